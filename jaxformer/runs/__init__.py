@@ -1,1 +1,1 @@
-"""Runs, whatever they train: files, checkpoints, processes, signals and reports."""
+"""Runs of any task: files, checkpoints, processes, signals and reports."""

@@ -1,11 +1,11 @@
-"""Checkpoints of a run: save, verify, restore, fall back.
+"""Checkpoints of a run: saves, verifies and restores them.
 
-A step is a folder, ``directory/<step>``. Orbax fills it under a temporary name and renames it when
-it is complete. Just before the rename, ``manifest.json`` is written into it: the SHA-256 of every
-file, the shape and dtype of every array, and the metadata. A step is therefore either absent or
-complete with its manifest, whenever the process is killed, and later changes on the disk are
-detected. Orbax alone restores flipped bits and casts dtypes silently. The score of a step is
-written after the step: saving a state does not wait for a validation, which may fail.
+A step is a folder, ``directory/<step>``. Orbax writes it under a temporary name and renames it when
+it is complete. Just before the rename, ``manifest.json`` is added: the SHA-256 of every file, the
+shape and dtype of every array, and the metadata. Whenever the process is killed, a step is either
+absent or complete, and later changes on the disk are detected. Orbax alone would silently restore
+flipped bits and cast dtypes. The score of a step is written after the step, since saving does not
+wait for a validation, which may fail.
 """
 
 import contextlib
@@ -48,8 +48,7 @@ class RestoredParams(NamedTuple):
 class Checkpoints:
     """Checkpoints of one run, a folder for each step.
 
-    With several processes, each calls every method at the same point of the program, on a shared
-    file system.
+    Several processes, on a shared file system, call every method at the same point of the program.
 
     >>> with Checkpoints("runs/mine/checkpoints") as checkpoints:  # doctest: +SKIP
     ...     template = jax.eval_shape(task.init, jax.random.key(0))
@@ -57,8 +56,8 @@ class Checkpoints:
     """
 
     # Orbax's CheckpointManager is not safe enough. Its check_for_errors races with its clean-up,
-    # which can then delete old steps although the save failed. One flipped bit in its file of
-    # scores prevents it from opening.
+    # which can delete old steps although the save failed. One flipped bit in its file of scores
+    # prevents it from opening.
 
     def __init__(
         self,
@@ -71,9 +70,9 @@ class Checkpoints:
 
         Args:
           directory: Folder that holds only checkpoints.
-          keep: Number of newest steps to keep; the best one is kept too. Creates the folder if need
-            be, and removes what a killed process left incomplete, so there must be only one writer.
-            None opens the folder only for reading, at any time, and changes nothing.
+          keep: Number of newest steps to keep; the best one is kept, too. Creates the folder if
+            needed, and removes incomplete steps of killed processes, so there must be only one
+            writer. None opens the folder for reading only, which is always possible.
           on_commit: Called on process 0 with each step once it is complete on the disk, and again
             when it has its score.
         """
@@ -97,7 +96,7 @@ class Checkpoints:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # Even after an error: the save in progress may be all that remains of the run.
+        # Even after an error, since the save in progress may be the only checkpoint of the run.
         self.close()
 
     def steps(self) -> list[int]:
@@ -105,7 +104,7 @@ class Checkpoints:
         return manifest.saved_steps(self.directory)
 
     def newest_steps(self) -> list[int]:
-        """Returns the newest steps that the run keeps, ascending, without an older best one.
+        """Returns the newest steps that the run keeps, ascending, without an older best step.
 
         Raises:
           UserError: The newest one, which records how many are kept, is damaged.
@@ -116,7 +115,7 @@ class Checkpoints:
             if len(newest) == limit:
                 break
             try:
-                # Older steps than the newest `keep` are left only for another reason.
+                # Any step older than the newest `keep` is there for another reason.
                 limit = min(limit, len(newest) + Manifest.read(self._folder(step)).keep)
             except DamagedError:
                 if not newest:
@@ -134,7 +133,7 @@ class Checkpoints:
         return None if found is None else found.step
 
     def best_step(self) -> int | None:
-        """Returns the step with the highest score, the newest one of a tie; None without scores."""
+        """Returns the step with the highest score, for a tie the newest; None without scores."""
         scores = [(self.score(step), step) for step in self.steps()]
         good = [(s, step) for s, step in scores if s is not None and not math.isnan(s)]
         return max(good, default=(None, None))[1]
@@ -155,12 +154,11 @@ class Checkpoints:
         Waits for the previous save if it is still in progress.
 
         Args:
-          step: Number higher than of all saved steps.
+          step: A number higher than all saved steps.
           state: Any pytree of arrays. :meth:`restore_params` requires ``params`` at its top level.
           metadata: Any values that JSON can represent.
-          interim: Keep this step only until the next save, in addition to the ``keep`` newest. A
-            run that was interrupted and resumed then ends with the same steps as an uninterrupted
-            one.
+          interim: Keep this step only until the next save, in addition to the ``keep`` newest. An
+            interrupted and resumed run then ends with the same steps as an uninterrupted run.
 
         Raises:
           ValueError: The step is not newer than the newest.
@@ -229,7 +227,7 @@ class Checkpoints:
             Without a sharding, arrays are on JAX's default device, uncommitted.
           step: Step to restore; None restores the newest undamaged one. Damaged newer steps are
             reported as warnings of the logger "jaxformer". A writer also renames them to
-            ``<step>.damaged``. An error of the disk is not taken for damage.
+            ``<step>.damaged``. A disk error does not count as damage.
 
         Returns:
           The restored state, or None if there are no steps.
@@ -241,7 +239,7 @@ class Checkpoints:
         return self._read_good(step, functools.partial(read_step, template=template, partial=False))
 
     def restore_params(self, template: PyTree, *, step: int | None = None) -> RestoredParams:
-        """Restores only ``state.params``, as :meth:`restore` does; the template is of them alone.
+        """Restores only ``state.params``, as :meth:`restore` does, from a template of these alone.
 
         Raises:
           UserError: As in :meth:`restore`, or there are no steps.
@@ -256,13 +254,13 @@ class Checkpoints:
         return self.directory / str(step)
 
     def _write_manifest(self) -> None:
-        """Runs on process 0, in a thread of orbax, after all writes and before the rename."""
+        """Writes the manifest on process 0, in a thread of orbax, just before the rename."""
         assert self._saving is not None
         self._saving.write(manifest.temporary_folder(self.directory, self._saving.step))
 
     @contextlib.contextmanager
     def _explain_failures(self) -> Iterator[None]:
-        """Turns errors of a save into an OSError that names the step, and removes its files."""
+        """Converts errors of a save to an OSError that names the step, and removes its files."""
         try:
             yield
         except Exception as error:
@@ -279,7 +277,7 @@ class Checkpoints:
         return list(self.directory.glob(manifest.temporary_folder(self.directory, "*").name))
 
     def _remove_temporary(self) -> None:
-        # After one write has failed, others continue for a moment and may create folders again.
+        # After a failed write, others continue for a moment and may create folders again.
         for _ in range(50):
             if not (folders := self._temporary()):
                 return
@@ -289,14 +287,14 @@ class Checkpoints:
         _logger.warning("could not remove %s", ", ".join(map(str, folders)))
 
     def _handle_commit(self, step: int) -> None:
-        """Reports a step that is complete, or has its score now, and removes old ones."""
+        """Reports a step that is now complete or scored, and removes old steps."""
         if is_primary():
             if self._on_commit is not None:
                 self._on_commit(step)
             self._remove_old()
 
     def _remove_old(self) -> None:
-        """Keeps the newest steps and the best; only after a commit, in case the save fails."""
+        """Keeps the newest steps and the best. Runs only after a commit, in case a save fails."""
         assert self._keep is not None
         try:
             steps = self.steps()
@@ -354,11 +352,11 @@ class Checkpoints:
 def write_single(
     directory: pathlib.Path, step: int, state: PyTree, metadata: dict[str, Any]
 ) -> None:
-    """Writes a folder with one checkpoint, and replaces the checkpoints that were there.
+    """Writes a folder with one checkpoint, which replaces the checkpoints in it.
 
-    Works in a folder ``<directory>.jaxformer-tmp.<random>`` beside it, and removes the folders of
-    killed processes. Raises a ``UserError`` if the name belongs to something else. If an
-    ``OSError`` prevents the new checkpoint, an older one is left unchanged.
+    Works in a folder ``<directory>.jaxformer-tmp.<random>`` next to it, and removes such folders of
+    killed processes. Raises a ``UserError`` if ``directory`` is something else. After an
+    ``OSError``, an older checkpoint is unchanged.
     """
     replaced = directory.is_symlink() or directory.exists()
     there = list(directory.iterdir()) if directory.is_dir() else [directory] * replaced

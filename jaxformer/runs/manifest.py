@@ -1,7 +1,7 @@
 """The folder of a step: its name, files and lock, and the manifest with a SHA-256 of every file.
 
-The score, which is known only later, is in a file of its own beside the manifest. Both files hold
-the hash of their own content, too.
+The score, which is known only later, is in a separate file next to the manifest. Both files also
+contain the hash of their own content.
 """
 
 import contextlib
@@ -26,23 +26,23 @@ from jaxformer.errors import UserError
 from jaxformer.files import MAX_JSON_BYTES, file_sha256, lock_file, read_json, write_file
 
 MANIFEST, SCORE, METADATA = "manifest.json", "score.json", "_METADATA"
-# Without these files orbax would read a checkpoint in another format, from files of other names.
+# Without these files, orbax would expect another format, with other file names.
 _ESSENTIAL = {METADATA, "manifest.ocdbt"}
 # Orbax writes these two files after the manifest. They hold only timestamps.
 _UNVERIFIED = ("_CHECKPOINT_METADATA", "commit_success.txt")
-# What open() reports of a path that is not the file that was saved. All other errors, such as EIO
-# or EACCES, say nothing about the file.
+# Errors of open() if the saved file is missing or replaced. Other errors, such as EIO or EACCES, do
+# not mean that the file is damaged.
 _MISSING = {errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.ELOOP}
 
 T = TypeVar("T")
 
 
 class DamagedError(UserError):
-    """A step on disk is not what was saved."""
+    """A step on disk differs from the saved step."""
 
 
 class MissingStepError(DamagedError):
-    """There is no such step, perhaps not anymore: the run that trains there has removed it."""
+    """There is no such step; a run that trains there may have removed it."""
 
 
 def saved_steps(directory: pathlib.Path) -> list[int]:
@@ -75,7 +75,7 @@ def mark_damaged(step: pathlib.Path) -> None:
 
 
 def list_files(step: pathlib.Path) -> dict[str, os.stat_result]:
-    """Returns the status of everything in a step but folders and hidden files, by name.
+    """Returns the status of all files in a step by name, except folders and hidden files.
 
     Links are not followed. File managers and network file systems create hidden files at any time.
     """
@@ -85,7 +85,7 @@ def list_files(step: pathlib.Path) -> dict[str, os.stat_result]:
 
 
 def lock_step(step: pathlib.Path, *, shared: bool) -> contextlib.AbstractContextManager[bool]:
-    """Locks a step, shared to read it or alone to remove it; yields whether it is locked."""
+    """Locks a step, shared to read it, exclusively to remove it; yields whether it succeeded."""
     path = step / MANIFEST
     return lock_file(path, shared=shared) if path.exists() else contextlib.nullcontext(True)
 
@@ -141,7 +141,7 @@ class Manifest:
         return manifest
 
     def _has_types(self) -> bool:
-        """Returns whether the fields have their types; whoever wrote them may write anything."""
+        """Returns whether the fields have their types; untrusted files may contain anything."""
         return (
             all(type(number) is int for number in (self.step, self.keep))
             and isinstance(self.metadata, dict)
@@ -154,7 +154,7 @@ class Manifest:
         )
 
     def verify(self, folder: pathlib.Path) -> None:
-        """Compares files with their hashes, at about 2 GB/s; orbax could read no others."""
+        """Compares all files that orbax can read with their hashes, at about 2 GB/s."""
         optional, found = (MANIFEST, SCORE, *_UNVERIFIED), list_files(folder)
         for name, status in found.items():
             if not stat.S_ISREG(status.st_mode):
@@ -171,7 +171,7 @@ class Manifest:
                 raise DamagedError(f"{folder / name} has changed since it was saved")
 
     def check_leaves(self, wanted: dict[str, str], *, partial: bool) -> None:
-        """Raises a UserError if the step has other arrays; with ``partial`` it may have more."""
+        """Raises a UserError if the step has other arrays; if ``partial``, it may have more."""
         names = wanted if partial else wanted | self.leaves
         different = [name for name in names if wanted.get(name) != self.leaves.get(name)]
         if different:
@@ -200,7 +200,7 @@ def describe_leaves(tree: PyTree) -> dict[str, str]:
 
 
 def file_versions(folder: pathlib.Path) -> dict[str, tuple[int, int]]:
-    """Returns size and time of change of all files that a manifest covers, and of the manifest."""
+    """Returns sizes and modification times of a manifest and all files that it lists."""
     return {
         name: (status.st_size, status.st_mtime_ns)
         for name, status in list_files(folder).items()
@@ -214,7 +214,7 @@ def write_score(folder: pathlib.Path, score: float) -> None:
 
 
 def read_score(folder: pathlib.Path) -> float | None:
-    """Reads the score of a step: higher is better, NaN if it was NaN, None without one.
+    """Reads the score of a step: higher is better; NaN if it was NaN, None if there is none.
 
     A damaged file counts as missing, since the step itself is intact without it.
     """
@@ -232,7 +232,7 @@ def _with_hash(content: Any) -> bytes:
 
 
 def _read_hashed(path: pathlib.Path, use: Callable[[Any], T]) -> T:
-    """Returns what ``use`` makes of the content of a JSON file that has the hash of its content."""
+    """Reads a JSON file with the hash of its content; returns ``use`` of the content."""
     values = _read(path, lambda path: read_json(path, path.parents[1]))
     with contextlib.suppress(KeyError, TypeError):  # other values than were saved
         if _sha256_of_json(values["content"]) == values["sha256"]:

@@ -1,8 +1,8 @@
 """A second copy of a run in another folder, such as a mounted bucket or drive.
 
 The manifest of a step is written last, after all other files have been read back and compared with
-their hashes. A step without its manifest is therefore incomplete, and not used. The file system of
-the copy need not know rename or locks.
+their hashes. A step without a manifest is therefore incomplete and is not used. The file system of
+the copy need not support renames or locks.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from jaxformer.runs.workdir import Workdir
 
 _logger = logging.getLogger("jaxformer")
 
-# A failed copy is tried again after this time, or after the next checkpoint.
+# A failed copy is retried after this time or after the next checkpoint.
 _RETRY_SECONDS = 60.0
 # The end of a run waits for its last copy for at most this time.
 _LAST_COPY_SECONDS = 600.0
@@ -28,7 +28,7 @@ _LAST_COPY_SECONDS = 600.0
 
 @contextlib.contextmanager
 def mirrored(run: Workdir, mirror: str | None) -> Iterator[Callable[[], None]]:
-    """Copies a run during the block; yields a function that starts copying what is new."""
+    """Copies a run during the block; yields a function that starts copying new files."""
     if mirror is None:
         yield lambda: None
     else:
@@ -37,7 +37,7 @@ def mirrored(run: Workdir, mirror: str | None) -> Iterator[Callable[[], None]]:
 
 
 class Mirror(threading.Thread):
-    """A thread that copies a run: its checkpoints, newest first, and the files beside them.
+    """A thread that copies a run: its checkpoints, newest first, and the other files.
 
     Training waits only for the last copy, and for that at most ten minutes. A copy that fails is
     reported when it first fails and when it works again.
@@ -54,7 +54,7 @@ class Mirror(threading.Thread):
         return self
 
     def update(self) -> None:
-        """Makes the thread copy what has changed; returns at once."""
+        """Makes the thread copy all changes; returns immediately."""
         self._changed.set()
         if self.ident is None:
             self.start()
@@ -72,7 +72,7 @@ class Mirror(threading.Thread):
             if failure := late or self._failure:
                 text = "the copy of the run in %s is incomplete: %s"
                 _logger.warning(text, self._copy.path, failure)
-        # Process 0 does not survive the end of the others. All of them are stopped, or none.
+        # Process 0 does not survive the other processes. Either all of them are stopped or none.
         if kind is None or issubclass(kind, StoppedError):
             processes.all_gather(None)
 
@@ -85,7 +85,7 @@ class Mirror(threading.Thread):
             earlier, failure, path = self._failure, None, self._copy.path
             try:
                 self._copy_changes()
-            except Exception as error:  # whatever happens to the copy, the run continues
+            except Exception as error:  # the run continues without the copy
                 failure = str(error)
             if failure is not None and earlier is None:
                 hope = "training continues, and the copy will be tried again"
@@ -96,15 +96,15 @@ class Mirror(threading.Thread):
             self._failure = failure
 
     def _copy_changes(self) -> None:
-        self._copy.path.mkdir(exist_ok=True)  # not its parents: the drive may be unmounted
+        self._copy.path.mkdir(exist_ok=True)  # without parents, since the drive may be unmounted
         self._remove_old()  # makes space
         while (step := self._newest_missing()) is not None:
-            self._copy_files()  # After the choice of the step: they have all its reports.
+            self._copy_files()  # After choosing the step, so that they have all its reports.
             source = self._workdir.checkpoints / str(step)
             try:
                 copy_step(source, self._copied(step))
             except (DamagedError, OSError):
-                if source.exists():  # the run has not just removed it
+                if source.exists():  # unless the run has just removed it
                     raise
         self._copy_files()
         self._remove_old()
@@ -119,7 +119,7 @@ class Mirror(threading.Thread):
         return None
 
     def _copy_files(self) -> None:
-        """Copies the config, the files beside it, and then the scores of the copied steps."""
+        """Copies the config and the files next to it, and then the scores of the copied steps."""
         scores, run = {}, self._workdir
         for step in manifest.saved_steps(run.checkpoints):
             with contextlib.suppress(FileNotFoundError):  # not scored, or just removed
@@ -136,7 +136,7 @@ class Mirror(threading.Thread):
         return self._copy.checkpoints / str(step)
 
     def _remove_old(self) -> None:
-        """Removes steps that the run has removed, if it and the copy have newer ones."""
+        """Removes steps that the run has removed, if both have newer ones."""
         kept = manifest.saved_steps(self._workdir.checkpoints)
         copied = manifest.saved_steps(self._copy.checkpoints)
         complete = [step for step in copied if manifest.is_step(self._copied(step))]
@@ -147,13 +147,13 @@ class Mirror(threading.Thread):
 
 
 def _remove(step: pathlib.Path) -> None:
-    """Removes a step, first its manifest: what a killed process leaves is incomplete."""
+    """Removes a step, starting with its manifest, so that an interruption leaves no valid step."""
     (step / MANIFEST).unlink(missing_ok=True)
     shutil.rmtree(step)
 
 
 def _files(folder: Workdir) -> list[pathlib.Path]:
-    """Returns the files beside the checkpoints, the config first."""
+    """Returns the files next to the checkpoints, the config first."""
     paths = (path for path in folder.path.iterdir() if path.is_file())
     found = [path for path in paths if path.name != "lock" and path.suffix != ".partial"]
     return sorted(found, key=lambda path: path != folder.config)
@@ -190,7 +190,7 @@ def write_and_verify(path: pathlib.Path, content: bytes) -> None:
     except OSError as error:
         if error.errno not in UNSUPPORTED:
             raise
-        with path.open("wb") as file:  # a drive that cannot rename
+        with path.open("wb") as file:  # the drive may not support renames
             file.write(content)
             file.flush()
             flush_to_disk(file.fileno())
@@ -203,9 +203,9 @@ def _has_content(path: pathlib.Path, content: bytes) -> bool:
 
 
 def fetch_copy(copy: Workdir, run: Workdir) -> list[int]:
-    """Brings back and returns the good steps of a copy that are newer than all good steps of a run.
+    """Restores and returns the good steps of a copy that are newer than all good steps of a run.
 
-    Also brings back scores and files that the run lacks. Does nothing if another process trains in
+    Also restores scores and files that the run lacks. Does nothing if another process trains in
     the run. Raises a ``UserError`` if the run has no steps, and all in the copy are damaged.
     """
     fetched, damaged = [], []
@@ -219,7 +219,7 @@ def fetch_copy(copy: Workdir, run: Workdir) -> list[int]:
             ours, theirs = (folder.checkpoints / str(step) for folder in (run, copy))
             try:
                 if step > newest:
-                    # The run removes this folder, if it stays.
+                    # If this folder is left behind, the run removes it.
                     work = manifest.temporary_folder(run.checkpoints, step)
                     copy_step(theirs, work)
                     if ours.exists():

@@ -33,7 +33,7 @@ def all_gather(value: Any) -> list[Any]:
 
 
 def on_primary(action: Callable[[], object]) -> None:
-    """Acts on process 0 while the others wait; every process raises its UserError or OSError."""
+    """Runs the action on process 0 while the others wait; all raise its UserError or OSError."""
     failure = None
     if is_primary():
         try:
@@ -46,7 +46,7 @@ def on_primary(action: Callable[[], object]) -> None:
 
 
 def check_agreement(facts: dict[str, str]) -> None:
-    """Raises a UserError on every process if two of them were started with different facts."""
+    """Raises a UserError on every process if two of them were started with different values."""
     everywhere = all_gather(facts)
     for name, fact in everywhere[0].items():
         for process, others in enumerate(everywhere):

@@ -18,8 +18,8 @@ from jaxformer.runs.processes import is_primary
 from jaxformer.runs.workdir import Workdir
 from jaxformer.runs.writers import MetricsFile, TensorBoard, Terminal, Writer
 
-# Steps dispatched ahead of the device. It must not run idle, but a run that is asked to stop waits
-# for all of them, and a preempted machine leaves it only seconds.
+# Steps dispatched ahead of the device, to keep it busy. They are few, since a run waits for them
+# before it stops, and a preempted machine leaves it only seconds.
 _IN_FLIGHT = 4
 # Sums that are not reported as means per count.
 _NOT_MEANS = ("count", "tokens", "skipped", "grad_norm")
@@ -42,7 +42,7 @@ class Reporter:
         writers: Sequence[Writer] = (),
         formats: Mapping[str, str] | None = None,
     ) -> None:
-        """Opens all writers; a resumed run keeps its reports up to step ``start``."""
+        """Opens all writers. A resumed run keeps its reports up to step ``start``."""
         self._steps, terminal = steps, Terminal(start, steps, formats)
         self.log, self.advance = terminal.log, terminal.advance
         self._metrics = MetricsFile(folder, start) if is_primary() else None
@@ -58,7 +58,7 @@ class Reporter:
             self._metrics.close()
 
     def write(self, step: int, kind: str, values: dict[str, float]) -> None:
-        """Passes a report to all writers, except to user writers that got it before a resume."""
+        """Passes a report to all writers, except user writers that received it before a resume."""
         if self._metrics is None or not self._record(step, kind, values):
             return
         for writer in list(self._writers):
@@ -87,11 +87,11 @@ class Reporter:
             self.log(f"step {step} skipped: its update was NaN or Inf{where}{every}")
 
     def _record(self, step: int, kind: str, values: Mapping[str, Any]) -> bool:
-        """Adds a report to the metrics; returns False if they have it from an earlier run."""
+        """Adds a report to the metrics; returns False if an earlier run has already added it."""
         return self._metrics is not None and self._metrics.write(step, kind, values)
 
     def _call(self, writer: Writer, method: Any, *arguments: Any) -> None:
-        """Calls a writer; one that fails is dropped, and the run continues."""
+        """Calls a writer; if it fails, it is dropped, and the run continues."""
         try:
             method(*arguments)
         except Exception as error:
@@ -114,14 +114,14 @@ class Totals:
     sums: dict[str, float] = dataclasses.field(default_factory=dict)  # over all other steps
     tokens: float = 0.0  # of all steps
     seconds: float = 0.0
-    waited: float = 0.0  # seconds in which the loop waited for batches
+    waited: float = 0.0  # seconds that the loop waited for batches
     flops: float = 0.0  # 0 if the task does not count them
     largest_norm: float = 0.0  # of the gradients, without skipped steps
     largest_step: int = 0
 
 
 class ReportWindow:
-    """Steps since the last report; their metrics stay on the device until they are needed."""
+    """Steps since the last report, whose metrics stay on the device until they are needed."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class ReportWindow:
         saved: Mapping[str, Any] | None = None,
         peak_flops: float | None = None,
     ) -> None:
-        """Begins a window, or continues saved totals; ``peak_flops`` is of all devices together."""
+        """Begins a window, or continues saved totals; ``peak_flops`` is the sum over devices."""
         self._schedule, self._peak_flops = learning_rate, peak_flops
         self._clear(Totals(**saved or {}))
 
@@ -138,7 +138,7 @@ class ReportWindow:
         self._pending: list[tuple[int, Mapping[str, Any]]] = []
 
     def timed(self, batches: Iterator[PyTree]) -> Iterator[PyTree]:
-        """Yields the same batches, and measures the time that the loop waits for them."""
+        """Yields the batches, and measures the time that the loop waits for them."""
         began = time.monotonic()
         for batch in batches:
             self._totals.waited += time.monotonic() - began
@@ -146,7 +146,7 @@ class ReportWindow:
             began = time.monotonic()
 
     def add(self, step: int, metrics: Mapping[str, Any], flops: int = 0) -> None:
-        """Adds one step; blocks only if the device is far behind."""
+        """Adds one step; blocks only if the device lags far behind."""
         self._totals.flops += flops
         self._pending.append((step, metrics))
         if len(self._pending) > _IN_FLIGHT:
@@ -193,8 +193,8 @@ class ReportWindow:
     def means(self, updates: int) -> dict[str, float]:
         """Returns means over the window without its skipped steps, and empties it.
 
-        The learning rate is the one after so many optimizer updates. "waiting" is the fraction of
-        the time in which the loop waited for batches, an upper bound of what loading costs, since
+        The learning rate is the rate after this many optimizer updates. "waiting" is the fraction
+        of the time that the loop waited for batches, an upper bound of the cost of loading, since
         devices compute meanwhile. "mfu" is the model FLOPs utilization.
         """
         totals = self.totals()
@@ -232,8 +232,8 @@ def mean_values(sums: Iterable[Mapping[str, Any]]) -> dict[str, float]:
 def _add(total: dict[str, float], batch: Mapping[str, Any]) -> None:
     """Adds the sums of one batch, or zeros if it was skipped.
 
-    One by one, so that a resumed run rounds like an uninterrupted one. ``sum`` rounds otherwise
-    since Python 3.12.
+    One by one, so that a resumed run rounds like an uninterrupted one. Since Python 3.12, ``sum``
+    rounds differently.
     """
     for name, value in batch.items():
         total[name] = total.get(name, 0.0) + (0.0 if batch.get("skipped") else float(value))

@@ -1,7 +1,7 @@
-"""Reading one step of a run: verified, and within limits if it is untrusted.
+"""Reads a step of a run: verified, and within limits if it is untrusted.
 
-Hashes prove nothing about an untrusted step: whoever wrote its files also wrote its manifest.
-Before anything in such a step is used, its sizes are checked.
+Hashes prove nothing about an untrusted step, whose author also wrote the manifest. Sizes are
+checked before anything in such a step is used.
 """
 
 import json
@@ -26,10 +26,10 @@ from jaxformer.runs.manifest import (
     lock_step,
 )
 
-# Arrays may take this many times the bytes of their files, and this much in any case. Compressed
-# weights take about 0.9 of their size, and pruned weights less.
+# Arrays may be this many times as large as their files, plus a constant. Compressed weights take
+# about 0.9 of their size, and pruned weights less.
 _COMPRESSION, _SMALL = 16, 256 << 20
-# Dtypes of Zarr 2, such as "<f4" and "bfloat16", and not records or strings.
+# Dtypes of numbers in Zarr 2, such as "<f4" and "bfloat16"; no records or strings.
 _NUMBERS = re.compile(r"[<>|][biufc]\d{1,2}|(bfloat|float|u?int)\d\w{0,10}")
 _LARGEST_NUMBER = 16
 
@@ -49,17 +49,17 @@ class Restored(NamedTuple):
 
 
 def read_step(folder: pathlib.Path, template: PyTree, *, partial: bool) -> Restored:
-    """Verifies and reads a step, which no run removes meanwhile.
+    """Verifies and reads a step, which is locked meanwhile.
 
-    With ``partial``, the step may hold more arrays, and may be untrusted.
+    If ``partial``, the step may have more arrays, and may be untrusted.
     """
-    Manifest.read(folder)  # before it is locked: it may be a link out of the workdir, or a pipe
+    Manifest.read(folder)  # before locking, since it may be a link out of the workdir or a pipe
     with lock_step(folder, shared=True):
         before = file_versions(folder)
         manifest = Manifest.read(folder, verify=True)
         manifest.check_leaves(describe_leaves(template), partial=partial)
         try:
-            if partial:  # The config may be the author's, too, and not the user's.
+            if partial:  # The config may be untrusted, too.
                 check_memory(folder, template)
             state = _restore(folder, template, partial)
         except (UserError, OSError, MemoryError, jax.errors.JaxRuntimeError):
@@ -85,7 +85,7 @@ def _restore(folder: pathlib.Path, template: PyTree, partial: bool) -> PyTree:
     )
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
         arrays = checkpointer.restore(folder, args=args)
-    # Arrays of several processes cannot be put anywhere else.
+    # Arrays of several processes cannot be placed elsewhere.
     return jax.block_until_ready(
         jax.tree.map(lambda a: a if isinstance(a, jax.Array) else jax.device_put(a), arrays)
     )
@@ -97,7 +97,7 @@ def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
 
 
 def check_memory(folder: pathlib.Path, template: PyTree) -> None:
-    """Checks that reading arrays takes memory in proportion to the files of the step."""
+    """Checks that the memory for reading arrays is proportional to the files of the step."""
     import tensorstore
 
     leaves = jax.tree.leaves(template)  # The manifest confirms their shapes.

@@ -1,4 +1,4 @@
-"""The run directory. It belongs to one experiment, and one run at a time trains in it."""
+"""The run directory, which belongs to one experiment and has one run at a time."""
 
 import contextlib
 import hashlib
@@ -26,8 +26,7 @@ _MAY_CHANGE = {
     *("mesh.data", "mesh.fsdp", "mesh.tensor"),
     *(f"search.{name}" for name in search_fields()),
 }
-# Places of what only a new run reads, and what hashes identify later. They may move, but not appear
-# or vanish.
+# Paths that only a new run reads. They may change, but not appear or vanish.
 _MAY_MOVE = {"training.init_from", "data.tokenizer"}
 
 
@@ -45,7 +44,7 @@ class Settings(Protocol):
 
 
 def prepare_run(folder: Workdir, settings: Settings, mirror: str | None = None) -> None:
-    """Brings back what only the mirror has, and checks what a run can check without its data."""
+    """Restores files from the mirror, and checks the run as far as possible without its data."""
     use_compilation_cache()
     config = hashlib.sha256(json.dumps(settings.to_dict()).encode()).hexdigest()
     processes.check_agreement({"config": config, "jaxformer": code_digest()})
@@ -73,7 +72,9 @@ def _check_mirror(copy: Workdir, folder: Workdir, settings: Settings) -> None:
         )
     if copy.config.exists():
         _check_fields(copy, settings)
-        if folder.identity.exists() and copy.identity.exists():  # or the first copy ended early
+        if (
+            folder.identity.exists() and copy.identity.exists()
+        ):  # missing if the first copy was interrupted
             check_identity(copy, read_workdir_object(folder.identity))
         return
     foreign = (copy.identity, copy.tokenizer, copy.checkpoints, copy.metrics)
@@ -88,8 +89,8 @@ def _check_mirror(copy: Workdir, folder: Workdir, settings: Settings) -> None:
 def check_workdir(folder: Workdir, settings: Settings) -> None:
     """Checks that the workdir is new, or belongs to the same experiment and has its checkpoints.
 
-    The number of steps and the intervals of reports may change when a run is resumed. Data may
-    move, since it is identified by its SHA-256. The rest of the experiment may not change.
+    A resumed run may have another number of steps and other intervals of reports. Data may move,
+    since it is identified by its SHA-256. The rest of the experiment may not change.
     """
     folder.check_writable()
     if folder.config.exists():
@@ -158,7 +159,7 @@ def _check_checkpoints(folder: Workdir) -> None:
 
 @contextlib.contextmanager
 def only_run_in(folder: Workdir) -> Iterator[None]:
-    """Locks the folder, which must be free and on a good file system; creates it if need be."""
+    """Creates the folder if needed and locks it; refuses unsuitable file systems."""
 
     def lock() -> None:
         if not held.enter_context(lock_folder(folder.path)):
@@ -174,7 +175,7 @@ def only_run_in(folder: Workdir) -> Iterator[None]:
 
 
 def check_identity(folder: Workdir, identity: dict[str, str]) -> None:
-    """Checks that the data is the same as when the run in this workdir began, if there is one."""
+    """Checks that the data has not changed since the run in this workdir began, if there is one."""
     if not folder.config.exists():
         return
     began_with = read_workdir_object(folder.identity)
@@ -203,7 +204,7 @@ def check_metadata(folder: Workdir, expected: dict[str, Any], metadata: dict[str
 def initialize_workdir(
     folder: Workdir, settings: Settings, identity: dict[str, str], save: Callable[[Workdir], None]
 ) -> None:
-    """Writes the task's files by ``save``, its identity, and last the config of a workdir."""
+    """Writes the task's files by ``save``, the identity, and finally the config."""
     if not folder.config.exists():
         save(folder)
         write_file(folder.identity, json.dumps(identity, indent=2).encode())

@@ -1,4 +1,4 @@
-"""Signals that ask a run to stop; it saves its state first."""
+"""Signals that stop a run after it has saved its state."""
 
 import contextlib
 import os
@@ -15,7 +15,7 @@ from jaxtyping import PyTree
 from jaxformer.errors import StoppedError
 from jaxformer.runs import processes
 
-# A terminal that closes sends SIGHUP, often twice; Windows has no such signal.
+# A closing terminal sends SIGHUP, often twice. Windows has no such signal.
 _HANG_UP = getattr(signal, "SIGHUP", None)
 
 
@@ -28,7 +28,7 @@ class StopSignals:
     """
 
     def __init__(self) -> None:
-        self.received: list[signal.Signals] = []  # in the order in which they came
+        self.received: list[signal.Signals] = []  # in the order of arrival
         self._alone = jax.process_count() == 1
         self._at_once = False
         self._calls, self._reached = 0, False
@@ -64,7 +64,7 @@ class StopSignals:
             )
 
     def should_stop(self) -> bool:
-        """Returns whether to stop here, which is the same on all processes.
+        """Returns whether to stop here, equally on all processes.
 
         All processes must call it equally often, or else :meth:`agree_to_stop` before the next.
         """
@@ -87,14 +87,14 @@ class StopSignals:
         return self._reached
 
     def end_run(self, step: int) -> NoReturn:
-        """Ends a run whose state has been saved, on all processes."""
+        """Ends a run whose state is saved, on all processes."""
         name = self.received[0].name if self.received else "SIGTERM"
         saved = f"step {step} is saved" if step else "no step was taken"
         raise StoppedError(f"{name}: {saved}; the same command resumes there")
 
     @contextlib.contextmanager
     def raise_at_once(self) -> Iterator[None]:
-        """Raises StoppedError within the block as soon as a signal comes, or came before.
+        """Raises StoppedError within the block as soon as a signal arrives or if one has arrived.
 
         Only Python code can be interrupted: a running compilation is finished first. Several
         processes continue until they have agreed on a last step.
@@ -107,7 +107,7 @@ class StopSignals:
             self._at_once = False
 
     def until_stopped(self, batches: Iterator[PyTree]) -> Iterator[PyTree]:
-        """Yields batches until a signal comes, even while it waits for a batch."""
+        """Yields batches until a signal arrives, even while waiting for a batch."""
         while True:
             try:
                 with self.raise_at_once():

@@ -21,16 +21,16 @@ import jax
 
 from jaxformer.errors import RESUMABLE
 
-# Seconds after which jax takes a process for lost that sends no heartbeats; its own default is 100.
+# Seconds without heartbeats after which jax considers a process lost; its own default is 100.
 HEARTBEAT_TIMEOUT = 15
 _POLL_SECONDS = 1.0
 
-# Last progress of the main thread, and its time if the next one may not take any time.
+# Last progress of the main thread, and its time if the time until the next progress is limited.
 _reached: tuple[str, float | None] = ("the start", None)
 
 
 def record_progress(what: str, *, limited: bool = True) -> None:
-    """Records what the main thread has reached, such as "step 10".
+    """Records the progress of the main thread, such as "step 10".
 
     If ``limited``, it must make further progress within the stall timeout.
     """
@@ -57,7 +57,7 @@ def watch(stall_timeout: float) -> Iterator[None]:
         yield
     except jax.errors.JaxRuntimeError:
         if several:
-            # On CPUs a computation fails if another process is lost, before jax notices the loss.
+            # On CPUs a computation fails when another process is lost, before jax notices the loss.
             record_progress("a failed computation", limited=False)
             time.sleep(HEARTBEAT_TIMEOUT + 5)
         raise
@@ -89,7 +89,7 @@ def _notice_stalls(timeout: float, several: bool, ended: threading.Event) -> Non
 
 
 def _print_stacks(message: str) -> None:
-    """Prints the stacks of all threads, and a line; works while the main thread is stuck."""
+    """Prints the stacks of all threads and a message, even while the main thread is stuck."""
     with contextlib.suppress(OSError, ValueError):
         faulthandler.dump_traceback(2)
         os.write(2, f"{message}\n".encode())

@@ -17,7 +17,7 @@ class Workdir:
     Attributes:
       path: The directory.
       config: The resolved config, JSON. For a custom task: the settings of the loop as "fit".
-      tokenizer: The tokenizer: a SentencePiece model, or an imported model's two with their pieces.
+      tokenizer: The tokenizer: a SentencePiece model, or two with their pieces for imported models.
       identity: Identity of the run, JSON: SHA-256 of the tokenizer and of the data. For a converted
         model also "made_by", the command that created the workdir.
       initial_parameters: SHA-256 of the parameters of ``training.init_from`` that the run began
@@ -28,7 +28,7 @@ class Workdir:
         missing.
       metrics: Metrics of training and validation, one JSON object per line.
       tensorboard: TensorBoard event files.
-      profile: Profiles of training steps, in the form of JAX's profiler.
+      profile: Profiles of training steps, in the format of JAX's profiler.
 
     Raises:
       UserError: The path is not on a local disk, or a link in the folder leads out of it.
@@ -64,9 +64,9 @@ class Workdir:
         return step
 
     def check_writable(self, command: str | None = None) -> None:
-        """Checks that training, or a command that makes a new workdir, may write here.
+        """Checks that training (None), or a command that creates workdirs, may write here.
 
-        A command may overwrite an unfinished workdir of its own; training, None, may resume a run.
+        A command may overwrite its own unfinished workdir; training may resume a run.
         """
         if self.path.exists() and not self.path.is_dir():
             raise UserError(f"{self.path}: expected a folder for a workdir, this is a file")
@@ -92,7 +92,7 @@ class Workdir:
             )
 
     def create(self, command: str, identity: dict[str, Any]) -> None:
-        """Creates the folder, and first of all records the command and the model's sources."""
+        """Creates the folder, and records the command and the sources of the model first."""
         self.check_writable(command)
         identity = {**identity, "made_by": command}
         files.write_file(self.identity, (json.dumps(identity, indent=2) + "\n").encode())
@@ -121,7 +121,7 @@ class Workdir:
 
 
 def check_directory(directory: pathlib.Path) -> None:
-    """Refuses folders whose absolute path has characters that orbax takes for a pattern."""
+    """Refuses folders whose absolute path has characters that orbax reads as a pattern."""
     path = directory.absolute().as_posix()
     if found := "".join(sorted(set(path) & set("*?[\\"))):
         raise UserError(
@@ -137,7 +137,7 @@ def sha256_of(path: pathlib.Path) -> str:
 
 
 def read_workdir_object(path: pathlib.Path) -> dict[str, Any]:
-    """Reads a JSON object of a workdir, which must not be a link out of it."""
+    """Reads a JSON object of a workdir; refuses links out of the workdir."""
     return files.read_object(path, path.parent, advice="copy the whole workdir")
 
 

@@ -1,4 +1,4 @@
-"""Writers of reports: the terminal, ``metrics.jsonl``, TensorBoard, and the user's own."""
+"""Writers of reports: the terminal, ``metrics.jsonl``, TensorBoard, and user-defined writers."""
 
 import importlib.util
 import json
@@ -41,8 +41,8 @@ class Writer(Protocol):
     def write(self, step: int, kind: str, values: dict[str, float]) -> None:
         """Receives one report.
 
-        Each report comes at most once, even if a resumed run repeats it. If the run is killed just
-        before or during the call, the report does not come again.
+        Each report is passed at most once, even if a resumed run repeats it. If the run is killed
+        just before or during the call, the report is not passed again.
 
         Args:
           step: Number of steps taken.
@@ -109,13 +109,13 @@ class MetricsFile:
     """
 
     def __init__(self, folder: Workdir, start: int) -> None:
-        """Opens the file; moves reports made after ``start`` to ``metrics.after-<start>.jsonl``.
+        """Opens the file, and moves reports after ``start`` to ``metrics.after-<start>.jsonl``.
 
-        They are appended there. Only an incomplete last line is dropped.
+        They are appended. Only an incomplete last line is dropped.
         """
         content = _content(folder.metrics)
         *lines, torn = content.split(b"\n")
-        if _parse_report(torn) is not None:  # only its line end is missing
+        if _parse_report(torn) is not None:  # only the line end is missing
             lines.append(torn)
         kept, cut, self._kept = [], [], set()
         for line in filter(bytes.strip, lines):
@@ -132,11 +132,11 @@ class MetricsFile:
         earlier = folder.path.glob("metrics.after-*.jsonl")
         reports = (_parse_report(line) for path in earlier for line in _content(path).split(b"\n"))
         self.removed = {report[:2] for report in reports if report and report.reported > start}
-        # Without a buffer, nothing is left to write when a full disk ends the run.
+        # Unbuffered, so that no writes are pending when a full disk ends the run.
         self._file = folder.metrics.open("ab", buffering=0)
 
     def write(self, step: int, kind: str, values: Values) -> bool:
-        """Appends a line, unless it was kept; returns whether it did.
+        """Appends a line, unless the file has kept it; returns whether it did.
 
         NaN and infinity become null, since JSON has neither.
         """
@@ -172,7 +172,7 @@ def _content(path: pathlib.Path) -> bytes:
 
 class _Report(NamedTuple):
     kind: str
-    step: float  # that it is about
+    step: float  # of the reported values
     reported: float  # number of steps taken when it was made
 
 
@@ -190,9 +190,8 @@ def _parse_report(line: bytes) -> _Report | None:
 class TensorBoard:
     """TensorBoard's event files, if the extra ``tensorboard`` is installed.
 
-    The thread of tensorboardX's ``SummaryWriter`` ends at the first error of the disk, and reports
-    then wait for it forever (tensorboardX 2.6.5). This class therefore writes in the thread of the
-    caller.
+    The thread of tensorboardX's ``SummaryWriter`` ends at the first disk error, and reports then
+    wait for it forever (tensorboardX 2.6.5). This class therefore writes in the caller's thread.
     """
 
     def __init__(self, folder: Workdir, start: int) -> None:
@@ -209,7 +208,7 @@ class TensorBoard:
         if self._file is None:
             self._folder.mkdir(exist_ok=True)
             self._file = EventsWriter(str(self._folder / "events"), f".{self._start}")
-            # TensorBoard hides events of earlier runs from this step on: they will come again.
+            # TensorBoard hides earlier events from this step on, since the run repeats them.
             self._add(self._start + 1, session_log={"status": "START"})
         for name, value in values.items():
             self._add(step, summary=scalar(f"{kind}/{name}", value))

@@ -72,9 +72,7 @@ def _check_mirror(copy: Workdir, folder: Workdir, settings: Settings) -> None:
         )
     if copy.config.exists():
         _check_fields(copy, settings)
-        if (
-            folder.identity.exists() and copy.identity.exists()
-        ):  # missing if the first copy was interrupted
+        if folder.identity.exists() and copy.identity.exists():  # an interrupted copy lacks it
             check_identity(copy, read_workdir_object(folder.identity))
         return
     foreign = (copy.identity, copy.tokenizer, copy.checkpoints, copy.metrics)

@@ -1,6 +1,6 @@
 """Search over any step function (section 6.1 of the paper). Imports no model.
 
-Departs from the paper: everything beyond beam search with the length penalty of its section 6.1,
+Departs from the paper: everything beyond beam search with the length penalty of section 6.1,
 such as sampling, constraints, other penalties, diverse beams and ensembles, all optional.
 """
 

@@ -1,4 +1,4 @@
-"""The base of all searches: their common fields and methods.
+"""The base of all search algorithms: their common fields and methods.
 
 ``start`` creates a state, ``advance`` takes steps, ``finalize`` returns the hypotheses; calling an
 algorithm does all three. ``prefill``, optional, reads forced tokens in one pass. Call the methods
@@ -6,8 +6,7 @@ yourself for more control: between two calls of ``advance`` you may grow ``state
 sentences that are ``done``.
 
 Algorithms are frozen and hashable, so they can be static arguments of ``jax.jit``. They never
-change a log probability: the log probability of a returned hypothesis is always the step
-function's.
+change a log probability: the log probability of a hypothesis is always the step function's.
 """
 
 import abc
@@ -51,10 +50,10 @@ class Algorithm(abc.ABC):
         the source, or ``min_length`` + 1 more if that is larger.
       max_length: Maximum number of tokens of a hypothesis, EOS included; by default only the limit
         of ``max_extra_length``, or of the call.
-      min_length: Minimum number of tokens before EOS. Limits take precedence: a hypothesis with a
-        lower limit is cut off unfinished.
-      no_repeat_ngram: Forbids hypotheses to repeat an n-gram of this size; 0 allows it. A sentence
-        for which this forbids every continuation has no hypothesis.
+      min_length: Minimum number of tokens before EOS. Maximum lengths take precedence: a hypothesis
+        with a lower maximum is cut off unfinished.
+      no_repeat_ngram: Forbids repeated n-grams of this size in a hypothesis; 0 allows them. A
+        sentence for which this forbids every continuation has no hypothesis.
       constraints: Callables that forbid tokens: see :mod:`jaxformer.search.constraints`. They apply
         after ``min_length`` and ``no_repeat_ngram``. Not part of a config file.
       bos_id: Token that starts every hypothesis; not part of the result. The defaults of the three
@@ -63,7 +62,7 @@ class Algorithm(abc.ABC):
       pad_id: Padding of results after EOS; also the step function's input for finished sentences.
 
     Raises:
-      UserError: A value is out of range, or two contradict each other; the message names them.
+      UserError: A value is out of range, or two values contradict each other.
     """
 
     length_penalty: float = 0.6
@@ -77,9 +76,9 @@ class Algorithm(abc.ABC):
     eos_id: int = 1
     pad_id: int = 0
 
-    _size: ClassVar[str]  # the field that has the number of hypotheses
-    # Numbers that jitted functions trace: always, or unless they have their default, which needs no
-    # computation.
+    _size: ClassVar[str]  # the field with the number of hypotheses
+    # Numbers that jitted functions trace always, or unless they have their default, which costs
+    # nothing.
     _traced: ClassVar[tuple[str, ...]] = ()
     _traced_unless_default: ClassVar[tuple[str, ...]] = ("min_length",)
 
@@ -111,7 +110,7 @@ class Algorithm(abc.ABC):
 
     @property
     def extra_length(self) -> int:
-        """Maximum number of tokens more than the source, at least ``min_length`` + 1."""
+        """Maximum number of tokens in excess of the source, at least ``min_length`` + 1."""
         return max(self.max_extra_length, self.min_length + 1)
 
     @abc.abstractmethod
@@ -123,7 +122,7 @@ class Algorithm(abc.ABC):
 
     @abc.abstractmethod
     def extend(self, state: Any, logits: Float[Array, "B N V"]) -> Any:
-        """Returns the state, which has no cache here, with one more token, given float32 logits."""
+        """Returns the state, without its cache, with one more token, given float32 logits."""
 
     @abc.abstractmethod
     def finalize(self, state: Any) -> BeamResult:
@@ -189,8 +188,8 @@ class Algorithm(abc.ABC):
         width = prefix.shape[1]
         if not width:
             return state
-        # The pass ends where the first sentence that is not done has fewer forced tokens, an EOS or
-        # its limit. The loop handles hypotheses at their limit, which are unfinished.
+        # Of all sentences that are not done, the first end of a prefix, EOS or limit ends the pass.
+        # The loop handles hypotheses at their limit, which are unfinished.
         stops = (prefix == self.pad_id) | (prefix == self.eos_id)
         positions = jnp.arange(width, dtype=jnp.int32)[None]
         forced = jnp.where(stops, positions, width).min(axis=1)
@@ -249,8 +248,8 @@ class Algorithm(abc.ABC):
     ) -> BeamResult:
         """Runs the whole search. The methods that it calls describe the arguments and errors.
 
-        It works inside the caller's ``jit`` and ``vmap``. Outside, wrap it in ``jax.jit`` to
-        compile once.
+        It works inside your own ``jit`` and ``vmap``. Outside, wrap it in ``jax.jit`` to compile
+        it once.
         """
         seeds: dict[str, Any] = {"keys": keys, "sentence_ids": sentence_ids}
         state = self.start(cache, max_lengths, capacity, prefix, **seeds)
@@ -259,7 +258,7 @@ class Algorithm(abc.ABC):
         return self.finalize(self.advance(step_fn, state, capacity))
 
     def split_numbers(self, capacity: int) -> tuple["Algorithm", Numbers]:
-        """Returns the static part of a search, hashable, and its numbers, a pytree.
+        """Returns the static part of a search, which is hashable, and its numbers, a pytree.
 
         A jitted function takes both and joins them by :meth:`join_numbers`. Searches that differ
         only in numbers then share a program: a sweep over the length penalty or the temperature
@@ -276,10 +275,10 @@ class Algorithm(abc.ABC):
         return self.join_numbers(dict.fromkeys(values) | {"max_length": None}), values
 
     def join_numbers(self, values: Numbers) -> "Algorithm":
-        """Returns the search with its numbers, which may be traced; undoes the split."""
+        """Returns the search with its numbers, which may be traced; the inverse of the split."""
         search = copy.copy(self)
         for name, value in values.items():
-            object.__setattr__(search, name, value)  # not checked: traced values are not known
+            object.__setattr__(search, name, value)  # unchecked, since the values may be traced
         return search
 
     def _is_set(self, name: str) -> bool:
@@ -295,7 +294,7 @@ class Algorithm(abc.ABC):
         return jnp.asarray(alpha)[: capacity + 1]  # the table from ``split_numbers``
 
     def _constrain(self, logits: Float[Array, "B N V"], state: Any) -> Float[Array, "B N V"]:
-        """Returns the logits with -inf for forbidden tokens; the same array without constraints."""
+        """Returns the logits with -inf for forbidden tokens; unchanged without constraints."""
         constraints: list[Constraint] = []
         if self._is_set("min_length"):
             constraints.append(MinLength(self.min_length))
@@ -322,7 +321,7 @@ class Algorithm(abc.ABC):
             raise UserError(f"{name} must {must}: got {getattr(self, name)}")
 
     def _check_types(self) -> None:
-        """Checks names and numbers, and makes numbers Python's, since JSON cannot hold NumPy's."""
+        """Checks names and numbers; converts NumPy numbers, which JSON lacks, to Python's."""
         for field in dataclasses.fields(self):
             name, value, kind = field.name, getattr(self, field.name), field.type
             if typing.get_origin(kind) is Literal:

@@ -9,15 +9,15 @@ of one considers only the best continuation, which is greedy search: argmax unti
 
 A sentence is done at its length limit, or earlier, when its best alive hypothesis could not
 displace its worst finished one even if all further tokens had probability one. Stopping early
-therefore never changes the result, including n-best lists. ``early_stop`` has the rules of other
-toolkits, too. Sentences that are done no longer change.
+therefore never changes the result, including n-best lists. ``early_stop`` also offers the rules of
+other toolkits. Sentences that are done no longer change.
 
 Ties go to the earlier candidate: an older finished hypothesis, then the continuation of the better
 alive hypothesis, then the greater logit, then the smaller token id. Sentences are independent.
 
 Diverse beam search (Vijayakumar et al. 2016) splits the beam into groups. Each group penalizes
 tokens that earlier groups choose at the same step. Every group has its own finished hypotheses, and
-a sentence is done when all its groups are.
+a sentence is done when all its groups are done.
 """
 
 import dataclasses
@@ -60,7 +60,7 @@ class Candidates:
 class BeamSearch(Algorithm):
     """Beam search (section 6.1 of the paper); greedy search with ``beam_size=1``.
 
-    ``BeamSearch(beam_size=4, length_penalty=0.6)`` is the paper's, and the default. It also has the
+    The default is the paper's, ``BeamSearch(beam_size=4, length_penalty=0.6)``. It also has the
     attributes and methods of :class:`Algorithm`. :mod:`jaxformer.search.beam` describes the search.
 
     Attributes:
@@ -72,9 +72,9 @@ class BeamSearch(Algorithm):
         hypothesis of an earlier group that chooses it at the same step.
       ends_within: Candidates among the 2N best that may end: all ("2N", as in the paper's
         tensor2tensor), or only the first N ("N", as in Hugging Face).
-      unfinished: Use of hypotheses that reach the limit without EOS. "fallback": they are the
-        result only if no hypothesis of the sentence has finished. "compete": they count as finished
-        (as in Hugging Face).
+      unfinished: Use of hypotheses that reach the limit without EOS. "fallback": they are returned
+        only if no hypothesis of the sentence has finished. "compete": they count as finished (as in
+        Hugging Face).
       early_stop: Rule for stopping a sentence before its limit. "proven": when no future hypothesis
         could displace a finished one; never changes the result. "likely": when none could at the
         current length (Hugging Face's ``early_stopping=False``). "full": when N have finished,
@@ -127,7 +127,7 @@ class BeamSearch(Algorithm):
         length = state.step + 1
         at_limit = length >= state.max_lengths
         alive, ended = self.select_candidates(logits, allowed, state.log_probs, at_limit)
-        # In sentences that are done, hypotheses stay in place, and none ends.
+        # In sentences that are done, hypotheses keep their places, and none ends.
         idle = jnp.full_like(alive.tokens, self.pad_id)
         in_place = lax.broadcasted_iota(jnp.int32, alive.parents.shape, 1)
         none = dataclasses.replace(ended, log_probs=jnp.full_like(ended.log_probs, -jnp.inf))
@@ -160,7 +160,7 @@ class BeamSearch(Algorithm):
         log_probs: Float[Array, "B N"],
         at_limit: Bool[Array, " B"],
     ) -> tuple[Candidates, Candidates]:
-        """Returns the N best candidates that stay alive, and at most N that end, of each sentence.
+        """Returns, for each sentence, the N best candidates that stay alive and at most N that end.
 
         Groups choose one after the other. Each chooses among the continuations of its own
         hypotheses, N / G of all N. ``allowed`` is ``logits`` with -inf for forbidden tokens.
@@ -245,8 +245,8 @@ def expand(
 ) -> Candidates:
     """Returns the best 2N candidates (1 if N = 1) of the hypotheses.
 
-    It takes the top k per hypothesis, and then over hypotheses. For a single top-k, whose indices
-    are divided by V, XLA would sort all N * V values. The first top-k uses raw scores, so that
+    It takes the top k per hypothesis, and then over hypotheses. For a single top-k with indices
+    divided by V, XLA would sort all N * V values. The first top-k uses raw scores, so that
     greedy search is exactly argmax.
 
     Candidates are ranked by ``preferred``, the ``logits`` after constraints and penalties, with log
@@ -281,9 +281,9 @@ def top_k(
 ) -> tuple[Float[Array, "*rows K"], Int[Array, "*rows K"]]:
     """Computes ``lax.top_k(values, k)`` by blocks; the order of equal values is the same.
 
-    The k greatest values are in the k blocks with the greatest maxima, and equal values in the
-    first of these blocks. Finding the maxima takes one pass that vectorizes well and leaves little
-    to sort.
+    The k greatest values are in the k blocks with the greatest maxima; of equal values, the first
+    are in the first of these blocks. Finding the maxima takes one pass that vectorizes well, and
+    leaves little to sort.
     """
     size = values.shape[-1]
     blocks = -(-size // _BLOCK)
@@ -294,7 +294,7 @@ def top_k(
     table = jnp.pad(values, padding, constant_values=-jnp.inf)
     table = table.reshape(*values.shape[:-1], blocks, _BLOCK)
     _, chosen = lax.top_k(table.max(axis=-1), k)
-    # Sort blocks by index, to keep the order of equal values. Counting is faster than XLA's sort.
+    # Sort blocks by index to keep the order of equal values. Counting is faster than XLA's sort.
     rank = (chosen[..., None] > chosen[..., None, :]).sum(axis=-1, dtype=jnp.int32)
     rank = rank[..., None, :]
     at_rank = rank == expand_like(jnp.arange(k, dtype=jnp.int32)[:, None], rank)

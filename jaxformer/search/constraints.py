@@ -4,10 +4,10 @@ A constraint takes logits, [B, N, V], and a :class:`SearchContext`, and returns 
 forbidden tokens. Constraints affect only the choice of tokens. Log probabilities, and thus scores,
 are still the step function's.
 
-A constraint is a function, or a hashable object with ``__call__``, such as a frozen dataclass. It
-is then part of the compiled program, like a static argument of ``jax.jit``. Or it is a pytree, such
-as a dataclass under ``jax.tree_util.register_dataclass`` or ``jax.tree_util.Partial(function,
-array)``. Then its arrays are traced, and other arrays of the same shapes need no compilation.
+A function, or a hashable object with ``__call__`` such as a frozen dataclass, is part of the
+compiled program, like a static argument of ``jax.jit``. A constraint may also be a pytree, such as
+``jax.tree_util.Partial(function, array)`` or a registered dataclass. Its arrays are then traced, and
+other arrays of the same shapes need no compilation.
 
 >>> from jaxformer.search import beam_search
 >>> def forbid(tokens, logits, context):
@@ -35,7 +35,7 @@ Constraint: TypeAlias = Callable[[Any, Any], Any]
 
 
 class SearchContext(NamedTuple):
-    """The information that a constraint may use.
+    """Information for constraints.
 
     Attributes:
       logits: Scores of the next token from the step function, float32.
@@ -81,7 +81,7 @@ class NoRepeatNgram:
 
 @dataclasses.dataclass(frozen=True)
 class ForcedPrefix:
-    """Forbids all tokens but the prefix's, which no other constraint can forbid."""
+    """Forbids all tokens except the prefix's, which no other constraint can forbid."""
 
     def __call__(self, logits: Float[Array, "B N V"], context: SearchContext) -> Array:
         token = lax.dynamic_index_in_dim(context.prefix, context.step, axis=1)
@@ -92,7 +92,7 @@ class ForcedPrefix:
 
 
 def as_pytrees(constraints: Sequence[Constraint]) -> tuple[Any, ...]:
-    """Returns constraints as arguments of jitted functions: arrays traced, all else static."""
+    """Converts constraints to arguments of jitted functions: arrays traced, all else static."""
 
     def convert(constraint: Constraint) -> Any:
         if not jax.tree_util.all_leaves([constraint]):

@@ -1,8 +1,8 @@
-"""Sampling over any step function: hypotheses drawn token by token, as one XLA program.
+"""Sampling from any step function, token by token, as one XLA program.
 
-Every token is drawn from the softmax of the allowed logits divided by the temperature, after the
-filters, in the order of Hugging Face. Each filter sees renormalized probabilities. Log
-probabilities are still the step function's.
+Every token is drawn from the softmax of the allowed logits divided by the temperature, after
+filters in the order of Hugging Face. Each filter sees renormalized probabilities. Log probabilities
+are still the step function's.
 
 Samples are independent. A draw depends on the key of the sentence, the index of the sample and the
 step, but not on the batch or the number of samples. To reproduce a sentence in another batch, give
@@ -70,14 +70,14 @@ FILTERS: dict[str, Callable[[Array, Number], Array]] = {
 class Sampling(Algorithm):
     """Random sampling of hypotheses from the distribution that the step function defines.
 
-    ``Sampling(num_samples=4, temperature=0.8, top_k=20)``, for instance; the defaults sample from
+    An example is ``Sampling(num_samples=4, temperature=0.8, top_k=20)``. The defaults sample from
     the unmodified distribution. It also has the attributes and methods of :class:`Algorithm`.
     Filters apply after the temperature, in the order of the attributes.
     :mod:`jaxformer.search.sampling` describes the sampling.
 
     Attributes:
       num_samples: Number of samples per sentence, N, at most 1000.
-      temperature: Divisor of the logits; below 1 is safer, above 1 more varied.
+      temperature: Divisor of the logits; samples are less varied below 1, more varied above 1.
       top_k: Samples only from this many most probable tokens (Fan et al. 2018); 0 for all. Of
         equally probable tokens, those with smaller ids come first.
       top_p: Samples only from the smallest set of most probable tokens with at least this total
@@ -142,7 +142,7 @@ class Sampling(Algorithm):
         before = state.finished | state.done[:, None]
         tokens = jnp.where(before, self.pad_id, tokens)
         drawn = jnp.take_along_axis(allowed, tokens[:, :, None], axis=2)
-        if self.constraints:  # They may return logits other than -inf and the step function's.
+        if self.constraints:  # They may return other logits than -inf and the step function's.
             own = jnp.take_along_axis(logits, tokens[:, :, None], axis=2)
             drawn = jnp.where(drawn == -jnp.inf, -jnp.inf, own)
         log_probs = state.log_probs + jnp.where(before, 0.0, log_probs_of(drawn, logits)[:, :, 0])
@@ -188,7 +188,7 @@ class Sampling(Algorithm):
         return logits, tokens
 
     def finalize(self, state: SampleState) -> BeamResult:
-        """Returns the samples, best score first; samples that reached a dead end do not exist."""
+        """Returns the samples, best score first; samples at a dead end do not exist."""
         penalties = take_rows(self._penalties(state.tokens.shape[2]), state.lengths)
         scores = state.log_probs / penalties
         result = BeamResult(state.tokens, state.lengths, scores, state.log_probs)
@@ -199,7 +199,7 @@ def sentence_keys(
     seed: int | np.int32 | Int[Array, ""], numbers: Int[Array, " B"]
 ) -> Key[Array, " B"]:
     """Returns one random key per sentence, derived from the seed and its number."""
-    # With other keys than Threefry's, such as "rbg", numbers drawn under vmap depend on the batch.
+    # With keys other than Threefry's, such as "rbg", numbers drawn under vmap depend on the batch.
     fold_in = functools.partial(jax.random.fold_in, jax.random.key(seed, impl="threefry2x32"))
     return jax.vmap(fold_in)(numbers)
 

@@ -10,7 +10,7 @@ from jaxformer.fields import typed_values
 from jaxformer.search.beam import BeamSearch
 from jaxformer.search.sampling import Sampling
 
-# Search algorithms by the "method" of a config file. A file has the fields of all methods, so that
+# Search algorithms by the "method" in a config file, which has the fields of all methods, so that
 # the command line can change the method.
 SEARCHES: dict[str, type[BeamSearch | Sampling]] = {"beam": BeamSearch, "sampling": Sampling}
 # Ids belong to the vocabulary, and constraints are not plain values.
@@ -18,7 +18,7 @@ _NOT_IN_FILES = ("bos_id", "eos_id", "pad_id", "constraints")
 
 
 def to_dict(search: BeamSearch | Sampling) -> dict[str, Any]:
-    """Returns a search as plain values: its method, its fields, and the defaults of the others."""
+    """Returns plain values: the method, its fields, and the defaults of other methods' fields."""
     if search.constraints:
         raise UserError(
             f"search.constraints cannot be part of a file: got {search.constraints}; give them to "
@@ -40,7 +40,7 @@ def from_dict(values: dict[str, Any]) -> BeamSearch | Sampling:
             f"search.method must be one of {', '.join(map(repr, SEARCHES))}: got {method!r}"
         )
     if method == "sampling":
-        # Files of earlier releases have only the beam size, as the number of samples, too.
+        # Files of earlier releases have only the beam size, also as the number of samples.
         samples, values["beam_size"] = values["beam_size"], fields["beam_size"][1]
         if values["num_samples"] is None:
             values["num_samples"] = samples

@@ -52,7 +52,7 @@ class SearchState:
     cache: Any  # the step function's cache
 
     def reorder(self, cache: Any) -> Any:
-        """Returns a cache with the arrays of each hypothesis taken from the one that it extends."""
+        """Returns the cache with the arrays of each hypothesis taken from the one it extends."""
         return cache
 
 
@@ -64,7 +64,7 @@ class BeamState(SearchState):
     finished: BeamResult  # [B, N]; the best finished hypotheses of each group so far, best first
 
     def reorder(self, cache: Any) -> Any:
-        """Returns a cache with the arrays of each hypothesis taken from its parent."""
+        """Returns the cache with the arrays of each hypothesis taken from its parent."""
 
         def reorder(leaf: Array) -> Array:
             shared = leaf.ndim == 0 or leaf.shape[1] == 1

@@ -1,4 +1,4 @@
-"""The loop of every search, which calls a step function until all sentences are done."""
+"""The loop of all searches, which calls a step function until all sentences are done."""
 
 import functools
 from collections.abc import Callable

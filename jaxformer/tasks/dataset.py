@@ -35,9 +35,9 @@ class Dataset:
 
 
 def open_dataset(config: Config, folder: Workdir, corpus: Corpus | None = None) -> Dataset:
-    """Reads and tokenizes the corpus, or opens what earlier runs left in the cache.
+    """Reads and tokenizes the corpus, or opens the results of earlier runs in the cache.
 
-    A resumed run keeps its data and the tokenizer of its workdir. Nothing is written to it.
+    A resumed run keeps its data and the tokenizer of its workdir, which is not changed.
     """
     data = data_section(config, DataConfig)
     corpus = VerifiedCorpus(open_corpus(data) if corpus is None else corpus)
@@ -55,7 +55,7 @@ def open_dataset(config: Config, folder: Workdir, corpus: Corpus | None = None) 
         "valid": corpus.fingerprint(data.valid),
     }
     if weights := parse_mixture(data.train).values():
-        # Runs of 0.2.0 on a mixture hash this fingerprint, too.
+        # Runs of 0.2.0 on a mixture also hash this fingerprint.
         identity["valid"] = hashlib.sha256(identity["valid"].encode()).hexdigest()
         identity["weights"] = " ".join(map(str, weights))
     check_identity(folder, identity)
@@ -77,7 +77,7 @@ def open_dataset(config: Config, folder: Workdir, corpus: Corpus | None = None) 
 
 
 def _learn_tokenizer(config: Config, corpus: VerifiedCorpus) -> Tokenizer:
-    """Learns a tokenizer from the training text, or finds it in the cache."""
+    """Learns a tokenizer from the training text, or reads it from the cache."""
     data, size, cache = data_section(config, DataConfig), config.model.vocab_size, cache_directory()
     options: dict[str, Any] = {"user_defined_symbols": data.symbols()}
     if data.pretokenizer == "none":
@@ -126,5 +126,5 @@ def _pairs_to_decode(config: Config, corpus: Corpus, tokenizer: Tokenizer) -> li
     pairs = corpus.pairs(data_section(config, DataConfig).valid)
     fitting = (p for p in pairs if len(tokenizer.encode(p[0])) < config.model.max_length)
     chosen = list(itertools.islice(fitting, config.training.eval_sentences))
-    collections.deque(pairs, maxlen=0)  # Reads the rest, so that a change is detected.
+    collections.deque(pairs, maxlen=0)  # Reads the rest to detect changes.
     return chosen

@@ -26,7 +26,7 @@ from jaxformer.training.state import StartFrom
 
 # Value of data.tokenizer: learn one from the training text, even with training.init_from.
 NEW = "new"
-# Fields of a model that may differ from the model it begins with. All others determine the layers.
+# Fields that may differ from the initial model. All others determine the layers.
 _MAY_DIFFER = {
     *("vocab_size", "target_vocab_size", "max_length", "compute_dtype", "biases"),
     *("dropout_rate", "attention_dropout_rate", "window", "num_classes"),
@@ -38,14 +38,14 @@ _CLASSES = ("classes", "classes_bias")
 _NEVER_GENERATED = -100.0
 
 T = TypeVar("T", bound=Vocabulary)
-# Name and shape of an array, or of rows of it, and which rows.
+# Name and shape of an array or of some of its rows, and a description of the rows.
 _Note: TypeAlias = tuple[str, tuple[int, ...], str]
 
 
 def tokenizer_of_run(
     config: Config, run: Workdir, load: Callable[[pathlib.Path], T], learn: Callable[[], T]
 ) -> T:
-    """Returns the tokenizer of a workdir; a new run takes one that its config names, or learns."""
+    """Returns the tokenizer of a workdir; a new run takes the config's or learns one."""
     if run.config.exists():
         run.check_tokenizer()
         return load(run.tokenizer)
@@ -72,7 +72,7 @@ def tokenizer_of_run(
 
 
 def make_start_from(config: Config, tokenizer: Vocabulary, run: Workdir) -> StartFrom | None:
-    """Returns how a run gets its first parameters from ``training.init_from``, or None."""
+    """Returns ``start_from`` of :func:`~jaxformer.fit` for ``training.init_from``, or None."""
     if config.training.init_from is None:
         return None
     folder = Workdir(model_path(config.training.init_from))
@@ -94,9 +94,9 @@ def make_start_from(config: Config, tokenizer: Vocabulary, run: Workdir) -> Star
 
 
 def _check_same(folder: Workdir, run: Workdir, digest: str) -> None:
-    """Records the hash of a new run's first parameters, or compares it with the one recorded.
+    """Records the hash of a new run's initial parameters, or compares it with the recorded hash.
 
-    A run that is killed before its first checkpoint begins again.
+    A run that is killed before its first checkpoint starts again.
     """
     record = run.initial_parameters
     if not run.config.exists():
@@ -110,7 +110,7 @@ def _check_same(folder: Workdir, run: Workdir, digest: str) -> None:
 
 
 def check_initialization(config: Config) -> None:
-    """Checks that the model of ``training.init_from``, if any, has the layers of the config."""
+    """Checks that the model of ``training.init_from``, if any, has the config's layers."""
     if config.training.init_from is None:
         return
     folder = Workdir(model_path(config.training.init_from))
@@ -137,16 +137,16 @@ def check_initialization(config: Config) -> None:
 
 
 def _layers_of(model: ModelConfig) -> dict[str, object]:
-    """Returns all fields that determine the layers, with the sizes of heads."""
+    """Returns all fields that determine the layers, and the sizes of heads."""
     values = dataclasses.asdict(model) | {"d_k": model.key_size, "d_v": model.value_size}
     return {name: value for name, value in values.items() if name not in _MAY_DIFFER}
 
 
 def matching_ids(ours: Vocabulary, theirs: Vocabulary) -> Int[np.ndarray, "2 N"]:
-    """Returns our ids and their ids of the pieces that two tokenizers have in common."""
+    """Returns the ids in both tokenizers of the pieces that they share."""
     if ours.sha256 == theirs.sha256:
         return np.tile(np.arange(ours.vocab_size), (2, 1))
-    # The first of several ids of one piece.
+    # The first id of a repeated piece.
     their_ids = {theirs.piece(i): i for i in reversed(range(theirs.vocab_size))}
     ids = [(i, their_ids.get(ours.piece(i))) for i in range(ours.vocab_size)]
     return np.array([pair for pair in ids if pair[1] is not None], np.int64).T
@@ -155,10 +155,10 @@ def matching_ids(ours: Vocabulary, theirs: Vocabulary) -> Int[np.ndarray, "2 N"]
 def merge_saved(
     fresh: PyTree, saved: PyTree, ids: Int[np.ndarray, "2 N"]
 ) -> tuple[PyTree, list[str]]:
-    """Returns the saved parameters in the shapes of the fresh ones, and lines that describe them.
+    """Returns the fresh parameters with all saved values that fit, and a description in lines.
 
     Rows of embeddings are matched by piece, rows of learned positions by position. Everything else
-    that is not in ``saved`` is fresh. The lines list what was taken, is new, and was left out.
+    that is not in ``saved`` is fresh. The lines list taken, new and omitted arrays.
     """
     old = {path_of(path): np.asarray(leaf) for path, leaf in jax.tree.leaves_with_path(saved)}
     notes: dict[str, list[_Note]] = {"taken": [], "new": [], "left out": []}

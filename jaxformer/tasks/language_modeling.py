@@ -37,7 +37,7 @@ from jaxformer.training.validation import evaluate_loss
 
 
 def open_stream(config: Config, folder: Workdir) -> TokenStream:
-    """Reads and tokenizes the text; a resumed run keeps the tokenizer of its workdir."""
+    """Reads and tokenizes the text. A resumed run keeps the tokenizer of its workdir."""
     data = data_section(config, StreamConfig)
     try:
         text = read_text(local_path(data.file))
@@ -84,8 +84,8 @@ class NextTokenLoss(TokenLoss):
 class LanguageModeling(TokenTask):
     """Trains a language model on one text; validates with loss and perplexity.
 
-    A batch is token ids, [B, T + 1]. Each of the last T tokens is predicted from the tokens before
-    it in its row. 0 is padding.
+    A batch is an array of token ids, [B, T + 1], padded with 0. Each of the last T tokens is
+    predicted from the tokens before it in its row.
     """
 
     loss_class = NextTokenLoss
@@ -107,7 +107,7 @@ class LanguageModeling(TokenTask):
         return jax.ShapeDtypeStruct(shape, jnp.int32)
 
     def batches(self, start: int, shards: BatchShards) -> Iterator[Int[np.ndarray, "B _"]]:
-        """Yields rows from random positions of the training text, made in threads."""
+        """Yields rows from random positions of the training text, prepared in threads."""
         data, training = self._data, self.config.training
         empty = self._rows(shards) - data.rows
 

@@ -1,4 +1,4 @@
-"""The base of all tasks of a config: a model of tokens, its loss (section 5.4), a tokenizer."""
+"""Base of all tasks with a config: a model of tokens, its loss (section 5.4), a tokenizer."""
 
 import abc
 import dataclasses
@@ -22,7 +22,7 @@ from jaxformer.training.task import Init, Loss, Randomness, Sums, Task, dropout_
 
 Result = TypeVar("Result")
 LossT = TypeVar("LossT", bound="TokenLoss")
-# Features of tokens, and matrix and bias of the logits.
+# Features of tokens, and the matrix and bias of the logits.
 Output: TypeAlias = tuple[
     Float[Array, "B T D"], tuple[Float[Array, "V D"], Float[Array, " V"] | None]
 ]
@@ -62,7 +62,7 @@ class TokenLoss(abc.ABC):
         return module.apply({"params": params}, dropout, rngs=rngs, method=forward)
 
     def sums(self, output: Output, targets: Int[Array, "B T"], real: Bool[Array, "B T"]) -> Sums:
-        """Sums the loss over real targets, which are all tokens."""
+        """Sums the loss over ``real`` targets; every real target is a token."""
         (features, projection), smoothing = output, self.label_smoothing
         loss, nll = projected_cross_entropy(
             features, projection, targets, real, smoothing, self.model.compute_dtype
@@ -72,7 +72,7 @@ class TokenLoss(abc.ABC):
 
 
 class TokenTask(Task):
-    """A task of a config, with a model of tokens."""
+    """Base of tasks with a config and a model of tokens."""
 
     loss_class: type[TokenLoss]
     config: Config
@@ -81,12 +81,12 @@ class TokenTask(Task):
     @classmethod
     @abc.abstractmethod
     def open(cls, config: Config, folder: Workdir, corpus: Corpus | None = None) -> "TokenTask":
-        """Opens the data of a config, or another corpus."""
+        """Opens the data of a config, or the given corpus."""
 
     @staticmethod
     @abc.abstractmethod
     def longest_batch(config: Config, shards: BatchShards) -> PyTree:
-        """Returns the shape of the longest batch, without any data."""
+        """Returns the shape of the longest batch, without reading data."""
 
     @property
     def init(self) -> Init:

@@ -27,7 +27,7 @@ from jaxformer.training.mesh import BatchShards
 from jaxformer.training.task import Example, Randomness, Sums
 from jaxformer.training.validation import evaluate_loss
 
-# Sentences that each of several processes decodes before it may stop.
+# Sentences that each of several processes decodes between checks for a stop.
 _SENTENCES_BETWEEN_STOPS = 64
 
 # Findings about pairs that are skipped, in the log.
@@ -90,7 +90,7 @@ class Translation(TokenTask):
         return {"bleu": f"sacreBLEU {{:.2f}} (cased, {tokenizer} tokenizer){self._subset_note()}"}
 
     def _subset_note(self) -> str:
-        """Returns which validation sentences are decoded, if not all."""
+        """Describes the decoded validation sentences, unless all are decoded."""
         decoded, every = len(self._data.valid_text), len(self._data.valid)
         return f" of the first {decoded:,} of {every:,} sentences" if decoded < every else ""
 
@@ -110,7 +110,7 @@ class Translation(TokenTask):
         return self._data.identity
 
     def summary(self) -> str:
-        """Returns the numbers of pairs and batches, the share of padding, and unusual pairs."""
+        """Returns the numbers of pairs and batches, the fraction of padding, and unusual pairs."""
         data, section, plan = self._data, self._section, self._data.plan
         counts, notes = [], []
         for name, split, store, longest in (
@@ -153,7 +153,7 @@ class Translation(TokenTask):
     def evaluate(
         self, params: PyTree, mesh: Mesh, check_stop: Callable[[], None]
     ) -> dict[str, float]:
-        """Computes loss and perplexity, and scores the decoded sentences that are set aside."""
+        """Computes loss and perplexity, and decodes and scores the first sentences."""
         plan, options = self._data.valid_plan, BatchShards.of(mesh)._asdict()
         batches = load_batches(self._data.valid, plan, stop=plan.batches_per_epoch, **options)
         values = evaluate_loss(self.loss, params, batches, mesh, check_stop)
@@ -164,7 +164,7 @@ class Translation(TokenTask):
     def score_decoded(
         self, params: PyTree, mesh: Mesh, check_stop: Callable[[], None]
     ) -> dict[str, float]:
-        """Decodes the validation sentences that are set aside, and scores the results."""
+        """Decodes the first ``eval_sentences`` validation sentences, and scores the results."""
         if mesh.size > 1:
             params = processes.on_this_host(params)
         translator = Translator(self.config, params, self._data.tokenizer)
@@ -192,7 +192,7 @@ class Translation(TokenTask):
         return translator.translate([src for src, _ in pairs], name="validation", report=report)
 
     def score(self, translations: Sequence[str]) -> dict[str, float]:
-        """Returns BLEU of the validation sentences, or exact matches of numerals in %."""
+        """Returns BLEU of the validation sentences; for numerals, exact matches in %."""
         references = [reference for _, reference in self._data.valid_text]
         language = self._section.target_language
         if self._section.corpus == "numerals":  # a number is one word, without 4-grams for BLEU
@@ -206,7 +206,7 @@ def percentage_equal(ours: Sequence[str], references: Sequence[str]) -> float:
 
 
 def _count_pairs(findings: Findings, longest: int) -> str:
-    """Returns how many pairs are skipped, and how many of the others are unusual."""
+    """Returns the numbers of skipped and of unusual pairs, as text."""
     long, empty = findings.count(LONG), findings.count(EMPTY)
     kept = {kind: found for kind, found in findings.items() if kind not in _DESCRIPTIONS}
     unusual = [f"{found.count:,} with {kind}" for kind, found in kept.items()]

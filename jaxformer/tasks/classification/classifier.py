@@ -21,7 +21,7 @@ from jaxformer.models.encoder import Encoder, EncoderConfig
 from jaxformer.runs.workdir import use_compilation_cache
 from jaxformer.tasks.classification.task import labels_of
 
-# Texts are padded to multiples of this length, and run in batches of this many.
+# Texts are padded to multiples of this length and processed in batches of this size.
 _LENGTH_STEP, _BATCH_SIZE = 16, 64
 
 
@@ -81,7 +81,7 @@ class Classifier:
         return [Label(self.labels[row.argmax()], float(row.max())) for row in rows]
 
     def token_ids(self, text: str, place: str) -> list[int]:
-        """Returns the ids of a text at ``place``, with end-of-sentence; refuses a long text."""
+        """Returns the ids of a text with end-of-sentence; refuses a text that is too long."""
         ids, longest = [*self.tokenizer.encode(text), EOS], self.config.model.max_length
         if len(ids) > longest:
             raise UserError(

@@ -1,4 +1,4 @@
-"""Training of an encoder: on labels, or on masked tokens."""
+"""Trains an encoder on labels or on masked tokens."""
 
 import dataclasses
 from typing import Any, cast
@@ -22,15 +22,15 @@ from jaxformer.tasks.token_task import Output, TokenLoss
 from jaxformer.tasks.translation import Translation
 from jaxformer.training.task import Randomness, Sums
 
-# Special ids come before the labels, and before the tokens of texts.
+# Ids of special tokens precede the labels and the tokens of texts.
 FIRST_LABEL = _LEAST_TOKEN = UNK + 1
-# Replaces masked tokens; no text has it.
+# Replaces masked tokens; no text contains it.
 _MASK = BOS
 
 
 @dataclasses.dataclass(frozen=True)
 class EncoderLoss(TokenLoss):
-    """A loss of an :class:`Encoder` on texts with masks."""
+    """Base of the losses of an :class:`Encoder` on texts with masked tokens."""
 
     network = Encoder
     mask_rate: float = 0.0  # fraction of the tokens that are masked
@@ -54,15 +54,15 @@ class EncoderLoss(TokenLoss):
 
 
 class ClassificationLoss(EncoderLoss):
-    """Sums the label-smoothed loss over texts, and the correct classes.
+    """Sums the label-smoothed loss over texts, and counts correct classes.
 
-    In training, some tokens are masked, so that no class depends on a few words.
+    In training, some tokens are masked, so that predictions do not depend on a few words.
     """
 
     def __call__(self, params: PyTree, batch: Batch, randomness: Randomness | None) -> Sums:
         src = batch.src
         if randomness is not None:
-            # Of the seed that dropout uses, too, but of another stream.
+            # From the same seed as dropout, but another stream.
             key = jax.random.fold_in(randomness.key, 1)
             src = jnp.where(self.draw_mask(src, key, randomness.row_ids)[0], _MASK, src)
 
@@ -86,8 +86,8 @@ class ClassificationLoss(EncoderLoss):
 class MaskedLoss(EncoderLoss):
     """Sums the loss over masked tokens (Devlin et al. 2019).
 
-    Of the tokens to predict, 80 % are replaced by a mask, 10 % by a random token, and 10 % are left
-    as they are. Evaluation masks each text in one way, which depends on the text only.
+    Of the tokens to predict, 80 % are replaced by a mask, 10 % by a random token, and 10 % are
+    unchanged. In evaluation, the mask of a text depends only on the text.
     """
 
     def __call__(self, params: PyTree, batch: Batch, randomness: Randomness | None) -> Sums:
@@ -103,7 +103,7 @@ class MaskedLoss(EncoderLoss):
         self, src: Int[Array, "B S"], randomness: Randomness | None
     ) -> tuple[Int[Array, "B S"], Bool[Array, "B S"]]:
         """Returns the texts with masks, and the mask of the tokens to predict."""
-        # Other generators than Threefry depend on the batch.
+        # With generators other than Threefry, numbers depend on the batch.
         key, row_ids = jax.random.key(0, impl="threefry2x32"), src.sum(axis=1)
         if randomness is not None:
             key, row_ids = randomness
@@ -149,7 +149,7 @@ class Classification(Translation):
         return {"accuracy": "accuracy {:.4f}"}
 
     def flops(self, batch: Batch) -> int:
-        """Returns the operations of all matmuls of a step but the classes', for padding too."""
+        """Returns the operations of all matmuls of a step, padding included, except the classes'."""
         model, (rows, length) = self.config.model, batch.src.shape
         logits = 6 * rows * length * model.d_model * model.vocab_size
         return language_model_flops(model, rows, length) - self.has_labels * logits

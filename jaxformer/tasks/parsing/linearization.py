@@ -51,7 +51,7 @@ def linearize(tree: Tree, *, tags: bool = False) -> list[str]:
 
 
 def is_preterminal(token: str) -> bool:
-    """Returns True if a token of :func:`linearize` is ``XX`` or a tag such as ``(NN)``."""
+    """Returns whether a token of :func:`linearize` is ``XX`` or a tag such as ``(NN)``."""
     return token == XX or _TAG.fullmatch(token) is not None
 
 
@@ -74,8 +74,8 @@ def delinearize(
     Args:
       tokens: Any tokens.
       words: The sentence, at least one word, with brackets escaped.
-      tags: The part of speech of each word, which overrides the tokens; None: the tags of the
-        tokens, or ``XX`` for words without one.
+      tags: The part of speech of each word, which overrides the tokens; None: the tags in the
+        tokens, or ``XX`` for words without a tag.
 
     >>> delinearize("(S (NP XX )VP (VP )VP".split(), ["It", "works"])
     <Tree (S (NP (XX It) (XX works)))>

@@ -1,4 +1,4 @@
-"""Parsing with a trained model (section 6.3)."""
+"""Parses with a trained model (section 6.3)."""
 
 import math
 import pathlib
@@ -25,15 +25,15 @@ class Parser:
     >>> parser.parse([["It", "works", "."]])  # doctest: +SKIP
     [<Tree (S (NP (PRP It)) (VP (VBZ works)) (. .))>]
 
-    Departs from the paper: ``best_hypothesis`` may choose another hypothesis than the best of the
-    search, and parts of speech are aligned with words by attention.
+    Departs from the paper: ``best_hypothesis`` may differ from the best hypothesis of the search,
+    and parts of speech are aligned with words by attention.
 
     Attributes:
       translator: Translates words into linearized trees.
     """
 
     def __init__(self, translator: Translator) -> None:
-        """Takes a model that was trained to parse; :meth:`load` reads one from a workdir."""
+        """Takes a model that was trained to parse; :meth:`load` reads a model from a workdir."""
         if (corpus := translator.config.data.corpus) != "trees":
             raise UserError(
                 f"expected a model that was trained to parse, with data.corpus=trees: got one of "
@@ -118,8 +118,8 @@ def best_hypothesis(beam: Sequence[Hypothesis], words: int) -> Hypothesis:
     """Returns the likeliest hypothesis, with a penalty for a wrong number of parts of speech.
 
     Each missing or surplus part of speech multiplies the probability by 0.05. Without the penalty,
-    hypotheses that end long before the sentence may be the likeliest. If the search found none, an
-    empty hypothesis is returned.
+    hypotheses that end long before the sentence may be the likeliest. If the search found no
+    hypothesis, an empty one is returned.
     """
 
     def log_prob(hypothesis: Hypothesis) -> float:

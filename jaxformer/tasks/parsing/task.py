@@ -16,7 +16,7 @@ from jaxformer.tasks.translation import Translation, percentage_equal
 
 
 class Parsing(Translation):
-    """Training of a Transformer on words and trees; validation with loss, perplexity and F1."""
+    """Trains a Transformer on words and trees; validates with loss, perplexity and F1."""
 
     @classmethod
     def open(cls, config: Config, folder: Workdir, corpus: Corpus | None = None) -> "Parsing":

@@ -1,4 +1,4 @@
-"""Constituency trees (section 6.3): reading of treebanks, and normalization.
+"""Constituency trees (section 6.3): reads and normalizes treebanks.
 
 A treebank writes a sentence as ``(S (NP-SBJ (DT The) (NN gene)) (VP (VBZ works)))``.
 
@@ -206,7 +206,7 @@ class _Bracket:
     children: list[Tree | Leaf] = dataclasses.field(default_factory=list)
 
     def check(self, token: str, place: str, outermost: bool) -> None:
-        """Raises an error if the token cannot follow what the bracket holds so far."""
+        """Raises an error if the token cannot follow the content of the bracket so far."""
         label, word, *_ = *self.texts, "", ""
         if token == "(" and word:
             raise UserError(f"{place}: expected ) after ({label} {word}, got (")
@@ -236,7 +236,7 @@ def normalize(tree: Tree) -> Tree | None:
       ``ADVP|PRT`` becomes ``ADVP``. A label that begins with a hyphen, such as ``-LRB-``, is
       unchanged. So are the tags of words.
     * A root labeled ``TOP``, ``ROOT``, ``S1`` or nothing is removed if it has exactly one
-      constituent below, and else labeled ``TOP``.
+      constituent below; otherwise it is labeled ``TOP``.
 
     Returns:
       The normalized tree; None if it has no words.

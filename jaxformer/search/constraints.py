@@ -6,8 +6,8 @@ are still the step function's.
 
 A function, or a hashable object with ``__call__`` such as a frozen dataclass, is part of the
 compiled program, like a static argument of ``jax.jit``. A constraint may also be a pytree, such as
-``jax.tree_util.Partial(function, array)`` or a registered dataclass. Its arrays are then traced, and
-other arrays of the same shapes need no compilation.
+``jax.tree_util.Partial(function, array)`` or a registered dataclass. Its arrays are then traced,
+and other arrays of the same shapes need no compilation.
 
 >>> from jaxformer.search import beam_search
 >>> def forbid(tokens, logits, context):

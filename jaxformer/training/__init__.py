@@ -1,1 +1,1 @@
-"""Training of any task (section 5): loss, optimizer, data-parallel step, loop and reports."""
+"""Trains any task (section 5): loss, optimizer, data-parallel step, loop and reports."""

@@ -41,8 +41,8 @@ from jaxformer.training.validation import Validation, best_metric
 
 # A run that has skipped this many steps in a row will not recover on its own.
 _MAX_SKIPPED_IN_ROW = 10
-# Names in the metadata of a checkpoint, beside the names of the identity: the unfinished report,
-# and the history of validations.
+# Keys in the metadata of a checkpoint, in addition to the identity: the unfinished report and the
+# history of validations.
 _WINDOW, _VALIDATIONS = "since_last_report", "best_and_validations_since"
 
 
@@ -59,7 +59,7 @@ def fit(
     hooks: Sequence[Hook] = (),
     writers: Sequence[Writer] = (),
 ) -> TrainState:
-    """Trains a task in ``workdir``, or resumes the run that is there.
+    """Trains a task in ``workdir``, or resumes its run.
 
     Training resumes exactly: after any interruption, even kill -9, batches and random numbers
     continue as if nothing had happened. SIGTERM, SIGINT and SIGHUP save a checkpoint first.
@@ -69,17 +69,17 @@ def fit(
       optimizer: Any gradient transformation; some need :func:`~jaxformer.per_layer`. A resumed run
         must be given the same one.
       workdir: Run directory: checkpoints, metrics, identity.
-      settings: Length of the training, and intervals of reports, validations and checkpoints.
-      mesh: Devices, from :func:`~jaxformer.make_mesh`. None puts all of them along "data".
+      settings: Number of steps, and intervals of reports, validations and checkpoints.
+      mesh: Devices, from :func:`~jaxformer.make_mesh`. None puts all devices along "data".
       config: Your own config that contains the settings: any object with ``to_dict`` and
         ``from_dict``. It is saved, and a resumed run must match it. When None, a resumed run must
         match the seed of the settings.
       learning_rate: Schedule of the optimizer, used only in reports.
-      start_from: Returns the parameters that a new run starts from, given the ones from
-        ``task.init``, as ``lambda fresh: params`` does. A resumed run does not call it.
+      start_from: Returns the initial parameters of a new run, given the ones from ``task.init``,
+        for example ``lambda fresh: params``. A resumed run does not call it.
       hooks: Called after each step, once it is reported and saved, with the step number, the state
-        and the sums of the step. The next step donates the state: copy what you keep. An exception
-        ends the run, which resumes from its newest checkpoint and repeats the later steps.
+        and the sums of the step. The next step donates the state, so copy the arrays you keep. An
+        exception ends the run; it resumes from its newest checkpoint and repeats later steps.
       writers: Receive all training and validation reports, in addition to the terminal,
         ``metrics.jsonl`` and TensorBoard. A writer that raises is dropped, with a line in the log.
 
@@ -105,7 +105,7 @@ def fit(
 
 @dataclasses.dataclass
 class Run:
-    """A prepared run; its fields are the arguments of :func:`fit`. All else is set as it begins."""
+    """A run; its fields are the arguments of :func:`fit`. Other attributes are set as it begins."""
 
     task: Task
     optimizer: optax.GradientTransformation
@@ -123,7 +123,7 @@ class Run:
         self.best = best_metric(self.task, self.settings)
 
     def train(self) -> TrainState:
-        """Opens the folder, resumes or begins the run there, and returns its final state."""
+        """Opens the folder, begins or resumes its run, and returns the final state."""
         folder, settings, config = self.folder, self.settings, self.config
         identity = self.task.identity()
         processes.check_agreement(identity)
@@ -135,7 +135,7 @@ class Run:
             mirrored(folder, settings.mirror) as self.update_mirror,
             Checkpoints(folder.checkpoints, keep=keep, on_commit=self._record) as self.checkpoints,
         ):
-            # Checked again: another run may have used the workdir while this one read its data.
+            # Checked again, since another run may have used the workdir in the meantime.
             run_directory.check_workdir(folder, config)
             run_directory.check_identity(folder, identity)
             state, saved = self._restore(identity)
@@ -159,7 +159,7 @@ class Run:
     def _restore(self, identity: dict[str, str]) -> tuple[TrainState, dict[str, Any]]:
         """Returns the newest state, or a fresh one, and the metadata of its checkpoint."""
         task, settings = self.task, self.settings
-        # Arrays do not show all of a model: an activation has no parameters.
+        # Parameters do not determine a model: an activation has none.
         model = self.config.to_dict().get("model")
         self.metadata = identity if model is None else {**identity, "model": model}
         with self.stop.raise_at_once():
@@ -172,12 +172,12 @@ class Run:
         if processes.is_primary():
             if self.saved < settings.steps or not self.folder.config.exists():
                 run_directory.initialize_workdir(self.folder, self.config, identity, task.save)
-            if self.saved:  # an earlier version may have made the workdir without this record
+            if self.saved:  # an earlier version may have omitted this record
                 self._record(self.saved)
         return state, saved
 
     def _prepare(self, state: TrainState, saved: dict[str, Any]) -> None:
-        """Prepares the loop, logs where it begins, and repeats an interrupted validation."""
+        """Prepares the loop, logs the first step, and repeats an interrupted validation."""
         task, settings, mesh, start = self.task, self.settings, self.mesh, self.saved
         kind, accumulation = mesh.devices.flat[0].device_kind, settings.gradient_accumulation
         self.shards = BatchShards.of(mesh, accumulation)
@@ -237,7 +237,7 @@ class Run:
         return state
 
     def _batches(self, step: int) -> Iterator[PyTree]:
-        """Yields the batches of the remaining steps, on the devices."""
+        """Yields the batches of the remaining steps, already on the devices."""
         steps, accumulation = self.settings.steps, self.settings.gradient_accumulation
         for batch in itertools.islice(self.task.batches(step, self.shards), steps - step):
             yield to_devices(self.mesh, batch, accumulation)
@@ -299,7 +299,7 @@ class Run:
         return f"the newest checkpoint is of step {max(steps)}" if steps else "nothing is saved yet"
 
     def _save(self, step: int, state: TrainState, *, interim: bool) -> None:
-        """Saves a finite state in the background, with the report that is not due yet."""
+        """Saves a finite state in the background, together with the unfinished report."""
         with self.window.paused():
             if not is_finite(state.params, state.opt_state):
                 raise FloatingPointError(
@@ -314,7 +314,7 @@ class Run:
         self.saved = step
 
     def _end(self, step: int, state: TrainState, *, stopped: bool) -> None:
-        """Completes the last save; logs or raises why the run ends before its last step."""
+        """Completes the last save; logs or raises the reason for an early end."""
         if self.saved < step:
             self._save(step, state, interim=True)
         self.checkpoints.wait()

@@ -1,4 +1,4 @@
-"""A check before the first step: the loss must not depend on how rows are split."""
+"""Checks before the first step that the loss does not depend on how rows are split."""
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from jaxformer.training.mesh import AXES, DATA_AXIS, BatchShards, replicated
 from jaxformer.training.step import global_sums, step_key
 from jaxformer.training.task import Loss, Randomness, Sums, cached_by_function
 
-# Largest relative difference that rounding explains, also in bfloat16.
+# Largest relative difference that rounding explains, even in bfloat16.
 _ROUNDING = 5e-3
 # The program runs only once, so compile time matters more than run time.
 _COMPILER_OPTIONS = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
@@ -22,7 +22,7 @@ def describe_dependence(
 ) -> str:
     """Describes how the loss of a few rows depends on shards and micro-batches; "" if it does not.
 
-    Takes only one row of each micro-batch of each shard, so that one batch can hold all of them.
+    Uses only one row of each micro-batch of each shard, so that they fit in one batch.
     """
     if mesh.shape[DATA_AXIS] * gradient_accumulation == 1 or jax.config.jax_disable_jit:
         return ""
@@ -45,7 +45,7 @@ def describe_dependence(
 
 @cached_by_function
 def _make_mean_losses(loss: Loss, mesh: Mesh, gradient_accumulation: int) -> jax.stages.Wrapped:
-    """Returns a jitted function: the mean loss of split rows, of one batch, and its magnitude."""
+    """Returns a jitted function: mean loss of split rows, mean loss of one batch, magnitude."""
     devices = mesh.devices.reshape(1, -1, mesh.shape["tensor"])
     one_shard = Mesh(devices, AXES, axis_types=mesh.axis_types)
 

@@ -1,4 +1,4 @@
-"""Label-smoothed cross-entropy (section 5.4) that never holds the logits of a whole batch."""
+"""Label-smoothed cross-entropy (section 5.4) that never stores the logits of a whole batch."""
 
 import functools
 
@@ -26,8 +26,8 @@ def cross_entropy(
     The logits are ``features @ embedding.T``, computed in the dtype of ``features`` and accumulated
     in float32, or in float64 if they are. The target distribution follows Szegedy et al. 2015,
     cited by the paper: (1 - epsilon_ls) on the target plus epsilon_ls / V everywhere. Logits exist
-    for one chunk of rows at a time. Their gradient is computed in the same pass, and never
-    recomputed.
+    for one chunk of rows at a time. Their gradient is computed in the same pass, without
+    recomputation.
 
     >>> features, embedding = jnp.zeros((2, 3)), jnp.zeros((5, 3))  # all logits are 0
     >>> loss, nll = cross_entropy(features, embedding, jnp.array([1, 2]), jnp.ones(2), 0.1)
@@ -86,7 +86,7 @@ def projected_cross_entropy(
 
 
 def _check_arguments(*arguments):
-    """Converts to arrays. Weights other than 0 become NaN for targets outside the vocabulary."""
+    """Converts to arrays; for targets outside the vocabulary, nonzero weights become NaN."""
     features, embedding, targets, weights = map(jnp.asarray, arguments)
     rows = features.shape[:1]
     fits = features.ndim == embedding.ndim == 2 and features.shape[1] == embedding.shape[1]
@@ -106,9 +106,9 @@ def _make_chunks(features, targets, weights, vocab_size):
     """Pads the rows and reshapes them into chunks along a new first axis."""
     rows = features.shape[0]
     logits = backend().logits_per_chunk
-    # In an export for any number of rows, that number is symbolic: one chunk holds all rows.
+    # In an export for any number of rows, it is symbolic, and one chunk has all rows.
     count = -(-rows // max(128, logits // vocab_size)) if isinstance(rows, int) else 1
-    # GPUs would also copy a matrix whose sides are not multiples of 16.
+    # GPUs would copy a matrix whose sides are not multiples of 16.
     chunk = -(-rows // (16 * count)) * 16 if count > 1 else rows if count else 1
     padding = -rows % chunk
     features = jnp.pad(features, ((0, padding), (0, 0)))
@@ -118,7 +118,7 @@ def _make_chunks(features, targets, weights, vocab_size):
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(4,))
 def _sum_chunks(embedding, features, targets, weights, smoothing):
-    """Returns both sums, for callers that take no gradient."""
+    """Returns both sums, for callers that need no gradient."""
     projection = _projection(embedding, features.dtype)
 
     def chunk_sums(chunk):
@@ -185,7 +185,7 @@ def _chunk_loss(features, targets, projection, smoothing):
     if kernel.shape[1] > vocab_size:
         logits = jnp.where(columns < vocab_size, logits, jnp.finfo(logits.dtype).min)
     log_total = jax.nn.logsumexp(logits, axis=-1)
-    # A sum instead of an index: no device has all of a sharded vocabulary.
+    # A sum instead of an index, since no device has the whole of a sharded vocabulary.
     is_target = (columns == targets[:, None]).astype(logits.dtype)
     nll = log_total - (logits * is_target).sum(axis=-1)
     # The logit of the mean row is the mean of the logits. Not a matmul, which accelerators would

@@ -1,7 +1,7 @@
 """The device mesh with its three axes, and the sharding of arrays over it.
 
-"data" splits the batch, and is summed over explicitly. "fsdp" splits the batch too, and also the
-parameters and Adam's moments. "tensor" splits the heads, the inner layer and the vocabulary. The
+"data" splits the batch; sums over it are explicit. "fsdp" splits the batch, the parameters and
+Adam's moments. "tensor" splits the heads, the inner layer and the vocabulary. The
 compiler inserts the communication for the last two, from the rules of this module.
 """
 
@@ -37,12 +37,12 @@ RULES = {"batch": "fsdp", "d_model": "fsdp", "vocab": "tensor", "heads": "tensor
 class MeshConfig:
     """Sizes of the three axes of the mesh; their product is the number of devices.
 
-    The result of a run depends on them only by floating-point rounding. ``docs/scaling.md`` shows
-    which sizes are fast.
+    They change the result of a run only by floating-point rounding. ``docs/scaling.md`` shows which
+    sizes are fast.
 
     Attributes:
-      data: Number of batch shards, each with a whole copy of the parameters. -1: all devices that
-        the other two axes leave.
+      data: Number of batch shards, each with a whole copy of the parameters; -1: all remaining
+        devices.
       fsdp: Number of batch shards that also split the parameters and Adam's moments among them.
       tensor: Number of shards of the heads, the inner layer and the vocabulary.
     """
@@ -64,8 +64,8 @@ class MeshConfig:
 def make_mesh(config: MeshConfig | None = None, devices: Sequence[Any] | None = None) -> Mesh:
     """Arranges devices in a mesh with the axes "data", "fsdp" and "tensor".
 
-    TPU slices and GPU nodes are laid along the first axes, so that the sums over "tensor" stay
-    within one of them if possible.
+    TPU slices and GPU nodes lie along the first axes, so that sums over "tensor" stay within a
+    slice or node if possible.
 
     Args:
       config: Sizes of the axes; by default, all devices along "data".
@@ -135,7 +135,7 @@ class BatchShards(NamedTuple):
 
     @classmethod
     def of(cls, mesh: Mesh, gradient_accumulation: int = 1) -> "BatchShards":
-        """Returns the shards of a mesh, for so many micro-batches per step.
+        """Returns the shards of a mesh, for a number of micro-batches per step.
 
         Local shards are not always contiguous: TPUs are ordered by their interconnect. Processes
         whose devices differ only along "tensor" read the same rows.
@@ -146,7 +146,7 @@ class BatchShards(NamedTuple):
         return cls(count * gradient_accumulation, local, count)
 
     def local(self, batch: PyTree) -> PyTree:
-        """Takes the rows of this process from a global batch of NumPy arrays."""
+        """Returns the rows of this process from a global batch of NumPy arrays."""
         if len(self.local_shards) == self.shard_count:
             return batch
 
@@ -179,8 +179,8 @@ def opt_state_shardings(mesh: Mesh, opt_state: PyTree, params: PyTree, layout: P
 
     An array whose path ends with a parameter's path, and which has the parameter's shape, is
     sharded like the parameter: Adam's moments, for instance. So is an array of one layer of a
-    stack, which has the layer's index in its path instead of the layer axis. All others are
-    replicated: counts, and the row and column statistics of Adafactor.
+    stack, whose path has the layer's index instead of a layer axis. All others are replicated, such
+    as counts and the row and column statistics of Adafactor.
     """
     leaves = zip(jax.tree.leaves_with_path(params), jax.tree.leaves(layout), strict=True)
     shardings = {path: (leaf.shape, sharding) for (path, leaf), sharding in leaves}
@@ -257,11 +257,11 @@ def sum_over_data(
     """Returns a function that runs ``function`` on each shard of "data" and sums the results.
 
     Autodiff must treat the first argument, the parameters, as different on each shard. Otherwise it
-    would sum gradients over the devices by itself, and everything would be counted once per device.
+    would sum gradients over the devices itself, and every row would count once per device.
     The sharding rules of this module apply inside ``function``.
     """
     shards = mesh.shape[DATA_AXIS]
-    # Before jax 0.8, a shard_map knows its mesh only inside the mesh's context.
+    # Before jax 0.8, shard_map knows its mesh only in the context of the mesh.
     known = contextlib.nullcontext() if hasattr(jax.lax, "pcast") else mesh
 
     def on_shard(params: PyTree, *rest: PyTree) -> PyTree:

@@ -1,4 +1,4 @@
-"""Optimizers as optax transformations: Adam (section 5.3), Muon, schedules, rules per layer."""
+"""Optimizers as optax transformations: Adam (section 5.3), Muon, schedules, per-layer rules."""
 
 import functools
 import operator
@@ -74,8 +74,8 @@ def configured_optimizer(
     It freezes nothing; see :func:`freeze`. ``describe`` returns a description of the parameters,
     for Muon and weight decay.
 
-    Departs from the paper: options only: ``clip_norm`` (gradients are clipped by their global norm
-    first), ``learning_rate``, ``learning_rate_scale``, ``schedule``, ``optimizer``,
+    Departs from the paper: optional ``clip_norm`` (gradients are first clipped by their global
+    norm), ``learning_rate``, ``learning_rate_scale``, ``schedule``, ``optimizer``,
     ``weight_decay`` and ``adam_dtype="bfloat16"``.
     """
     schedule, decay = configured_schedule(settings, d_model), settings.weight_decay
@@ -165,7 +165,7 @@ def muon(
     """Returns Muon (Jordan et al. 2024) for the matrices of the layers, and Adam for all else.
 
     Args:
-      learning_rate: Learning rate of the matrices, about 0.02. Their updates are orthogonal.
+      learning_rate: Learning rate of the matrices, about 0.02, since updates are orthogonal.
       info: Description of the parameters, from :func:`~jaxformer.nn.describe` or
         ``task.describe()``.
       adam_learning_rate: Learning rate of all other parameters; ``learning_rate`` when None.
@@ -186,8 +186,8 @@ def muon(
 def matrix_dimensions(info: PyTree) -> PyTree:
     """Returns the dimension numbers of each matrix of a layer, for Muon; None for the rest.
 
-    The axis that the matmul sums over is the input. All axes after it form the output together,
-    such as heads and head size. Axes before it, such as the layers of a stack, index matrices.
+    The axis that the matmul sums over is the input. All axes after it together are the output, such
+    as heads and head size. Axes before it, such as the layers of a stack, index matrices.
 
     >>> from jaxformer.nn import ParameterInfo
     >>> matrix_dimensions({"query": ParameterInfo((None, "d_model", "heads", None), "matrix")})
@@ -218,7 +218,7 @@ def per_layer(
 ) -> optax.GradientTransformationExtraArgs:
     """Returns an optimizer that is applied to each layer of a stack separately.
 
-    A :class:`~jaxformer.Stack` keeps a parameter of all its layers in one array, with a leading
+    A :class:`~jaxformer.Stack` keeps each parameter of all its layers in one array, with a leading
     layer axis. Rules that depend on the rank, norm or mean of an array need this wrapper:
     ``optax.contrib.muon``, LAMB, Adafactor, masks by ``ndim``, and others. The optimizer, its state
     and its functions for masks and labels have a tuple of layers in place of each stack.

@@ -1,4 +1,4 @@
-"""Runs one step of training again, and measures what each of its examples contributed."""
+"""Repeats one training step and measures the contribution of each example."""
 
 import itertools
 import math
@@ -25,15 +25,15 @@ class Contribution(NamedTuple):
     """The contribution of one example to a step."""
 
     text: str  # the example
-    count: float  # such as target tokens
+    count: float  # for example target tokens
     loss: float  # divided by its own count
     grad_norm: float  # of its share of the gradient of the step
 
 
 class ReplayedStep(NamedTuple):
-    """A step that was taken again."""
+    """A repeated step."""
 
-    start: int  # step of the checkpoint from which the state was computed again; 0 without one
+    start: int  # step of the checkpoint from which the state was recomputed; 0 without one
     sums: dict[str, float]
     contributions: list[Contribution]  # NaN and infinity first, then the largest gradients
 
@@ -47,11 +47,11 @@ def replay_step(
     step: int,
     start_from: StartFrom | None = None,
 ) -> ReplayedStep:
-    """Takes one step of a run again, from the newest checkpoint before it.
+    """Repeats one step of a run, from the newest checkpoint before it.
 
-    On the same kind and number of devices, all numbers are the same bits as in training.
+    On the same kind and number of devices, all numbers are bit-identical to training.
     """
-    # A run takes no more steps than this after its newest checkpoint.
+    # A run takes at most this many steps after its newest checkpoint.
     last = min(settings.steps, max(checkpoints.steps(), default=0) + settings.checkpoint_every)
     if not 1 <= step <= last:
         raise UserError(f"expected a step that the run has taken, from 1 to {last}: got {step}")
@@ -93,7 +93,7 @@ def _contributions(
         randomness = Randomness(key, jnp.array([example.row]))
         sums, norm = jax.device_get(measure(params, example.batch, randomness))
         count = float(sums["count"])
-        if count or norm:  # else an empty row, which only makes the batch divisible
+        if count or norm:  # otherwise an empty row, which only makes the batch divisible
             loss_per_count = float(sums["loss"]) / (count or math.nan)
             found.append(Contribution(example.text, count, loss_per_count, float(norm)))
     # Not the count of the batch, which may be NaN because of one example.

@@ -20,17 +20,17 @@ class FitConfig:
 
     Attributes:
       steps: Optimizer steps of the whole run.
-      gradient_accumulation: Micro-batches per step. The result depends on it only by
-        floating-point rounding.
+      gradient_accumulation: Micro-batches per step. They change the result only by floating-point
+        rounding.
       seed: Seed of the parameters, dropout and the order of the data; 0 to 2^31 - 1.
       log_every: Steps between two progress reports.
       eval_every: Steps between two validations; a multiple of checkpoint_every.
       checkpoint_every: Steps between two checkpoints.
-      keep_checkpoints: Number of newest checkpoints to keep, for averaging. The best one is kept
-        too.
-      best_metric: Name of the value of a validation that selects the best checkpoint, such as
-        "bleu" or "loss"; None takes the task's. Metrics of your own need a
-        direction: "reward:max", "error:min".
+      keep_checkpoints: Number of newest checkpoints to keep, for averaging. The best one is also
+        kept.
+      best_metric: Name of the validation metric that selects the best checkpoint, such as "bleu" or
+        "loss"; by default the task's. Metrics of your own need a direction: "reward:max",
+        "error:min".
       patience: Number of validations in a row without a better value after which the run ends; 0
         trains for all steps.
       stall_timeout: Seconds without progress after which a process counts as stuck. A run of
@@ -55,7 +55,7 @@ class FitConfig:
     mirror: str | None = None
     profile: str | None = None
 
-    section = "fit"  # its name in the config, not a field
+    section = "fit"  # name of the section in the config, not a field
 
     def __post_init__(self) -> None:
         section = self.section
@@ -106,9 +106,9 @@ class TrainingConfig(FitConfig):
     """Settings of the optimizer (sections 5.2 to 5.4), the loop and validation.
 
     Attributes:
-      init_from: Workdir of a trained or imported model whose parameters a new run begins with, or
-        "pretrained" for the model that comes with jaxformer; see docs/fine_tuning.md. Without it,
-        all parameters are random. A resumed run does not read it.
+      init_from: Workdir of a trained or imported model with the initial parameters of a new run, or
+        "pretrained" for the model that comes with jaxformer; see docs/fine_tuning.md. By default,
+        parameters are random. A resumed run does not read it.
       freeze: Parameters that are not trained, comma-separated: components of their paths, such as
         "encoder,embedding", or several in a row, such as "decoder/layers/self_attention". They have
         no optimizer state, and no weight decay.
@@ -120,14 +120,14 @@ class TrainingConfig(FitConfig):
       clip_norm: Largest global gradient norm; None, as in the paper, turns clipping off.
       remat: Rematerialization policy. "none" keeps all activations; "dots" recomputes all but the
         matmuls with parameters; "layer" recomputes all but the inputs of layers. Recomputing is
-        slower and saves memory. The result depends on it only by floating-point rounding.
+        slower and saves memory. It changes the result only by floating-point rounding.
       optimizer: "adam" as in section 5.3, or "muon": Muon for the matrices of the layers, with
         updates of Adam's usual size, and Adam for all other parameters.
       schedule: Learning rate after warm-up: "inverse_sqrt" as in equation 3, "constant", or
         "linear" or "cosine", to 0 after the last step.
       weight_decay: Decoupled weight decay of the matrices of the layers, times the learning rate.
         With Adam, this is AdamW.
-      adam_dtype: Dtype of Adam's two moments; "bfloat16" halves their memory, and rounds them.
+      adam_dtype: Dtype of Adam's two moments; "bfloat16" rounds them and halves their memory.
       eval_sentences: Number of validation sentences to translate for BLEU, or to parse for F1; 0
         turns this off.
     """

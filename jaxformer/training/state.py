@@ -39,7 +39,7 @@ class TrainState(NamedTuple):
     skipped_in_row: Int[Array, ""]
 
 
-# Returns the parameters that a new run starts from, given the ones that the task has created.
+# Returns the initial parameters of a new run, given the parameters that the task has created.
 StartFrom = Callable[[PyTree], PyTree]
 
 
@@ -187,7 +187,7 @@ def _check_parameters(state: TrainState) -> None:
 def changed_hyperparameters(
     optimizer: optax.GradientTransformation, state: TrainState
 ) -> Iterator[str]:
-    """Yields a line for each injected hyperparameter whose saved value replaces another one."""
+    """Yields a line for each injected hyperparameter whose saved value overrides the given one."""
 
     def injected(opt_state: PyTree) -> list[dict[str, Any]]:
         nodes = jax.tree.leaves(opt_state, is_leaf=lambda node: hasattr(node, "hyperparams"))

@@ -33,10 +33,10 @@ CompiledStep = Callable[[TrainState, PyTree], tuple[TrainState, Sums]]
 
 
 class TrainStep:
-    """A jitted step from :func:`make_train_step`; call it, or :meth:`compile` it before."""
+    """A jitted step from :func:`make_train_step`: call it, or first :meth:`compile` it."""
 
     def __init__(self, function: StepFunction, mesh: Mesh, seed: int) -> None:
-        # The seed is an argument of the program, so that runs of other seeds need no compilation.
+        # The seed is an argument of the program, so that other seeds need no compilation.
         self._function, self._mesh, self._seed = function, mesh, np.uint32(seed)
         self._jitted: jax.stages.Wrapped | None = None
 
@@ -65,7 +65,7 @@ class TrainStep:
             return jax.make_array_from_callback((), sharding, lambda _: self._seed)
 
     def _jit(self, state: TrainState) -> jax.stages.Wrapped:
-        """Returns the step, jitted for the layout of the first state that it is given."""
+        """Returns the step, jitted for the layout of the first state."""
         if self._jitted is None:
             whole = replicated(self._mesh)
 
@@ -107,8 +107,8 @@ def make_train_step(
       optimizer: Any gradient transformation.
       mesh: Mesh from :func:`~jaxformer.make_mesh`.
       seed: Seed of the key of :class:`~jaxformer.Randomness`, together with the step.
-      gradient_accumulation: Micro-batches per step. The result depends on it only by
-        floating-point rounding.
+      gradient_accumulation: Micro-batches per step. They change the result only by floating-point
+        rounding.
 
     Returns:
       A :class:`TrainStep`: ``(state, batch) -> (state, sums)``. The sums are over the global batch
@@ -138,7 +138,7 @@ def _make_step_function(
             is_integer = jnp.issubdtype(count.dtype, jnp.integer)
             return total / (count.astype(total.dtype) if is_integer else count)
 
-        # Before the division, which XLA would otherwise write to memory for its two readers.
+        # Before the division, whose result XLA would otherwise write to memory for its two uses.
         norm = per_count(global_norm(gradients))
         gradients = jax.tree.map(per_count, gradients)
 
@@ -158,7 +158,7 @@ def step_key(seed: int | Integer[Array, ""], step: Int[Array, ""]) -> Array:
 
 
 def global_norm(gradients: PyTree) -> Float[Array, ""]:
-    """Returns the norm of all gradients, at least in float32."""
+    """Returns the norm of all gradients, in float32 or wider."""
     return optax.tree.norm(
         jax.tree.map(lambda g: g.astype(np.promote_types(g.dtype, np.float32)), gradients)
     )
@@ -173,8 +173,8 @@ def _update(
 ) -> tuple[TrainState, Int[Array, ""]]:
     """Returns the next state, and 1 if its update was skipped.
 
-    ``loss`` has its value, gradient and function under optax's names, for transformations that
-    adapt to it, such as ``optax.contrib.reduce_on_plateau``, and for line searches.
+    ``loss`` is the loss's value, gradient and function under optax's names, for line searches and
+    for transformations that adapt to it, such as ``optax.contrib.reduce_on_plateau``.
     """
     optimizer = optax.with_extra_args_support(optimizer)
     updates, opt_state = optimizer.update(gradients, state.opt_state, state.params, **loss)
@@ -204,7 +204,7 @@ def gradients_of(
 def global_sums(
     loss: Loss, mesh: Mesh, gradient_accumulation: int, *, gradients: bool = False
 ) -> Callable[[PyTree, PyTree, Array], tuple[PyTree, Sums]]:
-    """Returns a function: gradients, or (), and sums of a loss over shards and micro-batches."""
+    """Returns a function that sums a loss, and optionally gradients, over all micro-batches."""
 
     def on_shard(params: PyTree, batch: PyTree, key: Array) -> tuple[PyTree, Sums]:
         def on_rows(rows: Rows) -> tuple[PyTree, Sums]:

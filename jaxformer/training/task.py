@@ -37,7 +37,7 @@ class Randomness(NamedTuple):
 
 
 def dropout_of(randomness: Randomness | None) -> tuple[dict[str, Any], dict[str, Array] | None]:
-    """Returns dropout arguments of a model, and ``rngs`` of ``apply``; without, dropout is off."""
+    """Returns dropout arguments of a model and ``rngs`` for ``apply``; None turns dropout off."""
     if randomness is None:
         return {"deterministic": True}, None
     return {"deterministic": False, "row_ids": randomness.row_ids}, {"dropout": randomness.key}
@@ -48,8 +48,8 @@ class Example(NamedTuple):
 
     Attributes:
       row: Number of its row in the global batch.
-      batch: A batch of this row alone, without other examples of the row.
-      text: How a report shows it.
+      batch: A batch of only this row, without other examples in the row.
+      text: Description in a report.
     """
 
     row: int
@@ -57,7 +57,7 @@ class Example(NamedTuple):
     text: str
 
 
-# The method init of a Task: parameters from a key.
+# Task.init: creates parameters from a key.
 Init: TypeAlias = Callable[[Array], PyTree]
 # ``loss(params, batch, randomness)``; randomness is None while evaluating.
 Loss: TypeAlias = Callable[[PyTree, PyTree, Randomness | None], Sums]
@@ -68,8 +68,8 @@ Result = TypeVar("Result")
 def cached_by_function(make: Callable[..., Result]) -> Callable[..., Result]:
     """Caches results, for each backend; the first argument is a function of a task.
 
-    Runs of equal functions then compile their programs once. Results for a method are not cached:
-    no other task has an equal one, and the cache would keep the task's data alive.
+    Runs of equal functions then compile their programs once. Results for methods are not cached:
+    no other task has an equal method, and the cache would keep the task's data alive.
     """
 
     @functools.lru_cache(maxsize=16)
@@ -100,8 +100,8 @@ class Task(Protocol):
     on any number of devices, up to floating-point rounding.
 
     Attributes:
-      best: Name of the value of :meth:`evaluate` that selects the best checkpoint, and whether its
-        least ("min") or greatest ("max") value is the best.
+      best: Name of the value of :meth:`evaluate` that selects the best checkpoint, and "min" or
+        "max" for its direction.
       log_formats: Formats of values of :meth:`evaluate` in the log, by name, such as
         ``{"f1": "F1 {:.2f}"}``. An empty format hides a value; the default has four digits.
     """
@@ -127,18 +127,18 @@ class Task(Protocol):
           randomness: Random numbers for dropout and the like; None during evaluation.
 
         Returns:
-          Scalars "loss", "count", and any others but "skipped" and "grad_norm". They are sums, not
-          means, so that rows of different length have the same weight on one device and on many.
+          Scalars "loss", "count", and any others except "skipped" and "grad_norm". They are sums,
+          not means, so that the weight of a row does not depend on the number of devices.
         """
 
     @abc.abstractmethod
     def batches(self, start: int, shards: BatchShards) -> Iterator[PyTree]:
-        """Yields batches ``start``, ``start + 1`` and so on, a pure function of their numbers.
+        """Yields batches ``start``, ``start + 1`` and so on, each a pure function of its number.
 
         A batch is a pytree of NumPy arrays with rows along their first axes. The number of rows of
         a global batch is divisible by ``shards.row_multiple``. On several hosts, each process
-        yields only its own rows: ``shards.local(batch)`` takes them. :func:`~jaxformer.prefetch`
-        makes batches ahead in threads.
+        yields only its own rows, ``shards.local(batch)``. :func:`~jaxformer.prefetch` prepares
+        batches in threads.
 
         Args:
           start: Number of the first batch, from 0: the number of steps already taken.
@@ -164,8 +164,8 @@ class Task(Protocol):
           params: Parameters on the devices of the mesh, as :func:`~jaxformer.evaluate_loss` takes
             them.
           mesh: Mesh of the run.
-          check_stop: Call it from time to time, equally often on all processes. It raises once the
-            run has been asked to stop, and counts as progress for the setting ``stall_timeout``.
+          check_stop: Call it from time to time, equally often on all processes. It raises an
+            exception if the run is to stop, and counts as progress for ``stall_timeout``.
         """
         return {}
 
@@ -185,13 +185,13 @@ class Task(Protocol):
     def shapes(self, shards: BatchShards) -> Sequence[PyTree]:
         """Returns every shape of a global batch, as pytrees of ``jax.ShapeDtypeStruct``.
 
-        The step is compiled for each shape when it first comes; any other shape is an error.
-        Without shapes, all are allowed. Rows are divisible by ``shards.row_multiple``.
+        The step is compiled for each shape at its first use; any other shape is an error. With no
+        shapes, all are allowed. Rows are divisible by ``shards.row_multiple``.
         """
         return ()
 
     def flops(self, batch: PyTree) -> int:
-        """Returns the floating-point operations of a step over this global batch; 0 if not known.
+        """Returns the floating-point operations of a step over this global batch; 0 if unknown.
 
         On devices whose peak is known, "teraflops_per_second" and "mfu" are then reported.
         """
@@ -209,7 +209,7 @@ class Task(Protocol):
         return ""
 
     def examples(self, number: int, batch: PyTree) -> Iterator[Example]:
-        """Yields the examples of batch ``number``, which :meth:`batches` has made; by default rows.
+        """Yields the examples of ``batch``, which has this number; by default its rows.
 
         ``jaxformer replay`` measures the loss and the gradient of each.
         """

@@ -1,4 +1,4 @@
-"""Validation during training: mean losses, scores of checkpoints, the best one, early stopping."""
+"""Validation during training: mean losses, checkpoint scores, early stopping."""
 
 import dataclasses
 import functools
@@ -22,15 +22,14 @@ from jaxformer.training.state import TrainState
 from jaxformer.training.step import checked_sums
 from jaxformer.training.task import Loss, Sums, Task
 
-# Values whose direction is known.
+# Metrics whose direction is known.
 _DIRECTIONS = {
     **dict.fromkeys(("loss", "perplexity", "nats_per_character", "bits_per_character"), "min"),
     **dict.fromkeys(("bleu", "f1", "exact_match", "accuracy"), "max"),
 }
 
 
-# Compiled once for all evaluations of a run. The cache is small, since a loss may keep its data
-# alive.
+# Compiled once for all evaluations of a run. The cache is small, since a loss may keep data alive.
 @functools.lru_cache(maxsize=2)
 def _eval_step(loss: Loss, mesh: Mesh, _: Backend) -> Callable[[PyTree, PyTree], Sums]:
     """Returns the jitted validation step: sums over a global batch, without randomness."""
@@ -66,7 +65,7 @@ def evaluate_loss(
     Returns:
       "loss", "perplexity" if there is a sum "nll", and every other sum, each divided by "count".
     """
-    # One at a time: concurrent programs that sum over the devices of a CPU can deadlock.
+    # One at a time, since concurrent programs that sum over the devices of a CPU can deadlock.
     sums = []
     for batch in batches:
         check_stop()
@@ -76,7 +75,7 @@ def evaluate_loss(
 
 
 class _ValidationStoppedError(Exception):
-    """Ends a validation when the run has been asked to stop."""
+    """Ends a validation when the run is to stop."""
 
 
 def best_metric(task: Task, settings: FitConfig) -> tuple[str, str]:
@@ -106,7 +105,7 @@ class Validation:
     checkpoints: Checkpoints
     reporter: Reporter
     stop: StopSignals
-    # The best score, higher being better, and the number of validations after it, if there is one.
+    # The best score, higher is better, and the number of validations after it, if there is one.
     history: Sequence[float]
 
     def is_due(self, step: int) -> bool:
@@ -121,7 +120,7 @@ class Validation:
         values, (name, mode) = self._evaluate(step, state), self.best
         if not values:
             return values is not None
-        # Wait first: a process killed while it waits must not report this validation twice.
+        # Wait first, since a process killed while waiting must not report this validation twice.
         self.checkpoints.wait()
         best_first = sorted(values.items(), key=lambda item: item[0] != name)
         self.reporter.write(step, "valid", dict(best_first))
@@ -175,7 +174,7 @@ class Validation:
         self.history = (score, 0) if score > best else (best, since + 1)
 
     def out_of_patience(self) -> str:
-        """Returns why the run ends before its last step; "" if it does not."""
+        """Returns the reason for ending the run early, or ""."""
         since = self.history[1] if self.history else 0
         ended = 0 < self.settings.patience <= since
         return f"no better {self.best[0]} in the last {since} validations" if ended else ""
@@ -183,7 +182,7 @@ class Validation:
     def resume(self, state: TrainState, start: int) -> bool:
         """Counts the validation of the checkpoint that the run resumes from.
 
-        Repeats it if it was due and was interrupted; returns whether it ended, as :meth:`run`.
+        Repeats it if it was due but interrupted; returns False if it was stopped, as :meth:`run`.
         """
         if (score := self.checkpoints.score(start)) is not None:
             self._record_score(score)

@@ -149,7 +149,7 @@ class Classification(Translation):
         return {"accuracy": "accuracy {:.4f}"}
 
     def flops(self, batch: Batch) -> int:
-        """Returns the operations of all matmuls of a step, padding included, except the classes'."""
+        """Returns the operations of all matmuls, with padding, except the logits of classes."""
         model, (rows, length) = self.config.model, batch.src.shape
         logits = 6 * rows * length * model.d_model * model.vocab_size
         return language_model_flops(model, rows, length) - self.has_labels * logits

@@ -25,7 +25,7 @@ PHRASES = re.compile(
 # British spellings by their stems; identifiers of JAX and its libraries are American.
 STEMS = (
     "canonicalis customis emphasis(?=e|ing) equalis factoris finalis generalis initialis linearis "
-    "materialis maximis memoris minimis normalis optimis organis orthogonalis parallelis(?!m) "
+    "materialis maximis memoris minimis normalis optimis(?!t|m) organis orthogonalis parallelis(?!m) "
     "penalis quantis randomis realis(?=e|ing) recognis regularis serialis specialis standardis "
     "summaris synchronis tokenis utilis vectoris visualis labell modell travell "
     "analys(?=ed|e\\b|ing) artefact behaviour colour favour honour neighbour centre licence grey "

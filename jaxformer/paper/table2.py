@@ -46,7 +46,7 @@ def report() -> str:
         estimated = estimate(run.hours)
         flops = (f"{counted:.2e}", f"{run.flops:.1e}", f"{estimated:.2e}")
         lines.append([run.row, f"{steps:,}", *flops, f"{counted / estimated:.0%}"])
-    header = ["model", "steps", "counted", "paper", "its estimate again", "counted / estimate"]
+    header = ["model", "steps", "counted", "paper", "recomputed", "counted / estimate"]
     hours = " and ".join(f"{run.hours:g} h ({run.row})" for run in RUNS)
     return (
         "# Training cost of Table 2: floating point operations\n\n"

@@ -101,7 +101,7 @@ def report(results: Sequence[Result]) -> str:
         f"tokens, in pairs of at most {data.max_length} tokens per side; warm-up of {warmup:,} "
         f"steps, to a learning rate of {peak:.1e}; checkpoints not averaged; beam "
         f"{base.search.num_hypotheses}, length penalty {base.search.length_penalty}.\n\n"
-        "Each row differs from base in what is named and in nothing else. PPL: perplexity per BPE "
+        "Each row differs from base only by the named change. PPL: perplexity per BPE "
         f"token; BLEU: cased detokenized sacreBLEU, {signatures}; split: tokenized BLEU with "
         f"compounds split, as in the paper. All figures are of the validation split of {corpora}; "
         "the paper's are of newstest2013, with word pieces: compare differences between rows, not "

@@ -136,7 +136,7 @@ def report(options, found):
 
 def draw(found, path):
     """Plots time and memory against n."""
-    with figure.drawing(path, 7.2, 3.2) as page:
+    with figure.open_figure(path, 7.2, 3.2) as page:
         for axes, what, scale, title in zip(
             page.subplots(1, 2),
             ("seconds", "memory"),

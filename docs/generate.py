@@ -58,7 +58,7 @@ def hours(name: str, peak: float, share: float) -> float:
 def costs() -> str:
     """Returns a table of the operations of each run, beside the paper's own estimate."""
     rows = [
-        "| config | steps | operations per step | of the run | the paper's estimate | ours / paper's |",
+        "| config | steps | operations per step | total | the paper's estimate | ours / paper's |",
         "|---|---|---|---|---|---|",
     ]
     for name in CONFIGS:

@@ -25,7 +25,7 @@ def build_section(cls: type[T], values: Any, section: str) -> T:
 def typed_values(hints: dict[str, Any], values: Any, prefix: str) -> dict[str, Any]:
     """Returns values by field name, converted to the types of their fields."""
     check_known(values, hints, prefix)
-    return {name: _typed(value, hints[name], f"{prefix}{name}") for name, value in values.items()}
+    return {name: _convert(value, hints[name], f"{prefix}{name}") for name, value in values.items()}
 
 
 def check_known(values: Any, known: Iterable[str], prefix: str) -> None:
@@ -59,7 +59,7 @@ def check_unchanged(given: dict[str, Any], saved: Any, section: str, place: str)
             )
 
 
-def _typed(value: Any, hint: Any, name: str) -> Any:
+def _convert(value: Any, hint: Any, name: str) -> Any:
     if value is None and type(None) in typing.get_args(hint):
         return None
     expected = expected_type(hint)
@@ -89,7 +89,7 @@ def check_types(config: Any, section: str) -> None:
         if typing.get_origin(hint) is not Literal:
             if type(value).__module__ == "numpy" and not getattr(value, "ndim", 1):
                 value = value.item()
-            object.__setattr__(config, name, _typed(value, hint, f"{section}.{name}"))
+            object.__setattr__(config, name, _convert(value, hint, f"{section}.{name}"))
         elif value not in choices:
             known = ", ".join(map(repr, choices))
             raise UserError(f"{section}.{name} must be one of {known}: got {reprlib.repr(value)}")

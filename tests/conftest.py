@@ -1,4 +1,4 @@
-"""Environment of all tests: eight simulated devices; at night, runtime checks of array shapes.
+"""Environment of all tests: eight simulated devices; nightly, runtime checks of array shapes.
 
 The order matters: the environment comes before the first import of JAX, and the import hook before
 the first import of jaxformer.

@@ -7,6 +7,7 @@ prints a line for each place to change, and fails if there is one. ``make lint``
 
 import ast
 import collections
+import itertools
 import pathlib
 import re
 import subprocess
@@ -22,17 +23,37 @@ PHRASES = re.compile(
     r"|some(?:body|one) else|in peace|strangers?|files of others|may not expect|needs not)\b",
     re.IGNORECASE,
 )
+# Translated phrases, and what to write instead.
+PLAIN = {
+    r"last (?:layer )?but one": "second-to-last",
+    r"one (?!is|has|of|with|in|for|at)\w+ an? (?:row|line|word|sentence|batch|epoch)": "per",
+    r"but for (?:an?|the|its|their)": "except for",
+    r"(?:cannot|could not|can not) be done": "failed",
+    r"(?:computed|computes|built|tried|taken|takes) again": "recompute, rebuild, retry, repeat",
+    r"(?<!here )is no (?!(?:longer|more|less|larger|better|worse|other|such)\b)\w+": "is not",
+    r"the ones? of": "the noun again",
+    r"(?:some|any)body": "someone, anyone, or the noun",
+    r"and else": "and otherwise",
+    r"if need be": "if needed",
+    r"at night": "in the nightly profile",
+}
 # British spellings by their stems; identifiers of JAX and its libraries are American.
 STEMS = (
     "canonicalis customis emphasis(?=e|ing) equalis factoris finalis generalis initialis linearis "
-    "materialis maximis memoris minimis normalis optimis(?!t|m) organis orthogonalis parallelis(?!m) "
-    "penalis quantis randomis realis(?=e|ing) recognis regularis serialis specialis standardis "
-    "summaris synchronis tokenis utilis vectoris visualis labell modell travell "
-    "analys(?=ed|e\\b|ing) artefact behaviour colour favour honour neighbour centre licence grey "
-    "judgement learnt spelt whilst"
+    "materialis maximis memoris minimis normalis optimis(?=e|ing|a) organis orthogonalis "
+    "parallelis(?!m) penalis quantis randomis realis(?=e|ing) recognis regularis serialis "
+    "specialis standardis summaris synchronis tokenis utilis vectoris visualis labell modell "
+    "travell analys(?=ed|e\\b|ing) artefact behaviour colour favour honour neighbour centre "
+    "licence grey judgement learnt spelt whilst"
 )
 BRITISH = re.compile(rf"(?<![a-z])\w*?(?:{'|'.join(STEMS.split())})\w*", re.IGNORECASE)
-OPENINGS = re.compile(r"(What|Which|How|Whether|Who|Where)\b")
+OPENINGS = re.compile(
+    r"(What|Which|How|Whether|Who|Where)\b"
+    r"|(Reading|Writing|Learning|Loading|Training|Batching|Use|Choice|Conversion|Preparation) of\b"
+)
+# Functions with one of these names say neither what they do nor what they return.
+BARE = re.compile(r"_?(?:[a-z]+(?:ed|ing)|begin|call|choose|like|first|beside|do)")
+NOUNS = {"_listing", "allowed", "replicated", "embed", "_embed", "seed"}
 
 # A line with one of these is quoted from others, or is this list.
 ALLOWED = re.compile(r"tests/language\.py|^docs/table3/|^LICENSE|requirements")
@@ -62,6 +83,9 @@ def complaints(path: pathlib.Path) -> Iterator[str]:
     for number, line in enumerate(text.splitlines(), 1):
         for match in PHRASES.finditer(line):
             yield f"{name}:{number}: say the noun again instead of {match[0]!r}"
+        for pattern, better in PLAIN.items():
+            for match in re.finditer(rf"\b{pattern}\b", line, re.IGNORECASE):
+                yield f"{name}:{number}: {better!r} instead of {match[0]!r}"
         for match in BRITISH.finditer(line):
             yield f"{name}:{number}: American spelling instead of {match[0]!r}"
     if path.suffix == ".py":
@@ -71,6 +95,17 @@ def complaints(path: pathlib.Path) -> Iterator[str]:
                 if match := OPENINGS.match(docstring):
                     number = node.body[0].lineno
                     yield f"{name}:{number}: open with a verb or a noun phrase, not {match[0]!r}"
+    if name.parts[0] == "jaxformer" and path.suffix == ".py":
+        yield from bare_names(ast.parse(text), name)
+
+
+def bare_names(tree: ast.Module, name: pathlib.Path) -> Iterator[str]:
+    """Yields a line for each function or method whose name is a bare participle or verb."""
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+    for node in itertools.chain(tree.body, *(node.body for node in classes)):
+        function = node.name if isinstance(node, ast.FunctionDef) else ""
+        if BARE.fullmatch(function) and function not in NOUNS:
+            yield f"{name}:{node.lineno}: name {function!r} after what it does, with an object"
 
 
 def shared_names() -> Iterator[str]:

@@ -285,7 +285,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="seed of the choice (default: 0)")
     parser.add_argument("--processes", type=int, default=2, help="mutants at a time (default: 2)")
     options = parser.parse_args()
-    # All at once: somebody may edit the project in the hours that this takes.
+    # All at once, since the project may be edited in the hours that this takes.
     chosen = {
         area: sample(AREAS[area], options.count, options.seed) for area in options.area or AREAS
     }

@@ -4,7 +4,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from jaxformer.cli.options import Checkpoint, File, ModelDir, Strict
-from jaxformer.cli.text import Line, check_outputs, line_blocks, progress_bar, read_text
+from jaxformer.cli.text import Line, blocks_of, check_outputs, progress_bar, read_text
 from jaxformer.errors import UserError
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def classify(
     def check(line: Line) -> None:
         classifier.token_ids(line.text, f"{text.name}:{line.number}")
 
-    with line_blocks(text, check, output, strict=strict) as (blocks, write, report):
+    with blocks_of(text, check, output, strict=strict) as (blocks, write, report):
         for block in blocks:
             found = classifier.classify([line.text for line in block], report=report)
             write(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from jaxformer.cli.options import Checkpoint, Dtype, ModelDir, SearchOptions, Strict, searches
 from jaxformer.cli.signatures import Fields
-from jaxformer.cli.text import Line, Text, line_blocks, read_text
+from jaxformer.cli.text import Line, Text, blocks_of, read_text
 from jaxformer.errors import UserError
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def generate(
         except UserError as error:
             raise UserError(f"{text.name}:{line.number}: {error}") from None
 
-    with line_blocks(text, check, None, strict=strict) as (blocks, _, report):
+    with blocks_of(text, check, None, strict=strict) as (blocks, _, report):
         for line in itertools.chain.from_iterable(blocks):
             for piece in _pieces(generator, line, tokens):
                 print(piece, end="", flush=True)

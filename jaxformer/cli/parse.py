@@ -4,15 +4,7 @@ import pathlib
 from collections.abc import Iterator
 
 from jaxformer.cli.options import File, ModelDir, ModelOptions, SearchOptions, Strict
-from jaxformer.cli.text import (
-    Line,
-    Text,
-    check_outputs,
-    is_stream,
-    line_blocks,
-    open_output,
-    read_text,
-)
+from jaxformer.cli.text import Line, Text, blocks_of, check_outputs, is_pipe, open_output, read_text
 from jaxformer.errors import UserError
 
 
@@ -66,7 +58,7 @@ def parse(
         parser.translator.source_ids(words, f"{text.name}:{line.number}")
 
     with (
-        line_blocks(text, check, output, strict=strict) as (blocks, write, report),
+        blocks_of(text, check, output, strict=strict) as (blocks, write, report),
         open_output(gold) as write_gold,
     ):
         for block in blocks:
@@ -86,4 +78,4 @@ def _treebank(path: pathlib.Path) -> Text:
         for number, tree in enumerate(trees, start=1):
             yield Line(number, " ".join(tree.words()), " ".join(tree.tags()), str(tree))
 
-    return Text(str(path), lines, is_stream(path))
+    return Text(str(path), lines, is_pipe(path))

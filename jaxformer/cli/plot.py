@@ -26,7 +26,7 @@ class AttentionOptions:
       layer (LAYER): layer, from 1 (default: the last)
       heads: heads, from 1 (default: all)
       figure: draw the counterpart of this figure of the paper: encoder self-attention as lines;
-        layer (default: the last but one), heads and word are chosen to resemble it
+        layer (default: the second-to-last), heads and word are chosen to resemble it
       word (WORD): query of figures 3 and 4, a source token (default: chosen automatically)
     """
 

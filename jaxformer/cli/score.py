@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from jaxformer import pretrained
 from jaxformer.cli.options import File, ModelOptions, SearchOptions, Strict, TranslatorDir, searches
 from jaxformer.cli.signatures import Fields
-from jaxformer.cli.text import Line, check_outputs, line_blocks, read_text
+from jaxformer.cli.text import Line, blocks_of, check_outputs, read_text
 
 
 def score(
@@ -62,6 +62,6 @@ def score(
             values |= {"score": None, "log_prob": None, "error": line.error}
         return dumps(values, ensure_ascii=False)
 
-    with line_blocks(text, encode, output, strict=strict) as (blocks, write, report):
+    with blocks_of(text, encode, output, strict=strict) as (blocks, write, report):
         for block in blocks:
             write(map(row, block, score_pairs(translator, list(map(encode, block)), report=report)))

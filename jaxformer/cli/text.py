@@ -76,7 +76,7 @@ def read_text(path: pathlib.Path | None, typed: str = "a sentence") -> Text:
         with open_bytes(path) as file:
             yield from lines_with_errors(file.readline, str(path))
 
-    return Text(str(path), lines, is_stream(path))
+    return Text(str(path), lines, is_pipe(path))
 
 
 def _standard_input(typed: str) -> Text:
@@ -124,7 +124,7 @@ def lines_with_errors(readline: Callable[[int], bytes], name: str) -> Iterator[L
             yield Line(number, "", error=str(error))
 
 
-def is_stream(path: pathlib.Path) -> bool:
+def is_pipe(path: pathlib.Path) -> bool:
     """Returns True for a pipe, such as a shell's ``<(command)``, which can be read only once."""
     return path.exists() and not path.is_file()
 
@@ -171,7 +171,7 @@ def report_unknown(tokenizer: "Tokenizer", lines: Iterable[Line], name: str) -> 
 
 
 @contextlib.contextmanager
-def line_blocks(
+def blocks_of(
     text: Text, check: Callable[[Line], object], output: pathlib.Path | None, *, strict: bool
 ) -> Iterator[tuple[Iterator[list[Line]], Writer, Callable[[int], object]]]:
     """Reads lines in blocks. A file is read twice: first to count and check its lines.

@@ -10,8 +10,8 @@ from jaxformer.cli.options import File, ModelOptions, SearchOptions, Strict, Tra
 from jaxformer.cli.text import (
     Line,
     PrefixOptions,
+    blocks_of,
     check_outputs,
-    line_blocks,
     open_output,
     report_unknown,
 )
@@ -134,7 +134,7 @@ def translate(
         translator.target_ids(line.other, f"{forced.prefixes}:{line.number}")
 
     with (
-        line_blocks(text, check, output, strict=strict) as (blocks, write, report),
+        blocks_of(text, check, output, strict=strict) as (blocks, write, report),
         open_output(style.alignments) as write_alignments,
     ):
         for block in blocks:

@@ -69,9 +69,9 @@ class DataConfig(DataSection):
         ``data/train-*.parquet``. Otherwise a split name. Several splits need weights:
         "news:1,captions:3" uses each pair of the second one three times per epoch.
       valid: Validation split, in the same form.
-      tokenizer: Tokenizer of a new run: a file, a workdir, or "pretrained" for the one of the model
-        that comes with jaxformer. None takes the tokenizer of ``training.init_from``; without it,
-        a tokenizer is learned from the training text, as with "new".
+      tokenizer: Tokenizer of a new run: a file, a workdir, or "pretrained" for the tokenizer of
+        the model that comes with jaxformer. None takes the tokenizer of ``training.init_from``;
+        without it, a tokenizer is learned from the training text, as with "new".
       user_defined_symbols: Placeholders, such as "<name>,<url>". Each is one token on both sides,
         as with the same option of spm_train. An existing ``tokenizer`` must have them.
       pretokenizer: "moses" normalizes punctuation and separates it from words, as Moses' scripts

@@ -114,12 +114,12 @@ def numbers_in(split: str) -> list[int]:
     chosen = []
     for low, end, held_out, training in _MAGNITUDES:
         of_split = slice(held_out) if split == "held_out" else slice(held_out, held_out + training)
-        chosen.append(low + _shuffled(end - low)[of_split])
+        chosen.append(low + _permutation(end - low)[of_split])
     every = np.concatenate(chosen)
-    return every[_shuffled(len(every))].tolist()
+    return every[_permutation(len(every))].tolist()
 
 
-def _shuffled(count: int) -> np.ndarray:
+def _permutation(count: int) -> np.ndarray:
     """Returns a fixed permutation."""
     # NumPy guarantees the stream of raw bits across versions, but not shuffle's.
     return np.argsort(np.random.PCG64(count).random_raw(count), kind="stable")

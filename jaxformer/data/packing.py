@@ -11,8 +11,7 @@ def pack(
     Lengths are packed, not pairs, since pairs with the same two lengths are interchangeable. Each
     row composition is found once and reused until its pairs run out, which takes seconds for
     millions of pairs. A row begins with the largest remaining pair. It continues with the pair
-    that best fits the free tokens of both sides: the largest inner product of lengths and free
-    tokens.
+    that best fits the free tokens of both sides, by the inner product with its lengths.
 
     Returns the :func:`length_class` of the pair in every slot, row by row, and the first slot of
     every row, followed by the number of slots.

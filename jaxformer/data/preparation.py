@@ -72,7 +72,7 @@ def newstest(downloads: pathlib.Path, target: str, sets: tuple[str, ...]) -> Pre
     parts = []
     for year in years:
         texts = (_join_blanks(dev.text(f"dev/{year}.{language}")) for language in ("en", target))
-        parts.append(dev.aligned(*(text.removesuffix("\n").split("\n") for text in texts)))
+        parts.append(dev.read_aligned(*(text.removesuffix("\n").split("\n") for text in texts)))
     valid = parts.pop()
     parts += [_sgml_set(downloads, target, *name.split()) for name in sets]
     return _line_aligned([pair for part in parts for pair in part], valid, target)
@@ -108,7 +108,7 @@ def _sgml_set(downloads: pathlib.Path, target: str, year: str, name: str) -> Pai
     archive = _Archive(downloads / f"wmt{year}-test.tgz", rf"{folder}/{name}-.*\.sgm")
     kinds = {language: "src" if language == source else "ref" for language in ("en", target)}
     names = [f"{folder}/{name}-{kind}.{language}.sgm" for language, kind in kinds.items()]
-    return archive.aligned(*(_segments(archive.text(each)) for each in names))
+    return archive.read_aligned(*(_segments(archive.text(each)) for each in names))
 
 
 def _segments(text: str) -> list[str]:
@@ -176,7 +176,7 @@ class _Archive:
         except UnicodeDecodeError as error:
             raise UserError(f"{self.path}: expected UTF-8 text in the archive: {error}") from None
 
-    def aligned(self, source: list[str], target: list[str]) -> Pairs:
+    def read_aligned(self, source: list[str], target: list[str]) -> Pairs:
         """Returns the pairs of a test set, whose sides must have equally many lines."""
         if len(source) != len(target) or not source:
             raise UserError(

@@ -29,11 +29,11 @@ class TfdsCorpus:
                 yield source, target
                 count += 1
         except UnicodeDecodeError as error:
-            raise self._damaged(split, f"record {count}: not UTF-8: {error.reason}") from None
+            raise self._damage_error(split, f"record {count}: not UTF-8: {error.reason}") from None
         except RuntimeError as error:  # ArrayRecord raises it for damaged files
-            raise self._damaged(split, str(error).splitlines()[0]) from None
+            raise self._damage_error(split, str(error).splitlines()[0]) from None
         if count != len(examples):
-            raise self._damaged(split, f"expected {len(examples)} records, got {count}")
+            raise self._damage_error(split, f"expected {len(examples)} records, got {count}")
 
     def place(self, split: str, number: int, side: int) -> str:
         return f"{self._name}, split {split!r}, record {number}"
@@ -90,7 +90,7 @@ class TfdsCorpus:
         text = example[language]
         return text.decode("utf-8") if isinstance(text, bytes) else text
 
-    def _damaged(self, split: str, what: str) -> UserError:
+    def _damage_error(self, split: str, what: str) -> UserError:
         return UserError(
             f"{self._name}, split {split!r}: {what}; the files are damaged: delete "
             f"{self._builder().data_path} and prepare the data set again"

@@ -31,12 +31,10 @@ def macro_f1(predicted: np.ndarray, expected: np.ndarray) -> float:
 
 
 def with_interval(
-    score: Callable[[np.ndarray, np.ndarray], float],
-    predicted: Sequence[str],
-    expected: Sequence[str],
+    score: Callable[[np.ndarray, np.ndarray], float], found: Sequence[str], expected: Sequence[str]
 ) -> str:
     """Formats a score in % with its 95 % interval over resampled texts."""
-    ours, theirs = np.array(predicted), np.array(expected)
+    ours, theirs = np.array(found), np.array(expected)
     draws = np.random.default_rng(_SEED).integers(0, len(ours), (_RESAMPLES, len(ours)))
     low, high = np.percentile([score(ours[rows], theirs[rows]) for rows in draws], [2.5, 97.5])
     return f"{score(ours, theirs):.2f} ({low:.2f} to {high:.2f})"
@@ -64,8 +62,8 @@ class BigramClassifiers:
             likelihoods = np.log(inside / inside.sum())
             self._bayes.append((likelihoods, np.log(own.mean())))
             ratios = likelihoods - np.log(outside / outside.sum())
-            *weights, bias = _fit_logistic(x.multiply(ratios).tocsr(), own)
-            self._logistic.append((ratios * weights, bias))
+            fitted = _fit_logistic(x.multiply(ratios).tocsr(), own)
+            self._logistic.append((ratios * fitted[:-1], fitted[-1]))
 
     def naive_bayes(self, texts: Sequence[str]) -> list[str]:
         """Returns the label of each text by naive Bayes."""

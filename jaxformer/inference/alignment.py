@@ -52,7 +52,7 @@ def align(
       sources: Source sentences.
       targets: Text and token ids of each translation, as in
         :class:`~jaxformer.inference.translator.Hypothesis`.
-      layer: Decoder layer, from 1; None: the last but one (or the only one).
+      layer: Decoder layer, from 1; None: the second-to-last (or the only one).
 
     Returns:
       For each sentence, (source word, target word) pairs ordered by target word; empty for a blank

@@ -211,7 +211,7 @@ def _search(
     state, done, result = _first_stage(members, search, shape, numbers, batch, np.int32(until))
     done, result = jax.device_get((done, result))
     for row in np.flatnonzero(done).tolist():
-        yield row, _decoded(result, row)
+        yield row, _read_row(result, row)
     left = np.flatnonzero(~done)
     for start in range(0, len(left), shape.second_stage_rows):
         rows = left[start : start + shape.second_stage_rows]
@@ -219,7 +219,7 @@ def _search(
         padded = np.resize(rows, shape.second_stage_rows).astype(np.int32)
         result = jax.device_get(_second_stage(members, search, shape, numbers, state, padded))
         for i, row in enumerate(rows.tolist()):
-            yield row, _decoded(result, i)
+            yield row, _read_row(result, i)
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
@@ -288,7 +288,7 @@ def _prefill_fn(members: Members) -> PrefillFn:
     return prefill
 
 
-def _decoded(result: BeamResult, row: int) -> Decoded:
+def _read_row(result: BeamResult, row: int) -> Decoded:
     exist = np.flatnonzero(result.scores[row] != -np.inf)
     return Decoded(
         tokens=[result.tokens[row, i, : result.lengths[row, i]].tolist() for i in exist],

@@ -158,16 +158,14 @@ class Generator(Predictor):
         chunk: int,
     ) -> Iterator[Int[np.ndarray, "B N n"]]:
         """Generates ``count`` tokens after a context and yields all tokens after each chunk."""
-        config, length = self.config.model, context.shape[1]
+        config, params, length = self.config.model, self.params, context.shape[1]
         capacity = _capacity(length - 1 + count, config.max_length)
         search, numbers = self._search.split_numbers(capacity + 1)
         padded = np.zeros((len(context), _capacity(length, config.max_length)), np.int32)
         padded[:, :length] = context
-        state = _prefill(
-            config, search, capacity, self.params, numbers, padded, length, count, keys
-        )
+        state = _prefill(config, search, capacity, params, numbers, padded, length, count, keys)
         for until in (*range(chunk, count, chunk), count):
-            state, tokens = _advance(config, search, self.params, numbers, state, until)
+            state, tokens = _advance(config, search, params, numbers, state, until)
             yield np.asarray(tokens)[:, :, :until]
 
     @property

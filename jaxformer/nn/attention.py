@@ -126,7 +126,7 @@ class MultiHeadAttention(nn.Module):
             raise UserError("MultiHeadAttention: a cache needs keys of its slots, from Slots.keys")
         if isinstance(cache, MemoryCache):
             dtype = matmul_dtype(self.compute_dtype)
-            key_values = cache.projected(dtype) if slots.is_prompt else cache
+            key_values = cache.as_key_values(dtype) if slots.is_prompt else cache
         else:
             key_values = self._key_values(x if memory is None else memory, weights)
             if self.encode_positions is not None and memory is None:

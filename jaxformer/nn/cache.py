@@ -216,7 +216,7 @@ class MemoryCache(_Cached):
         keys, values = jnp.moveaxis(memory.keys, 1, -1), jnp.moveaxis(memory.values, 1, 2)
         return cls(keys[:, None], values[:, None])
 
-    def projected(self, dtype: str) -> KeyValues:
+    def as_key_values(self, dtype: str) -> KeyValues:
         """Returns the keys and values in the layout for the tokens of a prompt."""
         keys, values = jnp.moveaxis(self.keys[:, 0], -1, 1), jnp.moveaxis(self.values[:, 0], 2, 1)
         return KeyValues(keys, values, dtype)

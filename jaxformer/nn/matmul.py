@@ -186,7 +186,7 @@ def _gradient_by_matrix(gradient: Array, x: Array, matrix: Any) -> Array:
     return matmul_tn(x, gradient.astype(x.dtype)).astype(x.dtype)
 
 
-def _batched(operands: tuple[Array, Array], axes: tuple) -> tuple[Array, int]:
+def _batch(operands: tuple[Array, Array], axes: tuple) -> tuple[Array, int]:
     """Batches over rows by flattening them, and over matrices by a plain batched matmul."""
     (x, matrix), (axis, matrix_axis) = operands, axes
     if matrix_axis is not None:
@@ -205,4 +205,4 @@ _bfloat16_matmul.def_abstract_eval(
 )
 mlir.register_lowering(_bfloat16_matmul, mlir.lower_fun(_multiply, multiple_results=False))
 ad.defbilinear(_bfloat16_matmul, _gradient_by_rows, _gradient_by_matrix)
-batching.primitive_batchers[_bfloat16_matmul] = _batched
+batching.primitive_batchers[_bfloat16_matmul] = _batch

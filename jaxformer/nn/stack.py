@@ -121,7 +121,7 @@ class Stack(nn.Module):
         """
         slots = Slots.empty(rows, num_beams, capacity, self.window)
         layers = tuple(
-            block.init_cache(slots, memory, d_model, dtype) for block in self._unstacked()
+            block.init_cache(slots, memory, d_model, dtype) for block in self._unstack_blocks()
         )
         return StackCache(layers, slots, None if memory_mask is None else memory_mask[:, None])
 
@@ -177,12 +177,12 @@ class Stack(nn.Module):
             mask = cache.memory_mask[:, :, None]
             tokens = Tokens.of(x.shape[1]), Tokens.of(mask.shape[-1])
             memory = Memory(None, Keys(*tokens, mask, slots))
-        for block, own in zip(self._unstacked(), cache.layers, strict=True):
+        for block, own in zip(self._unstack_blocks(), cache.layers, strict=True):
             x, new = block.run(x, keys, memory, cache=own)
             layers.append(new)
         return (x if self.norm is None else self.norm(x)), tuple(layers)
 
-    def _unstacked(self) -> list[Any]:
+    def _unstack_blocks(self) -> list[Any]:
         # A scan over layers would copy the whole cache for every token. A loop updates it in place.
         layers = self.variables["params"]["layers"]
         if not isinstance(layers, tuple):
@@ -209,7 +209,7 @@ def _scan_layers(layer: Callable, num_layers: int, remat: Remat) -> Callable:
     unroll = backend().unroll_layers and remat == "none"
     return nn.scan(
         layer,
-        # All collections and streams, including the ones of user-defined layers.
+        # All collections and streams, since user-defined layers may have others.
         variable_axes={True: 0},
         split_rngs={True: True},
         metadata_params={nn.PARTITION_NAME: None},  # Layers are not sharded over devices.

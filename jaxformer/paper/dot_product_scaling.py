@@ -116,7 +116,7 @@ def report(found: Mapping[int, Mapping[str, Saturation]]) -> str:
 def draw(found: Mapping[int, Mapping[str, Saturation]], path: pathlib.Path) -> None:
     """Plots every measure against d_k, as a PNG or SVG, with dashed lines at d_k and 1."""
     sizes = list(found)
-    with figure.drawing(path, 7.2, 2.4) as page:
+    with figure.open_figure(path, 7.2, 2.4) as page:
         panels = page.subplots(1, 3)
         for axes, (measured, (_, title)) in zip(panels, _MEASURES.items(), strict=True):
             axes.set_title(title)

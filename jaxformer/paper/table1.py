@@ -121,7 +121,7 @@ def report(times: Times) -> str:
 def draw(times: Times, path: pathlib.Path) -> None:
     """Plots time against n, with dashed lines of the formulas' slopes, as a PNG or SVG."""
     last = max(times["recurrent"])
-    with figure.drawing(path, 5.0, 3.4) as page:
+    with figure.open_figure(path, 5.0, 3.4) as page:
         axes = page.subplots()
         for name, row in times.items():
             formula, _, _, color, marker = _LAYERS[name]

@@ -32,14 +32,12 @@ RUNS = (PublishedRun("base", 12, 3.3e18), PublishedRun("big", 3.5 * 24, 2.3e19))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Prints the table."""
     example = "python -m jaxformer.paper.table2 > table2.md"
     command.parser("table2", __doc__, example).parse_args(arguments)
     print(report(), end="")
 
 
 def report() -> str:
-    """Returns the table."""
     lines = []
     for run in RUNS:
         steps, counted = row_config(run.row).training.steps, run_flops(run.row)

@@ -130,7 +130,7 @@ def run_row(config: Config, folder: Workdir, row: str, scale: str) -> Result:
     # For files, the name of their folder, which does not depend on the machine.
     name = pathlib.Path(data.train).absolute().parent.name if data.corpus == "text" else data.corpus
     state = train(config, folder.path)
-    perplexity, training_seconds = _training(config, folder, row, int(state.step))
+    perplexity, training_seconds = _read_training(config, folder, row, int(state.step))
     began = time.monotonic()
     scores = _translate(config, folder)
     assert scores.compound_split_bleu is not None  # The target language is German in every row.
@@ -155,7 +155,7 @@ def run_row(config: Config, folder: Workdir, row: str, scale: str) -> Result:
     return result
 
 
-def _training(config: Config, folder: Workdir, row: str, step: int) -> tuple[float, float]:
+def _read_training(config: Config, folder: Workdir, row: str, step: int) -> tuple[float, float]:
     """Returns the perplexity after the last step, and the seconds of all steps."""
     steps, records = config.training.steps, read_metrics(folder.metrics)
     valid = [r for r in records if r["kind"] == "valid" and r["step"] == steps]

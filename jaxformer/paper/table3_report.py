@@ -153,7 +153,7 @@ def draw(results: Sequence[Result], path: pathlib.Path) -> None:
     others = [row for row in rows if row != "base"]
     places = range(len(others))
     panels = {"100 ln(perplexity)": _log_perplexity, "BLEU": attrgetter("bleu")}
-    with figure.drawing(path, 6.4, 1.3 + 0.18 * len(others)) as page:
+    with figure.open_figure(path, 6.4, 1.3 + 0.18 * len(others)) as page:
         left, right = page.subplots(1, 2, sharey=True)
         for axes, (title, measure) in zip((left, right), panels.items(), strict=True):
             axes.set_title(title)

@@ -63,7 +63,7 @@ def attention_lines(
     width = min(max(_NARROWEST, _TOKEN * len(tokens)), _WIDEST)
     text = _LETTER * max(map(len, labels))
     height = _GAP + 2 * text + 0.35
-    with figure.drawing(path, width + 0.9, len(panels) * height + 0.5) as page:
+    with figure.open_figure(path, width + 0.9, len(panels) * height + 0.5) as page:
         rows = page.subplots(len(panels), 1, squeeze=False)[:, 0]
         for axes, panel in zip(rows, panels, strict=True):
             _draw(axes, panel, weights)

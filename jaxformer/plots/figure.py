@@ -41,7 +41,7 @@ _STYLE = {
 
 
 @contextlib.contextmanager
-def drawing(path: pathlib.Path, width: float, height: float) -> Iterator[Figure]:
+def open_figure(path: pathlib.Path, width: float, height: float) -> Iterator[Figure]:
     """Yields a figure with a size in inches and the common style, and then saves it.
 
     The user's matplotlibrc has no effect. See :func:`save_figure` for the formats.

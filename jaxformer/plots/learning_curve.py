@@ -81,7 +81,7 @@ def learning_curve(records: Sequence[Mapping[str, Any]], path: pathlib.Path) -> 
         raise UserError("expected a run with reports to draw: got none; let it train for longer")
     rows = math.ceil(len(shown) / 3)
     columns = math.ceil(len(shown) / rows)
-    with figure.drawing(path, 3.5 * columns, 0.3 + 2.2 * rows) as page:
+    with figure.open_figure(path, 3.5 * columns, 0.3 + 2.2 * rows) as page:
         grid = page.subplots(rows, columns, squeeze=False, sharex=True)
         for place, axes in enumerate(grid.flat):
             if place >= len(shown):

@@ -42,7 +42,7 @@ def paper_figures(
     Args:
       encoder: Weights of encoder self-attention, queries before keys.
       tokens: S source pieces, end-of-sentence included.
-      layer: The layer; None: the last but one, as in the paper.
+      layer: The layer; None: the second-to-last, as in the paper.
       heads: Heads to choose from; None: all.
       token: Query of figures 3 and 4; None: chosen.
     """

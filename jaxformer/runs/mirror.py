@@ -27,7 +27,7 @@ _LAST_COPY_SECONDS = 600.0
 
 
 @contextlib.contextmanager
-def mirrored(run: Workdir, mirror: str | None) -> Iterator[Callable[[], None]]:
+def start_mirror(run: Workdir, mirror: str | None) -> Iterator[Callable[[], None]]:
     """Copies a run during the block; yields a function that starts copying new files."""
     if mirror is None:
         yield lambda: None
@@ -88,7 +88,7 @@ class Mirror(threading.Thread):
             except Exception as error:  # the run continues without the copy
                 failure = str(error)
             if failure is not None and earlier is None:
-                hope = "training continues, and the copy will be tried again"
+                hope = "training continues, and the copy will be retried"
                 _logger.warning("cannot copy the run to %s: %s; %s", path, failure, hope)
             if failure is None and earlier is not None:
                 newest = max(manifest.saved_steps(self._copy.checkpoints), default=None)
@@ -102,7 +102,7 @@ class Mirror(threading.Thread):
             self._copy_files()  # After choosing the step, so that they have all its reports.
             source = self._workdir.checkpoints / str(step)
             try:
-                copy_step(source, self._copied(step))
+                copy_step(source, self._copied_step(step))
             except (DamagedError, OSError):
                 if source.exists():  # unless the run has just removed it
                     raise
@@ -114,7 +114,7 @@ class Mirror(threading.Thread):
         for step in reversed(manifest.saved_steps(self._workdir.checkpoints)):
             with contextlib.suppress(FileNotFoundError):  # the run has just removed the step
                 content = (self._workdir.checkpoints / str(step) / MANIFEST).read_bytes()
-                if not _has_content(self._copied(step) / MANIFEST, content):
+                if not _has_content(self._copied_step(step) / MANIFEST, content):
                     return step
         return None
 
@@ -126,24 +126,24 @@ class Mirror(threading.Thread):
                 # Read before the metrics: a run with a score does not report its validation again.
                 scores[step] = (run.checkpoints / str(step) / SCORE).read_bytes()
         for path in _files(run):
-            if path != run.committed or manifest.is_step(self._copied(run.committed_step())):
+            if path != run.committed or manifest.is_step(self._copied_step(run.committed_step())):
                 write_and_verify(self._copy.path / path.name, path.read_bytes())
         for step, content in scores.items():
-            if manifest.is_step(self._copied(step)):
-                write_and_verify(self._copied(step) / SCORE, content)
+            if manifest.is_step(self._copied_step(step)):
+                write_and_verify(self._copied_step(step) / SCORE, content)
 
-    def _copied(self, step: int | None) -> pathlib.Path:
+    def _copied_step(self, step: int | None) -> pathlib.Path:
         return self._copy.checkpoints / str(step)
 
     def _remove_old(self) -> None:
         """Removes steps that the run has removed, if both have newer ones."""
         kept = manifest.saved_steps(self._workdir.checkpoints)
         copied = manifest.saved_steps(self._copy.checkpoints)
-        complete = [step for step in copied if manifest.is_step(self._copied(step))]
+        complete = [step for step in copied if manifest.is_step(self._copied_step(step))]
         newest = min(max(kept, default=0), max(complete, default=0))
         for step in copied:
             if step not in kept and step < newest:
-                _remove(self._copied(step))
+                _remove(self._copied_step(step))
 
 
 def _remove(step: pathlib.Path) -> None:

@@ -53,7 +53,7 @@ class Reporter:
 
     def __exit__(self, *exception: object) -> None:
         for writer in list(self._writers):
-            self._call(writer, writer.close)
+            self._call_writer(writer, writer.close)
         if self._metrics is not None:
             self._metrics.close()
 
@@ -64,7 +64,7 @@ class Reporter:
         for writer in list(self._writers):
             ours = isinstance(writer, Terminal | TensorBoard)
             if ours or (kind, step) not in self._metrics.removed:
-                self._call(writer, writer.write, step, kind, dict(values))
+                self._call_writer(writer, writer.write, step, kind, dict(values))
 
     def report_failure(self, step: int, error: Exception) -> None:
         """Reports the error of a failed validation, with a traceback unless it is a UserError."""
@@ -78,7 +78,7 @@ class Reporter:
     def report_skipped(self, step: int, batch: str, examples: list[int], *, now: int) -> None:
         """Reports a step whose update was NaN or Inf, with the numbers of all its examples.
 
-        A run that resumes before step ``now``, the one of this report, reports it again.
+        A run that resumes before step ``now`` of this report reports it again.
         """
         values = {"batch": batch, "examples": examples, "reported": now}
         if self._record(step, "skipped", values):
@@ -90,7 +90,7 @@ class Reporter:
         """Adds a report to the metrics; returns False if an earlier run has already added it."""
         return self._metrics is not None and self._metrics.write(step, kind, values)
 
-    def _call(self, writer: Writer, method: Any, *arguments: Any) -> None:
+    def _call_writer(self, writer: Writer, method: Any, *arguments: Any) -> None:
         """Calls a writer; if it fails, it is dropped, and the run continues."""
         try:
             method(*arguments)
@@ -137,7 +137,7 @@ class ReportWindow:
         self._totals, self._began = totals, time.monotonic() - totals.seconds
         self._pending: list[tuple[int, Mapping[str, Any]]] = []
 
-    def timed(self, batches: Iterator[PyTree]) -> Iterator[PyTree]:
+    def time_batches(self, batches: Iterator[PyTree]) -> Iterator[PyTree]:
         """Yields the batches, and measures the time that the loop waits for them."""
         began = time.monotonic()
         for batch in batches:
@@ -153,7 +153,7 @@ class ReportWindow:
             jax.block_until_ready(self._pending[-1 - _IN_FLIGHT])
 
     @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
+    def pause_clock(self) -> Iterator[None]:
         """Stops the clock during work that is not training."""
         jax.block_until_ready(self._pending)
         began = time.monotonic()

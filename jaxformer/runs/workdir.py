@@ -114,7 +114,7 @@ class Workdir:
         expected = hashlib.sha256(serialized).hexdigest()
         if self.tokenizer.exists() and sha256_of(self.tokenizer) != expected:
             raise UserError(
-                f"{self.tokenizer}: expected no tokenizer, or the one of this run, found another; "
+                f"{self.tokenizer}: expected no tokenizer, or this run's, found another; "
                 "move it away, or give another --workdir"
             )
         files.write_file(self.tokenizer, serialized)

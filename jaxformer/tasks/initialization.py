@@ -83,7 +83,7 @@ def make_start_from(config: Config, tokenizer: Vocabulary, run: Workdir) -> Star
         _check_same(folder, run, params_sha256(source.params))
         theirs, saved = source.tokenizer, jax.device_get(source.params)
         ids = matching_ids(tokenizer, theirs)
-        merged, lines = merge_saved(processes.on_this_host(fresh), saved, ids)
+        merged, lines = merge(processes.on_this_host(fresh), saved, ids)
         if processes.is_primary():
             which = "its" if tokenizer.sha256 == theirs.sha256 else "another"
             first = f"starts from {folder.path}, {source.weights}, with {which} tokenizer:"
@@ -152,9 +152,7 @@ def matching_ids(ours: Vocabulary, theirs: Vocabulary) -> Int[np.ndarray, "2 N"]
     return np.array([pair for pair in ids if pair[1] is not None], np.int64).T
 
 
-def merge_saved(
-    fresh: PyTree, saved: PyTree, ids: Int[np.ndarray, "2 N"]
-) -> tuple[PyTree, list[str]]:
+def merge(fresh: PyTree, saved: PyTree, ids: Int[np.ndarray, "2 N"]) -> tuple[PyTree, list[str]]:
     """Returns the fresh parameters with all saved values that fit, and a description in lines.
 
     Rows of embeddings are matched by piece, rows of learned positions by position. Everything else

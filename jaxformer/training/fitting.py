@@ -18,13 +18,13 @@ from jaxformer.layout import global_mesh
 from jaxformer.nn.backend import peak_flops
 from jaxformer.runs import processes, run_directory, watchdog
 from jaxformer.runs.checkpoints import Checkpoints
-from jaxformer.runs.mirror import mirrored
+from jaxformer.runs.mirror import start_mirror
 from jaxformer.runs.reporting import Reporter, ReportWindow
 from jaxformer.runs.run_directory import Settings
 from jaxformer.runs.signals import StopSignals
 from jaxformer.runs.workdir import Workdir
 from jaxformer.runs.writers import Writer
-from jaxformer.training.hooks import Hook, profiling
+from jaxformer.training.hooks import Hook, profile_hook
 from jaxformer.training.independence import describe_dependence
 from jaxformer.training.mesh import BatchShards, check_mesh, make_mesh, to_devices
 from jaxformer.training.settings import FitConfig
@@ -132,7 +132,7 @@ class Run:
             global_mesh(self.mesh),
             run_directory.only_run_in(folder),
             StopSignals() as self.stop,
-            mirrored(folder, settings.mirror) as self.update_mirror,
+            start_mirror(folder, settings.mirror) as self.update_mirror,
             Checkpoints(folder.checkpoints, keep=keep, on_commit=self._record) as self.checkpoints,
         ):
             # Checked again, since another run may have used the workdir in the meantime.
@@ -207,10 +207,11 @@ class Run:
 
     def _take_steps(self, state: TrainState) -> TrainState:
         settings, step, stop = self.settings, self.saved, False
-        batches = self.window.timed(self.stop.until_stopped(self._batches(step)))
-        with profiling(settings.profiled_steps, self.folder.profile, self.reporter.log) as profile:
+        batches = self.window.time_batches(self.stop.until_stopped(self._batches(step)))
+        folder = self.folder.profile
+        with profile_hook(settings.profiled_steps, folder, self.reporter.log) as profile:
             for batch in batches:
-                program = self._compiled(state, batch)
+                program = self._compile_step(state, batch)
                 if step == 0:
                     self._check_independence(state, batch)
                 watchdog.record_progress(f"step {step}")
@@ -227,7 +228,7 @@ class Run:
                 if due or stop:
                     self._save(step, state, interim=not due)
                 if self.validation.is_due(step) and not stop:
-                    with self.window.paused():
+                    with self.window.pause_clock():
                         stop = not self.validation.run(step, state)
                 for hook in (*self.hooks, profile):
                     hook(step, state, sums)
@@ -248,7 +249,7 @@ class Run:
                 "Task.batches begin another epoch, or train for fewer steps"
             )
 
-    def _compiled(self, state: TrainState, batch: PyTree) -> CompiledStep:
+    def _compile_step(self, state: TrainState, batch: PyTree) -> CompiledStep:
         """Returns the step compiled for the shape of a batch; logs each compilation."""
         if (shape := _shape_of(batch)) in self.programs:
             return self.programs[shape]
@@ -259,7 +260,7 @@ class Run:
         self.reporter.log(f"compiling the step for shape {place}: {', '.join(sizes)}")
         watchdog.record_progress("the start of the compilation", limited=False)
         began = time.monotonic()
-        with self.window.paused():
+        with self.window.pause_clock():
             self.programs[shape] = self.step.compile(state, batch)
         self.reporter.log(f"compiled it in {time.monotonic() - began:.0f} s")
         return self.programs[shape]
@@ -269,7 +270,7 @@ class Run:
         if type(self.task).__module__.startswith("jaxformer."):
             return
         watchdog.record_progress("the check of the loss before the first step", limited=False)
-        with self.window.paused():
+        with self.window.pause_clock():
             found = describe_dependence(
                 self.task.loss, state.params, batch, self.mesh, self.settings.gradient_accumulation
             )
@@ -300,7 +301,7 @@ class Run:
 
     def _save(self, step: int, state: TrainState, *, interim: bool) -> None:
         """Saves a finite state in the background, together with the unfinished report."""
-        with self.window.paused():
+        with self.window.pause_clock():
             if not is_finite(state.params, state.opt_state):
                 raise FloatingPointError(
                     f"the parameters or the optimizer's state are NaN or Inf at step {step}, which "

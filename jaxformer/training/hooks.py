@@ -37,7 +37,7 @@ def every(steps: int, hook: Hook) -> Hook:
 
 
 @contextlib.contextmanager
-def profiling(steps: range, folder: pathlib.Path, log: Callable[[str], None]) -> Iterator[Hook]:
+def profile_hook(steps: range, folder: pathlib.Path, log: Callable[[str], None]) -> Iterator[Hook]:
     """Yields a hook that writes a trace of these steps, except the run's first step."""
     running, options = False, jax.profiler.ProfileOptions()
     options.python_tracer_level = 0  # Most of the trace would be Python calls.

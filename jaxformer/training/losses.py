@@ -148,9 +148,8 @@ def _sum_chunks_jvp(smoothing, primals, tangents):
         features_gradient = matmul_nt(logits_gradient, kernel).astype(rows.dtype)
         return kernel_gradient, (loss, (weights * nll).sum(), features_gradient)
 
-    start, *_ = match_varying_axes(
-        jnp.zeros_like(kernel, embedding.dtype), features, targets, weights
-    )
+    zeros = jnp.zeros_like(kernel, embedding.dtype)
+    start, *_ = match_varying_axes(zeros, features, targets, weights)
     kernel_gradient, (losses, nll, features_gradient) = jax.lax.scan(
         chunk_gradients, start, (features, targets, weights)
     )

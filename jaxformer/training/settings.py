@@ -113,7 +113,7 @@ class TrainingConfig(FitConfig):
         "encoder,embedding", or several in a row, such as "decoder/layers/self_attention". They have
         no optimizer state, and no weight decay.
       warmup_steps: Steps of linear warm-up in equation 3, and of all schedules.
-      learning_rate: Learning rate at the end of warm-up; None takes the one of equation 3,
+      learning_rate: Learning rate at the end of warm-up; by default, equation 3 gives
         (d_model * warmup_steps)^-0.5.
       learning_rate_scale: Factor on the learning rate; 1 is the paper's.
       label_smoothing: Probability mass spread over the vocabulary, epsilon_ls.

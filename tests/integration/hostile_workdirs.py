@@ -1,4 +1,4 @@
-"""Hostile workdirs: a good one, changed as somebody might who wants to do harm.
+"""Hostile workdirs: a good one, with changes that an attacker might make.
 
 Run as a program, in a process of its own: it loads them one after another under an audit hook, and
 prints one JSON line for each.
@@ -71,7 +71,7 @@ def with_content(name, content):
 
 
 def with_other(name, make):
-    """Replaces a file by something that is no file of its own."""
+    """Replaces a file by something other than a regular file."""
 
     def change(run):
         (run / name).unlink()

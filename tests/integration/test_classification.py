@@ -24,7 +24,7 @@ GOOD, BAD, OTHER = ["great", "lovely"], ["awful", "dull"], ["a", "film", "that",
 
 
 def lines(seed, count):
-    """The label of a text is the kind of its only word that is no filler."""
+    """The label of a text is the kind of its only word that is not a filler."""
     rng = np.random.default_rng(seed)
     for number in range(count):
         label = number % 2

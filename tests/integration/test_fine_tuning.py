@@ -25,7 +25,7 @@ from jaxformer.data.tokenizer import BOS, EOS, PAD, UNK
 from jaxformer.experiment import make_task
 from jaxformer.interop.marian.importer import import_marian
 from jaxformer.runs.workdir import Workdir
-from jaxformer.tasks.initialization import matching_ids, merge_saved
+from jaxformer.tasks.initialization import matching_ids, merge
 from jaxformer.training.optimizer import path_of
 
 from ..profiles import by_profile
@@ -177,7 +177,7 @@ def test_rows_of_another_vocabulary_are_matched_by_piece():
     """Every saved row holds its own number, so that rows are identified."""
     old, new = (train_tokenizer([text] * 3, 275) for text in ("to be or not to be", "not a bear"))
     saved = {"embedding": np.repeat(np.arange(275.0, dtype=np.float32)[:, None], 2, 1)}
-    merged, lines = merge_saved(
+    merged, lines = merge(
         {"embedding": np.full((275, 2), -1, np.float32)}, saved, matching_ids(new, old)
     )
     old_ids = {old.piece(i): i for i in range(275)}

@@ -1,6 +1,6 @@
 """Mistakes of new users are refused with a clear message, or work.
 
-Most arguments have other types than annotated, which the checks of annotations at night refuse.
+Most arguments have other types than annotated, which the nightly checks of annotations refuse.
 """
 
 import functools

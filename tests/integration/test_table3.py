@@ -1,4 +1,4 @@
-"""Training of a row of Table 3 for a few steps."""
+"""Trains a row of Table 3 for a few steps."""
 
 import dataclasses
 import json

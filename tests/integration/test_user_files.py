@@ -58,7 +58,7 @@ def test_folder_with_other_files_is_refused(command, convert, tmp_path, capsys):
 
 def test_training_does_not_overwrite_a_tokenizer(tmp_path):
     (tmp_path / "tokenizer.model").write_bytes(b"mine")
-    with pytest.raises(UserError, match="expected no tokenizer, or the one of this run, found"):
+    with pytest.raises(UserError, match="expected no tokenizer, or this run's, found"):
         train(CONFIG, tmp_path, corpus=Counting())
     assert (tmp_path / "tokenizer.model").read_bytes() == b"mine"
     assert not (tmp_path / "config.json").exists()

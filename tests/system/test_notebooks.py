@@ -76,7 +76,7 @@ state = train(config, WORKDIR, hooks=[kill])
 
 
 def environment(devices=1):
-    """Returns the environment of a user; at night with all optimizations."""
+    """Returns the environment of a user; in the nightly profile with all optimizations."""
     return os.environ | {
         "JAX_DISABLE_MOST_OPTIMIZATIONS": by_profile("1", nightly="0"),
         "PYTHONPATH": str(PROJECT),
@@ -89,7 +89,7 @@ def text(name):
 
 
 def shortened(name):
-    """Returns the script as it is run: at night as it is."""
+    """Returns the script as it is run: unchanged in the nightly profile."""
     script = text(name)
     for long, short in by_profile(SHORTER[name], nightly={}).items():
         assert long in script

@@ -1,4 +1,4 @@
-"""No data is ever executed or unpickled: the source has no means to, but for the places named here.
+"""No data is ever executed or unpickled: the source has no means to, except where named here.
 
 An audit hook checks the same while data is used: tests/integration/test_hostile_files.py.
 """

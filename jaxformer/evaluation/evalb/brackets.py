@@ -171,7 +171,7 @@ def _put_back_quotes(gold: _Sentence, test: _Sentence, parameters: ParameterFile
 
 
 def _compare(gold: _Sentence, test: _Sentence, parameters: ParameterFile) -> Counts:
-    of_gold, of_test = _counted(gold, parameters), _counted(test, parameters)
+    of_gold, of_test = _select_brackets(gold, parameters), _select_brackets(test, parameters)
     # Queues keep the time linear if a line has many equal brackets.
     at_span = collections.defaultdict(collections.deque)
     for bracket in of_test:
@@ -196,7 +196,7 @@ def _compare(gold: _Sentence, test: _Sentence, parameters: ParameterFile) -> Cou
     )
 
 
-def _counted(sentence: _Sentence, parameters: ParameterFile) -> list[_Bracket]:
+def _select_brackets(sentence: _Sentence, parameters: ParameterFile) -> list[_Bracket]:
     """Returns the brackets that count, with truncated labels."""
     for bracket in sentence.brackets:
         bracket.result = _DELETED

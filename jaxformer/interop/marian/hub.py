@@ -53,7 +53,7 @@ def marian_folder(name: pathlib.Path) -> pathlib.Path:
     except (OSError, errors.HTTPError) as error:  # pyright: ignore[reportPrivateImportUsage]
         message = str(error).partition("\n")[0]
         raise UserError(
-            f"{address}: cannot be downloaded, and {name} is no folder here; without a network, "
+            f"{address}: cannot be downloaded, and there is no folder {name}; without a network, "
             f"give a folder with {', '.join(_NEEDED)}, {' or '.join(_WEIGHTS)}, and if there are "
             f"any {' and '.join(_OPTIONAL)}: {message}"
         ) from None

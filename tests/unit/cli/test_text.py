@@ -14,7 +14,7 @@ from jaxformer.cli.text import (
     Line,
     PrefixOptions,
     blocks_as_they_arrive,
-    line_blocks,
+    blocks_of,
     lines_with_errors,
     open_output,
     read_text,
@@ -71,7 +71,7 @@ def test_strict_reading_ends_at_a_bad_line(pipe, tmp_path, monkeypatch):
     content = b"one\ntwo\ncaf\xe9\nfour\n"
     pipe.write(content)
     pipe.close()
-    with line_blocks(read_text(None), len, None, strict=True) as (arriving, *_):
+    with blocks_of(read_text(None), len, None, strict=True) as (arriving, *_):
         assert next(arriving) == [Line(1, "one"), Line(2, "two")]
         with pytest.raises(UserError, match="standard input:3: not UTF-8"):
             next(arriving)
@@ -79,7 +79,7 @@ def test_strict_reading_ends_at_a_bad_line(pipe, tmp_path, monkeypatch):
     path.write_bytes(content)
     with (
         pytest.raises(UserError, match=r"in.txt:3: not UTF-8"),
-        line_blocks(read_text(path), len, None, strict=True),
+        blocks_of(read_text(path), len, None, strict=True),
     ):
         pytest.fail("reads before it refuses")
 

@@ -172,7 +172,7 @@ def test_command_downloads_and_prepares(name, data, publish, server, capsys):
 
 def test_no_sentence_of_tatoeba_crosses_the_splits_nor_moves_in_a_new_edition(publish, data):
     def splits(pairs):
-        rows = [f"{en}\t{de}\tCC-BY 2.0 (France) Attribution: somebody" for en, de in pairs]
+        rows = [f"{en}\t{de}\tCC-BY 2.0 (France) Attribution: someone" for en, de in pairs]
         corpus = publish("tatoeba", {"deu-eng.zip": zipped({"deu.txt": joined(rows)})})
         files = read(download_corpus(corpus), corpus)
         shutil.rmtree(data)
@@ -211,7 +211,7 @@ def test_names_and_list(data, capsys):
 
 
 def test_without_a_network_the_file_is_named_and_then_used(data, publish, server, capsys):
-    """The same command prepares files that somebody has copied to the folder."""
+    """The same command prepares files that a user has copied to the folder."""
     files, prepared = origin_of("multi30k")
     corpus = publish("multi30k", files)
     server.files.clear()

@@ -1,4 +1,4 @@
-"""Batching of sentences: each in one batch, with few shapes of bounded size."""
+"""Batches of sentences: each sentence in one batch, with few shapes of bounded size."""
 
 import numpy as np
 import pytest

@@ -35,7 +35,7 @@ TEXTS, IDS = "expected a list of texts", "expected token ids from 0 to 299, got"
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        # A string is no list of sentences.
+        # A string is not a list of sentences.
         (lambda t: t.translate("ten"), f"sentences: {TEXTS}, got one string, 'ten'; put it"),
         (lambda t: t.translate(["ten"], prefixes="z"), f"prefixes: {TEXTS}"),
         (lambda t: align(t, "ten", [("zehn", [5, 1])] * 3), f"sources: {TEXTS}"),

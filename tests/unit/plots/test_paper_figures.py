@@ -44,7 +44,7 @@ def test_choices_equal_plain_loops(seed):
 
 def test_given_layer_heads_and_token_are_kept():
     choices = paper_figures(random_layers(6, 4, 0), TOKENS)
-    assert {choice.layer for choice in choices.values()} == {4}  # the last but one
+    assert {choice.layer for choice in choices.values()} == {4}  # the second-to-last
     choices = paper_figures(random_layers(3, 4, 0), TOKENS, layer=2, heads=[1, 3], token=6)
     for number in (3, 4):
         assert (choices[number].layer, choices[number].token) == (2, 6)

@@ -123,7 +123,7 @@ def _print_memory(
         fits = memory.total <= limit
         print(
             f"{memory.total / 1e9:8.2f} GB ({memory.state / 1e9:.2f} of it parameters, optimizer "
-            f"state and batch) {'fits' if fits else 'too much'}: {flags or 'as it is'}",
+            f"state and batch) {'fits' if fits else 'too much'}: {flags or 'as configured'}",
             flush=True,
         )
         if fits:

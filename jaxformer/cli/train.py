@@ -97,30 +97,30 @@ def _train(
     jaxformer.experiment.train(config, workdir)
 
 
-def _join_processes(place: str | None, count: int | None, number: int | None) -> None:
+def _join_processes(coordinator: str | None, count: int | None, process_id: int | None) -> None:
     """Connects the processes of a run, if the arguments specify several."""
-    if place in (None, "auto"):
-        if (count, number) != (None, None):
+    if coordinator in (None, "auto"):
+        if (count, process_id) != (None, None):
             raise UserError("--num_processes and --process_id need --coordinator=HOST:PORT")
-        if place is None:
+        if coordinator is None:
             return
-    elif not re.fullmatch(r".+:\d{1,5}", place) or number not in range(count or 0):
+    elif not re.fullmatch(r".+:\d{1,5}", coordinator) or process_id not in range(count or 0):
         raise UserError(
             "--coordinator=HOST:PORT needs --num_processes=N and --process_id=0 to N-1: got "
-            f"{place}, {count} and {number}"
+            f"{coordinator}, {count} and {process_id}"
         )
     import jax
 
     from jaxformer.runs.watchdog import HEARTBEAT_TIMEOUT
 
-    address = None if place == "auto" else place
+    address = None if coordinator == "auto" else coordinator
     try:
         jax.distributed.initialize(
-            address, count, number, heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT
+            address, count, process_id, heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT
         )
     except (RuntimeError, ValueError) as error:  # the type depends on what jax lacks
         raise UserError(
-            f"--coordinator={place}: jax could not join the processes ({error}); give "
+            f"--coordinator={coordinator}: jax could not join the processes ({error}); give "
             "--coordinator=HOST:PORT, --num_processes and --process_id"
         ) from None
 

@@ -55,7 +55,7 @@ def test_a_step_is_measured_on_simulated_devices():
         "A step of 2,048 tokens per side in sentences of 128, on 3 cpu device(s). "
         "Each has 1.07 GB and needs:"
     )
-    assert second.endswith(" fits: as it is")
+    assert second.endswith(" fits: as configured")
 
 
 def test_mistakes(capsys):

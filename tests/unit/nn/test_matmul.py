@@ -1,4 +1,4 @@
-"""The matmuls of attention in bfloat16, against float64 with operands rounded by hand."""
+"""Matmuls in every precision against float64, and their gradients."""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +6,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from jaxformer.nn.matmul import SCORES, WEIGHTED_SUM, einsum
+from jaxformer.nn.matmul import SCORES, WEIGHTED_SUM, einsum, project
+from jaxformer.nn.precision import quantize_along
 
 SHAPES = {
     SCORES: ((2, 5, 3, 4), (2, 7, 3, 4), (2, 3, 5, 7)),
@@ -42,3 +43,55 @@ def test_operands_and_gradients_are_rounded_once(spec, dtype):
     exact = np.einsum(spec, x, y)
     assert np.abs(found[0] - exact).max() > 1e-3
     np.testing.assert_allclose(unrounded, exact, rtol=1e-5, atol=1e-5)
+
+
+# Rounding errors relative to the norms: half a unit in the last of 24, 8 or (about) 8 bits.
+TOLERANCE = {"float32": 1e-6, "bfloat16": 2**-8, "int8": 2**-7}
+
+
+def operands():
+    random = np.random.default_rng(0)
+    x = random.normal(size=(2, 6, 64)).astype(np.float32)
+    return x, random.normal(size=(64, 4, 8)).astype(np.float32)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_matmul_error_matches_the_precision(dtype):
+    x, kernel = operands()
+    bias = np.full(kernel.shape[1:], 3.0, np.float32)
+
+    @jax.jit
+    def run(x, kernel, bias):
+        stored = quantize_along(kernel, 0) if dtype == "int8" else kernel
+        return project(x, stored, bias, dtype)
+
+    found = np.asarray(run(x, kernel, bias))
+    exact = np.einsum("brd,dhk->brhk", x.astype(np.float64), kernel) + 3.0
+    assert found.shape == exact.shape
+    norms = np.linalg.norm(x, axis=-1)[..., None, None] * np.linalg.norm(kernel, axis=0)
+    errors = np.abs(found - exact) / norms
+    assert errors.max() < TOLERANCE[dtype]
+    if dtype != "float32":
+        assert errors.max() > 1e-5  # Inputs are actually rounded.
+    if dtype == "int8":  # Rows are quantized independently.
+        x[0, 1:] *= 1000.0
+        np.testing.assert_array_equal(np.asarray(run(x, kernel, bias))[0, 0], found[0, 0])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_gradients_match_autodiff(dtype):
+    x, kernel = operands()
+    weights = np.random.default_rng(2).normal(size=(2, 6, 4, 8)).astype(np.float32)
+
+    def ours(x, kernel):
+        return (project(x, kernel, None, dtype) * weights).sum()
+
+    def plain(x, kernel):
+        return (jnp.einsum("brd,dhk->brhk", x, kernel, precision="highest") * weights).sum()
+
+    both = jax.jit(lambda *operands: [jax.grad(f, (0, 1))(*operands) for f in (ours, plain)])
+    found, expected = jax.device_get(both(x, kernel))
+    for a, b in zip(found, expected, strict=True):
+        assert a.dtype == np.float32
+        scale = np.abs(b).max()
+        np.testing.assert_allclose(a, b, atol=(1e-5 if dtype == "float32" else 0.02) * scale)

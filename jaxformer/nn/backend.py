@@ -24,9 +24,9 @@ class Backend:
         conversions take longer than reading twice as many bytes.
       unroll_layers: Compile each layer of a stack separately. This takes longer to compile, but
         avoids stacking the residuals of the backward pass. Not measured on TPUs.
-      logits_per_chunk: Logits that the loss computes at a time: enough rows to fill the matrix
-        units, few enough to fit in the caches. GPUs take more, because each chunk reads and writes
-        the gradient of the embedding, which exceeds their caches.
+      logits_per_chunk: Logits that the loss computes at a time, for at least d_model rows: few
+        enough to fit in the caches. GPUs take more, because each chunk reads and writes the
+        gradient of the embedding, which exceeds their caches.
       scores_per_chunk: Scores of a head, queries times keys, beyond which attention computes them
         for a few queries at a time, an eighth of this number.
       fused_attention: Use cuDNN's attention where it applies (NVIDIA GPUs from Ampere on).
@@ -36,7 +36,7 @@ class Backend:
 
     float32_activations: bool = False
     unroll_layers: bool = False
-    logits_per_chunk: int = 2**23
+    logits_per_chunk: int = 2**21
     scores_per_chunk: int = 2**22
     fused_attention: bool = False
     compiler_options: tuple[tuple[str, Any], ...] = ()

@@ -104,10 +104,11 @@ def _check_arguments(*arguments):
 
 def _make_chunks(features, targets, weights, vocab_size):
     """Pads the rows and reshapes them into chunks along a new first axis."""
-    rows = features.shape[0]
-    logits = backend().logits_per_chunk
+    rows, size = features.shape
+    # A chunk reads and writes the gradient of the embedding, so it has at least as many rows.
+    max_rows = max(size, backend().logits_per_chunk // vocab_size)
     # In an export for any number of rows, it is symbolic, and one chunk has all rows.
-    count = -(-rows // max(128, logits // vocab_size)) if isinstance(rows, int) else 1
+    count = -(-rows // max_rows) if isinstance(rows, int) else 1
     # GPUs would copy a matrix whose sides are not multiples of 16.
     chunk = -(-rows // (16 * count)) * 16 if count > 1 else rows if count else 1
     padding = -rows % chunk
@@ -184,9 +185,11 @@ def _chunk_loss(features, targets, projection, smoothing):
     if kernel.shape[1] > vocab_size:
         logits = jnp.where(columns < vocab_size, logits, jnp.finfo(logits.dtype).min)
     log_total = jax.nn.logsumexp(logits, axis=-1)
-    # A sum instead of an index, since no device has the whole of a sharded vocabulary.
     is_target = (columns == targets[:, None]).astype(logits.dtype)
-    nll = log_total - (logits * is_target).sum(axis=-1)
+    if num_shards("vocab") == 1:
+        nll = log_total - jnp.take_along_axis(logits, targets[:, None], axis=1, mode="clip")[:, 0]
+    else:  # No device has the whole of a sharded vocabulary.
+        nll = log_total - (logits * is_target).sum(axis=-1)
     # The logit of the mean row is the mean of the logits. Not a matmul, which accelerators would
     # compute in less than float32.
     uniform_nll = log_total - (features.astype(mean.dtype) * mean[None]).sum(axis=-1)

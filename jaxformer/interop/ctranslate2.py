@@ -14,7 +14,7 @@ from jaxformer.config import ModelConfig
 from jaxformer.data.tokenizer import BOS, EOS, UNK
 from jaxformer.errors import needs_package
 from jaxformer.inference.weights import TrainedModel
-from jaxformer.interop.formats import Usage, check_fields, write_tokenizer
+from jaxformer.interop.formats import Usage, check_fields, check_search, write_tokenizer
 from jaxformer.nn.positions import sinusoidal_positions
 
 _ACTIVATIONS = {"relu": "RELU", "gelu": "GELUTanh", "swish": "SWISH"}
@@ -24,12 +24,15 @@ import ctranslate2, sentencepiece
 source = sentencepiece.SentencePieceProcessor(model_file="source.spm")
 target = sentencepiece.SentencePieceProcessor(model_file="target.spm")
 translator = ctranslate2.Translator(".")  # compute_type="int8" is faster
-[result] = translator.translate_batch([source.encode("A dog runs.", out_type=str)], beam_size={})
+options = {}
+[result] = translator.translate_batch([source.encode("A dog runs.", out_type=str)], **options)
 print(target.decode(result.hypotheses[0]))
 """
 _NOTES = (
     "CTranslate2's beam search differs from jaxformer's: its length penalty is a power of the "
-    "length, and it stops earlier. Probabilities are the same.",
+    "length, it stops earlier, its limits do not depend on the source, and the score of an "
+    "unfinished translation counts. Probabilities are the same, but `min_decoding_length` and "
+    "`no_repeat_ngram_size` renormalize them over the tokens that they allow.",
 )
 
 
@@ -43,6 +46,7 @@ def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
         positions=["sinusoidal", "learned"],
         activation=_ACTIVATIONS,
     )
+    search = check_search(model.config, "CTranslate2")
     with needs_package("ctranslate2", "which writes this format"):
         import ctranslate2
     # pyright mistakes this file for the package.
@@ -62,8 +66,14 @@ def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
     spec.register_target_vocabulary(pieces)
     spec.validate()
     spec.save(str(folder))
-    code = _CODE.format(model.config.search.num_hypotheses)
-    return Usage("CTranslate2", "ctranslate2 sentencepiece", code, _NOTES)
+    options = {  # The limits of ``translate_batch`` itself are 1 to 256 tokens.
+        "beam_size": search.beam_size,
+        "length_penalty": 0.0 if search.penalty == "none" else search.length_penalty,
+        "max_decoding_length": min(config.max_length, search.max_length or 256),
+        "min_decoding_length": max(1, search.min_length),
+        "no_repeat_ngram_size": search.no_repeat_ngram,
+    }
+    return Usage("CTranslate2", "ctranslate2 sentencepiece", _CODE.format(options), _NOTES)
 
 
 def _fill(spec: Any, config: ModelConfig, params: dict[str, Any]) -> None:

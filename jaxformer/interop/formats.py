@@ -23,6 +23,12 @@ _ANY = re.compile(
     "(attention_)?dropout_rate|biases|compute_dtype|d_(ff|model)|max_length|norm_epsilon"
     "|num_(heads|layers)|vocab_size"
 )
+# Fields of a search that both express, or for which both have a rule of their own. The model card
+# refuses constraints.
+_SEARCH = {
+    *("beam_size", "length_penalty", "penalty", "max_length", "min_length", "no_repeat_ngram"),
+    *("early_stop", "ends_within", "unfinished", "constraints"),
+}
 
 
 class Usage(NamedTuple):
@@ -54,6 +60,21 @@ def required_beam_search(config: Config, system: str) -> BeamSearch:
             "jaxformer.interop.export.export_model(..., search=BeamSearch())"
         )
     return config.search
+
+
+def check_search(config: Config, system: str) -> BeamSearch:
+    """Returns the search of a config; fields that another system lacks must have defaults."""
+    search = required_beam_search(config, system)
+    limit, most = search.max_extra_length, search.max_length
+    known = _SEARCH if most is None or most > limit else _SEARCH | {"max_extra_length"}
+    for field in dataclasses.fields(search):
+        name, default, value = field.name, field.default, getattr(search, field.name)
+        if name not in known and value != default:
+            raise UserError(
+                f"{system}: expected search.{name}={default}, got {value}; give "
+                f"--{name.replace('_', '-')} {default}, or export stablehlo instead"
+            )
+    return search
 
 
 def write_tokenizer(model: TrainedModel, folder: pathlib.Path) -> list[str]:

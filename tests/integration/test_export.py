@@ -3,6 +3,7 @@
 ``benchmarks/exports.py`` compares translations of real text with transformers and CTranslate2.
 """
 
+import ast
 import dataclasses
 import json
 import os
@@ -214,17 +215,26 @@ def test_ctranslate2_computes_the_same_scores(name, learned_workdir, tmp_path):
 
 
 @pytest.mark.ci
-def test_ctranslate2_finds_the_same_translations(learned_workdir, tmp_path):
-    """All 500 numbers of the test split, with the settings of docs/export.md."""
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"beam_size": 4, "max_length": 63, "min_length": 1},
+        {"beam_size": 1, "max_length": 14, "min_length": 8, "no_repeat_ngram": 2},
+    ],
+)
+def test_ctranslate2_finds_the_same_translations(limits, learned_workdir, tmp_path):
+    """All 500 numbers of the test split, with the settings of docs/export.md and of the card."""
     engine = pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed")
-    rules = {"ends_within": "N", "early_stop": "full", "unfinished": "compete", "min_length": 1}
-    search = BeamSearch(penalty="power", length_penalty=1.0, max_length=63, **rules)
+    rules = {"ends_within": "N", "early_stop": "full", "unfinished": "compete"}
+    search = BeamSearch(penalty="power", length_penalty=1.0, **rules, **limits)
     export_model("ctranslate2", learned_workdir, tmp_path / "out", search=search)
-    ours, options = Translator.load(learned_workdir, search=search), {"return_end_token": True}
+    ours = Translator.load(learned_workdir, search=search)
     texts = [source for source, _ in NumeralsCorpus().pairs("held_out")]
     pieces = [[*map(ours.tokenizer.piece, ours.tokenizer.encode(text))] for text in texts]
+    card = (tmp_path / "out" / "README.md").read_text().partition("\noptions = ")[2]
+    options = ast.literal_eval(card.partition("\n")[0]) | {"return_end_token": True}
     found = engine.Translator(str(tmp_path / "out"), compute_type="float32").translate_batch(
-        pieces, beam_size=4, num_hypotheses=4, max_decoding_length=63, **options
+        pieces, num_hypotheses=search.beam_size, **options
     )
     expected = [[[*map(ours.tokenizer.piece, h.tokens)] for h in n] for n in ours.hypotheses(texts)]
     assert sum(f.hypotheses == e for f, e in zip(found, expected, strict=True)) == len(texts) == 500
@@ -263,14 +273,26 @@ def test_features_that_a_format_does_not_know_are_refused(write, learned_workdir
 
 def test_searches_and_options_that_a_format_lacks_are_refused(learned_workdir, tmp_path):
     groups = BeamSearch(beam_size=2, diversity_groups=2, diversity_penalty=0.5)
+    new = dataclasses.make_dataclass(
+        "New", [("bonus", float, 0.0)], bases=(BeamSearch,), frozen=True, kw_only=True
+    )
+    refused = "expected search.{0}, got {1}; give --{2}, or export stablehlo instead"
+    bonus = refused.format("bonus=0.0", 0.5, "bonus 0.0")
+    diverse = refused.format("diversity_groups=1", 2, "diversity-groups 1")
+    longer = refused.format("max_extra_length=50", 90, "max-extra-length 50")
     for format, options, message in (
         ("stablehlo", {"search": Sampling()}, "expected beam search, got sampling; in Python"),
-        ("marian", {"search": groups}, "Marian: expected diversity_groups=1"),
+        ("ctranslate2", {"search": Sampling()}, "expected beam search, got sampling; in Python"),
+        ("ctranslate2", {"search": new(bonus=0.5)}, f"CTranslate2: {bonus}"),
+        ("ctranslate2", {"search": groups}, f"CTranslate2: {diverse}"),
+        ("marian", {"search": new(bonus=0.5)}, f"Marian: {bonus}"),
+        ("marian", {"search": groups}, f"Marian: {diverse}"),
+        ("marian", {"search": BeamSearch(max_extra_length=90, max_length=91)}, longer),
         ("marian", {"compute_dtype": "bfloat16"}, "--dtype is for stablehlo only: marian stores"),
     ):
         with pytest.raises(UserError, match=message):
             export_model(format, learned_workdir, tmp_path / "out", **options)
-    search = BeamSearch(min_length=7, no_repeat_ngram=3)
+    search = BeamSearch(min_length=7, no_repeat_ngram=3, max_extra_length=90, max_length=90)
     export_model("marian", learned_workdir, tmp_path / "out", search=search)
     assert "this model's 1e-06" in (tmp_path / "out" / "README.md").read_text()
     import_marian(tmp_path / "out", tmp_path / "again")

@@ -18,7 +18,7 @@ from jaxformer.data.tokenizer import BOS, EOS, UNK
 from jaxformer.errors import UserError
 from jaxformer.files import write_file
 from jaxformer.inference.weights import TrainedModel
-from jaxformer.interop.formats import Usage, check_fields, required_beam_search, write_tokenizer
+from jaxformer.interop.formats import Usage, check_fields, check_search, write_tokenizer
 from jaxformer.interop.marian.layout import LINEAR, NORMS, OUTPUT, SHARED, SOURCE, TARGET
 from jaxformer.interop.safetensors import save_arrays
 from jaxformer.search import BeamSearch
@@ -52,9 +52,7 @@ def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
             f"Marian: expected model.norm_epsilon of at most {_NORM_EPSILON:g}, got "
             f"{config.norm_epsilon:g}; export stablehlo instead"
         )
-    search = required_beam_search(model.config, "Marian")
-    if search.diversity_groups > 1:
-        raise UserError("Marian: expected diversity_groups=1; give --diversity-groups 1")
+    search = check_search(model.config, "Marian")
     # Our id for each of Marian's ids: end of sentence, unknown, pieces, and padding as the start.
     order = np.array([EOS, UNK, *range(UNK + 1, config.vocab_size), BOS])
     names = ["</s>", "<unk>", *pieces[UNK + 1 :], "<pad>"]

@@ -138,19 +138,17 @@ def windowed_attention(
     if first:  # A global token counts once, among the global ones.
         is_near = (jnp.arange(is_token.shape[2]) >= first)[None, None]
         is_token &= ~(is_near & (tokens.index < first))
-    blocked = dataclasses.replace(
-        keys,
-        queries=jax.tree.map(own, keys.queries),
-        keys=tokens,
-        mask=is_token[:, :, None, None],
-        slots=None,
-    )
+    # Only these have blocks; all other fields of the keys are the same for every block.
+    split = own(queries), jax.tree.map(own, keys.queries), jax.tree.map(near, key_values), tokens
 
-    def block(queries: Array, key_values: KeyValues, keys: Keys, number: Array) -> Array:
-        return attend(queries, key_values, keys, _dropout_of_block(dropout, number, blocks))[0]
+    def block(
+        queries: Array, own: Tokens, key_values: KeyValues, near: Tokens, mask: Array, number: Array
+    ) -> Array:
+        seen = dataclasses.replace(keys, queries=own, keys=near, mask=mask, slots=None)
+        return attend(queries, key_values, seen, _dropout_of_block(dropout, number, blocks))[0]
 
-    arguments = own(queries), jax.tree.map(near, key_values), blocked, jnp.arange(blocks)
-    result = _join(jax.vmap(block, in_axes=(1, 1, 1, 0), out_axes=1)(*arguments), length)
+    arguments = *split, is_token[:, :, None, None], jnp.arange(blocks)
+    result = _join(jax.vmap(block, in_axes=(1, 1, 1, 1, 1, 0), out_axes=1)(*arguments), length)
     if first:
         tokens = jax.tree.map(lambda a: a[:, :first], keys.queries)
         seeing_all = dataclasses.replace(keys, queries=tokens)

@@ -2,7 +2,9 @@
 
 import dataclasses
 import functools
+from typing import Any
 
+import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -97,6 +99,26 @@ def test_values_and_gradients_equal_those_of_masked_full_attention(way, segments
     jax.tree.map(
         functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), ours, expected
     )
+
+
+@flax.struct.dataclass
+class Reach(Keys):
+    """Keys with a window of its own for each head."""
+
+    reach: Any = None
+
+    def allowed(self):
+        query, key = self.queries.index[:, None, :, None], self.keys.index[:, None, None]
+        return super().allowed() & (abs(query - key) <= self.reach)
+
+
+def test_a_window_does_not_split_fields_of_heads():
+    """As many heads as blocks, so that a split would go unnoticed."""
+    reach = np.array([0, 1, 3, 6, 2], np.int32)[None, :, None, None]
+    x = RNG.normal(size=(1, 30, 5, 4)).astype(np.float32)
+    given = x, Projected(x, x), Reach(**vars(Keys.of_sequence(30, window=6)), reach=reach)
+    found, expected = jax.jit(lambda: [windowed_attention(*given), attend(*given)[0]])()
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_segments_of_keys_alone_hide_padding():

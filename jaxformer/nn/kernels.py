@@ -22,6 +22,9 @@ from jaxformer.nn.matmul import SCORES, WEIGHTED_SUM, einsum
 from jaxformer.nn.precision import at_least_float32
 from jaxformer.nn.sharding import num_shards
 
+# Fields of Keys that only select the keys that a query sees, or where a cache writes them.
+_MASKING = {"queries", "keys", "mask", "slots", "causal", "window", "global_tokens"}
+
 
 @runtime_checkable
 class KeyValueSource(Protocol):
@@ -232,12 +235,13 @@ def has_fused_kernel(
     """Returns whether :func:`fused_attention` supports these arrays and this device.
 
     It requires an NVIDIA GPU (Ampere or later), bfloat16, d_k = d_v, a multiple of 8 up to 128,
-    even lengths, and keys without a bias. Neither heads nor the batch may be sharded, which is
-    untested.
+    even lengths, and keys without a bias or any other field that is not part of their mask. Neither
+    heads nor the batch may be sharded, which is untested.
     """
+    others = [field for field in dataclasses.fields(keys) if field.name not in _MASKING]
     return (
         backend().fused_attention
-        and keys.bias is None
+        and all(getattr(keys, field.name) is field.default for field in others)
         and queries.dtype == values.dtype == jnp.bfloat16
         and queries.shape[-1] == values.shape[-1]
         and queries.shape[-1] <= 128

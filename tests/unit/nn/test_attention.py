@@ -1,5 +1,8 @@
 """Attention against a float64 NumPy implementation of the formula."""
 
+import dataclasses
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -80,6 +83,16 @@ def test_fused_kernel_needs_bfloat16_and_even_lengths():
         assert not has_fused(heads(6, 16), heads(8, 24))
     with use_backend(backend_for("gpu", "7.5")):  # An older GPU.
         assert not has_fused(heads(6, 16), heads(8, 16))
+
+
+def test_fused_kernel_takes_no_field_of_keys_that_it_does_not_know():
+    new = dataclasses.make_dataclass("New", [("sinks", Any, None)], bases=(Keys,), frozen=True)
+    heads = np.zeros((2, 6, 3, 16), jnp.bfloat16)
+    keys = new(**vars(Keys.of_sequence(6, np.ones((2, 6), np.int32), causal=True, window=2)))
+    with use_backend(backend_for("gpu", "9.0")):
+        assert has_fused_kernel(heads, heads, keys)
+        for field in ({"sinks": np.zeros(3)}, {"bias": lambda queries, keys: 0}):
+            assert not has_fused_kernel(heads, heads, dataclasses.replace(keys, **field))
 
 
 def test_fused_kernel_is_dot_product_attention():

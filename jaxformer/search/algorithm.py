@@ -293,14 +293,23 @@ class Algorithm(abc.ABC):
             return jnp.asarray(length_penalties(self.penalty, alpha, capacity))
         return jnp.asarray(alpha)[: capacity + 1]  # the table from ``split_numbers``
 
-    def _constrain(self, logits: Float[Array, "B N V"], state: Any) -> Float[Array, "B N V"]:
-        """Returns the logits with -inf for forbidden tokens; unchanged without constraints."""
+    def _constraints(self) -> list[Constraint]:
+        """Returns the constraints of all fields, in the order in which they apply."""
         constraints: list[Constraint] = []
         if self._is_set("min_length"):
             constraints.append(MinLength(self.min_length))
         if self.no_repeat_ngram:
             constraints.append(NoRepeatNgram(self.no_repeat_ngram))
-        constraints += self.constraints
+        return [*constraints, *self.constraints]
+
+    @property
+    def _changes_logits(self) -> bool:
+        """True if constraints may return logits other than -inf and the step function's."""
+        return not all(isinstance(c, MinLength | NoRepeatNgram) for c in self._constraints())
+
+    def _constrain(self, logits: Float[Array, "B N V"], state: Any) -> Float[Array, "B N V"]:
+        """Returns the logits with -inf for forbidden tokens; the same array without constraints."""
+        constraints = self._constraints()
         if state.prefix.shape[1]:
             constraints.append(ForcedPrefix())
         known = state.tokens, state.step, state.prefix, state.sentence_ids

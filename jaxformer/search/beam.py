@@ -165,7 +165,7 @@ class BeamSearch(Algorithm):
         Groups choose one after the other. Each chooses among the continuations of its own
         hypotheses, N / G of all N. ``allowed`` is ``logits`` with -inf for forbidden tokens.
         """
-        max_log_prob = math.inf if self.constraints else 0.0
+        max_log_prob = math.inf if self._changes_logits else 0.0
         if self.diversity_groups == 1:
             candidates = expand(logits, log_probs, allowed, max_log_prob)
             return self._partition_by_eos(candidates, at_limit)

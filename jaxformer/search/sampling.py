@@ -142,7 +142,7 @@ class Sampling(Algorithm):
         before = state.finished | state.done[:, None]
         tokens = jnp.where(before, self.pad_id, tokens)
         drawn = jnp.take_along_axis(allowed, tokens[:, :, None], axis=2)
-        if self.constraints:  # They may return other logits than -inf and the step function's.
+        if self._changes_logits:
             own = jnp.take_along_axis(logits, tokens[:, :, None], axis=2)
             drawn = jnp.where(drawn == -jnp.inf, -jnp.inf, own)
         log_probs = state.log_probs + jnp.where(before, 0.0, log_probs_of(drawn, logits)[:, :, 0])

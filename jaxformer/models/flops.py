@@ -1,8 +1,8 @@
 """Floating point operations of training, computed from sizes alone (section 5.2).
 
 A multiplication and an addition are two operations, and gradients of a matmul cost twice the
-matmul. Padding and masked scores count, because they are computed. Norms, softmax, dropout and the
-loss do not count, because they take few operations.
+matmul. Padding and masked scores count, because they are computed; scores outside of a window do
+not. Norms, softmax, dropout and the loss do not count, because they take few operations.
 """
 
 from jaxformer.models.assembly import ModelConfig
@@ -15,27 +15,29 @@ def training_flops(config: ModelConfig, rows: int, src_length: int, tgt_length: 
     12206211072
     """
     s, t = src_length, tgt_length
-    encoder = _attention(config, s, s) + _feed_forward(config, s)
-    decoder = _attention(config, t, t) + _attention(config, t, s) + _feed_forward(config, t)
+    encoder = _attention(config, s, s, 2) + _feed_forward(config, s)
+    decoder = _attention(config, t, t, 1) + _attention(config, t, s) + _feed_forward(config, t)
     logits = t * config.d_model * config.output_size
     return 3 * 2 * rows * (config.num_layers * (encoder + decoder) + logits)
 
 
-def language_model_flops(config: ModelConfig, rows: int, length: int) -> int:
+def language_model_flops(config: ModelConfig, rows: int, length: int, causal: bool = True) -> int:
     """Returns the operations of a language model's training step; see :func:`training_flops`.
 
     >>> language_model_flops(ModelConfig(vocab_size=69, d_model=256, d_ff=1024, num_heads=4,
     ...                                  num_layers=6), rows=32, length=256)
     271451160576
     """
-    layer = _attention(config, length, length) + _feed_forward(config, length)
+    layer = _attention(config, length, length, 1 if causal else 2) + _feed_forward(config, length)
     logits = length * config.d_model * config.vocab_size
     return 3 * 2 * rows * (config.num_layers * layer + logits)
 
 
-def _attention(config: ModelConfig, queries: int, keys: int) -> int:
+def _attention(config: ModelConfig, queries: int, keys: int, sides: int = 0) -> int:
+    """Counts the multiplications; a window has 1 or 2 sides, and 0 for attention to a memory."""
     heads = config.num_heads * (config.key_size + config.value_size)
-    return heads * (config.d_model * (queries + keys) + queries * keys)
+    seen = min(keys, sides * config.window + 1) if sides and config.window else keys
+    return heads * (config.d_model * (queries + keys) + queries * seen)
 
 
 def _feed_forward(config: ModelConfig, tokens: int) -> int:

@@ -152,7 +152,7 @@ class Classification(Translation):
         """Returns the operations of all matmuls, with padding, except the logits of classes."""
         model, (rows, length) = self.config.model, batch.src.shape
         logits = 6 * rows * length * model.d_model * model.vocab_size
-        return language_model_flops(model, rows, length) - self.has_labels * logits
+        return language_model_flops(model, rows, length, causal=False) - self.has_labels * logits
 
 
 class MaskedLanguageModeling(Classification):

@@ -1,5 +1,7 @@
 """The formula against a count of the matmuls that JAX traces."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ from jaxformer.config import ModelConfig
 from jaxformer.models.flops import language_model_flops, training_flops
 from jaxformer.models.language_model import LanguageModel
 from jaxformer.models.transformer import Transformer
+from jaxformer.nn import Keys
 
 from ...multiplications import multiplications
 
@@ -36,3 +39,22 @@ def test_the_formula_counts_what_is_traced(kind, sizes):
         assert training_flops(config, 2, 7, 5) == 3 * traced
     else:
         assert language_model_flops(config, 2, 7) == 3 * traced
+
+
+@pytest.mark.parametrize("window", [1, 3, 6, 40])
+def test_a_query_counts_the_keys_that_the_mask_of_its_window_allows(window):
+    """No query sees more keys than the one in the middle, where the window is whole."""
+    config = ModelConfig(vocab_size=29, d_model=12, d_ff=20, num_heads=4, num_layers=3)
+    near = dataclasses.replace(config, window=window)
+
+    def hidden(length, causal):
+        keys = Keys.of_sequence(length, window=window, causal=causal)
+        unseen = length - int(keys.allowed().sum(axis=-1).max())
+        # Three passes, three layers, and two operations for each entry of d_k and of d_v.
+        return 3 * 3 * 2 * (12 + 12) * length * unseen
+
+    for causal in (True, False):
+        full, counted = (language_model_flops(c, 2, 11, causal) for c in (config, near))
+        assert full - counted == 2 * hidden(11, causal)
+    full, counted = (training_flops(c, 1, 11, 8) for c in (config, near))
+    assert full - counted == hidden(11, causal=False) + hidden(8, causal=True)

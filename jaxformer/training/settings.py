@@ -12,6 +12,7 @@ from jaxformer.nn.stack import Remat
 
 # Schedules that depend on the number of steps.
 DECAYING = ("linear", "cosine")
+WITH_ADAM_DTYPE = ("adam",)  # optimizers that can keep their moments in it
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -164,8 +165,10 @@ class TrainingConfig(FitConfig):
                 "training.warmup_steps must be less than training.steps with "
                 f"training.schedule={self.schedule}: got {self.warmup_steps} and {self.steps}"
             )
-        if self.optimizer == "muon" and self.adam_dtype != "float32":
-            raise UserError("training.adam_dtype=bfloat16 needs training.optimizer=adam: got muon")
+        if (name := self.optimizer) not in WITH_ADAM_DTYPE and self.adam_dtype != "float32":
+            raise UserError(
+                f"training.adam_dtype=bfloat16 needs training.optimizer=adam: got {name}"
+            )
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise UserError(
                 f"training.clip_norm must be greater than 0 or left out: got {self.clip_norm}"

@@ -1,10 +1,12 @@
 """XLA's memory estimate for a step against a closed formula."""
 
+import dataclasses
+
 import jax
 import pytest
 
 from jaxformer.config import Config, DataConfig, ModelConfig
-from jaxformer.memory import step_memory, with_settings
+from jaxformer.memory import savings, step_memory, with_settings
 
 CONFIG = Config(
     model=ModelConfig(vocab_size=100, d_model=16, d_ff=32, num_heads=2, num_layers=1),
@@ -27,3 +29,11 @@ def test_state_is_parameters_two_moments_and_the_batch():
     # 3 rows of 30 tokens become 4: 2 devices x 2 accumulated batches x 1 row.
     two = with_settings(CONFIG, {"training.gradient_accumulation": 2})
     assert step_memory(two, jax.devices()[:2]).state == memory.state + 4 * (2 - 3) * row
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "muon", "new"])
+def test_only_an_optimizer_that_rounds_its_moments_is_offered_to(optimizer):
+    training = dataclasses.replace(CONFIG.training)
+    vars(training)["optimizer"] = optimizer  # Its own check would refuse a new one.
+    last = list(savings(dataclasses.replace(CONFIG, training=training), 1))[-1]
+    assert ("training.adam_dtype" in last) == (optimizer == "adam")

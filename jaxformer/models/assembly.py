@@ -13,11 +13,11 @@ from jaxformer.fields import check_fraction, check_positive, check_types
 from jaxformer.nn.attention import MultiHeadAttention
 from jaxformer.nn.block import Block, Residual
 from jaxformer.nn.embedding import Embedding
-from jaxformer.nn.feed_forward import FeedForward
+from jaxformer.nn.feed_forward import Activation, FeedForward
 from jaxformer.nn.norm import LayerNorm
 from jaxformer.nn.parameters import Role, parameter
-from jaxformer.nn.positions import ENCODINGS
-from jaxformer.nn.precision import Int8Matrix
+from jaxformer.nn.positions import ENCODINGS, Positions
+from jaxformer.nn.precision import ComputeDtype, Int8Matrix
 from jaxformer.nn.stack import Remat, Stack
 
 _SIZES = ("vocab_size", "d_model", "d_ff", "num_heads", "num_layers", "max_length")
@@ -74,15 +74,15 @@ class ModelConfig:
     dropout_rate: float = 0.1
     attention_dropout_rate: float = 0.0
     norm_position: Literal["post", "pre"] = "post"
-    positions: Literal["sinusoidal", "learned", "rotary", "alibi", "relative"] = "sinusoidal"
+    positions: Positions = "sinusoidal"
     window: int | None = None
-    activation: Literal["relu", "gelu", "swish"] = "relu"
+    activation: Activation = "relu"
     biases: bool = False
     embeddings: Literal["tied", "separate"] = "tied"
     target_vocab_size: int | None = None
     norm_epsilon: float = 1e-6
     max_length: int = 1024
-    compute_dtype: Literal["float32", "bfloat16", "int8"] = "float32"
+    compute_dtype: ComputeDtype = "float32"
 
     def __post_init__(self) -> None:
         check_types(self, "model")

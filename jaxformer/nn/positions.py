@@ -1,13 +1,13 @@
 """Positional encodings (section 3.5, and later ones).
 
-:data:`ENCODINGS` has one for each value of ``model.positions``.
+:data:`ENCODINGS` has one for each value of ``model.positions``, :data:`Positions`.
 """
 
 import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
@@ -20,6 +20,8 @@ from jaxformer.layout import expand_like, take_rows
 from jaxformer.nn.keys import Bias
 from jaxformer.nn.parameters import parameter
 from jaxformer.nn.precision import at_least_float32
+
+Positions: TypeAlias = Literal["sinusoidal", "learned", "rotary", "alibi", "relative"]
 
 
 def sinusoidal_positions(
@@ -171,7 +173,7 @@ class PositionalEncoding:
     make_bias: Callable[[int, bool], Any] | None = None
 
 
-ENCODINGS = {
+ENCODINGS: dict[Positions, PositionalEncoding] = {
     "sinusoidal": PositionalEncoding(functools.partial(sinusoidal_positions, dtype="float64")),
     "learned": PositionalEncoding(is_learned=True),
     "rotary": PositionalEncoding(rotate=rotary_positions),

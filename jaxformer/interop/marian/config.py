@@ -13,6 +13,7 @@ from typing import Any, Literal
 from jaxformer.config import Config, DataConfig, ModelConfig
 from jaxformer.errors import UserError
 from jaxformer.files import read_object
+from jaxformer.nn.feed_forward import Activation
 from jaxformer.search import BeamSearch
 
 _DEFAULTS: dict[str, Any] = {
@@ -34,7 +35,7 @@ _DEFAULTS: dict[str, Any] = {
     "tie_word_embeddings": True,
     "vocab_size": 58101,
 }
-_ACTIVATIONS: dict[str, Literal["relu", "gelu", "swish"]] = {
+_ACTIVATIONS: dict[str, Activation] = {
     "relu": "relu",
     "gelu_new": "gelu",  # the approximation with tanh; "gelu" is the exact function
     "swish": "swish",

@@ -1,6 +1,7 @@
 """Sinusoids against values computed by hand, and the linearity that section 3.5 chose them for."""
 
 import math
+import typing
 
 import jax
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 
 from jaxformer.config import ModelConfig
 from jaxformer.errors import UserError
+from jaxformer.nn import positions
 from jaxformer.nn.positions import rotary_positions, sinusoidal_positions
 
 
@@ -47,3 +49,7 @@ def test_rotary_positions_need_an_even_size():
         jax.eval_shape(rotary_positions, np.ones((1, 2, 2, 3), np.float32), np.arange(2)[None])
     with pytest.raises(UserError, match=r"the size of a head, model\.d_k, must be even.* got 3"):
         ModelConfig(d_model=12, num_heads=4, positions="rotary")
+
+
+def test_every_value_of_the_config_is_an_encoding():
+    assert tuple(positions.ENCODINGS) == typing.get_args(positions.Positions)

@@ -32,7 +32,7 @@ _MAY_DIFFER = {
     *("dropout_rate", "attention_dropout_rate", "window", "num_classes"),
 }
 _TABLES = ("embedding", "src_embedding", "tgt_embedding", "output_embedding", "logits_bias")
-_CLASSES = ("classes", "classes_bias")
+_HAVE_ROWS = (*_TABLES, "positions", "src_positions", "tgt_positions")
 # An imported model's bias of -inf keeps tokens from being generated, but training skips steps whose
 # parameters are infinite. XLA flushes the exponential of this number to 0 in float32.
 _NEVER_GENERATED = -100.0
@@ -156,14 +156,15 @@ def merge(fresh: PyTree, saved: PyTree, ids: Int[np.ndarray, "2 N"]) -> tuple[Py
     """Returns the fresh parameters with all saved values that fit, and a description in lines.
 
     Rows of embeddings are matched by piece, rows of learned positions by position. Everything else
-    that is not in ``saved`` is fresh. The lines list taken, new and omitted arrays.
+    that is not in ``saved``, or has another shape there, is fresh. The lines list taken, new and
+    omitted arrays.
     """
     old = {path_of(path): np.asarray(leaf) for path, leaf in jax.tree.leaves_with_path(saved)}
     notes: dict[str, list[_Note]] = {"taken": [], "new": [], "left out": []}
 
     def choose(path: jax.tree_util.KeyPath, leaf: np.ndarray) -> np.ndarray:
         name, leaf = path_of(path), np.asarray(leaf)
-        if name not in old or (name in _CLASSES and leaf.shape != old[name].shape):
+        if name not in old or (name not in _HAVE_ROWS and leaf.shape != old[name].shape):
             notes["new"].append((name, leaf.shape, ""))
             return leaf
         values = old.pop(name)

@@ -192,6 +192,13 @@ def test_rows_of_another_vocabulary_are_matched_by_piece():
     ]
 
 
+def test_a_head_of_another_size_is_new():
+    fresh, saved = ({"head": np.full(n, n), "positions": np.full((n, 1), n)} for n in (4, 3))
+    merged, lines = merge(fresh, saved, np.zeros((2, 0), np.int64))
+    assert [leaf.ravel().tolist() for leaf in merged.values()] == [[4] * 4, [3, 3, 3, 4]]
+    assert {"  new       head [4]", "  left out  head [3]"} < {*lines}
+
+
 @pytest.mark.ci
 def test_mixed_runs_resume_exactly_and_keep_their_weights(tmp_path):
     config = changed(COUNTING, data={"train": "even:3,odd:1"}, training={"steps": 5})

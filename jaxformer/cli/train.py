@@ -59,8 +59,8 @@ def train(
 
       {configs}
 
-      Fields: python -c 'import jaxformer; help(jaxformer.ModelConfig)', likewise EncoderConfig,
-      DataConfig, StreamConfig, LabeledConfig, TrainingConfig and MeshConfig.
+      Fields: python -c 'import jaxformer; help(jaxformer.ModelConfig)', and likewise for the other
+      sections; help(jaxformer) lists their classes.
 
       SIGTERM, SIGINT (Ctrl-C) and SIGHUP save a checkpoint and stop the run. Exit codes: 0 done,
       1 failed, 2 a mistake in the input, 75 stopped by a signal (run the same command again),

@@ -116,7 +116,7 @@ def test_a_window_does_not_split_fields_of_heads():
     """As many heads as blocks, so that a split would go unnoticed."""
     reach = np.array([0, 1, 3, 6, 2], np.int32)[None, :, None, None]
     x = RNG.normal(size=(1, 30, 5, 4)).astype(np.float32)
-    given = x, Projected(x, x), Reach(**vars(Keys.of_sequence(30, window=6)), reach=reach)
+    given = x, KeyValues(x, x), Reach(**vars(Keys.of_sequence(30, window=6)), reach=reach)
     found, expected = jax.jit(lambda: [windowed_attention(*given), attend(*given)[0]])()
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 

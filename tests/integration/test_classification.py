@@ -119,7 +119,7 @@ def test_masks_have_the_rates_of_bert():
     loss = MaskedLoss(config, 0.0, mask_rate=0.15)
     src = np.random.default_rng(0).integers(UNK + 1, 1000, (64, 500)).astype(np.int32)
     src[:, 400:] = 0
-    masked, predicted = jax.device_get(jax.jit(loss.masked, static_argnums=1)(src, None))
+    masked, predicted = jax.device_get(jax.jit(loss.mask_tokens, static_argnums=1)(src, None))
     real = src[:, :400]
     assert not predicted[:, 400:].any()
     assert predicted[:, :400].mean() == pytest.approx(0.15, abs=0.01)
@@ -127,7 +127,7 @@ def test_masks_have_the_rates_of_bert():
     assert (of_masked == BOS).mean() == pytest.approx(0.8, abs=0.03)
     assert (of_masked == src[predicted]).mean() == pytest.approx(0.1, abs=0.02)
     np.testing.assert_array_equal(masked[:, :400][~predicted[:, :400]], real[~predicted[:, :400]])
-    again = jax.jit(loss.masked, static_argnums=1)(src[::-1], None)[0]
+    again = jax.jit(loss.mask_tokens, static_argnums=1)(src[::-1], None)[0]
     np.testing.assert_array_equal(again, masked[::-1])  # whatever the other rows are
 
 

@@ -4,7 +4,7 @@ import jax
 import pytest
 
 from jaxformer.config import Config, DataConfig, ModelConfig
-from jaxformer.memory import savings, step_memory, with_settings
+from jaxformer.memory import memory_savings, step_memory, with_settings
 
 CONFIG = Config(
     model=ModelConfig(vocab_size=100, d_model=16, d_ff=32, num_heads=2, num_layers=1),
@@ -33,5 +33,5 @@ def test_state_is_parameters_two_moments_and_the_batch():
 def test_moments_are_rounded_only_for_an_optimizer_that_can(optimizer):
     config = with_settings(CONFIG, {"training.seed": 1})
     vars(config.training)["optimizer"] = optimizer  # Its own check would refuse a new one.
-    last = list(savings(config, 1))[-1]
+    last = list(memory_savings(config, 1))[-1]
     assert ("training.adam_dtype" in last) == (optimizer == "adam")

@@ -9,6 +9,9 @@ concurrently, on equal numbers of threads. The peers, Hugging Face transformers 
 in a separate process with the interpreter given by --peers. They are never dependencies of
 jaxformer. Environment variables, such as malloc's, are the same for all.
 
+With --text FILE the systems translate real text instead, with a trained model: this is what users
+notice. See ``decode_text.py``.
+
 The machine must be idle. OpenMP's threads spin while they wait for one another, so that a single
 other busy process can make the peers ten times slower.
 
@@ -31,6 +34,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import decode_text
 import random_marian
 from machine import machine
 
@@ -65,6 +69,10 @@ def main() -> None:
     if options.threads:  # before jax is imported and counts cores; the peers' process inherits it
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.threads])
     facts = machine()
+    if options.text:
+        for line in decode_text.measure_text(options):
+            print(json.dumps(line | facts), flush=True)
+        return
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         random_marian.write_model(options.size, folder / "model")
@@ -91,8 +99,9 @@ def parse_arguments() -> argparse.Namespace:
         "--peers", metavar="PYTHON", help="interpreter with torch, transformers and ctranslate2"
     )
     parser.add_argument(
-        "--systems", nargs="+", choices=OURS + PEERS, metavar="NAME", help="only some of them: "
-        + ", ".join(f'"{name}"' for name in OURS + PEERS),
+        "--systems", nargs="+", choices={*OURS, *PEERS, *decode_text.SYSTEMS}, metavar="NAME",
+        help="only some of them: " + ", ".join(f'"{name}"' for name in OURS + PEERS)
+        + "; with --text: " + ", ".join(f'"{name}"' for name in decode_text.SYSTEMS),
     )  # fmt: skip
     parser.add_argument(
         "--beam", type=int, nargs="+", default=[4, 1], help="beam sizes; 1 is greedy (4 1)"
@@ -104,6 +113,17 @@ def parse_arguments() -> argparse.Namespace:
         "--length", type=int, default=30,
         help="tokens to decode (%(default)s); 1 measures the encoder and one step",
     )  # fmt: skip
+    parser.add_argument(
+        "--text", type=pathlib.Path, metavar="FILE",
+        help="translate its lines instead, with a trained model: ours and CTranslate2, which must "
+        "be installed here",
+    )  # fmt: skip
+    parser.add_argument(
+        "--workdir", type=pathlib.Path, help="with --text, the model (the one that comes along)"
+    )
+    parser.add_argument(
+        "--reference", type=pathlib.Path, metavar="FILE", help="with --text, also print BLEU"
+    )
     parser.add_argument("--rounds", type=int, default=7, help="rounds measured (%(default)s)")
     parser.add_argument("--threads", type=int, help="cores each system may use (all)")
     parser.add_argument(
@@ -112,6 +132,8 @@ def parse_arguments() -> argparse.Namespace:
         help="a tiny model and one round: to see that all of it runs",
     )
     options = parser.parse_args()
+    if options.text:
+        return options
     if options.quick:
         options.size, options.rounds = "tiny", 1
     options.systems = options.systems or (OURS + PEERS if options.peers else OURS)

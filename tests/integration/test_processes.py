@@ -70,7 +70,7 @@ def inject(folder, count, victim, fault, step):
         assert seconds < limit
         for errors in said:
             assert cause in errors or (fault == "hang" and LOST in errors), errors
-            assert 'fitting.py", line' in errors  # the stack of the main thread
+            assert 'fitting.py", line' in errors, errors  # the stack of the main thread
         if fault == "stop":
             running[victim].kill()
         codes, said = finish(running[victim])

@@ -7,7 +7,8 @@ def multiplications(jaxpr, times=1):
     """Counts the multiplications of matmuls and convolutions in a jaxpr, with loops and calls."""
     total = 0
     for equation in jaxpr.eqns:
-        results = math.prod(equation.outvars[0].aval.shape)
+        # JAX 0.10 has equations without a result.
+        results = math.prod(equation.outvars[0].aval.shape) if equation.outvars else 0
         if equation.primitive.name == "dot_general":
             (contracted, _), _ = equation.params["dimension_numbers"]
             shape = equation.invars[0].aval.shape

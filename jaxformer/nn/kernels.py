@@ -145,9 +145,14 @@ def windowed_attention(
     split = own(queries), jax.tree.map(own, keys.queries), jax.tree.map(near, key_values), tokens
 
     def block(
-        queries: Array, own: Tokens, key_values: KeyValues, near: Tokens, mask: Array, number: Array
+        queries: Array,
+        positions: Tokens,
+        key_values: KeyValues,
+        tokens: Tokens,
+        mask: Array,
+        number: Array,
     ) -> Array:
-        seen = dataclasses.replace(keys, queries=own, keys=near, mask=mask, slots=None)
+        seen = dataclasses.replace(keys, queries=positions, keys=tokens, mask=mask, slots=None)
         return attend(queries, key_values, seen, _dropout_of_block(dropout, number, blocks))[0]
 
     arguments = *split, is_token[:, :, None, None], jnp.arange(blocks)

@@ -166,8 +166,9 @@ class TrainingConfig(FitConfig):
                 f"training.schedule={self.schedule}: got {self.warmup_steps} and {self.steps}"
             )
         if (name := self.optimizer) not in WITH_ADAM_DTYPE and self.adam_dtype != "float32":
+            known = " or ".join(WITH_ADAM_DTYPE)
             raise UserError(
-                f"training.adam_dtype=bfloat16 needs training.optimizer=adam: got {name}"
+                f"training.adam_dtype=bfloat16 needs training.optimizer={known}: got {name}"
             )
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise UserError(

@@ -5,6 +5,7 @@ matmul. Padding and masked scores count, because they are computed. Norms, softm
 loss do not count, because they are few.
 """
 
+from jaxformer.models.architecture import Architecture
 from jaxformer.models.assembly import ModelConfig
 
 
@@ -21,7 +22,7 @@ def training_flops(config: ModelConfig, rows: int, src_length: int, tgt_length: 
     return 3 * 2 * rows * (config.num_layers * (encoder + decoder) + logits)
 
 
-def language_model_flops(config: ModelConfig, rows: int, length: int) -> int:
+def language_model_flops(config: Architecture, rows: int, length: int) -> int:
     """Returns the operations of a language model's training step; see :func:`training_flops`.
 
     >>> language_model_flops(ModelConfig(vocab_size=69, d_model=256, d_ff=1024, num_heads=4,
@@ -33,10 +34,11 @@ def language_model_flops(config: ModelConfig, rows: int, length: int) -> int:
     return 3 * 2 * rows * (config.num_layers * layer + logits)
 
 
-def _attention(config: ModelConfig, queries: int, keys: int) -> int:
-    heads = config.num_heads * (config.key_size + config.value_size)
-    return heads * (config.d_model * (queries + keys) + queries * keys)
+def _attention(config: Architecture, queries: int, keys: int) -> int:
+    projections = config.num_heads * queries + config.kv_heads * keys
+    products = config.d_model * projections + config.num_heads * queries * keys
+    return (config.key_size + config.value_size) * products
 
 
-def _feed_forward(config: ModelConfig, tokens: int) -> int:
-    return 2 * tokens * config.d_model * config.d_ff
+def _feed_forward(config: Architecture, tokens: int) -> int:
+    return config.feed_forward_matrices * tokens * config.d_model * config.d_ff

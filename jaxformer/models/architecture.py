@@ -1,0 +1,100 @@
+"""What all of jaxformer reads of the section ``model`` of a config, whatever the model."""
+
+from typing import Literal
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from jaxformer.data.tokenizer import BOS, EOS, PAD, UNK
+from jaxformer.errors import UserError
+from jaxformer.fields import check_positive, check_types
+
+_SIZES = ("vocab_size", "d_model", "d_ff", "num_heads", "num_layers", "max_length")
+_LARGEST_SIZE = 2**20  # Encoding even a single position takes memory in proportion to d_model.
+_SPECIAL = {"pad": PAD, "eos": EOS, "bos": BOS, "unk": UNK}
+# Probabilities of such a logit are 0, also beside GPT-2's logits of -100. Training cannot take -inf.
+_NEVER_GENERATED = -1e4
+
+
+class Architecture:
+    """The base of the frozen dataclasses that describe models; each model has its own.
+
+    ``ModelConfig`` describes the paper's. A dataclass of another model has a field ``architecture``
+    with its name, which selects it when a config is read.
+    """
+
+    architecture = "transformer"
+    feed_forward_matrices = 2
+    vocab_size: int
+    d_model: int
+    d_ff: int
+    num_heads: int
+    num_layers: int
+    norm_epsilon: float
+    max_length: int
+    compute_dtype: Literal["float32", "bfloat16", "int8"]
+
+    def __post_init__(self) -> None:
+        check_types(self, "model")
+        check_positive(self, "model", *_SIZES, "norm_epsilon")
+        for name in (*_SIZES, "d_k", "d_v"):
+            if (getattr(self, name, None) or 0) > _LARGEST_SIZE:
+                raise UserError(
+                    f"model.{name} must be at most {_LARGEST_SIZE}: got {getattr(self, name)}"
+                )
+
+    @property
+    def key_size(self) -> int:
+        """Size of the queries and keys of a head."""
+        return self.d_model // self.num_heads
+
+    @property
+    def value_size(self) -> int:
+        """Size of the values of a head."""
+        return self.key_size
+
+    @property
+    def kv_heads(self) -> int:
+        """Number of heads of keys and values."""
+        return self.num_heads
+
+    @property
+    def output_size(self) -> int:
+        """Number of logits."""
+        return self.vocab_size
+
+
+def check_heads(model: Architecture, name: str) -> None:
+    """Checks that a number of heads divides ``d_model`` or, of keys and values, the queries'."""
+    whole = "d_model" if name == "num_heads" else "num_heads"
+    if getattr(model, whole) % getattr(model, name):
+        raise UserError(
+            f"model.{name} must divide model.{whole}={getattr(model, whole)}: got "
+            f"{getattr(model, name)}"
+        )
+
+
+def check_absent(names: str) -> None:
+    """Checks the names of special tokens that a vocabulary lacks; see :func:`absent_bias`."""
+    known = _SPECIAL.keys() - {"eos"}
+    if not known.issuperset(names.split()):
+        raise UserError(
+            f"model.absent_tokens must be some of {', '.join(sorted(known))}, separated by spaces: "
+            f"got {names!r:.80}"
+        )
+
+
+def absent_bias(names: str, vocab_size: int) -> Float[Array, " V"] | None:
+    """Returns the bias of the logits of a model whose vocabulary lacks special tokens.
+
+    jaxformer's vocabularies have four. A foreign model's may lack some, such as "pad bos unk" in
+    GPT-2's. They have rows in our tables, and must not be generated.
+
+    >>> absent_bias("pad", 5).tolist()
+    [-10000.0, 0.0, 0.0, 0.0, 0.0]
+    """
+    if not names:
+        return None
+    absent = np.isin(np.arange(vocab_size), [_SPECIAL[name] for name in names.split()])
+    return jnp.where(absent, jnp.float32(_NEVER_GENERATED), 0.0)

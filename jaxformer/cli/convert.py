@@ -56,7 +56,7 @@ def _model_folder(text: str) -> pathlib.Path:
 
 
 def import_model(
-    system: Literal["marian"],
+    system: Literal["hf", "marian"],
     directory: Annotated[pathlib.Path, Value(metavar="MODEL", convert=_model_folder)],
     *,
     workdir: NewRunDir,

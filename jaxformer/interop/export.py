@@ -15,6 +15,7 @@ from jaxformer.files import local_path, write_file
 from jaxformer.inference.weights import TrainedModel, params_sha256
 from jaxformer.interop import ctranslate2, safetensors, stablehlo
 from jaxformer.interop.formats import Usage
+from jaxformer.interop.huggingface import exporter as huggingface
 from jaxformer.interop.marian import exporter as marian
 from jaxformer.kinds import TRANSLATION
 from jaxformer.runs.workdir import sha256_of
@@ -90,7 +91,10 @@ def export_model(
     with tempfile.TemporaryDirectory(prefix=f"{target.name}.", dir=target.parent) as name:
         folder = pathlib.Path(name) / "export"
         folder.mkdir()
-        usage = _FORMATS[format](model, folder)
+        write = _FORMATS[format]
+        if format == "safetensors" and huggingface.can_write(model):
+            write = huggingface.write
+        usage = write(model, folder)
         card = _model_card(model, target.name, usage)
         write_file(folder / "README.md", card.encode())
         size = sum(path.stat().st_size for path in folder.iterdir())

@@ -1,6 +1,6 @@
 """What all of jaxformer reads of the section ``model`` of a config, whatever the model."""
 
-from typing import Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +13,8 @@ from jaxformer.fields import check_positive, check_types
 _SIZES = ("vocab_size", "d_model", "d_ff", "num_heads", "num_layers", "max_length")
 _LARGEST_SIZE = 2**20  # Encoding even a single position takes memory in proportion to d_model.
 _SPECIAL = {"pad": PAD, "eos": EOS, "bos": BOS, "unk": UNK}
-# Probabilities of such a logit are 0, also beside GPT-2's logits of -100. Training cannot take -inf.
+# The probability of such a logit is 0, also beside logits of -100, as GPT-2 has them. With -inf,
+# gradients would be NaN.
 _NEVER_GENERATED = -1e4
 
 
@@ -23,6 +24,9 @@ class Architecture:
     ``ModelConfig`` describes the paper's. A dataclass of another model has a field ``architecture``
     with its name, which selects it when a config is read.
     """
+
+    if TYPE_CHECKING:
+        __dataclass_fields__: ClassVar[dict[str, Any]]
 
     architecture = "transformer"
     feed_forward_matrices = 2

@@ -6,12 +6,12 @@ loss do not count, because they are few.
 """
 
 from jaxformer.models.architecture import Architecture
-from jaxformer.models.assembly import ModelConfig
 
 
-def training_flops(config: ModelConfig, rows: int, src_length: int, tgt_length: int) -> int:
+def training_flops(config: Architecture, rows: int, src_length: int, tgt_length: int) -> int:
     """Returns the operations of all matmuls in a training step over a batch, logits included.
 
+    >>> from jaxformer.models.assembly import ModelConfig
     >>> training_flops(ModelConfig(), rows=1, src_length=32, tgt_length=32)
     12206211072
     """
@@ -25,6 +25,7 @@ def training_flops(config: ModelConfig, rows: int, src_length: int, tgt_length: 
 def language_model_flops(config: Architecture, rows: int, length: int) -> int:
     """Returns the operations of a language model's training step; see :func:`training_flops`.
 
+    >>> from jaxformer.models.assembly import ModelConfig
     >>> language_model_flops(ModelConfig(vocab_size=69, d_model=256, d_ff=1024, num_heads=4,
     ...                                  num_layers=6), rows=32, length=256)
     271451160576

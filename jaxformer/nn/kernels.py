@@ -274,8 +274,8 @@ def has_fused_kernel(
     """Returns whether :func:`fused_attention` supports these arrays and this device.
 
     It requires an NVIDIA GPU (Ampere or later), bfloat16, d_k = d_v, a multiple of 8 up to 128,
-    even lengths, and keys without a bias or a soft cap. Neither heads nor the batch may be sharded, which has not
-    been tried.
+    even lengths, and keys without a bias or a soft cap. Neither heads nor the batch may be sharded,
+    which has not been tried.
     """
     return (
         backend().fused_attention

@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from jaxformer.checks import is_unicode
-from jaxformer.config import DataConfig, ModelConfig
+from jaxformer.config import DataConfig, ModelConfig, model_of
 from jaxformer.data.marian_tokenizer import MarianTokenizer
 from jaxformer.data.tokenizer import BOS, PAD
 from jaxformer.errors import UserError
@@ -58,7 +58,7 @@ def import_marian(directory: pathlib.Path, workdir: pathlib.Path) -> str:
         _read(directory / "source.spm"), _read(directory / "target.spm"), pieces
     )
     place, arrays = _read_weights(directory)
-    params = _read_params(place, arrays, marian, config.model, order)
+    params = _read_params(place, arrays, marian, model_of(config, ModelConfig), order)
     identity = {"tokenizer": tokenizer.sha256}
     write_model(folder, COMMAND, identity, tokenizer.serialized, config, params)
     size = sum(leaf.size for leaf in jax.tree.leaves(params))

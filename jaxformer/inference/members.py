@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PyTree
 
-from jaxformer.models.architecture import Architecture
+from jaxformer.models.assembly import ModelConfig
 from jaxformer.models.transformer import Transformer
 
 # Number of logits per chunk, 16 MB in float32.
@@ -18,7 +18,7 @@ _LOGITS_AT_ONCE = 1 << 22
 class Member(NamedTuple):
     """A Transformer of an ensemble."""
 
-    config: Architecture
+    config: ModelConfig
     params: PyTree  # cast or quantized for decoding
 
     def __call__(self, *inputs: Any, method: str, **options: Any) -> Any:

@@ -32,7 +32,6 @@ from jaxformer import (
     Transformer,
     cross_entropy,
 )
-
 from jaxformer.nn import RMSNorm, rotary_positions
 
 from ..profiles import by_profile

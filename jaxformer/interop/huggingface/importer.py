@@ -12,6 +12,7 @@ from jaxformer.errors import UserError
 from jaxformer.files import local_path, read_object, read_whole, readable, run_path
 from jaxformer.inference.weights import abstract_params, write_model
 from jaxformer.interop.arrays import NamedArrays, read_safetensors
+from jaxformer.interop.hub import ModelFiles
 from jaxformer.interop.huggingface.gpt2 import GPT2
 from jaxformer.interop.huggingface.layout import Layout, sizes_of
 from jaxformer.interop.huggingface.llama import LLAMA
@@ -20,6 +21,12 @@ from jaxformer.runs.workdir import Workdir
 from jaxformer.search import BeamSearch
 
 COMMAND = "jaxformer import"
+FILES = ModelFiles(
+    "a model with a tokenizer.json",
+    ("config.json", "tokenizer.json"),
+    (),
+    (("model.safetensors",), ("model.safetensors.index.json", "model-*.safetensors")),
+)
 LAYOUTS = {layout.model_type: layout for layout in (GPT2, LLAMA)}
 _FILES = (
     "expected a folder of a model in the Hugging Face layout: config.json, tokenizer.json, and "

@@ -33,6 +33,7 @@ from jaxformer.interop.arrays import (
     split_heads,
     stack,
 )
+from jaxformer.interop.hub import ModelFiles
 from jaxformer.interop.marian.config import LAYOUT, MarianConfig
 from jaxformer.interop.marian.layout import LINEAR, NORMS, OUTPUT, SHARED, SOURCE, TARGET
 from jaxformer.nn.positions import sinusoidal_positions
@@ -41,6 +42,12 @@ from jaxformer.runs.workdir import Workdir
 # Axes [out, in] of linear layers; all others project features to heads.
 _AXES = {"output": "DP", "inner": "FD", "outer": "DF"}
 COMMAND = "jaxformer import"
+FILES = ModelFiles(
+    "a Marian model",
+    ("config.json", "source.spm", "target.spm", "vocab.json"),
+    ("generation_config.json", "tokenizer_config.json"),
+    (("model.safetensors",), ("pytorch_model.bin",)),  # Only the second needs PyTorch.
+)
 
 
 def import_marian(directory: pathlib.Path, workdir: pathlib.Path) -> str:

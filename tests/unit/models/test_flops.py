@@ -5,9 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.config import ModelConfig
 from jaxformer.models.flops import language_model_flops, training_flops
+from jaxformer.models.gpt2 import GPT2
 from jaxformer.models.language_model import LanguageModel
+from jaxformer.models.llama import Llama
 from jaxformer.models.transformer import Transformer
 
 from ...multiplications import multiplications
@@ -22,10 +23,12 @@ CASES = [
 
 @pytest.mark.parametrize(
     ("kind", "sizes"),
-    [(Transformer, sizes) for sizes in CASES] + [(LanguageModel, sizes) for sizes in CASES[:3]],
+    [(Transformer, sizes) for sizes in CASES]
+    + [(LanguageModel, sizes) for sizes in CASES[:3]]
+    + [(GPT2, {}), (Llama, {"num_kv_heads": 2}), (Llama, {"d_k": 2, "num_kv_heads": 1})],
 )
 def test_the_formula_counts_what_is_traced(kind, sizes):
-    config = ModelConfig(
+    config = kind.section(
         **{"vocab_size": 29, "d_model": 12, "d_ff": 20, "num_heads": 4, "num_layers": 3} | sizes
     )
     model, inputs = kind(config), [jnp.asarray(np.ones((2, n), np.int32)) for n in (7, 5)]

@@ -25,6 +25,7 @@ from jaxformer.models.stepwise import step_fn
 from jaxformer.runs.workdir import Workdir
 
 from ..profiles import by_profile
+from . import pages
 
 pytest.importorskip("tokenizers")
 
@@ -164,6 +165,18 @@ def test_fine_tuning_begins_with_the_model_on_every_mesh(name, tmp_path):
     assert min(jax.tree.leaves(changed)) > 0
     for a, b in zip(*map(jax.tree.leaves, states), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.ci
+def test_the_page_is_executed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    import_huggingface(FIXTURES / "gpt2", tmp_path / "runs" / "gpt2")
+    (tmp_path / "mine.txt").write_text("the cat sees a small dog. the man reads two books!\n" * 60)
+    names = {}
+    [code] = pages.sections("hugging_face.md")["Fine-tuning"]
+    code = code.replace("length=64", "length=32")  # A small model.
+    pages.run("hugging_face.md", code, names)
+    assert int(names["state"].step) == 2
 
 
 def test_another_architecture_is_refused(tmp_path):

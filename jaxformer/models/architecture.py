@@ -1,4 +1,4 @@
-"""What all of jaxformer reads of the section ``model`` of a config, whatever the model."""
+"""The base of all sections ``model`` of a config, and special tokens that a model lacks."""
 
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 

@@ -70,9 +70,9 @@ def attend(
 ) -> tuple[Float[Array, "B T H V"], Float[Array, "B H T S"]]:
     """Returns softmax(Q K^T / sqrt(d_k)) V (equation 1), and the weights before dropout.
 
-    Keys and values may have fewer heads than queries, each of which then serves a group of as many
-    consecutive heads of the queries: grouped-query attention (Ainslie et al. 2023), and with a
-    single head multi-query attention (Shazeer 2019).
+    Keys and values may have fewer heads than queries. Each of their heads then serves as many
+    consecutive heads of the queries: grouped-query attention (Ainslie et al. 2023), or multi-query
+    attention (Shazeer 2019) with a single one.
 
     A query that may attend nowhere, which is padding, gets the average of all values; nothing may
     depend on it.

@@ -139,7 +139,7 @@ def test_int8_and_streams(name, tmp_path):
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", by_profile(["llama_grouped"], nightly=["llama_grouped", "gpt2"]))
 def test_fine_tuning_begins_with_the_model_on_every_mesh(name, tmp_path):
     workdir, trained, _ = imported(name)
     (tmp_path / "text.txt").write_text("the cat sees a small dog. the man reads two books!\n" * 20)

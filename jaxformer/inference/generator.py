@@ -109,6 +109,18 @@ class Generator(Predictor):
         """Returns the token ids of a prompt; an empty prompt stands for a line break."""
         return self.tokenizer.encode_prompt(text)
 
+    def text_ids(self, text: str, place: str) -> list[int]:
+        """Returns the token ids of a text to score, at most ``max_length``, or raises an error."""
+        try:
+            ids, longest = self.tokenizer.encode(text), self.config.model.max_length
+        except UserError as error:
+            raise UserError(f"{place}: {error}") from None
+        if len(ids) > longest:
+            raise UserError(
+                f"{place}: expected at most {longest} tokens (model.max_length), got {len(ids)}"
+            )
+        return ids
+
     def check(self, prompt: str, *, max_tokens: int) -> None:
         """Raises the errors of :meth:`continuations` for a prompt, before anything is generated."""
         self._check_context(len(self.prompt_ids(prompt)), max_tokens)

@@ -5,6 +5,7 @@ The fixtures are made by ``tests/fixtures/make_huggingface.py``.
 
 import dataclasses
 import functools
+import json
 import pathlib
 import tempfile
 
@@ -118,6 +119,28 @@ def test_the_command_line_imports_and_generates(tmp_path, capsys):
     command = ["generate", "--workdir", workdir, "--prompt", PROMPT, "--tokens", str(LIMIT)]
     assert main([*command, "--beam-size", "1"]) in (0, None)
     assert capsys.readouterr().out == f"{PROMPT}{outputs['text']}\n"
+
+
+def test_scores_of_texts_are_sums_of_log_probabilities(tmp_path, capsys):
+    workdir, trained, _ = imported("llama_grouped")
+    texts = ["the old house", "", "a dog!"]
+    (tmp_path / "texts.txt").write_text("".join(f"{text}\n" for text in texts))
+    command = ["score", "--workdir", str(workdir), "--target", str(tmp_path / "texts.txt")]
+    assert main([*command, "--json"]) in (0, None)
+    found = list(map(json.loads, capsys.readouterr().out.splitlines()))
+    model, params = load_model(workdir)
+    apply = jax.jit(lambda ids: jax.nn.log_softmax(model.apply({"params": params}, ids)))
+    for text, result in zip(texts, found, strict=True):
+        ids = trained.tokenizer.encode(text)
+        assert result["length"] == len(ids)
+        padded = np.pad([2, *ids], (0, 8 - len(ids)))[None]  # beginning of sentence first
+        expected = sum(np.asarray(apply(padded))[0, i, token] for i, token in enumerate(ids))
+        assert result["log_prob"] == pytest.approx(expected, abs=1e-4)
+        assert result["score"] == pytest.approx(expected / max(1, len(ids)), abs=1e-4)
+    assert main([*command, "--source", str(tmp_path / "texts.txt")]) == 2
+    assert "sentence pairs or a parser, got a language model" in capsys.readouterr().err
+    assert main(["score", *command[3:]]) == 2
+    assert "error: --source is needed, since " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", MODELS[1:])

@@ -25,7 +25,7 @@ CASES = [
     ("kind", "sizes"),
     [(Transformer, sizes) for sizes in CASES]
     + [(LanguageModel, sizes) for sizes in CASES[:3]]
-    + [(GPT2, {}), (Llama, {"num_kv_heads": 2}), (Llama, {"d_k": 2, "num_kv_heads": 1})],
+    + [(GPT2, {}), (Llama, {"d_k": 2}), (Llama, {"d_k": 4, "num_kv_heads": 2})],
 )
 def test_the_formula_counts_what_is_traced(kind, sizes):
     config = kind.section(

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -67,7 +68,8 @@ def _log_probabilities(
     config: Architecture, params: PyTree, inputs: Int[Array, "B T"], targets: Int[Array, "B T"]
 ) -> Float[Array, " B"]:
     """Returns the log probability of each row of targets, float32, ignoring padding."""
-    model, variables = LANGUAGE_MODELING.build(config), {"params": params}
+    model: Any = LANGUAGE_MODELING.build(config)
+    variables = {"params": params}
     features = model.apply(variables, inputs, method="features")
     logits = functools.partial(model.apply, variables, method="logits")
     log_probs = log_probs_of_tokens([logits], config.vocab_size, [features], targets)

@@ -9,7 +9,7 @@ from typing import Literal
 
 import jax
 
-from jaxformer.config import DataConfig
+from jaxformer.config import DataConfig, ModelConfig
 from jaxformer.errors import UserError
 from jaxformer.files import local_path, write_file
 from jaxformer.inference.weights import TrainedModel, params_sha256
@@ -31,7 +31,7 @@ _FORMATS = {
 }
 _CARD = """# {name}
 
-A Transformer as in "Attention Is All You Need" (Vaswani et al. 2017), exported by jaxformer {version} as {format}.
+{model}, exported by jaxformer {version} as {format}.
 
 | | |
 |---|---|
@@ -52,7 +52,7 @@ A Transformer as in "Attention Is All You Need" (Vaswani et al. 2017), exported 
 ```json
 {config}
 ```
-"""  # noqa: E501
+"""
 
 
 def export_model(
@@ -116,8 +116,11 @@ def _model_card(model: TrainedModel, name: str, usage: Usage) -> str:
         "SHA-256 of the parameters": params_sha256(model.params),
         "SHA-256 of the tokenizer": sha256_of(model.folder.tokenizer),
     }
+    paper = 'A Transformer as in "Attention Is All You Need" (Vaswani et al. 2017)'
+    own = isinstance(model.config.model, ModelConfig)
     return _CARD.format(
         name=name,
+        model=paper if own else model.config.kind.description.capitalize(),
         version=__version__,
         format=usage.format,
         facts="\n".join(f"| {key} | {value} |" for key, value in facts.items()),

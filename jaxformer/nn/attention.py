@@ -27,7 +27,8 @@ class MultiHeadAttention(nn.Module):
     The weights, [B, H, T, S], are sown as the intermediate "weights": apply the module with
     ``mutable=["intermediates"]`` to get them.
 
-    Departs from the paper: ``use_bias`` and everything after it, all optional.
+    Departs from the paper: ``use_bias``, ``dropout_rate``, ``encode_positions``, ``num_kv_heads``,
+    ``scale`` and ``soft_cap``, all optional.
 
     >>> import jax, jax.numpy as jnp
     >>> layer, x = MultiHeadAttention(num_heads=8), jnp.ones((1, 3, 512))

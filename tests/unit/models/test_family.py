@@ -30,6 +30,7 @@ def test_parameters_are_as_many_as_published(config, size):
     assert sum(math.prod(leaf.shape) for leaf in shapes) == size
 
 
+NO_BERT = {"model": {"architecture": "bert"}, "data": {"corpus": "stream"}}
 ERRORS = [
     (lambda: GPT2Config(d_model=10, num_heads=4), "model.num_heads must divide model.d_model=10"),
     (lambda: GPT2Config(absent_tokens="eos"), "model.absent_tokens must be some of bos, pad, unk"),
@@ -38,14 +39,8 @@ ERRORS = [
     (lambda: LlamaConfig(num_kv_heads=3), "model.num_kv_heads must divide model.num_heads=32"),
     (lambda: LlamaConfig(d_k=3), "the size of a head, model.d_k, must be even"),
     (lambda: GPT2(LlamaConfig()).init(jax.random.key(0), None), "GPT2: expected a GPT2Config, got"),
-    (
-        lambda: Config(model=GPT2Config()),
-        "model must be of class ModelConfig with data.corpus=text",
-    ),
-    (
-        lambda: Config.from_dict({"data": {"corpus": "stream"}, "model": {"architecture": "bert"}}),
-        "model.architecture must be one of transformer, gpt2, llama for a language model: got 'b",
-    ),
+    (lambda: Config(model=GPT2Config()), "model must be of class ModelConfig with .*: got GPT2Con"),
+    (lambda: Config.from_dict(NO_BERT), "must be one of transformer, gpt2, llama for a language "),
 ]
 
 

@@ -23,7 +23,7 @@ from jaxformer.data.stream import StreamConfig
 from jaxformer.errors import UserError
 from jaxformer.fields import build_section, check_known, expected_type
 from jaxformer.files import read_json, readable, write_file
-from jaxformer.kinds import Kind, kind_of
+from jaxformer.kinds import KINDS, Kind, kind_of
 from jaxformer.models.architecture import Architecture
 from jaxformer.models.assembly import ModelConfig
 from jaxformer.models.encoder import EncoderConfig
@@ -75,15 +75,14 @@ class Config:
             if not isinstance(section, expected):
                 known = " or ".join(c.__name__ for c in typing.get_args(expected) or (expected,))
                 raise UserError(f"{name} must be a {known}: got {type(section).__name__}")
-        models = [network.section for network in self.kind.networks]
-        for name, known, fits in (
-            ("data", [self.kind.data], isinstance(self.data, self.kind.data)),
-            ("model", models, type(self.model) in models),
-        ):
-            if not fits:
+        models = tuple(network.section for network in self.kind.networks)
+        others = {n.section for kind in KINDS for n in kind.networks}.difference(models)
+        for name, expected in (("data", (self.kind.data,)), ("model", models)):
+            if not isinstance(section := getattr(self, name), expected) or type(section) in others:
+                known = " or ".join(each.__name__ for each in expected)
                 raise UserError(
-                    f"{name} must be of class {' or '.join(each.__name__ for each in known)} with "
-                    f"data.corpus={self.data.corpus}: got {type(getattr(self, name)).__name__}"
+                    f"{name} must be of class {known} with data.corpus={self.data.corpus}: got "
+                    f"{type(section).__name__}"
                 )
         name = self.data.length_field
         if (longest := getattr(self.data, name)) > self.model.max_length:

@@ -45,7 +45,7 @@ class Kind:
 
     def build(self, model: Architecture, remat: Remat = "none") -> TokenModel:
         """Returns the model that a section ``model`` describes."""
-        return next(n for n in self.networks if n.section is type(model))(model, remat)
+        return next(n for n in self.networks if isinstance(model, n.section))(model, remat)
 
     def section_of(self, architecture: Any) -> type[Architecture]:
         """Returns the class of a section ``model`` by its field ``architecture``."""

@@ -14,6 +14,7 @@ from jaxformer.errors import UserError, needs_package
 # In the order of our ids. The end, and then an unknown token, keep an id that several share.
 _NAMES = ("pad", "eos", "bos", "unk")
 _OWNERS = ("eos", "unk", "bos", "pad")
+_LARGEST = 2**20
 
 
 class HuggingFaceTokenizer(Vocabulary):
@@ -45,7 +46,10 @@ class HuggingFaceTokenizer(Vocabulary):
         try:
             values = json.loads(serialized)
             self.json, size = str(values["huggingface"]), operator.index(values["vocab_size"])
-            self.special: dict[str, int | None] = {n: values["special"][n] for n in _NAMES}
+            special = {name: values["special"][name] for name in _NAMES}
+            if not 0 < size <= _LARGEST:
+                raise ValueError(f"its vocabulary has the size {size}")
+            self.special = {n: i if i is None else operator.index(i) for n, i in special.items()}
         except (LookupError, TypeError, ValueError, RecursionError) as error:
             raise UserError(f"expected a tokenizer of Hugging Face: {error}") from None
         super().__init__(serialized)

@@ -16,15 +16,15 @@ class JsonFields:
         self.place, self.values = place, defaults | read_object(place, advice=layout)
 
     def integer(self, name: str) -> int:
-        value = self.values[name]
+        value = self.values.get(name)
         if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**20:
             raise self._error(name, f"a whole number below {2**20}")
         return value
 
     def boolean(self, name: str) -> bool:
-        if not isinstance(self.values[name], bool):
+        if not isinstance(value := self.values.get(name), bool):
             raise self._error(name, "true or false")
-        return self.values[name]
+        return value
 
     def number(self, name: str, default: float | None = None) -> float:
         """Returns a number, or the default, if there is one, for a field that is unset."""

@@ -1,7 +1,9 @@
 """Import of models in the layout of transformers: config.json, safetensors, tokenizer.json."""
 
+import json
 import pathlib
 import re
+from typing import Any
 
 import jax
 import numpy as np
@@ -86,16 +88,23 @@ def _tokenizer(path: pathlib.Path, fields: JsonFields) -> HuggingFaceTokenizer:
         field = f"{name}_token_id"
         is_set = fields.values.get(field) is not None
         special[name] = fields.integer(field) if is_set else None
-    model = read_object(path, advice=_FILES).get("model")
-    with readable(path):
-        text = read_whole(path).decode()
+    if not path.exists():
+        raise UserError(f"{path}: no such file; {_FILES}")
     try:
-        unknown = model.get("unk_token") if isinstance(model, dict) else None
-        vocabulary = model.get("vocab", {}) if isinstance(model, dict) else {}
-        special["unk"] = vocabulary.get(unknown) if isinstance(vocabulary, dict) else None
+        with readable(path):
+            text = read_whole(path).decode()
+        special["unk"] = _unknown(json.loads(text))
         return HuggingFaceTokenizer.assemble(text, special, fields.integer("vocab_size"))
-    except (UserError, TypeError) as error:
+    except (UserError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: {error}") from None
+
+
+def _unknown(tokenizer: Any) -> int | None:
+    """Returns the id of the unknown token, if tokenizer.json names one."""
+    model = tokenizer.get("model") if isinstance(tokenizer, dict) else None
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    name = model.get("unk_token") if isinstance(model, dict) else None
+    return vocabulary.get(name) if isinstance(vocabulary, dict) and isinstance(name, str) else None
 
 
 def _weights(

@@ -133,13 +133,7 @@ class Layout:
         templates = _flatten(shapes)
         for tensor in self.tensors(model):
             if tensor.is_copy:
-                if tensor.name in arrays:
-                    copy = arrays.array(tensor.name, tensor.axes)
-                    if not np.array_equal(copy, flat[tensor.ours[0]]):
-                        raise UserError(
-                            f"{arrays.place}: expected {tensor.name} to be the same as the "
-                            "embeddings, as config.json says"
-                        )
+                _check_copy(arrays, tensor, flat)
                 continue
             layers = [arrays.array(name, tensor.axes) for name in _names(tensor, model)]
             joined = np.stack(layers) if "{n}" in tensor.name else layers[0]
@@ -179,6 +173,16 @@ def sizes_of(model: Architecture, vocab_size: int) -> dict[str, int]:
     queries, keys = (heads * model.key_size for heads in (model.num_heads, model.kv_heads))
     sizes = {"D": model.d_model, "F": model.d_ff, "M": model.max_length, "V": vocab_size}
     return sizes | {"Q": queries, "K": keys, "C": queries + 2 * keys}
+
+
+def _check_copy(arrays: NamedArrays, tensor: Tensor, read: Mapping[str, np.ndarray]) -> None:
+    if tensor.name not in arrays:
+        return
+    if not np.array_equal(arrays.array(tensor.name, tensor.axes), read[tensor.ours[0]]):
+        raise UserError(
+            f"{arrays.place}: expected {tensor.name} to be the same as the embeddings, as "
+            "config.json says"
+        )
 
 
 def _flatten(tree: PyTree) -> dict[str, Any]:

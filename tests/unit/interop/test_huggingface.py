@@ -30,6 +30,7 @@ GPT2_CONFIG = [
     ({"activation_function": "gelu"}, "activation_function to be gelu_new or .*: got 'gelu'"),
     ({"embd_pdrop": 0.5}, "expected embd_pdrop to be resid_pdrop=0.0: got 0.5; jaxformer's GPT2C"),
     ({"n_embd": "16"}, "expected n_embd to be a whole number below 1048576: got '16'"),
+    (lambda fields: fields.pop("n_embd"), "n_embd to be a whole number below 1048576: got None"),
     ({"n_head": 3}, "config.json: model.num_heads must divide model.d_model=16: got 3"),
     ({"layer_norm_epsilon": None}, "model.norm_epsilon must be of type float: got None"),
     ({"new_rule": 2}, "jaxformer does not know new_rule=2"),
@@ -113,8 +114,10 @@ def test_missing_and_damaged_files_are_named(tmp_path, monkeypatch):
     for name, content, message in [
         ("config.json", None, "config.json: no such file; expected a folder of a model in the Hug"),
         ("tokenizer.json", None, "tokenizer.json: no such file; expected a folder of a model"),
-        ("tokenizer.json", b"[]", "tokenizer.json: expected a JSON object, found list"),
+        ("tokenizer.json", b"[]", "tokenizer.json: expected a tokenizer.json: "),
         ("tokenizer.json", b"{}", "tokenizer.json: expected a tokenizer.json: "),
+        ("tokenizer.json", b"\xff", "tokenizer.json: .*can't decode byte"),
+        ("tokenizer.json", b"[" * 100_000, "tokenizer.json: "),
         ("model.safetensors", b"x", "model.safetensors: expected a safetensors file: "),
         ("model.safetensors", None, "model.safetensors: no such file; expected a folder"),
     ]:
@@ -162,5 +165,7 @@ def test_special_tokens_have_our_ids():
     assert tokenizer.decode([2, *ids, 1, 0]) == " the cat"
     assert [tokenizer.piece(i) for i in (0, 1, 4)] == ["<pad>", "</s>", "<pad>"]
     assert HuggingFaceTokenizer(tokenizer.serialized).sha256 == tokenizer.sha256
-    with pytest.raises(UserError, match="expected a tokenizer of Hugging Face: "):
-        HuggingFaceTokenizer(b'{"huggingface": 1}')
+    for changes in ({"special": {}}, {"vocab_size": 10**9}, {"special": special | {"eos": "2"}}):
+        values = json.loads(tokenizer.serialized) | changes
+        with pytest.raises(UserError, match="expected a tokenizer of Hugging Face: "):
+            HuggingFaceTokenizer(json.dumps(values).encode())

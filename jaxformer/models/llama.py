@@ -39,6 +39,8 @@ class LlamaConfig(Architecture):
       embeddings: "separate" for an output matrix of its own, or "tied".
       norm_epsilon: Added to the mean square in RMS normalization.
       rotary_base: Base of the rotary positions; a larger one tells positions further apart.
+      window: Most distance between a token and the earlier ones that it sees, as in Mistral (Jiang
+        et al. 2023); None for any.
       absent_tokens: As in :class:`~jaxformer.models.gpt2.GPT2Config`.
       max_length: Maximum sequence length in tokens.
       compute_dtype: As in :class:`~jaxformer.ModelConfig`.
@@ -62,6 +64,7 @@ class LlamaConfig(Architecture):
     embeddings: Literal["tied", "separate"] = "separate"
     norm_epsilon: float = 1e-6
     rotary_base: float = 10_000.0
+    window: int | None = None
     absent_tokens: str = ""
     max_length: int = 2048
     compute_dtype: Literal["float32", "bfloat16", "int8"] = "float32"
@@ -70,7 +73,7 @@ class LlamaConfig(Architecture):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(self, "model", "num_kv_heads", "d_k", "rotary_base")
+        check_positive(self, "model", "num_kv_heads", "d_k", "rotary_base", "window")
         check_fraction(self, "model", "attention_dropout_rate")
         if self.d_k is None:
             check_heads(self, "num_heads")
@@ -130,4 +133,6 @@ class Llama(LanguageModel):
             ),
             make_residual=functools.partial(Residual, "pre", 0.0, make_norm),
         )
-        self.decoder = Stack(block, c.num_layers, final_norm=make_norm, remat=self.remat)
+        self.decoder = Stack(
+            block, c.num_layers, final_norm=make_norm, window=c.window, remat=self.remat
+        )

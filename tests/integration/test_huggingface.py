@@ -32,7 +32,8 @@ pytest.importorskip("tokenizers")
 
 FIXTURES = pathlib.Path(__file__).parents[1] / "fixtures" / "huggingface"
 MODELS = by_profile(
-    ["gpt2", "llama_grouped"], nightly=["gpt2", "llama", "llama_grouped", "llama_multi_query"]
+    ["gpt2", "llama_grouped", "mistral"],
+    nightly=["gpt2", "llama_grouped", "mistral", "llama", "llama_multi_query"],
 )
 LIMIT, PROMPT = 16, "the old house"
 
@@ -143,7 +144,7 @@ def test_scores_of_texts_are_sums_of_log_probabilities(tmp_path, capsys):
     assert "error: --source is needed, since " in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", MODELS[1:])
+@pytest.mark.parametrize("name", MODELS[1:2])
 def test_int8_and_streams(name, tmp_path):
     workdir, trained, outputs = imported(name)
     before, after = quantize(workdir, tmp_path / "int8")

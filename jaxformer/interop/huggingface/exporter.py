@@ -8,6 +8,7 @@ from jaxformer.files import write_file
 from jaxformer.inference.weights import TrainedModel
 from jaxformer.interop.formats import Usage
 from jaxformer.interop.huggingface.importer import LAYOUTS
+from jaxformer.interop.huggingface.layout import Layout
 from jaxformer.interop.safetensors import save_arrays
 
 _CODE = """
@@ -23,14 +24,18 @@ print(tokenizer.decode(tokens[0].tolist()))
 
 def can_write(model: TrainedModel) -> bool:
     """Returns whether a model has a foreign architecture, and a foreign tokenizer."""
-    known = {layout.section for layout in LAYOUTS.values()}
-    return type(model.config.model) in known and isinstance(model.tokenizer, HuggingFaceTokenizer)
+    return bool(_layouts(model)) and isinstance(model.tokenizer, HuggingFaceTokenizer)
+
+
+def _layouts(model: TrainedModel) -> list[Layout]:
+    section = model.config.model
+    own = [layout for layout in LAYOUTS.values() if type(section) is layout.section]
+    return [layout for layout in own if layout.has_place(section)]
 
 
 def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
     """Writes model.safetensors, config.json and tokenizer.json."""
-    section, tokenizer = model.config.model, model.tokenizer
-    layout = next(each for each in LAYOUTS.values() if each.section is type(section))
+    section, tokenizer, layout = model.config.model, model.tokenizer, _layouts(model)[0]
     save_arrays(layout.arrays(model.params, section, tokenizer), folder / "model.safetensors")
     fields = layout.config_json(section, tokenizer)
     write_file(folder / "config.json", (json.dumps(fields, indent=2) + "\n").encode())

@@ -17,7 +17,7 @@ from jaxformer.interop.arrays import NamedArrays, read_safetensors
 from jaxformer.interop.hub import ModelFiles
 from jaxformer.interop.huggingface.gpt2 import GPT2
 from jaxformer.interop.huggingface.layout import Layout, sizes_of
-from jaxformer.interop.huggingface.llama import LLAMA
+from jaxformer.interop.huggingface.llama import LLAMA, MISTRAL
 from jaxformer.interop.json_fields import JsonFields
 from jaxformer.runs.workdir import Workdir
 from jaxformer.search import BeamSearch
@@ -29,7 +29,7 @@ FILES = ModelFiles(
     (),
     (("model.safetensors",), ("model.safetensors.index.json", "model-*.safetensors")),
 )
-LAYOUTS = {layout.model_type: layout for layout in (GPT2, LLAMA)}
+LAYOUTS = {layout.model_type: layout for layout in (GPT2, LLAMA, MISTRAL)}
 _FILES = (
     "expected a folder of a model in the Hugging Face layout: config.json, tokenizer.json, and "
     "model.safetensors or model.safetensors.index.json with its files"

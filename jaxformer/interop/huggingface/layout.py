@@ -66,6 +66,7 @@ class Layout:
       tensors: Returns the tensors, given our section.
       prefix: Beginning of the names of tensors, which a file may lack.
       buffers: Pattern of the names of tensors that are no parameters.
+      has_place: Returns False for a section that this model cannot be.
     """
 
     model_type: str
@@ -80,6 +81,7 @@ class Layout:
     tensors: Callable[[Any], Iterable[Tensor]]
     prefix: str = ""
     buffers: str = "(?!)"
+    has_place: Callable[[Any], bool] = lambda section: True
 
     def config(self, fields: JsonFields, tokenizer: HuggingFaceTokenizer) -> Any:
         """Returns the section that a config.json describes; refuses other fields by name."""

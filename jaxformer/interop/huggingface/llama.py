@@ -1,5 +1,6 @@
-"""LLaMA in transformers' layout."""
+"""LLaMA and Mistral in transformers' layout."""
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -106,4 +107,31 @@ LLAMA = Layout(
     write=_write,
     tensors=_tensors,
     buffers=r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq",
+    has_place=lambda section: section.window is None,
+)
+
+
+def _read_mistral(fields: JsonFields) -> dict[str, Any]:
+    # Theirs is the number of tokens that are seen, ours the distance of the last of them.
+    seen = fields.values["sliding_window"]
+    return _read(fields) | {
+        "window": seen if seen is None else fields.integer("sliding_window") - 1
+    }
+
+
+def _write_mistral(model: LlamaConfig) -> dict[str, Any]:
+    return _write(model) | {"sliding_window": None if model.window is None else model.window + 1}
+
+
+_BIASES = ("attention_bias", "mlp_bias")
+MISTRAL = dataclasses.replace(
+    LLAMA,
+    model_type="mistral",
+    network="MistralForCausalLM",
+    fields={name: ours for name, ours in _FIELDS.items() if name not in _BIASES},
+    defaults=_DEFAULTS | {"num_key_value_heads": 8, "sliding_window": 4096},
+    only=dict.fromkeys(_BIASES, False),
+    read=_read_mistral,
+    write=_write_mistral,
+    has_place=lambda section: not (section.attention_biases or section.feed_forward_biases),
 )

@@ -20,7 +20,7 @@ INDEX = "model.safetensors.index.json"
 
 ROPE = "expected rope_parameters with rope_type 'default' and rope_theta only: got "
 GPT2_CONFIG = [
-    ({"model_type": "bert"}, "expected model_type to be gpt2 or llama: got 'bert'"),
+    ({"model_type": "bert"}, "expected model_type to be gpt2 or llama or mistral: got 'bert'"),
     ({"model_type": "marian"}, "a Marian model; give jaxformer import marian"),
     ({"scale_attn_weights": False}, "expected scale_attn_weights to be True: got False"),
     ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx to be False"),
@@ -51,6 +51,11 @@ LLAMA_CONFIG = [
     ({"head_dim": 5}, "the size of a head, model.d_k, must be even"),
     ({"sliding_window": 4}, "jaxformer does not know sliding_window=4"),
     ({"attention_bias": 1}, "expected attention_bias to be true or false: got 1"),
+]
+MISTRAL_CONFIG = [
+    ({"mlp_bias": True}, "expected mlp_bias to be False: got True"),
+    ({"sliding_window": "4"}, "expected sliding_window to be a whole number"),
+    ({"sliding_window": 1}, "model.window must be greater than 0: got 0"),
 ]
 WTE, FC = "transformer.wte.weight", "transformer.h.1.mlp.c_fc"
 GPT2_ARRAYS = [
@@ -85,6 +90,7 @@ INDEX_CASES = [
     [
         ("gpt2", "config.json", GPT2_CONFIG),
         ("llama_grouped", "config.json", LLAMA_CONFIG),
+        ("mistral", "config.json", MISTRAL_CONFIG),
         ("gpt2", "model.safetensors", GPT2_ARRAYS),
         ("llama_grouped", INDEX, INDEX_CASES),
     ],

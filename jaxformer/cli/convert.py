@@ -64,7 +64,7 @@ def import_model(
     """Convert another system's model to a workdir that every command accepts.
 
     Options:
-      system: hf: GPT-2 or LLaMA, as transformers saves them; marian: Marian or OPUS-MT
+      system: hf: GPT-2, LLaMA or Mistral, as transformers saves them; marian: Marian or OPUS-MT
       directory: folder of the model, or its name on the Hugging Face Hub, such as
         openai-community/gpt2 or Helsinki-NLP/opus-mt-en-de
 
@@ -101,7 +101,7 @@ def export_model(
     Options:
       format: stablehlo: the whole search as a program for JAX; ctranslate2: a model for
         CTranslate2; marian: MarianMTModel of the transformers library; safetensors: parameters,
-        of an imported GPT-2 or LLaMA for the transformers library
+        of a model from jaxformer import hf for the transformers library
       output: folder to create
 
     Example:

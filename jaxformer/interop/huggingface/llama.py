@@ -113,10 +113,8 @@ LLAMA = Layout(
 
 def _read_mistral(fields: JsonFields) -> dict[str, Any]:
     # Theirs is the number of tokens that are seen, ours the distance of the last of them.
-    seen = fields.values["sliding_window"]
-    return _read(fields) | {
-        "window": seen if seen is None else fields.integer("sliding_window") - 1
-    }
+    is_set = fields.values["sliding_window"] is not None
+    return _read(fields) | {"window": fields.integer("sliding_window") - 1 if is_set else None}
 
 
 def _write_mistral(model: LlamaConfig) -> dict[str, Any]:

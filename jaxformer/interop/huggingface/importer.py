@@ -51,6 +51,7 @@ def import_huggingface(directory: pathlib.Path, workdir: pathlib.Path) -> str:
     layout = _layout(fields)
     tokenizer = _tokenizer(directory / "tokenizer.json", fields)
     model = layout.config(fields, tokenizer)
+    # The data section selects the kind; nobody knows what the model was trained on.
     data = StreamConfig(file="unknown", length=min(StreamConfig.length, model.max_length))
     config = Config(model=model, data=data, search=_SEARCH)
     place, found = _weights(directory, re.compile(f"({re.escape(layout.prefix)})?{layout.buffers}"))
@@ -74,7 +75,7 @@ def _layout(fields: JsonFields) -> Layout:
     name = fields.values.get("model_type")
     if name == "marian":
         raise UserError(f"{fields.place}: a Marian model; give jaxformer import marian")
-    if name not in LAYOUTS:
+    if not isinstance(name, str) or name not in LAYOUTS:
         raise UserError(
             f"{fields.place}: expected model_type to be {' or '.join(LAYOUTS)}: got {name!r:.80}"
         )
@@ -88,13 +89,14 @@ def _tokenizer(path: pathlib.Path, fields: JsonFields) -> HuggingFaceTokenizer:
         field = f"{name}_token_id"
         is_set = fields.values.get(field) is not None
         special[name] = fields.integer(field) if is_set else None
+    size = fields.integer("vocab_size")
     if not path.exists():
         raise UserError(f"{path}: no such file; {_FILES}")
     try:
         with readable(path):
             text = read_whole(path).decode()
         special["unk"] = _unknown(json.loads(text))
-        return HuggingFaceTokenizer.assemble(text, special, fields.integer("vocab_size"))
+        return HuggingFaceTokenizer.assemble(text, special, size)
     except (UserError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: {error}") from None
 

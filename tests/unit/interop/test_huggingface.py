@@ -21,6 +21,8 @@ INDEX = "model.safetensors.index.json"
 ROPE = "expected rope_parameters with rope_type 'default' and rope_theta only: got "
 GPT2_CONFIG = [
     ({"model_type": "bert"}, "expected model_type to be gpt2 or llama or mistral: got 'bert'"),
+    ({"model_type": []}, r"expected model_type to be gpt2 or llama or mistral: got \[\]"),
+    ({"vocab_size": None}, "config.json: expected vocab_size to be a whole number .*: got None"),
     ({"model_type": "marian"}, "a Marian model; give jaxformer import marian"),
     ({"scale_attn_weights": False}, "expected scale_attn_weights to be True: got False"),
     ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx to be False"),

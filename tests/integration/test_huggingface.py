@@ -198,7 +198,6 @@ def test_the_page_is_executed(tmp_path, monkeypatch):
     (tmp_path / "mine.txt").write_text("the cat sees a small dog. the man reads two books!\n" * 60)
     names = {}
     [code] = pages.sections("hugging_face.md")["Fine-tuning"]
-    code = code.replace("length=64", "length=32")  # A small model.
     pages.run("hugging_face.md", code, names)
     assert int(names["state"].step) == 2
 

@@ -69,13 +69,12 @@ class Architecture:
         return self.vocab_size
 
 
-def check_heads(model: Architecture, name: str) -> None:
-    """Checks that a number of heads divides ``d_model`` or, of keys and values, the queries'."""
-    whole = "d_model" if name == "num_heads" else "num_heads"
-    if getattr(model, whole) % getattr(model, name):
+def check_divides(model: Architecture, part: str, whole: str) -> None:
+    """Checks that one field of a model divides another."""
+    if getattr(model, whole) % getattr(model, part):
         raise UserError(
-            f"model.{name} must divide model.{whole}={getattr(model, whole)}: got "
-            f"{getattr(model, name)}"
+            f"model.{part} must divide model.{whole}={getattr(model, whole)}: got "
+            f"{getattr(model, part)}"
         )
 
 

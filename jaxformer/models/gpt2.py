@@ -5,7 +5,7 @@ import functools
 from typing import Literal
 
 from jaxformer.fields import check_fraction
-from jaxformer.models.architecture import Architecture, absent_bias, check_absent, check_heads
+from jaxformer.models.architecture import Architecture, absent_bias, check_absent, check_divides
 from jaxformer.models.language_model import LanguageModel
 from jaxformer.nn.attention import MultiHeadAttention
 from jaxformer.nn.block import Block, Residual
@@ -57,7 +57,7 @@ class GPT2Config(Architecture):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_fraction(self, "model", "dropout_rate", "attention_dropout_rate")
-        check_heads(self, "num_heads")
+        check_divides(self, "num_heads", "d_model")
         check_absent(self.absent_tokens)
 
 

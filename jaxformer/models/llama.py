@@ -6,7 +6,7 @@ from typing import Literal
 
 from jaxformer.errors import UserError
 from jaxformer.fields import check_fraction, check_positive
-from jaxformer.models.architecture import Architecture, absent_bias, check_absent, check_heads
+from jaxformer.models.architecture import Architecture, absent_bias, check_absent, check_divides
 from jaxformer.models.language_model import LanguageModel
 from jaxformer.nn.attention import MultiHeadAttention
 from jaxformer.nn.block import Block, Residual
@@ -76,9 +76,9 @@ class LlamaConfig(Architecture):
         check_positive(self, "model", "num_kv_heads", "d_k", "rotary_base", "window")
         check_fraction(self, "model", "attention_dropout_rate")
         if self.d_k is None:
-            check_heads(self, "num_heads")
+            check_divides(self, "num_heads", "d_model")
         if self.num_kv_heads is not None:
-            check_heads(self, "num_kv_heads")
+            check_divides(self, "num_kv_heads", "num_heads")
         if self.key_size % 2:
             raise UserError(
                 "the size of a head, model.d_k, must be even, since rotary positions turn pairs: "

@@ -25,11 +25,11 @@ class Architecture:
     with its name, which selects it when a config is read.
     """
 
-    if TYPE_CHECKING:
+    if TYPE_CHECKING:  # Only subclasses are dataclasses, in their own order of fields.
         __dataclass_fields__: ClassVar[dict[str, Any]]
 
     architecture = "transformer"
-    feed_forward_matrices = 2
+    feed_forward_matrices = 2  # to count operations
     vocab_size: int
     d_model: int
     d_ff: int

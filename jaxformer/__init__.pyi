@@ -27,7 +27,11 @@ from jaxformer.inference.translator import Translator as Translator
 from jaxformer.inference.weights import load_model as load_model
 from jaxformer.inference.weights import quantize as quantize
 from jaxformer.models.encoder import Encoder as Encoder
+from jaxformer.models.gpt2 import GPT2 as GPT2
+from jaxformer.models.gpt2 import GPT2Config as GPT2Config
 from jaxformer.models.language_model import LanguageModel as LanguageModel
+from jaxformer.models.llama import Llama as Llama
+from jaxformer.models.llama import LlamaConfig as LlamaConfig
 from jaxformer.models.transformer import Transformer as Transformer
 from jaxformer.nn.attention import MultiHeadAttention as MultiHeadAttention
 from jaxformer.nn.block import Block as Block
@@ -40,6 +44,7 @@ from jaxformer.nn.keys import Memory as Memory
 from jaxformer.nn.keys import causal_mask as causal_mask
 from jaxformer.nn.keys import segment_mask as segment_mask
 from jaxformer.nn.norm import LayerNorm as LayerNorm
+from jaxformer.nn.norm import RMSNorm as RMSNorm
 from jaxformer.nn.positions import rotary_positions as rotary_positions
 from jaxformer.nn.positions import sinusoidal_positions as sinusoidal_positions
 from jaxformer.nn.stack import Stack as Stack

@@ -23,6 +23,7 @@ from jaxformer.errors import UserError
 from jaxformer.fields import build_section, check_known, expected_type
 from jaxformer.files import explain_read_errors, read_json, write_file
 from jaxformer.kinds import KINDS, Kind, kind_of
+from jaxformer.models.architecture import Architecture
 from jaxformer.models.assembly import ModelConfig
 from jaxformer.models.encoder import EncoderConfig
 from jaxformer.runs.workdir import Workdir
@@ -43,6 +44,7 @@ __all__ = [  # Users import the sections of a config from here, too.
 ]
 
 Section = TypeVar("Section", bound=DataSection)
+ModelT = TypeVar("ModelT", bound=Architecture)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,7 +62,7 @@ class Config:
       UserError: A section has the wrong type, or two sections contradict each other.
     """
 
-    model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
+    model: Architecture = dataclasses.field(default_factory=ModelConfig)
     data: DataSection = dataclasses.field(default_factory=DataConfig)
     training: TrainingConfig = dataclasses.field(default_factory=TrainingConfig)
     mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
@@ -72,12 +74,14 @@ class Config:
             if not isinstance(section, expected):
                 known = " or ".join(c.__name__ for c in typing.get_args(expected) or (expected,))
                 raise UserError(f"{name} must be a {known}: got {type(section).__name__}")
-        others = {kind.model for kind in KINDS} - {self.kind.model}
-        for name, expected in (("data", self.kind.data), ("model", self.kind.model)):
+        models = tuple(network.section for network in self.kind.networks)
+        others = {n.section for kind in KINDS for n in kind.networks}.difference(models)
+        for name, expected in (("data", (self.kind.data,)), ("model", models)):
             if not isinstance(section := getattr(self, name), expected) or type(section) in others:
+                known = " or ".join(each.__name__ for each in expected)
                 raise UserError(
-                    f"{name} must be of class {expected.__name__} with "
-                    f"data.corpus={self.data.corpus}: got {type(section).__name__}"
+                    f"{name} must be of class {known} with data.corpus={self.data.corpus}: got "
+                    f"{type(section).__name__}"
                 )
         name = self.data.length_field
         if (longest := getattr(self.data, name)) > self.model.max_length:
@@ -112,7 +116,7 @@ class Config:
         data = values.get("data") if isinstance(values, dict) else None
         kind = kind_of(data.get("corpus") if isinstance(data, dict) else None)
         builders = {
-            "model": functools.partial(build_section, kind.model, section="model"),
+            "model": functools.partial(_build_model, kind),
             "data": functools.partial(build_section, kind.data, section="data"),
             "training": functools.partial(build_section, TrainingConfig, section="training"),
             "mesh": functools.partial(build_section, MeshConfig, section="mesh"),
@@ -139,6 +143,21 @@ def data_section(config: Config, section: type[Section]) -> Section:
             f"data.corpus={config.data.corpus}"
         )
     return config.data
+
+
+def model_section(config: Config, section: type[ModelT]) -> ModelT:
+    """Returns ``config.model``, and refuses models of another class than ``section``."""
+    if not isinstance(config.model, section):
+        raise UserError(
+            f"expected model to be a {section.__name__}, got a {type(config.model).__name__}"
+        )
+    return config.model
+
+
+def _build_model(kind: Kind, values: Any) -> Architecture:
+    default = kind.networks[0].section.architecture
+    name = values.get("architecture", default) if isinstance(values, dict) else default
+    return build_section(kind.section_of(name), values, section="model")
 
 
 def _check_search(search: BeamSearch | Sampling) -> None:

@@ -9,11 +9,12 @@ from collections.abc import Sequence
 import optax
 from jax.experimental import multihost_utils
 
-from jaxformer.config import Config, ModelConfig, TrainingConfig, check_config, read_config
+from jaxformer.config import Config, TrainingConfig, check_config, read_config
 from jaxformer.data.corpus import Corpus
 from jaxformer.errors import UserError
 from jaxformer.files import model_path, run_path
 from jaxformer.kinds import Kind, describe_model
+from jaxformer.models.architecture import Architecture
 from jaxformer.nn.backend import emulates_bfloat16
 from jaxformer.runs import processes, watchdog
 from jaxformer.runs.checkpoints import Checkpoints
@@ -166,7 +167,7 @@ def make_optimizer(config: Config) -> optax.GradientTransformation:
 
 @functools.lru_cache
 def _make_optimizer(
-    training: TrainingConfig, model: ModelConfig, kind: Kind
+    training: TrainingConfig, model: Architecture, kind: Kind
 ) -> optax.GradientTransformation:
     describe = functools.partial(describe_model, model, kind)
     optimizer = configured_optimizer(training, model.d_model, describe)

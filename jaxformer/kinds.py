@@ -8,36 +8,54 @@ import dataclasses
 import functools
 import pathlib
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import linen as nn
 from jaxtyping import Array, PyTree
 
 from jaxformer.data.corpus import DataConfig, DataSection
 from jaxformer.data.labeled import LabeledConfig
 from jaxformer.data.stream import StreamConfig, load_stream_tokenizer
 from jaxformer.data.tokenizer import Tokenizer, Vocabulary
-from jaxformer.models.assembly import ModelConfig
-from jaxformer.models.encoder import Encoder, EncoderConfig
+from jaxformer.errors import UserError
+from jaxformer.models.architecture import Architecture
+from jaxformer.models.assembly import TokenModel
+from jaxformer.models.encoder import Encoder
+from jaxformer.models.gpt2 import GPT2
 from jaxformer.models.language_model import LanguageModel
+from jaxformer.models.llama import Llama
 from jaxformer.models.transformer import Transformer
 from jaxformer.nn.parameters import describe
+from jaxformer.nn.stack import Remat
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Kind:
-    """A kind of experiment: the classes of its data, model and task."""
+    """A kind of experiment: the classes of its data, models and task."""
 
     description: str  # of its models, in error messages
     commands: str  # for its models
     corpora: tuple[str, ...]  # values of data.corpus that select it
     data: type[DataSection]
-    model: type[ModelConfig] = ModelConfig
-    network: type[nn.Module] = Transformer  # called with the model section and remat
+    networks: tuple[type[TokenModel], ...] = (Transformer,)  # its models; the first is the default
     num_inputs: int = 1  # number of arrays of token ids that a model takes
     load_tokenizer: Callable[[pathlib.Path], Vocabulary] = Tokenizer.load
     task: str  # module and name
+
+    def build(self, model: Architecture, remat: Remat = "none") -> TokenModel:
+        """Returns the model that a section ``model`` describes."""
+        return next(n for n in self.networks if isinstance(model, n.section))(model, remat)
+
+    def section_of(self, architecture: Any) -> type[Architecture]:
+        """Returns the class of a section ``model`` by its field ``architecture``."""
+        found = {network.section.architecture: network.section for network in self.networks}
+        if architecture not in found:
+            raise UserError(
+                f"model.architecture must be one of {', '.join(found)} for {self.description}: got "
+                f"{architecture!r:.80}"
+            )
+        return found[architecture]
 
 
 TRANSLATION = Kind(
@@ -60,7 +78,7 @@ LANGUAGE_MODELING = Kind(
     commands="jaxformer generate",
     corpora=("stream",),
     data=StreamConfig,
-    network=LanguageModel,
+    networks=(LanguageModel, GPT2, Llama),
     load_tokenizer=load_stream_tokenizer,
     task="jaxformer.tasks.language_modeling.LanguageModeling",
 )
@@ -69,8 +87,7 @@ CLASSIFICATION = Kind(
     commands="jaxformer classify",
     corpora=("labeled",),
     data=LabeledConfig,
-    model=EncoderConfig,
-    network=Encoder,
+    networks=(Encoder,),
     task="jaxformer.tasks.classification.task.Classification",
 )
 MASKED_LANGUAGE_MODELING = dataclasses.replace(
@@ -89,17 +106,17 @@ def kind_of(corpus: object) -> Kind:
 
 
 @functools.lru_cache
-def make_init(model: ModelConfig, kind: Kind = TRANSLATION) -> Callable[[Array], PyTree]:
+def make_init(model: Architecture, kind: Kind = TRANSLATION) -> Callable[[Array], PyTree]:
     """Returns a function that creates the float32 parameters of a model from a key."""
 
     def init(key: Array) -> PyTree:
         tokens = jnp.ones((1, 1), jnp.int32)
-        return kind.network(model).init(key, *[tokens] * kind.num_inputs)["params"]
+        return kind.build(model).init(key, *[tokens] * kind.num_inputs)["params"]
 
     return init
 
 
 @functools.lru_cache
-def describe_model(model: ModelConfig, kind: Kind = TRANSLATION) -> PyTree:
+def describe_model(model: Architecture, kind: Kind = TRANSLATION) -> PyTree:
     """Returns a :class:`~jaxformer.nn.ParameterInfo` for each parameter."""
     return describe(make_init(model, kind), jax.random.key(0))

@@ -56,7 +56,7 @@ def _model_folder(text: str) -> pathlib.Path:
 
 
 def import_model(
-    system: Literal["marian"],
+    system: Literal["hf", "marian"],
     directory: Annotated[pathlib.Path, Value(metavar="MODEL", convert=_model_folder)],
     *,
     workdir: NewRunDir,
@@ -64,18 +64,27 @@ def import_model(
     """Convert another system's model to a workdir that every command accepts.
 
     Options:
-      system: marian: Marian or OPUS-MT, as on the Hugging Face Hub
-      directory: folder of the model, or its name on the hub, such as Helsinki-NLP/opus-mt-en-de
+      system: hf: GPT-2, LLaMA or Mistral, as transformers saves them; marian: Marian or OPUS-MT
+      directory: folder of the model, or its name on the Hugging Face Hub, such as
+        openai-community/gpt2 or Helsinki-NLP/opus-mt-en-de
 
     Example:
+      jaxformer import hf openai-community/gpt2 --workdir runs/gpt2
+
       jaxformer import marian Helsinki-NLP/opus-mt-en-de --workdir runs/opus-mt-en-de
     """
-    from jaxformer.interop.marian.hub import marian_folder
-    from jaxformer.interop.marian.importer import COMMAND, import_marian
+    from jaxformer.interop.hub import model_folder
     from jaxformer.runs.workdir import Workdir
 
+    if system == "hf":
+        from jaxformer.interop.huggingface.importer import COMMAND, FILES
+        from jaxformer.interop.huggingface.importer import import_huggingface as convert
+    else:
+        from jaxformer.interop.marian.importer import COMMAND, FILES
+        from jaxformer.interop.marian.importer import import_marian as convert
+
     Workdir(workdir).check_writable(COMMAND)  # before a download
-    print(f"{workdir}: {import_marian(marian_folder(directory), workdir)}")
+    print(f"{workdir}: {convert(model_folder(directory, FILES), workdir)}")
 
 
 def export_model(
@@ -91,7 +100,8 @@ def export_model(
 
     Options:
       format: stablehlo: the whole search as a program for JAX; ctranslate2: a model for
-        CTranslate2; marian: MarianMTModel of the transformers library; safetensors: parameters
+        CTranslate2; marian: MarianMTModel of the transformers library; safetensors: parameters,
+        of a model from jaxformer import hf for the transformers library
       output: folder to create
 
     Example:

@@ -1,19 +1,27 @@
-"""The command ``score``: scores given translations."""
+"""The command ``score``: scores given translations, or texts under a language model."""
 
+import functools
 import math
+import pathlib
+import sys
+from collections.abc import Callable
 from json import dumps
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from jaxformer import pretrained
 from jaxformer.cli.options import File, ModelOptions, SearchOptions, Strict, TranslatorDir, searches
 from jaxformer.cli.signatures import Fields
 from jaxformer.cli.text import Line, blocks_of, check_outputs, read_text
+from jaxformer.errors import UserError
+
+if TYPE_CHECKING:
+    from jaxformer.inference.pair_scores import Score
 
 
 def score(
     *,
     workdir: TranslatorDir = pretrained.WORKDIR,
-    source: File,
+    source: File | None = None,
     target: File,
     output: File | None = None,
     strict: Strict = False,
@@ -23,13 +31,13 @@ def score(
         dict[str, Any], Fields(lambda: searches()[:1], "score", ("penalty", "length_penalty"))
     ],
 ) -> None:
-    """Score given translations: log probability divided by the length penalty, for each line.
+    """Score given lines: log probability divided by the length penalty, for each line.
 
     Text: A blank target is scored as the empty translation. A blank source scores 0 if the target
     is also blank, and -inf otherwise. A line that is too long or not UTF-8 has the score nan, with
     --json an object with an error.
-      source: source text
-      target: translation, line by line
+      source: source text; left out for a language model
+      target: translation, or text for a language model, line by line
       output: file for the scores (default: standard output)
       json: print lines of JSON: score, log_prob (null for -inf) and length in tokens
 
@@ -40,20 +48,16 @@ def score(
       -0.512345
       -0.734567
     """
-    from jaxformer.data.tokenizer import EOS
-    from jaxformer.inference.pair_scores import Score, score_pairs
+    check_outputs([file for file in (source, target) if file], {"--output": output})
+    search = SearchOptions(changes=penalty).settings(workdir)
+    if source is None:
+        text = read_text(target)
+        encode, score_all = _language_model(workdir, model, search, target)
+    else:
+        text = read_text(source).zip_with(read_text(target))
+        encode, score_all = _translator(workdir, model, search, (source, target))
 
-    check_outputs([source, target], {"--output": output})
-    text = read_text(source).zip_with(read_text(target))
-    translator = model.load(workdir, SearchOptions(changes=penalty).settings(workdir))
-
-    def encode(line: Line) -> tuple[list[int], list[int]]:
-        source_ids = translator.source_ids(line.text, f"{source}:{line.number}")
-        target_ids = translator.target_ids(line.other, f"{target}:{line.number}")
-        # The empty translation of a sentence is end-of-sentence alone.
-        return source_ids, target_ids or ([EOS] if source_ids else [])
-
-    def row(line: Line, result: Score) -> str:
+    def row(line: Line, result: "Score") -> str:
         if not json:
             return f"{math.nan if line.error else result.score:.6f}"
         # JSON lacks infinity and nan.
@@ -64,4 +68,48 @@ def score(
 
     with blocks_of(text, encode, output, strict=strict) as (blocks, write, report):
         for block in blocks:
-            write(map(row, block, score_pairs(translator, list(map(encode, block)), report=report)))
+            write(map(row, block, score_all(list(map(encode, block)), report=report)))
+
+
+# A function of a line, whose results the other function scores.
+_Functions = tuple[Callable[[Line], Any], Callable[..., "list[Score]"]]
+
+
+def _translator(
+    workdir: pathlib.Path, model: ModelOptions, search: Any, files: tuple[pathlib.Path, ...]
+) -> _Functions:
+    from jaxformer.data.tokenizer import EOS
+    from jaxformer.inference.pair_scores import score_pairs
+
+    translator, (source, target) = model.load(workdir, search), files
+
+    def encode(line: Line) -> tuple[list[int], list[int]]:
+        source_ids = translator.source_ids(line.text, f"{source}:{line.number}")
+        target_ids = translator.target_ids(line.other, f"{target}:{line.number}")
+        # The empty translation of a sentence is end-of-sentence alone.
+        return source_ids, target_ids or ([EOS] if source_ids else [])
+
+    return encode, functools.partial(score_pairs, translator)
+
+
+def _language_model(
+    workdir: pathlib.Path, model: ModelOptions, search: Any, target: pathlib.Path
+) -> _Functions:
+    from jaxformer.config import read_config
+    from jaxformer.inference.generator import Generator
+    from jaxformer.inference.text_scores import score_texts
+    from jaxformer.kinds import LANGUAGE_MODELING
+    from jaxformer.runs.workdir import Workdir
+
+    if (kind := read_config(Workdir(workdir)).kind) is not LANGUAGE_MODELING:
+        raise UserError(f"--source is needed, since {workdir} has {kind.description}")
+    if model.ensemble:
+        raise UserError("--ensemble is for translation only: leave it out")
+    options = {"weights": model.weights, "compute_dtype": model.dtype}
+    generator = Generator.load(workdir, search=search, **options)
+    print(f"{workdir}: {generator.weights}", file=sys.stderr)
+
+    def encode(line: Line) -> list[int]:
+        return generator.text_ids(line.text, f"{target}:{line.number}")
+
+    return encode, functools.partial(score_texts, generator)

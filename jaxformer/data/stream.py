@@ -149,10 +149,15 @@ def _short_parts(line: str) -> list[str]:
 
 
 def load_stream_tokenizer(path: pathlib.Path) -> Vocabulary:
-    """Reads a tokenizer of either kind, distinguished by its first byte."""
+    """Reads a tokenizer of any kind, distinguished by its first bytes."""
     with explain_read_errors(path):
         content = read_whole(path)
     try:
+        if content.startswith(b'{"huggingface"'):
+            # An extra.
+            from jaxformer.data.huggingface_tokenizer import HuggingFaceTokenizer
+
+            return HuggingFaceTokenizer(content)
         if content[:1] == b"{":
             return CharacterTokenizer(json.loads(content)["characters"])
         return ByteFallbackTokenizer(content)

@@ -26,6 +26,7 @@ class Vocabulary(abc.ABC):
     """Base of tokenizers; :class:`Tokenizer` describes the attributes."""
 
     vocab_size: int
+    ends_texts = False  # True if EOS ends the texts that a language model was trained on
 
     def __init__(self, serialized: bytes) -> None:
         self.serialized = serialized
@@ -34,6 +35,10 @@ class Vocabulary(abc.ABC):
     @abc.abstractmethod
     def encode(self, text: str) -> list[int]:
         """Returns the token ids of a text, without BOS and EOS."""
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """Returns the token ids of a text to continue; of a line break if it is empty."""
+        return self.encode(text or "\n")
 
     @abc.abstractmethod
     def decode(self, ids: Iterable[SupportsIndex]) -> str:

@@ -12,13 +12,12 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key, PyTree
 
 from jaxformer.checks import check_text, check_texts
-from jaxformer.config import ModelConfig
 from jaxformer.data.tokenizer import EOS, PAD, UNK
 from jaxformer.errors import UserError
 from jaxformer.inference.weights import Predictor
 from jaxformer.kinds import LANGUAGE_MODELING
 from jaxformer.layout import global_mesh
-from jaxformer.models.language_model import LanguageModel
+from jaxformer.models.architecture import Architecture
 from jaxformer.models.stepwise import step_fn
 from jaxformer.search import Algorithm, BeamSearch, Sampling, SearchContext
 from jaxformer.search.algorithm import Numbers
@@ -107,7 +106,19 @@ class Generator(Predictor):
 
     def prompt_ids(self, text: str) -> list[int]:
         """Returns the token ids of a prompt; an empty prompt stands for a line break."""
-        return self.tokenizer.encode(text or "\n")
+        return self.tokenizer.encode_prompt(text)
+
+    def text_ids(self, text: str, place: str) -> list[int]:
+        """Returns the token ids of a text to score, at most ``max_length``, or raises an error."""
+        try:
+            ids, longest = self.tokenizer.encode(text), self.config.model.max_length
+        except UserError as error:
+            raise UserError(f"{place}: {error}") from None
+        if len(ids) > longest:
+            raise UserError(
+                f"{place}: expected at most {longest} tokens (model.max_length), got {len(ids)}"
+            )
+        return ids
 
     def check(self, prompt: str, *, max_tokens: int) -> None:
         """Raises the errors of :meth:`continuations` for a prompt, without generating anything."""
@@ -172,10 +183,11 @@ class Generator(Predictor):
     def _search(self) -> Algorithm:
         """Returns the search of one row, whose tokens are text."""
         search = self.config.search
-        constraints = (*search.constraints, _forbid_special)
+        only_text = _only_text_or_end if self.tokenizer.ends_texts else _forbid_special
+        constraints = (*search.constraints, only_text)
         if isinstance(search, Sampling):
             return dataclasses.replace(search, constraints=constraints, num_samples=1)
-        # Most texts end at their maximum length, without EOS.
+        # Texts may end at their maximum length, without EOS.
         return dataclasses.replace(search, constraints=constraints, unfinished="compete")
 
 
@@ -187,10 +199,18 @@ def _forbid_special(logits: Float[Array, "B N V"], context: SearchContext) -> Fl
     return text.at[:, :, context.eos_id].set(end)
 
 
+def _only_text_or_end(
+    logits: Float[Array, "B N V"], context: SearchContext
+) -> Float[Array, "B N V"]:
+    """Forbids special tokens except EOS."""
+    end = logits[:, :, context.eos_id]
+    return logits.at[:, :, : UNK + 1].set(-jnp.inf).at[:, :, context.eos_id].set(end)
+
+
 @global_mesh(None)
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _prefill(
-    config: ModelConfig,
+    config: Architecture,
     search: Algorithm,
     capacity: int,
     params: PyTree,
@@ -202,7 +222,7 @@ def _prefill(
 ) -> Any:
     """Prefills contexts of ``length`` tokens and returns the state before the first new token."""
     variables: Any = {"params": params}
-    model: Any = LanguageModel(config)
+    model: Any = LANGUAGE_MODELING.build(config)
     sizes = {"num_beams": search.num_hypotheses, "capacity": capacity}
     cache = model.apply(variables, context, **sizes, method="start")
     # The first step feeds the last token.
@@ -216,7 +236,7 @@ def _prefill(
 @global_mesh(None)
 @functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=4)
 def _advance(
-    config: ModelConfig,
+    config: Architecture,
     search: Algorithm,
     params: PyTree,
     numbers: Numbers,
@@ -225,7 +245,8 @@ def _advance(
 ) -> tuple[Any, Int[Array, "B N T"]]:
     """Generates until hypotheses have ``until`` tokens; returns the state and the tokens."""
     search = search.join_numbers(numbers)
-    state = search.advance(step_fn(LanguageModel(config), params), state, until)
+    model: Any = LANGUAGE_MODELING.build(config)
+    state = search.advance(step_fn(model, params), state, until)
     return state, search.finalize(state).tokens
 
 

@@ -1,14 +1,15 @@
 """The models of an ensemble or a single model, and log probabilities of given tokens."""
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PyTree
 
-from jaxformer.config import ModelConfig
+from jaxformer.models.assembly import ModelConfig
 from jaxformer.models.transformer import Transformer
 
 # Number of logits per chunk, 16 MB in float32.
@@ -41,18 +42,31 @@ def token_log_probs(
 ) -> Float[Array, "B T"]:
     """Returns the log of the members' mean probability of every target.
 
-    Logits are computed in chunks, to bound memory. ``features`` are the decoder outputs of each
-    member, at the positions that predict the targets.
+    ``features`` are the decoder outputs of each member, at the positions that predict the targets.
     """
     vocab_size = max(member.config.output_size for member in members)
+    logits = [functools.partial(member, method="logits") for member in members]
+    return log_probs_of_tokens(logits, vocab_size, features, targets)
+
+
+def log_probs_of_tokens(
+    logits: Sequence[Callable[[Float[Array, "C D"]], Float[Array, "C V"]]],
+    vocab_size: int,
+    features: Sequence[Float[Array, "B T _"]],
+    targets: Int[Array, "B T"],
+) -> Float[Array, "B T"]:
+    """Returns the log probability of every target under the mean of some models' probabilities.
+
+    Logits, which functions of features return, are computed in chunks, to bound memory.
+    """
 
     def of_chunk(chunk: tuple[list[Array], Array]) -> Float[Array, " C"]:
         rows, targets = chunk
         each = []
-        for member, row in zip(members, rows, strict=True):
-            logits = member(row, method="logits").astype(jnp.float32)
-            chosen = jnp.take_along_axis(logits, targets[:, None], axis=1)[:, 0]
-            each.append(chosen - jax.nn.logsumexp(logits, axis=1))
+        for logits_of, row in zip(logits, rows, strict=True):
+            scores = logits_of(row).astype(jnp.float32)
+            chosen = jnp.take_along_axis(scores, targets[:, None], axis=1)[:, 0]
+            each.append(chosen - jax.nn.logsumexp(scores, axis=1))
         return jax.nn.logsumexp(jnp.stack(each), axis=0) - math.log(len(each))
 
     tokens = targets.size

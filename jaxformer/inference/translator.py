@@ -11,7 +11,7 @@ from jaxtyping import PyTree
 
 from jaxformer import pretrained
 from jaxformer.checks import check_same_length, check_text, check_texts, check_tokens, check_unicode
-from jaxformer.config import Config
+from jaxformer.config import Config, ModelConfig, model_section
 from jaxformer.data.tokenizer import EOS, Tokenizer
 from jaxformer.errors import UserError
 from jaxformer.inference.batched_search import Decoded, all_shapes, compile_programs, search_batches
@@ -66,7 +66,7 @@ class Translator(Predictor):
           UserError: The vocabularies of tokenizer and model differ, or an argument is malformed.
         """
         super().__init__(config, params, tokenizer, weights)
-        self.models: tuple[Member, ...] = (Member(config.model, self.params),)
+        self.models: tuple[Member, ...] = (Member(model_section(config, ModelConfig), self.params),)
 
     @classmethod
     def load(

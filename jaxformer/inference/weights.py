@@ -15,13 +15,14 @@ import numpy as np
 from flax import linen as nn
 from jaxtyping import PyTree
 
-from jaxformer.config import Config, ModelConfig, check_config, check_kind, read_config, save_config
+from jaxformer.config import Config, check_config, check_kind, read_config, save_config
 from jaxformer.data.tokenizer import Vocabulary
 from jaxformer.errors import UserError
 from jaxformer.fields import check_unchanged
 from jaxformer.files import model_path, read_whole, run_path, write_file
 from jaxformer.kinds import KINDS, TRANSLATION, Kind, describe_model, make_init
 from jaxformer.layout import global_mesh
+from jaxformer.models.architecture import Architecture
 from jaxformer.nn.precision import cast_params, dequantize
 from jaxformer.runs.checkpoints import Checkpoints, write_single
 from jaxformer.runs.manifest import saved_steps
@@ -31,7 +32,7 @@ from jaxformer.search import BeamSearch, Sampling
 _QUANTIZE = "jaxformer quantize"  # the command, in messages and workdirs
 
 
-def abstract_params(config: ModelConfig, kind: Kind = TRANSLATION) -> PyTree:
+def abstract_params(config: Architecture, kind: Kind = TRANSLATION) -> PyTree:
     """Returns shapes and dtypes of the parameters in a workdir, without computing them."""
     params = jax.eval_shape(make_init(config, kind), jax.random.key(0))
     if config.compute_dtype != "int8":
@@ -41,7 +42,7 @@ def abstract_params(config: ModelConfig, kind: Kind = TRANSLATION) -> PyTree:
 
 @global_mesh(None)
 @functools.partial(jax.jit, static_argnums=(0, 2))
-def prepare_params(config: ModelConfig, params: PyTree, kind: Kind = TRANSLATION) -> PyTree:
+def prepare_params(config: Architecture, params: PyTree, kind: Kind = TRANSLATION) -> PyTree:
     """Casts or quantizes parameters; see :func:`~jaxformer.nn.precision.cast_params`."""
     return cast_params(params, describe_model(config, kind), config.compute_dtype)
 
@@ -159,7 +160,7 @@ class Predictor:
 
 @global_mesh(None)
 def load_params(
-    folder: Workdir, config: ModelConfig, weights: str, kind: Kind = TRANSLATION
+    folder: Workdir, config: Architecture, weights: str, kind: Kind = TRANSLATION
 ) -> tuple[PyTree, str]:
     """Reads parameters that match a config, and describes their origin, such as "step 2000"."""
     newest, averaged = (
@@ -201,11 +202,11 @@ def load_model(
       UserError: There are no such weights, or they are damaged or belong to another model.
     """
     trained = TrainedModel.load(workdir, weights=weights)
-    return trained.config.kind.network(trained.config.model), trained.params
+    return trained.config.kind.build(trained.config.model), trained.params
 
 
 def _check_metadata(
-    folder: Workdir, directory: pathlib.Path, config: ModelConfig, metadata: dict[str, Any]
+    folder: Workdir, directory: pathlib.Path, config: Architecture, metadata: dict[str, Any]
 ) -> None:
     """Checks that parameters belong to the workdir's tokenizer and model."""
     check_unchanged(dataclasses.asdict(config), metadata.get("model"), "model", str(directory))

@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -29,7 +30,8 @@ class NamedArrays:
 
     arrays: Mapping[str, np.ndarray]
     sizes: Mapping[str, int]  # of the axes, in the arrays
-    orders: Mapping[str, Int[np.ndarray, " indices"]]  # the old index at each new index of an axis
+    # the old index at each new index of an axis; -1 gives zeros
+    orders: Mapping[str, Int[np.ndarray, " indices"]]
     place: str  # origin of the arrays, for error messages
 
     def __post_init__(self) -> None:
@@ -50,9 +52,12 @@ class NamedArrays:
             )
         self._unread.discard(name)
         array = array.astype(np.float32)
+        if np.isnan(array).any():
+            raise UserError(f"{self.place}: expected numbers in {name}: got NaN")
         for i, axis in enumerate(axes):
             if axis in self.orders:
                 array = array.take(self.orders[axis], axis=i)
+                array[(slice(None),) * i + (self.orders[axis] < 0,)] = 0
         return array
 
     def linear(self, name: str, axes: str, ours: str) -> Params:
@@ -72,7 +77,7 @@ class NamedArrays:
         if self._unread:
             name, others = min(self._unread), len(self._unread) - 1
             raise UserError(
-                f"{self.place}: jaxformer's Transformer has no place for {name}"
+                f"{self.place}: jaxformer's model has no place for {name}"
                 f"{f' and {others} more' if others else ''}"
             )
 
@@ -88,13 +93,15 @@ def stack(layer: Callable[[int], Params], num_layers: int) -> Params:
     return jax.tree.map(lambda *leaves: np.stack(leaves), *layers)
 
 
-def read_safetensors(path: pathlib.Path) -> dict[str, np.ndarray]:
-    """Reads all arrays of a safetensors file, which must be floats."""
+def read_safetensors(
+    path: pathlib.Path, skip: re.Pattern[str] | None = None
+) -> dict[str, np.ndarray]:
+    """Reads the arrays of a safetensors file, which must be floats; ``skip`` matches others."""
     with needs_package("safetensors", "which reads the weights of other systems"):
         import safetensors
     try:
         with explain_read_errors(path), safetensors.safe_open(path, framework="numpy") as file:
-            names = list(file.keys())
+            names = [n for n in list(file.keys()) if not (skip and skip.fullmatch(n))]
             for name in names:
                 if (dtype := file.get_slice(name).get_dtype()) not in _FLOATS:
                     raise UserError(f"{path}: expected {name} to be of floats: got {dtype}")

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxformer.config import ModelConfig
+from jaxformer.config import ModelConfig, model_section
 from jaxformer.data.tokenizer import BOS, EOS, UNK
 from jaxformer.errors import needs_package
 from jaxformer.inference.weights import TrainedModel
@@ -38,7 +38,7 @@ _NOTES = (
 
 def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
     """Writes a CTranslate2 model and its SentencePiece models."""
-    pieces, config = write_tokenizer(model, folder), model.config.model
+    pieces, config = write_tokenizer(model, folder), model_section(model.config, ModelConfig)
     check_fields(
         config,
         "CTranslate2",

@@ -9,12 +9,13 @@ from typing import Literal
 
 import jax
 
-from jaxformer.config import DataConfig
+from jaxformer.config import DataConfig, ModelConfig
 from jaxformer.errors import UserError
 from jaxformer.files import local_path, write_file
 from jaxformer.inference.weights import TrainedModel, params_sha256
 from jaxformer.interop import ctranslate2, safetensors, stablehlo
 from jaxformer.interop.formats import Usage
+from jaxformer.interop.huggingface import exporter as huggingface
 from jaxformer.interop.marian import exporter as marian
 from jaxformer.kinds import TRANSLATION
 from jaxformer.runs.workdir import sha256_of
@@ -30,7 +31,7 @@ _FORMATS = {
 }
 _CARD = """# {name}
 
-A Transformer as in "Attention Is All You Need" (Vaswani et al. 2017), exported by jaxformer {version} as {format}.
+{model}, exported by jaxformer {version} as {format}.
 
 | | |
 |---|---|
@@ -51,7 +52,7 @@ A Transformer as in "Attention Is All You Need" (Vaswani et al. 2017), exported 
 ```json
 {config}
 ```
-"""  # noqa: E501
+"""
 
 
 def export_model(
@@ -90,7 +91,10 @@ def export_model(
     with tempfile.TemporaryDirectory(prefix=f"{target.name}.", dir=target.parent) as name:
         folder = pathlib.Path(name) / "export"
         folder.mkdir()
-        usage = _FORMATS[format](model, folder)
+        write = _FORMATS[format]
+        if format == "safetensors" and huggingface.can_write(model):
+            write = huggingface.write
+        usage = write(model, folder)
         card = _model_card(model, target.name, usage)
         write_file(folder / "README.md", card.encode())
         size = sum(path.stat().st_size for path in folder.iterdir())
@@ -112,8 +116,11 @@ def _model_card(model: TrainedModel, name: str, usage: Usage) -> str:
         "SHA-256 of the parameters": params_sha256(model.params),
         "SHA-256 of the tokenizer": sha256_of(model.folder.tokenizer),
     }
+    paper = 'A Transformer as in "Attention Is All You Need" (Vaswani et al. 2017)'
+    own = isinstance(model.config.model, ModelConfig)
     return _CARD.format(
         name=name,
+        model=paper if own else model.config.kind.description.capitalize(),
         version=__version__,
         format=usage.format,
         facts="\n".join(f"| {key} | {value} |" for key, value in facts.items()),

@@ -9,13 +9,14 @@ from collections.abc import Collection
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-from jaxformer.config import Config, ModelConfig
+from jaxformer.config import Config
 from jaxformer.data.marian_tokenizer import MarianTokenizer
 from jaxformer.data.tokenizer import Tokenizer
 from jaxformer.errors import UserError
 from jaxformer.files import write_file
 from jaxformer.inference.weights import TrainedModel
 from jaxformer.kinds import PARSING, TRANSLATION
+from jaxformer.models.architecture import Architecture
 from jaxformer.search import BeamSearch
 
 # Fields of a model for which CTranslate2 and Marian support every value.
@@ -40,7 +41,7 @@ class Usage(NamedTuple):
     notes: tuple[str, ...]  # on the files, on differences from the original, and on limits
 
 
-def check_fields(config: ModelConfig, system: str, **allowed: Collection[Any]) -> None:
+def check_fields(config: Architecture, system: str, **allowed: Collection[Any]) -> None:
     """Checks that another system supports the model; unknown fields must have defaults."""
     head = Fraction(config.d_model, config.num_heads)
     allowed |= {"d_k": [head, None], "d_v": [head, None], "embeddings": ["tied", "separate"]}

@@ -22,7 +22,6 @@ from jaxformer.inference.weights import TrainedModel, named_arrays, prepare_para
 from jaxformer.interop.formats import Usage, required_beam_search, write_tokenizer
 from jaxformer.layout import global_mesh
 from jaxformer.models.stepwise import step_fn
-from jaxformer.models.transformer import Transformer
 from jaxformer.nn.backend import backend, use_backend
 
 # Number of source tokens that batches are padded to, end of sentence included.
@@ -76,7 +75,8 @@ def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
 @global_mesh(None)
 def _program(config: Config, arrays: Mapping[str, np.ndarray], length: int, capacity: int) -> bytes:
     """Returns the serialized program, for any number of sentences."""
-    model, search = Transformer(config.model), config.search
+    model: Any = config.kind.build(config.model)
+    search = config.search
 
     @jax.jit
     def translate(

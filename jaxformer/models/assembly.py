@@ -9,7 +9,8 @@ from flax import linen as nn
 from jaxtyping import Array, Float
 
 from jaxformer.errors import UserError
-from jaxformer.fields import check_fraction, check_positive, check_types
+from jaxformer.fields import check_fraction, check_positive
+from jaxformer.models.architecture import Architecture
 from jaxformer.nn.attention import MultiHeadAttention
 from jaxformer.nn.block import Block, Residual
 from jaxformer.nn.embedding import Embedding
@@ -20,12 +21,9 @@ from jaxformer.nn.positions import ENCODINGS, Positions
 from jaxformer.nn.precision import ComputeDtype, Int8Matrix
 from jaxformer.nn.stack import Remat, Stack
 
-_SIZES = ("vocab_size", "d_model", "d_ff", "num_heads", "num_layers", "max_length")
-_MAX_SIZE = 2**20  # Encoding even a single position takes memory in proportion to d_model.
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ModelConfig:
+class ModelConfig(Architecture):
     """The architecture (section 3 of the paper).
 
     Attributes:
@@ -85,14 +83,9 @@ class ModelConfig:
     compute_dtype: ComputeDtype = "float32"
 
     def __post_init__(self) -> None:
-        check_types(self, "model")
-        check_positive(self, "model", *_SIZES, "norm_epsilon", "window")
+        super().__post_init__()
+        check_positive(self, "model", "window")
         check_fraction(self, "model", "dropout_rate", "attention_dropout_rate")
-        for name in (*_SIZES, "d_k", "d_v"):
-            if (getattr(self, name) or 0) > _MAX_SIZE:
-                raise UserError(
-                    f"model.{name} must be at most {_MAX_SIZE}: got {getattr(self, name)}"
-                )
         for name in ("d_k", "d_v"):
             size = getattr(self, name)
             if size is None and self.d_model % self.num_heads:
@@ -194,17 +187,25 @@ class TokenModel(nn.Module):
     ``setup`` creates the embeddings; a subclass also assigns ``logits_bias``.
     """
 
-    config: ModelConfig
+    config: Any  # of the class ``section``
     remat: Remat = "none"
 
+    section = ModelConfig
+
     def setup(self) -> None:
-        if not isinstance(c := self.config, ModelConfig):
-            advice = "; give config.model" if hasattr(c, "model") else ""
-            owner, given = type(self).__name__, type(c).__name__
-            raise UserError(f"{owner}: expected a ModelConfig, got {given}{advice}")
+        self._check_config()
+        c = self.config
         sizes = zip(c.embedding_names, (c.vocab_size, c.output_size, c.output_size), strict=True)
         tables = {name: self._make_table(name, size) for name, size in dict(sizes).items()}
         self.src_table, self.tgt_table, self.output_table = (tables[n] for n in c.embedding_names)
+
+    @nn.nowrap
+    def _check_config(self) -> None:
+        if not isinstance(c := self.config, self.section):
+            advice = "; give config.model" if hasattr(c, "model") else ""
+            owner, expected, given = type(self).__name__, self.section.__name__, type(c).__name__
+            article = "an" if expected[0] in "AEIOU" else "a"
+            raise UserError(f"{owner}: expected {article} {expected}, got {given}{advice}")
 
     @nn.nowrap
     def _make_table(

@@ -57,6 +57,8 @@ class Encoder(TokenModel):
 
     config: EncoderConfig
 
+    section = EncoderConfig
+
     def setup(self) -> None:
         super().setup()
         c = self.config

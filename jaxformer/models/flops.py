@@ -5,12 +5,13 @@ matmul. Padding and masked scores count, because they are computed; scores outsi
 not. Norms, softmax, dropout and the loss do not count, because they take few operations.
 """
 
-from jaxformer.models.assembly import ModelConfig
+from jaxformer.models.architecture import Architecture
 
 
-def training_flops(config: ModelConfig, rows: int, src_length: int, tgt_length: int) -> int:
+def training_flops(config: Architecture, rows: int, src_length: int, tgt_length: int) -> int:
     """Returns the operations of all matmuls in a training step over a batch, logits included.
 
+    >>> from jaxformer.models.assembly import ModelConfig
     >>> training_flops(ModelConfig(), rows=1, src_length=32, tgt_length=32)
     12206211072
     """
@@ -21,9 +22,10 @@ def training_flops(config: ModelConfig, rows: int, src_length: int, tgt_length: 
     return 3 * 2 * rows * (config.num_layers * (encoder + decoder) + logits)
 
 
-def language_model_flops(config: ModelConfig, rows: int, length: int, causal: bool = True) -> int:
+def language_model_flops(config: Architecture, rows: int, length: int, causal: bool = True) -> int:
     """Returns the operations of a language model's training step; see :func:`training_flops`.
 
+    >>> from jaxformer.models.assembly import ModelConfig
     >>> language_model_flops(ModelConfig(vocab_size=69, d_model=256, d_ff=1024, num_heads=4,
     ...                                  num_layers=6), rows=32, length=256)
     271451160576
@@ -33,12 +35,13 @@ def language_model_flops(config: ModelConfig, rows: int, length: int, causal: bo
     return 3 * 2 * rows * (config.num_layers * layer + logits)
 
 
-def _attention(config: ModelConfig, queries: int, keys: int, sides: int = 0) -> int:
+def _attention(config: Architecture, queries: int, keys: int, sides: int = 0) -> int:
     """Counts the multiplications; a window has 1 or 2 sides, and 0 for attention to a memory."""
-    heads = config.num_heads * (config.key_size + config.value_size)
     seen = min(keys, sides * config.window + 1) if sides and config.window else keys
-    return heads * (config.d_model * (queries + keys) + queries * seen)
+    projections = config.num_heads * queries + config.kv_heads * keys
+    products = config.d_model * projections + config.num_heads * queries * seen
+    return (config.key_size + config.value_size) * products
 
 
-def _feed_forward(config: ModelConfig, tokens: int) -> int:
-    return 2 * tokens * config.d_model * config.d_ff
+def _feed_forward(config: Architecture, tokens: int) -> int:
+    return config.feed_forward_matrices * tokens * config.d_model * config.d_ff

@@ -19,7 +19,7 @@ from jaxformer.nn.feed_forward import FeedForward
 from jaxformer.nn.kernels import additive_attention, dot_product_attention
 from jaxformer.nn.keys import Keys, Memory, causal_mask, segment_mask
 from jaxformer.nn.matmul import project
-from jaxformer.nn.norm import LayerNorm
+from jaxformer.nn.norm import LayerNorm, RMSNorm
 from jaxformer.nn.parameters import ParameterInfo, describe, parameter
 from jaxformer.nn.positions import rotary_positions, sinusoidal_positions
 from jaxformer.nn.precision import cast_params
@@ -37,6 +37,7 @@ __all__ = [
     "MemoryCache",
     "MultiHeadAttention",
     "ParameterInfo",
+    "RMSNorm",
     "Residual",
     "Slots",
     "Stack",

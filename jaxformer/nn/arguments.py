@@ -15,7 +15,7 @@ def check_sizes(layer: Any, *names: str) -> None:
     owner = type(layer).__name__
     for name in names:
         size = getattr(layer, name)
-        if size is None and name in ("d_k", "d_v"):
+        if size is None and name in ("d_k", "d_v", "num_kv_heads"):
             continue
         if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1:
             given = repr(size) if isinstance(size, int | float | str) else type(size).__name__

@@ -27,7 +27,8 @@ class MultiHeadAttention(nn.Module):
     The weights, [B, H, T, S], are sown as the intermediate "weights": apply the module with
     ``mutable=["intermediates"]`` to get them.
 
-    Departs from the paper: ``use_bias``, ``dropout_rate`` and ``encode_positions``, all optional.
+    Departs from the paper: ``use_bias``, ``dropout_rate``, ``encode_positions``, ``num_kv_heads``,
+    ``scale`` and ``soft_cap``, all optional.
 
     >>> import jax, jax.numpy as jnp
     >>> layer, x = MultiHeadAttention(num_heads=8), jnp.ones((1, 3, 512))
@@ -44,6 +45,10 @@ class MultiHeadAttention(nn.Module):
       encode_positions: Function of queries or keys, [B, T, H, K], and their positions, [B or 1, T],
         applied before the dot products; for instance
         :func:`~jaxformer.nn.positions.rotary_positions`. Not applied when attending to a memory.
+      num_kv_heads: Number of heads of keys and values, a divisor of ``num_heads``; ``num_heads``
+        when None, 1 for multi-query attention. A cache holds only these heads.
+      scale: Multiplies the dot products; ``1 / sqrt(d_k)`` when None. T5 has 1.
+      soft_cap: Bounds the scores smoothly, as Gemma 2 does; see :class:`~jaxformer.nn.keys.Keys`.
       compute_dtype: Dtype of the inputs of matrix multiplications.
     """
 
@@ -53,10 +58,18 @@ class MultiHeadAttention(nn.Module):
     use_bias: bool = False
     dropout_rate: float = 0.0
     encode_positions: Callable[[Array, Array], Array] | None = None
+    num_kv_heads: int | None = None
+    scale: float | None = None
+    soft_cap: float | None = None
     compute_dtype: ComputeDtype = "float32"
 
     def setup(self) -> None:
-        check_sizes(self, "num_heads", "d_k", "d_v")
+        check_sizes(self, "num_heads", "d_k", "d_v", "num_kv_heads")
+        if self.num_heads % self._kv_heads:
+            raise UserError(
+                f"MultiHeadAttention: num_kv_heads={self.num_kv_heads} must divide num_heads="
+                f"{self.num_heads}"
+            )
         self.dropout = Dropout(self.dropout_rate)
 
     def __call__(
@@ -120,6 +133,8 @@ class MultiHeadAttention(nn.Module):
         check_activations("MultiHeadAttention", "x", x, axes=3)
         if memory is not None:
             check_activations("MultiHeadAttention", "memory", memory, x.shape[-1], axes=3)
+        rules = {"scale": self.scale, "soft_cap": self.soft_cap}
+        keys = dataclasses.replace(keys, **{n: v for n, v in rules.items() if v is not None})
         weights, slots = self._projections(x.shape[-1]), keys.slots
         queries = project(x, *weights["query"], self.compute_dtype)
         if cache is not None and slots is None:
@@ -148,7 +163,7 @@ class MultiHeadAttention(nn.Module):
 
     def init_cache(self, slots: Slots, d_model: int, dtype: str) -> KVCache:
         """Returns an empty cache for self-attention to activations of this width and dtype."""
-        return KVCache.empty(slots, self.num_heads, *self._head_sizes(d_model), dtype)
+        return KVCache.empty(slots, self._kv_heads, *self._head_sizes(d_model), dtype)
 
     def cache_memory(self, memory: Float[Array, "B S D"]) -> MemoryCache:
         """Returns the cached keys and values of a memory, for all decoding steps."""
@@ -157,6 +172,10 @@ class MultiHeadAttention(nn.Module):
     def _key_values(self, x: Array, weights: _Projections) -> KeyValues:
         keys, values = (project(x, *weights[name], self.compute_dtype) for name in ("key", "value"))
         return KeyValues(keys, values, matmul_dtype(self.compute_dtype))
+
+    @property
+    def _kv_heads(self) -> int:
+        return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
 
     def _head_sizes(self, d_model: int) -> tuple[int, int]:
         if (self.d_k is None or self.d_v is None) and d_model % self.num_heads:
@@ -169,8 +188,9 @@ class MultiHeadAttention(nn.Module):
 
     @nn.compact
     def _projections(self, d_model: int) -> _Projections:
-        h, (k, v) = self.num_heads, self._head_sizes(d_model)
-        inputs = {"query": (d_model, h, k), "key": (d_model, h, k), "value": (d_model, h, v)}
+        (h, shared), (k, v) = (self.num_heads, self._kv_heads), self._head_sizes(d_model)
+        inputs = {"query": (d_model, h, k)}
+        inputs |= {"key": (d_model, shared, k), "value": (d_model, shared, v)}
         shapes = {**inputs, "output": (h * v, d_model)}
         matrices = {}
         for name, shape in shapes.items():

@@ -122,6 +122,10 @@ class _Cached:
     keys: Array
     values: Array
 
+    @property
+    def num_heads(self) -> int:
+        return self.keys.shape[2]
+
     def scores(self, queries: Float[Array, "B N H K"]) -> Float[Array, "B H N P"]:
         """Returns the dot products of one query per beam with all keys."""
         keys = jax.lax.collapse(self.keys[:, 0], 3)

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -62,9 +63,11 @@ class Embedding:
     """Embedding of tokens and their positions."""
 
     table: Float[Array, "V D"] | Int8Matrix
-    encodings: Callable[[int], Array | np.ndarray]  # of at least this many positions
+    # of at least this many positions; None if no encoding is added
+    encodings: Callable[[int], Array | np.ndarray] | None
     max_length: int  # number of positions that have an encoding
     compute_dtype: ComputeDtype
+    is_scaled: bool = True  # multiplies by sqrt(d_model)
 
     def __call__(
         self,
@@ -73,6 +76,8 @@ class Embedding:
         longest: int | None = None,
     ) -> Float[Array, "B T D"]:
         """Returns embeddings times sqrt(d_model) (section 3.4) plus positions (section 3.5).
+
+        Later models leave out the factor, or encode positions in their attention only.
 
         Args:
           tokens: Token ids.
@@ -84,13 +89,26 @@ class Embedding:
           UserError: A sequence is longer than ``max_length``, or an id is not in the table.
         """
         check_ids("tokens", tokens, jax.tree.leaves(self.table)[0].shape[0])
-        embedded, length = embed(self.table, tokens), tokens.shape[1]
+        x, length = embed(self.table, tokens), tokens.shape[1]
         if positions is None and isinstance(length, int):
             check_length("sequence", length, self.max_length)
-            encoding = jnp.asarray(self.encodings(length)[:length], embedded.dtype)
-        else:  # In an export for any length, that length is symbolic.
-            positions = jnp.arange(length) if positions is None else positions
-            longest = min(longest or self.max_length, self.max_length)
-            encoding = take_rows(jnp.asarray(self.encodings(longest), embedded.dtype), positions)
-        x = embedded * math.sqrt(embedded.shape[-1]) + expand_like(encoding, embedded)
+        if self.is_scaled:
+            x = x * math.sqrt(x.shape[-1])
+        if self.encodings is not None:
+            encoding = self._take_encodings(self.encodings, length, positions, longest)
+            x = x + expand_like(jnp.asarray(encoding, x.dtype), x)
         return x.astype(activation_dtype(self.compute_dtype, x))
+
+    def _take_encodings(
+        self,
+        encode: Callable[[int], Array | np.ndarray],
+        length: Any,
+        positions: Int[Array, "#B T"] | None,
+        longest: int | None,
+    ) -> Array | np.ndarray:
+        if positions is None and isinstance(length, int):
+            return encode(length)[:length]
+        # In an export for any length, that length is symbolic.
+        positions = jnp.arange(length) if positions is None else positions
+        longest = min(longest or self.max_length, self.max_length)
+        return take_rows(jnp.asarray(encode(longest)), positions)

@@ -18,6 +18,8 @@ class FeedForward(nn.Module):
     """FFN(x) = max(0, x W1 + b1) W2 + b2 (equation 2).
 
     Departs from the paper: ``activation="gelu"`` or ``"swish"``, optional, instead of max(0, .).
+    With ``gated``, activation(x W1 + b1) is multiplied by one more projection, x W3 + b3 (Shazeer
+    2020): ``FeedForward(d_ff, "swish", use_bias=False, gated=True)`` is SwiGLU.
 
     >>> import jax
     >>> import jax.numpy as jnp
@@ -30,11 +32,15 @@ class FeedForward(nn.Module):
       d_ff: Inner width.
       activation: Activation between the two matmuls; "gelu" is the tanh approximation.
       compute_dtype: Dtype of the inputs of matrix multiplications.
+      use_bias: Adds biases to all projections.
+      gated: Multiplies the activation by a linear projection, "linear".
     """
 
     d_ff: int
     activation: Activation = "relu"
     compute_dtype: ComputeDtype = "float32"
+    use_bias: bool = True
+    gated: bool = False
 
     @nn.compact
     def __call__(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
@@ -47,13 +53,15 @@ class FeedForward(nn.Module):
         check_sizes(self, "d_ff")
         check_choice(self, "activation", typing.get_args(Activation))
         check_activations("FeedForward", "x", x)
-        d_model, d_ff = x.shape[-1], self.d_ff
+        activated = getattr(nn, self.activation)(self._project("inner", x, self.d_ff))
+        hidden = activated * self._project("linear", x, self.d_ff) if self.gated else activated
+        return self._project("outer", hidden, x.shape[-1])
+
+    def _project(self, name: str, x: Float[Array, "*rows D"], size: int) -> Float[Array, "*rows F"]:
         glorot = nn.initializers.variance_scaling(1.0, "fan_avg", "uniform")
-        zeros = nn.initializers.zeros
-        inner = parameter(self, "inner", glorot, (d_model, d_ff), ("d_model", "d_ff"), "matrix")
-        inner_bias = parameter(self, "inner_bias", zeros, (d_ff,))
-        outer = parameter(self, "outer", glorot, (d_ff, d_model), ("d_ff", "d_model"), "matrix")
-        outer_bias = parameter(self, "outer_bias", zeros, (d_model,))
-        activation = getattr(nn, self.activation)
-        hidden = activation(project(x, inner, inner_bias, self.compute_dtype))
-        return project(hidden, outer, outer_bias, self.compute_dtype)
+        axes = ("d_ff", "d_model") if name == "outer" else ("d_model", "d_ff")
+        matrix = parameter(self, name, glorot, (x.shape[-1], size), axes, "matrix")
+        bias = None
+        if self.use_bias:
+            bias = parameter(self, f"{name}_bias", nn.initializers.zeros, (size,))
+        return project(x, matrix, bias, self.compute_dtype)

@@ -23,12 +23,17 @@ from jaxformer.nn.precision import at_least_float32
 from jaxformer.nn.sharding import num_shards
 
 # Fields of Keys that only select the keys that a query sees, or where a cache writes them.
-_MASKING = {"queries", "keys", "mask", "slots", "causal", "window", "global_tokens"}
+_MASKING = {"queries", "keys", "mask", "slots", "causal", "window", "global_tokens", "scale"}
 
 
 @runtime_checkable
 class KeyValueSource(Protocol):
     """Projected keys and values in any layout, such as a cache."""
+
+    @property
+    def num_heads(self) -> int:
+        """Number of heads of the keys and values."""
+        ...
 
     def scores(self, queries: Float[Array, "B T H K"]) -> Float[Array, "B H T S"]:
         """Returns the dot products of queries and keys, at least float32."""
@@ -47,6 +52,10 @@ class KeyValues:
     values: Float[Array, "*B S H V"]
     dtype: DTypeLike | None = flax.struct.field(pytree_node=False, default=None)
 
+    @property
+    def num_heads(self) -> int:
+        return self.keys.shape[-2]
+
     def scores(self, queries: Float[Array, "B T H K"]) -> Float[Array, "B H T S"]:
         return einsum(SCORES, queries, self.keys, self.dtype)
 
@@ -63,6 +72,10 @@ def attend(
 ) -> tuple[Float[Array, "B T H V"], Float[Array, "B H T S"]]:
     """Returns softmax(Q K^T / sqrt(d_k)) V (equation 1), and the weights before dropout.
 
+    Keys and values may have fewer heads than queries. Each of their heads then serves as many
+    consecutive heads of the queries: grouped-query attention (Ainslie et al. 2023), or multi-query
+    attention (Shazeer 2019) with a single one.
+
     A query that may attend nowhere, which is padding, gets the average of all values. No result
     may depend on it.
 
@@ -72,13 +85,39 @@ def attend(
       keys: The keys that each query may see.
       dropout: Applied to the weights that multiply the values; no dropout when None.
     """
-    scores = key_values.scores(queries) / math.sqrt(queries.shape[-1])
+    batch, length, heads, size = queries.shape
+    grouped = _group(queries, key_values.num_heads)
+    scores = key_values.scores(grouped)
+    scores = scores.reshape(batch, heads, length, scores.shape[-1])
+    scores = scores / math.sqrt(size) if keys.scale is None else scores * keys.scale
+    if keys.soft_cap is not None:
+        scores = keys.soft_cap * jnp.tanh(scores / keys.soft_cap)
     if keys.bias is not None:
         bias = keys.bias(keys.queries.positions, keys.keys.positions)
         scores = scores + bias.astype(scores.dtype)
     weights = _softmax(scores, keys.allowed())
     kept = weights if dropout is None else dropout(weights)
-    return key_values.weighted_sum(kept), weights
+    kept = kept.reshape(batch, grouped.shape[2], grouped.shape[1], kept.shape[-1])
+    return _ungroup(key_values.weighted_sum(kept), heads), weights
+
+
+def _group(queries: Float[Array, "B T H K"], num_heads: int) -> Float[Array, "B Q J K"]:
+    """Returns queries of J heads: Q = T * H / J, first all of the first head of each group."""
+    batch, length, heads, size = queries.shape
+    if heads == num_heads:
+        return queries
+    groups = heads // num_heads
+    split = queries.reshape(batch, length, num_heads, groups, size)
+    return jnp.moveaxis(split, 3, 1).reshape(batch, groups * length, num_heads, size)
+
+
+def _ungroup(attended: Float[Array, "B Q J V"], heads: int) -> Float[Array, "B T H V"]:
+    batch, queries, num_heads, size = attended.shape
+    if heads == num_heads:
+        return attended
+    groups = heads // num_heads
+    split = attended.reshape(batch, groups, queries // groups, num_heads, size)
+    return jnp.moveaxis(split, 1, 3).reshape(batch, queries // groups, heads, size)
 
 
 def _softmax(
@@ -230,12 +269,17 @@ def fused_attention(
     if mask is not None:  # The kernel returns NaN for queries that may attend nowhere.
         mask = mask | ~mask.any(axis=-1, keepdims=True)
     return jax.nn.dot_product_attention(
-        queries, key_values.keys, key_values.values, mask=mask, implementation="cudnn"
+        queries,
+        key_values.keys,
+        key_values.values,
+        mask=mask,
+        scale=keys.scale,
+        implementation="cudnn",
     )
 
 
 def has_fused_kernel(
-    queries: Float[Array, "B T H K"], values: Float[Array, "B S H V"], keys: Keys
+    queries: Float[Array, "B T H K"], values: Float[Array, "B S J V"], keys: Keys
 ) -> bool:
     """Returns whether :func:`fused_attention` supports these arrays and this device.
 
@@ -257,8 +301,8 @@ def has_fused_kernel(
 
 def dot_product_attention(
     queries: Float[Array, "B T H K"],
-    keys: Float[Array, "B S H K"],
-    values: Float[Array, "B S H V"],
+    keys: Float[Array, "B S J K"],
+    values: Float[Array, "B S J V"],
     mask: Bool[Array, "#B #H #T #S"] | None = None,
     dtype: DTypeLike | None = None,
 ) -> tuple[Float[Array, "B T H V"], Float[Array, "B H T S"]]:
@@ -266,7 +310,7 @@ def dot_product_attention(
 
     Args:
       queries: Q.
-      keys: K.
+      keys: K, with H heads, or with a divisor of H as :func:`attend` describes.
       values: V.
       mask: True where a query may attend; everywhere when None. A query that may attend nowhere
         gets the average of all values.

@@ -54,6 +54,9 @@ class Keys:
       global_tokens: Number of first tokens of a row that see all tokens, and that all tokens see,
         despite the window.
       bias: Added to the scores; None adds nothing.
+      scale: Multiplies the dot products; 1 / sqrt(d_k) when None.
+      soft_cap: Bounds the scaled scores smoothly, to soft_cap * tanh(scores / soft_cap), before the
+        bias (Gemma 2); None leaves them as they are.
     """
 
     queries: Tokens
@@ -64,6 +67,8 @@ class Keys:
     window: int | None = flax.struct.field(pytree_node=False, default=None)
     global_tokens: int = flax.struct.field(pytree_node=False, default=0)
     bias: Bias | None = flax.struct.field(pytree_node=False, default=None)
+    scale: float | None = flax.struct.field(pytree_node=False, default=None)
+    soft_cap: float | None = flax.struct.field(pytree_node=False, default=None)
 
     @classmethod
     def of_sequence(
@@ -84,8 +89,8 @@ class Keys:
           length: Number of tokens, T; symbolic in an export for any length.
           segments: Segments of a packed row; all tokens see each other when None.
           positions: Position of each token in its sequence; 0, 1, ... when None.
-          **rules: ``causal``, ``window``, ``global_tokens``, ``mask`` and ``bias``; see
-            :class:`Keys`.
+          **rules: ``causal``, ``window``, ``global_tokens``, ``mask``, ``bias``, ``scale`` and
+            ``soft_cap``; see :class:`Keys`.
         """
         tokens = Tokens.of(length, segments, positions)
         return cls(tokens, tokens, **rules)

@@ -1,4 +1,4 @@
-"""Layer normalization."""
+"""Layer normalization, and root mean square normalization."""
 
 import jax
 import jax.numpy as jnp
@@ -29,3 +29,24 @@ class LayerNorm(nn.Module):
         centered = wide - wide.mean(axis=-1, keepdims=True)
         variance = jnp.square(centered).mean(axis=-1, keepdims=True)
         return (centered * jax.lax.rsqrt(variance + self.epsilon) * scale + bias).astype(x.dtype)
+
+
+class RMSNorm(nn.Module):
+    """Root mean square normalization (Zhang and Sennrich 2019): no mean is subtracted, no bias.
+
+    It computes in float32 or float64, and returns x's dtype.
+
+    Attributes:
+      epsilon: Added to the mean square.
+    """
+
+    epsilon: float = 1e-6
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
+        """Normalizes the last axis to mean square 1, then scales it."""
+        scale = parameter(self, "scale", nn.initializers.ones, (x.shape[-1],))
+        wide = x.astype(at_least_float32(x, scale))
+        mean_square = jnp.square(wide).mean(axis=-1, keepdims=True)
+        normalized = wide * jax.lax.rsqrt(mean_square + self.epsilon)
+        return (normalized * expand_like(scale.astype(wide.dtype), wide)).astype(x.dtype)

@@ -62,11 +62,11 @@ def no_positions(length: int, d_model: int) -> Float[np.ndarray, "T D"]:
 
 
 def rotary_positions(
-    heads: Float[Array, "B T H K"], positions: Int[Array, "#B T"]
+    heads: Float[Array, "B T H K"], positions: Int[Array, "#B T"], base: float = 10_000.0
 ) -> Float[Array, "B T H K"]:
     """Rotates queries or keys by angles proportional to their positions (Su et al. 2021, RoFormer).
 
-    Entries i and i + K/2 are a point in the plane, rotated by the angle pos / 10000^(2i/K). The dot
+    Entries i and i + K/2 are a point in the plane, rotated by the angle pos / base^(2i/K). The dot
     product of a query and a key then depends only on the distance between them.
 
     >>> rotary_positions(jnp.array([[[[1.0, 0.0]]]]), jnp.array([[1]])).round(4).tolist()
@@ -75,6 +75,7 @@ def rotary_positions(
     Args:
       heads: Queries or keys; K is even.
       positions: Position of each token in its sequence, from 0.
+      base: Sets the longest period, 2 pi base^((K-2)/K) positions.
 
     Raises:
       UserError: K is odd.
@@ -82,7 +83,7 @@ def rotary_positions(
     size = heads.shape[-1]
     if size % 2:
         raise UserError(f"rotary positions: expected an even size of a head, d_k, got {size}")
-    frequencies = 10_000.0 ** (-np.arange(0, size, 2) / size)
+    frequencies = base ** (-np.arange(0, size, 2) / size)
     dtype = at_least_float32(heads)
     angles = positions[:, :, None, None].astype(dtype) * frequencies.astype(dtype)[None, None, None]
     sine, cosine = jnp.sin(angles), jnp.cos(angles)

@@ -14,11 +14,12 @@ import numpy as np
 from jaxtyping import Int, PyTree
 
 from jaxformer import pretrained
-from jaxformer.config import Config, ModelConfig, read_config
+from jaxformer.config import Config, read_config
 from jaxformer.data.tokenizer import Vocabulary
 from jaxformer.errors import UserError, did_you_mean
 from jaxformer.files import model_path, write_file
 from jaxformer.inference.weights import TrainedModel, params_sha256
+from jaxformer.models.architecture import Architecture
 from jaxformer.runs import processes
 from jaxformer.runs.workdir import Workdir, read_workdir_object
 from jaxformer.training.optimizer import path_of
@@ -29,7 +30,7 @@ NEW = "new"
 # Fields that may differ from the initial model. All others determine the layers.
 _MAY_DIFFER = {
     *("vocab_size", "target_vocab_size", "max_length", "compute_dtype", "biases"),
-    *("dropout_rate", "attention_dropout_rate", "window", "num_classes"),
+    *("dropout_rate", "attention_dropout_rate", "window", "num_classes", "absent_tokens"),
 }
 _TABLES = ("embedding", "src_embedding", "tgt_embedding", "output_embedding", "logits_bias")
 _HAVE_ROWS = (*_TABLES, "positions", "src_positions", "tgt_positions")
@@ -122,10 +123,15 @@ def check_initialization(config: Config) -> None:
             f"comes with jaxformer, but there is no {folder.config}; {hint}"
         )
     source = read_config(folder)
-    if source.kind.network is not config.kind.network:
+    if source.kind.networks != config.kind.networks:
         raise UserError(
             f"training.init_from={folder.path}: expected {config.kind.description}, got "
             f"{source.kind.description}"
+        )
+    if type(source.model) is not type(config.model):
+        raise UserError(
+            f"training.init_from={folder.path}: expected a model of class "
+            f"{type(config.model).__name__}, got {type(source.model).__name__}"
         )
     ours, theirs = map(_layers_of, (config.model, source.model))
     flags = [f"--config.model.{name}={theirs[name]}" for name in ours if theirs[name] != ours[name]]
@@ -136,7 +142,7 @@ def check_initialization(config: Config) -> None:
         )
 
 
-def _layers_of(model: ModelConfig) -> dict[str, object]:
+def _layers_of(model: Architecture) -> dict[str, object]:
     """Returns all fields that determine the layers, and the sizes of heads."""
     values = dataclasses.asdict(model) | {"d_k": model.key_size, "d_v": model.value_size}
     return {name: value for name, value in values.items() if name not in _MAY_DIFFER}

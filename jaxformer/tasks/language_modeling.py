@@ -25,6 +25,7 @@ from jaxformer.data.stream import (
 from jaxformer.data.tokenizer import PAD, Vocabulary
 from jaxformer.errors import UserError
 from jaxformer.files import local_path
+from jaxformer.kinds import LANGUAGE_MODELING
 from jaxformer.models.flops import language_model_flops
 from jaxformer.models.language_model import LanguageModel
 from jaxformer.runs.run_directory import check_identity
@@ -67,7 +68,7 @@ def open_stream(config: Config, folder: Workdir) -> TokenStream:
 class NextTokenLoss(TokenLoss):
     """Sums the loss of a language model over rows of tokens."""
 
-    network = LanguageModel
+    network = staticmethod(LANGUAGE_MODELING.build)
 
     def __call__(
         self, params: PyTree, batch: Int[Array, "B _"], randomness: Randomness | None

@@ -10,10 +10,11 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from jaxformer.config import Config, ModelConfig, check_config
+from jaxformer.config import Config, check_config
 from jaxformer.data.corpus import Corpus
 from jaxformer.data.tokenizer import Vocabulary
 from jaxformer.kinds import make_init
+from jaxformer.models.architecture import Architecture
 from jaxformer.nn.stack import Remat
 from jaxformer.runs.workdir import Workdir
 from jaxformer.training.losses import projected_cross_entropy
@@ -37,8 +38,8 @@ class TokenLoss(abc.ABC):
     end-of-sentence but no padding. Equal losses share their compiled programs.
     """
 
-    network: ClassVar[type[nn.Module]]  # the class of the model
-    model: ModelConfig
+    network: ClassVar[Callable[[Any, Remat], nn.Module]]  # makes the model
+    model: Architecture
     label_smoothing: float  # probability mass spread over the vocabulary
     remat: Remat = "none"
 

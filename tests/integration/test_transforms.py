@@ -32,6 +32,7 @@ from jaxformer import (
     Transformer,
     cross_entropy,
 )
+from jaxformer.nn import RMSNorm, rotary_positions
 
 from ..profiles import by_profile
 
@@ -144,6 +145,17 @@ def decoder_block(dtype):
     return Block(*layers, cross_attention=attention(dtype), make_residual=residual)
 
 
+def later_block():
+    """A block of the parts that came after the paper."""
+    positions = functools.partial(rotary_positions, base=100.0)
+    shared = {"num_kv_heads": 1, "soft_cap": 2.0, "encode_positions": positions}
+    return Block(
+        MultiHeadAttention(2, dropout_rate=0.5, **shared),
+        FeedForward(6, "swish", use_bias=False, gated=True),
+        make_residual=functools.partial(Residual, "pre", 0.5, RMSNorm),
+    )
+
+
 def decoder_inputs(x):
     keys = Keys.of_sequence(LENGTH)
     return x, dataclasses.replace(keys, causal=True), Memory(x[:, ::-1], keys)
@@ -159,6 +171,7 @@ SUBJECTS = {
         0.03,
         inputs=decoder_inputs,
     ),
+    "later block": lambda: of_module(later_block(), ("self_attention", "key")),
     "transformer": lambda: of_module(
         Transformer(CONFIG),
         ("encoder", "layers", "feed_forward", "inner_bias"),

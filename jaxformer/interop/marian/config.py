@@ -7,12 +7,11 @@ other unused fields are listed.
 
 import pathlib
 import re
-from collections.abc import Sequence
 from typing import Any, Literal
 
 from jaxformer.config import Config, DataConfig, ModelConfig
 from jaxformer.errors import UserError
-from jaxformer.files import read_object
+from jaxformer.interop.json_fields import JsonFields
 from jaxformer.nn.feed_forward import Activation
 from jaxformer.search import BeamSearch
 
@@ -75,49 +74,14 @@ LAYOUT = (
 )
 
 
-class _Fields:
-    """The fields of a JSON file, checked when they are read."""
-
-    def __init__(self, place: pathlib.Path, defaults: dict[str, Any]) -> None:
-        self.place, self.values = place, defaults | read_object(place, advice=LAYOUT)
-
-    def integer(self, name: str) -> int:
-        value = self.values[name]
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**20:
-            raise self._error(name, f"a whole number below {2**20}")
-        return value
-
-    def boolean(self, name: str) -> bool:
-        if not isinstance(self.values[name], bool):
-            raise self._error(name, "true or false")
-        return self.values[name]
-
-    def number(self, name: str, default: float | None = None) -> float:
-        """Returns a number; for an unset field, the default, if there is one."""
-        value = self.values.get(name)
-        value = default if value is None else value
-        if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < 2**31:
-            raise self._error(name, "a number")
-        return float(value)
-
-    def check(self, name: str, known: Sequence[Any], expected: str, reason: str) -> None:
-        """Refuses a field with another value than the known ones, unless it is left out."""
-        if name in self.values and self.values[name] not in known:
-            raise self._error(name, expected, f"; jaxformer's {reason}")
-
-    def _error(self, name: str, expected: str, reason: str = "") -> UserError:
-        value = self.values.get(name)
-        return UserError(f"{self.place}: expected {name} to be {expected}: got {value!r}{reason}")
-
-
 class MarianConfig:
     """A Marian model's config.json, and the generation_config.json beside it."""
 
     def __init__(self, directory: pathlib.Path) -> None:
-        self._fields = fields = _Fields(directory / "config.json", _DEFAULTS)
+        self._fields = fields = JsonFields(directory / "config.json", _DEFAULTS, LAYOUT)
         place = directory / "generation_config.json"
         # Older models have these settings in config.json.
-        self._search = _Fields(place if place.exists() else fields.place, {})
+        self._search = JsonFields(place if place.exists() else fields.place, {}, LAYOUT)
         self.vocab_size = fields.integer("vocab_size")
         self.pad = fields.integer("pad_token_id")  # It also starts every translation.
         self.eos = fields.integer("eos_token_id")

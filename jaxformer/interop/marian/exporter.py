@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jaxtyping import Float, Int
 
-from jaxformer.config import DataConfig, ModelConfig, data_section
+from jaxformer.config import DataConfig, ModelConfig, data_section, model_section
 from jaxformer.data.tokenizer import BOS, EOS, UNK
 from jaxformer.errors import UserError
 from jaxformer.files import write_file
@@ -43,7 +43,7 @@ _NOTES = (
 
 def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
     """Writes the files of a MarianMTModel and a MarianTokenizer."""
-    pieces, config = write_tokenizer(model, folder), model.config.model
+    pieces, config = write_tokenizer(model, folder), model_section(model.config, ModelConfig)
     check_fields(
         config, "Marian", norm_position=["post"], positions=["sinusoidal"], activation=_ACTIVATIONS
     )

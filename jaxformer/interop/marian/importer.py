@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from jaxformer.checks import is_unicode
-from jaxformer.config import DataConfig, ModelConfig
+from jaxformer.config import DataConfig, ModelConfig, model_section
 from jaxformer.data.marian_tokenizer import MarianTokenizer
 from jaxformer.data.tokenizer import BOS, PAD
 from jaxformer.errors import UserError
@@ -33,6 +33,7 @@ from jaxformer.interop.arrays import (
     split_heads,
     stack,
 )
+from jaxformer.interop.hub import ModelFiles
 from jaxformer.interop.marian.config import LAYOUT, MarianConfig
 from jaxformer.interop.marian.layout import LINEAR, NORMS, OUTPUT, SHARED, SOURCE, TARGET
 from jaxformer.nn.positions import sinusoidal_positions
@@ -41,6 +42,12 @@ from jaxformer.runs.workdir import Workdir
 # Axes [out, in] of linear layers; all others project features to heads.
 _AXES = {"output": "DP", "inner": "FD", "outer": "DF"}
 COMMAND = "jaxformer import"
+FILES = ModelFiles(
+    "a Marian model",
+    ("config.json", "source.spm", "target.spm", "vocab.json"),
+    ("generation_config.json", "tokenizer_config.json"),
+    (("model.safetensors",), ("pytorch_model.bin",)),  # Only the second needs PyTorch.
+)
 
 
 def import_marian(directory: pathlib.Path, workdir: pathlib.Path) -> str:
@@ -58,7 +65,7 @@ def import_marian(directory: pathlib.Path, workdir: pathlib.Path) -> str:
         _read(directory / "source.spm"), _read(directory / "target.spm"), pieces
     )
     place, arrays = _read_weights(directory)
-    params = _read_params(place, arrays, marian, config.model, order)
+    params = _read_params(place, arrays, marian, model_section(config, ModelConfig), order)
     identity = {"tokenizer": tokenizer.sha256}
     write_model(folder, COMMAND, identity, tokenizer.serialized, config, params)
     size = sum(leaf.size for leaf in jax.tree.leaves(params))

@@ -1,5 +1,6 @@
 """Downloads of models from a server on this machine that answers as the Hugging Face Hub does."""
 
+import functools
 import json
 import pathlib
 import sys
@@ -9,11 +10,14 @@ from huggingface_hub import constants
 
 from jaxformer.cli import main
 from jaxformer.errors import UserError
-from jaxformer.interop.marian.hub import marian_folder
+from jaxformer.interop.hub import model_folder
+from jaxformer.interop.huggingface.importer import FILES as HUGGINGFACE
+from jaxformer.interop.marian.importer import FILES as MARIAN
 
 FIXTURE = pathlib.Path(__file__).parents[2] / "fixtures" / "marian" / "swish_tied"
 FILES = {path.name: path.read_bytes() for path in FIXTURE.iterdir() if path.name != "outputs.npz"}
 NAME = pathlib.Path("Helsinki-NLP/opus-mt-en-de")
+marian_folder = functools.partial(model_folder, files=MARIAN)
 
 
 @pytest.fixture
@@ -57,6 +61,14 @@ def test_the_weights_of_pytorch_are_the_second_choice(publish):
     weights = {"pytorch_model.bin": FILES["model.safetensors"]}
     publish({name: FILES[name] for name in FILES if name != "model.safetensors"} | weights)
     assert (marian_folder(NAME) / "pytorch_model.bin").is_file()
+
+
+def test_weights_may_be_in_several_files(publish):
+    fixture = FIXTURE.parents[1] / "huggingface" / "llama_grouped"
+    files = {path.name: path.read_bytes() for path in fixture.iterdir() if path.suffix != ".npz"}
+    publish(files | {"model.gguf": b"large"})
+    folder = model_folder(NAME, HUGGINGFACE)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == files
 
 
 def test_other_answers_are_explained(server, publish, monkeypatch):

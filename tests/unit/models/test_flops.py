@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.config import ModelConfig
 from jaxformer.models.flops import language_model_flops, training_flops
+from jaxformer.models.gpt2 import GPT2
 from jaxformer.models.language_model import LanguageModel
+from jaxformer.models.llama import Llama
 from jaxformer.models.transformer import Transformer
 from jaxformer.nn import Keys
 
@@ -25,10 +26,12 @@ CASES = [
 
 @pytest.mark.parametrize(
     ("kind", "sizes"),
-    [(Transformer, sizes) for sizes in CASES] + [(LanguageModel, sizes) for sizes in CASES[:3]],
+    [(Transformer, sizes) for sizes in CASES]
+    + [(LanguageModel, sizes) for sizes in CASES[:3]]
+    + [(GPT2, {}), (Llama, {"d_k": 2}), (Llama, {"d_k": 4, "num_kv_heads": 2})],
 )
 def test_the_formula_counts_what_is_traced(kind, sizes):
-    config = ModelConfig(
+    config = kind.section(
         **{"vocab_size": 29, "d_model": 12, "d_ff": 20, "num_heads": 4, "num_layers": 3} | sizes
     )
     model, inputs = kind(config), [jnp.asarray(np.ones((2, n), np.int32)) for n in (7, 5)]
@@ -44,7 +47,7 @@ def test_the_formula_counts_what_is_traced(kind, sizes):
 @pytest.mark.parametrize("window", [1, 3, 6, 40])
 def test_a_query_counts_the_keys_that_the_mask_of_its_window_allows(window):
     """No query sees more keys than the one in the middle, where the window is whole."""
-    config = ModelConfig(vocab_size=29, d_model=12, d_ff=20, num_heads=4, num_layers=3)
+    config = LanguageModel.section(vocab_size=29, d_model=12, d_ff=20, num_heads=4, num_layers=3)
     near = dataclasses.replace(config, window=window)
 
     def hidden(length, causal):

@@ -1,4 +1,4 @@
-"""Decoding with a cache equals the full pass, for both models."""
+"""Decoding with a cache equals the full pass, for all models."""
 
 import dataclasses
 import functools
@@ -10,7 +10,9 @@ import pytest
 from jaxformer.config import ModelConfig
 from jaxformer.inference.weights import prepare_params
 from jaxformer.kinds import LANGUAGE_MODELING, TRANSLATION
+from jaxformer.models.gpt2 import GPT2, GPT2Config
 from jaxformer.models.language_model import LanguageModel
+from jaxformer.models.llama import Llama, LlamaConfig
 from jaxformer.models.transformer import Transformer
 
 from ...profiles import by_profile
@@ -20,7 +22,11 @@ TINY = ModelConfig(
     vocab_size=37, d_model=16, d_ff=24, num_heads=4, d_k=3, d_v=5, num_layers=1, max_length=32
 )
 SENTENCES, BEAMS, STEPS = 2, 3, 8
-KINDS = {Transformer: TRANSLATION, LanguageModel: LANGUAGE_MODELING}
+SIZES = {"vocab_size": 37, "d_model": 16, "d_ff": 24, "num_heads": 4, "max_length": 32}
+CONFIGS = {
+    GPT2: GPT2Config(num_layers=2, **SIZES),
+    Llama: LlamaConfig(num_layers=2, num_kv_heads=2, **SIZES),
+}
 CAPACITY = 16  # Also of a cache for 9 tokens, since capacities are rounded up.
 
 EVERY = {"norm_position": "pre", "positions": "learned", "biases": True}
@@ -30,8 +36,12 @@ CASES = [
     (Transformer, {**EVERY, "activation": "swish", "embeddings": "separate"}),
     (LanguageModel, {"compute_dtype": "int8", "positions": "rotary", "d_k": 4}),
     (LanguageModel, {**EVERY, "compute_dtype": "bfloat16", "activation": "gelu"}),
+    (GPT2, {"absent_tokens": "pad bos unk"}),
+    (Llama, {"compute_dtype": "int8", "attention_biases": True, "embeddings": "tied"}),
 ]
 MORE = [
+    (Llama, {}),
+    (GPT2, {"compute_dtype": "int8"}),
     (Transformer, {"positions": "rotary", "d_k": 4}),
     (Transformer, {**EVERY, "compute_dtype": "int8"}),
     (LanguageModel, {"num_layers": 2}),
@@ -47,14 +57,15 @@ class Model:
     """A model with random parameters; each call is compiled once."""
 
     def __init__(self, kind, changes):
-        config = dataclasses.replace(TINY, **changes)
+        config = dataclasses.replace(CONFIGS.get(kind, TINY), **changes)
         self.module, self.has_source = kind(config), kind is Transformer
         self.source = random_tokens(0, SENTENCES, 6)
         self.source[1, 4:] = 0
         tokens = np.ones((1, 1), np.int32)
         exact = kind(dataclasses.replace(config, compute_dtype="float32"))
         params = random_params(exact, *[tokens] * (1 + self.has_source))
-        params = jax.jit(lambda params: prepare_params(config, params, KINDS[kind]))(params)
+        task = TRANSLATION if self.has_source else LANGUAGE_MODELING
+        params = jax.jit(lambda params: prepare_params(config, params, task))(params)
         self.apply = functools.partial(self.module.apply, {"params": params})
         self.steps = jax.jit(self.steps)
 

@@ -1,20 +1,27 @@
-"""Downloads Marian models from the Hugging Face Hub."""
+"""Downloads models from the Hugging Face Hub."""
 
 import functools
 import pathlib
 import re
+from typing import NamedTuple
 
 from jaxformer.errors import UserError, needs_package
 
-_NEEDED = ("config.json", "source.spm", "target.spm", "vocab.json")
-_OPTIONAL = ("generation_config.json", "tokenizer_config.json")
-# The first of these that exists is downloaded; only the second needs PyTorch.
-_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?", re.ASCII)
 
 
-def marian_folder(name: pathlib.Path) -> pathlib.Path:
-    """Returns the folder of a model; downloads a model of the Hub if there is no such folder.
+class ModelFiles(NamedTuple):
+    """The files of a model."""
+
+    model: str  # such as "a Marian model"
+    needed: tuple[str, ...]
+    optional: tuple[str, ...]
+    # Names, or patterns after the first; of these, the first group that the Hub has is downloaded.
+    weights: tuple[tuple[str, ...], ...]
+
+
+def model_folder(name: pathlib.Path, files: ModelFiles) -> pathlib.Path:
+    """Returns the folder of a model, downloaded if there is no such folder but a name of the Hub.
 
     Downloads are in the cache of huggingface_hub. Without a network, the newest cached commit is
     used. ``NAME@REVISION`` names a branch, a tag or a commit.
@@ -25,19 +32,20 @@ def marian_folder(name: pathlib.Path) -> pathlib.Path:
     with needs_package("huggingface_hub", "which downloads models", extra="interop"):
         from huggingface_hub import constants, errors, snapshot_download
     repository, revision = found.groups()
+    first = [names[0] for names in files.weights]
     address = f"{constants.ENDPOINT}/{repository}"
     download = functools.partial(snapshot_download, repository, revision=revision)
     try:
-        folder = pathlib.Path(download(allow_patterns=[*_NEEDED, *_OPTIONAL]))
-        if missing := [file for file in _NEEDED if not (folder / file).exists()]:
-            raise UserError(f"{address}: expected a Marian model, but it has no {missing[0]}")
-        for weights in _WEIGHTS:
-            download(allow_patterns=[*_NEEDED, weights])
-            if (folder / weights).exists():
+        folder = pathlib.Path(download(allow_patterns=[*files.needed, *files.optional]))
+        if missing := [file for file in files.needed if not (folder / file).exists()]:
+            raise UserError(f"{address}: expected {files.model}, but it has no {missing[0]}")
+        for weights in files.weights:
+            download(allow_patterns=[*files.needed, *weights])
+            if (folder / weights[0]).exists():
                 break
         else:
             raise UserError(
-                f"{address}: expected {' or '.join(_WEIGHTS)}, found neither there nor, without a "
+                f"{address}: expected {' or '.join(first)}, found neither there nor, without a "
                 "network, in the cache"
             )
     except errors.GatedRepoError:
@@ -54,7 +62,7 @@ def marian_folder(name: pathlib.Path) -> pathlib.Path:
         message = str(error).partition("\n")[0]
         raise UserError(
             f"{address}: cannot be downloaded, and there is no folder {name}; without a network, "
-            f"give a folder with {', '.join(_NEEDED)}, {' or '.join(_WEIGHTS)}, and if there are "
-            f"any {' and '.join(_OPTIONAL)}: {message}"
+            f"give a folder with {', '.join(files.needed)}, {' or '.join(first)}, and if there are "
+            f"any {' and '.join(files.optional)}: {message}"
         ) from None
     return folder

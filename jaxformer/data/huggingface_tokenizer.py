@@ -1,0 +1,120 @@
+"""Tokenizers of Hugging Face's library ``tokenizers``, from a ``tokenizer.json``."""
+
+import json
+import operator
+from collections.abc import Iterable, Mapping
+from typing import SupportsIndex
+
+import numpy as np
+
+from jaxformer.checks import check_text, check_tokens, check_unicode
+from jaxformer.data.tokenizer import BOS, SPECIAL_PIECES, UNK, Vocabulary
+from jaxformer.errors import UserError, needs_package
+
+# In the order of our ids. The end, and then an unknown token, keep an id that several share.
+_NAMES = ("pad", "eos", "bos", "unk")
+_OWNERS = ("eos", "unk", "bos", "pad")
+_LARGEST = 2**20
+
+
+class HuggingFaceTokenizer(Vocabulary):
+    """Converts text to token ids and back, like ``PreTrainedTokenizerFast`` in transformers.
+
+    The special tokens have our ids 0 to 3, and all others follow in their own order. The serialized
+    form is one JSON object with ``tokenizer.json``, the ids that the special tokens have there, and
+    the size of the model's vocabulary.
+
+    Attributes:
+      vocab_size: Number of our ids.
+      special: Their id of each special token, or None.
+      absent: Names of the special tokens that the vocabulary lacks, or has only as another special
+        token, separated by spaces.
+      their_ids: Their id for each of our ids; -1 for a token that they lack.
+      our_ids: Our id for each of their ids.
+      json: The text of ``tokenizer.json``.
+    """
+
+    ends_texts = True
+
+    def __init__(self, serialized: bytes) -> None:
+        """Takes the serialized form.
+
+        Raises:
+          UserError: The bytes are no such tokenizer, its ids exceed the vocabulary, or the package
+            ``tokenizers`` is missing.
+        """
+        try:
+            values = json.loads(serialized)
+            self.json, size = str(values["huggingface"]), operator.index(values["vocab_size"])
+            special = {name: values["special"][name] for name in _NAMES}
+            if not 0 < size <= _LARGEST:
+                raise ValueError(f"its vocabulary has the size {size}")
+            self.special = {n: i if i is None else operator.index(i) for n, i in special.items()}
+        except (LookupError, TypeError, ValueError, RecursionError) as error:
+            raise UserError(f"expected a tokenizer of Hugging Face: {error}") from None
+        super().__init__(serialized)
+        with needs_package("tokenizers", "which reads tokenizer.json", extra="interop"):
+            import tokenizers
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_str(self.json)
+        except Exception as error:  # The library raises no other class.
+            raise UserError(f"expected a tokenizer.json: {error!s:.200}") from None
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        highest = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
+        if highest >= size:
+            raise UserError(
+                f"expected token ids below vocab_size={size}, the model's: got the id {highest}"
+            )
+        self._number(size)
+
+    def _number(self, size: int) -> None:
+        """Sets the ids of both sides and the absent tokens."""
+        owned: dict[int, str] = {}
+        for name in _OWNERS:
+            token = self.special[name]
+            if token is not None and not 0 <= token < size:
+                raise UserError(f"expected {name}_token_id below vocab_size={size}: got {token}")
+            if token is not None:
+                owned.setdefault(token, name)
+        if "eos" not in owned.values():
+            raise UserError("expected eos_token_id to be an id, since texts end with it: got none")
+        special = [-1 if (token := self.special[name]) is None else token for name in _NAMES]
+        others = [token for token in range(size) if token not in owned]
+        self.absent = " ".join(name for name in _NAMES if name not in owned.values())
+        self.their_ids = np.array([*special, *others])
+        self.our_ids = np.zeros(size, np.int32)
+        self.our_ids[others] = np.arange(len(special), len(self.their_ids))
+        for token, name in owned.items():
+            self.our_ids[token] = _NAMES.index(name)
+        self.vocab_size = len(self.their_ids)
+
+    @classmethod
+    def assemble(
+        cls, json_text: str, special: Mapping[str, int | None], vocab_size: int
+    ) -> "HuggingFaceTokenizer":
+        """Creates a tokenizer from the text of ``tokenizer.json``."""
+        values = {"huggingface": json_text, "special": dict(special), "vocab_size": vocab_size}
+        return cls(json.dumps(values).encode())
+
+    def encode(self, text: str) -> list[int]:
+        return self._encode(text, add_special_tokens=False)
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """Returns the ids of a prompt, with the special tokens that transformers adds."""
+        return self._encode(text, add_special_tokens=True) or [BOS]
+
+    def _encode(self, text: str, **options: bool) -> list[int]:
+        check_text(text, "text")
+        check_unicode(text, "text")
+        return self.our_ids[self._tokenizer.encode(text, **options).ids].tolist()
+
+    def decode(self, ids: Iterable[SupportsIndex]) -> str:
+        tokens = [i for i in check_tokens(ids, self.vocab_size, "token ids") if i > UNK]
+        return self._tokenizer.decode(self.their_ids[tokens].tolist(), skip_special_tokens=True)
+
+    def piece(self, token: SupportsIndex) -> str:
+        [number] = check_tokens([token], self.vocab_size, "token id")
+        if number <= UNK:
+            return SPECIAL_PIECES[number]
+        return self._tokenizer.id_to_token(int(self.their_ids[number])) or ""

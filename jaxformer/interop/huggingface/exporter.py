@@ -1,0 +1,44 @@
+"""Export to the layout of transformers, the inverse of the import."""
+
+import json
+import pathlib
+
+from jaxformer.data.huggingface_tokenizer import HuggingFaceTokenizer
+from jaxformer.files import write_file
+from jaxformer.inference.weights import TrainedModel
+from jaxformer.interop.formats import Usage
+from jaxformer.interop.huggingface.importer import LAYOUTS
+from jaxformer.interop.huggingface.layout import Layout
+from jaxformer.interop.safetensors import save_arrays
+
+_CODE = """
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM
+import torch
+
+tokenizer, model = Tokenizer.from_file("tokenizer.json"), AutoModelForCausalLM.from_pretrained(".")
+tokens = model.generate(torch.tensor([tokenizer.encode("The").ids]))
+print(tokenizer.decode(tokens[0].tolist()))
+"""
+
+
+def can_write(model: TrainedModel) -> bool:
+    """Returns whether a model has a foreign architecture, and a foreign tokenizer."""
+    return bool(_layouts(model)) and isinstance(model.tokenizer, HuggingFaceTokenizer)
+
+
+def _layouts(model: TrainedModel) -> list[Layout]:
+    section = model.config.model
+    own = [layout for layout in LAYOUTS.values() if type(section) is layout.section]
+    return [layout for layout in own if layout.can_express(section)]
+
+
+def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
+    """Writes model.safetensors, config.json and tokenizer.json."""
+    section, tokenizer, layout = model.config.model, model.tokenizer, _layouts(model)[0]
+    save_arrays(layout.arrays(model.params, section, tokenizer), folder / "model.safetensors")
+    fields = layout.config_json(section, tokenizer)
+    write_file(folder / "config.json", (json.dumps(fields, indent=2) + "\n").encode())
+    write_file(folder / "tokenizer.json", tokenizer.json.encode())
+    notes = ("Tensors are float32, with the names that transformers gives them.",)
+    return Usage(f"{layout.network} of transformers", "torch transformers", _CODE, notes)

@@ -1,0 +1,85 @@
+"""GPT-2 in transformers' layout."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from jaxformer.interop.huggingface.layout import Layout, Tensor
+from jaxformer.interop.json_fields import JsonFields
+from jaxformer.models.gpt2 import GPT2Config
+
+_LAYER = "decoder/layers"
+_FIELDS = {
+    "n_embd": "d_model",
+    "n_head": "num_heads",
+    "n_layer": "num_layers",
+    "n_positions": "max_length",
+    "activation_function": "activation",
+    "resid_pdrop": "dropout_rate",
+    "attn_pdrop": "attention_dropout_rate",
+    "layer_norm_epsilon": "norm_epsilon",
+}
+_DEFAULTS = {
+    "n_inner": None,
+    "n_positions": 1024,
+    "activation_function": "gelu_new",
+    "resid_pdrop": 0.1,
+    "attn_pdrop": 0.1,
+    "embd_pdrop": 0.1,
+    "layer_norm_epsilon": 1e-5,
+}
+_ONLY = {
+    "scale_attn_weights": True,
+    "scale_attn_by_inverse_layer_idx": False,
+    "reorder_and_upcast_attn": False,
+    "add_cross_attention": False,
+    "tie_word_embeddings": True,
+}
+
+
+def _read(fields: JsonFields) -> dict[str, Any]:
+    same = fields.values["resid_pdrop"]
+    fields.check("embd_pdrop", [same], f"resid_pdrop={same!r}", "GPT2Config has one dropout_rate")
+    width = fields.integer("n_embd")
+    return {"d_ff": 4 * width if fields.values["n_inner"] is None else fields.integer("n_inner")}
+
+
+def _write(model: GPT2Config) -> dict[str, Any]:
+    return {"n_inner": model.d_ff, "embd_pdrop": model.dropout_rate}
+
+
+def _tensors(model: GPT2Config) -> Iterator[Tensor]:
+    yield Tensor("wte.weight", "VD", ("embedding",))
+    yield Tensor("lm_head.weight", "VD", ("embedding",), is_copy=True)
+    yield Tensor("wpe.weight", "MD", ("positions",))
+    norms = {"ln_f": "decoder"}
+    norms |= {"h.{n}.ln_1": f"{_LAYER}/self_attention_residual"}
+    norms |= {"h.{n}.ln_2": f"{_LAYER}/feed_forward_residual"}
+    for theirs, ours in norms.items():
+        yield Tensor(f"{theirs}.weight", "D", (f"{ours}/norm/scale",))
+        yield Tensor(f"{theirs}.bias", "D", (f"{ours}/norm/bias",))
+    attention, network = f"{_LAYER}/self_attention", f"{_LAYER}/feed_forward"
+    # Conv1D, whose axes are [in, out].
+    for theirs, axes, ours in (
+        ("attn.c_attn", "DC", [f"{attention}/{name}" for name in ("query", "key", "value")]),
+        ("attn.c_proj", "QD", [f"{attention}/output"]),
+        ("mlp.c_fc", "DF", [f"{network}/inner"]),
+        ("mlp.c_proj", "FD", [f"{network}/outer"]),
+    ):
+        yield Tensor(f"h.{{n}}.{theirs}.weight", axes, tuple(ours))
+        yield Tensor(f"h.{{n}}.{theirs}.bias", axes[1], tuple(f"{path}_bias" for path in ours))
+
+
+GPT2 = Layout(
+    model_type="gpt2",
+    network="GPT2LMHeadModel",
+    section=GPT2Config,
+    fields=_FIELDS,
+    defaults=_DEFAULTS,
+    only=_ONLY,
+    ignored="summary_.*|n_ctx",  # of another head; the old name of n_positions
+    read=_read,
+    write=_write,
+    tensors=_tensors,
+    prefix="transformer.",
+    buffers=r"h\.\d+\.attn\.(masked_)?bias",  # masks
+)

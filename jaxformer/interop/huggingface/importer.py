@@ -1,0 +1,137 @@
+"""Import of models in the layout of transformers: config.json, safetensors, tokenizer.json."""
+
+import json
+import pathlib
+import re
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxformer.config import Config, StreamConfig
+from jaxformer.data.huggingface_tokenizer import HuggingFaceTokenizer
+from jaxformer.errors import UserError
+from jaxformer.files import explain_read_errors, local_path, read_object, read_whole, run_path
+from jaxformer.inference.weights import abstract_params, write_model
+from jaxformer.interop.arrays import NamedArrays, read_safetensors
+from jaxformer.interop.hub import ModelFiles
+from jaxformer.interop.huggingface.gpt2 import GPT2
+from jaxformer.interop.huggingface.layout import Layout, sizes_of
+from jaxformer.interop.huggingface.llama import LLAMA, MISTRAL
+from jaxformer.interop.json_fields import JsonFields
+from jaxformer.runs.workdir import Workdir
+from jaxformer.search import BeamSearch
+
+COMMAND = "jaxformer import"
+FILES = ModelFiles(
+    "a model with a tokenizer.json",
+    ("config.json", "tokenizer.json"),
+    (),
+    (("model.safetensors",), ("model.safetensors.index.json", "model-*.safetensors")),
+)
+LAYOUTS = {layout.model_type: layout for layout in (GPT2, LLAMA, MISTRAL)}
+_FILES = (
+    "expected a folder of a model in the Hugging Face layout: config.json, tokenizer.json, and "
+    "model.safetensors or model.safetensors.index.json with its files"
+)
+# Beam search as in ``generate`` of transformers.
+_SEARCH = BeamSearch(
+    penalty="power", length_penalty=1.0, ends_within="N", unfinished="compete", early_stop="likely"
+)
+
+
+def import_huggingface(directory: pathlib.Path, workdir: pathlib.Path) -> str:
+    """Converts the model in a folder to a new workdir, which every command accepts.
+
+    An unfinished workdir is overwritten. Returns a one-line summary of the model.
+    """
+    directory, folder = local_path(directory), Workdir(run_path(workdir))
+    folder.check_writable(COMMAND)
+    fields = JsonFields(directory / "config.json", {}, _FILES)
+    layout = _layout(fields)
+    tokenizer = _tokenizer(directory / "tokenizer.json", fields)
+    model = layout.config(fields, tokenizer)
+    # The data section selects the kind; nobody knows what the model was trained on.
+    data = StreamConfig(file="unknown", length=min(StreamConfig.length, model.max_length))
+    config = Config(model=model, data=data, search=_SEARCH)
+    place, found = _weights(directory, re.compile(f"({re.escape(layout.prefix)})?{layout.buffers}"))
+    named = {name.removeprefix(layout.prefix): array for name, array in found.items()}
+    if len(named) < len(found):
+        raise UserError(f"{place}: expected each tensor once, got some with and without a prefix")
+    arrays = NamedArrays(
+        arrays=named,
+        sizes=sizes_of(model, len(tokenizer.our_ids)),
+        orders={"V": tokenizer.their_ids},
+        place=str(place),
+    )
+    params = layout.params(arrays, model, abstract_params(model, config.kind))
+    identity = {"tokenizer": tokenizer.sha256}
+    write_model(folder, COMMAND, identity, tokenizer.serialized, config, params)
+    size = sum(leaf.size for leaf in jax.tree.leaves(params))
+    return f"{layout.network}, {size:,} parameters, {tokenizer.vocab_size:,} tokens"
+
+
+def _layout(fields: JsonFields) -> Layout:
+    name = fields.values.get("model_type")
+    if name == "marian":
+        raise UserError(f"{fields.place}: a Marian model; give jaxformer import marian")
+    if not isinstance(name, str) or name not in LAYOUTS:
+        raise UserError(
+            f"{fields.place}: expected model_type to be {' or '.join(LAYOUTS)}: got {name!r:.80}"
+        )
+    return LAYOUTS[name]
+
+
+def _tokenizer(path: pathlib.Path, fields: JsonFields) -> HuggingFaceTokenizer:
+    """Reads tokenizer.json; the ids of special tokens are in config.json."""
+    special: dict[str, int | None] = {}
+    for name in ("pad", "eos", "bos"):
+        field = f"{name}_token_id"
+        is_set = fields.values.get(field) is not None
+        special[name] = fields.integer(field) if is_set else None
+    size = fields.integer("vocab_size")
+    if not path.exists():
+        raise UserError(f"{path}: no such file; {_FILES}")
+    try:
+        with explain_read_errors(path):
+            text = read_whole(path).decode()
+        special["unk"] = _unknown(json.loads(text))
+        return HuggingFaceTokenizer.assemble(text, special, size)
+    except (UserError, ValueError, RecursionError) as error:
+        raise UserError(f"{path}: {error}") from None
+
+
+def _unknown(tokenizer: Any) -> int | None:
+    """Returns the id of the unknown token, if tokenizer.json names one."""
+    model = tokenizer.get("model") if isinstance(tokenizer, dict) else None
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    name = model.get("unk_token") if isinstance(model, dict) else None
+    return vocabulary.get(name) if isinstance(vocabulary, dict) and isinstance(name, str) else None
+
+
+def _weights(
+    directory: pathlib.Path, skip: re.Pattern[str]
+) -> tuple[pathlib.Path, dict[str, np.ndarray]]:
+    """Returns the file that lists the tensors, and the tensors, from one file or several."""
+    path, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
+    if path.is_file():
+        return path, read_safetensors(path, skip)
+    if not index.is_file():
+        raise UserError(f"{path}: no such file; {_FILES}")
+    files = read_object(index, advice=_FILES).get("weight_map")
+    if not isinstance(files, dict) or not all(map(_is_file_name, files.values())):
+        raise UserError(f"{index}: expected weight_map, with the name of a file for each tensor")
+    arrays: dict[str, np.ndarray] = {}
+    for file in sorted(set(files.values())):
+        for name, array in read_safetensors(directory / file, skip).items():
+            if files.get(name) != file:
+                raise UserError(f"{index}: expected {name} to be in {file}, where it is")
+            arrays[name] = array
+    missing = sorted(name for name in files if name not in arrays and not skip.fullmatch(name))
+    if missing:
+        raise UserError(f"{index}: expected {missing[0]} in {files[missing[0]]}, but it is not")
+    return index, arrays
+
+
+def _is_file_name(name: object) -> bool:
+    return isinstance(name, str) and pathlib.PurePath(name).name == name

@@ -1,0 +1,135 @@
+"""LLaMA and Mistral in transformers' layout."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from jaxformer.errors import UserError
+from jaxformer.interop.huggingface.layout import Layout, Tensor
+from jaxformer.interop.json_fields import JsonFields
+from jaxformer.models.llama import LlamaConfig
+
+_FIELDS = {
+    "hidden_size": "d_model",
+    "intermediate_size": "d_ff",
+    "num_attention_heads": "num_heads",
+    "num_key_value_heads": "num_kv_heads",
+    "head_dim": "d_k",
+    "num_hidden_layers": "num_layers",
+    "max_position_embeddings": "max_length",
+    "hidden_act": "activation",
+    "attention_bias": "attention_biases",
+    "mlp_bias": "feed_forward_biases",
+    "attention_dropout": "attention_dropout_rate",
+    "rms_norm_eps": "norm_epsilon",
+}
+_DEFAULTS = {
+    "num_key_value_heads": None,
+    "head_dim": None,
+    "max_position_embeddings": 2048,
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "mlp_bias": False,
+    "attention_dropout": 0.0,
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": None,  # of transformers 5
+    "rope_theta": 10_000.0,  # of transformers 4, as the next one
+    "rope_scaling": None,
+    "tie_word_embeddings": False,
+}
+
+
+def _read(fields: JsonFields) -> dict[str, Any]:
+    plain = "LlamaConfig has plain rotary positions"
+    fields.check("rope_scaling", [None], "null", plain)
+    rope = fields.values["rope_parameters"]
+    if rope is not None:
+        others = isinstance(rope, dict) and rope.keys() - {"rope_theta"} != {"rope_type"}
+        if not isinstance(rope, dict) or others or rope["rope_type"] != "default":
+            raise UserError(
+                f"{fields.place}: expected rope_parameters with rope_type 'default' and rope_theta "
+                f"only: got {rope!r:.200}; jaxformer's {plain}"
+            )
+        fields.values["rope_theta"] = rope.get("rope_theta", fields.values["rope_theta"])
+    tied = fields.boolean("tie_word_embeddings")
+    return {
+        "rotary_base": fields.number("rope_theta"),
+        "embeddings": "tied" if tied else "separate",
+    }
+
+
+def _write(model: LlamaConfig) -> dict[str, Any]:
+    return {
+        "head_dim": model.key_size,
+        "num_key_value_heads": model.kv_heads,
+        "rope_parameters": {"rope_type": "default", "rope_theta": model.rotary_base},
+        "rope_theta": model.rotary_base,
+        "tie_word_embeddings": model.embeddings == "tied",
+    }
+
+
+def _tensors(model: LlamaConfig) -> Iterator[Tensor]:
+    tied, layer = model.embeddings == "tied", "decoder/layers"
+    output = "embedding" if tied else "output_embedding"
+    yield Tensor("model.embed_tokens.weight", "VD", ("embedding",))
+    yield Tensor("lm_head.weight", "VD", (output,), is_copy=tied)
+    yield Tensor("model.norm.weight", "D", ("decoder/norm/scale",))
+    name = "model.layers.{n}"
+    for theirs, module in (
+        ("input_layernorm", "self_attention_residual"),
+        ("post_attention_layernorm", "feed_forward_residual"),
+    ):
+        yield Tensor(f"{name}.{theirs}.weight", "D", (f"{layer}/{module}/norm/scale",))
+    attention, network = f"{layer}/self_attention", f"{layer}/feed_forward"
+    for theirs, axes, ours, biased in (
+        ("self_attn.q_proj", "QD", f"{attention}/query", model.attention_biases),
+        ("self_attn.k_proj", "KD", f"{attention}/key", model.attention_biases),
+        ("self_attn.v_proj", "KD", f"{attention}/value", model.attention_biases),
+        ("self_attn.o_proj", "DQ", f"{attention}/output", model.attention_biases),
+        ("mlp.gate_proj", "FD", f"{network}/inner", model.feed_forward_biases),
+        ("mlp.up_proj", "FD", f"{network}/linear", model.feed_forward_biases),
+        ("mlp.down_proj", "DF", f"{network}/outer", model.feed_forward_biases),
+    ):
+        yield Tensor(f"{name}.{theirs}.weight", axes, (ours,), is_linear=True)
+        if biased:
+            yield Tensor(f"{name}.{theirs}.bias", axes[0], (f"{ours}_bias",))
+
+
+LLAMA = Layout(
+    model_type="llama",
+    network="LlamaForCausalLM",
+    section=LlamaConfig,
+    fields=_FIELDS,
+    defaults=_DEFAULTS,
+    only={"pretraining_tp": 1},
+    ignored="is_llama_config",
+    read=_read,
+    write=_write,
+    tensors=_tensors,
+    buffers=r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq",
+    can_express=lambda section: section.window is None,
+)
+
+
+def _read_mistral(fields: JsonFields) -> dict[str, Any]:
+    # Theirs is the number of tokens that are seen, ours the distance of the last of them.
+    is_set = fields.values["sliding_window"] is not None
+    return _read(fields) | {"window": fields.integer("sliding_window") - 1 if is_set else None}
+
+
+def _write_mistral(model: LlamaConfig) -> dict[str, Any]:
+    return _write(model) | {"sliding_window": None if model.window is None else model.window + 1}
+
+
+_BIASES = ("attention_bias", "mlp_bias")
+MISTRAL = dataclasses.replace(
+    LLAMA,
+    model_type="mistral",
+    network="MistralForCausalLM",
+    fields={name: ours for name, ours in _FIELDS.items() if name not in _BIASES},
+    defaults=_DEFAULTS | {"num_key_value_heads": 8, "sliding_window": 4096},
+    only=dict.fromkeys(_BIASES, False),
+    read=_read_mistral,
+    write=_write_mistral,
+    can_express=lambda section: not (section.attention_biases or section.feed_forward_biases),
+)

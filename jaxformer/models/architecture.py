@@ -1,0 +1,105 @@
+"""The base of all sections ``model`` of a config, and special tokens that a model lacks."""
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from jaxformer.data.tokenizer import BOS, EOS, PAD, UNK
+from jaxformer.errors import UserError
+from jaxformer.fields import check_positive, check_types
+from jaxformer.nn.precision import ComputeDtype
+
+_SIZES = ("vocab_size", "d_model", "d_ff", "num_heads", "num_layers", "max_length")
+_MAX_SIZE = 2**20  # Encoding even a single position takes memory in proportion to d_model.
+_SPECIAL = {"pad": PAD, "eos": EOS, "bos": BOS, "unk": UNK}
+# The probability of such a logit is 0, also beside logits of -100, as GPT-2 has them. With -inf,
+# gradients would be NaN.
+_NEVER_GENERATED = -1e4
+
+
+class Architecture:
+    """The base of the frozen dataclasses that describe models; each model has its own.
+
+    ``ModelConfig`` describes the paper's. A dataclass of another model has a field ``architecture``
+    with its name, which selects it when a config is read.
+    """
+
+    if TYPE_CHECKING:  # Only subclasses are dataclasses, in their own order of fields.
+        __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    architecture = "transformer"
+    feed_forward_matrices = 2  # to count operations
+    window: int | None = None
+    vocab_size: int
+    d_model: int
+    d_ff: int
+    num_heads: int
+    num_layers: int
+    norm_epsilon: float
+    max_length: int
+    compute_dtype: ComputeDtype
+
+    def __post_init__(self) -> None:
+        check_types(self, "model")
+        check_positive(self, "model", *_SIZES, "norm_epsilon")
+        for name in (*_SIZES, "d_k", "d_v"):
+            if (getattr(self, name, None) or 0) > _MAX_SIZE:
+                raise UserError(
+                    f"model.{name} must be at most {_MAX_SIZE}: got {getattr(self, name)}"
+                )
+
+    @property
+    def key_size(self) -> int:
+        """Size of the queries and keys of a head."""
+        return self.d_model // self.num_heads
+
+    @property
+    def value_size(self) -> int:
+        """Size of the values of a head."""
+        return self.key_size
+
+    @property
+    def kv_heads(self) -> int:
+        """Number of heads of keys and values."""
+        return self.num_heads
+
+    @property
+    def output_size(self) -> int:
+        """Number of logits."""
+        return self.vocab_size
+
+
+def check_divides(model: Architecture, part: str, whole: str) -> None:
+    """Checks that one field of a model divides another."""
+    if getattr(model, whole) % getattr(model, part):
+        raise UserError(
+            f"model.{part} must divide model.{whole}={getattr(model, whole)}: got "
+            f"{getattr(model, part)}"
+        )
+
+
+def check_absent(names: str) -> None:
+    """Checks the names of special tokens that a vocabulary lacks; see :func:`absent_bias`."""
+    known = _SPECIAL.keys() - {"eos"}
+    if not known.issuperset(names.split()):
+        raise UserError(
+            f"model.absent_tokens must be some of {', '.join(sorted(known))}, separated by spaces: "
+            f"got {names!r:.80}"
+        )
+
+
+def absent_bias(names: str, vocab_size: int) -> Float[Array, " V"] | None:
+    """Returns the bias of the logits of a model whose vocabulary lacks special tokens.
+
+    jaxformer's vocabularies have four. A foreign model's may lack some, such as "pad bos unk" in
+    GPT-2's. They have rows in our tables, and must not be generated.
+
+    >>> absent_bias("pad", 5).tolist()
+    [-10000.0, 0.0, 0.0, 0.0, 0.0]
+    """
+    if not names:
+        return None
+    absent = np.isin(np.arange(vocab_size), [_SPECIAL[name] for name in names.split()])
+    return jnp.where(absent, jnp.float32(_NEVER_GENERATED), 0.0)

@@ -1,0 +1,139 @@
+"""LLaMA (Touvron et al. 2023), and language models with the same layers."""
+
+import dataclasses
+import functools
+from typing import Literal
+
+from jaxformer.errors import UserError
+from jaxformer.fields import check_fraction, check_positive
+from jaxformer.models.architecture import Architecture, absent_bias, check_absent, check_divides
+from jaxformer.models.language_model import LanguageModel
+from jaxformer.nn.attention import MultiHeadAttention
+from jaxformer.nn.block import Block, Residual
+from jaxformer.nn.dropout import Dropout
+from jaxformer.nn.embedding import Embedding
+from jaxformer.nn.feed_forward import Activation, FeedForward
+from jaxformer.nn.norm import RMSNorm
+from jaxformer.nn.positions import rotary_positions
+from jaxformer.nn.precision import ComputeDtype
+from jaxformer.nn.stack import Stack
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LlamaConfig(Architecture):
+    """The architecture of :class:`Llama`; by default LLaMA's with 7 billion parameters.
+
+    Attributes:
+      architecture: "llama".
+      vocab_size: Size of the vocabulary.
+      d_model: Width of the output of every sub-layer.
+      d_ff: Inner width of the feed-forward networks, which have a gate.
+      num_heads: Number of heads of the queries.
+      num_kv_heads: Number of heads of the keys and values, a divisor of ``num_heads``, which is
+        meant when None.
+      d_k: Size of a head; ``d_model / num_heads`` when None.
+      num_layers: Number of layers.
+      attention_dropout_rate: Dropout rate of attention weights.
+      activation: Activation of the feed-forward networks; "gelu" is the tanh approximation.
+      attention_biases: Add biases to attention projections.
+      feed_forward_biases: Add biases to feed-forward networks.
+      embeddings: "separate" for an output matrix of its own, or "tied".
+      norm_epsilon: Added to the mean square in RMS normalization.
+      rotary_base: Base of the rotary positions; a larger one tells positions further apart.
+      window: Maximum distance between a token and the earlier ones that it sees, as in Mistral
+        (Jiang et al. 2023); None for any.
+      absent_tokens: As in :class:`~jaxformer.models.gpt2.GPT2Config`.
+      max_length: Maximum sequence length in tokens.
+      compute_dtype: As in :class:`~jaxformer.ModelConfig`.
+
+    Raises:
+      UserError: A value is out of range, or sizes do not fit together.
+    """
+
+    architecture: Literal["llama"] = "llama"
+    vocab_size: int = 32_000
+    d_model: int = 4096
+    d_ff: int = 11_008
+    num_heads: int = 32
+    num_kv_heads: int | None = None
+    d_k: int | None = None
+    num_layers: int = 32
+    attention_dropout_rate: float = 0.0
+    activation: Activation = "swish"
+    attention_biases: bool = False
+    feed_forward_biases: bool = False
+    embeddings: Literal["tied", "separate"] = "separate"
+    norm_epsilon: float = 1e-6
+    rotary_base: float = 10_000.0
+    window: int | None = None
+    absent_tokens: str = ""
+    max_length: int = 2048
+    compute_dtype: ComputeDtype = "float32"
+
+    feed_forward_matrices = 3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self, "model", "num_kv_heads", "d_k", "rotary_base", "window")
+        check_fraction(self, "model", "attention_dropout_rate")
+        if self.d_k is None:
+            check_divides(self, "num_heads", "d_model")
+        if self.num_kv_heads is not None:
+            check_divides(self, "num_kv_heads", "num_heads")
+        if self.key_size % 2:
+            raise UserError(
+                "the size of a head, model.d_k, must be even, since rotary positions turn pairs: "
+                f"got {self.key_size}"
+            )
+        check_absent(self.absent_tokens)
+
+    @property
+    def key_size(self) -> int:
+        return self.d_model // self.num_heads if self.d_k is None else self.d_k
+
+    @property
+    def kv_heads(self) -> int:
+        return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
+
+
+class Llama(LanguageModel):
+    """LLaMA, which is called and decodes as :class:`~jaxformer.LanguageModel` does.
+
+    Attributes:
+      config: The architecture.
+      remat: Rematerialization policy of the backward pass.
+    """
+
+    config: LlamaConfig
+
+    section = LlamaConfig
+
+    def setup(self) -> None:
+        self._check_config()
+        c = self.config
+        table = self.output_table = self._make_table("embedding", c.vocab_size)
+        if c.embeddings == "separate":
+            self.output_table = self._make_table("output_embedding", c.vocab_size)
+        self.embed = Embedding(table, None, c.max_length, c.compute_dtype, is_scaled=False)
+        self.logits_bias = absent_bias(c.absent_tokens, c.vocab_size)
+        self.dropout = Dropout(0.0)
+        make_norm = functools.partial(RMSNorm, c.norm_epsilon)
+        block = Block(
+            MultiHeadAttention(
+                c.num_heads,
+                d_k=c.key_size,
+                d_v=c.key_size,
+                use_bias=c.attention_biases,
+                dropout_rate=c.attention_dropout_rate,
+                encode_positions=functools.partial(rotary_positions, base=c.rotary_base),
+                num_kv_heads=c.num_kv_heads,
+                compute_dtype=c.compute_dtype,
+            ),
+            FeedForward(
+                c.d_ff, c.activation, c.compute_dtype, use_bias=c.feed_forward_biases, gated=True
+            ),
+            make_residual=functools.partial(Residual, "pre", 0.0, make_norm),
+        )
+        self.decoder = Stack(
+            block, c.num_layers, final_norm=make_norm, window=c.window, remat=self.remat
+        )

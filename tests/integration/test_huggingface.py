@@ -1,0 +1,211 @@
+"""Imported models of Hugging Face against transformers: logits, searches, and the way back.
+
+The fixtures are made by ``tests/fixtures/make_huggingface.py``.
+"""
+
+import dataclasses
+import functools
+import json
+import pathlib
+import tempfile
+
+import jax
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from jaxformer import Generator, MeshConfig, StreamConfig, TrainingConfig, load_model, quantize
+from jaxformer.cli import main
+from jaxformer.config import read_config
+from jaxformer.errors import UserError
+from jaxformer.experiment import train
+from jaxformer.inference.weights import TrainedModel
+from jaxformer.interop.export import export_model
+from jaxformer.interop.huggingface.importer import import_huggingface
+from jaxformer.models.stepwise import step_fn
+from jaxformer.runs.workdir import Workdir
+
+from ..profiles import by_profile
+from . import pages
+
+pytest.importorskip("tokenizers")
+
+FIXTURES = pathlib.Path(__file__).parents[1] / "fixtures" / "huggingface"
+MODELS = by_profile(
+    ["gpt2", "llama_grouped", "mistral"],
+    nightly=["gpt2", "llama_grouped", "mistral", "llama", "llama_multi_query"],
+)
+LIMIT, PROMPT = 16, "the old house"
+
+
+@functools.cache
+def imported(name):
+    """Returns the workdir, the model, and the outputs of transformers."""
+    folder = pathlib.Path(tempfile.mkdtemp())
+    import_huggingface(FIXTURES / name, folder / "run")
+    outputs = dict(np.load(FIXTURES / name / "outputs.npz"))
+    return folder / "run", TrainedModel.load(folder / "run"), outputs
+
+
+def relative_difference(found, expected):
+    return np.abs(found - expected).max() / expected.std()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_equal_transformers(name):
+    workdir, trained, outputs = imported(name)
+    ours = trained.tokenizer.our_ids
+    model, params = load_model(workdir)
+    found = np.asarray(jax.jit(model.apply)({"params": params}, ours[outputs["tokens"]]))
+    assert relative_difference(found[..., ours], outputs["logits"]) < 1e-5
+    absent = sorted(set(range(found.shape[-1])) - set(ours.tolist()))
+    assert len(absent) == len(trained.tokenizer.absent.split())
+    assert (found[..., absent] < -9000).all()
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("beam_size", "output"), [(1, "greedy"), (4, "beam")])
+def test_searches_equal_transformers(name, beam_size, output):
+    workdir, trained, outputs = imported(name)
+    ours = trained.tokenizer.our_ids
+    model, params = load_model(workdir)
+    prompts = ours[outputs["prompts"]]
+    search = dataclasses.replace(
+        trained.config.search, beam_size=beam_size, constraints=(without_special,)
+    )
+
+    @jax.jit
+    def run(params, prompts):
+        variables, sizes = {"params": params}, {"num_beams": beam_size, "capacity": 20}
+        cache = model.apply(variables, prompts, **sizes, method="start")
+        length = prompts.shape[1] - 1
+        _, cache = model.apply(variables, prompts, cache, length, method="prefill")
+        lengths = np.full(len(prompts), LIMIT)
+        state = search.start(cache, lengths, LIMIT, first_tokens=prompts[:, -1])
+        state = search.advance(step_fn(model, params), state, LIMIT)
+        return search.finalize(state).tokens[:, 0]
+
+    expected = np.where(outputs[output] < 0, 0, ours[outputs[output]])
+    np.testing.assert_array_equal(run(params, prompts), expected)
+
+
+def without_special(logits, context):
+    return logits.at[:, :, np.array([0, 2, 3])].set(-np.inf)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_an_export_is_the_imported_model_bit_for_bit(name, tmp_path):
+    workdir, trained, _ = imported(name)
+    export_model("safetensors", workdir, tmp_path / "out")
+    found = safetensors.numpy.load_file(tmp_path / "out" / "model.safetensors")
+    expected = {}
+    for path in FIXTURES.joinpath(name).glob("*.safetensors"):
+        expected |= safetensors.numpy.load_file(path)
+    assert found.keys() == expected.keys()
+    for tensor, array in expected.items():
+        np.testing.assert_array_equal(found[tensor], array, strict=True)
+    content = [
+        path.joinpath("tokenizer.json").read_text() for path in (tmp_path / "out", FIXTURES / name)
+    ]
+    assert content[0] == content[1]
+    # Its config.json describes the same model.
+    import_huggingface(tmp_path / "out", tmp_path / "again")
+    assert read_config(Workdir(tmp_path / "again")).model == trained.config.model
+
+
+def test_the_command_line_imports_and_generates(tmp_path, capsys):
+    workdir, outputs = str(tmp_path / "run"), imported("gpt2")[2]
+    assert main(["import", "hf", str(FIXTURES / "gpt2"), "--workdir", workdir]) in (0, None)
+    assert "run: GPT2LMHeadModel, 9,200 parameters, 99 tokens\n" in capsys.readouterr().out
+    command = ["generate", "--workdir", workdir, "--prompt", PROMPT, "--tokens", str(LIMIT)]
+    assert main([*command, "--beam-size", "1"]) in (0, None)
+    assert capsys.readouterr().out == f"{PROMPT}{outputs['text']}\n"
+
+
+def test_scores_of_texts_are_sums_of_log_probabilities(tmp_path, capsys):
+    workdir, trained, _ = imported("llama_grouped")
+    texts = ["the old house", "", "a dog!"]
+    (tmp_path / "texts.txt").write_text("".join(f"{text}\n" for text in texts))
+    command = ["score", "--workdir", str(workdir), "--target", str(tmp_path / "texts.txt")]
+    assert main([*command, "--json"]) in (0, None)
+    found = list(map(json.loads, capsys.readouterr().out.splitlines()))
+    model, params = load_model(workdir)
+    apply = jax.jit(lambda ids: jax.nn.log_softmax(model.apply({"params": params}, ids)))
+    for text, result in zip(texts, found, strict=True):
+        ids = trained.tokenizer.encode(text)
+        assert result["length"] == len(ids)
+        padded = np.pad([2, *ids], (0, 8 - len(ids)))[None]  # beginning of sentence first
+        expected = sum(np.asarray(apply(padded))[0, i, token] for i, token in enumerate(ids))
+        assert result["log_prob"] == pytest.approx(expected, abs=1e-4)
+        assert result["score"] == pytest.approx(expected / max(1, len(ids)), abs=1e-4)
+    assert main([*command, "--source", str(tmp_path / "texts.txt")]) == 2
+    assert "sentence pairs or a parser, got a language model" in capsys.readouterr().err
+    assert main(["score", *command[3:]]) == 2
+    assert "error: --source is needed, since " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", MODELS[1:2])
+def test_int8_and_streams(name, tmp_path):
+    workdir, trained, outputs = imported(name)
+    before, after = quantize(workdir, tmp_path / "int8")
+    assert after < before
+    search = dataclasses.replace(trained.config.search, beam_size=1)
+    exact = Generator.load(workdir, search=search)
+    assert exact.prompt_ids(PROMPT) == exact.tokenizer.our_ids[outputs["text_ids"]].tolist()
+    assert exact.generate([PROMPT], max_tokens=LIMIT) == [str(outputs["text"])]
+    rounded = Generator.load(tmp_path / "int8", search=search)
+    assert rounded.generate([PROMPT], max_tokens=2)[0]
+    model, params = load_model(tmp_path / "int8")
+    ours = exact.tokenizer.our_ids
+    found = np.asarray(jax.jit(model.apply)({"params": params}, ours[outputs["tokens"]]))
+    correlation = np.corrcoef(found[..., ours].ravel(), outputs["logits"].ravel())[0, 1]
+    assert correlation > 0.99
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("name", by_profile(["llama_grouped"], nightly=["llama_grouped", "gpt2"]))
+def test_fine_tuning_begins_with_the_model_on_every_mesh(name, tmp_path):
+    workdir, trained, _ = imported(name)
+    (tmp_path / "text.txt").write_text("the cat sees a small dog. the man reads two books!\n" * 20)
+    config = dataclasses.replace(
+        trained.config,
+        data=StreamConfig(file=str(tmp_path / "text.txt"), length=12, rows=8),
+        training=TrainingConfig(
+            init_from=str(workdir), steps=1, label_smoothing=0.0, freeze="embedding"
+        ),
+    )
+    losses, states = [], []
+    for mesh in (MeshConfig(data=1, fsdp=1, tensor=8), MeshConfig(data=2, fsdp=2, tensor=2)):
+        sums = []
+        own = dataclasses.replace(config, mesh=mesh)
+        hooks = [lambda step, state, each, sums=sums: sums.append(each)]
+        states.append(jax.device_get(train(own, tmp_path / str(mesh.data), hooks=hooks).params))
+        losses.append(float(sums[0]["loss"] / sums[0]["count"]))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    np.testing.assert_array_equal(states[0]["embedding"], trained.params["embedding"])
+    changed = jax.tree.map(
+        lambda a, b: np.abs(a - b).max(), states[0]["decoder"], trained.params["decoder"]
+    )
+    assert min(jax.tree.leaves(changed)) > 0
+    for a, b in zip(*map(jax.tree.leaves, states), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.ci
+def test_the_page_is_executed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    import_huggingface(FIXTURES / "gpt2", tmp_path / "runs" / "gpt2")
+    (tmp_path / "mine.txt").write_text("the cat sees a small dog. the man reads two books!\n" * 60)
+    names = {}
+    [code] = pages.sections("hugging_face.md")["Fine-tuning"]
+    pages.run("hugging_face.md", code, names)
+    assert int(names["state"].step) == 2
+
+
+def test_another_architecture_is_refused(tmp_path):
+    config = imported("gpt2")[1].config
+    (tmp_path / "text.txt").write_text("the cat sees a small dog.\n" * 20)
+    data = StreamConfig(file=str(tmp_path / "text.txt"), length=12, rows=8)
+    training = TrainingConfig(init_from=str(imported("llama_grouped")[0]), steps=1)
+    with pytest.raises(UserError, match="expected a model of class GPT2Config, got LlamaConfig"):
+        train(dataclasses.replace(config, data=data, training=training), tmp_path / "run")

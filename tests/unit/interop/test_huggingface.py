@@ -1,0 +1,179 @@
+"""Error messages of the import; tests/integration covers valid models."""
+
+import json
+import pathlib
+import shutil
+import sys
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from jaxformer.data.huggingface_tokenizer import HuggingFaceTokenizer
+from jaxformer.errors import UserError
+from jaxformer.interop.huggingface.importer import import_huggingface
+from jaxformer.runs.workdir import Workdir
+
+pytest.importorskip("tokenizers")
+FIXTURES = pathlib.Path(__file__).parents[2] / "fixtures" / "huggingface"
+INDEX = "model.safetensors.index.json"
+
+ROPE = "expected rope_parameters with rope_type 'default' and rope_theta only: got "
+GPT2_CONFIG = [
+    ({"model_type": "bert"}, "expected model_type to be gpt2 or llama or mistral: got 'bert'"),
+    ({"model_type": []}, r"expected model_type to be gpt2 or llama or mistral: got \[\]"),
+    ({"vocab_size": None}, "config.json: expected vocab_size to be a whole number .*: got None"),
+    ({"model_type": "marian"}, "a Marian model; give jaxformer import marian"),
+    ({"scale_attn_weights": False}, "expected scale_attn_weights to be True: got False"),
+    ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx to be False"),
+    ({"reorder_and_upcast_attn": True}, "expected reorder_and_upcast_attn to be False: got True"),
+    ({"add_cross_attention": True}, "expected add_cross_attention to be False: got True"),
+    ({"tie_word_embeddings": False}, "expected tie_word_embeddings to be True: got False"),
+    ({"activation_function": "gelu"}, "activation_function to be gelu_new or .*: got 'gelu'"),
+    ({"embd_pdrop": 0.5}, "expected embd_pdrop to be resid_pdrop=0.0: got 0.5; jaxformer's GPT2C"),
+    ({"n_embd": "16"}, "expected n_embd to be a whole number below 1048576: got '16'"),
+    (lambda fields: fields.pop("n_embd"), "n_embd to be a whole number below 1048576: got None"),
+    ({"n_head": 3}, "config.json: model.num_heads must divide model.d_model=16: got 3"),
+    ({"layer_norm_epsilon": None}, "model.norm_epsilon must be of type float: got None"),
+    ({"new_rule": 2}, "jaxformer does not know new_rule=2"),
+    ({"quantization_config": {"bits": 4}}, "does not know quantization_config={'bits': 4}"),
+    ({"eos_token_id": [1, 2]}, r"expected eos_token_id to be a whole number.*: got \[1, 2\]"),
+    ({"eos_token_id": None}, "tokenizer.json: expected eos_token_id to be an id"),
+    ({"bos_token_id": 96}, "tokenizer.json: expected bos_token_id below vocab_size=96: got 96"),
+    ({"vocab_size": 90}, "expected token ids below vocab_size=90, .*: got the id"),
+]
+LLAMA_CONFIG = [
+    ({"rope_scaling": {"type": "linear"}}, "expected rope_scaling to be null: got"),
+    ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, ROPE),
+    ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, ROPE),
+    ({"rope_parameters": {"rope_type": "default", "rope_theta": "x"}}, "rope_theta to be a number"),
+    ({"pretraining_tp": 2}, "expected pretraining_tp to be 1: got 2"),
+    ({"hidden_act": "gelu"}, "expected hidden_act to be gelu_new or .*: got 'gelu'"),
+    ({"num_key_value_heads": 3}, "model.num_kv_heads must divide model.num_heads=4: got 3"),
+    ({"head_dim": 5}, "the size of a head, model.d_k, must be even"),
+    ({"sliding_window": 4}, "jaxformer does not know sliding_window=4"),
+    ({"attention_bias": 1}, "expected attention_bias to be true or false: got 1"),
+]
+MISTRAL_CONFIG = [
+    ({"mlp_bias": True}, "expected mlp_bias to be False: got True"),
+    ({"sliding_window": "4"}, "expected sliding_window to be a whole number"),
+    ({"sliding_window": 1}, "model.window must be greater than 0: got 0"),
+]
+WTE, FC = "transformer.wte.weight", "transformer.h.1.mlp.c_fc"
+GPT2_ARRAYS = [
+    (
+        lambda arrays: arrays.pop(f"{FC}.bias"),
+        r"expected an array h.1.mlp.c_fc.bias of shape \(64,\): none",
+    ),
+    (
+        {f"{FC}.weight": np.zeros((64, 16), "f4")},
+        r"expected h.1.mlp.c_fc.weight to have shape \(16, 64\): got \(64, 16\)",
+    ),
+    ({f"{FC}.bias": np.zeros(64, "i4")}, f"expected {FC}.bias to be of floats: got I32"),
+    ({f"{FC}.bias": np.full(64, np.nan, "f4")}, "expected numbers in h.1.mlp.c_fc.bias: got NaN"),
+    ({"x.bias": np.zeros(2, "f4")}, "no place for x.bias$"),
+    ({"wte.weight": np.zeros((96, 16), "f4")}, "expected each tensor once"),
+    ({"lm_head.weight": np.zeros((96, 16), "f4")}, "lm_head.weight to be the same as the embed"),
+]
+INDEX_CASES = [
+    ({"weight_map": 1}, "expected weight_map, with the name of a file for each tensor"),
+    ({"weight_map": {"x": "../x.safetensors"}}, "expected weight_map, with the name of a file"),
+    ({"weight_map": {"x": "x.safetensors"}}, "x.safetensors: cannot be read: No such file"),
+    (lambda index: index["weight_map"].pop("model.norm.weight"), "expected model.norm.weight to"),
+    (
+        lambda index: index["weight_map"].update(x="model-00001-of-00003.safetensors"),
+        "expected x in model-00001-of-00003.safetensors, but it is not",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("model", "file", "cases"),
+    [
+        ("gpt2", "config.json", GPT2_CONFIG),
+        ("llama_grouped", "config.json", LLAMA_CONFIG),
+        ("mistral", "config.json", MISTRAL_CONFIG),
+        ("gpt2", "model.safetensors", GPT2_ARRAYS),
+        ("llama_grouped", INDEX, INDEX_CASES),
+    ],
+)
+def test_other_values_are_refused_by_name(model, file, cases, tmp_path):
+    directory = pathlib.Path(shutil.copytree(FIXTURES / model, tmp_path / "model"))
+    before = (directory / file).read_bytes()
+    for change, message in cases:
+        arrays = file == "model.safetensors"
+        content = safetensors.numpy.load(before) if arrays else json.loads(before)
+        change(content) if callable(change) else content.update(change)
+        new = safetensors.numpy.save(content) if arrays else json.dumps(content).encode()
+        (directory / file).write_bytes(new)
+        refused(directory, message)
+
+
+def refused(directory, message):
+    workdir = directory.parent / "run"
+    with pytest.raises(UserError, match=message) as error:
+        import_huggingface(directory, workdir)
+    assert "\n" not in str(error.value)
+    assert not Workdir(workdir).config.exists()
+
+
+def test_missing_and_damaged_files_are_named(tmp_path, monkeypatch):
+    directory = pathlib.Path(shutil.copytree(FIXTURES / "gpt2", tmp_path / "model"))
+    for name, content, message in [
+        ("config.json", None, "config.json: no such file; expected a folder of a model in the Hug"),
+        ("tokenizer.json", None, "tokenizer.json: no such file; expected a folder of a model"),
+        ("tokenizer.json", b"[]", "tokenizer.json: expected a tokenizer.json: "),
+        ("tokenizer.json", b"{}", "tokenizer.json: expected a tokenizer.json: "),
+        ("tokenizer.json", b"\xff", "tokenizer.json: .*can't decode byte"),
+        ("tokenizer.json", b"[" * 100_000, "tokenizer.json: "),
+        ("model.safetensors", b"x", "model.safetensors: expected a safetensors file: "),
+        ("model.safetensors", None, "model.safetensors: no such file; expected a folder"),
+    ]:
+        before = (directory / name).read_bytes()
+        (directory / name).unlink()
+        if content is not None:
+            (directory / name).write_bytes(content)
+        refused(directory, message)
+        (directory / name).write_bytes(before)
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    refused(
+        directory, r"the package tokenizers, which reads .* pip install 'jaxformer\[interop\]'$"
+    )
+
+
+def test_old_names_buffers_and_defaults_are_read(tmp_path):
+    """Files of earlier versions: no prefix, masks, the tied matrix, and only some fields."""
+    directory = pathlib.Path(shutil.copytree(FIXTURES / "gpt2", tmp_path / "model"))
+    arrays = safetensors.numpy.load_file(directory / "model.safetensors")
+    arrays = {name.removeprefix("transformer."): array for name, array in arrays.items()}
+    arrays |= {
+        "h.0.attn.bias": np.ones((1, 1, 64, 64), bool),
+        "lm_head.weight": arrays["wte.weight"],
+    }
+    safetensors.numpy.save_file(arrays, directory / "model.safetensors")
+    fields = json.loads((directory / "config.json").read_text())
+    kept = "model_type vocab_size n_embd n_head n_layer n_positions bos_token_id eos_token_id"
+    fields = {name: fields[name] for name in kept.split()} | {"n_ctx": 64}
+    (directory / "config.json").write_text(json.dumps(fields))
+    summary = import_huggingface(directory, tmp_path / "run")
+    assert summary == "GPT2LMHeadModel, 9,200 parameters, 99 tokens"
+
+
+def test_special_tokens_have_our_ids():
+    """A token that has two roles is generated in one of them only."""
+    text = (FIXTURES / "llama" / "tokenizer.json").read_text()
+    special = {"pad": 2, "eos": 2, "bos": 1, "unk": 0}
+    tokenizer = HuggingFaceTokenizer.assemble(text, special, 97)
+    assert tokenizer.absent == "pad"
+    assert tokenizer.their_ids[:6].tolist() == [2, 2, 1, 0, 3, 4]
+    assert tokenizer.our_ids[:5].tolist() == [3, 2, 1, 4, 5]
+    ids = tokenizer.encode("the cat")
+    assert tokenizer.encode_prompt("the cat") == [2, *ids]
+    assert tokenizer.encode_prompt("") == [2, *tokenizer.encode("")]
+    assert tokenizer.decode([2, *ids, 1, 0]) == " the cat"
+    assert [tokenizer.piece(i) for i in (0, 1, 4)] == ["<pad>", "</s>", "<pad>"]
+    assert HuggingFaceTokenizer(tokenizer.serialized).sha256 == tokenizer.sha256
+    for changes in ({"special": {}}, {"vocab_size": 10**9}, {"special": special | {"eos": "2"}}):
+        values = json.loads(tokenizer.serialized) | changes
+        with pytest.raises(UserError, match="expected a tokenizer of Hugging Face: "):
+            HuggingFaceTokenizer(json.dumps(values).encode())

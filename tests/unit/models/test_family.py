@@ -1,0 +1,56 @@
+"""Foreign architectures: published sizes, and errors."""
+
+import math
+
+import jax
+import pytest
+
+from jaxformer import Config, GPT2Config, LlamaConfig, StreamConfig
+from jaxformer.errors import UserError
+from jaxformer.inference.weights import abstract_params
+from jaxformer.kinds import LANGUAGE_MODELING
+from jaxformer.models.gpt2 import GPT2
+
+SMALL = {"d_model": 16, "num_heads": 4}
+STREAM = StreamConfig(file="text.txt")
+
+
+@pytest.mark.parametrize(
+    ("config", "size"),
+    [
+        (GPT2Config(), 124_439_808),
+        (GPT2Config(d_model=1600, d_ff=6400, num_heads=25, num_layers=48), 1_557_611_200),
+        (LlamaConfig(), 6_738_415_616),
+        # LLaMA 3 with 8 billion parameters.
+        (LlamaConfig(vocab_size=128_256, d_ff=14_336, num_kv_heads=8), 8_030_261_248),
+    ],
+)
+def test_parameters_are_as_many_as_published(config, size):
+    shapes = jax.tree.leaves(abstract_params(config, LANGUAGE_MODELING))
+    assert sum(math.prod(leaf.shape) for leaf in shapes) == size
+
+
+NO_BERT = {"model": {"architecture": "bert"}, "data": {"corpus": "stream"}}
+ERRORS = [
+    (lambda: GPT2Config(d_model=10, num_heads=4), "model.num_heads must divide model.d_model=10"),
+    (lambda: GPT2Config(absent_tokens="eos"), "model.absent_tokens must be some of bos, pad, unk"),
+    (lambda: GPT2Config(architecture="llama"), "model.architecture must be one of 'gpt2'"),
+    (lambda: GPT2Config(vocab_size=2**21), "model.vocab_size must be at most 1048576"),
+    (lambda: LlamaConfig(num_kv_heads=3), "model.num_kv_heads must divide model.num_heads=32"),
+    (lambda: LlamaConfig(d_k=3), "the size of a head, model.d_k, must be even"),
+    (lambda: GPT2(LlamaConfig()).init(jax.random.key(0), None), "GPT2: expected a GPT2Config, got"),
+    (lambda: Config(model=GPT2Config()), "model must be of class ModelConfig with .*: got GPT2Con"),
+    (lambda: Config.from_dict(NO_BERT), "must be one of transformer, gpt2, llama for a language "),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), ERRORS)
+def test_errors(call, message):
+    with pytest.raises(UserError, match=message):
+        call()
+
+
+@pytest.mark.parametrize("model", [GPT2Config(**SMALL), LlamaConfig(**SMALL)])
+def test_a_config_is_read_back_by_its_architecture(model):
+    config = Config(model=model, data=STREAM)
+    assert Config.from_dict(config.to_dict()) == config

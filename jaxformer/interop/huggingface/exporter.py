@@ -11,16 +11,6 @@ from jaxformer.interop.huggingface.importer import LAYOUTS
 from jaxformer.interop.huggingface.layout import Layout
 from jaxformer.interop.safetensors import save_arrays
 
-_CODE = """
-from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM
-import torch
-
-tokenizer, model = Tokenizer.from_file("tokenizer.json"), AutoModelForCausalLM.from_pretrained(".")
-tokens = model.generate(torch.tensor([tokenizer.encode("The").ids]))
-print(tokenizer.decode(tokens[0].tolist()))
-"""
-
 
 def can_write(model: TrainedModel) -> bool:
     """Returns whether a model has a foreign architecture, and a foreign tokenizer."""
@@ -41,4 +31,4 @@ def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
     write_file(folder / "config.json", (json.dumps(fields, indent=2) + "\n").encode())
     write_file(folder / "tokenizer.json", tokenizer.json.encode())
     notes = ("Tensors are float32, with the names that transformers gives them.",)
-    return Usage(f"{layout.network} of transformers", "torch transformers", _CODE, notes)
+    return Usage(f"{layout.network} of transformers", "torch transformers", layout.example, notes)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+from jaxformer.interop.huggingface.causal import EXAMPLE, stream_data
 from jaxformer.interop.huggingface.layout import Layout, Tensor
 from jaxformer.interop.json_fields import JsonFields
 from jaxformer.models.gpt2 import GPT2Config
@@ -80,6 +81,8 @@ GPT2 = Layout(
     read=_read,
     write=_write,
     tensors=_tensors,
+    data=stream_data,
+    example=EXAMPLE,
     prefix="transformer.",
     buffers=r"h\.\d+\.attn\.(masked_)?bias",  # masks
 )

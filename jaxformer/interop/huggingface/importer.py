@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxformer.config import Config, StreamConfig
+from jaxformer.config import Config
 from jaxformer.data.huggingface_tokenizer import HuggingFaceTokenizer
 from jaxformer.errors import UserError
 from jaxformer.files import explain_read_errors, local_path, read_object, read_whole, run_path
@@ -20,7 +20,6 @@ from jaxformer.interop.huggingface.layout import Layout, sizes_of
 from jaxformer.interop.huggingface.llama import LLAMA, MISTRAL
 from jaxformer.interop.json_fields import JsonFields
 from jaxformer.runs.workdir import Workdir
-from jaxformer.search import BeamSearch
 
 COMMAND = "jaxformer import"
 FILES = ModelFiles(
@@ -33,10 +32,6 @@ LAYOUTS = {layout.model_type: layout for layout in (GPT2, LLAMA, MISTRAL)}
 _FILES = (
     "expected a folder of a model in the Hugging Face layout: config.json, tokenizer.json, and "
     "model.safetensors or model.safetensors.index.json with its files"
-)
-# Beam search as in ``generate`` of transformers.
-_SEARCH = BeamSearch(
-    penalty="power", length_penalty=1.0, ends_within="N", unfinished="compete", early_stop="likely"
 )
 
 
@@ -51,9 +46,7 @@ def import_huggingface(directory: pathlib.Path, workdir: pathlib.Path) -> str:
     layout = _layout(fields)
     tokenizer = _tokenizer(directory / "tokenizer.json", fields)
     model = layout.config(fields, tokenizer)
-    # The data section selects the kind; nobody knows what the model was trained on.
-    data = StreamConfig(file="unknown", length=min(StreamConfig.length, model.max_length))
-    config = Config(model=model, data=data, search=_SEARCH)
+    config = Config(model=model, data=layout.data(model), search=layout.search)
     place, found = _weights(directory, re.compile(f"({re.escape(layout.prefix)})?{layout.buffers}"))
     named = {name.removeprefix(layout.prefix): array for name, array in found.items()}
     if len(named) < len(found):

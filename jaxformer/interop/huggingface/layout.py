@@ -13,11 +13,13 @@ import flax.traverse_util
 import numpy as np
 from jaxtyping import Float, PyTree
 
+from jaxformer.data.corpus import DataSection
 from jaxformer.data.huggingface_tokenizer import HuggingFaceTokenizer
 from jaxformer.errors import UserError
 from jaxformer.interop.arrays import NamedArrays
 from jaxformer.interop.json_fields import JsonFields
 from jaxformer.models.architecture import Architecture
+from jaxformer.search import BeamSearch
 
 ACTIVATIONS = {
     "gelu_new": "gelu",  # the approximation with tanh; "gelu" is the exact function
@@ -26,6 +28,10 @@ ACTIVATIONS = {
     "silu": "swish",
     "swish": "swish",
 }
+# Beam search as in ``generate`` of transformers.
+SEARCH = BeamSearch(
+    penalty="power", length_penalty=1.0, ends_within="N", unfinished="compete", early_stop="likely"
+)
 _SPECIAL = ("pad", "eos", "bos")
 # Fields that change no result.
 _HARMLESS = re.compile(
@@ -64,6 +70,9 @@ class Layout:
       read: Returns further fields of ours.
       write: Returns further fields of config.json, given our section.
       tensors: Returns the tensors, given our section.
+      data: Returns the section of data that selects the kind of the model, given our section.
+      search: Search with the rules of ``generate`` in transformers.
+      example: Python code that uses an export.
       prefix: Beginning of the names of tensors, which a file may lack.
       buffers: Pattern of the names of tensors that are no parameters.
       can_express: Returns False for a section that config.json cannot describe.
@@ -79,6 +88,9 @@ class Layout:
     read: Callable[[JsonFields], dict[str, Any]]
     write: Callable[[Any], dict[str, Any]]
     tensors: Callable[[Any], Iterable[Tensor]]
+    data: Callable[[Any], DataSection]
+    search: BeamSearch = SEARCH
+    example: str
     prefix: str = ""
     buffers: str = "(?!)"
     can_express: Callable[[Any], bool] = lambda section: True

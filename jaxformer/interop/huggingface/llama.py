@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from jaxformer.errors import UserError
+from jaxformer.interop.huggingface.causal import EXAMPLE, stream_data
 from jaxformer.interop.huggingface.layout import Layout, Tensor
 from jaxformer.interop.json_fields import JsonFields
 from jaxformer.models.llama import LlamaConfig
@@ -106,6 +107,8 @@ LLAMA = Layout(
     read=_read,
     write=_write,
     tensors=_tensors,
+    data=stream_data,
+    example=EXAMPLE,
     buffers=r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq",
     can_express=lambda section: section.window is None,
 )

@@ -85,9 +85,10 @@ def _own_checks_of_settings() -> None:
 def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Redirects the user's cache, but not the user's data, for tests and their processes.
 
-    All tests share one cache, so that a program is compiled only once.
+    All tests share one cache, so that a program is compiled only once. Each test traces its own.
     """
     from jaxformer.files import data_directory
+    from jaxformer.inference import kept_programs
     from jaxformer.runs.workdir import use_compilation_cache
 
     folder = tmp_path_factory.getbasetemp()
@@ -97,6 +98,7 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("JAXFORMER_DATA", str(data_directory()))
         patch.setenv("JAXFORMER_CACHE", str(folder / "cache"))
         use_compilation_cache()
+        patch.setattr(kept_programs, "kept_folder", lambda: None)
         yield
 
 

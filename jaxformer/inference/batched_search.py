@@ -17,6 +17,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.data.tokenizer import PAD
 from jaxformer.errors import UserError
+from jaxformer.inference.kept_programs import KeptProgram
 from jaxformer.inference.members import Member, token_log_probs
 from jaxformer.layout import global_mesh
 from jaxformer.models.stepwise import step_fn
@@ -167,7 +168,7 @@ def compile_programs(
     for width in _prefix_capacities(shape.capacity) if prefixes else [0]:
         shape = shape._replace(prefix=width)
         batch = _source_batch(shape, [], [], [])
-        state, _, result = _first_stage(members, search, shape, numbers, batch, np.int32(0))
+        state, _, result = _run_first_stage(members, search, shape, numbers, batch, np.int32(0))
         if shape.first_capacity < shape.capacity:
             rows = np.zeros(shape.second_stage_rows, np.int32)
             result = _second_stage(members, search, shape, numbers, state, rows)
@@ -208,7 +209,7 @@ def _search(
     until = shape.first_capacity
     if until < shape.capacity:
         until = min(until, longest + longest // 4 + 4)
-    state, done, result = _first_stage(members, search, shape, numbers, batch, np.int32(until))
+    state, done, result = _run_first_stage(members, search, shape, numbers, batch, np.int32(until))
     done, result = jax.device_get((done, result))
     for row in np.flatnonzero(done).tolist():
         yield row, _read_row(result, row)
@@ -217,12 +218,20 @@ def _search(
         rows = left[start : start + shape.second_stage_rows]
         # Unfinished sentences are repeated to fill the batch.
         padded = np.resize(rows, shape.second_stage_rows).astype(np.int32)
-        result = jax.device_get(_second_stage(members, search, shape, numbers, state, padded))
+        result = BeamResult(
+            *jax.device_get(_second_stage(members, search, shape, numbers, state, padded))
+        )
         for i, row in enumerate(rows.tolist()):
             yield row, _read_row(result, i)
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2))
+def _run_first_stage(*args: Any) -> tuple[list[Array], Bool[Array, " B"], BeamResult]:
+    """Runs the first stage; returns the leaves of its state."""
+    *state, done, tokens, lengths, scores, log_probs = _first_stage(*args)
+    return state, done, BeamResult(tokens, lengths, scores, log_probs)
+
+
+@functools.partial(KeptProgram, static_argnums=(1, 2))
 def _first_stage(
     members: Members,
     search: Algorithm,
@@ -251,16 +260,19 @@ def _first_stage(
     return state, state.done, search.finalize(state)
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2))
+@functools.partial(KeptProgram, static_argnums=(1, 2))
 def _second_stage(
     members: Members,
     search: Algorithm,
     shape: BatchShape,
     numbers: Numbers,
-    state: Any,
+    leaves: list[Array],
     rows: Int[Array, " R"],
 ) -> BeamResult:
-    """Decodes the selected sentences of a batch to the end."""
+    """Decodes the selected sentences of a batch to the end, from the leaves of their state."""
+    batch = _source_batch(shape, [], [], [])
+    structure = _first_stage.structure(members, search, shape, numbers, batch, np.int32(0))
+    state = jax.tree.unflatten(structure.children()[0], leaves)
     search = search.join_numbers(numbers)
     state, step_fn = take_sentences(state, rows), _step_fn(members)
     for capacity in shape.second_stage_capacities:

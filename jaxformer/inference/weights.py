@@ -20,9 +20,10 @@ from jaxformer.data.tokenizer import Vocabulary
 from jaxformer.errors import UserError
 from jaxformer.fields import check_unchanged
 from jaxformer.files import model_path, read_whole, run_path, write_file
-from jaxformer.kinds import KINDS, TRANSLATION, Kind, describe_model, make_init
+from jaxformer.kinds import KINDS, TRANSLATION, Kind, describe_model
 from jaxformer.layout import global_mesh
 from jaxformer.models.architecture import Architecture
+from jaxformer.nn.parameters import ParameterInfo
 from jaxformer.nn.precision import cast_params, dequantize
 from jaxformer.runs.checkpoints import Checkpoints, write_single
 from jaxformer.runs.manifest import saved_steps
@@ -34,7 +35,11 @@ _QUANTIZE = "jaxformer quantize"  # the command, in messages and workdirs
 
 def abstract_params(config: Architecture, kind: Kind = TRANSLATION) -> PyTree:
     """Returns shapes and dtypes of the parameters in a workdir, without computing them."""
-    params = jax.eval_shape(make_init(config, kind), jax.random.key(0))
+    params = jax.tree.map(
+        lambda info: jax.ShapeDtypeStruct(info.shape, jnp.float32),
+        describe_model(config, kind),
+        is_leaf=lambda info: isinstance(info, ParameterInfo),
+    )
     if config.compute_dtype != "int8":
         return params
     return jax.eval_shape(lambda params: prepare_params(config, params, kind), params)

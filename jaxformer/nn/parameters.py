@@ -28,10 +28,12 @@ class ParameterInfo(NamedTuple):
       axes: Logical name of each axis: "vocab", "d_model", "heads", "d_ff", or None for an axis that
         is never sharded. A parameter of a stack has a leading layer axis.
       role: Use of the parameter: "matrix", "table" or "vector".
+      shape: Size of each axis, which :func:`describe` fills in.
     """
 
     axes: tuple[str | None, ...]
     role: Role
+    shape: tuple[int, ...] = ()
 
     @property
     def summed_axis(self) -> int | None:
@@ -94,7 +96,7 @@ def describe(init: Callable[..., PyTree], *args: Any, **kwargs: Any) -> PyTree:
     >>> from jaxformer.nn import FeedForward
     >>> info = describe(FeedForward(16).init, jax.random.key(0), jnp.ones((1, 1, 8)))
     >>> info["outer"]
-    ParameterInfo(axes=('d_ff', 'd_model'), role='matrix')
+    ParameterInfo(axes=('d_ff', 'd_model'), role='matrix', shape=(16, 8))
 
     Args:
       init: The ``init`` method of a module, or a function that calls it and returns its parameters.
@@ -121,6 +123,7 @@ def describe_variables(init: Callable[..., PyTree], *args: Any, **kwargs: Any) -
         names = tuple(str(getattr(key, "key", key)) for key in path)
         names = names[1:] if names[:1] == top else names
         found = recorded.get(names, ParameterInfo((), "vector"))
-        return found._replace(axes=(None,) * (leaf.ndim - len(found.axes)) + found.axes)
+        axes = (None,) * (leaf.ndim - len(found.axes)) + found.axes
+        return found._replace(axes=axes, shape=leaf.shape)
 
     return jax.tree_util.tree_map_with_path(info, shapes)

@@ -10,7 +10,7 @@ from jaxformer.config import ModelConfig
 from jaxformer.data.numerals import spell_english
 from jaxformer.errors import UserError
 from jaxformer.experiment import train
-from jaxformer.inference import batched_search
+from jaxformer.inference import batched_search, kept_programs
 from jaxformer.inference.batched_search import Decoded, search_batches
 from jaxformer.inference.members import Member
 from jaxformer.inference.translator import Translator
@@ -104,6 +104,22 @@ def test_nothing_is_traced_after_warm_up(learned_workdir, traces):
     translator.translate(["one"])
     translator.translate(["two hundred"])
     assert not traces
+
+
+def test_programs_of_another_process_give_the_same_translations(traces, monkeypatch, tmp_path):
+    model, settings = biased_model(96, ending=0.0), BeamSearch(beam_size=2, max_extra_length=80)
+    sources = [[5, 6, 1]] * 2 + [[7, 1]] * 4
+    expected = search_batches(model, settings, sources)
+    assert max(len(e.tokens[0]) for e in expected) > 32  # the second stage
+    monkeypatch.setattr(kept_programs, "kept_folder", lambda: tmp_path)
+    for process in range(2):
+        for program in (batched_search._first_stage, batched_search._second_stage):
+            monkeypatch.setattr(program, "_programs", {})
+            monkeypatch.setattr(program, "_structures", {})
+        traces.clear()
+        assert search_batches(model, settings, sources) == expected
+        assert bool(traces) == (process == 0)
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_stages_do_not_change_translations():

@@ -1,4 +1,4 @@
-"""What all language models in transformers' layout share."""
+"""The data section and example shared by all language models of transformers."""
 
 from jaxformer.config import StreamConfig
 from jaxformer.models.architecture import Architecture

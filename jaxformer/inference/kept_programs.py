@@ -1,0 +1,146 @@
+"""Traced programs of searches, kept on disk: a new process need not trace and lower them again.
+
+XLA's cache of compiled programs is looked up after tracing and lowering, which take most of the
+time of a first translation. Programs are kept in the folder of that cache as StableHLO, written and
+read by ``jax.export``. Reading one runs no code.
+"""
+
+import contextlib
+import functools
+import hashlib
+import pathlib
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import flax
+import jax
+import numpy as np
+from jax import export
+from jaxtyping import Array
+
+from jaxformer.errors import UserError
+from jaxformer.files import write_file
+from jaxformer.nn.backend import backend
+from jaxformer.runs.workdir import code_digest
+
+# Settings of JAX that change what is traced.
+_SETTINGS = (
+    "jax_enable_x64",
+    "jax_default_matmul_precision",
+    "jax_default_prng_impl",
+    "jax_disable_jit",
+    "jax_numpy_dtype_promotion",
+    "jax_threefry_partitionable",
+)
+_DIGEST_SIZE = hashlib.sha256().digest_size
+
+
+class KeptProgram:
+    """A compiled function that returns the leaves of its result, and keeps its programs on disk.
+
+    Programs on CPUs are kept, unless a static argument holds a function, such as a constraint, or
+    arrays are distributed over devices. All others are traced as ``jax.jit`` does.
+
+    >>> double = KeptProgram(lambda factor, x: {"result": factor * x}, static_argnums=(0,))
+    >>> double(2, np.float32(3.0))
+    [Array(6., dtype=float32)]
+    >>> double.structure(2, np.float32(3.0))
+    PyTreeDef({'result': *})
+    """
+
+    def __init__(self, function: Callable[..., Any], static_argnums: tuple[int, ...] = ()) -> None:
+        """Takes a function of pytrees and, at ``static_argnums``, of hashable values."""
+        self.function, self.static_argnums = function, static_argnums
+        self._programs: dict[Hashable, Callable[..., list[Array]]] = {}
+        self._structures: dict[Hashable, Any] = {}
+        functools.update_wrapper(self, function)
+
+    def __call__(self, *args: Any) -> list[Array]:
+        """Returns the leaves of the function's result."""
+        leaves, key = self._describe(args)
+        placed = key, _is_distributed(leaves)
+        if placed not in self._programs:
+            self._programs[placed] = self._open(args, leaves, placed)
+        return self._programs[placed](*leaves)
+
+    def structure(self, *args: Any) -> Any:
+        """Returns the structure of the function's result, without computing it."""
+        leaves, key = self._describe(args)
+        if key not in self._structures:
+            jax.eval_shape(self._flat(args), *leaves)
+        return self._structures[key]
+
+    def _describe(self, args: tuple[Any, ...]) -> tuple[list[Any], Hashable]:
+        """Returns the dynamic leaves, and a value that all calls of one program share."""
+        static = tuple(args[i] for i in self.static_argnums)
+        leaves, structure = jax.tree.flatten(self._dynamic(args))
+        shapes = tuple((np.shape(leaf), str(leaf.dtype)) for leaf in leaves)
+        settings = tuple(getattr(jax.config, name) for name in _SETTINGS)
+        return leaves, (static, structure, shapes, settings, backend())
+
+    def _dynamic(self, args: tuple[Any, ...]) -> list[Any]:
+        return [arg for i, arg in enumerate(args) if i not in self.static_argnums]
+
+    def _flat(self, args: tuple[Any, ...]) -> Callable[..., list[Array]]:
+        """Returns the function of the dynamic leaves."""
+        structure, (_, key) = jax.tree.structure(self._dynamic(args)), self._describe(args)
+
+        def call(*leaves: Array) -> list[Array]:
+            dynamic = iter(jax.tree.unflatten(structure, leaves))
+            given = [a if i in self.static_argnums else next(dynamic) for i, a in enumerate(args)]
+            found, self._structures[key] = jax.tree.flatten(self.function(*given))
+            return found
+
+        return call
+
+    def _open(
+        self, args: tuple[Any, ...], leaves: list[Any], placed: tuple[Hashable, bool]
+    ) -> Callable[..., list[Array]]:
+        traced, (key, distributed) = jax.jit(self._flat(args)), placed
+        path = None if distributed else self._path(key)
+        if path is None:
+            return traced
+        program = _read(path)
+        if program is None:
+            program = export.export(traced)(*leaves)
+            content = bytes(program.serialize())
+            # A folder that cannot be written costs time, and nothing else.
+            with contextlib.suppress(OSError, UserError):
+                write_file(path, _digest(content) + content)
+        return jax.jit(program.call)
+
+    def _path(self, key: Hashable) -> pathlib.Path | None:
+        """Returns the file of a program, or None if it is not to be kept."""
+        folder, text = kept_folder(), repr((self.function.__module__, self.function.__name__, key))
+        # The representation of a function has its address, which another process does not share.
+        if folder is None or " at 0x" in text:
+            return None
+        return folder / hashlib.sha256(text.encode()).hexdigest()
+
+
+def _is_distributed(leaves: list[Any]) -> bool:
+    return any(isinstance(x, jax.Array) and len(x.sharding.device_set) > 1 for x in leaves)
+
+
+def kept_folder() -> pathlib.Path | None:
+    """Returns the folder of the programs; None on accelerators, or without a cache of JAX."""
+    folder = jax.config.values["jax_compilation_cache_dir"]
+    if not folder or "://" in folder or jax.default_backend() != "cpu":
+        return None
+    return pathlib.Path(folder, "traced")
+
+
+def _read(path: pathlib.Path) -> export.Exported | None:
+    """Reads a program; None if there is none, of this version and undamaged."""
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return None
+    digest, content = content[:_DIGEST_SIZE], content[_DIGEST_SIZE:]
+    return export.deserialize(bytearray(content)) if digest == _digest(content) else None
+
+
+def _digest(content: bytes) -> bytes:
+    """Returns the SHA-256 of a program and of all code that it was traced with."""
+    versions = (jax.__version__, flax.__version__, code_digest())
+    return hashlib.sha256(repr(versions).encode() + content).digest()

@@ -1,0 +1,109 @@
+"""A kept program is read instead of traced, and only where it is the same program."""
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxformer.inference import kept_programs
+from jaxformer.inference.kept_programs import KeptProgram
+
+X = np.arange(8, dtype=np.float32)
+
+
+@pytest.fixture(autouse=True)
+def folder(monkeypatch, tmp_path):
+    monkeypatch.setattr(kept_programs, "kept_folder", lambda: tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def traces():
+    return []
+
+
+@pytest.fixture
+def make(traces):
+    """Returns a function that makes a program as a new process would."""
+
+    def scale(factor, x, extra):
+        traces.append(factor)
+        number = factor(3.0) if callable(factor) else factor
+        return {"scaled": number * x, "sum": x.sum() + extra["bias"]}
+
+    return lambda: KeptProgram(scale, static_argnums=(0,))
+
+
+EXTRA = {"bias": np.float32(1.0)}
+
+
+def check(program, factor=2.0, x=X):
+    scaled, total = map(np.asarray, program(factor, x, EXTRA))
+    np.testing.assert_array_equal(scaled, (factor(3.0) if callable(factor) else factor) * X)
+    np.testing.assert_array_equal(total, X.sum() + 1)
+
+
+def test_a_second_process_traces_nothing(make, traces):
+    for _ in range(2):
+        program = make()
+        check(program)
+        check(program)
+    assert traces == [2.0]
+
+
+def test_each_static_value_shape_and_setting_is_a_program(make, traces, folder):
+    check(make())
+    check(make(), 3.0)
+    make()(2.0, X[:4], EXTRA)
+    with jax.default_matmul_precision("highest"):
+        check(make())
+    assert traces == [2.0, 3.0, 2.0, 2.0]
+    assert len(list(folder.iterdir())) == 4
+
+
+@pytest.mark.parametrize("damage", [lambda b: b[:-1], lambda b: b"\0" + b[1:], lambda b: b""])
+def test_a_damaged_file_is_replaced(make, traces, folder, damage):
+    check(make())
+    [path] = folder.iterdir()
+    content = path.read_bytes()
+    path.write_bytes(damage(content))
+    check(make())
+    assert traces == [2.0, 2.0]
+    check(make())
+    assert traces == [2.0, 2.0]
+
+
+def test_other_code_traces_again_into_the_same_file(make, traces, folder, monkeypatch):
+    check(make())
+    monkeypatch.setattr(kept_programs, "code_digest", lambda: "another")
+    check(make())
+    assert traces == [2.0, 2.0]
+    assert len(list(folder.iterdir())) == 1
+
+
+def test_a_folder_that_cannot_be_written_is_no_error(make, traces, monkeypatch, tmp_path):
+    file = tmp_path / "file"
+    file.touch()
+    monkeypatch.setattr(kept_programs, "kept_folder", lambda: file)
+    check(make())
+    check(make())
+    assert len(traces) == 2
+
+
+def test_functions_and_distributed_arrays_are_not_kept(make, traces, folder):
+    check(make(), lambda x: 2 * x)
+    sharding = NamedSharding(jax.make_mesh((8,), ("x",)), PartitionSpec("x"))
+    check(make(), x=jax.device_put(X, sharding))
+    assert len(traces) == 2
+    assert not list(folder.iterdir())
+
+
+def test_the_structure_is_known_without_the_result(make, traces):
+    expected = jax.tree.structure({"scaled": 0, "sum": 0})
+    first, second = make(), make()
+    check(first)
+    assert first.structure(2.0, X, EXTRA) == expected
+    check(second)
+    assert traces == [2.0]
+    assert second.structure(2.0, X, EXTRA) == expected
+    assert traces == [2.0, 2.0]

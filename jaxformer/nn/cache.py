@@ -11,6 +11,7 @@ slots.
 """
 
 import dataclasses
+import math
 from typing import Any
 
 import flax.struct
@@ -24,14 +25,17 @@ from jaxformer.nn.keys import Bias, Keys, Tokens
 from jaxformer.nn.precision import at_least_float32
 
 
-def _capacity_for(length: int, window: int | None = None) -> int:
-    """Returns the number of positions to keep of ``length`` positions, a multiple of 16.
+def _capacity_for(length: int, beams: int, window: int | None) -> int:
+    """Returns the number of positions to keep of ``length`` positions.
 
-    Multiples fill vector registers: on CPUs, XLA's sums over 15 or 30 positions take ten times as
-    long.
+    The number of slots is a multiple of 16, to fill vector registers: on CPUs, XLA's sums over 15
+    or 30 positions take ten times as long.
     """
-    kept = length if window is None else min(length, window + 1)
-    return -(-kept // 16) * 16
+    kept, multiple = (
+        length if window is None else min(length, window + 1),
+        16 // math.gcd(16, beams),
+    )
+    return -(-kept // multiple) * multiple
 
 
 def _pad_to(leaf: Array, axis: int, capacity: int) -> Array:
@@ -63,7 +67,8 @@ class Slots:
         cls, rows: Int[Array, " B"], num_beams: int, length: int, window: int | None = None
     ) -> "Slots":
         """Returns slots for ``length`` positions, with the layout of ``rows`` on a mesh."""
-        beam_slots = zeros_for_rows(rows, (num_beams, _capacity_for(length, window)), jnp.int32)
+        capacity = _capacity_for(length, num_beams, window)
+        beam_slots = zeros_for_rows(rows, (num_beams, capacity), jnp.int32)
         return cls(beam_slots, jnp.zeros((), jnp.int32), window=window)
 
     @property
@@ -108,7 +113,8 @@ class Slots:
 
     def grow(self, length: int) -> "Slots":
         """Returns the slots with capacity for at least ``length`` positions."""
-        beam_slots = _pad_to(self.beam_slots, 2, _capacity_for(length, self.window))
+        capacity = _capacity_for(length, self.beam_slots.shape[1], self.window)
+        beam_slots = _pad_to(self.beam_slots, 2, capacity)
         return dataclasses.replace(self, beam_slots=beam_slots)
 
 

@@ -44,7 +44,7 @@ from jaxformer.search.state import (
 )
 from jaxformer.search.step_loop import PrefillFn, StepFn, log_probs_of
 
-_BLOCK = 32  # values of a block of ``top_k``
+_BLOCKS = range(16, 65)  # sizes of a block of ``top_k``, in values
 
 
 @flax.struct.dataclass
@@ -286,13 +286,15 @@ def top_k(
     leaves little to sort.
     """
     size = values.shape[-1]
-    blocks = -(-size // _BLOCK)
+    # Without padding, which would copy all values, unless no size divides them.
+    block_size = next((n for n in _BLOCKS if size % n == 0), 32)
+    blocks = -(-size // block_size)
     if blocks < 4 * k:
         best, places = lax.top_k(values, k)
         return best, places
-    padding = [(0, 0)] * (values.ndim - 1) + [(0, blocks * _BLOCK - size)]
+    padding = [(0, 0)] * (values.ndim - 1) + [(0, blocks * block_size - size)]
     table = jnp.pad(values, padding, constant_values=-jnp.inf)
-    table = table.reshape(*values.shape[:-1], blocks, _BLOCK)
+    table = table.reshape(*values.shape[:-1], blocks, block_size)
     _, chosen = lax.top_k(table.max(axis=-1), k)
     # Sort blocks by index to keep the order of equal values. Counting is faster than XLA's sort.
     rank = (chosen[..., None] > chosen[..., None, :]).sum(axis=-1, dtype=jnp.int32)
@@ -301,8 +303,8 @@ def top_k(
     chosen = (chosen[..., None, :] * at_rank.astype(jnp.int32)).sum(axis=-1, dtype=jnp.int32)
     left = jnp.take_along_axis(table, chosen[..., None], axis=-2)
     best, places = lax.top_k(left.reshape(*values.shape[:-1], -1), k)
-    block = jnp.take_along_axis(chosen, places // _BLOCK, axis=-1)
-    return best, block * _BLOCK + places % _BLOCK
+    block = jnp.take_along_axis(chosen, places // block_size, axis=-1)
+    return best, block * block_size + places % block_size
 
 
 def beam_search(

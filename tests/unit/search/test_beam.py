@@ -201,7 +201,7 @@ compiled_top_k = jax.jit(top_k, static_argnums=1)
 
 
 @pytest.mark.parametrize(
-    ("size", "k"), [(5, 5), (128, 1), (1000, 2), (1024, 5), (1025, 2), (8001, 5)]
+    ("size", "k"), [(5, 5), (128, 1), (1000, 2), (1024, 5), (1025, 2), (8001, 5), (8009, 5)]
 )
 def test_top_k_equals_a_stable_sort_with_ties_and_impossible_values(size, k):
     random = np.random.default_rng(size + k)

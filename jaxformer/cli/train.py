@@ -70,6 +70,9 @@ def train(
     missing += [] if workdir else ["--workdir=FOLDER"]
     if config is None or workdir is None or missing:
         raise UserError(f"expected {' and '.join(missing)}; see jaxformer train --help")
+    from jaxformer.runs.allocator import keep_freed_memory
+
+    keep_freed_memory()  # before JAX starts its threads
     processes = (coordinator, num_processes, process_id)
     command = functools.partial(_train, config, overrides, workdir, processes)
     if coordinator is None:

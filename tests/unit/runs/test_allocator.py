@@ -1,0 +1,45 @@
+"""Freed memory is reused: the system counts the pages that a process touches for the first time."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+_PROGRAM = """
+import resource, sys
+from jaxformer.runs.allocator import keep_freed_memory
+
+print(keep_freed_memory())
+import numpy as np
+
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+np.ones(2**23)
+before = faults()
+for _ in range(10):
+    np.ones(2**23)  # 64 MiB
+print((faults() - before) * resource.getpagesize() // 2**20)
+"""
+
+
+def run(**environment):
+    """Returns whether memory is kept, and the MiB mapped by ten arrays of 64 MiB."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC", "GLIBC", "JAX_PLA"))}
+    command = [sys.executable, "-c", _PROGRAM]
+    done = subprocess.run(command, env=kept | environment, check=True, capture_output=True)
+    answer, mebibytes = done.stdout.decode().split()
+    return answer == "True", int(mebibytes)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="mallopt is glibc's")
+def test_arrays_are_mapped_once():
+    kept, mebibytes = run(JAX_PLATFORMS="cpu")
+    assert kept
+    assert mebibytes < 64
+
+
+@pytest.mark.parametrize("environment", [{"MALLOC_ARENA_MAX": "2"}, {"JAX_PLATFORMS": "cuda"}])
+def test_settings_of_users_and_accelerators_are_left_alone(environment):
+    assert run(**environment)[0] is False

@@ -102,8 +102,11 @@ class KeptProgram:
             return traced
         program = _read(path)
         if program is None:
-            program = export.export(traced)(*leaves)
-            content = bytes(program.serialize())
+            try:
+                program = export.export(traced)(*leaves)
+                content = bytes(program.serialize())
+            except (NotImplementedError, ValueError):  # such as a custom call without guarantees
+                return traced
             # A folder that cannot be written costs time, and nothing else.
             with contextlib.suppress(OSError, UserError):
                 write_file(path, _digest(content) + content)

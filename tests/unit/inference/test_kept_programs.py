@@ -90,6 +90,16 @@ def test_a_folder_that_cannot_be_written_is_no_error(make, traces, monkeypatch, 
     assert len(traces) == 2
 
 
+def test_a_program_that_cannot_be_written_is_traced(folder):
+    """A callback to Python is a pointer, which JAX refuses to write."""
+
+    def call(x):
+        return jax.pure_callback(lambda x: 2 * x, x, x)
+
+    np.testing.assert_array_equal(KeptProgram(call)(X)[0], 2 * X)
+    assert not list(folder.iterdir())
+
+
 def test_functions_and_distributed_arrays_are_not_kept(make, traces, folder):
     check(make(), lambda x: 2 * x)
     sharding = NamedSharding(jax.make_mesh((8,), ("x",)), PartitionSpec("x"))

@@ -1,4 +1,4 @@
-"""What all language models in transformers' layout share."""
+"""Shared parts of language models in transformers' layout."""
 
 from jaxformer.config import StreamConfig
 from jaxformer.models.architecture import Architecture

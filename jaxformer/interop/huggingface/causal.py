@@ -1,4 +1,4 @@
-"""The data section and example shared by all language models of transformers."""
+"""Shared parts of language models in transformers' layout."""
 
 from jaxformer.config import StreamConfig
 from jaxformer.models.architecture import Architecture

@@ -23,9 +23,11 @@ from jaxformer.nn.norm import LayerNorm, RMSNorm
 from jaxformer.nn.parameters import ParameterInfo, describe, parameter
 from jaxformer.nn.positions import rotary_positions, sinusoidal_positions
 from jaxformer.nn.precision import cast_params
+from jaxformer.nn.ssru import SSRU
 from jaxformer.nn.stack import Stack, StackCache
 
 __all__ = [
+    "SSRU",
     "Backend",
     "Block",
     "Dropout",

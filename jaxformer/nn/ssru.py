@@ -1,0 +1,122 @@
+"""The simpler simple recurrent unit (Kim et al. 2019), which replaces self-attention in decoders.
+
+A cache of self-attention grows with the translation. That of a recurrence is one vector for each
+layer and hypothesis, which makes decoding fast on CPUs.
+"""
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Float, Int
+
+from jaxformer.errors import UserError
+from jaxformer.layout import zeros_for_rows
+from jaxformer.nn.arguments import check_activations
+from jaxformer.nn.cache import Slots
+from jaxformer.nn.keys import Keys
+from jaxformer.nn.matmul import project
+from jaxformer.nn.parameters import parameter
+from jaxformer.nn.precision import ComputeDtype, at_least_float32
+
+
+@flax.struct.dataclass
+class RecurrentCache:
+    """The state of one layer after the newest token of each hypothesis; a search reorders it.
+
+    Attributes:
+      state: c_t of the equations of :class:`SSRU`.
+    """
+
+    state: Float[Array, "B N D"]
+
+    def grow(self, capacity: int) -> "RecurrentCache":
+        """Returns the cache unchanged, because a state does not grow."""
+        return self
+
+
+class SSRU(nn.Module):
+    """Takes the place of causal self-attention in a :class:`~jaxformer.Block`.
+
+    f_t = sigmoid(x_t W_f + b_f), c_t = f_t c_(t-1) + (1 - f_t) x_t W, with c_0 = 0 at the beginning
+    of each sequence. The output is max(0, c_t). Sequences are computed by an associative scan.
+
+    >>> inputs = jax.random.key(0), jnp.ones((1, 3, 8)), Keys.of_sequence(3, causal=True)
+    >>> shapes = jax.eval_shape(lambda: SSRU().init(*inputs, method="attend"))
+    >>> {name: leaf.shape for name, leaf in shapes["params"].items()}
+    {'input': (8, 8), 'forget': (8, 8), 'forget_bias': (8,)}
+
+    Attributes:
+      compute_dtype: Dtype of the inputs of matrix multiplications.
+    """
+
+    compute_dtype: ComputeDtype = "float32"
+
+    @nn.compact
+    def attend(
+        self,
+        x: Float[Array, "B T D"],
+        keys: Keys,
+        memory: None = None,
+        *,
+        cache: RecurrentCache | None = None,
+        dropout: Int[Array, " B"] | None = None,
+    ) -> tuple[Float[Array, "B T D"], RecurrentCache | None]:
+        """Runs the recurrence; see :meth:`~jaxformer.MultiHeadAttention.attend`.
+
+        Args:
+          x: Activations: whole sequences, or new tokens as :class:`~jaxformer.nn.Slots` describes.
+          keys: Causal keys of self-attention, whose segments number packed sequences.
+          memory: None: a recurrence has no memory.
+          cache: From :meth:`init_cache`, or returned by the previous call.
+          dropout: Not used: there are no attention weights.
+
+        Returns:
+          Activations, and the updated cache.
+
+        Raises:
+          UserError: x has another shape, or the keys are not causal or have a window.
+        """
+        check_activations("SSRU", "x", x, axes=3)
+        size, slots = x.shape[-1], keys.slots
+        if not keys.causal and slots is None:
+            raise UserError("SSRU: expected causal keys, since a recurrence sees no later tokens")
+        if memory is not None or keys.window is not None:
+            raise UserError("SSRU: a recurrence has neither a memory nor a window")
+        glorot, axes = nn.initializers.xavier_uniform(), ("d_model", "d_ff")
+        matrices = [
+            parameter(self, n, glorot, (size, size), axes, "matrix") for n in ("input", "forget")
+        ]
+        bias = parameter(self, "forget_bias", nn.initializers.zeros, (size,))
+        dtype = at_least_float32(x)
+        new = project(x, matrices[0], None, self.compute_dtype).astype(dtype)
+        kept = project(x, matrices[1], bias, self.compute_dtype).astype(dtype)
+        kept, new = nn.sigmoid(kept), new * nn.sigmoid(-kept)
+        if cache is None or slots.is_prompt:
+            state = _scan(kept, new, keys.queries.segments)
+            if cache is not None:
+                last = jnp.where(slots.length > 0, state[:, slots.length - 1], 0.0)
+                cache = RecurrentCache(jnp.broadcast_to(last[:, None], cache.state.shape))
+        else:
+            state = kept * cache.state + new
+            cache = RecurrentCache(state)
+        return nn.relu(state).astype(x.dtype), cache
+
+    def init_cache(self, slots: Slots, d_model: int, dtype: str) -> RecurrentCache:
+        """Returns the state before the first token, at least float32."""
+        rows, shape = slots.beam_slots[:, 0, 0], (slots.beam_slots.shape[1], d_model)
+        return RecurrentCache(zeros_for_rows(rows, shape, jnp.promote_types(dtype, jnp.float32)))
+
+
+def _scan(
+    kept: Float[Array, "B T D"], new: Float[Array, "B T D"], segments: Int[Array, "#B T"] | None
+) -> Float[Array, "B T D"]:
+    """Returns c_t = kept_t c_(t-1) + new_t for all t, with c = 0 before each segment."""
+    if segments is not None:
+        before = jnp.pad(segments[:, :-1], ((0, 0), (1, 0)))
+        kept = jnp.where((segments == before)[..., None], kept, 0.0)
+
+    def join(first: tuple[Array, Array], second: tuple[Array, Array]) -> tuple[Array, Array]:
+        return first[0] * second[0], first[1] * second[0] + second[1]
+
+    return jax.lax.associative_scan(join, (kept, new), axis=1)[1]

@@ -1,0 +1,75 @@
+"""The recurrence against a loop over its equations, whole, packed and with a cache."""
+
+import jax
+import numpy as np
+import pytest
+
+from jaxformer.errors import UserError
+from jaxformer.nn import SSRU, Block, FeedForward, Keys, Stack
+
+from .weights import random_params
+
+X = np.random.default_rng(0).normal(size=(2, 6, 8)).astype(np.float32)
+STACK = Stack(Block(SSRU(), FeedForward(16)), 2)
+VARIABLES = {"params": random_params(STACK, X, Keys.of_sequence(6, causal=True))}
+
+
+def test_the_scan_equals_a_loop():
+    layer = SSRU()
+    keys = Keys.of_sequence(6, causal=True)
+    p = random_params(layer, X, keys, method="attend")
+    found, cache = jax.jit(lambda p: layer.apply({"params": p}, X, keys, method="attend"))(p)
+    assert cache is None
+    state, expected = np.zeros((2, 8)), []
+    for x in X.swapaxes(0, 1).astype(np.float64):
+        kept = 1 / (1 + np.exp(-(x @ p["forget"] + p["forget_bias"])))
+        state = kept * state + (1 - kept) * (x @ p["input"])
+        expected.append(np.maximum(state, 0))
+    np.testing.assert_allclose(found, np.stack(expected, axis=1), rtol=1e-5, atol=1e-6)
+
+
+@jax.jit
+def whole(variables, x, segments=None):
+    keys = Keys.of_sequence(x.shape[1], segments, causal=True)
+    return STACK.apply(variables, x, keys)
+
+
+def test_packed_sequences_do_not_see_each_other():
+    segments = np.array([[1, 1, 2, 2, 2, 0]] * 2)
+    packed = whole(VARIABLES, X, segments)
+    np.testing.assert_allclose(packed[:, 2:5], whole(VARIABLES, X[:, 2:5]), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("prompt", [0, 2])
+def test_cached_equals_whole_for_beams(prompt):
+    beams = np.random.default_rng(1).normal(size=(2, 3, 3, 8)).astype(np.float32)
+
+    @jax.jit
+    def cached(variables):
+        sizes = {"num_beams": 3, "capacity": 9}
+        cache = STACK.apply(variables, X[:, 0, 0] > 0, 8, "float32", **sizes, method="init_cache")
+        if prompt:  # Tokens after the prompt are padding.
+            _, cache = STACK.apply(variables, X[:, :4], cache, prompt, method="prefill")
+        outputs = []
+        for step in range(3):
+            y, cache = STACK.apply(variables, beams[:, :, step], cache, method="step")
+            outputs.append(y)
+        return jax.numpy.stack(outputs, axis=2), cache.layers[0]["self_attention"].state.shape
+
+    rows = np.concatenate([X[:, :prompt].repeat(3, axis=0), beams.reshape(6, 3, 8)], axis=1)
+    expected = np.asarray(whole(VARIABLES, rows))[:, prompt:].reshape(2, 3, 3, 8)
+    found, shape = cached(VARIABLES)
+    assert tuple(map(int, shape)) == (2, 3, 8)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("rules", "words"),
+    [
+        ({}, "expected causal keys"),
+        ({"causal": True, "window": 2}, "neither a memory nor a window"),
+    ],
+)
+def test_keys_of_another_kind_are_refused(rules, words):
+    with pytest.raises(UserError, match=words):
+        random_params(SSRU(), X, Keys.of_sequence(6, **rules), method="attend")

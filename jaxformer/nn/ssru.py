@@ -44,7 +44,7 @@ class SSRU(nn.Module):
     >>> inputs = jax.random.key(0), jnp.ones((1, 3, 8)), Keys.of_sequence(3, causal=True)
     >>> shapes = jax.eval_shape(lambda: SSRU().init(*inputs, method="attend"))
     >>> {name: leaf.shape for name, leaf in shapes["params"].items()}
-    {'input': (8, 8), 'forget': (8, 8), 'forget_bias': (8,)}
+    {'forget': (8, 8), 'forget_bias': (8,), 'input': (8, 8)}
 
     Attributes:
       compute_dtype: Dtype of the inputs of matrix multiplications.

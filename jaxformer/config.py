@@ -147,7 +147,7 @@ def data_section(config: Config, section: type[Section]) -> Section:
 
 def model_section(config: Config, section: type[ModelT]) -> ModelT:
     """Returns ``config.model``, and refuses models of another class than ``section``."""
-    if not isinstance(config.model, section):
+    if type(config.model) is not section:
         raise UserError(
             f"expected model to be a {section.__name__}, got a {type(config.model).__name__}"
         )

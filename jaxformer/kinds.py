@@ -25,6 +25,7 @@ from jaxformer.models.encoder import Encoder
 from jaxformer.models.gpt2 import GPT2
 from jaxformer.models.language_model import LanguageModel
 from jaxformer.models.llama import Llama
+from jaxformer.models.student import Student
 from jaxformer.models.t5 import T5
 from jaxformer.models.transformer import Transformer
 from jaxformer.nn.parameters import describe
@@ -46,7 +47,8 @@ class Kind:
 
     def build(self, model: Architecture, remat: Remat = "none") -> TokenModel:
         """Returns the model that a section ``model`` describes."""
-        return next(n for n in self.networks if isinstance(model, n.section))(model, remat)
+        own = (n for section in type(model).mro() for n in self.networks if n.section is section)
+        return next(own)(model, remat)
 
     def section_of(self, architecture: Any) -> type[Architecture]:
         """Returns the class of a section ``model`` by its field ``architecture``."""
@@ -64,7 +66,7 @@ TRANSLATION = Kind(
     commands="jaxformer translate",
     corpora=("text", "tfds", "numerals", "parquet", "jsonl", "tsv"),
     data=DataConfig,
-    networks=(Transformer, T5),
+    networks=(Transformer, T5, Student),
     num_inputs=2,
     task="jaxformer.tasks.translation.Translation",
 )

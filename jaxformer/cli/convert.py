@@ -56,7 +56,7 @@ def _model_folder(text: str) -> pathlib.Path:
 
 
 def import_model(
-    system: Literal["hf", "marian"],
+    system: Literal["hf", "marian", "bergamot"],
     directory: Annotated[pathlib.Path, Value(metavar="MODEL", convert=_model_folder)],
     *,
     workdir: NewRunDir,
@@ -64,7 +64,8 @@ def import_model(
     """Convert another system's model to a workdir that every command accepts.
 
     Options:
-      system: hf: GPT-2, LLaMA or Mistral, as transformers saves them; marian: Marian or OPUS-MT
+      system: hf: GPT-2, LLaMA, Mistral or T5, as transformers saves them; marian: Marian or
+        OPUS-MT; bergamot: a translation model of Firefox
       directory: folder of the model, or its name on the Hugging Face Hub, such as
         openai-community/gpt2 or Helsinki-NLP/opus-mt-en-de
 
@@ -77,14 +78,22 @@ def import_model(
     from jaxformer.runs.workdir import Workdir
 
     if system == "hf":
-        from jaxformer.interop.huggingface.importer import COMMAND, FILES
+        from jaxformer.interop.huggingface.importer import COMMAND
+        from jaxformer.interop.huggingface.importer import FILES as files
         from jaxformer.interop.huggingface.importer import import_huggingface as convert
+    elif system == "bergamot":
+        from jaxformer.interop.bergamot.importer import COMMAND
+        from jaxformer.interop.bergamot.importer import import_bergamot as convert
+
+        files = None  # not on the hub
     else:
-        from jaxformer.interop.marian.importer import COMMAND, FILES
+        from jaxformer.interop.marian.importer import COMMAND
+        from jaxformer.interop.marian.importer import FILES as files
         from jaxformer.interop.marian.importer import import_marian as convert
 
     Workdir(workdir).check_writable(COMMAND)  # before a download
-    print(f"{workdir}: {convert(model_folder(directory, FILES), workdir)}")
+    folder = directory if files is None else model_folder(directory, files)
+    print(f"{workdir}: {convert(folder, workdir)}")
 
 
 def export_model(

@@ -37,10 +37,10 @@ class ModelConfig(Architecture):
       dropout_rate: Dropout rate of sub-layer outputs and of embedding sums, ``P_drop``.
       attention_dropout_rate: Dropout rate of attention weights; the paper has none.
       norm_position: "post" as in the paper, LayerNorm(x + Sublayer(x)), or "pre".
-      positions: "sinusoidal" as in section 3.5, "learned" (Table 3, row E), or one of three that
-        add nothing to embeddings, and act on self-attention: "rotary" rotates queries and keys,
-        "alibi" lowers scores in proportion to the distance, "relative" learns a bias of the scores
-        for each distance, as T5 does.
+      positions: "sinusoidal" as in section 3.5, "tensor2tensor" as in the authors' own code,
+        "learned" (Table 3, row E), or one of three that add nothing to embeddings, and act on
+        self-attention: "rotary" rotates queries and keys, "alibi" lowers scores in proportion to
+        the distance, "relative" learns a bias of the scores for each distance, as T5 does.
       window: Maximum distance, in tokens, at which self-attention sees other tokens; None for no
         limit. With a window, time and memory of attention are proportional to the length.
       activation: Activation of the feed-forward networks: "relu" as in equation 2, "gelu" or
@@ -114,7 +114,7 @@ class ModelConfig(Architecture):
                 "the size of a head, model.d_k, must be even, since rotary positions turn pairs: "
                 f"got {self.key_size}"
             )
-        if self.positions == "sinusoidal" and self.d_model % 2:
+        if self.positions in ("sinusoidal", "tensor2tensor") and self.d_model % 2:
             raise UserError(
                 "model.d_model must be even, since sinusoidal positions are sine and cosine "
                 f"pairs: got {self.d_model}; use {self.d_model + 1}"
@@ -148,11 +148,13 @@ def make_stack(
     *,
     causal: bool = False,
     cross_attention: bool = False,
+    self_attention: nn.Module | None = None,
     remat: Remat = "none",
 ) -> Stack:
     """Returns the stack of an encoder, a decoder or a language model.
 
     With ``causal``, tokens see only earlier tokens; with ``cross_attention``, also a memory.
+    ``self_attention`` replaces the paper's.
     """
     c, encoding = config, ENCODINGS[config.positions]
     make_attention = functools.partial(
@@ -166,14 +168,14 @@ def make_stack(
     )
     make_norm, make_bias = functools.partial(LayerNorm, c.norm_epsilon), encoding.make_bias
     block = Block(
-        self_attention=make_attention(encode_positions=encoding.rotate),
+        self_attention=self_attention or make_attention(encode_positions=encoding.rotate),
         cross_attention=make_attention() if cross_attention else None,
         feed_forward=FeedForward(c.d_ff, c.activation, c.compute_dtype),
         make_residual=functools.partial(Residual, c.norm_position, c.dropout_rate, make_norm),
     )
     return Stack(
         block,
-        c.num_layers,
+        c.decoder_layers if cross_attention else c.num_layers,
         final_norm=make_norm if c.norm_position == "pre" else None,
         window=c.window,
         make_bias=make_bias and functools.partial(make_bias, c.num_heads, causal),

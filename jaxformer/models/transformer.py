@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax.numpy as jnp
+from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
 from jaxformer.errors import UserError
@@ -11,7 +12,7 @@ from jaxformer.models.stepwise import StepwiseModel
 from jaxformer.nn.arguments import check_ids, check_length
 from jaxformer.nn.dropout import Dropout, dropout_rows
 from jaxformer.nn.keys import Keys, Memory
-from jaxformer.nn.stack import StackCache
+from jaxformer.nn.stack import Stack, StackCache
 
 
 class Transformer(StepwiseModel):
@@ -49,7 +50,11 @@ class Transformer(StepwiseModel):
         self.src_dropout = Dropout(c.dropout_rate)
         self.tgt_dropout = Dropout(c.dropout_rate)
         self.encoder = make_stack(c, remat=self.remat)
-        self.decoder = make_stack(c, causal=True, cross_attention=True, remat=self.remat)
+        self.decoder = self._make_decoder()
+
+    @nn.nowrap
+    def _make_decoder(self) -> Stack:
+        return make_stack(self.config, causal=True, cross_attention=True, remat=self.remat)
 
     def __call__(
         self,

@@ -21,7 +21,9 @@ from jaxformer.nn.keys import Bias
 from jaxformer.nn.parameters import parameter
 from jaxformer.nn.precision import at_least_float32
 
-Positions: TypeAlias = Literal["sinusoidal", "learned", "rotary", "alibi", "relative"]
+Positions: TypeAlias = Literal[
+    "sinusoidal", "tensor2tensor", "learned", "rotary", "alibi", "relative"
+]
 
 
 def sinusoidal_positions(
@@ -54,6 +56,26 @@ def sinusoidal_positions(
     angles = np.arange(length)[:, None] * frequencies
     pairs = np.stack([np.sin(angles), np.cos(angles)], axis=-1)
     return pairs.reshape(length, d_model).astype(dtype)
+
+
+def tensor2tensor_positions(
+    length: int, d_model: int, dtype: DTypeLike = np.float32
+) -> Float[np.ndarray, "T D"]:
+    """Returns the sinusoids of Tensor2Tensor, which Marian and Fairseq also have.
+
+    In the authors' own code, all sines come before all cosines, and the wavelengths grow from 2 pi
+    to exactly 10000 * 2 pi: the angles are pos / 10000^(i / (d_model/2 - 1)).
+
+    >>> tensor2tensor_positions(2, 4).round(4).tolist()[1]
+    [0.8414999842643738, 9.999999747378752e-05, 0.5403000116348267, 1.0]
+
+    Arguments and errors as for :func:`sinusoidal_positions`; ``d_model`` is at least 4.
+    """
+    pairs = sinusoidal_positions(length, d_model, np.float64).shape[1] // 2
+    if pairs < 2:
+        raise UserError(f"d_model must be at least 4 for tensor2tensor positions: got {d_model}")
+    angles = np.arange(length)[:, None] * 10_000.0 ** (-np.arange(pairs) / (pairs - 1))
+    return np.concatenate([np.sin(angles), np.cos(angles)], axis=1).astype(dtype)
 
 
 def no_positions(length: int, d_model: int) -> Float[np.ndarray, "T D"]:
@@ -176,6 +198,9 @@ class PositionalEncoding:
 
 ENCODINGS: dict[Positions, PositionalEncoding] = {
     "sinusoidal": PositionalEncoding(functools.partial(sinusoidal_positions, dtype="float64")),
+    "tensor2tensor": PositionalEncoding(
+        functools.partial(tensor2tensor_positions, dtype="float64")
+    ),
     "learned": PositionalEncoding(is_learned=True),
     "rotary": PositionalEncoding(rotate=rotary_positions),
     "alibi": PositionalEncoding(make_bias=lambda num_heads, causal: LinearBias(num_heads)),

@@ -1,7 +1,7 @@
 """The simpler simple recurrent unit (Kim et al. 2019), which replaces self-attention in decoders.
 
-A cache of self-attention grows with the translation. That of a recurrence is one vector for each
-layer and hypothesis, which makes decoding fast on CPUs.
+A cache of self-attention grows with the translation. A recurrence keeps one vector for each layer
+and hypothesis, which makes decoding fast on CPUs.
 """
 
 import flax.struct
@@ -40,6 +40,9 @@ class SSRU(nn.Module):
 
     f_t = sigmoid(x_t W_f + b_f), c_t = f_t c_(t-1) + (1 - f_t) x_t W, with c_0 = 0 at the beginning
     of each sequence. The output is max(0, c_t). Sequences are computed by an associative scan.
+
+    c_t is a weighted sum of x_s W over s <= t. The weights, averaged over the features, are sown as
+    the intermediate "weights", [B, 1, T, T], as if there were one head of attention.
 
     >>> inputs = jax.random.key(0), jnp.ones((1, 3, 8)), Keys.of_sequence(3, causal=True)
     >>> shapes = jax.eval_shape(lambda: SSRU().init(*inputs, method="attend"))
@@ -91,9 +94,13 @@ class SSRU(nn.Module):
         dtype = at_least_float32(x)
         new = project(x, matrices[0], None, self.compute_dtype).astype(dtype)
         kept = project(x, matrices[1], bias, self.compute_dtype).astype(dtype)
-        kept, new = nn.sigmoid(kept), new * nn.sigmoid(-kept)
+        kept, gate = nn.sigmoid(kept), nn.sigmoid(-kept)
+        new = new * gate
         if cache is None or slots.is_prompt:
-            state = _scan(kept, new, keys.queries.segments)
+            kept = _begin_segments(kept, keys.queries.segments)
+            state = _scan(kept, new)
+            if self.is_mutable_collection("intermediates"):
+                self.sow("intermediates", "weights", _weights(kept, gate))
             if cache is not None:
                 last = jnp.where(slots.length > 0, state[:, slots.length - 1], 0.0)
                 cache = RecurrentCache(jnp.broadcast_to(last[:, None], cache.state.shape))
@@ -108,15 +115,30 @@ class SSRU(nn.Module):
         return RecurrentCache(zeros_for_rows(rows, shape, jnp.promote_types(dtype, jnp.float32)))
 
 
-def _scan(
-    kept: Float[Array, "B T D"], new: Float[Array, "B T D"], segments: Int[Array, "#B T"] | None
+def _begin_segments(
+    kept: Float[Array, "B T D"], segments: Int[Array, "#B T"] | None
 ) -> Float[Array, "B T D"]:
-    """Returns c_t = kept_t c_(t-1) + new_t for all t, with c = 0 before each segment."""
-    if segments is not None:
-        before = jnp.pad(segments[:, :-1], ((0, 0), (1, 0)))
-        kept = jnp.where((segments == before)[..., None], kept, 0.0)
+    """Keeps nothing from one packed sequence to the next."""
+    if segments is None:
+        return kept
+    before = jnp.pad(segments[:, :-1], ((0, 0), (1, 0)))
+    return jnp.where((segments == before)[..., None], kept, 0.0)
+
+
+def _scan(kept: Float[Array, "B T D"], new: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+    """Returns c_t = kept_t c_(t-1) + new_t for all t."""
 
     def join(first: tuple[Array, Array], second: tuple[Array, Array]) -> tuple[Array, Array]:
         return first[0] * second[0], first[1] * second[0] + second[1]
 
     return jax.lax.associative_scan(join, (kept, new), axis=1)[1]
+
+
+def _weights(kept: Float[Array, "B T D"], gate: Float[Array, "B T D"]) -> Float[Array, "B 1 T T"]:
+    """Returns the weight of token s in the state of token t, averaged over the features."""
+
+    def of_token(token: Int[Array, ""]) -> Float[Array, "B T"]:
+        is_token = (jnp.arange(kept.shape[1]) == token)[None, :, None]
+        return _scan(kept, jnp.where(is_token, gate, 0.0)).mean(axis=2)
+
+    return jax.lax.map(of_token, jnp.arange(kept.shape[1])).transpose(1, 2, 0)[:, None]

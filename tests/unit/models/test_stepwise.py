@@ -13,6 +13,7 @@ from jaxformer.kinds import LANGUAGE_MODELING, TRANSLATION
 from jaxformer.models.gpt2 import GPT2, GPT2Config
 from jaxformer.models.language_model import LanguageModel
 from jaxformer.models.llama import Llama, LlamaConfig
+from jaxformer.models.student import Student, StudentConfig
 from jaxformer.models.t5 import T5, T5Config
 from jaxformer.models.transformer import Transformer
 
@@ -26,6 +27,7 @@ SENTENCES, BEAMS, STEPS = 2, 3, 8
 SIZES = {"vocab_size": 37, "d_model": 16, "d_ff": 24, "num_heads": 4, "max_length": 32}
 CONFIGS = {
     GPT2: GPT2Config(num_layers=2, **SIZES),
+    Student: StudentConfig(num_layers=1, **SIZES),
     Llama: LlamaConfig(num_layers=2, num_kv_heads=2, **SIZES),
     T5: T5Config(num_layers=1, num_decoder_layers=2, num_buckets=6, max_distance=9, **SIZES),
 }
@@ -39,6 +41,7 @@ CASES = [
     (LanguageModel, {"compute_dtype": "int8", "positions": "rotary", "d_k": 4}),
     (LanguageModel, {**EVERY, "compute_dtype": "bfloat16", "activation": "gelu"}),
     (GPT2, {"absent_tokens": "pad bos unk"}),
+    (Student, {"compute_dtype": "int8", "biases": True, "positions": "tensor2tensor"}),
     (Llama, {"compute_dtype": "int8", "attention_biases": True, "embeddings": "tied"}),
     (T5, {"compute_dtype": "int8", "d_k": 3, "bias_per_layer": True, "gated": True}),
 ]

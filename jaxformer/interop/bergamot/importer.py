@@ -1,0 +1,258 @@
+"""Imports Bergamot's models: an encoder of the paper, and a decoder with a recurrence.
+
+A bias of -inf keeps tokens from being generated: padding, the beginning of sentence, whose
+embedding is the zero vector, and unknown tokens. With two vocabularies, ours is their union.
+"""
+
+import pathlib
+import re
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Int
+
+from jaxformer.config import Config, DataConfig
+from jaxformer.data.marian_tokenizer import MarianTokenizer
+from jaxformer.data.tokenizer import BOS, PAD, UNK, open_processor
+from jaxformer.errors import UserError
+from jaxformer.files import explain_read_errors, local_path, read_whole, run_path
+from jaxformer.inference.weights import write_model
+from jaxformer.interop.arrays import NamedArrays, Params, split_heads, stack
+from jaxformer.interop.bergamot.files import read_tensors
+from jaxformer.models.student import StudentConfig
+from jaxformer.nn.feed_forward import Activation
+from jaxformer.runs.workdir import Workdir
+from jaxformer.search import BeamSearch
+
+COMMAND = "jaxformer import"
+_LAYOUT = "model.XXYY.intgemm.alphas.bin, and vocab.XXYY.spm or srcvocab.XXYY.spm and trgvocab..."
+_NAME = re.compile(r"model\.([a-z]{2})([a-z]{2})\..*bin")
+# Settings with a single value that is read.
+_ONLY = {
+    "type": "transformer",
+    "dec-cell": "ssru",
+    "transformer-decoder-autoreg": "rnn",
+    "transformer-preprocess": "",
+    "transformer-postprocess": "dan",
+    "transformer-postprocess-emb": "d",
+    "transformer-postprocess-top": "",
+    "transformer-train-position-embeddings": "false",
+    "transformer-no-projection": "false",
+    "transformer-tied-layers": "[]",
+    "transformer-ffn-depth": "2",
+    "transformer-depth-scaling": "false",
+    "dec-cell-base-depth": "2",
+    "dec-cell-high-depth": "1",
+    "output-omit-bias": "false",
+    "lemma-dim-emb": "0",
+    "input-types": "[]",
+    "right-left": "false",
+    "skip": "false",
+    "ulr": "false",
+}
+_ACTIVATIONS: dict[str, Activation] = {"relu": "relu", "swish": "swish"}
+# Our special tokens in theirs: none has an id for padding and for the beginning.
+_EOS, _UNK = 0, 1
+_SPECIAL = [-1, _EOS, -1, _UNK]
+_MAX_LENGTH = 512
+
+
+def import_bergamot(directory: pathlib.Path, workdir: pathlib.Path) -> str:
+    """Converts the model in a folder to a new workdir, which every command accepts.
+
+    An unfinished workdir is overwritten. Returns a one-line summary of the model.
+
+    Raises:
+      UserError: A file is missing or damaged, or the model is of another kind.
+    """
+    directory, folder = local_path(directory), Workdir(run_path(workdir))
+    folder.check_writable(COMMAND)
+    path = _single(directory, "model.*.bin")
+    tensors, settings = read_tensors(path)
+    vocabularies = _vocabularies(directory)
+    sides = [_pieces(vocabulary, content) for vocabulary, content in vocabularies]
+    pieces = list(dict.fromkeys(piece for side in (sides[-1], sides[0]) for piece in side[2:]))
+    model = _model(path, settings, len(_SPECIAL) + len(pieces), split=len(sides) > 1)
+    languages = _NAME.fullmatch(path.name)
+    data = DataConfig(
+        source_language=languages[1] if languages else DataConfig.source_language,
+        target_language=languages[2] if languages else DataConfig.target_language,
+        max_length=_MAX_LENGTH,
+    )
+    search = BeamSearch(beam_size=1, penalty="power", length_penalty=1.0)
+    config = Config(model=model, data=data, search=search)
+    orders = [_order(side, pieces) for side in sides]
+    params = _read_params(path, tensors, model, [len(side) for side in sides], orders)
+    contents = [content for _, content in vocabularies]
+    tokenizer = MarianTokenizer.assemble(contents[0], contents[-1], pieces)
+    identity = {"tokenizer": tokenizer.sha256}
+    write_model(folder, COMMAND, identity, tokenizer.serialized, config, params)
+    size = sum(leaf.size for leaf in jax.tree.leaves(params))
+    return f"{size:,} parameters, {tokenizer.vocab_size:,} tokens, from {directory}"
+
+
+def _single(directory: pathlib.Path, pattern: str) -> pathlib.Path:
+    found = sorted(directory.glob(pattern))
+    if len(found) != 1:
+        raise UserError(
+            f"{directory}: expected one file {pattern}, found {len(found)}; a model is a folder "
+            f"with {_LAYOUT}"
+        )
+    return found[0]
+
+
+def _vocabularies(directory: pathlib.Path) -> list[tuple[pathlib.Path, bytes]]:
+    """Returns the SentencePiece model of both sides, or of the source and of the target."""
+    split = list(directory.glob("srcvocab.*.spm"))
+    names = ["srcvocab.*.spm", "trgvocab.*.spm"] if split else ["vocab.*.spm"]
+    paths = [_single(directory, name) for name in names]
+    with explain_read_errors(directory):
+        return [(path, read_whole(path)) for path in paths]
+
+
+def _pieces(path: pathlib.Path, content: bytes) -> list[str]:
+    try:
+        processor = open_processor(content)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+    pieces = [processor.id_to_piece(i) for i in range(processor.get_piece_size())]
+    if pieces[:2] != ["</s>", "<unk>"]:
+        raise UserError(f"{path}: expected </s> and <unk> as its first pieces: got {pieces[:2]}")
+    return pieces
+
+
+def _order(side: list[str], pieces: list[str]) -> Int[np.ndarray, " V"]:
+    """Returns the index in a side's vocabulary for each of our ids; -1 for those that it lacks."""
+    ids = {piece: number for number, piece in enumerate(side)}
+    return np.array([*_SPECIAL, *(ids.get(piece, -1) for piece in pieces)])
+
+
+def _model(
+    path: pathlib.Path, settings: dict[str, str], vocab_size: int, *, split: bool
+) -> StudentConfig:
+    for name, only in _ONLY.items():
+        if (value := settings.get(name, only)) != only:
+            raise UserError(f"{path}: expected {name} to be {only!r}: got {value!r:.80}")
+    if settings.get("dec-cell") is None:
+        raise UserError(f"{path}: expected settings in special:model.yml: none")
+    activation = settings.get("transformer-ffn-activation", "swish")
+    if activation not in _ACTIVATIONS:
+        raise UserError(f"{path}: expected the activation relu or swish: {activation!r:.80}")
+    sizes = {
+        "d_model": "dim-emb",
+        "d_ff": "transformer-dim-ffn",
+        "num_heads": "transformer-heads",
+        "num_layers": "enc-depth",
+        "num_decoder_layers": "dec-depth",
+    }
+    values: dict[str, Any] = {}
+    for ours, theirs in sizes.items():
+        if not (text := settings.get(theirs, "")).isdecimal():
+            raise UserError(f"{path}: expected {theirs} to be a whole number: got {text!r:.80}")
+        values[ours] = int(text)
+    try:
+        return StudentConfig(
+            vocab_size=vocab_size,
+            activation=_ACTIVATIONS[activation],
+            biases=True,
+            positions="tensor2tensor",
+            embeddings="separate" if split else "tied",
+            max_length=_MAX_LENGTH,
+            **values,
+        )
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+
+
+def _read_params(
+    path: pathlib.Path,
+    tensors: dict[str, np.ndarray],
+    config: StudentConfig,
+    sizes: list[int],
+    orders: list[np.ndarray],
+) -> Params:
+    """Returns the parameters of our model. ``sizes`` and ``orders`` are of the vocabularies."""
+    width = config.d_model
+    arrays = NamedArrays(
+        arrays=tensors,
+        sizes={"D": width, "F": config.d_ff, "S": sizes[0], "V": sizes[-1], "1": 1},
+        orders={"S": orders[0], "V": orders[-1]},
+        place=str(path),
+    )
+    for name in tensors:
+        if name.endswith("_QuantMultA"):  # The scale of int8 activations; ours is found per row.
+            arrays.skip(name)
+
+    bias = arrays.array("decoder_ff_logit_out_b", "1V")[0]
+    bias[[PAD, BOS, UNK]] = -np.inf
+    bias[orders[-1] < 0] = -np.inf
+    heads = config.num_heads
+    params: Params = {
+        "encoder": {"layers": stack(lambda n: _encoder_layer(arrays, n, heads), config.num_layers)},
+        "decoder": {
+            "layers": stack(lambda n: _decoder_layer(arrays, n, heads), config.num_decoder_layers)
+        },
+        "logits_bias": bias,
+    }
+    if config.embeddings == "tied":
+        params["embedding"] = arrays.array("Wemb", "VD")
+    else:
+        params["src_embedding"] = arrays.array("encoder_Wemb", "SD")
+        params["tgt_embedding"] = params["output_embedding"] = arrays.array("decoder_Wemb", "VD")
+    arrays.check_all_read()
+    return params
+
+
+def _encoder_layer(arrays: NamedArrays, number: int, heads: int) -> Params:
+    name = f"encoder_l{number + 1}"
+    return {
+        **_attention(arrays, f"{name}_self", "self_attention", heads),
+        **_feed_forward(arrays, name),
+    }
+
+
+def _decoder_layer(arrays: NamedArrays, number: int, heads: int) -> Params:
+    name = f"decoder_l{number + 1}"
+    recurrence = {
+        "input": arrays.array(f"{name}_rnn_W", "DD"),
+        "forget": arrays.array(f"{name}_rnn_Wf", "DD"),
+        "forget_bias": arrays.array(f"{name}_rnn_bf", "1D")[0],
+    }
+    return {
+        "self_attention": recurrence,
+        "self_attention_residual": _norm(arrays, f"{name}_rnn_ffn"),
+        **_attention(arrays, f"{name}_context", "cross_attention", heads),
+        **_feed_forward(arrays, name),
+    }
+
+
+def _attention(arrays: NamedArrays, name: str, ours: str, heads: int) -> Params:
+    found: Params = {}
+    for letter, projection in {"q": "query", "k": "key", "v": "value"}.items():
+        linear = {
+            projection: arrays.array(f"{name}_W{letter}", "DD"),
+            f"{projection}_bias": arrays.array(f"{name}_b{letter}", "1D")[0],
+        }
+        found |= split_heads(linear, heads)
+    found["output"] = arrays.array(f"{name}_Wo", "DD")
+    found["output_bias"] = arrays.array(f"{name}_bo", "1D")[0]
+    return {ours: found, f"{ours}_residual": _norm(arrays, f"{name}_Wo")}
+
+
+def _feed_forward(arrays: NamedArrays, name: str) -> Params:
+    network = {
+        "inner": arrays.array(f"{name}_ffn_W1", "DF"),
+        "inner_bias": arrays.array(f"{name}_ffn_b1", "1F")[0],
+        "outer": arrays.array(f"{name}_ffn_W2", "FD"),
+        "outer_bias": arrays.array(f"{name}_ffn_b2", "1D")[0],
+    }
+    return {
+        "feed_forward": network,
+        "feed_forward_residual": _norm(arrays, f"{name}_ffn_ffn"),
+    }
+
+
+def _norm(arrays: NamedArrays, name: str) -> Params:
+    parts = {"scale": "ln_scale", "bias": "ln_bias"}
+    return {"norm": {ours: arrays.array(f"{name}_{p}", "1D")[0] for ours, p in parts.items()}}

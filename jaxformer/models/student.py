@@ -1,0 +1,70 @@
+"""Models that decode fast: a deep encoder, and a shallow decoder with a recurrence.
+
+They are distilled from a larger Transformer (Kim et al. 2019). Firefox translates with such models.
+"""
+
+import dataclasses
+from typing import Literal
+
+from flax import linen as nn
+
+from jaxformer.errors import UserError
+from jaxformer.fields import check_positive
+from jaxformer.models.assembly import ModelConfig, make_stack
+from jaxformer.models.transformer import Transformer
+from jaxformer.nn.ssru import SSRU
+from jaxformer.nn.stack import Stack
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StudentConfig(ModelConfig):
+    """The architecture of a :class:`Student`.
+
+    Attributes:
+      architecture: "student".
+      num_decoder_layers: Number of decoder layers; ``num_layers`` are in the encoder.
+
+    Raises:
+      UserError: A value is out of range, or is for self-attention of a decoder.
+    """
+
+    architecture: Literal["student"] = "student"
+    num_decoder_layers: int = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self, "model", "num_decoder_layers")
+        acts_on_attention = self.positions in ("rotary", "alibi", "relative")
+        if self.window is not None or acts_on_attention:
+            raise UserError(
+                "a student's decoder has a recurrence instead of self-attention: expected no "
+                "model.window, and model.positions that are added to embeddings; got "
+                f"{self.window} and {self.positions}"
+            )
+
+    @property
+    def decoder_layers(self) -> int:
+        return self.num_decoder_layers
+
+
+class Student(Transformer):
+    """A Transformer whose decoder has :class:`~jaxformer.nn.SSRU` in place of self-attention.
+
+    It is called and decodes as :class:`~jaxformer.Transformer` does.
+
+    Departs from the paper: the recurrence, and the number of decoder layers.
+
+    Attributes:
+      config: The architecture.
+      remat: Rematerialization policy of the backward pass.
+    """
+
+    config: StudentConfig
+
+    section = StudentConfig
+
+    @nn.nowrap
+    def _make_decoder(self) -> Stack:
+        c = self.config
+        options = {"self_attention": SSRU(c.compute_dtype), "remat": self.remat}
+        return make_stack(c, causal=True, cross_attention=True, **options)

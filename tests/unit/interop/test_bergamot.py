@@ -1,0 +1,274 @@
+"""Bergamot's files against a writer and a model in NumPy, which follow Marian's formulas."""
+
+import contextlib
+import io
+import re
+import struct
+
+import jax
+import numpy as np
+import pytest
+import sentencepiece
+
+from jaxformer.data.tokenizer import BOS, EOS
+from jaxformer.errors import UserError
+from jaxformer.inference.translator import Translator
+from jaxformer.interop.bergamot.files import read_shortlist, read_tensors
+from jaxformer.interop.bergamot.importer import import_bergamot
+from jaxformer.models.student import Student
+
+D, F, HEADS, ENCODER, DECODER = 8, 12, 2, 2, 1
+SETTINGS = f"""dec-cell: ssru
+dec-depth: {DECODER}
+dim-emb: {D}
+dim-vocabs:
+  - 40
+  - 40
+enc-depth: {ENCODER}
+transformer-decoder-autoreg: rnn
+transformer-dim-ffn: {F}
+transformer-ffn-activation: relu
+transformer-heads: {HEADS}
+transformer-postprocess: dan
+transformer-postprocess-top: ""
+transformer-preprocess: ""
+transformer-tied-layers: []
+"""
+
+
+def write(path, tensors, *, int8=0x4101, version=1, kinds=None, settings=SETTINGS):
+    """Writes tensors, matrices as intgemm8; returns their values after quantization."""
+    headers, names, shapes, blobs, exact = [], b"", b"", b"", {}
+    text = settings.encode() + b"\0"
+    for name, value in {**tensors, "special:model.yml": np.frombuffer(text, np.int8)}.items():
+        kind, data, exact[name] = 0x404, value.astype("<f4").tobytes(), value.astype(np.float32)
+        if value.dtype == np.int8:
+            kind, data = 0x101, value.tobytes()
+        elif ("_W" in name and "ln" not in name) or name.endswith("Wemb"):
+            multiplier = np.float32(127 / np.abs(value).max())
+            quantized = np.rint(value * multiplier).astype(np.int8)
+            exact[name] = quantized / multiplier
+            stored = quantized if name.endswith("Wemb") else quantized.T
+            kind, data = int8, stored.tobytes() + struct.pack("<f", multiplier)
+        kind, data = (kinds or {}).get(name, kind), data + bytes(-len(data) % 256)
+        headers.append((len(name) + 1, kind, value.ndim, len(data)))
+        names += name.encode() + b"\0"
+        shapes += struct.pack(f"<{value.ndim}i", *value.shape)
+        blobs += data
+    start = struct.pack("<QQ", version, len(headers))
+    start += b"".join(struct.pack("<QQQQ", *h) for h in headers) + names + shapes
+    padding = -(len(start) + 8) % 256
+    path.write_bytes(start + struct.pack("<Q", padding) + bytes(padding) + blobs)
+    return exact
+
+
+def random_tensors(sizes):
+    """Returns a model's tensors, whose embeddings have these sizes by name."""
+    rng = np.random.default_rng(0)
+    found = {name: rng.normal(0, 0.4, (size, D)) for name, size in sizes.items()}
+    found["decoder_ff_logit_out_b"] = rng.normal(0, 0.4, (1, [*sizes.values()][-1]))
+    layers = [(f"encoder_l{n + 1}", "self") for n in range(ENCODER)]
+    layers += [(f"decoder_l{n + 1}", "context") for n in range(DECODER)]
+    for layer, attention in layers:
+        for letter in "qkvo":
+            found[f"{layer}_{attention}_W{letter}"] = rng.normal(0, 0.4, (D, D))
+            found[f"{layer}_{attention}_b{letter}"] = rng.normal(0, 0.4, (1, D))
+        for name, shape in {"W1": (D, F), "b1": (1, F), "W2": (F, D), "b2": (1, D)}.items():
+            found[f"{layer}_ffn_{name}"] = rng.normal(0, 0.4, shape)
+        norms = [f"{layer}_{attention}_Wo", f"{layer}_ffn_ffn"]
+        if attention == "context":
+            norms.append(f"{layer}_rnn_ffn")
+            shapes = {"W": (D, D), "Wf": (D, D), "bf": (1, D)}
+            found |= {f"{layer}_rnn_{n}": rng.normal(0, 0.4, s) for n, s in shapes.items()}
+        for norm in norms:
+            found[f"{norm}_ln_scale"] = rng.normal(1, 0.2, (1, D))
+            found[f"{norm}_ln_bias"] = rng.normal(0, 0.2, (1, D))
+    found["none_QuantMultA"] = np.ones((1, 1))
+    return found
+
+
+def marian_logits(p, source, target):
+    """Returns the logits after each target token, as Marian computes them."""
+
+    def norm(x, name):
+        x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6)
+        return x * p[f"{name}_ln_scale"] + p[f"{name}_ln_bias"]
+
+    def embed(rows):
+        angles = np.arange(len(rows))[:, None] / 10_000 ** (np.arange(D // 2) / (D // 2 - 1))
+        return rows * np.sqrt(D) + np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
+
+    def attend(x, memory, name):
+        q, k, v = (
+            (a @ p[f"{name}_W{c}"] + p[f"{name}_b{c}"]).reshape(len(a), HEADS, -1)
+            for a, c in ((x, "q"), (memory, "k"), (memory, "v"))
+        )
+        scores = np.exp(np.einsum("thk,shk->hts", q, k) / np.sqrt(D / HEADS))
+        heads = np.einsum("hts,shk->thk", scores / scores.sum(-1, keepdims=True), v)
+        return norm(x + heads.reshape(len(x), D) @ p[f"{name}_Wo"] + p[f"{name}_bo"], f"{name}_Wo")
+
+    def feed(x, layer):
+        hidden = np.maximum(x @ p[f"{layer}_ffn_W1"] + p[f"{layer}_ffn_b1"], 0)
+        return norm(x + hidden @ p[f"{layer}_ffn_W2"] + p[f"{layer}_ffn_b2"], f"{layer}_ffn_ffn")
+
+    tables = [p.get(f"{side}_Wemb", p.get("Wemb")) for side in ("encoder", "decoder")]
+    x = embed(tables[0][source])
+    for n in range(1, ENCODER + 1):
+        x = feed(attend(x, x, f"encoder_l{n}_self"), f"encoder_l{n}")
+    y = embed(np.concatenate([np.zeros((1, D)), tables[1][target]]))
+    for n in range(1, DECODER + 1):
+        layer, state, states = f"decoder_l{n}", np.zeros(D), []
+        for row in y:
+            kept = 1 / (1 + np.exp(-(row @ p[f"{layer}_rnn_Wf"] + p[f"{layer}_rnn_bf"][0])))
+            state = kept * state + (1 - kept) * (row @ p[f"{layer}_rnn_W"])
+            states.append(np.maximum(state, 0))
+        y = norm(y + np.stack(states), f"{layer}_rnn_ffn")
+        y = feed(attend(y, x, f"{layer}_context"), layer)
+    return y @ tables[1].T + p["decoder_ff_logit_out_b"]
+
+
+def learn_vocabulary(path, words):
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(words * 20),
+        model_writer=model,
+        vocab_size=40,
+        hard_vocab_limit=False,
+        eos_id=0,
+        unk_id=1,
+        bos_id=-1,
+        pad_id=-1,
+        minloglevel=2,
+    )
+    path.write_bytes(model.getvalue())
+    return sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+
+
+ENGLISH, GERMAN = ["the old house", "a small river"], ["das alte Haus", "ein kleiner Fluss"]
+
+
+@pytest.mark.parametrize(("is_split", "int8"), [(False, 0x4101), (True, 0x10001)])
+def test_logits_equal_those_of_marian(tmp_path, is_split, int8):
+    if is_split:
+        source = learn_vocabulary(tmp_path / "srcvocab.ende.spm", ENGLISH)
+        target = learn_vocabulary(tmp_path / "trgvocab.ende.spm", GERMAN)
+        sizes = {"encoder_Wemb": len(source), "decoder_Wemb": len(target)}
+    else:
+        source = target = learn_vocabulary(tmp_path / "vocab.ende.spm", ENGLISH + GERMAN)
+        sizes = {"Wemb": len(source)}
+    exact = write(tmp_path / "model.ende.intgemm.alphas.bin", random_tensors(sizes), int8=int8)
+    assert "parameters" in import_bergamot(tmp_path, tmp_path / "run")
+    translator = Translator.load(tmp_path / "run", compute_dtype="float32")
+    assert translator.config.data.target_language == "de"
+    src = translator.source_ids("the small house")
+    tgt = translator.target_ids("ein alter Fluss")
+    theirs = [*source.encode("the small house"), 0], target.encode("ein alter Fluss")
+    expected = marian_logits(exact, *theirs)
+    apply = jax.jit(Student(translator.config.model).apply)
+    tokens = np.array([src], np.int32), np.array([[BOS, *tgt[:-1]]], np.int32)
+    found = np.asarray(apply({"params": translator.params}, *tokens))[0]
+    pieces = [translator.tokenizer.piece(i) for i in range(len(found[0]))]
+    for piece, ours in {p: i for i, p in enumerate(pieces) if i > 3}.items():
+        number = target.piece_to_id(piece)
+        if number == target.unk_id():  # a piece of the source only
+            assert (found[:, ours] == -np.inf).all()
+        else:
+            np.testing.assert_allclose(found[:, ours], expected[:, number], atol=2e-4)
+    np.testing.assert_allclose(found[:, EOS], expected[:, 0], atol=2e-4)
+    assert translator.translate(["the old river"])[0] is not None
+
+
+@pytest.fixture
+def model(tmp_path):
+    learn_vocabulary(tmp_path / "vocab.ende.spm", ENGLISH)
+    path = tmp_path / "model.ende.bin"
+    size = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "vocab.ende.spm"))
+    tensors = random_tensors({"Wemb": len(size)})
+    write(path, tensors)
+    return path, tensors
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"version": 2}, "is encrypted, version 2"),
+        ({"version": 7}, "is of version 7"),
+        ({"kinds": {"Wemb": 0x12001}}, "Wemb is a matrix packed for one kind of CPU"),
+        ({"kinds": {"Wemb": 0x4102}}, "Wemb is intgemm16"),
+        ({"kinds": {"Wemb": 0x999}}, "Wemb is of type 0x999"),
+        (
+            {"settings": SETTINGS.replace("ssru", "gru")},
+            "expected dec-cell to be 'ssru': got 'gru'",
+        ),
+        ({"settings": SETTINGS.replace("relu", "gelu")}, "expected the activation relu or swish"),
+        ({"settings": SETTINGS.replace("heads: 2", "heads: 3")}, "model.num_heads must divide"),
+        (
+            {"settings": SETTINGS.replace("dim-emb: 8", "dim-emb: x")},
+            "to be a whole number: got 'x'",
+        ),
+        ({"settings": ""}, "expected settings in special:model.yml: none"),
+    ],
+)
+def test_other_models_are_refused(model, changes, words):
+    path, tensors = model
+    write(path, tensors, **changes)
+    with pytest.raises(UserError, match=re.escape(words)):
+        import_bergamot(path.parent, path.parent / "run")
+
+
+def test_missing_and_superfluous_tensors_are_refused(model):
+    path, tensors = model
+    write(path, {name: value for name, value in tensors.items() if name != "encoder_l2_ffn_b1"})
+    with pytest.raises(UserError, match="expected an array encoder_l2_ffn_b1"):
+        import_bergamot(path.parent, path.parent / "run")
+    write(path, {**tensors, "encoder_l3_ffn_b1": np.ones((1, F))})
+    with pytest.raises(UserError, match="no place for encoder_l3_ffn_b1"):
+        import_bergamot(path.parent, path.parent / "run")
+
+
+def test_damaged_files_end_in_errors(model):
+    path, _ = model
+    content = bytearray(path.read_bytes())
+    for end in range(0, len(content), 97):
+        path.write_bytes(content[:end])
+        with pytest.raises(UserError):
+            read_tensors(path)
+    rng = np.random.default_rng(0)
+    for place in [*range(200), *rng.integers(0, 4000, 100)]:
+        changed = content.copy()
+        changed[place] ^= 1 << rng.integers(8)
+        path.write_bytes(changed)
+        with contextlib.suppress(UserError):  # and no other exception
+            read_tensors(path)
+
+
+def shortlist(entries, checksum=None):
+    """Returns a shortlist's bytes, with the checksum of Marian's formula."""
+    offsets = np.cumsum([0, *map(len, entries)])
+    tokens = np.array([t for entry in entries for t in entry], "<u4")
+    body = struct.pack("<4Q", 5, 2, len(offsets), len(tokens))
+    body += offsets.astype("<u8").tobytes() + tokens.tobytes()
+    total = 0
+    for (word,) in struct.iter_unpack("<Q", body[: len(body) // 8 * 8]):
+        total ^= (word + 0x9E3779B9 + (total << 6) + (total >> 2)) & (2**64 - 1)
+    total = total if checksum is None else checksum
+    return struct.pack("<2Q", 0xF11A48D5013417F5, total) + body
+
+
+def test_shortlists_are_read_and_checked(tmp_path):
+    path = tmp_path / "lex.bin"
+    path.write_bytes(shortlist([[], [7, 9], [8]]))
+    found = read_shortlist(path)
+    assert (found.first, found.offsets.tolist(), found.tokens.tolist()) == (
+        5,
+        [0, 0, 2, 3],
+        [7, 9, 8],
+    )
+    for content, words in (
+        (shortlist([[7, 9]], checksum=1), "it is damaged"),
+        (shortlist([[7, 9]])[:-1], "within its data"),
+        (b"\0" * 64, "does not begin as a shortlist"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(UserError, match=words):
+            read_shortlist(path)

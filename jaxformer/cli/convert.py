@@ -78,21 +78,20 @@ def import_model(
     from jaxformer.runs.workdir import Workdir
 
     if system == "hf":
-        from jaxformer.interop.huggingface.importer import COMMAND
-        from jaxformer.interop.huggingface.importer import FILES as files
-        from jaxformer.interop.huggingface.importer import import_huggingface as convert
-    elif system == "bergamot":
-        from jaxformer.interop.bergamot.importer import COMMAND
-        from jaxformer.interop.bergamot.importer import import_bergamot as convert
+        from jaxformer.interop.huggingface import importer
 
-        files = None  # not on the hub
+        convert, files = importer.import_huggingface, importer.FILES
+    elif system == "marian":
+        from jaxformer.interop.marian import importer
+
+        convert, files = importer.import_marian, importer.FILES
     else:
-        from jaxformer.interop.marian.importer import COMMAND
-        from jaxformer.interop.marian.importer import FILES as files
-        from jaxformer.interop.marian.importer import import_marian as convert
+        from jaxformer.interop.bergamot import importer
 
-    Workdir(workdir).check_writable(COMMAND)  # before a download
-    folder = directory if files is None else model_folder(directory, files)
+        convert, files = importer.import_bergamot, None  # not on the hub
+
+    Workdir(workdir).check_writable(importer.COMMAND)  # before a download
+    folder = model_folder(directory, files) if files else directory
     print(f"{workdir}: {convert(folder, workdir)}")
 
 

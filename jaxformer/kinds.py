@@ -25,6 +25,7 @@ from jaxformer.models.encoder import Encoder
 from jaxformer.models.gpt2 import GPT2
 from jaxformer.models.language_model import LanguageModel
 from jaxformer.models.llama import Llama
+from jaxformer.models.t5 import T5
 from jaxformer.models.transformer import Transformer
 from jaxformer.nn.parameters import describe
 from jaxformer.nn.stack import Remat
@@ -38,7 +39,7 @@ class Kind:
     commands: str  # for its models
     corpora: tuple[str, ...]  # values of data.corpus that select it
     data: type[DataSection]
-    networks: tuple[type[TokenModel], ...] = (Transformer,)  # its models; the first is the default
+    networks: tuple[type[TokenModel], ...]  # its models; the first is the default
     num_inputs: int = 1  # number of arrays of token ids that a model takes
     load_tokenizer: Callable[[pathlib.Path], Vocabulary] = Tokenizer.load
     task: str  # module and name
@@ -63,6 +64,7 @@ TRANSLATION = Kind(
     commands="jaxformer translate",
     corpora=("text", "tfds", "numerals", "parquet", "jsonl", "tsv"),
     data=DataConfig,
+    networks=(Transformer, T5),
     num_inputs=2,
     task="jaxformer.tasks.translation.Translation",
 )

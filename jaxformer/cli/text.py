@@ -22,7 +22,7 @@ from jaxformer.files import check_output
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-    from jaxformer.data.tokenizer import Tokenizer
+    from jaxformer.data.tokenizer import Vocabulary
 
 Writer: TypeAlias = Callable[[Iterable[str]], None]
 
@@ -156,7 +156,7 @@ class PrefixOptions:
         return prefixes if any(prefixes) else None
 
 
-def report_unknown(tokenizer: "Tokenizer", lines: Iterable[Line], name: str) -> None:
+def report_unknown(tokenizer: "Vocabulary", lines: Iterable[Line], name: str) -> None:
     """Reports lines with characters outside the vocabulary."""
     from tqdm import tqdm
 

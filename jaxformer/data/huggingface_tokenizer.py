@@ -87,7 +87,7 @@ class HuggingFaceTokenizer(Vocabulary):
         self.our_ids[others] = np.arange(len(special), len(self.their_ids))
         for token, name in owned.items():
             self.our_ids[token] = _NAMES.index(name)
-        self.vocab_size = len(self.their_ids)
+        self.vocab_size = self.target_vocab_size = len(self.their_ids)
 
     @classmethod
     def assemble(

@@ -33,8 +33,6 @@ class MarianTokenizer(Tokenizer):
     angle brackets are ordinary text, even if they look like special tokens.
     """
 
-    target_symbols = False
-
     def __init__(self, serialized: bytes) -> None:
         try:
             values = json.loads(serialized)

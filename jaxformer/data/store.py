@@ -17,7 +17,7 @@ from tqdm import tqdm
 from jaxformer.data.characters import is_blank
 from jaxformer.data.corpus import Corpus, VerifiedCorpus
 from jaxformer.data.findings import EMPTY, LONG, Finding, Findings
-from jaxformer.data.tokenizer import Tokenizer
+from jaxformer.data.tokenizer import Vocabulary
 from jaxformer.errors import UserError
 from jaxformer.files import file_sha256
 
@@ -66,7 +66,11 @@ class TokenStore:
 
 
 def build_store(
-    corpus: Corpus, split: str, tokenizer: Tokenizer, max_length: int, cache_directory: pathlib.Path
+    corpus: Corpus,
+    split: str,
+    tokenizer: Vocabulary,
+    max_length: int,
+    cache_directory: pathlib.Path,
 ) -> TokenStore:
     """Returns the token store of a split, from the cache if it has an undamaged one.
 
@@ -109,7 +113,7 @@ def _remove_abandoned(cache_directory: pathlib.Path) -> None:
 
 
 def _write(
-    folder: pathlib.Path, corpus: VerifiedCorpus, split: str, tokenizer: Tokenizer, max_length: int
+    folder: pathlib.Path, corpus: VerifiedCorpus, split: str, tokenizer: Vocabulary, max_length: int
 ) -> None:
     dtype = np.uint16 if tokenizer.vocab_size <= 2**16 else np.int32
     findings, end = Findings(), 0
@@ -138,7 +142,7 @@ def _write(
 
 
 def _filter_pairs(
-    tokenizer: Tokenizer,
+    tokenizer: Vocabulary,
     pairs: list[tuple[int, tuple[str, str]]],
     max_length: int,
     findings: Findings,

@@ -23,10 +23,24 @@ _BYTE = re.compile("<0x[0-9A-F]{2}>")
 
 
 class Vocabulary(abc.ABC):
-    """Base of tokenizers; :class:`Tokenizer` describes the attributes."""
+    """Base of tokenizers, whose ids 0 to 3 are PAD, EOS, BOS and UNK.
+
+    Attributes:
+      vocab_size: Number of ids.
+      target_symbols: True if targets are symbols.
+      target_vocab_size: Number of ids up to the largest id of a target.
+      serialized: The content of the tokenizer's file.
+      sha256: Hash of ``serialized``, hexadecimal. It identifies the vocabulary of a trained model.
+      language_codes: Codes of target languages, such as ">>deu<<"; empty except for imported models
+        with several target languages.
+      ends_texts: True if EOS ends the texts that a language model was trained on.
+    """
 
     vocab_size: int
-    ends_texts = False  # True if EOS ends the texts that a language model was trained on
+    target_vocab_size: int
+    target_symbols = False
+    language_codes: tuple[str, ...] = ()
+    ends_texts = False
 
     def __init__(self, serialized: bytes) -> None:
         self.serialized = serialized
@@ -40,6 +54,18 @@ class Vocabulary(abc.ABC):
         """Returns the token ids of a text to continue; of a line break if it is empty."""
         return self.encode(text or "\n")
 
+    def encode_target(self, text: str) -> list[int]:
+        """Works as :meth:`encode` does, for a target."""
+        return self.encode(text)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Works as :meth:`encode` does, for many sentences."""
+        return list(map(self.encode, texts))
+
+    def encode_target_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Works as :meth:`encode_target` does, for many sentences."""
+        return list(map(self.encode_target, texts))
+
     @abc.abstractmethod
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
         """Returns the text of token ids, without special tokens."""
@@ -48,27 +74,33 @@ class Vocabulary(abc.ABC):
     def piece(self, token: SupportsIndex) -> str:
         """Returns the text of one token, as a label."""
 
+    def check_language(self, text: str, place: str) -> None:
+        """Raises a ``UserError`` if a sentence begins with an unknown language code."""
+        return None
+
+    def unknown_characters(self, text: str) -> str:
+        """Returns the distinct characters of a sentence that are encoded as bytes or UNK."""
+
+        def is_unknown(text: str) -> bool:
+            return not self._unknown_ids.isdisjoint(self.encode(text))
+
+        code = next(filter(text.startswith, self.language_codes), "")
+        characters = dict.fromkeys(text.removeprefix(code))
+        return "".join(filter(is_unknown, characters)) if is_unknown(text) else ""
+
+    @functools.cached_property
+    def _unknown_ids(self) -> set[int]:
+        return {UNK, *(i for i in range(self.vocab_size) if _BYTE.fullmatch(self.piece(i)))}
+
 
 class Tokenizer(Vocabulary):
     """Converts sentences of two languages to token ids and back, with SentencePiece.
 
-    Ids 0 to 3 are PAD, EOS, BOS and UNK. :func:`~jaxformer.data.bpe.train_tokenizer` learns a
-    tokenizer, and :meth:`load` reads one.
+    :func:`~jaxformer.data.bpe.train_tokenizer` learns a tokenizer, and :meth:`load` reads one.
 
     Targets can be space-separated symbols instead of text, such as the brackets of trees. Each
     symbol is then one token, and no text contains its id.
-
-    Attributes:
-      vocab_size: Number of ids.
-      target_symbols: True if targets are symbols.
-      target_vocab_size: Number of ids up to the largest id of a target.
-      serialized: The SentencePiece model, as in its file.
-      sha256: Hash of ``serialized``, hexadecimal. It identifies the vocabulary of a trained model.
-      language_codes: Codes of target languages, such as ">>deu<<"; empty except for imported models
-        with several target languages.
     """
-
-    language_codes: tuple[str, ...] = ()
 
     def __init__(self, model: bytes) -> None:
         """Takes a serialized SentencePiece model.
@@ -97,8 +129,8 @@ class Tokenizer(Vocabulary):
         self.target_vocab_size = max(self._symbols.values(), default=self.vocab_size - 1) + 1
 
     @staticmethod
-    def load(path: str | pathlib.Path) -> "Tokenizer":
-        """Reads the tokenizer of a workdir, or a SentencePiece model file.
+    def load(path: str | pathlib.Path) -> Vocabulary:
+        """Reads the tokenizer of a translation model's workdir, or a SentencePiece model file.
 
         Raises:
           UserError: There is no such file, or it is not a tokenizer.
@@ -111,6 +143,11 @@ class Tokenizer(Vocabulary):
                 from jaxformer.data.moses_tokenizer import MosesTokenizer
 
                 return MosesTokenizer(content)
+            if content.startswith(b'{"huggingface"'):
+                # An extra.
+                from jaxformer.data.huggingface_tokenizer import HuggingFaceTokenizer
+
+                return HuggingFaceTokenizer(content)
             if content.startswith(b"{"):
                 from jaxformer.data.marian_tokenizer import MarianTokenizer
 
@@ -164,23 +201,6 @@ class Tokenizer(Vocabulary):
         # Pieces contain no spaces, so they can be separated by spaces.
         written = " ".join(pieces).replace(_byte_pieces(other), _byte_pieces(SPACE_SYMBOL))
         return known(written.split(" "))
-
-    def check_language(self, text: str, place: str) -> None:
-        """Raises a ``UserError`` if a sentence begins with an unknown language code."""
-
-    def unknown_characters(self, text: str) -> str:
-        """Returns the distinct characters of a sentence that are encoded as bytes or UNK."""
-
-        def is_unknown(text: str) -> bool:
-            return not self._unknown_ids.isdisjoint(self.encode(text))
-
-        code = next(filter(text.startswith, self.language_codes), "")
-        characters = dict.fromkeys(text.removeprefix(code))
-        return "".join(filter(is_unknown, characters)) if is_unknown(text) else ""
-
-    @functools.cached_property
-    def _unknown_ids(self) -> set[int]:
-        return {UNK, *(i for i in range(self.vocab_size) if _BYTE.fullmatch(self.piece(i)))}
 
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
         """Returns the target sentence of token ids, without special tokens.

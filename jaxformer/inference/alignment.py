@@ -103,7 +103,7 @@ def word_attention(
 
 def layer_indices(translator: Translator, layer: int | None) -> tuple[int, ...]:
     """Checks the number of a decoder layer, and returns its index, from 0, in each model."""
-    layers = [member.config.num_layers for member in translator.models]
+    layers = [member.config.decoder_layers for member in translator.models]
     if layer is not None and not 1 <= layer <= min(layers):
         raise UserError(f"expected a decoder layer from 1 to {min(layers)}: got {layer}")
     return tuple(max(0, count - 2) if layer is None else layer - 1 for count in layers)

@@ -6,8 +6,8 @@ import jax.numpy as jnp
 from jaxformer.data.tokenizer import BOS
 from jaxformer.errors import UserError
 from jaxformer.inference.translator import Translator
+from jaxformer.kinds import TRANSLATION
 from jaxformer.layout import global_mesh
-from jaxformer.models.transformer import Transformer
 from jaxformer.plots.attention_page import AttentionView
 
 
@@ -31,7 +31,7 @@ def record_attention(translator: Translator, sentence: str) -> AttentionView:
     translation = found[0] if found else []
     target = [BOS, *translation[:-1]]  # decoder inputs: the token at t predicts token t + 1
     config, params = translator.models[0]
-    apply = jax.jit(Transformer(config).apply, static_argnames="mutable")
+    apply = jax.jit(TRANSLATION.build(config).apply, static_argnames="mutable")
     _, recorded = apply(
         {"params": params},
         jnp.asarray([source], jnp.int32),

@@ -9,22 +9,22 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PyTree
 
-from jaxformer.models.assembly import ModelConfig
-from jaxformer.models.transformer import Transformer
+from jaxformer.kinds import TRANSLATION
+from jaxformer.models.architecture import Architecture
 
 # Number of logits per chunk, 16 MB in float32.
 _LOGITS_AT_ONCE = 1 << 22
 
 
 class Member(NamedTuple):
-    """A Transformer of an ensemble."""
+    """An encoder-decoder of an ensemble."""
 
-    config: ModelConfig
+    config: Architecture
     params: PyTree  # cast or quantized for decoding
 
     def __call__(self, *inputs: Any, method: str, **options: Any) -> Any:
-        variables = {"params": self.params}
-        return Transformer(self.config).apply(variables, *inputs, method=method, **options)
+        model = TRANSLATION.build(self.config)
+        return model.apply({"params": self.params}, *inputs, method=method, **options)
 
 
 # Only the parameters are traced: a jitted function is compiled for each architecture.

@@ -11,8 +11,8 @@ from jaxtyping import PyTree
 
 from jaxformer import pretrained
 from jaxformer.checks import check_same_length, check_text, check_texts, check_tokens, check_unicode
-from jaxformer.config import Config, ModelConfig, model_section
-from jaxformer.data.tokenizer import EOS, Tokenizer
+from jaxformer.config import Config
+from jaxformer.data.tokenizer import EOS, Vocabulary
 from jaxformer.errors import UserError
 from jaxformer.inference.batched_search import Decoded, all_shapes, compile_programs, search_batches
 from jaxformer.inference.members import Member
@@ -38,7 +38,7 @@ class Hypothesis(NamedTuple):
 
 
 class Translator(Predictor):
-    """Translates sentences with a trained Transformer.
+    """Translates sentences with a trained encoder-decoder.
 
     >>> Translator.load().translate(["Where is the station?"])
     ['Wo ist der Bahnhof?']
@@ -52,10 +52,9 @@ class Translator(Predictor):
     """
 
     kinds = (TRANSLATION, PARSING)
-    tokenizer: Tokenizer
 
     def __init__(
-        self, config: Config, params: PyTree, tokenizer: Tokenizer, weights: str = "given"
+        self, config: Config, params: PyTree, tokenizer: Vocabulary, weights: str = "given"
     ) -> None:
         """Initializes a translator; :meth:`load` reads all arguments from a workdir.
 
@@ -66,7 +65,7 @@ class Translator(Predictor):
           UserError: The vocabularies of tokenizer and model differ, or an argument is malformed.
         """
         super().__init__(config, params, tokenizer, weights)
-        self.models: tuple[Member, ...] = (Member(model_section(config, ModelConfig), self.params),)
+        self.models: tuple[Member, ...] = (Member(config.model, self.params),)
 
     @classmethod
     def load(

@@ -70,6 +70,11 @@ class Architecture:
         """Number of logits."""
         return self.vocab_size
 
+    @property
+    def decoder_layers(self) -> int:
+        """Number of layers of the decoder, or of the only stack."""
+        return self.num_layers
+
 
 def check_divides(model: Architecture, part: str, whole: str) -> None:
     """Checks that one field of a model divides another."""

@@ -19,7 +19,8 @@ def training_flops(config: Architecture, rows: int, src_length: int, tgt_length:
     encoder = _attention(config, s, s, 2) + _feed_forward(config, s)
     decoder = _attention(config, t, t, 1) + _attention(config, t, s) + _feed_forward(config, t)
     logits = t * config.d_model * config.output_size
-    return 3 * 2 * rows * (config.num_layers * (encoder + decoder) + logits)
+    layers = config.num_layers * encoder + config.decoder_layers * decoder
+    return 3 * 2 * rows * (layers + logits)
 
 
 def language_model_flops(config: Architecture, rows: int, length: int, causal: bool = True) -> int:

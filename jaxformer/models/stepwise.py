@@ -55,7 +55,7 @@ def step_fn(model: StepwiseModel, params: PyTree) -> StepFn:
 
     >>> search(step_fn(model, params), cache, max_lengths=[64], capacity=64)  # doctest: +SKIP
     """
-    layers = unstack_layers(params["decoder"]["layers"], model.config.num_layers)
+    layers = unstack_layers(params["decoder"]["layers"], model.config.decoder_layers)
     variables = {"params": {**params, "decoder": {**params["decoder"], "layers": layers}}}
 
     def step(tokens: Int[Array, "B N"], cache: Any) -> tuple[Float[Array, "B N V"], Any]:

@@ -28,7 +28,7 @@ class MultiHeadAttention(nn.Module):
     ``mutable=["intermediates"]`` to get them.
 
     Departs from the paper: ``use_bias``, ``dropout_rate``, ``encode_positions``, ``num_kv_heads``,
-    ``scale`` and ``soft_cap``, all optional.
+    ``scale``, ``soft_cap`` and ``make_bias``, all optional.
 
     >>> import jax, jax.numpy as jnp
     >>> layer, x = MultiHeadAttention(num_heads=8), jnp.ones((1, 3, 512))
@@ -49,6 +49,8 @@ class MultiHeadAttention(nn.Module):
         when None, 1 for multi-query attention. A cache holds only these heads.
       scale: Multiplies the dot products; ``1 / sqrt(d_k)`` when None. T5 has 1.
       soft_cap: Bounds the scores smoothly, as Gemma 2 does; see :class:`~jaxformer.nn.keys.Keys`.
+      make_bias: Creates the module that returns the :data:`~jaxformer.nn.keys.Bias` of the scores
+        of this layer, in place of the bias of the stack.
       compute_dtype: Dtype of the inputs of matrix multiplications.
     """
 
@@ -61,6 +63,7 @@ class MultiHeadAttention(nn.Module):
     num_kv_heads: int | None = None
     scale: float | None = None
     soft_cap: float | None = None
+    make_bias: Callable[[], nn.Module] | None = None
     compute_dtype: ComputeDtype = "float32"
 
     def setup(self) -> None:
@@ -71,6 +74,7 @@ class MultiHeadAttention(nn.Module):
                 f"{self.num_heads}"
             )
         self.dropout = Dropout(self.dropout_rate)
+        self.bias = None if self.make_bias is None else self.make_bias()
 
     def __call__(
         self,
@@ -133,7 +137,8 @@ class MultiHeadAttention(nn.Module):
         check_activations("MultiHeadAttention", "x", x, axes=3)
         if memory is not None:
             check_activations("MultiHeadAttention", "memory", memory, x.shape[-1], axes=3)
-        rules = {"scale": self.scale, "soft_cap": self.soft_cap}
+        bias = None if self.bias is None else self.bias()
+        rules = {"scale": self.scale, "soft_cap": self.soft_cap, "bias": bias}
         keys = dataclasses.replace(keys, **{n: v for n, v in rules.items() if v is not None})
         weights, slots = self._projections(x.shape[-1]), keys.slots
         queries = project(x, *weights["query"], self.compute_dtype)

@@ -12,7 +12,7 @@ from jaxformer.data.bpe import cached_tokenizer
 from jaxformer.data.corpus import Corpus, VerifiedCorpus, open_corpus, parse_mixture
 from jaxformer.data.plan import BatchPlan, make_plan, sequential_plan
 from jaxformer.data.store import TokenStore, build_store
-from jaxformer.data.tokenizer import UNK, Tokenizer
+from jaxformer.data.tokenizer import UNK, Tokenizer, Vocabulary
 from jaxformer.errors import UserError
 from jaxformer.files import cache_directory
 from jaxformer.runs.run_directory import check_identity
@@ -25,7 +25,7 @@ class Dataset:
     """Data of a training run."""
 
     corpus: VerifiedCorpus
-    tokenizer: Tokenizer
+    tokenizer: Vocabulary
     identity: dict[str, str]  # SHA-256 of the tokenizer and of both splits; weights of a mixture
     train: TokenStore
     plan: BatchPlan
@@ -97,7 +97,7 @@ def _learn_tokenizer(config: Config, corpus: VerifiedCorpus) -> Tokenizer:
     return MosesTokenizer.assemble(preprocessing, learned.serialized)
 
 
-def _check_vocabulary(config: Config, tokenizer: Tokenizer, corpus: VerifiedCorpus) -> None:
+def _check_vocabulary(config: Config, tokenizer: Vocabulary, corpus: VerifiedCorpus) -> None:
     if tokenizer.target_symbols != corpus.target_symbols:
         ids = range(UNK + 1, tokenizer.target_vocab_size)
         raise UserError(
@@ -121,7 +121,9 @@ def _check_vocabulary(config: Config, tokenizer: Tokenizer, corpus: VerifiedCorp
         )
 
 
-def _pairs_to_decode(config: Config, corpus: Corpus, tokenizer: Tokenizer) -> list[tuple[str, str]]:
+def _pairs_to_decode(
+    config: Config, corpus: Corpus, tokenizer: Vocabulary
+) -> list[tuple[str, str]]:
     """Returns the first validation pairs whose source is short enough for the model."""
     pairs = corpus.pairs(data_section(config, DataConfig).valid)
     fitting = (p for p in pairs if len(tokenizer.encode(p[0])) < config.model.max_length)

@@ -17,6 +17,7 @@ from jaxformer.data.findings import EMPTY, LONG, Findings, list_first
 from jaxformer.data.loader import load_batches, padded_shapes, round_up
 from jaxformer.evaluation.bleu_report import corpus_bleu, sacrebleu
 from jaxformer.inference.translator import Translator
+from jaxformer.kinds import TRANSLATION
 from jaxformer.models.flops import training_flops
 from jaxformer.models.transformer import Transformer
 from jaxformer.runs import processes
@@ -35,9 +36,9 @@ _DESCRIPTIONS = {LONG: "too long, skipped", EMPTY: "with an empty side, skipped"
 
 
 class TranslationLoss(TokenLoss):
-    """Sums the loss of a Transformer over a :class:`~jaxformer.data.batch.Batch`."""
+    """Sums the loss of an encoder-decoder over a :class:`~jaxformer.data.batch.Batch`."""
 
-    network = Transformer
+    network = staticmethod(TRANSLATION.build)
 
     def __call__(self, params: PyTree, batch: Batch, randomness: Randomness | None) -> Sums:
         def forward(module: Transformer, dropout: dict[str, Any]) -> Output:
@@ -62,7 +63,7 @@ def abstract_batch(rows: int, src_length: int, tgt_length: int) -> Batch:
 
 
 class Translation(TokenTask):
-    """Trains a Transformer on sentence pairs; validates with loss, perplexity and BLEU."""
+    """Trains an encoder-decoder on sentence pairs; validates with loss, perplexity and BLEU."""
 
     loss_class = TranslationLoss
 

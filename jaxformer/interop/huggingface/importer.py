@@ -18,6 +18,7 @@ from jaxformer.interop.hub import ModelFiles
 from jaxformer.interop.huggingface.gpt2 import GPT2
 from jaxformer.interop.huggingface.layout import Layout, sizes_of
 from jaxformer.interop.huggingface.llama import LLAMA, MISTRAL
+from jaxformer.interop.huggingface.t5 import T5, UMT5
 from jaxformer.interop.json_fields import JsonFields
 from jaxformer.runs.workdir import Workdir
 
@@ -28,7 +29,7 @@ FILES = ModelFiles(
     (),
     (("model.safetensors",), ("model.safetensors.index.json", "model-*.safetensors")),
 )
-LAYOUTS = {layout.model_type: layout for layout in (GPT2, LLAMA, MISTRAL)}
+LAYOUTS = {layout.model_type: layout for layout in (GPT2, LLAMA, MISTRAL, T5, UMT5)}
 _FILES = (
     "expected a folder of a model in the Hugging Face layout: config.json, tokenizer.json, and "
     "model.safetensors or model.safetensors.index.json with its files"
@@ -44,13 +45,14 @@ def import_huggingface(directory: pathlib.Path, workdir: pathlib.Path) -> str:
     folder.check_writable(COMMAND)
     fields = JsonFields(directory / "config.json", {}, _FILES)
     layout = _layout(fields)
-    tokenizer = _tokenizer(directory / "tokenizer.json", fields)
-    model = layout.config(fields, tokenizer)
-    config = Config(model=model, data=layout.data(model), search=layout.search)
+    fields.values = {**layout.defaults, **fields.values}
+    tokenizer = _tokenizer(directory / "tokenizer.json", fields, layout)
     place, found = _weights(directory, re.compile(f"({re.escape(layout.prefix)})?{layout.buffers}"))
     named = {name.removeprefix(layout.prefix): array for name, array in found.items()}
     if len(named) < len(found):
         raise UserError(f"{place}: expected each tensor once, got some with and without a prefix")
+    model = layout.config(fields, tokenizer, named)
+    config = Config(model=model, data=layout.data(model), search=layout.search)
     arrays = NamedArrays(
         arrays=named,
         sizes=sizes_of(model, len(tokenizer.our_ids)),
@@ -75,11 +77,10 @@ def _layout(fields: JsonFields) -> Layout:
     return LAYOUTS[name]
 
 
-def _tokenizer(path: pathlib.Path, fields: JsonFields) -> HuggingFaceTokenizer:
+def _tokenizer(path: pathlib.Path, fields: JsonFields, layout: Layout) -> HuggingFaceTokenizer:
     """Reads tokenizer.json; the ids of special tokens are in config.json."""
     special: dict[str, int | None] = {}
-    for name in ("pad", "eos", "bos"):
-        field = f"{name}_token_id"
+    for name, field in layout.special.items():
         is_set = fields.values.get(field) is not None
         special[name] = fields.integer(field) if is_set else None
     size = fields.integer("vocab_size")
@@ -99,6 +100,8 @@ def _unknown(tokenizer: Any) -> int | None:
     model = tokenizer.get("model") if isinstance(tokenizer, dict) else None
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
     name = model.get("unk_token") if isinstance(model, dict) else None
+    if isinstance(model, dict) and isinstance(model.get("unk_id"), int):
+        return model["unk_id"]  # of a unigram model
     return vocabulary.get(name) if isinstance(vocabulary, dict) and isinstance(name, str) else None
 
 

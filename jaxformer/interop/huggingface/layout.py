@@ -32,7 +32,7 @@ ACTIVATIONS = {
 SEARCH = BeamSearch(
     penalty="power", length_penalty=1.0, ends_within="N", unfinished="compete", early_stop="likely"
 )
-_SPECIAL = ("pad", "eos", "bos")
+_SPECIAL = {name: f"{name}_token_id" for name in ("pad", "eos", "bos")}
 # Fields that change no result.
 _HARMLESS = re.compile(
     r"_.*|architectures|(torch_)?dtype|initializer_range|transformers_version|use_cache"
@@ -44,11 +44,11 @@ _UNSET = (None, False, [], {})
 class Tensor(NamedTuple):
     """A tensor of a file, and the parameters that it holds.
 
-    Axes are D d_model, F d_ff, M max_length, V the vocabulary, Q and K the heads of queries, or of
-    keys and values, times their size, and C = Q + 2 K.
+    Axes are D d_model, F d_ff, M max_length, V the vocabulary, H the heads, Q and K the heads of
+    queries, or of keys and values, times their size, C = Q + 2 K, and R the buckets of positions.
     """
 
-    name: str  # "{n}" stands for the number of the layer
+    name: str  # "{n}" stands for the number of the layer, in the stack that ``ours`` begin with
     axes: str
     ours: tuple[str, ...]  # paths of parameters, which are joined along the last axis
     is_linear: bool = False  # nn.Linear, whose axes are [out, in]
@@ -68,10 +68,13 @@ class Layout:
       only: Fields, and the only value of each that our model has.
       ignored: Pattern of fields that change nothing.
       read: Returns further fields of ours.
+      detect: Returns fields of ours that depend on the tensors, by name.
       write: Returns further fields of config.json, given our section.
       tensors: Returns the tensors, given our section.
       data: Returns the section of data that selects the kind of the model, given our section.
       search: Search with the rules of ``generate`` in transformers.
+      special: Fields of config.json with the ids of special tokens, by our names; "bos" begins the
+        input of the decoder.
       example: Python code that uses an export.
       prefix: Beginning of the names of tensors, which a file may lack.
       buffers: Pattern of the names of tensors that are no parameters.
@@ -89,15 +92,21 @@ class Layout:
     write: Callable[[Any], dict[str, Any]]
     tensors: Callable[[Any], Iterable[Tensor]]
     data: Callable[[Any], DataSection]
+    detect: Callable[[Mapping[str, np.ndarray]], dict[str, Any]] = lambda arrays: {}
     search: BeamSearch = SEARCH
+    special: Mapping[str, str] = dataclasses.field(default_factory=lambda: _SPECIAL)
     example: str
     prefix: str = ""
     buffers: str = "(?!)"
     can_express: Callable[[Any], bool] = lambda section: True
 
-    def config(self, fields: JsonFields, tokenizer: HuggingFaceTokenizer) -> Any:
+    def config(
+        self,
+        fields: JsonFields,
+        tokenizer: HuggingFaceTokenizer,
+        arrays: Mapping[str, np.ndarray],
+    ) -> Any:
         """Returns the section that a config.json describes; refuses other fields by name."""
-        fields.values = {**self.defaults, **fields.values}
         for name, only in self.only.items():
             fields.check(name, [only], repr(only), f"{self.section.__name__} has no other")
         known = {*self.fields, *self.only, *self.defaults}
@@ -106,7 +115,7 @@ class Layout:
             if other and not _HARMLESS.fullmatch(name) and not re.fullmatch(self.ignored, name):
                 raise UserError(f"{fields.place}: jaxformer does not know {name}={value!r:.80}")
         values = {ours: self._value(fields, name, ours) for name, ours in self.fields.items()}
-        values |= self.read(fields)
+        values |= self.read(fields) | self.detect(arrays)
         sizes = {"vocab_size": tokenizer.vocab_size, "absent_tokens": tokenizer.absent}
         try:
             return self.section(**sizes, **values)
@@ -129,7 +138,7 @@ class Layout:
         for name, ours in self.fields.items():
             if ours == "activation":
                 values[name] = next(n for n, own in ACTIVATIONS.items() if own == values[name])
-        special = {f"{name}_token_id": tokenizer.special[name] for name in _SPECIAL}
+        special = {field: tokenizer.special[name] for name, field in self.special.items()}
         return {
             "architectures": [self.network],
             "model_type": self.model_type,
@@ -186,6 +195,7 @@ def sizes_of(model: Architecture, vocab_size: int) -> dict[str, int]:
     """Returns the size of each axis of :class:`Tensor`."""
     queries, keys = (heads * model.key_size for heads in (model.num_heads, model.kv_heads))
     sizes = {"D": model.d_model, "F": model.d_ff, "M": model.max_length, "V": vocab_size}
+    sizes |= {"H": model.num_heads, "R": getattr(model, "num_buckets", 0)}
     return sizes | {"Q": queries, "K": keys, "C": queries + 2 * keys}
 
 
@@ -206,7 +216,9 @@ def _flatten(tree: PyTree) -> dict[str, Any]:
 def _names(tensor: Tensor, model: Architecture) -> list[str]:
     if "{n}" not in tensor.name:
         return [tensor.name]
-    return [tensor.name.format(n=number) for number in range(model.num_layers)]
+    is_encoder = tensor.ours[0].startswith("encoder/")
+    layers = model.num_layers if is_encoder else model.decoder_layers
+    return [tensor.name.format(n=number) for number in range(layers)]
 
 
 def _rows(shape: tuple[int, ...], tensor: Tensor) -> tuple[int, ...]:

@@ -1,0 +1,26 @@
+"""Shared parts of encoder-decoders in transformers' layout."""
+
+from jaxformer.config import DataConfig
+from jaxformer.models.architecture import Architecture
+
+EXAMPLE = """
+from tokenizers import Tokenizer
+from transformers import AutoModelForSeq2SeqLM
+import torch
+
+tokenizer, model = Tokenizer.from_file("tokenizer.json"), AutoModelForSeq2SeqLM.from_pretrained(".")
+tokens = model.generate(torch.tensor([tokenizer.encode("The house").ids]))
+print(tokenizer.decode(tokens[0].tolist()))
+"""
+
+
+def pair_data(model: Architecture) -> DataConfig:
+    """Returns a section of data for a model whose training pairs are unknown."""
+    return DataConfig(
+        corpus="text",
+        source_language="unknown",
+        target_language="unknown",
+        train="unknown",
+        valid="unknown",
+        max_length=min(DataConfig.max_length, model.max_length),
+    )

@@ -1,0 +1,142 @@
+"""T5, Flan-T5 and umT5 in transformers' layout."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from jaxformer.errors import UserError
+from jaxformer.interop.huggingface.layout import ACTIVATIONS, Layout, Tensor
+from jaxformer.interop.huggingface.seq2seq import EXAMPLE, pair_data
+from jaxformer.interop.json_fields import JsonFields
+from jaxformer.models.t5 import T5Config
+
+_SAME = ("d_model", "d_ff", "num_heads", "num_layers", "num_decoder_layers", "dropout_rate")
+_FIELDS = {name: name for name in _SAME} | {
+    "d_kv": "d_k",
+    "relative_attention_num_buckets": "num_buckets",
+    "relative_attention_max_distance": "max_distance",
+    "layer_norm_epsilon": "norm_epsilon",
+}
+_DEFAULTS = {
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+    "decoder_start_token_id": 0,
+    "num_decoder_layers": None,
+    "relative_attention_num_buckets": 32,
+    "relative_attention_max_distance": 128,
+    "dropout_rate": 0.1,
+    "layer_norm_epsilon": 1e-6,
+    "feed_forward_proj": "relu",
+    "dense_act_fn": None,  # derived from the last one, as the next one
+    "is_gated_act": None,
+    # Outputs are scaled if embeddings are tied. transformers 5 ties them unless the tensors differ,
+    # and saves the meaning of the second field as the first.
+    "scale_decoder_outputs": None,
+    "tie_word_embeddings": True,
+}
+_MODULES = {"SelfAttention": "self_attention", "EncDecAttention": "cross_attention"}
+_MODULES |= {"DenseReluDense": "feed_forward"}
+_ATTENTION = (("q", "QD", "query"), ("k", "KD", "key"), ("v", "KD", "value"), ("o", "DQ", "output"))
+_PLAIN = (("wi", "FD", "inner"), ("wo", "DF", "outer"))
+_GATED = (("wi_0", "FD", "inner"), ("wi_1", "FD", "linear"), ("wo", "DF", "outer"))
+
+
+def _read(fields: JsonFields) -> dict[str, Any]:
+    gated, _, name = str(fields.values["feed_forward_proj"]).rpartition("-")
+    name = "gelu_new" if (gated, name) == ("gated", "gelu") else name
+    if gated not in ("", "gated") or name not in ACTIVATIONS:
+        raise UserError(
+            f"{fields.place}: expected feed_forward_proj to be gated-gelu, or one of "
+            f"{', '.join(ACTIVATIONS)} with or without gated-: got "
+            f"{fields.values['feed_forward_proj']!r:.80}"
+        )
+    same = "feed-forward networks follow feed_forward_proj"
+    fields.check("dense_act_fn", [None, name], repr(name), same)
+    fields.check("is_gated_act", [None, bool(gated)], repr(bool(gated)), same)
+    is_set = fields.values["scale_decoder_outputs"] is not None
+    return {
+        "activation": ACTIVATIONS[name],
+        "gated": bool(gated),
+        "scaled_output": fields.boolean(
+            "scale_decoder_outputs" if is_set else "tie_word_embeddings"
+        ),
+    }
+
+
+def _detect(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    table, output = arrays.get("shared.weight"), arrays.get("lm_head.weight")
+    tied = table is None or output is None or np.array_equal(table, output)
+    return {"embeddings": "tied" if tied else "separate"}
+
+
+def _write(model: T5Config) -> dict[str, Any]:
+    name = next(n for n, own in ACTIVATIONS.items() if own == model.activation)
+    plain = "gelu" if name == "gelu_new" and model.gated else name
+    return {
+        "num_decoder_layers": model.decoder_layers,
+        "feed_forward_proj": f"gated-{plain}" if model.gated else name,
+        "is_encoder_decoder": True,
+        # Earlier versions scale the output if, and only if, embeddings are tied.
+        "tie_word_embeddings": model.scaled_output,
+        "scale_decoder_outputs": model.scaled_output,
+    }
+
+
+def _tensors(model: T5Config) -> Iterator[Tensor]:
+    tied = model.embeddings == "tied"
+    yield Tensor("shared.weight", "VD", ("embedding",))
+    yield Tensor(
+        "lm_head.weight", "VD", ("embedding" if tied else "output_embedding",), is_copy=tied
+    )
+    for stack, sublayers in (
+        ("encoder", ("SelfAttention", "DenseReluDense")),
+        ("decoder", ("SelfAttention", "EncDecAttention", "DenseReluDense")),
+    ):
+        yield Tensor(f"{stack}.embed_tokens.weight", "VD", ("embedding",), is_copy=True)
+        yield Tensor(f"{stack}.final_layer_norm.weight", "D", (f"{stack}/norm/scale",))
+        shared = f"{stack}.block.0", f"{stack}/bias/table"
+        own = f"{stack}.block.{{n}}", f"{stack}/layers/self_attention/bias/table"
+        block, bias = own if model.bias_per_layer else shared
+        name = f"{block}.layer.0.SelfAttention.relative_attention_bias.weight"
+        yield Tensor(name, "RH", (bias,))
+        for number, sublayer in enumerate(sublayers):
+            place = f"{stack}.block.{{n}}.layer.{number}"
+            ours, matrices = f"{stack}/layers/{_MODULES[sublayer]}", _ATTENTION
+            yield Tensor(f"{place}.layer_norm.weight", "D", (f"{ours}_residual/norm/scale",))
+            if sublayer == "DenseReluDense":
+                matrices = _GATED if model.gated else _PLAIN
+            for theirs, axes, path in matrices:
+                name = f"{place}.{sublayer}.{theirs}.weight"
+                yield Tensor(name, axes, (f"{ours}/{path}",), is_linear=True)
+
+
+T5 = Layout(
+    model_type="t5",
+    network="T5ForConditionalGeneration",
+    section=T5Config,
+    fields=_FIELDS,
+    defaults=_DEFAULTS,
+    only={"is_encoder_decoder": True, "is_decoder": False},
+    # Of training, of another head, and the length of the training texts.
+    ignored="initializer_factor|classifier_dropout|n_positions|output_past",
+    read=_read,
+    detect=_detect,
+    write=_write,
+    tensors=_tensors,
+    data=pair_data,
+    special={"pad": "pad_token_id", "eos": "eos_token_id", "bos": "decoder_start_token_id"},
+    example=EXAMPLE,
+    # Files of version 1.0 have a table that is not used.
+    buffers=r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
+    can_express=lambda section: not section.bias_per_layer,
+)
+UMT5 = dataclasses.replace(
+    T5,
+    model_type="umt5",
+    network="UMT5ForConditionalGeneration",
+    defaults=_DEFAULTS | {"feed_forward_proj": "gated-gelu"},
+    read=lambda fields: _read(fields) | {"bias_per_layer": True},
+    can_express=lambda section: section.bias_per_layer,
+)

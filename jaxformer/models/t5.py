@@ -1,0 +1,144 @@
+"""T5 (Raffel et al. 2020), an encoder-decoder for all tasks, and umT5 (Chung et al. 2023)."""
+
+import dataclasses
+import functools
+from typing import Any, Literal
+
+from jaxtyping import Array, Float
+
+from jaxformer.errors import UserError
+from jaxformer.fields import check_fraction, check_positive
+from jaxformer.models.architecture import Architecture, absent_bias, check_absent
+from jaxformer.models.transformer import Transformer
+from jaxformer.nn.attention import MultiHeadAttention
+from jaxformer.nn.block import Block, Residual
+from jaxformer.nn.dropout import Dropout
+from jaxformer.nn.embedding import Embedding
+from jaxformer.nn.feed_forward import Activation, FeedForward
+from jaxformer.nn.norm import RMSNorm
+from jaxformer.nn.positions import BucketedBias
+from jaxformer.nn.precision import ComputeDtype
+from jaxformer.nn.stack import Stack
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class T5Config(Architecture):
+    """The architecture of :class:`T5`; by default the small model of version 1.0.
+
+    Fields that are not listed are as in :class:`~jaxformer.models.gpt2.GPT2Config`.
+
+    Attributes:
+      architecture: "t5".
+      d_k: Size of a head.
+      num_layers: Number of encoder layers.
+      num_decoder_layers: Number of decoder layers; ``num_layers`` when None.
+      dropout_rate: Dropout rate of sub-layer outputs, embeddings and attention weights.
+      gated: Multiply the activation by a linear projection, as in version 1.1.
+      embeddings: "tied", or "separate" for an output matrix of its own, as in version 1.1.
+      scaled_output: Multiply the decoder's output by ``d_model**-0.5``, as in version 1.0.
+      bias_per_layer: Learn relative positions for each layer, as umT5 does, and not for each stack.
+      num_buckets: Number of buckets of relative positions.
+      max_distance: Distance from which all positions share a bucket.
+      norm_epsilon: Added to the mean square in RMS normalization.
+      max_length: Maximum sequence length in tokens; no parameter depends on it.
+
+    Raises:
+      UserError: A value is out of range, or sizes do not fit together.
+    """
+
+    architecture: Literal["t5"] = "t5"
+    vocab_size: int = 32_128
+    d_model: int = 512
+    d_ff: int = 2048
+    num_heads: int = 8
+    d_k: int = 64
+    num_layers: int = 6
+    num_decoder_layers: int | None = None
+    dropout_rate: float = 0.1
+    activation: Activation = "relu"
+    gated: bool = False
+    embeddings: Literal["tied", "separate"] = "tied"
+    scaled_output: bool = True
+    bias_per_layer: bool = False
+    num_buckets: int = 32
+    max_distance: int = 128
+    norm_epsilon: float = 1e-6
+    absent_tokens: str = ""
+    max_length: int = 2048
+    compute_dtype: ComputeDtype = "float32"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self, "model", "d_k", "num_decoder_layers", "num_buckets", "max_distance")
+        check_fraction(self, "model", "dropout_rate")
+        if self.num_buckets < 4 or self.max_distance <= self.num_buckets // 2:
+            raise UserError(
+                "model.num_buckets must be at least 4, and model.max_distance more than half of "
+                f"it: got {self.num_buckets} and {self.max_distance}"
+            )
+        check_absent(self.absent_tokens)
+
+    @property
+    def key_size(self) -> int:
+        return self.d_k
+
+    @property
+    def decoder_layers(self) -> int:
+        return self.num_layers if self.num_decoder_layers is None else self.num_decoder_layers
+
+    @property
+    def feed_forward_matrices(self) -> int:
+        return 3 if self.gated else 2
+
+
+class T5(Transformer):
+    """T5, which is called and decodes as :class:`~jaxformer.Transformer` does.
+
+    In training, it has no dropout within feed-forward networks and after the last norms.
+
+    Attributes:
+      config: The architecture.
+      remat: Rematerialization policy of the backward pass.
+    """
+
+    config: T5Config
+
+    section = T5Config
+
+    def setup(self) -> None:
+        self._check_config()
+        c = self.config
+        table = self.output_table = self._make_table("embedding", c.vocab_size)
+        if c.embeddings == "separate":
+            self.output_table = self._make_table("output_embedding", c.vocab_size)
+        self.embed = Embedding(table, None, c.max_length, c.compute_dtype, is_scaled=False)
+        self.embed_source = self.embed
+        self.logits_bias = absent_bias(c.absent_tokens, c.vocab_size)
+        self.src_dropout, self.tgt_dropout = Dropout(c.dropout_rate), Dropout(c.dropout_rate)
+        self.encoder = self._make_stack(c.num_layers, RMSNorm)
+        output_norm = _ScaledNorm if c.scaled_output else RMSNorm
+        self.decoder = self._make_stack(c.decoder_layers, output_norm, is_decoder=True)
+
+    def _make_stack(self, layers: int, norm: type[RMSNorm], is_decoder: bool = False) -> Stack:
+        c = self.config
+        sizes = c.num_heads, is_decoder, c.num_buckets, c.max_distance
+        make_bias = functools.partial(BucketedBias, *sizes)
+        make_norm = functools.partial(RMSNorm, c.norm_epsilon)
+        attention: dict[str, Any] = {"d_k": c.d_k, "d_v": c.d_k, "dropout_rate": c.dropout_rate}
+        attention |= {"scale": 1.0, "compute_dtype": c.compute_dtype}
+        own, shared = (make_bias, None) if c.bias_per_layer else (None, make_bias)
+        block = Block(
+            MultiHeadAttention(c.num_heads, make_bias=own, **attention),
+            FeedForward(c.d_ff, c.activation, c.compute_dtype, use_bias=False, gated=c.gated),
+            MultiHeadAttention(c.num_heads, **attention) if is_decoder else None,
+            functools.partial(Residual, "pre", c.dropout_rate, make_norm),
+        )
+        final_norm = functools.partial(norm, c.norm_epsilon)
+        return Stack(block, layers, final_norm, make_bias=shared, remat=self.remat)
+
+
+class _ScaledNorm(RMSNorm):
+    """The last norm of a decoder whose output is multiplied by ``d_model**-0.5``."""
+
+    def __call__(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
+        return super().__call__(x) * x.shape[-1] ** -0.5

@@ -36,7 +36,7 @@ _SPECIAL = {name: f"{name}_token_id" for name in ("pad", "eos", "bos")}
 # Fields that change no result.
 _HARMLESS = re.compile(
     r"_.*|architectures|(torch_)?dtype|initializer_range|transformers_version|use_cache"
-    r"|(pad|eos|bos)_token_id|model_type|vocab_size|task_specific_params"
+    r"|(pad|eos|bos)_token_id|model_type|vocab_size|task_specific_params|tokenizer_class"
 )
 _UNSET = (None, False, [], {})
 

@@ -77,7 +77,6 @@ def _write(model: T5Config) -> dict[str, Any]:
     return {
         "num_decoder_layers": model.decoder_layers,
         "feed_forward_proj": f"gated-{plain}" if model.gated else name,
-        "is_encoder_decoder": True,
         # Earlier versions scale the output if, and only if, embeddings are tied.
         "tie_word_embeddings": model.scaled_output,
         "scale_decoder_outputs": model.scaled_output,
@@ -119,8 +118,8 @@ T5 = Layout(
     fields=_FIELDS,
     defaults=_DEFAULTS,
     only={"is_encoder_decoder": True, "is_decoder": False},
-    # Of training, of another head, and the length of the training texts.
-    ignored="initializer_factor|classifier_dropout|n_positions|output_past",
+    # Of training, of another head, of other programs, and the length of the training texts.
+    ignored="initializer_factor|classifier_dropout|scalable_attention|output_past|n_positions",
     read=_read,
     detect=_detect,
     write=_write,

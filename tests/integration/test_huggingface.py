@@ -14,7 +14,16 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from jaxformer import Generator, MeshConfig, StreamConfig, TrainingConfig, load_model, quantize
+from jaxformer import (
+    DataConfig,
+    Generator,
+    MeshConfig,
+    StreamConfig,
+    TrainingConfig,
+    Translator,
+    load_model,
+    quantize,
+)
 from jaxformer.cli import main
 from jaxformer.config import read_config
 from jaxformer.errors import UserError
@@ -35,6 +44,8 @@ MODELS = by_profile(
     ["gpt2", "llama_grouped", "mistral"],
     nightly=["gpt2", "llama_grouped", "mistral", "llama", "llama_multi_query"],
 )
+# Encoder-decoders; together, they have every flag.
+PAIRS = ["t5", "t5_gated", "umt5"]
 LIMIT, PROMPT = 16, "the old house"
 
 
@@ -51,12 +62,22 @@ def relative_difference(found, expected):
     return np.abs(found - expected).max() / expected.std()
 
 
-@pytest.mark.parametrize("name", MODELS)
+def inputs_of(name):
+    """Returns the token ids of the model's inputs, in our numbers."""
+    _, trained, outputs = imported(name)
+    ours = trained.tokenizer.our_ids
+    tokens = ours[outputs["tokens"]]
+    if name not in PAIRS:
+        return (tokens,)
+    return np.where(outputs["prompts"] == 0, 0, ours[outputs["prompts"]]), tokens
+
+
+@pytest.mark.parametrize("name", MODELS + PAIRS)
 def test_logits_equal_transformers(name):
     workdir, trained, outputs = imported(name)
     ours = trained.tokenizer.our_ids
     model, params = load_model(workdir)
-    found = np.asarray(jax.jit(model.apply)({"params": params}, ours[outputs["tokens"]]))
+    found = np.asarray(jax.jit(model.apply)({"params": params}, *inputs_of(name)))
     assert relative_difference(found[..., ours], outputs["logits"]) < 1e-5
     absent = sorted(set(range(found.shape[-1])) - set(ours.tolist()))
     assert len(absent) == len(trained.tokenizer.absent.split())
@@ -89,11 +110,23 @@ def test_searches_equal_transformers(name, beam_size, output):
     np.testing.assert_array_equal(run(params, prompts), expected)
 
 
+@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize(("beam_size", "output"), [(1, "greedy"), (4, "beam")])
+def test_translations_equal_transformers(name, beam_size, output):
+    workdir, trained, outputs = imported(name)
+    search = dataclasses.replace(trained.config.search, beam_size=beam_size, max_length=LIMIT)
+    sources = [row[row > 0].tolist() for row in inputs_of(name)[0]]
+    found = Translator.load(workdir, search=search).translate_ids(sources)
+    for decoded, expected in zip(found, outputs[output], strict=True):
+        expected = trained.tokenizer.our_ids[expected[expected >= 0]].tolist()
+        assert decoded.tokens[0] == expected
+
+
 def without_special(logits, context):
     return logits.at[:, :, np.array([0, 2, 3])].set(-np.inf)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", MODELS + PAIRS)
 def test_an_export_is_the_imported_model_bit_for_bit(name, tmp_path):
     workdir, trained, _ = imported(name)
     export_model("safetensors", workdir, tmp_path / "out")
@@ -120,6 +153,32 @@ def test_the_command_line_imports_and_generates(tmp_path, capsys):
     command = ["generate", "--workdir", workdir, "--prompt", PROMPT, "--tokens", str(LIMIT)]
     assert main([*command, "--beam-size", "1"]) in (0, None)
     assert capsys.readouterr().out == f"{PROMPT}{outputs['text']}\n"
+
+
+def test_the_command_line_translates(tmp_path, capsys):
+    """The source is plain text, such as a task's prefix."""
+    folder, trained, outputs = imported("t5")
+    workdir = str(folder)
+    text, target, page = (str(tmp_path / name) for name in ("in.txt", "out.txt", "page.html"))
+    pathlib.Path(text).write_text(f"{PROMPT}\n\n")
+    options = ["--workdir", workdir, "--beam-size", "1", "--max-length", str(LIMIT)]
+    assert main(["translate", *options, "--input", text, "--output", target]) in (0, None)
+    assert pathlib.Path(target).read_text() == f"{outputs['text']}\n\n"
+    pathlib.Path(target).write_text("a dog\n\n")
+    command = ["score", "--workdir", workdir, "--source", text, "--target", target, "--json"]
+    assert main(command) in (0, None)
+    score = json.loads(capsys.readouterr().out.splitlines()[0])
+    source, ids = ([*trained.tokenizer.encode(line), 1] for line in (PROMPT, "a dog"))
+    model, params = load_model(folder)
+    inputs = np.array([source]), np.array([[2, *ids[:-1]]])
+    log_probs = jax.nn.log_softmax(jax.jit(model.apply)({"params": params}, *inputs))[0]
+    expected = sum(np.asarray(log_probs)[i, token] for i, token in enumerate(ids))
+    assert score["log_prob"] == pytest.approx(expected, abs=1e-4)
+    assert main(["attention", *options, "--output", page, PROMPT]) in (0, None)
+    assert r'"\u2581house"' in pathlib.Path(page).read_text()
+    command = ["export", "marian", "--workdir", workdir, "--output", str(tmp_path / "marian")]
+    assert main(command) == 2
+    assert "got a model with a HuggingFaceTokenizer; exp" in capsys.readouterr().err
 
 
 def test_scores_of_texts_are_sums_of_log_probabilities(tmp_path, capsys):
@@ -162,14 +221,33 @@ def test_int8_and_streams(name, tmp_path):
     assert correlation > 0.99
 
 
+@pytest.mark.parametrize("name", PAIRS[2:])
+def test_int8_translates(name, tmp_path):
+    workdir, trained, outputs = imported(name)
+    before, after = quantize(workdir, tmp_path / "int8")
+    assert after < before
+    translator = Translator.load(tmp_path / "int8")
+    assert translator.translate([PROMPT])[0]
+    model, params = load_model(tmp_path / "int8")
+    found = np.asarray(jax.jit(model.apply)({"params": params}, *inputs_of(name)))
+    found = found[..., trained.tokenizer.our_ids]
+    assert np.corrcoef(found.ravel(), outputs["logits"].ravel())[0, 1] > 0.99
+
+
 @pytest.mark.ci
-@pytest.mark.parametrize("name", by_profile(["llama_grouped"], nightly=["llama_grouped", "gpt2"]))
+@pytest.mark.parametrize("name", by_profile(["llama_grouped", "t5"], nightly=[*MODELS, *PAIRS]))
 def test_fine_tuning_begins_with_the_model_on_every_mesh(name, tmp_path):
     workdir, trained, _ = imported(name)
     (tmp_path / "text.txt").write_text("the cat sees a small dog. the man reads two books!\n" * 20)
+    data = StreamConfig(file=str(tmp_path / "text.txt"), length=12, rows=8)
+    if name in PAIRS:
+        (tmp_path / "text.en").write_text("the cat\n" * 20)
+        (tmp_path / "text.de").write_text("a dog sleep\n" * 20)
+        file, sizes = str(tmp_path / "text"), {"tokens_per_batch": 96, "max_length": 12}
+        data = DataConfig(corpus="text", train=file, valid=file, batching="packing", **sizes)
     config = dataclasses.replace(
         trained.config,
-        data=StreamConfig(file=str(tmp_path / "text.txt"), length=12, rows=8),
+        data=data,
         training=TrainingConfig(
             init_from=str(workdir), steps=1, label_smoothing=0.0, freeze="embedding"
         ),

@@ -1,5 +1,6 @@
 """Error messages of the import; tests/integration covers valid models."""
 
+import dataclasses
 import json
 import pathlib
 import shutil
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from jaxformer.config import read_config
 from jaxformer.data.huggingface_tokenizer import HuggingFaceTokenizer
 from jaxformer.errors import UserError
 from jaxformer.interop.huggingface.importer import import_huggingface
@@ -20,8 +22,8 @@ INDEX = "model.safetensors.index.json"
 
 ROPE = "expected rope_parameters with rope_type 'default' and rope_theta only: got "
 GPT2_CONFIG = [
-    ({"model_type": "bert"}, "expected model_type to be gpt2 or llama or mistral: got 'bert'"),
-    ({"model_type": []}, r"expected model_type to be gpt2 or llama or mistral: got \[\]"),
+    ({"model_type": "bert"}, "expected model_type to be gpt2 or llama or .* umt5: got 'bert'"),
+    ({"model_type": []}, r"expected model_type to be gpt2 or llama or mistral or t5 .*: got \[\]"),
     ({"vocab_size": None}, "config.json: expected vocab_size to be a whole number .*: got None"),
     ({"model_type": "marian"}, "a Marian model; give jaxformer import marian"),
     ({"scale_attn_weights": False}, "expected scale_attn_weights to be True: got False"),
@@ -53,6 +55,22 @@ LLAMA_CONFIG = [
     ({"head_dim": 5}, "the size of a head, model.d_k, must be even"),
     ({"sliding_window": 4}, "jaxformer does not know sliding_window=4"),
     ({"attention_bias": 1}, "expected attention_bias to be true or false: got 1"),
+]
+T5_CONFIG = [
+    (
+        {"feed_forward_proj": "gelu"},
+        "expected feed_forward_proj to be gated-gelu, or .*: got 'gelu'",
+    ),
+    ({"feed_forward_proj": "gated-tanh"}, "with or without gated-: got 'gated-tanh'"),
+    (
+        {"dense_act_fn": "gelu"},
+        "expected dense_act_fn to be 'relu': got 'gelu'; jaxformer's feed-f",
+    ),
+    ({"is_gated_act": True}, "expected is_gated_act to be False: got True"),
+    ({"is_encoder_decoder": False}, "expected is_encoder_decoder to be True: got False"),
+    ({"scale_decoder_outputs": 1}, "expected scale_decoder_outputs to be true or false: got 1"),
+    ({"relative_attention_max_distance": 4}, "config.json: model.num_buckets must be at least 4"),
+    ({"eos_token_id": None}, "tokenizer.json: expected eos_token_id to be an id"),
 ]
 MISTRAL_CONFIG = [
     ({"mlp_bias": True}, "expected mlp_bias to be False: got True"),
@@ -93,6 +111,7 @@ INDEX_CASES = [
         ("gpt2", "config.json", GPT2_CONFIG),
         ("llama_grouped", "config.json", LLAMA_CONFIG),
         ("mistral", "config.json", MISTRAL_CONFIG),
+        ("t5", "config.json", T5_CONFIG),
         ("gpt2", "model.safetensors", GPT2_ARRAYS),
         ("llama_grouped", INDEX, INDEX_CASES),
     ],
@@ -157,6 +176,30 @@ def test_old_names_buffers_and_defaults_are_read(tmp_path):
     (directory / "config.json").write_text(json.dumps(fields))
     summary = import_huggingface(directory, tmp_path / "run")
     assert summary == "GPT2LMHeadModel, 9,200 parameters, 99 tokens"
+
+
+def test_older_files_of_t5_are_read(tmp_path):
+    """Embeddings three times, a table that is not used, and no fields of transformers 5."""
+    directory = pathlib.Path(shutil.copytree(FIXTURES / "t5", tmp_path / "model"))
+    arrays = safetensors.numpy.load_file(directory / "model.safetensors")
+    copies = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight")
+    unused = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
+    arrays |= dict.fromkeys(copies, arrays["shared.weight"]) | {unused: np.ones((8, 3), "f4")}
+    safetensors.numpy.save_file(arrays, directory / "model.safetensors")
+    fields = json.loads((directory / "config.json").read_text())
+    kept = "model_type vocab_size d_model d_kv d_ff num_layers num_heads eos_token_id"
+    kept += " relative_attention_num_buckets relative_attention_max_distance"
+    new = {name: fields[name] for name in kept.split()} | {"n_positions": 512}
+    (directory / "config.json").write_text(json.dumps(new))
+    import_huggingface(directory, tmp_path / "run")
+    import_huggingface(FIXTURES / "t5", tmp_path / "again")
+    old, again = (read_config(Workdir(tmp_path / name)).model for name in ("run", "again"))
+    assert again == dataclasses.replace(old, num_decoder_layers=2)
+    # Version 1.1 says in this field that outputs are not scaled.
+    (directory / "config.json").write_text(json.dumps(new | {"tie_word_embeddings": False}))
+    import_huggingface(directory, tmp_path / "unscaled")
+    unscaled = read_config(Workdir(tmp_path / "unscaled")).model
+    assert unscaled == dataclasses.replace(old, scaled_output=False)
 
 
 def test_special_tokens_have_our_ids():

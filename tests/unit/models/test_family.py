@@ -5,14 +5,15 @@ import math
 import jax
 import pytest
 
-from jaxformer import Config, GPT2Config, LlamaConfig, StreamConfig
+from jaxformer import Config, DataConfig, GPT2Config, LlamaConfig, StreamConfig, T5Config
 from jaxformer.errors import UserError
 from jaxformer.inference.weights import abstract_params
-from jaxformer.kinds import LANGUAGE_MODELING
+from jaxformer.kinds import LANGUAGE_MODELING, TRANSLATION
 from jaxformer.models.gpt2 import GPT2
 
 SMALL = {"d_model": 16, "num_heads": 4}
 STREAM = StreamConfig(file="text.txt")
+FLAN = {"embeddings": "separate", "scaled_output": False}
 
 
 @pytest.mark.parametrize(
@@ -23,10 +24,13 @@ STREAM = StreamConfig(file="text.txt")
         (LlamaConfig(), 6_738_415_616),
         # LLaMA 3 with 8 billion parameters.
         (LlamaConfig(vocab_size=128_256, d_ff=14_336, num_kv_heads=8), 8_030_261_248),
+        (T5Config(), 60_506_624),
+        (T5Config(d_ff=1024, num_heads=6, num_layers=8, gated=True, **FLAN), 76_961_152),
     ],
 )
 def test_parameters_are_as_many_as_published(config, size):
-    shapes = jax.tree.leaves(abstract_params(config, LANGUAGE_MODELING))
+    kind = TRANSLATION if isinstance(config, T5Config) else LANGUAGE_MODELING
+    shapes = jax.tree.leaves(abstract_params(config, kind))
     assert sum(math.prod(leaf.shape) for leaf in shapes) == size
 
 
@@ -39,7 +43,12 @@ ERRORS = [
     (lambda: LlamaConfig(num_kv_heads=3), "model.num_kv_heads must divide model.num_heads=32"),
     (lambda: LlamaConfig(d_k=3), "the size of a head, model.d_k, must be even"),
     (lambda: GPT2(LlamaConfig()).init(jax.random.key(0), None), "GPT2: expected a GPT2Config, got"),
-    (lambda: Config(model=GPT2Config()), "model must be of class ModelConfig with .*: got GPT2Con"),
+    (lambda: Config(model=GPT2Config()), "class ModelConfig or T5Config with .*: got GPT2Con"),
+    (lambda: T5Config(num_buckets=3), "model.num_buckets must be at least 4, .*: got 3 and 128"),
+    (lambda: T5Config(max_distance=16), "model.max_distance more than half of it: got 32 and 16"),
+    (lambda: T5Config(num_decoder_layers=0), "model.num_decoder_layers must be greater than 0"),
+    (lambda: T5Config(d_k=2**21), "model.d_k must be at most 1048576"),
+    (lambda: Config(model=T5Config(), data=STREAM), "model must be of class ModelConfig or GPT2C"),
     (lambda: Config.from_dict(NO_BERT), "must be one of transformer, gpt2, llama for a language "),
 ]
 
@@ -50,7 +59,8 @@ def test_errors(call, message):
         call()
 
 
-@pytest.mark.parametrize("model", [GPT2Config(**SMALL), LlamaConfig(**SMALL)])
+@pytest.mark.parametrize("model", [GPT2Config(**SMALL), LlamaConfig(**SMALL), T5Config()])
 def test_a_config_is_read_back_by_its_architecture(model):
-    config = Config(model=model, data=STREAM)
+    data = DataConfig() if isinstance(model, T5Config) else STREAM
+    config = Config(model=model, data=data)
     assert Config.from_dict(config.to_dict()) == config

@@ -11,6 +11,7 @@ from jaxformer.models.flops import language_model_flops, training_flops
 from jaxformer.models.gpt2 import GPT2
 from jaxformer.models.language_model import LanguageModel
 from jaxformer.models.llama import Llama
+from jaxformer.models.t5 import T5
 from jaxformer.models.transformer import Transformer
 from jaxformer.nn import Keys
 
@@ -28,17 +29,18 @@ CASES = [
     ("kind", "sizes"),
     [(Transformer, sizes) for sizes in CASES]
     + [(LanguageModel, sizes) for sizes in CASES[:3]]
-    + [(GPT2, {}), (Llama, {"d_k": 2}), (Llama, {"d_k": 4, "num_kv_heads": 2})],
+    + [(GPT2, {}), (Llama, {"d_k": 2}), (Llama, {"d_k": 4, "num_kv_heads": 2})]
+    + [(T5, {"num_decoder_layers": 2, "d_k": 5}), (T5, {"gated": True})],
 )
 def test_the_formula_counts_what_is_traced(kind, sizes):
     config = kind.section(
         **{"vocab_size": 29, "d_model": 12, "d_ff": 20, "num_heads": 4, "num_layers": 3} | sizes
     )
     model, inputs = kind(config), [jnp.asarray(np.ones((2, n), np.int32)) for n in (7, 5)]
-    inputs = inputs[: 2 if kind is Transformer else 1]
+    inputs = inputs[: 2 if issubclass(kind, Transformer) else 1]
     variables = jax.eval_shape(lambda: model.init(jax.random.key(0), *inputs))
     traced = 2 * multiplications(jax.make_jaxpr(lambda v: model.apply(v, *inputs))(variables).jaxpr)
-    if kind is Transformer:
+    if issubclass(kind, Transformer):
         assert training_flops(config, 2, 7, 5) == 3 * traced
     else:
         assert language_model_flops(config, 2, 7) == 3 * traced

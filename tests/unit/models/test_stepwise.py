@@ -13,6 +13,7 @@ from jaxformer.kinds import LANGUAGE_MODELING, TRANSLATION
 from jaxformer.models.gpt2 import GPT2, GPT2Config
 from jaxformer.models.language_model import LanguageModel
 from jaxformer.models.llama import Llama, LlamaConfig
+from jaxformer.models.t5 import T5, T5Config
 from jaxformer.models.transformer import Transformer
 
 from ...profiles import by_profile
@@ -26,6 +27,7 @@ SIZES = {"vocab_size": 37, "d_model": 16, "d_ff": 24, "num_heads": 4, "max_lengt
 CONFIGS = {
     GPT2: GPT2Config(num_layers=2, **SIZES),
     Llama: LlamaConfig(num_layers=2, num_kv_heads=2, **SIZES),
+    T5: T5Config(num_layers=1, num_decoder_layers=2, num_buckets=6, max_distance=9, **SIZES),
 }
 CAPACITY = 16  # Also of a cache for 9 tokens, since capacities are rounded up.
 
@@ -38,9 +40,12 @@ CASES = [
     (LanguageModel, {**EVERY, "compute_dtype": "bfloat16", "activation": "gelu"}),
     (GPT2, {"absent_tokens": "pad bos unk"}),
     (Llama, {"compute_dtype": "int8", "attention_biases": True, "embeddings": "tied"}),
+    (T5, {"compute_dtype": "int8", "d_k": 3, "bias_per_layer": True, "gated": True}),
 ]
 MORE = [
     (Llama, {}),
+    (T5, {"absent_tokens": "pad", "embeddings": "separate", "scaled_output": False}),
+    (T5, {"compute_dtype": "bfloat16"}),
     (GPT2, {"compute_dtype": "int8"}),
     (Transformer, {"positions": "rotary", "d_k": 4}),
     (Transformer, {**EVERY, "compute_dtype": "int8"}),
@@ -58,7 +63,7 @@ class Model:
 
     def __init__(self, kind, changes):
         config = dataclasses.replace(CONFIGS.get(kind, TINY), **changes)
-        self.module, self.has_source = kind(config), kind is Transformer
+        self.module, self.has_source = kind(config), issubclass(kind, Transformer)
         self.source = random_tokens(0, SENTENCES, 6)
         self.source[1, 4:] = 0
         tokens = np.ones((1, 1), np.int32)

@@ -15,6 +15,8 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jaxformer.config import ModelConfig
 from jaxformer.errors import UserError
+from jaxformer.kinds import TRANSLATION
+from jaxformer.models.t5 import T5Config
 from jaxformer.models.transformer import Transformer
 
 from ...profiles import by_profile
@@ -22,6 +24,9 @@ from ..nn.weights import random_params
 
 TINY = ModelConfig(
     vocab_size=37, d_model=16, d_ff=24, num_heads=4, d_k=3, d_v=5, num_layers=1, max_length=32
+)
+T5_TINY = T5Config(
+    vocab_size=37, d_model=16, d_ff=24, num_heads=4, d_k=3, num_layers=1, num_buckets=4
 )
 SEPARATE = dataclasses.replace(TINY, embeddings="separate", biases=True)
 ROWS, SOURCE, TARGET = 8, 9, 10
@@ -39,12 +44,12 @@ TGT = random_tokens(1, 1, TARGET).repeat(ROWS, axis=0)
 @functools.cache
 def params_of(config):
     tokens = jnp.asarray(np.ones((1, 1), np.int32))
-    return random_params(Transformer(config), tokens, tokens)
+    return random_params(TRANSLATION.build(config), tokens, tokens)
 
 
 @functools.cache
 def compiled(config, **static):
-    return jax.jit(functools.partial(Transformer(config).apply, **static))
+    return jax.jit(functools.partial(TRANSLATION.build(config).apply, **static))
 
 
 def logits_of(config, src, tgt, params=None, **segments):
@@ -121,7 +126,8 @@ def test_target_sees_no_later_token():
     np.testing.assert_array_equal((before != after).any(axis=-1), changed)
 
 
-def test_packed_segments_leak_nothing_and_equal_unpacked():
+@pytest.mark.parametrize("config", [TINY, T5_TINY])
+def test_packed_segments_leak_nothing_and_equal_unpacked(config):
     lengths = {"src": np.array([2, 3, 4]), "tgt": np.array([5, 3, 2])}  # Of three pairs.
     packed, alone = {}, {}
     for side, tokens in (("src", SRC), ("tgt", TGT)):
@@ -135,14 +141,14 @@ def test_packed_segments_leak_nothing_and_equal_unpacked():
         real = np.arange(tokens.shape[1]) < sizes[np.arange(ROWS) % 3][:, None]
         alone[f"{side}_segments"] = real.astype(np.int32)
     packed = {name: array.astype(np.int32) for name, array in packed.items()}
-    together = logits_of(TINY, SRC, TGT, **packed)
-    expected = logits_of(TINY, **alone)
+    together = logits_of(config, SRC, TGT, **packed)
+    expected = logits_of(config, **alone)
     for n in range(3):
         found = together[0, packed["tgt_segments"][0] == n + 1]
         np.testing.assert_allclose(found, expected[n, : len(found)], rtol=1e-5, atol=1e-5)
     second = {side: packed[f"{side}_segments"] == 2 for side in lengths}
     other = np.where(second["src"], 5, SRC), np.where(second["tgt"], 5, TGT)
-    changed = (logits_of(TINY, *other, **packed) != together).any(axis=-1)
+    changed = (logits_of(config, *other, **packed) != together).any(axis=-1)
     np.testing.assert_array_equal(changed, second["tgt"])
 
 

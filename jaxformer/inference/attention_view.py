@@ -6,7 +6,6 @@ import jax.numpy as jnp
 from jaxformer.data.tokenizer import BOS
 from jaxformer.errors import UserError
 from jaxformer.inference.translator import Translator
-from jaxformer.kinds import TRANSLATION
 from jaxformer.layout import global_mesh
 from jaxformer.plots.attention_page import AttentionView
 
@@ -30,10 +29,10 @@ def record_attention(translator: Translator, sentence: str) -> AttentionView:
     found = translator.translate_ids([source])[0].tokens
     translation = found[0] if found else []
     target = [BOS, *translation[:-1]]  # decoder inputs: the token at t predicts token t + 1
-    config, params = translator.models[0]
-    apply = jax.jit(TRANSLATION.build(config).apply, static_argnames="mutable")
+    member = translator.models[0]
+    apply = jax.jit(member.model.apply, static_argnames="mutable")
     _, recorded = apply(
-        {"params": params},
+        {"params": member.params},
         jnp.asarray([source], jnp.int32),
         jnp.asarray([target], jnp.int32),
         mutable="intermediates",

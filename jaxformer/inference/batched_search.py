@@ -19,7 +19,6 @@ from jaxformer.data.tokenizer import PAD
 from jaxformer.errors import UserError
 from jaxformer.inference.kept_programs import KeptProgram
 from jaxformer.inference.members import Member, token_log_probs
-from jaxformer.kinds import TRANSLATION
 from jaxformer.layout import global_mesh
 from jaxformer.models.stepwise import step_fn
 from jaxformer.search import Algorithm, BeamResult, PrefillFn, StepFn, ensemble, take_sentences
@@ -285,7 +284,7 @@ def _grow(state: Any, capacity: int) -> Any:
 
 
 def _step_fn(members: Members) -> StepFn:
-    return ensemble([step_fn(TRANSLATION.build(config), params) for config, params in members])
+    return ensemble([step_fn(member.model, member.params) for member in members])
 
 
 def _prefill_fn(members: Members) -> PrefillFn:

@@ -22,9 +22,12 @@ class Member(NamedTuple):
     config: Architecture
     params: PyTree  # cast or quantized for decoding
 
+    @property
+    def model(self) -> Any:
+        return TRANSLATION.build(self.config)
+
     def __call__(self, *inputs: Any, method: str, **options: Any) -> Any:
-        model = TRANSLATION.build(self.config)
-        return model.apply({"params": self.params}, *inputs, method=method, **options)
+        return self.model.apply({"params": self.params}, *inputs, method=method, **options)
 
 
 # Only the parameters are traced: a jitted function is compiled for each architecture.

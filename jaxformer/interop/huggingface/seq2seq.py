@@ -1,4 +1,4 @@
-"""Shared parts of encoder-decoders in transformers' layout."""
+"""The data section and example shared by all encoder-decoders of transformers."""
 
 from jaxformer.config import DataConfig
 from jaxformer.models.architecture import Architecture

@@ -46,7 +46,8 @@ def test_the_chinese_readme_has_the_same_commands_and_code():
     """Up to comments."""
 
     def without_comments(page):
-        found = blocks(page, "console|python|sh")  # sh: needs a corpus, so only test_pages.py reads it
+        # The commands of sh need a corpus, so test_pages.py reads them and no test runs them.
+        found = blocks(page, "console|python|sh")
         return [(kind, re.sub(r" +# .*", "", block)) for kind, block in found]
 
     assert without_comments("docs/README.zh-CN.md") == without_comments("README.md")

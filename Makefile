@@ -124,7 +124,7 @@ $(NEWEST)/installed: requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
 	  echo "'$(PYTHON)' lacks venv or pip; install them (Debian, Ubuntu:" \
 	    "apt install python3-venv)" >&2; exit 2; }
-	@echo "Installing $< into $(@D) with $$($(PYTHON) --version), $(PYTHON): about a minute, 1.4 GB"
+	@echo "Installing $< into $(@D) with $$($(PYTHON) --version), $(PYTHON): about a minute, 2 GB"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 12))' || \
 	  echo "Python 3.12 or 3.13 would be faster: the newest JAX needs it"
 	@[ "$$($(@D)/bin/python --version 2> /dev/null)" = "$$($(PYTHON) --version)" ] || \

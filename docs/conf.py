@@ -25,6 +25,8 @@ PAGES = {"docs", "jaxformer", "README.md", "CONTRIBUTING.md", "CHANGELOG.md"}
 PUBLIC = (
     *("jaxformer", "jaxformer.nn", "jaxformer.search", "jaxformer.models", "jaxformer.config"),
 )
+# Pages whose text the search leaves out, since they mention everything.
+NOT_SEARCHED = ("CHANGELOG", "docs/LOG")
 
 os.environ["COLUMNS"] = "88"  # width of --help
 
@@ -33,7 +35,7 @@ author = "the jaxformer authors"
 version = release = __version__
 root_doc = "docs/index"
 exclude_patterns = [path.name for path in PROJECT.iterdir() if path.name not in PAGES]
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 
 nitpicky = True
 highlight_language = "none"
@@ -111,6 +113,12 @@ def link_to_public_name(app, env, node, text):
     return env.domains["py"].resolve_xref(*arguments) or text
 
 
+def leave_out_of_search(app, env):
+    """Marks pages as Sphinx's field ``:nosearch:`` would, which GitHub would show."""
+    for page in NOT_SEARCHED:
+        env.metadata[page]["nosearch"] = ""
+
+
 def write_start_page(app, error):
     """The start page of the folder, which leads to this folder's index."""
     page = '<meta http-equiv="refresh" content="0; url=docs/index.html">'
@@ -123,4 +131,5 @@ def setup(app):
     app.connect("autodoc-process-signature", shorten_signature)
     app.connect("autodoc-skip-member", skip_field)
     app.connect("missing-reference", link_to_public_name)
+    app.connect("env-check-consistency", leave_out_of_search)
     app.connect("build-finished", write_start_page)

@@ -3,9 +3,10 @@
 Names are imported on first use: ``import jaxformer`` is instant and loads none of the libraries for
 text, checkpoints and plots.
 
-Config       Config, load_config, ModelConfig, EncoderConfig, GPT2Config, LlamaConfig, T5Config,
+Config       Config, load_config, ModelConfig, EncoderConfig, GPT2Config, LlamaConfig,
+             StudentConfig, T5Config,
              DataConfig, StreamConfig, LabeledConfig, TrainingConfig, MeshConfig
-Models       Transformer, LanguageModel, Encoder, GPT2, Llama, T5
+Models       Transformer, LanguageModel, Encoder, GPT2, Llama, T5, Student
 Layers       MultiHeadAttention, FeedForward, Block, Stack, Residual, LayerNorm, RMSNorm, Dropout,
              Keys, Memory, StackCache, dot_product_attention, sinusoidal_positions,
              rotary_positions, segment_mask, causal_mask

@@ -24,6 +24,7 @@ import dataclasses
 
 from jaxformer.config import Config, DataConfig, ModelConfig, TrainingConfig, select
 from jaxformer.files import data_directory
+from jaxformer.tasks.small_corpus import fit_to_corpus
 
 DATA = data_directory()
 
@@ -41,7 +42,36 @@ TINY = Config(
     training=TrainingConfig(steps=4000, warmup_steps=1000, checkpoint_every=500, eval_every=500),
 )
 
+SMALL = Config(
+    model=ModelConfig(
+        vocab_size=2000, d_model=128, d_ff=512, num_heads=4, num_layers=3, dropout_rate=0.3
+    ),
+    data=DataConfig(
+        corpus="text",
+        train="my/train",
+        valid="5%",
+        batching="packing",
+        tokens_per_batch=2048,
+        max_length=128,
+    ),
+    training=TrainingConfig(
+        steps=1600,
+        warmup_steps=80,
+        learning_rate=5e-3,
+        optimizer="muon",
+        schedule="linear",
+        weight_decay=0.05,
+        checkpoint_every=320,
+        eval_every=320,
+    ),
+)
+
 
 def get_config(variant: str = ""):
-    """Returns the config, for ``--config=configs/base.py`` or ``--config=configs/base.py:tiny``."""
-    return select({"": BASE, "tiny": TINY}, variant)
+    """Returns the config, for ``--config=configs/base.py``, ``base.py:tiny`` or ``base.py:small``."""
+    return select({"": BASE, "tiny": TINY, "small": SMALL}, variant)
+
+
+def adapt_config(config: Config, variant: str, given):
+    """Returns the config after the overrides of the ``given`` fields."""
+    return fit_to_corpus(config, given) if variant == "small" else config

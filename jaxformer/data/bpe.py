@@ -23,6 +23,8 @@ from jaxformer.files import write_file
 
 # Largest number of lines to learn a vocabulary from; a sample of a larger corpus is as good.
 _MAX_LINES = 2_000_000
+# Lines from which the largest vocabulary is found; more only make it larger.
+_LINES_FOR_LARGEST = 20_000
 _DIGEST_BYTES = 32
 # Part of the key of every cached tokenizer. Increase it when the same files give other pairs.
 _FORMAT = 3
@@ -106,6 +108,15 @@ def train_byte_pair_model(lines: Iterator[str], vocab_size: int, **options: Any)
         **options,
     )
     return model.getvalue()
+
+
+def largest_vocabulary(lines: Sequence[str], symbols: int = 0) -> tuple[int, int]:
+    """Returns the largest vocabulary size that lines allow, at least, and the smallest one."""
+    sample = [line for line in lines if not is_blank(line)]
+    smallest = UNK + 1 + 256 + len(set().union(*sample)) + 1 + symbols
+    first, no_limit = iter(sample[:_LINES_FOR_LARGEST]), 1_000_000
+    model = train_byte_pair_model(first, no_limit, hard_vocab_limit=False)
+    return max(open_processor(model).vocab_size() + symbols, smallest), smallest
 
 
 def cached_tokenizer(

@@ -10,6 +10,7 @@ from typing import Any
 from jaxformer.config import Config, DataConfig, data_section
 from jaxformer.data.bpe import cached_tokenizer
 from jaxformer.data.corpus import Corpus, VerifiedCorpus, open_corpus, parse_mixture
+from jaxformer.data.held_out import hold_out
 from jaxformer.data.plan import BatchPlan, make_plan, sequential_plan
 from jaxformer.data.store import TokenStore, build_store
 from jaxformer.data.tokenizer import UNK, Tokenizer
@@ -40,7 +41,8 @@ def open_dataset(config: Config, folder: Workdir, corpus: Corpus | None = None) 
     A resumed run keeps its data and the tokenizer of its workdir, which is not changed.
     """
     data = data_section(config, DataConfig)
-    corpus = VerifiedCorpus(open_corpus(data) if corpus is None else corpus)
+    corpus = open_corpus(data) if corpus is None else corpus
+    corpus = VerifiedCorpus(hold_out(corpus, data.train, data.valid))
     if parse_mixture(data.valid):
         raise UserError(
             f"data.valid: expected no weights, which are for training: got {data.valid!r}"

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from jaxformer.data.corpus import DataConfig, DataSection
 from jaxformer.data.labeled import LabeledConfig
 from jaxformer.data.stream import StreamConfig
-from jaxformer.errors import UserError
+from jaxformer.errors import UserError, typed_command
 from jaxformer.fields import build_section, check_known, expected_type
 from jaxformer.files import explain_read_errors, read_json, write_file
 from jaxformer.kinds import KINDS, Kind, kind_of
@@ -197,7 +197,8 @@ def read_config(folder: Workdir) -> Config:
         if not path.exists():
             raise UserError(
                 f"{folder.path}: expected the workdir of a training run, but it has no "
-                f"{path.name}; train one with train.py --workdir={folder.path}"
+                f"{path.name}; train one with "
+                f"{typed_command('train')} NAME --workdir {folder.path}"
             )
         values = read_json(path, path.parent, what="a JSON config")
     try:

@@ -42,6 +42,14 @@ def needs_package(package: str, why: str, *, extra: str = "") -> Iterator[None]:
         ) from None
 
 
+def typed_command(name: str) -> str:
+    """Returns a command as the user would type it: ``jaxformer train``, ``python train.py``."""
+    program = os.path.basename(sys.argv[0])
+    if program == "train.py" and name == "train":
+        return "python train.py"
+    return f"{'python -m jaxformer' if program == '__main__.py' else 'jaxformer'} {name}"
+
+
 def did_you_mean(
     name: str, known: Iterable[str], otherwise: str, meaning: Callable[[str], str] = str
 ) -> str:

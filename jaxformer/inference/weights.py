@@ -17,7 +17,7 @@ from jaxtyping import PyTree
 
 from jaxformer.config import Config, check_config, check_kind, read_config, save_config
 from jaxformer.data.tokenizer import Vocabulary
-from jaxformer.errors import UserError
+from jaxformer.errors import UserError, typed_command
 from jaxformer.fields import check_unchanged
 from jaxformer.files import model_path, read_whole, run_path, write_file
 from jaxformer.kinds import KINDS, TRANSLATION, Kind, describe_model
@@ -268,7 +268,7 @@ def _newest_steps(checkpoints: Checkpoints, folder: Workdir, run: Config, last: 
 
 def _open(folder: Workdir, directory: pathlib.Path) -> Checkpoints:
     if not directory.is_dir():
-        author = "jaxformer average" if directory == folder.averaged else "train.py"
+        author = typed_command("average" if directory == folder.averaged else "train")
         raise UserError(f"{directory}: no such folder; it is made by {author}")
     return Checkpoints(directory)
 

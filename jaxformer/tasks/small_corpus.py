@@ -66,7 +66,9 @@ def fit_to_corpus(config: Config, given: Collection[str] = ()) -> Config:
         choose("training.checkpoint_every", every, "a checkpoint at each validation")
         choose("training.log_every", math.ceil(every / 5), "five reports between validations")
     print(*lines, sep="\n", file=sys.stderr)
-    changed = {name: dataclasses.replace(getattr(config, name), **s) for name, s in sections.items()}
+    changed = {
+        name: dataclasses.replace(getattr(config, name), **s) for name, s in sections.items()
+    }
     return dataclasses.replace(config, **changed)
 
 

@@ -68,7 +68,7 @@ SMALL = Config(
 
 
 def get_config(variant: str = ""):
-    """Returns the config, for ``--config=configs/base.py``, ``base.py:tiny`` or ``base.py:small``."""
+    """Returns the config, for ``base``, ``base:tiny`` or ``base:small``."""
     return select({"": BASE, "tiny": TINY, "small": SMALL}, variant)
 
 

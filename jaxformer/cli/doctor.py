@@ -1,9 +1,12 @@
 """The command ``doctor``: reports the environment, or the memory that an experiment needs."""
 
+import glob
 import importlib.metadata
 import os
+import pathlib
 import re
-from collections.abc import Sequence
+import shutil
+from collections.abc import Iterator, Sequence
 
 from jaxformer.errors import UserError, missing_device
 from jaxformer.files import cache_directory
@@ -14,6 +17,7 @@ _PACKAGES = ("flax", "grain", "optax", "orbax-checkpoint", "sacrebleu", "sentenc
 _VARIABLES = ("JAXFORMER_", "CUDA_VISIBLE_DEVICES", "LIBTPU", "TF_CPP")
 # Extras that no feature needs.
 _DEVELOPMENT = ("all", "dev", "docs", "test")
+_LITTLE_SPACE = 10**9  # bytes
 _UNITS = {"GB": 10**9, "GiB": 2**30, "MB": 10**6, "MiB": 2**20}
 
 
@@ -74,8 +78,36 @@ def _print_report() -> None:
         import jax
 
         jax.print_environment_info()
+        print(*(list(_problems(folder)) or ["problems: none found"]), sep="\n")
     except Exception as error:  # The rest of the report is useful, whatever the error.
         print(f"failed with {missing_device(error) or repr(error)}")
+
+
+def _problems(cache: pathlib.Path) -> Iterator[str]:
+    """Yields a line for each problem of the environment, with what to do."""
+    import jax
+
+    from jaxformer.nn.backend import emulates_bfloat16
+
+    if glob.glob("/dev/nvidia[0-9]*") and jax.default_backend() == "cpu":
+        yield (
+            "problem: the machine has a GPU, but JAX computes on the CPU: install JAX for it, see "
+            "https://docs.jax.dev/en/latest/installation.html"
+        )
+    if emulates_bfloat16():
+        yield (
+            "problem: this CPU has no instructions for bfloat16: train with "
+            "--config.model.compute_dtype=float32"
+        )
+    while not cache.exists():
+        cache = cache.parent
+    if not os.access(cache, os.W_OK):
+        yield f"problem: {cache} cannot be written: set JAXFORMER_CACHE to another folder"
+    elif (free := shutil.disk_usage(cache).free) < _LITTLE_SPACE:
+        yield (
+            f"problem: the disk of {cache} has only {free / 1e6:.0f} MB left: delete files, or set "
+            "JAXFORMER_CACHE to a folder on another disk"
+        )
 
 
 def _version(name: str) -> str:

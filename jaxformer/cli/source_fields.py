@@ -58,9 +58,8 @@ def _read(place: str) -> Any:
     for node in statements:
         if isinstance(node, ast.ImportFrom) and name in (each.name for each in node.names):
             return _read(f"{node.module}.{name}")
-        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
-            if name in map(ast.unparse, getattr(node, "targets", [getattr(node, "target", None)])):
-                return _type(node.value, module)
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == name and node.value:
+            return _type(node.value, module)
         if isinstance(node, ast.ClassDef) and node.name == name and node.decorator_list:
             return _copy_of(node, module)
     return object

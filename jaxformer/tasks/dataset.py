@@ -5,10 +5,11 @@ import dataclasses
 import functools
 import hashlib
 import itertools
+import sys
 from typing import Any
 
 from jaxformer.config import Config, DataConfig, data_section
-from jaxformer.data.bpe import cached_tokenizer
+from jaxformer.data.bpe import cached_tokenizer, note_large_vocabulary
 from jaxformer.data.corpus import Corpus, VerifiedCorpus, open_corpus, parse_mixture
 from jaxformer.data.held_out import hold_out
 from jaxformer.data.plan import BatchPlan, make_plan, sequential_plan
@@ -16,6 +17,7 @@ from jaxformer.data.store import TokenStore, build_store
 from jaxformer.data.tokenizer import UNK, Tokenizer
 from jaxformer.errors import UserError
 from jaxformer.files import cache_directory
+from jaxformer.runs import processes
 from jaxformer.runs.run_directory import check_identity
 from jaxformer.runs.workdir import Workdir
 from jaxformer.tasks.initialization import tokenizer_of_run
@@ -82,6 +84,9 @@ def _learn_tokenizer(config: Config, corpus: VerifiedCorpus) -> Tokenizer:
     """Learns a tokenizer from the training text, or reads it from the cache."""
     data, size, cache = data_section(config, DataConfig), config.model.vocab_size, cache_directory()
     options: dict[str, Any] = {"user_defined_symbols": data.symbols()}
+    note = note_large_vocabulary(size, corpus.pairs(data.train))
+    if note and processes.is_primary():
+        print(note, file=sys.stderr)
     if data.pretokenizer == "none":
         return cached_tokenizer(corpus, data.train, size, cache, **options)
     from jaxformer.data.moses_tokenizer import MosesTokenizer, PreprocessedCorpus, Preprocessing

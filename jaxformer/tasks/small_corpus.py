@@ -7,15 +7,13 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from jaxformer.config import Config, DataConfig, check_kind, data_section
-from jaxformer.data.bpe import largest_vocabulary
+from jaxformer.data.bpe import largest_vocabulary, suitable_vocabulary
 from jaxformer.data.corpus import VerifiedCorpus, open_corpus
 from jaxformer.data.held_out import hold_out
 from jaxformer.errors import UserError
 from jaxformer.kinds import TRANSLATION
 
-# Best vocabularies for 5,000 to 200,000 pairs grow with the square root of the text (Sennrich and
-# Zhang 2019).
-_PIECES, _MOST_PIECES = 3.2, 8000
+_MOST_PIECES = 8000
 _CHARACTERS_PER_TOKEN = 3  # of English and German with such a vocabulary
 _BATCHES_PER_EPOCH, _BATCH_SIZES = 25, (1024, 8192)
 _EPOCHS, _MOST_STEPS = 60, 4000
@@ -66,17 +64,15 @@ def fit_to_corpus(config: Config, given: Collection[str] = ()) -> Config:
         choose("training.checkpoint_every", every, "a checkpoint at each validation")
         choose("training.log_every", math.ceil(every / 5), "five reports between validations")
     print(*lines, sep="\n", file=sys.stderr)
-    changed = {
-        name: dataclasses.replace(getattr(config, name), **s) for name, s in sections.items()
-    }
-    return dataclasses.replace(config, **changed)
+    changed = ((name, getattr(config, name), values) for name, values in sections.items())
+    return dataclasses.replace(config, **{n: dataclasses.replace(s, **v) for n, s, v in changed})
 
 
 def _vocabulary(texts: Sequence[str], characters: int, symbols: int) -> tuple[int, str]:
     """Returns a vocabulary size, and the reason."""
-    wanted = min(100 * round(_PIECES * math.sqrt(characters) / 100), _MOST_PIECES)
+    wanted = min(suitable_vocabulary(characters), _MOST_PIECES)
     largest, smallest = largest_vocabulary(texts, symbols)
     size = max(min(wanted, largest // 2), smallest)
     if size == wanted:
-        return size, f"{_PIECES} times the root of the characters, at most {_MOST_PIECES:,}"
-    return size, f"from {smallest:,} to {largest:,} are possible; more than half would learn words"
+        return size, f"grows with the root of the characters, up to {_MOST_PIECES:,}"
+    return size, f"the text allows {smallest:,} to {largest:,}; many would be whole sentences"

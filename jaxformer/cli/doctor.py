@@ -5,7 +5,6 @@ import importlib.metadata
 import os
 import pathlib
 import re
-import shutil
 from collections.abc import Iterator, Sequence
 
 from jaxformer.errors import UserError, missing_device
@@ -17,7 +16,6 @@ _PACKAGES = ("flax", "grain", "optax", "orbax-checkpoint", "sacrebleu", "sentenc
 _VARIABLES = ("JAXFORMER_", "CUDA_VISIBLE_DEVICES", "LIBTPU", "TF_CPP")
 # Extras that no feature needs.
 _DEVELOPMENT = ("all", "dev", "docs", "test")
-_LITTLE_SPACE = 10**9  # bytes
 _UNITS = {"GB": 10**9, "GiB": 2**30, "MB": 10**6, "MiB": 2**20}
 
 
@@ -87,27 +85,13 @@ def _problems(cache: pathlib.Path) -> Iterator[str]:
     """Yields a line for each problem of the environment, with what to do."""
     import jax
 
-    from jaxformer.nn.backend import emulates_bfloat16
-
     if glob.glob("/dev/nvidia[0-9]*") and jax.default_backend() == "cpu":
         yield (
-            "problem: the machine has a GPU, but JAX computes on the CPU: install JAX for it, see "
+            "problem: there is a GPU, but JAX uses the CPU: install JAX for the GPU, see "
             "https://docs.jax.dev/en/latest/installation.html"
         )
-    if emulates_bfloat16():
-        yield (
-            "problem: this CPU has no instructions for bfloat16: train with "
-            "--config.model.compute_dtype=float32"
-        )
-    while not cache.exists():
-        cache = cache.parent
-    if not os.access(cache, os.W_OK):
+    if not os.access(next(path for path in (cache, *cache.parents) if path.exists()), os.W_OK):
         yield f"problem: {cache} cannot be written: set JAXFORMER_CACHE to another folder"
-    elif (free := shutil.disk_usage(cache).free) < _LITTLE_SPACE:
-        yield (
-            f"problem: the disk of {cache} has only {free / 1e6:.0f} MB left: delete files, or set "
-            "JAXFORMER_CACHE to a folder on another disk"
-        )
 
 
 def _version(name: str) -> str:

@@ -13,17 +13,18 @@ from jaxformer.cli.signatures import field_help
 
 _PACKAGE = pathlib.Path(__file__).parents[2]
 _TYPES = {kind.__name__: kind for kind in (bool, float, int, str)}
-_SECTIONS = {
-    "model": "jaxformer.models.assembly.ModelConfig",
-    "data": "jaxformer.data.corpus.DataConfig",
-    "training": "jaxformer.training.settings.TrainingConfig",
-    "mesh": "jaxformer.training.mesh.MeshConfig",
-}
 _SEARCHES = ("jaxformer.search.beam.BeamSearch", "jaxformer.search.sampling.Sampling")
+_SECTIONS = {
+    "jaxformer.models.assembly.ModelConfig": "model",
+    "jaxformer.data.corpus.DataConfig": "data",
+    "jaxformer.training.settings.TrainingConfig": "training",
+    "jaxformer.training.mesh.MeshConfig": "mesh",
+    **dict.fromkeys(_SEARCHES, "search"),
+}
 _USUAL = {
-    "model": ("vocab_size", "d_model", "num_layers", "dropout_rate"),
-    "data": ("train", "valid", "tokens_per_batch"),
-    "training": ("steps", "warmup_steps", "learning_rate_scale"),
+    *("model.vocab_size", "model.d_model", "model.num_layers", "model.dropout_rate"),
+    *("data.train", "data.valid", "data.tokens_per_batch"),
+    *("training.steps", "training.warmup_steps", "training.learning_rate_scale"),
 }
 
 
@@ -33,54 +34,41 @@ def searches() -> tuple[type, ...]:
 
 
 def list_fields(*, usual: bool = False) -> str:
-    """Returns lines with the fields of a config, all or the usual ones, and their defaults."""
-    kinds = {name: (_read(place),) for name, place in _SECTIONS.items()} | {"search": searches()}
-    rows = {
-        f"--config.{section}.{name}={getattr(kind, name)}": text.split(". ")[0] if usual else text
-        for section, classes in kinds.items()
-        for kind in classes
-        for name, text in field_help(kind).items()
-        if not usual or name in _USUAL.get(section, ())
-    }
-    width, indent = max(min(shutil.get_terminal_size().columns, 100) - 10, 40), " " * 6
-    return "\n".join(
-        f"  {field}\n{textwrap.indent(textwrap.fill(text, width), indent)}"
-        for field, text in rows.items()
-    )
+    """Returns the fields of a config, all or the usual ones, with defaults and descriptions."""
+    width, rows = max(min(shutil.get_terminal_size().columns, 100) - 10, 40), {}
+    for kind, section in ((_read(place), section) for place, section in _SECTIONS.items()):
+        for name, text in field_help(kind).items():
+            if not usual or f"{section}.{name}" in _USUAL:
+                text = textwrap.fill(text.split(". ")[0] if usual else text, width)
+                rows[f"  --config.{section}.{name}={getattr(kind, name)}"] = text
+    return "\n".join(f"{field}\n{textwrap.indent(text, ' ' * 6)}" for field, text in rows.items())
 
 
 @functools.cache
 def _read(place: str) -> Any:
-    """Returns a name of a module: a dataclass with the same fields, or an alias of a type."""
+    """Returns a dataclass with the fields of another, or an alias of a type, by its full name."""
     module, _, name = place.rpartition(".")
     path = _PACKAGE.joinpath(*module.split(".")).with_suffix(".py")
-    statements = ast.parse(path.read_text(encoding="utf-8")).body if path.is_file() else []
-    for node in statements:
-        if isinstance(node, ast.ImportFrom) and name in (each.name for each in node.names):
-            return _read(f"{node.module}.{name}")
-        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == name and node.value:
-            return _type(node.value, module)
-        if isinstance(node, ast.ClassDef) and node.name == name and node.decorator_list:
-            return _copy_of(node, module)
+    for node in ast.parse(path.read_text(encoding="utf-8")).body if path.is_file() else ():
+        match node:
+            case ast.ImportFrom(module=origin, names=names) if name in (n.name for n in names):
+                return _read(f"{origin}.{name}")
+            case ast.AnnAssign(target=ast.Name(id), value=ast.expr() as value) if id == name:
+                return _type(value, module)
+            case ast.ClassDef(decorator_list=[_, *_]) if node.name == name:
+                found = [each for each in node.body if isinstance(each, ast.AnnAssign)]
+                fields = [
+                    (ast.unparse(each.target), _type(each.annotation, module), _value(each.value))
+                    for each in found
+                    if "ClassVar" not in ast.unparse(each.annotation)
+                ]
+                bases = [_type(base, module) for base in node.bases]
+                bases = tuple(base for base in bases if base is not object)
+                doc = {"__doc__": ast.get_docstring(node)}
+                return dataclasses.make_dataclass(
+                    name, fields, bases=bases, namespace=doc, kw_only=True
+                )
     return object
-
-
-def _copy_of(node: ast.ClassDef, module: str) -> type:
-    """Returns a dataclass with the fields and the docstring of another."""
-    bases = [_type(base, module) for base in node.bases]
-    found = [each for each in node.body if isinstance(each, ast.AnnAssign)]
-    fields = [
-        (ast.unparse(each.target), _type(each.annotation, module), _default(each.value))
-        for each in found
-        if "ClassVar" not in ast.unparse(each.annotation)
-    ]
-    return dataclasses.make_dataclass(
-        node.name,
-        fields,
-        bases=tuple(base for base in bases if base is not object),
-        namespace={"__doc__": ast.get_docstring(node)},
-        kw_only=True,
-    )
 
 
 def _type(node: ast.expr, module: str) -> Any:
@@ -95,6 +83,6 @@ def _type(node: ast.expr, module: str) -> Any:
     return object
 
 
-def _default(node: ast.expr | None) -> Any:
+def _value(node: ast.expr | None) -> Any:
     with contextlib.suppress(ValueError):  # a call
         return None if node is None else ast.literal_eval(node)

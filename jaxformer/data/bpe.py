@@ -26,7 +26,6 @@ from jaxformer.files import write_file
 _MAX_LINES = 2_000_000
 # Lines from which the largest vocabulary is found; more only make it larger.
 _LINES_FOR_LARGEST = 20_000
-_ALWAYS_SUITABLE = 500
 _DIGEST_BYTES = 32
 # Part of the key of every cached tokenizer. Increase it when the same files give other pairs.
 _FORMAT = 3
@@ -113,35 +112,21 @@ def train_byte_pair_model(lines: Iterator[str], vocab_size: int, **options: Any)
 
 
 def suitable_vocabulary(characters: int) -> int:
-    """Returns the number of pieces that suits a text of this size.
+    """Returns the number of pieces that suits a text of this size, at least 500.
 
     It grows with the square root, from 2,000 for 5,000 pairs, as in the low-resource systems of
     Sennrich and Zhang (2019), to 37,000, as in the paper, for 130 million characters.
     """
-    return 100 * round(3.2 * math.sqrt(characters) / 100)
+    return max(500, 100 * round(3.2 * math.sqrt(characters) / 100))
 
 
-def note_large_vocabulary(vocab_size: int, pairs: Iterable[tuple[str, str]]) -> str:
-    """Returns a note if a vocabulary has more than twice the suitable size of a text, or ""."""
-    characters = suitable = 0
-    for pair in pairs:
-        characters += sum(map(len, pair))
-        suitable = max(suitable_vocabulary(characters), _ALWAYS_SUITABLE)
-        if 2 * suitable >= vocab_size:
-            return ""
-    return (
-        f"note: model.vocab_size={vocab_size} is large for a text of {characters:,} characters: "
-        f"with {suitable} pieces a model usually learns more from it"
-    )
-
-
-def largest_vocabulary(lines: Sequence[str], symbols: int = 0) -> tuple[int, int]:
-    """Returns the largest vocabulary size that lines allow, at least, and the smallest one."""
+def possible_vocabularies(lines: Iterable[str], symbols: int = 0) -> tuple[int, int]:
+    """Returns the smallest vocabulary size for lines, and the largest, or a smaller one."""
     sample = [line for line in lines if not is_blank(line)]
-    smallest = UNK + 1 + 256 + len(set().union(*sample)) + 1 + symbols
-    first, no_limit = iter(sample[:_LINES_FOR_LARGEST]), 1_000_000
-    model = train_byte_pair_model(first, no_limit, hard_vocab_limit=False)
-    return max(open_processor(model).vocab_size() + symbols, smallest), smallest
+    smallest = UNK + 1 + 256 + len(set().union(*sample, " ")) + symbols
+    few, any_size = iter(sample[:_LINES_FOR_LARGEST]), 1_000_000
+    model = train_byte_pair_model(few, any_size, hard_vocab_limit=False)
+    return smallest, max(open_processor(model).vocab_size() + symbols, smallest)
 
 
 def cached_tokenizer(

@@ -115,6 +115,13 @@ class TrainedModel:
         return self.config.kind.load_tokenizer(self.folder.tokenizer)
 
 
+def describe_predictor(predictor: Any, *more: str) -> str:
+    """Returns one line: class, kind, size and origin of the parameters, and ``more``."""
+    size = sum(leaf.size for leaf in jax.tree.leaves(predictor.params))
+    words = [predictor.config.kind.description, f"{size:,} parameters", predictor.weights, *more]
+    return f"<{type(predictor).__name__}: {', '.join(words)}>"
+
+
 PredictorT = TypeVar("PredictorT", bound="Predictor")
 
 
@@ -147,6 +154,14 @@ class Predictor:
         use_compilation_cache()
         self.config, self.tokenizer, self.weights = config, tokenizer, weights
         self.params = prepare_params(config.model, params, config.kind)
+
+    def __repr__(self) -> str:
+        search = self.config.search
+        values = {f.name: getattr(search, f.name) for f in dataclasses.fields(search)}
+        changed = {name: v for name, v in values.items() if v != getattr(type(search), name)}
+        changed |= {} if isinstance(search, Sampling) else {"beam_size": search.num_hypotheses}
+        words = ", ".join(f"{name}={value!r}" for name, value in changed.items())
+        return describe_predictor(self, f"{type(search).__name__}({words})")
 
     @classmethod
     def load(

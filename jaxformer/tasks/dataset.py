@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 from jaxformer.config import Config, DataConfig, data_section
-from jaxformer.data.bpe import cached_tokenizer, note_large_vocabulary
+from jaxformer.data.bpe import cached_tokenizer, suitable_vocabulary
 from jaxformer.data.corpus import Corpus, VerifiedCorpus, open_corpus, parse_mixture
 from jaxformer.data.held_out import hold_out
 from jaxformer.data.plan import BatchPlan, make_plan, sequential_plan
@@ -64,6 +64,8 @@ def open_dataset(config: Config, folder: Workdir, corpus: Corpus | None = None) 
         identity["weights"] = " ".join(map(str, weights))
     check_identity(folder, identity)
     train = build_store(corpus, data.train, tokenizer, data.max_length, cache)
+    if not folder.config.exists():
+        _note_large_vocabulary(config, int(train.src_lengths.sum() + train.tgt_lengths.sum()))
     valid = build_store(corpus, data.valid, tokenizer, config.model.max_length, cache)
     repetitions = corpus.repetitions(data.train, train.numbers)
     return Dataset(
@@ -80,13 +82,22 @@ def open_dataset(config: Config, folder: Workdir, corpus: Corpus | None = None) 
     )
 
 
+def _note_large_vocabulary(config: Config, tokens: int) -> None:
+    """Prints a note if a new vocabulary is more than twice as large as suits the text."""
+    suitable = suitable_vocabulary(3 * tokens)
+    known = config.data.tokenizer or config.training.init_from
+    if config.model.vocab_size > 2 * suitable and not known and processes.is_primary():
+        print(
+            f"note: model.vocab_size={config.model.vocab_size} is large for a text of {tokens:,} "
+            f"tokens: {suitable} or so is usual",
+            file=sys.stderr,
+        )
+
+
 def _learn_tokenizer(config: Config, corpus: VerifiedCorpus) -> Tokenizer:
     """Learns a tokenizer from the training text, or reads it from the cache."""
     data, size, cache = data_section(config, DataConfig), config.model.vocab_size, cache_directory()
     options: dict[str, Any] = {"user_defined_symbols": data.symbols()}
-    note = note_large_vocabulary(size, corpus.pairs(data.train))
-    if note and processes.is_primary():
-        print(note, file=sys.stderr)
     if data.pretokenizer == "none":
         return cached_tokenizer(corpus, data.train, size, cache, **options)
     from jaxformer.data.moses_tokenizer import MosesTokenizer, PreprocessedCorpus, Preprocessing

@@ -44,10 +44,11 @@ def needs_package(package: str, why: str, *, extra: str = "") -> Iterator[None]:
 
 def typed_command(name: str) -> str:
     """Returns a command as the user would type it: ``jaxformer train``, ``python train.py``."""
-    program = os.path.basename(sys.argv[0])
-    if program == "train.py" and name == "train":
+    program = sys.argv[0].replace(os.sep, "/")
+    if program.endswith("train.py") and name == "train":
         return "python train.py"
-    return f"{'python -m jaxformer' if program == '__main__.py' else 'jaxformer'} {name}"
+    module = program.endswith("/jaxformer/__main__.py")
+    return f"{'python -m jaxformer' if module else 'jaxformer'} {name}"
 
 
 def did_you_mean(

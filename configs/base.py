@@ -45,7 +45,7 @@ TINY = Config(
 
 SMALL = Config(
     model=ModelConfig(
-        vocab_size=2000, d_model=128, d_ff=512, num_heads=4, num_layers=3, dropout_rate=0.3
+        vocab_size=2000, d_model=128, d_ff=256, num_heads=4, num_layers=2, dropout_rate=0.2
     ),
     data=DataConfig(
         corpus="text",
@@ -56,14 +56,14 @@ SMALL = Config(
         max_length=128,
     ),
     training=TrainingConfig(
-        steps=1600,
-        warmup_steps=80,
+        steps=800,
+        warmup_steps=40,
         learning_rate=5e-3,
         optimizer="muon",
         schedule="linear",
         weight_decay=0.05,
-        checkpoint_every=320,
-        eval_every=320,
+        checkpoint_every=160,
+        eval_every=160,
     ),
 )
 

@@ -15,7 +15,7 @@ from jaxformer.kinds import TRANSLATION
 
 _MOST_PIECES, _CHARACTERS_PER_TOKEN = 8000, 3  # in English and German
 _BATCHES_PER_EPOCH, _SMALLEST_BATCH, _LARGEST_BATCH = 25, 1024, 8192
-_EPOCHS, _MOST_STEPS, _WARMUP = 60, 4000, 0.05
+_EPOCHS, _MOST_STEPS, _WARMUP = 30, 4000, 0.05
 
 
 def fit_to_corpus(config: Config, given: Collection[str] = ()) -> Config:

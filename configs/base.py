@@ -43,10 +43,9 @@ TINY = Config(
     training=TrainingConfig(steps=4000, warmup_steps=1000, checkpoint_every=500, eval_every=500),
 )
 
+# adapt_config replaces the vocabulary, the batch and the numbers of steps.
 SMALL = Config(
-    model=ModelConfig(
-        vocab_size=2000, d_model=128, d_ff=256, num_heads=4, num_layers=2, dropout_rate=0.2
-    ),
+    model=dataclasses.replace(TINY.model, dropout_rate=0.2),
     data=DataConfig(
         corpus="text",
         train="my/train",
@@ -56,14 +55,12 @@ SMALL = Config(
         max_length=128,
     ),
     training=TrainingConfig(
-        steps=800,
-        warmup_steps=40,
+        steps=4000,
+        warmup_steps=1,
         learning_rate=5e-3,
         optimizer="muon",
         schedule="linear",
         weight_decay=0.05,
-        checkpoint_every=160,
-        eval_every=160,
     ),
 )
 

@@ -20,7 +20,7 @@ from jaxformer.data.corpus import DataConfig, DataSection
 from jaxformer.data.labeled import LabeledConfig
 from jaxformer.data.stream import StreamConfig
 from jaxformer.errors import UserError, typed_command
-from jaxformer.fields import build_section, check_known, expected_type
+from jaxformer.fields import build_section, check_known, expected_type, inherit_attributes
 from jaxformer.files import explain_read_errors, read_json, write_file
 from jaxformer.kinds import KINDS, Kind, kind_of
 from jaxformer.models.architecture import Architecture
@@ -42,6 +42,9 @@ __all__ = [  # Users import the sections of a config from here, too.
     "StreamConfig",
     "TrainingConfig",
 ]
+
+for _section in (TrainingConfig, DataConfig, LabeledConfig, StreamConfig, BeamSearch, Sampling):
+    inherit_attributes(_section)
 
 Section = TypeVar("Section", bound=DataSection)
 ModelT = TypeVar("ModelT", bound=Architecture)

@@ -107,14 +107,12 @@ def command_parser(
 
 def _usage(parser: CommandParser) -> str:
     """Returns the usage in one line: positional and required arguments, and [OPTIONS]."""
-    required = [each for each in parser._actions if each.required or not each.option_strings]
-    words = [
-        " ".join([*each.option_strings[:1], str(each.metavar or each.dest).upper()])
-        + (" ..." if each.nargs in ("*", "+") else "")
-        for each in required
-    ]
-    words = [word if a.required else f"[{word}]" for word, a in zip(words, required, strict=True)]
-    return " ".join([parser.prog, *words, "[OPTIONS]"])
+    words = [parser.prog]
+    for each in parser._actions:
+        name = " ".join([*each.option_strings[:1], str(each.metavar or each.dest).upper()])
+        if each.required or not each.option_strings:
+            words.append({"*": f"[{name} ...]", "+": f"{name} ..."}.get(str(each.nargs), name))
+    return " ".join([*words, "[OPTIONS]"])
 
 
 def field_help(kind: Any) -> dict[str, str]:

@@ -14,7 +14,7 @@ import numpy as np
 from jaxformer.data.file_corpora import JsonlCorpus, ParquetCorpus, TextCorpus, TsvCorpus
 from jaxformer.data.numerals import NumeralsCorpus
 from jaxformer.errors import UserError
-from jaxformer.fields import check_positive, check_types, inherit_attributes
+from jaxformer.fields import check_positive, check_types
 from jaxformer.files import local_path
 
 _LARGEST_WEIGHT = 1000
@@ -34,9 +34,6 @@ class DataSection(abc.ABC):
     corpus: str
     tokenizer: str | None = None
     length_field = "max_length"
-
-    def __init_subclass__(cls) -> None:
-        inherit_attributes(cls)
 
     @property
     @abc.abstractmethod

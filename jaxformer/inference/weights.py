@@ -157,11 +157,7 @@ class Predictor:
 
     def __repr__(self) -> str:
         search = self.config.search
-        values = {f.name: getattr(search, f.name) for f in dataclasses.fields(search)}
-        changed = {name: v for name, v in values.items() if v != getattr(type(search), name)}
-        changed |= {} if isinstance(search, Sampling) else {"beam_size": search.num_hypotheses}
-        words = ", ".join(f"{name}={value!r}" for name, value in changed.items())
-        return describe_predictor(self, f"{type(search).__name__}({words})")
+        return describe_predictor(self, f"{type(search).__name__} of {search.num_hypotheses}")
 
     @classmethod
     def load(

@@ -21,7 +21,6 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
 from jaxformer.errors import UserError
-from jaxformer.fields import inherit_attributes
 from jaxformer.layout import map_rows, zeros_for_rows
 from jaxformer.search.constraints import (
     Constraint,
@@ -82,9 +81,6 @@ class Algorithm(abc.ABC):
     # nothing.
     _traced: ClassVar[tuple[str, ...]] = ()
     _traced_unless_default: ClassVar[tuple[str, ...]] = ("min_length",)
-
-    def __init_subclass__(cls) -> None:
-        inherit_attributes(cls)
 
     def __post_init__(self) -> None:
         self._check_types()

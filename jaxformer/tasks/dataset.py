@@ -64,8 +64,11 @@ def open_dataset(config: Config, folder: Workdir, corpus: Corpus | None = None) 
         identity["weights"] = " ".join(map(str, weights))
     check_identity(folder, identity)
     train = build_store(corpus, data.train, tokenizer, data.max_length, cache)
-    if not folder.config.exists():
-        _note_large_vocabulary(config, int(train.src_lengths.sum() + train.tgt_lengths.sum()))
+    size, known = config.model.vocab_size, data.tokenizer or config.training.init_from
+    suitable = suitable_vocabulary(3 * int(train.src_lengths.sum() + train.tgt_lengths.sum()))
+    if size > 2 * suitable and not known and processes.is_primary() and not folder.config.exists():
+        text = f"note: model.vocab_size={size} is large for this text; {suitable} or so is usual"
+        print(text, file=sys.stderr)
     valid = build_store(corpus, data.valid, tokenizer, config.model.max_length, cache)
     repetitions = corpus.repetitions(data.train, train.numbers)
     return Dataset(
@@ -80,18 +83,6 @@ def open_dataset(config: Config, folder: Workdir, corpus: Corpus | None = None) 
         ),
         valid_text=_pairs_to_decode(config, corpus, tokenizer),
     )
-
-
-def _note_large_vocabulary(config: Config, tokens: int) -> None:
-    """Prints a note if a new vocabulary is more than twice as large as suits the text."""
-    suitable = suitable_vocabulary(3 * tokens)
-    known = config.data.tokenizer or config.training.init_from
-    if config.model.vocab_size > 2 * suitable and not known and processes.is_primary():
-        print(
-            f"note: model.vocab_size={config.model.vocab_size} is large for a text of {tokens:,} "
-            f"tokens: {suitable} or so is usual",
-            file=sys.stderr,
-        )
 
 
 def _learn_tokenizer(config: Config, corpus: VerifiedCorpus) -> Tokenizer:

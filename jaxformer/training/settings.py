@@ -6,14 +6,7 @@ import re
 from typing import Any, Literal
 
 from jaxformer.errors import UserError
-from jaxformer.fields import (
-    build_section,
-    check_fraction,
-    check_known,
-    check_positive,
-    check_types,
-    inherit_attributes,
-)
+from jaxformer.fields import build_section, check_fraction, check_known, check_positive, check_types
 from jaxformer.files import local_path
 from jaxformer.nn.stack import Remat
 
@@ -64,9 +57,6 @@ class FitConfig:
     profile: str | None = None
 
     section = "fit"  # name of the section in the config, not a field
-
-    def __init_subclass__(cls) -> None:
-        inherit_attributes(cls)
 
     def __post_init__(self) -> None:
         section = self.section

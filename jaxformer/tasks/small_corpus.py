@@ -7,14 +7,14 @@ from collections.abc import Collection
 from typing import Any
 
 from jaxformer.config import Config, DataConfig, check_kind, data_section
-from jaxformer.data.bpe import possible_vocabularies, suitable_vocabulary
+from jaxformer.data.bpe import estimate_tokens, possible_vocabularies, suitable_vocabulary
 from jaxformer.data.corpus import VerifiedCorpus, open_corpus
 from jaxformer.data.held_out import hold_out
 from jaxformer.errors import UserError
 from jaxformer.kinds import TRANSLATION
 
-_MOST_PIECES, _CHARACTERS_PER_TOKEN = 8000, 3  # in English and German
-_BATCHES_PER_EPOCH, _SMALLEST_BATCH, _LARGEST_BATCH = 25, 1024, 8192
+_MOST_PIECES, _BATCHES_PER_EPOCH = 8000, 25
+_SMALLEST_BATCH, _LARGEST_BATCH = 1024, 8192
 _EPOCHS, _MOST_STEPS, _WARMUP = 30, 4000, 0.05
 
 
@@ -32,7 +32,7 @@ def fit_to_corpus(config: Config, given: Collection[str] = ()) -> Config:
     data = data_section(config, DataConfig)
     corpus = VerifiedCorpus(hold_out(open_corpus(data), data.train, data.valid))
     texts = [text for pair in corpus.pairs(data.train) for text in pair]
-    if not (characters := sum(map(len, texts))):
+    if not (characters := len("".join(texts).strip())):
         raise UserError(f"{data.train}: expected sentence pairs, got none")
     lines = [f"{data.train}: {len(texts) // 2:,} training pairs, {characters:,} characters; hence"]
     changes: dict[str, dict[str, Any]] = {"model": {}, "data": {}, "training": {}}
@@ -44,11 +44,12 @@ def fit_to_corpus(config: Config, given: Collection[str] = ()) -> Config:
         lines.append(f"  {name}={value}: {reason}")
         return changes[section].setdefault(field, value)
 
+    smallest, largest = possible_vocabularies(texts, len(data.symbols()))
+    size = config.model.vocab_size
     if data.tokenizer is None and config.training.init_from is None:
-        smallest, largest = possible_vocabularies(texts, len(data.symbols()))
         size = max(min(suitable_vocabulary(characters), _MOST_PIECES, largest // 2), smallest)
-        choose("model.vocab_size", size, f"from {smallest:,} to {largest:,} are possible")
-    tokens = characters / _CHARACTERS_PER_TOKEN / 2
+        size = choose("model.vocab_size", size, f"{smallest:,} to {largest:,} are possible")
+    tokens = estimate_tokens(texts, max(smallest, min(size, largest))) / 2
     size = 2 ** round(math.log2(tokens / _BATCHES_PER_EPOCH))
     size = min(max(size, data.max_length, _SMALLEST_BATCH), _LARGEST_BATCH)
     reason = f"about {tokens / size:.0f} batches an epoch, of {tokens:,.0f} tokens per side"

@@ -88,8 +88,6 @@ def test_probabilities_do_not_depend_on_the_batch(run):
     classifier = Classifier.load(run)
     words = r"<Classifier: a classifier, \S+ parameters, step \d+, labels .*>"
     assert re.fullmatch(words, repr(classifier))
-        r"<Classifier: a classifier, \S+ parameters, step \d+, .*>", repr(classifier)
-    )
     texts = [line.partition(" ")[2] for line in lines(2, 70)]
     together = classifier.probabilities(texts)
     np.testing.assert_allclose(together.sum(axis=1), 1.0, rtol=1e-5)

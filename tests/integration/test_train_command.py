@@ -15,7 +15,7 @@ MISTAKES = [
     (f"{BASE}:tiniest", "unknown variant 'tiniest'; known variants: none (the default), 'tiny'"),
     ("--confg=base", "unknown argument --confg=base; did you mean --config?"),
     ("--config=nosuch", "there is no config 'nosuch'; name one of these, or a file"),
-    (f"{BASE} --workdir=", "expected --workdir=FOLDER"),
+    (f"{BASE} --workdir=", "expected --workdir DIR"),
     (
         f"{BASE} --config.training.steps=9 --config.model.steps=3",
         "unknown config field model.steps; did you mean training.steps?",

@@ -12,6 +12,8 @@ from jaxformer.data.corpus import open_corpus
 from jaxformer.data.held_out import hold_out
 from jaxformer.data.numerals import spell_english, spell_german
 from jaxformer.errors import UserError
+from jaxformer.experiment import _prepare, make_task
+from jaxformer.runs.workdir import Workdir
 
 
 def write(pairs):
@@ -72,3 +74,20 @@ def test_a_text_that_is_missing_or_empty_is_refused(tmp_path, monkeypatch):
     write([])
     with pytest.raises(UserError, match="text: expected sentence pairs, got none"):
         small()
+
+
+def test_unsuitable_sizes_are_noted_once(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write([(f"{spell_english(n)} {n}", spell_german(n)) for n in range(10_000, 10_900)])
+    words = ("model.vocab_size=1300", "training.steps=20", "training.warmup_steps=20")
+    fixed = [f"--config.{word}" for word in ("data.corpus=text", "data.train=text", *words)]
+    folder = Workdir(tmp_path / "run")
+    config = load_config("base:tiny", [*fixed, "--config.data.valid=10%"])
+    _prepare(config, folder)
+    make_task(config, folder)
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("note: training.warmup_steps=20 is not less than training.steps=20: ")
+    assert second == "note: model.vocab_size=1300 is large for this text; 600 or so is usual"
+    _prepare(small(), folder)
+    make_task(small(), folder)
+    assert "note: " not in capsys.readouterr().err

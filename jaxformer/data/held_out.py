@@ -31,7 +31,7 @@ class HeldOutCorpus:
         self._train = [*parse_mixture(train)] or [train]
 
     def pairs(self, split: str) -> Iterator[tuple[str, str]]:
-        return (pair for _, _, pair in self._numbered(split))
+        return (pair for _, _, pair in self._number_pairs(split))
 
     def fingerprint(self, split: str) -> str:
         """Returns a hash of the whole training text, the share, and which split this is."""
@@ -40,7 +40,7 @@ class HeldOutCorpus:
         return hashlib.sha256(repr(identity).encode()).hexdigest()
 
     def place(self, split: str, number: int, side: int) -> str:
-        name, original, _ = next(itertools.islice(self._numbered(split), number, None))
+        name, original, _ = next(itertools.islice(self._number_pairs(split), number, None))
         if place := getattr(self._corpus, "place", None):
             return place(name, original, side)
         return f"{name}: pair {original + 1}"
@@ -53,7 +53,7 @@ class HeldOutCorpus:
     def _names(self, split: str) -> list[str]:
         return self._train if split == self._valid else [split]
 
-    def _numbered(self, split: str) -> Iterator[tuple[str, int, tuple[str, str]]]:
+    def _number_pairs(self, split: str) -> Iterator[tuple[str, int, tuple[str, str]]]:
         """Yields training split, number in it, and pair, for each pair of a split."""
         for name in self._names(split):
             for number, pair in enumerate(self._corpus.pairs(name)):

@@ -1,6 +1,6 @@
 """Sentiment of sentences from film reviews: 6,920 labeled sentences, an encoder from scratch.
 
-    python train.py --config=configs/sst2.py --workdir=runs/sst2
+    jaxformer train sst2 --workdir runs/sst2
     jaxformer classify --workdir runs/sst2 --labeled data/sst2/stsa.binary.dev --baselines
 
 The files are below ``JAXFORMER_DATA``, with a label, a space and a sentence on each line.

@@ -19,8 +19,8 @@ from typing import Any, TypeVar
 from jaxformer.data.corpus import DataConfig, DataSection
 from jaxformer.data.labeled import LabeledConfig
 from jaxformer.data.stream import StreamConfig
-from jaxformer.errors import UserError
-from jaxformer.fields import build_section, check_known, expected_type
+from jaxformer.errors import UserError, typed_command
+from jaxformer.fields import build_section, check_known, expected_type, inherit_attributes
 from jaxformer.files import explain_read_errors, read_json, write_file
 from jaxformer.kinds import KINDS, Kind, kind_of
 from jaxformer.models.architecture import Architecture
@@ -42,6 +42,9 @@ __all__ = [  # Users import the sections of a config from here, too.
     "StreamConfig",
     "TrainingConfig",
 ]
+
+for _section in (TrainingConfig, DataConfig, LabeledConfig, StreamConfig, BeamSearch, Sampling):
+    inherit_attributes(_section)
 
 Section = TypeVar("Section", bound=DataSection)
 ModelT = TypeVar("ModelT", bound=Architecture)
@@ -197,7 +200,8 @@ def read_config(folder: Workdir) -> Config:
         if not path.exists():
             raise UserError(
                 f"{folder.path}: expected the workdir of a training run, but it has no "
-                f"{path.name}; train one with train.py --workdir={folder.path}"
+                f"{path.name}; train one with "
+                f"{typed_command('train')} NAME --workdir {folder.path}"
             )
         values = read_json(path, path.parent, what="a JSON config")
     try:

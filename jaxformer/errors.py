@@ -42,6 +42,15 @@ def needs_package(package: str, why: str, *, extra: str = "") -> Iterator[None]:
         ) from None
 
 
+def typed_command(name: str) -> str:
+    """Returns a command as the user would type it: ``jaxformer train``, ``python train.py``."""
+    program = sys.argv[0].replace(os.sep, "/")
+    if program.endswith("train.py") and name == "train":
+        return "python train.py"
+    module = program.endswith("/jaxformer/__main__.py")
+    return f"{'python -m jaxformer' if module else 'jaxformer'} {name}"
+
+
 def did_you_mean(
     name: str, known: Iterable[str], otherwise: str, meaning: Callable[[str], str] = str
 ) -> str:

@@ -103,6 +103,12 @@ def _prepare(config: Config, folder: Workdir) -> None:
     prepare_run(folder, config, training.mirror)
     if not folder.config.exists():
         check_initialization(config)
+        if training.warmup_steps >= training.steps:
+            advice.append(
+                f"note: training.warmup_steps={training.warmup_steps} is not less than "
+                f"training.steps={training.steps}: the learning rate never reaches its peak; "
+                f"usual are about {max(1, training.steps // 20)}"
+            )
     elif training.schedule in DECAYING and (was := read_config(folder).training.steps) != (
         now := training.steps
     ):

@@ -1,7 +1,9 @@
 """Building frozen dataclasses of plain values from dictionaries, and checking them."""
 
+import inspect
 import json
 import math
+import re
 import reprlib
 import types
 import typing
@@ -14,6 +16,19 @@ T = TypeVar("T")
 
 # Fields that may have other values when a trained model is used.
 _MAY_DIFFER = {"compute_dtype"}
+
+
+def inherit_attributes(cls: type) -> None:
+    """Adds the attributes of the base class to a docstring, which ``help`` shows."""
+    own, base = (inspect.cleandoc(each.__doc__ or "") for each in (cls, cls.__mro__[1]))
+    summary, title, rest = own.partition("\nAttributes:\n")
+    inherited = base.partition("\nAttributes:\n")[2].partition("\n\n")[0]
+    entries, blank, others = rest.partition("\n\n")
+    for entry in re.split(r"\n(?=  \w)", inherited if title else ""):
+        if entry and f"\n{entry.partition(':')[0]}:" not in f"\n{entries}":
+            entries += f"\n{entry}"
+    if cls.__doc__:
+        cls.__doc__ = f"{summary}{title}{entries}{blank}{others}"
 
 
 def build_section(cls: type[T], values: Any, section: str) -> T:

@@ -1,7 +1,7 @@
 """Command-line arguments: the commands, and one-line errors about unknown names.
 
 This module and the modules of the commands import no heavy libraries before a command runs, so that
-``jaxformer --help`` appears at once. Only search options, which are fields of a search, need JAX.
+``--help`` and errors about arguments appear at once.
 """
 
 import functools
@@ -11,8 +11,11 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 
+from jaxformer.cli.catalog import list_corpora
+from jaxformer.cli.configs import list_configs
 from jaxformer.cli.signatures import CommandParser, command_parser, keyword_arguments, summary
-from jaxformer.errors import UserError, did_you_mean
+from jaxformer.cli.source_fields import list_fields
+from jaxformer.errors import UserError, did_you_mean, typed_command
 from jaxformer.version import __version__
 
 # Module and function of each command, in the order of --help.
@@ -38,15 +41,26 @@ COMMANDS = {
 }
 
 
+# Lists in the help of commands, by their placeholder.
+LISTS = {
+    "configs": list_configs,
+    "fields": functools.partial(list_fields, usual=True),
+    "corpora": list_corpora,
+}
+
+
 def parse_arguments(arguments: Sequence[str] | None = None) -> functools.partial[None]:
     """Returns the function of a command with its arguments, by default the process's."""
     words = _join_overrides(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] not in COMMANDS:
         parser = _make_parser()
+        if not words:  # A script whose arguments are missing must not succeed.
+            parser.print_help(sys.stderr)
+            raise SystemExit(2)
         parser.parse_args(words)
         parser.error(f"expected a command first: got {words[0]}")
     function = command_function(words[0])
-    parser = command_parser(f"jaxformer {words[0]}", function)
+    parser = command_parser(typed_command(words[0]), function, LISTS)
     options, unknown = parser.parse_known_args(words[1:])
     values, names = vars(options), inspect.signature(function).parameters
     if "overrides" in names:

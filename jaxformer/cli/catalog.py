@@ -7,6 +7,16 @@ from jaxformer.errors import UserError, did_you_mean
 from jaxformer.files import data_directory, file_sha256
 
 
+def list_corpora() -> str:
+    """Returns a line for each corpus: name, state, size, folder and license."""
+    rows = (
+        f"  {name:12} {'present' if is_present(corpus) else '-':8} {corpus.size:13} "
+        f"{corpus.folder:17} {corpus.license}"
+        for name, corpus in CATALOG.items()
+    )
+    return "\n".join(rows)
+
+
 def data(names: Sequence[str] = ()) -> None:
     """Download and prepare the public corpora that the shipped configs read.
 
@@ -17,7 +27,9 @@ def data(names: Sequence[str] = ()) -> None:
       jaxformer data                     # lists the corpora and their folder
 
       jaxformer data multi30k
-      python train.py --config=configs/multi30k.py --workdir=runs/multi30k
+      jaxformer train multi30k --workdir runs/multi30k
+
+      {corpora}
 
       Corpora are in $JAXFORMER_DATA, by default below ~/.cache/jaxformer. After an interruption,
       the same command downloads the files that are missing.
@@ -28,9 +40,7 @@ def data(names: Sequence[str] = ()) -> None:
             raise UserError(f"unknown corpus {name}; {hint}")
     if not names:
         print(f"corpora in {data_directory()}; docs/data.md describes them:")
-        for name, corpus in CATALOG.items():
-            state = "present" if is_present(corpus) else "-"
-            print(f"  {name:12} {state:8} {corpus.size:13} {corpus.folder:17} {corpus.license}")
+        print(list_corpora())
     for name in names:
         corpus = CATALOG[name]
         folder = download_corpus(corpus)

@@ -3,7 +3,7 @@
 import pathlib
 import runpy
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxformer.cli.configs import find_config, shipped_configs
@@ -52,14 +52,19 @@ def load_config(path: str, overrides: Sequence[str] = ()) -> Config:
       UserError: There is no such file, variant or field, or a value is invalid.
     """
     local_path(path)
-    values = _execute_config(find_config(path))
+    values, adapt = _execute_config(find_config(path))
     for word in overrides:
         _override(values, word)
-    return Config.from_dict(values.to_dict())
+    given = [word.removeprefix("--config.").partition("=")[0] for word in overrides]
+    return adapt(Config.from_dict(values.to_dict()), path.partition(":")[2], given)
 
 
-def _execute_config(name: str) -> Any:
-    """Returns the ``ConfigDict`` of a file, which is executed, and its variant."""
+def _execute_config(name: str) -> tuple[Any, Callable[[Config, str, Sequence[str]], Config]]:
+    """Returns the ``ConfigDict`` of a file, which is executed, and its function for the overrides.
+
+    A file may have a function ``adapt_config(config, variant, given)``. It returns the final
+    config, after the overrides of the fields that are ``given``.
+    """
     file, colon, variant = name.partition(":")
     path = pathlib.Path(file)
     if not path.is_file():
@@ -68,7 +73,8 @@ def _execute_config(name: str) -> Any:
         hint = did_you_mean(str(path), map(str, path.parent.glob("*.py")), otherwise)
         raise UserError(f"{path}: no such file; {hint}")
     try:
-        get_config = runpy.run_path(file).get("get_config", lambda *_: None)
+        found = runpy.run_path(file)
+        get_config = found.get("get_config", lambda *_: None)
         values = get_config(variant) if colon else get_config()
     except UserError:
         raise
@@ -84,7 +90,7 @@ def _execute_config(name: str) -> Any:
         raise UserError(
             f"{file}: expected a function get_config that returns a config; add it or its return"
         )
-    return values
+    return values, found.get("adapt_config", lambda config, *_: config)
 
 
 def _override(config: Any, word: str) -> None:

@@ -2,7 +2,9 @@
 
 import ast
 import pathlib
+import shutil
 import sys
+import textwrap
 
 from jaxformer.errors import UserError, did_you_mean
 
@@ -19,10 +21,12 @@ def shipped_configs() -> dict[str, pathlib.Path]:
 def list_configs() -> str:
     """Returns a line for each config: its name, and the first line of its docstring."""
     configs, rows = shipped_configs(), []
+    columns = max(40, shutil.get_terminal_size().columns - 4)
     width = max(map(len, configs))
     for name, path in configs.items():
         document = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or name
-        rows.append(f"  {name:{width}}  {document.splitlines()[0]}")
+        first = f"  {name:{width}}  {document.splitlines()[0]}"
+        rows.append(textwrap.fill(first, columns, subsequent_indent=" " * (width + 4)))
     return "\n".join(rows)
 
 

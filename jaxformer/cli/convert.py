@@ -31,7 +31,10 @@ def average(*, workdir: RunDir, last: int = 5) -> None:
 
     folder = Workdir(workdir)
     steps = weights.average(folder, last)
-    print(f"{folder.averaged}: average of steps {', '.join(map(str, steps))}")
+    print(
+        f"{folder.averaged}: average of steps {', '.join(map(str, steps))}\n"
+        "  --weights latest uses the newest checkpoint instead; delete the folder to undo this"
+    )
 
 
 def quantize(*, workdir: ModelDir, output: NewRunDir, weights: Checkpoint = "auto") -> None:
@@ -45,7 +48,8 @@ def quantize(*, workdir: ModelDir, output: NewRunDir, weights: Checkpoint = "aut
     before, after = quantize(workdir, output, weights=weights)
     print(
         f"{output}: parameters of {after / 1e6:.1f} MB instead of {before / 1e6:.1f} MB "
-        f"({before / after:.2f} times smaller)"
+        f"({before / after:.2f} times smaller)\n"
+        f"  {workdir} is unchanged; --workdir {workdir} uses its own parameters"
     )
 
 

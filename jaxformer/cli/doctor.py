@@ -1,9 +1,11 @@
 """The command ``doctor``: reports the environment, or the memory that an experiment needs."""
 
+import glob
 import importlib.metadata
 import os
+import pathlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from jaxformer.errors import UserError, missing_device
 from jaxformer.files import cache_directory
@@ -74,8 +76,22 @@ def _print_report() -> None:
         import jax
 
         jax.print_environment_info()
+        print(*(list(_problems(folder)) or ["problems: none found"]), sep="\n")
     except Exception as error:  # The rest of the report is useful, whatever the error.
         print(f"failed with {missing_device(error) or repr(error)}")
+
+
+def _problems(cache: pathlib.Path) -> Iterator[str]:
+    """Yields a line for each problem of the environment, with what to do."""
+    import jax
+
+    if glob.glob("/dev/nvidia[0-9]*") and jax.default_backend() == "cpu":
+        yield (
+            "problem: there is a GPU, but JAX uses the CPU: install JAX for the GPU, see "
+            "https://docs.jax.dev/en/latest/installation.html"
+        )
+    if not os.access(next(path for path in (cache, *cache.parents) if path.exists()), os.W_OK):
+        yield f"problem: {cache} cannot be written: set JAXFORMER_CACHE to another folder"
 
 
 def _version(name: str) -> str:

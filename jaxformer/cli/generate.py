@@ -5,8 +5,9 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
-from jaxformer.cli.options import Checkpoint, Dtype, ModelDir, SearchOptions, Strict, searches
+from jaxformer.cli.options import Checkpoint, Dtype, ModelDir, SearchOptions, Strict
 from jaxformer.cli.signatures import Fields
+from jaxformer.cli.source_fields import searches
 from jaxformer.cli.text import Line, Text, blocks_of, read_text
 from jaxformer.errors import UserError
 

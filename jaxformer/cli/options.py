@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from jaxformer import pretrained
 from jaxformer.cli.signatures import Fields, Value, flag
+from jaxformer.cli.source_fields import searches
 from jaxformer.errors import UserError
 from jaxformer.files import local_path, model_path, run_path
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from jaxformer.search import BeamSearch, Sampling
 
 
-_WORKDIR = "run directory of train.py"
+_WORKDIR = "run directory of jaxformer train"
 _TRANSLATOR = f"{_WORKDIR} (default: pretrained, the {pretrained.DESCRIPTION})"
 _CHECKPOINT = "auto, averaged, best, latest or a step"
 _CHECKPOINTS = f"{_CHECKPOINT}; several, separated by commas, form an ensemble"
@@ -53,13 +54,6 @@ Strict: TypeAlias = Annotated[
     ),
 ]
 JsonReport: TypeAlias = Annotated[bool, Value("print the report as JSON")]
-
-
-def searches() -> tuple[type, ...]:
-    """Returns the search algorithms."""
-    from jaxformer.search import BeamSearch, Sampling  # They import JAX.
-
-    return BeamSearch, Sampling
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from jaxformer import pretrained
 from jaxformer.checks import parse_numbers
 from jaxformer.cli.options import File, ModelDir, ModelOptions, SearchOptions, TranslatorDir
 from jaxformer.cli.signatures import Value
-from jaxformer.errors import UserError
+from jaxformer.errors import UserError, typed_command
 from jaxformer.files import check_output, write_file
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def plot(*, workdir: ModelDir, output: File | None = None) -> None:
     _check_suffix(output, ".png or .svg")
     metrics = Workdir(workdir).metrics
     if not metrics.is_file():
-        raise UserError(f"{metrics}: no such file; it is made by train.py")
+        raise UserError(f"{metrics}: no such file; it is made by {typed_command('train')}")
     learning_curve(read_metrics(metrics), output)
     print(output)
 

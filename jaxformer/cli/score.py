@@ -9,8 +9,9 @@ from json import dumps
 from typing import TYPE_CHECKING, Annotated, Any
 
 from jaxformer import pretrained
-from jaxformer.cli.options import File, ModelOptions, SearchOptions, Strict, TranslatorDir, searches
+from jaxformer.cli.options import File, ModelOptions, SearchOptions, Strict, TranslatorDir
 from jaxformer.cli.signatures import Fields
+from jaxformer.cli.source_fields import searches
 from jaxformer.cli.text import Line, blocks_of, check_outputs, read_text
 from jaxformer.errors import UserError
 

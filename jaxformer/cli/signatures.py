@@ -7,8 +7,8 @@ dataclass. A docstring has a summary, and then sections:
 - "Options:", or title and description of a group of options, as in "Format: A score is a log
   probability.", and for each option an indented line ``name (METAVAR): help``;
 - "Usage:", which replaces the list of all options;
-- "Example:", the last one, printed verbatim, except for a line ``{configs}``, which stands for a
-  list of the configs that come with jaxformer.
+- "Example:", the last one, printed verbatim, except for lines such as ``{configs}``, which stand
+  for a list.
 """
 
 import argparse
@@ -19,10 +19,9 @@ import re
 import textwrap
 import types
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple, NoReturn
 
-from jaxformer.cli.configs import list_configs
 from jaxformer.errors import UserError
 
 _METAVARS = {int: "N", float: "X", str: "TEXT", bool: None}
@@ -80,15 +79,17 @@ def summary(function: Callable[..., None]) -> str:
     return _as_help(inspect.cleandoc(function.__doc__ or "").partition("\n\n")[0])
 
 
-def command_parser(prog: str, function: Callable[..., None]) -> CommandParser:
-    """Returns a parser for the arguments of a function."""
+def command_parser(
+    prog: str, function: Callable[..., None], lists: Mapping[str, Callable[[], str]] | None = None
+) -> CommandParser:
+    """Returns a parser for the arguments of a function, whose example has lists by name."""
     text, _, example = inspect.cleandoc(function.__doc__ or "").partition("\n\nExample:\n")
-    if "{configs}" in example:
-        example = example.replace("  {configs}", textwrap.indent(list_configs(), "  "))
+    for name, make in (lists or {}).items():
+        if (line := f"  {{{name}}}") in example:
+            example = example.replace(line, textwrap.indent(make(), "  "))
     usage = re.search(r"^Usage: (.*)", text, re.MULTILINE)
     parser = CommandParser(
         prog=prog,
-        usage=usage[1] if usage else None,
         description=text.partition("\n\n")[0],
         epilog=f"Example:\n{example}",
         formatter_class=_Formatter,
@@ -100,7 +101,24 @@ def command_parser(prog: str, function: Callable[..., None]) -> CommandParser:
         if value.group not in groups:
             groups[value.group] = parser.add_argument_group(value.group, description)
         _add_argument(groups[value.group], parameter, hint, value)
+    parser.usage = f"{prog} {usage[1]}" if usage else _usage(parser)
     return parser
+
+
+def _usage(parser: CommandParser) -> str:
+    """Returns the usage in one line: positional and required arguments, and [OPTIONS]."""
+    words = [parser.prog]
+    for each in parser._actions:
+        name = " ".join([*each.option_strings[:1], str(each.metavar or each.dest).upper()])
+        if each.required or not each.option_strings:
+            words.append({"*": f"[{name} ...]", "+": f"{name} ..."}.get(str(each.nargs), name))
+    return " ".join([*words, "[OPTIONS]"])
+
+
+def field_help(kind: Any) -> dict[str, str]:
+    """Returns the help for each field of a dataclass."""
+    entries = _sections(kind)[1]
+    return {f.name: entries[f.name].help for f in dataclasses.fields(kind) if f.name in entries}
 
 
 def keyword_arguments(kind: Any, values: dict[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import io
 import itertools
 import os
@@ -31,6 +32,8 @@ LINES_PER_BLOCK = 4096
 # Seconds that a block waits for another line of a stream: too short for a person to notice, long
 # enough for a program to write the next line.
 _BLOCK_TIMEOUT = 0.05
+# A shorter compilation is not worth a message.
+_SECONDS_TO_COMPILE = 2.0
 # Longer lines are bad, which bounds the memory of a block.
 _MAX_LINE_BYTES = 1 << 18
 # Number of notes about each block of lines.
@@ -225,10 +228,33 @@ def checked_lines(text: Text, check: Callable[[Line], object], *, strict: bool) 
         yield line
 
 
+@functools.cache
+def announce_compilations() -> None:
+    """Prints a line to a terminal whenever a compilation takes longer than two seconds."""
+    from jax import monitoring
+    from tqdm import tqdm
+
+    timers: list[threading.Timer] = []
+    message = ["compiling; the program is kept for later calls"], {"file": sys.stderr}
+
+    def listen(event: str, *_: float, **__: object) -> None:
+        if event.endswith("/jaxpr_to_mlir_module_duration"):  # XLA begins to compile.
+            timers.append(threading.Timer(_SECONDS_TO_COMPILE, tqdm.write, *message))
+            timers[-1].daemon = True
+            timers[-1].start()
+        elif event.endswith("/backend_compile_duration"):
+            while timers:
+                timers.pop().cancel()
+
+    if sys.stderr is not None and sys.stderr.isatty():  # As for a progress bar.
+        monitoring.register_event_duration_secs_listener(listen)
+
+
 def progress_bar(total: int | None, *, hidden: bool = False) -> "tqdm":
     """Returns a progress bar of finished sentences, as a context manager."""
     from tqdm import tqdm
 
+    announce_compilations()
     # smoothing=0 shows the mean rate, since batches of long sentences come first and are slower.
     return tqdm(total=total, unit="sentence", smoothing=0, disable=hidden or None)
 

@@ -1,4 +1,4 @@
-"""The command ``train``, also run by ``python train.py``."""
+"""The command ``train``; in a clone, ``python train.py`` is the same."""
 
 import faulthandler
 import functools
@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Annotated
 
 from jaxformer.cli.signatures import Value
-from jaxformer.errors import UserError, exit_code
+from jaxformer.cli.source_fields import list_fields
+from jaxformer.errors import UserError, exit_code, typed_command
 from jaxformer.files import run_path
 
 # Time that a failing process waits for the other processes to fail, too.
@@ -29,15 +30,17 @@ def train(
     coordinator: str | None = None,
     num_processes: int | None = None,
     process_id: int | None = None,
+    fields: bool = False,
     overrides: Sequence[str] = (),
 ) -> None:
     """Train a model, or resume an interrupted run.
 
-    Usage: jaxformer train CONFIG --workdir DIR [--config.FIELD=VALUE ...]
+    Usage: NAME|FILE.py --workdir DIR [--config.FIELD=VALUE ...]
 
     Options:
-      config (CONFIG): another way to give CONFIG
+      config (CONFIG): another way to give NAME or FILE.py
       workdir: run directory: config, tokenizer, checkpoints, metrics; required
+      fields: print all fields of a config, with the defaults of the paper's base model
 
     Several processes:
       coordinator (HOST:PORT): address of the first process, or 'auto' to ask the cluster (Cloud
@@ -48,28 +51,31 @@ def train(
     Example:
       jaxformer train numerals --workdir runs/numerals
 
-      jaxformer train base:tiny --workdir runs/mine --config.training.steps=1000
+      jaxformer train base:small --workdir runs/mine --config.data.train=my/train
 
-      jaxformer train my_config.py --workdir runs/mine
+      jaxformer train my_config.py --workdir runs/mine --config.training.steps=1000
 
-      python train.py --config=configs/numerals.py --workdir=runs/numerals     # in a clone
-
-      CONFIG is a file, or the name of a config that comes with jaxformer, with an optional
-      variant. The file is Python and is executed; nothing else is.
+      In a clone, python train.py is the same as jaxformer train. FILE.py is Python and is
+      executed; nothing else is. NAME is a config that comes with jaxformer, with an optional
+      variant such as base:small:
 
       {configs}
 
-      Fields: python -c 'import jaxformer; help(jaxformer.ModelConfig)', and likewise for the other
-      sections; help(jaxformer) lists their classes.
+      The usual fields, with the defaults of the paper's base model; --fields prints all:
+
+      {fields}
 
       SIGTERM, SIGINT (Ctrl-C) and SIGHUP save a checkpoint and stop the run. Exit codes: 0 done,
       1 failed, 2 a mistake in the input, 75 stopped by a signal (run the same command again),
       130 interrupted at once by a second Ctrl-C.
     """
-    missing = [] if config else ["a config, such as --config=numerals"]
-    missing += [] if workdir else ["--workdir=FOLDER"]
+    if fields:
+        print(list_fields())
+        return
+    missing = [] if config else ["a config, such as numerals"]
+    missing += [] if workdir else ["--workdir DIR"]
     if config is None or workdir is None or missing:
-        raise UserError(f"expected {' and '.join(missing)}; see jaxformer train --help")
+        raise UserError(f"expected {' and '.join(missing)}; see {typed_command('train')} --help")
     from jaxformer.runs.allocator import keep_freed_memory
 
     keep_freed_memory()  # before JAX starts its threads

@@ -63,12 +63,13 @@ class DataConfig(DataSection):
       source_language: Language code of the source; also the file extension for "text".
       target_language: Language code of the target; also the file extension for "text". It selects
         sacreBLEU's tokenizer for BLEU.
-      train: Training split. A path prefix for "text": "data/train" means data/train.en and
+      train: Training split; for "text", a path prefix: "data/train" means data/train.en and
         data/train.de, or the same with .gz, .bz2, .xz or .zst. Comma-separated files for "trees",
         "parquet", "jsonl" and "tsv"; the last three accept patterns such as
         ``data/train-*.parquet``. Otherwise a split name. Several splits need weights:
         "news:1,captions:3" uses each pair of the second one three times per epoch.
-      valid: Validation split, in the same form.
+      valid: Validation split, in the same form, or a share of the training text, such as "5%";
+        see :mod:`jaxformer.data.held_out`.
       tokenizer: Tokenizer of a new run: a file, a workdir, or "pretrained" for the tokenizer of
         the model that comes with jaxformer. None takes the tokenizer of ``training.init_from``;
         without it, a tokenizer is learned from the training text, as with "new".

@@ -17,7 +17,7 @@ from jaxtyping import PyTree
 
 from jaxformer.config import Config, check_config, check_kind, read_config, save_config
 from jaxformer.data.tokenizer import Vocabulary
-from jaxformer.errors import UserError
+from jaxformer.errors import UserError, typed_command
 from jaxformer.fields import check_unchanged
 from jaxformer.files import model_path, read_whole, run_path, write_file
 from jaxformer.kinds import KINDS, TRANSLATION, Kind, describe_model
@@ -115,6 +115,13 @@ class TrainedModel:
         return self.config.kind.load_tokenizer(self.folder.tokenizer)
 
 
+def describe_predictor(predictor: Any, *more: str) -> str:
+    """Returns one line: class, kind, size and origin of the parameters, and ``more``."""
+    size = sum(leaf.size for leaf in jax.tree.leaves(predictor.params))
+    words = [predictor.config.kind.description, f"{size:,} parameters", predictor.weights, *more]
+    return f"<{type(predictor).__name__}: {', '.join(words)}>"
+
+
 PredictorT = TypeVar("PredictorT", bound="Predictor")
 
 
@@ -147,6 +154,10 @@ class Predictor:
         use_compilation_cache()
         self.config, self.tokenizer, self.weights = config, tokenizer, weights
         self.params = prepare_params(config.model, params, config.kind)
+
+    def __repr__(self) -> str:
+        search = self.config.search
+        return describe_predictor(self, f"{type(search).__name__} of {search.num_hypotheses}")
 
     @classmethod
     def load(
@@ -268,7 +279,7 @@ def _newest_steps(checkpoints: Checkpoints, folder: Workdir, run: Config, last: 
 
 def _open(folder: Workdir, directory: pathlib.Path) -> Checkpoints:
     if not directory.is_dir():
-        author = "jaxformer average" if directory == folder.averaged else "train.py"
+        author = typed_command("average" if directory == folder.averaged else "train")
         raise UserError(f"{directory}: no such folder; it is made by {author}")
     return Checkpoints(directory)
 

@@ -28,7 +28,7 @@ _SCRIPTS = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class AttentionView:
     """A translation and its attention weights; a notebook displays it as an interactive page.
 
@@ -104,6 +104,11 @@ class AttentionView:
         }
         texts = {name: _escape_html(getattr(self, name)) for name in ("sentence", "translation")}
         return _fill_template(**texts, data=_escape_json(content))
+
+    def __repr__(self) -> str:
+        layers, heads = self.cross.shape[:2]
+        texts = f"{self.sentence!r} -> {self.translation!r}"
+        return f"<AttentionView: {texts}, {layers} layers of {heads} heads>"
 
     def _repr_html_(self) -> str:
         return embed_in_frame(self.page())

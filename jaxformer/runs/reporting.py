@@ -23,7 +23,8 @@ from jaxformer.runs.writers import MetricsFile, TensorBoard, Terminal, Writer
 _IN_FLIGHT = 4
 # Sums that are not reported as means per count.
 _NOT_MEANS = ("count", "tokens", "skipped", "grad_norm")
-# A gradient norm this many times the mean of the others in the window is a spike.
+# A gradient norm this many times the mean of the others in the window, and of the steps of the
+# window before, is a spike. Norms of the first window are not: they begin large.
 _SPIKE = 10
 
 
@@ -118,6 +119,7 @@ class Totals:
     flops: float = 0.0  # 0 if the task does not count them
     largest_norm: float = 0.0  # of the gradients, without skipped steps
     largest_step: int = 0
+    norm_before: float = 0.0  # mean gradient norm of the last report; 0 if there is none
 
 
 class ReportWindow:
@@ -161,14 +163,14 @@ class ReportWindow:
         self._began += time.monotonic() - began
 
     def describe_spike(self) -> str:
-        """Describes a gradient norm far above the others since the last report, if there is one."""
+        """Describes a gradient norm far above the others in this window and the last, if any."""
         totals = self.totals()
         others = totals.steps - len(totals.skipped) - 1
         if others < 1:
             return ""
         largest, step = totals.largest_norm, totals.largest_step
         mean = (totals.sums["grad_norm"] - largest) / others
-        if largest <= _SPIKE * mean:
+        if not totals.norm_before or largest <= _SPIKE * max(mean, totals.norm_before):
             return ""
         return (
             f"step {step}: its gradient norm of {largest:.4g} is a spike; the mean of the other "
@@ -213,7 +215,7 @@ class ReportWindow:
             "waiting": totals.waited / totals.seconds,
             "skipped": float(len(totals.skipped)),
         }
-        self._clear(Totals())
+        self._clear(Totals(norm_before=values["grad_norm"] if updated else 0.0))
         return values
 
 

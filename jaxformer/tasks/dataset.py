@@ -5,16 +5,19 @@ import dataclasses
 import functools
 import hashlib
 import itertools
+import sys
 from typing import Any
 
 from jaxformer.config import Config, DataConfig, data_section
-from jaxformer.data.bpe import cached_tokenizer
+from jaxformer.data.bpe import cached_tokenizer, suitable_vocabulary
 from jaxformer.data.corpus import Corpus, VerifiedCorpus, open_corpus, parse_mixture
+from jaxformer.data.held_out import hold_out
 from jaxformer.data.plan import BatchPlan, make_plan, sequential_plan
 from jaxformer.data.store import TokenStore, build_store
 from jaxformer.data.tokenizer import UNK, Tokenizer, Vocabulary
 from jaxformer.errors import UserError
 from jaxformer.files import cache_directory
+from jaxformer.runs import processes
 from jaxformer.runs.run_directory import check_identity
 from jaxformer.runs.workdir import Workdir
 from jaxformer.tasks.initialization import tokenizer_of_run
@@ -40,7 +43,8 @@ def open_dataset(config: Config, folder: Workdir, corpus: Corpus | None = None) 
     A resumed run keeps its data and the tokenizer of its workdir, which is not changed.
     """
     data = data_section(config, DataConfig)
-    corpus = VerifiedCorpus(open_corpus(data) if corpus is None else corpus)
+    corpus = open_corpus(data) if corpus is None else corpus
+    corpus = VerifiedCorpus(hold_out(corpus, data.train, data.valid))
     if parse_mixture(data.valid):
         raise UserError(
             f"data.valid: expected no weights, which are for training: got {data.valid!r}"
@@ -60,6 +64,11 @@ def open_dataset(config: Config, folder: Workdir, corpus: Corpus | None = None) 
         identity["weights"] = " ".join(map(str, weights))
     check_identity(folder, identity)
     train = build_store(corpus, data.train, tokenizer, data.max_length, cache)
+    size, known = config.model.vocab_size, data.tokenizer or config.training.init_from
+    suitable = suitable_vocabulary(3 * int(train.src_lengths.sum() + train.tgt_lengths.sum()))
+    if size > 2 * suitable and not known and processes.is_primary() and not folder.config.exists():
+        text = f"note: model.vocab_size={size} is large for this text; {suitable} or so is usual"
+        print(text, file=sys.stderr)
     valid = build_store(corpus, data.valid, tokenizer, config.model.max_length, cache)
     repetitions = corpus.repetitions(data.train, train.numbers)
     return Dataset(

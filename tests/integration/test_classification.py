@@ -5,6 +5,7 @@ import dataclasses
 import itertools
 import json
 import pathlib
+import re
 
 import jax
 import numpy as np
@@ -85,6 +86,8 @@ def test_it_learns_the_words_and_the_command_scores_them(run, config, capsys, tm
 
 def test_probabilities_do_not_depend_on_the_batch(run):
     classifier = Classifier.load(run)
+    words = r"<Classifier: a classifier, \S+ parameters, step \d+, labels .*>"
+    assert re.fullmatch(words, repr(classifier))
     texts = [line.partition(" ")[2] for line in lines(2, 70)]
     together = classifier.probabilities(texts)
     np.testing.assert_allclose(together.sum(axis=1), 1.0, rtol=1e-5)

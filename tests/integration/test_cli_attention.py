@@ -71,6 +71,7 @@ def test_a_truncated_translation_is_shown(translator, monkeypatch):
     monkeypatch.setattr(Translator, "translate_ids", lambda self, sources: [cut])
     view = record_attention(translator, "two")
     assert len(view.target) == view.cross.shape[2] == len(tokens)
+    assert re.fullmatch(r"<AttentionView: 'two' -> '.*', \d+ layers of \d+ heads>", repr(view))
 
 
 def test_figures_of_the_paper(attention, tmp_path):

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.ci
 PROJECT = pages.DOCS.parent
 TEXT = (pages.DOCS / "fine_tuning.md").read_text(encoding="utf-8")
 # tests/unit/test_pages.py parses the other commands.
-COMMANDS = re.findall(r"^python train.py --config=configs/numerals.py (.*)$", TEXT, flags=re.M)
+COMMANDS = re.findall(r"^jaxformer train numerals (.*)$", TEXT, flags=re.M)
 assert len(COMMANDS) == 4
 # Sizes of the fixture in place of the demo's, before the page's own options, and few steps after.
 SIZES = ["model.d_model=32", "model.d_ff=64", "model.num_layers=1", "model.vocab_size=300"]
@@ -48,7 +48,7 @@ def folder(tmp_path_factory):
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands_run(command, folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)
-    workdir, *words = shlex.split(command)
+    _, workdir, *words = shlex.split(command)
     before, after = ([f"--config.{setting}" for setting in names] for names in (SIZES, FEW))
     config = load_config(str(PROJECT / "configs/numerals.py"), [*before, *words, *after])
     config = changed(
@@ -57,7 +57,7 @@ def test_commands_run(command, folder, monkeypatch, capsys):
         data={"tokens_per_batch": 256},
         training={"checkpoint_every": 2, "eval_every": 2},
     )
-    train(config, workdir.removeprefix("--workdir="))
+    train(config, workdir)
     assert "starts from runs/numerals, step 1200, with" in capsys.readouterr().err
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from unittest.mock import Mock
 
+import jax
 import optax
 import pytest
 
@@ -56,7 +57,11 @@ def test_its_name_is_read_in_python_but_not_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "pretrained").mkdir()
     expected = read_config(Workdir(pretrained.WORKDIR))
-    assert Translator.load("pretrained").config == expected
+    translator = Translator.load("pretrained")
+    assert translator.config == expected
+    size = sum(leaf.size for leaf in jax.tree.leaves(load_model("pretrained")[1]))
+    words = f"a model of sentence pairs, {size:,} parameters, step 0, BeamSearch of 4"
+    assert repr(translator) == f"<Translator: {words}>"
     assert load_model("pretrained")[0].config == expected.model
     for own in ("./pretrained", pathlib.Path("pretrained")):
         with pytest.raises(UserError, match=r"^pretrained: expected the workdir of a training run"):

@@ -12,10 +12,10 @@ PROJECT = pathlib.Path(__file__).parents[2]
 BASE, MULTI30K = "--config=configs/base.py", "--config=configs/multi30k.py"
 MISTAKES = [
     ("--config=configs/bas.py", "configs/bas.py: no such file; did you mean configs/base.py?"),
-    (f"{BASE}:small", "unknown variant 'small'; known variants: none (the default), 'tiny'"),
+    (f"{BASE}:tiniest", "unknown variant 'tiniest'; known variants: none (the default), 'tiny'"),
     ("--confg=base", "unknown argument --confg=base; did you mean --config?"),
     ("--config=nosuch", "there is no config 'nosuch'; name one of these, or a file"),
-    (f"{BASE} --workdir=", "expected --workdir=FOLDER"),
+    (f"{BASE} --workdir=", "expected --workdir DIR"),
     (
         f"{BASE} --config.training.steps=9 --config.model.steps=3",
         "unknown config field model.steps; did you mean training.steps?",
@@ -49,7 +49,8 @@ def test_mistakes(arguments, message, tmp_path, monkeypatch, capsys):
 def test_the_script_has_help_and_exit_codes(tmp_path):
     """A process that gets --coordinator ends in a way of its own."""
     shown = run("--help")
-    assert "python train.py --config=configs/numerals.py --workdir=runs/numerals" in shown.stdout
+    assert shown.stdout.startswith("usage: python train.py NAME|FILE.py --workdir DIR ")
+    assert "python train.py is the same as jaxformer train" in shown.stdout
     others = ("--coordinator=localhost:9", "--num_processes=2", "--process_id=2")
     refused = run("numerals", f"--workdir={tmp_path / 'run'}", *others)
     assert refused.returncode == 2

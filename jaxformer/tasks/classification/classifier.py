@@ -14,7 +14,7 @@ from jaxformer.config import Config, check_kind
 from jaxformer.data.loader import round_up
 from jaxformer.data.tokenizer import EOS, Tokenizer
 from jaxformer.errors import UserError
-from jaxformer.inference.weights import TrainedModel
+from jaxformer.inference.weights import TrainedModel, describe_predictor
 from jaxformer.kinds import CLASSIFICATION
 from jaxformer.layout import global_mesh
 from jaxformer.models.encoder import Encoder, EncoderConfig
@@ -49,21 +49,28 @@ class Classifier:
       params: Parameters.
       tokenizer: The tokenizer that the model was trained with.
       labels: All labels, in the order of the classes.
+      weights: Description of the checkpoint, such as "step 2000".
     """
 
-    def __init__(self, config: Config, params: PyTree, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, config: Config, params: PyTree, tokenizer: Tokenizer, weights: str = "given"
+    ) -> None:
         """Initializes a classifier; :meth:`load` reads all arguments from a workdir."""
         check_kind(config, CLASSIFICATION)
         use_compilation_cache()
         self.config, self.params, self.tokenizer = config, params, tokenizer
+        self.weights = weights
         self.labels = labels_of(tokenizer)
+
+    def __repr__(self) -> str:
+        return describe_predictor(self, f"labels {' '.join(self.labels[:5])}")
 
     @classmethod
     def load(cls, workdir: str | pathlib.Path, *, weights: str | int = "auto") -> "Classifier":
         """Reads a model from a workdir; arguments and errors as for ``Translator.load``."""
         kinds = (CLASSIFICATION,)
         trained = TrainedModel.load(workdir, weights=weights, dequantized=True, kinds=kinds)
-        return cls(trained.config, trained.params, trained.tokenizer)
+        return cls(trained.config, trained.params, trained.tokenizer, trained.weights)
 
     def classify(
         self, texts: Sequence[str], *, report: Callable[[int], object] = lambda _: None

@@ -4,6 +4,7 @@ import pathlib
 import re
 import subprocess
 import sys
+from dataclasses import fields
 
 import pytest
 
@@ -11,8 +12,16 @@ from jaxformer.cli import main
 from jaxformer.cli.arguments import COMMANDS, command_function, parse_arguments
 from jaxformer.cli.config_file import load_config
 from jaxformer.cli.signatures import command_parser
+from jaxformer.config import (
+    DataConfig,
+    LabeledConfig,
+    MeshConfig,
+    ModelConfig,
+    TrainingConfig,
+)
 from jaxformer.errors import UserError
 from jaxformer.pretrained import WORKDIR
+from jaxformer.search import BeamSearch, Sampling
 
 TREES = pathlib.Path(__file__).parents[2] / "fixtures" / "evalb" / "listing.gld"
 
@@ -20,7 +29,6 @@ TREES = pathlib.Path(__file__).parents[2] / "fixtures" / "evalb" / "listing.gld"
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("", "the following arguments are required: COMMAND; see jaxformer --help"),
         ("transalte", "invalid choice: 'transalte'"),
         ("generate", "the following arguments are required: --workdir; see jaxformer generate"),
         ("translate --workdir w --beamsize 4", "unknown argument --beamsize; did you mean --beam"),
@@ -43,6 +51,23 @@ def test_mistakes_are_reported_in_one_line(arguments, words, capsys):
     assert out == ""
     assert re.fullmatch(r"error: [^\n]+\n", err)
     assert words in err
+
+
+def test_no_command_prints_the_help_and_fails(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main([])
+    assert "\n    translate " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("program", "name"),
+    [("train.py", "python train.py"), ("/bin/jaxformer", "jaxformer train")],
+)
+def test_errors_name_the_command_as_it_was_typed(program, name, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [program])
+    for words in ("--config numerals", "--config numerals --num_processes x"):
+        assert main(["train", *words.split()]) == 2
+        assert f"; see {name} --help" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -95,13 +120,54 @@ def test_help_has_examples_that_can_be_run(name, capsys):
         main([name, "--help"])
     text = capsys.readouterr().out
     assert re.search(rf"\nExample:\n  (echo .* \| )?jaxformer {name}\b", text)
-    assert ("\n    numerals " in text) == (name == "train")
+    for list_item in ("numerals ", "--config.training.steps=100000"):
+        assert (f"\n    {list_item}" in text) == (name == "train")
+    assert ("\n    newstest-fr " in text) == (name == "data")
     for example in re.findall(r"^  (?:.* \| )?jaxformer (.*)$", text, re.MULTILINE):
         words = re.findall(r'"[^"]*"|\S+', re.split(r" +[#|]", example)[0])
         assert callable(parse_arguments([word.strip('"') for word in words]))
 
 
-@pytest.mark.parametrize("words", [["--help"], ["evalb", str(TREES), str(TREES)]])
+def test_every_line_of_help_fits_the_terminal(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    for name in COMMANDS:
+        with pytest.raises(SystemExit):
+            main([name, "--help"])
+        assert max(map(len, capsys.readouterr().out.splitlines())) <= 100
+
+
+def test_fields_are_listed_with_the_defaults_and_the_help_of_their_classes(capsys):
+    assert main(["train", "--fields"]) == 0
+    found = dict(re.findall(r"^  --config\.(\S+?)=(.*)$", capsys.readouterr().out, re.MULTILINE))
+    for section, kind in (
+        ("model", ModelConfig),
+        ("data", DataConfig),
+        ("mesh", MeshConfig),
+        ("training", TrainingConfig),
+    ):
+        for field in fields(kind):
+            assert found.pop(f"{section}.{field.name}") == str(field.default)
+    searches = {f"search.{f.name}" for kind in (BeamSearch, Sampling) for f in fields(kind)}
+    assert found.keys() == searches
+
+
+def test_help_shows_inherited_fields():
+    for kind in (TrainingConfig, LabeledConfig, BeamSearch):
+        documented = re.findall(r"^  (\w+): ", kind.__doc__, re.MULTILINE)
+        assert sorted(set(documented)) == sorted(documented)
+        assert {field.name for field in fields(kind)} <= set(documented)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--help"],
+        ["translate", "--help"],
+        ["train", "--fields"],
+        ["translate", "--beam-size", "x"],
+        ["evalb", str(TREES), str(TREES)],
+    ],
+)
 def test_a_command_imports_only_what_it_needs(words):
     code = (
         "import sys, jaxformer.cli\n"
@@ -113,7 +179,7 @@ def test_a_command_imports_only_what_it_needs(words):
     result = subprocess.run(
         [sys.executable, "-c", code, *words], capture_output=True, text=True, check=True
     )
-    assert result.stdout.endswith("\n[]\n")
+    assert result.stdout.splitlines()[-1] == "[]"
 
 
 def test_every_option_refuses_a_url():

@@ -18,7 +18,8 @@ def test_a_name_is_a_file_of_configs_and_a_path_is_left_as_it_is():
         assert find_config(path) == path
 
 
-def test_an_unknown_name_lists_the_configs(capsys):
+def test_an_unknown_name_lists_the_configs(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
     with pytest.raises(UserError, match=r"no config 'numeral'; did you mean numerals\?"):
         find_config("numeral")
     listed = capsys.readouterr().err

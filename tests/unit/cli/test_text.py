@@ -4,6 +4,7 @@ import gzip
 import io
 import itertools
 import os
+import subprocess
 import sys
 import tracemalloc
 
@@ -171,3 +172,25 @@ def test_a_file_gets_its_name_when_complete(tmp_path):
         assert partial.read_text(encoding="utf-8") == "eins\n\ngrößer\n"
     assert path.read_bytes() == "eins\n\ngrößer\n".encode()
     assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_long_compilation_is_announced_on_a_terminal():
+    code = (
+        "import io, sys, time, jax, jaxformer.cli.text as text\n"
+        "sys.stderr = io.StringIO()\n"
+        "sys.stderr.isatty = lambda: sys.argv[1] == 'terminal'\n"
+        "text._SECONDS_TO_COMPILE = float(sys.argv[2])\n"
+        "text.announce_compilations()\n"
+        "jax.jit(lambda x: jax.lax.sort(x @ x))(jax.numpy.ones((5, 5)))\n"
+        "time.sleep(0.1)\n"
+        "print(sys.stderr.getvalue().count('compiling; '))"
+    )
+    for arguments, found in (
+        (("terminal", "0.0"), True),
+        (("terminal", "60"), False),
+        (("file", "0.0"), False),
+    ):
+        result = subprocess.run(
+            [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True
+        )
+        assert (int(result.stdout) > 0) == found

@@ -190,6 +190,12 @@ def test_corrupt_reports_are_moved_away(folder):
 
 def test_spikes_of_the_gradient_norm_are_described():
     window = reporting.ReportWindow()
+    for step, norm in enumerate([90.0, 4.0, 4.0, 2.0], start=-3):  # Norms begin large.
+        window.add(step, step_sums(grad_norm=norm))
+    assert window.describe_spike() == ""
+    assert window.means(updates=4)["grad_norm"] == 25
+    window.add(0, step_sums(grad_norm=1.0))
+    window.means(updates=5)
     for step, norm in enumerate([1.0, 2.0, 40.0, 3.0], start=1):
         window.add(step, step_sums(grad_norm=norm))
     window.add(5, step_sums(grad_norm=math.nan, skipped=1))

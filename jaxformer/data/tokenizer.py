@@ -6,7 +6,7 @@ import hashlib
 import pathlib
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, SupportsIndex
 
 from jaxformer.checks import check_text, check_texts, check_tokens
@@ -27,10 +27,16 @@ class Vocabulary(abc.ABC):
 
     vocab_size: int
     ends_texts = False  # True if EOS ends the texts that a language model was trained on
+    _symbols: Mapping[str, int] = {}
 
     def __init__(self, serialized: bytes) -> None:
         self.serialized = serialized
         self.sha256 = hashlib.sha256(serialized).hexdigest()
+
+    @property
+    def symbols(self) -> list[str]:
+        """Symbols of targets, such as labels, in the order of their ids."""
+        return list(self._symbols)
 
     @abc.abstractmethod
     def encode(self, text: str) -> list[int]:
@@ -64,10 +70,12 @@ class Tokenizer(Vocabulary):
       target_vocab_size: Number of ids up to the largest id of a target.
       serialized: The SentencePiece model, as in its file.
       sha256: Hash of ``serialized``, hexadecimal. It identifies the vocabulary of a trained model.
+      mask_token: Id that stands for masked tokens; no text contains it.
       language_codes: Codes of target languages, such as ">>deu<<"; empty except for imported models
         with several target languages.
     """
 
+    mask_token = BOS
     language_codes: tuple[str, ...] = ()
 
     def __init__(self, model: bytes) -> None:
@@ -111,6 +119,11 @@ class Tokenizer(Vocabulary):
                 from jaxformer.data.moses_tokenizer import MosesTokenizer
 
                 return MosesTokenizer(content)
+            if content.startswith(b'{"huggingface"'):
+                # An extra.
+                from jaxformer.data.huggingface_tokenizer import HuggingFaceTokenizer
+
+                return HuggingFaceTokenizer(content)
             if content.startswith(b"{"):
                 from jaxformer.data.marian_tokenizer import MarianTokenizer
 
@@ -165,6 +178,10 @@ class Tokenizer(Vocabulary):
         written = " ".join(pieces).replace(_byte_pieces(other), _byte_pieces(SPACE_SYMBOL))
         return known(written.split(" "))
 
+    def with_symbols(self, targets: Iterable[str]) -> "Tokenizer":
+        """Returns a tokenizer for new targets, if its symbols can change; by default, this one."""
+        return self
+
     def check_language(self, text: str, place: str) -> None:
         """Raises a ``UserError`` if a sentence begins with an unknown language code."""
 
@@ -192,6 +209,10 @@ class Tokenizer(Vocabulary):
         if self._symbols:
             return " ".join(map(self.piece, tokens))
         return self._processor.decode(tokens)
+
+    def decode_target(self, ids: Iterable[SupportsIndex]) -> str:
+        """Works as :meth:`decode` does, for the ids of :meth:`encode_target`."""
+        return self.decode(ids)
 
     def piece(self, token: SupportsIndex) -> str:
         """Returns the piece of a token, as a label; "▁" stands for a space.

@@ -11,13 +11,20 @@ from jaxformer.nn.matmul import project
 from jaxformer.nn.parameters import parameter
 from jaxformer.nn.precision import ComputeDtype
 
-Activation = Literal["relu", "gelu", "swish"]
+Activation = Literal["relu", "gelu", "gelu_exact", "swish"]
+
+
+def activate(activation: Activation, x: Float[Array, "*rows F"]) -> Float[Array, "*rows F"]:
+    """Applies an activation; "gelu" is the approximation with tanh, "gelu_exact" has erf."""
+    if activation == "gelu_exact":
+        return nn.gelu(x, approximate=False)
+    return getattr(nn, activation)(x)
 
 
 class FeedForward(nn.Module):
     """FFN(x) = max(0, x W1 + b1) W2 + b2 (equation 2).
 
-    Departs from the paper: ``activation="gelu"`` or ``"swish"``, optional, instead of max(0, .).
+    Departs from the paper: ``activation="gelu"``, ``"gelu_exact"`` or ``"swish"``, instead of max(0, .).
     With ``gated``, activation(x W1 + b1) is multiplied by one more projection, x W3 + b3 (Shazeer
     2020): ``FeedForward(d_ff, "swish", use_bias=False, gated=True)`` is SwiGLU.
 
@@ -30,7 +37,7 @@ class FeedForward(nn.Module):
 
     Attributes:
       d_ff: Inner width.
-      activation: Activation between the two matmuls; "gelu" is the tanh approximation.
+      activation: Activation between the two matmuls; see :func:`activate`.
       compute_dtype: Dtype of the inputs of matrix multiplications.
       use_bias: Adds biases to all projections.
       gated: Multiplies the activation by a linear projection, "linear".
@@ -53,7 +60,7 @@ class FeedForward(nn.Module):
         check_sizes(self, "d_ff")
         check_choice(self, "activation", typing.get_args(Activation))
         check_activations("FeedForward", "x", x)
-        activated = getattr(nn, self.activation)(self._project("inner", x, self.d_ff))
+        activated = activate(self.activation, self._project("inner", x, self.d_ff))
         hidden = activated * self._project("linear", x, self.d_ff) if self.gated else activated
         return self._project("outer", hidden, x.shape[-1])
 

@@ -6,7 +6,7 @@ A table serves both directions, so that an export is the inverse of the import, 
 import dataclasses
 import re
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import flax.traverse_util
@@ -22,7 +22,8 @@ from jaxformer.models.architecture import Architecture
 from jaxformer.search import BeamSearch
 
 ACTIVATIONS = {
-    "gelu_new": "gelu",  # the approximation with tanh; "gelu" is the exact function
+    "gelu": "gelu_exact",
+    "gelu_new": "gelu",  # the approximation with tanh
     "gelu_pytorch_tanh": "gelu",
     "relu": "relu",
     "silu": "swish",
@@ -45,7 +46,7 @@ class Tensor(NamedTuple):
     """A tensor of a file, and the parameters that it holds.
 
     Axes are D d_model, F d_ff, M max_length, V the vocabulary, Q and K the heads of queries, or of
-    keys and values, times their size, and C = Q + 2 K.
+    keys and values, times their size, C = Q + 2 K, N the classes, T the token types, and P = 2.
     """
 
     name: str  # "{n}" stands for the number of the layer
@@ -61,41 +62,65 @@ class Layout:
 
     Attributes:
       model_type: Its name in config.json.
-      network: Its class in transformers.
+      network: Its class in transformers, which may depend on our section.
       section: The dataclass of our model.
       fields: Fields of config.json, and our fields with the same meaning.
       defaults: Defaults of the fields that transformers does not always write.
       only: Fields, and the only value of each that our model has.
       ignored: Pattern of fields that change nothing.
       read: Returns further fields of ours.
+      detect: Returns further fields of ours, given the names of the tensors.
+      labels: Returns the labels of the classes of an encoder, given the names of the tensors; None
+        for another model.
       write: Returns further fields of config.json, given our section.
       tensors: Returns the tensors, given our section.
       data: Returns the section of data that selects the kind of the model, given our section.
       search: Search with the rules of ``generate`` in transformers.
-      example: Python code that uses an export.
+      example: Python code that uses an export; NETWORK stands for the class.
+      special_tokens: Special tokens of tokenizer.json that config.json does not name.
       prefix: Beginning of the names of tensors, which a file may lack.
+      heads: Beginnings of names that have no prefix; all others have one, if there are such names.
+      old_names: Ends of the names of tensors in old files, and the ends of their names now.
       buffers: Pattern of the names of tensors that are no parameters.
       can_express: Returns False for a section that config.json cannot describe.
     """
 
     model_type: str
-    network: str
+    network: str | Callable[[Any], str]
     section: type[Architecture]
     fields: Mapping[str, str]
     defaults: Mapping[str, Any]
     only: Mapping[str, Any]
     ignored: str
     read: Callable[[JsonFields], dict[str, Any]]
+    detect: Callable[[JsonFields, Collection[str]], dict[str, Any]] = lambda fields, names: {}
+    labels: Callable[[JsonFields, Collection[str]], list[str] | None] = lambda fields, names: None
     write: Callable[[Any], dict[str, Any]]
     tensors: Callable[[Any], Iterable[Tensor]]
     data: Callable[[Any], DataSection]
     search: BeamSearch = SEARCH
     example: str
+    special_tokens: Mapping[str, str] = dataclasses.field(default_factory=dict)
     prefix: str = ""
+    heads: tuple[str, ...] = ("lm_head.",)
+    old_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
     buffers: str = "(?!)"
     can_express: Callable[[Any], bool] = lambda section: True
 
-    def config(self, fields: JsonFields, tokenizer: HuggingFaceTokenizer) -> Any:
+    def network_of(self, model: Any) -> str:
+        """Returns the class in transformers of our model."""
+        return self.network if isinstance(self.network, str) else self.network(model)
+
+    def name_of(self, name: str) -> str:
+        """Returns the name that :attr:`tensors` gives to a tensor of a file."""
+        for old, new in self.old_names.items():
+            if name.endswith(old):
+                name = name.removesuffix(old) + new
+        return name.removeprefix(self.prefix)
+
+    def config(
+        self, fields: JsonFields, tokenizer: HuggingFaceTokenizer, names: Collection[str]
+    ) -> Any:
         """Returns the section that a config.json describes; refuses other fields by name."""
         fields.values = {**self.defaults, **fields.values}
         for name, only in self.only.items():
@@ -106,10 +131,10 @@ class Layout:
             if other and not _HARMLESS.fullmatch(name) and not re.fullmatch(self.ignored, name):
                 raise UserError(f"{fields.place}: jaxformer does not know {name}={value!r:.80}")
         values = {ours: self._value(fields, name, ours) for name, ours in self.fields.items()}
-        values |= self.read(fields)
-        sizes = {"vocab_size": tokenizer.vocab_size, "absent_tokens": tokenizer.absent}
+        values |= self.read(fields) | self.detect(fields, names)
+        values |= {"absent_tokens": tokenizer.absent} if tokenizer.absent else {}
         try:
-            return self.section(**sizes, **values)
+            return self.section(vocab_size=tokenizer.vocab_size, **values)
         except UserError as error:
             raise UserError(f"{fields.place}: {error}") from None
 
@@ -129,9 +154,13 @@ class Layout:
         for name, ours in self.fields.items():
             if ours == "activation":
                 values[name] = next(n for n, own in ACTIVATIONS.items() if own == values[name])
-        special = {f"{name}_token_id": tokenizer.special[name] for name in _SPECIAL}
+        own = [name for name in _SPECIAL if name not in self.special_tokens]
+        special = {f"{name}_token_id": tokenizer.special[name] for name in own}
+        if labels := tokenizer.symbols:
+            special["id2label"] = {str(i): label for i, label in enumerate(labels)}
+            special["label2id"] = {label: i for i, label in enumerate(labels)}
         return {
-            "architectures": [self.network],
+            "architectures": [self.network_of(model)],
             "model_type": self.model_type,
             "dtype": "float32",
             "vocab_size": len(tokenizer.our_ids),
@@ -164,6 +193,8 @@ class Layout:
     ) -> dict[str, Float[np.ndarray, "..."]]:
         """Returns the tensors of a file; the inverse of :meth:`params`."""
         flat, found = _flatten(params), {}
+        has_head = any(tensor.name.startswith(self.heads) for tensor in self.tensors(model))
+        prefix = self.prefix if has_head else ""
         for tensor in self.tensors(model):
             if tensor.is_copy:
                 continue
@@ -175,18 +206,17 @@ class Layout:
             if tensor.axes[0] == "V":
                 joined = joined[tokenizer.our_ids]
             for number, name in enumerate(_names(tensor, model)):
-                found[self._add_prefix(name)] = joined[number] if lead else joined
+                full = name if name.startswith(self.heads) else prefix + name
+                found[full] = joined[number] if lead else joined
         return found
-
-    def _add_prefix(self, name: str) -> str:
-        return name if name.startswith("lm_head.") else self.prefix + name
 
 
 def sizes_of(model: Architecture, vocab_size: int) -> dict[str, int]:
     """Returns the size of each axis of :class:`Tensor`."""
     queries, keys = (heads * model.key_size for heads in (model.num_heads, model.kv_heads))
     sizes = {"D": model.d_model, "F": model.d_ff, "M": model.max_length, "V": vocab_size}
-    return sizes | {"Q": queries, "K": keys, "C": queries + 2 * keys}
+    sizes |= {"N": getattr(model, "num_classes", 0), "T": getattr(model, "num_token_types", 0)}
+    return sizes | {"Q": queries, "K": keys, "C": queries + 2 * keys, "P": 2}
 
 
 def _check_copy(arrays: NamedArrays, tensor: Tensor, read: Mapping[str, np.ndarray]) -> None:

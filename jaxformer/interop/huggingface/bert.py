@@ -1,0 +1,154 @@
+"""BERT in transformers' layout, with the heads that a file has."""
+
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from jaxformer.config import LabeledConfig
+from jaxformer.errors import UserError
+from jaxformer.interop.huggingface.layout import Layout, Tensor
+from jaxformer.interop.json_fields import JsonFields
+from jaxformer.models.bert import BertConfig
+
+_FIELDS = {
+    "hidden_size": "d_model",
+    "intermediate_size": "d_ff",
+    "num_attention_heads": "num_heads",
+    "num_hidden_layers": "num_layers",
+    "max_position_embeddings": "max_length",
+    "type_vocab_size": "num_token_types",
+    "hidden_act": "activation",
+    "hidden_dropout_prob": "dropout_rate",
+    "attention_probs_dropout_prob": "attention_dropout_rate",
+    "layer_norm_eps": "norm_epsilon",
+}
+_DEFAULTS = {
+    "max_position_embeddings": 512,
+    "type_vocab_size": 2,
+    "hidden_act": "gelu",
+    "hidden_dropout_prob": 0.1,
+    "attention_probs_dropout_prob": 0.1,
+    "layer_norm_eps": 1e-12,
+}
+_ONLY = {
+    "is_decoder": False,
+    "add_cross_attention": False,
+    "tie_word_embeddings": True,
+    "position_embedding_type": "absolute",
+}
+# Our heads, in the order of BertConfig, and a tensor of each.
+_HEADS = {
+    "pooler": "pooler.dense.weight",
+    "masked": "cls.predictions.transform.dense.weight",
+    "next": "cls.seq_relationship.weight",
+}
+_EXAMPLE = """
+from tokenizers import Tokenizer
+from transformers import NETWORK
+import torch
+
+tokenizer, model = Tokenizer.from_file("tokenizer.json"), NETWORK.from_pretrained(".")
+print(model(torch.tensor([tokenizer.encode("a house").ids])))
+"""
+
+
+def _labels(fields: JsonFields, names: Collection[str]) -> list[str]:
+    """Returns the labels of a classifier; none for a file without one."""
+    if "classifier.weight" not in names:
+        return []
+    named = fields.values.get("id2label", {"0": "LABEL_0", "1": "LABEL_1"})
+    labels = list(named.values()) if isinstance(named, dict) else []
+    if list(named) != list(map(str, range(len(labels)))) or len(set(labels)) < len(labels):
+        raise UserError(f"{fields.place}: expected id2label to name each class: got {named!r:.80}")
+    return labels
+
+
+def _detect(fields: JsonFields, names: Collection[str]) -> dict[str, Any]:
+    heads = " ".join(head for head, tensor in _HEADS.items() if tensor in names)
+    return {"heads": heads, "num_classes": len(_labels(fields, names))}
+
+
+def _read(fields: JsonFields) -> dict[str, Any]:
+    rates = [None, fields.values["hidden_dropout_prob"]]
+    fields.check("classifier_dropout", rates, f"null or {rates[1]}", "BertConfig has one rate")
+    problems = [None, "single_label_classification"]
+    fields.check(
+        "problem_type", problems, " or ".join(map(str, problems)), "classifier has no other"
+    )
+    return {}
+
+
+def _network(model: BertConfig) -> str:
+    if model.num_classes:
+        return "BertForSequenceClassification"
+    heads = {"masked": "BertForMaskedLM", "pooler next": "BertForNextSentencePrediction"}
+    heads |= dict.fromkeys(("pooler masked next", "pooler masked"), "BertForPreTraining")
+    return heads.get(model.heads, "BertModel")
+
+
+def _tensors(model: BertConfig) -> Iterator[Tensor]:
+    for name, axes, ours in (("word", "VD", "embedding"), ("position", "MD", "positions")):
+        yield Tensor(f"embeddings.{name}_embeddings.weight", axes, (ours,))
+    yield Tensor("embeddings.token_type_embeddings.weight", "TD", ("token_types",))
+    layer, theirs = "encoder/layers", "encoder.layer.{n}"
+    norms = {"embeddings.LayerNorm": "norm"}
+    norms |= {f"{theirs}.attention.output.LayerNorm": f"{layer}/self_attention_residual/norm"}
+    norms |= {f"{theirs}.output.LayerNorm": f"{layer}/feed_forward_residual/norm"}
+    linear = [
+        (f"{theirs}.attention.self.{name}", "QD", f"{layer}/self_attention/{name}")
+        for name in ("query", "key", "value")
+    ]
+    linear += [
+        (f"{theirs}.attention.output.dense", "DQ", f"{layer}/self_attention/output"),
+        (f"{theirs}.intermediate.dense", "FD", f"{layer}/feed_forward/inner"),
+        (f"{theirs}.output.dense", "DF", f"{layer}/feed_forward/outer"),
+    ]
+    if "pooler" in model.heads:
+        linear.append(("pooler.dense", "DD", "pooler"))
+    if "next" in model.heads:
+        linear.append(("cls.seq_relationship", "PD", "next"))
+    if model.num_classes:
+        linear.append(("classifier", "ND", "classes"))
+    if "masked" in model.heads:
+        linear.append(("cls.predictions.transform.dense", "DD", "masked"))
+        norms |= {"cls.predictions.transform.LayerNorm": "masked_norm"}
+        yield Tensor("cls.predictions.bias", "V", ("logits_bias",))
+        yield Tensor("cls.predictions.decoder.bias", "V", ("logits_bias",), is_copy=True)
+        yield Tensor("cls.predictions.decoder.weight", "VD", ("embedding",), is_copy=True)
+    for name, axes, ours in linear:
+        yield Tensor(f"{name}.weight", axes, (ours,), is_linear=True)
+        yield Tensor(f"{name}.bias", axes[0], (f"{ours}_bias",))
+    for name, ours in norms.items():
+        yield Tensor(f"{name}.weight", "D", (f"{ours}/scale",))
+        yield Tensor(f"{name}.bias", "D", (f"{ours}/bias",))
+
+
+def _data(model: BertConfig) -> LabeledConfig:
+    """Returns a section of data for a model whose training text is unknown."""
+    kind = {"corpus": "labeled"} if model.num_classes else {"corpus": "masked", "mask_rate": 0.15}
+    longest = min(LabeledConfig.max_length, model.max_length)
+    return LabeledConfig(train="unknown", valid="unknown", max_length=longest, **kind)
+
+
+BERT = Layout(
+    model_type="bert",
+    network=_network,
+    section=BertConfig,
+    fields=_FIELDS,
+    defaults=_DEFAULTS,
+    only=_ONLY,
+    # Of other heads, of training, and of the code that saved the file.
+    ignored="pooler_.*|directionality|(id2|num_)label.*|label2id|classifier_dropout|problem_type"
+    "|finetuning_task|gradient_checkpointing|output_past",
+    read=_read,
+    detect=_detect,
+    labels=_labels,
+    write=lambda model: {},
+    tensors=_tensors,
+    data=_data,
+    example=_EXAMPLE,
+    special_tokens={"pad": "[PAD]", "eos": "[SEP]", "bos": "[CLS]", "unk": "[UNK]"},
+    prefix="bert.",
+    heads=("cls.", "classifier."),
+    old_names={"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"},
+    buffers=r"embeddings\.(position|token_type)_ids",
+)

@@ -1,14 +1,56 @@
 """Records the attention weights of every layer and head on one sentence."""
 
+import pathlib
+
 import jax
 import jax.numpy as jnp
 
-from jaxformer.data.tokenizer import BOS
+from jaxformer.data.tokenizer import BOS, EOS
 from jaxformer.errors import UserError
 from jaxformer.inference.translator import Translator
+from jaxformer.inference.weights import TrainedModel, prepare_params
+from jaxformer.kinds import CLASSIFICATION, MASKED_LANGUAGE_MODELING
 from jaxformer.layout import global_mesh
 from jaxformer.models.transformer import Transformer
 from jaxformer.plots.attention_page import AttentionView
+
+ENCODERS = (CLASSIFICATION, MASKED_LANGUAGE_MODELING)
+
+
+@global_mesh(None)
+def record_encoder(
+    workdir: str | pathlib.Path,
+    sentence: str,
+    *,
+    weights: str | int = "auto",
+    compute_dtype: str | None = None,
+) -> AttentionView:
+    """Classifies a sentence and records the attention weights of every layer and head.
+
+    Args:
+      workdir: The run directory of a classifier or a masked language model.
+      sentence: The text.
+      weights: Checkpoint; see :func:`~jaxformer.load_model`.
+      compute_dtype: As in ``ModelConfig``; None: the run's.
+
+    Raises:
+      UserError: The sentence is longer than the model allows, or the workdir is of another kind.
+    """
+    options = {"weights": weights, "compute_dtype": compute_dtype, "kinds": ENCODERS}
+    trained = TrainedModel.load(workdir, **options)
+    config, tokenizer = trained.config, trained.tokenizer
+    source = [*tokenizer.encode_batch([sentence])[0], EOS]
+    apply = jax.jit(config.kind.build(config.model).apply, static_argnames="mutable")
+    params = prepare_params(config.model, trained.params, config.kind)
+    output, recorded = apply({"params": params}, jnp.asarray([source]), mutable="intermediates")
+    stack = jax.device_get(recorded["intermediates"])["encoder"]["layers"]
+    return AttentionView(
+        sentence=sentence,
+        translation=tokenizer.symbols[output.argmax()] if config.kind is CLASSIFICATION else "",
+        source=[tokenizer.piece(i) for i in source],
+        target=[],
+        encoder=stack["self_attention"]["weights"][0][:, 0],
+    )
 
 
 @global_mesh(None)

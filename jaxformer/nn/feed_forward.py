@@ -24,7 +24,7 @@ def activate(activation: Activation, x: Float[Array, "*rows F"]) -> Float[Array,
 class FeedForward(nn.Module):
     """FFN(x) = max(0, x W1 + b1) W2 + b2 (equation 2).
 
-    Departs from the paper: ``activation="gelu"``, ``"gelu_exact"`` or ``"swish"``, instead of max(0, .).
+    Departs from the paper: another ``activation``, such as "gelu" or "swish", instead of max(0, .).
     With ``gated``, activation(x W1 + b1) is multiplied by one more projection, x W3 + b3 (Shazeer
     2020): ``FeedForward(d_ff, "swish", use_bias=False, gated=True)`` is SwiGLU.
 

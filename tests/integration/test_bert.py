@@ -30,6 +30,7 @@ from jaxformer.tasks.classification.classifier import Classifier
 from jaxformer.tasks.classification.task import MaskedLanguageModeling
 
 from ..profiles import by_profile
+from . import pages
 
 pytest.importorskip("tokenizers")
 
@@ -254,6 +255,23 @@ def test_mistakes_are_refused(labeled, tmp_path):
     masked = dataclasses.replace(config.data, corpus="masked", mask_rate=0.15)
     with pytest.raises(UserError, match=r"expected masked among model\.heads, got 'pooler'"):
         train(dataclasses.replace(config, data=masked), tmp_path / "run")
+
+
+@pytest.mark.ci
+def test_the_pages_are_executed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    import_huggingface(FIXTURES / "plain", tmp_path / "runs" / "bert")
+    names, (features,) = {}, pages.sections("hugging_face.md")["BERT"]
+    pages.run("hugging_face.md", features, names)
+    expected = imported("plain")[2]
+    np.testing.assert_allclose(names["pooled"][0], expected["pooled"][0], rtol=1e-4)
+    names, (code,) = {"__name__": "page"}, pages.sections("classification.md")["Question answering"]
+    pages.run("classification.md", code, names)
+    tokens, places = names["encode"](*names["examples"][0], length=32)
+    params = names["state"].params
+    found = names["model"].apply({"params": params}, tokens[None], method="features")[0]
+    logits = np.where(tokens[:, None] == 0, -np.inf, found @ params["span"])
+    assert logits.argmax(axis=0).tolist() == places
 
 
 @pytest.mark.ci

@@ -99,11 +99,9 @@ def attention(
     output = output or folder / "attention.html"
     _check_suffix(output, ".html, .png or .svg")
     if read_config(Workdir(workdir)).kind in ENCODERS:
-        if model.ensemble or search.sampling or search.changes:
-            raise UserError(
-                f"{workdir}: an encoder does not search: leave out --ensemble and search options"
-            )
-        view = record_encoder(workdir, sentence, weights=model.weights, compute_dtype=model.dtype)
+        if model.ensemble or model.dtype or search.sampling or search.changes:
+            raise UserError(f"{workdir}: an encoder does not search; leave out all options for it")
+        view = record_encoder(workdir, sentence, weights=model.weights)
     else:
         view = record_attention(model.load(workdir, search.settings(workdir)), sentence)
     if output.suffix.lower() == ".html":

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxformer.data.tokenizer import BOS, EOS
 from jaxformer.errors import UserError
 from jaxformer.inference.translator import Translator
-from jaxformer.inference.weights import TrainedModel, prepare_params
+from jaxformer.inference.weights import TrainedModel
 from jaxformer.kinds import CLASSIFICATION, MASKED_LANGUAGE_MODELING
 from jaxformer.layout import global_mesh
 from jaxformer.models.transformer import Transformer
@@ -19,11 +19,7 @@ ENCODERS = (CLASSIFICATION, MASKED_LANGUAGE_MODELING)
 
 @global_mesh(None)
 def record_encoder(
-    workdir: str | pathlib.Path,
-    sentence: str,
-    *,
-    weights: str | int = "auto",
-    compute_dtype: str | None = None,
+    workdir: str | pathlib.Path, sentence: str, *, weights: str | int = "auto"
 ) -> AttentionView:
     """Classifies a sentence and records the attention weights of every layer and head.
 
@@ -31,18 +27,16 @@ def record_encoder(
       workdir: The run directory of a classifier or a masked language model.
       sentence: The text.
       weights: Checkpoint; see :func:`~jaxformer.load_model`.
-      compute_dtype: As in ``ModelConfig``; None: the run's.
 
     Raises:
       UserError: The sentence is longer than the model allows, or the workdir is of another kind.
     """
-    options = {"weights": weights, "compute_dtype": compute_dtype, "kinds": ENCODERS}
-    trained = TrainedModel.load(workdir, **options)
+    trained = TrainedModel.load(workdir, weights=weights, kinds=ENCODERS)
     config, tokenizer = trained.config, trained.tokenizer
     source = [*tokenizer.encode_batch([sentence])[0], EOS]
     apply = jax.jit(config.kind.build(config.model).apply, static_argnames="mutable")
-    params = prepare_params(config.model, trained.params, config.kind)
-    output, recorded = apply({"params": params}, jnp.asarray([source]), mutable="intermediates")
+    variables = {"params": trained.params}
+    output, recorded = apply(variables, jnp.asarray([source]), mutable="intermediates")
     stack = jax.device_get(recorded["intermediates"])["encoder"]["layers"]
     return AttentionView(
         sentence=sentence,

@@ -1,7 +1,7 @@
 """The fields of another system's JSON files."""
 
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from jaxformer.errors import UserError
@@ -13,6 +13,7 @@ class JsonFields:
 
     def __init__(self, place: pathlib.Path, defaults: dict[str, Any], layout: str) -> None:
         """Reads a file; ``layout`` ends the message about a missing one."""
+        self.tensors: Collection[str] = ()  # names of the tensors beside the file
         self.place, self.values = place, defaults | read_object(place, advice=layout)
 
     def integer(self, name: str) -> int:

@@ -18,19 +18,11 @@ class GPT2Config(Architecture):
 
     Attributes:
       architecture: "gpt2".
-      vocab_size: Size of the vocabulary.
-      d_model: Width of the output of every sub-layer.
-      d_ff: Inner width of the feed-forward networks.
-      num_heads: Number of attention heads.
-      num_layers: Number of layers.
-      dropout_rate: Dropout rate of sub-layer outputs and of embedding sums.
-      attention_dropout_rate: Dropout rate of attention weights.
-      activation: As in :class:`~jaxformer.ModelConfig`.
-      norm_epsilon: Added to the variance in layer normalization.
+      vocab_size, d_model, d_ff, num_heads, num_layers, dropout_rate, attention_dropout_rate,
+        activation, norm_epsilon, compute_dtype: As in :class:`~jaxformer.ModelConfig`.
       absent_tokens: Special tokens that the vocabulary lacks, of "pad", "bos" and "unk", separated
         by spaces; the model does not generate them.
       max_length: Number of positions, which are learned.
-      compute_dtype: As in :class:`~jaxformer.ModelConfig`.
 
     Raises:
       UserError: A value is out of range, or sizes do not fit together.

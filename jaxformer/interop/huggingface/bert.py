@@ -1,6 +1,6 @@
 """BERT in transformers' layout, with the heads that a file has."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from jaxformer.config import LabeledConfig
@@ -21,25 +21,12 @@ _FIELDS = {
     "attention_probs_dropout_prob": "attention_dropout_rate",
     "layer_norm_eps": "norm_epsilon",
 }
-_DEFAULTS = {
-    "max_position_embeddings": 512,
-    "type_vocab_size": 2,
-    "hidden_act": "gelu",
-    "hidden_dropout_prob": 0.1,
-    "attention_probs_dropout_prob": 0.1,
-    "layer_norm_eps": 1e-12,
-}
-_ONLY = {
-    "is_decoder": False,
-    "add_cross_attention": False,
-    "tie_word_embeddings": True,
-    "position_embedding_type": "absolute",
-}
-# Our heads, in the order of BertConfig, and a tensor of each.
+_ONLY = {"is_decoder": False, "add_cross_attention": False, "tie_word_embeddings": True}
+# Our heads, in the order of BertConfig, and the layer of each.
 _HEADS = {
-    "pooler": "pooler.dense.weight",
-    "masked": "cls.predictions.transform.dense.weight",
-    "next": "cls.seq_relationship.weight",
+    "pooler": "pooler.dense",
+    "masked": "cls.predictions.transform.dense",
+    "next": "cls.seq_relationship",
 }
 _EXAMPLE = """
 from tokenizers import Tokenizer
@@ -51,20 +38,16 @@ print(model(torch.tensor([tokenizer.encode("a house").ids])))
 """
 
 
-def _labels(fields: JsonFields, names: Collection[str]) -> list[str]:
+def _labels(fields: JsonFields) -> list[str]:
     """Returns the labels of a classifier; none for a file without one."""
-    if "classifier.weight" not in names:
+    if "classifier.weight" not in fields.tensors:
         return []
     named = fields.values.get("id2label", {"0": "LABEL_0", "1": "LABEL_1"})
-    labels = list(named.values()) if isinstance(named, dict) else []
-    if list(named) != list(map(str, range(len(labels)))) or len(set(labels)) < len(labels):
+    numbers = range(len(named)) if isinstance(named, dict) else ()
+    labels = [str(named.get(str(number), "\n")) for number in numbers]
+    if not labels or len(set(labels)) < len(labels) or not all(map(str.isprintable, labels)):
         raise UserError(f"{fields.place}: expected id2label to name each class: got {named!r:.80}")
     return labels
-
-
-def _detect(fields: JsonFields, names: Collection[str]) -> dict[str, Any]:
-    heads = " ".join(head for head, tensor in _HEADS.items() if tensor in names)
-    return {"heads": heads, "num_classes": len(_labels(fields, names))}
 
 
 def _read(fields: JsonFields) -> dict[str, Any]:
@@ -74,7 +57,8 @@ def _read(fields: JsonFields) -> dict[str, Any]:
     fields.check(
         "problem_type", problems, " or ".join(map(str, problems)), "classifier has no other"
     )
-    return {}
+    heads = [head for head, layer in _HEADS.items() if f"{layer}.weight" in fields.tensors]
+    return {"heads": " ".join(heads), "num_classes": len(_labels(fields))}
 
 
 def _network(model: BertConfig) -> str:
@@ -102,14 +86,11 @@ def _tensors(model: BertConfig) -> Iterator[Tensor]:
         (f"{theirs}.intermediate.dense", "FD", f"{layer}/feed_forward/inner"),
         (f"{theirs}.output.dense", "DF", f"{layer}/feed_forward/outer"),
     ]
-    if "pooler" in model.heads:
-        linear.append(("pooler.dense", "DD", "pooler"))
-    if "next" in model.heads:
-        linear.append(("cls.seq_relationship", "PD", "next"))
+    axes = {"pooler": "DD", "masked": "DD", "next": "PD"}
+    linear += [(_HEADS[head], axes[head], head) for head in model.heads.split()]
     if model.num_classes:
         linear.append(("classifier", "ND", "classes"))
     if "masked" in model.heads:
-        linear.append(("cls.predictions.transform.dense", "DD", "masked"))
         norms |= {"cls.predictions.transform.LayerNorm": "masked_norm"}
         yield Tensor("cls.predictions.bias", "V", ("logits_bias",))
         yield Tensor("cls.predictions.decoder.bias", "V", ("logits_bias",), is_copy=True)
@@ -134,13 +115,11 @@ BERT = Layout(
     network=_network,
     section=BertConfig,
     fields=_FIELDS,
-    defaults=_DEFAULTS,
-    only=_ONLY,
+    defaults={"type_vocab_size": 2, "layer_norm_eps": 1e-12},
+    only=_ONLY | {"position_embedding_type": "absolute"},
     # Of other heads, of training, and of the code that saved the file.
-    ignored="pooler_.*|directionality|(id2|num_)label.*|label2id|classifier_dropout|problem_type"
-    "|finetuning_task|gradient_checkpointing|output_past",
+    ignored="pooler_.*|directionality|.*label.*|classifier_dropout|problem_type|finetuning_task",
     read=_read,
-    detect=_detect,
     labels=_labels,
     write=lambda model: {},
     tensors=_tensors,

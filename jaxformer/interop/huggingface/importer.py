@@ -3,7 +3,6 @@
 import json
 import pathlib
 import re
-from collections.abc import Collection
 from typing import Any
 
 import jax
@@ -51,8 +50,9 @@ def import_huggingface(directory: pathlib.Path, workdir: pathlib.Path) -> str:
     named = {layout.name_of(name): array for name, array in found.items()}
     if len(named) < len(found):
         raise UserError(f"{place}: expected each tensor once, got some with and without a prefix")
-    tokenizer = _tokenizer(directory / "tokenizer.json", fields, layout, named)
-    model = layout.config(fields, tokenizer, named)
+    fields.tensors = named.keys()
+    tokenizer = _tokenizer(directory / "tokenizer.json", fields, layout)
+    model = layout.config(fields, tokenizer)
     config = Config(model=model, data=layout.data(model), search=layout.search)
     arrays = NamedArrays(
         arrays=named,
@@ -78,16 +78,14 @@ def _layout(fields: JsonFields) -> Layout:
     return LAYOUTS[name]
 
 
-def _tokenizer(
-    path: pathlib.Path, fields: JsonFields, layout: Layout, names: Collection[str]
-) -> HuggingFaceTokenizer:
+def _tokenizer(path: pathlib.Path, fields: JsonFields, layout: Layout) -> HuggingFaceTokenizer:
     """Reads tokenizer.json; the ids of special tokens are in config.json or there."""
     special: dict[str, int | None] = {}
     for name in ("pad", "eos", "bos"):
         field = f"{name}_token_id"
         is_set = fields.values.get(field) is not None
         special[name] = fields.integer(field) if is_set else None
-    size, labels = fields.integer("vocab_size"), layout.labels(fields, names)
+    size, labels = fields.integer("vocab_size"), layout.labels(fields)
     if not path.exists():
         raise UserError(f"{path}: no such file; {_FILES}")
     try:
@@ -96,9 +94,8 @@ def _tokenizer(
         special["unk"] = _unknown(json.loads(text))
         special |= {n: _id_of(json.loads(text), t) for n, t in layout.special_tokens.items()}
         tokenizer = HuggingFaceTokenizer.assemble(text, special, size, labels)
-        if layout.special_tokens and tokenizer.encode_prompt("") != [BOS, EOS]:
-            first, last = (layout.special_tokens[name] for name in ("bos", "eos"))
-            raise UserError(f"expected a post_processor that adds {first} and {last}")
+        if labels is not None and tokenizer.encode_prompt("") != [BOS, EOS]:
+            raise UserError("expected a post_processor that adds the first and the last token")
         return tokenizer
     except (UserError, LookupError, TypeError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: {error}") from None

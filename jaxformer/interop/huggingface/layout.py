@@ -6,7 +6,7 @@ A table serves both directions, so that an export is the inverse of the import, 
 import dataclasses
 import re
 import typing
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import flax.traverse_util
@@ -69,15 +69,13 @@ class Layout:
       only: Fields, and the only value of each that our model has.
       ignored: Pattern of fields that change nothing.
       read: Returns further fields of ours.
-      detect: Returns further fields of ours, given the names of the tensors.
-      labels: Returns the labels of the classes of an encoder, given the names of the tensors; None
-        for another model.
+      labels: Returns the labels of the classes of an encoder; None for another model.
       write: Returns further fields of config.json, given our section.
       tensors: Returns the tensors, given our section.
       data: Returns the section of data that selects the kind of the model, given our section.
       search: Search with the rules of ``generate`` in transformers.
       example: Python code that uses an export; NETWORK stands for the class.
-      special_tokens: Special tokens of tokenizer.json that config.json does not name.
+      special_tokens: Special tokens of tokenizer.json that config.json has no ids of.
       prefix: Beginning of the names of tensors, which a file may lack.
       heads: Beginnings of names that have no prefix; all others have one, if there are such names.
       old_names: Ends of the names of tensors in old files, and the ends of their names now.
@@ -93,8 +91,7 @@ class Layout:
     only: Mapping[str, Any]
     ignored: str
     read: Callable[[JsonFields], dict[str, Any]]
-    detect: Callable[[JsonFields, Collection[str]], dict[str, Any]] = lambda fields, names: {}
-    labels: Callable[[JsonFields, Collection[str]], list[str] | None] = lambda fields, names: None
+    labels: Callable[[JsonFields], list[str] | None] = lambda fields: None
     write: Callable[[Any], dict[str, Any]]
     tensors: Callable[[Any], Iterable[Tensor]]
     data: Callable[[Any], DataSection]
@@ -108,7 +105,6 @@ class Layout:
     can_express: Callable[[Any], bool] = lambda section: True
 
     def network_of(self, model: Any) -> str:
-        """Returns the class in transformers of our model."""
         return self.network if isinstance(self.network, str) else self.network(model)
 
     def name_of(self, name: str) -> str:
@@ -118,9 +114,7 @@ class Layout:
                 name = name.removesuffix(old) + new
         return name.removeprefix(self.prefix)
 
-    def config(
-        self, fields: JsonFields, tokenizer: HuggingFaceTokenizer, names: Collection[str]
-    ) -> Any:
+    def config(self, fields: JsonFields, tokenizer: HuggingFaceTokenizer) -> Any:
         """Returns the section that a config.json describes; refuses other fields by name."""
         fields.values = {**self.defaults, **fields.values}
         for name, only in self.only.items():
@@ -131,7 +125,7 @@ class Layout:
             if other and not _HARMLESS.fullmatch(name) and not re.fullmatch(self.ignored, name):
                 raise UserError(f"{fields.place}: jaxformer does not know {name}={value!r:.80}")
         values = {ours: self._value(fields, name, ours) for name, ours in self.fields.items()}
-        values |= self.read(fields) | self.detect(fields, names)
+        values |= self.read(fields)
         values |= {"absent_tokens": tokenizer.absent} if tokenizer.absent else {}
         try:
             return self.section(vocab_size=tokenizer.vocab_size, **values)

@@ -5,10 +5,10 @@ import math
 import jax
 import pytest
 
-from jaxformer import Config, GPT2Config, LlamaConfig, StreamConfig
+from jaxformer import BertConfig, Config, GPT2Config, LlamaConfig, StreamConfig
 from jaxformer.errors import UserError
 from jaxformer.inference.weights import abstract_params
-from jaxformer.kinds import LANGUAGE_MODELING
+from jaxformer.kinds import CLASSIFICATION, LANGUAGE_MODELING
 from jaxformer.models.gpt2 import GPT2
 
 SMALL = {"d_model": 16, "num_heads": 4}
@@ -18,6 +18,7 @@ STREAM = StreamConfig(file="text.txt")
 @pytest.mark.parametrize(
     ("config", "size"),
     [
+        (BertConfig(num_classes=0), 109_482_240),
         (GPT2Config(), 124_439_808),
         (GPT2Config(d_model=1600, d_ff=6400, num_heads=25, num_layers=48), 1_557_611_200),
         (LlamaConfig(), 6_738_415_616),
@@ -26,12 +27,16 @@ STREAM = StreamConfig(file="text.txt")
     ],
 )
 def test_parameters_are_as_many_as_published(config, size):
-    shapes = jax.tree.leaves(abstract_params(config, LANGUAGE_MODELING))
+    kind = CLASSIFICATION if config.architecture == "bert" else LANGUAGE_MODELING
+    shapes = jax.tree.leaves(abstract_params(config, kind))
     assert sum(math.prod(leaf.shape) for leaf in shapes) == size
 
 
 NO_BERT = {"model": {"architecture": "bert"}, "data": {"corpus": "stream"}}
 ERRORS = [
+    (lambda: BertConfig(heads="masked"), "num_classes must be 0, or above 0 with pooler among"),
+    (lambda: BertConfig(num_classes=-1), "num_classes must be 0, or above 0 with .*: got -1 with"),
+    (lambda: BertConfig(heads="next"), "model.heads must be one of '', 'pooler', 'masked', "),
     (lambda: GPT2Config(d_model=10, num_heads=4), "model.num_heads must divide model.d_model=10"),
     (lambda: GPT2Config(absent_tokens="eos"), "model.absent_tokens must be some of bos, pad, unk"),
     (lambda: GPT2Config(architecture="llama"), "model.architecture must be one of 'gpt2'"),

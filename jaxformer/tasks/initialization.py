@@ -153,11 +153,12 @@ def _layers_of(model: Architecture) -> dict[str, object]:
 
 def matching_ids(ours: Vocabulary, theirs: Vocabulary) -> Int[np.ndarray, "2 N"]:
     """Returns the ids in both tokenizers of the pieces that they share."""
-    if ours.sha256 == theirs.sha256:
-        return np.tile(np.arange(ours.vocab_size), (2, 1))
+    own, others = ([each.piece(i) for i in range(each.vocab_size)] for each in (ours, theirs))
+    if own == others:
+        return np.tile(np.arange(len(own)), (2, 1))
     # The first id of a repeated piece.
-    their_ids = {theirs.piece(i): i for i in reversed(range(theirs.vocab_size))}
-    ids = [(i, their_ids.get(ours.piece(i))) for i in range(ours.vocab_size)]
+    their_ids = {piece: i for i, piece in reversed(list(enumerate(others)))}
+    ids = [(i, their_ids.get(piece)) for i, piece in enumerate(own)]
     return np.array([pair for pair in ids if pair[1] is not None], np.int64).T
 
 

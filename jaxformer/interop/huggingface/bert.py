@@ -51,12 +51,9 @@ def _labels(fields: JsonFields) -> list[str]:
 
 
 def _read(fields: JsonFields) -> dict[str, Any]:
-    rates = [None, fields.values["hidden_dropout_prob"]]
-    fields.check("classifier_dropout", rates, f"null or {rates[1]}", "BertConfig has one rate")
-    problems = [None, "single_label_classification"]
-    fields.check(
-        "problem_type", problems, " or ".join(map(str, problems)), "classifier has no other"
-    )
+    rate, one = fields.values.get("hidden_dropout_prob"), "single_label_classification"
+    fields.check("classifier_dropout", [None, rate], f"{rate!r}", "BertConfig has one rate")
+    fields.check("problem_type", [None, one], one, "classifier has no other")
     heads = [head for head, layer in _HEADS.items() if f"{layer}.weight" in fields.tensors]
     return {"heads": " ".join(heads), "num_classes": len(_labels(fields))}
 

@@ -63,8 +63,8 @@ NAMES = "expected id2label to name each class: got "
 BERT_CONFIG = [
     ({"is_decoder": True}, "expected is_decoder to be False: got True"),
     ({"position_embedding_type": "relative_key"}, "position_embedding_type to be 'absolute': got"),
-    ({"problem_type": "regression"}, "problem_type to be None or single_.*: got 'regression'"),
-    ({"classifier_dropout": 0.3}, "expected classifier_dropout to be null or 0.1: got 0.3"),
+    ({"problem_type": "regression"}, "expected problem_type to be single_.*: got 'regression'"),
+    ({"classifier_dropout": 0.3}, "expected classifier_dropout to be 0.1: got 0.3"),
     ({"id2label": {"0": "a", "2": "b"}}, NAMES),
     ({"id2label": {"0": "a", "1": "a"}}, NAMES),
     ({"id2label": {"0": "a\n"}}, NAMES),

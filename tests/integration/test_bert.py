@@ -22,12 +22,13 @@ from jaxformer.cli import main
 from jaxformer.config import read_config
 from jaxformer.data.tokenizer import BOS, EOS, UNK, Tokenizer
 from jaxformer.errors import UserError
-from jaxformer.inference.weights import TrainedModel
+from jaxformer.inference.weights import TrainedModel, abstract_params
 from jaxformer.interop.export import export_model
 from jaxformer.interop.huggingface.importer import import_huggingface
 from jaxformer.runs.workdir import Workdir
 from jaxformer.tasks.classification.classifier import Classifier
-from jaxformer.tasks.classification.task import MaskedLanguageModeling
+from jaxformer.tasks.classification.task import Classification, MaskedLanguageModeling
+from jaxformer.tasks.initialization import make_start_from
 
 from ..profiles import by_profile
 from . import pages
@@ -190,6 +191,7 @@ def fine_tuning(name, files, **training):
     return Config(model=model, data=data, training=training), trained
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", by_profile(["classifier"], nightly=["classifier", "pretraining"]))
 def test_fine_tuning_has_a_new_head_on_every_mesh(name, labeled, tmp_path, capsys):
     config, trained = fine_tuning(name, labeled, freeze="embedding")
@@ -215,15 +217,25 @@ def test_fine_tuning_has_a_new_head_on_every_mesh(name, labeled, tmp_path, capsy
     assert fields["id2label"] == {"0": "0", "1": "1"}
 
 
-def test_known_labels_keep_the_head(tmp_path):
-    (tmp_path / "labeled").write_text("bad the old house\ngood a dog\n" * 4)
-    files = {"train": str(tmp_path / "labeled"), "valid": str(tmp_path / "labeled")}
-    config, trained = fine_tuning("classifier", files, learning_rate=1e-9)
+def test_classes_are_kept_only_with_all_of_their_labels(labeled, tmp_path):
+    known = {**labeled, "train": str(tmp_path / "known"), "valid": str(tmp_path / "known")}
+    (tmp_path / "known").write_text("bad the old house\ngood a dog\n" * 4)
+    config, trained = fine_tuning("classifier", labeled)
     with pytest.raises(UserError, match="num_classes must be 3, for the labels good, not bad, bad"):
-        train(config, tmp_path / "run")
-    config = dataclasses.replace(config, model=trained.config.model)
-    params = train(config, tmp_path / "run").params
-    np.testing.assert_allclose(params["classes"], trained.params["classes"], atol=1e-7)
+        Classification.open(fine_tuning("classifier", known)[0], Workdir(tmp_path / "run"))
+    data = dataclasses.replace(config.data, **known)
+    same = dataclasses.replace(config, model=trained.config.model, data=data)
+    for each, labels in ((config, ["0", "1"]), (same, ["good", "not bad", "bad"])):
+        folder = Workdir(tmp_path / labels[0])
+        folder.path.mkdir()
+        task = Classification.open(each, folder)
+        assert task.tokenizer.symbols == labels
+        shapes = abstract_params(each.model, each.kind)
+        fresh = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
+        params = make_start_from(each, task.tokenizer, folder)(fresh)
+        taken = {name for name in params if np.any(jax.tree.leaves(params[name])[0])}
+        assert ("classes" in taken, "pooler" in taken) == (each is same, True)
+        np.testing.assert_array_equal(params["embedding"], trained.params["embedding"])
 
 
 def test_masked_language_modeling_masks_with_the_mask_of_the_tokenizer(labeled, tmp_path):
@@ -234,11 +246,11 @@ def test_masked_language_modeling_masks_with_the_mask_of_the_tokenizer(labeled, 
     config = dataclasses.replace(trained.config, data=data, training=training)
     task = MaskedLanguageModeling.open(config, Workdir(tmp_path / "none"))
     src = np.tile([BOS, *range(UNK + 1, 23), EOS], (16, 1)).astype(np.int32)
-    masked, predicted = task.loss.mask_tokens(src, None)
-    changed = np.asarray(masked)[np.asarray(predicted)]
-    assert (changed == trained.tokenizer.mask_token).mean() > 0.6
-    assert not np.asarray(predicted)[:, [0, -1]].any()
-    params = train(config, tmp_path / "run").params
+    draw = jax.jit(task.loss.mask_tokens, static_argnums=1)
+    masked, predicted = jax.device_get(draw(src, None))
+    assert (masked[predicted] == trained.tokenizer.mask_token).mean() > 0.6
+    assert not predicted[:, [0, -1]].any()
+    params = jax.device_get(train(config, tmp_path / "run").params)
     assert 0 < np.abs(params["masked"] - trained.params["masked"]).max() < 1.1e-3
     with pytest.raises(UserError, match="a classifier, got a masked language model"):
         Classifier.load(workdir)

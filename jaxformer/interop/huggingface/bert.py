@@ -102,9 +102,13 @@ def _tensors(model: BertConfig) -> Iterator[Tensor]:
 
 def _data(model: BertConfig) -> LabeledConfig:
     """Returns a section of data for a model whose training text is unknown."""
-    kind = {"corpus": "labeled"} if model.num_classes else {"corpus": "masked", "mask_rate": 0.15}
-    longest = min(LabeledConfig.max_length, model.max_length)
-    return LabeledConfig(train="unknown", valid="unknown", max_length=longest, **kind)
+    return LabeledConfig(
+        corpus="labeled" if model.num_classes else "masked",
+        train="unknown",
+        valid="unknown",
+        mask_rate=0.0 if model.num_classes else 0.15,
+        max_length=min(LabeledConfig.max_length, model.max_length),
+    )
 
 
 BERT = Layout(

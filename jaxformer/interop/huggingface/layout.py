@@ -125,10 +125,10 @@ class Layout:
             if other and not _HARMLESS.fullmatch(name) and not re.fullmatch(self.ignored, name):
                 raise UserError(f"{fields.place}: jaxformer does not know {name}={value!r:.80}")
         values = {ours: self._value(fields, name, ours) for name, ours in self.fields.items()}
-        values |= self.read(fields)
+        values |= self.read(fields) | {"vocab_size": tokenizer.vocab_size}
         values |= {"absent_tokens": tokenizer.absent} if tokenizer.absent else {}
         try:
-            return self.section(vocab_size=tokenizer.vocab_size, **values)
+            return self.section(**values)
         except UserError as error:
             raise UserError(f"{fields.place}: {error}") from None
 
@@ -149,7 +149,7 @@ class Layout:
             if ours == "activation":
                 values[name] = next(n for n, own in ACTIVATIONS.items() if own == values[name])
         own = [name for name in _SPECIAL if name not in self.special_tokens]
-        special = {f"{name}_token_id": tokenizer.special[name] for name in own}
+        special: dict[str, Any] = {f"{name}_token_id": tokenizer.special[name] for name in own}
         if labels := tokenizer.symbols:
             special["id2label"] = {str(i): label for i, label in enumerate(labels)}
             special["label2id"] = {label: i for i, label in enumerate(labels)}

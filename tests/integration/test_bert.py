@@ -279,7 +279,7 @@ def test_the_pages_are_executed(tmp_path, monkeypatch):
     np.testing.assert_allclose(names["pooled"][0], expected["pooled"][0], rtol=1e-4)
     names, (code,) = {"__name__": "page"}, pages.sections("classification.md")["Question answering"]
     pages.run("classification.md", code, names)
-    tokens, places = names["encode"](*names["examples"][0], length=32)
+    tokens, places = names["encode"](*names["examples"][0])
     params = names["state"].params
     found = names["model"].apply({"params": params}, tokens[None], method="features")[0]
     logits = np.where(tokens[:, None] == 0, -np.inf, found @ params["span"])

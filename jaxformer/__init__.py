@@ -3,10 +3,10 @@
 Names are imported on first use: ``import jaxformer`` is instant and loads none of the libraries for
 text, checkpoints and plots.
 
-Config       Config, load_config, ModelConfig, EncoderConfig, GPT2Config, LlamaConfig,
+Config       Config, load_config, ModelConfig, EncoderConfig, BertConfig, GPT2Config, LlamaConfig,
              StudentConfig, T5Config,
              DataConfig, StreamConfig, LabeledConfig, TrainingConfig, MeshConfig
-Models       Transformer, LanguageModel, Encoder, GPT2, Llama, T5, Student
+Models       Transformer, LanguageModel, Encoder, Bert, GPT2, Llama, T5, Student
 Layers       MultiHeadAttention, FeedForward, Block, Stack, Residual, LayerNorm, RMSNorm, Dropout,
              Keys, Memory, StackCache, dot_product_attention, sinusoidal_positions,
              rotary_positions, segment_mask, causal_mask
@@ -16,7 +16,7 @@ Tasks        Task, fit, FitConfig, every, Writer, BatchShards, Randomness, prefe
              make_mesh, init_state, make_train_step, TrainState
 Data         Tokenizer, Batch, Corpus
 Inference    Translator, Hypothesis, Decoded, Parser, Generator, Classifier, score_pairs, Score,
-             record_attention, AttentionView
+             record_attention, record_encoder, AttentionView
 Runs         load_model, quantize, Checkpoints
 Errors       UserError
 """

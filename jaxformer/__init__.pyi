@@ -18,6 +18,7 @@ from jaxformer.errors import UserError as UserError
 from jaxformer.experiment import make_optimizer as make_optimizer
 from jaxformer.experiment import train as train
 from jaxformer.inference.attention_view import record_attention as record_attention
+from jaxformer.inference.attention_view import record_encoder as record_encoder
 from jaxformer.inference.batched_search import Decoded as Decoded
 from jaxformer.inference.generator import Generator as Generator
 from jaxformer.inference.pair_scores import Score as Score
@@ -26,6 +27,8 @@ from jaxformer.inference.translator import Hypothesis as Hypothesis
 from jaxformer.inference.translator import Translator as Translator
 from jaxformer.inference.weights import load_model as load_model
 from jaxformer.inference.weights import quantize as quantize
+from jaxformer.models.bert import Bert as Bert
+from jaxformer.models.bert import BertConfig as BertConfig
 from jaxformer.models.encoder import Encoder as Encoder
 from jaxformer.models.gpt2 import GPT2 as GPT2
 from jaxformer.models.gpt2 import GPT2Config as GPT2Config

@@ -21,6 +21,7 @@ from jaxformer.data.tokenizer import Tokenizer, Vocabulary
 from jaxformer.errors import UserError
 from jaxformer.models.architecture import Architecture
 from jaxformer.models.assembly import TokenModel
+from jaxformer.models.bert import Bert
 from jaxformer.models.encoder import Encoder
 from jaxformer.models.gpt2 import GPT2
 from jaxformer.models.language_model import LanguageModel
@@ -91,7 +92,7 @@ CLASSIFICATION = Kind(
     commands="jaxformer classify",
     corpora=("labeled",),
     data=LabeledConfig,
-    networks=(Encoder,),
+    networks=(Encoder, Bert),
     task="jaxformer.tasks.classification.task.Classification",
 )
 MASKED_LANGUAGE_MODELING = dataclasses.replace(

@@ -22,7 +22,8 @@ class AttentionOptions:
     """Options that select attention weights.
 
     Selection, which the page shows first:
-      kind: encoder or decoder self-attention, or encoder-decoder attention (default: cross)
+      kind: encoder or decoder self-attention, or encoder-decoder attention (default: cross, or
+        encoder for an encoder)
       layer (LAYER): layer, from 1 (default: the last)
       heads: heads, from 1 (default: all)
       figure: draw the counterpart of this figure of the paper: encoder self-attention as lines;
@@ -76,7 +77,7 @@ def attention(
     model: ModelOptions,
     search: SearchOptions,
 ) -> None:
-    """Translate a sentence and plot its attention weights, as a web page or an image.
+    """Translate or classify a sentence and plot its attention weights, as a web page or an image.
 
     Options:
       sentence (SENTENCE): source sentence
@@ -90,14 +91,21 @@ def attention(
 
       jaxformer attention --workdir runs/multi30k "A dog runs." --heads 1,3 --output heads.png
     """
-    from jaxformer.inference.attention_view import record_attention
+    from jaxformer.config import read_config
+    from jaxformer.inference.attention_view import ENCODERS, record_attention, record_encoder
+    from jaxformer.runs.workdir import Workdir
 
     folder = pathlib.Path() if workdir == pretrained.WORKDIR else workdir
     output = output or folder / "attention.html"
     _check_suffix(output, ".html, .png or .svg")
-    view = record_attention(model.load(workdir, search.settings(workdir)), sentence)
+    if read_config(Workdir(workdir)).kind in ENCODERS:
+        if model.ensemble or model.dtype or search.sampling or search.changes:
+            raise UserError(f"{workdir}: an encoder does not search; leave out all options for it")
+        view = record_encoder(workdir, sentence, weights=model.weights)
+    else:
+        view = record_attention(model.load(workdir, search.settings(workdir)), sentence)
     if output.suffix.lower() == ".html":
-        kind, figure = shown.kind or "cross", shown.figure
+        kind, figure = shown.kind, shown.figure
         layer, heads = shown.selection(view)
         figures = None if figure is None else shown.figures(view)
         page = view.page(kind=kind, layer=layer, heads=heads, figures=figures, figure=figure)
@@ -118,7 +126,7 @@ def _draw(shown: AttentionOptions, view: "AttentionView", output: pathlib.Path) 
         title = f"encoder self-attention, layer {choice.layer + 1} of {len(weights)}"
         attention_lines(weights[choice.layer], view.source, panels, output, title)
         return
-    kind, (layer, heads) = shown.kind or "cross", shown.selection(view)
+    kind, (layer, heads) = shown.kind or view.kinds[-1], shown.selection(view)
     queries, keys, weights = view.weights_of(kind)
     title = f"{view.translation}\n{kind} attention, layer {layer + 1} of {len(weights)}"
     names = [head + 1 for head in heads]

@@ -2,13 +2,13 @@
 
 import json
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import SupportsIndex
 
 import numpy as np
 
 from jaxformer.checks import check_text, check_tokens, check_unicode
-from jaxformer.data.tokenizer import BOS, SPECIAL_PIECES, UNK, Vocabulary
+from jaxformer.data.tokenizer import BOS, EOS, SPECIAL_PIECES, UNK, Vocabulary
 from jaxformer.errors import UserError, needs_package
 
 # In the order of our ids. The end, and then an unknown token, keep an id that several share.
@@ -21,8 +21,8 @@ class HuggingFaceTokenizer(Vocabulary):
     """Converts text to token ids and back, like ``PreTrainedTokenizerFast`` in transformers.
 
     The special tokens have our ids 0 to 3, and all others follow in their own order. The serialized
-    form is one JSON object with ``tokenizer.json``, the ids that the special tokens have there, and
-    the size of the model's vocabulary.
+    form is one JSON object with ``tokenizer.json``, the ids that the special tokens have there, the
+    size of the model's vocabulary and, for an encoder, the labels of its classes.
 
     Attributes:
       vocab_size: Number of our ids.
@@ -50,6 +50,8 @@ class HuggingFaceTokenizer(Vocabulary):
             if not 0 < size <= _LARGEST:
                 raise ValueError(f"its vocabulary has the size {size}")
             self.special = {n: i if i is None else operator.index(i) for n, i in special.items()}
+            labels = values.get("labels")
+            self._symbols = {str(label): UNK + 1 + i for i, label in enumerate(labels or ())}
         except (LookupError, TypeError, ValueError, RecursionError) as error:
             raise UserError(f"expected a tokenizer of Hugging Face: {error}") from None
         super().__init__(serialized)
@@ -67,6 +69,10 @@ class HuggingFaceTokenizer(Vocabulary):
                 f"expected token ids below vocab_size={size}, the model's: got the id {highest}"
             )
         self._number(size)
+        self.target_symbols = labels is not None
+        self.target_vocab_size = UNK + 1 + len(self._symbols) if labels else self.vocab_size
+        mask = self._tokenizer.token_to_id("[MASK]")
+        self.mask_token = BOS if mask is None else int(self.our_ids[mask])
 
     def _number(self, size: int) -> None:
         """Sets the ids of both sides and the absent tokens."""
@@ -91,20 +97,49 @@ class HuggingFaceTokenizer(Vocabulary):
 
     @classmethod
     def assemble(
-        cls, json_text: str, special: Mapping[str, int | None], vocab_size: int
+        cls,
+        json_text: str,
+        special: Mapping[str, int | None],
+        vocab_size: int,
+        labels: Sequence[str] | None = None,
     ) -> "HuggingFaceTokenizer":
         """Creates a tokenizer from the text of ``tokenizer.json``."""
         values = {"huggingface": json_text, "special": dict(special), "vocab_size": vocab_size}
+        values |= {} if labels is None else {"labels": list(labels)}
         return cls(json.dumps(values).encode())
 
+    def with_symbols(self, targets: Iterable[str]) -> "HuggingFaceTokenizer":
+        """Returns the tokenizer with the labels of a text, unless it has all of them."""
+        labels = sorted(set(targets))
+        if self._symbols.keys() >= set(labels):
+            return self
+        size = len(self.our_ids)
+        return HuggingFaceTokenizer.assemble(self.json, self.special, size, labels)
+
     def encode(self, text: str) -> list[int]:
-        return self._encode(text, add_special_tokens=False)
+        return self._ids(text, add_special_tokens=False)
 
     def encode_prompt(self, text: str) -> list[int]:
         """Returns the ids of a prompt, with the special tokens that transformers adds."""
-        return self._encode(text, add_special_tokens=True) or [BOS]
+        return self._ids(text, add_special_tokens=True) or [BOS]
 
-    def _encode(self, text: str, **options: bool) -> list[int]:
+    def encode_target(self, text: str) -> list[int]:
+        return self._encode([text], target=True)[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        return self._encode(texts)
+
+    def encode_target_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        return self._encode(texts, target=True)
+
+    def _encode(self, texts: Sequence[str], *, target: bool = False) -> list[list[int]]:
+        """Adds the special tokens of the post-processor, except the end, which batches add."""
+        if target and self.target_symbols:
+            return [[self._symbols.get(text, UNK)] for text in texts]
+        rows = [self._ids(text, add_special_tokens=True) for text in texts]
+        return [row[:-1] if row[-1:] == [EOS] else row for row in rows]
+
+    def _ids(self, text: str, **options: bool) -> list[int]:
         check_text(text, "text")
         check_unicode(text, "text")
         return self.our_ids[self._tokenizer.encode(text, **options).ids].tolist()
@@ -113,8 +148,12 @@ class HuggingFaceTokenizer(Vocabulary):
         tokens = [i for i in check_tokens(ids, self.vocab_size, "token ids") if i > UNK]
         return self._tokenizer.decode(self.their_ids[tokens].tolist(), skip_special_tokens=True)
 
+    def decode_target(self, ids: Iterable[SupportsIndex]) -> str:
+        names = {number: label for label, number in self._symbols.items()}
+        return " ".join(names[int(i)] for i in ids if i in names) if names else self.decode(ids)
+
     def piece(self, token: SupportsIndex) -> str:
         [number] = check_tokens([token], self.vocab_size, "token id")
-        if number <= UNK:
+        if number <= UNK and not self.target_symbols:  # An encoder has [CLS] and [SEP].
             return SPECIAL_PIECES[number]
         return self._tokenizer.id_to_token(int(self.their_ids[number])) or ""

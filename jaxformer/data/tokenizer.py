@@ -6,7 +6,7 @@ import hashlib
 import pathlib
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, SupportsIndex
 
 from jaxformer.checks import check_text, check_texts, check_tokens
@@ -29,6 +29,7 @@ class Vocabulary(abc.ABC):
       vocab_size: Number of ids.
       target_symbols: True if targets are symbols.
       target_vocab_size: Number of ids up to the largest id of a target.
+      mask_token: Id that stands for masked tokens; no text contains it.
       serialized: The content of the tokenizer's file.
       sha256: Hash of ``serialized``, hexadecimal. It identifies the vocabulary of a trained model.
       language_codes: Codes of target languages, such as ">>deu<<"; empty except for imported models
@@ -39,12 +40,19 @@ class Vocabulary(abc.ABC):
     vocab_size: int
     target_vocab_size: int
     target_symbols = False
+    mask_token = BOS
     language_codes: tuple[str, ...] = ()
     ends_texts = False
+    _symbols: Mapping[str, int] = {}
 
     def __init__(self, serialized: bytes) -> None:
         self.serialized = serialized
         self.sha256 = hashlib.sha256(serialized).hexdigest()
+
+    @property
+    def symbols(self) -> list[str]:
+        """Symbols of targets, such as labels, in the order of their ids."""
+        return list(self._symbols)
 
     @abc.abstractmethod
     def encode(self, text: str) -> list[int]:
@@ -69,6 +77,14 @@ class Vocabulary(abc.ABC):
     @abc.abstractmethod
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
         """Returns the text of token ids, without special tokens."""
+
+    def decode_target(self, ids: Iterable[SupportsIndex]) -> str:
+        """Works as :meth:`decode` does, for the ids of :meth:`encode_target`."""
+        return self.decode(ids)
+
+    def with_symbols(self, targets: Iterable[str]) -> "Vocabulary":
+        """Returns a tokenizer for new targets, if its symbols can change; by default, this one."""
+        return self
 
     @abc.abstractmethod
     def piece(self, token: SupportsIndex) -> str:

@@ -1,13 +1,49 @@
 """Records the attention weights of every layer and head on one sentence."""
 
+import pathlib
+
 import jax
 import jax.numpy as jnp
 
-from jaxformer.data.tokenizer import BOS
+from jaxformer.data.tokenizer import BOS, EOS
 from jaxformer.errors import UserError
 from jaxformer.inference.translator import Translator
+from jaxformer.inference.weights import TrainedModel
+from jaxformer.kinds import CLASSIFICATION, MASKED_LANGUAGE_MODELING
 from jaxformer.layout import global_mesh
 from jaxformer.plots.attention_page import AttentionView
+
+ENCODERS = (CLASSIFICATION, MASKED_LANGUAGE_MODELING)
+
+
+@global_mesh(None)
+def record_encoder(
+    workdir: str | pathlib.Path, sentence: str, *, weights: str | int = "auto"
+) -> AttentionView:
+    """Classifies a sentence and records the attention weights of every layer and head.
+
+    Args:
+      workdir: The run directory of a classifier or a masked language model.
+      sentence: The text.
+      weights: Checkpoint; see :func:`~jaxformer.load_model`.
+
+    Raises:
+      UserError: The sentence is longer than the model allows, or the workdir is of another kind.
+    """
+    trained = TrainedModel.load(workdir, weights=weights, kinds=ENCODERS)
+    config, tokenizer = trained.config, trained.tokenizer
+    source = [*tokenizer.encode_batch([sentence])[0], EOS]
+    apply = jax.jit(config.kind.build(config.model).apply, static_argnames="mutable")
+    variables = {"params": trained.params}
+    output, recorded = apply(variables, jnp.asarray([source]), mutable="intermediates")
+    stack = jax.device_get(recorded["intermediates"])["encoder"]["layers"]
+    return AttentionView(
+        sentence=sentence,
+        translation=tokenizer.symbols[output.argmax()] if config.kind is CLASSIFICATION else "",
+        source=[tokenizer.piece(i) for i in source],
+        target=[],
+        encoder=stack["self_attention"]["weights"][0][:, 0],
+    )
 
 
 @global_mesh(None)

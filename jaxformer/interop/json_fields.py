@@ -1,8 +1,10 @@
 """The fields of another system's JSON files."""
 
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from jaxformer.errors import UserError
 from jaxformer.files import read_object
@@ -13,6 +15,7 @@ class JsonFields:
 
     def __init__(self, place: pathlib.Path, defaults: dict[str, Any], layout: str) -> None:
         """Reads a file; ``layout`` ends the message about a missing one."""
+        self.tensors: Mapping[str, np.ndarray] = {}  # in the files beside this one
         self.place, self.values = place, defaults | read_object(place, advice=layout)
 
     def integer(self, name: str) -> int:

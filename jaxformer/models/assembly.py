@@ -43,8 +43,8 @@ class ModelConfig(Architecture):
         the distance, "relative" learns a bias of the scores for each distance, as T5 does.
       window: Maximum distance, in tokens, at which self-attention sees other tokens; None for no
         limit. With a window, time and memory of attention are proportional to the length.
-      activation: Activation of the feed-forward networks: "relu" as in equation 2, "gelu" or
-        "swish".
+      activation: Activation of the feed-forward networks: "relu" as in equation 2, "gelu" (the
+        approximation with tanh), "gelu_exact" or "swish".
       biases: Add biases to attention projections and output logits. The paper has none; some other
         systems do.
       embeddings: "tied" as in section 3.4, one matrix for source, target and output, or "separate".
@@ -144,7 +144,7 @@ class ModelConfig(Architecture):
 
 
 def make_stack(
-    config: ModelConfig,
+    config: Any,  # a ModelConfig, or a section with its attributes
     *,
     causal: bool = False,
     cross_attention: bool = False,

@@ -1,6 +1,7 @@
 """An encoder with two heads: one for classes of texts, one for masked tokens."""
 
 import dataclasses
+from typing import Any
 
 import jax.numpy as jnp
 from flax import linen as nn
@@ -38,8 +39,9 @@ class EncoderConfig(ModelConfig):
 class Encoder(TokenModel):
     """The encoder of section 3, which predicts classes of texts or masked tokens.
 
-    ``__call__`` computes logits of classes from the mean of the features. :meth:`features` and
-    :meth:`output_projection` give logits of tokens, to train as BERT (Devlin et al. 2019).
+    ``__call__`` computes logits of classes from the mean of the features. :meth:`features`,
+    :meth:`transform` and :meth:`output_projection` give logits of tokens, to train as BERT (Devlin
+    et al. 2019).
 
     Departs from the paper: there is no decoder.
 
@@ -67,9 +69,14 @@ class Encoder(TokenModel):
         self.dropout = Dropout(c.dropout_rate)
         self.pooled_dropout = Dropout(c.dropout_rate)
         self.encoder = make_stack(c, remat=self.remat)
-        shape = (c.d_model, c.num_classes)
-        self.classes = parameter(self, "classes", nn.initializers.xavier_uniform(), shape)
-        self.classes_bias = parameter(self, "classes_bias", nn.initializers.zeros, shape[1:])
+        self.classes = self._make_linear("classes", c.num_classes)
+
+    @nn.nowrap
+    def _make_linear(self, name: str, size: int, axes: tuple = ()) -> tuple[Any, Any]:
+        """Creates a matrix and its bias; a matrix with named axes may be quantized."""
+        glorot, shape = nn.initializers.xavier_uniform(), (self.config.d_model, size)
+        matrix = parameter(self, name, glorot, shape, axes, "matrix" if axes else "vector")
+        return matrix, parameter(self, f"{name}_bias", nn.initializers.zeros, shape[1:])
 
     def __call__(
         self,
@@ -86,11 +93,12 @@ class Encoder(TokenModel):
           row_ids: As in :class:`~jaxformer.Transformer`, which also raises the same errors.
         """
         features = self.features(tokens, deterministic, row_ids=row_ids)
-        real = (tokens != 0)[..., None].astype(self.classes.dtype)
-        mean = (features * real).sum(axis=1) / jnp.maximum(real.sum(axis=1), 1)
+        if self.is_initializing():
+            self.transform(features)
+        if not self.config.num_classes:
+            return features
         dropout = dropout_rows(tokens.shape[0], deterministic, row_ids)
-        logits = self.pooled_dropout(mean, dropout) @ self.classes
-        return logits + expand_like(self.classes_bias, logits)
+        return linear(self.pooled_dropout(self.pool(features, tokens), dropout), *self.classes)
 
     def features(
         self,
@@ -104,3 +112,18 @@ class Encoder(TokenModel):
         dropout = dropout_rows(tokens.shape[0], deterministic, row_ids)
         keys = Keys.of_sequence(tokens.shape[1], (tokens != 0).astype(jnp.int32))
         return self.encoder(self.dropout(x, dropout), keys, dropout=dropout)
+
+    def pool(self, features: Float[Array, "B T D"], tokens: Int[Array, "B T"]) -> Array:
+        """Returns the features of whole texts, [B, D]: the mean over their tokens."""
+        real = (tokens != 0)[..., None].astype(self.classes[0].dtype)
+        return (features * real).sum(axis=1) / jnp.maximum(real.sum(axis=1), 1)
+
+    def transform(self, features: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        """Returns the input of :meth:`output_projection`, here the features themselves."""
+        return features
+
+
+def linear(x: Float[Array, "B D"], matrix: Array, bias: Array) -> Float[Array, "B C"]:
+    """Returns float32 or float64 logits."""
+    logits = x @ matrix
+    return logits + expand_like(bias, logits)

@@ -1,20 +1,15 @@
 """GPT-2 (Radford et al. 2019), a language model with the layers of the paper, norms first."""
 
 import dataclasses
-import functools
 from typing import Literal
 
 from jaxformer.fields import check_fraction
 from jaxformer.models.architecture import Architecture, absent_bias, check_absent, check_divides
+from jaxformer.models.assembly import make_stack
 from jaxformer.models.language_model import LanguageModel
-from jaxformer.nn.attention import MultiHeadAttention
-from jaxformer.nn.block import Block, Residual
 from jaxformer.nn.dropout import Dropout
-from jaxformer.nn.embedding import Embedding
-from jaxformer.nn.feed_forward import Activation, FeedForward
-from jaxformer.nn.norm import LayerNorm
+from jaxformer.nn.feed_forward import Activation
 from jaxformer.nn.precision import ComputeDtype
-from jaxformer.nn.stack import Stack
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -23,19 +18,11 @@ class GPT2Config(Architecture):
 
     Attributes:
       architecture: "gpt2".
-      vocab_size: Size of the vocabulary.
-      d_model: Width of the output of every sub-layer.
-      d_ff: Inner width of the feed-forward networks.
-      num_heads: Number of attention heads.
-      num_layers: Number of layers.
-      dropout_rate: Dropout rate of sub-layer outputs and of embedding sums.
-      attention_dropout_rate: Dropout rate of attention weights.
-      activation: Activation of the feed-forward networks; "gelu" is the tanh approximation.
-      norm_epsilon: Added to the variance in layer normalization.
+      vocab_size, d_model, d_ff, num_heads, num_layers, dropout_rate, attention_dropout_rate,
+        activation, norm_epsilon, compute_dtype: As in :class:`~jaxformer.ModelConfig`.
       absent_tokens: Special tokens that the vocabulary lacks, of "pad", "bos" and "unk", separated
         by spaces; the model does not generate them.
       max_length: Number of positions, which are learned.
-      compute_dtype: As in :class:`~jaxformer.ModelConfig`.
 
     Raises:
       UserError: A value is out of range, or sizes do not fit together.
@@ -54,6 +41,9 @@ class GPT2Config(Architecture):
     absent_tokens: str = ""
     max_length: int = 1024
     compute_dtype: ComputeDtype = "float32"
+
+    # As in ModelConfig.
+    norm_position, positions, biases, d_k, d_v = "pre", "learned", True, None, None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -77,22 +67,8 @@ class GPT2(LanguageModel):
     def setup(self) -> None:
         self._check_config()
         c = self.config
-        self.output_table = self._make_table("embedding", c.vocab_size)
-        positions = self._make_table("positions", c.max_length, axes=(), role="vector")
-        self.embed = Embedding(
-            self.output_table, lambda _: positions, c.max_length, c.compute_dtype, is_scaled=False
-        )
+        table = self.output_table = self._make_table("embedding", c.vocab_size)
+        self.embed = dataclasses.replace(self._make_embedding(table, "positions"), is_scaled=False)
         self.logits_bias = absent_bias(c.absent_tokens, c.vocab_size)
         self.dropout = Dropout(c.dropout_rate)
-        make_norm = functools.partial(LayerNorm, c.norm_epsilon)
-        block = Block(
-            MultiHeadAttention(
-                c.num_heads,
-                use_bias=True,
-                dropout_rate=c.attention_dropout_rate,
-                compute_dtype=c.compute_dtype,
-            ),
-            FeedForward(c.d_ff, c.activation, c.compute_dtype),
-            make_residual=functools.partial(Residual, "pre", c.dropout_rate, make_norm),
-        )
-        self.decoder = Stack(block, c.num_layers, final_norm=make_norm, remat=self.remat)
+        self.decoder = make_stack(c, causal=True, remat=self.remat)

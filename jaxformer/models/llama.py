@@ -34,7 +34,7 @@ class LlamaConfig(Architecture):
       d_k: Size of a head; ``d_model / num_heads`` when None.
       num_layers: Number of layers.
       attention_dropout_rate: Dropout rate of attention weights.
-      activation: Activation of the feed-forward networks; "gelu" is the tanh approximation.
+      activation: As in :class:`~jaxformer.ModelConfig`.
       attention_biases: Add biases to attention projections.
       feed_forward_biases: Add biases to feed-forward networks.
       embeddings: "separate" for an output matrix of its own, or "tied".

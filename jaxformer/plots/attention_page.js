@@ -76,7 +76,7 @@ function buildControls() {
     return button;
   }));
   byId("kinds").append(...radios("kind", Object.fromEntries(
-    Object.entries(KINDS).map(([kind, { name }]) => [kind, name]))));
+    Object.keys(data.weights).map((kind) => [kind, KINDS[kind].name]))));
   byId("layers").append(...range(data.layers).flatMap(
     (layer) => choice("radio", "layer", layer, String(layer + 1))));
   const every = make("button", { type: "button", textContent: "All" });

@@ -34,12 +34,12 @@ class AttentionView:
 
     Attributes:
       sentence: The source text.
-      translation: The translation, as text.
+      translation: The translation, as text; the label of a classifier.
       source: S source tokens, end-of-sentence included.
-      target: T decoder input tokens, beginning-of-sentence included.
+      target: T decoder input tokens, beginning-of-sentence included; none of an encoder.
       encoder: Encoder self-attention weights, float32.
-      decoder: Decoder self-attention weights, float32.
-      cross: Encoder-decoder attention weights, float32.
+      decoder: Decoder self-attention weights, float32; None for an encoder.
+      cross: Encoder-decoder attention weights, float32; None for an encoder.
     """
 
     sentence: str
@@ -47,8 +47,13 @@ class AttentionView:
     source: list[str]
     target: list[str]
     encoder: Float[np.ndarray, "L H S S"]
-    decoder: Float[np.ndarray, "L H T T"]
-    cross: Float[np.ndarray, "L H T S"]
+    decoder: Float[np.ndarray, "L H T T"] | None = None
+    cross: Float[np.ndarray, "L H T S"] | None = None
+
+    @property
+    def kinds(self) -> list[str]:
+        """Kinds of attention, of "encoder", "decoder" and "cross"."""
+        return [kind for kind in _KINDS if getattr(self, kind) is not None]
 
     def weights_of(self, kind: str) -> tuple[list[str], list[str], Float[np.ndarray, "L H Q K"]]:
         """Returns queries, keys and weights of "encoder", "decoder" or "cross" attention.
@@ -56,8 +61,8 @@ class AttentionView:
         Raises:
           UserError: There is no such kind.
         """
-        if kind not in _KINDS:
-            raise UserError(f"expected kind to be one of {', '.join(_KINDS)}, got {kind!r:.80}")
+        if kind not in self.kinds:
+            raise UserError(f"expected kind to be one of {', '.join(self.kinds)}, got {kind!r:.80}")
         queries = self.source if kind == "encoder" else self.target
         keys = self.target if kind == "decoder" else self.source
         return queries, keys, getattr(self, kind)
@@ -65,7 +70,7 @@ class AttentionView:
     def page(
         self,
         *,
-        kind: str = "cross",
+        kind: str | None = None,
         layer: int | None = None,
         heads: Sequence[int] | None = None,
         figures: Mapping[int, PaperFigure] | None = None,
@@ -74,7 +79,8 @@ class AttentionView:
         """Returns an interactive page, for a UTF-8 file or :func:`embed_in_frame`.
 
         Args:
-          kind: Attention shown first: "encoder", "decoder" or "cross".
+          kind: Attention shown first: "encoder", "decoder" or "cross"; None: the last of
+            :attr:`kinds`.
           layer: Layer shown first, from 0; None: the last.
           heads: Heads shown first, from 0; None: all.
           figures: Presets for the paper's figures; None: chosen by
@@ -87,6 +93,7 @@ class AttentionView:
         layers, all_heads = self.encoder.shape[:2]
         first: int = layers - 1 if layer is None else layer
         heads = sorted(range(all_heads) if heads is None else heads)
+        kind = self.kinds[-1] if kind is None else kind
         self.weights_of(kind)  # Checks the kind.
         _check_indices("layer", [first], layers)
         _check_indices("heads", heads, all_heads)
@@ -98,15 +105,16 @@ class AttentionView:
             "target": self.target,
             "layers": layers,
             "heads": all_heads,
-            "weights": {name: _encode_weights(name, getattr(self, name)) for name in _KINDS},
+            "weights": {name: _encode_weights(name, getattr(self, name)) for name in self.kinds},
             "figures": {str(n): dataclasses.asdict(choice) for n, choice in figures.items()},
             "start": {"kind": kind, "layer": first, "heads": heads, "figure": figure},
         }
         texts = {name: _escape_html(getattr(self, name)) for name in ("sentence", "translation")}
+        texts["heading"] = "Translation" if self.target else "Label"
         return _fill_template(**texts, data=_escape_json(content))
 
     def __repr__(self) -> str:
-        layers, heads = self.cross.shape[:2]
+        layers, heads = self.encoder.shape[:2]
         texts = f"{self.sentence!r} -> {self.translation!r}"
         return f"<AttentionView: {texts}, {layers} layers of {heads} heads>"
 

@@ -69,7 +69,8 @@ def paper_figures(
 
 def _words(tokens: Sequence[str]) -> Bool[np.ndarray, " S"]:
     """Returns a mask of the tokens with a letter or digit; all True if there are none."""
-    found = np.array([any(map(str.isalnum, token)) for token in tokens[:-1]] + [False])
+    words = [token != "[CLS]" and any(map(str.isalnum, token)) for token in tokens[:-1]]
+    found = np.array([*words, False])
     return found if found.any() else np.ones(len(tokens), bool)
 
 

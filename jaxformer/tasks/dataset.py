@@ -37,10 +37,13 @@ class Dataset:
     valid_text: list[tuple[str, str]]  # the first validation pairs, for BLEU
 
 
-def open_dataset(config: Config, folder: Workdir, corpus: Corpus | None = None) -> Dataset:
+def open_dataset(
+    config: Config, folder: Workdir, corpus: Corpus | None = None, has_labels: bool = False
+) -> Dataset:
     """Reads and tokenizes the corpus, or opens the results of earlier runs in the cache.
 
-    A resumed run keeps its data and the tokenizer of its workdir, which is not changed.
+    A resumed run keeps its data and the tokenizer of its workdir, which is not changed. If the
+    corpus ``has_labels``, the tokenizer of a new run has them.
     """
     data = data_section(config, DataConfig)
     corpus = open_corpus(data) if corpus is None else corpus
@@ -52,6 +55,8 @@ def open_dataset(config: Config, folder: Workdir, corpus: Corpus | None = None) 
     cache = cache_directory()
     learn = functools.partial(_learn_tokenizer, config, corpus)
     tokenizer = tokenizer_of_run(config, folder, Tokenizer.load, learn)
+    if has_labels and not folder.config.exists():
+        tokenizer = tokenizer.with_symbols(target for _, target in corpus.pairs(data.train))
     _check_vocabulary(config, tokenizer, corpus)
     identity = {
         "tokenizer": tokenizer.sha256,

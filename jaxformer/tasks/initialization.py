@@ -30,7 +30,8 @@ NEW = "new"
 # Fields that may differ from the initial model. All others determine the layers.
 _MAY_DIFFER = {
     *("vocab_size", "target_vocab_size", "max_length", "compute_dtype", "biases"),
-    *("dropout_rate", "attention_dropout_rate", "window", "num_classes", "absent_tokens"),
+    *("dropout_rate", "attention_dropout_rate", "window", "num_classes", "heads"),
+    "absent_tokens",
 }
 _TABLES = ("embedding", "src_embedding", "tgt_embedding", "output_embedding", "logits_bias")
 _HAVE_ROWS = (*_TABLES, "positions", "src_positions", "tgt_positions")
@@ -83,6 +84,8 @@ def make_start_from(config: Config, tokenizer: Vocabulary, run: Workdir) -> Star
         processes.check_agreement({"checkpoint in training.init_from": source.weights})
         _check_same(folder, run, params_sha256(source.params))
         theirs, saved = source.tokenizer, jax.device_get(source.params)
+        if tokenizer.symbols != theirs.symbols:  # The classes are others.
+            saved = {n: a for n, a in saved.items() if n not in ("classes", "classes_bias")}
         ids = matching_ids(tokenizer, theirs)
         merged, lines = merge(processes.on_this_host(fresh), saved, ids)
         if processes.is_primary():
@@ -150,11 +153,12 @@ def _layers_of(model: Architecture) -> dict[str, object]:
 
 def matching_ids(ours: Vocabulary, theirs: Vocabulary) -> Int[np.ndarray, "2 N"]:
     """Returns the ids in both tokenizers of the pieces that they share."""
-    if ours.sha256 == theirs.sha256:
-        return np.tile(np.arange(ours.vocab_size), (2, 1))
+    own, others = ([each.piece(i) for i in range(each.vocab_size)] for each in (ours, theirs))
+    if own == others:
+        return np.tile(np.arange(len(own)), (2, 1))
     # The first id of a repeated piece.
-    their_ids = {theirs.piece(i): i for i in reversed(range(theirs.vocab_size))}
-    ids = [(i, their_ids.get(ours.piece(i))) for i in range(ours.vocab_size)]
+    their_ids = {piece: i for i, piece in reversed(list(enumerate(others)))}
+    ids = [(i, their_ids.get(piece)) for i, piece in enumerate(own)]
     return np.array([pair for pair in ids if pair[1] is not None], np.int64).T
 
 

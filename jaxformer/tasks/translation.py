@@ -144,11 +144,12 @@ class Translation(TokenTask):
 
     def examples(self, number: int, batch: Batch) -> Iterator[Example]:
         """Yields the pairs of a batch, numbered as in :meth:`example_ids`."""
-        decode = self.tokenizer.decode
+        tokenizer = self._data.tokenizer
         for row, ids in enumerate(self._data.plan.rows(number)[1]):
             for segment, pair in enumerate(ids, start=1):
-                source, target = map(decode, self._data.train[pair])
-                text = f"pair {self._data.train.numbers[pair] + 1}: {source} ||| {target}"
+                source, target = self._data.train[pair]
+                texts = f"{tokenizer.decode(source)} ||| {tokenizer.decode_target(target)}"
+                text = f"pair {self._data.train.numbers[pair] + 1}: {texts}"
                 yield Example(row, isolate_pair(batch, row, segment), text)
 
     def evaluate(

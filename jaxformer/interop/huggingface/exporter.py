@@ -31,4 +31,6 @@ def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
     write_file(folder / "config.json", (json.dumps(fields, indent=2) + "\n").encode())
     write_file(folder / "tokenizer.json", tokenizer.json.encode())
     notes = ("Tensors are float32, with the names that transformers gives them.",)
-    return Usage(f"{layout.network} of transformers", "torch transformers", layout.example, notes)
+    network = layout.network_of(section)
+    example = layout.example.replace("NETWORK", network)
+    return Usage(f"{network} of transformers", "torch transformers", example, notes)

@@ -10,11 +10,13 @@ import numpy as np
 
 from jaxformer.config import Config
 from jaxformer.data.huggingface_tokenizer import HuggingFaceTokenizer
+from jaxformer.data.tokenizer import BOS, EOS
 from jaxformer.errors import UserError
 from jaxformer.files import explain_read_errors, local_path, read_object, read_whole, run_path
 from jaxformer.inference.weights import abstract_params, write_model
 from jaxformer.interop.arrays import NamedArrays, read_safetensors
 from jaxformer.interop.hub import ModelFiles
+from jaxformer.interop.huggingface.bert import BERT
 from jaxformer.interop.huggingface.gpt2 import GPT2
 from jaxformer.interop.huggingface.layout import Layout, sizes_of
 from jaxformer.interop.huggingface.llama import LLAMA, MISTRAL
@@ -29,7 +31,7 @@ FILES = ModelFiles(
     (),
     (("model.safetensors",), ("model.safetensors.index.json", "model-*.safetensors")),
 )
-LAYOUTS = {layout.model_type: layout for layout in (GPT2, LLAMA, MISTRAL, T5, UMT5)}
+LAYOUTS = {layout.model_type: layout for layout in (BERT, GPT2, LLAMA, MISTRAL, T5, UMT5)}
 _FILES = (
     "expected a folder of a model in the Hugging Face layout: config.json, tokenizer.json, and "
     "model.safetensors or model.safetensors.index.json with its files"
@@ -46,12 +48,13 @@ def import_huggingface(directory: pathlib.Path, workdir: pathlib.Path) -> str:
     fields = JsonFields(directory / "config.json", {}, _FILES)
     layout = _layout(fields)
     fields.values = {**layout.defaults, **fields.values}
-    tokenizer = _tokenizer(directory / "tokenizer.json", fields, layout)
     place, found = _weights(directory, re.compile(f"({re.escape(layout.prefix)})?{layout.buffers}"))
-    named = {name.removeprefix(layout.prefix): array for name, array in found.items()}
+    named = {layout.name_of(name): array for name, array in found.items()}
     if len(named) < len(found):
         raise UserError(f"{place}: expected each tensor once, got some with and without a prefix")
-    model = layout.config(fields, tokenizer, named)
+    fields.tensors = named
+    tokenizer = _tokenizer(directory / "tokenizer.json", fields, layout)
+    model = layout.config(fields, tokenizer)
     config = Config(model=model, data=layout.data(model), search=layout.search)
     arrays = NamedArrays(
         arrays=named,
@@ -63,7 +66,7 @@ def import_huggingface(directory: pathlib.Path, workdir: pathlib.Path) -> str:
     identity = {"tokenizer": tokenizer.sha256}
     write_model(folder, COMMAND, identity, tokenizer.serialized, config, params)
     size = sum(leaf.size for leaf in jax.tree.leaves(params))
-    return f"{layout.network}, {size:,} parameters, {tokenizer.vocab_size:,} tokens"
+    return f"{layout.network_of(model)}, {size:,} parameters, {tokenizer.vocab_size:,} tokens"
 
 
 def _layout(fields: JsonFields) -> Layout:
@@ -78,20 +81,24 @@ def _layout(fields: JsonFields) -> Layout:
 
 
 def _tokenizer(path: pathlib.Path, fields: JsonFields, layout: Layout) -> HuggingFaceTokenizer:
-    """Reads tokenizer.json; the ids of special tokens are in config.json."""
+    """Reads tokenizer.json; the ids of special tokens are in config.json or there."""
     special: dict[str, int | None] = {}
     for name, field in layout.special.items():
         is_set = fields.values.get(field) is not None
         special[name] = fields.integer(field) if is_set else None
-    size = fields.integer("vocab_size")
+    size, labels = fields.integer("vocab_size"), layout.labels(fields)
     if not path.exists():
         raise UserError(f"{path}: no such file; {_FILES}")
     try:
         with explain_read_errors(path):
             text = read_whole(path).decode()
         special["unk"] = _unknown(json.loads(text))
-        return HuggingFaceTokenizer.assemble(text, special, size)
-    except (UserError, ValueError, RecursionError) as error:
+        special |= {n: _id_of(json.loads(text), t) for n, t in layout.special_tokens.items()}
+        tokenizer = HuggingFaceTokenizer.assemble(text, special, size, labels)
+        if labels is not None and tokenizer.encode_prompt("") != [BOS, EOS]:
+            raise UserError("expected a post_processor that adds the first and the last token")
+        return tokenizer
+    except (UserError, LookupError, TypeError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: {error}") from None
 
 
@@ -103,6 +110,14 @@ def _unknown(tokenizer: Any) -> int | None:
     if isinstance(model, dict) and isinstance(model.get("unk_id"), int):
         return model["unk_id"]  # of a unigram model
     return vocabulary.get(name) if isinstance(vocabulary, dict) and isinstance(name, str) else None
+
+
+def _id_of(tokenizer: dict[str, Any], token: str) -> int:
+    """Returns the id of a special token of tokenizer.json, which must have it."""
+    found = [each["id"] for each in tokenizer["added_tokens"] if each["content"] == token]
+    if not found:
+        raise UserError(f"expected the special token {token}")
+    return found[0]
 
 
 def _weights(

@@ -22,7 +22,8 @@ from jaxformer.models.architecture import Architecture
 from jaxformer.search import BeamSearch
 
 ACTIVATIONS = {
-    "gelu_new": "gelu",  # the approximation with tanh; "gelu" is the exact function
+    "gelu": "gelu_exact",
+    "gelu_new": "gelu",  # the approximation with tanh
     "gelu_pytorch_tanh": "gelu",
     "relu": "relu",
     "silu": "swish",
@@ -45,7 +46,8 @@ class Tensor(NamedTuple):
     """A tensor of a file, and the parameters that it holds.
 
     Axes are D d_model, F d_ff, M max_length, V the vocabulary, H the heads, Q and K the heads of
-    queries, or of keys and values, times their size, C = Q + 2 K, and R the buckets of positions.
+    queries, or of keys and values, times their size, C = Q + 2 K, R the buckets of positions, N the
+    classes, T the token types, and P = 2.
     """
 
     name: str  # "{n}" stands for the number of the layer, in the stack that ``ours`` begin with
@@ -61,51 +63,62 @@ class Layout:
 
     Attributes:
       model_type: Its name in config.json.
-      network: Its class in transformers.
+      network: Its class in transformers, which may depend on our section.
       section: The dataclass of our model.
       fields: Fields of config.json, and our fields with the same meaning.
       defaults: Defaults of the fields that transformers does not always write.
       only: Fields, and the only value of each that our model has.
       ignored: Pattern of fields that change nothing.
       read: Returns further fields of ours.
-      detect: Returns fields of ours that depend on the tensors, by name.
+      labels: Returns the labels of the classes of an encoder; None for another model.
       write: Returns further fields of config.json, given our section.
       tensors: Returns the tensors, given our section.
       data: Returns the section of data that selects the kind of the model, given our section.
       search: Search with the rules of ``generate`` in transformers.
       special: Fields of config.json with the ids of special tokens, by our names; "bos" begins the
         input of the decoder.
-      example: Python code that uses an export.
+      example: Python code that uses an export; NETWORK stands for the class.
+      special_tokens: Special tokens of tokenizer.json that config.json has no ids of.
       prefix: Beginning of the names of tensors, which a file may lack.
+      heads: Beginnings of names that have no prefix; all others have one, if there are such names.
+      old_names: Ends of the names of tensors in old files, and the ends of their names now.
       buffers: Pattern of the names of tensors that are no parameters.
       can_express: Returns False for a section that config.json cannot describe.
     """
 
     model_type: str
-    network: str
+    network: str | Callable[[Any], str]
     section: type[Architecture]
     fields: Mapping[str, str]
     defaults: Mapping[str, Any]
     only: Mapping[str, Any]
     ignored: str
     read: Callable[[JsonFields], dict[str, Any]]
+    labels: Callable[[JsonFields], list[str] | None] = lambda fields: None
     write: Callable[[Any], dict[str, Any]]
     tensors: Callable[[Any], Iterable[Tensor]]
     data: Callable[[Any], DataSection]
-    detect: Callable[[Mapping[str, np.ndarray]], dict[str, Any]] = lambda arrays: {}
     search: BeamSearch = SEARCH
     special: Mapping[str, str] = dataclasses.field(default_factory=lambda: _SPECIAL)
     example: str
+    special_tokens: Mapping[str, str] = dataclasses.field(default_factory=dict)
     prefix: str = ""
+    heads: tuple[str, ...] = ("lm_head.",)
+    old_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
     buffers: str = "(?!)"
     can_express: Callable[[Any], bool] = lambda section: True
 
-    def config(
-        self,
-        fields: JsonFields,
-        tokenizer: HuggingFaceTokenizer,
-        arrays: Mapping[str, np.ndarray],
-    ) -> Any:
+    def network_of(self, model: Any) -> str:
+        return self.network if isinstance(self.network, str) else self.network(model)
+
+    def name_of(self, name: str) -> str:
+        """Returns the name that :attr:`tensors` gives to a tensor of a file."""
+        for old, new in self.old_names.items():
+            if name.endswith(old):
+                name = name.removesuffix(old) + new
+        return name.removeprefix(self.prefix)
+
+    def config(self, fields: JsonFields, tokenizer: HuggingFaceTokenizer) -> Any:
         """Returns the section that a config.json describes; refuses other fields by name."""
         for name, only in self.only.items():
             fields.check(name, [only], repr(only), f"{self.section.__name__} has no other")
@@ -115,10 +128,10 @@ class Layout:
             if other and not _HARMLESS.fullmatch(name) and not re.fullmatch(self.ignored, name):
                 raise UserError(f"{fields.place}: jaxformer does not know {name}={value!r:.80}")
         values = {ours: self._value(fields, name, ours) for name, ours in self.fields.items()}
-        values |= self.read(fields) | self.detect(arrays)
-        sizes = {"vocab_size": tokenizer.vocab_size, "absent_tokens": tokenizer.absent}
+        values |= self.read(fields) | {"vocab_size": tokenizer.vocab_size}
+        values |= {"absent_tokens": tokenizer.absent} if tokenizer.absent else {}
         try:
-            return self.section(**sizes, **values)
+            return self.section(**values)
         except UserError as error:
             raise UserError(f"{fields.place}: {error}") from None
 
@@ -138,9 +151,16 @@ class Layout:
         for name, ours in self.fields.items():
             if ours == "activation":
                 values[name] = next(n for n, own in ACTIVATIONS.items() if own == values[name])
-        special = {field: tokenizer.special[name] for name, field in self.special.items()}
+        special: dict[str, Any] = {
+            field: tokenizer.special[name]
+            for name, field in self.special.items()
+            if name not in self.special_tokens
+        }
+        if labels := tokenizer.symbols:
+            special["id2label"] = {str(i): label for i, label in enumerate(labels)}
+            special["label2id"] = {label: i for i, label in enumerate(labels)}
         return {
-            "architectures": [self.network],
+            "architectures": [self.network_of(model)],
             "model_type": self.model_type,
             "dtype": "float32",
             "vocab_size": len(tokenizer.our_ids),
@@ -173,6 +193,8 @@ class Layout:
     ) -> dict[str, Float[np.ndarray, "..."]]:
         """Returns the tensors of a file; the inverse of :meth:`params`."""
         flat, found = _flatten(params), {}
+        has_head = any(tensor.name.startswith(self.heads) for tensor in self.tensors(model))
+        prefix = self.prefix if has_head else ""
         for tensor in self.tensors(model):
             if tensor.is_copy:
                 continue
@@ -184,11 +206,9 @@ class Layout:
             if tensor.axes[0] == "V":
                 joined = joined[tokenizer.our_ids]
             for number, name in enumerate(_names(tensor, model)):
-                found[self._add_prefix(name)] = joined[number] if lead else joined
+                full = name if name.startswith(self.heads) else prefix + name
+                found[full] = joined[number] if lead else joined
         return found
-
-    def _add_prefix(self, name: str) -> str:
-        return name if name.startswith("lm_head.") else self.prefix + name
 
 
 def sizes_of(model: Architecture, vocab_size: int) -> dict[str, int]:
@@ -196,7 +216,8 @@ def sizes_of(model: Architecture, vocab_size: int) -> dict[str, int]:
     queries, keys = (heads * model.key_size for heads in (model.num_heads, model.kv_heads))
     sizes = {"D": model.d_model, "F": model.d_ff, "M": model.max_length, "V": vocab_size}
     sizes |= {"H": model.num_heads, "R": getattr(model, "num_buckets", 0)}
-    return sizes | {"Q": queries, "K": keys, "C": queries + 2 * keys}
+    sizes |= {"N": getattr(model, "num_classes", 0), "T": getattr(model, "num_token_types", 0)}
+    return sizes | {"Q": queries, "K": keys, "C": queries + 2 * keys, "P": 2}
 
 
 def _check_copy(arrays: NamedArrays, tensor: Tensor, read: Mapping[str, np.ndarray]) -> None:

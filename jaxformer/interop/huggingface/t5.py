@@ -1,7 +1,7 @@
 """T5, Flan-T5 and umT5 in transformers' layout."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -56,19 +56,16 @@ def _read(fields: JsonFields) -> dict[str, Any]:
     fields.check("dense_act_fn", [None, name], repr(name), same)
     fields.check("is_gated_act", [None, bool(gated)], repr(bool(gated)), same)
     is_set = fields.values["scale_decoder_outputs"] is not None
+    table, output = fields.tensors.get("shared.weight"), fields.tensors.get("lm_head.weight")
+    tied = table is None or output is None or np.array_equal(table, output)
     return {
+        "embeddings": "tied" if tied else "separate",
         "activation": ACTIVATIONS[name],
         "gated": bool(gated),
         "scaled_output": fields.boolean(
             "scale_decoder_outputs" if is_set else "tie_word_embeddings"
         ),
     }
-
-
-def _detect(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    table, output = arrays.get("shared.weight"), arrays.get("lm_head.weight")
-    tied = table is None or output is None or np.array_equal(table, output)
-    return {"embeddings": "tied" if tied else "separate"}
 
 
 def _write(model: T5Config) -> dict[str, Any]:
@@ -121,7 +118,6 @@ T5 = Layout(
     # Of training, of another head, of other programs, and the length of the training texts.
     ignored="initializer_factor|classifier_dropout|scalable_attention|output_past|n_positions",
     read=_read,
-    detect=_detect,
     write=_write,
     tensors=_tensors,
     data=pair_data,

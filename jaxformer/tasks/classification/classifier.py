@@ -17,9 +17,8 @@ from jaxformer.errors import UserError
 from jaxformer.inference.weights import TrainedModel, describe_predictor
 from jaxformer.kinds import CLASSIFICATION
 from jaxformer.layout import global_mesh
-from jaxformer.models.encoder import Encoder, EncoderConfig
+from jaxformer.models.architecture import Architecture
 from jaxformer.runs.workdir import use_compilation_cache
-from jaxformer.tasks.classification.task import labels_of
 
 # Texts are padded to multiples of this length and processed in batches of this size.
 _LENGTH_STEP, _BATCH_SIZE = 16, 64
@@ -60,7 +59,7 @@ class Classifier:
         use_compilation_cache()
         self.config, self.params, self.tokenizer = config, params, tokenizer
         self.weights = weights
-        self.labels = labels_of(tokenizer)
+        self.labels = tokenizer.symbols
 
     def __repr__(self) -> str:
         return describe_predictor(self, f"labels {' '.join(self.labels[:5])}")
@@ -89,7 +88,8 @@ class Classifier:
 
     def token_ids(self, text: str, place: str) -> list[int]:
         """Returns the ids of a text with end-of-sentence; refuses a text that is too long."""
-        ids, longest = [*self.tokenizer.encode(text), EOS], self.config.model.max_length
+        [ids], longest = self.tokenizer.encode_batch([text]), self.config.model.max_length
+        ids = [*ids, EOS]
         if len(ids) > longest:
             raise UserError(
                 f"{place}: expected at most {longest} tokens (model.max_length), got {len(ids)}"
@@ -119,7 +119,7 @@ class Classifier:
 
 @functools.partial(jax.jit, static_argnums=0)
 def _probabilities(
-    config: EncoderConfig, params: PyTree, tokens: Int[Array, "B T"]
+    config: Architecture, params: PyTree, tokens: Int[Array, "B T"]
 ) -> Float[Array, "B C"]:
-    logits: Any = Encoder(config).apply({"params": params}, tokens)
+    logits: Any = CLASSIFICATION.build(config).apply({"params": params}, tokens)
     return jax.nn.softmax(logits)

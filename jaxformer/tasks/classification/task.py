@@ -13,27 +13,27 @@ from jaxformer.data.corpus import Corpus
 from jaxformer.data.labeled import LabeledConfig, LabeledCorpus
 from jaxformer.data.tokenizer import BOS, UNK
 from jaxformer.errors import UserError
-from jaxformer.models.encoder import Encoder, EncoderConfig
+from jaxformer.kinds import CLASSIFICATION
+from jaxformer.models.encoder import Encoder
 from jaxformer.models.flops import language_model_flops
 from jaxformer.nn.precision import at_least_float32
 from jaxformer.runs.workdir import Workdir
 from jaxformer.tasks.dataset import open_dataset
 from jaxformer.tasks.token_task import Output, TokenLoss
 from jaxformer.tasks.translation import Translation
-from jaxformer.training.task import Randomness, Sums
+from jaxformer.training.task import Loss, Randomness, Sums
 
 # Ids of special tokens precede the labels and the tokens of texts.
 FIRST_LABEL = _LEAST_TOKEN = UNK + 1
-# Replaces masked tokens; no text contains it.
-_MASK = BOS
 
 
 @dataclasses.dataclass(frozen=True)
 class EncoderLoss(TokenLoss):
     """Base of the losses of an :class:`Encoder` on texts with masked tokens."""
 
-    network = Encoder
+    network = CLASSIFICATION.build
     mask_rate: float = 0.0  # fraction of the tokens that are masked
+    mask_token: int = BOS  # replaces masked tokens
 
     @classmethod
     def of(cls, config: Config) -> "EncoderLoss":
@@ -64,7 +64,8 @@ class ClassificationLoss(EncoderLoss):
         if randomness is not None:
             # From the same seed as dropout, but another stream.
             key = jax.random.fold_in(randomness.key, 1)
-            src = jnp.where(self.draw_mask(src, key, randomness.row_ids)[0], _MASK, src)
+            chosen = self.draw_mask(src, key, randomness.row_ids)[0]
+            src = jnp.where(chosen, self.mask_token, src)
 
         def forward(module: Encoder, dropout: dict[str, Any]) -> Array:
             return module(src, **dropout)
@@ -94,7 +95,8 @@ class MaskedLoss(EncoderLoss):
         inputs, predicted = self.mask_tokens(batch.src, randomness)
 
         def forward(module: Encoder, dropout: dict[str, Any]) -> Output:
-            return module.features(inputs, **dropout), module.output_projection()
+            features = module.features(inputs, **dropout)
+            return module.transform(features), module.output_projection()
 
         sums = self.sums(self.apply(params, randomness, forward), batch.src, predicted)
         return sums | {"tokens": (batch.src_segments != 0).sum(dtype=jnp.int32)}
@@ -109,7 +111,7 @@ class MaskedLoss(EncoderLoss):
             key, row_ids = randomness
         predicted, kind, token = self.draw_mask(src, key, row_ids)
         other = _LEAST_TOKEN + (token * (self.model.vocab_size - _LEAST_TOKEN)).astype(src.dtype)
-        replaced = jnp.where(kind < 0.8, _MASK, jnp.where(kind < 0.9, other, src))
+        replaced = jnp.where(kind < 0.8, self.mask_token, jnp.where(kind < 0.9, other, src))
         return jnp.where(predicted, replaced, src), predicted
 
 
@@ -123,13 +125,19 @@ class Classification(Translation):
     def open(cls, config: Config, folder: Workdir, corpus: Corpus | None = None) -> "Translation":
         training = dataclasses.replace(config.training, eval_sentences=0)
         config = dataclasses.replace(config, training=training)
-        task = cls(config, open_dataset(config, folder, corpus or LabeledCorpus(cls.has_labels)))
+        corpus = corpus or LabeledCorpus(cls.has_labels)
+        task = cls(config, open_dataset(config, folder, corpus, cls.has_labels))
+        if config.model.architecture == "bert" and not task._data.tokenizer.encode_batch([""])[0]:
+            raise UserError(
+                "model.architecture=bert needs a tokenizer that begins texts with [CLS]: give the "
+                "workdir of an imported BERT as training.init_from or data.tokenizer"
+            )
         if cls.has_labels:
             task._check_labels()
         return task
 
     def _check_labels(self) -> None:
-        known, data = labels_of(self.tokenizer), self._section
+        known, data = self._data.tokenizer.symbols, self._section
         for split, store in ((data.train, self._data.train), (data.valid, self._data.valid)):
             unknown = (i for i in range(len(store)) if UNK in store[i][1])
             if (first := next(unknown, None)) is not None:
@@ -139,11 +147,17 @@ class Classification(Translation):
                     "give --config.data.tokenizer=new, which keeps the embeddings of pieces that "
                     "both have"
                 )
-        if len(known) != (given := cast(EncoderConfig, self.config.model).num_classes):
+        model: Any = self.config.model
+        if len(known) != (given := model.num_classes):
             raise UserError(
                 f"model.num_classes must be {len(known)}, for the labels {', '.join(known[:9])}: "
                 f"got {given}"
             )
+
+    @property
+    def loss(self) -> Loss:
+        loss = cast(EncoderLoss, super().loss)
+        return dataclasses.replace(loss, mask_token=self._data.tokenizer.mask_token)
 
     def _log_formats(self) -> dict[str, str]:
         return {"accuracy": "accuracy {:.4f}"}
@@ -163,8 +177,3 @@ class MaskedLanguageModeling(Classification):
 
     def _log_formats(self) -> dict[str, str]:
         return {}
-
-
-def labels_of(tokenizer: Any) -> list[str]:
-    """Returns the labels of a tokenizer, in the order of the classes."""
-    return [tokenizer.piece(i) for i in range(FIRST_LABEL, tokenizer.target_vocab_size)]

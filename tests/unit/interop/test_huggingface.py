@@ -22,8 +22,8 @@ INDEX = "model.safetensors.index.json"
 
 ROPE = "expected rope_parameters with rope_type 'default' and rope_theta only: got "
 GPT2_CONFIG = [
-    ({"model_type": "bert"}, "expected model_type to be gpt2 or llama or .* umt5: got 'bert'"),
-    ({"model_type": []}, r"expected model_type to be gpt2 or llama or mistral or t5 .*: got \[\]"),
+    ({"model_type": "opt"}, "expected model_type to be bert or gpt2 or .* or umt5: got 'opt'"),
+    ({"model_type": []}, r"expected model_type to be bert or .*: got \[\]"),
     ({"vocab_size": None}, "config.json: expected vocab_size to be a whole number .*: got None"),
     ({"model_type": "marian"}, "a Marian model; give jaxformer import marian"),
     ({"scale_attn_weights": False}, "expected scale_attn_weights to be True: got False"),
@@ -31,7 +31,7 @@ GPT2_CONFIG = [
     ({"reorder_and_upcast_attn": True}, "expected reorder_and_upcast_attn to be False: got True"),
     ({"add_cross_attention": True}, "expected add_cross_attention to be False: got True"),
     ({"tie_word_embeddings": False}, "expected tie_word_embeddings to be True: got False"),
-    ({"activation_function": "gelu"}, "activation_function to be gelu_new or .*: got 'gelu'"),
+    ({"activation_function": "gelu_10"}, "activation_function to be gelu or .*: got 'gelu_10'"),
     ({"embd_pdrop": 0.5}, "expected embd_pdrop to be resid_pdrop=0.0: got 0.5; jaxformer's GPT2C"),
     ({"n_embd": "16"}, "expected n_embd to be a whole number below 1048576: got '16'"),
     (lambda fields: fields.pop("n_embd"), "n_embd to be a whole number below 1048576: got None"),
@@ -50,7 +50,7 @@ LLAMA_CONFIG = [
     ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, ROPE),
     ({"rope_parameters": {"rope_type": "default", "rope_theta": "x"}}, "rope_theta to be a number"),
     ({"pretraining_tp": 2}, "expected pretraining_tp to be 1: got 2"),
-    ({"hidden_act": "gelu"}, "expected hidden_act to be gelu_new or .*: got 'gelu'"),
+    ({"hidden_act": "quick_gelu"}, "expected hidden_act to be gelu or .*: got 'quick_gelu'"),
     ({"num_key_value_heads": 3}, "model.num_kv_heads must divide model.num_heads=4: got 3"),
     ({"head_dim": 5}, "the size of a head, model.d_k, must be even"),
     ({"sliding_window": 4}, "jaxformer does not know sliding_window=4"),
@@ -58,8 +58,8 @@ LLAMA_CONFIG = [
 ]
 T5_CONFIG = [
     (
-        {"feed_forward_proj": "gelu"},
-        "expected feed_forward_proj to be gated-gelu, or .*: got 'gelu'",
+        {"feed_forward_proj": "tanh"},
+        "expected feed_forward_proj to be gated-gelu, or .*: got 'tanh'",
     ),
     ({"feed_forward_proj": "gated-tanh"}, "with or without gated-: got 'gated-tanh'"),
     (
@@ -76,6 +76,25 @@ MISTRAL_CONFIG = [
     ({"mlp_bias": True}, "expected mlp_bias to be False: got True"),
     ({"sliding_window": "4"}, "expected sliding_window to be a whole number"),
     ({"sliding_window": 1}, "model.window must be greater than 0: got 0"),
+]
+NAMES = "expected id2label to name each class: got "
+BERT_CONFIG = [
+    ({"is_decoder": True}, "expected is_decoder to be False: got True"),
+    ({"position_embedding_type": "relative_key"}, "position_embedding_type to be 'absolute': got"),
+    ({"problem_type": "regression"}, "expected problem_type to be single_.*: got 'regression'"),
+    ({"classifier_dropout": 0.3}, "expected classifier_dropout to be 0.1: got 0.3"),
+    ({"id2label": {"0": "a", "2": "b"}}, NAMES),
+    ({"id2label": {"0": "a", "1": "a"}}, NAMES),
+    ({"id2label": {"0": "a\n"}}, NAMES),
+    ({"id2label": [1]}, NAMES),
+    (
+        {"id2label": {"0": "a"}},
+        r"expected classifier.weight to have shape \(1, 16\): got \(3, 16\)",
+    ),
+]
+BERT_TOKENIZER = [
+    ({"post_processor": None}, "expected a post_processor that adds the first and the last token"),
+    (lambda fields: fields["added_tokens"].pop(4), r"expected the special token \[SEP\]"),
 ]
 WTE, FC = "transformer.wte.weight", "transformer.h.1.mlp.c_fc"
 GPT2_ARRAYS = [
@@ -112,6 +131,8 @@ INDEX_CASES = [
         ("llama_grouped", "config.json", LLAMA_CONFIG),
         ("mistral", "config.json", MISTRAL_CONFIG),
         ("t5", "config.json", T5_CONFIG),
+        ("../bert/classifier", "config.json", BERT_CONFIG),
+        ("../bert/classifier", "tokenizer.json", BERT_TOKENIZER),
         ("gpt2", "model.safetensors", GPT2_ARRAYS),
         ("llama_grouped", INDEX, INDEX_CASES),
     ],
@@ -220,3 +241,19 @@ def test_special_tokens_have_our_ids():
         values = json.loads(tokenizer.serialized) | changes
         with pytest.raises(UserError, match="expected a tokenizer of Hugging Face: "):
             HuggingFaceTokenizer(json.dumps(values).encode())
+
+
+def test_a_tokenizer_of_an_encoder_has_labels():
+    text = (FIXTURES.parent / "bert" / "plain" / "tokenizer.json").read_text()
+    special = {"pad": 0, "eos": 4, "bos": 3, "unk": 2}
+    tokenizer = HuggingFaceTokenizer.assemble(text, special, 64, ["good", "not bad"])
+    assert (tokenizer.absent, tokenizer.target_vocab_size) == ("", 6)
+    assert tokenizer.encode_batch(["[MASK]", ""]) == [[2, tokenizer.mask_token], [2]]
+    assert [tokenizer.piece(i) for i in (0, 1, 2, tokenizer.mask_token)] == [
+        *("[PAD]", "[SEP]", "[CLS]", "[MASK]")
+    ]
+    assert tokenizer.encode_target_batch(["not bad", "bad"]) == [[5], [3]]
+    assert tokenizer.decode_target([5, 1]) == "not bad"
+    assert tokenizer.with_symbols(["good"]) is tokenizer
+    changed = tokenizer.with_symbols(iter("ba"))
+    assert (changed.symbols, changed.encode("dog")) == (["a", "b"], tokenizer.encode("dog"))

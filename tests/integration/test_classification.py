@@ -151,7 +151,7 @@ def test_mistakes_in_labels_and_kinds_are_refused_in_one_line(run, config, tmp_p
     with pytest.raises(UserError, match="expected a model of sentence pairs or a parser, got a c"):
         Translator.load(run)
     with pytest.raises(
-        UserError, match=r"model must be of class EncoderConfig with data\.corpus=l"
+        UserError, match=r"of class EncoderConfig or BertConfig with data\.corpus=l"
     ):
         Config(data=config.data)
 

@@ -259,7 +259,7 @@ class TokenStream:
     def of_files(
         cls, file: pathlib.Path, valid: pathlib.Path | None, dtype: str, tokenizer: Vocabulary
     ) -> "TokenStream":
-        """Opens files of token ids; those of a Hugging Face tokenizer are its original ids."""
+        """Opens files of token ids; a tokenizer from Hugging Face has its original ids there."""
         ids = getattr(tokenizer, "our_ids", np.arange(tokenizer.vocab_size))
         train, place = map_token_ids(file, dtype, ids), None
         if valid is None:

@@ -27,7 +27,7 @@ class Vocabulary(abc.ABC):
 
     vocab_size: int
     ends_texts = False  # True if EOS ends the texts that a language model was trained on
-    keeps_lines = True  # False if the ids of two lines may differ from those of each line
+    keeps_lines = True  # False if a token may hold a line break and the text after it
 
     def __init__(self, serialized: bytes) -> None:
         self.serialized = serialized

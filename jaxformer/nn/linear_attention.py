@@ -27,7 +27,7 @@ def random_features(x: Array, is_query: bool, num_features: int = 256, seed: int
     """Returns positive random features (Performer, Choromanski et al. 2021).
 
     They are [..., num_features] of x, [..., K]. Their dot products estimate exp(q . k / sqrt(K))
-    without bias, but for a factor of each query.
+    without bias, except for a factor of each query.
     """
     size = x.shape[-1]
     rows = np.random.default_rng(seed).normal(size=(num_features, size)).astype(np.float32)

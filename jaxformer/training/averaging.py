@@ -65,7 +65,7 @@ def with_ema(
         return EmaState(inner.init(params), jnp.zeros((), jnp.int32), zeros)
 
     def update(
-        updates: PyTree, state: EmaState, params: PyTree = None, **extra: Any
+        updates: PyTree, state: Any, params: PyTree = None, **extra: Any
     ) -> tuple[PyTree, EmaState]:
         updates, inner_state = inner.update(updates, state.inner, params, **extra)
         count = state.count + 1

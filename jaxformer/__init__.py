@@ -11,7 +11,8 @@ Layers       MultiHeadAttention, FeedForward, Block, Stack, Residual, LayerNorm,
              Keys, Memory, StackCache, dot_product_attention, sinusoidal_positions,
              rotary_positions, segment_mask, causal_mask
 Search       BeamSearch, Sampling, beam_search, sample, ensemble, BeamResult, gnmt_penalty
-Training     train, make_optimizer, inverse_sqrt_schedule, muon, per_layer, cross_entropy
+Training     train, make_optimizer, inverse_sqrt_schedule, muon, per_layer, with_ema,
+             ema_params, cross_entropy
 Tasks        Task, fit, FitConfig, every, Writer, BatchShards, Randomness, prefetch, evaluate_loss,
              make_mesh, init_state, make_train_step, TrainState
 Data         Tokenizer, Batch, Corpus

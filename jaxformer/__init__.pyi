@@ -68,6 +68,8 @@ from jaxformer.search import gnmt_penalty as gnmt_penalty
 from jaxformer.search import sample as sample
 from jaxformer.tasks.classification.classifier import Classifier as Classifier
 from jaxformer.tasks.parsing.parser import Parser as Parser
+from jaxformer.training.averaging import ema_params as ema_params
+from jaxformer.training.averaging import with_ema as with_ema
 from jaxformer.training.fitting import fit as fit
 from jaxformer.training.hooks import every as every
 from jaxformer.training.losses import cross_entropy as cross_entropy

@@ -4,10 +4,11 @@ import dataclasses
 import functools
 import pathlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import optax
 from jax.experimental import multihost_utils
+from jaxtyping import PyTree
 
 from jaxformer.config import Config, TrainingConfig, check_config, read_config
 from jaxformer.data.corpus import Corpus
@@ -24,6 +25,7 @@ from jaxformer.runs.workdir import Workdir, use_compilation_cache
 from jaxformer.runs.writers import Writer
 from jaxformer.tasks.initialization import check_initialization, make_start_from
 from jaxformer.tasks.token_task import TokenTask, task_class
+from jaxformer.training.averaging import EvaluatedParams, ema_params, with_ema
 from jaxformer.training.fitting import Run
 from jaxformer.training.hooks import Hook
 from jaxformer.training.mesh import make_mesh
@@ -41,6 +43,7 @@ def train(
     optimizer: optax.GradientTransformation | None = None,
     hooks: Sequence[Hook] = (),
     writers: Sequence[Writer] = (),
+    evaluated: EvaluatedParams | None = None,
 ) -> TrainState:
     """Trains the model of ``config`` in ``workdir``, or resumes a run, as :func:`~jaxformer.fit`.
 
@@ -50,10 +53,11 @@ def train(
       corpus: Your own sentence pairs, instead of the config's; ``data.train`` and ``data.valid``
         name its splits. A resumed run must be given the same corpus.
       optimizer: Any optax transformation, instead of the config's; some need
-        :func:`~jaxformer.per_layer`. ``training.freeze`` applies to it, too. A resumed run must be
-        given the same one.
+        :func:`~jaxformer.per_layer`. ``training.freeze`` and ``training.ema_decay`` apply to it,
+        too. A resumed run must be given the same one.
       hooks: As for :func:`~jaxformer.fit`.
       writers: As for :func:`~jaxformer.fit`.
+      evaluated: As for :func:`~jaxformer.fit`, for your own ``optimizer``.
 
     Returns:
       The final state.
@@ -72,7 +76,12 @@ def train(
             schedule = configured_schedule(training, config.model.d_model)
         else:
             describe = functools.partial(describe_model, config.model, config.kind)
-            optimizer = freeze(optimizer, training.freeze, describe)
+            optimizer = _complete(optimizer, training, describe)
+        if evaluated is not None and (training.freeze or training.ema_decay):
+            raise UserError(
+                "evaluated: expected training.freeze and training.ema_decay to be left out, since "
+                "they wrap the state of the optimizer; build both into the optimizer"
+            )
         _prepare(config, folder)
         with StopSignals() as stop, stop.raise_at_once():
             task = make_task(config, folder, corpus)
@@ -83,6 +92,7 @@ def train(
                 start_from=make_start_from(config, task.tokenizer, folder),
                 hooks=hooks,
                 writers=writers,
+                evaluated=_evaluated_params(training) or evaluated,
             ).train()
         except FloatingPointError as error:
             rate = "learning_rate_scale" if training.learning_rate is None else "learning_rate"
@@ -135,7 +145,10 @@ def replay(workdir: str | pathlib.Path, step: int) -> ReplayedStep:
     task, optimizer = make_task(config, folder), make_optimizer(config)
     with Checkpoints(folder.checkpoints) as checkpoints:
         start_from = make_start_from(config, task.tokenizer, folder)
-        return replay_step(task, optimizer, checkpoints, mesh, config.training, step, start_from)
+        return replay_step(
+            *(task, optimizer, checkpoints, mesh, config.training, step, start_from),
+            evaluated=_evaluated_params(config.training),
+        )
 
 
 def make_task(config: Config, folder: Workdir, corpus: Corpus | None = None) -> TokenTask:
@@ -177,4 +190,18 @@ def _make_optimizer(
 ) -> optax.GradientTransformation:
     describe = functools.partial(describe_model, model, kind)
     optimizer = configured_optimizer(training, model.d_model, describe)
-    return freeze(optimizer, training.freeze, describe)
+    return _complete(optimizer, training, describe)
+
+
+def _complete(
+    optimizer: optax.GradientTransformation,
+    training: TrainingConfig,
+    describe: Callable[[], PyTree],
+) -> optax.GradientTransformation:
+    """Returns the optimizer with the settings that apply to any: ``freeze`` and ``ema_decay``."""
+    optimizer = freeze(optimizer, training.freeze, describe)
+    return optimizer if training.ema_decay is None else with_ema(optimizer, training.ema_decay)
+
+
+def _evaluated_params(training: TrainingConfig) -> EvaluatedParams | None:
+    return None if training.ema_decay is None else ema_params

@@ -35,6 +35,7 @@ class HuggingFaceTokenizer(Vocabulary):
     """
 
     ends_texts = True
+    keeps_lines = False
 
     def __init__(self, serialized: bytes) -> None:
         """Takes the serialized form.

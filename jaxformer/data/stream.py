@@ -1,11 +1,10 @@
 """One text as a stream of tokens: lossless vocabularies, training rows and validation windows.
 
-Ids 0 to 3 have the same meaning as in :mod:`jaxformer.data.tokenizer`. A stream contains none of
-them, so that 0 can pad rows.
+Ids 0 to 3 have the same meaning as in :mod:`jaxformer.data.tokenizer`. A stream has no 0, which
+pads rows, and EOS only at the ends of documents.
 """
 
 import dataclasses
-import hashlib
 import itertools
 import json
 import pathlib
@@ -20,12 +19,13 @@ from jaxformer.checks import check_text, check_tokens, check_unicode
 from jaxformer.data.bpe import train_byte_pair_model
 from jaxformer.data.characters import unusual_kinds
 from jaxformer.data.corpus import DataSection
+from jaxformer.data.documents import encode_documents, lines_of, map_token_ids, text_sha256
 from jaxformer.data.findings import Findings
 from jaxformer.data.text_files import find_file, open_bytes
 from jaxformer.data.tokenizer import PAD, SPACE_SYMBOL, SPECIAL_PIECES, UNK, Tokenizer, Vocabulary
 from jaxformer.errors import UserError
 from jaxformer.fields import check_positive, check_types
-from jaxformer.files import explain_read_errors, read_whole
+from jaxformer.files import explain_read_errors, file_sha256, read_whole
 
 # SentencePiece skips longer lines.
 _MAX_LINE_BYTES = 4192
@@ -37,11 +37,18 @@ _PROBE = f"  a  b\n\n\tc {SPACE_SYMBOL}é "
 class StreamConfig(DataSection):
     """One text as a stream of tokens, to train a language model on.
 
-    The last tenth of the characters is for validation. Training rows begin anywhere in the rest.
+    Training rows begin anywhere in the training split.
 
     Attributes:
       corpus: "stream"; distinguishes this config from :class:`~jaxformer.data.corpus.DataConfig`.
-      file: Text file, UTF-8, plain or compressed (``.gz``, ``.bz2``, ``.xz``, ``.zst``).
+      file: Text file, UTF-8, plain or compressed (``.gz``, ``.bz2``, ``.xz``, ``.zst``); or token
+        ids of ``tokenizer`` without a header, ``.bin``, which are read from the disk as needed.
+      valid: Validation file, in the same form. By default, the last tenth of ``file`` is for
+        validation.
+      separator: Line between two documents, such as "<|endoftext|>"; it becomes the end-of-sequence
+        token, as does the end of a file, and generated texts can end. By default, a file is one
+        document without an end.
+      token_dtype: Dtype of a ``.bin`` file, little-endian.
       tokens: "characters", or "bpe" for BPE tokens that preserve line breaks and spaces.
       tokenizer: Tokenizer of a new run, as in :class:`~jaxformer.data.corpus.DataConfig`; then
         ``tokens`` is ignored.
@@ -52,6 +59,9 @@ class StreamConfig(DataSection):
 
     corpus: Literal["stream"] = "stream"
     file: str = ""
+    valid: str = ""
+    separator: str = ""
+    token_dtype: Literal["uint16", "uint32"] = "uint16"
     tokens: Literal["characters", "bpe"] = "characters"
     length: int = 256
     rows: int = 64
@@ -61,8 +71,19 @@ class StreamConfig(DataSection):
         check_types(self, "data")
         if not self.file:
             raise UserError("data.file must name a text, to train a language model on: got ''")
-        self.check_paths("file", "tokenizer")
+        self.check_paths("file", "valid", "tokenizer")
+        if self.valid and self.valid.endswith(".bin") != self.has_token_ids:
+            raise UserError(f"data.valid must be text or .bin, like data.file: got {self.valid}")
+        if self.separator and (self.has_token_ids or "\n" in self.separator):
+            raise UserError(
+                f"data.separator must be one line of a text: got {self.separator!r} for {self.file}"
+            )
         check_positive(self, "data", "length", "rows")
+
+    @property
+    def has_token_ids(self) -> bool:
+        """True if the files have token ids."""
+        return self.file.endswith(".bin")
 
     @property
     def batch(self) -> tuple[str, str]:
@@ -111,6 +132,8 @@ class ByteFallbackTokenizer(Tokenizer):
                 "expected a SentencePiece model that keeps all of a text; this one changes spaces "
                 "or line breaks"
             )
+        pieces = map(self.piece, range(self.vocab_size))
+        self.keeps_lines = not any("\n" in piece[:-1] for piece in pieces)
 
     def encode(self, text: str) -> list[int]:
         check_text(text, "text")
@@ -124,7 +147,7 @@ def train_byte_pairs(text: str, vocab_size: int) -> ByteFallbackTokenizer:
     """Learns a byte-pair encoding. The same text gives the same tokenizer, bit for bit."""
     try:
         model = train_byte_pair_model(
-            itertools.chain.from_iterable(map(_short_parts, text.split("\n"))),
+            itertools.chain.from_iterable(map(_short_parts, lines_of(text))),
             vocab_size,
             add_dummy_prefix=False,
             remove_extra_whitespaces=False,
@@ -200,9 +223,11 @@ class TokenStream:
       tokenizer: Vocabulary of the text.
       train: Training token ids.
       valid: Validation token ids, which follow the training tokens in the text.
-      valid_characters: Number of characters in ``valid``.
+      valid_characters: Number of characters in ``valid``; 0 if unknown.
       text_sha256: Hash of the text, hexadecimal.
       findings: Lines of the text with unusual characters.
+      valid_sha256: Hash of a validation file; "" without one.
+      our_ids: The tokenizer's id for each id in ``train`` and ``valid``; None if they are the same.
     """
 
     tokenizer: Vocabulary
@@ -211,18 +236,40 @@ class TokenStream:
     valid_characters: int
     text_sha256: str
     findings: Findings = dataclasses.field(default_factory=Findings)
+    valid_sha256: str = ""
+    our_ids: Int[np.ndarray, " V"] | None = None
 
     @classmethod
-    def of(cls, text: str, tokenizer: Vocabulary) -> "TokenStream":
-        """Encodes a text, each split separately."""
-        parts = split_text(text)
-        train, valid = (np.asarray(tokenizer.encode(part), np.int32) for part in parts)
-        findings = Findings()
-        for number, line in enumerate(text.split("\n")):
+    def of(
+        cls, text: str, tokenizer: Vocabulary, separator: str = "", valid: str = ""
+    ) -> "TokenStream":
+        """Encodes a text, each split separately; by default, its end is the validation split."""
+        findings, place = Findings(), len(text) if valid else len(text) * 9 // 10
+        for number, line in enumerate(lines_of(text)):
             for kind in unusual_kinds(line):
                 findings.add(kind, number, 0)
-        digest = hashlib.sha256(text.encode()).hexdigest()
-        return cls(tokenizer, train, valid, len(parts[1]), digest, findings)
+        train = encode_documents(text, tokenizer, separator, range(place))
+        rest, start = (valid, 0) if valid else (text, place)
+        span = range(start, len(rest))
+        ids = encode_documents(rest, tokenizer, separator, span)
+        hashes = text_sha256(text), text_sha256(valid) if valid else ""
+        return cls(tokenizer, train, ids, len(span), hashes[0], findings, hashes[1])
+
+    @classmethod
+    def of_files(
+        cls, file: pathlib.Path, valid: pathlib.Path | None, dtype: str, tokenizer: Vocabulary
+    ) -> "TokenStream":
+        """Opens files of token ids; a tokenizer from Hugging Face has its original ids there."""
+        ids = getattr(tokenizer, "our_ids", np.arange(tokenizer.vocab_size))
+        train, place = map_token_ids(file, dtype, ids), None
+        if valid is None:
+            place = len(train) * 9 // 10
+        rest = train[place:] if valid is None else map_token_ids(valid, dtype, ids)
+        hashes = file_sha256(file), "" if valid is None else file_sha256(valid)
+        return cls(tokenizer, train[:place], rest, 0, hashes[0], Findings(), hashes[1], ids)
+
+    def _ids(self, tokens: Int[np.ndarray, "*X"]) -> Int[np.ndarray, "*X"]:
+        return (tokens if self.our_ids is None else self.our_ids[tokens]).astype(np.int32)
 
     def row_starts(self, step: int, rows: int, length: int, seed: int) -> Int[np.ndarray, " B"]:
         """Returns the random positions in ``train`` where the rows of a training batch begin."""
@@ -237,7 +284,7 @@ class TokenStream:
         A pure function of its arguments. A row does not depend on the number of rows.
         """
         starts = self.row_starts(step, rows, length, seed)
-        return self.train[starts[:, None] + np.arange(length + 1)]
+        return self._ids(self.train[starts[:, None] + np.arange(length + 1)])
 
     def validation_windows(self, rows: int, length: int) -> Iterator[Int[np.ndarray, "B _"]]:
         """Yields batches of consecutive windows, without overlap, padded with 0.
@@ -245,7 +292,7 @@ class TokenStream:
         Every token of ``valid`` is a target once. The first input of a window is the last token of
         the previous window, and in the first window the last training token.
         """
-        tokens = np.concatenate([self.train[-1:], self.valid])
+        tokens = self._ids(np.concatenate([self.train[-1:], self.valid]))
         count = -(-len(self.valid) // (length * rows)) * rows
         padded = np.full(count * length + 1, PAD, np.int32)
         padded[: len(tokens)] = tokens

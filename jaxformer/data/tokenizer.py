@@ -35,6 +35,7 @@ class Vocabulary(abc.ABC):
       language_codes: Codes of target languages, such as ">>deu<<"; empty except for imported models
         with several target languages.
       ends_texts: True if EOS ends the texts that a language model was trained on.
+      keeps_lines: False if a token may hold a line break and the text after it.
     """
 
     vocab_size: int
@@ -43,6 +44,7 @@ class Vocabulary(abc.ABC):
     mask_token = BOS
     language_codes: tuple[str, ...] = ()
     ends_texts = False
+    keeps_lines = True
     _symbols: Mapping[str, int] = {}
 
     def __init__(self, serialized: bytes) -> None:

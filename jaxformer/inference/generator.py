@@ -105,7 +105,9 @@ class Generator(Predictor):
             yield text[shown:]
 
     def prompt_ids(self, text: str) -> list[int]:
-        """Returns the token ids of a prompt; an empty prompt stands for a line break."""
+        """Returns the token ids of a prompt; an empty one begins a document, or else a line."""
+        if not text and self._ends_texts and self.tokenizer.keeps_lines:
+            return [EOS]
         return self.tokenizer.encode_prompt(text)
 
     def text_ids(self, text: str, place: str) -> list[int]:
@@ -180,10 +182,14 @@ class Generator(Predictor):
             yield np.asarray(tokens)[:, :, :until]
 
     @property
+    def _ends_texts(self) -> bool:
+        return self.tokenizer.ends_texts or bool(getattr(self.config.data, "separator", ""))
+
+    @property
     def _search(self) -> Algorithm:
         """Returns the search of one row, whose tokens are text."""
         search = self.config.search
-        only_text = _only_text_or_end if self.tokenizer.ends_texts else _forbid_special
+        only_text = _only_text_or_end if self._ends_texts else _forbid_special
         constraints = (*search.constraints, only_text)
         if isinstance(search, Sampling):
             return dataclasses.replace(search, constraints=constraints, num_samples=1)

@@ -18,6 +18,7 @@ from jaxformer.nn.embedding import embed, output_logits
 from jaxformer.nn.feed_forward import FeedForward
 from jaxformer.nn.kernels import additive_attention, dot_product_attention
 from jaxformer.nn.keys import Keys, Memory, causal_mask, segment_mask
+from jaxformer.nn.linear_attention import LinearAttention, elu_features, random_features
 from jaxformer.nn.matmul import project
 from jaxformer.nn.norm import LayerNorm, RMSNorm
 from jaxformer.nn.parameters import ParameterInfo, describe, parameter
@@ -35,6 +36,7 @@ __all__ = [
     "KVCache",
     "Keys",
     "LayerNorm",
+    "LinearAttention",
     "Memory",
     "MemoryCache",
     "MultiHeadAttention",
@@ -51,10 +53,12 @@ __all__ = [
     "causal_mask",
     "describe",
     "dot_product_attention",
+    "elu_features",
     "embed",
     "output_logits",
     "parameter",
     "project",
+    "random_features",
     "rotary_positions",
     "segment_mask",
     "sinusoidal_positions",

@@ -1,6 +1,9 @@
 """Language modeling: one text, next-token prediction, and perplexity."""
 
+import functools
+import itertools
 import math
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -12,6 +15,7 @@ from jaxtyping import Array, Int, PyTree
 
 from jaxformer.config import Config, StreamConfig, data_section
 from jaxformer.data.corpus import Corpus
+from jaxformer.data.documents import split_documents
 from jaxformer.data.findings import list_first
 from jaxformer.data.loader import prefetch, round_up
 from jaxformer.data.stream import (
@@ -22,7 +26,7 @@ from jaxformer.data.stream import (
     split_text,
     train_byte_pairs,
 )
-from jaxformer.data.tokenizer import PAD, Vocabulary
+from jaxformer.data.tokenizer import EOS, PAD, Vocabulary
 from jaxformer.errors import UserError
 from jaxformer.files import local_path
 from jaxformer.kinds import LANGUAGE_MODELING
@@ -40,15 +44,19 @@ from jaxformer.training.validation import evaluate_loss
 def open_stream(config: Config, folder: Workdir) -> TokenStream:
     """Reads and tokenizes the text. A resumed run keeps the tokenizer of its workdir."""
     data = data_section(config, StreamConfig)
-    try:
-        text = read_text(local_path(data.file))
-    except UserError as error:
-        raise UserError(f"data.file: {error}") from None
+    text, valid = ("" if data.has_token_ids else _read(data, name) for name in ("file", "valid"))
 
     def learn() -> Vocabulary:
+        if data.has_token_ids:
+            raise UserError(
+                f"data.file={data.file}: token ids need data.tokenizer, their tokenizer"
+            )
         if data.tokens == "characters":
-            return CharacterTokenizer(sorted(set(text)))
-        return train_byte_pairs(split_text(text)[0], config.model.vocab_size)
+            pieces = (split_documents(part, data.separator) for part in (text, valid))
+            found = map(set, filter(None, itertools.chain(*pieces)))
+            return CharacterTokenizer(sorted(functools.reduce(operator.or_, found, set())))
+        learned = split_documents(text if valid else split_text(text)[0], data.separator)
+        return train_byte_pairs("".join(filter(None, learned)), config.model.vocab_size)
 
     tokenizer = tokenizer_of_run(config, folder, load_stream_tokenizer, learn)
     if tokenizer.vocab_size != config.model.vocab_size:
@@ -56,13 +64,27 @@ def open_stream(config: Config, folder: Workdir) -> TokenStream:
             f"model.vocab_size must be {tokenizer.vocab_size}, four special tokens and all "
             f"characters of {data.file}: got {config.model.vocab_size}"
         )
-    stream = TokenStream.of(text, tokenizer)
+    if data.has_token_ids:
+        paths = local_path(data.file), local_path(data.valid) if data.valid else None
+        stream = TokenStream.of_files(*paths, data.token_dtype, tokenizer)
+    else:
+        stream = TokenStream.of(text, tokenizer, data.separator, valid)
+    if data.separator and not (stream.train[:-1] == EOS).any():
+        raise UserError(f"data.separator: expected lines {data.separator!r} in {data.file}")
     if len(stream.train) <= data.length:
         raise UserError(
             f"data.length must be less than the {len(stream.train):,} tokens to train on: got "
             f"{data.length}"
         )
     return stream
+
+
+def _read(data: StreamConfig, name: str) -> str:
+    """Returns the text of a file that the config names; "" if it names none."""
+    try:
+        return read_text(local_path(file)) if (file := getattr(data, name)) else ""
+    except UserError as error:
+        raise UserError(f"data.{name}: {error}") from None
 
 
 class NextTokenLoss(TokenLoss):
@@ -132,16 +154,19 @@ class LanguageModeling(TokenTask):
         return language_model_flops(self.config.model, rows, tokens - 1)
 
     def identity(self) -> dict[str, str]:
-        return {"tokenizer": self.tokenizer.sha256, "text": self._stream.text_sha256}
+        own = {"validation text": self._stream.valid_sha256} if self._stream.valid_sha256 else {}
+        return {"tokenizer": self.tokenizer.sha256, "text": self._stream.text_sha256, **own}
 
     def summary(self) -> str:
         """Returns the numbers of tokens and epochs, and lines with unusual characters."""
         stream, data = self._stream, self._data
         step = data.rows * data.length
         epochs = self.config.training.steps * step / len(stream.train)
+        characters = stream.valid_characters
         counts = (
-            f"{len(stream.train):,} training tokens, {len(stream.valid):,} validation tokens of "
-            f"{stream.valid_characters:,} characters; {step:,} tokens per step, {epochs:.1f} epochs"
+            f"{len(stream.train):,} training tokens, {len(stream.valid):,} validation tokens"
+            f"{f' of {characters:,} characters' if characters else ''}; {step:,} tokens per step, "
+            f"{epochs:.1f} epochs"
         )
         notes = (
             f"lines with {kind}, kept: "
@@ -162,10 +187,12 @@ class LanguageModeling(TokenTask):
     def evaluate(
         self, params: PyTree, mesh: Mesh, check_stop: Callable[[], None]
     ) -> dict[str, float]:
-        """Computes loss per token, perplexity, and nats and bits per character."""
+        """Computes loss per token, perplexity, and for a text nats and bits per character."""
         shards = BatchShards.of(mesh)
         windows = self._stream.validation_windows(self._rows(shards), self._data.length)
         values = evaluate_loss(self.loss, params, map(shards.local, windows), mesh, check_stop)
+        if not self._stream.valid_characters:
+            return values
         per_character = len(self._stream.valid) / self._stream.valid_characters
         nats = math.log(values["perplexity"]) * per_character
         return values | {"nats_per_character": nats, "bits_per_character": nats / math.log(2)}

@@ -24,6 +24,7 @@ from jaxformer.runs.run_directory import Settings
 from jaxformer.runs.signals import StopSignals
 from jaxformer.runs.workdir import Workdir
 from jaxformer.runs.writers import Writer
+from jaxformer.training.averaging import EvaluatedParams
 from jaxformer.training.hooks import Hook, profile_hook
 from jaxformer.training.independence import describe_dependence
 from jaxformer.training.mesh import BatchShards, check_mesh, make_mesh, to_devices
@@ -32,6 +33,7 @@ from jaxformer.training.state import (
     StartFrom,
     TrainState,
     changed_hyperparameters,
+    evaluate_at,
     is_finite,
     restore_or_initialize,
 )
@@ -58,6 +60,7 @@ def fit(
     start_from: StartFrom | None = None,
     hooks: Sequence[Hook] = (),
     writers: Sequence[Writer] = (),
+    evaluated: EvaluatedParams | None = None,
 ) -> TrainState:
     """Trains a task in ``workdir``, or resumes its run.
 
@@ -82,9 +85,14 @@ def fit(
         exception ends the run; it resumes from its newest checkpoint and repeats later steps.
       writers: Receive all training and validation reports, in addition to the terminal,
         ``metrics.jsonl`` and TensorBoard. A writer that raises is dropped, with a line in the log.
+      evaluated: Returns the parameters that are validated, and that commands and
+        :class:`~jaxformer.Checkpoints` read, given the optimizer's state and the trained
+        parameters, such as :func:`~jaxformer.ema_params` or
+        ``optax.contrib.schedule_free_eval_params``. None gives the trained ones. A resumed run must
+        be given the same one.
 
     Returns:
-      The final state.
+      The final state, with the trained parameters.
 
     Raises:
       UserError: The workdir belongs to another experiment, another process trains in it, its
@@ -96,7 +104,8 @@ def fit(
     folder, settings = Workdir(run_path(workdir)), settings or FitConfig()
     mesh, config = make_mesh() if mesh is None else mesh, config or settings
     run = Run(
-        task, optimizer, folder, settings, mesh, config, learning_rate, start_from, hooks, writers
+        *(task, optimizer, folder, settings, mesh, config, learning_rate, start_from),
+        *(hooks, writers, evaluated),
     )
     with watchdog.watch(settings.stall_timeout):
         run_directory.prepare_run(folder, config, settings.mirror)
@@ -117,9 +126,11 @@ class Run:
     start_from: StartFrom | None
     hooks: Sequence[Hook]
     writers: Sequence[Writer]
+    evaluated: EvaluatedParams | None
 
     def __post_init__(self) -> None:
         check_mesh(self.mesh)
+        self.evaluated = self.evaluated and jax.jit(self.evaluated)
         self.best = best_metric(self.task, self.settings)
 
     def train(self) -> TrainState:
@@ -164,7 +175,9 @@ class Run:
         self.metadata = identity if model is None else {**identity, "model": model}
         with self.stop.raise_at_once():
             state, saved = restore_or_initialize(
-                task, self.optimizer, self.mesh, settings.seed, self.checkpoints, self.start_from
+                *(task, self.optimizer, self.mesh, settings.seed, self.checkpoints),
+                self.start_from,
+                evaluated=self.evaluated,
             )
         self.saved = int(state.step)
         if self.saved:
@@ -202,7 +215,7 @@ class Run:
         if start:
             for line in changed_hyperparameters(self.optimizer, state):
                 self.reporter.log(line)
-            if not self.validation.resume(state, start):
+            if not self.validation.resume(evaluate_at(state, self.evaluated).params, start):
                 self.stop.end_run(start)
 
     def _take_steps(self, state: TrainState) -> TrainState:
@@ -229,7 +242,8 @@ class Run:
                     self._save(step, state, interim=not due)
                 if self.validation.is_due(step) and not stop:
                     with self.window.pause_clock():
-                        stop = not self.validation.run(step, state)
+                        params = evaluate_at(state, self.evaluated).params
+                        stop = not self.validation.run(step, params)
                 for hook in (*self.hooks, profile):
                     hook(step, state, sums)
                 if stop or self.validation.out_of_patience():
@@ -311,7 +325,8 @@ class Run:
             window = dataclasses.asdict(self.window.totals())
             metadata = {**self.metadata, _WINDOW: window, _VALIDATIONS: history}
             watchdog.record_progress(f"step {step} and the start of its save")
-            self.checkpoints.save(step, state, metadata=metadata, interim=interim)
+            kept = evaluate_at(state, self.evaluated)
+            self.checkpoints.save(step, kept, metadata=metadata, interim=interim)
         self.saved = step
 
     def _end(self, step: int, state: TrainState, *, stopped: bool) -> None:

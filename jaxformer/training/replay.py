@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from jaxformer.errors import UserError
 from jaxformer.runs.checkpoints import Checkpoints
+from jaxformer.training.averaging import EvaluatedParams
 from jaxformer.training.mesh import DATA_AXIS, BatchShards, make_mesh, sum_over_data, to_devices
 from jaxformer.training.settings import FitConfig
 from jaxformer.training.state import StartFrom, restore_or_initialize
@@ -46,6 +47,7 @@ def replay_step(
     settings: FitConfig,
     step: int,
     start_from: StartFrom | None = None,
+    evaluated: EvaluatedParams | None = None,
 ) -> ReplayedStep:
     """Repeats one step of a run, from the newest checkpoint before it.
 
@@ -56,7 +58,9 @@ def replay_step(
     if not 1 <= step <= last:
         raise UserError(f"expected a step that the run has taken, from 1 to {last}: got {step}")
     state, _ = restore_or_initialize(
-        task, optimizer, mesh, settings.seed, checkpoints, start_from, before=step
+        *(task, optimizer, mesh, settings.seed, checkpoints, start_from),
+        before=step,
+        evaluated=evaluated,
     )
     start, accumulation = int(state.step), settings.gradient_accumulation
     train_step = make_train_step(

@@ -129,6 +129,9 @@ class TrainingConfig(FitConfig):
       weight_decay: Decoupled weight decay of the matrices of the layers, times the learning rate.
         With Adam, this is AdamW.
       adam_dtype: Dtype of Adam's two moments; "bfloat16" rounds them and halves their memory.
+      ema_decay: Factor, such as 0.999, by which the weight of parameters in an exponential average
+        falls at each step. The average is validated, and it is what commands read. By default,
+        there is no average.
       eval_sentences: Number of validation sentences to translate for BLEU, or to parse for F1; 0
         turns this off.
     """
@@ -145,6 +148,7 @@ class TrainingConfig(FitConfig):
     schedule: Literal["inverse_sqrt", "constant", "linear", "cosine"] = "inverse_sqrt"
     weight_decay: float = 0.0
     adam_dtype: Literal["float32", "bfloat16"] = "float32"
+    ema_decay: float | None = None
     eval_sentences: int = 500
 
     section = "training"
@@ -169,6 +173,10 @@ class TrainingConfig(FitConfig):
             known = " or ".join(WITH_ADAM_DTYPE)
             raise UserError(
                 f"training.adam_dtype=bfloat16 needs training.optimizer={known}: got {name}"
+            )
+        if self.ema_decay is not None and not 0 < self.ema_decay < 1:
+            raise UserError(
+                f"training.ema_decay must be between 0 and 1 or left out: got {self.ema_decay}"
             )
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise UserError(

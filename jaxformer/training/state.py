@@ -14,8 +14,9 @@ from jaxtyping import Array, Bool, Int, PyTree
 from jaxformer.errors import UserError
 from jaxformer.layout import global_mesh
 from jaxformer.nn.precision import at_least_float32
-from jaxformer.runs import processes
+from jaxformer.runs import manifest, processes
 from jaxformer.runs.checkpoints import Checkpoints
+from jaxformer.training.averaging import EvaluatedParams
 from jaxformer.training.mesh import opt_state_shardings, param_shardings, replicated
 from jaxformer.training.optimizer import path_of
 from jaxformer.training.task import Init, Task, cached_by_function, describe_init
@@ -37,6 +38,37 @@ class TrainState(NamedTuple):
     opt_state: PyTree
     skipped: Int[Array, ""]
     skipped_in_row: Int[Array, ""]
+
+
+class EvaluatedState(NamedTuple):
+    """A :class:`TrainState` in a checkpoint whose ``params`` are evaluated, but not trained."""
+
+    step: Int[Array, ""]
+    params: PyTree
+    opt_state: PyTree
+    skipped: Int[Array, ""]
+    skipped_in_row: Int[Array, ""]
+    trained: PyTree  # the params of the TrainState
+
+
+def evaluate_at(
+    state: TrainState, evaluated: EvaluatedParams | None
+) -> TrainState | EvaluatedState:
+    """Returns the state to save, whose ``params`` are evaluated and loaded by all commands.
+
+    Raises:
+      UserError: ``evaluated`` returns parameters with other names, shapes or dtypes.
+    """
+    if evaluated is None:
+        return state
+    params = evaluated(state.opt_state, state.params)
+    found, expected = manifest.describe_leaves(params), manifest.describe_leaves(state.params)
+    for name in (name for name in found | expected if found.get(name) != expected.get(name)):
+        raise UserError(
+            f"evaluated: expected the names, shapes and dtypes of the parameters: got {name} of "
+            f"{found.get(name, 'none')}, expected {expected.get(name, 'none')}"
+        )
+    return EvaluatedState(*state._replace(params=params), trained=state.params)
 
 
 # Returns the initial parameters of a new run, given the parameters that the task has created.
@@ -142,10 +174,12 @@ def restore_or_initialize(
     start_from: StartFrom | None,
     *,
     before: int | None = None,
+    evaluated: EvaluatedParams | None = None,
 ) -> tuple[TrainState, dict[str, Any]]:
     """Returns the newest state and its metadata, or a fresh state and none.
 
-    ``before`` excludes this checkpoint and all later ones.
+    ``before`` excludes this checkpoint and all later ones. Runs with ``evaluated`` save an
+    :class:`EvaluatedState`.
     """
     if jax.process_count() > 1:
         newest = checkpoints.newest_good_step()
@@ -163,9 +197,13 @@ def restore_or_initialize(
                     "first step; add constants such as masks in the loss"
                 )
         return state, {}
-    restored = checkpoints.restore(template, step=None if before is None else steps[-1])
+    saved = template if evaluated is None else EvaluatedState(*template, trained=template.params)
+    restored = checkpoints.restore(saved, step=None if before is None else steps[-1])
     assert restored is not None
-    return restored.state, restored.metadata
+    state = restored.state
+    if isinstance(state, EvaluatedState):
+        state = TrainState(*state[:-1])._replace(params=state.trained)
+    return state, restored.metadata
 
 
 def _check_parameters(state: TrainState) -> None:

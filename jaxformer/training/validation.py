@@ -18,7 +18,6 @@ from jaxformer.runs.reporting import Reporter, mean_values
 from jaxformer.runs.signals import StopSignals
 from jaxformer.training.mesh import DATA_AXIS, batch_sharding, replicated, sum_over_data, to_devices
 from jaxformer.training.settings import FitConfig
-from jaxformer.training.state import TrainState
 from jaxformer.training.step import checked_sums
 from jaxformer.training.task import Loss, Sums, Task
 
@@ -112,12 +111,12 @@ class Validation:
         """Returns whether the run validates after this step."""
         return step % self.settings.eval_every == 0 or step == self.settings.steps
 
-    def run(self, step: int, state: TrainState) -> bool:
-        """Validates a state that is saved or being saved, and attaches the score to its checkpoint.
+    def run(self, step: int, params: PyTree) -> bool:
+        """Validates parameters that are saved or being saved, and scores their checkpoint.
 
         Returns False if it was stopped; it runs again after resuming.
         """
-        values, (name, mode) = self._evaluate(step, state), self.best
+        values, (name, mode) = self._evaluate(step, params), self.best
         if not values:
             return values is not None
         # Wait first, since a process killed while waiting must not report this validation twice.
@@ -130,7 +129,7 @@ class Validation:
             self._record_score(score)
         return True
 
-    def _evaluate(self, step: int, state: TrainState) -> dict[str, float] | None:
+    def _evaluate(self, step: int, params: PyTree) -> dict[str, float] | None:
         """Returns the values of a validation, or None if it was stopped.
 
         A failure ends the run if no validation succeeded before, or if several processes wait for
@@ -150,7 +149,7 @@ class Validation:
 
         values, stopped = {}, False
         try:
-            found = self.task.evaluate(state.params, self.mesh, check_stop)
+            found = self.task.evaluate(params, self.mesh, check_stop)
             values = {each: float(value) for each, value in found.items()}
             needed = values or self.settings.patience or self.settings.best_metric
             if needed and self.best[0] not in values:
@@ -179,7 +178,7 @@ class Validation:
         ended = 0 < self.settings.patience <= since
         return f"no better {self.best[0]} in the last {since} validations" if ended else ""
 
-    def resume(self, state: TrainState, start: int) -> bool:
+    def resume(self, params: PyTree, start: int) -> bool:
         """Counts the validation of the checkpoint that the run resumes from.
 
         Repeats it if it was due but interrupted; returns False if it was stopped, as :meth:`run`.
@@ -187,5 +186,5 @@ class Validation:
         if (score := self.checkpoints.score(start)) is not None:
             self._record_score(score)
         elif start <= self.settings.steps and self.is_due(start):
-            return self.run(start, state)
+            return self.run(start, params)
         return True

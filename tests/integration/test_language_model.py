@@ -1,5 +1,6 @@
 """A language model from training to generation: train, resume, generate, and refuse mistakes."""
 
+import dataclasses
 import io
 import itertools
 import json
@@ -63,6 +64,33 @@ def run(tmp_path_factory):
     )
     train(config, folder / "run")
     return config, folder / "run"
+
+
+def test_a_model_of_documents_ends_its_texts(run, tmp_path, capsys):
+    """The same alphabets, each a document, with a validation file of its own."""
+    config, line = run[0], TEXT[:27]
+    for name, count in (("train", 40), ("valid", 4)):
+        (tmp_path / name).write_text(f"{line}---\n" * count)
+    files = {"file": str(tmp_path / "train"), "valid": str(tmp_path / "valid")}
+    config = dataclasses.replace(
+        config, data=dataclasses.replace(config.data, separator="---", **files)
+    )
+    train(config, tmp_path / "run")
+    assert (
+        "1,120 training tokens, 112 validation tokens of 124 characters" in capsys.readouterr()[1]
+    )
+    generator = Generator.load(tmp_path / "run")
+    assert generator.generate(["", "opq"], max_tokens=60) == [line, line[17:]]
+    (tmp_path / "valid").write_text(line * 4)
+    with pytest.raises(UserError, match="began with other data: validation text was"):
+        train(config, tmp_path / "run")
+    changed = dataclasses.replace(
+        config,
+        data=dataclasses.replace(config.data, separator="=="),
+        model=dataclasses.replace(config.model, vocab_size=32),  # with "-"
+    )
+    with pytest.raises(UserError, match=r"data\.separator: expected lines '==' in .*train"):
+        train(changed, tmp_path / "other")
 
 
 @pytest.mark.ci

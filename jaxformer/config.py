@@ -17,6 +17,7 @@ import typing
 from typing import Any, TypeVar
 
 from jaxformer.data.corpus import DataConfig, DataSection
+from jaxformer.data.images import ImagesConfig
 from jaxformer.data.labeled import LabeledConfig
 from jaxformer.data.stream import StreamConfig
 from jaxformer.errors import UserError
@@ -36,6 +37,7 @@ __all__ = [  # Users import the sections of a config from here, too.
     "DataConfig",
     "EncoderConfig",
     "FitConfig",
+    "ImagesConfig",
     "LabeledConfig",
     "MeshConfig",
     "ModelConfig",
@@ -84,7 +86,7 @@ class Config:
                     f"{type(section).__name__}"
                 )
         name = self.data.length_field
-        if (longest := getattr(self.data, name)) > self.model.max_length:
+        if name and (longest := getattr(self.data, name)) > self.model.max_length:
             raise UserError(
                 f"data.{name} must not exceed model.max_length: got "
                 f"{longest} > {self.model.max_length}"

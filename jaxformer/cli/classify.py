@@ -1,14 +1,19 @@
-"""The command ``classify``: labels lines of text, or scores a model on labeled lines."""
+"""The command ``classify``: labels lines of text or pictures, or scores a model on labeled ones."""
 
+import pathlib
 import sys
 from typing import TYPE_CHECKING
 
 from jaxformer.cli.options import Checkpoint, File, ModelDir, Strict
+from jaxformer.cli.plot import check_suffix
 from jaxformer.cli.text import Line, blocks_of, check_outputs, progress_bar, read_text
 from jaxformer.errors import UserError
+from jaxformer.files import write_file
 
 if TYPE_CHECKING:
     from jaxformer.tasks.classification.classifier import Classifier
+
+_DRAWN = 8  # pictures with their attention
 
 
 def classify(
@@ -20,9 +25,11 @@ def classify(
     strict: Strict = False,
     labeled: File | None = None,
     baselines: bool = False,
+    images: File | None = None,
+    attention: File | None = None,
     weights: Checkpoint = "auto",
 ) -> None:
-    """Print the label of each line of text, or score a model on labeled lines.
+    """Print the label of each line of text or of each picture, or score a model on labeled ones.
 
     Text: A line that is too long or not UTF-8 has a blank label.
       input: texts, one per line (default: standard input)
@@ -35,13 +42,26 @@ def classify(
       baselines: with --labeled, also score naive Bayes on words and pairs of words, and logistic
         regression on its ratios, trained on the run's training text
 
+    Pictures:
+      images: .npz file with an array images, uint8 [N, height, width, channels]; if it also has
+        labels, the accuracy is printed to standard error
+      attention: image to write, .png or .svg: the attention of the last layer to the first eight
+        pictures
+
     Example:
+      jaxformer classify --workdir runs/digits --images digits.npz --attention attention.png
+
       jaxformer classify --workdir runs/sst2 --labeled dev.txt --baselines
 
       echo "a stirring , funny film" | jaxformer classify --workdir runs/sst2
     """
     from jaxformer.tasks.classification.classifier import Classifier
 
+    if images is not None:
+        _classify_images(workdir, images, output, attention, weights, probabilities)
+        return
+    if attention is not None:
+        raise UserError("--attention needs --images FILE, the pictures to draw it over")
     if baselines and labeled is None:
         raise UserError("--baselines needs --labeled FILE, on which they are scored")
     check_outputs([input, labeled], {"--output": output})
@@ -61,6 +81,40 @@ def classify(
                 "" if line.error else f"{p:.4f}\t{label}" if probabilities else label
                 for line, (label, p) in zip(block, found, strict=True)
             )
+
+
+def _classify_images(
+    workdir: pathlib.Path,
+    images: pathlib.Path,
+    output: pathlib.Path | None,
+    attention: pathlib.Path | None,
+    weights: str | int,
+    with_probabilities: bool,
+) -> None:
+    from jaxformer.data.images import read_npz
+    from jaxformer.plots.image_attention import draw_heads
+    from jaxformer.tasks.images.classifier import ImageClassifier
+
+    check_outputs([images], {"--output": output, "--attention": attention})
+    if attention is not None:
+        check_suffix(attention, ".png or .svg")
+    classifier = ImageClassifier.load(workdir, weights=weights)
+    pictures, labels = read_npz(str(images), needs_labels=False)
+    rows = classifier.probabilities(pictures)
+    found = rows.argmax(axis=1)
+    both = zip(rows.max(axis=1), found, strict=True)
+    lines = [f"{p:.4f}\t{label}" if with_probabilities else str(label) for p, label in both]
+    if output is None:
+        print("\n".join(lines))
+    else:
+        write_file(output, "".join(f"{line}\n" for line in lines).encode())
+    if (labels >= 0).all():
+        correct = int((found == labels).sum())
+        share = f"{correct / len(labels):.2%}, {correct:,} of {len(labels):,}"
+        print(f"accuracy {share}", file=sys.stderr)
+    if attention is not None:
+        first, grid = pictures[:_DRAWN], classifier.config.model.grid
+        draw_heads(first, classifier.attention(first), grid, attention, list(map(str, found)))
 
 
 def _score(classifier: "Classifier", path: str, baselines: bool) -> None:

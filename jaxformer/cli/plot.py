@@ -94,7 +94,7 @@ def attention(
 
     folder = pathlib.Path() if workdir == pretrained.WORKDIR else workdir
     output = output or folder / "attention.html"
-    _check_suffix(output, ".html, .png or .svg")
+    check_suffix(output, ".html, .png or .svg")
     view = record_attention(model.load(workdir, search.settings(workdir)), sentence)
     if output.suffix.lower() == ".html":
         kind, figure = shown.kind or "cross", shown.figure
@@ -138,7 +138,7 @@ def plot(*, workdir: ModelDir, output: File | None = None) -> None:
     from jaxformer.runs.workdir import Workdir
 
     output = output or workdir / "learning_curve.png"
-    _check_suffix(output, ".png or .svg")
+    check_suffix(output, ".png or .svg")
     metrics = Workdir(workdir).metrics
     if not metrics.is_file():
         raise UserError(f"{metrics}: no such file; it is made by train.py")
@@ -146,7 +146,7 @@ def plot(*, workdir: ModelDir, output: File | None = None) -> None:
     print(output)
 
 
-def _check_suffix(output: pathlib.Path, known: str) -> None:
+def check_suffix(output: pathlib.Path, known: str) -> None:
     if output.suffix.lower() not in re.findall(r"\.\w+", known):
         raise UserError(f"--output: expected a name that ends in {known}: got {output}")
     check_output(output)

@@ -105,9 +105,11 @@ class TrainedModel:
 
     @property
     def tokenizer(self) -> Any:
-        """The tokenizer, read from the workdir."""
+        """The tokenizer, read from the workdir; None for a kind without one."""
+        if (load := self.config.kind.load_tokenizer) is None:
+            return None
         self.folder.check_tokenizer()
-        return self.config.kind.load_tokenizer(self.folder.tokenizer)
+        return load(self.folder.tokenizer)
 
 
 PredictorT = TypeVar("PredictorT", bound="Predictor")
@@ -311,14 +313,14 @@ def quantize(
     folder, config, params = trained.folder, trained.config, trained.params
     if config.model.compute_dtype == "int8":
         raise UserError(f"{workdir}: expected a model to quantize, but it is int8 already")
-    folder.check_tokenizer()
+    content = None if trained.tokenizer is None else read_whole(folder.tokenizer, folder.path)
     model = dataclasses.replace(config.model, compute_dtype="int8")
     quantized = prepare_params(model, params, config.kind)
     write_model(
         target,
         _QUANTIZE,
         read_workdir_object(folder.identity),
-        read_whole(folder.tokenizer, folder.path),
+        content,
         dataclasses.replace(config, model=model),
         quantized,
         rounded_from=trained.weights,
@@ -333,14 +335,15 @@ def write_model(
     target: Workdir,
     command: str,
     identity: dict[str, Any],
-    tokenizer: bytes,
+    tokenizer: bytes | None,
     config: Config,
     params: PyTree,
     **metadata: Any,
 ) -> None:
     """Writes the workdir of a converted model, with additional metadata."""
     target.create(command, identity)
-    write_file(target.tokenizer, tokenizer)
+    if tokenizer is not None:
+        write_file(target.tokenizer, tokenizer)
     model = dataclasses.asdict(config.model)
     metadata = {"tokenizer": identity.get("tokenizer"), "model": model, **metadata}
     write_single(target.checkpoints, 0, {"params": params}, metadata)

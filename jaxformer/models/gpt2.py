@@ -1,20 +1,16 @@
 """GPT-2 (Radford et al. 2019), a language model with the layers of the paper, norms first."""
 
 import dataclasses
-import functools
 from typing import Literal
 
 from jaxformer.fields import check_fraction
 from jaxformer.models.architecture import Architecture, absent_bias, check_absent, check_divides
+from jaxformer.models.assembly import make_pre_norm_stack
 from jaxformer.models.language_model import LanguageModel
-from jaxformer.nn.attention import MultiHeadAttention
-from jaxformer.nn.block import Block, Residual
 from jaxformer.nn.dropout import Dropout
 from jaxformer.nn.embedding import Embedding
-from jaxformer.nn.feed_forward import Activation, FeedForward
-from jaxformer.nn.norm import LayerNorm
+from jaxformer.nn.feed_forward import Activation
 from jaxformer.nn.precision import ComputeDtype
-from jaxformer.nn.stack import Stack
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -84,15 +80,4 @@ class GPT2(LanguageModel):
         )
         self.logits_bias = absent_bias(c.absent_tokens, c.vocab_size)
         self.dropout = Dropout(c.dropout_rate)
-        make_norm = functools.partial(LayerNorm, c.norm_epsilon)
-        block = Block(
-            MultiHeadAttention(
-                c.num_heads,
-                use_bias=True,
-                dropout_rate=c.attention_dropout_rate,
-                compute_dtype=c.compute_dtype,
-            ),
-            FeedForward(c.d_ff, c.activation, c.compute_dtype),
-            make_residual=functools.partial(Residual, "pre", c.dropout_rate, make_norm),
-        )
-        self.decoder = Stack(block, c.num_layers, final_norm=make_norm, remat=self.remat)
+        self.decoder = make_pre_norm_stack(c, self.remat)

@@ -3,19 +3,20 @@
 Names are imported on first use: ``import jaxformer`` is instant and loads none of the libraries for
 text, checkpoints and plots.
 
-Config       Config, load_config, ModelConfig, EncoderConfig, GPT2Config, LlamaConfig, DataConfig,
-             StreamConfig, LabeledConfig, TrainingConfig, MeshConfig
-Models       Transformer, LanguageModel, Encoder, GPT2, Llama
+Config       Config, load_config, ModelConfig, EncoderConfig, GPT2Config, LlamaConfig, ViTConfig,
+             DataConfig, StreamConfig, LabeledConfig, ImagesConfig, TrainingConfig, MeshConfig
+Models       Transformer, LanguageModel, Encoder, GPT2, Llama, ViT
 Layers       MultiHeadAttention, FeedForward, Block, Stack, Residual, LayerNorm, RMSNorm, Dropout,
              Keys, Memory, StackCache, dot_product_attention, sinusoidal_positions,
              rotary_positions, segment_mask, causal_mask
 Search       BeamSearch, Sampling, beam_search, sample, ensemble, BeamResult, gnmt_penalty
-Training     train, make_optimizer, inverse_sqrt_schedule, muon, per_layer, cross_entropy
+Training     train, make_optimizer, inverse_sqrt_schedule, muon, per_layer, cross_entropy,
+             contrastive_sums
 Tasks        Task, fit, FitConfig, every, Writer, BatchShards, Randomness, prefetch, evaluate_loss,
              make_mesh, init_state, make_train_step, TrainState
 Data         Tokenizer, Batch, Corpus
-Inference    Translator, Hypothesis, Decoded, Parser, Generator, Classifier, score_pairs, Score,
-             record_attention, AttentionView
+Inference    Translator, Hypothesis, Decoded, Parser, Generator, Classifier, ImageClassifier,
+             score_pairs, Score, record_attention, AttentionView
 Runs         load_model, quantize, Checkpoints
 Errors       UserError
 """

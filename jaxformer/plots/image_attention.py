@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Float, UInt8
+from matplotlib.colors import ListedColormap
 
 from jaxformer.plots import figure
 
@@ -41,36 +42,39 @@ def draw_heads(
     """Draws each picture with the attention of each head of the last layer, and the rollout."""
     names = [*(f"head {n + 1}" for n in range(weights.shape[2])), "rollout"]
     maps = [patch_weights(np.stack([*w[-1], attention_rollout(w)]), grid) for w in weights]
-    draw_maps(images, maps, names, path, titles)
+    draw_maps(images, maps, [names] * len(images), path, titles)
 
 
 def draw_maps(
     images: UInt8[np.ndarray, "N Y X C"],
-    maps: Sequence[Float[np.ndarray, "M I J"]],
-    names: Sequence[str],
+    maps: Sequence[Float[np.ndarray, "_ I J"]],
+    names: Sequence[Sequence[str]],
     path: pathlib.Path,
     titles: Sequence[str],
 ) -> None:
-    """Draws each picture in a row, alone and below each of its maps of patches, as PNG or SVG.
+    """Draws each picture in a row: alone, and below each of its maps of patches, as PNG or SVG.
 
     Args:
       images: Pictures.
-      maps: M maps of weights for each picture, each with a row I and a column J for each patch.
-      names: Name of each of the M maps.
+      maps: Maps of weights for each picture, with a row I and a column J for each patch.
+      names: Name of each map of each picture, such as a head or a word.
       path: File to write; see :func:`~jaxformer.plots.figure.save_figure`.
       titles: Text for each picture, such as its class.
     """
-    (count, height, width, channels), columns = images.shape, 1 + len(names)
+    (count, height, width, channels), columns = images.shape, 1 + max(map(len, names))
     across = _PANEL * width / height * columns
-    extent = (-0.5, width - 0.5, height - 0.5, -0.5)
+    extent, color = (-0.5, width - 0.5, height - 0.5, -0.5), ListedColormap([figure.ORANGE])
     with figure.open_figure(path, across + 0.3, (_PANEL + 0.2) * count + 0.2) as page:
         panels = page.subplots(count, columns, squeeze=False)
         for axes, (row, column) in zip(panels.flat, np.ndindex(panels.shape), strict=True):
             axes.set_axis_off()
+            if column > len(names[row]):
+                continue
             image = images[row, ..., 0] if channels == 1 else images[row]
             axes.imshow(image, "gray_r", vmin=0, vmax=255)
-            title = titles[row] if column == 0 else names[column - 1]
+            title = [titles[row], *names[row]][column]
             axes.set_title(figure.replace_missing_glyphs(title), parse_math=False)
-            if column:
+            if column:  # The more attention, the less transparent.
                 shown = maps[row][column - 1]
-                axes.imshow(shown, "inferno", vmin=0, alpha=0.65, extent=extent)
+                alpha = 0.8 * shown / shown.max()
+                axes.imshow(np.zeros_like(shown), color, alpha=alpha, extent=extent)

@@ -106,10 +106,16 @@ class TrainedModel:
     @property
     def tokenizer(self) -> Any:
         """The tokenizer, read from the workdir; None for a kind without one."""
-        if (load := self.config.kind.load_tokenizer) is None:
+        load = self.config.kind.load_tokenizer
+        return load(self.folder.tokenizer) if load and self.tokenizer_file else None
+
+    @property
+    def tokenizer_file(self) -> bytes | None:
+        """The content of the tokenizer's file, verified; None for a kind without one."""
+        if self.config.kind.load_tokenizer is None:
             return None
         self.folder.check_tokenizer()
-        return load(self.folder.tokenizer)
+        return read_whole(self.folder.tokenizer, self.folder.path)
 
 
 PredictorT = TypeVar("PredictorT", bound="Predictor")
@@ -313,7 +319,7 @@ def quantize(
     folder, config, params = trained.folder, trained.config, trained.params
     if config.model.compute_dtype == "int8":
         raise UserError(f"{workdir}: expected a model to quantize, but it is int8 already")
-    content = None if trained.tokenizer is None else read_whole(folder.tokenizer, folder.path)
+    content = trained.tokenizer_file
     model = dataclasses.replace(config.model, compute_dtype="int8")
     quantized = prepare_params(model, params, config.kind)
     write_model(

@@ -1,10 +1,10 @@
 # %% [markdown]
 # # From pictures to words
 #
-# In this notebook a Vision Transformer looks at a picture of a number, three digits written by hand,
-# and the decoder of the paper spells it: "four hundred seven". The same parts, trained to match
-# pictures with texts, recognize numbers that they never saw. It takes three minutes on two CPU cores
-# and needs no download.
+# In this notebook a Vision Transformer looks at a picture of a number, three digits written by
+# hand, and the decoder of the paper spells it: "four hundred seven". The same parts, trained to
+# match pictures with texts, recognize numbers that they never saw. It takes three minutes on two
+# CPU cores and needs no download.
 
 # %%
 import subprocess
@@ -20,8 +20,8 @@ if SOURCE:
 # ## The data
 #
 # scikit-learn has 1,797 handwritten digits of 8 by 8 pixels. Three of them side by side are a
-# number from 0 to 999. Training uses three quarters of the digits and 900 of the numbers. Everything
-# is measured on the other digits and the other 100 numbers.
+# number from 0 to 999. Training uses three quarters of the digits and 900 of the numbers.
+# Everything is measured on the other digits and the other 100 numbers.
 
 # %%
 import hashlib
@@ -222,9 +222,9 @@ assert score > 0.8
 # %% [markdown]
 # ## Pictures and texts in one space
 #
-# The second form has no decoder. Two encoders map pictures and texts to vectors. Each picture should
-# be closest to its own text among all texts of the batch, and each text to its own picture (Radford
-# et al. 2021). On several devices, `contrastive_sums` compares with the rows of all of them.
+# The second form has no decoder. Two encoders map pictures and texts to vectors. Each picture
+# should be closest to its own text among all texts of the batch, and each text to its own picture
+# (Radford et al. 2021). On several devices, `contrastive_sums` compares with the rows of all.
 
 # %%
 from jaxformer import Encoder, EncoderConfig

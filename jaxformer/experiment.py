@@ -23,7 +23,7 @@ from jaxformer.runs.signals import StopSignals
 from jaxformer.runs.workdir import Workdir, use_compilation_cache
 from jaxformer.runs.writers import Writer
 from jaxformer.tasks.initialization import check_initialization, make_start_from
-from jaxformer.tasks.token_task import ModelTask, task_class
+from jaxformer.tasks.token_task import NetworkTask, task_class
 from jaxformer.training.fitting import Run
 from jaxformer.training.hooks import Hook
 from jaxformer.training.mesh import make_mesh
@@ -132,7 +132,7 @@ def replay(workdir: str | pathlib.Path, step: int) -> ReplayedStep:
         return replay_step(task, optimizer, checkpoints, mesh, config.training, step, start_from)
 
 
-def make_task(config: Config, folder: Workdir, corpus: Corpus | None = None) -> ModelTask:
+def make_task(config: Config, folder: Workdir, corpus: Corpus | None = None) -> NetworkTask:
     """Opens the data of a config and returns the :class:`~jaxformer.Task` of its kind.
 
     Process 0 goes first, and leaves files for the other processes on a shared file system. If it

@@ -22,7 +22,7 @@ from jaxformer.training.mesh import BatchShards
 from jaxformer.training.task import Init, Loss, Randomness, Sums, Task, dropout_of
 
 Result = TypeVar("Result")
-LossT = TypeVar("LossT", bound="ModelLoss")
+LossT = TypeVar("LossT", bound="NetworkLoss")
 # Features of tokens, and the matrix and bias of the logits.
 Output: TypeAlias = tuple[
     Float[Array, "B T D"], tuple[Float[Array, "V D"], Float[Array, " V"] | None]
@@ -30,7 +30,7 @@ Output: TypeAlias = tuple[
 
 
 @dataclasses.dataclass(frozen=True)
-class ModelLoss(abc.ABC):
+class NetworkLoss(abc.ABC):
     """The label-smoothed loss of a model: a function of parameters, batch and randomness.
 
     Equal losses share their compiled programs.
@@ -61,7 +61,7 @@ class ModelLoss(abc.ABC):
         return module.apply({"params": params}, dropout, rngs=rngs, method=forward)
 
 
-class TokenLoss(ModelLoss):
+class TokenLoss(NetworkLoss):
     """The loss of a model of tokens.
 
     It returns the sums "loss", label-smoothed, in nats; "nll", the negative log likelihood in nats;
@@ -79,16 +79,16 @@ class TokenLoss(ModelLoss):
         return {"loss": loss, "nll": nll, "count": count, "tokens": count}
 
 
-class ModelTask(Task):
+class NetworkTask(Task):
     """Base of tasks with a config and a model."""
 
-    loss_class: type[ModelLoss]
+    loss_class: type[NetworkLoss]
     config: Config
     tokenizer: Vocabulary | None = None
 
     @classmethod
     @abc.abstractmethod
-    def open(cls, config: Config, folder: Workdir, corpus: Corpus | None = None) -> "ModelTask":
+    def open(cls, config: Config, folder: Workdir, corpus: Corpus | None = None) -> "NetworkTask":
         """Opens the data of a config, or the given corpus."""
 
     @staticmethod
@@ -105,7 +105,7 @@ class ModelTask(Task):
         return self.loss_class.of(self.config)
 
 
-class TokenTask(ModelTask):
+class TokenTask(NetworkTask):
     """Base of tasks with a model of tokens."""
 
     loss_class: type[TokenLoss]
@@ -116,7 +116,7 @@ class TokenTask(ModelTask):
         workdir.write_tokenizer(self.tokenizer.serialized)
 
 
-def task_class(config: Config) -> type[ModelTask]:
+def task_class(config: Config) -> type[NetworkTask]:
     """Returns the class of the task of a config, which is imported when it is needed."""
     module, _, name = config.kind.task.rpartition(".")
     return getattr(importlib.import_module(module), name)

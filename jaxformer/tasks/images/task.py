@@ -22,7 +22,7 @@ from jaxformer.models.vit import ViTConfig
 from jaxformer.runs.run_directory import check_identity
 from jaxformer.runs.workdir import Workdir
 from jaxformer.tasks.images.augmentation import augment
-from jaxformer.tasks.token_task import ModelLoss, ModelTask
+from jaxformer.tasks.token_task import NetworkLoss, NetworkTask
 from jaxformer.training.losses import class_sums
 from jaxformer.training.mesh import BatchShards
 from jaxformer.training.task import Randomness, Sums
@@ -42,7 +42,7 @@ def scale_pixels(images: UInt8[ArrayLike, "B Y X C"]) -> Float[Array, "B Y X C"]
 
 
 @dataclasses.dataclass(frozen=True)
-class ImageLoss(ModelLoss):
+class ImageLoss(NetworkLoss):
     """Sums the label-smoothed loss over pictures, which training changes at random."""
 
     network = staticmethod(IMAGE_CLASSIFICATION.build)
@@ -63,7 +63,7 @@ class ImageLoss(ModelLoss):
         return class_sums(logits, labels, labels >= 0, self.label_smoothing)
 
 
-class ImageClassification(ModelTask):
+class ImageClassification(NetworkTask):
     """Trains a :class:`~jaxformer.ViT`; validates with loss and accuracy."""
 
     loss_class = ImageLoss

@@ -12,6 +12,7 @@ from jaxformer.files import write_file
 
 if TYPE_CHECKING:
     from jaxformer.tasks.classification.classifier import Classifier
+    from jaxformer.tasks.images.classifier import ImageClassifier
 
 _DRAWN = 8  # pictures with their attention
 
@@ -56,9 +57,16 @@ def classify(
       echo "a stirring , funny film" | jaxformer classify --workdir runs/sst2
     """
     from jaxformer.tasks.classification.classifier import Classifier
+    from jaxformer.tasks.images.classifier import ImageClassifier
 
     if images is not None:
-        _classify_images(workdir, images, output, attention, weights, probabilities)
+        if input is not None or labeled is not None:
+            raise UserError("--images has pictures: give neither --input nor --labeled")
+        check_outputs([images], {"--output": output, "--attention": attention})
+        check_suffix(attention or pathlib.Path("a.png"), ".png or .svg")
+        pictures = ImageClassifier.load(workdir, weights=weights)
+        lines = _classify_images(pictures, images, attention, probabilities)
+        sys.stdout.write(lines) if output is None else write_file(output, lines.encode())
         return
     if attention is not None:
         raise UserError("--attention needs --images FILE, the pictures to draw it over")
@@ -84,37 +92,25 @@ def classify(
 
 
 def _classify_images(
-    workdir: pathlib.Path,
-    images: pathlib.Path,
-    output: pathlib.Path | None,
-    attention: pathlib.Path | None,
-    weights: str | int,
-    with_probabilities: bool,
-) -> None:
+    classifier: "ImageClassifier", images: File, attention: File | None, probabilities: bool
+) -> str:
+    """Returns a line for each picture; prints the accuracy, and draws the attention."""
     from jaxformer.data.images import read_npz
     from jaxformer.plots.image_attention import draw_heads
-    from jaxformer.tasks.images.classifier import ImageClassifier
 
-    check_outputs([images], {"--output": output, "--attention": attention})
-    if attention is not None:
-        check_suffix(attention, ".png or .svg")
-    classifier = ImageClassifier.load(workdir, weights=weights)
-    pictures, labels = read_npz(str(images), needs_labels=False)
-    rows = classifier.probabilities(pictures)
-    found = rows.argmax(axis=1)
-    both = zip(rows.max(axis=1), found, strict=True)
-    lines = [f"{p:.4f}\t{label}" if with_probabilities else str(label) for p, label in both]
-    if output is None:
-        print("\n".join(lines))
-    else:
-        write_file(output, "".join(f"{line}\n" for line in lines).encode())
+    pixels, labels = read_npz(str(images), needs_labels=False)
+    rows = classifier.probabilities(pixels)
+    found = rows.argmax(axis=1).tolist()
     if (labels >= 0).all():
         correct = int((found == labels).sum())
-        share = f"{correct / len(labels):.2%}, {correct:,} of {len(labels):,}"
-        print(f"accuracy {share}", file=sys.stderr)
+        percent = f"{correct / len(labels):.2%}, {correct:,} of {len(labels):,}"
+        print(f"accuracy {percent}", file=sys.stderr)
     if attention is not None:
-        first, grid = pictures[:_DRAWN], classifier.config.model.grid
-        draw_heads(first, classifier.attention(first), grid, attention, list(map(str, found)))
+        first = pixels[:_DRAWN]
+        weights, titles = classifier.attention(first), list(map(str, found[:_DRAWN]))
+        draw_heads(first, weights, classifier.model.grid, attention, titles)
+    pairs = zip(rows.max(axis=1), found, strict=True)
+    return "".join(f"{p:.4f}\t{label}\n" if probabilities else f"{label}\n" for p, label in pairs)
 
 
 def _score(classifier: "Classifier", path: str, baselines: bool) -> None:

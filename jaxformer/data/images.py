@@ -1,7 +1,6 @@
 """Pictures with labels: ``.npz`` files, scikit-learn's digits, or TensorFlow Datasets."""
 
 import dataclasses
-import hashlib
 import re
 from typing import Literal, NamedTuple
 
@@ -82,27 +81,22 @@ class Images(NamedTuple):
     images: UInt8[np.ndarray, "N Y X C"]
     labels: Int[np.ndarray, " N"]
 
-    @property
-    def sha256(self) -> str:
-        digest = hashlib.sha256(repr((self.images.shape, self.labels.shape)).encode())
-        digest.update(self.images.tobytes() + self.labels.tobytes())
-        return digest.hexdigest()
-
 
 def read_images(data: ImagesConfig, split: str) -> Images:
     """Reads a split, or the range of it that a suffix such as ``[:80%]`` selects."""
     match = _SLICE.fullmatch(split)
     assert match is not None
-    name, start, stop = match.groups()
-    readers = {"images": read_npz, "digits": _read_digits}
-    if data.corpus == "tfds_images":
-        images, labels = _read_tfds(data, name)
+    name, *ends = match.groups()
+    if data.corpus == "digits":
+        images, labels = _read_digits(name)
     else:
-        images, labels = readers[data.corpus](name)
-    chosen = slice(*(len(images) * int(n) // 100 for n in (start or 0, stop or 100)))
-    if not len(labels[chosen]):
+        images, labels = read_npz(name) if data.corpus == "images" else _read_tfds(data, name)
+    start, stop = (
+        len(images) * int(n or default) // 100 for n, default in zip(ends, (0, 100), strict=True)
+    )
+    if stop <= start:
         raise UserError(f"{split}: expected pictures, got none")
-    return Images(images[chosen], labels[chosen])
+    return Images(images[start:stop], labels[start:stop])
 
 
 def read_npz(name: str, needs_labels: bool = True) -> Images:
@@ -110,22 +104,21 @@ def read_npz(name: str, needs_labels: bool = True) -> Images:
     path = local_path(name)
     with explain_read_errors(path), open_file(path) as stream:
         try:
-            # Without pickles, which numpy reads only on request.
+            # numpy reads pickles only on request.
             with np.load(stream) as arrays:
                 found = {n: arrays[n] for n in ("images", "labels") if n in arrays.files}
         except Exception as error:  # of any type, from zipfile, zlib or numpy
             raise UserError(f"{path}: expected an .npz file of arrays: {error}") from None
     images = found.get("images", np.zeros(0))
     images = images[..., None] if images.ndim == 3 else images
-    if images.ndim != 4 or images.dtype != np.uint8:
-        raise UserError(
-            f"{path}: expected images, uint8 [N, height, width, channels], got {images.dtype} "
-            f"{list(images.shape)}"
-        )
-    labels = found.get("labels", None if needs_labels else np.full(len(images), -1))
-    if labels is None or labels.shape != images.shape[:1] or labels.dtype.kind not in "iu":
-        got = "none" if labels is None else f"{labels.dtype} {list(labels.shape)}"
-        raise UserError(f"{path}: expected labels, integers [{len(images)}], got {got}")
+    labels = found.get("labels", np.zeros(0) if needs_labels else np.full(len(images), -1))
+    given, expected = images, "images, uint8 [N, height, width, channels]"
+    fits = images.ndim == 4 and images.dtype == np.uint8
+    if fits:
+        given, expected = labels, f"labels, integers [{len(images)}]"
+        fits = labels.shape == images.shape[:1] and labels.dtype.kind in "iu"
+    if not fits:
+        raise UserError(f"{path}: expected {expected}, got {given.dtype} {list(given.shape)}")
     return Images(images, labels.astype(np.int32))
 
 

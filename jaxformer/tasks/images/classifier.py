@@ -2,7 +2,6 @@
 
 import functools
 import pathlib
-from typing import Any
 
 import jax
 import numpy as np
@@ -24,18 +23,14 @@ class ImageClassifier:
     """Classifies pictures with the model of a workdir.
 
     >>> classifier = ImageClassifier.load("runs/digits")  # doctest: +SKIP
-    >>> classifier.probabilities(images).argmax(1)  # doctest: +SKIP
-
-    Attributes:
-      config: The config of the run.
-      params: Parameters.
+    >>> classifier.probabilities(images).argmax(axis=1)  # doctest: +SKIP
     """
 
     def __init__(self, config: Config, params: PyTree) -> None:
         """Initializes a classifier; :meth:`load` reads both arguments from a workdir."""
         check_kind(config, IMAGE_CLASSIFICATION)
         use_compilation_cache()
-        self.config, self._model = config, model_section(config, ViTConfig)
+        self.config, self.model = config, model_section(config, ViTConfig)
         self.params = prepare_params(config.model, params, IMAGE_CLASSIFICATION)
 
     @classmethod
@@ -48,17 +43,17 @@ class ImageClassifier:
         """Returns the probability of each class for each picture.
 
         Raises:
-          UserError: Pictures are not of the size and the dtype that the model was trained with.
+          UserError: Pictures are not uint8, or of another size than in training.
         """
-        return self._run(_probabilities, images)
+        return self._run(images)[0]
 
     def attention(self, images: UInt8[np.ndarray, "N Y X C"]) -> Float[np.ndarray, "N L H T T"]:
         """Returns the attention weights of each layer and head; the class token, if any, first."""
-        return self._run(_attention, images)
+        return self._run(images, with_weights=True)[1]
 
     @global_mesh(None)
-    def _run(self, function: Any, images: UInt8[np.ndarray, "N Y X C"]) -> np.ndarray:
-        shape, images = self._model.image_shape, np.asarray(images)
+    def _run(self, images: np.ndarray, with_weights: bool = False) -> tuple[np.ndarray, ...]:
+        images, shape = np.asarray(images), self.model.image_shape
         if images.dtype != np.uint8 or images.shape[1:] != shape or not len(images):
             raise UserError(
                 f"expected pictures, uint8 [N, {', '.join(map(str, shape))}], got {images.dtype} "
@@ -68,19 +63,19 @@ class ImageClassifier:
         for start in range(0, len(images), _BATCH_SIZE):
             rows = images[start : start + _BATCH_SIZE]
             padded = np.pad(rows, ((0, _BATCH_SIZE - len(rows)), *[(0, 0)] * 3))
-            found.append(np.asarray(function(self._model, self.params, padded))[: len(rows)])
-        return np.concatenate(found)
+            results = jax.device_get(_apply(self.model, with_weights, self.params, padded))
+            found.append([array[: len(rows)] for array in results])
+        return tuple(map(np.concatenate, zip(*found, strict=True)))
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _probabilities(config: ViTConfig, params: PyTree, images: Array) -> Float[Array, "B K"]:
-    logits: Any = ViT(config).apply({"params": params}, scale_pixels(images))
-    return jax.nn.softmax(logits)
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _attention(config: ViTConfig, params: PyTree, images: Array) -> Float[Array, "B L H T T"]:
-    variables, images = {"params": params}, scale_pixels(images)
-    _, recorded = ViT(config).apply(variables, images, mutable="intermediates")
-    stack = recorded["intermediates"]["encoder"]["layers"]
-    return stack["self_attention"]["weights"][0].swapaxes(0, 1)
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _apply(
+    config: ViTConfig, with_weights: bool, params: PyTree, images: Array
+) -> tuple[Float[Array, "B ..."], ...]:
+    mutable = ["intermediates"] if with_weights else []
+    logits, seen = ViT(config).apply({"params": params}, scale_pixels(images), mutable=mutable)
+    probabilities = jax.nn.softmax(logits)
+    if not with_weights:
+        return (probabilities,)
+    weights = seen["intermediates"]["encoder"]["layers"]["self_attention"]["weights"][0]
+    return probabilities, weights.swapaxes(0, 1)

@@ -1,6 +1,7 @@
 """Trains a classifier of pictures."""
 
 import dataclasses
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -74,27 +75,23 @@ class ImageClassification(NetworkTask):
         self._data = data_section(config, ImagesConfig)
 
     @classmethod
-    def open(
-        cls, config: Config, folder: Workdir, corpus: Corpus | None = None
-    ) -> "ImageClassification":
+    def open(cls, config: Config, folder: Workdir, corpus: Corpus | None = None) -> NetworkTask:
         if corpus is not None:
             raise UserError("corpus: expected none with pictures; name files in data.train")
         data, model = data_section(config, ImagesConfig), model_section(config, ViTConfig)
-        splits = []
-        for name in (data.train, data.valid):
-            found = read_images(data, name)
-            if (shape := found.images.shape[1:]) != model.image_shape:
+        splits = [read_images(data, name) for name in (data.train, data.valid)]
+        for name, split in zip((data.train, data.valid), splits, strict=True):
+            if (shape := split.images.shape[1:]) != model.image_shape:
                 raise UserError(
                     f"model.height, model.width and model.channels must be {shape}, as in the "
                     f"pictures of {name}: got {model.image_shape}"
                 )
-            low, high = found.labels.min(), found.labels.max()
+            low, high = split.labels.min(), split.labels.max()
             if not 0 <= low <= high < model.num_classes:
                 raise UserError(
-                    f"{name}: expected labels from 0 to {model.num_classes - 1} "
-                    f"(model.num_classes={model.num_classes}), got {low} to {high}"
+                    f"{name}: expected labels below model.num_classes={model.num_classes}, got "
+                    f"{low} to {high}"
                 )
-            splits.append(found)
         task = cls(config, *splits)
         check_identity(folder, task.identity())
         return task
@@ -133,21 +130,18 @@ class ImageClassification(NetworkTask):
         return [self.longest_batch(self.config, shards)]
 
     def flops(self, batch: ImageBatch) -> int:
-        """Returns the operations of the layers, without patches and classes."""
         model = model_section(self.config, ViTConfig)
         return layers_flops(model, len(batch.labels), model.num_tokens)
 
     def identity(self) -> dict[str, str]:
-        return {"train": self._train.sha256, "valid": self._valid.sha256}
+        splits = {"train": self._train, "valid": self._valid}
+        contents = {n: (*split, repr(split.images.shape).encode()) for n, split in splits.items()}
+        return {n: hashlib.sha256(b"".join(map(bytes, c))).hexdigest() for n, c in contents.items()}
 
     def summary(self) -> str:
         train, valid = len(self._train.labels), len(self._valid.labels)
         epochs = self.config.training.steps * self._data.rows / train
         return f"{train:,} training pictures, {valid:,} for validation; {epochs:.1f} epochs"
-
-    def describe_batch(self, number: int) -> str:
-        ids = self.example_ids(number)
-        return f"it had {len(ids)} pictures: {', '.join(map(str, ids[:10]))}, ..."
 
     def evaluate(
         self, params: PyTree, mesh: Mesh, check_stop: Callable[[], None]

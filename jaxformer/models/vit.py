@@ -1,7 +1,7 @@
 """The Vision Transformer (Dosovitskiy et al. 2021): the encoder of the paper on patches."""
 
 import dataclasses
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import jax.numpy as jnp
 from flax import linen as nn
@@ -17,6 +17,9 @@ from jaxformer.nn.feed_forward import Activation
 from jaxformer.nn.matmul import project
 from jaxformer.nn.parameters import parameter
 from jaxformer.nn.precision import ComputeDtype, activation_dtype
+
+Pictures: TypeAlias = Float[Array, "B Y X C"]
+RowIds: TypeAlias = Int[Array, " B"] | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,9 +54,8 @@ class ViTConfig(Architecture):
         super().__post_init__()
         check_positive(self, "model", "height", "width", "channels", "patch_size")
         check_fraction(self, "model", "dropout_rate", "attention_dropout_rate")
-        check_divides(self, "num_heads", "d_model")
-        check_divides(self, "patch_size", "height")
-        check_divides(self, "patch_size", "width")
+        for parts in ("num_heads d_model", "patch_size height", "patch_size width"):
+            check_divides(self, *parts.split())
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -69,7 +71,7 @@ class ViTConfig(Architecture):
         return self.grid[0] * self.grid[1] + (self.pooling == "token")
 
 
-def patches(images: Float[Array, "B Y X C"], size: int) -> Float[Array, "B T P"]:
+def patches(images: Pictures, size: int) -> Float[Array, "B T P"]:
     """Cuts pictures into square patches, row by row, each with its values in the order Y, X, C."""
     batch, height, width, channels = images.shape
     grid = images.reshape(batch, height // size, size, width // size, size, channels)
@@ -89,47 +91,38 @@ class ViT(Model):
     def setup(self) -> None:
         self._check_config()
         c, init = self.config, nn.initializers
-        glorot, normal = init.xavier_uniform(), init.normal(0.02)
-        shape, axes = (c.patch_size**2 * c.channels, c.d_model), ("patch", "d_model")
+        glorot, normal, axes = init.xavier_uniform(), init.normal(0.02), ("patch", "d_model")
+        shape = (c.patch_size**2 * c.channels, c.d_model)
         self.patches = parameter(self, "patches", glorot, shape, axes, "matrix")
         self.patches_bias = parameter(self, "patches_bias", init.zeros, shape[1:])
         self.positions = parameter(self, "positions", normal, (c.num_tokens, c.d_model))
         if c.pooling == "token":
-            self.class_token = parameter(self, "class_token", normal, (c.d_model,))
+            self.class_token = parameter(self, "class_token", normal, shape[1:])
         if c.num_classes:
-            shape = (c.d_model, c.num_classes)
-            self.classes = parameter(self, "classes", glorot, shape)
-            self.classes_bias = parameter(self, "classes_bias", init.zeros, shape[1:])
+            self.classes = parameter(self, "classes", glorot, (c.d_model, c.num_classes))
+            self.classes_bias = parameter(self, "classes_bias", init.zeros, (c.num_classes,))
         self.dropout = Dropout(c.dropout_rate)
         self.encoder = make_pre_norm_stack(c, self.remat)
 
     def __call__(
-        self,
-        images: Float[Array, "B Y X C"],
-        deterministic: bool = True,
-        *,
-        row_ids: Int[Array, " B"] | None = None,
+        self, images: Pictures, deterministic: bool = True, *, row_ids: RowIds = None
     ) -> Float[Array, "B K"]:
         """Returns logits of the classes. Pixels are from -1 to 1; the rest is as in Encoder."""
-        features = self.features(images, deterministic, row_ids=row_ids)
-        pooled = features[:, 0] if self.config.pooling == "token" else features.mean(axis=1)
+        x = self.features(images, deterministic, row_ids=row_ids)
+        x = x[:, 0] if self.config.pooling == "token" else x.mean(axis=1)
         if not self.config.num_classes:
-            return pooled
-        logits = pooled.astype(self.classes.dtype) @ self.classes
+            return x
+        logits = x.astype(self.classes.dtype) @ self.classes
         return logits + expand_like(self.classes_bias, logits)
 
     def features(
-        self,
-        images: Float[Array, "B Y X C"],
-        deterministic: bool = True,
-        *,
-        row_ids: Int[Array, " B"] | None = None,
+        self, images: Pictures, deterministic: bool = True, *, row_ids: RowIds = None
     ) -> Float[Array, "B T D"]:
         """Returns the output of the encoder: of the class token, if any, and of each patch."""
-        c = self.config
-        if images.shape[1:] != c.image_shape:
-            expected = ", ".join(map(str, c.image_shape))
-            raise UserError(f"ViT: expected pictures [batch, {expected}], got {images.shape}")
+        c, expected = self.config, self.config.image_shape
+        if images.shape[1:] != expected:
+            sizes = ", ".join(map(str, expected))
+            raise UserError(f"ViT: expected pictures [batch, {sizes}], got {images.shape}")
         cut = patches(images, c.patch_size)
         x = project(cut, self.patches, self.patches_bias, c.compute_dtype)
         if c.pooling == "token":

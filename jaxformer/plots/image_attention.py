@@ -76,5 +76,5 @@ def draw_maps(
             axes.set_title(figure.replace_missing_glyphs(title), parse_math=False)
             if column:  # The more attention, the less transparent.
                 shown = maps[row][column - 1]
-                alpha = 0.8 * shown / shown.max()
+                alpha = 0.8 * shown / (shown.max() or 1)
                 axes.imshow(np.zeros_like(shown), color, alpha=alpha, extent=extent)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Int, UInt8
@@ -126,7 +126,7 @@ def _read_digits(name: str) -> Images:
     with needs_package("scikit-learn", "which has the digits", extra="vision"):
         from sklearn.datasets import load_digits
         from sklearn.model_selection import train_test_split
-    found = load_digits()
+    found: Any = load_digits()
     pixels = np.rint(found.images[..., None] * (255 / 16)).astype(np.uint8)
     labels = found.target.astype(np.int32)
     train, test = train_test_split(np.arange(len(labels)), random_state=0)
@@ -140,7 +140,7 @@ def _read_tfds(data: ImagesConfig, name: str) -> Images:
     with needs_package("tensorflow-datasets", "which reads the pictures", extra="tfds"):
         import tensorflow_datasets as tfds
     try:
-        builder = tfds.builder(data.builder, data_dir=data.directory or None)
+        builder: Any = tfds.builder(data.builder, data_dir=data.directory or None)
         examples = builder.as_data_source(name)
         pairs = [(np.asarray(each["image"]), int(each["label"])) for each in examples]
         images, labels = zip(*pairs, strict=True)

@@ -56,8 +56,8 @@ SHORTER = {
         "log_every=200, checkpoint_every=400, eval_every=400": (
             "log_every=1, checkpoint_every=1, eval_every=2"
         ),
-        "steps = 600": "steps = 2",
-        "log_every=200, checkpoint_every=300, eval_every=300": (
+        "steps = 400": "steps = 2",
+        "log_every=100, checkpoint_every=200, eval_every=200": (
             "log_every=1, checkpoint_every=1, eval_every=2"
         ),
         "100, steps": "1, steps",

@@ -2,6 +2,7 @@
 
 import functools
 import pathlib
+from typing import Any
 
 import jax
 import numpy as np
@@ -73,9 +74,10 @@ def _apply(
     config: ViTConfig, with_weights: bool, params: PyTree, images: Array
 ) -> tuple[Float[Array, "B ..."], ...]:
     mutable = ["intermediates"] if with_weights else []
-    logits, seen = ViT(config).apply({"params": params}, scale_pixels(images), mutable=mutable)
+    variables: Any = {"params": params}
+    logits, seen = ViT(config).apply(variables, scale_pixels(images), mutable=mutable)
     probabilities = jax.nn.softmax(logits)
     if not with_weights:
         return (probabilities,)
-    weights = seen["intermediates"]["encoder"]["layers"]["self_attention"]["weights"][0]
-    return probabilities, weights.swapaxes(0, 1)
+    stack: Any = seen["intermediates"]["encoder"]["layers"]
+    return probabilities, stack["self_attention"]["weights"][0].swapaxes(0, 1)

@@ -3,14 +3,14 @@
 import dataclasses
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from jax.typing import ArrayLike
-from jaxtyping import Array, Float, Int, PyTree, UInt8
+from jaxtyping import Array, Float, Num, PyTree
 
 from jaxformer.config import Config, ImagesConfig, data_section, model_section
 from jaxformer.data.corpus import Corpus
@@ -33,12 +33,12 @@ from jaxformer.training.validation import evaluate_loss
 class ImageBatch(NamedTuple):
     """Pictures of a global batch and their labels; -1 for an empty row."""
 
-    images: UInt8[ArrayLike, "B Y X C"]
-    labels: Int[ArrayLike, " B"]
+    images: Any  # uint8 [B, Y, X, C]
+    labels: Any  # int32 [B]
 
 
-def scale_pixels(images: UInt8[ArrayLike, "B Y X C"]) -> Float[Array, "B Y X C"]:
-    """Returns pixels as a model takes them, from -1 to 1."""
+def scale_pixels(images: Num[ArrayLike, "B Y X C"]) -> Float[Array, "B Y X C"]:
+    """Returns pixels from 0 to 255 as a model takes them, from -1 to 1."""
     return jnp.asarray(images, jnp.float32) / 127.5 - 1
 
 
@@ -114,13 +114,16 @@ class ImageClassification(NetworkTask):
     def example_ids(self, number: int) -> Sequence[int]:
         """Returns the numbers of the pictures of a batch, each once in every epoch."""
         count, rows = len(self._train.labels), self._data.rows
-        places, seed = np.arange(number * rows, (number + 1) * rows), self.config.training.seed
-        orders = {
-            e: np.random.default_rng((seed, e)).permutation(count) for e in {*places // count}
-        }
-        return [int(orders[place // count][place % count]) for place in places]
+        seed, chosen = self.config.training.seed, []
+        places = range(number * rows, (number + 1) * rows)
+        for epoch in range(places[0] // count, places[-1] // count + 1):
+            order = np.random.default_rng((seed, epoch)).permutation(count)
+            start = epoch * count
+            own = range(max(places[0], start), min(places[-1] + 1, start + count))
+            chosen += order[[place - start for place in own]].tolist()
+        return chosen
 
-    def _batch(self, split: Images, ids: Sequence[int], shards: BatchShards) -> ImageBatch:
+    def _batch(self, split: Images, ids: Any, shards: BatchShards) -> ImageBatch:
         images, labels = split.images[ids], split.labels[ids]
         empty = round_up(self._data.rows, shards.row_multiple) - len(ids)
         images = np.pad(images, ((0, empty), *[(0, 0)] * 3))

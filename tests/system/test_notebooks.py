@@ -52,7 +52,7 @@ SHORTER = {
         "assert correct > 0.8 * len(references)": "",
     },
     "reading_pictures": {
-        "steps = 1600": "steps = 2",
+        "steps = 1200": "steps = 2",
         "log_every=200, checkpoint_every=400, eval_every=400": (
             "log_every=1, checkpoint_every=1, eval_every=2"
         ),

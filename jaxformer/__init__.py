@@ -4,20 +4,20 @@ Names are imported on first use: ``import jaxformer`` is instant and loads none 
 text, checkpoints and plots.
 
 Config       Config, load_config, ModelConfig, EncoderConfig, BertConfig, GPT2Config, LlamaConfig,
-             StudentConfig, T5Config,
-             DataConfig, StreamConfig, LabeledConfig, TrainingConfig, MeshConfig
-Models       Transformer, LanguageModel, Encoder, Bert, GPT2, Llama, T5, Student
+             StudentConfig, T5Config, ViTConfig,
+             DataConfig, StreamConfig, LabeledConfig, ImagesConfig, TrainingConfig, MeshConfig
+Models       Transformer, LanguageModel, Encoder, Bert, GPT2, Llama, T5, Student, ViT
 Layers       MultiHeadAttention, FeedForward, Block, Stack, Residual, LayerNorm, RMSNorm, Dropout,
              Keys, Memory, StackCache, dot_product_attention, sinusoidal_positions,
              rotary_positions, segment_mask, causal_mask
 Search       BeamSearch, Sampling, beam_search, sample, ensemble, BeamResult, gnmt_penalty
 Training     train, make_optimizer, inverse_sqrt_schedule, muon, per_layer, with_ema,
-             ema_params, cross_entropy
+             ema_params, cross_entropy, contrastive_sums
 Tasks        Task, fit, FitConfig, every, Writer, BatchShards, Randomness, prefetch, evaluate_loss,
              make_mesh, init_state, make_train_step, TrainState
 Data         Tokenizer, Batch, Corpus
-Inference    Translator, Hypothesis, Decoded, Parser, Generator, Classifier, score_pairs, Score,
-             record_attention, record_encoder, AttentionView
+Inference    Translator, Hypothesis, Decoded, Parser, Generator, Classifier, ImageClassifier,
+             score_pairs, Score, record_attention, record_encoder, AttentionView
 Runs         load_model, quantize, Checkpoints
 Errors       UserError
 """

@@ -5,6 +5,7 @@ from jaxformer.config import Config as Config
 from jaxformer.config import DataConfig as DataConfig
 from jaxformer.config import EncoderConfig as EncoderConfig
 from jaxformer.config import FitConfig as FitConfig
+from jaxformer.config import ImagesConfig as ImagesConfig
 from jaxformer.config import LabeledConfig as LabeledConfig
 from jaxformer.config import MeshConfig as MeshConfig
 from jaxformer.config import ModelConfig as ModelConfig
@@ -40,6 +41,8 @@ from jaxformer.models.student import StudentConfig as StudentConfig
 from jaxformer.models.t5 import T5 as T5
 from jaxformer.models.t5 import T5Config as T5Config
 from jaxformer.models.transformer import Transformer as Transformer
+from jaxformer.models.vit import ViT as ViT
+from jaxformer.models.vit import ViTConfig as ViTConfig
 from jaxformer.nn.attention import MultiHeadAttention as MultiHeadAttention
 from jaxformer.nn.block import Block as Block
 from jaxformer.nn.block import Residual as Residual
@@ -67,11 +70,13 @@ from jaxformer.search import ensemble as ensemble
 from jaxformer.search import gnmt_penalty as gnmt_penalty
 from jaxformer.search import sample as sample
 from jaxformer.tasks.classification.classifier import Classifier as Classifier
+from jaxformer.tasks.images.classifier import ImageClassifier as ImageClassifier
 from jaxformer.tasks.parsing.parser import Parser as Parser
 from jaxformer.training.averaging import ema_params as ema_params
 from jaxformer.training.averaging import with_ema as with_ema
 from jaxformer.training.fitting import fit as fit
 from jaxformer.training.hooks import every as every
+from jaxformer.training.losses import contrastive_sums as contrastive_sums
 from jaxformer.training.losses import cross_entropy as cross_entropy
 from jaxformer.training.mesh import BatchShards as BatchShards
 from jaxformer.training.mesh import make_mesh as make_mesh

@@ -17,6 +17,7 @@ import typing
 from typing import Any, TypeVar
 
 from jaxformer.data.corpus import DataConfig, DataSection
+from jaxformer.data.images import ImagesConfig
 from jaxformer.data.labeled import LabeledConfig
 from jaxformer.data.stream import StreamConfig
 from jaxformer.errors import UserError, typed_command
@@ -36,6 +37,7 @@ __all__ = [  # Users import the sections of a config from here, too.
     "DataConfig",
     "EncoderConfig",
     "FitConfig",
+    "ImagesConfig",
     "LabeledConfig",
     "MeshConfig",
     "ModelConfig",
@@ -87,7 +89,7 @@ class Config:
                     f"{type(section).__name__}"
                 )
         name = self.data.length_field
-        if (longest := getattr(self.data, name)) > self.model.max_length:
+        if name and (longest := getattr(self.data, name)) > self.model.max_length:
             raise UserError(
                 f"data.{name} must not exceed model.max_length: got "
                 f"{longest} > {self.model.max_length}"
@@ -149,12 +151,13 @@ def data_section(config: Config, section: type[Section]) -> Section:
 
 
 def model_section(config: Config, section: type[ModelT]) -> ModelT:
-    """Returns ``config.model``, and refuses models of another class than ``section``."""
-    if type(config.model) is not section:
+    """Returns ``config.model``, and refuses models of another architecture than ``section``."""
+    model = config.model
+    if not isinstance(model, section) or model.architecture != section.architecture:
         raise UserError(
             f"expected model to be a {section.__name__}, got a {type(config.model).__name__}"
         )
-    return config.model
+    return model
 
 
 def _build_model(kind: Kind, values: Any) -> Architecture:

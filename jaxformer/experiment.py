@@ -24,7 +24,7 @@ from jaxformer.runs.signals import StopSignals
 from jaxformer.runs.workdir import Workdir, use_compilation_cache
 from jaxformer.runs.writers import Writer
 from jaxformer.tasks.initialization import check_initialization, make_start_from
-from jaxformer.tasks.token_task import TokenTask, task_class
+from jaxformer.tasks.token_task import NetworkTask, task_class
 from jaxformer.training.averaging import EvaluatedParams, ema_params, with_ema
 from jaxformer.training.fitting import Run
 from jaxformer.training.hooks import Hook
@@ -151,7 +151,7 @@ def replay(workdir: str | pathlib.Path, step: int) -> ReplayedStep:
         )
 
 
-def make_task(config: Config, folder: Workdir, corpus: Corpus | None = None) -> TokenTask:
+def make_task(config: Config, folder: Workdir, corpus: Corpus | None = None) -> NetworkTask:
     """Opens the data of a config and returns the :class:`~jaxformer.Task` of its kind.
 
     Process 0 goes first, and leaves files for the other processes on a shared file system. If it

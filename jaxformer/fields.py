@@ -1,5 +1,6 @@
 """Building frozen dataclasses of plain values from dictionaries, and checking them."""
 
+import dataclasses
 import inspect
 import json
 import math
@@ -33,8 +34,14 @@ def inherit_attributes(cls: type) -> None:
 
 def build_section(cls: type[T], values: Any, section: str) -> T:
     """Builds a dataclass that checks its fields, by :func:`check_types`, from a dictionary."""
-    check_known(values, typing.get_type_hints(cls), f"{section}.")
+    check_known(values, _types_of(cls), f"{section}.")
     return cls(**values)
+
+
+def _types_of(cls: Any) -> dict[str, Any]:
+    """Returns the types of the fields of a dataclass, without other annotations of its bases."""
+    hints = typing.get_type_hints(cls)
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
 
 
 def typed_values(hints: dict[str, Any], values: Any, prefix: str) -> dict[str, Any]:
@@ -99,7 +106,7 @@ def expected_type(hint: Any) -> type:
 
 def check_types(config: Any, section: str) -> None:
     """Checks types and choices of all fields; converts NumPy scalars, which JSON cannot hold."""
-    for name, hint in typing.get_type_hints(type(config)).items():
+    for name, hint in _types_of(type(config)).items():
         value, choices = getattr(config, name), typing.get_args(hint)
         if typing.get_origin(hint) is not Literal:
             if type(value).__module__ == "numpy" and not getattr(value, "ndim", 1):

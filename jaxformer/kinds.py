@@ -15,12 +15,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
 from jaxformer.data.corpus import DataConfig, DataSection
+from jaxformer.data.images import ImagesConfig
 from jaxformer.data.labeled import LabeledConfig
 from jaxformer.data.stream import StreamConfig, load_stream_tokenizer
 from jaxformer.data.tokenizer import Tokenizer, Vocabulary
 from jaxformer.errors import UserError
 from jaxformer.models.architecture import Architecture
-from jaxformer.models.assembly import TokenModel
+from jaxformer.models.assembly import Model
 from jaxformer.models.bert import Bert
 from jaxformer.models.encoder import Encoder
 from jaxformer.models.gpt2 import GPT2
@@ -29,8 +30,11 @@ from jaxformer.models.llama import Llama
 from jaxformer.models.student import Student
 from jaxformer.models.t5 import T5
 from jaxformer.models.transformer import Transformer
+from jaxformer.models.vit import ViT
 from jaxformer.nn.parameters import describe
 from jaxformer.nn.stack import Remat
+
+_TOKENS = jax.ShapeDtypeStruct((1, 1), jnp.int32)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,12 +45,13 @@ class Kind:
     commands: str  # for its models
     corpora: tuple[str, ...]  # values of data.corpus that select it
     data: type[DataSection]
-    networks: tuple[type[TokenModel], ...]  # its models; the first is the default
-    num_inputs: int = 1  # number of arrays of token ids that a model takes
-    load_tokenizer: Callable[[pathlib.Path], Vocabulary] = Tokenizer.load
+    networks: tuple[type[Model], ...]  # its models; the first is the default
+    # shapes and dtypes of the arrays that a model takes, for one row
+    inputs: Callable[[Any], tuple[jax.ShapeDtypeStruct, ...]] = lambda model: (_TOKENS,)
+    load_tokenizer: Callable[[pathlib.Path], Vocabulary] | None = Tokenizer.load
     task: str  # module and name
 
-    def build(self, model: Architecture, remat: Remat = "none") -> TokenModel:
+    def build(self, model: Architecture, remat: Remat = "none") -> Model:
         """Returns the model that a section ``model`` describes."""
         own = (n for section in type(model).mro() for n in self.networks if n.section is section)
         return next(own)(model, remat)
@@ -68,7 +73,7 @@ TRANSLATION = Kind(
     corpora=("text", "tfds", "numerals", "parquet", "jsonl", "tsv"),
     data=DataConfig,
     networks=(Transformer, T5, Student),
-    num_inputs=2,
+    inputs=lambda model: (_TOKENS, _TOKENS),
     task="jaxformer.tasks.translation.Translation",
 )
 PARSING = dataclasses.replace(
@@ -102,7 +107,20 @@ MASKED_LANGUAGE_MODELING = dataclasses.replace(
     corpora=("masked",),
     task="jaxformer.tasks.classification.task.MaskedLanguageModeling",
 )
-KINDS = (TRANSLATION, PARSING, LANGUAGE_MODELING, CLASSIFICATION, MASKED_LANGUAGE_MODELING)
+IMAGE_CLASSIFICATION = Kind(
+    description="a classifier of pictures",
+    commands="jaxformer classify --images",
+    corpora=("images", "digits", "tfds_images"),
+    data=ImagesConfig,
+    networks=(ViT,),
+    inputs=lambda model: (jax.ShapeDtypeStruct((1, *model.image_shape), jnp.float32),),
+    load_tokenizer=None,
+    task="jaxformer.tasks.images.task.ImageClassification",
+)
+KINDS = (
+    *(TRANSLATION, PARSING, LANGUAGE_MODELING),
+    *(CLASSIFICATION, MASKED_LANGUAGE_MODELING, IMAGE_CLASSIFICATION),
+)
 
 
 def kind_of(corpus: object) -> Kind:
@@ -115,8 +133,8 @@ def make_init(model: Architecture, kind: Kind = TRANSLATION) -> Callable[[Array]
     """Returns a function that creates the float32 parameters of a model from a key."""
 
     def init(key: Array) -> PyTree:
-        tokens = jnp.ones((1, 1), jnp.int32)
-        return kind.build(model).init(key, *[tokens] * kind.num_inputs)["params"]
+        inputs = [jnp.ones(each.shape, each.dtype) for each in kind.inputs(model)]
+        return kind.build(model).init(key, *inputs)["params"]
 
     return init
 

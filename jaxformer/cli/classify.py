@@ -1,14 +1,20 @@
-"""The command ``classify``: labels lines of text, or scores a model on labeled lines."""
+"""The command ``classify``: labels lines of text or pictures, or scores a model on labeled ones."""
 
+import pathlib
 import sys
 from typing import TYPE_CHECKING
 
 from jaxformer.cli.options import Checkpoint, File, ModelDir, Strict
+from jaxformer.cli.plot import check_suffix
 from jaxformer.cli.text import Line, blocks_of, check_outputs, progress_bar, read_text
 from jaxformer.errors import UserError
+from jaxformer.files import write_file
 
 if TYPE_CHECKING:
     from jaxformer.tasks.classification.classifier import Classifier
+    from jaxformer.tasks.images.classifier import ImageClassifier
+
+_DRAWN = 8  # pictures with their attention
 
 
 def classify(
@@ -20,9 +26,11 @@ def classify(
     strict: Strict = False,
     labeled: File | None = None,
     baselines: bool = False,
+    images: File | None = None,
+    attention: File | None = None,
     weights: Checkpoint = "auto",
 ) -> None:
-    """Print the label of each line of text, or score a model on labeled lines.
+    """Print the label of each line of text or of each picture, or score a model on labeled ones.
 
     Text: A line that is too long or not UTF-8 has a blank label.
       input: texts, one per line (default: standard input)
@@ -35,13 +43,33 @@ def classify(
       baselines: with --labeled, also score naive Bayes on words and pairs of words, and logistic
         regression on its ratios, trained on the run's training text
 
+    Pictures:
+      images: .npz file with an array images, uint8 [N, height, width, channels]; if it also has
+        labels, the accuracy is printed to standard error
+      attention: image to write, .png or .svg: the attention of the last layer to the first eight
+        pictures
+
     Example:
+      jaxformer classify --workdir runs/digits --images digits.npz --attention attention.png
+
       jaxformer classify --workdir runs/sst2 --labeled dev.txt --baselines
 
       echo "a stirring , funny film" | jaxformer classify --workdir runs/sst2
     """
     from jaxformer.tasks.classification.classifier import Classifier
+    from jaxformer.tasks.images.classifier import ImageClassifier
 
+    if images is not None:
+        if input is not None or labeled is not None:
+            raise UserError("--images has pictures: give neither --input nor --labeled")
+        check_outputs([images], {"--output": output, "--attention": attention})
+        check_suffix(attention or pathlib.Path("a.png"), ".png or .svg")
+        pictures = ImageClassifier.load(workdir, weights=weights)
+        lines = _classify_images(pictures, images, attention, probabilities)
+        sys.stdout.write(lines) if output is None else write_file(output, lines.encode())
+        return
+    if attention is not None:
+        raise UserError("--attention needs --images FILE, the pictures to draw it over")
     if baselines and labeled is None:
         raise UserError("--baselines needs --labeled FILE, on which they are scored")
     check_outputs([input, labeled], {"--output": output})
@@ -61,6 +89,28 @@ def classify(
                 "" if line.error else f"{p:.4f}\t{label}" if probabilities else label
                 for line, (label, p) in zip(block, found, strict=True)
             )
+
+
+def _classify_images(
+    classifier: "ImageClassifier", images: File, attention: File | None, probabilities: bool
+) -> str:
+    """Returns a line for each picture; prints the accuracy, and draws the attention."""
+    from jaxformer.data.images import read_npz
+    from jaxformer.plots.image_attention import draw_heads
+
+    pixels, labels = read_npz(str(images), needs_labels=False)
+    rows = classifier.probabilities(pixels)
+    found = rows.argmax(axis=1).tolist()
+    if (labels >= 0).all():
+        correct = int((found == labels).sum())
+        percent = f"{correct / len(labels):.2%}, {correct:,} of {len(labels):,}"
+        print(f"accuracy {percent}", file=sys.stderr)
+    if attention is not None:
+        first = pixels[:_DRAWN]
+        weights, titles = classifier.attention(first), list(map(str, found[:_DRAWN]))
+        draw_heads(first, weights, classifier.model.grid, attention, titles)
+    pairs = zip(rows.max(axis=1), found, strict=True)
+    return "".join(f"{p:.4f}\t{label}\n" if probabilities else f"{label}\n" for p, label in pairs)
 
 
 def _score(classifier: "Classifier", path: str, baselines: bool) -> None:

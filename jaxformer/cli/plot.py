@@ -97,7 +97,7 @@ def attention(
 
     folder = pathlib.Path() if workdir == pretrained.WORKDIR else workdir
     output = output or folder / "attention.html"
-    _check_suffix(output, ".html, .png or .svg")
+    check_suffix(output, ".html, .png or .svg")
     if read_config(Workdir(workdir)).kind in ENCODERS:
         if model.ensemble or model.dtype or search.sampling or search.changes:
             raise UserError(f"{workdir}: an encoder does not search; leave out all options for it")
@@ -146,7 +146,7 @@ def plot(*, workdir: ModelDir, output: File | None = None) -> None:
     from jaxformer.runs.workdir import Workdir
 
     output = output or workdir / "learning_curve.png"
-    _check_suffix(output, ".png or .svg")
+    check_suffix(output, ".png or .svg")
     metrics = Workdir(workdir).metrics
     if not metrics.is_file():
         raise UserError(f"{metrics}: no such file; it is made by {typed_command('train')}")
@@ -154,7 +154,7 @@ def plot(*, workdir: ModelDir, output: File | None = None) -> None:
     print(output)
 
 
-def _check_suffix(output: pathlib.Path, known: str) -> None:
+def check_suffix(output: pathlib.Path, known: str) -> None:
     if output.suffix.lower() not in re.findall(r"\.\w+", known):
         raise UserError(f"--output: expected a name that ends in {known}: got {output}")
     check_output(output)

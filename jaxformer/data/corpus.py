@@ -7,7 +7,7 @@ import dataclasses
 import hashlib
 import re
 from collections.abc import Iterator
-from typing import Literal, Protocol, runtime_checkable
+from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -28,12 +28,13 @@ class DataSection(abc.ABC):
     Attributes:
       corpus: Kind of the source, which selects the kind of the experiment.
       tokenizer: Tokenizer of a new run; None learns one from the training text.
-      length_field: Name of the field with the maximum row length in tokens; not itself a field.
+      length_field: Name of the field with the maximum row length in tokens, if any; not itself a
+        field.
     """
 
     corpus: str
     tokenizer: str | None = None
-    length_field = "max_length"
+    length_field: ClassVar[str | None] = "max_length"
 
     @property
     @abc.abstractmethod

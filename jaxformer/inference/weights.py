@@ -110,9 +110,17 @@ class TrainedModel:
 
     @property
     def tokenizer(self) -> Any:
-        """The tokenizer, read from the workdir."""
+        """The tokenizer, read from the workdir; None for a kind without one."""
+        load = self.config.kind.load_tokenizer
+        return load(self.folder.tokenizer) if load and self.tokenizer_file else None
+
+    @property
+    def tokenizer_file(self) -> bytes | None:
+        """The content of the tokenizer's file, verified; None for a kind without one."""
+        if self.config.kind.load_tokenizer is None:
+            return None
         self.folder.check_tokenizer()
-        return self.config.kind.load_tokenizer(self.folder.tokenizer)
+        return read_whole(self.folder.tokenizer, self.folder.path)
 
 
 def describe_predictor(predictor: Any, *more: str) -> str:
@@ -327,14 +335,14 @@ def quantize(
     folder, config, params = trained.folder, trained.config, trained.params
     if config.model.compute_dtype == "int8":
         raise UserError(f"{workdir}: expected a model to quantize, but it is int8 already")
-    folder.check_tokenizer()
+    content = trained.tokenizer_file
     model = dataclasses.replace(config.model, compute_dtype="int8")
     quantized = prepare_params(model, params, config.kind)
     write_model(
         target,
         _QUANTIZE,
         read_workdir_object(folder.identity),
-        read_whole(folder.tokenizer, folder.path),
+        content,
         dataclasses.replace(config, model=model),
         quantized,
         rounded_from=trained.weights,
@@ -349,14 +357,15 @@ def write_model(
     target: Workdir,
     command: str,
     identity: dict[str, Any],
-    tokenizer: bytes,
+    tokenizer: bytes | None,
     config: Config,
     params: PyTree,
     **metadata: Any,
 ) -> None:
     """Writes the workdir of a converted model, with additional metadata."""
     target.create(command, identity)
-    write_file(target.tokenizer, tokenizer)
+    if tokenizer is not None:
+        write_file(target.tokenizer, tokenizer)
     model = dataclasses.asdict(config.model)
     metadata = {"tokenizer": identity.get("tokenizer"), "model": model, **metadata}
     write_single(target.checkpoints, 0, {"params": params}, metadata)

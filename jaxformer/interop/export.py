@@ -1,6 +1,7 @@
 """Writes exports: the files of a format and a model card, in a new folder."""
 
 import dataclasses
+import hashlib
 import json
 import os
 import pathlib
@@ -18,7 +19,6 @@ from jaxformer.interop.formats import Usage
 from jaxformer.interop.huggingface import exporter as huggingface
 from jaxformer.interop.marian import exporter as marian
 from jaxformer.kinds import TRANSLATION
-from jaxformer.runs.workdir import sha256_of
 from jaxformer.search import BeamSearch, Sampling
 from jaxformer.version import __version__
 
@@ -85,7 +85,6 @@ def export_model(
         )
     options = {"search": search, "compute_dtype": compute_dtype, "dequantized": True}
     model = TrainedModel.load(workdir, weights=weights, **options)
-    model.folder.check_tokenizer()
     model = dataclasses.replace(model, params=jax.device_get(model.params))
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f"{target.name}.", dir=target.parent) as name:
@@ -114,8 +113,9 @@ def _model_card(model: TrainedModel, name: str, usage: Usage) -> str:
         "parameters": f"{sum(array.size for array in jax.tree.leaves(model.params)):,}",
         "checkpoint": model.weights,
         "SHA-256 of the parameters": params_sha256(model.params),
-        "SHA-256 of the tokenizer": sha256_of(model.folder.tokenizer),
     }
+    if (tokenizer := model.tokenizer_file) is not None:
+        facts["SHA-256 of the tokenizer"] = hashlib.sha256(tokenizer).hexdigest()
     paper = 'A Transformer as in "Attention Is All You Need" (Vaswani et al. 2017)'
     own = isinstance(model.config.model, ModelConfig)
     return _CARD.format(

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from jaxformer.errors import needs_package
-from jaxformer.files import read_whole, write_file
+from jaxformer.files import write_file
 from jaxformer.inference.weights import TrainedModel, named_arrays
 from jaxformer.interop.formats import Usage
 
@@ -21,7 +21,7 @@ _NOTES = (
     "A name is the path of an array in the tree of parameters, joined by dots. Layers are stacked "
     "along the first axis.",
     "`config.json` is the config of the run. In jaxformer, `Transformer(config.model)`, or "
-    "`LanguageModel(config.model)`, takes "
+    "`LanguageModel(config.model)` and so on, takes "
     '`{"params": flax.traverse_util.unflatten_dict(params, sep=".")}`.',
     "`tokenizer.model` is the tokenizer: a SentencePiece model, or JSON with the two SentencePiece "
     "models of an imported Marian model and its pieces, or with one and options of Moses' scripts.",
@@ -29,11 +29,12 @@ _NOTES = (
 
 
 def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
-    """Writes model.safetensors, config.json and tokenizer.model."""
+    """Writes model.safetensors, config.json and tokenizer.model, if there is one."""
     save_arrays(named_arrays(model.params), folder / "model.safetensors")
     config = json.dumps(model.config.to_dict(), indent=2) + "\n"
     write_file(folder / "config.json", config.encode())
-    tokenizer = read_whole(model.folder.tokenizer, model.folder.path)
+    if (tokenizer := model.tokenizer_file) is None:
+        return Usage("safetensors", "safetensors", _CODE, _NOTES[:2])
     write_file(folder / "tokenizer.model", tokenizer)
     return Usage("safetensors", "safetensors", _CODE, _NOTES)
 

@@ -43,7 +43,8 @@ class Architecture:
 
     def __post_init__(self) -> None:
         check_types(self, "model")
-        check_positive(self, "model", *_SIZES, "norm_epsilon")
+        own = [name for name in _SIZES if hasattr(self, name)]  # pictures have no vocabulary
+        check_positive(self, "model", *own, "norm_epsilon")
         for name in (*_SIZES, "d_k", "d_v"):
             if (getattr(self, name, None) or 0) > _MAX_SIZE:
                 raise UserError(

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import jax.numpy as jnp
 from flax import linen as nn
@@ -183,23 +183,13 @@ def make_stack(
     )
 
 
-class TokenModel(nn.Module):
-    """The base of models of tokens, with the building blocks of their ``setup``.
-
-    ``setup`` creates the embeddings; a subclass also assigns ``logits_bias``.
-    """
+class Model(nn.Module):
+    """The base of all models, which have a config."""
 
     config: Any  # of the class ``section``
     remat: Remat = "none"
 
-    section = ModelConfig
-
-    def setup(self) -> None:
-        self._check_config()
-        c = self.config
-        sizes = zip(c.embedding_names, (c.vocab_size, c.output_size, c.output_size), strict=True)
-        tables = {name: self._make_table(name, size) for name, size in dict(sizes).items()}
-        self.src_table, self.tgt_table, self.output_table = (tables[n] for n in c.embedding_names)
+    section: ClassVar[type[Architecture]] = ModelConfig
 
     @nn.nowrap
     def _check_config(self) -> None:
@@ -208,6 +198,20 @@ class TokenModel(nn.Module):
             owner, expected, given = type(self).__name__, self.section.__name__, type(c).__name__
             article = "an" if expected[0] in "AEIOU" else "a"
             raise UserError(f"{owner}: expected {article} {expected}, got {given}{advice}")
+
+
+class TokenModel(Model):
+    """The base of models of tokens, with the building blocks of their ``setup``.
+
+    ``setup`` creates the embeddings; a subclass also assigns ``logits_bias``.
+    """
+
+    def setup(self) -> None:
+        self._check_config()
+        c = self.config
+        sizes = zip(c.embedding_names, (c.vocab_size, c.output_size, c.output_size), strict=True)
+        tables = {name: self._make_table(name, size) for name, size in dict(sizes).items()}
+        self.src_table, self.tgt_table, self.output_table = (tables[n] for n in c.embedding_names)
 
     @nn.nowrap
     def _make_table(

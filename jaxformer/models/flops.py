@@ -31,9 +31,14 @@ def language_model_flops(config: Architecture, rows: int, length: int, causal: b
     ...                                  num_layers=6), rows=32, length=256)
     271451160576
     """
+    logits = 3 * 2 * rows * length * config.d_model * config.vocab_size
+    return layers_flops(config, rows, length, causal) + logits
+
+
+def layers_flops(config: Architecture, rows: int, length: int, causal: bool = False) -> int:
+    """Returns the operations of a training step in one stack of layers, without logits."""
     layer = _attention(config, length, length, 1 if causal else 2) + _feed_forward(config, length)
-    logits = length * config.d_model * config.vocab_size
-    return 3 * 2 * rows * (config.num_layers * layer + logits)
+    return 3 * 2 * rows * config.num_layers * layer
 
 
 def _attention(config: Architecture, queries: int, keys: int, sides: int = 0) -> int:

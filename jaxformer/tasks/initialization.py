@@ -73,7 +73,7 @@ def tokenizer_of_run(
     return tokenizer
 
 
-def make_start_from(config: Config, tokenizer: Vocabulary, run: Workdir) -> StartFrom | None:
+def make_start_from(config: Config, tokenizer: Vocabulary | None, run: Workdir) -> StartFrom | None:
     """Returns ``start_from`` of :func:`~jaxformer.fit` for ``training.init_from``, or None."""
     if config.training.init_from is None:
         return None
@@ -83,14 +83,17 @@ def make_start_from(config: Config, tokenizer: Vocabulary, run: Workdir) -> Star
         source = TrainedModel.load(folder.path, dequantized=True)
         processes.check_agreement({"checkpoint in training.init_from": source.weights})
         _check_same(folder, run, params_sha256(source.params))
-        theirs, saved = source.tokenizer, jax.device_get(source.params)
-        if tokenizer.symbols != theirs.symbols:  # The classes are others.
-            saved = {n: a for n, a in saved.items() if n not in ("classes", "classes_bias")}
-        ids = matching_ids(tokenizer, theirs)
+        saved, ids, note = jax.device_get(source.params), np.zeros((2, 0), np.int64), ""
+        if tokenizer is not None:
+            theirs = source.tokenizer
+            if tokenizer.symbols != theirs.symbols:  # The classes are others.
+                saved = {n: a for n, a in saved.items() if n not in ("classes", "classes_bias")}
+            ids = matching_ids(tokenizer, theirs)
+            which = "its" if tokenizer.sha256 == theirs.sha256 else "another"
+            note = f", with {which} tokenizer"
         merged, lines = merge(processes.on_this_host(fresh), saved, ids)
         if processes.is_primary():
-            which = "its" if tokenizer.sha256 == theirs.sha256 else "another"
-            first = f"starts from {folder.path}, {source.weights}, with {which} tokenizer:"
+            first = f"starts from {folder.path}, {source.weights}{note}:"
             print(first, *lines, sep="\n", file=sys.stderr)
         return merged
 

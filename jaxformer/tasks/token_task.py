@@ -22,7 +22,7 @@ from jaxformer.training.mesh import BatchShards
 from jaxformer.training.task import Init, Loss, Randomness, Sums, Task, dropout_of
 
 Result = TypeVar("Result")
-LossT = TypeVar("LossT", bound="TokenLoss")
+LossT = TypeVar("LossT", bound="NetworkLoss")
 # Features of tokens, and the matrix and bias of the logits.
 Output: TypeAlias = tuple[
     Float[Array, "B T D"], tuple[Float[Array, "V D"], Float[Array, " V"] | None]
@@ -30,17 +30,15 @@ Output: TypeAlias = tuple[
 
 
 @dataclasses.dataclass(frozen=True)
-class TokenLoss(abc.ABC):
+class NetworkLoss(abc.ABC):
     """The label-smoothed loss of a model: a function of parameters, batch and randomness.
 
-    It returns the sums "loss", label-smoothed, in nats; "nll", the negative log likelihood in nats;
-    "count", the number of target tokens; and "tokens", the number of all tokens. Tokens include
-    end-of-sentence but no padding. Equal losses share their compiled programs.
+    Equal losses share their compiled programs.
     """
 
     network: ClassVar[Callable[[Any, Remat], nn.Module]]  # makes the model
     model: Architecture
-    label_smoothing: float  # probability mass spread over the vocabulary
+    label_smoothing: float  # probability mass spread over the vocabulary, or over the classes
     remat: Remat = "none"
 
     @classmethod
@@ -62,6 +60,15 @@ class TokenLoss(abc.ABC):
         dropout, rngs = dropout_of(randomness)
         return module.apply({"params": params}, dropout, rngs=rngs, method=forward)
 
+
+class TokenLoss(NetworkLoss):
+    """The loss of a model of tokens.
+
+    It returns the sums "loss", label-smoothed, in nats; "nll", the negative log likelihood in nats;
+    "count", the number of target tokens; and "tokens", the number of all tokens. Tokens include
+    end-of-sentence but no padding.
+    """
+
     def sums(self, output: Output, targets: Int[Array, "B T"], real: Bool[Array, "B T"]) -> Sums:
         """Sums the loss over ``real`` targets; every real target is a token."""
         (features, projection), smoothing = output, self.label_smoothing
@@ -72,16 +79,16 @@ class TokenLoss(abc.ABC):
         return {"loss": loss, "nll": nll, "count": count, "tokens": count}
 
 
-class TokenTask(Task):
-    """Base of tasks with a config and a model of tokens."""
+class NetworkTask(Task):
+    """Base of tasks with a config and a model."""
 
-    loss_class: type[TokenLoss]
+    loss_class: type[NetworkLoss]
     config: Config
-    tokenizer: Vocabulary
+    tokenizer: Vocabulary | None = None
 
     @classmethod
     @abc.abstractmethod
-    def open(cls, config: Config, folder: Workdir, corpus: Corpus | None = None) -> "TokenTask":
+    def open(cls, config: Config, folder: Workdir, corpus: Corpus | None = None) -> "NetworkTask":
         """Opens the data of a config, or the given corpus."""
 
     @staticmethod
@@ -97,12 +104,19 @@ class TokenTask(Task):
     def loss(self) -> Loss:
         return self.loss_class.of(self.config)
 
+
+class TokenTask(NetworkTask):
+    """Base of tasks with a model of tokens."""
+
+    loss_class: type[TokenLoss]
+    tokenizer: Vocabulary
+
     def save(self, workdir: Workdir) -> None:
         """Writes the tokenizer; refuses a workdir that holds another one."""
         workdir.write_tokenizer(self.tokenizer.serialized)
 
 
-def task_class(config: Config) -> type[TokenTask]:
+def task_class(config: Config) -> type[NetworkTask]:
     """Returns the class of the task of a config, which is imported when it is needed."""
     module, _, name = config.kind.task.rpartition(".")
     return getattr(importlib.import_module(module), name)

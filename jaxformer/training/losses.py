@@ -62,6 +62,57 @@ def cross_entropy(
     return loss.sum(), nll.sum()
 
 
+def class_sums(
+    logits: Float[Array, "B K"],
+    classes: Int[Array, " B"],
+    real: Bool[Array, " B"],
+    smoothing: float,
+) -> dict[str, Array]:
+    """Sums the label-smoothed loss, the correct classes and the count over ``real`` rows."""
+    log_probs = jax.nn.log_softmax(logits.astype(at_least_float32(logits)))
+    nll = -jnp.take_along_axis(log_probs, classes[:, None] % logits.shape[1], axis=1)[:, 0]
+    loss = (1 - smoothing) * nll - smoothing * log_probs.mean(axis=1)
+    correct = real & (log_probs.argmax(axis=1) == classes)
+    return {
+        "loss": jnp.where(real, loss, 0).sum(),
+        "accuracy": correct.sum(dtype=jnp.int32),
+        "count": real.sum(dtype=jnp.int32),
+    }
+
+
+def contrastive_sums(
+    first: Float[Array, "B D"],
+    second: Float[Array, "B D"],
+    scale: Float[Array, ""],
+    axis: str | None = "data",
+) -> dict[str, Array]:
+    """Sums the loss of pairs of embeddings against all pairs of the batch (Radford et al. 2021).
+
+    The loss is the mean of the cross-entropies of finding the ``second`` of each ``first`` and vice
+    versa, by their cosine times ``scale``. Other rows are negatives, over all devices.
+
+    Args:
+      first: Embeddings, such as of pictures.
+      second: Embeddings of the same pairs, such as of texts.
+      scale: Factor of the cosines, the inverse temperature.
+      axis: Mesh axis over which ``fit`` splits the batch; None outside of ``fit``.
+
+    Returns:
+      The sums "loss", "accuracy" and "count" over the rows of this device.
+    """
+    sides = [x / jnp.linalg.norm(x, axis=-1, keepdims=True) for x in (first, second)]
+    start, everywhere = 0, sides
+    if axis is not None:
+        start = jax.lax.axis_index(axis) * len(first)
+        everywhere = [jax.lax.all_gather(x, axis, tiled=True) for x in sides]
+    classes, real = start + jnp.arange(len(first)), jnp.ones(len(first), bool)
+    both = [
+        class_sums(scale * matmul_nt(own, others), classes, real, 0.0)
+        for own, others in zip(sides, everywhere[::-1], strict=True)
+    ]
+    return jax.tree.map(lambda a, b: (a + b) / 2, *both)
+
+
 def projected_cross_entropy(
     features: Float[Array, "B T D"],
     projection: tuple[Float[Array, "V D"], Float[Array, " V"] | None],

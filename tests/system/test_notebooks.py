@@ -21,9 +21,9 @@ from ..profiles import by_profile
 
 PROJECT = pathlib.Path(__file__).parents[2]
 FOLDER = PROJECT / "notebooks"
-NAMES = ["annotated_paper", "colab_tpu", "quickstart", "your_own_model"]
+NAMES = ["annotated_paper", "colab_tpu", "quickstart", "reading_pictures", "your_own_model"]
 # Pictures and interactive pages that a notebook shows.
-PICTURES = {"annotated_paper": (8, 1), "quickstart": (2, 1)}
+PICTURES = {"annotated_paper": (8, 1), "quickstart": (2, 1), "reading_pictures": (1, 0)}
 # Fewer steps, sentences and rows, without the checks of results that need more.
 SHORTER = {
     "annotated_paper": {
@@ -50,6 +50,19 @@ SHORTER = {
         ),
         'NumeralsCorpus().pairs("held_out")': 'list(NumeralsCorpus().pairs("held_out"))[:4]',
         "assert correct > 0.8 * len(references)": "",
+    },
+    "reading_pictures": {
+        "steps = 1200": "steps = 2",
+        "log_every=200, checkpoint_every=400, eval_every=400": (
+            "log_every=1, checkpoint_every=1, eval_every=2"
+        ),
+        "steps = 400": "steps = 2",
+        "log_every=100, checkpoint_every=200, eval_every=200": (
+            "log_every=1, checkpoint_every=1, eval_every=2"
+        ),
+        "100, steps": "1, steps",
+        "assert score > 0.7": "",
+        "assert score > 0.5": "",
     },
     "your_own_model": {
         "steps=600, log_every=200, checkpoint_every=300, eval_every=300": (

@@ -33,6 +33,7 @@ EXECUTED = {
     "docs/research.md": "integration/test_research_page.py",
     "docs/training.md": "integration/test_training_page.py",
     "docs/tutorial.md": "system/test_readme.py",
+    "docs/vision.md": "integration/test_images.py",
 }
 
 OURS = re.compile(r"(?:^|(?<=[|&$l] ))(?:jaxformer |make |python train\.py|python -m jaxf)")

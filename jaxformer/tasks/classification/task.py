@@ -16,11 +16,11 @@ from jaxformer.errors import UserError
 from jaxformer.kinds import CLASSIFICATION
 from jaxformer.models.encoder import Encoder
 from jaxformer.models.flops import language_model_flops
-from jaxformer.nn.precision import at_least_float32
 from jaxformer.runs.workdir import Workdir
 from jaxformer.tasks.dataset import open_dataset
 from jaxformer.tasks.token_task import Output, TokenLoss
 from jaxformer.tasks.translation import Translation
+from jaxformer.training.losses import class_sums
 from jaxformer.training.task import Loss, Randomness, Sums
 
 # Ids of special tokens precede the labels and the tokens of texts.
@@ -71,17 +71,9 @@ class ClassificationLoss(EncoderLoss):
             return module(src, **dropout)
 
         logits = self.apply(params, randomness, forward)
-        log_probs = jax.nn.log_softmax(logits.astype(at_least_float32(logits)))
         classes, real = batch.tgt_out[:, 0] - FIRST_LABEL, batch.tgt_segments[:, 0] != 0
-        nll = -jnp.take_along_axis(log_probs, classes[:, None] % logits.shape[1], axis=1)[:, 0]
-        loss = (1 - self.label_smoothing) * nll - self.label_smoothing * log_probs.mean(axis=1)
-        correct = real & (log_probs.argmax(axis=1) == classes)
-        return {
-            "loss": jnp.where(real, loss, 0).sum(),
-            "accuracy": correct.sum(dtype=jnp.int32),
-            "count": real.sum(dtype=jnp.int32),
-            "tokens": (batch.src_segments != 0).sum(dtype=jnp.int32),
-        }
+        sums = class_sums(logits, classes, real, self.label_smoothing)
+        return sums | {"tokens": (batch.src_segments != 0).sum(dtype=jnp.int32)}
 
 
 class MaskedLoss(EncoderLoss):

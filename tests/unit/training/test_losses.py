@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from jaxformer.nn import backend, use_backend
-from jaxformer.training.losses import cross_entropy
+from jaxformer.training.losses import contrastive_sums, cross_entropy
+from jaxformer.training.mesh import MeshConfig, make_mesh
+from jaxformer.training.step import global_sums
 
 RNG = np.random.default_rng(0)
 FEATURES, EMBEDDING = (RNG.normal(size=(n, 8)).astype(np.float32) for n in (300, 23))
@@ -93,3 +95,29 @@ def test_no_array_of_all_logits_exists():
     compiled = jax.jit(jax.grad(loss, (0, 1))).lower(*shapes).compile()
     whole = 64_000 * 8000 * 4
     assert compiled.memory_analysis().temp_size_in_bytes < whole / 8
+
+
+def test_contrastive_loss_over_devices_is_the_formula_of_the_whole_batch():
+    """Loss, accuracy and gradients, summed over four devices (Radford et al. 2021, figure 3)."""
+    rng = np.random.default_rng(0)
+    batch = tuple(rng.normal(size=(8, 5)).astype(np.float32) for _ in range(2))
+    params = {"scale": np.float32(3), "weights": rng.normal(size=(5, 6)).astype(np.float32)}
+    x, y = (a @ params["weights"] for a in batch)
+    x, y = (a / np.linalg.norm(a, axis=1, keepdims=True) for a in (x, y))
+    expected, hits = 0.0, 0.0
+    for scores in (3 * x @ y.T, 3 * y @ x.T):
+        probabilities = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
+        expected -= np.log(probabilities.diagonal()).sum() / 2
+        hits += (scores.argmax(axis=1) == np.arange(8)).sum() / 2
+
+    def loss(axis, params, batch, randomness):
+        sides = (a @ params["weights"] for a in batch)
+        return contrastive_sums(*sides, params["scale"], axis)
+
+    mesh = make_mesh(MeshConfig(data=4), jax.devices()[:4])
+    step = global_sums(functools.partial(loss, "data"), mesh, 1, gradients=True)
+    gradients, sums = jax.jit(step)(params, batch, jax.random.key(0))
+    assert float(sums["loss"]) == pytest.approx(expected, rel=1e-5)
+    assert (float(sums["accuracy"]), int(sums["count"])) == (hits, 8)
+    whole = jax.jit(jax.grad(lambda params: loss(None, params, batch, None)["loss"]))(params)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), gradients, whole)

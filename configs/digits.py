@@ -1,0 +1,73 @@
+"""Handwritten digits of 8 by 8 pixels: a small Vision Transformer.
+
+    python train.py --config=configs/digits.py --workdir=runs/digits
+    python benchmarks/digits.py
+
+The digits come with scikit-learn (``pip install 'jaxformer[vision]'``). The model has 136,010
+parameters.
+Measured: 99.56 % of the 450 test digits, the median of five seeds, from 98.67 to 99.56; a support
+vector machine (gamma=0.001) reaches 99.56 %, a nearest neighbor 99.11 %. The variant "writers" is
+tested on other writers: 98.11 %, from 97.33 to 98.44; the others reach 96.89 and 96.11 %. A run
+takes 100 seconds of one core of an Intel Xeon, beside other work.
+"""
+
+import dataclasses
+
+from jaxformer.config import Config, ImagesConfig, TrainingConfig, select
+from jaxformer.models.vit import ViTConfig
+
+DIGITS = Config(
+    model=ViTConfig(
+        height=8,
+        width=8,
+        channels=1,
+        patch_size=2,
+        num_classes=10,
+        pooling="mean",
+        d_model=64,
+        d_ff=128,
+        num_heads=4,
+        num_layers=4,
+    ),
+    data=ImagesConfig(
+        corpus="digits",
+        train="train",
+        valid="test",
+        rows=64,
+        shift=0.8,
+        rotation=12.0,
+        zoom=0.15,
+        shear=0.2,
+        warp=0.4,
+    ),
+    training=TrainingConfig(
+        steps=4000,
+        warmup_steps=200,
+        learning_rate=2e-3,
+        schedule="linear",
+        weight_decay=0.1,
+        label_smoothing=0.1,
+        log_every=400,
+        eval_every=1000,
+        checkpoint_every=1000,
+        keep_checkpoints=2,
+    ),
+)
+
+# Trained on the first half of the digits, and validated on the second, by other writers.
+WRITERS = dataclasses.replace(
+    DIGITS, data=dataclasses.replace(DIGITS.data, train="all[:50%]", valid="all[50%:]")
+)
+
+SMOKE = dataclasses.replace(
+    DIGITS,
+    model=dataclasses.replace(DIGITS.model, d_model=16, d_ff=16, num_layers=1),
+    training=dataclasses.replace(
+        DIGITS.training, steps=4, warmup_steps=2, log_every=2, checkpoint_every=2, eval_every=4
+    ),
+)
+
+
+def get_config(variant: str = ""):
+    """Returns the config, for ``--config=configs/digits.py`` and its variants."""
+    return select({"": DIGITS, "writers": WRITERS, "smoke": SMOKE}, variant)

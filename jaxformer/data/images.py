@@ -1,0 +1,153 @@
+"""Pictures with labels: ``.npz`` files, scikit-learn's digits, or TensorFlow Datasets."""
+
+import dataclasses
+import re
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from jaxtyping import Int, UInt8
+
+from jaxformer.data.corpus import DataSection
+from jaxformer.errors import UserError, needs_package
+from jaxformer.fields import check_fraction, check_positive, check_types
+from jaxformer.files import explain_read_errors, local_path, open_file
+
+_SLICE = re.compile(r"(.*?)(?:\[(?:(\d+)%)?:(?:(\d+)%)?\])?")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Augmentation:
+    """Random changes of training pictures, uniform in these ranges.
+
+    Attributes:
+      shift: Largest shift along each axis, in pixels.
+      rotation: Largest angle, in degrees.
+      zoom: Largest relative change of the size, and of the ratio of height to width.
+      shear: Largest shear: pixels to the right for each pixel down.
+      warp: Largest shift of parts of a picture in different directions, in pixels: an elastic
+        deformation (Simard et al. 2003).
+      flip: Reflect half of the pictures left to right.
+    """
+
+    shift: float = 0.0
+    rotation: float = 0.0
+    zoom: float = 0.0
+    shear: float = 0.0
+    warp: float = 0.0
+    flip: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ImagesConfig(Augmentation, DataSection):
+    """Pictures with labels, to train a classifier on.
+
+    Attributes:
+      corpus: "images" reads ``.npz`` files with the arrays ``images``, uint8, [N, height, width,
+        channels] or [N, height, width], and ``labels``, integers from 0; "digits" has the 1,797
+        digits of scikit-learn; "tfds_images" reads a builder of TensorFlow Datasets.
+      builder: For "tfds_images": the builder, for example "cifar10".
+      directory: For "tfds_images": the data directory; the default of TFDS when empty.
+      train: Training split: a file, or the name of a split. "digits" has "train" and "test", by
+        ``train_test_split(random_state=0)``, and "all" in the original order, one writer after
+        another. ``[20%:80%]`` after the name selects a range, as in "all[:50%]".
+      valid: Validation split, in the same form.
+      rows: Pictures of a global batch.
+    """
+
+    corpus: Literal["images", "digits", "tfds_images"] = "images"
+    builder: str = ""
+    directory: str = ""
+    train: str = "train"
+    valid: str = "test"
+    rows: int = 128
+    length_field = None
+
+    def __post_init__(self) -> None:
+        check_types(self, "data")
+        check_positive(self, "data", "rows")
+        check_fraction(self, "data", "zoom")
+        self.check_paths("directory", "train", "valid")
+        if self.tokenizer is not None:
+            raise UserError(f"data.tokenizer: pictures have none, got {self.tokenizer}")
+
+    @property
+    def batch(self) -> tuple[str, str]:
+        return f"{self.rows:,} pictures", "data.rows"
+
+
+class Images(NamedTuple):
+    """Pictures and their labels."""
+
+    images: UInt8[np.ndarray, "N Y X C"]
+    labels: Int[np.ndarray, " N"]
+
+
+def read_images(data: ImagesConfig, split: str) -> Images:
+    """Reads a split, or the range of it that a suffix such as ``[:80%]`` selects."""
+    match = _SLICE.fullmatch(split)
+    assert match is not None
+    name, *ends = match.groups()
+    if data.corpus == "digits":
+        images, labels = _read_digits(name)
+    else:
+        images, labels = read_npz(name) if data.corpus == "images" else _read_tfds(data, name)
+    start, stop = (
+        len(images) * int(n or default) // 100 for n, default in zip(ends, (0, 100), strict=True)
+    )
+    if stop <= start:
+        raise UserError(f"{split}: expected pictures, got none")
+    return Images(images[start:stop], labels[start:stop])
+
+
+def read_npz(name: str, needs_labels: bool = True) -> Images:
+    """Reads the arrays ``images`` and ``labels`` of a file; without labels, they are -1."""
+    path = local_path(name)
+    with explain_read_errors(path), open_file(path) as stream:
+        try:
+            # numpy reads pickles only on request.
+            with np.load(stream) as arrays:
+                found = {n: arrays[n] for n in ("images", "labels") if n in arrays.files}
+        except Exception as error:  # of any type, from zipfile, zlib or numpy
+            raise UserError(f"{path}: expected an .npz file of arrays: {error}") from None
+    images = found.get("images", np.zeros(0))
+    images = images[..., None] if images.ndim == 3 else images
+    labels = found.get("labels", np.zeros(0) if needs_labels else np.full(len(images), -1))
+    given, expected = images, "images, uint8 [N, height, width, channels]"
+    fits = images.ndim == 4 and images.dtype == np.uint8
+    if fits:
+        given, expected = labels, f"labels, integers [{len(images)}]"
+        fits = labels.shape == images.shape[:1] and labels.dtype.kind in "iu"
+    if not fits:
+        raise UserError(f"{path}: expected {expected}, got {given.dtype} {list(given.shape)}")
+    return Images(images, labels.astype(np.int32))
+
+
+def _read_digits(name: str) -> Images:
+    with needs_package("scikit-learn", "which has the digits", extra="vision"):
+        from sklearn.datasets import load_digits
+        from sklearn.model_selection import train_test_split
+    found: Any = load_digits()
+    pixels = np.rint(found.images[..., None] * (255 / 16)).astype(np.uint8)
+    labels = found.target.astype(np.int32)
+    train, test = train_test_split(np.arange(len(labels)), random_state=0)
+    splits = {"train": train, "test": test, "all": np.arange(len(labels))}
+    if name not in splits:
+        raise UserError(f"the digits have the splits {', '.join(splits)}: got {name!r}")
+    return Images(pixels[splits[name]], labels[splits[name]])
+
+
+def _read_tfds(data: ImagesConfig, name: str) -> Images:
+    with needs_package("tensorflow-datasets", "which reads the pictures", extra="tfds"):
+        import tensorflow_datasets as tfds
+    try:
+        builder: Any = tfds.builder(data.builder, data_dir=data.directory or None)
+        examples = builder.as_data_source(name)
+        pairs = [(np.asarray(each["image"]), int(each["label"])) for each in examples]
+        images, labels = zip(*pairs, strict=True)
+        return Images(np.stack(images), np.array(labels, np.int32))
+    except Exception as error:  # of any type, depending on what is missing
+        raise UserError(
+            f"data.builder={data.builder}, split {name!r}: expected pictures of one size with "
+            "labels, prepared by tfds.builder(NAME, file_format='array_record')"
+            f".download_and_prepare(): {str(error).partition(chr(10))[0]}"
+        ) from None

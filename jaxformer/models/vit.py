@@ -1,0 +1,134 @@
+"""The Vision Transformer (Dosovitskiy et al. 2021): the encoder of the paper on patches."""
+
+import dataclasses
+from typing import Literal, TypeAlias
+
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Float, Int
+
+from jaxformer.errors import UserError
+from jaxformer.fields import check_fraction, check_positive
+from jaxformer.layout import expand_like
+from jaxformer.models.architecture import Architecture, check_divides
+from jaxformer.models.assembly import Model, make_stack
+from jaxformer.nn.dropout import Dropout, dropout_rows
+from jaxformer.nn.feed_forward import Activation
+from jaxformer.nn.matmul import project
+from jaxformer.nn.parameters import parameter
+from jaxformer.nn.precision import ComputeDtype, activation_dtype
+
+Pictures: TypeAlias = Float[Array, "B Y X C"]
+RowIds: TypeAlias = Int[Array, " B"] | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ViTConfig(Architecture):
+    """The architecture of a :class:`ViT`; by default ViT-B/16. Other fields are as in GPT2Config.
+
+    Attributes:
+      height: Height of the pictures in pixels; also ``width``, and ``channels`` of each pixel.
+      patch_size: Side of a patch in pixels.
+      num_classes: Number of classes, or size of an embedding; 0 returns pooled features.
+      pooling: Features that are classified: "token", of a learned class token, or "mean".
+    """
+
+    architecture: Literal["vit"] = "vit"
+    height: int = 224
+    width: int = 224
+    channels: int = 3
+    patch_size: int = 16
+    num_classes: int = 1000
+    pooling: Literal["token", "mean"] = "token"
+    d_model: int = 768
+    d_ff: int = 3072
+    num_heads: int = 12
+    num_layers: int = 12
+    activation: Activation = "gelu"
+    dropout_rate: float = 0.0
+    attention_dropout_rate: float = 0.0
+    norm_epsilon: float = 1e-6
+    compute_dtype: ComputeDtype = "float32"
+    # As in ModelConfig.
+    norm_position, positions, biases, d_k, d_v = "pre", "learned", True, None, None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self, "model", "height", "width", "channels", "patch_size")
+        check_fraction(self, "model", "dropout_rate", "attention_dropout_rate")
+        for parts in ("num_heads d_model", "patch_size height", "patch_size width"):
+            check_divides(self, *parts.split())
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        return self.height, self.width, self.channels
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Number of patches along the height and along the width."""
+        return self.height // self.patch_size, self.width // self.patch_size
+
+    @property
+    def num_tokens(self) -> int:
+        return self.grid[0] * self.grid[1] + (self.pooling == "token")
+
+
+def patches(images: Pictures, size: int) -> Float[Array, "B T P"]:
+    """Cuts pictures into square patches, row by row, each with its values in the order Y, X, C."""
+    batch, height, width, channels = images.shape
+    grid = images.reshape(batch, height // size, size, width // size, size, channels)
+    return grid.swapaxes(2, 3).reshape(batch, -1, size * size * channels)
+
+
+class ViT(Model):
+    """An encoder of patches that predicts classes of pictures.
+
+    Departs from the paper: patches take the place of tokens, and there is no decoder.
+    """
+
+    config: ViTConfig
+
+    section = ViTConfig
+
+    def setup(self) -> None:
+        self._check_config()
+        c, init = self.config, nn.initializers
+        glorot, normal, axes = init.xavier_uniform(), init.normal(0.02), ("patch", "d_model")
+        shape = (c.patch_size**2 * c.channels, c.d_model)
+        self.patches = parameter(self, "patches", glorot, shape, axes, "matrix")
+        self.patches_bias = parameter(self, "patches_bias", init.zeros, shape[1:])
+        self.positions = parameter(self, "positions", normal, (c.num_tokens, c.d_model))
+        if c.pooling == "token":
+            self.class_token = parameter(self, "class_token", normal, shape[1:])
+        if c.num_classes:
+            self.classes = parameter(self, "classes", glorot, (c.d_model, c.num_classes))
+            self.classes_bias = parameter(self, "classes_bias", init.zeros, (c.num_classes,))
+        self.dropout = Dropout(c.dropout_rate)
+        self.encoder = make_stack(c, remat=self.remat)
+
+    def __call__(
+        self, images: Pictures, deterministic: bool = True, *, row_ids: RowIds = None
+    ) -> Float[Array, "B K"]:
+        """Returns logits of the classes. Pixels are from -1 to 1; the rest is as in Encoder."""
+        x = self.features(images, deterministic, row_ids=row_ids)
+        x = x[:, 0] if self.config.pooling == "token" else x.mean(axis=1)
+        if not self.config.num_classes:
+            return x
+        logits = x.astype(self.classes.dtype) @ self.classes
+        return logits + expand_like(self.classes_bias, logits)
+
+    def features(
+        self, images: Pictures, deterministic: bool = True, *, row_ids: RowIds = None
+    ) -> Float[Array, "B T D"]:
+        """Returns the output of the encoder: of the class token, if any, and of each patch."""
+        c, expected = self.config, self.config.image_shape
+        if images.shape[1:] != expected:
+            sizes = ", ".join(map(str, expected))
+            raise UserError(f"ViT: expected pictures [batch, {sizes}], got {images.shape}")
+        cut = patches(images, c.patch_size)
+        x = project(cut, self.patches, self.patches_bias, c.compute_dtype)
+        if c.pooling == "token":
+            x = jnp.concatenate([jnp.zeros_like(x[:, :1]) + self.class_token, x], axis=1)
+        x = (x + expand_like(self.positions, x)).astype(activation_dtype(c.compute_dtype, x))
+        dropout = dropout_rows(images.shape[0], deterministic, row_ids)
+        return self.encoder(self.dropout(x, dropout), dropout=dropout)

@@ -1,0 +1,80 @@
+"""Attention to the patches of pictures, drawn over them."""
+
+import pathlib
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Float, UInt8
+from matplotlib.colors import ListedColormap
+
+from jaxformer.plots import figure
+
+_PANEL = 1.1  # inches, the height
+
+
+def attention_rollout(weights: Float[np.ndarray, "L H T T"]) -> Float[np.ndarray, "T T"]:
+    """Returns the attention of outputs to inputs through all layers (Abnar and Zuidema 2020).
+
+    Heads are averaged. A residual connection counts as much as the sub-layer.
+    """
+    total = identity = np.eye(weights.shape[-1])
+    for layer in weights:
+        total = (layer.mean(axis=0) + identity) / 2 @ total
+    return total
+
+
+def patch_weights(
+    weights: Float[np.ndarray, "*rows T T"], grid: tuple[int, int]
+) -> Float[np.ndarray, "*rows I J"]:
+    """Returns the attention to each patch: the class token's if there is one, else the mean."""
+    has_token = weights.shape[-1] > grid[0] * grid[1]
+    rows = weights[..., 0, 1:] if has_token else weights.mean(axis=-2)
+    return rows.reshape(*rows.shape[:-1], *grid)
+
+
+def draw_heads(
+    images: UInt8[np.ndarray, "N Y X C"],
+    weights: Float[np.ndarray, "N L H T T"],
+    grid: tuple[int, int],
+    path: pathlib.Path,
+    titles: Sequence[str],
+) -> None:
+    """Draws each picture with the attention of each head of the last layer, and the rollout."""
+    names = [*(f"head {n + 1}" for n in range(weights.shape[2])), "rollout"]
+    maps = [patch_weights(np.stack([*w[-1], attention_rollout(w)]), grid) for w in weights]
+    draw_maps(images, maps, [names] * len(images), path, titles)
+
+
+def draw_maps(
+    images: UInt8[np.ndarray, "N Y X C"],
+    maps: Sequence[Float[np.ndarray, "_ I J"]],
+    names: Sequence[Sequence[str]],
+    path: pathlib.Path,
+    titles: Sequence[str],
+) -> None:
+    """Draws each picture in a row: alone, and below each of its maps of patches, as PNG or SVG.
+
+    Args:
+      images: Pictures.
+      maps: Maps of weights for each picture, with a row I and a column J for each patch.
+      names: Name of each map of each picture, such as a head or a word.
+      path: File to write; see :func:`~jaxformer.plots.figure.save_figure`.
+      titles: Text for each picture, such as its class.
+    """
+    (count, height, width, channels), columns = images.shape, 1 + max(map(len, names))
+    across = _PANEL * width / height * columns
+    extent, color = (-0.5, width - 0.5, height - 0.5, -0.5), ListedColormap([figure.ORANGE])
+    with figure.open_figure(path, across + 0.3, (_PANEL + 0.2) * count + 0.2) as page:
+        panels = page.subplots(count, columns, squeeze=False)
+        for axes, (row, column) in zip(panels.flat, np.ndindex(panels.shape), strict=True):
+            axes.set_axis_off()
+            if column > len(names[row]):
+                continue
+            image = images[row, ..., 0] if channels == 1 else images[row]
+            axes.imshow(image, "gray_r", vmin=0, vmax=255)
+            title = [titles[row], *names[row]][column]
+            axes.set_title(figure.replace_missing_glyphs(title), parse_math=False)
+            if column:  # The more attention, the less transparent.
+                shown = maps[row][column - 1]
+                alpha = 0.8 * shown / (shown.max() or 1)
+                axes.imshow(np.zeros_like(shown), color, alpha=alpha, extent=extent)

@@ -1,0 +1,83 @@
+"""Classification of pictures with a trained model, and its attention to them."""
+
+import functools
+import pathlib
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Array, Float, PyTree, UInt8
+
+from jaxformer.config import Config, check_kind, model_section
+from jaxformer.errors import UserError
+from jaxformer.inference.weights import TrainedModel, prepare_params
+from jaxformer.kinds import IMAGE_CLASSIFICATION
+from jaxformer.layout import global_mesh
+from jaxformer.models.vit import ViT, ViTConfig
+from jaxformer.runs.workdir import use_compilation_cache
+from jaxformer.tasks.images.task import scale_pixels
+
+_BATCH_SIZE = 64
+
+
+class ImageClassifier:
+    """Classifies pictures with the model of a workdir.
+
+    >>> classifier = ImageClassifier.load("runs/digits")  # doctest: +SKIP
+    >>> classifier.probabilities(images).argmax(axis=1)  # doctest: +SKIP
+    """
+
+    def __init__(self, config: Config, params: PyTree) -> None:
+        """Initializes a classifier; :meth:`load` reads both arguments from a workdir."""
+        check_kind(config, IMAGE_CLASSIFICATION)
+        use_compilation_cache()
+        self.config, self.model = config, model_section(config, ViTConfig)
+        self.params = prepare_params(config.model, params, IMAGE_CLASSIFICATION)
+
+    @classmethod
+    def load(cls, workdir: str | pathlib.Path, *, weights: str | int = "auto") -> "ImageClassifier":
+        """Reads a model from a workdir; arguments and errors as for ``Translator.load``."""
+        trained = TrainedModel.load(workdir, weights=weights, kinds=(IMAGE_CLASSIFICATION,))
+        return cls(trained.config, trained.params)
+
+    def probabilities(self, images: UInt8[np.ndarray, "N Y X C"]) -> Float[np.ndarray, "N K"]:
+        """Returns the probability of each class for each picture.
+
+        Raises:
+          UserError: Pictures are not uint8, or of another size than in training.
+        """
+        return self._run(images)[0]
+
+    def attention(self, images: UInt8[np.ndarray, "N Y X C"]) -> Float[np.ndarray, "N L H T T"]:
+        """Returns the attention weights of each layer and head; the class token, if any, first."""
+        return self._run(images, with_weights=True)[1]
+
+    @global_mesh(None)
+    def _run(self, images: np.ndarray, with_weights: bool = False) -> tuple[np.ndarray, ...]:
+        images, shape = np.asarray(images), self.model.image_shape
+        if images.dtype != np.uint8 or images.shape[1:] != shape or not len(images):
+            raise UserError(
+                f"expected pictures, uint8 [N, {', '.join(map(str, shape))}], got {images.dtype} "
+                f"{list(images.shape)}"
+            )
+        found = []
+        for start in range(0, len(images), _BATCH_SIZE):
+            rows = images[start : start + _BATCH_SIZE]
+            padded = np.pad(rows, ((0, _BATCH_SIZE - len(rows)), *[(0, 0)] * 3))
+            results = jax.device_get(_apply(self.model, with_weights, self.params, padded))
+            found.append([array[: len(rows)] for array in results])
+        return tuple(map(np.concatenate, zip(*found, strict=True)))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _apply(
+    config: ViTConfig, with_weights: bool, params: PyTree, images: Array
+) -> tuple[Float[Array, "B ..."], ...]:
+    mutable = ["intermediates"] if with_weights else []
+    variables: Any = {"params": params}
+    logits, seen = ViT(config).apply(variables, scale_pixels(images), mutable=mutable)
+    probabilities = jax.nn.softmax(logits)
+    if not with_weights:
+        return (probabilities,)
+    stack: Any = seen["intermediates"]["encoder"]["layers"]
+    return probabilities, stack["self_attention"]["weights"][0].swapaxes(0, 1)

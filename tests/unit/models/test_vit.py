@@ -97,7 +97,7 @@ ERRORS = [
     (lambda: ViTConfig(width=30), "model.patch_size must divide model.width=30: got 16"),
     (lambda: ViTConfig(num_heads=5), "model.num_heads must divide model.d_model=768"),
     (lambda: ViTConfig(channels=0), "model.channels must be greater than 0: got 0"),
-    (lambda: Config(model=ViTConfig()), "model must be of class ModelConfig with"),
+    (lambda: Config(model=ViTConfig()), "model must be of class ModelConfig or .* with"),
     (lambda: Config(data=ImagesConfig()), "model must be of class ViTConfig with data.corpus=ima"),
     (lambda: ViT(SMALL).init(jax.random.key(0), IMAGES[1:, :2]), r"ictures \[batch, 4, 6, 2\], g"),
     (lambda: ImagesConfig(tokenizer="a"), "data.tokenizer: pictures have none, got a"),

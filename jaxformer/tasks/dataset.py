@@ -69,11 +69,8 @@ def open_dataset(
         identity["weights"] = " ".join(map(str, weights))
     check_identity(folder, identity)
     train = build_store(corpus, data.train, tokenizer, data.max_length, cache)
-    size, known = config.model.vocab_size, data.tokenizer or config.training.init_from
-    suitable = suitable_vocabulary(3 * int(train.src_lengths.sum() + train.tgt_lengths.sum()))
-    if size > 2 * suitable and not known and processes.is_primary() and not folder.config.exists():
-        text = f"note: model.vocab_size={size} is large for this text; {suitable} or so is usual"
-        print(text, file=sys.stderr)
+    if not (corpus.target_symbols or folder.config.exists()):
+        _note_large_vocabulary(config, int(train.src_lengths.sum() + train.tgt_lengths.sum()))
     valid = build_store(corpus, data.valid, tokenizer, config.model.max_length, cache)
     repetitions = corpus.repetitions(data.train, train.numbers)
     return Dataset(
@@ -88,6 +85,14 @@ def open_dataset(
         ),
         valid_text=_pairs_to_decode(config, corpus, tokenizer),
     )
+
+
+def _note_large_vocabulary(config: Config, tokens: int) -> None:
+    size, suitable = config.model.vocab_size, suitable_vocabulary(3 * tokens)
+    known = config.data.tokenizer or config.training.init_from
+    if size > 2 * suitable and not known and processes.is_primary():
+        text = f"note: model.vocab_size={size} is large for this text; {suitable} or so is usual"
+        print(text, file=sys.stderr)
 
 
 def _learn_tokenizer(config: Config, corpus: VerifiedCorpus) -> Tokenizer:

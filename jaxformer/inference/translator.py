@@ -232,8 +232,10 @@ class Translator(Predictor):
             if size < 1:
                 raise UserError(f"{name} must be at least 1: got {size}")
         search = self.config.search
-        for shape in all_shapes(sentences, min(tokens, longest), longest, search):
-            report(f"batches of {shape.rows} sentences of at most {shape.source} tokens")
+        shapes = all_shapes(sentences, min(tokens, longest), longest, search)
+        for number, shape in enumerate(shapes, 1):
+            sizes = f"batches of {shape.rows}, sources of at most {shape.source} tokens"
+            report(f"{number} of {len(shapes)}: {sizes}")
             compile_programs(self.models, search, shape, prefixes=prefixes)
 
     def translate_ids(

@@ -54,7 +54,7 @@ class TranslatorBackend:
         translator = self._translator
         translator.warm_up(sentences=max_batch, tokens=translator.max_length, report=report)
         for tokens in _ATTENTION_TOKENS:
-            report(f"attention of at most {tokens} tokens")
+            report(f"attention for the page, of at most {tokens} tokens")
             longest = [EOS] * min(tokens, translator.max_length)
             word_attention(translator, ["a"], [("", longest)])
 

@@ -42,7 +42,7 @@ STEMS = (
     "canonicalis customis emphasis(?=e|ing) equalis factoris finalis generalis initialis linearis "
     "materialis maximis memoris minimis normalis optimis(?=e|ing|a) organis orthogonalis "
     "parallelis(?!m) penalis quantis randomis realis(?=e|ing) recognis regularis serialis "
-    "specialis standardis summaris synchronis tokenis utilis vectoris visualis labell modell "
+    "specialis standardis summaris synchronis tokenis utilis vectoris visualis labell(?!edby) modell "
     "travell analys(?=ed|e\\b|ing) artefact behaviour colour favour honour neighbour centre "
     "licence grey judgement learnt spelt whilst"
 )

@@ -4,11 +4,15 @@ import dataclasses
 import signal
 import socket
 import sys
+from typing import TYPE_CHECKING
 
 from jaxformer import pretrained
 from jaxformer.cli.options import ModelOptions, SearchOptions, TranslatorDir
 from jaxformer.errors import UserError, needs_package
 from jaxformer.serving.limits import Limits
+
+if TYPE_CHECKING:
+    from jaxformer.serving.backend import Backend
 
 # Each holds at most --body-limit bytes; more get HTTP 503.
 _MAX_CONNECTIONS = 1000
@@ -35,6 +39,7 @@ class Address:
         try:
             reserved.bind((self.host, self.port))
         except (OSError, OverflowError) as error:
+            reserved.close()
             given = f"--host {self.host} --port {self.port}"
             raise UserError(f"expected a free address: got {given}: {error}") from None
         return reserved
@@ -59,23 +64,31 @@ def serve(
       jaxformer serve --workdir runs/multi30k --host 0.0.0.0 --port 8000
     """
     with needs_package("starlette", "which serves HTTP", extra="serve"):
-        import uvicorn
-
-        from jaxformer.serving.app import make_app
+        import starlette  # noqa: F401
+        import uvicorn  # noqa: F401
     from jaxformer.serving.backend import TranslatorBackend
 
     with address.reserve() as reserved:
         backend = TranslatorBackend(model.load(workdir, search.settings(workdir)))
         backend.warm_up(limits.max_batch, lambda step: print(f"compiling {step}", file=sys.stderr))
-        config = uvicorn.Config(
-            make_app(backend, limits),
-            access_log=False,
-            log_level="warning",
-            limit_concurrency=_MAX_CONNECTIONS,
-            timeout_graceful_shutdown=_GRACE,
-        )
-        # uvicorn repeats the signal for the handler before its own: this one lets it exit with 0.
-        signal.signal(signal.SIGTERM, lambda number, frame: None)
-        host, port = reserved.getsockname()[:2]
-        print(f"serving http://{f'[{host}]' if ':' in host else host}:{port}", file=sys.stderr)
-        uvicorn.Server(config).run(sockets=[reserved])
+        run_server(backend, limits, reserved)
+
+
+def run_server(backend: "Backend", limits: Limits, reserved: socket.socket) -> None:
+    """Serves until SIGTERM or SIGINT."""
+    import uvicorn
+
+    from jaxformer.serving.app import make_app
+
+    config = uvicorn.Config(
+        make_app(backend, limits),
+        access_log=False,
+        log_level="warning",
+        limit_concurrency=_MAX_CONNECTIONS,
+        timeout_graceful_shutdown=_GRACE,
+    )
+    # uvicorn repeats the signal for the handler before its own: this one lets it exit with 0.
+    signal.signal(signal.SIGTERM, lambda number, frame: None)
+    host, port = reserved.getsockname()[:2]
+    print(f"serving http://{f'[{host}]' if ':' in host else host}:{port}", file=sys.stderr)
+    uvicorn.Server(config).run(sockets=[reserved])

@@ -37,8 +37,7 @@ from machine import machine
 from jaxformer import pretrained
 from jaxformer.cli.serve import Address, run_server
 from jaxformer.interop.export import export_model
-from jaxformer.serving.backend import Sentence, Translation
-from jaxformer.serving.limits import Limits
+from jaxformer.serving.protocol import Limits, Sentence, Translation
 
 SYSTEMS = {name: found for name, found in decode_text.SYSTEMS.items() if " int8" in name}
 # Seconds between systems: OpenMP's threads keep their cores busy for 0.2 s after their work.

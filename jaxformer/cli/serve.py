@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from jaxformer import pretrained
 from jaxformer.cli.options import ModelOptions, SearchOptions, TranslatorDir
 from jaxformer.errors import UserError, needs_package
-from jaxformer.serving.limits import Limits
+from jaxformer.serving.protocol import Limits
 
 if TYPE_CHECKING:
     from jaxformer.serving.backend import Backend

@@ -5,7 +5,7 @@ import contextlib
 import importlib.resources
 import json
 import re
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 import prometheus_client as prometheus
@@ -17,24 +17,40 @@ from starlette.routing import Route
 
 from jaxformer.errors import UserError
 from jaxformer.plots.attention_page import source_hash
-from jaxformer.serving.backend import Backend, Sentence, Translation
+from jaxformer.serving.backend import Backend
 from jaxformer.serving.batching import BatchQueue, OverloadedError
-from jaxformer.serving.limits import Limits
-from jaxformer.serving.protocol import list_languages, make_answer, parse_json, parse_query
+from jaxformer.serving.protocol import (
+    Limits,
+    Sentence,
+    Translation,
+    list_languages,
+    make_answer,
+    parse_json,
+    parse_query,
+)
 
 T = TypeVar("T")
+
+_EXPECTED = (HTTPException, UserError, OverloadedError, ClientDisconnect)
+_BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)  # of the histogram
 
 
 def make_app(backend: Backend, limits: Limits) -> Starlette:
     """Returns an ASGI application that translates with a model, for one event loop."""
-    metrics = _Metrics()
-    queue = BatchQueue[Sentence, Translation](
-        backend.translate,
-        max_batch=limits.max_batch,
-        capacity=limits.queue_limit,
-        report=metrics.batches.observe,
+    registry = prometheus.CollectorRegistry()
+    requests = prometheus.Counter("jaxformer_requests", "Requests", ["status"], registry=registry)
+    seconds = prometheus.Histogram("jaxformer_request_seconds", "Time", registry=registry)
+    batches = prometheus.Histogram(
+        "jaxformer_batch_sentences", "Batches", buckets=_BATCH_SIZES, registry=registry
     )
-    metrics.waiting.set_function(queue.__len__)
+    waiting = prometheus.Gauge("jaxformer_queue_sentences", "Queue", registry=registry)
+
+    def compute(sentences: list[Sentence]) -> Sequence[Translation | Exception]:
+        batches.observe(len(sentences))
+        return backend.translate(sentences)
+
+    queue = BatchQueue(compute, max_batch=limits.max_batch, capacity=limits.queue_limit)
+    waiting.set_function(queue.__len__)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -44,20 +60,23 @@ def make_app(backend: Backend, limits: Limits) -> Starlette:
         await running
 
     async def translate(request: Request) -> Response:
-        with metrics.seconds.time():
-            try:
+        status = 500
+        try:
+            with seconds.time():
                 fields = await _read_fields(request, limits.body_limit)
                 query = parse_query(fields, backend.languages, limits)
                 found = await _unless_client_leaves(request, queue.submit(query.sentences))
-                status, answer, headers = 200, make_answer(query, found, backend.languages), {}
-            except Exception as error:
-                status, message, headers = _explain(error)
-                answer = {"error": message}
-                if status == 500:
-                    metrics.requests.labels("500").inc()
-                    raise
-        metrics.requests.labels(str(status)).inc()
-        return _json_response(answer, status, headers)
+                status, answer = 200, make_answer(query, found, backend.languages)
+                return _json_response(answer)
+        except Exception as error:
+            status = _explain(error)[0]
+            raise
+        finally:
+            requests.labels(str(status)).inc()
+
+    def show_metrics(request: Request) -> Response:
+        content = prometheus.generate_latest(registry)
+        return Response(content, media_type=prometheus.CONTENT_TYPE_LATEST)
 
     return Starlette(
         routes=[
@@ -65,34 +84,11 @@ def make_app(backend: Backend, limits: Limits) -> Starlette:
             Route("/translate", translate, methods=["POST"]),
             Route("/languages", lambda _: _json_response(list_languages(backend.languages))),
             Route("/health", lambda _: _json_response({"status": "ok"})),
-            Route("/metrics", metrics.show),
+            Route("/metrics", show_metrics),
         ],
-        exception_handlers={HTTPException: _answer_error, Exception: _answer_error},
+        exception_handlers=dict.fromkeys((*_EXPECTED, Exception), _answer_error),
         lifespan=lifespan,
     )
-
-
-class _Metrics:
-    """The metrics of a server, for Prometheus."""
-
-    def __init__(self) -> None:
-        self._registry = registry = prometheus.CollectorRegistry()
-        self.requests = prometheus.Counter(
-            "jaxformer_requests", "Requests to translate", ["status"], registry=registry
-        )
-        self.seconds = prometheus.Histogram(
-            "jaxformer_request_seconds", "Time to translate a request", registry=registry
-        )
-        self.batches = prometheus.Histogram(
-            "jaxformer_batch_sentences", "Batches", buckets=[1, 2, 4, 8, 16, 64], registry=registry
-        )
-        self.waiting = prometheus.Gauge(
-            "jaxformer_queue_sentences", "Sentences that wait", registry=registry
-        )
-
-    def show(self, request: Request) -> Response:
-        content = prometheus.generate_latest(self._registry)
-        return Response(content, media_type=prometheus.CONTENT_TYPE_LATEST)
 
 
 async def _read_fields(request: Request, limit: int) -> Mapping[str, Any]:

@@ -1,38 +1,23 @@
 """The interface between server and model, and its implementation with a ``Translator``."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 from jaxformer.config import DataConfig, data_section
 from jaxformer.data.tokenizer import EOS, split_spaces
 from jaxformer.errors import UserError
 from jaxformer.inference.alignment import word_attention
 from jaxformer.inference.translator import Hypothesis, Translator
+from jaxformer.serving.protocol import Languages, Sentence, Translation
 
 # Sources and translations of this many tokens have word attention, with one program for each size.
 _ATTENTION_TOKENS = (16, 32, 64)
 
 
-class Sentence(NamedTuple):
-    """A line to translate."""
-
-    text: str
-    target: str  # code of the target language
-    attention: bool = False  # also return attention from word to word
-
-
-class Translation(NamedTuple):
-    """The n-best list of a line, best first; empty for a blank line."""
-
-    texts: list[str]
-    scores: list[float]
-    attention: dict[str, Any] | None = None  # source words, target words, weights [T, S]
-
-
 class Backend(Protocol):
     """A model, and the codes of the target languages of each of its source languages."""
 
-    languages: Mapping[str, Sequence[str]]
+    languages: Languages
 
     def translate(self, sentences: list[Sentence]) -> Sequence[Translation | Exception]:
         """Returns a translation or an error for each sentence."""

@@ -37,23 +37,17 @@ class BatchQueue(Generic[Item, Result]):
         max_batch: int,
         capacity: int,
         max_wait: float = 0.005,
-        report: Callable[[int], object] = lambda size: None,
     ) -> None:
-        """Initializes an empty queue; :meth:`run` computes its batches.
+        """Takes a function that returns a result or an exception for each item of a batch.
 
-        Args:
-          compute: Returns a result or an exception for each item of a batch.
-          max_batch: Maximum number of items of a batch.
-          capacity: Maximum number of items that wait.
-          max_wait: Seconds that a batch waits for more items, at most.
-          report: Called with the size of each finished batch.
+        ``max_batch`` items are a full batch, and at most ``capacity`` items wait.
         """
-        self._compute, self._report = compute, report
+        self._compute = compute
         self._max_batch, self._capacity, self._max_wait = max_batch, capacity, max_wait
         # Items and times of arrival; a dictionary keeps the order, and removes any item at once.
         self._waiting: dict[asyncio.Future[Result], tuple[Item, float]] = {}
         self._changed, self._closed = asyncio.Event(), False
-        self._seconds_per_item = 0.0  # a moving average
+        self._seconds_per_item = 0.0  # in the newest batch
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -97,9 +91,7 @@ class BatchQueue(Generic[Item, Result]):
                         future.set_exception(result)
                     else:
                         future.set_result(result)
-                seconds = (loop.time() - began) / len(items)
-                self._seconds_per_item += 0.2 * (seconds - self._seconds_per_item)
-                self._report(len(items))
+                self._seconds_per_item = (loop.time() - began) / len(items)
 
     def close(self) -> None:
         """Refuses new items; :meth:`run` finishes the items that wait, and returns."""
@@ -111,9 +103,8 @@ class BatchQueue(Generic[Item, Result]):
         loop = asyncio.get_running_loop()
         while self._waiting or not self._closed:
             deadline = next((began + self._max_wait for _, began in self._waiting.values()), None)
-            if deadline is not None and (
-                len(self) >= self._max_batch or self._closed or loop.time() >= deadline
-            ):
+            is_due = self._closed or len(self) >= self._max_batch
+            if deadline is not None and (is_due or loop.time() >= deadline):
                 return True
             self._changed.clear()
             with contextlib.suppress(TimeoutError):

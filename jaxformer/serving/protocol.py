@@ -1,13 +1,12 @@
 """Requests and answers of LibreTranslate's protocol, with the texts of its errors."""
 
+import dataclasses
 import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from jaxformer.errors import UserError
-from jaxformer.serving.backend import Sentence, Translation
-from jaxformer.serving.limits import Limits
 
 # Codes of target languages by source language.
 Languages: TypeAlias = Mapping[str, Sequence[str]]
@@ -22,6 +21,48 @@ _NAMES = dict(
         "uk=Ukrainian zh=Chinese",
     )
 )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Limits of the server; they are options of ``jaxformer serve``.
+
+    Limits: Larger requests get HTTP 400 or 413. If the queue is full, requests get 429.
+      char_limit: maximum number of characters of a text
+      batch_limit: maximum number of sentences, lines of all texts, of a request
+      body_limit (BYTES): maximum size of a request
+      queue_limit: maximum number of sentences that wait
+      max_batch: maximum number of sentences that are translated together
+    """
+
+    char_limit: int = 5000
+    batch_limit: int = 128
+    body_limit: int = 1 << 20
+    queue_limit: int = 512
+    max_batch: int = 8
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if value < 1:
+                raise UserError(f"--{name.replace('_', '-')} must be at least 1: got {value}")
+        if self.batch_limit > self.queue_limit:
+            raise UserError("--batch-limit must be at most --queue-limit, or no request could wait")
+
+
+class Sentence(NamedTuple):
+    """A line to translate."""
+
+    text: str
+    target: str  # code of the target language
+    attention: bool = False  # also return attention from word to word
+
+
+class Translation(NamedTuple):
+    """The n-best list of a line, best first; empty for a blank line."""
+
+    texts: list[str]
+    scores: list[float]
+    attention: dict[str, Any] | None = None  # source words, target words, weights [T, S]
 
 
 class Query(NamedTuple):

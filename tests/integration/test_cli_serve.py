@@ -15,7 +15,8 @@ from jaxformer.cli import main
 from jaxformer.data.numerals import NumeralsCorpus
 from jaxformer.inference.translator import Translator
 from jaxformer.search import BeamSearch
-from jaxformer.serving.backend import Sentence, TranslatorBackend
+from jaxformer.serving.backend import TranslatorBackend
+from jaxformer.serving.protocol import Sentence
 
 from . import pages
 

@@ -9,8 +9,7 @@ from starlette.testclient import TestClient
 
 from jaxformer.errors import UserError
 from jaxformer.serving.app import make_app
-from jaxformer.serving.backend import Translation
-from jaxformer.serving.limits import Limits
+from jaxformer.serving.protocol import Limits, Translation
 
 PAIR = {"source": "en", "target": "de"}
 

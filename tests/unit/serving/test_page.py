@@ -7,8 +7,7 @@ import pytest
 import uvicorn
 
 from jaxformer.serving.app import make_app
-from jaxformer.serving.backend import Translation
-from jaxformer.serving.limits import Limits
+from jaxformer.serving.protocol import Limits, Translation
 
 pytestmark = pytest.mark.ci
 

@@ -32,7 +32,7 @@ class TranslatorBackend:
         data = data_section(translator.config, DataConfig)
         self._translator = translator
         self._codes = {code.strip("<>"): f"{code} " for code in translator.tokenizer.language_codes}
-        self.languages = {data.source_language: [*self._codes] or [data.target_language]}
+        self.languages: Languages = {data.source_language: [*self._codes] or [data.target_language]}
 
     def warm_up(self, max_batch: int, report: Callable[[str], object]) -> None:
         """Compiles all programs of batches up to this size; reports each step before it starts."""

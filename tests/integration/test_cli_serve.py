@@ -9,6 +9,7 @@ import sys
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
+import jax
 import pytest
 
 from jaxformer.cli import main
@@ -69,13 +70,19 @@ def test_every_client_gets_its_own_answer_until_the_server_is_stopped(learned_wo
 
 
 @pytest.mark.ci
-def test_long_sentences_fail_alone_and_attention_has_words(learned_workdir):
-    translator = Translator.load(learned_workdir, search=SEARCH)
+def test_after_warm_up_nothing_compiles_and_a_bad_sentence_fails_alone(learned_workdir):
+    translator, compiled = Translator.load(learned_workdir, search=SEARCH), []
     backend = TranslatorBackend(translator)
     assert backend.languages == {"en": ["de"]}
+    backend.warm_up(1, lambda step: None)
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, *_, **__: compiled.append(event) if event.endswith("compile_duration") else 0
+    )
     long, text = "nine " * 300, "two hundred"
     sentences = [Sentence(line, "de", True) for line in (text, long, " ")]
     good, bad, blank = backend.translate(sentences)
+    backend.translate([Sentence(f"{text} and forty-two thousand", "de", True)])
+    assert compiled == []
     assert good.texts == [hypothesis.text for hypothesis in translator.hypotheses([text])[0]]
     assert good.attention["source"] == ["two", "hundred"]
     assert good.attention["target"] == [good.texts[0]]

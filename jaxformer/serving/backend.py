@@ -1,7 +1,7 @@
 """The interface between server and model, and its implementation with a ``Translator``."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol, runtime_checkable
 
 from jaxformer.config import DataConfig, data_section
 from jaxformer.data.tokenizer import EOS, split_spaces
@@ -14,6 +14,7 @@ from jaxformer.serving.protocol import Languages, Sentence, Translation
 _ATTENTION_TOKENS = (16, 32, 64)
 
 
+@runtime_checkable
 class Backend(Protocol):
     """A model, and the codes of the target languages of each of its source languages."""
 
@@ -62,12 +63,9 @@ class TranslatorBackend:
     def _translation(self, text: str, found: list[Hypothesis], sentence: Sentence) -> Translation:
         attention = None
         if sentence.attention and found:
-            tokens = max(len(self._translator.source_ids(text)), len(found[0].tokens))
-            if tokens <= _ATTENTION_TOKENS[-1]:
-                attention = self._attention(text, found[0])
+            best, source = found[0], self._translator.source_ids(text)
+            if max(len(source), len(best.tokens)) <= _ATTENTION_TOKENS[-1]:
+                (weights,) = word_attention(self._translator, [text], [(best.text, best.tokens)])
+                words = {"source": split_spaces(text), "target": split_spaces(best.text)}
+                attention = words | {"weights": weights.round(4).tolist()}
         return Translation([h.text for h in found], [h.score for h in found], attention)
-
-    def _attention(self, text: str, best: Hypothesis) -> dict[str, Any]:
-        (weights,) = word_attention(self._translator, [text], [(best.text, best.tokens)])
-        words = {"source": split_spaces(text), "target": split_spaces(best.text)}
-        return words | {"weights": weights.round(4).tolist()}

@@ -82,9 +82,10 @@ class BatchQueue(Generic[Item, Result]):
                 items, began = [self._waiting.pop(f)[0] for f in futures], loop.time()
                 try:
                     results = await loop.run_in_executor(thread, self._compute, items)
+                    pairs = list(zip(futures, results, strict=True))
                 except Exception as error:
-                    results = [error] * len(items)
-                for future, result in zip(futures, results, strict=True):
+                    pairs = [(future, error) for future in futures]
+                for future, result in pairs:
                     if future.done():  # Its caller has left.
                         continue
                     if isinstance(result, Exception):

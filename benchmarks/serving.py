@@ -123,6 +123,7 @@ def measure(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         beam = str(options.beam)
         ours = ["-m", "jaxformer", "serve", "--workdir", str(options.workdir), "--dtype", "int8"]
         ours += ["--port", "0", "--beam-size", beam, "--max-batch", str(options.max_batch)]
+        ours += ["--threads", str(options.threads)]
         peer = [__file__, "--peer", str(folder), "--beam", beam]
         servers, found = {}, {name: [] for name in SYSTEMS}
         for name in SYSTEMS:
@@ -157,11 +158,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--beam", type=int, default=4)
     parser.add_argument("--max-batch", type=int, default=8, help="of ours; the peer takes all")
+    parser.add_argument("--threads", type=int, default=2, help="of ours; the peer has its own")
     parser.add_argument("--peer", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.peer is not None:
         with Address(port=0).reserve() as reserved:
-            limits = Limits(max_batch=64)
+            limits = Limits(max_batch=64, threads=1)
             run_server(CTranslate2(options.peer, options.beam), limits, reserved)
         return
     if options.text is None:

@@ -49,7 +49,12 @@ def make_app(backend: Backend, limits: Limits) -> Starlette:
         batches.observe(len(sentences))
         return backend.translate(sentences)
 
-    queue = BatchQueue(compute, max_batch=limits.max_batch, capacity=limits.queue_limit)
+    queue = BatchQueue(
+        compute,
+        max_batch=limits.max_batch,
+        capacity=limits.queue_limit,
+        threads=limits.threads,
+    )
     waiting.set_function(queue.__len__)
 
     @contextlib.asynccontextmanager

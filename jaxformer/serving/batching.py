@@ -1,6 +1,6 @@
 """Micro-batches: the items of many callers share the calls of a function.
 
-The queue knows neither HTTP nor models. The function runs in a thread, and the event loop is free.
+The queue knows neither HTTP nor models. The function runs in threads, and the event loop is free.
 """
 
 import asyncio
@@ -36,13 +36,15 @@ class BatchQueue(Generic[Item, Result]):
         *,
         max_batch: int,
         capacity: int,
+        threads: int = 1,
         max_wait: float = 0.005,
     ) -> None:
         """Takes a function that returns a result or an exception for each item of a batch.
 
-        ``max_batch`` items are a full batch, and at most ``capacity`` items wait.
+        ``max_batch`` items are a full batch, at most ``capacity`` items wait, and ``threads``
+        batches are computed at the same time.
         """
-        self._compute = compute
+        self._compute, self._threads = compute, threads
         self._max_batch, self._capacity, self._max_wait = max_batch, capacity, max_wait
         # Items and times of arrival; a dictionary keeps the order, and removes any item at once.
         self._waiting: dict[asyncio.Future[Result], tuple[Item, float]] = {}
@@ -75,29 +77,32 @@ class BatchQueue(Generic[Item, Result]):
 
     async def run(self) -> None:
         """Computes batches until the queue is closed and empty."""
-        loop = asyncio.get_running_loop()
-        with ThreadPoolExecutor(1) as thread:
-            while await self._is_ready():
-                futures = list(itertools.islice(self._waiting, self._max_batch))
-                items, began = [self._waiting.pop(f)[0] for f in futures], loop.time()
-                try:
-                    results = await loop.run_in_executor(thread, self._compute, items)
-                    pairs = list(zip(futures, results, strict=True))
-                except Exception as error:
-                    pairs = [(future, error) for future in futures]
-                for future, result in pairs:
-                    if future.done():  # Its caller has left.
-                        continue
-                    if isinstance(result, Exception):
-                        future.set_exception(result)
-                    else:
-                        future.set_result(result)
-                self._seconds_per_item = (loop.time() - began) / len(items)
+        with ThreadPoolExecutor(self._threads) as pool:
+            await asyncio.gather(*(self._run_batches(pool) for _ in range(self._threads)))
 
     def close(self) -> None:
         """Refuses new items; :meth:`run` finishes the items that wait, and returns."""
         self._closed = True
         self._changed.set()
+
+    async def _run_batches(self, pool: ThreadPoolExecutor) -> None:
+        loop = asyncio.get_running_loop()
+        while await self._is_ready():
+            futures = list(itertools.islice(self._waiting, self._max_batch))
+            items, began = [self._waiting.pop(f)[0] for f in futures], loop.time()
+            try:
+                results = await loop.run_in_executor(pool, self._compute, items)
+                pairs = list(zip(futures, results, strict=True))
+            except Exception as error:
+                pairs = [(future, error) for future in futures]
+            for future, result in pairs:
+                if future.done():  # Its caller has left.
+                    continue
+                if isinstance(result, Exception):
+                    future.set_exception(result)
+                else:
+                    future.set_result(result)
+            self._seconds_per_item = (loop.time() - began) / len(items) / self._threads
 
     async def _is_ready(self) -> bool:
         """Waits until a batch starts; returns False if the queue is closed and empty."""

@@ -33,6 +33,7 @@ class Limits:
       body_limit (BYTES): maximum size of a request
       queue_limit: maximum number of sentences that wait
       max_batch: maximum number of sentences that are translated together
+      threads: number of batches that are translated at the same time
     """
 
     char_limit: int = 5000
@@ -40,6 +41,7 @@ class Limits:
     body_limit: int = 1 << 20
     queue_limit: int = 512
     max_batch: int = 8
+    threads: int = 2
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():

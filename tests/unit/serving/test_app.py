@@ -38,7 +38,7 @@ class Backwards:
         return Translation(texts, [-1.0, -2.0][: len(texts)], weights)
 
 
-LIMITS = Limits(char_limit=20, batch_limit=3, body_limit=500, queue_limit=4, max_batch=2)
+LIMITS = Limits(char_limit=20, batch_limit=3, body_limit=500, queue_limit=4, max_batch=2, threads=1)
 
 
 @pytest.fixture

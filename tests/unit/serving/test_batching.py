@@ -151,6 +151,24 @@ def test_closing_finishes_what_waits_and_refuses_the_rest():
     assert run(main, max_wait=60, max_batch=1)[0] == ([200], [2])
 
 
+def test_threads_compute_batches_at_the_same_time():
+    barrier = threading.Barrier(3)
+
+    def meet(numbers):
+        barrier.wait(10)  # All batches are computed, or none.
+        return numbers
+
+    async def main():
+        queue = BatchQueue(meet, max_batch=2, capacity=8, threads=3)
+        running = asyncio.create_task(queue.run())
+        results = await queue.submit(range(6))
+        queue.close()
+        await running
+        return results
+
+    assert asyncio.run(main()) == list(range(6))
+
+
 def test_many_callers_get_their_own_answers():
     async def caller(queue, number):
         with contextlib.suppress(TimeoutError):
@@ -160,7 +178,7 @@ def test_many_callers_get_their_own_answers():
     async def main(queue, doubler):
         return await asyncio.gather(*(caller(queue, number) for number in range(14, 100)))
 
-    results, batches = run(main, capacity=1000)
+    results, batches = run(main, capacity=1000, threads=2)
     for number, result in enumerate(results, 14):
         assert result == [2 * number] * (number % 3 + 1) or (number % 7 == 0 and result is None)
     assert max(map(len, batches)) == 4

@@ -4,7 +4,8 @@
 
 Every client sends single sentences of the text, one after the other. Ours is ``jaxformer serve``.
 The peer is CTranslate2 with the int8 export of the same model, behind the same HTTP server and
-queue, with its backend for integers with and without MKL. The systems take turns in rounds, never
+queue, with its backend for integers with and without MKL, and with all waiting sentences in one
+batch or with several batches at once, as ours. The systems take turns in rounds, never
 concurrently, on equal numbers of threads; the clients run on the same machine.
 
 A line has the median over the rounds of:
@@ -40,6 +41,8 @@ from jaxformer.interop.export import export_model
 from jaxformer.serving.protocol import Limits, Sentence, Translation
 
 SYSTEMS = {name: found for name, found in decode_text.SYSTEMS.items() if " int8" in name}
+# The peer translates all waiting sentences in one batch, or as many batches at once as we do.
+SYSTEMS |= {f"{name}, batches at once": SYSTEMS[name] for name in SYSTEMS if "ct" in name}
 # Seconds between systems: OpenMP's threads keep their cores busy for 0.2 s after their work.
 PAUSE = 0.3
 
@@ -49,8 +52,8 @@ class CTranslate2:
 
     languages = {"en": ["de"]}  # noqa: RUF012
 
-    def __init__(self, folder: str, beam: int) -> None:
-        self._translate, self._beam = decode_text.ctranslate2(folder, "int8"), beam
+    def __init__(self, folder: str, beam: int, threads: int) -> None:
+        self._translate, self._beam = decode_text.ctranslate2(folder, "int8", threads), beam
         self._translate(["Hello."], beam)
 
     def translate(self, sentences: list[Sentence]) -> list[Translation]:
@@ -120,14 +123,16 @@ def measure(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         folder = pathlib.Path(name, "model")
         export_model("ctranslate2", options.workdir, folder)
-        beam = str(options.beam)
+        beam, threads, size = map(str, (options.beam, options.threads, options.max_batch))
+        batches = ["--threads", threads, "--max-batch", size]
         ours = ["-m", "jaxformer", "serve", "--workdir", str(options.workdir), "--dtype", "int8"]
-        ours += ["--port", "0", "--beam-size", beam, "--max-batch", str(options.max_batch)]
-        ours += ["--threads", str(options.threads)]
+        ours += ["--port", "0", "--beam-size", beam, *batches]
         peer = [__file__, "--peer", str(folder), "--beam", beam]
+        together = ["--threads", "1", "--max-batch", "64"]
         servers, found = {}, {name: [] for name in SYSTEMS}
         for name in SYSTEMS:
-            servers[name] = Server(name, ours if name.startswith("ours") else peer)
+            command = [*peer, *(batches if "at once" in name else together)]
+            servers[name] = Server(name, ours if name.startswith("ours") else command)
             stack.callback(servers[name].close)
         for round_ in range(1 + options.rounds):
             for name, server in servers.items():
@@ -157,14 +162,15 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=1000, help="lines to send in each round")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--beam", type=int, default=4)
-    parser.add_argument("--max-batch", type=int, default=8, help="of ours; the peer takes all")
-    parser.add_argument("--threads", type=int, default=2, help="of ours; the peer has its own")
+    parser.add_argument("--max-batch", type=int, default=8)
+    parser.add_argument("--threads", type=int, default=2, help="batches at once")
     parser.add_argument("--peer", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.peer is not None:
         with Address(port=0).reserve() as reserved:
-            limits = Limits(max_batch=64, threads=1)
-            run_server(CTranslate2(options.peer, options.beam), limits, reserved)
+            limits = Limits(max_batch=options.max_batch, threads=options.threads)
+            peer = CTranslate2(options.peer, options.beam, options.threads)
+            run_server(peer, limits, reserved)
         return
     if options.text is None:
         parser.error("expected --text FILE")

@@ -108,13 +108,18 @@ def ours(workdir: str, dtype: str) -> Callable[[list[str], int], list[str]]:
     return lambda lines, beam: load(beam).translate(lines)
 
 
-def ctranslate2(folder: str, dtype: str) -> Callable[[list[str], int], list[str]]:
-    """Returns a function that translates with CTranslate2, as its documentation advises."""
+def ctranslate2(folder: str, dtype: str, calls: int = 1) -> Callable[[list[str], int], list[str]]:
+    """Returns a function that translates with CTranslate2, as its documentation advises.
+
+    So many ``calls`` at the same time share the cores.
+    """
     import ctranslate2
     import sentencepiece
 
-    threads = len(os.sched_getaffinity(0))
-    translator = ctranslate2.Translator(folder, compute_type=dtype, intra_threads=threads)
+    threads = max(1, len(os.sched_getaffinity(0)) // calls)
+    translator = ctranslate2.Translator(
+        folder, compute_type=dtype, intra_threads=threads, inter_threads=calls
+    )
     source = sentencepiece.SentencePieceProcessor(model_file=f"{folder}/source.spm")
     target = sentencepiece.SentencePieceProcessor(model_file=f"{folder}/target.spm")
 

@@ -1,6 +1,6 @@
 """The paper's base model on WMT14 English-German (sections 5 and 6.1; Table 2: 27.3 BLEU).
 
-    jaxformer train base --workdir runs/base
+    python train.py --config=configs/base.py --workdir=runs/base
     jaxformer average --workdir runs/base --last 5
     jaxformer evaluate --workdir runs/base --source newstest2014.en \
         --reference newstest2014.de --output runs/base/newstest2014.de
@@ -10,7 +10,7 @@ figures and hardware.
 
 Your own parallel text, ``my/train.en`` and ``my/train.de``, needs no other config:
 
-    jaxformer train base:small --workdir runs/mine --config.data.train=my/train
+    python train.py --config=configs/base.py:small --workdir=runs/mine --config.data.train=my/train
 
 In the variant ``base:small``, vocabulary, batch, warm-up and steps follow from the size of the
 text, and 5 % of it are for validation. ``base:tiny`` is a small model with fixed sizes. Both train

@@ -1,6 +1,6 @@
 """The paper's base model on WMT14 English-French (Table 2: 38.1 BLEU).
 
-    jaxformer train base_fr --workdir runs/base_fr
+    python train.py --config=configs/base_fr.py --workdir=runs/base_fr
     jaxformer average --workdir runs/base_fr --last 5
     jaxformer evaluate --workdir runs/base_fr --source newstest2014_fr.en \
         --reference newstest2014.fr --output runs/base_fr/newstest2014.fr

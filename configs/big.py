@@ -1,6 +1,6 @@
 """The paper's big model on WMT14 English-German (Tables 2 and 3: 28.4 BLEU).
 
-    jaxformer train big --workdir runs/big
+    python train.py --config=configs/big.py --workdir=runs/big
     jaxformer average --workdir runs/big --last 20
     jaxformer evaluate --workdir runs/big --source newstest2014.en \
         --reference newstest2014.de --output runs/big/newstest2014.de

@@ -1,6 +1,6 @@
 """The paper's big model on WMT14 English-French (Table 2: 41.8 BLEU); dropout 0.1 (section 6.1).
 
-    jaxformer train big_fr --workdir runs/big_fr
+    python train.py --config=configs/big_fr.py --workdir=runs/big_fr
     jaxformer average --workdir runs/big_fr --last 20
     jaxformer evaluate --workdir runs/big_fr --source newstest2014_fr.en \
         --reference newstest2014.fr --output runs/big_fr/newstest2014.fr

@@ -2,7 +2,7 @@
 
     export JAXFORMER_DATA=$PWD/data
     jaxformer data multi30k
-    jaxformer train multi30k --workdir runs/multi30k
+    python train.py --config=configs/multi30k.py --workdir=runs/multi30k
     jaxformer average --workdir runs/multi30k --last 10
     jaxformer evaluate --workdir runs/multi30k --source data/multi30k/test_2016_flickr.en \
         --reference data/multi30k/test_2016_flickr.de

@@ -1,6 +1,6 @@
 """A small Transformer on 31,000 pairs of WMT news, validated on newstest2013.
 
-    jaxformer train newstest --workdir runs/newstest
+    python train.py --config=configs/newstest.py --workdir=runs/newstest
 
 ``jaxformer data newstest`` downloads the corpus (``docs/data.md``).
 The corpus is too small to translate news well: this is a rehearsal of ``base.py`` on a CPU.

@@ -1,6 +1,6 @@
 """English number words to German ones: "two hundred and seven" -> "zweihundertsieben".
 
-    jaxformer train numerals --workdir runs/numerals
+    python train.py --config=configs/numerals.py --workdir=runs/numerals
 
 The corpus is generated, so this runs anywhere without a download. The test numbers are not in the
 training split. The variant ``configs/numerals.py:smoke`` takes only a few steps.

@@ -1,13 +1,13 @@
 """Constituency parsing of English (section 6.3, Table 4): words in, a tree out.
 
-    jaxformer train parsing --workdir runs/parsing
+    python train.py --config=configs/parsing.py --workdir=runs/parsing
 
 This is the paper's WSJ-only setting. It reads sections 2 to 21 of the Wall Street Journal from one
 file of trees, and section 22 from another, below ``$JAXFORMER_DATA/ptb``. The Penn Treebank is not
 free. The variant for two CPU cores reads treebanks that ``jaxformer data craft wsj-sample``
 downloads (``docs/data.md``):
 
-    jaxformer train parsing:small --workdir runs/parsing-small
+    python train.py --config=configs/parsing.py:small --workdir=runs/parsing-small
     jaxformer average --workdir runs/parsing-small --last 10
 
 Departs from the paper: matmuls in bfloat16, for current accelerators; 16,000 BPE tokens

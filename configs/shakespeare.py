@@ -1,6 +1,6 @@
 """Plays of Shakespeare, character by character: a decoder-only language model.
 
-    jaxformer train shakespeare --workdir runs/shakespeare
+    python train.py --config=configs/shakespeare.py --workdir=runs/shakespeare
     jaxformer generate --workdir runs/shakespeare --prompt "ROMEO:"
 
 ``jaxformer data shakespeare`` downloads the text (``docs/data.md``), 1.1 million characters. The

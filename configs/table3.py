@@ -1,8 +1,8 @@
 """The rows of Table 3: variations of the base model, validated on newstest2013 (section 6.2).
 
-    jaxformer train table3 --workdir runs/table3
-    jaxformer train table3:A1 --workdir runs/table3-A1
-    jaxformer train table3:A1,small --workdir runs/table3-A1-small
+    python train.py --config=configs/table3.py --workdir=runs/table3
+    python train.py --config=configs/table3.py:A1 --workdir=runs/table3-A1
+    python train.py --config=configs/table3.py:A1,small --workdir=runs/table3-A1-small
 
 A variant is a row: "base", "A1" to "A4", "B1", "B2", "C1" to "C7", "D1" to "D4", "E" or "big". A
 scale can follow after a comma: "paper" (WMT14), "small" (all widths divided by 4, layers by 2;

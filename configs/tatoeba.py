@@ -1,7 +1,7 @@
 """Everyday sentences, English to German: a model of 7 million parameters.
 
     jaxformer data tatoeba
-    jaxformer train tatoeba --workdir runs/tatoeba
+    python train.py --config=configs/tatoeba.py --workdir=runs/tatoeba
 
 ``docs/data.md`` has origin and license of the corpus. The model has half as many layers as the
 paper's base model, of half the width.

@@ -22,6 +22,7 @@ from jaxformer.version import __version__
 COMMANDS = {
     "train": "train.train",
     "translate": "translate.translate",
+    "serve": "serve.serve",
     "score": "score.score",
     "evaluate": "evaluate.evaluate",
     "compare": "compare.compare",

@@ -202,7 +202,14 @@ class Translator(Predictor):
         configs = [member.config for member in self.models]
         return min(c.vocab_size for c in configs), min(c.output_size for c in configs)
 
-    def warm_up(self, *, sentences: int = 1, tokens: int = 64, prefixes: bool = False) -> None:
+    def warm_up(
+        self,
+        *,
+        sentences: int = 1,
+        tokens: int = 64,
+        prefixes: bool = False,
+        report: Callable[[str], object] = lambda step: None,
+    ) -> None:
         """Compiles the programs for calls of :meth:`translate` up to this size ahead of time.
 
         A server calls it on startup, so that no request waits for compilation. Programs are also
@@ -214,6 +221,7 @@ class Translator(Predictor):
           tokens: Maximum number of source tokens of a sentence, end-of-sentence included; clipped
             at ``model.max_length``.
           prefixes: Compile the programs for calls with prefixes instead.
+          report: Called with a description of each step before it starts.
 
         Raises:
           UserError: A size is less than 1.
@@ -223,7 +231,10 @@ class Translator(Predictor):
             if size < 1:
                 raise UserError(f"{name} must be at least 1: got {size}")
         search = self.config.search
-        for shape in all_shapes(sentences, min(tokens, longest), longest, search):
+        shapes = all_shapes(sentences, min(tokens, longest), longest, search)
+        for number, shape in enumerate(shapes, 1):
+            sizes = f"batches of {shape.rows}, sources of at most {shape.source} tokens"
+            report(f"{number} of {len(shapes)}: {sizes}")
             compile_programs(self.models, search, shape, prefixes=prefixes)
 
     def translate_ids(

@@ -141,8 +141,8 @@ def _fill_template(**contents: str) -> str:
     scripts = {name: _read_part(file) for name, file in _SCRIPTS.items()}
     style = _read_part("attention_page.css")
     policy = (
-        f"default-src 'none'; script-src {' '.join(map(_digest, scripts.values()))}; "
-        f"style-src {_digest(style)}; base-uri 'none'; form-action 'none'"
+        f"default-src 'none'; script-src {' '.join(map(source_hash, scripts.values()))}; "
+        f"style-src {source_hash(style)}; base-uri 'none'; form-action 'none'"
     )
     parts = {**contents, **scripts, "style": style, "policy": policy}
     template = _read_part("attention_page.html")
@@ -154,7 +154,8 @@ def _read_part(file: str) -> str:
     return importlib.resources.files("jaxformer.plots").joinpath(file).read_text(encoding="ascii")
 
 
-def _digest(part: str) -> str:
+def source_hash(part: str) -> str:
+    """Returns a script or style as a content security policy names it."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(part.encode()).digest()).decode()}'"
 
 

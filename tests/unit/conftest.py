@@ -1,7 +1,9 @@
-"""A web server on this machine."""
+"""A web server on this machine, and a browser."""
 
 import hashlib
 import http.server
+import os
+import shutil
 import threading
 
 import pytest
@@ -47,3 +49,18 @@ def server(monkeypatch):
         yield server
         server.shutdown()
         thread.join()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """A Chromium: the one that JAXFORMER_BROWSER names, the system's, or playwright's own."""
+    reason = "no browser: needs playwright"
+    playwright = pytest.importorskip("playwright.sync_api", reason=reason)
+    with playwright.sync_playwright() as play:
+        try:
+            path = os.environ.get("JAXFORMER_BROWSER", shutil.which("chromium"))
+            browser = play.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        except playwright.Error as error:
+            pytest.skip(f"no browser: {error.message.splitlines()[0]}; set JAXFORMER_BROWSER")
+        yield browser
+        browser.close()

@@ -21,7 +21,7 @@ def load(name, variant=""):
 def test_config_is_valid_and_documented(path):
     load(path.stem)
     document = runpy.run_path(str(path))["__doc__"]
-    assert f"jaxformer train {path.stem} --workdir runs/{path.stem}" in document
+    assert f"python train.py --config=configs/{path.name} --workdir=runs/{path.stem}" in document
     assert "Measured: " in document
     with pytest.raises(UserError, match="unknown variant 'nosuch'"):
         load(path.stem, "nosuch")

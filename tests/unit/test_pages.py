@@ -31,6 +31,7 @@ EXECUTED = {
     "docs/language_model.md": "integration/test_language_model.py",
     "docs/parsing.md": "integration/test_parsing.py",
     "docs/research.md": "integration/test_research_page.py",
+    "docs/serving.md": "integration/test_cli_serve.py",
     "docs/training.md": "integration/test_training_page.py",
     "docs/tutorial.md": "system/test_readme.py",
     "docs/vision.md": "integration/test_images.py",

@@ -3,15 +3,10 @@
 Needs a Chromium: the one that JAXFORMER_BROWSER names, the system's, or playwright's own.
 """
 
-import os
-import shutil
-
 import numpy as np
 import pytest
 
 from jaxformer.plots.attention_page import AttentionView, embed_in_frame
-
-playwright = pytest.importorskip("playwright.sync_api", reason="no browser: needs playwright")
 
 pytestmark = pytest.mark.ci
 
@@ -40,18 +35,6 @@ PAGE = AttentionView(
     causal(softmax(LAYERS, HEADS, len(TARGET), len(TARGET))),
     CROSS,
 ).page()
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with playwright.sync_playwright() as play:
-        try:
-            path = os.environ.get("JAXFORMER_BROWSER", shutil.which("chromium"))
-            browser = play.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        except playwright.Error as error:
-            pytest.skip(f"no browser: {error.message.splitlines()[0]}; set JAXFORMER_BROWSER")
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,94 @@
+"""The command ``serve``: a translation server."""
+
+import dataclasses
+import signal
+import socket
+import sys
+from typing import TYPE_CHECKING
+
+from jaxformer import pretrained
+from jaxformer.cli.options import ModelOptions, SearchOptions, TranslatorDir
+from jaxformer.errors import UserError, needs_package
+from jaxformer.serving.protocol import Limits
+
+if TYPE_CHECKING:
+    from jaxformer.serving.backend import Backend
+
+# Each holds at most --body-limit bytes; more get HTTP 503.
+_MAX_CONNECTIONS = 1000
+# Seconds to finish running requests.
+_GRACE = 30
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Address:
+    """Address of the server.
+
+    Address:
+      host (HOST): IP address to listen on (default: 127.0.0.1, for this machine only)
+      port: port to listen on; 0 is any free one
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 5000
+
+    def reserve(self) -> socket.socket:
+        """Returns a socket of the address, which does not listen yet."""
+        reserved = socket.socket(socket.AF_INET6 if ":" in self.host else socket.AF_INET)
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            reserved.bind((self.host, self.port))
+        except (OSError, OverflowError) as error:
+            reserved.close()
+            given = f"--host {self.host} --port {self.port}"
+            raise UserError(f"expected a free address: got {given}: {error}") from None
+        return reserved
+
+
+def serve(
+    *,
+    workdir: TranslatorDir = pretrained.WORKDIR,
+    address: Address,
+    limits: Limits,
+    model: ModelOptions,
+    search: SearchOptions,
+) -> None:
+    """Serve translations over HTTP, with LibreTranslate's protocol and a web page.
+
+    Sentences of many requests are translated together. The server listens when all programs are
+    compiled. SIGTERM finishes running requests.
+
+    Example:
+      jaxformer serve     # then open http://127.0.0.1:5000
+
+      jaxformer serve --workdir runs/multi30k --host 0.0.0.0 --port 8000
+    """
+    with needs_package("starlette", "which serves HTTP", extra="serve"):
+        import starlette  # noqa: F401
+        import uvicorn  # noqa: F401
+    from jaxformer.serving.backend import TranslatorBackend
+
+    with address.reserve() as reserved:
+        backend = TranslatorBackend(model.load(workdir, search.settings(workdir)))
+        backend.warm_up(limits.max_batch, lambda step: print(f"compiling {step}", file=sys.stderr))
+        run_server(backend, limits, reserved)
+
+
+def run_server(backend: "Backend", limits: Limits, reserved: socket.socket) -> None:
+    """Serves until SIGTERM or SIGINT."""
+    import uvicorn
+
+    from jaxformer.serving.app import make_app
+
+    config = uvicorn.Config(
+        make_app(backend, limits),
+        access_log=False,
+        log_level="warning",
+        limit_concurrency=_MAX_CONNECTIONS,
+        timeout_graceful_shutdown=_GRACE,
+    )
+    # uvicorn repeats the signal for the handler before its own: this one lets it exit with 0.
+    signal.signal(signal.SIGTERM, lambda number, frame: None)
+    host, port = reserved.getsockname()[:2]
+    print(f"serving http://{f'[{host}]' if ':' in host else host}:{port}", file=sys.stderr)
+    uvicorn.Server(config).run(sockets=[reserved])

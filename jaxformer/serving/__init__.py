@@ -1,0 +1,1 @@
+"""Serves translations over HTTP: a batch queue, a model behind it, and the endpoints."""

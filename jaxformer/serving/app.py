@@ -1,0 +1,162 @@
+"""The HTTP server: translation, languages, health, metrics, and a page to try the model."""
+
+import asyncio
+import contextlib
+import importlib.resources
+import json
+import re
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
+
+import prometheus_client as prometheus
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from jaxformer.errors import UserError
+from jaxformer.plots.attention_page import source_hash
+from jaxformer.serving.backend import Backend
+from jaxformer.serving.batching import BatchQueue, OverloadedError
+from jaxformer.serving.protocol import (
+    Limits,
+    Sentence,
+    Translation,
+    list_languages,
+    make_answer,
+    parse_json,
+    parse_query,
+)
+
+T = TypeVar("T")
+
+_EXPECTED = (HTTPException, UserError, OverloadedError, ClientDisconnect)
+_BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)  # of the histogram
+
+
+def make_app(backend: Backend, limits: Limits) -> Starlette:
+    """Returns an ASGI application that translates with a model, for one event loop."""
+    registry = prometheus.CollectorRegistry()
+    requests = prometheus.Counter("jaxformer_requests", "Requests", ["status"], registry=registry)
+    seconds = prometheus.Histogram("jaxformer_request_seconds", "Time", registry=registry)
+    batches = prometheus.Histogram(
+        "jaxformer_batch_sentences", "Batches", buckets=_BATCH_SIZES, registry=registry
+    )
+    waiting = prometheus.Gauge("jaxformer_queue_sentences", "Queue", registry=registry)
+
+    def compute(sentences: list[Sentence]) -> Sequence[Translation | Exception]:
+        batches.observe(len(sentences))
+        return backend.translate(sentences)
+
+    queue = BatchQueue(
+        compute,
+        max_batch=limits.max_batch,
+        capacity=limits.queue_limit,
+        threads=limits.threads,
+    )
+    waiting.set_function(queue.__len__)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        running = asyncio.create_task(queue.run())
+        yield
+        queue.close()
+        await running
+
+    async def translate(request: Request) -> Response:
+        status = 500
+        try:
+            with seconds.time():
+                fields = await _read_fields(request, limits.body_limit)
+                query = parse_query(fields, backend.languages, limits)
+                found = await _unless_client_leaves(request, queue.submit(query.sentences))
+                status, answer = 200, make_answer(query, found, backend.languages)
+                return _json_response(answer)
+        except Exception as error:
+            status = _explain(error)[0]
+            raise
+        finally:
+            requests.labels(str(status)).inc()
+
+    def show_metrics(request: Request) -> Response:
+        content = prometheus.generate_latest(registry)
+        return Response(content, media_type=prometheus.CONTENT_TYPE_LATEST)
+
+    return Starlette(
+        routes=[
+            Route("/", _show_page),
+            Route("/translate", translate, methods=["POST"]),
+            Route("/languages", lambda _: _json_response(list_languages(backend.languages))),
+            Route("/health", lambda _: _json_response({"status": "ok"})),
+            Route("/metrics", show_metrics),
+        ],
+        exception_handlers=dict.fromkeys((*_EXPECTED, Exception), _answer_error),
+        lifespan=lifespan,
+    )
+
+
+async def _read_fields(request: Request, limit: int) -> Mapping[str, Any]:
+    """Reads the JSON or the form of a request of at most ``limit`` bytes."""
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > limit:
+            raise HTTPException(413, f"Invalid request: more than {limit} bytes")
+    if re.match(r"application/(.+\+)?json\b", request.headers.get("Content-Type", "")):
+        return parse_json(bytes(body))
+
+    async def replay() -> dict[str, Any]:
+        return {"type": "http.request", "body": bytes(body)}
+
+    async with Request(dict(request.scope), replay).form(max_files=0, max_fields=20) as form:
+        return {**request.query_params, **form}
+
+
+async def _unless_client_leaves(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Returns the result of ``work``, which is cancelled if the client closes its connection."""
+    task, left = asyncio.ensure_future(work), asyncio.ensure_future(request.receive())
+    try:
+        await asyncio.wait((task, left), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientDisconnect
+        return task.result()
+    finally:
+        task.cancel()
+        left.cancel()
+
+
+def _explain(error: Exception) -> tuple[int, str, Mapping[str, str]]:
+    """Returns status, message and headers of the answer to a request that failed."""
+    if isinstance(error, HTTPException):
+        return error.status_code, error.detail, error.headers or {}
+    if isinstance(error, UserError):
+        return 400, str(error), {}
+    if isinstance(error, OverloadedError):
+        return 429, str(error), {"Retry-After": str(error.retry_after)}
+    if isinstance(error, ClientDisconnect):  # For the metrics only; 499 as in the logs of nginx.
+        return 499, "the client has left", {}
+    return 500, "Cannot translate text; see the log of the server", {}
+
+
+async def _answer_error(request: Request, error: Exception) -> Response:
+    status, message, headers = _explain(error)
+    return _json_response({"error": message}, status, headers)
+
+
+def _json_response(value: Any, status: int = 200, headers: Any = None) -> Response:
+    # JSON's escapes spell any text that a client may have sent, also unpaired surrogates.
+    return Response(json.dumps(value), status, headers, "application/json")
+
+
+def _show_page(request: Request) -> Response:
+    page = importlib.resources.files("jaxformer.serving").joinpath("page.html").read_text("ascii")
+    hashes = {
+        tag: " ".join(map(source_hash, re.findall(f"<{tag}>(.*?)</{tag}>", page, re.DOTALL)))
+        for tag in ("script", "style")
+    }
+    policy = (
+        f"default-src 'none'; connect-src 'self'; script-src {hashes['script']}; "
+        f"style-src {hashes['style']}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+    return Response(page, media_type="text/html", headers={"Content-Security-Policy": policy})

@@ -1,0 +1,71 @@
+"""The interface between server and model, and its implementation with a ``Translator``."""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
+
+from jaxformer.config import DataConfig, data_section
+from jaxformer.data.tokenizer import EOS, split_spaces
+from jaxformer.errors import UserError
+from jaxformer.inference.alignment import word_attention
+from jaxformer.inference.translator import Hypothesis, Translator
+from jaxformer.serving.protocol import Languages, Sentence, Translation
+
+# Sources and translations of this many tokens have word attention, with one program for each size.
+_ATTENTION_TOKENS = (16, 32, 64)
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """A model, and the codes of the target languages of each of its source languages."""
+
+    languages: Languages
+
+    def translate(self, sentences: list[Sentence]) -> Sequence[Translation | Exception]:
+        """Returns a translation or an error for each sentence."""
+        ...
+
+
+class TranslatorBackend:
+    """Translates with a :class:`~jaxformer.Translator`."""
+
+    def __init__(self, translator: Translator) -> None:
+        """Takes the languages from the config, or from a tokenizer with language codes."""
+        data = data_section(translator.config, DataConfig)
+        self._translator = translator
+        self._codes = {code.strip("<>"): f"{code} " for code in translator.tokenizer.language_codes}
+        self.languages: Languages = {data.source_language: [*self._codes] or [data.target_language]}
+
+    def warm_up(self, max_batch: int, report: Callable[[str], object]) -> None:
+        """Compiles all programs of batches up to this size; reports each step before it starts."""
+        translator = self._translator
+        translator.warm_up(sentences=max_batch, tokens=translator.max_length, report=report)
+        for tokens in _ATTENTION_TOKENS:
+            report(f"attention for the page, of at most {tokens} tokens")
+            longest = [EOS] * min(tokens, translator.max_length)
+            word_attention(translator, ["a"], [("", longest)])
+
+    def translate(self, sentences: list[Sentence]) -> list[Translation | Exception]:
+        """Returns a translation or a ``UserError`` for each sentence."""
+        texts: list[str] = []
+        errors: dict[int, Exception] = {}
+        for number, (text, target, _) in enumerate(sentences):
+            texts.append(self._codes.get(target, "") + text if text.strip() else "")
+            try:
+                self._translator.source_ids(texts[-1])
+            except UserError as error:
+                texts[-1], errors[number] = "", error
+        found = self._translator.hypotheses(texts)
+        return [
+            errors.get(number) or self._translation(text, found[number], sentences[number])
+            for number, text in enumerate(texts)
+        ]
+
+    def _translation(self, text: str, found: list[Hypothesis], sentence: Sentence) -> Translation:
+        attention = None
+        if sentence.attention and found:
+            best, source = found[0], self._translator.source_ids(text)
+            if max(len(source), len(best.tokens)) <= _ATTENTION_TOKENS[-1]:
+                (weights,) = word_attention(self._translator, [text], [(best.text, best.tokens)])
+                words = {"source": split_spaces(text), "target": split_spaces(best.text)}
+                attention = words | {"weights": weights.round(4).tolist()}
+        return Translation([h.text for h in found], [h.score for h in found], attention)

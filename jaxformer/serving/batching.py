@@ -1,0 +1,119 @@
+"""Micro-batches: the items of many callers share the calls of a function.
+
+The queue knows neither HTTP nor models. The function runs in threads, and the event loop is free.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Generic, TypeVar
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class OverloadedError(Exception):
+    """The queue has no capacity; in about ``retry_after`` seconds, at least 1, it is empty."""
+
+    def __init__(self, retry_after: int) -> None:
+        super().__init__(f"too many sentences are waiting; retry in {retry_after} s")
+        self.retry_after = retry_after
+
+
+class BatchQueue(Generic[Item, Result]):
+    """Collects items into batches, in the order of arrival.
+
+    A batch starts when it is full, or when its oldest item has waited for ``max_wait`` seconds.
+    Items that arrive while a batch is computed form the next one.
+    """
+
+    def __init__(
+        self,
+        compute: Callable[[list[Item]], Sequence[Result | Exception]],
+        *,
+        max_batch: int,
+        capacity: int,
+        threads: int = 1,
+        max_wait: float = 0.005,
+    ) -> None:
+        """Takes a function that returns a result or an exception for each item of a batch.
+
+        ``max_batch`` items are a full batch, at most ``capacity`` items wait, and ``threads``
+        batches are computed at the same time.
+        """
+        self._compute, self._threads = compute, threads
+        self._max_batch, self._capacity, self._max_wait = max_batch, capacity, max_wait
+        # Items and times of arrival; a dictionary keeps the order, and removes any item at once.
+        self._waiting: dict[asyncio.Future[Result], tuple[Item, float]] = {}
+        self._changed, self._closed = asyncio.Event(), False
+        self._seconds_per_item = 0.0  # in the newest batch
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    async def submit(self, items: Sequence[Item]) -> list[Result]:
+        """Returns the results of some items in order, or raises the error of one of them.
+
+        The items of a cancelled caller leave the queue.
+
+        Raises:
+          OverloadedError: The queue has no capacity for all of the items.
+        """
+        if self._closed or len(self) + len(items) > self._capacity:
+            raise OverloadedError(max(1, math.ceil(len(self) * self._seconds_per_item)))
+        loop = asyncio.get_running_loop()
+        futures = [loop.create_future() for _ in items]
+        self._waiting |= {f: (item, loop.time()) for f, item in zip(futures, items, strict=True)}
+        self._changed.set()
+        try:
+            return await asyncio.gather(*futures)
+        finally:
+            for future in futures:
+                self._waiting.pop(future, None)
+                future.cancel()
+
+    async def run(self) -> None:
+        """Computes batches until the queue is closed and empty."""
+        with ThreadPoolExecutor(self._threads) as pool:
+            await asyncio.gather(*(self._run_batches(pool) for _ in range(self._threads)))
+
+    def close(self) -> None:
+        """Refuses new items; :meth:`run` finishes the items that wait, and returns."""
+        self._closed = True
+        self._changed.set()
+
+    async def _run_batches(self, pool: ThreadPoolExecutor) -> None:
+        loop = asyncio.get_running_loop()
+        while await self._is_ready():
+            futures = list(itertools.islice(self._waiting, self._max_batch))
+            items, began = [self._waiting.pop(f)[0] for f in futures], loop.time()
+            try:
+                results = await loop.run_in_executor(pool, self._compute, items)
+                pairs = list(zip(futures, results, strict=True))
+            except Exception as error:
+                pairs = [(future, error) for future in futures]
+            for future, result in pairs:
+                if future.done():  # Its caller has left.
+                    continue
+                if isinstance(result, Exception):
+                    future.set_exception(result)
+                else:
+                    future.set_result(result)
+            self._seconds_per_item = (loop.time() - began) / len(items) / self._threads
+
+    async def _is_ready(self) -> bool:
+        """Waits until a batch starts; returns False if the queue is closed and empty."""
+        loop = asyncio.get_running_loop()
+        while self._waiting or not self._closed:
+            deadline = next((began + self._max_wait for _, began in self._waiting.values()), None)
+            is_due = self._closed or len(self) >= self._max_batch
+            if deadline is not None and (is_due or loop.time() >= deadline):
+                return True
+            self._changed.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(deadline):
+                    await self._changed.wait()
+        return False

@@ -1,0 +1,184 @@
+"""The queue of batches with fake functions: order, errors, cancellation, overload and shutdown."""
+
+import asyncio
+import contextlib
+import threading
+import time
+
+import pytest
+
+from jaxformer.serving.batching import BatchQueue, OverloadedError
+
+
+class Doubler:
+    """Doubles numbers, and fails on negative ones; waits for ``go`` before each batch."""
+
+    def __init__(self):
+        self.batches, self.is_called, self.go = [], False, threading.Event()
+        self.go.set()
+
+    def __call__(self, numbers):
+        self.is_called = True
+        assert self.go.wait(10)
+        self.batches.append(numbers)
+        if 0 in numbers:
+            raise ZeroDivisionError
+        if 13 in numbers:
+            return []
+        return [ValueError(n) if n < 0 else 2 * n for n in numbers]
+
+
+def run(main, **options):
+    """Runs ``main(queue, doubler)`` beside the queue; returns its result and the batches."""
+
+    async def both():
+        doubler = Doubler()
+        queue = BatchQueue(doubler, **{"max_batch": 4, "capacity": 8, **options})
+        running = asyncio.create_task(queue.run())
+        try:
+            return await main(queue, doubler), doubler.batches
+        finally:
+            doubler.go.set()
+            queue.close()
+            await asyncio.wait_for(running, 10)
+
+    return asyncio.run(both())
+
+
+async def busy(queue, doubler):
+    """Submits a number that keeps the queue busy until ``doubler.go``."""
+    doubler.go.clear()
+    task = asyncio.create_task(queue.submit([100]))
+    while not doubler.is_called:
+        await asyncio.sleep(0.001)
+    return task
+
+
+def test_requests_share_full_batches_and_keep_their_order():
+    async def main(queue, doubler):
+        first = await busy(queue, doubler)
+        tasks = [asyncio.create_task(queue.submit([n, n + 1])) for n in (1, 3, 5)]
+        await asyncio.sleep(0.01)
+        assert len(queue) == 6
+        doubler.go.set()
+        return [await task for task in (first, *tasks)]
+
+    results, batches = run(main)
+    assert results == [[200], [2, 4], [6, 8], [10, 12]]
+    assert batches == [[100], [1, 2, 3, 4], [5, 6]]
+
+
+def test_a_batch_waits_for_others_but_not_long():
+    async def main(queue, doubler):
+        began = time.perf_counter()
+        tasks = [asyncio.create_task(queue.submit([n])) for n in (1, 2)]
+        await asyncio.gather(*tasks)
+        return time.perf_counter() - began
+
+    seconds, batches = run(main, max_wait=0.05)
+    assert batches == [[1, 2]]
+    assert 0.05 <= seconds < 5
+    # A full batch does not wait.
+    assert run(lambda queue, _: queue.submit([1, 2, 3, 4]), max_wait=60)[0] == [2, 4, 6, 8]
+
+
+def test_an_error_fails_its_own_request_alone():
+    async def main(queue, doubler):
+        requests = map(queue.submit, ([1], [2, -3], [4]))
+        return await asyncio.gather(*requests, return_exceptions=True)
+
+    (one, error, four), batches = run(main)
+    assert (one, four) == ([2], [8])
+    assert repr(error) == "ValueError(-3)"
+    assert batches == [[1, 2, -3, 4]]
+
+
+def test_the_queue_survives_a_failing_batch():
+    async def main(queue, doubler):
+        for number, error in ((0, ZeroDivisionError), (13, ValueError)):
+            with pytest.raises(error):
+                await queue.submit([number])
+        return await queue.submit([1])
+
+    assert run(main)[0] == [2]
+
+
+def test_a_cancelled_request_frees_its_place():
+    async def main(queue, doubler):
+        running = await busy(queue, doubler)
+        waiting = asyncio.create_task(queue.submit([1, 2]))
+        other = asyncio.create_task(queue.submit([3]))
+        await asyncio.sleep(0.01)
+        for task in (waiting, running):
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        assert len(queue) == 1
+        doubler.go.set()
+        return await other
+
+    assert run(main) == ([6], [[100], [3]])
+
+
+def test_a_full_queue_refuses_requests_until_items_leave():
+    async def main(queue, doubler):
+        running = await busy(queue, doubler)
+        waiting = asyncio.create_task(queue.submit(range(1, 8)))
+        await asyncio.sleep(0)
+        with pytest.raises(OverloadedError) as error:
+            await queue.submit([1, 2])
+        assert error.value.retry_after >= 1
+        last = asyncio.create_task(queue.submit([8]))
+        await asyncio.sleep(0)
+        doubler.go.set()
+        return await running, await waiting, await last, await queue.submit([9, 10])
+
+    assert run(main)[0] == ([200], [2, 4, 6, 8, 10, 12, 14], [16], [18, 20])
+
+
+def test_closing_finishes_what_waits_and_refuses_the_rest():
+    async def main(queue, doubler):
+        running = await busy(queue, doubler)
+        waiting = asyncio.create_task(queue.submit([1]))
+        await asyncio.sleep(0)
+        queue.close()
+        with pytest.raises(OverloadedError):
+            await queue.submit([2])
+        doubler.go.set()
+        return await running, await waiting
+
+    # A batch that waits for others would wait for a minute.
+    assert run(main, max_wait=60, max_batch=1)[0] == ([200], [2])
+
+
+def test_threads_compute_batches_at_the_same_time():
+    barrier = threading.Barrier(3)
+
+    def meet(numbers):
+        barrier.wait(10)  # All batches are computed, or none.
+        return numbers
+
+    async def main():
+        queue = BatchQueue(meet, max_batch=2, capacity=8, threads=3)
+        running = asyncio.create_task(queue.run())
+        results = await queue.submit(range(6))
+        queue.close()
+        await running
+        return results
+
+    assert asyncio.run(main()) == list(range(6))
+
+
+def test_many_callers_get_their_own_answers():
+    async def caller(queue, number):
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.002 if number % 7 == 0 else 10):
+                return await queue.submit([number] * (number % 3 + 1))
+
+    async def main(queue, doubler):
+        return await asyncio.gather(*(caller(queue, number) for number in range(14, 100)))
+
+    results, batches = run(main, capacity=1000, threads=2)
+    for number, result in enumerate(results, 14):
+        assert result == [2 * number] * (number % 3 + 1) or (number % 7 == 0 and result is None)
+    assert max(map(len, batches)) == 4

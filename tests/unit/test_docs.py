@@ -104,7 +104,10 @@ def commands():
 def test_page_and_configs_have_the_same_commands(name):
     document = runpy.run_path(str(PROJECT / "configs" / f"{name}.py"))["__doc__"]
     document = re.sub(r"(?<=\S) +", " ", document)  # Python has joined the continued lines.
-    own = re.findall(r"^    (jaxformer .*)$", document, flags=re.M)
+    own = re.findall(r"^    ((?:jaxformer|python train.py) .*)$", document, flags=re.M)
+    # The page is for the installed package, and a config is for a clone.
+    clone = r"python train\.py --config=configs/(\w+)\.py --workdir="
+    own = [re.sub(clone, r"jaxformer train \1 --workdir ", line) for line in own]
     of_page = [line for line in commands() if f"runs/{name}" in line.split() + line.split("=")]
     assert [line for line in own if "runs/mine" not in line] == of_page
     keep = GENERATE["load_config"](name).training.keep_checkpoints

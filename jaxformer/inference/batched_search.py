@@ -19,6 +19,7 @@ from jaxformer.data.tokenizer import PAD
 from jaxformer.errors import UserError
 from jaxformer.inference.kept_programs import KeptProgram
 from jaxformer.inference.members import Member, token_log_probs
+from jaxformer.inference.shortlist import Shortlist
 from jaxformer.layout import global_mesh
 from jaxformer.models.stepwise import step_fn
 from jaxformer.search import Algorithm, BeamResult, PrefillFn, StepFn, ensemble, take_sentences
@@ -84,6 +85,7 @@ def search_batches(
     sources: Sequence[Sequence[int]],
     prefixes: Sequence[Sequence[int]] | None = None,
     *,
+    shortlist: Shortlist | None = None,
     first: int = 0,
     report: Callable[[int], object] = lambda finished: None,
 ) -> list[Decoded]:
@@ -102,6 +104,10 @@ def search_batches(
             [] if prefixes is None else [prefixes[n] for n in numbers],
             [first + n for n in numbers],
         )
+        if shortlist is not None:
+            vocabulary = min(member.config.output_size for member in members)
+            chosen = shortlist.candidates([sources[n] for n in numbers], vocabulary)
+            batch = batch._replace(candidates=chosen)
         for row, result in _search(members, search, shape, batch):
             if row < len(numbers):
                 decoded[numbers[row]] = result
@@ -170,7 +176,7 @@ def compile_programs(
         state, _, result = _run_first_stage(members, search, shape, numbers, batch, np.int32(0))
         if shape.first_capacity < shape.capacity:
             rows = np.zeros(shape.second_stage_rows, np.int32)
-            result = _second_stage(members, search, shape, numbers, state, rows)
+            result = _second_stage(members, search, shape, numbers, state, rows, None)
         jax.block_until_ready(result)
 
 
@@ -180,6 +186,7 @@ class _SourceBatch(NamedTuple):
     src: Int[np.ndarray, "B S"]
     prefix: Int[np.ndarray, "B P"] | None
     sentence_ids: Int[np.ndarray, " B"]
+    candidates: Int[np.ndarray, " C"] | None = None  # tokens that may be generated; None for all
 
 
 def _source_batch(
@@ -211,17 +218,16 @@ def _search(
     state, done, result = _run_first_stage(members, search, shape, numbers, batch, np.int32(until))
     done, result = jax.device_get((done, result))
     for row in np.flatnonzero(done).tolist():
-        yield row, _read_row(result, row)
+        yield row, _read_row(result, row, batch.candidates)
     left = np.flatnonzero(~done)
     for start in range(0, len(left), shape.second_stage_rows):
         rows = left[start : start + shape.second_stage_rows]
         # Unfinished sentences are repeated to fill the batch.
         padded = np.resize(rows, shape.second_stage_rows).astype(np.int32)
-        result = BeamResult(
-            *jax.device_get(_second_stage(members, search, shape, numbers, state, padded))
-        )
+        arguments = members, search, shape, numbers, state, padded, batch.candidates
+        result = BeamResult(*jax.device_get(_second_stage(*arguments)))
         for i, row in enumerate(rows.tolist()):
-            yield row, _read_row(result, i)
+            yield row, _read_row(result, i, batch.candidates)
 
 
 def _run_first_stage(*args: Any) -> tuple[list[Array], Bool[Array, " B"], BeamResult]:
@@ -252,7 +258,8 @@ def _first_stage(
     if shape.prefix:
         state = search.prefill(_prefill_fn(members), state)
     # Attention reads the whole capacity, so the first half of the steps uses half of it.
-    step_fn = _step_fn(members)
+    chosen = None if batch.candidates is None else jnp.asarray(batch.candidates)
+    step_fn = _step_fn(members, chosen)
     state = search.advance(step_fn, state, jnp.minimum(until, half))
     state = _grow(state, shape.first_capacity)
     state = search.advance(step_fn, state, until)
@@ -267,13 +274,14 @@ def _second_stage(
     numbers: Numbers,
     leaves: list[Array],
     rows: Int[Array, " R"],
+    candidates: Int[Array, " C"] | None,
 ) -> BeamResult:
     """Decodes the selected sentences of a batch to the end, from the leaves of their state."""
     batch = _source_batch(shape, [], [], [])
     structure = _first_stage.structure(members, search, shape, numbers, batch, np.int32(0))
     state = jax.tree.unflatten(structure.children()[0], leaves)
     search = search.join_numbers(numbers)
-    state, step_fn = take_sentences(state, rows), _step_fn(members)
+    state, step_fn = take_sentences(state, rows), _step_fn(members, candidates)
     for capacity in shape.second_stage_capacities:
         state = search.advance(step_fn, _grow(state, capacity), capacity)
     return search.finalize(state)
@@ -283,8 +291,8 @@ def _grow(state: Any, capacity: int) -> Any:
     return state.replace(cache=tuple(cache.grow(capacity) for cache in state.cache))
 
 
-def _step_fn(members: Members) -> StepFn:
-    return ensemble([step_fn(member.model, member.params) for member in members])
+def _step_fn(members: Members, candidates: Int[Array, " C"] | None) -> StepFn:
+    return ensemble([step_fn(member.model, member.params, candidates) for member in members])
 
 
 def _prefill_fn(members: Members) -> PrefillFn:
@@ -299,10 +307,12 @@ def _prefill_fn(members: Members) -> PrefillFn:
     return prefill
 
 
-def _read_row(result: BeamResult, row: int) -> Decoded:
+def _read_row(result: BeamResult, row: int, candidates: Int[np.ndarray, " C"] | None) -> Decoded:
+    """Returns the hypotheses of a row, whose ids are indices of ``candidates`` if there are any."""
     exist = np.flatnonzero(result.scores[row] != -np.inf)
+    tokens = result.tokens[row] if candidates is None else candidates[result.tokens[row]]
     return Decoded(
-        tokens=[result.tokens[row, i, : result.lengths[row, i]].tolist() for i in exist],
+        tokens=[tokens[i, : result.lengths[row, i]].tolist() for i in exist],
         scores=result.scores[row, exist].tolist(),
         log_probs=result.log_probs[row, exist].tolist(),
     )

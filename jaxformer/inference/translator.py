@@ -14,10 +14,13 @@ from jaxformer.checks import check_same_length, check_text, check_texts, check_t
 from jaxformer.config import Config
 from jaxformer.data.tokenizer import EOS, Vocabulary
 from jaxformer.errors import UserError
+from jaxformer.files import model_path
 from jaxformer.inference.batched_search import Decoded, all_shapes, compile_programs, search_batches
 from jaxformer.inference.members import Member
+from jaxformer.inference.shortlist import Shortlist
 from jaxformer.inference.weights import Predictor, TrainedModel
 from jaxformer.kinds import PARSING, TRANSLATION
+from jaxformer.runs.workdir import Workdir
 from jaxformer.search import BeamSearch, Constraint, Sampling
 
 
@@ -66,6 +69,7 @@ class Translator(Predictor):
         """
         super().__init__(config, params, tokenizer, weights)
         self.models: tuple[Member, ...] = (Member(config.model, self.params),)
+        self.shortlist: Shortlist | None = None
 
     @classmethod
     def load(
@@ -75,6 +79,7 @@ class Translator(Predictor):
         weights: str | int = "auto",
         search: BeamSearch | Sampling | None = None,
         compute_dtype: str | None = None,
+        shortlist: bool = False,
     ) -> "Translator":
         """Reads config, tokenizer and parameters from the workdir of a training run.
 
@@ -86,6 +91,8 @@ class Translator(Predictor):
           search: Replaces the run's search.
           compute_dtype: Replaces the run's compute dtype: "float32", "bfloat16", or "int8", which
             quantizes the parameters.
+          shortlist: Generate only tokens of the workdir's shortlist, which is faster. Translations
+            then depend on their batch, and constraints and prefixes are refused.
 
         Raises:
           UserError: A file is missing or damaged, or there are no such weights.
@@ -96,7 +103,11 @@ class Translator(Predictor):
             trained = TrainedModel.load(workdir, weights=name, **options)
             tokenizer = members[0].tokenizer if members else trained.tokenizer
             members.append(cls(trained.config, trained.params, tokenizer, trained.weights))
-        return members[0].ensemble_with(*members[1:])
+        together = members[0].ensemble_with(*members[1:])
+        if shortlist:
+            folder, size = Workdir(model_path(workdir)), together.vocab_sizes[1]
+            together.shortlist = Shortlist.load(folder.path, size)
+        return together
 
     def ensemble_with(self, *others: "Translator") -> "Translator":
         """Returns an ensemble with other translators, which averages the models' probabilities.
@@ -263,7 +274,10 @@ class Translator(Predictor):
             ]
         search = self.config.search
         search = dataclasses.replace(search, constraints=(*search.constraints, *constraints))
-        return search_batches(self.models, search, sources, prefixes, first=first, report=report)
+        if self.shortlist is not None and (search.constraints or prefixes is not None):
+            raise UserError("a shortlist works without constraints and prefixes: leave one out")
+        options = {"shortlist": self.shortlist, "first": first, "report": report}
+        return search_batches(self.models, search, sources, prefixes, **options)
 
     def source_ids(self, text: str, place: str = "sentence") -> list[int]:
         """Returns token ids with end-of-sentence, or [] if there are no visible characters.

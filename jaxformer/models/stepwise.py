@@ -2,9 +2,12 @@
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PyTree
 
+from jaxformer.data.tokenizer import PAD
+from jaxformer.layout import take_rows
 from jaxformer.models.assembly import TokenModel
 from jaxformer.nn.embedding import output_logits
 from jaxformer.nn.stack import StackCache, unstack_layers
@@ -34,31 +37,50 @@ class StepwiseModel(TokenModel):
         """
         return self.decoder.prefill(self.embed(tokens), cache, length)
 
+    def candidate_output(self, candidates: Int[Array, " C"]) -> tuple[Any, Float[Array, " C"]]:
+        """Returns the rows of the output matrix and the biases of some tokens, for :meth:`step`.
+
+        Padding, except at the front, has the bias -inf.
+        """
+        table = jax.tree.map(lambda rows: take_rows(rows, candidates), self.output_table)
+        bias = jnp.where((candidates == PAD) & (jnp.arange(len(candidates)) > 0), -jnp.inf, 0.0)
+        return table, bias if self.logits_bias is None else bias + self.logits_bias[candidates]
+
     def step(
-        self, tokens: Int[Array, "B N"], cache: StackCache
+        self, tokens: Int[Array, "B N"], cache: StackCache, output: tuple[Any, Any] | None = None
     ) -> tuple[Float[Array, "B N V"], StackCache]:
         """Returns float32 logits of the next token of every beam, and the updated cache.
 
-        The first step takes the beginning-of-sentence token, unless tokens were prefilled.
+        The first step takes the beginning-of-sentence token, unless tokens were prefilled. With
+        ``output``, from :meth:`candidate_output`, the logits are of the candidates.
         """
         positions = jnp.broadcast_to(cache.slots.length, tokens.shape)
         longest = None if cache.slots.is_rolling else cache.slots.capacity
         embedded = self.embed(tokens, positions, longest)
         x, cache = self.decoder.step(embedded, cache)
-        return self.logits(x), cache
+        return (self.logits(x) if output is None else output_logits(x, *output)), cache
 
 
-def step_fn(model: StepwiseModel, params: PyTree) -> StepFn:
+def step_fn(
+    model: StepwiseModel, params: PyTree, candidates: Int[Array, " C"] | None = None
+) -> StepFn:
     """Returns ``model.step`` as the step function of a search.
 
     It unstacks the layers once; the loop of the search would slice them again for every token.
+    With ``candidates``, the search is over their indices. The special tokens come first.
 
     >>> search(step_fn(model, params), cache, max_lengths=[64], capacity=64)  # doctest: +SKIP
     """
     layers = unstack_layers(params["decoder"]["layers"], model.config.decoder_layers)
     variables = {"params": {**params, "decoder": {**params["decoder"], "layers": layers}}}
 
+    if candidates is None:
+        output = None
+    else:
+        output = model.apply(variables, candidates, method="candidate_output")
+
     def step(tokens: Int[Array, "B N"], cache: Any) -> tuple[Float[Array, "B N V"], Any]:
-        return model.apply(variables, tokens, cache, method="step")
+        ids = tokens if candidates is None else candidates[tokens]
+        return model.apply(variables, ids, cache, output, method="step")
 
     return step

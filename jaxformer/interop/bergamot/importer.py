@@ -17,9 +17,11 @@ from jaxformer.data.marian_tokenizer import MarianTokenizer
 from jaxformer.data.tokenizer import BOS, PAD, UNK, open_processor
 from jaxformer.errors import UserError
 from jaxformer.files import explain_read_errors, local_path, read_whole, run_path
+from jaxformer.inference.shortlist import Shortlist
 from jaxformer.inference.weights import write_model
 from jaxformer.interop.arrays import NamedArrays, Params, split_heads, stack
-from jaxformer.interop.bergamot.files import read_tensors
+from jaxformer.interop.bergamot import files
+from jaxformer.interop.bergamot.files import read_shortlist, read_tensors
 from jaxformer.models.student import StudentConfig
 from jaxformer.nn.feed_forward import Activation
 from jaxformer.runs.workdir import Workdir
@@ -88,8 +90,28 @@ def import_bergamot(directory: pathlib.Path, workdir: pathlib.Path) -> str:
     tokenizer = MarianTokenizer.assemble(contents[0], contents[-1], pieces)
     identity = {"tokenizer": tokenizer.sha256}
     write_model(folder, COMMAND, identity, tokenizer.serialized, config, params)
+    lists = sorted(directory.glob("lex.*.s2t.bin"))
+    if lists:
+        _shortlist(read_shortlist(lists[0]), orders[0], orders[-1]).save(folder.path)
     size = sum(leaf.size for leaf in jax.tree.leaves(params))
-    return f"{size:,} parameters, {tokenizer.vocab_size:,} tokens, from {directory}"
+    note = "" if lists else ", without a shortlist"
+    return f"{size:,} parameters, {tokenizer.vocab_size:,} tokens, from {directory}{note}"
+
+
+def _shortlist(
+    theirs: files.Shortlist, source: Int[np.ndarray, " V"], target: Int[np.ndarray, " V"]
+) -> Shortlist:
+    """Returns a shortlist in our ids, given their id for each of ours on both sides."""
+    number = np.full(max(target.max() + 1, theirs.tokens.max(initial=0) + 1, theirs.first), UNK)
+    number[target[target >= 0]] = np.flatnonzero(target >= 0)
+    known = (source >= 0) & (source < len(theirs.offsets) - 1)
+    lists = [
+        theirs.tokens[theirs.offsets[i] : theirs.offsets[i + 1]] if ok else theirs.tokens[:0]
+        for i, ok in zip(source, known, strict=True)
+    ]
+    offsets = np.cumsum([0, *map(len, lists)])
+    targets = number[np.concatenate(lists)]
+    return Shortlist(*(a.astype(np.int32) for a in (number[: theirs.first], offsets, targets)))
 
 
 def _single(directory: pathlib.Path, pattern: str) -> pathlib.Path:

@@ -12,10 +12,13 @@ import sentencepiece
 
 from jaxformer.data.tokenizer import BOS, EOS
 from jaxformer.errors import UserError
+from jaxformer.inference import shortlist as shortlists
+from jaxformer.inference.shortlist import Shortlist
 from jaxformer.inference.translator import Translator
 from jaxformer.interop.bergamot.files import read_shortlist, read_tensors
 from jaxformer.interop.bergamot.importer import import_bergamot
 from jaxformer.models.student import Student
+from jaxformer.search import BeamSearch
 
 D, F, HEADS, ENCODER, DECODER = 8, 12, 2, 2, 1
 SETTINGS = f"""dec-cell: ssru
@@ -253,6 +256,60 @@ def shortlist(entries, checksum=None):
         total ^= (word + 0x9E3779B9 + (total << 6) + (total >> 2)) & (2**64 - 1)
     total = total if checksum is None else checksum
     return struct.pack("<2Q", 0xF11A48D5013417F5, total) + body
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_a_shortlist_restricts_the_search(model, dtype, monkeypatch):
+    """As a mask of all other logits does, for one sentence; with it, probabilities sum to 1."""
+    path, _ = model
+    monkeypatch.setattr(shortlists, "_SIZES", range(8, 40))
+    vocabulary = sentencepiece.SentencePieceProcessor(
+        model_file=str(path.parent / "vocab.ende.spm")
+    )
+    rng = np.random.default_rng(0)
+    lists = [rng.choice(len(vocabulary), 1).tolist() for _ in range(len(vocabulary))]
+    path.with_name("lex.50.50.ende.s2t.bin").write_bytes(shortlist(lists))
+    import_bergamot(path.parent, path.parent / "run")
+    for text in ("the old", "a river"):
+        theirs = [*vocabulary.encode(text), 0]
+        allowed = {*range(5), *theirs, *(t for i in theirs for t in lists[i])}
+        ours = [{0: EOS, 1: 3}.get(t, t + 2) for t in allowed]
+        mask = np.full(len(vocabulary) + 2, -np.inf, np.float32)
+        mask[ours] = 0
+
+        def restrict(logits, context, mask=mask):
+            return logits + mask
+
+        search = BeamSearch(beam_size=1, constraints=(restrict,), max_length=12)
+        options = {"compute_dtype": dtype}
+        masked = Translator.load(path.parent / "run", search=search, **options)
+        search = BeamSearch(beam_size=1, max_length=12)
+        short = Translator.load(path.parent / "run", search=search, shortlist=True, **options)
+        [found] = short.translate_ids([short.source_ids(text)])
+        [expected] = masked.translate_ids([masked.source_ids(text)])
+        assert found.tokens == expected.tokens
+        assert found.log_probs[0] > expected.log_probs[0]
+
+
+@pytest.fixture(autouse=True)
+def _small_sizes(monkeypatch):
+    monkeypatch.setattr(shortlists, "_SIZES", (20, 24))
+
+
+def test_shortlists_of_workdirs(tmp_path, monkeypatch):
+    monkeypatch.setattr(shortlists, "_SIZES", (20,))
+    made = Shortlist(np.array([1, 4]), np.array([0, 0, 0, 0, 0, 2, 3]), np.array([5, 6, 5]))
+    made.save(tmp_path)
+    with pytest.raises(UserError, match="expected a shortlist of 9 tokens"):
+        Shortlist.load(tmp_path, 9)
+    with pytest.raises(UserError, match="expected a shortlist of 6 tokens"):
+        Shortlist.load(tmp_path, 6)  # Token 6 is out of range.
+    chosen = made.candidates([[4, 1], [5, 1]], 100)
+    assert chosen.tolist() == [0, 1, 2, 3, 4, 5, 6] + [0] * 13
+    assert made.candidates([[4, 1]], 20) is None
+    (tmp_path / "shortlist.npz").write_bytes(b"PK damaged")
+    with pytest.raises(UserError, match="expected a shortlist: "):
+        Shortlist.load(tmp_path, 6)
 
 
 def test_shortlists_are_read_and_checked(tmp_path):

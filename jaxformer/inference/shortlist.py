@@ -1,0 +1,83 @@
+"""Shortlists: a batch of sentences is translated with the words that are likely for it.
+
+The logits then take a few thousand products instead of one for each word of the vocabulary. A
+translation that needs another word gets a worse one.
+"""
+
+import dataclasses
+import io
+import pathlib
+import zipfile
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Int
+
+from jaxformer.data.tokenizer import PAD, UNK
+from jaxformer.errors import UserError
+from jaxformer.files import explain_read_errors, read_whole, write_file
+
+NAME = "shortlist.npz"  # in a workdir
+# Numbers of candidates, each with programs of its own.
+_SIZES = (256, 512, 1024, 2048, 4096, 8192)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Shortlist:
+    """Likely target tokens of each source token, in the ids of a tokenizer.
+
+    Attributes:
+      common: Target tokens that are likely for every source.
+      offsets: The targets of source token i are ``targets[offsets[i]:offsets[i + 1]]``.
+      targets: Target tokens.
+    """
+
+    common: Int[np.ndarray, " C"]
+    offsets: Int[np.ndarray, " V+1"]
+    targets: Int[np.ndarray, " E"]
+
+    def candidates(
+        self, sources: Sequence[Sequence[int]], vocab_size: int
+    ) -> Int[np.ndarray, " C"] | None:
+        """Returns the target tokens for a batch of sources, the special tokens first.
+
+        They are padded with PAD to one of a few sizes. None if they would be nearly all tokens.
+        Source tokens are candidates, too, since names are often copied.
+        """
+        own = np.unique(np.concatenate([np.asarray(ids, np.int32) for ids in sources]))
+        lists = [self.targets[self.offsets[i] : self.offsets[i + 1]] for i in own]
+        found = np.unique(np.concatenate([np.arange(UNK + 1), self.common, own, *lists]))
+        size = next((size for size in _SIZES if size >= len(found)), vocab_size)
+        if size >= vocab_size:
+            return None
+        return np.pad(found, (0, size - len(found)), constant_values=PAD).astype(np.int32)
+
+    def save(self, folder: pathlib.Path) -> None:
+        """Writes the shortlist to a workdir."""
+        content = io.BytesIO()
+        np.savez_compressed(content, **dataclasses.asdict(self))
+        write_file(folder / NAME, content.getvalue())
+
+    @classmethod
+    def load(cls, folder: pathlib.Path, vocab_size: int) -> "Shortlist":
+        """Reads the shortlist of a workdir.
+
+        Raises:
+          UserError: There is none, or it is damaged or of another vocabulary.
+        """
+        path = folder / NAME
+        if not path.exists():
+            raise UserError(f"{path}: no such file; only imported models have a shortlist")
+        with explain_read_errors(path):
+            content = read_whole(path, folder)
+        try:
+            with np.load(io.BytesIO(content), allow_pickle=False) as file:
+                found = cls(**{f.name: file[f.name] for f in dataclasses.fields(cls)})
+            offsets, ids = found.offsets, np.concatenate([found.common, found.targets])
+            fits = len(offsets) == vocab_size + 1 and offsets[-1] == len(found.targets)
+            fits &= bool((np.diff(offsets) >= 0).all() and ((ids >= 0) & (ids < vocab_size)).all())
+        except (OSError, LookupError, TypeError, ValueError, zipfile.BadZipFile) as error:
+            raise UserError(f"{path}: expected a shortlist: {error!s:.200}") from None
+        if not fits:
+            raise UserError(f"{path}: expected a shortlist of {vocab_size} tokens")
+        return found

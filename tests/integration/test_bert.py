@@ -20,6 +20,7 @@ import safetensors.numpy
 from jaxformer import Config, LabeledConfig, MeshConfig, TrainingConfig, load_model, train
 from jaxformer.cli import main
 from jaxformer.config import read_config
+from jaxformer.data.huggingface_tokenizer import HuggingFaceTokenizer
 from jaxformer.data.tokenizer import BOS, EOS, UNK, Tokenizer
 from jaxformer.errors import UserError
 from jaxformer.inference.weights import TrainedModel, abstract_params
@@ -302,7 +303,8 @@ def test_minilm_equals_transformers(tmp_path):
     assert summary == "BertModel, 22,713,216 parameters, 30,522 tokens"
     trained, tokens = TrainedModel.load(tmp_path / "run"), expected["tokens"]
     ours = trained.tokenizer.our_ids
-    assert isinstance(Tokenizer.load(tmp_path / "run" / "tokenizer.model"), Tokenizer)
+    loaded = Tokenizer.load(tmp_path / "run" / "tokenizer.model")
+    assert isinstance(loaded, HuggingFaceTokenizer)
     encoded = trained.tokenizer.encode_batch(TEXTS)
     for row, ids in zip(ours[tokens], encoded, strict=False):
         assert row[: len(ids) + 1].tolist() == [*ids, EOS]

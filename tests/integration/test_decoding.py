@@ -75,9 +75,9 @@ def traces(monkeypatch):
     """Returns a list with an entry for each program of a search that was traced."""
     step_fn, traced = batched_search._step_fn, []
 
-    def noted(members):
-        traced.append(members)
-        return step_fn(members)
+    def noted(*arguments):
+        traced.append(arguments)
+        return step_fn(*arguments)
 
     monkeypatch.setattr(batched_search, "_step_fn", noted)
     return traced

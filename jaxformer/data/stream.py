@@ -45,7 +45,7 @@ class StreamConfig(DataSection):
         ids of ``tokenizer`` without a header, ``.bin``, which are read from the disk as needed.
       valid: Validation file, in the same form. By default, the last tenth of ``file`` is for
         validation.
-      separator: Line between two documents, such as "<|endoftext|>"; it becomes the end-of-sequence
+      separator: Line between two documents, such as ``<|endoftext|>``; it becomes the end-of-text
         token, as does the end of a file, and generated texts can end. By default, a file is one
         document without an end.
       token_dtype: Dtype of a ``.bin`` file, little-endian.

@@ -75,10 +75,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _own_checks_of_settings() -> None:
     """Leaves invalid settings to the settings' own checks, whose messages the tests read."""
     if CHECKED:
-        from jaxformer import config, search
+        from jaxformer import config, kinds, search
 
-        for kind in (*map(config.__dict__.get, config.__all__), search.BeamSearch, search.Sampling):
-            kind.__init__ = kind.__init__.__wrapped__
+        settings = {*map(config.__dict__.get, config.__all__), search.BeamSearch, search.Sampling}
+        models = {network.section for kind in kinds.KINDS for network in kind.networks}
+        for section in settings | models:
+            section.__init__ = section.__init__.__wrapped__
 
 
 @pytest.fixture(scope="session", autouse=True)

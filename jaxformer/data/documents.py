@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Int, Integer
 
 from jaxformer.data.tokenizer import EOS, PAD, Vocabulary
 from jaxformer.errors import UserError
@@ -54,7 +54,7 @@ def split_documents(
 
 def encode_documents(
     text: str, tokenizer: Vocabulary, separator: str, span: range
-) -> Int[np.ndarray, " N"]:
+) -> Integer[np.ndarray, " N"]:
     """Returns token ids of the smallest dtype, with EOS after each document of the text."""
     dtype, ids = np.min_scalar_type(tokenizer.vocab_size - 1), bytearray()
     size = _PIECE if tokenizer.keeps_lines else len(text)

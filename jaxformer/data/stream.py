@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from typing import Literal, SupportsIndex
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Int, Integer
 
 from jaxformer.checks import check_text, check_tokens, check_unicode
 from jaxformer.data.bpe import train_byte_pair_model
@@ -231,8 +231,8 @@ class TokenStream:
     """
 
     tokenizer: Vocabulary
-    train: Int[np.ndarray, " N"]
-    valid: Int[np.ndarray, " M"]
+    train: Integer[np.ndarray, " N"]
+    valid: Integer[np.ndarray, " M"]
     valid_characters: int
     text_sha256: str
     findings: Findings = dataclasses.field(default_factory=Findings)
@@ -268,7 +268,7 @@ class TokenStream:
         hashes = file_sha256(file), "" if valid is None else file_sha256(valid)
         return cls(tokenizer, train[:place], rest, 0, hashes[0], Findings(), hashes[1], ids)
 
-    def _ids(self, tokens: Int[np.ndarray, "*X"]) -> Int[np.ndarray, "*X"]:
+    def _ids(self, tokens: Integer[np.ndarray, "*X"]) -> Int[np.ndarray, "*X"]:
         return (tokens if self.our_ids is None else self.our_ids[tokens]).astype(np.int32)
 
     def row_starts(self, step: int, rows: int, length: int, seed: int) -> Int[np.ndarray, " B"]:

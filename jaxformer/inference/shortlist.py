@@ -33,7 +33,7 @@ class Shortlist:
     """
 
     common: Int[np.ndarray, " C"]
-    offsets: Int[np.ndarray, " V+1"]
+    offsets: Int[np.ndarray, " _"]
     targets: Int[np.ndarray, " E"]
 
     def candidates(

@@ -84,7 +84,7 @@ class Encoder(TokenModel):
         deterministic: bool = True,
         *,
         row_ids: Int[Array, " B"] | None = None,
-    ) -> Float[Array, "B C"]:
+    ) -> Float[Array, "B ..."]:
         """Returns logits of the classes, float32 or float64.
 
         Args:

@@ -8,12 +8,12 @@ from jaxtyping import Array, Float, Int
 
 from jaxformer.errors import UserError
 from jaxformer.nn.arguments import check_activations, check_choice
-from jaxformer.nn.cache import KVCache, MemoryCache, Slots
+from jaxformer.nn.cache import LayerState, Slots
 from jaxformer.nn.dropout import Dropout
 from jaxformer.nn.keys import Keys, Memory
 from jaxformer.nn.norm import LayerNorm
 
-LayerCache = dict[str, KVCache | MemoryCache]
+LayerCache = dict[str, LayerState]
 
 
 class Residual(nn.Module):

@@ -12,7 +12,7 @@ slots.
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import flax.struct
 import jax
@@ -116,6 +116,15 @@ class Slots:
         capacity = _capacity_for(length, self.beam_slots.shape[1], self.window)
         beam_slots = _pad_to(self.beam_slots, 2, capacity)
         return dataclasses.replace(self, beam_slots=beam_slots)
+
+
+@runtime_checkable
+class LayerState(Protocol):
+    """The decoding state of a sub-layer, a pytree, such as a cache of keys and values."""
+
+    def grow(self, capacity: int) -> Any:
+        """Returns the state with capacity for this many positions."""
+        ...
 
 
 class _Cached:

@@ -17,7 +17,7 @@ from jaxformer.nn.precision import ComputeDtype
 Activation = Literal["relu", "gelu", "gelu_exact", "swish"]
 
 
-def activate(activation: Activation, x: Float[Array, "*rows F"]) -> Float[Array, "*rows F"]:
+def activate(activation: Activation, x: Float[Array, "*X"]) -> Float[Array, "*X"]:
     """Applies an activation; "gelu" is the approximation with tanh, "gelu_exact" has erf."""
     if activation == "gelu_exact":
         return x * (1 + _erf(x * math.sqrt(0.5))) / 2

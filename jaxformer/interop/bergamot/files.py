@@ -137,7 +137,7 @@ class Shortlist(NamedTuple):
     """
 
     first: int
-    offsets: Int[np.ndarray, " V+1"]
+    offsets: Int[np.ndarray, " _"]
     tokens: Int[np.ndarray, " E"]
 
 

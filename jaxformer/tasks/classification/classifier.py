@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int, PyTree
 from jaxformer.checks import check_texts
 from jaxformer.config import Config, check_kind
 from jaxformer.data.loader import round_up
-from jaxformer.data.tokenizer import EOS, Tokenizer
+from jaxformer.data.tokenizer import EOS, Vocabulary
 from jaxformer.errors import UserError
 from jaxformer.inference.weights import TrainedModel, describe_predictor
 from jaxformer.kinds import CLASSIFICATION
@@ -52,7 +52,7 @@ class Classifier:
     """
 
     def __init__(
-        self, config: Config, params: PyTree, tokenizer: Tokenizer, weights: str = "given"
+        self, config: Config, params: PyTree, tokenizer: Vocabulary, weights: str = "given"
     ) -> None:
         """Initializes a classifier; :meth:`load` reads all arguments from a workdir."""
         check_kind(config, CLASSIFICATION)

@@ -113,8 +113,8 @@ def test_cached_equals_whole_for_beams(window, chunked, monkeypatch):
 
     @jax.jit
     def cached(variables, beams):
-        sizes = {"num_beams": 3, "capacity": 9}
-        cache = stack.apply(variables, X[:, 0, 0] > 0, 8, "float32", **sizes, method="init_cache")
+        rows, sizes = np.zeros(2, np.int32), {"num_beams": 3, "capacity": 9}
+        cache = stack.apply(variables, rows, 8, "float32", **sizes, method="init_cache")
         assert cache.layers[0]["self_attention"].keys.shape[2] == 2
         _, cache = stack.apply(variables, X, cache, 6, method="prefill")
         outputs = []

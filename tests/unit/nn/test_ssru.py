@@ -46,8 +46,8 @@ def test_cached_equals_whole_for_beams(prompt):
 
     @jax.jit
     def cached(variables):
-        sizes = {"num_beams": 3, "capacity": 9}
-        cache = STACK.apply(variables, X[:, 0, 0] > 0, 8, "float32", **sizes, method="init_cache")
+        rows, sizes = np.zeros(2, np.int32), {"num_beams": 3, "capacity": 9}
+        cache = STACK.apply(variables, rows, 8, "float32", **sizes, method="init_cache")
         if prompt:  # Tokens after the prompt are padding.
             _, cache = STACK.apply(variables, X[:, :4], cache, prompt, method="prefill")
         outputs = []

@@ -102,6 +102,8 @@ def _classify_images(
     rows = classifier.probabilities(pixels)
     found = rows.argmax(axis=1).tolist()
     if (labels >= 0).all():
+        if labels.max() >= (classes := rows.shape[1]):
+            raise UserError(f"{images}: expected labels below {classes}, got {labels.max()}")
         correct = int((found == labels).sum())
         percent = f"{correct / len(labels):.2%}, {correct:,} of {len(labels):,}"
         print(f"accuracy {percent}", file=sys.stderr)

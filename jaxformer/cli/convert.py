@@ -68,8 +68,8 @@ def import_model(
     """Convert another system's model to a workdir that every command accepts.
 
     Options:
-      system: hf: GPT-2, LLaMA, Mistral, T5 or umT5, as transformers saves them; marian: Marian or
-        OPUS-MT; bergamot: a translation model of Firefox
+      system: hf: BERT, GPT-2, LLaMA, Mistral, T5 or umT5, as transformers saves them; marian:
+        Marian or OPUS-MT; bergamot: a translation model of Firefox
       directory: folder of the model, or its name on the Hugging Face Hub, such as
         openai-community/gpt2 or Helsinki-NLP/opus-mt-en-de
 

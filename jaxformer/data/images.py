@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import zipfile
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -104,6 +105,9 @@ def read_npz(name: str, needs_labels: bool = True) -> Images:
     path = local_path(name)
     with explain_read_errors(path), open_file(path) as stream:
         try:
+            if not zipfile.is_zipfile(stream):
+                raise ValueError("it is not a zip archive")
+            stream.seek(0)
             # numpy reads pickles only on request.
             with np.load(stream) as arrays:
                 found = {n: arrays[n] for n in ("images", "labels") if n in arrays.files}

@@ -10,11 +10,17 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxformer.config import ModelConfig, model_section
+from jaxformer.config import ModelConfig
 from jaxformer.data.tokenizer import BOS, EOS, UNK
 from jaxformer.errors import needs_package
 from jaxformer.inference.weights import TrainedModel
-from jaxformer.interop.formats import Usage, check_fields, check_search, write_tokenizer
+from jaxformer.interop.formats import (
+    Usage,
+    check_fields,
+    check_search,
+    paper_model,
+    write_tokenizer,
+)
 from jaxformer.nn.positions import sinusoidal_positions
 
 _ACTIVATIONS = {"relu": "RELU", "gelu": "GELUTanh", "swish": "SWISH"}
@@ -38,7 +44,7 @@ _NOTES = (
 
 def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
     """Writes a CTranslate2 model and its SentencePiece models."""
-    pieces, config = write_tokenizer(model, folder), model_section(model.config, ModelConfig)
+    pieces, config = write_tokenizer(model, folder), paper_model(model.config, "CTranslate2")
     check_fields(
         config,
         "CTranslate2",

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-from jaxformer.config import Config
+from jaxformer.config import Config, ModelConfig, model_section
 from jaxformer.data.marian_tokenizer import MarianTokenizer
 from jaxformer.data.tokenizer import Tokenizer
 from jaxformer.errors import UserError
@@ -51,6 +51,16 @@ def check_fields(config: Architecture, system: str, **allowed: Collection[Any]) 
         if not _ANY.fullmatch(field.name) and value not in known:
             expected = f"model.{field.name}={' or '.join(map(str, known))}"
             raise UserError(f"{system}: expected {expected}, got {value}; export stablehlo instead")
+
+
+def paper_model(config: Config, system: str) -> ModelConfig:
+    """Returns the model of a config for another system, which must be the paper's."""
+    if config.model.architecture != ModelConfig.architecture:
+        raise UserError(
+            f"{system}: expected the paper's model, a ModelConfig, got a "
+            f"{type(config.model).__name__}; export stablehlo or safetensors instead"
+        )
+    return model_section(config, ModelConfig)
 
 
 def required_beam_search(config: Config, system: str) -> BeamSearch:

@@ -128,7 +128,7 @@ def parse_query(fields: Mapping[str, Any], languages: Languages, limits: Limits)
     _check_languages(next(iter(languages)) if source == "auto" else source, target, languages)
     if (form := fields.get("format") or "text") != "text":
         raise UserError(f"{form!s:.20} format is not supported")
-    is_list, details = isinstance(q, list), bool(fields.get("details"))
+    is_list, details = isinstance(q, list), fields.get("details") is True
     return Query(lines, is_list, source == "auto", target, alternatives, details)
 
 

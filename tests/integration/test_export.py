@@ -29,6 +29,7 @@ from jaxformer.interop import ctranslate2
 from jaxformer.interop.export import export_model
 from jaxformer.interop.marian import exporter as marian
 from jaxformer.interop.marian.importer import import_marian
+from jaxformer.models.student import StudentConfig
 from jaxformer.models.transformer import Transformer
 from jaxformer.runs.checkpoints import write_single
 from jaxformer.runs.workdir import Workdir
@@ -269,6 +270,9 @@ def test_features_that_a_format_does_not_know_are_refused(write, learned_workdir
         [(name, value)] = change.items()
         with pytest.raises(UserError, match=rf": expected model\.{name}=.*, got {value}; export"):
             write(dataclasses.replace(model, config=config), tmp_path)
+    config = dataclasses.replace(model.config, model=StudentConfig(vocab_size=300))
+    with pytest.raises(UserError, match="paper's model, a ModelConfig, got a StudentConfig; expo"):
+        write(dataclasses.replace(model, config=config), tmp_path)
 
 
 def test_searches_and_options_that_a_format_lacks_are_refused(learned_workdir, tmp_path):

@@ -148,7 +148,7 @@ def test_mistakes_are_refused_in_one_line(run, config, tmp_path):
             train(dataclasses.replace(config, data=data), tmp_path / "run")
     (tmp_path / "text.npz").write_text("no arrays")
     for split, message in (
-        (f"{tmp_path}/text.npz", "text.npz: expected an .npz file of arrays"),
+        (f"{tmp_path}/text.npz", "text.npz: expected an .npz file of arrays: it is not a z"),
         (f"{tmp_path}/none.npz", "none.npz"),
         (f"{config.data.train}[90%:20%]", r"\[90%:20%\]: expected pictures, got none"),
     ):

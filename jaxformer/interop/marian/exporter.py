@@ -13,12 +13,18 @@ import jax
 import numpy as np
 from jaxtyping import Float, Int
 
-from jaxformer.config import DataConfig, ModelConfig, data_section, model_section
+from jaxformer.config import DataConfig, ModelConfig, data_section
 from jaxformer.data.tokenizer import BOS, EOS, UNK
 from jaxformer.errors import UserError
 from jaxformer.files import write_file
 from jaxformer.inference.weights import TrainedModel
-from jaxformer.interop.formats import Usage, check_fields, check_search, write_tokenizer
+from jaxformer.interop.formats import (
+    Usage,
+    check_fields,
+    check_search,
+    paper_model,
+    write_tokenizer,
+)
 from jaxformer.interop.marian.layout import LINEAR, NORMS, OUTPUT, SHARED, SOURCE, TARGET
 from jaxformer.interop.safetensors import save_arrays
 from jaxformer.search import BeamSearch
@@ -43,7 +49,7 @@ _NOTES = (
 
 def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
     """Writes the files of a MarianMTModel and a MarianTokenizer."""
-    pieces, config = write_tokenizer(model, folder), model_section(model.config, ModelConfig)
+    pieces, config = write_tokenizer(model, folder), paper_model(model.config, "Marian")
     check_fields(
         config, "Marian", norm_position=["post"], positions=["sinusoidal"], activation=_ACTIVATIONS
     )

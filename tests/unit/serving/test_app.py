@@ -92,6 +92,8 @@ def test_details(client):
         {"texts": ["ba", "BA"], "scores": [-1.0, -2.0], "attention": weights},
         {"texts": ["c", "C"], "scores": [-1.0, -2.0], "attention": weights},
     ]
+    form = client.post("/translate", data={"q": "ab", "details": "false", **PAIR})
+    assert form.json() == {"translatedText": "ba"}
 
 
 @pytest.mark.parametrize(

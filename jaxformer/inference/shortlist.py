@@ -71,7 +71,7 @@ class Shortlist:
         with explain_read_errors(path):
             content = read_whole(path, folder)
         try:
-            with np.load(io.BytesIO(content), allow_pickle=False) as file:
+            with np.load(io.BytesIO(content)) as file:
                 found = cls(**{f.name: file[f.name] for f in dataclasses.fields(cls)})
             offsets, ids = found.offsets, np.concatenate([found.common, found.targets])
             fits = len(offsets) == vocab_size + 1 and offsets[-1] == len(found.targets)

@@ -14,13 +14,11 @@ from jaxformer.checks import check_same_length, check_text, check_texts, check_t
 from jaxformer.config import Config
 from jaxformer.data.tokenizer import EOS, Vocabulary
 from jaxformer.errors import UserError
-from jaxformer.files import model_path
 from jaxformer.inference.batched_search import Decoded, all_shapes, compile_programs, search_batches
 from jaxformer.inference.members import Member
 from jaxformer.inference.shortlist import Shortlist
 from jaxformer.inference.weights import Predictor, TrainedModel
 from jaxformer.kinds import PARSING, TRANSLATION
-from jaxformer.runs.workdir import Workdir
 from jaxformer.search import BeamSearch, Constraint, Sampling
 
 
@@ -105,8 +103,7 @@ class Translator(Predictor):
             members.append(cls(trained.config, trained.params, tokenizer, trained.weights))
         together = members[0].ensemble_with(*members[1:])
         if shortlist:
-            folder, size = Workdir(model_path(workdir)), together.vocab_sizes[1]
-            together.shortlist = Shortlist.load(folder.path, size)
+            together.shortlist = Shortlist.load(trained.folder.path, together.vocab_sizes[1])
         return together
 
     def ensemble_with(self, *others: "Translator") -> "Translator":

@@ -222,6 +222,15 @@ class TokenModel(Model):
         return parameter(self, name, normal, (size, self.config.d_model), axes, role)
 
     @nn.nowrap
+    def _make_plain_tables(self) -> tuple[Embedding, Any]:
+        """Returns an embedding without scale and positions, and the output matrix."""
+        c = self.config
+        table = output = self._make_table("embedding", c.vocab_size)
+        if c.embeddings == "separate":
+            output = self._make_table("output_embedding", c.vocab_size)
+        return Embedding(table, None, c.max_length, c.compute_dtype, is_scaled=False), output
+
+    @nn.nowrap
     def _make_embedding(self, table: Any, positions: str) -> Embedding:
         """Returns an embedding; ``positions`` is the name of the parameter of learned positions."""
         c, encoding = self.config, ENCODINGS[self.config.positions]

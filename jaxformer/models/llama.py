@@ -11,7 +11,6 @@ from jaxformer.models.language_model import LanguageModel
 from jaxformer.nn.attention import MultiHeadAttention
 from jaxformer.nn.block import Block, Residual
 from jaxformer.nn.dropout import Dropout
-from jaxformer.nn.embedding import Embedding
 from jaxformer.nn.feed_forward import Activation, FeedForward
 from jaxformer.nn.norm import RMSNorm
 from jaxformer.nn.positions import rotary_positions
@@ -111,10 +110,7 @@ class Llama(LanguageModel):
     def setup(self) -> None:
         self._check_config()
         c = self.config
-        table = self.output_table = self._make_table("embedding", c.vocab_size)
-        if c.embeddings == "separate":
-            self.output_table = self._make_table("output_embedding", c.vocab_size)
-        self.embed = Embedding(table, None, c.max_length, c.compute_dtype, is_scaled=False)
+        self.embed, self.output_table = self._make_plain_tables()
         self.logits_bias = absent_bias(c.absent_tokens, c.vocab_size)
         self.dropout = Dropout(0.0)
         make_norm = functools.partial(RMSNorm, c.norm_epsilon)

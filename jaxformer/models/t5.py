@@ -13,7 +13,6 @@ from jaxformer.models.transformer import Transformer
 from jaxformer.nn.attention import MultiHeadAttention
 from jaxformer.nn.block import Block, Residual
 from jaxformer.nn.dropout import Dropout
-from jaxformer.nn.embedding import Embedding
 from jaxformer.nn.feed_forward import Activation, FeedForward
 from jaxformer.nn.norm import RMSNorm
 from jaxformer.nn.positions import BucketedBias
@@ -108,10 +107,7 @@ class T5(Transformer):
     def setup(self) -> None:
         self._check_config()
         c = self.config
-        table = self.output_table = self._make_table("embedding", c.vocab_size)
-        if c.embeddings == "separate":
-            self.output_table = self._make_table("output_embedding", c.vocab_size)
-        self.embed = Embedding(table, None, c.max_length, c.compute_dtype, is_scaled=False)
+        self.embed, self.output_table = self._make_plain_tables()
         self.embed_source = self.embed
         self.logits_bias = absent_bias(c.absent_tokens, c.vocab_size)
         self.src_dropout, self.tgt_dropout = Dropout(c.dropout_rate), Dropout(c.dropout_rate)

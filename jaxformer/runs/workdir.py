@@ -1,5 +1,6 @@
 """The directory of a run (workdir). Nothing in it is ever executed or unpickled."""
 
+import functools
 import hashlib
 import json
 import pathlib
@@ -149,6 +150,7 @@ def use_compilation_cache() -> None:
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
+@functools.cache
 def code_digest() -> str:
     """Returns the SHA-256 of this package's source, which all hosts of a run must share."""
     package = pathlib.Path(__file__).parents[1]

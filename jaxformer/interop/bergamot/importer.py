@@ -101,7 +101,7 @@ def import_bergamot(directory: pathlib.Path, workdir: pathlib.Path) -> str:
 def _shortlist(
     theirs: files.Shortlist, source: Int[np.ndarray, " V"], target: Int[np.ndarray, " V"]
 ) -> Shortlist:
-    """Returns a shortlist in our ids, given their id for each of ours on both sides."""
+    """Returns a shortlist in our ids; ``source`` and ``target`` have Bergamot's id of each."""
     number = np.full(max(target.max() + 1, theirs.tokens.max(initial=0) + 1, theirs.first), UNK)
     number[target[target >= 0]] = np.flatnonzero(target >= 0)
     known = (source >= 0) & (source < len(theirs.offsets) - 1)

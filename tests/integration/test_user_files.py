@@ -94,7 +94,8 @@ def test_killed_command_can_start_again(convert, tmp_path):
         train(CONFIG, folder, corpus=Counting())
     assert main(convert["import"](folder)) == 0
     assert Translator.load(folder).weights == "step 0"
-    names = {path.name for path in folder.iterdir()}
+    # The killed process may have left a file that it was writing, under a name that nothing reads.
+    names = {path.name for path in folder.iterdir() if path.suffix != ".partial"}
     assert names == {"config.json", "identity.json", "tokenizer.model", "checkpoints"}
 
 

@@ -55,7 +55,7 @@ demo: $(VENV)/installed  ## Train on number words, then translate, score and plo
 	@ls -1 $(DEMO) | sed 's/^/  /'
 	@echo "Translate more: echo 'ninety-nine' | $(BIN)/jaxformer translate --workdir $(DEMO)"
 
-notebooks: $(VENV)/installed  ## Build notebooks/*.ipynb from the scripts beside them
+notebooks: $(VENV)/installed  ## Build and run notebooks/*.ipynb from the scripts beside them (minutes)
 	$(BIN)/python notebooks/build.py
 
 test: $(VENV)/installed  ## Run the tests (about 5 minutes on two cores)

@@ -9,16 +9,17 @@ Config       Config, load_config, ModelConfig, EncoderConfig, BertConfig, GPT2Co
 Models       Transformer, LanguageModel, Encoder, Bert, GPT2, Llama, T5, Student, ViT
 Layers       MultiHeadAttention, FeedForward, Block, Stack, Residual, LayerNorm, RMSNorm, Dropout,
              Keys, Memory, StackCache, dot_product_attention, sinusoidal_positions,
-             rotary_positions, segment_mask, causal_mask
+             rotary_positions, segment_mask, causal_mask, padding_mask
 Search       BeamSearch, Sampling, beam_search, sample, ensemble, BeamResult, gnmt_penalty
 Training     train, make_optimizer, inverse_sqrt_schedule, muon, per_layer, with_ema,
              ema_params, cross_entropy, contrastive_sums
-Tasks        Task, fit, FitConfig, every, Writer, BatchShards, Randomness, prefetch, evaluate_loss,
-             make_mesh, init_state, make_train_step, TrainState
-Data         Tokenizer, Batch, Corpus
+Tasks        Task, fit, FitConfig, every, Writer, BatchShards, Randomness, dropout_of, class_sums,
+             epochs, evaluate_arrays, prefetch, evaluate_loss, make_mesh, init_state,
+             make_train_step, TrainState
+Data         Tokenizer, train_tokenizer, Batch, Corpus
 Inference    Translator, Hypothesis, Decoded, Parser, Generator, Classifier, ImageClassifier,
              score_pairs, Score, record_attention, record_encoder, AttentionView
-Runs         load_model, quantize, Checkpoints
+Runs         load_model, load_params, quantize, Checkpoints
 Errors       UserError
 """
 

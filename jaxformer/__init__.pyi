@@ -12,6 +12,7 @@ from jaxformer.config import ModelConfig as ModelConfig
 from jaxformer.config import StreamConfig as StreamConfig
 from jaxformer.config import TrainingConfig as TrainingConfig
 from jaxformer.data.batch import Batch as Batch
+from jaxformer.data.bpe import train_tokenizer as train_tokenizer
 from jaxformer.data.corpus import Corpus as Corpus
 from jaxformer.data.loader import prefetch as prefetch
 from jaxformer.data.tokenizer import Tokenizer as Tokenizer
@@ -27,6 +28,7 @@ from jaxformer.inference.pair_scores import score_pairs as score_pairs
 from jaxformer.inference.translator import Hypothesis as Hypothesis
 from jaxformer.inference.translator import Translator as Translator
 from jaxformer.inference.weights import load_model as load_model
+from jaxformer.inference.weights import load_params as load_params
 from jaxformer.inference.weights import quantize as quantize
 from jaxformer.models.bert import Bert as Bert
 from jaxformer.models.bert import BertConfig as BertConfig
@@ -52,6 +54,7 @@ from jaxformer.nn.kernels import dot_product_attention as dot_product_attention
 from jaxformer.nn.keys import Keys as Keys
 from jaxformer.nn.keys import Memory as Memory
 from jaxformer.nn.keys import causal_mask as causal_mask
+from jaxformer.nn.keys import padding_mask as padding_mask
 from jaxformer.nn.keys import segment_mask as segment_mask
 from jaxformer.nn.norm import LayerNorm as LayerNorm
 from jaxformer.nn.norm import RMSNorm as RMSNorm
@@ -72,10 +75,13 @@ from jaxformer.search import sample as sample
 from jaxformer.tasks.classification.classifier import Classifier as Classifier
 from jaxformer.tasks.images.classifier import ImageClassifier as ImageClassifier
 from jaxformer.tasks.parsing.parser import Parser as Parser
+from jaxformer.training.arrays import epochs as epochs
+from jaxformer.training.arrays import evaluate_arrays as evaluate_arrays
 from jaxformer.training.averaging import ema_params as ema_params
 from jaxformer.training.averaging import with_ema as with_ema
 from jaxformer.training.fitting import fit as fit
 from jaxformer.training.hooks import every as every
+from jaxformer.training.losses import class_sums as class_sums
 from jaxformer.training.losses import contrastive_sums as contrastive_sums
 from jaxformer.training.losses import cross_entropy as cross_entropy
 from jaxformer.training.mesh import BatchShards as BatchShards
@@ -88,6 +94,7 @@ from jaxformer.training.state import init_state as init_state
 from jaxformer.training.step import make_train_step as make_train_step
 from jaxformer.training.task import Randomness as Randomness
 from jaxformer.training.task import Task as Task
+from jaxformer.training.task import dropout_of as dropout_of
 from jaxformer.training.validation import evaluate_loss as evaluate_loss
 
 __version__: str

@@ -1,16 +1,21 @@
-"""Builds the notebooks from the scripts beside this file: ``make notebooks``.
+"""Builds the notebooks from the scripts beside this file, and runs them: ``make notebooks``.
 
-Cells begin with ``# %%``, as in jupytext's percent format. Notebooks have no outputs, and the same
-script always gives the same file.
+Cells begin with ``# %%``, as in jupytext's percent format. A notebook that has the cells of its
+script already keeps its outputs. The one for Colab is not run, since it belongs on a TPU.
 """
 
 import pathlib
+import sys
+import tempfile
+from typing import Any
 
 import jupytext
+import nbclient
 import nbformat
 
 FOLDER = pathlib.Path(__file__).parent
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
+NOT_RUN = {"colab_tpu"}
 
 
 def scripts() -> list[pathlib.Path]:
@@ -20,18 +25,43 @@ def scripts() -> list[pathlib.Path]:
     )
 
 
-def build(script: pathlib.Path) -> str:
-    """Returns the notebook of a script."""
+def build(script: pathlib.Path) -> Any:
+    """Returns the notebook of a script, without outputs."""
     notebook = jupytext.read(script, fmt="py:percent")
     del notebook.metadata["jupytext"]
     notebook.metadata["kernelspec"] = KERNEL
     for number, cell in enumerate(notebook.cells):
         cell["id"] = f"cell-{number}"
     nbformat.validate(notebook)
-    return nbformat.writes(notebook) + "\n"
+    return notebook
+
+
+def without_outputs(notebook: Any) -> Any:
+    """Returns a copy of a notebook as :func:`build` returns it."""
+    copy = nbformat.from_dict(notebook)
+    for cell in copy.cells:
+        if cell.cell_type == "code":
+            cell.outputs, cell.execution_count = [], None
+    return copy
+
+
+def run(notebook: Any) -> None:
+    """Adds the outputs of all cells, run in an empty folder."""
+    with tempfile.TemporaryDirectory() as folder:
+        client = nbclient.NotebookClient(
+            notebook, timeout=None, record_timing=False, coalesce_streams=True
+        )
+        client.execute(cwd=folder)
+    notebook.metadata = {"kernelspec": KERNEL}
 
 
 if __name__ == "__main__":
     for script in scripts():
-        script.with_suffix(".ipynb").write_text(build(script), encoding="utf-8")
-        print(script.with_suffix(".ipynb"))
+        path, notebook = script.with_suffix(".ipynb"), build(script)
+        if path.exists() and without_outputs(nbformat.read(path, 4)) == notebook:
+            print(f"{path}: is up to date")
+            continue
+        print(f"{path}: running", file=sys.stderr)
+        if script.stem not in NOT_RUN:
+            run(notebook)
+        path.write_text(nbformat.writes(notebook) + "\n", encoding="utf-8")

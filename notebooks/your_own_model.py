@@ -197,13 +197,11 @@ for row, log_prob in zip(np.asarray(found.tokens[0]), found.log_probs[0].tolist(
 # ## Fine-tune
 #
 # A new task, the additive notation, starts from the trained parameters: `start_from` gets those
-# that `Spelling.init` has created and returns others. The optimizer starts fresh. `Checkpoints`
+# that `Spelling.init` has created and returns others. The optimizer starts fresh. `load_params`
 # reads the parameters from the run directory, verified.
 
 # %%
-with jaxformer.Checkpoints("runs/roman/checkpoints") as checkpoints:
-    template = jax.eval_shape(Spelling().init, jax.random.key(0))
-    trained = checkpoints.restore_params(template).params
+trained = jaxformer.load_params("runs/roman", Spelling())
 
 settings = jaxformer.FitConfig(steps=100, log_every=50, checkpoint_every=100, eval_every=100)
 optimizer = optax.adam(3e-3)

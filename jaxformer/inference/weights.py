@@ -19,16 +19,17 @@ from jaxformer.config import Config, check_config, check_kind, read_config, save
 from jaxformer.data.tokenizer import Vocabulary
 from jaxformer.errors import UserError, typed_command
 from jaxformer.fields import check_unchanged
-from jaxformer.files import model_path, read_whole, run_path, write_file
+from jaxformer.files import local_path, model_path, read_whole, run_path, write_file
 from jaxformer.kinds import KINDS, TRANSLATION, Kind, describe_model
 from jaxformer.layout import global_mesh
 from jaxformer.models.architecture import Architecture
 from jaxformer.nn.parameters import ParameterInfo
 from jaxformer.nn.precision import cast_params, dequantize
-from jaxformer.runs.checkpoints import Checkpoints, write_single
+from jaxformer.runs.checkpoints import Checkpoints, RestoredParams, write_single
 from jaxformer.runs.manifest import saved_steps
 from jaxformer.runs.workdir import Workdir, read_workdir_object, use_compilation_cache
 from jaxformer.search import BeamSearch, Sampling
+from jaxformer.training.task import Task
 
 _QUANTIZE = "jaxformer quantize"  # the command, in messages and workdirs
 
@@ -93,7 +94,7 @@ class TrainedModel:
         folder = Workdir(model_path(workdir))
         config = read_config(folder)
         check_kind(config, *kinds)
-        params, origin = load_params(folder, config.model, str(weights), config.kind)
+        params, origin = read_params(folder, config.model, str(weights), config.kind)
         if config.model.compute_dtype == "int8":
             if dequantized:
                 params, origin = dequantize(params), f"{origin}, converted from int8"
@@ -183,7 +184,7 @@ class Predictor:
 
 
 @global_mesh(None)
-def load_params(
+def read_params(
     folder: Workdir, config: Architecture, weights: str, kind: Kind = TRANSLATION
 ) -> tuple[PyTree, str]:
     """Reads parameters that match a config, and describes their origin, such as "step 2000"."""
@@ -193,11 +194,7 @@ def load_params(
     if weights == "auto":
         weights = "averaged" if averaged is not None and averaged == newest else "latest"
     directory = folder.averaged if weights == "averaged" else folder.checkpoints
-    template = abstract_params(config, kind)
-    with _open(folder, directory) as checkpoints:
-        chosen = weights not in ("averaged", "latest")
-        step = _chosen_step(checkpoints, directory, weights) if chosen else None
-        restored = checkpoints.restore_params(template, step=step)
+    restored = _restore(folder, directory, abstract_params(config, kind), weights)
     _check_metadata(folder, directory, config, restored.metadata)
     if weights == "averaged":
         steps = restored.metadata.get("averaged_steps", [])
@@ -227,6 +224,25 @@ def load_model(
     """
     trained = TrainedModel.load(workdir, weights=weights)
     return trained.config.kind.build(trained.config.model), trained.params
+
+
+@global_mesh(None)
+def load_params(workdir: str | pathlib.Path, task: Task, weights: str | int = "latest") -> PyTree:
+    """Returns the parameters of a task of one's own, from a run directory of ``fit``.
+
+    >>> params = load_params("runs/bigrams", task, "best")  # doctest: +SKIP
+
+    Args:
+      workdir: The run directory.
+      task: The task that was trained; only its ``init`` is used.
+      weights: Checkpoint: "latest", "best" (best validation), or a step.
+
+    Raises:
+      UserError: There is no such checkpoint, or it is damaged or of another model.
+    """
+    folder = Workdir(local_path(workdir))
+    template = jax.eval_shape(task.init, jax.random.key(0))
+    return _restore(folder, folder.checkpoints, template, str(weights)).params
 
 
 def _check_metadata(
@@ -283,6 +299,15 @@ def _newest_steps(checkpoints: Checkpoints, folder: Workdir, run: Config, last: 
             f"{advice}"
         )
     return steps
+
+
+def _restore(
+    folder: Workdir, directory: pathlib.Path, template: PyTree, weights: str
+) -> RestoredParams:
+    with _open(folder, directory) as checkpoints:
+        chosen = weights not in ("averaged", "latest")
+        step = _chosen_step(checkpoints, directory, weights) if chosen else None
+        return checkpoints.restore_params(template, step=step)
 
 
 def _open(folder: Workdir, directory: pathlib.Path) -> Checkpoints:

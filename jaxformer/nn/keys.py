@@ -141,6 +141,19 @@ def segment_mask(
     return (same & (key_segments != 0)[:, None, :])[:, None]
 
 
+def padding_mask(tokens: Int[Array, "B T"], padding: int = 0) -> Bool[Array, "B 1 1 T"]:
+    """Returns a mask that hides padding from all queries.
+
+    >>> padding_mask(jnp.array([[5, 7, 0]]))[0, 0].astype(int).tolist()
+    [[1, 1, 0]]
+
+    Args:
+      tokens: Token ids.
+      padding: Id of padding.
+    """
+    return (tokens != padding)[:, None, None]
+
+
 def causal_mask(length: int) -> Bool[Array, "1 1 T T"]:
     """Returns a mask that hides later positions, which preserves the auto-regressive property.
 

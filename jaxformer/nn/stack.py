@@ -3,6 +3,7 @@
 import dataclasses
 import operator
 import typing
+import warnings
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -14,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from jaxformer.errors import UserError
 from jaxformer.nn.arguments import check_choice
 from jaxformer.nn.backend import backend
-from jaxformer.nn.block import Block, LayerCache
+from jaxformer.nn.block import Block, LayerCache, Residual
 from jaxformer.nn.cache import Slots
 from jaxformer.nn.keys import Keys, Memory, Tokens
 from jaxformer.nn.matmul import MATMUL
@@ -69,6 +70,13 @@ class Stack(nn.Module):
     def setup(self) -> None:
         self.norm = None if self.final_norm is None else self.final_norm()
         self.bias = None if self.make_bias is None else self.make_bias()
+        make_residual: Any = getattr(self.layers, "make_residual", Residual)
+        if self.norm is None and getattr(make_residual(), "norm_position", None) == "pre":
+            warnings.warn(
+                "Stack: the output of pre-norm blocks grows with each layer, without a norm after "
+                "the last one; give final_norm=LayerNorm",
+                stacklevel=2,
+            )
 
     def __call__(
         self,

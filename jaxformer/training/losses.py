@@ -66,9 +66,19 @@ def class_sums(
     logits: Float[Array, "B K"],
     classes: Int[Array, " B"],
     real: Bool[Array, " B"],
-    smoothing: float,
+    smoothing: float = 0.0,
 ) -> dict[str, Array]:
-    """Sums the label-smoothed loss, the correct classes and the count over ``real`` rows."""
+    """Sums the label-smoothed loss, the correct classes and the count over ``real`` rows.
+
+    Args:
+      logits: Unnormalized log probabilities of the classes.
+      classes: Class of each row.
+      real: False for rows that count nothing, such as those that pad a batch.
+      smoothing: Label smoothing, with the uniform distribution over the classes.
+
+    Returns:
+      "loss", in nats, "accuracy" and "count"; see :meth:`Task.loss <jaxformer.Task.loss>`.
+    """
     log_probs = jax.nn.log_softmax(logits.astype(at_least_float32(logits)))
     nll = -jnp.take_along_axis(log_probs, classes[:, None] % logits.shape[1], axis=1)[:, 0]
     loss = (1 - smoothing) * nll - smoothing * log_probs.mean(axis=1)

@@ -108,7 +108,7 @@ def test_it_resumes_exactly_and_is_the_same_on_one_device(run, config, tmp_path)
 def test_memory_and_fine_tuning(run, config, tmp_path):
     memory = step_memory(config, jax.devices()[:1])
     size = sum(leaf.size for leaf in jax.tree.leaves(load_model(run)[1]))
-    assert memory.state == 4 * (3 * size + 6) + 20 * (6 * 8 + 4)
+    assert memory.state == 4 * (3 * size + 6) + 20 * (6 * 8 + 5)
     model = dataclasses.replace(config.model, num_classes=3)
     one = dataclasses.replace(config.training, steps=1, init_from=str(run), schedule="constant")
     tuned = train(dataclasses.replace(config, model=model, training=one), tmp_path / "tuned")

@@ -21,7 +21,7 @@ from jaxformer.data.marian_tokenizer import MarianTokenizer
 from jaxformer.data.tokenizer import BOS, EOS, PAD, UNK
 from jaxformer.errors import UserError
 from jaxformer.inference.translator import Translator
-from jaxformer.inference.weights import average, load_params
+from jaxformer.inference.weights import average, read_params
 from jaxformer.interop.marian.importer import import_marian
 from jaxformer.models.transformer import Transformer
 from jaxformer.runs.workdir import Workdir
@@ -58,7 +58,7 @@ def imported(name):
         folder = Workdir(pathlib.Path(temporary) / "run")
         import_marian(FIXTURES / name, folder.path)
         config = read_config(folder)
-        params, _ = load_params(folder, config.model, "auto")
+        params, _ = read_params(folder, config.model, "auto")
         tokenizer = MarianTokenizer.load(folder.tokenizer)
     vocabulary = json.loads((FIXTURES / name / "vocab.json").read_text())
     assert tokenizer.vocab_size == len(vocabulary) + 1 == config.model.vocab_size

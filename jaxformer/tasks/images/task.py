@@ -3,11 +3,9 @@
 import dataclasses
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Num, PyTree
@@ -15,7 +13,7 @@ from jaxtyping import Array, Float, Num, PyTree
 from jaxformer.config import Config, ImagesConfig, data_section, model_section
 from jaxformer.data.corpus import Corpus
 from jaxformer.data.images import Augmentation, Images, read_images
-from jaxformer.data.loader import prefetch, round_up
+from jaxformer.data.loader import round_up
 from jaxformer.errors import UserError
 from jaxformer.kinds import IMAGE_CLASSIFICATION
 from jaxformer.models.flops import layers_flops
@@ -24,17 +22,10 @@ from jaxformer.runs.run_directory import check_identity
 from jaxformer.runs.workdir import Workdir
 from jaxformer.tasks.images.augmentation import augment
 from jaxformer.tasks.token_task import NetworkLoss, NetworkTask
+from jaxformer.training.arrays import REAL, epochs, evaluate_arrays, row_numbers
 from jaxformer.training.losses import class_sums
 from jaxformer.training.mesh import BatchShards
 from jaxformer.training.task import Randomness, Sums
-from jaxformer.training.validation import evaluate_loss
-
-
-class ImageBatch(NamedTuple):
-    """Pictures of a global batch and their labels; -1 for an empty row."""
-
-    images: Any  # uint8 [B, Y, X, C]
-    labels: Any  # int32 [B]
 
 
 def scale_pixels(images: Num[ArrayLike, "B Y X C"]) -> Float[Array, "B Y X C"]:
@@ -54,14 +45,14 @@ class ImageLoss(NetworkLoss):
         augmentation = data_section(config, ImagesConfig)
         return dataclasses.replace(super().of(config), augmentation=augmentation)
 
-    def __call__(self, params: PyTree, batch: ImageBatch, randomness: Randomness | None) -> Sums:
-        images, labels = scale_pixels(batch.images), jnp.asarray(batch.labels)
+    def __call__(self, params: PyTree, batch: PyTree, randomness: Randomness | None) -> Sums:
+        images = scale_pixels(batch["images"])
         if randomness is not None:
             # From the same seed as dropout, but another stream.
             key = jax.random.fold_in(randomness.key, 1)
             images = augment(images, key, randomness.row_ids, self.augmentation)
         logits = self.apply(params, randomness, lambda module, dropout: module(images, **dropout))
-        return class_sums(logits, labels, labels >= 0, self.label_smoothing)
+        return class_sums(logits, batch["labels"], batch["real"], self.label_smoothing)
 
 
 class ImageClassification(NetworkTask):
@@ -97,44 +88,28 @@ class ImageClassification(NetworkTask):
         return task
 
     @staticmethod
-    def longest_batch(config: Config, shards: BatchShards) -> ImageBatch:
+    def longest_batch(config: Config, shards: BatchShards) -> PyTree:
         rows = round_up(data_section(config, ImagesConfig).rows, shards.row_multiple)
         shape = model_section(config, ViTConfig).image_shape
-        images = jax.ShapeDtypeStruct((rows, *shape), jnp.uint8)
-        return ImageBatch(images, jax.ShapeDtypeStruct((rows,), jnp.int32))
+        described = {"images": (jnp.uint8, shape), "labels": (jnp.int32, ()), REAL: (bool, ())}
+        return {n: jax.ShapeDtypeStruct((rows, *s), dtype) for n, (dtype, s) in described.items()}
 
-    def batches(self, start: int, shards: BatchShards) -> Iterator[ImageBatch]:
+    def batches(self, start: int, shards: BatchShards) -> Iterator[PyTree]:
         """Yields pictures in the order of :meth:`example_ids`, prepared in threads."""
-
-        def batch_of(step: int) -> ImageBatch:
-            return self._batch(self._train, self.example_ids(step), shards)
-
-        return prefetch(batch_of, start, self.config.training.steps)
+        arrays, seed = self._train._asdict(), self.config.training.seed
+        return epochs(arrays, self._data.rows, seed, start=start, shards=shards)
 
     def example_ids(self, number: int) -> Sequence[int]:
         """Returns the numbers of the pictures of a batch, each once in every epoch."""
-        count, rows = len(self._train.labels), self._data.rows
-        seed, chosen = self.config.training.seed, []
-        places = range(number * rows, (number + 1) * rows)
-        for epoch in range(places[0] // count, places[-1] // count + 1):
-            order = np.random.default_rng((seed, epoch)).permutation(count)
-            start = epoch * count
-            own = range(max(places[0], start), min(places[-1] + 1, start + count))
-            chosen += order[[place - start for place in own]].tolist()
-        return chosen
+        count, seed = len(self._train.labels), self.config.training.seed
+        return row_numbers(number, count, self._data.rows, seed).tolist()
 
-    def _batch(self, split: Images, ids: Any, shards: BatchShards) -> ImageBatch:
-        images, labels = split.images[ids], split.labels[ids]
-        empty = round_up(self._data.rows, shards.row_multiple) - len(ids)
-        images = np.pad(images, ((0, empty), *[(0, 0)] * 3))
-        return shards.local(ImageBatch(images, np.pad(labels, (0, empty), constant_values=-1)))
-
-    def shapes(self, shards: BatchShards) -> Sequence[ImageBatch]:
+    def shapes(self, shards: BatchShards) -> Sequence[PyTree]:
         return [self.longest_batch(self.config, shards)]
 
-    def flops(self, batch: ImageBatch) -> int:
+    def flops(self, batch: PyTree) -> int:
         model = model_section(self.config, ViTConfig)
-        return layers_flops(model, len(batch.labels), model.num_tokens)
+        return layers_flops(model, len(batch["labels"]), model.num_tokens)
 
     def identity(self) -> dict[str, str]:
         splits = {"train": self._train, "valid": self._valid}
@@ -149,8 +124,5 @@ class ImageClassification(NetworkTask):
     def evaluate(
         self, params: PyTree, mesh: Mesh, check_stop: Callable[[], None]
     ) -> dict[str, float]:
-        shards, count = BatchShards.of(mesh), len(self._valid.labels)
-        starts = range(0, count, self._data.rows)
-        ids = (np.arange(n, min(n + self._data.rows, count)) for n in starts)
-        batches = (self._batch(self._valid, each, shards) for each in ids)
-        return evaluate_loss(self.loss, params, batches, mesh, check_stop)
+        arrays, rows = self._valid._asdict(), self._data.rows
+        return evaluate_arrays(self.loss, params, arrays, rows, mesh, check_stop)

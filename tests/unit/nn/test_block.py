@@ -1,5 +1,6 @@
 """Layer norm, feed-forward network and residual order against their formulas in NumPy."""
 
+import functools
 from collections.abc import Callable
 
 import jax
@@ -65,6 +66,16 @@ def test_layers_of_a_stack_differ_at_initialization():
     query = np.asarray(params["layers"]["self_attention"]["query"])
     assert query.shape == (3, 8, 2, 4)
     assert len({tuple(layer.ravel().tolist()) for layer in query}) == 3
+
+
+def test_pre_norm_without_a_final_norm_is_named():
+    block = Block(
+        MultiHeadAttention(2), FeedForward(16), make_residual=functools.partial(Residual, "pre")
+    )
+    with pytest.warns(UserWarning, match="give final_norm=LayerNorm"):
+        jax.eval_shape(Stack(block, num_layers=2).init, jax.random.key(0), X)
+    stack = Stack(block, num_layers=2, final_norm=LayerNorm)
+    assert set(jax.eval_shape(stack.init, jax.random.key(0), X)["params"]) == {"layers", "norm"}
 
 
 NORM = {"params": {"norm": {"scale": np.ones(8), "bias": np.zeros(8)}}}

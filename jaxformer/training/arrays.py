@@ -1,0 +1,131 @@
+"""Batches of arrays in memory, for tasks of one's own."""
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import Int, PyTree, Shaped
+
+from jaxformer.data.loader import prefetch, round_up
+from jaxformer.errors import UserError
+from jaxformer.training.mesh import BatchShards, make_mesh, replicated
+from jaxformer.training.task import Loss
+from jaxformer.training.validation import evaluate_loss
+
+Arrays = Mapping[str, Shaped[np.ndarray, "..."]]
+# Name of the array that batches have in addition.
+REAL = "real"
+
+
+def epochs(
+    arrays: Arrays, rows: int, seed: int, *, start: int = 0, shards: BatchShards | None = None
+) -> Iterator[dict[str, np.ndarray]]:
+    """Yields batches of the rows of arrays, each row once in every epoch, forever.
+
+    A batch is a pure function of its number, so that a run resumes exactly. The order of the rows
+    changes with each epoch. If their number does not divide evenly, a batch has the last rows of
+    one epoch and the first of the next.
+
+    >>> batches = epochs({"x": np.arange(3)}, rows=2, seed=0)
+    >>> [next(batches)["x"].tolist() for _ in range(3)]
+    [[2, 0], [1, 2], [0, 1]]
+
+    Each batch also has "real", bool [B]: False for rows that only make their number divisible by
+    the shards. These repeat others, and must count nothing in a loss.
+
+    Args:
+      arrays: Arrays by name, with the same number of rows along their first axes. They may be
+        memory-mapped.
+      rows: Number of rows of a global batch.
+      seed: Seed of the order.
+      start: Number of the first batch; see :meth:`Task.batches <jaxformer.Task.batches>`.
+      shards: Batch shards of the mesh; None for one device.
+
+    Raises:
+      UserError: The arrays have other numbers of rows, or none, or one is named "real".
+    """
+    arrays, count = _check_arrays(arrays, rows)
+
+    def batch_of(number: int) -> dict[str, np.ndarray]:
+        return _take(arrays, row_numbers(number, count, rows, seed), rows, shards)
+
+    return prefetch(batch_of, start)
+
+
+def evaluate_arrays(
+    loss: Loss,
+    params: PyTree,
+    arrays: Arrays,
+    rows: int,
+    mesh: Mesh | None = None,
+    check_stop: Callable[[], None] = lambda: None,
+) -> dict[str, float]:
+    """Computes means over all rows of arrays, on any number of devices.
+
+    Batches are as from :func:`epochs`, but in order. The last one is padded to the size of the
+    others with rows that are not "real".
+
+    Args:
+      loss: Returns sums over a batch; see :meth:`Task.loss <jaxformer.Task.loss>`.
+      params: Parameters; on the devices of the mesh if it is given.
+      arrays: Arrays by name, with the same number of rows.
+      rows: Number of rows of a batch.
+      mesh: Mesh from :func:`~jaxformer.make_mesh`; by default, all devices.
+      check_stop: Called before each batch.
+
+    Returns:
+      The values of :func:`~jaxformer.evaluate_loss`.
+
+    Raises:
+      UserError: As in :func:`epochs`.
+    """
+    arrays, count = _check_arrays(arrays, rows)
+    if mesh is None:
+        mesh = make_mesh()
+        params = jax.device_put(params, replicated(mesh))
+    shards = BatchShards.of(mesh)
+    starts = range(0, count, rows)
+    chosen = (np.arange(start, min(start + rows, count)) for start in starts)
+    batches = (_take(arrays, numbers, rows, shards) for numbers in chosen)
+    return evaluate_loss(loss, params, batches, mesh, check_stop)
+
+
+def row_numbers(number: int, count: int, rows: int, seed: int) -> Int[np.ndarray, " B"]:
+    """Returns the numbers of the rows in a batch of :func:`epochs`, of ``count`` rows in all."""
+    places, chosen = np.arange(number * rows, (number + 1) * rows), []
+    for epoch in range(places[0] // count, places[-1] // count + 1):
+        chosen.append(_order(count, seed, epoch)[places[places // count == epoch] % count])
+    return np.concatenate(chosen)
+
+
+@functools.lru_cache(maxsize=2)
+def _order(count: int, seed: int, epoch: int) -> Int[np.ndarray, " N"]:
+    return np.random.default_rng((seed, epoch)).permutation(count)
+
+
+def _take(
+    arrays: Arrays, numbers: Int[np.ndarray, " N"], rows: int, shards: BatchShards | None
+) -> dict[str, np.ndarray]:
+    size = rows if shards is None else round_up(rows, shards.row_multiple)
+    # Copies of real rows, since a loss may be NaN, or have NaN gradients, for rows of zeros.
+    padded = np.resize(numbers, size)
+    batch = {name: array[padded] for name, array in arrays.items()}
+    batch[REAL] = np.arange(size) < len(numbers)
+    return batch if shards is None else shards.local(batch)
+
+
+def _check_arrays(arrays: Arrays, rows: int) -> tuple[Arrays, int]:
+    """Returns the arrays as NumPy arrays, and their number of rows."""
+    if not isinstance(arrays, Mapping) or not arrays or REAL in arrays:
+        found = f"the names {', '.join(arrays)}" if isinstance(arrays, Mapping) else type(arrays)
+        raise UserError(f'expected arrays by name, none of them named "{REAL}": got {found}')
+    arrays = {name: np.asarray(array) for name, array in arrays.items()}
+    counts = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
+    if len(set(counts.values())) != 1 or not all(counts.values()):
+        found = ", ".join(f"{name} with {count:,}" for name, count in counts.items())
+        raise UserError(f"expected arrays with the same number of rows, at least one: got {found}")
+    if rows < 1:
+        raise UserError(f"expected at least one row in a batch: got rows={rows}")
+    return arrays, next(iter(counts.values()))

@@ -1,0 +1,65 @@
+"""The programs of docs/text_classifier.md and docs/small_vit.md, as short as they promise."""
+
+import itertools
+
+import jax
+import numpy as np
+import pytest
+
+import jaxformer
+from jaxformer import MeshConfig, make_mesh
+
+from . import pages
+
+pytestmark = pytest.mark.ci
+
+
+def run(page, folder, patch):
+    """Runs the blocks of a page, on two devices."""
+    devices = jax.devices()[:2]
+    patch.setattr(jax, "devices", lambda: devices)
+    patch.chdir(folder)
+    names = {}
+    for block in itertools.chain(*pages.sections(page).values()):
+        pages.run(page, block, names)
+    return names
+
+
+def lines(page):
+    program = next(iter(pages.sections(page).values()))[0].splitlines()
+    return [line for line in program if line and not line.startswith(("import ", "from "))]
+
+
+def reviews(count):
+    """Lines of words, one of which decides the label."""
+    rng = np.random.default_rng(0)
+    words = ["".join(rng.choice(list("abcdefghijklmno"), 5)) for _ in range(600)]
+    for number in range(count):
+        text = rng.choice(words, 8)
+        text[rng.integers(8)] = ("awful", "fine")[number % 2]
+        yield f"{('bad', 'good')[number % 2]}\t{' '.join(text)}\n"
+
+
+def test_the_text_classifier_learns(tmp_path, monkeypatch, capsys):
+    (tmp_path / "reviews.tsv").write_text("".join(reviews(1500)))
+    names = run("text_classifier.md", tmp_path, monkeypatch)
+    assert capsys.readouterr().out == "good\n"
+    assert len(lines("text_classifier.md")) <= 35
+
+    task, valid = names["Reviews"](), names["valid"]
+    params = jaxformer.load_params("runs/reviews", task)
+    logits = names["TextClassifier"]().apply({"params": params}, valid["tokens"])
+    accuracy = (logits.argmax(axis=1) == valid["labels"]).mean()
+    assert accuracy > 0.95
+    for devices in (1, 8):  # 500 rows in batches of 256: the last one is padded
+        mesh = make_mesh(MeshConfig(), jax.local_devices()[:devices])
+        found = task.evaluate(jax.device_put(params), mesh, lambda: None)
+        assert found["accuracy"] == pytest.approx(accuracy)
+
+
+def test_the_small_vit_learns(tmp_path, monkeypatch):
+    pytest.importorskip("sklearn")
+    names = run("small_vit.md", tmp_path, monkeypatch)
+    assert len(lines("small_vit.md")) <= 25
+    values = names["Digits"]().evaluate(names["state"].params, make_mesh(), lambda: None)
+    assert values["accuracy"] > 0.93

@@ -1,0 +1,71 @@
+"""Batches of arrays: every row once an epoch, the same means on any number of devices."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformer import BatchShards, MeshConfig, UserError, epochs, evaluate_arrays, make_mesh
+
+
+def numbers(count):
+    return {"x": np.arange(count), "y": -np.arange(count)}
+
+
+def take(count, **options):
+    batches = epochs(numbers(10), 4, 7, **options)
+    return list(itertools.islice(batches, count))
+
+
+def test_every_row_occurs_once_in_every_epoch():
+    batches = take(10)
+    rows = np.concatenate([batch["x"] for batch in batches]).reshape(4, 10)
+    assert [sorted(row) for row in rows.tolist()] == [list(range(10))] * 4
+    assert len({tuple(row) for row in rows.tolist()}) == 4  # in another order each time
+    assert all((batch["y"] == -batch["x"]).all() and batch["real"].all() for batch in batches)
+    resumed = take(3, start=7)
+    for batch, again in zip(batches[7:], resumed, strict=True):
+        np.testing.assert_array_equal(batch["x"], again["x"])
+
+
+def test_shards_get_the_same_rows_and_repeated_ones():
+    whole, padded = take(3), take(3, shards=BatchShards(6, range(6), 6))
+    second = take(3, shards=BatchShards(6, [1], 2))
+    for one, all_shards, half in zip(whole, padded, second, strict=True):
+        assert all_shards["real"].tolist() == [True] * 4 + [False] * 2
+        assert all_shards["x"].tolist() == [*one["x"], *one["x"][:2]]
+        assert half["x"].tolist() == [one["x"][3], *one["x"][:2]]
+
+
+@pytest.mark.parametrize("devices", [1, 8])
+def test_means_over_all_rows(devices):
+    x = np.random.default_rng(0).normal(size=13).astype(np.float32)
+
+    def loss(params, batch, randomness):
+        assert randomness is None
+        squares = jnp.where(batch["real"], (batch["x"] - params) ** 2, 0)
+        return {"loss": squares.sum(), "count": batch["real"].sum()}
+
+    mesh = make_mesh(MeshConfig(), jax.devices()[:devices])
+    for options in ({"mesh": mesh}, {}):
+        values = evaluate_arrays(loss, jnp.float32(0.5), {"x": x}, 5, **options)
+        assert values == {"loss": pytest.approx(((x - 0.5) ** 2).mean(), rel=1e-6)}
+
+
+@pytest.mark.parametrize(
+    ("arrays", "rows", "message"),
+    [
+        (np.zeros(3), 2, "expected arrays by name"),
+        ({}, 2, "expected arrays by name"),
+        ({"real": np.zeros(3)}, 2, 'none of them named "real"'),
+        ({"x": np.zeros(3), "y": np.zeros(2)}, 2, "at least one: got x with 3, y with 2"),
+        ({"x": np.zeros((0, 4))}, 2, "at least one: got x with 0"),
+        ({"x": 3}, 2, "at least one: got x with 0"),
+        ({"x": np.zeros(3)}, 0, "at least one row in a batch: got rows=0"),
+    ],
+)
+def test_other_arrays_are_refused(arrays, rows, message):
+    with pytest.raises(UserError, match=message):
+        epochs(arrays, rows, 0)

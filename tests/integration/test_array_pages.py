@@ -31,7 +31,7 @@ def lines(page):
 
 
 def reviews(count):
-    """Lines of words, one of which decides the label."""
+    """Lines of words; the label depends on one word."""
     rng = np.random.default_rng(0)
     words = ["".join(rng.choice(list("abcdefghijklmno"), 5)) for _ in range(600)]
     for number in range(count):

@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from jax.stages import Compiled
+
 from jaxformer.config import Config
 from jaxformer.experiment import make_optimizer
 from jaxformer.kinds import make_init
@@ -23,6 +25,15 @@ class StepMemory(NamedTuple):
 
 def step_memory(config: Config, devices: Sequence[Any] | None = None) -> StepMemory:
     """Returns XLA's estimate for the longest batch, without running the step."""
+    reserved = compile_step(config, devices).memory_analysis()
+    assert reserved is not None
+    inputs, outputs = reserved.argument_size_in_bytes, reserved.output_size_in_bytes
+    work = reserved.temp_size_in_bytes + outputs - reserved.alias_size_in_bytes
+    return StepMemory(inputs, inputs + work)
+
+
+def compile_step(config: Config, devices: Sequence[Any] | None = None) -> Compiled:
+    """Compiles the step for the longest batch."""
     mesh = make_mesh(config.mesh, devices)
     optimizer = make_optimizer(config)
     gradient_accumulation = config.training.gradient_accumulation
@@ -31,12 +42,7 @@ def step_memory(config: Config, devices: Sequence[Any] | None = None) -> StepMem
     state = abstract_state(make_init(config.model, config.kind), optimizer, mesh)
     loss = task.loss_class.of(config)
     step = make_train_step(loss, optimizer, mesh, gradient_accumulation=gradient_accumulation)
-    program = step.lower(state, task.longest_batch(config, shards)).compile()
-    reserved = program.memory_analysis()
-    assert reserved is not None
-    inputs, outputs = reserved.argument_size_in_bytes, reserved.output_size_in_bytes
-    work = reserved.temp_size_in_bytes + outputs - reserved.alias_size_in_bytes
-    return StepMemory(inputs, inputs + work)
+    return step.lower(state, task.longest_batch(config, shards)).compile()
 
 
 def memory_savings(config: Config, devices: int) -> Iterator[dict[str, Any]]:

@@ -224,6 +224,8 @@ def mean_values(sums: Iterable[Mapping[str, Any]]) -> dict[str, float]:
 
     >>> mean_values([{"loss": 6.0, "hits": 1, "count": 2}, {"loss": 1.5, "hits": 2, "count": 1}])
     {'loss': 2.5, 'hits': 1.0}
+
+    A sum "hits:count" is the denominator of "hits" in place of "count".
     """
     total: dict[str, float] = {}
     for batch in sums:
@@ -242,8 +244,9 @@ def _add(total: dict[str, float], batch: Mapping[str, Any]) -> None:
 
 
 def _means(total: Mapping[str, float]) -> dict[str, float]:
-    count = total.get("count") or math.nan
-    means = {name: value / count for name, value in total.items() if name not in _NOT_MEANS}
+    sums = {name: n for name, n in total.items() if name not in _NOT_MEANS and ":" not in name}
+    counts = {name: total.get(f"{name}:count", total.get("count")) for name in sums}
+    means = {name: value / (counts[name] or math.nan) for name, value in sums.items()}
     values = {"loss": means.pop("loss", math.nan)}
     if "nll" in means:
         values["perplexity"] = math.exp(min(means.pop("nll"), 700.0))

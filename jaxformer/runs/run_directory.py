@@ -18,6 +18,7 @@ from jaxformer.search.serialization import search_fields
 _LOOP = (
     *("steps", "gradient_accumulation", "remat", "keep_checkpoints", "stall_timeout", "profile"),
     *("log_every", "eval_every", "eval_sentences", "checkpoint_every", "mirror", "patience"),
+    "may_change",
 )
 # Fields that may differ when a run is resumed.
 _MAY_CHANGE = {
@@ -113,7 +114,10 @@ def _check_fields(folder: Workdir, settings: Settings) -> None:
         saved = type(settings).from_dict(values)
     except UserError as error:
         raise UserError(f"{folder.config}: {error}") from None
+    allowed = _allowed_changes(settings, given)
     for name, was in _fields(saved).items():
+        if name in allowed:
+            continue
         now = given.get(name)
         moved = name in _MAY_MOVE and None not in (was, now)
         if was != now and not moved:
@@ -128,6 +132,22 @@ def _check_fields(folder: Workdir, settings: Settings) -> None:
                 f"{folder.path}: holds a run with {name}={was!r}, but {now!r} was given; give the "
                 f"same config, or another folder{way_on}"
             )
+
+
+def _allowed_changes(settings: Settings, given: dict[str, Any]) -> set[str]:
+    """Returns the fields that ``may_change`` names."""
+    for section in ("fit", "training"):
+        text = str(settings.to_dict().get(section, {}).get("may_change", ""))
+        names = filter(None, text.replace(" ", "").split(","))
+        changes = {name if "." in name else f"{section}.{name}" for name in names}
+        if unknown := changes - given.keys():
+            raise UserError(
+                f"{section}.may_change: expected fields whose change would be refused, got "
+                f"{', '.join(sorted(unknown))}"
+            )
+        if changes:
+            return changes
+    return set()
 
 
 def _fields(settings: Settings) -> dict[str, Any]:

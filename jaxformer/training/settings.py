@@ -41,6 +41,9 @@ class FitConfig:
       mirror: Folder for a copy of the run, such as a mounted bucket or drive. Each checkpoint is
         copied there in the background. A run whose own checkpoints are gone resumes from it.
       profile: Steps to profile: "100:110" writes a trace of the steps 101 to 110 into the workdir.
+      may_change: Names of fields, separated by commas, that a resumed run may change, such as
+        "learning_rate,data.tokens_per_batch". The optimizer keeps its state, and the order of the
+        data is that of a run with the new values.
     """
 
     steps: int = 100_000
@@ -55,6 +58,7 @@ class FitConfig:
     stall_timeout: int = 600
     mirror: str | None = None
     profile: str | None = None
+    may_change: str = ""
 
     section = "fit"  # name of the section in the config, not a field
 

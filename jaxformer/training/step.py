@@ -233,13 +233,21 @@ def global_sums(
 
 
 def checked_sums(sums: object) -> Sums:
-    """Converts the sums of a loss function to arrays, or raises ``UserError``."""
+    """Converts the sums of a loss function to arrays, or raises ``UserError``.
+
+    The second of a pair named "hits" becomes the sum "hits:count".
+    """
     if not isinstance(sums, dict) or not {"loss", "count"} <= sums.keys() or _ADDED & sums.keys():
         found = sorted(sums) if isinstance(sums, dict) else type(sums).__name__
         raise UserError(
             'loss: expected a dict of sums with "loss", "count" and any others but "skipped" and '
             f'"grad_norm", got {found}'
         )
+    pairs = {name: value for name, value in sums.items() if isinstance(value, tuple)}
+    for name, pair in pairs.items():
+        if len(pair) != 2:
+            raise UserError(f'loss: expected "{name}" to be a sum and its count, got {len(pair)}')
+        sums |= {name: pair[0], f"{name}:count": pair[1]}
     sums = {name: jnp.asarray(value) for name, value in sums.items()}
     for name, value in sums.items():
         if value.ndim:

@@ -17,7 +17,8 @@ from jaxformer.runs.workdir import Workdir
 from jaxformer.training.mesh import BatchShards
 
 # Sums over the rows of a batch, by name. "loss" over "count" is minimized, after both have been
-# summed over all devices and micro-batches. All others are only reported, divided by "count". A sum
+# summed over all devices and micro-batches. All others are only reported, divided by "count", or by
+# a count of their own if the loss returns pairs of a sum and its count. A sum
 # "nll" of negative log likelihoods is reported as "perplexity", a sum "tokens" as
 # "tokens_per_second".
 Sums: TypeAlias = dict[str, Array]
@@ -128,7 +129,8 @@ class Task(Protocol):
 
         Returns:
           Scalars "loss", "count", and any others except "skipped" and "grad_norm". They are sums,
-          not means, so that the weight of a row does not depend on the number of devices.
+          not means, so that the weight of a row does not depend on the number of devices. Others
+          may be pairs: a sum, and the count that it is divided by in reports.
         """
 
     @abc.abstractmethod

@@ -10,6 +10,7 @@ import numpy as np
 import optax
 import pytest
 
+import jaxformer
 from jaxformer import Checkpoints, FitConfig, fit, make_mesh
 
 from . import pages
@@ -49,6 +50,17 @@ def test_the_contrastive_loss_is_the_same_on_one_device(page, tmp_path):
     alone = fit(page[0]["Pairs"](), optax.adam(0.01), tmp_path, settings, mesh=mesh)
     found = page[0]["contrastive"].params["w"]
     np.testing.assert_allclose(found, alone.params["w"], rtol=1e-4, atol=1e-5)
+
+
+def test_the_teacher_stays_and_the_statistics_move(page):
+    names, *_ = page
+    task, found = names["Student"](), names["student"].params
+    start, mean = task.init(jax.random.key(names["settings"].seed)), np.zeros(6)
+    np.testing.assert_array_equal(found["teacher"], start["teacher"])
+    shards = jaxformer.BatchShards(1, [0], 1)
+    for batch in itertools.islice(task.batches(0, shards), 40):
+        mean += 0.1 * (batch["x"].mean(axis=0) - mean)
+    np.testing.assert_allclose(found["mean"], mean, rtol=1e-5)
 
 
 def test_loggers_get_each_report_once(page):

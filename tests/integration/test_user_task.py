@@ -274,6 +274,17 @@ def test_other_data_and_another_seed_are_refused(task, settings, message, uninte
         run(uninterrupted[2], task, **settings)
 
 
+def test_named_fields_may_change(tmp_path, uninterrupted):
+    run(tmp_path, steps=8)
+    with pytest.raises(UserError, match=r"may_change: expected .* got fit\.rate, fit\.steps"):
+        run(tmp_path, seed=5, may_change="rate, seed, steps")
+    state = run(tmp_path, seed=5, may_change="seed")
+    assert int(state.step) == 12
+    assert not np.array_equal(state.params["table"], uninterrupted[0].params["table"])
+    with pytest.raises(UserError, match=r"holds a run with fit\.seed=5, but 0 was given"):
+        run(tmp_path)
+
+
 def test_workdirs_of_others_are_refused(tmp_path, uninterrupted):
     with pytest.raises(UserError, match=r"expected a workdir of this task, but it holds a run of"):
         jaxformer.train(Config(), uninterrupted[2])

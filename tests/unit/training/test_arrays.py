@@ -46,12 +46,15 @@ def test_means_over_all_rows(devices):
     def loss(params, batch, randomness):
         assert randomness is None
         squares = jnp.where(batch["real"], (batch["x"] - params) ** 2, 0)
-        return {"loss": squares.sum(), "count": batch["real"].sum()}
+        positive = batch["real"] & (batch["x"] > 0)
+        share = (positive & (batch["x"] > 1)).sum(), positive.sum()  # with a count of its own
+        return {"loss": squares.sum(), "count": batch["real"].sum(), "share": share}
 
     mesh = make_mesh(MeshConfig(), jax.devices()[:devices])
     for options in ({"mesh": mesh}, {}):
         values = evaluate_arrays(loss, jnp.float32(0.5), {"x": x}, 5, **options)
-        assert values == {"loss": pytest.approx(((x - 0.5) ** 2).mean(), rel=1e-6)}
+        expected = {"loss": ((x - 0.5) ** 2).mean(), "share": (x > 1).sum() / (x > 0).sum()}
+        assert values == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize(

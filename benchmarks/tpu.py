@@ -88,7 +88,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("configs", nargs="+", help="names of configs, such as base or big")
     parser.add_argument("--topologies", nargs="+", default=["v5e:2x4", "v6e:2x4"])
-    parser.add_argument("--overrides", nargs=argparse.REMAINDER, default=[], help="--config.field=value, last")
+    parser.add_argument(
+        "--overrides", nargs=argparse.REMAINDER, default=[], help="--config.field=value, last"
+    )
     arguments = parser.parse_args()
     for topology in arguments.topologies:
         devices = topologies.get_topology_desc(topology, platform="tpu").devices

@@ -54,6 +54,7 @@ UNUSUAL = Config.from_dict(
             **{"ema_decay": 0.9},
             **{"eval_sentences": 0, "checkpoint_every": 2, "keep_checkpoints": 1},
             **{"stall_timeout": 60, "mirror": "drive/copy", "profile": "3:5"},
+            **{"may_change": "learning_rate"},
             **{"init_from": "my/run", "freeze": "encoder"},
             **{"patience": 3, "best_metric": "loss"},
         },

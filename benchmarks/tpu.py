@@ -3,8 +3,8 @@
     pip install libtpu
     python benchmarks/tpu.py base big --topologies v5e:1x1 v5e:2x4 v6e:2x4
 
-XLA's compiler for TPUs runs on any Linux machine. Nothing is executed: sizes and operations are
-those of the program, not measurements. A line has, for each chip:
+XLA's compiler for TPUs runs on any Linux machine. Nothing is executed: the sizes come from the
+program, and no speed is measured. A line has, for each chip:
   state_gb, total_gb   parameters, optimizer state and batch; with temporary arrays
   model_tflop          operations of the model's matmuls, without rematerialization
   sent_mb              sizes of the results of collective operations; once for those in a loop

@@ -15,6 +15,7 @@ from jaxformer.errors import UserError
 from jaxformer.inference.members import Member, token_log_probs
 from jaxformer.inference.translator import Translator
 from jaxformer.layout import global_mesh
+from jaxformer.search import Algorithm
 from jaxformer.search.penalties import length_penalties
 
 # Tokens per side of a batch, padding included.
@@ -68,17 +69,28 @@ def score_pairs(
       UserError: A token id is out of range, or there are too many.
     """
     check_pairs(translator, pairs)
-    longest = translator.max_length
+
+    def of_batch(batch: PairBatch) -> Float[Array, " B"]:
+        return log_probabilities(translator.models, batch.src, batch.tgt_in, batch.tgt_out)
+
+    return score_batches(pairs, translator.config.search, translator.max_length, of_batch, report)
+
+
+def score_batches(
+    pairs: Sequence[tuple[list[int], list[int]]],
+    search: Algorithm,
+    longest: int,
+    log_probs_of: Callable[[PairBatch], Float[Array, " B"]],
+    report: Callable[[int], object],
+) -> list[Score]:
+    """Scores pairs by a function of their batches; see :func:`score_pairs` for pairs without."""
     log_probs = [0.0 if not target else -np.inf for _, target in pairs]
     for batch in pair_batches(pairs, longest, _TOKENS_PER_BATCH):
-        result = jax.device_get(
-            log_probabilities(translator.models, batch.src, batch.tgt_in, batch.tgt_out)
-        )
-        for row, number in enumerate(batch.numbers):
-            log_probs[number] = float(result[row])
+        found = np.asarray(log_probs_of(batch)).tolist()
+        for number, log_prob in zip(batch.numbers, found, strict=False):
+            log_probs[number] = log_prob
         report(len(batch.numbers))
     report(sum(not (source and target) for source, target in pairs))
-    search = translator.config.search
     penalties = length_penalties(search.penalty, search.length_penalty, longest).tolist()
     return [
         Score(log_prob / penalties[len(target)], log_prob, len(target))

@@ -335,22 +335,13 @@ def quantize(
     folder, config, params = trained.folder, trained.config, trained.params
     if config.model.compute_dtype == "int8":
         raise UserError(f"{workdir}: expected a model to quantize, but it is int8 already")
-    content = trained.tokenizer_file
+    identity, content = read_workdir_object(folder.identity), trained.tokenizer_file
     model = dataclasses.replace(config.model, compute_dtype="int8")
     quantized = prepare_params(model, params, config.kind)
-    write_model(
-        target,
-        _QUANTIZE,
-        read_workdir_object(folder.identity),
-        content,
-        dataclasses.replace(config, model=model),
-        quantized,
-        rounded_from=trained.weights,
-    )
-    before, after = (
-        sum(leaf.nbytes for leaf in jax.tree.leaves(tree)) for tree in (params, quantized)
-    )
-    return before, after
+    config, origin = dataclasses.replace(config, model=model), {"rounded_from": trained.weights}
+    write_model(target, _QUANTIZE, identity, content, config, quantized, **origin)
+    sizes = [sum(leaf.nbytes for leaf in jax.tree.leaves(each)) for each in (params, quantized)]
+    return sizes[0], sizes[1]
 
 
 def write_model(

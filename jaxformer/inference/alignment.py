@@ -42,7 +42,7 @@ def align(
     *,
     layer: int | None = None,
 ) -> list[list[tuple[int, int]]]:
-    """Aligns every target word with a source word.
+    """Returns (source word, target word) pairs of each sentence, ordered by target word, from 0.
 
     Words are separated by spaces; other whitespace, such as tabs and U+00A0, belongs to a word. An
     ensemble averages the attention of its models.
@@ -53,13 +53,6 @@ def align(
       targets: Text and token ids of each translation, as in
         :class:`~jaxformer.inference.translator.Hypothesis`.
       layer: Decoder layer, from 1; None: the second-to-last (or the only one).
-
-    Returns:
-      For each sentence, (source word, target word) pairs ordered by target word; empty for a blank
-      sentence. Words are numbered from 0.
-
-    Raises:
-      UserError: There is no such layer, or the texts and token ids are malformed.
     """
     weights = word_attention(translator, sources, targets, layer=layer)
     return [align_by_maximum(pair) for pair in weights]

@@ -38,12 +38,6 @@ class HuggingFaceTokenizer(Vocabulary):
     keeps_lines = False
 
     def __init__(self, serialized: bytes) -> None:
-        """Takes the serialized form.
-
-        Raises:
-          UserError: The bytes are no such tokenizer, its ids exceed the vocabulary, or the package
-            ``tokenizers`` is missing.
-        """
         try:
             values = json.loads(serialized)
             self.json, size = str(values["huggingface"]), operator.index(values["vocab_size"])

@@ -217,26 +217,17 @@ def split_text(text: str) -> tuple[str, str]:
 
 @dataclasses.dataclass(frozen=True)
 class TokenStream:
-    """A text as token ids, split into training and validation.
-
-    Attributes:
-      tokenizer: Vocabulary of the text.
-      train: Training token ids.
-      valid: Validation token ids, which follow the training tokens in the text.
-      valid_characters: Number of characters in ``valid``; 0 if unknown.
-      text_sha256: Hash of the text, hexadecimal.
-      findings: Lines of the text with unusual characters.
-      valid_sha256: Hash of a validation file; "" without one.
-      our_ids: The tokenizer's id for each id in ``train`` and ``valid``; None if they are the same.
-    """
+    """A text as token ids, split into training and validation."""
 
     tokenizer: Vocabulary
     train: Integer[np.ndarray, " N"]
     valid: Integer[np.ndarray, " M"]
-    valid_characters: int
+    valid_characters: int  # in ``valid``; 0 if unknown
     text_sha256: str
+    # Lines of the text with unusual characters.
     findings: Findings = dataclasses.field(default_factory=Findings)
-    valid_sha256: str = ""
+    valid_sha256: str = ""  # of a validation file
+    # The tokenizer's id for each id in ``train`` and ``valid``; None if they are the same.
     our_ids: Int[np.ndarray, " V"] | None = None
 
     @classmethod

@@ -120,12 +120,7 @@ def _check_row(
 
 
 def run_row(config: Config, folder: Workdir, row: str, scale: str) -> Result:
-    """Trains and decodes a row, resuming it if it was interrupted, and writes its result.json.
-
-    Raises:
-      UserError: The folder has another or a longer experiment, or data is missing or malformed.
-      FloatingPointError: Training diverges.
-    """
+    """Trains and decodes a row, resuming it if it was interrupted, and writes its result.json."""
     data = data_section(config, DataConfig)
     # For files, the name of their folder, which does not depend on the machine.
     name = pathlib.Path(data.train).absolute().parent.name if data.corpus == "text" else data.corpus

@@ -103,9 +103,6 @@ def row_config(
     """Returns the config of a row: the config of "base" with exactly the paper's changes.
 
     ``steps`` are the training steps of the row "base", by default the scale's.
-
-    Raises:
-      UserError: There is no such row or scale.
     """
     if row not in ROWS:
         raise UserError(f"unknown row {row!r} of Table 3; known rows: {', '.join(ROWS)}")

@@ -35,17 +35,11 @@ _LARGEST_NUMBER = 16
 
 
 class Restored(NamedTuple):
-    """A state, bit for bit as it was saved.
-
-    Attributes:
-      step: Step at which it was saved.
-      state: The state, sharded like the template.
-      metadata: Metadata given to :meth:`~jaxformer.Checkpoints.save`.
-    """
+    """A state, bit for bit as it was saved."""
 
     step: int
-    state: PyTree
-    metadata: dict[str, Any]
+    state: PyTree  # sharded like the template
+    metadata: dict[str, Any]  # as given to Checkpoints.save
 
 
 def read_step(folder: pathlib.Path, template: PyTree, *, partial: bool) -> Restored:
@@ -77,7 +71,11 @@ def read_step(folder: pathlib.Path, template: PyTree, *, partial: bool) -> Resto
 
 @global_mesh(None)
 def _restore(folder: pathlib.Path, template: PyTree, partial: bool) -> PyTree:
-    template = jax.tree.map(_abstract, template)
+    def abstract(leaf: Any) -> jax.ShapeDtypeStruct:
+        sharding = getattr(leaf, "sharding", None)
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+    template = jax.tree.map(abstract, template)
     args = ocp.args.PyTreeRestore(
         template,
         restore_args=ocp.checkpoint_utils.construct_restore_args(template),
@@ -89,11 +87,6 @@ def _restore(folder: pathlib.Path, template: PyTree, partial: bool) -> PyTree:
     return jax.block_until_ready(
         jax.tree.map(lambda a: a if isinstance(a, jax.Array) else jax.device_put(a), arrays)
     )
-
-
-def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
-    sharding = getattr(leaf, "sharding", None)
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
 
 def check_memory(folder: pathlib.Path, template: PyTree) -> None:

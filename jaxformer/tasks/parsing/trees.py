@@ -238,8 +238,7 @@ def normalize(tree: Tree) -> Tree | None:
     * A root labeled ``TOP``, ``ROOT``, ``S1`` or nothing is removed if it has exactly one
       constituent below; otherwise it is labeled ``TOP``.
 
-    Returns:
-      The normalized tree; None if it has no words.
+    A tree without words becomes None.
 
     >>> (tree,) = read_trees(["( (S (NP-SBJ=2 (-NONE- *)) (VP (VB Go))))"], "example")
     >>> normalize(tree)

@@ -104,17 +104,19 @@ def expected_type(hint: Any) -> type:
     return hint
 
 
-def check_types(config: Any, section: str) -> None:
-    """Checks types and choices of all fields; converts NumPy scalars, which JSON cannot hold."""
+def check_types(config: Any, section: str = "") -> None:
+    """Checks types and choices of all plain fields; converts NumPy scalars, which JSON lacks."""
+    prefix = f"{section}." if section else ""
     for name, hint in _types_of(type(config)).items():
         value, choices = getattr(config, name), typing.get_args(hint)
         if typing.get_origin(hint) is not Literal:
             if type(value).__module__ == "numpy" and not getattr(value, "ndim", 1):
                 value = value.item()
-            object.__setattr__(config, name, _convert(value, hint, f"{section}.{name}"))
+            if typing.get_origin(hint) is not tuple:
+                object.__setattr__(config, name, _convert(value, hint, f"{prefix}{name}"))
         elif value not in choices:
             known = ", ".join(map(repr, choices))
-            raise UserError(f"{section}.{name} must be one of {known}: got {reprlib.repr(value)}")
+            raise UserError(f"{prefix}{name} must be one of {known}: got {reprlib.repr(value)}")
 
 
 def check_positive(config: Any, section: str, *names: str) -> None:

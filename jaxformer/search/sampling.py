@@ -125,11 +125,6 @@ class Sampling(Algorithm):
                 "keys must be an array of typed PRNG keys, as of jax.random.split(jax.random.key(0)"
                 f", {sentences.shape[0]}): got {reprlib.repr(keys)}"
             )
-        elif keys.shape != sentences.shape:
-            raise UserError(
-                f"keys must hold one PRNG key per sentence, shape {sentences.shape}: got "
-                f"{keys.shape}"
-            )
         none = shared["newest"] * 0  # with its layout
         return SampleState(
             **shared, keys=shard_rows_like(keys, sentences), lengths=none, finished=none != 0

@@ -46,9 +46,7 @@ class SearchState:
     done: Bool[Array, " B"]  # the sentence no longer changes
     tokens: Int[Array, "B N T"]  # int32; of all samples or alive hypotheses, padded on the right
     newest: Int[Array, "B N"]  # int32; the next input of the step function
-    log_probs: Float[
-        Array, "B N"
-    ]  # float32; of all samples or alive hypotheses; -inf if impossible
+    log_probs: Float[Array, "B N"]  # float32; of all samples or alive hypotheses; may be -inf
     cache: Any  # the step function's cache
 
     def reorder(self, cache: Any) -> Any:

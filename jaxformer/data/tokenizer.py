@@ -65,8 +65,8 @@ class Vocabulary(abc.ABC):
         return self.encode(text or "\n")
 
     def encode_target(self, text: str) -> list[int]:
-        """Works as :meth:`encode` does, for a target."""
-        return self.encode(text)
+        """Works as :meth:`encode` does, for a target; the sides share pieces, but not symbols."""
+        return self.encode_target_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Works as :meth:`encode` does, for many sentences."""
@@ -74,7 +74,7 @@ class Vocabulary(abc.ABC):
 
     def encode_target_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Works as :meth:`encode_target` does, for many sentences."""
-        return list(map(self.encode_target, texts))
+        return self.encode_batch(texts)
 
     @abc.abstractmethod
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
@@ -186,11 +186,6 @@ class Tokenizer(Vocabulary):
         """
         check_text(text, "text")
         return self._encode([text])[0]
-
-    def encode_target(self, text: str) -> list[int]:
-        """Works as :meth:`encode` does, for a target; the sides share pieces, but not symbols."""
-        check_text(text, "text")
-        return self._encode([text], target=True)[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Works as :meth:`encode` does, for many sentences, using all cores."""

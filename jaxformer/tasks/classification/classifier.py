@@ -10,15 +10,13 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
 from jaxformer.checks import check_texts
-from jaxformer.config import Config, check_kind
 from jaxformer.data.loader import round_up
-from jaxformer.data.tokenizer import EOS, Vocabulary
+from jaxformer.data.tokenizer import EOS
 from jaxformer.errors import UserError
-from jaxformer.inference.weights import TrainedModel, describe_predictor
+from jaxformer.inference.weights import Predictor, TrainedModel, describe_predictor
 from jaxformer.kinds import CLASSIFICATION
 from jaxformer.layout import global_mesh
 from jaxformer.models.architecture import Architecture
-from jaxformer.runs.workdir import use_compilation_cache
 
 # Texts are padded to multiples of this length and processed in batches of this size.
 _LENGTH_STEP, _BATCH_SIZE = 16, 64
@@ -36,7 +34,7 @@ class Label(NamedTuple):
     probability: float
 
 
-class Classifier:
+class Classifier(Predictor):
     """Labels texts with the model of a workdir.
 
     >>> classifier = Classifier.load("runs/sst2")  # doctest: +SKIP
@@ -51,15 +49,11 @@ class Classifier:
       weights: Description of the checkpoint, such as "step 2000".
     """
 
-    def __init__(
-        self, config: Config, params: PyTree, tokenizer: Vocabulary, weights: str = "given"
-    ) -> None:
-        """Initializes a classifier; :meth:`load` reads all arguments from a workdir."""
-        check_kind(config, CLASSIFICATION)
-        use_compilation_cache()
-        self.config, self.params, self.tokenizer = config, params, tokenizer
-        self.weights = weights
-        self.labels = tokenizer.symbols
+    kinds = (CLASSIFICATION,)
+
+    @property
+    def labels(self) -> list[str]:
+        return self.tokenizer.symbols
 
     def __repr__(self) -> str:
         return describe_predictor(self, f"labels {' '.join(self.labels[:5])}")
@@ -67,8 +61,7 @@ class Classifier:
     @classmethod
     def load(cls, workdir: str | pathlib.Path, *, weights: str | int = "auto") -> "Classifier":
         """Reads a model from a workdir; arguments and errors as for ``Translator.load``."""
-        kinds = (CLASSIFICATION,)
-        trained = TrainedModel.load(workdir, weights=weights, dequantized=True, kinds=kinds)
+        trained = TrainedModel.load(workdir, weights=weights, dequantized=True, kinds=cls.kinds)
         return cls(trained.config, trained.params, trained.tokenizer, trained.weights)
 
     def classify(

@@ -18,7 +18,6 @@ from jaxtyping import PyTree
 from jaxformer.config import Config, check_config, check_kind, read_config, save_config
 from jaxformer.data.tokenizer import Vocabulary
 from jaxformer.errors import UserError, typed_command
-from jaxformer.fields import check_unchanged
 from jaxformer.files import model_path, read_whole, run_path, write_file
 from jaxformer.kinds import KINDS, TRANSLATION, Kind, describe_model
 from jaxformer.layout import global_mesh
@@ -27,6 +26,7 @@ from jaxformer.nn.parameters import ParameterInfo
 from jaxformer.nn.precision import cast_params, dequantize
 from jaxformer.runs.checkpoints import Checkpoints, write_single
 from jaxformer.runs.manifest import saved_steps
+from jaxformer.runs.run_directory import check_metadata
 from jaxformer.runs.workdir import Workdir, read_workdir_object, use_compilation_cache
 from jaxformer.search import BeamSearch, Sampling
 
@@ -134,7 +134,7 @@ PredictorT = TypeVar("PredictorT", bound="Predictor")
 
 
 class Predictor:
-    """Base of Translator and Generator: a trained model with its tokenizer."""
+    """A trained model with its tokenizer; the base of Translator, Generator and Classifier."""
 
     kinds: ClassVar[tuple[Kind, ...]]
 
@@ -233,14 +233,9 @@ def _check_metadata(
     folder: Workdir, directory: pathlib.Path, config: Architecture, metadata: dict[str, Any]
 ) -> None:
     """Checks that parameters belong to the workdir's tokenizer and model."""
-    check_unchanged(dataclasses.asdict(config), metadata.get("model"), "model", str(directory))
-    expected = read_workdir_object(folder.identity).get("tokenizer")
-    if metadata.get("tokenizer") != expected:
-        raise UserError(
-            f"{directory}: expected weights of the tokenizer in {folder.tokenizer}, SHA-256 "
-            f"{expected!s:.64}, but these are of {metadata.get('tokenizer')!s:.64}; copy the "
-            "whole workdir"
-        )
+    tokenizer = read_workdir_object(folder.identity).get("tokenizer")
+    expected = {"tokenizer": tokenizer, "model": dataclasses.asdict(config)}
+    check_metadata(directory, expected, metadata, "copy the whole workdir")
 
 
 @global_mesh(None)

@@ -54,13 +54,6 @@ def train_tokenizer(
     includes special ids, bytes, and the ``symbols`` of a target side that is not text. The options
     are SentencePiece's. Raises a ``UserError`` if the text does not suit the size.
     """
-    placeholders = options.get("user_defined_symbols", ())
-    smallest = UNK + 1 + 256 + len(symbols) + len(placeholders)
-    if vocab_size < smallest:
-        raise UserError(
-            f"model.vocab_size must be at least {smallest}, for the special ids, the bytes and "
-            f"the symbols: got {vocab_size}"
-        )
     sample = _sample(itertools.filterfalse(is_blank, lines), _MAX_LINES)
     if not sample:
         raise UserError("expected text to learn a vocabulary from: all lines are empty")

@@ -11,7 +11,6 @@ import difflib
 import functools
 import math
 import re
-import reprlib
 from collections.abc import Sequence
 
 import jax
@@ -71,13 +70,7 @@ def word_attention(
     sources = check_texts(sources, "sources")
     check_same_length(targets, sources, "targets", "sources")
     pairs, result = [], []
-    for number, (source, target) in enumerate(zip(sources, targets, strict=True)):
-        if not isinstance(target, tuple) or len(target) != 2:
-            raise UserError(
-                f"targets[{number}]: expected a text and its token ids, as (hypothesis.text, "
-                f"hypothesis.tokens): got {reprlib.repr(target)}"
-            )
-        text, ids = target
+    for source, (text, ids) in zip(sources, targets, strict=True):
         pairs.append((translator.source_ids(source), ids))
         result.append(np.zeros((len(split_spaces(text)), len(split_spaces(source)))))
     check_pairs(translator, pairs)

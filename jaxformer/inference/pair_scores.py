@@ -1,6 +1,5 @@
 """Scores given translations by force-decoding: in one pass, without a cache."""
 
-import reprlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -11,7 +10,6 @@ from jaxtyping import Array, Float, Int
 
 from jaxformer.checks import check_tokens
 from jaxformer.data.tokenizer import BOS, PAD
-from jaxformer.errors import UserError
 from jaxformer.inference.members import Member, token_log_probs
 from jaxformer.inference.translator import Translator
 from jaxformer.layout import global_mesh
@@ -103,10 +101,6 @@ def check_pairs(
 ) -> None:
     """Checks that the models can force-decode the pairs; see :func:`score_pairs` for the errors."""
     for number, pair in enumerate(pairs):
-        if not isinstance(pair, tuple | list) or len(pair) != 2:
-            raise UserError(
-                f"pairs[{number}]: expected source ids and target ids, got {reprlib.repr(pair)}"
-            )
         for ids, size, side in zip(pair, translator.vocab_sizes, ("source", "target"), strict=True):
             check_tokens(ids, size, f"{side} of pairs[{number}]", translator.max_length)
 

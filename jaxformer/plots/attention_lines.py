@@ -46,10 +46,6 @@ def attention_lines(
     not drawn. In a panel of one query, squares below show the weights of all heads, in order. See
     :func:`~jaxformer.plots.figure.save_figure` for the path.
     """
-    if weights.shape[1] != len(tokens):
-        raise ValueError(
-            f"expected {weights.shape[1]} labels to fit the weights: got {len(tokens)}"
-        )
     labels = [token_label(token) for token in tokens]
     width = min(max(_NARROWEST, _TOKEN * len(tokens)), _WIDEST)
     text = _LETTER * max(map(len, labels))

@@ -4,7 +4,7 @@ import functools
 import itertools
 import math
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -145,9 +145,6 @@ class LanguageModeling(TokenTask):
             tokens = batch[example.row]
             text = self.tokenizer.decode(tokens[tokens != PAD])
             yield example._replace(text=f"{example.text}: {text!r}")
-
-    def shapes(self, shards: BatchShards) -> Sequence[PyTree]:
-        return [self.longest_batch(self.config, shards)]
 
     def flops(self, batch: Int[Array, "B _"]) -> int:
         rows, tokens = batch.shape

@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import jax.numpy as jnp
@@ -95,6 +95,9 @@ class NetworkTask(Task):
     @abc.abstractmethod
     def longest_batch(config: Config, shards: BatchShards) -> PyTree:
         """Returns the shape of the longest batch, without reading data."""
+
+    def shapes(self, shards: BatchShards) -> Sequence[PyTree]:
+        return [self.longest_batch(self.config, shards)]
 
     @property
     def init(self) -> Init:

@@ -157,7 +157,8 @@ class TrainingConfig(FitConfig):
         if self.optimizer == "adamw" and self.weight_decay:  # In configs that 0.2.0 saved.
             object.__setattr__(self, "optimizer", "adam")
         super().__post_init__()
-        check_positive(self, "training", "warmup_steps", "learning_rate_scale", "learning_rate")
+        names = ("warmup_steps", "learning_rate_scale", "learning_rate", "clip_norm")
+        check_positive(self, "training", *names)
         check_fraction(self, "training", "label_smoothing")
         if self.init_from is not None:
             local_path(self.init_from)  # refuses URLs
@@ -177,8 +178,4 @@ class TrainingConfig(FitConfig):
         if self.ema_decay is not None and not 0 < self.ema_decay < 1:
             raise UserError(
                 f"training.ema_decay must be between 0 and 1 or left out: got {self.ema_decay}"
-            )
-        if self.clip_norm is not None and not self.clip_norm > 0:
-            raise UserError(
-                f"training.clip_norm must be greater than 0 or left out: got {self.clip_norm}"
             )

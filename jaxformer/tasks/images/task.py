@@ -129,9 +129,6 @@ class ImageClassification(NetworkTask):
         images = np.pad(images, ((0, empty), *[(0, 0)] * 3))
         return shards.local(ImageBatch(images, np.pad(labels, (0, empty), constant_values=-1)))
 
-    def shapes(self, shards: BatchShards) -> Sequence[ImageBatch]:
-        return [self.longest_batch(self.config, shards)]
-
     def flops(self, batch: ImageBatch) -> int:
         model = model_section(self.config, ViTConfig)
         return layers_flops(model, len(batch.labels), model.num_tokens)

@@ -60,7 +60,7 @@ def check_tokens(
     if longest is not None and len(tokens) > longest:
         raise UserError(
             f"{name}: expected at most {longest} tokens (model.max_length), got {len(tokens)}; "
-            "split the sentence"
+            "split it"
         )
     wrong = next((token for token in tokens if not 0 <= token < size), None)
     if wrong is not None:

@@ -9,7 +9,7 @@ import itertools
 import json
 import pathlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from typing import Literal, SupportsIndex
 
 import numpy as np
@@ -209,10 +209,9 @@ def read_text(path: pathlib.Path) -> str:
     return text
 
 
-def split_text(text: str) -> tuple[str, str]:
-    """Returns the first nine tenths of the characters for training, and the rest for validation."""
-    place = len(text) * 9 // 10
-    return text[:place], text[place:]
+def training_length(text: Sized) -> int:
+    """Returns nine tenths of the length of a text; the rest is for validation."""
+    return len(text) * 9 // 10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -235,7 +234,7 @@ class TokenStream:
         cls, text: str, tokenizer: Vocabulary, separator: str = "", valid: str = ""
     ) -> "TokenStream":
         """Encodes a text, each split separately; by default, its end is the validation split."""
-        findings, place = Findings(), len(text) if valid else len(text) * 9 // 10
+        findings, place = Findings(), len(text) if valid else training_length(text)
         for number, line in enumerate(lines_of(text)):
             for kind in unusual_kinds(line):
                 findings.add(kind, number, 0)
@@ -252,9 +251,8 @@ class TokenStream:
     ) -> "TokenStream":
         """Opens files of token ids; a tokenizer from Hugging Face has its original ids there."""
         ids = getattr(tokenizer, "our_ids", np.arange(tokenizer.vocab_size))
-        train, place = map_token_ids(file, dtype, ids), None
-        if valid is None:
-            place = len(train) * 9 // 10
+        train = map_token_ids(file, dtype, ids)
+        place = training_length(train) if valid is None else len(train)
         rest = train[place:] if valid is None else map_token_ids(valid, dtype, ids)
         hashes = file_sha256(file), "" if valid is None else file_sha256(valid)
         return cls(tokenizer, train[:place], rest, 0, hashes[0], Findings(), hashes[1], ids)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, SupportsIndex
 
 from jaxformer.checks import check_text, check_texts, check_tokens
-from jaxformer.errors import UserError
+from jaxformer.errors import UserError, prefix_errors
 from jaxformer.files import explain_read_errors, read_whole, write_file
 
 # sentencepiece is imported only where it is used: most modules import only the ids from here.
@@ -155,7 +155,7 @@ class Tokenizer(Vocabulary):
         """
         with explain_read_errors(pathlib.Path(path)):
             content = read_whole(pathlib.Path(path))
-        try:
+        with prefix_errors(str(path)):
             if content.startswith(b'{"moses"'):
                 # sacremoses is slow to import.
                 from jaxformer.data.moses_tokenizer import MosesTokenizer
@@ -171,8 +171,6 @@ class Tokenizer(Vocabulary):
 
                 return MarianTokenizer(content)
             return Tokenizer(content)
-        except UserError as error:
-            raise UserError(f"{path}: {error}") from None
 
     def save(self, path: str | pathlib.Path) -> None:
         """Writes the file of the tokenizer atomically."""

@@ -3,8 +3,9 @@
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
+import flax.struct
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PyTree
@@ -16,10 +17,11 @@ from jaxformer.models.architecture import Architecture
 _LOGITS_AT_ONCE = 1 << 22
 
 
-class Member(NamedTuple):
-    """An encoder-decoder of an ensemble."""
+@flax.struct.dataclass
+class Member:
+    """An encoder-decoder of an ensemble; jitted functions are compiled for its architecture."""
 
-    config: Architecture
+    config: Architecture = flax.struct.field(pytree_node=False)
     params: PyTree  # cast or quantized for decoding
 
     @property
@@ -28,14 +30,6 @@ class Member(NamedTuple):
 
     def __call__(self, *inputs: Any, method: str, **options: Any) -> Any:
         return self.model.apply({"params": self.params}, *inputs, method=method, **options)
-
-
-# Only the parameters are traced: a jitted function is compiled for each architecture.
-jax.tree_util.register_pytree_node(
-    Member,
-    lambda member: ((member.params,), member.config),
-    lambda config, children: Member(config, *children),
-)
 
 
 def token_log_probs(

@@ -123,13 +123,6 @@ class TrainedModel:
         return read_whole(self.folder.tokenizer, self.folder.path)
 
 
-def describe_predictor(predictor: Any, *more: str) -> str:
-    """Returns one line: class, kind, size and origin of the parameters, and ``more``."""
-    size = sum(leaf.size for leaf in jax.tree.leaves(predictor.params))
-    words = [predictor.config.kind.description, f"{size:,} parameters", predictor.weights, *more]
-    return f"<{type(predictor).__name__}: {', '.join(words)}>"
-
-
 PredictorT = TypeVar("PredictorT", bound="Predictor")
 
 
@@ -164,8 +157,12 @@ class Predictor:
         self.params = prepare_params(config.model, params, config.kind)
 
     def __repr__(self) -> str:
-        search = self.config.search
-        return describe_predictor(self, f"{type(search).__name__} of {search.num_hypotheses}")
+        size = sum(leaf.size for leaf in jax.tree.leaves(self.params))
+        kind, outputs = self.config.kind.description, self._describe_outputs()
+        return f"<{type(self).__name__}: {kind}, {size:,} parameters, {self.weights}, {outputs}>"
+
+    def _describe_outputs(self) -> str:
+        return f"{type(self.config.search).__name__} of {self.config.search.num_hypotheses}"
 
     @classmethod
     def load(

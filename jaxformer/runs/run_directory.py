@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, runtime_checkable
 
-from jaxformer.errors import UserError
+from jaxformer.errors import UserError, prefix_errors
 from jaxformer.fields import check_unchanged
 from jaxformer.files import check_file_system, local_path, lock_folder, write_file
 from jaxformer.runs import processes
@@ -110,10 +110,8 @@ def _check_fields(folder: Workdir, settings: Settings) -> None:
             f"{folder.path}: expected a workdir of this task, but it holds a run of another one; "
             "give another workdir"
         )
-    try:
+    with prefix_errors(str(folder.config)):
         saved = type(settings).from_dict(values)
-    except UserError as error:
-        raise UserError(f"{folder.config}: {error}") from None
     for name, was in _fields(saved).items():
         now = given.get(name)
         moved = name in _MAY_MOVE and None not in (was, now)

@@ -16,7 +16,7 @@ from jaxtyping import Int, PyTree
 from jaxformer import pretrained
 from jaxformer.config import Config, read_config
 from jaxformer.data.tokenizer import Vocabulary
-from jaxformer.errors import UserError, did_you_mean
+from jaxformer.errors import UserError, did_you_mean, prefix_errors
 from jaxformer.files import model_path, write_file
 from jaxformer.inference.weights import TrainedModel, params_sha256
 from jaxformer.models.architecture import Architecture
@@ -55,15 +55,13 @@ def tokenizer_of_run(
     if name is None or config.data.tokenizer == NEW:
         return learn()
     path = model_path(name)
-    try:
+    option = "data.tokenizer" if config.data.tokenizer else "training.init_from"
+    with prefix_errors(f"{option}={name}"):
         if path.is_dir():
             folder = Workdir(path)
             folder.check_tokenizer()
             path = folder.tokenizer
         tokenizer = load(path)
-    except UserError as error:
-        option = "data.tokenizer" if config.data.tokenizer else "training.init_from"
-        raise UserError(f"{option}={name}: {error}") from None
     if tokenizer.vocab_size != config.model.vocab_size:
         raise UserError(
             f"model.vocab_size must be {tokenizer.vocab_size}, the size of {path}: got "

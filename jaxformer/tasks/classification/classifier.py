@@ -9,11 +9,10 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
-from jaxformer.checks import check_texts
+from jaxformer.checks import check_texts, check_tokens
 from jaxformer.data.loader import round_up
 from jaxformer.data.tokenizer import EOS
-from jaxformer.errors import UserError
-from jaxformer.inference.weights import Predictor, TrainedModel, describe_predictor
+from jaxformer.inference.weights import Predictor, TrainedModel
 from jaxformer.kinds import CLASSIFICATION
 from jaxformer.layout import global_mesh
 from jaxformer.models.architecture import Architecture
@@ -23,12 +22,7 @@ _LENGTH_STEP, _BATCH_SIZE = 16, 64
 
 
 class Label(NamedTuple):
-    """The class of a text.
-
-    Attributes:
-      label: The most probable label.
-      probability: Its probability.
-    """
+    """The most probable label of a text."""
 
     label: str
     probability: float
@@ -55,8 +49,8 @@ class Classifier(Predictor):
     def labels(self) -> list[str]:
         return self.tokenizer.symbols
 
-    def __repr__(self) -> str:
-        return describe_predictor(self, f"labels {' '.join(self.labels[:5])}")
+    def _describe_outputs(self) -> str:
+        return f"labels {' '.join(self.labels[:5])}"
 
     @classmethod
     def load(cls, workdir: str | pathlib.Path, *, weights: str | int = "auto") -> "Classifier":
@@ -81,13 +75,8 @@ class Classifier(Predictor):
 
     def token_ids(self, text: str, place: str) -> list[int]:
         """Returns the ids of a text with end-of-sentence; refuses a text that is too long."""
-        [ids], longest = self.tokenizer.encode_batch([text]), self.config.model.max_length
-        ids = [*ids, EOS]
-        if len(ids) > longest:
-            raise UserError(
-                f"{place}: expected at most {longest} tokens (model.max_length), got {len(ids)}"
-            )
-        return ids
+        ids = [*self.tokenizer.encode_batch([text])[0], EOS]
+        return check_tokens(ids, self.tokenizer.vocab_size, place, self.config.model.max_length)
 
     @global_mesh(None)
     def probabilities(

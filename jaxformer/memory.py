@@ -61,11 +61,7 @@ def memory_savings(config: Config, devices: int) -> Iterator[dict[str, Any]]:
 
 
 def with_settings(config: Config, settings: dict[str, Any]) -> Config:
-    """Returns the config with some fields changed: "section.field" to value.
-
-    >>> with_settings(Config(), {"training.remat": "dots"}).training.remat
-    'dots'
-    """
+    """Returns the config with some fields changed, such as "training.remat", to values."""
     for name, value in settings.items():
         section, field = name.split(".")
         changed = dataclasses.replace(getattr(config, section), **{field: value})

@@ -61,10 +61,8 @@ class Workdir:
             if command is None:
                 return
             raise UserError(f"{self.path}: expected a new workdir, but it has a run; name another")
-        author = (
-            read_workdir_object(self.identity).get("made_by") if self.identity.exists() else None
-        )
-        if author not in (None, command):
+        identity = read_workdir_object(self.identity) if self.identity.exists() else {}
+        if (author := identity.get("made_by")) not in (None, command):
             raise UserError(
                 f"{self.path}: expected a new folder, but {author} has begun to write a workdir "
                 "here; run it again, or name another folder"

@@ -122,7 +122,6 @@ class BeamSearch(Algorithm):
         return BeamState(**alive, parents=none, finished=finished)
 
     def extend(self, state: BeamState, logits: Float[Array, "B N V"]) -> BeamState:
-        """Returns the state, without its cache, with one more token."""
         allowed = self._constrain(logits, state)
         length = state.step + 1
         at_limit = length >= state.max_lengths

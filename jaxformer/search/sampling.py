@@ -131,7 +131,6 @@ class Sampling(Algorithm):
         )
 
     def extend(self, state: SampleState, logits: Float[Array, "B N V"]) -> SampleState:
-        """Returns the state, without its cache, with one more token."""
         allowed = self._constrain(logits, state)
         tokens = self.draw(allowed, state.keys, state.step)
         before = state.finished | state.done[:, None]

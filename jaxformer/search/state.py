@@ -62,8 +62,6 @@ class BeamState(SearchState):
     finished: BeamResult  # [B, N]; the best finished hypotheses of each group so far, best first
 
     def reorder(self, cache: Any) -> Any:
-        """Returns the cache with the arrays of each hypothesis taken from its parent."""
-
         def reorder(leaf: Array) -> Array:
             shared = leaf.ndim == 0 or leaf.shape[1] == 1
             return leaf if shared else gather_beams(leaf, self.parents)

@@ -136,11 +136,7 @@ def single_root(trees: Sequence[Tree | Leaf]) -> Tree:
 
 
 def escape(word: str) -> str:
-    """Escapes the brackets of a word as treebanks do.
-
-    >>> escape("f(x)")
-    'f-LRB-x-RRB-'
-    """
+    """Escapes the brackets of a word as treebanks do."""
     return word.replace("(", "-LRB-").replace(")", "-RRB-")
 
 

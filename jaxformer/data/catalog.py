@@ -26,7 +26,7 @@ class PublicCorpus:
     # SHA-256 of the prepared files by name, in the copy that we measured our results on, or ""
     files: Mapping[str, str]
     size: str  # of the prepared files
-    license: str  # of the text
+    license: str = "none stated; for research"  # of the text
     urls: Mapping[str, str]  # addresses of the files to download, by name
     # Their hashes, such as "md5:0123...", if they are known and do not change.
     hashes: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -77,7 +77,6 @@ def _newstest(target: str, sets: tuple[str, ...], digests: Mapping[str, str], si
         folder=f"newstest-en-{target}",
         files=digests,
         size=size,
-        license="none stated; for research",
         urls={name: _WMT_URLS[name] for name in names},
         hashes=_WMT_HASHES,
         downloads="downloads/newstest",
@@ -94,7 +93,6 @@ def _wmt14(pair: str, shards: int, size: str):
         folder=f"wmt14-{pair}",
         files=dict.fromkeys(names, ""),
         size=size,
-        license="none stated; for research",
         urls={name: f"{address}/{name}" for name in names},
         downloads=f"wmt14-{pair}",
     )

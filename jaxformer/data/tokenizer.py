@@ -23,31 +23,20 @@ _BYTE = re.compile("<0x[0-9A-F]{2}>")
 
 
 class Vocabulary(abc.ABC):
-    """Base of tokenizers, whose ids 0 to 3 are PAD, EOS, BOS and UNK.
-
-    Attributes:
-      vocab_size: Number of ids.
-      target_symbols: True if targets are symbols.
-      target_vocab_size: Number of ids up to the largest id of a target.
-      mask_token: Id that stands for masked tokens; no text contains it.
-      serialized: The content of the tokenizer's file.
-      sha256: Hash of ``serialized``, hexadecimal. It identifies the vocabulary of a trained model.
-      language_codes: Codes of target languages, such as ">>deu<<"; empty except for imported models
-        with several target languages.
-      ends_texts: True if EOS ends the texts that a language model was trained on.
-      keeps_lines: False if a token may hold a line break and the text after it.
-    """
+    """Base of tokenizers, whose ids 0 to 3 are PAD, EOS, BOS and UNK."""
 
     vocab_size: int
-    target_vocab_size: int
-    target_symbols = False
-    mask_token = BOS
+    target_vocab_size: int  # number of ids up to the largest id of a target
+    target_symbols = False  # Targets are symbols, such as labels, with ``_symbols`` as ids.
+    mask_token = BOS  # stands for masked tokens; no text contains it
+    # Such as ">>deu<<", for imported models with several target languages.
     language_codes: tuple[str, ...] = ()
-    ends_texts = False
-    keeps_lines = True
+    ends_texts = False  # EOS ends the texts that a language model was trained on.
+    keeps_lines = True  # No token holds a line break and the text after it.
     _symbols: Mapping[str, int] = {}
 
     def __init__(self, serialized: bytes) -> None:
+        """Takes the content of the tokenizer's file; its hash identifies the vocabulary."""
         self.serialized = serialized
         self.sha256 = hashlib.sha256(serialized).hexdigest()
 

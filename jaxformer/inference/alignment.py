@@ -96,11 +96,7 @@ def layer_indices(translator: Translator, layer: int | None) -> tuple[int, ...]:
 
 
 def format_pharaoh(alignment: Sequence[tuple[int, int]]) -> str:
-    """Formats an alignment as Pharaoh and Moses do.
-
-    >>> format_pharaoh([(0, 0), (2, 1)])
-    '0-0 2-1'
-    """
+    """Formats an alignment as Pharaoh and Moses do, such as "0-0 2-1"."""
     return " ".join(f"{source}-{target}" for source, target in alignment)
 
 

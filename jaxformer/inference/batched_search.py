@@ -57,8 +57,6 @@ class BatchShape(NamedTuple):
     def second_stage_capacities(self) -> list[int]:
         """Capacities of the second stage, growing, since attention reads the whole capacity.
 
-        >>> BatchShape(rows=64, source=64, first_capacity=64, capacity=114).second_stage_capacities
-        [114]
         >>> BatchShape(rows=24, source=32, first_capacity=32, capacity=332).second_stage_capacities
         [64, 128, 332]
         """

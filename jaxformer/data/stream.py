@@ -15,7 +15,7 @@ from typing import Literal, SupportsIndex
 import numpy as np
 from jaxtyping import Int, Integer
 
-from jaxformer.checks import check_text, check_tokens, check_unicode
+from jaxformer.checks import check_text, check_tokens
 from jaxformer.data.bpe import train_byte_pair_model
 from jaxformer.data.characters import unusual_kinds
 from jaxformer.data.corpus import DataSection
@@ -125,8 +125,6 @@ class ByteFallbackTokenizer(Tokenizer):
     def __init__(self, model: bytes) -> None:
         """Takes a serialized SentencePiece model, from :func:`train_byte_pairs`."""
         super().__init__(model)
-        piece_of = self._processor.piece_to_id
-        self._space_symbol = [piece_of(f"<0x{byte:02X}>") for byte in SPACE_SYMBOL.encode()]
         if self.decode(self.encode(_PROBE)) != _PROBE:
             raise UserError(
                 "expected a SentencePiece model that keeps all of a text; this one changes spaces "
@@ -134,13 +132,6 @@ class ByteFallbackTokenizer(Tokenizer):
             )
         pieces = map(self.piece, range(self.vocab_size))
         self.keeps_lines = not any("\n" in piece[:-1] for piece in pieces)
-
-    def encode(self, text: str) -> list[int]:
-        check_text(text, "text")
-        check_unicode(text, "text")
-        # Unlike sentences, whose outer spaces are removed, a text can be split.
-        first, *others = (self._processor.encode(part) for part in text.split(SPACE_SYMBOL))
-        return first + [i for part in others for i in (*self._space_symbol, *part)]
 
 
 def train_byte_pairs(text: str, vocab_size: int) -> ByteFallbackTokenizer:

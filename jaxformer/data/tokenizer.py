@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, SupportsIndex
 
-from jaxformer.checks import check_text, check_texts, check_tokens
+from jaxformer.checks import check_text, check_texts, check_tokens, check_unicode
 from jaxformer.errors import UserError, prefix_errors
 from jaxformer.files import explain_read_errors, read_whole, write_file
 
@@ -169,9 +169,10 @@ class Tokenizer(Vocabulary):
         """Returns the token ids of a sentence, without BOS and EOS; empty for a blank sentence.
 
         Raises:
-          UserError: The argument is not a string.
+          UserError: The argument is not a string, or UTF-8 cannot encode it.
         """
         check_text(text, "text")
+        check_unicode(text, "text")
         return self._encode([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:

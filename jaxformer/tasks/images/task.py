@@ -113,15 +113,11 @@ class ImageClassification(NetworkTask):
 
     def example_ids(self, number: int) -> Sequence[int]:
         """Returns the numbers of the pictures of a batch, each once in every epoch."""
-        count, rows = len(self._train.labels), self._data.rows
-        seed, chosen = self.config.training.seed, []
-        places = range(number * rows, (number + 1) * rows)
-        for epoch in range(places[0] // count, places[-1] // count + 1):
-            order = np.random.default_rng((seed, epoch)).permutation(count)
-            start = epoch * count
-            own = range(max(places[0], start), min(places[-1] + 1, start + count))
-            chosen += order[[place - start for place in own]].tolist()
-        return chosen
+        count, rows, seed = len(self._train.labels), self._data.rows, self.config.training.seed
+        places = [divmod(n, count) for n in range(number * rows, (number + 1) * rows)]
+        epochs = {epoch for epoch, _ in places}
+        orders = {e: np.random.default_rng((seed, e)).permutation(count) for e in epochs}
+        return [int(orders[epoch][place]) for epoch, place in places]
 
     def _batch(self, split: Images, ids: Any, shards: BatchShards) -> ImageBatch:
         images, labels = split.images[ids], split.labels[ids]

@@ -75,7 +75,7 @@ def train_tokenizer(
 def train_byte_pair_model(lines: Iterator[str], vocab_size: int, **options: Any) -> bytes:
     """Returns a serialized SentencePiece model of byte pairs, with all bytes and our special ids.
 
-    SentencePiece raises a ``RuntimeError`` if it refuses the size.
+    Raises a ``RuntimeError`` of SentencePiece if it refuses the size.
     """
     import sentencepiece
 

@@ -211,10 +211,7 @@ def download_hint(path: pathlib.Path) -> str | None:
 
 
 def download_corpus(corpus: PublicCorpus) -> pathlib.Path:
-    """Returns the folder of a corpus, after downloading and preparing it if it is missing.
-
-    Files that are already in the folder of downloads are used if their hashes are correct.
-    """
+    """Returns the folder of a corpus, after downloading and preparing it if it is missing."""
     folder, downloads = data_directory() / corpus.folder, data_directory() / corpus.downloads
     if is_present(corpus) and (corpus.prepare is not None or not corpus.hashes):
         return folder

@@ -264,10 +264,7 @@ _CORPORA = {
 
 
 def open_corpus(config: DataConfig) -> Corpus:
-    """Returns the corpus of the config, except treebanks, which :mod:`jaxformer.tasks` reads.
-
-    Nothing is read before a split is requested.
-    """
+    """Returns the corpus of the config, except treebanks, which :mod:`jaxformer.tasks` reads."""
     languages = (config.source_language, config.target_language)
     if config.corpus == "tfds":
         # TensorFlow Datasets is slow to import, and few corpora need it.

@@ -37,8 +37,8 @@ class TextCorpus:
     def pairs(self, split: str) -> Iterator[tuple[str, str]]:
         source, target = self._paths(split)
         hint = "; line n of one must translate line n of the other"
-        texts = map(text_files.read_file, (source, target))
-        yield from text_files.zip_lines(*texts, str(source), str(target), hint)
+        first, second = map(text_files.read_file, (source, target))
+        yield from text_files.zip_lines(first, second, str(source), str(target), hint)
 
     def place(self, split: str, number: int, side: int) -> str:
         return f"{split}.{self._languages[side]}:{number + 1}"

@@ -142,10 +142,7 @@ def _filter_pairs(
     max_length: int,
     findings: Findings,
 ) -> tuple[list[int], list[list[int]]]:
-    """Returns the numbers and, in turn, the sides of pairs that are neither blank nor too long.
-
-    Counts skipped and unusual pairs in the findings.
-    """
+    """Returns the numbers and, in turn, the sides of pairs that are neither blank nor too long."""
     sources = tokenizer.encode_batch([source for _, (source, _) in pairs])
     targets = tokenizer.encode_target_batch([target for _, (_, target) in pairs])
     numbers, kept = [], []

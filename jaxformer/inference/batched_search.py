@@ -96,16 +96,12 @@ def search_batches(
     lengths = [len(source) for source in sources]
     forced = None if prefixes is None else [len(prefix) for prefix in prefixes]
     for numbers, shape in plan_batches(lengths, longest, search, forced):
-        batch = _source_batch(
-            shape,
-            [sources[n] for n in numbers],
-            [] if prefixes is None else [prefixes[n] for n in numbers],
-            [first + n for n in numbers],
-        )
+        own = [sources[n] for n in numbers]
+        targets = [] if prefixes is None else [prefixes[n] for n in numbers]
+        batch = _source_batch(shape, own, targets, [first + n for n in numbers])
         if shortlist is not None:
             vocabulary = min(member.config.output_size for member in members)
-            chosen = shortlist.candidates([sources[n] for n in numbers], vocabulary)
-            batch = batch._replace(candidates=chosen)
+            batch = batch._replace(candidates=shortlist.candidates(own, vocabulary))
         for row, result in _search(members, search, shape, batch):
             if row < len(numbers):
                 decoded[numbers[row]] = result

@@ -237,10 +237,7 @@ def _check_metadata(
 
 @global_mesh(None)
 def average(folder: Workdir, last: int) -> list[int]:
-    """Averages the ``last`` newest checkpoints (section 6.1) in float64; returns their steps.
-
-    The result is written to ``folder.averaged``.
-    """
+    """Writes the average of the ``last`` newest checkpoints (section 6.1); returns their steps."""
     if last < 1:
         raise UserError(f"--last must be at least 1: got {last}")
     run = read_config(folder)

@@ -12,7 +12,6 @@ from jaxformer.nn.stack import Remat
 
 # Schedules that depend on the number of steps.
 DECAYING = ("linear", "cosine")
-WITH_ADAM_DTYPE = ("adam",)  # optimizers that can keep their moments in it
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -170,10 +169,9 @@ class TrainingConfig(FitConfig):
                 "training.warmup_steps must be less than training.steps with "
                 f"training.schedule={self.schedule}: got {self.warmup_steps} and {self.steps}"
             )
-        if (name := self.optimizer) not in WITH_ADAM_DTYPE and self.adam_dtype != "float32":
-            known = " or ".join(WITH_ADAM_DTYPE)
+        if (name := self.optimizer) != "adam" and self.adam_dtype != "float32":
             raise UserError(
-                f"training.adam_dtype=bfloat16 needs training.optimizer={known}: got {name}"
+                f"training.adam_dtype=bfloat16 needs training.optimizer=adam: got {name}"
             )
         if self.ema_decay is not None and not 0 < self.ema_decay < 1:
             raise UserError(

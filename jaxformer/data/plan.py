@@ -124,7 +124,6 @@ def bucket_plan(
     Lengths include EOS. Without a seed, examples and batches stay in order.
     """
     lengths = np.maximum(src_lengths, tgt_lengths)
-    _check_fit(int(lengths.max()), tokens_per_batch, "the longest pair")
     edges = bucket_edges(lengths, tokens_per_batch)
     buckets = np.searchsorted(edges, lengths)
     counts = np.bincount(buckets).tolist()
@@ -168,7 +167,6 @@ def packing_plan(
 
     Departs from the paper: ``data.batching="packing"``, which is optional, instead of buckets.
     """
-    _check_fit(row_length, tokens_per_batch, "rows of data.max_length")
     if (longest := max(int(src_lengths.max()), int(tgt_lengths.max()))) > row_length:
         raise UserError(f"expected pairs of at most {row_length} tokens to pack: got {longest}")
     slots, row_starts = _mix_rows(*pack(src_lengths, tgt_lengths, row_length))
@@ -203,10 +201,3 @@ def _even_sizes(count: int, max_rows: int) -> np.ndarray:
 
 def _starts(sizes: np.ndarray) -> np.ndarray:
     return np.concatenate([[0], np.cumsum(sizes)])
-
-
-def _check_fit(length: int, tokens_per_batch: int, what: str) -> None:
-    if length > tokens_per_batch:
-        raise UserError(
-            f"data.tokens_per_batch must hold {what}, {length} tokens: got {tokens_per_batch}"
-        )

@@ -115,11 +115,6 @@ class Tokenizer(Vocabulary):
         Raises:
           UserError: The bytes are not such a model, or it has other special ids.
         """
-        if isinstance(model, str | pathlib.Path):
-            raise UserError(
-                f"expected the bytes of a SentencePiece model, got {str(model)!r}; read a file "
-                "with Tokenizer.load"
-            )
         processor = self._processor = open_processor(model)
         ids = (processor.pad_id(), processor.eos_id(), processor.bos_id(), processor.unk_id())
         if ids != (PAD, EOS, BOS, UNK):

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import hashlib
 import pathlib
-import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
@@ -137,11 +136,6 @@ class Predictor:
         """Checks the arguments, which :meth:`load` reads from a workdir."""
         check_config(config)
         check_kind(config, *self.kinds)
-        if not hasattr(tokenizer, "vocab_size"):
-            raise UserError(
-                f"tokenizer: expected a Tokenizer, got {reprlib.repr(tokenizer)}; read one with "
-                "Tokenizer.load"
-            )
         if isinstance(params, Mapping) and "params" in params:
             raise UserError(
                 "params: expected the parameters themselves, got variables that hold them; give "

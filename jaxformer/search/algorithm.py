@@ -92,12 +92,6 @@ class Algorithm(abc.ABC):
                 "max_length must exceed min_length, since end-of-sentence counts: got "
                 f"{self.max_length} and {self.min_length}"
             )
-        several = isinstance(self.constraints, tuple | list)
-        if not several or not all(map(callable, self.constraints)):
-            raise UserError(
-                "constraints must be a tuple of callables, (logits, context) -> logits: got "
-                f"{self.constraints!r}"
-            )
         object.__setattr__(self, "constraints", tuple(self.constraints))
         self._check(self._size, self.num_hypotheses > 0, "be greater than 0")
         self._check(self._size, self.num_hypotheses <= 1000, "be at most 1000")

@@ -22,7 +22,7 @@ from jaxformer.data.labeled import LabeledConfig
 from jaxformer.data.stream import StreamConfig
 from jaxformer.errors import UserError, prefix_errors, typed_command
 from jaxformer.fields import build_section, check_known, expected_type, inherit_attributes
-from jaxformer.files import explain_read_errors, read_json, write_file
+from jaxformer.files import read_object, write_file
 from jaxformer.kinds import KINDS, Kind, kind_of
 from jaxformer.models.architecture import Architecture
 from jaxformer.models.assembly import ModelConfig
@@ -197,16 +197,10 @@ def save_config(config: Config, path: pathlib.Path) -> None:
 
 def read_config(folder: Workdir) -> Config:
     """Returns the config of the run in a workdir."""
-    path = folder.config
-    with explain_read_errors(path):
-        if not path.exists():
-            raise UserError(
-                f"{folder.path}: expected the workdir of a training run, but it has no "
-                f"{path.name}; train one with "
-                f"{typed_command('train')} NAME --workdir {folder.path}"
-            )
-        values = read_json(path, path.parent, what="a JSON config")
-    with prefix_errors(str(path)):
+    command = f"{typed_command('train')} NAME --workdir {folder.path}"
+    advice = f"give the workdir of a training run, or train one with {command}"
+    values = read_object(folder.config, folder.path, advice=advice)
+    with prefix_errors(str(folder.config)):
         return Config.from_dict(values)
 
 

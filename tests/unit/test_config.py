@@ -180,9 +180,9 @@ def test_dictionaries_that_do_not_fit_are_refused(values, message):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", r"expected a JSON config: Expecting value"),
-        (b'{"data": {"train": "caf\xe9"}}', r"expected a JSON config: 'utf-8' codec can't decode"),
-        (b"[1, 2]", r"config: expected fields, got \[1, 2\]"),
+        (b"", r"expected JSON: Expecting value"),
+        (b'{"data": {"train": "caf\xe9"}}', r"expected JSON: 'utf-8' codec can't decode"),
+        (b"[1, 2]", r"expected a JSON object, found list"),
         (b'{"model": {"num_heads": 7}}', r"num_heads must divide"),
     ],
 )

@@ -176,10 +176,7 @@ def _check_search(search: BeamSearch | Sampling) -> None:
             )
     is_beam = isinstance(search, BeamSearch)
     if is_beam and search.diversity_groups > 1 and not search.diversity_penalty:
-        raise UserError(
-            "search.diversity_groups above 1 and search.diversity_penalty above 0 go together: got "
-            f"{search.diversity_groups} and {search.diversity_penalty}"
-        )
+        raise UserError("search.diversity_groups above 1 need search.diversity_penalty above 0")
 
 
 def check_config(config: Any) -> None:

@@ -3,9 +3,8 @@
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PyTree
@@ -17,11 +16,10 @@ from jaxformer.models.architecture import Architecture
 _LOGITS_AT_ONCE = 1 << 22
 
 
-@flax.struct.dataclass
-class Member:
-    """An encoder-decoder of an ensemble; jitted functions are compiled for its architecture."""
+class Member(NamedTuple):
+    """An encoder-decoder of an ensemble."""
 
-    config: Architecture = flax.struct.field(pytree_node=False)
+    config: Architecture
     params: PyTree  # cast or quantized for decoding
 
     @property
@@ -30,6 +28,14 @@ class Member:
 
     def __call__(self, *inputs: Any, method: str, **options: Any) -> Any:
         return self.model.apply({"params": self.params}, *inputs, method=method, **options)
+
+
+# Only the parameters are traced: a jitted function is compiled for each architecture.
+jax.tree_util.register_pytree_node(
+    Member,
+    lambda member: ((member.params,), member.config),
+    lambda config, children: Member(config, *children),
+)
 
 
 def token_log_probs(

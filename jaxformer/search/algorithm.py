@@ -87,11 +87,8 @@ class Algorithm(abc.ABC):
         self._check("max_extra_length", self.max_extra_length > 0, "be greater than 0")
         self._check("min_length", self.min_length >= 0, "be 0 or more")
         self._check("no_repeat_ngram", self.no_repeat_ngram >= 0, "be 0 or more")
-        if self.max_length is not None and self.max_length <= self.min_length:
-            raise UserError(
-                "max_length must exceed min_length, since end-of-sentence counts: got "
-                f"{self.max_length} and {self.min_length}"
-            )
+        long_enough = self.max_length is None or self.max_length > self.min_length
+        self._check("max_length", long_enough, f"exceed min_length={self.min_length}")
         object.__setattr__(self, "constraints", tuple(self.constraints))
         self._check(self._size, self.num_hypotheses > 0, "be greater than 0")
         self._check(self._size, self.num_hypotheses <= 1000, "be at most 1000")

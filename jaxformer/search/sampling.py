@@ -104,11 +104,8 @@ class Sampling(Algorithm):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.temperature < math.inf:
-            raise UserError(
-                f"temperature must be greater than 0: got {self.temperature}; for the most "
-                "probable tokens use beam search with beam_size 1"
-            )
+        must = "be greater than 0 (beam search with beam_size 1 takes the most probable tokens)"
+        self._check("temperature", 0 < self.temperature < math.inf, must)
         self._check("top_k", self.top_k >= 0, "be 0 or more")
         self._check("top_p", 0 < self.top_p <= 1, "be above 0 and at most 1")
         self._check("min_p", 0 <= self.min_p <= 1, "be from 0 to 1")

@@ -126,24 +126,17 @@ def check_initialization(config: Config) -> None:
             f"training.init_from={name}: expected a workdir, or {known!r} for the model that "
             f"comes with jaxformer, but there is no {folder.config}; {hint}"
         )
-    source = read_config(folder)
-    if source.kind.networks != config.kind.networks:
-        raise UserError(
-            f"training.init_from={folder.path}: expected {config.kind.description}, got "
-            f"{source.kind.description}"
-        )
-    if type(source.model) is not type(config.model):
-        raise UserError(
-            f"training.init_from={folder.path}: expected a model of class "
-            f"{type(config.model).__name__}, got {type(source.model).__name__}"
-        )
-    ours, theirs = map(_layers_of, (config.model, source.model))
-    flags = [f"--config.model.{name}={theirs[name]}" for name in ours if theirs[name] != ours[name]]
-    if flags:
-        raise UserError(
-            f"training.init_from={folder.path}: its model has other layers than the config; give "
-            f"{' '.join(flags)}"
-        )
+    source, kind = read_config(folder), config.kind
+    with prefix_errors(f"training.init_from={folder.path}"):
+        if source.kind.networks != kind.networks:
+            raise UserError(f"expected {kind.description}, got {source.kind.description}")
+        own, other = type(config.model), type(source.model)
+        if own is not other:
+            raise UserError(f"expected a model of class {own.__name__}, got {other.__name__}")
+        ours, theirs = map(_layers_of, (config.model, source.model))
+        flags = [f"--config.model.{n}={theirs[n]}" for n in ours if theirs[n] != ours[n]]
+        if flags:
+            raise UserError(f"its model has other layers than the config; give {' '.join(flags)}")
 
 
 def _layers_of(model: Architecture) -> dict[str, object]:

@@ -128,7 +128,7 @@ def check_positive(config: Any, section: str, *names: str) -> None:
 
 
 def check_fraction(config: Any, section: str, *names: str) -> None:
-    """Checks that fields are at least 0 and less than 1."""
+    """Checks that fields are at least 0 and less than 1, or None."""
     for name in names:
-        if not 0 <= (value := getattr(config, name)) < 1:
+        if (value := getattr(config, name)) is not None and not 0 <= value < 1:
             raise UserError(f"{section}.{name} must be at least 0 and less than 1: got {value}")

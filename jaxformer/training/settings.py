@@ -156,9 +156,9 @@ class TrainingConfig(FitConfig):
         if self.optimizer == "adamw" and self.weight_decay:  # In configs that 0.2.0 saved.
             object.__setattr__(self, "optimizer", "adam")
         super().__post_init__()
-        names = ("warmup_steps", "learning_rate_scale", "learning_rate", "clip_norm")
+        names = ("warmup_steps", "learning_rate_scale", "learning_rate", "clip_norm", "ema_decay")
         check_positive(self, "training", *names)
-        check_fraction(self, "training", "label_smoothing")
+        check_fraction(self, "training", "label_smoothing", "ema_decay")
         if self.init_from is not None:
             local_path(self.init_from)  # refuses URLs
         for name in ("eval_sentences", "weight_decay"):
@@ -172,8 +172,4 @@ class TrainingConfig(FitConfig):
         if (name := self.optimizer) != "adam" and self.adam_dtype != "float32":
             raise UserError(
                 f"training.adam_dtype=bfloat16 needs training.optimizer=adam: got {name}"
-            )
-        if self.ema_decay is not None and not 0 < self.ema_decay < 1:
-            raise UserError(
-                f"training.ema_decay must be between 0 and 1 or left out: got {self.ema_decay}"
             )

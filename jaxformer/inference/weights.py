@@ -244,7 +244,15 @@ def average(folder: Workdir, last: int) -> list[int]:
     total = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float64), template)
     metadata: dict[str, Any] = {}
     with _open(folder, folder.checkpoints) as checkpoints:
-        steps = _newest_steps(checkpoints, folder, run, last)
+        steps = checkpoints.newest_steps()[-last:]
+        if len(steps) < last:
+            advice = f"use --last {len(steps)}, or train longer" if steps else "train longer"
+            if last > run.training.keep_checkpoints:
+                advice += f" with --config.training.keep_checkpoints={last}"
+            raise UserError(
+                f"{folder.checkpoints}: expected {last} checkpoints to average, found "
+                f"{len(steps)}; {advice}"
+            )
         for step in steps:
             restored = checkpoints.restore_params(template, step=step)
             _check_metadata(folder, folder.checkpoints, run.model, restored.metadata)
@@ -252,19 +260,6 @@ def average(folder: Workdir, last: int) -> list[int]:
             metadata = {**restored.metadata, "averaged_steps": steps}
     mean = jax.tree.map(lambda leaf: jnp.asarray(leaf / last, jnp.float32), total)
     write_single(folder.averaged, steps[-1], {"params": mean}, metadata)
-    return steps
-
-
-def _newest_steps(checkpoints: Checkpoints, folder: Workdir, run: Config, last: int) -> list[int]:
-    steps = checkpoints.newest_steps()[-last:]
-    if len(steps) < last:
-        advice = f"use --last {len(steps)}, or train longer" if steps else "train longer"
-        if last > run.training.keep_checkpoints:
-            advice += f" with --config.training.keep_checkpoints={last}"
-        raise UserError(
-            f"{folder.checkpoints}: expected {last} checkpoints to average, found {len(steps)}; "
-            f"{advice}"
-        )
     return steps
 
 

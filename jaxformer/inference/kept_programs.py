@@ -73,7 +73,7 @@ class KeptProgram:
         return self._structures[key]
 
     def _describe(self, args: tuple[Any, ...]) -> tuple[Callable[..., list[Array]], list, Hashable]:
-        """Returns a function of the dynamic leaves, these, and a key that its program has."""
+        """Returns a function of the dynamic leaves, these leaves, and the key of its program."""
         static = tuple(args[i] for i in self.static_argnums)
         dynamic = [arg for i, arg in enumerate(args) if i not in self.static_argnums]
         leaves, structure = jax.tree.flatten(dynamic)

@@ -81,7 +81,7 @@ def score_batches(
     log_probs_of: Callable[[PairBatch], Float[Array, " B"]],
     report: Callable[[int], object],
 ) -> list[Score]:
-    """Scores pairs by a function of their batches; see :func:`score_pairs` for pairs without."""
+    """Scores pairs, given the log probabilities of the rows of a batch; see :func:`score_pairs`."""
     log_probs = [0.0 if not target else -np.inf for _, target in pairs]
     for batch in pair_batches(pairs, longest, _TOKENS_PER_BATCH):
         found = np.asarray(log_probs_of(batch)).tolist()

@@ -91,7 +91,7 @@ def configured_optimizer(
     parts.append(adam if settings.adam_dtype == "float32" else _round_state_to_bfloat16(adam))
     if decay:
         decays = jax.tree.map(
-            lambda p: bool(p) and p.role == "matrix", describe(), is_leaf=_is_info
+            lambda p: p is not None and p.role == "matrix", describe(), is_leaf=_is_info
         )
         parts.append(optax.add_decayed_weights(decay, decays))
     return optax.chain(*parts, optax.scale_by_learning_rate(schedule))

@@ -18,9 +18,10 @@ class ParameterFile:
     max_error: int = 10  # Errors up to this number plus one are tolerated, as in EVALB.
     cutoff_length: int = 40  # Sentences of at most this many words have a separate summary.
     labeled: int = 1  # 0 to ignore the labels of brackets
-    # Words with these tags and brackets with these labels do not count,
+    # Words with these tags, and brackets with these labels, do not count.
     delete_labels: tuple[str, ...] = ("TOP", "-NONE-", ",", ":", "``", "''", ".")
-    delete_labels_for_length: tuple[str, ...] = ("-NONE-",)  # nor these in a sentence's length.
+    # Words with these tags do not count in the length of a sentence.
+    delete_labels_for_length: tuple[str, ...] = ("-NONE-",)
     quote_labels: tuple[str, ...] = ()  # A mark that only one file deletes is restored.
     equal_labels: tuple[tuple[str, str], ...] = (("ADVP", "PRT"),)
     equal_words: tuple[tuple[str, str], ...] = ()

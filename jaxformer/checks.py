@@ -14,11 +14,7 @@ from jaxformer.errors import UserError
 
 
 def parse_numbers(text: str) -> list[int]:
-    """Parses whole numbers separated by commas; sorts them and removes duplicates.
-
-    >>> parse_numbers("8,1,2,8")
-    [1, 2, 8]
-    """
+    """Parses whole numbers separated by commas; sorts them and removes duplicates."""
     if not re.fullmatch(r"\d+(,\d+)*", text):
         raise argparse.ArgumentTypeError(f"expected numbers such as 1 or 1,3: got {text!r}")
     return sorted({int(number) for number in text.split(",")})
@@ -60,7 +56,7 @@ def check_tokens(
     if longest is not None and len(tokens) > longest:
         raise UserError(
             f"{name}: expected at most {longest} tokens (model.max_length), got {len(tokens)}; "
-            "split the sentence"
+            "split it"
         )
     wrong = next((token for token in tokens if not 0 <= token < size), None)
     if wrong is not None:

@@ -20,9 +20,9 @@ from jaxformer.data.corpus import DataConfig, DataSection
 from jaxformer.data.images import ImagesConfig
 from jaxformer.data.labeled import LabeledConfig
 from jaxformer.data.stream import StreamConfig
-from jaxformer.errors import UserError, typed_command
+from jaxformer.errors import UserError, prefix_errors, typed_command
 from jaxformer.fields import build_section, check_known, expected_type, inherit_attributes
-from jaxformer.files import explain_read_errors, read_json, write_file
+from jaxformer.files import read_object, write_file
 from jaxformer.kinds import KINDS, Kind, kind_of
 from jaxformer.models.architecture import Architecture
 from jaxformer.models.assembly import ModelConfig
@@ -174,13 +174,9 @@ def _check_search(search: BeamSearch | Sampling) -> None:
                 f"search.{name} must be {getattr(BeamSearch, name)}, as in jaxformer's "
                 f"vocabularies: got {getattr(search, name)}"
             )
-    if isinstance(search, Sampling) or search.diversity_groups == 1:
-        return
-    if not search.diversity_penalty:
-        raise UserError(
-            "search.diversity_groups above 1 and search.diversity_penalty above 0 go together: got "
-            f"{search.diversity_groups} and {search.diversity_penalty}"
-        )
+    is_beam = isinstance(search, BeamSearch)
+    if is_beam and search.diversity_groups > 1 and not search.diversity_penalty:
+        raise UserError("search.diversity_groups above 1 need search.diversity_penalty above 0")
 
 
 def check_config(config: Any) -> None:
@@ -198,19 +194,11 @@ def save_config(config: Config, path: pathlib.Path) -> None:
 
 def read_config(folder: Workdir) -> Config:
     """Returns the config of the run in a workdir."""
-    path = folder.config
-    with explain_read_errors(path):
-        if not path.exists():
-            raise UserError(
-                f"{folder.path}: expected the workdir of a training run, but it has no "
-                f"{path.name}; train one with "
-                f"{typed_command('train')} NAME --workdir {folder.path}"
-            )
-        values = read_json(path, path.parent, what="a JSON config")
-    try:
+    command = f"{typed_command('train')} NAME --workdir {folder.path}"
+    advice = f"give the workdir of a training run, or train one with {command}"
+    values = read_object(folder.config, folder.path, advice=advice)
+    with prefix_errors(str(folder.config)):
         return Config.from_dict(values)
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from None
 
 
 def to_config_dict(config: Config) -> Any:

@@ -31,6 +31,15 @@ class UserError(ValueError):
 
 
 @contextlib.contextmanager
+def prefix_errors(place: str) -> Iterator[None]:
+    """Begins the messages of UserErrors with a place, such as a file or a field."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{place}: {error}") from None
+
+
+@contextlib.contextmanager
 def needs_package(package: str, why: str, *, extra: str = "") -> Iterator[None]:
     """Explains how to install an optional package, or its extra, if the import fails."""
     try:

@@ -104,17 +104,19 @@ def expected_type(hint: Any) -> type:
     return hint
 
 
-def check_types(config: Any, section: str) -> None:
-    """Checks types and choices of all fields; converts NumPy scalars, which JSON cannot hold."""
+def check_types(config: Any, section: str = "") -> None:
+    """Checks types and choices of all plain fields; converts NumPy scalars, which JSON lacks."""
+    prefix = f"{section}." if section else ""
     for name, hint in _types_of(type(config)).items():
         value, choices = getattr(config, name), typing.get_args(hint)
         if typing.get_origin(hint) is not Literal:
             if type(value).__module__ == "numpy" and not getattr(value, "ndim", 1):
                 value = value.item()
-            object.__setattr__(config, name, _convert(value, hint, f"{section}.{name}"))
+            if typing.get_origin(hint) is not tuple:
+                object.__setattr__(config, name, _convert(value, hint, f"{prefix}{name}"))
         elif value not in choices:
             known = ", ".join(map(repr, choices))
-            raise UserError(f"{section}.{name} must be one of {known}: got {reprlib.repr(value)}")
+            raise UserError(f"{prefix}{name} must be one of {known}: got {reprlib.repr(value)}")
 
 
 def check_positive(config: Any, section: str, *names: str) -> None:
@@ -126,7 +128,7 @@ def check_positive(config: Any, section: str, *names: str) -> None:
 
 
 def check_fraction(config: Any, section: str, *names: str) -> None:
-    """Checks that fields are at least 0 and less than 1."""
+    """Checks that fields are at least 0 and less than 1, or None."""
     for name in names:
-        if not 0 <= (value := getattr(config, name)) < 1:
+        if (value := getattr(config, name)) is not None and not 0 <= value < 1:
             raise UserError(f"{section}.{name} must be at least 0 and less than 1: got {value}")

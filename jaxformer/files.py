@@ -141,13 +141,13 @@ def read_whole(
     return content
 
 
-def read_json(path: pathlib.Path, inside: pathlib.Path | None = None, *, what: str = "JSON") -> Any:
-    """Reads a JSON file; see :func:`open_file`. Error messages name ``what`` was expected."""
+def read_json(path: pathlib.Path, inside: pathlib.Path | None = None) -> Any:
+    """Reads a JSON file; see :func:`open_file`."""
     content = read_whole(path, inside, limit=MAX_JSON_BYTES)
     try:
         return json.loads(content.decode())
     except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or nested too deeply
-        raise UserError(f"{path}: expected {what}: {error}") from None
+        raise UserError(f"{path}: expected JSON: {error}") from None
 
 
 def read_object(

@@ -11,7 +11,6 @@ from jaxformer.experiment import make_optimizer
 from jaxformer.kinds import make_init
 from jaxformer.tasks.token_task import task_class
 from jaxformer.training.mesh import BatchShards, make_mesh
-from jaxformer.training.settings import WITH_ADAM_DTYPE
 from jaxformer.training.state import abstract_state
 from jaxformer.training.step import make_train_step
 
@@ -62,16 +61,12 @@ def memory_savings(config: Config, devices: int) -> Iterator[dict[str, Any]]:
     for remat in ("dots", "layer")[("none", "dots", "layer").index(config.training.remat) :]:
         settings["training.remat"] = remat
         yield dict(settings)
-    if config.training.optimizer in WITH_ADAM_DTYPE and config.training.adam_dtype == "float32":
+    if config.training.optimizer == "adam" and config.training.adam_dtype == "float32":
         yield settings | {"training.adam_dtype": "bfloat16"}
 
 
 def with_settings(config: Config, settings: dict[str, Any]) -> Config:
-    """Returns the config with some fields changed: "section.field" to value.
-
-    >>> with_settings(Config(), {"training.remat": "dots"}).training.remat
-    'dots'
-    """
+    """Returns the config with some fields changed, such as "training.remat", to values."""
     for name, value in settings.items():
         section, field = name.split(".")
         changed = dataclasses.replace(getattr(config, section), **{field: value})

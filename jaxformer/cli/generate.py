@@ -9,7 +9,7 @@ from jaxformer.cli.options import Checkpoint, Dtype, ModelDir, SearchOptions, St
 from jaxformer.cli.signatures import Fields
 from jaxformer.cli.source_fields import searches
 from jaxformer.cli.text import Line, Text, blocks_of, read_text
-from jaxformer.errors import UserError
+from jaxformer.errors import UserError, prefix_errors
 
 if TYPE_CHECKING:
     from jaxformer.inference.generator import Generator
@@ -63,10 +63,8 @@ def generate(
         text = Text("--prompt", lambda: iter([Line(1, prompt)]))
 
     def check(line: Line) -> None:
-        try:
+        with prefix_errors(f"{text.name}:{line.number}"):
             generator.check(line.text, max_tokens=tokens)
-        except UserError as error:
-            raise UserError(f"{text.name}:{line.number}: {error}") from None
 
     with blocks_of(text, check, None, strict=strict) as (blocks, _, report):
         for line in itertools.chain.from_iterable(blocks):

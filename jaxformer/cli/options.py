@@ -81,11 +81,6 @@ class ModelOptions:
             options = {"shortlist": self.shortlist and not models, "compute_dtype": self.dtype}
             model = Translator.load(folder, weights=self.weights, search=search, **options)
             models.append(model)
-            if model.tokenizer.sha256 != models[0].tokenizer.sha256:
-                raise UserError(
-                    f"{folder}: expected the tokenizer of {workdir}, to make an ensemble with it, "
-                    "but it has another; train both with the same vocabulary"
-                )
             if folder == pretrained.WORKDIR:
                 print(f"the {pretrained.DESCRIPTION}; --workdir names another", file=sys.stderr)
             else:

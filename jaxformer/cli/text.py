@@ -205,10 +205,7 @@ def blocks_of(
     total = None if text.stream else sum(1 for _ in checked_lines(text, check, strict=strict))
     hidden = bool(text.prompt) or (output is None and sys.stdout.isatty())
     stdout = contextlib.nullcontext(_writer(sys.stdout)) if output is None else None
-    with (
-        stdout or open_output(output) as write,
-        progress_bar(total, hidden=hidden) as bar,
-    ):
+    with stdout or open_output(output) as write, progress_bar(total, hidden=hidden) as bar:
         yield blocks(), write, bar.update
     if bad:
         raise SomeLinesError(f"{bad} of {read} lines failed; see above")

@@ -50,22 +50,10 @@ def train_tokenizer(
     see :func:`~jaxformer.data.characters.normalization_rules`. It merges runs of
     whitespace into one space. Translations therefore have neither U+00A0 nor invisible characters.
 
-    Args:
-      lines: Sentences of both languages. Of more than two million, a fixed sample is used.
-      vocab_size: Number of ids, including special ids, bytes and symbols.
-      symbols: Symbols of the target side, if it is not text.
-      **options: More options of SentencePiece's trainer, such as ``user_defined_symbols``.
-
-    Raises:
-      UserError: The text is too small, or too varied, for a vocabulary of this size.
+    The lines are of both languages; of more than two million, a fixed sample is used. The size
+    includes special ids, bytes, and the ``symbols`` of a target side that is not text. The options
+    are SentencePiece's. Raises a ``UserError`` if the text does not suit the size.
     """
-    placeholders = options.get("user_defined_symbols", ())
-    smallest = UNK + 1 + 256 + len(symbols) + len(placeholders)
-    if vocab_size < smallest:
-        raise UserError(
-            f"model.vocab_size must be at least {smallest}, for the special ids, the bytes and "
-            f"the symbols: got {vocab_size}"
-        )
     sample = _sample(itertools.filterfalse(is_blank, lines), _MAX_LINES)
     if not sample:
         raise UserError("expected text to learn a vocabulary from: all lines are empty")
@@ -87,7 +75,7 @@ def train_tokenizer(
 def train_byte_pair_model(lines: Iterator[str], vocab_size: int, **options: Any) -> bytes:
     """Returns a serialized SentencePiece model of byte pairs, with all bytes and our special ids.
 
-    SentencePiece raises a ``RuntimeError`` if it refuses the size.
+    Raises a ``RuntimeError`` of SentencePiece if it refuses the size.
     """
     import sentencepiece
 

@@ -20,28 +20,18 @@ from jaxformer.version import __version__
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PublicCorpus:
-    """A corpus that anyone can download.
+    """A corpus that anyone can download."""
 
-    Attributes:
-      folder: Folder of the prepared files, below the data folder.
-      files: SHA-256 of the prepared files by name, in the copy that we measured our results on;
-        "" if unknown.
-      size: Total size of the prepared files.
-      license: License of the text.
-      urls: Addresses of the files to download, by name.
-      hashes: Their hashes, such as "md5:0123...", if they are known and do not change.
-      downloads: Folder of the downloaded files, below the data folder.
-      prepare: Returns the prepared files from the folder of the downloaded files. None if the
-        downloaded files are used as they are; then both folders are the same.
-    """
-
-    folder: str
+    folder: str  # of the prepared files, below the data folder
+    # SHA-256 of the prepared files by name, in the copy that we measured our results on, or ""
     files: Mapping[str, str]
-    size: str
-    license: str
-    urls: Mapping[str, str]
+    size: str  # of the prepared files
+    license: str = "none stated; for research"  # of the text
+    urls: Mapping[str, str]  # addresses of the files to download, by name
+    # Their hashes, such as "md5:0123...", if they are known and do not change.
     hashes: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    downloads: str
+    downloads: str  # folder of the downloaded files, below the data folder
+    # Returns the prepared files from the folder of downloads; None if both folders are the same.
     prepare: Callable[[pathlib.Path], preparation.Prepared] | None = None
 
 
@@ -87,7 +77,6 @@ def _newstest(target: str, sets: tuple[str, ...], digests: Mapping[str, str], si
         folder=f"newstest-en-{target}",
         files=digests,
         size=size,
-        license="none stated; for research",
         urls={name: _WMT_URLS[name] for name in names},
         hashes=_WMT_HASHES,
         downloads="downloads/newstest",
@@ -104,7 +93,6 @@ def _wmt14(pair: str, shards: int, size: str):
         folder=f"wmt14-{pair}",
         files=dict.fromkeys(names, ""),
         size=size,
-        license="none stated; for research",
         urls={name: f"{address}/{name}" for name in names},
         downloads=f"wmt14-{pair}",
     )
@@ -223,14 +211,7 @@ def download_hint(path: pathlib.Path) -> str | None:
 
 
 def download_corpus(corpus: PublicCorpus) -> pathlib.Path:
-    """Returns the folder of a corpus, after downloading and preparing it if it is missing.
-
-    Files that are already in the folder of downloads are used if their hashes are correct.
-
-    Raises:
-      UserError: A file cannot be downloaded or has unexpected content, or pooch is missing.
-      OSError: A file cannot be written.
-    """
+    """Returns the folder of a corpus, after downloading and preparing it if it is missing."""
     folder, downloads = data_directory() / corpus.folder, data_directory() / corpus.downloads
     if is_present(corpus) and (corpus.prepare is not None or not corpus.hashes):
         return folder

@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxformer.data.file_corpora import JsonlCorpus, ParquetCorpus, TextCorpus, TsvCorpus
 from jaxformer.data.numerals import NumeralsCorpus
-from jaxformer.errors import UserError
+from jaxformer.errors import UserError, prefix_errors
 from jaxformer.fields import check_positive, check_types
 from jaxformer.files import local_path
 
@@ -44,10 +44,8 @@ class DataSection(abc.ABC):
     def check_paths(self, *names: str) -> None:
         """Checks that the fields that are paths are on a local disk."""
         for name in names:
-            try:
+            with prefix_errors(f"data.{name}"):
                 local_path(getattr(self, name) or "")
-            except UserError as error:
-                raise UserError(f"data.{name}: {error}") from None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -266,10 +264,7 @@ _CORPORA = {
 
 
 def open_corpus(config: DataConfig) -> Corpus:
-    """Returns the corpus of the config, except treebanks, which :mod:`jaxformer.tasks` reads.
-
-    Nothing is read before a split is requested.
-    """
+    """Returns the corpus of the config, except treebanks, which :mod:`jaxformer.tasks` reads."""
     languages = (config.source_language, config.target_language)
     if config.corpus == "tfds":
         # TensorFlow Datasets is slow to import, and few corpora need it.

@@ -17,11 +17,7 @@ _PIECE = 1 << 18  # characters
 
 def lines_of(text: str) -> Iterator[str]:
     r"""Yields the lines of a text without ``\n``, like ``text.split("\n")``."""
-    start = 0
-    while (end := text.find("\n", start)) >= 0:
-        yield text[start:end]
-        start = end + 1
-    yield text[start:]
+    return (line[0] for line in re.finditer("^.*$", text, re.MULTILINE))
 
 
 def split_documents(
@@ -29,14 +25,11 @@ def split_documents(
 ) -> Iterator[str | None]:
     r"""Yields pieces of about ``size`` characters that end with lines; None ends a document.
 
+    ``separator`` is the line between two documents, "" if they have no ends; ``span`` selects
+    characters of the text.
+
     >>> list(split_documents("a\nb\n---\nc\n---\n", "---"))
     ['a\nb\n', None, 'c\n', None, '']
-
-    Args:
-      text: The text.
-      separator: Line between two documents, which is left out; "" if documents have no ends.
-      span: The characters to take; None takes all.
-      size: Size of the pieces.
     """
     pattern, span = (
         re.compile(rf"^{re.escape(separator)}\r?(?:\n|\Z)", re.M),

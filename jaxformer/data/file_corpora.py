@@ -13,14 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jaxformer.checks import is_unicode
-from jaxformer.data.text_files import (
-    find_file,
-    fingerprint_files,
-    open_bytes,
-    read_bytes,
-    read_file,
-    zip_lines,
-)
+from jaxformer.data import text_files
 from jaxformer.errors import UserError, needs_package
 from jaxformer.files import explain_read_errors, file_sha256, local_path
 
@@ -44,17 +37,18 @@ class TextCorpus:
     def pairs(self, split: str) -> Iterator[tuple[str, str]]:
         source, target = self._paths(split)
         hint = "; line n of one must translate line n of the other"
-        yield from zip_lines(read_file(source), read_file(target), str(source), str(target), hint)
+        first, second = map(text_files.read_file, (source, target))
+        yield from text_files.zip_lines(first, second, str(source), str(target), hint)
 
     def place(self, split: str, number: int, side: int) -> str:
         return f"{split}.{self._languages[side]}:{number + 1}"
 
     def fingerprint(self, split: str) -> str:
         """Returns the SHA-256 of the uncompressed bytes of both files."""
-        return fingerprint_files(self._paths(split))
+        return text_files.fingerprint_files(self._paths(split))
 
     def _paths(self, split: str) -> list[pathlib.Path]:
-        return [find_file(local_path(f"{split}.{language}")) for language in self._languages]
+        return [text_files.find_file(local_path(f"{split}.{code}")) for code in self._languages]
 
 
 class FileCorpus(abc.ABC):
@@ -76,7 +70,7 @@ class FileCorpus(abc.ABC):
 
     def lines(self, path: pathlib.Path) -> Sequence[object]:
         """Returns the line number of each row of a file."""
-        return range(1, 1 + sum(1 for _ in read_bytes(path)))
+        return range(1, 1 + sum(1 for _ in text_files.read_bytes(path)))
 
     def pairs(self, split: str) -> Iterator[tuple[str, str]]:
         for path in find_files(split):
@@ -93,7 +87,7 @@ class FileCorpus(abc.ABC):
 
     def fingerprint(self, split: str) -> str:
         """Returns a hash of the kind, and of the files' uncompressed bytes."""
-        content = fingerprint_files(find_files(split))
+        content = text_files.fingerprint_files(find_files(split))
         return hashlib.sha256(f"{self.kind} {content}".encode()).hexdigest()
 
 
@@ -110,7 +104,7 @@ class RecordCorpus(FileCorpus):
 
     def open(self, path: pathlib.Path) -> contextlib.AbstractContextManager[Any]:
         """Opens a file and checks its format."""
-        return open_bytes(path)
+        return text_files.open_bytes(path)
 
     def fingerprint(self, split: str) -> str:
         """Returns a hash of the languages and of the bytes of all files."""
@@ -149,7 +143,7 @@ class JsonlCorpus(RecordCorpus):
     """Files of JSON objects, one per line."""
 
     def rows(self, path: pathlib.Path) -> Iterator[tuple[str, str]]:
-        for number, line in enumerate(read_bytes(path), 1):
+        for number, line in enumerate(text_files.read_bytes(path), 1):
             try:
                 row = json.loads(line)
             except (ValueError, RecursionError) as error:
@@ -165,7 +159,7 @@ class TsvCorpus(RecordCorpus):
     kind = "tsv"
 
     def rows(self, path: pathlib.Path) -> Iterator[tuple[str, str]]:
-        for number, line in enumerate(read_file(path), 1):
+        for number, line in enumerate(text_files.read_file(path), 1):
             source, *others = line.split("\t")
             if len(others) != 1:
                 raise UserError(
@@ -219,9 +213,9 @@ def _matches(pattern: pathlib.Path) -> list[pathlib.Path]:
     # The name of an existing folder is not a pattern.
     folder = glob.escape(str(pattern.parent)) if pattern.parent.is_dir() else str(pattern.parent)
     if pattern.exists() or not (names := sorted(glob.glob(os.path.join(folder, pattern.name)))):
-        return [find_file(pattern)]
+        return [text_files.find_file(pattern)]
     _check_series(pattern, names)
-    return [find_file(pathlib.Path(name)) for name in names]
+    return [text_files.find_file(pathlib.Path(name)) for name in names]
 
 
 def _check_series(pattern: pathlib.Path, names: list[str]) -> None:

@@ -23,27 +23,18 @@ class HuggingFaceTokenizer(Vocabulary):
     The special tokens have our ids 0 to 3, and all others follow in their own order. The serialized
     form is one JSON object with ``tokenizer.json``, the ids that the special tokens have there, the
     size of the model's vocabulary and, for an encoder, the labels of its classes.
-
-    Attributes:
-      vocab_size: Number of our ids.
-      special: Their id of each special token, or None.
-      absent: Names of the special tokens that the vocabulary lacks, or has only as another special
-        token, separated by spaces.
-      their_ids: Their id for each of our ids; -1 for a token that they lack.
-      our_ids: Our id for each of their ids.
-      json: The text of ``tokenizer.json``.
     """
+
+    json: str  # the text of ``tokenizer.json``
+    special: dict[str, int | None]  # their id of each special token
+    absent: str  # special tokens that the vocabulary lacks or has only as another, and spaces
+    their_ids: np.ndarray  # for each of our ids; -1 for a token that they lack
+    our_ids: np.ndarray  # for each of their ids
 
     ends_texts = True
     keeps_lines = False
 
     def __init__(self, serialized: bytes) -> None:
-        """Takes the serialized form.
-
-        Raises:
-          UserError: The bytes are no such tokenizer, its ids exceed the vocabulary, or the package
-            ``tokenizers`` is missing.
-        """
         try:
             values = json.loads(serialized)
             self.json, size = str(values["huggingface"]), operator.index(values["vocab_size"])
@@ -123,9 +114,6 @@ class HuggingFaceTokenizer(Vocabulary):
     def encode_prompt(self, text: str) -> list[int]:
         """Returns the ids of a prompt, with the special tokens that transformers adds."""
         return self._ids(text, add_special_tokens=True) or [BOS]
-
-    def encode_target(self, text: str) -> list[int]:
-        return self._encode([text], target=True)[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         return self._encode(texts)

@@ -7,7 +7,7 @@ from typing import TypeVar
 import grain
 
 from jaxformer.data.batch import Batch, make_batch
-from jaxformer.data.plan import BatchPlan, Shape
+from jaxformer.data.plan import BatchPlan
 from jaxformer.data.store import TokenStore
 
 T = TypeVar("T")
@@ -57,11 +57,6 @@ def prefetch(batch_of: Callable[[int], T], start: int = 0, stop: int | None = No
     """
     numbers = grain.MapDataset.range(start, sys.maxsize if stop is None else stop)
     return iter(numbers.map(batch_of).to_iter_dataset(_READ))
-
-
-def padded_shapes(plan: BatchPlan, row_multiple: int) -> tuple[Shape, ...]:
-    """Returns all batch shapes of :func:`load_batches`: rows, source and target length."""
-    return tuple((round_up(rows, row_multiple), src, tgt) for rows, src, tgt in plan.shapes)
 
 
 def round_up(count: int, multiple: int) -> int:

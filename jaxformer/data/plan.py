@@ -29,34 +29,21 @@ class BatchPlan:
 
     E examples fill E slots in R rows in B batches.
 
-    Attributes:
-      shapes: Every shape of a batch: rows, source length, target length. A batch may have fewer
-        rows, and its rows may be shorter.
-      example_class: Class of every example, [E].
-      slot_class: Class of every slot, [E]; slots are numbered row by row.
-      row_starts: First slot of every row, then the number of slots, [R + 1].
-      batch_starts: First row of every batch, then the number of rows, [B + 1].
-      batch_shape: Index in ``shapes`` of the shape of every batch, [B].
-      tokens: Number of tokens of all examples, both sides, without padding.
-      seed: Seed of the order; None keeps examples and batches in order.
-      ids: Id of every example, [E], if an id is used several times per epoch. By default, examples
-        have the ids 0, 1, ...
-
     >>> lengths = np.array([3, 5, 4, 5])
     >>> plan = sequential_plan(lengths, lengths, tokens_per_batch=10)
     >>> plan.shapes, plan.batches_per_epoch, plan.rows(0)
     (((2, 4, 4), (2, 5, 5)), 2, ((2, 4, 4), [[0], [2]]))
     """
 
-    shapes: tuple[Shape, ...]
-    example_class: np.ndarray
-    slot_class: np.ndarray
-    row_starts: np.ndarray
-    batch_starts: np.ndarray
-    batch_shape: np.ndarray
-    tokens: int
-    seed: int | None
-    ids: np.ndarray | None = None
+    shapes: tuple[Shape, ...]  # of batches, which may have fewer rows, and shorter ones
+    example_class: np.ndarray  # [E]
+    slot_class: np.ndarray  # [E]; slots are numbered row by row
+    row_starts: np.ndarray  # [R + 1]; first slot of every row, then the number of slots
+    batch_starts: np.ndarray  # [B + 1]; first row of every batch, then the number of rows
+    batch_shape: np.ndarray  # [B]; indices in ``shapes``
+    tokens: int  # of all examples, both sides, without padding
+    seed: int | None  # of the order; None keeps examples and batches in order
+    ids: np.ndarray | None = None  # [E], if some are used several times per epoch; None: 0, 1, ...
 
     @property
     def batches_per_epoch(self) -> int:
@@ -134,17 +121,9 @@ def bucket_plan(
 
     Departs from the paper: its "approximately 25000" tokens are an upper limit, padding included.
 
-    Args:
-      src_lengths: Tokens of every source, including EOS.
-      tgt_lengths: Tokens of every target, including EOS.
-      tokens_per_batch: Upper limit of tokens on either side of a batch, including padding.
-      seed: Seed of the order; None keeps examples and batches in order.
-
-    Raises:
-      UserError: A pair is longer than a batch.
+    Lengths include EOS. Without a seed, examples and batches stay in order.
     """
     lengths = np.maximum(src_lengths, tgt_lengths)
-    _check_fit(int(lengths.max()), tokens_per_batch, "the longest pair")
     edges = bucket_edges(lengths, tokens_per_batch)
     buckets = np.searchsorted(edges, lengths)
     counts = np.bincount(buckets).tolist()
@@ -187,11 +166,7 @@ def packing_plan(
     A row has ``row_length`` tokens on either side; see :func:`bucket_plan` for the rest.
 
     Departs from the paper: ``data.batching="packing"``, which is optional, instead of buckets.
-
-    Raises:
-      UserError: A pair is longer than a row, or a row is longer than a batch.
     """
-    _check_fit(row_length, tokens_per_batch, "rows of data.max_length")
     if (longest := max(int(src_lengths.max()), int(tgt_lengths.max()))) > row_length:
         raise UserError(f"expected pairs of at most {row_length} tokens to pack: got {longest}")
     slots, row_starts = _mix_rows(*pack(src_lengths, tgt_lengths, row_length))
@@ -226,10 +201,3 @@ def _even_sizes(count: int, max_rows: int) -> np.ndarray:
 
 def _starts(sizes: np.ndarray) -> np.ndarray:
     return np.concatenate([[0], np.cumsum(sizes)])
-
-
-def _check_fit(length: int, tokens_per_batch: int, what: str) -> None:
-    if length > tokens_per_batch:
-        raise UserError(
-            f"data.tokens_per_batch must hold {what}, {length} tokens: got {tokens_per_batch}"
-        )

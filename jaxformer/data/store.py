@@ -31,14 +31,7 @@ _ABANDONED_SECONDS = 24 * 3600
 
 
 class TokenStore:
-    """Sentence pairs as token ids, without BOS and EOS, read from disk on access.
-
-    Attributes:
-      findings: Pairs that were skipped or are unusual.
-      numbers: Number of every pair in its split, from 0; skipped pairs are counted, too.
-      src_lengths: Number of tokens of every source, including EOS, int32.
-      tgt_lengths: Number of tokens of every target, including EOS, int32.
-    """
+    """Sentence pairs as token ids, without BOS and EOS, read from disk on access."""
 
     def __init__(self, folder: pathlib.Path) -> None:
         """Opens a store; raises many kinds of errors if it is missing or damaged."""
@@ -47,12 +40,14 @@ class TokenStore:
             if file_sha256(folder / name) != digest:
                 raise ValueError(f"{folder / name} is not as it was written")
         findings = header["findings"].items()
+        # Pairs that were skipped or are unusual.
         self.findings = Findings({kind: Finding(**values) for kind, values in findings})
         self._tokens = np.memmap(folder / _TOKENS, np.dtype(header["dtype"]), mode="r")
         # Sides alternate: side 2i is the source of pair i, side 2i + 1 its target.
         self._offsets = np.memmap(folder / _OFFSETS, np.int64, mode="r")
+        # The number of every pair in its split, from 0; skipped pairs are counted, too.
         self.numbers = np.memmap(folder / _NUMBERS, np.uint32, mode="r")
-        lengths = np.diff(self._offsets).astype(np.int32) + 1
+        lengths = np.diff(self._offsets).astype(np.int32) + 1  # with EOS
         self.src_lengths, self.tgt_lengths = lengths[::2], lengths[1::2]
 
     def __len__(self) -> int:
@@ -147,10 +142,7 @@ def _filter_pairs(
     max_length: int,
     findings: Findings,
 ) -> tuple[list[int], list[list[int]]]:
-    """Returns the numbers and, in turn, the sides of pairs that are neither blank nor too long.
-
-    Counts skipped and unusual pairs in the findings.
-    """
+    """Returns the numbers and, in turn, the sides of pairs that are neither blank nor too long."""
     sources = tokenizer.encode_batch([source for _, (source, _) in pairs])
     targets = tokenizer.encode_target_batch([target for _, (_, target) in pairs])
     numbers, kept = [], []

@@ -9,13 +9,13 @@ import itertools
 import json
 import pathlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from typing import Literal, SupportsIndex
 
 import numpy as np
 from jaxtyping import Int, Integer
 
-from jaxformer.checks import check_text, check_tokens, check_unicode
+from jaxformer.checks import check_text, check_tokens
 from jaxformer.data.bpe import train_byte_pair_model
 from jaxformer.data.characters import unusual_kinds
 from jaxformer.data.corpus import DataSection
@@ -125,8 +125,6 @@ class ByteFallbackTokenizer(Tokenizer):
     def __init__(self, model: bytes) -> None:
         """Takes a serialized SentencePiece model, from :func:`train_byte_pairs`."""
         super().__init__(model)
-        piece_of = self._processor.piece_to_id
-        self._space_symbol = [piece_of(f"<0x{byte:02X}>") for byte in SPACE_SYMBOL.encode()]
         if self.decode(self.encode(_PROBE)) != _PROBE:
             raise UserError(
                 "expected a SentencePiece model that keeps all of a text; this one changes spaces "
@@ -134,13 +132,6 @@ class ByteFallbackTokenizer(Tokenizer):
             )
         pieces = map(self.piece, range(self.vocab_size))
         self.keeps_lines = not any("\n" in piece[:-1] for piece in pieces)
-
-    def encode(self, text: str) -> list[int]:
-        check_text(text, "text")
-        check_unicode(text, "text")
-        # Unlike sentences, whose outer spaces are removed, a text can be split.
-        first, *others = (self._processor.encode(part) for part in text.split(SPACE_SYMBOL))
-        return first + [i for part in others for i in (*self._space_symbol, *part)]
 
 
 def train_byte_pairs(text: str, vocab_size: int) -> ByteFallbackTokenizer:
@@ -209,34 +200,24 @@ def read_text(path: pathlib.Path) -> str:
     return text
 
 
-def split_text(text: str) -> tuple[str, str]:
-    """Returns the first nine tenths of the characters for training, and the rest for validation."""
-    place = len(text) * 9 // 10
-    return text[:place], text[place:]
+def training_length(text: Sized) -> int:
+    """Returns nine tenths of the length of a text; the rest is for validation."""
+    return len(text) * 9 // 10
 
 
 @dataclasses.dataclass(frozen=True)
 class TokenStream:
-    """A text as token ids, split into training and validation.
-
-    Attributes:
-      tokenizer: Vocabulary of the text.
-      train: Training token ids.
-      valid: Validation token ids, which follow the training tokens in the text.
-      valid_characters: Number of characters in ``valid``; 0 if unknown.
-      text_sha256: Hash of the text, hexadecimal.
-      findings: Lines of the text with unusual characters.
-      valid_sha256: Hash of a validation file; "" without one.
-      our_ids: The tokenizer's id for each id in ``train`` and ``valid``; None if they are the same.
-    """
+    """A text as token ids, split into training and validation."""
 
     tokenizer: Vocabulary
     train: Integer[np.ndarray, " N"]
     valid: Integer[np.ndarray, " M"]
-    valid_characters: int
+    valid_characters: int  # in ``valid``; 0 if unknown
     text_sha256: str
+    # Lines of the text with unusual characters.
     findings: Findings = dataclasses.field(default_factory=Findings)
-    valid_sha256: str = ""
+    valid_sha256: str = ""  # of a validation file
+    # The tokenizer's id for each id in ``train`` and ``valid``; None if they are the same.
     our_ids: Int[np.ndarray, " V"] | None = None
 
     @classmethod
@@ -244,7 +225,7 @@ class TokenStream:
         cls, text: str, tokenizer: Vocabulary, separator: str = "", valid: str = ""
     ) -> "TokenStream":
         """Encodes a text, each split separately; by default, its end is the validation split."""
-        findings, place = Findings(), len(text) if valid else len(text) * 9 // 10
+        findings, place = Findings(), len(text) if valid else training_length(text)
         for number, line in enumerate(lines_of(text)):
             for kind in unusual_kinds(line):
                 findings.add(kind, number, 0)
@@ -261,9 +242,8 @@ class TokenStream:
     ) -> "TokenStream":
         """Opens files of token ids; a tokenizer from Hugging Face has its original ids there."""
         ids = getattr(tokenizer, "our_ids", np.arange(tokenizer.vocab_size))
-        train, place = map_token_ids(file, dtype, ids), None
-        if valid is None:
-            place = len(train) * 9 // 10
+        train = map_token_ids(file, dtype, ids)
+        place = training_length(train) if valid is None else len(train)
         rest = train[place:] if valid is None else map_token_ids(valid, dtype, ids)
         hashes = file_sha256(file), "" if valid is None else file_sha256(valid)
         return cls(tokenizer, train[:place], rest, 0, hashes[0], Findings(), hashes[1], ids)

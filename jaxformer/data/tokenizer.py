@@ -9,8 +9,8 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, SupportsIndex
 
-from jaxformer.checks import check_text, check_texts, check_tokens
-from jaxformer.errors import UserError
+from jaxformer.checks import check_text, check_texts, check_tokens, check_unicode
+from jaxformer.errors import UserError, prefix_errors
 from jaxformer.files import explain_read_errors, read_whole, write_file
 
 # sentencepiece is imported only where it is used: most modules import only the ids from here.
@@ -23,31 +23,20 @@ _BYTE = re.compile("<0x[0-9A-F]{2}>")
 
 
 class Vocabulary(abc.ABC):
-    """Base of tokenizers, whose ids 0 to 3 are PAD, EOS, BOS and UNK.
-
-    Attributes:
-      vocab_size: Number of ids.
-      target_symbols: True if targets are symbols.
-      target_vocab_size: Number of ids up to the largest id of a target.
-      mask_token: Id that stands for masked tokens; no text contains it.
-      serialized: The content of the tokenizer's file.
-      sha256: Hash of ``serialized``, hexadecimal. It identifies the vocabulary of a trained model.
-      language_codes: Codes of target languages, such as ">>deu<<"; empty except for imported models
-        with several target languages.
-      ends_texts: True if EOS ends the texts that a language model was trained on.
-      keeps_lines: False if a token may hold a line break and the text after it.
-    """
+    """Base of tokenizers, whose ids 0 to 3 are PAD, EOS, BOS and UNK."""
 
     vocab_size: int
-    target_vocab_size: int
-    target_symbols = False
-    mask_token = BOS
+    target_vocab_size: int  # number of ids up to the largest id of a target
+    target_symbols = False  # Targets are symbols, such as labels, with ``_symbols`` as ids.
+    mask_token = BOS  # stands for masked tokens; no text contains it
+    # Such as ">>deu<<", for imported models with several target languages.
     language_codes: tuple[str, ...] = ()
-    ends_texts = False
-    keeps_lines = True
+    ends_texts = False  # EOS ends the texts that a language model was trained on.
+    keeps_lines = True  # No token holds a line break and the text after it.
     _symbols: Mapping[str, int] = {}
 
     def __init__(self, serialized: bytes) -> None:
+        """Takes the content of the tokenizer's file; its hash identifies the vocabulary."""
         self.serialized = serialized
         self.sha256 = hashlib.sha256(serialized).hexdigest()
 
@@ -65,8 +54,8 @@ class Vocabulary(abc.ABC):
         return self.encode(text or "\n")
 
     def encode_target(self, text: str) -> list[int]:
-        """Works as :meth:`encode` does, for a target."""
-        return self.encode(text)
+        """Works as :meth:`encode` does, for a target; the sides share pieces, but not symbols."""
+        return self.encode_target_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Works as :meth:`encode` does, for many sentences."""
@@ -74,7 +63,7 @@ class Vocabulary(abc.ABC):
 
     def encode_target_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Works as :meth:`encode_target` does, for many sentences."""
-        return list(map(self.encode_target, texts))
+        return self.encode_batch(texts)
 
     @abc.abstractmethod
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
@@ -126,11 +115,6 @@ class Tokenizer(Vocabulary):
         Raises:
           UserError: The bytes are not such a model, or it has other special ids.
         """
-        if isinstance(model, str | pathlib.Path):
-            raise UserError(
-                f"expected the bytes of a SentencePiece model, got {str(model)!r}; read a file "
-                "with Tokenizer.load"
-            )
         processor = self._processor = open_processor(model)
         ids = (processor.pad_id(), processor.eos_id(), processor.bos_id(), processor.unk_id())
         if ids != (PAD, EOS, BOS, UNK):
@@ -155,7 +139,7 @@ class Tokenizer(Vocabulary):
         """
         with explain_read_errors(pathlib.Path(path)):
             content = read_whole(pathlib.Path(path))
-        try:
+        with prefix_errors(str(path)):
             if content.startswith(b'{"moses"'):
                 # sacremoses is slow to import.
                 from jaxformer.data.moses_tokenizer import MosesTokenizer
@@ -171,8 +155,6 @@ class Tokenizer(Vocabulary):
 
                 return MarianTokenizer(content)
             return Tokenizer(content)
-        except UserError as error:
-            raise UserError(f"{path}: {error}") from None
 
     def save(self, path: str | pathlib.Path) -> None:
         """Writes the file of the tokenizer atomically."""
@@ -182,15 +164,11 @@ class Tokenizer(Vocabulary):
         """Returns the token ids of a sentence, without BOS and EOS; empty for a blank sentence.
 
         Raises:
-          UserError: The argument is not a string.
+          UserError: The argument is not a string, or UTF-8 cannot encode it.
         """
         check_text(text, "text")
+        check_unicode(text, "text")
         return self._encode([text])[0]
-
-    def encode_target(self, text: str) -> list[int]:
-        """Works as :meth:`encode` does, for a target; the sides share pieces, but not symbols."""
-        check_text(text, "text")
-        return self._encode([text], target=True)[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Works as :meth:`encode` does, for many sentences, using all cores."""

@@ -147,15 +147,9 @@ def corpus_bleu(
 def translation_report(
     hypotheses: Sequence[str], references: Sequence[str], *, target_language: str
 ) -> TranslationReport:
-    """Scores translations by every metric of this module.
+    """Scores plain, cased, detokenized translations by every metric of this module.
 
-    Args:
-      hypotheses: Translations as plain, cased, detokenized text.
-      references: The reference for each translation, also plain, cased and detokenized.
-      target_language: Code such as "de"; selects the rules of sacreBLEU's and Moses' tokenizers.
-
-    Raises:
-      UserError: The numbers of lines differ, or are 0.
+    The target language, a code such as "de", selects the rules of the tokenizers.
     """
     check_lines(hypotheses, references)
     matches = sum(h.strip() == r.strip() for h, r in zip(hypotheses, references, strict=True))

@@ -42,13 +42,7 @@ def compare_systems(
 ) -> Iterator[tuple[MetricDefinition, list[SystemScore]]]:
     """Yields every metric of the BLEU report, except exact match, with the scores of all systems.
 
-    Args:
-      systems: Translations by the name of the system; the first is the baseline.
-      references: The reference for each line.
-      target_language: As for :func:`~jaxformer.evaluation.bleu_report.translation_report`.
-
-    Raises:
-      UserError: The numbers of lines differ or are 0.
+    ``systems`` has the translations by the name of the system; the first is the baseline.
     """
     for name, hypotheses in systems.items():
         check_lines(hypotheses, references, f"{name}: ")

@@ -11,7 +11,6 @@ import difflib
 import functools
 import math
 import re
-import reprlib
 from collections.abc import Sequence
 
 import jax
@@ -42,7 +41,7 @@ def align(
     *,
     layer: int | None = None,
 ) -> list[list[tuple[int, int]]]:
-    """Aligns every target word with a source word.
+    """Returns (source word, target word) pairs of each sentence, ordered by target word, from 0.
 
     Words are separated by spaces; other whitespace, such as tabs and U+00A0, belongs to a word. An
     ensemble averages the attention of its models.
@@ -53,13 +52,6 @@ def align(
       targets: Text and token ids of each translation, as in
         :class:`~jaxformer.inference.translator.Hypothesis`.
       layer: Decoder layer, from 1; None: the second-to-last (or the only one).
-
-    Returns:
-      For each sentence, (source word, target word) pairs ordered by target word; empty for a blank
-      sentence. Words are numbered from 0.
-
-    Raises:
-      UserError: There is no such layer, or the texts and token ids are malformed.
     """
     weights = word_attention(translator, sources, targets, layer=layer)
     return [align_by_maximum(pair) for pair in weights]
@@ -78,13 +70,7 @@ def word_attention(
     sources = check_texts(sources, "sources")
     check_same_length(targets, sources, "targets", "sources")
     pairs, result = [], []
-    for number, (source, target) in enumerate(zip(sources, targets, strict=True)):
-        if not isinstance(target, tuple) or len(target) != 2:
-            raise UserError(
-                f"targets[{number}]: expected a text and its token ids, as (hypothesis.text, "
-                f"hypothesis.tokens): got {reprlib.repr(target)}"
-            )
-        text, ids = target
+    for source, (text, ids) in zip(sources, targets, strict=True):
         pairs.append((translator.source_ids(source), ids))
         result.append(np.zeros((len(split_spaces(text)), len(split_spaces(source)))))
     check_pairs(translator, pairs)
@@ -110,11 +96,7 @@ def layer_indices(translator: Translator, layer: int | None) -> tuple[int, ...]:
 
 
 def format_pharaoh(alignment: Sequence[tuple[int, int]]) -> str:
-    """Formats an alignment as Pharaoh and Moses do.
-
-    >>> format_pharaoh([(0, 0), (2, 1)])
-    '0-0 2-1'
-    """
+    """Formats an alignment as Pharaoh and Moses do, such as "0-0 2-1"."""
     return " ".join(f"{source}-{target}" for source, target in alignment)
 
 

@@ -67,12 +67,8 @@ def record_attention(translator: Translator, sentence: str) -> AttentionView:
     target = [BOS, *translation[:-1]]  # decoder inputs: the token at t predicts token t + 1
     member = translator.models[0]
     apply = jax.jit(member.model.apply, static_argnames="mutable")
-    _, recorded = apply(
-        {"params": member.params},
-        jnp.asarray([source], jnp.int32),
-        jnp.asarray([target], jnp.int32),
-        mutable="intermediates",
-    )
+    sides = (jnp.asarray([ids], jnp.int32) for ids in (source, target))
+    _, recorded = apply({"params": member.params}, *sides, mutable="intermediates")
     stacks = jax.device_get(recorded["intermediates"])
     decoder = stacks["decoder"]["layers"]
     return AttentionView(

@@ -57,8 +57,6 @@ class BatchShape(NamedTuple):
     def second_stage_capacities(self) -> list[int]:
         """Capacities of the second stage, growing, since attention reads the whole capacity.
 
-        >>> BatchShape(rows=64, source=64, first_capacity=64, capacity=114).second_stage_capacities
-        [114]
         >>> BatchShape(rows=24, source=32, first_capacity=32, capacity=332).second_stage_capacities
         [64, 128, 332]
         """
@@ -98,16 +96,12 @@ def search_batches(
     lengths = [len(source) for source in sources]
     forced = None if prefixes is None else [len(prefix) for prefix in prefixes]
     for numbers, shape in plan_batches(lengths, longest, search, forced):
-        batch = _source_batch(
-            shape,
-            [sources[n] for n in numbers],
-            [] if prefixes is None else [prefixes[n] for n in numbers],
-            [first + n for n in numbers],
-        )
+        own = [sources[n] for n in numbers]
+        targets = [] if prefixes is None else [prefixes[n] for n in numbers]
+        batch = _source_batch(shape, own, targets, [first + n for n in numbers])
         if shortlist is not None:
             vocabulary = min(member.config.output_size for member in members)
-            chosen = shortlist.candidates([sources[n] for n in numbers], vocabulary)
-            batch = batch._replace(candidates=chosen)
+            batch = batch._replace(candidates=shortlist.candidates(own, vocabulary))
         for row, result in _search(members, search, shape, batch):
             if row < len(numbers):
                 decoded[numbers[row]] = result

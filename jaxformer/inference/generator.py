@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key, PyTree
 
-from jaxformer.checks import check_text, check_texts
+from jaxformer.checks import check_text, check_texts, check_tokens
 from jaxformer.data.tokenizer import EOS, PAD, UNK
-from jaxformer.errors import UserError
+from jaxformer.errors import UserError, prefix_errors
 from jaxformer.inference.weights import Predictor
 from jaxformer.kinds import LANGUAGE_MODELING
 from jaxformer.layout import global_mesh
@@ -112,15 +112,9 @@ class Generator(Predictor):
 
     def text_ids(self, text: str, place: str) -> list[int]:
         """Returns the token ids of a text to score, at most ``max_length``, or raises an error."""
-        try:
-            ids, longest = self.tokenizer.encode(text), self.config.model.max_length
-        except UserError as error:
-            raise UserError(f"{place}: {error}") from None
-        if len(ids) > longest:
-            raise UserError(
-                f"{place}: expected at most {longest} tokens (model.max_length), got {len(ids)}"
-            )
-        return ids
+        with prefix_errors(place):
+            ids = self.tokenizer.encode(text)
+        return check_tokens(ids, self.tokenizer.vocab_size, place, self.config.model.max_length)
 
     def check(self, prompt: str, *, max_tokens: int) -> None:
         """Raises the errors of :meth:`continuations` for a prompt, without generating anything."""

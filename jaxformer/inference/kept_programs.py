@@ -57,33 +57,29 @@ class KeptProgram:
 
     def __call__(self, *args: Any) -> list[Array]:
         """Returns the leaves of the function's result."""
-        leaves, key = self._describe(args)
-        placed = key, _is_distributed(leaves)
-        if placed not in self._programs:
-            self._programs[placed] = self._open(args, leaves, placed)
-        return self._programs[placed](*leaves)
+        function, leaves, key = self._describe(args)
+        arrays = (leaf for leaf in leaves if isinstance(leaf, jax.Array))
+        distributed = any(len(array.sharding.device_set) > 1 for array in arrays)
+        if (key, distributed) not in self._programs:
+            path = None if distributed else self._path(key)
+            self._programs[key, distributed] = _open(function, leaves, path)
+        return self._programs[key, distributed](*leaves)
 
     def structure(self, *args: Any) -> Any:
         """Returns the structure of the function's result, without computing it."""
-        leaves, key = self._describe(args)
+        function, leaves, key = self._describe(args)
         if key not in self._structures:
-            jax.eval_shape(self._flat(args), *leaves)
+            jax.eval_shape(function, *leaves)
         return self._structures[key]
 
-    def _describe(self, args: tuple[Any, ...]) -> tuple[list[Any], Hashable]:
-        """Returns the dynamic leaves, and a value that all calls of one program share."""
+    def _describe(self, args: tuple[Any, ...]) -> tuple[Callable[..., list[Array]], list, Hashable]:
+        """Returns a function of the dynamic leaves, these leaves, and the key of its program."""
         static = tuple(args[i] for i in self.static_argnums)
-        leaves, structure = jax.tree.flatten(self._dynamic(args))
+        dynamic = [arg for i, arg in enumerate(args) if i not in self.static_argnums]
+        leaves, structure = jax.tree.flatten(dynamic)
         shapes = tuple((np.shape(leaf), str(leaf.dtype)) for leaf in leaves)
         settings = tuple(getattr(jax.config, name) for name in _SETTINGS)
-        return leaves, (static, structure, shapes, settings, backend())
-
-    def _dynamic(self, args: tuple[Any, ...]) -> list[Any]:
-        return [arg for i, arg in enumerate(args) if i not in self.static_argnums]
-
-    def _flat(self, args: tuple[Any, ...]) -> Callable[..., list[Array]]:
-        """Returns the function of the dynamic leaves."""
-        structure, (_, key) = jax.tree.structure(self._dynamic(args)), self._describe(args)
+        key = static, structure, shapes, settings, backend()
 
         def call(*leaves: Array) -> list[Array]:
             dynamic = iter(jax.tree.unflatten(structure, leaves))
@@ -91,26 +87,7 @@ class KeptProgram:
             found, self._structures[key] = jax.tree.flatten(self.function(*given))
             return found
 
-        return call
-
-    def _open(
-        self, args: tuple[Any, ...], leaves: list[Any], placed: tuple[Hashable, bool]
-    ) -> Callable[..., list[Array]]:
-        traced, (key, distributed) = jax.jit(self._flat(args)), placed
-        path = None if distributed else self._path(key)
-        if path is None:
-            return traced
-        program = _read(path)
-        if program is None:
-            try:
-                program = export.export(traced)(*leaves)
-                content = bytes(program.serialize())
-            except (NotImplementedError, ValueError):  # such as a custom call without guarantees
-                return traced
-            # A folder that cannot be written costs time, and nothing else.
-            with contextlib.suppress(OSError, UserError):
-                write_file(path, _digest(content) + content)
-        return jax.jit(program.call)
+        return call, leaves, key
 
     def _path(self, key: Hashable) -> pathlib.Path | None:
         """Returns the file of a program, or None if it is not to be kept."""
@@ -121,8 +98,24 @@ class KeptProgram:
         return folder / hashlib.sha256(text.encode()).hexdigest()
 
 
-def _is_distributed(leaves: list[Any]) -> bool:
-    return any(isinstance(x, jax.Array) and len(x.sharding.device_set) > 1 for x in leaves)
+def _open(
+    function: Callable[..., list[Array]], leaves: list[Any], path: pathlib.Path | None
+) -> Callable[..., list[Array]]:
+    """Returns the jitted function; with a path, by the program there, which is added if needed."""
+    traced = jax.jit(function)
+    if path is None:
+        return traced
+    program = _read(path)
+    if program is None:
+        try:
+            program = export.export(traced)(*leaves)
+            content = bytes(program.serialize())
+        except (NotImplementedError, ValueError):  # such as a custom call without guarantees
+            return traced
+        # A folder that cannot be written costs time, and nothing else.
+        with contextlib.suppress(OSError, UserError):
+            write_file(path, _digest(content) + content)
+    return jax.jit(program.call)
 
 
 def kept_folder() -> pathlib.Path | None:

@@ -1,6 +1,5 @@
 """Scores given translations by force-decoding: in one pass, without a cache."""
 
-import reprlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -11,10 +10,10 @@ from jaxtyping import Array, Float, Int
 
 from jaxformer.checks import check_tokens
 from jaxformer.data.tokenizer import BOS, PAD
-from jaxformer.errors import UserError
 from jaxformer.inference.members import Member, token_log_probs
 from jaxformer.inference.translator import Translator
 from jaxformer.layout import global_mesh
+from jaxformer.search import Algorithm
 from jaxformer.search.penalties import length_penalties
 
 # Tokens per side of a batch, padding included.
@@ -68,17 +67,28 @@ def score_pairs(
       UserError: A token id is out of range, or there are too many.
     """
     check_pairs(translator, pairs)
-    longest = translator.max_length
+
+    def of_batch(batch: PairBatch) -> Float[Array, " B"]:
+        return log_probabilities(translator.models, batch.src, batch.tgt_in, batch.tgt_out)
+
+    return score_batches(pairs, translator.config.search, translator.max_length, of_batch, report)
+
+
+def score_batches(
+    pairs: Sequence[tuple[list[int], list[int]]],
+    search: Algorithm,
+    longest: int,
+    log_probs_of: Callable[[PairBatch], Float[Array, " B"]],
+    report: Callable[[int], object],
+) -> list[Score]:
+    """Scores pairs, given the log probabilities of the rows of a batch; see :func:`score_pairs`."""
     log_probs = [0.0 if not target else -np.inf for _, target in pairs]
     for batch in pair_batches(pairs, longest, _TOKENS_PER_BATCH):
-        result = jax.device_get(
-            log_probabilities(translator.models, batch.src, batch.tgt_in, batch.tgt_out)
-        )
-        for row, number in enumerate(batch.numbers):
-            log_probs[number] = float(result[row])
+        found = np.asarray(log_probs_of(batch)).tolist()
+        for number, log_prob in zip(batch.numbers, found, strict=False):
+            log_probs[number] = log_prob
         report(len(batch.numbers))
     report(sum(not (source and target) for source, target in pairs))
-    search = translator.config.search
     penalties = length_penalties(search.penalty, search.length_penalty, longest).tolist()
     return [
         Score(log_prob / penalties[len(target)], log_prob, len(target))
@@ -91,10 +101,6 @@ def check_pairs(
 ) -> None:
     """Checks that the models can force-decode the pairs; see :func:`score_pairs` for the errors."""
     for number, pair in enumerate(pairs):
-        if not isinstance(pair, tuple | list) or len(pair) != 2:
-            raise UserError(
-                f"pairs[{number}]: expected source ids and target ids, got {reprlib.repr(pair)}"
-            )
         for ids, size, side in zip(pair, translator.vocab_sizes, ("source", "target"), strict=True):
             check_tokens(ids, size, f"{side} of pairs[{number}]", translator.max_length)
 

@@ -119,7 +119,7 @@ class Translator(Predictor):
             if other.tokenizer.sha256 != self.tokenizer.sha256:
                 raise UserError(
                     "models of an ensemble must share a tokenizer: got ones with SHA-256 "
-                    f"{self.tokenizer.sha256} and {other.tokenizer.sha256}"
+                    f"{self.tokenizer.sha256} and {other.tokenizer.sha256}; train all with the same"
                 )
         together = copy.copy(self)
         together.models = sum((other.models for other in others), self.models)

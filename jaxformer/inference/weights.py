@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import hashlib
 import pathlib
-import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
@@ -18,7 +17,6 @@ from jaxtyping import PyTree
 from jaxformer.config import Config, check_config, check_kind, read_config, save_config
 from jaxformer.data.tokenizer import Vocabulary
 from jaxformer.errors import UserError, typed_command
-from jaxformer.fields import check_unchanged
 from jaxformer.files import local_path, model_path, read_whole, run_path, write_file
 from jaxformer.kinds import KINDS, TRANSLATION, Kind, describe_model
 from jaxformer.layout import global_mesh
@@ -27,6 +25,7 @@ from jaxformer.nn.parameters import ParameterInfo
 from jaxformer.nn.precision import cast_params, dequantize
 from jaxformer.runs.checkpoints import Checkpoints, RestoredParams, write_single
 from jaxformer.runs.manifest import saved_steps
+from jaxformer.runs.run_directory import check_metadata
 from jaxformer.runs.workdir import Workdir, read_workdir_object, use_compilation_cache
 from jaxformer.search import BeamSearch, Sampling
 from jaxformer.training.task import Task
@@ -124,18 +123,11 @@ class TrainedModel:
         return read_whole(self.folder.tokenizer, self.folder.path)
 
 
-def describe_predictor(predictor: Any, *more: str) -> str:
-    """Returns one line: class, kind, size and origin of the parameters, and ``more``."""
-    size = sum(leaf.size for leaf in jax.tree.leaves(predictor.params))
-    words = [predictor.config.kind.description, f"{size:,} parameters", predictor.weights, *more]
-    return f"<{type(predictor).__name__}: {', '.join(words)}>"
-
-
 PredictorT = TypeVar("PredictorT", bound="Predictor")
 
 
 class Predictor:
-    """Base of Translator and Generator: a trained model with its tokenizer."""
+    """A trained model with its tokenizer; the base of Translator, Generator and Classifier."""
 
     kinds: ClassVar[tuple[Kind, ...]]
 
@@ -145,11 +137,6 @@ class Predictor:
         """Checks the arguments, which :meth:`load` reads from a workdir."""
         check_config(config)
         check_kind(config, *self.kinds)
-        if not hasattr(tokenizer, "vocab_size"):
-            raise UserError(
-                f"tokenizer: expected a Tokenizer, got {reprlib.repr(tokenizer)}; read one with "
-                "Tokenizer.load"
-            )
         if isinstance(params, Mapping) and "params" in params:
             raise UserError(
                 "params: expected the parameters themselves, got variables that hold them; give "
@@ -165,8 +152,12 @@ class Predictor:
         self.params = prepare_params(config.model, params, config.kind)
 
     def __repr__(self) -> str:
-        search = self.config.search
-        return describe_predictor(self, f"{type(search).__name__} of {search.num_hypotheses}")
+        size = sum(leaf.size for leaf in jax.tree.leaves(self.params))
+        kind, outputs = self.config.kind.description, self._describe_outputs()
+        return f"<{type(self).__name__}: {kind}, {size:,} parameters, {self.weights}, {outputs}>"
+
+    def _describe_outputs(self) -> str:
+        return f"{type(self.config.search).__name__} of {self.config.search.num_hypotheses}"
 
     @classmethod
     def load(
@@ -249,22 +240,14 @@ def _check_metadata(
     folder: Workdir, directory: pathlib.Path, config: Architecture, metadata: dict[str, Any]
 ) -> None:
     """Checks that parameters belong to the workdir's tokenizer and model."""
-    check_unchanged(dataclasses.asdict(config), metadata.get("model"), "model", str(directory))
-    expected = read_workdir_object(folder.identity).get("tokenizer")
-    if metadata.get("tokenizer") != expected:
-        raise UserError(
-            f"{directory}: expected weights of the tokenizer in {folder.tokenizer}, SHA-256 "
-            f"{expected!s:.64}, but these are of {metadata.get('tokenizer')!s:.64}; copy the "
-            "whole workdir"
-        )
+    tokenizer = read_workdir_object(folder.identity).get("tokenizer")
+    expected = {"tokenizer": tokenizer, "model": dataclasses.asdict(config)}
+    check_metadata(directory, expected, metadata, "copy the whole workdir")
 
 
 @global_mesh(None)
 def average(folder: Workdir, last: int) -> list[int]:
-    """Averages the ``last`` newest checkpoints (section 6.1) in float64; returns their steps.
-
-    The result is written to ``folder.averaged``.
-    """
+    """Writes the average of the ``last`` newest checkpoints (section 6.1); returns their steps."""
     if last < 1:
         raise UserError(f"--last must be at least 1: got {last}")
     run = read_config(folder)
@@ -277,7 +260,15 @@ def average(folder: Workdir, last: int) -> list[int]:
     total = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float64), template)
     metadata: dict[str, Any] = {}
     with _open(folder, folder.checkpoints) as checkpoints:
-        steps = _newest_steps(checkpoints, folder, run, last)
+        steps = checkpoints.newest_steps()[-last:]
+        if len(steps) < last:
+            advice = f"use --last {len(steps)}, or train longer" if steps else "train longer"
+            if last > run.training.keep_checkpoints:
+                advice += f" with --config.training.keep_checkpoints={last}"
+            raise UserError(
+                f"{folder.checkpoints}: expected {last} checkpoints to average, found "
+                f"{len(steps)}; {advice}"
+            )
         for step in steps:
             restored = checkpoints.restore_params(template, step=step)
             _check_metadata(folder, folder.checkpoints, run.model, restored.metadata)
@@ -285,19 +276,6 @@ def average(folder: Workdir, last: int) -> list[int]:
             metadata = {**restored.metadata, "averaged_steps": steps}
     mean = jax.tree.map(lambda leaf: jnp.asarray(leaf / last, jnp.float32), total)
     write_single(folder.averaged, steps[-1], {"params": mean}, metadata)
-    return steps
-
-
-def _newest_steps(checkpoints: Checkpoints, folder: Workdir, run: Config, last: int) -> list[int]:
-    steps = checkpoints.newest_steps()[-last:]
-    if len(steps) < last:
-        advice = f"use --last {len(steps)}, or train longer" if steps else "train longer"
-        if last > run.training.keep_checkpoints:
-            advice += f" with --config.training.keep_checkpoints={last}"
-        raise UserError(
-            f"{folder.checkpoints}: expected {last} checkpoints to average, found {len(steps)}; "
-            f"{advice}"
-        )
     return steps
 
 
@@ -360,22 +338,13 @@ def quantize(
     folder, config, params = trained.folder, trained.config, trained.params
     if config.model.compute_dtype == "int8":
         raise UserError(f"{workdir}: expected a model to quantize, but it is int8 already")
-    content = trained.tokenizer_file
+    identity, content = read_workdir_object(folder.identity), trained.tokenizer_file
     model = dataclasses.replace(config.model, compute_dtype="int8")
     quantized = prepare_params(model, params, config.kind)
-    write_model(
-        target,
-        _QUANTIZE,
-        read_workdir_object(folder.identity),
-        content,
-        dataclasses.replace(config, model=model),
-        quantized,
-        rounded_from=trained.weights,
-    )
-    before, after = (
-        sum(leaf.nbytes for leaf in jax.tree.leaves(tree)) for tree in (params, quantized)
-    )
-    return before, after
+    config, origin = dataclasses.replace(config, model=model), {"rounded_from": trained.weights}
+    write_model(target, _QUANTIZE, identity, content, config, quantized, **origin)
+    sizes = [sum(leaf.nbytes for leaf in jax.tree.leaves(each)) for each in (params, quantized)]
+    return sizes[0], sizes[1]
 
 
 def write_model(

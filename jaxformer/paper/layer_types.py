@@ -25,9 +25,6 @@ def restricted_self_attention(
 
     Positions beyond the ends are masked. Scores are computed for 1.5 r keys per query, as
     :func:`~jaxformer.nn.kernels.windowed_attention` describes.
-
-    Raises:
-      ValueError: The neighborhood, r, is even or not positive.
     """
     if neighborhood < 1 or neighborhood % 2 == 0:
         raise ValueError(f"neighborhood must be odd, to have a center: got {neighborhood}")

@@ -72,7 +72,7 @@ def _run_rows(options: argparse.Namespace, folder: pathlib.Path) -> list[str]:
         if (row, seed) in finished:
             continue
         try:
-            run_row(config, _row_workdir(folder, row, seed), row, options.scale)
+            run_row(config, Workdir(folder / f"{row}-{seed}"), row, options.scale)
         except FloatingPointError as error:  # Continue with the other rows.
             failures.append(f"{row}, seed {seed}: {error}")
             print(failures[-1], file=sys.stderr)
@@ -89,10 +89,6 @@ def _job_config(options: argparse.Namespace, row: str, seed: int) -> Config:
     return dataclasses.replace(config, data=data)
 
 
-def _row_workdir(folder: pathlib.Path, row: str, seed: int) -> Workdir:
-    return Workdir(folder / f"{row}-{seed}")
-
-
 def _check_row(
     config: Config, folder: pathlib.Path, row: str, scale: str, finished: Result | None
 ) -> None:
@@ -103,7 +99,7 @@ def _check_row(
             f"{folder}: holds rows of --scale {finished.scale} --steps {finished.steps}, but "
             f"{scale} and {steps} were given; give the same, or another --workdir"
         )
-    data = open_dataset(config, _row_workdir(folder, row, seed))
+    data = open_dataset(config, Workdir(folder / f"{row}-{seed}"))
     if finished and data.identity != finished.data:
         raise UserError(
             f"{folder}: holds rows of other data than {row}, seed {seed}, would have: expected "
@@ -120,12 +116,7 @@ def _check_row(
 
 
 def run_row(config: Config, folder: Workdir, row: str, scale: str) -> Result:
-    """Trains and decodes a row, resuming it if it was interrupted, and writes its result.json.
-
-    Raises:
-      UserError: The folder has another or a longer experiment, or data is missing or malformed.
-      FloatingPointError: Training diverges.
-    """
+    """Trains and decodes a row, resuming it if it was interrupted, and writes its result.json."""
     data = data_section(config, DataConfig)
     # For files, the name of their folder, which does not depend on the machine.
     name = pathlib.Path(data.train).absolute().parent.name if data.corpus == "text" else data.corpus

@@ -152,7 +152,10 @@ def draw(results: Sequence[Result], path: pathlib.Path) -> None:
     rows = _by_row(results)
     others = [row for row in rows if row != "base"]
     places = range(len(others))
-    panels = {"100 ln(perplexity)": _log_perplexity, "BLEU": attrgetter("bleu")}
+    panels: dict[str, Callable[[Result | Row], float]] = {
+        "100 ln(perplexity)": lambda row: 100 * math.log(row.perplexity),
+        "BLEU": attrgetter("bleu"),
+    }
     with figure.open_figure(path, 6.4, 1.3 + 0.18 * len(others)) as page:
         left, right = page.subplots(1, 2, sharey=True)
         for axes, (title, measure) in zip((left, right), panels.items(), strict=True):
@@ -171,10 +174,6 @@ def draw(results: Sequence[Result], path: pathlib.Path) -> None:
         left.set_yticks(places, labels)
         left.set_ylim(len(others) - 0.5, -0.5)
         page.legend(*right.get_legend_handles_labels(), loc="outside lower center", ncols=2)
-
-
-def _log_perplexity(row: Result | Row) -> float:
-    return 100 * math.log(row.perplexity)
 
 
 def _by_row(results: Sequence[Result]) -> dict[str, list[Result]]:

@@ -103,14 +103,9 @@ def row_config(
     """Returns the config of a row: the config of "base" with exactly the paper's changes.
 
     ``steps`` are the training steps of the row "base", by default the scale's.
-
-    Raises:
-      UserError: There is no such row or scale.
     """
     if row not in ROWS:
         raise UserError(f"unknown row {row!r} of Table 3; known rows: {', '.join(ROWS)}")
-    if scale not in SCALES:
-        raise UserError(f"unknown scale {scale!r}; known scales: {', '.join(SCALES)}")
     change, size, paper = ROWS[row], SCALES[scale], ModelConfig()
     sizes = {name: getattr(paper, name) for name in ("num_layers", "d_model", "d_ff")}
     sizes |= change.model

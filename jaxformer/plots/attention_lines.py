@@ -43,22 +43,9 @@ def attention_lines(
     """Draws self-attention of one layer as lines from the queries above to the keys below.
 
     Each head has a color; opacity and width of a line grow with the weight. Weights below 0.01 are
-    not drawn. In a panel of one query, squares below show the weights of all heads, in order.
-
-    Args:
-      weights: Weights of all heads of the layer, queries before keys.
-      tokens: S labels.
-      panels: Heads, and the query or all queries, of each panel, from top to bottom.
-      path: The image; see :func:`~jaxformer.plots.figure.save_figure`.
-      title: Title of the figure; may have several lines.
-
-    Raises:
-      ValueError: The number of labels differs from the weights' shape.
+    not drawn. In a panel of one query, squares below show the weights of all heads, in order. See
+    :func:`~jaxformer.plots.figure.save_figure` for the path.
     """
-    if weights.shape[1] != len(tokens):
-        raise ValueError(
-            f"expected {weights.shape[1]} labels to fit the weights: got {len(tokens)}"
-        )
     labels = [token_label(token) for token in tokens]
     width = min(max(_NARROWEST, _TOKEN * len(tokens)), _WIDEST)
     text = _LETTER * max(map(len, labels))

@@ -32,14 +32,9 @@ def attention_map(
     Rows are queries and columns are keys, labeled from the top and from the left. All heads share
     one color scale, from 0 to the largest weight. ``names`` are the numbers of the heads, by
     default from 1. See :func:`token_label` for the labels, and
-    :func:`~jaxformer.plots.figure.save_figure` for the formats. Raises a ValueError if the numbers
-    of labels differ from the weights' shape.
+    :func:`~jaxformer.plots.figure.save_figure` for the formats.
     """
-    if weights.shape[1:] != (len(queries), len(keys)) or not weights.size:
-        raise ValueError(
-            f"expected weights [heads, {len(queries)} queries, {len(keys)} keys] to fit the "
-            f"labels, at least one of each: got {list(weights.shape)}"
-        )
+    assert weights.shape[1:] == (len(queries), len(keys))
     heads = len(weights)
     names = range(1, heads + 1) if names is None else names
     across = min(heads, _ACROSS)

@@ -109,7 +109,7 @@ class AttentionView:
             "figures": {str(n): dataclasses.asdict(choice) for n, choice in figures.items()},
             "start": {"kind": kind, "layer": first, "heads": heads, "figure": figure},
         }
-        texts = {name: _escape_html(getattr(self, name)) for name in ("sentence", "translation")}
+        texts = {name: html.escape(getattr(self, name)) for name in ("sentence", "translation")}
         texts["heading"] = "Translation" if self.target else "Label"
         return _fill_template(**texts, data=_escape_json(content))
 
@@ -174,8 +174,3 @@ def _escape_json(content: object) -> str:
     """Encodes JSON for a script element, with escapes for </script> and comments."""
     text = json.dumps(content, separators=(",", ":"), allow_nan=False)
     return re.sub("[<>&]", lambda match: f"\\u{ord(match[0]):04x}", text)
-
-
-def _escape_html(text: str) -> str:
-    """Escapes text for HTML; unpaired surrogates become U+FFFD."""
-    return html.escape(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))

@@ -54,12 +54,8 @@ def draw_maps(
 ) -> None:
     """Draws each picture in a row: alone, and below each of its maps of patches, as PNG or SVG.
 
-    Args:
-      images: Pictures.
-      maps: Maps of weights for each picture, with a row I and a column J for each patch.
-      names: Name of each map of each picture, such as a head or a word.
-      path: File to write; see :func:`~jaxformer.plots.figure.save_figure`.
-      titles: Text for each picture, such as its class.
+    ``names`` has the name of each map of each picture, such as a head or a word. See
+    :func:`~jaxformer.plots.figure.save_figure` for the path.
     """
     (count, height, width, channels), columns = images.shape, 1 + max(map(len, names))
     across = _PANEL * width / height * columns

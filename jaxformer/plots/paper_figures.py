@@ -39,12 +39,8 @@ def paper_figures(
     - Figure 5, heads that perform different tasks: the two heads whose attention differs most,
       by the mean total variation distance over all queries.
 
-    Args:
-      encoder: Weights of encoder self-attention, queries before keys.
-      tokens: S source pieces, end-of-sentence included.
-      layer: The layer; None: the second-to-last, as in the paper.
-      heads: Heads to choose from; None: all.
-      token: Query of figures 3 and 4; None: chosen.
+    The ``layer`` is by default the second-to-last, as in the paper; ``heads`` are the heads to
+    choose from; ``token`` is the query of figures 3 and 4.
     """
     layer = max(0, len(encoder) - 2) if layer is None else layer
     among = list(range(encoder.shape[1]) if heads is None else heads)

@@ -17,14 +17,8 @@ from jaxtyping import PyTree
 from jaxformer.errors import UserError
 from jaxformer.files import read_json
 from jaxformer.layout import global_mesh
-from jaxformer.runs.manifest import (
-    METADATA,
-    Manifest,
-    describe_leaves,
-    file_versions,
-    list_files,
-    lock_step,
-)
+from jaxformer.runs import manifest
+from jaxformer.runs.manifest import METADATA, Manifest
 
 # Arrays may be this many times as large as their files, plus a constant. Compressed weights take
 # about 0.9 of their size, and pruned weights less.
@@ -35,17 +29,11 @@ _LARGEST_NUMBER = 16
 
 
 class Restored(NamedTuple):
-    """A state, bit for bit as it was saved.
-
-    Attributes:
-      step: Step at which it was saved.
-      state: The state, sharded like the template.
-      metadata: Metadata given to :meth:`~jaxformer.Checkpoints.save`.
-    """
+    """A state, bit for bit as it was saved."""
 
     step: int
-    state: PyTree
-    metadata: dict[str, Any]
+    state: PyTree  # sharded like the template
+    metadata: dict[str, Any]  # as given to Checkpoints.save
 
 
 def read_step(folder: pathlib.Path, template: PyTree, *, partial: bool) -> Restored:
@@ -54,10 +42,10 @@ def read_step(folder: pathlib.Path, template: PyTree, *, partial: bool) -> Resto
     If ``partial``, the step may have more arrays, and may be untrusted.
     """
     Manifest.read(folder)  # before locking, since it may be a link out of the workdir or a pipe
-    with lock_step(folder, shared=True):
-        before = file_versions(folder)
-        manifest = Manifest.read(folder, verify=True)
-        manifest.check_leaves(describe_leaves(template), partial=partial)
+    with manifest.lock_step(folder, shared=True):
+        before = manifest.file_versions(folder)
+        saved = Manifest.read(folder, verify=True)
+        saved.check_leaves(manifest.describe_leaves(template), partial=partial)
         try:
             if partial:  # The config may be untrusted, too.
                 check_memory(folder, template)
@@ -70,14 +58,18 @@ def read_step(folder: pathlib.Path, template: PyTree, *, partial: bool) -> Resto
                 f"{folder} is as it was saved, but cannot be restored: {cause}"
             ) from error
         finally:
-            if file_versions(folder) != before:
+            if manifest.file_versions(folder) != before:
                 raise UserError(f"{folder} changed while it was read; run the same command again")
-    return Restored(manifest.step, state, manifest.metadata)
+    return Restored(saved.step, state, saved.metadata)
 
 
 @global_mesh(None)
 def _restore(folder: pathlib.Path, template: PyTree, partial: bool) -> PyTree:
-    template = jax.tree.map(_abstract, template)
+    def abstract(leaf: Any) -> jax.ShapeDtypeStruct:
+        sharding = getattr(leaf, "sharding", None)
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+    template = jax.tree.map(abstract, template)
     args = ocp.args.PyTreeRestore(
         template,
         restore_args=ocp.checkpoint_utils.construct_restore_args(template),
@@ -91,18 +83,13 @@ def _restore(folder: pathlib.Path, template: PyTree, partial: bool) -> PyTree:
     )
 
 
-def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
-    sharding = getattr(leaf, "sharding", None)
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
-
-
 def check_memory(folder: pathlib.Path, template: PyTree) -> None:
     """Checks that the memory for reading arrays is proportional to the files of the step."""
     import tensorstore
 
     leaves = jax.tree.leaves(template)  # The manifest confirms their shapes.
     size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
-    stored = sum(status.st_size for status in list_files(folder).values())
+    stored = sum(status.st_size for status in manifest.list_files(folder).values())
     if size > _SMALL + _COMPRESSION * stored:
         raise UserError(f"{folder}: expected files for arrays of {size:,} bytes, found {stored:,}")
     metadata = read_json(folder / METADATA)

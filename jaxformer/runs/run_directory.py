@@ -3,10 +3,11 @@
 import contextlib
 import hashlib
 import json
+import pathlib
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, runtime_checkable
 
-from jaxformer.errors import UserError
+from jaxformer.errors import UserError, prefix_errors
 from jaxformer.fields import check_unchanged
 from jaxformer.files import check_file_system, local_path, lock_folder, write_file
 from jaxformer.runs import processes
@@ -110,10 +111,8 @@ def _check_fields(folder: Workdir, settings: Settings) -> None:
             f"{folder.path}: expected a workdir of this task, but it holds a run of another one; "
             "give another workdir"
         )
-    try:
+    with prefix_errors(str(folder.config)):
         saved = type(settings).from_dict(values)
-    except UserError as error:
-        raise UserError(f"{folder.config}: {error}") from None
     allowed = _allowed_changes(settings, given)
     for name, was in _fields(saved).items():
         if name in allowed:
@@ -205,17 +204,21 @@ def check_identity(folder: Workdir, identity: dict[str, str]) -> None:
             )
 
 
-def check_metadata(folder: Workdir, expected: dict[str, Any], metadata: dict[str, Any]) -> None:
-    """Checks that a checkpoint was trained with the tokenizer, data and model of this run."""
+def check_metadata(
+    directory: pathlib.Path,
+    expected: dict[str, Any],
+    metadata: dict[str, Any],
+    advice: str = "use another --workdir",
+) -> None:
+    """Checks that a checkpoint was trained with the expected tokenizer, data and model."""
     # Checkpoints of earlier versions record only the tokenizer.
-    identity, place = dict(expected), str(folder.checkpoints)
-    model = identity.pop("model", {})
-    check_unchanged(model, metadata.get("model"), "model", place)
+    identity = dict(expected)
+    check_unchanged(identity.pop("model", {}), metadata.get("model"), "model", str(directory))
     for name in [name for name in identity if name in metadata] or identity:
-        if metadata.get(name) != identity[name]:
+        if (found := metadata.get(name)) != identity[name]:
             raise UserError(
-                f"{place}: expected checkpoints of the {name} with SHA-256 "
-                f"{identity[name]}, but they are of {metadata.get(name)}; use another --workdir"
+                f"{directory}: expected checkpoints of the {name} with SHA-256 "
+                f"{identity[name]!s:.64}, but they are of {found!s:.64}; {advice}"
             )
 
 

@@ -13,41 +13,26 @@ from jaxformer.errors import UserError
 
 
 class Workdir:
-    """Paths of the files of a run.
-
-    Attributes:
-      path: The directory.
-      config: The resolved config, JSON. For a custom task: the settings of the loop as "fit".
-      tokenizer: The tokenizer: a SentencePiece model, or two with their pieces for imported models.
-      identity: Identity of the run, JSON: SHA-256 of the tokenizer and of the data. For a converted
-        model also "made_by", the command that created the workdir.
-      initial_parameters: SHA-256 of the parameters of ``training.init_from`` that the run began
-        with, JSON.
-      checkpoints: Checkpoints, one folder per step.
-      averaged: The average of several checkpoints, stored as a checkpoint.
-      committed: The step of the newest checkpoint, JSON; it detects that ``checkpoints`` is
-        missing.
-      metrics: Metrics of training and validation, one JSON object per line.
-      tensorboard: TensorBoard event files.
-      profile: Profiles of training steps, in the format of JAX's profiler.
-
-    Raises:
-      UserError: The path is not on a local disk, or a link in the folder leads out of it.
-    """
+    """Paths of the files of a run; refuses URLs, and links in the folder that lead out of it."""
 
     def __init__(self, path: pathlib.Path) -> None:
         files.local_path(path)  # Refuses URLs.
         self.path = path
+        # The resolved config; for a custom task, the settings of the loop as "fit".
         self.config = path / "config.json"
+        # A SentencePiece model, or a JSON object of another tokenizer.
         self.tokenizer = path / "tokenizer.model"
+        # SHA-256 of the tokenizer and of the data; of a converted model also "made_by", a command.
         self.identity = path / "identity.json"
+        # SHA-256 of the parameters of training.init_from that the run began with.
         self.initial_parameters = path / "initial_parameters.json"
-        self.checkpoints = path / "checkpoints"
-        self.averaged = path / "averaged"
+        self.checkpoints = path / "checkpoints"  # one folder per step
+        self.averaged = path / "averaged"  # the average of several, stored as a checkpoint
+        # The step of the newest checkpoint; it detects that ``checkpoints`` is missing.
         self.committed = path / "committed.json"
         self.metrics = path / "metrics.jsonl"
         self.tensorboard = path / "tensorboard"
-        self.profile = path / "profile"
+        self.profile = path / "profile"  # in the format of JAX's profiler
         for folder in (self.checkpoints, self.averaged, self.tensorboard, self.profile):
             files.resolve_inside(folder, path)
 
@@ -76,10 +61,8 @@ class Workdir:
             if command is None:
                 return
             raise UserError(f"{self.path}: expected a new workdir, but it has a run; name another")
-        author = (
-            read_workdir_object(self.identity).get("made_by") if self.identity.exists() else None
-        )
-        if author not in (None, command):
+        identity = read_workdir_object(self.identity) if self.identity.exists() else {}
+        if (author := identity.get("made_by")) not in (None, command):
             raise UserError(
                 f"{self.path}: expected a new folder, but {author} has begun to write a workdir "
                 "here; run it again, or name another folder"

@@ -102,10 +102,6 @@ class MetricsFile:
 
     A run that was killed between the report of a validation and its score repeats the validation,
     but not its report.
-
-    Attributes:
-      removed: Kind and step of the reports after the step that the run resumes from. They were
-        removed by this or an earlier resumption, and the run will report them again.
     """
 
     def __init__(self, folder: Workdir, start: int) -> None:
@@ -131,6 +127,7 @@ class MetricsFile:
         write_file(folder.metrics, b"".join(kept))
         earlier = folder.path.glob("metrics.after-*.jsonl")
         reports = (_parse_report(line) for path in earlier for line in _content(path).split(b"\n"))
+        # Reports after ``start`` that this or an earlier resumption removed; they will come again.
         self.removed = {report[:2] for report in reports if report and report.reported > start}
         # Unbuffered, so that no writes are pending when a full disk ends the run.
         self._file = folder.metrics.open("ab", buffering=0)

@@ -12,15 +12,14 @@ change a log probability: the log probability of a hypothesis is always the step
 import abc
 import copy
 import dataclasses
-import numbers
-import typing
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
 from jaxformer.errors import UserError
+from jaxformer.fields import check_types
 from jaxformer.layout import map_rows, zeros_for_rows
 from jaxformer.search.constraints import (
     Constraint,
@@ -83,22 +82,13 @@ class Algorithm(abc.ABC):
     _traced_unless_default: ClassVar[tuple[str, ...]] = ("min_length",)
 
     def __post_init__(self) -> None:
-        self._check_types()
+        check_types(self)
         self._check("length_penalty", 0 <= self.length_penalty <= 10, "be 0 to 10")
         self._check("max_extra_length", self.max_extra_length > 0, "be greater than 0")
         self._check("min_length", self.min_length >= 0, "be 0 or more")
         self._check("no_repeat_ngram", self.no_repeat_ngram >= 0, "be 0 or more")
-        if self.max_length is not None and self.max_length <= self.min_length:
-            raise UserError(
-                "max_length must exceed min_length, since end-of-sentence counts: got "
-                f"{self.max_length} and {self.min_length}"
-            )
-        several = isinstance(self.constraints, tuple | list)
-        if not several or not all(map(callable, self.constraints)):
-            raise UserError(
-                "constraints must be a tuple of callables, (logits, context) -> logits: got "
-                f"{self.constraints!r}"
-            )
+        long_enough = self.max_length is None or self.max_length > self.min_length
+        self._check("max_length", long_enough, f"exceed min_length={self.min_length}")
         object.__setattr__(self, "constraints", tuple(self.constraints))
         self._check(self._size, self.num_hypotheses > 0, "be greater than 0")
         self._check(self._size, self.num_hypotheses <= 1000, "be at most 1000")
@@ -328,18 +318,3 @@ class Algorithm(abc.ABC):
     def _check(self, name: str, is_valid: bool, must: str) -> None:
         if not is_valid:
             raise UserError(f"{name} must {must}: got {getattr(self, name)}")
-
-    def _check_types(self) -> None:
-        """Checks names and numbers; converts NumPy numbers, which JSON lacks, to Python's."""
-        for field in dataclasses.fields(self):
-            name, value, kind = field.name, getattr(self, field.name), field.type
-            if typing.get_origin(kind) is Literal:
-                choices = typing.get_args(kind)
-                self._check(name, value in choices, f"be one of {', '.join(choices)}")
-            elif kind in (float, int) or (kind == int | None and value is not None):
-                convert: Any = float if kind is float else int
-                number = numbers.Real if kind is float else numbers.Integral
-                if isinstance(value, bool) or not isinstance(value, number):
-                    words = "a number" if kind is float else "a whole number"
-                    raise UserError(f"{name} must be {words}: got {value!r}")
-                object.__setattr__(self, name, convert(value))

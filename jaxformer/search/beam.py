@@ -98,16 +98,10 @@ class BeamSearch(Algorithm):
         self._check("diversity_penalty", 0 <= self.diversity_penalty < math.inf, "be 0 or more")
         if self.early_stop == "full" and self.ends_within != "N":
             raise UserError("early_stop=full needs ends_within=N, or it stops too early: got 2N")
-        if self.beam_size % self.diversity_groups:
-            raise UserError(
-                f"diversity_groups must divide beam_size: got {self.diversity_groups} and "
-                f"{self.beam_size}"
-            )
-        if self.diversity_penalty and self.diversity_groups == 1:
-            raise UserError(
-                "diversity_groups above 1 and diversity_penalty above 0 go together: got 1 and "
-                f"{self.diversity_penalty}"
-            )
+        divides = self.beam_size % self.diversity_groups == 0
+        self._check("diversity_groups", divides, f"divide beam_size={self.beam_size}")
+        has_effect = self.diversity_groups > 1 or not self.diversity_penalty
+        self._check("diversity_penalty", has_effect, "be 0 unless diversity_groups is above 1")
 
     @property
     def _group_size(self) -> int:
@@ -122,7 +116,6 @@ class BeamSearch(Algorithm):
         return BeamState(**alive, parents=none, finished=finished)
 
     def extend(self, state: BeamState, logits: Float[Array, "B N V"]) -> BeamState:
-        """Returns the state, without its cache, with one more token."""
         allowed = self._constrain(logits, state)
         length = state.step + 1
         at_limit = length >= state.max_lengths

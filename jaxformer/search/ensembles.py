@@ -31,8 +31,8 @@ def ensemble(step_fns: Sequence[StepFn]) -> StepFn:
       A step function. Its cache is a tuple with one cache for each of ``step_fns``.
 
     Raises:
-      UserError: There is no step function, or one that is not in a list. The step function raises
-        it if the number of caches differs, or if logits differ in shape.
+      UserError: There is one step function that is not in a list. The step function raises it if
+        logits differ in shape.
     """
     if callable(step_fns):
         raise UserError(
@@ -40,16 +40,10 @@ def ensemble(step_fns: Sequence[StepFn]) -> StepFn:
             "a list"
         )
     step_fns = tuple(step_fns)
-    if not step_fns:
-        raise UserError("an ensemble needs at least one step function: got none")
 
     def step_fn(
         tokens: Int[Array, "B N"], caches: tuple[Any, ...]
     ) -> tuple[Float[Array, "B N V"], tuple[Any, ...]]:
-        if len(caches) != len(step_fns):
-            raise UserError(
-                f"an ensemble of {len(step_fns)} needs as many caches: got {len(caches)}"
-            )
         outputs = [one(tokens, cache) for one, cache in zip(step_fns, caches, strict=True)]
         if len(outputs) == 1:  # The search normalizes the logits of a single model.
             return outputs[0][0], (outputs[0][1],)

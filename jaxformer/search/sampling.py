@@ -104,11 +104,8 @@ class Sampling(Algorithm):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.temperature < math.inf:
-            raise UserError(
-                f"temperature must be greater than 0: got {self.temperature}; for the most "
-                "probable tokens use beam search with beam_size 1"
-            )
+        must = "be greater than 0 (beam search with beam_size 1 takes the most probable tokens)"
+        self._check("temperature", 0 < self.temperature < math.inf, must)
         self._check("top_k", self.top_k >= 0, "be 0 or more")
         self._check("top_p", 0 < self.top_p <= 1, "be above 0 and at most 1")
         self._check("min_p", 0 <= self.min_p <= 1, "be from 0 to 1")
@@ -125,18 +122,12 @@ class Sampling(Algorithm):
                 "keys must be an array of typed PRNG keys, as of jax.random.split(jax.random.key(0)"
                 f", {sentences.shape[0]}): got {reprlib.repr(keys)}"
             )
-        elif keys.shape != sentences.shape:
-            raise UserError(
-                f"keys must hold one PRNG key per sentence, shape {sentences.shape}: got "
-                f"{keys.shape}"
-            )
         none = shared["newest"] * 0  # with its layout
         return SampleState(
             **shared, keys=shard_rows_like(keys, sentences), lengths=none, finished=none != 0
         )
 
     def extend(self, state: SampleState, logits: Float[Array, "B N V"]) -> SampleState:
-        """Returns the state, without its cache, with one more token."""
         allowed = self._constrain(logits, state)
         tokens = self.draw(allowed, state.keys, state.step)
         before = state.finished | state.done[:, None]

@@ -46,9 +46,7 @@ class SearchState:
     done: Bool[Array, " B"]  # the sentence no longer changes
     tokens: Int[Array, "B N T"]  # int32; of all samples or alive hypotheses, padded on the right
     newest: Int[Array, "B N"]  # int32; the next input of the step function
-    log_probs: Float[
-        Array, "B N"
-    ]  # float32; of all samples or alive hypotheses; -inf if impossible
+    log_probs: Float[Array, "B N"]  # float32; of all samples or alive hypotheses; may be -inf
     cache: Any  # the step function's cache
 
     def reorder(self, cache: Any) -> Any:
@@ -64,8 +62,6 @@ class BeamState(SearchState):
     finished: BeamResult  # [B, N]; the best finished hypotheses of each group so far, best first
 
     def reorder(self, cache: Any) -> Any:
-        """Returns the cache with the arrays of each hypothesis taken from its parent."""
-
         def reorder(leaf: Array) -> Array:
             shared = leaf.ndim == 0 or leaf.shape[1] == 1
             return leaf if shared else gather_beams(leaf, self.parents)

@@ -103,12 +103,8 @@ def _learn_tokenizer(config: Config, corpus: VerifiedCorpus) -> Tokenizer:
         return cached_tokenizer(corpus, data.train, size, cache, **options)
     from jaxformer.data.moses_tokenizer import MosesTokenizer, PreprocessedCorpus, Preprocessing
 
-    preprocessing = Preprocessing(
-        source_language=data.source_language,
-        target_language=data.target_language,
-        lowercase=data.lowercase,
-        detokenize=data.detokenize,
-    )
+    names = [field.name for field in dataclasses.fields(Preprocessing)]
+    preprocessing = Preprocessing(**{name: getattr(data, name) for name in names})
     # As in subword-nmt, the pieces of a word may mix letters, digits and punctuation.
     options |= {"split_by_unicode_script": False, "split_by_number": False}
     preprocessed = PreprocessedCorpus(corpus, preprocessing)

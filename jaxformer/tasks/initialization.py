@@ -16,7 +16,7 @@ from jaxtyping import Int, PyTree
 from jaxformer import pretrained
 from jaxformer.config import Config, read_config
 from jaxformer.data.tokenizer import Vocabulary
-from jaxformer.errors import UserError, did_you_mean
+from jaxformer.errors import UserError, did_you_mean, prefix_errors
 from jaxformer.files import model_path, write_file
 from jaxformer.inference.weights import TrainedModel, params_sha256
 from jaxformer.models.architecture import Architecture
@@ -55,15 +55,13 @@ def tokenizer_of_run(
     if name is None or config.data.tokenizer == NEW:
         return learn()
     path = model_path(name)
-    try:
+    option = "data.tokenizer" if config.data.tokenizer else "training.init_from"
+    with prefix_errors(f"{option}={name}"):
         if path.is_dir():
             folder = Workdir(path)
             folder.check_tokenizer()
             path = folder.tokenizer
         tokenizer = load(path)
-    except UserError as error:
-        option = "data.tokenizer" if config.data.tokenizer else "training.init_from"
-        raise UserError(f"{option}={name}: {error}") from None
     if tokenizer.vocab_size != config.model.vocab_size:
         raise UserError(
             f"model.vocab_size must be {tokenizer.vocab_size}, the size of {path}: got "
@@ -128,24 +126,17 @@ def check_initialization(config: Config) -> None:
             f"training.init_from={name}: expected a workdir, or {known!r} for the model that "
             f"comes with jaxformer, but there is no {folder.config}; {hint}"
         )
-    source = read_config(folder)
-    if source.kind.networks != config.kind.networks:
-        raise UserError(
-            f"training.init_from={folder.path}: expected {config.kind.description}, got "
-            f"{source.kind.description}"
-        )
-    if type(source.model) is not type(config.model):
-        raise UserError(
-            f"training.init_from={folder.path}: expected a model of class "
-            f"{type(config.model).__name__}, got {type(source.model).__name__}"
-        )
-    ours, theirs = map(_layers_of, (config.model, source.model))
-    flags = [f"--config.model.{name}={theirs[name]}" for name in ours if theirs[name] != ours[name]]
-    if flags:
-        raise UserError(
-            f"training.init_from={folder.path}: its model has other layers than the config; give "
-            f"{' '.join(flags)}"
-        )
+    source, kind = read_config(folder), config.kind
+    with prefix_errors(f"training.init_from={folder.path}"):
+        if source.kind.networks != kind.networks:
+            raise UserError(f"expected {kind.description}, got {source.kind.description}")
+        own, other = type(config.model), type(source.model)
+        if own is not other:
+            raise UserError(f"expected a model of class {own.__name__}, got {other.__name__}")
+        ours, theirs = map(_layers_of, (config.model, source.model))
+        flags = [f"--config.model.{n}={theirs[n]}" for n in ours if theirs[n] != ours[n]]
+        if flags:
+            raise UserError(f"its model has other layers than the config; give {' '.join(flags)}")
 
 
 def _layers_of(model: Architecture) -> dict[str, object]:

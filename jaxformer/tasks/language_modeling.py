@@ -4,7 +4,7 @@ import functools
 import itertools
 import math
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -23,11 +23,11 @@ from jaxformer.data.stream import (
     TokenStream,
     load_stream_tokenizer,
     read_text,
-    split_text,
     train_byte_pairs,
+    training_length,
 )
 from jaxformer.data.tokenizer import EOS, PAD, Vocabulary
-from jaxformer.errors import UserError
+from jaxformer.errors import UserError, prefix_errors
 from jaxformer.files import local_path
 from jaxformer.kinds import LANGUAGE_MODELING
 from jaxformer.models.flops import language_model_flops
@@ -55,7 +55,8 @@ def open_stream(config: Config, folder: Workdir) -> TokenStream:
             pieces = (split_documents(part, data.separator) for part in (text, valid))
             found = map(set, filter(None, itertools.chain(*pieces)))
             return CharacterTokenizer(sorted(functools.reduce(operator.or_, found, set())))
-        learned = split_documents(text if valid else split_text(text)[0], data.separator)
+        own = text if valid else text[: training_length(text)]
+        learned = split_documents(own, data.separator)
         return train_byte_pairs("".join(filter(None, learned)), config.model.vocab_size)
 
     tokenizer = tokenizer_of_run(config, folder, load_stream_tokenizer, learn)
@@ -81,10 +82,8 @@ def open_stream(config: Config, folder: Workdir) -> TokenStream:
 
 def _read(data: StreamConfig, name: str) -> str:
     """Returns the text of a file that the config names; "" if it names none."""
-    try:
+    with prefix_errors(f"data.{name}"):
         return read_text(local_path(file)) if (file := getattr(data, name)) else ""
-    except UserError as error:
-        raise UserError(f"data.{name}: {error}") from None
 
 
 class NextTokenLoss(TokenLoss):
@@ -145,9 +144,6 @@ class LanguageModeling(TokenTask):
             tokens = batch[example.row]
             text = self.tokenizer.decode(tokens[tokens != PAD])
             yield example._replace(text=f"{example.text}: {text!r}")
-
-    def shapes(self, shards: BatchShards) -> Sequence[PyTree]:
-        return [self.longest_batch(self.config, shards)]
 
     def flops(self, batch: Int[Array, "B _"]) -> int:
         rows, tokens = batch.shape

@@ -21,12 +21,7 @@ _EPOCHS, _MOST_STEPS, _WARMUP = 30, 4000, 0.05
 def fit_to_corpus(config: Config, given: Collection[str] = ()) -> Config:
     """Returns a config whose sizes follow from the size of its training text, and logs them.
 
-    Args:
-      config: A config of sentence pairs. The training text is read.
-      given: Names of fields that keep their values, such as "training.steps".
-
-    Raises:
-      UserError: The text is missing, malformed or empty, or not of sentence pairs.
+    The fields that are ``given``, such as "training.steps", keep their values.
     """
     check_kind(config, TRANSLATION)
     data = data_section(config, DataConfig)

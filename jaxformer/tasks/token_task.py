@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import jax.numpy as jnp
@@ -15,9 +15,10 @@ from jaxformer.data.corpus import Corpus
 from jaxformer.data.tokenizer import Vocabulary
 from jaxformer.kinds import make_init
 from jaxformer.models.architecture import Architecture
+from jaxformer.nn.precision import at_least_float32, matmul_dtype
 from jaxformer.nn.stack import Remat
 from jaxformer.runs.workdir import Workdir
-from jaxformer.training.losses import projected_cross_entropy
+from jaxformer.training.losses import cross_entropy
 from jaxformer.training.mesh import BatchShards
 from jaxformer.training.task import Init, Loss, Randomness, Sums, Task, dropout_of
 
@@ -71,10 +72,15 @@ class TokenLoss(NetworkLoss):
 
     def sums(self, output: Output, targets: Int[Array, "B T"], real: Bool[Array, "B T"]) -> Sums:
         """Sums the loss over ``real`` targets; every real target is a token."""
-        (features, projection), smoothing = output, self.label_smoothing
-        loss, nll = projected_cross_entropy(
-            features, projection, targets, real, smoothing, self.model.compute_dtype
-        )
+        features, (matrix, bias) = output
+        rows = features.reshape(-1, features.shape[-1])
+        rows = rows.astype(matmul_dtype(self.model.compute_dtype, rows, matrix))
+        if bias is not None:
+            # The bias is the weight of one more input, which is always 1.
+            rows = jnp.hstack([rows, jnp.ones((rows.shape[0], 1), rows.dtype)])
+            matrix = jnp.hstack([matrix, bias[:, None]])
+        weights = real.reshape(-1).astype(at_least_float32(rows))
+        loss, nll = cross_entropy(rows, matrix, targets.reshape(-1), weights, self.label_smoothing)
         count = real.sum(dtype=jnp.int32)
         return {"loss": loss, "nll": nll, "count": count, "tokens": count}
 
@@ -95,6 +101,9 @@ class NetworkTask(Task):
     @abc.abstractmethod
     def longest_batch(config: Config, shards: BatchShards) -> PyTree:
         """Returns the shape of the longest batch, without reading data."""
+
+    def shapes(self, shards: BatchShards) -> Sequence[PyTree]:
+        return [self.longest_batch(self.config, shards)]
 
     @property
     def init(self) -> Init:

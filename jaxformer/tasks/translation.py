@@ -14,7 +14,7 @@ from jaxformer.config import Config, DataConfig, data_section
 from jaxformer.data.batch import Batch, isolate_pair
 from jaxformer.data.corpus import Corpus
 from jaxformer.data.findings import EMPTY, LONG, Findings, list_first
-from jaxformer.data.loader import load_batches, padded_shapes, round_up
+from jaxformer.data.loader import load_batches, round_up
 from jaxformer.evaluation.bleu_report import corpus_bleu, sacrebleu
 from jaxformer.inference.translator import Translator
 from jaxformer.kinds import TRANSLATION
@@ -100,8 +100,8 @@ class Translation(TokenTask):
         return load_batches(self._data.train, self._data.plan, start=start, stop=stop, **options)
 
     def shapes(self, shards: BatchShards) -> Sequence[Batch]:
-        shapes = padded_shapes(self._data.plan, shards.row_multiple)
-        return [abstract_batch(*shape) for shape in shapes]
+        multiple, shapes = shards.row_multiple, self._data.plan.shapes
+        return [abstract_batch(round_up(rows, multiple), src, tgt) for rows, src, tgt in shapes]
 
     def flops(self, batch: Batch) -> int:
         rows, src_length = batch.src.shape

@@ -17,17 +17,11 @@ EvaluatedParams: TypeAlias = Callable[[PyTree, PyTree], PyTree]
 
 
 class EmaState(NamedTuple):
-    """The state of :func:`with_ema`.
+    """The state of :func:`with_ema`."""
 
-    Attributes:
-      inner: State of the optimizer.
-      count: Number of updates in the average, int32.
-      average: The average, with the names and shapes of the parameters.
-    """
-
-    inner: PyTree
-    count: Int[Array, ""]
-    average: PyTree
+    inner: PyTree  # state of the optimizer
+    count: Int[Array, ""]  # int32; number of updates in the average
+    average: PyTree  # with the names and shapes of the parameters
 
 
 def with_ema(

@@ -181,7 +181,7 @@ class Run:
             )
         self.saved = int(state.step)
         if self.saved:
-            run_directory.check_metadata(self.folder, self.metadata, saved)
+            run_directory.check_metadata(self.folder.checkpoints, self.metadata, saved)
         if processes.is_primary():
             if self.saved < settings.steps or not self.folder.config.exists():
                 run_directory.initialize_workdir(self.folder, self.config, identity, task.save)

@@ -10,7 +10,7 @@ from jaxformer.errors import UserError
 from jaxformer.layout import has_explicit_axes, map_rows, match_varying_axes
 from jaxformer.nn.backend import backend
 from jaxformer.nn.matmul import matmul_nt, matmul_tn
-from jaxformer.nn.precision import at_least_float32, matmul_dtype
+from jaxformer.nn.precision import at_least_float32
 from jaxformer.nn.sharding import num_shards, per_batch_shard
 
 
@@ -121,29 +121,6 @@ def contrastive_sums(
         for own, others in zip(sides, everywhere[::-1], strict=True)
     ]
     return jax.tree.map(lambda a, b: (a + b) / 2, *both)
-
-
-def projected_cross_entropy(
-    features: Float[Array, "B T D"],
-    projection: tuple[Float[Array, "V D"], Float[Array, " V"] | None],
-    targets: Int[Array, "B T"],
-    real: Bool[Array, "B T"],
-    smoothing: float,
-    compute_dtype: str,
-) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Computes :func:`cross_entropy` of a model's last features, over targets that are ``real``.
-
-    The matrix and the bias of the logits are from the model's ``output_projection``.
-    """
-    rows = features.reshape(-1, features.shape[-1])
-    matrix, bias = projection
-    rows = rows.astype(matmul_dtype(compute_dtype, rows, matrix))
-    if bias is not None:
-        # The bias is the weight of one more input, which is always 1.
-        rows = jnp.hstack([rows, jnp.ones((rows.shape[0], 1), rows.dtype)])
-        matrix = jnp.hstack([matrix, bias[:, None]])
-    weights = real.reshape(-1).astype(at_least_float32(rows))
-    return cross_entropy(rows, matrix, targets.reshape(-1), weights, smoothing)
 
 
 def _check_arguments(*arguments):

@@ -90,7 +90,9 @@ def configured_optimizer(
     adam = optax.scale_by_adam(b1=0.9, b2=0.98, eps=1e-9)
     parts.append(adam if settings.adam_dtype == "float32" else _round_state_to_bfloat16(adam))
     if decay:
-        decays = jax.tree.map(_is_matrix, describe(), is_leaf=_is_info)
+        decays = jax.tree.map(
+            lambda p: p is not None and p.role == "matrix", describe(), is_leaf=_is_info
+        )
         parts.append(optax.add_decayed_weights(decay, decays))
     return optax.chain(*parts, optax.scale_by_learning_rate(schedule))
 
@@ -203,10 +205,6 @@ def matrix_dimensions(info: PyTree) -> PyTree:
         return optax.contrib.MuonDimensionNumbers((first,), outputs)
 
     return jax.tree.map(dimensions, info, is_leaf=_is_info)
-
-
-def _is_matrix(parameter: ParameterInfo | None) -> bool:
-    return parameter is not None and parameter.role == "matrix"
 
 
 def _is_info(node: object) -> bool:

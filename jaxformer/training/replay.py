@@ -75,7 +75,8 @@ def replay_step(
     sums = {name: float(value) for name, value in jax.device_get(sums).items()}
     key = step_key(settings.seed, jnp.asarray(step - 1))
     found = _contributions(task.loss, params, key, task.examples(step - 1, batch))
-    return ReplayedStep(start, sums, sorted(found, key=_rank))
+    found.sort(key=lambda e: -e.grad_norm if math.isfinite(e.grad_norm + e.loss) else -math.inf)
+    return ReplayedStep(start, sums, found)
 
 
 def _contributions(
@@ -103,8 +104,3 @@ def _contributions(
     # Not the count of the batch, which may be NaN because of one example.
     total = sum(each.count for each in found if math.isfinite(each.count)) or math.nan
     return [each._replace(grad_norm=each.grad_norm / total) for each in found]
-
-
-def _rank(contribution: Contribution) -> float:
-    finite = math.isfinite(contribution.grad_norm) and math.isfinite(contribution.loss)
-    return -contribution.grad_norm if finite else -math.inf

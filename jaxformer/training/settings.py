@@ -12,7 +12,6 @@ from jaxformer.nn.stack import Remat
 
 # Schedules that depend on the number of steps.
 DECAYING = ("linear", "cosine")
-WITH_ADAM_DTYPE = ("adam",)  # optimizers that can keep their moments in it
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -161,8 +160,9 @@ class TrainingConfig(FitConfig):
         if self.optimizer == "adamw" and self.weight_decay:  # In configs that 0.2.0 saved.
             object.__setattr__(self, "optimizer", "adam")
         super().__post_init__()
-        check_positive(self, "training", "warmup_steps", "learning_rate_scale", "learning_rate")
-        check_fraction(self, "training", "label_smoothing")
+        names = ("warmup_steps", "learning_rate_scale", "learning_rate", "clip_norm", "ema_decay")
+        check_positive(self, "training", *names)
+        check_fraction(self, "training", "label_smoothing", "ema_decay")
         if self.init_from is not None:
             local_path(self.init_from)  # refuses URLs
         for name in ("eval_sentences", "weight_decay"):
@@ -173,16 +173,7 @@ class TrainingConfig(FitConfig):
                 "training.warmup_steps must be less than training.steps with "
                 f"training.schedule={self.schedule}: got {self.warmup_steps} and {self.steps}"
             )
-        if (name := self.optimizer) not in WITH_ADAM_DTYPE and self.adam_dtype != "float32":
-            known = " or ".join(WITH_ADAM_DTYPE)
+        if (name := self.optimizer) != "adam" and self.adam_dtype != "float32":
             raise UserError(
-                f"training.adam_dtype=bfloat16 needs training.optimizer={known}: got {name}"
-            )
-        if self.ema_decay is not None and not 0 < self.ema_decay < 1:
-            raise UserError(
-                f"training.ema_decay must be between 0 and 1 or left out: got {self.ema_decay}"
-            )
-        if self.clip_norm is not None and not self.clip_norm > 0:
-            raise UserError(
-                f"training.clip_norm must be greater than 0 or left out: got {self.clip_norm}"
+                f"training.adam_dtype=bfloat16 needs training.optimizer=adam: got {name}"
             )

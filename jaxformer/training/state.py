@@ -54,11 +54,7 @@ class EvaluatedState(NamedTuple):
 def evaluate_at(
     state: TrainState, evaluated: EvaluatedParams | None
 ) -> TrainState | EvaluatedState:
-    """Returns the state to save, whose ``params`` are evaluated and loaded by all commands.
-
-    Raises:
-      UserError: ``evaluated`` returns parameters with other names, shapes or dtypes.
-    """
+    """Returns the state to save, whose ``params`` are evaluated and loaded by all commands."""
     if evaluated is None:
         return state
     params = evaluated(state.opt_state, state.params)

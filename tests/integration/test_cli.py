@@ -41,7 +41,7 @@ def copy(tiny_workdir, tmp_path):
 
 def test_folder_without_a_run_is_refused(tmp_path, refused):
     for command in (["translate", "--input", __file__], ["average"], ["attention", "one"]):
-        refused([*command, "--workdir", tmp_path], str(tmp_path), "expected the workdir of a")
+        refused([*command, "--workdir", tmp_path], str(tmp_path), "give the workdir of a")
     refused(["plot", "--workdir", tmp_path], str(tmp_path), "metrics.jsonl: no such file")
 
 

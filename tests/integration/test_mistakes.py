@@ -108,7 +108,7 @@ MISTAKES = {
     'hold them; give variables["params"]': lambda: translator(params={"params": {}}),
     "[0]: expected text, got bytes; decode": lambda: translator().translate([b"ten"]),
     "source of pairs[0]: expected a list": lambda: score_pairs(translator(), [("ten", "zehn")]),
-    "of a training run, but it has no config.json; train": lambda: load_model("nowhere"),
+    "config.json: no such file; give the workdir of a": lambda: load_model("nowhere"),
     "one string, 'It works'; split it: split": lambda: Parser(translator()).parse(["It works"]),
     # Search.
     "max_lengths must be integers: got dtype float32": lambda: beam(max_lengths=[6.5]),

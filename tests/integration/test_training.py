@@ -80,7 +80,7 @@ def test_checkpoints_of_another_vocabulary_are_refused(tiny_config, tmp_path, un
         checkpoints.save(7, state._replace(step=state.step + 1), metadata={"tokenizer": "another"})
     with pytest.raises(UserError, match="but they are of another; use another --workdir"):
         train(tiny_config(steps=8), run)
-    with pytest.raises(UserError, match="but these are of another; copy the whole workdir"):
+    with pytest.raises(UserError, match="but they are of another; copy the whole workdir"):
         Translator.load(run)
 
 

@@ -13,16 +13,9 @@ from jaxformer.evaluation.evalb.table import Counts, Report, SentenceScores, Sta
 
 
 def score(gold: Sequence[str], test: Sequence[str], parameters: ParameterFile = COLLINS) -> Report:
-    """Compares trees line by line.
+    """Compares trees in brackets, one per line; blank if the parser has found none.
 
-    Args:
-      gold: The gold tree of each sentence, in brackets.
-      test: The parser's tree of each sentence; blank if there is none.
-      parameters: EVALB's parameters.
-
-    Raises:
-      UserError: The numbers of lines differ, there are more errors than allowed, or an argument is
-        not a list of strings.
+    Raises a ``UserError`` if the numbers of lines differ, or there are more errors than allowed.
 
     >>> report = score(["(S (NP (PRP It)) (VP (VBZ works)))"], ["(S (NP (PRP It)) (VBZ works))"])
     >>> f"{report.all.recall:.2f} {report.all.precision:.2f} {report.all.f1:.2f}"

@@ -12,27 +12,17 @@ from jaxformer.errors import UserError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ParameterFile:
-    """Parameters of EVALB; the defaults are ``COLLINS.prm``, which published results use.
+    """Parameters of EVALB; the defaults are ``COLLINS.prm``, which published results use."""
 
-    Attributes:
-      debug: 1 to list the words and brackets of each sentence in the table.
-      max_error: Errors up to this number plus one are tolerated, as in EVALB.
-      cutoff_length: Sentences of at most this many words have a separate summary.
-      labeled: 0 to ignore the labels of brackets.
-      delete_labels: Words with these tags and brackets with these labels do not count.
-      delete_labels_for_length: Words with these tags do not count in the length of a sentence.
-      quote_labels: Tags of quotation marks; a mark that only one file deletes is restored.
-      equal_labels: Pairs of labels or tags that count as equal.
-      equal_words: Pairs of words that count as equal.
-    """
-
-    debug: int = 0
-    max_error: int = 10
-    cutoff_length: int = 40
-    labeled: int = 1
+    debug: int = 0  # 1 to list the words and brackets of each sentence in the table
+    max_error: int = 10  # Errors up to this number plus one are tolerated, as in EVALB.
+    cutoff_length: int = 40  # Sentences of at most this many words have a separate summary.
+    labeled: int = 1  # 0 to ignore the labels of brackets
+    # Words with these tags, and brackets with these labels, do not count.
     delete_labels: tuple[str, ...] = ("TOP", "-NONE-", ",", ":", "``", "''", ".")
+    # Words with these tags do not count in the length of a sentence.
     delete_labels_for_length: tuple[str, ...] = ("-NONE-",)
-    quote_labels: tuple[str, ...] = ()
+    quote_labels: tuple[str, ...] = ()  # A mark that only one file deletes is restored.
     equal_labels: tuple[tuple[str, str], ...] = (("ADVP", "PRT"),)
     equal_words: tuple[tuple[str, str], ...] = ()
 

@@ -9,34 +9,26 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
-from jaxformer.checks import check_texts
-from jaxformer.config import Config, check_kind
+from jaxformer.checks import check_texts, check_tokens
 from jaxformer.data.loader import round_up
-from jaxformer.data.tokenizer import EOS, Vocabulary
-from jaxformer.errors import UserError
-from jaxformer.inference.weights import TrainedModel, describe_predictor
+from jaxformer.data.tokenizer import EOS
+from jaxformer.inference.weights import Predictor, TrainedModel
 from jaxformer.kinds import CLASSIFICATION
 from jaxformer.layout import global_mesh
 from jaxformer.models.architecture import Architecture
-from jaxformer.runs.workdir import use_compilation_cache
 
 # Texts are padded to multiples of this length and processed in batches of this size.
 _LENGTH_STEP, _BATCH_SIZE = 16, 64
 
 
 class Label(NamedTuple):
-    """The class of a text.
-
-    Attributes:
-      label: The most probable label.
-      probability: Its probability.
-    """
+    """The most probable label of a text."""
 
     label: str
     probability: float
 
 
-class Classifier:
+class Classifier(Predictor):
     """Labels texts with the model of a workdir.
 
     >>> classifier = Classifier.load("runs/sst2")  # doctest: +SKIP
@@ -51,24 +43,19 @@ class Classifier:
       weights: Description of the checkpoint, such as "step 2000".
     """
 
-    def __init__(
-        self, config: Config, params: PyTree, tokenizer: Vocabulary, weights: str = "given"
-    ) -> None:
-        """Initializes a classifier; :meth:`load` reads all arguments from a workdir."""
-        check_kind(config, CLASSIFICATION)
-        use_compilation_cache()
-        self.config, self.params, self.tokenizer = config, params, tokenizer
-        self.weights = weights
-        self.labels = tokenizer.symbols
+    kinds = (CLASSIFICATION,)
 
-    def __repr__(self) -> str:
-        return describe_predictor(self, f"labels {' '.join(self.labels[:5])}")
+    @property
+    def labels(self) -> list[str]:
+        return self.tokenizer.symbols
+
+    def _describe_outputs(self) -> str:
+        return f"labels {' '.join(self.labels[:5])}"
 
     @classmethod
     def load(cls, workdir: str | pathlib.Path, *, weights: str | int = "auto") -> "Classifier":
         """Reads a model from a workdir; arguments and errors as for ``Translator.load``."""
-        kinds = (CLASSIFICATION,)
-        trained = TrainedModel.load(workdir, weights=weights, dequantized=True, kinds=kinds)
+        trained = TrainedModel.load(workdir, weights=weights, dequantized=True, kinds=cls.kinds)
         return cls(trained.config, trained.params, trained.tokenizer, trained.weights)
 
     def classify(
@@ -88,13 +75,8 @@ class Classifier:
 
     def token_ids(self, text: str, place: str) -> list[int]:
         """Returns the ids of a text with end-of-sentence; refuses a text that is too long."""
-        [ids], longest = self.tokenizer.encode_batch([text]), self.config.model.max_length
-        ids = [*ids, EOS]
-        if len(ids) > longest:
-            raise UserError(
-                f"{place}: expected at most {longest} tokens (model.max_length), got {len(ids)}"
-            )
-        return ids
+        ids = [*self.tokenizer.encode_batch([text])[0], EOS]
+        return check_tokens(ids, self.tokenizer.vocab_size, place, self.config.model.max_length)
 
     @global_mesh(None)
     def probabilities(

@@ -104,9 +104,6 @@ class ImageClassification(NetworkTask):
         count, seed = len(self._train.labels), self.config.training.seed
         return row_numbers(number, count, self._data.rows, seed).tolist()
 
-    def shapes(self, shards: BatchShards) -> Sequence[PyTree]:
-        return [self.longest_batch(self.config, shards)]
-
     def flops(self, batch: PyTree) -> int:
         model = model_section(self.config, ViTConfig)
         return layers_flops(model, len(batch["labels"]), model.num_tokens)

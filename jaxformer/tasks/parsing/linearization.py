@@ -71,11 +71,8 @@ def delinearize(
     4. All open constituents are closed, and constituents without words are removed.
     5. If the result is not a single constituent, it becomes the children of ``TOP``.
 
-    Args:
-      tokens: Any tokens.
-      words: The sentence, at least one word, with brackets escaped.
-      tags: The part of speech of each word, which overrides the tokens; None: the tags in the
-        tokens, or ``XX`` for words without a tag.
+    There is at least one word, with brackets escaped. ``tags`` override the tags in the tokens;
+    a word without any has the tag ``XX``.
 
     >>> delinearize("(S (NP XX )VP (VP )VP".split(), ["It", "works"])
     <Tree (S (NP (XX It) (XX works)))>

@@ -9,10 +9,12 @@ import numpy as np
 from jaxtyping import Float
 
 from jaxformer.checks import check_same_length
+from jaxformer.config import check_kind
 from jaxformer.data.tokenizer import split_spaces
 from jaxformer.errors import UserError
 from jaxformer.inference.alignment import GAP_PROBABILITY, align_in_order, word_attention
 from jaxformer.inference.translator import Hypothesis, Translator
+from jaxformer.kinds import PARSING
 from jaxformer.search import BeamSearch, Sampling
 from jaxformer.tasks.parsing.linearization import XX, delinearize, is_preterminal
 from jaxformer.tasks.parsing.trees import Leaf, Tree
@@ -34,11 +36,7 @@ class Parser:
 
     def __init__(self, translator: Translator) -> None:
         """Takes a model that was trained to parse; :meth:`load` reads a model from a workdir."""
-        if (corpus := translator.config.data.corpus) != "trees":
-            raise UserError(
-                f"expected a model that was trained to parse, with data.corpus=trees: got one of "
-                f"data.corpus={corpus}; train one with --config=configs/parsing.py"
-            )
+        check_kind(translator.config, PARSING)
         self.translator = translator
 
     @classmethod
@@ -99,11 +97,6 @@ class Parser:
 
 
 def _check_words(sentences: Sequence[Sequence[str]]) -> None:
-    if isinstance(sentences, str):
-        raise UserError(
-            f"sentences: expected a list of sentences, got one string, {reprlib.repr(sentences)}; "
-            "put its words into a list of lists: [split_words(text)]"
-        )
     for number, words in enumerate(sentences):
         if isinstance(words, str):
             raise UserError(

@@ -136,11 +136,7 @@ def single_root(trees: Sequence[Tree | Leaf]) -> Tree:
 
 
 def escape(word: str) -> str:
-    """Escapes the brackets of a word as treebanks do.
-
-    >>> escape("f(x)")
-    'f-LRB-x-RRB-'
-    """
+    """Escapes the brackets of a word as treebanks do."""
     return word.replace("(", "-LRB-").replace(")", "-RRB-")
 
 
@@ -238,8 +234,7 @@ def normalize(tree: Tree) -> Tree | None:
     * A root labeled ``TOP``, ``ROOT``, ``S1`` or nothing is removed if it has exactly one
       constituent below; otherwise it is labeled ``TOP``.
 
-    Returns:
-      The normalized tree; None if it has no words.
+    A tree without words becomes None.
 
     >>> (tree,) = read_trees(["( (S (NP-SBJ=2 (-NONE- *)) (VP (VB Go))))"], "example")
     >>> normalize(tree)

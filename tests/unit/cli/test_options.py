@@ -65,7 +65,7 @@ def test_a_run_can_be_used_with_the_other_method(settings):
             "--length-penalty 0.6 has no effect with --penalty none; leave one of them out",
         ),
         ("--sampling --beam-size 3", "--beam-size 3 works with beam search only, not --sampling"),
-        ("--diversity-groups 2", "--diversity-groups must divide --beam-size: got 2 and 5"),
+        ("--diversity-groups 2", "--diversity-groups must divide --beam-size=5: got 2"),
         ("--samples 3 --beam-size 3", "--samples and --beam-size exclude each other; leave one of"),
     ],
 )

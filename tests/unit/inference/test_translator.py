@@ -39,7 +39,7 @@ TEXTS, IDS = "expected a list of texts", "expected token ids from 0 to 299, got"
         (lambda t: t.translate("ten"), f"sentences: {TEXTS}, got one string, 'ten'; put it"),
         (lambda t: t.translate(["ten"], prefixes="z"), f"prefixes: {TEXTS}"),
         (lambda t: align(t, "ten", [("zehn", [5, 1])] * 3), f"sources: {TEXTS}"),
-        (lambda t: Parser(t).parse("It works"), "sentences: expected a list of sentences, got one"),
+        (lambda t: Parser(t).parse("It works"), "sentences[0]: expected a list of words, got one"),
         (lambda t: Parser(t).parse(["It works"]), "sentences[0]: expected a list of words, got"),
         (lambda t: t.tokenizer.encode_batch("ten"), f"texts: {TEXTS}, got one"),
         # Token ids out of range.

@@ -64,7 +64,7 @@ SEARCH = [
     ({"forced_decoder_ids": [[1, 7]]}, r"forced_decoder_ids to be None or .* got \[\[1, 7\]\]"),
     ({"forced_bos_token_id": 0}, "forced_bos_token_id to be None or left out: got 0"),
     ({"eos_token_id": [0, 5]}, r"eos_token_id to be 0 or left out: got \[0, 5\]"),
-    ({"early_stopping": "soon"}, "search.early_stop must be one of proven, .*: got soon"),
+    ({"early_stopping": "soon"}, "search.early_stop must be one of 'proven', .*: got 'soon'"),
     ({"length_penalty": -1}, "generation_config.json: search.length_penalty must be 0 to 10"),
     ({"num_beams": "4"}, "expected num_beams to be a number: got '4'"),
 ]

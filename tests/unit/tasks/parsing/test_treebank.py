@@ -60,5 +60,6 @@ def test_brackets_are_tokens_and_text_is_not(part, tmp_path):
     assert tokenizer.encode_target("(S (X The )S") == [rows[0][0], 3, 3, rows[0][-1]]
     assert tokenizer.decode([2, rows[0][0], *tokenizer.encode("The"), 3, 1, 0]).startswith("(S ▁")
     smallest = 4 + 256 + len({symbol for target in targets for symbol in target.split(" ")})
-    with pytest.raises(UserError, match=f"at least {smallest}, for .* and the symbols: got 270"):
+    smallest += len({c for source, _ in PAIRS for c in source.replace("\u200a", " ")})
+    with pytest.raises(UserError, match=f"too small .*: got 270, at least {smallest} is needed"):
         cached_tokenizer(corpus, part, 270, tmp_path)

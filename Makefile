@@ -36,7 +36,7 @@ help:  ## List all targets
 
 install: $(VENV)/installed  ## Set up .venv from requirements.lock
 
-demo: $(VENV)/installed  ## Train on number words, then translate, score and plot (minutes)
+demo: $(or $(wildcard $(VENV)/installed),$(VENV)/demo)  ## Train on number words, then translate, score and plot (minutes)
 	@echo; echo "== Training configs/numerals.py: English number words to German ones"
 	$(BIN)/python train.py --config=configs/numerals.py --workdir=$(DEMO)
 	@echo; echo "== Scoring numbers that training never saw"
@@ -117,18 +117,31 @@ $(NEWEST)/installed: requirements.lock pyproject.toml
 
 # $(@D) is the environment, $< its lock. Without --no-deps pip refuses an extra, such as coverage[toml],
 # once there is a newer version than the locked one (pip 23.2.1, 2026-11-24).
+%/installed: SIZE := a minute, 2 GB
 %/installed:
+	$(create)
+	$(@D)/bin/pip install --quiet --use-pep517 --no-deps --require-hashes --requirement $<
+	$(@D)/bin/pip install --quiet --no-deps --editable .
+	@touch $@
+
+# What the demo needs, in the locked versions; $(VENV)/installed adds the rest.
+$(VENV)/demo: SIZE := a minute, 0.9 GB
+$(VENV)/demo: requirements.lock pyproject.toml
+	$(create)
+	sed '/--hash/d; s/ *\\$$//' $< > $(@D)/constraints.txt
+	$(@D)/bin/pip install --quiet --constraint $(@D)/constraints.txt --editable '.[plots]'
+	@touch $@
+
+define create
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	  echo "jaxformer needs Python 3.11 or newer: '$(PYTHON)' is missing or older;" \
 	    "name another, as in: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 2; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
 	  echo "'$(PYTHON)' lacks venv or pip; install them (Debian, Ubuntu:" \
 	    "apt install python3-venv)" >&2; exit 2; }
-	@echo "Installing $< into $(@D) with $$($(PYTHON) --version), $(PYTHON): about a minute, 2 GB"
+	@echo "Installing $< into $(@D) with $$($(PYTHON) --version), $(PYTHON): about $(SIZE)"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 12))' || \
 	  echo "Python 3.12 or 3.13 would be faster: the newest JAX needs it"
 	@[ "$$($(@D)/bin/python --version 2> /dev/null)" = "$$($(PYTHON) --version)" ] || \
 	  $(PYTHON) -m venv --clear $(@D)
-	$(@D)/bin/pip install --quiet --use-pep517 --no-deps --require-hashes --requirement $<
-	$(@D)/bin/pip install --quiet --no-deps --editable .
-	@touch $@
+endef

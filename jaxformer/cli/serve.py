@@ -89,6 +89,7 @@ def run_server(backend: "Backend", limits: Limits, reserved: socket.socket) -> N
     )
     # uvicorn repeats the signal for the handler before its own: this one lets it exit with 0.
     signal.signal(signal.SIGTERM, lambda number, frame: None)
+    reserved.listen()  # Whoever reads the line can connect.
     host, port = reserved.getsockname()[:2]
     print(f"serving http://{f'[{host}]' if ':' in host else host}:{port}", file=sys.stderr)
     uvicorn.Server(config).run(sockets=[reserved])

@@ -228,12 +228,17 @@ def load_params(workdir: str | pathlib.Path, task: Task, weights: str | int = "l
       task: The task that was trained; only its ``init`` is used.
       weights: Checkpoint: "latest", "best" (best validation), or a step.
 
+    Returns:
+      The parameters as ``task.init`` returns them, on JAX's default device.
+
     Raises:
       UserError: There is no such checkpoint, or it is damaged or of another model.
     """
-    folder = Workdir(local_path(workdir))
+    folder, weights = Workdir(local_path(workdir)), str(weights)
+    if weights not in ("latest", "best") and not weights.isdecimal():
+        raise UserError(f'weights: expected "latest", "best" or a step, got {weights!r}')
     template = jax.eval_shape(task.init, jax.random.key(0))
-    return _restore(folder, folder.checkpoints, template, str(weights)).params
+    return _restore(folder, folder.checkpoints, template, weights).params
 
 
 def _check_metadata(

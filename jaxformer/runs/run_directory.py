@@ -139,10 +139,11 @@ def _allowed_changes(settings: Settings, given: dict[str, Any]) -> set[str]:
         text = str(settings.to_dict().get(section, {}).get("may_change", ""))
         names = filter(None, text.replace(" ", "").split(","))
         changes = {name if "." in name else f"{section}.{name}" for name in names}
-        if unknown := changes - given.keys():
+        fixed = {name for name in given if name.startswith("model.")} | {f"{section}.best_metric"}
+        if unknown := changes - (given.keys() - fixed):
             raise UserError(
-                f"{section}.may_change: expected fields whose change would be refused, got "
-                f"{', '.join(sorted(unknown))}"
+                f"{section}.may_change: expected fields of training or data whose change would be "
+                f"refused, except best_metric: got {', '.join(sorted(unknown))}"
             )
         if changes:
             return changes

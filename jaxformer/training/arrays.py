@@ -1,4 +1,4 @@
-"""Batches of arrays in memory, for tasks of one's own."""
+"""Batches of arrays in memory, for tasks of your own."""
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
@@ -25,15 +25,15 @@ def epochs(
     """Yields batches of the rows of arrays, each row once in every epoch, forever.
 
     A batch is a pure function of its number, so that a run resumes exactly. The order of the rows
-    changes with each epoch. If their number does not divide evenly, a batch has the last rows of
-    one epoch and the first of the next.
+    changes with each epoch. If their number is not divisible by ``rows``, a batch may have the last
+    rows of one epoch and the first of the next.
 
     >>> batches = epochs({"x": np.arange(3)}, rows=2, seed=0)
     >>> [next(batches)["x"].tolist() for _ in range(3)]
     [[2, 0], [1, 2], [0, 1]]
 
-    Each batch also has "real", bool [B]: False for rows that only make their number divisible by
-    the shards. These repeat others, and must count nothing in a loss.
+    Each batch also has "real", bool [B]: False for copies of rows that only make the number of rows
+    divisible by the shards, and which must count nothing in a loss.
 
     Args:
       arrays: Arrays by name, with the same number of rows along their first axes. They may be
@@ -44,7 +44,7 @@ def epochs(
       shards: Batch shards of the mesh; None for one device.
 
     Raises:
-      UserError: The arrays have other numbers of rows, or none, or one is named "real".
+      UserError: The arrays have different numbers of rows, or none, or one is named "real".
     """
     arrays, count = _check_arrays(arrays, rows)
 
@@ -69,7 +69,7 @@ def evaluate_arrays(
 
     Args:
       loss: Returns sums over a batch; see :meth:`Task.loss <jaxformer.Task.loss>`.
-      params: Parameters; on the devices of the mesh if it is given.
+      params: Parameters; on the devices of the mesh if it is given, as in ``Task.evaluate``.
       arrays: Arrays by name, with the same number of rows.
       rows: Number of rows of a batch.
       mesh: Mesh from :func:`~jaxformer.make_mesh`; by default, all devices.

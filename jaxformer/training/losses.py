@@ -72,7 +72,7 @@ def class_sums(
 
     Args:
       logits: Unnormalized log probabilities of the classes.
-      classes: Class of each row.
+      classes: Class of each row, 0 to K - 1. Another one gives NaN, unless its row is not real.
       real: False for rows that count nothing, such as those that pad a batch.
       smoothing: Label smoothing, with the uniform distribution over the classes.
 
@@ -80,7 +80,9 @@ def class_sums(
       "loss", in nats, "accuracy" and "count"; see :meth:`Task.loss <jaxformer.Task.loss>`.
     """
     log_probs = jax.nn.log_softmax(logits.astype(at_least_float32(logits)))
-    nll = -jnp.take_along_axis(log_probs, classes[:, None] % logits.shape[1], axis=1)[:, 0]
+    known = (classes >= 0) & (classes < logits.shape[1])
+    index = jnp.where(known, classes, 0)[:, None]
+    nll = jnp.where(known, -jnp.take_along_axis(log_probs, index, axis=1)[:, 0], jnp.nan)
     loss = (1 - smoothing) * nll - smoothing * log_probs.mean(axis=1)
     correct = real & (log_probs.argmax(axis=1) == classes)
     return {

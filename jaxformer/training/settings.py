@@ -41,8 +41,8 @@ class FitConfig:
         copied there in the background. A run whose own checkpoints are gone resumes from it.
       profile: Steps to profile: "100:110" writes a trace of the steps 101 to 110 into the workdir.
       may_change: Names of fields, separated by commas, that a resumed run may change, such as
-        "learning_rate,data.tokens_per_batch". The optimizer keeps its state, and the batches are
-        the same as in a run that has had the new values from its beginning.
+        "seed" or, in a config, "learning_rate,data.tokens_per_batch". The optimizer keeps its
+        state, and the batches are as in a run that began with the new values.
     """
 
     steps: int = 100_000

@@ -243,11 +243,12 @@ def checked_sums(sums: object) -> Sums:
             'loss: expected a dict of sums with "loss", "count" and any others but "skipped" and '
             f'"grad_norm", got {found}'
         )
-    pairs = {name: value for name, value in sums.items() if isinstance(value, tuple)}
-    for name, pair in pairs.items():
-        if len(pair) != 2:
-            raise UserError(f'loss: expected "{name}" to be a sum and its count, got {len(pair)}')
-        sums |= {name: pair[0], f"{name}:count": pair[1]}
+    for name, value in [*sums.items()]:
+        is_pair = isinstance(value, tuple) and len(value) == 2 and name not in ("loss", "count")
+        if ":" in name or (isinstance(value, tuple) and not is_pair):
+            raise UserError(f"loss: expected a sum, or a pair of a sum and its count: got {name!r}")
+        if isinstance(value, tuple):
+            sums = sums | {name: value[0], f"{name}:count": value[1]}
     sums = {name: jnp.asarray(value) for name, value in sums.items()}
     for name, value in sums.items():
         if value.ndim:

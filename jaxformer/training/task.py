@@ -38,7 +38,13 @@ class Randomness(NamedTuple):
 
 
 def dropout_of(randomness: Randomness | None) -> tuple[dict[str, Any], dict[str, Array] | None]:
-    """Returns dropout arguments of a model and ``rngs`` for ``apply``; None turns dropout off."""
+    """Returns dropout arguments of a model and ``rngs`` for ``apply``; None turns dropout off.
+
+    The model takes ``deterministic`` and ``row_ids``, as all models of this package do::
+
+        dropout, rngs = dropout_of(randomness)
+        logits = model.apply({"params": params}, tokens, rngs=rngs, **dropout)
+    """
     if randomness is None:
         return {"deterministic": True}, None
     return {"deterministic": False, "row_ids": randomness.row_ids}, {"dropout": randomness.key}

@@ -12,6 +12,7 @@ from jaxformer import MeshConfig, make_mesh
 from . import pages
 
 pytestmark = pytest.mark.ci
+LABELS = np.array([[1, 1], [0, 1], [0, 0]])
 
 
 def run(page, folder, patch):
@@ -55,6 +56,13 @@ def test_the_text_classifier_learns(tmp_path, monkeypatch, capsys):
         mesh = make_mesh(MeshConfig(), jax.local_devices()[:devices])
         found = task.evaluate(jax.device_put(params), mesh, lambda: None)
         assert found["accuracy"] == pytest.approx(accuracy)
+
+    real = np.array([True, True, False])
+    sums = names["multi_label_loss"](np.array([[2.0, -1.0], [-3.0, 1.0], [9.0, 9.0]]), LABELS, real)
+    losses = [np.log1p(np.exp(-2)), np.log1p(np.exp(1)), np.log1p(np.exp(-3)), np.log1p(np.exp(-1))]
+    assert sums["loss"] == pytest.approx(sum(losses))
+    assert sums["count"] == 2
+    assert sums["f1"][0] / sums["f1"][1] == pytest.approx(4 / 5)
 
 
 def test_the_small_vit_learns(tmp_path, monkeypatch):

@@ -276,8 +276,10 @@ def test_other_data_and_another_seed_are_refused(task, settings, message, uninte
 
 def test_named_fields_may_change(tmp_path, uninterrupted):
     run(tmp_path, steps=8)
-    with pytest.raises(UserError, match=r"may_change: expected .* got fit\.rate, fit\.steps"):
-        run(tmp_path, seed=5, may_change="rate, seed, steps")
+    with pytest.raises(
+        UserError, match=r"may_change: expected .* got fit\.best_metric, fit\.steps"
+    ):
+        run(tmp_path, seed=5, may_change="best_metric, seed, steps")
     state = run(tmp_path, seed=5, may_change="seed")
     assert int(state.step) == 12
     assert not np.array_equal(state.params["table"], uninterrupted[0].params["table"])

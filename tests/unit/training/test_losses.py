@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxformer.nn import backend, use_backend
-from jaxformer.training.losses import contrastive_sums, cross_entropy
+from jaxformer.training.losses import class_sums, contrastive_sums, cross_entropy
 from jaxformer.training.mesh import MeshConfig, make_mesh
 from jaxformer.training.step import global_sums
 
@@ -121,3 +121,14 @@ def test_contrastive_loss_over_devices_is_the_formula_of_the_whole_batch():
     assert (float(sums["accuracy"]), int(sums["count"])) == (hits, 8)
     whole = jax.jit(jax.grad(lambda params: loss(None, params, batch, None)["loss"]))(params)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), gradients, whole)
+
+
+def test_class_sums():
+    logits = jnp.array([[1.0, 0.0, 2.0], [0.0, 3.0, 0.0], [5.0, 5.0, 5.0]])
+    classes, real = jnp.array([2, 0, 7]), jnp.array([True, True, False])
+    log_p = np.asarray(jax.nn.log_softmax(logits))
+    expected = -(0.9 * (log_p[0, 2] + log_p[1, 0]) + 0.1 * (log_p[0] + log_p[1]).mean())
+    sums = class_sums(logits, classes, real, 0.1)
+    assert (sums["accuracy"], sums["count"]) == (1, 2)
+    assert sums["loss"] == pytest.approx(expected, rel=1e-6)
+    assert jnp.isnan(class_sums(logits, classes, ~real)["loss"])

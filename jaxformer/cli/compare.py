@@ -75,7 +75,7 @@ def _print_table(
     names = [score.system for score in compared[0][1]]
     if len(names) > 1:
         print(
-            f"p: against {names[0]}, by zip_lines bootstrap | by approximate randomization, "
+            f"p: against {names[0]}, by paired bootstrap | by approximate randomization, "
             f"{report['trials']} trials, seed {report['seed']}"
         )
     for metric, scores in compared:

@@ -178,6 +178,7 @@ def _model(
             vocab_size=vocab_size,
             activation=_ACTIVATIONS[activation],
             biases=True,
+            dropout_rate=0.0,
             positions="tensor2tensor",
             embeddings="separate" if split else "tied",
             max_length=_MAX_LENGTH,

@@ -14,7 +14,7 @@ from jaxtyping import Int
 from jaxformer.config import DataConfig, data_section
 from jaxformer.data.held_out import training_pairs
 from jaxformer.data.marian_tokenizer import MarianTokenizer
-from jaxformer.data.tokenizer import EOS, UNK, Tokenizer, open_processor
+from jaxformer.data.tokenizer import EOS, PAD, UNK, Tokenizer, open_processor
 from jaxformer.errors import UserError
 from jaxformer.files import write_file
 from jaxformer.inference import shortlist
@@ -30,6 +30,8 @@ from jaxformer.runs.workdir import read_workdir_object
 _SYSTEM = "Bergamot"
 _SENTENCES = 200  # of the training text, for the scales of activations
 _LOWEST_BIAS = -100.0  # in place of -inf
+# Engines multiply matrices in blocks of as many features, and of as many tokens.
+_FEATURES, _TOKENS = 64, 8
 # More settings in special:model.yml, which describe parts that the model does not have.
 _UNUSED = """bert-train-type-embeddings: true
 bert-type-vocab-size: 2
@@ -136,6 +138,11 @@ def _checked_config(model: TrainedModel) -> StudentConfig:
     for name, only in {"embeddings": "tied", "norm_epsilon": 1e-6}.items():
         if (value := getattr(config, name)) != only:
             raise UserError(f"{_SYSTEM}: expected model.{name}={only}, got {value}")
+    for name in ("d_model", "d_ff"):
+        if (value := getattr(config, name)) % _FEATURES:
+            raise UserError(
+                f"{_SYSTEM}: expected model.{name} to be a multiple of {_FEATURES}, got {value}"
+            )
     return config
 
 
@@ -155,7 +162,7 @@ def _vocabulary(model: TrainedModel) -> bytes:
 
 
 def _without_padding(model: bytes) -> bytes:
-    """Returns a SentencePiece model whose first pieces are </s> and <unk>.
+    """Returns a SentencePiece model whose first pieces are </s> and <unk>, and the last are unused.
 
     A SentencePiece model is a protocol buffer with only messages as fields: 1 is a piece, 2 has the
     ids of special pieces. A field of a message that occurs again replaces the earlier value.
@@ -177,26 +184,29 @@ def _without_padding(model: bytes) -> bytes:
     none = b"\xff" * 9 + b"\x01"  # -1
     ids = b"\xc0\x02\x01" + b"\xc8\x02" + none + b"\xd0\x02\x00" + b"\xd8\x02" + none
     ids = b"\x12" + bytes([len(ids)]) + ids  # unk_id, bos_id, eos_id and pad_id
-    kept = b"".join([pieces[EOS], *pieces[UNK:]])
-    return open_processor(kept + others + ids).serialized_model_proto()
+    kept = [pieces[EOS], *pieces[UNK:]]
+    for n in range(-len(kept) % _TOKENS):
+        piece = b"\x0a\x09<unused%d>\x18\x05" % n
+        kept.append(b"\x0a" + bytes([len(piece)]) + piece)
+    return open_processor(b"".join(kept) + others + ids).serialized_model_proto()
 
 
 def _order(tokenizer: Any, vocabulary: bytes) -> Int[np.ndarray, " V"]:
-    """Returns our id of each of Bergamot's ids."""
+    """Returns our id of each of Bergamot's ids; PAD for unused ones."""
     ours = {tokenizer.piece(i): i for i in range(tokenizer.vocab_size)}
     processor = open_processor(vocabulary)
     pieces = (processor.id_to_piece(i) for i in range(UNK - 1, processor.get_piece_size()))
-    return np.array([EOS, UNK, *(ours[piece] for piece in pieces)])
+    return np.array([EOS, UNK, *(ours.get(piece, PAD) for piece in pieces)])
 
 
 def _tensors(
     config: StudentConfig, params: Any, order: Int[np.ndarray, " V"]
 ) -> dict[str, np.ndarray]:
     bias = params.get("logits_bias", np.zeros(config.vocab_size, np.float32))
-    tensors = {
-        "Wemb": params["embedding"][order],
-        "decoder_ff_logit_out_b": np.maximum(bias, _LOWEST_BIAS)[order][None],
-    }
+    is_used = order != PAD
+    bias = np.where(is_used, np.maximum(bias[order], _LOWEST_BIAS), _LOWEST_BIAS)
+    table = params["embedding"][order] * is_used[:, None]
+    tensors = {"Wemb": table, "decoder_ff_logit_out_b": bias[None]}
     for side, names in layout.LAYERS.items():
         layers = params[side]["layers"]
         for (*groups, leaf), name in names.items():

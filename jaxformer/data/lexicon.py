@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-NONE = 0  # the source token of target tokens that no other explains: that of padding
+NONE = 0  # the source token of target tokens that no other explains; the id of padding
 # Links between a source and a target token that are held in memory at a time.
 _LINKS = 2**22
 

@@ -81,8 +81,7 @@ print(response.target.text)
 _NOTES = (
     "Matrices and their inputs are rounded to int8, so that some translations differ from "
     "jaxformer's.",
-    "The package bergamot needs Python 3.10 or older. Firefox and translateLocally read the same "
-    "files.",
+    "The package bergamot needs Python 3.10 or older. Firefox's models have the same files.",
 )
 
 

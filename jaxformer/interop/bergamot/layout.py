@@ -23,7 +23,7 @@ _FEED_FORWARD = {
     **_linear("feed_forward", "outer", "ffn_W2", "ffn_b2"),
     **_norm("feed_forward", "ffn_ffn"),
 }
-# By the side, of layer n of which "encoder_l<n>_" and so on are the beginning of all names.
+# Names in layer n of a side, after "encoder_l<n>_" or "decoder_l<n>_".
 LAYERS: dict[str, Names] = {
     "encoder": _attention("self_attention", "self") | _FEED_FORWARD,
     "decoder": {

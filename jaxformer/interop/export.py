@@ -119,7 +119,7 @@ def _model_card(model: TrainedModel, name: str, usage: Usage) -> str:
     if (tokenizer := model.tokenizer_file) is not None:
         facts["SHA-256 of the tokenizer"] = hashlib.sha256(tokenizer).hexdigest()
     paper = 'A Transformer as in "Attention Is All You Need" (Vaswani et al. 2017)'
-    own = isinstance(model.config.model, ModelConfig)
+    own = model.config.model.architecture == ModelConfig.architecture
     return _CARD.format(
         name=name,
         model=paper if own else model.config.kind.description.capitalize(),

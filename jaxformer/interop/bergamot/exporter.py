@@ -6,6 +6,7 @@ import itertools
 import json
 import operator
 import pathlib
+import re
 from typing import Any
 
 import numpy as np
@@ -32,26 +33,6 @@ _SENTENCES = 200  # of the training text, for the scales of activations
 _LOWEST_BIAS = -100.0  # in place of -inf
 # Engines multiply matrices in blocks of as many features, and of as many tokens.
 _FEATURES, _TOKENS = 64, 8
-# More settings in special:model.yml, which describe parts that the model does not have.
-_UNUSED = """bert-train-type-embeddings: true
-bert-type-vocab-size: 2
-dim-rnn: 1024
-enc-cell: gru
-enc-cell-depth: 1
-enc-type: bidirectional
-layer-normalization: false
-tied-embeddings: false
-tied-embeddings-all: true
-tied-embeddings-src: false
-transformer-aan-activation: swish
-transformer-aan-depth: 2
-transformer-aan-nogate: false
-transformer-dim-aan: 2048
-transformer-guided-alignment-layer: last
-transformer-pool: false
-ulr-dim-emb: 0
-ulr-trainable-transformation: false
-version: v1.9.56"""
 _CONFIG = """relative-paths: true
 models:
   - {model}
@@ -91,6 +72,8 @@ def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
     search = check_search(model.config, _SYSTEM)
     data = data_section(model.config, DataConfig)
     languages = f"{data.source_language}{data.target_language}"
+    if not re.fullmatch(r"[a-z]{4}", languages):
+        raise UserError(f"{_SYSTEM}: expected language codes such as en and de: got {languages!r}")
     names = {
         "model": f"model.{languages}.intgemm.alphas.bin",
         "vocabulary": f"vocab.{languages}.spm",
@@ -102,13 +85,9 @@ def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
     tensors = _tensors(config, model.params, order)
     tensors |= _alphas(model, config, tensors, order)
     sizes = {theirs: str(getattr(config, ours)) for ours, theirs in layout.SIZES.items()}
-    settings = {
-        **layout.SETTINGS,
-        **dict(line.split(": ") for line in _UNUSED.splitlines()),
-        **sizes,
-    }
+    settings = layout.SETTINGS | sizes | {"tied-embeddings-all": "true"}
     settings["transformer-ffn-activation"] = config.activation
-    settings["dim-vocabs"] = f"\n  - {len(order)}\n  - {len(order)}"
+    settings["dim-vocabs"] = f"\n  - {len(order)}" * 2
     files.write_tensors(folder / names["model"], tensors, settings)
     notes = _NOTES
     if (model.folder.path / shortlist.NAME).exists():
@@ -161,33 +140,21 @@ def _vocabulary(model: TrainedModel) -> bytes:
 
 
 def _without_padding(model: bytes) -> bytes:
-    """Returns a SentencePiece model whose first pieces are </s> and <unk>, and the last are unused.
+    """Returns a SentencePiece model with </s> and <unk> first, and unused pieces last."""
+    from sentencepiece.sentencepiece_model_pb2 import ModelProto
 
-    A SentencePiece model is a protocol buffer with only messages as fields: 1 is a piece, 2 has the
-    ids of special pieces. A field of a message that occurs again replaces the earlier value.
-    """
-    pieces, others, place = [], b"", 0
-    while place < len(model):
-        start, size, shift = place, 0, 0
-        place += 1
-        while True:  # The size has seven bits in each byte.
-            size |= (model[place] & 127) << shift
-            shift, place = shift + 7, place + 1
-            if model[place - 1] < 128:
-                break
-        place += size
-        if model[start] == 0x0A:
-            pieces.append(model[start:place])
-        else:
-            others += model[start:place]
-    none = b"\xff" * 9 + b"\x01"  # -1
-    ids = b"\xc0\x02\x01" + b"\xc8\x02" + none + b"\xd0\x02\x00" + b"\xd8\x02" + none
-    ids = b"\x12" + bytes([len(ids)]) + ids  # unk_id, bos_id, eos_id and pad_id
-    kept = [pieces[EOS], *pieces[UNK:]]
-    for n in range(-len(kept) % _TOKENS):
-        piece = b"\x0a\x09<unused%d>\x18\x05" % n
-        kept.append(b"\x0a" + bytes([len(piece)]) + piece)
-    return open_processor(b"".join(kept) + others + ids).serialized_model_proto()
+    found = ModelProto.FromString(model)
+    pieces = [found.pieces[EOS], *found.pieces[UNK:]]
+    for number in range(-len(pieces) % _TOKENS):
+        piece = {"piece": f"<unused{number}>", "type": ModelProto.SentencePiece.UNUSED}
+        pieces.append(ModelProto.SentencePiece(**piece))
+    result = ModelProto.FromString(model)
+    result.ClearField("pieces")
+    result.pieces.extend(pieces)
+    ids = {"unk_id": layout.UNK, "bos_id": -1, "eos_id": layout.EOS, "pad_id": -1}
+    for name, number in ids.items():
+        setattr(result.trainer_spec, name, number)
+    return result.SerializeToString(deterministic=True)
 
 
 def _order(tokenizer: Any, vocabulary: bytes) -> Int[np.ndarray, " V"]:
@@ -229,6 +196,8 @@ def _alphas(
     path = model.folder.path / layout.ALPHAS
     if path.exists():
         known = read_workdir_object(path)
+        if not all(n.endswith(layout.ALPHA) and type(v) is float for n, v in known.items()):
+            raise UserError(f"{path}: expected numbers by the names of matrices; delete the file")
         return {name: np.array([[value]], np.float32) for name, value in known.items()}
     text = training_pairs(data_section(model.config, DataConfig))
     translator = Translator(model.config, model.params, model.tokenizer)

@@ -78,7 +78,8 @@ def export_model(
     """
     target = local_path(output).absolute()
     if compute_dtype is not None and format != "stablehlo":
-        raise UserError(f"--dtype is for stablehlo only: {format} has its own dtype; leave it out")
+        own = "int8" if format == "bergamot" else "float32"
+        raise UserError(f"--dtype is for stablehlo only: {format} stores {own}; leave it out")
     if target.is_symlink() or (target.exists() and not target.is_dir()):
         raise UserError(f"{target}: expected the name of a new folder, but it exists")
     if target.exists() and (found := sorted(os.listdir(target))):

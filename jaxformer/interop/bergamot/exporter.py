@@ -141,7 +141,8 @@ def _vocabulary(model: TrainedModel) -> bytes:
 
 def _without_padding(model: bytes) -> bytes:
     """Returns a SentencePiece model with </s> and <unk> first, and unused pieces last."""
-    from sentencepiece.sentencepiece_model_pb2 import ModelProto
+    # pyright does not see generated classes.
+    from sentencepiece.sentencepiece_model_pb2 import ModelProto  # pyright: ignore
 
     found = ModelProto.FromString(model)
     pieces = [found.pieces[EOS], *found.pieces[UNK:]]
@@ -204,10 +205,15 @@ def _alphas(
     sources = map(translator.tokenizer.encode, (source for source, _ in text))
     fitting = ([*ids, EOS] for ids in sources if 0 < len(ids) < 100)
     chosen = list(itertools.islice(fitting, _SENTENCES))
+    if not chosen:
+        raise UserError(f"{_SYSTEM}: expected text to train on, for the scales: found none")
     found = translator.translate_ids(chosen)
     number = np.zeros(config.vocab_size, int)
     number[order] = np.arange(len(order))
-    pairs = [(number[s], number[t.tokens[0]]) for s, t in zip(chosen, found, strict=True)]
+    pairs = [
+        (number[source].tolist(), number[decoded.tokens[0]].tolist())
+        for source, decoded in zip(chosen, found, strict=True)
+    ]
     return find_alphas(tensors, config, pairs)
 
 

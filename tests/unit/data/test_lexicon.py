@@ -19,7 +19,7 @@ def model_1(pairs, iterations):
     """Returns t(target | source), as in the pseudocode of Koehn 2010, figure 4.3."""
     table = collections.defaultdict(lambda: 1.0)
     for _ in range(iterations):
-        counts, totals = collections.Counter(), collections.Counter()
+        counts, totals = (collections.defaultdict(float) for _ in range(2))
         for source, target in pairs:
             for word in target:
                 total = sum(table[word, other] for other in [NONE, *source])

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import sentencepiece
 
+from jaxformer.cli import main
 from jaxformer.config import Config, DataConfig, read_config
 from jaxformer.data.bpe import train_tokenizer
 from jaxformer.data.numerals import NumeralsCorpus
@@ -459,3 +460,41 @@ def test_what_bergamot_lacks_is_refused(student, tmp_path, changes, words):
     config = dataclasses.replace(trained.config, model=section)
     with pytest.raises(UserError, match=re.escape(words)):
         exporter.write(dataclasses.replace(trained, config=config), tmp_path)
+
+
+def test_the_beginning_of_sentence_is_the_zero_vector(student):
+    module, params = load_model(student)
+    table = np.array(params["embedding"])
+    table[BOS] += 1
+    tokens = np.array([[BOS, 5, 6]], np.int32)
+    apply = jax.jit(module.apply)
+    before, after = (
+        np.delete(apply({"params": {**params, "embedding": t}}, tokens[:, 1:], tokens), BOS, -1)
+        for t in (np.asarray(params["embedding"]), table)
+    )
+    np.testing.assert_array_equal(before, after)
+
+
+def test_the_command_learns_from_the_runs_text_or_from_files(student, tmp_path, capsys):
+    assert main(["shortlist", "--workdir", str(student), "--pairs", "30"]) == 0
+    assert "learned from 30 pairs" in capsys.readouterr().out
+    own = Shortlist.load(student, 320)
+    pairs = list(itertools.islice(NumeralsCorpus("en", "de").pairs("train"), 30))
+    files = [tmp_path / "a.en", tmp_path / "a.de"]
+    for side, file in enumerate(files):
+        file.write_text("".join(f"{pair[side]}\n" for pair in pairs))
+    words = ["shortlist", "--workdir", str(student), "--source", str(files[0])]
+    assert main([*words, "--target", str(files[1])]) == 0
+    for ours, theirs in zip(
+        *map(dataclasses.astuple, (own, Shortlist.load(student, 320))), strict=True
+    ):
+        np.testing.assert_array_equal(ours, theirs)
+    files[1].write_text("")
+    files[0].write_text("")
+    for more, message in (
+        ([], "--source and --target go together: give both or none"),
+        (["--target", str(files[1])], "expected sentence pairs to learn from: found none"),
+        (["--target", str(files[1]), "--best", "0"], "--best must be at least 1: got 0"),
+    ):
+        assert main([*words, *more]) == 2
+        assert message in capsys.readouterr().err

@@ -27,6 +27,7 @@ from jaxformer.kinds import KINDS, Kind, kind_of
 from jaxformer.models.architecture import Architecture
 from jaxformer.models.assembly import ModelConfig
 from jaxformer.models.encoder import EncoderConfig
+from jaxformer.models.student import StudentConfig
 from jaxformer.runs.workdir import Workdir
 from jaxformer.search import BeamSearch, Sampling, serialization
 from jaxformer.training.mesh import MeshConfig
@@ -42,6 +43,7 @@ __all__ = [  # Users import the sections of a config from here, too.
     "MeshConfig",
     "ModelConfig",
     "StreamConfig",
+    "StudentConfig",
     "TrainingConfig",
 ]
 

@@ -34,6 +34,7 @@ COMMANDS = {
     "replay": "replay.replay",
     "average": "convert.average",
     "quantize": "convert.quantize",
+    "shortlist": "shortlist.shortlist",
     "attention": "plot.attention",
     "plot": "plot.plot",
     "import": "convert.import_model",

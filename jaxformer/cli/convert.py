@@ -100,7 +100,7 @@ def import_model(
 
 
 def export_model(
-    format: Literal["stablehlo", "ctranslate2", "marian", "safetensors"],
+    format: Literal["stablehlo", "ctranslate2", "marian", "bergamot", "safetensors"],
     *,
     workdir: ModelDir,
     output: Folder,
@@ -112,8 +112,9 @@ def export_model(
 
     Options:
       format: stablehlo: the whole search as a program for JAX; ctranslate2: a model for
-        CTranslate2; marian: MarianMTModel of the transformers library; safetensors: parameters,
-        of a model from jaxformer import hf for the transformers library
+        CTranslate2; marian: MarianMTModel of the transformers library; bergamot: a student in
+        int8, for Firefox; safetensors: parameters, of a model from jaxformer import hf for the
+        transformers library
       output: folder to create
 
     Example:

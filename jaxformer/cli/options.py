@@ -64,7 +64,7 @@ class ModelOptions:
       ensemble: workdirs of models with the same tokenizer, whose probabilities are averaged with
         this model's
       shortlist: generate only the words that the model's shortlist has for a batch of sentences,
-        which is faster; for models imported with one
+        which is faster; see jaxformer shortlist
     """
 
     weights: Annotated[str, Value(_CHECKPOINTS + _AUTO, "model", "CHECKPOINT")] = "auto"

@@ -5,7 +5,7 @@ import itertools
 import re
 from collections.abc import Iterator
 
-from jaxformer.data.corpus import Corpus, parse_mixture
+from jaxformer.data.corpus import Corpus, DataConfig, VerifiedCorpus, open_corpus, parse_mixture
 from jaxformer.errors import UserError
 
 
@@ -20,6 +20,11 @@ def hold_out(corpus: Corpus, train: str, valid: str) -> Corpus:
     if not re.fullmatch(r"\d+(\.\d+)?%", valid) or not 0 < float(valid[:-1]) < 100:
         raise UserError(f"data.valid: expected a share from 0 % to 100 %, such as 5%: got {valid}")
     return HeldOutCorpus(corpus, train, valid)
+
+
+def training_pairs(data: DataConfig) -> Iterator[tuple[str, str]]:
+    """Yields the sentence pairs of the training split, each once, except of treebanks."""
+    return VerifiedCorpus(hold_out(open_corpus(data), data.train, data.valid)).pairs(data.train)
 
 
 class HeldOutCorpus:

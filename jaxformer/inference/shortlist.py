@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Int
 
+from jaxformer.data.lexicon import NONE, TokenPairs, learn_lexicon
 from jaxformer.data.tokenizer import PAD, UNK
 from jaxformer.errors import UserError
 from jaxformer.files import explain_read_errors, read_whole, write_file
@@ -35,6 +36,31 @@ class Shortlist:
     common: Int[np.ndarray, " C"]
     offsets: Int[np.ndarray, " _"]
     targets: Int[np.ndarray, " E"]
+
+    @classmethod
+    def learn(
+        cls, pairs: TokenPairs, vocab_size: int, *, first: int = 100, best: int = 100
+    ) -> "Shortlist":
+        """Learns a shortlist from translations in token ids.
+
+        Args:
+          pairs: Source and target of each pair, without special tokens.
+          vocab_size: Number of token ids.
+          first: Number of the most frequent target tokens, which are likely for every source.
+          best: Number of the most probable targets of each source token, by IBM model 1.
+        """
+        sources, targets, probabilities = learn_lexicon(pairs, vocab_size)
+        order = np.lexsort((-probabilities, sources))
+        sources, targets = sources[order], targets[order]
+        ranks = np.arange(len(sources)) - np.searchsorted(sources, sources)
+        kept = (ranks < best) & (sources != NONE)
+        frequency = np.zeros(vocab_size, np.int64)
+        for _, target in pairs:
+            np.add.at(frequency, np.asarray(target, np.int64), 1)
+        common = np.sort(np.argsort(-frequency, kind="stable")[:first])
+        offsets = np.searchsorted(sources[kept], np.arange(vocab_size + 1))
+        arrays = (common[frequency[common] > 0], offsets, targets[kept])
+        return cls(*(array.astype(np.int32) for array in arrays))
 
     def candidates(
         self, sources: Sequence[Sequence[int]], vocab_size: int
@@ -67,7 +93,7 @@ class Shortlist:
         """
         path = folder / NAME
         if not path.exists():
-            raise UserError(f"{path}: no such file; only imported models have a shortlist")
+            raise UserError(f"{path}: no such file; jaxformer shortlist learns one")
         with explain_read_errors(path):
             content = read_whole(path, folder)
         try:

@@ -15,6 +15,7 @@ from jaxformer.errors import UserError
 from jaxformer.files import local_path, write_file
 from jaxformer.inference.weights import TrainedModel, params_sha256
 from jaxformer.interop import ctranslate2, safetensors, stablehlo
+from jaxformer.interop.bergamot import exporter as bergamot
 from jaxformer.interop.formats import Usage
 from jaxformer.interop.huggingface import exporter as huggingface
 from jaxformer.interop.marian import exporter as marian
@@ -22,11 +23,12 @@ from jaxformer.kinds import TRANSLATION
 from jaxformer.search import BeamSearch, Sampling
 from jaxformer.version import __version__
 
-Format = Literal["stablehlo", "ctranslate2", "marian", "safetensors"]
+Format = Literal["stablehlo", "ctranslate2", "marian", "bergamot", "safetensors"]
 _FORMATS = {
     "stablehlo": stablehlo.write,
     "ctranslate2": ctranslate2.write,
     "marian": marian.write,
+    "bergamot": bergamot.write,
     "safetensors": safetensors.write,
 }
 _CARD = """# {name}
@@ -76,7 +78,8 @@ def export_model(
     """
     target = local_path(output).absolute()
     if compute_dtype is not None and format != "stablehlo":
-        raise UserError(f"--dtype is for stablehlo only: {format} stores float32; leave it out")
+        own = "int8" if format == "bergamot" else "float32"
+        raise UserError(f"--dtype is for stablehlo only: {format} stores {own}; leave it out")
     if target.is_symlink() or (target.exists() and not target.is_dir()):
         raise UserError(f"{target}: expected the name of a new folder, but it exists")
     if target.exists() and (found := sorted(os.listdir(target))):
@@ -117,7 +120,7 @@ def _model_card(model: TrainedModel, name: str, usage: Usage) -> str:
     if (tokenizer := model.tokenizer_file) is not None:
         facts["SHA-256 of the tokenizer"] = hashlib.sha256(tokenizer).hexdigest()
     paper = 'A Transformer as in "Attention Is All You Need" (Vaswani et al. 2017)'
-    own = isinstance(model.config.model, ModelConfig)
+    own = model.config.model.architecture == ModelConfig.architecture
     return _CARD.format(
         name=name,
         model=paper if own else model.config.kind.description.capitalize(),

@@ -8,6 +8,7 @@ from typing import Literal
 
 from flax import linen as nn
 
+from jaxformer.data.tokenizer import BOS
 from jaxformer.errors import UserError
 from jaxformer.fields import check_positive
 from jaxformer.models.assembly import ModelConfig, make_stack
@@ -50,9 +51,10 @@ class StudentConfig(ModelConfig):
 class Student(Transformer):
     """A Transformer whose decoder has :class:`~jaxformer.nn.SSRU` in place of self-attention.
 
-    It is called and decodes as :class:`~jaxformer.Transformer` does.
+    It is called and decodes as :class:`~jaxformer.Transformer` does. As in Marian's models, the
+    embedding of the beginning of sentence is the zero vector.
 
-    Departs from the paper: the recurrence, and the number of decoder layers.
+    Departs from the paper: the recurrence, the number of decoder layers, and the zero vector.
 
     Attributes:
       config: The architecture.
@@ -62,6 +64,10 @@ class Student(Transformer):
     config: StudentConfig
 
     section = StudentConfig
+
+    def setup(self) -> None:
+        super().setup()
+        self.embed = dataclasses.replace(self.embed, zero_id=BOS)
 
     @nn.nowrap
     def _make_decoder(self) -> Stack:

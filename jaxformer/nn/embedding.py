@@ -68,6 +68,7 @@ class Embedding:
     max_length: int  # number of positions that have an encoding
     compute_dtype: ComputeDtype
     is_scaled: bool = True  # multiplies by sqrt(d_model)
+    zero_id: int | None = None  # a token whose embedding is the zero vector
 
     def __call__(
         self,
@@ -92,6 +93,8 @@ class Embedding:
         x, length = embed(self.table, tokens), tokens.shape[1]
         if positions is None and isinstance(length, int):
             check_length("sequence", length, self.max_length)
+        if self.zero_id is not None:
+            x = jnp.where((tokens == self.zero_id)[..., None], 0.0, x)
         if self.is_scaled:
             x = x * math.sqrt(x.shape[-1])
         if self.encodings is not None:

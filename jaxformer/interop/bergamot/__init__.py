@@ -1,4 +1,4 @@
-"""Bergamot's translation models, as Firefox ships them: import of their files.
+"""Bergamot's translation models, as Firefox ships them: import and export of their files.
 
-``files`` reads the binary formats, and ``importer`` converts a model to a workdir.
+``files`` reads and writes the binary formats, and ``layout`` has the names of tensors.
 """

@@ -9,13 +9,14 @@ shapes, and all data:
 
 import pathlib
 import re
+import struct
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from jaxformer.errors import UserError
-from jaxformer.files import explain_read_errors, read_whole
+from jaxformer.files import explain_read_errors, read_whole, write_file
 
 _MAX_BYTES = 2**31
 _MAX_TENSORS, _MAX_NAME, _MAX_AXES = 4096, 256, 4
@@ -33,6 +34,7 @@ _REFUSED = {
 # Matrices of these names are stored transposed, under the shape that they have otherwise.
 _TRANSPOSED = re.compile(r".*_W[a-z0-9]?")
 _SETTINGS = "special:model.yml"
+_ALIGNMENT = 256  # of the data of each tensor
 _SETTING = re.compile(r"([\w-]+): *(\S.*?)?\s*")
 _SHORTLIST = 0xF11A48D5013417F5
 
@@ -115,6 +117,40 @@ def _values(
     return values.reshape(shape)
 
 
+def write_tensors(
+    path: pathlib.Path, tensors: dict[str, Float[np.ndarray, "..."]], settings: dict[str, str]
+) -> None:
+    """Writes matrices of layers and embeddings as int8, everything else as float32.
+
+    The inverse of :func:`read_tensors`. The largest absolute value of a matrix becomes 127.
+    """
+    given = {name: value or '""' for name, value in sorted(settings.items())}
+    text = "".join(f"{name}: {value}\n" for name, value in given.items())
+    blobs = {name: _serialize(name, tensors[name]) for name in sorted(tensors)}
+    blobs[_SETTINGS] = 0x101, text.encode() + b"\0"
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    shapes[_SETTINGS] = (len(blobs[_SETTINGS][1]),)
+    start = struct.pack("<2Q", 1, len(blobs))
+    for name, (kind, data) in blobs.items():
+        start += struct.pack("<4Q", len(name) + 1, kind, len(shapes[name]), len(data))
+    start += b"".join(name.encode() + b"\0" for name in blobs)
+    start += b"".join(np.array(shapes[name], "<i4").tobytes() for name in blobs)
+    padding = -(len(start) + 8) % _ALIGNMENT
+    content = [start, struct.pack("<Q", padding), bytes(padding), *(d for _, d in blobs.values())]
+    write_file(path, b"".join(content))
+
+
+def _serialize(name: str, tensor: Float[np.ndarray, "..."]) -> tuple[int, bytes]:
+    """Returns the type and the data of a tensor."""
+    kind, data = 0x404, tensor.astype("<f4").tobytes()
+    if _TRANSPOSED.fullmatch(name) or name.startswith("Wemb"):
+        multiplier = np.float32(127) / np.abs(tensor).max().astype(np.float32)
+        values = np.rint(tensor * multiplier).astype(np.int8)
+        values = values.T if _TRANSPOSED.fullmatch(name) else values
+        kind, data = 0x4101, values.tobytes() + multiplier.astype("<f4").tobytes()
+    return kind, data + bytes(-len(data) % _ALIGNMENT)
+
+
 def _parse(text: str) -> dict[str, str]:
     """Returns the scalars of a YAML mapping, and the items of its lists, joined by spaces."""
     found, last = {}, ""
@@ -160,6 +196,15 @@ def read_shortlist(path: pathlib.Path) -> Shortlist:
     if not num_offsets or offsets[-1] != num_tokens or (np.diff(offsets) < 0).any():
         raise cursor.error("has offsets that do not fit its tokens")
     return Shortlist(first, offsets, tokens)
+
+
+def write_shortlist(path: pathlib.Path, shortlist: Shortlist) -> None:
+    """Writes a shortlist that :func:`read_shortlist` reads."""
+    first, offsets, tokens = shortlist
+    longest = np.diff(offsets).max(initial=0)
+    body = np.array([first, longest, len(offsets), len(tokens)], "<u8").tobytes()
+    body += offsets.astype("<u8").tobytes() + tokens.astype("<u4").tobytes()
+    write_file(path, struct.pack("<2Q", _SHORTLIST, _checksum(body)) + body)
 
 
 def _checksum(content: bytes) -> int:

@@ -4,10 +4,13 @@ A bias of -inf keeps tokens from being generated: padding, the beginning of sent
 embedding is the zero vector, and unknown tokens. With two vocabularies, ours is their union.
 """
 
+import functools
+import json
 import pathlib
 import re
 from typing import Any
 
+import flax.traverse_util
 import jax
 import numpy as np
 from jaxtyping import Int
@@ -16,11 +19,11 @@ from jaxformer.config import Config, DataConfig
 from jaxformer.data.marian_tokenizer import MarianTokenizer
 from jaxformer.data.tokenizer import BOS, PAD, UNK, open_processor
 from jaxformer.errors import UserError
-from jaxformer.files import explain_read_errors, local_path, read_whole, run_path
+from jaxformer.files import explain_read_errors, local_path, read_whole, run_path, write_file
 from jaxformer.inference.shortlist import Shortlist
 from jaxformer.inference.weights import write_model
-from jaxformer.interop.arrays import NamedArrays, Params, split_heads, stack
-from jaxformer.interop.bergamot import files
+from jaxformer.interop.arrays import NamedArrays, Params, stack
+from jaxformer.interop.bergamot import files, layout
 from jaxformer.interop.bergamot.files import read_shortlist, read_tensors
 from jaxformer.models.student import StudentConfig
 from jaxformer.nn.feed_forward import Activation
@@ -30,33 +33,9 @@ from jaxformer.search import BeamSearch
 COMMAND = "jaxformer import"
 _LAYOUT = "model.XXYY.intgemm.alphas.bin, and vocab.XXYY.spm or srcvocab.XXYY.spm and trgvocab..."
 _NAME = re.compile(r"model\.([a-z]{2})([a-z]{2})\..*bin")
-# Settings with a single value that is read.
-_ONLY = {
-    "type": "transformer",
-    "dec-cell": "ssru",
-    "transformer-decoder-autoreg": "rnn",
-    "transformer-preprocess": "",
-    "transformer-postprocess": "dan",
-    "transformer-postprocess-emb": "d",
-    "transformer-postprocess-top": "",
-    "transformer-train-position-embeddings": "false",
-    "transformer-no-projection": "false",
-    "transformer-tied-layers": "[]",
-    "transformer-ffn-depth": "2",
-    "transformer-depth-scaling": "false",
-    "dec-cell-base-depth": "2",
-    "dec-cell-high-depth": "1",
-    "output-omit-bias": "false",
-    "lemma-dim-emb": "0",
-    "input-types": "[]",
-    "right-left": "false",
-    "skip": "false",
-    "ulr": "false",
-}
 _ACTIVATIONS: dict[str, Activation] = {"relu": "relu", "swish": "swish"}
-# Our special tokens in theirs: none has an id for padding and for the beginning.
-_EOS, _UNK = 0, 1
-_SPECIAL = [-1, _EOS, -1, _UNK]
+# Our special tokens in theirs.
+_SPECIAL = [-1, layout.EOS, -1, layout.UNK]
 _MAX_LENGTH = 512
 
 
@@ -90,6 +69,8 @@ def import_bergamot(directory: pathlib.Path, workdir: pathlib.Path) -> str:
     tokenizer = MarianTokenizer.assemble(contents[0], contents[-1], pieces)
     identity = {"tokenizer": tokenizer.sha256}
     write_model(folder, COMMAND, identity, tokenizer.serialized, config, params)
+    alphas = {n: float(a.item()) for n, a in tensors.items() if n.endswith(layout.ALPHA)}
+    write_file(folder.path / layout.ALPHAS, json.dumps(alphas).encode())
     lists = sorted(directory.glob("lex.*.s2t.bin"))
     if lists:
         _shortlist(read_shortlist(lists[0]), orders[0], orders[-1]).save(folder.path)
@@ -153,7 +134,7 @@ def _order(side: list[str], pieces: list[str]) -> Int[np.ndarray, " V"]:
 def _model(
     path: pathlib.Path, settings: dict[str, str], vocab_size: int, *, split: bool
 ) -> StudentConfig:
-    for name, only in _ONLY.items():
+    for name, only in layout.SETTINGS.items():
         if (value := settings.get(name, only)) != only:
             raise UserError(f"{path}: expected {name} to be {only!r}: got {value!r:.80}")
     if settings.get("dec-cell") is None:
@@ -161,15 +142,8 @@ def _model(
     activation = settings.get("transformer-ffn-activation", "swish")
     if activation not in _ACTIVATIONS:
         raise UserError(f"{path}: expected the activation relu or swish: {activation!r:.80}")
-    sizes = {
-        "d_model": "dim-emb",
-        "d_ff": "transformer-dim-ffn",
-        "num_heads": "transformer-heads",
-        "num_layers": "enc-depth",
-        "num_decoder_layers": "dec-depth",
-    }
     values: dict[str, Any] = {}
-    for ours, theirs in sizes.items():
+    for ours, theirs in layout.SIZES.items():
         if not (text := settings.get(theirs, "")).isdecimal():
             raise UserError(f"{path}: expected {theirs} to be a whole number: got {text!r:.80}")
         values[ours] = int(text)
@@ -178,6 +152,7 @@ def _model(
             vocab_size=vocab_size,
             activation=_ACTIVATIONS[activation],
             biases=True,
+            dropout_rate=0.0,
             positions="tensor2tensor",
             embeddings="separate" if split else "tied",
             max_length=_MAX_LENGTH,
@@ -203,20 +178,17 @@ def _read_params(
         place=str(path),
     )
     for name in tensors:
-        if name.endswith("_QuantMultA"):  # The scale of int8 activations; ours is found per row.
+        if name.endswith(layout.ALPHA):  # The scale of int8 activations; ours is found per row.
             arrays.skip(name)
 
     bias = arrays.array("decoder_ff_logit_out_b", "1V")[0]
     bias[[PAD, BOS, UNK]] = -np.inf
     bias[orders[-1] < 0] = -np.inf
-    heads = config.num_heads
     params: Params = {
-        "encoder": {"layers": stack(lambda n: _encoder_layer(arrays, n, heads), config.num_layers)},
-        "decoder": {
-            "layers": stack(lambda n: _decoder_layer(arrays, n, heads), config.num_decoder_layers)
-        },
-        "logits_bias": bias,
+        side: {"layers": stack(functools.partial(_layer, arrays, config.num_heads, side), depth)}
+        for side, depth in (("encoder", config.num_layers), ("decoder", config.num_decoder_layers))
     }
+    params["logits_bias"] = bias
     if config.embeddings == "tied":
         params["embedding"] = arrays.array("Wemb", "VD")
     else:
@@ -226,55 +198,14 @@ def _read_params(
     return params
 
 
-def _encoder_layer(arrays: NamedArrays, number: int, heads: int) -> Params:
-    name = f"encoder_l{number + 1}"
-    return {
-        **_attention(arrays, f"{name}_self", "self_attention", heads),
-        **_feed_forward(arrays, name),
-    }
-
-
-def _decoder_layer(arrays: NamedArrays, number: int, heads: int) -> Params:
-    name = f"decoder_l{number + 1}"
-    recurrence = {
-        "input": arrays.array(f"{name}_rnn_W", "DD"),
-        "forget": arrays.array(f"{name}_rnn_Wf", "DD"),
-        "forget_bias": arrays.array(f"{name}_rnn_bf", "1D")[0],
-    }
-    return {
-        "self_attention": recurrence,
-        "self_attention_residual": _norm(arrays, f"{name}_rnn_ffn"),
-        **_attention(arrays, f"{name}_context", "cross_attention", heads),
-        **_feed_forward(arrays, name),
-    }
-
-
-def _attention(arrays: NamedArrays, name: str, ours: str, heads: int) -> Params:
-    found: Params = {}
-    for letter, projection in {"q": "query", "k": "key", "v": "value"}.items():
-        linear = {
-            projection: arrays.array(f"{name}_W{letter}", "DD"),
-            f"{projection}_bias": arrays.array(f"{name}_b{letter}", "1D")[0],
-        }
-        found |= split_heads(linear, heads)
-    found["output"] = arrays.array(f"{name}_Wo", "DD")
-    found["output_bias"] = arrays.array(f"{name}_bo", "1D")[0]
-    return {ours: found, f"{ours}_residual": _norm(arrays, f"{name}_Wo")}
-
-
-def _feed_forward(arrays: NamedArrays, name: str) -> Params:
-    network = {
-        "inner": arrays.array(f"{name}_ffn_W1", "DF"),
-        "inner_bias": arrays.array(f"{name}_ffn_b1", "1F")[0],
-        "outer": arrays.array(f"{name}_ffn_W2", "FD"),
-        "outer_bias": arrays.array(f"{name}_ffn_b2", "1D")[0],
-    }
-    return {
-        "feed_forward": network,
-        "feed_forward_residual": _norm(arrays, f"{name}_ffn_ffn"),
-    }
-
-
-def _norm(arrays: NamedArrays, name: str) -> Params:
-    parts = {"scale": "ln_scale", "bias": "ln_bias"}
-    return {"norm": {ours: arrays.array(f"{name}_{p}", "1D")[0] for ours, p in parts.items()}}
+def _layer(arrays: NamedArrays, heads: int, side: str, number: int) -> Params:
+    found = {}
+    for path, name in layout.LAYERS[side].items():
+        is_matrix = "_W" in name and "_ln" not in name
+        axes = layout.AXES.get(name, "DD" if is_matrix else "1D")
+        array = arrays.array(f"{side}_l{number + 1}_{name}", axes)
+        array = array if is_matrix else array[0]
+        if path[-1].removesuffix("_bias") in layout.PROJECTIONS:
+            array = array.reshape(*array.shape[:-1], heads, -1)
+        found[path] = array
+    return flax.traverse_util.unflatten_dict(found)

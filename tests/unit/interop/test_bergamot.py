@@ -1,23 +1,35 @@
 """Bergamot's files against a writer and a model in NumPy, which follow Marian's formulas."""
 
 import contextlib
+import dataclasses
 import io
+import itertools
 import re
 import struct
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import sentencepiece
 
+from jaxformer.cli import main
+from jaxformer.config import Config, DataConfig, read_config
+from jaxformer.data.bpe import train_tokenizer
+from jaxformer.data.numerals import NumeralsCorpus
 from jaxformer.data.tokenizer import BOS, EOS
 from jaxformer.errors import UserError
 from jaxformer.inference import shortlist as shortlists
 from jaxformer.inference.shortlist import Shortlist
 from jaxformer.inference.translator import Translator
+from jaxformer.inference.weights import TrainedModel, load_model, write_model
+from jaxformer.interop.bergamot import exporter
 from jaxformer.interop.bergamot.files import read_shortlist, read_tensors
 from jaxformer.interop.bergamot.importer import import_bergamot
-from jaxformer.models.student import Student
+from jaxformer.interop.export import export_model
+from jaxformer.kinds import make_init
+from jaxformer.models.student import Student, StudentConfig
+from jaxformer.runs.workdir import Workdir
 from jaxformer.search import BeamSearch
 
 D, F, HEADS, ENCODER, DECODER = 8, 12, 2, 2, 1
@@ -293,6 +305,7 @@ def test_a_shortlist_restricts_the_search(model, dtype, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def _small_sizes(monkeypatch):
+    monkeypatch.setattr(exporter, "_FEATURES", 4)
     monkeypatch.setattr(shortlists, "_SIZES", (20, 24))
 
 
@@ -329,3 +342,159 @@ def test_shortlists_are_read_and_checked(tmp_path):
         path.write_bytes(content)
         with pytest.raises(UserError, match=words):
             read_shortlist(path)
+
+
+def test_an_import_is_exported_as_it_was(model, tmp_path):
+    path, tensors = model
+    settings = {**read_tensors(path)[1], "dim-vocabs": " ".join([str(len(tensors["Wemb"]))] * 2)}
+    lists = [[], *([7, 9] for _ in range(len(tensors["Wemb"]) - 1))]
+    path.with_name("lex.50.50.ende.s2t.bin").write_bytes(shortlist(lists))
+    import_bergamot(tmp_path, tmp_path / "run")
+    export_model("bergamot", tmp_path / "run", tmp_path / "out")
+    found = read_tensors(tmp_path / "out" / "model.ende.intgemm.alphas.bin")
+    expected = read_tensors(path)[0]
+    bias = expected["decoder_ff_logit_out_b"] = expected["decoder_ff_logit_out_b"].copy()
+    bias[0, 1] = -100  # <unk>
+    assert found[0].keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[0][name], value, rtol=2e-7, err_msg=name)
+    assert {name: found[1][name] for name in settings} == settings
+    for ours, theirs in (("vocab", "vocab"), ("lex", "lex.50.50")):
+        [theirs] = tmp_path.glob(f"{theirs}.ende.*")
+        [ours] = (tmp_path / "out").glob(f"{ours}.ende.*")
+        assert ours.read_bytes() == theirs.read_bytes()
+
+
+@pytest.fixture(scope="module")
+def student(tmp_path_factory):
+    """Returns the workdir of a random student with a tokenizer of ours, for numerals."""
+    pairs = list(NumeralsCorpus("en", "de").pairs("held_out"))
+    tokenizer = train_tokenizer([text for pair in pairs for text in pair], 320)
+    section = StudentConfig(
+        vocab_size=320,
+        d_model=D,
+        d_ff=F,
+        num_heads=HEADS,
+        num_layers=ENCODER,
+        num_decoder_layers=DECODER,
+        positions="tensor2tensor",
+        max_length=64,
+    )
+    data = DataConfig(corpus="numerals", max_length=64)
+    search = BeamSearch(beam_size=1, max_length=12)
+    config = Config(model=section, data=data, search=search)
+    folder = Workdir(tmp_path_factory.mktemp("student") / "run")
+    params = jax.jit(make_init(section))(jax.random.key(0))
+    identity = {"tokenizer": tokenizer.sha256}
+    write_model(folder, "tests", identity, tokenizer.serialized, config, params)
+    return folder.path
+
+
+def test_a_trained_student_is_rounded_to_int8(student, tmp_path, monkeypatch):
+    monkeypatch.setattr(exporter, "_SENTENCES", 3)
+    Shortlist.learn([([300], [301, 302])] * 2, 320).save(student)
+    export_model("bergamot", student, tmp_path / "out")
+    import_bergamot(tmp_path / "out", tmp_path / "run")
+    module, ours = load_model(student)
+    found = TrainedModel.load(tmp_path / "run")
+    assert read_config(Workdir(tmp_path / "run")).model.d_ff == F
+    tokenizers = TrainedModel.load(student).tokenizer, found.tokenizer
+    text = "two hundred and 7 ÿ"
+    rows = [[t.piece(i) for i in t.encode(text)] for t in tokenizers]
+    assert rows[0] == rows[1]
+    assert tokenizers[0].decode(tokenizers[0].encode(text)) == tokenizers[1].decode(
+        tokenizers[1].encode(text)
+    )
+    table = np.asarray(ours["embedding"])[4:]
+    largest = np.abs(np.delete(ours["embedding"], [0, BOS], axis=0)).max()
+    np.testing.assert_allclose(found.params["embedding"][4:320], table, atol=largest / 253)
+    for stack in ("encoder", "decoder"):
+        for path, leaf in jax.tree.leaves_with_path(ours[stack]):
+            other = found.params[stack]
+            for key in path:
+                other = other[key.key]
+            np.testing.assert_allclose(other, leaf, atol=np.abs(leaf).max() / 253)
+    learned = Shortlist.load(tmp_path / "run", 322)
+    assert learned.targets[learned.offsets[300] : learned.offsets[301]].tolist() == [301, 302]
+    alphas = read_tensors(tmp_path / "out" / "model.ende.intgemm.alphas.bin")[0]
+    maxima = {"Wemb": [], "decoder_l1_context_Wv": []}
+    translator = Translator.load(student)
+    pairs = itertools.islice(NumeralsCorpus("en", "de").pairs("train"), 3)
+    sources = [translator.source_ids(source) for source, _ in pairs]
+
+    @jax.jit
+    def largest(src, tokens):
+        memory = module.apply({"params": ours}, src, method="encode")
+        features = module.apply({"params": ours}, tokens, memory, src != 0, method="decode")
+        both = (features, tokens), (memory, src)
+        return [abs(jnp.where((ids == 0)[..., None], 0, x)).max() for x, ids in both]
+
+    for src, decoded in zip(sources, translator.translate_ids(sources), strict=True):
+        tokens = np.zeros((1, 16), np.int32)
+        row = [BOS, *decoded.tokens[0][:-1]]
+        tokens[0, : len(row)] = row
+        src = np.pad(np.array([src], np.int32), ((0, 0), (0, 40 - len(src))))
+        for values, value in zip(maxima.values(), largest(src, tokens), strict=True):
+            values.append(float(value))
+    for name, values in maxima.items():
+        limit = np.mean(values) + 1.1 * np.std(values)
+        assert alphas[f"{name}_QuantMultA"].item() == pytest.approx(127 / limit, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"positions": "sinusoidal"}, "expected model.positions=tensor2tensor, got sinu"),
+        ({"embeddings": "separate"}, "expected model.embeddings=tied, got separate"),
+        ({"norm_epsilon": 1e-5}, "expected model.norm_epsilon=1e-06, got 1e-05"),
+        ({"d_ff": 10}, "expected model.d_ff to be a multiple of 4, got 10"),
+        ({"activation": "gelu"}, "expected model.activation=relu or swish, got gelu"),
+        (None, "expected a student, a StudentConfig, got a ModelConfig"),
+    ],
+)
+def test_what_bergamot_lacks_is_refused(student, tmp_path, changes, words):
+    trained = TrainedModel.load(student)
+    section = Config().model
+    if changes is not None:
+        section = dataclasses.replace(trained.config.model, **changes)
+    config = dataclasses.replace(trained.config, model=section)
+    with pytest.raises(UserError, match=re.escape(words)):
+        exporter.write(dataclasses.replace(trained, config=config), tmp_path)
+
+
+def test_the_beginning_of_sentence_is_the_zero_vector(student):
+    module, params = load_model(student)
+    table = np.array(params["embedding"])
+    table[BOS] += 1
+    tokens = np.array([[BOS, 5, 6]], np.int32)
+    apply = jax.jit(module.apply)
+    before, after = (
+        np.delete(apply({"params": {**params, "embedding": t}}, tokens[:, 1:], tokens), BOS, -1)
+        for t in (np.asarray(params["embedding"]), table)
+    )
+    np.testing.assert_array_equal(before, after)
+
+
+def test_the_command_learns_from_the_runs_text_or_from_files(student, tmp_path, capsys):
+    assert main(["shortlist", "--workdir", str(student), "--pairs", "30"]) == 0
+    assert "learned from 30 pairs" in capsys.readouterr().out
+    own = Shortlist.load(student, 320)
+    pairs = list(itertools.islice(NumeralsCorpus("en", "de").pairs("train"), 30))
+    files = [tmp_path / "a.en", tmp_path / "a.de"]
+    for side, file in enumerate(files):
+        file.write_text("".join(f"{pair[side]}\n" for pair in pairs))
+    words = ["shortlist", "--workdir", str(student), "--source", str(files[0])]
+    assert main([*words, "--target", str(files[1])]) == 0
+    for ours, theirs in zip(
+        *map(dataclasses.astuple, (own, Shortlist.load(student, 320))), strict=True
+    ):
+        np.testing.assert_array_equal(ours, theirs)
+    files[1].write_text("")
+    files[0].write_text("")
+    for more, message in (
+        ([], "--source and --target go together: give both or none"),
+        (["--target", str(files[1])], "expected sentence pairs to learn from: found none"),
+        (["--target", str(files[1]), "--best", "0"], "--best must be at least 1: got 0"),
+    ):
+        assert main([*words, *more]) == 2
+        assert message in capsys.readouterr().err

@@ -1,0 +1,75 @@
+"""Names of tensors in Bergamot's files, and their paths in the parameters of our layers."""
+
+Names = dict[tuple[str, ...], str]
+
+
+def _linear(module: str, ours: str, matrix: str, bias: str) -> Names:
+    return {(module, ours): matrix, (module, f"{ours}_bias"): bias}
+
+
+def _norm(module: str, name: str) -> Names:
+    return {(f"{module}_residual", "norm", p): f"{name}_ln_{p}" for p in ("scale", "bias")}
+
+
+def _attention(module: str, name: str) -> Names:
+    names: Names = {}
+    for letter, ours in {"q": "query", "k": "key", "v": "value", "o": "output"}.items():
+        names |= _linear(module, ours, f"{name}_W{letter}", f"{name}_b{letter}")
+    return names | _norm(module, f"{name}_Wo")
+
+
+_FEED_FORWARD = {
+    **_linear("feed_forward", "inner", "ffn_W1", "ffn_b1"),
+    **_linear("feed_forward", "outer", "ffn_W2", "ffn_b2"),
+    **_norm("feed_forward", "ffn_ffn"),
+}
+# Names in layer n of a side, after "encoder_l<n>_" or "decoder_l<n>_".
+LAYERS: dict[str, Names] = {
+    "encoder": _attention("self_attention", "self") | _FEED_FORWARD,
+    "decoder": {
+        ("self_attention", "input"): "rnn_W",
+        **_linear("self_attention", "forget", "rnn_Wf", "rnn_bf"),
+        **_norm("self_attention", "rnn_ffn"),
+        **_attention("cross_attention", "context"),
+        **_FEED_FORWARD,
+    },
+}
+# Axes of tensors: D features, F inner features. All others have D by D, or 1 by D.
+AXES = {"ffn_W1": "DF", "ffn_b1": "1F", "ffn_W2": "FD"}
+# Paths of arrays whose last axis, in the file, is all heads.
+PROJECTIONS = ("query", "key", "value")
+ALPHA = "_QuantMultA"  # the end of the name of the scale of a matrix's input
+ALPHAS = "alphas.json"  # in a workdir: these scales of an imported model
+
+# Settings in special:model.yml with a single value that is supported.
+SETTINGS = {
+    "type": "transformer",
+    "dec-cell": "ssru",
+    "transformer-decoder-autoreg": "rnn",
+    "transformer-preprocess": "",
+    "transformer-postprocess": "dan",
+    "transformer-postprocess-emb": "d",
+    "transformer-postprocess-top": "",
+    "transformer-train-position-embeddings": "false",
+    "transformer-no-projection": "false",
+    "transformer-tied-layers": "[]",
+    "transformer-ffn-depth": "2",
+    "transformer-depth-scaling": "false",
+    "dec-cell-base-depth": "2",
+    "dec-cell-high-depth": "1",
+    "output-omit-bias": "false",
+    "lemma-dim-emb": "0",
+    "input-types": "[]",
+    "right-left": "false",
+    "skip": "false",
+    "ulr": "false",
+}
+# Settings of sizes, by our fields.
+SIZES = {
+    "d_model": "dim-emb",
+    "d_ff": "transformer-dim-ffn",
+    "num_heads": "transformer-heads",
+    "num_layers": "enc-depth",
+    "num_decoder_layers": "dec-depth",
+}
+EOS, UNK = 0, 1  # It has no id for padding and for the beginning of sentence.

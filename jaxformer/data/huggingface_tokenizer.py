@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxformer.checks import check_text, check_tokens, check_unicode
 from jaxformer.data.tokenizer import BOS, EOS, SPECIAL_PIECES, UNK, Vocabulary
-from jaxformer.errors import UserError, needs_package
+from jaxformer.errors import UserError, did_you_mean, needs_package
 
 # In the order of our ids. The end, and then an unknown token, keep an id that several share.
 _NAMES = ("pad", "eos", "bos", "unk")
@@ -17,12 +17,25 @@ _OWNERS = ("eos", "unk", "bos", "pad")
 _LARGEST = 2**20
 
 
+def begin(ids: list[int], codes: Sequence[int], *, target: bool = False) -> list[int]:
+    """Returns a text, unless it is blank, or a target that begins with the code of its language."""
+    return [codes[target], *ids] if codes and (ids or target) else ids
+
+
+def unknown_language(language: str, known: Iterable[str]) -> str:
+    """Returns the message about a language that a model does not have."""
+    known = sorted(known)
+    hint = did_you_mean(language, known, f"choose from {', '.join(known) or 'none'}")
+    return f"expected a language of the model, got {language!r:.80}; {hint}"
+
+
 class HuggingFaceTokenizer(Vocabulary):
     """Converts text to token ids and back, like ``PreTrainedTokenizerFast`` in transformers.
 
     The special tokens have our ids 0 to 3, and all others follow in their own order. The serialized
     form is one JSON object with ``tokenizer.json``, the ids that the special tokens have there, the
-    size of the model's vocabulary and, for an encoder, the labels of its classes.
+    size of the model's vocabulary and, for an encoder, the labels of its classes, or for a model of
+    many languages, those of source and target, whose codes begin the two sides.
 
     Attributes:
       vocab_size: Number of our ids.
@@ -32,6 +45,7 @@ class HuggingFaceTokenizer(Vocabulary):
       their_ids: Their id for each of our ids; -1 for a token that they lack.
       our_ids: Our id for each of their ids.
       json: The text of ``tokenizer.json``.
+      languages: Languages of source and target, of a model of many languages.
     """
 
     ends_texts = True
@@ -72,6 +86,9 @@ class HuggingFaceTokenizer(Vocabulary):
         self._number(size)
         self.target_symbols = labels is not None
         self.target_vocab_size = UNK + 1 + len(self._symbols) if labels else self.vocab_size
+        self.languages = tuple(map(str, values.get("languages") or ()))
+        self._codes = [self._code(name) for name in self.languages]
+        self.target_start = tuple(self._codes[1:])
         mask = self._tokenizer.token_to_id("[MASK]")
         self.mask_token = BOS if mask is None else int(self.our_ids[mask])
 
@@ -96,6 +113,14 @@ class HuggingFaceTokenizer(Vocabulary):
             self.our_ids[token] = _NAMES.index(name)
         self.vocab_size = self.target_vocab_size = len(self.their_ids)
 
+    def _code(self, language: str) -> int:
+        """Returns our id of a language's code, which must be a special token."""
+        tokens = self._tokenizer.get_added_tokens_decoder()
+        known = {t.content: i for i, t in tokens.items() if t.special and t.content[:1] != "<"}
+        if language not in known:
+            raise UserError(unknown_language(language, known))
+        return int(self.our_ids[known[language]])
+
     @classmethod
     def assemble(
         cls,
@@ -103,10 +128,12 @@ class HuggingFaceTokenizer(Vocabulary):
         special: Mapping[str, int | None],
         vocab_size: int,
         labels: Sequence[str] | None = None,
+        languages: Sequence[str] = (),
     ) -> "HuggingFaceTokenizer":
         """Creates a tokenizer from the text of ``tokenizer.json``."""
         values = {"huggingface": json_text, "special": dict(special), "vocab_size": vocab_size}
         values |= {} if labels is None else {"labels": list(labels)}
+        values |= {"languages": list(languages)} if languages else {}
         return cls(json.dumps(values).encode())
 
     def with_symbols(self, targets: Iterable[str]) -> "HuggingFaceTokenizer":
@@ -118,7 +145,7 @@ class HuggingFaceTokenizer(Vocabulary):
         return HuggingFaceTokenizer.assemble(self.json, self.special, size, labels)
 
     def encode(self, text: str) -> list[int]:
-        return self._ids(text, add_special_tokens=False)
+        return begin(self._ids(text, add_special_tokens=False), self._codes)
 
     def encode_prompt(self, text: str) -> list[int]:
         """Returns the ids of a prompt, with the special tokens that transformers adds."""
@@ -137,7 +164,8 @@ class HuggingFaceTokenizer(Vocabulary):
         """Adds the special tokens of the post-processor, except the end, which batches add."""
         if target and self.target_symbols:
             return [[self._symbols.get(text, UNK)] for text in texts]
-        rows = [self._ids(text, add_special_tokens=True) for text in texts]
+        rows = [self._ids(text, add_special_tokens=not self._codes) for text in texts]
+        rows = [begin(row, self._codes, target=target) for row in rows]
         return [row[:-1] if row[-1:] == [EOS] else row for row in rows]
 
     def _ids(self, text: str, **options: bool) -> list[int]:
@@ -146,7 +174,8 @@ class HuggingFaceTokenizer(Vocabulary):
         return self.our_ids[self._tokenizer.encode(text, **options).ids].tolist()
 
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
-        tokens = [i for i in check_tokens(ids, self.vocab_size, "token ids") if i > UNK]
+        ids = check_tokens(ids, self.vocab_size, "token ids")
+        tokens = [i for i in ids if i > UNK and i not in self.target_start]
         return self._tokenizer.decode(self.their_ids[tokens].tolist(), skip_special_tokens=True)
 
     def decode_target(self, ids: Iterable[SupportsIndex]) -> str:

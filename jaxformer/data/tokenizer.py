@@ -34,6 +34,8 @@ class Vocabulary(abc.ABC):
       sha256: Hash of ``serialized``, hexadecimal. It identifies the vocabulary of a trained model.
       language_codes: Codes of target languages, such as ">>deu<<"; empty except for imported models
         with several target languages.
+      target_start: Ids that each target of such a model begins with; the search does not choose
+        them, and their probability does not count.
       ends_texts: True if EOS ends the texts that a language model was trained on.
       keeps_lines: False if a token may hold a line break and the text after it.
     """
@@ -43,6 +45,7 @@ class Vocabulary(abc.ABC):
     target_symbols = False
     mask_token = BOS
     language_codes: tuple[str, ...] = ()
+    target_start: tuple[int, ...] = ()
     ends_texts = False
     keeps_lines = True
     _symbols: Mapping[str, int] = {}

@@ -33,4 +33,5 @@ def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
     notes = ("Tensors are float32, with the names that transformers gives them.",)
     network = layout.network_of(section)
     example = layout.example.replace("NETWORK", network)
+    example = example.replace("LANGUAGES", repr(tokenizer.languages))
     return Usage(f"{network} of transformers", "torch transformers", example, notes)

@@ -1,8 +1,10 @@
 """Import of models in the layout of transformers: config.json, safetensors, tokenizer.json."""
 
+import dataclasses
 import json
 import pathlib
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -14,12 +16,13 @@ from jaxformer.data.tokenizer import BOS, EOS
 from jaxformer.errors import UserError
 from jaxformer.files import explain_read_errors, local_path, read_object, read_whole, run_path
 from jaxformer.inference.weights import abstract_params, write_model
-from jaxformer.interop.arrays import NamedArrays, read_safetensors
+from jaxformer.interop.arrays import NamedArrays, read_safetensors, read_torch
 from jaxformer.interop.hub import ModelFiles
 from jaxformer.interop.huggingface.bert import BERT
 from jaxformer.interop.huggingface.gpt2 import GPT2
 from jaxformer.interop.huggingface.layout import Layout, sizes_of
 from jaxformer.interop.huggingface.llama import LLAMA, MISTRAL
+from jaxformer.interop.huggingface.m2m100 import M2M100
 from jaxformer.interop.huggingface.t5 import T5, UMT5
 from jaxformer.interop.json_fields import JsonFields
 from jaxformer.runs.workdir import Workdir
@@ -28,48 +31,58 @@ COMMAND = "jaxformer import"
 FILES = ModelFiles(
     "a model with a tokenizer.json",
     ("config.json", "tokenizer.json"),
-    (),
-    (("model.safetensors",), ("model.safetensors.index.json", "model-*.safetensors")),
+    ("tokenizer_config.json",),
+    (
+        ("model.safetensors",),
+        ("model.safetensors.index.json", "model-*.safetensors"),
+        ("pytorch_model.bin",),  # Only this one needs PyTorch.
+    ),
 )
-LAYOUTS = {layout.model_type: layout for layout in (BERT, GPT2, LLAMA, MISTRAL, T5, UMT5)}
+_ALL = (BERT, GPT2, LLAMA, M2M100, MISTRAL, T5, UMT5)
+LAYOUTS = {layout.model_type: layout for layout in _ALL}
 _FILES = (
     "expected a folder of a model in the Hugging Face layout: config.json, tokenizer.json, and "
-    "model.safetensors or model.safetensors.index.json with its files"
+    "model.safetensors or model.safetensors.index.json with its files, or pytorch_model.bin"
 )
 
 
-def import_huggingface(directory: pathlib.Path, workdir: pathlib.Path) -> str:
+def import_huggingface(
+    directory: pathlib.Path, workdir: pathlib.Path, languages: Sequence[str] = ()
+) -> str:
     """Converts the model in a folder to a new workdir, which every command accepts.
 
-    An unfinished workdir is overwritten. Returns a one-line summary of the model.
+    An unfinished workdir is overwritten. ``languages`` are those of source and target, for a model
+    of many languages. Returns a one-line summary of the model.
     """
     directory, folder = local_path(directory), Workdir(run_path(workdir))
     folder.check_writable(COMMAND)
     fields = JsonFields(directory / "config.json", {}, _FILES)
-    layout = _layout(fields)
+    layout = _layout(fields, languages)
     fields.values = {**layout.defaults, **fields.values}
     place, found = _weights(directory, re.compile(f"({re.escape(layout.prefix)})?{layout.buffers}"))
     named = {layout.name_of(name): array for name, array in found.items()}
     if len(named) < len(found):
         raise UserError(f"{place}: expected each tensor once, got some with and without a prefix")
     fields.tensors = named
-    tokenizer = _tokenizer(directory / "tokenizer.json", fields, layout)
+    tokenizer = _tokenizer(directory / "tokenizer.json", fields, layout, languages)
     model = layout.config(fields, tokenizer)
-    config = Config(model=model, data=layout.data(model), search=layout.search)
+    names = dict(zip(("source_language", "target_language"), languages, strict=False))
+    data = dataclasses.replace(layout.data(model), **names)
+    config = Config(model=model, data=data, search=layout.search)
     arrays = NamedArrays(
         arrays=named,
         sizes=sizes_of(model, len(tokenizer.our_ids)),
         orders={"V": tokenizer.their_ids},
         place=str(place),
     )
-    params = layout.params(arrays, model, abstract_params(model, config.kind))
+    params = layout.params(arrays, model, abstract_params(model, config.kind), tokenizer.absent)
     identity = {"tokenizer": tokenizer.sha256}
     write_model(folder, COMMAND, identity, tokenizer.serialized, config, params)
     size = sum(leaf.size for leaf in jax.tree.leaves(params))
     return f"{layout.network_of(model)}, {size:,} parameters, {tokenizer.vocab_size:,} tokens"
 
 
-def _layout(fields: JsonFields) -> Layout:
+def _layout(fields: JsonFields, languages: Sequence[str]) -> Layout:
     name = fields.values.get("model_type")
     if name == "marian":
         raise UserError(f"{fields.place}: a Marian model; give jaxformer import marian")
@@ -77,10 +90,17 @@ def _layout(fields: JsonFields) -> Layout:
         raise UserError(
             f"{fields.place}: expected model_type to be {' or '.join(LAYOUTS)}: got {name!r:.80}"
         )
-    return LAYOUTS[name]
+    layout = LAYOUTS[name]
+    if layout.has_languages != bool(languages):
+        options = "--source-language and --target-language"
+        expected = options if layout.has_languages else f"no {options}"
+        raise UserError(f"{fields.place}: expected {expected} for a model of type {name}")
+    return layout
 
 
-def _tokenizer(path: pathlib.Path, fields: JsonFields, layout: Layout) -> HuggingFaceTokenizer:
+def _tokenizer(
+    path: pathlib.Path, fields: JsonFields, layout: Layout, languages: Sequence[str]
+) -> HuggingFaceTokenizer:
     """Reads tokenizer.json; the ids of special tokens are in config.json or there."""
     special: dict[str, int | None] = {}
     for name, field in layout.special.items():
@@ -94,7 +114,7 @@ def _tokenizer(path: pathlib.Path, fields: JsonFields, layout: Layout) -> Huggin
             text = read_whole(path).decode()
         special["unk"] = _unknown(json.loads(text))
         special |= {n: _id_of(json.loads(text), t) for n, t in layout.special_tokens.items()}
-        tokenizer = HuggingFaceTokenizer.assemble(text, special, size, labels)
+        tokenizer = HuggingFaceTokenizer.assemble(text, special, size, labels, languages)
         if labels is not None and tokenizer.encode_prompt("") != [BOS, EOS]:
             raise UserError("expected a post_processor that adds the first and the last token")
         return tokenizer
@@ -127,6 +147,9 @@ def _weights(
     path, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
     if path.is_file():
         return path, read_safetensors(path, skip)
+    if (pickled := directory / "pytorch_model.bin").is_file() and not index.is_file():
+        arrays = read_torch(pickled)
+        return pickled, {name: a for name, a in arrays.items() if not skip.fullmatch(name)}
     if not index.is_file():
         raise UserError(f"{path}: no such file; {_FILES}")
     files = read_object(index, advice=_FILES).get("weight_map")

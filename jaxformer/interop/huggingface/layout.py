@@ -73,6 +73,8 @@ class Layout:
       labels: Returns the labels of the classes of an encoder; None for another model.
       write: Returns further fields of config.json, given our section.
       tensors: Returns the tensors, given our section.
+      constants: Returns parameters that files lack, given our section and the names of absent
+        tokens; an export must not lose other values.
       data: Returns the section of data that selects the kind of the model, given our section.
       search: Search with the rules of ``generate`` in transformers.
       special: Fields of config.json with the ids of special tokens, by our names; "bos" begins the
@@ -83,6 +85,7 @@ class Layout:
       heads: Beginnings of names that have no prefix; all others have one, if there are such names.
       old_names: Ends of the names of tensors in old files, and the ends of their names now.
       buffers: Pattern of the names of tensors that are no parameters.
+      has_languages: Source and target begin with the code of a language.
       can_express: Returns False for a section that config.json cannot describe.
     """
 
@@ -97,6 +100,7 @@ class Layout:
     labels: Callable[[JsonFields], list[str] | None] = lambda fields: None
     write: Callable[[Any], dict[str, Any]]
     tensors: Callable[[Any], Iterable[Tensor]]
+    constants: Callable[[Any, str], dict[str, np.ndarray]] = lambda section, absent: {}
     data: Callable[[Any], DataSection]
     search: BeamSearch = SEARCH
     special: Mapping[str, str] = dataclasses.field(default_factory=lambda: _SPECIAL)
@@ -106,6 +110,7 @@ class Layout:
     heads: tuple[str, ...] = ("lm_head.",)
     old_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
     buffers: str = "(?!)"
+    has_languages: bool = False
     can_express: Callable[[Any], bool] = lambda section: True
 
     def network_of(self, model: Any) -> str:
@@ -129,7 +134,8 @@ class Layout:
                 raise UserError(f"{fields.place}: jaxformer does not know {name}={value!r:.80}")
         values = {ours: self._value(fields, name, ours) for name, ours in self.fields.items()}
         values |= self.read(fields) | {"vocab_size": tokenizer.vocab_size}
-        values |= {"absent_tokens": tokenizer.absent} if tokenizer.absent else {}
+        if tokenizer.absent and hasattr(self.section, "absent_tokens"):
+            values["absent_tokens"] = tokenizer.absent
         try:
             return self.section(**values)
         except UserError as error:
@@ -170,9 +176,9 @@ class Layout:
             **self.write(model),
         }
 
-    def params(self, arrays: NamedArrays, model: Any, shapes: PyTree) -> PyTree:
+    def params(self, arrays: NamedArrays, model: Any, shapes: PyTree, absent: str) -> PyTree:
         """Returns our parameters, in these shapes, from the tensors of a file."""
-        flat: dict[str, np.ndarray] = {}
+        flat = self.constants(model, absent)
         templates = _flatten(shapes)
         for tensor in self.tensors(model):
             if tensor.is_copy:
@@ -195,6 +201,12 @@ class Layout:
         flat, found = _flatten(params), {}
         has_head = any(tensor.name.startswith(self.heads) for tensor in self.tensors(model))
         prefix = self.prefix if has_head else ""
+        for path, array in self.constants(model, tokenizer.absent).items():
+            if not np.array_equal(flat[path], array):
+                raise UserError(
+                    f"{self.model_type}: transformers has no {path}, which training has changed; "
+                    f"train with training.freeze={path}"
+                )
         for tensor in self.tensors(model):
             if tensor.is_copy:
                 continue

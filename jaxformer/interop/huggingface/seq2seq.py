@@ -1,8 +1,9 @@
-"""The data section and example shared by all encoder-decoders of transformers."""
+"""The data section, special tokens and example shared by all encoder-decoders of transformers."""
 
 from jaxformer.config import DataConfig
 from jaxformer.models.architecture import Architecture
 
+SPECIAL = {"pad": "pad_token_id", "eos": "eos_token_id", "bos": "decoder_start_token_id"}
 EXAMPLE = """
 from tokenizers import Tokenizer
 from transformers import AutoModelForSeq2SeqLM

@@ -101,10 +101,14 @@ def import_model(
 
     languages = [name for name in (source_language, target_language) if name is not None]
     if len(languages) == 1 or (languages and system != "hf"):
-        raise UserError("--source-language and --target-language: give both, for an M2M-100 or NLLB")
+        raise UserError(
+            "--source-language and --target-language: give both, for an M2M-100 or NLLB"
+        )
     Workdir(workdir).check_writable(importer.COMMAND)  # before a download
     folder = model_folder(directory, files) if files else directory
-    print(f"{workdir}: {convert(folder, workdir, **({'languages': languages} if languages else {}))}")
+    print(
+        f"{workdir}: {convert(folder, workdir, **({'languages': languages} if languages else {}))}"
+    )
 
 
 def export_model(

@@ -7,7 +7,7 @@ import base64
 import json
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any, SupportsIndex
+from typing import Any, Self, SupportsIndex
 
 from jaxformer.checks import check_tokens
 from jaxformer.data.tokenizer import (
@@ -55,10 +55,10 @@ class MarianTokenizer(Tokenizer):
         self.language_codes = tuple(filter(_LANGUAGE_CODE.fullmatch, pieces))
 
     @classmethod
-    def assemble(cls, source: bytes, target: bytes, pieces: Sequence[str]) -> "MarianTokenizer":
+    def assemble(cls, source: bytes, target: bytes, pieces: Sequence[str], **more: str) -> Self:
         """Creates a tokenizer from the SentencePiece models of both sides, and all pieces."""
         models = (base64.b64encode(model).decode() for model in (source, target))
-        values = dict(zip(_SIDES, models, strict=True)) | {"pieces": list(pieces)}
+        values = {**more, **dict(zip(_SIDES, models, strict=True)), "pieces": list(pieces)}
         return cls(json.dumps(values, ensure_ascii=False, separators=(",", ":")).encode())
 
     def check_language(self, text: str, place: str) -> None:

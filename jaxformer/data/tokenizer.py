@@ -169,6 +169,10 @@ class Tokenizer(Vocabulary):
                 from jaxformer.data.huggingface_tokenizer import HuggingFaceTokenizer
 
                 return HuggingFaceTokenizer(content)
+            if content.startswith(b'{"languages"'):
+                from jaxformer.data.m2m100_tokenizer import M2M100Tokenizer
+
+                return M2M100Tokenizer(content)
             if content.startswith(b"{"):
                 from jaxformer.data.marian_tokenizer import MarianTokenizer
 

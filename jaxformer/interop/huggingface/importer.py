@@ -12,17 +12,18 @@ import numpy as np
 
 from jaxformer.config import Config
 from jaxformer.data.huggingface_tokenizer import HuggingFaceTokenizer
+from jaxformer.data.m2m100_tokenizer import M2M100Tokenizer
 from jaxformer.data.tokenizer import BOS, EOS
 from jaxformer.errors import UserError
 from jaxformer.files import explain_read_errors, local_path, read_object, read_whole, run_path
 from jaxformer.inference.weights import abstract_params, write_model
 from jaxformer.interop.arrays import NamedArrays, read_safetensors, read_torch
 from jaxformer.interop.hub import ModelFiles
+from jaxformer.interop.huggingface import m2m100
 from jaxformer.interop.huggingface.bert import BERT
 from jaxformer.interop.huggingface.gpt2 import GPT2
 from jaxformer.interop.huggingface.layout import Layout, sizes_of
 from jaxformer.interop.huggingface.llama import LLAMA, MISTRAL
-from jaxformer.interop.huggingface.m2m100 import M2M100
 from jaxformer.interop.huggingface.t5 import T5, UMT5
 from jaxformer.interop.json_fields import JsonFields
 from jaxformer.runs.workdir import Workdir
@@ -30,15 +31,15 @@ from jaxformer.runs.workdir import Workdir
 COMMAND = "jaxformer import"
 FILES = ModelFiles(
     "a model with a tokenizer.json",
-    ("config.json", "tokenizer.json"),
-    ("tokenizer_config.json",),
+    ("config.json", "tokenizer.json|sentencepiece.bpe.model"),
+    ("tokenizer_config.json", "vocab.json"),
     (
         ("model.safetensors",),
         ("model.safetensors.index.json", "model-*.safetensors"),
         ("pytorch_model.bin",),  # Only this one needs PyTorch.
     ),
 )
-_ALL = (BERT, GPT2, LLAMA, M2M100, MISTRAL, T5, UMT5)
+_ALL = (BERT, GPT2, LLAMA, m2m100.M2M100, MISTRAL, T5, UMT5)
 LAYOUTS = {layout.model_type: layout for layout in _ALL}
 _FILES = (
     "expected a folder of a model in the Hugging Face layout: config.json, tokenizer.json, and "
@@ -100,13 +101,17 @@ def _layout(fields: JsonFields, languages: Sequence[str]) -> Layout:
 
 def _tokenizer(
     path: pathlib.Path, fields: JsonFields, layout: Layout, languages: Sequence[str]
-) -> HuggingFaceTokenizer:
+) -> HuggingFaceTokenizer | M2M100Tokenizer:
     """Reads tokenizer.json; the ids of special tokens are in config.json or there."""
     special: dict[str, int | None] = {}
     for name, field in layout.special.items():
         is_set = fields.values.get(field) is not None
         special[name] = fields.integer(field) if is_set else None
     size, labels = fields.integer("vocab_size"), layout.labels(fields)
+    if layout.has_languages:
+        codes = m2m100.check_settings(path.with_name("tokenizer_config.json"))
+        if (model := path.with_name("sentencepiece.bpe.model")).exists() and not path.exists():
+            return m2m100.read_tokenizer(model, codes, languages, size)
     if not path.exists():
         raise UserError(f"{path}: no such file; {_FILES}")
     try:

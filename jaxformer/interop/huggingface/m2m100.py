@@ -1,12 +1,18 @@
 """M2M-100 and NLLB in transformers' layout: the paper's Transformer with norms first."""
 
-from collections.abc import Iterator
+import pathlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
+from jaxformer.checks import is_unicode
 from jaxformer.config import ModelConfig
+from jaxformer.data.huggingface_tokenizer import unknown_language
+from jaxformer.data.m2m100_tokenizer import M2M100Tokenizer
+from jaxformer.errors import UserError
+from jaxformer.files import explain_read_errors, read_object, read_whole
 from jaxformer.interop.huggingface.layout import Layout, Tensor
 from jaxformer.interop.huggingface.seq2seq import SPECIAL, pair_data
 from jaxformer.interop.json_fields import JsonFields
@@ -28,6 +34,13 @@ _DEFAULTS = {
     "dropout": 0.1,
     "attention_dropout": 0.1,
 }
+_CODES = {
+    "m2m100": "af am ar ast az ba be bg bn br bs ca ceb cs cy da de el en es et fa ff fi fr fy ga "
+    "gd gl gu ha he hi hr ht hu hy id ig ilo is it ja jv ka kk km kn ko lb lg ln lo lt lv mg mk ml "
+    "mn mr ms my ne nl no ns oc or pa pl ps pt ro ru sd si sk sl so sq sr ss su sv sw ta th tl tn "
+    "tr uk ur uz vi wo xh yi yo zh zu",
+    "wmt21": "en ha is ja cs ru zh de",
+}
 _ONLY = {"is_encoder_decoder": True, "scale_embedding": True, "tie_word_embeddings": True}
 # Our fields that have one value in all models.
 _FIXED = {"norm_position": "pre", "positions": "fairseq", "biases": True, "norm_epsilon": 1e-5}
@@ -43,6 +56,42 @@ tokens = model.generate(torch.tensor([ids]), forced_bos_token_id=target)
 print(tokenizer.decode(tokens[0].tolist()))
 """
 _AXES = {"output": "DQ", "inner": "FD", "outer": "DF"}
+
+
+def check_settings(path: pathlib.Path) -> list[str]:
+    """Checks tokenizer_config.json, if there is one; returns the codes of M2M-100's languages."""
+    settings = JsonFields(path, {}, "") if path.exists() else None
+    if settings is None:
+        return _CODES["m2m100"].split()
+    settings.check("legacy_behaviour", [False], "false", "sources begin with their language")
+    settings.check("language_codes", [*_CODES], " or ".join(_CODES), "lists of languages are these")
+    return _CODES[settings.values.get("language_codes", "m2m100")].split()
+
+
+def read_tokenizer(
+    path: pathlib.Path, codes: Sequence[str], languages: Sequence[str], size: int
+) -> M2M100Tokenizer:
+    """Reads the SentencePiece model of M2M-100, and vocab.json beside it."""
+    place = path.with_name("vocab.json")
+    ids = read_object(place, advice="M2M-100 has one beside sentencepiece.bpe.model")
+    by_number = {number: piece for piece, number in ids.items() if isinstance(number, int)}
+    pieces = [by_number.get(number, "\ud800") for number in range(len(ids))]
+    unused = size - len(pieces) - len(codes)
+    if pieces[:4] != ["<s>", "<pad>", "</s>", "<unk>"] or not is_unicode("".join(pieces)):
+        raise UserError(f"{place}: expected ids from 0, of <s>, <pad>, </s>, <unk> and pieces")
+    if unused < 0:
+        raise UserError(
+            f"{place}: expected at most {size - len(codes)} pieces (vocab_size in config.json and "
+            f"{len(codes)} languages), got {len(pieces)}"
+        )
+    for language in languages:
+        if language not in codes:
+            raise UserError(f"{path}: {unknown_language(language, codes)}")
+    pieces = ["<s>", *pieces[4:], *(f"__{code}__" for code in codes)]
+    pieces += [f"<madeupword{number}>" for number in range(unused)]
+    with explain_read_errors(path):
+        model = read_whole(path)
+    return M2M100Tokenizer.assemble(model, model, pieces, languages=" to ".join(languages))
 
 
 def _read(fields: JsonFields) -> dict[str, Any]:

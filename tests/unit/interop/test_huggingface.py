@@ -13,6 +13,9 @@ import safetensors.numpy
 from jaxformer.config import read_config
 from jaxformer.data.huggingface_tokenizer import HuggingFaceTokenizer
 from jaxformer.errors import UserError
+from jaxformer.inference.weights import TrainedModel
+from jaxformer.interop.huggingface import importer
+from jaxformer.interop.huggingface.exporter import can_write, write
 from jaxformer.interop.huggingface.importer import import_huggingface
 from jaxformer.runs.workdir import Workdir
 
@@ -77,6 +80,23 @@ MISTRAL_CONFIG = [
     ({"sliding_window": "4"}, "expected sliding_window to be a whole number"),
     ({"sliding_window": 1}, "model.window must be greater than 0: got 0"),
 ]
+M2M100_CONFIG = [
+    ({"decoder_layers": 3}, "expected decoder_layers to be encoder_layers=2: got 3; jaxformer's M"),
+    ({"scale_embedding": False}, "expected scale_embedding to be True: got False"),
+    ({"activation_dropout": 0.1}, "expected activation_dropout to be 0.0: got 0.1"),
+    (
+        {"vocab_size": 140},
+        r"expected at most 40 pieces \(vocab_size .* and 100 languages\), got 48",
+    ),
+]
+M2M100_VOCABULARY = [
+    ({"<pad>": 7}, "vocab.json: expected ids from 0, of <s>, <pad>, </s>, <unk> and pieces"),
+    ({"x": "y"}, "vocab.json: expected ids from 0, of <s>, <pad>, </s>, <unk> and pieces"),
+]
+M2M100_TOKENIZER = [
+    ({"language_codes": "all"}, "expected language_codes to be m2m100 or wmt21: got 'all'"),
+    ({"legacy_behaviour": True}, "expected legacy_behaviour to be false: got True"),
+]
 NAMES = "expected id2label to name each class: got "
 BERT_CONFIG = [
     ({"is_decoder": True}, "expected is_decoder to be False: got True"),
@@ -131,6 +151,9 @@ INDEX_CASES = [
         ("llama_grouped", "config.json", LLAMA_CONFIG),
         ("mistral", "config.json", MISTRAL_CONFIG),
         ("t5", "config.json", T5_CONFIG),
+        ("m2m100", "config.json", M2M100_CONFIG),
+        ("m2m100", "vocab.json", M2M100_VOCABULARY),
+        ("m2m100", "tokenizer_config.json", M2M100_TOKENIZER),
         ("../bert/classifier", "config.json", BERT_CONFIG),
         ("../bert/classifier", "tokenizer.json", BERT_TOKENIZER),
         ("gpt2", "model.safetensors", GPT2_ARRAYS),
@@ -151,8 +174,9 @@ def test_other_values_are_refused_by_name(model, file, cases, tmp_path):
 
 def refused(directory, message):
     workdir = directory.parent / "run"
+    languages = ("en", "de") if (directory / "vocab.json").exists() else ()
     with pytest.raises(UserError, match=message) as error:
-        import_huggingface(directory, workdir)
+        import_huggingface(directory, workdir, languages)
     assert "\n" not in str(error.value)
     assert not Workdir(workdir).config.exists()
 
@@ -241,6 +265,26 @@ def test_special_tokens_have_our_ids():
         values = json.loads(tokenizer.serialized) | changes
         with pytest.raises(UserError, match="expected a tokenizer of Hugging Face: "):
             HuggingFaceTokenizer(json.dumps(values).encode())
+
+
+def test_fine_tuned_biases_of_logits_are_refused(tmp_path):
+    """transformers' model has none; they are zero unless training changes them."""
+    import_huggingface(FIXTURES / "nllb", tmp_path / "run", ("eng_Latn", "deu_Latn"))
+    model = TrainedModel.load(tmp_path / "run")
+    assert can_write(model)
+    bias = np.array(model.params["logits_bias"])
+    assert (bias != 0).nonzero()[0].tolist() == [2]
+    changed = dataclasses.replace(model, params=model.params | {"logits_bias": bias + 1})
+    with pytest.raises(UserError, match=r"transformers has no logits_bias, .* training.freeze=log"):
+        write(changed, tmp_path)
+
+
+def test_a_pytorch_model_is_read_where_there_is_no_safetensors(tmp_path, monkeypatch):
+    directory = pathlib.Path(shutil.copytree(FIXTURES / "gpt2", tmp_path / "model"))
+    arrays = safetensors.numpy.load_file(directory / "model.safetensors")
+    (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
+    monkeypatch.setattr(importer, "read_torch", lambda path: arrays | {"h.0.attn.bias": 1})
+    assert "9,200 parameters" in import_huggingface(directory, tmp_path / "run")
 
 
 def test_a_tokenizer_of_an_encoder_has_labels():

@@ -8,25 +8,21 @@ from typing import SupportsIndex
 import numpy as np
 
 from jaxformer.checks import check_text, check_tokens, check_unicode
-from jaxformer.data.tokenizer import BOS, EOS, SPECIAL_PIECES, UNK, Vocabulary
-from jaxformer.errors import UserError, did_you_mean, needs_package
+from jaxformer.data.tokenizer import (
+    BOS,
+    EOS,
+    SPECIAL_PIECES,
+    UNK,
+    Vocabulary,
+    begin,
+    find_language,
+)
+from jaxformer.errors import UserError, needs_package
 
 # In the order of our ids. The end, and then an unknown token, keep an id that several share.
 _NAMES = ("pad", "eos", "bos", "unk")
 _OWNERS = ("eos", "unk", "bos", "pad")
 _LARGEST = 2**20
-
-
-def begin(ids: list[int], codes: Sequence[int], *, target: bool = False) -> list[int]:
-    """Returns a text, unless it is blank, or a target that begins with the code of its language."""
-    return [codes[target], *ids] if codes and (ids or target) else ids
-
-
-def unknown_language(language: str, known: Iterable[str]) -> str:
-    """Returns the message about a language that a model does not have."""
-    known = sorted(known)
-    hint = did_you_mean(language, known, f"choose from {', '.join(known) or 'none'}")
-    return f"expected a language of the model, got {language!r:.80}; {hint}"
 
 
 class HuggingFaceTokenizer(Vocabulary):
@@ -87,7 +83,9 @@ class HuggingFaceTokenizer(Vocabulary):
         self.target_symbols = labels is not None
         self.target_vocab_size = UNK + 1 + len(self._symbols) if labels else self.vocab_size
         self.languages = tuple(map(str, values.get("languages") or ()))
-        self._codes = [self._code(name) for name in self.languages]
+        tokens = self._tokenizer.get_added_tokens_decoder() if self.languages else {}
+        codes = {t.content: i for i, t in tokens.items() if t.special and t.content[:1] != "<"}
+        self._codes = [int(self.our_ids[find_language(name, codes)]) for name in self.languages]
         self.target_start = tuple(self._codes[1:])
         mask = self._tokenizer.token_to_id("[MASK]")
         self.mask_token = BOS if mask is None else int(self.our_ids[mask])
@@ -112,14 +110,6 @@ class HuggingFaceTokenizer(Vocabulary):
         for token, name in owned.items():
             self.our_ids[token] = _NAMES.index(name)
         self.vocab_size = self.target_vocab_size = len(self.their_ids)
-
-    def _code(self, language: str) -> int:
-        """Returns our id of a language's code, which must be a special token."""
-        tokens = self._tokenizer.get_added_tokens_decoder()
-        known = {t.content: i for i, t in tokens.items() if t.special and t.content[:1] != "<"}
-        if language not in known:
-            raise UserError(unknown_language(language, known))
-        return int(self.our_ids[known[language]])
 
     @classmethod
     def assemble(

@@ -1,6 +1,6 @@
-"""The tokenizer of Marian models: one SentencePiece model per side, and one list of pieces.
+"""The tokenizers of Marian and M2M-100: SentencePiece models, and one list of pieces.
 
-Marian numbers pieces by its own list, not by SentencePiece's ids.
+Both number pieces by their own list, not by SentencePiece's ids. Marian has a model per side.
 """
 
 import base64
@@ -9,13 +9,17 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Self, SupportsIndex
 
+import numpy as np
+
 from jaxformer.checks import check_tokens
 from jaxformer.data.tokenizer import (
     SPECIAL_PIECES,
     UNK,
     Tokenizer,
     Vocabulary,
+    begin,
     encode_all,
+    find_language,
     open_processor,
 )
 from jaxformer.errors import UserError
@@ -84,6 +88,40 @@ class MarianTokenizer(Tokenizer):
             [self._ids.get(piece, UNK) for piece in ([code[1], *row] if code else row)]
             for code, row in zip(codes, rows, strict=True)
         ]
+
+
+class M2M100Tokenizer(MarianTokenizer):
+    """Converts text to token ids and back, like the class of the same name in transformers.
+
+    The serialized form is a MarianTokenizer's with the languages of source and target, such as "en
+    to de". Their codes, which are pieces such as ``__en__``, begin the two sides.
+
+    Attributes:
+      their_ids: The id in transformers for each of our ids; our_ids is the inverse.
+      absent: "bos", since their decoder begins with the end of sentence.
+    """
+
+    absent = "bos"
+
+    def __init__(self, serialized: bytes) -> None:
+        super().__init__(serialized)
+        names = {piece.strip("_"): i for piece, i in self._ids.items() if piece[:2] == "__"}
+        languages = str(json.loads(serialized)["languages"]).split(" to ")
+        self._codes = [find_language(name, names) for name in languages]
+        self.language_codes, self.target_start = (), tuple(self._codes[1:])
+        self.their_ids = np.array([1, 2, 2, 3, 0, *range(4, self.vocab_size - 1)])
+        self.our_ids = np.array([4, 0, 1, 3, *range(5, self.vocab_size)])
+
+    def check_language(self, text: str, place: str) -> None:
+        return None
+
+    def decode(self, ids: Iterable[SupportsIndex]) -> str:
+        return super().decode(i for i in ids if i not in self.target_start)
+
+    def _encode(self, texts: list[str], *, target: bool = False) -> list[list[int]]:
+        rows = encode_all(self._target, texts, out_type=str)
+        rows = [[self._ids.get(piece, UNK) for piece in row] for row in rows]
+        return [begin(row, self._codes, target=target) for row in rows]
 
 
 def _open(side: str, model: bytes) -> Any:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, SupportsIndex
 
 from jaxformer.checks import check_text, check_texts, check_tokens
-from jaxformer.errors import UserError
+from jaxformer.errors import UserError, did_you_mean
 from jaxformer.files import explain_read_errors, read_whole, write_file
 
 # sentencepiece is imported only where it is used: most modules import only the ids from here.
@@ -170,7 +170,7 @@ class Tokenizer(Vocabulary):
 
                 return HuggingFaceTokenizer(content)
             if content.startswith(b'{"languages"'):
-                from jaxformer.data.m2m100_tokenizer import M2M100Tokenizer
+                from jaxformer.data.marian_tokenizer import M2M100Tokenizer
 
                 return M2M100Tokenizer(content)
             if content.startswith(b"{"):
@@ -245,6 +245,22 @@ class Tokenizer(Vocabulary):
           UserError: The id is out of range.
         """
         return self._processor.id_to_piece(*check_tokens([token], self.vocab_size, "token id"))
+
+
+def begin(ids: list[int], codes: Sequence[int], *, target: bool = False) -> list[int]:
+    """Returns the ids of a text, beginning with its language's code if there are codes.
+
+    A blank source has no code, but a blank target does.
+    """
+    return [codes[target], *ids] if codes and (ids or target) else ids
+
+
+def find_language(language: str, codes: Mapping[str, int]) -> int:
+    """Returns the id of a language's code."""
+    if language not in codes:
+        hint = did_you_mean(language, codes, f"choose from {', '.join(codes) or 'none'}")
+        raise UserError(f"expected a language of the model, got {language!r:.80}; {hint}")
+    return codes[language]
 
 
 def encode_all(processor: Any, texts: list[str], **options: Any) -> list[Any]:

@@ -32,6 +32,8 @@ class Architecture:
     architecture = "transformer"
     feed_forward_matrices = 2  # to count operations
     window: int | None = None
+    # As in ModelConfig, which has fields for them.
+    norm_position, positions, biases, d_k, d_v = "pre", "learned", True, None, None
     vocab_size: int
     d_model: int
     d_ff: int

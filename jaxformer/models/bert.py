@@ -56,8 +56,7 @@ class BertConfig(Architecture):
     heads: Heads = "pooler"
     compute_dtype: ComputeDtype = "float32"
 
-    # As in ModelConfig.
-    norm_position, positions, biases, d_k, d_v = "post", "learned", True, None, None
+    norm_position = "post"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -42,9 +42,6 @@ class GPT2Config(Architecture):
     max_length: int = 1024
     compute_dtype: ComputeDtype = "float32"
 
-    # As in ModelConfig.
-    norm_position, positions, biases, d_k, d_v = "pre", "learned", True, None, None
-
     def __post_init__(self) -> None:
         super().__post_init__()
         check_fraction(self, "model", "dropout_rate", "attention_dropout_rate")

@@ -49,8 +49,6 @@ class ViTConfig(Architecture):
     attention_dropout_rate: float = 0.0
     norm_epsilon: float = 1e-6
     compute_dtype: ComputeDtype = "float32"
-    # As in ModelConfig.
-    norm_position, positions, biases, d_k, d_v = "pre", "learned", True, None, None
 
     def __post_init__(self) -> None:
         super().__post_init__()

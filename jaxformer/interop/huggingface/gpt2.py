@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from jaxformer.interop.huggingface.causal import EXAMPLE, stream_data
-from jaxformer.interop.huggingface.layout import Layout, Tensor
+from jaxformer.interop.huggingface.layout import Layout, Tensor, layer_norm
 from jaxformer.interop.json_fields import JsonFields
 from jaxformer.models.gpt2 import GPT2Config
 
@@ -56,8 +56,7 @@ def _tensors(model: GPT2Config) -> Iterator[Tensor]:
     norms |= {"h.{n}.ln_1": f"{_LAYER}/self_attention_residual"}
     norms |= {"h.{n}.ln_2": f"{_LAYER}/feed_forward_residual"}
     for theirs, ours in norms.items():
-        yield Tensor(f"{theirs}.weight", "D", (f"{ours}/norm/scale",))
-        yield Tensor(f"{theirs}.bias", "D", (f"{ours}/norm/bias",))
+        yield from layer_norm(theirs, f"{ours}/norm")
     attention, network = f"{_LAYER}/self_attention", f"{_LAYER}/feed_forward"
     # Conv1D, whose axes are [in, out].
     for theirs, axes, ours in (

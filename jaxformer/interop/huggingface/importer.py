@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxformer.config import Config
 from jaxformer.data.huggingface_tokenizer import HuggingFaceTokenizer
-from jaxformer.data.m2m100_tokenizer import M2M100Tokenizer
+from jaxformer.data.marian_tokenizer import M2M100Tokenizer
 from jaxformer.data.tokenizer import BOS, EOS
 from jaxformer.errors import UserError
 from jaxformer.files import explain_read_errors, local_path, read_object, read_whole, run_path
@@ -25,13 +25,14 @@ from jaxformer.interop.huggingface.gpt2 import GPT2
 from jaxformer.interop.huggingface.layout import Layout, sizes_of
 from jaxformer.interop.huggingface.llama import LLAMA, MISTRAL
 from jaxformer.interop.huggingface.t5 import T5, UMT5
+from jaxformer.interop.huggingface.vit import VIT
 from jaxformer.interop.json_fields import JsonFields
 from jaxformer.runs.workdir import Workdir
 
 COMMAND = "jaxformer import"
 FILES = ModelFiles(
     "a model with a tokenizer.json",
-    ("config.json", "tokenizer.json|sentencepiece.bpe.model"),
+    ("config.json", "tokenizer.json|sentencepiece.bpe.model|preprocessor_config.json"),
     ("tokenizer_config.json", "vocab.json"),
     (
         ("model.safetensors",),
@@ -39,7 +40,7 @@ FILES = ModelFiles(
         ("pytorch_model.bin",),  # Only this one needs PyTorch.
     ),
 )
-_ALL = (BERT, GPT2, LLAMA, m2m100.M2M100, MISTRAL, T5, UMT5)
+_ALL = (BERT, GPT2, LLAMA, m2m100.M2M100, MISTRAL, T5, UMT5, VIT)
 LAYOUTS = {layout.model_type: layout for layout in _ALL}
 _FILES = (
     "expected a folder of a model in the Hugging Face layout: config.json, tokenizer.json, and "
@@ -65,22 +66,27 @@ def import_huggingface(
     if len(named) < len(found):
         raise UserError(f"{place}: expected each tensor once, got some with and without a prefix")
     fields.tensors = named
-    tokenizer = _tokenizer(directory / "tokenizer.json", fields, layout, languages)
+    tokenizer = None
+    if layout.has_tokenizer:
+        tokenizer = _tokenizer(directory / "tokenizer.json", fields, layout, languages)
     model = layout.config(fields, tokenizer)
     names = dict(zip(("source_language", "target_language"), languages, strict=False))
     data = dataclasses.replace(layout.data(model), **names)
     config = Config(model=model, data=data, search=layout.search)
+    their_ids, absent = (tokenizer.their_ids, tokenizer.absent) if tokenizer else ([], "")
     arrays = NamedArrays(
         arrays=named,
-        sizes=sizes_of(model, len(tokenizer.our_ids)),
-        orders={"V": tokenizer.their_ids},
+        sizes=sizes_of(model, len(tokenizer.our_ids) if tokenizer else 0),
+        orders={"V": np.asarray(their_ids)},
         place=str(place),
     )
-    params = layout.params(arrays, model, abstract_params(model, config.kind), tokenizer.absent)
-    identity = {"tokenizer": tokenizer.sha256}
-    write_model(folder, COMMAND, identity, tokenizer.serialized, config, params)
+    params = layout.params(arrays, model, abstract_params(model, config.kind), absent)
+    identity = {"tokenizer": tokenizer.sha256} if tokenizer else {}
+    serialized = tokenizer.serialized if tokenizer else None
+    write_model(folder, COMMAND, identity, serialized, config, params)
     size = sum(leaf.size for leaf in jax.tree.leaves(params))
-    return f"{layout.network_of(model)}, {size:,} parameters, {tokenizer.vocab_size:,} tokens"
+    tokens = f", {tokenizer.vocab_size:,} tokens" if tokenizer else ""
+    return f"{layout.network_of(model)}, {size:,} parameters{tokens}"
 
 
 def _layout(fields: JsonFields, languages: Sequence[str]) -> Layout:
@@ -109,9 +115,9 @@ def _tokenizer(
         special[name] = fields.integer(field) if is_set else None
     size, labels = fields.integer("vocab_size"), layout.labels(fields)
     if layout.has_languages:
-        codes = m2m100.check_settings(path.with_name("tokenizer_config.json"))
-        if (model := path.with_name("sentencepiece.bpe.model")).exists() and not path.exists():
-            return m2m100.read_tokenizer(model, codes, languages, size)
+        m2m100.read_settings(path)
+        if not path.exists() and (model := path.with_name("sentencepiece.bpe.model")).exists():
+            return m2m100.read_tokenizer(model, languages, size)
     if not path.exists():
         raise UserError(f"{path}: no such file; {_FILES}")
     try:

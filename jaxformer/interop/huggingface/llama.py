@@ -6,7 +6,7 @@ from typing import Any
 
 from jaxformer.errors import UserError
 from jaxformer.interop.huggingface.causal import EXAMPLE, stream_data
-from jaxformer.interop.huggingface.layout import Layout, Tensor
+from jaxformer.interop.huggingface.layout import Layout, Tensor, linear
 from jaxformer.interop.json_fields import JsonFields
 from jaxformer.models.llama import LlamaConfig
 
@@ -91,9 +91,7 @@ def _tensors(model: LlamaConfig) -> Iterator[Tensor]:
         ("mlp.up_proj", "FD", f"{network}/linear", model.feed_forward_biases),
         ("mlp.down_proj", "DF", f"{network}/outer", model.feed_forward_biases),
     ):
-        yield Tensor(f"{name}.{theirs}.weight", axes, (ours,), is_linear=True)
-        if biased:
-            yield Tensor(f"{name}.{theirs}.bias", axes[0], (f"{ours}_bias",))
+        yield from linear(f"{name}.{theirs}", axes, ours, biased)
 
 
 LLAMA = Layout(

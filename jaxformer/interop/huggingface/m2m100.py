@@ -9,11 +9,10 @@ from jaxtyping import Float
 
 from jaxformer.checks import is_unicode
 from jaxformer.config import ModelConfig
-from jaxformer.data.huggingface_tokenizer import unknown_language
-from jaxformer.data.m2m100_tokenizer import M2M100Tokenizer
+from jaxformer.data.marian_tokenizer import M2M100Tokenizer
 from jaxformer.errors import UserError
 from jaxformer.files import explain_read_errors, read_object, read_whole
-from jaxformer.interop.huggingface.layout import Layout, Tensor
+from jaxformer.interop.huggingface.layout import Layout, Tensor, layer_norm, linear
 from jaxformer.interop.huggingface.seq2seq import SPECIAL, pair_data
 from jaxformer.interop.json_fields import JsonFields
 from jaxformer.interop.marian.layout import LINEAR, NORMS, OUTPUT, SHARED, SOURCE, TARGET
@@ -58,40 +57,33 @@ print(tokenizer.decode(tokens[0].tolist()))
 _AXES = {"output": "DQ", "inner": "FD", "outer": "DF"}
 
 
-def check_settings(path: pathlib.Path) -> list[str]:
-    """Checks tokenizer_config.json, if there is one; returns the codes of M2M-100's languages."""
-    settings = JsonFields(path, {}, "") if path.exists() else None
-    if settings is None:
-        return _CODES["m2m100"].split()
-    settings.check("legacy_behaviour", [False], "false", "sources begin with their language")
-    settings.check("language_codes", [*_CODES], " or ".join(_CODES), "lists of languages are these")
-    return _CODES[settings.values.get("language_codes", "m2m100")].split()
-
-
-def read_tokenizer(
-    path: pathlib.Path, codes: Sequence[str], languages: Sequence[str], size: int
-) -> M2M100Tokenizer:
+def read_tokenizer(path: pathlib.Path, languages: Sequence[str], size: int) -> M2M100Tokenizer:
     """Reads the SentencePiece model of M2M-100, and vocab.json beside it."""
-    place = path.with_name("vocab.json")
+    place, settings = path.with_name("vocab.json"), read_settings(path)
+    codes = _CODES[settings.values.get("language_codes", "m2m100")].split()
     ids = read_object(place, advice="M2M-100 has one beside sentencepiece.bpe.model")
     by_number = {number: piece for piece, number in ids.items() if isinstance(number, int)}
     pieces = [by_number.get(number, "\ud800") for number in range(len(ids))]
-    unused = size - len(pieces) - len(codes)
-    if pieces[:4] != ["<s>", "<pad>", "</s>", "<unk>"] or not is_unicode("".join(pieces)):
-        raise UserError(f"{place}: expected ids from 0, of <s>, <pad>, </s>, <unk> and pieces")
-    if unused < 0:
+    unused = range(size - len(pieces) - len(codes))
+    known = pieces[:4] == ["<s>", "<pad>", "</s>", "<unk>"] and is_unicode("".join(pieces))
+    if not known or len(pieces) + len(codes) > size:
         raise UserError(
-            f"{place}: expected at most {size - len(codes)} pieces (vocab_size in config.json and "
-            f"{len(codes)} languages), got {len(pieces)}"
+            f"{place}: expected ids from 0, of <s>, <pad>, </s>, <unk> and pieces, fewer than "
+            f"vocab_size={size} with {len(codes)} languages"
         )
-    for language in languages:
-        if language not in codes:
-            raise UserError(f"{path}: {unknown_language(language, codes)}")
-    pieces = ["<s>", *pieces[4:], *(f"__{code}__" for code in codes)]
-    pieces += [f"<madeupword{number}>" for number in range(unused)]
+    names = [*(f"__{code}__" for code in codes), *(f"<madeupword{n}>" for n in unused)]
     with explain_read_errors(path):
         model = read_whole(path)
+    pieces = ["<s>", *pieces[4:], *names]
     return M2M100Tokenizer.assemble(model, model, pieces, languages=" to ".join(languages))
+
+
+def read_settings(path: pathlib.Path) -> JsonFields:
+    """Reads and checks tokenizer_config.json beside a tokenizer."""
+    fields = JsonFields(path.with_name("tokenizer_config.json"), {})
+    fields.check("legacy_behaviour", [False], "false", "sources begin with their language")
+    fields.check("language_codes", [*_CODES], " or ".join(_CODES), "lists of languages are these")
+    return fields
 
 
 def _read(fields: JsonFields) -> dict[str, Any]:
@@ -111,18 +103,15 @@ def _tensors(model: ModelConfig) -> Iterator[Tensor]:
         yield Tensor(name, "VD", ("embedding",), is_copy=True)
     for stack in ("encoder", "decoder"):
         theirs, layer = f"model.{stack}.layers.{{n}}", f"{stack}/layers"
-        norms = {f"model.{stack}.layer_norm": stack}
+        yield from layer_norm(f"model.{stack}.layer_norm", f"{stack}/norm")
+        skipped = "cross_attention" if stack == "encoder" else ""
         for module, name in NORMS.items():
-            if stack == "decoder" or module != "cross_attention":
-                norms[f"{theirs}.{name}"] = f"{layer}/{module}_residual"
+            if module != skipped:
+                yield from layer_norm(f"{theirs}.{name}", f"{layer}/{module}_residual/norm")
         for name, (module, matrix) in LINEAR.items():
-            if stack == "decoder" or module != "cross_attention":
-                axes, ours = _AXES.get(matrix, "QD"), f"{layer}/{module}/{matrix}"
-                yield Tensor(f"{theirs}.{name}.weight", axes, (ours,), is_linear=True)
-                yield Tensor(f"{theirs}.{name}.bias", axes[0], (f"{ours}_bias",))
-        for name, ours in norms.items():
-            yield Tensor(f"{name}.weight", "D", (f"{ours}/norm/scale",))
-            yield Tensor(f"{name}.bias", "D", (f"{ours}/norm/bias",))
+            if module != skipped:
+                axes = _AXES.get(matrix, "QD")
+                yield from linear(f"{theirs}.{name}", axes, f"{layer}/{module}/{matrix}")
 
 
 def _constants(model: ModelConfig, absent: str) -> dict[str, Float[np.ndarray, "..."]]:

@@ -25,7 +25,7 @@ INDEX = "model.safetensors.index.json"
 
 ROPE = "expected rope_parameters with rope_type 'default' and rope_theta only: got "
 GPT2_CONFIG = [
-    ({"model_type": "opt"}, "expected model_type to be bert or gpt2 or .* or umt5: got 'opt'"),
+    ({"model_type": "opt"}, "expected model_type to be bert or gpt2 or .* or vit: got 'opt'"),
     ({"model_type": []}, r"expected model_type to be bert or .*: got \[\]"),
     ({"vocab_size": None}, "config.json: expected vocab_size to be a whole number .*: got None"),
     ({"model_type": "marian"}, "a Marian model; give jaxformer import marian"),
@@ -86,7 +86,7 @@ M2M100_CONFIG = [
     ({"activation_dropout": 0.1}, "expected activation_dropout to be 0.0: got 0.1"),
     (
         {"vocab_size": 140},
-        r"expected at most 40 pieces \(vocab_size .* and 100 languages\), got 48",
+        "vocab.json: .* fewer than vocab_size=140 with 100 languages",
     ),
 ]
 M2M100_VOCABULARY = [
@@ -96,6 +96,17 @@ M2M100_VOCABULARY = [
 M2M100_TOKENIZER = [
     ({"language_codes": "all"}, "expected language_codes to be m2m100 or wmt21: got 'all'"),
     ({"legacy_behaviour": True}, "expected legacy_behaviour to be false: got True"),
+]
+VIT_CONFIG = [
+    ({"qkv_bias": False}, "expected qkv_bias to be True: got False"),
+    ({"image_size": [8, "12"]}, "expected width to be a whole number below 1048576: got '12'"),
+    ({"image_size": [8]}, r"expected image_size to be a whole number.*: got \[8\]"),
+    ({"patch_size": 3}, "model.patch_size must divide model.height=8: got 3"),
+    ({"id2label": {"0": "a"}}, r"expected classifier.weight to have shape \(1, 16\): got \(4, 16"),
+]
+VIT_PIXELS = [
+    ({"image_mean": [0.4, 0.5, 0.5]}, r"expected image_mean to be \[0.5, 0.5, 0.5\]: got \[0.4"),
+    ({"do_normalize": False}, "expected do_normalize to be True: got False; .* pixels are from -1"),
 ]
 NAMES = "expected id2label to name each class: got "
 BERT_CONFIG = [
@@ -154,6 +165,8 @@ INDEX_CASES = [
         ("m2m100", "config.json", M2M100_CONFIG),
         ("m2m100", "vocab.json", M2M100_VOCABULARY),
         ("m2m100", "tokenizer_config.json", M2M100_TOKENIZER),
+        ("vit", "config.json", VIT_CONFIG),
+        ("vit", "preprocessor_config.json", VIT_PIXELS),
         ("../bert/classifier", "config.json", BERT_CONFIG),
         ("../bert/classifier", "tokenizer.json", BERT_TOKENIZER),
         ("gpt2", "model.safetensors", GPT2_ARRAYS),

@@ -8,10 +8,11 @@ from jaxtyping import Array, Float
 
 from jaxformer.data.tokenizer import BOS, EOS, PAD, UNK
 from jaxformer.errors import UserError
-from jaxformer.fields import check_positive, check_types
+from jaxformer.fields import check_fraction, check_positive, check_types
 from jaxformer.nn.precision import ComputeDtype
 
 _SIZES = ("vocab_size", "d_model", "d_ff", "num_heads", "num_layers", "max_length")
+_RATES = ("dropout_rate", "attention_dropout_rate")
 _MAX_SIZE = 2**20  # Encoding even a single position takes memory in proportion to d_model.
 _SPECIAL = {"pad": PAD, "eos": EOS, "bos": BOS, "unk": UNK}
 # The probability of such a logit is 0, also beside logits of -100, as GPT-2 has them. With -inf,
@@ -47,6 +48,7 @@ class Architecture:
         check_types(self, "model")
         own = [name for name in _SIZES if hasattr(self, name)]  # pictures have no vocabulary
         check_positive(self, "model", *own, "norm_epsilon")
+        check_fraction(self, "model", *(name for name in _RATES if hasattr(self, name)))
         for name in (*_SIZES, "d_k", "d_v"):
             if (getattr(self, name, None) or 0) > _MAX_SIZE:
                 raise UserError(

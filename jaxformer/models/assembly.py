@@ -9,7 +9,7 @@ from flax import linen as nn
 from jaxtyping import Array, Float
 
 from jaxformer.errors import UserError
-from jaxformer.fields import check_fraction, check_positive
+from jaxformer.fields import check_positive
 from jaxformer.models.architecture import Architecture
 from jaxformer.nn.attention import MultiHeadAttention
 from jaxformer.nn.block import Block, Residual
@@ -85,7 +85,6 @@ class ModelConfig(Architecture):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive(self, "model", "window")
-        check_fraction(self, "model", "dropout_rate", "attention_dropout_rate")
         for name in ("d_k", "d_v"):
             size = getattr(self, name)
             if size is None and self.d_model % self.num_heads:

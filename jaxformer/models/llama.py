@@ -5,7 +5,7 @@ import functools
 from typing import Literal
 
 from jaxformer.errors import UserError
-from jaxformer.fields import check_fraction, check_positive
+from jaxformer.fields import check_positive
 from jaxformer.models.architecture import Architecture, absent_bias, check_absent, check_divides
 from jaxformer.models.language_model import LanguageModel
 from jaxformer.nn.attention import MultiHeadAttention
@@ -74,7 +74,6 @@ class LlamaConfig(Architecture):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive(self, "model", "num_kv_heads", "d_k", "rotary_base", "window")
-        check_fraction(self, "model", "attention_dropout_rate")
         if self.d_k is None:
             check_divides(self, "num_heads", "d_model")
         if self.num_kv_heads is not None:
@@ -96,12 +95,7 @@ class LlamaConfig(Architecture):
 
 
 class Llama(LanguageModel):
-    """LLaMA, which is called and decodes as :class:`~jaxformer.LanguageModel` does.
-
-    Attributes:
-      config: The architecture.
-      remat: Rematerialization policy of the backward pass.
-    """
+    """LLaMA, which is called and decodes as :class:`~jaxformer.LanguageModel` does."""
 
     config: LlamaConfig
 

@@ -14,7 +14,6 @@ from jaxformer.data.tokenizer import (
     SPECIAL_PIECES,
     UNK,
     Vocabulary,
-    begin,
     find_language,
 )
 from jaxformer.errors import UserError, needs_package
@@ -135,7 +134,7 @@ class HuggingFaceTokenizer(Vocabulary):
         return HuggingFaceTokenizer.assemble(self.json, self.special, size, labels)
 
     def encode(self, text: str) -> list[int]:
-        return begin(self._ids(text, add_special_tokens=False), self._codes)
+        return self._begin(self._ids(text, add_special_tokens=False))
 
     def encode_prompt(self, text: str) -> list[int]:
         """Returns the ids of a prompt, with the special tokens that transformers adds."""
@@ -154,8 +153,8 @@ class HuggingFaceTokenizer(Vocabulary):
         """Adds the special tokens of the post-processor, except the end, which batches add."""
         if target and self.target_symbols:
             return [[self._symbols.get(text, UNK)] for text in texts]
-        rows = [self._ids(text, add_special_tokens=not self._codes) for text in texts]
-        rows = [begin(row, self._codes, target=target) for row in rows]
+        rows = (self._ids(text, add_special_tokens=not self._codes) for text in texts)
+        rows = [self._begin(row, target=target) for row in rows]
         return [row[:-1] if row[-1:] == [EOS] else row for row in rows]
 
     def _ids(self, text: str, **options: bool) -> list[int]:
@@ -167,10 +166,6 @@ class HuggingFaceTokenizer(Vocabulary):
         ids = check_tokens(ids, self.vocab_size, "token ids")
         tokens = [i for i in ids if i > UNK and i not in self.target_start]
         return self._tokenizer.decode(self.their_ids[tokens].tolist(), skip_special_tokens=True)
-
-    def decode_target(self, ids: Iterable[SupportsIndex]) -> str:
-        names = {number: label for label, number in self._symbols.items()}
-        return " ".join(names[int(i)] for i in ids if i in names) if names else self.decode(ids)
 
     def piece(self, token: SupportsIndex) -> str:
         [number] = check_tokens([token], self.vocab_size, "token id")

@@ -17,7 +17,6 @@ from jaxformer.data.tokenizer import (
     UNK,
     Tokenizer,
     Vocabulary,
-    begin,
     encode_all,
     find_language,
     open_processor,
@@ -95,13 +94,10 @@ class M2M100Tokenizer(MarianTokenizer):
 
     The serialized form is a MarianTokenizer's with the languages of source and target, such as "en
     to de". Their codes, which are pieces such as ``__en__``, begin the two sides.
-
-    Attributes:
-      their_ids: The id in transformers for each of our ids; our_ids is the inverse.
-      absent: "bos", since their decoder begins with the end of sentence.
+    ``their_ids``, ``our_ids`` and ``absent`` are as in HuggingFaceTokenizer.
     """
 
-    absent = "bos"
+    absent = "bos"  # Their decoder begins with the end of sentence.
 
     def __init__(self, serialized: bytes) -> None:
         super().__init__(serialized)
@@ -121,7 +117,7 @@ class M2M100Tokenizer(MarianTokenizer):
     def _encode(self, texts: list[str], *, target: bool = False) -> list[list[int]]:
         rows = encode_all(self._target, texts, out_type=str)
         rows = [[self._ids.get(piece, UNK) for piece in row] for row in rows]
-        return [begin(row, self._codes, target=target) for row in rows]
+        return [self._begin(row, target=target) for row in rows]
 
 
 def _open(side: str, model: bytes) -> Any:

@@ -49,10 +49,15 @@ class Vocabulary(abc.ABC):
     ends_texts = False
     keeps_lines = True
     _symbols: Mapping[str, int] = {}
+    _codes: Sequence[int] = ()  # of the languages of source and target
 
     def __init__(self, serialized: bytes) -> None:
         self.serialized = serialized
         self.sha256 = hashlib.sha256(serialized).hexdigest()
+
+    def _begin(self, ids: list[int], *, target: bool = False) -> list[int]:
+        """Returns the ids of a text after its language's code; a blank source has no code."""
+        return [self._codes[target], *ids] if self._codes and (ids or target) else ids
 
     @property
     def symbols(self) -> list[str]:
@@ -82,10 +87,6 @@ class Vocabulary(abc.ABC):
     @abc.abstractmethod
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
         """Returns the text of token ids, without special tokens."""
-
-    def decode_target(self, ids: Iterable[SupportsIndex]) -> str:
-        """Works as :meth:`decode` does, for the ids of :meth:`encode_target`."""
-        return self.decode(ids)
 
     def with_symbols(self, targets: Iterable[str]) -> "Vocabulary":
         """Returns a tokenizer for new targets, if its symbols can change; by default, this one."""
@@ -245,14 +246,6 @@ class Tokenizer(Vocabulary):
           UserError: The id is out of range.
         """
         return self._processor.id_to_piece(*check_tokens([token], self.vocab_size, "token id"))
-
-
-def begin(ids: list[int], codes: Sequence[int], *, target: bool = False) -> list[int]:
-    """Returns the ids of a text, beginning with its language's code if there are codes.
-
-    A blank source has no code, but a blank target does.
-    """
-    return [codes[target], *ids] if codes and (ids or target) else ids
 
 
 def find_language(language: str, codes: Mapping[str, int]) -> int:

@@ -33,8 +33,11 @@ class Architecture:
     architecture = "transformer"
     feed_forward_matrices = 2  # to count operations
     window: int | None = None
-    # As in ModelConfig, which has fields for them.
-    norm_position, positions, biases, d_k, d_v = "pre", "learned", True, None, None
+    # Other models have fields for some of these.
+    norm_position, positions, biases, d_v = "pre", "learned", True, None
+    d_k: int | None = None
+    num_kv_heads: int | None = None
+    num_decoder_layers: int | None = None
     vocab_size: int
     d_model: int
     d_ff: int
@@ -57,8 +60,8 @@ class Architecture:
 
     @property
     def key_size(self) -> int:
-        """Size of the queries and keys of a head."""
-        return self.d_model // self.num_heads
+        """Size of the queries and keys of a head, with the default applied."""
+        return self.d_model // self.num_heads if self.d_k is None else self.d_k
 
     @property
     def value_size(self) -> int:
@@ -68,7 +71,7 @@ class Architecture:
     @property
     def kv_heads(self) -> int:
         """Number of heads of keys and values."""
-        return self.num_heads
+        return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
 
     @property
     def output_size(self) -> int:
@@ -78,7 +81,7 @@ class Architecture:
     @property
     def decoder_layers(self) -> int:
         """Number of layers of the decoder, or of the only stack."""
-        return self.num_layers
+        return self.num_layers if self.num_decoder_layers is None else self.num_decoder_layers
 
 
 def check_divides(model: Architecture, part: str, whole: str) -> None:

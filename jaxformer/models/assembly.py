@@ -127,11 +127,6 @@ class ModelConfig(Architecture):
         return "embedding", "embedding", "embedding"
 
     @property
-    def key_size(self) -> int:
-        """Size of the queries and keys of a head, with the default applied."""
-        return self.d_model // self.num_heads if self.d_k is None else self.d_k
-
-    @property
     def output_size(self) -> int:
         """Size of the target and output matrices, with the default applied."""
         return self.vocab_size if self.target_vocab_size is None else self.target_vocab_size

@@ -85,14 +85,6 @@ class LlamaConfig(Architecture):
             )
         check_absent(self.absent_tokens)
 
-    @property
-    def key_size(self) -> int:
-        return self.d_model // self.num_heads if self.d_k is None else self.d_k
-
-    @property
-    def kv_heads(self) -> int:
-        return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
-
 
 class Llama(LanguageModel):
     """LLaMA, which is called and decodes as :class:`~jaxformer.LanguageModel` does."""

@@ -77,14 +77,6 @@ class T5Config(Architecture):
         check_absent(self.absent_tokens)
 
     @property
-    def key_size(self) -> int:
-        return self.d_k
-
-    @property
-    def decoder_layers(self) -> int:
-        return self.num_layers if self.num_decoder_layers is None else self.num_decoder_layers
-
-    @property
     def feed_forward_matrices(self) -> int:
         return 3 if self.gated else 2
 

@@ -41,11 +41,11 @@ pytest.importorskip("tokenizers")
 
 FIXTURES = pathlib.Path(__file__).parents[1] / "fixtures" / "huggingface"
 MODELS = by_profile(
-    ["gpt2", "llama_grouped", "mistral"],
-    nightly=["gpt2", "llama_grouped", "mistral", "llama", "llama_multi_query"],
+    ["gpt2", "llama_grouped", "mistral", "qwen2"],
+    nightly=["gpt2", "llama_grouped", "mistral", "qwen2", "llama", "llama_multi_query"],
 )
 # Encoder-decoders; together, they have every flag.
-PAIRS = ["t5", "t5_gated", "umt5", "nllb", "m2m100"]
+PAIRS = ["t5", "t5_gated", "umt5", "nllb", "m2m100", "mt5"]
 LANGUAGES = {"nllb": ("eng_Latn", "deu_Latn"), "m2m100": ("en", "de")}
 LIMIT, PROMPT = 16, "the old house"
 
@@ -163,7 +163,25 @@ def without_special(logits, context):
     return logits.at[:, :, np.array([0, 2, 3])].set(-np.inf)
 
 
-@pytest.mark.parametrize("name", [*MODELS, *PAIRS[:-1], "vit"])
+# Exported as models with more options.
+GENERAL = {"qwen2": "LlamaForCausalLM", "mt5": "T5ForConditionalGeneration"}
+
+
+@pytest.mark.parametrize("name", GENERAL)
+def test_an_export_may_be_a_more_general_model(name, tmp_path):
+    workdir, trained, _ = imported(name)
+    export_model("safetensors", workdir, tmp_path / "out")
+    summary = import_huggingface(tmp_path / "out", tmp_path / "again")
+    assert summary.startswith(f"{GENERAL[name]}, ")
+    again = TrainedModel.load(tmp_path / "again")
+    assert again.config.model == trained.config.model
+    jax.tree.map(np.testing.assert_array_equal, again.params, trained.params)
+
+
+EXACT = [name for name in [*MODELS, *PAIRS, "vit"] if name not in [*GENERAL, "m2m100"]]
+
+
+@pytest.mark.parametrize("name", EXACT)
 def test_an_export_is_the_imported_model_bit_for_bit(name, tmp_path):
     workdir, trained, _ = imported(name)
     export_model("safetensors", workdir, tmp_path / "out")

@@ -15,16 +15,16 @@ from jaxformer.data.huggingface_tokenizer import HuggingFaceTokenizer
 from jaxformer.data.marian_tokenizer import M2M100Tokenizer
 from jaxformer.data.tokenizer import BOS, EOS
 from jaxformer.errors import UserError
-from jaxformer.files import explain_read_errors, local_path, read_object, read_whole, run_path
+from jaxformer.files import explain_read_errors, local_path, read_whole, run_path
 from jaxformer.inference.weights import abstract_params, write_model
-from jaxformer.interop.arrays import NamedArrays, read_safetensors, read_torch
+from jaxformer.interop.arrays import NamedArrays, read_weights
 from jaxformer.interop.hub import ModelFiles
 from jaxformer.interop.huggingface import m2m100
 from jaxformer.interop.huggingface.bert import BERT
 from jaxformer.interop.huggingface.gpt2 import GPT2
 from jaxformer.interop.huggingface.layout import Layout, sizes_of
-from jaxformer.interop.huggingface.llama import LLAMA, MISTRAL
-from jaxformer.interop.huggingface.t5 import T5, UMT5
+from jaxformer.interop.huggingface.llama import LLAMA, MISTRAL, QWEN2
+from jaxformer.interop.huggingface.t5 import MT5, T5, UMT5
 from jaxformer.interop.huggingface.vit import VIT
 from jaxformer.interop.json_fields import JsonFields
 from jaxformer.runs.workdir import Workdir
@@ -40,7 +40,7 @@ FILES = ModelFiles(
         ("pytorch_model.bin",),  # Only this one needs PyTorch.
     ),
 )
-_ALL = (BERT, GPT2, LLAMA, m2m100.M2M100, MISTRAL, T5, UMT5, VIT)
+_ALL = (BERT, GPT2, LLAMA, m2m100.M2M100, MISTRAL, MT5, QWEN2, T5, UMT5, VIT)
 LAYOUTS = {layout.model_type: layout for layout in _ALL}
 _FILES = (
     "expected a folder of a model in the Hugging Face layout: config.json, tokenizer.json, and "
@@ -61,7 +61,9 @@ def import_huggingface(
     fields = JsonFields(directory / "config.json", {}, _FILES)
     layout = _layout(fields, languages)
     fields.values = {**layout.defaults, **fields.values}
-    place, found = _weights(directory, re.compile(f"({re.escape(layout.prefix)})?{layout.buffers}"))
+    place, found = read_weights(
+        directory, re.compile(f"({re.escape(layout.prefix)})?{layout.buffers}"), _FILES
+    )
     named = {layout.name_of(name): array for name, array in found.items()}
     if len(named) < len(found):
         raise UserError(f"{place}: expected each tensor once, got some with and without a prefix")
@@ -98,7 +100,7 @@ def _layout(fields: JsonFields, languages: Sequence[str]) -> Layout:
             f"{fields.place}: expected model_type to be {' or '.join(LAYOUTS)}: got {name!r:.80}"
         )
     layout = LAYOUTS[name]
-    if layout.has_languages != bool(languages):
+    if len(languages) != 2 * layout.has_languages:
         options = "--source-language and --target-language"
         expected = options if layout.has_languages else f"no {options}"
         raise UserError(f"{fields.place}: expected {expected} for a model of type {name}")
@@ -115,7 +117,7 @@ def _tokenizer(
         special[name] = fields.integer(field) if is_set else None
     size, labels = fields.integer("vocab_size"), layout.labels(fields)
     if layout.has_languages:
-        m2m100.read_settings(path)
+        m2m100.check_settings(path.with_name("tokenizer_config.json"))
         if not path.exists() and (model := path.with_name("sentencepiece.bpe.model")).exists():
             return m2m100.read_tokenizer(model, languages, size)
     if not path.exists():
@@ -149,34 +151,3 @@ def _id_of(tokenizer: dict[str, Any], token: str) -> int:
     if not found:
         raise UserError(f"expected the special token {token}")
     return found[0]
-
-
-def _weights(
-    directory: pathlib.Path, skip: re.Pattern[str]
-) -> tuple[pathlib.Path, dict[str, np.ndarray]]:
-    """Returns the file that lists the tensors, and the tensors, from one file or several."""
-    path, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
-    if path.is_file():
-        return path, read_safetensors(path, skip)
-    if (pickled := directory / "pytorch_model.bin").is_file() and not index.is_file():
-        arrays = read_torch(pickled)
-        return pickled, {name: a for name, a in arrays.items() if not skip.fullmatch(name)}
-    if not index.is_file():
-        raise UserError(f"{path}: no such file; {_FILES}")
-    files = read_object(index, advice=_FILES).get("weight_map")
-    if not isinstance(files, dict) or not all(map(_is_file_name, files.values())):
-        raise UserError(f"{index}: expected weight_map, with the name of a file for each tensor")
-    arrays: dict[str, np.ndarray] = {}
-    for file in sorted(set(files.values())):
-        for name, array in read_safetensors(directory / file, skip).items():
-            if files.get(name) != file:
-                raise UserError(f"{index}: expected {name} to be in {file}, where it is")
-            arrays[name] = array
-    missing = sorted(name for name in files if name not in arrays and not skip.fullmatch(name))
-    if missing:
-        raise UserError(f"{index}: expected {missing[0]} in {files[missing[0]]}, but it is not")
-    return index, arrays
-
-
-def _is_file_name(name: object) -> bool:
-    return isinstance(name, str) and pathlib.PurePath(name).name == name

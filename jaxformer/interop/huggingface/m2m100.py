@@ -13,7 +13,7 @@ from jaxformer.data.marian_tokenizer import M2M100Tokenizer
 from jaxformer.errors import UserError
 from jaxformer.files import explain_read_errors, read_object, read_whole
 from jaxformer.interop.huggingface.layout import Layout, Tensor, layer_norm, linear
-from jaxformer.interop.huggingface.seq2seq import SPECIAL, pair_data
+from jaxformer.interop.huggingface.text import EXAMPLE, SPECIAL, pair_data
 from jaxformer.interop.json_fields import JsonFields
 from jaxformer.interop.marian.layout import LINEAR, NORMS, OUTPUT, SHARED, SOURCE, TARGET
 from jaxformer.models.architecture import absent_bias
@@ -26,41 +26,26 @@ _FIELDS = {f"encoder_{name}": ours for name, ours in _SIZES.items()} | {
     "dropout": "dropout_rate",
     "attention_dropout": "attention_dropout_rate",
 }
-_DEFAULTS = {
-    "decoder_start_token_id": 2,
-    "max_position_embeddings": 1024,
-    "activation_function": "relu",
-    "dropout": 0.1,
-    "attention_dropout": 0.1,
-}
-_CODES = {
-    "m2m100": "af am ar ast az ba be bg bn br bs ca ceb cs cy da de el en es et fa ff fi fr fy ga "
-    "gd gl gu ha he hi hr ht hu hy id ig ilo is it ja jv ka kk km kn ko lb lg ln lo lt lv mg mk ml "
-    "mn mr ms my ne nl no ns oc or pa pl ps pt ro ru sd si sk sl so sq sr ss su sv sw ta th tl tn "
-    "tr uk ur uz vi wo xh yi yo zh zu",
-    "wmt21": "en ha is ja cs ru zh de",
-}
+_CODES = """
+af am ar ast az ba be bg bn br bs ca ceb cs cy da de el en es et fa ff fi fr fy ga gd gl gu ha he hi
+hr ht hu hy id ig ilo is it ja jv ka kk km kn ko lb lg ln lo lt lv mg mk ml mn mr ms my ne nl no ns
+oc or pa pl ps pt ro ru sd si sk sl so sq sr ss su sv sw ta th tl tn tr uk ur uz vi wo xh yi yo zh
+zu"""
 _ONLY = {"is_encoder_decoder": True, "scale_embedding": True, "tie_word_embeddings": True}
 # Our fields that have one value in all models.
 _FIXED = {"norm_position": "pre", "positions": "fairseq", "biases": True, "norm_epsilon": 1e-5}
-_EXAMPLE = """
-from tokenizers import Tokenizer
-from transformers import NETWORK
-import torch
-
-tokenizer, model = Tokenizer.from_file("tokenizer.json"), NETWORK.from_pretrained(".")
-source, target = map(tokenizer.token_to_id, LANGUAGES)
-ids = [source, *tokenizer.encode("The house", add_special_tokens=False).ids, 2]
-tokens = model.generate(torch.tensor([ids]), forced_bos_token_id=target)
-print(tokenizer.decode(tokens[0].tolist()))
-"""
+_EXAMPLE = EXAMPLE.replace(
+    'tokens = model.generate(torch.tensor([tokenizer.encode("The house").ids]))',
+    "source, target = map(tokenizer.token_to_id, LANGUAGES)\n"
+    'ids = [source, *tokenizer.encode("The house", add_special_tokens=False).ids, 2]\n'
+    "tokens = model.generate(torch.tensor([ids]), forced_bos_token_id=target)",
+)
 _AXES = {"output": "DQ", "inner": "FD", "outer": "DF"}
 
 
 def read_tokenizer(path: pathlib.Path, languages: Sequence[str], size: int) -> M2M100Tokenizer:
     """Reads the SentencePiece model of M2M-100, and vocab.json beside it."""
-    place, settings = path.with_name("vocab.json"), read_settings(path)
-    codes = _CODES[settings.values.get("language_codes", "m2m100")].split()
+    place, codes = path.with_name("vocab.json"), _CODES.split()
     ids = read_object(place, advice="M2M-100 has one beside sentencepiece.bpe.model")
     by_number = {number: piece for piece, number in ids.items() if isinstance(number, int)}
     pieces = [by_number.get(number, "\ud800") for number in range(len(ids))]
@@ -78,12 +63,11 @@ def read_tokenizer(path: pathlib.Path, languages: Sequence[str], size: int) -> M
     return M2M100Tokenizer.assemble(model, model, pieces, languages=" to ".join(languages))
 
 
-def read_settings(path: pathlib.Path) -> JsonFields:
-    """Reads and checks tokenizer_config.json beside a tokenizer."""
-    fields = JsonFields(path.with_name("tokenizer_config.json"), {})
+def check_settings(path: pathlib.Path) -> None:
+    """Checks tokenizer_config.json."""
+    fields = JsonFields(path, {})
     fields.check("legacy_behaviour", [False], "false", "sources begin with their language")
-    fields.check("language_codes", [*_CODES], " or ".join(_CODES), "lists of languages are these")
-    return fields
+    fields.check("language_codes", ["m2m100"], "m2m100", "list of languages is this")
 
 
 def _read(fields: JsonFields) -> dict[str, Any]:
@@ -130,7 +114,7 @@ M2M100 = Layout(
     network="M2M100ForConditionalGeneration",
     section=ModelConfig,
     fields=_FIELDS,
-    defaults=_DEFAULTS,
+    defaults={"decoder_start_token_id": 2},
     only=_ONLY | {"activation_dropout": 0.0},
     # Of training, of the search, and another name of encoder_layers.
     ignored="(en|de)coder_(layerdrop|layers|ffn_dim|attention_heads)|init_std|num_hidden_layers"

@@ -27,12 +27,10 @@ def _read(fields: JsonFields) -> dict[str, Any]:
     for name, value in {**_PIXELS, "image_mean": half, "image_std": half}.items():
         pixels.check(name, [value], repr(value), "pixels are from -1 to 1")
     size = fields.values["image_size"]
-    if isinstance(size, list) and len(size) == 2:
-        fields.values |= dict(zip(("height", "width"), size, strict=True))
-        size = {name: fields.integer(name) for name in ("height", "width")}
-    else:
-        size = dict.fromkeys(("height", "width"), fields.integer("image_size"))
-    return {**size, "num_classes": len(read_labels(fields))}
+    height, width = size if isinstance(size, list) and len(size) == 2 else (size, size)
+    fields.values |= {"height": height, "width": width}
+    sizes = {name: fields.integer(name) for name in ("height", "width")}
+    return {**sizes, "num_classes": len(read_labels(fields))}
 
 
 def _write(model: ViTConfig) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from jaxformer.config import read_config
 from jaxformer.data.huggingface_tokenizer import HuggingFaceTokenizer
 from jaxformer.errors import UserError
 from jaxformer.inference.weights import TrainedModel
-from jaxformer.interop.huggingface import importer
+from jaxformer.interop import arrays
 from jaxformer.interop.huggingface.exporter import can_write, write
 from jaxformer.interop.huggingface.importer import import_huggingface
 from jaxformer.runs.workdir import Workdir
@@ -80,6 +80,10 @@ MISTRAL_CONFIG = [
     ({"sliding_window": "4"}, "expected sliding_window to be a whole number"),
     ({"sliding_window": 1}, "model.window must be greater than 0: got 0"),
 ]
+QWEN2_CONFIG = [
+    ({"use_sliding_window": True}, "expected use_sliding_window to be False: got True"),
+    ({"layer_types": ["sliding_attention"] * 2}, "layer_types to be full_attention: got"),
+]
 M2M100_CONFIG = [
     ({"decoder_layers": 3}, "expected decoder_layers to be encoder_layers=2: got 3; jaxformer's M"),
     ({"scale_embedding": False}, "expected scale_embedding to be True: got False"),
@@ -94,13 +98,13 @@ M2M100_VOCABULARY = [
     ({"x": "y"}, "vocab.json: expected ids from 0, of <s>, <pad>, </s>, <unk> and pieces"),
 ]
 M2M100_TOKENIZER = [
-    ({"language_codes": "all"}, "expected language_codes to be m2m100 or wmt21: got 'all'"),
+    ({"language_codes": "all"}, "expected language_codes to be m2m100: got 'all'"),
     ({"legacy_behaviour": True}, "expected legacy_behaviour to be false: got True"),
 ]
 VIT_CONFIG = [
     ({"qkv_bias": False}, "expected qkv_bias to be True: got False"),
     ({"image_size": [8, "12"]}, "expected width to be a whole number below 1048576: got '12'"),
-    ({"image_size": [8]}, r"expected image_size to be a whole number.*: got \[8\]"),
+    ({"image_size": [8]}, r"expected height to be a whole number.*: got \[8\]"),
     ({"patch_size": 3}, "model.patch_size must divide model.height=8: got 3"),
     ({"id2label": {"0": "a"}}, r"expected classifier.weight to have shape \(1, 16\): got \(4, 16"),
 ]
@@ -162,6 +166,7 @@ INDEX_CASES = [
         ("llama_grouped", "config.json", LLAMA_CONFIG),
         ("mistral", "config.json", MISTRAL_CONFIG),
         ("t5", "config.json", T5_CONFIG),
+        ("qwen2", "config.json", QWEN2_CONFIG),
         ("m2m100", "config.json", M2M100_CONFIG),
         ("m2m100", "vocab.json", M2M100_VOCABULARY),
         ("m2m100", "tokenizer_config.json", M2M100_TOKENIZER),
@@ -294,9 +299,9 @@ def test_fine_tuned_biases_of_logits_are_refused(tmp_path):
 
 def test_a_pytorch_model_is_read_where_there_is_no_safetensors(tmp_path, monkeypatch):
     directory = pathlib.Path(shutil.copytree(FIXTURES / "gpt2", tmp_path / "model"))
-    arrays = safetensors.numpy.load_file(directory / "model.safetensors")
+    tensors = safetensors.numpy.load_file(directory / "model.safetensors")
     (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
-    monkeypatch.setattr(importer, "read_torch", lambda path: arrays | {"h.0.attn.bias": 1})
+    monkeypatch.setattr(arrays, "read_torch", lambda path: tensors | {"h.0.attn.bias": 1})
     assert "9,200 parameters" in import_huggingface(directory, tmp_path / "run")
 
 
@@ -310,7 +315,6 @@ def test_a_tokenizer_of_an_encoder_has_labels():
         *("[PAD]", "[SEP]", "[CLS]", "[MASK]")
     ]
     assert tokenizer.encode_target_batch(["not bad", "bad"]) == [[5], [3]]
-    assert tokenizer.decode_target([5, 1]) == "not bad"
     assert tokenizer.with_symbols(["good"]) is tokenizer
     changed = tokenizer.with_symbols(iter("ba"))
     assert (changed.symbols, changed.encode("dog")) == (["a", "b"], tokenizer.encode("dog"))

@@ -173,9 +173,8 @@ def test_an_export_may_be_a_more_general_model(name, tmp_path):
     export_model("safetensors", workdir, tmp_path / "out")
     summary = import_huggingface(tmp_path / "out", tmp_path / "again")
     assert summary.startswith(f"{GENERAL[name]}, ")
-    again = TrainedModel.load(tmp_path / "again")
-    assert again.config.model == trained.config.model
-    jax.tree.map(np.testing.assert_array_equal, again.params, trained.params)
+    again = TrainedModel.load(tmp_path / "again").params
+    jax.tree.map(np.testing.assert_array_equal, again, trained.params)
 
 
 EXACT = [name for name in [*MODELS, *PAIRS, "vit"] if name not in [*GENERAL, "m2m100"]]

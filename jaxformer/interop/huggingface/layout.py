@@ -199,7 +199,7 @@ class Layout:
 
     def params(self, arrays: NamedArrays, model: Any, shapes: PyTree, absent: str) -> PyTree:
         """Returns our parameters, in these shapes, from the tensors of a file."""
-        flat = self.constants(model, absent)
+        flat = {n: a.astype(np.float32) for n, a in self.constants(model, absent).items()}
         templates = _flatten(shapes)
         for tensor in self.tensors(model):
             if tensor.is_copy:

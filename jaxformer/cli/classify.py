@@ -114,8 +114,8 @@ def _classify_images(
         print(f"accuracy {percent}", file=sys.stderr)
     if attention is not None:
         first = pixels[:_DRAWN]
-        weights, titles = classifier.attention(first), list(map(str, found[:_DRAWN]))
-        draw_heads(first, weights, classifier.model.grid, attention, titles)
+        seen, titles = classifier.attention(first), list(map(str, found[:_DRAWN]))
+        draw_heads(first, seen, classifier.model.grid, attention, titles)
     pairs = zip(rows.max(axis=1), found, strict=True)
     return "".join(f"{p:.4f}\t{label}\n" if probabilities else f"{label}\n" for p, label in pairs)
 

@@ -30,7 +30,7 @@ class HuggingFaceTokenizer(Vocabulary):
     The special tokens have our ids 0 to 3, and all others follow in their own order. The serialized
     form is one JSON object with ``tokenizer.json``, the ids that the special tokens have there, the
     size of the model's vocabulary and, for an encoder, the labels of its classes, or for a model of
-    many languages, those of source and target, whose codes begin the two sides.
+    many languages, the languages of source and target, whose codes begin the two sides.
 
     Attributes:
       vocab_size: Number of our ids.
@@ -134,7 +134,7 @@ class HuggingFaceTokenizer(Vocabulary):
         return HuggingFaceTokenizer.assemble(self.json, self.special, size, labels)
 
     def encode(self, text: str) -> list[int]:
-        return self._begin(self._ids(text, add_special_tokens=False))
+        return self._add_language(self._ids(text, add_special_tokens=False))
 
     def encode_prompt(self, text: str) -> list[int]:
         """Returns the ids of a prompt, with the special tokens that transformers adds."""
@@ -154,7 +154,7 @@ class HuggingFaceTokenizer(Vocabulary):
         if target and self.target_symbols:
             return [[self._symbols.get(text, UNK)] for text in texts]
         rows = (self._ids(text, add_special_tokens=not self._codes) for text in texts)
-        rows = [self._begin(row, target=target) for row in rows]
+        rows = [self._add_language(row, target=target) for row in rows]
         return [row[:-1] if row[-1:] == [EOS] else row for row in rows]
 
     def _ids(self, text: str, **options: bool) -> list[int]:

@@ -117,7 +117,7 @@ class M2M100Tokenizer(MarianTokenizer):
     def _encode(self, texts: list[str], *, target: bool = False) -> list[list[int]]:
         rows = encode_all(self._target, texts, out_type=str)
         rows = [[self._ids.get(piece, UNK) for piece in row] for row in rows]
-        return [self._begin(row, target=target) for row in rows]
+        return [self._add_language(row, target=target) for row in rows]
 
 
 def _open(side: str, model: bytes) -> Any:

@@ -55,7 +55,7 @@ class Vocabulary(abc.ABC):
         self.serialized = serialized
         self.sha256 = hashlib.sha256(serialized).hexdigest()
 
-    def _begin(self, ids: list[int], *, target: bool = False) -> list[int]:
+    def _add_language(self, ids: list[int], *, target: bool = False) -> list[int]:
         """Returns the ids of a text after its language's code; a blank source has no code."""
         return [self._codes[target], *ids] if self._codes and (ids or target) else ids
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from jaxformer.config import LabeledConfig
 from jaxformer.errors import UserError
-from jaxformer.interop.huggingface.layout import Layout, Tensor, layer_norm, linear
+from jaxformer.interop.huggingface.layout import Layout, Tensor, affine, layer_norm
 from jaxformer.interop.json_fields import JsonFields
 from jaxformer.models.bert import BertConfig
 
@@ -68,10 +68,10 @@ def encoder_tensors(attention: str, norms: tuple[str, str]) -> Iterator[Tensor]:
     """Yields the tensors of all layers, given names that differ among models."""
     layer, theirs = "encoder/layers", "encoder.layer.{n}"
     for name in ("query", "key", "value"):
-        yield from linear(f"{theirs}.{attention}.{name}", "QD", f"{layer}/self_attention/{name}")
-    yield from linear(f"{theirs}.attention.output.dense", "DQ", f"{layer}/self_attention/output")
-    yield from linear(f"{theirs}.intermediate.dense", "FD", f"{layer}/feed_forward/inner")
-    yield from linear(f"{theirs}.output.dense", "DF", f"{layer}/feed_forward/outer")
+        yield from affine(f"{theirs}.{attention}.{name}", "QD", f"{layer}/self_attention/{name}")
+    yield from affine(f"{theirs}.attention.output.dense", "DQ", f"{layer}/self_attention/output")
+    yield from affine(f"{theirs}.intermediate.dense", "FD", f"{layer}/feed_forward/inner")
+    yield from affine(f"{theirs}.output.dense", "DF", f"{layer}/feed_forward/outer")
     for name, sublayer in zip(norms, ("self_attention", "feed_forward"), strict=True):
         yield from layer_norm(f"{theirs}.{name}", f"{layer}/{sublayer}_residual/norm")
 
@@ -85,9 +85,9 @@ def _tensors(model: BertConfig) -> Iterator[Tensor]:
     yield from encoder_tensors("attention.self", norms)
     axes = {"pooler": "DD", "masked": "DD", "next": "PD"}
     for head in model.heads.split():
-        yield from linear(_HEADS[head], axes[head], head)
+        yield from affine(_HEADS[head], axes[head], head)
     if model.num_classes:
-        yield from linear("classifier", "ND", "classes")
+        yield from affine("classifier", "ND", "classes")
     if "masked" in model.heads:
         yield from layer_norm("cls.predictions.transform.LayerNorm", "masked_norm")
         yield Tensor("cls.predictions.bias", "V", ("logits_bias",))

@@ -12,7 +12,6 @@ import numpy as np
 
 from jaxformer.config import Config
 from jaxformer.data.huggingface_tokenizer import HuggingFaceTokenizer
-from jaxformer.data.marian_tokenizer import M2M100Tokenizer
 from jaxformer.data.tokenizer import BOS, EOS
 from jaxformer.errors import UserError
 from jaxformer.files import explain_read_errors, local_path, read_whole, run_path
@@ -22,7 +21,7 @@ from jaxformer.interop.hub import ModelFiles
 from jaxformer.interop.huggingface import m2m100
 from jaxformer.interop.huggingface.bert import BERT
 from jaxformer.interop.huggingface.gpt2 import GPT2
-from jaxformer.interop.huggingface.layout import Layout, sizes_of
+from jaxformer.interop.huggingface.layout import ImportedTokenizer, Layout, sizes_of
 from jaxformer.interop.huggingface.llama import LLAMA, MISTRAL, QWEN2
 from jaxformer.interop.huggingface.t5 import MT5, T5, UMT5
 from jaxformer.interop.huggingface.vit import VIT
@@ -53,8 +52,8 @@ def import_huggingface(
 ) -> str:
     """Converts the model in a folder to a new workdir, which every command accepts.
 
-    An unfinished workdir is overwritten. ``languages`` are those of source and target, for a model
-    of many languages. Returns a one-line summary of the model.
+    An unfinished workdir is overwritten. ``languages`` has the source and the target language, for
+    a model of many languages. Returns a one-line summary of the model.
     """
     directory, folder = local_path(directory), Workdir(run_path(workdir))
     folder.check_writable(COMMAND)
@@ -109,7 +108,7 @@ def _layout(fields: JsonFields, languages: Sequence[str]) -> Layout:
 
 def _tokenizer(
     path: pathlib.Path, fields: JsonFields, layout: Layout, languages: Sequence[str]
-) -> HuggingFaceTokenizer | M2M100Tokenizer:
+) -> ImportedTokenizer:
     """Reads tokenizer.json; the ids of special tokens are in config.json or there."""
     special: dict[str, int | None] = {}
     for name, field in layout.special.items():

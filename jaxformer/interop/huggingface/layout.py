@@ -7,7 +7,7 @@ import dataclasses
 import re
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import flax.traverse_util
 import numpy as np
@@ -15,12 +15,14 @@ from jaxtyping import Float, PyTree
 
 from jaxformer.data.corpus import DataSection
 from jaxformer.data.huggingface_tokenizer import HuggingFaceTokenizer
+from jaxformer.data.marian_tokenizer import M2M100Tokenizer
 from jaxformer.errors import UserError
 from jaxformer.interop.arrays import NamedArrays
 from jaxformer.interop.json_fields import JsonFields
 from jaxformer.models.architecture import Architecture
 from jaxformer.search import BeamSearch
 
+ImportedTokenizer: TypeAlias = HuggingFaceTokenizer | M2M100Tokenizer
 ACTIVATIONS = {
     "gelu": "gelu_exact",
     "gelu_new": "gelu",  # the approximation with tanh
@@ -64,7 +66,7 @@ def label_fields(labels: Iterable[str]) -> dict[str, Any]:
     return {"id2label": names, "label2id": {label: int(i) for i, label in names.items()}}
 
 
-def linear(theirs: str, axes: str, ours: str, bias: bool = True) -> Iterator[Tensor]:
+def affine(theirs: str, axes: str, ours: str, bias: bool = True) -> Iterator[Tensor]:
     """Yields the weight and the bias of nn.Linear or nn.Conv2d."""
     yield Tensor(f"{theirs}.weight", axes, (ours,), is_linear=True)
     if bias:
@@ -144,7 +146,7 @@ class Layout:
                 name = name.removesuffix(old) + new
         return name.removeprefix(self.prefix)
 
-    def config(self, fields: JsonFields, tokenizer: HuggingFaceTokenizer | None) -> Any:
+    def config(self, fields: JsonFields, tokenizer: ImportedTokenizer | None) -> Any:
         """Returns the section that a config.json describes; refuses other fields by name."""
         for name, only in self.only.items():
             fields.check(name, [only], repr(only), f"{self.section.__name__} has no other")

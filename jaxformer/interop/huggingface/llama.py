@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from jaxformer.errors import UserError
-from jaxformer.interop.huggingface.layout import Layout, Tensor, linear
+from jaxformer.interop.huggingface.layout import Layout, Tensor, affine
 from jaxformer.interop.huggingface.text import EXAMPLE, stream_data
 from jaxformer.interop.json_fields import JsonFields
 from jaxformer.models.llama import LlamaConfig
@@ -93,7 +93,7 @@ def _tensors(model: LlamaConfig) -> Iterator[Tensor]:
         ("mlp.up_proj", "FD", f"{network}/linear", model.feed_forward_biases),
         ("mlp.down_proj", "DF", f"{network}/outer", model.feed_forward_biases),
     ):
-        yield from linear(f"{name}.{theirs}", axes, ours, biased)
+        yield from affine(f"{name}.{theirs}", axes, ours, biased)
 
 
 LLAMA = Layout(

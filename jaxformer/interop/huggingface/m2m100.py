@@ -12,7 +12,7 @@ from jaxformer.config import ModelConfig
 from jaxformer.data.marian_tokenizer import M2M100Tokenizer
 from jaxformer.errors import UserError
 from jaxformer.files import explain_read_errors, read_object, read_whole
-from jaxformer.interop.huggingface.layout import Layout, Tensor, layer_norm, linear
+from jaxformer.interop.huggingface.layout import Layout, Tensor, affine, layer_norm
 from jaxformer.interop.huggingface.text import EXAMPLE, SPECIAL, pair_data
 from jaxformer.interop.json_fields import JsonFields
 from jaxformer.interop.marian.layout import LINEAR, NORMS, OUTPUT, SHARED, SOURCE, TARGET
@@ -95,7 +95,7 @@ def _tensors(model: ModelConfig) -> Iterator[Tensor]:
         for name, (module, matrix) in LINEAR.items():
             if module != skipped:
                 axes = _AXES.get(matrix, "QD")
-                yield from linear(f"{theirs}.{name}", axes, f"{layer}/{module}/{matrix}")
+                yield from affine(f"{theirs}.{name}", axes, f"{layer}/{module}/{matrix}")
 
 
 def _constants(model: ModelConfig, absent: str) -> dict[str, Float[np.ndarray, "..."]]:

@@ -5,7 +5,7 @@ from typing import Any
 
 from jaxformer.config import ImagesConfig
 from jaxformer.interop.huggingface.bert import ENCODER_FIELDS, encoder_tensors, read_labels
-from jaxformer.interop.huggingface.layout import Layout, Tensor, label_fields, layer_norm, linear
+from jaxformer.interop.huggingface.layout import Layout, Tensor, affine, label_fields, layer_norm
 from jaxformer.interop.json_fields import JsonFields
 from jaxformer.models.vit import ViTConfig
 
@@ -42,10 +42,10 @@ def _write(model: ViTConfig) -> dict[str, Any]:
 def _tensors(model: ViTConfig) -> Iterator[Tensor]:
     yield Tensor("embeddings.cls_token", "11D", ("class_token",))
     yield Tensor("embeddings.position_embeddings", "1SD", ("positions",))
-    yield from linear("embeddings.patch_embeddings.projection", "DZYX", "patches")
+    yield from affine("embeddings.patch_embeddings.projection", "DZYX", "patches")
     yield from encoder_tensors("attention.attention", ("layernorm_before", "layernorm_after"))
     yield from layer_norm("layernorm", "encoder/norm")
-    yield from linear("classifier", "ND", "classes")
+    yield from affine("classifier", "ND", "classes")
 
 
 VIT = Layout(

@@ -43,8 +43,8 @@ STEMS = (
     "materialis maximis memoris minimis normalis optimis(?=e|ing|a) organis orthogonalis "
     "parallelis(?!m) penalis quantis randomis realis(?=e|ing) recognis regularis serialis "
     "specialis standardis summaris synchronis tokenis utilis vectoris visualis labell(?!edby) "
-    "modell travell analys(?=ed|e\\b|ing) artefact behaviour colour favour honour neighbour "
-    "centre licence grey judgement learnt spelt whilst"
+    "modell travell analys(?=ed|e\\b|ing) artefact (?<!legacy_)behaviour colour favour honour "
+    "neighbour centre licence grey judgement learnt spelt whilst"
 )
 BRITISH = re.compile(rf"(?<![a-z])\w*?(?:{'|'.join(STEMS.split())})\w*", re.IGNORECASE)
 OPENINGS = re.compile(

@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING
 
 from jaxformer.cli.options import Checkpoint, File, ModelDir, Strict
 from jaxformer.cli.plot import check_suffix
-from jaxformer.cli.text import Line, blocks_of, check_outputs, progress_bar, read_text
+from jaxformer.cli.text import Line, Text, blocks_of, check_outputs, progress_bar, read_text
 from jaxformer.errors import UserError
 from jaxformer.files import write_file
 
 if TYPE_CHECKING:
     from jaxformer.tasks.classification.classifier import Classifier
-    from jaxformer.tasks.images.classifier import ImageClassifier
 
 _DRAWN = 8  # pictures with their attention
 
@@ -57,15 +56,13 @@ def classify(
       echo "a stirring , funny film" | jaxformer classify --workdir runs/sst2
     """
     from jaxformer.tasks.classification.classifier import Classifier
-    from jaxformer.tasks.images.classifier import ImageClassifier
 
     if images is not None:
         if input is not None or labeled is not None:
             raise UserError("--images has pictures: give neither --input nor --labeled")
         check_outputs([images], {"--output": output, "--attention": attention})
         check_suffix(attention or pathlib.Path("a.png"), ".png or .svg")
-        pictures = ImageClassifier.load(workdir, weights=weights)
-        lines = _classify_images(pictures, images, attention, probabilities)
+        lines = _classify_images(workdir, weights, images, attention, probabilities)
         sys.stdout.write(lines) if output is None else write_file(output, lines.encode())
         return
     if attention is not None:
@@ -77,7 +74,13 @@ def classify(
     if labeled is not None:
         _score(classifier, str(labeled), baselines)
         return
-    text = read_text(input, "a text")
+    _classify_lines(classifier, read_text(input, "a text"), output, probabilities, strict)
+
+
+def _classify_lines(
+    classifier: "Classifier", text: Text, output: File | None, probabilities: bool, strict: bool
+) -> None:
+    """Writes a line for each line of a text."""
 
     def check(line: Line) -> None:
         classifier.token_ids(line.text, f"{text.name}:{line.number}")
@@ -92,12 +95,14 @@ def classify(
 
 
 def _classify_images(
-    classifier: "ImageClassifier", images: File, attention: File | None, probabilities: bool
+    workdir: ModelDir, weights: str, images: File, attention: File | None, probabilities: bool
 ) -> str:
     """Returns a line for each picture; prints the accuracy, and draws the attention."""
     from jaxformer.data.images import read_npz
     from jaxformer.plots.image_attention import draw_heads
+    from jaxformer.tasks.images.classifier import ImageClassifier
 
+    classifier = ImageClassifier.load(workdir, weights=weights)
     pixels, labels = read_npz(str(images), needs_labels=False)
     rows = classifier.probabilities(pixels)
     found = rows.argmax(axis=1).tolist()
@@ -109,8 +114,8 @@ def _classify_images(
         print(f"accuracy {percent}", file=sys.stderr)
     if attention is not None:
         first = pixels[:_DRAWN]
-        weights, titles = classifier.attention(first), list(map(str, found[:_DRAWN]))
-        draw_heads(first, weights, classifier.model.grid, attention, titles)
+        seen, titles = classifier.attention(first), list(map(str, found[:_DRAWN]))
+        draw_heads(first, seen, classifier.model.grid, attention, titles)
     pairs = zip(rows.max(axis=1), found, strict=True)
     return "".join(f"{p:.4f}\t{label}\n" if probabilities else f"{label}\n" for p, label in pairs)
 

@@ -14,6 +14,7 @@ from jaxformer.cli.options import (
     SearchOptions,
 )
 from jaxformer.cli.signatures import Value
+from jaxformer.errors import UserError
 from jaxformer.files import local_path
 
 
@@ -64,14 +65,18 @@ def import_model(
     directory: Annotated[pathlib.Path, Value(metavar="MODEL", convert=_model_folder)],
     *,
     workdir: NewRunDir,
+    source_language: str | None = None,
+    target_language: str | None = None,
 ) -> None:
     """Convert another system's model to a workdir that every command accepts.
 
     Options:
-      system: hf: BERT, GPT-2, LLaMA, Mistral, T5 or umT5, as transformers saves them; marian:
-        Marian or OPUS-MT; bergamot: a translation model of Firefox
+      system: hf: BERT, GPT-2, LLaMA, M2M-100, Mistral, mT5, NLLB, Qwen2, T5, umT5 or ViT, as
+        transformers saves them; marian: Marian or OPUS-MT; bergamot: a translation model of Firefox
       directory: folder of the model, or its name on the Hugging Face Hub, such as
         openai-community/gpt2 or Helsinki-NLP/opus-mt-en-de
+      source_language: the language of sources, for M2M-100 (such as en) and NLLB (eng_Latn)
+      target_language: likewise, the language to translate to
 
     Example:
       jaxformer import hf openai-community/gpt2 --workdir runs/gpt2
@@ -94,9 +99,13 @@ def import_model(
 
         convert, files = importer.import_bergamot, None  # not on the hub
 
+    languages = [name for name in (source_language, target_language) if name is not None]
+    if languages and system != "hf":
+        raise UserError("--source-language and --target-language are for M2M-100 and NLLB only")
     Workdir(workdir).check_writable(importer.COMMAND)  # before a download
     folder = model_folder(directory, files) if files else directory
-    print(f"{workdir}: {convert(folder, workdir)}")
+    options = {"languages": languages} if languages else {}
+    print(f"{workdir}: {convert(folder, workdir, **options)}")
 
 
 def export_model(

@@ -8,7 +8,14 @@ from typing import SupportsIndex
 import numpy as np
 
 from jaxformer.checks import check_text, check_tokens, check_unicode
-from jaxformer.data.tokenizer import BOS, EOS, SPECIAL_PIECES, UNK, Vocabulary
+from jaxformer.data.tokenizer import (
+    BOS,
+    EOS,
+    SPECIAL_PIECES,
+    UNK,
+    Vocabulary,
+    find_language,
+)
 from jaxformer.errors import UserError, needs_package
 
 # In the order of our ids. The end, and then an unknown token, keep an id that several share.
@@ -22,7 +29,8 @@ class HuggingFaceTokenizer(Vocabulary):
 
     The special tokens have our ids 0 to 3, and all others follow in their own order. The serialized
     form is one JSON object with ``tokenizer.json``, the ids that the special tokens have there, the
-    size of the model's vocabulary and, for an encoder, the labels of its classes.
+    size of the model's vocabulary and, for an encoder, the labels of its classes, or for a model of
+    many languages, the languages of source and target, whose codes begin the two sides.
     """
 
     json: str  # the text of ``tokenizer.json``
@@ -63,6 +71,11 @@ class HuggingFaceTokenizer(Vocabulary):
         self._number(size)
         self.target_symbols = labels is not None
         self.target_vocab_size = UNK + 1 + len(self._symbols) if labels else self.vocab_size
+        self.languages = tuple(map(str, values.get("languages") or ()))
+        tokens = self._tokenizer.get_added_tokens_decoder() if self.languages else {}
+        codes = {t.content: i for i, t in tokens.items() if t.special and t.content[:1] != "<"}
+        self._codes = [int(self.our_ids[find_language(name, codes)]) for name in self.languages]
+        self.target_start = tuple(self._codes[1:])
         mask = self._tokenizer.token_to_id("[MASK]")
         self.mask_token = BOS if mask is None else int(self.our_ids[mask])
 
@@ -94,10 +107,12 @@ class HuggingFaceTokenizer(Vocabulary):
         special: Mapping[str, int | None],
         vocab_size: int,
         labels: Sequence[str] | None = None,
+        languages: Sequence[str] = (),
     ) -> "HuggingFaceTokenizer":
         """Creates a tokenizer from the text of ``tokenizer.json``."""
         values = {"huggingface": json_text, "special": dict(special), "vocab_size": vocab_size}
         values |= {} if labels is None else {"labels": list(labels)}
+        values |= {"languages": list(languages)} if languages else {}
         return cls(json.dumps(values).encode())
 
     def with_symbols(self, targets: Iterable[str]) -> "HuggingFaceTokenizer":
@@ -109,7 +124,7 @@ class HuggingFaceTokenizer(Vocabulary):
         return HuggingFaceTokenizer.assemble(self.json, self.special, size, labels)
 
     def encode(self, text: str) -> list[int]:
-        return self._ids(text, add_special_tokens=False)
+        return self._add_language(self._ids(text, add_special_tokens=False))
 
     def encode_prompt(self, text: str) -> list[int]:
         """Returns the ids of a prompt, with the special tokens that transformers adds."""
@@ -125,7 +140,8 @@ class HuggingFaceTokenizer(Vocabulary):
         """Adds the special tokens of the post-processor, except the end, which batches add."""
         if target and self.target_symbols:
             return [[self._symbols.get(text, UNK)] for text in texts]
-        rows = [self._ids(text, add_special_tokens=True) for text in texts]
+        rows = (self._ids(text, add_special_tokens=not self._codes) for text in texts)
+        rows = [self._add_language(row, target=target) for row in rows]
         return [row[:-1] if row[-1:] == [EOS] else row for row in rows]
 
     def _ids(self, text: str, **options: bool) -> list[int]:
@@ -134,12 +150,9 @@ class HuggingFaceTokenizer(Vocabulary):
         return self.our_ids[self._tokenizer.encode(text, **options).ids].tolist()
 
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
-        tokens = [i for i in check_tokens(ids, self.vocab_size, "token ids") if i > UNK]
+        ids = check_tokens(ids, self.vocab_size, "token ids")
+        tokens = [i for i in ids if i > UNK and i not in self.target_start]
         return self._tokenizer.decode(self.their_ids[tokens].tolist(), skip_special_tokens=True)
-
-    def decode_target(self, ids: Iterable[SupportsIndex]) -> str:
-        names = {number: label for label, number in self._symbols.items()}
-        return " ".join(names[int(i)] for i in ids if i in names) if names else self.decode(ids)
 
     def piece(self, token: SupportsIndex) -> str:
         [number] = check_tokens([token], self.vocab_size, "token id")

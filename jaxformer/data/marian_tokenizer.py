@@ -1,13 +1,15 @@
-"""The tokenizer of Marian models: one SentencePiece model per side, and one list of pieces.
+"""The tokenizers of Marian and M2M-100: SentencePiece models, and one list of pieces.
 
-Marian numbers pieces by its own list, not by SentencePiece's ids.
+Both number pieces by their own list, not by SentencePiece's ids. Marian has a model per side.
 """
 
 import base64
 import json
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any, SupportsIndex
+from typing import Any, Self, SupportsIndex
+
+import numpy as np
 
 from jaxformer.checks import check_tokens
 from jaxformer.data.tokenizer import (
@@ -16,6 +18,7 @@ from jaxformer.data.tokenizer import (
     Tokenizer,
     Vocabulary,
     encode_all,
+    find_language,
     open_processor,
 )
 from jaxformer.errors import UserError
@@ -55,10 +58,10 @@ class MarianTokenizer(Tokenizer):
         self.language_codes = tuple(filter(_LANGUAGE_CODE.fullmatch, pieces))
 
     @classmethod
-    def assemble(cls, source: bytes, target: bytes, pieces: Sequence[str]) -> "MarianTokenizer":
+    def assemble(cls, source: bytes, target: bytes, pieces: Sequence[str], **more: str) -> Self:
         """Creates a tokenizer from the SentencePiece models of both sides, and all pieces."""
         models = (base64.b64encode(model).decode() for model in (source, target))
-        values = dict(zip(_SIDES, models, strict=True)) | {"pieces": list(pieces)}
+        values = {**more, **dict(zip(_SIDES, models, strict=True)), "pieces": list(pieces)}
         return cls(json.dumps(values, ensure_ascii=False, separators=(",", ":")).encode())
 
     def check_language(self, text: str, place: str) -> None:
@@ -84,6 +87,37 @@ class MarianTokenizer(Tokenizer):
             [self._ids.get(piece, UNK) for piece in ([code[1], *row] if code else row)]
             for code, row in zip(codes, rows, strict=True)
         ]
+
+
+class M2M100Tokenizer(MarianTokenizer):
+    """Converts text to token ids and back, like the class of the same name in transformers.
+
+    The serialized form is a MarianTokenizer's with the languages of source and target, such as "en
+    to de". Their codes, which are pieces such as ``__en__``, begin the two sides.
+    ``their_ids``, ``our_ids`` and ``absent`` are as in HuggingFaceTokenizer.
+    """
+
+    absent = "bos"  # Their decoder begins with the end of sentence.
+
+    def __init__(self, serialized: bytes) -> None:
+        super().__init__(serialized)
+        names = {piece.strip("_"): i for piece, i in self._ids.items() if piece[:2] == "__"}
+        languages = str(json.loads(serialized)["languages"]).split(" to ")
+        self._codes = [find_language(name, names) for name in languages]
+        self.language_codes, self.target_start = (), tuple(self._codes[1:])
+        self.their_ids = np.array([1, 2, 2, 3, 0, *range(4, self.vocab_size - 1)])
+        self.our_ids = np.array([4, 0, 1, 3, *range(5, self.vocab_size)])
+
+    def check_language(self, text: str, place: str) -> None:
+        return None
+
+    def decode(self, ids: Iterable[SupportsIndex]) -> str:
+        return super().decode(i for i in ids if i not in self.target_start)
+
+    def _encode(self, texts: list[str], *, target: bool = False) -> list[list[int]]:
+        rows = encode_all(self._target, texts, out_type=str)
+        rows = [[self._ids.get(piece, UNK) for piece in row] for row in rows]
+        return [self._add_language(row, target=target) for row in rows]
 
 
 def _open(side: str, model: bytes) -> Any:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, SupportsIndex
 
 from jaxformer.checks import check_text, check_texts, check_tokens, check_unicode
-from jaxformer.errors import UserError, prefix_errors
+from jaxformer.errors import UserError, did_you_mean, prefix_errors
 from jaxformer.files import explain_read_errors, read_whole, write_file
 
 # sentencepiece is imported only where it is used: most modules import only the ids from here.
@@ -31,14 +31,22 @@ class Vocabulary(abc.ABC):
     mask_token = BOS  # stands for masked tokens; no text contains it
     # Such as ">>deu<<", for imported models with several target languages.
     language_codes: tuple[str, ...] = ()
+    # Begin each target of such a model; the search does not choose them, and their probability does
+    # not count.
+    target_start: tuple[int, ...] = ()
     ends_texts = False  # EOS ends the texts that a language model was trained on.
     keeps_lines = True  # No token holds a line break and the text after it.
     _symbols: Mapping[str, int] = {}
+    _codes: Sequence[int] = ()  # of the languages of source and target
 
     def __init__(self, serialized: bytes) -> None:
         """Takes the content of the tokenizer's file; its hash identifies the vocabulary."""
         self.serialized = serialized
         self.sha256 = hashlib.sha256(serialized).hexdigest()
+
+    def _add_language(self, ids: list[int], *, target: bool = False) -> list[int]:
+        """Returns the ids of a text after its language's code; a blank source has no code."""
+        return [self._codes[target], *ids] if self._codes and (ids or target) else ids
 
     @property
     def symbols(self) -> list[str]:
@@ -68,10 +76,6 @@ class Vocabulary(abc.ABC):
     @abc.abstractmethod
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
         """Returns the text of token ids, without special tokens."""
-
-    def decode_target(self, ids: Iterable[SupportsIndex]) -> str:
-        """Works as :meth:`decode` does, for the ids of :meth:`encode_target`."""
-        return self.decode(ids)
 
     def with_symbols(self, targets: Iterable[str]) -> "Vocabulary":
         """Returns a tokenizer for new targets, if its symbols can change; by default, this one."""
@@ -150,6 +154,10 @@ class Tokenizer(Vocabulary):
                 from jaxformer.data.huggingface_tokenizer import HuggingFaceTokenizer
 
                 return HuggingFaceTokenizer(content)
+            if content.startswith(b'{"languages"'):
+                from jaxformer.data.marian_tokenizer import M2M100Tokenizer
+
+                return M2M100Tokenizer(content)
             if content.startswith(b"{"):
                 from jaxformer.data.marian_tokenizer import MarianTokenizer
 
@@ -216,6 +224,14 @@ class Tokenizer(Vocabulary):
           UserError: The id is out of range.
         """
         return self._processor.id_to_piece(*check_tokens([token], self.vocab_size, "token id"))
+
+
+def find_language(language: str, codes: Mapping[str, int]) -> int:
+    """Returns the id of a language's code."""
+    if language not in codes:
+        hint = did_you_mean(language, codes, f"choose from {', '.join(codes) or 'none'}")
+        raise UserError(f"expected a language of the model, got {language!r:.80}; {hint}")
+    return codes[language]
 
 
 def encode_all(processor: Any, texts: list[str], **options: Any) -> list[Any]:

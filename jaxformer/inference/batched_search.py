@@ -47,6 +47,7 @@ class BatchShape(NamedTuple):
     first_capacity: int  # capacity for target tokens in the first stage
     capacity: int  # capacity in the second stage, the maximum length of a translation
     prefix: int = 0  # capacity for forced tokens; 0 if nothing is forced
+    free: int = 0  # forced tokens whose probability does not count: the first
 
     @property
     def second_stage_rows(self) -> int:
@@ -84,6 +85,7 @@ def search_batches(
     prefixes: Sequence[Sequence[int]] | None = None,
     *,
     shortlist: Shortlist | None = None,
+    free: int = 0,
     first: int = 0,
     report: Callable[[int], object] = lambda finished: None,
 ) -> list[Decoded]:
@@ -96,7 +98,7 @@ def search_batches(
     lengths = [len(source) for source in sources]
     forced = None if prefixes is None else [len(prefix) for prefix in prefixes]
     for numbers, shape in plan_batches(lengths, longest, search, forced):
-        own = [sources[n] for n in numbers]
+        own, shape = [sources[n] for n in numbers], shape._replace(free=free)
         targets = [] if prefixes is None else [prefixes[n] for n in numbers]
         batch = _source_batch(shape, own, targets, [first + n for n in numbers])
         if shortlist is not None:
@@ -250,7 +252,7 @@ def _first_stage(
     ids = jnp.asarray(batch.sentence_ids)
     state = search.start(caches, max_lengths, shape.capacity, batch.prefix, sentence_ids=ids)
     if shape.prefix:
-        state = search.prefill(_prefill_fn(members), state)
+        state = search.prefill(_prefill_fn(members, shape.free), state)
     # Attention reads the whole capacity, so the first half of the steps uses half of it.
     chosen = None if batch.candidates is None else jnp.asarray(batch.candidates)
     step_fn = _step_fn(members, chosen)
@@ -289,14 +291,15 @@ def _step_fn(members: Members, candidates: Int[Array, " C"] | None) -> StepFn:
     return ensemble([step_fn(member.model, member.params, candidates) for member in members])
 
 
-def _prefill_fn(members: Members) -> PrefillFn:
+def _prefill_fn(members: Members, free: int) -> PrefillFn:
     def prefill(
         inputs: Int[Array, "B P"], targets: Int[Array, "B P"], length: Int[Array, ""], caches: Any
     ) -> tuple[Float[Array, "B P"], Any]:
         pairs = zip(members, caches, strict=True)
         found = [member(inputs, cache, length, method="prefill") for member, cache in pairs]
         features, caches = zip(*found, strict=True)
-        return token_log_probs(members, features, targets), caches
+        log_probs = token_log_probs(members, features, targets)
+        return (log_probs.at[:, :free].set(0) if free else log_probs), caches
 
     return prefill
 

@@ -238,12 +238,13 @@ class Translator(Predictor):
         for name, size in (("sentences", sentences), ("tokens", tokens)):
             if size < 1:
                 raise UserError(f"{name} must be at least 1: got {size}")
-        search = self.config.search
+        search, start = self.config.search, self.tokenizer.target_start
         shapes = all_shapes(sentences, min(tokens, longest), longest, search)
         for number, shape in enumerate(shapes, 1):
             sizes = f"batches of {shape.rows}, sources of at most {shape.source} tokens"
             report(f"{number} of {len(shapes)}: {sizes}")
-            compile_programs(self.models, search, shape, prefixes=prefixes)
+            shape = shape._replace(free=len(start))
+            compile_programs(self.models, search, shape, prefixes=prefixes or bool(start))
 
     def translate_ids(
         self,
@@ -269,11 +270,14 @@ class Translator(Predictor):
             prefixes = [
                 check_tokens(ids, target_size, f"prefixes[{n}]") for n, ids in enumerate(prefixes)
             ]
+        elif start := self.tokenizer.target_start:
+            prefixes = [start] * len(sources)
         search = self.config.search
         search = dataclasses.replace(search, constraints=(*search.constraints, *constraints))
         if self.shortlist is not None and (search.constraints or prefixes is not None):
             raise UserError("a shortlist works without constraints and prefixes: leave one out")
-        options = {"shortlist": self.shortlist, "first": first, "report": report}
+        free = len(self.tokenizer.target_start)
+        options = {"shortlist": self.shortlist, "first": first, "report": report, "free": free}
         return search_batches(self.models, search, sources, prefixes, **options)
 
     def source_ids(self, text: str, place: str = "sentence") -> list[int]:

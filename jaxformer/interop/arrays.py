@@ -11,8 +11,9 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from jaxformer.errors import UserError, needs_package
-from jaxformer.files import explain_read_errors, open_file
+from jaxformer.files import explain_read_errors, open_file, read_object
 
+NOTHING = re.compile("(?!)")  # matches no name
 _FLOATS = {"F16", "BF16", "F32", "F64"}
 
 
@@ -93,15 +94,48 @@ def stack(layer: Callable[[int], Params], num_layers: int) -> Params:
     return jax.tree.map(lambda *leaves: np.stack(leaves), *layers)
 
 
-def read_safetensors(
-    path: pathlib.Path, skip: re.Pattern[str] | None = None
-) -> dict[str, np.ndarray]:
+def read_weights(
+    directory: pathlib.Path, skip: re.Pattern[str], advice: str
+) -> tuple[pathlib.Path, dict[str, np.ndarray]]:
+    """Returns the file that lists the tensors of a model, and the tensors that do not match skip.
+
+    ``advice`` ends the message about missing files.
+    """
+    path, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
+    pickled = directory / "pytorch_model.bin"
+    if path.is_file():
+        return path, read_safetensors(path, skip)
+    if pickled.is_file() and not index.is_file():
+        arrays = read_torch(pickled)
+        return pickled, {n: array for n, array in arrays.items() if not skip.fullmatch(n)}
+    if not index.is_file():
+        raise UserError(f"{path}: no such file; {advice}")
+    files = read_object(index, advice=advice).get("weight_map")
+    if not isinstance(files, dict) or not all(map(_is_file_name, files.values())):
+        raise UserError(f"{index}: expected weight_map, with the name of a file for each tensor")
+    arrays = {}
+    for file in sorted(set(files.values())):
+        for name, array in read_safetensors(directory / file, skip).items():
+            if files.get(name) != file:
+                raise UserError(f"{index}: expected {name} to be in {file}, where it is")
+            arrays[name] = array
+    missing = sorted(n for n in files if n not in arrays and not skip.fullmatch(n))
+    if missing:
+        raise UserError(f"{index}: expected {missing[0]} in {files[missing[0]]}, but it is not")
+    return index, arrays
+
+
+def _is_file_name(name: object) -> bool:
+    return isinstance(name, str) and pathlib.PurePath(name).name == name
+
+
+def read_safetensors(path: pathlib.Path, skip: re.Pattern[str] = NOTHING) -> dict[str, np.ndarray]:
     """Reads the arrays of a safetensors file, which must be floats; ``skip`` matches others."""
     with needs_package("safetensors", "which reads the weights of other systems"):
         import safetensors
     try:
         with explain_read_errors(path), safetensors.safe_open(path, framework="numpy") as file:
-            names = [n for n in list(file.keys()) if not (skip and skip.fullmatch(n))]
+            names = [n for n in list(file.keys()) if not skip.fullmatch(n)]
             for name in names:
                 if (dtype := file.get_slice(name).get_dtype()) not in _FLOATS:
                     raise UserError(f"{path}: expected {name} to be of floats: got {dtype}")

@@ -14,7 +14,7 @@ class ModelFiles(NamedTuple):
     """The files of a model."""
 
     model: str  # such as "a Marian model"
-    needed: tuple[str, ...]
+    needed: tuple[str, ...]  # "|" separates alternatives
     optional: tuple[str, ...]
     # Names, or patterns after the first; of these, the first group that the Hub has is downloaded.
     weights: tuple[tuple[str, ...], ...]
@@ -36,11 +36,13 @@ def model_folder(name: pathlib.Path, files: ModelFiles) -> pathlib.Path:
     address = f"{constants.ENDPOINT}/{repository}"
     download = functools.partial(snapshot_download, repository, revision=revision)
     try:
-        folder = pathlib.Path(download(allow_patterns=[*files.needed, *files.optional]))
-        if missing := [file for file in files.needed if not (folder / file).exists()]:
-            raise UserError(f"{address}: expected {files.model}, but it has no {missing[0]}")
+        needed = [file.split("|") for file in files.needed]
+        names = sum(needed, [*files.optional])
+        folder = pathlib.Path(download(allow_patterns=names))
+        if missing := [each for each in needed if not any((folder / n).exists() for n in each)]:
+            raise UserError(f"{address}: expected {files.model}, but it has no {missing[0][0]}")
         for weights in files.weights:
-            download(allow_patterns=[*files.needed, *weights])
+            download(allow_patterns=[*names, *weights])
             if (folder / weights[0]).exists():
                 break
         else:

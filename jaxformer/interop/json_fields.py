@@ -13,10 +13,11 @@ from jaxformer.files import read_object
 class JsonFields:
     """The fields of a JSON file, checked when they are read."""
 
-    def __init__(self, place: pathlib.Path, defaults: dict[str, Any], layout: str) -> None:
-        """Reads a file; ``layout`` ends the message about a missing one."""
+    def __init__(self, place: pathlib.Path, defaults: dict[str, Any], layout: str = "") -> None:
+        """Reads a file; ``layout`` ends the message about a missing one, unless it is optional."""
         self.tensors: Mapping[str, np.ndarray] = {}  # in the files beside this one
-        self.place, self.values = place, defaults | read_object(place, advice=layout)
+        found = read_object(place, advice=layout) if layout or place.exists() else {}
+        self.place, self.values = place, defaults | found
 
     def integer(self, name: str) -> int:
         value = self.values.get(name)

@@ -8,10 +8,11 @@ from jaxtyping import Array, Float
 
 from jaxformer.data.tokenizer import BOS, EOS, PAD, UNK
 from jaxformer.errors import UserError
-from jaxformer.fields import check_positive, check_types
+from jaxformer.fields import check_fraction, check_positive, check_types
 from jaxformer.nn.precision import ComputeDtype
 
 _SIZES = ("vocab_size", "d_model", "d_ff", "num_heads", "num_layers", "max_length")
+_RATES = ("dropout_rate", "attention_dropout_rate")
 _MAX_SIZE = 2**20  # Encoding even a single position takes memory in proportion to d_model.
 _SPECIAL = {"pad": PAD, "eos": EOS, "bos": BOS, "unk": UNK}
 # The probability of such a logit is 0, also beside logits of -100, as GPT-2 has them. With -inf,
@@ -32,6 +33,11 @@ class Architecture:
     architecture = "transformer"
     feed_forward_matrices = 2  # to count operations
     window: int | None = None
+    # Other models have fields for some of these.
+    norm_position, positions, biases, d_v = "pre", "learned", True, None
+    d_k: int | None = None
+    num_kv_heads: int | None = None
+    num_decoder_layers: int | None = None
     vocab_size: int
     d_model: int
     d_ff: int
@@ -45,6 +51,7 @@ class Architecture:
         check_types(self, "model")
         own = [name for name in _SIZES if hasattr(self, name)]  # pictures have no vocabulary
         check_positive(self, "model", *own, "norm_epsilon")
+        check_fraction(self, "model", *(name for name in _RATES if hasattr(self, name)))
         for name in (*_SIZES, "d_k", "d_v"):
             if (getattr(self, name, None) or 0) > _MAX_SIZE:
                 raise UserError(
@@ -53,8 +60,8 @@ class Architecture:
 
     @property
     def key_size(self) -> int:
-        """Size of the queries and keys of a head."""
-        return self.d_model // self.num_heads
+        """Size of the queries and keys of a head, with the default applied."""
+        return self.d_model // self.num_heads if self.d_k is None else self.d_k
 
     @property
     def value_size(self) -> int:
@@ -64,7 +71,7 @@ class Architecture:
     @property
     def kv_heads(self) -> int:
         """Number of heads of keys and values."""
-        return self.num_heads
+        return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
 
     @property
     def output_size(self) -> int:
@@ -74,7 +81,7 @@ class Architecture:
     @property
     def decoder_layers(self) -> int:
         """Number of layers of the decoder, or of the only stack."""
-        return self.num_layers
+        return self.num_layers if self.num_decoder_layers is None else self.num_decoder_layers
 
 
 def check_divides(model: Architecture, part: str, whole: str) -> None:

@@ -9,7 +9,7 @@ from flax import linen as nn
 from jaxtyping import Array, Float
 
 from jaxformer.errors import UserError
-from jaxformer.fields import check_fraction, check_positive
+from jaxformer.fields import check_positive
 from jaxformer.models.architecture import Architecture
 from jaxformer.nn.attention import MultiHeadAttention
 from jaxformer.nn.block import Block, Residual
@@ -38,9 +38,9 @@ class ModelConfig(Architecture):
       attention_dropout_rate: Dropout rate of attention weights; the paper has none.
       norm_position: "post" as in the paper, LayerNorm(x + Sublayer(x)), or "pre".
       positions: "sinusoidal" as in section 3.5, "tensor2tensor" as in the authors' own code,
-        "learned" (Table 3, row E), or one of three that add nothing to embeddings, and act on
-        self-attention: "rotary" rotates queries and keys, "alibi" lowers scores in proportion to
-        the distance, "relative" learns a bias of the scores for each distance, as T5 does.
+        "fairseq" the same from position 2 on, "learned" (Table 3, row E), or one of three that add
+        nothing to embeddings, and act on self-attention: "rotary" rotates queries and keys, "alibi"
+        lowers scores in proportion to the distance, "relative" learns a bias for each distance.
       window: Maximum distance, in tokens, at which self-attention sees other tokens; None for no
         limit. With a window, time and memory of attention are proportional to the length.
       activation: Activation of the feed-forward networks: "relu" as in equation 2, "gelu" (the
@@ -85,7 +85,6 @@ class ModelConfig(Architecture):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive(self, "model", "window")
-        check_fraction(self, "model", "dropout_rate", "attention_dropout_rate")
         for name in ("d_k", "d_v"):
             size = getattr(self, name)
             if size is None and self.d_model % self.num_heads:
@@ -114,7 +113,7 @@ class ModelConfig(Architecture):
                 "the size of a head, model.d_k, must be even, since rotary positions turn pairs: "
                 f"got {self.key_size}"
             )
-        if self.positions in ("sinusoidal", "tensor2tensor") and self.d_model % 2:
+        if self.positions in ("sinusoidal", "tensor2tensor", "fairseq") and self.d_model % 2:
             raise UserError(
                 "model.d_model must be even, since sinusoidal positions are sine and cosine "
                 f"pairs: got {self.d_model}; use {self.d_model + 1}"
@@ -126,11 +125,6 @@ class ModelConfig(Architecture):
         if self.embeddings == "separate":
             return "src_embedding", "tgt_embedding", "output_embedding"
         return "embedding", "embedding", "embedding"
-
-    @property
-    def key_size(self) -> int:
-        """Size of the queries and keys of a head, with the default applied."""
-        return self.d_model // self.num_heads if self.d_k is None else self.d_k
 
     @property
     def output_size(self) -> int:

@@ -8,7 +8,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxformer.data.tokenizer import EOS
 from jaxformer.errors import UserError
-from jaxformer.fields import check_fraction, check_positive
+from jaxformer.fields import check_positive
 from jaxformer.models.architecture import Architecture, check_divides
 from jaxformer.models.assembly import make_stack
 from jaxformer.models.encoder import Encoder, linear
@@ -56,12 +56,10 @@ class BertConfig(Architecture):
     heads: Heads = "pooler"
     compute_dtype: ComputeDtype = "float32"
 
-    # As in ModelConfig.
-    norm_position, positions, biases, d_k, d_v = "post", "learned", True, None, None
+    norm_position = "post"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_fraction(self, "model", "dropout_rate", "attention_dropout_rate")
         check_positive(self, "model", "num_token_types")
         check_divides(self, "num_heads", "d_model")
         if self.num_classes < 0 or (self.num_classes and "pooler" not in self.heads):
@@ -76,10 +74,6 @@ class Bert(Encoder):
 
     A text is [CLS] text [SEP] in the ids of its tokenizer, and a pair is [CLS] text [SEP] text
     [SEP]; 0 is padding. Without classes, ``__call__`` returns the features.
-
-    Attributes:
-      config: The architecture.
-      remat: Rematerialization policy of the backward pass.
     """
 
     config: BertConfig

@@ -3,7 +3,6 @@
 import dataclasses
 from typing import Literal
 
-from jaxformer.fields import check_fraction
 from jaxformer.models.architecture import Architecture, absent_bias, check_absent, check_divides
 from jaxformer.models.assembly import make_stack
 from jaxformer.models.language_model import LanguageModel
@@ -42,23 +41,14 @@ class GPT2Config(Architecture):
     max_length: int = 1024
     compute_dtype: ComputeDtype = "float32"
 
-    # As in ModelConfig.
-    norm_position, positions, biases, d_k, d_v = "pre", "learned", True, None, None
-
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_fraction(self, "model", "dropout_rate", "attention_dropout_rate")
         check_divides(self, "num_heads", "d_model")
         check_absent(self.absent_tokens)
 
 
 class GPT2(LanguageModel):
-    """GPT-2, which is called and decodes as :class:`~jaxformer.LanguageModel` does.
-
-    Attributes:
-      config: The architecture.
-      remat: Rematerialization policy of the backward pass.
-    """
+    """GPT-2, which is called and decodes as :class:`~jaxformer.LanguageModel` does."""
 
     config: GPT2Config
 

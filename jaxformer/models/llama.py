@@ -5,7 +5,7 @@ import functools
 from typing import Literal
 
 from jaxformer.errors import UserError
-from jaxformer.fields import check_fraction, check_positive
+from jaxformer.fields import check_positive
 from jaxformer.models.architecture import Architecture, absent_bias, check_absent, check_divides
 from jaxformer.models.language_model import LanguageModel
 from jaxformer.nn.attention import MultiHeadAttention
@@ -74,7 +74,6 @@ class LlamaConfig(Architecture):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive(self, "model", "num_kv_heads", "d_k", "rotary_base", "window")
-        check_fraction(self, "model", "attention_dropout_rate")
         if self.d_k is None:
             check_divides(self, "num_heads", "d_model")
         if self.num_kv_heads is not None:
@@ -86,22 +85,9 @@ class LlamaConfig(Architecture):
             )
         check_absent(self.absent_tokens)
 
-    @property
-    def key_size(self) -> int:
-        return self.d_model // self.num_heads if self.d_k is None else self.d_k
-
-    @property
-    def kv_heads(self) -> int:
-        return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
-
 
 class Llama(LanguageModel):
-    """LLaMA, which is called and decodes as :class:`~jaxformer.LanguageModel` does.
-
-    Attributes:
-      config: The architecture.
-      remat: Rematerialization policy of the backward pass.
-    """
+    """LLaMA, which is called and decodes as :class:`~jaxformer.LanguageModel` does."""
 
     config: LlamaConfig
 

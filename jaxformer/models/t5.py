@@ -7,7 +7,7 @@ from typing import Any, Literal
 from jaxtyping import Array, Float
 
 from jaxformer.errors import UserError
-from jaxformer.fields import check_fraction, check_positive
+from jaxformer.fields import check_positive
 from jaxformer.models.architecture import Architecture, absent_bias, check_absent
 from jaxformer.models.transformer import Transformer
 from jaxformer.nn.attention import MultiHeadAttention
@@ -69,21 +69,12 @@ class T5Config(Architecture):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive(self, "model", "d_k", "num_decoder_layers", "num_buckets", "max_distance")
-        check_fraction(self, "model", "dropout_rate")
         if self.num_buckets < 4 or self.max_distance <= self.num_buckets // 2:
             raise UserError(
                 "model.num_buckets must be at least 4, and model.max_distance more than half of "
                 f"it: got {self.num_buckets} and {self.max_distance}"
             )
         check_absent(self.absent_tokens)
-
-    @property
-    def key_size(self) -> int:
-        return self.d_k
-
-    @property
-    def decoder_layers(self) -> int:
-        return self.num_layers if self.num_decoder_layers is None else self.num_decoder_layers
 
     @property
     def feed_forward_matrices(self) -> int:
@@ -94,10 +85,6 @@ class T5(Transformer):
     """T5, which is called and decodes as :class:`~jaxformer.Transformer` does.
 
     In training, it has no dropout within feed-forward networks and after the last norms.
-
-    Attributes:
-      config: The architecture.
-      remat: Rematerialization policy of the backward pass.
     """
 
     config: T5Config

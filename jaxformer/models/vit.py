@@ -8,7 +8,7 @@ from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
 from jaxformer.errors import UserError
-from jaxformer.fields import check_fraction, check_positive
+from jaxformer.fields import check_positive
 from jaxformer.layout import expand_like
 from jaxformer.models.architecture import Architecture, check_divides
 from jaxformer.models.assembly import Model, make_stack
@@ -49,13 +49,10 @@ class ViTConfig(Architecture):
     attention_dropout_rate: float = 0.0
     norm_epsilon: float = 1e-6
     compute_dtype: ComputeDtype = "float32"
-    # As in ModelConfig.
-    norm_position, positions, biases, d_k, d_v = "pre", "learned", True, None, None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive(self, "model", "height", "width", "channels", "patch_size")
-        check_fraction(self, "model", "dropout_rate", "attention_dropout_rate")
         for parts in ("num_heads d_model", "patch_size height", "patch_size width"):
             check_divides(self, *parts.split())
 

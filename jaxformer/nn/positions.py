@@ -22,7 +22,7 @@ from jaxformer.nn.parameters import parameter
 from jaxformer.nn.precision import at_least_float32
 
 Positions: TypeAlias = Literal[
-    "sinusoidal", "tensor2tensor", "learned", "rotary", "alibi", "relative"
+    "sinusoidal", "tensor2tensor", "fairseq", "learned", "rotary", "alibi", "relative"
 ]
 
 
@@ -61,7 +61,7 @@ def sinusoidal_positions(
 def tensor2tensor_positions(
     length: int, d_model: int, dtype: DTypeLike = np.float32
 ) -> Float[np.ndarray, "T D"]:
-    """Returns the sinusoids of Tensor2Tensor, which Marian and Fairseq also have.
+    """Returns the sinusoids of Tensor2Tensor, which Marian also has.
 
     In the authors' own code, all sines come before all cosines, and the wavelengths grow from 2 pi
     to exactly 10000 * 2 pi: the angles are pos / 10000^(i / (d_model/2 - 1)).
@@ -76,6 +76,11 @@ def tensor2tensor_positions(
         raise UserError(f"d_model must be at least 4 for tensor2tensor positions: got {d_model}")
     angles = np.arange(length)[:, None] * 10_000.0 ** (-np.arange(pairs) / (pairs - 1))
     return np.concatenate([np.sin(angles), np.cos(angles)], axis=1).astype(dtype)
+
+
+def fairseq_positions(length: int, d_model: int) -> Float[np.ndarray, "T D"]:
+    """Returns :func:`tensor2tensor_positions` from 2 on: Fairseq counts from its padding id, 1."""
+    return tensor2tensor_positions(length + 2, d_model, np.float64)[2:]
 
 
 def no_positions(length: int, d_model: int) -> Float[np.ndarray, "T D"]:
@@ -201,6 +206,7 @@ ENCODINGS: dict[Positions, PositionalEncoding] = {
     "tensor2tensor": PositionalEncoding(
         functools.partial(tensor2tensor_positions, dtype="float64")
     ),
+    "fairseq": PositionalEncoding(fairseq_positions),
     "learned": PositionalEncoding(is_learned=True),
     "rotary": PositionalEncoding(rotate=rotary_positions),
     "alibi": PositionalEncoding(make_bias=lambda num_heads, causal: LinearBias(num_heads)),

@@ -148,7 +148,7 @@ class Translation(TokenTask):
         for row, ids in enumerate(self._data.plan.rows(number)[1]):
             for segment, pair in enumerate(ids, start=1):
                 source, target = self._data.train[pair]
-                texts = f"{tokenizer.decode(source)} ||| {tokenizer.decode_target(target)}"
+                texts = f"{tokenizer.decode(source)} ||| {tokenizer.decode(target)}"
                 text = f"pair {self._data.train.numbers[pair] + 1}: {texts}"
                 yield Example(row, isolate_pair(batch, row, segment), text)
 

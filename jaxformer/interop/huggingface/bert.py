@@ -5,17 +5,15 @@ from typing import Any
 
 from jaxformer.config import LabeledConfig
 from jaxformer.errors import UserError
-from jaxformer.interop.huggingface.layout import Layout, Tensor
+from jaxformer.interop.huggingface.layout import Layout, Tensor, affine, layer_norm
 from jaxformer.interop.json_fields import JsonFields
 from jaxformer.models.bert import BertConfig
 
-_FIELDS = {
+ENCODER_FIELDS = {
     "hidden_size": "d_model",
     "intermediate_size": "d_ff",
     "num_attention_heads": "num_heads",
     "num_hidden_layers": "num_layers",
-    "max_position_embeddings": "max_length",
-    "type_vocab_size": "num_token_types",
     "hidden_act": "activation",
     "hidden_dropout_prob": "dropout_rate",
     "attention_probs_dropout_prob": "attention_dropout_rate",
@@ -38,7 +36,7 @@ print(model(torch.tensor([tokenizer.encode("a house").ids])))
 """
 
 
-def _labels(fields: JsonFields) -> list[str]:
+def read_labels(fields: JsonFields) -> list[str]:
     """Returns the labels of a classifier; none for a file without one."""
     if "classifier.weight" not in fields.tensors:
         return []
@@ -55,7 +53,7 @@ def _read(fields: JsonFields) -> dict[str, Any]:
     fields.check("classifier_dropout", [None, rate], f"{rate!r}", "BertConfig has one rate")
     fields.check("problem_type", [None, one], one, "classifier has no other")
     heads = [head for head, layer in _HEADS.items() if f"{layer}.weight" in fields.tensors]
-    return {"heads": " ".join(heads), "num_classes": len(_labels(fields))}
+    return {"heads": " ".join(heads), "num_classes": len(read_labels(fields))}
 
 
 def _network(model: BertConfig) -> str:
@@ -66,38 +64,35 @@ def _network(model: BertConfig) -> str:
     return heads.get(model.heads, "BertModel")
 
 
+def encoder_tensors(attention: str, norms: tuple[str, str]) -> Iterator[Tensor]:
+    """Yields the tensors of all layers, given names that differ among models."""
+    layer, theirs = "encoder/layers", "encoder.layer.{n}"
+    for name in ("query", "key", "value"):
+        yield from affine(f"{theirs}.{attention}.{name}", "QD", f"{layer}/self_attention/{name}")
+    yield from affine(f"{theirs}.attention.output.dense", "DQ", f"{layer}/self_attention/output")
+    yield from affine(f"{theirs}.intermediate.dense", "FD", f"{layer}/feed_forward/inner")
+    yield from affine(f"{theirs}.output.dense", "DF", f"{layer}/feed_forward/outer")
+    for name, sublayer in zip(norms, ("self_attention", "feed_forward"), strict=True):
+        yield from layer_norm(f"{theirs}.{name}", f"{layer}/{sublayer}_residual/norm")
+
+
 def _tensors(model: BertConfig) -> Iterator[Tensor]:
     for name, axes, ours in (("word", "VD", "embedding"), ("position", "MD", "positions")):
         yield Tensor(f"embeddings.{name}_embeddings.weight", axes, (ours,))
     yield Tensor("embeddings.token_type_embeddings.weight", "TD", ("token_types",))
-    layer, theirs = "encoder/layers", "encoder.layer.{n}"
-    norms = {"embeddings.LayerNorm": "norm"}
-    norms |= {f"{theirs}.attention.output.LayerNorm": f"{layer}/self_attention_residual/norm"}
-    norms |= {f"{theirs}.output.LayerNorm": f"{layer}/feed_forward_residual/norm"}
-    linear = [
-        (f"{theirs}.attention.self.{name}", "QD", f"{layer}/self_attention/{name}")
-        for name in ("query", "key", "value")
-    ]
-    linear += [
-        (f"{theirs}.attention.output.dense", "DQ", f"{layer}/self_attention/output"),
-        (f"{theirs}.intermediate.dense", "FD", f"{layer}/feed_forward/inner"),
-        (f"{theirs}.output.dense", "DF", f"{layer}/feed_forward/outer"),
-    ]
+    yield from layer_norm("embeddings.LayerNorm", "norm")
+    norms = "attention.output.LayerNorm", "output.LayerNorm"
+    yield from encoder_tensors("attention.self", norms)
     axes = {"pooler": "DD", "masked": "DD", "next": "PD"}
-    linear += [(_HEADS[head], axes[head], head) for head in model.heads.split()]
+    for head in model.heads.split():
+        yield from affine(_HEADS[head], axes[head], head)
     if model.num_classes:
-        linear.append(("classifier", "ND", "classes"))
+        yield from affine("classifier", "ND", "classes")
     if "masked" in model.heads:
-        norms |= {"cls.predictions.transform.LayerNorm": "masked_norm"}
+        yield from layer_norm("cls.predictions.transform.LayerNorm", "masked_norm")
         yield Tensor("cls.predictions.bias", "V", ("logits_bias",))
         yield Tensor("cls.predictions.decoder.bias", "V", ("logits_bias",), is_copy=True)
         yield Tensor("cls.predictions.decoder.weight", "VD", ("embedding",), is_copy=True)
-    for name, axes, ours in linear:
-        yield Tensor(f"{name}.weight", axes, (ours,), is_linear=True)
-        yield Tensor(f"{name}.bias", axes[0], (f"{ours}_bias",))
-    for name, ours in norms.items():
-        yield Tensor(f"{name}.weight", "D", (f"{ours}/scale",))
-        yield Tensor(f"{name}.bias", "D", (f"{ours}/bias",))
 
 
 def _data(model: BertConfig) -> LabeledConfig:
@@ -115,13 +110,14 @@ BERT = Layout(
     model_type="bert",
     network=_network,
     section=BertConfig,
-    fields=_FIELDS,
+    fields=ENCODER_FIELDS
+    | {"max_position_embeddings": "max_length", "type_vocab_size": "num_token_types"},
     defaults={"type_vocab_size": 2, "layer_norm_eps": 1e-12},
     only=_ONLY | {"position_embedding_type": "absolute"},
     # Of other heads, of training, and of the code that saved the file.
     ignored="pooler_.*|directionality|.*label.*|classifier_dropout|problem_type|finetuning_task",
     read=_read,
-    labels=_labels,
+    labels=read_labels,
     write=lambda model: {},
     tensors=_tensors,
     data=_data,

@@ -14,7 +14,8 @@ from jaxformer.interop.safetensors import save_arrays
 
 def can_write(model: TrainedModel) -> bool:
     """Returns whether a model has a foreign architecture, and a foreign tokenizer."""
-    return bool(_layouts(model)) and isinstance(model.tokenizer, HuggingFaceTokenizer)
+    expected = HuggingFaceTokenizer if model.config.kind.load_tokenizer else type(None)
+    return bool(_layouts(model)) and isinstance(model.tokenizer, expected)
 
 
 def _layouts(model: TrainedModel) -> list[Layout]:
@@ -29,8 +30,10 @@ def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
     save_arrays(layout.arrays(model.params, section, tokenizer), folder / "model.safetensors")
     fields = layout.config_json(section, tokenizer)
     write_file(folder / "config.json", (json.dumps(fields, indent=2) + "\n").encode())
-    write_file(folder / "tokenizer.json", tokenizer.json.encode())
+    if tokenizer is not None:
+        write_file(folder / "tokenizer.json", tokenizer.json.encode())
     notes = ("Tensors are float32, with the names that transformers gives them.",)
     network = layout.network_of(section)
     example = layout.example.replace("NETWORK", network)
+    example = example.replace("LANGUAGES", repr(getattr(tokenizer, "languages", ())))
     return Usage(f"{network} of transformers", "torch transformers", example, notes)

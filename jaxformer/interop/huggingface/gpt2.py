@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
-from jaxformer.interop.huggingface.causal import EXAMPLE, stream_data
-from jaxformer.interop.huggingface.layout import Layout, Tensor
+from jaxformer.interop.huggingface.layout import Layout, Tensor, layer_norm
+from jaxformer.interop.huggingface.text import EXAMPLE, stream_data
 from jaxformer.interop.json_fields import JsonFields
 from jaxformer.models.gpt2 import GPT2Config
 
@@ -52,12 +52,9 @@ def _tensors(model: GPT2Config) -> Iterator[Tensor]:
     yield Tensor("wte.weight", "VD", ("embedding",))
     yield Tensor("lm_head.weight", "VD", ("embedding",), is_copy=True)
     yield Tensor("wpe.weight", "MD", ("positions",))
-    norms = {"ln_f": "decoder"}
-    norms |= {"h.{n}.ln_1": f"{_LAYER}/self_attention_residual"}
-    norms |= {"h.{n}.ln_2": f"{_LAYER}/feed_forward_residual"}
-    for theirs, ours in norms.items():
-        yield Tensor(f"{theirs}.weight", "D", (f"{ours}/norm/scale",))
-        yield Tensor(f"{theirs}.bias", "D", (f"{ours}/norm/bias",))
+    yield from layer_norm("ln_f", "decoder/norm")
+    yield from layer_norm("h.{n}.ln_1", f"{_LAYER}/self_attention_residual/norm")
+    yield from layer_norm("h.{n}.ln_2", f"{_LAYER}/feed_forward_residual/norm")
     attention, network = f"{_LAYER}/self_attention", f"{_LAYER}/feed_forward"
     # Conv1D, whose axes are [in, out].
     for theirs, axes, ours in (

@@ -1,8 +1,10 @@
 """Import of models in the layout of transformers: config.json, safetensors, tokenizer.json."""
 
+import dataclasses
 import json
 import pathlib
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -12,64 +14,83 @@ from jaxformer.config import Config
 from jaxformer.data.huggingface_tokenizer import HuggingFaceTokenizer
 from jaxformer.data.tokenizer import BOS, EOS
 from jaxformer.errors import UserError
-from jaxformer.files import explain_read_errors, local_path, read_object, read_whole, run_path
+from jaxformer.files import explain_read_errors, local_path, read_whole, run_path
 from jaxformer.inference.weights import abstract_params, write_model
-from jaxformer.interop.arrays import NamedArrays, read_safetensors
+from jaxformer.interop.arrays import NamedArrays, read_weights
 from jaxformer.interop.hub import ModelFiles
+from jaxformer.interop.huggingface import m2m100
 from jaxformer.interop.huggingface.bert import BERT
 from jaxformer.interop.huggingface.gpt2 import GPT2
-from jaxformer.interop.huggingface.layout import Layout, sizes_of
-from jaxformer.interop.huggingface.llama import LLAMA, MISTRAL
-from jaxformer.interop.huggingface.t5 import T5, UMT5
+from jaxformer.interop.huggingface.layout import ImportedTokenizer, Layout, sizes_of
+from jaxformer.interop.huggingface.llama import LLAMA, MISTRAL, QWEN2
+from jaxformer.interop.huggingface.t5 import MT5, T5, UMT5
+from jaxformer.interop.huggingface.vit import VIT
 from jaxformer.interop.json_fields import JsonFields
 from jaxformer.runs.workdir import Workdir
 
 COMMAND = "jaxformer import"
 FILES = ModelFiles(
     "a model with a tokenizer.json",
-    ("config.json", "tokenizer.json"),
-    (),
-    (("model.safetensors",), ("model.safetensors.index.json", "model-*.safetensors")),
+    ("config.json", "tokenizer.json|sentencepiece.bpe.model|preprocessor_config.json"),
+    ("tokenizer_config.json", "vocab.json"),
+    (
+        ("model.safetensors",),
+        ("model.safetensors.index.json", "model-*.safetensors"),
+        ("pytorch_model.bin",),  # Only this one needs PyTorch.
+    ),
 )
-LAYOUTS = {layout.model_type: layout for layout in (BERT, GPT2, LLAMA, MISTRAL, T5, UMT5)}
+_ALL = (BERT, GPT2, LLAMA, m2m100.M2M100, MISTRAL, MT5, QWEN2, T5, UMT5, VIT)
+LAYOUTS = {layout.model_type: layout for layout in _ALL}
 _FILES = (
     "expected a folder of a model in the Hugging Face layout: config.json, tokenizer.json, and "
-    "model.safetensors or model.safetensors.index.json with its files"
+    "model.safetensors or model.safetensors.index.json with its files, or pytorch_model.bin"
 )
 
 
-def import_huggingface(directory: pathlib.Path, workdir: pathlib.Path) -> str:
+def import_huggingface(
+    directory: pathlib.Path, workdir: pathlib.Path, languages: Sequence[str] = ()
+) -> str:
     """Converts the model in a folder to a new workdir, which every command accepts.
 
-    An unfinished workdir is overwritten. Returns a one-line summary of the model.
+    An unfinished workdir is overwritten. ``languages`` has the source and the target language, for
+    a model of many languages. Returns a one-line summary of the model.
     """
     directory, folder = local_path(directory), Workdir(run_path(workdir))
     folder.check_writable(COMMAND)
     fields = JsonFields(directory / "config.json", {}, _FILES)
-    layout = _layout(fields)
+    layout = _layout(fields, languages)
     fields.values = {**layout.defaults, **fields.values}
-    place, found = _weights(directory, re.compile(f"({re.escape(layout.prefix)})?{layout.buffers}"))
+    place, found = read_weights(
+        directory, re.compile(f"({re.escape(layout.prefix)})?{layout.buffers}"), _FILES
+    )
     named = {layout.name_of(name): array for name, array in found.items()}
     if len(named) < len(found):
         raise UserError(f"{place}: expected each tensor once, got some with and without a prefix")
     fields.tensors = named
-    tokenizer = _tokenizer(directory / "tokenizer.json", fields, layout)
+    tokenizer = None
+    if layout.has_tokenizer:
+        tokenizer = _tokenizer(directory / "tokenizer.json", fields, layout, languages)
     model = layout.config(fields, tokenizer)
-    config = Config(model=model, data=layout.data(model), search=layout.search)
+    names = dict(zip(("source_language", "target_language"), languages, strict=False))
+    data = dataclasses.replace(layout.data(model), **names)
+    config = Config(model=model, data=data, search=layout.search)
+    their_ids, absent = (tokenizer.their_ids, tokenizer.absent) if tokenizer else ([], "")
     arrays = NamedArrays(
         arrays=named,
-        sizes=sizes_of(model, len(tokenizer.our_ids)),
-        orders={"V": tokenizer.their_ids},
+        sizes=sizes_of(model, len(tokenizer.our_ids) if tokenizer else 0),
+        orders={"V": np.asarray(their_ids)},
         place=str(place),
     )
-    params = layout.params(arrays, model, abstract_params(model, config.kind))
-    identity = {"tokenizer": tokenizer.sha256}
-    write_model(folder, COMMAND, identity, tokenizer.serialized, config, params)
+    params = layout.params(arrays, model, abstract_params(model, config.kind), absent)
+    identity = {"tokenizer": tokenizer.sha256} if tokenizer else {}
+    serialized = tokenizer.serialized if tokenizer else None
+    write_model(folder, COMMAND, identity, serialized, config, params)
     size = sum(leaf.size for leaf in jax.tree.leaves(params))
-    return f"{layout.network_of(model)}, {size:,} parameters, {tokenizer.vocab_size:,} tokens"
+    tokens = f", {tokenizer.vocab_size:,} tokens" if tokenizer else ""
+    return f"{layout.network_of(model)}, {size:,} parameters{tokens}"
 
 
-def _layout(fields: JsonFields) -> Layout:
+def _layout(fields: JsonFields, languages: Sequence[str]) -> Layout:
     name = fields.values.get("model_type")
     if name == "marian":
         raise UserError(f"{fields.place}: a Marian model; give jaxformer import marian")
@@ -77,16 +98,27 @@ def _layout(fields: JsonFields) -> Layout:
         raise UserError(
             f"{fields.place}: expected model_type to be {' or '.join(LAYOUTS)}: got {name!r:.80}"
         )
-    return LAYOUTS[name]
+    layout = LAYOUTS[name]
+    if len(languages) != 2 * layout.has_languages:
+        options = "--source-language and --target-language"
+        expected = options if layout.has_languages else f"no {options}"
+        raise UserError(f"{fields.place}: expected {expected} for a model of type {name}")
+    return layout
 
 
-def _tokenizer(path: pathlib.Path, fields: JsonFields, layout: Layout) -> HuggingFaceTokenizer:
+def _tokenizer(
+    path: pathlib.Path, fields: JsonFields, layout: Layout, languages: Sequence[str]
+) -> ImportedTokenizer:
     """Reads tokenizer.json; the ids of special tokens are in config.json or there."""
     special: dict[str, int | None] = {}
     for name, field in layout.special.items():
         is_set = fields.values.get(field) is not None
         special[name] = fields.integer(field) if is_set else None
     size, labels = fields.integer("vocab_size"), layout.labels(fields)
+    if layout.has_languages:
+        m2m100.check_settings(path.with_name("tokenizer_config.json"))
+        if not path.exists() and (model := path.with_name("sentencepiece.bpe.model")).exists():
+            return m2m100.read_tokenizer(model, languages, size)
     if not path.exists():
         raise UserError(f"{path}: no such file; {_FILES}")
     try:
@@ -94,7 +126,7 @@ def _tokenizer(path: pathlib.Path, fields: JsonFields, layout: Layout) -> Huggin
             text = read_whole(path).decode()
         special["unk"] = _unknown(json.loads(text))
         special |= {n: _id_of(json.loads(text), t) for n, t in layout.special_tokens.items()}
-        tokenizer = HuggingFaceTokenizer.assemble(text, special, size, labels)
+        tokenizer = HuggingFaceTokenizer.assemble(text, special, size, labels, languages)
         if labels is not None and tokenizer.encode_prompt("") != [BOS, EOS]:
             raise UserError("expected a post_processor that adds the first and the last token")
         return tokenizer
@@ -118,31 +150,3 @@ def _id_of(tokenizer: dict[str, Any], token: str) -> int:
     if not found:
         raise UserError(f"expected the special token {token}")
     return found[0]
-
-
-def _weights(
-    directory: pathlib.Path, skip: re.Pattern[str]
-) -> tuple[pathlib.Path, dict[str, np.ndarray]]:
-    """Returns the file that lists the tensors, and the tensors, from one file or several."""
-    path, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
-    if path.is_file():
-        return path, read_safetensors(path, skip)
-    if not index.is_file():
-        raise UserError(f"{path}: no such file; {_FILES}")
-    files = read_object(index, advice=_FILES).get("weight_map")
-    if not isinstance(files, dict) or not all(map(_is_file_name, files.values())):
-        raise UserError(f"{index}: expected weight_map, with the name of a file for each tensor")
-    arrays: dict[str, np.ndarray] = {}
-    for file in sorted(set(files.values())):
-        for name, array in read_safetensors(directory / file, skip).items():
-            if files.get(name) != file:
-                raise UserError(f"{index}: expected {name} to be in {file}, where it is")
-            arrays[name] = array
-    missing = sorted(name for name in files if name not in arrays and not skip.fullmatch(name))
-    if missing:
-        raise UserError(f"{index}: expected {missing[0]} in {files[missing[0]]}, but it is not")
-    return index, arrays
-
-
-def _is_file_name(name: object) -> bool:
-    return isinstance(name, str) and pathlib.PurePath(name).name == name

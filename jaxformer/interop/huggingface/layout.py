@@ -6,8 +6,8 @@ A table serves both directions, so that an export is the inverse of the import, 
 import dataclasses
 import re
 import typing
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, TypeAlias
 
 import flax.traverse_util
 import numpy as np
@@ -15,12 +15,14 @@ from jaxtyping import Float, PyTree
 
 from jaxformer.data.corpus import DataSection
 from jaxformer.data.huggingface_tokenizer import HuggingFaceTokenizer
+from jaxformer.data.marian_tokenizer import M2M100Tokenizer
 from jaxformer.errors import UserError
 from jaxformer.interop.arrays import NamedArrays
 from jaxformer.interop.json_fields import JsonFields
 from jaxformer.models.architecture import Architecture
 from jaxformer.search import BeamSearch
 
+ImportedTokenizer: TypeAlias = HuggingFaceTokenizer | M2M100Tokenizer
 ACTIVATIONS = {
     "gelu": "gelu_exact",
     "gelu_new": "gelu",  # the approximation with tanh
@@ -47,14 +49,33 @@ class Tensor(NamedTuple):
 
     Axes are D d_model, F d_ff, M max_length, V the vocabulary, H the heads, Q and K the heads of
     queries, or of keys and values, times their size, C = Q + 2 K, R the buckets of positions, N the
-    classes, T the token types, and P = 2.
+    classes, T the token types, P = 2, S the patches and the class token of a picture, and Y, X and
+    Z the height, width and channels of a patch.
     """
 
     name: str  # "{n}" stands for the number of the layer, in the stack that ``ours`` begin with
     axes: str
     ours: tuple[str, ...]  # paths of parameters, which are joined along the last axis
-    is_linear: bool = False  # nn.Linear, whose axes are [out, in]
+    is_linear: bool = False  # nn.Linear, whose axes are [out, in], or Conv2d: [out, in, y, x]
     is_copy: bool = False  # may be left out, since ``ours`` has been read already
+
+
+def label_fields(labels: Iterable[str]) -> dict[str, Any]:
+    """Returns the fields of config.json that name classes."""
+    names = {str(i): label for i, label in enumerate(labels)}
+    return {"id2label": names, "label2id": {label: int(i) for i, label in names.items()}}
+
+
+def affine(theirs: str, axes: str, ours: str, bias: bool = True) -> Iterator[Tensor]:
+    """Yields the weight and the bias of nn.Linear or nn.Conv2d."""
+    yield Tensor(f"{theirs}.weight", axes, (ours,), is_linear=True)
+    if bias:
+        yield Tensor(f"{theirs}.bias", axes[0], (f"{ours}_bias",))
+
+
+def layer_norm(theirs: str, ours: str) -> Iterator[Tensor]:
+    yield Tensor(f"{theirs}.weight", "D", (f"{ours}/scale",))
+    yield Tensor(f"{theirs}.bias", "D", (f"{ours}/bias",))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,6 +94,8 @@ class Layout:
       labels: Returns the labels of the classes of an encoder; None for another model.
       write: Returns further fields of config.json, given our section.
       tensors: Returns the tensors, given our section.
+      constants: Returns parameters that files lack, given our section and the names of absent
+        tokens; an export must not lose other values.
       data: Returns the section of data that selects the kind of the model, given our section.
       search: Search with the rules of ``generate`` in transformers.
       special: Fields of config.json with the ids of special tokens, by our names; "bos" begins the
@@ -83,6 +106,8 @@ class Layout:
       heads: Beginnings of names that have no prefix; all others have one, if there are such names.
       old_names: Ends of the names of tensors in old files, and the ends of their names now.
       buffers: Pattern of the names of tensors that are no parameters.
+      has_languages: Source and target begin with the code of a language.
+      has_tokenizer: False for a model of pictures.
       can_express: Returns False for a section that config.json cannot describe.
     """
 
@@ -97,6 +122,7 @@ class Layout:
     labels: Callable[[JsonFields], list[str] | None] = lambda fields: None
     write: Callable[[Any], dict[str, Any]]
     tensors: Callable[[Any], Iterable[Tensor]]
+    constants: Callable[[Any, str], dict[str, np.ndarray]] = lambda section, absent: {}
     data: Callable[[Any], DataSection]
     search: BeamSearch = SEARCH
     special: Mapping[str, str] = dataclasses.field(default_factory=lambda: _SPECIAL)
@@ -106,6 +132,8 @@ class Layout:
     heads: tuple[str, ...] = ("lm_head.",)
     old_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
     buffers: str = "(?!)"
+    has_languages: bool = False
+    has_tokenizer: bool = True
     can_express: Callable[[Any], bool] = lambda section: True
 
     def network_of(self, model: Any) -> str:
@@ -118,7 +146,7 @@ class Layout:
                 name = name.removesuffix(old) + new
         return name.removeprefix(self.prefix)
 
-    def config(self, fields: JsonFields, tokenizer: HuggingFaceTokenizer) -> Any:
+    def config(self, fields: JsonFields, tokenizer: ImportedTokenizer | None) -> Any:
         """Returns the section that a config.json describes; refuses other fields by name."""
         for name, only in self.only.items():
             fields.check(name, [only], repr(only), f"{self.section.__name__} has no other")
@@ -128,8 +156,11 @@ class Layout:
             if other and not _HARMLESS.fullmatch(name) and not re.fullmatch(self.ignored, name):
                 raise UserError(f"{fields.place}: jaxformer does not know {name}={value!r:.80}")
         values = {ours: self._value(fields, name, ours) for name, ours in self.fields.items()}
-        values |= self.read(fields) | {"vocab_size": tokenizer.vocab_size}
-        values |= {"absent_tokens": tokenizer.absent} if tokenizer.absent else {}
+        values |= self.read(fields)
+        if tokenizer is not None:
+            values["vocab_size"] = tokenizer.vocab_size
+            if tokenizer.absent and hasattr(self.section, "absent_tokens"):
+                values["absent_tokens"] = tokenizer.absent
         try:
             return self.section(**values)
         except UserError as error:
@@ -145,42 +176,40 @@ class Layout:
         readers = {bool: fields.boolean, float: fields.number}
         return readers.get(hint, fields.integer)(name)
 
-    def config_json(self, model: Any, tokenizer: HuggingFaceTokenizer) -> dict[str, Any]:
+    def config_json(self, model: Any, tokenizer: HuggingFaceTokenizer | None) -> dict[str, Any]:
         """Returns the fields of config.json; the inverse of :meth:`config`."""
         values = {name: getattr(model, ours) for name, ours in self.fields.items()}
         for name, ours in self.fields.items():
             if ours == "activation":
                 values[name] = next(n for n, own in ACTIVATIONS.items() if own == values[name])
-        special: dict[str, Any] = {
-            field: tokenizer.special[name]
-            for name, field in self.special.items()
-            if name not in self.special_tokens
-        }
-        if labels := tokenizer.symbols:
-            special["id2label"] = {str(i): label for i, label in enumerate(labels)}
-            special["label2id"] = {label: i for i, label in enumerate(labels)}
+        special: dict[str, Any] = {}
+        if tokenizer is not None:
+            special["vocab_size"] = len(tokenizer.our_ids)
+            for name in self.special.keys() - self.special_tokens.keys():
+                special[self.special[name]] = tokenizer.special[name]
+            if labels := tokenizer.symbols:
+                special |= label_fields(labels)
         return {
             "architectures": [self.network_of(model)],
             "model_type": self.model_type,
             "dtype": "float32",
-            "vocab_size": len(tokenizer.our_ids),
             **special,
             **self.only,
             **values,
             **self.write(model),
         }
 
-    def params(self, arrays: NamedArrays, model: Any, shapes: PyTree) -> PyTree:
+    def params(self, arrays: NamedArrays, model: Any, shapes: PyTree, absent: str) -> PyTree:
         """Returns our parameters, in these shapes, from the tensors of a file."""
-        flat: dict[str, np.ndarray] = {}
+        flat = {n: a.astype(np.float32) for n, a in self.constants(model, absent).items()}
         templates = _flatten(shapes)
         for tensor in self.tensors(model):
             if tensor.is_copy:
                 _check_copy(arrays, tensor, flat)
                 continue
             layers = [arrays.array(name, tensor.axes) for name in _names(tensor, model)]
+            layers = [layer.transpose(_order(tensor)) for layer in layers]
             joined = np.stack(layers) if "{n}" in tensor.name else layers[0]
-            joined = joined.swapaxes(-1, -2) if tensor.is_linear else joined
             sizes = [_width(templates[path].shape, tensor) for path in tensor.ours]
             parts = np.split(joined, np.cumsum(sizes)[:-1], axis=-1)
             for path, part in zip(tensor.ours, parts, strict=True):
@@ -189,35 +218,43 @@ class Layout:
         return flax.traverse_util.unflatten_dict(flat, sep="/")
 
     def arrays(
-        self, params: PyTree, model: Any, tokenizer: HuggingFaceTokenizer
+        self, params: PyTree, model: Any, tokenizer: HuggingFaceTokenizer | None
     ) -> dict[str, Float[np.ndarray, "..."]]:
         """Returns the tensors of a file; the inverse of :meth:`params`."""
         flat, found = _flatten(params), {}
         has_head = any(tensor.name.startswith(self.heads) for tensor in self.tensors(model))
         prefix = self.prefix if has_head else ""
+        ids = np.arange(0) if tokenizer is None else tokenizer.our_ids
+        sizes, absent = sizes_of(model, len(ids)), "" if tokenizer is None else tokenizer.absent
+        for path, array in self.constants(model, absent).items():
+            if not np.array_equal(flat[path], array):
+                raise UserError(
+                    f"{self.model_type}: transformers has no {path}, which training has changed; "
+                    f"train with training.freeze={path}"
+                )
         for tensor in self.tensors(model):
             if tensor.is_copy:
                 continue
-            own = [flat[path] for path in tensor.ours]
-            lead = "{n}" in tensor.name
-            shaped = [a.reshape(*_rows(a.shape, tensor), _width(a.shape, tensor)) for a in own]
-            joined = np.concatenate(shaped, axis=-1)
-            joined = joined.swapaxes(-1, -2) if tensor.is_linear else joined
-            if tensor.axes[0] == "V":
-                joined = joined[tokenizer.our_ids]
-            for number, name in enumerate(_names(tensor, model)):
-                full = name if name.startswith(self.heads) else prefix + name
-                found[full] = joined[number] if lead else joined
+            order, kept = _order(tensor), len(tensor.axes) - 1 + ("{n}" in tensor.name)
+            own = [flat[path].reshape(*flat[path].shape[:kept], -1) for path in tensor.ours]
+            joined = np.concatenate(own, axis=-1) if len(own) > 1 else flat[tensor.ours[0]]
+            joined = joined[ids] if tensor.axes[0] == "V" else joined
+            names = _names(tensor, model)
+            shape = [len(names), *(sizes[tensor.axes[axis]] for axis in order)]
+            layers = joined.reshape(shape).transpose(0, *(1 + np.argsort(order)))
+            for name, layer in zip(names, layers, strict=True):
+                found[name if name.startswith(self.heads) else prefix + name] = layer
         return found
 
 
 def sizes_of(model: Architecture, vocab_size: int) -> dict[str, int]:
     """Returns the size of each axis of :class:`Tensor`."""
     queries, keys = (heads * model.key_size for heads in (model.num_heads, model.kv_heads))
-    sizes = {"D": model.d_model, "F": model.d_ff, "M": model.max_length, "V": vocab_size}
-    sizes |= {"H": model.num_heads, "R": getattr(model, "num_buckets", 0)}
-    sizes |= {"N": getattr(model, "num_classes", 0), "T": getattr(model, "num_token_types", 0)}
-    return sizes | {"Q": queries, "K": keys, "C": queries + 2 * keys, "P": 2}
+    sizes = {"D": model.d_model, "F": model.d_ff, "H": model.num_heads, "V": vocab_size}
+    sizes |= {"Q": queries, "K": keys, "C": queries + 2 * keys, "P": 2, "1": 1}
+    fields = {"M": "max_length", "R": "num_buckets", "N": "num_classes", "T": "num_token_types"}
+    fields |= {"S": "num_tokens", "X": "patch_size", "Y": "patch_size", "Z": "channels"}
+    return sizes | {axis: getattr(model, field, 0) for axis, field in fields.items()}
 
 
 def _check_copy(arrays: NamedArrays, tensor: Tensor, read: Mapping[str, np.ndarray]) -> None:
@@ -242,10 +279,12 @@ def _names(tensor: Tensor, model: Architecture) -> list[str]:
     return [tensor.name.format(n=number) for number in range(layers)]
 
 
-def _rows(shape: tuple[int, ...], tensor: Tensor) -> tuple[int, ...]:
-    """Returns the axes of a parameter before those that a file joins: of layers, and of inputs."""
-    return shape[: len(tensor.axes) - 1 + ("{n}" in tensor.name)]
+def _order(tensor: Tensor) -> tuple[int, ...]:
+    """Returns the order of our axes, of a matrix or a convolution: the outputs last."""
+    axes = tuple(range(len(tensor.axes)))
+    return (*axes[2:], *axes[1::-1]) if tensor.is_linear else axes
 
 
 def _width(shape: tuple[int, ...], tensor: Tensor) -> int:
-    return int(np.prod(shape[len(_rows(shape, tensor)) :]))
+    """Returns the size of the axes of a parameter that a file joins, the last ones."""
+    return int(np.prod(shape[len(tensor.axes) - 1 + ("{n}" in tensor.name) :]))

@@ -1,12 +1,14 @@
-"""LLaMA and Mistral in transformers' layout."""
+"""LLaMA, Mistral and Qwen2 in transformers' layout."""
 
 import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from jaxformer.errors import UserError
-from jaxformer.interop.huggingface.causal import EXAMPLE, stream_data
-from jaxformer.interop.huggingface.layout import Layout, Tensor
+from jaxformer.interop.huggingface.layout import Layout, Tensor, affine
+from jaxformer.interop.huggingface.text import EXAMPLE, stream_data
 from jaxformer.interop.json_fields import JsonFields
 from jaxformer.models.llama import LlamaConfig
 
@@ -91,9 +93,7 @@ def _tensors(model: LlamaConfig) -> Iterator[Tensor]:
         ("mlp.up_proj", "FD", f"{network}/linear", model.feed_forward_biases),
         ("mlp.down_proj", "DF", f"{network}/outer", model.feed_forward_biases),
     ):
-        yield Tensor(f"{name}.{theirs}.weight", axes, (ours,), is_linear=True)
-        if biased:
-            yield Tensor(f"{name}.{theirs}.bias", axes[0], (f"{ours}_bias",))
+        yield from affine(f"{name}.{theirs}", axes, ours, biased)
 
 
 LLAMA = Layout(
@@ -124,6 +124,7 @@ def _write_mistral(model: LlamaConfig) -> dict[str, Any]:
     return _write(model) | {"sliding_window": None if model.window is None else model.window + 1}
 
 
+_OUTPUT_BIAS = "decoder/layers/self_attention/output_bias"
 _BIASES = ("attention_bias", "mlp_bias")
 MISTRAL = dataclasses.replace(
     LLAMA,
@@ -135,4 +136,24 @@ MISTRAL = dataclasses.replace(
     read=_read_mistral,
     write=_write_mistral,
     can_express=lambda section: not (section.attention_biases or section.feed_forward_biases),
+)
+
+
+def _read_qwen2(fields: JsonFields) -> dict[str, Any]:
+    full = ["full_attention"] * fields.integer("num_hidden_layers")
+    fields.check("layer_types", [None, full], "full_attention", "LlamaConfig has one window")
+    return _read(fields) | {"attention_biases": True}
+
+
+QWEN2 = dataclasses.replace(
+    MISTRAL,
+    model_type="qwen2",
+    network="Qwen2ForCausalLM",
+    defaults=_DEFAULTS | {"num_key_value_heads": 32, "max_position_embeddings": 32_768},
+    only={"use_sliding_window": False},
+    ignored="sliding_window|max_window_layers|layer_types",  # the last is checked
+    read=_read_qwen2,
+    tensors=lambda model: (t for t in _tensors(model) if not t.name.endswith("o_proj.bias")),
+    constants=lambda model, absent: {_OUTPUT_BIAS: np.zeros((model.num_layers, model.d_model))},
+    can_express=lambda section: False,  # An export is a LLaMA.
 )

@@ -1,4 +1,4 @@
-"""T5, Flan-T5 and umT5 in transformers' layout."""
+"""T5, Flan-T5, mT5 and umT5 in transformers' layout."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxformer.errors import UserError
 from jaxformer.interop.huggingface.layout import ACTIVATIONS, Layout, Tensor
-from jaxformer.interop.huggingface.seq2seq import EXAMPLE, pair_data
+from jaxformer.interop.huggingface.text import EXAMPLE, SPECIAL, pair_data
 from jaxformer.interop.json_fields import JsonFields
 from jaxformer.models.t5 import T5Config
 
@@ -121,7 +121,7 @@ T5 = Layout(
     write=_write,
     tensors=_tensors,
     data=pair_data,
-    special={"pad": "pad_token_id", "eos": "eos_token_id", "bos": "decoder_start_token_id"},
+    special=SPECIAL,
     example=EXAMPLE,
     # Files of version 1.0 have a table that is not used.
     buffers=r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
@@ -134,4 +134,12 @@ UMT5 = dataclasses.replace(
     defaults=_DEFAULTS | {"feed_forward_proj": "gated-gelu"},
     read=lambda fields: _read(fields) | {"bias_per_layer": True},
     can_express=lambda section: section.bias_per_layer,
+)
+MT5 = dataclasses.replace(
+    T5,
+    model_type="mt5",
+    network="MT5ForConditionalGeneration",
+    defaults=UMT5.defaults,
+    read=lambda fields: _read(fields) | {"scaled_output": False},
+    can_express=lambda section: False,  # An export is a T5.
 )

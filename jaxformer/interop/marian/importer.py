@@ -26,10 +26,10 @@ from jaxformer.errors import UserError
 from jaxformer.files import explain_read_errors, local_path, read_object, read_whole, run_path
 from jaxformer.inference.weights import write_model
 from jaxformer.interop.arrays import (
+    NOTHING,
     NamedArrays,
     Params,
-    read_safetensors,
-    read_torch,
+    read_weights,
     split_heads,
     stack,
 )
@@ -64,7 +64,7 @@ def import_marian(directory: pathlib.Path, workdir: pathlib.Path) -> str:
     tokenizer = MarianTokenizer.assemble(
         _read(directory / "source.spm"), _read(directory / "target.spm"), pieces
     )
-    place, arrays = _read_weights(directory)
+    place, arrays = read_weights(directory, NOTHING, LAYOUT)
     params = _read_params(place, arrays, marian, model_section(config, ModelConfig), order)
     identity = {"tokenizer": tokenizer.sha256}
     write_model(folder, COMMAND, identity, tokenizer.serialized, config, params)
@@ -89,18 +89,6 @@ def _languages(path: pathlib.Path) -> tuple[str, str]:
 def _read(path: pathlib.Path) -> bytes:
     with explain_read_errors(path):
         return read_whole(path)
-
-
-def _read_weights(directory: pathlib.Path) -> tuple[pathlib.Path, dict[str, np.ndarray]]:
-    """Returns the file of the weights, preferably safetensors, and its arrays."""
-    path, pickled = directory / "model.safetensors", directory / "pytorch_model.bin"
-    if path.is_file():
-        return path, read_safetensors(path)
-    if pickled.is_file():
-        return pickled, read_torch(pickled)
-    raise UserError(
-        f"{path}: no such file, and no pytorch_model.bin; models in several parts are not read"
-    )
 
 
 def _vocabulary(

@@ -13,6 +13,9 @@ import safetensors.numpy
 from jaxformer.config import read_config
 from jaxformer.data.huggingface_tokenizer import HuggingFaceTokenizer
 from jaxformer.errors import UserError
+from jaxformer.inference.weights import TrainedModel
+from jaxformer.interop import arrays
+from jaxformer.interop.huggingface.exporter import can_write, write
 from jaxformer.interop.huggingface.importer import import_huggingface
 from jaxformer.runs.workdir import Workdir
 
@@ -22,7 +25,7 @@ INDEX = "model.safetensors.index.json"
 
 ROPE = "expected rope_parameters with rope_type 'default' and rope_theta only: got "
 GPT2_CONFIG = [
-    ({"model_type": "opt"}, "expected model_type to be bert or gpt2 or .* or umt5: got 'opt'"),
+    ({"model_type": "opt"}, "expected model_type to be bert or gpt2 or .* or vit: got 'opt'"),
     ({"model_type": []}, r"expected model_type to be bert or .*: got \[\]"),
     ({"vocab_size": None}, "config.json: expected vocab_size to be a whole number .*: got None"),
     ({"model_type": "marian"}, "a Marian model; give jaxformer import marian"),
@@ -76,6 +79,38 @@ MISTRAL_CONFIG = [
     ({"mlp_bias": True}, "expected mlp_bias to be False: got True"),
     ({"sliding_window": "4"}, "expected sliding_window to be a whole number"),
     ({"sliding_window": 1}, "model.window must be greater than 0: got 0"),
+]
+QWEN2_CONFIG = [
+    ({"use_sliding_window": True}, "expected use_sliding_window to be False: got True"),
+    ({"layer_types": ["sliding_attention"] * 2}, "layer_types to be full_attention: got"),
+]
+M2M100_CONFIG = [
+    ({"decoder_layers": 3}, "expected decoder_layers to be encoder_layers=2: got 3; jaxformer's M"),
+    ({"scale_embedding": False}, "expected scale_embedding to be True: got False"),
+    ({"activation_dropout": 0.1}, "expected activation_dropout to be 0.0: got 0.1"),
+    (
+        {"vocab_size": 140},
+        "vocab.json: .* fewer than vocab_size=140 with 100 languages",
+    ),
+]
+M2M100_VOCABULARY = [
+    ({"<pad>": 7}, "vocab.json: expected ids from 0, of <s>, <pad>, </s>, <unk> and pieces"),
+    ({"x": "y"}, "vocab.json: expected ids from 0, of <s>, <pad>, </s>, <unk> and pieces"),
+]
+M2M100_TOKENIZER = [
+    ({"language_codes": "all"}, "expected language_codes to be m2m100: got 'all'"),
+    ({"legacy_behaviour": True}, "expected legacy_behaviour to be false: got True"),
+]
+VIT_CONFIG = [
+    ({"qkv_bias": False}, "expected qkv_bias to be True: got False"),
+    ({"image_size": [8, "12"]}, "expected width to be a whole number below 1048576: got '12'"),
+    ({"image_size": [8]}, r"expected height to be a whole number.*: got \[8\]"),
+    ({"patch_size": 3}, "model.patch_size must divide model.height=8: got 3"),
+    ({"id2label": {"0": "a"}}, r"expected classifier.weight to have shape \(1, 16\): got \(4, 16"),
+]
+VIT_PIXELS = [
+    ({"image_mean": [0.4, 0.5, 0.5]}, r"expected image_mean to be \[0.5, 0.5, 0.5\]: got \[0.4"),
+    ({"do_normalize": False}, "expected do_normalize to be True: got False; .* pixels are from -1"),
 ]
 NAMES = "expected id2label to name each class: got "
 BERT_CONFIG = [
@@ -131,6 +166,12 @@ INDEX_CASES = [
         ("llama_grouped", "config.json", LLAMA_CONFIG),
         ("mistral", "config.json", MISTRAL_CONFIG),
         ("t5", "config.json", T5_CONFIG),
+        ("qwen2", "config.json", QWEN2_CONFIG),
+        ("m2m100", "config.json", M2M100_CONFIG),
+        ("m2m100", "vocab.json", M2M100_VOCABULARY),
+        ("m2m100", "tokenizer_config.json", M2M100_TOKENIZER),
+        ("vit", "config.json", VIT_CONFIG),
+        ("vit", "preprocessor_config.json", VIT_PIXELS),
         ("../bert/classifier", "config.json", BERT_CONFIG),
         ("../bert/classifier", "tokenizer.json", BERT_TOKENIZER),
         ("gpt2", "model.safetensors", GPT2_ARRAYS),
@@ -151,8 +192,9 @@ def test_other_values_are_refused_by_name(model, file, cases, tmp_path):
 
 def refused(directory, message):
     workdir = directory.parent / "run"
+    languages = ("en", "de") if (directory / "vocab.json").exists() else ()
     with pytest.raises(UserError, match=message) as error:
-        import_huggingface(directory, workdir)
+        import_huggingface(directory, workdir, languages)
     assert "\n" not in str(error.value)
     assert not Workdir(workdir).config.exists()
 
@@ -243,6 +285,26 @@ def test_special_tokens_have_our_ids():
             HuggingFaceTokenizer(json.dumps(values).encode())
 
 
+def test_fine_tuned_biases_of_logits_are_refused(tmp_path):
+    """transformers' model has none; they are zero unless training changes them."""
+    import_huggingface(FIXTURES / "nllb", tmp_path / "run", ("eng_Latn", "deu_Latn"))
+    model = TrainedModel.load(tmp_path / "run")
+    assert can_write(model)
+    bias = np.array(model.params["logits_bias"])
+    assert (bias != 0).nonzero()[0].tolist() == [2]
+    changed = dataclasses.replace(model, params=model.params | {"logits_bias": bias + 1})
+    with pytest.raises(UserError, match=r"transformers has no logits_bias, .* training.freeze=log"):
+        write(changed, tmp_path)
+
+
+def test_a_pytorch_model_is_read_where_there_is_no_safetensors(tmp_path, monkeypatch):
+    directory = pathlib.Path(shutil.copytree(FIXTURES / "gpt2", tmp_path / "model"))
+    tensors = safetensors.numpy.load_file(directory / "model.safetensors")
+    (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
+    monkeypatch.setattr(arrays, "read_torch", lambda path: tensors | {"h.0.attn.bias": 1})
+    assert "9,200 parameters" in import_huggingface(directory, tmp_path / "run")
+
+
 def test_a_tokenizer_of_an_encoder_has_labels():
     text = (FIXTURES.parent / "bert" / "plain" / "tokenizer.json").read_text()
     special = {"pad": 0, "eos": 4, "bos": 3, "unk": 2}
@@ -253,7 +315,6 @@ def test_a_tokenizer_of_an_encoder_has_labels():
         *("[PAD]", "[SEP]", "[CLS]", "[MASK]")
     ]
     assert tokenizer.encode_target_batch(["not bad", "bad"]) == [[5], [3]]
-    assert tokenizer.decode_target([5, 1]) == "not bad"
     assert tokenizer.with_symbols(["good"]) is tokenizer
     changed = tokenizer.with_symbols(iter("ba"))
     assert (changed.symbols, changed.encode("dog")) == (["a", "b"], tokenizer.encode("dog"))

@@ -152,7 +152,11 @@ def test_missing_and_damaged_files_are_named(directory):
         ("model.safetensors", b"x", "model.safetensors: expected a safetensors file: "),
         ("vocab.json", b"[]", "vocab.json: expected a JSON object, found list"),
         ("config.json", b'{"a":' * 100_000, "config.json: expected JSON"),
-        ("model.safetensors", None, "model.safetensors: no such file, and no pytorch_model.bin; m"),
+        (
+            "model.safetensors",
+            None,
+            "model.safetensors: no such file; expected a folder of a Marian m",
+        ),
     ]:
         before = (directory / name).read_bytes()
         (directory / name).unlink()

@@ -1,17 +1,24 @@
-"""The data section and example shared by all encoder-decoders of transformers."""
+"""The data sections, special tokens and example that models of text share."""
 
-from jaxformer.config import DataConfig
+from jaxformer.config import DataConfig, StreamConfig
 from jaxformer.models.architecture import Architecture
 
+# Fields of encoder-decoders.
+SPECIAL = {"pad": "pad_token_id", "eos": "eos_token_id", "bos": "decoder_start_token_id"}
 EXAMPLE = """
 from tokenizers import Tokenizer
-from transformers import AutoModelForSeq2SeqLM
+from transformers import NETWORK
 import torch
 
-tokenizer, model = Tokenizer.from_file("tokenizer.json"), AutoModelForSeq2SeqLM.from_pretrained(".")
+tokenizer, model = Tokenizer.from_file("tokenizer.json"), NETWORK.from_pretrained(".")
 tokens = model.generate(torch.tensor([tokenizer.encode("The house").ids]))
 print(tokenizer.decode(tokens[0].tolist()))
 """
+
+
+def stream_data(model: Architecture) -> StreamConfig:
+    """Returns a section of data for a model whose training text is unknown."""
+    return StreamConfig(file="unknown", length=min(StreamConfig.length, model.max_length))
 
 
 def pair_data(model: Architecture) -> DataConfig:

@@ -1,0 +1,132 @@
+"""M2M-100 and NLLB in transformers' layout: the paper's Transformer with norms first."""
+
+import pathlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from jaxformer.checks import is_unicode
+from jaxformer.config import ModelConfig
+from jaxformer.data.marian_tokenizer import M2M100Tokenizer
+from jaxformer.errors import UserError
+from jaxformer.files import explain_read_errors, read_object, read_whole
+from jaxformer.interop.huggingface.layout import Layout, Tensor, affine, layer_norm
+from jaxformer.interop.huggingface.text import EXAMPLE, SPECIAL, pair_data
+from jaxformer.interop.json_fields import JsonFields
+from jaxformer.interop.marian.layout import LINEAR, NORMS, OUTPUT, SHARED, SOURCE, TARGET
+from jaxformer.models.architecture import absent_bias
+
+_SIZES = {"layers": "num_layers", "ffn_dim": "d_ff", "attention_heads": "num_heads"}
+_FIELDS = {f"encoder_{name}": ours for name, ours in _SIZES.items()} | {
+    "d_model": "d_model",
+    "max_position_embeddings": "max_length",
+    "activation_function": "activation",
+    "dropout": "dropout_rate",
+    "attention_dropout": "attention_dropout_rate",
+}
+_CODES = """
+af am ar ast az ba be bg bn br bs ca ceb cs cy da de el en es et fa ff fi fr fy ga gd gl gu ha he hi
+hr ht hu hy id ig ilo is it ja jv ka kk km kn ko lb lg ln lo lt lv mg mk ml mn mr ms my ne nl no ns
+oc or pa pl ps pt ro ru sd si sk sl so sq sr ss su sv sw ta th tl tn tr uk ur uz vi wo xh yi yo zh
+zu"""
+_ONLY = {"is_encoder_decoder": True, "scale_embedding": True, "tie_word_embeddings": True}
+# Our fields that have one value in all models.
+_FIXED = {"norm_position": "pre", "positions": "fairseq", "biases": True, "norm_epsilon": 1e-5}
+_EXAMPLE = EXAMPLE.replace(
+    'tokens = model.generate(torch.tensor([tokenizer.encode("The house").ids]))',
+    "source, target = map(tokenizer.token_to_id, LANGUAGES)\n"
+    'ids = [source, *tokenizer.encode("The house", add_special_tokens=False).ids, 2]\n'
+    "tokens = model.generate(torch.tensor([ids]), forced_bos_token_id=target)",
+)
+_AXES = {"output": "DQ", "inner": "FD", "outer": "DF"}
+
+
+def read_tokenizer(path: pathlib.Path, languages: Sequence[str], size: int) -> M2M100Tokenizer:
+    """Reads the SentencePiece model of M2M-100, and vocab.json beside it."""
+    place, codes = path.with_name("vocab.json"), _CODES.split()
+    ids = read_object(place, advice="M2M-100 has one beside sentencepiece.bpe.model")
+    by_number = {number: piece for piece, number in ids.items() if isinstance(number, int)}
+    pieces = [by_number.get(number, "\ud800") for number in range(len(ids))]
+    unused = range(size - len(pieces) - len(codes))
+    known = pieces[:4] == ["<s>", "<pad>", "</s>", "<unk>"] and is_unicode("".join(pieces))
+    if not known or len(pieces) + len(codes) > size:
+        raise UserError(
+            f"{place}: expected ids from 0, of <s>, <pad>, </s>, <unk> and pieces, fewer than "
+            f"vocab_size={size} with {len(codes)} languages"
+        )
+    names = [*(f"__{code}__" for code in codes), *(f"<madeupword{n}>" for n in unused)]
+    with explain_read_errors(path):
+        model = read_whole(path)
+    pieces = ["<s>", *pieces[4:], *names]
+    return M2M100Tokenizer.assemble(model, model, pieces, languages=" to ".join(languages))
+
+
+def check_settings(path: pathlib.Path) -> None:
+    """Checks tokenizer_config.json."""
+    fields = JsonFields(path, {})
+    fields.check("legacy_behaviour", [False], "false", "sources begin with their language")
+    fields.check("language_codes", ["m2m100"], "m2m100", "list of languages is this")
+
+
+def _read(fields: JsonFields) -> dict[str, Any]:
+    for name, ours in _SIZES.items():
+        size, known = fields.integer(f"encoder_{name}"), f"ModelConfig has one {ours}"
+        fields.check(f"decoder_{name}", [size], f"encoder_{name}={size}", known)
+    return dict(_FIXED)
+
+
+def _write(model: ModelConfig) -> dict[str, Any]:
+    return {f"decoder_{name}": getattr(model, ours) for name, ours in _SIZES.items()}
+
+
+def _tensors(model: ModelConfig) -> Iterator[Tensor]:
+    yield Tensor(SHARED, "VD", ("embedding",))
+    for name in (SOURCE, TARGET, OUTPUT):
+        yield Tensor(name, "VD", ("embedding",), is_copy=True)
+    for stack in ("encoder", "decoder"):
+        theirs, layer = f"model.{stack}.layers.{{n}}", f"{stack}/layers"
+        yield from layer_norm(f"model.{stack}.layer_norm", f"{stack}/norm")
+        skipped = "cross_attention" if stack == "encoder" else ""
+        for module, name in NORMS.items():
+            if module != skipped:
+                yield from layer_norm(f"{theirs}.{name}", f"{layer}/{module}_residual/norm")
+        for name, (module, matrix) in LINEAR.items():
+            if module != skipped:
+                axes = _AXES.get(matrix, "QD")
+                yield from affine(f"{theirs}.{name}", axes, f"{layer}/{module}/{matrix}")
+
+
+def _constants(model: ModelConfig, absent: str) -> dict[str, Float[np.ndarray, "..."]]:
+    """Returns the bias of the logits: files have none, and absent tokens are never generated."""
+    bias = absent_bias(absent, model.vocab_size)
+    return {"logits_bias": np.zeros(model.vocab_size, np.float32) + (0 if bias is None else bias)}
+
+
+def _can_express(model: ModelConfig) -> bool:
+    plain = model.embeddings == "tied" and model.window is model.d_k is model.d_v is None
+    return plain and all(getattr(model, name) == value for name, value in _FIXED.items())
+
+
+M2M100 = Layout(
+    model_type="m2m_100",
+    network="M2M100ForConditionalGeneration",
+    section=ModelConfig,
+    fields=_FIELDS,
+    defaults={"decoder_start_token_id": 2},
+    only=_ONLY | {"activation_dropout": 0.0},
+    # Of training, of the search, and another name of encoder_layers.
+    ignored="(en|de)coder_(layerdrop|layers|ffn_dim|attention_heads)|init_std|num_hidden_layers"
+    "|max_length|num_beams|early_stopping|gradient_checkpointing|forced_bos_token_id",
+    read=_read,
+    write=_write,
+    tensors=_tensors,
+    constants=_constants,
+    data=pair_data,
+    special=SPECIAL,
+    example=_EXAMPLE,
+    has_languages=True,
+    buffers=r"model\.(en|de)coder\.embed_positions\.weights",
+    can_express=_can_express,
+)

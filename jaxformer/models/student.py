@@ -43,10 +43,6 @@ class StudentConfig(ModelConfig):
                 f"{self.window} and {self.positions}"
             )
 
-    @property
-    def decoder_layers(self) -> int:
-        return self.num_decoder_layers
-
 
 class Student(Transformer):
     """A Transformer whose decoder has :class:`~jaxformer.nn.SSRU` in place of self-attention.

@@ -53,6 +53,8 @@ def run(notebook: Any) -> None:
         )
         client.execute(cwd=folder)
     notebook.metadata = {"kernelspec": KERNEL}
+    for output in (output for cell in notebook.cells for output in cell.get("outputs", [])):
+        output.get("data", {}).pop("text/latex", None)  # a third copy of our source
 
 
 if __name__ == "__main__":

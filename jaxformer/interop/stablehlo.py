@@ -16,7 +16,6 @@ from jaxtyping import Array, Float, Int
 
 from jaxformer.config import Config
 from jaxformer.data.tokenizer import PAD
-from jaxformer.errors import needs_package
 from jaxformer.files import write_file
 from jaxformer.inference.weights import TrainedModel, named_arrays, prepare_params
 from jaxformer.interop.formats import Usage, required_beam_search, write_tokenizer
@@ -45,8 +44,6 @@ print(target.decode([pieces[token] for token in tokens[0, 0] if token > 3]))
 
 def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
     """Writes the program, its parameters and the tokenizer."""
-    with needs_package("flatbuffers", "with which jax writes this format"):
-        import flatbuffers  # noqa: F401
     pieces, config = write_tokenizer(model, folder), model.config
     search = required_beam_search(model.config, "StableHLO")
     length = min(_SOURCE_LENGTH, config.model.max_length)

@@ -20,8 +20,6 @@ def run(learned_workdir, tmp_path_factory):
 
     @functools.cache
     def run(heading):
-        if heading == "Export a whole beam search":
-            pytest.importorskip("flatbuffers", reason="jaxformer[export] is not installed")
         names = {"__name__": "research"}
         for block in SECTIONS[heading]:
             pages.run("research.md", block, names)

@@ -7,18 +7,19 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
+import tomllib
 import zipfile
+from importlib.metadata import packages_distributions
 
 import pytest
 
 PROJECT = pathlib.Path(__file__).parents[2]
 SOURCES = ("LICENSE", "README.md", "configs", "jaxformer", "pyproject.toml", "setup.py")
 BUILD = "import setuptools.build_meta as b; print(b.build_{}('dist'))"
-# Prints where code and configs are, then trains and translates without the modules of extras: a
-# compressed file of pairs with placeholders.
+# Prints where code and configs are, then trains and translates: a compressed file of pairs with
+# placeholders.
 USE = """
 import gzip, sys
-sys.modules.update(dict.fromkeys(["matplotlib", "tensorflow_datasets"]))
 import jaxformer
 from jaxformer.cli import main
 from jaxformer.cli.configs import shipped_configs
@@ -59,6 +60,17 @@ def build(folder, kind):
     return folder / "dist" / output.splitlines()[-1]
 
 
+def modules_of_extras():
+    """Returns the names of the modules that only the extras for users install."""
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras, others = project["optional-dependencies"], {"all", "dev", "docs", "test", "wmt"}
+    packages = {each.lower() for name in extras.keys() - others for each in extras[name]}
+    known = packages_distributions().items()
+    modules = [name for name, of in known if packages & {each.lower() for each in of}]
+    assert {"matplotlib", "starlette", "tensorflow_datasets"} <= {*modules}
+    return modules
+
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
     """A wheel and an sdist, from a copy of the sources."""
@@ -74,12 +86,14 @@ def built(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def installed(built, tmp_path_factory):
-    """The folder of the commands of an environment that has the wheel, and our dependencies."""
+    """The folder of the commands of an environment that has the wheel, as without extras."""
     folder = tmp_path_factory.mktemp("environment")
     run(folder, sys.executable, "-m", "venv", "--without-pip", ".")
     (packages,) = folder.glob("lib/python*/site-packages")
     # A path in a .pth file adds our dependencies, but not our editable installation.
     (packages / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"])
+    hidden = f"import sys\nsys.modules.update(dict.fromkeys({modules_of_extras()}))\n"
+    (packages / "sitecustomize.py").write_text(hidden)
     pip = (sys.executable, "-m", "pip", "--python", "bin/python", "install")
     run(folder, *pip, "--quiet", "--no-deps", "--no-index", built[0])
     return folder / "bin"

@@ -119,6 +119,12 @@ def leave_out_of_search(app, env):
         env.metadata[page]["nosearch"] = ""
 
 
+def wrap_commands(app, page, template, context, doctree):
+    """Wraps the long lines of commands; lines of Python scroll."""
+    style = ".highlight-console pre, .highlight-sh pre, .highlight-none pre {white-space: pre-wrap}"
+    context["metatags"] = context.get("metatags", "") + f"<style>{style}</style>"
+
+
 def write_start_page(app, error):
     """The start page of the folder, which leads to this folder's index."""
     page = '<meta http-equiv="refresh" content="0; url=docs/index.html">'
@@ -132,4 +138,5 @@ def setup(app):
     app.connect("autodoc-skip-member", skip_field)
     app.connect("missing-reference", link_to_public_name)
     app.connect("env-check-consistency", leave_out_of_search)
+    app.connect("html-page-context", wrap_commands)
     app.connect("build-finished", write_start_page)

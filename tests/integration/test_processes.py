@@ -71,7 +71,7 @@ def inject(folder, count, victim, fault, step):
         assert seconds < limit
         for errors in said:
             assert cause in errors or (fault == "hang" and LOST in errors), errors
-            # The stack of the main thread: in a step, or after a step that the loss has failed.
+            # The stack of the main thread, in a step or, if that failed, in a wait for the cause.
             assert re.search(r'fitting.py", line|watchdog.py", line \d+ in watch\n', errors), errors
         if fault == "stop":
             running[victim].kill()

@@ -24,7 +24,7 @@ os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
 from jax.experimental import topologies
 
 from jaxformer import Config, load_config
-from jaxformer.memory import compile_step
+from jaxformer.memory import compile_step, memory_of
 from jaxformer.models.flops import training_flops
 from jaxformer.nn import backend_for, use_backend
 from jaxformer.tasks.token_task import task_class
@@ -66,15 +66,12 @@ def describe(config: Config, devices: list[Any]) -> dict[str, Any]:
     seconds, text = time.monotonic() - began, program.as_text() or ""
     shards = BatchShards.of(make_mesh(config.mesh, devices), config.training.gradient_accumulation)
     rows, length = task_class(config).longest_batch(config, shards).src.shape
-    reserved = program.memory_analysis()
-    assert reserved is not None
-    inputs, outputs = reserved.argument_size_in_bytes, reserved.output_size_in_bytes
-    work = reserved.temp_size_in_bytes + outputs - reserved.alias_size_in_bytes
+    memory = memory_of(program)
     return {
         "rows": rows,
         "length": length,
-        "state_gb": round(inputs / 1e9, 2),
-        "total_gb": round((inputs + work) / 1e9, 2),
+        "state_gb": round(memory.state / 1e9, 2),
+        "total_gb": round(memory.total / 1e9, 2),
         "model_tflop": round(
             training_flops(config.model, rows, length, length) / len(devices) / 1e12, 2
         ),

@@ -24,7 +24,12 @@ class StepMemory(NamedTuple):
 
 def step_memory(config: Config, devices: Sequence[Any] | None = None) -> StepMemory:
     """Returns XLA's estimate for the longest batch, without running the step."""
-    reserved = compile_step(config, devices).memory_analysis()
+    return memory_of(compile_step(config, devices))
+
+
+def memory_of(program: Compiled) -> StepMemory:
+    """Returns XLA's estimate for a compiled step."""
+    reserved = program.memory_analysis()
     assert reserved is not None
     inputs, outputs = reserved.argument_size_in_bytes, reserved.output_size_in_bytes
     work = reserved.temp_size_in_bytes + outputs - reserved.alias_size_in_bytes

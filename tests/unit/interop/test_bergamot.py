@@ -367,7 +367,7 @@ def test_an_import_is_exported_as_it_was(model, tmp_path):
 
 @pytest.fixture(scope="module")
 def student(tmp_path_factory):
-    """Returns the workdir of a random student with a tokenizer of ours, for numerals."""
+    """Returns the workdir of a random student with a SentencePiece tokenizer, for numerals."""
     pairs = list(NumeralsCorpus("en", "de").pairs("held_out"))
     tokenizer = train_tokenizer([text for pair in pairs for text in pair], 320)
     section = StudentConfig(

@@ -35,6 +35,7 @@ COMMANDS = {
     "average": "convert.average",
     "quantize": "convert.quantize",
     "shortlist": "shortlist.shortlist",
+    "augment": "augment.augment",
     "attention": "plot.attention",
     "plot": "plot.plot",
     "import": "convert.import_model",

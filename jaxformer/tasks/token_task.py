@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from jaxformer.config import Config, check_config
 from jaxformer.data.corpus import Corpus
 from jaxformer.data.tokenizer import Vocabulary
+from jaxformer.errors import UserError
 from jaxformer.kinds import make_init
 from jaxformer.models.architecture import Architecture
 from jaxformer.nn.precision import at_least_float32, matmul_dtype
@@ -45,6 +46,8 @@ class NetworkLoss(abc.ABC):
     @classmethod
     def of(cls: type[LossT], config: Config) -> LossT:
         check_config(config)
+        if (weight := config.training.consistency) and not hasattr(cls, "consistency"):
+            raise UserError(f"training.consistency is for translation: got {weight}; leave it out")
         return cls(config.model, config.training.label_smoothing, config.training.remat)
 
     @abc.abstractmethod
@@ -70,9 +73,23 @@ class TokenLoss(NetworkLoss):
     end-of-sentence but no padding.
     """
 
-    def sums(self, output: Output, targets: Int[Array, "B T"], real: Bool[Array, "B T"]) -> Sums:
-        """Sums the loss over ``real`` targets; every real target is a token."""
+    def sums(
+        self,
+        output: Output,
+        targets: Int[Array, "B T"],
+        real: Bool[Array, "B T"],
+        consistency: float = 0.0,
+    ) -> Sums:
+        """Sums the loss over ``real`` targets; every real target is a token.
+
+        With ``consistency``, the weight of R-Drop, rows 2i and 2i + 1 are two passes of a row, and
+        the sums are averages over the passes.
+        """
         features, (matrix, bias) = output
+        passes = 1
+        if consistency:
+            passes = 2
+            features, targets, real = map(_pair_passes, (features, targets, real))
         rows = features.reshape(-1, features.shape[-1])
         rows = rows.astype(matmul_dtype(self.model.compute_dtype, rows, matrix))
         if bias is not None:
@@ -80,9 +97,15 @@ class TokenLoss(NetworkLoss):
             rows = jnp.hstack([rows, jnp.ones((rows.shape[0], 1), rows.dtype)])
             matrix = jnp.hstack([matrix, bias[:, None]])
         weights = real.reshape(-1).astype(at_least_float32(rows))
-        loss, nll = cross_entropy(rows, matrix, targets.reshape(-1), weights, self.label_smoothing)
-        count = real.sum(dtype=jnp.int32)
-        return {"loss": loss, "nll": nll, "count": count, "tokens": count}
+        options = self.label_smoothing, consistency
+        loss, nll = cross_entropy(rows, matrix, targets.reshape(-1), weights, *options)
+        count = real.sum(dtype=jnp.int32) // passes
+        return {"loss": loss / passes, "nll": nll / passes, "count": count, "tokens": count}
+
+
+def _pair_passes(x: Array) -> Array:
+    """Puts tokens of rows 2i and 2i + 1 side by side: [2B, T, ...] to [B, T, 2, ...]."""
+    return x.reshape(-1, 2, *x.shape[1:]).swapaxes(1, 2)
 
 
 class NetworkTask(Task):

@@ -1,5 +1,6 @@
 """Translation: sentence pairs, the label-smoothed loss of section 5.4, and BLEU."""
 
+import dataclasses
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
@@ -35,12 +36,24 @@ _SENTENCES_BETWEEN_STOPS = 64
 _DESCRIPTIONS = {LONG: "too long, skipped", EMPTY: "with an empty side, skipped"}
 
 
+@dataclasses.dataclass(frozen=True)
 class TranslationLoss(TokenLoss):
     """Sums the loss of an encoder-decoder over a :class:`~jaxformer.data.batch.Batch`."""
 
     network = staticmethod(TRANSLATION.build)
+    consistency: float = 0.0  # weight of R-Drop: how different two passes with dropout may be
+
+    @classmethod
+    def of(cls, config: Config) -> "TranslationLoss":
+        return dataclasses.replace(super().of(config), consistency=config.training.consistency)
 
     def __call__(self, params: PyTree, batch: Batch, randomness: Randomness | None) -> Sums:
+        consistency = self.consistency if randomness is not None else 0.0
+        if randomness is not None and consistency:
+            batch = jax.tree.map(lambda x: jnp.repeat(x, 2, axis=0), batch)
+            row_ids = 2 * jnp.repeat(randomness.row_ids, 2) + jnp.arange(len(batch.src)) % 2
+            randomness = randomness._replace(row_ids=row_ids)
+
         def forward(module: Transformer, dropout: dict[str, Any]) -> Output:
             encoded = module.encode(batch.src, batch.src_segments, batch.src_positions, **dropout)
             segments = batch.src_segments, batch.tgt_segments
@@ -50,8 +63,8 @@ class TranslationLoss(TokenLoss):
             return features, module.output_projection()
 
         output = self.apply(params, randomness, forward)
-        sums = self.sums(output, batch.tgt_out, batch.tgt_segments != 0)
-        source_tokens = (batch.src_segments != 0).sum(dtype=jnp.int32)
+        sums = self.sums(output, batch.tgt_out, batch.tgt_segments != 0, consistency)
+        source_tokens = (batch.src_segments != 0).sum(dtype=jnp.int32) // (2 if consistency else 1)
         return sums | {"tokens": source_tokens + sums["count"]}
 
 

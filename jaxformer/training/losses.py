@@ -20,6 +20,7 @@ def cross_entropy(
     targets: Int[Array, " R"],
     weights: Float[Array, " R"],
     label_smoothing: float,
+    consistency: float = 0.0,
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """Sums the label-smoothed loss and the negative log likelihood over weighted rows.
 
@@ -40,6 +41,9 @@ def cross_entropy(
       targets: Target token ids. An id outside the vocabulary gives NaN, unless its weight is 0.
       weights: 1 for real targets, 0 for padding. The loss is differentiable with respect to them.
       label_smoothing: epsilon_ls; 0 for the plain negative log likelihood.
+      consistency: Weight alpha of R-Drop (Liang et al. 2021). Unless it is 0, rows 2i and 2i + 1
+        are one target after two passes with other dropout, and their loss has the additional term
+        alpha (KL(p || q) + KL(q || p)) / 2.
 
     Returns:
       The loss to minimize, and the plain negative log likelihood for perplexity, which has no
@@ -53,7 +57,7 @@ def cross_entropy(
     def sums(embedding, features, targets, weights):
         features, targets, weights = _make_chunks(features, targets, weights, embedding.shape[0])
         embedding, features = match_varying_axes(embedding, features)
-        return _sum_chunks(embedding, features, targets, weights, label_smoothing)
+        return _sum_chunks(embedding, features, targets, weights, (label_smoothing, consistency))
 
     if has_explicit_axes(embedding, features):
         rows = (features, targets, weights)
@@ -158,13 +162,13 @@ def _make_chunks(features, targets, weights, vocab_size):
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(4,))
-def _sum_chunks(embedding, features, targets, weights, smoothing):
+def _sum_chunks(embedding, features, targets, weights, options):
     """Returns both sums, for callers that need no gradient."""
     projection = _projection(embedding, features.dtype)
 
     def chunk_sums(chunk):
         rows, targets, weights = chunk
-        loss, nll, _ = _chunk_loss(rows, targets, projection, smoothing)
+        loss, nll, _ = _chunk_loss(rows, targets, projection, *options)
         return (weights * loss).sum(), (weights * nll).sum()
 
     loss, nll = jax.lax.map(chunk_sums, (features, targets, weights))
@@ -172,7 +176,7 @@ def _sum_chunks(embedding, features, targets, weights, smoothing):
 
 
 @_sum_chunks.defjvp
-def _sum_chunks_jvp(smoothing, primals, tangents):
+def _sum_chunks_jvp(options, primals, tangents):
     """Returns both sums, and the tangent of the loss from its gradients, in one pass.
 
     This serves both modes of differentiation. The tangent of the likelihood is 0 by design.
@@ -183,7 +187,7 @@ def _sum_chunks_jvp(smoothing, primals, tangents):
 
     def chunk_gradients(kernel_gradient, chunk):
         rows, targets, weights = chunk
-        loss, nll, logits_gradient = _chunk_loss(rows, targets, projection, smoothing)
+        loss, nll, logits_gradient = _chunk_loss(rows, targets, projection, *options)
         logits_gradient = (weights[:, None] * logits_gradient).astype(kernel.dtype)
         kernel_gradient += matmul_tn(rows, logits_gradient).astype(kernel_gradient.dtype)
         features_gradient = matmul_nt(logits_gradient, kernel).astype(rows.dtype)
@@ -214,7 +218,7 @@ def _projection(embedding, dtype):
     return kernel, rounded.mean(axis=0, dtype=at_least_float32(rounded)), vocab_size
 
 
-def _chunk_loss(features, targets, projection, smoothing):
+def _chunk_loss(features, targets, projection, smoothing, consistency):
     """Returns the loss, the likelihood, and the gradient with respect to the logits of every row.
 
     The gradient is undefined for the columns that pad the kernel.
@@ -234,5 +238,24 @@ def _chunk_loss(features, targets, projection, smoothing):
     # compute in less than float32.
     uniform_nll = log_total - (features.astype(mean.dtype) * mean[None]).sum(axis=-1)
     loss = (1 - smoothing) * nll + smoothing * uniform_nll
-    probabilities = jnp.exp(logits - log_total[:, None])
-    return loss, nll, probabilities - smoothing / vocab_size - (1 - smoothing) * is_target
+    log_probs = logits - log_total[:, None]
+    probabilities = jnp.exp(log_probs)
+    gradient = probabilities - smoothing / vocab_size - (1 - smoothing) * is_target
+    if consistency:
+        divergence, its_gradient = _divergence(log_probs, probabilities)
+        loss, gradient = loss + consistency * divergence, gradient + consistency * its_gradient
+    return loss, nll, gradient
+
+
+def _divergence(log_probs, probabilities):
+    """Returns half of R-Drop's term of each pair of rows for both, and its gradients."""
+
+    def minus_other(x):
+        pairs = x.reshape(-1, 2, x.shape[-1])
+        return (pairs - pairs[:, ::-1]).reshape(x.shape)
+
+    ratios = minus_other(log_probs)
+    divergence = (probabilities * ratios).sum(axis=-1, keepdims=True)  # KL(p || q), KL(q || p)
+    gradient = probabilities * (ratios - divergence) + minus_other(probabilities)
+    both = divergence.reshape(-1, 2).sum(axis=-1)
+    return jnp.repeat(both, 2) / 4, gradient / 2

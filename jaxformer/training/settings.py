@@ -121,6 +121,8 @@ class TrainingConfig(FitConfig):
         (d_model * warmup_steps)^-0.5.
       learning_rate_scale: Factor on the learning rate; 1 is the paper's.
       label_smoothing: Probability mass spread over the vocabulary, epsilon_ls.
+      consistency: Weight alpha of R-Drop (Liang et al. 2021), for translation: each batch passes
+        twice with other dropout, and the distributions of both should be similar.
       clip_norm: Largest global gradient norm; None, as in the paper, turns clipping off.
       remat: Rematerialization policy. "none" keeps all activations; "dots" recomputes all but the
         matmuls with parameters; "layer" recomputes all but the inputs of layers. Recomputing is
@@ -145,6 +147,7 @@ class TrainingConfig(FitConfig):
     learning_rate: float | None = None
     learning_rate_scale: float = 1.0
     label_smoothing: float = 0.1
+    consistency: float = 0.0
     clip_norm: float | None = None
     remat: Remat = "none"
     optimizer: Literal["adam", "muon"] = "adam"
@@ -165,7 +168,7 @@ class TrainingConfig(FitConfig):
         check_fraction(self, "training", "label_smoothing", "ema_decay")
         if self.init_from is not None:
             local_path(self.init_from)  # refuses URLs
-        for name in ("eval_sentences", "weight_decay"):
+        for name in ("eval_sentences", "weight_decay", "consistency"):
             if not 0 <= (value := getattr(self, name)) < math.inf:
                 raise UserError(f"training.{name} must be 0 or more: got {value}")
         if self.schedule in DECAYING and self.warmup_steps >= self.steps:

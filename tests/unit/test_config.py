@@ -51,7 +51,7 @@ UNUSUAL = Config.from_dict(
             **{"steps": 10, "warmup_steps": 5, "learning_rate": 0.002, "learning_rate_scale": 0.1},
             **{"label_smoothing": 0.0, "clip_norm": 1.5, "gradient_accumulation": 2, "seed": 7},
             **{"remat": "dots", "adam_dtype": "bfloat16", "log_every": 1, "eval_every": 4},
-            **{"ema_decay": 0.9},
+            **{"ema_decay": 0.9, "consistency": 5.0},
             **{"eval_sentences": 0, "checkpoint_every": 2, "keep_checkpoints": 1},
             **{"stall_timeout": 60, "mirror": "drive/copy", "profile": "3:5"},
             **{"may_change": "learning_rate"},

@@ -3,14 +3,19 @@
 import dataclasses
 from unittest import mock
 
+import jax
+import numpy as np
 import pytest
 from sacrebleu.metrics.bleu import BLEU
 
-from jaxformer.config import Config
+from jaxformer.config import Config, ModelConfig
+from jaxformer.data.batch import make_batch
+from jaxformer.kinds import TRANSLATION, make_init
 from jaxformer.runs.writers import Terminal
 from jaxformer.tasks.dataset import Dataset
 from jaxformer.tasks.parsing.task import Parsing
-from jaxformer.tasks.translation import Translation
+from jaxformer.tasks.translation import Translation, TranslationLoss
+from jaxformer.training.task import Randomness
 
 REFERENCES = ["我很喜欢吃苹果和香蕉。", "今天天气真好。我们去公园吧。"]
 TRANSLATIONS = ["我喜欢吃苹果和香蕉。", "今天天气真好。我们去公园吧。"]
@@ -24,6 +29,37 @@ def make_task(task_class, valid=2, **data):
     dataset.valid_text = [("source", reference) for reference in REFERENCES]
     dataset.valid = range(valid)
     return task_class(config, dataset)
+
+
+def test_consistency_compares_two_passes_with_other_dropout():
+    """The passes are rows 2i and 2i + 1 of the dropout; sums are averages over both."""
+    model = ModelConfig(
+        **{"vocab_size": 11, "d_model": 8, "d_ff": 8, "num_heads": 2, "num_layers": 1},
+        dropout_rate=0.3,
+    )
+    loss = TranslationLoss(model, 0.1, consistency=4.0)
+    batch = make_batch([[([5, 6], [7, 8, 9])], [([8, 9, 4], [10])]], (2, 4, 4))
+    params = jax.jit(make_init(model, TRANSLATION))(jax.random.key(0))
+    key, ids, real = jax.random.key(1), np.array([2, 5]), batch.tgt_segments > 0
+
+    @jax.jit
+    def log_probs(row_ids):
+        def forward(module, dropout):
+            sides = batch.src_segments, batch.tgt_segments
+            memory = module.encode(batch.src, sides[0], **dropout)
+            features = module.decode(batch.tgt_in, memory, *sides, **dropout)
+            return features @ module.output_projection()[0].T
+
+        return jax.nn.log_softmax(loss.apply(params, Randomness(key, row_ids), forward))
+
+    p, q = (np.asarray(log_probs(row_ids))[real] for row_ids in (2 * ids, 2 * ids + 1))
+    targets = 0.9 * np.eye(11)[batch.tgt_out[real]] + 0.1 / 11
+    entropies = -(targets * (p + q)).sum()
+    divergence = (np.exp(p) * (p - q) + np.exp(q) * (q - p)).sum() / 2
+    sums = jax.jit(loss)(params, batch, Randomness(key, ids))
+    assert float(sums["loss"]) == pytest.approx((entropies + 4 * divergence) / 2, rel=1e-5)
+    assert divergence > 0.01
+    assert (int(sums["count"]), int(sums["tokens"])) == (6, 13)
 
 
 def test_chinese_is_scored_as_sacrebleu_does_and_numerals_by_exact_match_alone():

@@ -55,6 +55,27 @@ def test_sums_and_gradients(smoothing):
         np.testing.assert_allclose(ours, plain, rtol=1e-4, atol=1e-5)
 
 
+def test_consistency_adds_the_symmetric_divergence_of_two_passes():
+    """Liang et al. 2021, equation 3, with a weight for each target."""
+    targets, weights = np.repeat(TARGETS[::2], 2), np.repeat(WEIGHTS[::2], 2)
+
+    def ours(features, embedding):
+        return cross_entropy(features, embedding, targets, weights, 0.1, 5.0)[0]
+
+    def expected(features, embedding):
+        p, q = jnp.moveaxis(jax.nn.log_softmax(features @ embedding.T).reshape(150, 2, 23), 1, 0)
+        both = (jnp.exp(p) * (p - q) + jnp.exp(q) * (q - p)).sum(-1)
+        divergence = 5.0 / 2 * (weights[::2] * both).sum()
+        return by_definition(features, embedding, targets, weights, 0.1)[0] + divergence
+
+    with use_backend(dataclasses.replace(backend(), logits_per_chunk=23 * 130)):
+        loss, gradients = jax.jit(jax.value_and_grad(ours, (0, 1)))(FEATURES, EMBEDDING)
+    plain, plain_gradients = jax.jit(jax.value_and_grad(expected, (0, 1)))(FEATURES, EMBEDDING)
+    np.testing.assert_allclose(loss, plain, rtol=1e-5)
+    for one, other in zip(gradients, plain_gradients, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
+
+
 def test_hand_computed_value():
     # Two classes with logits (log 3, 0), so p = (3/4, 1/4); smoothing 0.2, q' = (0.9, 0.1).
     embedding = np.array([[np.log(3.0)], [0.0]], np.float32)

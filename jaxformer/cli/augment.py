@@ -1,0 +1,53 @@
+"""The command ``augment``: variants of sentence pairs, to train a robust model."""
+
+import itertools
+
+from jaxformer.cli.options import File
+from jaxformer.errors import UserError
+
+
+def augment(
+    *,
+    source: File,
+    target: File,
+    output: File,
+    copies: int = 1,
+    rates: str | None = None,
+    seed: int = 0,
+) -> None:
+    """Make variants of sentence pairs: capitals, typos, several sentences a line, other numbers.
+
+    Options:
+      source: source text, named by its language, such as train.en
+      target: its translation, line by line
+      output: path of the two new files without their languages, such as data/augmented
+      copies: number of variants of each pair
+      rates: kinds of variants with the fraction of lines that get each, such as
+        capitals=0.07,no_mark=0.2 (default: all kinds, as Rates in jaxformer.data.augmentation)
+      seed: seed of the random choices
+
+    Example:
+      jaxformer augment --source train.en --target train.de --output augmented --copies 4
+      jaxformer train tatoeba --workdir runs/robust --config.data.train=train:1,augmented:1
+    """
+    from jaxformer.cli.text import LINES_PER_BLOCK, check_outputs, open_output
+    from jaxformer.data.augmentation import Rates, variants
+    from jaxformer.data.text_files import read_file, zip_lines
+
+    if copies < 1:
+        raise UserError(f"--copies must be at least 1: got {copies}")
+    first, second = (output.with_name(output.name + side.suffix) for side in (source, target))
+    if first == second or output in (first, second):
+        raise UserError(f"expected names such as train.en and train.de: got {source} and {target}")
+    check_outputs((source, target), {"--output": first, "--output ": second})
+    chosen = Rates() if rates is None else Rates.parse(rates)
+    count, codes = 0, (source.suffix[1:], target.suffix[1:])
+    with open_output(first) as write_source, open_output(second) as write_target:
+        for copy in range(copies):
+            pairs = zip_lines(read_file(source), read_file(target), str(source), str(target))
+            lines = variants(pairs, chosen, seed + copy, codes)
+            while block := list(itertools.islice(lines, LINES_PER_BLOCK)):
+                write_source(line for line, _ in block)
+                write_target(line for _, line in block)
+                count += len(block)
+    print(f"{first}, {second}: {count:,} sentence pairs")

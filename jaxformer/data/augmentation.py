@@ -1,0 +1,256 @@
+"""Variants of sentence pairs as people type them: capitals, typos, several sentences a line.
+
+A model that is trained only on tidy text breaks on such lines. Most kinds, and their rates, are
+from Mozilla's recipe for the translation models of Firefox.
+"""
+
+import dataclasses
+import functools
+import itertools
+import random
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeAlias
+
+from jaxformer.errors import UserError
+
+Pair: TypeAlias = tuple[str, str]
+
+_WORD = re.compile(r"\b[^\W_]{2,}\b")
+_INITIAL = re.compile(r"(?<![\w'\u2019])\w")
+_LAST_MARK = re.compile(r"[.!?…。]+$")
+_NUMBER = re.compile(r"\d[\d.,\u202f]*\d|\d")
+# Small numbers in words, and the thousands separator and decimal sign of numbers in digits.
+_WORDS = {
+    "en": (
+        "two",
+        "three",
+        "four",
+        "five",
+        "six",
+        "seven",
+        "eight",
+        "nine",
+        "ten",
+        "eleven",
+        "twelve",
+    ),
+    "de": (
+        "zwei",
+        "drei",
+        "vier",
+        "fünf",
+        "sechs",
+        "sieben",
+        "acht",
+        "neun",
+        "zehn",
+        "elf",
+        "zwölf",
+    ),
+}
+_SIGNS = {"en": ",.", "de": ".,", "es": ".,", "it": ".,", "nl": ".,", "pt": ".,", "fr": "\u202f,"}
+_QUOTES = {"en": "“”", "de": "„“", "fr": "«»"}
+# First and last letter of other scripts.
+_SCRIPTS = ("ая", "αω", "את", "ءي", "अह", "ぁん", "一龥", "가힣", "àÿ")
+_SYMBOLS = "😀😂🥰👍🎉🚀❤€£¥©®™°§¶•→←↑↓≤≥±÷½√∞♥★☆✓✗♪☕⚠"
+# Addresses and placeholders.
+_TEMPLATES = (
+    *("https://www.{}.com/{}", "{}.org", "{}@{}.net", "#{}", "@{}"),
+    *("{{{}}}", "%s", "%{}", "<{}>", "${}", "[{}]", "{}_1"),
+)
+_MARKS = ".!?,;:-()[]{}/*+=&%$#@~^_|<>…—"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rates:
+    """The fraction of lines that get a variant of each kind; a line may get several.
+
+    Attributes:
+      join: Two to five pairs that follow each other, in one line.
+      numbers: A number becomes another one, in digits.
+      copy: A name that both sides share becomes a made-up one, a number, an address, a placeholder,
+        or a word or symbol of another script.
+      quotes: Quotation marks around the line.
+      no_mark: No mark at the end.
+      typos: A typing error in one or two words of the source.
+      title: Title Case.
+      capitals: CAPITALS.
+      symbol: The same symbol, word or address at the end or at the beginning of both sides.
+      alone: Only such a symbol, a number or marks.
+    """
+
+    join: float = 0.15
+    numbers: float = 0.3
+    copy: float = 0.15
+    quotes: float = 0.03
+    no_mark: float = 0.2
+    typos: float = 0.05
+    title: float = 0.05
+    capitals: float = 0.07
+    symbol: float = 0.04
+    alone: float = 0.01
+
+    @classmethod
+    def parse(cls, text: str) -> "Rates":
+        """Returns the kinds of a text such as "capitals=0.07,no_mark=0.2", and no others.
+
+        Raises:
+          UserError: A kind is unknown, or its rate is not a fraction.
+        """
+        rates = dict.fromkeys(vars(cls()), 0.0)
+        for word in text.split(","):
+            name, _, rate = word.partition("=")
+            if name not in rates or not re.fullmatch(r"0?\.\d+|[01](\.0*)?", rate):
+                raise UserError(
+                    "expected kinds with their rates, such as capitals=0.07,no_mark=0.2: got "
+                    f"{word}; the kinds are {', '.join(rates)}"
+                )
+            rates[name] = float(rate)
+        return cls(**rates)
+
+
+def variants(
+    pairs: Iterable[Pair], rates: Rates, seed: int, languages: tuple[str, str] = ("en", "de")
+) -> Iterator[Pair]:
+    """Yields variants of sentence pairs; the same seed gives the same ones.
+
+    Pairs in one line are used up, so there may be fewer lines than pairs.
+
+    >>> list(variants([("Hi, Tom.", "Hallo, Tom.")], Rates.parse("no_mark=1,capitals=1"), seed=0))
+    [('HI, TOM', 'HALLO, TOM')]
+    """
+    editor, stream = _Editor(seed, languages), iter(pairs)
+    for pair in stream:
+        if editor.chance(rates.join):
+            rest = itertools.islice(stream, editor.draw.randint(1, 4))
+            source, target = (" ".join(side) for side in zip(pair, *rest, strict=True))
+            pair = source, target
+        for kind, change in editor.changes.items():
+            if editor.chance(getattr(rates, kind)):
+                pair = change(*pair)
+        yield pair
+
+
+class _Editor:
+    """Changes both sides of a pair in one way, by its own random numbers."""
+
+    def __init__(self, seed: int, languages: tuple[str, str]) -> None:
+        self.draw, self.languages = random.Random(seed), languages
+        # In this order.
+        self.changes: dict[str, Callable[[str, str], Pair]] = {
+            "numbers": self.number,
+            "copy": self.copy,
+            "quotes": self.quotes,
+            "no_mark": lambda *pair: _both(functools.partial(_LAST_MARK.sub, ""), pair),
+            "typos": self.typos,
+            "title": lambda *pair: _both(functools.partial(_INITIAL.sub, _upper), pair),
+            "capitals": lambda *pair: _both(str.upper, pair),
+            "symbol": self.symbol,
+            "alone": self.alone,
+        }
+
+    def chance(self, rate: float) -> bool:
+        return self.draw.random() < rate
+
+    def number(self, source: str, target: str) -> Pair:
+        """Replaces a number that both sides have, in words or in digits."""
+        others = {re.sub(r"\D", "", number): number for number in _NUMBER.findall(target)}
+        for number in _NUMBER.findall(source):
+            if other := others.get(re.sub(r"\D", "", number)):
+                return _replace((source, target), (number, other), self.make_number())
+        words = [_WORDS.get(language, []) for language in self.languages]
+        for both in zip(*words, strict=False):
+            if all(re.search(rf"\b{w}\b", t) for w, t in zip(both, (source, target), strict=True)):
+                return _replace((source, target), both, self.make_number())
+        return source, target
+
+    def make_number(self) -> Pair:
+        """Returns a number of one to seven digits, as each language writes it."""
+        whole = self.draw.randrange(2, 10 ** self.draw.randint(1, 7))
+        signs = [_SIGNS.get(language, ",.") for language in self.languages]
+        if whole >= 1000 and self.chance(0.4):
+            first, second = (f"{whole:,}".replace(",", thousands) for thousands, _ in signs)
+        elif self.chance(0.15):
+            fraction = self.draw.randrange(100)
+            first, second = (f"{whole}{decimal}{fraction}" for _, decimal in signs)
+        else:
+            first = second = str(whole)
+        return first, second
+
+    def copy(self, source: str, target: str) -> Pair:
+        names = [word for word in _WORD.findall(source) if word != word.lower()]
+        shared = [word for word in names if re.search(rf"\b{word}\b", target)]
+        if not shared:
+            return source, target
+        name, other = self.draw.choice(shared), self.make_word()
+        return _replace((source, target), (name, name), (other, other))
+
+    def make_word(self) -> str:
+        """Returns something that is copied, whatever the language."""
+        draw = self.draw
+        name = "".join(
+            draw.choice("bdfghjklmnprstvwz") + draw.choice("aeiou") + draw.choice("  lnrst").strip()
+            for _ in range(draw.randint(1, 4))
+        )
+        first, last = draw.choice(_SCRIPTS)
+        letters = range(ord(first), ord(last) + 1)
+        foreign = "".join(map(chr, draw.choices(letters, k=draw.randint(1, 6))))
+        kinds = [
+            (10, name.capitalize()),
+            (3, foreign),
+            (2, draw.choice(_SYMBOLS) * draw.choice([1, 1, 2, 3])),
+            (1, chr(draw.choice([draw.randint(0x1F300, 0x1FAFF), draw.randint(0x2190, 0x2BFF)]))),
+            (2, str(draw.randrange(10 ** draw.randint(1, 7)))),
+            (2, draw.choice(_TEMPLATES).format(name, name[:3])),
+        ]
+        weights, words = zip(*kinds, strict=True)
+        return draw.choices(words, weights)[0]
+
+    def quotes(self, source: str, target: str) -> Pair:
+        marks = [_QUOTES.get(language, "“”") for language in self.languages]
+        if self.chance(0.7):
+            marks = [self.draw.choice(['""', '""', "''"])] * 2
+        first, second = (f"{m[0]}{t}{m[1]}" for m, t in zip(marks, (source, target), strict=True))
+        return first, second
+
+    def typos(self, source: str, target: str) -> Pair:
+        words = source.split(" ")
+        for _ in range(self.draw.randint(1, 2)):
+            place = self.draw.randrange(len(words))
+            if len(words[place]) > 3:
+                words[place] = self.misspell(words[place])
+        return " ".join(words), target
+
+    def misspell(self, word: str) -> str:
+        """Returns the word with two letters exchanged, or one left out, doubled or replaced."""
+        at, letter = self.draw.randrange(1, len(word) - 1), chr(self.draw.randint(97, 122))
+        one, two = word[at : at + 2]
+        middle = self.draw.choice([two + one, two, one + one + two, letter + two])
+        return word[:at] + middle + word[at + 2 :]
+
+    def symbol(self, source: str, target: str) -> Pair:
+        word, last = self.make_word(), self.chance(0.8)
+        return _both(lambda text: f"{text} {word}" if last else f"{word} {text}", (source, target))
+
+    def alone(self, source: str, target: str) -> Pair:
+        marks = "".join(self.draw.choices(_MARKS, k=self.draw.randint(1, 3)))
+        word = self.draw.choice([marks, self.make_word()])
+        return self.draw.choice([(word, word), (word, word), self.make_number()])
+
+
+def _both(change: Callable[[str], str], pair: Pair) -> Pair:
+    return change(pair[0]), change(pair[1])
+
+
+def _upper(match: re.Match[str]) -> str:
+    return match[0].upper()
+
+
+def _replace(pair: Pair, words: Pair, others: Pair) -> Pair:
+    """Replaces a word of each side everywhere."""
+    first, second = (
+        re.sub(rf"(?<!\w){re.escape(word)}(?!\w)", lambda _, other=other: other, text)
+        for text, word, other in zip(pair, words, others, strict=True)
+    )
+    return first, second

@@ -1,0 +1,73 @@
+"""Variants of sentence pairs: what each kind changes, and what it keeps."""
+
+import re
+
+import pytest
+
+from jaxformer.data.augmentation import Rates, variants
+from jaxformer.errors import UserError
+
+PAIRS = [
+    ("Tom has three cats.", "Tom hat drei Katzen."),
+    ("I met Mary in 1999!", "Ich traf Mary 1999!"),
+    ("Is it far?", "Ist es weit?"),
+] * 100
+
+
+def pairs_of(rates, pairs=PAIRS, seed=0, **options):
+    return list(variants(pairs, Rates.parse(rates), seed, **options))
+
+
+def test_rates():
+    changed = pairs_of("capitals=0.3")
+    capitals = sum(source.isupper() for source, _ in changed)
+    assert 65 < capitals < 115
+    assert all(source.isupper() == target.isupper() for source, target in changed)
+    assert pairs_of("capitals=0.3") == changed != pairs_of("capitals=0.3", seed=1)
+    for mistake in ("capital=0.1", "capitals", "capitals=2", "capitals=0.5.1", "", "typos=-1"):
+        with pytest.raises(UserError, match="expected kinds with their rates"):
+            Rates.parse(mistake)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("no_mark", [("Tom has three cats", "Tom hat drei Katzen")]),
+        ("title", [("Tom Has Three Cats.", "Tom Hat Drei Katzen.")]),
+        ("capitals", [("TOM HAS THREE CATS.", "TOM HAT DREI KATZEN.")]),
+    ],
+)
+def test_forms(kind, expected):
+    assert pairs_of(f"{kind}=1", PAIRS[:1]) == expected
+
+
+def test_joined_lines_have_all_pairs_in_their_order():
+    changed = pairs_of("join=1")
+    for side in (0, 1):
+        assert " ".join(pair[side] for pair in changed) == " ".join(p[side] for p in PAIRS)
+    assert {len(re.findall("[.!?]", source)) for source, _ in changed[:-1]} == {2, 3, 4, 5}
+
+
+def test_numbers_are_equal_on_both_sides_as_each_language_writes_them():
+    for source, target in pairs_of("numbers=1")[::3]:
+        number = re.fullmatch(r"Tom has (\S+) cats\.", source)[1]
+        other = re.fullmatch(r"Tom hat (\S+) Katzen\.", target)[1]
+        assert number.translate(str.maketrans(",.", ".,")) == other
+    assert pairs_of("numbers=1", PAIRS[2:3]) == PAIRS[2:3]
+    french = pairs_of("numbers=1", [("7", "7")] * 99, languages=("en", "fr"))
+    assert any("\u202f" in target and "," in source for source, target in french)
+
+
+def test_copied_words_are_equal_on_both_sides():
+    for source, target in pairs_of("copy=1")[::3]:
+        assert source.removesuffix(" has three cats.") == target.removesuffix(" hat drei Katzen.")
+        assert not source.startswith("Tom ")
+    for (source, target), (first, second) in zip(pairs_of("symbol=1"), PAIRS, strict=True):
+        assert source.replace(first, "") == target.replace(second, "") != ""
+
+
+def test_typing_errors_are_only_in_the_source():
+    for (source, target), (first, second) in zip(pairs_of("typos=1"), PAIRS, strict=True):
+        assert target == second
+        assert abs(len(source) - len(first)) <= 2
+        assert len(source.split()) == len(first.split())

@@ -16,6 +16,7 @@ import pathlib
 from machine import machine
 
 from jaxformer import BeamSearch, Sampling, Translator, score_pairs
+from jaxformer.data.text_files import read_file
 from jaxformer.data.tokenizer import EOS
 
 SEARCHES = {
@@ -32,10 +33,7 @@ def main() -> None:
     parser.add_argument("--reference", required=True, type=pathlib.Path)
     parser.add_argument("--weights", default="auto")
     options = parser.parse_args()
-    sources, references = (
-        path.read_text(encoding="utf-8").splitlines()
-        for path in (options.source, options.reference)
-    )
+    sources, references = (list(read_file(path)) for path in (options.source, options.reference))
     results = {}
     for name, search in SEARCHES.items():
         translator = Translator.load(options.workdir, weights=options.weights, search=search)

@@ -64,10 +64,7 @@ def check_known(values: Any, known: Iterable[str], prefix: str) -> None:
 
 
 def check_unchanged(given: dict[str, Any], saved: Any, section: str, place: str) -> None:
-    """Compares a section of a config with the saved section of a checkpoint.
-
-    Checkpoints of earlier versions have no section, None, or lack fields that are newer.
-    """
+    """Compares a section with a checkpoint's, which earlier versions saved as None or with less."""
     if saved is None:
         return
     if not isinstance(saved, dict):

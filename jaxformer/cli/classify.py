@@ -80,8 +80,6 @@ def classify(
 def _classify_lines(
     classifier: "Classifier", text: Text, output: File | None, probabilities: bool, strict: bool
 ) -> None:
-    """Writes a line for each line of a text."""
-
     def check(line: Line) -> None:
         classifier.token_ids(line.text, f"{text.name}:{line.number}")
 

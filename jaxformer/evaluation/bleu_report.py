@@ -147,10 +147,7 @@ def corpus_bleu(
 def translation_report(
     hypotheses: Sequence[str], references: Sequence[str], *, target_language: str
 ) -> TranslationReport:
-    """Scores plain, cased, detokenized translations by every metric of this module.
-
-    The target language, a code such as "de", selects the rules of the tokenizers.
-    """
+    """Scores plain, cased, detokenized translations; a language such as "de" selects tokenizers."""
     check_lines(hypotheses, references)
     matches = sum(h.strip() == r.strip() for h, r in zip(hypotheses, references, strict=True))
     return TranslationReport(
@@ -189,11 +186,7 @@ def metric_definitions(language: str) -> dict[str, MetricDefinition]:
 
 
 def _without_words(language: str) -> str | None:
-    """Returns the tokenizer of a language without spaces; None for all others.
-
-    >>> _without_words("zh-Hant_TW"), _without_words("yue"), _without_words("de")
-    ('zh', 'zh', None)
-    """
+    """Returns the tokenizer of a language without spaces, such as "zh"; None for all others."""
     code = re.split("[-_]", language.lower())[0]
     return next((name for name, codes in _WITHOUT_SPACES.items() if code in codes.split()), None)
 

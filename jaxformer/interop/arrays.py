@@ -97,10 +97,7 @@ def stack(layer: Callable[[int], Params], num_layers: int) -> Params:
 def read_weights(
     directory: pathlib.Path, skip: re.Pattern[str], advice: str
 ) -> tuple[pathlib.Path, dict[str, np.ndarray]]:
-    """Returns the file that lists the tensors of a model, and the tensors that do not match skip.
-
-    ``advice`` ends the message about missing files.
-    """
+    """Returns the file that lists a model's tensors, and those that ``skip`` does not match."""
     path, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
     pickled = directory / "pytorch_model.bin"
     if path.is_file():

@@ -48,7 +48,6 @@ _MEASURES = {
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Samples the scores and writes table and plot."""
     powers = [2**n for n in range(11)]
     options = command.options("dot_product_scaling", __doc__, "sizes", powers, arguments)
     found = {}

@@ -100,10 +100,7 @@ SCALES = {
 def row_config(
     row: str, scale: str = "paper", *, steps: int | None = None, seed: int = 0
 ) -> Config:
-    """Returns the config of a row: the config of "base" with exactly the paper's changes.
-
-    ``steps`` are the training steps of the row "base", by default the scale's.
-    """
+    """Returns the config of "base", with ``steps`` or the scale's, and the changes of a row."""
     if row not in ROWS:
         raise UserError(f"unknown row {row!r} of Table 3; known rows: {', '.join(ROWS)}")
     change, size, paper = ROWS[row], SCALES[scale], ModelConfig()

@@ -185,12 +185,7 @@ class Manifest:
 
 
 def describe_leaves(tree: PyTree) -> dict[str, str]:
-    """Returns dtype and shape by name of the array.
-
-    >>> import numpy as np
-    >>> describe_leaves({"params": {"kernel": np.zeros((2, 3), np.float32)}})
-    {'params/kernel': 'float32[2,3]'}
-    """
+    """Returns dtype and shape by name of the array, such as "float32[2,3]" of "params/kernel"."""
     return {
         jax.tree_util.keystr(path, simple=True, separator="/"): (
             f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
@@ -214,10 +209,7 @@ def write_score(folder: pathlib.Path, score: float) -> None:
 
 
 def read_score(folder: pathlib.Path) -> float | None:
-    """Reads the score of a step: higher is better; NaN if it was NaN, None if there is none.
-
-    A damaged file counts as missing, since the step itself is intact without it.
-    """
+    """Reads the score of a step, NaN if it was NaN; None if there is none, or a damaged file."""
     try:
         score = _read_hashed(folder / SCORE, operator.itemgetter("score"))
     except DamagedError:

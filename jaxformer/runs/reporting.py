@@ -29,10 +29,7 @@ _SPIKE = 10
 
 
 class Reporter:
-    """Passes reports to the terminal, ``metrics.jsonl``, TensorBoard and the user's writers.
-
-    With several processes, only process 0 reports.
-    """
+    """Passes reports to the terminal, ``metrics.jsonl``, TensorBoard and writers, on process 0."""
 
     def __init__(
         self,
@@ -77,10 +74,7 @@ class Reporter:
             self.log("".join(traceback.format_exception(error)).rstrip())
 
     def report_skipped(self, step: int, batch: str, examples: list[int], *, now: int) -> None:
-        """Reports a step whose update was NaN or Inf, with the numbers of all its examples.
-
-        A run that resumes before step ``now`` of this report reports it again.
-        """
+        """Reports a skipped step and its examples, again if a run resumes before step ``now``."""
         values = {"batch": batch, "examples": examples, "reported": now}
         if self._record(step, "skipped", values):
             where = f"; {batch}" if batch else ""
@@ -102,7 +96,6 @@ class Reporter:
 
 
 def describe_error(error: Exception) -> str:
-    """Returns the class and the first line of an error."""
     return f"{type(error).__name__}: {error}".split("\n")[0]
 
 

@@ -43,10 +43,7 @@ class Restored(NamedTuple):
 
 
 def read_step(folder: pathlib.Path, template: PyTree, *, partial: bool) -> Restored:
-    """Verifies and reads a step, which is locked meanwhile.
-
-    If ``partial``, the step may have more arrays, and may be untrusted.
-    """
+    """Verifies and reads a step, locked meanwhile; a ``partial`` one may be untrusted."""
     Manifest.read(folder)  # before locking, since it may be a link out of the workdir or a pipe
     with lock_step(folder, shared=True):
         before = file_versions(folder)
@@ -117,10 +114,7 @@ def check_memory(folder: pathlib.Path, template: PyTree) -> None:
 
 
 def _chunk_size(place: str, metadata: bytes) -> int:
-    """Returns an upper bound of the bytes of a chunk.
-
-    TensorStore itself cannot tell: opening an array of records allocates one of them.
-    """
+    """Bounds the bytes of a chunk, which TensorStore cannot: it would allocate a record first."""
     try:
         values = json.loads(metadata)
         chunk, dtype = values["chunks"], values["dtype"]

@@ -34,10 +34,7 @@ _MAY_MOVE = {"training.init_from", "data.tokenizer"}
 
 @runtime_checkable
 class Settings(Protocol):
-    """Settings of an experiment that a workdir keeps as JSON: sections of named values.
-
-    ``from_dict`` builds and validates them; it is the inverse of ``to_dict``.
-    """
+    """Settings of an experiment: sections of named values, from which ``from_dict`` builds them."""
 
     def to_dict(self) -> dict[str, dict[str, Any]]: ...
 

@@ -105,10 +105,7 @@ class MetricsFile:
     """
 
     def __init__(self, folder: Workdir, start: int) -> None:
-        """Opens the file, and moves reports after ``start`` to ``metrics.after-<start>.jsonl``.
-
-        They are appended. Only an incomplete last line is dropped.
-        """
+        """Opens the file; moves reports after ``start`` to ``metrics.after-<start>.jsonl``."""
         content = _content(folder.metrics)
         *lines, torn = content.split(b"\n")
         if _parse_report(torn) is not None:  # only the line end is missing
@@ -133,10 +130,7 @@ class MetricsFile:
         self._file = folder.metrics.open("ab", buffering=0)
 
     def write(self, step: int, kind: str, values: Values) -> bool:
-        """Appends a line, unless the file has kept it; returns whether it did.
-
-        NaN and infinity become null, since JSON has neither.
-        """
+        """Appends a line, null for NaN and infinity, unless it was kept; returns whether it did."""
         if (kind, step) in self._kept:
             return False
         known = {

@@ -152,11 +152,7 @@ def replay(workdir: str | pathlib.Path, step: int) -> ReplayedStep:
 
 
 def make_task(config: Config, folder: Workdir, corpus: Corpus | None = None) -> NetworkTask:
-    """Opens the data of a config and returns the :class:`~jaxformer.Task` of its kind.
-
-    Process 0 goes first, and leaves files for the other processes on a shared file system. If it
-    fails, they fail with the same error.
-    """
+    """Opens the data of a config, on process 0 first, which leaves files; returns its task."""
     if not processes.is_primary():
         multihost_utils.sync_global_devices("data")
     try:

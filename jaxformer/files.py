@@ -232,12 +232,9 @@ def check_file_system(folder: pathlib.Path) -> None:
 
 
 def lock_folder(folder: pathlib.Path) -> contextlib.AbstractContextManager[bool]:
-    """Creates a folder if needed and locks it; yields whether this process has the lock.
-
-    The lock is on the file ``lock`` in the folder, since network file systems lock only files that
-    are open for writing. It is released at the end of the block or of the process, even by kill -9.
-    """
+    """Creates a folder if needed and locks it; yields whether this process has the lock."""
     folder.mkdir(parents=True, exist_ok=True)
+    # Network file systems lock only files that are open for writing.
     path = folder / "lock"
     if path.is_symlink() or (path.exists() and not path.is_file()):
         raise UserError(f"{path}: expected a file to lock, found a folder or a link")

@@ -45,8 +45,7 @@ from sacremoses import MosesPunctNormalizer, MosesTokenizer
 from jaxformer.checks import check_texts
 from jaxformer.errors import UserError
 
-# Languages without spaces by the code of sacreBLEU's tokenizer, "char" if there is none: their ISO
-# 639 codes and OPUS's "jap".
+# Languages without spaces, ISO 639 codes and OPUS's "jap", by sacreBLEU's tokenizer, else "char".
 _WITHOUT_SPACES = {
     "zh": "zh zho chi cmn yue wuu lzh nan hak gan hsn cdo cjy cpx czh czo mnp",
     "ja": "ja jpn jap",

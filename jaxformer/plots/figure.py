@@ -17,8 +17,7 @@ from jaxformer.files import write_file
 BLUE, ORANGE, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
 GRAY = "#595959"
 
-# DejaVu Sans comes with matplotlib and covers European scripts, Arabic and Hebrew. For other
-# characters, the fonts below are tried in turn if they are installed.
+# DejaVu Sans comes with matplotlib. For other scripts, the fonts below are tried if installed.
 _FONT = "DejaVu Sans"
 _MORE_FONTS = (
     *("Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans Devanagari", "Noto Sans Thai"),

@@ -30,8 +30,7 @@ MANIFEST, SCORE, METADATA = "manifest.json", "score.json", "_METADATA"
 _ESSENTIAL = {METADATA, "manifest.ocdbt"}
 # Orbax writes these two files after the manifest. They hold only timestamps.
 _UNVERIFIED = ("_CHECKPOINT_METADATA", "commit_success.txt")
-# Errors of open() if the saved file is missing or replaced. Other errors, such as EIO or EACCES, do
-# not mean that the file is damaged.
+# Errors of open() if the saved file is missing or replaced; after others, it may be intact.
 _MISSING = {errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.ELOOP}
 
 T = TypeVar("T")
@@ -75,10 +74,8 @@ def mark_damaged(step: pathlib.Path) -> None:
 
 
 def list_files(step: pathlib.Path) -> dict[str, os.stat_result]:
-    """Returns the status of all files in a step by name, except folders and hidden files.
-
-    Links are not followed. File managers and network file systems create hidden files at any time.
-    """
+    """Returns the status of all files in a step by name, except folders; links are not followed."""
+    # File managers and network file systems create hidden files at any time.
     paths = (path for path in step.rglob("*") if not path.name.startswith("."))
     found = {path.relative_to(step).as_posix(): path.lstat() for path in paths}
     return {name: status for name, status in found.items() if not stat.S_ISDIR(status.st_mode)}

@@ -227,11 +227,8 @@ def mean_values(sums: Iterable[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def _add(total: dict[str, float], batch: Mapping[str, Any]) -> None:
-    """Adds the sums of one batch, or zeros if it was skipped.
-
-    One by one, so that a resumed run rounds like an uninterrupted one. Since Python 3.12, ``sum``
-    rounds differently.
-    """
+    """Adds the sums of one batch, or zeros if it was skipped."""
+    # One by one, as in a resumed run: ``sum`` rounds differently since Python 3.12.
     for name, value in batch.items():
         total[name] = total.get(name, 0.0) + (0.0 if batch.get("skipped") else float(value))
 

@@ -172,11 +172,7 @@ def restore_or_initialize(
     before: int | None = None,
     evaluated: EvaluatedParams | None = None,
 ) -> tuple[TrainState, dict[str, Any]]:
-    """Returns the newest state and its metadata, or a fresh state and none.
-
-    ``before`` excludes this checkpoint and all later ones. Runs with ``evaluated`` save an
-    :class:`EvaluatedState`.
-    """
+    """Returns the newest state, from ``before`` a step, and its metadata, or a fresh state."""
     if jax.process_count() > 1:
         newest = checkpoints.newest_good_step()
         processes.check_agreement({"newest undamaged checkpoint in the workdir": str(newest)})

@@ -210,11 +210,7 @@ def _alphas(model: TrainedModel) -> dict[str, np.ndarray]:
 
 
 def _shortlist(ours: Shortlist, order: Int[np.ndarray, " V"], vocab_size: int) -> files.Shortlist:
-    """Returns the shortlist in Bergamot's ids.
-
-    The first ids are likely for every source. Other tokens that are, too, are in the list of the
-    end of sentence.
-    """
+    """Returns it in Bergamot's ids: common tokens are the first ids, or in the list of </s>."""
     number = np.full(vocab_size, -1)
     number[order] = np.arange(len(order))
     common = set(number[ours.common].tolist())

@@ -29,7 +29,7 @@ Writer: TypeAlias = Callable[[Iterable[str]], None]
 
 # Number of lines that are translated together, enough for full batches of every length.
 LINES_PER_BLOCK = 4096
-# Seconds that a block waits for another line of a stream, which a program needs, unnoticed.
+# Seconds that a block waits for another line of a stream: long for a program, short for a person.
 _BLOCK_TIMEOUT = 0.05
 # A shorter compilation is not worth a message.
 _SECONDS_TO_COMPILE = 2.0

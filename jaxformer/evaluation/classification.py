@@ -16,11 +16,7 @@ def accuracy(predicted: np.ndarray, expected: np.ndarray) -> float:
 
 
 def macro_f1(predicted: np.ndarray, expected: np.ndarray) -> float:
-    """Returns the mean F1 of all expected labels, in %.
-
-    >>> round(macro_f1(np.array(["a", "b", "b"]), np.array(["a", "a", "b"])), 2)
-    66.67
-    """
+    """Returns the mean F1 of all expected labels, in %."""
     scores = []
     for label in np.unique(expected):
         correct = np.sum((predicted == label) & (expected == label))
@@ -41,16 +37,11 @@ def with_interval(
 def bigram_classifiers(
     texts: Sequence[str], labels: Sequence[str], unseen: Sequence[str]
 ) -> tuple[list[str], list[str]]:
-    """Returns labels by naive Bayes on words and pairs, and by logistic regression on its ratios.
+    """Labels ``unseen`` texts by naive Bayes and logistic regression, learned from labeled texts.
 
-    A word or pair counts once per text. The logistic regression of each label scales them by their
-    log ratio of probabilities (Wang and Manning 2012, "Baselines and Bigrams") and has an L2
-    penalty. Words are separated by spaces.
-
-    Args:
-      texts: Texts to learn from.
-      labels: Their labels.
-      unseen: Texts to label.
+    Features are words and pairs of words, separated by spaces, which count once per text. The
+    logistic regression of each label scales them by their log ratio of probabilities (Wang and
+    Manning 2012, "Baselines and Bigrams") and has an L2 penalty.
     """
     with needs_package("scikit-learn", "which fits linear classifiers", extra="vision"):
         from sklearn.feature_extraction.text import CountVectorizer

@@ -108,7 +108,9 @@ def read_weights(
     if not index.is_file():
         raise UserError(f"{path}: no such file; {advice}")
     files = read_object(index, advice=advice).get("weight_map")
-    if not isinstance(files, dict) or not all(map(_is_file_name, files.values())):
+    if not isinstance(files, dict) or any(
+        pathlib.PurePath(str(n)).name != n for n in files.values()
+    ):
         raise UserError(f"{index}: expected weight_map, with the name of a file for each tensor")
     arrays = {}
     for file in sorted(set(files.values())):
@@ -120,10 +122,6 @@ def read_weights(
     if missing:
         raise UserError(f"{index}: expected {missing[0]} in {files[missing[0]]}, but it is not")
     return index, arrays
-
-
-def _is_file_name(name: object) -> bool:
-    return isinstance(name, str) and pathlib.PurePath(name).name == name
 
 
 def read_safetensors(path: pathlib.Path, skip: re.Pattern[str] = NOTHING) -> dict[str, np.ndarray]:

@@ -123,11 +123,7 @@ def row_config(
 
 
 def describe(row: str, scale: str) -> str:
-    """Describes the changes of a row, in the paper's symbols and the scale's sizes.
-
-    >>> describe("A1", "paper")
-    'h 1, d_k 512, d_v 512'
-    """
+    """Describes the changes of a row, in the paper's symbols and the scale's sizes: "h 1"."""
     base, config = row_config("base", scale), row_config(row, scale)
     values = {symbol: (value(config), value(base)) for symbol, value in _SYMBOLS.items()}
     changes = {symbol: pair for symbol, pair in values.items() if pair[0] != pair[1]}

@@ -215,9 +215,6 @@ class ReportWindow:
 def mean_values(sums: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     """Returns means per count from sums over batches; NaN if all batches were skipped.
 
-    >>> mean_values([{"loss": 6.0, "hits": 1, "count": 2}, {"loss": 1.5, "hits": 2, "count": 1}])
-    {'loss': 2.5, 'hits': 1.0}
-
     A sum "hits:count" is the denominator of "hits" in place of "count".
     """
     total: dict[str, float] = {}

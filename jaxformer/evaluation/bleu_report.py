@@ -195,8 +195,10 @@ def _moses_metrics(language: str) -> dict[str, MetricDefinition]:
     def tokenized(line: str) -> str:
         return " ".join(tokenizer.tokenize(line, escape=False))
 
-    def compound_split(line: str) -> str:
-        return _split_compounds(tokenized(punctuation.replace_unicode_punct(line)))
+    def split_words(line: str) -> str:
+        # As the paper's script does, which keeps the second hyphen of "a-b-c".
+        words = tokenized(punctuation.replace_unicode_punct(line))
+        return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", words)
 
     def lowercased(line: str) -> str:
         return tokenized(normalizer.normalize(line.lower()))
@@ -212,16 +214,9 @@ def _moses_metrics(language: str) -> dict[str, MetricDefinition]:
     lower = f"lowercase.perl | normalize-punctuation.perl -l {language} | {tokenize}"
     return {
         "tokenized_bleu": multi_bleu("tokenized BLEU", tokenized, f"cased | {tokenize}"),
-        "compound_split_bleu": multi_bleu(
-            "compound-split BLEU", compound_split, f"cased | {split}"
-        ),
+        "compound_split_bleu": multi_bleu("compound-split BLEU", split_words, f"cased | {split}"),
         "lowercased_tokenized_bleu": multi_bleu("lowercased tokenized BLEU", lowercased, lower),
     }
-
-
-def _split_compounds(line: str) -> str:
-    """Splits at hyphens as the paper's script does, which keeps the second hyphen of "a-b-c"."""
-    return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", line)
 
 
 def check_lines(hypotheses: Sequence[str], references: Sequence[str], place: str = "") -> None:

@@ -1,5 +1,6 @@
 """The state of a training run: parameters, optimizer state and counters, sharded over the mesh."""
 
+import collections
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -40,15 +41,8 @@ class TrainState(NamedTuple):
     skipped_in_row: Int[Array, ""]
 
 
-class EvaluatedState(NamedTuple):
-    """A :class:`TrainState` in a checkpoint whose ``params`` are evaluated, but not trained."""
-
-    step: Int[Array, ""]
-    params: PyTree
-    opt_state: PyTree
-    skipped: Int[Array, ""]
-    skipped_in_row: Int[Array, ""]
-    trained: PyTree  # the params of the TrainState
+# A TrainState in a checkpoint whose ``params`` are evaluated; the ones of training are ``trained``.
+EvaluatedState = collections.namedtuple("EvaluatedState", (*TrainState._fields, "trained"))
 
 
 def evaluate_at(

@@ -1,6 +1,7 @@
 """Accuracy and F1 with confidence intervals, and two linear classifiers as baselines."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -49,7 +50,8 @@ def bigram_classifiers(
         from sklearn.naive_bayes import MultinomialNB
     words = {"tokenizer": str.split, "token_pattern": None, "lowercase": False}
     counts = CountVectorizer(binary=True, ngram_range=(1, 2), **words)
-    known, new = counts.fit_transform(texts), counts.transform(unseen)
+    known: Any = counts.fit_transform(texts)
+    new: Any = counts.transform(unseen)
     bayes, scores = MultinomialNB().fit(known, labels), []
     for label in bayes.classes_:
         own = np.array(labels) == label

@@ -41,7 +41,7 @@ class TrainState(NamedTuple):
     skipped_in_row: Int[Array, ""]
 
 
-# A TrainState in a checkpoint whose ``params`` are evaluated; the ones of training are ``trained``.
+# A TrainState in a checkpoint whose ``params`` are evaluated; training continues with ``trained``.
 EvaluatedState = collections.namedtuple("EvaluatedState", (*TrainState._fields, "trained"))
 
 

@@ -50,7 +50,7 @@ def _largest_inputs(
         encoded, of_encoder = student(src, segments, method="encode", **options)
         features, of_decoder = student(tgt_in, encoded, segments, method="decode", **options)
     largest = {"Wemb": jnp.where(tgt_in != PAD, jnp.abs(features).max(axis=-1), 0).max(axis=1)}
-    found = flax.traverse_util.flatten_dict(of_encoder["inputs"] | of_decoder["inputs"])
+    found: Any = flax.traverse_util.flatten_dict(of_encoder["inputs"] | of_decoder["inputs"])
     for (side, _, module, name), [layers] in found.items():
         of_memory = module == "cross_attention" and name in ("key", "value")
         tokens = src if side == "encoder" or of_memory else tgt_in

@@ -58,8 +58,8 @@ def import_marian(directory: pathlib.Path, workdir: pathlib.Path) -> str:
     marian = MarianConfig(directory)
     config = marian.config(_languages(directory / "tokenizer_config.json"))
     pieces, order = _vocabulary(directory / "vocab.json", marian)
-    models = [read_whole(directory / name) for name in ("source.spm", "target.spm")]
-    tokenizer = MarianTokenizer.assemble(*models, pieces)
+    source, target = (read_whole(directory / name) for name in ("source.spm", "target.spm"))
+    tokenizer = MarianTokenizer.assemble(source, target, pieces)
     place, arrays = read_weights(directory, NOTHING, LAYOUT)
     params = _read_params(place, arrays, marian, model_section(config, ModelConfig), order)
     identity = {"tokenizer": tokenizer.sha256}

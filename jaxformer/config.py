@@ -219,10 +219,7 @@ def to_config_dict(config: Config) -> Any:
 
 
 def select(variants: dict[str, Config], name: str) -> Any:
-    """Returns a variant of an experiment as a ``ConfigDict``; the default variant is named "".
-
-    ``configs/base.py:tiny`` on the command line selects the variant "tiny" of ``base.py``.
-    """
+    """Returns a variant as a ``ConfigDict``: "tiny" for ``base.py:tiny``, "" for ``base.py``."""
     if name not in variants:
         known = ", ".join(repr(each) if each else "none (the default)" for each in variants)
         raise UserError(f"unknown variant {name!r}; known variants: {known}")

@@ -92,7 +92,7 @@ def train(
                 start_from=make_start_from(config, task.tokenizer, folder),
                 hooks=hooks,
                 writers=writers,
-                evaluated=_evaluated_params(training) or evaluated,
+                evaluated=ema_params if training.ema_decay else evaluated,
             ).train()
         except FloatingPointError as error:
             rate = "learning_rate_scale" if training.learning_rate is None else "learning_rate"
@@ -147,16 +147,12 @@ def replay(workdir: str | pathlib.Path, step: int) -> ReplayedStep:
         start_from = make_start_from(config, task.tokenizer, folder)
         return replay_step(
             *(task, optimizer, checkpoints, mesh, config.training, step, start_from),
-            evaluated=_evaluated_params(config.training),
+            evaluated=ema_params if config.training.ema_decay else None,
         )
 
 
 def make_task(config: Config, folder: Workdir, corpus: Corpus | None = None) -> NetworkTask:
-    """Opens the data of a config and returns the :class:`~jaxformer.Task` of its kind.
-
-    Process 0 goes first, and leaves files for the other processes on a shared file system. If it
-    fails, they fail with the same error.
-    """
+    """Opens the data of a config, on process 0 first, which leaves files; returns its task."""
     if not processes.is_primary():
         multihost_utils.sync_global_devices("data")
     try:
@@ -201,7 +197,3 @@ def _complete(
     """Returns the optimizer with the settings that apply to any: ``freeze`` and ``ema_decay``."""
     optimizer = freeze(optimizer, training.freeze, describe)
     return optimizer if training.ema_decay is None else with_ema(optimizer, training.ema_decay)
-
-
-def _evaluated_params(training: TrainingConfig) -> EvaluatedParams | None:
-    return None if training.ema_decay is None else ema_params

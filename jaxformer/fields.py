@@ -44,12 +44,6 @@ def _types_of(cls: Any) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
 
 
-def typed_values(hints: dict[str, Any], values: Any, prefix: str) -> dict[str, Any]:
-    """Returns values by field name, converted to the types of their fields."""
-    check_known(values, hints, prefix)
-    return {name: _convert(value, hints[name], f"{prefix}{name}") for name, value in values.items()}
-
-
 def check_known(values: Any, known: Iterable[str], prefix: str) -> None:
     """Checks that ``values`` is a dictionary of known fields."""
     if not isinstance(values, dict):
@@ -64,10 +58,7 @@ def check_known(values: Any, known: Iterable[str], prefix: str) -> None:
 
 
 def check_unchanged(given: dict[str, Any], saved: Any, section: str, place: str) -> None:
-    """Compares a section of a config with the saved section of a checkpoint.
-
-    Checkpoints of earlier versions have no section, None, or lack fields that are newer.
-    """
+    """Compares a section with a checkpoint's, which earlier versions saved as None or with less."""
     if saved is None:
         return
     if not isinstance(saved, dict):

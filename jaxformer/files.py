@@ -49,10 +49,7 @@ def local_path(path: str | os.PathLike[str]) -> pathlib.Path:
 
 
 def model_path(workdir: str | os.PathLike[str]) -> pathlib.Path:
-    """Returns the workdir of a model to read; "pretrained" is the one that comes with jaxformer.
-
-    ``./pretrained``, or ``pathlib.Path("pretrained")``, is a folder of that name.
-    """
+    """Returns a model's workdir: jaxformer's own for "pretrained", but not for "./pretrained"."""
     return pretrained.WORKDIR if workdir == pretrained.NAME else local_path(workdir)
 
 
@@ -67,10 +64,7 @@ def run_path(workdir: str | os.PathLike[str]) -> pathlib.Path:
 
 
 def cache_directory() -> pathlib.Path:
-    """Returns the directory that keeps tokenizers, token stores and compiled programs between runs.
-
-    It is ``$JAXFORMER_CACHE`` or ``~/.cache/jaxformer``. Deleting it costs nothing but time.
-    """
+    """Returns ``$JAXFORMER_CACHE`` or ``~/.cache/jaxformer``, whose files can be made again."""
     return local_path(os.environ.get("JAXFORMER_CACHE") or "~/.cache/jaxformer")
 
 
@@ -133,7 +127,12 @@ def resolve_inside(path: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
 def read_whole(
     path: pathlib.Path, inside: pathlib.Path | None = None, *, limit: int = MAX_BYTES
 ) -> bytes:
-    """Reads a file of limited size; raises the errors of :func:`open_file`, too."""
+    """Reads a file of limited size, as :func:`open_file`; all errors are UserErrors."""
+    with explain_read_errors(path):
+        return _read_limited(path, inside, limit)
+
+
+def _read_limited(path: pathlib.Path, inside: pathlib.Path | None, limit: int) -> bytes:
     with open_file(path, inside) as file:
         content = file.read(limit + 1)
     if len(content) > limit:
@@ -143,7 +142,7 @@ def read_whole(
 
 def read_json(path: pathlib.Path, inside: pathlib.Path | None = None) -> Any:
     """Reads a JSON file; see :func:`open_file`."""
-    content = read_whole(path, inside, limit=MAX_JSON_BYTES)
+    content = _read_limited(path, inside, MAX_JSON_BYTES)
     try:
         return json.loads(content.decode())
     except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or nested too deeply
@@ -180,10 +179,7 @@ def check_output(path: pathlib.Path) -> None:
 
 
 def write_file(path: pathlib.Path, content: bytes) -> None:
-    """Writes a file atomically and durably, and creates its folder if needed.
-
-    After a power failure or an error, the file has either its old or its new content.
-    """
+    """Writes a file, and its folder, durably: even after a power failure it is old or new."""
     check_output(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     # Threads, and processes in other containers, may have the same process id.
@@ -236,12 +232,9 @@ def check_file_system(folder: pathlib.Path) -> None:
 
 
 def lock_folder(folder: pathlib.Path) -> contextlib.AbstractContextManager[bool]:
-    """Creates a folder if needed and locks it; yields whether this process has the lock.
-
-    The lock is on the file ``lock`` in the folder, since network file systems lock only files that
-    are open for writing. It is released at the end of the block or of the process, even by kill -9.
-    """
+    """Creates a folder if needed and locks it; yields whether this process has the lock."""
     folder.mkdir(parents=True, exist_ok=True)
+    # Network file systems lock only files that are open for writing.
     path = folder / "lock"
     if path.is_symlink() or (path.exists() and not path.is_file()):
         raise UserError(f"{path}: expected a file to lock, found a folder or a link")
@@ -251,10 +244,7 @@ def lock_folder(folder: pathlib.Path) -> contextlib.AbstractContextManager[bool]
 
 @contextlib.contextmanager
 def lock_file(path: pathlib.Path, *, shared: bool) -> Iterator[bool]:
-    """Locks a file, exclusively or shared; yields whether it did.
-
-    On a file system without locks, every process gets True.
-    """
+    """Locks a file, exclusively or shared; yields whether it did, True on systems without locks."""
     # NFS needs write access for an exclusive lock. Opening a pipe does not block, either.
     mode = os.O_RDONLY if shared else os.O_RDWR
     descriptor = os.open(path, mode | getattr(os, "O_NONBLOCK", 0))

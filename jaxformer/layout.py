@@ -62,8 +62,7 @@ def map_rows(
 
     def on_own_rows(replicated: PyTree, leaves: list[Array]) -> list[Array]:
         result = jax.tree.leaves(function(replicated, *jax.tree.unflatten(structure, leaves)))
-        # One psum per leaf: jax 0.7 cannot transpose one of several leaves if only some of them
-        # have a gradient.
+        # One psum per leaf: jax 0.7 cannot transpose several if only some have a gradient.
         return [jax.lax.psum(a, axes) for a in result] if total and axes else result
 
     like = jax.tree.structure(rows[0])
@@ -95,11 +94,7 @@ def zeros_for_rows(rows: Array, shape: tuple, dtype: DTypeLike) -> Array:
 
 
 def match_varying_axes(*arrays: Array) -> list[Array]:
-    """Casts arrays within a ``shard_map`` to vary over the same mesh axes.
-
-    JAX does so for the operands of its own operations, so that gradients are summed over the axes
-    that a parameter does not vary over.
-    """
+    """Casts arrays to vary over the same mesh axes, as JAX's own operations do for gradients."""
     kinds = map(jax.typeof, arrays)
     # Called vma before jax 0.10.
     own = [k.vma if hasattr(k, "vma") else k.manual_axis_type.varying for k in kinds]

@@ -50,10 +50,7 @@ def compile_step(config: Config, devices: Sequence[Any] | None = None) -> Compil
 
 
 def memory_savings(config: Config, devices: int) -> Iterator[dict[str, Any]]:
-    """Yields settings that save memory for :func:`with_settings`, cheapest first.
-
-    The first is empty. Only the last changes results: it rounds Adam's moments to bfloat16.
-    """
+    """Yields settings that save memory, none first, and last the only one that changes results."""
     yield {}
     settings: dict[str, Any] = {}
     tensor = devices if config.mesh.tensor == -1 else config.mesh.tensor

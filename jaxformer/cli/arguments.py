@@ -79,7 +79,6 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> functools.partial
 
 
 def command_function(name: str) -> Callable[..., None]:
-    """Returns the function of a command."""
     module, function = COMMANDS[name].split(".")
     return getattr(importlib.import_module(f"jaxformer.cli.{module}"), function)
 

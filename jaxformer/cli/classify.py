@@ -80,8 +80,6 @@ def classify(
 def _classify_lines(
     classifier: "Classifier", text: Text, output: File | None, probabilities: bool, strict: bool
 ) -> None:
-    """Writes a line for each line of a text."""
-
     def check(line: Line) -> None:
         classifier.token_ids(line.text, f"{text.name}:{line.number}")
 
@@ -135,9 +133,8 @@ def _score(classifier: "Classifier", path: str, baselines: bool) -> None:
         print("training naive Bayes and logistic regression", file=sys.stderr)
         data = data_section(classifier.config, LabeledConfig)
         train, labels = zip(*LabeledCorpus().pairs(data.train), strict=True)
-        linear = classification.BigramClassifiers(train, labels)
-        found["naive Bayes, bigrams"] = linear.naive_bayes(texts)
-        found["logistic, bigrams"] = linear.logistic(texts)
+        bayes, logistic = classification.bigram_classifiers(train, labels, texts)
+        found |= {"naive Bayes, bigrams": bayes, "logistic, bigrams": logistic}
     print(f"{len(texts):,} texts; 95 % intervals by the bootstrap")
     for name, labels in found.items():
         right = classification.with_interval(classification.accuracy, labels, expected)

@@ -108,10 +108,7 @@ class SearchOptions:
     def settings(
         self, workdir: pathlib.Path, default: "BeamSearch | Sampling | None" = None
     ) -> "BeamSearch | Sampling":
-        """Returns the run's search, changed by the options.
-
-        If no option selects an algorithm, it is the algorithm of ``default`` or of the run.
-        """
+        """Returns the run's search with the changes; the options or ``default`` select its kind."""
         from jaxformer.config import read_config
         from jaxformer.runs.workdir import Workdir
         from jaxformer.search import BeamSearch, Sampling

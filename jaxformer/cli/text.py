@@ -29,8 +29,7 @@ Writer: TypeAlias = Callable[[Iterable[str]], None]
 
 # Number of lines that are translated together, enough for full batches of every length.
 LINES_PER_BLOCK = 4096
-# Seconds that a block waits for another line of a stream: too short for a person to notice, long
-# enough for a program to write the next line.
+# Seconds that a block waits for another line of a stream: long for a program, short for a person.
 _BLOCK_TIMEOUT = 0.05
 # A shorter compilation is not worth a message.
 _SECONDS_TO_COMPILE = 2.0
@@ -107,10 +106,7 @@ def _standard_input(typed: str) -> Text:
 
 
 def lines_with_errors(readline: Callable[[int], bytes], name: str) -> Iterator[Line]:
-    r"""Yields every line of an open file; a bad line has an error instead of text.
-
-    Only ``\n`` and ``\r\n`` end a line. A byte order mark before the first line is skipped.
-    """
+    r"""Yields lines, ended by ``\n`` or ``\r\n``; a bad one has an error instead of text."""
     for number in itertools.count(1):
         line = rest = readline(_MAX_LINE_BYTES)
         while len(rest) == _MAX_LINE_BYTES and not rest.endswith(b"\n"):
@@ -257,10 +253,7 @@ def progress_bar(total: int | None, *, hidden: bool = False) -> "tqdm":
 
 
 def blocks_as_they_arrive(lines: Iterator[Line], size: int) -> Iterator[list[Line]]:
-    """Yields the lines available so far, at most ``size``, waiting only for each block's first.
-
-    A thread reads ahead. An exception of ``lines`` is raised after the lines before it.
-    """
+    """Yields the lines that a thread has read, at most ``size``; waits for each block's first."""
     arrived: queue.Queue[Line | Exception | None] = queue.Queue(maxsize=size)
 
     def take() -> None:
@@ -287,11 +280,7 @@ def blocks_as_they_arrive(lines: Iterator[Line], size: int) -> Iterator[list[Lin
 
 @contextlib.contextmanager
 def open_output(path: pathlib.Path | None) -> Iterator[Writer]:
-    """Opens a file that gets its name once it is complete; for None, discards the output.
-
-    Until then its name includes the process id, ``NAME.123.partial``. After an error or an
-    interrupt, the finished lines stay in this file, and a message names it.
-    """
+    """Opens a file that is named ``NAME.<process id>.partial`` until it is complete."""
     if path is None:
         yield lambda lines: None
         return

@@ -135,11 +135,7 @@ def _join_processes(coordinator: str | None, count: int | None, process_id: int 
 
 
 def _run_and_abort_on_failure(command: Callable[[], None]) -> None:
-    """Runs one of several processes, and exits at once if it fails, so that the others do not hang.
-
-    If only this one fails, the others are in the middle of a step, and a shutdown would wait
-    minutes for them. jax ends them once this process is gone; see :mod:`jaxformer.runs.watchdog`.
-    """
+    """Runs one of several processes, and exits at once if it fails: a shutdown may take minutes."""
     try:
         code = exit_code(command)
     except Exception:

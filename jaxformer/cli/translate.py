@@ -66,10 +66,7 @@ class FormatOptions:
         layer_indices(translator, self.alignment_layer)
 
     def rows(self, translator: "Translator", line: Line, found: list["Hypothesis"]) -> list[str]:
-        """Returns the output for a line and its hypotheses, best first.
-
-        A blank line has no hypotheses and score 0, or nan if it could not be translated.
-        """
+        """Returns the output for a line; a blank one has score 0, or nan after an error."""
         if self.json:
             piece = translator.tokenizer.piece
             rows = [

@@ -40,10 +40,7 @@ class SystemScore(NamedTuple):
 def compare_systems(
     systems: Mapping[str, Sequence[str]], references: Sequence[str], *, target_language: str
 ) -> Iterator[tuple[MetricDefinition, list[SystemScore]]]:
-    """Yields every metric of the BLEU report, except exact match, with the scores of all systems.
-
-    ``systems`` has the translations by the name of the system; the first is the baseline.
-    """
+    """Yields each metric but exact match, with all scores; the first system is the baseline."""
     for name, hypotheses in systems.items():
         check_lines(hypotheses, references, f"{name}: ")
     for metric in metric_definitions(target_language).values():

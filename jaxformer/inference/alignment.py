@@ -167,9 +167,6 @@ def words_of_pieces(pieces: Sequence[str | None], text: str) -> list[int]:
 
     A lone "▁" belongs to the word that follows, and a byte to the word of its character. None is a
     piece that spells nothing. The pieces spell the text, up to normalization.
-
-    >>> words_of_pieces(["▁Gu", "ten", "▁", "<0xC3>", "<0x84>", "rger", None], "Guten Ärger")
-    [0, 0, 1, 1, 1, 1, -1]
     """
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     spelled, starts = "", []

@@ -51,7 +51,6 @@ class BatchShape(NamedTuple):
 
     @property
     def second_stage_rows(self) -> int:
-        """Sentences in the second stage."""
         return max(1, self.rows // 4)
 
     @property

@@ -40,12 +40,6 @@ class KeptProgram:
 
     Programs on CPUs are kept, unless a static argument holds a function, such as a constraint, or
     arrays are distributed over devices. All others are traced as ``jax.jit`` does.
-
-    >>> double = KeptProgram(lambda factor, x: {"result": factor * x}, static_argnums=(0,))
-    >>> double(2, np.float32(3.0))
-    [Array(6., dtype=float32)]
-    >>> double.structure(2, np.float32(3.0))
-    PyTreeDef({'result': *})
     """
 
     def __init__(self, function: Callable[..., Any], static_argnums: tuple[int, ...] = ()) -> None:

@@ -17,8 +17,6 @@ _LOGITS_AT_ONCE = 1 << 22
 
 
 class Member(NamedTuple):
-    """An encoder-decoder of an ensemble."""
-
     config: Architecture
     params: PyTree  # cast or quantized for decoding
 
@@ -43,10 +41,7 @@ def token_log_probs(
     features: Sequence[Float[Array, "B T _"]],
     targets: Int[Array, "B T"],
 ) -> Float[Array, "B T"]:
-    """Returns the log of the members' mean probability of every target.
-
-    ``features`` are the decoder outputs of each member, at the positions that predict the targets.
-    """
+    """Returns the log of the mean probability of targets, given each member's decoder outputs."""
     vocab_size = max(member.config.output_size for member in members)
     logits = [functools.partial(member, method="logits") for member in members]
     return log_probs_of_tokens(logits, vocab_size, features, targets)
@@ -58,10 +53,7 @@ def log_probs_of_tokens(
     features: Sequence[Float[Array, "B T _"]],
     targets: Int[Array, "B T"],
 ) -> Float[Array, "B T"]:
-    """Returns the log probability of every target under the mean of some models' probabilities.
-
-    Logits, which functions of features return, are computed in chunks, to bound memory.
-    """
+    """Returns log probabilities under the models' mean; logits come in chunks, to bound memory."""
 
     def of_chunk(chunk: tuple[list[Array], Array]) -> Float[Array, " C"]:
         rows, targets = chunk

@@ -16,7 +16,7 @@ from jaxtyping import Int
 from jaxformer.data.lexicon import NONE, TokenPairs, learn_lexicon
 from jaxformer.data.tokenizer import PAD, UNK
 from jaxformer.errors import UserError
-from jaxformer.files import explain_read_errors, read_whole, write_file
+from jaxformer.files import read_whole, write_file
 
 NAME = "shortlist.npz"  # in a workdir
 # Numbers of candidates, each with programs of its own.
@@ -86,16 +86,11 @@ class Shortlist:
 
     @classmethod
     def load(cls, folder: pathlib.Path, vocab_size: int) -> "Shortlist":
-        """Reads the shortlist of a workdir.
-
-        Raises:
-          UserError: There is none, or it is damaged or of another vocabulary.
-        """
+        """Reads the shortlist of a workdir; raises a ``UserError`` if there is no good one."""
         path = folder / NAME
         if not path.exists():
             raise UserError(f"{path}: no such file; jaxformer shortlist learns one")
-        with explain_read_errors(path):
-            content = read_whole(path, folder)
+        content = read_whole(path, folder)
         try:
             with np.load(io.BytesIO(content)) as file:
                 found = cls(**{f.name: file[f.name] for f in dataclasses.fields(cls)})

@@ -86,10 +86,7 @@ class TrainedModel:
         dequantized: bool = False,
         kinds: Sequence[Kind] = KINDS,
     ) -> "TrainedModel":
-        """Reads config and parameters of a model of ``kinds``; see ``Translator.load``.
-
-        With ``dequantized``, int8 parameters become float32.
-        """
+        """Reads a model of ``kinds`` as ``Translator.load`` does; ``dequantized`` undoes int8."""
         folder = Workdir(model_path(workdir))
         config = read_config(folder)
         check_kind(config, *kinds)

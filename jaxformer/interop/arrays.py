@@ -97,10 +97,7 @@ def stack(layer: Callable[[int], Params], num_layers: int) -> Params:
 def read_weights(
     directory: pathlib.Path, skip: re.Pattern[str], advice: str
 ) -> tuple[pathlib.Path, dict[str, np.ndarray]]:
-    """Returns the file that lists the tensors of a model, and the tensors that do not match skip.
-
-    ``advice`` ends the message about missing files.
-    """
+    """Returns the file that lists a model's tensors, and those that ``skip`` does not match."""
     path, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
     pickled = directory / "pytorch_model.bin"
     if path.is_file():
@@ -111,7 +108,9 @@ def read_weights(
     if not index.is_file():
         raise UserError(f"{path}: no such file; {advice}")
     files = read_object(index, advice=advice).get("weight_map")
-    if not isinstance(files, dict) or not all(map(_is_file_name, files.values())):
+    if not isinstance(files, dict) or any(
+        pathlib.PurePath(str(n)).name != n for n in files.values()
+    ):
         raise UserError(f"{index}: expected weight_map, with the name of a file for each tensor")
     arrays = {}
     for file in sorted(set(files.values())):
@@ -123,10 +122,6 @@ def read_weights(
     if missing:
         raise UserError(f"{index}: expected {missing[0]} in {files[missing[0]]}, but it is not")
     return index, arrays
-
-
-def _is_file_name(name: object) -> bool:
-    return isinstance(name, str) and pathlib.PurePath(name).name == name
 
 
 def read_safetensors(path: pathlib.Path, skip: re.Pattern[str] = NOTHING) -> dict[str, np.ndarray]:

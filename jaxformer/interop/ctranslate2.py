@@ -14,13 +14,8 @@ from jaxformer.config import ModelConfig
 from jaxformer.data.tokenizer import BOS, EOS, UNK
 from jaxformer.errors import needs_package
 from jaxformer.inference.weights import TrainedModel
-from jaxformer.interop.formats import (
-    Usage,
-    check_fields,
-    check_search,
-    paper_model,
-    write_tokenizer,
-)
+from jaxformer.interop import formats
+from jaxformer.interop.formats import Usage
 from jaxformer.nn.positions import sinusoidal_positions
 
 _ACTIVATIONS = {"relu": "RELU", "gelu": "GELUTanh", "swish": "SWISH"}
@@ -44,15 +39,11 @@ _NOTES = (
 
 def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
     """Writes a CTranslate2 model and its SentencePiece models."""
-    pieces, config = write_tokenizer(model, folder), paper_model(model.config, "CTranslate2")
-    check_fields(
-        config,
-        "CTranslate2",
-        norm_position=["post", "pre"],
-        positions=["sinusoidal", "learned"],
-        activation=_ACTIVATIONS,
-    )
-    search = check_search(model.config, "CTranslate2")
+    config = formats.paper_model(model.config, "CTranslate2")
+    pieces = formats.write_tokenizer(model, folder)
+    known = {"norm_position": ["post", "pre"], "positions": ["sinusoidal", "learned"]}
+    formats.check_fields(config, "CTranslate2", **known, activation=_ACTIVATIONS)
+    search = formats.check_search(model.config, "CTranslate2")
     with needs_package("ctranslate2", "which writes this format"):
         import ctranslate2
     # pyright mistakes this file for the package.

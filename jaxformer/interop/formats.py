@@ -24,8 +24,7 @@ _ANY = re.compile(
     "(attention_)?dropout_rate|biases|compute_dtype|d_(ff|model)|max_length|norm_epsilon"
     "|num_(heads|layers)|vocab_size"
 )
-# Fields of a search that both express, or for which both have a rule of their own. The model card
-# refuses constraints.
+# Fields of a search that both express or have a rule for. The model card refuses constraints.
 _SEARCH = {
     *("beam_size", "length_penalty", "penalty", "max_length", "min_length", "no_repeat_ngram"),
     *("early_stop", "ends_within", "unfinished", "constraints"),

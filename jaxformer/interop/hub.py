@@ -11,8 +11,6 @@ _NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?", r
 
 
 class ModelFiles(NamedTuple):
-    """The files of a model."""
-
     model: str  # such as "a Marian model"
     needed: tuple[str, ...]  # "|" separates alternatives
     optional: tuple[str, ...]

@@ -59,7 +59,6 @@ def machine() -> str:
 
 
 def processor() -> str:
-    """Returns the name of the CPU."""
     try:
         names = pathlib.Path("/proc/cpuinfo").read_text().split("model name\t: ")[1:]
     except OSError:

@@ -48,7 +48,6 @@ _MEASURES = {
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Samples the scores and writes table and plot."""
     powers = [2**n for n in range(11)]
     options = command.options("dot_product_scaling", __doc__, "sizes", powers, arguments)
     found = {}
@@ -79,8 +78,7 @@ def measure(d_k: int, keys: int = _KEYS, queries: int = _QUERIES) -> dict[str, S
 def random_scores(d_k: int, keys: int, queries: int) -> dict[str, Float[Array, "Q S"]]:
     """Computes scores of random queries with random keys, for each kind of score."""
 
-    # A separate additive network for every group of queries, since the result of a single network
-    # with few units would vary too much.
+    # A network for every group of queries: a single one with few units would vary too much.
     def group(seed: Array) -> tuple[Array, Array]:
         seeds = jax.random.split(seed, 5)
         q = jax.random.normal(seeds[0], (_QUERIES_PER_NETWORK, 1, 1, d_k))

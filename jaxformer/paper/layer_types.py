@@ -21,11 +21,7 @@ def self_attention(x: Float[Array, "B N D"], *, num_heads: int) -> Float[Array, 
 def restricted_self_attention(
     x: Float[Array, "B N D"], *, num_heads: int, neighborhood: int
 ) -> Float[Array, "B N D"]:
-    """Attends from every position to the ``neighborhood`` positions centered on it: O(r n d).
-
-    Positions beyond the ends are masked. Scores are computed for 1.5 r keys per query, as
-    :func:`~jaxformer.nn.kernels.windowed_attention` describes.
-    """
+    """Attends to the ``neighborhood`` positions around each, masked beyond the ends: O(r n d)."""
     if neighborhood < 1 or neighborhood % 2 == 0:
         raise ValueError(f"neighborhood must be odd, to have a center: got {neighborhood}")
     heads, keys = _split_heads(x, num_heads), Keys.of_sequence(x.shape[1], window=neighborhood // 2)

@@ -33,7 +33,6 @@ Times = dict[str, dict[int, float]]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measures run times, and writes table and plot."""
     powers = [32, 64, 128, 256, 512, 1024, 2048]
     options = command.options("table1", __doc__, "lengths", powers, arguments)
     table, plot = options.output / "table1.md", options.output / "table1.png"
@@ -93,7 +92,6 @@ def growth(values: Mapping[int, float]) -> float:
 
 
 def report(times: Times) -> str:
-    """Formats Table 1 and the measured times."""
     formulas = command.markdown_table(
         ["layer type", "operations", "sequential", "longest path"],
         [[name, *(f"O({cell})" for cell in cells[:3])] for name, cells in _LAYERS.items()],

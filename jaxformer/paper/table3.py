@@ -38,7 +38,6 @@ jaxformer data tatoeba
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Trains the unfinished rows and writes the table."""
     options = _options(arguments)
     folder = options.workdir / "rows"
     failures = [] if options.report else _run_rows(options, folder)

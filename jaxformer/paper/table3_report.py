@@ -58,7 +58,6 @@ class Result:
     data: dict[str, str]  # SHA-256 of the tokenizer and of both splits of the corpus
 
     def save(self, path: pathlib.Path) -> None:
-        """Writes the result as JSON, atomically."""
         write_file(path, (json.dumps(dataclasses.asdict(self), indent=2) + "\n").encode())
 
 

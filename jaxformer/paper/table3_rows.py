@@ -100,10 +100,7 @@ SCALES = {
 def row_config(
     row: str, scale: str = "paper", *, steps: int | None = None, seed: int = 0
 ) -> Config:
-    """Returns the config of a row: the config of "base" with exactly the paper's changes.
-
-    ``steps`` are the training steps of the row "base", by default the scale's.
-    """
+    """Returns the config of "base", with ``steps`` or the scale's, and the changes of a row."""
     if row not in ROWS:
         raise UserError(f"unknown row {row!r} of Table 3; known rows: {', '.join(ROWS)}")
     change, size, paper = ROWS[row], SCALES[scale], ModelConfig()
@@ -126,11 +123,7 @@ def row_config(
 
 
 def describe(row: str, scale: str) -> str:
-    """Describes the changes of a row, in the paper's symbols and the scale's sizes.
-
-    >>> describe("A1", "paper")
-    'h 1, d_k 512, d_v 512'
-    """
+    """Describes the changes of a row, in the paper's symbols and the scale's sizes: "h 1"."""
     base, config = row_config("base", scale), row_config(row, scale)
     values = {symbol: (value(config), value(base)) for symbol, value in _SYMBOLS.items()}
     changes = {symbol: pair for symbol, pair in values.items() if pair[0] != pair[1]}

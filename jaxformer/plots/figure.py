@@ -17,8 +17,7 @@ from jaxformer.files import write_file
 BLUE, ORANGE, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
 GRAY = "#595959"
 
-# DejaVu Sans comes with matplotlib and covers European scripts, Arabic and Hebrew. For other
-# characters, the fonts below are tried in turn if they are installed.
+# DejaVu Sans comes with matplotlib. For other scripts, the fonts below are tried if installed.
 _FONT = "DejaVu Sans"
 _MORE_FONTS = (
     *("Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans Devanagari", "Noto Sans Thai"),
@@ -42,10 +41,7 @@ _STYLE = {
 
 @contextlib.contextmanager
 def open_figure(path: pathlib.Path, width: float, height: float) -> Iterator[Figure]:
-    """Yields a figure with a size in inches and the common style, and then saves it.
-
-    The user's matplotlibrc has no effect. See :func:`save_figure` for the formats.
-    """
+    """Yields a figure with a size in inches and our style, and then saves it as PNG or SVG."""
     with matplotlib.style.context(["default", _STYLE, {"font.family": _fonts()}]):
         page = Figure(figsize=(width, height), layout="constrained")
         yield page
@@ -68,11 +64,7 @@ def replace_missing_glyphs(text: str) -> str:
 
 
 def save_figure(figure: Figure, path: pathlib.Path) -> None:
-    """Writes the figure atomically, as SVG if the name ends in ``.svg``, else as PNG of 200 dpi.
-
-    An SVG has outlines instead of letters, so it looks the same everywhere. The same figure gives
-    the same SVG file.
-    """
+    """Writes an SVG, with outlines instead of letters, if the name ends in ``.svg``, else a PNG."""
     content = io.BytesIO()
     if path.suffix.lower() == ".svg":
         with matplotlib.rc_context({"svg.fonttype": "path", "svg.hashsalt": "jaxformer"}):

@@ -13,10 +13,7 @@ _PANEL = 1.1  # inches, the height
 
 
 def attention_rollout(weights: Float[np.ndarray, "L H T T"]) -> Float[np.ndarray, "T T"]:
-    """Returns the attention of outputs to inputs through all layers (Abnar and Zuidema 2020).
-
-    Heads are averaged. A residual connection counts as much as the sub-layer.
-    """
+    """Returns attention through all layers (Abnar and Zuidema 2020), with residual connections."""
     total = identity = np.eye(weights.shape[-1])
     for layer in weights:
         total = (layer.mean(axis=0) + identity) / 2 @ total
@@ -52,11 +49,7 @@ def draw_maps(
     path: pathlib.Path,
     titles: Sequence[str],
 ) -> None:
-    """Draws each picture in a row: alone, and below each of its maps of patches, as PNG or SVG.
-
-    ``names`` has the name of each map of each picture, such as a head or a word. See
-    :func:`~jaxformer.plots.figure.save_figure` for the path.
-    """
+    """Draws each picture, alone and below its maps of patches with their names, as PNG or SVG."""
     (count, height, width, channels), columns = images.shape, 1 + max(map(len, names))
     across = _PANEL * width / height * columns
     extent, color = (-0.5, width - 0.5, height - 0.5, -0.5), ListedColormap([figure.ORANGE])

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
 
 from jaxformer.errors import UserError
-from jaxformer.files import explain_read_errors, read_whole
+from jaxformer.files import read_whole
 from jaxformer.plots import figure
 
 _TITLES = {
@@ -45,8 +45,7 @@ _STYLES = {
 
 def read_metrics(path: pathlib.Path) -> list[dict[str, Any]]:
     """Reads ``metrics.jsonl``, one JSON object per line, and ignores an incomplete last line."""
-    with explain_read_errors(path):
-        content = read_whole(path, path.parent, limit=_MAX_BYTES)
+    content = read_whole(path, path.parent, limit=_MAX_BYTES)
     records = []
     for number, raw in enumerate(io.BytesIO(content), start=1):
         if raw.isspace():

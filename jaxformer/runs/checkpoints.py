@@ -352,11 +352,9 @@ class Checkpoints:
 def write_single(
     directory: pathlib.Path, step: int, state: PyTree, metadata: dict[str, Any]
 ) -> None:
-    """Writes a folder with one checkpoint, which replaces the checkpoints in it.
+    """Writes a folder with one checkpoint, which replaces the checkpoints in it, but nothing else.
 
-    Works in a folder ``<directory>.jaxformer-tmp.<random>`` next to it, and removes such folders of
-    killed processes. Raises a ``UserError`` if ``directory`` is something else. After an
-    ``OSError``, an older checkpoint is unchanged.
+    After an ``OSError``, an older checkpoint is unchanged.
     """
     replaced = directory.is_symlink() or directory.exists()
     there = list(directory.iterdir()) if directory.is_dir() else [directory] * replaced

@@ -30,8 +30,7 @@ MANIFEST, SCORE, METADATA = "manifest.json", "score.json", "_METADATA"
 _ESSENTIAL = {METADATA, "manifest.ocdbt"}
 # Orbax writes these two files after the manifest. They hold only timestamps.
 _UNVERIFIED = ("_CHECKPOINT_METADATA", "commit_success.txt")
-# Errors of open() if the saved file is missing or replaced. Other errors, such as EIO or EACCES, do
-# not mean that the file is damaged.
+# Errors of open() if the saved file is missing or replaced; after others, it may be intact.
 _MISSING = {errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.ELOOP}
 
 T = TypeVar("T")
@@ -75,10 +74,8 @@ def mark_damaged(step: pathlib.Path) -> None:
 
 
 def list_files(step: pathlib.Path) -> dict[str, os.stat_result]:
-    """Returns the status of all files in a step by name, except folders and hidden files.
-
-    Links are not followed. File managers and network file systems create hidden files at any time.
-    """
+    """Returns the status of all files in a step by name, except folders; links are not followed."""
+    # File managers and network file systems create hidden files at any time.
     paths = (path for path in step.rglob("*") if not path.name.startswith("."))
     found = {path.relative_to(step).as_posix(): path.lstat() for path in paths}
     return {name: status for name, status in found.items() if not stat.S_ISDIR(status.st_mode)}
@@ -185,12 +182,7 @@ class Manifest:
 
 
 def describe_leaves(tree: PyTree) -> dict[str, str]:
-    """Returns dtype and shape by name of the array.
-
-    >>> import numpy as np
-    >>> describe_leaves({"params": {"kernel": np.zeros((2, 3), np.float32)}})
-    {'params/kernel': 'float32[2,3]'}
-    """
+    """Returns dtype and shape by name of the array, such as "float32[2,3]" of "params/kernel"."""
     return {
         jax.tree_util.keystr(path, simple=True, separator="/"): (
             f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
@@ -214,10 +206,7 @@ def write_score(folder: pathlib.Path, score: float) -> None:
 
 
 def read_score(folder: pathlib.Path) -> float | None:
-    """Reads the score of a step: higher is better; NaN if it was NaN, None if there is none.
-
-    A damaged file counts as missing, since the step itself is intact without it.
-    """
+    """Reads the score of a step, NaN if it was NaN; None if there is none, or a damaged file."""
     try:
         score = _read_hashed(folder / SCORE, operator.itemgetter("score"))
     except DamagedError:

@@ -29,10 +29,7 @@ _SPIKE = 10
 
 
 class Reporter:
-    """Passes reports to the terminal, ``metrics.jsonl``, TensorBoard and the user's writers.
-
-    With several processes, only process 0 reports.
-    """
+    """Passes reports to the terminal, ``metrics.jsonl``, TensorBoard and writers, on process 0."""
 
     def __init__(
         self,
@@ -77,10 +74,7 @@ class Reporter:
             self.log("".join(traceback.format_exception(error)).rstrip())
 
     def report_skipped(self, step: int, batch: str, examples: list[int], *, now: int) -> None:
-        """Reports a step whose update was NaN or Inf, with the numbers of all its examples.
-
-        A run that resumes before step ``now`` of this report reports it again.
-        """
+        """Reports a skipped step and its examples, again if a run resumes before step ``now``."""
         values = {"batch": batch, "examples": examples, "reported": now}
         if self._record(step, "skipped", values):
             where = f"; {batch}" if batch else ""
@@ -102,7 +96,6 @@ class Reporter:
 
 
 def describe_error(error: Exception) -> str:
-    """Returns the class and the first line of an error."""
     return f"{type(error).__name__}: {error}".split("\n")[0]
 
 
@@ -222,9 +215,6 @@ class ReportWindow:
 def mean_values(sums: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     """Returns means per count from sums over batches; NaN if all batches were skipped.
 
-    >>> mean_values([{"loss": 6.0, "hits": 1, "count": 2}, {"loss": 1.5, "hits": 2, "count": 1}])
-    {'loss': 2.5, 'hits': 1.0}
-
     A sum "hits:count" is the denominator of "hits" in place of "count".
     """
     total: dict[str, float] = {}
@@ -234,11 +224,8 @@ def mean_values(sums: Iterable[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def _add(total: dict[str, float], batch: Mapping[str, Any]) -> None:
-    """Adds the sums of one batch, or zeros if it was skipped.
-
-    One by one, so that a resumed run rounds like an uninterrupted one. Since Python 3.12, ``sum``
-    rounds differently.
-    """
+    """Adds the sums of one batch, or zeros if it was skipped."""
+    # One by one, as in a resumed run: ``sum`` rounds differently since Python 3.12.
     for name, value in batch.items():
         total[name] = total.get(name, 0.0) + (0.0 if batch.get("skipped") else float(value))
 

@@ -17,14 +17,8 @@ from jaxtyping import PyTree
 from jaxformer.errors import UserError
 from jaxformer.files import read_json
 from jaxformer.layout import global_mesh
-from jaxformer.runs.manifest import (
-    METADATA,
-    Manifest,
-    describe_leaves,
-    file_versions,
-    list_files,
-    lock_step,
-)
+from jaxformer.runs import manifest
+from jaxformer.runs.manifest import Manifest
 
 # Arrays may be this many times as large as their files, plus a constant. Compressed weights take
 # about 0.9 of their size, and pruned weights less.
@@ -43,15 +37,12 @@ class Restored(NamedTuple):
 
 
 def read_step(folder: pathlib.Path, template: PyTree, *, partial: bool) -> Restored:
-    """Verifies and reads a step, which is locked meanwhile.
-
-    If ``partial``, the step may have more arrays, and may be untrusted.
-    """
+    """Verifies and reads a step, locked meanwhile; a ``partial`` one may be untrusted."""
     Manifest.read(folder)  # before locking, since it may be a link out of the workdir or a pipe
-    with lock_step(folder, shared=True):
-        before = file_versions(folder)
-        manifest = Manifest.read(folder, verify=True)
-        manifest.check_leaves(describe_leaves(template), partial=partial)
+    with manifest.lock_step(folder, shared=True):
+        before = manifest.file_versions(folder)
+        saved = Manifest.read(folder, verify=True)
+        saved.check_leaves(manifest.describe_leaves(template), partial=partial)
         try:
             if partial:  # The config may be untrusted, too.
                 check_memory(folder, template)
@@ -64,9 +55,9 @@ def read_step(folder: pathlib.Path, template: PyTree, *, partial: bool) -> Resto
                 f"{folder} is as it was saved, but cannot be restored: {cause}"
             ) from error
         finally:
-            if file_versions(folder) != before:
+            if manifest.file_versions(folder) != before:
                 raise UserError(f"{folder} changed while it was read; run the same command again")
-    return Restored(manifest.step, state, manifest.metadata)
+    return Restored(saved.step, state, saved.metadata)
 
 
 @global_mesh(None)
@@ -95,12 +86,12 @@ def check_memory(folder: pathlib.Path, template: PyTree) -> None:
 
     leaves = jax.tree.leaves(template)  # The manifest confirms their shapes.
     size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
-    stored = sum(status.st_size for status in list_files(folder).values())
+    stored = sum(status.st_size for status in manifest.list_files(folder).values())
     if size > _SMALL + _COMPRESSION * stored:
         raise UserError(f"{folder}: expected files for arrays of {size:,} bytes, found {stored:,}")
-    metadata = read_json(folder / METADATA)
+    metadata = read_json(path := folder / manifest.METADATA)
     if not isinstance(metadata, dict) or not metadata.get("use_ocdbt") or metadata.get("use_zarr3"):
-        raise UserError(f"{folder / METADATA}: expected arrays in the formats OCDBT and Zarr 2")
+        raise UserError(f"{path}: expected arrays in the formats OCDBT and Zarr 2")
     database: dict[str, Any] = {"driver": "ocdbt", "base": folder.absolute().as_uri() + "/"}
     store = tensorstore.KvStore.open(database).result()
     for key in store.list().result():
@@ -117,10 +108,7 @@ def check_memory(folder: pathlib.Path, template: PyTree) -> None:
 
 
 def _chunk_size(place: str, metadata: bytes) -> int:
-    """Returns an upper bound of the bytes of a chunk.
-
-    TensorStore itself cannot tell: opening an array of records allocates one of them.
-    """
+    """Bounds the bytes of a chunk, which TensorStore cannot: it would allocate a record first."""
     try:
         values = json.loads(metadata)
         chunk, dtype = values["chunks"], values["dtype"]

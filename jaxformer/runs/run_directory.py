@@ -34,10 +34,7 @@ _MAY_MOVE = {"training.init_from", "data.tokenizer"}
 
 @runtime_checkable
 class Settings(Protocol):
-    """Settings of an experiment that a workdir keeps as JSON: sections of named values.
-
-    ``from_dict`` builds and validates them; it is the inverse of ``to_dict``.
-    """
+    """Settings of an experiment: sections of named values, from which ``from_dict`` builds them."""
 
     def to_dict(self) -> dict[str, dict[str, Any]]: ...
 
@@ -87,11 +84,7 @@ def _check_mirror(copy: Workdir, folder: Workdir, settings: Settings) -> None:
 
 
 def check_workdir(folder: Workdir, settings: Settings) -> None:
-    """Checks that the workdir is new, or belongs to the same experiment and has its checkpoints.
-
-    A resumed run may have another number of steps and other intervals of reports. Data may move,
-    since it is identified by its SHA-256. The rest of the experiment may not change.
-    """
+    """Checks that the workdir is new, or has a run of the same experiment and its checkpoints."""
     folder.check_writable()
     if folder.config.exists():
         _check_fields(folder, settings)

@@ -30,10 +30,7 @@ _reached: tuple[str, float | None] = ("the start", None)
 
 
 def record_progress(what: str, *, limited: bool = True) -> None:
-    """Records the progress of the main thread, such as "step 10".
-
-    If ``limited``, it must make further progress within the stall timeout.
-    """
+    """Records progress such as "step 10"; if ``limited``, more must follow within the timeout."""
     global _reached
     _reached = (what, time.monotonic() if limited else None)
 

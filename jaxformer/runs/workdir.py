@@ -37,7 +37,6 @@ class Workdir:
             files.resolve_inside(folder, path)
 
     def record_commit(self, step: int) -> None:
-        """Records that ``checkpoints`` holds a step."""
         files.write_file(self.committed, json.dumps({"step": step}).encode())
 
     def committed_step(self) -> int | None:
@@ -50,10 +49,7 @@ class Workdir:
         return step
 
     def check_writable(self, command: str | None = None) -> None:
-        """Checks that training (None), or a command that creates workdirs, may write here.
-
-        A command may overwrite its own unfinished workdir; training may resume a run.
-        """
+        """Checks that a run, or a command, may write here or complete its own workdir."""
         if self.path.exists() and not self.path.is_dir():
             raise UserError(f"{self.path}: expected a folder for a workdir, this is a file")
         check_directory(self.path)
@@ -116,8 +112,7 @@ def check_directory(directory: pathlib.Path) -> None:
 
 def sha256_of(path: pathlib.Path) -> str:
     """Returns the SHA-256 of a small file of a workdir, in hexadecimal digits."""
-    with files.explain_read_errors(path):
-        return hashlib.sha256(files.read_whole(path, path.parent)).hexdigest()
+    return hashlib.sha256(files.read_whole(path, path.parent)).hexdigest()
 
 
 def read_workdir_object(path: pathlib.Path) -> dict[str, Any]:

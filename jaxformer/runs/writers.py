@@ -7,7 +7,7 @@ import pathlib
 import sys
 import time
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from tqdm import tqdm
 
@@ -105,10 +105,7 @@ class MetricsFile:
     """
 
     def __init__(self, folder: Workdir, start: int) -> None:
-        """Opens the file, and moves reports after ``start`` to ``metrics.after-<start>.jsonl``.
-
-        They are appended. Only an incomplete last line is dropped.
-        """
+        """Opens the file; moves reports after ``start`` to ``metrics.after-<start>.jsonl``."""
         content = _content(folder.metrics)
         *lines, torn = content.split(b"\n")
         if _parse_report(torn) is not None:  # only the line end is missing
@@ -116,7 +113,7 @@ class MetricsFile:
         kept, cut, self._kept = [], [], set()
         for line in filter(bytes.strip, lines):
             report = _parse_report(line)
-            if report is not None and report.reported <= start:
+            if report is not None and report[2] <= start:
                 kept.append(line + b"\n")
                 self._kept.add(report[:2])
             else:
@@ -128,15 +125,12 @@ class MetricsFile:
         earlier = folder.path.glob("metrics.after-*.jsonl")
         reports = (_parse_report(line) for path in earlier for line in _content(path).split(b"\n"))
         # Reports after ``start`` that this or an earlier resumption removed; they will come again.
-        self.removed = {report[:2] for report in reports if report and report.reported > start}
+        self.removed = {report[:2] for report in reports if report and report[2] > start}
         # Unbuffered, so that no writes are pending when a full disk ends the run.
         self._file = folder.metrics.open("ab", buffering=0)
 
     def write(self, step: int, kind: str, values: Values) -> bool:
-        """Appends a line, unless the file has kept it; returns whether it did.
-
-        NaN and infinity become null, since JSON has neither.
-        """
+        """Appends a line, null for NaN and infinity, unless it was kept; returns whether it did."""
         if (kind, step) in self._kept:
             return False
         known = {
@@ -167,20 +161,14 @@ def _content(path: pathlib.Path) -> bytes:
         return b""
 
 
-class _Report(NamedTuple):
-    kind: str
-    step: float  # of the reported values
-    reported: float  # number of steps taken when it was made
-
-
-def _parse_report(line: bytes) -> _Report | None:
-    """Returns the report in a line, or None if the line is not one."""
+def _parse_report(line: bytes) -> tuple[str, float, float] | None:
+    """Returns kind and step of the report in a line, if it is one, and when it was made."""
     try:
         values = json.loads(line)
-        report = _Report(values.get("kind"), values["step"], values.get("reported", values["step"]))
+        report = values.get("kind"), values["step"], values.get("reported", values["step"])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
-    good = isinstance(report.kind, str) and all(isinstance(n, int | float) for n in report[1:])
+    good = isinstance(report[0], str) and all(isinstance(n, int | float) for n in report[1:])
     return report if good else None
 
 

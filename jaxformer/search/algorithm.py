@@ -76,8 +76,7 @@ class Algorithm(abc.ABC):
     pad_id: int = 0
 
     _size: ClassVar[str]  # the field with the number of hypotheses
-    # Numbers that jitted functions trace always, or unless they have their default, which costs
-    # nothing.
+    # Numbers that jitted functions trace always, or unless they have their default, which is free.
     _traced: ClassVar[tuple[str, ...]] = ()
     _traced_unless_default: ClassVar[tuple[str, ...]] = ("min_length",)
 

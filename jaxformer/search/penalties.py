@@ -39,10 +39,7 @@ def gnmt_penalty(length: Length, alpha: float | jax.Array) -> Length:
 
 
 def length_penalties(penalty: Penalty, alpha: float, max_length: int) -> Float[np.ndarray, " L"]:
-    """Returns the penalty of every length from 0 to ``max_length``, float32.
-
-    It is computed in float64 on the host, so that rounding never makes it decrease with the length.
-    """
+    """Returns the penalties of 0 to ``max_length`` tokens; float64 inside keeps them growing."""
     lengths = np.arange(max_length + 1, dtype=np.float64)
     if penalty == "none":
         values = np.ones_like(lengths)

@@ -44,10 +44,7 @@ def is_probable(logits: Float[Array, "B N K"], min_p: Number) -> Bool[Array, "B 
 
 
 def is_typical(logits: Float[Array, "B N K"], typical_p: Number) -> Bool[Array, "B N K"]:
-    """Returns the mask of the fewest tokens with this total probability, the most typical first.
-
-    Equally typical tokens are kept or filtered out together.
-    """
+    """Returns the mask of the fewest most typical tokens with this probability, and their ties."""
     log_probs = jax.nn.log_softmax(logits, axis=-1)
     probabilities = jnp.exp(log_probs)
     entropy = jax.scipy.special.entr(probabilities).sum(axis=-1, keepdims=True)

@@ -6,7 +6,7 @@ import typing
 from typing import Any
 
 from jaxformer.errors import UserError
-from jaxformer.fields import typed_values
+from jaxformer.fields import check_known
 from jaxformer.search.beam import BeamSearch
 from jaxformer.search.sampling import Sampling
 
@@ -33,9 +33,9 @@ def to_dict(search: BeamSearch | Sampling) -> dict[str, Any]:
 def from_dict(values: dict[str, Any]) -> BeamSearch | Sampling:
     """Builds and validates a search from plain values; the inverse of :func:`to_dict`."""
     fields = search_fields()
-    values = typed_values({name: hint for name, (hint, _) in fields.items()}, values, "search.")
+    check_known(values, fields, "search.")
     values = {name: default for name, (_, default) in fields.items()} | values
-    if (method := values.pop("method")) not in SEARCHES:
+    if (method := values.pop("method")) not in [*SEARCHES]:
         raise UserError(
             f"search.method must be one of {', '.join(map(repr, SEARCHES))}: got {method!r}"
         )

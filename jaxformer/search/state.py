@@ -56,8 +56,6 @@ class SearchState:
 
 @flax.struct.dataclass
 class BeamState(SearchState):
-    """State of beam search between two steps."""
-
     parents: Int[Array, "B N"]  # int32; the hypothesis that each one extended in the last step
     finished: BeamResult  # [B, N]; the best finished hypotheses of each group so far, best first
 
@@ -71,8 +69,6 @@ class BeamState(SearchState):
 
 @flax.struct.dataclass
 class SampleState(SearchState):
-    """State of sampling between two steps."""
-
     keys: Key[Array, " B"]  # one per sentence, the same at every step
     lengths: Int[Array, "B N"]  # int32; number of tokens; outdated until the step after a prefill
     finished: Bool[Array, "B N"]  # with EOS, or because no token is possible

@@ -17,17 +17,10 @@ from starlette.routing import Route
 
 from jaxformer.errors import UserError
 from jaxformer.plots.attention_page import source_hash
+from jaxformer.serving import protocol
 from jaxformer.serving.backend import Backend
 from jaxformer.serving.batching import BatchQueue, OverloadedError
-from jaxformer.serving.protocol import (
-    Limits,
-    Sentence,
-    Translation,
-    list_languages,
-    make_answer,
-    parse_json,
-    parse_query,
-)
+from jaxformer.serving.protocol import Limits, Sentence, Translation
 
 T = TypeVar("T")
 
@@ -37,7 +30,7 @@ _BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)  # of the histogram
 
 def make_app(backend: Backend, limits: Limits) -> Starlette:
     """Returns an ASGI application that translates with a model, for one event loop."""
-    registry = prometheus.CollectorRegistry()
+    registry, languages = prometheus.CollectorRegistry(), backend.languages
     requests = prometheus.Counter("jaxformer_requests", "Requests", ["status"], registry=registry)
     seconds = prometheus.Histogram("jaxformer_request_seconds", "Time", registry=registry)
     batches = prometheus.Histogram(
@@ -69,9 +62,9 @@ def make_app(backend: Backend, limits: Limits) -> Starlette:
         try:
             with seconds.time():
                 fields = await _read_fields(request, limits.body_limit)
-                query = parse_query(fields, backend.languages, limits)
+                query = protocol.parse_query(fields, languages, limits)
                 found = await _unless_client_leaves(request, queue.submit(query.sentences))
-                status, answer = 200, make_answer(query, found, backend.languages)
+                status, answer = 200, protocol.make_answer(query, found, languages)
                 return _json_response(answer)
         except Exception as error:
             status = _explain(error)[0]
@@ -87,7 +80,7 @@ def make_app(backend: Backend, limits: Limits) -> Starlette:
         routes=[
             Route("/", _show_page),
             Route("/translate", translate, methods=["POST"]),
-            Route("/languages", lambda _: _json_response(list_languages(backend.languages))),
+            Route("/languages", lambda _: _json_response(protocol.list_languages(languages))),
             Route("/health", lambda _: _json_response({"status": "ok"})),
             Route("/metrics", show_metrics),
         ],
@@ -104,7 +97,7 @@ async def _read_fields(request: Request, limit: int) -> Mapping[str, Any]:
         if len(body) > limit:
             raise HTTPException(413, f"Invalid request: more than {limit} bytes")
     if re.match(r"application/(.+\+)?json\b", request.headers.get("Content-Type", "")):
-        return parse_json(bytes(body))
+        return protocol.parse_json(bytes(body))
 
     async def replay() -> dict[str, Any]:
         return {"type": "http.request", "body": bytes(body)}

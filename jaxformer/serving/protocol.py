@@ -79,7 +79,6 @@ class Query(NamedTuple):
 
     @property
     def sentences(self) -> list[Sentence]:
-        """The lines of all texts."""
         return [Sentence(line, self.target, self.details) for text in self.texts for line in text]
 
 
@@ -93,7 +92,6 @@ def list_languages(languages: Languages) -> list[dict[str, Any]]:
 
 
 def parse_json(body: bytes) -> dict[str, Any]:
-    """Parses the object in the body of a request."""
     try:
         fields = json.loads(body)
     except (ValueError, RecursionError):
@@ -104,11 +102,7 @@ def parse_json(body: bytes) -> dict[str, Any]:
 
 
 def parse_query(fields: Mapping[str, Any], languages: Languages, limits: Limits) -> Query:
-    """Checks the fields of a request.
-
-    Raises:
-      UserError: A field is missing or malformed, a language is unknown, or a limit is exceeded.
-    """
+    """Checks the fields of a request; raises a ``UserError`` about the first that is wrong."""
     for name in ("q", "source", "target"):
         if not fields.get(name):
             raise UserError(f"Invalid request: missing {name} parameter")

@@ -11,8 +11,7 @@ from jaxtyping import Array, Int, PyTree
 
 from jaxformer.errors import UserError
 
-# Returns the parameters to evaluate and to keep, given the optimizer's state and the trained
-# parameters, as optax.contrib.schedule_free_eval_params does.
+# (optimizer's state, trained parameters) -> parameters to evaluate, as schedule_free_eval_params.
 EvaluatedParams: TypeAlias = Callable[[PyTree, PyTree], PyTree]
 
 

@@ -43,8 +43,7 @@ from jaxformer.training.validation import Validation, best_metric
 
 # A run that has skipped this many steps in a row will not recover on its own.
 _MAX_SKIPPED_IN_ROW = 10
-# Keys in the metadata of a checkpoint, in addition to the identity: the unfinished report and the
-# history of validations.
+# Keys in the metadata of a checkpoint: the unfinished report, and the history of validations.
 _WINDOW, _VALIDATIONS = "since_last_report", "best_and_validations_since"
 
 

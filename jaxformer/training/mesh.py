@@ -158,10 +158,7 @@ class BatchShards(NamedTuple):
 
 
 def param_shardings(mesh: Mesh, params: PyTree, info: PyTree) -> PyTree:
-    """Returns the sharding of every parameter, from its description in ``info`` or None.
-
-    An axis that cannot be split evenly is not split. An array without a description is replicated.
-    """
+    """Returns each parameter's sharding from its ``info`` or None; uneven axes are not split."""
 
     def sharding(leaf: Leaf, parameter: ParameterInfo | None) -> NamedSharding:
         if parameter is None or len(parameter.axes) != leaf.ndim:
@@ -198,10 +195,7 @@ def opt_state_shardings(mesh: Mesh, opt_state: PyTree, params: PyTree, layout: P
 
 
 def to_devices(mesh: Mesh, batch: PyTree, gradient_accumulation: int = 1) -> PyTree:
-    """Transfers this process's rows of a batch to its devices, as its shards of the global batch.
-
-    Raises a ``UserError`` unless all leaves are arrays of numbers with rows for each micro-batch.
-    """
+    """Transfers this process's rows of a batch of arrays to its devices, as global arrays."""
     shards, sharding = BatchShards.of(mesh, gradient_accumulation), batch_sharding(mesh)
     local_count, count = len(shards.local_shards), shards.shard_count
 

@@ -23,8 +23,6 @@ from jaxformer.training.task import Example, Loss, Randomness, Sums, Task
 
 
 class Contribution(NamedTuple):
-    """The contribution of one example to a step."""
-
     text: str  # the example
     count: float  # for example target tokens
     loss: float  # divided by its own count
@@ -32,8 +30,6 @@ class Contribution(NamedTuple):
 
 
 class ReplayedStep(NamedTuple):
-    """A repeated step."""
-
     start: int  # step of the checkpoint from which the state was recomputed; 0 without one
     sums: dict[str, float]
     contributions: list[Contribution]  # NaN and infinity first, then the largest gradients
@@ -49,10 +45,7 @@ def replay_step(
     start_from: StartFrom | None = None,
     evaluated: EvaluatedParams | None = None,
 ) -> ReplayedStep:
-    """Repeats one step of a run, from the newest checkpoint before it.
-
-    On the same kind and number of devices, all numbers are bit-identical to training.
-    """
+    """Repeats a step from the newest checkpoint before it, bit-identically on the same devices."""
     # A run takes at most this many steps after its newest checkpoint.
     last = min(settings.steps, max(checkpoints.steps(), default=0) + settings.checkpoint_every)
     if not 1 <= step <= last:

@@ -1,5 +1,6 @@
 """The state of a training run: parameters, optimizer state and counters, sharded over the mesh."""
 
+import collections
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -40,15 +41,8 @@ class TrainState(NamedTuple):
     skipped_in_row: Int[Array, ""]
 
 
-class EvaluatedState(NamedTuple):
-    """A :class:`TrainState` in a checkpoint whose ``params`` are evaluated, but not trained."""
-
-    step: Int[Array, ""]
-    params: PyTree
-    opt_state: PyTree
-    skipped: Int[Array, ""]
-    skipped_in_row: Int[Array, ""]
-    trained: PyTree  # the params of the TrainState
+# A TrainState in a checkpoint whose ``params`` are evaluated; training continues with ``trained``.
+EvaluatedState = collections.namedtuple("EvaluatedState", (*TrainState._fields, "trained"))
 
 
 def evaluate_at(
@@ -172,11 +166,7 @@ def restore_or_initialize(
     before: int | None = None,
     evaluated: EvaluatedParams | None = None,
 ) -> tuple[TrainState, dict[str, Any]]:
-    """Returns the newest state and its metadata, or a fresh state and none.
-
-    ``before`` excludes this checkpoint and all later ones. Runs with ``evaluated`` save an
-    :class:`EvaluatedState`.
-    """
+    """Returns the newest state, from ``before`` a step, and its metadata, or a fresh state."""
     if jax.process_count() > 1:
         newest = checkpoints.newest_good_step()
         processes.check_agreement({"newest undamaged checkpoint in the workdir": str(newest)})

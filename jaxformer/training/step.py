@@ -59,7 +59,6 @@ class TrainStep:
 
     @functools.cached_property
     def _seed_on_devices(self) -> Array:
-        """The seed, transferred once."""
         with jax.transfer_guard_host_to_device("allow"):
             sharding = replicated(self._mesh)
             return jax.make_array_from_callback((), sharding, lambda _: self._seed)
@@ -233,10 +232,7 @@ def global_sums(
 
 
 def checked_sums(sums: object) -> Sums:
-    """Converts the sums of a loss function to arrays, or raises ``UserError``.
-
-    The second of a pair named "hits" becomes the sum "hits:count".
-    """
+    """Returns the sums of a loss as arrays, with "hits:count" for a pair "hits"; refuses others."""
     if not isinstance(sums, dict) or not {"loss", "count"} <= sums.keys() or _ADDED & sums.keys():
         found = sorted(sums) if isinstance(sums, dict) else type(sums).__name__
         raise UserError(

@@ -95,8 +95,6 @@ def best_metric(task: Task, settings: FitConfig) -> tuple[str, str]:
 
 @dataclasses.dataclass
 class Validation:
-    """Validations of a run."""
-
     task: Task
     settings: FitConfig
     best: tuple[str, str]  # of best_metric
@@ -108,14 +106,10 @@ class Validation:
     history: Sequence[float]
 
     def is_due(self, step: int) -> bool:
-        """Returns whether the run validates after this step."""
         return step % self.settings.eval_every == 0 or step == self.settings.steps
 
     def run(self, step: int, params: PyTree) -> bool:
-        """Validates parameters that are saved or being saved, and scores their checkpoint.
-
-        Returns False if it was stopped; it runs again after resuming.
-        """
+        """Validates and scores a checkpoint; returns False if stopped, to run again later."""
         values, (name, mode) = self._evaluate(step, params), self.best
         if not values:
             return values is not None
@@ -179,10 +173,7 @@ class Validation:
         return f"no better {self.best[0]} in the last {since} validations" if ended else ""
 
     def resume(self, params: PyTree, start: int) -> bool:
-        """Counts the validation of the checkpoint that the run resumes from.
-
-        Repeats it if it was due but interrupted; returns False if it was stopped, as :meth:`run`.
-        """
+        """Counts the validation of step ``start``; repeats an interrupted one, as :meth:`run`."""
         if (score := self.checkpoints.score(start)) is not None:
             self._record_score(score)
         elif start <= self.settings.steps and self.is_due(start):

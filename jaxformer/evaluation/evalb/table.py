@@ -48,7 +48,6 @@ class Counts:
         return _percent(self.correct_tags, self.words)
 
     def numbers(self) -> dict[str, object]:
-        """Returns all counts and percentages by name."""
         percentages = ("recall", "precision", "f1", "tagging_accuracy")
         return dataclasses.asdict(self) | {name: getattr(self, name) for name in percentages}
 
@@ -149,7 +148,6 @@ def _summary_lines(summary: Summary) -> list[str]:
 
 
 def summary(rows: Sequence[SentenceScores]) -> Summary:
-    """Summarizes the scores of sentences."""
     statuses = [row.status for row in rows]
     valid = [row for row in rows if row.status is Status.VALID]
     sums = {

@@ -6,96 +6,84 @@ absolute inputs of each sentence, plus 1.1 standard deviations.
 """
 
 import collections
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import flax.traverse_util
+import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float
+from flax import linen as nn
+from jaxtyping import Array, Float, Int
 
-from jaxformer.interop.bergamot.layout import ALPHA
-from jaxformer.models.student import StudentConfig
-from jaxformer.nn.positions import tensor2tensor_positions
+from jaxformer.data.tokenizer import PAD
+from jaxformer.inference.members import Member
+from jaxformer.inference.pair_scores import pair_batches
+from jaxformer.interop.bergamot.layout import ALPHA, LAYERS
+from jaxformer.nn.attention import MultiHeadAttention
 
 _DEVIATIONS = 1.1
-_Array = Float[np.ndarray, "T D"]
+_TOKENS_PER_BATCH = 4096
 
 
 def find_alphas(
-    tensors: Mapping[str, np.ndarray],
-    config: StudentConfig,
-    pairs: Iterable[tuple[Sequence[int], Sequence[int]]],
-) -> dict[str, np.ndarray]:
-    """Returns the scale of each matrix's input, from sources and translations in Bergamot's ids."""
-    model = _Model(tensors, config)
-    for source, target in pairs:
-        model.translate(source, target)
-    alphas = {}
-    for name, maxima in model.maxima.items():
-        limit = np.mean(maxima) + _DEVIATIONS * np.std(maxima)
-        alphas[f"{name}{ALPHA}"] = np.array([[127 / max(limit, 1e-6)]], np.float32)
-    # The scale of the logits' input has two names.
-    return alphas | {f"none{ALPHA}": alphas[f"Wemb{ALPHA}"]}
+    student: Member, pairs: Sequence[tuple[list[int], list[int]]]
+) -> dict[str, Float[np.ndarray, "1 1"]]:
+    """Returns the scale of each matrix's input, from sources and translations in token ids."""
+    maxima = collections.defaultdict(list)
+    for batch in pair_batches(pairs, student.config.max_length, _TOKENS_PER_BATCH):
+        found = jax.device_get(_largest_inputs(student, batch.src, batch.tgt_in))
+        for name, largest in found.items():
+            maxima[f"{name}{ALPHA}"] += largest[: len(batch.numbers)].tolist()
+    limits = {name: np.mean(m) + _DEVIATIONS * np.std(m) for name, m in maxima.items()}
+    limits[f"none{ALPHA}"] = limits[f"Wemb{ALPHA}"]  # two names for the input of the logits
+    return {n: np.array([[127 / max(limit, 1e-6)]], np.float32) for n, limit in limits.items()}
 
 
-class _Model:
-    """A student in NumPy, which records the inputs of its matrices."""
+@jax.jit
+def _largest_inputs(
+    student: Member, src: Int[Array, "B S"], tgt_in: Int[Array, "B T"]
+) -> dict[str, Float[Array, " B"]]:
+    """Returns the largest absolute input of each matrix for each pair, without padding."""
+    segments, options = (src != PAD).astype(jnp.int32), {"mutable": "inputs"}
+    with nn.intercept_methods(_record):
+        encoded, of_encoder = student(src, segments, method="encode", **options)
+        features, of_decoder = student(tgt_in, encoded, segments, method="decode", **options)
+    largest = {"Wemb": jnp.where(tgt_in != PAD, jnp.abs(features).max(axis=-1), 0).max(axis=1)}
+    found: Any = flax.traverse_util.flatten_dict(of_encoder["inputs"] | of_decoder["inputs"])
+    for (side, _, module, name), [layers] in found.items():
+        of_memory = module == "cross_attention" and name in ("key", "value")
+        tokens = src if side == "encoder" or of_memory else tgt_in
+        for n, inputs in enumerate(jnp.where(tokens != PAD, layers, 0).max(axis=2), 1):
+            largest[f"{side}_l{n}_{LAYERS[side][module, name]}"] = inputs
+    return largest
 
-    def __init__(self, tensors: Mapping[str, np.ndarray], config: StudentConfig) -> None:
-        self.tensors, self.config = tensors, config
-        self.maxima: dict[str, list[float]] = collections.defaultdict(list)
 
-    def translate(self, source: Sequence[int], target: Sequence[int]) -> None:
-        """Encodes a sentence, and decodes a given translation of it."""
-        table, layers = self.tensors["Wemb"], range(1, self.config.num_layers + 1)
-        memory = self._add_positions(table[np.asarray(source)])
-        for name in (f"encoder_l{n}" for n in layers):
-            memory = self._attend(memory, memory, f"{name}_self")
-            memory = self._feed_forward(memory, f"{name}_ffn")
-        x = table[np.asarray(target[:-1], int)]
-        x = self._add_positions(np.concatenate([np.zeros_like(table[:1]), x]))
-        for name in (f"decoder_l{n + 1}" for n in range(self.config.num_decoder_layers)):
-            x = self._recur(x, f"{name}_rnn")
-            x = self._attend(x, memory, f"{name}_context")
-            x = self._feed_forward(x, f"{name}_ffn")
-        self.maxima["Wemb"].append(np.abs(x).max())
+def _record(call: Callable, args: tuple, kwargs: dict[str, Any], context: Any) -> Any:
+    """Calls a method of a layer, and sows the largest input of its matrices for each token."""
+    module, method = context.module, context.method_name
 
-    def _multiply(self, x: _Array, prefix: str, letter: str) -> _Array:
-        self.maxima[f"{prefix}_W{letter}"].append(np.abs(x).max())
-        bias = self.tensors.get(f"{prefix}_b{letter}", 0)
-        return x @ self.tensors[f"{prefix}_W{letter}"] + bias
+    def sow(inputs: Float[Array, "B T _"], *names: str) -> None:
+        for name in names:
+            module.sow("inputs", name, jnp.abs(inputs).max(axis=-1))
 
-    def _add_positions(self, x: _Array) -> _Array:
-        length, size = x.shape
-        return x * math.sqrt(size) + np.asarray(tensor2tensor_positions(length, size))
-
-    def _norm(self, x: _Array, name: str) -> _Array:
-        x = x - x.mean(axis=1, keepdims=True)
-        x = x / np.sqrt((x**2).mean(axis=1, keepdims=True) + self.config.norm_epsilon)
-        return x * self.tensors[f"{name}_ln_scale"] + self.tensors[f"{name}_ln_bias"]
-
-    def _attend(self, x: _Array, memory: _Array, name: str) -> _Array:
-        heads = self.config.num_heads
-        q, k, v = (
-            self._multiply(inputs, name, letter).reshape(len(inputs), heads, -1)
-            for inputs, letter in ((x, "q"), (memory, "k"), (memory, "v"))
-        )
-        scores = np.einsum("thk,shk->hts", q, k) / math.sqrt(q.shape[-1])
-        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        weights /= weights.sum(axis=-1, keepdims=True)
-        y = np.einsum("hts,shk->thk", weights, v).reshape(len(x), -1)
-        return self._norm(x + self._multiply(y, name, "o"), f"{name}_Wo")
-
-    def _feed_forward(self, x: _Array, name: str) -> _Array:
-        y = self._multiply(x, name, "1")
-        y = np.maximum(y, 0) if self.config.activation == "relu" else y / (1 + np.exp(-y))
-        return self._norm(x + self._multiply(y, name, "2"), f"{name}_ffn")
-
-    def _recur(self, x: _Array, name: str) -> _Array:
-        kept = 1 / (1 + np.exp(-self._multiply(x, name, "f")))
-        new = (1 - kept) * self._multiply(x, name, "")
-        state = np.zeros_like(new[0])
-        states = []
-        for t in range(len(x)):
-            state = kept[t] * state + new[t]
-            states.append(state)
-        return self._norm(x + np.maximum(states, 0), f"{name}_ffn")
+    result = call(*args, **kwargs)
+    if method == "_project":  # of a feed-forward network
+        name, x, _ = args
+        sow(x, name)
+    elif method == "_projections":
+        # An identity matrix beside the output matrix returns its input together with its output.
+        kernel, bias = result["output"]
+        kernel = jnp.concatenate([kernel, jnp.eye(len(kernel))], axis=1)
+        result["output"] = kernel, None if bias is None else jnp.pad(bias, (0, len(kernel)))
+    elif method == "attend":
+        x, _, memory = args
+        if not isinstance(module, MultiHeadAttention):
+            sow(x, "input", "forget")
+            return result
+        sow(x, "query")
+        sow(x if memory is None else memory, "key", "value")
+        output, heads = jnp.split(result[0], [x.shape[-1]], axis=-1)
+        sow(heads, "output")
+        return output, result[1]
+    return result

@@ -1,6 +1,7 @@
 """Exports students as models for Bergamot, which Firefox translates with; inverse of the import."""
 
 import base64
+import dataclasses
 import functools
 import itertools
 import json
@@ -19,6 +20,7 @@ from jaxformer.data.tokenizer import EOS, PAD, UNK, Tokenizer, open_processor
 from jaxformer.errors import UserError
 from jaxformer.files import write_file
 from jaxformer.inference import shortlist
+from jaxformer.inference.members import Member
 from jaxformer.inference.shortlist import Shortlist
 from jaxformer.inference.translator import Translator
 from jaxformer.inference.weights import TrainedModel
@@ -83,7 +85,7 @@ def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
     write_file(folder / names["vocabulary"], vocabulary)
     order = _order(model.tokenizer, vocabulary)
     tensors = _tensors(config, model.params, order)
-    tensors |= _alphas(model, config, tensors, order)
+    tensors |= _alphas(model)
     sizes = {theirs: str(getattr(config, ours)) for ours, theirs in layout.SIZES.items()}
     settings = layout.SETTINGS | sizes | {"tied-embeddings-all": "true"}
     settings["transformer-ffn-activation"] = config.activation
@@ -187,12 +189,7 @@ def _tensors(
     return tensors
 
 
-def _alphas(
-    model: TrainedModel,
-    config: StudentConfig,
-    tensors: dict[str, np.ndarray],
-    order: Int[np.ndarray, " V"],
-) -> dict[str, np.ndarray]:
+def _alphas(model: TrainedModel) -> dict[str, np.ndarray]:
     """Returns the scales of activations: of an imported model, or for the run's training text."""
     path = model.folder.path / layout.ALPHAS
     if path.exists():
@@ -207,22 +204,13 @@ def _alphas(
     chosen = list(itertools.islice(fitting, _SENTENCES))
     if not chosen:
         raise UserError(f"{_SYSTEM}: expected text to train on, for the scales: found none")
-    found = translator.translate_ids(chosen)
-    number = np.zeros(config.vocab_size, int)
-    number[order] = np.arange(len(order))
-    pairs = [
-        (number[source].tolist(), number[decoded.tokens[0]].tolist())
-        for source, decoded in zip(chosen, found, strict=True)
-    ]
-    return find_alphas(tensors, config, pairs)
+    found = [decoded.tokens[0] for decoded in translator.translate_ids(chosen)]
+    exact = dataclasses.replace(model.config.model, compute_dtype="float32")
+    return find_alphas(Member(exact, model.params), list(zip(chosen, found, strict=True)))
 
 
 def _shortlist(ours: Shortlist, order: Int[np.ndarray, " V"], vocab_size: int) -> files.Shortlist:
-    """Returns the shortlist in Bergamot's ids.
-
-    The first ids are likely for every source. Other tokens that are, too, are in the list of the
-    end of sentence.
-    """
+    """Returns it in Bergamot's ids: common tokens are the first ids, or in the list of </s>."""
     number = np.full(vocab_size, -1)
     number[order] = np.arange(len(order))
     common = set(number[ours.common].tolist())

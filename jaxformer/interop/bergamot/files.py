@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from jaxformer.errors import UserError
-from jaxformer.files import explain_read_errors, read_whole, write_file
+from jaxformer.files import read_whole, write_file
 
 _MAX_BYTES = 2**31
 _MAX_TENSORS, _MAX_NAME, _MAX_AXES = 4096, 256, 4
@@ -24,12 +24,8 @@ _INT8, _FLOAT32 = {0x101}, {0x404}
 # In Bergamot's fork of Marian, and in Marian: int8 values, and then their multiplier, float32.
 _INTGEMM8 = {0x4101, 0x10001}
 _REFUSED = {
-    0x4102: "intgemm16, matrices of 16 bits",
-    0x10002: "intgemm16, matrices of 16 bits",
-    0x11001: "a matrix packed for one kind of CPU",
-    0x12001: "a matrix packed for one kind of CPU",
-    0x13001: "a matrix packed for one kind of CPU",
-    0x18001: "a matrix packed for one kind of CPU",
+    **dict.fromkeys((0x4102, 0x10002), "intgemm16, matrices of 16 bits"),
+    **dict.fromkeys((0x11001, 0x12001, 0x13001, 0x18001), "a matrix packed for one kind of CPU"),
 }
 # Matrices of these names are stored transposed, under the shape that they have otherwise.
 _TRANSPOSED = re.compile(r".*_W[a-z0-9]?")
@@ -43,10 +39,8 @@ class _Cursor:
     """A position in the bytes of a file, behind which nothing is read."""
 
     def __init__(self, path: pathlib.Path) -> None:
-        self.path = path
-        with explain_read_errors(path):
-            self.content = read_whole(path, limit=_MAX_BYTES)
-        self.place = 0
+        self.path, self.place = path, 0
+        self.content = read_whole(path, limit=_MAX_BYTES)
 
     def take(self, size: int) -> bytes:
         if not 0 <= size <= len(self.content) - self.place:
@@ -55,7 +49,6 @@ class _Cursor:
         return self.content[self.place - size : self.place]
 
     def numbers(self, count: int, dtype: str = "<u8") -> list[int]:
-        """Reads whole numbers."""
         return np.frombuffer(self.take(count * np.dtype(dtype).itemsize), dtype).tolist()
 
     def error(self, reason: str) -> UserError:
@@ -63,11 +56,7 @@ class _Cursor:
 
 
 def read_tensors(path: pathlib.Path) -> tuple[dict[str, Float[np.ndarray, "..."]], dict[str, str]]:
-    """Returns tensors by name, and the settings of the model, which one of them holds as text.
-
-    Raises:
-      UserError: The file is damaged, encrypted, or has tensors of another type.
-    """
+    """Returns tensors by name, and the model's settings; refuses a damaged or encrypted file."""
     cursor = _Cursor(path)
     version, count = cursor.numbers(2)
     if version != 1:
@@ -98,7 +87,6 @@ def read_tensors(path: pathlib.Path) -> tuple[dict[str, Float[np.ndarray, "..."]
 def _values(
     cursor: _Cursor, name: str, kind: int, shape: list[int], data: bytes
 ) -> Float[np.ndarray, "..."]:
-    """Returns a tensor as float32."""
     size = int(np.prod(shape, dtype=object)) if shape else 1
     width = 4 if kind in _FLOAT32 else 1
     if kind not in _FLOAT32 | _INTGEMM8:
@@ -120,10 +108,7 @@ def _values(
 def write_tensors(
     path: pathlib.Path, tensors: dict[str, Float[np.ndarray, "..."]], settings: dict[str, str]
 ) -> None:
-    """Writes matrices of layers and embeddings as int8, everything else as float32.
-
-    The inverse of :func:`read_tensors`. The largest absolute value of a matrix becomes 127.
-    """
+    """Writes matrices as int8, where the largest value becomes 127, all else as float32."""
     given = {name: value or '""' for name, value in sorted(settings.items())}
     text = "".join(f"{name}: {value}\n" for name, value in given.items())
     blobs = {name: _serialize(name, tensors[name]) for name in sorted(tensors)}
@@ -164,25 +149,15 @@ def _parse(text: str) -> dict[str, str]:
 
 
 class Shortlist(NamedTuple):
-    """Likely translations of each source token.
+    """Likely translations, as in :class:`~jaxformer.inference.shortlist.Shortlist`."""
 
-    Attributes:
-      first: Number of the first tokens of the vocabulary, which are always likely.
-      offsets: The translations of source token i are ``tokens[offsets[i]:offsets[i + 1]]``.
-      tokens: Target tokens.
-    """
-
-    first: int
+    first: int  # number of the first tokens of the vocabulary, which are always likely
     offsets: Int[np.ndarray, " _"]
     tokens: Int[np.ndarray, " E"]
 
 
 def read_shortlist(path: pathlib.Path) -> Shortlist:
-    """Reads a shortlist, such as ``lex.50.50.ende.s2t.bin``.
-
-    Raises:
-      UserError: The file is damaged.
-    """
+    """Reads a shortlist, such as ``lex.50.50.ende.s2t.bin``; refuses a damaged one."""
     cursor = _Cursor(path)
     magic, checksum = cursor.numbers(2)
     if magic != _SHORTLIST:

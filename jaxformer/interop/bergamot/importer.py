@@ -18,8 +18,8 @@ from jaxtyping import Int
 from jaxformer.config import Config, DataConfig
 from jaxformer.data.marian_tokenizer import MarianTokenizer
 from jaxformer.data.tokenizer import BOS, PAD, UNK, open_processor
-from jaxformer.errors import UserError
-from jaxformer.files import explain_read_errors, local_path, read_whole, run_path, write_file
+from jaxformer.errors import UserError, prefix_errors
+from jaxformer.files import local_path, read_whole, run_path, write_file
 from jaxformer.inference.shortlist import Shortlist
 from jaxformer.inference.weights import write_model
 from jaxformer.interop.arrays import NamedArrays, Params, stack
@@ -40,13 +40,7 @@ _MAX_LENGTH = 512
 
 
 def import_bergamot(directory: pathlib.Path, workdir: pathlib.Path) -> str:
-    """Converts the model in a folder to a new workdir, which every command accepts.
-
-    An unfinished workdir is overwritten. Returns a one-line summary of the model.
-
-    Raises:
-      UserError: A file is missing or damaged, or the model is of another kind.
-    """
+    """Converts the model in a folder to a new workdir; returns a one-line summary of the model."""
     directory, folder = local_path(directory), Workdir(run_path(workdir))
     folder.check_writable(COMMAND)
     path = _single(directory, "model.*.bin")
@@ -110,15 +104,12 @@ def _vocabularies(directory: pathlib.Path) -> list[tuple[pathlib.Path, bytes]]:
     split = list(directory.glob("srcvocab.*.spm"))
     names = ["srcvocab.*.spm", "trgvocab.*.spm"] if split else ["vocab.*.spm"]
     paths = [_single(directory, name) for name in names]
-    with explain_read_errors(directory):
-        return [(path, read_whole(path)) for path in paths]
+    return [(path, read_whole(path)) for path in paths]
 
 
 def _pieces(path: pathlib.Path, content: bytes) -> list[str]:
-    try:
+    with prefix_errors(str(path)):
         processor = open_processor(content)
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from None
     pieces = [processor.id_to_piece(i) for i in range(processor.get_piece_size())]
     if pieces[:2] != ["</s>", "<unk>"]:
         raise UserError(f"{path}: expected </s> and <unk> as its first pieces: got {pieces[:2]}")
@@ -147,7 +138,7 @@ def _model(
         if not (text := settings.get(theirs, "")).isdecimal():
             raise UserError(f"{path}: expected {theirs} to be a whole number: got {text!r:.80}")
         values[ours] = int(text)
-    try:
+    with prefix_errors(str(path)):
         return StudentConfig(
             vocab_size=vocab_size,
             activation=_ACTIVATIONS[activation],
@@ -158,8 +149,6 @@ def _model(
             max_length=_MAX_LENGTH,
             **values,
         )
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from None
 
 
 def _read_params(

@@ -10,7 +10,7 @@ import re
 from typing import Any, Literal
 
 from jaxformer.config import Config, DataConfig, ModelConfig
-from jaxformer.errors import UserError
+from jaxformer.errors import UserError, prefix_errors
 from jaxformer.interop.json_fields import JsonFields
 from jaxformer.nn.feed_forward import Activation
 from jaxformer.search import BeamSearch
@@ -137,10 +137,8 @@ class MarianConfig:
             "norm_epsilon": 1e-5,
             "max_length": fields.integer("max_position_embeddings"),
         }
-        try:
+        with prefix_errors(str(fields.place)):
             model = ModelConfig(**sizes)
-        except UserError as error:
-            raise UserError(f"{fields.place}: {error}") from None
         data = DataConfig(
             source_language=languages[0],
             target_language=languages[1],

@@ -18,13 +18,8 @@ from jaxformer.data.tokenizer import BOS, EOS, UNK
 from jaxformer.errors import UserError
 from jaxformer.files import write_file
 from jaxformer.inference.weights import TrainedModel
-from jaxformer.interop.formats import (
-    Usage,
-    check_fields,
-    check_search,
-    paper_model,
-    write_tokenizer,
-)
+from jaxformer.interop import formats
+from jaxformer.interop.formats import Usage
 from jaxformer.interop.marian.layout import LINEAR, NORMS, OUTPUT, SHARED, SOURCE, TARGET
 from jaxformer.interop.safetensors import save_arrays
 from jaxformer.search import BeamSearch
@@ -49,16 +44,16 @@ _NOTES = (
 
 def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
     """Writes the files of a MarianMTModel and a MarianTokenizer."""
-    pieces, config = write_tokenizer(model, folder), paper_model(model.config, "Marian")
-    check_fields(
-        config, "Marian", norm_position=["post"], positions=["sinusoidal"], activation=_ACTIVATIONS
-    )
+    config = formats.paper_model(model.config, "Marian")
+    pieces = formats.write_tokenizer(model, folder)
+    only: dict[str, Any] = {"norm_position": ["post"], "positions": ["sinusoidal"]}
+    formats.check_fields(config, "Marian", **only, activation=_ACTIVATIONS)
     if config.norm_epsilon > _NORM_EPSILON:
         raise UserError(
             f"Marian: expected model.norm_epsilon of at most {_NORM_EPSILON:g}, got "
             f"{config.norm_epsilon:g}; export stablehlo instead"
         )
-    search = check_search(model.config, "Marian")
+    search = formats.check_search(model.config, "Marian")
     # Our id for each of Marian's ids: end of sentence, unknown, pieces, and padding as the start.
     order = np.array([EOS, UNK, *range(UNK + 1, config.vocab_size), BOS])
     names = ["</s>", "<unk>", *pieces[UNK + 1 :], "<pad>"]
@@ -123,13 +118,10 @@ def rescale_activations(params: dict[str, Any], factor: float) -> dict[str, Any]
 
 
 def _config(config: ModelConfig, vocab_size: int) -> dict[str, Any]:
+    sizes = {"attention_heads": config.num_heads, "ffn_dim": config.d_ff}
+    sizes["layers"] = config.num_layers
     return {
-        "encoder_attention_heads": config.num_heads,
-        "encoder_ffn_dim": config.d_ff,
-        "encoder_layers": config.num_layers,
-        "decoder_attention_heads": config.num_heads,
-        "decoder_ffn_dim": config.d_ff,
-        "decoder_layers": config.num_layers,
+        **{f"{side}_{name}": n for side in ("encoder", "decoder") for name, n in sizes.items()},
         "architectures": ["MarianMTModel"],
         "model_type": "marian",
         "is_encoder_decoder": True,

@@ -12,6 +12,7 @@ activation, and three differences in layout:
 - Its vocabulary is numbered differently.
 """
 
+import functools
 import pathlib
 
 import jax
@@ -23,7 +24,7 @@ from jaxformer.config import DataConfig, ModelConfig, model_section
 from jaxformer.data.marian_tokenizer import MarianTokenizer
 from jaxformer.data.tokenizer import BOS, PAD
 from jaxformer.errors import UserError
-from jaxformer.files import explain_read_errors, local_path, read_object, read_whole, run_path
+from jaxformer.files import local_path, read_object, read_whole, run_path
 from jaxformer.inference.weights import write_model
 from jaxformer.interop.arrays import (
     NOTHING,
@@ -51,19 +52,14 @@ FILES = ModelFiles(
 
 
 def import_marian(directory: pathlib.Path, workdir: pathlib.Path) -> str:
-    """Converts the Marian model in a folder to a new workdir, which every command accepts.
-
-    An unfinished workdir is overwritten. Returns a one-line summary of the model, with the names of
-    unused fields.
-    """
+    """Converts the model in a folder to a new workdir; returns a summary with unused fields."""
     directory, folder = local_path(directory), Workdir(run_path(workdir))
     folder.check_writable(COMMAND)
     marian = MarianConfig(directory)
     config = marian.config(_languages(directory / "tokenizer_config.json"))
     pieces, order = _vocabulary(directory / "vocab.json", marian)
-    tokenizer = MarianTokenizer.assemble(
-        _read(directory / "source.spm"), _read(directory / "target.spm"), pieces
-    )
+    source, target = (read_whole(directory / name) for name in ("source.spm", "target.spm"))
+    tokenizer = MarianTokenizer.assemble(source, target, pieces)
     place, arrays = read_weights(directory, NOTHING, LAYOUT)
     params = _read_params(place, arrays, marian, model_section(config, ModelConfig), order)
     identity = {"tokenizer": tokenizer.sha256}
@@ -84,11 +80,6 @@ def _languages(path: pathlib.Path) -> tuple[str, str]:
     source = settings.get("source_lang") or DataConfig.source_language
     target = settings.get("target_lang") or DataConfig.target_language
     return str(source), str(target)
-
-
-def _read(path: pathlib.Path) -> bytes:
-    with explain_read_errors(path):
-        return read_whole(path)
 
 
 def _vocabulary(
@@ -137,29 +128,20 @@ def _read_params(
         place=str(path),
     )
 
-    def layers(which: str) -> Params:
-        return stack(
-            lambda n: _layer(arrays, f"model.{which}.layers.{n}", config.num_heads),
-            config.num_layers,
-        )
-
     bias = arrays.array("final_logits_bias", "1V")[0]
     bias[[PAD, BOS]] = -np.inf
-    params = {
-        "encoder": {"layers": layers("encoder")},
-        "decoder": {"layers": layers("decoder")},
-        "logits_bias": bias,
-        **_embeddings(arrays, marian, width),
-    }
+    params = {"logits_bias": bias, **_embeddings(arrays, marian, width)}
+    for side in ("encoder", "decoder"):
+        layer = functools.partial(_layer, arrays, side, config.num_heads)
+        params[side] = {"layers": stack(layer, config.num_layers)}
     _check_positions(arrays, config)
     arrays.check_all_read()
     return params
 
 
-def _layer(arrays: NamedArrays, name: str, num_heads: int) -> Params:
-    modules = ["self_attention", "feed_forward"]
-    if ".decoder." in name:
-        modules.append("cross_attention")
+def _layer(arrays: NamedArrays, side: str, num_heads: int, number: int) -> Params:
+    name = f"model.{side}.layers.{number}"
+    modules = [module for module in NORMS if side == "decoder" or module != "cross_attention"]
     params: Params = {module: {} for module in modules}
     for linear, (module, ours) in LINEAR.items():
         if module in modules:

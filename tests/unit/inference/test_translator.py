@@ -40,7 +40,6 @@ TEXTS, IDS = "expected a list of texts", "expected token ids from 0 to 299, got"
         (lambda t: t.translate(["ten"], prefixes="z"), f"prefixes: {TEXTS}"),
         (lambda t: align(t, "ten", [("zehn", [5, 1])] * 3), f"sources: {TEXTS}"),
         (lambda t: Parser(t).parse("It works"), "sentences[0]: expected a list of words, got one"),
-        (lambda t: Parser(t).parse(["It works"]), "sentences[0]: expected a list of words, got"),
         (lambda t: t.tokenizer.encode_batch("ten"), f"texts: {TEXTS}, got one"),
         # Token ids out of range.
         (lambda t: t.translate_ids([[5, 1], [300, 1]]), f"sources[1]: {IDS} 300; enc"),

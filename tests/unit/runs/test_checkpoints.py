@@ -205,13 +205,9 @@ def test_a_disk_that_fails_is_not_damage(file, directory, monkeypatch):
 class TestBesideATrainer:
     """A run keeps only the newest steps."""
 
-    @pytest.mark.parametrize(
-        ("module", "name"),
-        [(manifest_module, "file_sha256"), (restoring_module, "describe_leaves")],
-        ids=["verify", "read"],
-    )
-    def test_a_step_is_kept_while_it_is_read(self, directory, module, name, monkeypatch):
-        function, reader = getattr(module, name), Checkpoints(directory)
+    @pytest.mark.parametrize("name", ["file_sha256", "describe_leaves"])
+    def test_a_step_is_kept_while_it_is_read(self, directory, name, monkeypatch):
+        function, reader = getattr(manifest_module, name), Checkpoints(directory)
 
         def after_two_saves(argument):
             monkeypatch.undo()
@@ -219,14 +215,14 @@ class TestBesideATrainer:
                 save(trainer, [3, 4], [3, 4], state=None)
             return function(argument)
 
-        monkeypatch.setattr(module, name, after_two_saves)
+        monkeypatch.setattr(manifest_module, name, after_two_saves)
         assert_same(reader.restore(make_state(0)).state, make_state(2))
         assert reader.steps() == [2, 4]
 
     @pytest.mark.parametrize("step", [None, 2])
     def test_the_next_step_is_restored_if_one_disappears(self, directory, step, monkeypatch):
         """Between the list of the steps and its lock."""
-        lock, reader = restoring_module.lock_step, Checkpoints(directory)
+        lock, reader = manifest_module.lock_step, Checkpoints(directory)
 
         def after_two_saves(folder, **options):
             monkeypatch.undo()
@@ -234,7 +230,7 @@ class TestBesideATrainer:
                 save(trainer, [3, 4], [3, 4], state=None)
             return lock(folder, **options)
 
-        monkeypatch.setattr(restoring_module, "lock_step", after_two_saves)
+        monkeypatch.setattr(manifest_module, "lock_step", after_two_saves)
         if step is None:
             assert_same(reader.restore(make_state(0)).state, make_state(4))
         else:
@@ -244,14 +240,14 @@ class TestBesideATrainer:
     def test_a_step_that_changes_after_it_was_verified_is_not_returned(
         self, directory, monkeypatch
     ):
-        describe = restoring_module.describe_leaves
+        describe = manifest_module.describe_leaves
         largest = max(payload(directory / "2"), key=lambda path: path.stat().st_size)
 
         def damage(tree):
             flip(largest, largest.stat().st_size // 2)
             return describe(tree)
 
-        monkeypatch.setattr(restoring_module, "describe_leaves", damage)
+        monkeypatch.setattr(manifest_module, "describe_leaves", damage)
         with pytest.raises(UserError, match="2 changed while it was read"):
             Checkpoints(directory).restore(make_state(0))
 

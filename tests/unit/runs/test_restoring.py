@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxformer.errors import UserError
-from jaxformer.runs import restoring
+from jaxformer.runs import manifest, restoring
 from jaxformer.runs.restoring import check_memory
 
 
@@ -21,7 +21,7 @@ def test_arrays_are_in_proportion_to_their_files(tmp_path):
         return str(caught.value)
 
     assert f"expected files for arrays of {most + 1:,} bytes, found 1,000" in message(most + 1)
-    (tmp_path / restoring.METADATA).write_text("{}")
+    (tmp_path / manifest.METADATA).write_text("{}")
     assert "expected arrays in the formats" in message(most)
 
 

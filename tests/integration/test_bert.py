@@ -161,7 +161,7 @@ def test_the_commands_classify_quantize_and_draw(tmp_path, capsys):
     assert found == f"{tmp_path}/a.html: {Classifier.load(workdir).classify(TEXTS)[0].label}"
     for options, message in (
         (["--kind", "cross"], "expected kind to be one of encoder, got 'cross'"),
-        (["--beam-size", "2"], "an encoder does not search"),
+        (["--beam-size", "2"], "a classifier only reads the sentence; leave out all options of"),
     ):
         assert main(["attention", TEXTS[0], *page, *options]) == 2
         assert message in capsys.readouterr().err

@@ -225,7 +225,7 @@ class TokenModel(Model):
         return Embedding(table, None, c.max_length, c.compute_dtype, is_scaled=False), output
 
     @nn.nowrap
-    def _make_embedding(self, table: Any, positions: str) -> Embedding:
+    def _make_embedding(self, table: Any, positions: str, is_scaled: bool = True) -> Embedding:
         """Returns an embedding; ``positions`` is the name of the parameter of learned positions."""
         c, encoding = self.config, ENCODINGS[self.config.positions]
         learned = None
@@ -235,7 +235,7 @@ class TokenModel(Model):
         def encode(length: int) -> Any:
             return encoding.table(length, c.d_model) if learned is None else learned
 
-        return Embedding(table, encode, c.max_length, c.compute_dtype)
+        return Embedding(table, encode, c.max_length, c.compute_dtype, is_scaled)
 
     @nn.nowrap
     def _make_logits_bias(self) -> Any:

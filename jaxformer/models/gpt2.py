@@ -58,7 +58,7 @@ class GPT2(LanguageModel):
         self._check_config()
         c = self.config
         table = self.output_table = self._make_table("embedding", c.vocab_size)
-        self.embed = dataclasses.replace(self._make_embedding(table, "positions"), is_scaled=False)
+        self.embed = self._make_embedding(table, "positions", is_scaled=False)
         self.logits_bias = absent_bias(c.absent_tokens, c.vocab_size)
         self.dropout = Dropout(c.dropout_rate)
         self.decoder = make_stack(c, causal=True, remat=self.remat)

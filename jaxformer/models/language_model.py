@@ -88,11 +88,8 @@ class LanguageModel(StepwiseModel):
     def start(self, rows: Int[Array, "B ..."], *, num_beams: int = 1, capacity: int) -> StackCache:
         """Returns an empty cache; fill it with :meth:`prefill` or :meth:`step`.
 
-        Args:
-          rows: Integers with a batch axis, such as the prompt's tokens. The cache has the same
-            number of rows and the same layout on a mesh.
-          num_beams: Beams per row.
-          capacity: Capacity in tokens; see :meth:`~jaxformer.StackCache.grow`.
+        It has as many rows as ``rows``, such as prompts, and their layout on a mesh. The capacity
+        is in tokens; see :meth:`~jaxformer.StackCache.grow`.
         """
         check_length("text", capacity, self.config.max_length)
         return self.decoder.init_cache(

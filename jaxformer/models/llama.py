@@ -22,18 +22,14 @@ from jaxformer.nn.stack import Stack
 class LlamaConfig(Architecture):
     """The architecture of :class:`Llama`; by default LLaMA's with 7 billion parameters.
 
+    Fields that are not listed are as in :class:`~jaxformer.models.gpt2.GPT2Config`.
+
     Attributes:
       architecture: "llama".
-      vocab_size: Size of the vocabulary.
-      d_model: Width of the output of every sub-layer.
-      d_ff: Inner width of the feed-forward networks, which have a gate.
       num_heads: Number of heads of the queries.
       num_kv_heads: Number of heads of the keys and values, a divisor of ``num_heads``, which is
         meant when None.
       d_k: Size of a head; ``d_model / num_heads`` when None.
-      num_layers: Number of layers.
-      attention_dropout_rate: Dropout rate of attention weights.
-      activation: As in :class:`~jaxformer.ModelConfig`.
       attention_biases: Add biases to attention projections.
       feed_forward_biases: Add biases to feed-forward networks.
       embeddings: "separate" for an output matrix of its own, or "tied".
@@ -41,9 +37,7 @@ class LlamaConfig(Architecture):
       rotary_base: Base of the rotary positions; a larger one tells positions further apart.
       window: Maximum distance between a token and the earlier ones that it sees, as in Mistral
         (Jiang et al. 2023); None for any.
-      absent_tokens: As in :class:`~jaxformer.models.gpt2.GPT2Config`.
       max_length: Maximum sequence length in tokens.
-      compute_dtype: As in :class:`~jaxformer.ModelConfig`.
 
     Raises:
       UserError: A value is out of range, or sizes do not fit together.

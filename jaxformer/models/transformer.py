@@ -147,11 +147,8 @@ class Transformer(StepwiseModel):
     ) -> StackCache:
         """Encodes source sentences, and returns an empty cache for decoding their translations.
 
-        Args:
-          src: Source token ids.
-          segments: 0 on padding; ``src != 0`` when None.
-          num_beams: Beams per sentence.
-          capacity: Capacity in target tokens; see :meth:`~jaxformer.StackCache.grow`.
+        Segments are 0 on padding. The capacity is in tokens; see
+        :meth:`~jaxformer.StackCache.grow`.
         """
         check_length("target", capacity, self.config.max_length)
         segments = _segments(src) if segments is None else segments

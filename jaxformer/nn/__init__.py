@@ -27,40 +27,9 @@ from jaxformer.nn.precision import cast_params
 from jaxformer.nn.ssru import SSRU
 from jaxformer.nn.stack import Stack, StackCache
 
-__all__ = [
-    "SSRU",
-    "Backend",
-    "Block",
-    "Dropout",
-    "FeedForward",
-    "KVCache",
-    "Keys",
-    "LayerNorm",
-    "LinearAttention",
-    "Memory",
-    "MemoryCache",
-    "MultiHeadAttention",
-    "ParameterInfo",
-    "RMSNorm",
-    "Residual",
-    "Slots",
-    "Stack",
-    "StackCache",
-    "additive_attention",
-    "backend",
-    "backend_for",
-    "cast_params",
-    "causal_mask",
-    "describe",
-    "dot_product_attention",
-    "elu_features",
-    "embed",
-    "output_logits",
-    "parameter",
-    "project",
-    "random_features",
-    "rotary_positions",
-    "segment_mask",
-    "sinusoidal_positions",
-    "use_backend",
-]
+__all__ = ["SSRU", "Backend", "Block", "Dropout", "FeedForward", "KVCache", "Keys", "LayerNorm"]
+__all__ += ["LinearAttention", "Memory", "MemoryCache", "MultiHeadAttention", "ParameterInfo"]
+__all__ += ["RMSNorm", "Residual", "Slots", "Stack", "StackCache", "additive_attention", "backend"]
+__all__ += ["backend_for", "cast_params", "causal_mask", "describe", "dot_product_attention"]
+__all__ += ["elu_features", "embed", "output_logits", "parameter", "project", "random_features"]
+__all__ += ["rotary_positions", "segment_mask", "sinusoidal_positions", "use_backend"]

@@ -12,7 +12,7 @@ slots.
 
 import dataclasses
 import math
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import flax.struct
 import jax
@@ -123,16 +123,15 @@ class Slots:
         return dataclasses.replace(self, beam_slots=beam_slots)
 
 
-@runtime_checkable
-class LayerState(Protocol):
+class LayerState:
     """The decoding state of a sub-layer, a pytree, such as a cache of keys and values."""
 
     def grow(self, capacity: int) -> Any:
-        """Returns the state with capacity for this many positions."""
-        ...
+        """Returns the state with capacity for this many positions; most states do not grow."""
+        return self
 
 
-class _Cached:
+class _Cached(LayerState):
     """A source whose beams share keys, [B, 1, H, K, ...], and values, [B, 1, H, ..., V].
 
     On CPUs, scores and sums are elementwise products, which read the cache once, in the order of
@@ -218,7 +217,6 @@ class KVCache(_Cached):
         )
 
     def grow(self, capacity: int) -> "KVCache":
-        """Returns the cache with the capacity of its slots."""
         return KVCache(_pad_to(self.keys, 4, capacity), _pad_to(self.values, 3, capacity))
 
 
@@ -244,7 +242,3 @@ class MemoryCache(_Cached):
         """Returns the keys and values in the layout for the tokens of a prompt."""
         keys, values = jnp.moveaxis(self.keys[:, 0], -1, 1), jnp.moveaxis(self.values[:, 0], 2, 1)
         return KeyValues(keys, values, dtype)
-
-    def grow(self, capacity: int) -> "MemoryCache":
-        """Returns the cache unchanged, because a memory does not grow."""
-        return self

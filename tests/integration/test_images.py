@@ -149,9 +149,7 @@ def test_mistakes_are_refused_in_one_line(run, config, tmp_path):
     (tmp_path / "text.npz").write_text("no arrays")
     np.savez(tmp_path / "other.npz", images=good["images"], x=np.zeros(4))
     needed = r"images, uint8 \[N, height, width, channels\]"
-    with pytest.raises(
-        UserError, match=rf"arrays {needed} and labels, integers \[N\]; got images, x"
-    ):
+    with pytest.raises(UserError, match=rf"{needed} and labels, integers \[N\]; got images, x"):
         read_npz(f"{tmp_path}/other.npz")
     np.savez(tmp_path / "none.npz")
     with pytest.raises(UserError, match=rf"expected the arrays {needed}; got none"):

@@ -77,7 +77,8 @@ class Generator(Predictor):
         search, found = self.config.search, [[] for _ in ids]
         copies = search.num_samples if isinstance(search, Sampling) else 1
         rows = [_Row(first + n, copy, ids[n]) for n in range(len(ids)) for copy in range(copies)]
-        for batch in _batches(rows, self.config.model.max_length + 1 - max_tokens):
+        longest = self.config.model.max_length - max(1, max_tokens - 1)
+        for batch in _batches(rows, longest):
             *_, tokens = self._generate(batch, max_tokens)
             for row, hypotheses in zip(batch, tokens, strict=False):
                 # A beam may have fewer hypotheses than its size; the others are only padding.

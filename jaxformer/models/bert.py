@@ -83,7 +83,7 @@ class Bert(Encoder):
         self._check_config()
         c = self.config
         table = self.output_table = self._make_table("embedding", c.vocab_size)
-        self.words = self._make_embedding(table, "positions", is_scaled=False)
+        self.words = self._make_embedding(table, "positions")
         self.token_types = self._make_table("token_types", c.num_token_types, (), "vector")
         self.norm, self.dropout = LayerNorm(c.norm_epsilon), Dropout(c.dropout_rate)
         self.encoder = make_stack(c, remat=self.remat)

@@ -4,13 +4,14 @@ import dataclasses
 import functools
 from typing import Literal
 
+from flax import linen as nn
+
 from jaxformer.errors import UserError
 from jaxformer.fields import check_positive
-from jaxformer.models.architecture import Architecture, absent_bias, check_absent, check_divides
+from jaxformer.models.architecture import Architecture, check_absent, check_divides
 from jaxformer.models.language_model import LanguageModel
 from jaxformer.nn.attention import MultiHeadAttention
 from jaxformer.nn.block import Block, Residual
-from jaxformer.nn.dropout import Dropout
 from jaxformer.nn.feed_forward import Activation, FeedForward
 from jaxformer.nn.norm import RMSNorm
 from jaxformer.nn.positions import rotary_positions
@@ -63,7 +64,7 @@ class LlamaConfig(Architecture):
     max_length: int = 2048
     compute_dtype: ComputeDtype = "float32"
 
-    feed_forward_matrices = 3
+    feed_forward_matrices, positions, dropout_rate = 3, None, 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -87,12 +88,9 @@ class Llama(LanguageModel):
 
     section = LlamaConfig
 
-    def setup(self) -> None:
-        self._check_config()
+    @nn.nowrap
+    def _make_decoder(self) -> Stack:
         c = self.config
-        self.embed, self.output_table = self._make_plain_tables()
-        self.logits_bias = absent_bias(c.absent_tokens, c.vocab_size)
-        self.dropout = Dropout(0.0)
         make_norm = functools.partial(RMSNorm, c.norm_epsilon)
         block = Block(
             MultiHeadAttention(
@@ -110,6 +108,4 @@ class Llama(LanguageModel):
             ),
             make_residual=functools.partial(Residual, "pre", 0.0, make_norm),
         )
-        self.decoder = Stack(
-            block, c.num_layers, final_norm=make_norm, window=c.window, remat=self.remat
-        )
+        return Stack(block, c.num_layers, make_norm, window=c.window, remat=self.remat)

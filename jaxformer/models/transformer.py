@@ -49,8 +49,11 @@ class Transformer(StepwiseModel):
         self.logits_bias = self._make_logits_bias()
         self.src_dropout = Dropout(c.dropout_rate)
         self.tgt_dropout = Dropout(c.dropout_rate)
-        self.encoder = make_stack(c, remat=self.remat)
-        self.decoder = self._make_decoder()
+        self.encoder, self.decoder = self._make_encoder(), self._make_decoder()
+
+    @nn.nowrap
+    def _make_encoder(self) -> Stack:
+        return make_stack(self.config, remat=self.remat)
 
     @nn.nowrap
     def _make_decoder(self) -> Stack:

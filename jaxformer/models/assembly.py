@@ -17,7 +17,7 @@ from jaxformer.nn.embedding import Embedding
 from jaxformer.nn.feed_forward import Activation, FeedForward
 from jaxformer.nn.norm import LayerNorm
 from jaxformer.nn.parameters import Role, parameter
-from jaxformer.nn.positions import ENCODINGS, Positions
+from jaxformer.nn.positions import ENCODINGS, PositionalEncoding, Positions
 from jaxformer.nn.precision import ComputeDtype, Int8Matrix
 from jaxformer.nn.stack import Remat, Stack
 
@@ -219,14 +219,15 @@ class TokenModel(Model):
     @nn.nowrap
     def _make_embedding(self, table: Any, positions: str) -> Embedding:
         """Returns an embedding; ``positions`` is the name of the parameter of learned positions."""
-        c, learned, encoding = self.config, None, ENCODINGS.get(self.config.positions)
-        if encoding is not None and encoding.is_learned:
+        c, learned = self.config, None
+        encoding = ENCODINGS.get(c.positions, PositionalEncoding())
+        if encoding.is_learned:
             learned = self._make_table(positions, c.max_length, axes=(), role="vector")
 
         def encode(length: int) -> Any:
             return encoding.table(length, c.d_model) if learned is None else learned
 
-        encodings = None if encoding is None else encode
+        encodings = None if c.positions is None else encode
         return Embedding(table, encodings, c.max_length, c.compute_dtype, c.has_scaled_embeddings)
 
     @nn.nowrap

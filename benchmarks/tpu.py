@@ -25,9 +25,9 @@ from jax.experimental import topologies
 
 from jaxformer import Config, load_config
 from jaxformer.memory import compile_step, memory_of
-from jaxformer.models.flops import training_flops
 from jaxformer.nn import backend_for, use_backend
 from jaxformer.tasks.token_task import task_class
+from jaxformer.training.flops import training_flops
 from jaxformer.training.mesh import BatchShards, make_mesh
 
 BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f32": 4}

@@ -27,7 +27,7 @@ there:
 A line has, for one system:
   tokens_per_second  source and target, without padding: median, min and max of the steps
   ratio              median speed relative to each peer; above 1 is faster
-  flops_per_second   FLOP/s of the matmuls, counted from sizes (jaxformer/models/flops.py)
+  flops_per_second   FLOP/s of the matmuls, counted from sizes (jaxformer/training/flops.py)
   mfu                flops_per_second relative to the best matmul measured in this process, of size
                      2,048 x 2,048, or 8,192 x 8,192 on accelerators
   padding_efficiency, compile_seconds, compilations, peak_memory_mb (of the process; of the device)
@@ -261,8 +261,8 @@ def our_translation(size: dict[str, int], dtype: str, mesh: Any) -> tuple:
     from jaxformer.data.loader import load_batches
     from jaxformer.data.plan import bucket_plan
     from jaxformer.kinds import make_init
-    from jaxformer.models.flops import training_flops
     from jaxformer.tasks.translation import TranslationLoss
+    from jaxformer.training.flops import training_flops
     from jaxformer.training.mesh import BatchShards
 
     config = Config(model=ModelConfig(**architecture(size), compute_dtype=dtype))
@@ -287,9 +287,9 @@ def our_language_model(size: dict[str, int], dtype: str, mesh: Any) -> tuple:
     import numpy as np
 
     from jaxformer.config import Config, ModelConfig, StreamConfig, TrainingConfig
-    from jaxformer.models.flops import language_model_flops
     from jaxformer.runs.workdir import Workdir
     from jaxformer.tasks.language_modeling import LanguageModeling, open_stream
+    from jaxformer.training.flops import language_model_flops
     from jaxformer.training.mesh import BatchShards
 
     rows, length = size["rows"], size["length"]

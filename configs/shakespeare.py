@@ -6,7 +6,7 @@
 ``jaxformer data shakespeare`` downloads the text (``docs/data.md``), 1.1 million characters. The
 last tenth is for validation. The variant ``configs/shakespeare.py:bpe`` has 1,024 BPE tokens, and
 ``:smoke`` takes only a few steps. The model has 3.2 million parameters, and training takes 3.62e14
-FLOPs, counted by :func:`~jaxformer.models.flops.language_model_flops`.
+FLOPs, counted by :func:`~jaxformer.training.flops.language_model_flops`.
 Measured: 1.478 nats per character (2.133 bits). The run took 51 minutes on two cores of an Intel
 Xeon with AMX that were shared with other work.
 """

@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterator
 
 from jaxformer.config import Config
 from jaxformer.data.catalog import CATALOG
-from jaxformer.models.flops import training_flops
-from jaxformer.nn.backend import peak_flops
 from jaxformer.paper.table2 import GPUS, RUNS, SUSTAINED, estimate, report
+from jaxformer.training.flops import peak_flops, training_flops
 
 PROJECT = pathlib.Path(__file__).parents[1]
 PAGES = ("data.md", "paper.md", "paper_map.md", "reproduce.md")

@@ -20,7 +20,7 @@ from jaxformer.errors import UserError as UserError
 from jaxformer.experiment import make_optimizer as make_optimizer
 from jaxformer.experiment import train as train
 from jaxformer.inference.attention_view import record_attention as record_attention
-from jaxformer.inference.attention_view import record_encoder as record_encoder
+from jaxformer.inference.attention_view import record_text as record_text
 from jaxformer.inference.batched_search import Decoded as Decoded
 from jaxformer.inference.generator import Generator as Generator
 from jaxformer.inference.pair_scores import Score as Score

@@ -587,7 +587,7 @@ print(f"{plan.batches_per_epoch} batches an epoch; {1 - plan.efficiency:.0%} pad
 # result depends on their number only by rounding. The work of a step follows from the sizes alone:
 
 # %%
-from jaxformer.models.flops import training_flops
+from jaxformer.training.flops import training_flops
 
 sentences = 25_000 // 32  # of 32 tokens: about 25,000 source and 25,000 target tokens
 for name, config, steps in (("base", ModelConfig(), 100_000), ("big", big, 300_000)):

@@ -22,12 +22,13 @@ class AttentionOptions:
     """Options that select attention weights.
 
     Selection, which the page shows first:
-      kind: encoder or decoder self-attention, or encoder-decoder attention (default: cross, or
-        encoder for an encoder)
+      kind: encoder or decoder self-attention, or encoder-decoder attention (default: cross, or the
+        only one of an encoder or a language model)
       layer (LAYER): layer, from 1 (default: the last)
       heads: heads, from 1 (default: all)
-      figure: draw the counterpart of this figure of the paper: encoder self-attention as lines;
-        layer (default: the second-to-last), heads and word are chosen to resemble it
+      figure: draw the counterpart of this figure of the paper: encoder self-attention as lines, or
+        a language model's; layer (default: the second-to-last), heads and word are chosen to
+        resemble it
       word (WORD): query of figures 3 and 4, a source token (default: chosen automatically)
     """
 
@@ -40,12 +41,17 @@ class AttentionOptions:
     def __post_init__(self) -> None:
         if self.word is not None and self.figure not in (3, 4):
             raise UserError("--word is the word of a figure: give --figure 3 or --figure 4, too")
-        if self.figure is not None and self.kind not in (None, "encoder"):
-            raise UserError(f"--figure shows encoder self-attention: got --kind {self.kind}")
+
+    def kind_of(self, view: "AttentionView") -> str:
+        """Returns the kind that is shown: for figures, self-attention of the first stack."""
+        kind = self.kind or view.kinds[-1 if self.figure is None else 0]
+        if self.figure is not None and kind != view.kinds[0]:
+            raise UserError(f"--figure shows {view.kinds[0]} self-attention: got --kind {kind}")
+        return kind
 
     def selection(self, view: "AttentionView") -> tuple[int, list[int]]:
         """Returns the layer and heads, from 0; by default the last layer and all heads."""
-        layers, heads = view.encoder.shape[:2]
+        layers, heads = view.weights_of(self.kind_of(view))[2].shape[:2]
         layer = layers if self.layer is None else self.layer
         if not 1 <= layer <= layers:
             raise UserError(f"--layer must be from 1 to {layers}: got {layer}")
@@ -60,12 +66,13 @@ class AttentionOptions:
 
         layer, heads = self.selection(view)
         layer = None if self.layer is None else layer
-        tokens = [token.replace("▁", " ").strip() for token in view.source]
+        pieces, _, weights = view.weights_of(self.kind_of(view))
+        tokens = [piece.replace("▁", " ").strip() for piece in pieces]
         if self.word not in (None, *tokens):
             known = " ".join(tokens)
             raise UserError(f"--word: expected one of the tokens {known}: got {self.word}")
         token = None if self.word is None else tokens.index(self.word)
-        return paper_figures(view.encoder, view.source, layer=layer, heads=heads, token=token)
+        return paper_figures(weights, pieces, layer=layer, heads=heads, token=token)
 
 
 def attention(
@@ -77,10 +84,10 @@ def attention(
     model: ModelOptions,
     search: SearchOptions,
 ) -> None:
-    """Translate or classify a sentence and plot its attention weights, as a web page or an image.
+    """Translate, classify or read a sentence and plot its attention weights, as a page or an image.
 
     Options:
-      sentence (SENTENCE): source sentence
+      sentence (SENTENCE): source sentence, or the text that a language model reads
       output: file to write: .html for an interactive page of all layers, heads and kinds, which
         works offline; .png or .svg for an image (default: attention.html in --workdir, or here)
 
@@ -92,20 +99,23 @@ def attention(
       jaxformer attention --workdir runs/multi30k "A dog runs." --heads 1,3 --output heads.png
     """
     from jaxformer.config import read_config
-    from jaxformer.inference.attention_view import ENCODERS, record_attention, record_encoder
+    from jaxformer.inference.attention_view import ONE_TEXT, record_attention, record_text
     from jaxformer.runs.workdir import Workdir
 
     folder = pathlib.Path() if workdir == pretrained.WORKDIR else workdir
     output = output or folder / "attention.html"
     check_suffix(output, ".html, .png or .svg")
-    if read_config(Workdir(workdir)).kind in ENCODERS:
+    if (kind := read_config(Workdir(workdir)).kind) in ONE_TEXT:
         if model.ensemble or model.dtype or search.sampling or search.changes:
-            raise UserError(f"{workdir}: an encoder does not search; leave out all options for it")
-        view = record_encoder(workdir, sentence, weights=model.weights)
+            raise UserError(
+                f"{workdir}: {kind.description} only reads the sentence; leave out all options of "
+                "a search, --ensemble and --dtype"
+            )
+        view = record_text(workdir, sentence, weights=model.weights)
     else:
         view = record_attention(model.load(workdir, search.settings(workdir)), sentence)
     if output.suffix.lower() == ".html":
-        kind, figure = shown.kind, shown.figure
+        kind, figure = shown.kind_of(view), shown.figure
         layer, heads = shown.selection(view)
         figures = None if figure is None else shown.figures(view)
         page = view.page(kind=kind, layer=layer, heads=heads, figures=figures, figure=figure)
@@ -120,14 +130,14 @@ def _draw(shown: AttentionOptions, view: "AttentionView", output: pathlib.Path) 
     from jaxformer.plots.attention_lines import attention_lines, figure_panels
     from jaxformer.plots.attention_maps import attention_map
 
+    kind, (layer, heads) = shown.kind_of(view), shown.selection(view)
+    queries, keys, weights = view.weights_of(kind)
     if shown.figure is not None:
         choice = shown.figures(view)[shown.figure]
-        panels, weights = figure_panels(shown.figure, choice), view.encoder
-        title = f"encoder self-attention, layer {choice.layer + 1} of {len(weights)}"
-        attention_lines(weights[choice.layer], view.source, panels, output, title)
+        panels = figure_panels(shown.figure, choice)
+        title = f"{kind} self-attention, layer {choice.layer + 1} of {len(weights)}"
+        attention_lines(weights[choice.layer], queries, panels, output, title)
         return
-    kind, (layer, heads) = shown.kind or view.kinds[-1], shown.selection(view)
-    queries, keys, weights = view.weights_of(kind)
     title = f"{view.translation}\n{kind} attention, layer {layer + 1} of {len(weights)}"
     names = [head + 1 for head in heads]
     attention_map(weights[layer, heads], queries, keys, output, title, names)

@@ -49,7 +49,14 @@ def score(
       -0.512345
       -0.734567
     """
+    from jaxformer.config import read_config
+    from jaxformer.kinds import LANGUAGE_MODELING
+    from jaxformer.runs.workdir import Workdir
+
     check_outputs([file for file in (source, target) if file], {"--output": output})
+    if ((kind := read_config(Workdir(workdir)).kind) is LANGUAGE_MODELING) != (source is None):
+        advice = "give the texts as --target, without --source" if source else "give --source, too"
+        raise UserError(f"{workdir} has {kind.description}: {advice}")
     search = SearchOptions(changes=penalty).settings(workdir)
     if source is None:
         text = read_text(target)
@@ -96,14 +103,9 @@ def _translator(
 def _language_model(
     workdir: pathlib.Path, model: ModelOptions, search: Any, target: pathlib.Path
 ) -> _Functions:
-    from jaxformer.config import read_config
     from jaxformer.inference.generator import Generator
     from jaxformer.inference.text_scores import score_texts
-    from jaxformer.kinds import LANGUAGE_MODELING
-    from jaxformer.runs.workdir import Workdir
 
-    if (kind := read_config(Workdir(workdir)).kind) is not LANGUAGE_MODELING:
-        raise UserError(f"--source is needed, since {workdir} has {kind.description}")
     if model.ensemble:
         raise UserError("--ensemble is for translation only: leave it out")
     options = {"weights": model.weights, "compute_dtype": model.dtype}

@@ -63,6 +63,7 @@ class HuggingFaceTokenizer(Vocabulary):
             raise UserError(f"expected a tokenizer.json: {error!s:.200}") from None
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        self._has_bytes = isinstance(self._tokenizer.decoder, tokenizers.decoders.ByteLevel)
         highest = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
         if highest >= size:
             raise UserError(
@@ -158,4 +159,7 @@ class HuggingFaceTokenizer(Vocabulary):
         [number] = check_tokens([token], self.vocab_size, "token id")
         if number <= UNK and not self.target_symbols:  # An encoder has [CLS] and [SEP].
             return SPECIAL_PIECES[number]
-        return self._tokenizer.id_to_token(int(self.their_ids[number])) or ""
+        own = int(self.their_ids[number])
+        if self._has_bytes:
+            return self._tokenizer.decode([own], skip_special_tokens=False).replace(" ", "▁")
+        return self._tokenizer.id_to_token(own) or ""

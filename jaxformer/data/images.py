@@ -110,12 +110,19 @@ def read_npz(name: str, needs_labels: bool = True) -> Images:
             stream.seek(0)
             # numpy reads pickles only on request.
             with np.load(stream) as arrays:
-                found = {n: arrays[n] for n in ("images", "labels") if n in arrays.files}
+                names = arrays.files
+                found = {n: arrays[n] for n in ("images", "labels") if n in names}
         except Exception as error:  # of any type, from zipfile, zlib or numpy
             raise UserError(f"{path}: expected an .npz file of arrays: {error}") from None
-    images = found.get("images", np.zeros(0))
+    needed = {"images": "uint8 [N, height, width, channels]", "labels": "integers [N]"}
+    needed = needed if needs_labels else {"images": needed["images"]}
+    if not needed.keys() <= found.keys():
+        wanted = " and ".join(f"{name}, {form}" for name, form in needed.items())
+        given = ", ".join(names)[:80] or "none"
+        raise UserError(f"{path}: expected the arrays {wanted}; got {given}")
+    images = found["images"]
     images = images[..., None] if images.ndim == 3 else images
-    labels = found.get("labels", np.zeros(0) if needs_labels else np.full(len(images), -1))
+    labels = found.get("labels", np.full(len(images), -1))
     given, expected = images, "images, uint8 [N, height, width, channels]"
     fits = images.ndim == 4 and images.dtype == np.uint8
     if fits:

@@ -7,42 +7,48 @@ import jax.numpy as jnp
 
 from jaxformer.data.tokenizer import BOS, EOS
 from jaxformer.errors import UserError
+from jaxformer.inference.generator import Generator
 from jaxformer.inference.translator import Translator
 from jaxformer.inference.weights import TrainedModel
-from jaxformer.kinds import CLASSIFICATION, MASKED_LANGUAGE_MODELING
+from jaxformer.kinds import CLASSIFICATION, LANGUAGE_MODELING, MASKED_LANGUAGE_MODELING
 from jaxformer.layout import global_mesh
 from jaxformer.plots.attention_page import AttentionView
 
-ENCODERS = (CLASSIFICATION, MASKED_LANGUAGE_MODELING)
+# Kinds of models of one text, whose only attention is to this text.
+ONE_TEXT = (CLASSIFICATION, MASKED_LANGUAGE_MODELING, LANGUAGE_MODELING)
 
 
 @global_mesh(None)
-def record_encoder(
+def record_text(
     workdir: str | pathlib.Path, sentence: str, *, weights: str | int = "auto"
 ) -> AttentionView:
-    """Classifies a sentence and records the attention weights of every layer and head.
+    """Reads a text and records the attention weights of every layer and head.
 
     Args:
-      workdir: The run directory of a classifier or a masked language model.
-      sentence: The text.
+      workdir: The run directory of a classifier, a masked language model or a language model.
+      sentence: The text. A classifier also gives its label.
       weights: Checkpoint; see :func:`~jaxformer.load_model`.
 
     Raises:
-      UserError: The sentence is longer than the model allows, or the workdir is of another kind.
+      UserError: The text is longer than the model allows, or the workdir is of another kind.
     """
-    trained = TrainedModel.load(workdir, weights=weights, kinds=ENCODERS)
+    trained = TrainedModel.load(workdir, weights=weights, kinds=ONE_TEXT)
     config, tokenizer = trained.config, trained.tokenizer
-    source = [*tokenizer.encode_batch([sentence])[0], EOS]
+    if config.kind is LANGUAGE_MODELING:
+        side, stack = "target", "decoder"
+        given = Generator(config, trained.params, tokenizer).prompt_ids(sentence)
+    else:
+        side, stack = "source", "encoder"
+        given = [*tokenizer.encode_batch([sentence])[0], EOS]
     apply = jax.jit(config.kind.build(config.model).apply, static_argnames="mutable")
     variables = {"params": trained.params}
-    output, recorded = apply(variables, jnp.asarray([source]), mutable="intermediates")
-    stack = jax.device_get(recorded["intermediates"])["encoder"]["layers"]
+    output, recorded = apply(variables, jnp.asarray([given]), mutable="intermediates")
+    found = jax.device_get(recorded["intermediates"])[stack]["layers"]["self_attention"]["weights"]
+    pieces = [tokenizer.piece(i).translate({ord(" "): "▁", ord("\n"): "↵"}) for i in given]
     return AttentionView(
         sentence=sentence,
         translation=tokenizer.symbols[output.argmax()] if config.kind is CLASSIFICATION else "",
-        source=[tokenizer.piece(i) for i in source],
-        target=[],
-        encoder=stack["self_attention"]["weights"][0][:, 0],
+        **{"source": [], "target": [], side: pieces, stack: found[0][:, 0]},
     )
 
 

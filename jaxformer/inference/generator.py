@@ -77,7 +77,8 @@ class Generator(Predictor):
         search, found = self.config.search, [[] for _ in ids]
         copies = search.num_samples if isinstance(search, Sampling) else 1
         rows = [_Row(first + n, copy, ids[n]) for n in range(len(ids)) for copy in range(copies)]
-        for batch in _batches(rows):
+        longest = self.config.model.max_length - max(1, max_tokens - 1)
+        for batch in _batches(rows, longest):
             *_, tokens = self._generate(batch, max_tokens)
             for row, hypotheses in zip(batch, tokens, strict=False):
                 # A beam may have fewer hypotheses than its size; the others are only padding.
@@ -135,12 +136,15 @@ class Generator(Predictor):
             raise UserError(f"max_tokens must be at least 1: got {max_tokens}")
         search, longest = self.config.search, self.config.model.max_length
         max_tokens = min(max_tokens, search.max_length or max_tokens)
-        context = np.asarray([row.tokens for row in rows], np.int32)
+        width = max(len(row.tokens) for row in rows)
+        starts = np.array([width - len(row.tokens) for row in rows], np.int32)
+        padded = [[PAD] * start + row.tokens for start, row in zip(starts, rows, strict=True)]
         size = next(n for n in _BATCH_SIZES if n >= len(rows))
-        context = np.resize(context, (size, context.shape[1]))
-        self._check_context(context.shape[1], max_tokens)
+        context = np.resize(np.array(padded, np.int32), (size, width))
+        starts = np.resize(starts, size) if starts.any() else None
+        self._check_context(width, max_tokens)
         if isinstance(search, BeamSearch):
-            yield from self._generate_window(context, None, max_tokens, max_tokens)
+            yield from self._generate_window(context, starts, None, max_tokens, max_tokens)
             return
         done = np.zeros((len(context), 1, 0), np.int32)
         for window in itertools.count():
@@ -151,7 +155,7 @@ class Generator(Predictor):
                 context = context[:, -max(1, longest // 2) :]
             count = min(max_tokens - done.shape[2], longest + 1 - context.shape[1])
             keys, new = _keys(search.seed, rows, len(context), window), done[:, :, :0]
-            for new in self._generate_window(context, keys, count, _CHUNK):
+            for new in self._generate_window(context, starts, keys, count, _CHUNK):
                 new = np.where(ended, PAD, new)
                 yield np.concatenate([done, new], axis=2)
             done = np.concatenate([done, new], axis=2)
@@ -160,6 +164,7 @@ class Generator(Predictor):
     def _generate_window(
         self,
         context: Int[np.ndarray, "B T"],
+        starts: Int[np.ndarray, " B"] | None,
         keys: Key[Array, " B"] | None,
         count: int,
         chunk: int,
@@ -170,7 +175,8 @@ class Generator(Predictor):
         search, numbers = self._search.split_numbers(capacity + 1)
         padded = np.zeros((len(context), _capacity(length, config.max_length)), np.int32)
         padded[:, :length] = context
-        state = _prefill(config, search, capacity, params, numbers, padded, length, count, keys)
+        prompts = padded, length, starts
+        state = _prefill(config, search, capacity, params, numbers, prompts, count, keys)
         for until in (*range(chunk, count, chunk), count):
             state, tokens = _advance(config, search, params, numbers, state, until)
             yield np.asarray(tokens)[:, :, :until]
@@ -215,18 +221,18 @@ def _prefill(
     capacity: int,
     params: PyTree,
     numbers: Numbers,
-    context: Int[Array, "B T"],
-    length: Int[Array, ""],
+    prompts: tuple[Int[Array, "B T"], Int[Array, ""], Int[Array, " B"] | None],
     count: Int[Array, ""],
     keys: Key[Array, " B"] | None,
 ) -> Any:
-    """Prefills contexts of ``length`` tokens and returns the state before the first new token."""
+    """Prefills contexts, their length and starts; returns the state before the first new token."""
+    context, length, starts = prompts
     variables: Any = {"params": params}
     model: Any = LANGUAGE_MODELING.build(config)
     sizes = {"num_beams": search.num_hypotheses, "capacity": capacity}
     cache = model.apply(variables, context, **sizes, method="start")
     # The first step feeds the last token.
-    _, cache = model.apply(variables, context, cache, length - 1, method="prefill")
+    _, cache = model.apply(variables, context, cache, length - 1, starts, method="prefill")
     search = search.join_numbers(numbers)
     max_lengths = jnp.broadcast_to(count, context.shape[:1])
     last = context[:, length - 1]
@@ -272,9 +278,12 @@ class _Row(NamedTuple):
     tokens: list[int]
 
 
-def _batches(rows: Sequence[_Row]) -> Iterator[list[_Row]]:
-    """Yields batches of rows with prompts of the same length."""
+def _batches(rows: Sequence[_Row], longest: int) -> Iterator[list[_Row]]:
+    """Yields batches of rows with prompts of similar lengths.
+
+    Prompts of more than ``longest`` tokens, whose context will be full, have the same length.
+    """
     by_length = sorted(rows, key=lambda row: len(row.tokens))
-    for _, group in itertools.groupby(by_length, key=lambda row: len(row.tokens)):
+    for _, group in itertools.groupby(by_length, lambda row: max(longest, len(row.tokens))):
         while batch := list(itertools.islice(group, _BATCH_SIZES[-1])):
             yield batch

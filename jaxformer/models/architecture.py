@@ -33,8 +33,9 @@ class Architecture:
     architecture = "transformer"
     feed_forward_matrices = 2  # to count operations
     window: int | None = None
-    # Other models have fields for some of these.
+    # Other models have fields for some of these. Positions are None if layers encode them.
     norm_position, positions, biases, d_v = "pre", "learned", True, None
+    embeddings, has_scaled_embeddings = "tied", False
     d_k: int | None = None
     num_kv_heads: int | None = None
     num_decoder_layers: int | None = None
@@ -72,6 +73,12 @@ class Architecture:
     def kv_heads(self) -> int:
         """Number of heads of keys and values."""
         return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
+
+    @property
+    def embedding_names(self) -> tuple[str, str, str]:
+        """Names of the parameters of the source, target and output matrices."""
+        tied = self.embeddings == "tied"
+        return "embedding", "embedding", "embedding" if tied else "output_embedding"
 
     @property
     def output_size(self) -> int:

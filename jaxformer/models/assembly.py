@@ -10,14 +10,14 @@ from jaxtyping import Array, Float
 
 from jaxformer.errors import UserError
 from jaxformer.fields import check_positive
-from jaxformer.models.architecture import Architecture
+from jaxformer.models.architecture import Architecture, absent_bias
 from jaxformer.nn.attention import MultiHeadAttention
 from jaxformer.nn.block import Block, Residual
 from jaxformer.nn.embedding import Embedding
 from jaxformer.nn.feed_forward import Activation, FeedForward
 from jaxformer.nn.norm import LayerNorm
 from jaxformer.nn.parameters import Role, parameter
-from jaxformer.nn.positions import ENCODINGS, Positions
+from jaxformer.nn.positions import ENCODINGS, PositionalEncoding, Positions
 from jaxformer.nn.precision import ComputeDtype, Int8Matrix
 from jaxformer.nn.stack import Remat, Stack
 
@@ -82,6 +82,8 @@ class ModelConfig(Architecture):
     max_length: int = 1024
     compute_dtype: ComputeDtype = "float32"
 
+    has_scaled_embeddings = True
+
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive(self, "model", "window")
@@ -121,10 +123,9 @@ class ModelConfig(Architecture):
 
     @property
     def embedding_names(self) -> tuple[str, str, str]:
-        """Names of the parameters of the source, target and output matrices."""
         if self.embeddings == "separate":
             return "src_embedding", "tgt_embedding", "output_embedding"
-        return "embedding", "embedding", "embedding"
+        return super().embedding_names
 
     @property
     def output_size(self) -> int:
@@ -216,32 +217,26 @@ class TokenModel(Model):
         return parameter(self, name, normal, (size, self.config.d_model), axes, role)
 
     @nn.nowrap
-    def _make_plain_tables(self) -> tuple[Embedding, Any]:
-        """Returns an embedding without scale and positions, and the output matrix."""
-        c = self.config
-        table = output = self._make_table("embedding", c.vocab_size)
-        if c.embeddings == "separate":
-            output = self._make_table("output_embedding", c.vocab_size)
-        return Embedding(table, None, c.max_length, c.compute_dtype, is_scaled=False), output
-
-    @nn.nowrap
     def _make_embedding(self, table: Any, positions: str) -> Embedding:
         """Returns an embedding; ``positions`` is the name of the parameter of learned positions."""
-        c, encoding = self.config, ENCODINGS[self.config.positions]
-        learned = None
+        c, learned = self.config, None
+        encoding = ENCODINGS.get(c.positions, PositionalEncoding())
         if encoding.is_learned:
             learned = self._make_table(positions, c.max_length, axes=(), role="vector")
 
         def encode(length: int) -> Any:
             return encoding.table(length, c.d_model) if learned is None else learned
 
-        return Embedding(table, encode, c.max_length, c.compute_dtype)
+        encodings = None if c.positions is None else encode
+        return Embedding(table, encodings, c.max_length, c.compute_dtype, c.has_scaled_embeddings)
 
     @nn.nowrap
     def _make_logits_bias(self) -> Any:
-        """Creates the bias of the output logits; returns None for a model without biases."""
-        zeros, shape = nn.initializers.zeros, (self.config.output_size,)
-        return parameter(self, "logits_bias", zeros, shape) if self.config.biases else None
+        """Returns the bias of the output logits: of absent tokens, or a parameter, or None."""
+        c, zeros = self.config, nn.initializers.zeros
+        if (absent := getattr(c, "absent_tokens", None)) is not None:
+            return absent_bias(absent, c.vocab_size)
+        return parameter(self, "logits_bias", zeros, (c.output_size,)) if c.biases else None
 
     def output_projection(self) -> tuple[Float[Array, "V D"], Float[Array, " V"] | None]:
         """Returns matrix and bias of the logits of tokens, for losses that do not store logits.

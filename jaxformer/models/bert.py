@@ -26,11 +26,10 @@ Heads = Literal["", "pooler", "masked", "pooler masked", "pooler next", "pooler 
 class BertConfig(Architecture):
     """The architecture of :class:`Bert`; by default BERT-base, with two classes.
 
+    Fields that are not listed are as in :class:`~jaxformer.models.gpt2.GPT2Config`.
+
     Attributes:
       architecture: "bert".
-      vocab_size, d_model, d_ff, num_heads, num_layers, dropout_rate, attention_dropout_rate,
-        activation, norm_epsilon, compute_dtype: As in :class:`~jaxformer.ModelConfig`.
-      max_length: Number of positions, which are learned.
       num_token_types: Number of vectors that distinguish the texts of a pair.
       num_classes: Number of classes; 0 for a model without a classifier.
       heads: Heads of pretraining, separated by spaces: "pooler", which classes and "next" need;
@@ -84,7 +83,7 @@ class Bert(Encoder):
         self._check_config()
         c = self.config
         table = self.output_table = self._make_table("embedding", c.vocab_size)
-        self.words = dataclasses.replace(self._make_embedding(table, "positions"), is_scaled=False)
+        self.words = self._make_embedding(table, "positions")
         self.token_types = self._make_table("token_types", c.num_token_types, (), "vector")
         self.norm, self.dropout = LayerNorm(c.norm_epsilon), Dropout(c.dropout_rate)
         self.encoder = make_stack(c, remat=self.remat)

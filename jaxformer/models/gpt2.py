@@ -3,10 +3,8 @@
 import dataclasses
 from typing import Literal
 
-from jaxformer.models.architecture import Architecture, absent_bias, check_absent, check_divides
-from jaxformer.models.assembly import make_stack
+from jaxformer.models.architecture import Architecture, check_absent, check_divides
 from jaxformer.models.language_model import LanguageModel
-from jaxformer.nn.dropout import Dropout
 from jaxformer.nn.feed_forward import Activation
 from jaxformer.nn.precision import ComputeDtype
 
@@ -53,12 +51,3 @@ class GPT2(LanguageModel):
     config: GPT2Config
 
     section = GPT2Config
-
-    def setup(self) -> None:
-        self._check_config()
-        c = self.config
-        table = self.output_table = self._make_table("embedding", c.vocab_size)
-        self.embed = dataclasses.replace(self._make_embedding(table, "positions"), is_scaled=False)
-        self.logits_bias = absent_bias(c.absent_tokens, c.vocab_size)
-        self.dropout = Dropout(c.dropout_rate)
-        self.decoder = make_stack(c, causal=True, remat=self.remat)

@@ -1,5 +1,6 @@
 """A decoder-only language model: the decoder of section 3 without cross-attention."""
 
+from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
 from jaxformer.errors import UserError
@@ -9,7 +10,7 @@ from jaxformer.nn.arguments import check_length
 from jaxformer.nn.dropout import Dropout, dropout_rows
 from jaxformer.nn.keys import Keys
 from jaxformer.nn.precision import activation_dtype
-from jaxformer.nn.stack import StackCache
+from jaxformer.nn.stack import Stack, StackCache
 
 
 class LanguageModel(StepwiseModel):
@@ -36,16 +37,19 @@ class LanguageModel(StepwiseModel):
 
     def setup(self) -> None:
         super().setup()
-        c = self.config
-        if c.embeddings == "separate":
+        if "src_embedding" in self.config.embedding_names:
             raise UserError(
                 "LanguageModel: expected model.embeddings=tied, since there is one side only: got "
                 "separate"
             )
-        self.embed = self._make_embedding(self.output_table, "positions")
+        self.embed = self._make_embedding(self.src_table, "positions")
         self.logits_bias = self._make_logits_bias()
-        self.dropout = Dropout(c.dropout_rate)
-        self.decoder = make_stack(c, causal=True, remat=self.remat)
+        self.dropout = Dropout(self.config.dropout_rate)
+        self.decoder = self._make_decoder()
+
+    @nn.nowrap
+    def _make_decoder(self) -> Stack:
+        return make_stack(self.config, causal=True, remat=self.remat)
 
     def __call__(
         self,
@@ -88,11 +92,8 @@ class LanguageModel(StepwiseModel):
     def start(self, rows: Int[Array, "B ..."], *, num_beams: int = 1, capacity: int) -> StackCache:
         """Returns an empty cache; fill it with :meth:`prefill` or :meth:`step`.
 
-        Args:
-          rows: Integers with a batch axis, such as the prompt's tokens. The cache has the same
-            number of rows and the same layout on a mesh.
-          num_beams: Beams per row.
-          capacity: Capacity in tokens; see :meth:`~jaxformer.StackCache.grow`.
+        It has as many rows as ``rows``, such as prompts, and their layout on a mesh. The capacity
+        is in tokens; see :meth:`~jaxformer.StackCache.grow`.
         """
         check_length("text", capacity, self.config.max_length)
         return self.decoder.init_cache(

@@ -4,13 +4,14 @@ import dataclasses
 import functools
 from typing import Literal
 
+from flax import linen as nn
+
 from jaxformer.errors import UserError
 from jaxformer.fields import check_positive
-from jaxformer.models.architecture import Architecture, absent_bias, check_absent, check_divides
+from jaxformer.models.architecture import Architecture, check_absent, check_divides
 from jaxformer.models.language_model import LanguageModel
 from jaxformer.nn.attention import MultiHeadAttention
 from jaxformer.nn.block import Block, Residual
-from jaxformer.nn.dropout import Dropout
 from jaxformer.nn.feed_forward import Activation, FeedForward
 from jaxformer.nn.norm import RMSNorm
 from jaxformer.nn.positions import rotary_positions
@@ -22,18 +23,14 @@ from jaxformer.nn.stack import Stack
 class LlamaConfig(Architecture):
     """The architecture of :class:`Llama`; by default LLaMA's with 7 billion parameters.
 
+    Fields that are not listed are as in :class:`~jaxformer.models.gpt2.GPT2Config`.
+
     Attributes:
       architecture: "llama".
-      vocab_size: Size of the vocabulary.
-      d_model: Width of the output of every sub-layer.
-      d_ff: Inner width of the feed-forward networks, which have a gate.
       num_heads: Number of heads of the queries.
       num_kv_heads: Number of heads of the keys and values, a divisor of ``num_heads``, which is
         meant when None.
       d_k: Size of a head; ``d_model / num_heads`` when None.
-      num_layers: Number of layers.
-      attention_dropout_rate: Dropout rate of attention weights.
-      activation: As in :class:`~jaxformer.ModelConfig`.
       attention_biases: Add biases to attention projections.
       feed_forward_biases: Add biases to feed-forward networks.
       embeddings: "separate" for an output matrix of its own, or "tied".
@@ -41,9 +38,7 @@ class LlamaConfig(Architecture):
       rotary_base: Base of the rotary positions; a larger one tells positions further apart.
       window: Maximum distance between a token and the earlier ones that it sees, as in Mistral
         (Jiang et al. 2023); None for any.
-      absent_tokens: As in :class:`~jaxformer.models.gpt2.GPT2Config`.
       max_length: Maximum sequence length in tokens.
-      compute_dtype: As in :class:`~jaxformer.ModelConfig`.
 
     Raises:
       UserError: A value is out of range, or sizes do not fit together.
@@ -69,7 +64,7 @@ class LlamaConfig(Architecture):
     max_length: int = 2048
     compute_dtype: ComputeDtype = "float32"
 
-    feed_forward_matrices = 3
+    feed_forward_matrices, positions, dropout_rate = 3, None, 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -93,12 +88,9 @@ class Llama(LanguageModel):
 
     section = LlamaConfig
 
-    def setup(self) -> None:
-        self._check_config()
+    @nn.nowrap
+    def _make_decoder(self) -> Stack:
         c = self.config
-        self.embed, self.output_table = self._make_plain_tables()
-        self.logits_bias = absent_bias(c.absent_tokens, c.vocab_size)
-        self.dropout = Dropout(0.0)
         make_norm = functools.partial(RMSNorm, c.norm_epsilon)
         block = Block(
             MultiHeadAttention(
@@ -116,6 +108,4 @@ class Llama(LanguageModel):
             ),
             make_residual=functools.partial(Residual, "pre", 0.0, make_norm),
         )
-        self.decoder = Stack(
-            block, c.num_layers, final_norm=make_norm, window=c.window, remat=self.remat
-        )
+        return Stack(block, c.num_layers, make_norm, window=c.window, remat=self.remat)

@@ -1,5 +1,6 @@
 """Models that decode token by token, for search."""
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -27,15 +28,25 @@ class StepwiseModel(TokenModel):
         return output_logits(features, self.output_table, self.logits_bias)
 
     def prefill(
-        self, tokens: Int[Array, "B T"], cache: StackCache, length: Int[Array, ""] | int
+        self,
+        tokens: Int[Array, "B T"],
+        cache: StackCache,
+        length: Int[Array, ""] | int,
+        starts: Int[Array, " B"] | None = None,
     ) -> tuple[Float[Array, "B T D"], StackCache]:
         """Reads the first tokens in one pass, for all beams; see :meth:`jaxformer.Stack.prefill`.
 
-        Tokens are prompts, padded on the right, or start with the beginning of sentence.
+        Tokens are prompts, padded on the right, or start with the beginning of sentence. Prompts of
+        other lengths are padded on the left, too; ``starts`` are the indices of their first tokens.
         Returns the decoder's output, whose :meth:`logits` at each token predict the next token, and
         the cache.
         """
-        return self.decoder.prefill(self.embed(tokens), cache, length)
+        if starts is None:
+            return self.decoder.prefill(self.embed(tokens), cache, length)
+        slots = dataclasses.replace(cache.slots, starts=starts[:, None])
+        positions = jnp.maximum(jnp.arange(tokens.shape[1])[None] - starts[:, None], 0)
+        x = self.embed(tokens, positions, tokens.shape[1])
+        return self.decoder.prefill(x, cache._replace(slots=slots), length)
 
     def candidate_output(self, candidates: Int[Array, " C"]) -> tuple[Any, Float[Array, " C"]]:
         """Returns the rows of the output matrix and the biases of some tokens, for :meth:`step`.
@@ -55,6 +66,8 @@ class StepwiseModel(TokenModel):
         ``output``, from :meth:`candidate_output`, the logits are of the candidates.
         """
         positions = jnp.broadcast_to(cache.slots.length, tokens.shape)
+        if cache.slots.starts is not None:
+            positions -= cache.slots.starts
         longest = None if cache.slots.is_rolling else cache.slots.capacity
         embedded = self.embed(tokens, positions, longest)
         x, cache = self.decoder.step(embedded, cache)

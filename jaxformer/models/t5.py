@@ -4,15 +4,15 @@ import dataclasses
 import functools
 from typing import Any, Literal
 
+from flax import linen as nn
 from jaxtyping import Array, Float
 
 from jaxformer.errors import UserError
 from jaxformer.fields import check_positive
-from jaxformer.models.architecture import Architecture, absent_bias, check_absent
+from jaxformer.models.architecture import Architecture, check_absent
 from jaxformer.models.transformer import Transformer
 from jaxformer.nn.attention import MultiHeadAttention
 from jaxformer.nn.block import Block, Residual
-from jaxformer.nn.dropout import Dropout
 from jaxformer.nn.feed_forward import Activation, FeedForward
 from jaxformer.nn.norm import RMSNorm
 from jaxformer.nn.positions import BucketedBias
@@ -66,6 +66,8 @@ class T5Config(Architecture):
     max_length: int = 2048
     compute_dtype: ComputeDtype = "float32"
 
+    positions = None
+
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive(self, "model", "d_k", "num_decoder_layers", "num_buckets", "max_distance")
@@ -91,17 +93,16 @@ class T5(Transformer):
 
     section = T5Config
 
-    def setup(self) -> None:
-        self._check_config()
-        c = self.config
-        self.embed, self.output_table = self._make_plain_tables()
-        self.embed_source = self.embed
-        self.logits_bias = absent_bias(c.absent_tokens, c.vocab_size)
-        self.src_dropout, self.tgt_dropout = Dropout(c.dropout_rate), Dropout(c.dropout_rate)
-        self.encoder = self._make_stack(c.num_layers, RMSNorm)
-        output_norm = _ScaledNorm if c.scaled_output else RMSNorm
-        self.decoder = self._make_stack(c.decoder_layers, output_norm, is_decoder=True)
+    @nn.nowrap
+    def _make_encoder(self) -> Stack:
+        return self._make_stack(self.config.num_layers, RMSNorm)
 
+    @nn.nowrap
+    def _make_decoder(self) -> Stack:
+        norm = _ScaledNorm if self.config.scaled_output else RMSNorm
+        return self._make_stack(self.config.decoder_layers, norm, is_decoder=True)
+
+    @nn.nowrap
     def _make_stack(self, layers: int, norm: type[RMSNorm], is_decoder: bool = False) -> Stack:
         c = self.config
         sizes = c.num_heads, is_decoder, c.num_buckets, c.max_distance

@@ -49,8 +49,11 @@ class Transformer(StepwiseModel):
         self.logits_bias = self._make_logits_bias()
         self.src_dropout = Dropout(c.dropout_rate)
         self.tgt_dropout = Dropout(c.dropout_rate)
-        self.encoder = make_stack(c, remat=self.remat)
-        self.decoder = self._make_decoder()
+        self.encoder, self.decoder = self._make_encoder(), self._make_decoder()
+
+    @nn.nowrap
+    def _make_encoder(self) -> Stack:
+        return make_stack(self.config, remat=self.remat)
 
     @nn.nowrap
     def _make_decoder(self) -> Stack:
@@ -147,11 +150,8 @@ class Transformer(StepwiseModel):
     ) -> StackCache:
         """Encodes source sentences, and returns an empty cache for decoding their translations.
 
-        Args:
-          src: Source token ids.
-          segments: 0 on padding; ``src != 0`` when None.
-          num_beams: Beams per sentence.
-          capacity: Capacity in target tokens; see :meth:`~jaxformer.StackCache.grow`.
+        Segments are 0 on padding. The capacity is in tokens; see
+        :meth:`~jaxformer.StackCache.grow`.
         """
         check_length("target", capacity, self.config.max_length)
         segments = _segments(src) if segments is None else segments

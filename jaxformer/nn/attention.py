@@ -125,8 +125,7 @@ class MultiHeadAttention(nn.Module):
           keys: Visible keys of each query; for a cache, from :meth:`~jaxformer.nn.Slots.keys`.
           memory: Activations of the keys and values; x when None.
           cache: From :meth:`init_cache` or :meth:`cache_memory`, or returned by the previous call.
-          dropout: Index of each row in the global batch, which turns dropout on and needs
-            ``rngs={"dropout": key}``; None turns it off.
+          dropout: As for :class:`~jaxformer.nn.Dropout`.
 
         Returns:
           Activations, and the updated cache.

@@ -43,12 +43,9 @@ class Backend:
 
 
 def backend_for(platform: str, compute_capability: str = "") -> Backend:
-    """Returns the settings for "cpu", "gpu" or "tpu".
+    """Returns the settings for "cpu", "gpu" or "tpu", as ``jax.default_backend()`` names them.
 
-    Args:
-      platform: Platform as returned by ``jax.default_backend()``.
-      compute_capability: Compute capability of an NVIDIA GPU, for instance "9.0". Other GPUs have
-        values that are not numbers.
+    The compute capability is a number for NVIDIA GPUs only, such as "9.0".
     """
     if platform == "cpu":
         return Backend(float32_activations=True, unroll_layers=True)
@@ -78,34 +75,6 @@ def emulates_bfloat16(cpu_info: pathlib.Path = pathlib.Path("/proc/cpuinfo")) ->
         return False
     features = re.search(r"^(?:flags|Features)\s*:(.*)", cpu_info.read_text(), re.MULTILINE)
     return features is not None and not _BFLOAT16_INSTRUCTIONS & set(features[1].split())
-
-
-# Dense bfloat16 FLOP/s of data sheets, by the beginning of the device kind; the first match counts.
-_PEAK_FLOPS = (
-    ("NVIDIA A100", 312e12),
-    ("NVIDIA H100 NVL", 835e12),
-    ("NVIDIA H100 PCIe", 756e12),
-    ("NVIDIA H100", 989e12),
-    ("NVIDIA H200", 989e12),
-    ("NVIDIA L40S", 362e12),
-    ("NVIDIA L40", 181e12),
-    ("NVIDIA L4", 121e12),
-    ("TPU v2", 22.5e12),  # Half of a chip: each of its two cores is a device.
-    ("TPU v3", 61.5e12),  # Half of a chip, too.
-    ("TPU v4", 275e12),
-    ("TPU v5 lite", 197e12),
-    ("TPU v5", 459e12),
-    ("TPU v6 lite", 918e12),
-)
-
-
-def peak_flops(device_kind: str) -> float | None:
-    """Returns the peak FLOP/s of a device in dense bfloat16 matmuls, or None if it is not known.
-
-    >>> peak_flops("TPU v5 lite")
-    197000000000000.0
-    """
-    return next((peak for name, peak in _PEAK_FLOPS if device_kind.startswith(name)), None)
 
 
 _override: contextvars.ContextVar[Backend | None] = contextvars.ContextVar("backend", default=None)

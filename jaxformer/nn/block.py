@@ -40,12 +40,7 @@ class Residual(nn.Module):
         sublayer: Callable[[Float[Array, "B T D"]], Float[Array, "B T D"]],
         dropout: Int[Array, " B"] | None = None,
     ) -> Float[Array, "B T D"]:
-        """Applies ``sublayer`` to x within the residual connection.
-
-        Args:
-          x: Activations.
-          sublayer: Function of activations.
-          dropout: Index of each row in the global batch; None turns dropout off.
+        """Applies ``sublayer`` to x; ``dropout`` is as for :class:`~jaxformer.nn.Dropout`.
 
         Raises:
           UserError: There is no such ``norm_position``.
@@ -110,8 +105,7 @@ class Block(nn.Module):
           keys: The tokens that each token may see; all when None.
           memory: Memory that cross-attention attends to.
           cache: From :meth:`init_cache`, or returned by the previous call.
-          dropout: Index of each row in the global batch, which turns dropout on and needs
-            ``rngs={"dropout": key}``; None turns it off.
+          dropout: As for :class:`~jaxformer.nn.Dropout`.
 
         Returns:
           Activations, and the updated cache, which is empty without one.

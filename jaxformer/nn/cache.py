@@ -12,7 +12,7 @@ slots.
 
 import dataclasses
 import math
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import flax.struct
 import jax
@@ -52,6 +52,7 @@ class Slots:
         position, int32. Position p is at p modulo M.
       length: Number of positions before the next tokens, int32; during prefill, number of prompt
         tokens to keep.
+      starts: Number of positions of padding before the first token of each row, int32; None for 0.
       is_prompt: True during prefill, when all beams of a sentence share the tokens: activations are
         then [B, T, D] with T tokens of a prompt, instead of [B, N, D] with one new token per beam.
       window: Distance beyond which positions are not kept; None keeps all.
@@ -59,6 +60,7 @@ class Slots:
 
     beam_slots: Int[Array, "B N M"]
     length: Int[Array, ""]
+    starts: Int[Array, "B 1"] | None = None
     is_prompt: bool = flax.struct.field(pytree_node=False, default=False)
     window: int | None = flax.struct.field(pytree_node=False, default=None)
 
@@ -95,16 +97,19 @@ class Slots:
         ``tokens`` is the number of new tokens: T for a prompt, or one per beam.
         """
         rules: dict[str, Any] = {"window": self.window, "bias": bias, "slots": self}
+        starts = 0 if self.starts is None else self.starts
         if self.is_prompt:
-            return Keys.of_sequence(tokens, causal=True, **rules)
+            index = jnp.arange(tokens, dtype=jnp.int32)[None]
+            segments = None if self.starts is None else (index >= starts).astype(jnp.int32)
+            return Keys.of_sequence(tokens, segments, index - starts, causal=True, **rules)
         batch, beams, capacity = self.beam_slots.shape
-        held = self.positions_held(self.length)
+        held = self.positions_held(self.length)[None]
         slots = self.beam_slots[..., None]
         own = slots == expand_like(jnp.arange(beams, dtype=jnp.int32), slots)
-        own &= expand_like((held >= 0)[:, None], slots)
-        query, key = jnp.broadcast_to(self.length, (1, tokens)), jnp.repeat(held, beams)[None]
+        own &= (held >= starts)[:, None, :, None]
+        query, key = jnp.broadcast_to(self.length, (1, tokens)), jnp.repeat(held, beams, axis=1)
         mask = own.reshape(batch, beams, beams * capacity)[:, None]
-        return Keys(Tokens(query, query), Tokens(key, key), mask, **rules)
+        return Keys(Tokens(query, query - starts), Tokens(key, key - starts), mask, **rules)
 
     def positions_held(self, newest: Int[Array, ""]) -> Int[Array, " M"]:
         """Returns the position in each slot of a beam after ``newest``; negative in empty slots."""
@@ -118,16 +123,15 @@ class Slots:
         return dataclasses.replace(self, beam_slots=beam_slots)
 
 
-@runtime_checkable
-class LayerState(Protocol):
+class LayerState:
     """The decoding state of a sub-layer, a pytree, such as a cache of keys and values."""
 
     def grow(self, capacity: int) -> Any:
-        """Returns the state with capacity for this many positions."""
-        ...
+        """Returns the state with capacity for this many positions; most states do not grow."""
+        return self
 
 
-class _Cached:
+class _Cached(LayerState):
     """A source whose beams share keys, [B, 1, H, K, ...], and values, [B, 1, H, ..., V].
 
     On CPUs, scores and sums are elementwise products, which read the cache once, in the order of
@@ -213,7 +217,6 @@ class KVCache(_Cached):
         )
 
     def grow(self, capacity: int) -> "KVCache":
-        """Returns the cache with the capacity of its slots."""
         return KVCache(_pad_to(self.keys, 4, capacity), _pad_to(self.values, 3, capacity))
 
 
@@ -239,7 +242,3 @@ class MemoryCache(_Cached):
         """Returns the keys and values in the layout for the tokens of a prompt."""
         keys, values = jnp.moveaxis(self.keys[:, 0], -1, 1), jnp.moveaxis(self.values[:, 0], 2, 1)
         return KeyValues(keys, values, dtype)
-
-    def grow(self, capacity: int) -> "MemoryCache":
-        """Returns the cache unchanged, because a memory does not grow."""
-        return self

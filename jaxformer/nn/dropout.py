@@ -46,10 +46,8 @@ class Dropout(nn.Module):
     ) -> Float[Array, "B ..."]:
         """Drops elements of x.
 
-        Args:
-          x: Activations, or attention weights.
-          dropout: Index of each row in the global batch, which turns dropout on and needs
-            ``rngs={"dropout": key}``; None returns x unchanged.
+        ``dropout`` is the index of each row in the global batch, which turns dropout on and needs
+        ``rngs={"dropout": key}``; None returns x unchanged.
         """
         drop = self.row_dropout(dropout)
         return x if drop is None else drop(x)

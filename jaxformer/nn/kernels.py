@@ -77,13 +77,7 @@ def attend(
     attention (Shazeer 2019) with a single one.
 
     A query that may attend nowhere, which is padding, gets the average of all values. No result
-    may depend on it.
-
-    Args:
-      queries: Q.
-      key_values: K and V.
-      keys: The keys that each query may see.
-      dropout: Applied to the weights that multiply the values; no dropout when None.
+    may depend on it. ``dropout`` applies to the weights that multiply the values.
     """
     batch, length, heads, size = queries.shape
     grouped = _group(queries, key_values.num_heads)
@@ -311,13 +305,9 @@ def dot_product_attention(
     Args:
       queries: Q.
       keys: K, with H heads, or with a divisor of H as :func:`attend` describes.
-      values: V.
-      mask: True where a query may attend; everywhere when None. A query that may attend nowhere
-        gets the average of all values.
+      values: V, in whose dtype the result is; weights are float32 or float64.
+      mask: True where a query may attend; everywhere when None.
       dtype: Dtype to multiply in; the dtype of the arrays when None.
-
-    Returns:
-      The attended values in the dtype of ``values``, and the weights, float32 or float64.
     """
     seen = Keys(Tokens.of(queries.shape[1]), Tokens.of(keys.shape[1]), mask)
     return attend(queries, KeyValues(keys, values, dtype), seen)
@@ -333,14 +323,8 @@ def additive_attention(
     """Returns additive attention (section 3.2.1; Bahdanau et al. 2015) and its weights.
 
     No model uses it; it is for comparison. The mask and the results are as for
-    :func:`dot_product_attention`.
-
-    Args:
-      queries: Queries, already multiplied by the network's matrix for queries.
-      keys: Keys, already multiplied by the network's matrix for keys.
-      values: V.
-      mask: True where a query may attend.
-      vector: Weights of the network's output, for each head.
+    :func:`dot_product_attention`. Queries and keys are already multiplied by the network's
+    matrices; ``vector`` has the weights of its output.
     """
     weights = _softmax(additive_scores(queries, keys, vector), mask)
     return KeyValues(keys, values).weighted_sum(weights), weights

@@ -85,12 +85,8 @@ class Keys:
 
         For Longformer (Beltagy et al. 2020): ``Keys.of_sequence(n, window=256, global_tokens=1)``.
 
-        Args:
-          length: Number of tokens, T; symbolic in an export for any length.
-          segments: Segments of a packed row; all tokens see each other when None.
-          positions: Position of each token in its sequence; 0, 1, ... when None.
-          **rules: ``causal``, ``window``, ``global_tokens``, ``mask``, ``bias``, ``scale`` and
-            ``soft_cap``; see :class:`Keys`.
+        The length is symbolic in an export for any length. Without segments, all tokens see each
+        other; positions are 0, 1, ... when None. The rules are other fields of :class:`Keys`.
         """
         tokens = Tokens.of(length, segments, positions)
         return cls(tokens, tokens, **rules)
@@ -132,34 +128,22 @@ def segment_mask(
 
     >>> segment_mask(jnp.array([[1, 2]]), jnp.array([[1, 2, 0]]))[0, 0].astype(int).tolist()
     [[1, 0, 0], [0, 1, 0]]
-
-    Args:
-      query_segments: Segment of each query.
-      key_segments: Segment of each key.
     """
     same = query_segments[:, :, None] == key_segments[:, None, :]
     return (same & (key_segments != 0)[:, None, :])[:, None]
 
 
 def padding_mask(tokens: Int[Array, "B T"], padding: int = 0) -> Bool[Array, "B 1 1 T"]:
-    """Returns a mask that hides padding from all queries.
+    """Returns a mask that hides padding, by its token id, from all queries.
 
     >>> padding_mask(jnp.array([[5, 7, 0]]))[0, 0].astype(int).tolist()
     [[1, 1, 0]]
-
-    Args:
-      tokens: Token ids.
-      padding: Id of padding.
     """
     return (tokens != padding)[:, None, None]
 
 
 def causal_mask(length: int) -> Bool[Array, "1 1 T T"]:
-    """Returns a mask that hides later positions, which preserves the auto-regressive property.
-
-    Args:
-      length: Number of tokens, T.
-    """
+    """Returns a mask that hides later positions, which preserves the auto-regressive property."""
     return jnp.tril(jnp.ones((length, length), bool))[None, None]
 
 

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 from jaxformer.errors import UserError
 from jaxformer.layout import zeros_for_rows
 from jaxformer.nn.attention import MultiHeadAttention
-from jaxformer.nn.cache import Slots
+from jaxformer.nn.cache import LayerState, Slots
 from jaxformer.nn.keys import Keys
 from jaxformer.nn.matmul import project
 from jaxformer.nn.precision import at_least_float32
@@ -54,13 +54,10 @@ def _sum_values(q: Array, k: Array, v: Array, causal: bool, chunk: int = 64) -> 
 
 
 @flax.struct.dataclass
-class LinearCache:
+class LinearCache(LayerState):
     """Sums over the tokens of each beam, of a constant size."""
 
     state: Float[Array, "B N H R W"]
-
-    def grow(self, capacity: int) -> "LinearCache":
-        return self
 
 
 class LinearAttention(MultiHeadAttention):

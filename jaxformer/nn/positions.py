@@ -37,11 +37,6 @@ def sinusoidal_positions(
     >>> sinusoidal_positions(2, 2).round(4).tolist()
     [[0.0, 1.0], [0.8414999842643738, 0.5403000116348267]]
 
-    Args:
-      length: Number of positions, T.
-      d_model: Width of the embeddings, even.
-      dtype: Dtype of the result.
-
     Raises:
       UserError: ``d_model`` is odd or not positive, or ``length`` is negative.
     """
@@ -69,7 +64,7 @@ def tensor2tensor_positions(
     >>> tensor2tensor_positions(2, 4).round(4).tolist()[1]
     [0.8414999842643738, 9.999999747378752e-05, 0.5403000116348267, 1.0]
 
-    Arguments and errors as for :func:`sinusoidal_positions`; ``d_model`` is at least 4.
+    Errors as for :func:`sinusoidal_positions`; ``d_model`` is at least 4.
     """
     pairs = sinusoidal_positions(length, d_model, np.float64).shape[1] // 2
     if pairs < 2:

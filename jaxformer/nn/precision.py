@@ -88,12 +88,7 @@ def cast_params(params: PyTree, info: PyTree, compute_dtype: str) -> PyTree:
 
     With "int8", matrices and tables become :class:`Int8Matrix`. With "bfloat16", tables stay
     float32, because logits are computed in float32. Parameters that are already quantized are
-    unchanged.
-
-    Args:
-      params: Parameters.
-      info: Their metadata, from :func:`~jaxformer.nn.parameters.describe`.
-      compute_dtype: "float32", "bfloat16" or "int8".
+    unchanged. ``info`` is from :func:`~jaxformer.nn.parameters.describe`.
     """
     infos = dict(jax.tree.leaves_with_path(info, is_leaf=lambda x: isinstance(x, ParameterInfo)))
 

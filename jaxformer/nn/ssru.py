@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int
 from jaxformer.errors import UserError
 from jaxformer.layout import zeros_for_rows
 from jaxformer.nn.arguments import check_activations
-from jaxformer.nn.cache import Slots
+from jaxformer.nn.cache import LayerState, Slots
 from jaxformer.nn.keys import Keys
 from jaxformer.nn.matmul import project
 from jaxformer.nn.parameters import parameter
@@ -21,7 +21,7 @@ from jaxformer.nn.precision import ComputeDtype, at_least_float32
 
 
 @flax.struct.dataclass
-class RecurrentCache:
+class RecurrentCache(LayerState):
     """The state of one layer after the newest token of each hypothesis; a search reorders it.
 
     Attributes:
@@ -29,10 +29,6 @@ class RecurrentCache:
     """
 
     state: Float[Array, "B N D"]
-
-    def grow(self, capacity: int) -> "RecurrentCache":
-        """Returns the cache unchanged, because a state does not grow."""
-        return self
 
 
 class SSRU(nn.Module):
@@ -67,15 +63,7 @@ class SSRU(nn.Module):
     ) -> tuple[Float[Array, "B T D"], RecurrentCache | None]:
         """Runs the recurrence; see :meth:`~jaxformer.MultiHeadAttention.attend`.
 
-        Args:
-          x: Activations: whole sequences, or new tokens as :class:`~jaxformer.nn.Slots` describes.
-          keys: Causal keys of self-attention, whose segments number packed sequences.
-          memory: None: a recurrence has no memory.
-          cache: From :meth:`init_cache`, or returned by the previous call.
-          dropout: Not used: there are no attention weights.
-
-        Returns:
-          Activations, and the updated cache.
+        There is no memory and, without attention weights, no dropout.
 
         Raises:
           UserError: x has another shape, or the keys are not causal or have a window.

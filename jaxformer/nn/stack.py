@@ -118,14 +118,9 @@ class Stack(nn.Module):
     ) -> StackCache:
         """Returns an empty cache, which already holds the keys and values of the memory.
 
-        Args:
-          rows: Integers [B], such as ``tokens[:, 0]``. Only their number and sharding are used.
-          d_model: Width of the activations.
-          dtype: Dtype of the activations.
-          num_beams: Beams per row.
-          capacity: Capacity in tokens.
-          memory: Activations that the blocks' cross-attention attends to.
-          memory_mask: True where the memory is not padding.
+        Of ``rows``, integers such as ``tokens[:, 0]``, only number and sharding are used. The width
+        and dtype are the activations', and the capacity is in tokens. ``memory_mask`` is True where
+        the memory is not padding.
         """
         slots = Slots.empty(rows, num_beams, capacity, self.window)
         layers = tuple(
@@ -138,13 +133,8 @@ class Stack(nn.Module):
     ) -> tuple[Float[Array, "B N D"], StackCache]:
         """Runs the stack on one new token per beam.
 
-        Args:
-          x: Activations of the newest token of each beam.
-          cache: From :meth:`init_cache`, :meth:`prefill` or the previous step.
-
-        Returns:
-          The output for each beam, and the cache including the new tokens. The output is NaN once
-          the cache is full.
+        Returns the output for each beam, and the cache including the new tokens. The output is NaN
+        once the cache is full.
         """
         slots = cache.slots.add_position()
         if not slots.is_rolling:  # Beyond the capacity, it would overwrite another token.

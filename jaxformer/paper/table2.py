@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from jaxformer.errors import exit_code
-from jaxformer.models.flops import training_flops
 from jaxformer.paper import command
 from jaxformer.paper.table3_rows import row_config
+from jaxformer.training.flops import training_flops
 
 GPUS = 8
 SUSTAINED = 9.5e12  # floating-point operations per second of a P100, as the paper estimates

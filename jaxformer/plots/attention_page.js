@@ -109,7 +109,7 @@ function show(figure) {
   const { layer, heads, token } = data.figures[figure];
   const arrangement = { 3: "together", 4: "whole", 5: "apart" }[figure];
   Object.assign(state, {
-    kind: "encoder", layer, heads, panels: arrangement, layout: "rows", figure: String(figure),
+    kind: Object.keys(data.weights)[0], layer, heads, panels: arrangement, layout: "rows", figure: String(figure),
   });
   kept = token === null ? null : { side: "from", index: token };
   rebuild();

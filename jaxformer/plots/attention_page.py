@@ -33,20 +33,20 @@ class AttentionView:
     """A translation and its attention weights; a notebook displays it as an interactive page.
 
     Attributes:
-      sentence: The source text.
+      sentence: The source text; the only text of an encoder or a language model.
       translation: The translation, as text; the label of a classifier.
-      source: S source tokens, end-of-sentence included.
+      source: S source tokens, end-of-sentence included; none of a language model.
       target: T decoder input tokens, beginning-of-sentence included; none of an encoder.
-      encoder: Encoder self-attention weights, float32.
+      encoder: Encoder self-attention weights, float32; None for a language model.
       decoder: Decoder self-attention weights, float32; None for an encoder.
-      cross: Encoder-decoder attention weights, float32; None for an encoder.
+      cross: Encoder-decoder attention weights, float32; None for a model without both.
     """
 
     sentence: str
     translation: str
     source: list[str]
     target: list[str]
-    encoder: Float[np.ndarray, "L H S S"]
+    encoder: Float[np.ndarray, "L H S S"] | None = None
     decoder: Float[np.ndarray, "L H T T"] | None = None
     cross: Float[np.ndarray, "L H T S"] | None = None
 
@@ -90,16 +90,17 @@ class AttentionView:
         Raises:
           UserError: Weights are not finite, or there is no such kind, layer, head or figure.
         """
-        layers, all_heads = self.encoder.shape[:2]
+        kind = self.kinds[-1] if kind is None else kind
+        layers, all_heads = self.weights_of(kind)[2].shape[:2]
         first: int = layers - 1 if layer is None else layer
         heads = sorted(range(all_heads) if heads is None else heads)
-        kind = self.kinds[-1] if kind is None else kind
-        self.weights_of(kind)  # Checks the kind.
         _check_indices("layer", [first], layers)
         _check_indices("heads", heads, all_heads)
         if figure not in (None, 3, 4, 5):
             raise UserError(f"expected figure to be 3, 4, 5 or None, got {figure!r:.80}")
-        figures = paper_figures(self.encoder, self.source) if figures is None else figures
+        if figures is None:
+            _, tokens, weights = self.weights_of(self.kinds[0])
+            figures = paper_figures(weights, tokens)
         content = {
             "source": self.source,
             "target": self.target,
@@ -110,11 +111,12 @@ class AttentionView:
             "start": {"kind": kind, "layer": first, "heads": heads, "figure": figure},
         }
         texts = {name: html.escape(getattr(self, name)) for name in ("sentence", "translation")}
-        texts["heading"] = "Translation" if self.target else "Label"
+        texts["given"] = "Source" if self.source else "Text"
+        texts["heading"] = "Translation" if self.cross is not None else "Label"
         return _fill_template(**texts, data=_escape_json(content))
 
     def __repr__(self) -> str:
-        layers, heads = self.encoder.shape[:2]
+        layers, heads = self.weights_of(self.kinds[0])[2].shape[:2]
         texts = f"{self.sentence!r} -> {self.translation!r}"
         return f"<AttentionView: {texts}, {layers} layers of {heads} heads>"
 

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 
 @dataclasses.dataclass(frozen=True)
 class PaperFigure:
-    """Layer, heads and query of a figure of encoder self-attention, as indices from 0."""
+    """Layer, heads and query of a figure of self-attention, as indices from 0."""
 
     layer: int
     heads: list[int]
@@ -18,7 +18,7 @@ class PaperFigure:
 
 
 def paper_figures(
-    encoder: Float[np.ndarray, "L H S S"],
+    attention: Float[np.ndarray, "L H S S"],
     tokens: Sequence[str],
     *,
     layer: int | None = None,
@@ -32,7 +32,8 @@ def paper_figures(
 
     - Figure 3, a long-distance dependency of one word, in all heads: the word with the largest
       mean distance to the words that it attends to, relative to uniform attention. Without this
-      normalization, the first and last words would always win.
+      normalization, the first and last words would always win. Attention of a language model is
+      uniform over a word and the words before it.
     - Figure 4, anaphora: the word and the two heads with the largest sum of maximum weights, over
       keys other than the word itself and its neighbors. The head with the larger weight comes
       first.
@@ -42,13 +43,14 @@ def paper_figures(
     The ``layer`` is by default the second-to-last, as in the paper; ``heads`` are the heads to
     choose from; ``token`` is the query of figures 3 and 4.
     """
-    layer = max(0, len(encoder) - 2) if layer is None else layer
-    among = list(range(encoder.shape[1]) if heads is None else heads)
-    weights = encoder[layer, among]
+    layer = max(0, len(attention) - 2) if layer is None else layer
+    among = list(range(attention.shape[1]) if heads is None else heads)
+    weights = attention[layer, among]
     is_word = _words(tokens)
     position = np.arange(len(tokens))
     distance = np.abs(position[:, None] - position) * is_word
-    evenly = np.maximum(distance.mean(axis=1), 1e-9)
+    seen = np.ones_like(distance) if np.triu(weights, 1).any() else np.tri(len(tokens))
+    evenly = np.maximum((distance * seen).sum(axis=1) / seen.sum(axis=1), 1e-9)
     reach = np.where(is_word, (weights * distance).sum(axis=(0, 2)) / evenly, -1)
     # [heads, words]
     sharpness = np.where(distance >= 2, weights, 0).max(axis=2)
@@ -65,7 +67,8 @@ def paper_figures(
 
 def _words(tokens: Sequence[str]) -> Bool[np.ndarray, " S"]:
     """Returns a mask of the tokens with a letter or digit; all True if there are none."""
-    words = [token != "[CLS]" and any(map(str.isalnum, token)) for token in tokens[:-1]]
+    first = ("[CLS]", "<s>")
+    words = [token not in first and any(map(str.isalnum, token)) for token in tokens[:-1]]
     found = np.array([*words, False])
     return found if found.any() else np.ones(len(tokens), bool)
 

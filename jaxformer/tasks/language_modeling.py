@@ -30,12 +30,12 @@ from jaxformer.data.tokenizer import EOS, PAD, Vocabulary
 from jaxformer.errors import UserError, prefix_errors
 from jaxformer.files import local_path
 from jaxformer.kinds import LANGUAGE_MODELING
-from jaxformer.models.flops import language_model_flops
 from jaxformer.models.language_model import LanguageModel
 from jaxformer.runs.run_directory import check_identity
 from jaxformer.runs.workdir import Workdir
 from jaxformer.tasks.initialization import tokenizer_of_run
 from jaxformer.tasks.token_task import Output, TokenLoss, TokenTask
+from jaxformer.training.flops import language_model_flops
 from jaxformer.training.mesh import BatchShards
 from jaxformer.training.task import Example, Randomness, Sums
 from jaxformer.training.validation import evaluate_loss

@@ -19,12 +19,12 @@ from jaxformer.data.loader import load_batches, round_up
 from jaxformer.evaluation.bleu_report import corpus_bleu, sacrebleu
 from jaxformer.inference.translator import Translator
 from jaxformer.kinds import TRANSLATION
-from jaxformer.models.flops import training_flops
 from jaxformer.models.transformer import Transformer
 from jaxformer.runs import processes
 from jaxformer.runs.workdir import Workdir
 from jaxformer.tasks.dataset import Dataset, open_dataset
 from jaxformer.tasks.token_task import Output, TokenLoss, TokenTask
+from jaxformer.training.flops import training_flops
 from jaxformer.training.mesh import BatchShards
 from jaxformer.training.task import Example, Randomness, Sums
 from jaxformer.training.validation import evaluate_loss

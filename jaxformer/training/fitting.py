@@ -15,7 +15,6 @@ from jaxtyping import PyTree
 from jaxformer.errors import UserError
 from jaxformer.files import run_path
 from jaxformer.layout import global_mesh
-from jaxformer.nn.backend import peak_flops
 from jaxformer.runs import processes, run_directory, watchdog
 from jaxformer.runs.checkpoints import Checkpoints
 from jaxformer.runs.mirror import start_mirror
@@ -25,6 +24,7 @@ from jaxformer.runs.signals import StopSignals
 from jaxformer.runs.workdir import Workdir
 from jaxformer.runs.writers import Writer
 from jaxformer.training.averaging import EvaluatedParams
+from jaxformer.training.flops import peak_flops
 from jaxformer.training.hooks import Hook, profile_hook
 from jaxformer.training.independence import describe_dependence
 from jaxformer.training.mesh import BatchShards, check_mesh, make_mesh, to_devices

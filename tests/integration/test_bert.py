@@ -161,7 +161,7 @@ def test_the_commands_classify_quantize_and_draw(tmp_path, capsys):
     assert found == f"{tmp_path}/a.html: {Classifier.load(workdir).classify(TEXTS)[0].label}"
     for options, message in (
         (["--kind", "cross"], "expected kind to be one of encoder, got 'cross'"),
-        (["--beam-size", "2"], "an encoder does not search"),
+        (["--beam-size", "2"], "a classifier only reads the sentence; leave out all options of"),
     ):
         assert main(["attention", TEXTS[0], *page, *options]) == 2
         assert message in capsys.readouterr().err
@@ -300,7 +300,7 @@ def test_minilm_equals_transformers(tmp_path):
     with zipfile.ZipFile(tmp_path / "all_minilm_l6_v2" / "model.zip") as file:
         file.extractall(tmp_path / "model")
     summary = import_huggingface(tmp_path / "model", tmp_path / "run")
-    assert summary == "BertModel, 22,713,216 parameters, 30,522 tokens"
+    assert summary.startswith("BertModel, 22,713,216 parameters, 30,522 tokens\n  dropout 0.1 and")
     trained, tokens = TrainedModel.load(tmp_path / "run"), expected["tokens"]
     ours = trained.tokenizer.our_ids
     loaded = Tokenizer.load(tmp_path / "run" / "tokenizer.model")

@@ -5,8 +5,10 @@ The fixtures are made by ``tests/fixtures/make_huggingface.py``.
 
 import dataclasses
 import functools
+import itertools
 import json
 import pathlib
+import shutil
 import tempfile
 
 import jax
@@ -28,11 +30,14 @@ from jaxformer.cli import main
 from jaxformer.config import read_config
 from jaxformer.errors import UserError
 from jaxformer.experiment import train
+from jaxformer.inference import generator as generator_module
+from jaxformer.inference.attention_view import record_text
 from jaxformer.inference.weights import TrainedModel
 from jaxformer.interop.export import export_model
 from jaxformer.interop.huggingface.importer import import_huggingface
 from jaxformer.models.stepwise import step_fn
 from jaxformer.runs.workdir import Workdir
+from jaxformer.search import BeamSearch, Sampling
 
 from ..profiles import by_profile
 from . import pages
@@ -72,6 +77,26 @@ def inputs_of(name):
         return (tokens,)
     tokens[:, 0] = 2  # Our beginning of sentence is a token with another role there.
     return np.where(outputs["prompts"] == 0, 0, ours[outputs["prompts"]]), tokens
+
+
+DROPOUT = {
+    "gpt2": "no dropout in fine-tuning, as in config.json",
+    "llama": "attention dropout 0.3 in fine-tuning, as in config.json",
+    "nllb": "dropout 0.1 and attention dropout 0.1 in fine-tuning, as in config.json, but not "
+    "encoder_layerdrop=0.05 or decoder_layerdrop=0.05",
+    "t5": "dropout 0.1 in fine-tuning, as in config.json, but not dropout_rate=0.1 within feed-"
+    "forward networks and after the last norms",
+}
+
+
+@pytest.mark.parametrize("name", DROPOUT)
+def test_the_import_names_rates_of_dropout(name, tmp_path):
+    folder = shutil.copytree(FIXTURES / name, tmp_path / "model")
+    fields = json.loads((folder / "config.json").read_text())
+    rates = {"attention_dropout": 0.3} if name == "llama" else {}
+    (folder / "config.json").write_text(json.dumps(fields | rates))
+    summary = import_huggingface(folder, tmp_path / "run", LANGUAGES.get(name, ()))
+    assert summary.splitlines()[1:] == [f"  {DROPOUT[name]}"]
 
 
 def test_a_vit_equals_transformers(capsys):
@@ -121,6 +146,32 @@ def test_searches_equal_transformers(name, beam_size, output):
 
     expected = np.where(outputs[output] < 0, 0, ours[outputs[output]])
     np.testing.assert_array_equal(run(params, prompts), expected)
+
+
+SEARCHES = [BeamSearch(beam_size=3), Sampling(num_samples=2), BeamSearch(beam_size=1)]
+
+
+@pytest.mark.parametrize(
+    ("name", "search"),
+    by_profile(
+        list(zip(["gpt2", "mistral"], SEARCHES, strict=False)),
+        nightly=list(itertools.product(MODELS, SEARCHES)),
+    ),
+)
+def test_prompts_of_other_lengths_are_generated_in_one_batch(name, search, monkeypatch):
+    generator, batches = Generator.load(imported(name)[0], search=search), []
+    prompts = ["the old house", "two books", "", "two books in the old house"]
+    lengths = {len(generator.prompt_ids(prompt)) for prompt in prompts}
+    alone = [generator.continuations([p], max_tokens=9, first=n)[0] for n, p in enumerate(prompts)]
+    prefill = generator_module._prefill
+
+    def count(*arguments):
+        batches.append(arguments)
+        return prefill(*arguments)
+
+    monkeypatch.setattr(generator_module, "_prefill", count)
+    assert generator.continuations(prompts, max_tokens=9) == alone
+    assert len(batches) == 1 < len(lengths)
 
 
 @pytest.mark.parametrize("name", PAIRS)
@@ -233,6 +284,27 @@ def test_the_command_line_translates(tmp_path, capsys):
     assert "got a model with a HuggingFaceTokenizer; exp" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", MODELS[:4])
+def test_attention_weights_equal_transformers(name, tmp_path, capsys):
+    """Of a text that is longer than the window of the model that has one."""
+    (workdir, _, outputs), page = imported(name), tmp_path / "page.html"
+    text = "the cat sees a small dog. a dog runs to the old house!"
+    view = record_text(workdir, text)
+    np.testing.assert_allclose(view.decoder, outputs["attentions"], atol=1e-6)
+    assert "".join(view.target).removeprefix("<s>").replace("▁", " ").strip() == text
+    assert (view.kinds, view.source) == (["decoder"], [])
+    if name == "mistral":
+        command = ["attention", "--workdir", str(workdir), text, "--output"]
+        assert main([*command, str(page), "--figure", "3", "--word", "house"]) in (0, None)
+        assert '"figure":3' in page.read_text()
+        assert "<dt>Text</dt>" in page.read_text()
+        assert main([*command, str(tmp_path / "a.svg"), "--heads", "1,3"]) in (0, None)
+        assert main([*command, str(page), "--figure", "3", "--kind", "cross"]) == 2
+        assert "--figure shows decoder self-attention: got --kind" in capsys.readouterr().err
+        assert main([*command, str(page), "--beam-size", "2"]) == 2
+        assert "a language model only reads the sentence; leave" in capsys.readouterr().err
+
+
 def test_scores_of_texts_are_sums_of_log_probabilities(tmp_path, capsys):
     workdir, trained, _ = imported("llama_grouped")
     texts = ["the old house", "", "a dog!"]
@@ -250,9 +322,10 @@ def test_scores_of_texts_are_sums_of_log_probabilities(tmp_path, capsys):
         assert result["log_prob"] == pytest.approx(expected, abs=1e-4)
         assert result["score"] == pytest.approx(expected / max(1, len(ids)), abs=1e-4)
     assert main([*command, "--source", str(tmp_path / "texts.txt")]) == 2
-    assert "sentence pairs or a parser, got a language model" in capsys.readouterr().err
+    advice = "has a language model: give the texts as --target, without --source"
+    assert advice in capsys.readouterr().err
     assert main(["score", *command[3:]]) == 2
-    assert "error: --source is needed, since " in capsys.readouterr().err
+    assert "has a model of sentence pairs: give --source, too" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", MODELS[1:2])

@@ -10,7 +10,7 @@ import pytest
 
 from jaxformer import Config, ImageClassifier, ImagesConfig, TrainingConfig, ViTConfig, every, train
 from jaxformer.cli import main
-from jaxformer.data.images import read_images
+from jaxformer.data.images import read_images, read_npz
 from jaxformer.errors import UserError
 from jaxformer.inference.translator import Translator
 from jaxformer.inference.weights import load_model, quantize
@@ -147,6 +147,14 @@ def test_mistakes_are_refused_in_one_line(run, config, tmp_path):
         with pytest.raises(UserError, match=message):
             train(dataclasses.replace(config, data=data), tmp_path / "run")
     (tmp_path / "text.npz").write_text("no arrays")
+    np.savez(tmp_path / "other.npz", images=good["images"], x=np.zeros(4))
+    needed = r"images, uint8 \[N, height, width, channels\]"
+    with pytest.raises(UserError, match=rf"{needed} and labels, integers \[N\]; got images, x"):
+        read_npz(f"{tmp_path}/other.npz")
+    np.savez(tmp_path / "none.npz")
+    with pytest.raises(UserError, match=rf"expected the arrays {needed}; got none"):
+        read_npz(f"{tmp_path}/none.npz", needs_labels=False)
+    (tmp_path / "none.npz").unlink()
     for split, message in (
         (f"{tmp_path}/text.npz", "text.npz: expected an .npz file of arrays: it is not a z"),
         (f"{tmp_path}/none.npz", "none.npz"),

@@ -16,9 +16,10 @@ from jaxformer.cli import main
 from jaxformer.config import Config, ModelConfig, StreamConfig, TrainingConfig
 from jaxformer.errors import UserError
 from jaxformer.experiment import train
+from jaxformer.inference.attention_view import record_text
 from jaxformer.inference.generator import Generator
 from jaxformer.inference.translator import Translator
-from jaxformer.inference.weights import average, quantize
+from jaxformer.inference.weights import TrainedModel, average, quantize
 from jaxformer.models.language_model import LanguageModel
 from jaxformer.runs.workdir import Workdir
 from jaxformer.search import BeamSearch, Sampling
@@ -120,6 +121,25 @@ def test_it_learns_the_alphabet(run):
     assert valid[-1]["nats_per_character"] < 0.3
     continuation = TEXT[3:103]
     assert Generator.load(run[1]).generate(["abc"], max_tokens=100)[0][:20] == continuation[:20]
+
+
+def test_attention_is_that_of_its_equations(run):
+    """The reference is equation 1 in NumPy; the model has one layer, with the norm first."""
+    config, workdir = run
+    view, trained = record_text(workdir, "xyz\nab"), TrainedModel.load(workdir)
+    ids, params = trained.tokenizer.encode("xyz\nab"), jax.device_get(trained.params)
+    x = params["embedding"][ids] * config.model.d_model**0.5 + params["positions"][: len(ids)]
+    layers = jax.tree.map(lambda leaf: leaf[0], params["decoder"]["layers"])
+    norm = layers["self_attention_residual"]["norm"]
+    x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6)
+    x = x * norm["scale"] + norm["bias"]
+    q, k = (np.einsum("td,dhk->htk", x, layers["self_attention"][n]) for n in ("query", "key"))
+    scores = np.where(np.tri(6), q @ k.swapaxes(1, 2) / 16**0.5, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    np.testing.assert_allclose(view.decoder[0], weights / weights.sum(-1, keepdims=True), atol=1e-5)
+    assert view.target == ["x", "y", "z", "↵", "a", "b"]
+    with pytest.raises(UserError, match="sequence of 33 tokens: the model allows at most 32"):
+        record_text(workdir, "x" * 33)
 
 
 def test_samples_are_drawn_from_the_model_step_by_step(run):

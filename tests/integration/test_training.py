@@ -21,9 +21,9 @@ from jaxformer.errors import UserError
 from jaxformer.experiment import train
 from jaxformer.files import lock_folder
 from jaxformer.inference.translator import Translator
-from jaxformer.models.flops import training_flops
 from jaxformer.runs.checkpoints import Checkpoints
 from jaxformer.training import fitting
+from jaxformer.training.flops import training_flops
 
 # Compiles the shared programs first, in any order of the tests, so that they do not count here.
 pytestmark = pytest.mark.usefixtures("tiny_workdir")

@@ -53,7 +53,7 @@ def import_huggingface(
     """Converts the model in a folder to a new workdir, which every command accepts.
 
     An unfinished workdir is overwritten. ``languages`` has the source and the target language, for
-    a model of many languages. Returns a one-line summary of the model.
+    a model of many languages. Returns a line with a summary of the model, and one about dropout.
     """
     directory, folder = local_path(directory), Workdir(run_path(workdir))
     folder.check_writable(COMMAND)
@@ -87,7 +87,8 @@ def import_huggingface(
     write_model(folder, COMMAND, identity, serialized, config, params)
     size = sum(leaf.size for leaf in jax.tree.leaves(params))
     tokens = f", {tokenizer.vocab_size:,} tokens" if tokenizer else ""
-    return f"{layout.network_of(model)}, {size:,} parameters{tokens}"
+    summary = f"{layout.network_of(model)}, {size:,} parameters{tokens}"
+    return f"{summary}\n  {layout.dropout(fields, model)}"
 
 
 def _layout(fields: JsonFields, languages: Sequence[str]) -> Layout:

@@ -89,6 +89,7 @@ class Layout:
       fields: Fields of config.json, and our fields with the same meaning.
       defaults: Defaults of the fields that transformers does not always write.
       only: Fields, and the only value of each that our model has.
+      lacks: Fields with dropout rates that our model lacks, and the part of the model with them.
       ignored: Pattern of fields that change nothing.
       read: Returns further fields of ours.
       labels: Returns the labels of the classes of an encoder; None for another model.
@@ -117,6 +118,7 @@ class Layout:
     fields: Mapping[str, str]
     defaults: Mapping[str, Any]
     only: Mapping[str, Any]
+    lacks: Mapping[str, str] = dataclasses.field(default_factory=dict)
     ignored: str
     read: Callable[[JsonFields], dict[str, Any]]
     labels: Callable[[JsonFields], list[str] | None] = lambda fields: None
@@ -165,6 +167,15 @@ class Layout:
             return self.section(**values)
         except UserError as error:
             raise UserError(f"{fields.place}: {error}") from None
+
+    def dropout(self, fields: JsonFields, model: Any) -> str:
+        """Describes the dropout of a run that begins with the model."""
+        names = "dropout", "attention_dropout"
+        rates = {name: getattr(model, f"{name}_rate", 0) for name in names}
+        found = [f"{name.replace('_', ' ')} {rate:g}" for name, rate in rates.items() if rate]
+        lacks = [f"{n}={r}{part}" for n, part in self.lacks.items() if (r := fields.values.get(n))]
+        text = f"{' and '.join(found) or 'no dropout'} in fine-tuning, as in config.json"
+        return f"{text}, but not {' or '.join(lacks)}" if lacks else text
 
     def _value(self, fields: JsonFields, name: str, ours: str) -> Any:
         if ours == "activation":

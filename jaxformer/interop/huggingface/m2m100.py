@@ -116,6 +116,7 @@ M2M100 = Layout(
     fields=_FIELDS,
     defaults={"decoder_start_token_id": 2},
     only=_ONLY | {"activation_dropout": 0.0},
+    lacks=dict.fromkeys(("encoder_layerdrop", "decoder_layerdrop"), ""),
     # Of training, of the search, and another name of encoder_layers.
     ignored="(en|de)coder_(layerdrop|layers|ffn_dim|attention_heads)|init_std|num_hidden_layers"
     "|max_length|num_beams|early_stopping|gradient_checkpointing|forced_bos_token_id",

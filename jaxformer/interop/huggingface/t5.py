@@ -115,6 +115,7 @@ T5 = Layout(
     fields=_FIELDS,
     defaults=_DEFAULTS,
     only={"is_encoder_decoder": True, "is_decoder": False},
+    lacks={"dropout_rate": " within feed-forward networks and after the last norms"},
     # Of training, of another head, of other programs, and the length of the training texts.
     ignored="initializer_factor|classifier_dropout|scalable_attention|output_past|n_positions",
     read=_read,

@@ -15,11 +15,11 @@ from jaxformer.data.tokenizer import BOS, UNK
 from jaxformer.errors import UserError
 from jaxformer.kinds import CLASSIFICATION
 from jaxformer.models.encoder import Encoder
-from jaxformer.models.flops import language_model_flops
 from jaxformer.runs.workdir import Workdir
 from jaxformer.tasks.dataset import open_dataset
 from jaxformer.tasks.token_task import Output, TokenLoss
 from jaxformer.tasks.translation import Translation
+from jaxformer.training.flops import language_model_flops
 from jaxformer.training.losses import class_sums
 from jaxformer.training.task import Loss, Randomness, Sums
 

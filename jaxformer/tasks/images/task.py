@@ -16,13 +16,13 @@ from jaxformer.data.images import Augmentation, Images, read_images
 from jaxformer.data.loader import round_up
 from jaxformer.errors import UserError
 from jaxformer.kinds import IMAGE_CLASSIFICATION
-from jaxformer.models.flops import layers_flops
 from jaxformer.models.vit import ViTConfig
 from jaxformer.runs.run_directory import check_identity
 from jaxformer.runs.workdir import Workdir
 from jaxformer.tasks.images.augmentation import augment
 from jaxformer.tasks.token_task import NetworkLoss, NetworkTask
 from jaxformer.training.arrays import REAL, epochs, evaluate_arrays, row_numbers
+from jaxformer.training.flops import layers_flops
 from jaxformer.training.losses import class_sums
 from jaxformer.training.mesh import BatchShards
 from jaxformer.training.task import Randomness, Sums

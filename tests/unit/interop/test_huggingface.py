@@ -238,7 +238,9 @@ def test_old_names_buffers_and_defaults_are_read(tmp_path):
     fields = {name: fields[name] for name in kept.split()} | {"n_ctx": 64}
     (directory / "config.json").write_text(json.dumps(fields))
     summary = import_huggingface(directory, tmp_path / "run")
+    summary, dropout = summary.splitlines()
     assert summary == "GPT2LMHeadModel, 9,200 parameters, 99 tokens"
+    assert dropout.startswith("  dropout 0.1 and attention dropout 0.1 in fine-tuning, as in")
 
 
 def test_older_files_of_t5_are_read(tmp_path):

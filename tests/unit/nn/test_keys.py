@@ -19,6 +19,7 @@ from jaxformer.nn.dropout import RowDropout
 from jaxformer.nn.kernels import KeyValues, attend, chunked_attention, windowed_attention
 from jaxformer.nn.positions import BucketedBias, LinearBias
 
+from ...profiles import by_profile
 from .weights import random_params
 
 # _relative_position_bucket of transformers 5.24.0 (T5) for 32 buckets and a largest distance of
@@ -177,13 +178,22 @@ def test_dropout_of_parts_keeps_the_mean_and_depends_on_the_row_id(way):
     np.testing.assert_array_equal(run(np.array([2, 0, 1])), kept[[2, 0, 1]])
 
 
-@pytest.mark.parametrize("positions", ["sinusoidal", "relative"])
-def test_a_cache_of_a_window_is_that_of_the_full_pass(positions):
-    """The cache keeps 16 positions of 30; beams change their ancestors at every step."""
+@pytest.mark.parametrize(
+    ("positions", "window", "starts"),
+    by_profile(
+        [("sinusoidal", 5, None), ("learned", None, [9, 0]), ("relative", 5, [0, 20])],
+        nightly=[
+            *[("sinusoidal", 5, None), ("learned", None, [9, 0]), ("relative", 5, [0, 20])],
+            *[("relative", 5, None), ("rotary", 5, [3, 0]), ("alibi", None, [0, 21])],
+        ],
+    ),
+)
+def test_a_cache_is_that_of_the_full_pass_of_each_row(positions, window, starts):
+    """With a window, it keeps 16 positions of 30; beams change their ancestors at every step."""
     config = ModelConfig(
         vocab_size=23, d_model=8, d_ff=16, num_heads=2, num_layers=2, max_length=64
     )
-    model = LanguageModel(dataclasses.replace(config, positions=positions, window=5))
+    model = LanguageModel(dataclasses.replace(config, positions=positions, window=window))
     rng = np.random.default_rng(0)
     history = np.repeat(rng.integers(3, 23, (2, 1, 22)).astype(np.int32), 3, axis=1)
     params = jax.device_put(random_params(model, history[0]))
@@ -202,12 +212,16 @@ def test_a_cache_of_a_window_is_that_of_the_full_pass(positions):
     start = jax.jit(functools.partial(apply, num_beams=3, capacity=30, method="start"))
     padded = np.pad(history[:, 0], [(0, 0), (0, 2)])
     prefill = jax.jit(functools.partial(apply, method="prefill"))
-    cache = prefill(padded, start(history[:, 0]), 22)[1]
-    assert cache.slots.beam_slots.shape == (2, 3, 16)
+    starts = starts and np.array(starts, np.int32)
+    cache = prefill(padded, start(history[:, 0]), 22, starts)[1]
+    assert cache.slots.beam_slots.shape == (2, 3, 16 if window else 32)
     for _ in range(8):
         parents, tokens = rng.integers(0, 3, (2, 3)), rng.integers(3, 23, (2, 3)).astype(np.int32)
         history = np.take_along_axis(history, parents[..., None], axis=1)
         history = np.concatenate([history, tokens[..., None]], axis=2)
         logits, cache = step(tokens, cache, parents)
-    expected = np.asarray(full(history))
-    np.testing.assert_allclose(logits, expected[:, :, -1], rtol=1e-4, atol=1e-4)
+    starts = [0, 0] if starts is None else starts.tolist()
+    texts = [np.roll(row, -start, axis=1) for row, start in zip(history, starts, strict=True)]
+    expected = np.asarray(full(np.stack(texts)))
+    for row, start in enumerate(starts):  # The model is causal, so padding may follow a text.
+        np.testing.assert_allclose(logits[row], expected[row, :, 29 - start], rtol=1e-4, atol=1e-4)

@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.models.flops import language_model_flops, training_flops
 from jaxformer.models.gpt2 import GPT2
 from jaxformer.models.language_model import LanguageModel
 from jaxformer.models.llama import Llama
 from jaxformer.models.t5 import T5
 from jaxformer.models.transformer import Transformer
 from jaxformer.nn import Keys
+from jaxformer.training.flops import language_model_flops, training_flops
 
 from ...multiplications import multiplications
 

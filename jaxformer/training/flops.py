@@ -51,3 +51,31 @@ def _attention(config: Architecture, queries: int, keys: int, sides: int = 0) ->
 
 def _feed_forward(config: Architecture, tokens: int) -> int:
     return config.feed_forward_matrices * tokens * config.d_model * config.d_ff
+
+
+# Dense bfloat16 FLOP/s of data sheets, by the beginning of the device kind; the first match counts.
+_PEAK_FLOPS = (
+    ("NVIDIA A100", 312e12),
+    ("NVIDIA H100 NVL", 835e12),
+    ("NVIDIA H100 PCIe", 756e12),
+    ("NVIDIA H100", 989e12),
+    ("NVIDIA H200", 989e12),
+    ("NVIDIA L40S", 362e12),
+    ("NVIDIA L40", 181e12),
+    ("NVIDIA L4", 121e12),
+    ("TPU v2", 22.5e12),  # Half of a chip: each of its two cores is a device.
+    ("TPU v3", 61.5e12),  # Half of a chip, too.
+    ("TPU v4", 275e12),
+    ("TPU v5 lite", 197e12),
+    ("TPU v5", 459e12),
+    ("TPU v6 lite", 918e12),
+)
+
+
+def peak_flops(device_kind: str) -> float | None:
+    """Returns the peak FLOP/s of a device in dense bfloat16 matmuls, or None if it is not known.
+
+    >>> peak_flops("TPU v5 lite")
+    197000000000000.0
+    """
+    return next((peak for name, peak in _PEAK_FLOPS if device_kind.startswith(name)), None)

@@ -23,7 +23,7 @@ def augment(
       output: path of the two new files without their languages, such as data/augmented
       copies: number of variants of each pair
       rates: kinds of variants with the fraction of lines that get each, such as
-        capitals=0.07,no_mark=0.2 (default: all kinds, as Rates in jaxformer.data.augmentation)
+        capitals=0.07,no_mark=0.2 (default: all kinds; docs/data.md has their rates)
       seed: seed of the random choices
 
     Example:
@@ -31,7 +31,7 @@ def augment(
       jaxformer train tatoeba --workdir runs/robust --config.data.train=train:1,augmented:1
     """
     from jaxformer.cli.text import LINES_PER_BLOCK, check_outputs, open_output
-    from jaxformer.data.augmentation import Rates, variants
+    from jaxformer.data.augmentation import RATES, parse_rates, variants
     from jaxformer.data.text_files import read_file, zip_lines
 
     if copies < 1:
@@ -40,7 +40,7 @@ def augment(
     if first == second or output in (first, second):
         raise UserError(f"expected names such as train.en and train.de: got {source} and {target}")
     check_outputs((source, target), {"--output": first, "--output ": second})
-    chosen = Rates() if rates is None else Rates.parse(rates)
+    chosen = RATES if rates is None else parse_rates(rates)
     count, codes = 0, (source.suffix[1:], target.suffix[1:])
     with open_output(first) as write_source, open_output(second) as write_target:
         for copy in range(copies):

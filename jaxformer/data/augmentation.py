@@ -4,50 +4,23 @@ A model that is trained only on tidy text breaks on such lines. Most kinds, and 
 from Mozilla's recipe for the translation models of Firefox.
 """
 
-import dataclasses
-import functools
 import itertools
 import random
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
+from jaxformer.data.numerals import spell_english, spell_german
 from jaxformer.errors import UserError
 
 Pair: TypeAlias = tuple[str, str]
 
 _WORD = re.compile(r"\b[^\W_]{2,}\b")
-_INITIAL = re.compile(r"(?<![\w'\u2019])\w")
-_LAST_MARK = re.compile(r"[.!?…。]+$")
 _NUMBER = re.compile(r"\d[\d.,\u202f]*\d|\d")
 # Small numbers in words, and the thousands separator and decimal sign of numbers in digits.
 _WORDS = {
-    "en": (
-        "two",
-        "three",
-        "four",
-        "five",
-        "six",
-        "seven",
-        "eight",
-        "nine",
-        "ten",
-        "eleven",
-        "twelve",
-    ),
-    "de": (
-        "zwei",
-        "drei",
-        "vier",
-        "fünf",
-        "sechs",
-        "sieben",
-        "acht",
-        "neun",
-        "zehn",
-        "elf",
-        "zwölf",
-    ),
+    code: [spell(number) for number in range(2, 13)]
+    for code, spell in {"en": spell_english, "de": spell_german}.items()
 }
 _SIGNS = {"en": ",.", "de": ".,", "es": ".,", "it": ".,", "nl": ".,", "pt": ".,", "fr": "\u202f,"}
 _QUOTES = {"en": "“”", "de": "„“", "fr": "«»"}
@@ -62,73 +35,62 @@ _TEMPLATES = (
 _MARKS = ".!?,;:-()[]{}/*+=&%$#@~^_|<>…—"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Rates:
-    """The fraction of lines that get a variant of each kind; a line may get several.
+# Kinds in their order, with the fraction of lines that get each; a line may get several.
+RATES = {
+    "join": 0.15,
+    "number": 0.3,
+    "copy": 0.15,
+    "quotes": 0.03,
+    "no_mark": 0.2,
+    "typos": 0.05,
+    "title": 0.05,
+    "capitals": 0.07,
+    "symbol": 0.04,
+    "alone": 0.01,
+}
 
-    Attributes:
-      join: Two to five pairs that follow each other, in one line.
-      numbers: A number becomes another one, in digits.
-      copy: A name that both sides share becomes a made-up one, a number, an address, a placeholder,
-        or a word or symbol of another script.
-      quotes: Quotation marks around the line.
-      no_mark: No mark at the end.
-      typos: A typing error in one or two words of the source.
-      title: Title Case.
-      capitals: CAPITALS.
-      symbol: The same symbol, word or address at the end or at the beginning of both sides.
-      alone: Only such a symbol, a number or marks.
+
+def parse_rates(text: str) -> dict[str, float]:
+    """Returns the kinds of a text such as "capitals=0.07,no_mark=0.2" with their rates.
+
+    Raises:
+      UserError: A kind is unknown, or its rate is not a fraction.
     """
-
-    join: float = 0.15
-    numbers: float = 0.3
-    copy: float = 0.15
-    quotes: float = 0.03
-    no_mark: float = 0.2
-    typos: float = 0.05
-    title: float = 0.05
-    capitals: float = 0.07
-    symbol: float = 0.04
-    alone: float = 0.01
-
-    @classmethod
-    def parse(cls, text: str) -> "Rates":
-        """Returns the kinds of a text such as "capitals=0.07,no_mark=0.2", and no others.
-
-        Raises:
-          UserError: A kind is unknown, or its rate is not a fraction.
-        """
-        rates = dict.fromkeys(vars(cls()), 0.0)
-        for word in text.split(","):
-            name, _, rate = word.partition("=")
-            if name not in rates or not re.fullmatch(r"0?\.\d+|[01](\.0*)?", rate):
-                raise UserError(
-                    "expected kinds with their rates, such as capitals=0.07,no_mark=0.2: got "
-                    f"{word}; the kinds are {', '.join(rates)}"
-                )
-            rates[name] = float(rate)
-        return cls(**rates)
+    rates = {}
+    for word in text.split(","):
+        name, _, rate = word.partition("=")
+        if name not in RATES or not re.fullmatch(r"0?\.\d+|[01](\.0*)?", rate):
+            raise UserError(
+                "expected kinds with their rates, such as capitals=0.07,no_mark=0.2: got "
+                f"{word}; the kinds are {', '.join(RATES)}"
+            )
+        rates[name] = float(rate)
+    return rates
 
 
 def variants(
-    pairs: Iterable[Pair], rates: Rates, seed: int, languages: tuple[str, str] = ("en", "de")
+    pairs: Iterable[Pair],
+    rates: Mapping[str, float] = RATES,
+    seed: int = 0,
+    languages: tuple[str, str] = ("en", "de"),
 ) -> Iterator[Pair]:
     """Yields variants of sentence pairs; the same seed gives the same ones.
 
-    Pairs in one line are used up, so there may be fewer lines than pairs.
+    Pairs in one line are used up, so there may be fewer lines than pairs. ``docs/data.md`` has
+    examples of all kinds.
 
-    >>> list(variants([("Hi, Tom.", "Hallo, Tom.")], Rates.parse("no_mark=1,capitals=1"), seed=0))
+    >>> list(variants([("Hi, Tom.", "Hallo, Tom.")], {"no_mark": 1, "capitals": 1}))
     [('HI, TOM', 'HALLO, TOM')]
     """
     editor, stream = _Editor(seed, languages), iter(pairs)
     for pair in stream:
-        if editor.chance(rates.join):
+        if editor.chance(rates.get("join", 0)):
             rest = itertools.islice(stream, editor.draw.randint(1, 4))
             source, target = (" ".join(side) for side in zip(pair, *rest, strict=True))
             pair = source, target
-        for kind, change in editor.changes.items():
-            if editor.chance(getattr(rates, kind)):
-                pair = change(*pair)
+        for kind in list(RATES)[1:]:
+            if editor.chance(rates.get(kind, 0)):
+                pair = getattr(editor, kind)(*pair)
         yield pair
 
 
@@ -137,18 +99,6 @@ class _Editor:
 
     def __init__(self, seed: int, languages: tuple[str, str]) -> None:
         self.draw, self.languages = random.Random(seed), languages
-        # In this order.
-        self.changes: dict[str, Callable[[str, str], Pair]] = {
-            "numbers": self.number,
-            "copy": self.copy,
-            "quotes": self.quotes,
-            "no_mark": lambda *pair: _both(functools.partial(_LAST_MARK.sub, ""), pair),
-            "typos": self.typos,
-            "title": lambda *pair: _both(functools.partial(_INITIAL.sub, _upper), pair),
-            "capitals": lambda *pair: _both(str.upper, pair),
-            "symbol": self.symbol,
-            "alone": self.alone,
-        }
 
     def chance(self, rate: float) -> bool:
         return self.draw.random() < rate
@@ -214,6 +164,15 @@ class _Editor:
         first, second = (f"{m[0]}{t}{m[1]}" for m, t in zip(marks, (source, target), strict=True))
         return first, second
 
+    def no_mark(self, *pair: str) -> Pair:
+        return _both(lambda text: re.sub(r"[.!?…。]+$", "", text), pair)
+
+    def title(self, *pair: str) -> Pair:
+        return _both(lambda text: re.sub(r"(?<![\w'\u2019])\w", lambda m: m[0].upper(), text), pair)
+
+    def capitals(self, *pair: str) -> Pair:
+        return _both(str.upper, pair)
+
     def typos(self, source: str, target: str) -> Pair:
         words = source.split(" ")
         for _ in range(self.draw.randint(1, 2)):
@@ -239,12 +198,8 @@ class _Editor:
         return self.draw.choice([(word, word), (word, word), self.make_number()])
 
 
-def _both(change: Callable[[str], str], pair: Pair) -> Pair:
+def _both(change: Callable[[str], str], pair: Sequence[str]) -> Pair:
     return change(pair[0]), change(pair[1])
-
-
-def _upper(match: re.Match[str]) -> str:
-    return match[0].upper()
 
 
 def _replace(pair: Pair, words: Pair, others: Pair) -> Pair:

@@ -122,7 +122,7 @@ def attention(
         write_file(output, page.encode())
     else:
         _draw(shown, view, output)
-    print(f"{output}: {view.translation}")
+    print(f"{output}: {view.translation or view.sentence}")
 
 
 def _draw(shown: AttentionOptions, view: "AttentionView", output: pathlib.Path) -> None:
@@ -138,7 +138,8 @@ def _draw(shown: AttentionOptions, view: "AttentionView", output: pathlib.Path) 
         title = f"{kind} self-attention, layer {choice.layer + 1} of {len(weights)}"
         attention_lines(weights[choice.layer], queries, panels, output, title)
         return
-    title = f"{view.translation}\n{kind} attention, layer {layer + 1} of {len(weights)}"
+    title = f"{kind} attention, layer {layer + 1} of {len(weights)}"
+    title = f"{view.translation or view.sentence}\n{title}"
     names = [head + 1 for head in heads]
     attention_map(weights[layer, heads], queries, keys, output, title, names)
 

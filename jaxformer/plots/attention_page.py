@@ -112,7 +112,8 @@ class AttentionView:
         }
         texts = {name: html.escape(getattr(self, name)) for name in ("sentence", "translation")}
         texts["given"] = "Source" if self.source else "Text"
-        texts["heading"] = "Translation" if self.cross is not None else "Label"
+        label = "Label" if self.translation else ""
+        texts["heading"] = "Translation" if self.cross is not None else label
         return _fill_template(**texts, data=_escape_json(content))
 
     def __repr__(self) -> str:

@@ -296,6 +296,7 @@ def test_attention_weights_equal_transformers(name, tmp_path, capsys):
     if name == "mistral":
         command = ["attention", "--workdir", str(workdir), text, "--output"]
         assert main([*command, str(page), "--figure", "3", "--word", "house"]) in (0, None)
+        assert capsys.readouterr().out == f"{page}: {text}\n"
         assert '"figure":3' in page.read_text()
         assert "<dt>Text</dt>" in page.read_text()
         assert main([*command, str(tmp_path / "a.svg"), "--heads", "1,3"]) in (0, None)

@@ -43,6 +43,7 @@ function update() {
 }
 function rebuild() {
   hovered = focused = null;
+  buildSizes();
   byId("caption").textContent =
     state.figure ? `As figure ${state.figure}: ${FIGURES[state.figure]}` : "";
   byId("caption").hidden = !state.figure;
@@ -64,10 +65,24 @@ function choice(type, name, value, ...label) {
   const input = make("input", { type, name, value, id });
   return [input, make("label", { htmlFor: id, className: "chip" }, ...label)];
 }
+const range = (count) => Array.from({ length: count }, (_, i) => i);
+let sized = null;
+/** Makes the controls of layers and heads, of which each kind of attention may have others. */
+function buildSizes() {
+  if (sized === state.kind) return;
+  sized = state.kind;
+  byId("layers").replaceChildren(...range(layerCount()).flatMap(
+    (layer) => choice("radio", "layer", layer, String(layer + 1))));
+  const every = make("button", { type: "button", textContent: "All" });
+  every.addEventListener("click", () => set({ heads: range(headCount()) }));
+  const none = make("button", { type: "button", textContent: "None" });
+  none.addEventListener("click", () => set({ heads: [] }));
+  byId("heads").replaceChildren(...range(headCount()).flatMap(
+    (head) => choice("checkbox", "head", head, swatch(head), String(head + 1))), every, none);
+}
 function buildControls() {
   const radios = (name, texts) => Object.entries(texts).flatMap(
     ([value, text]) => choice("radio", name, value, text));
-  const range = (count) => Array.from({ length: count }, (_, i) => i);
   byId("figures").append(...Object.keys(FIGURES).map((number) => {
     const button = make("button", { type: "button", textContent: `Figure ${number}` });
     button.title = FIGURES[number];
@@ -77,14 +92,6 @@ function buildControls() {
   }));
   byId("kinds").append(...radios("kind", Object.fromEntries(
     Object.keys(data.weights).map((kind) => [kind, KINDS[kind].name]))));
-  byId("layers").append(...range(data.layers).flatMap(
-    (layer) => choice("radio", "layer", layer, String(layer + 1))));
-  const every = make("button", { type: "button", textContent: "All" });
-  every.addEventListener("click", () => set({ heads: range(data.heads) }));
-  const none = make("button", { type: "button", textContent: "None" });
-  none.addEventListener("click", () => set({ heads: [] }));
-  byId("heads").append(...range(data.heads).flatMap(
-    (head) => choice("checkbox", "head", head, swatch(head), String(head + 1))), every, none);
   byId("panels-control").append(...radios("panels", PANELS));
   byId("layout").append(...radios("layout", LAYOUTS));
   byId("controls").addEventListener("change", changed);
@@ -100,9 +107,14 @@ function changed({ target }) {
   }
 }
 function set(changes) {
-  // Another kind of attention has other tokens.
-  if ("kind" in changes) kept = null;
+  const all = state.heads.length === headCount();
   Object.assign(state, changes, { figure: null });
+  if ("kind" in changes) {
+    // Another kind of attention has other tokens, and may have fewer layers and other heads.
+    kept = null;
+    state.layer = Math.min(state.layer, layerCount() - 1);
+    state.heads = range(headCount()).filter((head) => all || state.heads.includes(head));
+  }
   rebuild();
 }
 function show(figure) {

@@ -104,8 +104,7 @@ class AttentionView:
         content = {
             "source": self.source,
             "target": self.target,
-            "layers": layers,
-            "heads": all_heads,
+            "sizes": {name: getattr(self, name).shape[:2] for name in self.kinds},
             "weights": {name: _encode_weights(name, getattr(self, name)) for name in self.kinds},
             "figures": {str(n): dataclasses.asdict(choice) for n, choice in figures.items()},
             "start": {"kind": kind, "layer": first, "heads": heads, "figure": figure},

@@ -42,6 +42,8 @@ const state = {
   layout: longest > 24 ? "rows" : "columns",
   figure: null,
 };
+const layerCount = () => data.sizes[state.kind][0];
+const headCount = () => data.sizes[state.kind][1];
 let hovered = null;
 let focused = null;
 let kept = null;
@@ -62,7 +64,7 @@ function weights(kind) {
 const tokens = (side) => data[KINDS[state.kind][side]];
 function weight(head, query, key) {
   const [queries, keys] = [tokens("from").length, tokens("to").length];
-  return weights(state.kind)[((state.layer * data.heads + head) * queries + query) * keys + key];
+  return weights(state.kind)[((state.layer * headCount() + head) * queries + query) * keys + key];
 }
 /** The weight between a token and one of the other side, whichever is the query. */
 const tie = (head, token, other) =>
@@ -74,7 +76,7 @@ const plain = (piece) => piece.replace(/\u2581/g, " ").trim() || "space";
 const quoted = (side, index) => `\u201c\u2068${plain(tokens(side)[index])}\u2069\u201d`;
 const percent = (w) => `${(100 * w).toFixed(w < 0.0995 ? 1 : 0)}%`;
 const numbers = (heads) => {
-  if (heads.length === data.heads && heads.length > 1) return `all ${heads.length} heads`;
+  if (heads.length === headCount() && heads.length > 1) return `all ${heads.length} heads`;
   const names = heads.map((head) => head + 1);
   const last = names.pop();
   return names.length ? `heads ${names.join(", ")} and ${last}` : `head ${last}`;
@@ -86,7 +88,7 @@ function ranked(token, heads) {
   return mean.map((w, i) => [w, i]).sort((a, b) => b[0] - a[0]);
 }
 function describe(token, heads) {
-  const where = `${KINDS[state.kind].name}, layer ${state.layer + 1} of ${data.layers}`;
+  const where = `${KINDS[state.kind].name}, layer ${state.layer + 1} of ${layerCount()}`;
   if (!heads.length) return `${where}. No head is chosen.`;
   if (!token) return `${where}, ${numbers(heads)}. Choose a token to see its attention.`;
   const other = across(token.side);

@@ -7,10 +7,10 @@ const root = document.documentElement;
 const preference = matchMedia("(prefers-color-scheme: dark)");
 const isDark = () => root.dataset.theme === "dark";
 function color(head) {
-  if (data.heads <= LIGHT.length) return (isDark() ? DARK : LIGHT)[head];
+  if (headCount() <= LIGHT.length) return (isDark() ? DARK : LIGHT)[head];
   // Neighbors differ in lightness, too.
   const lightness = (isDark() ? 0.74 : 0.5) + (head % 2) * 0.1;
-  return `oklch(${lightness} 0.15 ${Math.round((360 * head) / data.heads)})`;
+  return `oklch(${lightness} 0.15 ${Math.round((360 * head) / headCount())})`;
 }
 function setTheme(dark) {
   root.dataset.theme = dark ? "dark" : "light";

@@ -151,6 +151,22 @@ def test_layers_kinds_heads_and_presets(page):
     assert page.locator(".panel").count() == 2
 
 
+def test_kinds_may_have_other_layers_and_heads(visit):
+    """A student has fewer decoder layers, and a recurrence in place of heads."""
+    cross = softmax(2, 2, len(TARGET), len(SOURCE))
+    encoder, decoder = softmax(3, 4, *[len(SOURCE)] * 2), softmax(1, 1, *[len(TARGET)] * 2)
+    page = visit(AttentionView("a", "b", SOURCE, TARGET, encoder, decoder, cross).page())
+    assert "Encoder-decoder attention, layer 2 of 2, all 2 heads" in said(page)
+    token(page, "queries", 1).hover()
+    best = int(cross[-1, :, 1].mean(axis=0).argmax())
+    assert f"“{plain(SOURCE[best])}” {100 * cross[-1, :, 1, best].mean():.0f}%" in said(page)
+    for kind, layer, heads in (("Decoder", "1 of 1", "head 1"), ("Encoder", "1 of 3", "mean of 4")):
+        page.get_by_label(f"{kind} self-attention").focus()
+        page.keyboard.press("Space")
+        assert said(page).startswith(f"{kind} self-attention, layer {layer}. ")
+        assert f"({heads}" in said(page)
+
+
 def test_words_are_not_markup(page):
     assert page.title().endswith('</script><script>document.title = "broken"</script>')
     assert page.locator("dd").nth(1).inner_text() == "<b>der Hund</b>"

@@ -67,7 +67,7 @@ function choice(type, name, value, ...label) {
 }
 const range = (count) => Array.from({ length: count }, (_, i) => i);
 let sized = null;
-/** Makes the controls of layers and heads, of which each kind of attention may have others. */
+/** Makes the controls of layers and heads, which differ among the kinds of attention. */
 function buildSizes() {
   if (sized === state.kind) return;
   sized = state.kind;

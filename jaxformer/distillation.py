@@ -93,8 +93,9 @@ def distill(
 
 def _write_sides(prefix: str, languages: tuple[str, str], pairs: Iterable[tuple[str, str]]) -> None:
     """Writes line-aligned text, such as ``prefix.en`` and ``prefix.de``."""
-    for language, side in zip(languages, zip(*pairs, strict=True), strict=True):
-        lines = (re.sub(r"[\r\n]", " ", text) + "\n" for text in side)
+    pairs = list(pairs)
+    for side, language in enumerate(languages):
+        lines = (re.sub(r"[\r\n]", " ", pair[side]) + "\n" for pair in pairs)
         write_file(pathlib.Path(f"{prefix}.{language}"), "".join(lines).encode())
 
 
@@ -126,13 +127,13 @@ def _check_identity(path: pathlib.Path, teacher: Translator, sources: Sources) -
     identity = {
         "teacher": [*models, teacher.tokenizer.sha256, teacher.shortlist is not None],
         "search": serialization.to_dict(teacher.config.search),
-        "sources": hashlib.sha256(json.dumps(sources).encode()).hexdigest(),
-        "size": _SOURCES_PER_PART,
+        "source text": hashlib.sha256(json.dumps(sources).encode()).hexdigest(),
+        "size of parts": _SOURCES_PER_PART,
     }
     began_with = read_workdir_object(path) if path.exists() else identity
     if changed := [name for name in identity if began_with.get(name) != identity[name]]:
         raise UserError(
-            f"{path.parent}: its translations began with another {' and '.join(changed)}; give the "
+            f"{path.parent}: holds translations with a different {' and '.join(changed)}; give the "
             "same, and the same --dtype, or another --workdir to translate again"
         )
     write_file(path, json.dumps(identity, indent=2).encode())

@@ -13,7 +13,7 @@ import re
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from sacrebleu.metrics.chrf import CHRF
 from tqdm import tqdm
@@ -36,18 +36,10 @@ from jaxformer.search import serialization
 from jaxformer.tasks.initialization import tokenizer_of_run
 
 Sources: TypeAlias = list[tuple[str, list[str]]]  # with their references
+# Source, translation ("" if there is none), their numbers of tokens, and log probability.
+Row: TypeAlias = tuple[str, str, int, int, float]
 
 _SOURCES_PER_PART = 4096  # enough for full batches of every length
-
-
-class Row(NamedTuple):
-    """A source and its translation, "" if it has none."""
-
-    source: str
-    target: str
-    source_tokens: int
-    target_tokens: int
-    log_prob: float
 
 
 def distill(
@@ -118,7 +110,7 @@ def _translate(teacher: Translator, sources: Sources, folder: pathlib.Path) -> I
             left = tqdm.format_interval(int((len(sources) - end) / rate))
             message = f"translated {end:,} of {len(sources):,} sources, {rate:.1f} sentences/s"
             print(f"{message}, {left} left", file=sys.stderr)
-        yield from (Row(*json.loads(line)) for line in read_file(path))
+        yield from map(json.loads, read_file(path))
 
 
 def _check_identity(path: pathlib.Path, teacher: Translator, sources: Sources) -> None:
@@ -145,12 +137,12 @@ def _translate_part(teacher: Translator, part: Sources, first: int) -> Iterator[
     found, chrf = teacher.translate_ids(ids, first=first), CHRF()
     for (source, references), own, decoded in zip(part, ids, found, strict=True):
         hypotheses = [
-            Row(source, teacher.detokenize(tokens), len(own), len(tokens), log_prob)
+            (source, teacher.detokenize(tokens), len(own), len(tokens), log_prob)
             for tokens, _, log_prob in zip(*decoded, strict=True)
             if tokens[-1] == EOS
-        ] or [Row(source, "", 0, 0, 0.0)]
+        ] or [(source, "", 0, 0, 0.0)]
         for reference in references or [""]:
-            scores = [chrf.sentence_score(row.target, [reference]).score for row in hypotheses]
+            scores = [chrf.sentence_score(text, [reference]).score for _, text, *_ in hypotheses]
             yield hypotheses[scores.index(max(scores))]  # without a reference, all scores are 0
 
 
@@ -159,16 +151,16 @@ def filter_rows(
 ) -> list[tuple[str, str]]:
     """Returns the pairs to learn from; prints the number of the others, and why."""
     kept, removed = [], collections.Counter[str]()
-    for row in rows:
-        shorter, longer = sorted([row.source_tokens, row.target_tokens])
-        if not row.target.strip():
+    for source, target, source_tokens, target_tokens, log_prob in rows:
+        shorter, longer = sorted([source_tokens, target_tokens])
+        if not target.strip():
             removed["without a complete translation"] += 1
         elif longer > max_ratio * shorter:
             removed[f"with a length ratio above {max_ratio:g}"] += 1
-        elif row.log_prob < min_log_prob * row.target_tokens:
+        elif log_prob < min_log_prob * target_tokens:
             removed[f"with a log probability per token below {min_log_prob:g}"] += 1
         else:
-            kept.append((row.source, row.target))
+            kept.append((source, target))
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in removed.items()) or "none"
     line = f"{len(kept):,} of {len(kept) + removed.total():,} pairs kept; removed: {reasons}"
     if not kept:

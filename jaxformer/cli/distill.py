@@ -38,13 +38,10 @@ def distill(
     from jaxformer.runs.allocator import keep_freed_memory
 
     keep_freed_memory()  # before JAX starts its threads
-    from absl import logging
-
     from jaxformer import distillation
     from jaxformer.cli.config_file import load_config
     from jaxformer.runs.workdir import Workdir
 
-    logging.set_verbosity(logging.WARNING)  # orbax reports a dozen lines for every checkpoint
     config, run = load_config(student, overrides), Workdir(workdir)
     translator = model.load(teacher, search.settings(teacher))
     limits = {"max_ratio": max_ratio, "min_log_prob": min_log_prob}

@@ -19,11 +19,10 @@ def distill(
 ) -> None:
     """Train a student on a teacher's translations of its training text, and quantize it.
 
-    Usage: --teacher DIR --student NAME|FILE.py --workdir DIR [--config.FIELD=VALUE ...] [OPTIONS]
-
     Options:
       teacher: run directory of the teacher
-      student (CONFIG): config of the student, as for jaxformer train
+      student (CONFIG): config of the student, NAME or FILE.py, as for jaxformer train;
+        --config.FIELD=VALUE overrides its fields
       workdir: run directory of the student, with its text; DIR/quantized is the student in int8
       monolingual: more source text, without references, one sentence per line
       max_ratio: most tokens of one side of a pair for each token of the other (default: 3)

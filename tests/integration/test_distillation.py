@@ -7,7 +7,7 @@ import re
 import pytest
 import sacrebleu
 
-from jaxformer import Translator, distillation
+from jaxformer import Translator, UserError, distillation
 from jaxformer.cli import main
 from jaxformer.config import read_config
 from jaxformer.data.numerals import NumeralsCorpus
@@ -125,11 +125,27 @@ def test_the_command_resumes_and_learns_from_the_best_hypotheses(
     code, messages, translated = command()
     assert (code, translated) == (0, [])
     assert "nothing to do: training.steps=2" in messages
+    code, messages, translated = command("--config.training.steps=3")
+    assert (code, translated) == (2, [])
+    assert "quantized: is not of step 3; delete it and run again" in messages
     assert files == {path: path.read_bytes() for path in run.glob("*.??")}
     write(tmp_path / "train.de", ["null"] * 48)
-    for more, name in (
-        [["--ensemble", str(learned_workdir)], "teacher and source text"],
-        [[], "source text"],
+    for more, words in (
+        (
+            ["--ensemble", str(learned_workdir)],
+            "with a different teacher and source text; give the",
+        ),
+        (["--beam-size", "2"], "with a different search and source text; give the same, and"),
+        (["--config.data.train=a:2,b:1"], "expected a corpus without weights, got 'a:2,b:1'"),
+        (["--config.model.vocab_size=301"], "model.vocab_size must be 300, the size of"),
     ):
         code, messages, _ = command(*more)
-        assert (code, f"with a different {name}; give the same" in messages) == (2, True)
+        assert (code, words in messages) == (2, True), messages
+
+
+def test_a_corpus_without_pairs_is_refused():
+    rows = [("a", "", 2, 0, 0.0), ("a", "b", 7, 2, -1.0), ("a", "b", 6, 2, -2.2)]
+    limits = {"max_ratio": 3, "min_log_prob": -1}
+    assert distillation.filter_rows([*rows, ("a", "c", 6, 2, -2.0)], **limits) == [("a", "c")]
+    with pytest.raises(UserError, match="train on: 0 of 3 pairs kept; removed: 1 without a compl"):
+        distillation.filter_rows(rows, **limits)

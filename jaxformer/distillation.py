@@ -55,7 +55,8 @@ def distill(
     Each stage resumes where an earlier call was interrupted. The tokenizer is for a config that
     names none; :mod:`jaxformer.cli.distill` describes the other arguments.
     """
-    check_kind(config, TRANSLATION)
+    for each in (config, teacher.config):
+        check_kind(each, TRANSLATION)
     data = data_section(config, DataConfig)
     if parse_mixture(data.train):
         raise UserError(f"data.train: expected a corpus without weights, got {data.train!r}")

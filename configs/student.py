@@ -3,9 +3,10 @@
     jaxformer data tatoeba
     python train.py --config=configs/student.py --workdir=runs/student
 
-It has the sizes of Bergamot's "tiny" models. Students are trained on translations of a larger
-model. ``student.py:numerals`` is a small one for number words, and ``student.py:firefox``
-fine-tunes a model of Firefox on your own sentences; see ``docs/decoding.md``.
+It has the sizes of Bergamot's "tiny" models. ``jaxformer distill`` trains it on the translations of
+a larger model; see ``docs/distillation.md``. ``student.py:numerals`` is a small one for number
+words, and ``student.py:firefox`` fine-tunes a model of Firefox on your own sentences; see
+``docs/decoding.md``.
 Measured: ``student.py:numerals`` spells 99 of 100 unseen numbers correctly after 500 steps; the
 default has not been trained yet.
 """

@@ -82,7 +82,7 @@ def train(
                 "evaluated: expected training.freeze and training.ema_decay to be left out, since "
                 "they wrap the state of the optimizer; build both into the optimizer"
             )
-        _prepare(config, folder)
+        check_experiment(config, folder)
         with StopSignals() as stop, stop.raise_at_once():
             task = make_task(config, folder, corpus)
         try:
@@ -102,7 +102,7 @@ def train(
             ) from None
 
 
-def _prepare(config: Config, folder: Workdir) -> None:
+def check_experiment(config: Config, folder: Workdir) -> None:
     """Checks a run and prints warnings before it reads its data, which can take long."""
     if config.model.compute_dtype == "int8":
         raise UserError(

@@ -21,6 +21,7 @@ from jaxformer.version import __version__
 # Module and function of each command, in the order of --help.
 COMMANDS = {
     "train": "train.train",
+    "distill": "distill.distill",
     "translate": "translate.translate",
     "serve": "serve.serve",
     "score": "score.score",

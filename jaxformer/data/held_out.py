@@ -22,9 +22,15 @@ def hold_out(corpus: Corpus, train: str, valid: str) -> Corpus:
     return HeldOutCorpus(corpus, train, valid)
 
 
+def open_splits(data: DataConfig, corpus: Corpus | None = None) -> VerifiedCorpus:
+    """Returns a corpus, by default the config's, with its splits; treebanks must be given."""
+    corpus = open_corpus(data) if corpus is None else corpus
+    return VerifiedCorpus(hold_out(corpus, data.train, data.valid))
+
+
 def training_pairs(data: DataConfig) -> Iterator[tuple[str, str]]:
     """Yields the sentence pairs of the training split, each once, except of treebanks."""
-    return VerifiedCorpus(hold_out(open_corpus(data), data.train, data.valid)).pairs(data.train)
+    return open_splits(data).pairs(data.train)
 
 
 class HeldOutCorpus:

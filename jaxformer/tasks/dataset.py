@@ -10,8 +10,8 @@ from typing import Any
 
 from jaxformer.config import Config, DataConfig, data_section
 from jaxformer.data.bpe import cached_tokenizer, suitable_vocabulary
-from jaxformer.data.corpus import Corpus, VerifiedCorpus, open_corpus, parse_mixture
-from jaxformer.data.held_out import hold_out
+from jaxformer.data.corpus import Corpus, VerifiedCorpus, parse_mixture
+from jaxformer.data.held_out import open_splits
 from jaxformer.data.plan import BatchPlan, make_plan, sequential_plan
 from jaxformer.data.store import TokenStore, build_store
 from jaxformer.data.tokenizer import UNK, Tokenizer, Vocabulary
@@ -46,8 +46,7 @@ def open_dataset(
     corpus ``has_labels``, the tokenizer of a new run has them.
     """
     data = data_section(config, DataConfig)
-    corpus = open_corpus(data) if corpus is None else corpus
-    corpus = VerifiedCorpus(hold_out(corpus, data.train, data.valid))
+    corpus = open_splits(data, corpus)
     if parse_mixture(data.valid):
         raise UserError(
             f"data.valid: expected no weights, which are for training: got {data.valid!r}"

@@ -12,7 +12,7 @@ from jaxformer.data.corpus import open_corpus
 from jaxformer.data.held_out import hold_out
 from jaxformer.data.numerals import spell_english, spell_german
 from jaxformer.errors import UserError
-from jaxformer.experiment import _prepare, make_task
+from jaxformer.experiment import check_experiment, make_task
 from jaxformer.runs.workdir import Workdir
 
 
@@ -83,11 +83,11 @@ def test_unsuitable_sizes_are_noted_once(tmp_path, monkeypatch, capsys):
     fixed = [f"--config.{word}" for word in ("data.corpus=text", "data.train=text", *words)]
     folder = Workdir(tmp_path / "run")
     config = load_config("base:tiny", [*fixed, "--config.data.valid=10%"])
-    _prepare(config, folder)
+    check_experiment(config, folder)
     make_task(config, folder)
     first, second = capsys.readouterr().err.splitlines()
     assert first.startswith("note: training.warmup_steps=20 is not less than training.steps=20: ")
     assert second == "note: model.vocab_size=1300 is large for this text; 600 or so is usual"
-    _prepare(small(), folder)
+    check_experiment(small(), folder)
     make_task(small(), folder)
     assert "note: " not in capsys.readouterr().err

@@ -76,9 +76,6 @@ class MarianTokenizer(Tokenizer):
         # SentencePiece leaves unknown pieces unchanged, such as pieces of the source side.
         return self._target.decode_pieces(pieces).replace("▁", " ").strip()
 
-    def piece(self, token: SupportsIndex) -> str:
-        return self._pieces[check_tokens([token], self.vocab_size, "token id")[0]]
-
     def _encode(self, texts: list[str], *, target: bool = False) -> list[list[int]]:
         codes = [_LANGUAGE_CODE.match(text) for text in texts]
         rest = [text[code.end() if code else 0 :] for code, text in zip(codes, texts, strict=True)]

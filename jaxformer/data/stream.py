@@ -15,7 +15,7 @@ from typing import Literal, SupportsIndex
 import numpy as np
 from jaxtyping import Int, Integer
 
-from jaxformer.checks import check_text, check_tokens
+from jaxformer.checks import check_tokens
 from jaxformer.data.bpe import train_byte_pair_model
 from jaxformer.data.characters import unusual_kinds
 from jaxformer.data.corpus import DataSection
@@ -101,10 +101,9 @@ class CharacterTokenizer(Vocabulary):
         self._ids = {piece: i for i, piece in enumerate(self._pieces) if i > UNK}
         self.vocab_size = len(self._pieces)
 
-    def encode(self, text: str) -> list[int]:
-        check_text(text, "text")
+    def _encode(self, texts: list[str], *, target: bool = False) -> list[list[int]]:
         try:
-            return [self._ids[character] for character in text]
+            return [[self._ids[character] for character in text] for text in texts]
         except KeyError as error:
             raise UserError(
                 f"the model has never seen the character {error.args[0]!r}; it knows "
@@ -114,9 +113,6 @@ class CharacterTokenizer(Vocabulary):
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
         tokens = check_tokens(ids, self.vocab_size, "token ids")
         return "".join(self._pieces[i] for i in tokens if i > UNK)
-
-    def piece(self, token: SupportsIndex) -> str:
-        return self._pieces[check_tokens([token], self.vocab_size, "token id")[0]]
 
 
 class ByteFallbackTokenizer(Tokenizer):
@@ -130,8 +126,7 @@ class ByteFallbackTokenizer(Tokenizer):
                 "expected a SentencePiece model that keeps all of a text; this one changes spaces "
                 "or line breaks"
             )
-        pieces = map(self.piece, range(self.vocab_size))
-        self.keeps_lines = not any("\n" in piece[:-1] for piece in pieces)
+        self.keeps_lines = not any("\n" in piece[:-1] for piece in self._pieces)
 
 
 def train_byte_pairs(text: str, vocab_size: int) -> ByteFallbackTokenizer:

@@ -36,6 +36,7 @@ class Vocabulary(abc.ABC):
     target_start: tuple[int, ...] = ()
     ends_texts = False  # EOS ends the texts that a language model was trained on.
     keeps_lines = True  # No token holds a line break and the text after it.
+    _pieces: Sequence[str]  # in the order of their ids
     _symbols: Mapping[str, int] = {}
     _codes: Sequence[int] = ()  # of the languages of source and target
 
@@ -53,9 +54,15 @@ class Vocabulary(abc.ABC):
         """Symbols of targets, such as labels, in the order of their ids."""
         return list(self._symbols)
 
-    @abc.abstractmethod
     def encode(self, text: str) -> list[int]:
-        """Returns the token ids of a text, without BOS and EOS."""
+        """Returns the token ids of a text, without BOS and EOS; empty for a blank sentence.
+
+        Raises:
+          UserError: The argument is not a string, or UTF-8 cannot encode it.
+        """
+        check_text(text, "text")
+        check_unicode(text, "text")
+        return self._encode([text])[0]
 
     def encode_prompt(self, text: str) -> list[int]:
         """Returns the token ids of a text to continue; of a line break if it is empty."""
@@ -66,12 +73,15 @@ class Vocabulary(abc.ABC):
         return self.encode_target_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Works as :meth:`encode` does, for many sentences."""
-        return list(map(self.encode, texts))
+        """Works as :meth:`encode` does, for many sentences, using all cores if it can."""
+        return self._encode(check_texts(texts, "texts"))
 
     def encode_target_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Works as :meth:`encode_target` does, for many sentences."""
-        return self.encode_batch(texts)
+        """Works as :meth:`encode_target` does, for many sentences, using all cores if it can."""
+        return self._encode(check_texts(texts, "texts"), target=True)
+
+    @abc.abstractmethod
+    def _encode(self, texts: list[str], *, target: bool = False) -> list[list[int]]: ...
 
     @abc.abstractmethod
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
@@ -81,9 +91,13 @@ class Vocabulary(abc.ABC):
         """Returns a tokenizer for new targets, if its symbols can change; by default, this one."""
         return self
 
-    @abc.abstractmethod
     def piece(self, token: SupportsIndex) -> str:
-        """Returns the text of one token, as a label."""
+        """Returns the piece of a token, as a label; "▁" stands for a space.
+
+        Raises:
+          UserError: The id is out of range.
+        """
+        return self._pieces[check_tokens([token], self.vocab_size, "token id")[0]]
 
     def check_language(self, text: str, place: str) -> None:
         """Raises a ``UserError`` if a sentence begins with an unknown language code."""
@@ -128,9 +142,10 @@ class Tokenizer(Vocabulary):
                 "--bos_id=2 --unk_id=3, or let a training run learn one".format(*ids)
             )
         super().__init__(model)
-        self.vocab_size = processor.vocab_size()
+        self._pieces = processor.id_to_piece(list(range(processor.vocab_size())))
+        self.vocab_size = len(self._pieces)
         known = range(UNK + 1, self.vocab_size)
-        self._symbols = {processor.id_to_piece(i): i for i in known if processor.is_control(i)}
+        self._symbols = {self._pieces[i]: i for i in known if processor.is_control(i)}
         self.target_symbols = bool(self._symbols)
         self.target_vocab_size = max(self._symbols.values(), default=self.vocab_size - 1) + 1
 
@@ -168,24 +183,6 @@ class Tokenizer(Vocabulary):
         """Writes the file of the tokenizer atomically."""
         write_file(pathlib.Path(path), self.serialized)
 
-    def encode(self, text: str) -> list[int]:
-        """Returns the token ids of a sentence, without BOS and EOS; empty for a blank sentence.
-
-        Raises:
-          UserError: The argument is not a string, or UTF-8 cannot encode it.
-        """
-        check_text(text, "text")
-        check_unicode(text, "text")
-        return self._encode([text])[0]
-
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Works as :meth:`encode` does, for many sentences, using all cores."""
-        return self._encode(check_texts(texts, "texts"))
-
-    def encode_target_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Works as :meth:`encode_target` does, for many sentences, using all cores."""
-        return self._encode(check_texts(texts, "texts"), target=True)
-
     def _encode(self, texts: list[str], *, target: bool = False) -> list[list[int]]:
         if target and self._symbols:
             return [[self._symbols.get(word, UNK) for word in split_spaces(text)] for text in texts]
@@ -216,14 +213,6 @@ class Tokenizer(Vocabulary):
         if self._symbols:
             return " ".join(map(self.piece, tokens))
         return self._processor.decode(tokens)
-
-    def piece(self, token: SupportsIndex) -> str:
-        """Returns the piece of a token, as a label; "▁" stands for a space.
-
-        Raises:
-          UserError: The id is out of range.
-        """
-        return self._processor.id_to_piece(*check_tokens([token], self.vocab_size, "token id"))
 
 
 def find_language(language: str, codes: Mapping[str, int]) -> int:

@@ -6,7 +6,7 @@ multiplication.
 """
 
 import math
-from typing import Any
+from typing import Any, TypeAlias
 
 import flax.struct
 import jax
@@ -15,6 +15,9 @@ from flax import linen as nn
 from jaxtyping import Array, Float, Int, UInt32
 
 from jaxformer.errors import UserError
+
+# Index of each row in the global batch; None for 0, 1, ...
+RowIds: TypeAlias = Int[Array, " B"] | None
 
 
 @flax.struct.dataclass
@@ -63,9 +66,7 @@ class Dropout(nn.Module):
         return RowDropout(seed, dropout, self.rate)
 
 
-def dropout_rows(
-    batch: Any, deterministic: bool, row_ids: Int[Array, " B"] | None
-) -> Int[Array, " B"] | None:
+def dropout_rows(batch: Any, deterministic: bool, row_ids: RowIds) -> Int[Array, " B"] | None:
     """Returns the argument ``dropout`` of layers: the index of each row; None turns dropout off.
 
     The size of the batch is symbolic in an export.

@@ -51,11 +51,7 @@ RATES = {
 
 
 def parse_rates(text: str) -> dict[str, float]:
-    """Returns the kinds of a text such as "capitals=0.07,no_mark=0.2" with their rates.
-
-    Raises:
-      UserError: A kind is unknown, or its rate is not a fraction.
-    """
+    """Parses kinds with their rates, such as "capitals=0.07,no_mark=0.2"; refuses others."""
     rates = {}
     for word in text.split(","):
         name, _, rate = word.partition("=")

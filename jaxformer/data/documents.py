@@ -31,10 +31,8 @@ def split_documents(
     >>> list(split_documents("a\nb\n---\nc\n---\n", "---"))
     ['a\nb\n', None, 'c\n', None, '']
     """
-    pattern, span = (
-        re.compile(rf"^{re.escape(separator)}\r?(?:\n|\Z)", re.M),
-        span or range(len(text)),
-    )
+    pattern = re.compile(rf"^{re.escape(separator)}\r?(?:\n|\Z)", re.M)
+    span = span or range(len(text))
     start = span.start
     while start < span.stop:
         end = text.find("\n", start + size, span.stop) + 1 or span.stop

@@ -8,14 +8,7 @@ from typing import SupportsIndex
 import numpy as np
 
 from jaxformer.checks import check_text, check_tokens, check_unicode
-from jaxformer.data.tokenizer import (
-    BOS,
-    EOS,
-    SPECIAL_PIECES,
-    UNK,
-    Vocabulary,
-    find_language,
-)
+from jaxformer.data.tokenizer import BOS, EOS, SPECIAL_PIECES, UNK, Vocabulary, find_language
 from jaxformer.errors import UserError, needs_package
 
 # In the order of our ids. The end, and then an unknown token, keep an id that several share.

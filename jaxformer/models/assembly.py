@@ -10,12 +10,7 @@ from jaxtyping import Array, Float
 
 from jaxformer.errors import UserError, prefix_errors
 from jaxformer.fields import check_positive
-from jaxformer.models.architecture import (
-    Architecture,
-    absent_bias,
-    check_divides,
-    check_even_heads,
-)
+from jaxformer.models.architecture import Architecture, absent_bias, check_divides, check_even_heads
 from jaxformer.nn.attention import MultiHeadAttention
 from jaxformer.nn.block import Block, Residual
 from jaxformer.nn.embedding import Embedding

@@ -31,10 +31,8 @@ def _capacity_for(length: int, beams: int, window: int | None) -> int:
     The number of slots is a multiple of 16, to fill vector registers: on CPUs, XLA's sums over 15
     or 30 positions take ten times as long.
     """
-    kept, multiple = (
-        length if window is None else min(length, window + 1),
-        16 // math.gcd(16, beams),
-    )
+    kept = length if window is None else min(length, window + 1)
+    multiple = 16 // math.gcd(16, beams)
     return -(-kept // multiple) * multiple
 
 
@@ -119,8 +117,7 @@ class Slots:
     def grow(self, length: int) -> "Slots":
         """Returns the slots with capacity for at least ``length`` positions."""
         capacity = _capacity_for(length, self.beam_slots.shape[1], self.window)
-        beam_slots = _pad_to(self.beam_slots, 2, capacity)
-        return dataclasses.replace(self, beam_slots=beam_slots)
+        return dataclasses.replace(self, beam_slots=_pad_to(self.beam_slots, 2, capacity))
 
 
 class LayerState:

@@ -4,7 +4,7 @@ import functools
 import itertools
 import math
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -37,7 +37,7 @@ from jaxformer.tasks.initialization import tokenizer_of_run
 from jaxformer.tasks.token_task import Output, TokenLoss, TokenTask
 from jaxformer.training.flops import language_model_flops
 from jaxformer.training.mesh import BatchShards
-from jaxformer.training.task import Example, Randomness, Sums
+from jaxformer.training.task import CheckStop, Example, Randomness, Sums
 from jaxformer.training.validation import evaluate_loss
 
 
@@ -180,9 +180,7 @@ class LanguageModeling(TokenTask):
         starts = self.example_ids(number)
         return f"its rows begin at the tokens {list_first(starts[:10], len(starts))}"
 
-    def evaluate(
-        self, params: PyTree, mesh: Mesh, check_stop: Callable[[], None]
-    ) -> dict[str, float]:
+    def evaluate(self, params: PyTree, mesh: Mesh, check_stop: CheckStop) -> dict[str, float]:
         """Computes loss per token, perplexity, and for a text nats and bits per character."""
         shards = BatchShards.of(mesh)
         windows = self._stream.validation_windows(self._rows(shards), self._data.length)

@@ -68,6 +68,8 @@ class Example(NamedTuple):
 Init: TypeAlias = Callable[[Array], PyTree]
 # ``loss(params, batch, randomness)``; randomness is None while evaluating.
 Loss: TypeAlias = Callable[[PyTree, PyTree, Randomness | None], Sums]
+# Called from time to time by an evaluation; raises an exception if the run is to stop.
+CheckStop: TypeAlias = Callable[[], None]
 
 Result = TypeVar("Result")
 
@@ -160,9 +162,7 @@ class Task(Protocol):
         A run can be resumed only with the same hashes.
         """
 
-    def evaluate(
-        self, params: PyTree, mesh: Mesh, check_stop: Callable[[], None]
-    ) -> dict[str, float]:
+    def evaluate(self, params: PyTree, mesh: Mesh, check_stop: CheckStop) -> dict[str, float]:
         """Computes named values, including :attr:`best`; an empty dict means no evaluation.
 
         An error ends the run if no validation succeeded before; a later one is only reported.

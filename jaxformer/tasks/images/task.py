@@ -2,7 +2,7 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ from jaxformer.training.arrays import REAL, epochs, evaluate_arrays, row_numbers
 from jaxformer.training.flops import layers_flops
 from jaxformer.training.losses import class_sums
 from jaxformer.training.mesh import BatchShards
-from jaxformer.training.task import Randomness, Sums
+from jaxformer.training.task import CheckStop, Randomness, Sums
 
 
 def scale_pixels(images: Num[ArrayLike, "B Y X C"]) -> Float[Array, "B Y X C"]:
@@ -118,8 +118,6 @@ class ImageClassification(NetworkTask):
         epochs = self.config.training.steps * self._data.rows / train
         return f"{train:,} training pictures, {valid:,} for validation; {epochs:.1f} epochs"
 
-    def evaluate(
-        self, params: PyTree, mesh: Mesh, check_stop: Callable[[], None]
-    ) -> dict[str, float]:
+    def evaluate(self, params: PyTree, mesh: Mesh, check_stop: CheckStop) -> dict[str, float]:
         arrays, rows = self._valid._asdict(), self._data.rows
         return evaluate_arrays(self.loss, params, arrays, rows, mesh, check_stop)

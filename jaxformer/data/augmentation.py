@@ -72,8 +72,7 @@ def variants(
 ) -> Iterator[Pair]:
     """Yields variants of sentence pairs; the same seed gives the same ones.
 
-    Pairs in one line are used up, so there may be fewer lines than pairs. ``docs/data.md`` has
-    examples of all kinds.
+    Pairs in one line are used up, so there may be fewer lines than pairs; see ``docs/data.md``.
 
     >>> list(variants([("Hi, Tom.", "Hallo, Tom.")], {"no_mark": 1, "capitals": 1}))
     [('HI, TOM', 'HALLO, TOM')]

@@ -19,7 +19,7 @@ from typing import Any
 from jaxformer.data.characters import is_blank, normalization_rules
 from jaxformer.data.corpus import Corpus, VerifiedCorpus
 from jaxformer.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, open_processor, split_spaces
-from jaxformer.errors import UserError, prefix_errors
+from jaxformer.errors import UserError
 from jaxformer.files import write_file
 
 # Largest number of lines to learn a vocabulary from; a sample of a larger corpus is as good.
@@ -151,8 +151,10 @@ def cached_tokenizer(
         lines = (source for source, _ in corpus.pairs(split))
     else:
         symbols, lines = [], itertools.chain.from_iterable(corpus.pairs(split))
-    with prefix_errors(split):
-        tokenizer = train_tokenizer(lines, vocab_size, symbols, **options)
+    lines = itertools.filterfalse(is_blank, lines)
+    if not (first := list(itertools.islice(lines, 1))):
+        raise UserError(f"{split}: expected text to learn a vocabulary from: all lines are empty")
+    tokenizer = train_tokenizer(itertools.chain(first, lines), vocab_size, symbols, **options)
     model = tokenizer.serialized
     write_file(path, hashlib.sha256(model).digest() + model)
     return tokenizer
@@ -161,8 +163,7 @@ def cached_tokenizer(
 def _sample(lines: Iterable[str], size: int) -> list[str]:
     """Returns all lines, or a uniform sample of ``size``: reservoir sampling with a fixed seed.
 
-    SentencePiece's own sampling uses one random generator per process, so that its result would
-    depend on earlier calls.
+    SentencePiece's own sampling would depend on earlier calls in the process.
     """
     stream = iter(lines)
     sample = list(itertools.islice(stream, size))

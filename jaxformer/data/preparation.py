@@ -133,10 +133,7 @@ def _trees(text: str) -> Iterator[str]:
 
 
 class _Archive:
-    """The files of a zip or tar archive whose names match a pattern, in memory.
-
-    Links and implausibly large files are skipped.
-    """
+    """The files of an archive whose names match a pattern, except links and files too large."""
 
     def __init__(self, path: pathlib.Path, pattern: str, folder: str = "") -> None:
         """Reads the files; their names here are without the ``folder``, another pattern."""

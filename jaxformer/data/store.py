@@ -91,8 +91,7 @@ def build_store(
         partial = pathlib.Path(temporary, folder.name)
         partial.mkdir()
         _write(partial, corpus, split, tokenizer, max_length)
-        # Open before the rename: mapped files stay readable even if another process that builds
-        # the same store replaces the folder.
+        # Open before the rename: mapped files stay readable if another process replaces the folder.
         store = TokenStore(partial)
         with contextlib.suppress(OSError):
             partial.rename(folder)

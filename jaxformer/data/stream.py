@@ -25,7 +25,7 @@ from jaxformer.data.text_files import find_file, open_bytes
 from jaxformer.data.tokenizer import PAD, SPACE_SYMBOL, SPECIAL_PIECES, UNK, Tokenizer, Vocabulary
 from jaxformer.errors import UserError
 from jaxformer.fields import check_positive, check_types
-from jaxformer.files import explain_read_errors, file_sha256, read_whole
+from jaxformer.files import file_sha256, read_whole
 
 # SentencePiece skips longer lines.
 _MAX_LINE_BYTES = 4192
@@ -159,8 +159,7 @@ def _short_parts(line: str) -> list[str]:
 
 def load_stream_tokenizer(path: pathlib.Path) -> Vocabulary:
     """Reads a tokenizer of any kind, distinguished by its first bytes."""
-    with explain_read_errors(path):
-        content = read_whole(path)
+    content = read_whole(path)
     try:
         if content.startswith(b'{"huggingface"'):
             # An extra.

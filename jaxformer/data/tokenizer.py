@@ -11,7 +11,7 @@ from typing import Any, SupportsIndex
 
 from jaxformer.checks import check_text, check_texts, check_tokens, check_unicode
 from jaxformer.errors import UserError, did_you_mean, prefix_errors
-from jaxformer.files import explain_read_errors, read_whole, write_file
+from jaxformer.files import read_whole, write_file
 
 # sentencepiece is imported only where it is used: most modules import only the ids from here.
 PAD, EOS, BOS, UNK = 0, 1, 2, 3
@@ -31,8 +31,7 @@ class Vocabulary(abc.ABC):
     mask_token = BOS  # stands for masked tokens; no text contains it
     # Such as ">>deu<<", for imported models with several target languages.
     language_codes: tuple[str, ...] = ()
-    # Begin each target of such a model; the search does not choose them, and their probability does
-    # not count.
+    # Begin each target of such a model; the search neither chooses them nor counts their log_prob.
     target_start: tuple[int, ...] = ()
     ends_texts = False  # EOS ends the texts that a language model was trained on.
     keeps_lines = True  # No token holds a line break and the text after it.
@@ -156,8 +155,7 @@ class Tokenizer(Vocabulary):
         Raises:
           UserError: There is no such file, or it is not a tokenizer.
         """
-        with explain_read_errors(pathlib.Path(path)):
-            content = read_whole(pathlib.Path(path))
+        content = read_whole(pathlib.Path(path))
         with prefix_errors(str(path)):
             if content.startswith(b'{"moses"'):
                 # sacremoses is slow to import.

@@ -15,8 +15,7 @@ _SIZES = ("vocab_size", "d_model", "d_ff", "num_heads", "num_layers", "max_lengt
 _RATES = ("dropout_rate", "attention_dropout_rate")
 _MAX_SIZE = 2**20  # Encoding even a single position takes memory in proportion to d_model.
 _SPECIAL = {"pad": PAD, "eos": EOS, "bos": BOS, "unk": UNK}
-# The probability of such a logit is 0, also beside logits of -100, as GPT-2 has them. With -inf,
-# gradients would be NaN.
+# Such a logit has probability 0, even beside GPT-2's logits of -100; -inf has gradients of NaN.
 _NEVER_GENERATED = -1e4
 
 

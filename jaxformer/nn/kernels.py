@@ -35,15 +35,12 @@ class KeyValueSource(Protocol):
     @property
     def num_heads(self) -> int:
         """Number of heads of the keys and values."""
-        ...
 
     def scores(self, queries: Float[Array, "B T H K"]) -> Float[Array, "B H T S"]:
         """Returns the dot products of queries and keys, at least float32."""
-        ...
 
     def weighted_sum(self, weights: Float[Array, "B H T S"]) -> Float[Array, "B T H V"]:
         """Returns the values, summed with weights, in their own dtype."""
-        ...
 
 
 @flax.struct.dataclass
@@ -239,10 +236,7 @@ def _dropout_of_block(dropout: RowDropout | None, number: Array, blocks: int) ->
 def fused_attention(
     queries: Float[Array, "B T H K"], key_values: KeyValues, keys: Keys
 ) -> Float[Array, "B T H V"]:
-    """Computes :func:`attend` in one cuDNN kernel, without weights in memory.
-
-    Requires that :func:`has_fused_kernel` is True.
-    """
+    """Computes :func:`attend` by cuDNN, without weights in memory, if :func:`has_fused_kernel`."""
     mask = keys.allowed()
     if mask is not None:  # The kernel returns NaN for queries that may attend nowhere.
         mask = mask | ~mask.any(axis=-1, keepdims=True)
@@ -309,9 +303,7 @@ def additive_attention(
 
 
 def additive_scores(
-    queries: Float[Array, "B T H K"],
-    keys: Float[Array, "B S H K"],
-    vector: Float[Array, "H K"],
+    queries: Queries, keys: Float[Array, "B S H K"], vector: Float[Array, "H K"]
 ) -> Float[Array, "B H T S"]:
     """Returns scores ``vector . tanh(query + key)``, of a network with K hidden units.
 

@@ -185,8 +185,7 @@ class Translation(TokenTask):
         pairs, count = self._data.valid_text, jax.process_count()
         if count == 1:
             return self.score(self.decode(translator, pairs, lambda _: check_stop()))
-        # Each process decodes a share on one device, in blocks, so that all processes call
-        # check_stop equally often.
+        # Each process decodes a share on one device, in blocks, to call check_stop equally often.
         share = -(-len(pairs) // count)
         first, mine = jax.process_index() * share, []
         end = first + share

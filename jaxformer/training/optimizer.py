@@ -48,8 +48,7 @@ def inverse_sqrt_schedule(d_model: int, warmup_steps: int, scale: float = 1.0) -
 def configured_schedule(settings: TrainingConfig, d_model: int) -> optax.Schedule:
     """Returns the schedule of the settings; by default all have the peak of equation 3.
 
-    The rate rises linearly to its peak at step ``warmup_steps``. "linear" and "cosine" would be 0
-    at the step after the last one.
+    The rate rises linearly to step ``warmup_steps``. "linear" and "cosine" would be 0 at steps + 1.
     """
     warmup, steps, scale = settings.warmup_steps, settings.steps, settings.learning_rate_scale
     peak, rate = (d_model * warmup) ** -0.5, settings.learning_rate

@@ -18,9 +18,8 @@ from jaxformer.training.mesh import BatchShards
 
 # Sums over the rows of a batch, by name. "loss" over "count" is minimized, after both have been
 # summed over all devices and micro-batches. All others are only reported, divided by "count", or by
-# a count of their own if the loss returns pairs of a sum and its count. A sum
-# "nll" of negative log likelihoods is reported as "perplexity", a sum "tokens" as
-# "tokens_per_second".
+# a count of their own if the loss returns pairs of a sum and its count. A sum "nll" of negative log
+# likelihoods is reported as "perplexity", a sum "tokens" as "tokens_per_second".
 Sums: TypeAlias = dict[str, Array]
 
 

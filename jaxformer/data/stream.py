@@ -131,20 +131,14 @@ class ByteFallbackTokenizer(Tokenizer):
 
 def train_byte_pairs(text: str, vocab_size: int) -> ByteFallbackTokenizer:
     """Learns a byte-pair encoding. The same text gives the same tokenizer, bit for bit."""
-    try:
-        model = train_byte_pair_model(
-            itertools.chain.from_iterable(map(_short_parts, lines_of(text))),
-            vocab_size,
-            add_dummy_prefix=False,
-            remove_extra_whitespaces=False,
-            # A text without spaces gives no token for a space.
-            user_defined_symbols=["\n"] if " " in text else ["\n", SPACE_SYMBOL],
-        )
-    except RuntimeError as error:
-        raise UserError(
-            f"model.vocab_size={vocab_size}: SentencePiece cannot learn so many BPE tokens from "
-            f"the text: {error}"
-        ) from None
+    model = train_byte_pair_model(
+        itertools.chain.from_iterable(map(_short_parts, lines_of(text))),
+        vocab_size,
+        add_dummy_prefix=False,
+        remove_extra_whitespaces=False,
+        # A text without spaces gives no token for a space.
+        user_defined_symbols=["\n"] if " " in text else ["\n", SPACE_SYMBOL],
+    )
     return ByteFallbackTokenizer(model)
 
 

@@ -28,8 +28,7 @@ from jaxformer.nn.precision import at_least_float32
 def _capacity_for(length: int, beams: int, window: int | None) -> int:
     """Returns the number of positions to keep of ``length`` positions.
 
-    The number of slots is a multiple of 16, to fill vector registers: on CPUs, XLA's sums over 15
-    or 30 positions take ten times as long.
+    The slots are a multiple of 16: on CPUs, XLA's sums over 15 or 30 take ten times as long.
     """
     kept = length if window is None else min(length, window + 1)
     multiple = 16 // math.gcd(16, beams)

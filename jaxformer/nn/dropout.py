@@ -1,8 +1,7 @@
 """Dropout whose mask does not depend on how the batch is split over devices or micro-batches.
 
 ``jax.random`` takes longer to generate random bits than a small model's matrix multiplications.
-Here the bits are a hash of (key, row, index in the row), cheap enough to fuse into the
-multiplication.
+Here the bits are a hash of (key, row, index in the row), cheap enough to fuse.
 """
 
 import math

@@ -22,13 +22,9 @@ from jaxformer.nn.precision import ComputeDtype, at_least_float32
 
 @flax.struct.dataclass
 class RecurrentCache(LayerState):
-    """The state of one layer after the newest token of each hypothesis; a search reorders it.
+    """The state of one layer after the newest token of each hypothesis; a search reorders it."""
 
-    Attributes:
-      state: c_t of the equations of :class:`SSRU`.
-    """
-
-    state: Float[Array, "B N D"]
+    state: Float[Array, "B N D"]  # c_t of the equations of SSRU
 
 
 class SSRU(nn.Module):

@@ -53,7 +53,7 @@ def open_dataset(
         )
     cache = cache_directory()
     learn = functools.partial(_learn_tokenizer, config, corpus)
-    tokenizer = tokenizer_of_run(config, folder, Tokenizer.load, learn)
+    tokenizer = tokenizer_of_run(config, folder, learn)
     if has_labels and not folder.config.exists():
         tokenizer = tokenizer.with_symbols(target for _, target in corpus.pairs(data.train))
     _check_vocabulary(config, tokenizer, corpus)

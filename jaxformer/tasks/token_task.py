@@ -68,9 +68,8 @@ class NetworkLoss(abc.ABC):
 class TokenLoss(NetworkLoss):
     """The loss of a model of tokens.
 
-    It returns the sums "loss", label-smoothed, in nats; "nll", the negative log likelihood in nats;
-    "count", the number of target tokens; and "tokens", the number of all tokens. Tokens include
-    end-of-sentence but no padding.
+    It returns the sums "loss", label-smoothed, and "nll", both in nats; "count", the number of
+    target tokens; and "tokens", of all tokens. Tokens include end-of-sentence but no padding.
     """
 
     def sums(

@@ -70,8 +70,7 @@ def configured_optimizer(
 ) -> optax.GradientTransformation:
     """Returns the optimizer of the settings: the paper's Adam (section 5.3) by default.
 
-    It freezes nothing; see :func:`freeze`. ``describe`` returns a description of the parameters,
-    for Muon and weight decay.
+    It freezes nothing; see :func:`freeze`. ``describe`` is for Muon and weight decay.
 
     Departs from the paper: optional ``clip_norm`` (gradients are first clipped by their global
     norm), ``learning_rate``, ``learning_rate_scale``, ``schedule``, ``optimizer``,

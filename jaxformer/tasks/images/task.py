@@ -17,7 +17,6 @@ from jaxformer.data.loader import round_up
 from jaxformer.errors import UserError
 from jaxformer.kinds import IMAGE_CLASSIFICATION
 from jaxformer.models.vit import ViTConfig
-from jaxformer.runs.run_directory import check_identity
 from jaxformer.runs.workdir import Workdir
 from jaxformer.tasks.images.augmentation import augment
 from jaxformer.tasks.token_task import NetworkLoss, NetworkTask
@@ -83,9 +82,7 @@ class ImageClassification(NetworkTask):
                     f"{name}: expected labels below model.num_classes={model.num_classes}, got "
                     f"{low} to {high}"
                 )
-        task = cls(config, *splits)
-        check_identity(folder, task.identity())
-        return task
+        return cls(config, *splits)
 
     @staticmethod
     def longest_batch(config: Config, shards: BatchShards) -> PyTree:

@@ -70,7 +70,7 @@ def train_tokenizer(
 
 
 def train_byte_pair_model(lines: Iterator[str], vocab_size: int, **options: Any) -> bytes:
-    """Returns a SentencePiece model of byte pairs, serialized, with all bytes and our special ids."""
+    """Returns a serialized SentencePiece model of byte pairs, with all bytes and our own ids."""
     import sentencepiece
 
     model = io.BytesIO()

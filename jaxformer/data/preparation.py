@@ -1,8 +1,7 @@
 """Prepares public corpora: converts downloaded files to the files that configs read.
 
 Each function takes the folder of the downloaded files, and returns the contents of the prepared
-files by name. Archives are never extracted to disk. A ``UserError`` names a file that is damaged or
-has unexpected content.
+files by name. Archives are never extracted to disk. A ``UserError`` names an unexpected file.
 """
 
 import gzip

@@ -154,12 +154,9 @@ def _short_parts(line: str) -> list[str]:
 def load_stream_tokenizer(path: pathlib.Path) -> Vocabulary:
     """Reads a tokenizer of any kind, distinguished by its first bytes."""
     content = read_whole(path)
+    if content.startswith(b'{"huggingface"'):
+        return Tokenizer.load(path)
     try:
-        if content.startswith(b'{"huggingface"'):
-            # An extra.
-            from jaxformer.data.huggingface_tokenizer import HuggingFaceTokenizer
-
-            return HuggingFaceTokenizer(content)
         if content[:1] == b"{":
             return CharacterTokenizer(json.loads(content)["characters"])
         return ByteFallbackTokenizer(content)

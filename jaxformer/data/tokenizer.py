@@ -167,14 +167,11 @@ class Tokenizer(Vocabulary):
                 from jaxformer.data.huggingface_tokenizer import HuggingFaceTokenizer
 
                 return HuggingFaceTokenizer(content)
-            if content.startswith(b'{"languages"'):
-                from jaxformer.data.marian_tokenizer import M2M100Tokenizer
-
-                return M2M100Tokenizer(content)
             if content.startswith(b"{"):
-                from jaxformer.data.marian_tokenizer import MarianTokenizer
+                from jaxformer.data.marian_tokenizer import M2M100Tokenizer, MarianTokenizer
 
-                return MarianTokenizer(content)
+                has_languages = content.startswith(b'{"languages"')
+                return (M2M100Tokenizer if has_languages else MarianTokenizer)(content)
             return Tokenizer(content)
 
     def save(self, path: str | pathlib.Path) -> None:

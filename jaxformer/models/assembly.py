@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import inspect
 from typing import Any, ClassVar, Literal
 
 import jax.numpy as jnp
@@ -158,12 +159,16 @@ def make_stack(
 
 
 class Model(nn.Module):
-    """The base of all models, which have a config."""
+    """The base of all models, which have a config; its annotation is the class ``section``."""
 
-    config: Any  # of the class ``section``
+    config: Any
     remat: Remat = "none"
 
     section: ClassVar[type[Architecture]] = ModelConfig
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        cls.section = inspect.get_annotations(cls).get("config", cls.section)
+        super().__init_subclass__(**options)
 
     @nn.nowrap
     def _check_config(self) -> None:

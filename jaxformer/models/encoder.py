@@ -56,8 +56,6 @@ class Encoder(TokenModel):
 
     config: EncoderConfig
 
-    section = EncoderConfig
-
     def setup(self) -> None:
         super().setup()
         c = self.config

@@ -48,5 +48,3 @@ class GPT2(LanguageModel):
     """GPT-2, which is called and decodes as :class:`~jaxformer.LanguageModel` does."""
 
     config: GPT2Config
-
-    section = GPT2Config

@@ -80,8 +80,6 @@ class Llama(LanguageModel):
 
     config: LlamaConfig
 
-    section = LlamaConfig
-
     @nn.nowrap
     def _make_decoder(self) -> Stack:
         c = self.config

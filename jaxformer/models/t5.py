@@ -90,8 +90,6 @@ class T5(Transformer):
 
     config: T5Config
 
-    section = T5Config
-
     @nn.nowrap
     def _make_encoder(self) -> Stack:
         return self._make_stack(self.config.num_layers, RMSNorm)

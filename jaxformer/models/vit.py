@@ -85,8 +85,6 @@ class ViT(Model):
 
     config: ViTConfig
 
-    section = ViTConfig
-
     def setup(self) -> None:
         self._check_config()
         c, normal = self.config, nn.initializers.normal(0.02)

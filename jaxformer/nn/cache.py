@@ -5,9 +5,8 @@ slot they were written to, which a position and a beam identify. When a search r
 only :attr:`Slots.beam_slots` changes, one table for all layers of a decoder. With a window, the
 cache is rolling: a new position overwrites one that no query sees anymore.
 
-By the convention of :mod:`jaxformer.search.state`, arrays have leading axes [B, N], or [B, 1]
-if the beams of a sentence share them. M is the capacity in positions, P = M * N the number of
-slots.
+By the convention of :mod:`jaxformer.search.state`, arrays have leading axes [B, N], or [B, 1] if
+the beams of a sentence share them. M is the capacity in positions; there are P = M * N slots.
 """
 
 import dataclasses

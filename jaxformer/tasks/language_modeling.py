@@ -28,7 +28,6 @@ from jaxformer.data.stream import (
 from jaxformer.data.tokenizer import EOS, PAD, Vocabulary
 from jaxformer.errors import UserError, prefix_errors
 from jaxformer.files import local_path
-from jaxformer.kinds import LANGUAGE_MODELING
 from jaxformer.models.language_model import LanguageModel
 from jaxformer.runs.workdir import Workdir
 from jaxformer.tasks.initialization import tokenizer_of_run
@@ -86,8 +85,6 @@ def _read(data: StreamConfig, name: str) -> str:
 
 class NextTokenLoss(TokenLoss):
     """Sums the loss of a language model over rows of tokens."""
-
-    network = staticmethod(LANGUAGE_MODELING.build)
 
     def __call__(
         self, params: PyTree, batch: Int[Array, "B _"], randomness: Randomness | None

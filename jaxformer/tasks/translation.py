@@ -18,7 +18,6 @@ from jaxformer.data.findings import EMPTY, LONG, Findings, list_first
 from jaxformer.data.loader import load_batches, round_up
 from jaxformer.evaluation.bleu_report import corpus_bleu, sacrebleu
 from jaxformer.inference.translator import Translator
-from jaxformer.kinds import TRANSLATION
 from jaxformer.models.transformer import Transformer
 from jaxformer.runs import processes
 from jaxformer.runs.workdir import Workdir
@@ -43,7 +42,6 @@ _DESCRIPTIONS = {LONG: "too long, skipped", EMPTY: "with an empty side, skipped"
 class TranslationLoss(TokenLoss):
     """Sums the loss of an encoder-decoder over a :class:`~jaxformer.data.batch.Batch`."""
 
-    network = staticmethod(TRANSLATION.build)
     consistency: float = 0.0  # weight of R-Drop: how different two passes with dropout may be
 
     @classmethod

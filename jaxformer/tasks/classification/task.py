@@ -13,7 +13,6 @@ from jaxformer.data.corpus import Corpus
 from jaxformer.data.labeled import LabeledConfig, LabeledCorpus
 from jaxformer.data.tokenizer import BOS, UNK
 from jaxformer.errors import UserError
-from jaxformer.kinds import CLASSIFICATION
 from jaxformer.models.encoder import Encoder
 from jaxformer.runs.workdir import Workdir
 from jaxformer.tasks.dataset import open_dataset
@@ -31,7 +30,6 @@ FIRST_LABEL = _LEAST_TOKEN = UNK + 1
 class EncoderLoss(TokenLoss):
     """Base of the losses of an :class:`Encoder` on texts with masked tokens."""
 
-    network = CLASSIFICATION.build
     mask_rate: float = 0.0  # fraction of the tokens that are masked
     mask_token: int = BOS  # replaces masked tokens
 

@@ -15,7 +15,6 @@ from jaxformer.data.corpus import Corpus
 from jaxformer.data.images import Augmentation, Images, read_images
 from jaxformer.data.loader import round_up
 from jaxformer.errors import UserError
-from jaxformer.kinds import IMAGE_CLASSIFICATION
 from jaxformer.models.vit import ViTConfig
 from jaxformer.runs.workdir import Workdir
 from jaxformer.tasks.images.augmentation import augment
@@ -36,7 +35,6 @@ def scale_pixels(images: Num[ArrayLike, "B Y X C"]) -> Float[Array, "B Y X C"]:
 class ImageLoss(NetworkLoss):
     """Sums the label-smoothed loss over pictures, which training changes at random."""
 
-    network = staticmethod(IMAGE_CLASSIFICATION.build)
     augmentation: Augmentation = dataclasses.field(default_factory=Augmentation)
 
     @classmethod

@@ -151,12 +151,14 @@ class Corpus(Protocol):
 
     def pairs(self, split: str) -> Iterator[tuple[str, str]]:
         """Yields source and target sentences of a split, lazily and in a fixed order."""
+        ...
 
     def fingerprint(self, split: str) -> str:
         """Returns a hexadecimal hash of the content of a split.
 
         It is called before and after all pairs are read, to detect pairs that change meanwhile.
         """
+        ...
 
 
 def parse_mixture(split: str) -> dict[str, int]:

@@ -35,12 +35,15 @@ class KeyValueSource(Protocol):
     @property
     def num_heads(self) -> int:
         """Number of heads of the keys and values."""
+        ...
 
     def scores(self, queries: Float[Array, "B T H K"]) -> Float[Array, "B H T S"]:
         """Returns the dot products of queries and keys, at least float32."""
+        ...
 
     def weighted_sum(self, weights: Float[Array, "B H T S"]) -> Float[Array, "B T H V"]:
         """Returns the values, summed with weights, in their own dtype."""
+        ...
 
 
 @flax.struct.dataclass
@@ -303,7 +306,9 @@ def additive_attention(
 
 
 def additive_scores(
-    queries: Queries, keys: Float[Array, "B S H K"], vector: Float[Array, "H K"]
+    queries: Float[Array, "B T H K"],
+    keys: Float[Array, "B S H K"],
+    vector: Float[Array, "H K"],
 ) -> Float[Array, "B H T S"]:
     """Returns scores ``vector . tanh(query + key)``, of a network with K hidden units.
 

@@ -92,7 +92,8 @@ class Keys:
     @classmethod
     def of_memory(cls, segments: Int[Array, "B T"], memory_segments: Int[Array, "B S"]) -> "Keys":
         """Returns the keys of a memory, visible to queries by :func:`segment_mask`."""
-        return cls(*(Tokens.of(each.shape[1], each) for each in (segments, memory_segments)))
+        queries, keys = (Tokens.of(each.shape[1], each) for each in (segments, memory_segments))
+        return cls(queries, keys)
 
     def allowed(self) -> Bool[Array, "#B #H #T #S"] | None:
         """Returns the mask, True where a query may attend; None if it may attend everywhere."""

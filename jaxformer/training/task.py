@@ -50,17 +50,11 @@ def dropout_of(randomness: Randomness | None) -> tuple[dict[str, Any], dict[str,
 
 
 class Example(NamedTuple):
-    """One example of a batch.
+    """One example of a batch."""
 
-    Attributes:
-      row: Number of its row in the global batch.
-      batch: A batch of only this row, without other examples in the row.
-      text: Description in a report.
-    """
-
-    row: int
-    batch: PyTree
-    text: str
+    row: int  # number of its row in the global batch
+    batch: PyTree  # of only this row, without other examples in the row
+    text: str  # description in a report
 
 
 # Task.init: creates parameters from a key.

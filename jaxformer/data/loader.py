@@ -29,7 +29,7 @@ def load_batches(
     """Yields the batches of the plan from ``start`` to ``stop``, or forever if it is None.
 
     Empty rows are added until the rows of a global batch are divisible by ``row_multiple``. They
-    are in ``shard_count`` equal shards; this process reads those of the numbers ``local_shards``.
+    are in ``shard_count`` equal shards; this process reads the shards ``local_shards``, ascending.
     """
     assert row_multiple % shard_count == 0
 

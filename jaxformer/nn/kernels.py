@@ -247,9 +247,7 @@ def fused_attention(
     return jax.nn.dot_product_attention(queries, key_values.keys, key_values.values, **options)
 
 
-def has_fused_kernel(
-    queries: Float[Array, "B T H K"], values: Float[Array, "B S J V"], keys: Keys
-) -> bool:
+def has_fused_kernel(queries: Queries, values: Float[Array, "B S J V"], keys: Keys) -> bool:
     """Returns whether :func:`fused_attention` supports these arrays and this device.
 
     It requires an NVIDIA GPU (Ampere or later), bfloat16, d_k = d_v, a multiple of 8 up to 128,

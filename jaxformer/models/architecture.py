@@ -31,7 +31,6 @@ class Architecture:
 
     architecture = "transformer"
     feed_forward_matrices = 2  # to count operations
-    absent_tokens: str | None = None
     target_vocab_size: int | None = None
     window: int | None = None
     # Other models have fields for some of these. Positions are None if layers encode them.
@@ -59,7 +58,7 @@ class Architecture:
                 raise UserError(
                     f"model.{name} must be at most {_MAX_SIZE}: got {getattr(self, name)}"
                 )
-        check_absent(self.absent_tokens or "")
+        check_absent(getattr(self, "absent_tokens", ""))
 
     @property
     def key_size(self) -> int:

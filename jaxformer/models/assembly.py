@@ -227,8 +227,8 @@ class TokenModel(Model):
     def _make_logits_bias(self) -> Any:
         """Returns the bias of the output logits: of absent tokens, or a parameter, or None."""
         c, zeros = self.config, nn.initializers.zeros
-        if c.absent_tokens is not None:
-            return absent_bias(c.absent_tokens, c.vocab_size)
+        if (absent := getattr(c, "absent_tokens", None)) is not None:
+            return absent_bias(absent, c.vocab_size)
         return parameter(self, "logits_bias", zeros, (c.output_size,)) if c.biases else None
 
     def output_projection(self) -> tuple[Float[Array, "V D"], Float[Array, " V"] | None]:

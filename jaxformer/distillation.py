@@ -22,7 +22,7 @@ from jaxformer.config import Config, DataConfig, check_kind, data_section
 from jaxformer.data.corpus import parse_mixture
 from jaxformer.data.held_out import open_splits
 from jaxformer.data.text_files import read_file
-from jaxformer.data.tokenizer import EOS, Tokenizer
+from jaxformer.data.tokenizer import EOS
 from jaxformer.errors import UserError
 from jaxformer.experiment import check_experiment, train
 from jaxformer.files import write_file
@@ -66,7 +66,7 @@ def distill(
     student = dataclasses.replace(config, data=dataclasses.replace(data, **section))
     # Refuses a run that could not begin, before hours of translation.
     check_experiment(student, folder)
-    tokenizer_of_run(student, folder, Tokenizer.load, lambda: teacher.tokenizer)
+    tokenizer_of_run(student, folder, lambda: teacher.tokenizer)
     languages, corpus = (data.source_language, data.target_language), open_splits(data)
     _write_sides(valid_path, languages, corpus.pairs(data.valid))
     sources = collections.defaultdict[str, list[str]](list)

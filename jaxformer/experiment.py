@@ -19,7 +19,7 @@ from jaxformer.models.architecture import Architecture
 from jaxformer.nn.backend import emulates_bfloat16
 from jaxformer.runs import processes, watchdog
 from jaxformer.runs.checkpoints import Checkpoints
-from jaxformer.runs.run_directory import prepare_run
+from jaxformer.runs.run_directory import check_identity, prepare_run
 from jaxformer.runs.signals import StopSignals
 from jaxformer.runs.workdir import Workdir, use_compilation_cache
 from jaxformer.runs.writers import Writer
@@ -156,7 +156,9 @@ def make_task(config: Config, folder: Workdir, corpus: Corpus | None = None) -> 
     if not processes.is_primary():
         multihost_utils.sync_global_devices("data")
     try:
-        return task_class(config).open(config, folder, corpus)
+        task = task_class(config).open(config, folder, corpus)
+        check_identity(folder, task.identity())
+        return task
     finally:
         if processes.is_primary():
             multihost_utils.sync_global_devices("data")

@@ -51,11 +51,7 @@ RATES = {
 
 
 def parse_rates(text: str) -> dict[str, float]:
-    """Returns the kinds of a text such as "capitals=0.07,no_mark=0.2" with their rates.
-
-    Raises:
-      UserError: A kind is unknown, or its rate is not a fraction.
-    """
+    """Parses kinds with their rates, such as "capitals=0.07,no_mark=0.2"; refuses others."""
     rates = {}
     for word in text.split(","):
         name, _, rate = word.partition("=")
@@ -76,8 +72,7 @@ def variants(
 ) -> Iterator[Pair]:
     """Yields variants of sentence pairs; the same seed gives the same ones.
 
-    Pairs in one line are used up, so there may be fewer lines than pairs. ``docs/data.md`` has
-    examples of all kinds.
+    Pairs in one line are used up, so there may be fewer lines than pairs; see ``docs/data.md``.
 
     >>> list(variants([("Hi, Tom.", "Hallo, Tom.")], {"no_mark": 1, "capitals": 1}))
     [('HI, TOM', 'HALLO, TOM')]

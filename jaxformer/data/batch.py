@@ -38,8 +38,7 @@ class Batch(NamedTuple):
 def make_batch(rows: Sequence[Sequence[TokenPair]], shape: tuple[int, int, int]) -> Batch:
     """Arranges pairs, ids without BOS and EOS, in padded rows.
 
-    ``shape`` has the rows, the source length and the target length of the batch. Rows that do not
-    fit into it raise a ``ValueError``.
+    ``shape`` has rows, source length and target length. Rows that do not fit raise ``ValueError``.
 
     >>> batch = make_batch([[([7, 8], [9])]], (1, 4, 3))
     >>> batch.src.tolist(), batch.tgt_in.tolist(), batch.tgt_out.tolist()

@@ -63,39 +63,36 @@ def train_tokenizer(
             file.write("\t".join(codes) + "\n")
         file.flush()
         options |= {"control_symbols": list(symbols), "normalization_rule_tsv": file.name}
-        try:
-            model = train_byte_pair_model(iter(sample), vocab_size, **options)
-        except RuntimeError as error:
-            raise _size_error(vocab_size, str(error)) from None
+        model = train_byte_pair_model(iter(sample), vocab_size, **options)
     # The model must not depend on the file's name. A protocol buffer keeps the last value of a
     # field that occurs twice, so this makes normalizer_spec.normalization_rule_tsv empty.
     return Tokenizer(open_processor(model + b"\x1a\x02\x32\x00").serialized_model_proto())
 
 
 def train_byte_pair_model(lines: Iterator[str], vocab_size: int, **options: Any) -> bytes:
-    """Returns a serialized SentencePiece model of byte pairs, with all bytes and our special ids.
-
-    Raises a ``RuntimeError`` of SentencePiece if it refuses the size.
-    """
+    """Returns a serialized SentencePiece model of byte pairs, with all bytes and our own ids."""
     import sentencepiece
 
     model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=lines,
-        model_writer=model,
-        model_type="bpe",
-        vocab_size=vocab_size,
-        byte_fallback=True,
-        character_coverage=1.0,
-        normalization_rule_name="identity",
-        pad_id=PAD,
-        eos_id=EOS,
-        bos_id=BOS,
-        unk_id=UNK,
-        num_threads=1,  # with more threads, the result would vary
-        minloglevel=2,
-        **options,
-    )
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=lines,
+            model_writer=model,
+            model_type="bpe",
+            vocab_size=vocab_size,
+            byte_fallback=True,
+            character_coverage=1.0,
+            normalization_rule_name="identity",
+            pad_id=PAD,
+            eos_id=EOS,
+            bos_id=BOS,
+            unk_id=UNK,
+            num_threads=1,  # with more threads, the result would vary
+            minloglevel=2,
+            **options,
+        )
+    except RuntimeError as error:
+        raise _size_error(vocab_size, str(error)) from None
     return model.getvalue()
 
 
@@ -163,8 +160,7 @@ def cached_tokenizer(
 def _sample(lines: Iterable[str], size: int) -> list[str]:
     """Returns all lines, or a uniform sample of ``size``: reservoir sampling with a fixed seed.
 
-    SentencePiece's own sampling uses one random generator per process, so that its result would
-    depend on earlier calls.
+    SentencePiece's own sampling would depend on earlier calls in the process.
     """
     stream = iter(lines)
     sample = list(itertools.islice(stream, size))

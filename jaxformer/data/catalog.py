@@ -1,7 +1,4 @@
-"""Public corpora that the shipped configs read: their origin and download.
-
-``docs/data.md`` describes them.
-"""
+"""Public corpora that the shipped configs read: their origin and download; see docs/data.md."""
 
 import dataclasses
 import fnmatch
@@ -35,7 +32,7 @@ class PublicCorpus:
     prepare: Callable[[pathlib.Path], preparation.Prepared] | None = None
 
 
-_GITHUB, _GITHUB_FILES = "https://github.com", "https://raw.githubusercontent.com"
+_GITHUB, _RAW = "https://github.com", "https://raw.githubusercontent.com"
 _MULTI30K_URL = f"{_GITHUB}/multi30k/dataset/raw/master/data/task1/raw"
 _MULTI30K = {
     "train.en": "460a15fbd157e34a7a9957ee388c1ca247fe47af3ef25fb50442af6c274e0fc6",
@@ -165,9 +162,7 @@ CATALOG = {
         },
         size="1.5 MB",
         license="LDC fragment, non-commercial",
-        urls={
-            "treebank.zip": f"{_GITHUB_FILES}/nltk/nltk_data/gh-pages/packages/corpora/treebank.zip"
-        },
+        urls={"treebank.zip": f"{_RAW}/nltk/nltk_data/gh-pages/packages/corpora/treebank.zip"},
         # From the index of NLTK's data.
         hashes={"treebank.zip": "md5:78c24a97940c2504d0ad35dd3f8a560b"},
         downloads="downloads/wsj-sample",
@@ -180,9 +175,7 @@ CATALOG = {
         files={"input.txt": _SHAKESPEARE},
         size="1.1 MB",
         license="public domain",
-        urls={
-            "input.txt": f"{_GITHUB_FILES}/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
-        },
+        urls={"input.txt": f"{_RAW}/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"},
         hashes={"input.txt": f"sha256:{_SHAKESPEARE}"},
         downloads="tinyshakespeare",
     ),

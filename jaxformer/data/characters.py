@@ -11,8 +11,7 @@ import sys
 import unicodedata
 from collections.abc import Iterator
 
-# Kinds of characters, as parts of a regular expression. No kind is an error, since most occur in
-# WMT's news text.
+# Kinds of characters, as parts of a regular expression. None is an error: most occur in WMT's text.
 _KINDS = {
     # Other programs, such as Python's splitlines, end lines here, and then pair the wrong lines.
     "line separators": r"\n-\r\x1c-\x1e\x85\u2028\u2029",

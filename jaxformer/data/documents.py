@@ -25,16 +25,13 @@ def split_documents(
 ) -> Iterator[str | None]:
     r"""Yields pieces of about ``size`` characters that end with lines; None ends a document.
 
-    ``separator`` is the line between two documents, "" if they have no ends; ``span`` selects
-    characters of the text.
+    ``separator`` is the line between documents, "" if they have no ends; ``span`` has characters.
 
     >>> list(split_documents("a\nb\n---\nc\n---\n", "---"))
     ['a\nb\n', None, 'c\n', None, '']
     """
-    pattern, span = (
-        re.compile(rf"^{re.escape(separator)}\r?(?:\n|\Z)", re.M),
-        span or range(len(text)),
-    )
+    pattern = re.compile(rf"^{re.escape(separator)}\r?(?:\n|\Z)", re.M)
+    span = span or range(len(text))
     start = span.start
     while start < span.stop:
         end = text.find("\n", start + size, span.stop) + 1 or span.stop

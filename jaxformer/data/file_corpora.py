@@ -24,9 +24,8 @@ _SERIES = re.compile(r"(.*)-(\d{5})-of-(\d{5}).*")
 class TextCorpus:
     """Line-aligned text files.
 
-    A split is a path prefix: ``data/train`` means ``data/train.en`` and ``data/train.de``. Each may
-    be compressed (``.gz``, ``.bz2``, ``.xz``, ``.zst``). Line n of one file translates line n of
-    the other.
+    A split is a path prefix: ``data/train`` means ``data/train.en`` and ``data/train.de``, whose
+    lines translate each other. Each may be compressed (``.gz``, ``.bz2``, ``.xz``, ``.zst``).
     """
 
     target_symbols = False
@@ -110,8 +109,7 @@ class RecordCorpus(FileCorpus):
         """Returns a hash of the languages and of the bytes of all files."""
         content = hashlib.sha256()
         for path in find_files(split):
-            # Checks the format, since the cache may have the tokens of the same file from a run
-            # with the right format.
+            # Checks the format, since the cache may have tokens of a run with the right format.
             with self.open(path), explain_read_errors(path):
                 content.update(bytes.fromhex(file_sha256(path)))
         # As in 0.2.0, Parquet and JSONL have the same fingerprints: no file can be both.

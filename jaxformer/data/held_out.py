@@ -38,7 +38,8 @@ class HeldOutCorpus:
 
     def __init__(self, corpus: Corpus, train: str, valid: str) -> None:
         self.target_symbols = corpus.target_symbols
-        self._corpus, self._valid, self._share = corpus, valid, float(valid[:-1]) / 100
+        self._corpus = VerifiedCorpus(corpus)  # It has the optional methods.
+        self._valid, self._share = valid, float(valid[:-1]) / 100
         self._train = [*parse_mixture(train)] or [train]
 
     def pairs(self, split: str) -> Iterator[tuple[str, str]]:
@@ -52,13 +53,11 @@ class HeldOutCorpus:
 
     def place(self, split: str, number: int, side: int) -> str:
         name, original, _ = next(itertools.islice(self._number_pairs(split), number, None))
-        if place := getattr(self._corpus, "place", None):
-            return place(name, original, side)
-        return f"{name}: pair {original + 1}"
+        return self._corpus.place(name, original, side)
 
     def notes(self, split: str) -> list[str]:
         if split != self._valid:
-            return getattr(self._corpus, "notes", lambda split: [])(split)
+            return self._corpus.notes(split)
         return [f"validation pairs: {split} of the training text, by the hash of the source"]
 
     def _names(self, split: str) -> list[str]:

@@ -8,14 +8,7 @@ from typing import SupportsIndex
 import numpy as np
 
 from jaxformer.checks import check_text, check_tokens, check_unicode
-from jaxformer.data.tokenizer import (
-    BOS,
-    EOS,
-    SPECIAL_PIECES,
-    UNK,
-    Vocabulary,
-    find_language,
-)
+from jaxformer.data.tokenizer import BOS, EOS, SPECIAL_PIECES, UNK, Vocabulary, find_language
 from jaxformer.errors import UserError, needs_package
 
 # In the order of our ids. The end, and then an unknown token, keep an id that several share.
@@ -131,13 +124,7 @@ class HuggingFaceTokenizer(Vocabulary):
         """Returns the ids of a prompt, with the special tokens that transformers adds."""
         return self._ids(text, add_special_tokens=True) or [BOS]
 
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        return self._encode(texts)
-
-    def encode_target_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        return self._encode(texts, target=True)
-
-    def _encode(self, texts: Sequence[str], *, target: bool = False) -> list[list[int]]:
+    def _encode(self, texts: list[str], *, target: bool = False) -> list[list[int]]:
         """Adds the special tokens of the post-processor, except the end, which batches add."""
         if target and self.target_symbols:
             return [[self._symbols.get(text, UNK)] for text in texts]

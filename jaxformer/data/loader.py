@@ -28,9 +28,8 @@ def load_batches(
 ) -> Iterator[Batch]:
     """Yields the batches of the plan from ``start`` to ``stop``, or forever if it is None.
 
-    Empty rows are added until the rows of a global batch are divisible by ``row_multiple``. The
-    rows are in ``shard_count`` equal, contiguous shards. This process reads only the shards with
-    the ascending numbers ``local_shards``.
+    Empty rows are added until the rows of a global batch are divisible by ``row_multiple``. They
+    are in ``shard_count`` equal shards; this process reads the shards ``local_shards``, ascending.
     """
     assert row_multiple % shard_count == 0
 

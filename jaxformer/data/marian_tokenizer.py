@@ -24,8 +24,6 @@ from jaxformer.data.tokenizer import (
 from jaxformer.errors import UserError
 
 _SIDES = ("source", "target")
-# Models with several target languages expect the code of one at the beginning of a sentence.
-_LANGUAGE_CODE = re.compile(r"\s*(>>.*?<<)", re.DOTALL)
 
 
 class MarianTokenizer(Tokenizer):
@@ -35,6 +33,9 @@ class MarianTokenizer(Tokenizer):
     SentencePiece models. A leading language code such as ``>>fra<<`` is one token. Other words in
     angle brackets are ordinary text, even if they look like special tokens.
     """
+
+    # Models with several target languages expect the code of one at the beginning of a sentence.
+    _code = re.compile(r"\s*(>>.*?<<)", re.DOTALL)
 
     def __init__(self, serialized: bytes) -> None:
         try:
@@ -55,7 +56,7 @@ class MarianTokenizer(Tokenizer):
             raise UserError("expected a Marian tokenizer with different pieces: some are the same")
         Vocabulary.__init__(self, serialized)
         self.vocab_size = self.target_vocab_size = len(self._pieces)
-        self.language_codes = tuple(filter(_LANGUAGE_CODE.fullmatch, pieces))
+        self.language_codes = tuple(filter(self._code.fullmatch, pieces))
 
     @classmethod
     def assemble(cls, source: bytes, target: bytes, pieces: Sequence[str], **more: str) -> Self:
@@ -65,7 +66,7 @@ class MarianTokenizer(Tokenizer):
         return cls(json.dumps(values, ensure_ascii=False, separators=(",", ":")).encode())
 
     def check_language(self, text: str, place: str) -> None:
-        code = _LANGUAGE_CODE.match(text)
+        code = self._code.match(text)
         if code and code[1] not in self._ids:
             known = ", ".join(self.language_codes) or "text, since the model has no language codes"
             raise UserError(f"{place}: expected {known}: got {code[1]}")
@@ -76,11 +77,8 @@ class MarianTokenizer(Tokenizer):
         # SentencePiece leaves unknown pieces unchanged, such as pieces of the source side.
         return self._target.decode_pieces(pieces).replace("▁", " ").strip()
 
-    def piece(self, token: SupportsIndex) -> str:
-        return self._pieces[check_tokens([token], self.vocab_size, "token id")[0]]
-
     def _encode(self, texts: list[str], *, target: bool = False) -> list[list[int]]:
-        codes = [_LANGUAGE_CODE.match(text) for text in texts]
+        codes = [self._code.match(text) for text in texts]
         rest = [text[code.end() if code else 0 :] for code, text in zip(codes, texts, strict=True)]
         rows = encode_all(self._target if target else self._source, rest, out_type=str)
         return [
@@ -98,6 +96,7 @@ class M2M100Tokenizer(MarianTokenizer):
     """
 
     absent = "bos"  # Their decoder begins with the end of sentence.
+    _code = re.compile("(?!)")  # Texts have none.
 
     def __init__(self, serialized: bytes) -> None:
         super().__init__(serialized)
@@ -108,15 +107,11 @@ class M2M100Tokenizer(MarianTokenizer):
         self.their_ids = np.array([1, 2, 2, 3, 0, *range(4, self.vocab_size - 1)])
         self.our_ids = np.array([4, 0, 1, 3, *range(5, self.vocab_size)])
 
-    def check_language(self, text: str, place: str) -> None:
-        return None
-
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
         return super().decode(i for i in ids if i not in self.target_start)
 
     def _encode(self, texts: list[str], *, target: bool = False) -> list[list[int]]:
-        rows = encode_all(self._target, texts, out_type=str)
-        rows = [[self._ids.get(piece, UNK) for piece in row] for row in rows]
+        rows = super()._encode(texts, target=target)
         return [self._add_language(row, target=target) for row in rows]
 
 

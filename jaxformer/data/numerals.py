@@ -9,11 +9,12 @@ the training split. Write a split to files, for ``jaxformer evaluate``:
 import argparse
 import hashlib
 import pathlib
+import sys
 from collections.abc import Iterator
 
 import numpy as np
 
-from jaxformer.errors import UserError
+from jaxformer.errors import UserError, exit_code
 from jaxformer.files import local_path, write_file
 
 SPLITS = ("train", "held_out")
@@ -133,12 +134,9 @@ def main() -> None:
     options = parser.parse_args()
     for language, spell in _SPELLERS.items():
         path = options.directory / f"{options.split}.{language}"
-        try:
-            write_file(path, "".join(f"{spell(n)}\n" for n in numbers_in(options.split)).encode())
-        except (OSError, UserError) as error:
-            parser.error(str(error))
+        write_file(path, "".join(f"{spell(n)}\n" for n in numbers_in(options.split)).encode())
         print(path)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(exit_code(main))

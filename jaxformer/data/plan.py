@@ -96,10 +96,7 @@ class BatchPlan:
 def make_plan(
     store: TokenStore, config: DataConfig, seed: int, repetitions: np.ndarray | None = None
 ) -> BatchPlan:
-    """Returns the plan of training batches for the config.
-
-    Each pair is used once per epoch, or as often as ``repetitions`` says.
-    """
+    """Returns the plan of training batches: each pair once per epoch, or its ``repetitions``."""
     ids = None if repetitions is None else np.repeat(np.arange(len(store)), repetitions)
     chosen = slice(None) if ids is None else ids
     lengths = (store.src_lengths[chosen], store.tgt_lengths[chosen])
@@ -146,8 +143,7 @@ def sequential_plan(
 ) -> BatchPlan:
     """Plans batches for validation as :func:`bucket_plan` does, in the same order every epoch.
 
-    A pair longer than ``tokens_per_batch`` raises the limit to its own length, so that validation
-    skips nothing.
+    A pair longer than ``tokens_per_batch`` raises the limit to its own length: none is skipped.
     """
     tokens = max(tokens_per_batch, int(src_lengths.max()), int(tgt_lengths.max()))
     return bucket_plan(src_lengths, tgt_lengths, tokens_per_batch=tokens, seed=None)

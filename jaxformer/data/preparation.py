@@ -1,8 +1,7 @@
 """Prepares public corpora: converts downloaded files to the files that configs read.
 
 Each function takes the folder of the downloaded files, and returns the contents of the prepared
-files by name. Archives are never extracted to disk. A ``UserError`` names a file that is damaged or
-has unexpected content.
+files by name. Archives are never extracted to disk. A ``UserError`` names an unexpected file.
 """
 
 import gzip
@@ -133,10 +132,7 @@ def _trees(text: str) -> Iterator[str]:
 
 
 class _Archive:
-    """The files of a zip or tar archive whose names match a pattern, in memory.
-
-    Links and implausibly large files are skipped.
-    """
+    """The files of an archive whose names match a pattern, except links and files too large."""
 
     def __init__(self, path: pathlib.Path, pattern: str, folder: str = "") -> None:
         """Reads the files; their names here are without the ``folder``, another pattern."""

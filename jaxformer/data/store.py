@@ -61,11 +61,7 @@ class TokenStore:
 
 
 def build_store(
-    corpus: Corpus,
-    split: str,
-    tokenizer: Vocabulary,
-    max_length: int,
-    cache_directory: pathlib.Path,
+    corpus: Corpus, split: str, tokenizer: Vocabulary, max_length: int, cache: pathlib.Path
 ) -> TokenStore:
     """Returns the token store of a split, from the cache if it has an undamaged one.
 
@@ -76,32 +72,31 @@ def build_store(
     corpus = VerifiedCorpus(corpus)
     inputs = (_FORMAT, corpus.fingerprint(split), tokenizer.sha256, max_length)
     key = hashlib.sha256(repr(inputs).encode()).hexdigest()
-    folder = cache_directory / f"store-{key[:32]}"
+    folder = cache / f"store-{key[:32]}"
     # Whatever is wrong with a damaged store, it is rebuilt.
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         return TokenStore(folder)
     shutil.rmtree(folder, ignore_errors=True)
-    cache_directory.mkdir(parents=True, exist_ok=True)
-    _remove_abandoned(cache_directory)
+    cache.mkdir(parents=True, exist_ok=True)
+    _remove_abandoned(cache)
     with tempfile.TemporaryDirectory(
-        dir=cache_directory,
+        dir=cache,
         prefix=_PARTIAL,
         ignore_cleanup_errors=True,  # NFS keeps the files that the store has open
     ) as temporary:
         partial = pathlib.Path(temporary, folder.name)
         partial.mkdir()
         _write(partial, corpus, split, tokenizer, max_length)
-        # Open before the rename: mapped files stay readable even if another process that builds
-        # the same store replaces the folder.
+        # Open before the rename: mapped files stay readable if another process replaces the folder.
         store = TokenStore(partial)
         with contextlib.suppress(OSError):
             partial.rename(folder)
     return store
 
 
-def _remove_abandoned(cache_directory: pathlib.Path) -> None:
+def _remove_abandoned(cache: pathlib.Path) -> None:
     """Removes the unfinished stores of killed processes, which can be large."""
-    for folder in cache_directory.glob(f"{_PARTIAL}*"):
+    for folder in cache.glob(f"{_PARTIAL}*"):
         with contextlib.suppress(OSError):
             if time.time() - folder.stat().st_mtime > _ABANDONED_SECONDS:
                 shutil.rmtree(folder)

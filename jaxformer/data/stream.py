@@ -15,7 +15,7 @@ from typing import Literal, SupportsIndex
 import numpy as np
 from jaxtyping import Int, Integer
 
-from jaxformer.checks import check_text, check_tokens
+from jaxformer.checks import check_tokens
 from jaxformer.data.bpe import train_byte_pair_model
 from jaxformer.data.characters import unusual_kinds
 from jaxformer.data.corpus import DataSection
@@ -25,7 +25,7 @@ from jaxformer.data.text_files import find_file, open_bytes
 from jaxformer.data.tokenizer import PAD, SPACE_SYMBOL, SPECIAL_PIECES, UNK, Tokenizer, Vocabulary
 from jaxformer.errors import UserError
 from jaxformer.fields import check_positive, check_types
-from jaxformer.files import explain_read_errors, file_sha256, read_whole
+from jaxformer.files import file_sha256, read_whole
 
 # SentencePiece skips longer lines.
 _MAX_LINE_BYTES = 4192
@@ -101,10 +101,9 @@ class CharacterTokenizer(Vocabulary):
         self._ids = {piece: i for i, piece in enumerate(self._pieces) if i > UNK}
         self.vocab_size = len(self._pieces)
 
-    def encode(self, text: str) -> list[int]:
-        check_text(text, "text")
+    def _encode(self, texts: list[str], *, target: bool = False) -> list[list[int]]:
         try:
-            return [self._ids[character] for character in text]
+            return [[self._ids[character] for character in text] for text in texts]
         except KeyError as error:
             raise UserError(
                 f"the model has never seen the character {error.args[0]!r}; it knows "
@@ -114,9 +113,6 @@ class CharacterTokenizer(Vocabulary):
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
         tokens = check_tokens(ids, self.vocab_size, "token ids")
         return "".join(self._pieces[i] for i in tokens if i > UNK)
-
-    def piece(self, token: SupportsIndex) -> str:
-        return self._pieces[check_tokens([token], self.vocab_size, "token id")[0]]
 
 
 class ByteFallbackTokenizer(Tokenizer):
@@ -130,26 +126,19 @@ class ByteFallbackTokenizer(Tokenizer):
                 "expected a SentencePiece model that keeps all of a text; this one changes spaces "
                 "or line breaks"
             )
-        pieces = map(self.piece, range(self.vocab_size))
-        self.keeps_lines = not any("\n" in piece[:-1] for piece in pieces)
+        self.keeps_lines = not any("\n" in piece[:-1] for piece in self._pieces)
 
 
 def train_byte_pairs(text: str, vocab_size: int) -> ByteFallbackTokenizer:
     """Learns a byte-pair encoding. The same text gives the same tokenizer, bit for bit."""
-    try:
-        model = train_byte_pair_model(
-            itertools.chain.from_iterable(map(_short_parts, lines_of(text))),
-            vocab_size,
-            add_dummy_prefix=False,
-            remove_extra_whitespaces=False,
-            # A text without spaces gives no token for a space.
-            user_defined_symbols=["\n"] if " " in text else ["\n", SPACE_SYMBOL],
-        )
-    except RuntimeError as error:
-        raise UserError(
-            f"model.vocab_size={vocab_size}: SentencePiece cannot learn so many BPE tokens from "
-            f"the text: {error}"
-        ) from None
+    model = train_byte_pair_model(
+        itertools.chain.from_iterable(map(_short_parts, lines_of(text))),
+        vocab_size,
+        add_dummy_prefix=False,
+        remove_extra_whitespaces=False,
+        # A text without spaces gives no token for a space.
+        user_defined_symbols=["\n"] if " " in text else ["\n", SPACE_SYMBOL],
+    )
     return ByteFallbackTokenizer(model)
 
 
@@ -164,14 +153,10 @@ def _short_parts(line: str) -> list[str]:
 
 def load_stream_tokenizer(path: pathlib.Path) -> Vocabulary:
     """Reads a tokenizer of any kind, distinguished by its first bytes."""
-    with explain_read_errors(path):
-        content = read_whole(path)
+    content = read_whole(path)
+    if content.startswith(b'{"huggingface"'):
+        return Tokenizer.load(path)
     try:
-        if content.startswith(b'{"huggingface"'):
-            # An extra.
-            from jaxformer.data.huggingface_tokenizer import HuggingFaceTokenizer
-
-            return HuggingFaceTokenizer(content)
         if content[:1] == b"{":
             return CharacterTokenizer(json.loads(content)["characters"])
         return ByteFallbackTokenizer(content)

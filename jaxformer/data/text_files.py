@@ -125,10 +125,7 @@ def fingerprint_files(paths: Iterable[pathlib.Path]) -> str:
 
 
 def read_bytes(path: pathlib.Path) -> Iterator[bytes]:
-    r"""Yields the lines of a file as bytes, each with its ``\n``, in bounded memory.
-
-    A megabyte of gzip can contain a line of a gigabyte.
-    """
+    r"""Yields a file's lines as bytes, each with its ``\n``, in bounded memory, even of gzip."""
     with open_bytes(path) as stream:
         for number in itertools.count(1):
             line = stream.readline(_MAX_LINE_BYTES + 1)

@@ -11,7 +11,7 @@ from typing import Any, SupportsIndex
 
 from jaxformer.checks import check_text, check_texts, check_tokens, check_unicode
 from jaxformer.errors import UserError, did_you_mean, prefix_errors
-from jaxformer.files import explain_read_errors, read_whole, write_file
+from jaxformer.files import read_whole, write_file
 
 # sentencepiece is imported only where it is used: most modules import only the ids from here.
 PAD, EOS, BOS, UNK = 0, 1, 2, 3
@@ -31,11 +31,11 @@ class Vocabulary(abc.ABC):
     mask_token = BOS  # stands for masked tokens; no text contains it
     # Such as ">>deu<<", for imported models with several target languages.
     language_codes: tuple[str, ...] = ()
-    # Begin each target of such a model; the search does not choose them, and their probability does
-    # not count.
+    # Begin each target of such a model; the search neither chooses them nor counts their log_prob.
     target_start: tuple[int, ...] = ()
     ends_texts = False  # EOS ends the texts that a language model was trained on.
     keeps_lines = True  # No token holds a line break and the text after it.
+    _pieces: Sequence[str]  # in the order of their ids
     _symbols: Mapping[str, int] = {}
     _codes: Sequence[int] = ()  # of the languages of source and target
 
@@ -53,9 +53,15 @@ class Vocabulary(abc.ABC):
         """Symbols of targets, such as labels, in the order of their ids."""
         return list(self._symbols)
 
-    @abc.abstractmethod
     def encode(self, text: str) -> list[int]:
-        """Returns the token ids of a text, without BOS and EOS."""
+        """Returns the token ids of a text, without BOS and EOS; empty for a blank sentence.
+
+        Raises:
+          UserError: The argument is not a string, or UTF-8 cannot encode it.
+        """
+        check_text(text, "text")
+        check_unicode(text, "text")
+        return self._encode([text])[0]
 
     def encode_prompt(self, text: str) -> list[int]:
         """Returns the token ids of a text to continue; of a line break if it is empty."""
@@ -66,12 +72,15 @@ class Vocabulary(abc.ABC):
         return self.encode_target_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Works as :meth:`encode` does, for many sentences."""
-        return list(map(self.encode, texts))
+        """Works as :meth:`encode` does, for many sentences, using all cores if it can."""
+        return self._encode(check_texts(texts, "texts"))
 
     def encode_target_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Works as :meth:`encode_target` does, for many sentences."""
-        return self.encode_batch(texts)
+        """Works as :meth:`encode_target` does, for many sentences, using all cores if it can."""
+        return self._encode(check_texts(texts, "texts"), target=True)
+
+    @abc.abstractmethod
+    def _encode(self, texts: list[str], *, target: bool = False) -> list[list[int]]: ...
 
     @abc.abstractmethod
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
@@ -81,9 +90,13 @@ class Vocabulary(abc.ABC):
         """Returns a tokenizer for new targets, if its symbols can change; by default, this one."""
         return self
 
-    @abc.abstractmethod
     def piece(self, token: SupportsIndex) -> str:
-        """Returns the text of one token, as a label."""
+        """Returns the piece of a token, as a label; "▁" stands for a space.
+
+        Raises:
+          UserError: The id is out of range.
+        """
+        return self._pieces[check_tokens([token], self.vocab_size, "token id")[0]]
 
     def check_language(self, text: str, place: str) -> None:
         """Raises a ``UserError`` if a sentence begins with an unknown language code."""
@@ -128,9 +141,10 @@ class Tokenizer(Vocabulary):
                 "--bos_id=2 --unk_id=3, or let a training run learn one".format(*ids)
             )
         super().__init__(model)
-        self.vocab_size = processor.vocab_size()
+        self._pieces = processor.id_to_piece(list(range(processor.vocab_size())))
+        self.vocab_size = len(self._pieces)
         known = range(UNK + 1, self.vocab_size)
-        self._symbols = {processor.id_to_piece(i): i for i in known if processor.is_control(i)}
+        self._symbols = {self._pieces[i]: i for i in known if processor.is_control(i)}
         self.target_symbols = bool(self._symbols)
         self.target_vocab_size = max(self._symbols.values(), default=self.vocab_size - 1) + 1
 
@@ -141,8 +155,7 @@ class Tokenizer(Vocabulary):
         Raises:
           UserError: There is no such file, or it is not a tokenizer.
         """
-        with explain_read_errors(pathlib.Path(path)):
-            content = read_whole(pathlib.Path(path))
+        content = read_whole(pathlib.Path(path))
         with prefix_errors(str(path)):
             if content.startswith(b'{"moses"'):
                 # sacremoses is slow to import.
@@ -154,37 +167,16 @@ class Tokenizer(Vocabulary):
                 from jaxformer.data.huggingface_tokenizer import HuggingFaceTokenizer
 
                 return HuggingFaceTokenizer(content)
-            if content.startswith(b'{"languages"'):
-                from jaxformer.data.marian_tokenizer import M2M100Tokenizer
-
-                return M2M100Tokenizer(content)
             if content.startswith(b"{"):
-                from jaxformer.data.marian_tokenizer import MarianTokenizer
+                from jaxformer.data.marian_tokenizer import M2M100Tokenizer, MarianTokenizer
 
-                return MarianTokenizer(content)
+                has_languages = content.startswith(b'{"languages"')
+                return (M2M100Tokenizer if has_languages else MarianTokenizer)(content)
             return Tokenizer(content)
 
     def save(self, path: str | pathlib.Path) -> None:
         """Writes the file of the tokenizer atomically."""
         write_file(pathlib.Path(path), self.serialized)
-
-    def encode(self, text: str) -> list[int]:
-        """Returns the token ids of a sentence, without BOS and EOS; empty for a blank sentence.
-
-        Raises:
-          UserError: The argument is not a string, or UTF-8 cannot encode it.
-        """
-        check_text(text, "text")
-        check_unicode(text, "text")
-        return self._encode([text])[0]
-
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Works as :meth:`encode` does, for many sentences, using all cores."""
-        return self._encode(check_texts(texts, "texts"))
-
-    def encode_target_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Works as :meth:`encode_target` does, for many sentences, using all cores."""
-        return self._encode(check_texts(texts, "texts"), target=True)
 
     def _encode(self, texts: list[str], *, target: bool = False) -> list[list[int]]:
         if target and self._symbols:
@@ -216,14 +208,6 @@ class Tokenizer(Vocabulary):
         if self._symbols:
             return " ".join(map(self.piece, tokens))
         return self._processor.decode(tokens)
-
-    def piece(self, token: SupportsIndex) -> str:
-        """Returns the piece of a token, as a label; "▁" stands for a space.
-
-        Raises:
-          UserError: The id is out of range.
-        """
-        return self._processor.id_to_piece(*check_tokens([token], self.vocab_size, "token id"))
 
 
 def find_language(language: str, codes: Mapping[str, int]) -> int:

@@ -15,8 +15,7 @@ _SIZES = ("vocab_size", "d_model", "d_ff", "num_heads", "num_layers", "max_lengt
 _RATES = ("dropout_rate", "attention_dropout_rate")
 _MAX_SIZE = 2**20  # Encoding even a single position takes memory in proportion to d_model.
 _SPECIAL = {"pad": PAD, "eos": EOS, "bos": BOS, "unk": UNK}
-# The probability of such a logit is 0, also beside logits of -100, as GPT-2 has them. With -inf,
-# gradients would be NaN.
+# Such a logit has probability 0, even beside GPT-2's logits of -100; -inf has gradients of NaN.
 _NEVER_GENERATED = -1e4
 
 
@@ -32,6 +31,7 @@ class Architecture:
 
     architecture = "transformer"
     feed_forward_matrices = 2  # to count operations
+    target_vocab_size: int | None = None
     window: int | None = None
     # Other models have fields for some of these. Positions are None if layers encode them.
     norm_position, positions, biases, d_v = "pre", "learned", True, None
@@ -58,6 +58,7 @@ class Architecture:
                 raise UserError(
                     f"model.{name} must be at most {_MAX_SIZE}: got {getattr(self, name)}"
                 )
+        check_absent(getattr(self, "absent_tokens", ""))
 
     @property
     def key_size(self) -> int:
@@ -82,8 +83,8 @@ class Architecture:
 
     @property
     def output_size(self) -> int:
-        """Number of logits."""
-        return self.vocab_size
+        """Number of logits, and of rows of the target and output matrices."""
+        return self.vocab_size if self.target_vocab_size is None else self.target_vocab_size
 
     @property
     def decoder_layers(self) -> int:
@@ -91,12 +92,23 @@ class Architecture:
         return self.num_layers if self.num_decoder_layers is None else self.num_decoder_layers
 
 
-def check_divides(model: Architecture, part: str, whole: str) -> None:
+def check_divides(model: Architecture, part: str, whole: str, advice: str = "") -> None:
     """Checks that one field of a model divides another."""
-    if getattr(model, whole) % getattr(model, part):
+    given, size = getattr(model, part), getattr(model, whole)
+    if size % given:
+        divisors = (n for n in range(1, size + 1) if size % n == 0)
+        near = min(divisors, key=lambda n: abs(n - given))
         raise UserError(
-            f"model.{part} must divide model.{whole}={getattr(model, whole)}: got "
-            f"{getattr(model, part)}"
+            f"model.{part} must divide model.{whole}={size}: got {given}; use {near}{advice}"
+        )
+
+
+def check_even_heads(model: Architecture) -> None:
+    """Checks that rotary positions can rotate pairs of the entries of a head."""
+    if model.key_size % 2:
+        raise UserError(
+            "the size of a head, model.d_k, must be even, since rotary positions turn pairs: got "
+            f"{model.key_size}"
         )
 
 

@@ -2,15 +2,16 @@
 
 import dataclasses
 import functools
+import inspect
 from typing import Any, ClassVar, Literal
 
 import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float
 
-from jaxformer.errors import UserError
+from jaxformer.errors import UserError, prefix_errors
 from jaxformer.fields import check_positive
-from jaxformer.models.architecture import Architecture, absent_bias
+from jaxformer.models.architecture import Architecture, absent_bias, check_divides, check_even_heads
 from jaxformer.nn.attention import MultiHeadAttention
 from jaxformer.nn.block import Block, Residual
 from jaxformer.nn.embedding import Embedding
@@ -86,19 +87,9 @@ class ModelConfig(Architecture):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(self, "model", "window")
-        for name in ("d_k", "d_v"):
-            size = getattr(self, name)
-            if size is None and self.d_model % self.num_heads:
-                divisors = [n for n in range(1, self.d_model + 1) if self.d_model % n == 0]
-                near = min(divisors, key=lambda n: abs(n - self.num_heads))
-                raise UserError(
-                    f"model.num_heads must divide model.d_model when model.{name} is not given: "
-                    f"got num_heads={self.num_heads}, d_model={self.d_model}; "
-                    f"use num_heads={near}, or set model.d_k and model.d_v"
-                )
-            if size is not None and size < 1:
-                raise UserError(f"model.{name} must be at least 1 or left out: got {size}")
+        check_positive(self, "model", "window", "d_k", "d_v")
+        if None in (self.d_k, self.d_v):
+            check_divides(self, "num_heads", "d_model", ", or set model.d_k and model.d_v")
         if (size := self.target_vocab_size) is not None:
             if self.embeddings == "tied":
                 raise UserError(
@@ -110,27 +101,16 @@ class ModelConfig(Architecture):
                     "model.target_vocab_size must be from 1 to model.vocab_size="
                     f"{self.vocab_size}, since targets use its first ids: got {size}"
                 )
-        if self.positions == "rotary" and self.key_size % 2:
-            raise UserError(
-                "the size of a head, model.d_k, must be even, since rotary positions turn pairs: "
-                f"got {self.key_size}"
-            )
-        if self.positions in ("sinusoidal", "tensor2tensor", "fairseq") and self.d_model % 2:
-            raise UserError(
-                "model.d_model must be even, since sinusoidal positions are sine and cosine "
-                f"pairs: got {self.d_model}; use {self.d_model + 1}"
-            )
+        if self.positions == "rotary":
+            check_even_heads(self)
+        with prefix_errors("model"):
+            ENCODINGS[self.positions].table(0, self.d_model)  # refuses sizes that it cannot encode
 
     @property
     def embedding_names(self) -> tuple[str, str, str]:
         if self.embeddings == "separate":
             return "src_embedding", "tgt_embedding", "output_embedding"
         return super().embedding_names
-
-    @property
-    def output_size(self) -> int:
-        """Size of the target and output matrices, with the default applied."""
-        return self.vocab_size if self.target_vocab_size is None else self.target_vocab_size
 
     @property
     def value_size(self) -> int:
@@ -179,12 +159,16 @@ def make_stack(
 
 
 class Model(nn.Module):
-    """The base of all models, which have a config."""
+    """The base of all models, which have a config; its annotation is the class ``section``."""
 
-    config: Any  # of the class ``section``
+    config: Any
     remat: Remat = "none"
 
     section: ClassVar[type[Architecture]] = ModelConfig
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        cls.section = inspect.get_annotations(cls).get("config", cls.section)
+        super().__init_subclass__(**options)
 
     @nn.nowrap
     def _check_config(self) -> None:
@@ -193,6 +177,15 @@ class Model(nn.Module):
             owner, expected, given = type(self).__name__, self.section.__name__, type(c).__name__
             article = "an" if expected[0] in "AEIOU" else "a"
             raise UserError(f"{owner}: expected {article} {expected}, got {given}{advice}")
+
+    @nn.nowrap
+    def _make_linear(
+        self, name: str, outputs: int, axes: tuple = (), inputs: int | None = None
+    ) -> tuple[Any, Any]:
+        """Creates a matrix and its bias; a matrix with named axes may be quantized."""
+        glorot, shape = nn.initializers.xavier_uniform(), (inputs or self.config.d_model, outputs)
+        matrix = parameter(self, name, glorot, shape, axes, "matrix" if axes else "vector")
+        return matrix, parameter(self, f"{name}_bias", nn.initializers.zeros, shape[1:])
 
 
 class TokenModel(Model):

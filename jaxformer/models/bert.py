@@ -77,8 +77,6 @@ class Bert(Encoder):
 
     config: BertConfig
 
-    section = BertConfig
-
     def setup(self) -> None:
         self._check_config()
         c = self.config

@@ -1,19 +1,16 @@
 """An encoder with two heads: one for classes of texts, one for masked tokens."""
 
 import dataclasses
-from typing import Any
 
 import jax.numpy as jnp
-from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
 from jaxformer.errors import UserError
 from jaxformer.fields import check_positive
 from jaxformer.layout import expand_like
 from jaxformer.models.assembly import ModelConfig, TokenModel, make_stack
-from jaxformer.nn.dropout import Dropout, dropout_rows
+from jaxformer.nn.dropout import Dropout, RowIds, dropout_rows
 from jaxformer.nn.keys import Keys
-from jaxformer.nn.parameters import parameter
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,8 +56,6 @@ class Encoder(TokenModel):
 
     config: EncoderConfig
 
-    section = EncoderConfig
-
     def setup(self) -> None:
         super().setup()
         c = self.config
@@ -71,19 +66,8 @@ class Encoder(TokenModel):
         self.encoder = make_stack(c, remat=self.remat)
         self.classes = self._make_linear("classes", c.num_classes)
 
-    @nn.nowrap
-    def _make_linear(self, name: str, size: int, axes: tuple = ()) -> tuple[Any, Any]:
-        """Creates a matrix and its bias; a matrix with named axes may be quantized."""
-        glorot, shape = nn.initializers.xavier_uniform(), (self.config.d_model, size)
-        matrix = parameter(self, name, glorot, shape, axes, "matrix" if axes else "vector")
-        return matrix, parameter(self, f"{name}_bias", nn.initializers.zeros, shape[1:])
-
     def __call__(
-        self,
-        tokens: Int[Array, "B T"],
-        deterministic: bool = True,
-        *,
-        row_ids: Int[Array, " B"] | None = None,
+        self, tokens: Int[Array, "B T"], deterministic: bool = True, *, row_ids: RowIds = None
     ) -> Float[Array, "B ..."]:
         """Returns logits of the classes, float32 or float64.
 
@@ -101,11 +85,7 @@ class Encoder(TokenModel):
         return linear(self.pooled_dropout(self.pool(features, tokens), dropout), *self.classes)
 
     def features(
-        self,
-        tokens: Int[Array, "B T"],
-        deterministic: bool = True,
-        *,
-        row_ids: Int[Array, " B"] | None = None,
+        self, tokens: Int[Array, "B T"], deterministic: bool = True, *, row_ids: RowIds = None
     ) -> Float[Array, "B T D"]:
         """Returns the output of the encoder; see ``__call__``."""
         x = self.embed(tokens)
@@ -125,5 +105,5 @@ class Encoder(TokenModel):
 
 def linear(x: Float[Array, "B D"], matrix: Array, bias: Array) -> Float[Array, "B C"]:
     """Returns float32 or float64 logits."""
-    logits = x @ matrix
+    logits = x.astype(matrix.dtype) @ matrix
     return logits + expand_like(bias, logits)

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Literal
 
-from jaxformer.models.architecture import Architecture, check_absent, check_divides
+from jaxformer.models.architecture import Architecture, check_divides
 from jaxformer.models.language_model import LanguageModel
 from jaxformer.nn.feed_forward import Activation
 from jaxformer.nn.precision import ComputeDtype
@@ -42,12 +42,9 @@ class GPT2Config(Architecture):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_divides(self, "num_heads", "d_model")
-        check_absent(self.absent_tokens)
 
 
 class GPT2(LanguageModel):
     """GPT-2, which is called and decodes as :class:`~jaxformer.LanguageModel` does."""
 
     config: GPT2Config
-
-    section = GPT2Config

@@ -6,9 +6,8 @@ from typing import Literal
 
 from flax import linen as nn
 
-from jaxformer.errors import UserError
 from jaxformer.fields import check_positive
-from jaxformer.models.architecture import Architecture, check_absent, check_divides
+from jaxformer.models.architecture import Architecture, check_divides, check_even_heads
 from jaxformer.models.language_model import LanguageModel
 from jaxformer.nn.attention import MultiHeadAttention
 from jaxformer.nn.block import Block, Residual
@@ -73,20 +72,13 @@ class LlamaConfig(Architecture):
             check_divides(self, "num_heads", "d_model")
         if self.num_kv_heads is not None:
             check_divides(self, "num_kv_heads", "num_heads")
-        if self.key_size % 2:
-            raise UserError(
-                "the size of a head, model.d_k, must be even, since rotary positions turn pairs: "
-                f"got {self.key_size}"
-            )
-        check_absent(self.absent_tokens)
+        check_even_heads(self)
 
 
 class Llama(LanguageModel):
     """LLaMA, which is called and decodes as :class:`~jaxformer.LanguageModel` does."""
 
     config: LlamaConfig
-
-    section = LlamaConfig
 
     @nn.nowrap
     def _make_decoder(self) -> Stack:

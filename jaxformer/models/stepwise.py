@@ -38,8 +38,7 @@ class StepwiseModel(TokenModel):
 
         Tokens are prompts, padded on the right, or start with the beginning of sentence. Prompts of
         other lengths are padded on the left, too; ``starts`` are the indices of their first tokens.
-        Returns the decoder's output, whose :meth:`logits` at each token predict the next token, and
-        the cache.
+        Returns the decoder's output, whose :meth:`logits` predict the next tokens, and the cache.
         """
         if starts is None:
             return self.decoder.prefill(self.embed(tokens), cache, length)

@@ -59,8 +59,6 @@ class Student(Transformer):
 
     config: StudentConfig
 
-    section = StudentConfig
-
     def setup(self) -> None:
         super().setup()
         self.embed = dataclasses.replace(self.embed, zero_id=BOS)

@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 
 from jaxformer.errors import UserError
 from jaxformer.fields import check_positive
-from jaxformer.models.architecture import Architecture, check_absent
+from jaxformer.models.architecture import Architecture
 from jaxformer.models.transformer import Transformer
 from jaxformer.nn.attention import MultiHeadAttention
 from jaxformer.nn.block import Block, Residual
@@ -76,7 +76,6 @@ class T5Config(Architecture):
                 "model.num_buckets must be at least 4, and model.max_distance more than half of "
                 f"it: got {self.num_buckets} and {self.max_distance}"
             )
-        check_absent(self.absent_tokens)
 
     @property
     def feed_forward_matrices(self) -> int:
@@ -90,8 +89,6 @@ class T5(Transformer):
     """
 
     config: T5Config
-
-    section = T5Config
 
     @nn.nowrap
     def _make_encoder(self) -> Stack:

@@ -5,21 +5,21 @@ from typing import Literal, TypeAlias
 
 import jax.numpy as jnp
 from flax import linen as nn
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from jaxformer.errors import UserError
 from jaxformer.fields import check_positive
 from jaxformer.layout import expand_like
 from jaxformer.models.architecture import Architecture, check_divides
 from jaxformer.models.assembly import Model, make_stack
-from jaxformer.nn.dropout import Dropout, dropout_rows
+from jaxformer.models.encoder import linear
+from jaxformer.nn.dropout import Dropout, RowIds, dropout_rows
 from jaxformer.nn.feed_forward import Activation
 from jaxformer.nn.matmul import project
 from jaxformer.nn.parameters import parameter
 from jaxformer.nn.precision import ComputeDtype, activation_dtype
 
 Pictures: TypeAlias = Float[Array, "B Y X C"]
-RowIds: TypeAlias = Int[Array, " B"] | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -85,21 +85,16 @@ class ViT(Model):
 
     config: ViTConfig
 
-    section = ViTConfig
-
     def setup(self) -> None:
         self._check_config()
-        c, init = self.config, nn.initializers
-        glorot, normal, axes = init.xavier_uniform(), init.normal(0.02), ("patch", "d_model")
-        shape = (c.patch_size**2 * c.channels, c.d_model)
-        self.patches = parameter(self, "patches", glorot, shape, axes, "matrix")
-        self.patches_bias = parameter(self, "patches_bias", init.zeros, shape[1:])
+        c, normal = self.config, nn.initializers.normal(0.02)
+        size = c.patch_size**2 * c.channels
+        self.patches = self._make_linear("patches", c.d_model, ("patch", "d_model"), size)
         self.positions = parameter(self, "positions", normal, (c.num_tokens, c.d_model))
         if c.pooling == "token":
-            self.class_token = parameter(self, "class_token", normal, shape[1:])
+            self.class_token = parameter(self, "class_token", normal, (c.d_model,))
         if c.num_classes:
-            self.classes = parameter(self, "classes", glorot, (c.d_model, c.num_classes))
-            self.classes_bias = parameter(self, "classes_bias", init.zeros, (c.num_classes,))
+            self.classes = self._make_linear("classes", c.num_classes)
         self.dropout = Dropout(c.dropout_rate)
         self.encoder = make_stack(c, remat=self.remat)
 
@@ -109,10 +104,7 @@ class ViT(Model):
         """Returns logits of the classes. Pixels are from -1 to 1; the rest is as in Encoder."""
         x = self.features(images, deterministic, row_ids=row_ids)
         x = x[:, 0] if self.config.pooling == "token" else x.mean(axis=1)
-        if not self.config.num_classes:
-            return x
-        logits = x.astype(self.classes.dtype) @ self.classes
-        return logits + expand_like(self.classes_bias, logits)
+        return linear(x, *self.classes) if self.config.num_classes else x
 
     def features(
         self, images: Pictures, deterministic: bool = True, *, row_ids: RowIds = None
@@ -122,8 +114,7 @@ class ViT(Model):
         if images.shape[1:] != expected:
             sizes = ", ".join(map(str, expected))
             raise UserError(f"ViT: expected pictures [batch, {sizes}], got {images.shape}")
-        cut = patches(images, c.patch_size)
-        x = project(cut, self.patches, self.patches_bias, c.compute_dtype)
+        x = project(patches(images, c.patch_size), *self.patches, c.compute_dtype)
         if c.pooling == "token":
             x = jnp.concatenate([jnp.zeros_like(x[:, :1]) + self.class_token, x], axis=1)
         x = (x + expand_like(self.positions, x)).astype(activation_dtype(c.compute_dtype, x))

@@ -68,8 +68,7 @@ _BFLOAT16_INSTRUCTIONS = {"avx512_bf16", "amx_bf16", "bf16"}
 def emulates_bfloat16(cpu_info: pathlib.Path = pathlib.Path("/proc/cpuinfo")) -> bool:
     """Returns whether XLA widens the inputs of bfloat16 matmuls, so that float32 is faster.
 
-    True on CPUs without instructions for bfloat16, which Linux lists in ``cpu_info``; False without
-    this file.
+    True on CPUs without instructions for bfloat16, by Linux's list ``cpu_info``; False without it.
     """
     if jax.default_backend() != "cpu" or not cpu_info.exists():
         return False

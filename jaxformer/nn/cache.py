@@ -5,9 +5,8 @@ slot they were written to, which a position and a beam identify. When a search r
 only :attr:`Slots.beam_slots` changes, one table for all layers of a decoder. With a window, the
 cache is rolling: a new position overwrites one that no query sees anymore.
 
-By the convention of :mod:`jaxformer.search.state`, arrays have leading axes [B, N], or [B, 1]
-if the beams of a sentence share them. M is the capacity in positions, P = M * N the number of
-slots.
+By the convention of :mod:`jaxformer.search.state`, arrays have leading axes [B, N], or [B, 1] if
+the beams of a sentence share them. M is the capacity in positions; there are P = M * N slots.
 """
 
 import dataclasses
@@ -28,13 +27,10 @@ from jaxformer.nn.precision import at_least_float32
 def _capacity_for(length: int, beams: int, window: int | None) -> int:
     """Returns the number of positions to keep of ``length`` positions.
 
-    The number of slots is a multiple of 16, to fill vector registers: on CPUs, XLA's sums over 15
-    or 30 positions take ten times as long.
+    The slots are a multiple of 16: on CPUs, XLA's sums over 15 or 30 take ten times as long.
     """
-    kept, multiple = (
-        length if window is None else min(length, window + 1),
-        16 // math.gcd(16, beams),
-    )
+    kept = length if window is None else min(length, window + 1)
+    multiple = 16 // math.gcd(16, beams)
     return -(-kept // multiple) * multiple
 
 
@@ -119,8 +115,7 @@ class Slots:
     def grow(self, length: int) -> "Slots":
         """Returns the slots with capacity for at least ``length`` positions."""
         capacity = _capacity_for(length, self.beam_slots.shape[1], self.window)
-        beam_slots = _pad_to(self.beam_slots, 2, capacity)
-        return dataclasses.replace(self, beam_slots=beam_slots)
+        return dataclasses.replace(self, beam_slots=_pad_to(self.beam_slots, 2, capacity))
 
 
 class LayerState:

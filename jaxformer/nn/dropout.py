@@ -1,12 +1,11 @@
 """Dropout whose mask does not depend on how the batch is split over devices or micro-batches.
 
 ``jax.random`` takes longer to generate random bits than a small model's matrix multiplications.
-Here the bits are a hash of (key, row, index in the row), cheap enough to fuse into the
-multiplication.
+Here the bits are a hash of (key, row, index in the row), cheap enough to fuse.
 """
 
 import math
-from typing import Any
+from typing import Any, TypeAlias
 
 import flax.struct
 import jax
@@ -15,6 +14,9 @@ from flax import linen as nn
 from jaxtyping import Array, Float, Int, UInt32
 
 from jaxformer.errors import UserError
+
+# Index of each row in the global batch; None for 0, 1, ...
+RowIds: TypeAlias = Int[Array, " B"] | None
 
 
 @flax.struct.dataclass
@@ -63,9 +65,7 @@ class Dropout(nn.Module):
         return RowDropout(seed, dropout, self.rate)
 
 
-def dropout_rows(
-    batch: Any, deterministic: bool, row_ids: Int[Array, " B"] | None
-) -> Int[Array, " B"] | None:
+def dropout_rows(batch: Any, deterministic: bool, row_ids: RowIds) -> Int[Array, " B"] | None:
     """Returns the argument ``dropout`` of layers: the index of each row; None turns dropout off.
 
     The size of the batch is symbolic in an export.

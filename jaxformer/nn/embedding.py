@@ -3,7 +3,6 @@
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -78,40 +77,27 @@ class Embedding:
     ) -> Float[Array, "B T D"]:
         """Returns embeddings times sqrt(d_model) (section 3.4) plus positions (section 3.5).
 
-        Later models leave out the factor, or encode positions in their attention only.
-
-        Args:
-          tokens: Token ids.
-          positions: Position of every token; 0, 1, ... when None. In an export for any length,
-            tokens at positions without an encoding give NaN.
-          longest: Upper bound of all positions, exclusive, to encode no more than needed.
-
-        Raises:
-          UserError: A sequence is longer than ``max_length``, or an id is not in the table.
+        Later models leave out the factor, or encode positions in their attention only. Positions
+        are 0, 1, ... when None, and less than ``longest``, to encode no more than needed. In an
+        export for any length, tokens at positions without an encoding give NaN. Raises a
+        ``UserError`` if a sequence is longer than ``max_length``, or an id is not in the table.
         """
         check_ids("tokens", tokens, jax.tree.leaves(self.table)[0].shape[0])
         x, length = embed(self.table, tokens), tokens.shape[1]
-        if positions is None and isinstance(length, int):
+        # In an export for any length, that length is symbolic.
+        is_whole = positions is None and isinstance(length, int)
+        if is_whole:
             check_length("sequence", length, self.max_length)
         if self.zero_id is not None:
             x = jnp.where((tokens == self.zero_id)[..., None], 0.0, x)
         if self.is_scaled:
             x = x * math.sqrt(x.shape[-1])
         if self.encodings is not None:
-            encoding = self._take_encodings(self.encodings, length, positions, longest)
+            if is_whole:
+                encoding = self.encodings(length)[:length]
+            else:
+                positions = jnp.arange(length) if positions is None else positions
+                longest = min(longest or self.max_length, self.max_length)
+                encoding = take_rows(jnp.asarray(self.encodings(longest)), positions)
             x = x + expand_like(jnp.asarray(encoding, x.dtype), x)
         return x.astype(activation_dtype(self.compute_dtype, x))
-
-    def _take_encodings(
-        self,
-        encode: Callable[[int], Array | np.ndarray],
-        length: Any,
-        positions: Int[Array, "#B T"] | None,
-        longest: int | None,
-    ) -> Array | np.ndarray:
-        if positions is None and isinstance(length, int):
-            return encode(length)[:length]
-        # In an export for any length, that length is symbolic.
-        positions = jnp.arange(length) if positions is None else positions
-        longest = min(longest or self.max_length, self.max_length)
-        return take_rows(jnp.asarray(encode(longest)), positions)

@@ -7,7 +7,7 @@ and :func:`fused_attention` compute the same in less time or memory; :func:`atte
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import flax.struct
 import jax
@@ -21,6 +21,8 @@ from jaxformer.nn.keys import Keys, Tokens
 from jaxformer.nn.matmul import SCORES, WEIGHTED_SUM, einsum
 from jaxformer.nn.precision import at_least_float32
 from jaxformer.nn.sharding import num_shards
+
+Queries: TypeAlias = Float[Array, "B T H K"]
 
 # Fields of Keys that only select the keys that a query sees, or where a cache writes them.
 _MASKING = {"queries", "keys", "mask", "slots", "causal", "window", "global_tokens", "scale"}
@@ -124,10 +126,7 @@ def _softmax(
 
 
 def attention(
-    queries: Float[Array, "B T H K"],
-    key_values: KeyValues,
-    keys: Keys,
-    dropout: RowDropout | None = None,
+    queries: Queries, key_values: KeyValues, keys: Keys, dropout: RowDropout | None = None
 ) -> Float[Array, "B T H V"]:
     """Computes equation 1 over whole sequences, with the implementation that suits their length."""
     length, seen = queries.shape[1], key_values.keys.shape[1]
@@ -143,10 +142,7 @@ def attention(
 
 
 def windowed_attention(
-    queries: Float[Array, "B T H K"],
-    key_values: KeyValues,
-    keys: Keys,
-    dropout: RowDropout | None = None,
+    queries: Queries, key_values: KeyValues, keys: Keys, dropout: RowDropout | None = None
 ) -> Float[Array, "B T H V"]:
     """Computes self-attention with a window, in time and memory O(window * T).
 
@@ -159,7 +155,6 @@ def windowed_attention(
     before, after = (1, 0) if keys.causal else (1, 1)
 
     def own(x: Array) -> Array:
-        """Splits tokens into blocks: [B, T, ...] to [B, blocks, size, ...]."""
         return _split(x, 1, blocks, size)
 
     def near(x: Array) -> Array:
@@ -177,19 +172,14 @@ def windowed_attention(
     # Only these have blocks; all other fields of the keys are the same for every block.
     split = own(queries), jax.tree.map(own, keys.queries), jax.tree.map(near, key_values), tokens
 
-    def block(
-        queries: Array,
-        positions: Tokens,
-        key_values: KeyValues,
-        tokens: Tokens,
-        mask: Array,
-        number: Array,
-    ) -> Array:
+    def block(arguments: tuple[Array, Tokens, KeyValues, Tokens, Array], number: Array) -> Array:
+        queries, positions, key_values, tokens, mask = arguments
         seen = dataclasses.replace(keys, queries=positions, keys=tokens, mask=mask, slots=None)
         return attend(queries, key_values, seen, _dropout_of_block(dropout, number, blocks))[0]
 
-    arguments = *split, is_token[:, :, None, None], jnp.arange(blocks)
-    result = _join(jax.vmap(block, in_axes=(1, 1, 1, 1, 1, 0), out_axes=1)(*arguments), length)
+    arguments = *split, is_token[:, :, None, None]
+    attended = jax.vmap(block, in_axes=(1, 0), out_axes=1)(arguments, jnp.arange(blocks))
+    result = _join(attended, length)
     if first:
         tokens = jax.tree.map(lambda a: a[:, :first], keys.queries)
         seeing_all = dataclasses.replace(keys, queries=tokens)
@@ -199,10 +189,7 @@ def windowed_attention(
 
 
 def chunked_attention(
-    queries: Float[Array, "B T H K"],
-    key_values: KeyValues,
-    keys: Keys,
-    dropout: RowDropout | None = None,
+    queries: Queries, key_values: KeyValues, keys: Keys, dropout: RowDropout | None = None
 ) -> Float[Array, "B T H V"]:
     """Computes equation 1 for a few queries at a time, in memory O(S).
 
@@ -230,10 +217,7 @@ def chunked_attention(
 
 
 def _split(x: Array, axis: int, blocks: int, size: int, before: int = 0) -> Array:
-    """Splits an axis into padded blocks, [B, T, ...] to [B, blocks, size, ...].
-
-    The tokens begin after ``before`` blocks.
-    """
+    """Splits an axis, [B, T, ...] to [B, blocks, size, ...], after ``before`` empty ones."""
     start = before * size
     padding = [(0, 0)] * x.ndim
     padding[axis] = (start, blocks * size - start - x.shape[axis])
@@ -255,26 +239,15 @@ def _dropout_of_block(dropout: RowDropout | None, number: Array, blocks: int) ->
 def fused_attention(
     queries: Float[Array, "B T H K"], key_values: KeyValues, keys: Keys
 ) -> Float[Array, "B T H V"]:
-    """Computes :func:`attend` in one cuDNN kernel, without weights in memory.
-
-    Requires that :func:`has_fused_kernel` is True.
-    """
+    """Computes :func:`attend` by cuDNN, without weights in memory, if :func:`has_fused_kernel`."""
     mask = keys.allowed()
     if mask is not None:  # The kernel returns NaN for queries that may attend nowhere.
         mask = mask | ~mask.any(axis=-1, keepdims=True)
-    return jax.nn.dot_product_attention(
-        queries,
-        key_values.keys,
-        key_values.values,
-        mask=mask,
-        scale=keys.scale,
-        implementation="cudnn",
-    )
+    options = {"mask": mask, "scale": keys.scale, "implementation": "cudnn"}
+    return jax.nn.dot_product_attention(queries, key_values.keys, key_values.values, **options)
 
 
-def has_fused_kernel(
-    queries: Float[Array, "B T H K"], values: Float[Array, "B S J V"], keys: Keys
-) -> bool:
+def has_fused_kernel(queries: Queries, values: Float[Array, "B S J V"], keys: Keys) -> bool:
     """Returns whether :func:`fused_attention` supports these arrays and this device.
 
     It requires an NVIDIA GPU (Ampere or later), bfloat16, d_k = d_v, a multiple of 8 up to 128,

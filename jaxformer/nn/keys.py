@@ -1,8 +1,7 @@
 """The keys that queries may attend to (section 3.2.3), and the positions of both.
 
 :class:`Keys` is a structure and not an array: attention computes masks from it where it needs
-them, for all scores at once or for a chunk. For decoding, :class:`~jaxformer.nn.cache.Slots`
-creates it.
+them, for all scores or a chunk. For decoding, :class:`~jaxformer.nn.cache.Slots` creates it.
 """
 
 import functools
@@ -14,8 +13,7 @@ import flax.struct
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-# Maps positions of queries, [B or 1, T], and of keys, [B or 1, S], to a bias of the scores,
-# [B or 1, H, T, S].
+# Maps positions of queries and of keys to a bias of the scores.
 Bias = Callable[[Int[Array, "#B T"], Int[Array, "#B S"]], Float[Array, "#B #H T S"]]
 
 
@@ -94,10 +92,8 @@ class Keys:
     @classmethod
     def of_memory(cls, segments: Int[Array, "B T"], memory_segments: Int[Array, "B S"]) -> "Keys":
         """Returns the keys of a memory, visible to queries by :func:`segment_mask`."""
-        return cls(
-            Tokens.of(segments.shape[1], segments),
-            Tokens.of(memory_segments.shape[1], memory_segments),
-        )
+        queries, keys = (Tokens.of(each.shape[1], each) for each in (segments, memory_segments))
+        return cls(queries, keys)
 
     def allowed(self) -> Bool[Array, "#B #H #T #S"] | None:
         """Returns the mask, True where a query may attend; None if it may attend everywhere."""

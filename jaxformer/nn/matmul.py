@@ -25,8 +25,7 @@ from jaxtyping import Array, Float, Num
 from jaxformer.layout import expand_like, has_explicit_axes, map_rows, match_varying_axes
 from jaxformer.nn.precision import Int8Matrix, at_least_float32, matmul_dtype, quantize_along
 
-# Checkpoint name of the results of :func:`project`, which rematerialization may keep while it
-# recomputes the cheap rest.
+# Checkpoint name of the results of :func:`project`, which rematerialization may keep.
 MATMUL = "matmul"
 
 

@@ -68,12 +68,7 @@ def quantize_along(values: Float[Array, "..."], axis: int) -> Int8Matrix:
 
 
 def dequantize(params: PyTree) -> PyTree:
-    """Converts each :class:`Int8Matrix` to a float32 array; other parameters are unchanged.
-
-    >>> dequantize({"kernel": quantize_along(jnp.array([[0.5], [-1.0]]), axis=0)})
-    {'kernel': Array([[ 0.503937],
-           [-1.      ]], dtype=float32)}
-    """
+    """Converts each :class:`Int8Matrix` to a float32 array; other parameters are unchanged."""
 
     def convert(leaf: Array | Int8Matrix) -> Array:
         if not isinstance(leaf, Int8Matrix):

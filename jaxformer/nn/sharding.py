@@ -1,7 +1,6 @@
 """Sharding constraints on activations, by the logical names of their axes.
 
-Layers know names of axes, not devices. Rules map the names to axes of a mesh, as in
-:mod:`jaxformer.training.mesh`.
+Layers know names of axes, not devices. The rules of :mod:`jaxformer.training.mesh` map them.
 """
 
 from collections.abc import Callable

@@ -22,13 +22,9 @@ from jaxformer.nn.precision import ComputeDtype, at_least_float32
 
 @flax.struct.dataclass
 class RecurrentCache(LayerState):
-    """The state of one layer after the newest token of each hypothesis; a search reorders it.
+    """The state of one layer after the newest token of each hypothesis; a search reorders it."""
 
-    Attributes:
-      state: c_t of the equations of :class:`SSRU`.
-    """
-
-    state: Float[Array, "B N D"]
+    state: Float[Array, "B N D"]  # c_t of the equations of SSRU
 
 
 class SSRU(nn.Module):
@@ -85,7 +81,10 @@ class SSRU(nn.Module):
         kept, gate = nn.sigmoid(kept), nn.sigmoid(-kept)
         new = new * gate
         if cache is None or slots.is_prompt:
-            kept = _begin_segments(kept, keys.queries.segments)
+            if (segments := keys.queries.segments) is not None:
+                # Nothing is kept from one packed sequence to the next.
+                before = jnp.pad(segments[:, :-1], ((0, 0), (1, 0)))
+                kept = jnp.where((segments == before)[..., None], kept, 0.0)
             state = _scan(kept, new)
             if self.is_mutable_collection("intermediates"):
                 self.sow("intermediates", "weights", _weights(kept, gate))
@@ -101,16 +100,6 @@ class SSRU(nn.Module):
         """Returns the state before the first token, at least float32."""
         rows, shape = slots.beam_slots[:, 0, 0], (slots.beam_slots.shape[1], d_model)
         return RecurrentCache(zeros_for_rows(rows, shape, jnp.promote_types(dtype, jnp.float32)))
-
-
-def _begin_segments(
-    kept: Float[Array, "B T D"], segments: Int[Array, "#B T"] | None
-) -> Float[Array, "B T D"]:
-    """Keeps nothing from one packed sequence to the next."""
-    if segments is None:
-        return kept
-    before = jnp.pad(segments[:, :-1], ((0, 0), (1, 0)))
-    return jnp.where((segments == before)[..., None], kept, 0.0)
 
 
 def _scan(kept: Float[Array, "B T D"], new: Float[Array, "B T D"]) -> Float[Array, "B T D"]:

@@ -192,8 +192,7 @@ class Stack(nn.Module):
 def unstack_layers(params: PyTree, num_layers: int) -> tuple[PyTree, ...]:
     """Returns the parameters of each layer, unboxed, given parameters with a layer axis.
 
-    A stack accepts both forms. Unstack once before a decoding loop, which would otherwise slice the
-    layers again for every token.
+    A stack accepts both forms. A decoding loop would slice the layers again for every token.
     """
     params = nn.unbox(params)
     return tuple(jax.tree.map(operator.itemgetter(i), params) for i in range(num_layers))

@@ -53,7 +53,7 @@ def open_dataset(
         )
     cache = cache_directory()
     learn = functools.partial(_learn_tokenizer, config, corpus)
-    tokenizer = tokenizer_of_run(config, folder, Tokenizer.load, learn)
+    tokenizer = tokenizer_of_run(config, folder, learn)
     if has_labels and not folder.config.exists():
         tokenizer = tokenizer.with_symbols(target for _, target in corpus.pairs(data.train))
     _check_vocabulary(config, tokenizer, corpus)
@@ -72,6 +72,7 @@ def open_dataset(
         _note_large_vocabulary(config, int(train.src_lengths.sum() + train.tgt_lengths.sum()))
     valid = build_store(corpus, data.valid, tokenizer, config.model.max_length, cache)
     repetitions = corpus.repetitions(data.train, train.numbers)
+    lengths = valid.src_lengths, valid.tgt_lengths
     return Dataset(
         corpus=corpus,
         tokenizer=tokenizer,
@@ -79,9 +80,7 @@ def open_dataset(
         train=train,
         plan=make_plan(train, data, config.training.seed, repetitions),
         valid=valid,
-        valid_plan=sequential_plan(
-            valid.src_lengths, valid.tgt_lengths, tokens_per_batch=data.tokens_per_batch
-        ),
+        valid_plan=sequential_plan(*lengths, tokens_per_batch=data.tokens_per_batch),
         valid_text=_pairs_to_decode(config, corpus, tokenizer),
     )
 

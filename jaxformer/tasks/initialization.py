@@ -4,10 +4,9 @@ import dataclasses
 import itertools
 import json
 import math
-import pathlib
 import sys
 from collections.abc import Callable, Iterator
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
 import jax
 import numpy as np
@@ -39,15 +38,14 @@ _HAVE_ROWS = (*_TABLES, "positions", "src_positions", "tgt_positions")
 # parameters are infinite. XLA flushes the exponential of this number to 0 in float32.
 _NEVER_GENERATED = -100.0
 
-T = TypeVar("T", bound=Vocabulary)
 # Name and shape of an array or of some of its rows, and a description of the rows.
 _Note: TypeAlias = tuple[str, tuple[int, ...], str]
 
 
-def tokenizer_of_run(
-    config: Config, run: Workdir, load: Callable[[pathlib.Path], T], learn: Callable[[], T]
-) -> T:
+def tokenizer_of_run(config: Config, run: Workdir, learn: Callable[[], Vocabulary]) -> Vocabulary:
     """Returns the tokenizer of a workdir; a new run takes the config's or learns one."""
+    load = config.kind.load_tokenizer
+    assert load is not None
     if run.config.exists():
         run.check_tokenizer()
         return load(run.tokenizer)
@@ -159,9 +157,8 @@ def matching_ids(ours: Vocabulary, theirs: Vocabulary) -> Int[np.ndarray, "2 N"]
 def merge(fresh: PyTree, saved: PyTree, ids: Int[np.ndarray, "2 N"]) -> tuple[PyTree, list[str]]:
     """Returns the fresh parameters with all saved values that fit, and a description in lines.
 
-    Rows of embeddings are matched by piece, rows of learned positions by position. Everything else
-    that is not in ``saved``, or has another shape there, is fresh. The lines list taken, new and
-    omitted arrays.
+    Rows of embeddings are matched by piece, rows of learned positions by position. All else that is
+    not in ``saved``, or of another shape, is fresh. The lines list taken, new and omitted arrays.
     """
     old = {path_of(path): np.asarray(leaf) for path, leaf in jax.tree.leaves_with_path(saved)}
     notes: dict[str, list[_Note]] = {"taken": [], "new": [], "left out": []}

@@ -4,7 +4,7 @@ import functools
 import itertools
 import math
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -21,7 +21,6 @@ from jaxformer.data.loader import prefetch, round_up
 from jaxformer.data.stream import (
     CharacterTokenizer,
     TokenStream,
-    load_stream_tokenizer,
     read_text,
     train_byte_pairs,
     training_length,
@@ -29,15 +28,13 @@ from jaxformer.data.stream import (
 from jaxformer.data.tokenizer import EOS, PAD, Vocabulary
 from jaxformer.errors import UserError, prefix_errors
 from jaxformer.files import local_path
-from jaxformer.kinds import LANGUAGE_MODELING
 from jaxformer.models.language_model import LanguageModel
-from jaxformer.runs.run_directory import check_identity
 from jaxformer.runs.workdir import Workdir
 from jaxformer.tasks.initialization import tokenizer_of_run
 from jaxformer.tasks.token_task import Output, TokenLoss, TokenTask
 from jaxformer.training.flops import language_model_flops
 from jaxformer.training.mesh import BatchShards
-from jaxformer.training.task import Example, Randomness, Sums
+from jaxformer.training.task import CheckStop, Example, Randomness, Sums
 from jaxformer.training.validation import evaluate_loss
 
 
@@ -59,7 +56,7 @@ def open_stream(config: Config, folder: Workdir) -> TokenStream:
         learned = split_documents(own, data.separator)
         return train_byte_pairs("".join(filter(None, learned)), config.model.vocab_size)
 
-    tokenizer = tokenizer_of_run(config, folder, load_stream_tokenizer, learn)
+    tokenizer = tokenizer_of_run(config, folder, learn)
     if tokenizer.vocab_size != config.model.vocab_size:
         raise UserError(
             f"model.vocab_size must be {tokenizer.vocab_size}, four special tokens and all "
@@ -89,8 +86,6 @@ def _read(data: StreamConfig, name: str) -> str:
 class NextTokenLoss(TokenLoss):
     """Sums the loss of a language model over rows of tokens."""
 
-    network = staticmethod(LANGUAGE_MODELING.build)
-
     def __call__(
         self, params: PyTree, batch: Int[Array, "B _"], randomness: Randomness | None
     ) -> Sums:
@@ -118,9 +113,7 @@ class LanguageModeling(TokenTask):
 
     @classmethod
     def open(cls, config: Config, folder: Workdir, corpus: Corpus | None = None) -> TokenTask:
-        task = cls(config, open_stream(config, folder))
-        check_identity(folder, task.identity())
-        return task
+        return cls(config, open_stream(config, folder))
 
     @staticmethod
     def longest_batch(config: Config, shards: BatchShards) -> PyTree:
@@ -180,9 +173,7 @@ class LanguageModeling(TokenTask):
         starts = self.example_ids(number)
         return f"its rows begin at the tokens {list_first(starts[:10], len(starts))}"
 
-    def evaluate(
-        self, params: PyTree, mesh: Mesh, check_stop: Callable[[], None]
-    ) -> dict[str, float]:
+    def evaluate(self, params: PyTree, mesh: Mesh, check_stop: CheckStop) -> dict[str, float]:
         """Computes loss per token, perplexity, and for a text nats and bits per character."""
         shards = BatchShards.of(mesh)
         windows = self._stream.validation_windows(self._rows(shards), self._data.length)

@@ -8,8 +8,7 @@ from typing import Any
 
 from jaxformer.config import Config, DataConfig, check_kind, data_section
 from jaxformer.data.bpe import estimate_tokens, possible_vocabularies, suitable_vocabulary
-from jaxformer.data.corpus import VerifiedCorpus, open_corpus
-from jaxformer.data.held_out import hold_out
+from jaxformer.data.held_out import training_pairs
 from jaxformer.errors import UserError
 from jaxformer.kinds import TRANSLATION
 
@@ -25,8 +24,7 @@ def fit_to_corpus(config: Config, given: Collection[str] = ()) -> Config:
     """
     check_kind(config, TRANSLATION)
     data = data_section(config, DataConfig)
-    corpus = VerifiedCorpus(hold_out(open_corpus(data), data.train, data.valid))
-    texts = [text for pair in corpus.pairs(data.train) for text in pair]
+    texts = [text for pair in training_pairs(data) for text in pair]
     if not (characters := len("".join(texts).strip())):
         raise UserError(f"{data.train}: expected sentence pairs, got none")
     lines = [f"{data.train}: {len(texts) // 2:,} training pairs, {characters:,} characters; hence"]

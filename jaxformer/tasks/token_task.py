@@ -4,17 +4,16 @@ import abc
 import dataclasses
 import importlib
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import jax.numpy as jnp
-from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from jaxformer.config import Config, check_config
 from jaxformer.data.corpus import Corpus
 from jaxformer.data.tokenizer import Vocabulary
 from jaxformer.errors import UserError
-from jaxformer.kinds import make_init
+from jaxformer.kinds import TRANSLATION, Kind, make_init
 from jaxformer.models.architecture import Architecture
 from jaxformer.nn.precision import at_least_float32, matmul_dtype
 from jaxformer.nn.stack import Remat
@@ -33,22 +32,20 @@ Output: TypeAlias = tuple[
 
 @dataclasses.dataclass(frozen=True)
 class NetworkLoss(abc.ABC):
-    """The label-smoothed loss of a model: a function of parameters, batch and randomness.
+    """The label-smoothed loss of a model; equal losses share their compiled programs."""
 
-    Equal losses share their compiled programs.
-    """
-
-    network: ClassVar[Callable[[Any, Remat], nn.Module]]  # makes the model
     model: Architecture
     label_smoothing: float  # probability mass spread over the vocabulary, or over the classes
     remat: Remat = "none"
+    kind: Kind = TRANSLATION
 
     @classmethod
     def of(cls: type[LossT], config: Config) -> LossT:
         check_config(config)
         if (weight := config.training.consistency) and not hasattr(cls, "consistency"):
             raise UserError(f"training.consistency is for translation: got {weight}; leave it out")
-        return cls(config.model, config.training.label_smoothing, config.training.remat)
+        training = config.training
+        return cls(config.model, training.label_smoothing, training.remat, config.kind)
 
     @abc.abstractmethod
     def __call__(self, params: PyTree, batch: PyTree, randomness: Randomness | None) -> Sums: ...
@@ -60,7 +57,7 @@ class NetworkLoss(abc.ABC):
         forward: Callable[[Any, dict[str, Any]], Result],
     ) -> Result:
         """Returns the result of ``forward(module, dropout arguments)``."""
-        module: Any = self.network(self.model, "none" if randomness is None else self.remat)
+        module: Any = self.kind.build(self.model, "none" if randomness is None else self.remat)
         dropout, rngs = dropout_of(randomness)
         return module.apply({"params": params}, dropout, rngs=rngs, method=forward)
 
@@ -68,9 +65,8 @@ class NetworkLoss(abc.ABC):
 class TokenLoss(NetworkLoss):
     """The loss of a model of tokens.
 
-    It returns the sums "loss", label-smoothed, in nats; "nll", the negative log likelihood in nats;
-    "count", the number of target tokens; and "tokens", the number of all tokens. Tokens include
-    end-of-sentence but no padding.
+    It returns the sums "loss", label-smoothed, and "nll", both in nats; "count", the number of
+    target tokens; and "tokens", of all tokens. Tokens include end-of-sentence but no padding.
     """
 
     def sums(
@@ -85,10 +81,8 @@ class TokenLoss(NetworkLoss):
         With ``consistency``, the weight of R-Drop, rows 2i and 2i + 1 are two passes of a row, and
         the sums are averages over the passes.
         """
-        features, (matrix, bias) = output
-        passes = 1
+        (features, (matrix, bias)), passes = output, 2 if consistency else 1
         if consistency:
-            passes = 2
             features, targets, real = map(_pair_passes, (features, targets, real))
         rows = features.reshape(-1, features.shape[-1])
         rows = rows.astype(matmul_dtype(self.model.compute_dtype, rows, matrix))

@@ -3,7 +3,7 @@
 import dataclasses
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,6 @@ from jaxformer.data.findings import EMPTY, LONG, Findings, list_first
 from jaxformer.data.loader import load_batches, round_up
 from jaxformer.evaluation.bleu_report import corpus_bleu, sacrebleu
 from jaxformer.inference.translator import Translator
-from jaxformer.kinds import TRANSLATION
 from jaxformer.models.transformer import Transformer
 from jaxformer.runs import processes
 from jaxformer.runs.workdir import Workdir
@@ -26,8 +25,11 @@ from jaxformer.tasks.dataset import Dataset, open_dataset
 from jaxformer.tasks.token_task import Output, TokenLoss, TokenTask
 from jaxformer.training.flops import training_flops
 from jaxformer.training.mesh import BatchShards
-from jaxformer.training.task import Example, Randomness, Sums
+from jaxformer.training.task import CheckStop, Example, Randomness, Sums
 from jaxformer.training.validation import evaluate_loss
+
+Pairs: TypeAlias = Sequence[tuple[str, str]]
+Report: TypeAlias = Callable[[int], object]  # called with the number of finished sentences
 
 # Sentences that each of several processes decodes between checks for a stop.
 _SENTENCES_BETWEEN_STOPS = 64
@@ -40,7 +42,6 @@ _DESCRIPTIONS = {LONG: "too long, skipped", EMPTY: "with an empty side, skipped"
 class TranslationLoss(TokenLoss):
     """Sums the loss of an encoder-decoder over a :class:`~jaxformer.data.batch.Batch`."""
 
-    network = staticmethod(TRANSLATION.build)
     consistency: float = 0.0  # weight of R-Drop: how different two passes with dropout may be
 
     @classmethod
@@ -165,9 +166,7 @@ class Translation(TokenTask):
                 text = f"pair {self._data.train.numbers[pair] + 1}: {texts}"
                 yield Example(row, isolate_pair(batch, row, segment), text)
 
-    def evaluate(
-        self, params: PyTree, mesh: Mesh, check_stop: Callable[[], None]
-    ) -> dict[str, float]:
+    def evaluate(self, params: PyTree, mesh: Mesh, check_stop: CheckStop) -> dict[str, float]:
         """Computes loss and perplexity, and decodes and scores the first sentences."""
         plan, options = self._data.valid_plan, BatchShards.of(mesh)._asdict()
         batches = load_batches(self._data.valid, plan, stop=plan.batches_per_epoch, **options)
@@ -176,9 +175,7 @@ class Translation(TokenTask):
             values |= self.score_decoded(params, mesh, check_stop)
         return values
 
-    def score_decoded(
-        self, params: PyTree, mesh: Mesh, check_stop: Callable[[], None]
-    ) -> dict[str, float]:
+    def score_decoded(self, params: PyTree, mesh: Mesh, check_stop: CheckStop) -> dict[str, float]:
         """Decodes the first ``eval_sentences`` validation sentences, and scores the results."""
         if mesh.size > 1:
             params = processes.on_this_host(params)
@@ -186,8 +183,7 @@ class Translation(TokenTask):
         pairs, count = self._data.valid_text, jax.process_count()
         if count == 1:
             return self.score(self.decode(translator, pairs, lambda _: check_stop()))
-        # Each process decodes a share on one device, in blocks, so that all processes call
-        # check_stop equally often.
+        # Each process decodes a share on one device, in blocks, to call check_stop equally often.
         share = -(-len(pairs) // count)
         first, mine = jax.process_index() * share, []
         end = first + share
@@ -197,12 +193,7 @@ class Translation(TokenTask):
             mine += self.decode(translator, block, lambda _: None)
         return self.score([text for texts in processes.all_gather(mine) for text in texts])
 
-    def decode(
-        self,
-        translator: Translator,
-        pairs: Sequence[tuple[str, str]],
-        report: Callable[[int], object],
-    ) -> list[str]:
+    def decode(self, translator: Translator, pairs: Pairs, report: Report) -> list[str]:
         """Translates the sources of validation pairs; calls ``report`` after each batch."""
         return translator.translate([src for src, _ in pairs], name="validation", report=report)
 

@@ -11,6 +11,7 @@ from jaxtyping import Array, Int, PyTree
 
 from jaxformer.errors import UserError
 
+Optimizer: TypeAlias = optax.GradientTransformation
 # (optimizer's state, trained parameters) -> parameters to evaluate, as schedule_free_eval_params.
 EvaluatedParams: TypeAlias = Callable[[PyTree, PyTree], PyTree]
 
@@ -23,9 +24,7 @@ class EmaState(NamedTuple):
     average: PyTree  # with the names and shapes of the parameters
 
 
-def with_ema(
-    optimizer: optax.GradientTransformation, decay: float
-) -> optax.GradientTransformationExtraArgs:
+def with_ema(optimizer: Optimizer, decay: float) -> optax.GradientTransformationExtraArgs:
     """Returns an optimizer that also averages the parameters exponentially over its updates.
 
     After n updates with results p_1, ..., p_n, p_i has a weight proportional to decay^(n - i). The

@@ -24,13 +24,7 @@ def training_flops(config: Architecture, rows: int, src_length: int, tgt_length:
 
 
 def language_model_flops(config: Architecture, rows: int, length: int, causal: bool = True) -> int:
-    """Returns the operations of a language model's training step; see :func:`training_flops`.
-
-    >>> from jaxformer.models.assembly import ModelConfig
-    >>> language_model_flops(ModelConfig(vocab_size=69, d_model=256, d_ff=1024, num_heads=4,
-    ...                                  num_layers=6), rows=32, length=256)
-    271451160576
-    """
+    """Returns the operations of a language model's training step; see :func:`training_flops`."""
     logits = 3 * 2 * rows * length * config.d_model * config.vocab_size
     return layers_flops(config, rows, length, causal) + logits
 

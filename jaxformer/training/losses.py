@@ -234,8 +234,7 @@ def _chunk_loss(features, targets, projection, smoothing, consistency):
         nll = log_total - jnp.take_along_axis(logits, targets[:, None], axis=1, mode="clip")[:, 0]
     else:  # No device has the whole of a sharded vocabulary.
         nll = log_total - (logits * is_target).sum(axis=-1)
-    # The logit of the mean row is the mean of the logits. Not a matmul, which accelerators would
-    # compute in less than float32.
+    # The mean row's logit is the mean logit. Not a matmul, in less than float32 on accelerators.
     uniform_nll = log_total - (features.astype(mean.dtype) * mean[None]).sum(axis=-1)
     loss = (1 - smoothing) * nll + smoothing * uniform_nll
     log_probs = logits - log_total[:, None]

@@ -13,6 +13,7 @@ from jaxtyping import PyTree
 
 from jaxformer.errors import UserError
 from jaxformer.nn.parameters import ParameterInfo
+from jaxformer.training.averaging import Optimizer
 from jaxformer.training.settings import TrainingConfig
 
 
@@ -48,8 +49,7 @@ def inverse_sqrt_schedule(d_model: int, warmup_steps: int, scale: float = 1.0) -
 def configured_schedule(settings: TrainingConfig, d_model: int) -> optax.Schedule:
     """Returns the schedule of the settings; by default all have the peak of equation 3.
 
-    The rate rises linearly to its peak at step ``warmup_steps``. "linear" and "cosine" would be 0
-    at the step after the last one.
+    The rate rises linearly to step ``warmup_steps``. "linear" and "cosine" would be 0 at steps + 1.
     """
     warmup, steps, scale = settings.warmup_steps, settings.steps, settings.learning_rate_scale
     peak, rate = (d_model * warmup) ** -0.5, settings.learning_rate
@@ -68,18 +68,17 @@ def configured_schedule(settings: TrainingConfig, d_model: int) -> optax.Schedul
 
 def configured_optimizer(
     settings: TrainingConfig, d_model: int, describe: Callable[[], PyTree]
-) -> optax.GradientTransformation:
+) -> Optimizer:
     """Returns the optimizer of the settings: the paper's Adam (section 5.3) by default.
 
-    It freezes nothing; see :func:`freeze`. ``describe`` returns a description of the parameters,
-    for Muon and weight decay.
+    It freezes nothing; see :func:`freeze`. ``describe`` is for Muon and weight decay.
 
     Departs from the paper: optional ``clip_norm`` (gradients are first clipped by their global
     norm), ``learning_rate``, ``learning_rate_scale``, ``schedule``, ``optimizer``,
     ``weight_decay`` and ``adam_dtype="bfloat16"``.
     """
     schedule, decay = configured_schedule(settings, d_model), settings.weight_decay
-    parts: list[optax.GradientTransformation] = []
+    parts: list[Optimizer] = []
     if settings.clip_norm is not None:
         parts.append(optax.clip_by_global_norm(settings.clip_norm))
     if settings.optimizer == "muon":
@@ -97,9 +96,7 @@ def configured_optimizer(
     return optax.chain(*parts, optax.scale_by_learning_rate(schedule))
 
 
-def freeze(
-    optimizer: optax.GradientTransformation, names: str | None, describe: Callable[[], PyTree]
-) -> optax.GradientTransformation:
+def freeze(optimizer: Optimizer, names: str | None, describe: Callable[[], PyTree]) -> Optimizer:
     """Returns an optimizer that leaves the parameters of ``names`` unchanged: ``training.freeze``.
 
     It keeps no state for them. ``describe`` returns the parameters or a description of them.
@@ -133,7 +130,7 @@ def path_of(path: jax.tree_util.KeyPath) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
-def _round_state_to_bfloat16(inner: optax.GradientTransformation) -> optax.GradientTransformation:
+def _round_state_to_bfloat16(inner: Optimizer) -> Optimizer:
     """Rounds the state of ``inner`` to bfloat16 between steps; it still computes in float32."""
 
     def cast(state: PyTree, dtype: str) -> PyTree:
@@ -157,7 +154,7 @@ def muon(
     *,
     adam_learning_rate: float | optax.Schedule | None = None,
     **options: Any,
-) -> optax.GradientTransformation:
+) -> Optimizer:
     """Returns Muon (Jordan et al. 2024) for the matrices of the layers, and Adam for all else.
 
     Args:
@@ -205,9 +202,7 @@ def _is_info(node: object) -> bool:
     return node is None or isinstance(node, ParameterInfo)
 
 
-def per_layer(
-    optimizer: optax.GradientTransformation, *stacks: str
-) -> optax.GradientTransformationExtraArgs:
+def per_layer(optimizer: Optimizer, *stacks: str) -> optax.GradientTransformationExtraArgs:
     """Returns an optimizer that is applied to each layer of a stack separately.
 
     A :class:`~jaxformer.Stack` keeps each parameter of all its layers in one array, with a leading

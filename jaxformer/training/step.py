@@ -19,6 +19,7 @@ from jaxtyping import Array, Float, Int, Integer, PyTree
 from jaxformer.errors import UserError
 from jaxformer.layout import global_mesh
 from jaxformer.nn.backend import backend
+from jaxformer.training.averaging import Optimizer
 from jaxformer.training.mesh import DATA_AXIS, batch_sharding, replicated, sum_over_data
 from jaxformer.training.state import TrainState, all_finite
 from jaxformer.training.task import Loss, Randomness, Sums, cached_by_function
@@ -86,12 +87,7 @@ class TrainStep:
 
 
 def make_train_step(
-    loss: Loss,
-    optimizer: optax.GradientTransformation,
-    mesh: Mesh,
-    *,
-    seed: int = 0,
-    gradient_accumulation: int = 1,
+    loss: Loss, optimizer: Optimizer, mesh: Mesh, *, seed: int = 0, gradient_accumulation: int = 1
 ) -> TrainStep:
     """Returns the jitted step: forward, backward, one psum, one update. The state is donated.
 
@@ -120,7 +116,7 @@ def make_train_step(
 
 @cached_by_function
 def _make_step_function(
-    loss: Loss, optimizer: optax.GradientTransformation, mesh: Mesh, gradient_accumulation: int
+    loss: Loss, optimizer: Optimizer, mesh: Mesh, gradient_accumulation: int
 ) -> StepFunction:
     """Returns the function that :func:`make_train_step` compiles."""
     gradients_and_sums = global_sums(loss, mesh, gradient_accumulation, gradients=True)
@@ -167,7 +163,7 @@ def _update(
     state: TrainState,
     gradients: PyTree,
     norm: Float[Array, ""],
-    optimizer: optax.GradientTransformation,
+    optimizer: Optimizer,
     loss: dict[str, Any],
 ) -> tuple[TrainState, Int[Array, ""]]:
     """Returns the next state, and 1 if its update was skipped.

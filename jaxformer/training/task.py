@@ -18,9 +18,8 @@ from jaxformer.training.mesh import BatchShards
 
 # Sums over the rows of a batch, by name. "loss" over "count" is minimized, after both have been
 # summed over all devices and micro-batches. All others are only reported, divided by "count", or by
-# a count of their own if the loss returns pairs of a sum and its count. A sum
-# "nll" of negative log likelihoods is reported as "perplexity", a sum "tokens" as
-# "tokens_per_second".
+# a count of their own if the loss returns pairs of a sum and its count. A sum "nll" of negative log
+# likelihoods is reported as "perplexity", a sum "tokens" as "tokens_per_second".
 Sums: TypeAlias = dict[str, Array]
 
 
@@ -51,23 +50,19 @@ def dropout_of(randomness: Randomness | None) -> tuple[dict[str, Any], dict[str,
 
 
 class Example(NamedTuple):
-    """One example of a batch.
+    """One example of a batch."""
 
-    Attributes:
-      row: Number of its row in the global batch.
-      batch: A batch of only this row, without other examples in the row.
-      text: Description in a report.
-    """
-
-    row: int
-    batch: PyTree
-    text: str
+    row: int  # number of its row in the global batch
+    batch: PyTree  # of only this row, without other examples in the row
+    text: str  # description in a report
 
 
 # Task.init: creates parameters from a key.
 Init: TypeAlias = Callable[[Array], PyTree]
 # ``loss(params, batch, randomness)``; randomness is None while evaluating.
 Loss: TypeAlias = Callable[[PyTree, PyTree, Randomness | None], Sums]
+# Called from time to time by an evaluation; raises an exception if the run is to stop.
+CheckStop: TypeAlias = Callable[[], None]
 
 Result = TypeVar("Result")
 
@@ -160,9 +155,7 @@ class Task(Protocol):
         A run can be resumed only with the same hashes.
         """
 
-    def evaluate(
-        self, params: PyTree, mesh: Mesh, check_stop: Callable[[], None]
-    ) -> dict[str, float]:
+    def evaluate(self, params: PyTree, mesh: Mesh, check_stop: CheckStop) -> dict[str, float]:
         """Computes named values, including :attr:`best`; an empty dict means no evaluation.
 
         An error ends the run if no validation succeeded before; a later one is only reported.

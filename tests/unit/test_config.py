@@ -119,13 +119,13 @@ def test_round_trips(config, tmp_path):
     [
         ("model", {"d_model": -8}, r"model\.d_model must be greater than 0: got -8"),
         ("model", {"dropout_rate": float("nan")}, r"model\.dropout_rate must be .*: got nan"),
-        ("model", {"d_k": 0}, r"model\.d_k must be at least 1 or left out: got 0"),
+        ("model", {"d_k": 0}, r"model\.d_k must be greater than 0: got 0"),
         (
             "model",
             {"embeddings": "separate", "vocab_size": 50, "target_vocab_size": 51},
             r"target_vocab_size must be from 1 to model\.vocab_size=50, .*: got 51",
         ),
-        ("model", {"d_model": 512, "num_heads": 7}, r"got num_heads=7, .*; use num_heads=8, or"),
+        ("model", {"d_model": 512, "num_heads": 7}, r"got 7; use 8, or set model\.d_k"),
         ("model", {"d_model": 9, "num_heads": 3}, r"d_model must be even, .*: got 9; use 10"),
         ("model", {"norm_position": "mid"}, r"one of 'post', 'pre': got 'mid'"),
         ("data", {"corpus": "csv"}, r"data\.corpus must be one of 'text', 'tfds', 'numerals'"),

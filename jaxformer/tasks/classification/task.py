@@ -13,13 +13,12 @@ from jaxformer.data.corpus import Corpus
 from jaxformer.data.labeled import LabeledConfig, LabeledCorpus
 from jaxformer.data.tokenizer import BOS, UNK
 from jaxformer.errors import UserError
-from jaxformer.kinds import CLASSIFICATION
 from jaxformer.models.encoder import Encoder
 from jaxformer.runs.workdir import Workdir
 from jaxformer.tasks.dataset import open_dataset
 from jaxformer.tasks.token_task import Output, TokenLoss
 from jaxformer.tasks.translation import Translation
-from jaxformer.training.flops import language_model_flops
+from jaxformer.training.flops import language_model_flops, layers_flops
 from jaxformer.training.losses import class_sums
 from jaxformer.training.task import Loss, Randomness, Sums
 
@@ -31,7 +30,6 @@ FIRST_LABEL = _LEAST_TOKEN = UNK + 1
 class EncoderLoss(TokenLoss):
     """Base of the losses of an :class:`Encoder` on texts with masked tokens."""
 
-    network = CLASSIFICATION.build
     mask_rate: float = 0.0  # fraction of the tokens that are masked
     mask_token: int = BOS  # replaces masked tokens
 
@@ -67,10 +65,7 @@ class ClassificationLoss(EncoderLoss):
             chosen = self.draw_mask(src, key, randomness.row_ids)[0]
             src = jnp.where(chosen, self.mask_token, src)
 
-        def forward(module: Encoder, dropout: dict[str, Any]) -> Array:
-            return module(src, **dropout)
-
-        logits = self.apply(params, randomness, forward)
+        logits = self.apply(params, randomness, lambda module, dropout: module(src, **dropout))
         classes, real = batch.tgt_out[:, 0] - FIRST_LABEL, batch.tgt_segments[:, 0] != 0
         sums = class_sums(logits, classes, real, self.label_smoothing)
         return sums | {"tokens": (batch.src_segments != 0).sum(dtype=jnp.int32)}
@@ -156,9 +151,8 @@ class Classification(Translation):
 
     def flops(self, batch: Batch) -> int:
         """Returns the operations of all matmuls, with padding, except the logits of classes."""
-        model, (rows, length) = self.config.model, batch.src.shape
-        logits = 6 * rows * length * model.d_model * model.vocab_size
-        return language_model_flops(model, rows, length, causal=False) - self.has_labels * logits
+        flops = layers_flops if self.has_labels else language_model_flops
+        return flops(self.config.model, *batch.src.shape, causal=False)
 
 
 class MaskedLanguageModeling(Classification):
@@ -166,6 +160,3 @@ class MaskedLanguageModeling(Classification):
 
     loss_class = MaskedLoss
     has_labels = False
-
-    def _log_formats(self) -> dict[str, str]:
-        return {}

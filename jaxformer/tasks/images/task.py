@@ -2,7 +2,7 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +15,7 @@ from jaxformer.data.corpus import Corpus
 from jaxformer.data.images import Augmentation, Images, read_images
 from jaxformer.data.loader import round_up
 from jaxformer.errors import UserError
-from jaxformer.kinds import IMAGE_CLASSIFICATION
 from jaxformer.models.vit import ViTConfig
-from jaxformer.runs.run_directory import check_identity
 from jaxformer.runs.workdir import Workdir
 from jaxformer.tasks.images.augmentation import augment
 from jaxformer.tasks.token_task import NetworkLoss, NetworkTask
@@ -25,7 +23,7 @@ from jaxformer.training.arrays import REAL, epochs, evaluate_arrays, row_numbers
 from jaxformer.training.flops import layers_flops
 from jaxformer.training.losses import class_sums
 from jaxformer.training.mesh import BatchShards
-from jaxformer.training.task import Randomness, Sums
+from jaxformer.training.task import CheckStop, Randomness, Sums
 
 
 def scale_pixels(images: Num[ArrayLike, "B Y X C"]) -> Float[Array, "B Y X C"]:
@@ -37,7 +35,6 @@ def scale_pixels(images: Num[ArrayLike, "B Y X C"]) -> Float[Array, "B Y X C"]:
 class ImageLoss(NetworkLoss):
     """Sums the label-smoothed loss over pictures, which training changes at random."""
 
-    network = staticmethod(IMAGE_CLASSIFICATION.build)
     augmentation: Augmentation = dataclasses.field(default_factory=Augmentation)
 
     @classmethod
@@ -83,9 +80,7 @@ class ImageClassification(NetworkTask):
                     f"{name}: expected labels below model.num_classes={model.num_classes}, got "
                     f"{low} to {high}"
                 )
-        task = cls(config, *splits)
-        check_identity(folder, task.identity())
-        return task
+        return cls(config, *splits)
 
     @staticmethod
     def longest_batch(config: Config, shards: BatchShards) -> PyTree:
@@ -118,8 +113,6 @@ class ImageClassification(NetworkTask):
         epochs = self.config.training.steps * self._data.rows / train
         return f"{train:,} training pictures, {valid:,} for validation; {epochs:.1f} epochs"
 
-    def evaluate(
-        self, params: PyTree, mesh: Mesh, check_stop: Callable[[], None]
-    ) -> dict[str, float]:
+    def evaluate(self, params: PyTree, mesh: Mesh, check_stop: CheckStop) -> dict[str, float]:
         arrays, rows = self._valid._asdict(), self._data.rows
         return evaluate_arrays(self.loss, params, arrays, rows, mesh, check_stop)

@@ -110,9 +110,8 @@ def _check_words(sentences: Sequence[Sequence[str]]) -> None:
 def best_hypothesis(beam: Sequence[Hypothesis], words: int) -> Hypothesis:
     """Returns the likeliest hypothesis, with a penalty for a wrong number of parts of speech.
 
-    Each missing or surplus part of speech multiplies the probability by 0.05. Without the penalty,
-    hypotheses that end long before the sentence may be the likeliest. If the search found no
-    hypothesis, an empty one is returned.
+    Each missing or surplus part of speech multiplies the probability by 0.05. Otherwise hypotheses
+    that end long before the sentence may be the likeliest. Without any, an empty one is returned.
     """
 
     def log_prob(hypothesis: Hypothesis) -> float:
@@ -127,8 +126,7 @@ def one_tag_per_word(tokens: Sequence[str], weights: Float[np.ndarray, "T S"]) -
 
     A decoder sometimes skips or repeats a word, which would shift all words after it. Its attention
     shows the word of each part of speech (:func:`~jaxformer.inference.alignment.align_in_order`).
-    Unaligned parts of speech are removed. An unaligned word gets ``XX`` right after the previous
-    word.
+    Unaligned parts of speech are removed. An unaligned word gets ``XX`` after the previous one.
 
     >>> weights = np.eye(3)[[0, 0, 2, 2]]  # no token attends to the second word
     >>> " ".join(one_tag_per_word("(NP (DT) (NN) )NP".split(), weights))

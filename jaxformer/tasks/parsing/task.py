@@ -1,6 +1,6 @@
 """Constituency parsing (section 6.3): translation of words into trees, validated by EVALB's F1."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from jaxformer.config import Config
 from jaxformer.data.corpus import Corpus
@@ -12,7 +12,7 @@ from jaxformer.tasks.parsing.linearization import delinearize
 from jaxformer.tasks.parsing.parser import Parser
 from jaxformer.tasks.parsing.treebank import TreesCorpus
 from jaxformer.tasks.parsing.trees import Tree
-from jaxformer.tasks.translation import Translation, percentage_equal
+from jaxformer.tasks.translation import Pairs, Report, Translation, percentage_equal
 
 
 class Parsing(Translation):
@@ -25,12 +25,7 @@ class Parsing(Translation):
     def _log_formats(self) -> dict[str, str]:
         return {"f1": f"F1 {{:.2f}}{self._subset_note()}", "exact_match": "exact {:.1f}%"}
 
-    def decode(
-        self,
-        translator: Translator,
-        pairs: Sequence[tuple[str, str]],
-        report: Callable[[int], object],
-    ) -> list[str]:
+    def decode(self, translator: Translator, pairs: Pairs, report: Report) -> list[str]:
         """Parses with gold parts of speech, as ``jaxformer parse --trees`` does."""
         gold = _trees(pairs)
         words, tags = [tree.words() for tree in gold], [tree.tags() for tree in gold]
@@ -45,5 +40,5 @@ class Parsing(Translation):
         }
 
 
-def _trees(pairs: Sequence[tuple[str, str]]) -> list[Tree]:
+def _trees(pairs: Pairs) -> list[Tree]:
     return [delinearize(target.split(" "), source.split(" ")) for source, target in pairs]

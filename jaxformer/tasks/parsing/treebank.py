@@ -12,8 +12,7 @@ from jaxformer.tasks.parsing.trees import Tree, locate_trees, normalize
 class TreesCorpus(FileCorpus):
     """Files in the Penn Treebank's bracket notation: words and tokens of trees, joined by spaces.
 
-    Trees are normalized by :func:`~jaxformer.tasks.parsing.trees.normalize`; trees without words
-    are skipped.
+    Trees without words are skipped, and others normalized by :func:`normalize`.
     """
 
     target_symbols = True

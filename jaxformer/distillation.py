@@ -98,6 +98,8 @@ def _translate(teacher: Translator, sources: Sources, folder: pathlib.Path) -> I
     Rows are kept in files, one for each part of the sources; only missing parts are translated.
     """
     _check_identity(folder / "identity.json", teacher, sources)
+    files = f"files of {_SOURCES_PER_PART:,} in {folder}"
+    print(f"translating {len(sources):,} different sources, in {files}", file=sys.stderr)
     began, done = time.monotonic(), 0
     for start in range(0, len(sources), _SOURCES_PER_PART):
         path = folder / f"{start // _SOURCES_PER_PART:05}.jsonl"

@@ -14,8 +14,8 @@ from typing import Any
 RESUMABLE = 75
 # Error handler that shows the bytes of file names that are not UTF-8.
 NOT_UTF8 = "backslashreplace"
-# Packages of optional features, by module. Any other missing module is a bug.
-_OPTIONAL = {"matplotlib": "matplotlib", "tensorflow_datasets": "tensorflow-datasets"}
+# Extras with packages of optional features, by module. Any other missing module is a bug.
+_OPTIONAL = {"matplotlib": "plots", "tensorflow_datasets": "tfds"}
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
@@ -98,9 +98,10 @@ def exit_code(command: Callable[[], None]) -> int:
     except SomeLinesError as error:
         code, message = 3, f"error: {error}"
     except ModuleNotFoundError as error:
-        if (package := _OPTIONAL.get(str(error.name).partition(".")[0])) is None:
+        if (extra := _OPTIONAL.get(module := str(error.name).partition(".")[0])) is None:
             raise
-        code, message = 2, f"error: expected the package {package}; pip install {package}"
+        install = f"pip install 'jaxformer[{extra}]'"
+        code, message = 2, f"error: expected the package {module}; install it: {install}"
     except (FloatingPointError, OSError) as error:
         code, message = 1, f"error: {error}"
     except StoppedError as stop:

@@ -10,6 +10,9 @@ from jaxformer.errors import exit_code
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns its :func:`~jaxformer.errors.exit_code`."""
+    if sys.version_info < (3, 12):
+        # JAX 0.10.1, the last for 3.11, prints errors about every program from its cache on CPUs.
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
     def run() -> None:
         command = parse_arguments(arguments)

@@ -21,9 +21,10 @@ def augment(
       source: source text, named by its language, such as train.en
       target: its translation, line by line
       output: path of the two new files without their languages, such as data/augmented
-      copies: number of variants of each pair
+      copies: number of passes over the pairs; joined pairs make fewer lines
       rates: kinds of variants with the fraction of lines that get each, such as
-        capitals=0.07,no_mark=0.2 (default: all kinds; docs/data.md has their rates)
+        capitals=0.07,no_mark=0.2 (default: join=0.15, number=0.3, copy=0.15, quotes=0.03,
+        no_mark=0.2, typos=0.05, title=0.05, capitals=0.07, symbol=0.04, alone=0.01)
       seed: seed of the random choices
 
     Example:

@@ -50,7 +50,9 @@ function buildPanels() {
     const heading = make("h2", {}, ...panel.heads.map(swatch), panel.title);
     const lists = { from: tokenList("from", panel.title), to: tokenList("to", panel.title) };
     const graph = make("div", { className: `graph ${layout}` }, lists.from, canvas, lists.to);
-    const legend = `${KINDS[state.kind].from} (queries) \u2192 ${KINDS[state.kind].to} (keys)`;
+    // A language model has one text and no source.
+    const [from, to] = ["from", "to"].map((side) => data.source.length ? KINDS[state.kind][side] : "text");
+    const legend = `${from} (queries) \u2192 ${to} (keys)`;
     const words = make("div", { className: "side", textContent: legend });
     const section = make("section", { className: "panel" }, heading, words, graph);
     section.setAttribute("aria-label", panel.title);

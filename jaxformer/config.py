@@ -199,6 +199,11 @@ def read_config(folder: Workdir) -> Config:
     command = f"{typed_command('train')} NAME --workdir {folder.path}"
     advice = f"give the workdir of a training run, or train one with {command}"
     values = read_object(folder.config, folder.path, advice=advice)
+    if "fit" in values:
+        raise UserError(
+            f"{folder.config}: expected a run of a config, got one of jaxformer.fit, whose task only "
+            "your program knows; load its parameters there with jaxformer.load_params"
+        )
     with prefix_errors(str(folder.config)):
         return Config.from_dict(values)
 

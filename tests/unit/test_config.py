@@ -185,6 +185,7 @@ def test_dictionaries_that_do_not_fit_are_refused(values, message):
         (b'{"data": {"train": "caf\xe9"}}', r"expected JSON: 'utf-8' codec can't decode"),
         (b"[1, 2]", r"expected a JSON object, found list"),
         (b'{"model": {"num_heads": 7}}', r"num_heads must divide"),
+        (b'{"fit": {"steps": 9}}', r"expected a run of a config, got one of jaxformer\.fit"),
     ],
 )
 def test_a_damaged_file_is_named(tmp_path, content, message):

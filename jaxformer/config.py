@@ -201,8 +201,8 @@ def read_config(folder: Workdir) -> Config:
     values = read_object(folder.config, folder.path, advice=advice)
     if "fit" in values:
         raise UserError(
-            f"{folder.config}: expected a run of a config, got one of jaxformer.fit, whose task only "
-            "your program knows; load its parameters there with jaxformer.load_params"
+            f"{folder.config}: expected a run of a config, got one of jaxformer.fit, whose task "
+            "only your program knows; load its parameters there with jaxformer.load_params"
         )
     with prefix_errors(str(folder.config)):
         return Config.from_dict(values)

@@ -281,7 +281,7 @@ def test_the_command_line_translates(tmp_path, capsys):
     assert r'"\u2581house"' in pathlib.Path(page).read_text()
     command = ["export", "marian", "--workdir", workdir, "--output", str(tmp_path / "marian")]
     assert main(command) == 2
-    assert "got a model with a HuggingFaceTokenizer; exp" in capsys.readouterr().err
+    assert "expected the paper's model, a ModelConfig, got a T5Config" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", MODELS[:4])

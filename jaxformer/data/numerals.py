@@ -139,4 +139,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code(main))
+    if code := exit_code(main):
+        sys.exit(code)

@@ -110,7 +110,7 @@ class Validation:
 
     def run(self, step: int, params: PyTree) -> bool:
         """Validates and scores a checkpoint; returns False if stopped, to run again later."""
-        if not self.history:
+        if not self.history and type(self.task).evaluate is not Task.evaluate:
             self.reporter.log(f"validating step {step}; the first time takes longer, to compile")
         values, (name, mode) = self._evaluate(step, params), self.best
         if not values:

@@ -197,6 +197,8 @@ def write_file(path: pathlib.Path, content: bytes) -> None:
                 flush_to_disk(folder)
             finally:
                 os.close(folder)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, error.filename or str(path)) from None
     finally:
         partial.unlink(missing_ok=True)
 

@@ -60,11 +60,11 @@ def test_failed_write_keeps_the_older_file(tmp_path, monkeypatch):
     path.write_bytes(b"older")
 
     def full(*_):
-        raise OSError("No space left on device")
+        raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
         patch.setattr(pathlib.Path, "replace", full)
-        with pytest.raises(OSError, match="No space left"):
+        with pytest.raises(OSError, match=f"No space left on device: '{path}'"):
             write_file(path, b"newer")
     assert path.read_bytes() == b"older"
     assert list(tmp_path.iterdir()) == [path]

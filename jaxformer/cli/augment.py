@@ -40,7 +40,8 @@ def augment(
     first, second = (output.with_name(output.name + side.suffix) for side in (source, target))
     if first == second or output in (first, second):
         raise UserError(f"expected names such as train.en and train.de: got {source} and {target}")
-    check_outputs((source, target), {"--output": first, "--output ": second})
+    for path in (first, second):
+        check_outputs((source, target), {"--output": path})
     chosen = RATES if rates is None else parse_rates(rates)
     count, codes = 0, (source.suffix[1:], target.suffix[1:])
     with open_output(first) as write_source, open_output(second) as write_target:

@@ -1,10 +1,12 @@
 """Variants of sentence pairs: what each kind changes, and what it keeps."""
 
+import pathlib
 import re
 
 import pytest
 
-from jaxformer.data.augmentation import parse_rates, variants
+from jaxformer.cli.augment import augment
+from jaxformer.data.augmentation import RATES, parse_rates, variants
 from jaxformer.errors import UserError
 
 PAIRS = [
@@ -71,3 +73,10 @@ def test_typing_errors_are_only_in_the_source():
         assert target == second
         assert abs(len(source) - len(first)) <= 2
         assert len(source.split()) == len(first.split())
+
+
+def test_help_and_page_have_the_rates():
+    text = (pathlib.Path(__file__).parents[3] / "docs" / "data.md").read_text(encoding="utf-8")
+    for kind, rate in RATES.items():
+        assert f"{kind}={rate:g}" in (augment.__doc__ or "")
+        assert f"| `{kind}` | {rate:g} |" in text

@@ -1,5 +1,6 @@
 """The command ``augment``: variants of sentence pairs, to train a robust model."""
 
+import collections
 import itertools
 
 from jaxformer.cli.options import File
@@ -43,13 +44,14 @@ def augment(
     for path in (first, second):
         check_outputs((source, target), {"--output": path})
     chosen = RATES if rates is None else parse_rates(rates)
-    count, codes = 0, (source.suffix[1:], target.suffix[1:])
+    changed, codes = collections.Counter[str](), (source.suffix[1:], target.suffix[1:])
     with open_output(first) as write_source, open_output(second) as write_target:
         for copy in range(copies):
             pairs = zip_lines(read_file(source), read_file(target), str(source), str(target))
-            lines = variants(pairs, chosen, seed + copy, codes)
+            lines = variants(pairs, chosen, seed + copy, codes, changed)
             while block := list(itertools.islice(lines, LINES_PER_BLOCK)):
                 write_source(line for line, _ in block)
                 write_target(line for _, line in block)
-                count += len(block)
-    print(f"{first}, {second}: {count:,} sentence pairs")
+                changed["all"] += len(block)
+    kinds = ", ".join(f"{kind} {changed[kind]:,}" for kind in chosen)
+    print(f"{first}, {second}: {changed['all']:,} lines; changed by {kinds}")

@@ -44,5 +44,8 @@ def distill(
     config, run = load_config(student, overrides), Workdir(workdir)
     translator = model.load(teacher, search.settings(teacher))
     limits = {"max_ratio": max_ratio, "min_log_prob": min_log_prob}
-    distillation.distill(config, translator, run, str(teacher), monolingual, **limits)
+    try:
+        distillation.distill(config, translator, run, str(teacher), monolingual, **limits)
+    except KeyboardInterrupt as stop:
+        raise KeyboardInterrupt(str(stop) or "interrupted; the same command resumes") from None
     print(f"{workdir}: the student; {workdir / 'quantized'}: the student in int8")

@@ -39,6 +39,8 @@ class AttentionOptions:
     word: str | None = None
 
     def __post_init__(self) -> None:
+        if self.figure is not None and self.kind == "cross":
+            raise UserError("--figure shows self-attention: got --kind cross")
         if self.word is not None and self.figure not in (3, 4):
             raise UserError("--word is the word of a figure: give --figure 3 or --figure 4, too")
 

@@ -4,6 +4,7 @@ A model that is trained only on tidy text breaks on such lines. Most kinds, and 
 from Mozilla's recipe for the translation models of Firefox.
 """
 
+import collections
 import itertools
 import random
 import re
@@ -69,23 +70,29 @@ def variants(
     rates: Mapping[str, float] = RATES,
     seed: int = 0,
     languages: tuple[str, str] = ("en", "de"),
+    changed: collections.Counter[str] | None = None,
 ) -> Iterator[Pair]:
     """Yields variants of sentence pairs; the same seed gives the same ones.
 
     Pairs in one line are used up, so there may be fewer lines than pairs; see ``docs/data.md``.
+    ``changed`` counts the lines that each kind has changed.
 
     >>> list(variants([("Hi, Tom.", "Hallo, Tom.")], {"no_mark": 1, "capitals": 1}))
     [('HI, TOM', 'HALLO, TOM')]
     """
     editor, stream = _Editor(seed, languages), iter(pairs)
+    changed = collections.Counter() if changed is None else changed
     for pair in stream:
         if editor.chance(rates.get("join", 0)):
-            rest = itertools.islice(stream, editor.draw.randint(1, 4))
+            rest = list(itertools.islice(stream, editor.draw.randint(1, 4)))
             source, target = (" ".join(side) for side in zip(pair, *rest, strict=True))
             pair = source, target
+            changed["join"] += bool(rest)
         for kind in list(RATES)[1:]:
             if editor.chance(rates.get(kind, 0)):
-                pair = getattr(editor, kind)(*pair)
+                variant = getattr(editor, kind)(*pair)
+                changed[kind] += variant != pair
+                pair = variant
         yield pair
 
 

@@ -6,8 +6,12 @@ second stage, in smaller batches with capacity up to the maximum length. Every b
 few shapes, with two programs each.
 """
 
+import collections
+import contextvars
 import functools
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -17,7 +21,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.data.tokenizer import PAD
 from jaxformer.errors import UserError
-from jaxformer.inference.kept_programs import KeptProgram
+from jaxformer.inference.kept_programs import KeptProgram, is_distributed
 from jaxformer.inference.members import Member, token_log_probs
 from jaxformer.inference.shortlist import Shortlist
 from jaxformer.layout import global_mesh
@@ -35,6 +39,9 @@ _FEW_ROWS = (1, 4, 8)
 _MIN_HYPOTHESES = 4
 # Limits the memory of wide beams to that for eight hypotheses of 64 sentences.
 _MAX_HYPOTHESES = 512
+# A CPU decodes so many batches at the same time, since much of a step keeps only one core busy, of
+# at most so many sentences, since their caches leave the processor's own otherwise.
+_CPU_THREADS, _CPU_ROWS = 3, 32
 # Capacities for forced tokens; the largest is the longest translation.
 _PREFIXES = (16, 64, 256)
 
@@ -96,7 +103,8 @@ def search_batches(
         raise UserError(f"min_length must be less than model.max_length={longest}: got {least}")
     lengths = [len(source) for source in sources]
     forced = None if prefixes is None else [len(prefix) for prefix in prefixes]
-    for numbers, shape in plan_batches(lengths, longest, search, forced):
+
+    def decode(numbers: list[int], shape: BatchShape) -> int:
         own, shape = [sources[n] for n in numbers], shape._replace(free=free)
         targets = [] if prefixes is None else [prefixes[n] for n in numbers]
         batch = _source_batch(shape, own, targets, [first + n for n in numbers])
@@ -106,8 +114,44 @@ def search_batches(
         for row, result in _search(members, search, shape, batch):
             if row < len(numbers):
                 decoded[numbers[row]] = result
-        report(len(numbers))
+        return len(numbers)
+
+    batches = list(plan_batches(lengths, longest, search, forced))
+    threads = _CPU_THREADS if len(batches) > 1 and _can_thread(members) else 1
+    for finished in _call(decode, batches, threads=threads):
+        report(finished)
     return decoded
+
+
+def _can_thread(members: Members) -> bool:
+    """Returns whether other threads can decode at the same time, with the same results."""
+    # Concurrent collectives can deadlock.
+    if jax.default_backend() != "cpu" or is_distributed(jax.tree.leaves(members)):
+        return False
+    # A context of JAX, such as jax.default_matmul_precision, holds in its own thread only.
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(lambda: jax.config.values).result() == jax.config.values
+
+
+def _call(
+    function: Callable[..., int], calls: Iterable[tuple[Any, ...]], *, threads: int
+) -> Iterator[int]:
+    """Yields the results of calls with these arguments, in order."""
+    if threads == 1:
+        yield from itertools.starmap(function, calls)
+        return
+    running: collections.deque[Future[int]] = collections.deque()
+    pool = ThreadPoolExecutor(threads)
+    try:
+        for arguments in calls:
+            context = contextvars.copy_context()  # such as the settings of use_backend
+            running.append(pool.submit(context.run, function, *arguments))
+            if len(running) > threads:
+                yield running.popleft().result()
+        while running:
+            yield running.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def plan_batches(
@@ -126,7 +170,8 @@ def plan_batches(
     numbers = sorted((n for n, length in enumerate(lengths) if length), key=order)
     hypotheses = search.num_hypotheses
     few = [r for r in _FEW_ROWS if r >= len(numbers) and r * hypotheses >= _MIN_HYPOTHESES]
-    max_rows = min([max(1, _MAX_HYPOTHESES // hypotheses), *few])
+    on_cpu = [_CPU_ROWS] if jax.default_backend() == "cpu" else []
+    max_rows = min([max(1, _MAX_HYPOTHESES // hypotheses), *few, *on_cpu])
     buckets = [(min(source, longest), rows) for source, rows in (*_BUCKETS, (longest, 1))]
     while numbers:
         source, rows = next(b for b in buckets if b[0] >= lengths[numbers[0]])

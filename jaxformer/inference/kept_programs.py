@@ -9,7 +9,8 @@ import contextlib
 import functools
 import hashlib
 import pathlib
-from collections.abc import Callable, Hashable
+import threading
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
 import flax
@@ -45,6 +46,7 @@ class KeptProgram:
     def __init__(self, function: Callable[..., Any], static_argnums: tuple[int, ...] = ()) -> None:
         """Takes a function of pytrees and, at ``static_argnums``, of hashable values."""
         self.function, self.static_argnums = function, static_argnums
+        self._lock = threading.RLock()
         self._programs: dict[Hashable, Callable[..., list[Array]]] = {}
         self._structures: dict[Hashable, Any] = {}
         functools.update_wrapper(self, function)
@@ -52,12 +54,16 @@ class KeptProgram:
     def __call__(self, *args: Any) -> list[Array]:
         """Returns the leaves of the function's result."""
         function, leaves, key = self._describe(args)
-        arrays = (leaf for leaf in leaves if isinstance(leaf, jax.Array))
-        distributed = any(len(array.sharding.device_set) > 1 for array in arrays)
-        if (key, distributed) not in self._programs:
-            path = None if distributed else self._path(key)
-            self._programs[key, distributed] = _open(function, leaves, path)
-        return self._programs[key, distributed](*leaves)
+        key = key, is_distributed(leaves)
+        if key not in self._programs:
+            with self._lock:  # so that one of several threads traces and compiles it
+                if key not in self._programs:
+                    path = None if key[1] else self._path(key[0])
+                    program = _open(function, leaves, path)
+                    found = program(*leaves)
+                    self._programs[key] = program
+                    return found
+        return self._programs[key](*leaves)
 
     def structure(self, *args: Any) -> Any:
         """Returns the structure of the function's result, without computing it."""
@@ -90,6 +96,12 @@ class KeptProgram:
         if folder is None or " at 0x" in text:
             return None
         return folder / hashlib.sha256(text.encode()).hexdigest()
+
+
+def is_distributed(leaves: Iterable[Any]) -> bool:
+    """Returns whether one of the arrays is on several devices."""
+    arrays = (leaf for leaf in leaves if isinstance(leaf, jax.Array))
+    return any(len(array.sharding.device_set) > 1 for array in arrays)
 
 
 def _open(

@@ -105,7 +105,7 @@ def test_chosen_heads_and_word(attention, view, learned_workdir, tmp_path, monke
         (["--output", "a.jpg"], "--output: expected a name that ends in .html, .png or .svg: got"),
         (["--heads", "5"], "--heads must be from 1 to 4: got 5"),
         (["--layer", "2"], "--layer must be from 1 to 1: got 2"),
-        (["--figure", "3", "--kind", "cross"], "--figure shows encoder self-attention: got --kind"),
+        (["--figure", "3", "--kind", "cross"], "--figure shows self-attention: got --kind cross"),
         (["--word", "two", "--figure", "5"], "--word is the word of a figure: give --figure 3 or"),
         (["--figure", "3", "--word", "xyz"], "--word: expected one of the tokens t"),
     ],

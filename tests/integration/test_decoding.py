@@ -122,6 +122,27 @@ def test_programs_of_another_process_give_the_same_translations(traces, monkeypa
     assert len(list(tmp_path.iterdir())) == 2
 
 
+def test_batches_at_the_same_time_give_the_same_translations(traces, monkeypatch):
+    model, settings = biased_model(32, ending=1.0), BeamSearch(beam_size=2)
+    random = np.random.default_rng(0)
+    sources = [[*random.integers(4, 50, n % 14).tolist(), 1] for n in range(60)]
+    monkeypatch.setattr(batched_search, "_CPU_ROWS", 9)
+    reported = []
+    found = search_batches(model, settings, sources, report=reported.append)
+    assert reported == [0] + [9] * 6 + [6] and len(traces) == 2  # by one thread for all
+
+    def fail(finished):
+        if finished:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        search_batches(model, settings, sources, report=fail)
+    with jax.default_matmul_precision("high"):  # holds in this thread only
+        assert not batched_search._can_thread(model)
+    monkeypatch.setattr(batched_search, "_CPU_THREADS", 1)
+    assert search_batches(model, settings, sources) == found
+
+
 def test_stages_do_not_change_translations():
     """Growing the capacity gives the same translations as full capacity from the start."""
     model = biased_model(128, ending=0.0)

@@ -20,10 +20,6 @@ FIELDS = """model.vocab_size=300 model.d_model=16 model.d_ff=16 model.num_heads=
     training.eval_sentences=0 data.corpus=text data.tokens_per_batch=256"""
 
 
-class Killed(BaseException):
-    """Stands in for the end of the process."""
-
-
 def write(path, lines):
     path.write_text("".join(f"{line}\n" for line in lines))
 
@@ -60,12 +56,12 @@ def command(learned_workdir, references, tmp_path, monkeypatch, capsys):
     words += [f"--config.{field}" for field in fields]
     original, translated = Translator.translate_ids, []
 
-    def call(*more, kill=None):
+    def call(*more, stop=None):
         translated.clear()
 
         def translate_ids(self, sources, **options):
-            if len(translated) == kill:
-                raise Killed
+            if len(translated) == stop:
+                raise KeyboardInterrupt
             translated.append(len(sources))
             return original(self, sources, **options)
 
@@ -105,8 +101,8 @@ def test_the_command_resumes_and_learns_from_the_best_hypotheses(
     command, references, learned_workdir, tmp_path
 ):
     run, teacher = tmp_path / "run", Translator.load(learned_workdir)
-    with pytest.raises(Killed):
-        command(kill=2)
+    code, messages, _ = command(stop=2)
+    assert code == 130 and "interrupted; the same command resumes" in messages
     assert not (run / "distilled.en").exists()
     code, messages, translated = command()
     assert (code, sum(translated)) == (0, len(references) - 2 * PART)

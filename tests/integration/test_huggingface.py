@@ -301,7 +301,7 @@ def test_attention_weights_equal_transformers(name, tmp_path, capsys):
         assert "<dt>Text</dt>" in page.read_text()
         assert main([*command, str(tmp_path / "a.svg"), "--heads", "1,3"]) in (0, None)
         assert main([*command, str(page), "--figure", "3", "--kind", "cross"]) == 2
-        assert "--figure shows decoder self-attention: got --kind" in capsys.readouterr().err
+        assert "--figure shows self-attention: got --kind" in capsys.readouterr().err
         assert main([*command, str(page), "--beam-size", "2"]) == 2
         assert "a language model only reads the sentence; leave" in capsys.readouterr().err
 

@@ -31,6 +31,17 @@ def test_rates():
             parse_rates(mistake)
 
 
+def test_command_counts_the_lines_that_each_kind_has_changed(tmp_path, capsys):
+    for side, code in enumerate(("en", "de")):
+        (tmp_path / f"train.{code}").write_text("".join(f"{pair[side]}\n" for pair in PAIRS))
+    source, output = tmp_path / "train.en", tmp_path / "new"
+    rates = "number=1,no_mark=1,typos=0,capitals=0"
+    augment(source=source, target=tmp_path / "train.de", output=output, copies=2, rates=rates)
+    counts = "600 lines; changed by number 400, no_mark 600, typos 0, capitals 0\n"
+    assert capsys.readouterr().out == f"{output}.en, {output}.de: {counts}"
+    assert len((tmp_path / "new.de").read_text().splitlines()) == 600
+
+
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [

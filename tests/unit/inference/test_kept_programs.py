@@ -1,5 +1,7 @@
 """A kept program is read instead of traced, and only where it is the same program."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import jax
 import numpy as np
 import pytest
@@ -48,6 +50,13 @@ def test_a_second_process_traces_nothing(make, traces):
         program = make()
         check(program)
         check(program)
+    assert traces == [2.0]
+
+
+def test_several_threads_trace_once(make, traces):
+    program = make()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(check, [program] * 8))
     assert traces == [2.0]
 
 

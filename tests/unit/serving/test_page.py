@@ -33,6 +33,7 @@ class Reverser:
         size = range(len(words))
         weights = [[0.7 * (s == len(words) - 1 - t) + 0.3 * (s == 0) for s in size] for t in size]
         attention = {"source": words, "target": words[::-1], "weights": weights}
+        attention = None if len(words) > 9 else attention
         texts = [" ".join(words[::-1]), "<b>second</b> best"]
         return Translation(texts, [-0.5, -1.25], attention)
 
@@ -91,7 +92,7 @@ def test_translates_what_is_typed_and_drops_what_is_not_finished(page, model):
     page.locator("#source").fill("")
     shown(page, "")
     assert page.locator("#n-best li").count() == 0
-    assert page.locator("#attention").is_hidden()
+    assert page.locator("#attention").is_hidden() and page.locator("#options").is_hidden()
 
 
 def test_attention_of_words_by_pointer_and_keyboard(page):
@@ -122,6 +123,10 @@ def test_lines_and_errors(page):
     assert page.locator("#target-words .word").all_inner_texts() == ["vier", "drei"]
     source.press("Control+Home")
     page.wait_for_function("() => byId('target-words').textContent === 'zweieins'")
+    source.fill("1 2 3 4 5 6 7 8 9 10")
+    shown(page, "10 9 8 7 6 5 4 3 2 1")
+    assert page.locator("#target-words .word").count() == 0
+    assert "Only shorter lines" in page.locator("#description").inner_text()
     source.fill("x" * 61)
     page.wait_for_function("() => byId('message').textContent.includes('exceeds text limit (60)')")
     source.fill("gut")

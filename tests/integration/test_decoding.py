@@ -129,7 +129,8 @@ def test_batches_at_the_same_time_give_the_same_translations(traces, monkeypatch
     monkeypatch.setattr(batched_search, "_CPU_ROWS", 9)
     reported = []
     found = search_batches(model, settings, sources, report=reported.append)
-    assert reported == [0] + [9] * 6 + [6] and len(traces) == 2  # by one thread for all
+    assert reported == [0] + [9] * 6 + [6]
+    assert len(traces) == 2
 
     def fail(finished):
         if finished:

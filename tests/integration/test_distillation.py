@@ -102,7 +102,8 @@ def test_the_command_resumes_and_learns_from_the_best_hypotheses(
 ):
     run, teacher = tmp_path / "run", Translator.load(learned_workdir)
     code, messages, _ = command(stop=2)
-    assert code == 130 and "interrupted; the same command resumes" in messages
+    assert code == 130
+    assert "interrupted; the same command resumes" in messages
     assert not (run / "distilled.en").exists()
     code, messages, translated = command()
     assert (code, sum(translated)) == (0, len(references) - 2 * PART)

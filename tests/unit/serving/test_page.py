@@ -92,7 +92,8 @@ def test_translates_what_is_typed_and_drops_what_is_not_finished(page, model):
     page.locator("#source").fill("")
     shown(page, "")
     assert page.locator("#n-best li").count() == 0
-    assert page.locator("#attention").is_hidden() and page.locator("#options").is_hidden()
+    assert page.locator("#attention").is_hidden()
+    assert page.locator("#options").is_hidden()
 
 
 def test_attention_of_words_by_pointer_and_keyboard(page):

@@ -40,7 +40,7 @@ from jaxformer.cli.serve import Address, run_server
 from jaxformer.interop.export import export_model
 from jaxformer.serving.protocol import Limits, Sentence, Translation
 
-SYSTEMS = {name: found for name, found in decode_text.SYSTEMS.items() if " int8" in name}
+SYSTEMS = {n: s for n, s in decode_text.SYSTEMS.items() if n.endswith(("int8", "int8 MKL"))}
 # The peer translates all waiting sentences in one batch, or as many batches at once as we do.
 SYSTEMS |= {f"{name}, batches at once": SYSTEMS[name] for name in SYSTEMS if "ct" in name}
 # Seconds between systems: OpenMP's threads keep their cores busy for 0.2 s after their work.

@@ -6,12 +6,10 @@ second stage, in smaller batches with capacity up to the maximum length. Every b
 few shapes, with two programs each.
 """
 
-import collections
 import contextvars
 import functools
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -117,9 +115,17 @@ def search_batches(
         return len(numbers)
 
     batches = list(plan_batches(lengths, longest, search, forced))
-    threads = _CPU_THREADS if len(batches) > 1 and _can_thread(members) else 1
-    for finished in _call(decode, batches, threads=threads):
-        report(finished)
+    if len(batches) == 1 or not _can_thread(members):
+        for batch in batches:
+            report(decode(*batch))
+        return decoded
+    pool = ThreadPoolExecutor(_CPU_THREADS)
+    contexts = [contextvars.copy_context() for _ in batches]  # with the settings of use_backend
+    try:
+        for finished in pool.map(lambda own, batch: own.run(decode, *batch), contexts, batches):
+            report(finished)
+    finally:
+        pool.shutdown(cancel_futures=True)
     return decoded
 
 
@@ -131,27 +137,6 @@ def _can_thread(members: Members) -> bool:
     # A context of JAX, such as jax.default_matmul_precision, holds in its own thread only.
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(lambda: jax.config.values).result() == jax.config.values
-
-
-def _call(
-    function: Callable[..., int], calls: Iterable[tuple[Any, ...]], *, threads: int
-) -> Iterator[int]:
-    """Yields the results of calls with these arguments, in order."""
-    if threads == 1:
-        yield from itertools.starmap(function, calls)
-        return
-    running: collections.deque[Future[int]] = collections.deque()
-    pool = ThreadPoolExecutor(threads)
-    try:
-        for arguments in calls:
-            context = contextvars.copy_context()  # such as the settings of use_backend
-            running.append(pool.submit(context.run, function, *arguments))
-            if len(running) > threads:
-                yield running.popleft().result()
-        while running:
-            yield running.popleft().result()
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 def plan_batches(

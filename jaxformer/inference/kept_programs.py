@@ -55,14 +55,11 @@ class KeptProgram:
         """Returns the leaves of the function's result."""
         function, leaves, key = self._describe(args)
         key = key, is_distributed(leaves)
-        if key not in self._programs:
-            with self._lock:  # so that one of several threads traces and compiles it
-                if key not in self._programs:
-                    path = None if key[1] else self._path(key[0])
-                    program = _open(function, leaves, path)
-                    found = program(*leaves)
-                    self._programs[key] = program
-                    return found
+        with self._lock:  # so that one of several threads traces and compiles it
+            if key not in self._programs:
+                path = None if key[1] else self._path(key[0])
+                self._programs[key] = _open(function, leaves, path)
+                return self._programs[key](*leaves)
         return self._programs[key](*leaves)
 
     def structure(self, *args: Any) -> Any:

@@ -140,7 +140,7 @@ def test_batches_at_the_same_time_give_the_same_translations(traces, monkeypatch
         search_batches(model, settings, sources, report=fail)
     with jax.default_matmul_precision("high"):  # holds in this thread only
         assert not batched_search._can_thread(model)
-    monkeypatch.setattr(batched_search, "_CPU_THREADS", 1)
+    monkeypatch.setattr(batched_search, "_can_thread", lambda members: False)
     assert search_batches(model, settings, sources) == found
 
 

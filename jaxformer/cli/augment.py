@@ -44,7 +44,8 @@ def augment(
     for path in (first, second):
         check_outputs((source, target), {"--output": path})
     chosen = RATES if rates is None else parse_rates(rates)
-    changed, codes = collections.Counter[str](), (source.suffix[1:], target.suffix[1:])
+    count, codes = 0, (source.suffix[1:], target.suffix[1:])
+    changed: collections.Counter[str] = collections.Counter()
     with open_output(first) as write_source, open_output(second) as write_target:
         for copy in range(copies):
             pairs = zip_lines(read_file(source), read_file(target), str(source), str(target))
@@ -52,6 +53,6 @@ def augment(
             while block := list(itertools.islice(lines, LINES_PER_BLOCK)):
                 write_source(line for line, _ in block)
                 write_target(line for _, line in block)
-                changed["all"] += len(block)
+                count += len(block)
     kinds = ", ".join(f"{kind} {changed[kind]:,}" for kind in chosen)
-    print(f"{first}, {second}: {changed['all']:,} lines; changed by {kinds}")
+    print(f"{first}, {second}: {count:,} lines; changed by {kinds}")

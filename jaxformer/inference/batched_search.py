@@ -37,8 +37,8 @@ _FEW_ROWS = (1, 4, 8)
 _MIN_HYPOTHESES = 4
 # Limits the memory of wide beams to that for eight hypotheses of 64 sentences.
 _MAX_HYPOTHESES = 512
-# A CPU decodes so many batches at the same time, since much of a step keeps only one core busy, of
-# at most so many sentences, since their caches leave the processor's own otherwise.
+# Batches that a CPU decodes at the same time, since much of a step keeps only one core busy, and
+# most sentences of each, few enough for the processor's caches (docs/LOG.md, 2026-11-26).
 _CPU_THREADS, _CPU_ROWS = 3, 32
 # Capacities for forced tokens; the largest is the longest translation.
 _PREFIXES = (16, 64, 256)

@@ -19,6 +19,8 @@ import torch
 import transformers
 from ctranslate2.converters import TransformersConverter
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
 # Maps source ids, beam size and number of tokens to the ids of the best hypotheses.
 Decoder = Callable[[list[list[int]], int, int], list[list[int]]]
 
@@ -68,11 +70,12 @@ def load(name: str, options: argparse.Namespace) -> Decoder:
 
 def load_huggingface(folder: pathlib.Path, dtype: str) -> Decoder:
     """Returns ``MarianMTModel.generate`` with the weights in ``dtype``."""
-    model = transformers.MarianMTModel.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
+    model = transformers.MarianMTModel.from_pretrained(folder, dtype=getattr(torch, dtype))
+    model = model.to(DEVICE).eval()
 
     @torch.inference_mode()
     def decode(sources: list[list[int]], beam: int, length: int) -> list[list[int]]:
-        ids = torch.tensor(sources)
+        ids = torch.tensor(sources, device=DEVICE)
         generated = model.generate(
             input_ids=ids,
             attention_mask=torch.ones_like(ids),

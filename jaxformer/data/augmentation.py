@@ -30,8 +30,8 @@ _SCRIPTS = ("ая", "αω", "את", "ءي", "अह", "ぁん", "一龥", "가�
 _SYMBOLS = "😀😂🥰👍🎉🚀❤€£¥©®™°§¶•→←↑↓≤≥±÷½√∞♥★☆✓✗♪☕⚠"
 # Addresses and placeholders.
 _TEMPLATES = (
-    *("https://www.{}.com/{}", "{}.org", "{}@{}.net", "#{}", "@{}"),
-    *("{{{}}}", "%s", "%{}", "<{}>", "${}", "[{}]", "{}_1"),
+    *("https://www.{}.com/{}", "https://{}.{}/{}", "{}.org", "{}@{}.{}", "{}@{}.net", "#{}", "@{}"),
+    *("{{{}}}", "%s", "%d", "%{}", "<{}>", "${}", "[{}]", "{}_1"),
 )
 _MARKS = ".!?,;:-()[]{}/*+=&%$#@~^_|<>…—"
 
@@ -135,16 +135,17 @@ class _Editor:
         shared = [word for word in names if re.search(rf"\b{word}\b", target)]
         if not shared:
             return source, target
-        name, other = self.draw.choice(shared), self.make_word()
+        name, other = self.draw.choice(shared), self.make_word(source)
         return _replace((source, target), (name, name), (other, other))
 
-    def make_word(self) -> str:
-        """Returns something that is copied, whatever the language."""
+    def make_word(self, text: str) -> str:
+        """Returns something that is copied, such as an address with words of the text."""
         draw = self.draw
         name = "".join(
             draw.choice("bdfghjklmnprstvwz") + draw.choice("aeiou") + draw.choice("  lnrst").strip()
             for _ in range(draw.randint(1, 4))
         )
+        words = [name, name[:3], *map(str.lower, _WORD.findall(text))]
         first, last = draw.choice(_SCRIPTS)
         letters = range(ord(first), ord(last) + 1)
         foreign = "".join(map(chr, draw.choices(letters, k=draw.randint(1, 6))))
@@ -154,7 +155,7 @@ class _Editor:
             (2, draw.choice(_SYMBOLS) * draw.choice([1, 1, 2, 3])),
             (1, chr(draw.choice([draw.randint(0x1F300, 0x1FAFF), draw.randint(0x2190, 0x2BFF)]))),
             (2, str(draw.randrange(10 ** draw.randint(1, 7)))),
-            (2, draw.choice(_TEMPLATES).format(name, name[:3])),
+            (4, draw.choice(_TEMPLATES).format(*draw.choices(words, k=3))),
         ]
         weights, words = zip(*kinds, strict=True)
         return draw.choices(words, weights)[0]
@@ -191,12 +192,18 @@ class _Editor:
         return word[:at] + middle + word[at + 2 :]
 
     def symbol(self, source: str, target: str) -> Pair:
-        word, last = self.make_word(), self.chance(0.8)
-        return _both(lambda text: f"{text} {word}" if last else f"{word} {text}", (source, target))
+        # The start, the end, before the final mark, or after the first word.
+        place = self.draw.choice(["^()", "()$", "([.!?]?)$", r"(?<=\w)() "])
+        word = self.make_word(source)
+
+        def add(text: str) -> str:
+            return re.sub(place, lambda match: f" {word}{match[1]} ", text, count=1).strip()
+
+        return _both(add, (source, target))
 
     def alone(self, source: str, target: str) -> Pair:
         marks = "".join(self.draw.choices(_MARKS, k=self.draw.randint(1, 3)))
-        word = self.draw.choice([marks, self.make_word()])
+        word = self.draw.choice([marks, self.make_word(source)])
         return self.draw.choice([(word, word), (word, word), self.make_number()])
 
 

@@ -2,6 +2,7 @@
 
 import pathlib
 import re
+from collections import Counter
 
 import pytest
 
@@ -75,8 +76,13 @@ def test_copied_words_are_equal_on_both_sides():
     for source, target in pairs_of("copy=1")[::3]:
         assert source.removesuffix(" has three cats.") == target.removesuffix(" hat drei Katzen.")
         assert not source.startswith("Tom ")
-    for (source, target), (first, second) in zip(pairs_of("symbol=1"), PAIRS, strict=True):
-        assert source.replace(first, "") == target.replace(second, "") != ""
+    symbols = pairs_of("symbol=1")
+    for pair, before in zip(symbols, PAIRS, strict=True):
+        added = [Counter(a) - Counter(b) - Counter(" ") for a, b in zip(pair, before, strict=True)]
+        assert added[0] == added[1] != Counter()
+        assert all(Counter(b) <= Counter(a) for a, b in zip(pair, before, strict=True))
+    assert {source.index("Tom") > 0 for source, _ in symbols[::3]} == {True, False}
+    assert {source.endswith("cats.") for source, _ in symbols[::3]} == {True, False}
 
 
 def test_typing_errors_are_only_in_the_source():

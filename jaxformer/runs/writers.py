@@ -60,7 +60,7 @@ class Terminal:
     """A progress bar on a terminal; plain lines in a file or a pipe."""
 
     def __init__(self, start: int, steps: int, formats: Mapping[str, str] | None = None) -> None:
-        self._steps = steps
+        self._start, self._steps, self._began = start, steps, time.monotonic()
         self._formats = {**_FORMATS, **(formats or {})}
         self._bar = tqdm(
             total=steps,
@@ -78,6 +78,10 @@ class Terminal:
     def advance(self, step: int) -> None:
         self._bar.update(step - self._bar.n)
 
+    def exclude_compilation(self, seconds: float) -> None:
+        """Leaves seconds that will not come again out of the estimate of the time left."""
+        self._began += seconds
+
     def write(self, step: int, kind: str, values: Values) -> None:
         parts = [
             self._formats[name].format(value) if name in self._formats else f"{name} {value:.4g}"
@@ -89,8 +93,9 @@ class Terminal:
         elif not self._bar.disable:
             self._bar.set_postfix_str(", ".join(parts))
         else:
-            seconds_left = values["seconds_per_step"] * (self._steps - step)
-            left = tqdm.format_interval(int(seconds_left))
+            # All seconds since the start, since validations and checkpoints will come again, too.
+            per_step = (time.monotonic() - self._began) / max(1, step - self._start)
+            left = tqdm.format_interval(int(per_step * (self._steps - step)))
             self.log(f"step {step}/{self._steps}  {'  '.join(parts)}  {left} left")
 
     def close(self) -> None:

@@ -61,6 +61,9 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> functools.partial
         if not words:  # A script whose arguments are missing must not succeed.
             parser.print_help(sys.stderr)
             raise SystemExit(2)
+        if not words[0].startswith("-"):
+            hint = did_you_mean(words[0], COMMANDS, "see jaxformer --help")
+            raise UserError(f"unknown command {words[0]}; {hint}")
         parser.parse_args(words)
         parser.error(f"expected a command first: got {words[0]}")
     function = command_function(words[0])

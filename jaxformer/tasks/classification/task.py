@@ -138,7 +138,7 @@ class Classification(Translation):
         if len(known) != (given := model.num_classes):
             raise UserError(
                 f"model.num_classes must be {len(known)}, for the labels {', '.join(known[:9])}: "
-                f"got {given}"
+                f"got {given}; give --config.model.num_classes={len(known)}"
             )
 
     @property

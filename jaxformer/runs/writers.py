@@ -61,6 +61,7 @@ class Terminal:
 
     def __init__(self, start: int, steps: int, formats: Mapping[str, str] | None = None) -> None:
         self._start, self._steps, self._began = start, steps, time.monotonic()
+        self._reported, self._training = start, 0.0  # the last step reported; seconds of steps
         self._formats = {**_FORMATS, **(formats or {})}
         self._bar = tqdm(
             total=steps,
@@ -93,10 +94,15 @@ class Terminal:
         elif not self._bar.disable:
             self._bar.set_postfix_str(", ".join(parts))
         else:
-            # All seconds since the start, since validations and checkpoints will come again, too.
-            per_step = (time.monotonic() - self._began) / max(1, step - self._start)
-            left = tqdm.format_interval(int(per_step * (self._steps - step)))
+            left = tqdm.format_interval(int(self._seconds_left(step, values["seconds_per_step"])))
             self.log(f"step {step}/{self._steps}  {'  '.join(parts)}  {left} left")
+
+    def _seconds_left(self, step: int, seconds_per_step: float) -> float:
+        """Assumes steps as since the last report, and the mean of validations and checkpoints."""
+        self._training += seconds_per_step * (step - self._reported)
+        self._reported = step
+        others = max(0.0, time.monotonic() - self._began - self._training)
+        return (seconds_per_step + others / max(1, step - self._start)) * (self._steps - step)
 
     def close(self) -> None:
         self._bar.close()

@@ -65,9 +65,10 @@ def test_the_time_left_counts_validations_but_no_compilation(capsys, monkeypatch
     terminal = writers.Terminal(start=20, steps=100)
     now += 30  # to compile the step
     terminal.exclude_compilation(30)
-    for step, seconds, left in ((30, 10 * 12, "14:00"), (40, 10 * 12 + 60, "15:00")):
-        now += seconds  # in the second, with a validation of a minute
-        terminal.write(step, "train", VALUES)
+    # Faster steps after the first report, and a validation of a minute in 20 steps.
+    for step, rate, others, left in ((30, 12.0, 0, "14:00"), (40, 6.0, 60, "09:00")):
+        now += 10 * rate + others
+        terminal.write(step, "train", VALUES | {"seconds_per_step": rate})
         assert capsys.readouterr().err.endswith(f"  {left} left\n")
 
 

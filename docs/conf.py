@@ -25,8 +25,8 @@ PAGES = {"docs", "jaxformer", "README.md", "CONTRIBUTING.md", "CHANGELOG.md"}
 PUBLIC = (
     *("jaxformer", "jaxformer.nn", "jaxformer.search", "jaxformer.models", "jaxformer.config"),
 )
-# Pages whose text the search leaves out, since they mention everything.
-NOT_SEARCHED = ("CHANGELOG", "docs/LOG")
+# Pages whose text the search leaves out: they mention everything, or are translated.
+NOT_SEARCHED = ("CHANGELOG", "docs/LOG", "docs/README.zh-CN")
 
 os.environ["COLUMNS"] = "88"  # width of --help
 
@@ -42,6 +42,7 @@ highlight_language = "none"
 html_theme = "furo"
 html_title = f"jaxformer {release}"
 html_copy_source = False
+html_show_copyright = False
 myst_heading_anchors = 4
 napoleon_custom_sections = [("Attributes", "params_style")]
 autodoc_default_options = {
@@ -120,9 +121,14 @@ def leave_out_of_search(app, env):
 
 
 def wrap_commands(app, page, template, context, doctree):
-    """Wraps the long lines of commands; lines of Python scroll."""
+    """Wraps the long lines of commands, but not after the hyphens of options; Python scrolls."""
     style = ".highlight-console pre, .highlight-sh pre, .highlight-none pre {white-space: pre-wrap}"
+    style += ".whole {display: inline-block; max-width: 100%; overflow-wrap: anywhere}"
     context["metatags"] = context.get("metatags", "") + f"<style>{style}</style>"
+    option, whole = r"(?<=[\s>])--[\w.-]+(?:=[^\s<]+)?", r'<span class="whole">\g<0></span>'
+    parts = re.split(r"(?s)(<(?:pre|code)\b.*?</(?:pre|code)>)", context.get("body", ""))
+    parts[1::2] = [re.sub(option, whole, code) for code in parts[1::2]]
+    context["body"] = "".join(parts)
 
 
 def write_start_page(app, error):

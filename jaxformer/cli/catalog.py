@@ -8,13 +8,12 @@ from jaxformer.files import data_directory, file_sha256
 
 
 def list_corpora() -> str:
-    """Returns a line for each corpus: name, state, size, folder and license."""
-    rows = (
-        f"  {name:12} {'present' if is_present(corpus) else '-':8} {corpus.size:13} "
-        f"{corpus.folder:17} {corpus.license}"
-        for name, corpus in CATALOG.items()
-    )
-    return "\n".join(rows)
+    """Returns a table of the corpora."""
+    rows = [("NAME", "STATE", "SIZE", "FOLDER", "LICENSE")]
+    for name, corpus in CATALOG.items():
+        state = "present" if is_present(corpus) else "absent"
+        rows.append((name, state, corpus.size, corpus.folder, corpus.license))
+    return "\n".join("  {:12} {:8} {:13} {:17} {}".format(*row) for row in rows)
 
 
 def data(names: Sequence[str] = ()) -> None:

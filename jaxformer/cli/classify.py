@@ -2,7 +2,6 @@
 
 import pathlib
 import sys
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from jaxformer.cli.options import Checkpoint, File, ModelDir, Strict
@@ -130,19 +129,14 @@ def _score(classifier: "Classifier", path: str, baselines: bool) -> None:
     texts, expected = zip(*pairs, strict=True)
     with progress_bar(len(texts)) as bar:
         ours = [x.label for x in classifier.classify(texts, report=bar.update)]
-    print(f"{len(texts):,} texts; 95 % intervals by the bootstrap")
-    _print_scores({"model": ours}, expected)
+    found = {"model": ours}
     if baselines:
         print("training naive Bayes and logistic regression", file=sys.stderr)
         data = data_section(classifier.config, LabeledConfig)
         train, labels = zip(*LabeledCorpus().pairs(data.train), strict=True)
         bayes, logistic = classification.bigram_classifiers(train, labels, texts)
-        _print_scores({"naive Bayes, bigrams": bayes, "logistic, bigrams": logistic}, expected)
-
-
-def _print_scores(found: dict[str, list[str]], expected: Sequence[str]) -> None:
-    from jaxformer.evaluation import classification
-
+        found |= {"naive Bayes, bigrams": bayes, "logistic, bigrams": logistic}
+    print(f"{len(texts):,} texts; 95 % intervals by the bootstrap")
     for name, labels in found.items():
         right = classification.with_interval(classification.accuracy, labels, expected)
         f1 = classification.with_interval(classification.macro_f1, labels, expected)

@@ -71,11 +71,10 @@ def parse(
 
 def _treebank(path: pathlib.Path) -> Text:
     """Returns the words of a treebank, with their parts of speech and the normalized trees."""
-    from jaxformer.tasks.parsing.trees import normalize, read_tree_file
+    from jaxformer.tasks.parsing.treebank import normalized_trees
 
     def lines() -> Iterator[Line]:
-        trees = (tree for tree in map(normalize, read_tree_file(path)) if tree is not None)
-        for number, tree in enumerate(trees, start=1):
+        for number, (_, tree) in enumerate(normalized_trees(path), start=1):
             yield Line(number, " ".join(tree.words()), " ".join(tree.tags()), str(tree))
 
     return Text(str(path), lines, is_pipe(path))

@@ -43,6 +43,7 @@ class Reporter:
         """Opens all writers. A resumed run keeps its reports up to step ``start``."""
         self._steps, terminal = steps, Terminal(start, steps, formats)
         self.log, self.advance = terminal.log, terminal.advance
+        self.exclude_compilation = terminal.exclude_compilation
         self._metrics = MetricsFile(folder, start) if is_primary() else None
         self._writers = [terminal, TensorBoard(folder, start), *writers] if is_primary() else []
 

@@ -60,7 +60,8 @@ class Terminal:
     """A progress bar on a terminal; plain lines in a file or a pipe."""
 
     def __init__(self, start: int, steps: int, formats: Mapping[str, str] | None = None) -> None:
-        self._steps = steps
+        self._start, self._steps, self._began = start, steps, time.monotonic()
+        self._reported, self._training = start, 0.0  # the last step reported; seconds of steps
         self._formats = {**_FORMATS, **(formats or {})}
         self._bar = tqdm(
             total=steps,
@@ -78,6 +79,10 @@ class Terminal:
     def advance(self, step: int) -> None:
         self._bar.update(step - self._bar.n)
 
+    def exclude_compilation(self, seconds: float) -> None:
+        """Leaves seconds that will not come again out of the estimate of the time left."""
+        self._began += seconds
+
     def write(self, step: int, kind: str, values: Values) -> None:
         parts = [
             self._formats[name].format(value) if name in self._formats else f"{name} {value:.4g}"
@@ -89,9 +94,15 @@ class Terminal:
         elif not self._bar.disable:
             self._bar.set_postfix_str(", ".join(parts))
         else:
-            seconds_left = values["seconds_per_step"] * (self._steps - step)
-            left = tqdm.format_interval(int(seconds_left))
+            left = tqdm.format_interval(int(self._seconds_left(step, values["seconds_per_step"])))
             self.log(f"step {step}/{self._steps}  {'  '.join(parts)}  {left} left")
+
+    def _seconds_left(self, step: int, seconds_per_step: float) -> float:
+        """Assumes steps as since the last report, and the mean of validations and checkpoints."""
+        self._training += seconds_per_step * (step - self._reported)
+        self._reported = step
+        others = max(0.0, time.monotonic() - self._began - self._training)
+        return (seconds_per_step + others / max(1, step - self._start)) * (self._steps - step)
 
     def close(self) -> None:
         self._bar.close()

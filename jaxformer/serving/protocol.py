@@ -1,7 +1,6 @@
 """Requests and answers of LibreTranslate's protocol, with the texts of its errors."""
 
 import dataclasses
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -89,16 +88,6 @@ def list_languages(languages: Languages) -> list[dict[str, Any]]:
         {"code": code, "name": _NAMES.get(code, code), "targets": list(languages.get(code, ()))}
         for code in codes
     ]
-
-
-def parse_json(body: bytes) -> dict[str, Any]:
-    try:
-        fields = json.loads(body)
-    except (ValueError, RecursionError):
-        fields = None
-    if not isinstance(fields, dict):
-        raise UserError("Invalid JSON format")
-    return fields
 
 
 def parse_query(fields: Mapping[str, Any], languages: Languages, limits: Limits) -> Query:

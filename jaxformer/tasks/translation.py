@@ -138,13 +138,17 @@ class Translation(TokenTask):
                 places = [data.corpus.place(split, *place) for place in finding.first]
                 described = _DESCRIPTIONS.get(kind, f"with {kind}, kept")
                 notes.append(f"{name} pairs {described}: {list_first(places, finding.count)}")
-        shapes = len(plan.shapes)
+        shapes, efficiency = len(plan.shapes), self._efficiency()
         batches = (
             f"{plan.batches_per_epoch:,} batches an epoch in {shapes} "
-            f"{'shape' if shapes == 1 else 'shapes'}: {plan.efficiency:.1%} tokens, "
-            f"{1 - plan.efficiency:.1%} padding"
+            f"{'shape' if shapes == 1 else 'shapes'}: {efficiency:.1%} tokens, "
+            f"{1 - efficiency:.1%} padding"
         )
         return "\n".join(("; ".join(counts), batches, *notes))
+
+    def _efficiency(self) -> float:
+        """Returns the fraction of the computed tokens that are not padding."""
+        return self._data.plan.efficiency
 
     def example_ids(self, number: int) -> list[int]:
         """Returns the numbers of a batch's pairs in the training split, from 1."""

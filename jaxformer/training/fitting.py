@@ -275,7 +275,8 @@ class Run:
         began = time.monotonic()
         with self.window.pause_clock():
             self.programs[shape] = self.step.compile(state, batch)
-        self.reporter.log(f"compiled it in {time.monotonic() - began:.0f} s")
+        self.reporter.exclude_compilation(seconds := time.monotonic() - began)
+        self.reporter.log(f"compiled it in {seconds:.0f} s")
         return self.programs[shape]
 
     def _check_independence(self, state: TrainState, batch: PyTree) -> None:

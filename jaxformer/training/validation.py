@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+import time
 from collections.abc import Callable, Iterable, Sequence
 
 import jax
@@ -104,6 +105,7 @@ class Validation:
     stop: StopSignals
     # The best score, higher is better, and the number of validations after it, if there is one.
     history: Sequence[float]
+    has_compiled: bool = False
 
     def is_due(self, step: int) -> bool:
         return step % self.settings.eval_every == 0 or step == self.settings.steps
@@ -112,7 +114,11 @@ class Validation:
         """Validates and scores a checkpoint; returns False if stopped, to run again later."""
         if not self.history and type(self.task).evaluate is not Task.evaluate:
             self.reporter.log(f"validating step {step}; the first time takes longer, to compile")
-        values, (name, mode) = self._evaluate(step, params), self.best
+        began, (name, mode) = time.monotonic(), self.best
+        values = self._evaluate(step, params)
+        if not self.has_compiled:
+            self.reporter.exclude_compilation(time.monotonic() - began)
+            self.has_compiled = True
         if not values:
             return values is not None
         # Wait first, since a process killed while waiting must not report this validation twice.

@@ -47,8 +47,7 @@ def read_corpora(root):
     from jaxformer.data.text_files import read_file
     from jaxformer.errors import UserError
     from jaxformer.evaluation.evalb import read_parameters, score
-    from jaxformer.tasks.parsing.treebank import TreesCorpus
-    from jaxformer.tasks.parsing.trees import read_tree_file
+    from jaxformer.tasks.parsing.treebank import TreesCorpus, normalized_trees
 
     tree = f"(S (NP (NN {CODE.replace('(', '-LRB-').replace(')', '-RRB-')})) (VP (VB x)))\n"
     (root / "text.en").write_text(f"{CODE}\n")
@@ -58,7 +57,7 @@ def read_corpora(root):
     assert list(corpus.pairs(str(root / "text"))) == [(CODE, CODE)]
     corpus.fingerprint(str(root / "text"))
     with contextlib.suppress(UserError):
-        list(read_tree_file(root / "trees"))
+        list(normalized_trees(root / "trees"))
     (root / "trees").write_text(tree)
     assert len(list(TreesCorpus().pairs(str(root / "trees")))) == 1
     (root / "params.prm").write_text("DELETE_LABEL TOP\n")

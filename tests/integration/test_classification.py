@@ -16,10 +16,12 @@ from jaxformer.cli import main
 from jaxformer.data.tokenizer import BOS, UNK
 from jaxformer.errors import UserError
 from jaxformer.evaluation.classification import bigram_classifiers, macro_f1
+from jaxformer.experiment import make_task
 from jaxformer.inference.translator import Translator
 from jaxformer.runs.workdir import Workdir
 from jaxformer.tasks.classification.classifier import Classifier
 from jaxformer.tasks.classification.task import MaskedLoss
+from jaxformer.training.mesh import BatchShards
 
 GOOD, BAD, OTHER = ["great", "lovely"], ["awful", "dull"], ["a", "film", "that", "is", "it", "was"]
 
@@ -93,6 +95,15 @@ def test_probabilities_do_not_depend_on_the_batch(run):
     together = classifier.probabilities(texts)
     np.testing.assert_allclose(together.sum(axis=1), 1.0, rtol=1e-5)
     np.testing.assert_allclose(classifier.probabilities(texts[-1:])[0], together[-1], rtol=1e-4)
+
+
+def test_the_padding_in_the_log_is_of_the_texts_alone(run, config):
+    """The labels, one token each, are not computed as a sequence."""
+    task = make_task(config, Workdir(run))
+    count = int(re.search(r"(\d+) batches an epoch", task.summary())[1])
+    epoch = itertools.islice(task.batches(0, BatchShards(1, (0,), 1)), count)
+    real = np.concatenate([batch.src.ravel() != 0 for batch in epoch])
+    assert f": {real.mean():.1%} tokens, " in task.summary()
 
 
 def test_masked_tokens_are_learned_and_start_a_classifier(run, config, tmp_path):

@@ -138,7 +138,7 @@ class Classification(Translation):
         if len(known) != (given := model.num_classes):
             raise UserError(
                 f"model.num_classes must be {len(known)}, for the labels {', '.join(known[:9])}: "
-                f"got {given}"
+                f"got {given}; give --config.model.num_classes={len(known)}"
             )
 
     @property
@@ -148,6 +148,12 @@ class Classification(Translation):
 
     def _log_formats(self) -> dict[str, str]:
         return {"accuracy": "accuracy {:.4f}"}
+
+    def _efficiency(self) -> float:
+        # The plan also counts the targets, which are labels here and not computed.
+        plan, lengths = self._data.plan, self._data.train.src_lengths
+        tokens = lengths[slice(None) if plan.ids is None else plan.ids].sum()
+        return plan.efficiency * 2 * int(tokens) / plan.tokens
 
     def flops(self, batch: Batch) -> int:
         """Returns the operations of all matmuls, with padding, except the logits of classes."""

@@ -20,14 +20,15 @@ class TreesCorpus(FileCorpus):
     kind = "trees 1"
 
     def rows(self, path: pathlib.Path) -> Iterator[tuple[str, str]]:
-        for _, tree in _trees(path):
+        for _, tree in normalized_trees(path):
             yield " ".join(tree.words()), " ".join(linearize(tree, tags=True))
 
     def lines(self, path: pathlib.Path) -> Sequence[object]:
-        return [place.rpartition(":")[2] for place, _ in _trees(path)]
+        return [place.rpartition(":")[2] for place, _ in normalized_trees(path)]
 
 
-def _trees(path: pathlib.Path) -> Iterator[tuple[str, Tree]]:
+def normalized_trees(path: pathlib.Path) -> Iterator[tuple[str, Tree]]:
+    """Yields place and tree of each tree with words in a file, decompressed by its name."""
     for place, tree in locate_trees(read_file(path), str(path)):
         if (normalized := normalize(tree)) is not None:
             yield place, normalized

@@ -7,12 +7,10 @@ words; other white space, such as the hair space U+200A, occurs inside words.
 """
 
 import dataclasses
-import pathlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeAlias
 
-from jaxformer.data.text_files import read_file
 from jaxformer.errors import UserError
 
 # The root of a sentence that is not a single constituent.
@@ -147,11 +145,6 @@ def split_words(text: str) -> list[str]:
     ['It', 'works', '-LRB-so', 'far-RRB-', '.']
     """
     return [escape(word) for word in re.split(r"\s+", text, flags=re.ASCII) if word]
-
-
-def read_tree_file(path: pathlib.Path) -> Iterator[Tree]:
-    """Reads the trees of a file in bracket notation, decompressed by its name."""
-    return read_trees(read_file(path), str(path))
 
 
 def read_trees(lines: Iterable[str], name: str) -> Iterator[Tree]:

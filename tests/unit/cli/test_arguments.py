@@ -29,7 +29,7 @@ TREES = pathlib.Path(__file__).parents[2] / "fixtures" / "evalb" / "listing.gld"
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("transalte", "invalid choice: 'transalte'"),
+        ("transalte", "unknown command transalte; did you mean translate?"),
         ("generate", "the following arguments are required: --workdir; see jaxformer generate"),
         ("translate --workdir w --beamsize 4", "unknown argument --beamsize; did you mean --beam"),
         ("translate --workdir w in.txt", "unknown argument in.txt; see jaxformer translate --help"),

@@ -203,8 +203,8 @@ def test_names_and_list(data, capsys):
     assert main(["data"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"corpora in {data}; docs/data.md describes them:"
-    assert [line.split()[:2] for line in lines[1:]] == [
-        [name, "present" if name == "shakespeare" else "-"] for name in CATALOG
+    assert [line.split()[:2] for line in lines[2:]] == [
+        [name, "present" if name == "shakespeare" else "absent"] for name in CATALOG
     ]
     assert main(["data", "multi3k"]) == 2
     assert capsys.readouterr().err == "error: unknown corpus multi3k; did you mean multi30k?\n"

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.runs import reporting
+from jaxformer.runs import reporting, writers
 from jaxformer.runs.reporting import Reporter
 from jaxformer.runs.workdir import Workdir
 
@@ -50,7 +50,6 @@ def test_reports_are_plain_lines_and_json(folder, capsys):
         reporter.write(10, "train", VALUES | {"loss": math.nan})
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith("step 5/10  loss 2.500  ppl 9.87  lr 1.00e-03  12,346 tokens/s")
-    assert lines[0].endswith("  01:00 left")  # five steps of 12 seconds
     failure = "validation failed, the checkpoint has no score: ValueError: a store"
     assert lines[1:3] == [
         "step 9/10  validation: loss 2.000  ppl 7.39", f"step 10/10  {failure}"
@@ -58,6 +57,19 @@ def test_reports_are_plain_lines_and_json(folder, capsys):
     error = {"kind": "failed_validation", "step": 10, "error": "ValueError: a store"}
     assert records(folder)[2] == error
     assert records(folder)[3]["loss"] is None
+
+
+def test_the_time_left_counts_validations_but_no_compilation(capsys, monkeypatch):
+    now = 1000.0
+    monkeypatch.setattr(writers, "time", types.SimpleNamespace(monotonic=lambda: now))
+    terminal = writers.Terminal(start=20, steps=100)
+    now += 30  # to compile the step
+    terminal.exclude_compilation(30)
+    # Faster steps after the first report, and a validation of a minute in 20 steps.
+    for step, rate, others, left in ((30, 12.0, 0, "14:00"), (40, 6.0, 60, "09:00")):
+        now += 10 * rate + others
+        terminal.write(step, "train", VALUES | {"seconds_per_step": rate})
+        assert capsys.readouterr().err.endswith(f"  {left} left\n")
 
 
 def test_means_are_per_count_without_skipped_steps():

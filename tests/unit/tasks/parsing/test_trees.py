@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxformer.data.text_files import read_file
 from jaxformer.errors import UserError
 from jaxformer.tasks.parsing.linearization import delinearize, linearize
-from jaxformer.tasks.parsing.trees import Leaf, Tree, escape, normalize, read_tree_file, read_trees
+from jaxformer.tasks.parsing.trees import Leaf, Tree, escape, normalize, read_trees
 
 from ....profiles import by_profile
 
@@ -168,7 +169,8 @@ def test_malformed_trees_are_refused():
 def test_files(tmp_path):
     path = tmp_path / "a.trees.gz"
     path.write_bytes(gzip.compress(b"(S (NN caf\xc3\xa9))\r\n(S\r\n (NN b))"))
-    assert [str(tree) for tree in read_tree_file(path)] == ["(S (NN café))", "(S (NN b))"]
+    trees = read_trees(read_file(path), "f")
+    assert list(map(str, trees)) == ["(S (NN café))", "(S (NN b))"]
 
 
 def test_brackets_in_words_are_escaped():

@@ -35,15 +35,12 @@ class KeyValueSource(Protocol):
     @property
     def num_heads(self) -> int:
         """Number of heads of the keys and values."""
-        ...
 
     def scores(self, queries: Float[Array, "B T H K"]) -> Float[Array, "B H T S"]:
         """Returns the dot products of queries and keys, at least float32."""
-        ...
 
     def weighted_sum(self, weights: Float[Array, "B H T S"]) -> Float[Array, "B T H V"]:
         """Returns the values, summed with weights, in their own dtype."""
-        ...
 
 
 @flax.struct.dataclass
@@ -236,9 +233,7 @@ def _dropout_of_block(dropout: RowDropout | None, number: Array, blocks: int) ->
     return dataclasses.replace(dropout, row_ids=dropout.row_ids * blocks + number)
 
 
-def fused_attention(
-    queries: Float[Array, "B T H K"], key_values: KeyValues, keys: Keys
-) -> Float[Array, "B T H V"]:
+def fused_attention(queries: Queries, key_values: KeyValues, keys: Keys) -> Float[Array, "B T H V"]:
     """Computes :func:`attend` by cuDNN, without weights in memory, if :func:`has_fused_kernel`."""
     mask = keys.allowed()
     if mask is not None:  # The kernel returns NaN for queries that may attend nowhere.

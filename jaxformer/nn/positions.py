@@ -76,11 +76,6 @@ def fairseq_positions(length: int, d_model: int) -> Float[np.ndarray, "T D"]:
     return tensor2tensor_positions(length + 2, d_model)[2:]
 
 
-def no_positions(length: int, d_model: int) -> Float[np.ndarray, "T D"]:
-    """Returns zeros, for models whose layers encode positions."""
-    return np.zeros((length, d_model), np.float32)
-
-
 def rotary_positions(
     heads: Float[Array, "B T H K"], positions: Int[Array, "#B T"], base: float = 10_000.0
 ) -> Float[Array, "B T H K"]:
@@ -182,7 +177,7 @@ class PositionalEncoding:
     """A positional encoding; fields that it does not use have their defaults."""
 
     # Computes the array that is added to embeddings, given length and d_model.
-    table: Callable[[int, int], np.ndarray] = no_positions
+    table: Callable[[int, int], np.ndarray] = lambda *shape: np.zeros(shape, np.float32)
     is_learned: bool = False  # A learned parameter is added instead.
     # Rotates queries or keys by their positions, before dot products.
     rotate: Callable[[Array, Array], Array] | None = None

@@ -73,9 +73,8 @@ def _write(model: LlamaConfig) -> dict[str, Any]:
 
 def _tensors(model: LlamaConfig) -> Iterator[Tensor]:
     tied, layer = model.embeddings == "tied", "decoder/layers"
-    output = "embedding" if tied else "output_embedding"
     yield Tensor("model.embed_tokens.weight", "VD", ("embedding",))
-    yield Tensor("lm_head.weight", "VD", (output,), is_copy=tied)
+    yield Tensor("lm_head.weight", "VD", model.embedding_names[2:], is_copy=tied)
     yield Tensor("model.norm.weight", "D", ("decoder/norm/scale",))
     name = "model.layers.{n}"
     for theirs, module in (

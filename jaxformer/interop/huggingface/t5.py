@@ -83,9 +83,7 @@ def _write(model: T5Config) -> dict[str, Any]:
 def _tensors(model: T5Config) -> Iterator[Tensor]:
     tied = model.embeddings == "tied"
     yield Tensor("shared.weight", "VD", ("embedding",))
-    yield Tensor(
-        "lm_head.weight", "VD", ("embedding" if tied else "output_embedding",), is_copy=tied
-    )
+    yield Tensor("lm_head.weight", "VD", model.embedding_names[2:], is_copy=tied)
     for stack, sublayers in (
         ("encoder", ("SelfAttention", "DenseReluDense")),
         ("decoder", ("SelfAttention", "EncDecAttention", "DenseReluDense")),

@@ -35,12 +35,15 @@ class KeyValueSource(Protocol):
     @property
     def num_heads(self) -> int:
         """Number of heads of the keys and values."""
+        ...
 
     def scores(self, queries: Float[Array, "B T H K"]) -> Float[Array, "B H T S"]:
         """Returns the dot products of queries and keys, at least float32."""
+        ...
 
     def weighted_sum(self, weights: Float[Array, "B H T S"]) -> Float[Array, "B T H V"]:
         """Returns the values, summed with weights, in their own dtype."""
+        ...
 
 
 @flax.struct.dataclass

@@ -23,7 +23,8 @@ class Architecture:
     """The base of the frozen dataclasses that describe models; each model has its own.
 
     ``ModelConfig`` describes the paper's. A dataclass of another model has a field ``architecture``
-    with its name, which selects it when a config is read.
+    with its name, which selects it when a config is read. Values that are out of range, or that do
+    not fit together, raise a ``UserError``.
     """
 
     if TYPE_CHECKING:  # Only subclasses are dataclasses, in their own order of fields.
@@ -58,7 +59,14 @@ class Architecture:
                 raise UserError(
                     f"model.{name} must be at most {_MAX_SIZE}: got {getattr(self, name)}"
                 )
-        check_absent(getattr(self, "absent_tokens", ""))
+        if "d_k" not in self.__dataclass_fields__:  # A head has no size of its own.
+            check_divides(self, "num_heads", "d_model")
+        absent, known = getattr(self, "absent_tokens", ""), _SPECIAL.keys() - {"eos"}
+        if not known.issuperset(absent.split()):
+            raise UserError(
+                f"model.absent_tokens must be some of {', '.join(sorted(known))}, separated by "
+                f"spaces: got {absent!r:.80}"
+            )
 
     @property
     def key_size(self) -> int:
@@ -109,16 +117,6 @@ def check_even_heads(model: Architecture) -> None:
         raise UserError(
             "the size of a head, model.d_k, must be even, since rotary positions turn pairs: got "
             f"{model.key_size}"
-        )
-
-
-def check_absent(names: str) -> None:
-    """Checks the names of special tokens that a vocabulary lacks; see :func:`absent_bias`."""
-    known = _SPECIAL.keys() - {"eos"}
-    if not known.issuperset(names.split()):
-        raise UserError(
-            f"model.absent_tokens must be some of {', '.join(sorted(known))}, separated by spaces: "
-            f"got {names!r:.80}"
         )
 
 

@@ -58,9 +58,6 @@ class ModelConfig(Architecture):
         statistics and the loss are always float32. "int8" quantizes the parameters and inputs of
         matmuls, for decoding only. Accelerators multiply float32 in reduced precision by default;
         set ``JAX_DEFAULT_MATMUL_PRECISION=highest`` for full precision.
-
-    Raises:
-      UserError: A value is out of range, or sizes contradict each other.
     """
 
     vocab_size: int = 37_000

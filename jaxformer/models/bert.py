@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int
 from jaxformer.data.tokenizer import EOS
 from jaxformer.errors import UserError
 from jaxformer.fields import check_positive
-from jaxformer.models.architecture import Architecture, check_divides
+from jaxformer.models.architecture import Architecture
 from jaxformer.models.assembly import make_stack
 from jaxformer.models.encoder import Encoder, linear
 from jaxformer.nn.dropout import Dropout
@@ -29,14 +29,10 @@ class BertConfig(Architecture):
     Fields that are not listed are as in :class:`~jaxformer.models.gpt2.GPT2Config`.
 
     Attributes:
-      architecture: "bert".
       num_token_types: Number of vectors that distinguish the texts of a pair.
       num_classes: Number of classes; 0 for a model without a classifier.
       heads: Heads of pretraining, separated by spaces: "pooler", which classes and "next" need;
         "masked", which ``data.corpus=masked`` needs; and "next".
-
-    Raises:
-      UserError: A value is out of range, or classes lack the pooler.
     """
 
     architecture: Literal["bert"] = "bert"
@@ -60,7 +56,6 @@ class BertConfig(Architecture):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive(self, "model", "num_token_types")
-        check_divides(self, "num_heads", "d_model")
         if self.num_classes < 0 or (self.num_classes and "pooler" not in self.heads):
             raise UserError(
                 "model.num_classes must be 0, or above 0 with pooler among model.heads: got "

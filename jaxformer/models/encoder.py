@@ -19,9 +19,6 @@ class EncoderConfig(ModelConfig):
 
     Attributes:
       num_classes: Number of classes.
-
-    Raises:
-      UserError: A value is out of range, or there are two embeddings.
     """
 
     num_classes: int = 2
@@ -48,10 +45,6 @@ class Encoder(TokenModel):
     >>> params = model.init(jax.random.key(0), tokens)["params"]
     >>> model.apply({"params": params}, tokens).shape
     (1, 2)
-
-    Attributes:
-      config: The architecture.
-      remat: Rematerialization policy of the backward pass.
     """
 
     config: EncoderConfig

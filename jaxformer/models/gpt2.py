@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Literal
 
-from jaxformer.models.architecture import Architecture, check_divides
+from jaxformer.models.architecture import Architecture
 from jaxformer.models.language_model import LanguageModel
 from jaxformer.nn.feed_forward import Activation
 from jaxformer.nn.precision import ComputeDtype
@@ -14,15 +14,11 @@ class GPT2Config(Architecture):
     """The architecture of :class:`GPT2`; by default the smallest one, of 124 million parameters.
 
     Attributes:
-      architecture: "gpt2".
       vocab_size, d_model, d_ff, num_heads, num_layers, dropout_rate, attention_dropout_rate,
         activation, norm_epsilon, compute_dtype: As in :class:`~jaxformer.ModelConfig`.
       absent_tokens: Special tokens that the vocabulary lacks, of "pad", "bos" and "unk", separated
         by spaces; the model does not generate them.
       max_length: Number of positions, which are learned.
-
-    Raises:
-      UserError: A value is out of range, or sizes do not fit together.
     """
 
     architecture: Literal["gpt2"] = "gpt2"
@@ -38,10 +34,6 @@ class GPT2Config(Architecture):
     absent_tokens: str = ""
     max_length: int = 1024
     compute_dtype: ComputeDtype = "float32"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_divides(self, "num_heads", "d_model")
 
 
 class GPT2(LanguageModel):

@@ -17,7 +17,7 @@ class LanguageModel(StepwiseModel):
     """Predicts every token of a text from the tokens before it.
 
     ``__call__`` computes the logits of whole texts. :meth:`start`, :meth:`prefill` and :meth:`step`
-    generate token by token.
+    generate token by token. ``config.num_layers`` is the number of layers of the only stack.
 
     Departs from the paper: there is no encoder, and no attention to one.
 
@@ -27,10 +27,6 @@ class LanguageModel(StepwiseModel):
     >>> params = model.init(jax.random.key(0), tokens)["params"]
     >>> model.apply({"params": params}, tokens).shape
     (1, 3, 11)
-
-    Attributes:
-      config: The architecture; ``num_layers`` is the number of layers of the only stack.
-      remat: Rematerialization policy of the backward pass; see :class:`~jaxformer.TrainingConfig`.
     """
 
     config: ModelConfig

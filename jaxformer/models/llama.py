@@ -25,22 +25,16 @@ class LlamaConfig(Architecture):
     Fields that are not listed are as in :class:`~jaxformer.models.gpt2.GPT2Config`.
 
     Attributes:
-      architecture: "llama".
-      num_heads: Number of heads of the queries.
       num_kv_heads: Number of heads of the keys and values, a divisor of ``num_heads``, which is
         meant when None.
       d_k: Size of a head; ``d_model / num_heads`` when None.
       attention_biases: Add biases to attention projections.
       feed_forward_biases: Add biases to feed-forward networks.
       embeddings: "separate" for an output matrix of its own, or "tied".
-      norm_epsilon: Added to the mean square in RMS normalization.
       rotary_base: Base of the rotary positions; a larger one tells positions further apart.
       window: Maximum distance between a token and the earlier ones that it sees, as in Mistral
         (Jiang et al. 2023); None for any.
       max_length: Maximum sequence length in tokens.
-
-    Raises:
-      UserError: A value is out of range, or sizes do not fit together.
     """
 
     architecture: Literal["llama"] = "llama"

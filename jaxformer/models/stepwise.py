@@ -86,9 +86,8 @@ def step_fn(
     layers = unstack_layers(params["decoder"]["layers"], model.config.decoder_layers)
     variables = {"params": {**params, "decoder": {**params["decoder"], "layers": layers}}}
 
-    if candidates is None:
-        output = None
-    else:
+    output = None
+    if candidates is not None:
         output = model.apply(variables, candidates, method="candidate_output")
 
     def step(tokens: Int[Array, "B N"], cache: Any) -> tuple[Float[Array, "B N V"], Any]:

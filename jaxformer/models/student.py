@@ -22,11 +22,7 @@ class StudentConfig(ModelConfig):
     """The architecture of a :class:`Student`.
 
     Attributes:
-      architecture: "student".
       num_decoder_layers: Number of decoder layers; ``num_layers`` are in the encoder.
-
-    Raises:
-      UserError: A value is out of range, or is for self-attention of a decoder.
     """
 
     architecture: Literal["student"] = "student"
@@ -51,10 +47,6 @@ class Student(Transformer):
     embedding of the beginning of sentence is the zero vector.
 
     Departs from the paper: the recurrence, the number of decoder layers, and the zero vector.
-
-    Attributes:
-      config: The architecture.
-      remat: Rematerialization policy of the backward pass.
     """
 
     config: StudentConfig

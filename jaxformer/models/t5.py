@@ -27,9 +27,7 @@ class T5Config(Architecture):
     Fields that are not listed are as in :class:`~jaxformer.models.gpt2.GPT2Config`.
 
     Attributes:
-      architecture: "t5".
       d_k: Size of a head.
-      num_layers: Number of encoder layers.
       num_decoder_layers: Number of decoder layers; ``num_layers`` when None.
       dropout_rate: Dropout rate of sub-layer outputs, embeddings and attention weights.
       gated: Multiply the activation by a linear projection, as in version 1.1.
@@ -38,11 +36,7 @@ class T5Config(Architecture):
       bias_per_layer: Learn relative positions for each layer, as umT5 does, and not for each stack.
       num_buckets: Number of buckets of relative positions.
       max_distance: Distance from which all positions share a bucket.
-      norm_epsilon: Added to the mean square in RMS normalization.
       max_length: Maximum sequence length in tokens; no parameter depends on it.
-
-    Raises:
-      UserError: A value is out of range, or sizes do not fit together.
     """
 
     architecture: Literal["t5"] = "t5"

@@ -53,8 +53,8 @@ class ViTConfig(Architecture):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive(self, "model", "height", "width", "channels", "patch_size")
-        for parts in ("num_heads d_model", "patch_size height", "patch_size width"):
-            check_divides(self, *parts.split())
+        for side in ("height", "width"):
+            check_divides(self, "patch_size", side)
 
     @property
     def image_shape(self) -> tuple[int, int, int]:

@@ -2,7 +2,8 @@
 
 Layers take sizes, not configs; ``d_model`` is the width of their inputs. They do not depend on
 text, tasks, losses or search. Inputs of matrix multiplications have ``compute_dtype``; sums,
-softmax and layer norm statistics are float32 (:mod:`jaxformer.nn.precision`).
+softmax and layer norm statistics are float32 (:mod:`jaxformer.nn.precision`). Layers raise a
+``UserError`` for a size or a choice that does not exist, and for arrays of another shape or dtype.
 
 Axes of shapes: B batch, T queries or tokens, S keys, H heads, K = d_k, V = d_v, D = d_model,
 F = d_ff, N beams, M capacity of a cache; V is the vocabulary in embeddings and logits. ``#`` marks

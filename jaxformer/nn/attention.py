@@ -95,9 +95,6 @@ class MultiHeadAttention(nn.Module):
           deterministic: False enables dropout, and needs ``rngs={"dropout": key}``.
           positions: Position of every token of x in its sequence; 0, 1, ... when None.
           row_ids: Index of each row in the global batch, for dropout; 0, 1, ... when None.
-
-        Raises:
-          UserError: An argument has another shape or dtype.
         """
         check_activations("MultiHeadAttention", "x", x, axes=3)
         seen = x if memory is None else memory
@@ -129,9 +126,6 @@ class MultiHeadAttention(nn.Module):
 
         Returns:
           Activations, and the updated cache.
-
-        Raises:
-          UserError: An argument has another shape.
         """
         check_activations("MultiHeadAttention", "x", x, axes=3)
         if memory is not None:

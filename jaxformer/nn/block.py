@@ -40,11 +40,7 @@ class Residual(nn.Module):
         sublayer: Callable[[Float[Array, "B T D"]], Float[Array, "B T D"]],
         dropout: Int[Array, " B"] | None = None,
     ) -> Float[Array, "B T D"]:
-        """Applies ``sublayer`` to x; ``dropout`` is as for :class:`~jaxformer.nn.Dropout`.
-
-        Raises:
-          UserError: There is no such ``norm_position``.
-        """
+        """Applies ``sublayer`` to x; ``dropout`` is as for :class:`~jaxformer.nn.Dropout`."""
         check_choice(self, "norm_position", ("post", "pre"))
         norm: Callable = self.make_norm(name="norm")
         drop = Dropout(self.dropout_rate)

@@ -129,6 +129,7 @@ class LayerState:
 class _Cached(LayerState):
     """A source whose beams share keys, [B, 1, H, K, ...], and values, [B, 1, H, ..., V].
 
+    Instead of the dots there are positions and, of self-attention, the beams that wrote them.
     On CPUs, scores and sums are elementwise products, which read the cache once, in the order of
     its axes: a decoding step is limited by memory bandwidth.
     """
@@ -176,12 +177,7 @@ class _Cached(LayerState):
 
 @flax.struct.dataclass
 class KVCache(_Cached):
-    """Cached keys and values of one self-attention layer.
-
-    Attributes:
-      keys: Keys by position, M, and by the beam that wrote them, N.
-      values: Values by position and beam.
-    """
+    """Cached keys and values of one self-attention layer."""
 
     keys: Float[Array, "B 1 H K M N"]
     values: Float[Array, "B 1 H M N V"]
@@ -217,12 +213,7 @@ class KVCache(_Cached):
 
 @flax.struct.dataclass
 class MemoryCache(_Cached):
-    """Cached keys and values of a memory, which the beams of a sentence share.
-
-    Attributes:
-      keys: Keys; the position is the last axis.
-      values: Values; the position is the second-to-last axis.
-    """
+    """Cached keys and values of a memory, which the beams of a sentence share."""
 
     keys: Float[Array, "B 1 H K S"]
     values: Float[Array, "B 1 H S V"]

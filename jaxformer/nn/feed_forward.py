@@ -66,12 +66,7 @@ class FeedForward(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
-        """Applies the network to every position separately.
-
-        Raises:
-          UserError: ``d_ff`` is not a positive number, there is no such ``activation`` or
-            ``compute_dtype``, or x has no feature axis.
-        """
+        """Applies the network to every position separately."""
         check_sizes(self, "d_ff")
         check_choice(self, "activation", typing.get_args(Activation))
         check_activations("FeedForward", "x", x)

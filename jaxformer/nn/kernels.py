@@ -236,9 +236,7 @@ def _dropout_of_block(dropout: RowDropout | None, number: Array, blocks: int) ->
     return dataclasses.replace(dropout, row_ids=dropout.row_ids * blocks + number)
 
 
-def fused_attention(
-    queries: Float[Array, "B T H K"], key_values: KeyValues, keys: Keys
-) -> Float[Array, "B T H V"]:
+def fused_attention(queries: Queries, key_values: KeyValues, keys: Keys) -> Float[Array, "B T H V"]:
     """Computes :func:`attend` by cuDNN, without weights in memory, if :func:`has_fused_kernel`."""
     mask = keys.allowed()
     if mask is not None:  # The kernel returns NaN for queries that may attend nowhere.

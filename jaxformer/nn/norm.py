@@ -32,9 +32,7 @@ class LayerNorm(nn.Module):
 
 
 class RMSNorm(nn.Module):
-    """Root mean square normalization (Zhang and Sennrich 2019): no mean is subtracted, no bias.
-
-    It computes in float32 or float64, and returns x's dtype.
+    """Layer normalization without a mean and a bias (Zhang and Sennrich 2019).
 
     Attributes:
       epsilon: Added to the mean square.

@@ -117,11 +117,10 @@ def describe_variables(init: Callable[..., PyTree], *args: Any, **kwargs: Any) -
         shapes = jax.eval_shape(lambda *a: init(*a, **kwargs), *args)
     finally:
         _recorded.reset(token)
-    top = ("params",) if isinstance(shapes, dict) and "params" in shapes else ()
 
     def info(path: jax.tree_util.KeyPath, leaf: jax.ShapeDtypeStruct) -> ParameterInfo:
         names = tuple(str(getattr(key, "key", key)) for key in path)
-        names = names[1:] if names[:1] == top else names
+        names = names[1:] if names[:1] == ("params",) else names
         found = recorded.get(names, ParameterInfo((), "vector"))
         axes = (None,) * (leaf.ndim - len(found.axes)) + found.axes
         return found._replace(axes=axes, shape=leaf.shape)

@@ -53,16 +53,14 @@ def sinusoidal_positions(
     return pairs.reshape(length, d_model).astype(dtype)
 
 
-def tensor2tensor_positions(
-    length: int, d_model: int, dtype: DTypeLike = np.float32
-) -> Float[np.ndarray, "T D"]:
-    """Returns the sinusoids of Tensor2Tensor, which Marian also has.
+def tensor2tensor_positions(length: int, d_model: int) -> Float[np.ndarray, "T D"]:
+    """Returns the sinusoids of Tensor2Tensor, which Marian also has, in float64.
 
     In the authors' own code, all sines come before all cosines, and the wavelengths grow from 2 pi
     to exactly 10000 * 2 pi: the angles are pos / 10000^(i / (d_model/2 - 1)).
 
     >>> tensor2tensor_positions(2, 4).round(4).tolist()[1]
-    [0.8414999842643738, 9.999999747378752e-05, 0.5403000116348267, 1.0]
+    [0.8415, 0.0001, 0.5403, 1.0]
 
     Errors as for :func:`sinusoidal_positions`; ``d_model`` is at least 4.
     """
@@ -70,17 +68,12 @@ def tensor2tensor_positions(
     if pairs < 2:
         raise UserError(f"d_model must be at least 4 for tensor2tensor positions: got {d_model}")
     angles = np.arange(length)[:, None] * 10_000.0 ** (-np.arange(pairs) / (pairs - 1))
-    return np.concatenate([np.sin(angles), np.cos(angles)], axis=1).astype(dtype)
+    return np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
 
 
 def fairseq_positions(length: int, d_model: int) -> Float[np.ndarray, "T D"]:
     """Returns :func:`tensor2tensor_positions` from 2 on: Fairseq counts from its padding id, 1."""
-    return tensor2tensor_positions(length + 2, d_model, np.float64)[2:]
-
-
-def no_positions(length: int, d_model: int) -> Float[np.ndarray, "T D"]:
-    """Returns zeros, for models whose layers encode positions."""
-    return np.zeros((length, d_model), np.float32)
+    return tensor2tensor_positions(length + 2, d_model)[2:]
 
 
 def rotary_positions(
@@ -98,9 +91,6 @@ def rotary_positions(
       heads: Queries or keys; K is even.
       positions: Position of each token in its sequence, from 0.
       base: Sets the longest period, 2 pi base^((K-2)/K) positions.
-
-    Raises:
-      UserError: K is odd.
     """
     size = heads.shape[-1]
     if size % 2:
@@ -157,7 +147,6 @@ class BucketedBias(nn.Module):
 
     @nn.compact
     def __call__(self) -> Bias:
-        """Returns the bias."""
         initializer = nn.initializers.variance_scaling(1.0, "fan_avg", "uniform")
         table = parameter(self, "table", initializer, (self.num_buckets, self.num_heads))
         buckets = self.buckets
@@ -188,7 +177,7 @@ class PositionalEncoding:
     """A positional encoding; fields that it does not use have their defaults."""
 
     # Computes the array that is added to embeddings, given length and d_model.
-    table: Callable[[int, int], np.ndarray] = no_positions
+    table: Callable[[int, int], np.ndarray] = lambda *shape: np.zeros(shape, np.float32)
     is_learned: bool = False  # A learned parameter is added instead.
     # Rotates queries or keys by their positions, before dot products.
     rotate: Callable[[Array, Array], Array] | None = None
@@ -198,9 +187,7 @@ class PositionalEncoding:
 
 ENCODINGS: dict[Positions, PositionalEncoding] = {
     "sinusoidal": PositionalEncoding(functools.partial(sinusoidal_positions, dtype="float64")),
-    "tensor2tensor": PositionalEncoding(
-        functools.partial(tensor2tensor_positions, dtype="float64")
-    ),
+    "tensor2tensor": PositionalEncoding(tensor2tensor_positions),
     "fairseq": PositionalEncoding(fairseq_positions),
     "learned": PositionalEncoding(is_learned=True),
     "rotary": PositionalEncoding(rotate=rotary_positions),

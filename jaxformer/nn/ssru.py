@@ -40,9 +40,6 @@ class SSRU(nn.Module):
     >>> shapes = jax.eval_shape(lambda: SSRU().init(*inputs, method="attend"))
     >>> {name: leaf.shape for name, leaf in shapes["params"].items()}
     {'forget': (8, 8), 'forget_bias': (8,), 'input': (8, 8)}
-
-    Attributes:
-      compute_dtype: Dtype of the inputs of matrix multiplications.
     """
 
     compute_dtype: ComputeDtype = "float32"

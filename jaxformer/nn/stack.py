@@ -86,11 +86,7 @@ class Stack(nn.Module):
         *,
         dropout: Int[Array, " B"] | None = None,
     ) -> Float[Array, "B T D"]:
-        """Runs the stack over whole sequences. Arguments as for :meth:`Block.run`.
-
-        Raises:
-          UserError: There is no such ``remat``.
-        """
+        """Runs the stack over whole sequences. Arguments as for :meth:`Block.run`."""
         check_choice(self, "remat", typing.get_args(Remat))
         keys = Keys.of_sequence(x.shape[1]) if keys is None else keys
         keys = dataclasses.replace(

@@ -6,6 +6,7 @@ from typing import Any
 from jaxformer.config import LabeledConfig
 from jaxformer.errors import UserError
 from jaxformer.interop.huggingface.layout import Layout, Tensor, affine, layer_norm
+from jaxformer.interop.huggingface.text import LOADED
 from jaxformer.interop.json_fields import JsonFields
 from jaxformer.models.bert import BertConfig
 
@@ -26,14 +27,6 @@ _HEADS = {
     "masked": "cls.predictions.transform.dense",
     "next": "cls.seq_relationship",
 }
-_EXAMPLE = """
-from tokenizers import Tokenizer
-from transformers import NETWORK
-import torch
-
-tokenizer, model = Tokenizer.from_file("tokenizer.json"), NETWORK.from_pretrained(".")
-print(model(torch.tensor([tokenizer.encode("a house").ids])))
-"""
 
 
 def read_labels(fields: JsonFields) -> list[str]:
@@ -118,10 +111,9 @@ BERT = Layout(
     ignored="pooler_.*|directionality|.*label.*|classifier_dropout|problem_type|finetuning_task",
     read=_read,
     labels=read_labels,
-    write=lambda model: {},
     tensors=_tensors,
     data=_data,
-    example=_EXAMPLE,
+    example=f'{LOADED}print(model(torch.tensor([tokenizer.encode("a house").ids])))\n',
     special_tokens={"pad": "[PAD]", "eos": "[SEP]", "bos": "[CLS]", "unk": "[UNK]"},
     prefix="bert.",
     heads=("cls.", "classifier."),

@@ -78,6 +78,10 @@ def layer_norm(theirs: str, ours: str) -> Iterator[Tensor]:
     yield Tensor(f"{theirs}.bias", "D", (f"{ours}/bias",))
 
 
+def rms_norm(theirs: str, ours: str) -> Tensor:
+    return Tensor(f"{theirs}.weight", "D", (f"{ours}/norm/scale",))
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Layout:
     """A foreign model.
@@ -122,7 +126,7 @@ class Layout:
     ignored: str
     read: Callable[[JsonFields], dict[str, Any]]
     labels: Callable[[JsonFields], list[str] | None] = lambda fields: None
-    write: Callable[[Any], dict[str, Any]]
+    write: Callable[[Any], dict[str, Any]] = lambda section: {}
     tensors: Callable[[Any], Iterable[Tensor]]
     constants: Callable[[Any, str], dict[str, np.ndarray]] = lambda section, absent: {}
     data: Callable[[Any], DataSection]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from jaxformer.errors import UserError
-from jaxformer.interop.huggingface.layout import Layout, Tensor, affine
+from jaxformer.interop.huggingface.layout import Layout, Tensor, affine, rms_norm
 from jaxformer.interop.huggingface.text import EXAMPLE, stream_data
 from jaxformer.interop.json_fields import JsonFields
 from jaxformer.models.llama import LlamaConfig
@@ -54,11 +54,8 @@ def _read(fields: JsonFields) -> dict[str, Any]:
                 f"only: got {rope!r:.200}; jaxformer's {plain}"
             )
         fields.values["rope_theta"] = rope.get("rope_theta", fields.values["rope_theta"])
-    tied = fields.boolean("tie_word_embeddings")
-    return {
-        "rotary_base": fields.number("rope_theta"),
-        "embeddings": "tied" if tied else "separate",
-    }
+    embeddings = "tied" if fields.boolean("tie_word_embeddings") else "separate"
+    return {"rotary_base": fields.number("rope_theta"), "embeddings": embeddings}
 
 
 def _write(model: LlamaConfig) -> dict[str, Any]:
@@ -73,16 +70,12 @@ def _write(model: LlamaConfig) -> dict[str, Any]:
 
 def _tensors(model: LlamaConfig) -> Iterator[Tensor]:
     tied, layer = model.embeddings == "tied", "decoder/layers"
-    output = "embedding" if tied else "output_embedding"
     yield Tensor("model.embed_tokens.weight", "VD", ("embedding",))
-    yield Tensor("lm_head.weight", "VD", (output,), is_copy=tied)
-    yield Tensor("model.norm.weight", "D", ("decoder/norm/scale",))
+    yield Tensor("lm_head.weight", "VD", model.embedding_names[2:], is_copy=tied)
+    yield rms_norm("model.norm", "decoder")
     name = "model.layers.{n}"
-    for theirs, module in (
-        ("input_layernorm", "self_attention_residual"),
-        ("post_attention_layernorm", "feed_forward_residual"),
-    ):
-        yield Tensor(f"{name}.{theirs}.weight", "D", (f"{layer}/{module}/norm/scale",))
+    yield rms_norm(f"{name}.input_layernorm", f"{layer}/self_attention_residual")
+    yield rms_norm(f"{name}.post_attention_layernorm", f"{layer}/feed_forward_residual")
     attention, network = f"{layer}/self_attention", f"{layer}/feed_forward"
     for theirs, axes, ours, biased in (
         ("self_attn.q_proj", "QD", f"{attention}/query", model.attention_biases),

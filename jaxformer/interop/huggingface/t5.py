@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from jaxformer.errors import UserError
-from jaxformer.interop.huggingface.layout import ACTIVATIONS, Layout, Tensor
+from jaxformer.interop.huggingface.layout import ACTIVATIONS, Layout, Tensor, rms_norm
 from jaxformer.interop.huggingface.text import EXAMPLE, SPECIAL, pair_data
 from jaxformer.interop.json_fields import JsonFields
 from jaxformer.models.t5 import T5Config
@@ -56,15 +56,14 @@ def _read(fields: JsonFields) -> dict[str, Any]:
     fields.check("dense_act_fn", [None, name], repr(name), same)
     fields.check("is_gated_act", [None, bool(gated)], repr(bool(gated)), same)
     is_set = fields.values["scale_decoder_outputs"] is not None
+    scaled = "scale_decoder_outputs" if is_set else "tie_word_embeddings"
     table, output = fields.tensors.get("shared.weight"), fields.tensors.get("lm_head.weight")
     tied = table is None or output is None or np.array_equal(table, output)
     return {
         "embeddings": "tied" if tied else "separate",
         "activation": ACTIVATIONS[name],
         "gated": bool(gated),
-        "scaled_output": fields.boolean(
-            "scale_decoder_outputs" if is_set else "tie_word_embeddings"
-        ),
+        "scaled_output": fields.boolean(scaled),
     }
 
 
@@ -83,15 +82,11 @@ def _write(model: T5Config) -> dict[str, Any]:
 def _tensors(model: T5Config) -> Iterator[Tensor]:
     tied = model.embeddings == "tied"
     yield Tensor("shared.weight", "VD", ("embedding",))
-    yield Tensor(
-        "lm_head.weight", "VD", ("embedding" if tied else "output_embedding",), is_copy=tied
-    )
-    for stack, sublayers in (
-        ("encoder", ("SelfAttention", "DenseReluDense")),
-        ("decoder", ("SelfAttention", "EncDecAttention", "DenseReluDense")),
-    ):
+    yield Tensor("lm_head.weight", "VD", model.embedding_names[2:], is_copy=tied)
+    for stack, skipped in (("encoder", "EncDecAttention"), ("decoder", "")):
+        sublayers = [name for name in _MODULES if name != skipped]
         yield Tensor(f"{stack}.embed_tokens.weight", "VD", ("embedding",), is_copy=True)
-        yield Tensor(f"{stack}.final_layer_norm.weight", "D", (f"{stack}/norm/scale",))
+        yield rms_norm(f"{stack}.final_layer_norm", stack)
         shared = f"{stack}.block.0", f"{stack}/bias/table"
         own = f"{stack}.block.{{n}}", f"{stack}/layers/self_attention/bias/table"
         block, bias = own if model.bias_per_layer else shared
@@ -100,7 +95,7 @@ def _tensors(model: T5Config) -> Iterator[Tensor]:
         for number, sublayer in enumerate(sublayers):
             place = f"{stack}.block.{{n}}.layer.{number}"
             ours, matrices = f"{stack}/layers/{_MODULES[sublayer]}", _ATTENTION
-            yield Tensor(f"{place}.layer_norm.weight", "D", (f"{ours}_residual/norm/scale",))
+            yield rms_norm(f"{place}.layer_norm", f"{ours}_residual")
             if sublayer == "DenseReluDense":
                 matrices = _GATED if model.gated else _PLAIN
             for theirs, axes, path in matrices:

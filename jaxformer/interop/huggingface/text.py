@@ -5,13 +5,14 @@ from jaxformer.models.architecture import Architecture
 
 # Fields of encoder-decoders.
 SPECIAL = {"pad": "pad_token_id", "eos": "eos_token_id", "bos": "decoder_start_token_id"}
-EXAMPLE = """
+LOADED = """
 from tokenizers import Tokenizer
 from transformers import NETWORK
 import torch
 
 tokenizer, model = Tokenizer.from_file("tokenizer.json"), NETWORK.from_pretrained(".")
-tokens = model.generate(torch.tensor([tokenizer.encode("The house").ids]))
+"""
+EXAMPLE = f"""{LOADED}tokens = model.generate(torch.tensor([tokenizer.encode("The house").ids]))
 print(tokenizer.decode(tokens[0].tolist()))
 """
 

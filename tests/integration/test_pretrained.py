@@ -24,7 +24,7 @@ def test_it_is_small_and_names_no_place_of_the_machine_that_trained_it():
     contents = [path.read_bytes() for path in files if path.is_file()]
     assert sum(map(len, contents)) <= 8_000_000
     assert json.loads((pretrained.WORKDIR / "config.json").read_text())["data"]["train"] == (
-        "plain:1,variants:1"
+        "distilled:1,variants:1"
     )
     for content in contents:
         assert not any(place in content for place in (b"/work", b"/tmp", b"/root", b"/home"))

@@ -227,7 +227,7 @@ score = accuracy(state.params)
 print(f"{score:.0%} of 100 numbers that training never saw, in digits that it never saw")
 for words, number in list(zip(read(state.params, test), held_out, strict=True))[:5]:
     print(f"{number:03}", " ".join(words))
-assert score > 0.6
+assert score > 0.7
 
 # %% [markdown]
 # ## Pictures and texts in one space

@@ -60,7 +60,7 @@ SHORTER = {
             "log_every=1, checkpoint_every=1, eval_every=2"
         ),
         "100, steps": "1, steps",
-        "assert score > 0.6": "",
+        "assert score > 0.7": "",
         "assert score > 0.5": "",
     },
     "your_own_model": {

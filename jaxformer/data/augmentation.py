@@ -118,8 +118,8 @@ class _Editor:
         return source, target
 
     def make_number(self) -> Pair:
-        """Returns a number of one to seven digits, as each language writes it."""
-        whole = self.draw.randrange(2, 10 ** self.draw.randint(1, 7))
+        """Returns a number of one to nine digits, as each language writes it."""
+        whole = self.draw.randrange(2, 10 ** self.draw.randint(1, 9))
         signs = [_SIGNS.get(language, ",.") for language in self.languages]
         if whole >= 1000 and self.chance(0.4):
             first, second = (f"{whole:,}".replace(",", thousands) for thousands, _ in signs)
@@ -128,7 +128,8 @@ class _Editor:
             first, second = (f"{whole}{decimal}{fraction}" for _, decimal in signs)
         else:
             first = second = str(whole)
-        return first, second
+        sign = "-" if self.chance(0.05) else ""
+        return sign + first, sign + second
 
     def copy(self, source: str, target: str) -> Pair:
         names = [word for word in _WORD.findall(source) if word != word.lower()]

@@ -18,8 +18,7 @@ import ctranslate2
 import torch
 import transformers
 from ctranslate2.converters import TransformersConverter
-
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+from train_peers import DEVICE
 
 # Maps source ids, beam size and number of tokens to the ids of the best hypotheses.
 Decoder = Callable[[list[list[int]], int, int], list[list[int]]]

@@ -64,7 +64,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> functools.partial
         if not words[0].startswith("-"):
             hint = did_you_mean(words[0], COMMANDS, "see jaxformer --help")
             raise UserError(f"unknown command {words[0]}; {hint}")
-        parser.parse_args(words[:1])
+        parser.parse_args(words[:1])  # --help or --version, or an error
         parser.error(f"expected a command first: got {words[0]}")
     function = command_function(words[0])
     parser = command_parser(typed_command(words[0]), function, LISTS)

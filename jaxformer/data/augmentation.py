@@ -128,8 +128,8 @@ class _Editor:
             first, second = (f"{whole}{decimal}{fraction}" for _, decimal in signs)
         else:
             first = second = str(whole)
-        sign = "-" if self.chance(0.05) else ""
-        return sign + first, sign + second
+        minus = "-" if self.chance(0.05) else ""
+        return minus + first, minus + second
 
     def copy(self, source: str, target: str) -> Pair:
         names = [word for word in _WORD.findall(source) if word != word.lower()]
@@ -146,7 +146,7 @@ class _Editor:
             draw.choice("bdfghjklmnprstvwz") + draw.choice("aeiou") + draw.choice("  lnrst").strip()
             for _ in range(draw.randint(1, 4))
         )
-        words = [name, name[:3], *map(str.lower, _WORD.findall(text))]
+        parts = [name, name[:3], *map(str.lower, _WORD.findall(text))]
         first, last = draw.choice(_SCRIPTS)
         letters = range(ord(first), ord(last) + 1)
         foreign = "".join(map(chr, draw.choices(letters, k=draw.randint(1, 6))))
@@ -156,7 +156,7 @@ class _Editor:
             (2, draw.choice(_SYMBOLS) * draw.choice([1, 1, 2, 3])),
             (1, chr(draw.choice([draw.randint(0x1F300, 0x1FAFF), draw.randint(0x2190, 0x2BFF)]))),
             (2, str(draw.randrange(10 ** draw.randint(1, 7)))),
-            (4, draw.choice(_TEMPLATES).format(*draw.choices(words, k=3))),
+            (4, draw.choice(_TEMPLATES).format(*draw.choices(parts, k=3))),
         ]
         weights, words = zip(*kinds, strict=True)
         return draw.choices(words, weights)[0]

@@ -97,10 +97,7 @@ async def _read_fields(request: Request, limit: int) -> Mapping[str, Any]:
         if len(body) > limit:
             raise HTTPException(413, f"Invalid request: more than {limit} bytes")
     if re.match(r"application/(.+\+)?json\b", request.headers.get("Content-Type", "")):
-        with contextlib.suppress(ValueError, RecursionError):
-            if isinstance(fields := json.loads(body), dict):
-                return fields
-        raise UserError("Invalid JSON format")
+        return protocol.parse_json(bytes(body))
 
     async def replay() -> dict[str, Any]:
         return {"type": "http.request", "body": bytes(body)}

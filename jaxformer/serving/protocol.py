@@ -1,6 +1,8 @@
 """Requests and answers of LibreTranslate's protocol, with the texts of its errors."""
 
+import contextlib
 import dataclasses
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -88,6 +90,13 @@ def list_languages(languages: Languages) -> list[dict[str, Any]]:
         {"code": code, "name": _NAMES.get(code, code), "targets": list(languages.get(code, ()))}
         for code in codes
     ]
+
+
+def parse_json(body: bytes) -> dict[str, Any]:
+    with contextlib.suppress(ValueError, RecursionError):
+        if isinstance(fields := json.loads(body), dict):
+            return fields
+    raise UserError("Invalid JSON format")
 
 
 def parse_query(fields: Mapping[str, Any], languages: Languages, limits: Limits) -> Query:

@@ -150,8 +150,8 @@ class Classification(Translation):
         return {"accuracy": "accuracy {:.4f}"}
 
     def _efficiency(self) -> float:
-        # The plan also counts the targets, which are labels here and not computed. A bucket pads both
-        # sides to the same length.
+        # The plan also counts the targets, which are labels here and not computed. A bucket pads
+        # both sides to the same length.
         plan, lengths = self._data.plan, self._data.train.src_lengths
         tokens = lengths[slice(None) if plan.ids is None else plan.ids].sum()
         return plan.efficiency * 2 * int(tokens) / plan.tokens

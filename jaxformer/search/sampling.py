@@ -29,13 +29,13 @@ from jaxformer.search.state import BeamResult, MaxLengths, Prefix, SampleState, 
 from jaxformer.search.step_loop import PrefillFn, StepFn, log_probs_of
 
 Number: TypeAlias = float | Float[Array, ""]
+_BLOCK = 64  # number of tokens that a draw first takes together
 
 
 def in_nucleus(logits: Float[Array, "B N K"], top_p: Number) -> Bool[Array, "B N K"]:
-    """Returns the mask of the fewest tokens with this total probability; logits are descending."""
-    probabilities = jax.nn.softmax(logits, axis=-1)
-    more_probable = jnp.cumsum(probabilities, axis=-1) - probabilities
-    return more_probable < top_p
+    """Returns the mask of the fewest tokens with this total probability, and their ties."""
+    distance = logits.max(axis=-1, keepdims=True) - logits
+    return _smallest_set(distance, jax.nn.softmax(logits, axis=-1), top_p)
 
 
 def is_probable(logits: Float[Array, "B N K"], min_p: Number) -> Bool[Array, "B N K"]:
@@ -48,10 +48,7 @@ def is_typical(logits: Float[Array, "B N K"], typical_p: Number) -> Bool[Array, 
     log_probs = jax.nn.log_softmax(logits, axis=-1)
     probabilities = jnp.exp(log_probs)
     entropy = jax.scipy.special.entr(probabilities).sum(axis=-1, keepdims=True)
-    distance = jnp.abs(-log_probs - entropy)
-    ascending, masses = lax.sort((distance, probabilities))
-    needed = jnp.cumsum(masses, axis=-1) - masses < typical_p
-    return distance <= jnp.where(needed, ascending, -jnp.inf).max(axis=-1, keepdims=True)
+    return _smallest_set(jnp.abs(-log_probs - entropy), probabilities, typical_p)
 
 
 # Filters by the field that has their argument, in the order in which they apply, after ``top_k``: a
@@ -78,7 +75,7 @@ class Sampling(Algorithm):
       top_k: Samples only from this many most probable tokens (Fan et al. 2018); 0 for all. Of
         equally probable tokens, those with smaller ids come first.
       top_p: Samples only from the smallest set of most probable tokens with at least this total
-        probability, the nucleus (Holtzman et al. 2020); 1 for all.
+        probability, the nucleus (Holtzman et al. 2020), and their ties; 1 for all.
       min_p: Samples only from tokens with at least this fraction of the largest probability (Nguyen
         et al. 2024); 0 for all.
       typical_p: Samples only from the smallest set of most typical tokens with at least this total
@@ -154,23 +151,24 @@ class Sampling(Algorithm):
         logits, tokens = self.truncate(logits / self.temperature)
         samples = jnp.arange(logits.shape[1], dtype=jnp.int32)
 
-        def one(key: Array, number: Array, logits: Array) -> Array:
-            key = jax.random.fold_in(jax.random.fold_in(key, number), step)
-            return jax.random.categorical(key, logits)
+        def numbers(key: Array, sample: Array) -> Array:
+            key = jax.random.fold_in(jax.random.fold_in(key, sample), step)
+            return jax.random.uniform(key, (2,))
 
-        of_sentence = jax.vmap(one, in_axes=(None, 0, 0))
-        index = jax.vmap(of_sentence, in_axes=(0, None, 0))(keys, samples, logits)
-        index = index[:, :, None].astype(jnp.int32)
-        return (index if tokens is None else jnp.take_along_axis(tokens, index, axis=2))[:, :, 0]
+        of_sentence = jax.vmap(numbers, in_axes=(None, 0))
+        index = _draw(logits, jax.vmap(of_sentence, in_axes=(0, None))(keys, samples))
+        if tokens is None:
+            return index
+        return jnp.take_along_axis(tokens, index[:, :, None], axis=2)[:, :, 0]
 
     def truncate(
         self, logits: Float[Array, "B N V"]
     ) -> tuple[Float[Array, "B N K"], Int[Array, "B N K"] | None]:
         """Returns filtered logits, -inf for other tokens, and their token ids; None for all ids."""
         filters = [name for name in FILTERS if self._is_set(name)]
-        vocabulary, tokens = logits.shape[2], None
-        if self.top_k or "top_p" in filters:
-            logits, tokens = lax.top_k(logits, min(self.top_k or vocabulary, vocabulary))
+        tokens = None
+        if self.top_k:
+            logits, tokens = lax.top_k(logits, min(self.top_k, logits.shape[2]))
         for name in filters:
             logits = jnp.where(FILTERS[name](logits, getattr(self, name)), logits, -jnp.inf)
         return logits, tokens
@@ -181,6 +179,51 @@ class Sampling(Algorithm):
         scores = state.log_probs / penalties
         result = BeamResult(state.tokens, state.lengths, scores, state.log_probs)
         return best_first(result, self.pad_id)
+
+
+def _smallest_set(
+    distance: Float[Array, "B N V"], masses: Float[Array, "B N V"], needed: Float[Array, ""]
+) -> Bool[Array, "B N V"]:
+    """Returns the mask of the fewest values with the total mass needed, and their ties.
+
+    Values with the smallest distance come first. Bisects the bits of the largest distance kept,
+    since nonnegative floats have the order of their bits.
+
+    Args:
+      distance: Nonnegative, float32.
+      masses: Nonnegative, with a sum of about one.
+      needed: Least total mass; if the sum is less, all values are kept.
+    """
+    bits = lax.bitcast_convert_type(distance, jnp.int32)
+
+    def set_bit(number: Int[Array, ""], largest: Array) -> Array:
+        larger = largest | (1 << (30 - number))
+        below = jnp.where(bits < larger, masses, 0.0).sum(axis=-1, keepdims=True)
+        return jnp.where(below < needed, larger, largest)
+
+    largest = lax.fori_loop(0, 31, set_bit, jnp.zeros_like(bits[..., :1]))
+    return bits <= largest
+
+
+def _draw(logits: Float[Array, "B N V"], uniform: Float[Array, "B N 2"]) -> Int[Array, "B N"]:
+    """Draws an index from the softmax of each row, given two uniform numbers in [0, 1).
+
+    Draws a block, then one of its values; XLA's cumulative sum of a whole row takes longer. An
+    impossible index (-inf) is drawn only if all are.
+    """
+    weights = jnp.exp(logits - logits.max(axis=-1, keepdims=True))
+    padding = [(0, 0)] * (logits.ndim - 1) + [(0, -logits.shape[-1] % _BLOCK)]
+    table = jnp.pad(weights, padding).reshape(*logits.shape[:-1], -1, _BLOCK)
+    block = _draw_weighted(table.sum(axis=-1), uniform[..., 0])
+    own = jnp.take_along_axis(table, block[..., None, None], axis=-2)[..., 0, :]
+    return block * _BLOCK + _draw_weighted(own, uniform[..., 1])
+
+
+def _draw_weighted(
+    weights: Float[Array, "B N K"], uniform: Float[Array, "B N"]
+) -> Int[Array, "B N"]:
+    ends = jnp.cumsum(weights, axis=-1)
+    return (ends <= uniform[..., None] * ends[..., -1:]).sum(axis=-1, dtype=jnp.int32)
 
 
 def sentence_keys(

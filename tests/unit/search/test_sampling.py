@@ -85,8 +85,7 @@ def test_truncation_keeps_the_right_tokens():
 
     found, equal, impossible = jax.device_get(truncated(log(shuffled)))
     assert equal[0][1].tolist() == [[[0, 1]]]  # Ties are broken by id.
-    assert equal[1][1][equal[1][0] > -INFINITY].tolist() == [0, 1]
-    assert all((kept == 0).all() for kept, _ in equal[2:])  # Or they are kept together.
+    assert all((kept == 0).all() for kept, _ in equal[1:])  # Or they are kept together.
     assert all((kept == -INFINITY).all() for kept in impossible)
     for cut, (kept, tokens) in zip(FILTERS, found, strict=True):
         probabilities = np.zeros(shuffled.shape)
@@ -98,7 +97,9 @@ def test_truncation_keeps_the_right_tokens():
 
 def test_draws_have_the_exact_distribution_and_are_independent():
     draws, cuts = 20_000, [FILTERS[0], FILTERS[4]]
-    logits = np.broadcast_to(log(PROBABILITIES) + 3.0, (draws // 10, 10, 8))
+    sparse = np.zeros(8 * 20)
+    sparse[::20] = PROBABILITIES
+    logits = np.broadcast_to(log(sparse) + 3.0, (draws // 10, 10, 160))
 
     @jax.jit
     def drawn(logits, keys):
@@ -107,6 +108,8 @@ def test_draws_have_the_exact_distribution_and_are_independent():
     # The seeds are fixed, so the test is deterministic.
     for cut, tokens in zip(cuts, jax.device_get(drawn(logits, keys(draws // 10))), strict=True):
         p = expected_distribution(PROBABILITIES, **cut)
+        assert (tokens % 20 == 0).all()
+        tokens = tokens // 20
         counts, possible = np.bincount(tokens.ravel(), minlength=8), p > 0
         assert counts[~possible].sum() == 0
         assert scipy.stats.chisquare(counts[possible], draws * p[possible]).pvalue > 0.01

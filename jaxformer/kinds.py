@@ -142,4 +142,4 @@ def make_init(model: Architecture, kind: Kind = TRANSLATION) -> Callable[[Array]
 @functools.lru_cache
 def describe_model(model: Architecture, kind: Kind = TRANSLATION) -> PyTree:
     """Returns a :class:`~jaxformer.nn.ParameterInfo` for each parameter."""
-    return describe(make_init(model, kind), jax.random.key(0))
+    return describe(make_init(model, kind), jax.eval_shape(lambda: jax.random.key(0)))

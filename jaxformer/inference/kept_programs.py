@@ -1,22 +1,26 @@
-"""Traced programs of searches, kept on disk: a new process need not trace and lower them again.
+"""Compiled programs of searches, kept on disk: a new process need not trace them again.
 
-XLA's cache of compiled programs is looked up after tracing and lowering, which take most of the
-time of a first translation. Programs are kept in the folder of that cache as StableHLO, written and
-read by ``jax.export``. Reading one runs no code.
+JAX's cache of compiled programs is looked up after tracing and lowering, which take most of the
+time of a first translation. These programs are in the folder of that cache, too, and are only as
+trustworthy: reading one runs its code.
 """
 
 import contextlib
 import functools
 import hashlib
+import os
 import pathlib
+import platform
 import threading
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Any
 
 import flax
 import jax
+import jaxlib.version
 import numpy as np
-from jax import export
+from jax.experimental import serialize_executable
+from jax.experimental.compilation_cache import compilation_cache
 from jaxtyping import Array
 
 from jaxformer.errors import UserError
@@ -40,7 +44,7 @@ class KeptProgram:
     """A compiled function that returns the leaves of its result, and keeps its programs on disk.
 
     Programs on CPUs are kept, unless a static argument holds a function, such as a constraint, or
-    arrays are distributed over devices. All others are traced as ``jax.jit`` does.
+    the arrays of JAX are not all on one device. Others are traced as ``jax.jit`` does.
     """
 
     def __init__(self, function: Callable[..., Any], static_argnums: tuple[int, ...] = ()) -> None:
@@ -54,10 +58,15 @@ class KeptProgram:
     def __call__(self, *args: Any) -> list[Array]:
         """Returns the leaves of the function's result."""
         function, leaves, key = self._describe(args)
-        key = key, is_distributed(leaves)
+        devices = _devices(leaves)
+        key = key, devices
         with self._lock:  # so that one of several threads traces and compiles it
             if key not in self._programs:
-                path = None if key[1] else self._path(key[0])
+                path = (
+                    kept_file((self.function.__module__, self.function.__name__, key))
+                    if len(devices) == 1
+                    else None
+                )
                 self._programs[key] = _open(function, leaves, path)
                 return self._programs[key](*leaves)
         return self._programs[key](*leaves)
@@ -86,39 +95,48 @@ class KeptProgram:
 
         return call, leaves, key
 
-    def _path(self, key: Hashable) -> pathlib.Path | None:
-        """Returns the file of a program, or None if it is not to be kept."""
-        folder, text = kept_folder(), repr((self.function.__module__, self.function.__name__, key))
-        # The representation of a function has its address, which another process does not share.
-        if folder is None or " at 0x" in text:
-            return None
-        return folder / hashlib.sha256(text.encode()).hexdigest()
-
 
 def is_distributed(leaves: Iterable[Any]) -> bool:
-    """Returns whether one of the arrays is on several devices."""
+    """Returns whether arrays of JAX are on several devices."""
+    return len(_devices(leaves)) > 1
+
+
+def _devices(leaves: Iterable[Any]) -> frozenset[Any]:
     arrays = (leaf for leaf in leaves if isinstance(leaf, jax.Array))
-    return any(len(array.sharding.device_set) > 1 for array in arrays)
+    return frozenset().union(*(array.sharding.device_set for array in arrays))
 
 
 def _open(
     function: Callable[..., list[Array]], leaves: list[Any], path: pathlib.Path | None
 ) -> Callable[..., list[Array]]:
-    """Returns the jitted function; with a path, by the program there, which is added if needed."""
+    """Returns the compiled function; with a path, the program there, which is added if needed."""
     traced = jax.jit(function)
     if path is None:
         return traced
-    program = _read(path)
-    if program is None:
-        try:
-            program = export.export(traced)(*leaves)
-            content = bytes(program.serialize())
-        except (NotImplementedError, ValueError):  # such as a custom call without guarantees
-            return traced
-        # A folder that cannot be written costs time, and nothing else.
-        with contextlib.suppress(OSError, UserError):
-            write_file(path, _digest(content) + content)
-    return jax.jit(program.call)
+    if (program := _read(path, leaves)) is not None:
+        return program
+    lowered = traced.lower(*leaves)
+    with _without_jax_cache():
+        program = lowered.compile()
+    if "callback" in lowered.as_text():  # a pointer into this process
+        return program
+    content, _, results = serialize_executable.serialize(program)
+    content = results.num_leaves.to_bytes(4, "little") + content
+    write_kept(path, content)
+    return program
+
+
+@contextlib.contextmanager
+def _without_jax_cache() -> Iterator[None]:
+    """Makes JAX compile, since it cannot write a program again that its cache has read."""
+    enabled = jax.config.values["jax_enable_compilation_cache"]
+    try:
+        jax.config.update("jax_enable_compilation_cache", False)
+        compilation_cache.reset_cache()
+        yield
+    finally:
+        jax.config.update("jax_enable_compilation_cache", enabled)
+        compilation_cache.reset_cache()
 
 
 def kept_folder() -> pathlib.Path | None:
@@ -129,17 +147,55 @@ def kept_folder() -> pathlib.Path | None:
     return pathlib.Path(folder, "traced")
 
 
-def _read(path: pathlib.Path) -> export.Exported | None:
-    """Reads a program; None if there is none, of this version and undamaged."""
+def _read(path: pathlib.Path, leaves: list[Any]) -> Callable[..., list[Array]] | None:
+    """Returns the program in a file, or None if there is none."""
+    content = read_kept(path)
+    if content is None:
+        return None
+    arguments = jax.tree.structure((tuple(leaves), {}))
+    results = jax.tree.structure([0] * int.from_bytes(content[:4], "little"))
+    return serialize_executable.deserialize_and_load(
+        content[4:], arguments, results, execution_devices=[*_devices(leaves)]
+    )
+
+
+def kept_file(key: Hashable) -> pathlib.Path | None:
+    """Returns the file of a key, such as a config, or None if there is nothing to keep."""
+    folder, text = kept_folder(), repr(key)
+    # The representation of a function has its address, which another process does not share.
+    if folder is None or " at 0x" in text:
+        return None
+    return folder / hashlib.sha256(text.encode()).hexdigest()
+
+
+def read_kept(path: pathlib.Path) -> bytes | None:
+    """Returns what a file keeps, or None if there is none, of these versions and undamaged."""
     try:
         content = path.read_bytes()
     except OSError:
         return None
     digest, content = content[:_DIGEST_SIZE], content[_DIGEST_SIZE:]
-    return export.deserialize(bytearray(content)) if digest == _digest(content) else None
+    return content if digest == _digest(content) else None
+
+
+def write_kept(path: pathlib.Path, content: bytes) -> None:
+    """Writes what :func:`read_kept` reads, if the folder can be written."""
+    with contextlib.suppress(OSError, UserError):
+        write_file(path, _digest(content) + content)
 
 
 def _digest(content: bytes) -> bytes:
-    """Returns the SHA-256 of a program and of all code that it was traced with."""
-    versions = (jax.__version__, flax.__version__, code_digest())
-    return hashlib.sha256(repr(versions).encode() + content).digest()
+    """Returns the SHA-256 of content and of all that it was made with."""
+    versions = jax.__version__, jaxlib.version.__version__, flax.__version__, code_digest()
+    made_with = versions, os.environ.get("XLA_FLAGS"), _processor()
+    return hashlib.sha256(repr(made_with).encode() + content).digest()
+
+
+@functools.cache
+def _processor() -> str:
+    """Returns the features of this processor, since other machines may share the folder."""
+    try:
+        lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line for line in lines if line.startswith(("flags", "Features")))
+    except (OSError, StopIteration):
+        return repr(platform.uname())

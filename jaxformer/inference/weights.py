@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import hashlib
+import json
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
@@ -18,11 +19,12 @@ from jaxformer.config import Config, check_config, check_kind, read_config, save
 from jaxformer.data.tokenizer import Vocabulary
 from jaxformer.errors import UserError, typed_command
 from jaxformer.files import local_path, model_path, read_whole, run_path, write_file
+from jaxformer.inference import kept_programs
 from jaxformer.kinds import KINDS, TRANSLATION, Kind, describe_model
 from jaxformer.layout import global_mesh
 from jaxformer.models.architecture import Architecture
 from jaxformer.nn.parameters import ParameterInfo
-from jaxformer.nn.precision import cast_params, dequantize
+from jaxformer.nn.precision import Int8Matrix, cast_params, dequantize
 from jaxformer.runs.checkpoints import Checkpoints, RestoredParams, write_single
 from jaxformer.runs.manifest import saved_steps
 from jaxformer.runs.run_directory import check_metadata
@@ -35,21 +37,49 @@ _QUANTIZE = "jaxformer quantize"  # the command, in messages and workdirs
 
 def abstract_params(config: Architecture, kind: Kind = TRANSLATION) -> PyTree:
     """Returns shapes and dtypes of the parameters in a workdir, without computing them."""
-    params = jax.tree.map(
-        lambda info: jax.ShapeDtypeStruct(info.shape, jnp.float32),
-        describe_model(config, kind),
-        is_leaf=lambda info: isinstance(info, ParameterInfo),
-    )
-    if config.compute_dtype != "int8":
-        return params
-    return jax.eval_shape(lambda params: prepare_params(config, params, kind), params)
+    shape: Any = jax.ShapeDtypeStruct
+
+    def abstract(info: ParameterInfo) -> Any:
+        if config.compute_dtype != "int8" or info.summed_axis is None:
+            return shape(info.shape, jnp.float32)
+        scale = list(info.shape)
+        scale[info.summed_axis] = 1
+        return Int8Matrix(shape(info.shape, jnp.int8), shape(tuple(scale), jnp.float32))
+
+    infos = _describe(config, kind)
+    return jax.tree.map(abstract, infos, is_leaf=lambda leaf: isinstance(leaf, ParameterInfo))
+
+
+@functools.lru_cache
+def _describe(config: Architecture, kind: Kind) -> PyTree:
+    """Returns what :func:`~jaxformer.kinds.describe_model` does, kept on disk."""
+    path = kept_programs.kept_file((config, kind.task))
+    if path is not None and (content := kept_programs.read_kept(path)) is not None:
+        rows = json.loads(content)
+        infos = {
+            name: ParameterInfo(tuple(axes), role, tuple(shape)) for name, axes, role, shape in rows
+        }
+        return flax.traverse_util.unflatten_dict(infos, sep=".")
+    info = describe_model(config, kind)
+    if path is not None:
+        flat: Any = flax.traverse_util.flatten_dict(info, sep=".")
+        rows = [(name, *each) for name, each in flat.items()]
+        kept_programs.write_kept(path, json.dumps(rows).encode())
+    return info
+
+
+def prepare_params(config: Architecture, params: PyTree, kind: Kind = TRANSLATION) -> PyTree:
+    """Casts or quantizes parameters; see :func:`~jaxformer.nn.precision.cast_params`."""
+    leaves = jax.tree.leaves(params, is_leaf=lambda leaf: isinstance(leaf, Int8Matrix))
+    if any(isinstance(leaf, Int8Matrix) for leaf in leaves):  # which saves a program at start
+        return jax.tree.map(jnp.asarray, params)
+    return _cast(config, params, kind)
 
 
 @global_mesh(None)
 @functools.partial(jax.jit, static_argnums=(0, 2))
-def prepare_params(config: Architecture, params: PyTree, kind: Kind = TRANSLATION) -> PyTree:
-    """Casts or quantizes parameters; see :func:`~jaxformer.nn.precision.cast_params`."""
-    return cast_params(params, describe_model(config, kind), config.compute_dtype)
+def _cast(config: Architecture, params: PyTree, kind: Kind) -> PyTree:
+    return cast_params(params, _describe(config, kind), config.compute_dtype)
 
 
 def params_sha256(params: PyTree) -> str:
@@ -87,6 +117,7 @@ class TrainedModel:
         kinds: Sequence[Kind] = KINDS,
     ) -> "TrainedModel":
         """Reads a model of ``kinds`` as ``Translator.load`` does; ``dequantized`` undoes int8."""
+        use_compilation_cache()
         folder = Workdir(model_path(workdir))
         config = read_config(folder)
         check_kind(config, *kinds)

@@ -182,7 +182,7 @@ class Sampling(Algorithm):
 
 
 def _smallest_set(
-    distance: Float[Array, "B N V"], masses: Float[Array, "B N V"], needed: Float[Array, ""]
+    distance: Float[Array, "B N V"], masses: Float[Array, "B N V"], needed: Number
 ) -> Bool[Array, "B N V"]:
     """Returns the mask of the fewest values with the total mass needed, and their ties.
 

@@ -67,7 +67,7 @@ def biased_model(longest: int, ending: float):
     params = random_params(Transformer(config), tokens, tokens)
     # Padding is never generated, since force-decoding would mask it.
     params["logits_bias"][:2] = -1e9, ending
-    return (Member(config, params),)
+    return (Member(config, jax.device_put(params)),)
 
 
 @pytest.fixture

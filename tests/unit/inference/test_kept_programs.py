@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxformer.inference import kept_programs
+from jaxformer import ModelConfig
+from jaxformer.inference import kept_programs, weights
 from jaxformer.inference.kept_programs import KeptProgram
+from jaxformer.models import Transformer
 
 X = jnp.arange(8, dtype=np.float32)
 
@@ -127,3 +129,16 @@ def test_the_structure_is_known_without_the_result(make, traces):
     assert traces == [2.0]
     assert second.structure(2.0, X, EXTRA) == expected
     assert traces == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_shapes_of_parameters_are_read_instead_of_traced(monkeypatch, folder, dtype):
+    config = ModelConfig(vocab_size=40, d_model=8, d_ff=16, num_heads=2, compute_dtype=dtype)
+    tokens, key = jnp.ones((1, 1), jnp.int32), jax.eval_shape(lambda: jax.random.key(0))
+    params = jax.eval_shape(Transformer(config).init, key, tokens, tokens)["params"]
+    expected = jax.eval_shape(lambda params: weights.prepare_params(config, params), params)
+    for _ in range(2):  # the second time as in a new process
+        weights._describe.cache_clear()
+        assert weights.abstract_params(config) == expected
+        monkeypatch.setattr(weights, "describe_model", None)
+    assert len(list(folder.iterdir())) == 1

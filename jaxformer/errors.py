@@ -30,12 +30,20 @@ class UserError(ValueError):
         super().__init__(_CONTROL.sub(lambda found: repr(found[0])[1:-1], str(message)))
 
 
+# Errors from the use of a JSON file that holds other values than expected.
+MALFORMED = (LookupError, TypeError, ValueError, RecursionError)
+
+
 @contextlib.contextmanager
-def prefix_errors(place: str) -> Iterator[None]:
-    """Begins the messages of UserErrors with a place, such as a file or a field."""
+def prefix_errors(place: str, *kinds: type[Exception]) -> Iterator[None]:
+    """Raises errors of these kinds, UserErrors by default, as UserErrors that begin with a place.
+
+    A place is a file or a field, or more of the message, such as what was expected there.
+    """
+    kinds = kinds or (UserError,)
     try:
         yield
-    except UserError as error:
+    except kinds as error:
         raise UserError(f"{place}: {error}") from None
 
 

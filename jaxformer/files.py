@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from jaxformer import pretrained
-from jaxformer.errors import UserError
+from jaxformer.errors import UserError, prefix_errors
 
 # Largest size of a file that is read whole, such as a tokenizer. Ours are below 10 MiB.
 MAX_BYTES = 32 << 20
@@ -143,10 +143,9 @@ def _read_limited(path: pathlib.Path, inside: pathlib.Path | None, limit: int) -
 def read_json(path: pathlib.Path, inside: pathlib.Path | None = None) -> Any:
     """Reads a JSON file; see :func:`open_file`."""
     content = _read_limited(path, inside, MAX_JSON_BYTES)
-    try:
+    # Not UTF-8, not JSON, or nested too deeply.
+    with prefix_errors(f"{path}: expected JSON", ValueError, RecursionError):
         return json.loads(content.decode())
-    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or nested too deeply
-        raise UserError(f"{path}: expected JSON: {error}") from None
 
 
 def read_object(

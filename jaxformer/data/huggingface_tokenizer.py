@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxformer.checks import check_text, check_tokens, check_unicode
 from jaxformer.data.tokenizer import BOS, EOS, SPECIAL_PIECES, UNK, Vocabulary, find_language
-from jaxformer.errors import UserError, needs_package
+from jaxformer.errors import MALFORMED, UserError, needs_package, prefix_errors
 
 # In the order of our ids. The end, and then an unknown token, keep an id that several share.
 _NAMES = ("pad", "eos", "bos", "unk")
@@ -36,7 +36,7 @@ class HuggingFaceTokenizer(Vocabulary):
     keeps_lines = False
 
     def __init__(self, serialized: bytes) -> None:
-        try:
+        with prefix_errors("expected a tokenizer of Hugging Face", *MALFORMED):
             values = json.loads(serialized)
             self.json, size = str(values["huggingface"]), operator.index(values["vocab_size"])
             special = {name: values["special"][name] for name in _NAMES}
@@ -45,8 +45,6 @@ class HuggingFaceTokenizer(Vocabulary):
             self.special = {n: i if i is None else operator.index(i) for n, i in special.items()}
             labels = values.get("labels")
             self._symbols = {str(label): UNK + 1 + i for i, label in enumerate(labels or ())}
-        except (LookupError, TypeError, ValueError, RecursionError) as error:
-            raise UserError(f"expected a tokenizer of Hugging Face: {error}") from None
         super().__init__(serialized)
         with needs_package("tokenizers", "which reads tokenizer.json", extra="interop"):
             import tokenizers

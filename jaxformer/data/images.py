@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Int, UInt8
 
 from jaxformer.data.corpus import DataSection
-from jaxformer.errors import UserError, needs_package
+from jaxformer.errors import UserError, needs_package, prefix_errors
 from jaxformer.fields import check_fraction, check_positive, check_types
 from jaxformer.files import explain_read_errors, local_path, open_file
 
@@ -103,17 +103,16 @@ def read_images(data: ImagesConfig, split: str) -> Images:
 def read_npz(name: str, needs_labels: bool = True) -> Images:
     """Reads the arrays ``images`` and ``labels`` of a file; without labels, they are -1."""
     path = local_path(name)
-    with explain_read_errors(path), open_file(path) as stream:
-        try:
-            if not zipfile.is_zipfile(stream):
-                raise ValueError("it is not a zip archive")
-            stream.seek(0)
-            # numpy reads pickles only on request.
-            with np.load(stream) as arrays:
-                names = arrays.files
-                found = {n: arrays[n] for n in ("images", "labels") if n in names}
-        except Exception as error:  # of any type, from zipfile, zlib or numpy
-            raise UserError(f"{path}: expected an .npz file of arrays: {error}") from None
+    place = f"{path}: expected an .npz file of arrays"
+    # Of any exception, from zipfile, zlib or numpy.
+    with explain_read_errors(path), open_file(path) as stream, prefix_errors(place, Exception):
+        if not zipfile.is_zipfile(stream):
+            raise ValueError("it is not a zip archive")
+        stream.seek(0)
+        # numpy reads pickles only on request.
+        with np.load(stream) as arrays:
+            names = arrays.files
+            found = {n: arrays[n] for n in ("images", "labels") if n in names}
     needed = {"images": "uint8 [N, height, width, channels]", "labels": "integers [N]"}
     needed = needed if needs_labels else {"images": needed["images"]}
     if not needed.keys() <= found.keys():

@@ -21,7 +21,7 @@ from jaxformer.data.tokenizer import (
     find_language,
     open_processor,
 )
-from jaxformer.errors import UserError
+from jaxformer.errors import MALFORMED, UserError, prefix_errors
 
 _SIDES = ("source", "target")
 
@@ -38,17 +38,13 @@ class MarianTokenizer(Tokenizer):
     _code = re.compile(r"\s*(>>.*?<<)", re.DOTALL)
 
     def __init__(self, serialized: bytes) -> None:
-        try:
+        expected = "a JSON object with pieces and two SentencePiece models"
+        with prefix_errors(f"expected a Marian tokenizer, {expected}", *MALFORMED):
             values = json.loads(serialized)
             pieces = values["pieces"]
             if not isinstance(pieces, list) or not all(isinstance(piece, str) for piece in pieces):
                 raise ValueError("its pieces are not a list of strings")
             models = [base64.b64decode(values[side], validate=True) for side in _SIDES]
-        except (LookupError, TypeError, ValueError, RecursionError) as error:
-            raise UserError(
-                "expected a Marian tokenizer, a JSON object with pieces and two SentencePiece "
-                f"models: {error}"
-            ) from None
         self._source, self._target = map(_open, _SIDES, models)
         self._pieces = [*SPECIAL_PIECES, *pieces]
         self._ids = {piece: i for i, piece in enumerate(self._pieces) if i > UNK}

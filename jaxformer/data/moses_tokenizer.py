@@ -19,7 +19,7 @@ from sacremoses import MosesTokenizer as Scripts
 
 from jaxformer.data.corpus import Corpus
 from jaxformer.data.tokenizer import Tokenizer, Vocabulary
-from jaxformer.errors import UserError
+from jaxformer.errors import MALFORMED, UserError, prefix_errors
 from jaxformer.fields import check_types
 
 
@@ -72,12 +72,10 @@ class MosesTokenizer(Tokenizer):
     """
 
     def __init__(self, serialized: bytes) -> None:
-        try:
+        with prefix_errors("expected a Moses tokenizer, a JSON object", *MALFORMED):
             values = json.loads(serialized)
             self.preprocessing = Preprocessing(**values["moses"])
             super().__init__(base64.b64decode(values["sentencepiece"], validate=True))
-        except (LookupError, TypeError, ValueError, RecursionError) as error:
-            raise UserError(f"expected a Moses tokenizer, a JSON object: {error}") from None
         Vocabulary.__init__(self, serialized)
 
     @classmethod

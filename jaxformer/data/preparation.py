@@ -13,7 +13,7 @@ import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 
-from jaxformer.errors import UserError
+from jaxformer.errors import UserError, prefix_errors
 
 Prepared = dict[str, bytes]
 Pairs = list[tuple[str, str]]
@@ -33,10 +33,9 @@ def unpack(downloads: pathlib.Path, digests: Mapping[str, str]) -> Prepared:
     prepared = {}
     for name, digest in digests.items():
         path = downloads / f"{name}.gz"
-        try:
+        damage = (EOFError, gzip.BadGzipFile, zlib.error)
+        with prefix_errors(f"{path}: expected a whole gzip file", *damage):
             prepared[name] = gzip.decompress(path.read_bytes())
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise UserError(f"{path}: expected a whole gzip file: {error}") from None
         if (found := hashlib.sha256(prepared[name]).hexdigest()) != digest:
             raise UserError(f"{path}: expected SHA-256 of the content {digest}, got {found}")
     return prepared
@@ -138,7 +137,8 @@ class _Archive:
         """Reads the files; their names here are without the ``folder``, another pattern."""
         self.path = path
         wanted = re.compile(f"{folder}({pattern})").fullmatch
-        try:
+        # What a damaged archive raises is not documented.
+        with prefix_errors(f"{path}: expected a whole archive", Exception):
             if path.suffix == ".zip":
                 with zipfile.ZipFile(path) as archive:
                     self.files = {
@@ -155,8 +155,6 @@ class _Archive:
                     and member.isreg()
                     and member.size <= _MAX_BYTES
                 }
-        except Exception as error:  # What a damaged archive raises is not documented.
-            raise UserError(f"{path}: expected a whole archive: {error}") from None
 
     def content(self, name: str) -> bytes:
         if name not in self.files:
@@ -167,10 +165,9 @@ class _Archive:
         return self.files[name]
 
     def text(self, name: str) -> str:
-        try:
+        place = f"{self.path}: expected UTF-8 text in the archive"
+        with prefix_errors(place, UnicodeDecodeError):
             return self.content(name).decode("utf-8-sig")
-        except UnicodeDecodeError as error:
-            raise UserError(f"{self.path}: expected UTF-8 text in the archive: {error}") from None
 
     def read_aligned(self, source: list[str], target: list[str]) -> Pairs:
         """Returns the pairs of a test set, whose sides must have equally many lines."""

@@ -23,7 +23,7 @@ from jaxformer.data.documents import encode_documents, lines_of, map_token_ids, 
 from jaxformer.data.findings import Findings
 from jaxformer.data.text_files import find_file, open_bytes
 from jaxformer.data.tokenizer import PAD, SPACE_SYMBOL, SPECIAL_PIECES, UNK, Tokenizer, Vocabulary
-from jaxformer.errors import UserError
+from jaxformer.errors import MALFORMED, UserError, prefix_errors
 from jaxformer.fields import check_positive, check_types
 from jaxformer.files import file_sha256, read_whole
 
@@ -156,12 +156,11 @@ def load_stream_tokenizer(path: pathlib.Path) -> Vocabulary:
     content = read_whole(path)
     if content.startswith(b'{"huggingface"'):
         return Tokenizer.load(path)
-    try:
+    kinds = (*MALFORMED, RuntimeError)
+    with prefix_errors(f"{path}: expected the tokenizer of a language model", *kinds):
         if content[:1] == b"{":
             return CharacterTokenizer(json.loads(content)["characters"])
         return ByteFallbackTokenizer(content)
-    except (ValueError, KeyError, TypeError, RuntimeError) as error:  # RecursionError, too
-        raise UserError(f"{path}: expected the tokenizer of a language model: {error}") from None
 
 
 def read_text(path: pathlib.Path) -> str:

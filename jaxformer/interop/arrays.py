@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jaxtyping import Float, Int
 
-from jaxformer.errors import UserError, needs_package
+from jaxformer.errors import UserError, needs_package, prefix_errors
 from jaxformer.files import explain_read_errors, open_file, read_object
 
 NOTHING = re.compile("(?!)")  # matches no name
@@ -128,15 +128,16 @@ def read_safetensors(path: pathlib.Path, skip: re.Pattern[str] = NOTHING) -> dic
     """Reads the arrays of a safetensors file, which must be floats; ``skip`` matches others."""
     with needs_package("safetensors", "which reads the weights of other systems"):
         import safetensors
-    try:
-        with explain_read_errors(path), safetensors.safe_open(path, framework="numpy") as file:
-            names = [n for n in list(file.keys()) if not skip.fullmatch(n)]
-            for name in names:
-                if (dtype := file.get_slice(name).get_dtype()) not in _FLOATS:
-                    raise UserError(f"{path}: expected {name} to be of floats: got {dtype}")
-            return {name: file.get_tensor(name) for name in names}
-    except safetensors.SafetensorError as error:
-        raise UserError(f"{path}: expected a safetensors file: {error}") from None
+    with (
+        prefix_errors(f"{path}: expected a safetensors file", safetensors.SafetensorError),
+        explain_read_errors(path),
+        safetensors.safe_open(path, framework="numpy") as file,
+    ):
+        names = [n for n in list(file.keys()) if not skip.fullmatch(n)]
+        for name in names:
+            if (dtype := file.get_slice(name).get_dtype()) not in _FLOATS:
+                raise UserError(f"{path}: expected {name} to be of floats: got {dtype}")
+        return {name: file.get_tensor(name) for name in names}
 
 
 def read_torch(path: pathlib.Path) -> dict[str, Float[np.ndarray, "..."]]:

@@ -13,8 +13,8 @@ import numpy as np
 from jaxformer.config import Config
 from jaxformer.data.huggingface_tokenizer import HuggingFaceTokenizer
 from jaxformer.data.tokenizer import BOS, EOS
-from jaxformer.errors import UserError
-from jaxformer.files import explain_read_errors, local_path, read_whole, run_path
+from jaxformer.errors import MALFORMED, UserError, prefix_errors
+from jaxformer.files import local_path, read_whole, run_path
 from jaxformer.inference.weights import abstract_params, write_model
 from jaxformer.interop.arrays import NamedArrays, read_weights
 from jaxformer.interop.hub import ModelFiles
@@ -122,27 +122,24 @@ def _tokenizer(
             return m2m100.read_tokenizer(model, languages, size)
     if not path.exists():
         raise UserError(f"{path}: no such file; {_FILES}")
-    try:
-        with explain_read_errors(path):
-            text = read_whole(path).decode()
+    with prefix_errors(str(path), *MALFORMED):
+        text = read_whole(path).decode()
         special["unk"] = _unknown(json.loads(text))
         special |= {n: _id_of(json.loads(text), t) for n, t in layout.special_tokens.items()}
         tokenizer = HuggingFaceTokenizer.assemble(text, special, size, labels, languages)
         if labels is not None and tokenizer.encode_prompt("") != [BOS, EOS]:
             raise UserError("expected a post_processor that adds the first and the last token")
         return tokenizer
-    except (UserError, LookupError, TypeError, ValueError, RecursionError) as error:
-        raise UserError(f"{path}: {error}") from None
 
 
 def _unknown(tokenizer: Any) -> int | None:
     """Returns the id of the unknown token, if tokenizer.json names one."""
-    model = tokenizer.get("model") if isinstance(tokenizer, dict) else None
-    vocabulary = model.get("vocab") if isinstance(model, dict) else None
-    name = model.get("unk_token") if isinstance(model, dict) else None
-    if isinstance(model, dict) and isinstance(model.get("unk_id"), int):
-        return model["unk_id"]  # of a unigram model
-    return vocabulary.get(name) if isinstance(vocabulary, dict) and isinstance(name, str) else None
+    match tokenizer:
+        case {"model": {"unk_id": int(number)}}:  # of a unigram model
+            return number
+        case {"model": {"unk_token": str(name), "vocab": dict(vocabulary)}}:
+            return vocabulary.get(name)
+    return None
 
 
 def _id_of(tokenizer: dict[str, Any], token: str) -> int:

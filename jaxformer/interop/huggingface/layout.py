@@ -16,7 +16,7 @@ from jaxtyping import Float, PyTree
 from jaxformer.data.corpus import DataSection
 from jaxformer.data.huggingface_tokenizer import HuggingFaceTokenizer
 from jaxformer.data.marian_tokenizer import M2M100Tokenizer
-from jaxformer.errors import UserError
+from jaxformer.errors import UserError, prefix_errors
 from jaxformer.interop.arrays import NamedArrays
 from jaxformer.interop.json_fields import JsonFields
 from jaxformer.models.architecture import Architecture
@@ -167,10 +167,8 @@ class Layout:
             values["vocab_size"] = tokenizer.vocab_size
             if tokenizer.absent and hasattr(self.section, "absent_tokens"):
                 values["absent_tokens"] = tokenizer.absent
-        try:
+        with prefix_errors(str(fields.place)):
             return self.section(**values)
-        except UserError as error:
-            raise UserError(f"{fields.place}: {error}") from None
 
     def dropout(self, fields: JsonFields, model: Any) -> str:
         """Describes the dropout of a run that begins with the model."""

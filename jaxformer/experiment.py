@@ -187,8 +187,7 @@ def _make_optimizer(
     training: TrainingConfig, model: Architecture, kind: Kind
 ) -> optax.GradientTransformation:
     describe = functools.partial(describe_model, model, kind)
-    optimizer = configured_optimizer(training, model.d_model, describe)
-    return _complete(optimizer, training, describe)
+    return _complete(configured_optimizer(training, model.d_model, describe), training, describe)
 
 
 def _complete(

@@ -89,8 +89,7 @@ def open_file(path: pathlib.Path, inside: pathlib.Path | None = None) -> io.Buff
         status = os.fstat(descriptor)
         mode, size = stat.S_IFMT(status.st_mode), status.st_size
         if mode != stat.S_IFREG:
-            kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO"}
-            found = kinds.get(mode, "a device")
+            found = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO"}.get(mode, "a device")
             raise UserError(f"{path}: expected a regular file, found {found}")
         allocated = 512 * getattr(status, "st_blocks", size)  # Windows has no blocks.
         if size > MAX_BYTES and allocated < size // 4:

@@ -142,8 +142,7 @@ def _draw(shown: AttentionOptions, view: "AttentionView", output: pathlib.Path) 
         return
     title = f"{kind} attention, layer {layer + 1} of {len(weights)}"
     title = f"{view.translation or view.sentence}\n{title}"
-    names = [head + 1 for head in heads]
-    attention_map(weights[layer, heads], queries, keys, output, title, names)
+    attention_map(weights[layer, heads], queries, keys, output, title, [head + 1 for head in heads])
 
 
 def plot(*, workdir: ModelDir, output: File | None = None) -> None:

@@ -63,8 +63,7 @@ class Text(NamedTuple):
 
         def lines() -> Iterator[Line]:
             for line, second in zip_lines(self.lines(), other.lines(), self.name, other.name):
-                error = line.error or second.error
-                yield line._replace(**{field: second.text}, error=error)
+                yield line._replace(**{field: second.text}, error=line.error or second.error)
 
         return self._replace(lines=lines, stream=self.stream or other.stream)
 

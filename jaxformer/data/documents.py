@@ -49,8 +49,7 @@ def encode_documents(
     dtype, ids = np.min_scalar_type(tokenizer.vocab_size - 1), bytearray()
     size = _PIECE if tokenizer.keeps_lines else len(text)
     for piece in split_documents(text, separator, span, size):
-        new = [EOS] if piece is None else tokenizer.encode(piece)
-        ids += np.asarray(new, dtype).tobytes()
+        ids += np.asarray([EOS] if piece is None else tokenizer.encode(piece), dtype).tobytes()
     end = np.asarray(EOS, dtype).tobytes()
     if separator and span.stop == len(text) and not ids.endswith(end):
         ids += end

@@ -112,8 +112,7 @@ class HuggingFaceTokenizer(Vocabulary):
         labels = sorted(set(targets))
         if self._symbols.keys() >= set(labels):
             return self
-        size = len(self.our_ids)
-        return HuggingFaceTokenizer.assemble(self.json, self.special, size, labels)
+        return HuggingFaceTokenizer.assemble(self.json, self.special, len(self.our_ids), labels)
 
     def encode(self, text: str) -> list[int]:
         return self._add_language(self._ids(text, add_special_tokens=False))

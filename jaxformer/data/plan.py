@@ -123,8 +123,7 @@ def bucket_plan(
     lengths = np.maximum(src_lengths, tgt_lengths)
     edges = bucket_edges(lengths, tokens_per_batch)
     buckets = np.searchsorted(edges, lengths)
-    counts = np.bincount(buckets).tolist()
-    pairs = zip(counts, edges, strict=True)
+    pairs = zip(np.bincount(buckets).tolist(), edges, strict=True)
     sizes = [_even_sizes(count, tokens_per_batch // edge) for count, edge in pairs]
     return BatchPlan(
         shapes=tuple((int(s.max()), edge, edge) for s, edge in zip(sizes, edges, strict=True)),

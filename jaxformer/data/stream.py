@@ -237,8 +237,7 @@ class TokenStream:
 
     def row_starts(self, step: int, rows: int, length: int, seed: int) -> Int[np.ndarray, " B"]:
         """Returns the random positions in ``train`` where the rows of a training batch begin."""
-        generator = np.random.default_rng((seed, step))
-        return generator.integers(0, len(self.train) - length, rows)
+        return np.random.default_rng((seed, step)).integers(0, len(self.train) - length, rows)
 
     def training_batch(
         self, step: int, rows: int, length: int, seed: int
@@ -261,5 +260,4 @@ class TokenStream:
         padded = np.full(count * length + 1, PAD, np.int32)
         padded[: len(tokens)] = tokens
         starts = np.arange(count) * length
-        windows = padded[starts[:, None] + np.arange(length + 1)]
-        yield from windows.reshape(-1, rows, length + 1)
+        yield from padded[starts[:, None] + np.arange(length + 1)].reshape(-1, rows, length + 1)

@@ -41,8 +41,7 @@ class TfdsCorpus:
     def fingerprint(self, split: str) -> str:
         """Returns the SHA-256 of the dataset's name, version, split and size, not of its text."""
         version, size = self._builder().info.full_name, len(self._open(split))
-        identity = (version, split, size, *self._languages)
-        return hashlib.sha256(repr(identity).encode()).hexdigest()
+        return hashlib.sha256(repr((version, split, size, *self._languages)).encode()).hexdigest()
 
     def _builder(self) -> Any:
         try:

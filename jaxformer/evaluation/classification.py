@@ -59,5 +59,4 @@ def bigram_classifiers(
         linear = LogisticRegression(C=1 / _PENALTY, tol=1e-6, max_iter=1000)
         linear.fit(known.multiply(inside - outside), own)
         scores.append(linear.decision_function(new.multiply(inside - outside)))
-    best = np.argmax(scores, axis=0)
-    return bayes.predict(new).tolist(), bayes.classes_[best].tolist()
+    return bayes.predict(new).tolist(), bayes.classes_[np.argmax(scores, axis=0)].tolist()

@@ -65,8 +65,7 @@ def _scores(
     reference, baseline = list(map(metric.prepare, references)), next(iter(lines.values()))
 
     def test(kind: str, samples: int) -> list[Result]:
-        scorers = {"": metric.scorer}
-        _, columns = PairedTest([*lines.items()], scorers, [reference], kind, samples)()
+        _, columns = PairedTest([*lines.items()], {"": metric.scorer}, [reference], kind, samples)()
         _, results = columns.values()  # names, and the only metric
         return cast(list[Result], results)
 

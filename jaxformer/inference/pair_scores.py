@@ -141,5 +141,4 @@ def log_probabilities(
     for member in members:
         encoded = member(src, segments, method="encode")
         features.append(member(tgt_in, encoded, segments, method="decode"))
-    log_probs = token_log_probs(members, features, targets)
-    return jnp.where(targets != PAD, log_probs, 0.0).sum(axis=1)
+    return jnp.where(targets != PAD, token_log_probs(members, features, targets), 0.0).sum(axis=1)

@@ -42,8 +42,7 @@ def score_texts(
         inputs[:, 0] = first
         return _log_probabilities(model, generator.params, inputs, batch.tgt_out)
 
-    pairs = [(ids, ids) for ids in texts]
-    return score_batches(pairs, search, model.max_length, of_batch, report)
+    return score_batches([(ids, ids) for ids in texts], search, model.max_length, of_batch, report)
 
 
 @functools.partial(jax.jit, static_argnums=0)

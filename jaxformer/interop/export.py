@@ -97,8 +97,7 @@ def export_model(
         if format == "safetensors" and huggingface.can_write(model):
             write = huggingface.write
         usage = write(model, folder)
-        card = _model_card(model, target.name, usage)
-        write_file(folder / "README.md", card.encode())
+        write_file(folder / "README.md", _model_card(model, target.name, usage).encode())
         size = sum(path.stat().st_size for path in folder.iterdir())
         folder.replace(target)
     return f"{format}, {model.weights}, {size / 1e6:.1f} MB; README.md says how to load it"

@@ -54,8 +54,7 @@ def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)
     write_file(folder / "parameters.npz", buffer.getvalue())
-    vocabulary = json.dumps(pieces, ensure_ascii=False)
-    write_file(folder / "vocabulary.json", vocabulary.encode())
+    write_file(folder / "vocabulary.json", json.dumps(pieces, ensure_ascii=False).encode())
     notes = (
         f"`translate(params, src)` takes any number of sentences, int32 [B, {length}]: at most "
         f"{length - 1} token ids, 1 (end of sentence), and padding with 0.",
@@ -85,13 +84,11 @@ def _program(config: Config, arrays: Mapping[str, np.ndarray], length: int, capa
         max_lengths = jnp.where(lengths > 0, lengths + search.extra_length, 0)
         sizes: dict[str, Any] = {"num_beams": search.num_hypotheses, "capacity": capacity}
         cache = model.apply({"params": params}, src, **sizes, method="start")
-        step = step_fn(model, params)
-        result = search(step, cache, max_lengths=max_lengths, capacity=capacity)
+        result = search(step_fn(model, params), cache, max_lengths=max_lengths, capacity=capacity)
         return result.tokens, result.scores
 
     shapes = {name: jax.ShapeDtypeStruct(a.shape, a.dtype) for name, a in arrays.items()}
-    sentences = jax.export.symbolic_shape("sentences")[0]
-    src = jax.ShapeDtypeStruct((sentences, length), jnp.int32)
+    src = jax.ShapeDtypeStruct((jax.export.symbolic_shape("sentences")[0], length), jnp.int32)
     # The kernel of an NVIDIA GPU exists on no other platform.
     with use_backend(dataclasses.replace(backend(), fused_attention=False)):
         exported = jax.export.export(translate, platforms=_PLATFORMS)(shapes, src)

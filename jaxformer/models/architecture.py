@@ -104,8 +104,7 @@ def check_divides(model: Architecture, part: str, whole: str, advice: str = "") 
     """Checks that one field of a model divides another."""
     given, size = getattr(model, part), getattr(model, whole)
     if size % given:
-        divisors = (n for n in range(1, size + 1) if size % n == 0)
-        near = min(divisors, key=lambda n: abs(n - given))
+        near = min((n for n in range(1, size + 1) if size % n == 0), key=lambda n: abs(n - given))
         raise UserError(
             f"model.{part} must divide model.{whole}={size}: got {given}; use {near}{advice}"
         )

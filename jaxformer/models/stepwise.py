@@ -68,8 +68,7 @@ class StepwiseModel(TokenModel):
         if cache.slots.starts is not None:
             positions -= cache.slots.starts
         longest = None if cache.slots.is_rolling else cache.slots.capacity
-        embedded = self.embed(tokens, positions, longest)
-        x, cache = self.decoder.step(embedded, cache)
+        x, cache = self.decoder.step(self.embed(tokens, positions, longest), cache)
         return (self.logits(x) if output is None else output_logits(x, *output)), cache
 
 

@@ -31,8 +31,7 @@ class StudentConfig(ModelConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive(self, "model", "num_decoder_layers")
-        acts_on_attention = self.positions in ("rotary", "alibi", "relative")
-        if self.window is not None or acts_on_attention:
+        if self.window is not None or self.positions in ("rotary", "alibi", "relative"):
             raise UserError(
                 "a student's decoder has a recurrence instead of self-attention: expected no "
                 "model.window, and model.positions that are added to embeddings; got "

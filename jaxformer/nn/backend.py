@@ -51,11 +51,10 @@ def backend_for(platform: str, compute_capability: str = "") -> Backend:
         return Backend(float32_activations=True, unroll_layers=True)
     if platform == "gpu":
         is_nvidia = compute_capability.split(".")[0].isdigit()
-        fused = is_nvidia and float(compute_capability) >= 8.0
         return Backend(
             unroll_layers=True,
             logits_per_chunk=2**27,
-            fused_attention=fused,
+            fused_attention=is_nvidia and float(compute_capability) >= 8.0,
             compiler_options=(("xla_gpu_dot_merger_threshold_mb", 0),),
         )
     return Backend()
@@ -84,8 +83,7 @@ def backend() -> Backend:
     chosen = _override.get()
     if chosen is not None:
         return chosen
-    capability = getattr(jax.devices()[0], "compute_capability", "")
-    return backend_for(jax.default_backend(), capability)
+    return backend_for(jax.default_backend(), getattr(jax.devices()[0], "compute_capability", ""))
 
 
 @contextlib.contextmanager

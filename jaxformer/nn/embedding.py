@@ -49,8 +49,7 @@ def output_logits(
         inputs = quantize_along(x, -1)
         # Not a matmul with the transpose, which XLA would convert to int32 and then transpose.
         sums = matmul_nt(inputs.values, table.values, jnp.int32)
-        scale = inputs.scale * expand_like(table.scale[:, 0], sums)
-        logits = sums.astype(jnp.float32) * scale
+        logits = sums.astype(jnp.float32) * (inputs.scale * expand_like(table.scale[:, 0], sums))
     else:
         dtype = at_least_float32(x, table)
         logits = matmul_nt(x.astype(dtype), table.astype(dtype))

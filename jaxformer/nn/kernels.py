@@ -312,5 +312,4 @@ def additive_scores(
     """
     dtype = at_least_float32(queries, keys, vector)
     queries, keys, vector = (a.astype(dtype) for a in (queries, keys, vector))
-    hidden = jnp.tanh(queries[:, :, None] + keys[:, None])
-    return jnp.einsum("btshk,hk->bhts", hidden, vector)
+    return jnp.einsum("btshk,hk->bhts", jnp.tanh(queries[:, :, None] + keys[:, None]), vector)

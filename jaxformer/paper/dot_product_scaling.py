@@ -88,8 +88,7 @@ def random_scores(d_k: int, keys: int, queries: int) -> dict[str, Float[Array, "
         dot = jnp.einsum("qthk,qshk->qs", q, k)
         return dot, additive_scores(q @ to_q, k @ to_k, vector)[:, 0, 0]
 
-    groups = -(-queries // _QUERIES_PER_NETWORK)
-    seeds = jax.random.split(jax.random.key(d_k), groups)
+    seeds = jax.random.split(jax.random.key(d_k), -(-queries // _QUERIES_PER_NETWORK))
     dot, additive = (scores.reshape(-1, keys)[:queries] for scores in jax.lax.map(group, seeds))
     return {"dot product": dot, "dot product / √d_k": dot / math.sqrt(d_k), "additive": additive}
 

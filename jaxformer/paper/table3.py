@@ -168,8 +168,7 @@ def _read_training(config: Config, folder: Workdir, row: str, step: int) -> tupl
 def _translate(config: Config, folder: Workdir) -> TranslationReport:
     """Translates the validation split, and writes translations and scores to the folder."""
     data = data_section(config, DataConfig)
-    pairs = open_corpus(data).pairs(data.valid)
-    sources, references = zip(*pairs, strict=True)
+    sources, references = zip(*open_corpus(data).pairs(data.valid), strict=True)
     translator = Translator.load(folder.path, weights="latest")
     with tqdm(total=len(sources), unit="sentence", smoothing=0, disable=None) as bar:
         translations = translator.translate(sources, name=data.valid, report=bar.update)

@@ -79,8 +79,7 @@ def load_results(folder: pathlib.Path) -> list[Result]:
                     f"{path}: has another {name} than {paths[0]}: expected {first}, got {other}; "
                     "rows of one table must share it: put them into folders of their own"
                 )
-    order = list(ROWS)
-    return sorted(results, key=lambda result: (order.index(result.row), result.seed))
+    return sorted(results, key=lambda result: (list(ROWS).index(result.row), result.seed))
 
 
 def report(results: Sequence[Result]) -> str:
@@ -169,8 +168,7 @@ def draw(results: Sequence[Result], path: pathlib.Path) -> None:
             axes.errorbar(ours, places, xerr=spread, label="ours", **look)
             axes.plot(paper, places, "D", color=figure.ORANGE, markersize=3.5, label="the paper's")
         page.suptitle("Difference to the row base", x=0.01, ha="left")
-        labels = [f"{row}: {describe(row, results[0].scale)}" for row in others]
-        left.set_yticks(places, labels)
+        left.set_yticks(places, [f"{row}: {describe(row, results[0].scale)}" for row in others])
         left.set_ylim(len(others) - 0.5, -0.5)
         page.legend(*right.get_legend_handles_labels(), loc="outside lower center", ncols=2)
 

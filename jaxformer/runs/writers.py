@@ -117,8 +117,7 @@ class MetricsFile:
 
     def __init__(self, folder: Workdir, start: int) -> None:
         """Opens the file; moves reports after ``start`` to ``metrics.after-<start>.jsonl``."""
-        content = _content(folder.metrics)
-        *lines, torn = content.split(b"\n")
+        *lines, torn = _content(folder.metrics).split(b"\n")
         if _parse_report(torn) is not None:  # only the line end is missing
             lines.append(torn)
         kept, cut, self._kept = [], [], set()

@@ -143,8 +143,7 @@ class BeamSearch(Algorithm):
             parents=alive.parents,
             finished=self._merge_finished(state.finished, new),
         )
-        done = state.done | at_limit | self._can_stop(extended)
-        return dataclasses.replace(extended, done=done)
+        return dataclasses.replace(extended, done=state.done | at_limit | self._can_stop(extended))
 
     def select_candidates(
         self,

@@ -52,8 +52,7 @@ def open_stream(config: Config, folder: Workdir) -> TokenStream:
             pieces = (split_documents(part, data.separator) for part in (text, valid))
             found = map(set, filter(None, itertools.chain(*pieces)))
             return CharacterTokenizer(sorted(functools.reduce(operator.or_, found, set())))
-        own = text if valid else text[: training_length(text)]
-        learned = split_documents(own, data.separator)
+        learned = split_documents(text if valid else text[: training_length(text)], data.separator)
         return train_byte_pairs("".join(filter(None, learned)), config.model.vocab_size)
 
     tokenizer = tokenizer_of_run(config, folder, learn)

@@ -86,8 +86,7 @@ def evaluate_arrays(
         mesh = make_mesh()
         params = jax.device_put(params, replicated(mesh))
     shards = BatchShards.of(mesh)
-    starts = range(0, count, rows)
-    chosen = (np.arange(start, min(start + rows, count)) for start in starts)
+    chosen = (np.arange(start, min(start + rows, count)) for start in range(0, count, rows))
     batches = (_take(arrays, numbers, rows, shards) for numbers in chosen)
     return evaluate_loss(loss, params, batches, mesh, check_stop)
 

@@ -295,8 +295,7 @@ class Run:
         """Reports the means of the window and its skipped batches; raises after too many."""
         step, spike = int(state.step), self.window.describe_spike()
         skipped = self.window.totals().skipped
-        means = self.window.means(updates=step - int(state.skipped))
-        self.reporter.write(step, "train", means)
+        self.reporter.write(step, "train", self.window.means(updates=step - int(state.skipped)))
         if spike:
             self.reporter.log(spike)
         for number in skipped:

@@ -61,8 +61,7 @@ class TrainStep:
     @functools.cached_property
     def _seed_on_devices(self) -> Array:
         with jax.transfer_guard_host_to_device("allow"):
-            sharding = replicated(self._mesh)
-            return jax.make_array_from_callback((), sharding, lambda _: self._seed)
+            return jax.make_array_from_callback((), replicated(self._mesh), lambda _: self._seed)
 
     def _jit(self, state: TrainState) -> jax.stages.Wrapped:
         """Returns the step, jitted for the layout of the first state."""
@@ -110,8 +109,7 @@ def make_train_step(
       and include "grad_norm", the global norm of the gradient before clipping, and "skipped": 1 if
       the update was not finite, else 0.
     """
-    function = _make_step_function(loss, optimizer, mesh, gradient_accumulation)
-    return TrainStep(function, mesh, seed)
+    return TrainStep(_make_step_function(loss, optimizer, mesh, gradient_accumulation), mesh, seed)
 
 
 @cached_by_function

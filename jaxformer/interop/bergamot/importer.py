@@ -159,10 +159,9 @@ def _read_params(
     orders: list[np.ndarray],
 ) -> Params:
     """Returns the parameters of our model. ``sizes`` and ``orders`` are of the vocabularies."""
-    width = config.d_model
     arrays = NamedArrays(
         arrays=tensors,
-        sizes={"D": width, "F": config.d_ff, "S": sizes[0], "V": sizes[-1], "1": 1},
+        sizes={"D": config.d_model, "F": config.d_ff, "S": sizes[0], "V": sizes[-1], "1": 1},
         orders={"S": orders[0], "V": orders[-1]},
         place=str(path),
     )

@@ -74,8 +74,7 @@ def _tensors(model: BertConfig) -> Iterator[Tensor]:
         yield Tensor(f"embeddings.{name}_embeddings.weight", axes, (ours,))
     yield Tensor("embeddings.token_type_embeddings.weight", "TD", ("token_types",))
     yield from layer_norm("embeddings.LayerNorm", "norm")
-    norms = "attention.output.LayerNorm", "output.LayerNorm"
-    yield from encoder_tensors("attention.self", norms)
+    yield from encoder_tensors("attention.self", ("attention.output.LayerNorm", "output.LayerNorm"))
     axes = {"pooler": "DD", "masked": "DD", "next": "PD"}
     for head in model.heads.split():
         yield from affine(_HEADS[head], axes[head], head)

@@ -186,8 +186,7 @@ class Layout:
         if fields.values.get(name, "") is None:
             return None  # Our dataclass refuses it, unless it has a default.
         hint = typing.get_type_hints(self.section)[ours]
-        readers = {bool: fields.boolean, float: fields.number}
-        return readers.get(hint, fields.integer)(name)
+        return {bool: fields.boolean, float: fields.number}.get(hint, fields.integer)(name)
 
     def config_json(self, model: Any, tokenizer: HuggingFaceTokenizer | None) -> dict[str, Any]:
         """Returns the fields of config.json; the inverse of :meth:`config`."""
@@ -287,8 +286,7 @@ def _flatten(tree: PyTree) -> dict[str, Any]:
 def _names(tensor: Tensor, model: Architecture) -> list[str]:
     if "{n}" not in tensor.name:
         return [tensor.name]
-    is_encoder = tensor.ours[0].startswith("encoder/")
-    layers = model.num_layers if is_encoder else model.decoder_layers
+    layers = model.num_layers if tensor.ours[0].startswith("encoder/") else model.decoder_layers
     return [tensor.name.format(n=number) for number in range(layers)]
 
 

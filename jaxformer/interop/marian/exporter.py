@@ -145,14 +145,13 @@ def _config(config: ModelConfig, vocab_size: int) -> dict[str, Any]:
 
 def _generation(search: BeamSearch, longest: int, pad: int) -> dict[str, Any]:
     """Returns the settings of the search; unlike ours, its lengths count the start token."""
-    max_length = longest if search.max_length is None else min(longest, search.max_length + 1)
     return {
         "bad_words_ids": [[pad]],
         "decoder_start_token_id": pad,
         "early_stopping": search.beam_size > 1 and _EARLY_STOPPING[search.early_stop],
         "eos_token_id": 0,
         "length_penalty": 0.0 if search.penalty == "none" else search.length_penalty,
-        "max_length": max_length,
+        "max_length": longest if search.max_length is None else min(longest, search.max_length + 1),
         "min_length": search.min_length + 1 if search.min_length else 0,
         "no_repeat_ngram_size": search.no_repeat_ngram,
         "num_beams": search.beam_size,

@@ -93,8 +93,7 @@ class Classifier(Predictor):
             tokens = np.zeros((_BATCH_SIZE, length), np.int32)
             for row, number in enumerate(chosen):
                 tokens[row, : len(encoded[number])] = encoded[number]
-            found = _probabilities(model, self.params, tokens)
-            result[chosen] = np.asarray(found)[: len(chosen)]
+            result[chosen] = np.asarray(_probabilities(model, self.params, tokens))[: len(chosen)]
             report(len(chosen))
         return result
 

@@ -82,7 +82,8 @@ def is_unicode(text: str) -> bool:
     return True
 
 
-def check_unicode(text: str, place: str) -> None:
-    """Checks that UTF-8 can encode a text; error messages begin with ``place``."""
+def check_unicode(text: Any, place: str) -> None:
+    """Checks that this is a text that UTF-8 can encode; error messages begin with ``place``."""
+    check_text(text, place)
     if not is_unicode(text):
         raise UserError(f"{place}: not UTF-8")

@@ -8,7 +8,6 @@ from jaxformer.files import data_directory, file_sha256
 
 
 def list_corpora() -> str:
-    """Returns a table of the corpora."""
     rows = [("NAME", "STATE", "SIZE", "FOLDER", "LICENSE")]
     for name, corpus in CATALOG.items():
         state = "present" if is_present(corpus) else "absent"

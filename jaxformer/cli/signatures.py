@@ -116,7 +116,6 @@ def _usage(parser: CommandParser) -> str:
 
 
 def field_help(kind: Any) -> dict[str, str]:
-    """Returns the help for each field of a dataclass."""
     entries = _sections(kind)[1]
     return {f.name: entries[f.name].help for f in dataclasses.fields(kind) if f.name in entries}
 

@@ -183,7 +183,6 @@ CATALOG = {
 
 
 def is_present(corpus: PublicCorpus) -> bool:
-    """Returns whether all prepared files of a corpus exist."""
     return all((data_directory() / corpus.folder / name).is_file() for name in corpus.files)
 
 

@@ -165,8 +165,6 @@ class TsvCorpus(RecordCorpus):
 
 
 class ParquetCorpus(RecordCorpus):
-    """Parquet files."""
-
     @contextlib.contextmanager
     def open(self, path: pathlib.Path) -> Iterator[Any]:
         with needs_package("pyarrow", "which reads Parquet"):

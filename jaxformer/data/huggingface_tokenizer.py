@@ -7,7 +7,7 @@ from typing import SupportsIndex
 
 import numpy as np
 
-from jaxformer.checks import check_text, check_tokens, check_unicode
+from jaxformer.checks import check_tokens, check_unicode
 from jaxformer.data.tokenizer import BOS, EOS, SPECIAL_PIECES, UNK, Vocabulary, find_language
 from jaxformer.errors import MALFORMED, UserError, needs_package, prefix_errors
 
@@ -130,7 +130,6 @@ class HuggingFaceTokenizer(Vocabulary):
         return [row[:-1] if row[-1:] == [EOS] else row for row in rows]
 
     def _ids(self, text: str, **options: bool) -> list[int]:
-        check_text(text, "text")
         check_unicode(text, "text")
         return self.our_ids[self._tokenizer.encode(text, **options).ids].tolist()
 

@@ -77,8 +77,6 @@ class ImagesConfig(Augmentation, DataSection):
 
 
 class Images(NamedTuple):
-    """Pictures and their labels."""
-
     images: UInt8[np.ndarray, "N Y X C"]
     labels: Int[np.ndarray, " N"]
 

@@ -121,7 +121,6 @@ def numbers_in(split: str) -> list[int]:
 
 
 def _permutation(count: int) -> np.ndarray:
-    """Returns a fixed permutation."""
     # NumPy guarantees the stream of raw bits across versions, but not shuffle's.
     return np.argsort(np.random.PCG64(count).random_raw(count), kind="stable")
 

@@ -82,7 +82,6 @@ class StreamConfig(DataSection):
 
     @property
     def has_token_ids(self) -> bool:
-        """True if the files have token ids."""
         return self.file.endswith(".bin")
 
     @property

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, SupportsIndex
 
-from jaxformer.checks import check_text, check_texts, check_tokens, check_unicode
+from jaxformer.checks import check_texts, check_tokens, check_unicode
 from jaxformer.errors import UserError, did_you_mean, prefix_errors
 from jaxformer.files import read_whole, write_file
 
@@ -59,7 +59,6 @@ class Vocabulary(abc.ABC):
         Raises:
           UserError: The argument is not a string, or UTF-8 cannot encode it.
         """
-        check_text(text, "text")
         check_unicode(text, "text")
         return self._encode([text])[0]
 
@@ -211,7 +210,6 @@ class Tokenizer(Vocabulary):
 
 
 def find_language(language: str, codes: Mapping[str, int]) -> int:
-    """Returns the id of a language's code."""
     if language not in codes:
         hint = did_you_mean(language, codes, f"choose from {', '.join(codes) or 'none'}")
         raise UserError(f"expected a language of the model, got {language!r:.80}; {hint}")

@@ -37,9 +37,7 @@ jax.tree_util.register_pytree_node(
 
 
 def token_log_probs(
-    members: Sequence[Member],
-    features: Sequence[Float[Array, "B T _"]],
-    targets: Int[Array, "B T"],
+    members: Sequence[Member], features: Sequence[Float[Array, "B T _"]], targets: Int[Array, "B T"]
 ) -> Float[Array, "B T"]:
     """Returns the log of the mean probability of targets, given each member's decoder outputs."""
     vocab_size = max(member.config.output_size for member in members)

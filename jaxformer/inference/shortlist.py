@@ -79,7 +79,6 @@ class Shortlist:
         return np.pad(found, (0, size - len(found)), constant_values=PAD).astype(np.int32)
 
     def save(self, folder: pathlib.Path) -> None:
-        """Writes the shortlist to a workdir."""
         content = io.BytesIO()
         np.savez_compressed(content, **dataclasses.asdict(self))
         write_file(folder / NAME, content.getvalue())

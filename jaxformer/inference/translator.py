@@ -10,7 +10,7 @@ from typing import NamedTuple, SupportsIndex
 from jaxtyping import PyTree
 
 from jaxformer import pretrained
-from jaxformer.checks import check_same_length, check_text, check_texts, check_tokens, check_unicode
+from jaxformer.checks import check_same_length, check_texts, check_tokens, check_unicode
 from jaxformer.config import Config
 from jaxformer.data.tokenizer import EOS, Vocabulary
 from jaxformer.errors import UserError
@@ -305,7 +305,6 @@ class Translator(Predictor):
         return re.sub(r"[\r\n]", " ", self.tokenizer.decode(ids))
 
     def _encode(self, text: str, encode: Callable[[str], list[int]], place: str) -> list[int]:
-        check_text(text, place)
         check_unicode(text, place)
         ids = encode(text)
         if len(ids) >= self.max_length:

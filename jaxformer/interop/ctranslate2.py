@@ -38,7 +38,6 @@ _NOTES = (
 
 
 def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
-    """Writes a CTranslate2 model and its SentencePiece models."""
     config = formats.paper_model(model.config, "CTranslate2")
     pieces = formats.write_tokenizer(model, folder)
     known = {"norm_position": ["post", "pre"], "positions": ["sinusoidal", "learned"]}

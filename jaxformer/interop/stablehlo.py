@@ -43,7 +43,6 @@ print(target.decode([pieces[token] for token in tokens[0, 0] if token > 3]))
 
 
 def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
-    """Writes the program, its parameters and the tokenizer."""
     pieces, config = write_tokenizer(model, folder), model.config
     search = required_beam_search(model.config, "StableHLO")
     length = min(_SOURCE_LENGTH, config.model.max_length)

@@ -53,15 +53,11 @@ def from_torch_transformer(state: Mapping[str, np.ndarray], *, num_heads: int) -
         orders={},
         place="torch.nn.Transformer",
     )
-    params = {
-        side: {
-            "layers": stack(
-                functools.partial(_layer, arrays, side, num_heads), _num_layers(state, side)
-            ),
-            "norm": arrays.norm(f"{side}.norm"),
-        }
-        for side in ("encoder", "decoder")
-    }
+    params = {}
+    for side in ("encoder", "decoder"):
+        layer = functools.partial(_layer, arrays, side, num_heads)
+        layers = stack(layer, _num_layers(state, side))
+        params[side] = {"layers": layers, "norm": arrays.norm(f"{side}.norm")}
     arrays.check_all_read()
     return params
 

@@ -302,9 +302,7 @@ def additive_attention(
 
 
 def additive_scores(
-    queries: Float[Array, "B T H K"],
-    keys: Float[Array, "B S H K"],
-    vector: Float[Array, "H K"],
+    queries: Float[Array, "B T H K"], keys: Float[Array, "B S H K"], vector: Float[Array, "H K"]
 ) -> Float[Array, "B H T S"]:
     """Returns scores ``vector . tanh(query + key)``, of a network with K hidden units.
 

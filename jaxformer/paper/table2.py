@@ -56,7 +56,6 @@ def report() -> str:
 
 
 def run_flops(row: str) -> int:
-    """Counts the operations of a training run."""
     config = row_config(row)
     per_step = training_flops(config.model, _TOKENS_PER_BATCH // _LENGTH, _LENGTH, _LENGTH)
     return config.training.steps * per_step

@@ -26,6 +26,4 @@ def keep_freed_memory() -> bool:
     if chosen or not on_cpu or not sys.platform.startswith("linux"):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:
-        return False
-    return all(mallopt(*option) for option in _OPTIONS.values())
+    return mallopt is not None and all(mallopt(*option) for option in _OPTIONS.values())

@@ -110,7 +110,6 @@ class Mirror(threading.Thread):
         self._remove_old()
 
     def _newest_missing(self) -> int | None:
-        """Returns the newest step that has not been copied."""
         for step in reversed(manifest.saved_steps(self._workdir.checkpoints)):
             with contextlib.suppress(FileNotFoundError):  # the run has just removed the step
                 content = (self._workdir.checkpoints / str(step) / MANIFEST).read_bytes()

@@ -43,10 +43,7 @@ def make_app(backend: Backend, limits: Limits) -> Starlette:
         return backend.translate(sentences)
 
     queue = BatchQueue(
-        compute,
-        max_batch=limits.max_batch,
-        capacity=limits.queue_limit,
-        threads=limits.threads,
+        compute, max_batch=limits.max_batch, capacity=limits.queue_limit, threads=limits.threads
     )
     waiting.set_function(queue.__len__)
 

@@ -26,8 +26,6 @@ class Backend(Protocol):
 
 
 class TranslatorBackend:
-    """Translates with a :class:`~jaxformer.Translator`."""
-
     def __init__(self, translator: Translator) -> None:
         """Takes the languages from the config, or from a tokenizer with language codes."""
         data = data_section(translator.config, DataConfig)

@@ -53,8 +53,6 @@ class Limits:
 
 
 class Sentence(NamedTuple):
-    """A line to translate."""
-
     text: str
     target: str  # code of the target language
     attention: bool = False  # also return attention from word to word
@@ -69,8 +67,6 @@ class Translation(NamedTuple):
 
 
 class Query(NamedTuple):
-    """A request for translations."""
-
     texts: list[list[str]]  # lines of each text
     is_list: bool  # the request had a list of texts
     is_auto: bool  # the request left the source language to the server

@@ -103,8 +103,6 @@ def _pair_passes(x: Array) -> Array:
 
 
 class NetworkTask(Task):
-    """Base of tasks with a config and a model."""
-
     loss_class: type[NetworkLoss]
     config: Config
     tokenizer: Vocabulary | None = None
@@ -132,8 +130,6 @@ class NetworkTask(Task):
 
 
 class TokenTask(NetworkTask):
-    """Base of tasks with a model of tokens."""
-
     loss_class: type[TokenLoss]
     tokenizer: Vocabulary
 

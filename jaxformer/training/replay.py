@@ -75,8 +75,6 @@ def replay_step(
 def _contributions(
     loss: Loss, params: PyTree, key: Array, examples: Iterable[Example]
 ) -> list[Contribution]:
-    """Measures examples on one device."""
-
     def sums_and_norm(
         params: PyTree, batch: PyTree, randomness: Randomness
     ) -> tuple[Sums, Float[Array, ""]]:

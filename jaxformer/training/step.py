@@ -116,7 +116,6 @@ def make_train_step(
 def _make_step_function(
     loss: Loss, optimizer: Optimizer, mesh: Mesh, gradient_accumulation: int
 ) -> StepFunction:
-    """Returns the function that :func:`make_train_step` compiles."""
     gradients_and_sums = global_sums(loss, mesh, gradient_accumulation, gradients=True)
     only_sums = global_sums(loss, mesh, gradient_accumulation)
 

@@ -103,7 +103,6 @@ class _Sentence:
             self.errors.append("Bracketing is unbalanced (too many open bracket)")
 
     def put_back(self, number: int) -> None:
-        """Restores a deleted quotation mark as a word."""
         quote = self.quotes[number]
         self.words.insert(quote.index, quote)
         for bracket in self.brackets[quote.brackets_before :]:

@@ -27,11 +27,9 @@ class ParameterFile:
     equal_words: tuple[tuple[str, str], ...] = ()
 
     def same_label(self, one: str, other: str) -> bool:
-        """Returns whether two labels or tags count as equal."""
         return one == other or not {(one, other), (other, one)}.isdisjoint(self.equal_labels)
 
     def same_word(self, one: str, other: str) -> bool:
-        """Returns whether two words count as equal."""
         return one == other or not {(one, other), (other, one)}.isdisjoint(self.equal_words)
 
     @functools.cached_property

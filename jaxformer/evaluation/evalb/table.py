@@ -91,7 +91,6 @@ class Report:
     cutoff_length: int
 
     def to_json(self) -> str:
-        """Returns the report as one JSON object."""
         rows = [row.numbers() for row in self.rows]
         for row in rows:
             del row["listing"]

@@ -100,9 +100,7 @@ def _values(
     if not (np.isfinite(multiplier) and multiplier > 0):
         raise cursor.error(f"has the multiplier {multiplier} for {name}")
     values = np.frombuffer(data, np.int8, size).astype(np.float32) / multiplier
-    if _TRANSPOSED.fullmatch(name):
-        return values.reshape(shape[::-1]).T
-    return values.reshape(shape)
+    return values.reshape(shape[::-1]).T if _TRANSPOSED.fullmatch(name) else values.reshape(shape)
 
 
 def write_tensors(
@@ -126,7 +124,6 @@ def write_tensors(
 
 
 def _serialize(name: str, tensor: Float[np.ndarray, "..."]) -> tuple[int, bytes]:
-    """Returns the type and the data of a tensor."""
     kind, data = 0x404, tensor.astype("<f4").tobytes()
     if _TRANSPOSED.fullmatch(name) or name.startswith("Wemb"):
         multiplier = np.float32(127) / np.abs(tensor).max().astype(np.float32)
@@ -174,7 +171,6 @@ def read_shortlist(path: pathlib.Path) -> Shortlist:
 
 
 def write_shortlist(path: pathlib.Path, shortlist: Shortlist) -> None:
-    """Writes a shortlist that :func:`read_shortlist` reads."""
     first, offsets, tokens = shortlist
     longest = np.diff(offsets).max(initial=0)
     body = np.array([first, longest, len(offsets), len(tokens)], "<u8").tobytes()

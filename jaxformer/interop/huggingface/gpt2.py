@@ -44,10 +44,6 @@ def _read(fields: JsonFields) -> dict[str, Any]:
     return {"d_ff": 4 * width if fields.values["n_inner"] is None else fields.integer("n_inner")}
 
 
-def _write(model: GPT2Config) -> dict[str, Any]:
-    return {"n_inner": model.d_ff, "embd_pdrop": model.dropout_rate}
-
-
 def _tensors(model: GPT2Config) -> Iterator[Tensor]:
     yield Tensor("wte.weight", "VD", ("embedding",))
     yield Tensor("lm_head.weight", "VD", ("embedding",), is_copy=True)
@@ -76,7 +72,7 @@ GPT2 = Layout(
     only=_ONLY,
     ignored="summary_.*|n_ctx",  # of another head; the old name of n_positions
     read=_read,
-    write=_write,
+    write=lambda model: {"n_inner": model.d_ff, "embd_pdrop": model.dropout_rate},
     tensors=_tensors,
     data=stream_data,
     example=EXAMPLE,

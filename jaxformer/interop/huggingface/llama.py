@@ -113,10 +113,6 @@ def _read_mistral(fields: JsonFields) -> dict[str, Any]:
     return _read(fields) | {"window": fields.integer("sliding_window") - 1 if is_set else None}
 
 
-def _write_mistral(model: LlamaConfig) -> dict[str, Any]:
-    return _write(model) | {"sliding_window": None if model.window is None else model.window + 1}
-
-
 _OUTPUT_BIAS = "decoder/layers/self_attention/output_bias"
 _BIASES = ("attention_bias", "mlp_bias")
 MISTRAL = dataclasses.replace(
@@ -127,7 +123,7 @@ MISTRAL = dataclasses.replace(
     defaults=_DEFAULTS | {"num_key_value_heads": 8, "sliding_window": 4096},
     only=dict.fromkeys(_BIASES, False),
     read=_read_mistral,
-    write=_write_mistral,
+    write=lambda model: _write(model) | {"sliding_window": model.window and model.window + 1},
     can_express=lambda section: not (section.attention_biases or section.feed_forward_biases),
 )
 

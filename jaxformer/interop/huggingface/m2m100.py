@@ -64,7 +64,6 @@ def read_tokenizer(path: pathlib.Path, languages: Sequence[str], size: int) -> M
 
 
 def check_settings(path: pathlib.Path) -> None:
-    """Checks tokenizer_config.json."""
     fields = JsonFields(path, {})
     fields.check("legacy_behaviour", [False], "false", "sources begin with their language")
     fields.check("language_codes", ["m2m100"], "m2m100", "list of languages is this")
@@ -75,10 +74,6 @@ def _read(fields: JsonFields) -> dict[str, Any]:
         size, known = fields.integer(f"encoder_{name}"), f"ModelConfig has one {ours}"
         fields.check(f"decoder_{name}", [size], f"encoder_{name}={size}", known)
     return dict(_FIXED)
-
-
-def _write(model: ModelConfig) -> dict[str, Any]:
-    return {f"decoder_{name}": getattr(model, ours) for name, ours in _SIZES.items()}
 
 
 def _tensors(model: ModelConfig) -> Iterator[Tensor]:
@@ -121,7 +116,7 @@ M2M100 = Layout(
     ignored="(en|de)coder_(layerdrop|layers|ffn_dim|attention_heads)|init_std|num_hidden_layers"
     "|max_length|num_beams|early_stopping|gradient_checkpointing|forced_bos_token_id",
     read=_read,
-    write=_write,
+    write=lambda model: {f"decoder_{name}": getattr(model, ours) for name, ours in _SIZES.items()},
     tensors=_tensors,
     constants=_constants,
     data=pair_data,

@@ -43,7 +43,6 @@ _NOTES = (
 
 
 def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
-    """Writes the files of a MarianMTModel and a MarianTokenizer."""
     config = formats.paper_model(model.config, "Marian")
     pieces = formats.write_tokenizer(model, folder)
     only: dict[str, Any] = {"norm_position": ["post"], "positions": ["sinusoidal"]}

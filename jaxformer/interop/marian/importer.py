@@ -26,14 +26,7 @@ from jaxformer.data.tokenizer import BOS, PAD
 from jaxformer.errors import UserError
 from jaxformer.files import local_path, read_object, read_whole, run_path
 from jaxformer.inference.weights import write_model
-from jaxformer.interop.arrays import (
-    NOTHING,
-    NamedArrays,
-    Params,
-    read_weights,
-    split_heads,
-    stack,
-)
+from jaxformer.interop.arrays import NOTHING, NamedArrays, Params, read_weights, split_heads, stack
 from jaxformer.interop.hub import ModelFiles
 from jaxformer.interop.marian.config import LAYOUT, MarianConfig
 from jaxformer.interop.marian.layout import LINEAR, NORMS, OUTPUT, SHARED, SOURCE, TARGET

@@ -15,8 +15,7 @@ from jaxformer.errors import UserError, did_you_mean
 
 T = TypeVar("T")
 
-# Fields that may have other values when a trained model is used.
-_MAY_DIFFER = {"compute_dtype"}
+_MAY_DIFFER = {"compute_dtype"}  # fields that may have other values when a trained model is used
 
 
 def inherit_attributes(cls: type) -> None:

@@ -20,8 +20,7 @@ from jaxformer.errors import UserError, prefix_errors
 
 # Largest size of a file that is read whole, such as a tokenizer. Ours are below 10 MiB.
 MAX_BYTES = 32 << 20
-# The worst JSON of this size takes about a second and 400 MiB.
-MAX_JSON_BYTES = 8 << 20
+MAX_JSON_BYTES = 8 << 20  # the worst JSON of this size takes about a second and 400 MiB
 # Errors of file systems for operations that they do not support.
 UNSUPPORTED = {
     *(errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP),

@@ -14,8 +14,7 @@ from jaxformer.version import __version__
 _PACKAGES = ("flax", "grain", "optax", "orbax-checkpoint", "sacrebleu", "sentencepiece")
 # Variables that JAX does not print. The environment may hold passwords.
 _VARIABLES = ("JAXFORMER_", "CUDA_VISIBLE_DEVICES", "LIBTPU", "TF_CPP")
-# Extras that no feature needs.
-_DEVELOPMENT = ("all", "dev", "docs", "test")
+_DEVELOPMENT = ("all", "dev", "docs", "test")  # extras that no feature needs
 _UNITS = {"GB": 10**9, "GiB": 2**30, "MB": 10**6, "MiB": 2**20}
 
 

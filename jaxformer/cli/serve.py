@@ -14,10 +14,8 @@ from jaxformer.serving.protocol import Limits
 if TYPE_CHECKING:
     from jaxformer.serving.backend import Backend
 
-# Each holds at most --body-limit bytes; more get HTTP 503.
-_MAX_CONNECTIONS = 1000
-# Seconds to finish running requests.
-_GRACE = 30
+_MAX_CONNECTIONS = 1000  # each holds at most --body-limit bytes; more get HTTP 503
+_GRACE = 30  # seconds to finish running requests
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

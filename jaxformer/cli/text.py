@@ -31,12 +31,9 @@ Writer: TypeAlias = Callable[[Iterable[str]], None]
 LINES_PER_BLOCK = 4096
 # Seconds that a block waits for another line of a stream: long for a program, short for a person.
 _BLOCK_TIMEOUT = 0.05
-# A shorter compilation is not worth a message.
-_SECONDS_TO_COMPILE = 2.0
-# Longer lines are bad, which bounds the memory of a block.
-_MAX_LINE_BYTES = 1 << 18
-# Number of notes about each block of lines.
-_MAX_NOTES = 10
+_SECONDS_TO_COMPILE = 2.0  # a shorter compilation is not worth a message
+_MAX_LINE_BYTES = 1 << 18  # longer lines are bad, which bounds the memory of a block
+_MAX_NOTES = 10  # number of notes about each block of lines
 _TOO_LONG = f"expected a line of less than {_MAX_LINE_BYTES} bytes; split it into sentences"
 
 

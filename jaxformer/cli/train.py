@@ -15,8 +15,7 @@ from jaxformer.cli.source_fields import list_fields
 from jaxformer.errors import UserError, exit_code, typed_command
 from jaxformer.files import run_path
 
-# Time that a failing process waits for the other processes to fail, too.
-_SHUTDOWN_SECONDS = 3
+_SHUTDOWN_SECONDS = 3  # time that a failing process waits for the other processes to fail, too
 
 
 def _run_path(path: str) -> pathlib.Path | None:

@@ -24,8 +24,7 @@ from jaxformer.files import write_file
 
 # Largest number of lines to learn a vocabulary from; a sample of a larger corpus is as good.
 _MAX_LINES = 2_000_000
-# Lines from which sizes are estimated.
-_MEASURED_LINES = 20_000
+_MEASURED_LINES = 20_000  # lines from which sizes are estimated
 _DIGEST_BYTES = 32
 # Part of the key of every cached tokenizer. Increase it when the same files give other pairs.
 _FORMAT = 3

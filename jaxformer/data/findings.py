@@ -5,8 +5,7 @@ from collections.abc import Sequence
 
 from jaxformer.data.characters import unusual_kinds
 
-# Kinds of pairs that are skipped.
-LONG, EMPTY = "too long", "empty"
+LONG, EMPTY = "too long", "empty"  # kinds of pairs that are skipped
 # Pairs that are kept although both sides are equal. Many of them suggest a wrong file.
 EQUAL = "the same text on both sides"
 _MAX_PLACES = 10

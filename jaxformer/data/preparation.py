@@ -18,8 +18,7 @@ from jaxformer.errors import UserError, prefix_errors
 Prepared = dict[str, bytes]
 Pairs = list[tuple[str, str]]
 
-# Largest file that is read from an archive.
-_MAX_BYTES = 64 << 20
+_MAX_BYTES = 64 << 20  # largest file that is read from an archive
 # One in this many English sentences, with all its translations, is for validation.
 _TATOEBA_SHARE = 100
 # The last entity is replaced last, so that "&amp;lt;" becomes "&lt;".

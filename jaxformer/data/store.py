@@ -21,8 +21,7 @@ from jaxformer.data.tokenizer import Vocabulary
 from jaxformer.errors import UserError
 from jaxformer.files import file_sha256
 
-# Part of the key of every store, so that stores in another format are rebuilt.
-_FORMAT = 2
+_FORMAT = 2  # part of the key of every store, so that stores in another format are rebuilt
 _HEADER, _TOKENS, _OFFSETS, _NUMBERS = "header.json", "tokens.bin", "offsets.bin", "numbers.bin"
 _PAIRS_AT_A_TIME = 10_000
 # Prefix of the folders of unfinished stores, and time without progress until one is abandoned.

@@ -27,8 +27,7 @@ from jaxformer.errors import MALFORMED, UserError, prefix_errors
 from jaxformer.fields import check_positive, check_types
 from jaxformer.files import file_sha256, read_whole
 
-# SentencePiece skips longer lines.
-_MAX_LINE_BYTES = 4192
+_MAX_LINE_BYTES = 4192  # SentencePiece skips longer lines
 # Text that the tokenizers of translation models would change.
 _PROBE = f"  a  b\n\n\tc {SPACE_SYMBOL}é "
 

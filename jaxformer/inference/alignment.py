@@ -29,8 +29,7 @@ from jaxformer.layout import global_mesh
 
 # Attention of all layers and heads is recorded, [L, B, H, T, S], so batches are smaller here.
 _TOKENS_PER_BATCH = 1024
-# Attention weight that align_in_order assigns to leaving a word unaligned.
-GAP_PROBABILITY = 0.05
+GAP_PROBABILITY = 0.05  # attention weight that align_in_order assigns to leaving a word unaligned
 _BYTE = re.compile("<0x([0-9A-F]{2})>")
 
 

@@ -25,8 +25,7 @@ from jaxformer.search.sampling import sentence_keys
 
 # Batches are padded to one of these sizes, so that few programs serve all calls.
 _BATCH_SIZES = (1, 4, 16, 64)
-# Number of tokens generated between two updates of a stream.
-_CHUNK = 8
+_CHUNK = 8  # number of tokens generated between two updates of a stream
 _SMALLEST_CAPACITY = 64
 
 

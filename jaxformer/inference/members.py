@@ -12,8 +12,7 @@ from jaxtyping import Array, Float, Int, PyTree
 from jaxformer.kinds import TRANSLATION
 from jaxformer.models.architecture import Architecture
 
-# Number of logits per chunk, 16 MB in float32.
-_LOGITS_AT_ONCE = 1 << 22
+_LOGITS_AT_ONCE = 1 << 22  # number of logits per chunk, 16 MB in float32
 
 
 class Member(NamedTuple):

@@ -19,8 +19,7 @@ from jaxformer.errors import UserError
 from jaxformer.files import read_whole, write_file
 
 NAME = "shortlist.npz"  # in a workdir
-# Numbers of candidates, each with programs of its own.
-_SIZES = (256, 512, 1024, 2048, 4096, 8192)
+_SIZES = (256, 512, 1024, 2048, 4096, 8192)  # numbers of candidates, each with programs of its own
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

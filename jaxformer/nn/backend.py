@@ -60,8 +60,7 @@ def backend_for(platform: str, compute_capability: str = "") -> Backend:
     return Backend()
 
 
-# AVX-512 and AMX on x86, and Arm.
-_BFLOAT16_INSTRUCTIONS = {"avx512_bf16", "amx_bf16", "bf16"}
+_BFLOAT16_INSTRUCTIONS = {"avx512_bf16", "amx_bf16", "bf16"}  # AVX-512 and AMX on x86, and Arm
 
 
 def emulates_bfloat16(cpu_info: pathlib.Path = pathlib.Path("/proc/cpuinfo")) -> bool:

@@ -55,8 +55,7 @@ class Scale:
     depth: int = 1  # divides the number of layers
 
 
-# Folder of external data, as for the files in configs/.
-_DATA = data_directory()
+_DATA = data_directory()  # folder of external data, as for the files in configs/
 
 _PAPER = Config(
     model=ModelConfig(compute_dtype="bfloat16"),

@@ -20,10 +20,8 @@ from jaxformer.runs.workdir import Workdir
 
 _logger = logging.getLogger("jaxformer")
 
-# A failed copy is retried after this time or after the next checkpoint.
-_RETRY_SECONDS = 60.0
-# The end of a run waits for its last copy for at most this time.
-_LAST_COPY_SECONDS = 600.0
+_RETRY_SECONDS = 60.0  # a failed copy is retried after this time or after the next checkpoint
+_LAST_COPY_SECONDS = 600.0  # the end of a run waits for its last copy for at most this time
 
 
 @contextlib.contextmanager

@@ -30,8 +30,7 @@ _FORMATS = {
     "waiting": "",
     "skipped": "",
 }
-# Seconds after which TensorBoard's events are written to the disk.
-_FLUSH_SECONDS = 60.0
+_FLUSH_SECONDS = 60.0  # seconds after which TensorBoard's events are written to the disk
 
 
 @runtime_checkable

@@ -15,8 +15,7 @@ from jaxformer.training.task import Loss
 from jaxformer.training.validation import evaluate_loss
 
 Arrays = Mapping[str, Shaped[np.ndarray, "..."]]
-# Name of the array that batches have in addition.
-REAL = "real"
+REAL = "real"  # name of the array that batches have in addition
 
 
 def epochs(

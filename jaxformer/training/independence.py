@@ -11,8 +11,7 @@ from jaxformer.training.mesh import AXES, DATA_AXIS, BatchShards, replicated
 from jaxformer.training.step import global_sums, step_key
 from jaxformer.training.task import Loss, Randomness, Sums, cached_by_function
 
-# Largest relative difference that rounding explains, even in bfloat16.
-_ROUNDING = 5e-3
+_ROUNDING = 5e-3  # largest relative difference that rounding explains, even in bfloat16
 # The program runs only once, so compile time matters more than run time.
 _COMPILER_OPTIONS = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 

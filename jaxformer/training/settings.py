@@ -10,8 +10,7 @@ from jaxformer.fields import build_section, check_fraction, check_known, check_p
 from jaxformer.files import local_path
 from jaxformer.nn.stack import Remat
 
-# Schedules that depend on the number of steps.
-DECAYING = ("linear", "cosine")
+DECAYING = ("linear", "cosine")  # schedules that depend on the number of steps
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

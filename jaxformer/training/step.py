@@ -24,8 +24,7 @@ from jaxformer.training.mesh import DATA_AXIS, batch_sharding, replicated, sum_o
 from jaxformer.training.state import TrainState, all_finite
 from jaxformer.training.task import Loss, Randomness, Sums, cached_by_function
 
-# Names that the step adds to the sums of a loss.
-_ADDED = {"grad_norm", "skipped"}
+_ADDED = {"grad_norm", "skipped"}  # names that the step adds to the sums of a loss
 # Some rows of a batch, and their numbers in the global batch.
 Rows = tuple[PyTree, Int[Array, " B"]]
 # (state, batch, seed) -> (next state, sums of the batch), and the same for one seed

@@ -34,8 +34,7 @@ COMMAND = "jaxformer import"
 _LAYOUT = "model.XXYY.intgemm.alphas.bin, and vocab.XXYY.spm or srcvocab.XXYY.spm and trgvocab..."
 _NAME = re.compile(r"model\.([a-z]{2})([a-z]{2})\..*bin")
 _ACTIVATIONS: dict[str, Activation] = {"relu": "relu", "swish": "swish"}
-# Our special tokens in theirs.
-_SPECIAL = [-1, layout.EOS, -1, layout.UNK]
+_SPECIAL = [-1, layout.EOS, -1, layout.UNK]  # our special tokens in theirs
 _MAX_LENGTH = 512
 
 

@@ -13,16 +13,12 @@ from typing import TypeAlias
 
 from jaxformer.errors import UserError
 
-# The root of a sentence that is not a single constituent.
-TOP = "TOP"
-# Labels of roots: none (Penn), TOP, ROOT (Stanford), S1 (Charniak).
-_TOPS = ("", TOP, "ROOT", "S1")
-# The tag of empty elements, such as traces and dropped subjects.
-_EMPTY = "-NONE-"
+TOP = "TOP"  # the root of a sentence that is not a single constituent
+_TOPS = ("", TOP, "ROOT", "S1")  # labels of roots: none (Penn), TOP, ROOT (Stanford), S1 (Charniak)
+_EMPTY = "-NONE-"  # the tag of empty elements, such as traces and dropped subjects
 
 _BRACKET_OR_TEXT = re.compile(r"[()]|[^()\s]+", re.ASCII)
-# A label, a tag or a word.
-TEXT = re.compile(r"[^()\s]+", re.ASCII)
+TEXT = re.compile(r"[^()\s]+", re.ASCII)  # a label, a tag or a word
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

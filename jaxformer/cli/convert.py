@@ -1,6 +1,5 @@
 """The commands ``average``, ``quantize``, ``import`` and ``export``, which convert models."""
 
-import importlib
 import pathlib
 import re
 from typing import Annotated, Literal
@@ -87,17 +86,26 @@ def import_model(
     from jaxformer.interop.hub import model_folder
     from jaxformer.runs.workdir import Workdir
 
-    name = "huggingface" if system == "hf" else system
-    importer = importlib.import_module(f"jaxformer.interop.{name}.importer")
+    if system == "hf":
+        from jaxformer.interop.huggingface import importer
+
+        convert, files = importer.import_huggingface, importer.FILES
+    elif system == "marian":
+        from jaxformer.interop.marian import importer
+
+        convert, files = importer.import_marian, importer.FILES
+    else:
+        from jaxformer.interop.bergamot import importer
+
+        convert, files = importer.import_bergamot, None  # not on the hub
     languages = [name for name in (source_language, target_language) if name is not None]
     if languages and system != "hf":
         raise UserError("--source-language and --target-language are for M2M-100 and NLLB only")
     Workdir(workdir).check_writable(importer.COMMAND)  # before a download
-    if hasattr(importer, "FILES"):  # Others are not on the hub.
-        directory = model_folder(directory, importer.FILES)
+    if files:
+        directory = model_folder(directory, files)
     options = {"languages": languages} if languages else {}
-    summary = getattr(importer, f"import_{name}")(directory, workdir, **options)
-    print(f"{workdir}: {summary}")
+    print(f"{workdir}: {convert(directory, workdir, **options)}")
 
 
 def export_model(

@@ -85,15 +85,6 @@ def test_strict_reading_ends_at_a_bad_line(pipe, tmp_path, monkeypatch):
         pytest.fail("reads before it refuses")
 
 
-def test_bad_lines_are_yielded_in_place():
-    content = b"\xef\xbb\xbfone\n\xff\n\xef\xbb\xbf\r\n\n\xc3"
-    lines = list(lines_with_errors(io.BytesIO(content).readline, "in"))
-    assert [line.text for line in lines] == ["one", "", "\ufeff", "", ""]
-    errors = [line.error and line.error.partition(";")[0] for line in lines]
-    byte = "not UTF-8: byte 0x{} at position 1 of the line"
-    assert errors == [None, f"in:2: {byte.format('ff')}", None, None, f"in:5: {byte.format('c3')}"]
-
-
 @pytest.mark.parametrize("excess", [0, 1, text._MAX_LINE_BYTES])
 def test_too_long_a_line_is_skipped_up_to_its_end(excess):
     long = "a" * (text._MAX_LINE_BYTES - 1 + excess)

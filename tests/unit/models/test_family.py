@@ -10,13 +10,20 @@ from jaxformer import (
     Config,
     DataConfig,
     GPT2Config,
+    ImagesConfig,
     LlamaConfig,
     StreamConfig,
     T5Config,
+    ViTConfig,
 )
 from jaxformer.errors import UserError
 from jaxformer.inference.weights import abstract_params
-from jaxformer.kinds import CLASSIFICATION, LANGUAGE_MODELING, TRANSLATION
+from jaxformer.kinds import (
+    CLASSIFICATION,
+    IMAGE_CLASSIFICATION,
+    LANGUAGE_MODELING,
+    TRANSLATION,
+)
 from jaxformer.models.gpt2 import GPT2
 
 from ...profiles import CHECKED
@@ -37,10 +44,13 @@ FLAN = {"embeddings": "separate", "scaled_output": False}
         (LlamaConfig(vocab_size=128_256, d_ff=14_336, num_kv_heads=8), 8_030_261_248),
         (T5Config(), 60_506_624),
         (T5Config(d_ff=1024, num_heads=6, num_layers=8, gated=True, **FLAN), 76_961_152),
+        (ViTConfig(), 86_567_656),  # ViT-B/16
+        (ViTConfig(patch_size=32), 88_224_232),
+        (ViTConfig(d_model=1024, d_ff=4096, num_heads=16, num_layers=24), 304_326_632),
     ],
 )
 def test_parameters_are_as_many_as_published(config, size):
-    kinds = {"bert": CLASSIFICATION, "t5": TRANSLATION}
+    kinds = {"bert": CLASSIFICATION, "t5": TRANSLATION, "vit": IMAGE_CLASSIFICATION}
     kind = kinds.get(config.architecture, LANGUAGE_MODELING)
     shapes = jax.tree.leaves(abstract_params(config, kind))
     assert sum(math.prod(leaf.shape) for leaf in shapes) == size
@@ -70,6 +80,11 @@ ERRORS = [
     (lambda: T5Config(num_decoder_layers=0), "model.num_decoder_layers must be greater than 0"),
     (lambda: T5Config(d_k=2**21), "model.d_k must be at most 1048576"),
     (lambda: Config(model=T5Config(), data=STREAM), "model must be of class ModelConfig or GPT2C"),
+    (lambda: ViTConfig(width=30), "model.patch_size must divide model.width=30: got 16"),
+    (lambda: ViTConfig(num_heads=5), "model.num_heads must divide model.d_model=768"),
+    (lambda: ViTConfig(channels=0), "model.channels must be greater than 0: got 0"),
+    (lambda: Config(data=ImagesConfig()), "model must be of class ViTConfig with data.corpus=ima"),
+    (lambda: ImagesConfig(tokenizer="a"), "data.tokenizer: pictures have none, got a"),
     (lambda: Config.from_dict(NO_BERT), "must be one of transformer, gpt2, llama for a language "),
 ]
 
@@ -80,8 +95,13 @@ def test_errors(call, message):
         call()
 
 
-@pytest.mark.parametrize("model", [GPT2Config(**SMALL), LlamaConfig(**SMALL), T5Config()])
-def test_a_config_is_read_back_by_its_architecture(model):
-    data = DataConfig() if isinstance(model, T5Config) else STREAM
+@pytest.mark.parametrize(
+    ("model", "data"),
+    [
+        *((GPT2Config(**SMALL), STREAM), (LlamaConfig(**SMALL), STREAM)),
+        *((T5Config(), DataConfig()), (ViTConfig(), ImagesConfig(shift=1))),
+    ],
+)
+def test_a_config_is_read_back_by_its_architecture(model, data):
     config = Config(model=model, data=data)
     assert Config.from_dict(config.to_dict()) == config

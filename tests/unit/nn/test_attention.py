@@ -157,36 +157,6 @@ def test_multi_head_attention_concatenates_heads(sizes):
     np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_weight_dropout_keeps_the_mean_and_depends_on_the_row_id():
-    """All values are 1, so the output is the sum of the weights that dropout kept, scaled."""
-    layer = MultiHeadAttention(num_heads=4, dropout_rate=0.5)
-    ones = jnp.asarray(np.ones((3, 64, 8), np.float32))
-    params = random_params(layer, ones)
-    # All keys are equal, so every weight is 1 / 64. The output projection sums over heads.
-    params["value"] = np.full_like(params["value"], 1 / 8)
-    params["output"] = np.full_like(params["output"], 1 / 8)
-
-    @jax.jit
-    def run(params, row_ids):
-        kept = layer.apply(
-            {"params": params},
-            ones,
-            deterministic=False,
-            rngs={"dropout": jax.random.key(1)},
-            row_ids=row_ids,
-        )
-        return kept, layer.apply({"params": params}, ones)
-
-    kept, plain = jax.device_get(run(params, np.arange(3)))
-    np.testing.assert_allclose(plain, 1.0, rtol=1e-5)
-    # Binomial distribution: 4 heads of 64 weights, each kept with probability 1/2 and doubled.
-    ratios = kept[..., 0]
-    assert ratios.mean() == pytest.approx(1.0, abs=4 * (1 / 256 / ratios.size) ** 0.5)
-    assert ratios.std() == pytest.approx((1 / 256) ** 0.5, rel=0.2)
-    order = np.array([2, 0, 1])
-    np.testing.assert_array_equal(run(params, order)[0], kept[order])
-
-
 def test_positions_are_encoded_into_queries_and_keys():
     """With rotary positions, scores depend only on differences of positions."""
     layer = MultiHeadAttention(num_heads=2, encode_positions=rotary_positions)

@@ -54,6 +54,10 @@ HEADS = [RNG.normal(size=(2, LENGTH, 3, 4)).astype(np.float32) for _ in range(4)
 BIAS = LinearBias(3).bind({})()
 
 
+def whole_attention(*arguments):
+    return attend(*arguments)[0]
+
+
 def by_loops(keys):
     """Returns the mask of the rules, pair by pair."""
     seen = np.zeros((2, 1, LENGTH, LENGTH), bool)
@@ -94,7 +98,7 @@ def test_values_and_gradients_equal_those_of_masked_full_attention(way, segments
     @jax.jit
     def both():
         with use_backend(dataclasses.replace(backend(), scores_per_chunk=8 * LENGTH * 4)):
-            return results(way, keys), results(lambda *a: attend(*a)[0], full)
+            return results(way, keys), results(whole_attention, full)
 
     ours, expected = jax.device_get(both())
     jax.tree.map(
@@ -160,11 +164,11 @@ def test_a_prompt_sees_a_long_memory_in_chunks():
     np.testing.assert_allclose(*both(), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("way", [windowed_attention, chunked_attention])
+@pytest.mark.parametrize("way", [whole_attention, windowed_attention, chunked_attention])
 def test_dropout_of_parts_keeps_the_mean_and_depends_on_the_row_id(way):
     """All values are 1, so a result is the sum of the weights that dropout kept, scaled."""
     ones = np.ones((3, 64, 4, 8), np.float32)
-    keys = Keys.of_sequence(64, window=None if way is chunked_attention else 32)
+    keys = Keys.of_sequence(64, window=32 if way is windowed_attention else None)
 
     @jax.jit
     def run(row_ids):
@@ -174,6 +178,8 @@ def test_dropout_of_parts_keeps_the_mean_and_depends_on_the_row_id(way):
 
     kept = np.asarray(run(np.arange(3)))
     assert kept.mean() == pytest.approx(1.0, abs=0.02)
+    if way is not windowed_attention:  # Binomial: 64 weights, kept with probability 1/2, doubled.
+        assert kept.std() == pytest.approx((1 / 64) ** 0.5, rel=0.2)
     assert len(np.unique(kept.reshape(-1, 16, 4), axis=0)) == 12  # No two parts have one mask.
     np.testing.assert_array_equal(run(np.array([2, 0, 1])), kept[[2, 0, 1]])
 

@@ -1,5 +1,6 @@
 """Sinusoids against values computed by hand, and the linearity that section 3.5 chose them for."""
 
+import functools
 import math
 import typing
 
@@ -33,14 +34,15 @@ def test_odd_width_is_refused():
         sinusoidal_positions(4, 5)
 
 
-def test_rotary_positions_multiply_by_unit_complex_numbers():
+@pytest.mark.parametrize("base", [500.0, 10_000.0])
+def test_rotary_positions_multiply_by_unit_complex_numbers(base):
     rng = np.random.default_rng(0)
     heads = rng.normal(size=(2, 5, 3, 8)).astype("float32")
     positions = rng.integers(0, 1000, size=(2, 5))
     points = heads[..., :4] + 1j * heads[..., 4:]
-    turns = np.exp(1j * positions[..., None] * 10_000.0 ** (-np.arange(0, 8, 2) / 8))
+    turns = np.exp(1j * positions[..., None] * base ** (-np.arange(0, 8, 2) / 8))
     expected = points * turns[:, :, None]
-    found = np.asarray(jax.jit(rotary_positions)(heads, positions))
+    found = np.asarray(jax.jit(functools.partial(rotary_positions, base=base))(heads, positions))
     np.testing.assert_allclose(found[..., :4] + 1j * found[..., 4:], expected, atol=3e-4)
 
 

@@ -1,4 +1,4 @@
-"""The recurrence against a loop over its equations, whole, packed and with a cache."""
+"""The recurrence against a loop over its equations, whole and packed."""
 
 import jax
 import numpy as np
@@ -38,29 +38,6 @@ def test_packed_sequences_do_not_see_each_other():
     segments = np.array([[1, 1, 2, 2, 2, 0]] * 2)
     packed = whole(VARIABLES, X, segments)
     np.testing.assert_allclose(packed[:, 2:5], whole(VARIABLES, X[:, 2:5]), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("prompt", [0, 2])
-def test_cached_equals_whole_for_beams(prompt):
-    beams = np.random.default_rng(1).normal(size=(2, 3, 3, 8)).astype(np.float32)
-
-    @jax.jit
-    def cached(variables):
-        rows, sizes = np.zeros(2, np.int32), {"num_beams": 3, "capacity": 9}
-        cache = STACK.apply(variables, rows, 8, "float32", **sizes, method="init_cache")
-        if prompt:  # Tokens after the prompt are padding.
-            _, cache = STACK.apply(variables, X[:, :4], cache, prompt, method="prefill")
-        outputs = []
-        for step in range(3):
-            y, cache = STACK.apply(variables, beams[:, :, step], cache, method="step")
-            outputs.append(y)
-        return jax.numpy.stack(outputs, axis=2), cache.layers[0]["self_attention"].state.shape
-
-    rows = np.concatenate([X[:, :prompt].repeat(3, axis=0), beams.reshape(6, 3, 8)], axis=1)
-    expected = np.asarray(whole(VARIABLES, rows))[:, prompt:].reshape(2, 3, 3, 8)
-    found, shape = cached(VARIABLES)
-    assert tuple(map(int, shape)) == (2, 3, 8)
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(

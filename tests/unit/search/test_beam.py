@@ -217,18 +217,6 @@ def test_top_k_equals_a_stable_sort_with_ties_and_impossible_values(size, k):
     np.testing.assert_array_equal(found[1], places)
 
 
-def test_constraint_may_prefer_tokens_beyond_probability_one():
-    # Token 1 after the second hypothesis is preferred, by 3. Both hypotheses have probability 1.
-    logits = np.log(np.full((1, 2, 2), 0.5, np.float32))
-    preferred = logits + np.float32([[[0.0, 2.0], [0.0, 3.0]]])
-    settings = beam(constraints=(lambda logits, context: preferred,), eos_id=0)
-    at_limit = np.array([False])
-    arguments = logits, preferred, np.zeros((1, 2), np.float32), at_limit
-    found = jax.jit(lambda *arguments: settings.select_candidates(*arguments)[0])(*arguments)
-    assert found.parents.tolist() == [[1, 0]]
-    np.testing.assert_allclose(found.log_probs, np.log([[0.5, 0.5]]), rtol=1e-6)
-
-
 def step_of(**changes):
     """Returns a search of one step as a function of arrays, and its arguments."""
     settings = beam(beam_size=4, **changes)

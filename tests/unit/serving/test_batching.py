@@ -54,20 +54,6 @@ async def busy(queue, doubler):
     return task
 
 
-def test_requests_share_full_batches_and_keep_their_order():
-    async def main(queue, doubler):
-        first = await busy(queue, doubler)
-        tasks = [asyncio.create_task(queue.submit([n, n + 1])) for n in (1, 3, 5)]
-        await asyncio.sleep(0.01)
-        assert len(queue) == 6
-        doubler.go.set()
-        return [await task for task in (first, *tasks)]
-
-    results, batches = run(main)
-    assert results == [[200], [2, 4], [6, 8], [10, 12]]
-    assert batches == [[100], [1, 2, 3, 4], [5, 6]]
-
-
 def test_a_batch_waits_for_others_but_not_long():
     async def main(queue, doubler):
         began = time.perf_counter()
@@ -101,39 +87,6 @@ def test_the_queue_survives_a_failing_batch():
         return await queue.submit([1])
 
     assert run(main)[0] == [2]
-
-
-def test_a_cancelled_request_frees_its_place():
-    async def main(queue, doubler):
-        running = await busy(queue, doubler)
-        waiting = asyncio.create_task(queue.submit([1, 2]))
-        other = asyncio.create_task(queue.submit([3]))
-        await asyncio.sleep(0.01)
-        for task in (waiting, running):
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-        assert len(queue) == 1
-        doubler.go.set()
-        return await other
-
-    assert run(main) == ([6], [[100], [3]])
-
-
-def test_a_full_queue_refuses_requests_until_items_leave():
-    async def main(queue, doubler):
-        running = await busy(queue, doubler)
-        waiting = asyncio.create_task(queue.submit(range(1, 8)))
-        await asyncio.sleep(0)
-        with pytest.raises(OverloadedError) as error:
-            await queue.submit([1, 2])
-        assert error.value.retry_after >= 1
-        last = asyncio.create_task(queue.submit([8]))
-        await asyncio.sleep(0)
-        doubler.go.set()
-        return await running, await waiting, await last, await queue.submit([9, 10])
-
-    assert run(main)[0] == ([200], [2, 4, 6, 8, 10, 12, 14], [16], [18, 20])
 
 
 def test_closing_finishes_what_waits_and_refuses_the_rest():

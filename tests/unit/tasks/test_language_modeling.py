@@ -9,19 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.config import Config, MeshConfig, ModelConfig, StreamConfig, TrainingConfig
+from jaxformer.config import Config, ModelConfig, StreamConfig, TrainingConfig
 from jaxformer.errors import UserError
-from jaxformer.experiment import make_optimizer
 from jaxformer.models.language_model import LanguageModel
 from jaxformer.runs.workdir import Workdir
 from jaxformer.tasks import language_modeling
 from jaxformer.tasks.language_modeling import LanguageModeling, open_stream
-from jaxformer.training.mesh import BatchShards, make_mesh, to_devices
-from jaxformer.training.state import init_state
-from jaxformer.training.step import make_train_step
+from jaxformer.training.mesh import BatchShards, make_mesh
 from jaxformer.training.task import Randomness
-
-from ...profiles import by_profile
 
 TEXT = "".join(map(chr, np.random.default_rng(0).integers(97, 123, 1000)))
 CONFIG = Config(
@@ -107,30 +102,6 @@ def test_loss_is_cross_entropy_of_the_next_token_and_gradients_reach_every_param
         assert np.isfinite(leaf).all(), path
         # The softmax is invariant to a constant added to every key.
         assert leaf.any() or path[-1].key == "key_bias", path
-
-
-@pytest.mark.ci
-@pytest.mark.parametrize("optimizer", by_profile(["adam"], nightly=["adam", "muon"]))
-@pytest.mark.parametrize("mesh", by_profile([(2, 2)], nightly=[(1, 1), (2, 2)]))
-def test_eight_devices_equal_one(opened, mesh, optimizer):
-    """On eight devices, two empty rows pad the six rows."""
-    # Not with biases: the gradients of the keys' biases are 0 but for rounding.
-    training = {"optimizer": optimizer, "weight_decay": 0.1}
-    task = opened(change(model={"biases": False}, training=training))
-    optimizer = make_optimizer(task.config)
-    many = make_mesh(MeshConfig(fsdp=mesh[0], tensor=mesh[1]))
-    fresh, results = init_state(task.init, optimizer, many, 0), []
-    for where, state in (
-        (make_mesh(devices=jax.devices()[:1]), jax.device_get(fresh)),
-        (many, fresh),
-    ):
-        step = make_train_step(task.loss, optimizer, where)
-        own = task.batches(0, BatchShards.of(where))
-        for _ in range(2):
-            state, sums = step(state, to_devices(where, next(own)))
-        results.append(jax.device_get((state.params, sums["loss"])))
-    for one, other in zip(*map(jax.tree.leaves, results), strict=True):
-        np.testing.assert_allclose(other, one, rtol=2e-4, atol=2e-5)
 
 
 def test_evaluation_counts_every_character_of_the_last_tenth(opened):

@@ -8,15 +8,12 @@ import pytest
 import jaxformer
 from jaxformer import Checkpoints, UserError, ema_params, with_ema
 
+from ..runs import Killed
 from .test_user_task import SETTINGS, Bigrams, assert_close, assert_equal, cube, one_device
 
 DECAY, STEPS = 0.7, SETTINGS["steps"]
 EMA = with_ema(optax.adam(0.1), DECAY)
 SCHEDULE_FREE = optax.contrib.schedule_free_sgd(0.3)
-
-
-class Killed(BaseException):
-    """Stands in for the end of the process."""
 
 
 class Skipping(Bigrams):

@@ -1,9 +1,7 @@
 """An encoder from labeled lines to the command, and pretrained on masked tokens."""
 
 import collections
-import dataclasses
 import itertools
-import json
 import pathlib
 import re
 
@@ -22,6 +20,8 @@ from jaxformer.runs.workdir import Workdir
 from jaxformer.tasks.classification.classifier import Classifier
 from jaxformer.tasks.classification.task import MaskedLoss
 from jaxformer.training.mesh import BatchShards
+
+from ..runs import changed, reports
 
 GOOD, BAD, OTHER = ["great", "lovely"], ["awful", "dull"], ["a", "film", "that", "is", "it", "was"]
 
@@ -64,13 +64,8 @@ def run(config, tmp_path_factory):
     return workdir
 
 
-def valid_values(workdir):
-    rows = map(json.loads, Workdir(workdir).metrics.read_text().splitlines())
-    return [row for row in rows if row["kind"] == "valid"]
-
-
 def test_it_learns_the_words_and_the_command_scores_them(run, config, capsys, tmp_path):
-    assert valid_values(run)[-1]["accuracy"] == 1.0
+    assert reports(run, "valid")[-1]["accuracy"] == 1.0
     pytest.importorskip("sklearn", reason="jaxformer[vision] is not installed")
     labeled = config.data.valid
     assert main(["classify", "--workdir", str(run), "--labeled", labeled, "--baselines"]) == 0
@@ -109,22 +104,14 @@ def test_the_padding_in_the_log_is_of_the_texts_alone(run, config):
 def test_masked_tokens_are_learned_and_start_a_classifier(run, config, tmp_path):
     text = tmp_path / "text"
     text.write_text("\n".join(line.partition(" ")[2] for line in lines(3, 200)))
-    data = dataclasses.replace(
-        config.data,
-        **{"corpus": "masked", "train": str(text), "valid": str(text), "mask_rate": 0.15},
-        tokenizer=str(run),
-    )
-    settings = dataclasses.replace(
-        config.training, best_metric=None, eval_every=20, checkpoint_every=20
-    )
-    masked = dataclasses.replace(config, data=data, training=settings)
+    data = {"corpus": "masked", "train": str(text), "valid": str(text), "mask_rate": 0.15}
+    settings = {"best_metric": None, "eval_every": 20, "checkpoint_every": 20}
+    masked = changed(config, data=data | {"tokenizer": str(run)}, training=settings)
     train(masked, tmp_path / "masked")
-    losses = [row["loss"] for row in valid_values(tmp_path / "masked")]
+    losses = [row["loss"] for row in reports(tmp_path / "masked", "valid")]
     assert losses[-1] < losses[0] < np.log(290)
-    start = dataclasses.replace(
-        config.training, init_from=str(tmp_path / "masked"), steps=1, checkpoint_every=1
-    )
-    fine_tuned = train(dataclasses.replace(config, training=start), tmp_path / "fine")
+    start = {"init_from": str(tmp_path / "masked"), "steps": 1, "checkpoint_every": 1}
+    fine_tuned = train(changed(config, training=start), tmp_path / "fine")
     before = train(masked, tmp_path / "masked").params["embedding"]
     assert np.abs(np.asarray(fine_tuned.params["embedding"]) - before).max() < 0.02
 
@@ -154,12 +141,12 @@ def test_mistakes_in_labels_and_kinds_are_refused_in_one_line(run, config, tmp_p
         ("three", "model.num_classes must be 3, for the labels 0, 1, 2: got 2"),
         ("none", "none:2: expected a label, a space and a text, got 'nothing'"),
     ):
-        data = dataclasses.replace(config.data, train=str(tmp_path / name), max_length=8)
+        data = {"train": str(tmp_path / name), "max_length": 8}
         with pytest.raises(UserError, match=message):
-            train(dataclasses.replace(config, data=data), tmp_path / "run")
-    data = dataclasses.replace(config.data, tokenizer=str(run), valid=str(tmp_path / "three"))
+            train(changed(config, data=data), tmp_path / "run")
+    data = {"tokenizer": str(run), "valid": str(tmp_path / "three")}
     with pytest.raises(UserError, match="three:201: expected a label of the tokenizer, 0, 1, got"):
-        train(dataclasses.replace(config, data=data), tmp_path / "run")
+        train(changed(config, data=data), tmp_path / "run")
     with pytest.raises(UserError, match="expected a model of sentence pairs or a parser, got a c"):
         Translator.load(run)
     with pytest.raises(

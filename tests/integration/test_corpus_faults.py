@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import gzip
 import io
-import json
 import pathlib
 import re
 
@@ -28,6 +27,7 @@ from jaxformer.tasks.translation import Translation
 from jaxformer.training.fitting import fit
 from jaxformer.training.mesh import BatchShards, make_mesh
 
+from ..runs import reports
 from .training_process import start_training
 
 MODEL = ModelConfig(vocab_size=300, d_model=8, d_ff=16, num_heads=2, num_layers=1, max_length=64)
@@ -263,8 +263,7 @@ def test_all_pairs_of_a_skipped_step_are_named(folder, capsys):
     mesh = make_mesh(devices=jax.devices()[:1])
     fit(task, make_optimizer(config), "../run", training, config=config, mesh=mesh)
     log = capsys.readouterr().err
-    lines = (folder.parent / "run" / "metrics.jsonl").read_text().splitlines()
-    skipped = [report for report in map(json.loads, lines) if report["kind"] == "skipped"]
+    skipped = reports(folder.parent / "run", "skipped")
     assert skipped
     for report in skipped:
         step, numbers = report["step"], report["examples"]

@@ -29,21 +29,11 @@ from jaxformer.tasks.initialization import matching_ids, merge
 from jaxformer.training.optimizer import path_of
 
 from ..profiles import by_profile
+from ..runs import changed
 from .test_user_corpus import CONFIG as COUNTING
 from .test_user_corpus import Counting
 
 FIXTURES = pathlib.Path(__file__).parents[1] / "fixtures"
-
-
-def changed(config, **sections):
-    """Returns a config with some fields of its sections changed."""
-    return dataclasses.replace(
-        config,
-        **{
-            name: dataclasses.replace(getattr(config, name), **fields)
-            for name, fields in sections.items()
-        },
-    )
 
 
 def plain_loss(workdir, pairs):

@@ -1,9 +1,7 @@
 """A language model from training to generation: train, resume, generate, and refuse mistakes."""
 
-import dataclasses
 import io
 import itertools
-import json
 import shutil
 import sys
 
@@ -24,6 +22,7 @@ from jaxformer.models.language_model import LanguageModel
 from jaxformer.runs.workdir import Workdir
 from jaxformer.search import BeamSearch, Sampling
 
+from ..runs import changed, reports
 from . import pages
 
 # Each line is the alphabet.
@@ -73,25 +72,18 @@ def test_a_model_of_documents_ends_its_texts(run, tmp_path, capsys):
     for name, count in (("train", 40), ("valid", 4)):
         (tmp_path / name).write_text(f"{line}---\n" * count)
     files = {"file": str(tmp_path / "train"), "valid": str(tmp_path / "valid")}
-    config = dataclasses.replace(
-        config, data=dataclasses.replace(config.data, separator="---", **files)
-    )
+    config = changed(config, data={"separator": "---", **files})
     train(config, tmp_path / "run")
-    assert (
-        "1,120 training tokens, 112 validation tokens of 124 characters" in capsys.readouterr()[1]
-    )
+    counts = "1,120 training tokens, 112 validation tokens of 124 characters"
+    assert counts in capsys.readouterr().err
     generator = Generator.load(tmp_path / "run")
     assert generator.generate(["", "opq"], max_tokens=60) == [line, line[17:]]
     (tmp_path / "valid").write_text(line * 4)
     with pytest.raises(UserError, match="began with other data: validation text was"):
         train(config, tmp_path / "run")
-    changed = dataclasses.replace(
-        config,
-        data=dataclasses.replace(config.data, separator="=="),
-        model=dataclasses.replace(config.model, vocab_size=32),  # with "-"
-    )
+    other = changed(config, data={"separator": "=="}, model={"vocab_size": 32})  # with "-"
     with pytest.raises(UserError, match=r"data\.separator: expected lines '==' in .*train"):
-        train(changed, tmp_path / "other")
+        train(other, tmp_path / "other")
 
 
 @pytest.mark.ci
@@ -111,14 +103,8 @@ def test_the_page_runs_in_ones_own_code_and_generates(run, tmp_path, monkeypatch
     assert capsys.readouterr().out
 
 
-def reports(workdir):
-    lines = (workdir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return [json.loads(line) for line in lines]
-
-
 def test_it_learns_the_alphabet(run):
-    valid = [report for report in reports(run[1]) if report["kind"] == "valid"]
-    assert valid[-1]["nats_per_character"] < 0.3
+    assert reports(run[1], "valid")[-1]["nats_per_character"] < 0.3
     continuation = TEXT[3:103]
     assert Generator.load(run[1]).generate(["abc"], max_tokens=100)[0][:20] == continuation[:20]
 

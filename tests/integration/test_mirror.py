@@ -10,6 +10,7 @@ from jaxformer.errors import UserError
 from jaxformer.runs.checkpoints import Checkpoints
 from jaxformer.runs.workdir import Workdir
 
+from ..runs import reports
 from . import test_user_task
 from .test_user_task import assert_equal
 
@@ -52,8 +53,7 @@ def files_of(folder):
 
 
 def reports_of(folder):
-    lines = map(json.loads, folder.metrics.read_text().splitlines())
-    return [(line["kind"], line["step"], line["loss"]) for line in lines]
+    return [(line["kind"], line["step"], line["loss"]) for line in reports(folder.path)]
 
 
 @pytest.mark.parametrize("lost", ["everything", "checkpoints"])

@@ -1,6 +1,5 @@
 """``jaxformer replay`` takes a step again with the same bits, and finds the examples to blame."""
 
-import json
 import math
 import re
 
@@ -11,6 +10,7 @@ from jaxformer import Checkpoints, FitConfig, UserError, experiment
 from jaxformer.cli import main
 from jaxformer.training.replay import replay_step
 
+from ..runs import reports
 from .test_resume import MESH, SKIPPED, TASK, run
 from .test_user_task import OPTIMIZER, Notes
 
@@ -50,8 +50,7 @@ def test_the_largest_gradients_are_printed_first(tiny_workdir, capsys, monkeypat
 def test_a_step_has_the_same_bits_and_names_the_example_that_makes_it_nan(tmp_path):
     """Row 0 of each skipped batch has a weight of NaN."""
     run(tmp_path, (1, 3, 3), Notes())
-    lines = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
-    (report,) = (line for line in lines if (line["kind"], line["step"]) == ("train", 8))
+    (report,) = (report for report in reports(tmp_path, "train") if report["step"] == 8)
     settings = FitConfig(steps=14)
     with Checkpoints(tmp_path / "checkpoints") as checkpoints:
         good, bad = (

@@ -1,7 +1,6 @@
 """An interrupted run equals an uninterrupted one: weights, every report, every validation, best."""
 
 import contextlib
-import json
 import random
 import signal
 import time
@@ -14,6 +13,7 @@ from jaxformer import Checkpoints, FitConfig, fit
 from jaxformer.errors import StoppedError
 
 from ..profiles import by_profile
+from ..runs import Killed, reports
 from .test_user_task import OPTIMIZER, Bigrams, Notes, assert_equal, one_device
 
 STEPS = 14
@@ -21,10 +21,6 @@ STEPS = 14
 INTERVALS = [(5, 3, 6), (7, 2, 2), (1, 4, 8), (4, 6, 12), (100, 5, 5), (3, 1, 4)]
 TIMES = {"seconds_per_step", "waiting", "tokens_per_second"}
 SKIPPED = (3, 4, 9)
-
-
-class Killed(BaseException):
-    """An exception that stands in for the end of the process."""
 
 
 class Interrupted(Bigrams):
@@ -83,10 +79,9 @@ def without_times(reports):
 
 def results(folder, notes):
     """Returns everything that must not depend on interruptions."""
-    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     checkpoints = Checkpoints(folder / "checkpoints")
     return {
-        "metrics": without_times(map(json.loads, lines)),
+        "metrics": without_times(reports(folder)),
         "writer": [(step, kind, *without_times([values])) for step, kind, values in notes.reports],
         "steps": checkpoints.steps(),
         "best": checkpoints.best_step(),

@@ -11,6 +11,8 @@ from jaxformer.errors import UserError
 from jaxformer.paper.table3 import main
 from jaxformer.paper.table3_report import load_results
 
+from ..runs import reports
+
 STEPS = 4
 
 
@@ -43,9 +45,8 @@ def test_a_finished_row_is_not_trained_again(corpus, tmp_path, capsys):
     # After four steps there may be no line of four words, and so no BLEU: the table has 0 then.
     assert (report["sacrebleu"]["score"] or 0) == found.bleu
     assert (report["compound_split_bleu"]["score"] or 0) == found.compound_split_bleu
-    records = [json.loads(line) for line in (row / "metrics.jsonl").read_text().split("\n")[:-1]]
-    assert found.perplexity == records[-1]["perplexity"] > 1
-    rates = [r["seconds_per_step"] for r in records if r["kind"] == "train"]
+    assert found.perplexity == reports(row)[-1]["perplexity"] > 1
+    rates = [r["seconds_per_step"] for r in reports(row, "train")]
     assert found.training_seconds == pytest.approx(2 * sum(rates))
 
     # Without data only the table can be written.

@@ -2,7 +2,6 @@
 
 import collections
 import contextlib
-import dataclasses
 import gzip
 import importlib.util
 import io
@@ -25,17 +24,14 @@ from jaxformer.runs.checkpoints import Checkpoints
 from jaxformer.training import fitting
 from jaxformer.training.flops import training_flops
 
+from ..runs import changed, reports
+
 # Compiles the shared programs first, in any order of the tests, so that they do not count here.
 pytestmark = pytest.mark.usefixtures("tiny_workdir")
 
 
 def assert_equal_states(actual, expected):
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(actual), jax.device_get(expected))
-
-
-def read_metrics(folder):
-    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return [json.loads(line) for line in lines]
 
 
 @pytest.fixture(scope="module")
@@ -66,11 +62,11 @@ def test_resumed_equals_uninterrupted(tiny_config, tmp_path, uninterrupted, capl
     damage_largest_file(tmp_path / "checkpoints" / "3")
     assert_equal_states(train(tiny_config(), tmp_path), uninterrupted[0])
     assert "damaged" in caplog.text
-    reports, expected = read_metrics(tmp_path), read_metrics(uninterrupted[1])
-    kinds = [(report["kind"], report["step"]) for report in reports]
+    found, expected = reports(tmp_path), reports(uninterrupted[1])
+    kinds = [(report["kind"], report["step"]) for report in found]
     assert kinds == [("train", 2), ("train", 4), ("train", 6), ("valid", 6)]
-    assert [r["loss"] for r in reports] == [r["loss"] for r in expected]
-    assert reports[-1]["exact_match"] == expected[-1]["exact_match"]
+    assert [r["loss"] for r in found] == [r["loss"] for r in expected]
+    assert found[-1]["exact_match"] == expected[-1]["exact_match"]
 
 
 def test_checkpoints_of_another_vocabulary_are_refused(tiny_config, tmp_path, uninterrupted):
@@ -96,9 +92,8 @@ def test_workdir_of_another_experiment_is_refused(tiny_config, uninterrupted):
         ("training", {"seed": 5}, r"training\.seed=0, but 5 was given"),
         ("training", {"warmup_steps": 9}, r"training\.warmup_steps=10, but 9 was given"),
     ]:
-        part = dataclasses.replace(getattr(config, section), **changes)
         with pytest.raises(UserError, match=words):
-            train(dataclasses.replace(config, **{section: part}), uninterrupted[1])
+            train(changed(config, **{section: changes}), uninterrupted[1])
 
 
 def test_divergence_names_the_rate_that_is_set(tiny_config, tmp_path, monkeypatch):
@@ -126,14 +121,14 @@ def test_a_failing_validation_costs_only_its_score(
 
     state = train(tiny_config(**often), run, hooks=[damage])
     assert_equal_states(state, uninterrupted[0])
-    failed = [r for r in read_metrics(run) if r["kind"] == "failed_validation"]
+    failed = reports(run, "failed_validation")
     assert [r["step"] for r in failed] == [4, 6]
     assert "step 4/6  validation failed, the checkpoint has no score: " in capsys.readouterr().err
     checkpoints = Checkpoints(run / "checkpoints")
     assert (checkpoints.steps(), checkpoints.best_step()) == ([2, 4, 6], 2)
     # The same command rebuilds the store, and repeats the last validation.
     train(tiny_config(**often), run)
-    assert read_metrics(run)[-1]["loss"] == read_metrics(uninterrupted[1])[-1]["loss"]
+    assert reports(run)[-1]["loss"] == reports(uninterrupted[1])[-1]["loss"]
     assert checkpoints.best_step() == 6
 
 
@@ -145,11 +140,8 @@ def write_text_corpus(folder, lines):
 
 
 def text_config(tiny_config, folder, **training):
-    config = tiny_config(**training)
-    data = dataclasses.replace(
-        config.data, corpus="text", train=str(folder / "train"), valid=str(folder / "valid")
-    )
-    return dataclasses.replace(config, data=data)
+    files = {"train": str(folder / "train"), "valid": str(folder / "valid")}
+    return changed(tiny_config(**training), data={"corpus": "text", **files})
 
 
 @pytest.mark.smoke
@@ -201,7 +193,7 @@ def test_a_signal_during_the_last_save_does_not_stop_it(short_run):
 
 
 def test_speed_is_compared_with_the_peak_where_it_is_known(short_run, tiny_config):
-    (report,) = (r for r in read_metrics(short_run[0]) if r["kind"] == "train")
+    (report,) = reports(short_run[0], "train")
     # Packed batches of 512 source and 512 target tokens have 8 rows of 64.
     flops = training_flops(tiny_config().model, 8, 64, 64)
     expected = flops / report["seconds_per_step"] / 1e12
@@ -227,9 +219,9 @@ def test_steps_are_profiled(tiny_config, tmp_path, uninterrupted, capsys):
 
 def test_finished_run_is_left_alone(tiny_config, uninterrupted, capsys):
     state, folder = uninterrupted
-    before = read_metrics(folder)
+    before = reports(folder)
     assert_equal_states(train(tiny_config(), folder), state)
-    assert read_metrics(folder) == before
+    assert reports(folder) == before
     assert "nothing to do: training.steps=6 are done" in capsys.readouterr().err
     config = (folder / "config.json").read_bytes()
     train(tiny_config(steps=5), folder)

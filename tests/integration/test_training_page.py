@@ -1,7 +1,6 @@
 """The blocks of docs/training.md run, in order; loggers of others are stand-ins."""
 
 import itertools
-import json
 import sys
 from unittest import mock
 
@@ -13,6 +12,7 @@ import pytest
 import jaxformer
 from jaxformer import Checkpoints, FitConfig, fit, make_mesh
 
+from ..runs import reports
 from . import pages
 
 pytestmark = pytest.mark.ci
@@ -36,9 +36,8 @@ def page(tmp_path_factory):
 
 def test_the_task_learns(page):
     _, _, folder = page
-    reports = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert [r["step"] for r in reports if r["kind"] == "train"] == [20, 40, 60, 80, 100]
-    valid = [r for r in reports if r["kind"] == "valid"]
+    assert [r["step"] for r in reports(folder, "train")] == [20, 40, 60, 80, 100]
+    valid = reports(folder, "valid")
     assert valid[-1]["perplexity"] < valid[0]["perplexity"] < 128
     assert valid[-1]["accuracy"] > 0.4
     assert Checkpoints(folder / "checkpoints").best_step() == 100
@@ -65,7 +64,6 @@ def test_the_teacher_stays_and_the_statistics_move(page):
 
 def test_loggers_get_each_report_once(page):
     _, modules, folder = page
-    reports = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     for logger, step in (("wandb", 60), ("trackio", 80)):
         module = modules[logger]
         module.init.assert_called_once_with(project="bigrams")
@@ -77,7 +75,7 @@ def test_loggers_get_each_report_once(page):
         ]
         assert logged == [
             (step, f"{report['kind']}/{name}", value)
-            for report in reports
+            for report in reports(folder)
             if report["step"] == step
             for name, value in report.items()
             if name not in ("kind", "step")

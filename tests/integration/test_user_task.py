@@ -21,6 +21,9 @@ from jaxformer import Checkpoints, Config, FitConfig, MeshConfig, Task, UserErro
 from jaxformer.nn import ParameterInfo
 from jaxformer.runs.manifest import Manifest
 
+from .. import runs
+from ..runs import Killed
+
 TEXT = "the quick brown fox jumps over the lazy dog and runs away from the angry bear " * 8
 SETTINGS = {"steps": 12, "log_every": 2, "checkpoint_every": 4, "eval_every": 4}
 OPTIMIZER = optax.adam(0.1)
@@ -121,11 +124,6 @@ def assert_close(actual, expected, rtol=1e-4, atol=1e-5):
     )
 
 
-def reports_of(folder):
-    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return [json.loads(line) for line in lines]
-
-
 def steps_in(folder):
     return Checkpoints(folder / "checkpoints").steps()
 
@@ -140,10 +138,6 @@ def uninterrupted(tmp_path_factory):
     return state, notes.reports, folder
 
 
-class Killed(BaseException):
-    """An exception that stands in for the end of the process."""
-
-
 @pytest.mark.smoke
 def test_task_learns_and_reports(uninterrupted):
     _, reports, folder = uninterrupted
@@ -153,7 +147,7 @@ def test_task_learns_and_reports(uninterrupted):
     valid = [values for _, kind, values in reports if kind == "valid"]
     assert valid[-1]["perplexity"] == pytest.approx(math.exp(valid[-1]["loss"]))
     assert 0 < valid[-1]["right"] <= 1
-    assert [(r["step"], r["kind"], r["loss"]) for r in reports_of(folder)] == [
+    assert [(r["step"], r["kind"], r["loss"]) for r in runs.reports(folder)] == [
         (step, kind, values["loss"]) for step, kind, values in reports
     ]
     assert json.loads((folder / "identity.json").read_text()) == Bigrams().identity()
@@ -233,7 +227,7 @@ def test_hooks_see_every_step_and_their_errors_end_the_run(tmp_path, uninterrupt
     with pytest.raises(ZeroDivisionError):
         run(tmp_path, hooks=[note, every(8, lambda *_: 1 / 0)], log_every=1)
     assert [(step, number) for step, number, _ in seen] == [(step, step) for step in range(1, 9)]
-    losses = [report["loss"] for report in reports_of(tmp_path) if report["kind"] == "train"]
+    losses = [report["loss"] for report in runs.reports(tmp_path, "train")]
     assert losses == pytest.approx([loss for _, _, loss in seen], rel=1e-6)
     # The step after which the hook failed is saved.
     assert max(steps_in(tmp_path)) == 8

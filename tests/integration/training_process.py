@@ -22,6 +22,7 @@ from jaxformer.training.mesh import make_mesh
 from jaxformer.training.state import abstract_state
 
 from ..profiles import by_profile
+from ..runs import reports
 
 PROJECT = pathlib.Path(__file__).parents[2]
 SETTINGS = {
@@ -119,11 +120,7 @@ def result(folder):
     mesh = make_mesh(devices=jax.devices()[:1])
     template = abstract_state(make_init(config.model), make_optimizer(config), mesh)
     checkpoints = Checkpoints(folder / "checkpoints")
-    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    metrics = [
-        {name: value for name, value in json.loads(line).items() if name not in TIMES}
-        for line in lines
-    ]
+    metrics = [{n: v for n, v in report.items() if n not in TIMES} for report in reports(folder)]
     state = jax.device_get(checkpoints.restore(template).state)
     return state, metrics, checkpoints.steps(), checkpoints.best_step()
 

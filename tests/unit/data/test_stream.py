@@ -125,8 +125,3 @@ def test_files_that_are_not_text_are_refused(tmp_path):
         path.write_bytes(content)
         with pytest.raises(UserError, match=message):
             read_text(path)
-
-
-def test_too_large_a_vocabulary_is_refused():
-    with pytest.raises(UserError, match=r"model\.vocab_size is too large .*: got 5000"):
-        train_byte_pairs(TEXT, 5000)

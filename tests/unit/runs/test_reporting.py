@@ -1,6 +1,5 @@
 """Reports: plain lines or a bar, and metrics.jsonl, which a resumed run continues."""
 
-import dataclasses
 import json
 import math
 import pathlib
@@ -127,22 +126,6 @@ def test_reports_of_a_resumed_run_are_not_repeated(folder, capsys):
 def step_sums(**values):
     values = {"loss": 1.0, "count": 2, "grad_norm": 1.0, "skipped": 0} | values
     return jax.device_put({name: np.asarray(value) for name, value in values.items()})
-
-
-def test_a_saved_window_continues_exactly():
-    steps = [step_sums(loss=n / 3, tokens=n, skipped=n % 4 == 3) for n in range(50)]
-    whole, broken = reporting.ReportWindow(), reporting.ReportWindow()
-    for step, metrics in enumerate(steps, start=1):
-        whole.add(step, metrics)
-        broken.add(step, metrics)
-        if step % 7 == 0:
-            saved = dataclasses.asdict(broken.totals())
-            broken = reporting.ReportWindow(saved=json.loads(json.dumps(saved)))
-    assert whole.totals().skipped == [n + 1 for n in range(50) if n % 4 == 3]
-    assert broken.totals().skipped == whole.totals().skipped
-    expected, found = whole.means(updates=38), broken.means(updates=38)
-    for name in ("loss", "grad_norm", "skipped"):
-        assert found[name] == expected[name]
 
 
 def test_the_loop_is_only_a_few_steps_ahead_of_the_device():

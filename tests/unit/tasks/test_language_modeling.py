@@ -1,6 +1,5 @@
 """The language modeling task: loss, gradients, evaluation and sharding against references."""
 
-import dataclasses
 import functools
 import math
 
@@ -17,6 +16,8 @@ from jaxformer.tasks import language_modeling
 from jaxformer.tasks.language_modeling import LanguageModeling, open_stream
 from jaxformer.training.mesh import BatchShards, make_mesh
 from jaxformer.training.task import Randomness
+
+from ...runs import changed
 
 TEXT = "".join(map(chr, np.random.default_rng(0).integers(97, 123, 1000)))
 CONFIG = Config(
@@ -38,23 +39,13 @@ CONFIG = Config(
 )
 
 
-def change(config=CONFIG, **sections):
-    return dataclasses.replace(
-        config,
-        **{
-            name: dataclasses.replace(getattr(config, name), **fields)
-            for name, fields in sections.items()
-        },
-    )
-
-
 @pytest.fixture
 def opened(tmp_path):
     """Returns a function that opens the task of a config with the text of this test."""
 
     def task(config=CONFIG, text=TEXT):
         (tmp_path / "text.txt").write_text(text)
-        config = change(config, data={"file": str(tmp_path / "text.txt")})
+        config = changed(config, data={"file": str(tmp_path / "text.txt")})
         return LanguageModeling(config, open_stream(config, Workdir(tmp_path / "run")))
 
     return task
@@ -126,7 +117,7 @@ def test_evaluation_counts_every_character_of_the_last_tenth(opened):
 
 def test_nats_are_per_character_with_byte_pairs(opened, monkeypatch):
     text = "All:\nSpeak, speak.\n\nFirst Citizen:\nWe know.\n" * 30
-    task = opened(change(model={"vocab_size": 300}, data={"tokens": "bpe"}), text)
+    task = opened(changed(CONFIG, model={"vocab_size": 300}, data={"tokens": "bpe"}), text)
     values = {"loss": 2.0, "perplexity": math.exp(2.0)}
     monkeypatch.setattr(language_modeling, "evaluate_loss", lambda *_: values)
     valid = text[len(text) * 9 // 10 :]
@@ -138,11 +129,11 @@ def test_nats_are_per_character_with_byte_pairs(opened, monkeypatch):
 
 def test_sizes_that_do_not_fit_the_text_are_refused(opened):
     with pytest.raises(UserError, match=r"model.vocab_size must be 30, four special tokens and"):
-        opened(change(model={"vocab_size": 31}))
+        opened(changed(CONFIG, model={"vocab_size": 31}))
     with pytest.raises(UserError, match=r"data\.length must be less than the 900 tokens"):
-        opened(change(model={"max_length": 2000}, data={"length": 900}))
+        opened(changed(CONFIG, model={"max_length": 2000}, data={"length": 900}))
     with pytest.raises(UserError, match=r"data\.length must not exceed .*: got 17"):
-        change(data={"length": 17})
+        changed(CONFIG, data={"length": 17})
 
 
 def test_identity_hashes_text_and_vocabulary(opened):

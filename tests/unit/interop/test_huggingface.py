@@ -1,6 +1,7 @@
 """Error messages of the import; tests/integration covers valid models."""
 
 import dataclasses
+import functools
 import json
 import pathlib
 import shutil
@@ -19,6 +20,8 @@ from jaxformer.interop.huggingface.exporter import can_write, write
 from jaxformer.interop.huggingface.importer import import_huggingface
 from jaxformer.runs.workdir import Workdir
 
+from .refusals import refused, refused_changes, refused_files
+
 pytest.importorskip("tokenizers")
 FIXTURES = pathlib.Path(__file__).parents[2] / "fixtures" / "huggingface"
 INDEX = "model.safetensors.index.json"
@@ -30,17 +33,11 @@ GPT2_CONFIG = [
     ({"vocab_size": None}, "config.json: expected vocab_size to be a whole number .*: got None"),
     ({"model_type": "marian"}, "a Marian model; give jaxformer import marian"),
     ({"scale_attn_weights": False}, "expected scale_attn_weights to be True: got False"),
-    ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx to be False"),
-    ({"reorder_and_upcast_attn": True}, "expected reorder_and_upcast_attn to be False: got True"),
-    ({"add_cross_attention": True}, "expected add_cross_attention to be False: got True"),
     ({"tie_word_embeddings": False}, "expected tie_word_embeddings to be True: got False"),
     ({"activation_function": "gelu_10"}, "activation_function to be gelu or .*: got 'gelu_10'"),
     ({"embd_pdrop": 0.5}, "expected embd_pdrop to be resid_pdrop=0.0: got 0.5; jaxformer's GPT2C"),
-    ({"n_embd": "16"}, "expected n_embd to be a whole number below 1048576: got '16'"),
-    (lambda fields: fields.pop("n_embd"), "n_embd to be a whole number below 1048576: got None"),
     ({"n_head": 3}, "config.json: model.num_heads must divide model.d_model=16: got 3"),
     ({"layer_norm_epsilon": None}, "model.norm_epsilon must be of type float: got None"),
-    ({"new_rule": 2}, "jaxformer does not know new_rule=2"),
     ({"quantization_config": {"bits": 4}}, "does not know quantization_config={'bits': 4}"),
     ({"eos_token_id": [1, 2]}, r"expected eos_token_id to be a whole number.*: got \[1, 2\]"),
     ({"eos_token_id": None}, "tokenizer.json: expected eos_token_id to be an id"),
@@ -52,32 +49,20 @@ LLAMA_CONFIG = [
     ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, ROPE),
     ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, ROPE),
     ({"rope_parameters": {"rope_type": "default", "rope_theta": "x"}}, "rope_theta to be a number"),
-    ({"pretraining_tp": 2}, "expected pretraining_tp to be 1: got 2"),
-    ({"hidden_act": "quick_gelu"}, "expected hidden_act to be gelu or .*: got 'quick_gelu'"),
     ({"num_key_value_heads": 3}, "model.num_kv_heads must divide model.num_heads=4: got 3"),
     ({"head_dim": 5}, "the size of a head, model.d_k, must be even"),
     ({"sliding_window": 4}, "jaxformer does not know sliding_window=4"),
     ({"attention_bias": 1}, "expected attention_bias to be true or false: got 1"),
 ]
 T5_CONFIG = [
-    (
-        {"feed_forward_proj": "tanh"},
-        "expected feed_forward_proj to be gated-gelu, or .*: got 'tanh'",
-    ),
+    ({"feed_forward_proj": "tanh"}, "expected feed_forward_proj to be gated-.*: got 'tanh'"),
     ({"feed_forward_proj": "gated-tanh"}, "with or without gated-: got 'gated-tanh'"),
-    (
-        {"dense_act_fn": "gelu"},
-        "expected dense_act_fn to be 'relu': got 'gelu'; jaxformer's feed-f",
-    ),
-    ({"is_gated_act": True}, "expected is_gated_act to be False: got True"),
+    ({"dense_act_fn": "gelu"}, "dense_act_fn to be 'relu': got 'gelu'; jaxformer's feed-f"),
     ({"is_encoder_decoder": False}, "expected is_encoder_decoder to be True: got False"),
     ({"scale_decoder_outputs": 1}, "expected scale_decoder_outputs to be true or false: got 1"),
     ({"relative_attention_max_distance": 4}, "config.json: model.num_buckets must be at least 4"),
-    ({"eos_token_id": None}, "tokenizer.json: expected eos_token_id to be an id"),
 ]
 MISTRAL_CONFIG = [
-    ({"mlp_bias": True}, "expected mlp_bias to be False: got True"),
-    ({"sliding_window": "4"}, "expected sliding_window to be a whole number"),
     ({"sliding_window": 1}, "model.window must be greater than 0: got 0"),
 ]
 QWEN2_CONFIG = [
@@ -86,12 +71,8 @@ QWEN2_CONFIG = [
 ]
 M2M100_CONFIG = [
     ({"decoder_layers": 3}, "expected decoder_layers to be encoder_layers=2: got 3; jaxformer's M"),
-    ({"scale_embedding": False}, "expected scale_embedding to be True: got False"),
     ({"activation_dropout": 0.1}, "expected activation_dropout to be 0.0: got 0.1"),
-    (
-        {"vocab_size": 140},
-        "vocab.json: .* fewer than vocab_size=140 with 100 languages",
-    ),
+    ({"vocab_size": 140}, "vocab.json: .* fewer than vocab_size=140 with 100 languages"),
 ]
 M2M100_VOCABULARY = [
     ({"<pad>": 7}, "vocab.json: expected ids from 0, of <s>, <pad>, </s>, <unk> and pieces"),
@@ -102,7 +83,6 @@ M2M100_TOKENIZER = [
     ({"legacy_behaviour": True}, "expected legacy_behaviour to be false: got True"),
 ]
 VIT_CONFIG = [
-    ({"qkv_bias": False}, "expected qkv_bias to be True: got False"),
     ({"image_size": [8, "12"]}, "expected width to be a whole number below 1048576: got '12'"),
     ({"image_size": [8]}, r"expected height to be a whole number.*: got \[8\]"),
     ({"patch_size": 3}, "model.patch_size must divide model.height=8: got 3"),
@@ -114,7 +94,6 @@ VIT_PIXELS = [
 ]
 NAMES = "expected id2label to name each class: got "
 BERT_CONFIG = [
-    ({"is_decoder": True}, "expected is_decoder to be False: got True"),
     ({"position_embedding_type": "relative_key"}, "position_embedding_type to be 'absolute': got"),
     ({"problem_type": "regression"}, "expected problem_type to be single_.*: got 'regression'"),
     ({"classifier_dropout": 0.3}, "expected classifier_dropout to be 0.1: got 0.3"),
@@ -122,10 +101,7 @@ BERT_CONFIG = [
     ({"id2label": {"0": "a", "1": "a"}}, NAMES),
     ({"id2label": {"0": "a\n"}}, NAMES),
     ({"id2label": [1]}, NAMES),
-    (
-        {"id2label": {"0": "a"}},
-        r"expected classifier.weight to have shape \(1, 16\): got \(3, 16\)",
-    ),
+    ({"id2label": {"0": "a"}}, r"classifier.weight to have shape \(1, 16\): got \(3, 16\)"),
 ]
 BERT_TOKENIZER = [
     ({"post_processor": None}, "expected a post_processor that adds the first and the last token"),
@@ -180,28 +156,14 @@ INDEX_CASES = [
 )
 def test_other_values_are_refused_by_name(model, file, cases, tmp_path):
     directory = pathlib.Path(shutil.copytree(FIXTURES / model, tmp_path / "model"))
-    before = (directory / file).read_bytes()
-    for change, message in cases:
-        arrays = file == "model.safetensors"
-        content = safetensors.numpy.load(before) if arrays else json.loads(before)
-        change(content) if callable(change) else content.update(change)
-        new = safetensors.numpy.save(content) if arrays else json.dumps(content).encode()
-        (directory / file).write_bytes(new)
-        refused(directory, message)
-
-
-def refused(directory, message):
-    workdir = directory.parent / "run"
-    languages = ("en", "de") if (directory / "vocab.json").exists() else ()
-    with pytest.raises(UserError, match=message) as error:
-        import_huggingface(directory, workdir, languages)
-    assert "\n" not in str(error.value)
-    assert not Workdir(workdir).config.exists()
+    languages = ("en", "de") if model == "m2m100" else ()
+    import_model = functools.partial(import_huggingface, languages=languages)
+    refused_changes(import_model, directory / file, cases)
 
 
 def test_missing_and_damaged_files_are_named(tmp_path, monkeypatch):
     directory = pathlib.Path(shutil.copytree(FIXTURES / "gpt2", tmp_path / "model"))
-    for name, content, message in [
+    cases = [
         ("config.json", None, "config.json: no such file; expected a folder of a model in the Hug"),
         ("tokenizer.json", None, "tokenizer.json: no such file; expected a folder of a model"),
         ("tokenizer.json", b"[]", "tokenizer.json: expected a tokenizer.json: "),
@@ -210,17 +172,11 @@ def test_missing_and_damaged_files_are_named(tmp_path, monkeypatch):
         ("tokenizer.json", b"[" * 100_000, "tokenizer.json: "),
         ("model.safetensors", b"x", "model.safetensors: expected a safetensors file: "),
         ("model.safetensors", None, "model.safetensors: no such file; expected a folder"),
-    ]:
-        before = (directory / name).read_bytes()
-        (directory / name).unlink()
-        if content is not None:
-            (directory / name).write_bytes(content)
-        refused(directory, message)
-        (directory / name).write_bytes(before)
+    ]
+    refused_files(import_huggingface, directory, cases)
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    refused(
-        directory, r"the package tokenizers, which reads .* pip install 'jaxformer\[interop\]'$"
-    )
+    message = r"the package tokenizers, which reads .* pip install 'jaxformer\[interop\]'$"
+    refused(import_huggingface, directory, message)
 
 
 def test_old_names_buffers_and_defaults_are_read(tmp_path):

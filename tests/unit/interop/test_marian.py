@@ -1,17 +1,15 @@
 """Error messages of the import; tests/integration covers valid models."""
 
-import json
 import pathlib
 import shutil
 
 import numpy as np
 import pytest
-import safetensors.numpy
 
-from jaxformer.errors import UserError
 from jaxformer.interop.marian.config import MarianConfig
 from jaxformer.interop.marian.importer import import_marian
-from jaxformer.runs.workdir import Workdir
+
+from .refusals import change, refused, refused_changes, refused_files
 
 FIXTURES = pathlib.Path(__file__).parents[2] / "fixtures" / "marian"
 
@@ -22,30 +20,10 @@ def directory(tmp_path):
     return pathlib.Path(shutil.copytree(FIXTURES / "swish_tied", tmp_path / "model"))
 
 
-def _change(path, change):
-    """Changes the values of a JSON file, or the arrays of a safetensors file."""
-    arrays = path.suffix == ".safetensors"
-    content = safetensors.numpy.load_file(path) if arrays else json.loads(path.read_text())
-    change(content) if callable(change) else content.update(change)
-    if arrays:
-        safetensors.numpy.save_file(content, path)
-    else:
-        path.write_text(json.dumps(content))
-
-
-def _refused(directory, message):
-    workdir = directory.parent / "run"
-    with pytest.raises(UserError, match=message) as error:
-        import_marian(directory, workdir)
-    assert "\n" not in str(error.value)
-    assert not Workdir(workdir).config.exists()
-
-
 CONFIG = [
     ({"model_type": "bart"}, "expected model_type to be 'marian': got 'bart'"),
     ({"decoder_layers": 1}, "expected decoder_layers to be the same as encoder_layers=2: got 1"),
     ({"activation_function": "gelu"}, "activation_function to be relu or .* got 'gelu'"),
-    ({"normalize_before": True}, "expected normalize_before to be False: got True"),
     ({"static_position_embeddings": False}, "static_position_embeddings to be True: got False"),
     ({"decoder_vocab_size": 9}, "decoder_vocab_size to be vocab_size=.*one vocabulary.*: got 9"),
     ({"decoder_start_token_id": 2}, "decoder_start_token_id to be pad_token_id=.*: got 2"),
@@ -108,16 +86,12 @@ ARRAYS = [
     }.items(),
 )
 def test_other_values_are_refused_by_name(directory, file, cases):
-    before = (directory / file).read_bytes()
-    for change, message in cases:
-        _change(directory / file, change)
-        _refused(directory, message)
-        (directory / file).write_bytes(before)
+    refused_changes(import_marian, directory / file, cases)
 
 
 def test_settings_of_the_search_are_found_in_both_places(directory):
     settings = {"num_beams": 6, "length_penalty": 0.5, "min_length": 3}
-    _change(directory / "generation_config.json", {"max_length": None, **settings})
+    change(directory / "generation_config.json", {"max_length": None, **settings})
     found = MarianConfig(directory).config(("en", "fi"))
     assert found.search.beam_size == 6
     assert (found.search.penalty, found.search.length_penalty) == ("power", 0.5)
@@ -125,12 +99,12 @@ def test_settings_of_the_search_are_found_in_both_places(directory):
     assert found.search.min_length == 2
     assert (found.search.early_stop, found.search.ends_within) == ("likely", "N")
     more = {"early_stopping": True, "max_new_tokens": 9, "max_length": 30, "min_new_tokens": 4}
-    _change(directory / "generation_config.json", more)
+    change(directory / "generation_config.json", more)
     found = MarianConfig(directory).config(("en", "fi")).search
     assert (found.early_stop, found.max_length, found.min_length) == ("full", 9, 4)
     (directory / "generation_config.json").unlink()
     more = {"num_beams": 3, "max_length": 20, "activation_function": "gelu_new"}
-    _change(directory / "config.json", more)
+    change(directory / "config.json", more)
     found = MarianConfig(directory).config(("en", "de"))
     assert found.model.activation == "gelu"  # the approximation with tanh
     assert (found.search.beam_size, found.search.max_length) == (3, 19)
@@ -138,32 +112,24 @@ def test_settings_of_the_search_are_found_in_both_places(directory):
 
 def test_fields_that_are_not_used_are_listed(directory):
     more = {"guidance_scale": 2, "new_rule": {"a": 1}, "other": None, "suppress_tokens": []}
-    _change(directory / "generation_config.json", more)
+    change(directory / "generation_config.json", more)
     summary = import_marian(directory, directory.parent / "run")
     assert summary.endswith("; not used: forced_eos_token_id, guidance_scale, new_rule")
 
 
 def test_missing_and_damaged_files_are_named(directory):
     (directory / "tokenizer_config.json").unlink()  # This file is optional.
-    for name, content, message in [
+    cases = [
         ("source.spm", None, "source.spm: cannot be read: No such file"),
         ("config.json", None, "config.json: no such file; expected a folder of a Marian model"),
         ("source.spm", b"x", "SentencePiece model as source"),
         ("model.safetensors", b"x", "model.safetensors: expected a safetensors file: "),
         ("vocab.json", b"[]", "vocab.json: expected a JSON object, found list"),
         ("config.json", b'{"a":' * 100_000, "config.json: expected JSON"),
-        (
-            "model.safetensors",
-            None,
-            "model.safetensors: no such file; expected a folder of a Marian m",
-        ),
-    ]:
-        before = (directory / name).read_bytes()
-        (directory / name).unlink()
-        if content is not None:
-            (directory / name).write_bytes(content)
-        _refused(directory, message)
-        (directory / name).write_bytes(before)
+        ("model.safetensors", None, "model.safetensors: no such file; expected a folder of a M"),
+    ]
+    refused_files(import_marian, directory, cases)
     (directory / "model.safetensors").rename(directory / "aside")
     (directory / "pytorch_model.bin").write_bytes(b"\x80\x02cposix\nsystem\n.")
-    _refused(directory, "the package torch, which reads|pytorch_model.bin: expected a dictionary")
+    message = "the package torch, which reads|pytorch_model.bin: expected a dictionary"
+    refused(import_marian, directory, message)

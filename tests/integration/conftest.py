@@ -1,6 +1,5 @@
 """Small runs for the tests of this folder."""
 
-import dataclasses
 import fcntl
 import os
 import pathlib
@@ -9,6 +8,8 @@ import shutil
 import pytest
 
 from jaxformer.config import Config, DataConfig, ModelConfig, TrainingConfig
+
+from ..runs import changed
 
 # Programs that tests run in processes of their own.
 collect_ignore = ["audited_use.py", "faulty_training.py"]
@@ -19,21 +20,12 @@ TINY = Config(
         vocab_size=300, d_model=16, d_ff=32, num_heads=2, num_layers=1, max_length=64
     ),
     data=DataConfig(
-        corpus="numerals",
-        train="train",
-        valid="held_out",
-        batching="packing",
-        tokens_per_batch=512,
-        max_length=64,
+        **{"corpus": "numerals", "train": "train", "valid": "held_out"},
+        **{"batching": "packing", "tokens_per_batch": 512, "max_length": 64},
     ),
     training=TrainingConfig(
-        steps=6,
-        warmup_steps=10,
-        log_every=2,
-        checkpoint_every=2,
-        eval_every=6,
-        eval_sentences=4,
-        keep_checkpoints=3,
+        **{"steps": 6, "warmup_steps": 10, "log_every": 2, "checkpoint_every": 2},
+        **{"eval_every": 6, "eval_sentences": 4, "keep_checkpoints": 3},
     ),
 )
 
@@ -42,10 +34,7 @@ TINY = Config(
 def tiny_config():
     """Returns a function of training settings to a config that trains in seconds."""
 
-    def config(**training):
-        return dataclasses.replace(TINY, training=dataclasses.replace(TINY.training, **training))
-
-    return config
+    return lambda **training: changed(TINY, training=training)
 
 
 @pytest.fixture(scope="session")

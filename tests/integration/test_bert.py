@@ -155,13 +155,8 @@ def labeled(tmp_path):
     return {"train": str(tmp_path / "labeled"), "valid": str(tmp_path / "labeled")}
 
 
-SETTINGS = {
-    "steps": 1,
-    "label_smoothing": 0.0,
-    "learning_rate": 1e-3,
-    "eval_every": 1,
-    "checkpoint_every": 1,
-}
+SETTINGS = {"steps": 1, "label_smoothing": 0.0, "learning_rate": 1e-3}
+SETTINGS |= {"eval_every": 1, "checkpoint_every": 1}
 
 
 def fine_tuning(name, files, **training):

@@ -1,6 +1,6 @@
 """Faults in corpora are refused with file, line and remedy, or counted and named in the log.
 
-Unit tests of the readers have the other faults of single files: here is one of each kind.
+Unit tests of the readers have the faults of single files: here is one, and those of a split.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.config import Config, DataConfig, ModelConfig, StreamConfig, TrainingConfig
+from jaxformer.config import Config, DataConfig, ModelConfig, TrainingConfig
 from jaxformer.data.bpe import train_byte_pair_model
 from jaxformer.data.file_corpora import TextCorpus
 from jaxformer.data.numerals import NumeralsCorpus
@@ -33,13 +33,8 @@ from .training_process import start_training
 MODEL = ModelConfig(vocab_size=300, d_model=8, d_ff=16, num_heads=2, num_layers=1, max_length=64)
 TRAINING = TrainingConfig(steps=3, eval_sentences=2)
 PAIRS = [pair for pair in NumeralsCorpus().pairs("held_out") if len(pair[0]) < 45][:200]
-TREE = b"(S (NP (DT the) (NN gene)) (VP (VBZ works)))\n"
 # Paths are relative to the folder of the corpus.
 TEXT = DataConfig(corpus="text", train="train", valid="valid", max_length=64, tokens_per_batch=256)
-TREES = dataclasses.replace(
-    TEXT, corpus="trees", train="train.trees,more.trees", valid="valid.trees"
-)
-STREAM = StreamConfig(file="play.txt", length=8, rows=2)
 
 
 @pytest.fixture
@@ -53,9 +48,6 @@ def folder(tmp_path, monkeypatch):
         for side, language in enumerate(("en", "de")):
             text = "".join(f"{pair[side]}\n" for pair in PAIRS[:count])
             (folder / f"{split}.{language}").write_text(text, "utf-8")
-    for name in ("train", "more", "valid"):
-        (folder / f"{name}.trees").write_bytes(TREE * 30)
-    (folder / "play.txt").write_text("To be, or not to be.\n" * 20)
     return folder
 
 
@@ -100,7 +92,6 @@ def fault(config, names, edit, message):
 NO_PAIR = "no sentence pair is left:"
 NO_TEXT = "expected text to learn a vocabulary from: all lines are empty"
 FAULTS = [
-    fault(TEXT, "train.en", lambda b: b + b"x\n", r"^error: expected as many lines in train\.en"),
     fault(TEXT, "valid.de", replace(9, b"f\xff"), r"^error: valid\.de:9: not UTF-8: byte 0xff"),
     fault(TEXT, "train.en train.de", lambda b: b"", f"^error: train: {NO_TEXT}"),
     fault(
@@ -109,20 +100,8 @@ FAULTS = [
         r"train\.en:1; raise data\.max_length",
     ),
     fault(
-        *(dataclasses.replace(TEXT, target_language="fr"), "", None),
-        r"train\.fr: no such file, nor one with \.gz, .*; did you mean train\.\w+\?",
-    ),
-    fault(
         *(dataclasses.replace(TEXT, train="train,valid"), "", None),
         r"train,valid\.en: no such file; several corpora need weights, as in --config",
-    ),
-    fault(
-        *(TREES, "more.trees", lambda b: b + b"(S (NN gene)\n"),
-        r"more\.trees:31: the tree that begins here is never closed: 1 closing brackets are mis",
-    ),
-    fault(
-        *(STREAM, "play.txt", replace(3, b"caf\xe9")),
-        r"data\.file: play\.txt:3: not UTF-8, at byte 45; convert it, for example with iconv",
     ),
 ]
 

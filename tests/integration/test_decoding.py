@@ -1,7 +1,5 @@
 """Decoding is independent of batching and needs few programs; settings reach the search."""
 
-import dataclasses
-
 import jax
 import numpy as np
 import pytest
@@ -22,6 +20,7 @@ from jaxformer.runs.workdir import Workdir
 from jaxformer.search import BeamSearch, Sampling
 
 from ..profiles import by_profile
+from ..runs import changed
 from ..unit.nn.weights import random_params
 from ..unit.search.oracles import hypotheses
 
@@ -55,13 +54,8 @@ def test_translations_do_not_depend_on_batch_order_or_padding(learned_workdir, m
 def biased_model(longest: int, ending: float):
     """A random model that ends a translation with some probability at every token."""
     config = ModelConfig(
-        vocab_size=50,
-        d_model=16,
-        d_ff=16,
-        num_heads=2,
-        num_layers=1,
-        max_length=longest,
-        biases=True,
+        **{"vocab_size": 50, "d_model": 16, "d_ff": 16, "num_heads": 2, "num_layers": 1},
+        **{"max_length": longest, "biases": True},
     )
     tokens = np.ones((1, 1), np.int32)
     params = random_params(Transformer(config), tokens, tokens)
@@ -269,7 +263,6 @@ def test_quantized_runs_are_refused_where_exact_ones_are_needed(
 
 
 def test_training_in_int8_is_refused(tiny_config, tmp_path):
-    config = tiny_config()
-    model = dataclasses.replace(config.model, compute_dtype="int8")
+    config = changed(tiny_config(), model={"compute_dtype": "int8"})
     with pytest.raises(UserError, match="int8 is for decoding only: train in float32"):
-        train(dataclasses.replace(config, model=model), tmp_path / "run")
+        train(config, tmp_path / "run")

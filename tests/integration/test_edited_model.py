@@ -1,6 +1,5 @@
 """A model option that was edited in ``config.json`` is noticed: arrays do not show all of them."""
 
-import dataclasses
 import json
 import shutil
 
@@ -11,6 +10,8 @@ from jaxformer.experiment import train
 from jaxformer.inference.translator import Translator
 from jaxformer.inference.weights import average, load_model, quantize
 from jaxformer.runs.workdir import Workdir
+
+from ..runs import changed
 
 # Options that no parameter shows, with another value.
 EDITS = {
@@ -40,8 +41,8 @@ def edit(run, **model):
 
 
 def test_edit_is_refused_however_it_is_loaded(trained, tmp_path, tiny_config):
-    run, config = edit(shutil.copytree(trained, tmp_path / "run"), activation="gelu"), tiny_config()
-    other = dataclasses.replace(config, model=dataclasses.replace(config.model, activation="gelu"))
+    run = edit(shutil.copytree(trained, tmp_path / "run"), activation="gelu")
+    other = changed(tiny_config(), model={"activation": "gelu"})
     for load in [
         lambda: load_model(run, weights="averaged"),
         lambda: load_model(run, weights="4"),

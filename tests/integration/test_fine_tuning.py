@@ -1,6 +1,5 @@
 """Runs that begin with the parameters and the tokenizer of another model."""
 
-import dataclasses
 import pathlib
 import shutil
 
@@ -9,15 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from jaxformer import (
-    MeshConfig,
-    Translator,
-    UserError,
-    load_model,
-    pretrained,
-    score_pairs,
-    train,
-)
+from jaxformer import Translator, UserError, load_model, pretrained, score_pairs, train
 from jaxformer.config import read_config
 from jaxformer.data.bpe import train_tokenizer
 from jaxformer.data.numerals import NumeralsCorpus
@@ -153,7 +144,7 @@ def test_resumes_exactly_without_the_first_workdir(tiny_config, tiny_workdir, tm
 def test_frozen_parameters_keep_their_bits_on_a_mesh(tiny_config, tiny_workdir, tmp_path):
     """With an optimizer of the user's own, whose state is factored."""
     config = tiny_config(init_from=str(tiny_workdir), freeze="encoder,embedding", eval_sentences=0)
-    config = dataclasses.replace(config, mesh=MeshConfig(data=2, fsdp=2, tensor=2))
+    config = changed(config, mesh={"data": 2, "fsdp": 2, "tensor": 2})
     optimizer = optax.adafactor(0.01, min_dim_size_to_factor=8)
     state = jax.device_get(train(config, tmp_path, optimizer=optimizer))
     assert int(state.skipped) == 0

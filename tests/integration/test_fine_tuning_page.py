@@ -1,7 +1,6 @@
 """The commands and blocks of docs/fine_tuning.md run, with few steps, beside a trained model."""
 
 import contextlib
-import json
 import pathlib
 import re
 import shlex
@@ -15,8 +14,9 @@ from jaxformer import Translator, load_model, train
 from jaxformer.cli.config_file import load_config
 from jaxformer.data.numerals import spell_english, spell_german
 
+from ..runs import changed, reports
 from . import pages
-from .test_fine_tuning import FIXTURES, changed
+from .test_fine_tuning import FIXTURES
 
 pytestmark = pytest.mark.ci
 
@@ -51,13 +51,9 @@ def test_commands_run(command, folder, monkeypatch, capsys):
     _, workdir, *words = shlex.split(command)
     before, after = ([f"--config.{setting}" for setting in names] for names in (SIZES, FEW))
     config = load_config(str(PROJECT / "configs/numerals.py"), [*before, *words, *after])
-    config = changed(
-        config,
-        model={"max_length": 64},
-        data={"tokens_per_batch": 256},
-        training={"checkpoint_every": 2, "eval_every": 2},
-    )
-    train(config, workdir)
+    often = {"checkpoint_every": 2, "eval_every": 2}
+    data = {"tokens_per_batch": 256}
+    train(changed(config, model={"max_length": 64}, data=data, training=often), workdir)
     assert "starts from runs/numerals, step 1200, with" in capsys.readouterr().err
 
 
@@ -89,7 +85,6 @@ def test_fine_tuning_beats_training_from_scratch_for_six_times_as_long(folder, m
     found = {}
     for name, config in {"tuned": tuned, "scratch": scratch}.items():
         train(config, f"runs/{name}")
-        lines = pathlib.Path(f"runs/{name}/metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        found[name] = json.loads(lines[-1])
+        found[name] = reports(pathlib.Path(f"runs/{name}"))[-1]
     # Losses of different tokenizers are not comparable.
     assert found["tuned"]["bleu"] > found["scratch"]["bleu"] + 5

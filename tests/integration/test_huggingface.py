@@ -127,9 +127,8 @@ def test_searches_equal_transformers(name, beam_size, output):
     ours = trained.tokenizer.our_ids
     model, params = load_model(workdir)
     prompts = ours[outputs["prompts"]]
-    search = dataclasses.replace(
-        trained.config.search, beam_size=beam_size, constraints=(without_special,)
-    )
+    settings = {"beam_size": beam_size, "constraints": (without_special,)}
+    search = dataclasses.replace(trained.config.search, **settings)
 
     @jax.jit
     def run(params, prompts):
@@ -377,13 +376,9 @@ def test_fine_tuning_begins_with_the_model_on_every_mesh(name, tmp_path):
         (tmp_path / "text.de").write_text("a dog sleep\n" * 20)
         file, sizes = str(tmp_path / "text"), {"tokens_per_batch": 96, "max_length": 12}
         data = DataConfig(corpus="text", train=file, valid=file, batching="packing", **sizes)
-    config = dataclasses.replace(
-        trained.config,
-        data=data,
-        training=TrainingConfig(
-            init_from=str(workdir), steps=1, label_smoothing=0.0, freeze="embedding"
-        ),
-    )
+    training = {"init_from": str(workdir), "steps": 1, "label_smoothing": 0.0}
+    training = TrainingConfig(**training, freeze="embedding")
+    config = dataclasses.replace(trained.config, data=data, training=training)
     losses, states = [], []
     for mesh in (MeshConfig(data=1, fsdp=1, tensor=8), MeshConfig(data=2, fsdp=2, tensor=2)):
         sums = []

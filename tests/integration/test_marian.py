@@ -35,13 +35,8 @@ MODELS = by_profile(
     nightly=["swish_tied", "relu_untied", "silu_tied_target", "relu_tied_unscaled"],
 )
 # Lengths at which transformers' beam search ends; unlike ours, they count the start token.
-HUGGING_FACE = {
-    "length_penalty": 1.0,
-    "penalty": "power",
-    "ends_within": "N",
-    "early_stop": "likely",
-    "unfinished": "compete",
-}
+HUGGING_FACE = {"length_penalty": 1.0, "penalty": "power", "ends_within": "N"}
+HUGGING_FACE |= {"early_stop": "likely", "unfinished": "compete"}
 MAX_LENGTH = 40 - 1
 
 
@@ -158,10 +153,7 @@ def _search(config, beam_size, params, src):
         max_lengths=jnp.full(src.shape[0], MAX_LENGTH),
         capacity=MAX_LENGTH,
         beam_size=beam_size,
-        bos_id=BOS,
-        eos_id=EOS,
-        pad_id=PAD,
-        **HUGGING_FACE,
+        **{"bos_id": BOS, "eos_id": EOS, "pad_id": PAD} | HUGGING_FACE,
     )
 
 

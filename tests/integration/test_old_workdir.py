@@ -4,7 +4,6 @@ Commit 8c81d1e made its fixture: number words, 1,200 steps, one layer. A later v
 before it is released, in the middle of a run of 1,200 steps: ``tests/fixtures/make_workdir.py``.
 """
 
-import dataclasses
 import functools
 import json
 import pathlib
@@ -22,6 +21,7 @@ from jaxformer.experiment import train
 from jaxformer.runs.workdir import Workdir
 
 from ..profiles import by_profile
+from ..runs import changed, reports
 
 FIXTURES = pathlib.Path(__file__).parents[1] / "fixtures"
 # Fixtures and their steps.
@@ -94,9 +94,8 @@ def test_training_resumes_with_the_same_losses(version, tmp_path):
     run = shutil.copytree(fixture / "run", tmp_path / "run")
     config = read_config(Workdir(run))
     changes = {"steps": step + 6, "log_every": 1, "eval_every": step + 6, "eval_sentences": 0}
-    training = dataclasses.replace(config.training, **changes, checkpoint_every=step + 6)
-    assert int(train(dataclasses.replace(config, training=training), run).step) == step + 6
-    lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    reports = [report for report in map(json.loads, lines) if report["step"] > step]
+    config = changed(config, training=changes | {"checkpoint_every": step + 6})
+    assert int(train(config, run).step) == step + 6
+    losses = [report["loss"] for report in reports(run) if report["step"] > step]
     expected = json.loads((fixture / "resumed.json").read_text(encoding="utf-8"))
-    np.testing.assert_allclose([report["loss"] for report in reports], expected, rtol=2e-6)
+    np.testing.assert_allclose(losses, expected, rtol=2e-6)

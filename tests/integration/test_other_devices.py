@@ -7,11 +7,7 @@ import pytest
 from ..profiles import by_profile
 from . import training_process as runs
 
-MESHES = [
-    {"mesh.data": 2, "mesh.fsdp": 2, "mesh.tensor": 2},
-    {"mesh.fsdp": 4},
-    {"mesh.tensor": 2},
-]
+MESHES = [{"mesh.data": 2, "mesh.fsdp": 2, "mesh.tensor": 2}, {"mesh.fsdp": 4}, {"mesh.tensor": 2}]
 
 
 @pytest.mark.ci

@@ -5,29 +5,17 @@ import hashlib
 import optax
 import pytest
 
-from jaxformer import (
-    Config,
-    Corpus,
-    DataConfig,
-    ModelConfig,
-    TrainingConfig,
-    experiment,
-    train,
-)
+from jaxformer import Corpus, experiment, train
 
-CONFIG = Config(
-    model=ModelConfig(vocab_size=280, d_model=8, d_ff=16, num_heads=2, num_layers=1, max_length=64),
-    data=DataConfig(
-        corpus="text",
-        train="even",
-        valid="odd",
-        batching="packing",
-        tokens_per_batch=64,
-        max_length=32,
-    ),
-    training=TrainingConfig(
-        steps=6, warmup_steps=2, log_every=2, checkpoint_every=2, eval_every=6, eval_sentences=0
-    ),
+from ..runs import changed
+from .conftest import TINY
+
+SIZES = {"tokens_per_batch": 64, "max_length": 32}
+CONFIG = changed(
+    TINY,
+    model={"vocab_size": 280, "d_model": 8, "d_ff": 16},
+    data={"corpus": "text", "train": "even", "valid": "odd"} | SIZES,
+    training={"warmup_steps": 2, "eval_sentences": 0},
 )
 
 

@@ -66,13 +66,7 @@ def environment(devices=1):
 
 
 def start_training(
-    folder,
-    *flags,
-    devices=1,
-    stderr=subprocess.PIPE,
-    script="train.py",
-    variables=None,
-    **settings,
+    folder, *flags, devices=1, stderr=subprocess.PIPE, script="train.py", variables=None, **settings
 ):
     """Starts the run on ``devices`` simulated devices; its ``stderr`` has the errors."""
     return subprocess.Popen(

@@ -12,14 +12,7 @@ import sys
 import pytest
 
 from jaxformer.errors import UserError
-from jaxformer.files import (
-    local_path,
-    lock_file,
-    lock_folder,
-    open_file,
-    read_whole,
-    write_file,
-)
+from jaxformer.files import local_path, lock_file, lock_folder, open_file, read_whole, write_file
 
 
 def test_urls_are_refused():

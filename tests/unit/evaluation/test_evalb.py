@@ -52,20 +52,12 @@ def test_the_official_program_prints_the_same_of_its_own_trees(package):
 
 
 def test_parameter_files():
-    assert read_parameters([], "p") == ParameterFile(
-        delete_labels=(), delete_labels_for_length=(), equal_labels=()
-    )
+    empty = {"delete_labels": (), "delete_labels_for_length": (), "equal_labels": ()}
+    assert read_parameters([], "p") == ParameterFile(**empty)
     lines = ["# c", "", "DEBUG 1", "MAX_ERROR 3", "CUTOFF_LEN\t10", "LABELED 0 ", "EQ_WORD a b"]
     assert read_parameters([*lines, "EQ_WORD c d", "QUOTE_LABEL ``"], "p") == ParameterFile(
-        debug=1,
-        max_error=3,
-        cutoff_length=10,
-        labeled=False,
-        delete_labels=(),
-        delete_labels_for_length=(),
-        quote_labels=("``",),
-        equal_labels=(),
-        equal_words=(("a", "b"), ("c", "d")),
+        **{"debug": 1, "max_error": 3, "cutoff_length": 10, "labeled": False, **empty},
+        **{"quote_labels": ("``",), "equal_words": (("a", "b"), ("c", "d"))},
     )
 
 

@@ -33,13 +33,8 @@ def _state(norm_position):
 @pytest.mark.parametrize("norm_position", ["post", "pre"])
 def test_outputs_equal_pytorch(norm_position):
     config = ModelConfig(
-        d_model=24,
-        d_ff=40,
-        num_heads=4,
-        num_layers=2,
-        biases=True,
-        activation=ACTIVATIONS[norm_position],
-        norm_position=norm_position,
+        **{"d_model": 24, "d_ff": 40, "num_heads": 4, "num_layers": 2, "biases": True},
+        **{"activation": ACTIVATIONS[norm_position], "norm_position": norm_position},
         norm_epsilon=1e-5,
     )
     arrays = np.load(FIXTURE)

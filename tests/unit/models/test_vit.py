@@ -14,16 +14,8 @@ from jaxformer.models.vit import patches
 from ..nn.weights import random_params
 
 SMALL = ViTConfig(
-    height=4,
-    width=6,
-    channels=2,
-    patch_size=2,
-    num_classes=3,
-    d_model=8,
-    d_ff=12,
-    num_heads=2,
-    num_layers=2,
-    activation="relu",
+    **{"height": 4, "width": 6, "channels": 2, "patch_size": 2, "num_classes": 3},
+    **{"d_model": 8, "d_ff": 12, "num_heads": 2, "num_layers": 2, "activation": "relu"},
 )
 IMAGES = np.random.default_rng(0).normal(size=(2, 4, 6, 2)).astype(np.float32)
 

@@ -10,14 +10,7 @@ import pytest
 from flax import linen as nn
 
 from jaxformer.errors import UserError
-from jaxformer.nn import (
-    Block,
-    FeedForward,
-    LayerNorm,
-    MultiHeadAttention,
-    Residual,
-    Stack,
-)
+from jaxformer.nn import Block, FeedForward, LayerNorm, MultiHeadAttention, Residual, Stack
 from jaxformer.nn.stack import unstack_layers
 
 from .weights import random_params
@@ -111,10 +104,7 @@ def test_a_stack_of_partitioned_layers_equals_its_blocks(wrap, remat):
 
 @pytest.mark.parametrize(
     ("norm_position", "formula"),
-    [
-        ("post", lambda x: normalized(x + 3 * x)),
-        ("pre", lambda x: x + 3 * normalized(x)),
-    ],
+    [("post", lambda x: normalized(x + 3 * x)), ("pre", lambda x: x + 3 * normalized(x))],
 )
 def test_residual_order(norm_position, formula):
     layer = Residual(norm_position)

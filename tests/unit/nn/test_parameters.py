@@ -15,16 +15,9 @@ from jaxformer.nn.precision import Int8Matrix, cast_params
 from .weights import random_params
 
 CONFIG = ModelConfig(
-    vocab_size=13,
-    d_model=8,
-    d_ff=16,
-    num_heads=2,
-    num_layers=3,
-    norm_position="pre",
-    positions="learned",
-    biases=True,
-    embeddings="separate",
-    max_length=6,
+    **{"vocab_size": 13, "d_model": 8, "d_ff": 16, "num_heads": 2, "num_layers": 3},
+    **{"norm_position": "pre", "positions": "learned", "biases": True},
+    **{"embeddings": "separate", "max_length": 6},
 )
 MATRICES = {"query", "key", "value", "output", "inner", "outer"}
 TABLES = {"src_embedding", "tgt_embedding", "output_embedding"}

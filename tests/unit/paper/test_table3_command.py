@@ -41,19 +41,10 @@ def trained(monkeypatch):
         if config.training.seed == 9:
             raise FloatingPointError("gradients were NaN")
         Result(
-            row=row,
-            scale=scale,
-            steps=STEPS,
-            seed=config.training.seed,
-            corpus="numbers",
-            perplexity=10.0,
-            bleu=20.0,
-            bleu_signature="nrefs:1",
-            compound_split_bleu=20.0,
-            parameters=1,
-            training_seconds=1.0,
-            decoding_seconds=1.0,
-            machine="an abacus",
+            **{"row": row, "scale": scale, "steps": STEPS, "seed": config.training.seed},
+            **{"corpus": "numbers", "perplexity": 10.0, "bleu": 20.0, "bleu_signature": "nrefs:1"},
+            **{"compound_split_bleu": 20.0, "parameters": 1, "machine": "an abacus"},
+            **{"training_seconds": 1.0, "decoding_seconds": 1.0},
             data=open_dataset(config, folder).identity,
         ).save(folder.path / "result.json")
 

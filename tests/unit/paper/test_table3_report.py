@@ -9,23 +9,11 @@ from .test_commands import cells
 
 
 def result(row="base", **changes):
-    values = {
-        "scale": "small",
-        "steps": 3000,
-        "seed": 0,
-        "corpus": "a corpus",
-        "perplexity": 10.0,
-        "bleu": 20.0,
-        "bleu_signature": "nrefs:1",
-        "compound_split_bleu": 20.5,
-        "parameters": 1_234_567,
-        "training_seconds": 90.0,
-        "decoding_seconds": 6.0,
-        "machine": "an abacus",
-        "data": {"train": "abc"},
-        **changes,
-    }
-    return Result(row=row, **values)
+    values = {"scale": "small", "steps": 3000, "seed": 0, "corpus": "a corpus"}
+    values |= {"perplexity": 10.0, "bleu": 20.0, "bleu_signature": "nrefs:1"}
+    values |= {"compound_split_bleu": 20.5, "parameters": 1_234_567, "machine": "an abacus"}
+    values |= {"training_seconds": 90.0, "decoding_seconds": 6.0, "data": {"train": "abc"}}
+    return Result(row=row, **values | changes)
 
 
 def save(folder, *results):

@@ -70,21 +70,13 @@ def test_a_row_changes_what_the_paper_says_and_nothing_else(scale):
         config = row_config(row, scale)
         model = dataclasses.replace(
             base.model,
-            num_layers=n // depth,
-            d_model=d // width,
-            d_ff=d_ff // width,
-            num_heads=h,
-            d_k=d_k // width,
-            d_v=d_v // width,
-            dropout_rate=dropout,
+            **{"num_layers": n // depth, "d_model": d // width, "d_ff": d_ff // width},
+            **{"num_heads": h, "d_k": d_k // width, "d_v": d_v // width, "dropout_rate": dropout},
             positions="learned" if row == "E" else "sinusoidal",
         )
         explicit = {"d_k": config.model.key_size, "d_v": config.model.value_size}
-        training = dataclasses.replace(
-            base.training,
-            label_smoothing=smoothing,
-            steps=base.training.steps * (3 if row == "big" else 1),
-        )
+        steps = base.training.steps * (3 if row == "big" else 1)
+        training = dataclasses.replace(base.training, label_smoothing=smoothing, steps=steps)
         assert dataclasses.replace(config.model, **explicit) == model, row
         assert config.training == training, row
         assert ROWS[row].parameters == PRINTED[row][-1]

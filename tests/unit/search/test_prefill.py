@@ -49,13 +49,8 @@ LIMITS = {"high": [10, 10, 9, 10], "low": [2, 10, 3, 1], "none": [0, 10, 10, 0]}
 SEARCHES = {
     "sampling": Sampling(num_samples=3, seed=3, top_k=4),
     "every option": BeamSearch(
-        beam_size=4,
-        diversity_groups=2,
-        diversity_penalty=0.5,
-        min_length=5,
-        no_repeat_ngram=2,
-        unfinished="compete",
-        early_stop="never",
+        **{"beam_size": 4, "diversity_groups": 2, "diversity_penalty": 0.5, "min_length": 5},
+        **{"no_repeat_ngram": 2, "unfinished": "compete", "early_stop": "never"},
     ),
     "greedy": BeamSearch(beam_size=1),
     "beam": BeamSearch(beam_size=3),

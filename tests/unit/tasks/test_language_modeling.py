@@ -22,17 +22,9 @@ from ...runs import changed
 TEXT = "".join(map(chr, np.random.default_rng(0).integers(97, 123, 1000)))
 CONFIG = Config(
     model=ModelConfig(
-        vocab_size=30,
-        d_model=16,
-        d_ff=32,
-        num_heads=2,
-        num_layers=1,
-        max_length=16,
-        attention_dropout_rate=0.1,
-        norm_position="pre",
-        positions="learned",
-        activation="gelu",
-        biases=True,
+        **{"vocab_size": 30, "d_model": 16, "d_ff": 32, "num_heads": 2, "num_layers": 1},
+        **{"max_length": 16, "attention_dropout_rate": 0.1, "norm_position": "pre"},
+        **{"positions": "learned", "activation": "gelu", "biases": True},
     ),
     data=StreamConfig(file="text.txt", length=12, rows=6),
     training=TrainingConfig(steps=4, warmup_steps=2, label_smoothing=0.0),

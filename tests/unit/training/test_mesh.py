@@ -10,12 +10,7 @@ import pytest
 
 from jaxformer.config import MeshConfig
 from jaxformer.nn import ParameterInfo
-from jaxformer.training.mesh import (
-    BatchShards,
-    make_mesh,
-    opt_state_shardings,
-    param_shardings,
-)
+from jaxformer.training.mesh import BatchShards, make_mesh, opt_state_shardings, param_shardings
 from jaxformer.training.optimizer import per_layer
 
 

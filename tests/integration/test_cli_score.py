@@ -52,25 +52,6 @@ def test_force_decoding_gives_the_score_of_the_search(translator):
         assert result.length == len(hypothesis.tokens)
 
 
-def test_the_command_prints_the_score_of_translate(
-    learned_workdir, translator, score, tmp_path, capsys
-):
-    path = tmp_path / "in"
-    path.write_text("".join(f"{line}\n" for line in SOURCES))
-    arguments = ["--input", str(path), "--max-length", "16", "--scores"]
-    assert main(["translate", "--workdir", str(learned_workdir), *arguments]) == 0
-    rows = [line.split("\t") for line in capsys.readouterr().out.split("\n")[:-1]]
-    scored = score(SOURCES, [words for _, words in rows])
-    compared = 0
-    found = translator.hypotheses(SOURCES)
-    for (printed, words), number, hypotheses in zip(rows, scored, found, strict=True):
-        # Text determines neither the pieces nor whether the translation was truncated.
-        if translator.source_ids(words) == hypotheses[0].tokens:
-            assert float(number) == pytest.approx(float(printed), abs=1e-5)
-            compared += 1
-    assert compared > 2
-
-
 def test_blank_lines(score):
     lines = score(["", "one", "", " "], ["", "", "eins", "\t"])
     assert [float(n) for n in lines[:1] + lines[2:]] == [0.0, -math.inf, -math.inf]

@@ -77,18 +77,6 @@ def traces(monkeypatch):
     return traced
 
 
-@pytest.mark.nightly
-def test_a_thousand_sentences_need_few_programs(traces):
-    model = biased_model(1024, ending=3.0)
-    random = np.random.default_rng(0)
-    sources = [[*random.integers(4, 50, n - 1).tolist(), 1] for n in range(1, 1001)]
-    settings = BeamSearch(beam_size=2)
-    found = search_batches(model, settings, sources)
-    assert all(f.tokens for f in found)
-    search_batches(model, settings, sources[::-7])
-    assert 1 <= len(traces) <= 8
-
-
 def test_nothing_is_traced_after_warm_up(learned_workdir, traces):
     search = BeamSearch(beam_size=4, max_extra_length=9)
     translator = Translator.load(learned_workdir, search=search)
@@ -176,13 +164,9 @@ def test_settings_reach_the_search():
     assert forced[1] == plain[1]
     # One test for all settings, since every search must be compiled.
     many = found(
-        min_length=10,
-        max_extra_length=2,  # The minimum length extends it.
-        no_repeat_ngram=1,
-        diversity_groups=4,
-        diversity_penalty=5.0,
-        penalty="power",
-        length_penalty=1.0,
+        **{"min_length": 10, "max_extra_length": 2},  # The minimum length extends the other.
+        **{"no_repeat_ngram": 1, "diversity_groups": 4, "diversity_penalty": 5.0},
+        **{"penalty": "power", "length_penalty": 1.0},
     )
     assert len({tokens[0] for tokens in many[0].tokens}) == 4
     for f in many:

@@ -15,14 +15,8 @@ from ..runs import changed
 
 # Options that no parameter shows, with another value.
 EDITS = {
-    "activation": "gelu",
-    "norm_epsilon": 1e-3,
-    "norm_position": "pre",
-    "positions": "rotary",
-    "max_length": 65,
-    "num_heads": 4,
-    "dropout_rate": 0.2,
-    "attention_dropout_rate": 0.1,
+    **{"activation": "gelu", "norm_epsilon": 1e-3, "norm_position": "pre", "positions": "rotary"},
+    **{"max_length": 65, "num_heads": 4, "dropout_rate": 0.2, "attention_dropout_rate": 0.1},
 }
 
 

@@ -62,14 +62,9 @@ TASK, MESH = Interrupted(), one_device()
 
 def run(folder, intervals, notes, way="never", step=0):
     TASK.way, TASK.step = way, step
-    log, checkpoint, evaluate = intervals
-    settings = FitConfig(
-        steps=STEPS,
-        log_every=log,
-        checkpoint_every=checkpoint,
-        eval_every=evaluate,
-        keep_checkpoints=2,
-    )
+    names = ("log_every", "checkpoint_every", "eval_every")
+    every = dict(zip(names, intervals, strict=True))
+    settings = FitConfig(steps=STEPS, keep_checkpoints=2, **every)
     return fit(TASK, OPTIMIZER, folder, settings, mesh=MESH, hooks=[TASK.hook], writers=[notes])
 
 

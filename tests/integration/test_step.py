@@ -10,6 +10,7 @@ import numpy as np
 import optax
 import pytest
 
+from jaxformer import muon, per_layer
 from jaxformer.config import Config, MeshConfig, ModelConfig, TrainingConfig
 from jaxformer.data.batch import Batch, make_batch
 from jaxformer.errors import UserError
@@ -163,6 +164,8 @@ def temporary_memory(remat):
     return step.memory_analysis().temp_size_in_bytes
 
 
+# A model that eight devices can split in every way.
+SPLIT = changed(vocab_size=40, num_heads=8)
 # Two and four devices, and every split of eight.
 MESHES = [
     (2, 1, 1),
@@ -191,10 +194,9 @@ def twenty_steps(sizes):
 
     Returns metrics and gradients of the first step, the last parameters, and the shape of a shard.
     """
-    config = changed(vocab_size=40, num_heads=8)
-    optimizer, mesh = make_optimizer(config), mesh_of(sizes)
-    state = init_state(make_init(config.model), optimizer, mesh, seed=0)
-    train_step = make_train_step(TranslationLoss.of(config), optimizer, mesh)
+    optimizer, mesh = make_optimizer(SPLIT), mesh_of(sizes)
+    state = init_state(make_init(SPLIT.model), optimizer, mesh, seed=0)
+    train_step = make_train_step(TranslationLoss.of(SPLIT), optimizer, mesh)
     for seed in range(20):
         batch = jax.device_put(ragged_batch(seed), batch_sharding(mesh))
         state, metrics = jax.block_until_ready(train_step(state, batch))
@@ -204,6 +206,41 @@ def twenty_steps(sizes):
             gradients = jax.device_get(optax.tree.get(state.opt_state, "mu"))
     shard = state.params["decoder"]["layers"]["feed_forward"]["inner"].addressable_shards[0]
     return first, gradients, jax.device_get(state.params), shard.data.shape
+
+
+OPTIMIZERS = {
+    # Factors parameters with two axes of at least 8, which this small model has.
+    "adafactor": optax.adafactor(0.01, min_dim_size_to_factor=8, momentum=0.9),
+    "muon": muon(0.02, describe_model(SPLIT.model), adam_learning_rate=0.01, weight_decay=0.01),
+    "lamb": per_layer(optax.lamb(0.01)),
+    "ema": optax.chain(optax.scale_by_lion(), optax.ema(0.9), optax.scale(-1e-3)),
+}
+
+
+@functools.cache
+def ten_steps(name, sizes):
+    """Returns the parameters before and after ten steps of an optimizer, and the losses."""
+    optimizer, mesh = OPTIMIZERS[name], mesh_of(sizes)
+    state, losses = init_state(make_init(SPLIT.model), optimizer, mesh), []
+    step = make_train_step(TranslationLoss.of(SPLIT), optimizer, mesh)
+    start = jax.device_get(state.params)
+    for seed in range(10):
+        state, sums = step(state, jax.device_put(ragged_batch(seed), batch_sharding(mesh)))
+        losses.append(float(sums["loss"]) / float(sums["count"]))
+    assert int(state.skipped) == 0
+    return start, jax.device_get(state.params), losses
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("name", by_profile(["muon"], nightly=list(OPTIMIZERS)))
+@pytest.mark.parametrize(
+    "sizes", by_profile([(2, 2, 2)], nightly=[(2, 2, 2), (8, 1, 1), (1, 8, 1), (1, 1, 8)]), ids=str
+)
+def test_the_mesh_does_not_change_the_results_of_any_optimizer(name, sizes):
+    (start, expected, losses), (_, actual, found) = ten_steps(name, ONE), ten_steps(name, sizes)
+    np.testing.assert_allclose(found, losses, rtol=1e-4)
+    error, moved = (jax.tree.map(np.subtract, expected, other) for other in (actual, start))
+    assert norm(error) < 2e-3 * norm(moved)
 
 
 def test_a_mesh_that_does_not_fit_the_devices_is_refused():

@@ -2,7 +2,6 @@
 
 import os
 import pathlib
-import shutil
 import signal
 import subprocess
 import sys
@@ -14,9 +13,8 @@ from jaxformer.cli import main
 from jaxformer.errors import UserError
 from jaxformer.experiment import train
 from jaxformer.inference.translator import Translator
-from jaxformer.inference.weights import average, quantize
+from jaxformer.inference.weights import quantize
 from jaxformer.interop.marian.importer import import_marian
-from jaxformer.runs.workdir import Workdir
 
 from .test_user_corpus import CONFIG, Counting
 
@@ -97,21 +95,6 @@ def test_killed_command_can_start_again(convert, tmp_path):
     # The killed process may have left a file that it was writing, under a name that nothing reads.
     names = {path.name for path in folder.iterdir() if path.suffix != ".partial"}
     assert names == {"config.json", "identity.json", "tokenizer.model", "checkpoints"}
-
-
-def test_average_replaces_only_averages(learned_workdir, tmp_path):
-    folder = Workdir(shutil.copytree(learned_workdir, tmp_path / "run"))
-    shutil.copytree(folder.checkpoints, folder.path / "averaged.old")  # The user's copy.
-    before = contents(folder.path)
-    for _ in range(2):
-        assert average(folder, 1) == [1200]
-        assert before.items() <= contents(folder.path).items()
-    shutil.rmtree(folder.averaged)
-    folder.averaged.mkdir()
-    (folder.averaged / "plot.svg").write_text("mine")
-    with pytest.raises(UserError, match=r"averaged/plot.svg is none; move it away"):
-        average(folder, 1)
-    assert (folder.averaged / "plot.svg").read_text() == "mine"
 
 
 def test_urls_are_refused_before_any_work(learned_workdir, tmp_path, monkeypatch):

@@ -26,25 +26,15 @@ from ..runs import reports
 
 PROJECT = pathlib.Path(__file__).parents[2]
 SETTINGS = {
-    "model.vocab_size": 300,
-    "model.d_model": 16,
-    "model.d_ff": 32,
-    "model.num_heads": 2,
-    "model.num_layers": 1,
-    "model.max_length": 64,
-    "data.batching": "packing",
-    "data.tokens_per_batch": 512,
-    "training.log_every": 10,
-    "training.checkpoint_every": 10,
-    "training.keep_checkpoints": 2,
+    **{"model.vocab_size": 300, "model.d_model": 16, "model.d_ff": 32, "model.max_length": 64},
+    **{"model.num_heads": 2, "model.num_layers": 1},
+    **{"data.batching": "packing", "data.tokens_per_batch": 512},
+    **{"training.log_every": 10, "training.checkpoint_every": 10, "training.keep_checkpoints": 2},
 }
 # The run of `whole_run`. No interval divides another, except that checkpoints are validated.
 WHOLE = {
-    "training.steps": 48,
-    "training.log_every": 7,
-    "training.checkpoint_every": 4,
-    "training.eval_every": 8,
-    "training.eval_sentences": by_profile(0, nightly=3),
+    **{"training.steps": 48, "training.log_every": 7, "training.checkpoint_every": 4},
+    **{"training.eval_every": 8, "training.eval_sentences": by_profile(0, nightly=3)},
     "training.keep_checkpoints": 3,
 }
 TIMES = {"seconds_per_step", "waiting", "tokens_per_second"}

@@ -76,16 +76,6 @@ def test_a_language_code_is_one_token_only_at_the_beginning(tokenizer):
         MarianTokenizer(json.dumps(values).encode()).check_language(">>deu<< the cat", "f:1")
 
 
-def test_a_file_keeps_everything(tokenizer, tmp_path):
-    path = tmp_path / "tokenizer.model"
-    tokenizer.save(path)
-    loaded = Tokenizer.load(path)
-    assert isinstance(loaded, MarianTokenizer)
-    assert loaded.sha256 == tokenizer.sha256
-    text = ">>deu<< the cat sees a dog"
-    assert loaded.encode(text) == tokenizer.encode(text)
-
-
 def test_files_that_are_not_tokenizers_are_refused(tokenizer, tmp_path):
     path, values = tmp_path / "tokenizer.model", json.loads(tokenizer.serialized)
     with pytest.raises(UserError, match=r"tokenizer\.model: cannot be read: No such file"):

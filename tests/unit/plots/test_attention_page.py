@@ -110,14 +110,6 @@ def test_text_is_escaped(text):
     assert page.policy == harmless.policy
 
 
-def test_weights_are_kept_to_16_bits():
-    data = Reader(page_of(list("abc"), list("wxyz"))).data
-    for kind, t, s in (("encoder", 3, 3), ("decoder", 4, 4), ("cross", 4, 3)):
-        read = np.frombuffer(base64.b64decode(data["weights"][kind]), "<u2") / 65535
-        expected = softmax(2, 3, t, s).ravel()
-        np.testing.assert_allclose(read, expected, rtol=0, atol=0.5001 / 65535)
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -15,13 +15,8 @@ from jaxformer.runs.reporting import Reporter
 from jaxformer.runs.workdir import Workdir
 
 VALUES = {
-    "loss": 2.5,
-    "perplexity": 9.87,
-    "learning_rate": 1e-3,
-    "tokens_per_second": 12345.6,
-    "seconds_per_step": 12.0,
-    "waiting": 0.01,
-    "skipped": 0.0,
+    **{"loss": 2.5, "perplexity": 9.87, "learning_rate": 1e-3, "tokens_per_second": 12345.6},
+    **{"seconds_per_step": 12.0, "waiting": 0.01, "skipped": 0.0},
 }
 
 

@@ -1,6 +1,6 @@
 """Faults in corpora are refused with file, line and remedy, or counted and named in the log.
 
-Unit tests of the readers have the faults of single files. Here are faults of one file and of splits.
+Unit tests of the readers have the faults of single files. Here are some of files and of splits.
 """
 
 import contextlib

@@ -1,15 +1,20 @@
-"""Parts of later models against their formulas in NumPy."""
+"""Parts of later models against their formulas in NumPy, and with a cache."""
+
+import dataclasses
+import functools
 
 import jax
 import numpy as np
 import pytest
 
 from jaxformer.errors import UserError
-from jaxformer.nn import FeedForward, MultiHeadAttention, RMSNorm
+from jaxformer.nn import Block, FeedForward, Keys, MultiHeadAttention, Residual, RMSNorm, Stack
+from jaxformer.nn.positions import rotary_positions
 
 from .weights import random_params
 
 X = np.random.default_rng(0).normal(size=(2, 6, 8)).astype(np.float32)
+ROTARY = functools.partial(rotary_positions, base=500.0)
 
 
 def softmax(scores):
@@ -52,6 +57,50 @@ def test_heads_that_share_keys(num_kv_heads, rules):
     expected = heads.reshape(2, 6, 12) @ p["output"]
     found = jax.jit(layer.apply)({"params": p}, X)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def llama_stack(window=None):
+    block = Block(
+        MultiHeadAttention(4, d_k=4, d_v=4, num_kv_heads=2, encode_positions=ROTARY, soft_cap=3.0),
+        FeedForward(16, "swish", use_bias=False, gated=True),
+        make_residual=functools.partial(Residual, "pre", 0.0, RMSNorm),
+    )
+    return Stack(block, 2, final_norm=RMSNorm, window=window)
+
+
+@pytest.mark.parametrize(("window", "chunked"), [(None, False), (None, True), (1, False)])
+def test_cached_equals_whole_for_beams(window, chunked, monkeypatch):
+    """Also windows that the cache forgets, and queries in chunks."""
+    if chunked:
+        from jaxformer.nn import backend_for, kernels
+
+        small = dataclasses.replace(backend_for("cpu"), scores_per_chunk=16)
+        monkeypatch.setattr(kernels, "backend", lambda: small)
+    stack = llama_stack(window)
+    variables = {"params": random_params(stack, X)}
+    beams = np.random.default_rng(1).normal(size=(2, 3, 3, 8)).astype(np.float32)
+
+    @jax.jit
+    def whole(variables, beams):
+        rows = jax.numpy.concatenate([X.repeat(3, axis=0), beams.reshape(6, 3, 8)], axis=1)
+        found = stack.apply(variables, rows, Keys.of_sequence(9, causal=True))
+        return found[:, 6:].reshape(2, 3, 3, 8)
+
+    @jax.jit
+    def cached(variables, beams):
+        rows, sizes = np.zeros(2, np.int32), {"num_beams": 3, "capacity": 9}
+        cache = stack.apply(variables, rows, 8, "float32", **sizes, method="init_cache")
+        assert cache.layers[0]["self_attention"].keys.shape[2] == 2
+        _, cache = stack.apply(variables, X, cache, 6, method="prefill")
+        outputs = []
+        for step in range(3):
+            y, cache = stack.apply(variables, beams[:, :, step], cache, method="step")
+            outputs.append(y)
+        return jax.numpy.stack(outputs, axis=2)
+
+    np.testing.assert_allclose(
+        cached(variables, beams), whole(variables, beams), rtol=1e-4, atol=1e-5
+    )
 
 
 def test_heads_must_be_divisible():

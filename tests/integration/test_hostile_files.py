@@ -22,6 +22,7 @@ def run(program, *arguments, folder):
     """Runs a program of this folder in a process of its own; returns the objects it prints."""
     environment = os.environ | {
         "JAXFORMER_CACHE": str(folder / "cache"),
+        "JAX_COMPILATION_CACHE_DIR": str(folder / "cache"),
         "PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]),
         "XLA_FLAGS": "",
     }

@@ -36,7 +36,7 @@ _BUCKETS = ((16, 64), (32, 64), (64, 64), (256, 16), (1024, 4))
 _FEW_ROWS = (1, 4, 8)
 _MIN_HYPOTHESES = 4
 # Up to so many hypotheses, a second loop takes longer to compile and to load than it saves.
-_FEW_HYPOTHESES = 32
+_FEW_HYPOTHESES = 4
 # Limits the memory of wide beams to that for eight hypotheses of 64 sentences.
 _MAX_HYPOTHESES = 512
 # Batches that a CPU decodes at the same time, since much of a step keeps only one core busy, and

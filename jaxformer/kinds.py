@@ -52,6 +52,7 @@ class Kind:
     task: str  # module and name
 
     def build(self, model: Architecture, remat: Remat = "none") -> Model:
+        """Returns the model that a section ``model`` describes."""
         own = (n for section in type(model).mro() for n in self.networks if n.section is section)
         return next(own)(model, remat)
 

@@ -28,6 +28,7 @@ def step_memory(config: Config, devices: Sequence[Any] | None = None) -> StepMem
 
 
 def memory_of(program: Compiled) -> StepMemory:
+    """Returns XLA's estimate for a compiled step."""
     reserved = program.memory_analysis()
     assert reserved is not None
     inputs, outputs = reserved.argument_size_in_bytes, reserved.output_size_in_bytes
@@ -36,6 +37,7 @@ def memory_of(program: Compiled) -> StepMemory:
 
 
 def compile_step(config: Config, devices: Sequence[Any] | None = None) -> Compiled:
+    """Compiles the step for the longest batch."""
     mesh = make_mesh(config.mesh, devices)
     optimizer = make_optimizer(config)
     gradient_accumulation = config.training.gradient_accumulation

@@ -15,8 +15,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # JAX 0.10.1, the last for 3.11, prints errors about every program from its cache on CPUs.
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-    gc.set_threshold(10_000)  # Objects of imported modules stay: 0.05 s of looking for others.
-
     def run() -> None:
         command = parse_arguments(arguments)
         try:

@@ -130,6 +130,7 @@ class DataConfig(DataSection):
         )
 
     def symbols(self) -> list[str]:
+        """Returns ``user_defined_symbols`` as a list."""
         return self.user_defined_symbols.split(",") if self.user_defined_symbols else []
 
 
@@ -233,6 +234,7 @@ class VerifiedCorpus:
         return f"{split}: pair {number + 1}"
 
     def notes(self, split: str) -> list[str]:
+        """Returns log messages about a split."""
         mixture, notes = parse_mixture(split), getattr(self._corpus, "notes", lambda split: [])
         weights = [
             f"{each}: {self._size(each):,} pairs, each {weight} times an epoch"

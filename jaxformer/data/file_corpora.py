@@ -14,7 +14,7 @@ from typing import Any
 
 from jaxformer.checks import is_unicode
 from jaxformer.data import text_files
-from jaxformer.errors import UserError, needs_package, prefix_errors
+from jaxformer.errors import UserError, needs_package
 from jaxformer.files import explain_read_errors, file_sha256, local_path
 
 _COLUMN = "translation"
@@ -142,9 +142,12 @@ class JsonlCorpus(RecordCorpus):
 
     def rows(self, path: pathlib.Path) -> Iterator[tuple[str, str]]:
         for number, line in enumerate(text_files.read_bytes(path), 1):
-            expected = f"{path}:{number}: expected a JSON object in UTF-8 on each line"
-            with prefix_errors(expected, ValueError, RecursionError):
+            try:  # by hand, since there may be millions of lines
                 row = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise UserError(
+                    f"{path}:{number}: expected a JSON object in UTF-8 on each line: {error}"
+                ) from None
             yield self.pair(row, f"{path}:{number}")
 
 

@@ -81,6 +81,7 @@ class StreamConfig(DataSection):
 
     @property
     def has_token_ids(self) -> bool:
+        """True if the files have token ids."""
         return self.file.endswith(".bin")
 
     @property

@@ -35,8 +35,6 @@ _BUCKETS = ((16, 64), (32, 64), (64, 64), (256, 16), (1024, 4))
 # than one of four, so a batch has at least four hypotheses.
 _FEW_ROWS = (1, 4, 8)
 _MIN_HYPOTHESES = 4
-# Up to so many hypotheses, a second loop takes longer to compile and to load than it saves.
-_FEW_HYPOTHESES = 4
 # Limits the memory of wide beams to that for eight hypotheses of 64 sentences.
 _MAX_HYPOTHESES = 512
 # Batches that a CPU decodes at the same time, since much of a step keeps only one core busy, and
@@ -275,7 +273,8 @@ def _first_stage(
     """Encodes a batch, decodes ``until`` tokens, and returns which sentences are finished."""
     search = search.join_numbers(numbers)
     segments = (batch.src != PAD).astype(jnp.int32)
-    few = shape.rows * search.num_hypotheses <= _FEW_HYPOTHESES
+    # In the smallest batches, a second loop takes longer to compile and to load than it saves.
+    few = shape.rows * search.num_hypotheses <= _MIN_HYPOTHESES
     half = shape.first_capacity if few else max(1, shape.first_capacity // 2)
     sizes = {"num_beams": search.num_hypotheses, "capacity": max(half, shape.prefix)}
     caches = tuple(m(batch.src, segments, **sizes, method="start") for m in members)

@@ -50,6 +50,7 @@ class KeptProgram:
     def __init__(self, function: Callable[..., Any], static_argnums: tuple[int, ...] = ()) -> None:
         """Takes a function of pytrees and, at ``static_argnums``, of hashable values."""
         self.function, self.static_argnums = function, static_argnums
+        self._name = function.__module__, function.__name__
         self._lock = threading.RLock()
         self._programs: dict[Hashable, Callable[..., list[Array]]] = {}
         self._structures: dict[Hashable, Any] = {}
@@ -62,11 +63,7 @@ class KeptProgram:
         key = key, devices
         with self._lock:  # so that one of several threads traces and compiles it
             if key not in self._programs:
-                path = (
-                    kept_file((self.function.__module__, self.function.__name__, key))
-                    if len(devices) == 1
-                    else None
-                )
+                path = kept_file((self._name, key)) if len(devices) == 1 else None
                 self._programs[key] = _open(function, leaves, path)
                 return self._programs[key](*leaves)
         return self._programs[key](*leaves)
@@ -144,7 +141,7 @@ def kept_folder() -> pathlib.Path | None:
     folder = jax.config.values["jax_compilation_cache_dir"]
     if not folder or "://" in folder or jax.default_backend() != "cpu":
         return None
-    return pathlib.Path(folder, "traced")
+    return pathlib.Path(folder, "kept")
 
 
 def _read(path: pathlib.Path, leaves: list[Any]) -> Callable[..., list[Array]] | None:

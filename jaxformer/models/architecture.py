@@ -75,10 +75,12 @@ class Architecture:
 
     @property
     def value_size(self) -> int:
+        """Size of the values of a head."""
         return self.key_size
 
     @property
     def kv_heads(self) -> int:
+        """Number of heads of keys and values."""
         return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
 
     @property

@@ -79,7 +79,8 @@ def load_results(folder: pathlib.Path) -> list[Result]:
                     f"{path}: has another {name} than {paths[0]}: expected {first}, got {other}; "
                     "rows of one table must share it: put them into folders of their own"
                 )
-    return sorted(results, key=lambda result: (list(ROWS).index(result.row), result.seed))
+    order = list(ROWS)
+    return sorted(results, key=lambda result: (order.index(result.row), result.seed))
 
 
 def report(results: Sequence[Result]) -> str:

@@ -25,6 +25,8 @@ from jaxformer.tasks.initialization import tokenizer_of_run
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
+    """Data of a training run."""
+
     corpus: VerifiedCorpus
     tokenizer: Vocabulary
     identity: dict[str, str]  # SHA-256 of the tokenizer and of both splits; weights of a mixture

@@ -90,6 +90,7 @@ class FitConfig:
         return range(int(match[1]) + 1, int(match[2]) + 1) if match else range(0)
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
+        """Returns the fields as one section."""
         return {self.section: dataclasses.asdict(self)}
 
     @classmethod

@@ -50,6 +50,8 @@ def dropout_of(randomness: Randomness | None) -> tuple[dict[str, Any], dict[str,
 
 
 class Example(NamedTuple):
+    """One example of a batch."""
+
     row: int  # number of its row in the global batch
     batch: PyTree  # of only this row, without other examples in the row
     text: str  # description in a report

@@ -74,13 +74,13 @@ SHORTER = {
         "assert shares[0] > shares[1] + 0.3": "",
     },
 }
-# Slower steps, so that copies keep up, and the end of the machine after two copies.
+# Slower steps, so that copies keep up, and the end of the machine after two complete copies.
 KILLED = """
 import os, signal, time
 
 def kill(step, state, sums):
     time.sleep(0.05)
-    if len(list(MIRROR.glob("checkpoints/*/manifest*"))) >= 2:
+    if len(list(MIRROR.glob("checkpoints/*/manifest.json"))) >= 2:
         os.kill(os.getpid(), signal.SIGKILL)
 
 state = train(config, WORKDIR, hooks=[kill])

@@ -221,7 +221,9 @@ def our_contestant(name: str, folder: pathlib.Path, length: int) -> Contestant:
         ids = [[[*(n + shift for n in row[:-1]), EOS] for row in batch] for batch in batches]
         translate_ids = translator(setting.beam).translate_ids
         began = time.perf_counter()
-        found = [hypotheses.tokens[0] for batch in ids for hypotheses in translate_ids(batch)]
+        found = [
+            hypotheses.tokens[0] for batch in ids for hypotheses in translate_ids(batch, n_best=1)
+        ]
         return time.perf_counter() - began, [[n - shift for n in row] for row in found]
 
     return decode

@@ -137,8 +137,9 @@ def translate(
         for block in blocks:
             report_unknown(translator.tokenizer, block, text.name)
             texts = [line.text for line in block]
+            prefixes, first = forced.prefixes_of(block), block[0].number
             found = translator.hypotheses(
-                texts, prefixes=forced.prefixes_of(block), first=block[0].number, report=report
+                texts, n_best=style.n_best or 1, prefixes=prefixes, first=first, report=report
             )
             rows = zip(block, found, strict=True)
             write(row for line, best in rows for row in style.rows(translator, line, best))

@@ -68,7 +68,7 @@ def record_attention(translator: Translator, sentence: str) -> AttentionView:
     if not source:
         raise UserError("expected a sentence, got an empty one")
     tokenizer = translator.tokenizer
-    found = translator.translate_ids([source])[0].tokens
+    found = translator.translate_ids([source], n_best=1)[0].tokens
     translation = found[0] if found else []
     target = [BOS, *translation[:-1]]  # decoder inputs: the token at t predicts token t + 1
     member = translator.models[0]

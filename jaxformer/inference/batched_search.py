@@ -2,8 +2,8 @@
 
 Sentences are sorted by length and decoded in batches. In the first stage, the caches of a batch
 have capacity for about as many tokens as the sources. Unfinished sentences continue in a
-second stage, in smaller batches with capacity up to the maximum length. Every batch has one of a
-few shapes, with two programs each.
+second stage, in smaller batches with capacity up to the maximum length; on CPUs, as soon as they
+are a quarter of a batch. Every batch has one of a few shapes, with two programs each.
 """
 
 import contextvars
@@ -59,6 +59,12 @@ class BatchShape(NamedTuple):
         return max(1, self.rows // 4)
 
     @property
+    def num_unfinished(self) -> int:
+        """Number of unfinished sentences that end the first stage."""
+        small = self.rows < 2 * _MIN_HYPOTHESES or self.first_capacity == self.capacity
+        return 0 if small or jax.default_backend() != "cpu" else self.second_stage_rows
+
+    @property
     def second_stage_capacities(self) -> list[int]:
         """Capacities of the second stage, growing, since attention reads the whole capacity.
 
@@ -89,6 +95,7 @@ def search_batches(
     prefixes: Sequence[Sequence[int]] | None = None,
     *,
     shortlist: Shortlist | None = None,
+    n_best: int = 0,
     free: int = 0,
     first: int = 0,
     report: Callable[[int], object] = lambda finished: None,
@@ -106,6 +113,7 @@ def search_batches(
         own, shape = [sources[n] for n in numbers], shape._replace(free=free)
         targets = [] if prefixes is None else [prefixes[n] for n in numbers]
         batch = _source_batch(shape, own, targets, [first + n for n in numbers])
+        batch = batch._replace(n_best=np.int32(n_best))
         if shortlist is not None:
             vocabulary = min(member.config.output_size for member in members)
             batch = batch._replace(candidates=shortlist.candidates(own, vocabulary))
@@ -212,6 +220,7 @@ class _SourceBatch(NamedTuple):
     prefix: Int[np.ndarray, "B P"] | None
     sentence_ids: Int[np.ndarray, " B"]
     candidates: Int[np.ndarray, " C"] | None = None  # tokens that may be generated; None for all
+    n_best: Int[np.ndarray, ""] | np.int32 = np.int32(0)
 
 
 def _source_batch(
@@ -243,7 +252,7 @@ def _search(
     state, done, result = _run_first_stage(members, search, shape, numbers, batch, np.int32(until))
     done, result = jax.device_get((done, result))
     for row in np.flatnonzero(done).tolist():
-        yield row, _read_row(result, row, batch.candidates)
+        yield row, _read_row(result, row, batch)
     left = np.flatnonzero(~done)
     for start in range(0, len(left), shape.second_stage_rows):
         rows = left[start : start + shape.second_stage_rows]
@@ -252,7 +261,7 @@ def _search(
         arguments = members, search, shape, numbers, state, padded, batch.candidates
         result = BeamResult(*jax.device_get(_second_stage(*arguments)))
         for i, row in enumerate(rows.tolist()):
-            yield row, _read_row(result, i, batch.candidates)
+            yield row, _read_row(result, i, batch)
 
 
 def _run_first_stage(*args: Any) -> tuple[list[Array], Bool[Array, " B"], BeamResult]:
@@ -281,16 +290,17 @@ def _first_stage(
     lengths = segments.sum(axis=1)
     max_lengths = jnp.where(lengths > 0, lengths + search.max_extra_length, 0)
     ids = jnp.asarray(batch.sentence_ids)
-    state = search.start(caches, max_lengths, shape.capacity, batch.prefix, sentence_ids=ids)
+    options = {"sentence_ids": ids, "n_best": batch.n_best}
+    state = search.start(caches, max_lengths, shape.capacity, batch.prefix, **options)
     if shape.prefix:
         state = search.prefill(_prefill_fn(members, shape.free), state)
     chosen = None if batch.candidates is None else jnp.asarray(batch.candidates)
     step_fn = _step_fn(members, chosen)
     # Attention reads the whole capacity, so the first half of the steps uses half of it.
     if half < shape.first_capacity:
-        state = search.advance(step_fn, state, jnp.minimum(until, half))
+        state = search.advance(step_fn, state, jnp.minimum(until, half), shape.num_unfinished)
         state = _grow(state, shape.first_capacity)
-    state = search.advance(step_fn, state, until)
+    state = search.advance(step_fn, state, until, shape.num_unfinished)
     return state, state.done, search.finalize(state)
 
 
@@ -336,10 +346,11 @@ def _prefill_fn(members: Members, free: int) -> PrefillFn:
     return prefill
 
 
-def _read_row(result: BeamResult, row: int, candidates: Int[np.ndarray, " C"] | None) -> Decoded:
-    """Returns the hypotheses of a row, whose ids are indices of ``candidates`` if there are any."""
-    exist = np.flatnonzero(result.scores[row] != -np.inf)
-    tokens = result.tokens[row] if candidates is None else candidates[result.tokens[row]]
+def _read_row(result: BeamResult, row: int, batch: _SourceBatch) -> Decoded:
+    """Returns the needed hypotheses; their ids are indices of the candidates if there are any."""
+    exist = np.flatnonzero(result.scores[row] != -np.inf)[: int(batch.n_best) or None]
+    tokens = result.tokens[row]
+    tokens = tokens if batch.candidates is None else batch.candidates[tokens]
     return Decoded(
         tokens=[tokens[i, : result.lengths[row, i]].tolist() for i in exist],
         scores=result.scores[row, exist].tolist(),

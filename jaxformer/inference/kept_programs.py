@@ -18,7 +18,6 @@ from typing import Any
 import flax
 import jax
 import jaxlib.version
-import numpy as np
 from jax.experimental import serialize_executable
 from jax.experimental.compilation_cache import compilation_cache
 from jaxtyping import Array
@@ -80,7 +79,7 @@ class KeptProgram:
         static = tuple(args[i] for i in self.static_argnums)
         dynamic = [arg for i, arg in enumerate(args) if i not in self.static_argnums]
         leaves, structure = jax.tree.flatten(dynamic)
-        shapes = tuple((np.shape(leaf), str(leaf.dtype)) for leaf in leaves)
+        shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
         settings = tuple(getattr(jax.config, name) for name in _SETTINGS)
         key = static, structure, shapes, settings, backend()
 

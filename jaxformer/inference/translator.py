@@ -143,6 +143,7 @@ class Translator(Predictor):
         """
         found = self.hypotheses(
             sentences,
+            n_best=1,
             prefixes=prefixes,
             constraints=constraints,
             name=name,
@@ -155,6 +156,7 @@ class Translator(Predictor):
         self,
         sentences: Sequence[str],
         *,
+        n_best: int = 0,
         prefixes: Sequence[str] | None = None,
         constraints: Sequence[Constraint] = (),
         name: str = "sentences",
@@ -168,6 +170,7 @@ class Translator(Predictor):
 
         Args:
           sentences: Source sentences.
+          n_best: Number of hypotheses; 0 for all of the search. Few are found sooner than all.
           prefixes: Text that each translation must start with, cut at the maximum length.
           constraints: Constraints in addition to ``config.search.constraints``; see
             :mod:`jaxformer.search.constraints`.
@@ -188,9 +191,8 @@ class Translator(Predictor):
             for n, text in enumerate(prefixes, first):
                 check_unicode(text, f"prefix {n}")
             targets = [self.tokenizer.encode_target(text) for text in prefixes]
-        found = self.translate_ids(
-            sources, targets, constraints=constraints, first=first, report=report
-        )
+        options = {"constraints": constraints, "first": first, "report": report}
+        found = self.translate_ids(sources, targets, n_best=n_best, **options)
         return [
             [
                 Hypothesis(self.detokenize(tokens), tokens, score, log_prob)
@@ -251,6 +253,7 @@ class Translator(Predictor):
         sources: Sequence[Sequence[int]],
         prefixes: Sequence[Sequence[int]] | None = None,
         *,
+        n_best: int = 0,
         constraints: Sequence[Constraint] = (),
         first: int = 1,
         report: Callable[[int], object] = lambda finished: None,
@@ -273,12 +276,16 @@ class Translator(Predictor):
         elif start := self.tokenizer.target_start:
             prefixes = [start] * len(sources)
         search = self.config.search
+        if not 0 <= n_best <= (most := search.num_hypotheses):
+            raise UserError(
+                f"n_best must be from 0 to {most}, the search's hypotheses: got {n_best}"
+            )
         search = dataclasses.replace(search, constraints=(*search.constraints, *constraints))
         if self.shortlist is not None and (search.constraints or prefixes is not None):
             raise UserError("a shortlist works without constraints and prefixes: leave one out")
         free = len(self.tokenizer.target_start)
-        options = {"shortlist": self.shortlist, "first": first, "report": report, "free": free}
-        return search_batches(self.models, search, sources, prefixes, **options)
+        options = {"shortlist": self.shortlist, "n_best": n_best, "first": first, "report": report}
+        return search_batches(self.models, search, sources, prefixes, free=free, **options)
 
     def source_ids(self, text: str, place: str = "sentence") -> list[int]:
         """Returns token ids with end-of-sentence, or [] if there are no visible characters.

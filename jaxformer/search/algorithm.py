@@ -127,6 +127,7 @@ class Algorithm(abc.ABC):
         keys: Key[Array, "..."] | None = None,
         sentence_ids: Int[Array, " B"] | None = None,
         first_tokens: Int[Array, " B"] | None = None,
+        n_best: int | Int[Array, ""] = 0,
     ) -> Any:
         """Returns the state before the first step, a pytree.
 
@@ -147,6 +148,8 @@ class Algorithm(abc.ABC):
             when None.
           first_tokens: Inputs of the first step, such as the last token of a prompt whose other
             tokens are in the cache; ``bos_id`` when None.
+          n_best: Number of hypotheses that are needed, best first; 0 for all. The others may then
+            be other than the next best. A beam search with ``early_stop="proven"`` stops sooner.
 
         Raises:
           UserError: An argument is out of range, or the cache has other axes.
@@ -155,6 +158,7 @@ class Algorithm(abc.ABC):
         shared = initial_fields(cache, max_lengths, size, longest, prefix, sentence_ids)
         rows = shared["max_lengths"]
         first = self.bos_id if first_tokens is None else first_tokens[:, None]
+        shared["n_best"] = jnp.asarray(n_best, jnp.int32)
         shared["tokens"] = zeros_for_rows(rows, (size, capacity), jnp.int32) + self.pad_id
         shared["newest"] = zeros_for_rows(rows, (size,), jnp.int32) + first
         shared["log_probs"] = zeros_for_rows(rows, (size,), jnp.float32)
@@ -199,7 +203,9 @@ class Algorithm(abc.ABC):
             cache=cache,
         )
 
-    def advance(self, step_fn: StepFn, state: Any, until: int | Int[Array, ""]) -> Any:
+    def advance(
+        self, step_fn: StepFn, state: Any, until: int | Int[Array, ""], unfinished: int = 0
+    ) -> Any:
         """Returns the state after ``until`` tokens, or when every sentence is done.
 
         Args:
@@ -208,6 +214,8 @@ class Algorithm(abc.ABC):
             dtype are normalized in float32; -inf means impossible; V is at least 2.
           state: From :meth:`start` or a previous call; its cache may have grown.
           until: Value of ``state.step`` to stop at.
+          unfinished: Also stop when at most so many sentences are not done, to continue with these
+            in a smaller batch.
 
         Raises:
           UserError: The logits have other axes than expected, or EOS or a token of the prefix is
@@ -221,7 +229,7 @@ class Algorithm(abc.ABC):
             return dataclasses.replace(state, cache=state.reorder(cache))
 
         check_prefix(step_fn, state, self.eos_id, self.pad_id)
-        return run_until_done(step, state, until)
+        return run_until_done(step, state, until, unfinished)
 
     def __call__(
         self,

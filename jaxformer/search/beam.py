@@ -9,8 +9,9 @@ of one considers only the best continuation, which is greedy search: argmax unti
 
 A sentence is done at its length limit, or earlier, when its best alive hypothesis could not
 displace its worst finished one even if all further tokens had probability one. Stopping early
-therefore never changes the result, including n-best lists. ``early_stop`` also offers the rules of
-other toolkits. Sentences that are done no longer change.
+therefore never changes the result, including n-best lists. If a caller needs fewer hypotheses,
+``n_best``, the last of these counts, and sentences are done sooner. ``early_stop`` also offers the
+rules of other toolkits. Sentences that are done no longer change.
 
 Ties go to the earlier candidate: an older finished hypothesis, then the continuation of the better
 alive hypothesis, then the greater logit, then the smaller token id. Sentences are independent.
@@ -208,7 +209,9 @@ class BeamSearch(Algorithm):
             return jnp.zeros_like(state.done)
         groups = (-1, self.diversity_groups, self._group_size)
         best = state.log_probs.reshape(groups).max(axis=2)
-        worst = state.finished.scores.reshape(groups)[:, :, -1]
+        # The last of those that must not change; without n_best, index -1 is the last of all.
+        needed = jnp.minimum(state.n_best if self.early_stop == "proven" else 0, self._group_size)
+        worst = state.finished.scores.reshape(groups)[:, :, needed - 1]
         penalties = self._penalties(state.tokens.shape[2])
         penalty = penalties[state.step]
         if self.early_stop == "proven":

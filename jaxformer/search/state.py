@@ -47,6 +47,7 @@ class SearchState:
     tokens: Int[Array, "B N T"]  # int32; of all samples or alive hypotheses, padded on the right
     newest: Int[Array, "B N"]  # int32; the next input of the step function
     log_probs: Float[Array, "B N"]  # float32; of all samples or alive hypotheses; may be -inf
+    n_best: Int[Array, ""]  # int32; hypotheses that the caller needs, 0 for all
     cache: Any  # the step function's cache
 
     def reorder(self, cache: Any) -> Any:

@@ -11,7 +11,7 @@ from jax.core import Tracer
 from jaxtyping import Array, Float, Int
 
 from jaxformer.errors import UserError
-from jaxformer.search.state import SearchState, State
+from jaxformer.search.state import State
 
 StepFn: TypeAlias = Callable[[Int[Array, "B N"], Any], tuple[Float[Array, "B N V"], Any]]
 # (inputs [B, P], targets [B, P], length [], cache) -> (log probabilities of the targets [B, P],
@@ -24,23 +24,22 @@ _STEPS_PER_CHUNK = 8  # in one scan, the body of the outer loop
 
 
 def run_until_done(
-    step: Callable[[State], State], state: State, until: int | Int[Array, ""]
+    step: Callable[[State], State], state: State, until: int | Int[Array, ""], unfinished: int
 ) -> State:
-    """Applies ``step`` until ``state.step`` is ``until`` or every sentence is done."""
+    """Applies ``step`` until ``state.step`` is ``until`` or few sentences are not done."""
+
+    def continues(state: State, until: int | Array) -> Array:
+        return ((~state.done).sum() > unfinished) & (state.step < until)
 
     def chunk(state: State) -> State:
         def at_most_once(state: State, _: None) -> tuple[State, None]:
             # A loop of at most one iteration, since lax.cond would copy the cache.
             end = jnp.minimum(state.step + 1, until)
-            return lax.while_loop(lambda state: _continues(state, end), step, state), None
+            return lax.while_loop(lambda state: continues(state, end), step, state), None
 
         return lax.scan(at_most_once, state, length=_STEPS_PER_CHUNK)[0]
 
-    return lax.while_loop(lambda state: _continues(state, until), chunk, state)
-
-
-def _continues(state: SearchState, until: int | Array) -> Array:
-    return ~state.done.all() & (state.step < until)
+    return lax.while_loop(lambda state: continues(state, until), chunk, state)
 
 
 def call_step_fn(

@@ -46,13 +46,14 @@ class TranslatorBackend:
         """Returns a translation or a ``UserError`` for each sentence."""
         texts: list[str] = []
         errors: dict[int, Exception] = {}
-        for number, (text, target, _) in enumerate(sentences):
+        for number, (text, target, *_) in enumerate(sentences):
             texts.append(self._codes.get(target, "") + text if text.strip() else "")
             try:
                 self._translator.source_ids(texts[-1])
             except UserError as error:
                 texts[-1], errors[number] = "", error
-        found = self._translator.hypotheses(texts)
+        only_best = all(sentence.only_best for sentence in sentences)
+        found = self._translator.hypotheses(texts, n_best=1 if only_best else 0)
         return [
             errors.get(number) or self._translation(text, found[number], sentences[number])
             for number, text in enumerate(texts)

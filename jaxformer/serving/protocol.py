@@ -56,6 +56,7 @@ class Sentence(NamedTuple):
     text: str
     target: str  # code of the target language
     attention: bool = False  # also return attention from word to word
+    only_best: bool = False  # the rest of the n-best list is not needed
 
 
 class Translation(NamedTuple):
@@ -76,7 +77,8 @@ class Query(NamedTuple):
 
     @property
     def sentences(self) -> list[Sentence]:
-        return [Sentence(line, self.target, self.details) for text in self.texts for line in text]
+        options = self.target, self.details, not (self.details or self.alternatives)
+        return [Sentence(line, *options) for text in self.texts for line in text]
 
 
 def list_languages(languages: Languages) -> list[dict[str, Any]]:

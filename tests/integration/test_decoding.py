@@ -39,6 +39,9 @@ def test_translations_do_not_depend_on_batch_order_or_padding(learned_workdir, m
     sources = [translator.source_ids(sentence) for sentence in SENTENCES]
     expected = translator.translate_ids(sources)
     assert len({tuple(e.tokens[0]) for e in expected}) > 50
+    best = translator.translate_ids(sources, n_best=1)
+    assert {len(found.tokens) for found in best} == {1}
+    same(best, expected)
     order = np.random.default_rng(1).permutation(len(sources))
     shuffled = translator.translate_ids([sources[n] for n in order])
     same([shuffled[n] for n in np.argsort(order)], expected)

@@ -204,7 +204,7 @@ def _alphas(model: TrainedModel) -> dict[str, np.ndarray]:
     chosen = list(itertools.islice(fitting, _SENTENCES))
     if not chosen:
         raise UserError(f"{_SYSTEM}: expected text to train on, for the scales: found none")
-    found = [decoded.tokens[0] for decoded in translator.translate_ids(chosen)]
+    found = [decoded.tokens[0] for decoded in translator.translate_ids(chosen, n_best=1)]
     exact = dataclasses.replace(model.config.model, compute_dtype="float32")
     return find_alphas(Member(exact, model.params), list(zip(chosen, found, strict=True)))
 

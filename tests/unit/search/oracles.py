@@ -78,9 +78,11 @@ def tree_cache(logits, beams: int) -> dict:
 
 
 @functools.partial(jax.jit, static_argnames="settings")
-def start_tree(settings: Algorithm, logits, limits, prefix=None, keys=None) -> SearchState:
+def start_tree(
+    settings: Algorithm, logits, limits, prefix=None, keys=None, n_best=0
+) -> SearchState:
     cache = tree_cache(logits, settings.num_hypotheses)
-    return settings.start(cache, limits, CAPACITY, prefix, keys=keys)
+    return settings.start(cache, limits, CAPACITY, prefix, keys=keys, n_best=n_best)
 
 
 @functools.partial(jax.jit, static_argnames="settings")
@@ -89,8 +91,10 @@ def advance_tree(settings: Algorithm, state: SearchState, until) -> tuple[Search
     return state, settings.finalize(state)
 
 
-def search_tree(settings: Algorithm, logits, limits, prefix=None, keys=None) -> BeamResult:
-    state = start_tree(settings, logits, limits, prefix, keys)
+def search_tree(
+    settings: Algorithm, logits, limits, prefix=None, keys=None, n_best=0
+) -> BeamResult:
+    state = start_tree(settings, logits, limits, prefix, keys, n_best)
     return jax.device_get(advance_tree(settings, state, CAPACITY)[1])
 
 

@@ -27,6 +27,7 @@ from .oracles import (
     start_tree,
     tokens_of,
     tree_logits,
+    tree_step,
 )
 
 #        BOS --0.6--> A --0.5--> C --1.0--> EOS      A C EOS: 0.30 (greedy)
@@ -167,6 +168,15 @@ def test_advance_in_several_calls_equals_one_call():
     assert state.step == 5
     for found, row in enumerate(rows.tolist()):
         assert hypotheses(jax.device_get(result), found) == hypotheses(whole, row)
+
+
+def test_advance_leaves_a_few_unfinished_sentences():
+    advance = jax.jit(functools.partial(DIVERSE.advance, tree_step, until=CAPACITY, unfinished=3))
+    state = advance(start_tree(DIVERSE, LOGITS, LIMITS))
+    assert 1 <= (~state.done).sum() <= 3
+    assert state.step < 5
+    result = jax.device_get(advance_tree(DIVERSE, state, CAPACITY)[1])
+    jax.tree.map(np.testing.assert_array_equal, result, search_tree(DIVERSE, LOGITS, LIMITS))
 
 
 def test_result_does_not_depend_on_the_other_sentences():

@@ -17,6 +17,7 @@ from .oracles import (
     PAD,
     Tokens,
     Tree,
+    advance_tree,
     beam,
     exhaustive,
     hypotheses,
@@ -25,6 +26,7 @@ from .oracles import (
     score,
     search_patiently,
     search_tree,
+    start_tree,
     tokens_of,
     tree_logits,
 )
@@ -114,12 +116,24 @@ def test_equals_a_beam_in_plain_python(seed):
     cases, narrow = any_cases(seed, 2 + seed % 4, 5), any_beam(seed, NARROW)
     result = search_tree(narrow, *cases[:3])
     if narrow.early_stop == "proven":
-        jax.tree.map(np.testing.assert_array_equal, result, search_patiently(narrow, *cases[:3]))
+        patient = search_patiently(narrow, *cases[:3])
+        for n_best in range(narrow.beam_size + 1):
+            found = search_tree(narrow, *cases[:3], n_best=np.int32(n_best))
+            for ours, theirs in zip(found, patient, strict=True):
+                needed = np.s_[:, : n_best or None]
+                np.testing.assert_array_equal(ours[needed], theirs[needed])
     for sentence, limit in enumerate(cases.limits.tolist()):
         found = hypotheses(result, sentence)
         expected = plain_beam(Tree(cases.logits[sentence]), narrow, limit, cases.forced[sentence])
         assert tokens_of(found) == tokens_of(expected)
         np.testing.assert_allclose(numbers(found), numbers(expected), rtol=1e-5, atol=1e-5)
+
+
+def test_the_best_alone_is_found_sooner():
+    settings, limits = beam(penalty="power", length_penalty=1.0), np.full(500, 5, np.int32)
+    starts = (start_tree(settings, tree_logits(1, 500, 3, 5), limits, n_best=n) for n in (0, 1))
+    all_, best = (advance_tree(settings, start, 3)[0].done.sum() for start in starts)
+    assert all_ + 50 < best < 500
 
 
 def test_stopping_early_changes_nothing_where_stopping_hastily_does():

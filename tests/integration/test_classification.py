@@ -149,9 +149,7 @@ def test_mistakes_in_labels_and_kinds_are_refused_in_one_line(run, config, tmp_p
         train(changed(config, data=data), tmp_path / "run")
     with pytest.raises(UserError, match="expected a model of sentence pairs or a parser, got a c"):
         Translator.load(run)
-    with pytest.raises(
-        UserError, match=r"of class EncoderConfig or BertConfig with data\.corpus=l"
-    ):
+    with pytest.raises(UserError, match=r"class EncoderConfig or BertConfig with data\.corpus=l"):
         Config(data=config.data)
 
 

@@ -142,10 +142,7 @@ def test_contradictory_options_are_refused(refused, tmp_path):
         ("--n-best 2 --scores", "--scores is not needed with --n-best, which prints them"),
         ("--alignment-layer 1", "--alignment-layer needs --alignments FILE"),
         ("--input a --output a", "--output a is an input; name another file"),
-        (
-            f"--input {source} --alignments {tmp_path / 'b'} --alignment-layer 2",
-            "expected a decoder layer from 1 to 1: got 2",
-        ),
+        (f"--input {source} --alignments {source}.b --alignment-layer 2", "layer from 1 to 1: got"),
     ):
         assert words in refused(*flags.split())
 

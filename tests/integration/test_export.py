@@ -179,10 +179,7 @@ def test_stablehlo_translates_as_the_model(beam_size, learned_workdir, tmp_path)
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize(
-    ("format", "kind"),
-    [("stablehlo", "ours"), ("ctranslate2", "marian")],
-)
+@pytest.mark.parametrize(("format", "kind"), [("stablehlo", "ours"), ("ctranslate2", "marian")])
 def test_card_runs_without_jaxformer(format, kind, learned_workdir, tmp_path):
     if format == "ctranslate2":
         pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed")

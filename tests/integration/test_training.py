@@ -84,11 +84,7 @@ def test_workdir_of_another_experiment_is_refused(tiny_config, uninterrupted):
     config = tiny_config()
     for section, changes, words in [
         ("model", {"num_layers": 2}, r"num_layers=1, but 2 was .* config, or another folder$"),
-        (
-            "data",
-            {"tokens_per_batch": 1024},
-            r"batch=512, but 1024 .*, or --config\.training\.init_from=\S+ --workdir NEW to begin",
-        ),
+        ("data", {"tokens_per_batch": 1024}, r"but 1024 .*init_from=\S+ --workdir NEW to begin"),
         ("training", {"seed": 5}, r"training\.seed=0, but 5 was given"),
         ("training", {"warmup_steps": 9}, r"training\.warmup_steps=10, but 9 was given"),
     ]:

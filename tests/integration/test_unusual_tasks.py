@@ -68,30 +68,12 @@ def other_init(**arrays):
 @pytest.mark.parametrize(
     ("task", "message"),
     [
-        (
-            other_batch(lambda b: {k: v.tolist() for k, v in b.items()}),
-            r"batch\['x'\]\[0\]\[0\]: expected an array .* float; make NumPy arrays of lists",
-        ),
-        (
-            other_batch(lambda b: b | {"t": np.float32(1)}),
-            r"batch\['t'\]: .* got a scalar; repeat it for each row",
-        ),
-        (
-            other_batch(lambda b: b | {"id": np.array(["a"] * 8)}),
-            r"batch\['id'\]: .* got dtype <U1; keep texts and objects out",
-        ),
-        (
-            other_batch(lambda b: {k: v[:0] for k, v in b.items()}),
-            r"batch\['x'\]: .* got no rows, shape \(0, 4\)",
-        ),
-        (
-            other_init(n=np.zeros((), np.int32)),
-            "expected parameters of floating-point numbers, .*: got n of dtype int32",
-        ),
-        (
-            other_init(mask=np.array([0, -np.inf], np.float32)),
-            "expected finite parameters: mask holds NaN or Inf before the first step",
-        ),
+        (other_batch(lambda b: {k: v.tolist() for k, v in b.items()}), "NumPy arrays of lists"),
+        (other_batch(lambda b: b | {"t": np.float32(1)}), r"\['t'\]: .* got a scalar; repeat it"),
+        (other_batch(lambda b: b | {"id": np.array(["a"] * 8)}), r"\['id'\]: .* got dtype <U1; k"),
+        (other_batch(lambda b: {k: v[:0] for k, v in b.items()}), r"got no rows, shape \(0, 4\)"),
+        (other_init(n=np.zeros((), np.int32)), "of floating-point numbers, .*: got n of dtype i"),
+        (other_init(mask=np.array([0, -np.inf], np.float32)), "finite parameters: mask holds NaN"),
     ],
 )
 def test_batches_and_parameters_that_cannot_be_trained(task, message, tmp_path):

@@ -264,9 +264,7 @@ def test_other_data_and_another_seed_are_refused(task, settings, message, uninte
 
 def test_named_fields_may_change(tmp_path, uninterrupted):
     run(tmp_path, steps=8)
-    with pytest.raises(
-        UserError, match=r"may_change: expected .* got fit\.best_metric, fit\.steps"
-    ):
+    with pytest.raises(UserError, match=r"may_change: .* got fit\.best_metric, fit\.steps"):
         run(tmp_path, seed=5, may_change="best_metric, seed, steps")
     state = run(tmp_path, seed=5, may_change="seed")
     assert int(state.step) == 12
@@ -321,16 +319,8 @@ def few_batches(start, shards):
     ("task", "settings", "message"),
     [
         (changed(batches=few_batches), {}, "expected batches for 12 steps, but there were only 5"),
-        (
-            changed(loss=lambda *given: loss(*given)["loss"]),
-            {},
-            'loss: expected a dict of sums with "loss", "count"',
-        ),
-        (
-            changed(loss=lambda *given: loss(*given) | {"right": given[1]["weights"]}),
-            {},
-            r'got "right" of shape \(8, 6\); sum it',
-        ),
+        (changed(loss=lambda *a: loss(*a)["loss"]), {}, 'a dict of sums with "loss", "count"'),
+        (changed(loss=lambda *a: loss(*a) | {"right": a[1]["weights"]}), {}, r"\(8, 6\); sum it"),
         (Bigrams(), {"gradient_accumulation": 3}, "rows divisible by 3, for 1 shards of 3 micro-"),
     ],
 )

@@ -60,10 +60,7 @@ def test_a_run_can_be_used_with_the_other_method(settings):
     ("flags", "words"),
     [
         ("--temperature 0.5", "--temperature 0.5 works with --sampling only; add it"),
-        (
-            "--penalty none --length-penalty 0.6",
-            "--length-penalty 0.6 has no effect with --penalty none; leave one of them out",
-        ),
+        ("--penalty none --length-penalty 0.6", "0.6 has no effect with --penalty none; leave one"),
         ("--sampling --beam-size 3", "--beam-size 3 works with beam search only, not --sampling"),
         ("--diversity-groups 2", "--diversity-groups must divide --beam-size=5: got 2"),
         ("--samples 3 --beam-size 3", "--samples and --beam-size exclude each other; leave one of"),

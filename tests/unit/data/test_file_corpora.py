@@ -89,10 +89,7 @@ CONTENTS = [
     (b"PK\3\4\x14", "en:1: expected UTF-8 text, got zip, or a document .*; convert it with unzip"),
     (GZIP, r"train\.en:1: expected UTF-8 text, got gzip; convert it with gunzip, or name it \.gz"),
     (b"one\nni\0ne\n", r"en:2: expected text, got a NUL byte at position 3 .*remove the NUL"),
-    (
-        b"x" * 10**6 + b"\n",
-        r"en:1: expected one sentence per line, of at most 1,000,000 bytes, got",
-    ),
+    (b"x" * 10**6 + b"\n", "en:1: expected one sentence per line, of at most 1,000,000 bytes"),
     (GZIP[:-12], rf"{BROKEN}; copy it again, or compress it with gzip"),
     (GZIP + b"rubbish", rf"{BROKEN}Not a gzipped file .*; copy it again"),
 ]

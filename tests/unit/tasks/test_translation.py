@@ -74,16 +74,11 @@ def test_chinese_is_scored_as_sacrebleu_does_and_numerals_by_exact_match_alone()
 
 def test_the_log_shows_the_score_of_the_task(capsys):
     start = "step 10/10  validation: label-smoothed loss 2.000"
-    f1 = {"f1": 81.254, "exact_match": 87.0}
+    bleu, f1 = "sacreBLEU 31.40 (cased, 13a tokenizer)", {"f1": 81.254, "exact_match": 87.0}
     for task_class, data, score, expected in (
         (Translation, {"corpus": "numerals"}, {"exact_match": 87.0}, "exact 87.0%"),
-        (Translation, {}, {"bleu": 31.4}, "sacreBLEU 31.40 (cased, 13a tokenizer)"),
-        (
-            Translation,
-            {"valid": 3000},
-            {"bleu": 31.4},
-            "sacreBLEU 31.40 (cased, 13a tokenizer) of the first 2 of 3,000 sentences",
-        ),
+        (Translation, {}, {"bleu": 31.4}, bleu),
+        (Translation, {"valid": 3000}, {"bleu": 31.4}, f"{bleu} of the first 2 of 3,000 sentences"),
         (Parsing, {"corpus": "trees"}, f1, "F1 81.25  exact 87.0%"),
     ):
         terminal = Terminal(0, 10, make_task(task_class, **data).log_formats)

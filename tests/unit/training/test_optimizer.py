@@ -273,10 +273,7 @@ def test_any_rule_per_layer_equals_the_rule_without_stacks(name):
 
 
 NO_STACKS = [
-    (
-        {"blocks": {"w": np.ones((2, 3))}, "b": np.ones(3)},
-        "no stack is .* in the paths b, blocks/w",
-    ),
+    ({"blocks": {"w": np.ones((2, 3))}, "b": np.ones(3)}, "no stack is .* paths b, blocks/w"),
     ({"layers": {"w": np.ones((2, 3)), "b": np.ones(3)}}, r"one layer axis .* 'w': \(2, 3\)"),
     ({"layers": {"w": np.float32(1)}}, "one layer axis in a stack"),
     ({"layers": [{"w": np.ones((3, 3))}] * 2}, "one layer axis in a stack"),

@@ -19,8 +19,6 @@ SHORT = BeamSearch(max_length=16)
 
 @pytest.fixture
 def refused(capsys):
-    """Runs a command that must fail with one line that contains these words."""
-
     def refuse(arguments, *words):
         assert main([str(argument) for argument in arguments]) == 2
         out, err = capsys.readouterr()
@@ -45,26 +43,21 @@ def test_folder_without_a_run_is_refused(tmp_path, refused):
     refused(["plot", "--workdir", tmp_path], str(tmp_path), "metrics.jsonl: no such file")
 
 
-@pytest.mark.parametrize(
-    ("file", "old", "new", "words"),
-    [
+def test_files_of_another_model_are_refused(learned_workdir, tmp_path, refused):
+    for file, old, new, words in (
         (
             "tokenizer.model",
             b"",
             b"\0",
-            ["expected the tokenizer that the model was trained with, SHA-256"],
+            "the tokenizer that the model was trained with, SHA-256",
         ),
-        ("config.json", b'"d_ff": 64', b'"d_ff": 32', ["inner", "expected"]),
-    ],
-)
-def test_files_of_another_model_are_refused(
-    file, old, new, words, learned_workdir, tmp_path, refused
-):
-    path = shutil.copytree(learned_workdir, tmp_path / "run") / file
-    content = path.read_bytes()
-    assert old in content
-    path.write_bytes(content.replace(old, new) if old else content + new)
-    refused(["translate", "--workdir", tmp_path / "run", "--input", __file__], *words)
+        ("config.json", b'"d_ff": 64', b'"d_ff": 32', "inner"),
+    ):
+        run = shutil.copytree(learned_workdir, tmp_path / file)
+        content = (run / file).read_bytes()
+        assert old in content
+        (run / file).write_bytes(content.replace(old, new, 1))
+        refused(["translate", "--workdir", run, "--input", __file__], words, "expected")
 
 
 def write_pair(folder, sources, references):

@@ -2,9 +2,6 @@
 
 import json
 import pathlib
-import re
-
-import pytest
 
 from jaxformer.cli import main
 
@@ -35,20 +32,3 @@ def test_the_default_parameters_are_collins_and_json_has_all_figures(real_data, 
     figures = json.loads(out)
     assert round(figures["all"]["f1"], 2) == 60.17
     assert len(figures["rows"]) == 5
-
-
-@pytest.mark.parametrize(
-    ("test", "params", "words"),
-    [
-        ("", "", "expected as many lines of test trees as of gold trees: got 0"),
-        ("(S (A a))\n", "LABELD 1", "params:1: expected LABELED, got"),
-    ],
-)
-def test_mistakes(test, params, words, tmp_path, capsys):
-    for name, content in (("gold", "(S (A a))\n"), ("test", test), ("params", params)):
-        (tmp_path / name).write_text(content)
-    flags = ["--params", tmp_path / "params"] if params else []
-    code, out, err = evalb(capsys, tmp_path / "gold", tmp_path / "test", *flags)
-    assert (code, out) == (2, "")
-    assert re.fullmatch(r"error: [^\n]+\n", err)
-    assert words in err

@@ -20,15 +20,12 @@ SHORT = BeamSearch(max_length=16)
 
 @pytest.fixture
 def command(learned_workdir):
-    """Runs the command and returns its exit code."""
     common = ["translate", "--workdir", str(learned_workdir), "--max-length", "16"]
     return lambda *arguments: main([*common, *map(str, arguments)])
 
 
 @pytest.fixture
 def run(command, monkeypatch, capsys):
-    """Translates lines from standard input, and returns the output."""
-
     def translate(*arguments, lines=SOURCES):
         content = "".join(f"{line}\n" for line in lines).encode()
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content), "utf-8"))
@@ -40,8 +37,6 @@ def run(command, monkeypatch, capsys):
 
 @pytest.fixture
 def refused(command, capsys):
-    """Returns the one-line error message for options."""
-
     def refuse(*arguments):
         assert command(*arguments) == 2
         out, err = capsys.readouterr()

@@ -36,8 +36,6 @@ def plain_loss(workdir, pairs):
 
 
 def interrupt(number):
-    """Returns a hook that ends a run after a step."""
-
     def hook(step, state, sums):
         if step == number:
             raise KeyboardInterrupt

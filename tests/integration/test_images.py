@@ -84,11 +84,8 @@ def test_it_learns_directions_and_the_command_classifies(run, config, capsys, tm
 
 
 def test_it_resumes_exactly_and_is_the_same_on_one_device(run, config, tmp_path):
-    def cut(step, state, sums):
-        raise RuntimeError("the power is gone")
-
-    with pytest.raises(RuntimeError):
-        train(config, tmp_path / "cut", hooks=[every(50, cut)])
+    with pytest.raises(ZeroDivisionError):
+        train(config, tmp_path / "cut", hooks=[every(50, lambda *_: 1 / 0)])
     resumed, whole = train(config, tmp_path / "cut"), load_model(run)[1]
     jax.tree.map(np.testing.assert_array_equal, resumed.params, whole)
     mesh = {"data": 2, "fsdp": 2, "tensor": 2}  # instead of data=8

@@ -33,7 +33,6 @@ class Run:
             )
 
     def end(self, number=None):
-        """Returns the exit code after a signal, if one is given."""
         if number is not None:
             self.process.send_signal(number)
         return self.process.wait(timeout=300)

@@ -84,7 +84,6 @@ def data(config, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def workdir(config, data, state, tmp_path_factory):
-    """The run directory of an untrained model."""
     folder = Workdir(tmp_path_factory.mktemp("run"))
     data.tokenizer.save(folder.tokenizer)
     folder.identity.write_text(json.dumps(data.identity))
@@ -96,8 +95,6 @@ def workdir(config, data, state, tmp_path_factory):
 
 @pytest.fixture
 def run(workdir, monkeypatch, capsys):
-    """Parses lines from standard input, and returns the output."""
-
     def parse(*arguments, lines=(), content=None, code=0):
         content = content or "".join(f"{line}\n" for line in lines).encode()
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content), "utf-8"))
@@ -109,7 +106,6 @@ def run(workdir, monkeypatch, capsys):
 
 @pytest.mark.ci
 def test_the_page_parses(workdir, tmp_path, monkeypatch):
-    """Parses with docs/parsing.md's own code."""
     monkeypatch.chdir(tmp_path)
     shutil.copytree(workdir, tmp_path / "runs" / "parsing-small")
     (block,) = pages.sections("parsing.md")["Parse"]

@@ -39,7 +39,6 @@ ONE = (1, 1, 1)
 
 
 def changed(training=None, **model):
-    """Returns CONFIG with other settings of the training and the model."""
     return Config(
         model=dataclasses.replace(CONFIG.model, **model),
         training=dataclasses.replace(CONFIG.training, **training or {}),
@@ -61,7 +60,6 @@ def ragged_batch(seed=0):
 
 
 def mesh_of(sizes):
-    """Returns a mesh of the first devices."""
     config = MeshConfig(**dict(zip(("data", "fsdp", "tensor"), sizes, strict=True)))
     return make_mesh(config, jax.devices()[: math.prod(sizes)])
 
@@ -301,7 +299,6 @@ def test_packing_does_not_change_loss_or_gradients():
 
 @pytest.mark.ci
 def test_dropout_changes_with_the_step(reference):
-    """The same parameters and batch have another loss at the second step."""
     _, _, first = reference
     mesh, train_step = compiled(CONFIG, ONE, 1)
     fresh = state_of(CONFIG, mesh)

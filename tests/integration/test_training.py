@@ -12,7 +12,6 @@ import signal
 from unittest import mock
 
 import jax
-import numpy as np
 import pytest
 
 from jaxformer import experiment
@@ -25,13 +24,10 @@ from jaxformer.training import fitting
 from jaxformer.training.flops import training_flops
 
 from ..runs import changed, reports
+from .test_user_task import assert_equal
 
 # Compiles the shared programs first, in any order of the tests, so that they do not count here.
 pytestmark = pytest.mark.usefixtures("tiny_workdir")
-
-
-def assert_equal_states(actual, expected):
-    jax.tree.map(np.testing.assert_array_equal, jax.device_get(actual), jax.device_get(expected))
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +56,7 @@ def test_resumed_equals_uninterrupted(tiny_config, tmp_path, uninterrupted, capl
     ):
         train(tiny_config(), tmp_path)
     damage_largest_file(tmp_path / "checkpoints" / "3")
-    assert_equal_states(train(tiny_config(), tmp_path), uninterrupted[0])
+    assert_equal(train(tiny_config(), tmp_path), uninterrupted[0])
     assert "damaged" in caplog.text
     found, expected = reports(tmp_path), reports(uninterrupted[1])
     kinds = [(report["kind"], report["step"]) for report in found]
@@ -116,7 +112,7 @@ def test_a_failing_validation_costs_only_its_score(
             offsets.write(b"\x7f" * 8)
 
     state = train(tiny_config(**often), run, hooks=[damage])
-    assert_equal_states(state, uninterrupted[0])
+    assert_equal(state, uninterrupted[0])
     failed = reports(run, "failed_validation")
     assert [r["step"] for r in failed] == [4, 6]
     assert "step 4/6  validation failed, the checkpoint has no score: " in capsys.readouterr().err
@@ -201,7 +197,7 @@ def test_speed_is_compared_with_the_peak_where_it_is_known(short_run, tiny_confi
 @pytest.mark.ci
 def test_steps_are_profiled(tiny_config, tmp_path, uninterrupted, capsys):
     state = train(tiny_config(eval_sentences=0, profile="2:4"), tmp_path / "profiled")
-    assert_equal_states(state, uninterrupted[0])
+    assert_equal(state, uninterrupted[0])
     assert "profiled up to step 4: open the perfetto_trace.json.gz" in capsys.readouterr().err
     assert len(list((tmp_path / "profiled" / "profile").rglob("*.xplane.pb"))) == 1
     (trace,) = (tmp_path / "profiled" / "profile").rglob("perfetto_trace.json.gz")
@@ -216,7 +212,7 @@ def test_steps_are_profiled(tiny_config, tmp_path, uninterrupted, capsys):
 def test_finished_run_is_left_alone(tiny_config, uninterrupted, capsys):
     state, folder = uninterrupted
     before = reports(folder)
-    assert_equal_states(train(tiny_config(), folder), state)
+    assert_equal(train(tiny_config(), folder), state)
     assert reports(folder) == before
     assert "nothing to do: training.steps=6 are done" in capsys.readouterr().err
     config = (folder / "config.json").read_bytes()

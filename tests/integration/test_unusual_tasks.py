@@ -45,7 +45,6 @@ def mesh_of(devices, **sizes):
 
 
 def train(task, folder, optimizer=None, mesh=None, hooks=(), **settings):
-    """Trains on one device."""
     intervals = dict.fromkeys(("log_every", "checkpoint_every", "eval_every"), 4)
     config = FitConfig(**{"steps": 4, **intervals, **settings})
     optimizer, mesh = optimizer or optax.sgd(0.5), mesh or mesh_of(1)
@@ -53,7 +52,6 @@ def train(task, folder, optimizer=None, mesh=None, hooks=(), **settings):
 
 
 def changed(**functions):
-    """Returns a task with other methods."""
     return type("Changed", (Softmax,), functions)()
 
 

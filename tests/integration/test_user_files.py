@@ -32,7 +32,6 @@ def contents(folder):
 
 @pytest.fixture
 def convert(learned_workdir):
-    """Returns commands that create a workdir, by name."""
     return {
         "import": lambda folder: ["import", "marian", str(MARIAN), "--workdir", str(folder)],
         "quantize": lambda folder: [

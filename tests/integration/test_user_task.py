@@ -80,15 +80,12 @@ class Bigrams(Task):
 
 
 def changed(**attributes):
-    """Returns a task with other attributes and methods."""
     task = Bigrams()
     vars(task).update(attributes)
     return task
 
 
 class Notes:
-    """A writer that keeps what it is given."""
-
     def __init__(self):
         self.reports, self.closed = [], 0
 

@@ -41,7 +41,6 @@ TIMES = {"seconds_per_step", "waiting", "tokens_per_second"}
 
 
 def command(folder, script="train.py", **settings):
-    """Returns the command of the run."""
     return [
         *(sys.executable, script, "--config=configs/numerals.py", f"--workdir={folder}"),
         *(f"--config.{name}={value}" for name, value in (SETTINGS | settings).items()),
@@ -49,7 +48,6 @@ def command(folder, script="train.py", **settings):
 
 
 def environment(devices=1):
-    """Returns the environment of a run on simulated devices."""
     flags = f"--xla_force_host_platform_device_count={devices}"
     path = str(PROJECT)
     return {**os.environ, "XLA_FLAGS": flags, "PYTHONWARNINGS": "default", "PYTHONPATH": path}
@@ -76,7 +74,6 @@ def free_address():
 
 
 def finish(*processes):
-    """Returns the exit codes and the errors of the processes."""
     said = [process.communicate(timeout=300)[1] for process in processes]
     return [process.returncode for process in processes], said
 

@@ -177,7 +177,6 @@ class ColabMachine:
         folder.mkdir()
 
     def run(self, train="state = train(config, WORKDIR)"):
-        """Runs the script and returns its exit code."""
         script = shortened("colab_tpu").replace("state = train(config, WORKDIR)", train)
         (self.folder / "script.py").write_text(script, encoding="utf-8")
         result = subprocess.run(

@@ -22,7 +22,6 @@ marian_folder = functools.partial(model_folder, files=MARIAN)
 
 @pytest.fixture
 def publish(server, monkeypatch, tmp_path):
-    """Returns a function that puts files on the Hub."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(constants, "ENDPOINT", server.url)

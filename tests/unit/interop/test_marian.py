@@ -16,7 +16,6 @@ FIXTURES = pathlib.Path(__file__).parents[2] / "fixtures" / "marian"
 
 @pytest.fixture
 def directory(tmp_path):
-    """A copy of a model that tests may change."""
     return pathlib.Path(shutil.copytree(FIXTURES / "swish_tied", tmp_path / "model"))
 
 

@@ -8,7 +8,6 @@ import pytest
 from jaxformer import (
     BertConfig,
     Config,
-    DataConfig,
     GPT2Config,
     ImagesConfig,
     LlamaConfig,
@@ -28,7 +27,6 @@ from jaxformer.models.gpt2 import GPT2
 
 from ...profiles import CHECKED
 
-SMALL = {"d_model": 16, "num_heads": 4}
 STREAM = StreamConfig(file="text.txt")
 FLAN = {"embeddings": "separate", "scaled_output": False}
 
@@ -93,15 +91,3 @@ ERRORS = [
 def test_errors(call, message):
     with pytest.raises(UserError, match=message):
         call()
-
-
-@pytest.mark.parametrize(
-    ("model", "data"),
-    [
-        *((GPT2Config(**SMALL), STREAM), (LlamaConfig(**SMALL), STREAM)),
-        *((T5Config(), DataConfig()), (ViTConfig(), ImagesConfig(shift=1))),
-    ],
-)
-def test_a_config_is_read_back_by_its_architecture(model, data):
-    config = Config(model=model, data=data)
-    assert Config.from_dict(config.to_dict()) == config

@@ -1,4 +1,4 @@
-"""The Transformer: parameter counts, masking, packing, embeddings, and dropout.
+"""The Transformer: masking, packing, embeddings, and dropout.
 
 All calls have one shape, so that each model is compiled once. A test of several changes makes one
 in each row: rows are compared with the same row of another call, to which they must be identical.
@@ -60,17 +60,6 @@ def logits_of(config, src, tgt, params=None, **segments):
         segments.setdefault(f"{side}_positions", positions)
     params = params_of(config) if params is None else params
     return np.asarray(compiled(config)({"params": params}, src, tgt, **segments))
-
-
-def count_parameters(config):
-    tokens = jnp.asarray(np.ones((1, 1), np.int32))
-    shapes = jax.eval_shape(lambda: Transformer(config).init(jax.random.key(0), tokens, tokens))
-    return sum(leaf.size for leaf in jax.tree.leaves(shapes))
-
-
-def test_parameter_counts_of_the_paper():
-    assert count_parameters(ModelConfig()) == 63_045_632
-    assert count_parameters(ModelConfig(d_model=1024, d_ff=4096, num_heads=16)) == 214_171_648
 
 
 @pytest.mark.parametrize("norm_position", by_profile(["post"], nightly=["post", "pre"]))
@@ -174,14 +163,6 @@ def test_target_may_have_fewer_ids_than_source():
     # Small logits are sums of larger terms, which a matmul of another width may round otherwise.
     expected = logits_of(SEPARATE, SRC, tgt, larger)[..., :9]
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
-
-
-def test_embeddings_are_scaled_by_sqrt_d_model():
-    """ALiBi adds nothing to embeddings."""
-    params = jax.device_put(params_of(TINY))
-    model = Transformer(dataclasses.replace(TINY, positions="alibi"))
-    embedded = jax.jit(lambda src: model.bind({"params": params}).embed_source(src))(SRC)
-    np.testing.assert_allclose(embedded, params_of(TINY)["embedding"][SRC] * 4.0, rtol=1e-6)
 
 
 def test_recording_attention_weights_does_not_change_the_output():

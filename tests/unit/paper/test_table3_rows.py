@@ -47,7 +47,7 @@ def closed_formula(row, vocabulary, positions=0):
     return vocabulary * d + layers + 2 * positions * d
 
 
-@pytest.mark.parametrize("row", by_profile(["A1", "B1", "C1", "E"], nightly=ROWS))
+@pytest.mark.parametrize("row", by_profile(["base", "A1", "B1", "C1", "E", "big"], nightly=ROWS))
 def test_counts_equal_the_formula(row):
     positions = row_config(row).model.max_length if row == "E" else 0
     params = jax.tree.leaves(abstract_params(row_config(row).model))

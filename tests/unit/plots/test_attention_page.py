@@ -36,8 +36,6 @@ def page_of(source, target, **settings):
 
 
 class Reader(html.parser.HTMLParser):
-    """A parser that collects elements with their attributes and texts."""
-
     def __init__(self, page):
         super().__init__()
         self.elements = []

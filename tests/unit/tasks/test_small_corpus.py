@@ -17,7 +17,6 @@ from jaxformer.runs.workdir import Workdir
 
 
 def write(pairs):
-    """Writes a text in each format."""
     for name, side in (("en", 0), ("de", 1)):
         pathlib.Path(f"text.{name}").write_text("".join(f"{pair[side]}\n" for pair in pairs))
     pathlib.Path("tsv").write_text("".join(f"{en}\t{de}\n" for en, de in pairs))

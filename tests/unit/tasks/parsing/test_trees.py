@@ -1,13 +1,11 @@
 """Reading, normalization and linearization of trees, and repair of any decoder output."""
 
-import gzip
 import re
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxformer.data.text_files import read_file
 from jaxformer.errors import UserError
 from jaxformer.tasks.parsing.linearization import delinearize, linearize
 from jaxformer.tasks.parsing.trees import Leaf, Tree, escape, normalize, read_trees
@@ -164,13 +162,6 @@ def test_malformed_trees_are_refused():
     ):
         with pytest.raises(UserError, match=f"^{re.escape(message)}"):
             list(read_trees(text.split("\n"), "f"))
-
-
-def test_files(tmp_path):
-    path = tmp_path / "a.trees.gz"
-    path.write_bytes(gzip.compress(b"(S (NN caf\xc3\xa9))\r\n(S\r\n (NN b))"))
-    trees = read_trees(read_file(path), "f")
-    assert list(map(str, trees)) == ["(S (NN café))", "(S (NN b))"]
 
 
 def test_brackets_in_words_are_escaped():

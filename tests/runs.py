@@ -1,4 +1,4 @@
-"""Configs with other fields, and what a run reports."""
+"""Configs with other fields, what a run reports, and files."""
 
 import dataclasses
 import json
@@ -21,3 +21,25 @@ def reports(workdir: pathlib.Path, kind: str = "") -> list[dict]:
     """Returns the reports of a run, of all kinds or of one."""
     lines = (workdir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return [report for report in map(json.loads, lines) if report["kind"].startswith(kind)]
+
+
+def contents(folder: pathlib.Path) -> dict[str, bytes]:
+    """Returns all files below a folder, with their bytes."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+def flip_a_bit(folder: pathlib.Path) -> None:
+    """Damages the largest file below a folder."""
+    paths = (path for path in folder.rglob("*") if path.is_file())
+    path = max(paths, key=lambda path: path.stat().st_size)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def write_pairs(prefix: pathlib.Path, pairs: list[tuple[str, str]]) -> None:
+    """Writes pairs of texts to PREFIX.en and PREFIX.de."""
+    for side, language in enumerate(("en", "de")):
+        lines = "".join(f"{pair[side]}\n" for pair in pairs)
+        pathlib.Path(f"{prefix}.{language}").write_text(lines, encoding="utf-8")

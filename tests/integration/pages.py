@@ -26,6 +26,15 @@ def run(page: str, block: str, names: dict[str, Any]) -> None:
     exec(compile(block, f"docs/{page}", "exec"), names)
 
 
+def execute(page: str, *headings: str, **names: Any) -> dict[str, Any]:
+    """Runs the blocks under these headings, or all, and returns the names that they define."""
+    found = sections(page)
+    for heading in headings or found:
+        for block in found[heading]:
+            run(page, block, names)
+    return names
+
+
 def _hide_comments(text: str) -> str:
     """Keeps comments that begin a line of code from looking like headings."""
     return re.sub(r"```.*?```", lambda block: block[0].replace("#", "\0"), text, flags=re.S)

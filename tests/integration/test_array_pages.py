@@ -1,7 +1,5 @@
 """The programs of docs/text_classifier.md and docs/small_vit.md, as short as they promise."""
 
-import itertools
-
 import jax
 import numpy as np
 import pytest
@@ -21,10 +19,7 @@ def run(page, folder, patch):
     devices = jax.devices()[:2]
     patch.setattr(jax, "devices", lambda: devices)
     patch.chdir(folder)
-    names = {}
-    for block in itertools.chain(*pages.sections(page).values()):
-        pages.run(page, block, names)
-    return names
+    return pages.execute(page)
 
 
 def lines(page):

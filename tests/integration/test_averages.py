@@ -9,7 +9,7 @@ import jaxformer
 from jaxformer import Checkpoints, UserError, ema_params, with_ema
 
 from ..runs import Killed
-from .test_user_task import SETTINGS, Bigrams, assert_close, assert_equal, cube, one_device
+from .test_user_task import SETTINGS, Bigrams, Notes, assert_close, assert_equal, cube, one_device
 
 DECAY, STEPS = 0.7, SETTINGS["steps"]
 EMA = with_ema(optax.adam(0.1), DECAY)
@@ -27,26 +27,19 @@ class Skipping(Bigrams):
 
 def run(folder, optimizer, evaluated, mesh=None, kill=0):
     """Returns the final state, the states after all steps, and the values of the validations."""
-    states, values = [], []
+    states, notes = [], Notes()
 
     def hook(step, state, sums):
         states.append(jax.device_get(state))
         if step == kill:
             raise Killed
 
-    class Writer:
-        def write(self, step, kind, reported):
-            if kind == "valid":
-                values.append(reported["loss"])
-
-        def close(self):
-            pass
-
     settings = jaxformer.FitConfig(**SETTINGS)
-    options = {"hooks": [hook], "writers": [Writer()], "evaluated": evaluated}
+    options = {"hooks": [hook], "writers": [notes], "evaluated": evaluated}
     state = jaxformer.fit(
         Skipping(), optimizer, folder, settings, mesh=mesh or one_device(), **options
     )
+    values = [values["loss"] for _, kind, values in notes.reports if kind == "valid"]
     return jax.device_get(state), states, values
 
 

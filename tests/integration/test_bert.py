@@ -240,12 +240,10 @@ def test_mistakes_are_refused(labeled, tmp_path):
 def test_the_pages_are_executed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     import_huggingface(FIXTURES / "plain", tmp_path / "runs" / "bert")
-    names, (features,) = {}, pages.sections("hugging_face.md")["BERT"]
-    pages.run("hugging_face.md", features, names)
+    names = pages.execute("hugging_face.md", "BERT")
     expected = imported("plain")[2]
     np.testing.assert_allclose(names["pooled"][0], expected["pooled"][0], rtol=1e-4)
-    names, (code,) = {"__name__": "page"}, pages.sections("classification.md")["Question answering"]
-    pages.run("classification.md", code, names)
+    names = pages.execute("classification.md", "Question answering", __name__="page")
     tokens, places = names["encode"](*names["examples"][0])
     params = names["state"].params
     found = names["model"].apply({"params": params}, tokens[None], method="features")[0]

@@ -1,8 +1,11 @@
-"""Output and error messages of the commands on a small trained model."""
+"""Output and error messages of the commands on a small trained model, and of ``train.py``."""
 
 import json
+import pathlib
 import re
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -151,3 +154,42 @@ def test_plot_writes_images(learned_workdir, tmp_path, capsys, refused):
     assert output.read_bytes().startswith(b"\x89PNG")
     words = "--output: expected a name that ends in .png or .svg: got"
     refused(["plot", "--workdir", tmp_path, "--output", tmp_path / "curve.pdf"], words, ".pdf")
+
+
+PROJECT = pathlib.Path(__file__).parents[2]
+BASE, MULTI30K = "--config=configs/base.py", "--config=configs/multi30k.py"
+MISTAKES = [
+    ("--config=configs/bas.py", "configs/bas.py: no such file; did you mean configs/base.py?"),
+    (f"{BASE} --workdir=", "expected --workdir DIR"),
+    (BASE, "wmt14-de-en/train-*.parquet: no such file ... jaxformer data wmt14"),
+    (f"{MULTI30K} --config.data.train=gs://b/x", "data.train: expected a path on a local disk"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), MISTAKES)
+def test_mistakes_of_train(arguments, message, tmp_path, monkeypatch, refused):
+    """In this process: train.py is only a call of this function."""
+    workdir = tmp_path / "run"
+    monkeypatch.chdir(PROJECT)
+    monkeypatch.setenv("JAXFORMER_DATA", "/nonexistent")
+    refused(["train", f"--workdir={workdir}", *arguments.split()], *message.split(" ... "))
+    assert not workdir.exists()
+
+
+def test_the_script_has_help_and_exit_codes(tmp_path):
+    """A process that gets --coordinator ends in a way of its own."""
+
+    def run(*arguments):
+        command = [sys.executable, "train.py", *arguments]
+        return subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
+
+    shown = run("--help")
+    assert shown.stdout.startswith("usage: python train.py NAME|FILE.py --workdir DIR ")
+    assert "python train.py is the same as jaxformer train" in shown.stdout
+    others = ("--coordinator=localhost:9", "--num_processes=2", "--process_id=2")
+    refused = run("numerals", f"--workdir={tmp_path / 'run'}", *others)
+    assert refused.returncode == 2
+    assert "error: --coordinator=HOST:PORT needs" in refused.stderr
+    assert "--process_id=0 to N-1: got localhost:9, 2 and 2" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    assert not (tmp_path / "run").exists()

@@ -26,7 +26,7 @@ from jaxformer.tasks.translation import Translation
 from jaxformer.training.fitting import fit
 from jaxformer.training.mesh import BatchShards, make_mesh
 
-from ..runs import reports
+from ..runs import reports, write_pairs
 
 MODEL = ModelConfig(vocab_size=300, d_model=8, d_ff=16, num_heads=2, num_layers=1, max_length=64)
 TRAINING = TrainingConfig(steps=3, eval_sentences=2)
@@ -43,9 +43,7 @@ def folder(tmp_path, monkeypatch):
     folder.mkdir()
     monkeypatch.chdir(folder)
     for split, count in (("train", 200), ("valid", 150)):
-        for side, language in enumerate(("en", "de")):
-            text = "".join(f"{pair[side]}\n" for pair in PAIRS[:count])
-            (folder / f"{split}.{language}").write_text(text, "utf-8")
+        write_pairs(folder / split, PAIRS[:count])
     return folder
 
 

@@ -19,19 +19,18 @@ import pytest
 import safetensors.numpy
 
 from jaxformer.cli import main
-from jaxformer.config import Config, ModelConfig, read_config, save_config
+from jaxformer.config import Config, ModelConfig, read_config
 from jaxformer.data.numerals import NumeralsCorpus
 from jaxformer.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer
 from jaxformer.errors import UserError
 from jaxformer.inference.translator import Translator
-from jaxformer.inference.weights import TrainedModel, abstract_params, load_model
+from jaxformer.inference.weights import TrainedModel, abstract_params, load_model, write_model
 from jaxformer.interop import ctranslate2
 from jaxformer.interop.export import export_model
 from jaxformer.interop.marian import exporter as marian
 from jaxformer.interop.marian.importer import import_marian
 from jaxformer.models.student import StudentConfig
 from jaxformer.models.transformer import Transformer
-from jaxformer.runs.checkpoints import write_single
 from jaxformer.runs.workdir import Workdir
 from jaxformer.search import BeamSearch, Sampling
 
@@ -62,12 +61,8 @@ def random_workdir(workdir, tokenizer, **model):
         return np.float32(0.3 * random.standard_normal(like.shape) + (path[-1].key == "scale"))
 
     params = jax.tree_util.tree_map_with_path(leaf, abstract_params(config.model))
-    folder = Workdir(workdir)
-    folder.create("a test", {"tokenizer": tokenizer.sha256})
-    tokenizer.save(folder.tokenizer)
-    metadata = {"tokenizer": tokenizer.sha256, "model": dataclasses.asdict(config.model)}
-    write_single(folder.checkpoints, 0, {"params": params}, metadata)
-    save_config(config, folder.config)
+    identity = {"tokenizer": tokenizer.sha256}
+    write_model(Workdir(workdir), "a test", identity, tokenizer.serialized, config, params)
     return workdir
 
 

@@ -20,9 +20,9 @@ from jaxformer.tasks.initialization import matching_ids, merge
 from jaxformer.training.optimizer import path_of
 
 from ..profiles import by_profile
-from ..runs import changed
-from .test_user_corpus import CONFIG as COUNTING
-from .test_user_corpus import Counting
+from ..runs import changed, write_pairs
+from .test_user_files import CONFIG as COUNTING
+from .test_user_files import Counting
 
 FIXTURES = pathlib.Path(__file__).parents[1] / "fixtures"
 
@@ -95,9 +95,7 @@ def test_a_converted_model_is_trained_further(name, tmp_path, capsys):
         import_marian(FIXTURES / "marian" / "swish_tied", source := tmp_path / name)
         init_from = str(source)
     pairs = PAIRS[name] * 8
-    for side, language in enumerate(("en", "de")):
-        text = "".join(f"{pair[side]}\n" for pair in pairs)
-        (tmp_path / f"pairs.{language}").write_text(text, encoding="utf-8")
+    write_pairs(tmp_path / "pairs", pairs)
     languages = {"source_language": "en", "target_language": "de"}
     sizes = {"batching": "packing", "tokens_per_batch": 256, "max_length": 32}
     config = changed(

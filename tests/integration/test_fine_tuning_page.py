@@ -14,7 +14,7 @@ from jaxformer import Translator, load_model, train
 from jaxformer.cli.config_file import load_config
 from jaxformer.data.numerals import spell_english, spell_german
 
-from ..runs import changed, reports
+from ..runs import changed, reports, write_pairs
 from . import pages
 from .test_fine_tuning import FIXTURES
 
@@ -35,13 +35,10 @@ def folder(tmp_path_factory):
     """The folder that the page describes: prices, a few numbers, and a trained model."""
     folder = tmp_path_factory.mktemp("page")
     shutil.copytree(FIXTURES / "workdir_8c81d1e" / "run", folder / "runs" / "numerals")
-    names = {}
     with contextlib.chdir(folder):
-        (block,) = pages.sections("fine_tuning.md")["A trained model on your own sentences"]
-        pages.run("fine_tuning.md", block, names)
-    for language, spell in {"en": spell_english, "de": spell_german}.items():
-        lines = [f"{spell(number)}\n" for number in names["numbers"][300:600]]
-        (folder / f"train.{language}").write_text("".join(lines), encoding="utf-8")
+        names = pages.execute("fine_tuning.md", "A trained model on your own sentences")
+    numbers = names["numbers"][300:600]
+    write_pairs(folder / "train", [(spell_english(n), spell_german(n)) for n in numbers])
     return folder
 
 
@@ -60,9 +57,7 @@ def test_commands_run(command, folder, monkeypatch, capsys):
 def test_blocks_run(folder, monkeypatch):
     """The encoder is taken, and moves by at most the learning rate in each of four steps."""
     monkeypatch.chdir(folder)
-    names = {"__name__": "page"}
-    for block in pages.sections("fine_tuning.md")["A task of your own"]:
-        pages.run("fine_tuning.md", block, names)
+    names = pages.execute("fine_tuning.md", "A task of your own", __name__="page")
     began = load_model("runs/numerals")[1]["encoder"]
     ended = jax.device_get(names["state"].params["encoder"])
     differences = jax.tree.map(lambda a, b: np.abs(a - b).max(), ended, began)

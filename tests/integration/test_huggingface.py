@@ -328,31 +328,20 @@ def test_scores_of_texts_are_sums_of_log_probabilities(tmp_path, capsys):
     assert "has a model of sentence pairs: give --source, too" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", MODELS[1:2])
-def test_int8_and_streams(name, tmp_path):
+@pytest.mark.parametrize("name", [MODELS[1], PAIRS[2]])
+def test_int8_is_close(name, tmp_path):
     workdir, trained, outputs = imported(name)
     before, after = quantize(workdir, tmp_path / "int8")
     assert after < before
-    search = dataclasses.replace(trained.config.search, beam_size=1)
-    exact = Generator.load(workdir, search=search)
-    assert exact.prompt_ids(PROMPT) == exact.tokenizer.our_ids[outputs["text_ids"]].tolist()
-    assert exact.generate([PROMPT], max_tokens=LIMIT) == [str(outputs["text"])]
-    rounded = Generator.load(tmp_path / "int8", search=search)
-    assert rounded.generate([PROMPT], max_tokens=2)[0]
-    model, params = load_model(tmp_path / "int8")
-    ours = exact.tokenizer.our_ids
-    found = np.asarray(jax.jit(model.apply)({"params": params}, ours[outputs["tokens"]]))
-    correlation = np.corrcoef(found[..., ours].ravel(), outputs["logits"].ravel())[0, 1]
-    assert correlation > 0.99
-
-
-@pytest.mark.parametrize("name", PAIRS[2:3])
-def test_int8_translates(name, tmp_path):
-    workdir, trained, outputs = imported(name)
-    before, after = quantize(workdir, tmp_path / "int8")
-    assert after < before
-    translator = Translator.load(tmp_path / "int8")
-    assert translator.translate([PROMPT])[0]
+    if name in PAIRS:
+        assert Translator.load(tmp_path / "int8").translate([PROMPT])[0]
+    else:
+        search = dataclasses.replace(trained.config.search, beam_size=1)
+        exact = Generator.load(workdir, search=search)
+        assert exact.prompt_ids(PROMPT) == exact.tokenizer.our_ids[outputs["text_ids"]].tolist()
+        assert exact.generate([PROMPT], max_tokens=LIMIT) == [str(outputs["text"])]
+        rounded = Generator.load(tmp_path / "int8", search=search)
+        assert rounded.generate([PROMPT], max_tokens=2)[0]
     model, params = load_model(tmp_path / "int8")
     found = np.asarray(jax.jit(model.apply)({"params": params}, *inputs_of(name)))
     found = found[..., trained.tokenizer.our_ids]
@@ -395,9 +384,7 @@ def test_the_page_is_executed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     import_huggingface(FIXTURES / "gpt2", tmp_path / "runs" / "gpt2")
     (tmp_path / "mine.txt").write_text("the cat sees a small dog. the man reads two books!\n" * 60)
-    names = {}
-    [code] = pages.sections("hugging_face.md")["Fine-tuning"]
-    pages.run("hugging_face.md", code, names)
+    names = pages.execute("hugging_face.md", "Fine-tuning")
     assert int(names["state"].step) == 2
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from jaxformer.errors import RESUMABLE
 
+from ..runs import flip_a_bit
 from . import training_process
 from .training_process import WHOLE, assert_same_result, newest_step, result, wait_until
 
@@ -64,13 +65,6 @@ def stop_in_a_save(run, after):
         if run.is_saving():
             return
         run.process.send_signal(signal.SIGCONT)
-
-
-def flip_a_bit(step):
-    path = max((path for path in step.rglob("*") if path.is_file()), key=lambda p: p.stat().st_size)
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
 
 
 @pytest.mark.ci

@@ -74,9 +74,7 @@ def test_a_model_of_documents_ends_its_texts(run, tmp_path, capsys):
 
 @pytest.mark.ci
 def test_the_page_runs_in_ones_own_code_and_generates(run, tmp_path, monkeypatch, capsys):
-    names = {}
-    for block in pages.sections("language_model.md")["The model in your own code"]:
-        pages.run("language_model.md", block, names)
+    names = pages.execute("language_model.md", "The model in your own code")
     assert names["logits"].shape == (1, 3, 69)
     assert names["result"].tokens.shape == (1, 2, 20)
     monkeypatch.chdir(tmp_path)

@@ -10,7 +10,7 @@ from jaxformer.errors import UserError
 from jaxformer.runs.checkpoints import Checkpoints
 from jaxformer.runs.workdir import Workdir
 
-from ..runs import reports
+from ..runs import contents, reports
 from . import test_user_task
 from .test_user_task import assert_equal
 
@@ -46,12 +46,6 @@ def train(run, copy):
     return train
 
 
-def files_of(folder):
-    """Returns the content of all files by name."""
-    paths = (path for path in folder.path.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder.path)): path.read_bytes() for path in paths}
-
-
 def reports_of(folder):
     return [(line["kind"], line["step"], line["loss"]) for line in reports(folder.path)]
 
@@ -59,8 +53,8 @@ def reports_of(folder):
 @pytest.mark.parametrize("lost", ["everything", "checkpoints"])
 def test_a_run_resumes_from_its_mirror(lost, train, run, copy, caplog, uninterrupted):
     train(steps=8)
-    names = {name for name in files_of(run) if name != "lock" and "tensorboard" not in name}
-    assert files_of(copy).keys() == names
+    names = {name for name in contents(run.path) if name != "lock" and "tensorboard" not in name}
+    assert contents(copy.path).keys() == names
     shutil.rmtree(run.path if lost == "everything" else run.checkpoints)
     assert_equal(train(), uninterrupted[0])
     assert f"brought back the checkpoints of steps 4, 8 from {copy.path}" in caplog.text
@@ -78,11 +72,11 @@ def test_a_mirror_of_other_data_changes_nothing(train, run, copy, uninterrupted)
     changed = {name: value[::-1] for name, value in identity.items()}
     run.identity.write_text(json.dumps(changed))
     run.metrics.write_text("")
-    before, theirs = files_of(run), files_of(copy)
+    before, theirs = contents(run.path), contents(copy.path)
     with pytest.raises(UserError, match=f"{copy.path}: the run began with other data"):
         train()
-    assert files_of(run) == before
-    assert files_of(copy) == theirs
+    assert contents(run.path) == before
+    assert contents(copy.path) == theirs
 
 
 def test_unsuitable_folders_are_refused(train, run, copy, tmp_path, uninterrupted):

@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 
 from jaxformer import (
+    GPT2,
     Block,
     Config,
     DataConfig,
     FeedForward,
+    LlamaConfig,
     ModelConfig,
     MultiHeadAttention,
     Parser,
@@ -92,6 +94,7 @@ MISTAKES = {
     "src: expected token ids from 0 to 299, the vocabulary's, got ids from 300": lambda: (
         transformer(ids(300), ids(2))
     ),
+    "GPT2: expected a GPT2Config, got": lambda: init(GPT2(LlamaConfig()), None),
     # Layers.
     "[batch, length, d_model=8], got (2, 3, 6)": lambda: init(ATTENTION, X, X[..., :6]),
     "to be 'float32', 'bfloat16', 'int8', got <class": lambda: init(

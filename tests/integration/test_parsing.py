@@ -2,7 +2,6 @@
 
 import dataclasses
 import io
-import json
 import os
 import shutil
 import sys
@@ -12,14 +11,13 @@ import jax
 import numpy as np
 import pytest
 
-from jaxformer import config as config_lib
 from jaxformer.cli import main
 from jaxformer.config import Config, DataConfig, ModelConfig, TrainingConfig
 from jaxformer.errors import UserError
 from jaxformer.experiment import make_optimizer
 from jaxformer.inference.translator import Hypothesis, Translator
+from jaxformer.inference.weights import write_model
 from jaxformer.kinds import make_init
-from jaxformer.runs.checkpoints import Checkpoints
 from jaxformer.runs.workdir import Workdir
 from jaxformer.search import BeamSearch
 from jaxformer.tasks.dataset import open_dataset
@@ -84,12 +82,9 @@ def data(config, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def workdir(config, data, state, tmp_path_factory):
-    folder = Workdir(tmp_path_factory.mktemp("run"))
-    data.tokenizer.save(folder.tokenizer)
-    folder.identity.write_text(json.dumps(data.identity))
-    config_lib.save_config(config, folder.config)
-    with Checkpoints(folder.checkpoints, keep=1) as checkpoints:
-        checkpoints.save(0, state, metadata={"tokenizer": data.tokenizer.sha256})
+    folder = Workdir(tmp_path_factory.mktemp("parser") / "run")
+    tokenizer = data.tokenizer.serialized
+    write_model(folder, "a test", data.identity, tokenizer, config, state.params)
     return folder.path
 
 
@@ -108,10 +103,7 @@ def run(workdir, monkeypatch, capsys):
 def test_the_page_parses(workdir, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(workdir, tmp_path / "runs" / "parsing-small")
-    (block,) = pages.sections("parsing.md")["Parse"]
-    names = {}
-    pages.run("parsing.md", block, names)
-    assert names["tree"].words() == ["The", "gene", "works", "."]
+    assert pages.execute("parsing.md", "Parse")["tree"].words() == ["The", "gene", "works", "."]
 
 
 def word_ids(line):

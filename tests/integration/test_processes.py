@@ -1,5 +1,6 @@
 """Two processes train the same model as one. If one is lost, the others end, and it resumes."""
 
+import math
 import pathlib
 import re
 import signal
@@ -187,3 +188,21 @@ def test_rows_reach_the_devices():
     ]
     codes, said = finish(*pair)
     assert codes == [0, 0], said
+
+
+MESHES = [{"mesh.data": 2, "mesh.fsdp": 2, "mesh.tensor": 2}, {"mesh.fsdp": 4}, {"mesh.tensor": 2}]
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("mesh", by_profile(MESHES[:1], nightly=MESHES), ids=str)
+def test_resumes_on_other_devices_and_meshes(mesh, tmp_path, tmp_path_factory):
+    whole, folder = training_process.whole_run(tmp_path_factory), tmp_path / "moved"
+    training_process.cut_back(whole, folder, 40)
+    devices = math.prod(mesh.values())
+    codes, (errors,) = finish(
+        training_process.start_training(folder, devices=devices, **training_process.WHOLE | mesh)
+    )
+    assert codes == [0], errors
+    assert "resumed from step 40" in errors
+    assert f"on {devices} cpu devices" in errors
+    training_process.assert_close_result(result(folder), result(whole))

@@ -22,6 +22,8 @@ from jaxformer.errors import UserError
 from jaxformer.runs.workdir import Workdir
 from jaxformer.tasks.dataset import open_dataset
 
+from ..runs import write_pairs
+
 PROJECT = pathlib.Path(__file__).parents[2]
 MODEL = ModelConfig(vocab_size=300, d_model=8, d_ff=16, num_heads=2, num_layers=1, max_length=64)
 PAIRS = [*NumeralsCorpus().pairs("held_out")][:300]
@@ -32,12 +34,6 @@ def rows(pairs, nested=True):
     """Returns rows as on the Hugging Face Hub, with a column and a language of no interest."""
     found = [{"de": de, "en": en, "fr": "autre"} for en, de in pairs]
     return [{"id": n, "translation": row} for n, row in enumerate(found)] if nested else found
-
-
-def write_text(prefix, pairs):
-    for side, language in enumerate(("en", "de")):
-        lines = "".join(f"{pair[side]}\n" for pair in pairs)
-        prefix.with_suffix(f".{language}").write_text(lines, "utf-8")
 
 
 def write_parquet(path, pairs, nested=True, **settings):
@@ -54,7 +50,7 @@ def write_jsonl(path, pairs, nested=True, ascii_only=False):
 def folder(tmp_path):
     """Returns a folder with the same pairs in every form."""
     for split, pairs in (("train", PAIRS), ("valid", PAIRS[:50])):
-        write_text(tmp_path / split, pairs)
+        write_pairs(tmp_path / split, pairs)
         shards = np.array_split(np.arange(len(pairs)), 3)
         for number, shard in enumerate(shards):
             part = [pairs[i] for i in shard]

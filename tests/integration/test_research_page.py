@@ -1,15 +1,16 @@
-"""The blocks of docs/research.md run as printed, on eight devices and on one."""
+"""The blocks of docs/research.md, decoding.md and attention.md run as printed."""
 
 import functools
 import shutil
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from . import pages
 
-SECTIONS = pages.sections("research.md")
+LOGITS = jnp.log(jnp.array([[0.0, 0.4, 0.6], [0.0, 0.9, 0.1], [0.0, 0.5, 0.5]]))
 
 
 @pytest.fixture(scope="module")
@@ -18,20 +19,13 @@ def run(learned_workdir, tmp_path_factory):
     folder = tmp_path_factory.mktemp("research")
     shutil.copytree(learned_workdir, folder / "runs" / "numerals")
 
-    @functools.cache
-    def run(heading):
-        names = {"__name__": "research"}
-        for block in SECTIONS[heading]:
-            pages.run("research.md", block, names)
-        return names
-
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        yield run
+        yield functools.cache(functools.partial(pages.execute, "research.md", __name__="research"))
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("heading", SECTIONS)
+@pytest.mark.parametrize("heading", pages.sections("research.md"))
 def test_runs_as_printed(heading, run):
     assert run(heading)
 
@@ -49,3 +43,17 @@ def test_scores_of_the_lstm_are_those_of_its_tokens_one_by_one(run):
             total += float(jax.nn.log_softmax(logits[0, 0])[following])
             token = following
         assert total == pytest.approx(result.log_probs[sentence, beam], rel=1e-4)
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("page", ["decoding.md", "attention.md"])
+def test_the_page_runs(page, learned_workdir, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(learned_workdir, tmp_path / "runs" / "numerals")
+    # The page's own step function stands for any.
+    names = pages.execute(page, step_fn=lambda tokens, cache: (LOGITS[tokens], cache), cache=())
+    if page == "decoding.md":
+        assert names["result"].tokens.shape == (2, 4, 30)
+        assert (tmp_path / "runs" / "numerals-int8").is_dir()
+    else:
+        assert names["view"].cross.ndim == 4

@@ -11,7 +11,7 @@ from jaxformer.errors import UserError
 from jaxformer.paper.table3 import main
 from jaxformer.paper.table3_report import load_results
 
-from ..runs import reports
+from ..runs import reports, write_pairs
 
 STEPS = 4
 
@@ -21,9 +21,7 @@ def corpus(tmp_path_factory):
     folder = tmp_path_factory.mktemp("corpus")
     # A single validation pair and training pairs of one length have few shapes to compile.
     for part, numbers in (("train", [*range(321, 400)] * 5), ("valid", [400])):
-        for language, spell in (("en", spell_english), ("de", spell_german)):
-            text = "".join(f"{spell(n)}\n" for n in numbers)
-            (folder / f"{part}.{language}").write_text(text, encoding="utf-8")
+        write_pairs(folder / part, [(spell_english(n), spell_german(n)) for n in numbers])
     return folder
 
 

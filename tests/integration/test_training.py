@@ -6,6 +6,7 @@ import gzip
 import importlib.util
 import io
 import json
+import os
 import re
 import shutil
 import signal
@@ -23,7 +24,7 @@ from jaxformer.runs.checkpoints import Checkpoints
 from jaxformer.training import fitting
 from jaxformer.training.flops import training_flops
 
-from ..runs import changed, reports
+from ..runs import changed, flip_a_bit, reports, write_pairs
 from .test_user_task import assert_equal
 
 # Compiles the shared programs first, in any order of the tests, so that they do not count here.
@@ -37,15 +38,6 @@ def uninterrupted(tiny_config, tiny_workdir, tmp_path_factory):
     return train(tiny_config(), folder), folder
 
 
-def damage_largest_file(folder):
-    largest = max(
-        (path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size
-    )
-    content = bytearray(largest.read_bytes())
-    content[len(content) // 2] ^= 1
-    largest.write_bytes(content)
-
-
 @pytest.mark.smoke
 def test_resumed_equals_uninterrupted(tiny_config, tmp_path, uninterrupted, caplog):
     """The run reports step 3, but its checkpoint is damaged: the next run resumes from step 2."""
@@ -55,7 +47,7 @@ def test_resumed_equals_uninterrupted(tiny_config, tmp_path, uninterrupted, capl
         pytest.raises(UserError, match="another process is training in this folder; stop it or"),
     ):
         train(tiny_config(), tmp_path)
-    damage_largest_file(tmp_path / "checkpoints" / "3")
+    flip_a_bit(tmp_path / "checkpoints" / "3")
     assert_equal(train(tiny_config(), tmp_path), uninterrupted[0])
     assert "damaged" in caplog.text
     found, expected = reports(tmp_path), reports(uninterrupted[1])
@@ -126,9 +118,8 @@ def test_a_failing_validation_costs_only_its_score(
 
 def write_text_corpus(folder, lines):
     for split in ("train", "valid"):
-        for language in ("en", "de"):
-            text = "".join(f"{language} line {n} of {n % 7}\n" for n in range(lines))
-            (folder / f"{split}.{language}").write_text(text, encoding="utf-8")
+        endings = [f"line {n} of {n % 7}" for n in range(lines)]
+        write_pairs(folder / split, [(f"en {ending}", f"de {ending}") for ending in endings])
 
 
 def text_config(tiny_config, folder, **training):
@@ -221,3 +212,30 @@ def test_finished_run_is_left_alone(tiny_config, uninterrupted, capsys):
     assert (folder / "config.json").read_bytes() == config  # step 6 was taken
     if importlib.util.find_spec("tensorboardX"):
         assert list((folder / "tensorboard").glob("events.out.tfevents.*"))
+
+
+UNTRUSTED = [("config.json", "FIFO"), ("metrics.jsonl", "link"), ("checkpoints", "folder")]
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(("name", "kind"), UNTRUSTED)
+def test_an_untrusted_workdir_is_refused(name, kind, tiny_workdir, tiny_config, tmp_path):
+    """Nothing outside of it is touched, and nothing waits."""
+    outside, run = tmp_path / "outside", shutil.copytree(tiny_workdir, tmp_path / "run")
+    outside.mkdir()
+    (outside / "mine").write_text("mine")
+    path = run / name
+    if path.is_dir():
+        path.rename(tmp_path / "kept")
+    else:
+        path.unlink(missing_ok=True)
+    if kind == "FIFO":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(outside / ("new" if kind == "link" else ""))
+    signal.alarm(100)  # A FIFO would wait without end.
+    with pytest.raises(UserError, match=r"found a (FIFO|link)|not of a folder or link|to lock"):
+        train(tiny_config(steps=8), run)
+    signal.alarm(0)
+    assert [path.name for path in outside.iterdir()] == ["mine"]
+    assert (outside / "mine").read_text() == "mine"

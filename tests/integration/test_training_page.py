@@ -17,20 +17,17 @@ from . import pages
 
 pytestmark = pytest.mark.ci
 
-BLOCKS = list(itertools.chain(*pages.sections("training.md").values()))
-
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
     """The names that the blocks have defined, the stand-ins, and the folder of the runs."""
     modules = {name: mock.Mock() for name in ("wandb", "trackio")}
-    folder, names = tmp_path_factory.mktemp("page"), {}
+    folder = tmp_path_factory.mktemp("page")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         for name, module in modules.items():
             patch.setitem(sys.modules, name, module)
-        for block in BLOCKS:
-            pages.run("training.md", block, names)
+        names = pages.execute("training.md")
     return names, modules, folder / "runs" / "bigrams"
 
 

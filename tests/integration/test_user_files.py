@@ -1,5 +1,10 @@
-"""No file of a user is removed or overwritten, and no output is written to an unexpected place."""
+"""A user's own files and corpus.
 
+No file is removed or overwritten, and no output is written to an unexpected place. A corpus of
+sentence pairs works like the built-in ones, through public API only.
+"""
+
+import hashlib
 import os
 import pathlib
 import signal
@@ -7,8 +12,10 @@ import subprocess
 import sys
 import time
 
+import optax
 import pytest
 
+from jaxformer import Corpus, experiment
 from jaxformer.cli import main
 from jaxformer.errors import UserError
 from jaxformer.experiment import train
@@ -16,18 +23,35 @@ from jaxformer.inference.translator import Translator
 from jaxformer.inference.weights import quantize
 from jaxformer.interop.marian.importer import import_marian
 
-from .test_user_corpus import CONFIG, Counting
+from ..runs import changed, contents
+from .conftest import TINY
 
 MARIAN = pathlib.Path(__file__).parents[1] / "fixtures" / "marian" / "swish_tied"
 
 
-def contents(folder):
-    """Returns all files below a folder, with their bytes."""
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
+SIZES = {"tokens_per_batch": 64, "max_length": 32}
+CONFIG = changed(
+    TINY,
+    model={"vocab_size": 280, "d_model": 8, "d_ff": 16},
+    data={"corpus": "text", "train": "even", "valid": "odd"} | SIZES,
+    training={"warmup_steps": 2, "eval_sentences": 0},
+)
+
+
+class Counting:
+    """Numbers and their words in reverse, in a class with the two methods of a corpus."""
+
+    target_symbols = False
+
+    def __init__(self, last=60):
+        self.last = last
+
+    def pairs(self, split):
+        for n in range(split == "odd", self.last, 2):
+            yield f"number {n}", f"{n} rebmun"
+
+    def fingerprint(self, split):
+        return hashlib.sha256(repr(list(self.pairs(split))).encode()).hexdigest()
 
 
 @pytest.fixture
@@ -107,3 +131,18 @@ def test_urls_are_refused_before_any_work(learned_workdir, tmp_path, monkeypatch
         with pytest.raises(UserError, match="expected a path on a local disk: got gs:/"):
             work(pathlib.Path("gs://bucket/run"))
     assert os.listdir(tmp_path) == []
+
+
+def test_corpus_and_custom_optimizer_replace_those_of_the_config(tmp_path, monkeypatch):
+    assert isinstance(Counting(), Corpus)
+    given = []
+
+    def run(task, optimizer, *_, learning_rate, **__):
+        given.append((task.summary().split(" (")[0], optimizer, learning_rate))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(experiment, "Run", run)
+    optimizer = optax.sgd(0.0)
+    with pytest.raises(KeyboardInterrupt):
+        train(CONFIG, tmp_path, corpus=Counting(), optimizer=optimizer)
+    assert given == [("30 training pairs, 0 skipped", optimizer, None)]

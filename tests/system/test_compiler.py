@@ -1,18 +1,30 @@
 """Correctness of compiled programs at realistic training shapes.
 
 The CPU fusion of jaxlib 0.10.2 computes some programs incorrectly (jax issues 39103, 40412), but
-bfloat16 is fast only with it. The tests compare our programs with and without the fusion.
+bfloat16 is fast only with it. The tests compare our programs with and without the fusion. They run
+this file as a script, in one process for each:
+
+    python tests/system/test_compiler.py RESULTS.npz CASE ...
+
+A case is a config, ``configs/base.py``, or rows and a dtype, ``33024-float32``.
 """
 
+import dataclasses
 import os
 import pathlib
 import subprocess
 import sys
 
+import jax
 import numpy as np
 import pytest
 
 from jaxformer.cli.config_file import load_config
+from jaxformer.config import Config, DataConfig, ModelConfig
+from jaxformer.data.batch import Batch
+from jaxformer.models.transformer import Transformer
+from jaxformer.tasks.translation import TranslationLoss
+from jaxformer.training.task import Randomness
 
 PROJECT = pathlib.Path(__file__).parents[2]
 FLAG = "--xla_cpu_experimental_ynn_fusion_type="
@@ -33,7 +45,7 @@ def results(folder, flags, cases):
     output = folder / f"{len(flags)}.npz"
     settings = {"XLA_FLAGS": flags, "JAX_DISABLE_MOST_OPTIMIZATIONS": "0", "PYTHONPATH": PROJECT}
     subprocess.run(
-        [sys.executable, "tests/system/compiler_results.py", output, *cases],
+        [sys.executable, __file__, output, *cases],
         check=True,
         cwd=PROJECT,
         env=os.environ | {name: str(value) for name, value in settings.items()},
@@ -56,3 +68,48 @@ def test_configs_compute_the_same_without_the_fusion(tmp_path, cases):
         if "." in case:
             dtype = load_config(str(PROJECT / case)).model.compute_dtype
         assert error < TOLERANCE[dtype], name
+
+
+def experiment(case):
+    """Returns the config of a case, with one layer, since all layers have the same shapes."""
+    if "." in case:
+        config = load_config(case)
+    else:
+        rows, dtype = case.split("-")
+        model = ModelConfig(vocab_size=1000, d_model=64, d_ff=128, num_heads=4, compute_dtype=dtype)
+        config = Config(model=model, data=DataConfig(tokens_per_batch=int(rows), max_length=64))
+    # Rounding differences at the kink of "relu" would be amplified in the gradients.
+    model = dataclasses.replace(config.model, num_layers=1, activation="swish")
+    return dataclasses.replace(config, model=model)
+
+
+def results_of(config):
+    """Computes loss and gradients of a batch of the config's size without padding."""
+    shape = config.data.tokens_per_batch // config.data.max_length, config.data.max_length
+    random, ones = np.random.default_rng(0), np.ones(shape, np.int32)
+    src = random.integers(3, config.model.vocab_size, shape, np.int32)
+    tgt = random.integers(3, config.model.output_size, shape, np.int32)
+    positions = np.broadcast_to(np.arange(shape[1], dtype=np.int32), shape)
+    tgt_in = np.concatenate([np.full((shape[0], 1), 2, np.int32), tgt[:, :-1]], axis=1)
+    batch = Batch(src, ones, positions, tgt_in, tgt, ones, positions)
+    model, key = Transformer(config.model), jax.random.key(0)
+    params = jax.jit(model.init)(key, src[:1], tgt_in[:1])["params"]
+
+    loss_of = TranslationLoss(config.model, 0.1)
+
+    def loss(params):
+        sums = loss_of(params, batch, Randomness(key, np.arange(shape[0])))
+        return sums["loss"] / sums["count"]
+
+    value, gradients = jax.jit(jax.value_and_grad(loss))(params)
+    gradients = jax.tree.leaves_with_path(gradients)
+    return {"loss": value, **{f"gradient {jax.tree_util.keystr(p)}": g for p, g in gradients}}
+
+
+if __name__ == "__main__":
+    output, *cases = sys.argv[1:]
+    results = {}
+    for case in cases:
+        for name, value in results_of(experiment(case)).items():
+            results[f"{case}|{name}"] = np.asarray(value, np.float32)
+    np.savez(output, **results)

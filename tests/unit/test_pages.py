@@ -23,9 +23,9 @@ PAGES = sorted([*PROJECT.glob("*.md"), *DOCS.rglob("*.md"), CARD])
 EXECUTED = {
     "README.md": "system/test_readme.py",
     "docs/README.zh-CN.md": "system/test_readme.py",
-    "docs/attention.md": "integration/test_decoding_page.py",
+    "docs/attention.md": "integration/test_research_page.py",
     "docs/classification.md": "integration/test_bert.py",
-    "docs/decoding.md": "integration/test_decoding_page.py",
+    "docs/decoding.md": "integration/test_research_page.py",
     "docs/fine_tuning.md": "integration/test_fine_tuning_page.py",
     "docs/hugging_face.md": "integration/test_huggingface.py",
     "docs/language_model.md": "integration/test_language_model.py",

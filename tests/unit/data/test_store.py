@@ -16,6 +16,8 @@ from jaxformer.data.store import build_store
 from jaxformer.data.tokenizer import Tokenizer
 from jaxformer.errors import UserError
 
+from ...runs import write_pairs
+
 PAIRS = list(NumeralsCorpus().pairs("held_out"))
 
 
@@ -30,12 +32,6 @@ class HeldOut:
 
 
 CORPUS = HeldOut()
-
-
-def write_text(folder, pairs):
-    for side, language in enumerate(("en", "de")):
-        lines = "".join(f"{pair[side]}\n" for pair in pairs)
-        (folder / f"a.{language}").write_text(lines, "utf-8", newline="")
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +53,7 @@ def test_holds_the_tokens_of_every_pair(tokenizer, tmp_path):
 def test_skips_and_counts_long_and_empty_pairs(tokenizer, tmp_path):
     lengths = [max(len(tokenizer.encode(side)) + 1 for side in pair) for pair in PAIRS]
     limit = int(np.median(lengths))
-    write_text(tmp_path, [*PAIRS, (" ", "eins"), ("one", "")])
+    write_pairs(tmp_path / "a", [*PAIRS, (" ", "eins"), ("one", "")])
     corpus = TextCorpus("en", "de")
     for _ in range(2):  # the second store is from the cache
         store = build_store(corpus, str(tmp_path / "a"), tokenizer, limit, tmp_path / "cache")
@@ -81,7 +77,7 @@ def test_finds_unusual_pairs_and_keeps_them(tokenizer, tmp_path):
         ("four\t", "a\rb"),
         ("five", "\u202efünf"),
     ]
-    write_text(tmp_path, [("", ""), *pairs])
+    write_pairs(tmp_path / "a", [("", ""), *pairs])
     corpus, split = TextCorpus("en", "de"), str(tmp_path / "a")
     store = build_store(corpus, split, tokenizer, 64, tmp_path / "cache")
     assert store.numbers.tolist() == [1, 2, 3, 4, 6, 7, 8]

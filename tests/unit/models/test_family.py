@@ -23,9 +23,6 @@ from jaxformer.kinds import (
     LANGUAGE_MODELING,
     TRANSLATION,
 )
-from jaxformer.models.gpt2 import GPT2
-
-from ...profiles import CHECKED
 
 STREAM = StreamConfig(file="text.txt")
 FLAN = {"embeddings": "separate", "scaled_output": False}
@@ -65,13 +62,6 @@ ERRORS = [
     (lambda: GPT2Config(vocab_size=2**21), "model.vocab_size must be at most 1048576"),
     (lambda: LlamaConfig(num_kv_heads=3), "model.num_kv_heads must divide model.num_heads=32"),
     (lambda: LlamaConfig(d_k=3), "the size of a head, model.d_k, must be even"),
-    pytest.param(
-        *(
-            lambda: GPT2(LlamaConfig()).init(jax.random.key(0), None),
-            "GPT2: expected a GPT2Config, got",
-        ),
-        marks=pytest.mark.skipif(CHECKED, reason="annotations are checked first"),
-    ),
     (lambda: Config(model=GPT2Config()), "class ModelConfig or T5Config or .*: got GPT2Con"),
     (lambda: T5Config(num_buckets=3), "model.num_buckets must be at least 4, .*: got 3 and 128"),
     (lambda: T5Config(max_distance=16), "model.max_distance more than half of it: got 32 and 16"),

@@ -18,17 +18,8 @@ import scipy.stats
 from jaxformer import BeamSearch, Translator, UserError, beam_search, sample
 from jaxformer.inference.pair_scores import score_pairs
 
-from ..unit.search.oracles import (
-    EOS,
-    IDS,
-    Tree,
-    exhaustive,
-    hypotheses,
-    tokens_of,
-    tree_cache,
-    tree_logits,
-    tree_step,
-)
+from ..unit.search import oracles
+from ..unit.search.oracles import EOS, IDS, Tree, exhaustive, hypotheses, tokens_of
 
 
 @jax.tree_util.register_dataclass
@@ -68,8 +59,8 @@ TRACES = []
 def search(logits, limits, forbidden):
     TRACES.append(WIDE)
     return beam_search(
-        tree_step,
-        tree_cache(logits, 50),
+        oracles.tree_step,
+        oracles.tree_cache(logits, 50),
         max_lengths=limits,
         capacity=DEPTH,
         beam_size=50,
@@ -80,7 +71,7 @@ def search(logits, limits, forbidden):
 
 
 def test_beam_search_finds_exactly_the_allowed_hypotheses():
-    logits = tree_logits(3, SENTENCES, VOCABULARY, DEPTH)
+    logits = oracles.tree_logits(3, SENTENCES, VOCABULARY, DEPTH)
     limits = np.random.default_rng(0).integers(1, DEPTH + 1, SENTENCES).astype(np.int32)
     different = 0
     for forbidden in ([2, 4], [0, 3]):
@@ -108,8 +99,8 @@ def test_allowed_samples_have_the_renormalized_distribution():
     @jax.jit
     def samples(forbidden):
         return sample(
-            tree_step,
-            tree_cache(jnp.broadcast_to(logits, (rows, *logits.shape[1:])), draws // rows),
+            oracles.tree_step,
+            oracles.tree_cache(jnp.broadcast_to(logits, (rows, *logits.shape[1:])), draws // rows),
             keys=jax.random.split(jax.random.key(0), rows),
             max_lengths=jnp.full(rows, DEPTH),
             capacity=DEPTH,

@@ -16,16 +16,8 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from jaxformer import (
-    DataConfig,
-    Generator,
-    MeshConfig,
-    StreamConfig,
-    TrainingConfig,
-    Translator,
-    load_model,
-    quantize,
-)
+import jaxformer as jx
+from jaxformer import Generator, Translator, load_model, quantize
 from jaxformer.cli import main
 from jaxformer.errors import UserError
 from jaxformer.experiment import train
@@ -353,17 +345,17 @@ def test_int8_is_close(name, tmp_path):
 def test_fine_tuning_begins_with_the_model_on_every_mesh(name, tmp_path):
     workdir, trained, _ = imported(name)
     (tmp_path / "text.txt").write_text("the cat sees a small dog. the man reads two books!\n" * 20)
-    data = StreamConfig(file=str(tmp_path / "text.txt"), length=12, rows=8)
+    data = jx.StreamConfig(file=str(tmp_path / "text.txt"), length=12, rows=8)
     if name in PAIRS:
         (tmp_path / "text.en").write_text("the cat\n" * 20)
         (tmp_path / "text.de").write_text("a dog sleep\n" * 20)
         file, sizes = str(tmp_path / "text"), {"tokens_per_batch": 96, "max_length": 12}
-        data = DataConfig(corpus="text", train=file, valid=file, batching="packing", **sizes)
+        data = jx.DataConfig(corpus="text", train=file, valid=file, batching="packing", **sizes)
     training = {"init_from": str(workdir), "steps": 1, "label_smoothing": 0.0}
-    training = TrainingConfig(**training, freeze="embedding")
+    training = jx.TrainingConfig(**training, freeze="embedding")
     config = dataclasses.replace(trained.config, data=data, training=training)
     losses, states = [], []
-    for mesh in (MeshConfig(data=1, fsdp=1, tensor=8), MeshConfig(data=2, fsdp=2, tensor=2)):
+    for mesh in (jx.MeshConfig(data=1, fsdp=1, tensor=8), jx.MeshConfig(data=2, fsdp=2, tensor=2)):
         sums = []
         own = dataclasses.replace(config, mesh=mesh)
         hooks = [lambda step, state, each, sums=sums: sums.append(each)]
@@ -391,7 +383,7 @@ def test_the_page_is_executed(tmp_path, monkeypatch):
 def test_another_architecture_is_refused(tmp_path):
     config = imported("gpt2")[1].config
     (tmp_path / "text.txt").write_text("the cat sees a small dog.\n" * 20)
-    data = StreamConfig(file=str(tmp_path / "text.txt"), length=12, rows=8)
-    training = TrainingConfig(init_from=str(imported("llama_grouped")[0]), steps=1)
+    data = jx.StreamConfig(file=str(tmp_path / "text.txt"), length=12, rows=8)
+    training = jx.TrainingConfig(init_from=str(imported("llama_grouped")[0]), steps=1)
     with pytest.raises(UserError, match="expected a model of class GPT2Config, got LlamaConfig"):
         train(dataclasses.replace(config, data=data, training=training), tmp_path / "run")

@@ -12,29 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer import (
-    GPT2,
-    Block,
-    Config,
-    DataConfig,
-    FeedForward,
-    LlamaConfig,
-    ModelConfig,
-    MultiHeadAttention,
-    Parser,
-    Tokenizer,
-    Transformer,
-    Translator,
-    UserError,
-    beam_search,
-    cross_entropy,
-    ensemble,
-    gnmt_penalty,
-    load_model,
-    make_mesh,
-    make_optimizer,
-    sample,
-)
+import jaxformer as jx
+from jaxformer import Config, ModelConfig, UserError
 from jaxformer.config import to_config_dict
 from jaxformer.inference.pair_scores import score_pairs
 
@@ -44,22 +23,22 @@ pytestmark = pytest.mark.skipif(CHECKED, reason="the checks of annotations come 
 
 FIXTURE = pathlib.Path(__file__).parents[1] / "fixtures" / "workdir_8c81d1e" / "run"
 MODEL = ModelConfig(vocab_size=300, d_model=8, num_heads=2, max_length=16)
-CONFIG = Config(model=MODEL, data=DataConfig(corpus="trees", max_length=16))
+CONFIG = Config(model=MODEL, data=jx.DataConfig(corpus="trees", max_length=16))
 IDS = {"bos_id": 0, "eos_id": 1, "pad_id": 0}
 X = np.ones((2, 3, 8), np.float32)
-ATTENTION, FEED_FORWARD = MultiHeadAttention(2), FeedForward(16)
-LINES_PER_BLOCK = Block(ATTENTION, FEED_FORWARD)
+ATTENTION, FEED_FORWARD = jx.MultiHeadAttention(2), jx.FeedForward(16)
+LINES_PER_BLOCK = jx.Block(ATTENTION, FEED_FORWARD)
 with np.errstate(divide="ignore"):
     CHAIN = np.log(np.array([[0.0, 0.4, 0.6], [0.0, 0.9, 0.1], [0.0, 0.5, 0.5]], np.float32))
 
 
 @functools.cache
 def tokenizer():
-    return Tokenizer.load(FIXTURE / "tokenizer.model")
+    return jx.Tokenizer.load(FIXTURE / "tokenizer.model")
 
 
 def translator(config=CONFIG, params=None, tokens=None):
-    return Translator(config, params or {}, tokens or tokenizer())
+    return jx.Translator(config, params or {}, tokens or tokenizer())
 
 
 def step(tokens, cache):
@@ -68,11 +47,11 @@ def step(tokens, cache):
 
 def beam(step_fn=step, max_lengths=(6, 6), **changed):
     given = {"capacity": 6, "beam_size": 2, "length_penalty": 0.0, **IDS, **changed}
-    return beam_search(step_fn, (), max_lengths=max_lengths, **given)
+    return jx.beam_search(step_fn, (), max_lengths=max_lengths, **given)
 
 
 def draw(keys):
-    return sample(step, (), keys=keys, max_lengths=[6, 6], capacity=6, num_samples=1, **IDS)
+    return jx.sample(step, (), keys=keys, max_lengths=[6, 6], capacity=6, num_samples=1, **IDS)
 
 
 def init(module, *inputs):
@@ -80,7 +59,7 @@ def init(module, *inputs):
 
 
 def transformer(source, target, model=MODEL):
-    return Transformer(model).init(jax.random.key(0), source, target)
+    return jx.Transformer(model).init(jax.random.key(0), source, target)
 
 
 def ids(*values):
@@ -94,29 +73,29 @@ MISTAKES = {
     "src: expected token ids from 0 to 299, the vocabulary's, got ids from 300": lambda: (
         transformer(ids(300), ids(2))
     ),
-    "GPT2: expected a GPT2Config, got": lambda: init(GPT2(LlamaConfig()), None),
+    "GPT2: expected a GPT2Config, got": lambda: init(jx.GPT2(jx.LlamaConfig()), None),
     # Layers.
     "[batch, length, d_model=8], got (2, 3, 6)": lambda: init(ATTENTION, X, X[..., :6]),
     "to be 'float32', 'bfloat16', 'int8', got <class": lambda: init(
-        FeedForward(16, compute_dtype=jnp.bfloat16), X
+        jx.FeedForward(16, compute_dtype=jnp.bfloat16), X
     ),
-    "expected features [rows, d_model], embedding": lambda: cross_entropy(
+    "expected features [rows, d_model], embedding": lambda: jx.cross_entropy(
         X, np.ones((9, 8)), [[1]], [[1.0]], 0.1
     ),
     # Training.
-    "got ConfigDict; make one of": lambda: make_optimizer(to_config_dict(CONFIG)),
-    "expected a MeshConfig, got Config; give config.mesh or": lambda: make_mesh(Config()),
+    "got ConfigDict; make one of": lambda: jx.make_optimizer(to_config_dict(CONFIG)),
+    "expected a MeshConfig, got Config; give config.mesh or": lambda: jx.make_mesh(Config()),
     # Inference.
     "got ModelConfig; put it into one: Config(model=...)": lambda: translator(MODEL),
     'hold them; give variables["params"]': lambda: translator(params={"params": {}}),
     "[0]: expected text, got bytes; decode": lambda: translator().translate([b"ten"]),
     "source of pairs[0]: expected a list": lambda: score_pairs(translator(), [("ten", "zehn")]),
-    "config.json: no such file; give the workdir of a": lambda: load_model("nowhere"),
-    "one string, 'It works'; split it: split": lambda: Parser(translator()).parse(["It works"]),
+    "config.json: no such file; give the workdir of a": lambda: jx.load_model("nowhere"),
+    "one string, 'It works'; split it: split": lambda: jx.Parser(translator()).parse(["It works"]),
     # Search.
     "max_lengths must be integers: got dtype float32": lambda: beam(max_lengths=[6.5]),
     "return a pair, (logits, cache): got a ": lambda: beam(lambda *_: jnp.zeros(3)),
-    "got a single function; put it into a list": lambda: ensemble(step),
+    "got a single function; put it into a list": lambda: jx.ensemble(step),
     "as of jax.random.split(jax.random.key(0), 2)": lambda: draw(jax.random.PRNGKey(0)),
 }
 
@@ -132,10 +111,10 @@ def test_mistake_is_refused_in_one_line(words):
 def test_unannotated_types_work():
     @jax.jit
     def results():
-        loss, _ = cross_entropy([[0.0]], [[1.0], [2.0]], [1], [1], 0)
+        loss, _ = jx.cross_entropy([[0.0]], [[1.0], [2.0]], [1], [1], 0)
         lists = beam(max_lengths=[6, 1], prefix=[[2], [0]])
         sizes = beam(beam_size=np.int64(1), capacity=np.int32(3))
-        return loss, lists.lengths, sizes.tokens, gnmt_penalty([1, 7], 1.0)
+        return loss, lists.lengths, sizes.tokens, jx.gnmt_penalty([1, 7], 1.0)
 
     loss, lengths, tokens, penalty = jax.device_get(results())
     assert loss == pytest.approx(np.log(2), abs=1e-6)  # two equal logits

@@ -19,19 +19,7 @@ from jax import export
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jax.test_util import check_grads
 
-from jaxformer import (
-    BeamSearch,
-    Block,
-    FeedForward,
-    Keys,
-    Memory,
-    ModelConfig,
-    MultiHeadAttention,
-    Residual,
-    Sampling,
-    Transformer,
-    cross_entropy,
-)
+import jaxformer as jx
 from jaxformer.nn import RMSNorm, rotary_positions
 
 from ..profiles import by_profile
@@ -41,7 +29,7 @@ enable_x64 = jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.
 set_mesh = jax.set_mesh if hasattr(jax, "set_mesh") else jax.sharding.use_mesh
 
 ROWS, LENGTH, WIDTH, VOCABULARY = 8, 4, 4, 11
-CONFIG = ModelConfig(
+CONFIG = jx.ModelConfig(
     vocab_size=VOCABULARY,
     d_model=WIDTH,
     d_ff=6,
@@ -112,14 +100,14 @@ def of_loss(dtype, tolerance):
         features = jnp.dot(batch["features"], params["mix"])
         features = features.astype(jnp.bfloat16) if dtype == "bfloat16" else features
         weights = batch["weights"] * jnp.abs(params["mix"][0, 0])
-        return cross_entropy(features, params["embedding"], batch["targets"], weights, 0.1)[0]
+        return jx.cross_entropy(features, params["embedding"], batch["targets"], weights, 0.1)[0]
 
     return Subject(loss, params, batch, ("embedding",), tolerance)
 
 
 def of_search(algorithm=None, **inputs):
-    algorithm = algorithm or BeamSearch(beam_size=2)
-    model = Transformer(dataclasses.replace(CONFIG, num_layers=1))
+    algorithm = algorithm or jx.BeamSearch(beam_size=2)
+    model = jx.Transformer(dataclasses.replace(CONFIG, num_layers=1))
 
     def search(params, sources):
         variables, sizes = {"params": params}, {"num_beams": algorithm.num_hypotheses}
@@ -136,35 +124,35 @@ def of_search(algorithm=None, **inputs):
 
 
 def attention(dtype):
-    return MultiHeadAttention(2, dropout_rate=0.5, compute_dtype=dtype)
+    return jx.MultiHeadAttention(2, dropout_rate=0.5, compute_dtype=dtype)
 
 
 def decoder_block(dtype):
-    residual = functools.partial(Residual, dropout_rate=0.5)
-    layers = attention(dtype), FeedForward(6, "swish", dtype)
-    return Block(*layers, cross_attention=attention(dtype), make_residual=residual)
+    residual = functools.partial(jx.Residual, dropout_rate=0.5)
+    layers = attention(dtype), jx.FeedForward(6, "swish", dtype)
+    return jx.Block(*layers, cross_attention=attention(dtype), make_residual=residual)
 
 
 def later_block():
     """A block of the parts that came after the paper."""
     positions = functools.partial(rotary_positions, base=100.0)
     shared = {"num_kv_heads": 1, "soft_cap": 2.0, "encode_positions": positions}
-    return Block(
-        MultiHeadAttention(2, dropout_rate=0.5, **shared),
-        FeedForward(6, "swish", use_bias=False, gated=True),
-        make_residual=functools.partial(Residual, "pre", 0.5, RMSNorm),
+    return jx.Block(
+        jx.MultiHeadAttention(2, dropout_rate=0.5, **shared),
+        jx.FeedForward(6, "swish", use_bias=False, gated=True),
+        make_residual=functools.partial(jx.Residual, "pre", 0.5, RMSNorm),
     )
 
 
 def decoder_inputs(x):
-    keys = Keys.of_sequence(LENGTH)
-    return x, dataclasses.replace(keys, causal=True), Memory(x[:, ::-1], keys)
+    keys = jx.Keys.of_sequence(LENGTH)
+    return x, dataclasses.replace(keys, causal=True), jx.Memory(x[:, ::-1], keys)
 
 
 SUBJECTS = {
     "attention": lambda: of_module(attention("float32"), ("query",)),
     "attention, bfloat16": lambda: of_module(attention("bfloat16"), ("query",), 0.03),
-    "feed-forward": lambda: of_module(FeedForward(6, "swish", "float32"), ("inner",)),
+    "feed-forward": lambda: of_module(jx.FeedForward(6, "swish", "float32"), ("inner",)),
     "decoder block": lambda: of_module(
         decoder_block("bfloat16"),
         ("cross_attention", "query"),
@@ -173,7 +161,7 @@ SUBJECTS = {
     ),
     "later block": lambda: of_module(later_block(), ("self_attention", "key")),
     "transformer": lambda: of_module(
-        Transformer(CONFIG),
+        jx.Transformer(CONFIG),
         ("encoder", "layers", "feed_forward", "inner_bias"),
         batch=TOKENS,
         inputs=lambda x: (x, x[:, ::-1]),
@@ -332,10 +320,10 @@ def remat(subject):
         pytest.skip("only for modules")
     inputs, kind = subject.inputs(subject.closed_over), type(subject.module)
     # Position of the argument, with the module as number 0.
-    static = {MultiHeadAttention: (4,), Transformer: (3,)}.get(kind, ())
+    static = {jx.MultiHeadAttention: (4,), jx.Transformer: (3,)}.get(kind, ())
     missing = static[0] - 1 - len(inputs) if static else 0
     rest = (None,) * missing + (False,) * len(static)
-    options = {"dropout": np.arange(len(inputs[0]))} if kind is Block else {}
+    options = {"dropout": np.arange(len(inputs[0]))} if kind is jx.Block else {}
 
     def gradient(kind):
         fields = [field.name for field in dataclasses.fields(subject.module)]
@@ -499,8 +487,8 @@ def forbid(tokens, logits, context):
 
 FORBIDDEN = jax.tree_util.Partial(forbid, np.array([4, 9]))
 SEARCHES = [
-    BeamSearch(beam_size=4, diversity_groups=2, no_repeat_ngram=2, constraints=(FORBIDDEN,)),
-    Sampling(top_p=0.9, min_p=0.01, typical_p=0.95, min_length=3, constraints=(FORBIDDEN,)),
+    jx.BeamSearch(beam_size=4, diversity_groups=2, no_repeat_ngram=2, constraints=(FORBIDDEN,)),
+    jx.Sampling(top_p=0.9, min_p=0.01, typical_p=0.95, min_length=3, constraints=(FORBIDDEN,)),
 ]
 
 

@@ -5,22 +5,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxformer.data import stream
 from jaxformer.data.bpe import train_tokenizer
-from jaxformer.data.stream import (
-    ByteFallbackTokenizer,
-    CharacterTokenizer,
-    TokenStream,
-    load_stream_tokenizer,
-    read_text,
-    train_byte_pairs,
-)
 from jaxformer.errors import UserError
 
 from ...profiles import by_profile
 
 TEXT = "First Citizen:\nBefore we proceed any further,  hear me speak.\n\nAll:\nSpeak, speak.\n" * 9
-BYTE_PAIRS = train_byte_pairs(TEXT, 300)
-CHARACTERS = CharacterTokenizer(sorted(set(TEXT)))
+BYTE_PAIRS = stream.train_byte_pairs(TEXT, 300)
+CHARACTERS = stream.CharacterTokenizer(sorted(set(TEXT)))
 
 
 @settings(max_examples=by_profile(40, nightly=100))
@@ -41,13 +34,13 @@ def test_unknown_characters_are_named():
     with pytest.raises(UserError, match=r"never seen the character 'é'; it knows '\\n ,\.:"):
         CHARACTERS.encode("é")
     with pytest.raises(UserError, match="not UTF-8"):
-        ByteFallbackTokenizer(BYTE_PAIRS.serialized).encode("\ud800")
+        stream.ByteFallbackTokenizer(BYTE_PAIRS.serialized).encode("\ud800")
 
 
 @pytest.mark.parametrize("tokenizer", [BYTE_PAIRS, CHARACTERS])
 def test_tokenizers_are_saved_and_loaded(tokenizer, tmp_path):
     (tmp_path / "tokenizer.model").write_bytes(tokenizer.serialized)
-    loaded = load_stream_tokenizer(tmp_path / "tokenizer.model")
+    loaded = stream.load_stream_tokenizer(tmp_path / "tokenizer.model")
     assert type(loaded) is type(tokenizer)
     assert (loaded.sha256, loaded.vocab_size) == (tokenizer.sha256, tokenizer.vocab_size)
     assert loaded.encode("All:\n") == tokenizer.encode("All:\n")
@@ -57,33 +50,33 @@ def test_files_that_are_not_tokenizers_are_refused(tmp_path):
     for content in (b"", b"{}", b"[", b"\xff\x00"):
         (tmp_path / "tokenizer.model").write_bytes(content)
         with pytest.raises(UserError, match="expected the tokenizer of a language model"):
-            load_stream_tokenizer(tmp_path / "tokenizer.model")
+            stream.load_stream_tokenizer(tmp_path / "tokenizer.model")
 
 
 def test_tokenizers_that_change_a_text_are_refused(tmp_path):
     """Tokenizers of translation models merge spaces."""
     train_tokenizer(TEXT.split("\n"), 300).save(tmp_path / "of translation.model")
     with pytest.raises(UserError, match=r"of translation\.model: .* changes spaces"):
-        load_stream_tokenizer(tmp_path / "of translation.model")
+        stream.load_stream_tokenizer(tmp_path / "of translation.model")
 
 
 def test_long_lines_are_learned_from():
     """SentencePiece itself leaves out lines of more than 4,192 bytes."""
     words = " ".join(["zebra"] * 2000)
-    tokenizer = train_byte_pairs(f"short\n{words}\n", 280)
+    tokenizer = stream.train_byte_pairs(f"short\n{words}\n", 280)
     assert len(tokenizer.encode(words)) < len(words) / 2
     for text in (words, " a ▁ b"):
         assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
 def test_rows_are_consecutive_tokens_and_a_function_of_the_step():
-    data = TokenStream.of(TEXT, CHARACTERS)
+    data = stream.TokenStream.of(TEXT, CHARACTERS)
     batch = data.training_batch(7, 4, 10, seed=3)
     assert batch.shape == (4, 11)
     train = CHARACTERS.decode(data.train.tolist())
     assert all(CHARACTERS.decode(row.tolist()) in train for row in batch)
     np.testing.assert_array_equal(
-        batch, TokenStream.of(TEXT, CHARACTERS).training_batch(7, 4, 10, seed=3)
+        batch, stream.TokenStream.of(TEXT, CHARACTERS).training_batch(7, 4, 10, seed=3)
     )
     for other in (data.training_batch(8, 4, 10, seed=3), data.training_batch(7, 4, 10, seed=4)):
         assert (batch != other).any()
@@ -92,7 +85,7 @@ def test_rows_are_consecutive_tokens_and_a_function_of_the_step():
 @pytest.mark.smoke
 def test_positions_do_not_change_with_numpy():
     """NumPy does not promise it for ``integers``, and a resumed run would see other batches."""
-    data = TokenStream(CHARACTERS, np.arange(1_000_003), np.arange(5), 5, "")
+    data = stream.TokenStream(CHARACTERS, np.arange(1_000_003), np.arange(5), 5, "")
     expected = {
         7: [530754, 682057, 967426, 599985, 214610],
         1_000_000: [364638, 472030, 650474, 976, 473542],
@@ -103,7 +96,7 @@ def test_positions_do_not_change_with_numpy():
 
 @pytest.mark.parametrize(("rows", "length"), [(1, 7), (3, 8), (16, 5)])
 def test_windows_have_every_validation_token_as_a_target_once(rows, length):
-    data = TokenStream.of(TEXT, CHARACTERS)
+    data = stream.TokenStream.of(TEXT, CHARACTERS)
     batches = list(data.validation_windows(rows, length))
     assert {batch.shape for batch in batches} == {(rows, length + 1)}
     windows = np.concatenate(batches)
@@ -124,4 +117,4 @@ def test_files_that_are_not_text_are_refused(tmp_path):
     ):
         path.write_bytes(content)
         with pytest.raises(UserError, match=message):
-            read_text(path)
+            stream.read_text(path)

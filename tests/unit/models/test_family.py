@@ -5,24 +5,11 @@ import math
 import jax
 import pytest
 
-from jaxformer import (
-    BertConfig,
-    Config,
-    GPT2Config,
-    ImagesConfig,
-    LlamaConfig,
-    StreamConfig,
-    T5Config,
-    ViTConfig,
-)
+from jaxformer import BertConfig, GPT2Config, ImagesConfig, LlamaConfig, T5Config, ViTConfig
+from jaxformer.config import Config, StreamConfig
 from jaxformer.errors import UserError
 from jaxformer.inference.weights import abstract_params
-from jaxformer.kinds import (
-    CLASSIFICATION,
-    IMAGE_CLASSIFICATION,
-    LANGUAGE_MODELING,
-    TRANSLATION,
-)
+from jaxformer.kinds import CLASSIFICATION, IMAGE_CLASSIFICATION, LANGUAGE_MODELING, TRANSLATION
 
 STREAM = StreamConfig(file="text.txt")
 FLAN = {"embeddings": "separate", "scaled_output": False}

@@ -8,16 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.nn import (
-    Keys,
-    MultiHeadAttention,
-    additive_attention,
-    backend_for,
-    causal_mask,
-    dot_product_attention,
-    segment_mask,
-    use_backend,
-)
+from jaxformer import nn
 from jaxformer.nn.kernels import has_fused_kernel
 from jaxformer.nn.positions import rotary_positions
 
@@ -46,7 +37,7 @@ def random_heads():
 
 
 def attend(queries, keys, values, mask):
-    return jax.device_get(jax.jit(dot_product_attention)(queries, keys, values, mask[:, None]))
+    return jax.device_get(jax.jit(nn.dot_product_attention)(queries, keys, values, mask[:, None]))
 
 
 def test_equation_1():
@@ -72,24 +63,24 @@ def test_fused_kernel_needs_bfloat16_and_even_lengths():
         return jnp.asarray(np.zeros((2, length, 3, size), dtype))
 
     def has_fused(queries, values):
-        return has_fused_kernel(queries, values, Keys.of_sequence(6))
+        return has_fused_kernel(queries, values, nn.Keys.of_sequence(6))
 
     assert not has_fused(heads(6, 16), heads(6, 16))  # The tests run on a CPU.
-    with use_backend(backend_for("gpu", "9.0")):
+    with nn.use_backend(nn.backend_for("gpu", "9.0")):
         assert has_fused(heads(6, 16), heads(8, 16))
         assert not has_fused(heads(6, 16, jnp.float32), heads(8, 16, jnp.float32))
         for queries, keys in [((7, 16), (8, 16)), ((6, 16), (7, 16)), ((6, 12), (8, 12))]:
             assert not has_fused(heads(*queries), heads(*keys))
         assert not has_fused(heads(6, 16), heads(8, 24))
-    with use_backend(backend_for("gpu", "7.5")):  # An older GPU.
+    with nn.use_backend(nn.backend_for("gpu", "7.5")):  # An older GPU.
         assert not has_fused(heads(6, 16), heads(8, 16))
 
 
 def test_fused_kernel_takes_no_field_of_keys_that_it_does_not_know():
-    new = dataclasses.make_dataclass("New", [("sinks", Any, None)], bases=(Keys,), frozen=True)
+    new = dataclasses.make_dataclass("New", [("sinks", Any, None)], bases=(nn.Keys,), frozen=True)
     heads = np.zeros((2, 6, 3, 16), jnp.bfloat16)
-    keys = new(**vars(Keys.of_sequence(6, np.ones((2, 6), np.int32), causal=True, window=2)))
-    with use_backend(backend_for("gpu", "9.0")):
+    keys = new(**vars(nn.Keys.of_sequence(6, np.ones((2, 6), np.int32), causal=True, window=2)))
+    with nn.use_backend(nn.backend_for("gpu", "9.0")):
         assert has_fused_kernel(heads, heads, keys)
         for field in ({"sinks": np.zeros(3)}, {"bias": lambda queries, keys: 0}):
             assert not has_fused_kernel(heads, heads, dataclasses.replace(keys, **field))
@@ -100,11 +91,11 @@ def test_fused_kernel_is_dot_product_attention():
     rng = np.random.default_rng(0)
     x, cotangent = jnp.asarray(rng.normal(size=(2, 2, 64, 128)), jnp.bfloat16)
     heads = x.reshape(2, 64, 4, 32)
-    if not has_fused_kernel(heads, heads, Keys.of_sequence(64)):
+    if not has_fused_kernel(heads, heads, nn.Keys.of_sequence(64)):
         pytest.skip("needs an NVIDIA GPU, Ampere or newer")
     segments = jnp.asarray(np.repeat([[1, 2, 3, 0], [1, 1, 2, 2]], 16, axis=1))
-    mask = segment_mask(segments, segments) & causal_mask(64)
-    model = MultiHeadAttention(num_heads=4, compute_dtype="bfloat16")
+    mask = nn.segment_mask(segments, segments) & nn.causal_mask(64)
+    model = nn.MultiHeadAttention(num_heads=4, compute_dtype="bfloat16")
     params = model.init(jax.random.key(0), x, x, mask)
 
     def fused(params, x):
@@ -128,7 +119,7 @@ def test_additive_attention_is_that_of_plain_loops():
     queries, keys, values, mask = random_heads()
     vector = np.random.default_rng(1).normal(size=(3, 4)).astype(np.float32)
     attended, weights = jax.device_get(
-        jax.jit(additive_attention)(queries, keys, values, mask[:, None], vector)
+        jax.jit(nn.additive_attention)(queries, keys, values, mask[:, None], vector)
     )
     for b, t, h in np.ndindex(2, 5, 3):
         odds = mask[b, t] * np.exp(np.tanh(queries[b, t, h] + keys[b, :, h]) @ vector[h])
@@ -141,7 +132,7 @@ def test_additive_attention_is_that_of_plain_loops():
 
 @pytest.mark.parametrize("sizes", [{"num_heads": 2}, {"num_heads": 2, "d_k": 3, "d_v": 5}])
 def test_multi_head_attention_concatenates_heads(sizes):
-    layer = MultiHeadAttention(**sizes)
+    layer = nn.MultiHeadAttention(**sizes)
     rng = np.random.default_rng(1)
     x, memory = (rng.normal(size=(2, n, 8)).astype(np.float32) for n in (3, 4))
     mask = np.ones((2, 1, 3, 4), bool)
@@ -159,13 +150,13 @@ def test_multi_head_attention_concatenates_heads(sizes):
 
 def test_positions_are_encoded_into_queries_and_keys():
     """With rotary positions, scores depend only on differences of positions."""
-    layer = MultiHeadAttention(num_heads=2, encode_positions=rotary_positions)
+    layer = nn.MultiHeadAttention(num_heads=2, encode_positions=rotary_positions)
     x = np.random.default_rng(0).normal(size=(1, 5, 8)).astype(np.float32)
     variables, positions = {"params": random_params(layer, x)}, np.arange(5)[None]
 
     @jax.jit
     def run(variables, x, positions):
-        plain = MultiHeadAttention(num_heads=2).apply(variables, x)
+        plain = nn.MultiHeadAttention(num_heads=2).apply(variables, x)
         default = layer.apply(variables, x)
         return plain, default, layer.apply(variables, x, positions=positions)
 

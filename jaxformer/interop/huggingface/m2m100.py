@@ -11,7 +11,7 @@ from jaxformer.checks import is_unicode
 from jaxformer.config import ModelConfig
 from jaxformer.data.marian_tokenizer import M2M100Tokenizer
 from jaxformer.errors import UserError
-from jaxformer.files import explain_read_errors, read_object, read_whole
+from jaxformer.files import read_object, read_whole
 from jaxformer.interop.huggingface.layout import Layout, Tensor, affine, layer_norm
 from jaxformer.interop.huggingface.text import EXAMPLE, SPECIAL, pair_data
 from jaxformer.interop.json_fields import JsonFields
@@ -57,8 +57,7 @@ def read_tokenizer(path: pathlib.Path, languages: Sequence[str], size: int) -> M
             f"vocab_size={size} with {len(codes)} languages"
         )
     names = [*(f"__{code}__" for code in codes), *(f"<madeupword{n}>" for n in unused)]
-    with explain_read_errors(path):
-        model = read_whole(path)
+    model = read_whole(path)
     pieces = ["<s>", *pieces[4:], *names]
     return M2M100Tokenizer.assemble(model, model, pieces, languages=" to ".join(languages))
 

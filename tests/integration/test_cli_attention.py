@@ -68,7 +68,7 @@ def test_the_page_has_the_weights_of_every_layer_head_and_kind(
 def test_a_truncated_translation_is_shown(translator, monkeypatch):
     tokens = [7] * translator.config.model.max_length
     cut = types.SimpleNamespace(tokens=[tokens])
-    monkeypatch.setattr(Translator, "translate_ids", lambda self, sources: [cut])
+    monkeypatch.setattr(Translator, "translate_ids", lambda *_, **__: [cut])
     view = record_attention(translator, "two")
     assert len(view.target) == view.cross.shape[2] == len(tokens)
     assert re.fullmatch(r"<AttentionView: 'two' -> '.*', \d+ layers of \d+ heads>", repr(view))

@@ -27,13 +27,14 @@ class Backwards:
         assert self.go.wait(10)
         return [self.answer(*sentence) for sentence in sentences]
 
-    def answer(self, text, target, attention):
+    def answer(self, text, target, attention, only_best):
         assert target in ("de", "xx")
         if text == "bug":
             raise ZeroDivisionError
         if text == "bad":
             return UserError("sentence: expected another")
         texts = [text[::-1], text[::-1].upper()] if text.strip() else []
+        texts = texts[:1] if only_best else texts
         weights = {"source": ["a"], "target": ["b"], "weights": [[1.0]]} if attention else None
         return Translation(texts, [-1.0, -2.0][: len(texts)], weights)
 

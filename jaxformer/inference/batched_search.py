@@ -60,7 +60,7 @@ class BatchShape(NamedTuple):
 
     @property
     def num_unfinished(self) -> int:
-        """Number of unfinished sentences that end the first stage."""
+        """Number of unfinished sentences that end the first stage; 0 if a second gains nothing."""
         small = self.rows < 2 * _MIN_HYPOTHESES or self.first_capacity == self.capacity
         return 0 if small or jax.default_backend() != "cpu" else self.second_stage_rows
 

@@ -7,7 +7,7 @@
         --reference data/multi30k/test_2016_flickr.de
 
 ``multi30k.py:wu`` is the recipe of Wu et al. 2021, "Good for Misconceived Reasons": 4 layers of
-width 128 with dropout 0.3. The default goes on from it: wider, with rotary positions, Muon, R-Drop
+width 128 with dropout 0.3. The default is wider, with rotary positions, Muon, R-Drop
 and a linear schedule. ``docs/data.md`` has origin, license and hashes of the corpus.
 Measured: 42.65 lowercased tokenized BLEU (42.26 sacreBLEU) on test_2016_flickr, the mean of three
 seeds, trained on a GPU. ``docs/multi30k.md`` has each run, and how two CPU cores take 85 minutes.

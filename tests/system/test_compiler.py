@@ -61,6 +61,11 @@ def test_configs_compute_the_same_without_the_fusion(tmp_path, cases):
     assert any("gradient" in name for name in with_fusion.files)
     for name in with_fusion.files:
         found, expected = with_fusion[name], without[name]
+        if name.endswith("['cross_attention']['key_bias']"):
+            # It adds the same to all scores of a query, so its gradient is 0 but for rounding.
+            scale = np.linalg.norm(without[name.replace("key_bias", "key")])
+            assert max(map(np.linalg.norm, (found, expected))) < 1e-3 * scale, name
+            continue
         error = np.linalg.norm(found - expected) / (np.linalg.norm(expected) + 1e-9)
         print(f"relative difference: {error:.1e}, {name}")  # Shown by -rP.
         case = name.split("|")[0]

@@ -8,7 +8,7 @@ a larger model; see ``docs/distillation.md``. ``student.py:numerals`` is a small
 words, and ``student.py:firefox`` fine-tunes a model of Firefox on your own sentences; see
 ``docs/decoding.md``.
 Measured: ``student.py:numerals`` spells 99 of 100 unseen numbers correctly after 500 steps; the
-default has not been trained yet.
+default itself has not been trained yet, but similar ones in ``docs/distillation.md`` have.
 """
 
 import dataclasses

@@ -3,7 +3,8 @@
 ``decode.py --text FILE`` calls it. Each system is a process of its own, which reads the same model
 and translates all lines of FILE when its turn comes. CTranslate2 gets the export of the model, int8
 or float32, its backend for integers with and without MKL, and batches of 4,096 tokens one after
-the other, as its documentation advises, or batches of 1,024 tokens, one on each core.
+the other, as its documentation advises, or batches of 1,024 tokens, one on each core. All have the
+settings of malloc that ``jaxformer translate`` chooses for itself.
 """
 
 import argparse
@@ -30,6 +31,11 @@ SYSTEMS: dict[str, dict[str, str]] = {
     "ctranslate2 int8 MKL parallel": {"CT2_USE_MKL": "1"},
     "ctranslate2 int8 parallel": {"CT2_USE_MKL": "0"},
     "ctranslate2 float32 MKL": {"CT2_USE_MKL": "1"},
+}
+MALLOC = {
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TOP_PAD_": str(2**26),
+    "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1),
 }
 
 
@@ -87,7 +93,7 @@ class Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=os.environ | SYSTEMS[name],
+            env=os.environ | MALLOC | SYSTEMS[name],
         )
 
     def translate(self, lines: list[str], beam: int) -> tuple[float, list[str]]:

@@ -74,6 +74,9 @@ class ModelOptions:
 
     def load(self, workdir: pathlib.Path, search: "BeamSearch | Sampling") -> "Translator":
         """Loads the model or ensemble, and logs its weights to standard error."""
+        from jaxformer.runs.allocator import keep_freed_memory
+
+        keep_freed_memory(training=False)  # before JAX starts its threads
         from jaxformer.inference.translator import Translator
 
         folders, models = [workdir, *self.ensemble], []

@@ -77,7 +77,7 @@ def train(
         raise UserError(f"expected {' and '.join(missing)}; see {typed_command('train')} --help")
     from jaxformer.runs.allocator import keep_freed_memory
 
-    keep_freed_memory()  # before JAX starts its threads
+    keep_freed_memory(training=True)  # before JAX starts its threads
     processes = (coordinator, num_processes, process_id)
     command = functools.partial(_train, config, overrides, workdir, processes)
     if coordinator is None:

@@ -31,15 +31,19 @@ Members: TypeAlias = tuple[Member, ...]
 
 # Source lengths that batches are padded to, and the number of sentences in each.
 _BUCKETS = ((16, 64), (32, 64), (64, 64), (256, 16), (1024, 4))
+# Also for calls with many sentences, which are worth more programs; the first on CPUs only.
+_MORE_BUCKETS = ((12, 64), (128, 32))
 # Batch sizes for calls with few sentences. On CPUs a matmul of fewer than four rows takes longer
 # than one of four, so a batch has at least four hypotheses.
-_FEW_ROWS = (1, 4, 8)
+_FEW_ROWS = (1, 4, 8, 32)
 _MIN_HYPOTHESES = 4
 # Limits the memory of wide beams to that for eight hypotheses of 64 sentences.
 _MAX_HYPOTHESES = 512
 # Batches that a CPU decodes at the same time, since much of a step keeps only one core busy, and
-# most sentences of each, few enough for the processor's caches (docs/LOG.md, 2026-11-26).
-_CPU_THREADS, _CPU_ROWS = 3, 32
+# most hypotheses of each, few enough for the processor's caches (docs/LOG.md, 2026-11-27).
+_CPU_THREADS, _CPU_HYPOTHESES = 3, 192
+# Least capacity of the first stage: translations may be longer than short sources.
+_LEAST_CAPACITY = 16
 # Capacities for forced tokens; the largest is the longest translation.
 _PREFIXES = (16, 64, 256)
 
@@ -163,18 +167,21 @@ def plan_batches(
     numbers = sorted((n for n, length in enumerate(lengths) if length), key=order)
     hypotheses = search.num_hypotheses
     few = [r for r in _FEW_ROWS if r >= len(numbers) and r * hypotheses >= _MIN_HYPOTHESES]
-    on_cpu = [_CPU_ROWS] if jax.default_backend() == "cpu" else []
-    max_rows = min([max(1, _MAX_HYPOTHESES // hypotheses), *few, *on_cpu])
-    buckets = [(min(source, longest), rows) for source, rows in (*_BUCKETS, (longest, 1))]
+    on_cpu = jax.default_backend() == "cpu"
+    most = _CPU_HYPOTHESES if on_cpu else _MAX_HYPOTHESES
+    max_rows = min([max(1, most // hypotheses), *few])
+    more = () if few else _MORE_BUCKETS[not on_cpu :]
+    buckets = [*sorted((*_BUCKETS, *more)), (longest, 1)]
+    buckets = [(min(source, longest), rows) for source, rows in buckets]
     while numbers:
         source, rows = next(b for b in buckets if b[0] >= lengths[numbers[0]])
         rows = min(rows, max_rows)
         capacity = min(source + search.extra_length, longest, search.max_length or longest)
-        width = 0
+        first_capacity, width = min(max(source, _LEAST_CAPACITY), capacity), 0
         if forced is not None:
             needed = min(capacity, max(forced[n] for n in numbers[:rows]))
             width = next(w for w in _prefix_capacities(capacity) if w >= needed)
-        yield numbers[:rows], BatchShape(rows, source, min(source, capacity), capacity, width)
+        yield numbers[:rows], BatchShape(rows, source, first_capacity, capacity, width)
         numbers = numbers[rows:]
 
 
@@ -192,7 +199,7 @@ def all_shapes(sentences: int, tokens: int, longest: int, search: Algorithm) -> 
     """
     # All calls with more than the largest of _FEW_ROWS use the same shapes.
     counts = [*(n for n in _FEW_ROWS if n < sentences), min(sentences, _FEW_ROWS[-1] + 1)]
-    lengths = [*(length for length, _ in _BUCKETS if length < tokens), tokens]
+    lengths = [*(length for length, _ in _BUCKETS + _MORE_BUCKETS if length < tokens), tokens]
     found = [plan_batches([tokens] * n, longest, search) for n in counts for tokens in lengths]
     return sorted({shape for batch in found for _, shape in batch})
 

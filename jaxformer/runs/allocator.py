@@ -6,17 +6,21 @@ import importlib.util
 import os
 import sys
 
-# Options of mallopt(3) and their values: a single arena, which all threads share; large arrays in
-# it, too; and freed memory at its end is kept.
-_OPTIONS = {"M_ARENA_MAX": (-8, 1), "M_MMAP_MAX": (-4, 0), "M_TRIM_THRESHOLD": (-1, 2**31 - 1)}
+# Options of mallopt(3) and their values: large arrays are in an arena, too, and freed memory at its
+# end is kept.
+_OPTIONS = {"M_MMAP_MAX": (-4, 0), "M_TRIM_THRESHOLD": (-1, 2**31 - 1)}
+# Training is fastest with one arena that all threads share, and decoding with several that grow by
+# 64 MiB, their maximum, and are then kept (docs/LOG.md, 2026-11-27).
+_TRAINING, _DECODING = {"M_ARENA_MAX": (-8, 1)}, {"M_TOP_PAD": (-2, 2**26)}
 
 
-def keep_freed_memory() -> bool:
+def keep_freed_memory(*, training: bool) -> bool:
     """Makes the process reuse freed memory; returns whether it does.
 
-    Otherwise every step of training maps its arrays again, and page faults take a fifth of the step
-    of a small model on a CPU. It has an effect only before JAX starts its threads. Nothing changes
-    with an accelerator, without glibc, or if the user has chosen settings of malloc.
+    Otherwise every step of training and every batch of sentences maps its arrays again: page faults
+    take a fifth of the step of a small model on a CPU, and a quarter of the greedy search of a base
+    model. It has its full effect only before JAX starts its threads. Nothing changes with an
+    accelerator, without glibc, or if the user has chosen settings of malloc.
     """
     has_accelerator = importlib.util.find_spec("libtpu") or importlib.metadata.entry_points(
         group="jax_plugins"
@@ -26,4 +30,5 @@ def keep_freed_memory() -> bool:
     if chosen or not on_cpu or not sys.platform.startswith("linux"):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    return mallopt is not None and all(mallopt(*option) for option in _OPTIONS.values())
+    options = _OPTIONS | (_TRAINING if training else _DECODING)
+    return mallopt is not None and all(mallopt(*option) for option in options.values())

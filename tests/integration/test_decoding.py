@@ -110,8 +110,8 @@ def test_programs_of_another_process_give_the_same_translations(traces, monkeypa
 def test_batches_at_the_same_time_give_the_same_translations(traces, monkeypatch):
     model, settings = biased_model(32, ending=1.0), BeamSearch(beam_size=2)
     random = np.random.default_rng(0)
-    sources = [[*random.integers(4, 50, n % 14).tolist(), 1] for n in range(60)]
-    monkeypatch.setattr(batched_search, "_CPU_ROWS", 9)
+    sources = [[*random.integers(4, 50, n % 12).tolist(), 1] for n in range(60)]
+    monkeypatch.setattr(batched_search, "_CPU_HYPOTHESES", 18)
     reported = []
     found = search_batches(model, settings, sources, report=reported.append)
     assert reported == [0] + [9] * 6 + [6]

@@ -10,7 +10,7 @@ _PROGRAM = """
 import resource, sys
 from jaxformer.runs.allocator import keep_freed_memory
 
-print(keep_freed_memory())
+print(keep_freed_memory(training=sys.argv[1] == "training"))
 import numpy as np
 
 def faults():
@@ -24,18 +24,19 @@ print((faults() - before) * resource.getpagesize() // 2**20)
 """
 
 
-def run(**environment):
+def run(work="training", **environment):
     """Returns whether memory is kept, and the MiB mapped by ten arrays of 64 MiB."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC", "GLIBC", "JAX_PLA"))}
-    command = [sys.executable, "-c", _PROGRAM]
+    command = [sys.executable, "-c", _PROGRAM, work]
     done = subprocess.run(command, env=kept | environment, check=True, capture_output=True)
     answer, mebibytes = done.stdout.decode().split()
     return answer == "True", int(mebibytes)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="mallopt is glibc's")
-def test_arrays_are_mapped_once():
-    kept, mebibytes = run(JAX_PLATFORMS="cpu")
+@pytest.mark.parametrize("work", ["training", "decoding"])
+def test_arrays_are_mapped_once(work):
+    kept, mebibytes = run(work, JAX_PLATFORMS="cpu")
     assert kept
     assert mebibytes < 64
 

@@ -4,7 +4,7 @@
 and translates all lines of FILE when its turn comes. CTranslate2 gets the export of the model, int8
 or float32, its backend for integers with and without MKL, and batches of 4,096 tokens one after
 the other, as its documentation advises, or batches of 1,024 tokens, one on each core. All have the
-settings of malloc that ``jaxformer translate`` chooses for itself.
+settings of malloc of ``jaxformer translate``.
 """
 
 import argparse
@@ -31,11 +31,6 @@ SYSTEMS: dict[str, dict[str, str]] = {
     "ctranslate2 int8 MKL parallel": {"CT2_USE_MKL": "1"},
     "ctranslate2 int8 parallel": {"CT2_USE_MKL": "0"},
     "ctranslate2 float32 MKL": {"CT2_USE_MKL": "1"},
-}
-MALLOC = {
-    "MALLOC_MMAP_MAX_": "0",
-    "MALLOC_TOP_PAD_": str(2**26),
-    "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1),
 }
 
 
@@ -93,7 +88,7 @@ class Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=os.environ | MALLOC | SYSTEMS[name],
+            env=os.environ | SYSTEMS[name],
         )
 
     def translate(self, lines: list[str], beam: int) -> tuple[float, list[str]]:
@@ -146,6 +141,9 @@ def ctranslate2(
 
 def main() -> None:
     """Answers requests on standard input; runs in the process of a system."""
+    from jaxformer.runs.allocator import keep_freed_memory
+
+    keep_freed_memory(training=False)  # before the libraries start their threads
     name, source = sys.argv[1:]
     system, dtype, *options = name.split()
     if system == "ours":

@@ -74,11 +74,10 @@ class ModelOptions:
 
     def load(self, workdir: pathlib.Path, search: "BeamSearch | Sampling") -> "Translator":
         """Loads the model or ensemble, and logs its weights to standard error."""
+        from jaxformer.inference.translator import Translator
         from jaxformer.runs.allocator import keep_freed_memory
 
         keep_freed_memory(training=False)  # before JAX starts its threads
-        from jaxformer.inference.translator import Translator
-
         folders, models = [workdir, *self.ensemble], []
         for folder in folders:
             options = {"shortlist": self.shortlist and not models, "compute_dtype": self.dtype}

@@ -170,9 +170,9 @@ def plan_batches(
     on_cpu = jax.default_backend() == "cpu"
     most = _CPU_HYPOTHESES if on_cpu else _MAX_HYPOTHESES
     max_rows = min([max(1, most // hypotheses), *few])
-    more = () if few else _MORE_BUCKETS[not on_cpu :]
-    buckets = [*sorted((*_BUCKETS, *more)), (longest, 1)]
-    buckets = [(min(source, longest), rows) for source, rows in buckets]
+    more = () if few else _MORE_BUCKETS[0 if on_cpu else 1 :]
+    all_buckets = (*sorted(_BUCKETS + more), (longest, 1))
+    buckets = [(min(source, longest), rows) for source, rows in all_buckets]
     while numbers:
         source, rows = next(b for b in buckets if b[0] >= lengths[numbers[0]])
         rows = min(rows, max_rows)

@@ -24,7 +24,7 @@ from jaxtyping import Array
 
 from jaxformer.errors import UserError
 from jaxformer.files import write_file
-from jaxformer.nn.backend import backend
+from jaxformer.nn.backend import backend, cpu_features
 from jaxformer.runs.workdir import code_digest
 
 # Settings of JAX that change what is traced.
@@ -183,15 +183,6 @@ def write_kept(path: pathlib.Path, content: bytes) -> None:
 def _digest(content: bytes) -> bytes:
     """Returns the SHA-256 of content and of all that it was made with."""
     versions = jax.__version__, jaxlib.version.__version__, flax.__version__, code_digest()
-    made_with = versions, os.environ.get("XLA_FLAGS"), _processor()
+    # Other machines may share the folder.
+    made_with = versions, os.environ.get("XLA_FLAGS"), sorted(cpu_features()) or platform.uname()
     return hashlib.sha256(repr(made_with).encode() + content).digest()
-
-
-@functools.cache
-def _processor() -> str:
-    """Returns the features of this processor, since other machines may share the folder."""
-    try:
-        lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line for line in lines if line.startswith(("flags", "Features")))
-    except (OSError, StopIteration):
-        return repr(platform.uname())

@@ -24,7 +24,7 @@ from jaxformer.kinds import KINDS, TRANSLATION, Kind, describe_model
 from jaxformer.layout import global_mesh
 from jaxformer.models.architecture import Architecture
 from jaxformer.nn.parameters import ParameterInfo
-from jaxformer.nn.precision import Int8Matrix, cast_params, dequantize
+from jaxformer.nn.precision import Int8Matrix, cast_params, dequantize, with_offsets
 from jaxformer.runs.checkpoints import Checkpoints, RestoredParams, write_single
 from jaxformer.runs.manifest import saved_steps
 from jaxformer.runs.run_directory import check_metadata
@@ -70,8 +70,7 @@ def _describe(config: Architecture, kind: Kind) -> PyTree:
 
 def prepare_params(config: Architecture, params: PyTree, kind: Kind = TRANSLATION) -> PyTree:
     """Casts or quantizes parameters; see :func:`~jaxformer.nn.precision.cast_params`."""
-    leaves = jax.tree.leaves(params, is_leaf=lambda leaf: isinstance(leaf, Int8Matrix))
-    if any(isinstance(leaf, Int8Matrix) for leaf in leaves):  # which saves a program at start
+    if any(leaf.dtype == jnp.int8 for leaf in jax.tree.leaves(params)):  # saves a program at start
         return jax.tree.map(jnp.asarray, params)
     return _cast(config, params, kind)
 
@@ -177,10 +176,10 @@ class Predictor:
             )
         use_compilation_cache()
         self.config, self.tokenizer, self.weights = config, tokenizer, weights
-        self.params = prepare_params(config.model, params, config.kind)
+        self.params = with_offsets(prepare_params(config.model, params, config.kind))
 
     def __repr__(self) -> str:
-        size = sum(leaf.size for leaf in jax.tree.leaves(self.params))
+        size = sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(dequantize, self.params)))
         kind, outputs = self.config.kind.description, self._describe_outputs()
         return f"<{type(self).__name__}: {kind}, {size:,} parameters, {self.weights}, {outputs}>"
 

@@ -7,6 +7,7 @@ settings. :func:`use_backend` overrides them, for instance to export for another
 import contextlib
 import contextvars
 import dataclasses
+import functools
 import pathlib
 import re
 from collections.abc import Iterator
@@ -30,6 +31,7 @@ class Backend:
       scores_per_chunk: Scores of a head, queries times keys, beyond which attention computes them
         for a few queries at a time, an eighth of this number.
       fused_attention: Use cuDNN's attention where it applies (NVIDIA GPUs from Ampere on).
+      unsigned_int8: Decode in int8 with unsigned inputs, as AVX-512 VNNI multiplies; AMX need not.
       compiler_options: XLA options for the training step, by name. On GPUs XLA would merge the
         projections to queries, keys and values into one matmul, and then copy the results apart.
     """
@@ -39,6 +41,7 @@ class Backend:
     logits_per_chunk: int = 2**21
     scores_per_chunk: int = 2**22
     fused_attention: bool = False
+    unsigned_int8: bool = False
     compiler_options: tuple[tuple[str, Any], ...] = ()
 
 
@@ -48,7 +51,8 @@ def backend_for(platform: str, compute_capability: str = "") -> Backend:
     The compute capability is a number for NVIDIA GPUs only, such as "9.0".
     """
     if platform == "cpu":
-        return Backend(float32_activations=True, unroll_layers=True)
+        unsigned = cpu_features() & {"avx512_vnni", "amx_int8"} == {"avx512_vnni"}
+        return Backend(float32_activations=True, unroll_layers=True, unsigned_int8=unsigned)
     if platform == "gpu":
         is_nvidia = compute_capability.split(".")[0].isdigit()
         return Backend(
@@ -63,15 +67,21 @@ def backend_for(platform: str, compute_capability: str = "") -> Backend:
 _BFLOAT16_INSTRUCTIONS = {"avx512_bf16", "amx_bf16", "bf16"}  # AVX-512 and AMX on x86, and Arm
 
 
-def emulates_bfloat16(cpu_info: pathlib.Path = pathlib.Path("/proc/cpuinfo")) -> bool:
-    """Returns whether XLA widens the inputs of bfloat16 matmuls, so that float32 is faster.
+@functools.cache
+def cpu_features(cpu_info: pathlib.Path = pathlib.Path("/proc/cpuinfo")) -> frozenset[str]:
+    """Returns the instruction sets of the CPU, by Linux's list ``cpu_info``; none without it."""
+    content = cpu_info.read_text() if cpu_info.exists() else ""
+    features = re.search(r"^(?:flags|Features)\s*:(.*)", content, re.MULTILINE)
+    return frozenset(features[1].split() if features else ())
 
-    True on CPUs without instructions for bfloat16, by Linux's list ``cpu_info``; False without it.
+
+def emulates_bfloat16() -> bool:
+    """Returns whether JAX runs on a CPU that is known to lack instructions for bfloat16.
+
+    XLA then widens the inputs of bfloat16 matmuls, so that float32 is faster.
     """
-    if jax.default_backend() != "cpu" or not cpu_info.exists():
-        return False
-    features = re.search(r"^(?:flags|Features)\s*:(.*)", cpu_info.read_text(), re.MULTILINE)
-    return features is not None and not _BFLOAT16_INSTRUCTIONS & set(features[1].split())
+    features = cpu_features() if jax.default_backend() == "cpu" else frozenset()
+    return bool(features) and not _BFLOAT16_INSTRUCTIONS & features
 
 
 _override: contextvars.ContextVar[Backend | None] = contextvars.ContextVar("backend", default=None)

@@ -1,6 +1,7 @@
 """Embeddings and output logits (section 3.4)."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 
@@ -9,15 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxformer.layout import expand_like, has_explicit_axes, take_rows
+from jaxformer.layout import expand_like, has_explicit_axes, map_rows, take_rows
 from jaxformer.nn.arguments import check_ids, check_length
-from jaxformer.nn.matmul import matmul_nt
+from jaxformer.nn.matmul import int8_matmul, matmul_nt
 from jaxformer.nn.precision import (
     ComputeDtype,
     Int8Matrix,
     activation_dtype,
     at_least_float32,
-    quantize_along,
 )
 from jaxformer.nn.sharding import per_batch_shard
 
@@ -46,10 +46,8 @@ def output_logits(
     words of similar probability, and take little of the time.
     """
     if isinstance(table, Int8Matrix):
-        inputs = quantize_along(x, -1)
         # Not a matmul with the transpose, which XLA would convert to int32 and then transpose.
-        sums = matmul_nt(inputs.values, table.values, jnp.int32)
-        logits = sums.astype(jnp.float32) * (inputs.scale * expand_like(table.scale[:, 0], sums))
+        logits = map_rows(functools.partial(int8_matmul, axis=1), table, x)
     else:
         dtype = at_least_float32(x, table)
         logits = matmul_nt(x.astype(dtype), table.astype(dtype))

@@ -12,15 +12,19 @@ parameters, one for attention. All other matmuls are a plain ``dot_general``.
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import Primitive
+from jax.extend.mlir import ir
+from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import ad, batching, mlir
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Num
+from jaxtyping import Array, Float, Int, Int8, Num
 
 from jaxformer.layout import expand_like, has_explicit_axes, map_rows, match_varying_axes
 from jaxformer.nn.precision import Int8Matrix, at_least_float32, matmul_dtype, quantize_along
@@ -41,7 +45,7 @@ def project(
     :func:`~jaxformer.nn.parameters.parameter`) may be quantized to int8.
     """
     if isinstance(kernel, Int8Matrix):
-        product = map_rows(_int8_matmul, kernel, x)
+        product = map_rows(int8_matmul, kernel, x)
     else:
         dtype = matmul_dtype(compute_dtype, x, kernel)
         product = matmul(x.astype(dtype), kernel.astype(dtype), x.dtype)
@@ -49,13 +53,20 @@ def project(
     return product if bias is None else product + expand_like(bias.astype(x.dtype), product)
 
 
-def _int8_matmul(kernel: Int8Matrix, x: Float[Array, "*rows D"]) -> Float[Array, "..."]:
+def int8_matmul(kernel: Int8Matrix, x: Float[Array, "*rows D"], axis: int = 0) -> Array:
+    """Returns the product over the last axis of x and an axis of the kernel, the first or last."""
     # Inputs have a scale per row, so that the result of a row does not depend on other rows.
     inputs = quantize_along(x.reshape(-1, x.shape[-1]), 1)
-    matrix = kernel.values.reshape(x.shape[-1], -1)
-    sums = jnp.matmul(inputs.values, matrix, preferred_element_type=jnp.int32)
+    matrix = kernel.values.reshape(x.shape[-1], -1) if axis == 0 else kernel.values
+    if kernel.offset is None:
+        sums = _int8_sums(inputs.values, matrix, axis=axis)
+    else:
+        # u8 x s8 is a fast instruction. XLA would add 128 itself, and sum the kernel every time.
+        unsigned = jax.lax.bitcast_convert_type(inputs.values, jnp.uint8) ^ np.uint8(128)
+        sums = _unsigned_matmul.bind(*match_varying_axes(unsigned, matrix), axis=axis)
+        sums -= kernel.offset.reshape(1, -1)
     product = sums.astype(jnp.float32) * (inputs.scale * kernel.scale.reshape(1, -1))
-    return product.reshape(*x.shape[:-1], *kernel.values.shape[1:])
+    return product.reshape(*x.shape[:-1], *np.delete(kernel.values.shape, axis))
 
 
 def matmul(x: Float[Array, "*rows D"], kernel: Float[Array, "D ..."], dtype: DTypeLike) -> Array:
@@ -185,23 +196,43 @@ def _gradient_by_matrix(gradient: Array, x: Array, matrix: Any) -> Array:
     return matmul_tn(x, gradient.astype(x.dtype)).astype(x.dtype)
 
 
-def _batch(operands: tuple[Array, Array], axes: tuple) -> tuple[Array, int]:
-    """Batches over rows by flattening them, and over matrices by a plain batched matmul."""
-    (x, matrix), (axis, matrix_axis) = operands, axes
-    if matrix_axis is not None:
-        return jax.vmap(_multiply, axes)(x, matrix), 0
-    x = jnp.moveaxis(x, axis, 0)
-    product = _bfloat16_matmul.bind(x.reshape(-1, x.shape[-1]), matrix)
-    return product.reshape(*x.shape[:2], -1), 0
+def _int8_sums(x: Int[Array, "R D"], matrix: Int8[Array, "..."], *, axis: int) -> Array:
+    dimensions = (((1,), (axis,)), ((), ()))
+    return jax.lax.dot_general(x, matrix, dimensions, preferred_element_type=jnp.int32)
 
 
-_bfloat16_matmul = Primitive("bfloat16_matmul")
-_bfloat16_matmul.def_impl(jax.jit(_multiply))
-_bfloat16_matmul.def_abstract_eval(
-    lambda x, matrix: x.update(
-        shape=(x.shape[0], matrix.shape[1]), dtype=jnp.dtype("float32"), weak_type=False
-    )
-)
-mlir.register_lowering(_bfloat16_matmul, mlir.lower_fun(_multiply, multiple_results=False))
+def _lower_unsigned(context: mlir.LoweringRuleContext, x: Any, matrix: Any, *, axis: int) -> list:
+    # jax.lax.dot_general widens both operands to int32, and then XLA misses its kernel.
+    dimensions = stablehlo.DotDimensionNumbers.get([], [], [1], [axis])
+    result = ir.RankedTensorType.get(context.avals_out[0].shape, ir.IntegerType.get_signless(32))
+    return [stablehlo.dot_general(result, x, matrix, dimensions)]
+
+
+def _matmul_primitive(name: str, dtype: str, function: Callable[..., Array]) -> Primitive:
+    """Returns a primitive of ``function``, a matmul of rows with a matrix, and its result dtype."""
+
+    def abstract(x: Any, matrix: Any, axis: int = 0) -> Any:
+        shape = x.shape[0], matrix.shape[1 - axis]
+        return x.update(shape=shape, dtype=jnp.dtype(dtype), weak_type=False)
+
+    def batch(operands: tuple[Array, Array], axes: tuple, **options: Any) -> tuple[Array, int]:
+        """Batches over rows by flattening them, and over matrices by a plain batched matmul."""
+        (x, matrix), (axis, matrix_axis) = operands, axes
+        if matrix_axis is not None:
+            return jax.vmap(functools.partial(function, **options), axes)(x, matrix), 0
+        x = jnp.moveaxis(x, axis, 0)
+        product = primitive.bind(x.reshape(-1, x.shape[-1]), matrix, **options)
+        return product.reshape(*x.shape[:2], -1), 0
+
+    primitive = Primitive(name)
+    primitive.def_impl(jax.jit(primitive.bind, static_argnames="axis"))
+    primitive.def_abstract_eval(abstract)
+    mlir.register_lowering(primitive, mlir.lower_fun(function, multiple_results=False))
+    batching.primitive_batchers[primitive] = batch
+    return primitive
+
+
+_bfloat16_matmul = _matmul_primitive("bfloat16_matmul", "float32", _multiply)
 ad.defbilinear(_bfloat16_matmul, _gradient_by_rows, _gradient_by_matrix)
-batching.primitive_batchers[_bfloat16_matmul] = _batch
+_unsigned_matmul = _matmul_primitive("unsigned_matmul", "int32", _int8_sums)
+mlir.register_lowering(_unsigned_matmul, _lower_unsigned, platform="cpu")

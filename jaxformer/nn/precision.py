@@ -12,7 +12,8 @@ from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int8, PyTree
+import numpy as np
+from jaxtyping import Array, Float, Int8, Int32, PyTree
 
 from jaxformer.errors import UserError
 from jaxformer.nn.backend import backend
@@ -26,6 +27,8 @@ class Int8Matrix(NamedTuple):
 
     values: Int8[Array, "..."]  # from -127 to 127
     scale: Float[Array, "..."]  # float32; the axis that is summed over has size 1
+    # int32, with the shape of scale: sums of 128 * values, for the kernels that take inputs + 128
+    offset: Int32[Array, "..."] | None = None
 
 
 def at_least_float32(*arrays: PyTree) -> str:
@@ -65,6 +68,22 @@ def quantize_along(values: Float[Array, "..."], axis: int) -> Int8Matrix:
     largest = jnp.abs(values).max(axis=axis, keepdims=True)
     scale = jnp.where(largest == 0, 1.0, largest / 127.0)
     return Int8Matrix(jnp.round(values / scale).astype(jnp.int8), scale)
+
+
+def with_offsets(params: PyTree) -> PyTree:
+    """Adds its offset to each :class:`Int8Matrix` where the backend takes unsigned inputs."""
+
+    def add_offset(leaf: Array | Int8Matrix) -> Array | Int8Matrix:
+        if not isinstance(leaf, Int8Matrix):
+            return leaf
+        values, scale = np.asarray(leaf.values), leaf.scale
+        summed = tuple(i for i, size in enumerate(scale.shape) if size != values.shape[i])
+        offset = 128 * values.sum(axis=summed, dtype=np.int32, keepdims=True)
+        return leaf._replace(offset=jax.device_put(offset))
+
+    if not backend().unsigned_int8 or jax.process_count() > 1:
+        return params
+    return jax.tree.map(add_offset, params, is_leaf=lambda leaf: isinstance(leaf, Int8Matrix))
 
 
 def dequantize(params: PyTree) -> PyTree:

@@ -6,8 +6,7 @@ import importlib.util
 import os
 import sys
 
-# Options of mallopt(3) and their values: large arrays are in an arena, too, and freed memory at its
-# end is kept.
+# Options of mallopt(3): large arrays are in arenas, too, which keep freed memory at their end.
 _OPTIONS = {"M_MMAP_MAX": (-4, 0), "M_TRIM_THRESHOLD": (-1, 2**31 - 1)}
 # Training is fastest with one arena that all threads share, and decoding with several that grow by
 # 64 MiB, their maximum, and are then kept (docs/LOG.md, 2026-11-27).

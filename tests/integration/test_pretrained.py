@@ -16,6 +16,7 @@ from jaxformer import Config, Task, UserError, fit, load_model, pretrained, quan
 from jaxformer.config import read_config
 from jaxformer.evaluation.bleu_report import translation_report
 from jaxformer.inference.translator import Translator
+from jaxformer.nn.precision import dequantize
 from jaxformer.runs.workdir import Workdir
 
 
@@ -59,7 +60,8 @@ def test_its_name_is_read_in_python_but_not_written(tmp_path, monkeypatch):
     expected = read_config(Workdir(pretrained.WORKDIR))
     translator = Translator.load("pretrained")
     assert translator.config == expected
-    size = sum(leaf.size for leaf in jax.tree.leaves(load_model("pretrained")[1]))
+    shapes = jax.eval_shape(dequantize, load_model("pretrained")[1])
+    size = sum(leaf.size for leaf in jax.tree.leaves(shapes))
     words = f"a model of sentence pairs, {size:,} parameters, step 0, BeamSearch of 4"
     assert repr(translator) == f"<Translator: {words}>"
     assert load_model("pretrained")[0].config == expected.model

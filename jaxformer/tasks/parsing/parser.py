@@ -4,6 +4,7 @@ import math
 import pathlib
 import reprlib
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -15,7 +16,6 @@ from jaxformer.errors import UserError
 from jaxformer.inference.alignment import GAP_PROBABILITY, align_in_order, word_attention
 from jaxformer.inference.translator import Hypothesis, Translator
 from jaxformer.kinds import PARSING
-from jaxformer.search import BeamSearch, Sampling
 from jaxformer.tasks.parsing.linearization import XX, delinearize, is_preterminal
 from jaxformer.tasks.parsing.trees import Leaf, Tree
 
@@ -40,18 +40,9 @@ class Parser:
         self.translator = translator
 
     @classmethod
-    def load(
-        cls,
-        workdir: str | pathlib.Path,
-        *,
-        weights: str | int = "auto",
-        search: BeamSearch | Sampling | None = None,
-        compute_dtype: str | None = None,
-    ) -> "Parser":
+    def load(cls, workdir: str | pathlib.Path, **options: Any) -> "Parser":
         """Reads a model from a workdir; arguments and errors as for ``Translator.load``."""
-        return cls(
-            Translator.load(workdir, weights=weights, search=search, compute_dtype=compute_dtype)
-        )
+        return cls(Translator.load(workdir, **options))
 
     def parse(
         self,

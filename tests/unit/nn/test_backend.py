@@ -1,6 +1,7 @@
 """Backend settings change how a program is compiled, but not its results."""
 
 import dataclasses
+import importlib
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ import pytest
 from jaxformer.config import ModelConfig
 from jaxformer.models.transformer import Transformer
 from jaxformer.nn import backend, backend_for, use_backend
-from jaxformer.nn.backend import emulates_bfloat16
+from jaxformer.nn.backend import cpu_features, emulates_bfloat16
 
 from ...profiles import by_profile
 from .weights import random_params
@@ -19,11 +20,26 @@ CONFIG = ModelConfig(vocab_size=13, d_model=8, d_ff=16, num_heads=2, num_layers=
 TOKENS = jnp.asarray(np.int32([[3, 4, 5, 1]]))
 
 
-def test_bfloat16_is_emulated_on_cpus_without_instructions_for_it(tmp_path):
+@pytest.mark.parametrize(
+    ("flags", "emulated", "unsigned"),
+    [
+        ("fpu avx2 fma", True, False),
+        ("fpu avx512_vnni", True, True),
+        ("fpu avx512_bf16 avx512_vnni", False, True),
+        ("fpu amx_bf16 amx_int8 avx512_vnni", False, False),
+        ("", False, False),
+    ],
+)
+def test_cpu_settings_depend_on_its_instructions(flags, emulated, unsigned, tmp_path, monkeypatch):
     path = tmp_path / "cpuinfo"
-    for flags, emulated in (("fpu avx2 fma", True), ("fpu avx512_bf16 amx_bf16", False)):
+    if flags:
         path.write_text(f"processor\t: 0\nflags\t\t: {flags}\n")
-        assert emulates_bfloat16(path) == emulated
+    features = cpu_features(path)
+    monkeypatch.setattr(
+        importlib.import_module(backend.__module__), "cpu_features", lambda: features
+    )
+    assert emulates_bfloat16() == emulated
+    assert backend_for("cpu").unsigned_int8 == unsigned
 
 
 CHANGES = [

@@ -6,8 +6,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from jaxformer.nn import Backend, use_backend
+from jaxformer.nn.embedding import output_logits
 from jaxformer.nn.matmul import SCORES, WEIGHTED_SUM, einsum, project
-from jaxformer.nn.precision import quantize_along
+from jaxformer.nn.precision import quantize_along, with_offsets
 
 SHAPES = {
     SCORES: ((2, 5, 3, 4), (2, 7, 3, 4), (2, 3, 5, 7)),
@@ -76,6 +78,49 @@ def test_matmul_error_matches_the_precision(dtype):
     if dtype == "int8":  # Rows are quantized independently.
         x[0, 1:] *= 1000.0
         np.testing.assert_array_equal(np.asarray(run(x, kernel, bias))[0, 0], found[0, 0])
+
+
+def test_unsigned_inputs_change_no_bit():
+    """The int8 results are float32 products of exact integers, whichever instruction sums them."""
+    random = np.random.default_rng(1)
+    arrays = [
+        random.normal(size=size).astype(np.float32) for size in ((3, 5, 64), (64, 8), (24, 64))
+    ]
+    arrays[0][0, 0] = 0.0
+    quantize = jax.jit(
+        lambda x, *matrices: (quantize_along(x, 2), *map(quantize_along, matrices, (0, 1)))
+    )
+    inputs, *signed = jax.device_get(quantize(*arrays))
+    with use_backend(Backend(unsigned_int8=True)):
+        unsigned = with_offsets(signed)
+    np.testing.assert_array_equal(
+        unsigned[0].offset, 128 * signed[0].values.astype(int).sum(0)[None]
+    )
+
+    @jax.jit
+    def each_way(signed, unsigned, x):
+        def run(matrices, x):
+            return project(x, matrices[0], None, "int8"), output_logits(x, matrices[1])
+
+        copies = jax.tree.map(lambda leaf: jnp.stack([leaf] * 3), unsigned)  # an ensemble of three
+        rows = jax.vmap(run, (None, 1), 1)(unsigned, x)
+        return run(unsigned, x), run(signed, x), rows, jax.vmap(run)(copies, x)
+
+    q, w, table = (each.values.astype(int) for each in (inputs, *signed))
+    exact = (q @ w, inputs.scale * signed[0].scale), (q @ table.T, inputs.scale * signed[1].scale.T)
+    for found in each_way(signed, unsigned, arrays[0]):
+        for result, (sums, scale) in zip(found, exact, strict=True):
+            np.testing.assert_array_equal(result, sums.astype(np.float32) * scale)
+
+
+def test_the_unsigned_instruction_gets_operands_of_8_bits():
+    kernel = jax.tree.map(np.asarray, quantize_along(np.ones((64, 8), np.float32), 0))
+    with use_backend(Backend(unsigned_int8=True)):
+        kernel = with_offsets(kernel)
+    lowered = jax.jit(lambda x: project(x, kernel, None, "int8")).lower(
+        np.ones((4, 64), np.float32)
+    )
+    assert "(tensor<4x64xui8>, tensor<64x8xi8>) -> tensor<4x8xi32>" in lowered.as_text()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -181,8 +181,7 @@ def write_kept(path: pathlib.Path, content: bytes) -> None:
 
 
 def _digest(content: bytes) -> bytes:
-    """Returns the SHA-256 of content and of all that it was made with."""
+    """Returns the SHA-256 of content and of all that it was made with, the processor too."""
     versions = jax.__version__, jaxlib.version.__version__, flax.__version__, code_digest()
-    # Other machines may share the folder.
     made_with = versions, os.environ.get("XLA_FLAGS"), sorted(cpu_features()) or platform.uname()
     return hashlib.sha256(repr(made_with).encode() + content).digest()

@@ -8,6 +8,7 @@ import contextlib
 import contextvars
 import dataclasses
 import functools
+import os
 import pathlib
 import re
 from collections.abc import Iterator
@@ -31,7 +32,7 @@ class Backend:
       scores_per_chunk: Scores of a head, queries times keys, beyond which attention computes them
         for a few queries at a time, an eighth of this number.
       fused_attention: Use cuDNN's attention where it applies (NVIDIA GPUs from Ampere on).
-      unsigned_int8: Decode in int8 with unsigned inputs, as AVX-512 VNNI multiplies; AMX need not.
+      unsigned_int8: Decode in int8 with unsigned inputs, for AVX-512 VNNI without AMX.
       compiler_options: XLA options for the training step, by name. On GPUs XLA would merge the
         projections to queries, keys and values into one matmul, and then copy the results apart.
     """
@@ -70,7 +71,7 @@ _BFLOAT16_INSTRUCTIONS = {"avx512_bf16", "amx_bf16", "bf16"}  # AVX-512 and AMX 
 @functools.cache
 def cpu_features(cpu_info: pathlib.Path = pathlib.Path("/proc/cpuinfo")) -> frozenset[str]:
     """Returns the instruction sets of the CPU, by Linux's list ``cpu_info``; none without it."""
-    content = cpu_info.read_text() if cpu_info.exists() else ""
+    content = cpu_info.read_text() if os.access(cpu_info, os.R_OK) else ""
     features = re.search(r"^(?:flags|Features)\s*:(.*)", content, re.MULTILINE)
     return frozenset(features[1].split() if features else ())
 

@@ -71,7 +71,7 @@ def quantize_along(values: Float[Array, "..."], axis: int) -> Int8Matrix:
 
 
 def with_offsets(params: PyTree) -> PyTree:
-    """Adds its offset to each :class:`Int8Matrix` where the backend takes unsigned inputs."""
+    """Adds offsets to int8 matrices, in a single process whose backend takes unsigned inputs."""
 
     def add_offset(leaf: Array | Int8Matrix) -> Array | Int8Matrix:
         if not isinstance(leaf, Int8Matrix):

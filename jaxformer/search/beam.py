@@ -14,7 +14,7 @@ therefore never changes the result, including n-best lists. If a caller needs fe
 rules of other toolkits. Sentences that are done no longer change.
 
 Ties go to the earlier candidate: an older finished hypothesis, then the continuation of the better
-alive hypothesis, then the greater logit, then the smaller token id. Sentences are independent.
+alive hypothesis, then the smaller token id. Sentences are independent.
 
 Diverse beam search (Vijayakumar et al. 2016) splits the beam into groups. Each group penalizes
 tokens that earlier groups choose at the same step. Every group has its own finished hypotheses, and
@@ -32,7 +32,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.errors import UserError
-from jaxformer.layout import expand_like, take_rows
+from jaxformer.layout import take_rows
 from jaxformer.search.algorithm import Algorithm
 from jaxformer.search.state import (
     BeamResult,
@@ -45,7 +45,7 @@ from jaxformer.search.state import (
 )
 from jaxformer.search.step_loop import PrefillFn, StepFn, log_probs_of
 
-_BLOCKS = range(16, 65)  # sizes of a block of ``top_k``, in values
+_BLOCKS = range(32, 65)  # sizes of a block in ``expand``, in tokens
 
 
 @flax.struct.dataclass
@@ -158,9 +158,8 @@ class BeamSearch(Algorithm):
         Groups choose one after the other. Each chooses among the continuations of its own
         hypotheses, N / G of all N. ``allowed`` is ``logits`` with -inf for forbidden tokens.
         """
-        max_log_prob = math.inf if self._changes_logits else 0.0
         if self.diversity_groups == 1:
-            candidates = expand(logits, log_probs, allowed, max_log_prob)
+            candidates = expand(logits, log_probs, allowed)
             return self._partition_by_eos(candidates, at_limit)
         sentences = jnp.arange(logits.shape[0], dtype=jnp.int32)[:, None]
         times_chosen = jnp.zeros_like(logits[:, 0])
@@ -168,7 +167,7 @@ class BeamSearch(Algorithm):
         for first in range(0, self.beam_size, self._group_size):
             group = slice(first, first + self._group_size)
             preferred = allowed[:, group] - self.diversity_penalty * times_chosen[:, None]
-            candidates = expand(logits[:, group], log_probs[:, group], preferred, max_log_prob)
+            candidates = expand(logits[:, group], log_probs[:, group], preferred)
             alive, ended = self._partition_by_eos(candidates, at_limit)
             exists = (alive.log_probs > -jnp.inf).astype(jnp.float32)
             times_chosen = times_chosen.at[sentences, alive.tokens].add(exists)
@@ -233,34 +232,53 @@ class BeamSearch(Algorithm):
 
 
 def expand(
-    logits: Float[Array, "B N V"],
-    log_probs: Float[Array, "B N"],
-    preferred: Float[Array, "B N V"],
-    max_log_prob: float = 0.0,
+    logits: Float[Array, "B N V"], log_probs: Float[Array, "B N"], preferred: Float[Array, "B N V"]
 ) -> Candidates:
     """Returns the best 2N candidates (1 if N = 1) of the hypotheses.
 
-    It takes the top k per hypothesis, and then over hypotheses. For a single top-k with indices
-    divided by V, XLA would sort all N * V values. The first top-k uses raw scores, so that
-    greedy search is exactly argmax.
+    Candidates are ranked by the log probability of the hypothesis plus ``preferred``, the
+    ``logits`` after constraints and penalties, normalized like these. Greedy search ranks
+    ``preferred`` itself, so that it is exactly argmax. Results have the log probabilities of
+    ``logits``.
 
-    Candidates are ranked by ``preferred``, the ``logits`` after constraints and penalties, with log
-    probabilities of at most ``max_log_prob``. Results have the log probabilities of ``logits``.
+    The k greatest values are in the k blocks with the greatest maxima; of equal values, the first
+    are in the first of these blocks. Finding the maxima takes one pass that vectorizes well, and
+    leaves little to sort.
     """
     batch, beams, vocabulary = logits.shape
+    # Without padding, which would copy all values, unless no size divides the vocabulary.
+    size = next((n for n in _BLOCKS if vocabulary % n == 0), min(vocabulary, _BLOCKS[0]))
+    padding = ((0, 0), (0, 0), (0, -vocabulary % size))
+    table = jnp.pad(preferred, padding, constant_values=-jnp.inf).reshape(batch, beams, -1, size)
+    # Without the barrier, XLA would compute the maxima of blocks and of rows in two passes.
+    greatest = lax.optimization_barrier(table.max(axis=-1))
+    blocks = greatest.shape[2]
+    peaks = greatest.max(axis=2) if preferred is logits else logits.max(axis=2)
+    peaks = jnp.where(jnp.isfinite(peaks), peaks, 0.0)
+    totals = peaks + jnp.log(jnp.exp(logits - peaks[:, :, None]).sum(axis=2))
+    shifts = jnp.where(totals == -jnp.inf, -jnp.inf, log_probs - totals)
+    shifts = shifts if beams > 1 else jnp.zeros_like(shifts)
+
     wanted = 2 * beams if beams > 1 else 1
-    best, tokens = top_k(preferred, min(wanted, vocabulary))
-    totals = log_probs[:, :, None] + log_probs_of(best, logits, max_log_prob)
-    _, index = lax.top_k(totals.reshape(batch, -1), wanted)
-    if preferred is not logits:  # Otherwise the totals are the log probabilities.
-        own = jnp.take_along_axis(logits, tokens, axis=2)
-        own = log_probs[:, :, None] + log_probs_of(own, logits)
-        totals = jnp.where(totals == -jnp.inf, -jnp.inf, own)
-    return Candidates(
-        log_probs=jnp.take_along_axis(totals.reshape(batch, -1), index, axis=1),
-        tokens=jnp.take_along_axis(tokens.reshape(batch, -1), index, axis=1),
-        parents=index // tokens.shape[-1],
-    )
+    ranked = (greatest + shifts[:, :, None]).reshape(batch, -1)
+    chosen = _sorted(lax.top_k(ranked, min(wanted, beams * blocks))[1])
+    values = gather_beams(table.reshape(batch, beams * blocks, size), chosen)
+    ranked = values + gather_beams(shifts, chosen // blocks)[:, :, None]
+    best, places = lax.top_k(ranked.reshape(batch, -1), wanted)
+    block = gather_beams(chosen, places // size)
+    parents = block // blocks
+    tokens = jnp.minimum(block % blocks * size + places % size, vocabulary - 1)
+    own = gather_beams(logits.reshape(batch, -1), parents * vocabulary + tokens)
+    new = log_probs_of(own, gather_beams(totals, parents))
+    new = jnp.where(best == -jnp.inf, -jnp.inf, gather_beams(log_probs, parents) + new)
+    return Candidates(new, tokens, parents)
+
+
+def _sorted(numbers: Int[Array, "B M"]) -> Int[Array, "B M"]:
+    """Returns different integers in ascending order; counting is faster than XLA's sort."""
+    rank = (numbers[:, :, None] > numbers[:, None]).sum(axis=2, dtype=jnp.int32)
+    at_rank = rank[:, None] == jnp.arange(numbers.shape[1], dtype=jnp.int32)[None, :, None]
+    return (numbers[:, None] * at_rank.astype(jnp.int32)).sum(axis=2, dtype=jnp.int32)
 
 
 def take_first(candidates: Candidates, keep: Bool[Array, "B M"], size: int) -> Candidates:
@@ -269,37 +287,6 @@ def take_first(candidates: Candidates, keep: Bool[Array, "B M"], size: int) -> C
     kept, index = lax.top_k(keep.astype(jnp.float32), size)
     first = jax.tree.map(lambda rows: jnp.take_along_axis(rows, index, axis=1), candidates)
     return dataclasses.replace(first, log_probs=jnp.where(kept > 0, first.log_probs, -jnp.inf))
-
-
-def top_k(
-    values: Float[Array, "*rows V"], k: int
-) -> tuple[Float[Array, "*rows K"], Int[Array, "*rows K"]]:
-    """Computes ``lax.top_k(values, k)`` by blocks; the order of equal values is the same.
-
-    The k greatest values are in the k blocks with the greatest maxima; of equal values, the first
-    are in the first of these blocks. Finding the maxima takes one pass that vectorizes well, and
-    leaves little to sort.
-    """
-    size = values.shape[-1]
-    # Without padding, which would copy all values, unless no size divides them.
-    block_size = next((n for n in _BLOCKS if size % n == 0), 32)
-    blocks = -(-size // block_size)
-    if blocks < 4 * k:
-        best, places = lax.top_k(values, k)
-        return best, places
-    padding = [(0, 0)] * (values.ndim - 1) + [(0, blocks * block_size - size)]
-    table = jnp.pad(values, padding, constant_values=-jnp.inf)
-    table = table.reshape(*values.shape[:-1], blocks, block_size)
-    _, chosen = lax.top_k(table.max(axis=-1), k)
-    # Sort blocks by index to keep the order of equal values. Counting is faster than XLA's sort.
-    rank = (chosen[..., None] > chosen[..., None, :]).sum(axis=-1, dtype=jnp.int32)
-    rank = rank[..., None, :]
-    at_rank = rank == expand_like(jnp.arange(k, dtype=jnp.int32)[:, None], rank)
-    chosen = (chosen[..., None, :] * at_rank.astype(jnp.int32)).sum(axis=-1, dtype=jnp.int32)
-    left = jnp.take_along_axis(table, chosen[..., None], axis=-2)
-    best, places = lax.top_k(left.reshape(*values.shape[:-1], -1), k)
-    block = jnp.take_along_axis(chosen, places // block_size, axis=-1)
-    return best, block * block_size + places % block_size
 
 
 def beam_search(

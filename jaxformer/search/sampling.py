@@ -130,7 +130,8 @@ class Sampling(Algorithm):
         if self._changes_logits:
             own = jnp.take_along_axis(logits, tokens[:, :, None], axis=2)
             drawn = jnp.where(drawn == -jnp.inf, -jnp.inf, own)
-        log_probs = state.log_probs + jnp.where(before, 0.0, log_probs_of(drawn, logits)[:, :, 0])
+        new = log_probs_of(drawn[:, :, 0], jax.nn.logsumexp(logits, axis=2))
+        log_probs = state.log_probs + jnp.where(before, 0.0, new)
         finished = before | (tokens == self.eos_id) | (log_probs == -jnp.inf)
         length, newest = state.step + 1, tokens[:, :, None]
         return dataclasses.replace(

@@ -61,7 +61,8 @@ def call_step_fn(
         raise UserError(
             f"eos_id must be a token of the vocabulary, 0 to {logits.shape[2] - 1}: got {eos_id}"
         )
-    return logits.astype(jnp.float32), cache
+    # Without the barrier, XLA would compute them once for every shape that a search gives them.
+    return lax.optimization_barrier(logits.astype(jnp.float32)), cache
 
 
 def check_prefix(step_fn: StepFn, state: Any, eos_id: int, pad_id: int) -> None:
@@ -81,9 +82,8 @@ def check_prefix(step_fn: StepFn, state: Any, eos_id: int, pad_id: int) -> None:
 
 
 def log_probs_of(
-    chosen: Float[Array, "B N K"], logits: Float[Array, "B N V"], at_most: float = 0.0
-) -> Float[Array, "B N K"]:
-    """Returns log probabilities of tokens, given their logits ``chosen`` and all ``logits``."""
-    total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+    chosen: Float[Array, "B M"], totals: Float[Array, "B M"]
+) -> Float[Array, "B M"]:
+    """Returns log probabilities of tokens, given their logits and the logsumexp of all logits."""
     # Rounding must not give a probability above one, or NaN for impossible tokens (-inf + inf).
-    return jnp.where(chosen == -jnp.inf, -jnp.inf, jnp.minimum(chosen - total, at_most))
+    return jnp.where(chosen == -jnp.inf, -jnp.inf, jnp.minimum(chosen - totals, 0.0))

@@ -9,7 +9,7 @@ import pytest
 
 from jaxformer.errors import UserError
 from jaxformer.search import take_sentences
-from jaxformer.search.beam import top_k
+from jaxformer.search.beam import expand
 
 from ...profiles import by_profile
 from .oracles import (
@@ -207,24 +207,37 @@ def test_wrong_logits_are_refused(shape, eos_id, message):
         )
 
 
-compiled_top_k = jax.jit(top_k, static_argnums=1)
+compiled_expand = jax.jit(lambda *arrays: expand(*arrays, arrays[0]))
 
 
 @pytest.mark.parametrize(
-    ("size", "k"), [(5, 5), (128, 1), (1000, 2), (1024, 5), (1025, 2), (8001, 5), (8009, 5)]
+    ("beams", "size"), [(1, 5), (1, 8001), (2, 2), (3, 67), (3, 1000), (4, 1024), (4, 8009)]
 )
-def test_top_k_equals_a_stable_sort_with_ties_and_impossible_values(size, k):
-    random = np.random.default_rng(size + k)
-    values = random.integers(-3, 4, (2, 3, size)).astype(np.float32)  # Many ties.
-    values[random.random(values.shape) < 0.3] = -np.inf
-    values[0, 0] = -np.inf
-    values[0, 1] = random.normal(size=size)
-    values[0, 2, :] = -np.inf
-    values[0, 2, size - 1] = 1.0
-    places = np.argsort(-values, axis=2, kind="stable")[:, :, :k]
-    found = jax.device_get(compiled_top_k(values, k))
-    np.testing.assert_array_equal(found[0], np.take_along_axis(values, places, axis=2))
-    np.testing.assert_array_equal(found[1], places)
+def test_the_best_candidates_equal_a_stable_sort_with_ties_and_impossible_values(beams, size):
+    random = np.random.default_rng(size + beams)
+    logits = random.integers(-3, 4, (3, beams, size)).astype(np.float32)  # Many ties.
+    logits[random.random(logits.shape) < 0.3] = -np.inf
+    logits[0] = -np.inf
+    logits[0, -1, [size // 4, size - 2]] = 0  # The second in a block of a greater value.
+    logits[1] = logits[1, :1]  # Equal hypotheses, too.
+    logits[2, -1, : size - 1] = -np.inf
+    logits[:, -1, size - 1] = 1.0
+    log_probs = np.where(random.random((3, beams)) < 0.3, -np.inf, -1).astype(np.float32)
+    log_probs[:, -1] = -1
+    with np.errstate(divide="ignore"):
+        totals = np.log(np.exp(logits, dtype=np.float64).sum(axis=2, keepdims=True))
+    new = logits - np.where(totals == -np.inf, 0, totals)
+    expected = (log_probs[:, :, None] + new).reshape(3, -1)
+    ranked = -np.round(expected, 4)
+    places = np.argsort(ranked, axis=1, kind="stable")[:, : 2 * beams if beams > 1 else 1]
+    found = jax.device_get(compiled_expand(logits, log_probs))
+    expected = np.take_along_axis(expected, places, axis=1)
+    np.testing.assert_allclose(found.log_probs, expected, rtol=1e-6)
+    exist = expected > -np.inf
+    assert exist.sum() >= 3
+    np.testing.assert_array_equal(found.parents[exist], (places // size)[exist])
+    np.testing.assert_array_equal(found.tokens[exist], (places % size)[exist])
+    assert (found.tokens < size).all()
 
 
 def step_of(**changes):

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
+from jax.experimental.layout import Layout, with_layout_constraint
 from jax.extend.core import Primitive
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
@@ -104,17 +105,9 @@ def matmul_nt(
 
 
 def matmul_tn(a: Float[Array, "R D"], b: Float[Array, "R F"]) -> Float[Array, "D F"]:
-    """Returns ``a.T @ b``, float32 or float64.
-
-    XLA uses the CPU's bfloat16 units to contract two axes, but not one, so the rows are split in
-    two. It transposes the first operand in memory, which is slow, so the smaller one comes first.
-    """
-    if a.shape[1] > b.shape[1]:
-        # Without the barrier, XLA exchanges the operands again (jax 0.10.2, CPU).
-        return jax.lax.optimization_barrier(matmul_tn(b, a)).T
-    halves = 2 if a.shape[0] % 2 == 0 else 1
-    a, b = (m.reshape(halves, -1, m.shape[1]) for m in (a, b))
-    return jnp.einsum("hrd,hrf->df", a, b, preferred_element_type=at_least_float32(a, b))
+    """Returns ``a.T @ b``, float32 or float64."""
+    transposed = a.T if has_explicit_axes(a, b) else _transpose.bind(a)
+    return jnp.matmul(transposed, b, preferred_element_type=at_least_float32(a, b))
 
 
 def einsum(spec: str, x: Array, y: Array, dtype: DTypeLike | None = None) -> Array:
@@ -194,6 +187,26 @@ def _gradient_by_rows(gradient: Array, x: Any, matrix: Array) -> Array:
 
 def _gradient_by_matrix(gradient: Array, x: Array, matrix: Any) -> Array:
     return matmul_tn(x, gradient.astype(x.dtype)).astype(x.dtype)
+
+
+def _lower_transpose(context: mlir.LoweringRuleContext, x: Any) -> list:
+    # XLA has no fast matmul for CPUs with a transposed first operand, and is slow to transpose as a
+    # part of a matmul over several axes. The layout makes it write the transpose to memory first.
+    exports = context.module_context.lowering_parameters.for_export  # JAX exports no layouts.
+
+    def transpose(x: Array) -> Array:
+        return x.T if exports else with_layout_constraint(x.T, Layout((0, 1)))
+
+    return mlir.lower_fun(transpose, multiple_results=False)(context, x)
+
+
+_transpose = Primitive("transpose")
+_transpose.def_impl(jax.jit(_transpose.bind))
+_transpose.def_abstract_eval(lambda x: x.update(shape=x.shape[::-1], weak_type=False))
+mlir.register_lowering(_transpose, mlir.lower_fun(jnp.transpose, multiple_results=False))
+mlir.register_lowering(_transpose, _lower_transpose, platform="cpu")
+ad.deflinear2(_transpose, lambda gradient, x: [_transpose.bind(gradient)])
+batching.primitive_batchers[_transpose] = lambda x, at: (jnp.moveaxis(x[0], at[0], 0).mT, 0)
 
 
 def _int8_sums(x: Int[Array, "R D"], matrix: Int8[Array, "..."], *, axis: int) -> Array:

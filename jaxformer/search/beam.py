@@ -261,7 +261,7 @@ def expand(
 
     wanted = 2 * beams if beams > 1 else 1
     ranked = (greatest + shifts[:, :, None]).reshape(batch, -1)
-    chosen = _sorted(lax.top_k(ranked, min(wanted, beams * blocks))[1])
+    chosen = sort_by_counting(lax.top_k(ranked, min(wanted, beams * blocks))[1])
     values = gather_beams(table.reshape(batch, beams * blocks, size), chosen)
     ranked = values + gather_beams(shifts, chosen // blocks)[:, :, None]
     best, places = lax.top_k(ranked.reshape(batch, -1), wanted)
@@ -274,7 +274,7 @@ def expand(
     return Candidates(new, tokens, parents)
 
 
-def _sorted(numbers: Int[Array, "B M"]) -> Int[Array, "B M"]:
+def sort_by_counting(numbers: Int[Array, "B M"]) -> Int[Array, "B M"]:
     """Returns different integers in ascending order; counting is faster than XLA's sort."""
     rank = (numbers[:, :, None] > numbers[:, None]).sum(axis=2, dtype=jnp.int32)
     at_rank = rank[:, None] == jnp.arange(numbers.shape[1], dtype=jnp.int32)[None, :, None]

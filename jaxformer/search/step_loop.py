@@ -81,9 +81,7 @@ def check_prefix(step_fn: StepFn, state: Any, eos_id: int, pad_id: int) -> None:
                 )
 
 
-def log_probs_of(
-    chosen: Float[Array, "B M"], totals: Float[Array, "B M"]
-) -> Float[Array, "B M"]:
+def log_probs_of(chosen: Float[Array, "B M"], totals: Float[Array, "B M"]) -> Float[Array, "B M"]:
     """Returns log probabilities of tokens, given their logits and the logsumexp of all logits."""
     # Rounding must not give a probability above one, or NaN for impossible tokens (-inf + inf).
     return jnp.where(chosen == -jnp.inf, -jnp.inf, jnp.minimum(chosen - totals, 0.0))

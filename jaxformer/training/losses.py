@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxformer.errors import UserError
 from jaxformer.layout import has_explicit_axes, map_rows, match_varying_axes
 from jaxformer.nn.backend import backend
-from jaxformer.nn.matmul import matmul_nt, matmul_tn
+from jaxformer.nn.matmul import matmul, matmul_nt, matmul_tn
 from jaxformer.nn.precision import at_least_float32
 from jaxformer.nn.sharding import num_shards, per_batch_shard
 
@@ -183,50 +183,49 @@ def _sum_chunks_jvp(options, primals, tangents):
     """
     embedding, features, targets, weights = primals
     projection = _projection(embedding, features.dtype)
-    kernel, *_ = projection
+    table, *_ = projection
 
-    def chunk_gradients(kernel_gradient, chunk):
+    def chunk_gradients(transposed_gradient, chunk):
         rows, targets, weights = chunk
         loss, nll, logits_gradient = _chunk_loss(rows, targets, projection, *options)
-        logits_gradient = (weights[:, None] * logits_gradient).astype(kernel.dtype)
-        kernel_gradient += matmul_tn(rows, logits_gradient).astype(kernel_gradient.dtype)
-        features_gradient = matmul_nt(logits_gradient, kernel).astype(rows.dtype)
-        return kernel_gradient, (loss, (weights * nll).sum(), features_gradient)
+        logits_gradient = (weights[:, None] * logits_gradient).astype(table.dtype)
+        transposed_gradient += matmul_tn(rows, logits_gradient).astype(transposed_gradient.dtype)
+        features_gradient = matmul(logits_gradient, table, loss.dtype).astype(rows.dtype)
+        return transposed_gradient, (loss, (weights * nll).sum(), features_gradient)
 
-    zeros = jnp.zeros_like(kernel, embedding.dtype)
+    zeros = jnp.zeros_like(table.T, embedding.dtype)
     start, *_ = match_varying_axes(zeros, features, targets, weights)
-    kernel_gradient, (losses, nll, features_gradient) = jax.lax.scan(
+    transposed_gradient, (losses, nll, features_gradient) = jax.lax.scan(
         chunk_gradients, start, (features, targets, weights)
     )
     # The barrier keeps XLA from folding the transpose into a matmul that CPUs have no kernel for.
-    kernel_gradient = jax.lax.optimization_barrier(kernel_gradient)[:, : len(embedding)].T
+    table_gradient = jax.lax.optimization_barrier(transposed_gradient)[:, : len(embedding)].T
     loss, nll = (weights * losses).sum(), nll.sum()
     tangent = (losses * tangents[3]).sum()
-    for gradient, by in ((kernel_gradient, tangents[0]), (features_gradient, tangents[1])):
+    for gradient, by in ((table_gradient, tangents[0]), (features_gradient, tangents[1])):
         tangent += (gradient * by).sum(dtype=tangent.dtype)
     return (loss, nll), (tangent, jnp.zeros_like(nll))
 
 
 def _projection(embedding, dtype):
-    """Prepares the embedding once for all chunks; returns its kernel, its mean row and V."""
+    """Prepares the embedding once for all chunks; returns its table, its mean row and V."""
     rounded, vocab_size = embedding.astype(dtype), len(embedding)
-    # All three matmuls of a chunk are fast on CPUs with the transposed embedding. Columns of zeros
-    # pad it to a multiple of 16, since GPUs would copy logits of another width. With a sharded
-    # vocabulary, padding would move rows between devices.
+    # Rows of zeros pad it to a multiple of 16, since GPUs would copy logits of another width. With
+    # a sharded vocabulary, padding would move rows between devices.
     padding = -vocab_size % 16 if num_shards("vocab") == 1 else 0
-    kernel = jax.lax.optimization_barrier(jnp.pad(rounded.T, ((0, 0), (0, padding))))
-    return kernel, rounded.mean(axis=0, dtype=at_least_float32(rounded)), vocab_size
+    table = jax.lax.optimization_barrier(jnp.pad(rounded, ((0, padding), (0, 0))))
+    return table, rounded.mean(axis=0, dtype=at_least_float32(rounded)), vocab_size
 
 
 def _chunk_loss(features, targets, projection, smoothing, consistency):
     """Returns the loss, the likelihood, and the gradient with respect to the logits of every row.
 
-    The gradient is undefined for the columns that pad the kernel.
+    The gradient is undefined for the rows that pad the table.
     """
-    kernel, mean, vocab_size = projection
-    columns = jnp.arange(kernel.shape[1], dtype=jnp.int32)[None]
-    logits = jnp.matmul(features, kernel, preferred_element_type=mean.dtype)
-    if kernel.shape[1] > vocab_size:
+    table, mean, vocab_size = projection
+    columns = jnp.arange(len(table), dtype=jnp.int32)[None]
+    logits = matmul_nt(features, table, mean.dtype)
+    if len(table) > vocab_size:
         logits = jnp.where(columns < vocab_size, logits, jnp.finfo(logits.dtype).min)
     log_total = jax.nn.logsumexp(logits, axis=-1)
     is_target = (columns == targets[:, None]).astype(logits.dtype)

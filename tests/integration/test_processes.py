@@ -72,10 +72,10 @@ def inject(folder, count, victim, fault, step):
         assert seconds < limit
         for errors in said:
             assert cause in errors or (fault == "hang" and LOST in errors), errors
-            # The stack of the main thread, in a step or, if that or a checkpoint failed, in a wait for
-            # the cause or for JAX to end.
-            places = r'fitting.py", line|watchdog.py", line \d+ in watch\n|_run_and_abort_on_failure'
-            assert re.search(places, errors), errors
+            # The stack of the main thread, in a step or, if that or a checkpoint failed, in a wait
+            # for the cause or for the end of JAX.
+            waits = r'watchdog.py", line \d+ in watch\n|_run_and_abort_on_failure'
+            assert re.search(rf'fitting.py", line|{waits}', errors), errors
         if fault == "stop":
             running[victim].kill()
         codes, said = finish(running[victim])

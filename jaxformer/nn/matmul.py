@@ -200,7 +200,7 @@ def _lower_transpose(context: mlir.LoweringRuleContext, x: Any) -> list:
     return mlir.lower_fun(transpose, multiple_results=False)(context, x)
 
 
-_transpose = Primitive("transpose")
+_transpose = Primitive("transpose_in_memory")  # jax has a "transpose"
 _transpose.def_impl(jax.jit(_transpose.bind))
 _transpose.def_abstract_eval(lambda x: x.update(shape=x.shape[::-1], weak_type=False))
 mlir.register_lowering(_transpose, mlir.lower_fun(jnp.transpose, multiple_results=False))

@@ -250,7 +250,8 @@ def expand(
     size = next((n for n in _BLOCKS if vocabulary % n == 0), min(vocabulary, _BLOCKS[0]))
     padding = ((0, 0), (0, 0), (0, -vocabulary % size))
     table = jnp.pad(preferred, padding, constant_values=-jnp.inf).reshape(batch, beams, -1, size)
-    # Without the barrier, XLA would compute the maxima of blocks and of rows in two passes.
+    # Without the barrier, XLA would compute the maxima of blocks and of rows in two passes, as it
+    # would for jax.nn.logsumexp.
     greatest = lax.optimization_barrier(table.max(axis=-1))
     blocks = greatest.shape[2]
     peaks = greatest.max(axis=2) if preferred is logits else logits.max(axis=2)

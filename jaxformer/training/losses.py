@@ -220,7 +220,7 @@ def _projection(embedding, dtype):
 def _chunk_loss(features, targets, projection, smoothing, consistency):
     """Returns the loss, the likelihood, and the gradient with respect to the logits of every row.
 
-    The gradient is undefined for the rows that pad the table.
+    The gradient is undefined for the logits of rows that pad the table.
     """
     table, mean, vocab_size = projection
     columns = jnp.arange(len(table), dtype=jnp.int32)[None]

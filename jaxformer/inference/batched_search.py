@@ -3,7 +3,7 @@
 Sentences are sorted by length and decoded in batches. In the first stage, the caches of a batch
 have capacity for about as many tokens as the sources. Unfinished sentences continue in a
 second stage, in smaller batches with capacity up to the maximum length; on CPUs, as soon as they
-are a quarter of a batch. Every batch has one of a few shapes, with two programs each.
+are an eighth of a batch. Every batch has one of a few shapes, with two programs each.
 """
 
 import contextvars
@@ -55,12 +55,9 @@ class BatchShape(NamedTuple):
     source: int  # source tokens
     first_capacity: int  # capacity for target tokens in the first stage
     capacity: int  # capacity in the second stage, the maximum length of a translation
+    second_stage_rows: int = 1  # sentences in the second stage
     prefix: int = 0  # capacity for forced tokens; 0 if nothing is forced
     free: int = 0  # forced tokens whose probability does not count: the first
-
-    @property
-    def second_stage_rows(self) -> int:
-        return max(1, self.rows // 4)
 
     @property
     def num_unfinished(self) -> int:
@@ -181,7 +178,10 @@ def plan_batches(
         if forced is not None:
             needed = min(capacity, max(forced[n] for n in numbers[:rows]))
             width = next(w for w in _prefix_capacities(capacity) if w >= needed)
-        yield numbers[:rows], BatchShape(rows, source, first_capacity, capacity, width)
+        # A matmul of a single hypothesis is slow, so a second stage of greedy search has two.
+        second_rows = min(rows, max(rows // (8 if on_cpu else 4), 1 if hypotheses > 1 else 2))
+        shape = BatchShape(rows, source, first_capacity, capacity, second_rows, width)
+        yield numbers[:rows], shape
         numbers = numbers[rows:]
 
 

@@ -178,7 +178,8 @@ def plan_batches(
         if forced is not None:
             needed = min(capacity, max(forced[n] for n in numbers[:rows]))
             width = next(w for w in _prefix_capacities(capacity) if w >= needed)
-        # A matmul of a single hypothesis is slow, so a second stage of greedy search has two.
+        # On CPUs, malloc can keep the arrays of so few sentences (docs/LOG.md, 2026-11-28). Greedy
+        # search has at least two, since a matmul of a single hypothesis is slow.
         second_rows = min(rows, max(rows // (8 if on_cpu else 4), 1 if hypotheses > 1 else 2))
         shape = BatchShape(rows, source, first_capacity, capacity, second_rows, width)
         yield numbers[:rows], shape

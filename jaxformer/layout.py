@@ -32,12 +32,9 @@ def has_explicit_axes(*arrays: Array) -> bool:
 
 def take_rows(table: Array, ids: Array) -> Array:
     """Returns ``table[ids]``, with the layout of ``ids``; NaN for ids that are out of range."""
-    return map_rows(_take, table, ids)
-
-
-def _take(table: Array, ids: Array) -> Array:
     # As unsigned integers, negative ids are out of range, too. JAX would index from the end.
-    return table.at[ids.astype(jnp.uint32)].get(mode="fill")
+    ids = ids.astype(jnp.uint32)
+    return map_rows(lambda table, ids: table.at[ids].get(mode="fill"), table, ids)
 
 
 def map_rows(

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from jaxformer.errors import UserError
@@ -119,9 +120,9 @@ class Stack(nn.Module):
         the memory is not padding.
         """
         slots = Slots.empty(rows, num_beams, capacity, self.window)
-        layers = tuple(
-            block.init_cache(slots, memory, d_model, dtype) for block in self._unstack_blocks()
-        )
+        block, stack = self._unstack_layers()
+        options = slots, memory, d_model, dtype
+        layers = tuple(block.bind({"params": own}).init_cache(*options) for own in stack)
         return StackCache(layers, slots, None if memory_mask is None else memory_mask[:, None])
 
     def step(
@@ -171,18 +172,24 @@ class Stack(nn.Module):
             mask = cache.memory_mask[:, :, None]
             tokens = Tokens.of(x.shape[1]), Tokens.of(mask.shape[-1])
             memory = Memory(None, Keys(*tokens, mask, slots))
-        for block, own in zip(self._unstack_blocks(), cache.layers, strict=True):
-            x, new = block.run(x, keys, memory, cache=own)
+        block, stack = self._unstack_layers()
+
+        def run(params: PyTree, x: Array, own: LayerCache) -> tuple[Array, LayerCache]:
+            return block.bind({"params": params}).run(x, keys, memory, cache=own)
+
+        if isinstance(jax.tree.leaves(stack)[0], Tracer):  # Traced once for all layers.
+            run = jax.jit(run)
+        for params, own in zip(stack, cache.layers, strict=True):
+            x, new = run(params, x, own)
             layers.append(new)
         return (x if self.norm is None else self.norm(x)), tuple(layers)
 
-    def _unstack_blocks(self) -> list[Any]:
+    def _unstack_layers(self) -> tuple[Any, tuple[PyTree, ...]]:
         # A scan over layers would copy the whole cache for every token. A loop updates it in place.
         layers = self.variables["params"]["layers"]
         if not isinstance(layers, tuple):
             layers = unstack_layers(layers, self.num_layers)
-        block = self.layers.clone(parent=None, name=None)
-        return [block.bind({"params": params}) for params in layers]
+        return self.layers.clone(parent=None, name=None), layers
 
 
 def unstack_layers(params: PyTree, num_layers: int) -> tuple[PyTree, ...]:

@@ -102,6 +102,24 @@ def test_a_stack_of_partitioned_layers_equals_its_blocks(wrap, remat):
     np.testing.assert_allclose(jax.jit(stack.apply)(variables, X), expected, rtol=1e-5, atol=1e-5)
 
 
+def test_all_layers_of_a_decoding_step_share_one_trace():
+    traced = []
+
+    class Traced(nn.Module):
+        def __call__(self, x):
+            traced.append(x)
+            return x
+
+    stack, x = Stack(Block(MultiHeadAttention(2), Traced()), num_layers=3), X[:, :1]
+    variables = jax.eval_shape(stack.init, jax.random.key(0), x)
+    sizes = {"num_beams": 1, "capacity": 4, "method": "init_cache"}
+    init = functools.partial(stack.apply, **sizes)
+    cache = jax.eval_shape(lambda params: init(params, jnp.arange(2), 8, "float32"), variables)
+    traced.clear()
+    jax.eval_shape(functools.partial(stack.apply, method="step"), variables, x, cache)
+    assert len(traced) == 1
+
+
 @pytest.mark.parametrize(
     ("norm_position", "formula"),
     [("post", lambda x: normalized(x + 3 * x)), ("pre", lambda x: x + 3 * normalized(x))],

@@ -1,6 +1,7 @@
 """Building frozen dataclasses of plain values from dictionaries, and checking them."""
 
 import dataclasses
+import functools
 import inspect
 import json
 import math
@@ -37,6 +38,7 @@ def build_section(cls: type[T], values: Any, section: str) -> T:
     return cls(**values)
 
 
+@functools.cache
 def _types_of(cls: Any) -> dict[str, Any]:
     """Returns the types of the fields of a dataclass, without other annotations of its bases."""
     hints = typing.get_type_hints(cls)

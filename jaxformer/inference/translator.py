@@ -277,9 +277,7 @@ class Translator(Predictor):
             prefixes = [start] * len(sources)
         search = self.config.search
         if not 0 <= n_best <= (most := search.num_hypotheses):
-            raise UserError(
-                f"n_best must be from 0 to {most}, the search's hypotheses: got {n_best}"
-            )
+            raise UserError(f"n_best must be 0 to {most}, the search's hypotheses: got {n_best}")
         search = dataclasses.replace(search, constraints=(*search.constraints, *constraints))
         if self.shortlist is not None and (search.constraints or prefixes is not None):
             raise UserError("a shortlist works without constraints and prefixes: leave one out")

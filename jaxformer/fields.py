@@ -114,8 +114,7 @@ def check_types(config: Any, section: str = "") -> None:
 def check_positive(config: Any, section: str, *names: str) -> None:
     """Checks that fields are finite and greater than 0, or None."""
     for name in names:
-        value = getattr(config, name)
-        if value is not None and not 0 < value < math.inf:
+        if (value := getattr(config, name)) is not None and not 0 < value < math.inf:
             raise UserError(f"{section}.{name} must be greater than 0: got {value}")
 
 

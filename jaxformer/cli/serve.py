@@ -85,9 +85,10 @@ def run_server(backend: "Backend", limits: Limits, reserved: socket.socket) -> N
         limit_concurrency=_MAX_CONNECTIONS,
         timeout_graceful_shutdown=_GRACE,
     )
-    # uvicorn repeats the signal for the handler before its own: this one lets it exit with 0.
-    signal.signal(signal.SIGTERM, lambda number, frame: None)
+    server = uvicorn.Server(config)
+    # uvicorn sets its own handler later, and repeats the signal for this one: it exits with 0.
+    signal.signal(signal.SIGTERM, lambda number, frame: setattr(server, "should_exit", True))
     reserved.listen()  # Whoever reads the line can connect.
     host, port = reserved.getsockname()[:2]
     print(f"serving http://{f'[{host}]' if ':' in host else host}:{port}", file=sys.stderr)
-    uvicorn.Server(config).run(sockets=[reserved])
+    server.run(sockets=[reserved])

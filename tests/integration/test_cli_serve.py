@@ -92,6 +92,18 @@ def test_after_warm_up_nothing_compiles_and_a_bad_sentence_fails_alone(learned_w
     assert blank.texts == []
 
 
+def test_a_server_that_is_stopped_before_it_runs_exits():
+    code = """
+import signal
+import jaxformer.cli.serve as command
+class Backend:
+    languages = {"en": ["de"]}
+command.print = lambda *args, **options: signal.raise_signal(signal.SIGTERM)
+command.run_server(Backend(), command.Limits(), command.Address(port=0).reserve())
+"""
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
 def test_a_used_address_is_refused_before_the_model_is_loaded(capsys):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = str(other.getsockname()[1])

@@ -33,8 +33,7 @@ def has_explicit_axes(*arrays: Array) -> bool:
 def take_rows(table: Array, ids: Array) -> Array:
     """Returns ``table[ids]``, with the layout of ``ids``; NaN for ids that are out of range."""
     # As unsigned integers, negative ids are out of range, too. JAX would index from the end.
-    ids = ids.astype(jnp.uint32)
-    return map_rows(lambda table, ids: table.at[ids].get(mode="fill"), table, ids)
+    return map_rows(lambda rows, ids: rows.at[ids].get(mode="fill"), table, ids.astype(jnp.uint32))
 
 
 def map_rows(

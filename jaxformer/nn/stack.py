@@ -177,7 +177,8 @@ class Stack(nn.Module):
         def run(params: PyTree, x: Array, own: LayerCache) -> tuple[Array, LayerCache]:
             return block.bind({"params": params}).run(x, keys, memory, cache=own)
 
-        if isinstance(jax.tree.leaves(stack)[0], Tracer):  # Traced once for all layers.
+        # One trace for all layers. Outside of jit, each call would compile the function again.
+        if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(stack)):
             run = jax.jit(run)
         for params, own in zip(stack, cache.layers, strict=True):
             x, new = run(params, x, own)

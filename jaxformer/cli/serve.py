@@ -86,8 +86,8 @@ def run_server(backend: "Backend", limits: Limits, reserved: socket.socket) -> N
         timeout_graceful_shutdown=_GRACE,
     )
     server = uvicorn.Server(config)
-    # uvicorn sets its own handler later, and repeats the signal for this one: it exits with 0.
-    signal.signal(signal.SIGTERM, lambda number, frame: setattr(server, "should_exit", True))
+    # uvicorn sets this handler later, and then repeats the signal for ours: it exits with 0.
+    signal.signal(signal.SIGTERM, server.handle_exit)
     reserved.listen()  # Whoever reads the line can connect.
     host, port = reserved.getsockname()[:2]
     print(f"serving http://{f'[{host}]' if ':' in host else host}:{port}", file=sys.stderr)

@@ -214,12 +214,11 @@ def compile_programs(
     for width in _prefix_capacities(shape.capacity) if prefixes else [0]:
         shape = shape._replace(prefix=width)
         batch = _source_batch(shape, [], [], [])
-        leaves = _first_stage(members, search, shape, numbers, batch, np.int32(0))
+        state, _, result = _run_first_stage(members, search, shape, numbers, batch, np.int32(0))
         if shape.first_capacity < shape.capacity:
             rows = np.zeros(shape.second_stage_rows, np.int32)
-            state = leaves[: -1 - len(BeamResult._fields)]
-            leaves = _second_stage(members, search, shape, numbers, state, rows, None)
-        jax.block_until_ready(leaves)
+            result = _second_stage(members, search, shape, numbers, state, rows, None)
+        jax.block_until_ready(result)
 
 
 class _SourceBatch(NamedTuple):
@@ -258,9 +257,8 @@ def _search(
     until = shape.first_capacity
     if until < shape.capacity:
         until = min(until, longest + longest // 4 + 4)
-    leaves = _first_stage(members, search, shape, numbers, batch, np.int32(until))
-    *state, done, tokens, lengths, scores, log_probs = leaves
-    done, result = jax.device_get((done, BeamResult(tokens, lengths, scores, log_probs)))
+    state, done, result = _run_first_stage(members, search, shape, numbers, batch, np.int32(until))
+    done, result = jax.device_get((done, result))
     for row in np.flatnonzero(done).tolist():
         yield row, _read_row(result, row, batch)
     left = np.flatnonzero(~done)
@@ -272,6 +270,12 @@ def _search(
         result = BeamResult(*jax.device_get(_second_stage(*arguments)))
         for i, row in enumerate(rows.tolist()):
             yield row, _read_row(result, i, batch)
+
+
+def _run_first_stage(*args: Any) -> tuple[list[Array], Bool[Array, " B"], BeamResult]:
+    """Runs the first stage; returns the leaves of its state."""
+    *state, done, tokens, lengths, scores, log_probs = _first_stage(*args)
+    return state, done, BeamResult(tokens, lengths, scores, log_probs)
 
 
 @functools.partial(KeptProgram, static_argnums=(1, 2))

@@ -5,7 +5,7 @@ import dataclasses
 import pathlib
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, SupportsIndex
+from typing import Any, NamedTuple, SupportsIndex
 
 from jaxtyping import PyTree
 
@@ -141,15 +141,8 @@ class Translator(Predictor):
         Takes the arguments of :meth:`hypotheses` and raises the same errors. The translation of a
         sentence without hypotheses, such as a blank one, is empty.
         """
-        found = self.hypotheses(
-            sentences,
-            n_best=1,
-            prefixes=prefixes,
-            constraints=constraints,
-            name=name,
-            first=first,
-            report=report,
-        )
+        given: dict[str, Any] = {"prefixes": prefixes, "constraints": constraints, "name": name}
+        found = self.hypotheses(sentences, n_best=1, first=first, report=report, **given)
         return [best[0].text if best else "" for best in found]
 
     def hypotheses(
@@ -277,7 +270,9 @@ class Translator(Predictor):
             prefixes = [start] * len(sources)
         search = self.config.search
         if not 0 <= n_best <= (most := search.num_hypotheses):
-            raise UserError(f"n_best must be 0 to {most}, the search's hypotheses: got {n_best}")
+            raise UserError(
+                f"n_best must be from 0 to {most}, the search's hypotheses: got {n_best}"
+            )
         search = dataclasses.replace(search, constraints=(*search.constraints, *constraints))
         if self.shortlist is not None and (search.constraints or prefixes is not None):
             raise UserError("a shortlist works without constraints and prefixes: leave one out")

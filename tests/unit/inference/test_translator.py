@@ -52,7 +52,7 @@ TEXTS, IDS = "expected a list of texts", "expected token ids from 0 to 299, got"
         (lambda t: t.tokenizer.decode([-7]), "token ids from 0 to 299, got -7"),
         # Other numbers.
         (lambda t: t.translate(["a", "b"], prefixes=["c"]), "for each of 2 sentences, got 1"),
-        (lambda t: t.translate_ids([[5, 1]], n_best=5), "n_best must be 0 to 4, "),
+        (lambda t: t.translate_ids([[5, 1]], n_best=5), "n_best must be from 0 to 4, "),
         (lambda t: t.translate_ids([[5, 1]], []), "prefixes: expected one for each of 1 sources, "),
         (lambda t: align(t, ["a", "b"], []), "targets: expected one for each of 2 sources, got 0"),
         (lambda t: Parser(t).parse([["a"]], tags=[]), "for each of 1 sentences, got 0"),

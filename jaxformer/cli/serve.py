@@ -4,11 +4,14 @@ import dataclasses
 import signal
 import socket
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
 from jaxformer import pretrained
 from jaxformer.cli.options import ModelOptions, SearchOptions, TranslatorDir
+from jaxformer.cli.signatures import Value
 from jaxformer.errors import UserError, needs_package
+from jaxformer.serving.languages import parse_pairs
 from jaxformer.serving.protocol import Limits
 
 if TYPE_CHECKING:
@@ -46,6 +49,7 @@ class Address:
 def serve(
     *,
     workdir: TranslatorDir = pretrained.WORKDIR,
+    languages: Annotated[Sequence[str], Value(metavar="PAIR")] = (),
     address: Address,
     limits: Limits,
     model: ModelOptions,
@@ -55,6 +59,10 @@ def serve(
 
     Sentences of many requests are translated together. The server listens when all programs are
     compiled. SIGTERM finishes running requests.
+
+    Options:
+      languages: source and target language of a model that does not know its own, such as en-de for
+        an imported T5; several pairs are separated by spaces (default: the model's)
 
     Example:
       jaxformer serve     # then open http://127.0.0.1:5000
@@ -66,8 +74,9 @@ def serve(
         import uvicorn  # noqa: F401
     from jaxformer.serving.backend import TranslatorBackend
 
+    pairs = parse_pairs(languages) if languages else None
     with address.reserve() as reserved:
-        backend = TranslatorBackend(model.load(workdir, search.settings(workdir)))
+        backend = TranslatorBackend(model.load(workdir, search.settings(workdir)), pairs)
         backend.warm_up(limits.max_batch, lambda step: print(f"compiling {step}", file=sys.stderr))
         run_server(backend, limits, reserved)
 

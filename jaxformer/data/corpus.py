@@ -17,6 +17,8 @@ from jaxformer.errors import UserError, prefix_errors
 from jaxformer.fields import check_positive, check_types
 from jaxformer.files import local_path
 
+# Stands for the languages of an imported model whose files do not name them, such as T5.
+UNKNOWN_LANGUAGE = "unknown"
 _LARGEST_WEIGHT = 1000
 _WEIGHTED = re.compile(r"(.+):(\d[\d.]*)")
 

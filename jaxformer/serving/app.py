@@ -20,6 +20,7 @@ from jaxformer.plots.attention_page import source_hash
 from jaxformer.serving import protocol
 from jaxformer.serving.backend import Backend
 from jaxformer.serving.batching import BatchQueue, OverloadedError
+from jaxformer.serving.body import Fields, parse_body, parse_url
 from jaxformer.serving.protocol import Limits, Sentence, Translation
 
 T = TypeVar("T")
@@ -86,21 +87,18 @@ def make_app(backend: Backend, limits: Limits) -> Starlette:
     )
 
 
-async def _read_fields(request: Request, limit: int) -> Mapping[str, Any]:
-    """Reads the JSON or the form of a request of at most ``limit`` bytes."""
+async def _read_fields(request: Request, limit: int) -> Fields:
+    """Reads the fields of a URL and of a body of at most ``limit`` bytes."""
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
         if len(body) > limit:
             raise HTTPException(413, f"Invalid request: more than {limit} bytes")
-    if re.match(r"application/(.+\+)?json\b", request.headers.get("Content-Type", "")):
-        return protocol.parse_json(bytes(body))
-
-    async def replay() -> dict[str, Any]:
-        return {"type": "http.request", "body": bytes(body)}
-
-    async with Request(dict(request.scope), replay).form(max_files=0, max_fields=20) as form:
-        return {**request.query_params, **form}
+    content_type = request.headers.get("Content-Type", "")
+    return [
+        *parse_url(request.scope["query_string"]),
+        *parse_body(bytes(body), content_type),
+    ]
 
 
 async def _unless_client_leaves(request: Request, work: Coroutine[Any, Any, T]) -> T:

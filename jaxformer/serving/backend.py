@@ -4,11 +4,13 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
 from jaxformer.config import DataConfig, data_section
+from jaxformer.data.corpus import UNKNOWN_LANGUAGE
 from jaxformer.data.tokenizer import EOS, split_spaces
 from jaxformer.errors import UserError
 from jaxformer.inference.alignment import word_attention
 from jaxformer.inference.translator import Hypothesis, Translator
-from jaxformer.serving.protocol import Languages, Sentence, Translation
+from jaxformer.serving.languages import Languages, client_codes, short_code
+from jaxformer.serving.protocol import Sentence, Translation
 
 # Sources and translations of this many tokens have word attention, with one program for each size.
 _ATTENTION_TOKENS = (16, 32, 64)
@@ -26,12 +28,26 @@ class Backend(Protocol):
 
 
 class TranslatorBackend:
-    def __init__(self, translator: Translator) -> None:
-        """Takes the languages from the config, or from a tokenizer with language codes."""
+    def __init__(self, translator: Translator, languages: Languages | None = None) -> None:
+        """Takes the languages from the config, or from a tokenizer with language codes.
+
+        ``languages`` are given for a model that does not know its own, such as an imported T5.
+        """
         data = data_section(translator.config, DataConfig)
+        prefixes = {code.strip("<>"): f"{code} " for code in translator.tokenizer.language_codes}
+        targets = client_codes(prefixes or [data.target_language])
         self._translator = translator
-        self._codes = {code.strip("<>"): f"{code} " for code in translator.tokenizer.language_codes}
-        self.languages: Languages = {data.source_language: [*self._codes] or [data.target_language]}
+        self._prefixes = {code: prefixes.get(own, "") for code, own in targets.items()}
+        self.languages: Languages = {short_code(data.source_language): list(targets)}
+        if languages is not None:
+            if prefixes:
+                known = ", ".join(targets)
+                raise UserError(
+                    f"--languages: the model has its own target languages: {known}; leave it out"
+                )
+            self.languages = languages
+        elif UNKNOWN_LANGUAGE in (data.source_language, data.target_language):
+            self.languages = {}
 
     def warm_up(self, max_batch: int, report: Callable[[str], object]) -> None:
         """Compiles all programs of batches up to this size; reports each step before it starts."""
@@ -47,7 +63,7 @@ class TranslatorBackend:
         texts: list[str] = []
         errors: dict[int, Exception] = {}
         for number, (text, target, *_) in enumerate(sentences):
-            texts.append(self._codes.get(target, "") + text if text.strip() else "")
+            texts.append(self._prefixes.get(target, "") + text if text.strip() else "")
             try:
                 self._translator.source_ids(texts[-1])
             except UserError as error:

@@ -1,27 +1,12 @@
 """Requests and answers of LibreTranslate's protocol, with the texts of its errors."""
 
-import contextlib
 import dataclasses
-import json
-import re
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
-from jaxformer.errors import UserError
-
-# Codes of target languages by source language.
-Languages: TypeAlias = Mapping[str, Sequence[str]]
-
-# Other languages are shown by their codes.
-_NAMES = dict(
-    re.findall(
-        r"(\w+)=(\w+)",
-        "ar=Arabic cs=Czech da=Danish de=German el=Greek en=English es=Spanish et=Estonian "
-        "fi=Finnish fr=French hi=Hindi hu=Hungarian it=Italian ja=Japanese ko=Korean lt=Lithuanian "
-        "lv=Latvian nl=Dutch pl=Polish pt=Portuguese ro=Romanian ru=Russian sv=Swedish tr=Turkish "
-        "uk=Ukrainian zh=Chinese",
-    )
-)
+from jaxformer.errors import UserError, did_you_mean
+from jaxformer.serving.body import Fields
+from jaxformer.serving.languages import NAMES, UNDETERMINED, Languages, find_code, short_code
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -83,54 +68,145 @@ class Query(NamedTuple):
 
 def list_languages(languages: Languages) -> list[dict[str, Any]]:
     """Returns the answer to ``/languages``."""
-    codes = dict.fromkeys([*languages, *(code for found in languages.values() for code in found)])
+    targets = dict(languages) or _any_languages()
+    codes = dict.fromkeys([*targets, *(code for found in targets.values() for code in found)])
     return [
-        {"code": code, "name": _NAMES.get(code, code), "targets": list(languages.get(code, ()))}
+        {
+            "code": code,
+            "name": NAMES.get(short_code(code), code),
+            "targets": list(targets.get(code, ())),
+        }
         for code in codes
     ]
 
 
-def parse_json(body: bytes) -> dict[str, Any]:
-    with contextlib.suppress(ValueError, RecursionError):
-        if isinstance(fields := json.loads(body), dict):
-            return fields
-    raise UserError("Invalid JSON format")
+def _any_languages() -> dict[str, Sequence[str]]:
+    """Returns all languages with a name, for a model whose languages nobody knows."""
+    codes = [code for code in NAMES if code != UNDETERMINED]
+    # The page shows the first language and its targets.
+    return {UNDETERMINED: [UNDETERMINED], **dict.fromkeys(codes, codes)}
 
 
-def parse_query(fields: Mapping[str, Any], languages: Languages, limits: Limits) -> Query:
+def source_language(languages: Languages) -> str:
+    """Returns the source language of a model, for clients that leave it to the server."""
+    return next(iter(languages), UNDETERMINED)
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise UserError(f"Invalid request: {name} must be a string")
+    return value
+
+
+def _texts(name: str, value: Any) -> str | list[str]:
+    if isinstance(value, list) and all(isinstance(text, str) for text in value):
+        return list(value)
+    if not isinstance(value, str):
+        raise UserError(f"Invalid request: {name} must be a string or a list of strings")
+    return value
+
+
+def _count(name: str, value: Any) -> int:
+    is_whole = isinstance(value, float) and value.is_integer()
+    is_number = is_whole or (isinstance(value, str | int) and not isinstance(value, bool))
+    try:
+        count = int(value) if is_number else None
+    except ValueError:
+        count = None
+    if count is None:
+        raise UserError(f"Invalid request: {name} parameter is not a number")
+    if count < 0:
+        raise UserError(f"Invalid request: {name} must be at least 0: got {count}")
+    return count
+
+
+def _flag(name: str, value: Any) -> bool:
+    text = value.lower() if isinstance(value, str) else value
+    for meant, texts in ((True, ("true", "1")), (False, ("false", "0"))):
+        if text is meant or text in texts:
+            return meant
+    raise UserError(f"Invalid request: {name} must be true or false")
+
+
+def _plain(name: str, value: Any) -> str:
+    if _text(name, value) != "text":
+        raise UserError(f"{value:.20} format is not supported")
+    return value
+
+
+# Fields of a request, with functions that check their values.
+_FIELDS: dict[str, Callable[[str, Any], Any]] = {
+    "q": _texts,
+    "source": _text,
+    "target": _text,
+    "format": _plain,
+    "alternatives": _count,
+    "details": _flag,
+    # LibreTranslate's clients send them; this server needs neither.
+    "api_key": _text,
+    "secret": _text,
+}
+
+
+def _check_fields(fields: Fields) -> dict[str, Any]:
+    """Returns the value of each field; raises a ``UserError`` about the first that is wrong.
+
+    Blank values are left out, as in LibreTranslate. A field that is given twice, such as in the URL
+    and in the body, has one value.
+    """
+    found: dict[str, Any] = {}
+    for name, value in fields:
+        if name not in _FIELDS:
+            hint = did_you_mean(name, _FIELDS, f"known: {', '.join(_FIELDS)}")
+            raise UserError(f"Invalid request: unknown parameter {name:.20}; {hint}")
+        if value is None or value == "":
+            continue
+        checked = _FIELDS[name](name, value)
+        if found.setdefault(name, checked) != checked:
+            raise UserError(f"Invalid request: {name} is given twice, with different values")
+    return found
+
+
+def parse_query(given: Fields, languages: Languages, limits: Limits) -> Query:
     """Checks the fields of a request; raises a ``UserError`` about the first that is wrong."""
+    fields = _check_fields(given)
     for name in ("q", "source", "target"):
         if not fields.get(name):
             raise UserError(f"Invalid request: missing {name} parameter")
-    q, source, target = (fields[name] for name in ("q", "source", "target"))
+    q = fields["q"]
     texts = q if isinstance(q, list) else [q]
-    if not all(isinstance(value, str) for value in (*texts, source, target)):
-        raise UserError("Invalid request: q, source and target must be strings, or q a list")
-    try:
-        alternatives = max(0, int(fields.get("alternatives") or 0))
-    except (TypeError, ValueError, OverflowError):
-        raise UserError("Invalid request: alternatives parameter is not a number") from None
     lines = [text.split("\n") for text in texts]
     sizes = [(len(text), limits.char_limit) for text in texts]
     for size, limit in [(sum(map(len, lines)), limits.batch_limit), *sizes]:
         if size > limit:
             raise UserError(f"Invalid request: request ({size}) exceeds text limit ({limit})")
-    _check_languages(next(iter(languages)) if source == "auto" else source, target, languages)
-    if (form := fields.get("format") or "text") != "text":
-        raise UserError(f"{form!s:.20} format is not supported")
-    is_list, details = isinstance(q, list), fields.get("details") is True
-    return Query(lines, is_list, source == "auto", target, alternatives, details)
+    return Query(
+        texts=lines,
+        is_list=isinstance(q, list),
+        is_auto=fields["source"] == "auto",
+        target=_find_target(fields["source"], fields["target"], languages),
+        alternatives=fields.get("alternatives", 0),
+        details=fields.get("details", False),
+    )
 
 
-def _check_languages(source: str, target: str, languages: Languages) -> None:
-    known = {row["code"]: f"{row['name']} ({row['code']})" for row in list_languages(languages)}
+def _find_target(source: str, target: str, languages: Languages) -> str:
+    """Returns the model's code of a target language, if it translates the source to it."""
+    if not languages:  # Any may be right.
+        return target
+    source = source_language(languages) if source == "auto" else source
+    model = find_code(source, languages)
+    found = None if model is None else find_code(target, languages[model])
+    if found is not None:
+        return found
+    names = {row["code"]: f"{row['name']} ({row['code']})" for row in list_languages(languages)}
+    shown = []
     for code in (source, target):
-        if code not in known:
+        known = find_code(code, names)
+        if known is None:
             raise UserError(f"{code:.20} is not supported")
-    if target not in languages.get(source, ()):
-        raise UserError(
-            f"{known[target]} is not available as a target language from {known[source]}"
-        )
+        shown.append(names[known])
+    raise UserError(f"{shown[1]} is not available as a target language from {shown[0]}")
 
 
 def make_answer(query: Query, found: Sequence[Translation], languages: Languages) -> dict[str, Any]:
@@ -146,7 +222,7 @@ def make_answer(query: Query, found: Sequence[Translation], languages: Languages
         others = [list(dict.fromkeys(texts)) for texts in ranked]
         answer["alternatives"] = [texts[1 : 1 + query.alternatives] for texts in others]
     if query.is_auto:  # Nothing is detected, since a server has one source language.
-        detected = {"confidence": 0.0, "language": next(iter(languages))}
+        detected = {"confidence": 0.0, "language": source_language(languages)}
         answer["detectedLanguage"] = [detected] * len(ranked)
     if not query.is_list:
         answer = {name: values[0] for name, values in answer.items()}

@@ -1,6 +1,7 @@
 """The data sections, special tokens and example that models of text share."""
 
 from jaxformer.config import DataConfig, StreamConfig
+from jaxformer.data.corpus import UNKNOWN_LANGUAGE
 from jaxformer.models.architecture import Architecture
 
 # Fields of encoder-decoders.
@@ -26,8 +27,8 @@ def pair_data(model: Architecture) -> DataConfig:
     """Returns a section of data for a model whose training pairs are unknown."""
     return DataConfig(
         corpus="text",
-        source_language="unknown",
-        target_language="unknown",
+        source_language=UNKNOWN_LANGUAGE,
+        target_language=UNKNOWN_LANGUAGE,
         train="unknown",
         valid="unknown",
         max_length=min(DataConfig.max_length, model.max_length),

@@ -87,14 +87,126 @@ def test_forms(client, kind):
     assert response.json() == {"translatedText": "\u00e9 = 1+1"}
 
 
+JSON = json.dumps({"q": "é", **PAIR}, ensure_ascii=False)
+
+
+def multipart(*fields, close="--"):
+    """Spells multipart/form-data by hand; a field is a name, a value, and more headers."""
+    parts = [
+        f'--X\r\nContent-Disposition: form-data; name="{name}"{"".join(more)}\r\n\r\n{value}\r\n'
+        for name, value, *more in fields
+    ]
+    return "".join(parts) + f"--X{close}\r\n"
+
+
+PARTS = [("source", "en"), ("target", "de")]
+LATIN = "\r\nContent-Type: text/plain; charset=ISO-8859-1"
+
+
+@pytest.mark.parametrize(
+    ("kind", "content", "expected"),
+    [
+        # Media types and charsets are case-insensitive (RFC 9110, 8.3).
+        ("Application/JSON", JSON.encode(), "é"),
+        ('APPLICATION/JSON; CHARSET="UTF-8"', JSON.encode(), "é"),
+        ("application/json", JSON.encode("utf-8-sig"), "é"),
+        ("application/json; charset=utf-16", JSON.encode("utf-16"), "é"),
+        ("application/json; charset=ISO-8859-1", JSON.encode("latin-1"), "é"),
+        ("application/vnd.api+json", JSON.encode(), "é"),
+        ("text/json", JSON.encode(), "é"),
+        ("application/json", JSON.encode("latin-1"), "Invalid JSON format"),
+        ("application/json; charset=utf-7", JSON.encode(), "charset utf-7 is not supported"),
+        ("Application/X-WWW-Form-URLencoded", b"q=%C3%A9&source=en&target=de", "é"),
+        # curl sends the bytes of its argument.
+        ("application/x-www-form-urlencoded", "q=é&source=en&target=de".encode(), "é"),
+        ("application/x-www-form-urlencoded; charset=latin1", b"q=%E9&source=en&target=de", "é"),
+        ("application/x-www-form-urlencoded", b"q=%E9&source=en&target=de", "form in utf-8"),
+        ("application/x-www-form-urlencoded", b"q=\xe9&source=en&target=de", "form in utf-8"),
+        ("application/x-www-form-urlencoded; charset=hex", b"q=a", "charset hex is not supported"),
+        ("application/x-www-form-urlencoded", b"q=a&" * 1001, "more than 1000 fields"),
+        ("Multipart/Form-Data; Boundary=X", multipart(("q", "é"), *PARTS).encode(), "é"),
+        ('multipart/form-data; boundary="X"', multipart(("q", "a\rb\0\n"), *PARTS), "\0b\ra\n"),
+        ("multipart/form-data; boundary=X", multipart(("q", "é", LATIN), *PARTS), "é"),
+        ("multipart/form-data; boundary=X", multipart(("q", "é"), *PARTS), "field q in utf-8"),
+        ("multipart/form-data; boundary=X", multipart(("q", "a"), close=""), "whole parts"),
+        ("multipart/form-data", multipart(("q", "a")), "whole parts"),
+        ("multipart/form-data; boundary=X", multipart(("q", "a")) * 1001, "more than 1000 fields"),
+        (
+            "multipart/form-data; boundary=X",
+            multipart(("q", "a", '; filename="a.txt"')),
+            "expected a text as q, got a file",
+        ),
+        ("text/plain", b"q=a", "content type application/json"),
+        ("", b"q=a", "multipart/form-data: got none"),
+        ("text/plain", b"", "missing q parameter"),
+    ],
+)
+def test_content_types(kind, content, expected):
+    """Each is translated as it was sent, or refused with the reason."""
+    content = content.encode("latin-1") if isinstance(content, str) else content
+    headers = {"Content-Type": kind} if kind else {}
+    roomy = Limits(char_limit=20, body_limit=1 << 20)
+    with TestClient(make_app(Backwards(), roomy)) as client:
+        response = client.post("/translate", content=content, headers=headers)
+    if response.status_code == 200:
+        assert response.json() == {"translatedText": expected}
+    else:
+        assert response.status_code == 400
+        assert expected in response.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("url", "form", "expected"),
+    [
+        ("", "q=ab&q=cd&source=en&target=de", ["ba", "dc"]),
+        ("", "q=ab&q=ab&source=en&target=de", ["ba", "ba"]),
+        ("", "q=&q=cd&source=en&target=de", ["", "dc"]),
+        ("q=ab&q=cd&source=en&target=de", "", ["ba", "dc"]),
+        ("source=en&target=de", "q=ab", "ba"),
+        ("source=en", "q=ab&source=en&target=de", "ba"),
+        ("", "q=ab&source=en&target=de&format=&alternatives=&secret=x", "ba"),
+        ("q=ab", "q=cd&source=en&target=de", "q is given twice, with different values"),
+        ("q=ab", "q=ab&q=cd&source=en&target=de", "q is given twice, with different values"),
+        ("target=xx", "q=ab&source=en&target=de", "target is given twice"),
+        ("", "q=ab&source=en&target=de&source=de", "source is given twice"),
+        ("", "q=ab&source=en&target=de&format=text&format=html", "html format is not supported"),
+        ("", "q=ab&source=en&target=de&alternatives=1&alternatives=2", "alternatives is given"),
+        ("", "q=ab&source=en&target=de&api_key=1&api_key=2", "api_key is given twice"),
+        ("", "q=ab&source=en&target=de&x", "unknown parameter x; known: q, source, target"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["form", "multipart"])
+def test_repeated_fields(client, url, form, expected, kind):
+    """All values of q are texts; another field has one value, wherever it is given."""
+    content, headers = form.encode(), {"Content-Type": "application/x-www-form-urlencoded"}
+    if kind == "multipart":
+        pairs = [pair.partition("=")[::2] for pair in form.split("&") if pair]
+        content = multipart(*pairs).encode() if pairs else b""
+        headers = {"Content-Type": "multipart/form-data; boundary=X"}
+    response = client.post(f"/translate?{url}", content=content, headers=headers)
+    if response.status_code == 200:
+        assert response.json() == {"translatedText": expected}
+    else:
+        assert response.status_code == 400
+        assert expected in response.json()["error"]
+
+
+def test_fields_of_url_and_json(client):
+    response = client.post("/translate?source=en&target=de&alternatives=1", json={"q": "ab"})
+    assert response.json() == {"translatedText": "ba", "alternatives": ["BA"]}
+    response = client.post("/translate?alternatives=1", json={"q": "ab", "alternatives": 2, **PAIR})
+    assert "alternatives is given twice, with different values" in response.json()["error"]
+
+
 def test_details(client):
     weights = {"source": ["a"], "target": ["b"], "weights": [[1.0]]}
     assert answer(client, "ab\nc", details=True)["details"] == [
         {"texts": ["ba", "BA"], "scores": [-1.0, -2.0], "attention": weights},
         {"texts": ["c", "C"], "scores": [-1.0, -2.0], "attention": weights},
     ]
-    form = client.post("/translate", data={"q": "ab", "details": "false", **PAIR})
-    assert form.json() == {"translatedText": "ba"}
+    for value, is_detailed in (("false", False), ("true", True), ("1", True)):
+        form = client.post("/translate", data={"q": "ab", "details": value, **PAIR})
+        assert ("details" in form.json()) == is_detailed
 
 
 @pytest.mark.parametrize(
@@ -117,8 +229,19 @@ def test_details(client):
             400,
             "Invalid request: alternatives parameter is not a number",
         ),
-        ({**PAIR, "q": ["a", 1]}, 400, "q, source and target must be strings, or q a list"),
-        ({**PAIR, "q": {"a": 1}}, 400, "q, source and target must be strings, or q a list"),
+        ({**PAIR, "q": "a", "alternatives": -1}, 400, "alternatives must be at least 0: got -1"),
+        ({**PAIR, "q": "a", "alternatives": 1.5}, 400, "alternatives parameter is not a number"),
+        ({**PAIR, "q": "a", "alternatives": True}, 400, "alternatives parameter is not a number"),
+        ({**PAIR, "q": "a", "details": "yes"}, 400, "details must be true or false"),
+        ({**PAIR, "q": "a", "format": ["text"]}, 400, "format must be a string"),
+        ({**PAIR, "q": "a", "api_key": 1}, 400, "api_key must be a string"),
+        ({**PAIR, "q": "a", "source": ["en"]}, 400, "source must be a string"),
+        ({**PAIR, "q": "a", "alternative": 1}, 400, "alternative; did you mean alternatives?"),
+        ({**PAIR, "q[]": "a"}, 400, "unknown parameter q[]"),
+        ({**PAIR, "q": ["a", 1]}, 400, "q must be a string or a list of strings"),
+        ({**PAIR, "q": {"a": 1}}, 400, "q must be a string or a list of strings"),
+        ({**PAIR, "q": [["a"]]}, 400, "q must be a string or a list of strings"),
+        ('{"q": "a", "q": "b", "source": "en", "target": "de"}', 400, "q is given twice"),
         ({**PAIR, "q": "a" * 21}, 400, "request (21) exceeds text limit (20)"),
         ({**PAIR, "q": ["a\nb", "c\nd"]}, 400, "request (4) exceeds text limit (3)"),
         ({**PAIR, "q": "a" * 500}, 413, "Invalid request: more than 500 bytes"),

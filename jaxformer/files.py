@@ -28,6 +28,12 @@ UNSUPPORTED = {
 }
 
 
+# As which file options take "-", the name of a stream in other programs.
+STDIN = pathlib.Path("/dev/stdin")
+STDOUT = pathlib.Path("/dev/stdout")
+_DESCRIPTORS = {"/dev/stdin": 0, "/dev/stdout": 1, "/dev/stderr": 2}
+
+
 class PathError(UserError, argparse.ArgumentTypeError):
     """A path that cannot be used; argparse prints the messages of its type unchanged."""
 
@@ -45,6 +51,31 @@ def local_path(path: str | os.PathLike[str]) -> pathlib.Path:
             "to there, or mount the bucket (with gcsfuse, for instance) and give the mount point"
         )
     return pathlib.Path(os.path.expanduser(text))
+
+
+def input_path(path: str) -> pathlib.Path:
+    """Returns the path of a text to read; "-" is standard input, and "./-" a file."""
+    return STDIN if path == "-" else local_path(path)
+
+
+def output_path(path: str) -> pathlib.Path:
+    """Returns the path of a text to write; "-" is standard output, and "./-" a file."""
+    return STDOUT if path == "-" else local_path(path)
+
+
+def descriptor_of(path: pathlib.Path) -> int | None:
+    """Returns the number of the open file for which a path such as /dev/stdout stands, or None."""
+    text = path.as_posix()
+    if found := re.fullmatch(r"/(?:dev|proc/self)/fd/(\d{1,9})", text):
+        return int(found[1])
+    return _DESCRIPTORS.get(text)
+
+
+def is_stream(path: pathlib.Path) -> bool:
+    """Returns True for what is read or written only once: a pipe, a device or an open file."""
+    if descriptor_of(path) is not None:
+        return True
+    return path.exists() and not path.is_file() and not path.is_dir()
 
 
 def model_path(workdir: str | os.PathLike[str]) -> pathlib.Path:

@@ -3,14 +3,15 @@
 import collections
 import itertools
 
-from jaxformer.cli.options import File
+from jaxformer.cli.options import File, InputFile
 from jaxformer.errors import UserError
+from jaxformer.files import is_stream
 
 
 def augment(
     *,
-    source: File,
-    target: File,
+    source: InputFile,
+    target: InputFile,
     output: File,
     copies: int = 1,
     rates: str | None = None,
@@ -32,7 +33,8 @@ def augment(
       jaxformer augment --source train.en --target train.de --output augmented --copies 4
       jaxformer train tatoeba --workdir runs/robust --config.data.train=train:1,augmented:1
     """
-    from jaxformer.cli.text import LINES_PER_BLOCK, check_outputs, open_output
+    from jaxformer.cli.outputs import check_outputs, open_output
+    from jaxformer.cli.text import LINES_PER_BLOCK
     from jaxformer.data.augmentation import RATES, parse_rates, variants
     from jaxformer.data.text_files import read_file, zip_lines
 
@@ -43,6 +45,11 @@ def augment(
         raise UserError(f"expected names such as train.en and train.de: got {source} and {target}")
     for path in (first, second):
         check_outputs((source, target), {"--output": path})
+    if copies > 1 and (is_stream(source) or is_stream(target)):
+        raise UserError(
+            f"--copies {copies} reads the text {copies} times, and a pipe or a device only once; "
+            "name files"
+        )
     chosen = RATES if rates is None else parse_rates(rates)
     count, codes = 0, (source.suffix[1:], target.suffix[1:])
     changed: collections.Counter[str] = collections.Counter()

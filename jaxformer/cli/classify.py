@@ -4,11 +4,12 @@ import pathlib
 import sys
 from typing import TYPE_CHECKING
 
-from jaxformer.cli.options import Checkpoint, File, ModelDir, Strict
+from jaxformer.cli.options import Checkpoint, File, InputFile, ModelDir, OutputFile, Strict
+from jaxformer.cli.outputs import check_outputs, open_output
 from jaxformer.cli.plot import check_suffix
-from jaxformer.cli.text import Line, Text, blocks_of, check_outputs, progress_bar, read_text
+from jaxformer.cli.text import Line, Text, blocks_of, progress_bar, read_text
 from jaxformer.errors import UserError
-from jaxformer.files import write_file
+from jaxformer.files import STDIN, STDOUT, is_stream
 
 if TYPE_CHECKING:
     from jaxformer.tasks.classification.classifier import Classifier
@@ -19,11 +20,11 @@ _DRAWN = 8  # pictures with their attention
 def classify(
     *,
     workdir: ModelDir,
-    input: File | None = None,
-    output: File | None = None,
+    input: InputFile | None = None,
+    output: OutputFile | None = None,
     probabilities: bool = False,
     strict: Strict = False,
-    labeled: File | None = None,
+    labeled: InputFile | None = None,
     baselines: bool = False,
     images: File | None = None,
     attention: File | None = None,
@@ -60,25 +61,30 @@ def classify(
     if images is not None:
         if input is not None or labeled is not None:
             raise UserError("--images has pictures: give neither --input nor --labeled")
-        check_outputs([images], {"--output": output, "--attention": attention})
+        check_outputs([images], {"--output": output or STDOUT, "--attention": attention})
         check_suffix(attention or pathlib.Path("a.png"), ".png or .svg")
         lines = _classify_images(workdir, weights, images, attention, probabilities)
-        sys.stdout.write(lines) if output is None else write_file(output, lines.encode())
+        with open_output(output or STDOUT) as write:
+            write(lines)
         return
     if attention is not None:
         raise UserError("--attention needs --images FILE, the pictures to draw it over")
     if baselines and labeled is None:
         raise UserError("--baselines needs --labeled FILE, on which they are scored")
-    check_outputs([input, labeled], {"--output": output})
+    check_outputs([labeled or input or STDIN], {"--output": output or STDOUT})
     classifier = Classifier.load(workdir, weights=weights)
     if labeled is not None:
-        _score(classifier, str(labeled), baselines)
+        _score(classifier, labeled, baselines)
         return
     _classify_lines(classifier, read_text(input, "a text"), output, probabilities, strict)
 
 
 def _classify_lines(
-    classifier: "Classifier", text: Text, output: File | None, probabilities: bool, strict: bool
+    classifier: "Classifier",
+    text: Text,
+    output: OutputFile | None,
+    probabilities: bool,
+    strict: bool,
 ) -> None:
     def check(line: Line) -> None:
         classifier.token_ids(line.text, f"{text.name}:{line.number}")
@@ -94,7 +100,7 @@ def _classify_lines(
 
 def _classify_images(
     workdir: ModelDir, weights: str, images: File, attention: File | None, probabilities: bool
-) -> str:
+) -> list[str]:
     """Returns a line for each picture; prints the accuracy, and draws the attention."""
     from jaxformer.data.images import read_npz
     from jaxformer.plots.image_attention import draw_heads
@@ -115,15 +121,16 @@ def _classify_images(
         seen, titles = classifier.attention(first), list(map(str, found[:_DRAWN]))
         draw_heads(first, seen, classifier.model.grid, attention, titles)
     pairs = zip(rows.max(axis=1), found, strict=True)
-    return "".join(f"{p:.4f}\t{label}\n" if probabilities else f"{label}\n" for p, label in pairs)
+    return [f"{p:.4f}\t{label}" if probabilities else str(label) for p, label in pairs]
 
 
-def _score(classifier: "Classifier", path: str, baselines: bool) -> None:
+def _score(classifier: "Classifier", path: pathlib.Path, baselines: bool) -> None:
     from jaxformer.config import data_section
     from jaxformer.data.labeled import LabeledConfig, LabeledCorpus
     from jaxformer.evaluation import classification
 
-    pairs = list(LabeledCorpus().pairs(path))
+    corpus = LabeledCorpus()
+    pairs = list(corpus.rows(path) if is_stream(path) else corpus.pairs(str(path)))
     if not pairs:
         raise UserError(f"{path}: expected lines of a label and a text, got none")
     texts, expected = zip(*pairs, strict=True)

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from json import dumps
 from typing import TYPE_CHECKING
 
-from jaxformer.cli.options import File, JsonReport
+from jaxformer.cli.options import InputFile, JsonReport
+from jaxformer.cli.outputs import check_outputs
 from jaxformer.data.text_files import COMPRESSED, read_file
 from jaxformer.errors import UserError
 
@@ -15,9 +16,9 @@ if TYPE_CHECKING:
 
 
 def compare(
-    translations: Sequence[File],
+    translations: Sequence[InputFile],
     *,
-    reference: File,
+    reference: InputFile,
     language: str | None = None,
     json: JsonReport = False,
 ) -> None:
@@ -50,6 +51,7 @@ def compare(
     for path in translations:
         if translations.count(path) > 1:
             raise UserError(f"{path} is given twice; give each system once")
+    check_outputs([reference, *translations], {})
     references = list(read_file(reference))
     systems = {str(path): list(read_file(path)) for path in translations}
     report: dict[str, object] = {"target_language": language, "lines": len(references)}

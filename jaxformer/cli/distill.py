@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from jaxformer.cli.options import File, ModelDir, ModelOptions, RunDir, SearchOptions
+from jaxformer.cli.options import InputFile, ModelDir, ModelOptions, RunDir, SearchOptions
 
 
 def distill(
@@ -10,7 +10,7 @@ def distill(
     teacher: ModelDir,
     student: str,
     workdir: RunDir,
-    monolingual: File | None = None,
+    monolingual: InputFile | None = None,
     max_ratio: float = 3.0,
     min_log_prob: float = -1.0,
     model: ModelOptions,

@@ -2,12 +2,15 @@
 
 import sys
 
-from jaxformer.cli.options import File, JsonReport
+from jaxformer.cli.options import InputFile, JsonReport
+from jaxformer.cli.outputs import check_outputs
 from jaxformer.data.text_files import read_file
 from jaxformer.evaluation.evalb import COLLINS, read_parameters, score
 
 
-def evalb(gold: File, test: File, *, params: File | None = None, json: JsonReport = False) -> None:
+def evalb(
+    gold: InputFile, test: InputFile, *, params: InputFile | None = None, json: JsonReport = False
+) -> None:
     """Score parse trees, one per line, exactly as the program EVALB does.
 
     Options:
@@ -21,6 +24,7 @@ def evalb(gold: File, test: File, *, params: File | None = None, json: JsonRepor
 
       jaxformer evalb gold.trees parsed.trees --params COLLINS.prm --json
     """
+    check_outputs([gold, test, params], {})
     parameters = read_parameters(read_file(params), str(params)) if params else COLLINS
     report = score(list(read_file(gold)), list(read_file(test)), parameters)
     for row in report.rows:

@@ -1,24 +1,31 @@
 """The command ``evaluate``: translates a file and scores it against a reference."""
 
 from jaxformer import pretrained
-from jaxformer.cli.options import File, JsonReport, ModelOptions, SearchOptions, TranslatorDir
+from jaxformer.cli.options import (
+    InputFile,
+    JsonReport,
+    ModelOptions,
+    OutputFile,
+    SearchOptions,
+    TranslatorDir,
+)
+from jaxformer.cli.outputs import check_outputs, open_output
 from jaxformer.cli.text import (
     PrefixOptions,
-    check_outputs,
     checked_lines,
-    open_output,
     progress_bar,
     read_text,
     report_unknown,
 )
+from jaxformer.files import STDOUT
 
 
 def evaluate(
     *,
     workdir: TranslatorDir = pretrained.WORKDIR,
-    source: File,
-    reference: File,
-    output: File | None = None,
+    source: InputFile,
+    reference: InputFile,
+    output: OutputFile | None = None,
     language: str | None = None,
     json: JsonReport = False,
     model: ModelOptions,
@@ -39,7 +46,8 @@ def evaluate(
     from jaxformer.config import DataConfig, data_section
     from jaxformer.evaluation.bleu_report import translation_report
 
-    check_outputs([source, reference, forced.prefixes], {"--output": output})
+    outputs = {"the report": STDOUT, "--output": output}
+    check_outputs([source, reference, forced.prefixes], outputs)
     text = forced.text(source).zip_with(read_text(reference), "gold")
     lines = list(checked_lines(text, lambda line: None, strict=True))
     translator = model.load(workdir, search.settings(workdir))

@@ -11,7 +11,7 @@ from jaxformer import pretrained
 from jaxformer.cli.signatures import Fields, Value, flag
 from jaxformer.cli.source_fields import searches
 from jaxformer.errors import UserError
-from jaxformer.files import local_path, model_path, run_path
+from jaxformer.files import input_path, local_path, model_path, output_path, run_path
 
 if TYPE_CHECKING:
     from jaxformer.inference.translator import Translator
@@ -25,6 +25,9 @@ _CHECKPOINTS = f"{_CHECKPOINT}; several, separated by commas, form an ensemble"
 _AUTO = " (default: auto, the average if it includes the newest checkpoint, else latest)"
 
 File: TypeAlias = Annotated[pathlib.Path, Value(metavar="FILE", convert=local_path)]
+# Text, which may be a stream; "-" is standard input or standard output.
+InputFile: TypeAlias = Annotated[pathlib.Path, Value(metavar="FILE", convert=input_path)]
+OutputFile: TypeAlias = Annotated[pathlib.Path, Value(metavar="FILE", convert=output_path)]
 Folder: TypeAlias = Annotated[pathlib.Path, Value(metavar="DIR", convert=local_path)]
 NewRunDir: TypeAlias = Annotated[
     pathlib.Path, Value("workdir to create", metavar="DIR", convert=run_path)

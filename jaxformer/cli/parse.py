@@ -3,19 +3,28 @@
 import pathlib
 from collections.abc import Iterator
 
-from jaxformer.cli.options import File, ModelDir, ModelOptions, SearchOptions, Strict
-from jaxformer.cli.text import Line, Text, blocks_of, check_outputs, is_pipe, open_output, read_text
+from jaxformer.cli.options import (
+    InputFile,
+    ModelDir,
+    ModelOptions,
+    OutputFile,
+    SearchOptions,
+    Strict,
+)
+from jaxformer.cli.outputs import check_outputs, open_output
+from jaxformer.cli.text import Line, Text, blocks_of, read_text
 from jaxformer.errors import UserError
+from jaxformer.files import STDIN, STDOUT, is_stream
 
 
 def parse(
     *,
     workdir: ModelDir,
-    input: File | None = None,
-    output: File | None = None,
+    input: InputFile | None = None,
+    output: OutputFile | None = None,
     strict: Strict = False,
-    trees: File | None = None,
-    gold: File | None = None,
+    trees: InputFile | None = None,
+    gold: OutputFile | None = None,
     model: ModelOptions,
     search: SearchOptions,
 ) -> None:
@@ -49,7 +58,7 @@ def parse(
         raise UserError("--trees has the words to parse already: leave --input out")
     if gold is not None and trees is None:
         raise UserError("--gold needs --trees FILE, whose trees it writes")
-    check_outputs([input, trees], {"--output": output, "--gold": gold})
+    check_outputs([trees or input or STDIN], {"--output": output or STDOUT, "--gold": gold})
     text = read_text(input, "words with spaces between") if trees is None else _treebank(trees)
     parser = Parser(model.load(workdir, search.settings(workdir)))
 
@@ -77,4 +86,4 @@ def _treebank(path: pathlib.Path) -> Text:
         for number, (_, tree) in enumerate(normalized_trees(path), start=1):
             yield Line(number, " ".join(tree.words()), " ".join(tree.tags()), str(tree))
 
-    return Text(str(path), lines, is_pipe(path))
+    return Text(str(path), lines, is_stream(path))

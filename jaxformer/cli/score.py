@@ -9,11 +9,20 @@ from json import dumps
 from typing import TYPE_CHECKING, Annotated, Any
 
 from jaxformer import pretrained
-from jaxformer.cli.options import File, ModelOptions, SearchOptions, Strict, TranslatorDir
+from jaxformer.cli.options import (
+    InputFile,
+    ModelOptions,
+    OutputFile,
+    SearchOptions,
+    Strict,
+    TranslatorDir,
+)
+from jaxformer.cli.outputs import check_outputs
 from jaxformer.cli.signatures import Fields
 from jaxformer.cli.source_fields import searches
-from jaxformer.cli.text import Line, blocks_of, check_outputs, read_text
+from jaxformer.cli.text import Line, blocks_of, read_text
 from jaxformer.errors import UserError
+from jaxformer.files import STDOUT
 
 if TYPE_CHECKING:
     from jaxformer.inference.pair_scores import Score
@@ -22,9 +31,9 @@ if TYPE_CHECKING:
 def score(
     *,
     workdir: TranslatorDir = pretrained.WORKDIR,
-    source: File | None = None,
-    target: File,
-    output: File | None = None,
+    source: InputFile | None = None,
+    target: InputFile,
+    output: OutputFile | None = None,
     strict: Strict = False,
     json: bool = False,
     model: ModelOptions,
@@ -53,7 +62,7 @@ def score(
     from jaxformer.kinds import LANGUAGE_MODELING
     from jaxformer.runs.workdir import Workdir
 
-    check_outputs([file for file in (source, target) if file], {"--output": output})
+    check_outputs([source, target], {"--output": output or STDOUT})
     if ((kind := read_config(Workdir(workdir)).kind) is LANGUAGE_MODELING) != (source is None):
         advice = "give the texts as --target, without --source" if source else "give --source, too"
         raise UserError(f"{workdir} has {kind.description}: {advice}")

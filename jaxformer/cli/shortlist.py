@@ -2,15 +2,16 @@
 
 import itertools
 
-from jaxformer.cli.options import File, RunDir
+from jaxformer.cli.options import InputFile, RunDir
+from jaxformer.cli.outputs import check_outputs
 from jaxformer.errors import UserError
 
 
 def shortlist(
     *,
     workdir: RunDir,
-    source: File | None = None,
-    target: File | None = None,
+    source: InputFile | None = None,
+    target: InputFile | None = None,
     pairs: int = 500_000,
     first: int = 100,
     best: int = 100,
@@ -46,6 +47,7 @@ def shortlist(
     for name, number in {"pairs": pairs, "first": first, "best": best}.items():
         if number < 1:
             raise UserError(f"--{name} must be at least 1: got {number}")
+    check_outputs([source, target], {})
     if source is None or target is None:
         text = training_pairs(data_section(config, DataConfig))
     else:

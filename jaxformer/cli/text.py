@@ -5,27 +5,25 @@ import dataclasses
 import functools
 import io
 import itertools
-import os
 import pathlib
 import queue
 import sys
 import threading
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, NamedTuple, TextIO, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple
 
-from jaxformer.cli.options import File
+from jaxformer.cli.options import InputFile
+from jaxformer.cli.outputs import Writer, is_standard_output, open_output
 from jaxformer.data.findings import list_first
-from jaxformer.data.text_files import COMPRESSED, check_format, decode_line, open_bytes, zip_lines
-from jaxformer.errors import NOT_UTF8, SomeLinesError, UserError
-from jaxformer.files import check_output
+from jaxformer.data.text_files import check_format, decode_line, open_bytes, zip_lines
+from jaxformer.errors import SomeLinesError, UserError
+from jaxformer.files import STDIN, STDOUT, is_stream
 
 if TYPE_CHECKING:
     from tqdm import tqdm
 
     from jaxformer.data.tokenizer import Vocabulary
-
-Writer: TypeAlias = Callable[[Iterable[str]], None]
 
 # Number of lines that are translated together, enough for full batches of every length.
 LINES_PER_BLOCK = 4096
@@ -67,14 +65,14 @@ class Text(NamedTuple):
 
 def read_text(path: pathlib.Path | None, typed: str = "a sentence") -> Text:
     """Returns the text of a file or, if None, of standard input; a terminal asks for ``typed``."""
-    if path is None:
+    if path is None or path == STDIN:
         return _standard_input(typed)
 
     def lines() -> Iterator[Line]:
         with open_bytes(path) as file:
             yield from lines_with_errors(file.readline, str(path))
 
-    return Text(str(path), lines, is_pipe(path))
+    return Text(str(path), lines, is_stream(path))
 
 
 def _standard_input(typed: str) -> Text:
@@ -119,11 +117,6 @@ def lines_with_errors(readline: Callable[[int], bytes], name: str) -> Iterator[L
             yield Line(number, "", error=str(error))
 
 
-def is_pipe(path: pathlib.Path) -> bool:
-    """Returns True for a pipe, such as a shell's ``<(command)``, which can be read only once."""
-    return path.exists() and not path.is_file()
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PrefixOptions:
     """Options for the beginning of every translation.
@@ -134,7 +127,7 @@ class PrefixOptions:
     """
 
     prefix: str | None = None
-    prefixes: File | None = None
+    prefixes: InputFile | None = None
 
     def __post_init__(self) -> None:
         if self.prefix is not None and self.prefixes is not None:
@@ -189,15 +182,16 @@ def blocks_of(
             read += len(block)
             yield block
 
-    if output is None and sys.stdout is None:
+    output = output or STDOUT
+    to_stdout = is_standard_output(output)
+    if to_stdout and sys.stdout is None:
         raise UserError("expected standard output to write to, but it is closed")
     if text.prompt:
         print(text.prompt, file=sys.stderr)
     read = bad = 0
     total = None if text.stream else sum(1 for _ in checked_lines(text, check, strict=strict))
-    hidden = bool(text.prompt) or (output is None and sys.stdout.isatty())
-    stdout = contextlib.nullcontext(_writer(sys.stdout)) if output is None else None
-    with stdout or open_output(output) as write, progress_bar(total, hidden=hidden) as bar:
+    hidden = bool(text.prompt) or (to_stdout and sys.stdout.isatty())
+    with open_output(output) as write, progress_bar(total, hidden=hidden) as bar:
         yield blocks(), write, bar.update
     if bad:
         raise SomeLinesError(f"{bad} of {read} lines failed; see above")
@@ -272,51 +266,3 @@ def blocks_as_they_arrive(lines: Iterator[Line], size: int) -> Iterator[list[Lin
             raise items[-1]
         if items[-1] is None:
             return
-
-
-@contextlib.contextmanager
-def open_output(path: pathlib.Path | None) -> Iterator[Writer]:
-    """Opens a file that is named ``NAME.<process id>.partial`` until it is complete."""
-    if path is None:
-        yield lambda lines: None
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    partial.unlink(missing_ok=True)
-    # Mode "x" does not follow a symbolic link, which another user may have created.
-    with partial.open("x", encoding="utf-8", errors=NOT_UTF8, newline="\n") as file:
-        try:
-            yield _writer(file)
-        except BaseException:
-            if partial.stat().st_size:
-                print(f"{partial}: finished lines", file=sys.stderr)
-            else:
-                partial.unlink()
-            raise
-    partial.replace(path)
-
-
-def _writer(file: TextIO | io.TextIOBase) -> Writer:
-    def write(lines: Iterable[str]) -> None:
-        file.writelines(f"{line}\n" for line in lines)
-        file.flush()
-
-    return write
-
-
-def check_outputs(
-    inputs: Iterable[pathlib.Path | None], outputs: dict[str, pathlib.Path | None]
-) -> None:
-    """Refuses outputs, given by option, that cannot be written, are inputs, or occur twice."""
-    uses = {path.resolve(): "an input" for path in inputs if path is not None}
-    for option, path in outputs.items():
-        if path is None:
-            continue
-        if use := uses.get(path.resolve()):
-            raise UserError(f"{option} {path} is {use}; name another file")
-        uses[path.resolve()] = f"also {option}"
-        check_output(path)
-        if path.suffix in COMPRESSED:
-            raise UserError(
-                f"{path}: expected a name without {path.suffix}, since the output is plain text"
-            )

@@ -6,16 +6,23 @@ import math
 from typing import TYPE_CHECKING
 
 from jaxformer import pretrained
-from jaxformer.cli.options import File, ModelOptions, SearchOptions, Strict, TranslatorDir
+from jaxformer.cli.options import (
+    InputFile,
+    ModelOptions,
+    OutputFile,
+    SearchOptions,
+    Strict,
+    TranslatorDir,
+)
+from jaxformer.cli.outputs import check_outputs, open_output
 from jaxformer.cli.text import (
     Line,
     PrefixOptions,
     blocks_of,
-    check_outputs,
-    open_output,
     report_unknown,
 )
 from jaxformer.errors import UserError
+from jaxformer.files import STDIN, STDOUT
 
 if TYPE_CHECKING:
     from jaxformer.inference.translator import Hypothesis, Translator
@@ -39,7 +46,7 @@ class FormatOptions:
     scores: bool = False
     json: bool = False
     n_best: int | None = None
-    alignments: File | None = None
+    alignments: OutputFile | None = None
     alignment_layer: int | None = None
 
     def __post_init__(self) -> None:
@@ -89,8 +96,8 @@ class FormatOptions:
 def translate(
     *,
     workdir: TranslatorDir = pretrained.WORKDIR,
-    input: File | None = None,
-    output: File | None = None,
+    input: InputFile | None = None,
+    output: OutputFile | None = None,
     strict: Strict = False,
     style: FormatOptions,
     model: ModelOptions,
@@ -120,7 +127,10 @@ def translate(
     """
     from jaxformer.inference.alignment import align, format_pharaoh
 
-    check_outputs([input, forced.prefixes], {"--output": output, "--alignments": style.alignments})
+    check_outputs(
+        [input or STDIN, forced.prefixes],
+        {"--output": output or STDOUT, "--alignments": style.alignments},
+    )
     text = forced.text(input)
     translator = model.load(workdir, search.settings(workdir))
     style.check(translator)

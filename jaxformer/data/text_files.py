@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from jaxformer.data.catalog import download_hint
 from jaxformer.errors import UserError, did_you_mean, needs_package
-from jaxformer.files import explain_read_errors
+from jaxformer.files import STDIN, explain_read_errors
 
 # A longer line is not a sentence, and tokenizing it takes a gigabyte for every ten megabytes.
 _MAX_LINE_BYTES = 1_000_000
@@ -162,6 +162,9 @@ def _open(path: pathlib.Path) -> Any:
     openers = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
     if path.suffix in openers:
         return openers[path.suffix](path)
+    if path == STDIN:
+        # Opening its path fails for a socket, and starts a file anew that another has read from.
+        return open(0, "rb", closefd=False)
     if path.suffix != ".zst":
         return path.open("rb")
     with needs_package("pyarrow", "which reads Zstandard"):

@@ -11,13 +11,13 @@ import tracemalloc
 import pytest
 
 from jaxformer.cli import text
+from jaxformer.cli.outputs import open_output
 from jaxformer.cli.text import (
     Line,
     PrefixOptions,
     blocks_as_they_arrive,
     blocks_of,
     lines_with_errors,
-    open_output,
     read_text,
     report_unknown,
     zip_lines,

@@ -10,6 +10,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from jaxformer.extras import install_command
+
 # Exit code of a stopped run that the same command resumes; EX_TEMPFAIL of BSD's sysexits.h.
 RESUMABLE = 75
 # Error handler that shows the bytes of file names that are not UTF-8.
@@ -53,10 +55,8 @@ def needs_package(package: str, why: str, *, extra: str = "") -> Iterator[None]:
     try:
         yield
     except ImportError:
-        name = f"'jaxformer[{extra}]'" if extra else package
-        raise UserError(
-            f"expected the package {package}, {why}; install it: pip install {name}"
-        ) from None
+        command = install_command(package, extra)
+        raise UserError(f"expected the package {package}, {why}; install it: {command}") from None
 
 
 def typed_command(name: str) -> str:
@@ -108,7 +108,7 @@ def exit_code(command: Callable[[], None]) -> int:
     except ModuleNotFoundError as error:
         if (extra := _OPTIONAL.get(module := str(error.name).partition(".")[0])) is None:
             raise
-        install = f"pip install 'jaxformer[{extra}]'"
+        install = install_command(module, extra)
         code, message = 2, f"error: expected the package {module}; install it: {install}"
     except (FloatingPointError, OSError) as error:
         code, message = 1, f"error: {error}"

@@ -8,13 +8,13 @@ import re
 from collections.abc import Iterator, Sequence
 
 from jaxformer.errors import UserError, missing_device
+from jaxformer.extras import PURPOSES, install_command, is_in_all, packages_of
 from jaxformer.files import cache_directory
 from jaxformer.version import __version__
 
 _PACKAGES = ("flax", "grain", "optax", "orbax-checkpoint", "sacrebleu", "sentencepiece")
 # Variables that JAX does not print. The environment may hold passwords.
 _VARIABLES = ("JAXFORMER_", "CUDA_VISIBLE_DEVICES", "LIBTPU", "TF_CPP")
-_DEVELOPMENT = ("all", "dev", "docs", "test")  # extras that no feature needs
 _UNITS = {"GB": 10**9, "GiB": 2**30, "MB": 10**6, "MiB": 2**20}
 
 
@@ -58,11 +58,9 @@ def _print_report() -> None:
     """Prints versions, optional packages, variables, the cache, and JAX's report on the machine."""
     print(f"jaxformer: {__version__}")
     for name in _PACKAGES:
-        print(f"{name}: {_version(name)}")
-    for requirement in importlib.metadata.requires("jaxformer") or ():
-        found = re.match(r"""([\w-]+).* extra == ["'](\w+)["']""", requirement)
-        if found and found[2] not in _DEVELOPMENT:
-            print(f"extra {found[2]}: {found[1]} {_version(found[1])}")
+        print(f"{name}: {_version(name) or f'is not installed: {install_command(name)}'}")
+    for extra, purpose in PURPOSES.items():
+        print(f"extra {extra}: {_extra_report(extra, purpose)}")
     for name in sorted(os.environ):
         if name.startswith(_VARIABLES):
             print(f"{name}={os.environ[name]}")
@@ -93,11 +91,24 @@ def _problems(cache: pathlib.Path) -> Iterator[str]:
         yield f"problem: {cache} cannot be written: set JAXFORMER_CACHE to another folder"
 
 
-def _version(name: str) -> str:
+def _extra_report(extra: str, purpose: str) -> str:
+    """Returns the versions of an extra's packages, or what needs the missing ones."""
+    names = [re.split(r"[^\w.-]", package)[0] for package in packages_of(extra)]
+    missing = [name for name in names if _version(name) is None]
+    if not missing:
+        versions = ", ".join(f"{name} {_version(name)}" for name in names)
+        return f"{versions or 'unknown packages'}, for {purpose}"
+    note = "" if is_in_all(extra) else '; not in the extra "all"'
+    command = install_command(missing[0], extra)
+    absent = f"{' and '.join(missing)} not installed"
+    return f"{absent}, needed only for {purpose}{note}: {command}"
+
+
+def _version(name: str) -> str | None:
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
-        return f"is not installed: pip install {name}"
+        return None
 
 
 def _print_memory(

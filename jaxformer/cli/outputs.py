@@ -64,7 +64,7 @@ def _name_errors(path: pathlib.Path) -> Iterator[None]:
     """Adds the path to errors of writing, which have none."""
     try:
         yield
-    except BrokenPipeError:  # The reader has exited, which is no error of standard output.
+    except BrokenPipeError:  # The reader has exited, which is not an error of standard output.
         raise
     except OSError as error:
         raise OSError(error.errno, error.strerror, error.filename or str(path)) from None

@@ -29,7 +29,9 @@ def test_a_bug_report_survives_a_failing_jax(capsys, monkeypatch, tmp_path):
         assert f"{name}: {importlib.metadata.version(name)}" in lines
     assert any(line.startswith("device info: cpu-") for line in lines)
     assert f"cache: {tmp_path}, 0.2 MB" in lines
-    assert f"extra plots: matplotlib {importlib.metadata.version('matplotlib')}" in lines
+    version = importlib.metadata.version("matplotlib")
+    purpose = "for jaxformer plot, and attention as an image"
+    assert f"extra plots: matplotlib {version}, {purpose}" in lines
 
     def broken():
         raise RuntimeError("no TPU")

@@ -1,0 +1,65 @@
+"""Extras, the groups of packages that some features need, and how to install them."""
+
+import importlib.metadata
+import pathlib
+import re
+import shlex
+
+# What the extras for users are for, in the order of docs/install.md.
+PURPOSES = {
+    "plots": "jaxformer plot, and attention as an image",
+    "download": "jaxformer data NAME",
+    "parquet": "WMT14, and data in Parquet files",
+    "interop": "models in the formats of other systems",
+    "ctranslate2": "jaxformer export ctranslate2",
+    "serve": "jaxformer serve",
+    "vision": "digits of scikit-learn, and jaxformer classify --baselines",
+    "tensorboard": "TensorBoard files",
+    "tfds": "TensorFlow Datasets",
+    "wmt": "preparing WMT with TensorFlow Datasets, once",
+}
+
+
+def packages_of(extra: str) -> list[str]:
+    """Returns the packages of an extra with their versions, such as ``numpy>=2``, or nothing.
+
+    The source is the metadata of the installed jaxformer, which a copied folder does not have.
+    """
+    try:
+        requirements = importlib.metadata.requires("jaxformer") or []
+    except importlib.metadata.PackageNotFoundError:
+        return []
+    marker = re.compile(rf"""\bextra == ["']{re.escape(extra)}["']""")
+    split = (each.partition(";") for each in requirements)
+    return [package.strip() for package, _, condition in split if marker.search(condition)]
+
+
+def is_in_all(extra: str) -> bool:
+    """Returns True for an extra that the extra ``all`` installs."""
+    whole = "".join(packages_of("all"))
+    return extra in re.findall(r"\w+", whole.partition("[")[2])
+
+
+def install_command(package: str, extra: str = "") -> str:
+    """Returns a command that installs a package, with the others of its extra.
+
+    jaxformer is not on PyPI: a clone installs its extra, and elsewhere pip needs the packages.
+    """
+    if not extra:
+        return f"pip install {shlex.quote(package)}"
+    clone = _clone()
+    if clone is None:
+        packages = packages_of(extra) or [package]
+        return f"pip install {' '.join(map(shlex.quote, packages))}"
+    command = f"pip install '.[{extra}]'"
+    if clone == pathlib.Path.cwd():
+        return command
+    return f"cd {shlex.quote(str(clone))} && {command}"
+
+
+def _clone() -> pathlib.Path | None:
+    """Returns the folder of the clone that this module is in, or None."""
+    folder = pathlib.Path(__file__).resolve().parents[1]
+    project = folder / "pyproject.toml"
+    is_ours = project.is_file() and 'name = "jaxformer"' in project.read_text("utf-8", "replace")
+    return folder if is_ours else None

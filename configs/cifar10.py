@@ -3,7 +3,7 @@
     python train.py --config=configs/cifar10.py --workdir=runs/cifar10
 
 TensorFlow Datasets reads the pictures after it has prepared them, which needs TensorFlow
-(``pip install 'jaxformer[wmt]'``):
+(``pip install '.[wmt]'``):
 ``tfds.builder("cifar10", file_format="array_record").download_and_prepare()``.
 Measured: nothing; it has not been run.
 """

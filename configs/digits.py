@@ -3,7 +3,7 @@
     python train.py --config=configs/digits.py --workdir=runs/digits
     python benchmarks/digits.py
 
-The digits come with scikit-learn (``pip install 'jaxformer[vision]'``). The model has 136,010
+The digits come with scikit-learn (``pip install '.[vision]'``). The model has 136,010
 parameters.
 Measured: 99.56 % of the 450 test digits, the median of five seeds, from 98.67 to 99.56; a support
 vector machine (gamma=0.001) reaches 99.56 %, a nearest neighbor 99.11 %. The variant "writers" is

@@ -36,10 +36,9 @@ def compare(
 
       jaxformer compare --reference newstest2014.de big.de      # scores with 95 % intervals
     """
-    from tqdm import tqdm
-
     from jaxformer.evaluation.bleu_report import metric_definitions
     from jaxformer.evaluation.significance import RESAMPLES, TRIALS, compare_systems, seed
+    from jaxformer.progress import ProgressBar
 
     suffixes = [name for name in reference.suffixes if name not in COMPRESSED]
     suffix = "".join(suffixes[-1:]).removeprefix(".")
@@ -58,7 +57,7 @@ def compare(
     report |= {"resamples": RESAMPLES, "trials": TRIALS, "seed": seed()}
     compared = compare_systems(systems, references, target_language=language)
     total = len(metric_definitions(language))
-    compared = list(tqdm(compared, total=total, unit="metric", disable=None))
+    compared = list(ProgressBar(compared, total=total, unit="metric", disable=None))
     if json:
         report["comparisons"] = [
             {"metric": m.name, "method": m.method(), "systems": [s._asdict() for s in scores]}

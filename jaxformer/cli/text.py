@@ -235,11 +235,11 @@ def announce_compilations() -> None:
 
 def progress_bar(total: int | None, *, hidden: bool = False) -> "tqdm":
     """Returns a progress bar of finished sentences, as a context manager."""
-    from tqdm import tqdm
+    from jaxformer.progress import ProgressBar
 
     announce_compilations()
     # smoothing=0 shows the mean rate, since batches of long sentences come first and are slower.
-    return tqdm(total=total, unit="sentence", smoothing=0, disable=hidden or None)
+    return ProgressBar(total=total, unit="sentence", smoothing=0, disable=hidden or None)
 
 
 def blocks_as_they_arrive(lines: Iterator[Line], size: int) -> Iterator[list[Line]]:

@@ -12,7 +12,6 @@ import tempfile
 import time
 
 import numpy as np
-from tqdm import tqdm
 
 from jaxformer.data.characters import is_blank
 from jaxformer.data.corpus import Corpus, VerifiedCorpus
@@ -20,6 +19,7 @@ from jaxformer.data.findings import EMPTY, LONG, Finding, Findings
 from jaxformer.data.tokenizer import Vocabulary
 from jaxformer.errors import UserError
 from jaxformer.files import file_sha256
+from jaxformer.progress import ProgressBar
 
 _FORMAT = 2  # part of the key of every store, so that stores in another format are rebuilt
 _HEADER, _TOKENS, _OFFSETS, _NUMBERS = "header.json", "tokens.bin", "offsets.bin", "numbers.bin"
@@ -108,7 +108,7 @@ def _write(
     findings, end = Findings(), 0
     pairs = enumerate(corpus.pairs(split))
     with (
-        tqdm(desc=f"tokenizing {split}", unit=" pairs", delay=2, disable=None) as bar,
+        ProgressBar(desc=f"tokenizing {split}", unit=" pairs", delay=2, disable=None) as bar,
         (folder / _TOKENS).open("wb") as tokens_file,
         (folder / _OFFSETS).open("wb") as offsets_file,
         (folder / _NUMBERS).open("wb") as numbers_file,

@@ -14,7 +14,6 @@ import time
 from collections.abc import Sequence
 
 import jax
-from tqdm import tqdm
 
 from jaxformer.checks import parse_numbers
 from jaxformer.config import Config, DataConfig, data_section
@@ -28,6 +27,7 @@ from jaxformer.paper import command
 from jaxformer.paper.table3_report import Result, draw, load_results, report
 from jaxformer.paper.table3_rows import ROWS, SCALES, describe, row_config
 from jaxformer.plots.learning_curve import read_metrics
+from jaxformer.progress import ProgressBar
 from jaxformer.runs.workdir import Workdir, read_workdir_object
 from jaxformer.tasks.dataset import open_dataset
 
@@ -170,7 +170,7 @@ def _translate(config: Config, folder: Workdir) -> TranslationReport:
     data = data_section(config, DataConfig)
     sources, references = zip(*open_corpus(data).pairs(data.valid), strict=True)
     translator = Translator.load(folder.path, weights="latest")
-    with tqdm(total=len(sources), unit="sentence", smoothing=0, disable=None) as bar:
+    with ProgressBar(total=len(sources), unit="sentence", smoothing=0, disable=None) as bar:
         translations = translator.translate(sources, name=data.valid, report=bar.update)
     language = data.target_language
     text = "".join(f"{translation}\n" for translation in translations)

@@ -12,6 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 from tqdm import tqdm
 
 from jaxformer.files import open_file, write_file
+from jaxformer.progress import ProgressBar
 from jaxformer.runs.processes import is_primary
 from jaxformer.runs.workdir import Workdir
 
@@ -62,7 +63,7 @@ class Terminal:
         self._start, self._steps, self._began = start, steps, time.monotonic()
         self._reported, self._training = start, 0.0  # the last step reported; seconds of steps
         self._formats = {**_FORMATS, **(formats or {})}
-        self._bar = tqdm(
+        self._bar = ProgressBar(
             total=steps,
             initial=start,
             unit="step",
@@ -91,7 +92,8 @@ class Terminal:
         if kind == "valid":
             self.log(f"step {step}/{self._steps}  validation: {'  '.join(parts)}")
         elif not self._bar.disable:
-            self._bar.set_postfix_str(", ".join(parts))
+            self._bar.values = parts
+            self._bar.refresh()
         else:
             left = tqdm.format_interval(int(self._seconds_left(step, values["seconds_per_step"])))
             self.log(f"step {step}/{self._steps}  {'  '.join(parts)}  {left} left")

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, PyTree
-from tqdm import tqdm
 
 from jaxformer.errors import UserError
+from jaxformer.progress import ProgressBar
 from jaxformer.runs.checkpoints import Checkpoints
 from jaxformer.training.averaging import EvaluatedParams
 from jaxformer.training.mesh import DATA_AXIS, BatchShards, make_mesh, sum_over_data, to_devices
@@ -61,7 +61,9 @@ def replay_step(
     )
     batches = task.batches(start, BatchShards.of(mesh, accumulation))
     before = itertools.islice(batches, step - 1 - start)
-    for batch in tqdm(before, f"steps {start + 1} to {step - 1}", step - 1 - start, leave=False):
+    for batch in ProgressBar(
+        before, f"steps {start + 1} to {step - 1}", step - 1 - start, leave=False
+    ):
         state, _ = train_step(state, to_devices(mesh, batch, accumulation))
     batch, params = next(batches), jax.device_get(state.params)
     _, sums = train_step(state, to_devices(mesh, batch, accumulation))

@@ -1,0 +1,42 @@
+"""A progress bar that fits the terminal."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from tqdm import tqdm
+from tqdm.utils import disp_len
+
+_SHORTEST_BAR = len("|#|")
+
+
+class ProgressBar(tqdm):
+    """A bar of tqdm with values behind it, in the order of their importance.
+
+    tqdm cuts a line that is too long for the terminal, even within a number. Here, a long
+    description loses its beginning, and values that do not fit are left out.
+    """
+
+    values: Sequence[str] = ()
+
+    @property
+    def format_dict(self) -> dict[str, Any]:
+        settings = dict(super().format_dict)
+        columns = settings["ncols"]
+        if columns is None:
+            return settings | {"postfix": ", ".join(self.values)}
+        if excess := max(0, self._length(settings) - columns):
+            prefix = settings["prefix"]
+            settings["prefix"] = f"…{prefix[excess + 1 :]}" if excess < len(prefix) else ""
+        kept: list[str] = []
+        for value in self.values:
+            postfix = ", ".join([*kept, value])
+            if self._length(settings | {"postfix": postfix}) > columns:
+                break
+            kept.append(value)
+        return settings | {"postfix": ", ".join(kept)}
+
+    def _length(self, settings: dict[str, Any]) -> int:
+        """Returns the least number of columns of a line."""
+        settings = settings | {"ncols": 0}
+        without_bar = self.format_meter(**settings)
+        return disp_len(without_bar) + (_SHORTEST_BAR if settings["total"] else 0)

@@ -95,13 +95,34 @@ def run_path(workdir: str | os.PathLike[str]) -> pathlib.Path:
 
 def cache_directory() -> pathlib.Path:
     """Returns ``$JAXFORMER_CACHE`` or ``~/.cache/jaxformer``, whose files can be made again."""
-    return local_path(os.environ.get("JAXFORMER_CACHE") or "~/.cache/jaxformer")
+    return _named_folder("JAXFORMER_CACHE") or local_path("~/.cache/jaxformer")
 
 
 def data_directory() -> pathlib.Path:
     """Returns the directory of corpora: ``$JAXFORMER_DATA``, or ``data`` in the cache."""
-    named = os.environ.get("JAXFORMER_DATA")
-    return local_path(named) if named else cache_directory() / "data"
+    return _named_folder("JAXFORMER_DATA") or cache_directory() / "data"
+
+
+def _named_folder(variable: str) -> pathlib.Path | None:
+    with prefix_errors(variable):
+        name = os.environ.get(variable)
+        return local_path(name) if name else None
+
+
+def make_folder(folder: pathlib.Path, variable: str) -> None:
+    """Creates a folder that an environment variable names, and checks that files can be made.
+
+    Permissions alone do not tell: containers have other users, and file systems can be read-only.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UserError(
+            f"{folder}: expected a folder that can be written: {error.strerror or error}; set "
+            f"{variable} to one that can, such as {variable}=/tmp/jaxformer"
+        ) from None
 
 
 def open_file(path: pathlib.Path, inside: pathlib.Path | None = None) -> io.BufferedReader:

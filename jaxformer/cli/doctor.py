@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from jaxformer.errors import UserError, missing_device
 from jaxformer.extras import PURPOSES, install_command, is_in_all, packages_of
-from jaxformer.files import cache_directory
+from jaxformer.files import cache_directory, make_folder
 from jaxformer.version import __version__
 
 _PACKAGES = ("flax", "grain", "optax", "orbax-checkpoint", "sacrebleu", "sentencepiece")
@@ -87,8 +87,10 @@ def _problems(cache: pathlib.Path) -> Iterator[str]:
             "problem: there is a GPU, but JAX uses the CPU: install JAX for the GPU, see "
             "https://docs.jax.dev/en/latest/installation.html"
         )
-    if not os.access(next(path for path in (cache, *cache.parents) if path.exists()), os.W_OK):
-        yield f"problem: {cache} cannot be written: set JAXFORMER_CACHE to another folder"
+    try:
+        make_folder(cache, "JAXFORMER_CACHE")
+    except UserError as error:
+        yield f"problem: {error}"
 
 
 def _extra_report(extra: str, purpose: str) -> str:

@@ -20,7 +20,7 @@ from jaxformer.data.characters import is_blank, normalization_rules
 from jaxformer.data.corpus import Corpus, VerifiedCorpus
 from jaxformer.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, open_processor, split_spaces
 from jaxformer.errors import UserError
-from jaxformer.files import write_file
+from jaxformer.files import make_folder, write_file
 
 # Largest number of lines to learn a vocabulary from; a sample of a larger corpus is as good.
 _MAX_LINES = 2_000_000
@@ -142,6 +142,7 @@ def cached_tokenizer(
         digest, model = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
         if hashlib.sha256(model).digest() == digest:
             return Tokenizer(model)
+    make_folder(cache_directory, "JAXFORMER_CACHE")  # before the work
     if corpus.target_symbols:
         symbols = sorted({s for _, target in corpus.pairs(split) for s in split_spaces(target)})
         lines = (source for source, _ in corpus.pairs(split))

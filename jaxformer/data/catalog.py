@@ -11,7 +11,7 @@ from typing import Any
 
 from jaxformer.data import preparation
 from jaxformer.errors import UserError, needs_package
-from jaxformer.files import data_directory, write_file
+from jaxformer.files import data_directory, make_folder, write_file
 from jaxformer.version import __version__
 
 
@@ -207,6 +207,7 @@ def download_corpus(corpus: PublicCorpus) -> pathlib.Path:
     folder, downloads = data_directory() / corpus.folder, data_directory() / corpus.downloads
     if is_present(corpus) and (corpus.prepare is not None or not corpus.hashes):
         return folder
+    make_folder(data_directory(), "JAXFORMER_DATA")
     _download(corpus, downloads)
     if corpus.prepare is not None:
         try:

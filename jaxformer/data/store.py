@@ -18,7 +18,7 @@ from jaxformer.data.corpus import Corpus, VerifiedCorpus
 from jaxformer.data.findings import EMPTY, LONG, Finding, Findings
 from jaxformer.data.tokenizer import Vocabulary
 from jaxformer.errors import UserError
-from jaxformer.files import file_sha256
+from jaxformer.files import file_sha256, make_folder
 from jaxformer.progress import ProgressBar
 
 _FORMAT = 2  # part of the key of every store, so that stores in another format are rebuilt
@@ -76,7 +76,7 @@ def build_store(
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         return TokenStore(folder)
     shutil.rmtree(folder, ignore_errors=True)
-    cache.mkdir(parents=True, exist_ok=True)
+    make_folder(cache, "JAXFORMER_CACHE")
     _remove_abandoned(cache)
     with tempfile.TemporaryDirectory(
         dir=cache,

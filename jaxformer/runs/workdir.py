@@ -4,6 +4,8 @@ import functools
 import hashlib
 import json
 import pathlib
+import sys
+import warnings
 from typing import Any
 
 import jax
@@ -123,9 +125,26 @@ def read_workdir_object(path: pathlib.Path) -> dict[str, Any]:
 def use_compilation_cache() -> None:
     """Enables JAX's persistent compilation cache, unless the user has chosen a directory for it."""
     if jax.config.values["jax_compilation_cache_dir"] is None:
-        jax.config.update("jax_compilation_cache_dir", str(files.cache_directory() / "programs"))
+        folder = files.cache_directory() / "programs"
+        if not _can_write_programs(folder) and not folder.is_dir():
+            return
+        jax.config.update("jax_compilation_cache_dir", str(folder))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+@functools.cache
+def _can_write_programs(folder: pathlib.Path) -> bool:
+    """Returns whether compiled programs can be kept; reports once that they cannot."""
+    try:
+        files.make_folder(folder, "JAXFORMER_CACHE")
+    except UserError as error:
+        print(f"note: compiled programs are not kept: {error}", file=sys.stderr)
+        # JAX would repeat it for every program.
+        message = "Error writing persistent compilation cache entry"
+        warnings.filterwarnings("ignore", message=message)
+        return False
+    return True
 
 
 @functools.cache

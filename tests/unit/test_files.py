@@ -12,7 +12,17 @@ import sys
 import pytest
 
 from jaxformer.errors import UserError
-from jaxformer.files import local_path, lock_file, lock_folder, open_file, read_whole, write_file
+from jaxformer.files import (
+    cache_directory,
+    data_directory,
+    local_path,
+    lock_file,
+    lock_folder,
+    make_folder,
+    open_file,
+    read_whole,
+    write_file,
+)
 
 
 def test_urls_are_refused():
@@ -174,3 +184,24 @@ def test_a_file_system_without_fsync_is_written_and_a_failing_one_is_not(tmp_pat
     error = errno.EINVAL
     write_file(tmp_path / "file", b"content")
     assert (tmp_path / "file").read_bytes() == b"content"
+
+
+def test_folders_that_variables_name(tmp_path, monkeypatch):
+    monkeypatch.setenv("JAXFORMER_CACHE", str(tmp_path / "new" / "cache"))
+    monkeypatch.delenv("JAXFORMER_DATA", raising=False)
+    make_folder(data_directory(), "JAXFORMER_DATA")
+    assert list((tmp_path / "new" / "cache").iterdir()) == [data_directory()]
+    assert list(data_directory().iterdir()) == []  # The probe is gone.
+    monkeypatch.setenv("JAXFORMER_CACHE", "gs://bucket/cache")
+    with pytest.raises(UserError, match=r"^JAXFORMER_CACHE: expected a path on a local disk: got"):
+        cache_directory()
+
+
+@pytest.mark.parametrize("folder", ["/proc/nothing", "/proc/nothing/below", "file", "file/below"])
+def test_a_folder_that_cannot_be_written_names_its_variable(folder, tmp_path, monkeypatch):
+    """Even for root, to whom all permissions are given."""
+    monkeypatch.chdir(tmp_path)
+    pathlib.Path("file").touch()
+    message = rf"^{folder}: expected a folder that can be written: .+; set JAXFORMER_CACHE to one"
+    with pytest.raises(UserError, match=message):
+        make_folder(pathlib.Path(folder), "JAXFORMER_CACHE")

@@ -252,7 +252,7 @@ def test_only_whole_files_with_the_right_hash_get_their_names(data, publish, ser
         assert not list(path.parent.iterdir())
     assert len(server.requests) == 6  # Two retries each.
     monkeypatch.setitem(sys.modules, "pooch", None)
-    with pytest.raises(UserError, match=r"pooch, .*: pip install 'jaxformer\[download\]'$"):
+    with pytest.raises(UserError, match=r"pooch, .*: pip install '\.\[download\]'$"):
         download_corpus(corpus)
 
 

@@ -163,7 +163,7 @@ def test_missing_and_damaged_files_are_named(tmp_path, monkeypatch):
     ]
     refused_files(import_huggingface, directory, cases)
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    message = r"the package tokenizers, which reads .* pip install 'jaxformer\[interop\]'$"
+    message = r"the package tokenizers, which reads .* pip install '\.\[interop\]'$"
     refused(import_huggingface, directory, message)
 
 

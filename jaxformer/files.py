@@ -53,6 +53,24 @@ def local_path(path: str | os.PathLike[str]) -> pathlib.Path:
     return pathlib.Path(os.path.expanduser(text))
 
 
+def check_unicode_path(path: pathlib.Path) -> None:
+    """Refuses a path whose name on the disk is not UTF-8.
+
+    Python keeps such bytes, and in a locale with another encoding it writes other bytes than the
+    libraries in C++ that store arrays.
+    """
+    text = os.fspath(path.absolute())
+    try:
+        is_same = text.encode() == os.fsencode(text)
+    except UnicodeEncodeError:
+        is_same = False
+    if not is_same:
+        raise UserError(
+            f"{path}: expected a path in UTF-8; rename the folder, or set the locale to UTF-8, as "
+            "in LC_ALL=C.UTF-8"
+        )
+
+
 def input_path(path: str) -> pathlib.Path:
     """Returns the path of a text to read; "-" is standard input, and "./-" a file."""
     return STDIN if path == "-" else local_path(path)

@@ -12,7 +12,7 @@ import jax
 
 from jaxformer.config import DataConfig, ModelConfig
 from jaxformer.errors import UserError
-from jaxformer.files import local_path, write_file
+from jaxformer.files import check_unicode_path, local_path, write_file
 from jaxformer.inference.weights import TrainedModel, params_sha256
 from jaxformer.interop import ctranslate2, safetensors, stablehlo
 from jaxformer.interop.bergamot import exporter as bergamot
@@ -77,6 +77,7 @@ def export_model(
         is missing, or ``output`` exists and is not an empty folder.
     """
     target = local_path(output).absolute()
+    check_unicode_path(target)
     if compute_dtype is not None and format != "stablehlo":
         own = "int8" if format == "bergamot" else "float32"
         raise UserError(f"--dtype is for stablehlo only: {format} stores {own}; leave it out")

@@ -35,6 +35,7 @@ class Workdir:
         self.metrics = path / "metrics.jsonl"
         self.tensorboard = path / "tensorboard"
         self.profile = path / "profile"  # in the format of JAX's profiler
+        files.check_unicode_path(path)
         for folder in (self.checkpoints, self.averaged, self.tensorboard, self.profile):
             files.resolve_inside(folder, path)
 
@@ -104,6 +105,7 @@ class Workdir:
 
 def check_directory(directory: pathlib.Path) -> None:
     """Refuses folders whose absolute path has characters that orbax reads as a pattern."""
+    files.check_unicode_path(directory)
     path = directory.absolute().as_posix()
     if found := "".join(sorted(set(path) & set("*?[\\"))):
         raise UserError(

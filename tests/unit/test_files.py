@@ -14,6 +14,7 @@ import pytest
 from jaxformer.errors import UserError
 from jaxformer.files import (
     cache_directory,
+    check_unicode_path,
     data_directory,
     local_path,
     lock_file,
@@ -23,6 +24,9 @@ from jaxformer.files import (
     read_whole,
     write_file,
 )
+from jaxformer.interop.export import export_model
+from jaxformer.runs.checkpoints import Checkpoints
+from jaxformer.runs.workdir import Workdir
 
 
 def test_urls_are_refused():
@@ -205,3 +209,39 @@ def test_a_folder_that_cannot_be_written_names_its_variable(folder, tmp_path, mo
     message = rf"^{folder}: expected a folder that can be written: .+; set JAXFORMER_CACHE to one"
     with pytest.raises(UserError, match=message):
         make_folder(pathlib.Path(folder), "JAXFORMER_CACHE")
+
+
+def test_paths_that_libraries_in_c_would_write_elsewhere_are_refused(tmp_path, monkeypatch):
+    """Bytes that are not UTF-8, and letters in a locale with another encoding."""
+    message = r"expected a path in UTF-8; rename the folder, or set the locale to UTF-8"
+    latin = pathlib.Path(os.fsdecode(b"r\xfcn"))
+    for path in (latin, latin / "below", tmp_path / "run" / latin):
+        with pytest.raises(UserError, match=message):
+            check_unicode_path(path)
+    german = pathlib.Path("r\u00fcn")
+    check_unicode_path(german)
+    for encoding in ("latin-1", "ascii"):
+        encode = {"encoding": encoding, "errors": "surrogateescape"}
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsencode", lambda text, encode=encode: str(text).encode(**encode))
+            with pytest.raises(UserError, match=message):
+                check_unicode_path(german)
+            check_unicode_path(tmp_path)
+    os.mkdir(tmp_path / latin)
+    monkeypatch.chdir(tmp_path / latin)
+    with pytest.raises(UserError, match=message):
+        check_unicode_path(pathlib.Path("run"))
+
+
+def test_what_holds_arrays_is_in_such_paths(tmp_path):
+    """Of training, import, quantize, average, distill, export, and models to read."""
+    path = tmp_path / os.fsdecode(b"r\xfcn")
+    calls = (
+        lambda: Workdir(path),
+        lambda: Checkpoints(path, keep=1),
+        lambda: export_model("marian", tmp_path, path),
+    )
+    for call in calls:
+        with pytest.raises(UserError, match=r"r\udcfcn: expected a path in UTF-8"):
+            call()
+    assert list(tmp_path.iterdir()) == []

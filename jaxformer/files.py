@@ -213,7 +213,7 @@ def read_json(path: pathlib.Path, inside: pathlib.Path | None = None) -> Any:
     content = _read_limited(path, inside, MAX_JSON_BYTES)
     # Not UTF-8, not JSON, or nested too deeply.
     with prefix_errors(f"{path}: expected JSON", ValueError, RecursionError):
-        return json.loads(content.decode())
+        return json.loads(content.decode("utf-8-sig"))
 
 
 def read_object(

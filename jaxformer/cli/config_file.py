@@ -2,14 +2,16 @@
 
 import pathlib
 import runpy
+import tokenize
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxformer.cli.configs import find_config, shipped_configs
 from jaxformer.config import Config
+from jaxformer.data.text_files import read_file
 from jaxformer.errors import UserError, did_you_mean
-from jaxformer.files import local_path
+from jaxformer.files import explain_read_errors, local_path
 
 # Names of fields and options in other programs.
 _SYNONYMS = {
@@ -71,7 +73,9 @@ def _execute_config(name: str) -> tuple[Any, Callable[[Config, str, Sequence[str
         ours = path.stem in shipped_configs()
         otherwise = f"jaxformer's own is named {path.stem}" if ours else "name another"
         hint = did_you_mean(str(path), map(str, path.parent.glob("*.py")), otherwise)
-        raise UserError(f"{path}: no such file; {hint}")
+        what = "expected a Python file, found a folder, a pipe or a device"
+        raise UserError(f"{path}: {what if path.exists() else 'no such file'}; {hint}")
+    _check_encoding(path)
     try:
         found = runpy.run_path(file)
         get_config = found.get("get_config", lambda *_: None)
@@ -79,18 +83,43 @@ def _execute_config(name: str) -> tuple[Any, Callable[[Config, str, Sequence[str
     except UserError:
         raise
     except SyntaxError as error:
-        raise UserError(f"{error.filename}:{error.lineno}: {error.msg}") from None
+        place = f"{error.filename or file}:{error.lineno or 1}"
+        raise UserError(f"{place}: {error.msg}") from None
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
         lines = [frame.lineno for frame in frames if frame.filename == file]
         place = f"{file}:{lines[-1]}" if lines else file
-        cause = " ".join(str(error).split())
+        cause = " ".join(str(error).split()) + _import_hint(error, path)
         raise UserError(f"{place}: {type(error).__name__}: {cause}") from None
     if not hasattr(values, "to_dict"):
         raise UserError(
             f"{file}: expected a function get_config that returns a config; add it or its return"
         )
     return values, found.get("adapt_config", lambda config, *_: config)
+
+
+def _check_encoding(path: pathlib.Path) -> None:
+    """Refuses a file that is not text in UTF-8 or in the encoding that it declares to Python."""
+    with explain_read_errors(path), path.open("rb") as file:
+        try:
+            encoding, _ = tokenize.detect_encoding(file.readline)
+        except SyntaxError:  # Not UTF-8, or an unknown declaration, which Python reports.
+            encoding = "utf-8"
+    if encoding.startswith("utf-8"):
+        for _ in read_file(path):
+            pass
+
+
+def _import_hint(error: Exception, path: pathlib.Path) -> str:
+    """Returns how to import a module beside the config, whose folder is not searched."""
+    name = error.name if isinstance(error, ModuleNotFoundError) else None
+    module = str(name).partition(".")[0]
+    if not any((path.parent / found).exists() for found in (f"{module}.py", module)):
+        return ""
+    return (
+        f"; {module} is beside the config: add its folder first, "
+        "sys.path.append(os.path.dirname(__file__))"
+    )
 
 
 def _override(config: Any, word: str) -> None:

@@ -25,6 +25,7 @@ EXECUTED = {
     "docs/README.zh-CN.md": "system/test_readme.py",
     "docs/attention.md": "integration/test_research_page.py",
     "docs/classification.md": "integration/test_bert.py",
+    "docs/configs.md": "unit/cli/test_config_file.py",
     "docs/decoding.md": "integration/test_research_page.py",
     "docs/fine_tuning.md": "integration/test_fine_tuning_page.py",
     "docs/hugging_face.md": "integration/test_huggingface.py",

@@ -22,7 +22,7 @@ class ProgressBar(tqdm):
     def format_dict(self) -> dict[str, Any]:
         settings = dict(super().format_dict)
         columns = settings["ncols"]
-        if columns is None:
+        if not columns:  # A terminal without a size, or a file.
             return settings | {"postfix": ", ".join(self.values)}
         if excess := max(0, self._length(settings) - columns):
             prefix = settings["prefix"]

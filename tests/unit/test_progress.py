@@ -55,4 +55,5 @@ def test_a_line_is_not_cut(columns, done, total, options):
 
 def test_a_narrow_terminal_keeps_the_numbers():
     assert line(30, 5, 10, unit="step", desc="a long name").startswith(" 50%|")
-    assert line(None, 5, 10, values=["loss 1"]).endswith(", loss 1]")
+    for columns in (None, 0):
+        assert line(columns, 5, 10, values=["loss 1"]).endswith(", loss 1]")

@@ -28,7 +28,7 @@ $(TESTS): export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo notebooks $(TESTS) lint docs check lock clean
+.PHONY: help install demo notebooks $(TESTS) programs lint docs check lock clean
 
 help:  ## List all targets
 	@sed -n 's/^\([a-z0-9.-]*\):.*## /\1|/p' Makefile | while IFS='|' read -r name what; do \
@@ -74,6 +74,9 @@ nightly: $(VENV)/installed $(OLDEST)/installed  ## Run all cases in random order
 	$(BIN)/python tests/mutants.py --count 12
 	$(SMOKE) $(OLDEST)/bin/$(PYTEST) -m smoke $(NOTEBOOKS)
 	make smoke-3.11 smoke-newest  # not $(MAKE), which runs with --dry-run, too
+
+programs: $(VENV)/installed  ## Compare the programs that XLA gets with those of the commit SINCE
+	$(BIN)/python tests/lowered_programs.py --since $(or $(SINCE),HEAD)
 
 lint: $(VENV)/installed  ## Check style, formatting, types, imports and language
 	$(BIN)/ruff check

@@ -305,7 +305,8 @@ class Run:
         in_row = int(state.skipped_in_row)
         if in_row >= _MAX_SKIPPED_IN_ROW:
             raise FloatingPointError(
-                f"updates were NaN or Inf for the last {in_row} steps; {self._newest_checkpoint()}"
+                f"updates were NaN or Inf for the last {in_row} steps{_float16_hint(state)}; "
+                f"{self._newest_checkpoint()}"
             )
 
     def _newest_checkpoint(self) -> str:
@@ -341,3 +342,13 @@ class Run:
 
 def _shape_of(batch: PyTree) -> tuple[tuple[int, ...], ...]:
     return tuple(leaf.shape for leaf in jax.tree.leaves(batch))
+
+
+def _float16_hint(state: TrainState) -> str:
+    """Returns a likely cause of updates that are not finite if parameters are float16, else ""."""
+    if not any(leaf.dtype == "float16" for leaf in jax.tree.leaves(state.params)):
+        return ""
+    return (
+        ", with parameters in float16, where squares of small gradients and Adam's epsilon of 1e-8 "
+        "become 0; let Task.init return float32 or bfloat16, and convert them in the loss"
+    )

@@ -6,6 +6,7 @@ import pathlib
 import sys
 from collections.abc import Callable, Sequence
 
+import jax
 import optax
 from jax.experimental import multihost_utils
 from jaxtyping import PyTree
@@ -149,6 +150,27 @@ def replay(workdir: str | pathlib.Path, step: int) -> ReplayedStep:
             *(task, optimizer, checkpoints, mesh, config.training, step, start_from),
             evaluated=ema_params if config.training.ema_decay else None,
         )
+
+
+def make_validation_loss(workdir: str | pathlib.Path) -> Callable[[PyTree], float]:
+    """Returns a function that computes the validation loss of parameters, as a run does.
+
+    Raises:
+      UserError, OSError: The data of the run cannot be read, or has changed.
+    """
+    use_compilation_cache()
+    folder = Workdir(model_path(workdir))
+    config = read_config(folder)
+    # Decoding for BLEU or F1 takes longer than the loss.
+    training = dataclasses.replace(config.training, eval_sentences=0)
+    task = make_task(dataclasses.replace(config, training=training), folder)
+    # Not the mesh of the run, whose devices may not be here.
+    mesh = make_mesh(devices=jax.local_devices()[:1])
+
+    def validation_loss(params: PyTree) -> float:
+        return float(task.evaluate(params, mesh, lambda: None)["loss"])
+
+    return validation_loss
 
 
 def make_task(config: Config, folder: Workdir, corpus: Corpus | None = None) -> NetworkTask:

@@ -2,7 +2,8 @@
 
 import pathlib
 import re
-from typing import Annotated, Literal
+import sys
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from jaxformer.cli.options import (
     Checkpoint,
@@ -17,6 +18,9 @@ from jaxformer.cli.signatures import Value
 from jaxformer.errors import UserError
 from jaxformer.files import local_path
 
+if TYPE_CHECKING:
+    from jaxformer.inference.weights import AverageLosses
+
 
 def average(*, workdir: RunDir, last: int = 5) -> None:
     """Average the newest checkpoints, as the paper does; other commands then use the average.
@@ -26,16 +30,45 @@ def average(*, workdir: RunDir, last: int = 5) -> None:
 
     Example:
       jaxformer average --workdir runs/multi30k --last 5
+
+      It compares the losses of the average and of the newest checkpoint on the validation data of
+      the run. If the average is worse, the other commands still use the newest checkpoint.
     """
+    from jaxformer.experiment import make_validation_loss
     from jaxformer.inference import weights
     from jaxformer.runs.workdir import Workdir
 
     folder = Workdir(workdir)
-    steps = weights.average(folder, last)
-    print(
-        f"{folder.averaged}: average of steps {', '.join(map(str, steps))}\n"
-        "  --weights latest uses the newest checkpoint instead; delete the folder to undo this"
+    weights.steps_to_average(folder, last)  # refuses mistakes before it reads the data
+    validation_loss, reason = None, ""
+    try:
+        print("comparing the average with the newest checkpoint", file=sys.stderr)
+        validation_loss = make_validation_loss(workdir)
+    except (UserError, OSError) as error:
+        reason = str(error)
+    steps = weights.average(folder, last, validation_loss)
+    print(f"{folder.averaged}: average of steps {', '.join(map(str, steps))}")
+    print(_describe_average(steps[-1], weights.average_losses(folder), reason))
+
+
+def _describe_average(newest: int, losses: "AverageLosses | None", reason: str) -> str:
+    """Returns whether an average is better than the newest checkpoint, and which is the default."""
+    undo = "--weights latest uses the newest checkpoint instead; delete the folder to undo this"
+    if losses is None:
+        return (
+            f"  the validation data cannot be read, so the average was not compared with step "
+            f"{newest}: {reason}\n  other commands use the average; {undo}"
+        )
+    comparison = (
+        f"  validation loss: {losses.latest:.4f} of step {newest}, "
+        f"{losses.averaged:.4f} of the average"
     )
+    if losses.average_is_worse:
+        return (
+            f"{comparison}\n  the average is worse, so other commands use step {newest}; "
+            "--weights averaged uses the average"
+        )
+    return f"{comparison}\n  other commands use the average; {undo}"
 
 
 def quantize(*, workdir: ModelDir, output: NewRunDir, weights: Checkpoint = "auto") -> None:

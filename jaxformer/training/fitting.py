@@ -154,11 +154,8 @@ class Run:
                 folder, start=start, steps=settings.steps, writers=self.writers, formats=formats
             ) as self.reporter:
                 self._prepare(state, saved)
-                done = self.validation.out_of_patience()
-                if self.saved >= settings.steps:
-                    done = done or f"{settings.section}.steps={settings.steps} are done"
-                if done:
-                    self.reporter.log(f"nothing to do: {done}")
+                if done := self._describe_finished():
+                    self.reporter.log(done)
                     return state
                 return self._take_steps(state)
 
@@ -216,6 +213,23 @@ class Run:
                 self.reporter.log(line)
             if not self.validation.resume(evaluate_at(state, self.evaluated).params, start):
                 self.stop.end_run(start)
+
+    def _describe_finished(self) -> str:
+        """Returns a line about a run that takes no more steps, or "" for any other."""
+        reason, longer = self.validation.out_of_patience(), "patience"
+        if not reason:
+            if self.saved < self.settings.steps:
+                return ""
+            reason, longer = (
+                f"{self.settings.section}.steps={self.settings.steps} are done",
+                "steps",
+            )
+        return (
+            f"nothing to do: {reason}, and the parameters come from the checkpoint of step "
+            f"{self.saved}. {self.folder.path}: already trained for {self.saved} steps; to train "
+            "again after a change of code or data, use another workdir; to train longer, raise "
+            f"{self.settings.section}.{longer}"
+        )
 
     def _take_steps(self, state: TrainState) -> TrainState:
         settings, step, stop = self.settings, self.saved, False

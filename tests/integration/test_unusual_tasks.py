@@ -79,6 +79,19 @@ def test_batches_and_parameters_that_cannot_be_trained(task, message, tmp_path):
         train(task, tmp_path)
 
 
+def test_an_edited_loss_does_not_change_a_finished_run_which_says_so(tmp_path, capsys):
+    state = train(Softmax(), tmp_path)
+    edited = changed(loss=lambda self, params, *_: {"loss": params["w"].sum(), "count": 1})
+    capsys.readouterr()
+    found = train(edited, tmp_path)
+    np.testing.assert_array_equal(found.params["w"], state.params["w"])
+    assert capsys.readouterr().err.endswith(
+        "nothing to do: fit.steps=4 are done, and the parameters come from the checkpoint of step "
+        f"4. {tmp_path / 'run'}: already trained for 4 steps; to train again after a change of "
+        "code or data, use another workdir; to train longer, raise fit.steps\n"
+    )
+
+
 def test_meshes_of_others(tmp_path):
     mesh = jax.make_mesh((1,), ("batch",), devices=jax.devices()[:1])
     with pytest.raises(UserError, match="with the axes data, fsdp, tensor: got batch"):
@@ -209,7 +222,9 @@ def test_patience_ends_an_interrupted_run_at_the_same_step(tmp_path, capsys):
     reason = "no better reward in the last 3 validations"
     assert f"stopped early at step 10: {reason}" in capsys.readouterr().err
     assert validate(rewards, folder, patience=3) == (10, 4)
-    assert f"nothing to do: {reason}" in capsys.readouterr().err
+    log = capsys.readouterr().err
+    assert f"nothing to do: {reason}, and the parameters come from the checkpoint of step 10" in log
+    assert log.endswith("to train longer, raise fit.patience\n")
     assert validate(rewards, folder, patience=5) == (20, 20)
     first = (folder / "run" / "metrics.jsonl").read_text().splitlines()[0]
     assert list(json.loads(first)) == ["kind", "step", "reward", "loss"]

@@ -216,19 +216,19 @@ class Run:
 
     def _describe_finished(self) -> str:
         """Returns a line about a run that takes no more steps, or "" for any other."""
-        reason, longer = self.validation.out_of_patience(), "patience"
-        if not reason:
-            if self.saved < self.settings.steps:
-                return ""
-            reason, longer = (
-                f"{self.settings.section}.steps={self.settings.steps} are done",
-                "steps",
-            )
+        section, steps = self.settings.section, self.settings.steps
+        if reason := self.validation.out_of_patience():
+            longer = f"{section}.patience"
+        elif self.saved >= steps:
+            reason = f"{section}.steps={steps} are done"
+            longer = f"{section}.steps"
+        else:
+            return ""
         return (
             f"nothing to do: {reason}, and the parameters come from the checkpoint of step "
             f"{self.saved}. {self.folder.path}: already trained for {self.saved} steps; to train "
             "again after a change of code or data, use another workdir; to train longer, raise "
-            f"{self.settings.section}.{longer}"
+            f"{longer}"
         )
 
     def _take_steps(self, state: TrainState) -> TrainState:

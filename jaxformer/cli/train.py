@@ -117,15 +117,11 @@ def _join_processes(coordinator: str | None, count: int | None, process_id: int 
             "--coordinator=HOST:PORT needs --num_processes=N and --process_id=0 to N-1: got "
             f"{coordinator}, {count} and {process_id}"
         )
-    import jax
-
-    from jaxformer.runs.watchdog import HEARTBEAT_TIMEOUT
+    from jaxformer.runs.processes import join_processes
 
     address = None if coordinator == "auto" else coordinator
     try:
-        jax.distributed.initialize(
-            address, count, process_id, heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT
-        )
+        join_processes(address, count, process_id)
     except (RuntimeError, ValueError) as error:  # the type depends on what jax lacks
         raise UserError(
             f"--coordinator={coordinator}: jax could not join the processes ({error}); give "

@@ -34,6 +34,7 @@ from jaxformer.training.optimizer import configured_optimizer, configured_schedu
 from jaxformer.training.replay import ReplayedStep, replay_step
 from jaxformer.training.settings import DECAYING, FitConfig
 from jaxformer.training.state import TrainState
+from jaxformer.waits import announce
 
 
 def train(
@@ -176,9 +177,11 @@ def make_validation_loss(workdir: str | pathlib.Path) -> Callable[[PyTree], floa
 def make_task(config: Config, folder: Workdir, corpus: Corpus | None = None) -> NetworkTask:
     """Opens the data of a config, on process 0 first, which leaves files; returns its task."""
     if not processes.is_primary():
-        multihost_utils.sync_global_devices("data")
+        with announce("waiting for process 0, which reads the data"):
+            multihost_utils.sync_global_devices("data")
     try:
-        task = task_class(config).open(config, folder, corpus)
+        with announce("reading the data"):
+            task = task_class(config).open(config, folder, corpus)
         check_identity(folder, task.identity())
         return task
     finally:

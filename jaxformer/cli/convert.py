@@ -17,6 +17,7 @@ from jaxformer.cli.options import (
 from jaxformer.cli.signatures import Value
 from jaxformer.errors import UserError
 from jaxformer.files import local_path
+from jaxformer.waits import announce
 
 if TYPE_CHECKING:
     from jaxformer.inference.weights import AverageLosses
@@ -79,7 +80,8 @@ def quantize(*, workdir: ModelDir, output: NewRunDir, weights: Checkpoint = "aut
     """
     from jaxformer.inference.weights import quantize
 
-    before, after = quantize(workdir, output, weights=weights)
+    with announce(f"quantizing the parameters of {workdir}"):
+        before, after = quantize(workdir, output, weights=weights)
     print(
         f"{output}: parameters of {after / 1e6:.1f} MB instead of {before / 1e6:.1f} MB "
         f"({before / after:.2f} times smaller)\n"
@@ -138,7 +140,9 @@ def import_model(
     if files:
         directory = model_folder(directory, files)
     options = {"languages": languages} if languages else {}
-    print(f"{workdir}: {convert(directory, workdir, **options)}")
+    with announce(f"converting {directory}"):
+        summary = convert(directory, workdir, **options)
+    print(f"{workdir}: {summary}")
 
 
 def export_model(
@@ -165,7 +169,8 @@ def export_model(
     from jaxformer.interop.export import export_model
 
     settings = search.settings(workdir)
-    summary = export_model(
-        format, workdir, output, weights=weights, search=settings, compute_dtype=dtype
-    )
+    with announce(f"converting {workdir}"):
+        summary = export_model(
+            format, workdir, output, weights=weights, search=settings, compute_dtype=dtype
+        )
     print(f"{output}: {summary}")

@@ -14,6 +14,7 @@ from jaxformer.cli.signatures import Value
 from jaxformer.cli.source_fields import list_fields
 from jaxformer.errors import UserError, exit_code, typed_command
 from jaxformer.files import run_path
+from jaxformer.waits import announce
 
 _SHUTDOWN_SECONDS = 3  # time that a failing process waits for the other processes to fail, too
 
@@ -94,6 +95,7 @@ def _train(
 ) -> None:
     faulthandler.enable(2)
     # Imported late, so that a wrong argument or --help does not wait for jax.
+    import jax
     from absl import logging
 
     import jaxformer.experiment
@@ -102,6 +104,8 @@ def _train(
     logging.set_verbosity(logging.WARNING)  # orbax reports a dozen lines for every checkpoint
     config = load_config(name, overrides, workdir)
     _join_processes(*processes)
+    with announce("starting the devices"):
+        jax.devices()
     jaxformer.experiment.train(config, workdir)
 
 

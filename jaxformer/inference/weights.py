@@ -31,6 +31,7 @@ from jaxformer.runs.run_directory import check_metadata
 from jaxformer.runs.workdir import Workdir, read_workdir_object, use_compilation_cache
 from jaxformer.search import BeamSearch, Sampling
 from jaxformer.training.task import Task
+from jaxformer.waits import announce
 
 _QUANTIZE = "jaxformer quantize"  # the command, in messages and workdirs
 _LOSSES = "validation_losses"  # in the metadata of an average: "latest" and "averaged"
@@ -308,7 +309,8 @@ def average(
     newest, metadata = template, {}
     with _open(folder, folder.checkpoints) as checkpoints:
         for step in steps:
-            restored = checkpoints.restore_params(template, step=step)
+            with announce(f"verifying and reading step {step} in {folder.checkpoints}"):
+                restored = checkpoints.restore_params(template, step=step)
             _check_metadata(folder, folder.checkpoints, run.model, restored.metadata)
             newest = restored.params
             total = jax.tree.map(np.add, total, jax.device_get(newest))
@@ -376,7 +378,8 @@ def _restore(
     with _open(folder, directory) as checkpoints:
         chosen = weights not in ("averaged", "latest")
         step = _chosen_step(checkpoints, directory, weights) if chosen else None
-        return checkpoints.restore_params(template, step=step)
+        with announce(f"verifying and reading the parameters in {directory}"):
+            return checkpoints.restore_params(template, step=step)
 
 
 def _open(folder: Workdir, directory: pathlib.Path) -> Checkpoints:

@@ -40,6 +40,7 @@ from jaxformer.training.state import (
 from jaxformer.training.step import CompiledStep, make_train_step
 from jaxformer.training.task import Task, check_task
 from jaxformer.training.validation import Validation, best_metric
+from jaxformer.waits import announce
 
 # A run that has skipped this many steps in a row will not recover on its own.
 _MAX_SKIPPED_IN_ROW = 10
@@ -169,7 +170,11 @@ class Run:
         # Parameters do not determine a model: an activation has none.
         model = self.config.to_dict().get("model")
         self.metadata = identity if model is None else {**identity, "model": model}
-        with self.stop.raise_at_once():
+        newest = max(self.checkpoints.steps(), default=None)
+        work = "initializing the parameters"
+        if newest is not None:
+            work = f"verifying and restoring the checkpoint of step {newest}"
+        with self.stop.raise_at_once(), announce(work):
             state, saved = restore_or_initialize(
                 *(task, self.optimizer, self.mesh, settings.seed, self.checkpoints),
                 self.start_from,
@@ -298,7 +303,8 @@ class Run:
         if type(self.task).__module__.startswith("jaxformer."):
             return
         watchdog.record_progress("the check of the loss before the first step", limited=False)
-        with self.window.pause_clock():
+        work = "checking that the rows of a batch are independent"
+        with self.window.pause_clock(), announce(work):
             found = describe_dependence(
                 self.task.loss, state.params, batch, self.mesh, self.settings.gradient_accumulation
             )
@@ -329,7 +335,7 @@ class Run:
 
     def _save(self, step: int, state: TrainState, *, interim: bool) -> None:
         """Saves a finite state in the background, together with the unfinished report."""
-        with self.window.pause_clock():
+        with self.window.pause_clock(), announce(f"saving step {step}"):
             if not is_finite(state.params, state.opt_state):
                 raise FloatingPointError(
                     f"the parameters or the optimizer's state are NaN or Inf at step {step}, which "
@@ -347,7 +353,8 @@ class Run:
         """Completes the last save; logs or raises the reason for an early end."""
         if self.saved < step:
             self._save(step, state, interim=True)
-        self.checkpoints.wait()
+        with announce(f"completing the save of step {self.saved}"):
+            self.checkpoints.wait()
         if reason := self.validation.out_of_patience():
             self.reporter.log(f"stopped early at step {step}: {reason}")
         elif stopped or step < self.settings.steps:

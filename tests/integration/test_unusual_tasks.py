@@ -3,6 +3,7 @@
 import functools
 import itertools
 import json
+import time
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ import optax
 import pytest
 
 import jaxformer
-from jaxformer import Checkpoints, FitConfig, MeshConfig, Task, UserError, every, fit
+from jaxformer import Checkpoints, FitConfig, MeshConfig, Task, UserError, every, fit, waits
 
 
 class Softmax(Task):
@@ -89,6 +90,24 @@ def test_an_edited_loss_does_not_change_a_finished_run_which_says_so(tmp_path, c
         "nothing to do: fit.steps=4 are done, and the parameters come from the checkpoint of step "
         f"4. {tmp_path / 'run'}: already trained for 4 steps; to train again after a change of "
         "code or data, use another workdir; to train longer, raise fit.steps\n"
+    )
+
+
+def test_a_slow_restore_and_validation_are_announced(tmp_path, capsys, monkeypatch):
+    def slow(function):
+        return lambda *arguments, **options: (time.sleep(0.5), function(*arguments, **options))[1]
+
+    task = changed(evaluate=slow(lambda *_: {"loss": 1.0}))
+    intervals = dict.fromkeys(("checkpoint_every", "eval_every"), 2)
+    train(task, tmp_path, **intervals)
+    monkeypatch.setattr(waits, "SECONDS", 0.2)
+    monkeypatch.setattr(Checkpoints, "restore", slow(Checkpoints.restore))
+    capsys.readouterr()
+    train(task, tmp_path, steps=6, **intervals)
+    lines = capsys.readouterr().err.splitlines()
+    assert "verifying and restoring the checkpoint of step 4 ..." in lines
+    assert (
+        lines.index("validating step 6 ...") == lines.index("step 6/6  validation: loss 1.000") - 1
     )
 
 

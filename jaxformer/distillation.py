@@ -77,11 +77,19 @@ def distill(
     rows = _translate(teacher, list(sources.items()), folder.path / "translations")
     _write_sides(train_path, languages, filter_rows(rows, **limits))
     train(student, folder.path)
-    quantized, weights = Workdir(folder.path / "quantized"), TrainedModel.load(folder.path).weights
+    quantized = Workdir(folder.path / "quantized")
     if not quantized.config.exists():
         quantize(folder.path, quantized.path)
-    elif Manifest.read(quantized.checkpoints / "0").metadata.get("rounded_from") != weights:
+        return
+    weights = _without_note(TrainedModel.load(folder.path).weights)
+    metadata = Manifest.read(quantized.checkpoints / "0").metadata
+    if _without_note(metadata.get("rounded_from")) != weights:
         raise UserError(f"{quantized.path}: is not of {weights}; delete it and run again")
+
+
+def _without_note(weights: object) -> str:
+    """Returns the description of a checkpoint without what it adds about an average."""
+    return str(weights).partition(";")[0]
 
 
 def _write_sides(prefix: str, languages: tuple[str, str], pairs: Iterable[tuple[str, str]]) -> None:
@@ -99,7 +107,9 @@ def _translate(teacher: Translator, sources: Sources, folder: pathlib.Path) -> I
     """
     _check_identity(folder / "identity.json", teacher, sources)
     files = f"files of {_SOURCES_PER_PART:,} in {folder}"
-    print(f"translating {len(sources):,} different sources, in {files}", file=sys.stderr)
+    earlier = len(list(folder.glob("*.jsonl")))
+    there = f"; {earlier:,} of these are from an earlier call" if earlier else ""
+    print(f"translating {len(sources):,} different sources, in {files}{there}", file=sys.stderr)
     began, done = time.monotonic(), 0
     for start in range(0, len(sources), _SOURCES_PER_PART):
         path = folder / f"{start // _SOURCES_PER_PART:05}.jsonl"

@@ -6,6 +6,7 @@ import pathlib
 import sys
 from collections.abc import Callable, Sequence
 
+import jax
 import optax
 from jax.experimental import multihost_utils
 from jaxtyping import PyTree
@@ -33,6 +34,7 @@ from jaxformer.training.optimizer import configured_optimizer, configured_schedu
 from jaxformer.training.replay import ReplayedStep, replay_step
 from jaxformer.training.settings import DECAYING, FitConfig
 from jaxformer.training.state import TrainState
+from jaxformer.waits import announce
 
 
 def train(
@@ -151,12 +153,35 @@ def replay(workdir: str | pathlib.Path, step: int) -> ReplayedStep:
         )
 
 
+def make_validation_loss(workdir: str | pathlib.Path) -> Callable[[PyTree], float]:
+    """Returns a function that computes the validation loss of parameters, as a run does.
+
+    Raises:
+      UserError, OSError: The data of the run cannot be read, or has changed.
+    """
+    use_compilation_cache()
+    folder = Workdir(model_path(workdir))
+    config = read_config(folder)
+    # Decoding for BLEU or F1 takes longer than the loss.
+    training = dataclasses.replace(config.training, eval_sentences=0)
+    task = make_task(dataclasses.replace(config, training=training), folder)
+    # Not the mesh of the run, whose devices may not be here.
+    mesh = make_mesh(devices=jax.local_devices()[:1])
+
+    def validation_loss(params: PyTree) -> float:
+        return float(task.evaluate(params, mesh, lambda: None)["loss"])
+
+    return validation_loss
+
+
 def make_task(config: Config, folder: Workdir, corpus: Corpus | None = None) -> NetworkTask:
     """Opens the data of a config, on process 0 first, which leaves files; returns its task."""
     if not processes.is_primary():
-        multihost_utils.sync_global_devices("data")
+        with announce("waiting for process 0, which reads the data"):
+            multihost_utils.sync_global_devices("data")
     try:
-        task = task_class(config).open(config, folder, corpus)
+        with announce("reading the data"):
+            task = task_class(config).open(config, folder, corpus)
         check_identity(folder, task.identity())
         return task
     finally:

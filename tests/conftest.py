@@ -72,6 +72,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _no_lines_about_slow_work() -> None:
+    """Makes the log of a test the same on a loaded machine."""
+    from jaxformer import waits
+
+    waits.SECONDS = 3600.0
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _own_checks_of_settings() -> None:
     """Leaves invalid settings to the settings' own checks, whose messages the tests read."""
     if CHECKED:

@@ -1,17 +1,24 @@
 """Config files with overrides such as ``--config.model.num_layers=3`` on the command line."""
 
+import contextlib
+import io
 import pathlib
 import runpy
+import sys
 import tokenize
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from jaxformer.cli.configs import find_config, shipped_configs
-from jaxformer.config import Config
+from jaxformer.config import Config, read_config
 from jaxformer.data.text_files import read_file
-from jaxformer.errors import UserError, did_you_mean
+from jaxformer.errors import UserError, did_you_mean, prefix_errors
 from jaxformer.files import explain_read_errors, local_path
+from jaxformer.runs.workdir import Workdir
+
+# The function ``adapt_config`` of a config file, for one variant and its overrides.
+Adapt: TypeAlias = Callable[[Config], Config]
 
 # Names of fields and options in other programs.
 _SYNONYMS = {
@@ -42,26 +49,111 @@ _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 _EXPECTED = {bool: "true or false", int: "an integer", float: "a number"}
 
 
-def load_config(path: str, overrides: Sequence[str] = ()) -> Config:
+def load_config(
+    path: str, overrides: Sequence[str] = (), workdir: str | pathlib.Path | None = None
+) -> Config:
     """Loads the config that ``jaxformer train`` would use.
 
     Args:
       path: Python file, which is executed, or the name of a config that comes with jaxformer;
         both optionally with a variant: ``configs/base.py:tiny``, ``base:tiny``.
       overrides: Overrides of fields, such as ``--config.model.num_layers=3``.
+      workdir: Run directory to train in. If it has a run already, fields that the file's
+        ``adapt_config`` chooses, such as the sizes of ``base:small``, keep the values that the run
+        began with, unless there is an override.
 
     Raises:
       UserError: There is no such file, variant or field, or a value is invalid.
     """
     local_path(path)
-    values, adapt = _execute_config(find_config(path))
+    values, adapt_config = _execute_config(find_config(path))
     for word in overrides:
         _override(values, word)
+    config = Config.from_dict(values.to_dict())
+    if adapt_config is None:
+        return config
+
+    variant = path.partition(":")[2]
     given = [word.removeprefix("--config.").partition("=")[0] for word in overrides]
-    return adapt(Config.from_dict(values.to_dict()), path.partition(":")[2], given)
+
+    def adapt(config: Config) -> Config:
+        return adapt_config(config, variant, given)
+
+    adapted = adapt(config)
+    saved = None if workdir is None else _saved_config(workdir, config.training.mirror)
+    if saved is None:
+        return adapted
+    kept = _choices_to_keep(adapt, config, adapted, saved=saved, given=given)
+    if not kept:
+        return adapted
+
+    choices = ", ".join(f"{name}={value}" for name, value in kept.items())
+    print(f"{workdir}: keeps {choices}, as the run began", file=sys.stderr)
+    with prefix_errors(f"{workdir}: keeps what the run began with"):
+        return _with_fields(adapted, kept)
 
 
-def _execute_config(name: str) -> tuple[Any, Callable[[Config, str, Sequence[str]], Config]]:
+def _saved_config(workdir: str | pathlib.Path, mirror: str | None) -> Config | None:
+    """Returns the config of the run in a workdir, or else in its mirror; None without one."""
+    for path in (workdir, mirror):
+        # The check of the run, which follows, explains why a config cannot be used.
+        with contextlib.suppress(UserError):
+            folder = None if path is None else Workdir(local_path(path))
+            if folder is not None and folder.config.exists():
+                return read_config(folder)
+    return None
+
+
+def _choices_to_keep(
+    adapt: Adapt, config: Config, adapted: Config, *, saved: Config, given: Sequence[str]
+) -> dict[str, Any]:
+    """Returns the saved values of fields that ``adapt`` chose otherwise when the run began.
+
+    A field that ``adapt`` does not choose is the user's, who may have edited the file: a new value
+    must be refused. ``adapt`` chooses a field if it replaces its value, which is therefore first
+    the value in the file, and then the saved one.
+    """
+    now, was = _fields_of(adapted), _fields_of(saved)
+    differing = {
+        name: was[name]
+        for name, value in now.items()
+        if name in was and was[name] != value and name not in given
+    }
+    chosen = _changed_fields(config, adapted)
+    if differing.keys() - chosen:
+        # Values of two configs may contradict each other; the check of the run reports that.
+        with contextlib.suppress(UserError), contextlib.redirect_stderr(io.StringIO()):
+            probe = _with_fields(config, differing)
+            chosen |= _changed_fields(probe, adapt(probe))
+    return {name: value for name, value in differing.items() if name in chosen}
+
+
+def _fields_of(config: Config) -> dict[str, Any]:
+    """Returns the values of all fields, by names such as "training.steps"."""
+    return {
+        f"{section}.{name}": value
+        for section, values in config.to_dict().items()
+        for name, value in values.items()
+    }
+
+
+def _changed_fields(before: Config, after: Config) -> set[str]:
+    old, new = _fields_of(before), _fields_of(after)
+    return {name for name, value in new.items() if name not in old or old[name] != value}
+
+
+def _with_fields(config: Config, fields: dict[str, Any]) -> Config:
+    """Returns a config with other values of fields such as "training.steps"."""
+    sections = config.to_dict()
+    for name, value in fields.items():
+        section, _, field = name.partition(".")
+        sections[section][field] = value
+    return Config.from_dict(sections)
+
+
+def _execute_config(
+    name: str,
+) -> tuple[Any, Callable[[Config, str, Sequence[str]], Config] | None]:
     """Returns the ``ConfigDict`` of a file, which is executed, and its function for the overrides.
 
     A file may have a function ``adapt_config(config, variant, given)``. It returns the final
@@ -95,7 +187,7 @@ def _execute_config(name: str) -> tuple[Any, Callable[[Config, str, Sequence[str
         raise UserError(
             f"{file}: expected a function get_config that returns a config; add it or its return"
         )
-    return values, found.get("adapt_config", lambda config, *_: config)
+    return values, found.get("adapt_config")
 
 
 def _check_encoding(path: pathlib.Path) -> None:

@@ -2,7 +2,8 @@
 
 import pathlib
 import re
-from typing import Annotated, Literal
+import sys
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from jaxformer.cli.options import (
     Checkpoint,
@@ -16,6 +17,10 @@ from jaxformer.cli.options import (
 from jaxformer.cli.signatures import Value
 from jaxformer.errors import UserError
 from jaxformer.files import local_path
+from jaxformer.waits import announce
+
+if TYPE_CHECKING:
+    from jaxformer.inference.weights import AverageLosses
 
 
 def average(*, workdir: RunDir, last: int = 5) -> None:
@@ -26,16 +31,45 @@ def average(*, workdir: RunDir, last: int = 5) -> None:
 
     Example:
       jaxformer average --workdir runs/multi30k --last 5
+
+      It compares the losses of the average and of the newest checkpoint on the validation data of
+      the run. If the average is worse, the other commands still use the newest checkpoint.
     """
+    from jaxformer.experiment import make_validation_loss
     from jaxformer.inference import weights
     from jaxformer.runs.workdir import Workdir
 
     folder = Workdir(workdir)
-    steps = weights.average(folder, last)
-    print(
-        f"{folder.averaged}: average of steps {', '.join(map(str, steps))}\n"
-        "  --weights latest uses the newest checkpoint instead; delete the folder to undo this"
+    weights.steps_to_average(folder, last)  # refuses mistakes before it reads the data
+    validation_loss, reason = None, ""
+    try:
+        print("comparing the average with the newest checkpoint", file=sys.stderr)
+        validation_loss = make_validation_loss(workdir)
+    except (UserError, OSError) as error:
+        reason = str(error)
+    steps = weights.average(folder, last, validation_loss)
+    print(f"{folder.averaged}: average of steps {', '.join(map(str, steps))}")
+    print(_describe_average(steps[-1], weights.average_losses(folder), reason))
+
+
+def _describe_average(newest: int, losses: "AverageLosses | None", reason: str) -> str:
+    """Returns whether an average is better than the newest checkpoint, and which is the default."""
+    undo = "--weights latest uses the newest checkpoint instead; delete the folder to undo this"
+    if losses is None:
+        return (
+            f"  the validation data cannot be read, so the average was not compared with step "
+            f"{newest}: {reason}\n  other commands use the average; {undo}"
+        )
+    comparison = (
+        f"  validation loss: {losses.latest:.4f} of step {newest}, "
+        f"{losses.averaged:.4f} of the average"
     )
+    if losses.average_is_worse:
+        return (
+            f"{comparison}\n  the average is worse, so other commands use step {newest}; "
+            "--weights averaged uses the average"
+        )
+    return f"{comparison}\n  other commands use the average; {undo}"
 
 
 def quantize(*, workdir: ModelDir, output: NewRunDir, weights: Checkpoint = "auto") -> None:
@@ -46,7 +80,8 @@ def quantize(*, workdir: ModelDir, output: NewRunDir, weights: Checkpoint = "aut
     """
     from jaxformer.inference.weights import quantize
 
-    before, after = quantize(workdir, output, weights=weights)
+    with announce(f"quantizing the parameters of {workdir}"):
+        before, after = quantize(workdir, output, weights=weights)
     print(
         f"{output}: parameters of {after / 1e6:.1f} MB instead of {before / 1e6:.1f} MB "
         f"({before / after:.2f} times smaller)\n"
@@ -105,7 +140,9 @@ def import_model(
     if files:
         directory = model_folder(directory, files)
     options = {"languages": languages} if languages else {}
-    print(f"{workdir}: {convert(directory, workdir, **options)}")
+    with announce(f"converting {directory}"):
+        summary = convert(directory, workdir, **options)
+    print(f"{workdir}: {summary}")
 
 
 def export_model(
@@ -132,7 +169,8 @@ def export_model(
     from jaxformer.interop.export import export_model
 
     settings = search.settings(workdir)
-    summary = export_model(
-        format, workdir, output, weights=weights, search=settings, compute_dtype=dtype
-    )
+    with announce(f"converting {workdir}"):
+        summary = export_model(
+            format, workdir, output, weights=weights, search=settings, compute_dtype=dtype
+        )
     print(f"{output}: {summary}")

@@ -41,7 +41,8 @@ def distill(
     from jaxformer.cli.config_file import load_config
     from jaxformer.runs.workdir import Workdir
 
-    config, run = load_config(student, overrides), Workdir(workdir)
+    config = load_config(student, overrides, workdir)
+    run = Workdir(workdir)
     translator = model.load(teacher, search.settings(teacher))
     limits = {"max_ratio": max_ratio, "min_log_prob": min_log_prob}
     try:

@@ -22,7 +22,7 @@ _WORKDIR = "run directory of jaxformer train"
 _TRANSLATOR = f"{_WORKDIR} (default: pretrained, the {pretrained.DESCRIPTION})"
 _CHECKPOINT = "auto, averaged, best, latest or a step"
 _CHECKPOINTS = f"{_CHECKPOINT}; several, separated by commas, form an ensemble"
-_AUTO = " (default: auto, the average if it includes the newest checkpoint, else latest)"
+_AUTO = " (default: auto, an average with the newest checkpoint that is not worse, else latest)"
 
 File: TypeAlias = Annotated[pathlib.Path, Value(metavar="FILE", convert=local_path)]
 # Text, which may be a stream; "-" is standard input or standard output.

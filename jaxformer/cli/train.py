@@ -14,6 +14,7 @@ from jaxformer.cli.signatures import Value
 from jaxformer.cli.source_fields import list_fields
 from jaxformer.errors import UserError, exit_code, typed_command
 from jaxformer.files import run_path
+from jaxformer.waits import announce
 
 _SHUTDOWN_SECONDS = 3  # time that a failing process waits for the other processes to fail, too
 
@@ -94,14 +95,17 @@ def _train(
 ) -> None:
     faulthandler.enable(2)
     # Imported late, so that a wrong argument or --help does not wait for jax.
+    import jax
     from absl import logging
 
     import jaxformer.experiment
     from jaxformer.cli.config_file import load_config
 
     logging.set_verbosity(logging.WARNING)  # orbax reports a dozen lines for every checkpoint
-    config = load_config(name, overrides)
+    config = load_config(name, overrides, workdir)
     _join_processes(*processes)
+    with announce("starting the devices"):
+        jax.devices()
     jaxformer.experiment.train(config, workdir)
 
 
@@ -117,15 +121,11 @@ def _join_processes(coordinator: str | None, count: int | None, process_id: int 
             "--coordinator=HOST:PORT needs --num_processes=N and --process_id=0 to N-1: got "
             f"{coordinator}, {count} and {process_id}"
         )
-    import jax
-
-    from jaxformer.runs.watchdog import HEARTBEAT_TIMEOUT
+    from jaxformer.runs.processes import join_processes
 
     address = None if coordinator == "auto" else coordinator
     try:
-        jax.distributed.initialize(
-            address, count, process_id, heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT
-        )
+        join_processes(address, count, process_id)
     except (RuntimeError, ValueError) as error:  # the type depends on what jax lacks
         raise UserError(
             f"--coordinator={coordinator}: jax could not join the processes ({error}); give "

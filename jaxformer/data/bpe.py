@@ -21,6 +21,7 @@ from jaxformer.data.corpus import Corpus, VerifiedCorpus
 from jaxformer.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, open_processor, split_spaces
 from jaxformer.errors import UserError
 from jaxformer.files import make_folder, write_file
+from jaxformer.waits import announce
 
 # Largest number of lines to learn a vocabulary from; a sample of a larger corpus is as good.
 _MAX_LINES = 2_000_000
@@ -151,7 +152,8 @@ def cached_tokenizer(
     lines = itertools.filterfalse(is_blank, lines)
     if not (first := list(itertools.islice(lines, 1))):
         raise UserError(f"{split}: expected text to learn a vocabulary from: all lines are empty")
-    tokenizer = train_tokenizer(itertools.chain(first, lines), vocab_size, symbols, **options)
+    with announce(f"learning a vocabulary of {vocab_size:,} tokens from {split}"):
+        tokenizer = train_tokenizer(itertools.chain(first, lines), vocab_size, symbols, **options)
     model = tokenizer.serialized
     write_file(path, hashlib.sha256(model).digest() + model)
     return tokenizer

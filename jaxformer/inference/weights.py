@@ -5,8 +5,8 @@ import functools
 import hashlib
 import json
 import pathlib
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import flax.traverse_util
 import jax
@@ -17,7 +17,7 @@ from jaxtyping import PyTree
 
 from jaxformer.config import Config, check_config, check_kind, read_config, save_config
 from jaxformer.data.tokenizer import Vocabulary
-from jaxformer.errors import UserError, typed_command
+from jaxformer.errors import MALFORMED, UserError, prefix_errors, typed_command
 from jaxformer.files import local_path, model_path, read_whole, run_path, write_file
 from jaxformer.inference import kept_programs
 from jaxformer.kinds import KINDS, TRANSLATION, Kind, describe_model
@@ -26,13 +26,15 @@ from jaxformer.models.architecture import Architecture
 from jaxformer.nn.parameters import ParameterInfo
 from jaxformer.nn.precision import Int8Matrix, cast_params, dequantize, with_offsets
 from jaxformer.runs.checkpoints import Checkpoints, RestoredParams, write_single
-from jaxformer.runs.manifest import saved_steps
+from jaxformer.runs.manifest import Manifest, saved_steps
 from jaxformer.runs.run_directory import check_metadata
 from jaxformer.runs.workdir import Workdir, read_workdir_object, use_compilation_cache
 from jaxformer.search import BeamSearch, Sampling
 from jaxformer.training.task import Task
+from jaxformer.waits import announce
 
 _QUANTIZE = "jaxformer quantize"  # the command, in messages and workdirs
+_LOSSES = "validation_losses"  # in the metadata of an average: "latest" and "averaged"
 
 
 def abstract_params(config: Architecture, kind: Kind = TRANSLATION) -> PyTree:
@@ -209,18 +211,28 @@ def read_params(
     newest, averaged = (
         max(saved_steps(path), default=None) for path in (folder.checkpoints, folder.averaged)
     )
-    if weights == "auto":
-        weights = "averaged" if averaged is not None and averaged == newest else "latest"
-    directory = folder.averaged if weights == "averaged" else folder.checkpoints
-    restored = _restore(folder, directory, abstract_params(config, kind), weights)
+    chosen = weights
+    if chosen == "auto":
+        up_to_date = averaged is not None and averaged == newest
+        chosen = "averaged" if up_to_date and not _average_is_worse(folder) else "latest"
+    directory = folder.averaged if chosen == "averaged" else folder.checkpoints
+    restored = _restore(folder, directory, abstract_params(config, kind), chosen)
     _check_metadata(folder, directory, config, restored.metadata)
-    if weights == "averaged":
+    if chosen == "averaged":
         steps = restored.metadata.get("averaged_steps", [])
         known = ", ".join(map(str, steps)) if isinstance(steps, list) else "unknown"
         return restored.params, f"average of steps {known}"
-    older = averaged is not None and averaged != restored.step
-    note = "; --weights averaged gives an average of other steps" if older else ""
+    note = ""
+    if averaged is not None and averaged != restored.step:
+        note = "; --weights averaged gives an average of other steps"
+    elif averaged is not None and weights == "auto":
+        note = "; --weights averaged gives an average with a higher validation loss"
     return restored.params, f"step {restored.step}{note}"
+
+
+def _average_is_worse(folder: Workdir) -> bool:
+    losses = average_losses(folder)
+    return losses is not None and losses.average_is_worse
 
 
 def load_model(
@@ -235,7 +247,7 @@ def load_model(
       workdir: The run directory of a training run, an import or a quantization.
       weights: Checkpoint: "latest", "best" (best validation score, by default the lowest loss),
         "averaged" (from ``jaxformer average``), a step, or "auto": averaged if the average
-        includes the newest checkpoint, else latest.
+        includes the newest checkpoint and its validation loss is not higher, else latest.
 
     Raises:
       UserError: There are no such weights, or they are damaged or belong to another model.
@@ -278,8 +290,44 @@ def _check_metadata(
 
 
 @global_mesh(None)
-def average(folder: Workdir, last: int) -> list[int]:
-    """Writes the average of the ``last`` newest checkpoints (section 6.1); returns their steps."""
+def average(
+    folder: Workdir, last: int, validation_loss: Callable[[PyTree], float] | None = None
+) -> list[int]:
+    """Writes the average of the ``last`` newest checkpoints (section 6.1); returns their steps.
+
+    Args:
+      folder: The run directory.
+      last: Number of checkpoints.
+      validation_loss: Returns the loss of parameters on validation data. If the average has a
+        higher loss than the newest checkpoint, it does not become the default of
+        ``weights="auto"``. By default, it becomes the default without a comparison.
+    """
+    steps = steps_to_average(folder, last)
+    run = read_config(folder)
+    template = abstract_params(run.model, run.kind)
+    total = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float64), template)
+    newest, metadata = template, {}
+    with _open(folder, folder.checkpoints) as checkpoints:
+        for step in steps:
+            with announce(f"verifying and reading step {step} in {folder.checkpoints}"):
+                restored = checkpoints.restore_params(template, step=step)
+            _check_metadata(folder, folder.checkpoints, run.model, restored.metadata)
+            newest = restored.params
+            total = jax.tree.map(np.add, total, jax.device_get(newest))
+            metadata = {**restored.metadata, "averaged_steps": steps}
+    mean = jax.tree.map(lambda leaf: jnp.asarray(leaf / last, jnp.float32), total)
+    if validation_loss is not None:
+        metadata[_LOSSES] = {"latest": validation_loss(newest), "averaged": validation_loss(mean)}
+    write_single(folder.averaged, steps[-1], {"params": mean}, metadata)
+    return steps
+
+
+def steps_to_average(folder: Workdir, last: int) -> list[int]:
+    """Returns the ``last`` newest steps of a run.
+
+    Raises:
+      UserError: There are fewer, or the run cannot be averaged.
+    """
     if last < 1:
         raise UserError(f"--last must be at least 1: got {last}")
     run = read_config(folder)
@@ -288,27 +336,40 @@ def average(folder: Workdir, last: int) -> list[int]:
             f"{folder.path}: is quantized to int8; average the run that it was made from, then "
             "quantize the average with jaxformer quantize"
         )
-    template = abstract_params(run.model, run.kind)
-    total = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float64), template)
-    metadata: dict[str, Any] = {}
     with _open(folder, folder.checkpoints) as checkpoints:
         steps = checkpoints.newest_steps()[-last:]
-        if len(steps) < last:
-            advice = f"use --last {len(steps)}, or train longer" if steps else "train longer"
-            if last > run.training.keep_checkpoints:
-                advice += f" with --config.training.keep_checkpoints={last}"
-            raise UserError(
-                f"{folder.checkpoints}: expected {last} checkpoints to average, found "
-                f"{len(steps)}; {advice}"
-            )
-        for step in steps:
-            restored = checkpoints.restore_params(template, step=step)
-            _check_metadata(folder, folder.checkpoints, run.model, restored.metadata)
-            total = jax.tree.map(np.add, total, jax.device_get(restored.params))
-            metadata = {**restored.metadata, "averaged_steps": steps}
-    mean = jax.tree.map(lambda leaf: jnp.asarray(leaf / last, jnp.float32), total)
-    write_single(folder.averaged, steps[-1], {"params": mean}, metadata)
-    return steps
+    if len(steps) == last:
+        return steps
+    advice = f"use --last {len(steps)}, or train longer" if steps else "train longer"
+    if last > run.training.keep_checkpoints:
+        advice += f" with --config.training.keep_checkpoints={last}"
+    raise UserError(
+        f"{folder.checkpoints}: expected {last} checkpoints to average, found {len(steps)}; "
+        f"{advice}"
+    )
+
+
+class AverageLosses(NamedTuple):
+    """Losses on validation data, of the newest checkpoint and of an average."""
+
+    latest: float
+    averaged: float
+
+    @property
+    def average_is_worse(self) -> bool:
+        return not self.averaged <= self.latest  # also if it is NaN
+
+
+def average_losses(folder: Workdir) -> AverageLosses | None:
+    """Returns the validation losses of an average, or None if there is none, or no such losses."""
+    step = max(saved_steps(folder.averaged), default=None)
+    if step is None:
+        return None
+    losses = Manifest.read(folder.averaged / str(step)).metadata.get(_LOSSES)
+    if losses is None:
+        return None
+    with prefix_errors(f"{folder.averaged}: expected two validation losses", *MALFORMED):
+        return AverageLosses(float(losses["latest"]), float(losses["averaged"]))
 
 
 def _restore(
@@ -317,7 +378,8 @@ def _restore(
     with _open(folder, directory) as checkpoints:
         chosen = weights not in ("averaged", "latest")
         step = _chosen_step(checkpoints, directory, weights) if chosen else None
-        return checkpoints.restore_params(template, step=step)
+        with announce(f"verifying and reading the parameters in {directory}"):
+            return checkpoints.restore_params(template, step=step)
 
 
 def _open(folder: Workdir, directory: pathlib.Path) -> Checkpoints:

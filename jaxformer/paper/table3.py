@@ -67,9 +67,10 @@ def _run_rows(options: argparse.Namespace, folder: pathlib.Path) -> list[str]:
     failures = []
     for number, ((row, seed), config) in enumerate(configs.items(), 1):
         title = f"[{number}/{len(configs)}] {row}: {describe(row, options.scale)}; seed {seed}"
-        print(title + (": finished" if (row, seed) in finished else ""), file=sys.stderr)
         if (row, seed) in finished:
+            print(f"{title}: finished; delete its folder to train it again", file=sys.stderr)
             continue
+        print(title, file=sys.stderr)
         try:
             run_row(config, Workdir(folder / f"{row}-{seed}"), row, options.scale)
         except FloatingPointError as error:  # Continue with the other rows.

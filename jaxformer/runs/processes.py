@@ -4,6 +4,9 @@ With a single process, nothing is communicated.
 """
 
 import json
+import sys
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +16,67 @@ from jax.experimental import multihost_utils
 from jaxtyping import PyTree
 
 from jaxformer.errors import UserError
+from jaxformer.runs.watchdog import HEARTBEAT_TIMEOUT
+
+_JOIN_SECONDS = 300.0  # time in which all processes must join
+_FIRST_REPORT_SECONDS, _REPORT_SECONDS = 2.0, 60.0  # of a process that waits for the others
+
+
+def join_processes(address: str | None, count: int | None, process_id: int | None) -> None:
+    """Connects this process with all others of a run, and reports that it waits for them.
+
+    Args:
+      address: HOST:PORT of process 0; None asks the cluster for all three.
+      count: Number of processes.
+      process_id: Number of this process, from 0.
+
+    Raises:
+      TimeoutError: The others did not join in time.
+      RuntimeError, ValueError: jax cannot join processes here.
+    """
+    failures: list[Exception] = []
+
+    def initialize() -> None:
+        try:
+            # A timeout of jax would abort the process with a stack trace (jax 0.12).
+            jax.distributed.initialize(
+                address,
+                count,
+                process_id,
+                initialization_timeout=int(2 * _JOIN_SECONDS),
+                heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT,
+            )
+        except Exception as error:
+            failures.append(error)
+
+    # Not in the main thread, which Ctrl-C could not interrupt during a call of C++.
+    thread = threading.Thread(target=initialize, name="join", daemon=True)
+    thread.start()
+    _wait_for_others(thread, _describe_others(address, count))
+    if failures:
+        raise failures[0]
+
+
+def _describe_others(address: str | None, count: int | None) -> str:
+    if address is None or count is None:
+        return "the other processes of the cluster"
+    # Only process 0 knows how many have joined, and jax does not tell.
+    number = "1" if count == 2 else f"up to {count - 1}"
+    return f"{number} of {count} processes at {address}"
+
+
+def _wait_for_others(thread: threading.Thread, others: str) -> None:
+    began = time.monotonic()
+    thread.join(_FIRST_REPORT_SECONDS)
+    while thread.is_alive():
+        seconds = time.monotonic() - began
+        if seconds >= _JOIN_SECONDS:
+            raise TimeoutError(
+                f"waited {seconds:.0f} s for {others}; run the same command on every host, each "
+                "with its own --process_id, and check that all hosts can reach the first one"
+            )
+        print(f"waiting for {others}", file=sys.stderr, flush=True)
+        thread.join(min(_REPORT_SECONDS, _JOIN_SECONDS - seconds))
 
 
 def is_primary() -> bool:

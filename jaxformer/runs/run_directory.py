@@ -15,6 +15,7 @@ from jaxformer.runs.manifest import saved_steps
 from jaxformer.runs.mirror import fetch_copy
 from jaxformer.runs.workdir import Workdir, code_digest, read_workdir_object, use_compilation_cache
 from jaxformer.search.serialization import search_fields
+from jaxformer.waits import announce
 
 _LOOP = (
     *("steps", "gradient_accumulation", "remat", "keep_checkpoints", "stall_timeout", "profile"),
@@ -53,7 +54,8 @@ def prepare_run(folder: Workdir, settings: Settings, mirror: str | None = None) 
         processes.on_primary(lambda: _check_mirror(copy, folder, settings))
         if folder.config.exists():
             _check_fields(folder, settings)
-        processes.on_primary(lambda: fetch_copy(copy, folder))
+        with announce(f"comparing the checkpoints in {folder.path} with the copy in {copy.path}"):
+            processes.on_primary(lambda: fetch_copy(copy, folder))
     check_workdir(folder, settings)
 
 

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import Array, Int, PyTree
 
@@ -21,7 +22,7 @@ class EmaState(NamedTuple):
 
     inner: PyTree  # state of the optimizer
     count: Int[Array, ""]  # int32; number of updates in the average
-    average: PyTree  # with the names and shapes of the parameters
+    average: PyTree  # with the names and shapes of the parameters, in float32 or wider
 
 
 def with_ema(optimizer: Optimizer, decay: float) -> optax.GradientTransformationExtraArgs:
@@ -53,7 +54,7 @@ def with_ema(optimizer: Optimizer, decay: float) -> optax.GradientTransformation
     inner = optax.with_extra_args_support(optimizer)
 
     def init(params: PyTree) -> EmaState:
-        zeros = jax.tree.map(jnp.zeros_like, params)
+        zeros = jax.tree.map(_wide_zeros, params)
         return EmaState(inner.init(params), jnp.zeros((), jnp.int32), zeros)
 
     def update(
@@ -73,6 +74,18 @@ def with_ema(optimizer: Optimizer, decay: float) -> optax.GradientTransformation
     return optax.GradientTransformationExtraArgs(init, update)
 
 
+def _wide_zeros(array: Array) -> Array:
+    # In bfloat16, an average with decay 0.999 would stop changing: 1 + 0.001 rounds to 1.
+    return jnp.zeros_like(array, dtype=np.promote_types(array.dtype, np.float32))
+
+
 def ema_params(state: EmaState, params: PyTree) -> PyTree:
-    """Returns the average in the state of :func:`with_ema`; ``params`` before the first update."""
-    return jax.tree.map(lambda mean, p: jnp.where(state.count, mean, p), state.average, params)
+    """Returns the average in the state of :func:`with_ema`, in the dtypes of the parameters.
+
+    Before the first update, these are ``params``.
+    """
+
+    def average(mean: Array, p: Array) -> Array:
+        return jnp.where(state.count, mean.astype(p.dtype), p)
+
+    return jax.tree.map(average, state.average, params)

@@ -40,6 +40,7 @@ from jaxformer.training.state import (
 from jaxformer.training.step import CompiledStep, make_train_step
 from jaxformer.training.task import Task, check_task
 from jaxformer.training.validation import Validation, best_metric
+from jaxformer.waits import announce
 
 # A run that has skipped this many steps in a row will not recover on its own.
 _MAX_SKIPPED_IN_ROW = 10
@@ -154,11 +155,8 @@ class Run:
                 folder, start=start, steps=settings.steps, writers=self.writers, formats=formats
             ) as self.reporter:
                 self._prepare(state, saved)
-                done = self.validation.out_of_patience()
-                if self.saved >= settings.steps:
-                    done = done or f"{settings.section}.steps={settings.steps} are done"
-                if done:
-                    self.reporter.log(f"nothing to do: {done}")
+                if done := self._describe_finished():
+                    self.reporter.log(done)
                     return state
                 return self._take_steps(state)
 
@@ -172,7 +170,11 @@ class Run:
         # Parameters do not determine a model: an activation has none.
         model = self.config.to_dict().get("model")
         self.metadata = identity if model is None else {**identity, "model": model}
-        with self.stop.raise_at_once():
+        newest = max(self.checkpoints.steps(), default=None)
+        work = "initializing the parameters"
+        if newest is not None:
+            work = f"verifying and restoring the checkpoint of step {newest}"
+        with self.stop.raise_at_once(), announce(work):
             state, saved = restore_or_initialize(
                 *(task, self.optimizer, self.mesh, settings.seed, self.checkpoints),
                 self.start_from,
@@ -216,6 +218,23 @@ class Run:
                 self.reporter.log(line)
             if not self.validation.resume(evaluate_at(state, self.evaluated).params, start):
                 self.stop.end_run(start)
+
+    def _describe_finished(self) -> str:
+        """Returns a line about a run that takes no more steps, or "" for any other."""
+        section, steps = self.settings.section, self.settings.steps
+        if reason := self.validation.out_of_patience():
+            longer = f"{section}.patience"
+        elif self.saved >= steps:
+            reason = f"{section}.steps={steps} are done"
+            longer = f"{section}.steps"
+        else:
+            return ""
+        return (
+            f"nothing to do: {reason}, and the parameters come from the checkpoint of step "
+            f"{self.saved}. {self.folder.path}: already trained for {self.saved} steps; to train "
+            "again after a change of code or data, use another workdir; to train longer, raise "
+            f"{longer}"
+        )
 
     def _take_steps(self, state: TrainState) -> TrainState:
         settings, step, stop = self.settings, self.saved, False
@@ -284,7 +303,8 @@ class Run:
         if type(self.task).__module__.startswith("jaxformer."):
             return
         watchdog.record_progress("the check of the loss before the first step", limited=False)
-        with self.window.pause_clock():
+        work = "checking that the rows of a batch are independent"
+        with self.window.pause_clock(), announce(work):
             found = describe_dependence(
                 self.task.loss, state.params, batch, self.mesh, self.settings.gradient_accumulation
             )
@@ -305,7 +325,8 @@ class Run:
         in_row = int(state.skipped_in_row)
         if in_row >= _MAX_SKIPPED_IN_ROW:
             raise FloatingPointError(
-                f"updates were NaN or Inf for the last {in_row} steps; {self._newest_checkpoint()}"
+                f"updates were NaN or Inf for the last {in_row} steps{_float16_hint(state)}; "
+                f"{self._newest_checkpoint()}"
             )
 
     def _newest_checkpoint(self) -> str:
@@ -314,7 +335,7 @@ class Run:
 
     def _save(self, step: int, state: TrainState, *, interim: bool) -> None:
         """Saves a finite state in the background, together with the unfinished report."""
-        with self.window.pause_clock():
+        with self.window.pause_clock(), announce(f"saving step {step}"):
             if not is_finite(state.params, state.opt_state):
                 raise FloatingPointError(
                     f"the parameters or the optimizer's state are NaN or Inf at step {step}, which "
@@ -332,7 +353,8 @@ class Run:
         """Completes the last save; logs or raises the reason for an early end."""
         if self.saved < step:
             self._save(step, state, interim=True)
-        self.checkpoints.wait()
+        with announce(f"completing the save of step {self.saved}"):
+            self.checkpoints.wait()
         if reason := self.validation.out_of_patience():
             self.reporter.log(f"stopped early at step {step}: {reason}")
         elif stopped or step < self.settings.steps:
@@ -341,3 +363,13 @@ class Run:
 
 def _shape_of(batch: PyTree) -> tuple[tuple[int, ...], ...]:
     return tuple(leaf.shape for leaf in jax.tree.leaves(batch))
+
+
+def _float16_hint(state: TrainState) -> str:
+    """Returns a likely cause of updates that are not finite if parameters are float16, else ""."""
+    if not any(leaf.dtype == "float16" for leaf in jax.tree.leaves(state.params)):
+        return ""
+    return (
+        ", with parameters in float16, where squares of small gradients and Adam's epsilon of 1e-8 "
+        "become 0; let Task.init return float32 or bfloat16, and convert them in the loss"
+    )

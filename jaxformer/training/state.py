@@ -27,7 +27,7 @@ class TrainState(NamedTuple):
 
     Attributes:
       step: Number of steps taken, int32; also the number of the next batch.
-      params: Model parameters, float32.
+      params: Model parameters, in the dtypes of ``Task.init``; float32 in models of this package.
       opt_state: State of the optimizer.
       skipped: Number of steps skipped because their updates were not finite, int32.
       skipped_in_row: Number of consecutive skipped steps, int32.

@@ -21,6 +21,7 @@ from jaxformer.layout import global_mesh
 from jaxformer.nn.backend import backend
 from jaxformer.training.averaging import Optimizer
 from jaxformer.training.mesh import DATA_AXIS, batch_sharding, replicated, sum_over_data
+from jaxformer.training.optimizer import path_of
 from jaxformer.training.state import TrainState, all_finite
 from jaxformer.training.task import Loss, Randomness, Sums, cached_by_function
 
@@ -131,7 +132,10 @@ def _make_step_function(
 
         # Before the division, whose result XLA would otherwise write to memory for its two uses.
         norm = per_count(global_norm(gradients))
-        gradients = jax.tree.map(per_count, gradients)
+        # An optimizer whose gradients are wider than its parameters would widen its state, too.
+        gradients = jax.tree.map(
+            lambda total, p: per_count(total).astype(p.dtype), gradients, state.params
+        )
 
         def value_fn(params: PyTree) -> Array:
             return per_count(only_sums(params, batch, key)[1]["loss"])
@@ -150,9 +154,14 @@ def step_key(seed: int | Integer[Array, ""], step: Int[Array, ""]) -> Array:
 
 def global_norm(gradients: PyTree) -> Float[Array, ""]:
     """Returns the norm of all gradients, in float32 or wider."""
-    return optax.tree.norm(
-        jax.tree.map(lambda g: g.astype(np.promote_types(g.dtype, np.float32)), gradients)
-    )
+    return optax.tree.norm(jax.tree.map(_widen, gradients))
+
+
+def _widen(array: Array) -> Array:
+    """Returns a floating-point array in float32 or wider, for sums; other arrays unchanged."""
+    if not jnp.issubdtype(array.dtype, jnp.inexact):
+        return array
+    return array.astype(np.promote_types(array.dtype, np.float32))
 
 
 def _update(
@@ -174,22 +183,51 @@ def _update(
     # Clipping would turn finite gradients, whose norm overflows, into an update of zero.
     finite = all_finite(params, opt_state) & jnp.isfinite(norm) & jnp.isfinite(loss["value"])
     new, old = (params, opt_state), (state.params, state.opt_state)
+    _check_structure(new, old)
     params, opt_state = jax.tree.map(functools.partial(jnp.where, finite), new, old)
+    _check_arrays(opt_state, state.opt_state)
     skipped = (~finite).astype(jnp.int32)
     in_row = jnp.where(finite, 0, state.skipped_in_row + 1)
     return TrainState(state.step + 1, params, opt_state, state.skipped + skipped, in_row), skipped
 
 
+def _check_structure(new: PyTree, old: PyTree) -> None:
+    expected, found = jax.tree.structure(old), jax.tree.structure(new)
+    if found != expected:
+        raise UserError(
+            "optimizer: expected update to return parameters and a state with the structure "
+            f"{expected!s:.300}: got {found!s:.300}"
+        )
+
+
+def _check_arrays(new: PyTree, old: PyTree) -> None:
+    """Checks that the optimizer's state after an update can be the input of the next update."""
+    for (path, after), before in zip(
+        jax.tree.leaves_with_path(new), jax.tree.leaves(old), strict=True
+    ):
+        if (after.dtype, after.shape) != (before.dtype, before.shape):
+            raise UserError(
+                f"optimizer: expected {path_of(path)} in its state to stay {before.dtype} of shape "
+                f"{before.shape}, but an update makes it {after.dtype} of shape {after.shape}; "
+                "let init return what update does, or give all parameters one dtype"
+            )
+
+
 def gradients_of(
     loss: Loss, params: PyTree, batch: PyTree, randomness: Randomness
 ) -> tuple[PyTree, Sums]:
-    """Returns the gradient of the sum "loss" of some rows, and all sums."""
+    """Returns the gradient of the sum "loss" of some rows, and all sums.
+
+    Gradients are in float32 or wider, since they are yet to be summed over micro-batches and
+    devices.
+    """
 
     def sums(params: PyTree) -> tuple[Array, Sums]:
         sums = checked_sums(loss(params, batch, randomness))
         return sums["loss"], sums
 
-    return jax.grad(sums, has_aux=True)(params)
+    gradients, found = jax.grad(sums, has_aux=True)(params)
+    return jax.tree.map(_widen, gradients), found
 
 
 def global_sums(
@@ -216,7 +254,7 @@ def global_sums(
         micro_batches = jax.tree.map(
             lambda a: a.reshape(-1, count, *a.shape[1:]).swapaxes(0, 1), (batch, row_ids)
         )
-        total = jax.tree.map(jnp.zeros_like, params if gradients else ())
+        total = jax.tree.map(lambda p: _widen(jnp.zeros_like(p)), params if gradients else ())
         total, stacked_sums = jax.lax.scan(add, total, micro_batches)
         return total, jax.tree.map(lambda a: a.sum(0), stacked_sums)
 
@@ -224,7 +262,10 @@ def global_sums(
 
 
 def checked_sums(sums: object) -> Sums:
-    """Returns the sums of a loss as arrays, with "hits:count" for a pair "hits"; refuses others."""
+    """Returns the sums of a loss as arrays, with "hits:count" for a pair "hits"; refuses others.
+
+    Floating-point sums are converted to float32 or wider, before they are added up.
+    """
     if not isinstance(sums, dict) or not {"loss", "count"} <= sums.keys() or _ADDED & sums.keys():
         found = sorted(sums) if isinstance(sums, dict) else type(sums).__name__
         raise UserError(
@@ -237,7 +278,7 @@ def checked_sums(sums: object) -> Sums:
             raise UserError(f"loss: expected a sum, or a pair of a sum and its count: got {name!r}")
         if isinstance(value, tuple):
             sums = sums | {name: value[0], f"{name}:count": value[1]}
-    sums = {name: jnp.asarray(value) for name, value in sums.items()}
+    sums = {name: _widen(jnp.asarray(value)) for name, value in sums.items()}
     for name, value in sums.items():
         if value.ndim:
             raise UserError(

@@ -1,5 +1,6 @@
 """Validation during training: mean losses, checkpoint scores, early stopping."""
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -21,6 +22,7 @@ from jaxformer.training.mesh import DATA_AXIS, batch_sharding, replicated, sum_o
 from jaxformer.training.settings import FitConfig
 from jaxformer.training.step import checked_sums
 from jaxformer.training.task import Loss, Sums, Task
+from jaxformer.waits import announce
 
 # Metrics whose direction is known.
 _DIRECTIONS = {
@@ -112,10 +114,14 @@ class Validation:
 
     def run(self, step: int, params: PyTree) -> bool:
         """Validates and scores a checkpoint; returns False if stopped, to run again later."""
-        if not self.history and type(self.task).evaluate is not Task.evaluate:
+        work = contextlib.nullcontext()
+        if self.history:
+            work = announce(f"validating step {step}")
+        elif type(self.task).evaluate is not Task.evaluate:
             self.reporter.log(f"validating step {step}; the first time takes longer, to compile")
         began, (name, mode) = time.monotonic(), self.best
-        values = self._evaluate(step, params)
+        with work:
+            values = self._evaluate(step, params)
         if not self.has_compiled:
             self.reporter.exclude_compilation(time.monotonic() - began)
             self.has_compiled = True

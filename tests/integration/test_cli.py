@@ -7,14 +7,21 @@ import shutil
 import subprocess
 import sys
 
+import jax
 import numpy as np
 import pytest
 
 from jaxformer.cli import main
+from jaxformer.config import read_config
+from jaxformer.experiment import make_task
 from jaxformer.inference.translator import Translator
-from jaxformer.inference.weights import load_model
+from jaxformer.inference.weights import average, load_model
+from jaxformer.runs.checkpoints import Checkpoints
 from jaxformer.runs.workdir import Workdir
 from jaxformer.search import BeamSearch
+from jaxformer.training.mesh import make_mesh
+
+from ..runs import changed
 
 # A shorter maximum needs one program instead of two.
 SHORT = BeamSearch(max_length=16)
@@ -114,8 +121,7 @@ def test_average_is_the_mean_and_becomes_the_default(copy, capsys, monkeypatch):
     model, params = load_model(copy, weights=4)
     assert model.config == Translator.load(copy).config.model
     np.testing.assert_array_equal(params["embedding"], parts[1])
-    assert main(["average", "--workdir", str(copy), "--last", "3"]) == 0
-    assert "average of steps 2, 4, 6" in capsys.readouterr().out
+    assert average(Workdir(copy), 3) == [2, 4, 6]
     averaged = Translator.load(copy)
     assert averaged.weights == "average of steps 2, 4, 6"
     expected = np.mean(parts, axis=0, dtype=np.float64)
@@ -128,6 +134,90 @@ def test_average_is_the_mean_and_becomes_the_default(copy, capsys, monkeypatch):
         "step 4; --weights averaged gives an average of other steps"
     )
     assert Translator.load(copy, weights="averaged").weights == "average of steps 2, 4, 6"
+
+
+@pytest.fixture
+def next_steps(learned_workdir, tmp_path):
+    """Returns a function to a copy of the learned run, which adds later checkpoints to it."""
+    folder = Workdir(shutil.copytree(learned_workdir, tmp_path / "next"))
+    _, params = load_model(folder.path, weights="latest")
+
+    def add(*scales):
+        """Adds a step with the parameters times each scale; returns the workdir and the steps."""
+        with Checkpoints(folder.checkpoints, keep=9) as checkpoints:
+            first = max(checkpoints.steps()) + 1
+            metadata = checkpoints.restore_params(params).metadata
+            for step, scale in enumerate(scales, first):
+                scaled = jax.tree.map(lambda p, scale=scale: np.asarray(scale * p), params)
+                checkpoints.save(step, {"params": scaled}, metadata=metadata)
+        return folder.path, list(range(first, first + len(scales)))
+
+    return add
+
+
+@pytest.fixture
+def averaged(capsys):
+    """Averages the two newest steps; returns both losses and the last line of the output."""
+
+    def run(workdir):
+        assert main(["average", "--workdir", str(workdir), "--last", "2"]) == 0
+        first, *comparison, last = capsys.readouterr().out.splitlines()
+        assert first.startswith(f"{workdir}/averaged: average of steps ")
+        losses = [float(number) for number in re.findall(r" (\d+\.\d+) of ", comparison[0])]
+        return losses, last
+
+    return run
+
+
+def loss_of(workdir, weights):
+    """The loss of a validation without decoding, computed from the task of a run."""
+    config = changed(read_config(Workdir(workdir)), training={"eval_sentences": 0})
+    task, mesh = make_task(config, Workdir(workdir)), make_mesh(devices=jax.devices()[:1])
+    return task.evaluate(load_model(workdir, weights=weights)[1], mesh, lambda: None)["loss"]
+
+
+def test_an_average_that_is_better_becomes_the_default(next_steps, averaged):
+    """The parameters of the run are the mean of 0.7 and 1.3 times them."""
+    workdir, (first, last) = next_steps(0.7, 1.3)
+    losses, line = averaged(workdir)
+    expected = [loss_of(workdir, weights) for weights in ("latest", "averaged")]
+    np.testing.assert_allclose(losses, expected, atol=1e-4)
+    assert losses[1] < losses[0]
+    assert line.startswith("  other commands use the average; --weights latest uses the newest")
+    assert Translator.load(workdir).weights == f"average of steps {first}, {last}"
+
+
+def test_an_average_that_is_worse_does_not_become_the_default(next_steps, averaged):
+    workdir, (first, last) = next_steps(0.5, 1.0)
+    losses, line = averaged(workdir)
+    expected = [loss_of(workdir, weights) for weights in ("latest", "averaged")]
+    np.testing.assert_allclose(losses, expected, atol=1e-4)
+    assert losses[1] > losses[0]
+    assert line == (
+        f"  the average is worse, so other commands use step {last}; --weights averaged uses the "
+        "average"
+    )
+    assert Translator.load(workdir).weights == (
+        f"step {last}; --weights averaged gives an average with a higher validation loss"
+    )
+    chosen = Translator.load(workdir, weights="averaged").weights
+    assert chosen == f"average of steps {first}, {last}"
+    assert Translator.load(workdir, weights="latest").weights == f"step {last}"
+
+
+def test_an_average_without_validation_data_was_not_compared(next_steps, capsys):
+    workdir, (first, last) = next_steps(0.5, 1.0)
+    config = json.loads((workdir / "config.json").read_text())
+    config["data"] |= {"corpus": "text", "train": "moved/train", "valid": "moved/valid"}
+    (workdir / "config.json").write_text(json.dumps(config))
+    assert main(["average", "--workdir", str(workdir), "--last", "2"]) == 0
+    _, reason, line = capsys.readouterr().out.splitlines()
+    assert reason.startswith(
+        "  the validation data cannot be read, so the average was not compared with step "
+        f"{last}: moved/train.en: no such file"
+    )
+    assert line.startswith("  other commands use the average; --weights latest uses the newest")
+    assert Translator.load(workdir).weights == f"average of steps {first}, {last}"
 
 
 def test_missing_checkpoints_are_named(copy, refused):

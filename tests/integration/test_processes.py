@@ -154,6 +154,23 @@ def test_processes_started_differently_are_refused(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.ci
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_lone_process_says_that_it_waits_and_can_be_interrupted(number, tmp_path):
+    address = free_address()
+    flags = ["--num_processes=2", f"--process_id={number}"]
+    process = training_process.start_training(
+        tmp_path / "run", f"--coordinator={address}", *flags, **training_process.WHOLE
+    )
+    for line in process.stderr:
+        if line == f"waiting for 1 of 2 processes at {address}\n":
+            process.send_signal(signal.SIGINT)
+            break
+    codes, said = finish(process)
+    assert codes == [130], said
+    assert "Check failure" not in said[0]
+
+
 # As on a pod, devices are not in the order of processes: process 0 has the devices 0 and 3.
 PLACE_ROWS = """
 import sys

@@ -58,4 +58,7 @@ def test_a_finished_row_is_not_trained_again(corpus, tmp_path, capsys):
     with pytest.raises(UserError, match="no folder nowhere"):
         main(arguments(pathlib.Path("nowhere"), tmp_path))
     main(arguments(corpus, tmp_path))
-    assert "[1/1] C1: N 1; seed 0: finished" in capsys.readouterr().err
+    assert (
+        "[1/1] C1: N 1; seed 0: finished; delete its folder to train it again"
+        in capsys.readouterr().err
+    )

@@ -3,6 +3,7 @@
 import functools
 import itertools
 import json
+import time
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ import optax
 import pytest
 
 import jaxformer
-from jaxformer import Checkpoints, FitConfig, MeshConfig, Task, UserError, every, fit
+from jaxformer import Checkpoints, FitConfig, MeshConfig, Task, UserError, every, fit, waits
 
 
 class Softmax(Task):
@@ -77,6 +78,37 @@ def other_init(**arrays):
 def test_batches_and_parameters_that_cannot_be_trained(task, message, tmp_path):
     with pytest.raises(UserError, match=message):
         train(task, tmp_path)
+
+
+def test_an_edited_loss_does_not_change_a_finished_run_which_says_so(tmp_path, capsys):
+    state = train(Softmax(), tmp_path)
+    edited = changed(loss=lambda self, params, *_: {"loss": params["w"].sum(), "count": 1})
+    capsys.readouterr()
+    found = train(edited, tmp_path)
+    np.testing.assert_array_equal(found.params["w"], state.params["w"])
+    assert capsys.readouterr().err.endswith(
+        "nothing to do: fit.steps=4 are done, and the parameters come from the checkpoint of step "
+        f"4. {tmp_path / 'run'}: already trained for 4 steps; to train again after a change of "
+        "code or data, use another workdir; to train longer, raise fit.steps\n"
+    )
+
+
+def test_a_slow_restore_and_validation_are_announced(tmp_path, capsys, monkeypatch):
+    def slow(function):
+        return lambda *arguments, **options: (time.sleep(0.5), function(*arguments, **options))[1]
+
+    task = changed(evaluate=slow(lambda *_: {"loss": 1.0}))
+    intervals = dict.fromkeys(("checkpoint_every", "eval_every"), 2)
+    train(task, tmp_path, **intervals)
+    monkeypatch.setattr(waits, "SECONDS", 0.2)
+    monkeypatch.setattr(Checkpoints, "restore", slow(Checkpoints.restore))
+    capsys.readouterr()
+    train(task, tmp_path, steps=6, **intervals)
+    lines = capsys.readouterr().err.splitlines()
+    assert "verifying and restoring the checkpoint of step 4 ..." in lines
+    assert (
+        lines.index("validating step 6 ...") == lines.index("step 6/6  validation: loss 1.000") - 1
+    )
 
 
 def test_meshes_of_others(tmp_path):
@@ -209,7 +241,9 @@ def test_patience_ends_an_interrupted_run_at_the_same_step(tmp_path, capsys):
     reason = "no better reward in the last 3 validations"
     assert f"stopped early at step 10: {reason}" in capsys.readouterr().err
     assert validate(rewards, folder, patience=3) == (10, 4)
-    assert f"nothing to do: {reason}" in capsys.readouterr().err
+    log = capsys.readouterr().err
+    assert f"nothing to do: {reason}, and the parameters come from the checkpoint of step 10" in log
+    assert log.endswith("to train longer, raise fit.patience\n")
     assert validate(rewards, folder, patience=5) == (20, 20)
     first = (folder / "run" / "metrics.jsonl").read_text().splitlines()[0]
     assert list(json.loads(first)) == ["kind", "step", "reward", "loss"]

@@ -65,7 +65,7 @@ def test_each_row_is_run_once(tmp_path, data, trained, capsys):
     run(tmp_path, data, "C1,A1,A1,big")
     assert trained == ["C1", "A1", "big"]
     said = [line for line in capsys.readouterr().err.split("\n") if line.startswith("[1/3] C1")]
-    assert said == ["[1/3] C1: N 1; seed 0: finished"]
+    assert said == ["[1/3] C1: N 1; seed 0: finished; delete its folder to train it again"]
 
 
 def test_rows_of_other_data_or_steps_are_refused_before_training(tmp_path, data, trained):

@@ -37,8 +37,8 @@ def classify(
       probabilities: print lines of probability, tab, label
 
     Scores:
-      labeled: print accuracy and macro-F1 on this file, whose lines are a label, a space and a
-        text, with 95 % intervals
+      labeled: print accuracy and macro-F1 on this file, whose lines are a label, a tab or a space,
+        and a text, with 95 % intervals
       baselines: with --labeled, also score naive Bayes on words and pairs of words, and logistic
         regression on its ratios, trained on the run's training text
 
@@ -104,9 +104,12 @@ def _classify_images(
     pixels, labels = read_npz(str(images), needs_labels=False)
     rows = classifier.probabilities(pixels)
     found = rows.argmax(axis=1).tolist()
-    if (labels >= 0).all():
-        if labels.max() >= (classes := rows.shape[1]):
-            raise UserError(f"{images}: expected labels below {classes}, got {labels.max()}")
+    if (labels >= 0).any():
+        low, high = labels.min(), labels.max()
+        if not 0 <= low <= high < (classes := rows.shape[1]):
+            raise UserError(
+                f"{images}: expected labels from 0, below {classes}, got {low} to {high}"
+            )
         correct = int((found == labels).sum())
         percent = f"{correct / len(labels):.2%}, {correct:,} of {len(labels):,}"
         print(f"accuracy {percent}", file=sys.stderr)

@@ -132,8 +132,9 @@ def cached_tokenizer(
 ) -> Tokenizer:
     """Returns the tokenizer learned from all text of a split, from the cache if it is there.
 
-    Targets that are symbols may have ``more_symbols`` than the split. The file's name is a hash of all inputs, and the file begins with the hash of its content, so
-    that a damaged file is detected and replaced.
+    Targets that are symbols may have ``more_symbols`` than the split. The file's name is a hash of
+    all inputs, and the file begins with the hash of its content, so that a damaged file is detected
+    and replaced.
     """
     import sentencepiece
 

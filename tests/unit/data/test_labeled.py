@@ -40,7 +40,7 @@ FIRST, BLANK = "a label, one tab and a text", "expected a label without blanks b
 REFUSED = {
     "good\ta\nbad b\n": f"lines:2: expected {FIRST}, .*, got 0 tabs",
     "good a\nbad\tb\n": r"lines:2: expected a label, a space and a text, got 'bad\\tb'",
-    "good a\nbad b\tc\n": r"lines:2: expected .* a text without tabs, .*, got 'bad b\\tc'; separate",
+    "good a\nbad b\tc\n": r"lines:2: expected .* a text without tabs, .*, got 'bad b\\tc'",
     "good\ta\tb\n": f"lines:1: expected {FIRST}, .*, got 2 tabs; .* cut -f 1,2",
     "a warm room\tgood\n": f"lines:1: {BLANK} 'a warm room'; write the label first",
     "\ttext\n": f"lines:1: {BLANK} ''",

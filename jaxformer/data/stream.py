@@ -234,6 +234,10 @@ class TokenStream:
     def _ids(self, tokens: Integer[np.ndarray, "*X"]) -> Int[np.ndarray, "*X"]:
         return (tokens if self.our_ids is None else self.our_ids[tokens]).astype(np.int32)
 
+    def first_tokens(self, split: Literal["train", "valid"], count: int) -> Int[np.ndarray, " _"]:
+        """Returns the first tokens of a split."""
+        return self._ids(getattr(self, split)[:count])
+
     def row_starts(self, step: int, rows: int, length: int, seed: int) -> Int[np.ndarray, " B"]:
         """Returns the random positions in ``train`` where the rows of a training batch begin."""
         return np.random.default_rng((seed, step)).integers(0, len(self.train) - length, rows)

@@ -4,12 +4,16 @@ import functools
 import hashlib
 import json
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 
 from jaxformer import files
 from jaxformer.errors import UserError
+
+# Name of the file with the places of skipped and of unusual examples.
+DATA_NOTES = "data_notes.txt"
 
 
 class Workdir:
@@ -26,6 +30,7 @@ class Workdir:
         self.identity = path / "identity.json"
         # SHA-256 of the parameters of training.init_from that the run began with.
         self.initial_parameters = path / "initial_parameters.json"
+        self.data_notes = path / DATA_NOTES
         self.checkpoints = path / "checkpoints"  # one folder per step
         self.averaged = path / "averaged"  # the average of several, stored as a checkpoint
         # The step of the newest checkpoint; it detects that ``checkpoints`` is missing.
@@ -35,6 +40,11 @@ class Workdir:
         self.profile = path / "profile"  # in the format of JAX's profiler
         for folder in (self.checkpoints, self.averaged, self.tensorboard, self.profile):
             files.resolve_inside(folder, path)
+
+    def write_data_notes(self, lines: Sequence[str]) -> None:
+        """Writes the places of unusual examples, unless there are none or the file exists."""
+        if lines and not self.data_notes.exists():
+            files.write_file(self.data_notes, "".join(f"{line}\n" for line in lines).encode())
 
     def record_commit(self, step: int) -> None:
         files.write_file(self.committed, json.dumps({"step": step}).encode())

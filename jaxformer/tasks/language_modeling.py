@@ -14,8 +14,10 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Int, PyTree
 
 from jaxformer.config import Config, StreamConfig, data_section
+from jaxformer.data.characters import is_blank
 from jaxformer.data.corpus import Corpus
 from jaxformer.data.documents import split_documents
+from jaxformer.data.examples import describe_example
 from jaxformer.data.findings import list_first
 from jaxformer.data.loader import prefetch, round_up
 from jaxformer.data.stream import (
@@ -29,13 +31,16 @@ from jaxformer.data.tokenizer import EOS, PAD, Vocabulary
 from jaxformer.errors import UserError, prefix_errors
 from jaxformer.files import local_path
 from jaxformer.models.language_model import LanguageModel
-from jaxformer.runs.workdir import Workdir
+from jaxformer.runs.workdir import DATA_NOTES, Workdir
 from jaxformer.tasks.initialization import tokenizer_of_run
 from jaxformer.tasks.token_task import Output, TokenLoss, TokenTask
 from jaxformer.training.flops import language_model_flops
 from jaxformer.training.mesh import BatchShards
 from jaxformer.training.task import CheckStop, Example, Randomness, Sums
 from jaxformer.training.validation import evaluate_loss
+
+# Tokens from which the first line of a text is shown in the log.
+_SHOWN_TOKENS = 200
 
 
 def open_stream(config: Config, folder: Workdir) -> TokenStream:
@@ -156,12 +161,30 @@ class LanguageModeling(TokenTask):
             f"{f' of {characters:,} characters' if characters else ''}; {step:,} tokens per step, "
             f"{epochs:.1f} epochs"
         )
-        notes = (
-            f"lines with {kind}, kept: "
-            + list_first([f"{data.file}:{line + 1}" for line, _ in finding.first], finding.count)
-            for kind, finding in stream.findings.items()
-        )
-        return "\n".join((counts, *notes))
+        notes = stream.findings.summarize("lines", self._place, DATA_NOTES)
+        return "\n".join((counts, *self._first_examples(), *notes))
+
+    def save(self, workdir: Workdir) -> None:
+        """Writes the tokenizer, and the places of lines with unusual characters."""
+        super().save(workdir)
+        workdir.write_data_notes(self._stream.findings.list_places("lines", self._place))
+
+    def _place(self, line: int, side: int) -> str:
+        return f"{self._data.file}:{line + 1}"
+
+    def _first_examples(self) -> list[str]:
+        """Returns a line with the first line of each file."""
+        splits = [(self._data.file, self._stream.first_tokens("train", _SHOWN_TOKENS))]
+        if self._data.valid:
+            splits.append((self._data.valid, self._stream.first_tokens("valid", _SHOWN_TOKENS)))
+        lines = []
+        for name, tokens in splits:
+            text = self.tokenizer.decode(tokens)
+            # The last character may lack some of its bytes.
+            texts = text.rstrip("\ufffd").split("\n")
+            first = next(itertools.filterfalse(is_blank, texts), "")
+            lines.append(describe_example(name, [("", first)]))
+        return lines
 
     def example_ids(self, number: int) -> list[int]:
         """Returns the positions in the training tokens where the rows of a batch begin."""

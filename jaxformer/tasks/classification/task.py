@@ -156,6 +156,10 @@ class Classification(Translation):
         train, valid = (split.first_targets() - FIRST_LABEL for split in splits)
         return describe_classes(self._data.tokenizer.symbols, train, valid)
 
+    def _name_sides(self, pair: tuple[str, str]) -> list[tuple[str, str]]:
+        text, label = pair
+        return [("text", text), ("label", label)]
+
     @property
     def loss(self) -> Loss:
         loss = cast(EncoderLoss, super().loss)
@@ -185,6 +189,9 @@ class MaskedLanguageModeling(Classification):
 
     def _describe_labels(self) -> list[str]:
         return []
+
+    def _name_sides(self, pair: tuple[str, str]) -> list[tuple[str, str]]:
+        return [("text", pair[0])]
 
 
 def _read_labels(config: Config, corpus: Corpus) -> set[str]:

@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Num, PyTree
 from jaxformer.config import Config, ImagesConfig, data_section, model_section
 from jaxformer.data.classes import check_variety, describe_classes
 from jaxformer.data.corpus import Corpus
+from jaxformer.data.examples import describe_example
 from jaxformer.data.images import Augmentation, Images, read_images
 from jaxformer.data.loader import round_up
 from jaxformer.errors import UserError
@@ -119,7 +120,16 @@ class ImageClassification(NetworkTask):
         classes = model_section(self.config, ViTConfig).num_classes
         names = list(map(str, range(classes)))
         notes = describe_classes(names, self._train.labels, self._valid.labels)
-        return "\n".join((counts, *notes))
+        return "\n".join((counts, *self._first_examples(), *notes))
+
+    def _first_examples(self) -> list[str]:
+        """Returns a line with the size and the label of the first picture of each split."""
+        lines = []
+        for name, split in ((self._data.train, self._train), (self._data.valid, self._valid)):
+            size = " x ".join(map(str, split.images.shape[1:]))
+            sides = [("picture", size), ("label", str(split.labels[0]))]
+            lines.append(describe_example(name, sides))
+        return lines
 
     def evaluate(self, params: PyTree, mesh: Mesh, check_stop: CheckStop) -> dict[str, float]:
         arrays, rows = self._valid._asdict(), self._data.rows

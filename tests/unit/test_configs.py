@@ -6,6 +6,7 @@ import runpy
 
 import pytest
 
+from jaxformer.cli import main
 from jaxformer.config import Config
 from jaxformer.errors import UserError
 
@@ -25,6 +26,20 @@ def test_config_is_valid_and_documented(path):
     assert "Measured: " in document
     with pytest.raises(UserError, match="unknown variant 'nosuch'"):
         load(path.stem, "nosuch")
+
+
+@pytest.mark.parametrize("name", ["base:small", "student:firefox"])
+def test_configs_for_own_data_ask_for_it(name, tmp_path, monkeypatch, capsys):
+    """Even if there are files with the names of the documentation."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my").mkdir()
+    for file in ("my/train.en", "my/train.de", "train.en", "train.pt", "valid.en", "valid.pt"):
+        (tmp_path / file).write_text("a\n" * 20)
+    assert main(["train", name, "--workdir", str(tmp_path / "run")]) == 2
+    assert capsys.readouterr().err.startswith(
+        "error: data.train: expected your own training text, got none; give "
+        "--config.data.train=my/train for the files my/train.en and my/train."
+    )
 
 
 def test_base_and_big_are_the_papers():

@@ -1,5 +1,6 @@
 """A validation split that is held out from the training text."""
 
+import contextlib
 import hashlib
 import itertools
 import re
@@ -31,6 +32,17 @@ def parse_share(valid: str) -> float | None:
     return share
 
 
+def is_share(valid: str) -> bool:
+    """Returns whether this is meant as a share, right or wrong, and not as a name."""
+    return bool(_SHARE.fullmatch(valid) or _NUMBER.fullmatch(valid))
+
+
+def check_no_number(valid: str) -> None:
+    """Refuses a number without a percent sign, which is probably meant as a share."""
+    if _NUMBER.fullmatch(valid):
+        raise _share_error(valid)
+
+
 def hold_out(corpus: Corpus, train: str, valid: str) -> Corpus:
     """Returns a corpus whose split ``valid``, if it is a share such as "5%", is part of ``train``.
 
@@ -39,11 +51,13 @@ def hold_out(corpus: Corpus, train: str, valid: str) -> Corpus:
     """
     if (share := parse_share(valid)) is not None:
         return HeldOutCorpus(corpus, train, valid, share)
-    if _NUMBER.fullmatch(valid):
-        try:
+    try:
+        check_no_number(valid)
+    except UserError:
+        with contextlib.suppress(LookupError, OSError, UserError):
             corpus.fingerprint(valid)
-        except (LookupError, OSError, UserError):  # There is no split with this name.
-            raise _share_error(valid) from None
+            return corpus  # There is a split with this name.
+        raise
     return corpus
 
 

@@ -149,6 +149,9 @@ def test_mistakes_are_refused_in_one_line(run, config, tmp_path):
     ):
         with pytest.raises(UserError, match=message):
             read_images(config.data, split)
+    for share in ("5%", "0.05"):
+        with pytest.raises(UserError, match=rf'with data.valid="a\.npz\[80%:\]": got {share}'):
+            ImagesConfig(train="a.npz", valid=share)
     with pytest.raises(UserError, match=r"expected pictures, uint8 \[N, 6, 8, 1\], got uint8"):
         ImageClassifier.load(run).probabilities(np.zeros((1, 8, 6, 1), np.uint8))
 

@@ -3,12 +3,15 @@
 import dataclasses
 import pathlib
 import runpy
+import shlex
 
 import pytest
 
 from jaxformer.cli import main
+from jaxformer.cli.arguments import COMMANDS
 from jaxformer.config import Config
 from jaxformer.errors import UserError
+from jaxformer.kinds import KINDS, MASKED_LANGUAGE_MODELING
 
 CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
 
@@ -65,3 +68,15 @@ def test_parsing_config():
         assert config.data.corpus == "trees"
         search = config.search
         assert (search.beam_size, search.length_penalty, search.max_extra_length) == (21, 0.3, 300)
+
+
+def test_the_end_of_a_run_names_a_command_for_its_model():
+    for kind in KINDS:
+        words = shlex.split(kind.use.format(workdir="runs/mine"))
+        if kind is MASKED_LANGUAGE_MODELING:
+            assert words[-1] == "--config.training.init_from=runs/mine"
+            continue
+        program, command, *options = words[words.index("jaxformer") :]
+        assert command in COMMANDS
+        assert options[-2:] == ["--workdir", "runs/mine"]
+        assert f"{program} {command}" in kind.commands

@@ -123,6 +123,7 @@ def _classify_images(
 
 def _score(classifier: "Classifier", path: str, baselines: bool) -> None:
     from jaxformer.config import data_section
+    from jaxformer.data.held_out import open_splits
     from jaxformer.data.labeled import LabeledConfig, LabeledCorpus
     from jaxformer.evaluation import classification
 
@@ -136,7 +137,8 @@ def _score(classifier: "Classifier", path: str, baselines: bool) -> None:
     if baselines:
         print("training naive Bayes and logistic regression", file=sys.stderr)
         data = data_section(classifier.config, LabeledConfig)
-        train, labels = zip(*LabeledCorpus().pairs(data.train), strict=True)
+        corpus = open_splits(data, LabeledCorpus())
+        train, labels = zip(*corpus.pairs(data.train), strict=True)
         bayes, logistic = classification.bigram_classifiers(train, labels, texts)
         found |= {"naive Bayes, bigrams": bayes, "logistic, bigrams": logistic}
     print(f"{len(texts):,} texts; 95 % intervals by the bootstrap")

@@ -51,7 +51,7 @@ SMALL = Config(
     model=dataclasses.replace(TINY.model, dropout_rate=0.2),
     data=DataConfig(
         corpus="text",
-        train="my/train",
+        train="",  # your own: --config.data.train=my/train
         valid="5%",
         batching="packing",
         tokens_per_batch=2048,

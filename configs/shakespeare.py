@@ -16,6 +16,7 @@ import dataclasses
 from jaxformer.config import Config, ModelConfig, StreamConfig, TrainingConfig, select
 from jaxformer.files import data_directory
 from jaxformer.search import Sampling
+from jaxformer.tasks.small_text import fit_vocabulary
 
 DATA = data_directory()
 
@@ -69,3 +70,9 @@ SMOKE = dataclasses.replace(
 def get_config(variant: str = ""):
     """Returns the config, for ``--config=configs/shakespeare.py`` and its variants."""
     return select({"": SHAKESPEARE, "bpe": BPE, "smoke": SMOKE}, variant)
+
+
+def adapt_config(config: Config, variant: str, given):
+    """Returns the config, for a text of your own with its vocabulary."""
+    own = {"data.file", "data.valid", "data.separator", "data.tokens"}
+    return config if own.isdisjoint(given) else fit_vocabulary(config, given)

@@ -66,7 +66,11 @@ FIREFOX = dataclasses.replace(
     STUDENT,
     model=dataclasses.replace(STUDENT.model, vocab_size=32_002),
     data=dataclasses.replace(
-        STUDENT.data, target_language="pt", train="train", valid="valid", tokens_per_batch=2048
+        STUDENT.data,
+        target_language="pt",
+        train="",  # your own: --config.data.train=my/train
+        valid="5%",
+        tokens_per_batch=2048,
     ),
     training=TrainingConfig(
         steps=100,

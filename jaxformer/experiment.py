@@ -111,6 +111,7 @@ def check_experiment(config: Config, folder: Workdir) -> None:
             "model.compute_dtype=int8 is for decoding only: train in float32 or bfloat16, then "
             "quantize the parameters with jaxformer quantize"
         )
+    config.data.check_named()
     training, advice = config.training, []
     prepare_run(folder, config, training.mirror)
     if not folder.config.exists():

@@ -43,6 +43,7 @@ class Kind:
 
     description: str  # of its models, in error messages
     commands: str  # for its models
+    use: str  # what to do with the model in a {workdir}
     corpora: tuple[str, ...]  # values of data.corpus that select it
     data: type[DataSection]
     networks: tuple[type[Model], ...]  # its models; the first is the default
@@ -70,6 +71,7 @@ class Kind:
 TRANSLATION = Kind(
     description="a model of sentence pairs",
     commands="jaxformer translate",
+    use="translate with jaxformer translate --workdir {workdir}",
     corpora=("text", "tfds", "numerals", "parquet", "jsonl", "tsv"),
     data=DataConfig,
     networks=(Transformer, T5, Student),
@@ -80,12 +82,14 @@ PARSING = dataclasses.replace(
     TRANSLATION,
     description="a parser",
     commands="jaxformer parse",
+    use="parse with jaxformer parse --workdir {workdir}",
     corpora=("trees",),
     task="jaxformer.tasks.parsing.task.Parsing",
 )
 LANGUAGE_MODELING = Kind(
     description="a language model",
     commands="jaxformer generate",
+    use="generate with jaxformer generate --workdir {workdir}",
     corpora=("stream",),
     data=StreamConfig,
     networks=(LanguageModel, GPT2, Llama),
@@ -95,6 +99,7 @@ LANGUAGE_MODELING = Kind(
 CLASSIFICATION = Kind(
     description="a classifier",
     commands="jaxformer classify",
+    use="classify with jaxformer classify --workdir {workdir}",
     corpora=("labeled",),
     data=LabeledConfig,
     networks=(Encoder, Bert),
@@ -104,12 +109,14 @@ MASKED_LANGUAGE_MODELING = dataclasses.replace(
     CLASSIFICATION,
     description="a masked language model",
     commands="training.init_from of a classifier",
+    use="train a classifier with --config.training.init_from={workdir}",
     corpora=("masked",),
     task="jaxformer.tasks.classification.task.MaskedLanguageModeling",
 )
 IMAGE_CLASSIFICATION = Kind(
     description="a classifier of pictures",
     commands="jaxformer classify --images",
+    use="classify with jaxformer classify --images FILE.npz --workdir {workdir}",
     corpora=("images", "digits", "tfds_images"),
     data=ImagesConfig,
     networks=(ViT,),

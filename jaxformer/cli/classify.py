@@ -38,8 +38,8 @@ def classify(
       probabilities: print lines of probability, tab, label
 
     Scores:
-      labeled: print accuracy and macro-F1 on this file, whose lines are a label, a space and a
-        text, with 95 % intervals
+      labeled: print accuracy and macro-F1 on this file, whose lines are a label, a tab or a space,
+        and a text, with 95 % intervals
       baselines: with --labeled, also score naive Bayes on words and pairs of words, and logistic
         regression on its ratios, trained on the run's training text
 
@@ -110,9 +110,12 @@ def _classify_images(
     pixels, labels = read_npz(str(images), needs_labels=False)
     rows = classifier.probabilities(pixels)
     found = rows.argmax(axis=1).tolist()
-    if (labels >= 0).all():
-        if labels.max() >= (classes := rows.shape[1]):
-            raise UserError(f"{images}: expected labels below {classes}, got {labels.max()}")
+    if (labels >= 0).any():
+        low, high = labels.min(), labels.max()
+        if not 0 <= low <= high < (classes := rows.shape[1]):
+            raise UserError(
+                f"{images}: expected labels from 0, below {classes}, got {low} to {high}"
+            )
         correct = int((found == labels).sum())
         percent = f"{correct / len(labels):.2%}, {correct:,} of {len(labels):,}"
         print(f"accuracy {percent}", file=sys.stderr)
@@ -126,6 +129,7 @@ def _classify_images(
 
 def _score(classifier: "Classifier", path: pathlib.Path, baselines: bool) -> None:
     from jaxformer.config import data_section
+    from jaxformer.data.held_out import open_splits
     from jaxformer.data.labeled import LabeledConfig, LabeledCorpus
     from jaxformer.evaluation import classification
 
@@ -140,7 +144,8 @@ def _score(classifier: "Classifier", path: pathlib.Path, baselines: bool) -> Non
     if baselines:
         print("training naive Bayes and logistic regression", file=sys.stderr)
         data = data_section(classifier.config, LabeledConfig)
-        train, labels = zip(*LabeledCorpus().pairs(data.train), strict=True)
+        corpus = open_splits(data, LabeledCorpus())
+        train, labels = zip(*corpus.pairs(data.train), strict=True)
         bayes, logistic = classification.bigram_classifiers(train, labels, texts)
         found |= {"naive Bayes, bigrams": bayes, "logistic, bigrams": logistic}
     print(f"{len(texts):,} texts; 95 % intervals by the bootstrap")

@@ -33,6 +33,7 @@ _SYNONYMS = {
     "training.checkpoint_every": "save_every save_steps save_interval",
     "training.init_from": "pretrained model_name_or_path finetune_from_model restore_file",
     "data.train": "data dataset train_data",
+    "data.file": "train train_data dataset text",
     "data.tokens_per_batch": "batch_size batch bs max_tokens train_batch_size mini_batch",
     "data.rows": "batch_size batch bs tokens_per_batch train_batch_size",
     "data.max_length": "max_len max_seq_len seq_len block_size",

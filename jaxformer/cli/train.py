@@ -5,6 +5,8 @@ import functools
 import os
 import pathlib
 import re
+import shlex
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
@@ -79,8 +81,8 @@ def train(
     from jaxformer.runs.allocator import keep_freed_memory
 
     keep_freed_memory(training=True)  # before JAX starts its threads
-    processes = (coordinator, num_processes, process_id)
-    command = functools.partial(_train, config, overrides, workdir, processes)
+    members = (coordinator, num_processes, process_id)
+    command = functools.partial(_train, config, overrides, workdir, members)
     if coordinator is None:
         command()
     else:
@@ -91,7 +93,7 @@ def _train(
     name: str,
     overrides: Sequence[str],
     workdir: pathlib.Path,
-    processes: tuple[str | None, int | None, int | None],
+    members: tuple[str | None, int | None, int | None],
 ) -> None:
     faulthandler.enable(2)
     # Imported late, so that a wrong argument or --help does not wait for jax.
@@ -100,13 +102,16 @@ def _train(
 
     import jaxformer.experiment
     from jaxformer.cli.config_file import load_config
+    from jaxformer.runs import processes
 
     logging.set_verbosity(logging.WARNING)  # orbax reports a dozen lines for every checkpoint
     config = load_config(name, overrides, workdir)
-    _join_processes(*processes)
+    _join_processes(*members)
     with announce("starting the devices"):
         jax.devices()
     jaxformer.experiment.train(config, workdir)
+    if processes.is_primary():
+        print(f"done; {config.kind.use.format(workdir=shlex.quote(str(workdir)))}", file=sys.stderr)
 
 
 def _join_processes(coordinator: str | None, count: int | None, process_id: int | None) -> None:

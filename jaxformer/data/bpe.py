@@ -123,18 +123,25 @@ def estimate_tokens(lines: Sequence[str], vocab_size: int) -> int:
 
 
 def cached_tokenizer(
-    corpus: Corpus, split: str, vocab_size: int, cache_directory: pathlib.Path, **options: Any
+    corpus: Corpus,
+    split: str,
+    vocab_size: int,
+    cache_directory: pathlib.Path,
+    *,
+    more_symbols: Sequence[str] = (),
+    **options: Any,
 ) -> Tokenizer:
     """Returns the tokenizer learned from all text of a split, from the cache if it is there.
 
-    The file's name is a hash of all inputs, and the file begins with the hash of its content, so
-    that a damaged file is detected and replaced.
+    Targets that are symbols may have ``more_symbols`` than the split. The file's name is a hash of
+    all inputs, and the file begins with the hash of its content, so that a damaged file is detected
+    and replaced.
     """
     import sentencepiece
 
     corpus = VerifiedCorpus(corpus)
     version = f"{sentencepiece.__version__} {unicodedata.unidata_version}"
-    trained = (vocab_size, version, _MAX_LINES, sorted(options.items()))
+    trained = (vocab_size, version, _MAX_LINES, sorted(options.items()), *sorted(more_symbols))
     inputs = (_FORMAT, corpus.fingerprint(split), *trained)
     key = hashlib.sha256(repr(inputs).encode()).hexdigest()
     path = cache_directory / f"tokenizer-{key[:32]}"
@@ -145,7 +152,8 @@ def cached_tokenizer(
             return Tokenizer(model)
     make_folder(cache_directory, "JAXFORMER_CACHE")  # before the work
     if corpus.target_symbols:
-        symbols = sorted({s for _, target in corpus.pairs(split) for s in split_spaces(target)})
+        found = {s for _, target in corpus.pairs(split) for s in split_spaces(target)}
+        symbols = sorted(found.union(more_symbols))
         lines = (source for source, _ in corpus.pairs(split))
     else:
         symbols, lines = [], itertools.chain.from_iterable(corpus.pairs(split))

@@ -20,6 +20,8 @@ from jaxformer.files import local_path
 # Stands for the languages of an imported model whose files do not name them, such as T5.
 UNKNOWN_LANGUAGE = "unknown"
 _LARGEST_WEIGHT = 1000
+# Values of data.train in messages, where they are not my/train.KIND.
+_EXAMPLES = {"tfds": "train", "labeled": "my/train.tsv", "masked": "my/train.txt"}
 _WEIGHTED = re.compile(r"(.+):(\d[\d.]*)")
 
 
@@ -42,6 +44,10 @@ class DataSection(abc.ABC):
     @abc.abstractmethod
     def batch(self) -> tuple[str, str]:
         """A description of the batch size, and the fields to lower for a smaller batch."""
+
+    def check_named(self) -> None:
+        """Asks for data that a config leaves to the user; by default, it leaves none."""
+        return None
 
     def check_paths(self, *names: str) -> None:
         """Checks that the fields that are paths are on a local disk."""
@@ -69,8 +75,8 @@ class DataConfig(DataSection):
         "parquet", "jsonl" and "tsv"; the last three accept patterns such as
         ``data/train-*.parquet``. Otherwise a split name. Several splits need weights:
         "news:1,captions:3" uses each pair of the second one three times per epoch.
-      valid: Validation split, in the same form, or a share of the training text, such as "5%";
-        see :mod:`jaxformer.data.held_out`.
+      valid: Validation split, in the same form, or a share of the training text, such as "5%",
+        above 0% and below 100%; see :mod:`jaxformer.data.held_out`.
       tokenizer: Tokenizer of a new run: a file, a workdir, or "pretrained" for the tokenizer of
         the model that comes with jaxformer. None takes the tokenizer of ``training.init_from``;
         without it, a tokenizer is learned from the training text, as with "new".
@@ -130,6 +136,25 @@ class DataConfig(DataSection):
             f"{self.tokens_per_batch:,} tokens per side in sentences of {self.max_length}",
             "data.tokens_per_batch or data.max_length",
         )
+
+    def check_named(self) -> None:
+        if not self.train:
+            raise UserError(
+                "data.train: expected your own training text, got none; give --config.data.train="
+                f"{self._example()}, for example; docs/data.md lists all formats"
+            )
+        if not self.valid:
+            raise UserError(
+                "data.valid: expected a validation text, or a share of the training text, got "
+                "none; give --config.data.valid=5%, for example"
+            )
+
+    def _example(self) -> str:
+        """Returns a value of ``train`` for messages, with an explanation."""
+        if self.corpus != "text":
+            return _EXAMPLES.get(self.corpus, f"my/train.{self.corpus}")
+        source, target = self.source_language, self.target_language
+        return f"my/train for the files my/train.{source} and my/train.{target}"
 
     def symbols(self) -> list[str]:
         """Returns ``user_defined_symbols`` as a list."""

@@ -1,5 +1,6 @@
 """A validation split that is held out from the training text."""
 
+import contextlib
 import hashlib
 import itertools
 import re
@@ -8,6 +9,39 @@ from collections.abc import Iterator
 from jaxformer.data.corpus import Corpus, DataConfig, VerifiedCorpus, open_corpus, parse_mixture
 from jaxformer.errors import UserError
 
+# Anything that is meant as a share, right or wrong: digits, signs and a percent sign.
+_SHARE = re.compile(r"\s*[-+.,e\d]*\d[-+.,e\d]*\s*%\s*", re.IGNORECASE)
+_NUMBER = re.compile(r"\s*[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?\s*", re.IGNORECASE)
+
+
+def parse_share(valid: str) -> float | None:
+    """Returns the fraction of the training text that ``data.valid`` is; None if it is a name.
+
+    >>> parse_share("5%"), parse_share("0.5 %"), parse_share("my/valid")
+    (0.05, 0.005, None)
+
+    Raises:
+      UserError: It is a share, but not above 0% and below 100%.
+    """
+    if not _SHARE.fullmatch(valid):
+        return None
+    number = valid.strip().removesuffix("%")
+    share = float(number) / 100 if _NUMBER.fullmatch(number) else 0.0
+    if not 0 < share < 1:
+        raise _share_error(valid)
+    return share
+
+
+def is_share(valid: str) -> bool:
+    """Returns whether this is meant as a share, right or wrong, and not as a name."""
+    return bool(_SHARE.fullmatch(valid) or _NUMBER.fullmatch(valid))
+
+
+def check_no_number(valid: str) -> None:
+    """Refuses a number without a percent sign, which is probably meant as a share."""
+    if _NUMBER.fullmatch(valid):
+        raise _share_error(valid)
+
 
 def hold_out(corpus: Corpus, train: str, valid: str) -> Corpus:
     """Returns a corpus whose split ``valid``, if it is a share such as "5%", is part of ``train``.
@@ -15,15 +49,31 @@ def hold_out(corpus: Corpus, train: str, valid: str) -> Corpus:
     The share is drawn by a hash of the source, so that all copies of a pair, and all translations
     of a sentence, are in the same split. A pair stays in its split when others are added.
     """
-    if not re.fullmatch(r"[\d.]+%", valid):
-        return corpus
-    if not re.fullmatch(r"\d+(\.\d+)?%", valid) or not 0 < float(valid[:-1]) < 100:
-        raise UserError(f"data.valid: expected a share from 0 % to 100 %, such as 5%: got {valid}")
-    return HeldOutCorpus(corpus, train, valid)
+    if (share := parse_share(valid)) is not None:
+        return HeldOutCorpus(corpus, train, valid, share)
+    try:
+        check_no_number(valid)
+    except UserError:
+        with contextlib.suppress(LookupError, OSError, UserError):
+            corpus.fingerprint(valid)
+            return corpus  # There is a split with this name.
+        raise
+    return corpus
+
+
+def _share_error(valid: str) -> UserError:
+    meant = "5%"
+    if _NUMBER.fullmatch(valid) and 0 < (number := float(valid)) < 100:
+        meant = f"{100 * number if number < 1 else number:g}%"
+    return UserError(
+        "data.valid: expected a share of the training text, above 0% and below 100%, or the name "
+        f"of a validation text: got {valid}; give --config.data.valid={meant}, for example"
+    )
 
 
 def open_splits(data: DataConfig, corpus: Corpus | None = None) -> VerifiedCorpus:
     """Returns a corpus, by default the config's, with its splits; treebanks must be given."""
+    data.check_named()
     corpus = open_corpus(data) if corpus is None else corpus
     return VerifiedCorpus(hold_out(corpus, data.train, data.valid))
 
@@ -36,14 +86,32 @@ def training_pairs(data: DataConfig) -> Iterator[tuple[str, str]]:
 class HeldOutCorpus:
     """A corpus from :func:`hold_out`; it has the optional methods of a corpus, too."""
 
-    def __init__(self, corpus: Corpus, train: str, valid: str) -> None:
+    def __init__(self, corpus: Corpus, train: str, valid: str, share: float) -> None:
         self.target_symbols = corpus.target_symbols
         self._corpus = VerifiedCorpus(corpus)  # It has the optional methods.
-        self._valid, self._share = valid, float(valid[:-1]) / 100
+        self._valid, self._share = valid, share
         self._train = [*parse_mixture(train)] or [train]
 
     def pairs(self, split: str) -> Iterator[tuple[str, str]]:
-        return (pair for _, _, pair in self._number_pairs(split))
+        found = False
+        for _, _, pair in self._number_pairs(split):
+            found = True
+            yield pair
+
+        whole = self._names(split) == self._train  # not one corpus of several
+        if not found and whole:
+            self._check_whole(split)
+
+    def _check_whole(self, split: str) -> None:
+        """Explains why a split is empty, unless the whole text is."""
+        count = sum(1 for name in self._train for _ in self._corpus.pairs(name))
+        if count:
+            what, size = ("none", "larger") if split == self._valid else ("all", "smaller")
+            raise UserError(
+                f"data.valid={self._valid}: by the hash of their sources, {what} of the {count:,} "
+                f"training pairs are in this share; give a {size} one, more pairs, or a validation "
+                "text of its own"
+            )
 
     def fingerprint(self, split: str) -> str:
         """Returns a hash of the whole training text, the share, and which split this is."""

@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Int, UInt8
 
 from jaxformer.data.corpus import DataSection
+from jaxformer.data.held_out import is_share
 from jaxformer.errors import UserError, needs_package, prefix_errors
 from jaxformer.fields import check_fraction, check_positive, check_types
 from jaxformer.files import explain_read_errors, local_path, open_file
@@ -68,6 +69,11 @@ class ImagesConfig(Augmentation, DataSection):
         check_positive(self, "data", "rows")
         check_fraction(self, "data", "zoom")
         self.check_paths("directory", "train", "valid")
+        if self.corpus != "tfds_images" and is_share(self.valid):
+            raise UserError(
+                "data.valid: expected a split or a range of pictures, such as data.train="
+                f'"{self.train}[:80%]" with data.valid="{self.train}[80%:]": got {self.valid}'
+            )
         if self.tokenizer is not None:
             raise UserError(f"data.tokenizer: pictures have none, got {self.tokenizer}")
 

@@ -1,15 +1,22 @@
 """Files of texts, with or without labels, as corpora of pairs."""
 
 import dataclasses
+import hashlib
+import itertools
 import pathlib
+import re
 from collections.abc import Iterator
 from typing import Literal
 
+from jaxformer.data.characters import unusual_kinds
 from jaxformer.data.corpus import DataConfig
-from jaxformer.data.file_corpora import FileCorpus
-from jaxformer.data.text_files import read_file
+from jaxformer.data.file_corpora import FileCorpus, find_files
+from jaxformer.data.text_files import fingerprint_files, read_file
 from jaxformer.errors import UserError
 from jaxformer.fields import check_fraction
+
+# Signs that separate columns in other files: a label with one of them is probably half a line.
+_OTHER_SEPARATORS = re.compile(r'[,;|"]')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -17,8 +24,8 @@ class LabeledConfig(DataConfig):
     """Source of texts, as :class:`~jaxformer.data.corpus.DataConfig` for sentence pairs.
 
     Attributes:
-      corpus: "labeled": each line is a label, a space and a text. "masked": each line is a text
-        with some tokens masked, to pretrain an encoder for classification.
+      corpus: "labeled": each line is a label, a tab or a space, and a text. "masked": each line is
+        a text with some tokens masked, to pretrain an encoder for classification.
       train: Training files, comma-separated.
       valid: Validation files.
       mask_rate: Fraction of the tokens that are masked. For "masked", they are predicted, 0.15 in
@@ -39,23 +46,71 @@ class LabeledConfig(DataConfig):
 
 
 class LabeledCorpus(FileCorpus):
-    """Files with a text on each line, after its label if it ``has_labels``."""
+    """Files with a text on each line, after its label if it ``has_labels``.
+
+    A tab or a space separates label and text: the first line of a file decides which.
+    """
 
     target_symbols = True
 
     def __init__(self, has_labels: bool = True) -> None:
         super().__init__()
         self.has_labels = has_labels
-        self.kind = f"labeled {has_labels}"
 
     def rows(self, path: pathlib.Path) -> Iterator[tuple[str, str]]:
-        for number, line in enumerate(read_file(path), 1):
-            label, space, text = line.partition(" ")
-            if not self.has_labels:
+        if not self.has_labels:
+            for line in read_file(path):
                 yield line, "0"  # The only target of texts without labels.
-            elif space and label:
-                yield text, label
-            else:
-                raise UserError(
-                    f"{path}:{number}: expected a label, a space and a text, got {line[:50]!r}"
-                )
+            return
+
+        split = _split_at_tab if _has_tabs(path) else _split_at_space
+        for number, line in enumerate(read_file(path), 1):
+            label, text = split(line, f"{path}:{number}")
+            yield text, label
+
+    def fingerprint(self, split: str) -> str:
+        """Returns a hash of the form of the lines, and of the files' uncompressed bytes."""
+        paths = find_files(split)
+        # Versions without the form with tabs read such files as other pairs.
+        tabs = " tabs" if self.has_labels and any(map(_has_tabs, paths)) else ""
+        content = f"labeled {self.has_labels}{tabs} {fingerprint_files(paths)}"
+        return hashlib.sha256(content.encode()).hexdigest()
+
+
+def _has_tabs(path: pathlib.Path) -> bool:
+    return "\t" in "".join(itertools.islice(read_file(path), 1))
+
+
+def _split_at_tab(line: str, place: str) -> tuple[str, str]:
+    """Returns the label and the text of a line of a file whose first line has a tab."""
+    label, *others = line.split("\t")
+    if len(others) != 1:
+        raise UserError(
+            f"{place}: expected a label, one tab and a text, as in all lines of a file whose first "
+            f"line has a tab, got {len(others)} tabs; separate all labels by one tab, or select "
+            "two columns, for example with cut -f 1,2"
+        )
+    if not label or " " in label or unusual_kinds(label):
+        raise UserError(
+            f"{place}: expected a label without blanks before the tab, got {label[:50]!r}; write "
+            "the label first and the text last, and a label of several words like_this"
+        )
+    return label, others[0]
+
+
+def _split_at_space(line: str, place: str) -> tuple[str, str]:
+    """Returns the label and the text of a line of a file whose first line has no tab."""
+    label, space, text = line.partition(" ")
+    if not (label and space) or unusual_kinds(label):
+        raise UserError(f"{place}: expected a label, a space and a text, got {line[:50]!r}")
+    if "\t" in text:
+        raise UserError(
+            f"{place}: expected a label, a space and a text without tabs, as in the first line of "
+            f"the file, got {line[:50]!r}; separate all labels by tabs, or replace the tabs"
+        )
+    if found := _OTHER_SEPARATORS.search(label):
+        raise UserError(
+            f"{place}: expected a label, a tab or a space, and a text, got {found[0]!r} in the "
+            f"label {label[:50]!r}; put a tab between label and text"
+        )
+    return label, text

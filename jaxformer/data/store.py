@@ -12,6 +12,7 @@ import tempfile
 import time
 
 import numpy as np
+from jaxtyping import Int
 
 from jaxformer.data.characters import is_blank
 from jaxformer.data.corpus import Corpus, VerifiedCorpus
@@ -51,6 +52,10 @@ class TokenStore:
 
     def __len__(self) -> int:
         return len(self._offsets) // 2
+
+    def first_targets(self) -> Int[np.ndarray, " N"]:
+        """Returns the first target token of each pair, such as the label of a text."""
+        return np.asarray(self._tokens[self._offsets[1::2]], np.int32)
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         if not 0 <= index < len(self):

@@ -21,11 +21,12 @@ from jaxformer.data.characters import unusual_kinds
 from jaxformer.data.corpus import DataSection
 from jaxformer.data.documents import encode_documents, lines_of, map_token_ids, text_sha256
 from jaxformer.data.findings import Findings
+from jaxformer.data.held_out import check_no_number, parse_share
 from jaxformer.data.text_files import find_file, open_bytes
 from jaxformer.data.tokenizer import PAD, SPACE_SYMBOL, SPECIAL_PIECES, UNK, Tokenizer, Vocabulary
 from jaxformer.errors import MALFORMED, UserError, prefix_errors
 from jaxformer.fields import check_positive, check_types
-from jaxformer.files import file_sha256, read_whole
+from jaxformer.files import file_sha256, local_path, read_whole
 
 _MAX_LINE_BYTES = 4192  # SentencePiece skips longer lines
 # Text that the tokenizers of translation models would change.
@@ -42,8 +43,8 @@ class StreamConfig(DataSection):
       corpus: "stream"; distinguishes this config from :class:`~jaxformer.data.corpus.DataConfig`.
       file: Text file, UTF-8, plain or compressed (``.gz``, ``.bz2``, ``.xz``, ``.zst``); or token
         ids of ``tokenizer`` without a header, ``.bin``, which are read from the disk as needed.
-      valid: Validation file, in the same form. By default, the last tenth of ``file`` is for
-        validation.
+      valid: Validation file, in the same form, or a share of the end of ``file``, such as "5%". By
+        default, the last tenth of ``file`` is for validation.
       separator: Line between two documents, such as ``<|endoftext|>``; it becomes the end-of-text
         token, as does the end of a file, and generated texts can end. By default, a file is one
         document without an end.
@@ -68,16 +69,33 @@ class StreamConfig(DataSection):
 
     def __post_init__(self) -> None:
         check_types(self, "data")
-        if not self.file:
-            raise UserError("data.file must name a text, to train a language model on: got ''")
         self.check_paths("file", "valid", "tokenizer")
-        if self.valid and self.valid.endswith(".bin") != self.has_token_ids:
+        if self.valid_file and self.valid_file.endswith(".bin") != self.has_token_ids:
             raise UserError(f"data.valid must be text or .bin, like data.file: got {self.valid}")
         if self.separator and (self.has_token_ids or "\n" in self.separator):
             raise UserError(
                 f"data.separator must be one line of a text: got {self.separator!r} for {self.file}"
             )
         check_positive(self, "data", "length", "rows")
+
+    @property
+    def valid_share(self) -> float | None:
+        """The fraction of ``file`` that is for validation, if ``valid`` is a share."""
+        return parse_share(self.valid)
+
+    @property
+    def valid_file(self) -> str:
+        """The validation file; "" if a part of ``file`` is for validation."""
+        return "" if self.valid_share is not None else self.valid
+
+    def check_named(self) -> None:
+        if not self.file:
+            raise UserError(
+                "data.file: expected your own text, got none; give --config.data.file=my/text.txt, "
+                "for example; docs/language_model.md describes its form"
+            )
+        if self.valid_file and not local_path(self.valid_file).exists():
+            check_no_number(self.valid_file)
 
     @property
     def has_token_ids(self) -> bool:
@@ -131,7 +149,7 @@ class ByteFallbackTokenizer(Tokenizer):
 def train_byte_pairs(text: str, vocab_size: int) -> ByteFallbackTokenizer:
     """Learns a byte-pair encoding. The same text gives the same tokenizer, bit for bit."""
     model = train_byte_pair_model(
-        itertools.chain.from_iterable(map(_short_parts, lines_of(text))),
+        itertools.chain.from_iterable(map(short_lines, lines_of(text))),
         vocab_size,
         add_dummy_prefix=False,
         remove_extra_whitespaces=False,
@@ -141,7 +159,7 @@ def train_byte_pairs(text: str, vocab_size: int) -> ByteFallbackTokenizer:
     return ByteFallbackTokenizer(model)
 
 
-def _short_parts(line: str) -> list[str]:
+def short_lines(line: str) -> list[str]:
     """Cuts a line that SentencePiece would skip, before spaces if there are any."""
     if len(line.encode()) <= _MAX_LINE_BYTES:
         return [line] if line else []
@@ -183,9 +201,14 @@ def read_text(path: pathlib.Path) -> str:
     return text
 
 
-def training_length(text: Sized) -> int:
-    """Returns nine tenths of the length of a text; the rest is for validation."""
-    return len(text) * 9 // 10
+def training_length(text: Sized, share: float | None = None) -> int:
+    """Returns the length of the beginning of a text without the ``share`` for validation.
+
+    By default, a tenth is for validation, and at least one token in any case.
+    """
+    if share is None:
+        return len(text) * 9 // 10
+    return len(text) - max(1, round(len(text) * share))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,10 +228,15 @@ class TokenStream:
 
     @classmethod
     def of(
-        cls, text: str, tokenizer: Vocabulary, separator: str = "", valid: str = ""
+        cls,
+        text: str,
+        tokenizer: Vocabulary,
+        separator: str = "",
+        valid: str = "",
+        share: float | None = None,
     ) -> "TokenStream":
         """Encodes a text, each split separately; by default, its end is the validation split."""
-        findings, place = Findings(), len(text) if valid else training_length(text)
+        findings, place = Findings(), len(text) if valid else training_length(text, share)
         for number, line in enumerate(lines_of(text)):
             for kind in unusual_kinds(line):
                 findings.add(kind, number, 0)
@@ -221,18 +249,27 @@ class TokenStream:
 
     @classmethod
     def of_files(
-        cls, file: pathlib.Path, valid: pathlib.Path | None, dtype: str, tokenizer: Vocabulary
+        cls,
+        file: pathlib.Path,
+        valid: pathlib.Path | None,
+        dtype: str,
+        tokenizer: Vocabulary,
+        share: float | None = None,
     ) -> "TokenStream":
         """Opens files of token ids; a tokenizer from Hugging Face has its original ids there."""
         ids = getattr(tokenizer, "our_ids", np.arange(tokenizer.vocab_size))
         train = map_token_ids(file, dtype, ids)
-        place = training_length(train) if valid is None else len(train)
+        place = training_length(train, share) if valid is None else len(train)
         rest = train[place:] if valid is None else map_token_ids(valid, dtype, ids)
         hashes = file_sha256(file), "" if valid is None else file_sha256(valid)
         return cls(tokenizer, train[:place], rest, 0, hashes[0], Findings(), hashes[1], ids)
 
     def _ids(self, tokens: Integer[np.ndarray, "*X"]) -> Int[np.ndarray, "*X"]:
         return (tokens if self.our_ids is None else self.our_ids[tokens]).astype(np.int32)
+
+    def first_tokens(self, split: Literal["train", "valid"], count: int) -> Int[np.ndarray, " _"]:
+        """Returns the first tokens of a split."""
+        return self._ids(getattr(self, split)[:count])
 
     def row_starts(self, step: int, rows: int, length: int, seed: int) -> Int[np.ndarray, " B"]:
         """Returns the random positions in ``train`` where the rows of a training batch begin."""

@@ -33,8 +33,15 @@ from jaxformer.search import BeamSearch, Sampling
 from jaxformer.training.task import Task
 from jaxformer.waits import announce
 
-_QUANTIZE = "jaxformer quantize"  # the command, in messages and workdirs
-_LOSSES = "validation_losses"  # in the metadata of an average: "latest" and "averaged"
+# Commands, in messages and workdirs.
+_QUANTIZE = "jaxformer quantize"
+IMPORT = "jaxformer import"
+# A key in the metadata of an average: its validation loss, and that of the newest checkpoint.
+_LOSSES = "validation_losses"
+# Keys in the metadata of the checkpoint of a converted model.
+_ORIGIN = "origin"
+_ROUNDED_FROM = "rounded_from"
+_LONGEST_ORIGIN = 200  # characters
 
 
 def abstract_params(config: Architecture, kind: Kind = TRANSLATION) -> PyTree:
@@ -227,7 +234,27 @@ def read_params(
         note = "; --weights averaged gives an average of other steps"
     elif averaged is not None and weights == "auto":
         note = "; --weights averaged gives an average with a higher validation loss"
-    return restored.params, f"step {restored.step}{note}"
+    origin = _describe_origin(folder, restored.metadata) if restored.step == 0 else ""
+    return restored.params, f"{origin or f'step {restored.step}'}{note}"
+
+
+def _describe_origin(folder: Workdir, metadata: dict[str, Any]) -> str:
+    """Returns the origin of a converted model; "" if nothing is known about it.
+
+    The metadata are not trusted, and are printed: without control characters, and shortened.
+    """
+    origin = metadata.get(_ORIGIN)
+    if not isinstance(origin, str):  # Version 0.2.0 recorded less.
+        rounded_from = metadata.get(_ROUNDED_FROM)
+        made_by = read_workdir_object(folder.identity).get("made_by")
+        imported = "imported from another system" if made_by == IMPORT else ""
+        origin = imported if rounded_from is None else f"quantized from {rounded_from}"
+    return "".join(filter(str.isprintable, origin))[:_LONGEST_ORIGIN]
+
+
+def name_folder(path: pathlib.Path) -> str:
+    """Returns a name of a folder for records: its path, or if that is absolute, the last part."""
+    return path.absolute().name if path.is_absolute() or not path.name else path.as_posix()
 
 
 def _average_is_worse(folder: Workdir) -> bool:
@@ -435,8 +462,10 @@ def quantize(
     identity, content = read_workdir_object(folder.identity), trained.tokenizer_file
     model = dataclasses.replace(config.model, compute_dtype="int8")
     quantized = prepare_params(model, params, config.kind)
-    config, origin = dataclasses.replace(config, model=model), {"rounded_from": trained.weights}
-    write_model(target, _QUANTIZE, identity, content, config, quantized, **origin)
+    config = dataclasses.replace(config, model=model)
+    made_from = f"{name_folder(folder.path)}, {trained.weights}"
+    metadata = {_ROUNDED_FROM: trained.weights, _ORIGIN: f"quantized from {made_from}"}
+    write_model(target, _QUANTIZE, identity, content, config, quantized, **metadata)
     sizes = [sum(leaf.nbytes for leaf in jax.tree.leaves(each)) for each in (params, quantized)]
     return sizes[0], sizes[1]
 
@@ -450,7 +479,10 @@ def write_model(
     params: PyTree,
     **metadata: Any,
 ) -> None:
-    """Writes the workdir of a converted model, with additional metadata."""
+    """Writes the workdir of a converted model, with additional metadata.
+
+    The metadatum ``origin`` describes the model in logs, such as "imported from Marian: opus-mt".
+    """
     target.create(command, identity)
     if tokenizer is not None:
         write_file(target.tokenizer, tokenizer)

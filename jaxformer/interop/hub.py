@@ -6,8 +6,24 @@ import re
 from typing import NamedTuple
 
 from jaxformer.errors import UserError, needs_package
+from jaxformer.inference.weights import name_folder
 
 _NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?", re.ASCII)
+
+
+# A folder in the cache of huggingface_hub.
+_CACHED = re.compile(r"models--([^/]+)/snapshots/")
+
+
+def describe_source(system: str, directory: pathlib.Path) -> str:
+    """Returns the origin of an imported model, by its name on the Hub or its folder.
+
+    >>> describe_source("Hugging Face", pathlib.Path("hub/models--org--gpt2/snapshots/1f"))
+    'imported from Hugging Face: org/gpt2'
+    """
+    found = _CACHED.search(directory.as_posix())
+    name = found[1].replace("--", "/", 1) if found else name_folder(directory)
+    return f"imported from {system}: {name}"
 
 
 class ModelFiles(NamedTuple):

@@ -6,12 +6,16 @@ import json
 import pathlib
 import sys
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 
 from jaxformer import files
 from jaxformer.errors import UserError
+
+# Name of the file with the places of skipped and of unusual examples.
+DATA_NOTES = "data_notes.txt"
 
 
 class Workdir:
@@ -28,6 +32,7 @@ class Workdir:
         self.identity = path / "identity.json"
         # SHA-256 of the parameters of training.init_from that the run began with.
         self.initial_parameters = path / "initial_parameters.json"
+        self.data_notes = path / DATA_NOTES
         self.checkpoints = path / "checkpoints"  # one folder per step
         self.averaged = path / "averaged"  # the average of several, stored as a checkpoint
         # The step of the newest checkpoint; it detects that ``checkpoints`` is missing.
@@ -38,6 +43,11 @@ class Workdir:
         files.check_unicode_path(path)
         for folder in (self.checkpoints, self.averaged, self.tensorboard, self.profile):
             files.resolve_inside(folder, path)
+
+    def write_data_notes(self, lines: Sequence[str]) -> None:
+        """Writes the places of unusual examples, unless there are none or the file exists."""
+        if lines and not self.data_notes.exists():
+            files.write_file(self.data_notes, "".join(f"{line}\n" for line in lines).encode())
 
     def record_commit(self, step: int) -> None:
         files.write_file(self.committed, json.dumps({"step": step}).encode())

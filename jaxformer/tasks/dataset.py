@@ -6,6 +6,7 @@ import functools
 import hashlib
 import itertools
 import sys
+from collections.abc import Collection
 from typing import Any
 
 from jaxformer.config import Config, DataConfig, data_section
@@ -38,12 +39,12 @@ class Dataset:
 
 
 def open_dataset(
-    config: Config, folder: Workdir, corpus: Corpus | None = None, has_labels: bool = False
+    config: Config, folder: Workdir, corpus: Corpus | None = None, labels: Collection[str] = ()
 ) -> Dataset:
     """Reads and tokenizes the corpus, or opens the results of earlier runs in the cache.
 
-    A resumed run keeps its data and the tokenizer of its workdir, which is not changed. If the
-    corpus ``has_labels``, the tokenizer of a new run has them.
+    A resumed run keeps its data and the tokenizer of its workdir, which is not changed. The
+    tokenizer of a new run has the ``labels``, if the targets of the corpus are labels.
     """
     data = data_section(config, DataConfig)
     corpus = open_splits(data, corpus)
@@ -52,10 +53,10 @@ def open_dataset(
             f"data.valid: expected no weights, which are for training: got {data.valid!r}"
         )
     cache = cache_directory()
-    learn = functools.partial(_learn_tokenizer, config, corpus)
+    learn = functools.partial(_learn_tokenizer, config, corpus, labels)
     tokenizer = tokenizer_of_run(config, folder, learn)
-    if has_labels and not folder.config.exists():
-        tokenizer = tokenizer.with_symbols(target for _, target in corpus.pairs(data.train))
+    if labels and not folder.config.exists():
+        tokenizer = tokenizer.with_symbols(labels)
     _check_vocabulary(config, tokenizer, corpus)
     identity = {
         "tokenizer": tokenizer.sha256,
@@ -93,11 +94,14 @@ def _note_large_vocabulary(config: Config, tokens: int) -> None:
         print(text, file=sys.stderr)
 
 
-def _learn_tokenizer(config: Config, corpus: VerifiedCorpus) -> Tokenizer:
+def _learn_tokenizer(config: Config, corpus: VerifiedCorpus, labels: Collection[str]) -> Tokenizer:
     """Learns a tokenizer from the training text, or reads it from the cache."""
     data, size, cache = data_section(config, DataConfig), config.model.vocab_size, cache_directory()
     options: dict[str, Any] = {"user_defined_symbols": data.symbols()}
     if data.pretokenizer == "none":
+        # Most validation splits have no other labels; then the cache of earlier versions is valid.
+        known = {target for _, target in corpus.pairs(data.train)} if labels else set()
+        options["more_symbols"] = sorted(set(labels) - known)
         return cached_tokenizer(corpus, data.train, size, cache, **options)
     from jaxformer.data.moses_tokenizer import MosesTokenizer, PreprocessedCorpus, Preprocessing
 

@@ -5,7 +5,7 @@ import itertools
 import math
 import operator
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +14,10 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Int, PyTree
 
 from jaxformer.config import Config, StreamConfig, data_section
+from jaxformer.data.characters import is_blank
 from jaxformer.data.corpus import Corpus
 from jaxformer.data.documents import split_documents
+from jaxformer.data.examples import describe_example
 from jaxformer.data.findings import list_first
 from jaxformer.data.loader import prefetch, round_up
 from jaxformer.data.stream import (
@@ -29,7 +31,7 @@ from jaxformer.data.tokenizer import EOS, PAD, Vocabulary
 from jaxformer.errors import UserError, prefix_errors
 from jaxformer.files import local_path
 from jaxformer.models.language_model import LanguageModel
-from jaxformer.runs.workdir import Workdir
+from jaxformer.runs.workdir import DATA_NOTES, Workdir
 from jaxformer.tasks.initialization import tokenizer_of_run
 from jaxformer.tasks.token_task import Output, TokenLoss, TokenTask
 from jaxformer.training.flops import language_model_flops
@@ -37,35 +39,54 @@ from jaxformer.training.mesh import BatchShards
 from jaxformer.training.task import CheckStop, Example, Randomness, Sums
 from jaxformer.training.validation import evaluate_loss
 
+# Tokens from which the first line of a text is shown in the log.
+_SHOWN_TOKENS = 200
+
+
+class Texts(NamedTuple):
+    """The text of a config, and of its validation file; "" without one, and for token ids."""
+
+    text: str
+    valid: str
+
+    @classmethod
+    def read(cls, data: StreamConfig) -> "Texts":
+        data.check_named()
+        if data.has_token_ids:
+            return cls("", "")
+        return cls(_read("file", data.file), _read("valid", data.valid_file))
+
+    def characters(self, separator: str) -> list[str]:
+        """Returns the sorted characters of both texts, without separators of documents."""
+        pieces = (split_documents(part, separator) for part in self)
+        found = map(set, filter(None, itertools.chain(*pieces)))
+        return sorted(functools.reduce(operator.or_, found, set()))
+
+    def to_learn_from(self, data: StreamConfig) -> str:
+        """Returns the training text without separators of documents."""
+        text = self.text
+        if not self.valid:
+            text = text[: training_length(text, data.valid_share)]
+        return "".join(filter(None, split_documents(text, data.separator)))
+
 
 def open_stream(config: Config, folder: Workdir) -> TokenStream:
     """Reads and tokenizes the text. A resumed run keeps the tokenizer of its workdir."""
     data = data_section(config, StreamConfig)
-    text, valid = ("" if data.has_token_ids else _read(data, name) for name in ("file", "valid"))
-
-    def learn() -> Vocabulary:
-        if data.has_token_ids:
-            raise UserError(
-                f"data.file={data.file}: token ids need data.tokenizer, their tokenizer"
-            )
-        if data.tokens == "characters":
-            pieces = (split_documents(part, data.separator) for part in (text, valid))
-            found = map(set, filter(None, itertools.chain(*pieces)))
-            return CharacterTokenizer(sorted(functools.reduce(operator.or_, found, set())))
-        learned = split_documents(text if valid else text[: training_length(text)], data.separator)
-        return train_byte_pairs("".join(filter(None, learned)), config.model.vocab_size)
-
-    tokenizer = tokenizer_of_run(config, folder, learn)
+    texts = Texts.read(data)
+    tokenizer = tokenizer_of_run(config, folder, lambda: _learn_tokenizer(config, texts))
     if tokenizer.vocab_size != config.model.vocab_size:
         raise UserError(
             f"model.vocab_size must be {tokenizer.vocab_size}, four special tokens and all "
             f"characters of {data.file}: got {config.model.vocab_size}"
         )
+    share = data.valid_share
     if data.has_token_ids:
-        paths = local_path(data.file), local_path(data.valid) if data.valid else None
-        stream = TokenStream.of_files(*paths, data.token_dtype, tokenizer)
+        valid = local_path(data.valid_file) if data.valid_file else None
+        paths = local_path(data.file), valid
+        stream = TokenStream.of_files(*paths, data.token_dtype, tokenizer, share)
     else:
-        stream = TokenStream.of(text, tokenizer, data.separator, valid)
+        stream = TokenStream.of(texts.text, tokenizer, data.separator, texts.valid, share)
     if data.separator and not (stream.train[:-1] == EOS).any():
         raise UserError(f"data.separator: expected lines {data.separator!r} in {data.file}")
     if len(stream.train) <= data.length:
@@ -76,10 +97,19 @@ def open_stream(config: Config, folder: Workdir) -> TokenStream:
     return stream
 
 
-def _read(data: StreamConfig, name: str) -> str:
-    """Returns the text of a file that the config names; "" if it names none."""
+def _learn_tokenizer(config: Config, texts: Texts) -> Vocabulary:
+    data = data_section(config, StreamConfig)
+    if data.has_token_ids:
+        raise UserError(f"data.file={data.file}: token ids need data.tokenizer, their tokenizer")
+    if data.tokens == "characters":
+        return CharacterTokenizer(texts.characters(data.separator))
+    return train_byte_pairs(texts.to_learn_from(data), config.model.vocab_size)
+
+
+def _read(name: str, file: str) -> str:
+    """Returns the text of a file that a field of the config names; "" if it names none."""
     with prefix_errors(f"data.{name}"):
-        return read_text(local_path(file)) if (file := getattr(data, name)) else ""
+        return read_text(local_path(file)) if file else ""
 
 
 class NextTokenLoss(TokenLoss):
@@ -142,8 +172,12 @@ class LanguageModeling(TokenTask):
         return language_model_flops(self.config.model, rows, tokens - 1)
 
     def identity(self) -> dict[str, str]:
-        own = {"validation text": self._stream.valid_sha256} if self._stream.valid_sha256 else {}
-        return {"tokenizer": self.tokenizer.sha256, "text": self._stream.text_sha256, **own}
+        identity = {"tokenizer": self.tokenizer.sha256, "text": self._stream.text_sha256}
+        if self._stream.valid_sha256:
+            identity["validation text"] = self._stream.valid_sha256
+        if (share := self._data.valid_share) is not None:
+            identity["validation share"] = repr(share)
+        return identity
 
     def summary(self) -> str:
         """Returns the numbers of tokens and epochs, and lines with unusual characters."""
@@ -156,12 +190,30 @@ class LanguageModeling(TokenTask):
             f"{f' of {characters:,} characters' if characters else ''}; {step:,} tokens per step, "
             f"{epochs:.1f} epochs"
         )
-        notes = (
-            f"lines with {kind}, kept: "
-            + list_first([f"{data.file}:{line + 1}" for line, _ in finding.first], finding.count)
-            for kind, finding in stream.findings.items()
-        )
-        return "\n".join((counts, *notes))
+        notes = stream.findings.summarize("lines", self._place, DATA_NOTES)
+        return "\n".join((counts, *self._first_examples(), *notes))
+
+    def save(self, workdir: Workdir) -> None:
+        """Writes the tokenizer, and the places of lines with unusual characters."""
+        super().save(workdir)
+        workdir.write_data_notes(self._stream.findings.list_places("lines", self._place))
+
+    def _place(self, line: int, side: int) -> str:
+        return f"{self._data.file}:{line + 1}"
+
+    def _first_examples(self) -> list[str]:
+        """Returns a line with the first line of each file."""
+        splits = [(self._data.file, self._stream.first_tokens("train", _SHOWN_TOKENS))]
+        if self._data.valid_file:
+            splits.append((self._data.valid, self._stream.first_tokens("valid", _SHOWN_TOKENS)))
+        lines = []
+        for name, tokens in splits:
+            text = self.tokenizer.decode(tokens)
+            # The last character may lack some of its bytes.
+            texts = text.rstrip("\ufffd").split("\n")
+            first = next(itertools.filterfalse(is_blank, texts), "")
+            lines.append(describe_example(name, [("", first)]))
+        return lines
 
     def example_ids(self, number: int) -> list[int]:
         """Returns the positions in the training tokens where the rows of a batch begin."""

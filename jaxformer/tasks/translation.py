@@ -1,9 +1,11 @@
 """Translation: sentence pairs, the label-smoothed loss of section 5.4, and BLEU."""
 
+import contextlib
 import dataclasses
+import functools
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
@@ -13,14 +15,18 @@ from sacrebleu.metrics.bleu import BLEU
 
 from jaxformer.config import Config, DataConfig, data_section
 from jaxformer.data.batch import Batch, isolate_pair
-from jaxformer.data.corpus import Corpus
-from jaxformer.data.findings import EMPTY, LONG, Findings, list_first
+from jaxformer.data.characters import is_blank
+from jaxformer.data.corpus import Corpus, parse_mixture
+from jaxformer.data.examples import describe_example
+from jaxformer.data.findings import EMPTY, LONG, Place, list_first
 from jaxformer.data.loader import load_batches, round_up
+from jaxformer.data.store import TokenStore
+from jaxformer.errors import UserError
 from jaxformer.evaluation.bleu_report import corpus_bleu, sacrebleu
 from jaxformer.inference.translator import Translator
 from jaxformer.models.transformer import Transformer
 from jaxformer.runs import processes
-from jaxformer.runs.workdir import Workdir
+from jaxformer.runs.workdir import DATA_NOTES, Workdir
 from jaxformer.tasks.dataset import Dataset, open_dataset
 from jaxformer.tasks.token_task import Output, TokenLoss, TokenTask
 from jaxformer.training.flops import training_flops
@@ -34,8 +40,14 @@ Report: TypeAlias = Callable[[int], object]  # called with the number of finishe
 # Sentences that each of several processes decodes between checks for a stop.
 _SENTENCES_BETWEEN_STOPS = 64
 
-# Findings about pairs that are skipped, in the log.
-_DESCRIPTIONS = {LONG: "too long, skipped", EMPTY: "with an empty side, skipped"}
+
+class _Split(NamedTuple):
+    """A split of a run, and the length from which its pairs are skipped."""
+
+    name: str
+    split: str
+    store: TokenStore
+    longest: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,26 +137,59 @@ class Translation(TokenTask):
         return self._data.identity
 
     def summary(self) -> str:
-        """Returns the numbers of pairs and batches, the fraction of padding, and unusual pairs."""
-        data, section, plan = self._data, self._section, self._data.plan
-        counts, notes = [], []
-        for name, split, store, longest in (
-            ("training", section.train, data.train, section.max_length),
-            ("validation", section.valid, data.valid, self.config.model.max_length),
-        ):
-            counts.append(f"{len(store):,} {name} pairs, {_count_pairs(store.findings, longest)}")
-            notes += data.corpus.notes(split)
-            for kind, finding in store.findings.items():
-                places = [data.corpus.place(split, *place) for place in finding.first]
-                described = _DESCRIPTIONS.get(kind, f"with {kind}, kept")
-                notes.append(f"{name} pairs {described}: {list_first(places, finding.count)}")
-        shapes, efficiency = len(plan.shapes), self._efficiency()
-        batches = (
-            f"{plan.batches_per_epoch:,} batches an epoch in {shapes} "
-            f"{'shape' if shapes == 1 else 'shapes'}: {efficiency:.1%} tokens, "
-            f"{1 - efficiency:.1%} padding"
+        """Returns the numbers of pairs and batches, the first pairs, and unusual pairs."""
+        splits = self._splits()
+        counts = "; ".join(f"{len(s.store):,} {s.name}, {_count_skipped(s)}" for s in splits)
+        lines = [counts, self._describe_batches()]
+        for split in splits:
+            lines += self._data.corpus.notes(split.split)
+        for split in splits:
+            lines += self._first_examples(split.split)
+        for split in splits:
+            lines += split.store.findings.summarize(split.name, self._place(split), DATA_NOTES)
+        return "\n".join(lines)
+
+    def save(self, workdir: Workdir) -> None:
+        """Writes the tokenizer, and the places of unusual pairs."""
+        super().save(workdir)
+        lines: list[str] = []
+        for split in self._splits():
+            lines += split.store.findings.list_places(split.name, self._place(split))
+        workdir.write_data_notes(lines)
+
+    def _splits(self) -> tuple["_Split", "_Split"]:
+        section, data = self._section, self._data
+        longest = self.config.model.max_length
+        return (
+            _Split("training pairs", section.train, data.train, section.max_length),
+            _Split("validation pairs", section.valid, data.valid, longest),
         )
-        return "\n".join(("; ".join(counts), batches, *notes))
+
+    def _place(self, split: "_Split") -> Place:
+        return functools.partial(self._data.corpus.place, split.split)
+
+    def _describe_batches(self) -> str:
+        plan, efficiency = self._data.plan, self._efficiency()
+        shapes = f"{len(plan.shapes)} {'shape' if len(plan.shapes) == 1 else 'shapes'}"
+        padding = f"{efficiency:.1%} tokens, {1 - efficiency:.1%} padding"
+        return f"{plan.batches_per_epoch:,} batches an epoch in {shapes}: {padding}"
+
+    def _first_examples(self, split: str) -> list[str]:
+        """Returns a line with the first pair of a split, or of each corpus of a mixture."""
+        lines = []
+        for name in parse_mixture(split) or [split]:
+            # A resumed run may no longer have the files.
+            with contextlib.suppress(LookupError, OSError, UserError):
+                pairs = self._data.corpus.pairs(name)
+                first = next((pair for pair in pairs if not any(map(is_blank, pair))), None)
+                if first is not None:
+                    lines.append(describe_example(name, self._name_sides(first)))
+        return lines
+
+    def _name_sides(self, pair: tuple[str, str]) -> list[tuple[str, str]]:
+        """Returns the names and the texts of the sides of a pair, for the log."""
+        languages = (self._section.source_language, self._section.target_language)
+        return list(zip(languages, pair, strict=True))
 
     def _efficiency(self) -> float:
         """Returns the fraction of the computed tokens that are not padding."""
@@ -215,12 +260,10 @@ def percentage_equal(ours: Sequence[str], references: Sequence[str]) -> float:
     return 100 * sum(map(operator.eq, ours, references)) / len(references)
 
 
-def _count_pairs(findings: Findings, longest: int) -> str:
-    """Returns the numbers of skipped and of unusual pairs, as text."""
+def _count_skipped(split: "_Split") -> str:
+    findings = split.store.findings
     long, empty = findings.count(LONG), findings.count(EMPTY)
-    kept = {kind: found for kind, found in findings.items() if kind not in _DESCRIPTIONS}
-    unusual = [f"{found.count:,} with {kind}" for kind, found in kept.items()]
     return (
-        f"{long + empty:,} skipped ({long:,} longer than {longest} tokens, {empty:,} with an empty "
-        f"side){' and of the others ' if unusual else ''}{', '.join(unusual)}"
+        f"{long + empty:,} skipped ({long:,} longer than {split.longest} tokens, {empty:,} with an "
+        "empty side)"
     )

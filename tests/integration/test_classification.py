@@ -137,8 +137,12 @@ def test_mistakes_in_labels_and_kinds_are_refused_in_one_line(run, config, tmp_p
     text = pathlib.Path(config.data.train).read_text()
     (tmp_path / "three").write_text(text + "2 c\n")
     (tmp_path / "none").write_text("0 a\nnothing\n")
+    (tmp_path / "one").write_text("0 a\n0 b\n")
+    (tmp_path / "own").write_text("".join(f"{n} a\n" for n in range(20)))
     for name, message in (
         ("three", "model.num_classes must be 3, for the labels 0, 1, 2: got 2"),
+        ("one", r"one: expected examples of at least two classes to train on, got 2 of one"),
+        ("own", r"own: expected several examples .* a label of its own: 20 labels of 20 examples"),
         ("none", "none:2: expected a label, a space and a text, got 'nothing'"),
     ):
         data = {"train": str(tmp_path / name), "max_length": 8}
@@ -151,6 +155,14 @@ def test_mistakes_in_labels_and_kinds_are_refused_in_one_line(run, config, tmp_p
         Translator.load(run)
     with pytest.raises(UserError, match=r"class EncoderConfig or BertConfig with data\.corpus=l"):
         Config(data=config.data)
+
+
+def test_a_label_that_only_validation_has_is_a_class_and_named(config, tmp_path):
+    text = pathlib.Path(config.data.valid).read_text()
+    (tmp_path / "valid").write_text(text + "2 c\n")
+    more = changed(config, data={"valid": f"{tmp_path}/valid"}, model={"num_classes": 3})
+    *_, note = make_task(more, Workdir(tmp_path / "run")).summary().split("\n")
+    assert note.startswith("note: classes without training examples: 2; they are 2.4% of the val")
 
 
 def test_naive_bayes_and_macro_f1_are_the_formulas():

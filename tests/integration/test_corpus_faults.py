@@ -120,9 +120,12 @@ def test_a_given_tokenizer_has_the_placeholders_and_no_control_symbols(folder):
 
 
 def test_pairs_are_counted_and_named(folder):
-    counts, _ = open_task(TEXT)[2][0].summary().split("\n")  # Without faults there are no notes.
+    # Without faults there are no notes.
+    counts, _, *examples = open_task(TEXT)[2][0].summary().split("\n")
     none = "0 skipped (0 longer than 64 tokens, 0 with an empty side)"
     assert counts == f"200 training pairs, {none}; 150 validation pairs, {none}"
+    sides = [f'{name} "{text}"' for name, text in zip(("en", "de"), PAIRS[0], strict=True)]
+    assert examples == [f"data: {split}: {' -> '.join(sides)}" for split in ("train", "valid")]
     for number in range(3, 15):
         change("train.en", replace(number, b""))
     change("train.de", edit_line(30, lambda line: line * 20))
@@ -133,14 +136,21 @@ def test_pairs_are_counted_and_named(folder):
     for _ in range(2):  # the second time from the cache
         code, message, (task,) = open_task(TEXT)
         assert (code, message) == (0, "")
-        first, _, *notes = task.summary().split("\n")
+        first, _, _, _, *notes = task.summary().split("\n")
         assert first == (
-            "187 training pairs, 13 skipped (1 longer than 64 tokens, 12 with an empty side) and "
-            "of the others 1 with line separators, 1 with directional marks; 149 validation pairs, "
-            "1 skipped (1 longer than 64 tokens, 0 with an empty side) and of the others 1 with "
-            "tabs or foreign blanks"
+            "187 training pairs, 13 skipped (1 longer than 64 tokens, 12 with an empty side); 149 "
+            "validation pairs, 1 skipped (1 longer than 64 tokens, 0 with an empty side)"
         )
-        assert sorted(notes) == [
+        assert notes == [
+            "unusual training pairs: 12 with an empty side, skipped (first train.en:3), 1 too "
+            "long, skipped (first train.de:30), 1 with line separators, kept (first train.en:31), "
+            "1 with directional marks, kept (first train.en:31); see data_notes.txt in the workdir",
+            "unusual validation pairs: 1 too long, skipped (first valid.en:1), 1 with tabs or "
+            "foreign blanks, kept (first valid.de:32); see data_notes.txt in the workdir",
+        ]
+        run = Workdir(pathlib.Path("../run"))
+        task.save(run)
+        assert sorted(run.data_notes.read_text().splitlines()) == [
             "training pairs too long, skipped: train.de:30",
             "training pairs with an empty side, skipped: train.en:3, train.en:4, train.en:5, "
             "train.en:6, train.en:7, train.en:8, train.en:9, train.en:10, train.en:11, "
@@ -150,6 +160,19 @@ def test_pairs_are_counted_and_named(folder):
             "validation pairs too long, skipped: valid.en:1",
             "validation pairs with tabs or foreign blanks, kept: valid.de:32",
         ]
+
+
+def test_the_log_shows_a_first_pair_of_each_corpus(folder):
+    for name, tab in (("swapped", "eins\tone"), ("odd", "a\u202eb\u00a0" + "c" * 99 + "\tein")):
+        pathlib.Path(name).write_text(f"\t\n{tab}\n" + "two\tzwei\n" * 40, encoding="utf-8")
+    config = dataclasses.replace(TEXT, corpus="tsv", train="swapped:1,odd:2", valid="swapped")
+    code, message, (task,) = open_task(config)
+    assert (code, message) == (0, "")
+    assert [line for line in task.summary().split("\n") if line.startswith("data: ")] == [
+        'data: swapped: en "eins" -> de "one"',
+        'data: odd: en "a\\u202eb\\xa0' + "c" * 28 + '..." -> de "ein"',
+        'data: swapped: en "eins" -> de "one"',
+    ]
 
 
 class Meddled(TextCorpus):

@@ -118,7 +118,13 @@ def test_the_page_runs_as_printed(run, config, capsys, tmp_path, monkeypatch):
 def test_mistakes_are_refused_in_one_line(run, config, tmp_path):
     good = pictures(0, 4)
     for name, changes, message in (
-        ("classes", {"labels": [0, 1, 2, 0]}, "labels below model.num_classes=2, got 0 to 2"),
+        ("classes", {"labels": [0, 1, 2, 0]}, "below model.num_classes=2, got 0 to 2"),
+        ("below", {"labels": [0, 1, -1, 0]}, "from 0 and below model.num_classes=2, got -1 to 1"),
+        (
+            "one",
+            {"labels": [1] * 4},
+            r"one\.npz: expected .* at least two classes .* got 4 ",
+        ),
         ("floats", {"images": np.zeros((4, 6, 8))}, r"expected images, uint8 \[N.* got float64"),
         ("size", {"images": np.zeros((4, 8, 6), np.uint8)}, r"must be \(8, 6, 1\), as in the"),
         ("count", {"labels": [0, 1]}, r"expected labels, integers \[4\], got int64 \[2\]"),
@@ -143,6 +149,9 @@ def test_mistakes_are_refused_in_one_line(run, config, tmp_path):
     ):
         with pytest.raises(UserError, match=message):
             read_images(config.data, split)
+    for share in ("5%", "0.05"):
+        with pytest.raises(UserError, match=rf'with data.valid="a\.npz\[80%:\]": got {share}'):
+            ImagesConfig(train="a.npz", valid=share)
     with pytest.raises(UserError, match=r"expected pictures, uint8 \[N, 6, 8, 1\], got uint8"):
         ImageClassifier.load(run).probabilities(np.zeros((1, 8, 6, 1), np.uint8))
 

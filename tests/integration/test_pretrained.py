@@ -62,8 +62,8 @@ def test_its_name_is_read_in_python_but_not_written(tmp_path, monkeypatch):
     assert translator.config == expected
     shapes = jax.eval_shape(dequantize, load_model("pretrained")[1])
     size = sum(leaf.size for leaf in jax.tree.leaves(shapes))
-    words = f"a model of sentence pairs, {size:,} parameters, step 0, BeamSearch of 4"
-    assert repr(translator) == f"<Translator: {words}>"
+    words = f"a model of sentence pairs, {size:,} parameters, quantized from step 500"
+    assert repr(translator) == f"<Translator: {words}, BeamSearch of 4>"
     assert load_model("pretrained")[0].config == expected.model
     for own in ("./pretrained", pathlib.Path("pretrained")):
         with pytest.raises(UserError, match=r"^pretrained/config.json: no such file; give"):

@@ -3,11 +3,15 @@
 import dataclasses
 import pathlib
 import runpy
+import shlex
 
 import pytest
 
+from jaxformer.cli import main
+from jaxformer.cli.arguments import COMMANDS
 from jaxformer.config import Config
 from jaxformer.errors import UserError
+from jaxformer.kinds import KINDS, MASKED_LANGUAGE_MODELING
 
 CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
 
@@ -25,6 +29,20 @@ def test_config_is_valid_and_documented(path):
     assert "Measured: " in document
     with pytest.raises(UserError, match="unknown variant 'nosuch'"):
         load(path.stem, "nosuch")
+
+
+@pytest.mark.parametrize("name", ["base:small", "student:firefox"])
+def test_configs_for_own_data_ask_for_it(name, tmp_path, monkeypatch, capsys):
+    """Even if there are files with the names of the documentation."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my").mkdir()
+    for file in ("my/train.en", "my/train.de", "train.en", "train.pt", "valid.en", "valid.pt"):
+        (tmp_path / file).write_text("a\n" * 20)
+    assert main(["train", name, "--workdir", str(tmp_path / "run")]) == 2
+    assert capsys.readouterr().err.startswith(
+        "error: data.train: expected your own training text, got none; give "
+        "--config.data.train=my/train for the files my/train.en and my/train."
+    )
 
 
 def test_base_and_big_are_the_papers():
@@ -50,3 +68,15 @@ def test_parsing_config():
         assert config.data.corpus == "trees"
         search = config.search
         assert (search.beam_size, search.length_penalty, search.max_extra_length) == (21, 0.3, 300)
+
+
+def test_the_end_of_a_run_names_a_command_for_its_model():
+    for kind in KINDS:
+        words = shlex.split(kind.use.format(workdir="runs/mine"))
+        if kind is MASKED_LANGUAGE_MODELING:
+            assert words[-1] == "--config.training.init_from=runs/mine"
+            continue
+        program, command, *options = words[words.index("jaxformer") :]
+        assert command in COMMANDS
+        assert options[-2:] == ["--workdir", "runs/mine"]
+        assert f"{program} {command}" in kind.commands

@@ -21,16 +21,17 @@ from jaxformer.data.tokenizer import BOS, PAD, UNK, open_processor
 from jaxformer.errors import UserError, prefix_errors
 from jaxformer.files import local_path, read_whole, run_path, write_file
 from jaxformer.inference.shortlist import Shortlist
-from jaxformer.inference.weights import write_model
+from jaxformer.inference.weights import IMPORT, write_model
 from jaxformer.interop.arrays import NamedArrays, Params, stack
 from jaxformer.interop.bergamot import files, layout
 from jaxformer.interop.bergamot.files import read_shortlist, read_tensors
+from jaxformer.interop.hub import describe_source
 from jaxformer.models.student import StudentConfig
 from jaxformer.nn.feed_forward import Activation
 from jaxformer.runs.workdir import Workdir
 from jaxformer.search import BeamSearch
 
-COMMAND = "jaxformer import"
+COMMAND = IMPORT
 _LAYOUT = "model.XXYY.intgemm.alphas.bin, and vocab.XXYY.spm or srcvocab.XXYY.spm and trgvocab..."
 _NAME = re.compile(r"model\.([a-z]{2})([a-z]{2})\..*bin")
 _ACTIVATIONS: dict[str, Activation] = {"relu": "relu", "swish": "swish"}
@@ -61,7 +62,8 @@ def import_bergamot(directory: pathlib.Path, workdir: pathlib.Path) -> str:
     contents = [content for _, content in vocabularies]
     tokenizer = MarianTokenizer.assemble(contents[0], contents[-1], pieces)
     identity = {"tokenizer": tokenizer.sha256}
-    write_model(folder, COMMAND, identity, tokenizer.serialized, config, params)
+    origin = describe_source("Bergamot", directory)
+    write_model(folder, COMMAND, identity, tokenizer.serialized, config, params, origin=origin)
     alphas = {n: float(a.item()) for n, a in tensors.items() if n.endswith(layout.ALPHA)}
     write_file(folder.path / layout.ALPHAS, json.dumps(alphas).encode())
     lists = sorted(directory.glob("lex.*.s2t.bin"))

@@ -15,9 +15,9 @@ from jaxformer.data.huggingface_tokenizer import HuggingFaceTokenizer
 from jaxformer.data.tokenizer import BOS, EOS
 from jaxformer.errors import MALFORMED, UserError, prefix_errors
 from jaxformer.files import local_path, read_whole, run_path
-from jaxformer.inference.weights import abstract_params, write_model
+from jaxformer.inference.weights import IMPORT, abstract_params, write_model
 from jaxformer.interop.arrays import NamedArrays, read_weights
-from jaxformer.interop.hub import ModelFiles
+from jaxformer.interop.hub import ModelFiles, describe_source
 from jaxformer.interop.huggingface import m2m100
 from jaxformer.interop.huggingface.bert import BERT
 from jaxformer.interop.huggingface.gpt2 import GPT2
@@ -28,7 +28,7 @@ from jaxformer.interop.huggingface.vit import VIT
 from jaxformer.interop.json_fields import JsonFields
 from jaxformer.runs.workdir import Workdir
 
-COMMAND = "jaxformer import"
+COMMAND = IMPORT
 FILES = ModelFiles(
     "a model with a tokenizer.json",
     ("config.json", "tokenizer.json|sentencepiece.bpe.model|preprocessor_config.json"),
@@ -84,7 +84,8 @@ def import_huggingface(
     params = layout.params(arrays, model, abstract_params(model, config.kind), absent)
     identity = {"tokenizer": tokenizer.sha256} if tokenizer else {}
     serialized = tokenizer.serialized if tokenizer else None
-    write_model(folder, COMMAND, identity, serialized, config, params)
+    origin = describe_source("Hugging Face", directory)
+    write_model(folder, COMMAND, identity, serialized, config, params, origin=origin)
     size = sum(leaf.size for leaf in jax.tree.leaves(params))
     tokens = f", {tokenizer.vocab_size:,} tokens" if tokenizer else ""
     summary = f"{layout.network_of(model)}, {size:,} parameters{tokens}"

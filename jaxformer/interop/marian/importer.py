@@ -25,9 +25,9 @@ from jaxformer.data.marian_tokenizer import MarianTokenizer
 from jaxformer.data.tokenizer import BOS, PAD
 from jaxformer.errors import UserError
 from jaxformer.files import local_path, read_object, read_whole, run_path
-from jaxformer.inference.weights import write_model
+from jaxformer.inference.weights import IMPORT, write_model
 from jaxformer.interop.arrays import NOTHING, NamedArrays, Params, read_weights, split_heads, stack
-from jaxformer.interop.hub import ModelFiles
+from jaxformer.interop.hub import ModelFiles, describe_source
 from jaxformer.interop.marian.config import LAYOUT, MarianConfig
 from jaxformer.interop.marian.layout import LINEAR, NORMS, OUTPUT, SHARED, SOURCE, TARGET
 from jaxformer.nn.positions import sinusoidal_positions
@@ -35,7 +35,7 @@ from jaxformer.runs.workdir import Workdir
 
 # Axes [out, in] of linear layers; all others project features to heads.
 _AXES = {"output": "DP", "inner": "FD", "outer": "DF"}
-COMMAND = "jaxformer import"
+COMMAND = IMPORT
 FILES = ModelFiles(
     "a Marian model",
     ("config.json", "source.spm", "target.spm", "vocab.json"),
@@ -56,7 +56,8 @@ def import_marian(directory: pathlib.Path, workdir: pathlib.Path) -> str:
     place, arrays = read_weights(directory, NOTHING, LAYOUT)
     params = _read_params(place, arrays, marian, model_section(config, ModelConfig), order)
     identity = {"tokenizer": tokenizer.sha256}
-    write_model(folder, COMMAND, identity, tokenizer.serialized, config, params)
+    origin = describe_source("Marian", directory)
+    write_model(folder, COMMAND, identity, tokenizer.serialized, config, params, origin=origin)
     size = sum(leaf.size for leaf in jax.tree.leaves(params))
     unused = f"; not used: {', '.join(marian.unused)}" if marian.unused else ""
     return f"{size:,} parameters, {tokenizer.vocab_size:,} tokens, from {directory}{unused}"

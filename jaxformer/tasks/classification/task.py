@@ -5,11 +5,15 @@ from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from jaxformer.config import Config, data_section
 from jaxformer.data.batch import Batch
+from jaxformer.data.classes import check_variety, describe_classes
 from jaxformer.data.corpus import Corpus
+from jaxformer.data.findings import list_first
+from jaxformer.data.held_out import open_splits
 from jaxformer.data.labeled import LabeledConfig, LabeledCorpus
 from jaxformer.data.tokenizer import BOS, UNK
 from jaxformer.errors import UserError
@@ -113,7 +117,8 @@ class Classification(Translation):
         training = dataclasses.replace(config.training, eval_sentences=0)
         config = dataclasses.replace(config, training=training)
         corpus = corpus or LabeledCorpus(cls.has_labels)
-        task = cls(config, open_dataset(config, folder, corpus, cls.has_labels))
+        labels = _read_labels(config, corpus) if cls.has_labels else ()
+        task = cls(config, open_dataset(config, folder, corpus, labels))
         if config.model.architecture == "bert" and not task._data.tokenizer.encode_batch([""])[0]:
             raise UserError(
                 "model.architecture=bert needs a tokenizer that begins texts with [CLS]: give the "
@@ -126,9 +131,9 @@ class Classification(Translation):
     def _check_labels(self) -> None:
         known, data = self._data.tokenizer.symbols, self._section
         for split, store in ((data.train, self._data.train), (data.valid, self._data.valid)):
-            unknown = (i for i in range(len(store)) if UNK in store[i][1])
-            if (first := next(unknown, None)) is not None:
-                place = self._data.corpus.place(split, int(store.numbers[first]), 1)
+            unknown = np.flatnonzero(store.first_targets() == UNK)
+            if len(unknown):
+                place = self._data.corpus.place(split, int(store.numbers[unknown[0]]), 1)
                 raise UserError(
                     f"{place}: expected a label of the tokenizer, {', '.join(known)}, got another; "
                     "give --config.data.tokenizer=new, which keeps the embeddings of pieces that "
@@ -137,9 +142,23 @@ class Classification(Translation):
         model: Any = self.config.model
         if len(known) != (given := model.num_classes):
             raise UserError(
-                f"model.num_classes must be {len(known)}, for the labels {', '.join(known[:9])}: "
-                f"got {given}; give --config.model.num_classes={len(known)}"
+                f"model.num_classes must be {len(known)}, for the labels "
+                f"{list_first(known[:9], len(known))}: got {given}; give "
+                f"--config.model.num_classes={len(known)}"
             )
+
+    def summary(self) -> str:
+        """Returns the summary of texts and batches, and notes on labels that a split lacks."""
+        return "\n".join((super().summary(), *self._describe_labels()))
+
+    def _describe_labels(self) -> list[str]:
+        splits = (self._data.train, self._data.valid)
+        train, valid = (split.first_targets() - FIRST_LABEL for split in splits)
+        return describe_classes(self._data.tokenizer.symbols, train, valid)
+
+    def _name_sides(self, pair: tuple[str, str]) -> list[tuple[str, str]]:
+        text, label = pair
+        return [("text", text), ("label", label)]
 
     @property
     def loss(self) -> Loss:
@@ -167,3 +186,20 @@ class MaskedLanguageModeling(Classification):
 
     loss_class = MaskedLoss
     has_labels = False
+
+    def _describe_labels(self) -> list[str]:
+        return []
+
+    def _name_sides(self, pair: tuple[str, str]) -> list[tuple[str, str]]:
+        return [("text", pair[0])]
+
+
+def _read_labels(config: Config, corpus: Corpus) -> set[str]:
+    """Returns the labels of both splits; refuses labels that no model can learn."""
+    data = data_section(config, LabeledConfig)
+    splits = open_splits(data, corpus)
+    labels = [label for _, label in splits.pairs(data.train)]
+    found = set(labels)
+    if labels:
+        check_variety(data.train, len(found), len(labels))
+    return found.union(label for _, label in splits.pairs(data.valid))

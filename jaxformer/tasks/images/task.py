@@ -6,12 +6,15 @@ from collections.abc import Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Num, PyTree
 
 from jaxformer.config import Config, ImagesConfig, data_section, model_section
+from jaxformer.data.classes import check_variety, describe_classes
 from jaxformer.data.corpus import Corpus
+from jaxformer.data.examples import describe_example
 from jaxformer.data.images import Augmentation, Images, read_images
 from jaxformer.data.loader import round_up
 from jaxformer.errors import UserError
@@ -77,9 +80,11 @@ class ImageClassification(NetworkTask):
             low, high = split.labels.min(), split.labels.max()
             if not 0 <= low <= high < model.num_classes:
                 raise UserError(
-                    f"{name}: expected labels below model.num_classes={model.num_classes}, got "
-                    f"{low} to {high}"
+                    f"{name}: expected labels from 0 and below model.num_classes="
+                    f"{model.num_classes}, got {low} to {high}"
                 )
+        labels = splits[0].labels
+        check_variety(data.train, len(np.unique(labels)), len(labels))
         return cls(config, *splits)
 
     @staticmethod
@@ -111,7 +116,20 @@ class ImageClassification(NetworkTask):
     def summary(self) -> str:
         train, valid = len(self._train.labels), len(self._valid.labels)
         epochs = self.config.training.steps * self._data.rows / train
-        return f"{train:,} training pictures, {valid:,} for validation; {epochs:.1f} epochs"
+        counts = f"{train:,} training pictures, {valid:,} for validation; {epochs:.1f} epochs"
+        classes = model_section(self.config, ViTConfig).num_classes
+        names = list(map(str, range(classes)))
+        notes = describe_classes(names, self._train.labels, self._valid.labels)
+        return "\n".join((counts, *self._first_examples(), *notes))
+
+    def _first_examples(self) -> list[str]:
+        """Returns a line with the size and the label of the first picture of each split."""
+        lines = []
+        for name, split in ((self._data.train, self._train), (self._data.valid, self._valid)):
+            size = " x ".join(map(str, split.images.shape[1:]))
+            sides = [("picture", size), ("label", str(split.labels[0]))]
+            lines.append(describe_example(name, sides))
+        return lines
 
     def evaluate(self, params: PyTree, mesh: Mesh, check_stop: CheckStop) -> dict[str, float]:
         arrays, rows = self._valid._asdict(), self._data.rows

@@ -25,6 +25,10 @@ class Parsing(Translation):
     def _log_formats(self) -> dict[str, str]:
         return {"f1": f"F1 {{:.2f}}{self._subset_note()}", "exact_match": "exact {:.1f}%"}
 
+    def _name_sides(self, pair: tuple[str, str]) -> list[tuple[str, str]]:
+        (tree,) = _trees([pair])
+        return [("tree", str(tree))]
+
     def decode(self, translator: Translator, pairs: Pairs, report: Report) -> list[str]:
         """Parses with gold parts of speech, as ``jaxformer parse --trees`` does."""
         gold = _trees(pairs)

@@ -5,7 +5,7 @@ import hashlib
 import pytest
 
 from jaxformer.data.corpus import DataConfig, VerifiedCorpus, open_corpus
-from jaxformer.data.held_out import hold_out
+from jaxformer.data.held_out import hold_out, open_splits, parse_share
 from jaxformer.errors import UserError
 
 PAIRS = [(f"source {n % 150}", f"target {n}") for n in range(400)]  # Sources occur several times.
@@ -43,7 +43,56 @@ def test_a_mixture_is_held_out_from_every_corpus(tmp_path, monkeypatch):
     assert len(list(corpus.pairs("a:1,b:3"))) + len(list(corpus.pairs("20%"))) == 409
 
 
-@pytest.mark.parametrize("share", ["0%", "100%", "1.2.3%"])
-def test_shares_between_0_and_100_percent_are_expected(share, tmp_path):
-    with pytest.raises(UserError, match="expected a share from 0 % to 100 %, such as 5%: got"):
+SHARES = {"5%": 0.05, "5 %": 0.05, " 0.5% ": 0.005, ".5%": 0.005, "99.5%": 0.995, "1e-1%": 0.001}
+
+
+@pytest.mark.parametrize(("text", "share"), SHARES.items())
+def test_shares_are_percentages(text, share):
+    assert parse_share(text) == pytest.approx(share)
+
+
+@pytest.mark.parametrize("name", ["valid", "my/valid", "train[95%:]", "valid5", "100", "0.05"])
+def test_names_are_no_shares(name):
+    assert parse_share(name) is None
+
+
+# A wrong share, and the right one that the message suggests.
+WRONG = {
+    **{"0%": "5%", "100%": "5%", "-1%": "5%", "150 %": "5%", "1.2.3%": "5%", "1,5%": "5%"},
+    **{"0.05": "5%", ".2": "20%", "5": "5%", "12.5": "12.5%", "0": "5%", "-1": "5%", "100": "5%"},
+}
+
+
+@pytest.mark.parametrize(("share", "meant"), WRONG.items())
+def test_other_shares_are_refused_with_the_right_form(share, meant, tmp_path):
+    message = f"above 0% and below 100%, .*: got {share}; give --config.data.valid={meant}, for ex"
+    with pytest.raises(UserError, match=message):
         opened(tmp_path, valid=share)
+
+
+def test_a_file_may_have_a_number_as_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "5").write_text("one\teins\n")
+    assert list(opened(tmp_path, valid="5").pairs("5")) == [("one", "eins")]
+
+
+def test_a_share_without_pairs_is_explained(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for share, split, message in (
+        ("0.01%", "0.01%", "none of the 400 training pairs are in this share; give a larger one"),
+        ("99.99%", "a", "all of the 400 training pairs are in this share; give a smaller one"),
+    ):
+        with pytest.raises(UserError, match=f"data.valid={share}: by the hash .*, {message}"):
+            list(opened(tmp_path, valid=share).pairs(split))
+
+
+def test_data_of_the_user_are_asked_for():
+    for fields, example in (
+        ({"corpus": "text"}, "my/train for the files my/train.en and my/train.de, for example"),
+        ({"corpus": "tsv"}, "my/train.tsv, for example"),
+        ({"corpus": "tfds"}, "train, for example"),
+    ):
+        with pytest.raises(UserError, match=f"got none; give --config.data.train={example}; docs"):
+            open_splits(DataConfig(train="", **fields))
+    with pytest.raises(UserError, match=r"data\.valid: expected .*; give --config\.data\.valid=5%"):
+        open_splits(DataConfig(corpus="text", train="a", valid=""))

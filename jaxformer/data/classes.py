@@ -1,0 +1,60 @@
+"""Classes of labeled examples: notes on classes that training or validation lack."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Int
+
+from jaxformer.data.findings import list_first
+from jaxformer.errors import UserError
+
+_MOST_NAMES = 10
+# Fewer examples may well have a class each.
+_FEW_EXAMPLES = 20
+
+
+def check_variety(train: str, classes: int, examples: int) -> None:
+    """Refuses a training split with one class only, or with nearly a class for each example."""
+    if classes == 1:
+        raise UserError(
+            f"{train}: expected examples of at least two classes to train on, got {examples:,} of "
+            "one class; mix examples that are sorted by class before they are split"
+        )
+    if examples >= _FEW_EXAMPLES and 2 * classes > examples:
+        raise UserError(
+            f"{train}: expected several examples of each class, but nearly every one has a label "
+            f"of its own: {classes:,} labels of {examples:,} examples; check where the labels are"
+        )
+
+
+def describe_classes(
+    names: Sequence[str], train: Int[np.ndarray, " N"], valid: Int[np.ndarray, " M"]
+) -> list[str]:
+    """Returns log messages about classes that training never sees, or that no split has.
+
+    Args:
+      names: Names of all classes of the model.
+      train: Classes of the training examples, as indices of names.
+      valid: Classes of the validation examples.
+    """
+    counts = [np.bincount(split, minlength=len(names)) for split in (train, valid)]
+    in_train, in_valid = (count > 0 for count in counts)
+    notes = []
+
+    unseen = in_valid & ~in_train
+    if unseen.any():
+        share = counts[1][unseen].sum() / len(valid)
+        notes.append(
+            f"note: classes without training examples: {_list_names(names, unseen)}; they are "
+            f"{share:.1%} of the validation examples, which no model can learn to recognize"
+        )
+
+    absent = ~(in_train | in_valid)
+    if absent.any():
+        notes.append(f"note: classes without any example: {_list_names(names, absent)}")
+    return notes
+
+
+def _list_names(names: Sequence[str], chosen: np.ndarray) -> str:
+    found = [name for name, wanted in zip(names, chosen, strict=True) if wanted]
+    return list_first(found[:_MOST_NAMES], len(found))

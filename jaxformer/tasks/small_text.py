@@ -1,0 +1,131 @@
+"""Sizes of a language model that suit a short text: vocabulary, row length, steps and reports."""
+
+import dataclasses
+import math
+import sys
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from jaxformer.config import Config, StreamConfig, check_kind, data_section
+from jaxformer.data.bpe import possible_vocabularies, suitable_vocabulary
+from jaxformer.data.documents import lines_of
+from jaxformer.data.stream import short_lines
+from jaxformer.data.tokenizer import SPECIAL_PIECES
+from jaxformer.kinds import LANGUAGE_MODELING
+from jaxformer.runs import processes
+from jaxformer.tasks.language_modeling import Texts
+
+_MOST_PIECES = 4000
+# Characters of an average BPE token of so few pieces.
+_CHARACTERS_PER_PIECE = 3
+# Rows begin anywhere in the training text, which has this many times their length, or more.
+_ROWS_IN_TEXT = 4
+_EPOCHS, _FEWEST_STEPS, _MOST_STEPS = 15, 200, 1000
+_WARMUP = 10
+
+
+def fit_to_text(config: Config, given: Collection[str] = ()) -> Config:
+    """Returns a config whose sizes follow from its text, and logs them.
+
+    The fields that are ``given``, such as "training.steps", keep their values.
+    """
+    check_kind(config, LANGUAGE_MODELING)
+    data = data_section(config, StreamConfig)
+    if data.has_token_ids:
+        return config  # Their tokenizer determines the vocabulary.
+
+    texts = Texts.read(data)
+    choices = _Choices(config, given)
+    _choose_vocabulary(choices, config, texts)
+    _choose_sizes(choices, data, texts)
+    characters = f"{len(texts.text):,} characters; hence"
+    return choices.apply(f"{data.file}: {characters}")
+
+
+def fit_vocabulary(config: Config, given: Collection[str] = ()) -> Config:
+    """Returns a config whose vocabulary follows from its text, and logs it."""
+    data = data_section(config, StreamConfig)
+    if data.has_token_ids:
+        return config
+
+    texts = Texts.read(data)
+    choices = _Choices(config, given)
+    _choose_vocabulary(choices, config, texts)
+    return choices.apply(f"{data.file}: {len(texts.text):,} characters; hence")
+
+
+def _choose_vocabulary(choices: "_Choices", config: Config, texts: Texts) -> None:
+    """Chooses the size of a vocabulary that is learned from the text."""
+    data = data_section(config, StreamConfig)
+    if data.tokenizer is not None or config.training.init_from is not None:
+        return
+    if data.tokens == "characters":
+        characters = len(texts.characters(data.separator))
+        size = len(SPECIAL_PIECES) + characters
+        reason = f"its {characters} characters, and special tokens"
+        choices.choose_value("model.vocab_size", size, reason)
+        return
+
+    learned = texts.to_learn_from(data)
+    # Line breaks and spaces may be tokens of their own.
+    lines = [part for line in lines_of(learned) for part in short_lines(line)]
+    smallest, largest = possible_vocabularies(lines, symbols=2)
+    size = min(suitable_vocabulary(len(learned)), _MOST_PIECES, largest // 2)
+    reason = f"{smallest:,} to {largest:,} are possible"
+    choices.choose_value("model.vocab_size", max(size, smallest), reason)
+
+
+def _choose_sizes(choices: "_Choices", data: StreamConfig, texts: Texts) -> None:
+    """Chooses the length of rows, and the numbers of steps."""
+    tokens = max(1, len(texts.to_learn_from(data)))
+    if data.tokens == "bpe" or data.tokenizer is not None:
+        tokens = max(1, tokens // _CHARACTERS_PER_PIECE)
+    length = max(1, min(data.length, tokens // _ROWS_IN_TEXT))
+    length = choices.choose_value("data.length", length, f"about {tokens:,} tokens to train on")
+
+    epoch = max(1.0, tokens / (data.rows * length))
+    steps = min(max(_FEWEST_STEPS, math.ceil(_EPOCHS * epoch)), _MOST_STEPS)
+    steps = choices.choose_value("training.steps", steps, f"{steps / epoch:.0f} epochs")
+    warmup = max(1, min(_WARMUP, steps // 2))
+    choices.choose_value("training.warmup_steps", warmup, "the same for longer runs")
+
+    if not choices.is_given("training.eval_every", "training.checkpoint_every"):
+        every = math.ceil(steps / 5)
+        every = choices.choose_value("training.eval_every", every, "five validations")
+        choices.choose_value("training.checkpoint_every", every, "a checkpoint for each")
+        choices.choose_value("training.log_every", math.ceil(every / 4), "four reports for each")
+
+
+class _Choices:
+    """Values of the fields that are not given, with their reasons."""
+
+    def __init__(self, config: Config, given: Collection[str]) -> None:
+        self._config, self._given = config, given
+        self._lines: list[str] = []
+        self._changes: dict[str, dict[str, Any]] = {"model": {}, "data": {}, "training": {}}
+
+    def is_given(self, *names: str) -> bool:
+        return not set(names).isdisjoint(self._given)
+
+    def choose_value(self, name: str, value: int, reason: str) -> int:
+        """Returns the value of a field: the given one, or the chosen one."""
+        section, _, field = name.partition(".")
+        if name in self._given:
+            return getattr(getattr(self._config, section), field)
+        self._lines.append(f"  {name}={value}: {reason}")
+        self._changes[section][field] = value
+        return value
+
+    def apply(self, title: str) -> Config:
+        """Returns the config with the chosen values, and prints them below a title."""
+        if self._lines and processes.is_primary():
+            _print_lines([title, *self._lines])
+        sections = {
+            name: dataclasses.replace(getattr(self._config, name), **fields)
+            for name, fields in self._changes.items()
+        }
+        return dataclasses.replace(self._config, **sections)
+
+
+def _print_lines(lines: Sequence[str]) -> None:
+    print(*lines, sep="\n", file=sys.stderr)

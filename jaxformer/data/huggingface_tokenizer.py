@@ -154,10 +154,10 @@ class HuggingFaceTokenizer(Vocabulary):
         return self._tokenizer.decode(self.their_ids[tokens].tolist(), skip_special_tokens=True)
 
     @functools.cached_property
-    def _open_ids(self) -> set[int]:
+    def _special_ids(self) -> set[int]:
         added = self._tokenizer.get_added_tokens_decoder()
         special = [i for i, token in added.items() if token.special]
-        return {*super()._open_ids, *self.our_ids[special].tolist()}
+        return {*super()._special_ids, *self.our_ids[special].tolist()}
 
     @functools.cached_property
     def _byte_ids(self) -> set[int]:

@@ -119,6 +119,15 @@ class Vocabulary(abc.ABC):
         """
         return self._pieces[check_tokens([token], self.vocab_size, "token id")[0]]
 
+    def spelling(self, token: int) -> str | None:
+        """Returns the piece of a token that spells text, and None for all others.
+
+        The language codes that a tokenizer adds spell nothing. UNK may spell any character, U+FFFD.
+        """
+        if token == UNK:
+            return "\ufffd"
+        return None if token in self._special_ids else self.piece(token)
+
     def check_language(self, text: str, place: str) -> None:
         """Raises a ``UserError`` if a sentence begins with an unknown language code."""
         return None
@@ -140,7 +149,11 @@ class Vocabulary(abc.ABC):
     @functools.cached_property
     def _open_ids(self) -> set[int]:
         """Tokens that leave a run of bytes unfinished: bytes, and tokens without text."""
-        return {PAD, EOS, BOS, UNK, *self._byte_ids}
+        return {UNK, *self._special_ids, *self._byte_ids}
+
+    @functools.cached_property
+    def _special_ids(self) -> set[int]:
+        return {PAD, EOS, BOS, *self._codes}
 
     @functools.cached_property
     def _byte_ids(self) -> set[int]:

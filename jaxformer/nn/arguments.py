@@ -1,7 +1,6 @@
 """Checks arguments of layers, so that errors name the layer instead of an einsum."""
 
-import dataclasses
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -9,6 +8,7 @@ from jax.core import Tracer
 from jaxtyping import Array
 
 from jaxformer.errors import UserError
+from jaxformer.fields import fields_given
 
 
 def check_sizes(layer: Any, *names: str) -> None:
@@ -31,18 +31,6 @@ def check_choice(layer: Any, name: str, choices: Sequence[str]) -> None:
             f"{type(layer).__name__}: expected {name} to be {', '.join(map(repr, choices))}, got "
             f"{given!r:.80}"
         )
-
-
-def fields_given(instance: Any) -> Iterator[str]:
-    """Yields the names of the fields of a dataclass that do not have their default values."""
-    for field in dataclasses.fields(instance):
-        value = getattr(instance, field.name)
-        # Arrays, which have no truth value, are never the default.
-        is_default = value is field.default
-        if not is_default and isinstance(value, int | float):
-            is_default = value == field.default
-        if not is_default:
-            yield field.name
 
 
 def check_supported(owner: str, names: Iterable[str], supported: Set[str], reason: str) -> None:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
-from jaxformer.nn.arguments import fields_given
+from jaxformer.fields import fields_given
 from jaxformer.nn.backend import backend
 from jaxformer.nn.dropout import RowDropout
 from jaxformer.nn.keys import Keys, Tokens

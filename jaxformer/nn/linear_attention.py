@@ -11,12 +11,12 @@ from flax import linen as nn
 from jaxtyping import Array, Float
 
 from jaxformer.errors import UserError
+from jaxformer.fields import fields_given
 from jaxformer.layout import zeros_for_rows
 from jaxformer.nn.arguments import (
     check_activations,
     check_recurrence,
     check_supported,
-    fields_given,
 )
 from jaxformer.nn.attention import MultiHeadAttention
 from jaxformer.nn.cache import LayerState, Slots

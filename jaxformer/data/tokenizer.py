@@ -119,7 +119,7 @@ class Vocabulary(abc.ABC):
         """
         return self._pieces[check_tokens([token], self.vocab_size, "token id")[0]]
 
-    def spelling(self, token: int) -> str | None:
+    def spelled_piece(self, token: int) -> str | None:
         """Returns the piece of a token that spells text, and None for all others.
 
         The language codes that a tokenizer adds spell nothing. UNK may spell any character, U+FFFD.

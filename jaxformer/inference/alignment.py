@@ -43,7 +43,7 @@ def align(
     """Returns (source word, target word) pairs of each sentence, ordered by target word, from 0.
 
     Words are separated by spaces; other whitespace, such as tabs and U+00A0, belongs to a word. An
-    ensemble averages the attention of its models, each of which has encoder-decoder attention.
+    ensemble averages the encoder-decoder attention of its models, which all must record it.
 
     Args:
       translator: The model or ensemble.
@@ -153,7 +153,7 @@ def align_in_order(weights: Float[np.ndarray, "T S"]) -> list[tuple[int, int]]:
 
 def word_ids(translator: Translator, ids: Sequence[int], text: str) -> list[int]:
     """Returns the index of the word of ``text`` that each token spells; -1 for special ids."""
-    pieces: list[str | None] = [translator.tokenizer.spelling(token) for token in ids]
+    pieces: list[str | None] = [translator.tokenizer.spelled_piece(token) for token in ids]
     return words_of_pieces(pieces, text)
 
 

@@ -5,14 +5,13 @@ import math
 import pathlib
 import sys
 from collections.abc import Callable
-from json import dumps
 from typing import TYPE_CHECKING, Annotated, Any
 
 from jaxformer import pretrained
 from jaxformer.cli.options import File, ModelOptions, SearchOptions, Strict, TranslatorDir
 from jaxformer.cli.signatures import Fields
 from jaxformer.cli.source_fields import searches
-from jaxformer.cli.text import Line, blocks_of, check_outputs, read_text
+from jaxformer.cli.text import Line, blocks_of, check_outputs, json_line, read_text
 from jaxformer.errors import UserError, prefix_errors
 
 if TYPE_CHECKING:
@@ -76,7 +75,7 @@ def score(
         values = {n: v if math.isfinite(v) else None for n, v in result._asdict().items()}
         if line.error is not None:
             values |= {"score": None, "log_prob": None, "error": line.error}
-        return dumps(values, ensure_ascii=False)
+        return json_line(values)
 
     with blocks_of(text, encode, output, strict=strict) as (blocks, write, report):
         for block in blocks:

@@ -5,14 +5,16 @@ import dataclasses
 import functools
 import io
 import itertools
+import json
 import os
 import pathlib
 import queue
+import re
 import sys
 import threading
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, NamedTuple, TextIO, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeAlias
 
 from jaxformer.cli.options import File
 from jaxformer.data.findings import list_first
@@ -302,6 +304,13 @@ def _writer(file: TextIO | io.TextIOBase) -> Writer:
         file.flush()
 
     return write
+
+
+def json_line(values: Any) -> str:
+    """Returns values as one line of JSON, which no program can mistake for several."""
+    line = json.dumps(values, ensure_ascii=False)
+    # JSON escapes control characters up to U+001F itself.
+    return re.sub(r"[\x7f-\x9f\u2028\u2029]", lambda found: f"\\u{ord(found[0]):04x}", line)
 
 
 def check_outputs(

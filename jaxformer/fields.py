@@ -9,7 +9,7 @@ import re
 import reprlib
 import types
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal, TypeVar
 
 from jaxformer.errors import UserError, did_you_mean
@@ -123,3 +123,15 @@ def check_fraction(config: Any, section: str, *names: str) -> None:
     for name in names:
         if (value := getattr(config, name)) is not None and not 0 <= value < 1:
             raise UserError(f"{section}.{name} must be at least 0 and less than 1: got {value}")
+
+
+def fields_given(instance: Any) -> Iterator[str]:
+    """Yields the names of the fields of a dataclass that do not have their default values."""
+    for field in dataclasses.fields(instance):
+        value = getattr(instance, field.name)
+        # Arrays, which have no truth value, are never the default.
+        is_default = value is field.default
+        if not is_default and isinstance(value, int | float):
+            is_default = value == field.default
+        if not is_default:
+            yield field.name

@@ -5,6 +5,7 @@ JAX tracks both during tracing. Its own operations propagate them; these functio
 
 import contextlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,8 +31,14 @@ def has_explicit_axes(*arrays: Array) -> bool:
     return any(AxisType.Explicit in mesh.axis_types for mesh in meshes)
 
 
+def as_jax_array(leaf: Any) -> Any:
+    """Returns an array of NumPy as an array of JAX, and anything else unchanged."""
+    return jnp.asarray(leaf) if isinstance(leaf, np.ndarray | np.generic) else leaf
+
+
 def take_rows(table: Array, ids: Array) -> Array:
     """Returns ``table[ids]``, with the layout of ``ids``; NaN for ids that are out of range."""
+    table = as_jax_array(table)
     # As unsigned integers, negative ids are out of range, too. JAX would index from the end.
     return map_rows(lambda rows, ids: rows.at[ids].get(mode="fill"), table, ids.astype(jnp.uint32))
 

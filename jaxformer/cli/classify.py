@@ -8,6 +8,7 @@ from jaxformer.cli.options import Checkpoint, File, InputFile, ModelDir, OutputF
 from jaxformer.cli.outputs import check_outputs, open_output
 from jaxformer.cli.plot import check_suffix
 from jaxformer.cli.text import Line, Text, blocks_of, progress_bar, read_text
+from jaxformer.data.characters import replace_controls
 from jaxformer.errors import UserError
 from jaxformer.files import STDIN, STDOUT, is_stream
 
@@ -89,13 +90,15 @@ def _classify_lines(
     def check(line: Line) -> None:
         classifier.token_ids(line.text, f"{text.name}:{line.number}")
 
+    def row(label: str, probability: float) -> str:
+        label = replace_controls(label)
+        return f"{probability:.4f}\t{label}" if probabilities else label
+
     with blocks_of(text, check, output, strict=strict) as (blocks, write, report):
         for block in blocks:
             found = classifier.classify([line.text for line in block], report=report)
-            write(
-                "" if line.error else f"{p:.4f}\t{label}" if probabilities else label
-                for line, (label, p) in zip(block, found, strict=True)
-            )
+            rows = zip(block, found, strict=True)
+            write("" if line.error else row(*most_probable) for line, most_probable in rows)
 
 
 def _classify_images(

@@ -11,6 +11,7 @@ from jaxformer import pretrained
 from jaxformer.cli.signatures import Fields, Value, flag
 from jaxformer.cli.source_fields import searches
 from jaxformer.errors import UserError
+from jaxformer.fields import fields_given
 from jaxformer.files import input_path, local_path, model_path, output_path, run_path
 
 if TYPE_CHECKING:
@@ -75,6 +76,12 @@ class ModelOptions:
     dtype: Dtype | None = None
     shortlist: bool = False
 
+    def check_only(self, *supported: str, reason: str) -> None:
+        """Refuses options that a command would ignore, all but the ones that it supports."""
+        for name in fields_given(self):
+            if name not in supported:
+                raise UserError(f"{reason}: leave {flag(name)} out")
+
     def load(self, workdir: pathlib.Path, search: "BeamSearch | Sampling") -> "Translator":
         """Loads the model or ensemble, and logs its weights to standard error."""
         from jaxformer.inference.translator import Translator
@@ -109,6 +116,12 @@ class SearchOptions:
 
     changes: Annotated[dict[str, Any], Fields(searches, "search")]
     sampling: bool = False
+
+    def check_none(self, *, reason: str) -> None:
+        """Refuses all options of a search."""
+        given = [*self.changes, *(["sampling"] if self.sampling else [])]
+        if given:
+            raise UserError(f"{reason}: leave {flag(given[0])} out")
 
     def settings(
         self, workdir: pathlib.Path, default: "BeamSearch | Sampling | None" = None

@@ -108,11 +108,9 @@ def attention(
     output = output or folder / "attention.html"
     check_suffix(output, ".html, .png or .svg")
     if (kind := read_config(Workdir(workdir)).kind) in ONE_TEXT:
-        if model.ensemble or model.dtype or search.sampling or search.changes:
-            raise UserError(
-                f"{workdir}: {kind.description} only reads the sentence; leave out all options of "
-                "a search, --ensemble and --dtype"
-            )
+        reason = f"{workdir}: {kind.description} only reads the sentence"
+        model.check_only("weights", reason=reason)
+        search.check_none(reason=reason)
         view = record_text(workdir, sentence, weights=model.weights)
     else:
         view = record_attention(model.load(workdir, search.settings(workdir)), sentence)

@@ -5,7 +5,6 @@ import math
 import pathlib
 import sys
 from collections.abc import Callable
-from json import dumps
 from typing import TYPE_CHECKING, Annotated, Any
 
 from jaxformer import pretrained
@@ -20,8 +19,8 @@ from jaxformer.cli.options import (
 from jaxformer.cli.outputs import check_outputs
 from jaxformer.cli.signatures import Fields
 from jaxformer.cli.source_fields import searches
-from jaxformer.cli.text import Line, blocks_of, read_text
-from jaxformer.errors import UserError
+from jaxformer.cli.text import Line, blocks_of, json_line, read_text
+from jaxformer.errors import UserError, prefix_errors
 from jaxformer.files import STDOUT
 
 if TYPE_CHECKING:
@@ -58,14 +57,18 @@ def score(
       -0.512345
       -0.734567
     """
-    from jaxformer.config import read_config
-    from jaxformer.kinds import LANGUAGE_MODELING
+    from jaxformer.config import check_kind, read_config
+    from jaxformer.inference.generator import Generator
+    from jaxformer.inference.translator import Translator
     from jaxformer.runs.workdir import Workdir
 
     check_outputs([source, target], {"--output": output or STDOUT})
-    if ((kind := read_config(Workdir(workdir)).kind) is LANGUAGE_MODELING) != (source is None):
+    config = read_config(Workdir(workdir))
+    with prefix_errors(str(workdir)):
+        check_kind(config, *Translator.kinds, *Generator.kinds)
+    if (config.kind in Translator.kinds) != (source is not None):
         advice = "give the texts as --target, without --source" if source else "give --source, too"
-        raise UserError(f"{workdir} has {kind.description}: {advice}")
+        raise UserError(f"{workdir} has {config.kind.description}: {advice}")
     search = SearchOptions(changes=penalty).settings(workdir)
     if source is None:
         text = read_text(target)
@@ -81,7 +84,7 @@ def score(
         values = {n: v if math.isfinite(v) else None for n, v in result._asdict().items()}
         if line.error is not None:
             values |= {"score": None, "log_prob": None, "error": line.error}
-        return dumps(values, ensure_ascii=False)
+        return json_line(values)
 
     with blocks_of(text, encode, output, strict=strict) as (blocks, write, report):
         for block in blocks:
@@ -98,7 +101,9 @@ def _translator(
     from jaxformer.data.tokenizer import EOS
     from jaxformer.inference.pair_scores import score_pairs
 
-    translator, (source, target) = model.load(workdir, search), files
+    model.check_only("weights", "ensemble", "dtype", reason="given lines are scored as they are")
+    translator = model.load(workdir, search)
+    source, target = files
 
     def encode(line: Line) -> tuple[list[int], list[int]]:
         source_ids = translator.source_ids(line.text, f"{source}:{line.number}")
@@ -115,8 +120,7 @@ def _language_model(
     from jaxformer.inference.generator import Generator
     from jaxformer.inference.text_scores import score_texts
 
-    if model.ensemble:
-        raise UserError("--ensemble is for translation only: leave it out")
+    model.check_only("weights", "dtype", reason="a language model scores lines on its own")
     options = {"weights": model.weights, "compute_dtype": model.dtype}
     generator = Generator.load(workdir, search=search, **options)
     print(f"{workdir}: {generator.weights}", file=sys.stderr)

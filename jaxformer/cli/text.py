@@ -5,13 +5,15 @@ import dataclasses
 import functools
 import io
 import itertools
+import json
 import pathlib
 import queue
+import re
 import sys
 import threading
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxformer.cli.options import InputFile
 from jaxformer.cli.outputs import Writer, is_standard_output, open_output
@@ -266,3 +268,10 @@ def blocks_as_they_arrive(lines: Iterator[Line], size: int) -> Iterator[list[Lin
             raise items[-1]
         if items[-1] is None:
             return
+
+
+def json_line(values: Any) -> str:
+    """Returns values as one line of JSON, which no program can mistake for several."""
+    line = json.dumps(values, ensure_ascii=False)
+    # JSON escapes control characters up to U+001F itself.
+    return re.sub(r"[\x7f-\x9f\u2028\u2029]", lambda found: f"\\u{ord(found[0]):04x}", line)

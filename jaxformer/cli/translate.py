@@ -1,7 +1,6 @@
 """The command ``translate``: translates lines as they arrive."""
 
 import dataclasses
-import json
 import math
 from typing import TYPE_CHECKING
 
@@ -19,6 +18,7 @@ from jaxformer.cli.text import (
     Line,
     PrefixOptions,
     blocks_of,
+    json_line,
     report_unknown,
 )
 from jaxformer.errors import UserError
@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from jaxformer.inference.translator import Hypothesis, Translator
 
 
+# Moses' escape of |||, which separates the columns of its n-best lists.
+_BARS = "&#124;" * 3
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FormatOptions:
     """Options for the format of the output.
@@ -35,8 +39,8 @@ class FormatOptions:
     Format: A score is the log probability divided by the length penalty.
       scores: print lines of score, tab, translation
       json: print lines of JSON: the source, and text, score, log_prob and tokens of each hypothesis
-      n_best: print the N best hypotheses as "line ||| translation ||| score", lines from 0; with
-        --json: N hypotheses in each object
+      n_best: print the N best hypotheses as "line ||| translation ||| score", lines from 0; bars
+        within a translation are escaped as Moses does; with --json: N hypotheses in each object
       alignments: write word alignments of the best translations in Pharaoh format: for each line,
         "source-target" pairs of word indices from 0, derived from attention
       alignment_layer: decoder layer whose attention gives the alignments, from 1 (default: the last
@@ -83,12 +87,13 @@ class FormatOptions:
             ]
             error = {} if line.error is None else {"error": line.error}
             values = {"source": line.text, "hypotheses": rows, **error}
-            return [json.dumps(values, ensure_ascii=False)]
+            return [json_line(values)]
         blank = ("", 0.0 if line.error is None else math.nan)
         scored = [(h.text, h.score) for h in found] or [blank]
         if self.n_best is not None:
             best = scored[: self.n_best]
-            return [f"{line.number - 1} ||| {text} ||| {score:.6f}" for text, score in best]
+            shown = [(text.replace("|||", _BARS), score) for text, score in best]
+            return [f"{line.number - 1} ||| {text} ||| {score:.6f}" for text, score in shown]
         text, score = scored[0]
         return [f"{score:.6f}\t{text}" if self.scores else text]
 

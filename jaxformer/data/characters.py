@@ -35,6 +35,8 @@ _SHAPING = (
 _DISTINCT = ("<super>", "<sub>", "<fraction>", "<circle>")
 # Apostrophes, quotation marks and dashes used for one another, the most common first.
 _ALIKE = ("'\u2019\u2018\u201b\u02bc\u00b4`", '"”“„‟«»', "-\u2010\u2011\u2012\u2013—―\u2212")
+# Tabs and line separators too, which would begin another column or line of an output.
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _PATTERNS = {kind: re.compile(f"[{characters}]") for kind, characters in _KINDS.items()}
 _UNUSUAL = re.compile(f"[{''.join(_KINDS.values())}]")
 _VISIBLE = re.compile(f"[^ {''.join(_KINDS.values())}]")
@@ -58,6 +60,15 @@ def is_blank(text: str) -> bool:
     (True, True, False)
     """
     return not _VISIBLE.search(text)
+
+
+def replace_controls(text: str) -> str:
+    r"""Returns a text with a space for each control character and line separator.
+
+    >>> replace_controls("a\tb\n\x1b[0m\u2028c\xa0d")
+    'a b  [0m c\xa0d'
+    """
+    return _CONTROLS.sub(" ", text)
 
 
 def normalization_rules(alphabet: set[str]) -> dict[str, str]:

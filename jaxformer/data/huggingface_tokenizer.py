@@ -1,9 +1,10 @@
 """Tokenizers of Hugging Face's library ``tokenizers``, from a ``tokenizer.json``."""
 
+import functools
 import json
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from typing import SupportsIndex
+from typing import Any, SupportsIndex
 
 import numpy as np
 
@@ -15,6 +16,18 @@ from jaxformer.errors import MALFORMED, UserError, needs_package, prefix_errors
 _NAMES = ("pad", "eos", "bos", "unk")
 _OWNERS = ("eos", "unk", "bos", "pad")
 _LARGEST = 2**20
+# Decoders with which each token appends to the text, except that bytes are decoded in runs.
+_APPENDING = {
+    "BPEDecoder",
+    "ByteFallback",
+    "ByteLevel",
+    "CTC",
+    "Fuse",
+    "Metaspace",
+    "Replace",
+    "Strip",
+    "WordPiece",
+}
 
 
 class HuggingFaceTokenizer(Vocabulary):
@@ -54,7 +67,9 @@ class HuggingFaceTokenizer(Vocabulary):
             raise UserError(f"expected a tokenizer.json: {error!s:.200}") from None
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self._has_bytes = isinstance(self._tokenizer.decoder, tokenizers.decoders.ByteLevel)
+        decoders = _decoders(self._tokenizer.decoder)
+        self._has_bytes = "ByteLevel" in decoders
+        self._appends = _only_append(decoders)
         highest = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
         if highest >= size:
             raise UserError(
@@ -138,6 +153,17 @@ class HuggingFaceTokenizer(Vocabulary):
         tokens = [i for i in ids if i > UNK and i not in self.target_start]
         return self._tokenizer.decode(self.their_ids[tokens].tolist(), skip_special_tokens=True)
 
+    @functools.cached_property
+    def _special_ids(self) -> set[int]:
+        added = self._tokenizer.get_added_tokens_decoder()
+        special = [i for i, token in added.items() if token.special]
+        return {*super()._special_ids, *self.our_ids[special].tolist()}
+
+    @functools.cached_property
+    def _byte_ids(self) -> set[int]:
+        found = (self._tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
+        return set(self.our_ids[[i for i in found if i is not None]].tolist())
+
     def piece(self, token: SupportsIndex) -> str:
         [number] = check_tokens([token], self.vocab_size, "token id")
         if number <= UNK and not self.target_symbols:  # An encoder has [CLS] and [SEP].
@@ -146,3 +172,19 @@ class HuggingFaceTokenizer(Vocabulary):
         if self._has_bytes:
             return self._tokenizer.decode([own], skip_special_tokens=False).replace(" ", "▁")
         return self._tokenizer.id_to_token(own) or ""
+
+
+def _decoders(decoder: Any) -> list[str]:
+    """Returns the type of a decoder, or of the decoders in a sequence."""
+    if decoder is None:
+        return []
+    state = json.loads(decoder.__getstate__())
+    parts = state["decoders"] if state["type"] == "Sequence" else [state]
+    return [part["type"] for part in parts]
+
+
+def _only_append(decoders: Sequence[str]) -> bool:
+    """Returns whether later tokens leave the text of earlier ones unchanged."""
+    if "Fuse" in decoders and "Replace" in decoders[decoders.index("Fuse") :]:
+        return False  # It replaces strings that begin in one token and end in another.
+    return _APPENDING.issuperset(decoders)

@@ -71,6 +71,8 @@ class MosesTokenizer(Tokenizer):
     The serialized form is a JSON object with the options and the SentencePiece model.
     """
 
+    _appends = False  # Detokenization moves quotation marks and replaces escapes.
+
     def __init__(self, serialized: bytes) -> None:
         with prefix_errors("expected a Moses tokenizer, a JSON object", *MALFORMED):
             values = json.loads(serialized)

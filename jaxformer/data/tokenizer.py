@@ -3,6 +3,7 @@
 import abc
 import functools
 import hashlib
+import operator
 import pathlib
 import re
 import sys
@@ -35,6 +36,7 @@ class Vocabulary(abc.ABC):
     target_start: tuple[int, ...] = ()
     ends_texts = False  # EOS ends the texts that a language model was trained on.
     keeps_lines = True  # No token holds a line break and the text after it.
+    _appends = True  # Later tokens leave the decoded text of earlier ones unchanged.
     _pieces: Sequence[str]  # in the order of their ids
     _symbols: Mapping[str, int] = {}
     _codes: Sequence[int] = ()  # of the languages of source and target
@@ -85,6 +87,26 @@ class Vocabulary(abc.ABC):
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
         """Returns the text of token ids, without special tokens."""
 
+    def decode_after(self, prompt: Sequence[int], ids: Iterable[SupportsIndex]) -> str:
+        """Returns the text that token ids add to the text of the prompt before them.
+
+        Decoded on their own, they would lack the space before a first word, for instance.
+        """
+        before = self.decode(prompt)
+        return self.decode([*prompt, *ids])[len(before) :]
+
+    def decode_settled(self, prompt: Sequence[int], ids: Sequence[SupportsIndex]) -> str:
+        """Returns the beginning of :meth:`decode_after` that does not depend on later tokens.
+
+        A character may be several tokens, and bytes may be valid only without the next one.
+        """
+        settled = len(ids) if self._appends else 0
+        while settled and operator.index(ids[settled - 1]) in self._open_ids:
+            settled -= 1
+        if not settled:
+            return ""
+        return self.decode_after(prompt, ids[:settled]).rstrip("\ufffd")
+
     def with_symbols(self, targets: Iterable[str]) -> "Vocabulary":
         """Returns a tokenizer for new targets, if its symbols can change; by default, this one."""
         return self
@@ -96,6 +118,15 @@ class Vocabulary(abc.ABC):
           UserError: The id is out of range.
         """
         return self._pieces[check_tokens([token], self.vocab_size, "token id")[0]]
+
+    def spelled_piece(self, token: int) -> str | None:
+        """Returns the piece of a token that spells text, and None for all others.
+
+        The language codes that a tokenizer adds spell nothing. UNK may spell any character, U+FFFD.
+        """
+        if token == UNK:
+            return "\ufffd"
+        return None if token in self._special_ids else self.piece(token)
 
     def check_language(self, text: str, place: str) -> None:
         """Raises a ``UserError`` if a sentence begins with an unknown language code."""
@@ -113,7 +144,20 @@ class Vocabulary(abc.ABC):
 
     @functools.cached_property
     def _unknown_ids(self) -> set[int]:
-        return {UNK, *(i for i in range(self.vocab_size) if _BYTE.fullmatch(self.piece(i)))}
+        return {UNK, *self._byte_ids}
+
+    @functools.cached_property
+    def _open_ids(self) -> set[int]:
+        """Tokens that leave a run of bytes unfinished: bytes, and tokens without text."""
+        return {UNK, *self._special_ids, *self._byte_ids}
+
+    @functools.cached_property
+    def _special_ids(self) -> set[int]:
+        return {PAD, EOS, BOS, *self._codes}
+
+    @functools.cached_property
+    def _byte_ids(self) -> set[int]:
+        return {i for i in range(self.vocab_size) if _BYTE.fullmatch(self.piece(i))}
 
 
 class Tokenizer(Vocabulary):

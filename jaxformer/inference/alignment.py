@@ -20,9 +20,9 @@ from jaxtyping import Array, Float, Int
 
 from jaxformer.checks import check_same_length, check_texts
 from jaxformer.data.characters import visible_characters
-from jaxformer.data.tokenizer import PAD, UNK, split_spaces
+from jaxformer.data.tokenizer import PAD, split_spaces
 from jaxformer.errors import UserError
-from jaxformer.inference.members import Member
+from jaxformer.inference.members import Member, recorded_weights
 from jaxformer.inference.pair_scores import check_pairs, pair_batches
 from jaxformer.inference.translator import Translator
 from jaxformer.layout import global_mesh
@@ -43,7 +43,7 @@ def align(
     """Returns (source word, target word) pairs of each sentence, ordered by target word, from 0.
 
     Words are separated by spaces; other whitespace, such as tabs and U+00A0, belongs to a word. An
-    ensemble averages the attention of its models.
+    ensemble averages the encoder-decoder attention of its models, which all must record it.
 
     Args:
       translator: The model or ensemble.
@@ -153,11 +153,7 @@ def align_in_order(weights: Float[np.ndarray, "T S"]) -> list[tuple[int, int]]:
 
 def word_ids(translator: Translator, ids: Sequence[int], text: str) -> list[int]:
     """Returns the index of the word of ``text`` that each token spells; -1 for special ids."""
-    pieces: list[str | None] = []
-    for token in ids:
-        # An unknown token stands for any character of the text.
-        known = None if token < UNK else translator.tokenizer.piece(token)
-        pieces.append("\ufffd" if token == UNK else known)
+    pieces: list[str | None] = [translator.tokenizer.spelled_piece(token) for token in ids]
     return words_of_pieces(pieces, text)
 
 
@@ -211,6 +207,6 @@ def cross_attention(
     for member, layer in zip(members, layers, strict=True):
         encoded = member(src, segments, method="encode")
         _, recorded = member(tgt_in, encoded, segments, method="decode", mutable="intermediates")
-        stack = recorded["intermediates"]["decoder"]["layers"]
-        total += stack["cross_attention"]["weights"][0][layer].mean(axis=1)
+        weights = recorded_weights(member.model, recorded, "decoder", "cross_attention")
+        total += weights[layer].mean(axis=1)
     return total / len(members)

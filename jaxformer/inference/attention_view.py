@@ -4,10 +4,13 @@ import pathlib
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
 
 from jaxformer.data.tokenizer import BOS, EOS
 from jaxformer.errors import UserError
 from jaxformer.inference.generator import Generator
+from jaxformer.inference.members import recorded_weights
 from jaxformer.inference.translator import Translator
 from jaxformer.inference.weights import TrainedModel
 from jaxformer.kinds import CLASSIFICATION, LANGUAGE_MODELING, MASKED_LANGUAGE_MODELING
@@ -40,15 +43,16 @@ def record_text(
     else:
         side, stack = "source", "encoder"
         given = [*tokenizer.encode_batch([sentence])[0], EOS]
-    apply = jax.jit(config.kind.build(config.model).apply, static_argnames="mutable")
+    network = config.kind.build(config.model)
+    apply = jax.jit(network.apply, static_argnames="mutable")
     variables = {"params": trained.params}
     output, recorded = apply(variables, jnp.asarray([given]), mutable="intermediates")
-    found = jax.device_get(recorded["intermediates"])[stack]["layers"]["self_attention"]["weights"]
+    found = jax.device_get(recorded_weights(network, recorded, stack, "self_attention"))
     pieces = [tokenizer.piece(i).translate({ord(" "): "▁", ord("\n"): "↵"}) for i in given]
     return AttentionView(
         sentence=sentence,
         translation=tokenizer.symbols[output.argmax()] if config.kind is CLASSIFICATION else "",
-        **{"source": [], "target": [], side: pieces, stack: found[0][:, 0]},
+        **{"source": [], "target": [], side: pieces, stack: found[:, 0]},
     )
 
 
@@ -75,14 +79,16 @@ def record_attention(translator: Translator, sentence: str) -> AttentionView:
     apply = jax.jit(member.model.apply, static_argnames="mutable")
     sides = (jnp.asarray([ids], jnp.int32) for ids in (source, target))
     _, recorded = apply({"params": member.params}, *sides, mutable="intermediates")
-    stacks = jax.device_get(recorded["intermediates"])
-    decoder = stacks["decoder"]["layers"]
+
+    def weights(stack: str, sublayer: str) -> Float[np.ndarray, "L H T S"]:
+        return np.asarray(recorded_weights(member.model, recorded, stack, sublayer))[:, 0]
+
     return AttentionView(
         sentence=sentence,
         translation=translator.detokenize(translation),
         source=[tokenizer.piece(i) for i in source],
         target=[tokenizer.piece(i) for i in target],
-        encoder=stacks["encoder"]["layers"]["self_attention"]["weights"][0][:, 0],
-        decoder=decoder["self_attention"]["weights"][0][:, 0],
-        cross=decoder["cross_attention"]["weights"][0][:, 0],
+        encoder=weights("encoder", "self_attention"),
+        decoder=weights("decoder", "self_attention"),
+        cross=weights("decoder", "cross_attention"),
     )

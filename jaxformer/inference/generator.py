@@ -82,7 +82,9 @@ class Generator(Predictor):
             for row, hypotheses in zip(batch, tokens, strict=False):
                 # A beam may have fewer hypotheses than its size; the others are only padding.
                 found[row.prompt - first] += [
-                    self.tokenizer.decode(own) for own in hypotheses if (own != PAD).any()
+                    self.tokenizer.decode_after(row.tokens, own)
+                    for own in hypotheses
+                    if (own != PAD).any()
                 ]
         return found
 
@@ -93,14 +95,16 @@ class Generator(Predictor):
         Beam search yields the whole continuation at once.
         """
         check_text(prompt, "prompt")
-        shown, text, row = 0, "", _Row(first, 0, self.prompt_ids(prompt))
+        row = _Row(first, 0, self.prompt_ids(prompt))
+        shown = 0
+        ids: Sequence[int] = []
         for tokens in self._generate([row], max_tokens):
-            # A character may be several tokens; an incomplete one is held back.
-            text = self.tokenizer.decode(tokens[0][0])
-            ready = len(text.rstrip("\ufffd"))
-            if ready > shown:
-                yield text[shown:ready]
-                shown = ready
+            ids = tokens[0][0].tolist()
+            text = self.tokenizer.decode_settled(row.tokens, ids)
+            if len(text) > shown:
+                yield text[shown:]
+                shown = len(text)
+        text = self.tokenizer.decode_after(row.tokens, ids)
         if len(text) > shown:
             yield text[shown:]
 

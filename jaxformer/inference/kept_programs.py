@@ -17,6 +17,7 @@ from typing import Any
 
 import flax
 import jax
+import jax.numpy as jnp
 import jaxlib.version
 from jax.experimental import serialize_executable
 from jax.experimental.compilation_cache import compilation_cache
@@ -58,6 +59,8 @@ class KeptProgram:
     def __call__(self, *args: Any) -> list[Array]:
         """Returns the leaves of the function's result."""
         function, leaves, key = self._describe(args)
+        if jax.config.values["jax_disable_jit"]:  # for debugging: there is no program
+            return function(*map(jnp.asarray, leaves))
         devices = _devices(leaves)
         key = key, devices
         with self._lock:  # so that one of several threads traces and compiles it

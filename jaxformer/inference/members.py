@@ -2,13 +2,14 @@
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PyTree
 
+from jaxformer.errors import UserError
 from jaxformer.kinds import TRANSLATION
 from jaxformer.models.architecture import Architecture
 
@@ -33,6 +34,33 @@ jax.tree_util.register_pytree_node(
     lambda member: ((member.params,), member.config),
     lambda config, children: Member(config, *children),
 )
+
+
+def recorded_weights(
+    network: Any, recorded: Mapping[str, Any], stack: str, sublayer: str
+) -> Float[Array, "L B H T S"]:
+    """Returns the attention weights of all layers of a stack, which a call of a model recorded.
+
+    Args:
+      network: The model, for the error message.
+      recorded: The variables of the call, with ``mutable="intermediates"``.
+      stack: "encoder" or "decoder".
+      sublayer: "self_attention" or "cross_attention".
+
+    Raises:
+      UserError: The layers do not sow their weights, as
+        :class:`~jaxformer.MultiHeadAttention` does.
+    """
+    path = ("intermediates", stack, "layers", sublayer, "weights")
+    found: Any = recorded
+    for name in path:
+        found = found.get(name) if isinstance(found, Mapping) else None
+    if found is None:
+        raise UserError(
+            f'expected a model that records {stack}/{sublayer} as "weights", as attention of '
+            f"softmax does: {type(network).__name__} records none"
+        )
+    return found[0]
 
 
 def token_log_probs(

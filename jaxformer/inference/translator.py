@@ -3,7 +3,6 @@
 import copy
 import dataclasses
 import pathlib
-import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, SupportsIndex
 
@@ -12,6 +11,7 @@ from jaxtyping import PyTree
 from jaxformer import pretrained
 from jaxformer.checks import check_same_length, check_texts, check_tokens, check_unicode
 from jaxformer.config import Config
+from jaxformer.data.characters import replace_controls
 from jaxformer.data.tokenizer import EOS, Vocabulary
 from jaxformer.errors import UserError
 from jaxformer.inference.batched_search import Decoded, all_shapes, compile_programs, search_batches
@@ -297,12 +297,14 @@ class Translator(Predictor):
         return self._encode(text, self.tokenizer.encode_target, place)
 
     def detokenize(self, ids: Iterable[SupportsIndex]) -> str:
-        """Returns the text of token ids; line breaks, which byte pieces can spell, become spaces.
+        """Returns the text of token ids, which is one line.
+
+        Control characters such as tabs and line breaks, which byte pieces can spell, become spaces.
 
         Raises:
           UserError: An id is out of range.
         """
-        return re.sub(r"[\r\n]", " ", self.tokenizer.decode(ids))
+        return replace_controls(self.tokenizer.decode(ids))
 
     def _encode(self, text: str, encode: Callable[[str], list[int]], place: str) -> list[int]:
         check_unicode(text, place)

@@ -1,6 +1,6 @@
 """Checks arguments of layers, so that errors name the layer instead of an einsum."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -8,6 +8,7 @@ from jax.core import Tracer
 from jaxtyping import Array
 
 from jaxformer.errors import UserError
+from jaxformer.fields import fields_given
 
 
 def check_sizes(layer: Any, *names: str) -> None:
@@ -29,6 +30,43 @@ def check_choice(layer: Any, name: str, choices: Sequence[str]) -> None:
         raise UserError(
             f"{type(layer).__name__}: expected {name} to be {', '.join(map(repr, choices))}, got "
             f"{given!r:.80}"
+        )
+
+
+def check_supported(owner: str, names: Iterable[str], supported: Set[str], reason: str) -> None:
+    """Checks that all names of given fields or arguments are among those that a layer supports."""
+    for name in names:
+        if name not in supported:
+            raise UserError(f"{owner}: expected no {name}, {reason}")
+
+
+def check_recurrence(
+    owner: str,
+    keys: Any,
+    memory: Any,
+    cache: Any,
+    *,
+    state: type,
+    rules: Set[str] = frozenset(),
+    reason: str,
+) -> None:
+    """Checks the arguments of ``attend`` of a layer that keeps a state instead of keys and values.
+
+    The keys may have these rules, and the cache is None or a state. Positions are never refused,
+    since only encodings of them use them.
+    """
+    supported = {"queries", "keys", "slots", *rules}
+    if keys.slots is not None and not keys.slots.is_prompt:
+        supported.add("mask")  # It hides the keys of other beams, which a state never has.
+    check_supported(owner, fields_given(keys), supported, reason)
+    if memory is not None:
+        raise UserError(f"{owner}: expected no memory, {reason}")
+    if (cache is None) != (keys.slots is None):
+        raise UserError(f"{owner}: a cache needs keys of its slots, from Slots.keys")
+    if cache is not None and not isinstance(cache, state):
+        raise UserError(
+            f"{owner}: expected a cache from init_cache, a {state.__name__}, got a "
+            f"{type(cache).__name__}"
         )
 
 

@@ -101,8 +101,9 @@ class MultiHeadAttention(nn.Module):
         if mask is not None:
             check_mask("MultiHeadAttention", mask, x, seen)
         queries = Tokens.of(x.shape[1], positions=positions)
+        others = queries if memory is None else Tokens.of(seen.shape[1])
         dropout = dropout_rows(x.shape[0], deterministic, row_ids)
-        keys = Keys(queries, Tokens.of(seen.shape[1]), mask)
+        keys = Keys(queries, others, mask)
         return self.attend(x, keys, memory, dropout=dropout)[0]
 
     def attend(
@@ -130,13 +131,16 @@ class MultiHeadAttention(nn.Module):
         check_activations("MultiHeadAttention", "x", x, axes=3)
         if memory is not None:
             check_activations("MultiHeadAttention", "memory", memory, x.shape[-1], axes=3)
-        bias = None if self.bias is None else self.bias()
-        rules = {"scale": self.scale, "soft_cap": self.soft_cap, "bias": bias}
-        keys = dataclasses.replace(keys, **{n: v for n, v in rules.items() if v is not None})
+        keys = self._with_rules(keys)
         weights, slots = self._projections(x.shape[-1]), keys.slots
         queries = project(x, *weights["query"], self.compute_dtype)
         if cache is not None and slots is None:
             raise UserError("MultiHeadAttention: a cache needs keys of its slots, from Slots.keys")
+        if cache is not None and memory is not None:
+            raise UserError(
+                "MultiHeadAttention: expected no memory with a cache, which holds the keys and "
+                "values that are attended to"
+            )
         if isinstance(cache, MemoryCache):
             dtype = matmul_dtype(self.compute_dtype)
             key_values = cache.as_key_values(dtype) if slots.is_prompt else cache
@@ -166,6 +170,16 @@ class MultiHeadAttention(nn.Module):
     def cache_memory(self, memory: Float[Array, "B S D"]) -> MemoryCache:
         """Returns the cached keys and values of a memory, for all decoding steps."""
         return MemoryCache.of(self._key_values(memory, self._projections(memory.shape[-1])))
+
+    def _with_rules(self, keys: Keys) -> Keys:
+        """Returns the keys with the rules of this layer."""
+        for name in ("scale", "soft_cap"):
+            own, given = getattr(self, name), getattr(keys, name)
+            if None not in (own, given) and own != given:
+                raise UserError(f"MultiHeadAttention: got {name}={own}, and keys with {given}")
+        bias = None if self.bias is None else self.bias()
+        rules = {"scale": self.scale, "soft_cap": self.soft_cap, "bias": bias}
+        return dataclasses.replace(keys, **{n: v for n, v in rules.items() if v is not None})
 
     def _key_values(self, x: Array, weights: _Projections) -> KeyValues:
         keys, values = (project(x, *weights[name], self.compute_dtype) for name in ("key", "value"))

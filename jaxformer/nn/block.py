@@ -119,9 +119,8 @@ class Block(nn.Module):
             return y
 
         x = self.self_attention_residual(x, lambda h: attend("self_attention", h, keys), dropout)
-        if self.cross_attention is not None:
-            if memory is None:
-                raise UserError("Block: cross-attention needs a memory, got None")
+        self._check_memory(memory)
+        if self.cross_attention is not None and memory is not None:
             x = self.cross_attention_residual(
                 x, lambda h: attend("cross_attention", h, memory.keys, memory.activations), dropout
             )
@@ -132,9 +131,17 @@ class Block(nn.Module):
         self, slots: Slots, memory: Float[Array, "B S D"] | None, d_model: int, dtype: str
     ) -> LayerCache:
         """Returns a cache without tokens, which already holds the keys and values of the memory."""
+        self._check_memory(memory)
         attention: Any = self.self_attention
         cache: LayerCache = {"self_attention": attention.init_cache(slots, d_model, dtype)}
         if self.cross_attention is not None:
             cross: Any = self.cross_attention
             cache["cross_attention"] = cross.cache_memory(memory)
         return cache
+
+    @nn.nowrap
+    def _check_memory(self, memory: Any) -> None:
+        if self.cross_attention is not None and memory is None:
+            raise UserError("Block: cross-attention needs a memory, got None")
+        if self.cross_attention is None and memory is not None:
+            raise UserError("Block: expected no memory, which needs a cross_attention")

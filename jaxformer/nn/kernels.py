@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
+from jaxformer.fields import fields_given
 from jaxformer.nn.backend import backend
 from jaxformer.nn.dropout import RowDropout
 from jaxformer.nn.keys import Keys, Tokens
@@ -252,10 +253,9 @@ def has_fused_kernel(queries: Queries, values: Float[Array, "B S J V"], keys: Ke
     even lengths, and keys without a bias or any other field that is not part of their mask. Neither
     heads nor the batch may be sharded, which is untested.
     """
-    others = [field for field in dataclasses.fields(keys) if field.name not in _MASKING]
     return (
         backend().fused_attention
-        and all(getattr(keys, field.name) is field.default for field in others)
+        and _MASKING.issuperset(fields_given(keys))
         and queries.dtype == values.dtype == jnp.bfloat16
         and queries.shape[-1] == values.shape[-1]
         and queries.shape[-1] <= 128

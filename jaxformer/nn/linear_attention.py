@@ -7,10 +7,17 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import linen as nn
 from jaxtyping import Array, Float
 
 from jaxformer.errors import UserError
+from jaxformer.fields import fields_given
 from jaxformer.layout import zeros_for_rows
+from jaxformer.nn.arguments import (
+    check_activations,
+    check_recurrence,
+    check_supported,
+)
 from jaxformer.nn.attention import MultiHeadAttention
 from jaxformer.nn.cache import LayerState, Slots
 from jaxformer.nn.keys import Keys
@@ -60,10 +67,26 @@ class LinearCache(LayerState):
     state: Float[Array, "B N H R W"]
 
 
+_REASON = "which only a softmax has"
+_FIELDS = {
+    "num_heads",
+    "d_k",
+    "d_v",
+    "use_bias",
+    "encode_positions",
+    "compute_dtype",
+    "feature_map",
+    # Flax's own.
+    "parent",
+    "name",
+}
+
+
 class LinearAttention(MultiHeadAttention):
     """Self-attention in linear time, in place of ``MultiHeadAttention`` in a ``Block``.
 
-    It has the same parameters. Keys may be causal; masks, segments and other rules are refused.
+    It has the same parameters. Keys may be causal; all other rules, such as masks and segments, are
+    refused, as are fields of ``MultiHeadAttention`` that only a softmax has.
 
     Attributes:
       feature_map: Function of queries or keys, [..., K], and whether they are queries, that returns
@@ -76,12 +99,9 @@ class LinearAttention(MultiHeadAttention):
         self, x: Array, keys: Keys, memory: Any = None, *, cache: Any = None, dropout: Any = None
     ) -> tuple[Array, Any]:
         """Attends from x to itself or to a cache; see :meth:`MultiHeadAttention.attend`."""
-        slots, rules = keys.slots, {"memory": memory, "dropout_rate": self.dropout_rate or None}
-        rules |= {name: getattr(self, name) for name in ("num_kv_heads", "scale", "soft_cap")}
-        rules |= {"window": keys.window, "bias": keys.bias, "mask": None if slots else keys.mask}
-        rules |= {"segments": keys.queries.segments}
-        if given := [name for name, value in rules.items() if value is not None]:
-            raise UserError(f"LinearAttention: expected no {given[0]}, which only a softmax has")
+        check_activations("LinearAttention", "x", x, axes=3)
+        self._check_rules(keys, memory, cache)
+        slots = keys.slots
         weights = self._projections(x.shape[-1])
         q, k, v = (project(x, *weights[n], self.compute_dtype) for n in ("query", "key", "value"))
         if self.encode_positions is not None:
@@ -101,6 +121,23 @@ class LinearAttention(MultiHeadAttention):
         return project(y, *weights["output"], self.compute_dtype), cache
 
     def init_cache(self, slots: Slots, d_model: int, dtype: str) -> LinearCache:
-        (d_k, d_v), beams = self._head_sizes(d_model), slots.beam_slots.shape[1]
-        shape = beams, self.num_heads, self.feature_map(jnp.ones(d_k), False).size, d_v + 1
-        return LinearCache(zeros_for_rows(slots.beam_slots[:, 0, 0], shape, jnp.float32))
+        """Returns sums over no tokens, at least float32."""
+        d_k, d_v = self._head_sizes(d_model)
+        features = self.feature_map(jnp.ones(d_k), False).size
+        shape = slots.beam_slots.shape[1], self.num_heads, features, d_v + 1
+        sums = jnp.promote_types(dtype, jnp.float32)
+        return LinearCache(zeros_for_rows(slots.beam_slots[:, 0, 0], shape, sums))
+
+    def cache_memory(self, memory: Array) -> Any:
+        """Refuses a memory."""
+        raise UserError(f"LinearAttention: expected no memory, {_REASON}")
+
+    @nn.nowrap
+    def _check_rules(self, keys: Keys, memory: Any, cache: Any) -> None:
+        """Checks that there are no fields, rules or arguments that the layer would ignore."""
+        options = {"state": LinearCache, "rules": {"causal"}, "reason": _REASON}
+        check_supported("LinearAttention", fields_given(self), _FIELDS, _REASON)
+        check_recurrence("LinearAttention", keys, memory, cache, **options)
+        has_starts = keys.slots is not None and keys.slots.starts is not None
+        if has_starts or any(t.segments is not None for t in (keys.queries, keys.keys)):
+            raise UserError(f"LinearAttention: expected no segments, {_REASON}")

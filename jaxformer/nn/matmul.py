@@ -168,9 +168,21 @@ def _abstract_einsum(x: Any, y: Any, *, spec: str) -> Any:
     return x.update(shape=tuple(sizes[axis] for axis in result), weak_type=False)
 
 
+def _define_impl(primitive: Primitive, *static: str) -> None:
+    """Makes calls outside of ``jax.jit`` run the compiled primitive."""
+    compiled = jax.jit(primitive.bind, static_argnames=static)
+
+    def run(*operands: Array, **options: Any) -> Array:
+        # With jit disabled, bind would call this function again, and so on.
+        with jax.disable_jit(False):
+            return compiled(*operands, **options)
+
+    primitive.def_impl(run)
+
+
 # benchmarks/train.py measures the speed of both primitives (docs/LOG.md, 2026-11-23).
 _bfloat16_einsum = Primitive("bfloat16_einsum")
-_bfloat16_einsum.def_impl(jax.jit(_rounded_einsum, static_argnames="spec"))
+_define_impl(_bfloat16_einsum, "spec")
 _bfloat16_einsum.def_abstract_eval(_abstract_einsum)
 mlir.register_lowering(_bfloat16_einsum, mlir.lower_fun(_rounded_einsum, multiple_results=False))
 ad.defbilinear(_bfloat16_einsum, _gradient_by_first, _gradient_by_second)
@@ -201,7 +213,7 @@ def _lower_transpose(context: mlir.LoweringRuleContext, x: Any) -> list:
 
 
 _transpose = Primitive("transpose_in_memory")  # jax has a "transpose"
-_transpose.def_impl(jax.jit(_transpose.bind))
+_define_impl(_transpose)
 _transpose.def_abstract_eval(lambda x: x.update(shape=x.shape[::-1], weak_type=False))
 mlir.register_lowering(_transpose, mlir.lower_fun(jnp.transpose, multiple_results=False))
 mlir.register_lowering(_transpose, _lower_transpose, platform="cpu")
@@ -238,7 +250,7 @@ def _matmul_primitive(name: str, dtype: str, function: Callable[..., Array]) -> 
         return product.reshape(*x.shape[:2], -1), 0
 
     primitive = Primitive(name)
-    primitive.def_impl(jax.jit(primitive.bind, static_argnames="axis"))
+    _define_impl(primitive, "axis")
     primitive.def_abstract_eval(abstract)
     mlir.register_lowering(primitive, mlir.lower_fun(function, multiple_results=False))
     batching.primitive_batchers[primitive] = batch

@@ -15,6 +15,7 @@ from flax import linen as nn
 from jaxtyping import Array, PyTree
 
 from jaxformer.errors import UserError
+from jaxformer.layout import as_jax_array
 
 # A "matrix" is multiplied with activations over its first axis, in the compute dtype. A "table" is
 # an embedding, multiplied over its last axis in float32. Everything else is a "vector".
@@ -59,6 +60,9 @@ def parameter(
 ) -> Any:
     """Creates or returns a float32 parameter of a module, like ``module.param``.
 
+    A parameter that is given as an array of NumPy, such as one that was read from a file, is
+    returned as an array of JAX.
+
     Args:
       module: The module that owns the parameter, within ``setup`` or a compact method.
       name: Name of the parameter.
@@ -81,13 +85,14 @@ def parameter(
     if recorded is not None:
         recorded[(*module.path, name)] = ParameterInfo(axes, role)
     try:
-        return module.param(name, initializer, shape, jnp.float32)
+        found = module.param(name, initializer, shape, jnp.float32)
     except flax.errors.ScopeParamShapeError:
         found = jax.tree.leaves(module.variables["params"][name])[0].shape
         raise UserError(
             f"{type(module).__name__}: its inputs and sizes need a parameter {name!r} of shape "
             f"{shape}, but it was given one of shape {found}"
         ) from None
+    return jax.tree.map(as_jax_array, found)
 
 
 def describe(init: Callable[..., PyTree], *args: Any, **kwargs: Any) -> PyTree:

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxformer.errors import UserError
 from jaxformer.layout import zeros_for_rows
-from jaxformer.nn.arguments import check_activations
+from jaxformer.nn.arguments import check_activations, check_recurrence
 from jaxformer.nn.cache import LayerState, Slots
 from jaxformer.nn.keys import Keys
 from jaxformer.nn.matmul import project
@@ -59,14 +59,18 @@ class SSRU(nn.Module):
         There is no memory and, without attention weights, no dropout.
 
         Raises:
-          UserError: x has another shape, or the keys are not causal or have a window.
+          UserError: x has another shape, or the keys are not causal or have other rules than
+            segments, which are contiguous.
         """
         check_activations("SSRU", "x", x, axes=3)
-        size, slots = x.shape[-1], keys.slots
+        options = {"rules": {"causal"}, "reason": "which a recurrence lacks"}
+        check_recurrence("SSRU", keys, memory, cache, state=RecurrentCache, **options)
+        size = x.shape[-1]
+        slots = keys.slots
         if not keys.causal and slots is None:
             raise UserError("SSRU: expected causal keys, since a recurrence sees no later tokens")
-        if memory is not None or keys.window is not None:
-            raise UserError("SSRU: a recurrence has neither a memory nor a window")
+        if keys.queries.segments is None and keys.keys.segments is not None:
+            raise UserError("SSRU: expected segments of the keys to be segments of the queries")
         glorot, axes = nn.initializers.xavier_uniform(), ("d_model", "d_ff")
         matrices = [
             parameter(self, n, glorot, (size, size), axes, "matrix") for n in ("input", "forget")

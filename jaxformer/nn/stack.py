@@ -90,11 +90,14 @@ class Stack(nn.Module):
         """Runs the stack over whole sequences. Arguments as for :meth:`Block.run`."""
         check_choice(self, "remat", typing.get_args(Remat))
         keys = Keys.of_sequence(x.shape[1]) if keys is None else keys
-        keys = dataclasses.replace(
-            keys,
-            window=keys.window if self.window is None else self.window,
-            bias=keys.bias if self.bias is None else self.bias(),
-        )
+        if self.window is not None:
+            if keys.window not in (None, self.window):
+                raise UserError(f"Stack: got window={self.window}, and keys with {keys.window}")
+            keys = dataclasses.replace(keys, window=self.window)
+        if self.bias is not None:
+            if keys.bias is not None:
+                raise UserError("Stack: got make_bias, and keys with a bias; leave one of them out")
+            keys = dataclasses.replace(keys, bias=self.bias())
 
         def layer(block: Block, x: Float[Array, "B T D"]) -> tuple[Array, None]:
             return block(constrain_batch(x), keys, memory, dropout=dropout), None
@@ -117,8 +120,10 @@ class Stack(nn.Module):
 
         Of ``rows``, integers such as ``tokens[:, 0]``, only number and sharding are used. The width
         and dtype are the activations', and the capacity is in tokens. ``memory_mask`` is True where
-        the memory is not padding.
+        the memory is not padding; everywhere when None.
         """
+        if memory is not None and memory_mask is None:
+            memory_mask = jnp.ones(memory.shape[:2], bool)
         slots = Slots.empty(rows, num_beams, capacity, self.window)
         block, stack = self._unstack_layers()
         options = slots, memory, d_model, dtype

@@ -189,16 +189,17 @@ class ReportWindow:
     def means(self, updates: int) -> dict[str, float]:
         """Returns means over the window without its skipped steps, and empties it.
 
-        The learning rate is the rate after this many optimizer updates. "waiting" is the fraction
-        of the time that the loop waited for batches, an upper bound of the cost of loading, since
-        devices compute meanwhile. "mfu" is the model FLOPs utilization.
+        The learning rate is the rate of the last of this many updates, or of the first if there is
+        none yet. "waiting" is the fraction of the time that the loop waited for batches, an upper
+        bound of the cost of loading, since devices compute meanwhile. "mfu" is the model FLOPs
+        utilization.
         """
         totals = self.totals()
         values = _means(totals.sums)
         updated = totals.steps - len(totals.skipped)
         values["grad_norm"] = totals.sums["grad_norm"] / (updated or math.nan)
         if self._schedule is not None:
-            values["learning_rate"] = float(np.asarray(self._schedule(updates - 1)))
+            values["learning_rate"] = float(np.asarray(self._schedule(max(0, updates - 1))))
         if "tokens" in totals.sums:
             values["tokens_per_second"] = totals.tokens / totals.seconds
         if totals.flops and self._peak_flops:

@@ -15,7 +15,7 @@ from sacrebleu.metrics.bleu import BLEU
 
 from jaxformer.config import Config, DataConfig, data_section
 from jaxformer.data.batch import Batch, isolate_pair
-from jaxformer.data.characters import is_blank
+from jaxformer.data.characters import is_blank, replace_controls
 from jaxformer.data.corpus import Corpus, parse_mixture
 from jaxformer.data.examples import describe_example
 from jaxformer.data.findings import EMPTY, LONG, Place, list_first
@@ -212,7 +212,8 @@ class Translation(TokenTask):
             for segment, pair in enumerate(ids, start=1):
                 source, target = self._data.train[pair]
                 texts = f"{tokenizer.decode(source)} ||| {tokenizer.decode(target)}"
-                text = f"pair {self._data.train.numbers[pair] + 1}: {texts}"
+                number = self._data.train.numbers[pair] + 1
+                text = f"pair {number}: {replace_controls(texts)}"
                 yield Example(row, isolate_pair(batch, row, segment), text)
 
     def evaluate(self, params: PyTree, mesh: Mesh, check_stop: CheckStop) -> dict[str, float]:

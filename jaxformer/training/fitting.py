@@ -36,6 +36,7 @@ from jaxformer.training.state import (
     evaluate_at,
     is_finite,
     restore_or_initialize,
+    updates_of_schedule,
 )
 from jaxformer.training.step import CompiledStep, make_train_step
 from jaxformer.training.task import Task, check_task
@@ -315,7 +316,8 @@ class Run:
         """Reports the means of the window and its skipped batches; raises after too many."""
         step, spike = int(state.step), self.window.describe_spike()
         skipped = self.window.totals().skipped
-        self.reporter.write(step, "train", self.window.means(updates=step - int(state.skipped)))
+        means = self.window.means(updates=updates_of_schedule(state))
+        self.reporter.write(step, "train", means)
         if spike:
             self.reporter.log(spike)
         for number in skipped:

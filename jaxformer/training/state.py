@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.sharding import Mesh, NamedSharding
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Int, PyTree
@@ -237,3 +238,20 @@ def all_finite(params: PyTree, opt_state: PyTree) -> Bool[Array, ""]:
 
 
 is_finite = jax.jit(all_finite)
+
+
+def updates_of_schedule(state: TrainState) -> int:
+    """Returns the number of updates that the optimizer's learning rate depends on.
+
+    Not every step is an update: ``optax.MultiSteps`` makes one after several steps, and only then
+    does a schedule within it count one.
+    """
+
+    def counts(kind: Any, name: str) -> list[Array]:
+        leaves = jax.tree.leaves(state.opt_state, is_leaf=lambda node: isinstance(node, kind))
+        return [getattr(node, name) for node in leaves if isinstance(node, kind)]
+
+    schedules = counts(optax.ScaleByScheduleState, "count")
+    if found := schedules or counts(optax.MultiStepsState, "gradient_step"):
+        return int(np.max(found[0]))  # per_layer has a count for each layer, all the same.
+    return int(state.step) - int(state.skipped)

@@ -133,7 +133,7 @@ def test_masks_have_the_rates_of_bert():
     np.testing.assert_array_equal(again, masked[::-1])  # whatever the other rows are
 
 
-def test_mistakes_in_labels_and_kinds_are_refused_in_one_line(run, config, tmp_path):
+def test_mistakes_in_labels_and_kinds_are_refused_in_one_line(run, config, tmp_path, capsys):
     text = pathlib.Path(config.data.train).read_text()
     (tmp_path / "three").write_text(text + "2 c\n")
     (tmp_path / "none").write_text("0 a\nnothing\n")
@@ -153,6 +153,9 @@ def test_mistakes_in_labels_and_kinds_are_refused_in_one_line(run, config, tmp_p
         train(changed(config, data=data), tmp_path / "run")
     with pytest.raises(UserError, match="expected a model of sentence pairs or a parser, got a c"):
         Translator.load(run)
+    assert main(["score", "--workdir", str(run), "--target", config.data.train]) == 2
+    expected = "expected a model of sentence pairs or a parser or a language model, got a class"
+    assert f"{run}: {expected}" in capsys.readouterr().err
     with pytest.raises(UserError, match=r"class EncoderConfig or BertConfig with data\.corpus=l"):
         Config(data=config.data)
 

@@ -22,6 +22,7 @@ from jaxformer.cli import main
 from jaxformer.errors import UserError
 from jaxformer.experiment import train
 from jaxformer.inference import generator as generator_module
+from jaxformer.inference.alignment import word_ids
 from jaxformer.inference.attention_view import record_text
 from jaxformer.inference.weights import TrainedModel
 from jaxformer.interop.export import export_model
@@ -109,6 +110,15 @@ def test_logits_equal_transformers(name):
     absent = sorted(set(range(found.shape[-1])) - set(ours.tolist()))
     assert len(absent) == len(trained.tokenizer.absent.split())
     assert (found[..., absent] < -9000).all()
+
+
+def test_language_codes_are_words_of_no_text():
+    translator = Translator.load(imported("nllb")[0])
+    ids = translator.source_ids(PROMPT)
+    assert translator.tokenizer.piece(ids[0]) == "eng_Latn"
+    assert word_ids(translator, ids, PROMPT) == [-1, 0, 1, 2, -1]
+    targets = translator.tokenizer.encode_target(PROMPT)
+    assert word_ids(translator, targets, PROMPT) == [-1, 0, 1, 2]
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -294,7 +304,11 @@ def test_attention_weights_equal_transformers(name, tmp_path, capsys):
         assert "<dt>Text</dt>" in page.read_text()
         assert main([*command, str(tmp_path / "a.svg"), "--heads", "1,3"]) in (0, None)
         assert main([*command, str(page), "--beam-size", "2"]) == 2
-        assert "a language model only reads the sentence; leave" in capsys.readouterr().err
+        assert "a language model only reads the sentence: leave --beam-size" in (
+            capsys.readouterr().err
+        )
+        assert main([*command, str(page), "--dtype", "int8"]) == 2
+        assert "only reads the sentence: leave --dtype out" in capsys.readouterr().err
 
 
 def test_scores_of_texts_are_sums_of_log_probabilities(tmp_path, capsys):
@@ -318,6 +332,8 @@ def test_scores_of_texts_are_sums_of_log_probabilities(tmp_path, capsys):
     assert advice in capsys.readouterr().err
     assert main(["score", *command[3:]]) == 2
     assert "has a model of sentence pairs: give --source, too" in capsys.readouterr().err
+    assert main([*command, "--shortlist"]) == 2
+    assert "scores lines on its own: leave --shortlist out" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", [MODELS[1], PAIRS[2]])

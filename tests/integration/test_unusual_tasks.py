@@ -14,6 +14,8 @@ import pytest
 import jaxformer
 from jaxformer import Checkpoints, FitConfig, MeshConfig, Task, UserError, every, fit, waits
 
+from ..runs import reports
+
 
 class Softmax(Task):
     """Softmax regression on eight rows of four numbers."""
@@ -171,6 +173,31 @@ def test_complex_parameters_are_trained_and_checked(tmp_path):
     bad = train(task, tmp_path / "bad", imaginary_nan)
     assert int(bad.skipped) == 4
     np.testing.assert_array_equal(bad.params["c"], np.full(3, 1 + 2j, np.complex64))
+
+
+def rising(count):
+    return 0.1 * (count + 1)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "expected"),
+    [
+        # An update, by the mean gradient, after every third step.
+        (optax.MultiSteps(optax.sgd(rising), 3), [0.1, 0.1, 0.1, 0.1, 0.1, 0.2, 0.2]),
+        (optax.chain(optax.MultiSteps(optax.sgd(0.5), 3)), [0.1, 0.1, 0.1, 0.1, 0.1, 0.2, 0.2]),
+        (
+            optax.chain(optax.MultiSteps(optax.identity(), 3), optax.scale_by_schedule(rising)),
+            [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7],
+        ),
+        (optax.sgd(0.5), [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7]),
+    ],
+    ids=["within", "constant", "outside", "none"],
+)
+def test_the_reported_learning_rate_is_the_last_one_used(optimizer, expected, tmp_path):
+    config = FitConfig(steps=7, log_every=1, checkpoint_every=7, eval_every=7)
+    fit(Softmax(), optimizer, tmp_path, config, mesh=mesh_of(1), learning_rate=rising)
+    rates = [report["learning_rate"] for report in reports(tmp_path, "train")]
+    assert rates == pytest.approx(expected)
 
 
 @pytest.mark.ci

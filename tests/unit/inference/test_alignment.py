@@ -12,6 +12,7 @@ import pytest
 from jaxformer.config import ModelConfig
 from jaxformer.data.bpe import train_tokenizer
 from jaxformer.data.tokenizer import BOS
+from jaxformer.errors import UserError
 from jaxformer.inference.alignment import (
     align_by_maximum,
     align_in_order,
@@ -19,7 +20,7 @@ from jaxformer.inference.alignment import (
     word_weights,
     words_of_pieces,
 )
-from jaxformer.inference.members import Member
+from jaxformer.inference.members import Member, recorded_weights
 from jaxformer.inference.weights import abstract_params
 from jaxformer.models.transformer import Transformer
 
@@ -122,6 +123,20 @@ def test_words_of_a_real_tokenizer():
         )
         spelled = [tokenizer.decode(i for _, i in group).strip() for _, group in groups]
         assert spelled == [tokenizer.decode(tokenizer.encode(word)) for word in words]
+
+
+def test_attention_without_weights_is_refused_by_the_name_of_its_model():
+    model = Transformer(ModelConfig(vocab_size=11, d_model=8, d_ff=8, num_heads=2, num_layers=1))
+    weights = np.ones((1, 1, 2, 3, 3))
+    recorded = {
+        "intermediates": {"decoder": {"layers": {"self_attention": {"weights": (weights,)}}}}
+    }
+    assert recorded_weights(model, recorded, "decoder", "self_attention") is weights
+    for stack, sublayer in (("decoder", "cross_attention"), ("encoder", "self_attention")):
+        with pytest.raises(
+            UserError, match=f"records {stack}/{sublayer} .* Transformer records no"
+        ):
+            recorded_weights(model, recorded, stack, sublayer)
 
 
 def test_cross_attention_is_the_mean_over_heads_of_the_layer_and_over_models():

@@ -65,6 +65,18 @@ def test_invalid_arguments_are_refused(translator, call, words):
         call(translator)
 
 
+def test_a_translation_is_one_line_without_tabs(translator):
+    """Bytes can spell every character."""
+    known = {translator.tokenizer.piece(i): i for i in range(translator.tokenizer.vocab_size)}
+    separators = "\t\n\r\x0b\x0c\x1b\x1c\x1d\x1e\x7f\x85\u2028\u2029"
+    for character in separators:
+        ids = [known["a"], *(known[f"<0x{byte:02X}>"] for byte in character.encode()), known["b"]]
+        assert translator.tokenizer.decode(ids) == f"a{character}b"
+        assert translator.detokenize(ids) == "a b"
+    ids = [known[f"<0x{byte:02X}>"] for byte in "\xa0é".encode()]
+    assert translator.detokenize(ids) == "\xa0é"
+
+
 def test_ids_may_be_of_any_integer_type(translator):
     ids = translator.source_ids("ten")
     assert ids[-1] == 1

@@ -8,7 +8,15 @@ import pytest
 
 from jaxformer.nn import Backend, use_backend
 from jaxformer.nn.embedding import output_logits
-from jaxformer.nn.matmul import SCORES, WEIGHTED_SUM, einsum, project
+from jaxformer.nn.matmul import (
+    SCORES,
+    WEIGHTED_SUM,
+    _bfloat16_matmul,
+    _transpose,
+    _unsigned_matmul,
+    einsum,
+    project,
+)
 from jaxformer.nn.precision import quantize_along, with_offsets
 
 SHAPES = {
@@ -78,6 +86,19 @@ def test_matmul_error_matches_the_precision(dtype):
     if dtype == "int8":  # Rows are quantized independently.
         x[0, 1:] *= 1000.0
         np.testing.assert_array_equal(np.asarray(run(x, kernel, bias))[0, 0], found[0, 0])
+
+
+def test_primitives_run_without_jit():
+    x, matrix = np.arange(6).reshape(2, 3), np.arange(12).reshape(3, 4) - 6
+    floats = [jnp.asarray(a.astype(ml_dtypes.bfloat16)) for a in (x, matrix)]
+    integers = jnp.asarray(x.astype(np.uint8)), jnp.asarray(matrix.astype(np.int8))
+    with jax.disable_jit():
+        product = _bfloat16_matmul.bind(*floats)
+        transposed = _transpose.bind(floats[0])
+        sums = _unsigned_matmul.bind(*integers, axis=0)
+    np.testing.assert_array_equal(product, x @ matrix)
+    np.testing.assert_array_equal(np.float32(transposed), x.T)
+    np.testing.assert_array_equal(sums, x @ matrix)
 
 
 def test_unsigned_inputs_change_no_bit():

@@ -44,7 +44,7 @@ def test_packed_sequences_do_not_see_each_other():
     ("rules", "words"),
     [
         ({}, "expected causal keys"),
-        ({"causal": True, "window": 2}, "neither a memory nor a window"),
+        ({"causal": True, "window": 2}, "expected no window, which a recurrence lacks"),
     ],
 )
 def test_keys_of_another_kind_are_refused(rules, words):

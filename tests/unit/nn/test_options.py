@@ -1,0 +1,302 @@
+"""Each attention layer computes each option as its formula says, or refuses it by name."""
+
+import dataclasses
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from jaxformer.errors import UserError
+from jaxformer.nn import (
+    SSRU,
+    Block,
+    FeedForward,
+    Keys,
+    LinearAttention,
+    Memory,
+    MultiHeadAttention,
+    Slots,
+    Stack,
+    backend,
+    backend_for,
+    use_backend,
+)
+from jaxformer.nn.kernels import has_fused_kernel
+from jaxformer.nn.keys import Tokens
+from jaxformer.nn.positions import LinearBias
+
+from .weights import random_params
+
+LENGTH, HEADS = 14, 2
+X = np.random.default_rng(0).normal(size=(2, LENGTH, 8)).astype(np.float32)
+MEMORY = np.random.default_rng(1).normal(size=(2, LENGTH, 8)).astype(np.float32)
+SEGMENTS = np.array([[1] * 6 + [2] * 8, [1] * 12 + [0] * 2], np.int32)
+POSITIONS = np.arange(LENGTH, dtype=np.int32)[None] * 3
+MASK = np.random.default_rng(2).random((2, HEADS, LENGTH, LENGTH)) < 0.7
+MASK |= np.eye(LENGTH, dtype=bool)
+
+
+def shifted(heads, positions):
+    """A positional encoding: it adds to queries and keys."""
+    return heads + 0.1 * positions[:, :, None, None].astype(heads.dtype)
+
+
+def bias(queries, keys):
+    return -0.3 * abs(queries[:, None, :, None] - keys[:, None, None]).astype(np.float32)
+
+
+# Rules of keys, and fields of layers.
+RULES = {
+    "causal": {"causal": True},
+    "segments": {"segments": SEGMENTS},
+    "window": {"window": 2},
+    "global_tokens": {"window": 2, "global_tokens": 1},
+    "mask": {"mask": MASK},
+    "bias": {"bias": bias},
+    "scale": {"scale": 0.2},
+    "soft_cap": {"soft_cap": 0.7},
+}
+FIELDS = {
+    "num_kv_heads": {"num_kv_heads": 1},
+    "scale": {"scale": 0.2},
+    "soft_cap": {"soft_cap": 0.7},
+    "make_bias": {"make_bias": functools.partial(LinearBias, HEADS)},
+    "encode_positions": {"encode_positions": shifted},
+    "use_bias": {"use_bias": True},
+    "dropout_rate": {"dropout_rate": 0.5},
+}
+SOFTMAX = {"num_kv_heads", "make_bias", "scale", "soft_cap", "dropout_rate"}
+
+
+def heads_of(p, name, x):
+    projected = np.einsum("btd,dhk->bthk", x, p[name].astype(np.float64))
+    projected = projected + p.get(f"{name}_bias", 0)
+    return np.repeat(projected, HEADS // projected.shape[2], axis=2)
+
+
+def visible(rules):
+    """The mask of the rules, pair by pair."""
+    seen = np.array(rules.get("mask", np.ones((2, 1, LENGTH, LENGTH), bool)))
+    segments = rules.get("segments", np.ones((2, LENGTH)))
+    for b, i, j in np.ndindex(2, LENGTH, LENGTH):
+        near = abs(i - j) <= rules.get("window", LENGTH)
+        near |= min(i, j) < rules.get("global_tokens", 0)
+        earlier = j <= i or not rules.get("causal")
+        same = segments[b, i] == segments[b, j] != 0
+        seen[b, :, i, j] &= near and earlier and same
+    return seen
+
+
+def softmax_attention(p, x, rules, fields):
+    """Equation 1 with all options, in float64."""
+    q, k, v = (heads_of(p, name, x) for name in ("query", "key", "value"))
+    positions = rules.get("positions", np.arange(LENGTH)[None])
+    if "encode_positions" in fields:
+        q, k = (shifted(a, positions) for a in (q, k))
+    scores = np.einsum("bthk,bshk->bhts", q, k)
+    options = rules | fields
+    scores = scores * options.get("scale", q.shape[-1] ** -0.5)
+    if cap := options.get("soft_cap"):
+        scores = cap * np.tanh(scores / cap)
+    distances = abs(positions[0][:, None] - positions[0])
+    if "bias" in rules:
+        scores = scores - 0.3 * distances
+    if "make_bias" in fields:
+        scores = scores - np.array([2.0**-4, 2.0**-8])[:, None, None] * distances
+    weights = np.exp(scores) * visible(rules)
+    weights /= np.maximum(weights.sum(-1, keepdims=True), 1e-30)
+    return output_of(p, weights, v)
+
+
+def linear_attention(p, x, rules, fields):
+    q, k, v = (heads_of(p, name, x) for name in ("query", "key", "value"))
+    if "encode_positions" in fields:
+        q, k = (shifted(a, rules.get("positions", np.arange(LENGTH)[None])) for a in (q, k))
+    q, k = (np.where(a > 0, a + 1, np.exp(a)) for a in (q, k))
+    weights = np.einsum("bthk,bshk->bhts", q, k) * visible(rules)
+    return output_of(p, weights / weights.sum(-1, keepdims=True), v)
+
+
+def output_of(p, weights, v):
+    heads = np.einsum("bhts,bshv->bthv", weights, v).reshape(2, LENGTH, -1)
+    return heads @ p["output"] + p.get("output_bias", 0)
+
+
+def recurrence(p, x, rules, fields):
+    state, outputs = np.zeros((2, 8)), []
+    segments = rules.get("segments", np.ones((2, LENGTH)))
+    for t in range(LENGTH):
+        new = x[:, t].astype(np.float64)
+        kept = 1 / (1 + np.exp(-(new @ p["forget"] + p["forget_bias"])))
+        begins = segments[:, t] != segments[:, max(0, t - 1)]
+        state = np.where(begins[:, None], 0, kept * state) + (1 - kept) * (new @ p["input"])
+        outputs.append(np.maximum(state, 0))
+    return np.stack(outputs, axis=1)
+
+
+def found_by(layer, rules, *, chunked=False):
+    """Returns the parameters and the output of a layer."""
+    keys = Keys.of_sequence(LENGTH, rules.get("segments"), rules.get("positions"))
+    names = {field.name for field in dataclasses.fields(Keys)}
+    keys = dataclasses.replace(keys, **{n: v for n, v in rules.items() if n in names})
+    settings = dataclasses.replace(backend(), scores_per_chunk=8 * LENGTH if chunked else 2**22)
+    with use_backend(settings):
+        p = random_params(layer, X, keys, method="attend", scale=0.5)
+        attend = jax.jit(functools.partial(layer.apply, method="attend"))
+        return p, np.asarray(attend({"params": p}, X, keys)[0])
+
+
+def compare(found, expected, rules):
+    real = rules.get("segments", np.ones((2, LENGTH))) != 0  # Padding may have any value.
+    np.testing.assert_allclose(found[real], expected[real], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize("name", RULES)
+def test_softmax_attention_follows_every_rule(name, chunked):
+    """A window, without a mask, selects windowed attention."""
+    rules = RULES[name]
+    p, found = found_by(MultiHeadAttention(HEADS), rules, chunked=chunked)
+    compare(found, softmax_attention(p, X, rules, {}), rules)
+
+
+@pytest.mark.parametrize("name", FIELDS.keys() - {"dropout_rate"})
+def test_softmax_attention_has_every_field(name):
+    rules, fields = {"causal": True, "positions": POSITIONS}, FIELDS[name]
+    p, found = found_by(MultiHeadAttention(HEADS, **fields), rules)
+    compare(found, softmax_attention(p, X, rules, fields), rules)
+
+
+def test_given_positions_are_positions_of_the_keys_too():
+    layer = MultiHeadAttention(HEADS, **FIELDS["make_bias"])
+    p = random_params(layer, X, scale=0.5)
+    found = jax.jit(layer.apply)({"params": p}, X, positions=POSITIONS)
+    rules = {"positions": POSITIONS}
+    compare(np.asarray(found), softmax_attention(p, X, rules, FIELDS["make_bias"]), rules)
+
+
+LAYERS = {
+    "LinearAttention": (functools.partial(LinearAttention, HEADS), linear_attention, {"causal"}),
+    "SSRU": (SSRU, recurrence, {"causal", "segments"}),
+}
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("name", RULES)
+def test_other_layers_follow_a_rule_or_refuse_it_by_name(layer, name):
+    make, formula, supported = LAYERS[layer]
+    rules = {"causal": True} | RULES[name]
+    if name in supported:
+        p, found = found_by(make(), rules)
+        compare(found, formula(p, X, rules, {}), rules)
+        return
+    refused = "window" if name == "global_tokens" else name
+    with pytest.raises(UserError, match=f"{layer}: expected no {refused}, which "):
+        found_by(make(), rules)
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_linear_attention_has_a_field_or_refuses_it_by_name(name):
+    fields, rules = FIELDS[name], {"causal": True, "positions": POSITIONS}
+    layer = LinearAttention(HEADS, **fields)
+    if name in SOFTMAX:
+        with pytest.raises(UserError, match=f"LinearAttention: expected no {name}, which only a"):
+            found_by(layer, rules)
+        return
+    p, found = found_by(layer, rules)
+    compare(found, linear_attention(p, X, rules, fields), rules)
+
+
+SLOTS = Slots.empty(np.zeros(2, np.int32), 1, LENGTH)
+
+
+def step_keys(**fields):
+    return dataclasses.replace(SLOTS, **fields).keys(1)
+
+
+PADDED = Keys(Tokens.of(LENGTH), Tokens.of(LENGTH, SEGMENTS), causal=True)
+CAUSAL = Keys.of_sequence(LENGTH, causal=True)
+CACHE = SSRU().init_cache(SLOTS, 8, "float32")
+SUMS = LinearAttention(HEADS).init_cache(SLOTS, 8, "float32")
+CROSS = Block(MultiHeadAttention(HEADS), FeedForward(8), MultiHeadAttention(HEADS))
+ALIBI = FIELDS["make_bias"]
+
+
+@pytest.mark.parametrize(
+    ("layer", "arguments", "options", "words"),
+    [
+        (LinearAttention(HEADS), (PADDED,), {}, "LinearAttention: expected no segments"),
+        (LinearAttention(HEADS), (CAUSAL, MEMORY), {}, "LinearAttention: expected no memory"),
+        (LinearAttention(HEADS), (CAUSAL,), {"cache": CACHE}, "a cache needs keys of its slots"),
+        (LinearAttention(HEADS), (step_keys(),), {"cache": CACHE}, "expected a .* a LinearCache"),
+        (LinearAttention(HEADS), (step_keys(),), {}, "a cache needs keys of its slots"),
+        (
+            LinearAttention(HEADS),
+            (step_keys(starts=np.ones((2, 1), np.int32)),),
+            {"cache": SUMS},
+            "LinearAttention: expected no segments",
+        ),
+        (SSRU(), (PADDED,), {}, "SSRU: expected segments of the keys to be"),
+        (SSRU(), (CAUSAL, MEMORY), {}, "SSRU: expected no memory"),
+        (SSRU(), (CAUSAL,), {"cache": CACHE}, "SSRU: a cache needs keys of its slots"),
+        (SSRU(), (step_keys(),), {}, "SSRU: a cache needs keys of its slots"),
+        (
+            MultiHeadAttention(HEADS),
+            (step_keys(), MEMORY),
+            {"cache": CACHE},
+            "MultiHeadAttention: expected no memory with a cache",
+        ),
+        (
+            MultiHeadAttention(HEADS, scale=2.0),
+            (Keys.of_sequence(LENGTH, scale=1.0),),
+            {},
+            "MultiHeadAttention: got scale=2.0, and keys with 1.0",
+        ),
+    ],
+)
+def test_arguments_that_a_layer_would_ignore_are_refused(layer, arguments, options, words):
+    with pytest.raises(UserError, match=words):
+        random_params(layer, X, *arguments, method="attend", **options)
+
+
+@pytest.mark.parametrize(
+    ("stack", "keys", "memory", "words"),
+    [
+        ({"window": 3}, {"window": 2}, None, "Stack: got window=3, and keys with 2"),
+        (ALIBI, {"bias": bias}, None, "Stack: got make_bias, and keys with a bias"),
+        ({}, {}, MEMORY, "Block: expected no memory, which needs a cross_attention"),
+    ],
+)
+def test_a_stack_refuses_what_it_would_ignore(stack, keys, memory, words):
+    layers = Block(MultiHeadAttention(HEADS), FeedForward(8))
+    given = X, Keys.of_sequence(LENGTH, **keys), memory
+    with pytest.raises(UserError, match=words):
+        random_params(Stack(layers, 1, **stack), *given)
+
+
+def test_a_cache_without_a_mask_sees_the_whole_memory():
+    stack, rows = Stack(CROSS, 1), np.zeros(2, np.int32)
+    memory = jax.tree.map(np.asarray, Keys.of_memory(np.ones((2, 14)), np.ones((2, 14))))
+    variables = {"params": random_params(stack, X, None, Memory(MEMORY, memory))}
+
+    @jax.jit
+    def outputs(variables, mask):
+        sizes = {"num_beams": 1, "capacity": 2, "memory": MEMORY, "memory_mask": mask}
+        cache = stack.apply(variables, rows, 8, "float32", **sizes, method="init_cache")
+        return stack.apply(variables, X[:, :1], cache, method="step")[0]
+
+    expected = outputs(variables, np.ones((2, LENGTH), bool))
+    np.testing.assert_array_equal(outputs(variables, None), expected)
+    sizes = {"num_beams": 1, "capacity": 2, "method": "init_cache"}
+    with pytest.raises(UserError, match="Block: cross-attention needs a memory"):
+        stack.apply(variables, rows, 8, "float32", **sizes)
+
+
+def test_the_fused_kernel_is_for_rules_that_it_follows():
+    heads = jax.ShapeDtypeStruct((2, LENGTH, HEADS, 8), "bfloat16")
+    with use_backend(backend_for("gpu", "9.0")):
+        for name, rules in RULES.items():
+            fields = {n: v for n, v in rules.items() if n != "segments"}
+            keys = Keys.of_sequence(LENGTH, rules.get("segments"), **fields)
+            assert has_fused_kernel(heads, heads, keys) == (name not in ("bias", "soft_cap"))

@@ -12,7 +12,7 @@ parameters, one for attention. All other matmuls are a plain ``dot_general``.
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -25,7 +25,7 @@ from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import ad, batching, mlir
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int, Int8, Num
+from jaxtyping import Array, Float, Int8, Integer, Num
 
 from jaxformer.layout import expand_like, has_explicit_axes, map_rows, match_varying_axes
 from jaxformer.nn.precision import Int8Matrix, at_least_float32, matmul_dtype, quantize_along
@@ -201,7 +201,7 @@ def _gradient_by_matrix(gradient: Array, x: Array, matrix: Any) -> Array:
     return matmul_tn(x, gradient.astype(x.dtype)).astype(x.dtype)
 
 
-def _lower_transpose(context: mlir.LoweringRuleContext, x: Any) -> list:
+def _lower_transpose(context: mlir.LoweringRuleContext, x: Any) -> Sequence:
     # XLA has no fast matmul for CPUs with a transposed first operand, and is slow to transpose as a
     # part of a matmul over several axes. The layout makes it write the transpose to memory first.
     exports = context.module_context.lowering_parameters.for_export  # JAX exports no layouts.
@@ -221,7 +221,7 @@ ad.deflinear2(_transpose, lambda gradient, x: [_transpose.bind(gradient)])
 batching.primitive_batchers[_transpose] = lambda x, at: (jnp.moveaxis(x[0], at[0], 0).mT, 0)
 
 
-def _int8_sums(x: Int[Array, "R D"], matrix: Int8[Array, "..."], *, axis: int) -> Array:
+def _int8_sums(x: Integer[Array, "R D"], matrix: Int8[Array, "..."], *, axis: int) -> Array:
     dimensions = (((1,), (axis,)), ((), ()))
     return jax.lax.dot_general(x, matrix, dimensions, preferred_element_type=jnp.int32)
 

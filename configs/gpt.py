@@ -10,7 +10,8 @@ In a clone, the first command is
 The text is one UTF-8 file of at least 100 characters. Vocabulary, length of the rows, steps and
 warm-up follow from it. The tokens are characters, or BPE tokens with ``--config.data.tokens=bpe``.
 The last tenth is for validation. ``gpt`` and ``gpt:small`` are the same.
-Measured: PENDING
+Measured: 1.740 nats per character (2.510 bits) on the last tenth of tinyshakespeare, after 1,000
+steps in 26 minutes on two CPU cores that were shared with much other work.
 """
 
 from jaxformer.config import Config, ModelConfig, StreamConfig, TrainingConfig, select

@@ -1,20 +1,25 @@
 """Sizes that suit a small corpus: vocabulary, batch, steps and warm-up follow from its text."""
 
-import dataclasses
 import math
-import sys
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Collection, Sequence
 
 from jaxformer.config import Config, DataConfig, check_kind, data_section
 from jaxformer.data.bpe import estimate_tokens, possible_vocabularies, suitable_vocabulary
 from jaxformer.data.held_out import training_pairs
 from jaxformer.errors import UserError
 from jaxformer.kinds import TRANSLATION
+from jaxformer.tasks.choices import Choices
 
-_MOST_PIECES, _BATCHES_PER_EPOCH = 8000, 25
-_SMALLEST_BATCH, _LARGEST_BATCH = 1024, 8192
-_EPOCHS, _MOST_STEPS, _WARMUP = 30, 4000, 0.05
+_MOST_PIECES = 8000
+_BATCHES_PER_EPOCH = 25
+# Tokens per side.
+_SMALLEST_BATCH = 1024
+_LARGEST_BATCH = 8192
+_EPOCHS = 30
+_FEWEST_STEPS = 20
+_MOST_STEPS = 4000
+# Fraction of the steps.
+_WARMUP = 0.05
 
 
 def fit_to_corpus(config: Config, given: Collection[str] = ()) -> Config:
@@ -25,37 +30,49 @@ def fit_to_corpus(config: Config, given: Collection[str] = ()) -> Config:
     check_kind(config, TRANSLATION)
     data = data_section(config, DataConfig)
     texts = [text for pair in training_pairs(data) for text in pair]
-    if not (characters := len("".join(texts).strip())):
+    characters = len("".join(texts).strip())
+    if not characters:
         raise UserError(f"{data.train}: expected sentence pairs, got none")
-    lines = [f"{data.train}: {len(texts) // 2:,} training pairs, {characters:,} characters; hence"]
-    changes: dict[str, dict[str, Any]] = {"model": {}, "data": {}, "training": {}}
 
-    def choose(name: str, value: int, reason: str) -> int:
-        section, _, field = name.partition(".")
-        if name in given:
-            return getattr(getattr(config, section), field)
-        lines.append(f"  {name}={value}: {reason}")
-        return changes[section].setdefault(field, value)
+    choices = Choices(config, given)
+    tokens = _choose_vocabulary(choices, config, texts, characters)
+    batches = _choose_batch(choices, data, tokens)
+    _choose_steps(choices, batches)
 
+    size = f"{len(texts) // 2:,} training pairs, {characters:,} characters"
+    return choices.apply(f"{data.train}: {size}; hence")
+
+
+def _choose_vocabulary(
+    choices: Choices, config: Config, texts: Sequence[str], characters: int
+) -> float:
+    """Chooses the size of a vocabulary that is learned; returns the tokens of each side."""
+    data = data_section(config, DataConfig)
     smallest, largest = possible_vocabularies(texts, len(data.symbols()))
     size = config.model.vocab_size
     if data.tokenizer is None and config.training.init_from is None:
-        size = max(min(suitable_vocabulary(characters), _MOST_PIECES, largest // 2), smallest)
-        size = choose("model.vocab_size", size, f"{smallest:,} to {largest:,} are possible")
-    tokens = estimate_tokens(texts, max(smallest, min(size, largest))) / 2
+        # Half of the largest, since the rarest pieces would occur once.
+        size = min(suitable_vocabulary(characters), _MOST_PIECES, largest // 2)
+        reason = f"{smallest:,} to {largest:,} are possible"
+        size = choices.choose_value("model.vocab_size", max(size, smallest), reason)
+
+    possible_size = max(smallest, min(size, largest))
+    return estimate_tokens(texts, possible_size) / 2
+
+
+def _choose_batch(choices: Choices, data: DataConfig, tokens: float) -> float:
+    """Chooses the size of batches; returns the number of batches in an epoch."""
     size = 2 ** round(math.log2(tokens / _BATCHES_PER_EPOCH))
     size = min(max(size, data.max_length, _SMALLEST_BATCH), _LARGEST_BATCH)
     reason = f"about {tokens / size:.0f} batches an epoch, of {tokens:,.0f} tokens per side"
-    batches = max(1.0, tokens / choose("data.tokens_per_batch", size, reason))
-    steps = max(20, min(math.ceil(_EPOCHS * batches), _MOST_STEPS))
-    steps = choose("training.steps", steps, f"{steps / batches:.0f} epochs")
+    size = choices.choose_value("data.tokens_per_batch", size, reason)
+    return max(1.0, tokens / size)
+
+
+def _choose_steps(choices: Choices, batches: float) -> None:
+    """Chooses the steps for a number of batches in an epoch, the warm-up and the reports."""
+    steps = max(_FEWEST_STEPS, min(math.ceil(_EPOCHS * batches), _MOST_STEPS))
+    steps = choices.choose_value("training.steps", steps, f"{steps / batches:.0f} epochs")
     warmup = max(1, round(_WARMUP * steps))
-    choose("training.warmup_steps", warmup, f"{_WARMUP:.0%} of the steps")
-    if not {"training.eval_every", "training.checkpoint_every"}.intersection(given):
-        every = choose("training.eval_every", math.ceil(steps / 5), "five validations")
-        choose("training.checkpoint_every", every, "a checkpoint for each")
-        choose("training.log_every", math.ceil(every / 5), "five reports for each")
-    print(*lines, sep="\n", file=sys.stderr)
-    sections = {name: getattr(config, name) for name in changes}
-    changed = {name: dataclasses.replace(s, **changes[name]) for name, s in sections.items()}
-    return dataclasses.replace(config, **changed)
+    choices.choose_value("training.warmup_steps", warmup, f"{_WARMUP:.0%} of the steps")
+    choices.choose_reports(steps, per_validation=5)

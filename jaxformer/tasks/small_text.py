@@ -1,10 +1,7 @@
 """Sizes of a language model that suit a short text: vocabulary, row length, steps and reports."""
 
-import dataclasses
 import math
-import sys
-from collections.abc import Collection, Sequence
-from typing import Any
+from collections.abc import Collection
 
 from jaxformer.config import Config, StreamConfig, check_kind, data_section
 from jaxformer.data.bpe import possible_vocabularies, suitable_vocabulary
@@ -12,7 +9,7 @@ from jaxformer.data.documents import lines_of
 from jaxformer.data.stream import short_lines
 from jaxformer.data.tokenizer import SPECIAL_PIECES
 from jaxformer.kinds import LANGUAGE_MODELING
-from jaxformer.runs import processes
+from jaxformer.tasks.choices import Choices
 from jaxformer.tasks.language_modeling import Texts
 
 _MOST_PIECES = 4000
@@ -20,7 +17,9 @@ _MOST_PIECES = 4000
 _CHARACTERS_PER_PIECE = 3
 # Rows begin anywhere in the training text, which has this many times their length, or more.
 _ROWS_IN_TEXT = 4
-_EPOCHS, _FEWEST_STEPS, _MOST_STEPS = 15, 200, 1000
+_EPOCHS = 15
+_FEWEST_STEPS = 200
+_MOST_STEPS = 1000
 _WARMUP = 10
 
 
@@ -35,11 +34,10 @@ def fit_to_text(config: Config, given: Collection[str] = ()) -> Config:
         return config  # Their tokenizer determines the vocabulary.
 
     texts = Texts.read(data)
-    choices = _Choices(config, given)
+    choices = Choices(config, given)
     _choose_vocabulary(choices, config, texts)
     _choose_sizes(choices, data, texts)
-    characters = f"{len(texts.text):,} characters; hence"
-    return choices.apply(f"{data.file}: {characters}")
+    return choices.apply(_title(data, texts))
 
 
 def fit_vocabulary(config: Config, given: Collection[str] = ()) -> Config:
@@ -49,12 +47,16 @@ def fit_vocabulary(config: Config, given: Collection[str] = ()) -> Config:
         return config
 
     texts = Texts.read(data)
-    choices = _Choices(config, given)
+    choices = Choices(config, given)
     _choose_vocabulary(choices, config, texts)
-    return choices.apply(f"{data.file}: {len(texts.text):,} characters; hence")
+    return choices.apply(_title(data, texts))
 
 
-def _choose_vocabulary(choices: "_Choices", config: Config, texts: Texts) -> None:
+def _title(data: StreamConfig, texts: Texts) -> str:
+    return f"{data.file}: {len(texts.text):,} characters; hence"
+
+
+def _choose_vocabulary(choices: Choices, config: Config, texts: Texts) -> None:
     """Chooses the size of a vocabulary that is learned from the text."""
     data = data_section(config, StreamConfig)
     if data.tokenizer is not None or config.training.init_from is not None:
@@ -75,7 +77,7 @@ def _choose_vocabulary(choices: "_Choices", config: Config, texts: Texts) -> Non
     choices.choose_value("model.vocab_size", max(size, smallest), reason)
 
 
-def _choose_sizes(choices: "_Choices", data: StreamConfig, texts: Texts) -> None:
+def _choose_sizes(choices: Choices, data: StreamConfig, texts: Texts) -> None:
     """Chooses the length of rows, and the numbers of steps."""
     tokens = max(1, len(texts.to_learn_from(data)))
     if data.tokens == "bpe" or data.tokenizer is not None:
@@ -88,44 +90,4 @@ def _choose_sizes(choices: "_Choices", data: StreamConfig, texts: Texts) -> None
     steps = choices.choose_value("training.steps", steps, f"{steps / epoch:.0f} epochs")
     warmup = max(1, min(_WARMUP, steps // 2))
     choices.choose_value("training.warmup_steps", warmup, "the same for longer runs")
-
-    if not choices.is_given("training.eval_every", "training.checkpoint_every"):
-        every = math.ceil(steps / 5)
-        every = choices.choose_value("training.eval_every", every, "five validations")
-        choices.choose_value("training.checkpoint_every", every, "a checkpoint for each")
-        choices.choose_value("training.log_every", math.ceil(every / 4), "four reports for each")
-
-
-class _Choices:
-    """Values of the fields that are not given, with their reasons."""
-
-    def __init__(self, config: Config, given: Collection[str]) -> None:
-        self._config, self._given = config, given
-        self._lines: list[str] = []
-        self._changes: dict[str, dict[str, Any]] = {"model": {}, "data": {}, "training": {}}
-
-    def is_given(self, *names: str) -> bool:
-        return not set(names).isdisjoint(self._given)
-
-    def choose_value(self, name: str, value: int, reason: str) -> int:
-        """Returns the value of a field: the given one, or the chosen one."""
-        section, _, field = name.partition(".")
-        if name in self._given:
-            return getattr(getattr(self._config, section), field)
-        self._lines.append(f"  {name}={value}: {reason}")
-        self._changes[section][field] = value
-        return value
-
-    def apply(self, title: str) -> Config:
-        """Returns the config with the chosen values, and prints them below a title."""
-        if self._lines and processes.is_primary():
-            _print_lines([title, *self._lines])
-        sections = {
-            name: dataclasses.replace(getattr(self._config, name), **fields)
-            for name, fields in self._changes.items()
-        }
-        return dataclasses.replace(self._config, **sections)
-
-
-def _print_lines(lines: Sequence[str]) -> None:
-    print(*lines, sep="\n", file=sys.stderr)
+    choices.choose_reports(steps, per_validation=4)

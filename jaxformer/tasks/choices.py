@@ -1,0 +1,53 @@
+"""Sizes that a config chooses by its data, where the user gives none."""
+
+import dataclasses
+import math
+import sys
+from collections.abc import Collection
+from typing import Any
+
+from jaxformer.config import Config
+from jaxformer.runs import processes
+
+
+class Choices:
+    """Values of the fields that the user has not given, with their reasons."""
+
+    def __init__(self, config: Config, given: Collection[str]) -> None:
+        """Chooses nothing yet; ``given`` are names such as "training.steps"."""
+        self._config = config
+        self._given = given
+        self._lines: list[str] = []
+        self._changes: dict[str, dict[str, Any]] = {"model": {}, "data": {}, "training": {}}
+
+    def choose_value(self, name: str, value: int, reason: str) -> int:
+        """Returns the value of a field: the given one, or the chosen one."""
+        section, _, field = name.partition(".")
+        if name in self._given:
+            return getattr(getattr(self._config, section), field)
+
+        self._lines.append(f"  {name}={value}: {reason}")
+        self._changes[section][field] = value
+        return value
+
+    def choose_reports(self, steps: int, per_validation: int) -> None:
+        """Chooses when to validate, save and log, unless the user says when to validate or save."""
+        if not {"training.eval_every", "training.checkpoint_every"}.isdisjoint(self._given):
+            return
+        every = math.ceil(steps / 5)
+        every = self.choose_value("training.eval_every", every, "five validations")
+        self.choose_value("training.checkpoint_every", every, "a checkpoint for each")
+
+        log_every = math.ceil(every / per_validation)
+        reports = f"{per_validation} reports for each"
+        self.choose_value("training.log_every", log_every, reports)
+
+    def apply(self, title: str) -> Config:
+        """Returns the config with the chosen values, and prints them below a title."""
+        if self._lines and processes.is_primary():
+            print(title, *self._lines, sep="\n", file=sys.stderr)
+        sections = {
+            name: dataclasses.replace(getattr(self._config, name), **fields)
+            for name, fields in self._changes.items()
+        }
+        return dataclasses.replace(self._config, **sections)

@@ -24,6 +24,8 @@ from jaxformer.nn.attention import MultiHeadAttention
 
 _DEVIATIONS = 1.1
 _TOKENS_PER_BATCH = 4096
+# An input that is always 0 has no scale.
+_SMALLEST_LIMIT = 1e-6
 
 
 def find_alphas(
@@ -34,10 +36,17 @@ def find_alphas(
     for batch in pair_batches(pairs, student.config.max_length, _TOKENS_PER_BATCH):
         found = jax.device_get(_largest_inputs(student, batch.src, batch.tgt_in))
         for name, largest in found.items():
+            # The last rows of a batch can be padding.
             maxima[f"{name}{ALPHA}"] += largest[: len(batch.numbers)].tolist()
-    limits = {name: np.mean(m) + _DEVIATIONS * np.std(m) for name, m in maxima.items()}
-    limits[f"none{ALPHA}"] = limits[f"Wemb{ALPHA}"]  # two names for the input of the logits
-    return {n: np.array([[127 / max(limit, 1e-6)]], np.float32) for n, limit in limits.items()}
+
+    limits = {
+        name: np.mean(of_sentences) + _DEVIATIONS * np.std(of_sentences)
+        for name, of_sentences in maxima.items()
+    }
+    # The input of the logits has two names.
+    limits[f"none{ALPHA}"] = limits[f"Wemb{ALPHA}"]
+    alphas = {name: 127 / max(limit, _SMALLEST_LIMIT) for name, limit in limits.items()}
+    return {name: np.array([[alpha]], np.float32) for name, alpha in alphas.items()}
 
 
 @jax.jit
@@ -45,23 +54,29 @@ def _largest_inputs(
     student: Member, src: Int[Array, "B S"], tgt_in: Int[Array, "B T"]
 ) -> dict[str, Float[Array, " B"]]:
     """Returns the largest absolute input of each matrix for each pair, without padding."""
-    segments, options = (src != PAD).astype(jnp.int32), {"mutable": "inputs"}
+    segments = (src != PAD).astype(jnp.int32)
     with nn.intercept_methods(_record):
-        encoded, of_encoder = student(src, segments, method="encode", **options)
-        features, of_decoder = student(tgt_in, encoded, segments, method="decode", **options)
-    largest = {"Wemb": jnp.where(tgt_in != PAD, jnp.abs(features).max(axis=-1), 0).max(axis=1)}
+        encoded, of_encoder = student(src, segments, method="encode", mutable="inputs")
+        features, of_decoder = student(tgt_in, encoded, segments, method="decode", mutable="inputs")
+
+    # The embedding is also the matrix of the logits.
+    of_logits = jnp.where(tgt_in != PAD, jnp.abs(features).max(axis=-1), 0)
+    largest = {"Wemb": of_logits.max(axis=1)}
     found: Any = flax.traverse_util.flatten_dict(of_encoder["inputs"] | of_decoder["inputs"])
-    for (side, _, module, name), [layers] in found.items():
-        of_memory = module == "cross_attention" and name in ("key", "value")
-        tokens = src if side == "encoder" or of_memory else tgt_in
-        for n, inputs in enumerate(jnp.where(tokens != PAD, layers, 0).max(axis=2), 1):
-            largest[f"{side}_l{n}_{LAYERS[side][module, name]}"] = inputs
+    for (side, _, module, name), [of_layers] in found.items():
+        is_of_memory = module == "cross_attention" and name in ("key", "value")
+        tokens = src if side == "encoder" or is_of_memory else tgt_in
+        of_pairs = jnp.where(tokens != PAD, of_layers, 0).max(axis=2)  # [L, B]
+        theirs = LAYERS[side][module, name]
+        for number, inputs in enumerate(of_pairs, start=1):
+            largest[f"{side}_l{number}_{theirs}"] = inputs
     return largest
 
 
 def _record(call: Callable, args: tuple, kwargs: dict[str, Any], context: Any) -> Any:
     """Calls a method of a layer, and sows the largest input of its matrices for each token."""
-    module, method = context.module, context.method_name
+    module = context.module
+    method = context.method_name
 
     def sow(inputs: Float[Array, "B T _"], *names: str) -> None:
         for name in names:
@@ -71,19 +86,25 @@ def _record(call: Callable, args: tuple, kwargs: dict[str, Any], context: Any) -
     if method == "_project":  # of a feed-forward network
         name, x, _ = args
         sow(x, name)
+
     elif method == "_projections":
         # An identity matrix beside the output matrix returns its input together with its output.
         kernel, bias = result["output"]
-        kernel = jnp.concatenate([kernel, jnp.eye(len(kernel))], axis=1)
-        result["output"] = kernel, None if bias is None else jnp.pad(bias, (0, len(kernel)))
+        width = len(kernel)
+        kernel = jnp.concatenate([kernel, jnp.eye(width)], axis=1)
+        result["output"] = kernel, None if bias is None else jnp.pad(bias, (0, width))
+
     elif method == "attend":
         x, _, memory = args
         if not isinstance(module, MultiHeadAttention):
             sow(x, "input", "forget")
             return result
+
         sow(x, "query")
         sow(x if memory is None else memory, "key", "value")
-        output, heads = jnp.split(result[0], [x.shape[-1]], axis=-1)
+        output, state = result
+        output, heads = jnp.split(output, [x.shape[-1]], axis=-1)
         sow(heads, "output")
-        return output, result[1]
+        return output, state
+
     return result

@@ -19,37 +19,58 @@ from jaxformer.errors import UserError
 from jaxformer.files import read_whole, write_file
 
 _MAX_BYTES = 2**31
-_MAX_TENSORS, _MAX_NAME, _MAX_AXES = 4096, 256, 4
-_INT8, _FLOAT32 = {0x101}, {0x404}
-# In Bergamot's fork of Marian, and in Marian: int8 values, and then their multiplier, float32.
-_INTGEMM8 = {0x4101, 0x10001}
-_REFUSED = {
+_MAX_TENSORS = 4096
+_MAX_NAME_BYTES = 256
+_MAX_AXES = 4
+_VERSION = 1
+
+# Types of tensors. Bergamot's fork of Marian has another number for intgemm8 than Marian: int8
+# values, and then their multiplier, float32.
+_INT8 = 0x101
+_FLOAT32 = 0x404
+_INTGEMM8 = 0x4101
+_INTGEMM8_OF_MARIAN = 0x10001
+_KNOWN_KINDS = (_FLOAT32, _INTGEMM8, _INTGEMM8_OF_MARIAN)
+_REFUSED_KINDS = {
     **dict.fromkeys((0x4102, 0x10002), "intgemm16, matrices of 16 bits"),
     **dict.fromkeys((0x11001, 0x12001, 0x13001, 0x18001), "a matrix packed for one kind of CPU"),
 }
 # Matrices of these names are stored transposed, under the shape that they have otherwise.
 _TRANSPOSED = re.compile(r".*_W[a-z0-9]?")
+_EMPTY = '""'  # an empty setting
 _SETTINGS = "special:model.yml"
 _ALIGNMENT = 256  # of the data of each tensor
 _SETTING = re.compile(r"([\w-]+): *(\S.*?)?\s*")
 _SHORTLIST = 0xF11A48D5013417F5
 
 
+class _Header(NamedTuple):
+    """The header of a tensor, four numbers of 64 bits."""
+
+    name_bytes: int  # with the NUL at its end
+    kind: int
+    axes: int
+    data_bytes: int
+
+
 class _Cursor:
     """A position in the bytes of a file, behind which nothing is read."""
 
     def __init__(self, path: pathlib.Path) -> None:
-        self.path, self.place = path, 0
+        self.path = path
+        self.place = 0
         self.content = read_whole(path, limit=_MAX_BYTES)
 
     def take(self, size: int) -> bytes:
         if not 0 <= size <= len(self.content) - self.place:
             raise self.error(f"ends after {len(self.content)} bytes, within its data")
+        start = self.place
         self.place += size
-        return self.content[self.place - size : self.place]
+        return self.content[start : self.place]
 
     def numbers(self, count: int, dtype: str = "<u8") -> list[int]:
-        return np.frombuffer(self.take(count * np.dtype(dtype).itemsize), dtype).tolist()
+        content = self.take(count * np.dtype(dtype).itemsize)
+        return np.frombuffer(content, dtype).tolist()
 
     def error(self, reason: str) -> UserError:
         return UserError(f"{self.path}: expected a file of Bergamot or Marian, but it {reason}")
@@ -58,90 +79,117 @@ class _Cursor:
 def read_tensors(path: pathlib.Path) -> tuple[dict[str, Float[np.ndarray, "..."]], dict[str, str]]:
     """Returns tensors by name, and the model's settings; refuses a damaged or encrypted file."""
     cursor = _Cursor(path)
-    version, count = cursor.numbers(2)
-    if version != 1:
-        kind = "encrypted, version 2" if version == 2 else f"of version {version}"
-        raise cursor.error(f"is {kind}; version 1 is read")
-    if count > _MAX_TENSORS:
-        raise cursor.error(f"has {count} tensors, more than {_MAX_TENSORS}")
-    headers = [cursor.numbers(4) for _ in range(count)]
-    for length, _, axes, _ in headers:
-        if not 1 < length <= _MAX_NAME or axes > _MAX_AXES:
-            raise cursor.error(f"has a name of {length} bytes and {axes} axes")
-    names = [cursor.take(length)[:-1].decode("latin-1") for length, *_ in headers]
-    shapes = [cursor.numbers(axes, "<i4") for _, _, axes, _ in headers]
-    cursor.take(cursor.numbers(1)[0])
+    headers = _read_headers(cursor)
+    names = [cursor.take(each.name_bytes)[:-1].decode("latin-1") for each in headers]
+    shapes = [cursor.numbers(each.axes, "<i4") for each in headers]
+    (padding,) = cursor.numbers(1)
+    cursor.take(padding)
+
     tensors: dict[str, np.ndarray] = {}
     settings: dict[str, str] = {}
-    for name, shape, (_, kind, _, size) in zip(names, shapes, headers, strict=True):
-        data = cursor.take(size)
+    for name, shape, header in zip(names, shapes, headers, strict=True):
+        data = cursor.take(header.data_bytes)
         if name in tensors:
             raise cursor.error(f"has two tensors {name}")
-        if kind in _INT8 and name == _SETTINGS:
+        if header.kind == _INT8 and name == _SETTINGS:
             settings = _parse(data.rstrip(b"\0").decode("utf-8", "replace"))
         else:
-            tensors[name] = _values(cursor, name, kind, shape, data)
+            tensors[name] = _values(cursor, name, header.kind, shape, data)
     return tensors, settings
+
+
+def _read_headers(cursor: _Cursor) -> list[_Header]:
+    version, count = cursor.numbers(2)
+    if version != _VERSION:
+        found = "encrypted, version 2" if version == 2 else f"of version {version}"
+        raise cursor.error(f"is {found}; version {_VERSION} is read")
+    if count > _MAX_TENSORS:
+        raise cursor.error(f"has {count} tensors, more than {_MAX_TENSORS}")
+
+    headers = [_Header(*cursor.numbers(4)) for _ in range(count)]
+    for header in headers:
+        if not 1 < header.name_bytes <= _MAX_NAME_BYTES or header.axes > _MAX_AXES:
+            raise cursor.error(f"has a name of {header.name_bytes} bytes and {header.axes} axes")
+    return headers
 
 
 def _values(
     cursor: _Cursor, name: str, kind: int, shape: list[int], data: bytes
 ) -> Float[np.ndarray, "..."]:
-    size = int(np.prod(shape, dtype=object)) if shape else 1
-    width = 4 if kind in _FLOAT32 else 1
-    if kind not in _FLOAT32 | _INTGEMM8:
-        known = _REFUSED.get(kind, f"of type {kind:#x}")
+    """Returns a tensor as float32; its data can be longer, for their alignment."""
+    if kind not in _KNOWN_KINDS:
+        known = _REFUSED_KINDS.get(kind, f"of type {kind:#x}")
         raise UserError(f"{cursor.path}: {name} is {known}; float32 and intgemm8 are read")
-    if min(shape, default=1) < 1 or len(data) < width * size + 4 * (kind in _INTGEMM8):
+
+    # Python's integers do not overflow, whatever the shape.
+    size = int(np.prod(shape, dtype=object)) if shape else 1
+    expected_bytes = 4 * size if kind == _FLOAT32 else size + 4
+    if min(shape, default=1) < 1 or len(data) < expected_bytes:
         raise cursor.error(f"has {len(data)} bytes for {name} of shape {shape}")
-    if kind in _FLOAT32:
+    if kind == _FLOAT32:
         return np.frombuffer(data, "<f4", size).reshape(shape)
+
     (multiplier,) = np.frombuffer(data, "<f4", 1, size)
     if not (np.isfinite(multiplier) and multiplier > 0):
         raise cursor.error(f"has the multiplier {multiplier} for {name}")
     values = np.frombuffer(data, np.int8, size).astype(np.float32) / multiplier
-    return values.reshape(shape[::-1]).T if _TRANSPOSED.fullmatch(name) else values.reshape(shape)
+    if _TRANSPOSED.fullmatch(name):
+        return values.reshape(shape[::-1]).T
+    return values.reshape(shape)
 
 
 def write_tensors(
     path: pathlib.Path, tensors: dict[str, Float[np.ndarray, "..."]], settings: dict[str, str]
 ) -> None:
     """Writes matrices as int8, where the largest value becomes 127, all else as float32."""
-    given = {name: value or '""' for name, value in sorted(settings.items())}
-    text = "".join(f"{name}: {value}\n" for name, value in given.items())
     blobs = {name: _serialize(name, tensors[name]) for name in sorted(tensors)}
-    blobs[_SETTINGS] = 0x101, text.encode() + b"\0"
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
-    shapes[_SETTINGS] = (len(blobs[_SETTINGS][1]),)
-    start = struct.pack("<2Q", 1, len(blobs))
+    text = "".join(f"{name}: {settings[name] or _EMPTY}\n" for name in sorted(settings))
+    yaml = text.encode() + b"\0"
+    blobs[_SETTINGS] = (_INT8, yaml)
+    shapes[_SETTINGS] = (len(yaml),)
+
+    start = struct.pack("<2Q", _VERSION, len(blobs))
     for name, (kind, data) in blobs.items():
-        start += struct.pack("<4Q", len(name) + 1, kind, len(shapes[name]), len(data))
+        header = _Header(len(name) + 1, kind, len(shapes[name]), len(data))
+        start += struct.pack("<4Q", *header)
     start += b"".join(name.encode() + b"\0" for name in blobs)
     start += b"".join(np.array(shapes[name], "<i4").tobytes() for name in blobs)
+
     padding = -(len(start) + 8) % _ALIGNMENT
-    content = [start, struct.pack("<Q", padding), bytes(padding), *(d for _, d in blobs.values())]
-    write_file(path, b"".join(content))
+    start += struct.pack("<Q", padding) + bytes(padding)
+    write_file(path, start + b"".join(data for _, data in blobs.values()))
 
 
 def _serialize(name: str, tensor: Float[np.ndarray, "..."]) -> tuple[int, bytes]:
-    kind, data = 0x404, tensor.astype("<f4").tobytes()
-    if _TRANSPOSED.fullmatch(name) or name.startswith("Wemb"):
+    """Returns the type of a tensor in the file, and its data with their padding."""
+    is_transposed = _TRANSPOSED.fullmatch(name) is not None
+    if is_transposed or name.startswith("Wemb"):
+        kind = _INTGEMM8
         multiplier = np.float32(127) / np.abs(tensor).max().astype(np.float32)
         values = np.rint(tensor * multiplier).astype(np.int8)
-        values = values.T if _TRANSPOSED.fullmatch(name) else values
-        kind, data = 0x4101, values.tobytes() + multiplier.astype("<f4").tobytes()
-    return kind, data + bytes(-len(data) % _ALIGNMENT)
+        if is_transposed:
+            values = values.T
+        data = values.tobytes() + multiplier.astype("<f4").tobytes()
+    else:
+        kind = _FLOAT32
+        data = tensor.astype("<f4").tobytes()
+
+    padding = -len(data) % _ALIGNMENT
+    return kind, data + bytes(padding)
 
 
 def _parse(text: str) -> dict[str, str]:
     """Returns the scalars of a YAML mapping, and the items of its lists, joined by spaces."""
-    found, last = {}, ""
+    found: dict[str, str] = {}
+    last = ""
     for line in text.splitlines():
         if match := _SETTING.fullmatch(line):
             last = match[1]
             found[last] = (match[2] or "").strip("\"'")
         elif line.lstrip().startswith("- ") and last:
-            found[last] = f"{found[last]} {line.lstrip()[2:].strip()}".strip()
+            item = line.lstrip()[2:].strip()
+            found[last] = f"{found[last]} {item}".strip()
     return found
 
 
@@ -159,11 +207,14 @@ def read_shortlist(path: pathlib.Path) -> Shortlist:
     magic, checksum = cursor.numbers(2)
     if magic != _SHORTLIST:
         raise cursor.error("does not begin as a shortlist")
+
     start = cursor.place
     first, _, num_offsets, num_tokens = cursor.numbers(4)
     offsets = np.frombuffer(cursor.take(8 * num_offsets), "<u8").astype(np.int64)
     tokens = np.frombuffer(cursor.take(4 * num_tokens), "<u4").astype(np.int64)
-    if cursor.place != len(cursor.content) or _checksum(cursor.content[start:]) != checksum:
+
+    is_whole = cursor.place == len(cursor.content)
+    if not is_whole or _checksum(cursor.content[start:]) != checksum:
         raise cursor.error("has another checksum: it is damaged")
     if not num_offsets or offsets[-1] != num_tokens or (np.diff(offsets) < 0).any():
         raise cursor.error("has offsets that do not fit its tokens")
@@ -174,13 +225,15 @@ def write_shortlist(path: pathlib.Path, shortlist: Shortlist) -> None:
     first, offsets, tokens = shortlist
     longest = np.diff(offsets).max(initial=0)
     body = np.array([first, longest, len(offsets), len(tokens)], "<u8").tobytes()
-    body += offsets.astype("<u8").tobytes() + tokens.astype("<u4").tobytes()
+    body += offsets.astype("<u8").tobytes()
+    body += tokens.astype("<u4").tobytes()
     write_file(path, struct.pack("<2Q", _SHORTLIST, _checksum(body)) + body)
 
 
 def _checksum(content: bytes) -> int:
     """Returns Marian's hash of whole 64-bit words."""
     total = 0
-    for word in np.frombuffer(content[: len(content) // 8 * 8], "<u8").tolist():
+    whole_words = content[: len(content) // 8 * 8]
+    for word in np.frombuffer(whole_words, "<u8").tolist():
         total ^= (word + 0x9E3779B9 + (total << 6) + (total >> 2)) % 2**64
     return total % 2**64

@@ -70,7 +70,8 @@ GPT2 = Layout(
     fields=_FIELDS,
     defaults=_DEFAULTS,
     only=_ONLY,
-    ignored="summary_.*|n_ctx",  # of another head; the old name of n_positions
+    # Of another head, the old name of n_positions, and fields that transformers does not read.
+    ignored="summary_.*|n_ctx|predict_special_tokens|is_decoder",
     read=_read,
     write=lambda model: {"n_inner": model.d_ff, "embd_pdrop": model.dropout_rate},
     tensors=_tensors,

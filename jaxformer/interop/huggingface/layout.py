@@ -4,7 +4,6 @@ A table serves both directions, so that an export is the inverse of the import, 
 """
 
 import dataclasses
-import re
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeAlias
@@ -36,12 +35,6 @@ SEARCH = BeamSearch(
     penalty="power", length_penalty=1.0, ends_within="N", unfinished="compete", early_stop="likely"
 )
 _SPECIAL = {name: f"{name}_token_id" for name in ("pad", "eos", "bos")}
-# Fields that change no result.
-_HARMLESS = re.compile(
-    r"_.*|architectures|(torch_)?dtype|initializer_range|transformers_version|use_cache"
-    r"|(pad|eos|bos)_token_id|model_type|vocab_size|task_specific_params|tokenizer_class"
-)
-_UNSET = (None, False, [], {})
 
 
 class Tensor(NamedTuple):
@@ -94,7 +87,7 @@ class Layout:
       defaults: Defaults of the fields that transformers does not always write.
       only: Fields, and the only value of each that our model has.
       lacks: Fields with dropout rates that our model lacks, and the part of the model with them.
-      ignored: Pattern of fields that change nothing.
+      ignored: Pattern of further fields that change nothing.
       read: Returns further fields of ours.
       labels: Returns the labels of the classes of an encoder; None for another model.
       write: Returns further fields of config.json, given our section.
@@ -156,11 +149,7 @@ class Layout:
         """Returns the section that a config.json describes; refuses other fields by name."""
         for name, only in self.only.items():
             fields.check(name, [only], repr(only), f"{self.section.__name__} has no other")
-        known = {*self.fields, *self.only, *self.defaults}
-        for name, value in fields.values.items():
-            other = name not in known and value not in _UNSET
-            if other and not _HARMLESS.fullmatch(name) and not re.fullmatch(self.ignored, name):
-                raise UserError(f"{fields.place}: jaxformer does not know {name}={value!r:.80}")
+        fields.check_known({*self.fields, *self.only, *self.defaults}, self.ignored)
         values = {ours: self._value(fields, name, ours) for name, ours in self.fields.items()}
         values |= self.read(fields)
         if tokenizer is not None:

@@ -96,7 +96,8 @@ LLAMA = Layout(
     fields=_FIELDS,
     defaults=_DEFAULTS,
     only={"pretraining_tp": 1},
-    ignored="is_llama_config",
+    # Fields that transformers does not read.
+    ignored="is_llama_config|is_decoder|max_sequence_length",
     read=_read,
     write=_write,
     tensors=_tensors,

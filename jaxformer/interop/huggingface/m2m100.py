@@ -111,9 +111,8 @@ M2M100 = Layout(
     defaults={"decoder_start_token_id": 2},
     only=_ONLY | {"activation_dropout": 0.0},
     lacks=dict.fromkeys(("encoder_layerdrop", "decoder_layerdrop"), ""),
-    # Of training, of the search, and another name of encoder_layers.
-    ignored="(en|de)coder_(layerdrop|layers|ffn_dim|attention_heads)|init_std|num_hidden_layers"
-    "|max_length|num_beams|early_stopping|gradient_checkpointing|forced_bos_token_id",
+    # Of training, checked ones, and another name of encoder_layers.
+    ignored="(en|de)coder_layerdrop|decoder_(layers|ffn_dim|attention_heads)|num_hidden_layers",
     read=_read,
     write=lambda model: {f"decoder_{name}": getattr(model, ours) for name, ours in _SIZES.items()},
     tensors=_tensors,

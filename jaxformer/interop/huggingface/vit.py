@@ -55,8 +55,7 @@ VIT = Layout(
     fields=ENCODER_FIELDS | {"patch_size": "patch_size", "num_channels": "channels"},
     defaults={"image_size": 224, "patch_size": 16, "num_channels": 3, "layer_norm_eps": 1e-12},
     only={"qkv_bias": True},
-    # Of other heads, and names of the classes.
-    ignored="pooler_.*|encoder_stride|id2label|label2id|problem_type",
+    ignored="pooler_.*|encoder_stride",  # of other heads
     read=_read,
     write=_write,
     tensors=_tensors,

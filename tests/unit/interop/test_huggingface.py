@@ -20,7 +20,7 @@ from jaxformer.interop.huggingface.exporter import can_write, write
 from jaxformer.interop.huggingface.importer import import_huggingface
 from jaxformer.runs.workdir import Workdir
 
-from .refusals import refused, refused_changes, refused_files
+from .refusals import change, refused, refused_changes, refused_files
 
 pytest.importorskip("tokenizers")
 FIXTURES = pathlib.Path(__file__).parents[2] / "fixtures" / "huggingface"
@@ -39,6 +39,11 @@ GPT2_CONFIG = [
     ({"n_head": 3}, "config.json: model.num_heads must divide model.d_model=16: got 3"),
     ({"layer_norm_epsilon": None}, "model.norm_epsilon must be of type float: got None"),
     ({"quantization_config": {"bits": 4}}, "does not know quantization_config={'bits': 4}"),
+    ({"pruned_heads": {"0": [1]}}, "does not know pruned_heads={'0': "),
+    ({"auto_map": {"AutoModel": "own.Own"}}, "does not know auto_map={'AutoModel': 'own.Own'}"),
+    ({"n_special": 3}, "does not know n_special=3"),
+    ({"tie_encoder_decoder": True}, "does not know tie_encoder_decoder=True"),
+    ({"per_layer_config": {"0": {"n_head": 1}}}, "does not know per_layer_config="),
     ({"eos_token_id": [1, 2]}, r"expected eos_token_id to be a whole number.*: got \[1, 2\]"),
     ({"eos_token_id": None}, "tokenizer.json: expected eos_token_id to be an id"),
     ({"bos_token_id": 96}, "tokenizer.json: expected bos_token_id below vocab_size=96: got 96"),
@@ -121,6 +126,76 @@ INDEX_CASES = [
     (lambda index: index["weight_map"].pop("model.norm.weight"), "expected model.norm.weight to"),
     (lambda index: index["weight_map"].update(x=PART), f"expected x in {PART}, but it is not"),
 ]
+
+
+# Every field that the base class of configurations writes, with its default: transformers 2.11,
+# 3.5.1 and 4.30, without the fields of the architecture that it also has.
+BASE_FIELDS = {
+    "return_dict": True,
+    "output_hidden_states": True,
+    "output_attentions": True,
+    "torchscript": True,
+    "use_bfloat16": True,
+    "chunk_size_feed_forward": 8,
+    "max_length": 20,
+    "min_length": 5,
+    "do_sample": True,
+    "early_stopping": True,
+    "num_beams": 4,
+    "num_beam_groups": 2,
+    "diversity_penalty": 0.5,
+    "temperature": 0.7,
+    "top_k": 50,
+    "top_p": 0.9,
+    "typical_p": 1.0,
+    "repetition_penalty": 1.2,
+    "length_penalty": 1.0,
+    "no_repeat_ngram_size": 3,
+    "encoder_no_repeat_ngram_size": 3,
+    "bad_words_ids": [[1]],
+    "num_return_sequences": 1,
+    "output_scores": True,
+    "return_dict_in_generate": True,
+    "forced_bos_token_id": 3,
+    "forced_eos_token_id": 3,
+    "remove_invalid_values": True,
+    "exponential_decay_length_penalty": [5, 1.1],
+    "suppress_tokens": [1],
+    "begin_suppress_tokens": [1],
+    "architectures": ["GPT2LMHeadModel"],
+    "finetuning_task": "sst-2",
+    "id2label": {"0": "LABEL_0"},
+    "label2id": {"LABEL_0": 0},
+    "num_labels": 1,
+    "problem_type": "regression",
+    "tokenizer_class": "GPT2Tokenizer",
+    "prefix": "summarize: ",
+    "sep_token_id": 3,
+    "decoder_start_token_id": 3,
+    "task_specific_params": {"text-generation": {"do_sample": True}},
+    "xla_device": True,
+    "tf_legacy_loss": True,
+    "name_or_path": "gpt2",
+    "transformers_version": "4.30.0",
+    "gradient_checkpointing": True,
+    # Older ones, of gpt2-medium, gpt2-xl and distilgpt2 on the Hub.
+    "predict_special_tokens": True,
+    "n_special": 0,
+    "n_ctx": 64,
+    "output_past": True,
+    "_num_labels": 1,
+    "pruned_heads": {},
+    "is_decoder": False,
+}
+
+
+def test_fields_that_name_no_architecture_are_accepted(tmp_path):
+    directory = pathlib.Path(shutil.copytree(FIXTURES / "gpt2", tmp_path / "model"))
+    change(directory / "config.json", BASE_FIELDS)
+    import_huggingface(directory, tmp_path / "run")
+    import_huggingface(FIXTURES / "gpt2", tmp_path / "plain")
+    found, expected = (read_config(Workdir(tmp_path / name)) for name in ("run", "plain"))
+    assert found == expected
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from typing import Any
 
 from jaxformer.config import LabeledConfig
 from jaxformer.errors import UserError
-from jaxformer.interop.huggingface.layout import Layout, Tensor, affine, layer_norm
+from jaxformer.interop.huggingface.layout import ANY, Layout, Tensor, affine, layer_norm
 from jaxformer.interop.huggingface.text import LOADED
 from jaxformer.interop.json_fields import JsonFields
 from jaxformer.models.bert import BertConfig
@@ -117,5 +117,6 @@ BERT = Layout(
     prefix="bert.",
     heads=("cls.", "classifier."),
     old_names={"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"},
+    expressed={"heads": ANY, "num_classes": ANY},
     buffers=r"embeddings\.(position|token_type)_ids",
 )

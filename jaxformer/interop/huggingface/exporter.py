@@ -15,13 +15,12 @@ from jaxformer.interop.safetensors import save_arrays
 def can_write(model: TrainedModel) -> bool:
     """Returns whether a model has a foreign architecture, and a foreign tokenizer."""
     expected = HuggingFaceTokenizer if model.config.kind.load_tokenizer else type(None)
-    return bool(_layouts(model)) and isinstance(model.tokenizer, expected)
+    return isinstance(model.tokenizer, expected) and bool(_layouts(model))
 
 
 def _layouts(model: TrainedModel) -> list[Layout]:
     section = model.config.model
-    own = [layout for layout in LAYOUTS.values() if type(section) is layout.section]
-    return [layout for layout in own if layout.can_express(section)]
+    return [each for each in LAYOUTS.values() if each.can_express(section, model.tokenizer)]
 
 
 def write(model: TrainedModel, folder: pathlib.Path) -> Usage:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from jaxformer.interop.huggingface.layout import Layout, Tensor, layer_norm
+from jaxformer.interop.huggingface.layout import ANY, Layout, Tensor, layer_norm
 from jaxformer.interop.huggingface.text import EXAMPLE, stream_data
 from jaxformer.interop.json_fields import JsonFields
 from jaxformer.models.gpt2 import GPT2Config
@@ -77,6 +77,7 @@ GPT2 = Layout(
     tensors=_tensors,
     data=stream_data,
     example=EXAMPLE,
+    expressed={"d_ff": ANY},
     prefix="transformer.",
     buffers=r"h\.\d+\.attn\.(masked_)?bias",  # masks
 )

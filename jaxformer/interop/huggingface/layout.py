@@ -5,7 +5,7 @@ A table serves both directions, so that an export is the inverse of the import, 
 
 import dataclasses
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 import flax.traverse_util
@@ -30,10 +30,20 @@ ACTIVATIONS = {
     "silu": "swish",
     "swish": "swish",
 }
+# Fields of ours that every layout expresses, or that change no number of an export.
+_ALWAYS_EXPRESSED = ("architecture", "vocab_size", "compute_dtype")
 # Beam search as in ``generate`` of transformers.
 SEARCH = BeamSearch(
     penalty="power", length_penalty=1.0, ends_within="N", unfinished="compete", early_stop="likely"
 )
+
+
+class _Anything:
+    def __contains__(self, value: object) -> bool:
+        return True
+
+
+ANY = _Anything()
 _SPECIAL = {name: f"{name}_token_id" for name in ("pad", "eos", "bos")}
 
 
@@ -106,7 +116,9 @@ class Layout:
       buffers: Pattern of the names of tensors that are no parameters.
       has_languages: Source and target begin with the code of a language.
       has_tokenizer: False for a model of pictures.
-      can_express: Returns False for a section that config.json cannot describe.
+      expressed: Values of our other fields that config.json or the tensors express, by the names of
+        the fields. A field that is neither here nor among ``fields`` must have its default.
+      is_exported: False if another layout's file describes the same model.
     """
 
     model_type: str
@@ -133,7 +145,20 @@ class Layout:
     buffers: str = "(?!)"
     has_languages: bool = False
     has_tokenizer: bool = True
-    can_express: Callable[[Any], bool] = lambda section: True
+    expressed: Mapping[str, Container[Any]] = dataclasses.field(default_factory=dict)
+    is_exported: bool = True
+
+    def can_express(self, model: Any, tokenizer: HuggingFaceTokenizer | None) -> bool:
+        """Returns whether a file can describe a section, with all of its fields."""
+        if type(model) is not self.section or not self.is_exported:
+            return False
+        absent = "" if tokenizer is None else tokenizer.absent
+        any_value = dict.fromkeys((*_ALWAYS_EXPRESSED, *self.fields.values()), ANY)
+        allowed = {"absent_tokens": [absent], **any_value, **self.expressed}
+        return all(
+            getattr(model, field.name) in allowed.get(field.name, [field.default])
+            for field in dataclasses.fields(model)
+        )
 
     def network_of(self, model: Any) -> str:
         return self.network if isinstance(self.network, str) else self.network(model)
@@ -216,6 +241,7 @@ class Layout:
             for path, part in zip(tensor.ours, parts, strict=True):
                 flat[path] = part.reshape(templates[path].shape)
         arrays.check_all_read()
+        assert flat.keys() == templates.keys(), sorted(flat.keys() ^ templates.keys())
         return flax.traverse_util.unflatten_dict(flat, sep="/")
 
     def arrays(
@@ -227,7 +253,9 @@ class Layout:
         prefix = self.prefix if has_head else ""
         ids = np.arange(0) if tokenizer is None else tokenizer.our_ids
         sizes, absent = sizes_of(model, len(ids)), "" if tokenizer is None else tokenizer.absent
-        for path, array in self.constants(model, absent).items():
+        constants = self.constants(model, absent)
+        self._check_all_written(flat, model, constants)
+        for path, array in constants.items():
             if not np.array_equal(flat[path], array):
                 raise UserError(
                     f"{self.model_type}: transformers has no {path}, which training has changed; "
@@ -246,6 +274,18 @@ class Layout:
             for name, layer in zip(names, layers, strict=True):
                 found[name if name.startswith(self.heads) else prefix + name] = layer
         return found
+
+    def _check_all_written(
+        self, params: Collection[str], model: Any, constants: Collection[str]
+    ) -> None:
+        """Refuses parameters that no tensor of a file holds."""
+        written = {path for tensor in self.tensors(model) for path in tensor.ours}
+        unwritten = sorted(set(params) - written - set(constants))
+        if unwritten:
+            raise UserError(
+                f"{self.model_type}: expected the parameters of a {type(model).__name__}, got also "
+                f"{unwritten[0]}, which transformers has no place for; remove it"
+            )
 
 
 def sizes_of(model: Architecture, vocab_size: int) -> dict[str, int]:

@@ -98,11 +98,6 @@ def _constants(model: ModelConfig, absent: str) -> dict[str, Float[np.ndarray, "
     return {"logits_bias": np.zeros(model.vocab_size, np.float32) + (0 if bias is None else bias)}
 
 
-def _can_express(model: ModelConfig) -> bool:
-    plain = model.embeddings == "tied" and model.window is model.d_k is model.d_v is None
-    return plain and all(getattr(model, name) == value for name, value in _FIXED.items())
-
-
 M2M100 = Layout(
     model_type="m2m_100",
     network="M2M100ForConditionalGeneration",
@@ -122,5 +117,5 @@ M2M100 = Layout(
     example=_EXAMPLE,
     has_languages=True,
     buffers=r"model\.(en|de)coder\.embed_positions\.weights",
-    can_express=_can_express,
+    expressed={name: [value] for name, value in _FIXED.items()},
 )

@@ -1,13 +1,13 @@
 """T5, Flan-T5, mT5 and umT5 in transformers' layout."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Any
 
 import numpy as np
 
 from jaxformer.errors import UserError
-from jaxformer.interop.huggingface.layout import ACTIVATIONS, Layout, Tensor, rms_norm
+from jaxformer.interop.huggingface.layout import ACTIVATIONS, ANY, Layout, Tensor, rms_norm
 from jaxformer.interop.huggingface.text import EXAMPLE, SPECIAL, pair_data
 from jaxformer.interop.json_fields import JsonFields
 from jaxformer.models.t5 import T5Config
@@ -41,6 +41,13 @@ _MODULES |= {"DenseReluDense": "feed_forward"}
 _ATTENTION = (("q", "QD", "query"), ("k", "KD", "key"), ("v", "KD", "value"), ("o", "DQ", "output"))
 _PLAIN = (("wi", "FD", "inner"), ("wo", "DF", "outer"))
 _GATED = (("wi_0", "FD", "inner"), ("wi_1", "FD", "linear"), ("wo", "DF", "outer"))
+_EXPRESSED: dict[str, Container[Any]] = {
+    "activation": ANY,
+    "gated": ANY,
+    "embeddings": ANY,
+    "scaled_output": ANY,
+    "max_length": ANY,  # no parameter depends on it
+}
 
 
 def _read(fields: JsonFields) -> dict[str, Any]:
@@ -121,7 +128,7 @@ T5 = Layout(
     example=EXAMPLE,
     # Files of version 1.0 have a table that is not used.
     buffers=r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
-    can_express=lambda section: not section.bias_per_layer,
+    expressed=_EXPRESSED,
 )
 UMT5 = dataclasses.replace(
     T5,
@@ -129,7 +136,7 @@ UMT5 = dataclasses.replace(
     network="UMT5ForConditionalGeneration",
     defaults=_DEFAULTS | {"feed_forward_proj": "gated-gelu"},
     read=lambda fields: _read(fields) | {"bias_per_layer": True},
-    can_express=lambda section: section.bias_per_layer,
+    expressed=_EXPRESSED | {"bias_per_layer": [True]},
 )
 MT5 = dataclasses.replace(
     T5,
@@ -137,5 +144,5 @@ MT5 = dataclasses.replace(
     network="MT5ForConditionalGeneration",
     defaults=UMT5.defaults,
     read=lambda fields: _read(fields) | {"scaled_output": False},
-    can_express=lambda section: False,  # An export is a T5.
+    is_exported=False,  # An export is a T5.
 )

@@ -5,7 +5,14 @@ from typing import Any
 
 from jaxformer.config import ImagesConfig
 from jaxformer.interop.huggingface.bert import ENCODER_FIELDS, encoder_tensors, read_labels
-from jaxformer.interop.huggingface.layout import Layout, Tensor, affine, label_fields, layer_norm
+from jaxformer.interop.huggingface.layout import (
+    ANY,
+    Layout,
+    Tensor,
+    affine,
+    label_fields,
+    layer_norm,
+)
 from jaxformer.interop.json_fields import JsonFields
 from jaxformer.models.vit import ViTConfig
 
@@ -64,5 +71,5 @@ VIT = Layout(
     has_tokenizer=False,
     prefix="vit.",
     heads=("classifier.",),
-    can_express=lambda section: section.pooling == "token" and bool(section.num_classes),
+    expressed={"height": ANY, "width": ANY, "num_classes": range(1, 2**20)},
 )

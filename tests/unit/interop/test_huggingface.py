@@ -17,7 +17,8 @@ from jaxformer.errors import UserError
 from jaxformer.inference.weights import TrainedModel
 from jaxformer.interop import arrays
 from jaxformer.interop.huggingface.exporter import can_write, write
-from jaxformer.interop.huggingface.importer import import_huggingface
+from jaxformer.interop.huggingface.importer import LAYOUTS, import_huggingface
+from jaxformer.interop.huggingface.layout import ANY
 from jaxformer.runs.workdir import Workdir
 
 from .refusals import change, refused, refused_changes, refused_files
@@ -316,6 +317,56 @@ def test_fine_tuned_biases_of_logits_are_refused(tmp_path):
     changed = dataclasses.replace(model, params=model.params | {"logits_bias": bias + 1})
     with pytest.raises(UserError, match=r"transformers has no logits_bias, .* training.freeze=log"):
         write(changed, tmp_path)
+
+
+@pytest.mark.parametrize("layout", [each for each in LAYOUTS.values() if each.is_exported])
+def test_a_layout_expresses_only_fields_that_it_knows(layout):
+    """A field that is new has its default, or the layout cannot express the model."""
+    depth = ("depth", int, dataclasses.field(default=0))
+    new = dataclasses.make_dataclass(
+        "New", [depth], bases=(layout.section,), frozen=True, kw_only=True
+    )
+    values = {name: allowed[0] for name, allowed in layout.expressed.items() if allowed != ANY}
+    layout = dataclasses.replace(layout, section=new)
+    assert layout.can_express(new(**values), None)
+    assert not layout.can_express(new(**values, depth=8), None)
+
+
+@pytest.mark.parametrize(
+    ("model", "changes"),
+    [
+        ("gpt2", {"absent_tokens": "pad"}),
+        ("llama", {"window": 4, "attention_biases": True}),
+        ("t5", {"scaled_output": True}),
+        ("vit", {"pooling": "mean"}),
+        ("vit", {"num_classes": 0}),
+        ("nllb", {"window": 4}),
+        ("nllb", {"norm_epsilon": 1e-6}),
+    ],
+)
+def test_other_models_keep_our_own_names(model, changes, tmp_path):
+    """With the change, no class of transformers computes the same, or the tokens are others."""
+    languages = ("eng_Latn", "deu_Latn") if model == "nllb" else ()
+    import_huggingface(FIXTURES / model, tmp_path / "run", languages)
+    trained = TrainedModel.load(tmp_path / "run")
+    assert can_write(trained)
+    section = dataclasses.replace(trained.config.model, **changes)
+    config = dataclasses.replace(trained.config, model=section)
+    is_expressed = model == "t5"  # by scale_decoder_outputs
+    assert can_write(dataclasses.replace(trained, config=config)) == is_expressed
+
+
+def test_parameters_that_no_file_has_are_refused(tmp_path):
+    import_huggingface(FIXTURES / "gpt2", tmp_path / "run")
+    model = TrainedModel.load(tmp_path / "run")
+    for name, params in {
+        "adapter": model.params | {"adapter": np.zeros(3)},
+        "decoder/scale": model.params | {"decoder": model.params["decoder"] | {"scale": 1}},
+    }.items():
+        changed = dataclasses.replace(model, params=params)
+        with pytest.raises(UserError, match=f"parameters of a GPT2Config, got also {name}, which"):
+            write(changed, tmp_path)
+        assert not (tmp_path / "model.safetensors").exists()
 
 
 def test_a_pytorch_model_is_read_where_there_is_no_safetensors(tmp_path, monkeypatch):

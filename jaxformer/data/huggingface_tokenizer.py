@@ -44,7 +44,11 @@ class HuggingFaceTokenizer(Vocabulary):
                 raise ValueError(f"its vocabulary has the size {size}")
             self.special = {n: i if i is None else operator.index(i) for n, i in special.items()}
             labels = values.get("labels")
-            self._symbols = {str(label): UNK + 1 + i for i, label in enumerate(labels or ())}
+            self._labels = [str(label) for label in labels or ()]
+        # Of several classes with one label, texts are trained towards the first.
+        self._symbols: dict[str, int] = {}
+        for number, label in enumerate(self._labels, start=UNK + 1):
+            self._symbols.setdefault(label, number)
         super().__init__(serialized)
         with needs_package("tokenizers", "which reads tokenizer.json", extra="interop"):
             import tokenizers
@@ -62,7 +66,7 @@ class HuggingFaceTokenizer(Vocabulary):
             )
         self._number(size)
         self.target_symbols = labels is not None
-        self.target_vocab_size = UNK + 1 + len(self._symbols) if labels else self.vocab_size
+        self.target_vocab_size = UNK + 1 + len(self._labels) if labels else self.vocab_size
         self.languages = tuple(map(str, values.get("languages") or ()))
         tokens = self._tokenizer.get_added_tokens_decoder() if self.languages else {}
         codes = {t.content: i for i, t in tokens.items() if t.special and t.content[:1] != "<"}
@@ -106,6 +110,11 @@ class HuggingFaceTokenizer(Vocabulary):
         values |= {} if labels is None else {"labels": list(labels)}
         values |= {"languages": list(languages)} if languages else {}
         return cls(json.dumps(values).encode())
+
+    @property
+    def symbols(self) -> list[str]:
+        """Labels of the classes, in their order; several classes may share one."""
+        return self._labels
 
     def with_symbols(self, targets: Iterable[str]) -> "HuggingFaceTokenizer":
         """Returns the tokenizer with the labels of a text, unless it has all of them."""

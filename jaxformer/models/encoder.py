@@ -3,6 +3,7 @@
 import dataclasses
 
 import jax.numpy as jnp
+from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
 from jaxformer.errors import UserError
@@ -100,3 +101,15 @@ def linear(x: Float[Array, "B D"], matrix: Array, bias: Array) -> Float[Array, "
     """Returns float32 or float64 logits."""
     logits = x.astype(matrix.dtype) @ matrix
     return logits + expand_like(bias, logits)
+
+
+def class_probabilities(logits: Float[Array, "B C"]) -> Float[Array, "B C"]:
+    """Returns the probability of each class.
+
+    A single logit is a score, such as the relevance of a text, whose softmax would always be 1. As
+    in transformers, its probability is its sigmoid.
+
+    >>> [class_probabilities(jnp.zeros((1, n))).tolist() for n in (1, 2)]
+    [[[0.5]], [[0.5, 0.5]]]
+    """
+    return nn.sigmoid(logits) if logits.shape[-1] == 1 else nn.softmax(logits)

@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import json
 import pathlib
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -138,6 +139,42 @@ def test_the_commands_classify_quantize_and_draw(tmp_path, capsys):
     assert main(["attention", TEXTS[0], *page]) in (0, None)
     found = capsys.readouterr().out.splitlines()[-1]
     assert found == f"{tmp_path}/a.html: {Classifier.load(workdir).classify(TEXTS)[0].label}"
+
+
+def changed_classifier(directory, rows, **fields):
+    """Writes the classifier of the fixture with some of its classes, and other fields."""
+    shutil.copytree(FIXTURES / "classifier", directory)
+    arrays = safetensors.numpy.load_file(directory / "model.safetensors")
+    arrays |= {name: arrays[name][rows] for name in ("classifier.weight", "classifier.bias")}
+    safetensors.numpy.save_file(arrays, directory / "model.safetensors")
+    config = json.loads((directory / "config.json").read_text()) | fields
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory
+
+
+def test_the_probability_of_a_single_label_is_a_sigmoid(tmp_path):
+    """As in the pipeline of transformers, for a cross-encoder or a reward model."""
+    changed = changed_classifier(tmp_path / "one", [1], id2label={"0": "LABEL_0"})
+    import_huggingface(changed, tmp_path / "run")
+    found = Classifier.load(tmp_path / "run").classify(TEXTS)
+    logits = imported("classifier")[2]["classes"][: len(TEXTS), 1]
+    assert [each.label for each in found] == ["LABEL_0"] * len(TEXTS)
+    probabilities = [each.probability for each in found]
+    np.testing.assert_allclose(probabilities, 1 / (1 + np.exp(-logits)), rtol=1e-5)
+
+
+def test_classes_may_share_a_label(tmp_path):
+    names = {"0": "crane", "1": "robin", "2": "crane"}
+    changed = changed_classifier(tmp_path / "cranes", [0, 1, 2], id2label=names)
+    import_huggingface(changed, tmp_path / "run")
+    classifier = Classifier.load(tmp_path / "run")
+    assert classifier.labels == ["crane", "robin", "crane"]
+    assert classifier.tokenizer.encode_target("crane") == [UNK + 1]
+    logits = imported("classifier")[2]["classes"][: len(TEXTS)]
+    expected = [names[str(number)] for number in logits.argmax(axis=1)]
+    assert [each.label for each in classifier.classify(TEXTS)] == expected
+    export_model("safetensors", tmp_path / "run", tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["id2label"] == names
 
 
 @pytest.fixture

@@ -30,21 +30,33 @@ _HEADS = {
 
 
 def read_labels(fields: JsonFields) -> list[str]:
-    """Returns the labels of a classifier; none for a file without one."""
+    """Returns the labels of a classifier; none for a file without one.
+
+    Several classes may share a label. ImageNet has two cranes, a bird and a machine.
+    """
     if "classifier.weight" not in fields.tensors:
         return []
-    named = fields.values.get("id2label", {"0": "LABEL_0", "1": "LABEL_1"})
+    one = "single_label_classification"
+    advice = (
+        "classifier gives the probability of each class; remove problem_type to read the values as "
+        "logits: one as of a sigmoid, several as of a softmax"
+    )
+    fields.check("problem_type", [None, one], one, advice)
+    named = fields.values.get("id2label")
+    if named is None:
+        # transformers has two labels if there is neither field.
+        count = fields.integer("num_labels") if "num_labels" in fields.values else 2
+        return [f"LABEL_{number}" for number in range(count)]
     numbers = range(len(named)) if isinstance(named, dict) else ()
     labels = [str(named.get(str(number), "\n")) for number in numbers]
-    if not labels or len(set(labels)) < len(labels) or not all(map(str.isprintable, labels)):
+    if not labels or not all(map(str.isprintable, labels)):
         raise UserError(f"{fields.place}: expected id2label to name each class: got {named!r:.80}")
     return labels
 
 
 def _read(fields: JsonFields) -> dict[str, Any]:
-    rate, one = fields.values.get("hidden_dropout_prob"), "single_label_classification"
+    rate = fields.values.get("hidden_dropout_prob")
     fields.check("classifier_dropout", [None, rate], f"{rate!r}", "BertConfig has one rate")
-    fields.check("problem_type", [None, one], one, "classifier has no other")
     heads = [head for head, layer in _HEADS.items() if f"{layer}.weight" in fields.tensors]
     return {"heads": " ".join(heads), "num_classes": len(read_labels(fields))}
 

@@ -16,6 +16,7 @@ from jaxformer.inference.weights import Predictor, TrainedModel
 from jaxformer.kinds import CLASSIFICATION
 from jaxformer.layout import global_mesh
 from jaxformer.models.architecture import Architecture
+from jaxformer.models.encoder import class_probabilities
 
 # Texts are padded to multiples of this length and processed in batches of this size.
 _LENGTH_STEP, _BATCH_SIZE = 16, 64
@@ -82,7 +83,10 @@ class Classifier(Predictor):
     def probabilities(
         self, texts: Sequence[str], *, report: Callable[[int], object] = lambda _: None
     ) -> Float[np.ndarray, "N C"]:
-        """Returns the probability of each label for each text."""
+        """Returns the probability of each label for each text.
+
+        A model with one label gives each text a score, whose sigmoid is returned.
+        """
         check_texts(texts, "texts")
         model, result = self.config.model, np.zeros((len(texts), len(self.labels)), np.float32)
         encoded = [self.token_ids(text, f"texts:{i}") for i, text in enumerate(texts, start=1)]
@@ -103,4 +107,4 @@ def _probabilities(
     config: Architecture, params: PyTree, tokens: Int[Array, "B T"]
 ) -> Float[Array, "B C"]:
     logits: Any = CLASSIFICATION.build(config).apply({"params": params}, tokens)
-    return jax.nn.softmax(logits)
+    return class_probabilities(logits)

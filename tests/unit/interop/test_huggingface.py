@@ -87,6 +87,7 @@ M2M100_TOKENIZER = [
 ]
 VIT_CONFIG = [
     ({"image_size": [8, "12"]}, "expected width to be a whole number below 1048576: got '12'"),
+    ({"problem_type": "multi_label_classification"}, "expected problem_type to be single_label"),
     ({"image_size": [8]}, r"expected height to be a whole number.*: got \[8\]"),
     ({"id2label": {"0": "a"}}, r"expected classifier.weight to have shape \(1, 16\): got \(4, 16"),
 ]
@@ -97,10 +98,12 @@ VIT_PIXELS = [
 NAMES = "expected id2label to name each class: got "
 BERT_CONFIG = [
     ({"position_embedding_type": "relative_key"}, "position_embedding_type to be 'absolute': got"),
-    ({"problem_type": "regression"}, "expected problem_type to be single_.*: got 'regression'"),
+    ({"problem_type": "regression"}, "expected problem_type to be single_.*: got 'regression'; ja"),
+    ({"problem_type": "multi_label_classification"}, "remove problem_type to read the values as"),
+    ({"id2label": None}, r"expected classifier.weight to have shape \(2, 16\): got \(3, 16\)"),
+    ({"id2label": None, "num_labels": "3"}, "expected num_labels to be a whole number below"),
     ({"classifier_dropout": 0.3}, "expected classifier_dropout to be 0.1: got 0.3"),
     ({"id2label": {"0": "a", "2": "b"}}, NAMES),
-    ({"id2label": {"0": "a", "1": "a"}}, NAMES),
     ({"id2label": {"0": "a\n"}}, NAMES),
     ({"id2label": [1]}, NAMES),
     ({"id2label": {"0": "a"}}, r"classifier.weight to have shape \(1, 16\): got \(3, 16\)"),
@@ -285,6 +288,21 @@ def test_older_files_of_t5_are_read(tmp_path):
     import_huggingface(directory, tmp_path / "unscaled")
     unscaled = read_config(Workdir(tmp_path / "unscaled")).model
     assert unscaled == dataclasses.replace(old, scaled_output=False)
+
+
+@pytest.mark.parametrize(
+    ("model", "fields", "count"),
+    [
+        ("../bert/classifier", {"id2label": None, "num_labels": 3}, 3),
+        ("../bert/classifier", {"id2label": {"0": "a", "1": "b", "2": "a"}, "num_labels": 2}, 3),
+        ("vit", {"id2label": {"0": "crane", "1": "tank", "2": "crane", "3": "robin"}}, 4),
+    ],
+)
+def test_labels_are_counted_as_in_transformers(model, fields, count, tmp_path):
+    directory = pathlib.Path(shutil.copytree(FIXTURES / model, tmp_path / "model"))
+    change(directory / "config.json", fields)
+    import_huggingface(directory, tmp_path / "run")
+    assert read_config(Workdir(tmp_path / "run")).model.num_classes == count
 
 
 def test_special_tokens_have_our_ids():

@@ -3,12 +3,12 @@
 import json
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from typing import SupportsIndex
+from typing import Any, SupportsIndex
 
 import numpy as np
 
 from jaxformer.checks import check_tokens, check_unicode
-from jaxformer.data.tokenizer import BOS, EOS, SPECIAL_PIECES, UNK, Vocabulary, find_language
+from jaxformer.data.tokenizer import BOS, EOS, PAD, SPECIAL_PIECES, UNK, Vocabulary, find_language
 from jaxformer.errors import MALFORMED, UserError, needs_package, prefix_errors
 
 # In the order of our ids. The end, and then an unknown token, keep an id that several share.
@@ -134,13 +134,48 @@ class HuggingFaceTokenizer(Vocabulary):
         """Adds the special tokens of the post-processor, except the end, which batches add."""
         if target and self.target_symbols:
             return [[self._symbols.get(text, UNK)] for text in texts]
-        rows = (self._ids(text, add_special_tokens=not self._codes) for text in texts)
-        rows = [self._add_language(row, target=target) for row in rows]
-        return [row[:-1] if row[-1:] == [EOS] else row for row in rows]
+        rows = []
+        for text in texts:
+            encoding = self._tokenize(text, add_special_tokens=not self._codes)
+            ids = self._our_ids(encoding)
+            # The end may also be typed in the text, which keeps it.
+            if ids[-1:] == [EOS] and encoding.special_tokens_mask[-1]:
+                ids = ids[:-1]
+            rows.append(self._add_language(ids, target=target))
+        return rows
 
-    def _ids(self, text: str, **options: bool) -> list[int]:
-        check_unicode(text, "text")
-        return self.our_ids[self._tokenizer.encode(text, **options).ids].tolist()
+    def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
+        """Returns the ids of a pair of texts, with special tokens, and the type of each token.
+
+        As in transformers, the post-processor of ``tokenizer.json`` gives the types: for BERT 0 in
+        [CLS] first [SEP], and 1 in second [SEP].
+        """
+        encoding = self._tokenize(first, second, add_special_tokens=True)
+        return self._our_ids(encoding), encoding.type_ids
+
+    def _ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        return self._our_ids(self._tokenize(text, add_special_tokens=add_special_tokens))
+
+    def _our_ids(self, encoding: Any) -> list[int]:
+        return self.our_ids[encoding.ids].tolist()
+
+    def _tokenize(self, text: str, pair: str | None = None, *, add_special_tokens: bool) -> Any:
+        """Returns the encoding of a text or of a pair, which may have special tokens in its text.
+
+        Raises:
+          UserError: UTF-8 cannot encode a text, or one has the padding token, which models ignore.
+        """
+        texts = [text] if pair is None else [text, pair]
+        for each in texts:
+            check_unicode(each, "text")
+        encoding = self._tokenizer.encode(text, pair, add_special_tokens=add_special_tokens)
+        if PAD in self.our_ids[encoding.ids]:
+            padding = self._tokenizer.id_to_token(int(self.their_ids[PAD]))
+            raise UserError(
+                f"expected a text without {padding}, the padding token, which the model would "
+                f"ignore: got {' '.join(texts)!r:.80}; remove it"
+            )
+        return encoding
 
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
         ids = check_tokens(ids, self.vocab_size, "token ids")

@@ -69,7 +69,7 @@ def import_huggingface(
     fields.tensors = named
     tokenizer = None
     if layout.has_tokenizer:
-        tokenizer = _tokenizer(directory / "tokenizer.json", fields, layout, languages)
+        tokenizer = read_tokenizer_files(directory / "tokenizer.json", fields, layout, languages)
     model = layout.config(fields, tokenizer)
     names = dict(zip(("source_language", "target_language"), languages, strict=False))
     data = dataclasses.replace(layout.data(model), **names)
@@ -107,7 +107,7 @@ def _layout(fields: JsonFields, languages: Sequence[str]) -> Layout:
     return layout
 
 
-def _tokenizer(
+def read_tokenizer_files(
     path: pathlib.Path, fields: JsonFields, layout: Layout, languages: Sequence[str]
 ) -> ImportedTokenizer:
     """Reads tokenizer.json; the ids of special tokens are in config.json or there."""

@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, Int, PyTree
 from jaxformer.checks import check_texts, check_tokens
 from jaxformer.data.loader import round_up
 from jaxformer.data.tokenizer import EOS
+from jaxformer.errors import prefix_errors
 from jaxformer.inference.weights import Predictor, TrainedModel
 from jaxformer.kinds import CLASSIFICATION
 from jaxformer.layout import global_mesh
@@ -76,7 +77,8 @@ class Classifier(Predictor):
 
     def token_ids(self, text: str, place: str) -> list[int]:
         """Returns the ids of a text with end-of-sentence; refuses a text that is too long."""
-        ids = [*self.tokenizer.encode_batch([text])[0], EOS]
+        with prefix_errors(place):
+            ids = [*self.tokenizer.encode_batch([text])[0], EOS]
         return check_tokens(ids, self.tokenizer.vocab_size, place, self.config.model.max_length)
 
     @global_mesh(None)

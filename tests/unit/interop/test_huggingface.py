@@ -13,17 +13,19 @@ import safetensors.numpy
 
 from jaxformer.config import read_config
 from jaxformer.data.huggingface_tokenizer import HuggingFaceTokenizer
+from jaxformer.data.tokenizer import Tokenizer
 from jaxformer.errors import UserError
 from jaxformer.inference.weights import TrainedModel
 from jaxformer.interop import arrays
 from jaxformer.interop.huggingface.exporter import can_write, write
-from jaxformer.interop.huggingface.importer import LAYOUTS, import_huggingface
+from jaxformer.interop.huggingface.importer import LAYOUTS, import_huggingface, read_tokenizer_files
 from jaxformer.interop.huggingface.layout import ANY
+from jaxformer.interop.json_fields import JsonFields
 from jaxformer.runs.workdir import Workdir
 
 from .refusals import change, refused, refused_changes, refused_files
 
-pytest.importorskip("tokenizers")
+tokenizers = pytest.importorskip("tokenizers")
 FIXTURES = pathlib.Path(__file__).parents[2] / "fixtures" / "huggingface"
 INDEX = "model.safetensors.index.json"
 
@@ -393,6 +395,53 @@ def test_a_pytorch_model_is_read_where_there_is_no_safetensors(tmp_path, monkeyp
     (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
     monkeypatch.setattr(arrays, "read_torch", lambda path: tensors | {"h.0.attn.bias": 1})
     assert "9,200 parameters" in import_huggingface(directory, tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("model", "text", "ends"),
+    [
+        ("gpt2", "a cat<|endoftext|>a dog<|endoftext|>", False),
+        ("llama", "<s>a cat</s> a <unk> dog</s>", False),
+        ("llama_grouped", "a cat</s>", False),
+        ("t5", "a cat</s> a <pad> dog</s>", True),
+        ("t5", "</s>", True),
+        ("../bert/plain", "a cat [SEP] a [MASK] dog [CLS] [UNK] [SEP]", True),
+    ],
+)
+def test_special_tokens_in_a_text_are_tokens(model, text, ends):
+    """A prompt has the ids of the library; only the end that it adds is left to the batch."""
+    place = FIXTURES / model / "tokenizer.json"
+    library = tokenizers.Tokenizer.from_file(str(place))
+    fields = JsonFields(place.with_name("config.json"), {})
+    layout = LAYOUTS[fields.values["model_type"]]
+    fields.values = {**layout.defaults, **fields.values}
+    ours = read_tokenizer_files(place, fields, layout, ())
+    assert isinstance(ours, HuggingFaceTokenizer)
+    expected = library.encode(text).ids
+    assert ours.their_ids[ours.encode_prompt(text)].tolist() == expected
+    [row] = ours.encode_batch([text])
+    assert ours.their_ids[row].tolist() == expected[: -1 if ends else None]
+
+
+def test_the_end_that_is_typed_after_a_code_is_kept(tmp_path):
+    import_huggingface(FIXTURES / "nllb", tmp_path / "run", ("eng_Latn", "deu_Latn"))
+    tokenizer = Tokenizer.load(tmp_path / "run" / "tokenizer.model")
+    [plain, ended] = tokenizer.encode_batch(["the cat", "the cat</s>"])
+    assert ended == [*plain, 1]
+
+
+def test_the_padding_token_is_refused_in_a_text():
+    """The model would not see it."""
+    text = (FIXTURES.parent / "bert" / "plain" / "tokenizer.json").read_text()
+    special = {"pad": 0, "eos": 4, "bos": 3, "unk": 2}
+    tokenizer = HuggingFaceTokenizer.assemble(text, special, 64, ["good"])
+    message = r"expected a text without \[PAD\], the padding token, .*: got 'a \[PAD\] b'"
+    for encode in (tokenizer.encode, tokenizer.encode_prompt):
+        with pytest.raises(UserError, match=message):
+            encode("a [PAD] b")
+    with pytest.raises(UserError, match="the padding token"):
+        tokenizer.encode_pair("a", "[PAD]")
+    assert tokenizer.encode_pair("a", "b c") == ([2, 12, 1, 13, 14, 1], [0, 0, 0, 1, 1, 1])
 
 
 def test_a_tokenizer_of_an_encoder_has_labels():

@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import json
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -176,6 +177,23 @@ def test_the_commands_classify_quantize_and_draw(tmp_path, capsys):
     assert main(["attention", TEXTS[0], *page]) in (0, None)
     found = capsys.readouterr().out.splitlines()[-1]
     assert found == f"{tmp_path}/a.html: {Classifier.load(workdir).classify(TEXTS)[0].label}"
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("0 a dog\n2 a cat\n", ":1: .* got 0, 2; write good for 0, bad for 2"),
+        ("bad a dog\nGOOD a cat\n", ":2: .* got GOOD; write good for GOOD"),
+        ("good a dog\n3 a cat\nfine a\n", ":2: .* got 3, fine; give a file with these labels"),
+    ],
+)
+def test_labels_that_the_model_lacks_are_refused(lines, message, tmp_path, capsys):
+    (tmp_path / "labeled").write_text(lines)
+    command = ["classify", "--workdir", str(imported("classifier")[0])]
+    assert main([*command, "--labeled", str(tmp_path / "labeled")]) == 2
+    error = capsys.readouterr().err
+    assert "expected labels of the model, good, not bad, bad: got" in error
+    assert re.search(message, error)
 
 
 def changed_classifier(directory, rows, **fields):

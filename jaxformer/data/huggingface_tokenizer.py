@@ -59,21 +59,40 @@ class HuggingFaceTokenizer(Vocabulary):
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._has_bytes = isinstance(self._tokenizer.decoder, tokenizers.decoders.ByteLevel)
-        highest = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
-        if highest >= size:
-            raise UserError(
-                f"expected token ids below vocab_size={size}, the model's: got the id {highest}"
-            )
+        self._check_ids(size)
         self._number(size)
         self.target_symbols = labels is not None
         self.target_vocab_size = UNK + 1 + len(self._labels) if labels else self.vocab_size
         self.languages = tuple(map(str, values.get("languages") or ()))
-        tokens = self._tokenizer.get_added_tokens_decoder() if self.languages else {}
-        codes = {t.content: i for i, t in tokens.items() if t.special and t.content[:1] != "<"}
-        self._codes = [int(self.our_ids[find_language(name, codes)]) for name in self.languages]
+        self._codes = self._language_ids()
         self.target_start = tuple(self._codes[1:])
         mask = self._tokenizer.token_to_id("[MASK]")
-        self.mask_token = BOS if mask is None else int(self.our_ids[mask])
+        has_mask = mask is not None and mask < size
+        self.mask_token = int(self.our_ids[mask]) if has_mask else BOS
+
+    def _check_ids(self, size: int) -> None:
+        """Refuses ids that the model lacks, unless they are of added tokens.
+
+        transformers accepts added tokens without an embedding until a text has one, as we do.
+        """
+        added = self._tokenizer.get_added_tokens_decoder()
+        ids = set(self._tokenizer.get_vocab(with_added_tokens=True).values())
+        highest = max(ids - added.keys(), default=0)
+        if highest >= size:
+            raise UserError(
+                f"expected token ids below vocab_size={size}, the model's: got the id {highest}"
+            )
+
+    def _language_ids(self) -> list[int]:
+        """Returns our ids of the codes of the languages, which are special tokens."""
+        codes = {}
+        if self.languages:
+            added = self._tokenizer.get_added_tokens_decoder()
+            for number, token in added.items():
+                is_code = token.special and not token.content.startswith("<")
+                if is_code and number < len(self.our_ids):
+                    codes[token.content] = number
+        return [int(self.our_ids[find_language(name, codes)]) for name in self.languages]
 
     def _number(self, size: int) -> None:
         """Sets the ids of both sides and the absent tokens."""
@@ -169,6 +188,7 @@ class HuggingFaceTokenizer(Vocabulary):
         for each in texts:
             check_unicode(each, "text")
         encoding = self._tokenizer.encode(text, pair, add_special_tokens=add_special_tokens)
+        self._check_embedded(encoding, texts)
         if PAD in self.our_ids[encoding.ids]:
             padding = self._tokenizer.id_to_token(int(self.their_ids[PAD]))
             raise UserError(
@@ -176,6 +196,16 @@ class HuggingFaceTokenizer(Vocabulary):
                 f"ignore: got {' '.join(texts)!r:.80}; remove it"
             )
         return encoding
+
+    def _check_embedded(self, encoding: Any, texts: Sequence[str]) -> None:
+        """Refuses texts with tokens that were added to the tokenizer, but not to the model."""
+        pairs = zip(encoding.tokens, encoding.ids, strict=True)
+        unknown = [token for token, number in pairs if number >= len(self.our_ids)]
+        if unknown:
+            raise UserError(
+                f"expected a text without {unknown[0]}, which the tokenizer has but the model does "
+                f"not: got {' '.join(texts)!r:.80}; remove it"
+            )
 
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
         ids = check_tokens(ids, self.vocab_size, "token ids")

@@ -58,7 +58,14 @@ def _read(fields: JsonFields) -> dict[str, Any]:
     rate = fields.values.get("hidden_dropout_prob")
     fields.check("classifier_dropout", [None, rate], f"{rate!r}", "BertConfig has one rate")
     heads = [head for head, layer in _HEADS.items() if f"{layer}.weight" in fields.tensors]
-    return {"heads": " ".join(heads), "num_classes": len(read_labels(fields))}
+    labels = read_labels(fields)
+    if labels and "pooler" not in heads:
+        raise UserError(
+            f"{fields.place}: expected bert.pooler.dense.weight beside classifier.weight, as in a "
+            "BertForSequenceClassification: got none, as in a BertForTokenClassification, which "
+            "jaxformer does not have"
+        )
+    return {"heads": " ".join(heads), "num_classes": len(labels)}
 
 
 def _network(model: BertConfig) -> str:
@@ -127,6 +134,12 @@ BERT = Layout(
     example=f'{LOADED}print(model(torch.tensor([tokenizer.encode("a house").ids])))\n',
     special_tokens={"pad": "[PAD]", "eos": "[SEP]", "bos": "[CLS]", "unk": "[UNK]"},
     prefix="bert.",
+    tasks=(
+        "ForMaskedLM",
+        "ForPreTraining",
+        "ForNextSentencePrediction",
+        "ForSequenceClassification",
+    ),
     heads=("cls.", "classifier."),
     old_names={"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"},
     expressed={"heads": ANY, "num_classes": ANY},

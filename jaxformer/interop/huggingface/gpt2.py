@@ -79,5 +79,6 @@ GPT2 = Layout(
     example=EXAMPLE,
     expressed={"d_ff": ANY},
     prefix="transformer.",
+    tasks=(),
     buffers=r"h\.\d+\.attn\.(masked_)?bias",  # masks
 )

@@ -104,6 +104,7 @@ def _layout(fields: JsonFields, languages: Sequence[str]) -> Layout:
         options = "--source-language and --target-language"
         expected = options if layout.has_languages else f"no {options}"
         raise UserError(f"{fields.place}: expected {expected} for a model of type {name}")
+    layout.check_architectures(fields)
     return layout
 
 
@@ -122,12 +123,14 @@ def read_tokenizer_files(
             return m2m100.read_tokenizer(model, languages, size)
     if not path.exists():
         raise UserError(f"{path}: no such file; {_FILES}")
+    content = read_whole(path)
     with prefix_errors(str(path), *MALFORMED):
-        text = read_whole(path).decode()
+        text = content.decode()
         special["unk"] = _unknown(json.loads(text))
         special |= {n: _id_of(json.loads(text), t) for n, t in layout.special_tokens.items()}
         tokenizer = HuggingFaceTokenizer.assemble(text, special, size, labels, languages)
-        if labels is not None and tokenizer.encode_prompt("") != [BOS, EOS]:
+        blank = tokenizer.encode_prompt("")  # raises an error if no text has ids
+        if labels is not None and blank != [BOS, EOS]:
             raise UserError("expected a post_processor that adds the first and the last token")
         return tokenizer
 

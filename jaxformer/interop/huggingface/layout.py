@@ -4,6 +4,7 @@ A table serves both directions, so that an export is the inverse of the import, 
 """
 
 import dataclasses
+import re
 import typing
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeAlias
@@ -111,6 +112,7 @@ class Layout:
       example: Python code that uses an export; NETWORK stands for the class.
       special_tokens: Special tokens of tokenizer.json that config.json has no ids of.
       prefix: Beginning of the names of tensors, which a file may lack.
+      tasks: Ends of the names of its classes in transformers with a head, such as "ForMaskedLM".
       heads: Beginnings of names that have no prefix; all others have one, if there are such names.
       old_names: Ends of the names of tensors in old files, and the ends of their names now.
       buffers: Pattern of the names of tensors that are no parameters.
@@ -140,6 +142,7 @@ class Layout:
     example: str
     special_tokens: Mapping[str, str] = dataclasses.field(default_factory=dict)
     prefix: str = ""
+    tasks: tuple[str, ...]
     heads: tuple[str, ...] = ("lm_head.",)
     old_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
     buffers: str = "(?!)"
@@ -162,6 +165,18 @@ class Layout:
 
     def network_of(self, model: Any) -> str:
         return self.network if isinstance(self.network, str) else self.network(model)
+
+    def check_architectures(self, fields: JsonFields) -> None:
+        """Refuses a file of a class whose head we lack; its tensors may have names of ours."""
+        found = fields.values.get("architectures")
+        for name in found if isinstance(found, list) else [found]:
+            task = re.search("For[A-Z].*", str(name))
+            if task and task[0] not in self.tasks:
+                known = ", ".join(self.tasks) or "a language model"
+                raise UserError(
+                    f"{fields.place}: expected architectures of a head that jaxformer has, "
+                    f"{known}: got {name!s:.80}"
+                )
 
     def name_of(self, name: str) -> str:
         """Returns the name that :attr:`tensors` gives to a tensor of a file."""

@@ -104,6 +104,7 @@ LLAMA = Layout(
     tensors=_tensors,
     data=stream_data,
     example=EXAMPLE,
+    tasks=("ForCausalLM",),
     buffers=r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq",
     expressed=_EXPRESSED,
 )

@@ -115,6 +115,7 @@ M2M100 = Layout(
     data=pair_data,
     special=SPECIAL,
     example=_EXAMPLE,
+    tasks=("ForConditionalGeneration",),
     has_languages=True,
     buffers=r"model\.(en|de)coder\.embed_positions\.weights",
     expressed={name: [value] for name, value in _FIXED.items()},

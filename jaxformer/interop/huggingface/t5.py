@@ -126,6 +126,7 @@ T5 = Layout(
     data=pair_data,
     special=SPECIAL,
     example=EXAMPLE,
+    tasks=("ForConditionalGeneration",),
     # Files of version 1.0 have a table that is not used.
     buffers=r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
     expressed=_EXPRESSED,

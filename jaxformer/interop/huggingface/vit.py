@@ -70,6 +70,7 @@ VIT = Layout(
     example=_EXAMPLE,
     has_tokenizer=False,
     prefix="vit.",
+    tasks=("ForImageClassification",),
     heads=("classifier.",),
     expressed={"height": ANY, "width": ANY, "num_classes": range(1, 2**20)},
 )

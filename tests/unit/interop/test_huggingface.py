@@ -26,6 +26,7 @@ from jaxformer.runs.workdir import Workdir
 from .refusals import change, refused, refused_changes, refused_files
 
 tokenizers = pytest.importorskip("tokenizers")
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 548105171\n"
 FIXTURES = pathlib.Path(__file__).parents[2] / "fixtures" / "huggingface"
 INDEX = "model.safetensors.index.json"
 
@@ -44,6 +45,7 @@ GPT2_CONFIG = [
     ({"quantization_config": {"bits": 4}}, "does not know quantization_config={'bits': 4}"),
     ({"pruned_heads": {"0": [1]}}, "does not know pruned_heads={'0': "),
     ({"auto_map": {"AutoModel": "own.Own"}}, "does not know auto_map={'AutoModel': 'own.Own'}"),
+    ({"architectures": ["GPT2ForSequenceClassification"]}, "a language model: got GPT2ForSequence"),
     ({"n_special": 3}, "does not know n_special=3"),
     ({"tie_encoder_decoder": True}, "does not know tie_encoder_decoder=True"),
     ({"per_layer_config": {"0": {"n_head": 1}}}, "does not know per_layer_config="),
@@ -57,6 +59,7 @@ LLAMA_CONFIG = [
     ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, ROPE),
     ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, ROPE),
     ({"rope_parameters": {"rope_type": "default", "rope_theta": "x"}}, "rope_theta to be a number"),
+    ({"architectures": ["LlamaForSequenceClassification"]}, "a head .*, ForCausalLM: got LlamaFor"),
     ({"sliding_window": 4}, "jaxformer does not know sliding_window=4"),
     ({"attention_bias": 1}, "expected attention_bias to be true or false: got 1"),
 ]
@@ -64,6 +67,7 @@ T5_CONFIG = [
     ({"feed_forward_proj": "tanh"}, "expected feed_forward_proj to be gated-.*: got 'tanh'"),
     ({"feed_forward_proj": "gated-tanh"}, "with or without gated-: got 'gated-tanh'"),
     ({"dense_act_fn": "gelu"}, "dense_act_fn to be 'relu': got 'gelu'; jaxformer's feed-f"),
+    ({"architectures": ["T5ForTokenClassification"]}, "ForConditionalGeneration: got T5ForToken"),
     ({"is_encoder_decoder": False}, "expected is_encoder_decoder to be True: got False"),
     ({"scale_decoder_outputs": 1}, "expected scale_decoder_outputs to be true or false: got 1"),
 ]
@@ -88,6 +92,7 @@ M2M100_TOKENIZER = [
     ({"legacy_behaviour": True}, "expected legacy_behaviour to be false: got True"),
 ]
 VIT_CONFIG = [
+    ({"architectures": ["ViTForMaskedImageModeling"]}, "ForImageClassification: got ViTForMasked"),
     ({"image_size": [8, "12"]}, "expected width to be a whole number below 1048576: got '12'"),
     ({"problem_type": "multi_label_classification"}, "expected problem_type to be single_label"),
     ({"image_size": [8]}, r"expected height to be a whole number.*: got \[8\]"),
@@ -104,6 +109,9 @@ BERT_CONFIG = [
     ({"problem_type": "multi_label_classification"}, "remove problem_type to read the values as"),
     ({"id2label": None}, r"expected classifier.weight to have shape \(2, 16\): got \(3, 16\)"),
     ({"id2label": None, "num_labels": "3"}, "expected num_labels to be a whole number below"),
+    ({"architectures": ["BertForTokenClassification"]}, "ForMaskedLM, .*: got BertForTokenClassif"),
+    ({"architectures": ["BertForMultipleChoice"]}, "architectures of a head that jaxformer has, F"),
+    ({"architectures": "BertForQuestionAnswering"}, "got BertForQuestionAnswering"),
     ({"classifier_dropout": 0.3}, "expected classifier_dropout to be 0.1: got 0.3"),
     ({"id2label": {"0": "a", "2": "b"}}, NAMES),
     ({"id2label": {"0": "a\n"}}, NAMES),
@@ -113,6 +121,12 @@ BERT_CONFIG = [
 BERT_TOKENIZER = [
     ({"post_processor": None}, "expected a post_processor that adds the first and the last token"),
     (lambda fields: fields["added_tokens"].pop(4), r"expected the special token \[SEP\]"),
+]
+BERT_ARRAYS = [
+    (
+        lambda arrays: [arrays.pop(f"bert.pooler.dense.{name}") for name in ("weight", "bias")],
+        "expected bert.pooler.dense.weight beside classifier.weight, .* as in a BertForTokenClassi",
+    ),
 ]
 WTE, FC = "transformer.wte.weight", "transformer.h.1.mlp.c_fc"
 GPT2_ARRAYS = [
@@ -219,6 +233,7 @@ def test_fields_that_name_no_architecture_are_accepted(tmp_path):
         ("vit", "preprocessor_config.json", VIT_PIXELS),
         ("../bert/classifier", "config.json", BERT_CONFIG),
         ("../bert/classifier", "tokenizer.json", BERT_TOKENIZER),
+        ("../bert/classifier", "model.safetensors", BERT_ARRAYS),
         ("gpt2", "model.safetensors", GPT2_ARRAYS),
         ("llama_grouped", INDEX, INDEX_CASES),
     ],
@@ -235,6 +250,9 @@ def test_missing_and_damaged_files_are_named(tmp_path, monkeypatch):
     cases = [
         ("config.json", None, "config.json: no such file; expected a folder of a model in the Hug"),
         ("tokenizer.json", None, "tokenizer.json: no such file; expected a folder of a model"),
+        ("tokenizer.json", POINTER, "tokenizer.json: expected the file itself, found a Git LFS p"),
+        ("config.json", POINTER, "config.json: expected the file itself, found a Git LFS pointer"),
+        ("model.safetensors", POINTER, "model.safetensors: expected the file itself, found a Git"),
         ("tokenizer.json", b"[]", "tokenizer.json: expected a tokenizer.json: "),
         ("tokenizer.json", b"{}", "tokenizer.json: expected a tokenizer.json: "),
         ("tokenizer.json", b"\xff", "tokenizer.json: .*can't decode byte"),
@@ -428,6 +446,29 @@ def test_the_end_that_is_typed_after_a_code_is_kept(tmp_path):
     tokenizer = Tokenizer.load(tmp_path / "run" / "tokenizer.model")
     [plain, ended] = tokenizer.encode_batch(["the cat", "the cat</s>"])
     assert ended == [*plain, 1]
+
+
+def test_a_token_that_only_the_tokenizer_has_is_refused_in_a_text(tmp_path):
+    """As [PAD] for GPT-2, which people add without a new embedding."""
+    directory = pathlib.Path(shutil.copytree(FIXTURES / "gpt2", tmp_path / "model"))
+    library = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
+    library.add_special_tokens(["[unused]", "[unused2]", "[PAD]", "[MASK]"])
+    assert library.token_to_id("[PAD]") == 96
+    library.save(str(directory / "tokenizer.json"))
+    import_huggingface(directory, tmp_path / "run")
+    tokenizer = Tokenizer.load(tmp_path / "run" / "tokenizer.model")
+    assert isinstance(tokenizer, HuggingFaceTokenizer)
+    assert tokenizer.their_ids[tokenizer.encode("a [unused2]")][-1] == 95
+    with pytest.raises(UserError, match=r"text without \[PAD\], which the tokenizer has but"):
+        tokenizer.encode("a [PAD]")
+    assert tokenizer.mask_token == 2
+
+
+def test_a_pytorch_model_that_is_a_pointer_is_named(tmp_path):
+    directory = pathlib.Path(shutil.copytree(FIXTURES / "gpt2", tmp_path / "model"))
+    (directory / "model.safetensors").unlink()
+    (directory / "pytorch_model.bin").write_bytes(POINTER)
+    refused(import_huggingface, directory, "pytorch_model.bin: expected the file itself, found a G")
 
 
 def test_the_padding_token_is_refused_in_a_text():

@@ -70,6 +70,15 @@ class HuggingFaceTokenizer(Vocabulary):
         has_mask = mask is not None and mask < size
         self.mask_token = int(self.our_ids[mask]) if has_mask else BOS
 
+    def special_pieces(self, names: Mapping[str, str]) -> dict[str, str]:
+        """Returns the special tokens that the vocabulary has, under other names."""
+        pieces = {}
+        for ours, theirs in names.items():
+            number = self._tokenizer.token_to_id("[MASK]") if ours == "mask" else self.special[ours]
+            if number is not None:
+                pieces[theirs] = self._tokenizer.id_to_token(number)
+        return pieces
+
     def _check_ids(self, size: int) -> None:
         """Refuses ids that the model lacks, unless they are of added tokens.
 

@@ -133,6 +133,13 @@ BERT = Layout(
     data=_data,
     example=f'{LOADED}print(model(torch.tensor([tokenizer.encode("a house").ids])))\n',
     special_tokens={"pad": "[PAD]", "eos": "[SEP]", "bos": "[CLS]", "unk": "[UNK]"},
+    token_names={
+        "pad": "pad_token",
+        "eos": "sep_token",
+        "bos": "cls_token",
+        "unk": "unk_token",
+        "mask": "mask_token",
+    },
     prefix="bert.",
     tasks=(
         "ForMaskedLM",

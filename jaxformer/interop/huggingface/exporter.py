@@ -24,13 +24,18 @@ def _layouts(model: TrainedModel) -> list[Layout]:
 
 
 def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
-    """Writes model.safetensors, config.json and tokenizer.json."""
+    """Writes model.safetensors, config.json, and the files of the tokenizer or of pictures."""
     section, tokenizer, layout = model.config.model, model.tokenizer, _layouts(model)[0]
     save_arrays(layout.arrays(model.params, section, tokenizer), folder / "model.safetensors")
-    fields = layout.config_json(section, tokenizer)
-    write_file(folder / "config.json", (json.dumps(fields, indent=2) + "\n").encode())
+    files = {"config.json": layout.config_json(section, tokenizer)}
     if tokenizer is not None:
         write_file(folder / "tokenizer.json", tokenizer.json.encode())
+        files["tokenizer_config.json"] = layout.tokenizer_config_json(section, tokenizer)
+    if layout.preprocessor is not None:
+        files["preprocessor_config.json"] = layout.preprocessor(section)
+    for name, fields in files.items():
+        content = json.dumps(fields, indent=2, ensure_ascii=False) + "\n"
+        write_file(folder / name, content.encode())
     notes = ("Tensors are float32, with the names that transformers gives them.",)
     network = layout.network_of(section)
     example = layout.example.replace("NETWORK", network)

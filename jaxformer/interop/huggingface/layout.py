@@ -45,6 +45,7 @@ class _Anything:
 
 
 ANY = _Anything()
+_TOKEN_NAMES = {name: f"{name}_token" for name in ("pad", "eos", "bos", "unk")}
 _SPECIAL = {name: f"{name}_token_id" for name in ("pad", "eos", "bos")}
 
 
@@ -109,6 +110,10 @@ class Layout:
       search: Search with the rules of ``generate`` in transformers.
       special: Fields of config.json with the ids of special tokens, by our names; "bos" begins the
         input of the decoder.
+      token_names: Names in tokenizer_config.json of special tokens, by our names.
+      tokenizer_class: Class in transformers that reads an exported tokenizer.json. The default
+        takes the file as it is.
+      preprocessor: Returns the fields of preprocessor_config.json, given our section, of pictures.
       example: Python code that uses an export; NETWORK stands for the class.
       special_tokens: Special tokens of tokenizer.json that config.json has no ids of.
       prefix: Beginning of the names of tensors, which a file may lack.
@@ -139,6 +144,9 @@ class Layout:
     data: Callable[[Any], DataSection]
     search: BeamSearch = SEARCH
     special: Mapping[str, str] = dataclasses.field(default_factory=lambda: _SPECIAL)
+    token_names: Mapping[str, str] = dataclasses.field(default_factory=lambda: _TOKEN_NAMES)
+    tokenizer_class: str = "PreTrainedTokenizerFast"
+    preprocessor: Callable[[Any], dict[str, Any]] | None = None
     example: str
     special_tokens: Mapping[str, str] = dataclasses.field(default_factory=dict)
     prefix: str = ""
@@ -239,6 +247,22 @@ class Layout:
             **values,
             **self.write(model),
         }
+
+    def tokenizer_config_json(self, model: Any, tokenizer: HuggingFaceTokenizer) -> dict[str, Any]:
+        """Returns the fields of tokenizer_config.json; AutoTokenizer then encodes as we do."""
+        inputs = ["input_ids", "attention_mask"]
+        if "num_token_types" in self.fields.values():
+            inputs.insert(1, "token_type_ids")
+        fields: dict[str, Any] = {
+            "tokenizer_class": self.tokenizer_class,
+            "model_input_names": inputs,
+            "clean_up_tokenization_spaces": False,
+        }
+        if "max_length" in self.fields.values():
+            fields["model_max_length"] = model.max_length
+        if tokenizer.languages:
+            fields["src_lang"], fields["tgt_lang"] = tokenizer.languages
+        return fields | tokenizer.special_pieces(self.token_names)
 
     def params(self, arrays: NamedArrays, model: Any, shapes: PyTree, absent: str) -> PyTree:
         """Returns our parameters, in these shapes, from the tensors of a file."""

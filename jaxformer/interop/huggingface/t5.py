@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxformer.errors import UserError
 from jaxformer.interop.huggingface.layout import ACTIVATIONS, ANY, Layout, Tensor, rms_norm
-from jaxformer.interop.huggingface.text import EXAMPLE, SPECIAL, pair_data
+from jaxformer.interop.huggingface.text import EXAMPLE, SPECIAL, TOKEN_NAMES, pair_data
 from jaxformer.interop.json_fields import JsonFields
 from jaxformer.models.t5 import T5Config
 
@@ -125,6 +125,7 @@ T5 = Layout(
     tensors=_tensors,
     data=pair_data,
     special=SPECIAL,
+    token_names=TOKEN_NAMES,
     example=EXAMPLE,
     tasks=("ForConditionalGeneration",),
     # Files of version 1.0 have a table that is not used.

@@ -46,6 +46,19 @@ def _write(model: ViTConfig) -> dict[str, Any]:
     return {"image_size": size if size[0] != size[1] else size[0], **labels}
 
 
+def _preprocessor(model: ViTConfig) -> dict[str, Any]:
+    """Returns the fields of an image processor with which pixels are from -1 to 1."""
+    half = [0.5] * model.channels
+    return {
+        "image_processor_type": "ViTImageProcessor",
+        "do_resize": True,
+        "size": {"height": model.height, "width": model.width},
+        **_PIXELS,
+        "image_mean": half,
+        "image_std": half,
+    }
+
+
 def _tensors(model: ViTConfig) -> Iterator[Tensor]:
     yield Tensor("embeddings.cls_token", "11D", ("class_token",))
     yield Tensor("embeddings.position_embeddings", "1SD", ("positions",))
@@ -67,6 +80,7 @@ VIT = Layout(
     write=_write,
     tensors=_tensors,
     data=lambda model: ImagesConfig(train="unknown", valid="unknown"),
+    preprocessor=_preprocessor,
     example=_EXAMPLE,
     has_tokenizer=False,
     prefix="vit.",

@@ -17,6 +17,16 @@ _OWNERS = ("eos", "unk", "bos", "pad")
 _LARGEST = 2**20
 
 
+def open_tokenizer_json(text: str) -> Any:
+    """Returns a ``Tokenizer`` of the library, given the text of ``tokenizer.json``."""
+    with needs_package("tokenizers", "which reads tokenizer.json", extra="interop"):
+        import tokenizers
+    try:
+        return tokenizers.Tokenizer.from_str(text)
+    except Exception as error:  # The library raises no other class.
+        raise UserError(f"expected a tokenizer.json: {error!s:.200}") from None
+
+
 class HuggingFaceTokenizer(Vocabulary):
     """Converts text to token ids and back, like ``PreTrainedTokenizerFast`` in transformers.
 
@@ -50,15 +60,10 @@ class HuggingFaceTokenizer(Vocabulary):
         for number, label in enumerate(self._labels, start=UNK + 1):
             self._symbols.setdefault(label, number)
         super().__init__(serialized)
-        with needs_package("tokenizers", "which reads tokenizer.json", extra="interop"):
-            import tokenizers
-        try:
-            self._tokenizer = tokenizers.Tokenizer.from_str(self.json)
-        except Exception as error:  # The library raises no other class.
-            raise UserError(f"expected a tokenizer.json: {error!s:.200}") from None
+        self._tokenizer = open_tokenizer_json(self.json)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self._has_bytes = isinstance(self._tokenizer.decoder, tokenizers.decoders.ByteLevel)
+        self._has_bytes = type(self._tokenizer.decoder).__name__ == "ByteLevel"
         self._check_ids(size)
         self._number(size)
         self.target_symbols = labels is not None

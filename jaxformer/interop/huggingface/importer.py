@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from jaxformer.config import Config
-from jaxformer.data.huggingface_tokenizer import HuggingFaceTokenizer
+from jaxformer.data.huggingface_tokenizer import HuggingFaceTokenizer, open_tokenizer_json
 from jaxformer.data.tokenizer import BOS, EOS
 from jaxformer.errors import MALFORMED, UserError, prefix_errors
 from jaxformer.files import local_path, read_whole, run_path
@@ -24,6 +24,7 @@ from jaxformer.interop.huggingface.gpt2 import GPT2
 from jaxformer.interop.huggingface.layout import ImportedTokenizer, Layout, sizes_of
 from jaxformer.interop.huggingface.llama import LLAMA, MISTRAL, QWEN2
 from jaxformer.interop.huggingface.t5 import MT5, T5, UMT5
+from jaxformer.interop.huggingface.tokenizer_config import apply_settings
 from jaxformer.interop.huggingface.vit import VIT
 from jaxformer.interop.json_fields import JsonFields
 from jaxformer.runs.workdir import Workdir
@@ -126,6 +127,9 @@ def read_tokenizer_files(
     content = read_whole(path)
     with prefix_errors(str(path), *MALFORMED):
         text = content.decode()
+        open_tokenizer_json(text)  # refuses other JSON
+    text = apply_settings(text, path.with_name("tokenizer_config.json"), fields)
+    with prefix_errors(str(path), *MALFORMED):
         special["unk"] = _unknown(json.loads(text))
         special |= {n: _id_of(json.loads(text), t) for n, t in layout.special_tokens.items()}
         tokenizer = HuggingFaceTokenizer.assemble(text, special, size, labels, languages)

@@ -21,6 +21,8 @@ from jaxformer.errors import UserError, prefix_errors
 # Largest size of a file that is read whole, such as a tokenizer. Ours are below 10 MiB.
 MAX_BYTES = 32 << 20
 MAX_JSON_BYTES = 8 << 20  # the worst JSON of this size takes about a second and 400 MiB
+# A pointer to a large file, which is smaller than this (git-lfs/docs/spec.md).
+_LFS_POINTER, _LFS_MAX_BYTES = b"version https://git-lfs.github.com/spec/", 1024
 # Errors of file systems for operations that they do not support.
 UNSUPPORTED = {
     *(errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP),
@@ -143,6 +145,17 @@ def make_folder(folder: pathlib.Path, variable: str) -> None:
         ) from None
 
 
+def _refuse_lfs_pointer(path: pathlib.Path, descriptor: int) -> None:
+    """Refuses the file that a clone without Git LFS has in place of a large one."""
+    beginning = os.read(descriptor, len(_LFS_POINTER))
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    if beginning == _LFS_POINTER:
+        raise UserError(
+            f"{path}: expected the file itself, found a Git LFS pointer to it; run git lfs pull in "
+            "its folder, or download the file"
+        )
+
+
 def open_file(path: pathlib.Path, inside: pathlib.Path | None = None) -> io.BufferedReader:
     """Opens an untrusted file, and never blocks.
 
@@ -166,6 +179,8 @@ def open_file(path: pathlib.Path, inside: pathlib.Path | None = None) -> io.Buff
             if os.lseek(descriptor, 0, os.SEEK_HOLE) < size:
                 raise UserError(f"{path}: expected a file with content, found a sparse one")
             os.lseek(descriptor, 0, os.SEEK_SET)
+        if size <= _LFS_MAX_BYTES:
+            _refuse_lfs_pointer(path, descriptor)
         return open(descriptor, "rb")
     except BaseException:
         os.close(descriptor)

@@ -2,6 +2,7 @@
 
 import pathlib
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from jaxformer.cli.options import Checkpoint, File, InputFile, ModelDir, OutputFile, Strict
@@ -130,6 +131,27 @@ def _classify_images(
     return [f"{p:.4f}\t{label}" if probabilities else str(label) for p, label in pairs]
 
 
+def _check_labels(path: pathlib.Path, expected: Sequence[str], known: Sequence[str]) -> None:
+    """Refuses labels that the model does not have, which no prediction could match."""
+    unknown = [label for label in dict.fromkeys(expected) if label not in known]
+    if not unknown:
+        return
+    meant = {label: _meant_label(label, known) for label in unknown}
+    named = [f"{own} for {label}" for label, own in meant.items() if own is not None]
+    advice = f"write {', '.join(named[:9])}" if named else "give a file with these labels"
+    raise UserError(
+        f"{path}:{expected.index(unknown[0]) + 1}: expected labels of the model, "
+        f"{', '.join(known[:9])}: got {', '.join(unknown[:9])}; {advice}"
+    )
+
+
+def _meant_label(label: str, known: Sequence[str]) -> str | None:
+    """Returns the label of the model that a number of a class, or another case, may stand for."""
+    if label.isdecimal() and int(label) < len(known):
+        return known[int(label)]
+    return next((each for each in known if each.casefold() == label.casefold()), None)
+
+
 def _score(classifier: "Classifier", path: pathlib.Path, baselines: bool) -> None:
     from jaxformer.config import data_section
     from jaxformer.data.held_out import open_splits
@@ -141,6 +163,7 @@ def _score(classifier: "Classifier", path: pathlib.Path, baselines: bool) -> Non
     if not pairs:
         raise UserError(f"{path}: expected lines of a label and a text, got none")
     texts, expected = zip(*pairs, strict=True)
+    _check_labels(path, expected, classifier.labels)
     with progress_bar(len(texts)) as bar:
         ours = [x.label for x in classifier.classify(texts, report=bar.update)]
     found = {"model": ours}

@@ -108,8 +108,8 @@ def import_model(
     Options:
       system: hf: BERT, GPT-2, LLaMA, M2M-100, Mistral, mT5, NLLB, Qwen2, T5, umT5 or ViT, as
         transformers saves them; marian: Marian or OPUS-MT; bergamot: a translation model of Firefox
-      directory: folder of the model, or its name on the Hugging Face Hub, such as
-        openai-community/gpt2 or Helsinki-NLP/opus-mt-en-de
+      directory: folder of the model, or its name on the Hugging Face Hub, such as gpt2 or
+        Helsinki-NLP/opus-mt-en-de
       source_language: the language of sources, for M2M-100 (such as en) and NLLB (eng_Latn)
       target_language: likewise, the language to translate to
 

@@ -9,7 +9,7 @@ from typing import Any, SupportsIndex
 import numpy as np
 
 from jaxformer.checks import check_tokens, check_unicode
-from jaxformer.data.tokenizer import BOS, EOS, SPECIAL_PIECES, UNK, Vocabulary, find_language
+from jaxformer.data.tokenizer import BOS, EOS, PAD, SPECIAL_PIECES, UNK, Vocabulary, find_language
 from jaxformer.errors import MALFORMED, UserError, needs_package, prefix_errors
 
 # In the order of our ids. The end, and then an unknown token, keep an id that several share.
@@ -28,6 +28,16 @@ _APPENDING = {
     "Strip",
     "WordPiece",
 }
+
+
+def open_tokenizer_json(text: str) -> Any:
+    """Returns a ``Tokenizer`` of the library, given the text of ``tokenizer.json``."""
+    with needs_package("tokenizers", "which reads tokenizer.json", extra="interop"):
+        import tokenizers
+    try:
+        return tokenizers.Tokenizer.from_str(text)
+    except Exception as error:  # The library raises no other class.
+        raise UserError(f"expected a tokenizer.json: {error!s:.200}") from None
 
 
 class HuggingFaceTokenizer(Vocabulary):
@@ -57,34 +67,61 @@ class HuggingFaceTokenizer(Vocabulary):
                 raise ValueError(f"its vocabulary has the size {size}")
             self.special = {n: i if i is None else operator.index(i) for n, i in special.items()}
             labels = values.get("labels")
-            self._symbols = {str(label): UNK + 1 + i for i, label in enumerate(labels or ())}
+            self._labels = [str(label) for label in labels or ()]
+        # Of several classes with one label, texts are trained towards the first.
+        self._symbols: dict[str, int] = {}
+        for number, label in enumerate(self._labels, start=UNK + 1):
+            self._symbols.setdefault(label, number)
         super().__init__(serialized)
-        with needs_package("tokenizers", "which reads tokenizer.json", extra="interop"):
-            import tokenizers
-        try:
-            self._tokenizer = tokenizers.Tokenizer.from_str(self.json)
-        except Exception as error:  # The library raises no other class.
-            raise UserError(f"expected a tokenizer.json: {error!s:.200}") from None
+        self._tokenizer = open_tokenizer_json(self.json)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         decoders = _decoders(self._tokenizer.decoder)
         self._has_bytes = "ByteLevel" in decoders
         self._appends = _only_append(decoders)
-        highest = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
+        self._check_ids(size)
+        self._number(size)
+        self.target_symbols = labels is not None
+        self.target_vocab_size = UNK + 1 + len(self._labels) if labels else self.vocab_size
+        self.languages = tuple(map(str, values.get("languages") or ()))
+        self._codes = self._language_ids()
+        self.target_start = tuple(self._codes[1:])
+        mask = self._tokenizer.token_to_id("[MASK]")
+        has_mask = mask is not None and mask < size
+        self.mask_token = int(self.our_ids[mask]) if has_mask else BOS
+
+    def special_pieces(self, names: Mapping[str, str]) -> dict[str, str]:
+        """Returns the special tokens that the vocabulary has, under other names."""
+        pieces = {}
+        for ours, theirs in names.items():
+            number = self._tokenizer.token_to_id("[MASK]") if ours == "mask" else self.special[ours]
+            if number is not None:
+                pieces[theirs] = self._tokenizer.id_to_token(number)
+        return pieces
+
+    def _check_ids(self, size: int) -> None:
+        """Refuses ids that the model lacks, unless they are of added tokens.
+
+        transformers accepts added tokens without an embedding until a text has one, as we do.
+        """
+        added = self._tokenizer.get_added_tokens_decoder()
+        ids = set(self._tokenizer.get_vocab(with_added_tokens=True).values())
+        highest = max(ids - added.keys(), default=0)
         if highest >= size:
             raise UserError(
                 f"expected token ids below vocab_size={size}, the model's: got the id {highest}"
             )
-        self._number(size)
-        self.target_symbols = labels is not None
-        self.target_vocab_size = UNK + 1 + len(self._symbols) if labels else self.vocab_size
-        self.languages = tuple(map(str, values.get("languages") or ()))
-        tokens = self._tokenizer.get_added_tokens_decoder() if self.languages else {}
-        codes = {t.content: i for i, t in tokens.items() if t.special and t.content[:1] != "<"}
-        self._codes = [int(self.our_ids[find_language(name, codes)]) for name in self.languages]
-        self.target_start = tuple(self._codes[1:])
-        mask = self._tokenizer.token_to_id("[MASK]")
-        self.mask_token = BOS if mask is None else int(self.our_ids[mask])
+
+    def _language_ids(self) -> list[int]:
+        """Returns our ids of the codes of the languages, which are special tokens."""
+        codes = {}
+        if self.languages:
+            added = self._tokenizer.get_added_tokens_decoder()
+            for number, token in added.items():
+                is_code = token.special and not token.content.startswith("<")
+                if is_code and number < len(self.our_ids):
+                    codes[token.content] = number
+        return [int(self.our_ids[find_language(name, codes)]) for name in self.languages]
 
     def _number(self, size: int) -> None:
         """Sets the ids of both sides and the absent tokens."""
@@ -122,6 +159,11 @@ class HuggingFaceTokenizer(Vocabulary):
         values |= {"languages": list(languages)} if languages else {}
         return cls(json.dumps(values).encode())
 
+    @property
+    def symbols(self) -> list[str]:
+        """Labels of the classes, in their order; several classes may share one."""
+        return self._labels
+
     def with_symbols(self, targets: Iterable[str]) -> "HuggingFaceTokenizer":
         """Returns the tokenizer with the labels of a text, unless it has all of them."""
         labels = sorted(set(targets))
@@ -140,13 +182,59 @@ class HuggingFaceTokenizer(Vocabulary):
         """Adds the special tokens of the post-processor, except the end, which batches add."""
         if target and self.target_symbols:
             return [[self._symbols.get(text, UNK)] for text in texts]
-        rows = (self._ids(text, add_special_tokens=not self._codes) for text in texts)
-        rows = [self._add_language(row, target=target) for row in rows]
-        return [row[:-1] if row[-1:] == [EOS] else row for row in rows]
+        rows = []
+        for text in texts:
+            encoding = self._tokenize(text, add_special_tokens=not self._codes)
+            ids = self._our_ids(encoding)
+            # The end may also be typed in the text, which keeps it.
+            if ids[-1:] == [EOS] and encoding.special_tokens_mask[-1]:
+                ids = ids[:-1]
+            rows.append(self._add_language(ids, target=target))
+        return rows
 
-    def _ids(self, text: str, **options: bool) -> list[int]:
-        check_unicode(text, "text")
-        return self.our_ids[self._tokenizer.encode(text, **options).ids].tolist()
+    def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
+        """Returns the ids of a pair of texts, with special tokens, and the type of each token.
+
+        As in transformers, the post-processor of ``tokenizer.json`` gives the types: for BERT 0 in
+        [CLS] first [SEP], and 1 in second [SEP].
+        """
+        encoding = self._tokenize(first, second, add_special_tokens=True)
+        return self._our_ids(encoding), encoding.type_ids
+
+    def _ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        return self._our_ids(self._tokenize(text, add_special_tokens=add_special_tokens))
+
+    def _our_ids(self, encoding: Any) -> list[int]:
+        return self.our_ids[encoding.ids].tolist()
+
+    def _tokenize(self, text: str, pair: str | None = None, *, add_special_tokens: bool) -> Any:
+        """Returns the encoding of a text or of a pair, which may have special tokens in its text.
+
+        Raises:
+          UserError: UTF-8 cannot encode a text, or one has the padding token, which models ignore.
+        """
+        texts = [text] if pair is None else [text, pair]
+        for each in texts:
+            check_unicode(each, "text")
+        encoding = self._tokenizer.encode(text, pair, add_special_tokens=add_special_tokens)
+        self._check_embedded(encoding, texts)
+        if PAD in self.our_ids[encoding.ids]:
+            padding = self._tokenizer.id_to_token(int(self.their_ids[PAD]))
+            raise UserError(
+                f"expected a text without {padding}, the padding token, which the model would "
+                f"ignore: got {' '.join(texts)!r:.80}; remove it"
+            )
+        return encoding
+
+    def _check_embedded(self, encoding: Any, texts: Sequence[str]) -> None:
+        """Refuses texts with tokens that were added to the tokenizer, but not to the model."""
+        pairs = zip(encoding.tokens, encoding.ids, strict=True)
+        unknown = [token for token, number in pairs if number >= len(self.our_ids)]
+        if unknown:
+            raise UserError(
+                f"expected a text without {unknown[0]}, which the tokenizer has but the model does "
+                f"not: got {' '.join(texts)!r:.80}; remove it"
+            )
 
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
         ids = check_tokens(ids, self.vocab_size, "token ids")

@@ -13,7 +13,7 @@ from jaxformer.checks import check_same_length, check_texts, check_tokens, check
 from jaxformer.config import Config
 from jaxformer.data.characters import replace_controls
 from jaxformer.data.tokenizer import EOS, Vocabulary
-from jaxformer.errors import UserError
+from jaxformer.errors import UserError, prefix_errors
 from jaxformer.inference.batched_search import Decoded, all_shapes, compile_programs, search_batches
 from jaxformer.inference.members import Member
 from jaxformer.inference.shortlist import Shortlist
@@ -308,7 +308,8 @@ class Translator(Predictor):
 
     def _encode(self, text: str, encode: Callable[[str], list[int]], place: str) -> list[int]:
         check_unicode(text, place)
-        ids = encode(text)
+        with prefix_errors(place):
+            ids = encode(text)
         if len(ids) >= self.max_length:
             raise UserError(
                 f"{place}: expected at most {self.max_length - 1} tokens (model.max_length), got "

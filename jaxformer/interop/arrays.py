@@ -128,6 +128,8 @@ def read_safetensors(path: pathlib.Path, skip: re.Pattern[str] = NOTHING) -> dic
     """Reads the arrays of a safetensors file, which must be floats; ``skip`` matches others."""
     with needs_package("safetensors", "which reads the weights of other systems"):
         import safetensors
+    with explain_read_errors(path):
+        open_file(path).close()  # Refuses other things than files, and Git LFS pointers.
     with (
         prefix_errors(f"{path}: expected a safetensors file", safetensors.SafetensorError),
         explain_read_errors(path),
@@ -142,6 +144,8 @@ def read_safetensors(path: pathlib.Path, skip: re.Pattern[str] = NOTHING) -> dic
 
 def read_torch(path: pathlib.Path) -> dict[str, Float[np.ndarray, "..."]]:
     """Reads a state dictionary that ``torch.save`` wrote, such as pytorch_model.bin, as float32."""
+    with explain_read_errors(path):
+        open_file(path).close()  # Refuses other things than files, and Git LFS pointers.
     with needs_package(
         "torch", "which reads pytorch_model.bin; model.safetensors needs no PyTorch"
     ):

@@ -42,6 +42,7 @@ def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
     pieces = formats.write_tokenizer(model, folder)
     known = {"norm_position": ["post", "pre"], "positions": ["sinusoidal", "learned"]}
     formats.check_fields(config, "CTranslate2", **known, activation=_ACTIVATIONS)
+    formats.check_params(model, "CTranslate2")
     search = formats.check_search(model.config, "CTranslate2")
     with needs_package("ctranslate2", "which writes this format"):
         import ctranslate2

@@ -14,7 +14,7 @@ from jaxformer.data.marian_tokenizer import MarianTokenizer
 from jaxformer.data.tokenizer import Tokenizer
 from jaxformer.errors import UserError
 from jaxformer.files import write_file
-from jaxformer.inference.weights import TrainedModel
+from jaxformer.inference.weights import TrainedModel, abstract_params, named_arrays
 from jaxformer.kinds import PARSING, TRANSLATION
 from jaxformer.models.architecture import Architecture
 from jaxformer.search import BeamSearch
@@ -60,6 +60,21 @@ def paper_model(config: Config, system: str) -> ModelConfig:
             f"{type(config.model).__name__}; export stablehlo or safetensors instead"
         )
     return model_section(config, ModelConfig)
+
+
+def check_params(model: TrainedModel, system: str) -> None:
+    """Checks that a model has no parameters besides those that its config describes.
+
+    An exporter writes the parameters by name, and would leave out any other.
+    """
+    section = model.config.model
+    known = named_arrays(abstract_params(section, model.config.kind))
+    unknown = sorted(named_arrays(model.params).keys() - known.keys())
+    if unknown:
+        raise UserError(
+            f"{system}: expected the parameters of a {type(section).__name__}, got also "
+            f"{unknown[0]}; export stablehlo or safetensors instead"
+        )
 
 
 def required_beam_search(config: Config, system: str) -> BeamSearch:

@@ -8,7 +8,9 @@ from typing import NamedTuple
 from jaxformer.errors import UserError, needs_package
 from jaxformer.inference.weights import name_folder
 
-_NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?", re.ASCII)
+_PART = r"[A-Za-z0-9][\w.-]*"
+# The oldest models, such as gpt2 and t5-small, have no owner.
+_NAME = re.compile(rf"((?:{_PART}/)?{_PART})(?:@([\w./-]+))?", re.ASCII)
 
 
 # A folder in the cache of huggingface_hub.
@@ -38,12 +40,13 @@ def model_folder(name: pathlib.Path, files: ModelFiles) -> pathlib.Path:
     """Returns the folder of a model, downloaded if there is no such folder but a name of the Hub.
 
     Downloads are in the cache of huggingface_hub. Without a network, the newest cached commit is
-    used. ``NAME@REVISION`` names a branch, a tag or a commit.
+    used. ``NAME@REVISION`` names a branch, a tag or a commit, and ``NAME`` may have no owner.
     """
     found = _NAME.fullmatch(name.as_posix())
     if name.exists() or not found:
         return name
-    with needs_package("huggingface_hub", "which downloads models", extra="interop"):
+    reason = f"which downloads models, since there is no folder {name}"
+    with needs_package("huggingface_hub", reason, extra="interop"):
         from huggingface_hub import constants, errors, snapshot_download
     repository, revision = found.groups()
     first = [names[0] for names in files.weights]
@@ -72,7 +75,7 @@ def model_folder(name: pathlib.Path, files: ModelFiles) -> pathlib.Path:
     except (errors.HFValidationError, errors.RepositoryNotFoundError, errors.RevisionNotFoundError):
         raise UserError(
             f"{address}: expected a model, but there is none, or it is private; check the name "
-            f"{name}, or set HF_TOKEN"
+            f"{name}, which is not a folder either, or set HF_TOKEN"
         ) from None
     except (OSError, errors.HTTPError) as error:  # pyright: ignore[reportPrivateImportUsage]
         message = str(error).partition("\n")[0]

@@ -1,13 +1,15 @@
 """The fields of another system's JSON files."""
 
 import pathlib
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from jaxformer.errors import UserError
 from jaxformer.files import read_object
+from jaxformer.interop.config_fields import names_no_architecture
 
 
 class JsonFields:
@@ -42,6 +44,18 @@ class JsonFields:
         """Refuses a field with another value than the known ones, unless it is left out."""
         if name in self.values and self.values[name] not in known:
             raise self._error(name, expected, f"; jaxformer's {reason}")
+
+    def check_known(self, known: Collection[str], ignored: str) -> None:
+        """Refuses fields of an architecture that an importer neither reads nor may ignore.
+
+        Args:
+          known: Fields that the importer reads or checks.
+          ignored: Pattern of the architecture's fields that change nothing.
+        """
+        for name, value in self.values.items():
+            is_known = name in known or re.fullmatch(ignored, name)
+            if not is_known and not names_no_architecture(name, value):
+                raise UserError(f"{self.place}: jaxformer does not know {name}={value!r:.80}")
 
     def _error(self, name: str, expected: str, reason: str = "") -> UserError:
         value = self.values.get(name)

@@ -1,24 +1,24 @@
 """BERT (Devlin et al. 2019), the encoder of the paper with heads for classes and masked tokens."""
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal, TypeAlias
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxformer.data.tokenizer import EOS
 from jaxformer.errors import UserError
 from jaxformer.fields import check_positive
 from jaxformer.models.architecture import Architecture
 from jaxformer.models.assembly import make_stack
 from jaxformer.models.encoder import Encoder, linear
-from jaxformer.nn.dropout import Dropout
+from jaxformer.nn.dropout import Dropout, RowIds
 from jaxformer.nn.embedding import embed, output_logits
 from jaxformer.nn.feed_forward import Activation, activate
 from jaxformer.nn.matmul import project
 from jaxformer.nn.norm import LayerNorm
 from jaxformer.nn.precision import ComputeDtype
 
+TokenTypes: TypeAlias = Int[Array, "B T"] | None
 Heads = Literal["", "pooler", "masked", "pooler masked", "pooler next", "pooler masked next"]
 
 
@@ -68,6 +68,10 @@ class Bert(Encoder):
 
     A text is [CLS] text [SEP] in the ids of its tokenizer, and a pair is [CLS] text [SEP] text
     [SEP]; 0 is padding. Without classes, ``__call__`` returns the features.
+
+    The type of a token tells the texts of a pair apart. Ids do not determine types, since a text
+    may have a [SEP], too. Methods take them as ``token_types``, which are 0 when left out, for a
+    single text; ``encode_pair`` of the tokenizer returns the types of a pair.
     """
 
     config: BertConfig
@@ -92,10 +96,42 @@ class Bert(Encoder):
             self.masked_norm = LayerNorm(c.norm_epsilon)
             self.logits_bias = self._make_logits_bias()
 
-    def embed(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]:
+    def __call__(
+        self,
+        tokens: Int[Array, "B T"],
+        deterministic: bool = True,
+        *,
+        row_ids: RowIds = None,
+        token_types: TokenTypes = None,
+    ) -> Float[Array, "B ..."]:
+        """Returns logits of the classes, float32 or float64.
+
+        Args:
+          tokens: Token ids; 0 is padding.
+          deterministic: False enables dropout, and needs ``rngs={"dropout": key}``. Static.
+          row_ids: As in :class:`~jaxformer.Transformer`, which also raises the same errors.
+          token_types: The type of each token, below ``num_token_types``; 0 when None.
+        """
+        options: Any = {"row_ids": row_ids, "token_types": token_types}
+        features = self.features(tokens, deterministic, **options)
+        return self._class_logits(features, tokens, deterministic, row_ids)
+
+    def features(
+        self,
+        tokens: Int[Array, "B T"],
+        deterministic: bool = True,
+        *,
+        row_ids: RowIds = None,
+        token_types: TokenTypes = None,
+    ) -> Float[Array, "B T D"]:
+        """Returns the output of the encoder; see ``__call__``."""
+        return self._encode(self.embed(tokens, token_types), tokens, deterministic, row_ids)
+
+    def embed(
+        self, tokens: Int[Array, "B T"], token_types: TokenTypes = None
+    ) -> Float[Array, "B T D"]:
         """Returns the sum of three embeddings, normalized."""
-        ends = (tokens == EOS).astype(jnp.int32)
-        types = jnp.minimum(ends.cumsum(axis=1) - ends, self.config.num_token_types - 1)
+        types = jnp.zeros_like(tokens) if token_types is None else token_types
         x = self.words(tokens)
         return self.norm(x + embed(self.token_types, types).astype(x.dtype))
 
@@ -113,11 +149,16 @@ class Bert(Encoder):
         dense = project(features, *self.masked, c.compute_dtype)
         return self.masked_norm(activate(c.activation, dense))
 
-    def token_logits(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T V"]:
+    def token_logits(
+        self, tokens: Int[Array, "B T"], token_types: TokenTypes = None
+    ) -> Float[Array, "B T V"]:
         """Returns logits of the tokens that masks stand for."""
-        x = self.transform(self.features(tokens))
+        x = self.transform(self.features(tokens, token_types=token_types))
         return output_logits(x, self.output_table, self.logits_bias)
 
-    def next_logits(self, tokens: Int[Array, "B T"]) -> Float[Array, "B 2"]:
+    def next_logits(
+        self, tokens: Int[Array, "B T"], token_types: Int[Array, "B T"]
+    ) -> Float[Array, "B 2"]:
         """Returns logits of "the second text of the pair follows the first" and "does not"."""
-        return linear(self.pool(self.features(tokens), tokens), *self.next)
+        features = self.features(tokens, token_types=token_types)
+        return linear(self.pool(features, tokens), *self.next)

@@ -3,6 +3,7 @@
 import dataclasses
 
 import jax.numpy as jnp
+from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
 from jaxformer.errors import UserError
@@ -70,6 +71,22 @@ class Encoder(TokenModel):
           row_ids: As in :class:`~jaxformer.Transformer`, which also raises the same errors.
         """
         features = self.features(tokens, deterministic, row_ids=row_ids)
+        return self._class_logits(features, tokens, deterministic, row_ids)
+
+    def features(
+        self, tokens: Int[Array, "B T"], deterministic: bool = True, *, row_ids: RowIds = None
+    ) -> Float[Array, "B T D"]:
+        """Returns the output of the encoder; see ``__call__``."""
+        return self._encode(self.embed(tokens), tokens, deterministic, row_ids)
+
+    def _class_logits(
+        self,
+        features: Float[Array, "B T D"],
+        tokens: Int[Array, "B T"],
+        deterministic: bool,
+        row_ids: RowIds,
+    ) -> Float[Array, "B ..."]:
+        """Returns logits of the classes, or the features of a model without classes."""
         if self.is_initializing():
             self.transform(features)
         if not self.config.num_classes:
@@ -77,11 +94,14 @@ class Encoder(TokenModel):
         dropout = dropout_rows(tokens.shape[0], deterministic, row_ids)
         return linear(self.pooled_dropout(self.pool(features, tokens), dropout), *self.classes)
 
-    def features(
-        self, tokens: Int[Array, "B T"], deterministic: bool = True, *, row_ids: RowIds = None
+    def _encode(
+        self,
+        x: Float[Array, "B T D"],
+        tokens: Int[Array, "B T"],
+        deterministic: bool,
+        row_ids: RowIds,
     ) -> Float[Array, "B T D"]:
-        """Returns the output of the encoder; see ``__call__``."""
-        x = self.embed(tokens)
+        """Returns the output of the encoder for embedded tokens."""
         dropout = dropout_rows(tokens.shape[0], deterministic, row_ids)
         keys = Keys.of_sequence(tokens.shape[1], (tokens != 0).astype(jnp.int32))
         return self.encoder(self.dropout(x, dropout), keys, dropout=dropout)
@@ -100,3 +120,15 @@ def linear(x: Float[Array, "B D"], matrix: Array, bias: Array) -> Float[Array, "
     """Returns float32 or float64 logits."""
     logits = x.astype(matrix.dtype) @ matrix
     return logits + expand_like(bias, logits)
+
+
+def class_probabilities(logits: Float[Array, "B C"]) -> Float[Array, "B C"]:
+    """Returns the probability of each class.
+
+    A single logit is a score, such as the relevance of a text, whose softmax would always be 1. As
+    in transformers, its probability is its sigmoid.
+
+    >>> [class_probabilities(jnp.zeros((1, n))).tolist() for n in (1, 2)]
+    [[[0.5]], [[0.5, 0.5]]]
+    """
+    return nn.sigmoid(logits) if logits.shape[-1] == 1 else nn.softmax(logits)

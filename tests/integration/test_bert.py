@@ -7,6 +7,8 @@ import dataclasses
 import functools
 import json
 import pathlib
+import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -26,6 +28,7 @@ from jaxformer.errors import UserError
 from jaxformer.inference.weights import TrainedModel, abstract_params
 from jaxformer.interop.export import export_model
 from jaxformer.interop.huggingface.importer import import_huggingface
+from jaxformer.models.bert import Bert
 from jaxformer.runs.workdir import Workdir
 from jaxformer.tasks.classification.classifier import Classifier
 from jaxformer.tasks.classification.task import Classification, MaskedLanguageModeling
@@ -34,7 +37,7 @@ from jaxformer.tasks.initialization import make_start_from
 from ..profiles import by_profile
 from . import pages
 
-pytest.importorskip("tokenizers")
+tokenizers = pytest.importorskip("tokenizers")
 
 FIXTURES = pathlib.Path(__file__).parents[1] / "fixtures" / "bert"
 MODELS = by_profile(
@@ -47,7 +50,9 @@ NETWORKS = {
     "pretraining": "BertForPreTraining",
     "classifier": "BertForSequenceClassification",
 }
-TEXTS = ["the old house", "a dog runs!", "two books"]  # the first in the fixture
+# The rows of the fixtures.
+TEXTS = ["the old house", "a dog runs!", "two books"]
+PAIRS = [("the man sees", "a cat"), ("", "dog"), ("he has it", "the house is red.")]
 
 
 @functools.cache
@@ -59,7 +64,19 @@ def imported(name):
     return folder / "run", TrainedModel.load(folder / "run"), outputs
 
 
-def outputs_of(workdir, trained, tokens):
+def encoded_rows(trained):
+    """Returns the tokens and token types of the fixtures' rows."""
+    singles = [(trained.tokenizer.encode_prompt(text), []) for text in TEXTS]
+    rows = singles + [trained.tokenizer.encode_pair(*pair) for pair in PAIRS]
+    shape = len(rows), max(len(ids) for ids, _ in rows)
+    tokens, types = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
+    for number, (ids, own) in enumerate(rows):
+        tokens[number, : len(ids)] = ids
+        types[number, : len(own)] = own
+    return tokens, np.minimum(types, trained.config.model.num_token_types - 1)
+
+
+def outputs_of(workdir, trained, rows):
     """Returns our outputs, by their names in the fixtures."""
     model, params = load_model(workdir)
     methods = {"features": "features", "token_logits": "token_logits", "next": "next_logits"}
@@ -67,17 +84,19 @@ def outputs_of(workdir, trained, tokens):
     own = trained.config.model
 
     @jax.jit
-    def run(params, tokens):
+    def run(params, tokens, types):
         def call(module):
             names = [n for n in methods if n not in heads or heads[n] in own.heads]
-            found = {name: getattr(module, methods[name])(tokens) for name in names}
+            found = {n: getattr(module, methods[n])(tokens, token_types=types) for n in names}
             if "pooler" in own.heads:
                 found["pooled"] = module.pool(found["features"], tokens)
-            return found | ({"classes": module(tokens)} if own.num_classes else {})
+            if own.num_classes:
+                found["classes"] = module(tokens, token_types=types)
+            return found
 
         return model.apply({"params": params}, method=call)
 
-    return jax.device_get(run(params, tokens))
+    return jax.device_get(run(params, *rows))
 
 
 def check_outputs(found, expected, tokens, ours):
@@ -93,8 +112,28 @@ def check_outputs(found, expected, tokens, ours):
 @pytest.mark.parametrize("name", MODELS)
 def test_outputs_equal_transformers(name):
     workdir, trained, expected = imported(name)
-    ours, tokens = trained.tokenizer.our_ids, expected["tokens"]
-    check_outputs(outputs_of(workdir, trained, ours[tokens]), expected, tokens, ours)
+    ours, tokens, rows = trained.tokenizer.our_ids, expected["tokens"], encoded_rows(trained)
+    np.testing.assert_array_equal(rows[0], ours[tokens])
+    check_outputs(outputs_of(workdir, trained, rows), expected, tokens, ours)
+
+
+def test_special_tokens_in_a_text_do_not_make_a_pair():
+    """As in transformers, every token of a single text has type 0."""
+    _, trained, _ = imported("plain")
+    tokenizer = trained.tokenizer
+    ids = tokenizer.encode_prompt("a dog [SEP] two [CLS] books [MASK]")
+    library = tokenizers.Tokenizer.from_str(tokenizer.json)
+    encoded = library.encode("a dog [SEP] two [CLS] books [MASK]")
+    assert tokenizer.their_ids[ids].tolist() == encoded.ids
+    assert ids.count(EOS) == 2
+    model = Bert(trained.config.model)
+    embed = jax.jit(lambda params, *rows: model.apply({"params": params}, *rows, method="embed"))
+    types = np.zeros((1, len(ids)), np.int32)
+    found = embed(trained.params, np.array([ids]))
+    np.testing.assert_array_equal(found, embed(trained.params, np.array([ids]), types))
+    types[0, 5:] = 1
+    other = embed(trained.params, np.array([ids]), types)
+    assert (np.any(found != other, axis=2) == types).all()
 
 
 def test_old_files_are_read(tmp_path):
@@ -138,6 +177,59 @@ def test_the_commands_classify_quantize_and_draw(tmp_path, capsys):
     assert main(["attention", TEXTS[0], *page]) in (0, None)
     found = capsys.readouterr().out.splitlines()[-1]
     assert found == f"{tmp_path}/a.html: {Classifier.load(workdir).classify(TEXTS)[0].label}"
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("0 a dog\n2 a cat\n", ":1: .* got 0, 2; write good for 0, bad for 2"),
+        ("bad a dog\nGOOD a cat\n", ":2: .* got GOOD; write good for GOOD"),
+        ("good a dog\n3 a cat\nfine a\n", ":2: .* got 3, fine; give a file with these labels"),
+    ],
+)
+def test_labels_that_the_model_lacks_are_refused(lines, message, tmp_path, capsys):
+    (tmp_path / "labeled").write_text(lines)
+    command = ["classify", "--workdir", str(imported("classifier")[0])]
+    assert main([*command, "--labeled", str(tmp_path / "labeled")]) == 2
+    error = capsys.readouterr().err
+    assert "expected labels of the model, good, not bad, bad: got" in error
+    assert re.search(message, error)
+
+
+def changed_classifier(directory, rows, **fields):
+    """Writes the classifier of the fixture with some of its classes, and other fields."""
+    shutil.copytree(FIXTURES / "classifier", directory)
+    arrays = safetensors.numpy.load_file(directory / "model.safetensors")
+    arrays |= {name: arrays[name][rows] for name in ("classifier.weight", "classifier.bias")}
+    safetensors.numpy.save_file(arrays, directory / "model.safetensors")
+    config = json.loads((directory / "config.json").read_text()) | fields
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory
+
+
+def test_the_probability_of_a_single_label_is_a_sigmoid(tmp_path):
+    """As in the pipeline of transformers, for a cross-encoder or a reward model."""
+    changed = changed_classifier(tmp_path / "one", [1], id2label={"0": "LABEL_0"})
+    import_huggingface(changed, tmp_path / "run")
+    found = Classifier.load(tmp_path / "run").classify(TEXTS)
+    logits = imported("classifier")[2]["classes"][: len(TEXTS), 1]
+    assert [each.label for each in found] == ["LABEL_0"] * len(TEXTS)
+    probabilities = [each.probability for each in found]
+    np.testing.assert_allclose(probabilities, 1 / (1 + np.exp(-logits)), rtol=1e-5)
+
+
+def test_classes_may_share_a_label(tmp_path):
+    names = {"0": "crane", "1": "robin", "2": "crane"}
+    changed = changed_classifier(tmp_path / "cranes", [0, 1, 2], id2label=names)
+    import_huggingface(changed, tmp_path / "run")
+    classifier = Classifier.load(tmp_path / "run")
+    assert classifier.labels == ["crane", "robin", "crane"]
+    assert classifier.tokenizer.encode_target("crane") == [UNK + 1]
+    logits = imported("classifier")[2]["classes"][: len(TEXTS)]
+    expected = [names[str(number)] for number in logits.argmax(axis=1)]
+    assert [each.label for each in classifier.classify(TEXTS)] == expected
+    export_model("safetensors", tmp_path / "run", tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["id2label"] == names
 
 
 @pytest.fixture
@@ -244,9 +336,10 @@ def test_the_pages_are_executed(tmp_path, monkeypatch):
     expected = imported("plain")[2]
     np.testing.assert_allclose(names["pooled"][0], expected["pooled"][0], rtol=1e-4)
     names = pages.execute("classification.md", "Question answering", __name__="page")
-    tokens, places = names["encode"](*names["examples"][0])
+    tokens, types, places = names["encode"](*names["examples"][0])
     params = names["state"].params
-    found = names["model"].apply({"params": params}, tokens[None], method="features")[0]
+    types = {"token_types": types[None], "method": "features"}
+    found = names["model"].apply({"params": params}, tokens[None], **types)[0]
     logits = np.where(tokens[:, None] == 0, -np.inf, found @ params["span"])
     assert logits.argmax(axis=0).tolist() == places
 
@@ -272,7 +365,7 @@ def test_minilm_equals_transformers(tmp_path):
     encoded = trained.tokenizer.encode_batch(TEXTS)
     for row, ids in zip(ours[tokens], encoded, strict=False):
         assert row[: len(ids) + 1].tolist() == [*ids, EOS]
-    found = outputs_of(tmp_path / "run", trained, ours[tokens])
+    found = outputs_of(tmp_path / "run", trained, encoded_rows(trained))
     found["features"] = found["features"][..., ::10]
     check_outputs(found, expected, tokens, ours)
     assert read_config(Workdir(tmp_path / "run")).model == trained.config.model

@@ -249,6 +249,9 @@ def test_features_that_a_format_does_not_know_are_refused(write, learned_workdir
         [(name, value)] = change.items()
         with pytest.raises(UserError, match=rf": expected model\.{name}=.*, got {value}; export"):
             write(dataclasses.replace(model, config=config), tmp_path)
+    more = dataclasses.replace(model, params=model.params | {"adapter": np.zeros(3)})
+    with pytest.raises(UserError, match="parameters of a ModelConfig, got also adapter; export"):
+        write(more, tmp_path)
     config = dataclasses.replace(model.config, model=StudentConfig(vocab_size=300))
     with pytest.raises(UserError, match="paper's model, a ModelConfig, got a StudentConfig; expo"):
         write(dataclasses.replace(model, config=config), tmp_path)

@@ -255,6 +255,61 @@ def test_an_export_is_the_imported_model_bit_for_bit(name, tmp_path):
     assert name == "vit" or again.tokenizer.sha256 == trained.tokenizer.sha256
 
 
+BERT_PIECES = {
+    "pad_token": "[PAD]",
+    "unk_token": "[UNK]",
+    "cls_token": "[CLS]",
+    "sep_token": "[SEP]",
+    "mask_token": "[MASK]",
+}
+TYPED = ["input_ids", "token_type_ids", "attention_mask"]
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        ("../bert/masked", {"model_max_length": 24, "model_input_names": TYPED, **BERT_PIECES}),
+        ("gpt2", {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}),
+        ("llama_grouped", {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}),
+        ("t5", {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}),
+        (
+            "nllb",
+            {"tokenizer_class": "NllbTokenizer", "src_lang": "eng_Latn", "tgt_lang": "deu_Latn"},
+        ),
+    ],
+)
+def test_an_export_has_the_settings_of_its_tokenizer(model, expected, tmp_path):
+    """AutoTokenizer of transformers 5.24 encodes with them as we do (checked on 2026-11-28).
+
+    GPT-2 of transformers would add embeddings of token types, and T5 would refuse them.
+    """
+    export_model("safetensors", imported(model)[0], tmp_path / "out")
+    found = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
+    plain = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_input_names": ["input_ids", "attention_mask"],
+    }
+    expected = plain | expected
+    assert {name: found.get(name) for name in expected} == expected
+    assert ("bos_token" in found) == ("bos_token" in expected)
+    import_huggingface(tmp_path / "out", tmp_path / "again", LANGUAGES.get(model, ()))
+
+
+def test_an_export_has_the_pixels_of_its_pictures(tmp_path):
+    export_model("safetensors", imported("vit")[0], tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "preprocessor_config.json").read_text()) == {
+        "image_processor_type": "ViTImageProcessor",
+        "do_resize": True,
+        "size": {"height": 8, "width": 12},
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": [0.5, 0.5, 0.5],
+        "image_std": [0.5, 0.5, 0.5],
+    }
+    import_huggingface(tmp_path / "out", tmp_path / "again")
+
+
 def test_the_command_line_imports_and_generates(tmp_path, capsys):
     workdir, outputs = str(tmp_path / "run"), imported("gpt2")[2]
     assert main(["import", "hf", str(FIXTURES / "gpt2"), "--workdir", workdir]) in (0, None)

@@ -158,6 +158,16 @@ def test_only_regular_files_are_opened(tmp_path, monkeypatch):
     assert len(os.listdir("/proc/self/fd")) == before  # Descriptors are closed.
 
 
+def test_a_pointer_of_git_lfs_is_named(tmp_path):
+    """As in a clone without Git LFS (the example of git-lfs/docs/spec.md)."""
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a21\nsize 12345\n"
+    (tmp_path / "model.bin").write_text(pointer)
+    with pytest.raises(UserError, match=r"model\.bin: .* found a Git LFS pointer to it; run"):
+        read_whole(tmp_path / "model.bin")
+    (tmp_path / "text").write_text(f"# {pointer}")
+    assert read_whole(tmp_path / "text").decode() == f"# {pointer}"
+
+
 def test_links_out_of_a_folder_are_refused(tmp_path):
     root = tmp_path / "root"
     root.mkdir()

@@ -26,7 +26,7 @@ from jaxformer.inference.translator import Translator
 from jaxformer.inference.weights import TrainedModel
 from jaxformer.interop.bergamot import files, layout
 from jaxformer.interop.bergamot.calibration import find_alphas
-from jaxformer.interop.formats import Usage, check_fields, check_search
+from jaxformer.interop.formats import Usage, check_fields, check_params, check_search
 from jaxformer.models.student import StudentConfig
 from jaxformer.runs.workdir import read_workdir_object
 
@@ -71,6 +71,7 @@ _NOTES = (
 def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
     """Writes the model in int8, its vocabulary, its shortlist if it has one, and config.yml."""
     config = _checked_config(model)
+    check_params(model, _SYSTEM)
     search = check_search(model.config, _SYSTEM)
     data = data_section(model.config, DataConfig)
     languages = f"{data.source_language}{data.target_language}"

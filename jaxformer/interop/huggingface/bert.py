@@ -5,7 +5,7 @@ from typing import Any
 
 from jaxformer.config import LabeledConfig
 from jaxformer.errors import UserError
-from jaxformer.interop.huggingface.layout import Layout, Tensor, affine, layer_norm
+from jaxformer.interop.huggingface.layout import ANY, Layout, Tensor, affine, layer_norm
 from jaxformer.interop.huggingface.text import LOADED
 from jaxformer.interop.json_fields import JsonFields
 from jaxformer.models.bert import BertConfig
@@ -30,23 +30,42 @@ _HEADS = {
 
 
 def read_labels(fields: JsonFields) -> list[str]:
-    """Returns the labels of a classifier; none for a file without one."""
+    """Returns the labels of a classifier; none for a file without one.
+
+    Several classes may share a label. ImageNet has two cranes, a bird and a machine.
+    """
     if "classifier.weight" not in fields.tensors:
         return []
-    named = fields.values.get("id2label", {"0": "LABEL_0", "1": "LABEL_1"})
+    one = "single_label_classification"
+    advice = (
+        "classifier gives the probability of each class; remove problem_type to read the values as "
+        "logits: one as of a sigmoid, several as of a softmax"
+    )
+    fields.check("problem_type", [None, one], one, advice)
+    named = fields.values.get("id2label")
+    if named is None:
+        # transformers has two labels if there is neither field.
+        count = fields.integer("num_labels") if "num_labels" in fields.values else 2
+        return [f"LABEL_{number}" for number in range(count)]
     numbers = range(len(named)) if isinstance(named, dict) else ()
     labels = [str(named.get(str(number), "\n")) for number in numbers]
-    if not labels or len(set(labels)) < len(labels) or not all(map(str.isprintable, labels)):
+    if not labels or not all(map(str.isprintable, labels)):
         raise UserError(f"{fields.place}: expected id2label to name each class: got {named!r:.80}")
     return labels
 
 
 def _read(fields: JsonFields) -> dict[str, Any]:
-    rate, one = fields.values.get("hidden_dropout_prob"), "single_label_classification"
+    rate = fields.values.get("hidden_dropout_prob")
     fields.check("classifier_dropout", [None, rate], f"{rate!r}", "BertConfig has one rate")
-    fields.check("problem_type", [None, one], one, "classifier has no other")
     heads = [head for head, layer in _HEADS.items() if f"{layer}.weight" in fields.tensors]
-    return {"heads": " ".join(heads), "num_classes": len(read_labels(fields))}
+    labels = read_labels(fields)
+    if labels and "pooler" not in heads:
+        raise UserError(
+            f"{fields.place}: expected bert.pooler.dense.weight beside classifier.weight, as in a "
+            "BertForSequenceClassification: got none, as in a BertForTokenClassification, which "
+            "jaxformer does not have"
+        )
+    return {"heads": " ".join(heads), "num_classes": len(labels)}
 
 
 def _network(model: BertConfig) -> str:
@@ -106,16 +125,30 @@ BERT = Layout(
     | {"max_position_embeddings": "max_length", "type_vocab_size": "num_token_types"},
     defaults={"type_vocab_size": 2, "layer_norm_eps": 1e-12},
     only=_ONLY | {"position_embedding_type": "absolute"},
-    # Of other heads, of training, and of the code that saved the file.
-    ignored="pooler_.*|directionality|.*label.*|classifier_dropout|problem_type|finetuning_task",
+    # Of the code that saved old files, and a field that is checked.
+    ignored="pooler_.*|directionality|classifier_dropout",
     read=_read,
     labels=read_labels,
     tensors=_tensors,
     data=_data,
     example=f'{LOADED}print(model(torch.tensor([tokenizer.encode("a house").ids])))\n',
     special_tokens={"pad": "[PAD]", "eos": "[SEP]", "bos": "[CLS]", "unk": "[UNK]"},
+    token_names={
+        "pad": "pad_token",
+        "eos": "sep_token",
+        "bos": "cls_token",
+        "unk": "unk_token",
+        "mask": "mask_token",
+    },
     prefix="bert.",
+    tasks=(
+        "ForMaskedLM",
+        "ForPreTraining",
+        "ForNextSentencePrediction",
+        "ForSequenceClassification",
+    ),
     heads=("cls.", "classifier."),
     old_names={"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"},
+    expressed={"heads": ANY, "num_classes": ANY},
     buffers=r"embeddings\.(position|token_type)_ids",
 )

@@ -15,23 +15,27 @@ from jaxformer.interop.safetensors import save_arrays
 def can_write(model: TrainedModel) -> bool:
     """Returns whether a model has a foreign architecture, and a foreign tokenizer."""
     expected = HuggingFaceTokenizer if model.config.kind.load_tokenizer else type(None)
-    return bool(_layouts(model)) and isinstance(model.tokenizer, expected)
+    return isinstance(model.tokenizer, expected) and bool(_layouts(model))
 
 
 def _layouts(model: TrainedModel) -> list[Layout]:
     section = model.config.model
-    own = [layout for layout in LAYOUTS.values() if type(section) is layout.section]
-    return [layout for layout in own if layout.can_express(section)]
+    return [each for each in LAYOUTS.values() if each.can_express(section, model.tokenizer)]
 
 
 def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
-    """Writes model.safetensors, config.json and tokenizer.json."""
+    """Writes model.safetensors, config.json, and the files of the tokenizer or of pictures."""
     section, tokenizer, layout = model.config.model, model.tokenizer, _layouts(model)[0]
     save_arrays(layout.arrays(model.params, section, tokenizer), folder / "model.safetensors")
-    fields = layout.config_json(section, tokenizer)
-    write_file(folder / "config.json", (json.dumps(fields, indent=2) + "\n").encode())
+    files = {"config.json": layout.config_json(section, tokenizer)}
     if tokenizer is not None:
         write_file(folder / "tokenizer.json", tokenizer.json.encode())
+        files["tokenizer_config.json"] = layout.tokenizer_config_json(section, tokenizer)
+    if layout.preprocessor is not None:
+        files["preprocessor_config.json"] = layout.preprocessor(section)
+    for name, fields in files.items():
+        content = json.dumps(fields, indent=2, ensure_ascii=False) + "\n"
+        write_file(folder / name, content.encode())
     notes = ("Tensors are float32, with the names that transformers gives them.",)
     network = layout.network_of(section)
     example = layout.example.replace("NETWORK", network)

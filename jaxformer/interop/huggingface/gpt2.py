@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from jaxformer.interop.huggingface.layout import Layout, Tensor, layer_norm
+from jaxformer.interop.huggingface.layout import ANY, Layout, Tensor, layer_norm
 from jaxformer.interop.huggingface.text import EXAMPLE, stream_data
 from jaxformer.interop.json_fields import JsonFields
 from jaxformer.models.gpt2 import GPT2Config
@@ -70,12 +70,15 @@ GPT2 = Layout(
     fields=_FIELDS,
     defaults=_DEFAULTS,
     only=_ONLY,
-    ignored="summary_.*|n_ctx",  # of another head; the old name of n_positions
+    # Of another head, the old name of n_positions, and fields that transformers does not read.
+    ignored="summary_.*|n_ctx|predict_special_tokens|is_decoder",
     read=_read,
     write=lambda model: {"n_inner": model.d_ff, "embd_pdrop": model.dropout_rate},
     tensors=_tensors,
     data=stream_data,
     example=EXAMPLE,
+    expressed={"d_ff": ANY},
     prefix="transformer.",
+    tasks=(),
     buffers=r"h\.\d+\.attn\.(masked_)?bias",  # masks
 )

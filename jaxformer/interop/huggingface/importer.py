@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from jaxformer.config import Config
-from jaxformer.data.huggingface_tokenizer import HuggingFaceTokenizer
+from jaxformer.data.huggingface_tokenizer import HuggingFaceTokenizer, open_tokenizer_json
 from jaxformer.data.tokenizer import BOS, EOS
 from jaxformer.errors import MALFORMED, UserError, prefix_errors
 from jaxformer.files import local_path, read_whole, run_path
@@ -24,6 +24,7 @@ from jaxformer.interop.huggingface.gpt2 import GPT2
 from jaxformer.interop.huggingface.layout import ImportedTokenizer, Layout, sizes_of
 from jaxformer.interop.huggingface.llama import LLAMA, MISTRAL, QWEN2
 from jaxformer.interop.huggingface.t5 import MT5, T5, UMT5
+from jaxformer.interop.huggingface.tokenizer_config import apply_settings
 from jaxformer.interop.huggingface.vit import VIT
 from jaxformer.interop.json_fields import JsonFields
 from jaxformer.runs.workdir import Workdir
@@ -69,7 +70,7 @@ def import_huggingface(
     fields.tensors = named
     tokenizer = None
     if layout.has_tokenizer:
-        tokenizer = _tokenizer(directory / "tokenizer.json", fields, layout, languages)
+        tokenizer = read_tokenizer_files(directory / "tokenizer.json", fields, layout, languages)
     model = layout.config(fields, tokenizer)
     names = dict(zip(("source_language", "target_language"), languages, strict=False))
     data = dataclasses.replace(layout.data(model), **names)
@@ -105,10 +106,11 @@ def _layout(fields: JsonFields, languages: Sequence[str]) -> Layout:
         options = "--source-language and --target-language"
         expected = options if layout.has_languages else f"no {options}"
         raise UserError(f"{fields.place}: expected {expected} for a model of type {name}")
+    layout.check_architectures(fields)
     return layout
 
 
-def _tokenizer(
+def read_tokenizer_files(
     path: pathlib.Path, fields: JsonFields, layout: Layout, languages: Sequence[str]
 ) -> ImportedTokenizer:
     """Reads tokenizer.json; the ids of special tokens are in config.json or there."""
@@ -123,12 +125,17 @@ def _tokenizer(
             return m2m100.read_tokenizer(model, languages, size)
     if not path.exists():
         raise UserError(f"{path}: no such file; {_FILES}")
+    content = read_whole(path)
     with prefix_errors(str(path), *MALFORMED):
-        text = read_whole(path).decode()
+        text = content.decode()
+        open_tokenizer_json(text)  # refuses other JSON
+    text = apply_settings(text, path.with_name("tokenizer_config.json"), fields)
+    with prefix_errors(str(path), *MALFORMED):
         special["unk"] = _unknown(json.loads(text))
         special |= {n: _id_of(json.loads(text), t) for n, t in layout.special_tokens.items()}
         tokenizer = HuggingFaceTokenizer.assemble(text, special, size, labels, languages)
-        if labels is not None and tokenizer.encode_prompt("") != [BOS, EOS]:
+        blank = tokenizer.encode_prompt("")  # raises an error if no text has ids
+        if labels is not None and blank != [BOS, EOS]:
             raise UserError("expected a post_processor that adds the first and the last token")
         return tokenizer
 

@@ -6,7 +6,7 @@ A table serves both directions, so that an export is the inverse of the import, 
 import dataclasses
 import re
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 import flax.traverse_util
@@ -31,17 +31,22 @@ ACTIVATIONS = {
     "silu": "swish",
     "swish": "swish",
 }
+# Fields of ours that every layout expresses, or that change no number of an export.
+_ALWAYS_EXPRESSED = ("architecture", "vocab_size", "compute_dtype")
 # Beam search as in ``generate`` of transformers.
 SEARCH = BeamSearch(
     penalty="power", length_penalty=1.0, ends_within="N", unfinished="compete", early_stop="likely"
 )
+
+
+class _Anything:
+    def __contains__(self, value: object) -> bool:
+        return True
+
+
+ANY = _Anything()
+_TOKEN_NAMES = {name: f"{name}_token" for name in ("pad", "eos", "bos", "unk")}
 _SPECIAL = {name: f"{name}_token_id" for name in ("pad", "eos", "bos")}
-# Fields that change no result.
-_HARMLESS = re.compile(
-    r"_.*|architectures|(torch_)?dtype|initializer_range|transformers_version|use_cache"
-    r"|(pad|eos|bos)_token_id|model_type|vocab_size|task_specific_params|tokenizer_class"
-)
-_UNSET = (None, False, [], {})
 
 
 class Tensor(NamedTuple):
@@ -94,7 +99,7 @@ class Layout:
       defaults: Defaults of the fields that transformers does not always write.
       only: Fields, and the only value of each that our model has.
       lacks: Fields with dropout rates that our model lacks, and the part of the model with them.
-      ignored: Pattern of fields that change nothing.
+      ignored: Pattern of further fields that change nothing.
       read: Returns further fields of ours.
       labels: Returns the labels of the classes of an encoder; None for another model.
       write: Returns further fields of config.json, given our section.
@@ -105,15 +110,22 @@ class Layout:
       search: Search with the rules of ``generate`` in transformers.
       special: Fields of config.json with the ids of special tokens, by our names; "bos" begins the
         input of the decoder.
+      token_names: Names in tokenizer_config.json of special tokens, by our names.
+      tokenizer_class: Class in transformers that reads an exported tokenizer.json. The default
+        takes the file as it is.
+      preprocessor: Returns the fields of preprocessor_config.json, given our section, of pictures.
       example: Python code that uses an export; NETWORK stands for the class.
       special_tokens: Special tokens of tokenizer.json that config.json has no ids of.
       prefix: Beginning of the names of tensors, which a file may lack.
+      tasks: Ends of the names of its classes in transformers with a head, such as "ForMaskedLM".
       heads: Beginnings of names that have no prefix; all others have one, if there are such names.
       old_names: Ends of the names of tensors in old files, and the ends of their names now.
       buffers: Pattern of the names of tensors that are no parameters.
       has_languages: Source and target begin with the code of a language.
       has_tokenizer: False for a model of pictures.
-      can_express: Returns False for a section that config.json cannot describe.
+      expressed: Values of our other fields that config.json or the tensors express, by the names of
+        the fields. A field that is neither here nor among ``fields`` must have its default.
+      is_exported: False if another layout's file describes the same model.
     """
 
     model_type: str
@@ -132,18 +144,47 @@ class Layout:
     data: Callable[[Any], DataSection]
     search: BeamSearch = SEARCH
     special: Mapping[str, str] = dataclasses.field(default_factory=lambda: _SPECIAL)
+    token_names: Mapping[str, str] = dataclasses.field(default_factory=lambda: _TOKEN_NAMES)
+    tokenizer_class: str = "PreTrainedTokenizerFast"
+    preprocessor: Callable[[Any], dict[str, Any]] | None = None
     example: str
     special_tokens: Mapping[str, str] = dataclasses.field(default_factory=dict)
     prefix: str = ""
+    tasks: tuple[str, ...]
     heads: tuple[str, ...] = ("lm_head.",)
     old_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
     buffers: str = "(?!)"
     has_languages: bool = False
     has_tokenizer: bool = True
-    can_express: Callable[[Any], bool] = lambda section: True
+    expressed: Mapping[str, Container[Any]] = dataclasses.field(default_factory=dict)
+    is_exported: bool = True
+
+    def can_express(self, model: Any, tokenizer: HuggingFaceTokenizer | None) -> bool:
+        """Returns whether a file can describe a section, with all of its fields."""
+        if type(model) is not self.section or not self.is_exported:
+            return False
+        absent = "" if tokenizer is None else tokenizer.absent
+        any_value = dict.fromkeys((*_ALWAYS_EXPRESSED, *self.fields.values()), ANY)
+        allowed = {"absent_tokens": [absent], **any_value, **self.expressed}
+        return all(
+            getattr(model, field.name) in allowed.get(field.name, [field.default])
+            for field in dataclasses.fields(model)
+        )
 
     def network_of(self, model: Any) -> str:
         return self.network if isinstance(self.network, str) else self.network(model)
+
+    def check_architectures(self, fields: JsonFields) -> None:
+        """Refuses a file of a class whose head we lack; its tensors may have names of ours."""
+        found = fields.values.get("architectures")
+        for name in found if isinstance(found, list) else [found]:
+            task = re.search("For[A-Z].*", str(name))
+            if task and task[0] not in self.tasks:
+                known = ", ".join(self.tasks) or "a language model"
+                raise UserError(
+                    f"{fields.place}: expected architectures of a head that jaxformer has, "
+                    f"{known}: got {name!s:.80}"
+                )
 
     def name_of(self, name: str) -> str:
         """Returns the name that :attr:`tensors` gives to a tensor of a file."""
@@ -156,11 +197,7 @@ class Layout:
         """Returns the section that a config.json describes; refuses other fields by name."""
         for name, only in self.only.items():
             fields.check(name, [only], repr(only), f"{self.section.__name__} has no other")
-        known = {*self.fields, *self.only, *self.defaults}
-        for name, value in fields.values.items():
-            other = name not in known and value not in _UNSET
-            if other and not _HARMLESS.fullmatch(name) and not re.fullmatch(self.ignored, name):
-                raise UserError(f"{fields.place}: jaxformer does not know {name}={value!r:.80}")
+        fields.check_known({*self.fields, *self.only, *self.defaults}, self.ignored)
         values = {ours: self._value(fields, name, ours) for name, ours in self.fields.items()}
         values |= self.read(fields)
         if tokenizer is not None:
@@ -211,6 +248,22 @@ class Layout:
             **self.write(model),
         }
 
+    def tokenizer_config_json(self, model: Any, tokenizer: HuggingFaceTokenizer) -> dict[str, Any]:
+        """Returns the fields of tokenizer_config.json; AutoTokenizer then encodes as we do."""
+        inputs = ["input_ids", "attention_mask"]
+        if "num_token_types" in self.fields.values():
+            inputs.insert(1, "token_type_ids")
+        fields: dict[str, Any] = {
+            "tokenizer_class": self.tokenizer_class,
+            "model_input_names": inputs,
+            "clean_up_tokenization_spaces": False,
+        }
+        if "max_length" in self.fields.values():
+            fields["model_max_length"] = model.max_length
+        if tokenizer.languages:
+            fields["src_lang"], fields["tgt_lang"] = tokenizer.languages
+        return fields | tokenizer.special_pieces(self.token_names)
+
     def params(self, arrays: NamedArrays, model: Any, shapes: PyTree, absent: str) -> PyTree:
         """Returns our parameters, in these shapes, from the tensors of a file."""
         flat = {n: a.astype(np.float32) for n, a in self.constants(model, absent).items()}
@@ -227,6 +280,7 @@ class Layout:
             for path, part in zip(tensor.ours, parts, strict=True):
                 flat[path] = part.reshape(templates[path].shape)
         arrays.check_all_read()
+        assert flat.keys() == templates.keys(), sorted(flat.keys() ^ templates.keys())
         return flax.traverse_util.unflatten_dict(flat, sep="/")
 
     def arrays(
@@ -238,7 +292,9 @@ class Layout:
         prefix = self.prefix if has_head else ""
         ids = np.arange(0) if tokenizer is None else tokenizer.our_ids
         sizes, absent = sizes_of(model, len(ids)), "" if tokenizer is None else tokenizer.absent
-        for path, array in self.constants(model, absent).items():
+        constants = self.constants(model, absent)
+        self._check_all_written(flat, model, constants)
+        for path, array in constants.items():
             if not np.array_equal(flat[path], array):
                 raise UserError(
                     f"{self.model_type}: transformers has no {path}, which training has changed; "
@@ -257,6 +313,18 @@ class Layout:
             for name, layer in zip(names, layers, strict=True):
                 found[name if name.startswith(self.heads) else prefix + name] = layer
         return found
+
+    def _check_all_written(
+        self, params: Collection[str], model: Any, constants: Collection[str]
+    ) -> None:
+        """Refuses parameters that no tensor of a file holds."""
+        written = {path for tensor in self.tensors(model) for path in tensor.ours}
+        unwritten = sorted(set(params) - written - set(constants))
+        if unwritten:
+            raise UserError(
+                f"{self.model_type}: expected the parameters of a {type(model).__name__}, got also "
+                f"{unwritten[0]}, which transformers has no place for; remove it"
+            )
 
 
 def sizes_of(model: Architecture, vocab_size: int) -> dict[str, int]:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from jaxformer.errors import UserError
-from jaxformer.interop.huggingface.layout import Layout, Tensor, affine, rms_norm
+from jaxformer.interop.huggingface.layout import ANY, Layout, Tensor, affine, rms_norm
 from jaxformer.interop.huggingface.text import EXAMPLE, stream_data
 from jaxformer.interop.json_fields import JsonFields
 from jaxformer.models.llama import LlamaConfig
@@ -40,6 +40,7 @@ _DEFAULTS = {
     "rope_scaling": None,
     "tie_word_embeddings": False,
 }
+_EXPRESSED = {"embeddings": ANY, "rotary_base": ANY}
 
 
 def _read(fields: JsonFields) -> dict[str, Any]:
@@ -96,14 +97,16 @@ LLAMA = Layout(
     fields=_FIELDS,
     defaults=_DEFAULTS,
     only={"pretraining_tp": 1},
-    ignored="is_llama_config",
+    # Fields that transformers does not read.
+    ignored="is_llama_config|is_decoder|max_sequence_length",
     read=_read,
     write=_write,
     tensors=_tensors,
     data=stream_data,
     example=EXAMPLE,
+    tasks=("ForCausalLM",),
     buffers=r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq",
-    can_express=lambda section: section.window is None,
+    expressed=_EXPRESSED,
 )
 
 
@@ -124,7 +127,7 @@ MISTRAL = dataclasses.replace(
     only=dict.fromkeys(_BIASES, False),
     read=_read_mistral,
     write=lambda model: _write(model) | {"sliding_window": model.window and model.window + 1},
-    can_express=lambda section: not (section.attention_biases or section.feed_forward_biases),
+    expressed=_EXPRESSED | {"window": ANY},
 )
 
 
@@ -144,5 +147,5 @@ QWEN2 = dataclasses.replace(
     read=_read_qwen2,
     tensors=lambda model: (t for t in _tensors(model) if not t.name.endswith("o_proj.bias")),
     constants=lambda model, absent: {_OUTPUT_BIAS: np.zeros((model.num_layers, model.d_model))},
-    can_express=lambda section: False,  # An export is a LLaMA.
+    is_exported=False,  # An export is a LLaMA.
 )

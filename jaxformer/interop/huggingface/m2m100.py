@@ -13,7 +13,7 @@ from jaxformer.data.marian_tokenizer import M2M100Tokenizer
 from jaxformer.errors import UserError
 from jaxformer.files import read_object, read_whole
 from jaxformer.interop.huggingface.layout import Layout, Tensor, affine, layer_norm
-from jaxformer.interop.huggingface.text import EXAMPLE, SPECIAL, pair_data
+from jaxformer.interop.huggingface.text import EXAMPLE, SPECIAL, TOKEN_NAMES, pair_data
 from jaxformer.interop.json_fields import JsonFields
 from jaxformer.interop.marian.layout import LINEAR, NORMS, OUTPUT, SHARED, SOURCE, TARGET
 from jaxformer.models.architecture import absent_bias
@@ -98,11 +98,6 @@ def _constants(model: ModelConfig, absent: str) -> dict[str, Float[np.ndarray, "
     return {"logits_bias": np.zeros(model.vocab_size, np.float32) + (0 if bias is None else bias)}
 
 
-def _can_express(model: ModelConfig) -> bool:
-    plain = model.embeddings == "tied" and model.window is model.d_k is model.d_v is None
-    return plain and all(getattr(model, name) == value for name, value in _FIXED.items())
-
-
 M2M100 = Layout(
     model_type="m2m_100",
     network="M2M100ForConditionalGeneration",
@@ -111,17 +106,19 @@ M2M100 = Layout(
     defaults={"decoder_start_token_id": 2},
     only=_ONLY | {"activation_dropout": 0.0},
     lacks=dict.fromkeys(("encoder_layerdrop", "decoder_layerdrop"), ""),
-    # Of training, of the search, and another name of encoder_layers.
-    ignored="(en|de)coder_(layerdrop|layers|ffn_dim|attention_heads)|init_std|num_hidden_layers"
-    "|max_length|num_beams|early_stopping|gradient_checkpointing|forced_bos_token_id",
+    # Of training, checked ones, and another name of encoder_layers.
+    ignored="(en|de)coder_layerdrop|decoder_(layers|ffn_dim|attention_heads)|num_hidden_layers",
     read=_read,
     write=lambda model: {f"decoder_{name}": getattr(model, ours) for name, ours in _SIZES.items()},
     tensors=_tensors,
     constants=_constants,
     data=pair_data,
     special=SPECIAL,
+    token_names=TOKEN_NAMES,
+    tokenizer_class="NllbTokenizer",
     example=_EXAMPLE,
+    tasks=("ForConditionalGeneration",),
     has_languages=True,
     buffers=r"model\.(en|de)coder\.embed_positions\.weights",
-    can_express=_can_express,
+    expressed={name: [value] for name, value in _FIXED.items()},
 )

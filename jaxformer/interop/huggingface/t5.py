@@ -1,14 +1,14 @@
 """T5, Flan-T5, mT5 and umT5 in transformers' layout."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Any
 
 import numpy as np
 
 from jaxformer.errors import UserError
-from jaxformer.interop.huggingface.layout import ACTIVATIONS, Layout, Tensor, rms_norm
-from jaxformer.interop.huggingface.text import EXAMPLE, SPECIAL, pair_data
+from jaxformer.interop.huggingface.layout import ACTIVATIONS, ANY, Layout, Tensor, rms_norm
+from jaxformer.interop.huggingface.text import EXAMPLE, SPECIAL, TOKEN_NAMES, pair_data
 from jaxformer.interop.json_fields import JsonFields
 from jaxformer.models.t5 import T5Config
 
@@ -41,6 +41,13 @@ _MODULES |= {"DenseReluDense": "feed_forward"}
 _ATTENTION = (("q", "QD", "query"), ("k", "KD", "key"), ("v", "KD", "value"), ("o", "DQ", "output"))
 _PLAIN = (("wi", "FD", "inner"), ("wo", "DF", "outer"))
 _GATED = (("wi_0", "FD", "inner"), ("wi_1", "FD", "linear"), ("wo", "DF", "outer"))
+_EXPRESSED: dict[str, Container[Any]] = {
+    "activation": ANY,
+    "gated": ANY,
+    "embeddings": ANY,
+    "scaled_output": ANY,
+    "max_length": ANY,  # no parameter depends on it
+}
 
 
 def _read(fields: JsonFields) -> dict[str, Any]:
@@ -111,17 +118,19 @@ T5 = Layout(
     defaults=_DEFAULTS,
     only={"is_encoder_decoder": True, "is_decoder": False},
     lacks={"dropout_rate": " within feed-forward networks and after the last norms"},
-    # Of training, of another head, of other programs, and the length of the training texts.
-    ignored="initializer_factor|classifier_dropout|scalable_attention|output_past|n_positions",
+    # Of another head, of another program, and the length of the training texts.
+    ignored="classifier_dropout|scalable_attention|n_positions",
     read=_read,
     write=_write,
     tensors=_tensors,
     data=pair_data,
     special=SPECIAL,
+    token_names=TOKEN_NAMES,
     example=EXAMPLE,
+    tasks=("ForConditionalGeneration",),
     # Files of version 1.0 have a table that is not used.
     buffers=r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
-    can_express=lambda section: not section.bias_per_layer,
+    expressed=_EXPRESSED,
 )
 UMT5 = dataclasses.replace(
     T5,
@@ -129,7 +138,7 @@ UMT5 = dataclasses.replace(
     network="UMT5ForConditionalGeneration",
     defaults=_DEFAULTS | {"feed_forward_proj": "gated-gelu"},
     read=lambda fields: _read(fields) | {"bias_per_layer": True},
-    can_express=lambda section: section.bias_per_layer,
+    expressed=_EXPRESSED | {"bias_per_layer": [True]},
 )
 MT5 = dataclasses.replace(
     T5,
@@ -137,5 +146,5 @@ MT5 = dataclasses.replace(
     network="MT5ForConditionalGeneration",
     defaults=UMT5.defaults,
     read=lambda fields: _read(fields) | {"scaled_output": False},
-    can_express=lambda section: False,  # An export is a T5.
+    is_exported=False,  # An export is a T5.
 )

@@ -6,6 +6,7 @@ from jaxformer.models.architecture import Architecture
 
 # Fields of encoder-decoders.
 SPECIAL = {"pad": "pad_token_id", "eos": "eos_token_id", "bos": "decoder_start_token_id"}
+TOKEN_NAMES = {"pad": "pad_token", "eos": "eos_token", "unk": "unk_token"}
 LOADED = """
 from tokenizers import Tokenizer
 from transformers import NETWORK

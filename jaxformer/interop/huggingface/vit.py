@@ -5,7 +5,14 @@ from typing import Any
 
 from jaxformer.config import ImagesConfig
 from jaxformer.interop.huggingface.bert import ENCODER_FIELDS, encoder_tensors, read_labels
-from jaxformer.interop.huggingface.layout import Layout, Tensor, affine, label_fields, layer_norm
+from jaxformer.interop.huggingface.layout import (
+    ANY,
+    Layout,
+    Tensor,
+    affine,
+    label_fields,
+    layer_norm,
+)
 from jaxformer.interop.json_fields import JsonFields
 from jaxformer.models.vit import ViTConfig
 
@@ -39,6 +46,19 @@ def _write(model: ViTConfig) -> dict[str, Any]:
     return {"image_size": size if size[0] != size[1] else size[0], **labels}
 
 
+def _preprocessor(model: ViTConfig) -> dict[str, Any]:
+    """Returns the fields of an image processor with which pixels are from -1 to 1."""
+    half = [0.5] * model.channels
+    return {
+        "image_processor_type": "ViTImageProcessor",
+        "do_resize": True,
+        "size": {"height": model.height, "width": model.width},
+        **_PIXELS,
+        "image_mean": half,
+        "image_std": half,
+    }
+
+
 def _tensors(model: ViTConfig) -> Iterator[Tensor]:
     yield Tensor("embeddings.cls_token", "11D", ("class_token",))
     yield Tensor("embeddings.position_embeddings", "1SD", ("positions",))
@@ -55,15 +75,16 @@ VIT = Layout(
     fields=ENCODER_FIELDS | {"patch_size": "patch_size", "num_channels": "channels"},
     defaults={"image_size": 224, "patch_size": 16, "num_channels": 3, "layer_norm_eps": 1e-12},
     only={"qkv_bias": True},
-    # Of other heads, and names of the classes.
-    ignored="pooler_.*|encoder_stride|id2label|label2id|problem_type",
+    ignored="pooler_.*|encoder_stride",  # of other heads
     read=_read,
     write=_write,
     tensors=_tensors,
     data=lambda model: ImagesConfig(train="unknown", valid="unknown"),
+    preprocessor=_preprocessor,
     example=_EXAMPLE,
     has_tokenizer=False,
     prefix="vit.",
+    tasks=("ForImageClassification",),
     heads=("classifier.",),
-    can_express=lambda section: section.pooling == "token" and bool(section.num_classes),
+    expressed={"height": ANY, "width": ANY, "num_classes": range(1, 2**20)},
 )

@@ -1,8 +1,8 @@
 """Converts the configuration of a Marian model in the Hugging Face layout.
 
 Missing fields take the defaults of the transformers library's ``MarianConfig``, which does not
-write fields with default values. Features that our Transformer or search lacks are refused by name;
-other unused fields are listed.
+write fields with default values. Features that our Transformer or search lacks are refused by name,
+as are unknown fields of the model; unused settings of the search are listed.
 """
 
 import pathlib
@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from jaxformer.config import Config, DataConfig, ModelConfig
 from jaxformer.errors import UserError, prefix_errors
+from jaxformer.interop.config_fields import is_search_setting
 from jaxformer.interop.json_fields import JsonFields
 from jaxformer.nn.feed_forward import Activation
 from jaxformer.search import BeamSearch
@@ -49,9 +50,9 @@ _ONLY = {
     "static_position_embeddings": True,
     "is_encoder_decoder": True,
 }
+_UNSET = (None, [], {})
 # Our ``early_stop`` for each value of ``early_stopping``.
 _EARLY_STOP = {"None": "likely", "False": "likely", "True": "full", "never": "proven"}
-_UNSET = (None, [], {})
 # Settings that our search lacks, with the values that do not change results; None: unset.
 _ONLY_IN_SEARCH: dict[str, Any] = {
     "do_sample": False,
@@ -61,11 +62,16 @@ _ONLY_IN_SEARCH: dict[str, Any] = {
     **dict.fromkeys(("forced_bos_token_id", "forced_decoder_ids")),
     **dict.fromkeys(("suppress_tokens", "begin_suppress_tokens")),
 }
-# The other fields that are read, and fields that change no translation.
-_KNOWN = re.compile(
-    "bad_words_ids|decoder_vocab_size|early_stopping|length_penalty|(max|min)_(length|new_tokens)"
-    "|no_repeat_ngram_size|num_beams|renormalize_logits|_.*|.*drop(out)?|.*dtype|architectures"
-    "|bos_token_id|id2label|init_std|label2id|num_hidden_layers|transformers_version|use_cache"
+# The settings of the search that are read, and settings that change no translation.
+_READ_IN_SEARCH = re.compile(
+    "bad_words_ids|early_stopping|length_penalty|(max|min)_(length|new_tokens)|no_repeat_ngram_size"
+    "|num_beams|renormalize_logits|_.*|bos_token_id|transformers_version|use_cache"
+)
+# The other fields of the model that are read or checked, fields of training, another name of
+# encoder_layers, and fields that no version of transformers reads.
+_OTHER_FIELDS = (
+    "decoder_vocab_size|.*drop(out)?|num_hidden_layers|is_decoder|add_bias_logits"
+    "|extra_pos_embeddings"
 )
 # The end of a message about a missing file.
 LAYOUT = (
@@ -93,14 +99,23 @@ class MarianConfig:
         # Our tied embedding, which is scaled at the input, can then represent all their embeddings.
         self.all_tied = self.shared and self.output_tied and self.scaled
         self._check()
-        # Names of fields that are set but unused.
-        values = fields.values | self._search.values
-        found = {name: value for name, value in values.items() if value not in _UNSET}
-        others = sorted(found.keys() - {*_DEFAULTS, *_ONLY, *_ONLY_IN_SEARCH})
-        self.unused = [k for k in others if not _KNOWN.fullmatch(k) and found[k] is not False]
+        self.unused = self._unused_settings(place.exists())
+
+    def _unused_settings(self, has_own_file: bool) -> list[str]:
+        """Returns the names of settings of the search that are set but unused."""
+        read = {*_DEFAULTS, *_ONLY_IN_SEARCH}
+        unused = []
+        for name, value in self._search.values.items():
+            is_setting = has_own_file or is_search_setting(name)
+            is_read = name in read or _READ_IN_SEARCH.fullmatch(name)
+            is_set = value not in _UNSET and value is not False
+            if is_setting and is_set and not is_read:
+                unused.append(name)
+        return sorted(unused)
 
     def _check(self) -> None:
         fields, model = self._fields, "Transformer cannot be such a model"
+        fields.check_known({*_DEFAULTS, *_ONLY}, _OTHER_FIELDS)
         for name, only in _ONLY.items():
             fields.check(name, [only], repr(only), model)
         for what in ("layers", "ffn_dim", "attention_heads"):

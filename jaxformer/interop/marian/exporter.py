@@ -47,6 +47,7 @@ def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
     pieces = formats.write_tokenizer(model, folder)
     only: dict[str, Any] = {"norm_position": ["post"], "positions": ["sinusoidal"]}
     formats.check_fields(config, "Marian", **only, activation=_ACTIVATIONS)
+    formats.check_params(model, "Marian")
     if config.norm_epsilon > _NORM_EPSILON:
         raise UserError(
             f"Marian: expected model.norm_epsilon of at most {_NORM_EPSILON:g}, got "

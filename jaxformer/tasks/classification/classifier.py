@@ -12,10 +12,12 @@ from jaxtyping import Array, Float, Int, PyTree
 from jaxformer.checks import check_texts, check_tokens
 from jaxformer.data.loader import round_up
 from jaxformer.data.tokenizer import EOS
+from jaxformer.errors import prefix_errors
 from jaxformer.inference.weights import Predictor, TrainedModel
 from jaxformer.kinds import CLASSIFICATION
 from jaxformer.layout import global_mesh
 from jaxformer.models.architecture import Architecture
+from jaxformer.models.encoder import class_probabilities
 
 # Texts are padded to multiples of this length and processed in batches of this size.
 _LENGTH_STEP, _BATCH_SIZE = 16, 64
@@ -75,14 +77,18 @@ class Classifier(Predictor):
 
     def token_ids(self, text: str, place: str) -> list[int]:
         """Returns the ids of a text with end-of-sentence; refuses a text that is too long."""
-        ids = [*self.tokenizer.encode_batch([text])[0], EOS]
+        with prefix_errors(place):
+            ids = [*self.tokenizer.encode_batch([text])[0], EOS]
         return check_tokens(ids, self.tokenizer.vocab_size, place, self.config.model.max_length)
 
     @global_mesh(None)
     def probabilities(
         self, texts: Sequence[str], *, report: Callable[[int], object] = lambda _: None
     ) -> Float[np.ndarray, "N C"]:
-        """Returns the probability of each label for each text."""
+        """Returns the probability of each label for each text.
+
+        A model with one label gives each text a score, whose sigmoid is returned.
+        """
         check_texts(texts, "texts")
         model, result = self.config.model, np.zeros((len(texts), len(self.labels)), np.float32)
         encoded = [self.token_ids(text, f"texts:{i}") for i, text in enumerate(texts, start=1)]
@@ -103,4 +109,4 @@ def _probabilities(
     config: Architecture, params: PyTree, tokens: Int[Array, "B T"]
 ) -> Float[Array, "B C"]:
     logits: Any = CLASSIFICATION.build(config).apply({"params": params}, tokens)
-    return jax.nn.softmax(logits)
+    return class_probabilities(logits)

@@ -13,6 +13,7 @@ from jaxformer.errors import UserError
 from jaxformer.inference.weights import TrainedModel, prepare_params
 from jaxformer.kinds import IMAGE_CLASSIFICATION
 from jaxformer.layout import global_mesh
+from jaxformer.models.encoder import class_probabilities
 from jaxformer.models.vit import ViT, ViTConfig
 from jaxformer.runs.workdir import use_compilation_cache
 from jaxformer.tasks.images.task import scale_pixels
@@ -76,7 +77,7 @@ def _apply(
     mutable = ["intermediates"] if with_weights else []
     variables: Any = {"params": params}
     logits, seen = ViT(config).apply(variables, scale_pixels(images), mutable=mutable)
-    probabilities = jax.nn.softmax(logits)
+    probabilities = class_probabilities(logits)
     if not with_weights:
         return (probabilities,)
     stack: Any = seen["intermediates"]["encoder"]["layers"]

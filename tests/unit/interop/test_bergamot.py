@@ -372,6 +372,10 @@ def student(tmp_path_factory):
 
 def test_a_trained_student_is_rounded_to_int8(student, tmp_path, monkeypatch):
     monkeypatch.setattr(exporter, "_SENTENCES", 3)
+    trained = TrainedModel.load(student)
+    more = dataclasses.replace(trained, params=trained.params | {"adapter": np.zeros(3)})
+    with pytest.raises(UserError, match=r"Bergamot: .* a StudentConfig, got also adapter; export"):
+        exporter.write(more, tmp_path)
     Shortlist.learn([([300], [301, 302])] * 2, 320).save(student)
     export_model("bergamot", student, tmp_path / "out")
     import_bergamot(tmp_path / "out", tmp_path / "run")

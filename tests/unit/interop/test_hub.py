@@ -70,6 +70,25 @@ def test_weights_may_be_in_several_files(publish):
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == files
 
 
+def test_a_name_may_have_no_owner(server, publish, monkeypatch):
+    """As the names of every tutorial; a folder of this name comes first."""
+    old = pathlib.Path("opus-mt")
+    monkeypatch.setattr(sys.modules[__name__], "NAME", old)
+    publish(FILES)
+    folder = marian_folder(old)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == FILES
+    assert marian_folder(pathlib.Path("opus-mt@v1")) == folder
+    with pytest.raises(UserError, match=f"{server.url}/opus-nt: .* opus-nt, which is not a folder"):
+        marian_folder(pathlib.Path("opus-nt"))
+    old.mkdir()
+    assert marian_folder(old) == old
+    server.shutdown()
+    server.server_close()  # no network
+    for name in ("gpt2", "t5-small", "bert-base-uncased"):
+        with pytest.raises(UserError, match=f"/{name}: cannot be downloaded, .* no folder {name};"):
+            marian_folder(pathlib.Path(name))
+
+
 def test_other_answers_are_explained(server, publish, monkeypatch):
     publish({"config.json": b"{}", "model.safetensors": b"large"})
     with pytest.raises(UserError, match=r"expected a Marian model, but it has no source\.spm"):

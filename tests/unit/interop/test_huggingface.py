@@ -13,16 +13,20 @@ import safetensors.numpy
 
 from jaxformer.config import read_config
 from jaxformer.data.huggingface_tokenizer import HuggingFaceTokenizer
+from jaxformer.data.tokenizer import Tokenizer
 from jaxformer.errors import UserError
 from jaxformer.inference.weights import TrainedModel
 from jaxformer.interop import arrays
 from jaxformer.interop.huggingface.exporter import can_write, write
-from jaxformer.interop.huggingface.importer import import_huggingface
+from jaxformer.interop.huggingface.importer import LAYOUTS, import_huggingface, read_tokenizer_files
+from jaxformer.interop.huggingface.layout import ANY
+from jaxformer.interop.json_fields import JsonFields
 from jaxformer.runs.workdir import Workdir
 
-from .refusals import refused, refused_changes, refused_files
+from .refusals import change, refused, refused_changes, refused_files
 
-pytest.importorskip("tokenizers")
+tokenizers = pytest.importorskip("tokenizers")
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 548105171\n"
 FIXTURES = pathlib.Path(__file__).parents[2] / "fixtures" / "huggingface"
 INDEX = "model.safetensors.index.json"
 
@@ -39,6 +43,12 @@ GPT2_CONFIG = [
     ({"n_head": 3}, "config.json: model.num_heads must divide model.d_model=16: got 3"),
     ({"layer_norm_epsilon": None}, "model.norm_epsilon must be of type float: got None"),
     ({"quantization_config": {"bits": 4}}, "does not know quantization_config={'bits': 4}"),
+    ({"pruned_heads": {"0": [1]}}, "does not know pruned_heads={'0': "),
+    ({"auto_map": {"AutoModel": "own.Own"}}, "does not know auto_map={'AutoModel': 'own.Own'}"),
+    ({"architectures": ["GPT2ForSequenceClassification"]}, "a language model: got GPT2ForSequence"),
+    ({"n_special": 3}, "does not know n_special=3"),
+    ({"tie_encoder_decoder": True}, "does not know tie_encoder_decoder=True"),
+    ({"per_layer_config": {"0": {"n_head": 1}}}, "does not know per_layer_config="),
     ({"eos_token_id": [1, 2]}, r"expected eos_token_id to be a whole number.*: got \[1, 2\]"),
     ({"eos_token_id": None}, "tokenizer.json: expected eos_token_id to be an id"),
     ({"bos_token_id": 96}, "tokenizer.json: expected bos_token_id below vocab_size=96: got 96"),
@@ -49,6 +59,7 @@ LLAMA_CONFIG = [
     ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, ROPE),
     ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, ROPE),
     ({"rope_parameters": {"rope_type": "default", "rope_theta": "x"}}, "rope_theta to be a number"),
+    ({"architectures": ["LlamaForSequenceClassification"]}, "a head .*, ForCausalLM: got LlamaFor"),
     ({"sliding_window": 4}, "jaxformer does not know sliding_window=4"),
     ({"attention_bias": 1}, "expected attention_bias to be true or false: got 1"),
 ]
@@ -56,6 +67,7 @@ T5_CONFIG = [
     ({"feed_forward_proj": "tanh"}, "expected feed_forward_proj to be gated-.*: got 'tanh'"),
     ({"feed_forward_proj": "gated-tanh"}, "with or without gated-: got 'gated-tanh'"),
     ({"dense_act_fn": "gelu"}, "dense_act_fn to be 'relu': got 'gelu'; jaxformer's feed-f"),
+    ({"architectures": ["T5ForTokenClassification"]}, "ForConditionalGeneration: got T5ForToken"),
     ({"is_encoder_decoder": False}, "expected is_encoder_decoder to be True: got False"),
     ({"scale_decoder_outputs": 1}, "expected scale_decoder_outputs to be true or false: got 1"),
 ]
@@ -80,7 +92,9 @@ M2M100_TOKENIZER = [
     ({"legacy_behaviour": True}, "expected legacy_behaviour to be false: got True"),
 ]
 VIT_CONFIG = [
+    ({"architectures": ["ViTForMaskedImageModeling"]}, "ForImageClassification: got ViTForMasked"),
     ({"image_size": [8, "12"]}, "expected width to be a whole number below 1048576: got '12'"),
+    ({"problem_type": "multi_label_classification"}, "expected problem_type to be single_label"),
     ({"image_size": [8]}, r"expected height to be a whole number.*: got \[8\]"),
     ({"id2label": {"0": "a"}}, r"expected classifier.weight to have shape \(1, 16\): got \(4, 16"),
 ]
@@ -91,10 +105,15 @@ VIT_PIXELS = [
 NAMES = "expected id2label to name each class: got "
 BERT_CONFIG = [
     ({"position_embedding_type": "relative_key"}, "position_embedding_type to be 'absolute': got"),
-    ({"problem_type": "regression"}, "expected problem_type to be single_.*: got 'regression'"),
+    ({"problem_type": "regression"}, "expected problem_type to be single_.*: got 'regression'; ja"),
+    ({"problem_type": "multi_label_classification"}, "remove problem_type to read the values as"),
+    ({"id2label": None}, r"expected classifier.weight to have shape \(2, 16\): got \(3, 16\)"),
+    ({"id2label": None, "num_labels": "3"}, "expected num_labels to be a whole number below"),
+    ({"architectures": ["BertForTokenClassification"]}, "ForMaskedLM, .*: got BertForTokenClassif"),
+    ({"architectures": ["BertForMultipleChoice"]}, "architectures of a head that jaxformer has, F"),
+    ({"architectures": "BertForQuestionAnswering"}, "got BertForQuestionAnswering"),
     ({"classifier_dropout": 0.3}, "expected classifier_dropout to be 0.1: got 0.3"),
     ({"id2label": {"0": "a", "2": "b"}}, NAMES),
-    ({"id2label": {"0": "a", "1": "a"}}, NAMES),
     ({"id2label": {"0": "a\n"}}, NAMES),
     ({"id2label": [1]}, NAMES),
     ({"id2label": {"0": "a"}}, r"classifier.weight to have shape \(1, 16\): got \(3, 16\)"),
@@ -102,6 +121,12 @@ BERT_CONFIG = [
 BERT_TOKENIZER = [
     ({"post_processor": None}, "expected a post_processor that adds the first and the last token"),
     (lambda fields: fields["added_tokens"].pop(4), r"expected the special token \[SEP\]"),
+]
+BERT_ARRAYS = [
+    (
+        lambda arrays: [arrays.pop(f"bert.pooler.dense.{name}") for name in ("weight", "bias")],
+        "expected bert.pooler.dense.weight beside classifier.weight, .* as in a BertForTokenClassi",
+    ),
 ]
 WTE, FC = "transformer.wte.weight", "transformer.h.1.mlp.c_fc"
 GPT2_ARRAYS = [
@@ -123,6 +148,76 @@ INDEX_CASES = [
 ]
 
 
+# Every field that the base class of configurations writes, with its default: transformers 2.11,
+# 3.5.1 and 4.30, without the fields of the architecture that it also has.
+BASE_FIELDS = {
+    "return_dict": True,
+    "output_hidden_states": True,
+    "output_attentions": True,
+    "torchscript": True,
+    "use_bfloat16": True,
+    "chunk_size_feed_forward": 8,
+    "max_length": 20,
+    "min_length": 5,
+    "do_sample": True,
+    "early_stopping": True,
+    "num_beams": 4,
+    "num_beam_groups": 2,
+    "diversity_penalty": 0.5,
+    "temperature": 0.7,
+    "top_k": 50,
+    "top_p": 0.9,
+    "typical_p": 1.0,
+    "repetition_penalty": 1.2,
+    "length_penalty": 1.0,
+    "no_repeat_ngram_size": 3,
+    "encoder_no_repeat_ngram_size": 3,
+    "bad_words_ids": [[1]],
+    "num_return_sequences": 1,
+    "output_scores": True,
+    "return_dict_in_generate": True,
+    "forced_bos_token_id": 3,
+    "forced_eos_token_id": 3,
+    "remove_invalid_values": True,
+    "exponential_decay_length_penalty": [5, 1.1],
+    "suppress_tokens": [1],
+    "begin_suppress_tokens": [1],
+    "architectures": ["GPT2LMHeadModel"],
+    "finetuning_task": "sst-2",
+    "id2label": {"0": "LABEL_0"},
+    "label2id": {"LABEL_0": 0},
+    "num_labels": 1,
+    "problem_type": "regression",
+    "tokenizer_class": "GPT2Tokenizer",
+    "prefix": "summarize: ",
+    "sep_token_id": 3,
+    "decoder_start_token_id": 3,
+    "task_specific_params": {"text-generation": {"do_sample": True}},
+    "xla_device": True,
+    "tf_legacy_loss": True,
+    "name_or_path": "gpt2",
+    "transformers_version": "4.30.0",
+    "gradient_checkpointing": True,
+    # Older ones, of gpt2-medium, gpt2-xl and distilgpt2 on the Hub.
+    "predict_special_tokens": True,
+    "n_special": 0,
+    "n_ctx": 64,
+    "output_past": True,
+    "_num_labels": 1,
+    "pruned_heads": {},
+    "is_decoder": False,
+}
+
+
+def test_fields_that_name_no_architecture_are_accepted(tmp_path):
+    directory = pathlib.Path(shutil.copytree(FIXTURES / "gpt2", tmp_path / "model"))
+    change(directory / "config.json", BASE_FIELDS)
+    import_huggingface(directory, tmp_path / "run")
+    import_huggingface(FIXTURES / "gpt2", tmp_path / "plain")
+    found, expected = (read_config(Workdir(tmp_path / name)) for name in ("run", "plain"))
+    assert found == expected
+
+
 @pytest.mark.parametrize(
     ("model", "file", "cases"),
     [
@@ -138,6 +233,7 @@ INDEX_CASES = [
         ("vit", "preprocessor_config.json", VIT_PIXELS),
         ("../bert/classifier", "config.json", BERT_CONFIG),
         ("../bert/classifier", "tokenizer.json", BERT_TOKENIZER),
+        ("../bert/classifier", "model.safetensors", BERT_ARRAYS),
         ("gpt2", "model.safetensors", GPT2_ARRAYS),
         ("llama_grouped", INDEX, INDEX_CASES),
     ],
@@ -154,6 +250,9 @@ def test_missing_and_damaged_files_are_named(tmp_path, monkeypatch):
     cases = [
         ("config.json", None, "config.json: no such file; expected a folder of a model in the Hug"),
         ("tokenizer.json", None, "tokenizer.json: no such file; expected a folder of a model"),
+        ("tokenizer.json", POINTER, "tokenizer.json: expected the file itself, found a Git LFS p"),
+        ("config.json", POINTER, "config.json: expected the file itself, found a Git LFS pointer"),
+        ("model.safetensors", POINTER, "model.safetensors: expected the file itself, found a Git"),
         ("tokenizer.json", b"[]", "tokenizer.json: expected a tokenizer.json: "),
         ("tokenizer.json", b"{}", "tokenizer.json: expected a tokenizer.json: "),
         ("tokenizer.json", b"\xff", "tokenizer.json: .*can't decode byte"),
@@ -211,6 +310,21 @@ def test_older_files_of_t5_are_read(tmp_path):
     assert unscaled == dataclasses.replace(old, scaled_output=False)
 
 
+@pytest.mark.parametrize(
+    ("model", "fields", "count"),
+    [
+        ("../bert/classifier", {"id2label": None, "num_labels": 3}, 3),
+        ("../bert/classifier", {"id2label": {"0": "a", "1": "b", "2": "a"}, "num_labels": 2}, 3),
+        ("vit", {"id2label": {"0": "crane", "1": "tank", "2": "crane", "3": "robin"}}, 4),
+    ],
+)
+def test_labels_are_counted_as_in_transformers(model, fields, count, tmp_path):
+    directory = pathlib.Path(shutil.copytree(FIXTURES / model, tmp_path / "model"))
+    change(directory / "config.json", fields)
+    import_huggingface(directory, tmp_path / "run")
+    assert read_config(Workdir(tmp_path / "run")).model.num_classes == count
+
+
 def test_special_tokens_have_our_ids():
     """A token that has two roles is generated in one of them only."""
     text = (FIXTURES / "llama" / "tokenizer.json").read_text()
@@ -243,12 +357,132 @@ def test_fine_tuned_biases_of_logits_are_refused(tmp_path):
         write(changed, tmp_path)
 
 
+@pytest.mark.parametrize("layout", [each for each in LAYOUTS.values() if each.is_exported])
+def test_a_layout_expresses_only_fields_that_it_knows(layout):
+    """A field that is new has its default, or the layout cannot express the model."""
+    depth = ("depth", int, dataclasses.field(default=0))
+    new = dataclasses.make_dataclass(
+        "New", [depth], bases=(layout.section,), frozen=True, kw_only=True
+    )
+    values = {name: allowed[0] for name, allowed in layout.expressed.items() if allowed != ANY}
+    layout = dataclasses.replace(layout, section=new)
+    assert layout.can_express(new(**values), None)
+    assert not layout.can_express(new(**values, depth=8), None)
+
+
+@pytest.mark.parametrize(
+    ("model", "changes"),
+    [
+        ("gpt2", {"absent_tokens": "pad"}),
+        ("llama", {"window": 4, "attention_biases": True}),
+        ("t5", {"scaled_output": True}),
+        ("vit", {"pooling": "mean"}),
+        ("vit", {"num_classes": 0}),
+        ("nllb", {"window": 4}),
+        ("nllb", {"norm_epsilon": 1e-6}),
+    ],
+)
+def test_other_models_keep_our_own_names(model, changes, tmp_path):
+    """With the change, no class of transformers computes the same, or the tokens are others."""
+    languages = ("eng_Latn", "deu_Latn") if model == "nllb" else ()
+    import_huggingface(FIXTURES / model, tmp_path / "run", languages)
+    trained = TrainedModel.load(tmp_path / "run")
+    assert can_write(trained)
+    section = dataclasses.replace(trained.config.model, **changes)
+    config = dataclasses.replace(trained.config, model=section)
+    is_expressed = model == "t5"  # by scale_decoder_outputs
+    assert can_write(dataclasses.replace(trained, config=config)) == is_expressed
+
+
+def test_parameters_that_no_file_has_are_refused(tmp_path):
+    import_huggingface(FIXTURES / "gpt2", tmp_path / "run")
+    model = TrainedModel.load(tmp_path / "run")
+    for name, params in {
+        "adapter": model.params | {"adapter": np.zeros(3)},
+        "decoder/scale": model.params | {"decoder": model.params["decoder"] | {"scale": 1}},
+    }.items():
+        changed = dataclasses.replace(model, params=params)
+        with pytest.raises(UserError, match=f"parameters of a GPT2Config, got also {name}, which"):
+            write(changed, tmp_path)
+        assert not (tmp_path / "model.safetensors").exists()
+
+
 def test_a_pytorch_model_is_read_where_there_is_no_safetensors(tmp_path, monkeypatch):
     directory = pathlib.Path(shutil.copytree(FIXTURES / "gpt2", tmp_path / "model"))
     tensors = safetensors.numpy.load_file(directory / "model.safetensors")
     (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
     monkeypatch.setattr(arrays, "read_torch", lambda path: tensors | {"h.0.attn.bias": 1})
     assert "9,200 parameters" in import_huggingface(directory, tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("model", "text", "ends"),
+    [
+        ("gpt2", "a cat<|endoftext|>a dog<|endoftext|>", False),
+        ("llama", "<s>a cat</s> a <unk> dog</s>", False),
+        ("llama_grouped", "a cat</s>", False),
+        ("t5", "a cat</s> a <pad> dog</s>", True),
+        ("t5", "</s>", True),
+        ("../bert/plain", "a cat [SEP] a [MASK] dog [CLS] [UNK] [SEP]", True),
+    ],
+)
+def test_special_tokens_in_a_text_are_tokens(model, text, ends):
+    """A prompt has the ids of the library; only the end that it adds is left to the batch."""
+    place = FIXTURES / model / "tokenizer.json"
+    library = tokenizers.Tokenizer.from_file(str(place))
+    fields = JsonFields(place.with_name("config.json"), {})
+    layout = LAYOUTS[fields.values["model_type"]]
+    fields.values = {**layout.defaults, **fields.values}
+    ours = read_tokenizer_files(place, fields, layout, ())
+    assert isinstance(ours, HuggingFaceTokenizer)
+    expected = library.encode(text).ids
+    assert ours.their_ids[ours.encode_prompt(text)].tolist() == expected
+    [row] = ours.encode_batch([text])
+    assert ours.their_ids[row].tolist() == expected[: -1 if ends else None]
+
+
+def test_the_end_that_is_typed_after_a_code_is_kept(tmp_path):
+    import_huggingface(FIXTURES / "nllb", tmp_path / "run", ("eng_Latn", "deu_Latn"))
+    tokenizer = Tokenizer.load(tmp_path / "run" / "tokenizer.model")
+    [plain, ended] = tokenizer.encode_batch(["the cat", "the cat</s>"])
+    assert ended == [*plain, 1]
+
+
+def test_a_token_that_only_the_tokenizer_has_is_refused_in_a_text(tmp_path):
+    """As [PAD] for GPT-2, which people add without a new embedding."""
+    directory = pathlib.Path(shutil.copytree(FIXTURES / "gpt2", tmp_path / "model"))
+    library = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
+    library.add_special_tokens(["[unused]", "[unused2]", "[PAD]", "[MASK]"])
+    assert library.token_to_id("[PAD]") == 96
+    library.save(str(directory / "tokenizer.json"))
+    import_huggingface(directory, tmp_path / "run")
+    tokenizer = Tokenizer.load(tmp_path / "run" / "tokenizer.model")
+    assert isinstance(tokenizer, HuggingFaceTokenizer)
+    assert tokenizer.their_ids[tokenizer.encode("a [unused2]")][-1] == 95
+    with pytest.raises(UserError, match=r"text without \[PAD\], which the tokenizer has but"):
+        tokenizer.encode("a [PAD]")
+    assert tokenizer.mask_token == 2
+
+
+def test_a_pytorch_model_that_is_a_pointer_is_named(tmp_path):
+    directory = pathlib.Path(shutil.copytree(FIXTURES / "gpt2", tmp_path / "model"))
+    (directory / "model.safetensors").unlink()
+    (directory / "pytorch_model.bin").write_bytes(POINTER)
+    refused(import_huggingface, directory, "pytorch_model.bin: expected the file itself, found a G")
+
+
+def test_the_padding_token_is_refused_in_a_text():
+    """The model would not see it."""
+    text = (FIXTURES.parent / "bert" / "plain" / "tokenizer.json").read_text()
+    special = {"pad": 0, "eos": 4, "bos": 3, "unk": 2}
+    tokenizer = HuggingFaceTokenizer.assemble(text, special, 64, ["good"])
+    message = r"expected a text without \[PAD\], the padding token, .*: got 'a \[PAD\] b'"
+    for encode in (tokenizer.encode, tokenizer.encode_prompt):
+        with pytest.raises(UserError, match=message):
+            encode("a [PAD] b")
+    with pytest.raises(UserError, match="the padding token"):
+        tokenizer.encode_pair("a", "[PAD]")
+    assert tokenizer.encode_pair("a", "b c") == ([2, 12, 1, 13, 14, 1], [0, 0, 0, 1, 1, 1])
 
 
 def test_a_tokenizer_of_an_encoder_has_labels():

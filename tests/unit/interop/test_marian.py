@@ -32,6 +32,7 @@ CONFIG = [
     ({"eos_token_id": [0, 1]}, r"expected eos_token_id to be a whole number.*got \[0, 1\]"),
     ({"dropout": "no"}, "expected dropout to be a number: got 'no'"),
     ({"vocab_size": 9, "decoder_vocab_size": 9}, r"vocab.json: expected the ids 0 to 8 "),
+    ({"layernorm_scale": 2.0}, "config.json: jaxformer does not know layernorm_scale=2.0"),
     ({"eos_token_id": 3}, "generation_config.json: expected eos_token_id to be 3 or left out: got"),
 ]
 SEARCH = [
@@ -99,6 +100,26 @@ def test_settings_of_the_search_are_found_in_both_places(directory):
     found = MarianConfig(directory).config(("en", "de"))
     assert found.model.activation == "gelu"  # the approximation with tanh
     assert (found.search.beam_size, found.search.max_length) == (3, 19)
+
+
+def test_fields_of_published_models_are_accepted(directory):
+    """Of opus-mt-en-de on the Hub, as transformers 3 saved it."""
+    old = {
+        "_num_labels": 3,
+        "add_bias_logits": False,
+        "classif_dropout": 0.0,
+        "classifier_dropout": 0.0,
+        "extra_pos_embeddings": 2,
+        "gradient_checkpointing": False,
+        "id2label": {"0": "LABEL_0"},
+        "init_std": 0.02,
+        "label2id": {"LABEL_0": 0},
+        "num_hidden_layers": 6,
+        "static_position_embeddings": True,
+    }
+    before = MarianConfig(directory).config(("en", "de"))
+    change(directory / "config.json", old)
+    assert MarianConfig(directory).config(("en", "de")) == before
 
 
 def test_fields_that_are_not_used_are_listed(directory):

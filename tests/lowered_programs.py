@@ -1,10 +1,10 @@
-"""Compares the programs that jaxformer gives to XLA with those of another commit.
+"""Compares the programs that XLA gets from jaxformer in two commits.
 
     python tests/lowered_programs.py --since COMMIT
     python tests/lowered_programs.py --list
 
 Trains, searches, samples and exports through the public API, once with the code of this working
-tree and once with that of the commit, and has JAX write every program (``jax_dump_ir_to``). Two
+tree and once with the code of the commit, and has JAX write every program (``jax_dump_ir_to``). Two
 programs are equal if their StableHLO text is, apart from the names of functions and of results. A
 refactoring changes none of them. Prints a line for each piece of work, with the files of programs
 that only one side has, and exits with 1 if there are any.
@@ -233,7 +233,7 @@ def checked_out(commit: str) -> Iterator[pathlib.Path]:
 
 
 def compare(commit: str, names: list[str]) -> bool:
-    """Prints how the programs differ from those of a commit; returns whether they are equal."""
+    """Prints which programs differ between a commit and now; returns whether none does."""
     equal = True
     with checked_out(commit) as code:
         for name in names:

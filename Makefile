@@ -75,7 +75,7 @@ nightly: $(VENV)/installed $(OLDEST)/installed  ## Run all cases in random order
 	$(SMOKE) $(OLDEST)/bin/$(PYTEST) -m smoke $(NOTEBOOKS)
 	make smoke-3.11 smoke-newest  # not $(MAKE), which runs with --dry-run, too
 
-programs: $(VENV)/installed  ## Compare the programs that XLA gets with those of the commit SINCE
+programs: $(VENV)/installed  ## Compare the programs that XLA gets now and in the commit SINCE
 	$(BIN)/python tests/lowered_programs.py --since $(or $(SINCE),HEAD)
 
 lint: $(VENV)/installed  ## Check style, formatting, types, imports and language

@@ -36,7 +36,7 @@ from jaxformer.waits import announce
 # Commands, in messages and workdirs.
 _QUANTIZE = "jaxformer quantize"
 IMPORT = "jaxformer import"
-# A key in the metadata of an average: its validation loss, and that of the newest checkpoint.
+# A key in the metadata of an average: the validation losses of both candidates.
 _LOSSES = "validation_losses"
 # Keys in the metadata of the checkpoint of a converted model.
 _ORIGIN = "origin"

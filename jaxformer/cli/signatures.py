@@ -13,15 +13,13 @@ for a dictionary of settings its :class:`Fields`. A docstring has a summary, and
 """
 
 import argparse
-import collections.abc
 import dataclasses
 import inspect
 import re
 import textwrap
 import types
-import typing
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal, NamedTuple, NoReturn
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, NoReturn, Union, get_args, get_origin, get_type_hints
 
 from jaxformer.errors import UserError
 
@@ -40,6 +38,10 @@ _EXAMPLE = "\n\nExample:\n"
 _NEXT_ENTRY = re.compile(r"\n  (?! )")
 # An entry of a section: name, optional metavar and help.
 _ENTRY = re.compile(r"(\w+)(?: \((.+?)\))?: (.*)", re.DOTALL)
+# The place of the blank in "beam search", the group of BeamSearch.
+_WORD_BOUNDARY = re.compile(r"(?<=[a-z])(?=[A-Z])")
+# A cross-reference of Sphinx, such as :func:`~jaxformer.train`.
+_REFERENCE = re.compile(r":\w+:`~?([^`]*)`")
 
 
 class Value(NamedTuple):
@@ -64,21 +66,18 @@ class Fields(NamedTuple):
     without: tuple[str, ...] = ()
 
 
-class _Option(NamedTuple):
-    """An option or positional argument of a command, and the description of its group."""
-
-    parameter: inspect.Parameter
-    hint: Any  # type of the value, without None and metadata
-    value: Value
-    description: str | None = None
-
-
 class _Parameter(NamedTuple):
-    """A parameter of a function, or a field of a dataclass, with its type taken apart."""
+    """A parameter of a function, or a field of a dataclass."""
 
-    parameter: inspect.Parameter
+    name: str
     hint: Any  # type, without None and metadata
     metadata: Any  # of Annotated, or of the items of a sequence; None without any
+    default: Any  # inspect.Parameter.empty without one
+    positional: bool
+
+    @property
+    def is_required(self) -> bool:
+        return self.default is inspect.Parameter.empty
 
     @property
     def is_dataclass(self) -> bool:
@@ -87,7 +86,15 @@ class _Parameter(NamedTuple):
     @property
     def is_word(self) -> bool:
         """True if a word of the command line can give the value."""
-        return self.hint in _METAVARS or typing.get_origin(self.hint) is Literal
+        return self.hint in _METAVARS or get_origin(self.hint) is Literal
+
+
+class _Option(NamedTuple):
+    """An option or positional argument of a command."""
+
+    parameter: _Parameter
+    value: Value
+    description: str | None = None  # of the option's group
 
 
 class _Documentation(NamedTuple):
@@ -163,8 +170,9 @@ def _usage(parser: CommandParser) -> str:
         if not (action.required or is_positional):
             continue
 
-        metavar = str(action.metavar or action.dest).upper()
-        argument = metavar if is_positional else f"{action.option_strings[0]} {metavar}"
+        argument = str(action.metavar or action.dest).upper()
+        if not is_positional:
+            argument = f"{action.option_strings[0]} {argument}"
         if action.nargs == "*":
             argument = f"[{argument} ...]"
         elif action.nargs == "+":
@@ -184,13 +192,15 @@ def keyword_arguments(kind: Any, values: dict[str, Any]) -> dict[str, Any]:
     """Returns the arguments of a function or dataclass, from the values of all options."""
     arguments = {}
     for each in _parameters(kind):
-        name = each.parameter.name
+        name = each.name
         if each.is_dataclass:
             arguments[name] = each.hint(**keyword_arguments(each.hint, values))
         elif isinstance(each.metadata, Fields):
-            fields = [option.parameter.name for option in _field_options(each.metadata)]
-            chosen = {field: values[field] for field in fields}
-            arguments[name] = {field: v for field, v in chosen.items() if v is not None}
+            arguments[name] = given = {}
+            for option in _field_options(each.metadata):
+                field = option.parameter.name
+                if values[field] is not None:
+                    given[field] = values[field]
         else:
             arguments[name] = values[name]
     return arguments
@@ -200,37 +210,34 @@ def _options(kind: Any) -> Iterator[_Option]:
     """Yields the options of a function or dataclass, in the order of its parameters."""
     descriptions, entries = _documentation(kind)
     for each in _parameters(kind):
-        name = each.parameter.name
         if each.is_dataclass:
             yield from _options(each.hint)
         elif isinstance(each.metadata, Fields):
             for option in _field_options(each.metadata):
                 yield option._replace(description=descriptions.get(option.value.group))
-        elif name != "overrides":  # --config.FIELD, which is not an option of argparse
+        elif each.name != "overrides":  # --config.FIELD, which is not an option of argparse
             shared = each.metadata or Value()
-            value = entries.get(name, shared)
-            value = value._replace(
-                metavar=value.metavar or shared.metavar,
+            documented = entries.get(each.name, shared)
+            value = documented._replace(
+                metavar=documented.metavar or shared.metavar,
                 convert=shared.convert,
             )
-            yield _Option(each.parameter, each.hint, value, descriptions.get(value.group))
+            yield _Option(each, value, descriptions.get(value.group))
 
 
 def _add_argument(group: argparse._ActionsContainer, option: _Option) -> None:
     parameter = option.parameter
     value = option.value
-    required = parameter.default is parameter.empty
-    positional = parameter.kind is not parameter.KEYWORD_ONLY
 
     # argparse formats the help with the operator %.
     settings: dict[str, Any] = {"help": value.help.replace("%", "%%")}
     if type(parameter.default) is int:
         settings["help"] += f" (default: {parameter.default})"
 
-    hint = option.hint
-    if typing.get_origin(hint) is collections.abc.Sequence:
-        (hint,) = typing.get_args(hint)
-        may_be_empty = positional and not required
+    hint = parameter.hint
+    if get_origin(hint) is Sequence:
+        (hint,) = get_args(hint)
+        may_be_empty = parameter.positional and not parameter.is_required
         settings["nargs"] = "*" if may_be_empty else "+"
 
     if hint is bool and parameter.default is None:
@@ -238,43 +245,51 @@ def _add_argument(group: argparse._ActionsContainer, option: _Option) -> None:
         settings["action"] = argparse.BooleanOptionalAction
     elif hint is bool:
         settings["action"] = "store_true"
-    elif typing.get_origin(hint) is Literal:
-        choices = typing.get_args(hint)
+    elif get_origin(hint) is Literal:
+        choices = get_args(hint)
         settings["choices"] = choices
         settings["type"] = type(choices[0])
     else:
         settings["type"] = value.convert or hint
         settings["metavar"] = value.metavar or _METAVARS[hint]
 
-    if positional:
+    if parameter.positional:
         group.add_argument(parameter.name, **settings)
         return
     settings["dest"] = parameter.name
-    settings["required"] = required
+    settings["required"] = parameter.is_required
     settings["default"] = parameter.default
     group.add_argument(flag(parameter.name), **settings)
 
 
 def _parameters(kind: Any) -> Iterator[_Parameter]:
     """Yields the parameters of a function, or the fields of a dataclass."""
-    hints = typing.get_type_hints(kind, include_extras=True)
+    hints = get_type_hints(kind, include_extras=True)
     for name, parameter in inspect.signature(kind).parameters.items():
         hint = _without_none(hints[name])
-        is_sequence = typing.get_origin(hint) is collections.abc.Sequence
-        item = typing.get_args(hint)[0] if is_sequence else hint
+        is_sequence = get_origin(hint) is Sequence
+        if is_sequence:
+            (hint,) = get_args(hint)
 
         metadata = None
-        if hasattr(item, "__metadata__"):  # Annotated
-            item, metadata = typing.get_args(item)[:2]
-        hint = collections.abc.Sequence[item] if is_sequence else item
-        yield _Parameter(parameter, hint, metadata)
+        if hasattr(hint, "__metadata__"):  # Annotated
+            hint, metadata = get_args(hint)[:2]
+        if is_sequence:
+            hint = Sequence[hint]
+        yield _Parameter(
+            name=name,
+            hint=hint,
+            metadata=metadata,
+            default=parameter.default,
+            positional=parameter.kind is not parameter.KEYWORD_ONLY,
+        )
 
 
 def _without_none(hint: Any) -> Any:
     """Returns the type of a union that an option can have, or else its first, except None."""
-    if typing.get_origin(hint) not in (types.UnionType, typing.Union):
+    if get_origin(hint) not in (types.UnionType, Union):
         return hint
-    members = [member for member in typing.get_args(hint) if member is not type(None)]
+    members = [member for member in get_args(hint) if member is not type(None)]
     simple = [member for member in members if member in _METAVARS]
     return (simple or members)[0]
 
@@ -284,22 +299,31 @@ def _field_options(fields: Fields) -> Iterator[_Option]:
     kinds = fields.kinds()
     for kind in kinds:
         entries = _documentation(kind).entries
-        own_group = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", kind.__name__).lower()  # BeamSearch
+        own_group = _WORD_BOUNDARY.sub(" ", kind.__name__).lower()
 
         for each in _parameters(kind):
-            name = each.parameter.name
-            by_default = each.is_word and not name.endswith("_id")
-            chosen = name in fields.names if fields.names else by_default
-            owners = [owner for owner in kinds if name in inspect.signature(owner).parameters]
-            is_first = owners[0] is kind  # A field of several dataclasses is one option.
-            if not (chosen and is_first) or name in fields.without:
+            if not _is_chosen(each, fields):
                 continue
+            owners = [owner for owner in kinds if each.name in inspect.signature(owner).parameters]
+            if kind is not owners[0]:
+                continue  # A field of several dataclasses is one option, of the first.
 
             is_common = len(owners) == len(kinds)
             group = fields.group if is_common else own_group
-            value = entries.get(name, Value())._replace(group=group)
-            parameter = each.parameter.replace(default=None, kind=inspect.Parameter.KEYWORD_ONLY)
-            yield _Option(parameter, each.hint, value)
+            value = entries.get(each.name, Value())
+            yield _Option(
+                each._replace(default=None, positional=False),
+                value._replace(group=group),
+            )
+
+
+def _is_chosen(field: _Parameter, fields: Fields) -> bool:
+    """Returns True if a field is an option."""
+    if field.name in fields.without:
+        return False
+    if fields.names:
+        return field.name in fields.names
+    return field.is_word and not field.name.endswith("_id")
 
 
 def _documentation(kind: Any) -> _Documentation:
@@ -326,7 +350,7 @@ def _documentation(kind: Any) -> _Documentation:
 def _as_help(text: str) -> str:
     """Returns a docstring sentence as help: without markup, capital letter and period."""
     text = " ".join(text.split())
-    text = re.sub(r":\w+:`~?([^`]*)`", r"\1", text)  # :func:`~name`
+    text = _REFERENCE.sub(r"\1", text)
     text = text.replace("``", "")
 
     is_acronym = text[:2].isupper()

@@ -40,6 +40,7 @@ def augment(
 
     if copies < 1:
         raise UserError(f"--copies must be at least 1: got {copies}")
+
     first = output.with_name(output.name + source.suffix)
     second = output.with_name(output.name + target.suffix)
     if first == second or output in (first, second):
@@ -58,6 +59,7 @@ def augment(
     languages = (source.suffix[1:], target.suffix[1:])
     changed: collections.Counter[str] = collections.Counter()
     count = 0
+
     with open_output(first) as write_source, open_output(second) as write_target:
         for copy in range(copies):
             pairs = zip_lines(

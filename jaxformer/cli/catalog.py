@@ -8,6 +8,7 @@ from jaxformer.files import data_directory, file_sha256
 
 
 def list_corpora() -> str:
+    """Returns a table of the corpora, and of whether they are present."""
     rows = [("NAME", "STATE", "SIZE", "FOLDER", "LICENSE")]
     for name, corpus in CATALOG.items():
         state = "present" if is_present(corpus) else "absent"
@@ -45,6 +46,7 @@ def data(names: Sequence[str] = ()) -> None:
         corpus = CATALOG[name]
         folder = download_corpus(corpus)
         print(f"{name}: {folder} ({corpus.license})")
+
         for file, recorded in corpus.files.items():
             path = folder / file
             digest = file_sha256(path)

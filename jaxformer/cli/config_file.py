@@ -17,7 +17,10 @@ from jaxformer.errors import UserError, did_you_mean, prefix_errors
 from jaxformer.files import explain_read_errors, local_path
 from jaxformer.runs.workdir import Workdir
 
-# The function ``adapt_config`` of a config file, for one variant and its overrides.
+# The function ``adapt_config`` of a config file: of a config, its variant and the fields that the
+# overrides give.
+AdaptConfig: TypeAlias = Callable[[Config, str, Sequence[str]], Config]
+# The same for one variant and its overrides.
 Adapt: TypeAlias = Callable[[Config], Config]
 
 # Names of fields and options in other programs.
@@ -72,13 +75,12 @@ def load_config(
     values, adapt_config = _execute_config(find_config(path))
     for word in overrides:
         _override(values, word)
-
     config = Config.from_dict(values.to_dict())
     if adapt_config is None:
         return config
 
-    variant = path.partition(":")[2]
-    given = [word.removeprefix("--config.").partition("=")[0] for word in overrides]
+    _, _, variant = path.partition(":")
+    given = [_field_of(word) for word in overrides]
 
     def adapt(config: Config) -> Config:
         return adapt_config(config, variant, given)
@@ -111,6 +113,12 @@ def _saved_config(workdir: str | pathlib.Path, mirror: str | None) -> Config | N
             if folder.config.exists():
                 return read_config(folder)
     return None
+
+
+def _field_of(word: str) -> str:
+    """Returns the field of an override: "training.steps" of ``--config.training.steps=10``."""
+    field, _, _ = word.removeprefix("--config.").partition("=")
+    return field
 
 
 def _choices_to_keep(
@@ -152,8 +160,12 @@ def _fields_of(config: Config) -> dict[str, Any]:
 def _changed_fields(before: Config, after: Config) -> set[str]:
     old = _fields_of(before)
     new = _fields_of(after)
-    added = new.keys() - old.keys()
-    return added | {name for name in new.keys() & old.keys() if new[name] != old[name]}
+    changed = set()
+    for name, value in new.items():
+        is_new = name not in old
+        if is_new or old[name] != value:
+            changed.add(name)
+    return changed
 
 
 def _with_fields(config: Config, fields: dict[str, Any]) -> Config:
@@ -165,9 +177,7 @@ def _with_fields(config: Config, fields: dict[str, Any]) -> Config:
     return Config.from_dict(sections)
 
 
-def _execute_config(
-    name: str,
-) -> tuple[Any, Callable[[Config, str, Sequence[str]], Config] | None]:
+def _execute_config(name: str) -> tuple[Any, AdaptConfig | None]:
     """Returns the ``ConfigDict`` of a file, which is executed, and its function for the overrides.
 
     A file may have a function ``adapt_config(config, variant, given)``. It returns the final
@@ -188,12 +198,15 @@ def _execute_config(
         place = f"{error.filename or file}:{error.lineno or 1}"
         raise UserError(f"{place}: {error.msg}") from None
     except Exception as error:
+        # The last line of the file itself, and not of a library that it calls.
         frames = traceback.extract_tb(error.__traceback__)
         lines = [frame.lineno for frame in frames if frame.filename == file]
         place = f"{file}:{lines[-1]}" if lines else file
+
+        kind = type(error).__name__
         message = " ".join(str(error).split())
         hint = _import_hint(error, path)
-        raise UserError(f"{place}: {type(error).__name__}: {message}{hint}") from None
+        raise UserError(f"{place}: {kind}: {message}{hint}") from None
 
     if not hasattr(values, "to_dict"):
         raise UserError(
@@ -249,16 +262,22 @@ def _override(config: Any, word: str) -> None:
     """Sets a field of a ``ConfigDict``, such as ``--config.model.num_layers=3``."""
     path, equals, text = word.removeprefix("--config.").partition("=")
     section, dot, name = path.rpartition(".")
-    if not dot and name in config:
-        raise UserError(f"--config.{name}: expected one of its fields: {', '.join(config[name])}")
+    is_section = not dot and name in config
+    if is_section:
+        fields = ", ".join(config[name])
+        raise UserError(f"--config.{name}: expected one of its fields: {fields}")
 
     known = config.get(section, {}) if dot else config
     if name not in known:
         # A name that several sections have means the field of the given section.
         meant = field_names("", config.to_dict())
         meant |= {own: f"{section}{dot}{own}" for own in known}
-        otherwise = f"known: {', '.join(known or config)}"
-        hint = did_you_mean(name.replace("-", "_"), meant, otherwise, meant.__getitem__)
+        hint = did_you_mean(
+            name.replace("-", "_"),
+            known=meant,
+            otherwise=f"known: {', '.join(known or config)}",
+            meaning=meant.__getitem__,
+        )
         raise UserError(f"unknown config field {path}; {hint}")
 
     kind = known.get_type(name)

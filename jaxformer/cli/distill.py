@@ -44,6 +44,7 @@ def distill(
     config = load_config(student, overrides, workdir)
     run = Workdir(workdir)
     translator = model.load(teacher, search.settings(teacher))
+
     try:
         distillation.distill(
             config,

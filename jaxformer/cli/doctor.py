@@ -64,6 +64,7 @@ def _print_report() -> None:
         print(f"{name}: {version}")
     for extra, purpose in PURPOSES.items():
         print(f"extra {extra}: {_extra_report(extra, purpose)}")
+
     for name in sorted(os.environ):
         if name.startswith(_VARIABLES):
             print(f"{name}={os.environ[name]}")
@@ -154,15 +155,18 @@ def _print_memory(
         f"Each has {limit / 1e9:.2f} GB and needs:",
         flush=True,
     )
+
     least = 0
     for settings in memory_savings(config, len(devices)):
         memory = step_memory(with_settings(config, settings))
         fits = memory.total <= limit
+
         verdict = "fits" if fits else "too much"
-        flags = " ".join(f"--config.{name}={value}" for name, value in settings.items())
+        flags = [f"--config.{field}={value}" for field, value in settings.items()]
+        shown = " ".join(flags) or "as configured"
         print(
             f"{memory.total / 1e9:8.2f} GB ({memory.state / 1e9:.2f} of it parameters, optimizer "
-            f"state and batch) {verdict}: {flags or 'as configured'}",
+            f"state and batch) {verdict}: {shown}",
             flush=True,
         )
         if fits:

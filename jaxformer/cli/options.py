@@ -31,15 +31,31 @@ InputFile: TypeAlias = Annotated[pathlib.Path, Value(metavar="FILE", convert=inp
 OutputFile: TypeAlias = Annotated[pathlib.Path, Value(metavar="FILE", convert=output_path)]
 Folder: TypeAlias = Annotated[pathlib.Path, Value(metavar="DIR", convert=local_path)]
 NewRunDir: TypeAlias = Annotated[
-    pathlib.Path, Value("workdir to create", metavar="DIR", convert=run_path)
+    pathlib.Path,
+    Value("workdir to create", metavar="DIR", convert=run_path),
 ]
-RunDir: TypeAlias = Annotated[pathlib.Path, Value(_WORKDIR, metavar="DIR", convert=run_path)]
-ModelDir: TypeAlias = Annotated[pathlib.Path, Value(_WORKDIR, metavar="DIR", convert=model_path)]
+RunDir: TypeAlias = Annotated[
+    pathlib.Path,
+    Value(_WORKDIR, metavar="DIR", convert=run_path),
+]
+ModelDir: TypeAlias = Annotated[
+    pathlib.Path,
+    Value(_WORKDIR, metavar="DIR", convert=model_path),
+]
 # For options whose default is pretrained.WORKDIR.
 TranslatorDir: TypeAlias = Annotated[
-    pathlib.Path, Value(_TRANSLATOR, metavar="DIR", convert=model_path)
+    pathlib.Path,
+    Value(_TRANSLATOR, metavar="DIR", convert=model_path),
 ]
-Checkpoint: TypeAlias = Annotated[str, Value(_CHECKPOINT + _AUTO, "model", "CHECKPOINT")]
+
+Checkpoint: TypeAlias = Annotated[
+    str,
+    Value(_CHECKPOINT + _AUTO, group="model", metavar="CHECKPOINT"),
+]
+Checkpoints: TypeAlias = Annotated[
+    str,
+    Value(_CHECKPOINTS + _AUTO, group="model", metavar="CHECKPOINT"),
+]
 Dtype: TypeAlias = Annotated[
     Literal["float32", "bfloat16", "int8"],
     Value(
@@ -71,7 +87,7 @@ class ModelOptions:
         which is faster; see jaxformer shortlist
     """
 
-    weights: Annotated[str, Value(_CHECKPOINTS + _AUTO, "model", "CHECKPOINT")] = "auto"
+    weights: Checkpoints = "auto"
     ensemble: Sequence[ModelDir] = ()
     dtype: Dtype | None = None
     shortlist: bool = False
@@ -99,6 +115,7 @@ class ModelOptions:
                 compute_dtype=self.dtype,
             )
             models.append(model)
+
             if folder == pretrained.WORKDIR:
                 print(f"the {pretrained.DESCRIPTION}; --workdir names another", file=sys.stderr)
             else:

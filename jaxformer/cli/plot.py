@@ -3,7 +3,7 @@
 import dataclasses
 import pathlib
 import re
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 from jaxformer import pretrained
 from jaxformer.checks import parse_numbers
@@ -15,6 +15,9 @@ from jaxformer.files import check_output, write_file
 if TYPE_CHECKING:
     from jaxformer.inference.attention_view import AttentionView
     from jaxformer.plots.paper_figures import PaperFigure
+
+
+Heads: TypeAlias = Annotated[list[int], Value(metavar="N,N,...", convert=parse_numbers)]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,7 +37,7 @@ class AttentionOptions:
 
     kind: Literal["encoder", "decoder", "cross"] | None = None
     layer: int | None = None
-    heads: Annotated[list[int], Value(metavar="N,N,...", convert=parse_numbers)] | None = None
+    heads: Heads | None = None
     figure: Literal[3, 4, 5] | None = None
     word: str | None = None
 

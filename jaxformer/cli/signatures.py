@@ -108,7 +108,9 @@ class _Formatter(argparse.HelpFormatter):
     """Wraps descriptions, and keeps the lines of examples."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        return text if text.startswith("Example:") else super()._fill_text(text, width, indent)
+        if text.startswith("Example:"):
+            return text
+        return super()._fill_text(text, width, indent)
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -196,6 +198,7 @@ def keyword_arguments(kind: Any, values: dict[str, Any]) -> dict[str, Any]:
         if each.is_dataclass:
             arguments[name] = each.hint(**keyword_arguments(each.hint, values))
         elif isinstance(each.metadata, Fields):
+            # Fields that are not given keep the values of the run's config.
             arguments[name] = given = {}
             for option in _field_options(each.metadata):
                 field = option.parameter.name
@@ -216,6 +219,7 @@ def _options(kind: Any) -> Iterator[_Option]:
             for option in _field_options(each.metadata):
                 yield option._replace(description=descriptions.get(option.value.group))
         elif each.name != "overrides":  # --config.FIELD, which is not an option of argparse
+            # The docstring has the help, and the type what several commands share.
             shared = each.metadata or Value()
             documented = entries.get(each.name, shared)
             value = documented._replace(
@@ -304,7 +308,7 @@ def _field_options(fields: Fields) -> Iterator[_Option]:
         for each in _parameters(kind):
             if not _is_chosen(each, fields):
                 continue
-            owners = [owner for owner in kinds if each.name in inspect.signature(owner).parameters]
+            owners = [owner for owner in kinds if _has_parameter(owner, each.name)]
             if kind is not owners[0]:
                 continue  # A field of several dataclasses is one option, of the first.
 
@@ -315,6 +319,10 @@ def _field_options(fields: Fields) -> Iterator[_Option]:
                 each._replace(default=None, positional=False),
                 value._replace(group=group),
             )
+
+
+def _has_parameter(kind: type, name: str) -> bool:
+    return name in inspect.signature(kind).parameters
 
 
 def _is_chosen(field: _Parameter, fields: Fields) -> bool:
@@ -341,7 +349,8 @@ def _documentation(kind: Any) -> _Documentation:
             descriptions[group] = description.strip() or None
 
             for entry in section_entries:
-                if found := _ENTRY.match(entry):
+                found = _ENTRY.match(entry)
+                if found is not None:
                     name, metavar, text = found.groups()
                     entries[name] = Value(_as_help(text), group, metavar)
     return _Documentation(descriptions, entries)

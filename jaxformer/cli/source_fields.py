@@ -51,25 +51,29 @@ def list_fields(*, usual: bool = False) -> str:
     columns = min(shutil.get_terminal_size().columns, 100)
     width = max(columns - 10, 40)
 
-    # By field, since the searches have some fields in common.
+    # By field and default, since the searches have some fields in common.
     descriptions: dict[str, str] = {}
     for full_name, section in _SECTIONS.items():
         kind = _read(full_name)
         for name, text in field_help(kind).items():
-            if usual and f"{section}.{name}" not in _USUAL:
-                continue
-            shown = text.split(". ")[0] if usual else text  # the first sentence
-            default = getattr(kind, name)
-            descriptions[f"  --config.{section}.{name}={default}"] = textwrap.fill(shown, width)
+            if usual:
+                if f"{section}.{name}" not in _USUAL:
+                    continue
+                text, _, _ = text.partition(". ")  # the first sentence
 
-    rows = [f"{field}\n{textwrap.indent(text, ' ' * 6)}" for field, text in descriptions.items()]
-    return "\n".join(rows)
+            default = getattr(kind, name)
+            lines = textwrap.fill(text, width)
+            descriptions[f"  --config.{section}.{name}={default}"] = textwrap.indent(lines, " " * 6)
+
+    return "\n".join(f"{field}\n{text}" for field, text in descriptions.items())
 
 
 @functools.cache
 def _read(full_name: str) -> Any:
     """Returns a dataclass with the fields of another, or an alias of a type, by its full name."""
     module, _, name = full_name.rpartition(".")
+    # One of these defines the name: an import, an alias such as Name: TypeAlias = Literal[...], or
+    # a class with a decorator, which is a dataclass.
     for node in _statements(module):
         match node:
             case ast.ImportFrom(module=origin, names=names) if name in (n.name for n in names):
@@ -98,8 +102,11 @@ def _dataclass(node: ast.ClassDef, module: str) -> type:
             continue
         if "ClassVar" in ast.unparse(statement.annotation):
             continue
+
         name = ast.unparse(statement.target)
-        fields.append((name, _type(statement.annotation, module), _value(statement.value)))
+        hint = _type(statement.annotation, module)
+        default = _value(statement.value)
+        fields.append((name, hint, default))
 
     bases = [_type(base, module) for base in node.bases]
     return dataclasses.make_dataclass(

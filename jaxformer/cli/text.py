@@ -72,6 +72,14 @@ class Text(NamedTuple):
         return self._replace(lines=lines, stream=self.stream or other.stream)
 
 
+class OpenBlocks(NamedTuple):
+    """Blocks of lines to work on, and the output for their results."""
+
+    blocks: Iterator[list[Line]]
+    write: Writer
+    report: Callable[[int], object]  # to call with the number of newly finished lines
+
+
 def read_text(path: pathlib.Path | None, typed: str = "a sentence") -> Text:
     """Returns the text of a file or, if None, of standard input; a terminal asks for ``typed``."""
     if path is None or path == STDIN:
@@ -95,7 +103,8 @@ def _standard_input(typed: str) -> Text:
     def lines() -> Iterator[Line]:
         if stream:
             # At exit Python would wait for a thread that reads sys.stdin itself.
-            file = io.BufferedReader(io.FileIO(sys.stdin.fileno(), closefd=False))
+            raw = io.FileIO(sys.stdin.fileno(), closefd=False)
+            file = io.BufferedReader(raw)
             # With read-ahead, Ctrl-D would have to be typed twice.
             check_format(b"" if interactive else file.peek(1), name)
         else:
@@ -187,13 +196,12 @@ def report_unknown(tokenizer: "Vocabulary", lines: Iterable[Line], name: str) ->
 @contextlib.contextmanager
 def blocks_of(
     text: Text, check: Callable[[Line], object], output: pathlib.Path | None, *, strict: bool
-) -> Iterator[tuple[Iterator[list[Line]], Writer, Callable[[int], object]]]:
+) -> Iterator[OpenBlocks]:
     """Reads lines in blocks. A file is read twice: first to count and check its lines.
 
     A line for which ``check`` raises a UserError is reported on standard error and is blank in its
-    block. If ``strict``, it is refused, in a file before the first block. Yields the blocks, a
-    writer of the output, by default standard output, and a function to call with the number of
-    newly finished lines.
+    block. If ``strict``, it is refused, in a file before the first block. The output is by default
+    standard output.
     """
     from tqdm import tqdm
 
@@ -220,6 +228,7 @@ def blocks_of(
     to_stdout = is_standard_output(output)
     if to_stdout and sys.stdout is None:
         raise UserError("expected standard output to write to, but it is closed")
+
     if text.prompt:
         print(text.prompt, file=sys.stderr)
 
@@ -230,7 +239,8 @@ def blocks_of(
     # A bar would be mixed with what a person types or reads.
     hidden = bool(text.prompt) or (to_stdout and sys.stdout.isatty())
     with open_output(output) as write, progress_bar(total, hidden=hidden) as bar:
-        yield blocks(), write, bar.update
+        yield OpenBlocks(blocks(), write, report=bar.update)
+
     if bad:
         raise SomeLinesError(f"{bad} of {read} lines failed; see above")
 

@@ -72,12 +72,14 @@ class FormatOptions:
         else:
             limit = "beam size"
             flag = "--beam-size"
+
         if self.n_best is not None and not 1 <= self.n_best <= search.num_hypotheses:
             raise UserError(
                 f"--n-best must be from 1 to the {limit}, {search.num_hypotheses}: got "
                 f"{self.n_best}; use {flag} {max(1, self.n_best)}"
             )
-        layer_indices(translator, self.alignment_layer)
+
+        layer_indices(translator, self.alignment_layer)  # refuses a layer that does not exist
 
     def rows(self, translator: "Translator", line: Line, found: list["Hypothesis"]) -> list[str]:
         """Returns the output for a line; a blank one has score 0, or nan after an error."""
@@ -158,6 +160,7 @@ def translate(
         {"--output": output or STDOUT, "--alignments": style.alignments},
     )
     text = forced.text(input)
+
     translator = model.load(workdir, search.settings(workdir))
     style.check(translator)
     translator.target_ids(forced.prefix or "", "--prefix")

@@ -50,8 +50,8 @@ def distill(
             config,
             translator,
             run,
-            str(teacher),
-            monolingual,
+            tokenizer=str(teacher),
+            monolingual=monolingual,
             max_ratio=max_ratio,
             min_log_prob=min_log_prob,
         )

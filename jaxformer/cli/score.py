@@ -78,7 +78,7 @@ def score(
     search = SearchOptions(changes=penalty).settings(workdir)
     if source is None:
         text = read_text(target)
-        encode, score_all = _language_model(workdir, model, search, target)
+        encode, score_all = _language_model(workdir, model, search, target=target)
     else:
         text = read_text(source).zip_with(read_text(target))
         encode, score_all = _translator(workdir, model, search, files=(source, target))

@@ -115,7 +115,7 @@ def _standard_input(typed: str) -> Text:
         yield from lines_with_errors(file.readline, name)
 
     prompt = f"Type {typed} and press Enter; Ctrl-D ends." if interactive else ""
-    return Text(name, lines, stream, prompt)
+    return Text(name, lines, stream=stream, prompt=prompt)
 
 
 def lines_with_errors(readline: Callable[[int], bytes], name: str) -> Iterator[Line]:

@@ -14,7 +14,7 @@ import pathlib
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import jax
 from machine import machine
@@ -29,14 +29,20 @@ def main() -> None:
     parser.add_argument("--folder", type=pathlib.Path, help="on the disk to measure")
     options = parser.parse_args()
     keys = jax.random.split(jax.random.key(0), max(1, options.size // 4))
-    state = {"params": {str(i): jax.random.normal(key, (1000, 1000)) for i, key in enumerate(keys)}}
+    params = {str(i): jax.random.normal(key, (1000, 1000)) for i, key in enumerate(keys)}
+    state = {"params": params}
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         directory = pathlib.Path(folder) / "checkpoints"
         with Checkpoints(directory, keep=1) as checkpoints:
-            saving = seconds_of(
-                lambda: (checkpoints.save(1, state, metadata={}), checkpoints.wait())
-            )
-        template, reader = jax.eval_shape(lambda: state), Checkpoints(directory)
+
+            def save() -> None:
+                checkpoints.save(1, state, metadata={})
+                checkpoints.wait()
+
+            saving = seconds_of(save)
+
+        template = jax.eval_shape(lambda: state)
+        reader = Checkpoints(directory)
         work = {
             "verify": reader.newest_good_step,
             "restore": lambda: jax.block_until_ready(reader.restore(template).state),
@@ -53,7 +59,8 @@ def main() -> None:
 
 def seconds_of(action: Callable[[], object]) -> tuple[float, float]:
     """Returns wall time and CPU time."""
-    wall, cpu = time.perf_counter(), time.process_time()
+    wall = time.perf_counter()
+    cpu = time.process_time()
     action()
     return time.perf_counter() - wall, time.process_time() - cpu
 
@@ -69,21 +76,23 @@ def drop_from_cache(directory: pathlib.Path) -> None:
 def report(
     size: int, saving: tuple[float, float], results: dict[str, list[tuple[float, float]]]
 ) -> dict[str, object]:
-    medians = {
-        name: [round(statistics.median(column), 2) for column in zip(*pairs, strict=True)]
-        for name, pairs in results.items()
-    }
-    shares = {
-        f"verifying_of_{cache}_restore": [
-            round(part / whole, 2)
-            for part, whole in zip(
-                medians[f"verify_{cache}"], medians[f"restore_{cache}"], strict=True
-            )
-        ]
-        for cache in ("warm", "cold")
-    }
-    seconds = {"save": [round(value, 2) for value in saving], **medians}
+    seconds: dict[str, list[float]] = {"save": rounded(saving)}
+    for name, pairs in results.items():
+        walls, cpus = zip(*pairs, strict=True)
+        seconds[name] = rounded([statistics.median(walls), statistics.median(cpus)])
+
+    shares = {}
+    for cache in ("warm", "cold"):
+        wall_of_verify, cpu_of_verify = seconds[f"verify_{cache}"]
+        wall_of_restore, cpu_of_restore = seconds[f"restore_{cache}"]
+        shares[f"verifying_of_{cache}_restore"] = rounded(
+            [wall_of_verify / wall_of_restore, cpu_of_verify / cpu_of_restore]
+        )
     return {"megabytes": size, "wall_and_cpu_seconds": seconds, **shares, "machine": machine()}
+
+
+def rounded(values: Iterable[float]) -> list[float]:
+    return [round(value, 2) for value in values]
 
 
 if __name__ == "__main__":

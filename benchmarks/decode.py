@@ -135,7 +135,8 @@ def parse_arguments() -> argparse.Namespace:
     if options.text:
         return options
     if options.quick:
-        options.size, options.rounds = "tiny", 1
+        options.size = "tiny"
+        options.rounds = 1
     options.systems = options.systems or (OURS + PEERS if options.peers else OURS)
     if not options.peers and set(options.systems) & set(PEERS):
         parser.error("these --systems need --peers, the interpreter that has them")
@@ -172,10 +173,12 @@ def line(
     """Returns the results of one system."""
     median = {other: statistics.median(taken) for other, taken in seconds.items()}
     if setting.batch == 1:
-        unit, values = "milliseconds", [1000 * taken for taken in seconds[name]]
+        unit = "milliseconds"
+        values = [1000 * taken for taken in seconds[name]]
     else:
+        unit = "tokens_per_second"
         produced = setting.batch * options.length
-        unit, values = "tokens_per_second", [produced / taken for taken in seconds[name]]
+        values = [produced / taken for taken in seconds[name]]
     figures = {"median": statistics.median(values), "min": min(values), "max": max(values)}
     others = [other for other in seconds if other != name]
     return {
@@ -218,13 +221,22 @@ def our_contestant(name: str, folder: pathlib.Path, length: int) -> Contestant:
         return Translator.load(workdir, search=search, compute_dtype=name.split()[1])
 
     def decode(setting: Setting, batches: list[list[list[int]]]) -> tuple[float, list[list[int]]]:
-        ids = [[[*(n + shift for n in row[:-1]), EOS] for row in batch] for batch in batches]
+        our_batches = [list(map(our_ids, batch)) for batch in batches]
         translate_ids = translator(setting.beam).translate_ids
+
         began = time.perf_counter()
-        found = [
-            hypotheses.tokens[0] for batch in ids for hypotheses in translate_ids(batch, n_best=1)
-        ]
-        return time.perf_counter() - began, [[n - shift for n in row] for row in found]
+        best = []
+        for batch in our_batches:
+            for hypotheses in translate_ids(batch, n_best=1):
+                best.append(hypotheses.tokens[0])
+        seconds = time.perf_counter() - began
+        return seconds, list(map(marian_ids, best))
+
+    def our_ids(row: list[int]) -> list[int]:
+        return [*(n + shift for n in row[:-1]), EOS]
+
+    def marian_ids(row: list[int]) -> list[int]:
+        return [n - shift for n in row]
 
     return decode
 

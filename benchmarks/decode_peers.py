@@ -96,14 +96,20 @@ def load_ctranslate2(folder: pathlib.Path, dtype: str, threads: int) -> Decoder:
     vocabulary = json.loads((folder / "shared_vocabulary.json").read_text())
     numbers = {word: number for number, word in enumerate(vocabulary)}
 
+    def words_of(source: list[int]) -> list[str]:
+        return [vocabulary[number] for number in source]
+
+    def numbers_of(words: list[str]) -> list[int]:
+        return [numbers[word] for word in words]
+
     def decode(sources: list[list[int]], beam: int, length: int) -> list[list[int]]:
         results = translator.translate_batch(
-            [[vocabulary[number] for number in source] for source in sources],
+            list(map(words_of, sources)),
             beam_size=beam,
             min_decoding_length=length,
             max_decoding_length=length,
         )
-        return [[numbers[word] for word in result.hypotheses[0]] for result in results]
+        return [numbers_of(result.hypotheses[0]) for result in results]
 
     return decode
 

@@ -33,20 +33,26 @@ def main() -> None:
     parser.add_argument("--workdir", type=pathlib.Path, help="folder that keeps the runs")
     options = parser.parse_args()
     values = runpy.run_path(str(CONFIG))["get_config"](options.variant).to_dict()
-    config, folder = Config.from_dict(values), options.workdir or pathlib.Path(tempfile.mkdtemp())
-    fitted, test = (
-        read_images(config.data, name) for name in (config.data.train, config.data.valid)
-    )
-    features, unseen = (each.images.reshape(len(each.labels), -1) for each in (fitted, test))
+    config = Config.from_dict(values)
+    folder = options.workdir or pathlib.Path(tempfile.mkdtemp())
+
+    fitted = read_images(config.data, config.data.train)
+    test = read_images(config.data, config.data.valid)
+    features = fitted.images.reshape(len(fitted.labels), -1)
+    unseen = test.images.reshape(len(test.labels), -1)
+
     rows = {}
-    for name, peer in (
-        ("SVC, gamma=0.001", SVC(gamma=0.001)),
-        ("SVC, gamma=0.001, C=10", SVC(gamma=0.001, C=10)),
-        ("1 nearest neighbor", KNeighborsClassifier(1)),
-    ):
+    peers = {
+        "SVC, gamma=0.001": SVC(gamma=0.001),
+        "SVC, gamma=0.001, C=10": SVC(gamma=0.001, C=10),
+        "1 nearest neighbor": KNeighborsClassifier(1),
+    }
+    for name, peer in peers.items():
         start = time.process_time()
-        found = peer.fit(features * (16 / 255), fitted.labels).predict(unseen * (16 / 255))
+        peer.fit(features * (16 / 255), fitted.labels)
+        found = peer.predict(unseen * (16 / 255))
         rows[name] = score(found, test.labels, start)
+
     for seed in range(options.seeds):
         start = time.process_time()
         training = dataclasses.replace(config.training, seed=seed)

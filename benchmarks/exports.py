@@ -29,8 +29,10 @@ LENGTH = 100
 PEERS = pathlib.Path(__file__).with_name("exports_peers.py")
 # Rules of the other systems' searches. StableHLO is our own search.
 POWER: dict[str, Any] = {
-    **{"penalty": "power", "length_penalty": 1.0},
-    **{"ends_within": "N", "unfinished": "compete"},
+    "penalty": "power",
+    "length_penalty": 1.0,
+    "ends_within": "N",
+    "unfinished": "compete",
 }
 RULES: dict[str, dict[str, Any]] = {
     "stablehlo": {},

@@ -31,6 +31,9 @@ def stablehlo(folder: pathlib.Path, beam: int, length: int) -> Callable[[list[st
     exported = jax.export.deserialize(bytearray((folder / "translate.jax").read_bytes()))
     translate = jax.jit(exported.call)
 
+    def text(row: list[int]) -> str:
+        return target.decode([pieces[token] for token in row if token > 3])
+
     def run(lines: list[str]) -> list[str]:
         src = np.zeros((len(lines), exported.in_avals[-1].shape[1]), np.int32)
         for row, line in zip(src, lines, strict=True):
@@ -38,8 +41,7 @@ def stablehlo(folder: pathlib.Path, beam: int, length: int) -> Callable[[list[st
             row[: len(ids)] = ids
         tokens, _ = translate(params, src)
         assert tokens.shape[1] == beam
-        best = np.asarray(tokens[:, 0]).tolist()
-        return [target.decode([pieces[token] for token in row if token > 3]) for row in best]
+        return [text(row) for row in np.asarray(tokens[:, 0]).tolist()]
 
     return run
 

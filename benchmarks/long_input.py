@@ -24,7 +24,9 @@ from jaxformer.nn.kernels import KeyValues, attend, chunked_attention, windowed_
 from jaxformer.paper.command import machine
 from jaxformer.plots import figure
 
-WINDOW, CHUNKS, WHOLE = "window", "all keys, in chunks", "all keys, all scores at once"
+WINDOW = "window"
+CHUNKS = "all keys, in chunks"
+WHOLE = "all keys, all scores at once"
 PEER = "jax.nn, local_window_size"
 LOOKS = {
     WINDOW: (figure.GREEN, "D"),
@@ -93,14 +95,15 @@ def measure(options):
 
 def difference(found, n):
     """Returns the largest difference of values and gradients between chunks and the whole."""
-    results = [
-        jax.device_get(found[name, n].program(*found[name, n].inputs)) for name in (CHUNKS, WHOLE)
-    ]
-    pairs = zip(*map(jax.tree.leaves, (results[0][0][1:], results[1][0][1:])), strict=True)
-    gradients = zip(results[0][1], results[1][1], strict=True)
-    return max(
-        float(np.abs(a - b).max() / max(1.0, np.abs(b).max())) for a, b in [*pairs, *gradients]
-    )
+
+    def values_and_gradients(name):
+        measured = found[name, n]
+        results = measured.program(*measured.inputs)
+        (_, attended), gradients = jax.device_get(results)
+        return [attended, *gradients]
+
+    pairs = zip(values_and_gradients(CHUNKS), values_and_gradients(WHOLE), strict=True)
+    return max(float(np.abs(a - b).max() / max(1.0, np.abs(b).max())) for a, b in pairs)
 
 
 def report(options, found):
@@ -114,17 +117,18 @@ def report(options, found):
     ]
     for name in LOOKS:
         row = {n: found[name, n] for n in options.lengths if (name, n) in found}
-        cells = [
-            f"{row[n].seconds * 1e3:,.1f} ms, {row[n].memory / 1e6:,.1f} MB" if n in row else "-"
-            for n in options.lengths
-        ]
-        first, last = row[min(row)], row[max(row)]
+        cells = [cell(row.get(n)) for n in options.lengths]
+
         exponents = ["-", "-"]
-        if first is not last:
+        if len(row) > 1:
+            first = row[min(row)]
+            last = row[max(row)]
             growth = math.log(max(row) / min(row))
-            pairs = (last.seconds, first.seconds), (last.memory, first.memory)
-            exponents = [f"{math.log(after / before) / growth:.2f}" for after, before in pairs]
+            time_exponent = math.log(last.seconds / first.seconds) / growth
+            memory_exponent = math.log(last.memory / first.memory) / growth
+            exponents = [f"{time_exponent:.2f}", f"{memory_exponent:.2f}"]
         lines.append(f"| {name} | {' | '.join([*cells, *exponents])} |")
+
     n = max(n for name, n in found if name == WHOLE)
     lines.append(
         "\nTime and memory grow with these powers of n, between the first and the last length. At "
@@ -132,6 +136,12 @@ def report(options, found):
         "largest value or gradient, at most."
     )
     return "\n".join(lines) + "\n"
+
+
+def cell(measured):
+    if measured is None:
+        return "-"
+    return f"{measured.seconds * 1e3:,.1f} ms, {measured.memory / 1e6:,.1f} MB"
 
 
 def draw(found, path):

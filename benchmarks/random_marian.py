@@ -20,7 +20,8 @@ SIZES = {
     "tiny": {"d_model": 64, "d_ff": 128, "num_heads": 4, "num_layers": 2, "vocab_size": 500},
 }
 # Marian's ids: 1 is the unknown token, the last id is padding, and the others are words.
-EOS, FIRST_WORD = 0, 2
+EOS = 0
+FIRST_WORD = 2
 # Logit of padding and end of sentence. No system generates them, so all decode to the limit.
 IMPOSSIBLE = -1e9
 _EMBEDDING = 0.3  # standard deviation of the inputs of the first layer
@@ -85,7 +86,9 @@ def _config(sizes: dict[str, int]) -> dict:
 
 def _weights(sizes: dict[str, int]) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
-    width, inner, vocabulary = sizes["d_model"], sizes["d_ff"], sizes["vocab_size"]
+    width = sizes["d_model"]
+    inner = sizes["d_ff"]
+    vocabulary = sizes["vocab_size"]
 
     def normal(deviation: float, *shape: int) -> np.ndarray:
         return deviation * rng.standard_normal(shape, np.float32)

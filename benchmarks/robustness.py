@@ -33,15 +33,15 @@ NUMBERS = (
     "The river is {} meters long.",
     "They found {} stones, and nobody knows why.",
 )
-SYMBOLS = (
-    *("😊", "🐈", "🌍", "✈", "☎", "♫", "☂", "東京", "Москва", "Ελλάδα", "שלום", "नमस्ते"),
-    *("<b>", "{name}", "%d", "https://a.example/b", "user@mail.example"),
-)
+WORDS = ("😊", "🐈", "🌍", "✈", "☎", "♫", "☂", "東京", "Москва", "Ελλάδα", "שלום", "नमस्ते")
+MARKUP = ("<b>", "{name}", "%d", "https://a.example/b", "user@mail.example")
+SYMBOLS = WORDS + MARKUP
 
 
 def lines_of(sources: list[str], references: list[str]) -> dict[str, list[tuple[str, str]]]:
     """Returns sources with their references, or with what is to be kept, by kind."""
-    draw, pairs = random.Random(0), list(zip(sources, references, strict=True))
+    draw = random.Random(0)
+    pairs = list(zip(sources, references, strict=True))
     numbers = [str(draw.randrange(10**digits, 10 ** (digits + 1))) for digits in range(1, 6)] * 200
     fives = [zip(*pairs[start : start + 5], strict=True) for start in range(0, len(pairs), 5)]
     symbols = []

@@ -53,8 +53,9 @@ class CTranslate2:
     languages = {"en": ["de"]}  # noqa: RUF012
 
     def __init__(self, folder: str, beam: int, threads: int) -> None:
-        self._translate, self._beam = decode_text.ctranslate2(folder, "int8", threads), beam
-        self._translate(["Hello."], beam)
+        self._translate = decode_text.ctranslate2(folder, "int8", threads)
+        self._beam = beam
+        self._translate(["Hello."], beam)  # warms up
 
     def translate(self, sentences: list[Sentence]) -> list[Translation]:
         """Returns the best translation of each sentence."""
@@ -88,10 +89,12 @@ class Server:
 
 def send_all(address: str, lines: list[str], clients: int) -> dict[str, float]:
     """Sends each line as a request, by several clients at once; returns the measurements."""
-    remaining, lock = iter(lines), threading.Lock()
+    remaining = iter(lines)
+    lock = threading.Lock()
 
     def run_client(number: int) -> list[float]:
-        connection, seconds = http.client.HTTPConnection(address), []
+        connection = http.client.HTTPConnection(address)
+        seconds = []
         headers = {"Content-Type": "application/json"}
         while True:
             with lock:
@@ -123,34 +126,48 @@ def measure(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         folder = pathlib.Path(name, "model")
         export_model("ctranslate2", options.workdir, folder)
-        beam, threads, size = map(str, (options.beam, options.threads, options.max_batch))
-        batches = ["--threads", threads, "--max-batch", size]
-        ours = ["-m", "jaxformer", "serve", "--workdir", str(options.workdir), "--dtype", "int8"]
-        ours += ["--port", "0", "--beam-size", beam, *batches]
-        peer = [__file__, "--peer", str(folder), "--beam", beam]
-        together = ["--threads", "1", "--max-batch", "64"]
-        servers, found = {}, {name: [] for name in SYSTEMS}
+        servers = {}
         for name in SYSTEMS:
-            command = [*peer, *(batches if "at once" in name else together)]
-            servers[name] = Server(name, ours if name.startswith("ours") else command)
+            servers[name] = Server(name, command_of(name, folder, options))
             stack.callback(servers[name].close)
+
+        found = {name: [] for name in SYSTEMS}
         for round_ in range(1 + options.rounds):
             for name, server in servers.items():
                 time.sleep(PAUSE)
-                # The first round warms up.
-                sent = lines if round_ else lines[: 4 * options.clients]
-                results = send_all(server.address, sent, options.clients)
-                found[name] += [results] if round_ else []
-    medians = {
-        name: {key: statistics.median(r[key] for r in rows) for key in rows[0]}
-        for name, rows in found.items()
-    }
+                if round_ == 0:  # The first round warms up.
+                    send_all(server.address, lines[: 4 * options.clients], options.clients)
+                else:
+                    found[name].append(send_all(server.address, lines, options.clients))
+
+    medians = {name: medians_of(rows) for name, rows in found.items()}
     best = max(row["requests_per_second"] for name, row in medians.items() if "ct" in name)
     for name, row in medians.items():
         sizes = {"clients": options.clients, "requests": len(lines), "beam": options.beam}
         rounded = {key: round(value, 1) for key, value in row.items()}
         ratio = round(row["requests_per_second"] / best, 3)
         yield {"benchmark": "serving", "system": name, **sizes, **rounded, "ratio": ratio}
+
+
+def command_of(name: str, folder: pathlib.Path, options: argparse.Namespace) -> list[str]:
+    """Returns the arguments of Python for the server of a system."""
+    beam = str(options.beam)
+    batches = ["--threads", str(options.threads), "--max-batch", str(options.max_batch)]
+    if name.startswith("ours"):
+        ours = ["-m", "jaxformer", "serve", "--workdir", str(options.workdir), "--dtype", "int8"]
+        return [*ours, "--port", "0", "--beam-size", beam, *batches]
+
+    peer = [__file__, "--peer", str(folder), "--beam", beam]
+    if "at once" in name:
+        return [*peer, *batches]
+    return [*peer, "--threads", "1", "--max-batch", "64"]
+
+
+def medians_of(rows: list[dict[str, float]]) -> dict[str, float]:
+    medians = {}
+    for key in rows[0]:
+        medians[key] = statistics.median(row[key] for row in rows)
+    return medians
 
 
 def main() -> None:

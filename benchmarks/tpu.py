@@ -63,7 +63,8 @@ def describe(config: Config, devices: list[Any]) -> dict[str, Any]:
     began = time.monotonic()
     with use_backend(backend_for("tpu")):
         program = compile_step(config, devices)
-    seconds, text = time.monotonic() - began, program.as_text() or ""
+    seconds = time.monotonic() - began
+    text = program.as_text() or ""
     shards = BatchShards.of(make_mesh(config.mesh, devices), config.training.gradient_accumulation)
     rows, length = task_class(config).longest_batch(config, shards).src.shape
     memory = memory_of(program)

@@ -114,7 +114,8 @@ def main() -> None:
             if round_ >= WARM_UP:
                 seconds[name].append(taken)
     tokens = size["sides"] * size["rows"] * size["length"]
-    speeds = {name: [tokens / s for s in sorted(taken)] for name, taken in seconds.items()}
+    # From the fastest step to the slowest.
+    speeds = {name: speeds_of(taken, tokens) for name, taken in seconds.items()}
     medians = {name: statistics.median(values) for name, values in speeds.items()}
     for name, contestant in contestants.items():
         line = {"benchmark": "train", "size": options.size, "system": name}
@@ -126,6 +127,10 @@ def main() -> None:
         peers = [peer for peer in contestants if peer in PEERS and peer != name]
         line["ratio"] = {peer: round(medians[name] / medians[peer], 3) for peer in peers}
         print(json.dumps(line | contestant.facts(medians[name] / tokens) | surroundings))
+
+
+def speeds_of(seconds: list[float], tokens: int) -> list[float]:
+    return [tokens / taken for taken in sorted(seconds)]
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -213,7 +218,8 @@ def our_steps(name: str, size: dict[str, int]) -> tuple[Callable, Callable]:
     from jaxformer.training.state import init_state
     from jaxformer.training.step import make_train_step
 
-    dtype, mesh = name.split()[1], make_mesh()
+    _, dtype = name.split()
+    mesh = make_mesh()
     make_work = our_translation if size["sides"] == 2 else our_language_model
     config, init, loss, batches, known = make_work(size, dtype, mesh)
     optimizer = make_optimizer(config)
@@ -226,7 +232,9 @@ def our_steps(name: str, size: dict[str, int]) -> tuple[Callable, Callable]:
     began = time.perf_counter()
     train_step = make_train_step(loss, optimizer, mesh).compile(state, first)
     compile_seconds = time.perf_counter() - began
-    batch, waited, took = first, 0.0, 0.0
+    batch = first
+    waited = 0.0
+    took = 0.0
 
     def step() -> None:
         nonlocal state, batch, waited, took
@@ -266,7 +274,8 @@ def our_translation(size: dict[str, int], dtype: str, mesh: Any) -> tuple:
     from jaxformer.training.mesh import BatchShards
 
     config = Config(model=ModelConfig(**architecture(size), compute_dtype=dtype))
-    rows, length = size["rows"], size["length"]
+    rows = size["rows"]
+    length = size["length"]
     # Pairs without BOS and EOS, as in a token store; a few batches of them repeat.
     rng = np.random.default_rng(0)
     store = [
@@ -292,7 +301,8 @@ def our_language_model(size: dict[str, int], dtype: str, mesh: Any) -> tuple:
     from jaxformer.training.flops import language_model_flops
     from jaxformer.training.mesh import BatchShards
 
-    rows, length = size["rows"], size["length"]
+    rows = size["rows"]
+    length = size["length"]
     characters = [chr(0x4E00 + i) for i in range(size["vocab_size"] - 4)]
     choices = np.random.default_rng(0).choice(characters, 10 * length * rows)
     with tempfile.TemporaryDirectory() as folder:

@@ -20,7 +20,8 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 def main() -> None:
     """Builds the system of the command line, and serves it."""
-    name, size = sys.argv[1], json.loads(sys.argv[2])
+    name = sys.argv[1]
+    size = json.loads(sys.argv[2])
     library, dtype = name.split()
     torch.manual_seed(0)
     torch.set_default_device(DEVICE)
@@ -51,7 +52,8 @@ def torch_features(size: dict[str, int]) -> tuple[torch.nn.Module, Callable]:
             ),
         }
     )  # fmt: skip
-    embedding, transformer = module["embedding"], module["transformer"]
+    embedding = module["embedding"]
+    transformer = module["transformer"]
     mask = transformer.generate_square_subsequent_mask(size["length"])
 
     def logits(src: torch.Tensor, tgt_in: torch.Tensor) -> torch.Tensor:
@@ -94,7 +96,8 @@ class GPTBlock(torch.nn.Module):
         self.norms = torch.nn.ModuleList([torch.nn.LayerNorm(d_model) for _ in range(2)])
         self.projections = torch.nn.Linear(d_model, 3 * d_model, bias=False)
         self.output = torch.nn.Linear(d_model, d_model, bias=False)
-        self.inner, self.outer = torch.nn.Linear(d_model, d_ff), torch.nn.Linear(d_ff, d_model)
+        self.inner = torch.nn.Linear(d_model, d_ff)
+        self.outer = torch.nn.Linear(d_ff, d_model)
         self.dropout = torch.nn.Dropout(0.1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

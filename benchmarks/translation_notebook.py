@@ -41,7 +41,8 @@ def main() -> None:
         return {"ours": ours, "notebook": notebook}[options.run](options)
     from machine import machine
 
-    facts, script = machine(), pathlib.Path(__file__).resolve()
+    facts = machine()
+    script = pathlib.Path(__file__).resolve()
     given = [f"--{name}={value}" for name, value in vars(options).items() if value is not None]
     interpreters = {"ours": sys.executable}
     if options.peer:
@@ -92,11 +93,14 @@ def scores(translations: list[str], options: argparse.Namespace) -> dict[str, An
     from jaxformer.evaluation.bleu_report import corpus_bleu
 
     references = read(options.test, options.target)[: options.sentences]
-    bare = [[without_punctuation(line) for line in side] for side in (translations, references)]
+    bare_translations = list(map(without_punctuation, translations))
+    bare_references = list(map(without_punctuation, references))
     return {
         "sentences": len(references),
         "bleu": corpus_bleu(translations, references, target_language=options.target),
-        "bleu_lowercase_without_punctuation": corpus_bleu(*bare, target_language=options.target),
+        "bleu_lowercase_without_punctuation": corpus_bleu(
+            bare_translations, bare_references, target_language=options.target
+        ),
         "examples": translations[:5],
     }
 

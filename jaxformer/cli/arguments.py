@@ -10,6 +10,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 from jaxformer.cli.catalog import list_corpora
 from jaxformer.cli.configs import list_configs
@@ -57,29 +58,44 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> functools.partial
     """Returns the function of a command with its arguments, by default the process's."""
     words = _join_overrides(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] not in COMMANDS:
-        parser = _make_parser()
-        if not words:  # A script whose arguments are missing must not succeed.
-            parser.print_help(sys.stderr)
-            raise SystemExit(2)
-        if not words[0].startswith("-"):
-            hint = did_you_mean(words[0], COMMANDS, "see jaxformer --help")
-            raise UserError(f"unknown command {words[0]}; {hint}")
-        parser.parse_args(words[:1])  # --help or --version, or an error
-        parser.error(f"expected a command first: got {words[0]}")
-    function = command_function(words[0])
-    parser = command_parser(typed_command(words[0]), function, LISTS)
+        _end_without_command(words)
+
+    command = words[0]
+    function = command_function(command)
+    parser = command_parser(typed_command(command), function, LISTS)
     options, unknown = parser.parse_known_args(words[1:])
-    values, names = vars(options), inspect.signature(function).parameters
-    if "overrides" in names:
+    values = vars(options)
+
+    has_overrides = "overrides" in inspect.signature(function).parameters
+    if has_overrides:
         values["overrides"] = [word for word in unknown if word.startswith("--config.")]
         unknown = [word for word in unknown if word not in values["overrides"]]
-    if words[0] == "train" and values["config"] is None:
+
+    if command == "train" and values["config"] is None:
         # Not left to argparse: Python 3.11 finds no optional positional after --workdir.
-        values["config"] = next((word for word in unknown if not word.startswith("-")), None)
-        unknown = [word for word in unknown if word != values["config"]]
+        names = [word for word in unknown if not word.startswith("-")]
+        if names:
+            values["config"] = names[0]
+            unknown = [word for word in unknown if word != names[0]]
+
     if unknown:
-        raise UserError(_unknown(unknown[0], parser, "overrides" in names))
+        raise UserError(_unknown(unknown[0], parser, has_overrides))
     return functools.partial(function, **keyword_arguments(function, values))
+
+
+def _end_without_command(words: Sequence[str]) -> NoReturn:
+    """Prints the help or the version, or reports that the first argument is not a command."""
+    parser = _make_parser()
+    if not words:  # A script whose arguments are missing must not succeed.
+        parser.print_help(sys.stderr)
+        raise SystemExit(2)
+
+    first = words[0]
+    if not first.startswith("-"):
+        hint = did_you_mean(first, COMMANDS, "see jaxformer --help")
+        raise UserError(f"unknown command {first}; {hint}")
+    parser.parse_args([first])  # --help or --version, or an error
+    parser.error(f"expected a command first: got {first}")
 
 
 def command_function(name: str) -> Callable[..., None]:
@@ -88,15 +104,23 @@ def command_function(name: str) -> Callable[..., None]:
 
 
 def _unknown(word: str, parser: CommandParser, has_overrides: bool) -> str:
+    """Returns an error about a word, with the option or config field that may be meant."""
     flags = re.findall(r"--[a-z][a-z_-]*", parser.format_help())
-    known = {flag.strip("-").replace("-", "_"): flag for flag in flags}
+    known = {_plain_name(flag): flag for flag in flags}
     if has_overrides:
         from jaxformer.cli.config_file import field_names  # It imports JAX.
 
         known = field_names("--config.") | known
-    name = word.partition("=")[0].rpartition(".")[2].strip("-").replace("-", "_")
-    hint = did_you_mean(name.lower(), known, f"see {parser.prog} --help", known.__getitem__)
+
+    flag, _, _ = word.partition("=")
+    _, _, field = flag.rpartition(".")  # of --config.SECTION.FIELD
+    name = _plain_name(field).lower()
+    hint = did_you_mean(name, known, f"see {parser.prog} --help", meaning=known.__getitem__)
     return f"unknown argument {word}; {hint}"
+
+
+def _plain_name(flag: str) -> str:
+    return flag.strip("-").replace("-", "_")
 
 
 def _join_overrides(words: Sequence[str]) -> list[str]:
@@ -104,7 +128,8 @@ def _join_overrides(words: Sequence[str]) -> list[str]:
     joined: list[str] = []
     for word in words:
         before = joined[-1] if joined else ""
-        if before.startswith("--config.") and "=" not in before and not word.startswith("--"):
+        lacks_value = before.startswith("--config.") and "=" not in before
+        if lacks_value and not word.startswith("--"):
             joined[-1] += f"={word}"
         else:
             joined.append(word)

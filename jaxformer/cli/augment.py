@@ -40,26 +40,39 @@ def augment(
 
     if copies < 1:
         raise UserError(f"--copies must be at least 1: got {copies}")
-    first, second = (output.with_name(output.name + side.suffix) for side in (source, target))
+
+    first = output.with_name(output.name + source.suffix)
+    second = output.with_name(output.name + target.suffix)
     if first == second or output in (first, second):
         raise UserError(f"expected names such as train.en and train.de: got {source} and {target}")
     for path in (first, second):
         check_outputs((source, target), {"--output": path})
-    if copies > 1 and (is_stream(source) or is_stream(target)):
+
+    has_stream = is_stream(source) or is_stream(target)
+    if copies > 1 and has_stream:
         raise UserError(
             f"--copies {copies} reads the text {copies} times, and a pipe or a device only once; "
             "name files"
         )
+
     chosen = RATES if rates is None else parse_rates(rates)
-    count, codes = 0, (source.suffix[1:], target.suffix[1:])
+    languages = (source.suffix[1:], target.suffix[1:])
     changed: collections.Counter[str] = collections.Counter()
+    count = 0
+
     with open_output(first) as write_source, open_output(second) as write_target:
         for copy in range(copies):
-            pairs = zip_lines(read_file(source), read_file(target), str(source), str(target))
-            lines = variants(pairs, chosen, seed + copy, codes, changed)
+            pairs = zip_lines(
+                read_file(source),
+                read_file(target),
+                first_name=str(source),
+                second_name=str(target),
+            )
+            lines = variants(pairs, chosen, seed + copy, languages=languages, changed=changed)
             while block := list(itertools.islice(lines, LINES_PER_BLOCK)):
                 write_source(line for line, _ in block)
                 write_target(line for _, line in block)
                 count += len(block)
+
     kinds = ", ".join(f"{kind} {changed[kind]:,}" for kind in chosen)
     print(f"{first}, {second}: {count:,} lines; changed by {kinds}")

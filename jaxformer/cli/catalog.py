@@ -8,6 +8,7 @@ from jaxformer.files import data_directory, file_sha256
 
 
 def list_corpora() -> str:
+    """Returns a table of the corpora, and of whether they are present."""
     rows = [("NAME", "STATE", "SIZE", "FOLDER", "LICENSE")]
     for name, corpus in CATALOG.items():
         state = "present" if is_present(corpus) else "absent"
@@ -36,16 +37,22 @@ def data(names: Sequence[str] = ()) -> None:
         if name not in CATALOG:
             hint = did_you_mean(name, CATALOG, f"choose from {', '.join(CATALOG)}")
             raise UserError(f"unknown corpus {name}; {hint}")
+
     if not names:
         print(f"corpora in {data_directory()}; docs/data.md describes them:")
         print(list_corpora())
+
     for name in names:
         corpus = CATALOG[name]
         folder = download_corpus(corpus)
         print(f"{name}: {folder} ({corpus.license})")
+
         for file, recorded in corpus.files.items():
-            digest, size = file_sha256(folder / file), (folder / file).stat().st_size
-            note = ", as in docs/data.md" if recorded else ""
-            if recorded not in ("", digest):
+            path = folder / file
+            digest = file_sha256(path)
+            note = ""  # Some files have no recorded digest.
+            if recorded == digest:
+                note = ", as in docs/data.md"
+            elif recorded:
                 note = ", not as in docs/data.md: scores may differ from ours"
-            print(f"  {file}: {size:,} bytes, SHA-256 {digest}{note}")
+            print(f"  {file}: {path.stat().st_size:,} bytes, SHA-256 {digest}{note}")

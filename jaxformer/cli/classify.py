@@ -64,21 +64,36 @@ def classify(
         if input is not None or labeled is not None:
             raise UserError("--images has pictures: give neither --input nor --labeled")
         check_outputs([images], {"--output": output or STDOUT, "--attention": attention})
-        check_suffix(attention or pathlib.Path("a.png"), ".png or .svg")
-        lines = _classify_images(workdir, weights, images, attention, probabilities)
+        if attention is not None:
+            check_suffix(attention, ".png or .svg")
+        lines = _classify_images(
+            workdir,
+            weights,
+            images,
+            attention=attention,
+            probabilities=probabilities,
+        )
         with open_output(output or STDOUT) as write:
             write(lines)
         return
+
     if attention is not None:
         raise UserError("--attention needs --images FILE, the pictures to draw it over")
     if baselines and labeled is None:
         raise UserError("--baselines needs --labeled FILE, on which they are scored")
     check_outputs([labeled or input or STDIN], {"--output": output or STDOUT})
+
     classifier = Classifier.load(workdir, weights=weights)
     if labeled is not None:
         _score(classifier, labeled, baselines)
         return
-    _classify_lines(classifier, read_text(input, "a text"), output, probabilities, strict)
+    _classify_lines(
+        classifier,
+        read_text(input, "a text"),
+        output,
+        probabilities=probabilities,
+        strict=strict,
+    )
 
 
 def _classify_lines(
@@ -91,15 +106,23 @@ def _classify_lines(
     def check(line: Line) -> None:
         classifier.token_ids(line.text, f"{text.name}:{line.number}")
 
-    def row(label: str, probability: float) -> str:
-        label = replace_controls(label)
-        return f"{probability:.4f}\t{label}" if probabilities else label
+    def row(line: Line, label: str, probability: float) -> str:
+        if line.error:
+            return ""
+        return _row(replace_controls(label), probability if probabilities else None)
 
     with blocks_of(text, check, output, strict=strict) as (blocks, write, report):
         for block in blocks:
             found = classifier.classify([line.text for line in block], report=report)
-            rows = zip(block, found, strict=True)
-            write("" if line.error else row(*most_probable) for line, most_probable in rows)
+            pairs = zip(block, found, strict=True)
+            write(row(line, best.label, best.probability) for line, best in pairs)
+
+
+def _row(label: str, probability: float | None) -> str:
+    """Returns a line of output: a label, after its probability unless that is None."""
+    if probability is None:
+        return label
+    return f"{probability:.4f}\t{label}"
 
 
 def _classify_images(
@@ -112,23 +135,35 @@ def _classify_images(
 
     classifier = ImageClassifier.load(workdir, weights=weights)
     pixels, labels = read_npz(str(images), needs_labels=False)
-    rows = classifier.probabilities(pixels)
-    found = rows.argmax(axis=1).tolist()
-    if (labels >= 0).any():
-        low, high = labels.min(), labels.max()
-        if not 0 <= low <= high < (classes := rows.shape[1]):
+    distributions = classifier.probabilities(pixels)  # [N, number of classes]
+    found = distributions.argmax(axis=1).tolist()
+
+    has_labels = (labels >= 0).any()
+    if has_labels:
+        low = labels.min()
+        high = labels.max()
+        num_classes = distributions.shape[1]
+        if not 0 <= low <= high < num_classes:
             raise UserError(
-                f"{images}: expected labels from 0, below {classes}, got {low} to {high}"
+                f"{images}: expected labels from 0, below {num_classes}, got {low} to {high}"
             )
         correct = int((found == labels).sum())
         percent = f"{correct / len(labels):.2%}, {correct:,} of {len(labels):,}"
         print(f"accuracy {percent}", file=sys.stderr)
+
     if attention is not None:
         first = pixels[:_DRAWN]
-        seen, titles = classifier.attention(first), list(map(str, found[:_DRAWN]))
-        draw_heads(first, seen, classifier.model.grid, attention, titles)
-    pairs = zip(rows.max(axis=1), found, strict=True)
-    return [f"{p:.4f}\t{label}" if probabilities else str(label) for p, label in pairs]
+        draw_heads(
+            first,
+            classifier.attention(first),
+            classifier.model.grid,
+            path=attention,
+            titles=[str(label) for label in found[:_DRAWN]],
+        )
+
+    most_probable = distributions.max(axis=1) if probabilities else [None] * len(found)
+    pairs = zip(found, most_probable, strict=True)
+    return [_row(str(label), probability) for label, probability in pairs]
 
 
 def _check_labels(path: pathlib.Path, expected: Sequence[str], known: Sequence[str]) -> None:
@@ -159,14 +194,16 @@ def _score(classifier: "Classifier", path: pathlib.Path, baselines: bool) -> Non
     from jaxformer.evaluation import classification
 
     corpus = LabeledCorpus()
-    pairs = list(corpus.rows(path) if is_stream(path) else corpus.pairs(str(path)))
+    rows = corpus.rows(path) if is_stream(path) else corpus.pairs(str(path))
+    pairs = list(rows)
     if not pairs:
         raise UserError(f"{path}: expected lines of a label and a text, got none")
     texts, expected = zip(*pairs, strict=True)
     _check_labels(path, expected, classifier.labels)
     with progress_bar(len(texts)) as bar:
-        ours = [x.label for x in classifier.classify(texts, report=bar.update)]
-    found = {"model": ours}
+        predictions = classifier.classify(texts, report=bar.update)
+    found = {"model": [prediction.label for prediction in predictions]}
+
     if baselines:
         print("training naive Bayes and logistic regression", file=sys.stderr)
         data = data_section(classifier.config, LabeledConfig)
@@ -174,6 +211,7 @@ def _score(classifier: "Classifier", path: pathlib.Path, baselines: bool) -> Non
         train, labels = zip(*corpus.pairs(data.train), strict=True)
         bayes, logistic = classification.bigram_classifiers(train, labels, texts)
         found |= {"naive Bayes, bigrams": bayes, "logistic, bigrams": logistic}
+
     print(f"{len(texts):,} texts; 95 % intervals by the bootstrap")
     for name, labels in found.items():
         right = classification.with_interval(classification.accuracy, labels, expected)

@@ -1,5 +1,6 @@
 """The command ``compare``: significance tests between systems on one reference."""
 
+import pathlib
 import re
 from collections.abc import Sequence
 from json import dumps
@@ -40,32 +41,54 @@ def compare(
     from jaxformer.evaluation.significance import RESAMPLES, TRIALS, compare_systems, seed
     from jaxformer.progress import ProgressBar
 
-    suffixes = [name for name in reference.suffixes if name not in COMPRESSED]
-    suffix = "".join(suffixes[-1:]).removeprefix(".")
-    if language is None and not re.fullmatch("[a-z]{2}", suffix):
-        raise UserError(
-            f"--language CODE is needed, since {reference} does not end in one, such as .de"
-        )
-    language = language or suffix
+    if not language:
+        language = _language_of(reference)
     for path in translations:
         if translations.count(path) > 1:
             raise UserError(f"{path} is given twice; give each system once")
     check_outputs([reference, *translations], {})
+
     references = list(read_file(reference))
     systems = {str(path): list(read_file(path)) for path in translations}
-    report: dict[str, object] = {"target_language": language, "lines": len(references)}
-    report |= {"resamples": RESAMPLES, "trials": TRIALS, "seed": seed()}
-    compared = compare_systems(systems, references, target_language=language)
-    total = len(metric_definitions(language))
-    compared = list(ProgressBar(compared, total=total, unit="metric", disable=None))
+    comparisons = ProgressBar(
+        compare_systems(systems, references, target_language=language),
+        total=len(metric_definitions(language)),
+        unit="metric",
+        disable=None,
+    )
+    compared = list(comparisons)
+
+    report: dict[str, object] = {
+        "target_language": language,
+        "lines": len(references),
+        "resamples": RESAMPLES,
+        "trials": TRIALS,
+        "seed": seed(),
+    }
     if json:
-        report["comparisons"] = [
-            {"metric": m.name, "method": m.method(), "systems": [s._asdict() for s in scores]}
-            for m, scores in compared
-        ]
+        report["comparisons"] = [_comparison(metric, scores) for metric, scores in compared]
         print(dumps(report, ensure_ascii=False, indent=2))
     else:
         _print_table(report, compared)
+
+
+def _language_of(reference: pathlib.Path) -> str:
+    """Returns the language code in the name of a reference, such as test.de or test.de.gz."""
+    suffixes = [suffix for suffix in reference.suffixes if suffix not in COMPRESSED]
+    code = suffixes[-1].removeprefix(".") if suffixes else ""
+    if not re.fullmatch("[a-z]{2}", code):
+        raise UserError(
+            f"--language CODE is needed, since {reference} does not end in one, such as .de"
+        )
+    return code
+
+
+def _comparison(metric: "MetricDefinition", scores: list["SystemScore"]) -> dict[str, object]:
+    return {
+        "metric": metric.name,
+        "method": metric.method(),
+        "systems": [score._asdict() for score in scores],
+    }
 
 
 def _print_table(
@@ -73,12 +96,16 @@ def _print_table(
 ) -> None:
     print("lines: {lines}, target language: {target_language}".format_map(report))
     print("mean +- 95 % interval: bootstrap, {resamples} resamples, seed {seed}".format_map(report))
-    names = [score.system for score in compared[0][1]]
+
+    _, first_scores = compared[0]
+    names = [score.system for score in first_scores]
     if len(names) > 1:
         print(
             f"p: against {names[0]}, by paired bootstrap | by approximate randomization, "
             f"{report['trials']} trials, seed {report['seed']}"
         )
+
+    width = max(map(len, names))
     for metric, scores in compared:
         print(f"\n{metric.name}: {metric.method()}")
         for score in scores:
@@ -87,4 +114,4 @@ def _print_table(
                 row = f"{score.score:6.2f}  {score.mean:6.2f} +- {score.interval:.2f}"
             if score.p_bootstrap is not None:
                 row += f"  p {score.p_bootstrap:.4f} | {score.p_randomization:.4f}"
-            print(f"  {score.system:{max(map(len, names))}}  {row}")
+            print(f"  {score.system:{width}}  {row}")

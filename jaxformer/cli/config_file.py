@@ -17,7 +17,10 @@ from jaxformer.errors import UserError, did_you_mean, prefix_errors
 from jaxformer.files import explain_read_errors, local_path
 from jaxformer.runs.workdir import Workdir
 
-# The function ``adapt_config`` of a config file, for one variant and its overrides.
+# The function ``adapt_config`` of a config file: of a config, its variant and the fields that the
+# overrides give.
+AdaptConfig: TypeAlias = Callable[[Config, str, Sequence[str]], Config]
+# The same for one variant and its overrides.
 Adapt: TypeAlias = Callable[[Config], Config]
 
 # Names of fields and options in other programs.
@@ -46,6 +49,8 @@ _SYNONYMS = {
     "mesh.data": "gpus num_gpus devices num_devices",
 }
 _WORKDIR = ("output_dir", "out_dir", "save_dir", "model_dir", "log_dir")
+# In this order, since the last section with a name gets it.
+_SECTIONS = ["search", "mesh", "model", "data", "training"]
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 _EXPECTED = {bool: "true or false", int: "an integer", float: "a number"}
 
@@ -66,7 +71,7 @@ def load_config(
     Raises:
       UserError: There is no such file, variant or field, or a value is invalid.
     """
-    local_path(path)
+    local_path(path)  # Refuses URLs.
     values, adapt_config = _execute_config(find_config(path))
     for word in overrides:
         _override(values, word)
@@ -74,16 +79,19 @@ def load_config(
     if adapt_config is None:
         return config
 
-    variant = path.partition(":")[2]
-    given = [word.removeprefix("--config.").partition("=")[0] for word in overrides]
+    _, _, variant = path.partition(":")
+    given = [_field_of(word) for word in overrides]
 
     def adapt(config: Config) -> Config:
         return adapt_config(config, variant, given)
 
     adapted = adapt(config)
-    saved = None if workdir is None else _saved_config(workdir, config.training.mirror)
+    if workdir is None:
+        return adapted
+    saved = _saved_config(workdir, config.training.mirror)
     if saved is None:
         return adapted
+
     kept = _choices_to_keep(adapt, config, adapted, saved=saved, given=given)
     if not kept:
         return adapted
@@ -97,12 +105,20 @@ def load_config(
 def _saved_config(workdir: str | pathlib.Path, mirror: str | None) -> Config | None:
     """Returns the config of the run in a workdir, or else in its mirror; None without one."""
     for path in (workdir, mirror):
+        if path is None:
+            continue
         # The check of the run, which follows, explains why a config cannot be used.
         with contextlib.suppress(UserError):
-            folder = None if path is None else Workdir(local_path(path))
-            if folder is not None and folder.config.exists():
+            folder = Workdir(local_path(path))
+            if folder.config.exists():
                 return read_config(folder)
     return None
+
+
+def _field_of(word: str) -> str:
+    """Returns the field of an override: "training.steps" of ``--config.training.steps=10``."""
+    field, _, _ = word.removeprefix("--config.").partition("=")
+    return field
 
 
 def _choices_to_keep(
@@ -114,12 +130,15 @@ def _choices_to_keep(
     must be refused. ``adapt`` chooses a field if it replaces its value, which is therefore first
     the value in the file, and then the saved one.
     """
-    now, was = _fields_of(adapted), _fields_of(saved)
-    differing = {
-        name: was[name]
-        for name, value in now.items()
-        if name in was and was[name] != value and name not in given
-    }
+    now = _fields_of(adapted)
+    was = _fields_of(saved)
+    differing = {}
+    for name, value in now.items():
+        if name in given or name not in was:
+            continue
+        if was[name] != value:
+            differing[name] = was[name]
+
     chosen = _changed_fields(config, adapted)
     if differing.keys() - chosen:
         # Values of two configs may contradict each other; the check of the run reports that.
@@ -139,8 +158,14 @@ def _fields_of(config: Config) -> dict[str, Any]:
 
 
 def _changed_fields(before: Config, after: Config) -> set[str]:
-    old, new = _fields_of(before), _fields_of(after)
-    return {name for name, value in new.items() if name not in old or old[name] != value}
+    old = _fields_of(before)
+    new = _fields_of(after)
+    changed = set()
+    for name, value in new.items():
+        is_new = name not in old
+        if is_new or old[name] != value:
+            changed.add(name)
+    return changed
 
 
 def _with_fields(config: Config, fields: dict[str, Any]) -> Config:
@@ -152,9 +177,7 @@ def _with_fields(config: Config, fields: dict[str, Any]) -> Config:
     return Config.from_dict(sections)
 
 
-def _execute_config(
-    name: str,
-) -> tuple[Any, Callable[[Config, str, Sequence[str]], Config] | None]:
+def _execute_config(name: str) -> tuple[Any, AdaptConfig | None]:
     """Returns the ``ConfigDict`` of a file, which is executed, and its function for the overrides.
 
     A file may have a function ``adapt_config(config, variant, given)``. It returns the final
@@ -162,13 +185,9 @@ def _execute_config(
     """
     file, colon, variant = name.partition(":")
     path = pathlib.Path(file)
-    if not path.is_file():
-        ours = path.stem in shipped_configs()
-        otherwise = f"jaxformer's own is named {path.stem}" if ours else "name another"
-        hint = did_you_mean(str(path), map(str, path.parent.glob("*.py")), otherwise)
-        what = "expected a Python file, found a folder, a pipe or a device"
-        raise UserError(f"{path}: {what if path.exists() else 'no such file'}; {hint}")
+    _check_is_file(path)
     _check_encoding(path)
+
     try:
         found = runpy.run_path(file)
         get_config = found.get("get_config", lambda *_: None)
@@ -179,16 +198,37 @@ def _execute_config(
         place = f"{error.filename or file}:{error.lineno or 1}"
         raise UserError(f"{place}: {error.msg}") from None
     except Exception as error:
+        # The last line of the file itself, and not of a library that it calls.
         frames = traceback.extract_tb(error.__traceback__)
         lines = [frame.lineno for frame in frames if frame.filename == file]
         place = f"{file}:{lines[-1]}" if lines else file
-        cause = " ".join(str(error).split()) + _import_hint(error, path)
-        raise UserError(f"{place}: {type(error).__name__}: {cause}") from None
+
+        kind = type(error).__name__
+        message = " ".join(str(error).split())
+        hint = _import_hint(error, path)
+        raise UserError(f"{place}: {kind}: {message}{hint}") from None
+
     if not hasattr(values, "to_dict"):
         raise UserError(
             f"{file}: expected a function get_config that returns a config; add it or its return"
         )
     return values, found.get("adapt_config")
+
+
+def _check_is_file(path: pathlib.Path) -> None:
+    """Refuses a path that is not a file, and hints at the file that may be meant."""
+    if path.is_file():
+        return
+
+    problem = "no such file"
+    if path.exists():
+        problem = "expected a Python file, found a folder, a pipe or a device"
+    otherwise = "name another"
+    if path.stem in shipped_configs():
+        otherwise = f"jaxformer's own is named {path.stem}"
+    neighbors = [str(neighbor) for neighbor in path.parent.glob("*.py")]
+    hint = did_you_mean(str(path), neighbors, otherwise)
+    raise UserError(f"{path}: {problem}; {hint}")
 
 
 def _check_encoding(path: pathlib.Path) -> None:
@@ -205,9 +245,12 @@ def _check_encoding(path: pathlib.Path) -> None:
 
 def _import_hint(error: Exception, path: pathlib.Path) -> str:
     """Returns how to import a module beside the config, whose folder is not searched."""
-    name = error.name if isinstance(error, ModuleNotFoundError) else None
-    module = str(name).partition(".")[0]
-    if not any((path.parent / found).exists() for found in (f"{module}.py", module)):
+    if not isinstance(error, ModuleNotFoundError):
+        return ""
+    module = str(error.name).partition(".")[0]
+    is_file = (path.parent / f"{module}.py").exists()
+    is_package = (path.parent / module).exists()
+    if not (is_file or is_package):
         return ""
     return (
         f"; {module} is beside the config: add its folder first, "
@@ -219,20 +262,34 @@ def _override(config: Any, word: str) -> None:
     """Sets a field of a ``ConfigDict``, such as ``--config.model.num_layers=3``."""
     path, equals, text = word.removeprefix("--config.").partition("=")
     section, dot, name = path.rpartition(".")
+    is_section = not dot and name in config
+    if is_section:
+        fields = ", ".join(config[name])
+        raise UserError(f"--config.{name}: expected one of its fields: {fields}")
+
     known = config.get(section, {}) if dot else config
-    if not dot and name in config:
-        raise UserError(f"--config.{name}: expected one of its fields: {', '.join(config[name])}")
     if name not in known:
-        meant = field_names("", config.to_dict()) | {own: f"{section}{dot}{own}" for own in known}
-        otherwise = f"known: {', '.join(known or config)}"
-        hint = did_you_mean(name.replace("-", "_"), meant, otherwise, meant.__getitem__)
+        # A name that several sections have means the field of the given section.
+        meant = field_names("", config.to_dict())
+        meant |= {own: f"{section}{dot}{own}" for own in known}
+        hint = did_you_mean(
+            name.replace("-", "_"),
+            known=meant,
+            otherwise=f"known: {', '.join(known or config)}",
+            meaning=meant.__getitem__,
+        )
         raise UserError(f"unknown config field {path}; {hint}")
+
     kind = known.get_type(name)
     try:
-        if kind is bool:
-            known[name] = _BOOLEANS[text.lower()] if equals else True
+        if kind is bool and not equals:
+            known[name] = True
+        elif kind is bool:
+            known[name] = _BOOLEANS[text.lower()]
+        elif kind in _EXPECTED:
+            known[name] = kind(text)
         else:
-            known[name] = kind(text) if kind in _EXPECTED else text
+            known[name] = text
     except (KeyError, ValueError):
         expected = _EXPECTED.get(kind, "text")
         raise UserError(f"--config.{path}: expected {expected}, got {text!r}") from None
@@ -240,11 +297,17 @@ def _override(config: Any, word: str) -> None:
 
 def field_names(prefix: str, config: dict[str, dict[str, Any]] | None = None) -> dict[str, str]:
     """Returns fields such as "training.steps", by name here and in other programs."""
-    config = Config().to_dict() if config is None else config
-    sections = sorted(config, key=["search", "mesh", "model", "data", "training"].index)
-    names = {name: f"{prefix}{section}.{name}" for section in sections for name in config[section]}
+    if config is None:
+        config = Config().to_dict()
+
+    names: dict[str, str] = {}
+    for section in sorted(config, key=_SECTIONS.index):
+        for name in config[section]:
+            names[name] = f"{prefix}{section}.{name}"
+
     own = set(names.values())
-    for field, others in _SYNONYMS.items():
-        if f"{prefix}{field}" in own:
-            names |= dict.fromkeys(others.split(), f"{prefix}{field}")
+    for field, synonyms in _SYNONYMS.items():
+        full_name = f"{prefix}{field}"
+        if full_name in own:
+            names |= dict.fromkeys(synonyms.split(), full_name)
     return names | dict.fromkeys(_WORKDIR, "--workdir")

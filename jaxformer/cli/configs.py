@@ -14,19 +14,25 @@ def shipped_configs() -> dict[str, pathlib.Path]:
     package = pathlib.Path(__file__).parents[1]
     # A wheel has the repository's folder inside the package.
     folder = package / "configs"
-    folder = folder if folder.is_dir() else package.parent / "configs"
+    if not folder.is_dir():
+        folder = package.parent / "configs"
     return {path.stem: path for path in sorted(folder.glob("*.py"))}
 
 
 def list_configs() -> str:
     """Returns a line for each config: its name, and the first line of its docstring."""
-    configs, rows = shipped_configs(), []
+    configs = shipped_configs()
     columns = max(40, shutil.get_terminal_size().columns - 4)
     width = max(map(len, configs))
+
+    rows = []
     for name, path in configs.items():
-        document = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or name
-        first = f"  {name:{width}}  {document.splitlines()[0]}"
-        rows.append(textwrap.fill(first, columns, subsequent_indent=" " * (width + 4)))
+        # The file is parsed, not executed: it would import libraries that take long.
+        module = ast.parse(path.read_text(encoding="utf-8"))
+        docstring = ast.get_docstring(module) or name
+        summary = docstring.splitlines()[0]
+        row = f"  {name:{width}}  {summary}"
+        rows.append(textwrap.fill(row, columns, subsequent_indent=" " * (width + 4)))
     return "\n".join(rows)
 
 

@@ -41,15 +41,20 @@ def average(*, workdir: RunDir, last: int = 5) -> None:
 
     folder = Workdir(workdir)
     weights.steps_to_average(folder, last)  # refuses mistakes before it reads the data
-    validation_loss, reason = None, ""
+
+    # Without the validation data, the average is made, but not compared.
+    validation_loss = None
+    reason = ""
     try:
         print("comparing the average with the newest checkpoint", file=sys.stderr)
         validation_loss = make_validation_loss(workdir)
     except (UserError, OSError) as error:
         reason = str(error)
+
     steps = weights.average(folder, last, validation_loss)
     print(f"{folder.averaged}: average of steps {', '.join(map(str, steps))}")
-    print(_describe_average(steps[-1], weights.average_losses(folder), reason))
+    losses = weights.average_losses(folder)
+    print(_describe_average(steps[-1], losses, reason))
 
 
 def _describe_average(newest: int, losses: "AverageLosses | None", reason: str) -> str:
@@ -124,18 +129,23 @@ def import_model(
     if system == "hf":
         from jaxformer.interop.huggingface import importer
 
-        convert, files = importer.import_huggingface, importer.FILES
+        convert = importer.import_huggingface
+        files = importer.FILES
     elif system == "marian":
         from jaxformer.interop.marian import importer
 
-        convert, files = importer.import_marian, importer.FILES
+        convert = importer.import_marian
+        files = importer.FILES
     else:
         from jaxformer.interop.bergamot import importer
 
-        convert, files = importer.import_bergamot, None  # not on the hub
+        convert = importer.import_bergamot
+        files = None  # not on the hub
+
     languages = [name for name in (source_language, target_language) if name is not None]
     if languages and system != "hf":
         raise UserError("--source-language and --target-language are for M2M-100 and NLLB only")
+
     Workdir(workdir).check_writable(importer.COMMAND)  # before a download
     if files:
         directory = model_folder(directory, files)

@@ -44,9 +44,17 @@ def distill(
     config = load_config(student, overrides, workdir)
     run = Workdir(workdir)
     translator = model.load(teacher, search.settings(teacher))
-    limits = {"max_ratio": max_ratio, "min_log_prob": min_log_prob}
+
     try:
-        distillation.distill(config, translator, run, str(teacher), monolingual, **limits)
+        distillation.distill(
+            config,
+            translator,
+            run,
+            tokenizer=str(teacher),
+            monolingual=monolingual,
+            max_ratio=max_ratio,
+            min_log_prob=min_log_prob,
+        )
     except KeyboardInterrupt as stop:
         raise KeyboardInterrupt(str(stop) or "interrupted; the same command resumes") from None
     print(f"{workdir}: the student; {workdir / 'quantized'}: the student in int8")

@@ -42,13 +42,15 @@ def doctor(
       jaxformer doctor --config configs/big.py --memory 16GB --devices 8 --config.mesh.fsdp=8
     """
     if config is not None:
-        _print_memory(config, overrides, memory, devices)
+        _print_memory(config, overrides, size=memory, num_devices=devices)
         return
-    for flag, value in (("memory", memory), ("devices", devices)):
+
+    for flag, value in {"memory": memory, "devices": devices}.items():
         if value is not None:
             raise UserError(f"--{flag} needs --config FILE, whose training step is measured")
     if overrides:
         raise UserError(f"{overrides[0]} needs --config FILE, which it overrides")
+
     _print_report()
     if reason := missing_device():
         raise UserError(reason)
@@ -58,22 +60,28 @@ def _print_report() -> None:
     """Prints versions, optional packages, variables, the cache, and JAX's report on the machine."""
     print(f"jaxformer: {__version__}")
     for name in _PACKAGES:
-        print(f"{name}: {_version(name) or f'is not installed: {install_command(name)}'}")
+        version = _version(name) or f"is not installed: {install_command(name)}"
+        print(f"{name}: {version}")
     for extra, purpose in PURPOSES.items():
         print(f"extra {extra}: {_extra_report(extra, purpose)}")
+
     for name in sorted(os.environ):
         if name.startswith(_VARIABLES):
             print(f"{name}={os.environ[name]}")
+
     try:
         folder = cache_directory()
         size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         place = str(folder).replace(os.path.expanduser("~"), "~", 1)  # A user's name is private.
         print(f"cache: {place}, {size / 1e6:.1f} MB")
+
         # Imported late, since JAX may be slow, or fail to find accelerators.
         import jax
 
         jax.print_environment_info()
-        print(*(list(_problems(folder)) or ["problems: none found"]), sep="\n")
+        problems = list(_problems(folder))
+        for line in problems or ["problems: none found"]:
+            print(line)
     except Exception as error:  # The rest of the report is useful, whatever the error.
         print(f"failed with {missing_device(error) or repr(error)}")
 
@@ -82,7 +90,8 @@ def _problems(cache: pathlib.Path) -> Iterator[str]:
     """Yields a line for each problem of the environment, with what to do."""
     import jax
 
-    if glob.glob("/dev/nvidia[0-9]*") and jax.default_backend() == "cpu":
+    has_gpu = bool(glob.glob("/dev/nvidia[0-9]*"))
+    if has_gpu and jax.default_backend() == "cpu":
         yield (
             "problem: there is a GPU, but JAX uses the CPU: install JAX for the GPU, see "
             "https://docs.jax.dev/en/latest/installation.html"
@@ -100,9 +109,10 @@ def _extra_report(extra: str, purpose: str) -> str:
     if not missing:
         versions = ", ".join(f"{name} {_version(name)}" for name in names)
         return f"{versions or 'unknown packages'}, for {purpose}"
+
+    absent = f"{' and '.join(missing)} not installed"
     note = "" if is_in_all(extra) else '; not in the extra "all"'
     command = install_command(missing[0], extra)
-    absent = f"{' and '.join(missing)} not installed"
     return f"{absent}, needed only for {purpose}{note}: {command}"
 
 
@@ -135,32 +145,42 @@ def _print_memory(
 
     use_compilation_cache()
     devices = jax.devices()
-    if limit is None:  # For a CPU, the machine's memory.
-        pages = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        limit = (devices[0].memory_stats() or {}).get("bytes_limit", pages)
+    if limit is None:
+        statistics = devices[0].memory_stats() or {}  # A CPU has none.
+        limit = statistics.get("bytes_limit", _machine_memory())
+
     batch, fields = config.data.batch
     print(
         f"A step of {batch}, on {len(devices)} {devices[0].device_kind} device(s). "
         f"Each has {limit / 1e9:.2f} GB and needs:",
         flush=True,
     )
+
     least = 0
     for settings in memory_savings(config, len(devices)):
         memory = step_memory(with_settings(config, settings))
-        flags = " ".join(f"--config.{name}={value}" for name, value in settings.items())
         fits = memory.total <= limit
+
+        verdict = "fits" if fits else "too much"
+        flags = [f"--config.{field}={value}" for field, value in settings.items()]
+        shown = " ".join(flags) or "as configured"
         print(
             f"{memory.total / 1e9:8.2f} GB ({memory.state / 1e9:.2f} of it parameters, optimizer "
-            f"state and batch) {'fits' if fits else 'too much'}: {flags or 'as configured'}",
+            f"state and batch) {verdict}: {shown}",
             flush=True,
         )
         if fits:
             return
         least = memory.total
+
     raise UserError(
         f"{name} needs {least / 1e9:.2f} GB on each device with any settings, "
         f"more than {limit / 1e9:.2f} GB; use more devices, or lower {fields}"
     )
+
+
+def _machine_memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _parse_size(text: str) -> int:

@@ -25,8 +25,14 @@ def evalb(
       jaxformer evalb gold.trees parsed.trees --params COLLINS.prm --json
     """
     check_outputs([gold, test, params], {})
-    parameters = read_parameters(read_file(params), str(params)) if params else COLLINS
-    report = score(list(read_file(gold)), list(read_file(test)), parameters)
+
+    parameters = COLLINS
+    if params is not None:
+        parameters = read_parameters(read_file(params), str(params))
+    gold_lines = list(read_file(gold))
+    test_lines = list(read_file(test))
+    report = score(gold_lines, test_lines, parameters)
+
     for row in report.rows:
         for error in row.errors:
             print(f"{row.number} : {error}", file=sys.stderr)

@@ -50,6 +50,7 @@ def evaluate(
     check_outputs([source, reference, forced.prefixes], outputs)
     text = forced.text(source).zip_with(read_text(reference), "gold")
     lines = list(checked_lines(text, lambda line: None, strict=True))
+
     translator = model.load(workdir, search.settings(workdir))
     report_unknown(translator.tokenizer, lines, text.name)
     with open_output(output) as write, progress_bar(len(lines)) as bar:
@@ -60,9 +61,9 @@ def evaluate(
             report=bar.update,
         )
         write(translations)
-    scores = translation_report(
-        translations,
-        [line.gold for line in lines],
-        target_language=language or data_section(translator.config, DataConfig).target_language,
-    )
+
+    if not language:
+        language = data_section(translator.config, DataConfig).target_language
+    references = [line.gold for line in lines]
+    scores = translation_report(translations, references, target_language=language)
     print(scores.to_json() if json else scores.table())

@@ -52,10 +52,12 @@ def generate(
 
     if tokens < 1:
         raise UserError(f"--tokens must be at least 1: got {tokens}")
+
     options = SearchOptions(changes=changes, sampling=sampling)
     search = options.settings(workdir, default=Sampling(num_samples=1))
     generator = Generator.load(workdir, weights=weights, search=search, compute_dtype=dtype)
     print(f"{workdir}: {generator.weights}", file=sys.stderr)
+
     if prompt is None:
         text = read_text(None, "a prompt")
     else:
@@ -77,17 +79,22 @@ def _pieces(generator: "Generator", line: Line, tokens: int) -> Iterator[str]:
     """Yields the texts of a prompt in pieces, with the prompt and separators."""
     from jaxformer.search import Sampling
 
-    search, index = generator.config.search, line.number - 1
-    samples = search.num_samples if isinstance(search, Sampling) else 1
+    search = generator.config.search
+    index = line.number - 1
+    num_samples = search.num_samples if isinstance(search, Sampling) else 1
+
     if line.error is not None:
-        texts = [[""]] * samples
-    elif samples == 1:
+        texts = [[""]] * num_samples
+    elif num_samples == 1:
         pieces = generator.stream(line.text, max_tokens=tokens, first=index)
         texts = [itertools.chain([line.text], pieces)]
     else:
-        found = generator.continuations([line.text], max_tokens=tokens, first=index)[0]
+        (found,) = generator.continuations([line.text], max_tokens=tokens, first=index)
         texts = [[line.text, continuation] for continuation in found]
+
     for number, pieces in enumerate(texts):
-        yield "---\n" if index or number else ""
+        is_first = index == 0 and number == 0
+        if not is_first:
+            yield "---\n"
         yield from pieces
         yield "\n"

@@ -31,15 +31,31 @@ InputFile: TypeAlias = Annotated[pathlib.Path, Value(metavar="FILE", convert=inp
 OutputFile: TypeAlias = Annotated[pathlib.Path, Value(metavar="FILE", convert=output_path)]
 Folder: TypeAlias = Annotated[pathlib.Path, Value(metavar="DIR", convert=local_path)]
 NewRunDir: TypeAlias = Annotated[
-    pathlib.Path, Value("workdir to create", metavar="DIR", convert=run_path)
+    pathlib.Path,
+    Value("workdir to create", metavar="DIR", convert=run_path),
 ]
-RunDir: TypeAlias = Annotated[pathlib.Path, Value(_WORKDIR, metavar="DIR", convert=run_path)]
-ModelDir: TypeAlias = Annotated[pathlib.Path, Value(_WORKDIR, metavar="DIR", convert=model_path)]
+RunDir: TypeAlias = Annotated[
+    pathlib.Path,
+    Value(_WORKDIR, metavar="DIR", convert=run_path),
+]
+ModelDir: TypeAlias = Annotated[
+    pathlib.Path,
+    Value(_WORKDIR, metavar="DIR", convert=model_path),
+]
 # For options whose default is pretrained.WORKDIR.
 TranslatorDir: TypeAlias = Annotated[
-    pathlib.Path, Value(_TRANSLATOR, metavar="DIR", convert=model_path)
+    pathlib.Path,
+    Value(_TRANSLATOR, metavar="DIR", convert=model_path),
 ]
-Checkpoint: TypeAlias = Annotated[str, Value(_CHECKPOINT + _AUTO, "model", "CHECKPOINT")]
+
+Checkpoint: TypeAlias = Annotated[
+    str,
+    Value(_CHECKPOINT + _AUTO, group="model", metavar="CHECKPOINT"),
+]
+Checkpoints: TypeAlias = Annotated[
+    str,
+    Value(_CHECKPOINTS + _AUTO, group="model", metavar="CHECKPOINT"),
+]
 Dtype: TypeAlias = Annotated[
     Literal["float32", "bfloat16", "int8"],
     Value(
@@ -71,7 +87,7 @@ class ModelOptions:
         which is faster; see jaxformer shortlist
     """
 
-    weights: Annotated[str, Value(_CHECKPOINTS + _AUTO, "model", "CHECKPOINT")] = "auto"
+    weights: Checkpoints = "auto"
     ensemble: Sequence[ModelDir] = ()
     dtype: Dtype | None = None
     shortlist: bool = False
@@ -88,18 +104,27 @@ class ModelOptions:
         from jaxformer.runs.allocator import keep_freed_memory
 
         keep_freed_memory(training=False)  # before JAX starts its threads
-        folders, models = [workdir, *self.ensemble], []
-        for folder in folders:
-            options = {"shortlist": self.shortlist and not models, "compute_dtype": self.dtype}
-            model = Translator.load(folder, weights=self.weights, search=search, **options)
+        models = []
+        for folder in [workdir, *self.ensemble]:
+            is_first = not models
+            model = Translator.load(
+                folder,
+                weights=self.weights,
+                search=search,
+                shortlist=self.shortlist and is_first,
+                compute_dtype=self.dtype,
+            )
             models.append(model)
+
             if folder == pretrained.WORKDIR:
                 print(f"the {pretrained.DESCRIPTION}; --workdir names another", file=sys.stderr)
             else:
                 print(f"{folder}: {model.weights}", file=sys.stderr)
-        if codes := models[0].tokenizer.language_codes:
+
+        first, *others = models
+        if codes := first.tokenizer.language_codes:
             print(f"begin each line with a language code: {', '.join(codes)}", file=sys.stderr)
-        return models[0].ensemble_with(*models[1:])
+        return first.ensemble_with(*others)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -119,7 +144,9 @@ class SearchOptions:
 
     def check_none(self, *, reason: str) -> None:
         """Refuses all options of a search."""
-        given = [*self.changes, *(["sampling"] if self.sampling else [])]
+        given = list(self.changes)
+        if self.sampling:
+            given.append("sampling")
         if given:
             raise UserError(f"{reason}: leave {flag(given[0])} out")
 
@@ -129,32 +156,59 @@ class SearchOptions:
         """Returns the run's search with the changes; the options or ``default`` select its kind."""
         from jaxformer.config import read_config
         from jaxformer.runs.workdir import Workdir
-        from jaxformer.search import BeamSearch, Sampling
+        from jaxformer.search import Sampling
 
-        changes = self.changes
-        if {"num_samples", "beam_size"} <= changes.keys():
+        if {"num_samples", "beam_size"} <= self.changes.keys():
             raise UserError("--samples and --beam-size exclude each other; leave one of them out")
-        of_beam, of_sampling = ({f.name for f in dataclasses.fields(kind)} for kind in searches())
         config = read_config(Workdir(workdir))
         run = config.search
-        kind = BeamSearch if changes.keys() - of_sampling else type(default or run)
-        kind = Sampling if self.sampling or "num_samples" in changes else kind
-        own, number = (of_beam, "beam_size") if kind is BeamSearch else (of_sampling, "num_samples")
-        for name, value in changes.items():
-            if name not in own:
-                beam = "beam search only, not --sampling"
-                needs = beam if kind is Sampling else "--sampling only; add it"
-                raise UserError(f"{flag(name)} {value} works with {needs}")
-        if changes.get("penalty") == "none" and "length_penalty" in changes:
-            raise UserError(
-                f"--length-penalty {changes['length_penalty']} has no effect with --penalty none; "
-                "leave one of them out"
-            )
+        kind = self._kind(default or run)
+
+        beam_fields, sampling_fields = map(_field_names, searches())
+        own = sampling_fields if kind is Sampling else beam_fields
+        self._check_changes(own, is_sampling=kind is Sampling)
+
         # Settings that only the run's algorithm has are left out.
         values = {name: getattr(run, name) for name in own if hasattr(run, name)}
-        values.setdefault(number, (default if isinstance(default, kind) else run).num_hypotheses)
+        # The number of hypotheses has a name of its own in each algorithm.
+        number = "num_samples" if kind is Sampling else "beam_size"
+        origin = default if isinstance(default, kind) else run
+        values.setdefault(number, origin.num_hypotheses)
         try:
-            return dataclasses.replace(config, search=kind(**values | changes)).search
+            return dataclasses.replace(config, search=kind(**values | self.changes)).search
         except UserError as error:
-            names = rf"\b(?:search\.)?({'|'.join(of_beam | of_sampling)})\b"
-            raise UserError(re.sub(names, lambda name: flag(name[1]), str(error))) from None
+            names = "|".join(beam_fields | sampling_fields)
+            message = re.sub(rf"\b(?:search\.)?({names})\b", lambda name: flag(name[1]), str(error))
+            raise UserError(message) from None
+
+    def _kind(self, usual: "BeamSearch | Sampling") -> "type[BeamSearch] | type[Sampling]":
+        """Returns the algorithm that the options select, or else the kind of the usual search."""
+        from jaxformer.search import BeamSearch, Sampling
+
+        if self.sampling or "num_samples" in self.changes:
+            return Sampling
+        _, sampling_fields = map(_field_names, searches())
+        if self.changes.keys() - sampling_fields:
+            return BeamSearch
+        return type(usual)
+
+    def _check_changes(self, own: set[str], *, is_sampling: bool) -> None:
+        """Refuses changes that are no fields of the algorithm, or have no effect."""
+        for name, value in self.changes.items():
+            if name in own:
+                continue
+            needs = "--sampling only; add it"
+            if is_sampling:
+                needs = "beam search only, not --sampling"
+            raise UserError(f"{flag(name)} {value} works with {needs}")
+
+        has_penalty = self.changes.get("penalty") != "none"
+        if not has_penalty and "length_penalty" in self.changes:
+            raise UserError(
+                f"--length-penalty {self.changes['length_penalty']} has no effect with "
+                "--penalty none; leave one of them out"
+            )
+
+
+def _field_names(kind: type) -> set[str]:
+    return {field.name for field in dataclasses.fields(kind)}

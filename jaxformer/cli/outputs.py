@@ -30,6 +30,7 @@ def open_output(path: pathlib.Path | None) -> Iterator[Writer]:
             yield _writer(file)
         return
     path.parent.mkdir(parents=True, exist_ok=True)
+
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     partial.unlink(missing_ok=True)
     # Mode "x" does not follow a symbolic link, which another user may have created.
@@ -51,10 +52,10 @@ def is_standard_output(path: pathlib.Path) -> bool:
 
 
 def _open_stream(path: pathlib.Path) -> contextlib.AbstractContextManager[TextIO]:
-    descriptor = descriptor_of(path)
     if is_standard_output(path):
         return contextlib.nullcontext(sys.stdout)
     # A path such as /dev/fd/3 would open its file again, and empty it.
+    descriptor = descriptor_of(path)
     opened = path if descriptor is None else os.dup(descriptor)
     return open(opened, "w", encoding="utf-8", errors=NOT_UTF8, newline="\n")
 
@@ -86,9 +87,13 @@ def check_outputs(
     A stream has one reader and one writer, since its lines would be lost or mixed otherwise.
     """
     streams: set[object] = set()
-    uses: dict[object, str] = {}
+    uses: dict[object, str] = {}  # by the identity of the file
+
     for path in inputs:
-        if path is None or (identity := _identity(path)) is None:
+        if path is None:
+            continue
+        identity = _identity(path)
+        if identity is None:
             continue
         if is_stream(path):
             if identity in streams:
@@ -96,6 +101,7 @@ def check_outputs(
             streams.add(identity)
         if not _has_two_ways(path):
             uses[identity] = "an input"
+
     for option, path in outputs.items():
         if path is None:
             continue
@@ -109,10 +115,12 @@ def check_outputs(
 
 def _check_output(option: str, path: pathlib.Path) -> None:
     if is_stream(path):
-        # Closed standard output is an error of the writer.
-        if not is_standard_output(path) and not os.access(path, os.W_OK):
+        if is_standard_output(path):
+            return  # If it is closed, the writer reports that.
+        if not os.access(path, os.W_OK):
             raise UserError(f"{option} {path}: expected an open file to write to; name another")
         return
+
     check_output(path)
     if path.suffix in COMPRESSED:
         raise UserError(
@@ -124,7 +132,9 @@ def _status(path: pathlib.Path) -> os.stat_result | None:
     """Returns the status of a file or an open file, or None if there is none."""
     descriptor = descriptor_of(path)
     try:
-        return path.stat() if descriptor is None else os.fstat(descriptor)
+        if descriptor is None:
+            return path.stat()
+        return os.fstat(descriptor)
     except OSError:
         return None
 
@@ -134,11 +144,16 @@ def _identity(path: pathlib.Path) -> object:
     status = _status(path)
     if status is None:
         return path.resolve()
-    is_null = os.path.exists(os.devnull) and os.path.samestat(status, os.stat(os.devnull))
-    return None if is_null else (status.st_dev, status.st_ino)
+
+    has_null = os.path.exists(os.devnull)
+    if has_null and os.path.samestat(status, os.stat(os.devnull)):
+        return None
+    return status.st_dev, status.st_ino
 
 
 def _has_two_ways(path: pathlib.Path) -> bool:
     """Returns True for a terminal or socket, whose input is not its output."""
     status = _status(path)
-    return status is not None and (stat.S_ISCHR(status.st_mode) or stat.S_ISSOCK(status.st_mode))
+    if status is None:
+        return False
+    return stat.S_ISCHR(status.st_mode) or stat.S_ISSOCK(status.st_mode)

@@ -59,6 +59,7 @@ def parse(
     if gold is not None and trees is None:
         raise UserError("--gold needs --trees FILE, whose trees it writes")
     check_outputs([trees or input or STDIN], {"--output": output or STDOUT, "--gold": gold})
+
     text = read_text(input, "words with spaces between") if trees is None else _treebank(trees)
     parser = Parser(model.load(workdir, search.settings(workdir)))
 
@@ -84,6 +85,11 @@ def _treebank(path: pathlib.Path) -> Text:
 
     def lines() -> Iterator[Line]:
         for number, (_, tree) in enumerate(normalized_trees(path), start=1):
-            yield Line(number, " ".join(tree.words()), " ".join(tree.tags()), str(tree))
+            yield Line(
+                number,
+                text=" ".join(tree.words()),
+                other=" ".join(tree.tags()),
+                gold=str(tree),
+            )
 
     return Text(str(path), lines, is_stream(path))

@@ -3,7 +3,7 @@
 import dataclasses
 import pathlib
 import re
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 from jaxformer import pretrained
 from jaxformer.checks import parse_numbers
@@ -15,6 +15,9 @@ from jaxformer.files import check_output, write_file
 if TYPE_CHECKING:
     from jaxformer.inference.attention_view import AttentionView
     from jaxformer.plots.paper_figures import PaperFigure
+
+
+Heads: TypeAlias = Annotated[list[int], Value(metavar="N,N,...", convert=parse_numbers)]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,7 +37,7 @@ class AttentionOptions:
 
     kind: Literal["encoder", "decoder", "cross"] | None = None
     layer: int | None = None
-    heads: Annotated[list[int], Value(metavar="N,N,...", convert=parse_numbers)] | None = None
+    heads: Heads | None = None
     figure: Literal[3, 4, 5] | None = None
     word: str | None = None
 
@@ -46,35 +49,52 @@ class AttentionOptions:
 
     def kind_of(self, view: "AttentionView") -> str:
         """Returns the kind that is shown: for figures, self-attention of the first stack."""
-        kind = self.kind or view.kinds[-1 if self.figure is None else 0]
-        if self.figure is not None and kind != view.kinds[0]:
-            raise UserError(f"--figure shows {view.kinds[0]} self-attention: got --kind {kind}")
+        if self.figure is None:
+            return self.kind or view.kinds[-1]
+
+        first = view.kinds[0]
+        kind = self.kind or first
+        if kind != first:
+            raise UserError(f"--figure shows {first} self-attention: got --kind {kind}")
         return kind
 
     def selection(self, view: "AttentionView") -> tuple[int, list[int]]:
         """Returns the layer and heads, from 0; by default the last layer and all heads."""
-        layers, heads = view.weights_of(self.kind_of(view))[2].shape[:2]
-        layer = layers if self.layer is None else self.layer
-        if not 1 <= layer <= layers:
-            raise UserError(f"--layer must be from 1 to {layers}: got {layer}")
-        for head in self.heads or ():
-            if not 1 <= head <= heads:
-                raise UserError(f"--heads must be from 1 to {heads}: got {head}")
-        return layer - 1, [head - 1 for head in self.heads or range(1, heads + 1)]
+        _, _, weights = view.weights_of(self.kind_of(view))
+        num_layers, num_heads = weights.shape[:2]
+
+        layer = num_layers if self.layer is None else self.layer
+        if not 1 <= layer <= num_layers:
+            raise UserError(f"--layer must be from 1 to {num_layers}: got {layer}")
+
+        heads = self.heads or range(1, num_heads + 1)
+        for head in heads:
+            if not 1 <= head <= num_heads:
+                raise UserError(f"--heads must be from 1 to {num_heads}: got {head}")
+        return layer - 1, [head - 1 for head in heads]
 
     def figures(self, view: "AttentionView") -> "dict[int, PaperFigure]":
         """Returns the paper's figures with the selected layer, heads and word."""
         from jaxformer.plots.paper_figures import paper_figures
 
         layer, heads = self.selection(view)
-        layer = None if self.layer is None else layer
         pieces, _, weights = view.weights_of(self.kind_of(view))
-        tokens = [piece.replace("▁", " ").strip() for piece in pieces]
-        if self.word not in (None, *tokens):
-            known = " ".join(tokens)
-            raise UserError(f"--word: expected one of the tokens {known}: got {self.word}")
-        token = None if self.word is None else tokens.index(self.word)
-        return paper_figures(weights, pieces, layer=layer, heads=heads, token=token)
+
+        token = None
+        if self.word is not None:
+            tokens = [piece.replace("▁", " ").strip() for piece in pieces]
+            if self.word not in tokens:
+                known = " ".join(tokens)
+                raise UserError(f"--word: expected one of the tokens {known}: got {self.word}")
+            token = tokens.index(self.word)
+
+        return paper_figures(
+            weights,
+            pieces,
+            layer=None if self.layer is None else layer,  # None: each figure has its own default
+            heads=heads,
+            token=token,
+        )
 
 
 def attention(
@@ -107,22 +127,35 @@ def attention(
     folder = pathlib.Path() if workdir == pretrained.WORKDIR else workdir
     output = output or folder / "attention.html"
     check_suffix(output, ".html, .png or .svg")
-    if (kind := read_config(Workdir(workdir)).kind) in ONE_TEXT:
+
+    kind = read_config(Workdir(workdir)).kind
+    if kind in ONE_TEXT:
         reason = f"{workdir}: {kind.description} only reads the sentence"
         model.check_only("weights", reason=reason)
         search.check_none(reason=reason)
         view = record_text(workdir, sentence, weights=model.weights)
     else:
-        view = record_attention(model.load(workdir, search.settings(workdir)), sentence)
+        translator = model.load(workdir, search.settings(workdir))
+        view = record_attention(translator, sentence)
+
     if output.suffix.lower() == ".html":
-        kind, figure = shown.kind_of(view), shown.figure
-        layer, heads = shown.selection(view)
-        figures = None if figure is None else shown.figures(view)
-        page = view.page(kind=kind, layer=layer, heads=heads, figures=figures, figure=figure)
-        write_file(output, page.encode())
+        write_file(output, _page(shown, view).encode())
     else:
         _draw(shown, view, output)
     print(f"{output}: {view.translation or view.sentence}")
+
+
+def _page(shown: AttentionOptions, view: "AttentionView") -> str:
+    """Returns an interactive page, which shows the selection first."""
+    kind = shown.kind_of(view)
+    layer, heads = shown.selection(view)
+    return view.page(
+        kind=kind,
+        layer=layer,
+        heads=heads,
+        figures=None if shown.figure is None else shown.figures(view),
+        figure=shown.figure,
+    )
 
 
 def _draw(shown: AttentionOptions, view: "AttentionView", output: pathlib.Path) -> None:
@@ -130,17 +163,30 @@ def _draw(shown: AttentionOptions, view: "AttentionView", output: pathlib.Path) 
     from jaxformer.plots.attention_lines import attention_lines, figure_panels
     from jaxformer.plots.attention_maps import attention_map
 
-    kind, (layer, heads) = shown.kind_of(view), shown.selection(view)
+    kind = shown.kind_of(view)
+    layer, heads = shown.selection(view)
     queries, keys, weights = view.weights_of(kind)
+
     if shown.figure is not None:
         choice = shown.figures(view)[shown.figure]
-        panels = figure_panels(shown.figure, choice)
-        title = f"{kind} self-attention, layer {choice.layer + 1} of {len(weights)}"
-        attention_lines(weights[choice.layer], queries, panels, output, title)
+        attention_lines(
+            weights[choice.layer],
+            queries,
+            figure_panels(shown.figure, choice),
+            path=output,
+            title=f"{kind} self-attention, layer {choice.layer + 1} of {len(weights)}",
+        )
         return
-    title = f"{kind} attention, layer {layer + 1} of {len(weights)}"
-    title = f"{view.translation or view.sentence}\n{title}"
-    attention_map(weights[layer, heads], queries, keys, output, title, [head + 1 for head in heads])
+
+    text = view.translation or view.sentence
+    attention_map(
+        weights[layer, heads],
+        queries,
+        keys,
+        path=output,
+        title=f"{text}\n{kind} attention, layer {layer + 1} of {len(weights)}",
+        names=[head + 1 for head in heads],
+    )
 
 
 def plot(*, workdir: ModelDir, output: File | None = None) -> None:
@@ -157,14 +203,17 @@ def plot(*, workdir: ModelDir, output: File | None = None) -> None:
 
     output = output or workdir / "learning_curve.png"
     check_suffix(output, ".png or .svg")
+
     metrics = Workdir(workdir).metrics
     if not metrics.is_file():
         raise UserError(f"{metrics}: no such file; it is made by {typed_command('train')}")
+
     learning_curve(read_metrics(metrics), output)
     print(output)
 
 
 def check_suffix(output: pathlib.Path, known: str) -> None:
-    if output.suffix.lower() not in re.findall(r"\.\w+", known):
+    suffixes = re.findall(r"\.\w+", known)
+    if output.suffix.lower() not in suffixes:
         raise UserError(f"--output: expected a name that ends in {known}: got {output}")
     check_output(output)

@@ -18,13 +18,20 @@ def replay(*, workdir: ModelDir, step: int) -> None:
     """
     from jaxformer import experiment
 
-    found = experiment.replay(workdir, step)
-    sums, count = found.sums, found.sums["count"]
-    skipped = "; skipped, since its update was NaN or Inf" if sums["skipped"] else ""
-    origin = f"the checkpoint of step {found.start}" if found.start else "the first parameters"
+    replayed = experiment.replay(workdir, step)
+
+    origin = "the first parameters"
+    if replayed.start:
+        origin = f"the checkpoint of step {replayed.start}"
     print(f"step {step}, computed from {origin}")
+
+    sums = replayed.sums
+    count = sums["count"]
     loss = sums["loss"] / count if count else float("nan")
-    print(f"loss {loss:.6g}, gradient norm {sums['grad_norm']:.6g}, {count:g} tokens{skipped}")
+    norm = sums["grad_norm"]
+    note = "; skipped, since its update was NaN or Inf" if sums["skipped"] else ""
+    print(f"loss {loss:.6g}, gradient norm {norm:.6g}, {count:g} tokens{note}")
+
     print(f"{'norm':>12} {'loss':>12} {'tokens':>6}  example")
-    for each in found.contributions:
+    for each in replayed.contributions:
         print(f"{each.grad_norm:12.6g} {each.loss:12.6g} {each.count:6g}  {each.text}")

@@ -66,29 +66,44 @@ def score(
     config = read_config(Workdir(workdir))
     with prefix_errors(str(workdir)):
         check_kind(config, *Translator.kinds, *Generator.kinds)
-    if (config.kind in Translator.kinds) != (source is not None):
-        advice = "give the texts as --target, without --source" if source else "give --source, too"
-        raise UserError(f"{workdir} has {config.kind.description}: {advice}")
+
+    needs_source = config.kind in Translator.kinds
+    if needs_source and source is None:
+        raise UserError(f"{workdir} has {config.kind.description}: give --source, too")
+    if source is not None and not needs_source:
+        raise UserError(
+            f"{workdir} has {config.kind.description}: give the texts as --target, without --source"
+        )
+
     search = SearchOptions(changes=penalty).settings(workdir)
     if source is None:
         text = read_text(target)
-        encode, score_all = _language_model(workdir, model, search, target)
+        encode, score_all = _language_model(workdir, model, search, target=target)
     else:
         text = read_text(source).zip_with(read_text(target))
-        encode, score_all = _translator(workdir, model, search, (source, target))
+        encode, score_all = _translator(workdir, model, search, files=(source, target))
 
-    def row(line: Line, result: "Score") -> str:
-        if not json:
-            return f"{math.nan if line.error else result.score:.6f}"
-        # JSON lacks infinity and nan.
-        values = {n: v if math.isfinite(v) else None for n, v in result._asdict().items()}
-        if line.error is not None:
-            values |= {"score": None, "log_prob": None, "error": line.error}
-        return json_line(values)
-
+    row = _json_row if json else _row
     with blocks_of(text, encode, output, strict=strict) as (blocks, write, report):
         for block in blocks:
-            write(map(row, block, score_all(list(map(encode, block)), report=report)))
+            encoded = [encode(line) for line in block]
+            scores = score_all(encoded, report=report)
+            write(map(row, block, scores))
+
+
+def _row(line: Line, result: "Score") -> str:
+    value = math.nan if line.error else result.score
+    return f"{value:.6f}"
+
+
+def _json_row(line: Line, result: "Score") -> str:
+    values = result._asdict()
+    for name, value in values.items():
+        if not math.isfinite(value):  # JSON lacks infinity and nan.
+            values[name] = None
+    if line.error is not None:
+        values |= {"score": None, "log_prob": None, "error": line.error}
+    return json_line(values)
 
 
 # A function of a line, whose results the other function scores.
@@ -108,8 +123,9 @@ def _translator(
     def encode(line: Line) -> tuple[list[int], list[int]]:
         source_ids = translator.source_ids(line.text, f"{source}:{line.number}")
         target_ids = translator.target_ids(line.other, f"{target}:{line.number}")
-        # The empty translation of a sentence is end-of-sentence alone.
-        return source_ids, target_ids or ([EOS] if source_ids else [])
+        if source_ids and not target_ids:
+            target_ids = [EOS]  # the empty translation of a sentence
+        return source_ids, target_ids
 
     return encode, functools.partial(score_pairs, translator)
 
@@ -121,8 +137,12 @@ def _language_model(
     from jaxformer.inference.text_scores import score_texts
 
     model.check_only("weights", "dtype", reason="a language model scores lines on its own")
-    options = {"weights": model.weights, "compute_dtype": model.dtype}
-    generator = Generator.load(workdir, search=search, **options)
+    generator = Generator.load(
+        workdir,
+        weights=model.weights,
+        search=search,
+        compute_dtype=model.dtype,
+    )
     print(f"{workdir}: {generator.weights}", file=sys.stderr)
 
     def encode(line: Line) -> list[int]:

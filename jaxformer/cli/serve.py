@@ -74,10 +74,15 @@ def serve(
         import uvicorn  # noqa: F401
     from jaxformer.serving.backend import TranslatorBackend
 
+    def report(step: str) -> None:
+        print(f"compiling {step}", file=sys.stderr)
+
     pairs = parse_pairs(languages) if languages else None
+    # Reserved first: loading and compiling would be in vain if another program has the port.
     with address.reserve() as reserved:
-        backend = TranslatorBackend(model.load(workdir, search.settings(workdir)), pairs)
-        backend.warm_up(limits.max_batch, lambda step: print(f"compiling {step}", file=sys.stderr))
+        translator = model.load(workdir, search.settings(workdir))
+        backend = TranslatorBackend(translator, pairs)
+        backend.warm_up(limits.max_batch, report)
         run_server(backend, limits, reserved)
 
 
@@ -97,7 +102,10 @@ def run_server(backend: "Backend", limits: Limits, reserved: socket.socket) -> N
     server = uvicorn.Server(config)
     # uvicorn sets this handler later, and then repeats the signal for ours: it exits with 0.
     signal.signal(signal.SIGTERM, server.handle_exit)
+
     reserved.listen()  # Whoever reads the line can connect.
     host, port = reserved.getsockname()[:2]
-    print(f"serving http://{f'[{host}]' if ':' in host else host}:{port}", file=sys.stderr)
+    if ":" in host:  # IPv6
+        host = f"[{host}]"
+    print(f"serving http://{host}:{port}", file=sys.stderr)
     server.run(sockets=[reserved])

@@ -42,28 +42,41 @@ def shortlist(
     folder = Workdir(workdir)
     config = read_config(folder)
     check_kind(config, TRANSLATION)
+
     if (source is None) != (target is None):
         raise UserError("--source and --target go together: give both or none")
     for name, number in {"pairs": pairs, "first": first, "best": best}.items():
         if number < 1:
             raise UserError(f"--{name} must be at least 1: got {number}")
     check_outputs([source, target], {})
+
     if source is None or target is None:
         text = training_pairs(data_section(config, DataConfig))
     else:
-        text = zip_lines(read_file(source), read_file(target), str(source), str(target))
-    sides = list(zip(*itertools.islice(text, pairs), strict=True))
-    if not sides:
+        text = zip_lines(
+            read_file(source),
+            read_file(target),
+            first_name=str(source),
+            second_name=str(target),
+        )
+    text_pairs = list(itertools.islice(text, pairs))
+    if not text_pairs:
         raise UserError("expected sentence pairs to learn from: found none")
+
     folder.check_tokenizer()
     tokenizer = Tokenizer.load(folder.tokenizer)
-    ids = tokenizer.encode_batch(sides[0]), tokenizer.encode_target_batch(sides[1])
+    source_ids = tokenizer.encode_batch([line for line, _ in text_pairs])
+    target_ids = tokenizer.encode_target_batch([line for _, line in text_pairs])
     learned = Shortlist.learn(
-        list(zip(*ids, strict=True)), tokenizer.vocab_size, first=first, best=best
+        list(zip(source_ids, target_ids, strict=True)),
+        tokenizer.vocab_size,
+        first=first,
+        best=best,
     )
     learned.save(folder.path)
+
     known = np.count_nonzero(np.diff(learned.offsets))
     print(
         f"{folder.path / NAME}: {len(learned.targets):,} translations of {known:,} tokens, learned "
-        f"from {len(sides[0]):,} pairs"
+        f"from {len(text_pairs):,} pairs"
     )

@@ -2,7 +2,8 @@
 
 A keyword-only parameter ``n_best: int | None = None`` is the option ``--n-best N``; any other
 parameter is positional. A parameter whose type is a dataclass stands for the fields of the
-dataclass. A docstring has a summary, and then sections:
+dataclass. ``Annotated`` adds what neither the type nor the docstring has: a :class:`Value`, or
+for a dictionary of settings its :class:`Fields`. A docstring has a summary, and then sections:
 
 - "Options:", or title and description of a group of options, as in "Format: A score is a log
   probability.", and for each option an indented line ``name (METAVAR): help``;
@@ -12,18 +13,17 @@ dataclass. A docstring has a summary, and then sections:
 """
 
 import argparse
-import collections.abc
 import dataclasses
 import inspect
 import re
 import textwrap
 import types
-import typing
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal, NamedTuple, NoReturn
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, NoReturn, Union, get_args, get_origin, get_type_hints
 
 from jaxformer.errors import UserError
 
+# Placeholders of the values of each type that an option can have; a bool is a flag without a value.
 _METAVARS = {int: "N", float: "X", str: "TEXT", bool: None}
 # Options whose names differ from their parameters.
 _FLAGS = {
@@ -31,6 +31,17 @@ _FLAGS = {
     "num_processes": "--num_processes",
     "process_id": "--process_id",
 }
+
+# The line between the sections of a docstring and its example.
+_EXAMPLE = "\n\nExample:\n"
+# The start of an entry of a section. The other lines of the entry are indented further.
+_NEXT_ENTRY = re.compile(r"\n  (?! )")
+# An entry of a section: name, optional metavar and help.
+_ENTRY = re.compile(r"(\w+)(?: \((.+?)\))?: (.*)", re.DOTALL)
+# The place of the blank in "beam search", the group of BeamSearch.
+_WORD_BOUNDARY = re.compile(r"(?<=[a-z])(?=[A-Z])")
+# A cross-reference of Sphinx, such as :func:`~jaxformer.train`.
+_REFERENCE = re.compile(r":\w+:`~?([^`]*)`")
 
 
 class Value(NamedTuple):
@@ -55,11 +66,51 @@ class Fields(NamedTuple):
     without: tuple[str, ...] = ()
 
 
+class _Parameter(NamedTuple):
+    """A parameter of a function, or a field of a dataclass."""
+
+    name: str
+    hint: Any  # type, without None and metadata
+    metadata: Any  # of Annotated, or of the items of a sequence; None without any
+    default: Any  # inspect.Parameter.empty without one
+    positional: bool
+
+    @property
+    def is_required(self) -> bool:
+        return self.default is inspect.Parameter.empty
+
+    @property
+    def is_dataclass(self) -> bool:
+        return isinstance(self.hint, type) and dataclasses.is_dataclass(self.hint)
+
+    @property
+    def is_word(self) -> bool:
+        """True if a word of the command line can give the value."""
+        return self.hint in _METAVARS or get_origin(self.hint) is Literal
+
+
+class _Option(NamedTuple):
+    """An option or positional argument of a command."""
+
+    parameter: _Parameter
+    value: Value
+    description: str | None = None  # of the option's group
+
+
+class _Documentation(NamedTuple):
+    """The sections of a docstring."""
+
+    descriptions: dict[str, str | None]  # of groups of options, by title
+    entries: dict[str, Value]  # by the name of the parameter
+
+
 class _Formatter(argparse.HelpFormatter):
     """Wraps descriptions, and keeps the lines of examples."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        return text if text.startswith("Example:") else super()._fill_text(text, width, indent)
+        if text.startswith("Example:"):
+            return text
+        return super()._fill_text(text, width, indent)
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -76,18 +127,22 @@ def flag(name: str) -> str:
 
 def summary(function: Callable[..., None]) -> str:
     """Returns the summary of a function's docstring, for a list."""
-    return _as_help(inspect.cleandoc(function.__doc__ or "").partition("\n\n")[0])
+    docstring = inspect.cleandoc(function.__doc__ or "")
+    return _as_help(docstring.partition("\n\n")[0])
 
 
 def command_parser(
     prog: str, function: Callable[..., None], lists: Mapping[str, Callable[[], str]] | None = None
 ) -> CommandParser:
     """Returns a parser for the arguments of a function, whose example has lists by name."""
-    text, _, example = inspect.cleandoc(function.__doc__ or "").partition("\n\nExample:\n")
-    for name, make in (lists or {}).items():
-        if (line := f"  {{{name}}}") in example:
-            example = example.replace(line, textwrap.indent(make(), "  "))
-    usage = re.search(r"^Usage: (.*)", text, re.MULTILINE)
+    docstring = inspect.cleandoc(function.__doc__ or "")
+    text, _, example = docstring.partition(_EXAMPLE)
+    for name, make_list in (lists or {}).items():
+        placeholder = f"  {{{name}}}"
+        # A list is made only where it is shown, since it may read many files.
+        if placeholder in example:
+            example = example.replace(placeholder, textwrap.indent(make_list(), "  "))
+
     parser = CommandParser(
         prog=prog,
         description=text.partition("\n\n")[0],
@@ -96,11 +151,15 @@ def command_parser(
         # An abbreviation may become ambiguous when an option is added.
         allow_abbrev=False,
     )
+
     groups: dict[str, argparse._ActionsContainer] = {"options": parser}
-    for parameter, hint, value, description in _options(function):
-        if value.group not in groups:
-            groups[value.group] = parser.add_argument_group(value.group, description)
-        _add_argument(groups[value.group], parameter, hint, value)
+    for option in _options(function):
+        title = option.value.group
+        if title not in groups:
+            groups[title] = parser.add_argument_group(title, option.description)
+        _add_argument(groups[title], option)
+
+    usage = re.search(r"^Usage: (.*)", text, re.MULTILINE)
     parser.usage = f"{prog} {usage[1]}" if usage else _usage(parser)
     return parser
 
@@ -108,119 +167,202 @@ def command_parser(
 def _usage(parser: CommandParser) -> str:
     """Returns the usage in one line: positional and required arguments, and [OPTIONS]."""
     words = [parser.prog]
-    for each in parser._actions:
-        name = " ".join([*each.option_strings[:1], str(each.metavar or each.dest).upper()])
-        if each.required or not each.option_strings:
-            words.append({"*": f"[{name} ...]", "+": f"{name} ..."}.get(str(each.nargs), name))
+    for action in parser._actions:
+        is_positional = not action.option_strings
+        if not (action.required or is_positional):
+            continue
+
+        argument = str(action.metavar or action.dest).upper()
+        if not is_positional:
+            argument = f"{action.option_strings[0]} {argument}"
+        if action.nargs == "*":
+            argument = f"[{argument} ...]"
+        elif action.nargs == "+":
+            argument = f"{argument} ..."
+        words.append(argument)
     return " ".join([*words, "[OPTIONS]"])
 
 
 def field_help(kind: Any) -> dict[str, str]:
-    entries = _sections(kind)[1]
-    return {f.name: entries[f.name].help for f in dataclasses.fields(kind) if f.name in entries}
+    """Returns the help of the documented fields of a dataclass, in the order of the fields."""
+    entries = _documentation(kind).entries
+    names = [field.name for field in dataclasses.fields(kind)]
+    return {name: entries[name].help for name in names if name in entries}
 
 
 def keyword_arguments(kind: Any, values: dict[str, Any]) -> dict[str, Any]:
     """Returns the arguments of a function or dataclass, from the values of all options."""
-    result = {}
-    for parameter, hint, metadata in _parameters(kind):
-        if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-            result[parameter.name] = hint(**keyword_arguments(hint, values))
-        elif isinstance(metadata, Fields):
-            given = {field.name: values[field.name] for field, *_ in _fields(metadata)}
-            result[parameter.name] = {n: value for n, value in given.items() if value is not None}
+    arguments = {}
+    for each in _parameters(kind):
+        name = each.name
+        if each.is_dataclass:
+            arguments[name] = each.hint(**keyword_arguments(each.hint, values))
+        elif isinstance(each.metadata, Fields):
+            # Fields that are not given keep the values of the run's config.
+            arguments[name] = given = {}
+            for option in _field_options(each.metadata):
+                field = option.parameter.name
+                if values[field] is not None:
+                    given[field] = values[field]
         else:
-            result[parameter.name] = values[parameter.name]
-    return result
+            arguments[name] = values[name]
+    return arguments
 
 
-def _options(kind: Any) -> Iterator[tuple[inspect.Parameter, Any, Value, str | None]]:
-    """Yields parameter, type and help of each option, and the description of its group."""
-    descriptions, entries = _sections(kind)
-    for parameter, hint, metadata in _parameters(kind):
-        if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-            yield from _options(hint)
-        elif isinstance(metadata, Fields):
-            for field, field_hint, value in _fields(metadata):
-                yield field, field_hint, value, descriptions.get(value.group)
-        elif parameter.name != "overrides":
-            shared = metadata or Value()
-            own = entries.get(parameter.name, shared)
-            own = own._replace(metavar=own.metavar or shared.metavar, convert=shared.convert)
-            yield parameter, hint, own, descriptions.get(own.group)
+def _options(kind: Any) -> Iterator[_Option]:
+    """Yields the options of a function or dataclass, in the order of its parameters."""
+    descriptions, entries = _documentation(kind)
+    for each in _parameters(kind):
+        if each.is_dataclass:
+            yield from _options(each.hint)
+        elif isinstance(each.metadata, Fields):
+            for option in _field_options(each.metadata):
+                yield option._replace(description=descriptions.get(option.value.group))
+        elif each.name != "overrides":  # --config.FIELD, which is not an option of argparse
+            # The docstring has the help, and the type what several commands share.
+            shared = each.metadata or Value()
+            documented = entries.get(each.name, shared)
+            value = documented._replace(
+                metavar=documented.metavar or shared.metavar,
+                convert=shared.convert,
+            )
+            yield _Option(each, value, descriptions.get(value.group))
 
 
-def _add_argument(
-    group: argparse._ActionsContainer, parameter: inspect.Parameter, hint: Any, value: Value
-) -> None:
-    required = parameter.default is parameter.empty
-    positional = parameter.kind is not parameter.KEYWORD_ONLY
+def _add_argument(group: argparse._ActionsContainer, option: _Option) -> None:
+    parameter = option.parameter
+    value = option.value
+
+    # argparse formats the help with the operator %.
     settings: dict[str, Any] = {"help": value.help.replace("%", "%%")}
     if type(parameter.default) is int:
         settings["help"] += f" (default: {parameter.default})"
-    if typing.get_origin(hint) is collections.abc.Sequence:
-        (hint,) = typing.get_args(hint)
-        settings["nargs"] = "*" if positional and not required else "+"
-    if hint is bool:
-        no_default = parameter.default is None
-        settings["action"] = argparse.BooleanOptionalAction if no_default else "store_true"
-    elif typing.get_origin(hint) is Literal:
-        choices = typing.get_args(hint)
-        settings |= {"choices": choices, "type": type(choices[0])}
+
+    hint = parameter.hint
+    if get_origin(hint) is Sequence:
+        (hint,) = get_args(hint)
+        may_be_empty = parameter.positional and not parameter.is_required
+        settings["nargs"] = "*" if may_be_empty else "+"
+
+    if hint is bool and parameter.default is None:
+        # None differs from False, so that the option has a form --no-NAME.
+        settings["action"] = argparse.BooleanOptionalAction
+    elif hint is bool:
+        settings["action"] = "store_true"
+    elif get_origin(hint) is Literal:
+        choices = get_args(hint)
+        settings["choices"] = choices
+        settings["type"] = type(choices[0])
     else:
-        settings |= {"type": value.convert or hint, "metavar": value.metavar or _METAVARS[hint]}
-    if not positional:
-        settings |= {"dest": parameter.name, "required": required, "default": parameter.default}
-    group.add_argument(parameter.name if positional else flag(parameter.name), **settings)
+        settings["type"] = value.convert or hint
+        settings["metavar"] = value.metavar or _METAVARS[hint]
+
+    if parameter.positional:
+        group.add_argument(parameter.name, **settings)
+        return
+    settings["dest"] = parameter.name
+    settings["required"] = parameter.is_required
+    settings["default"] = parameter.default
+    group.add_argument(flag(parameter.name), **settings)
 
 
-def _parameters(kind: Any) -> Iterator[tuple[inspect.Parameter, Any, Any]]:
-    """Yields each parameter or field, its type without None, and the metadata of the type."""
-    hints = typing.get_type_hints(kind, include_extras=True)
+def _parameters(kind: Any) -> Iterator[_Parameter]:
+    """Yields the parameters of a function, or the fields of a dataclass."""
+    hints = get_type_hints(kind, include_extras=True)
     for name, parameter in inspect.signature(kind).parameters.items():
-        hint, metadata = hints[name], None
-        if typing.get_origin(hint) in (types.UnionType, typing.Union):
-            parts = [part for part in typing.get_args(hint) if part is not type(None)]
-            hint = next((part for part in parts if part in _METAVARS), parts[0])
-        several = typing.get_origin(hint) is collections.abc.Sequence
-        one = typing.get_args(hint)[0] if several else hint
-        if hasattr(one, "__metadata__"):
-            one, metadata = typing.get_args(one)[:2]
-        yield parameter, collections.abc.Sequence[one] if several else one, metadata
+        hint = _without_none(hints[name])
+        is_sequence = get_origin(hint) is Sequence
+        if is_sequence:
+            (hint,) = get_args(hint)
+
+        metadata = None
+        if hasattr(hint, "__metadata__"):  # Annotated
+            hint, metadata = get_args(hint)[:2]
+        if is_sequence:
+            hint = Sequence[hint]
+        yield _Parameter(
+            name=name,
+            hint=hint,
+            metadata=metadata,
+            default=parameter.default,
+            positional=parameter.kind is not parameter.KEYWORD_ONLY,
+        )
 
 
-def _fields(fields: Fields) -> Iterator[tuple[inspect.Parameter, Any, Value]]:
-    """Yields parameter, type and help of each field of some dataclasses."""
+def _without_none(hint: Any) -> Any:
+    """Returns the type of a union that an option can have, or else its first, except None."""
+    if get_origin(hint) not in (types.UnionType, Union):
+        return hint
+    members = [member for member in get_args(hint) if member is not type(None)]
+    simple = [member for member in members if member in _METAVARS]
+    return (simple or members)[0]
+
+
+def _field_options(fields: Fields) -> Iterator[_Option]:
+    """Yields the options for the fields of some dataclasses; None means that one is not given."""
     kinds = fields.kinds()
     for kind in kinds:
-        entries = _sections(kind)[1]
-        for parameter, hint, _ in _parameters(kind):
-            name, own = parameter.name, re.sub(r"(?<=[a-z])(?=[A-Z])", " ", kind.__name__).lower()
-            owners = [k for k in kinds if name in inspect.signature(k).parameters]
-            is_word = hint in _METAVARS or typing.get_origin(hint) is Literal
-            chosen = name in fields.names if fields.names else is_word and not name.endswith("_id")
-            if chosen and owners[0] is kind and name not in fields.without:
-                group = fields.group if len(owners) == len(kinds) else own
-                parameter = parameter.replace(default=None, kind=parameter.KEYWORD_ONLY)
-                yield parameter, hint, entries.get(name, Value())._replace(group=group)
+        entries = _documentation(kind).entries
+        own_group = _WORD_BOUNDARY.sub(" ", kind.__name__).lower()
+
+        for each in _parameters(kind):
+            if not _is_chosen(each, fields):
+                continue
+            owners = [owner for owner in kinds if _has_parameter(owner, each.name)]
+            if kind is not owners[0]:
+                continue  # A field of several dataclasses is one option, of the first.
+
+            is_common = len(owners) == len(kinds)
+            group = fields.group if is_common else own_group
+            value = entries.get(each.name, Value())
+            yield _Option(
+                each._replace(default=None, positional=False),
+                value._replace(group=group),
+            )
 
 
-def _sections(kind: Any) -> tuple[dict[str, str | None], dict[str, Value]]:
-    """Returns the descriptions of groups by their titles, and the options, from docstrings."""
-    descriptions, entries = {}, {}
+def _has_parameter(kind: type, name: str) -> bool:
+    return name in inspect.signature(kind).parameters
+
+
+def _is_chosen(field: _Parameter, fields: Fields) -> bool:
+    """Returns True if a field is an option."""
+    if field.name in fields.without:
+        return False
+    if fields.names:
+        return field.name in fields.names
+    return field.is_word and not field.name.endswith("_id")
+
+
+def _documentation(kind: Any) -> _Documentation:
+    """Reads the docstring of a function, or of a dataclass and its bases."""
+    descriptions: dict[str, str | None] = {}
+    entries: dict[str, Value] = {}
+    # The docstring of a class replaces entries of its bases.
     for documented in reversed(getattr(kind, "__mro__", (kind,))):
-        text = inspect.cleandoc(documented.__doc__ or "").partition("\n\nExample:\n")[0]
-        for section in text.split("\n\n")[1:]:
-            head, *lines = re.split(r"\n  (?! )", section)
-            title, description = head.partition(":")[::2]
-            descriptions[title.lower()] = description.strip() or None
-            for line in lines:
-                if found := re.match(r"(\w+)(?: \((.+?)\))?: (.*)", line, re.DOTALL):
-                    entries[found[1]] = Value(_as_help(found[3]), title.lower(), found[2])
-    return descriptions, entries
+        docstring = inspect.cleandoc(documented.__doc__ or "")
+        _, *sections = docstring.partition(_EXAMPLE)[0].split("\n\n")
+        for section in sections:
+            heading, *section_entries = _NEXT_ENTRY.split(section)
+            title, _, description = heading.partition(":")
+            group = title.lower()
+            descriptions[group] = description.strip() or None
+
+            for entry in section_entries:
+                found = _ENTRY.match(entry)
+                if found is not None:
+                    name, metavar, text = found.groups()
+                    entries[name] = Value(_as_help(text), group, metavar)
+    return _Documentation(descriptions, entries)
 
 
 def _as_help(text: str) -> str:
     """Returns a docstring sentence as help: without markup, capital letter and period."""
-    text = re.sub(r":\w+:`~?([^`]*)`", r"\1", " ".join(text.split())).replace("``", "")
-    return (text if text[:2].isupper() else text[:1].lower() + text[1:]).removesuffix(".")
+    text = " ".join(text.split())
+    text = _REFERENCE.sub(r"\1", text)
+    text = text.replace("``", "")
+
+    is_acronym = text[:2].isupper()
+    if not is_acronym:
+        text = text[:1].lower() + text[1:]
+    return text.removesuffix(".")

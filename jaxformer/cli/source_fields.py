@@ -1,7 +1,11 @@
-"""Fields of configs and searches, read from their source: importing them would import JAX."""
+"""Fields of configs and searches, read from their source: importing them would import JAX.
+
+The sources are parsed, not executed. A dataclass becomes another dataclass with the same name,
+docstring, bases and fields. A type that no option can have, such as a function, becomes ``object``,
+and a default that is not a literal becomes None.
+"""
 
 import ast
-import contextlib
 import dataclasses
 import functools
 import pathlib
@@ -12,8 +16,9 @@ from typing import Any, Literal
 from jaxformer.cli.signatures import field_help
 
 _PACKAGE = pathlib.Path(__file__).parents[2]
-_TYPES = {kind.__name__: kind for kind in (bool, float, int, str)}
+_TYPES = {"bool": bool, "float": float, "int": int, "str": str}
 _SEARCHES = ("jaxformer.search.beam.BeamSearch", "jaxformer.search.sampling.Sampling")
+# The section of a config that each dataclass describes, in the order of the help.
 _SECTIONS = {
     "jaxformer.models.assembly.ModelConfig": "model",
     "jaxformer.data.corpus.DataConfig": "data",
@@ -21,54 +26,96 @@ _SECTIONS = {
     "jaxformer.training.mesh.MeshConfig": "mesh",
     **dict.fromkeys(_SEARCHES, "search"),
 }
+# Fields in the help of ``jaxformer train``; --fields prints all.
 _USUAL = {
-    *("model.vocab_size", "model.d_model", "model.num_layers", "model.dropout_rate"),
-    *("data.train", "data.valid", "data.tokens_per_batch"),
-    *("training.steps", "training.warmup_steps", "training.learning_rate_scale"),
+    "model.vocab_size",
+    "model.d_model",
+    "model.num_layers",
+    "model.dropout_rate",
+    "data.train",
+    "data.valid",
+    "data.tokens_per_batch",
+    "training.steps",
+    "training.warmup_steps",
+    "training.learning_rate_scale",
 }
 
 
 def searches() -> tuple[type, ...]:
     """Returns dataclasses with the fields of the search algorithms."""
-    return tuple(map(_read, _SEARCHES))
+    return tuple(_read(name) for name in _SEARCHES)
 
 
 def list_fields(*, usual: bool = False) -> str:
     """Returns the fields of a config, all or the usual ones, with defaults and descriptions."""
-    width, rows = max(min(shutil.get_terminal_size().columns, 100) - 10, 40), {}
-    for kind, section in ((_read(place), section) for place, section in _SECTIONS.items()):
+    columns = min(shutil.get_terminal_size().columns, 100)
+    width = max(columns - 10, 40)
+
+    # By field and default, since the searches have some fields in common.
+    descriptions: dict[str, str] = {}
+    for full_name, section in _SECTIONS.items():
+        kind = _read(full_name)
         for name, text in field_help(kind).items():
-            if not usual or f"{section}.{name}" in _USUAL:
-                text = textwrap.fill(text.split(". ")[0] if usual else text, width)
-                rows[f"  --config.{section}.{name}={getattr(kind, name)}"] = text
-    return "\n".join(f"{field}\n{textwrap.indent(text, ' ' * 6)}" for field, text in rows.items())
+            if usual:
+                if f"{section}.{name}" not in _USUAL:
+                    continue
+                text, _, _ = text.partition(". ")  # the first sentence
+
+            default = getattr(kind, name)
+            lines = textwrap.fill(text, width)
+            descriptions[f"  --config.{section}.{name}={default}"] = textwrap.indent(lines, " " * 6)
+
+    return "\n".join(f"{field}\n{text}" for field, text in descriptions.items())
 
 
 @functools.cache
-def _read(place: str) -> Any:
+def _read(full_name: str) -> Any:
     """Returns a dataclass with the fields of another, or an alias of a type, by its full name."""
-    module, _, name = place.rpartition(".")
-    path = _PACKAGE.joinpath(*module.split(".")).with_suffix(".py")
-    for node in ast.parse(path.read_text(encoding="utf-8")).body if path.is_file() else ():
+    module, _, name = full_name.rpartition(".")
+    # One of these defines the name: an import, an alias such as Name: TypeAlias = Literal[...], or
+    # a class with a decorator, which is a dataclass.
+    for node in _statements(module):
         match node:
             case ast.ImportFrom(module=origin, names=names) if name in (n.name for n in names):
                 return _read(f"{origin}.{name}")
             case ast.AnnAssign(target=ast.Name(id), value=ast.expr() as value) if id == name:
                 return _type(value, module)
             case ast.ClassDef(decorator_list=[_, *_]) if node.name == name:
-                found = [each for each in node.body if isinstance(each, ast.AnnAssign)]
-                fields = [
-                    (ast.unparse(each.target), _type(each.annotation, module), _value(each.value))
-                    for each in found
-                    if "ClassVar" not in ast.unparse(each.annotation)
-                ]
-                bases = [_type(base, module) for base in node.bases]
-                bases = tuple(base for base in bases if base is not object)
-                doc = {"__doc__": ast.get_docstring(node)}
-                return dataclasses.make_dataclass(
-                    name, fields, bases=bases, namespace=doc, kw_only=True
-                )
+                return _dataclass(node, module)
     return object
+
+
+@functools.cache
+def _statements(module: str) -> list[ast.stmt]:
+    """Returns the statements of a module; none of a package or of another library's module."""
+    path = _PACKAGE.joinpath(*module.split(".")).with_suffix(".py")
+    if not path.is_file():
+        return []
+    return ast.parse(path.read_text(encoding="utf-8")).body
+
+
+def _dataclass(node: ast.ClassDef, module: str) -> type:
+    """Returns a dataclass with the fields, the docstring and the bases of another."""
+    fields = []
+    for statement in node.body:
+        if not isinstance(statement, ast.AnnAssign):
+            continue
+        if "ClassVar" in ast.unparse(statement.annotation):
+            continue
+
+        name = ast.unparse(statement.target)
+        hint = _type(statement.annotation, module)
+        default = _value(statement.value)
+        fields.append((name, hint, default))
+
+    bases = [_type(base, module) for base in node.bases]
+    return dataclasses.make_dataclass(
+        node.name,
+        fields,
+        bases=tuple(base for base in bases if base is not object),
+        namespace={"__doc__": ast.get_docstring(node)},
+        kw_only=True,
+    )
 
 
 def _type(node: ast.expr, module: str) -> Any:
@@ -84,5 +131,10 @@ def _type(node: ast.expr, module: str) -> Any:
 
 
 def _value(node: ast.expr | None) -> Any:
-    with contextlib.suppress(ValueError):  # a call
-        return None if node is None else ast.literal_eval(node)
+    """Returns the value of a default; None without one, or if it is a call."""
+    if node is None:
+        return None
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        return None

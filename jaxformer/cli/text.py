@@ -59,10 +59,25 @@ class Text(NamedTuple):
         """Returns this text with the lines of another text, of equal length, in a field."""
 
         def lines() -> Iterator[Line]:
-            for line, second in zip_lines(self.lines(), other.lines(), self.name, other.name):
-                yield line._replace(**{field: second.text}, error=line.error or second.error)
+            pairs = zip_lines(
+                self.lines(),
+                other.lines(),
+                first_name=self.name,
+                second_name=other.name,
+            )
+            for line, second in pairs:
+                error = line.error or second.error
+                yield line._replace(**{field: second.text}, error=error)
 
         return self._replace(lines=lines, stream=self.stream or other.stream)
+
+
+class OpenBlocks(NamedTuple):
+    """Blocks of lines to work on, and the output for their results."""
+
+    blocks: Iterator[list[Line]]
+    write: Writer
+    report: Callable[[int], object]  # to call with the number of newly finished lines
 
 
 def read_text(path: pathlib.Path | None, typed: str = "a sentence") -> Text:
@@ -80,14 +95,16 @@ def read_text(path: pathlib.Path | None, typed: str = "a sentence") -> Text:
 def _standard_input(typed: str) -> Text:
     if sys.stdin is None:
         raise UserError("expected text on standard input, but it is closed")
-    name, interactive = "standard input", sys.stdin.isatty()
+    name = "standard input"
+    interactive = sys.stdin.isatty()
     stream = interactive or not sys.stdin.seekable()
     start = 0 if stream else sys.stdin.buffer.tell()
 
     def lines() -> Iterator[Line]:
         if stream:
             # At exit Python would wait for a thread that reads sys.stdin itself.
-            file = io.BufferedReader(io.FileIO(sys.stdin.fileno(), closefd=False))
+            raw = io.FileIO(sys.stdin.fileno(), closefd=False)
+            file = io.BufferedReader(raw)
             # With read-ahead, Ctrl-D would have to be typed twice.
             check_format(b"" if interactive else file.peek(1), name)
         else:
@@ -98,22 +115,28 @@ def _standard_input(typed: str) -> Text:
         yield from lines_with_errors(file.readline, name)
 
     prompt = f"Type {typed} and press Enter; Ctrl-D ends." if interactive else ""
-    return Text(name, lines, stream, prompt)
+    return Text(name, lines, stream=stream, prompt=prompt)
 
 
 def lines_with_errors(readline: Callable[[int], bytes], name: str) -> Iterator[Line]:
     r"""Yields lines, ended by ``\n`` or ``\r\n``; a bad one has an error instead of text."""
     for number in itertools.count(1):
-        line = rest = readline(_MAX_LINE_BYTES)
-        while len(rest) == _MAX_LINE_BYTES and not rest.endswith(b"\n"):
-            rest = readline(_MAX_LINE_BYTES)
+        line = readline(_MAX_LINE_BYTES)
         if not line:
             return
+
+        # The rest of a line that is too long is read and dropped.
+        rest = line
+        while len(rest) == _MAX_LINE_BYTES and not rest.endswith(b"\n"):
+            rest = readline(_MAX_LINE_BYTES)
+        is_too_long = rest is not line
+
         place = f"{name}:{number}"
         try:
-            if rest is not line:
+            if is_too_long:
                 raise UserError(f"{place}: {_TOO_LONG}")
-            line = line.removeprefix(b"" if number > 1 else BOM_UTF8)
+            if number == 1:
+                line = line.removeprefix(BOM_UTF8)
             yield Line(number, decode_line(line, place))
         except UserError as error:
             yield Line(number, "", error=str(error))
@@ -138,7 +161,9 @@ class PrefixOptions:
     def text(self, path: pathlib.Path | None) -> Text:
         """Returns the text of a file or of standard input, with the prefix of each line."""
         text = read_text(path)
-        return text if self.prefixes is None else text.zip_with(read_text(self.prefixes))
+        if self.prefixes is None:
+            return text
+        return text.zip_with(read_text(self.prefixes))
 
     def prefixes_of(self, lines: Iterable[Line]) -> list[str] | None:
         """Returns the prefix of each line; None if there are none, which needs other programs."""
@@ -150,37 +175,52 @@ def report_unknown(tokenizer: "Vocabulary", lines: Iterable[Line], name: str) ->
     """Reports lines with characters outside the vocabulary."""
     from tqdm import tqdm
 
-    found = [(line.number, tokenizer.unknown_characters(line.text)) for line in lines]
-    unknown = [(n, characters) for n, characters in found if characters]
-    for n, characters in unknown[:_MAX_NOTES]:
-        shown = list_first([f"{c!r} (U+{ord(c):04X})" for c in characters[:3]], len(characters))
-        what = f"{shown} {'is' if len(characters) == 1 else 'are'} not in the vocabulary"
-        tqdm.write(f"note: {name}:{n}: {what} and may disturb the translation", file=sys.stderr)
-    if (more := len(unknown) - _MAX_NOTES) > 0:
+    unknown = []
+    for line in lines:
+        characters = tokenizer.unknown_characters(line.text)
+        if characters:
+            unknown.append((line.number, characters))
+
+    for number, characters in unknown[:_MAX_NOTES]:
+        first = [f"{character!r} (U+{ord(character):04X})" for character in characters[:3]]
+        shown = list_first(first, len(characters))
+        verb = "is" if len(characters) == 1 else "are"
+        note = f"{shown} {verb} not in the vocabulary and may disturb the translation"
+        tqdm.write(f"note: {name}:{number}: {note}", file=sys.stderr)
+
+    more = len(unknown) - _MAX_NOTES
+    if more > 0:
         tqdm.write(f"note: {name}: {more:,} more lines with such characters", file=sys.stderr)
 
 
 @contextlib.contextmanager
 def blocks_of(
     text: Text, check: Callable[[Line], object], output: pathlib.Path | None, *, strict: bool
-) -> Iterator[tuple[Iterator[list[Line]], Writer, Callable[[int], object]]]:
+) -> Iterator[OpenBlocks]:
     """Reads lines in blocks. A file is read twice: first to count and check its lines.
 
     A line for which ``check`` raises a UserError is reported on standard error and is blank in its
-    block. If ``strict``, it is refused, in a file before the first block. Yields the blocks, a
-    writer of the output, by default standard output, and a function to call with the number of
-    newly finished lines.
+    block. If ``strict``, it is refused, in a file before the first block. The output is by default
+    standard output.
     """
     from tqdm import tqdm
+
+    read = 0
+    bad = 0
 
     def blocks() -> Iterator[list[Line]]:
         nonlocal read, bad
         lines = checked_lines(text, check, strict=strict)
-        full = iter(lambda: list(itertools.islice(lines, LINES_PER_BLOCK)), [])
-        for block in blocks_as_they_arrive(lines, LINES_PER_BLOCK) if text.stream else full:
-            for error in (line.error for line in block if line.error is not None):
-                tqdm.write(f"error: {error}", file=sys.stderr)  # Above a progress bar.
-                bad += 1
+        if text.stream:
+            read_blocks = blocks_as_they_arrive(lines, LINES_PER_BLOCK)
+        else:
+            read_blocks = iter(lambda: list(itertools.islice(lines, LINES_PER_BLOCK)), [])
+
+        for block in read_blocks:
+            for line in block:
+                if line.error is not None:
+                    tqdm.write(f"error: {line.error}", file=sys.stderr)  # Above a progress bar.
+                    bad += 1
             read += len(block)
             yield block
 
@@ -188,13 +228,19 @@ def blocks_of(
     to_stdout = is_standard_output(output)
     if to_stdout and sys.stdout is None:
         raise UserError("expected standard output to write to, but it is closed")
+
     if text.prompt:
         print(text.prompt, file=sys.stderr)
-    read = bad = 0
-    total = None if text.stream else sum(1 for _ in checked_lines(text, check, strict=strict))
+
+    total = None
+    if not text.stream:
+        total = sum(1 for _ in checked_lines(text, check, strict=strict))
+
+    # A bar would be mixed with what a person types or reads.
     hidden = bool(text.prompt) or (to_stdout and sys.stdout.isatty())
     with open_output(output) as write, progress_bar(total, hidden=hidden) as bar:
-        yield blocks(), write, bar.update
+        yield OpenBlocks(blocks(), write, report=bar.update)
+
     if bad:
         raise SomeLinesError(f"{bad} of {read} lines failed; see above")
 
@@ -220,18 +266,22 @@ def announce_compilations() -> None:
     from tqdm import tqdm
 
     timers: list[threading.Timer] = []
-    message = ["compiling; the program is kept for later calls"], {"file": sys.stderr}
+
+    def report() -> None:
+        tqdm.write("compiling; the program is kept for later calls", file=sys.stderr)
 
     def listen(event: str, *_: float, **__: object) -> None:
         if event.endswith("/jaxpr_to_mlir_module_duration"):  # XLA begins to compile.
-            timers.append(threading.Timer(_SECONDS_TO_COMPILE, tqdm.write, *message))
-            timers[-1].daemon = True
-            timers[-1].start()
+            timer = threading.Timer(_SECONDS_TO_COMPILE, report)
+            timer.daemon = True
+            timers.append(timer)
+            timer.start()
         elif event.endswith("/backend_compile_duration"):
             while timers:
                 timers.pop().cancel()
 
-    if sys.stderr is not None and sys.stderr.isatty():  # As for a progress bar.
+    is_terminal = sys.stderr is not None and sys.stderr.isatty()
+    if is_terminal:  # As for a progress bar.
         monitoring.register_event_duration_secs_listener(listen)
 
 
@@ -246,6 +296,7 @@ def progress_bar(total: int | None, *, hidden: bool = False) -> "tqdm":
 
 def blocks_as_they_arrive(lines: Iterator[Line], size: int) -> Iterator[list[Line]]:
     """Yields the lines that a thread has read, at most ``size``; waits for each block's first."""
+    # Lines, and then None or the error of the reader.
     arrived: queue.Queue[Line | Exception | None] = queue.Queue(maxsize=size)
 
     def take() -> None:
@@ -262,11 +313,15 @@ def blocks_as_they_arrive(lines: Iterator[Line], size: int) -> Iterator[list[Lin
         with contextlib.suppress(queue.Empty):
             while isinstance(items[-1], Line) and len(items) < size:
                 items.append(arrived.get(timeout=_BLOCK_TIMEOUT))
-        if block := [item for item in items if isinstance(item, Line)]:
+
+        block = [item for item in items if isinstance(item, Line)]
+        if block:
             yield block
-        if isinstance(items[-1], Exception):
-            raise items[-1]
-        if items[-1] is None:
+
+        last = items[-1]
+        if isinstance(last, Exception):
+            raise last
+        if last is None:
             return
 
 

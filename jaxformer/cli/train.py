@@ -74,15 +74,25 @@ def train(
     if fields:
         print(list_fields())
         return
-    missing = [] if config else ["a config, such as numerals"]
-    missing += [] if workdir else ["--workdir DIR"]
+
+    missing = []
+    if not config:
+        missing.append("a config, such as numerals")
+    if not workdir:
+        missing.append("--workdir DIR")
     if config is None or workdir is None or missing:
         raise UserError(f"expected {' and '.join(missing)}; see {typed_command('train')} --help")
+
     from jaxformer.runs.allocator import keep_freed_memory
 
     keep_freed_memory(training=True)  # before JAX starts its threads
-    members = (coordinator, num_processes, process_id)
-    command = functools.partial(_train, config, overrides, workdir, members)
+    command = functools.partial(
+        _train,
+        config,
+        overrides,
+        workdir,
+        members=(coordinator, num_processes, process_id),
+    )
     if coordinator is None:
         command()
     else:
@@ -109,9 +119,11 @@ def _train(
     _join_processes(*members)
     with announce("starting the devices"):
         jax.devices()
+
     jaxformer.experiment.train(config, workdir)
     if processes.is_primary():
-        print(f"done; {config.kind.use.format(workdir=shlex.quote(str(workdir)))}", file=sys.stderr)
+        next_command = config.kind.use.format(workdir=shlex.quote(str(workdir)))
+        print(f"done; {next_command}", file=sys.stderr)
 
 
 def _join_processes(coordinator: str | None, count: int | None, process_id: int | None) -> None:
@@ -121,11 +133,14 @@ def _join_processes(coordinator: str | None, count: int | None, process_id: int 
             raise UserError("--num_processes and --process_id need --coordinator=HOST:PORT")
         if coordinator is None:
             return
-    elif not re.fullmatch(r".+:\d{1,5}", coordinator) or process_id not in range(count or 0):
-        raise UserError(
-            "--coordinator=HOST:PORT needs --num_processes=N and --process_id=0 to N-1: got "
-            f"{coordinator}, {count} and {process_id}"
-        )
+    else:
+        has_port = re.fullmatch(r".+:\d{1,5}", coordinator)
+        if not has_port or process_id not in range(count or 0):
+            raise UserError(
+                "--coordinator=HOST:PORT needs --num_processes=N and --process_id=0 to N-1: got "
+                f"{coordinator}, {count} and {process_id}"
+            )
+
     from jaxformer.runs.processes import join_processes
 
     address = None if coordinator == "auto" else coordinator

@@ -66,36 +66,59 @@ class FormatOptions:
         from jaxformer.search import Sampling
 
         search = translator.config.search
+        if isinstance(search, Sampling):
+            limit = "number of samples"
+            flag = "--samples"
+        else:
+            limit = "beam size"
+            flag = "--beam-size"
+
         if self.n_best is not None and not 1 <= self.n_best <= search.num_hypotheses:
-            limit, flag = "beam size", "beam-size"
-            if isinstance(search, Sampling):
-                limit, flag = "number of samples", "samples"
             raise UserError(
                 f"--n-best must be from 1 to the {limit}, {search.num_hypotheses}: got "
-                f"{self.n_best}; use --{flag} {max(1, self.n_best)}"
+                f"{self.n_best}; use {flag} {max(1, self.n_best)}"
             )
-        layer_indices(translator, self.alignment_layer)
+
+        layer_indices(translator, self.alignment_layer)  # refuses a layer that does not exist
 
     def rows(self, translator: "Translator", line: Line, found: list["Hypothesis"]) -> list[str]:
         """Returns the output for a line; a blank one has score 0, or nan after an error."""
         if self.json:
-            piece = translator.tokenizer.piece
-            rows = [
-                {name: getattr(h, name) for name in ("text", "score", "log_prob")}
-                | {"tokens": [piece(token) for token in h.tokens]}
-                for h in found[: self.n_best or 1]
-            ]
-            error = {} if line.error is None else {"error": line.error}
-            values = {"source": line.text, "hypotheses": rows, **error}
+            best = found[: self.n_best or 1]
+            values = {
+                "source": line.text,
+                "hypotheses": [_hypothesis(translator, each) for each in best],
+            }
+            if line.error is not None:
+                values["error"] = line.error
             return [json_line(values)]
-        blank = ("", 0.0 if line.error is None else math.nan)
-        scored = [(h.text, h.score) for h in found] or [blank]
+
+        scored = [(hypothesis.text, hypothesis.score) for hypothesis in found]
+        if not scored:
+            scored = [("", 0.0 if line.error is None else math.nan)]
+
         if self.n_best is not None:
-            best = scored[: self.n_best]
-            shown = [(text.replace("|||", _BARS), score) for text, score in best]
-            return [f"{line.number - 1} ||| {text} ||| {score:.6f}" for text, score in shown]
+            index = line.number - 1
+            rows = []
+            for text, score in scored[: self.n_best]:
+                escaped = text.replace("|||", _BARS)
+                rows.append(f"{index} ||| {escaped} ||| {score:.6f}")
+            return rows
+
         text, score = scored[0]
-        return [f"{score:.6f}\t{text}" if self.scores else text]
+        if self.scores:
+            return [f"{score:.6f}\t{text}"]
+        return [text]
+
+
+def _hypothesis(translator: "Translator", hypothesis: "Hypothesis") -> dict[str, object]:
+    """Returns a hypothesis as an object for JSON, with its tokens as text."""
+    return {
+        "text": hypothesis.text,
+        "score": hypothesis.score,
+        "log_prob": hypothesis.log_prob,
+        "tokens": [translator.tokenizer.piece(token) for token in hypothesis.tokens],
+    }
 
 
 def translate(
@@ -137,6 +160,7 @@ def translate(
         {"--output": output or STDOUT, "--alignments": style.alignments},
     )
     text = forced.text(input)
+
     translator = model.load(workdir, search.settings(workdir))
     style.check(translator)
     translator.target_ids(forced.prefix or "", "--prefix")
@@ -152,13 +176,27 @@ def translate(
         for block in blocks:
             report_unknown(translator.tokenizer, block, text.name)
             texts = [line.text for line in block]
-            prefixes, first = forced.prefixes_of(block), block[0].number
             found = translator.hypotheses(
-                texts, n_best=style.n_best or 1, prefixes=prefixes, first=first, report=report
+                texts,
+                n_best=style.n_best or 1,
+                prefixes=forced.prefixes_of(block),
+                first=block[0].number,
+                report=report,
             )
-            rows = zip(block, found, strict=True)
-            write(row for line, best in rows for row in style.rows(translator, line, best))
+
+            rows = []
+            for line, hypotheses in zip(block, found, strict=True):
+                rows += style.rows(translator, line, hypotheses)
+            write(rows)
+
             if style.alignments is not None:
-                best = [(h[0].text, h[0].tokens) if h else ("", []) for h in found]
+                best = [_best(hypotheses) for hypotheses in found]
                 pairs = align(translator, texts, best, layer=style.alignment_layer)
                 write_alignments(map(format_pharaoh, pairs))
+
+
+def _best(hypotheses: list["Hypothesis"]) -> tuple[str, list[int]]:
+    """Returns text and tokens of the best hypothesis; of a blank line, there are none."""
+    if not hypotheses:
+        return "", []
+    return hypotheses[0].text, hypotheses[0].tokens

@@ -1,5 +1,6 @@
 """Config files with overrides such as ``--config.model.num_layers=3`` on the command line."""
 
+import dataclasses
 import pathlib
 import runpy
 import traceback
@@ -10,6 +11,8 @@ from jaxformer.cli.configs import find_config, shipped_configs
 from jaxformer.config import Config
 from jaxformer.errors import UserError, did_you_mean
 from jaxformer.files import local_path
+from jaxformer.runs.workdir import Workdir
+from jaxformer.tasks.initialization import take_vocab_size
 
 # Names of fields and options in other programs.
 _SYNONYMS = {
@@ -40,13 +43,25 @@ _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 _EXPECTED = {bool: "true or false", int: "an integer", float: "a number"}
 
 
-def load_config(path: str, overrides: Sequence[str] = ()) -> Config:
+def load_config(
+    path: str,
+    overrides: Sequence[str] = (),
+    workdir: str | pathlib.Path | None = None,
+    *,
+    tokenizer: str | None = None,
+) -> Config:
     """Loads the config that ``jaxformer train`` would use.
+
+    If the config names a tokenizer, or a model to begin with, and the overrides have no
+    ``model.vocab_size``, it is the size of that tokenizer.
 
     Args:
       path: Python file, which is executed, or the name of a config that comes with jaxformer;
         both optionally with a variant: ``configs/base.py:tiny``, ``base:tiny``.
       overrides: Overrides of fields, such as ``--config.model.num_layers=3``.
+      workdir: Run directory that the config is for. A run that resumes has its own tokenizer.
+      tokenizer: ``data.tokenizer`` for a config that names neither a tokenizer nor a model to begin
+        with.
 
     Raises:
       UserError: There is no such file, variant or field, or a value is invalid.
@@ -56,7 +71,14 @@ def load_config(path: str, overrides: Sequence[str] = ()) -> Config:
     for word in overrides:
         _override(values, word)
     given = [word.removeprefix("--config.").partition("=")[0] for word in overrides]
-    return adapt(Config.from_dict(values.to_dict()), path.partition(":")[2], given)
+    config = Config.from_dict(values.to_dict())
+    if tokenizer is not None and not (config.data.tokenizer or config.training.init_from):
+        config = dataclasses.replace(
+            config, data=dataclasses.replace(config.data, tokenizer=tokenizer)
+        )
+    run = None if workdir is None else Workdir(local_path(workdir))
+    config = take_vocab_size(config, given, run)
+    return adapt(config, path.partition(":")[2], given)
 
 
 def _execute_config(name: str) -> tuple[Any, Callable[[Config, str, Sequence[str]], Config]]:

@@ -41,11 +41,11 @@ def distill(
     from jaxformer.cli.config_file import load_config
     from jaxformer.runs.workdir import Workdir
 
-    config, run = load_config(student, overrides), Workdir(workdir)
+    config = load_config(student, overrides, workdir, tokenizer=str(teacher))
     translator = model.load(teacher, search.settings(teacher))
     limits = {"max_ratio": max_ratio, "min_log_prob": min_log_prob}
     try:
-        distillation.distill(config, translator, run, str(teacher), monolingual, **limits)
+        distillation.distill(config, translator, Workdir(workdir), monolingual, **limits)
     except KeyboardInterrupt as stop:
         raise KeyboardInterrupt(str(stop) or "interrupted; the same command resumes") from None
     print(f"{workdir}: the student; {workdir / 'quantized'}: the student in int8")

@@ -100,7 +100,7 @@ def _train(
     from jaxformer.cli.config_file import load_config
 
     logging.set_verbosity(logging.WARNING)  # orbax reports a dozen lines for every checkpoint
-    config = load_config(name, overrides)
+    config = load_config(name, overrides, workdir)
     _join_processes(*processes)
     jaxformer.experiment.train(config, workdir)
 

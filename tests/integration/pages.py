@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from ..printed import DOCS, blocks
+from ..printed import DOCS as DOCS
+from ..printed import blocks
 
 
 def sections(page: str) -> dict[str, list[str]]:

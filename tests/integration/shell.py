@@ -50,14 +50,9 @@ class Finished(NamedTuple):
 
 
 class Shell:
-    """Runs commands one by one; ``edit`` may change the arguments of our programs."""
+    """Runs commands one by one; ``edit`` may change the words of a call of our programs."""
 
-    def __init__(
-        self,
-        folder: pathlib.Path,
-        variables: dict[str, str],
-        edit: Callable[[list[str]], list[str]],
-    ) -> None:
+    def __init__(self, folder: pathlib.Path, edit: Callable[[list[str]], list[str]]) -> None:
         self._folder, self._edit = folder, edit
         # The address of a socket has at most 107 bytes.
         self._private = tempfile.TemporaryDirectory(prefix="jaxformer-")
@@ -73,7 +68,7 @@ class Shell:
             (private / program).write_text(f'#!/bin/sh\nexec {words} "$@"\n')
             (private / program).chmod(0o755)
         path = f"{private}{os.pathsep}{os.environ['PATH']}"
-        self._variables = {**os.environ, **variables, "PATH": path}
+        self._variables = {**os.environ, "PATH": path}
 
     def close(self) -> None:
         self._server.close()
@@ -116,13 +111,14 @@ class Shell:
 @contextlib.contextmanager
 def _process(environment: dict[str, str], streams: Sequence[int]) -> Iterator[None]:
     """Gives this process the environment and the standard streams of another."""
-    stdin, stdout, stderr = (
-        io.TextIOWrapper(open(number, mode), encoding="utf-8", line_buffering=True)
-        for number, mode in zip(streams, ("rb", "wb", "wb"), strict=True)
-    )
-    with stdin, stdout, stderr, mock.patch.multiple(sys, stdin=stdin, stdout=stdout, stderr=stderr):
-        with mock.patch.dict(os.environ, environment, clear=True):
-            yield
+    with contextlib.ExitStack() as stack:
+        for name, number in zip(("stdin", "stdout", "stderr"), streams, strict=True):
+            file = stack.enter_context(open(number, "rb" if name == "stdin" else "wb"))
+            stream = io.TextIOWrapper(file, encoding="utf-8", line_buffering=True)
+            stack.enter_context(stream)
+            stack.enter_context(mock.patch.object(sys, name, stream))
+        stack.enter_context(mock.patch.dict(os.environ, environment, clear=True))
+        yield
 
 
 def _call(program: str, arguments: list[str]) -> int:

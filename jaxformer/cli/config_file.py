@@ -71,14 +71,18 @@ def load_config(
     for word in overrides:
         _override(values, word)
     given = [word.removeprefix("--config.").partition("=")[0] for word in overrides]
-    config = Config.from_dict(values.to_dict())
-    if tokenizer is not None and not (config.data.tokenizer or config.training.init_from):
-        config = dataclasses.replace(
-            config, data=dataclasses.replace(config.data, tokenizer=tokenizer)
-        )
+    config = _with_tokenizer(Config.from_dict(values.to_dict()), tokenizer)
     run = None if workdir is None else Workdir(local_path(workdir))
     config = take_vocab_size(config, given, run)
     return adapt(config, path.partition(":")[2], given)
+
+
+def _with_tokenizer(config: Config, tokenizer: str | None) -> Config:
+    """Returns the config with a tokenizer, if it names neither one nor a model to begin with."""
+    if tokenizer is None or config.data.tokenizer or config.training.init_from:
+        return config
+    data = dataclasses.replace(config.data, tokenizer=tokenizer)
+    return dataclasses.replace(config, data=data)
 
 
 def _execute_config(name: str) -> tuple[Any, Callable[[Config, str, Sequence[str]], Config]]:

@@ -1,5 +1,6 @@
 """Config files with overrides such as ``--config.model.num_layers=3`` on the command line."""
 
+import contextlib
 import dataclasses
 import pathlib
 import runpy
@@ -8,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxformer.cli.configs import find_config, shipped_configs
-from jaxformer.config import Config
+from jaxformer.config import Config, read_config
 from jaxformer.errors import UserError, did_you_mean
 from jaxformer.files import local_path
 from jaxformer.runs.workdir import Workdir
@@ -72,8 +73,8 @@ def load_config(
         _override(values, word)
     given = [word.removeprefix("--config.").partition("=")[0] for word in overrides]
     config = _with_tokenizer(Config.from_dict(values.to_dict()), tokenizer)
-    run = None if workdir is None else Workdir(local_path(workdir))
-    config = take_vocab_size(config, given, run)
+    saved = None if workdir is None else _saved_config(workdir, config.training.mirror)
+    config = take_vocab_size(config, given, saved)
     return adapt(config, path.partition(":")[2], given)
 
 
@@ -83,6 +84,17 @@ def _with_tokenizer(config: Config, tokenizer: str | None) -> Config:
         return config
     data = dataclasses.replace(config.data, tokenizer=tokenizer)
     return dataclasses.replace(config, data=data)
+
+
+def _saved_config(workdir: str | pathlib.Path, mirror: str | None) -> Config | None:
+    """Returns the config of the run in a workdir, or else in its mirror; None without one."""
+    for path in (workdir, mirror):
+        # The check of the run, which follows, explains why a config cannot be used.
+        with contextlib.suppress(UserError):
+            folder = None if path is None else Workdir(local_path(path))
+            if folder is not None and folder.config.exists():
+                return read_config(folder)
+    return None
 
 
 def _execute_config(name: str) -> tuple[Any, Callable[[Config, str, Sequence[str]], Config]]:

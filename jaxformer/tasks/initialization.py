@@ -70,18 +70,20 @@ def tokenizer_of_run(config: Config, run: Workdir, learn: Callable[[], Vocabular
     return tokenizer
 
 
-def take_vocab_size(config: Config, given: Collection[str], run: Workdir | None = None) -> Config:
+def take_vocab_size(config: Config, given: Collection[str], saved: Config | None = None) -> Config:
     """Returns the config with the vocabulary size of the tokenizer that it names, and logs it.
 
-    A size among the ``given`` fields stays. A run that exists has its own copy of the tokenizer, so
-    that the model it began with may be deleted.
+    A size among the ``given`` fields stays. A run that resumes, with the ``saved`` config, has its
+    own copy of the tokenizer, so that the model it began with may be deleted.
     """
     name = _named_tokenizer(config)
     if name is None or "model.vocab_size" in given:
         return config
-    path = run.path if run is not None and run.config.exists() else model_path(name)
-    size = _vocab_size(config, path)
     own = getattr(config.model, "vocab_size", None)  # Models of pictures have none.
+    if saved is None:
+        size = _vocab_size(config, model_path(name))
+    else:
+        size = getattr(saved.model, "vocab_size", None)
     if None in (size, own) or size == own:
         return config
     print(f"model.vocab_size={size}: the size of the tokenizer of {name}", file=sys.stderr)

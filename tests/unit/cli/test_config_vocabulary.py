@@ -60,6 +60,8 @@ def test_a_run_resumes_without_the_model_that_it_began_with(models, tmp_path):
     save(tmp_path / "run", model=ModelConfig(vocab_size=310))
     assert load_config("tatoeba", words, tmp_path / "run").model.vocab_size == 310
     assert load_config("tatoeba", words, tmp_path / "new").model.vocab_size == 6000
+    copied = [*words, f"--config.training.mirror={tmp_path / 'run'}"]
+    assert load_config("tatoeba", copied, tmp_path / "new").model.vocab_size == 310
     # A run that learns its tokenizer keeps the size of the config, which a later check compares.
     assert load_config("tatoeba", [], tmp_path / "run").model.vocab_size == 6000
 

@@ -46,23 +46,21 @@ def distill(
     config: Config,
     teacher: Translator,
     folder: Workdir,
-    tokenizer: str,
     monolingual: pathlib.Path | None,
     **limits: float,
 ) -> None:
     """Trains a student on translations of its training sources, and quantizes it to int8.
 
-    Each stage resumes where an earlier call was interrupted. The tokenizer is for a config that
-    names none; :mod:`jaxformer.cli.distill` describes the other arguments.
+    Each stage resumes where an earlier call was interrupted. :mod:`jaxformer.cli.distill` describes
+    the arguments.
     """
     for each in (config, teacher.config):
         check_kind(each, TRANSLATION)
     data = data_section(config, DataConfig)
     if parse_mixture(data.train):
         raise UserError(f"data.train: expected a corpus without weights, got {data.train!r}")
-    own = data.tokenizer or (None if config.training.init_from else tokenizer)
     train_path, valid_path = (str(folder.path / name) for name in ("distilled", "valid"))
-    section = {"corpus": "text", "train": train_path, "valid": valid_path, "tokenizer": own}
+    section = {"corpus": "text", "train": train_path, "valid": valid_path}
     student = dataclasses.replace(config, data=dataclasses.replace(data, **section))
     # Refuses a run that could not begin, before hours of translation.
     check_experiment(student, folder)

@@ -1,6 +1,7 @@
 """Config files with overrides such as ``--config.model.num_layers=3`` on the command line."""
 
 import contextlib
+import dataclasses
 import io
 import pathlib
 import runpy
@@ -16,6 +17,7 @@ from jaxformer.data.text_files import read_file
 from jaxformer.errors import UserError, did_you_mean, prefix_errors
 from jaxformer.files import explain_read_errors, local_path
 from jaxformer.runs.workdir import Workdir
+from jaxformer.tasks.initialization import take_vocab_size
 
 # The function ``adapt_config`` of a config file: of a config, its variant and the fields that the
 # overrides give.
@@ -56,9 +58,16 @@ _EXPECTED = {bool: "true or false", int: "an integer", float: "a number"}
 
 
 def load_config(
-    path: str, overrides: Sequence[str] = (), workdir: str | pathlib.Path | None = None
+    path: str,
+    overrides: Sequence[str] = (),
+    workdir: str | pathlib.Path | None = None,
+    *,
+    tokenizer: str | None = None,
 ) -> Config:
     """Loads the config that ``jaxformer train`` would use.
+
+    If the config names a tokenizer, or a model to begin with, and the overrides have no
+    ``model.vocab_size``, it is the size of that tokenizer.
 
     Args:
       path: Python file, which is executed, or the name of a config that comes with jaxformer;
@@ -67,6 +76,8 @@ def load_config(
       workdir: Run directory to train in. If it has a run already, fields that the file's
         ``adapt_config`` chooses, such as the sizes of ``base:small``, keep the values that the run
         began with, unless there is an override.
+      tokenizer: ``data.tokenizer`` for a config that names neither a tokenizer nor a model to begin
+        with.
 
     Raises:
       UserError: There is no such file, variant or field, or a value is invalid.
@@ -75,23 +86,21 @@ def load_config(
     values, adapt_config = _execute_config(find_config(path))
     for word in overrides:
         _override(values, word)
-    config = Config.from_dict(values.to_dict())
+    given = [_field_of(word) for word in overrides]
+    config = _with_tokenizer(Config.from_dict(values.to_dict()), tokenizer)
+    saved = None if workdir is None else _saved_config(workdir, config.training.mirror)
+    config = take_vocab_size(config, given, saved)
     if adapt_config is None:
         return config
 
     _, _, variant = path.partition(":")
-    given = [_field_of(word) for word in overrides]
 
     def adapt(config: Config) -> Config:
         return adapt_config(config, variant, given)
 
     adapted = adapt(config)
-    if workdir is None:
-        return adapted
-    saved = _saved_config(workdir, config.training.mirror)
     if saved is None:
         return adapted
-
     kept = _choices_to_keep(adapt, config, adapted, saved=saved, given=given)
     if not kept:
         return adapted
@@ -100,6 +109,14 @@ def load_config(
     print(f"{workdir}: keeps {choices}, as the run began", file=sys.stderr)
     with prefix_errors(f"{workdir}: keeps what the run began with"):
         return _with_fields(adapted, kept)
+
+
+def _with_tokenizer(config: Config, tokenizer: str | None) -> Config:
+    """Returns the config with a tokenizer, if it names neither one nor a model to begin with."""
+    if tokenizer is None or config.data.tokenizer or config.training.init_from:
+        return config
+    data = dataclasses.replace(config.data, tokenizer=tokenizer)
+    return dataclasses.replace(config, data=data)
 
 
 def _saved_config(workdir: str | pathlib.Path, mirror: str | None) -> Config | None:

@@ -41,7 +41,7 @@ def distill(
     from jaxformer.cli.config_file import load_config
     from jaxformer.runs.workdir import Workdir
 
-    config = load_config(student, overrides, workdir)
+    config = load_config(student, overrides, workdir, tokenizer=str(teacher))
     run = Workdir(workdir)
     translator = model.load(teacher, search.settings(teacher))
 
@@ -50,7 +50,6 @@ def distill(
             config,
             translator,
             run,
-            tokenizer=str(teacher),
             monolingual=monolingual,
             max_ratio=max_ratio,
             min_log_prob=min_log_prob,

@@ -4,8 +4,9 @@ import dataclasses
 import itertools
 import json
 import math
+import pathlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import TypeAlias
 
 import jax
@@ -49,8 +50,8 @@ def tokenizer_of_run(config: Config, run: Workdir, learn: Callable[[], Vocabular
     if run.config.exists():
         run.check_tokenizer()
         return load(run.tokenizer)
-    name = config.data.tokenizer or config.training.init_from
-    if name is None or config.data.tokenizer == NEW:
+    name = _named_tokenizer(config)
+    if name is None:
         return learn()
     path = model_path(name)
     option = "data.tokenizer" if config.data.tokenizer else "training.init_from"
@@ -67,6 +68,43 @@ def tokenizer_of_run(config: Config, run: Workdir, learn: Callable[[], Vocabular
             f"--config.data.tokenizer={NEW} to learn another tokenizer"
         )
     return tokenizer
+
+
+def take_vocab_size(config: Config, given: Collection[str], saved: Config | None = None) -> Config:
+    """Returns the config with the vocabulary size of the tokenizer that it names, and logs it.
+
+    A size among the ``given`` fields stays. A run that resumes, with the ``saved`` config, has its
+    own copy of the tokenizer, so that the model it began with may be deleted.
+    """
+    name = _named_tokenizer(config)
+    if name is None or "model.vocab_size" in given:
+        return config
+    own = getattr(config.model, "vocab_size", None)  # Models of pictures have none.
+    if saved is None:
+        size = _vocab_size(config, model_path(name))
+    else:
+        size = getattr(saved.model, "vocab_size", None)
+    if None in (size, own) or size == own:
+        return config
+    print(f"model.vocab_size={size}: the size of the tokenizer of {name}", file=sys.stderr)
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=size))
+
+
+def _named_tokenizer(config: Config) -> str | None:
+    """Returns the file or workdir whose tokenizer a new run takes; None if it learns one."""
+    if config.data.tokenizer == NEW:
+        return None
+    return config.data.tokenizer or config.training.init_from
+
+
+def _vocab_size(config: Config, path: pathlib.Path) -> int | None:
+    """Returns the size of the tokenizer of a file or workdir; None if there is none."""
+    if path.is_dir():
+        folder = Workdir(path)
+        model = read_config(folder).model if folder.config.exists() else None
+        return getattr(model, "vocab_size", None)
+    load = config.kind.load_tokenizer
+    return load(path).vocab_size if load is not None and path.is_file() else None
 
 
 def make_start_from(config: Config, tokenizer: Vocabulary | None, run: Workdir) -> StartFrom | None:

@@ -1,24 +1,18 @@
 """Python blocks of the pages of docs/, by the heading that they stand under."""
 
-import pathlib
-import re
 from typing import Any
 
-DOCS = pathlib.Path(__file__).parents[2] / "docs"
+from ..printed import DOCS as DOCS
+from ..printed import blocks
 
 
 def sections(page: str) -> dict[str, list[str]]:
     """Returns the blocks under each heading of a page, in order, of headings that have any."""
-    text = (DOCS / page).read_text(encoding="utf-8")
-    found = re.findall(r"^#+ (.*?)\n(.*?)(?=^#+ |\Z)", _hide_comments(text), flags=re.S | re.M)
-    blocks = {
-        heading: [
-            block.replace("\0", "#")
-            for block in re.findall(r"```python\n(.*?)```", body, flags=re.S)
-        ]
-        for heading, body in found
-    }
-    return {heading: code for heading, code in blocks.items() if code}
+    found: dict[str, list[str]] = {}
+    for block in blocks(DOCS / page):
+        if block.language == "python":
+            found.setdefault(block.heading, []).append(block.text)
+    return found
 
 
 def run(page: str, block: str, names: dict[str, Any]) -> None:
@@ -33,8 +27,3 @@ def execute(page: str, *headings: str, **names: Any) -> dict[str, Any]:
         for block in found[heading]:
             run(page, block, names)
     return names
-
-
-def _hide_comments(text: str) -> str:
-    """Keeps comments that begin a line of code from looking like headings."""
-    return re.sub(r"```.*?```", lambda block: block[0].replace("#", "\0"), text, flags=re.S)

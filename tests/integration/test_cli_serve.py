@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -19,6 +20,7 @@ from jaxformer.search import BeamSearch
 from jaxformer.serving.backend import TranslatorBackend
 from jaxformer.serving.protocol import Sentence
 
+from .. import printed
 from . import pages
 
 SEARCH = BeamSearch(max_length=24)
@@ -67,6 +69,19 @@ def test_every_client_gets_its_own_answer_until_the_server_is_stopped(learned_wo
     assert process.wait(60) == 0
     with pytest.raises(OSError, match="refused"):
         translate("one")
+
+
+@pytest.mark.ci
+@pytest.mark.skipif(shutil.which("curl") is None, reason="no curl")
+def test_the_commands_of_the_page_get_answers(address):
+    found = printed.shell_commands(pages.DOCS / "serving.md")
+    commands = [command for command in found if command.startswith("curl")]
+    assert len(commands) == 2
+    for command, count in zip(commands, (1, 2), strict=True):
+        command = command.replace("http://127.0.0.1:5000", address[1])
+        answer = subprocess.run(["bash", "-c", command], capture_output=True, check=True).stdout
+        translated = json.loads(answer)["translatedText"]
+        assert len([translated] if isinstance(translated, str) else translated) == count
 
 
 @pytest.mark.ci

@@ -1,9 +1,7 @@
-"""The commands and blocks of docs/fine_tuning.md run, with few steps, beside a trained model."""
+"""The blocks of docs/fine_tuning.md run beside a trained model."""
 
 import contextlib
 import pathlib
-import re
-import shlex
 import shutil
 
 import jax
@@ -11,47 +9,22 @@ import numpy as np
 import pytest
 
 from jaxformer import Translator, load_model, train
-from jaxformer.cli.config_file import load_config
-from jaxformer.data.numerals import spell_english, spell_german
 
-from ..runs import changed, reports, write_pairs
+from ..runs import changed, reports
 from . import pages
 from .test_fine_tuning import FIXTURES
 
 pytestmark = pytest.mark.ci
 
-PROJECT = pages.DOCS.parent
-TEXT = (pages.DOCS / "fine_tuning.md").read_text(encoding="utf-8")
-# tests/unit/test_pages.py parses the other commands.
-COMMANDS = re.findall(r"^jaxformer train numerals (.*)$", TEXT, flags=re.M)
-assert len(COMMANDS) == 4
-# Sizes of the fixture in place of the demo's, before the page's own options, and few steps after.
-SIZES = ["model.d_model=32", "model.d_ff=64", "model.num_layers=1", "model.vocab_size=300"]
-FEW = ["training.steps=2", "training.warmup_steps=1", "training.eval_sentences=0"]
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """The folder that the page describes: prices, a few numbers, and a trained model."""
+    """The folder that the page describes: prices, and a trained model."""
     folder = tmp_path_factory.mktemp("page")
     shutil.copytree(FIXTURES / "workdir_8c81d1e" / "run", folder / "runs" / "numerals")
     with contextlib.chdir(folder):
-        names = pages.execute("fine_tuning.md", "A trained model on your own sentences")
-    numbers = names["numbers"][300:600]
-    write_pairs(folder / "train", [(spell_english(n), spell_german(n)) for n in numbers])
+        pages.execute("fine_tuning.md", "A trained model on your own sentences")
     return folder
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_commands_run(command, folder, monkeypatch, capsys):
-    monkeypatch.chdir(folder)
-    _, workdir, *words = shlex.split(command)
-    before, after = ([f"--config.{setting}" for setting in names] for names in (SIZES, FEW))
-    config = load_config(str(PROJECT / "configs/numerals.py"), [*before, *words, *after])
-    often = {"checkpoint_every": 2, "eval_every": 2}
-    data = {"tokens_per_batch": 256}
-    train(changed(config, model={"max_length": 64}, data=data, training=often), workdir)
-    assert "starts from runs/numerals, step 1200, with" in capsys.readouterr().err
 
 
 def test_blocks_run(folder, monkeypatch):

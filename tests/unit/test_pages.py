@@ -15,10 +15,8 @@ from jaxformer.cli.config_file import load_config
 from jaxformer.cli.configs import shipped_configs
 from jaxformer.data.catalog import CATALOG
 
-PROJECT = pathlib.Path(__file__).parents[2]
-DOCS = PROJECT / "docs"
-CARD = PROJECT / "jaxformer" / "pretrained" / "README.md"
-PAGES = sorted([*PROJECT.glob("*.md"), *DOCS.rglob("*.md"), CARD])
+from ..printed import DOCS, PAGES, PROJECT, SHELL, blocks, name, prose, read, shell_commands
+
 # Pages with Python code, and the tests that run it.
 EXECUTED = {
     "README.md": "system/test_readme.py",
@@ -40,24 +38,9 @@ EXECUTED = {
     "docs/vision.md": "integration/test_images.py",
 }
 
-OURS = re.compile(r"(?:^|(?<=[|&$l] ))(?:jaxformer |make |python train\.py|python -m jaxf)")
-
-
-def read(page):
-    return page.read_text(encoding="utf-8")
-
-
-def name(page):
-    return page.relative_to(PROJECT).as_posix()
-
-
-def shell_lines(page):
-    """Returns the lines of fenced and indented blocks that a shell would read."""
-    text = read(page)
-    fenced = re.findall(r"^```(?:console|sh|bash)?\n(.*?)^```$", text, flags=re.S | re.M)
-    without = re.sub(r"^```.*?^```$", "", text, flags=re.S | re.M)
-    indented = re.findall(r"^ {4}(?! )((?:.*\\\n)*.*)$", without, flags=re.M)
-    return "\n".join([*fenced, *indented]).replace("\\\n", " ").splitlines()
+OURS = re.compile(
+    r"(?:^|(?<=[|&$l] ))(?:jaxformer |make |python train\.py|python -m jaxf|python benchm)"
+)
 
 
 def simple_commands(line):
@@ -80,13 +63,21 @@ def simple_commands(line):
 @functools.cache
 def commands(page):
     """Returns our commands on a page, in order."""
-    words = (w for line in shell_lines(page) if OURS.search(line) for w in simple_commands(line))
+    lines = (command.replace("\\\n", " ") for command in shell_commands(page))
+    words = (w for line in lines if OURS.search(line) for w in simple_commands(line))
     return sorted({shlex.join(w) for w in words if OURS.match(" ".join(w))})
 
 
 @functools.cache
 def make_targets():
     return set(re.findall(r"^([a-z-]+):", (PROJECT / "Makefile").read_text(), flags=re.M))
+
+
+def check_options(script, words):
+    """Checks that the source of a program names the options of a call."""
+    source = script.read_text(encoding="utf-8")
+    options = [word.partition("=")[0] for word in words if word.startswith("--")]
+    assert all(f'"{option}"' in source for option in options), (script, words)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
@@ -102,10 +93,9 @@ def test_commands_are_understood(page, monkeypatch):
                 targets = {word for word in words if "=" not in word}
                 assert set() < targets <= make_targets(), command
             case ["python", "-m", module, *words]:
-                spec = importlib.util.find_spec(module)
-                source = pathlib.Path(spec.origin).read_text()
-                options = [word.partition("=")[0] for word in words if word.startswith("--")]
-                assert all(f'"{option}"' in source for option in options), command
+                check_options(pathlib.Path(importlib.util.find_spec(module).origin), words)
+            case ["python", script, *words] if script.startswith("benchmarks/"):
+                check_options(PROJECT / script, words)
             case ["jaxformer" | "python", *words]:
                 call = parse_arguments(["train", *words[1:]] if words[0] == "train.py" else words)
                 assert set(call.keywords.get("names") or []) <= set(CATALOG), command
@@ -114,18 +104,25 @@ def test_commands_are_understood(page, monkeypatch):
                     load_config(config, call.keywords["overrides"])
 
 
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_blocks_name_their_language(page):
+    """So that every command is found: integration/test_printed_commands.py runs them."""
+    known = {*SHELL, "python", "text", "dockerfile", "nginx"}
+    found = {block.language for block in blocks(page) if not block.language.startswith("{")}
+    assert found <= known
+    assert not re.search(r"\n\n {4,}(?![-*\d|])", prose(page)), "an indented block"
+
+
 def anchors(page):
     """Returns the anchors that GitHub and the site give to the headings of a page."""
-    text = re.sub(r"^```.*?^```$", "", read(page), flags=re.S | re.M)
-    headings = re.findall(r"^#+ (.*)$", text, flags=re.M)
+    headings = re.findall(r"^#+ (.*)$", prose(page), flags=re.M)
     plain = (re.sub(r"\[(.*?)\]\(.*?\)", r"\1", heading).lower() for heading in headings)
     return {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in plain}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_links_lead_somewhere(page):
-    text = re.sub(r"^```.*?^```$", "", read(page), flags=re.S | re.M)
-    for target in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`\n]*`", "", text)):
+    for target in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`\n]*`", "", prose(page))):
         if target.startswith(("http://", "https://", "jaxformer.")):
             continue
         file, _, anchor = target.partition("#")

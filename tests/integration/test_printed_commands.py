@@ -1,0 +1,405 @@
+"""Every command that a page prints runs, in order, in a folder with small stand-ins for its files.
+
+The tables below shorten commands by further options, and name the commands that cannot run here,
+with a reason. A new command runs as it is printed, unless a table has it.
+"""
+
+import gzip
+import pathlib
+import re
+import shutil
+import string
+from collections.abc import Callable, Iterator
+
+import jax
+import numpy as np
+import pytest
+
+from jaxformer import pretrained
+from jaxformer.data.numerals import spell_english, spell_german
+from jaxformer.interop.huggingface.importer import import_huggingface
+
+from .. import printed
+from ..printed import PROJECT
+from ..runs import write_pairs
+from . import pages
+from .shell import Shell
+
+pytestmark = [
+    pytest.mark.ci,
+    pytest.mark.timeout(1800),
+    pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning"),
+]
+
+FIXTURES = PROJECT / "tests" / "fixtures"
+# For contributors, and README's commands in another language (test_readme.py compares them).
+OTHERS = {"CONTRIBUTING.md", "docs/README.zh-CN.md"}
+WITH_COMMANDS = [
+    page
+    for page in printed.PAGES
+    if any(printed.shell_commands(page)) and printed.name(page) not in OTHERS
+]
+
+NETWORK = "needs a network"
+ACCELERATOR = "needs an accelerator, or several machines"
+HOURS = "takes hours"
+PEER = "compares with a program that has an environment of its own, for hours"
+LEARNED = "the next command needs a model that has learned, for which another stands in"
+SERVER = "runs until it is stopped, or asks such a server; test_cli_serve.py runs both"
+# Commands that do not run here, by a pattern that begins there. test_pages.py parses them.
+NOT_RUN = {
+    r"make (demo|test)\b": NETWORK,
+    r"pip install ": NETWORK,
+    r"python3 -m venv ": NETWORK,
+    r"jaxformer data \w": NETWORK,
+    r"jaxformer train numerals --workdir runs/teacher": LEARNED,
+    r"python -c .*download_and_prepare": NETWORK,
+    r"sacrebleu -t wmt14/full ": NETWORK,
+    r"jaxformer train base --workdir /content/": NETWORK,  # a drive
+    r"jaxformer train base --workdir /shared/": ACCELERATOR,
+    r"jaxformer train big .*--config\.mesh\.fsdp=4": ACCELERATOR,
+    r"python benchmarks/tpu\.py ": ACCELERATOR,
+    r"python benchmarks/long_input\.py ": HOURS,
+    r"python benchmarks/.* --peers? ": PEER,
+    r"(jaxformer serve|curl)\b": SERVER,
+}
+
+_WIDTH = "model.d_model=32 model.d_ff=64 model.num_heads=4 model.num_layers=1"
+# Firefox's engine multiplies blocks of 64.
+_STUDENT = "model.d_model=64 model.d_ff=64 model.num_layers=1 model.num_decoder_layers=1"
+_PACKED = "data.batching=packing data.tokens_per_batch=256 data.max_length=64"
+_PAIRS = f"{_WIDTH} {_PACKED} model.max_length=128"
+# Smaller models by config: these fields come before the fields of a page, which prevail.
+SIZES = {
+    "base:small": f"{_PAIRS} model.compute_dtype=float32",
+    "student:numerals": f"{_STUDENT} {_PACKED} data.train=held_out",
+    "numerals": f"{_PAIRS} data.train=held_out model.vocab_size=300",
+    "shakespeare": f"{_WIDTH} model.max_length=32 data.length=32 data.rows=8",
+    "sst2": f"{_WIDTH} model.vocab_size=300 data.tokens_per_batch=256",
+    "sst2:minilm": "model.d_model=16 model.d_ff=24 model.num_heads=2 model.num_layers=2 "
+    "model.max_length=24 data.max_length=24",
+    "digits": "model.d_model=16 model.d_ff=16 model.num_layers=1 data.rows=8",
+    "parsing:small": f"{_PAIRS} model.vocab_size=300",
+    "student:firefox": f"{_STUDENT} {_PACKED}",
+    "student": f"{_STUDENT} {_PACKED} model.vocab_size=300",
+    "": f"{_PAIRS} model.vocab_size=300",
+}
+# Fields of every run, which come last.
+FEW = (
+    "training.steps=2 training.warmup_steps=1 training.checkpoint_every=1 training.eval_every=2 "
+    "training.eval_sentences=0"
+)
+
+
+def shorten(words: list[str]) -> list[str]:
+    """Returns a command with the options that make it short."""
+    text = " ".join(words)
+    if words[:2] in (["jaxformer", "train"], ["python", "train.py"], ["jaxformer", "distill"]):
+        few = [f"--config.{field}" for field in FEW.split()]
+        return [*words[:2], *_sizes(text), *words[2:], *few]
+    for pattern, options in OPTIONS.items():
+        if re.match(pattern, text):
+            return [*words, *options.split()]
+    return words
+
+
+def _sizes(text: str) -> list[str]:
+    """Returns the fields that make the model of a training run small."""
+    if "init_from=pretrained" in text:
+        return []  # The model has its sizes.
+    config = re.search(r"(?:--student |--config=|train )(?:configs/)?([\w:.,]+)", text)
+    assert config is not None, text
+    name = config[1].replace(".py", "")
+    found = SIZES.get(name, SIZES.get(name.partition(":")[0], SIZES[""]))
+    fields = found.split()
+    if "init_from" in text:
+        fields = [field for field in fields if "vocab_size" not in field]
+    return [f"--config.{field}" for field in fields]
+
+
+# Comments after commands that are not their output.
+REMARKS = {
+    "lists the corpora, and whether they are present",
+    "three runs of your own",
+    "the paper's size, WMT14",
+    "for a CPU",
+    # The output of the real model; test_bergamot_package.py compares more of them with an engine.
+    "Como você está hoje?",
+}
+# In place of "...", as a page asks for; the sentence of the paper's figure 4, simplified.
+SENTENCE = "The law will never be perfect, but its application should be just."
+# Further options by a pattern that begins there.
+OPTIONS = {
+    r"python -m jaxformer\.paper\.table3 ": "--scale smoke --steps 2 --rows base "
+    "--data data/tatoeba-en-de",
+    r"jaxformer doctor --config configs/big.py": "--config.model.d_model=32 --config.model.d_ff=64 "
+    "--config.model.num_layers=1 --config.data.tokens_per_batch=512",
+    r"jaxformer generate ": "--tokens 8",
+    r"jaxformer average ": "--last 2",
+    r"jaxformer replay ": "--step 1",
+    r"jaxformer parse ": "--beam-size 2 --max-extra-length 8",
+}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A data folder with a few lines of each public corpus that a page reads."""
+    folder = tmp_path_factory.mktemp("data")
+    pairs = [(spell_english(n), spell_german(n)) for n in range(100, 400)]
+    for prefix, count in {
+        "multi30k/train": 300,
+        "multi30k/val": 8,
+        "multi30k/test_2016_flickr": 4,
+        "tatoeba-en-de/train": 300,
+        "tatoeba-en-de/valid": 8,
+    }.items():
+        path = folder / prefix
+        path.parent.mkdir(exist_ok=True)
+        write_pairs(path, pairs[:count])
+    for target in ("de", "fr"):
+        _write_parquet(folder / f"wmt14-{target}-en", target, pairs)
+    # As many different characters as Shakespeare's plays have.
+    alphabet = string.ascii_letters + " \n!$&',-.3:;?"
+    _write(folder / "tinyshakespeare" / "input.txt", f"ROMEO:\n{alphabet}" * 40)
+    for split in ("train", "dev"):
+        lines = (
+            f"{n % 2} film {spell_english(n)} , {'bad' if n % 2 else 'good'}" for n in range(99)
+        )
+        _write(folder / "sst2" / f"stsa.binary.{split}", "\n".join(lines) + "\n")
+    for corpus in ("craft", "wsj-sample"):
+        for split in ("train", "dev"):
+            _write(
+                folder / "trees" / corpus / f"{split}.trees", _trees(40 if split == "train" else 4)
+            )
+    return folder
+
+
+def _write(path: pathlib.Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
+def _write_parquet(folder: pathlib.Path, target: str, pairs: list[tuple[str, str]]) -> None:
+    """Writes sentence pairs in the format of the WMT14 corpora on the Hugging Face Hub."""
+    import pyarrow
+    import pyarrow.parquet
+
+    folder.mkdir()
+    for split, count in {"train": 300, "validation": 8}.items():
+        rows = [{"translation": {"en": en, target: other}} for en, other in pairs[:count]]
+        path = folder / f"{split}-00000-of-00001.parquet"
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+
+
+def _trees(count: int) -> str:
+    sentence = "( (S (NP-SBJ (DT The) (NN {})) (VP (VBZ works)) (. .)) )\n"
+    return "".join(sentence.format(spell_english(n).split()[0]) for n in range(count))
+
+
+class Reader:
+    """The folder of a reader of one page, with the files that the page assumes."""
+
+    def __init__(self, folder: pathlib.Path, data: pathlib.Path, shell: Shell) -> None:
+        self.folder, self._shell = folder, shell
+        (folder / "configs").symlink_to(PROJECT / "configs")
+        (folder / "benchmarks").symlink_to(PROJECT / "benchmarks")
+        (folder / "data").symlink_to(data)
+        (folder / "runs").mkdir()
+
+    def run(self, command: str) -> str:
+        """Runs a command, which must not fail, and returns its output."""
+        found = self._shell.run(command)
+        assert found.code == 0, f"{command}\n{found.errors}"
+        return found.output
+
+    def model(self, *names: str) -> None:
+        """Puts a trained model of number words into ``runs``."""
+        for name in names:
+            shutil.copytree(FIXTURES / "workdir_8c81d1e" / "run", self.folder / "runs" / name)
+
+    def foreign(self, name: str, fixture: str) -> None:
+        """Puts a tiny model where the name of a model on the Hub, or a folder, is read."""
+        shutil.copytree(FIXTURES / fixture, self.folder / name)
+
+    def text(self, path: str, *lines: str) -> None:
+        _write(self.folder / path, "".join(f"{line}\n" for line in lines))
+
+    def pairs(self, path: str, *languages: str, count: int = 300) -> None:
+        """Writes line-aligned texts of number words."""
+        for language in languages:
+            spell = spell_english if language == "en" else spell_german
+            self.text(f"{path}.{language}", *map(spell, range(count)))
+
+
+PREPARE: dict[str, Callable[[Reader], None]] = {}
+
+
+def prepares(page: str) -> Callable[[Callable[[Reader], None]], Callable[[Reader], None]]:
+    def register(function: Callable[[Reader], None]) -> Callable[[Reader], None]:
+        PREPARE[page] = function
+        return function
+
+    return register
+
+
+@prepares("README.md")
+def _(reader: Reader) -> None:
+    reader.pairs("my/train", "en", "de")
+
+
+@prepares("docs/tutorial.md")
+def _(reader: Reader) -> None:
+    reader.pairs("my/train", "en", "de")
+    (code,) = pages.sections("tutorial.md")["Change the config"]
+    _write(reader.folder / "small.py", code)
+
+
+@prepares("docs/data.md")
+def _(reader: Reader) -> None:
+    reader.pairs("my/train", "en", "de")
+    reader.pairs("my/train", "en", "fr")
+    numbers = [f"{spell_english(n)}\t{spell_german(n)}\tCC-BY" for n in range(300)]
+    reader.text("deu.txt", *numbers)
+    texts = ((spell_english(n), spell_german(n)) for n in range(300))
+    reader.text("my/train.jsonl", *(f'{{"en": "{en}", "de": "{de}"}}' for en, de in texts))
+
+
+@prepares("docs/fine_tuning.md")
+def _(reader: Reader) -> None:
+    reader.model("numerals")
+    pages.execute("fine_tuning.md", "A trained model on your own sentences")
+
+
+@prepares("docs/decoding.md")
+def _(reader: Reader) -> None:
+    reader.model("numerals", "a", "b", "c")
+    reader.run("jaxformer train student --workdir runs/student")
+    reader.run("cp -r runs/student runs/firefox")
+    reader.run("jaxformer shortlist --workdir runs/firefox")
+    reader.run("jaxformer export bergamot --workdir runs/firefox --output models/enpt")
+    reader.pairs("train", "en", "pt")
+    reader.pairs("valid", "en", "pt", count=4)
+    reader.foreign("Helsinki-NLP/opus-mt-en-de", "marian/swish_tied")
+
+
+@prepares("docs/distillation.md")
+def _(reader: Reader) -> None:
+    reader.model("teacher")
+
+
+@prepares("docs/export.md")
+def _(reader: Reader) -> None:
+    reader.model("tatoeba")
+    reader.run("jaxformer train student --workdir runs/student")
+
+
+@prepares("docs/attention.md")
+def _(reader: Reader) -> None:
+    import_huggingface(FIXTURES / "huggingface" / "gpt2", reader.folder / "runs" / "gpt2")
+
+
+@prepares("docs/classification.md")
+def _(reader: Reader) -> None:
+    lines = [spell_english(n) for n in range(99)]
+    reader.text("texts.txt", *lines)
+    reader.text("valid.txt", *lines[:9])
+    reader.foreign("sentence-transformers/all-MiniLM-L6-v2", "bert/plain")
+
+
+@prepares("docs/hugging_face.md")
+def _(reader: Reader) -> None:
+    for hub, fixture in {
+        "openai-community/gpt2": "gpt2",
+        "google/flan-t5-small": "t5",
+        "facebook/nllb-200-distilled-600M": "nllb",
+        "facebook/m2m100_418M": "m2m100",
+        "google/vit-base-patch16-224": "vit",
+    }.items():
+        reader.foreign(hub, f"huggingface/{fixture}")
+    reader.foreign("google-bert/bert-base-uncased", "bert/plain")
+    for file in ("texts.txt", "questions.txt", "answers.txt"):
+        reader.text(file, "The old house", "A dog")
+    images = np.zeros((2, 8, 12, 3), np.uint8)
+    np.savez(reader.folder / "pictures.npz", images=images)
+
+
+@prepares("docs/language_model.md")
+def _(reader: Reader) -> None:
+    characters = "".join(map(chr, range(32, 127)))
+    for file in ("mine.txt", "valid.txt"):
+        reader.text(file, *[characters, "---"] * 60)
+    reader.text("prompts.txt", "ROMEO:", "To be")
+
+
+@prepares("docs/parsing.md")
+def _(reader: Reader) -> None:
+    _write(reader.folder / "my" / "train.trees", _trees(40))
+    (reader.folder / "more.trees.gz").write_bytes(gzip.compress(_trees(40).encode()))
+    for file in ("my/dev.trees", "dev.trees"):
+        _write(reader.folder / file, _trees(4))
+    reader.text("words.txt", "The gene works .")
+
+
+@prepares("docs/reproduce.md")
+def _(reader: Reader) -> None:
+    reader.pairs("newstest2014", "en", "de", count=4)
+    reader.pairs("newstest2014_fr", "en", count=4)
+    reader.pairs("newstest2014", "fr", count=4)
+
+
+@prepares("docs/training.md")
+def _(reader: Reader) -> None:
+    reader.run("jaxformer train base --workdir runs/base")
+    reader.run("jaxformer train multi30k --workdir runs/multi30k")
+
+
+@prepares("docs/vision.md")
+def _(reader: Reader) -> None:
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (20, 32, 32, 3), np.uint8)
+    for name in ("pictures", "more"):
+        np.savez(reader.folder / f"{name}.npz", images=images, labels=np.arange(20) % 10)
+
+
+@prepares("jaxformer/pretrained/README.md")
+def _(reader: Reader) -> None:
+    for path in ("tatoeba/train", "multi30k/train", "distilled"):
+        reader.pairs(path, "en", "de")
+    reader.pairs("valid", "en", "de", count=4)
+    shutil.copy(pretrained.WORKDIR / "tokenizer.model", reader.folder)
+
+
+@pytest.fixture
+def shell(
+    tmp_path: pathlib.Path, data: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Shell]:
+    """A shell in a reader's folder, on one device."""
+    devices = jax.devices()[:1]
+    monkeypatch.setattr(jax, "devices", lambda *_: devices)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("JAXFORMER_DATA", str(data))
+    shell = Shell(tmp_path, shorten)
+    yield shell
+    shell.close()
+
+
+@pytest.mark.parametrize("page", WITH_COMMANDS, ids=printed.name)
+def test_every_command_runs(
+    page: pathlib.Path, shell: Shell, data: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    """In the order of the page, since some need the results of others."""
+    reader = Reader(tmp_path, data, shell)
+    if prepare := PREPARE.get(printed.name(page)):
+        prepare(reader)
+    for command in printed.shell_commands(page):
+        if any(re.match(pattern, command) for pattern in NOT_RUN):
+            continue
+        output = reader.run(command.replace('"..."', f'"{SENTENCE}"'))
+        assert printed.comment(command) in {"", output.strip(), *REMARKS}, command
+
+
+def test_commands_that_do_not_run_are_printed() -> None:
+    """An entry of the table that no page needs is removed."""
+    commands = [command for page in WITH_COMMANDS for command in printed.shell_commands(page)]
+    for pattern in NOT_RUN:
+        assert any(re.match(pattern, command) for command in commands), pattern

@@ -6,7 +6,9 @@ from typing import TypeAlias
 
 from jaxformer.data.characters import unusual_kinds
 
-LONG, EMPTY = "too long", "empty"  # kinds of pairs that are skipped
+# Kinds of pairs that are skipped.
+LONG = "too long"
+EMPTY = "empty"
 # Pairs that are kept although both sides are equal. Many of them suggest a wrong file.
 EQUAL = "the same text on both sides"
 _MAX_PLACES = 10
@@ -23,8 +25,9 @@ def list_first(first: Sequence[object], count: int) -> str:
     >>> list_first(["a:1", "b:7"], 9), list_first([3], 1)
     ('a:1, b:7 and 7 more', '3')
     """
+    listed = ", ".join(map(str, first))
     more = count - len(first)
-    return ", ".join(map(str, first)) + (f" and {more:,} more" if more else "")
+    return f"{listed} and {more:,} more" if more else listed
 
 
 @dataclasses.dataclass
@@ -41,15 +44,21 @@ class Findings(dict[str, Finding]):
     def add(self, kind: str, number: int, side: int) -> None:
         finding = self.setdefault(kind, Finding())
         finding.count += 1
+
         if len(finding.first) < _MAX_PLACES:
             finding.first.append([number, side])
 
     def add_unusual(self, number: int, pair: tuple[str, str]) -> None:
         """Counts a kept pair, once for each kind of unusual text in it."""
-        kinds = {kind: side for side in (1, 0) for kind in unusual_kinds(pair[side])}
+        source, target = pair
+
+        # A kind that both sides have is counted once, for the source.
+        kinds = dict.fromkeys(unusual_kinds(target), 1)
+        kinds |= dict.fromkeys(unusual_kinds(source), 0)
         for kind, side in kinds.items():
             self.add(kind, number, side)
-        if pair[0] == pair[1]:
+
+        if source == target:
             self.add(EQUAL, number, 0)
 
     def count(self, kind: str) -> int:
@@ -63,11 +72,14 @@ class Findings(dict[str, Finding]):
           place: Returns the place of an item.
           file: Name of the file in the run directory that has the lines of :meth:`list_places`.
         """
-        found = [
-            f"{finding.count:,} {_describe(kind)} (first {place(*_first_place(finding))})"
-            for kind, finding in self.items()
-        ]
-        return [f"unusual {what}: {', '.join(found)}; see {file} in the workdir"] if found else []
+        if not self:
+            return []
+
+        found = []
+        for kind, finding in self.items():
+            number, side = finding.first[0]
+            found.append(f"{finding.count:,} {_describe(kind)} (first {place(number, side)})")
+        return [f"unusual {what}: {', '.join(found)}; see {file} in the workdir"]
 
     def list_places(self, what: str, place: Place) -> list[str]:
         """Returns a line for each kind, with its first ten places."""
@@ -76,11 +88,6 @@ class Findings(dict[str, Finding]):
             places = [place(number, side) for number, side in finding.first]
             lines.append(f"{what} {_describe(kind)}: {list_first(places, finding.count)}")
         return lines
-
-
-def _first_place(finding: Finding) -> tuple[int, int]:
-    number, side = finding.first[0]
-    return number, side
 
 
 def _describe(kind: str) -> str:

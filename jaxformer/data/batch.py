@@ -90,7 +90,9 @@ def isolate_pair(batch: Batch, row: int, segment: int) -> Batch:
 
 
 def _lay_out(
-    rows: Sequence[Sequence[TokenPair]], side: int, shape: tuple[int, int]
+    rows: Sequence[Sequence[TokenPair]],
+    side: int,
+    shape: tuple[int, int],
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns tokens with EOS, segments and positions of one side: 0 source, 1 target."""
     tokens = np.full(shape, PAD, np.int32)

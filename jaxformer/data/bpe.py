@@ -42,7 +42,10 @@ _REFUSALS = {
 
 
 def train_tokenizer(
-    lines: Iterable[str], vocab_size: int, symbols: Sequence[str] = (), **options: Any
+    lines: Iterable[str],
+    vocab_size: int,
+    symbols: Sequence[str] = (),
+    **options: Any,
 ) -> Tokenizer:
     """Learns a byte-pair encoding. The same lines give the same tokenizer, bit for bit.
 

@@ -27,7 +27,10 @@ def bucket_edges(lengths: np.ndarray, tokens_per_batch: int, max_buckets: int = 
 
 
 def _best_edges(
-    histogram: np.ndarray, tokens_per_batch: int, multiple: int, max_buckets: int
+    histogram: np.ndarray,
+    tokens_per_batch: int,
+    multiple: int,
+    max_buckets: int,
 ) -> list[tuple[int, list[int]]]:
     """Returns the least cost, and the edges that have it, for 1, 2, ... buckets."""
     longest = len(histogram) - 1

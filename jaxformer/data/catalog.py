@@ -68,7 +68,12 @@ _WMT_HASHES = {
 }
 
 
-def _newstest(target: str, sets: tuple[str, ...], digests: Mapping[str, str], size: str):
+def _newstest(
+    target: str,
+    sets: tuple[str, ...],
+    digests: Mapping[str, str],
+    size: str,
+):
     """Returns the corpus of WMT's test sets between English and a language."""
     years = dict.fromkeys(name.split()[0] for name in sets)
     names = ["dev.tgz", *(f"wmt{year}-test.tgz" for year in years)]

@@ -29,7 +29,9 @@ def check_variety(train: str, classes: int, examples: int) -> None:
 
 
 def describe_classes(
-    names: Sequence[str], train: Int[np.ndarray, " N"], valid: Int[np.ndarray, " M"]
+    names: Sequence[str],
+    train: Int[np.ndarray, " N"],
+    valid: Int[np.ndarray, " M"],
 ) -> list[str]:
     """Returns log messages about classes that training never sees, or that no split has.
 

@@ -21,7 +21,10 @@ def lines_of(text: str) -> Iterator[str]:
 
 
 def split_documents(
-    text: str, separator: str, span: range | None = None, size: int = _PIECE
+    text: str,
+    separator: str,
+    span: range | None = None,
+    size: int = _PIECE,
 ) -> Iterator[str | None]:
     r"""Yields pieces of about ``size`` characters that end with lines; None ends a document.
 
@@ -49,7 +52,10 @@ def split_documents(
 
 
 def encode_documents(
-    text: str, tokenizer: Vocabulary, separator: str, span: range
+    text: str,
+    tokenizer: Vocabulary,
+    separator: str,
+    span: range,
 ) -> Integer[np.ndarray, " N"]:
     """Returns token ids of the smallest dtype, with EOS after each document of the text."""
     dtype = np.min_scalar_type(tokenizer.vocab_size - 1)

@@ -96,7 +96,13 @@ def training_pairs(data: DataConfig) -> Iterator[tuple[str, str]]:
 class HeldOutCorpus:
     """A corpus from :func:`hold_out`; it has the optional methods of a corpus, too."""
 
-    def __init__(self, corpus: Corpus, train: str, valid: str, share: float) -> None:
+    def __init__(
+        self,
+        corpus: Corpus,
+        train: str,
+        valid: str,
+        share: float,
+    ) -> None:
         self.target_symbols = corpus.target_symbols
         self._corpus = VerifiedCorpus(corpus)  # It has the optional methods.
         self._train = [*parse_mixture(train)] or [train]

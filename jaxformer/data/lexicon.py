@@ -63,7 +63,9 @@ def learn_lexicon(pairs: TokenPairs, vocab_size: int, iterations: int = 5) -> Le
 
 
 def _expected_counts(
-    links: _Links, keys: Int[np.ndarray, " N"], probabilities: Float[np.ndarray, " N"]
+    links: _Links,
+    keys: Int[np.ndarray, " N"],
+    probabilities: Float[np.ndarray, " N"],
 ) -> Float[np.ndarray, " N"]:
     """Returns how often each entry of the lexicon is expected to explain a target token."""
     entries = np.searchsorted(keys, links.keys)

@@ -52,7 +52,13 @@ class MarianTokenizer(Tokenizer):
         self.language_codes = tuple(filter(self._code.fullmatch, pieces))
 
     @classmethod
-    def assemble(cls, source: bytes, target: bytes, pieces: Sequence[str], **more: str) -> Self:
+    def assemble(
+        cls,
+        source: bytes,
+        target: bytes,
+        pieces: Sequence[str],
+        **more: str,
+    ) -> Self:
         """Creates a tokenizer from the SentencePiece models of both sides, and all pieces."""
         values = {
             **more,

@@ -4,7 +4,9 @@ import numpy as np
 
 
 def pack(
-    src_lengths: np.ndarray, tgt_lengths: np.ndarray, row_length: int
+    src_lengths: np.ndarray,
+    tgt_lengths: np.ndarray,
+    row_length: int,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Assigns pairs to rows so that the sources, and the targets, of a row fit into ``row_length``.
 

@@ -104,7 +104,10 @@ class BatchPlan:
 
 
 def make_plan(
-    store: TokenStore, config: DataConfig, seed: int, repetitions: np.ndarray | None = None
+    store: TokenStore,
+    config: DataConfig,
+    seed: int,
+    repetitions: np.ndarray | None = None,
 ) -> BatchPlan:
     """Returns the plan of training batches: each pair once per epoch, or its ``repetitions``."""
     src_lengths = store.src_lengths
@@ -135,7 +138,11 @@ def make_plan(
 
 
 def bucket_plan(
-    src_lengths: np.ndarray, tgt_lengths: np.ndarray, *, tokens_per_batch: int, seed: int | None
+    src_lengths: np.ndarray,
+    tgt_lengths: np.ndarray,
+    *,
+    tokens_per_batch: int,
+    seed: int | None,
 ) -> BatchPlan:
     """Plans batches of pairs of similar length, one pair per row (section 5.1).
 
@@ -172,7 +179,10 @@ def bucket_plan(
 
 
 def sequential_plan(
-    src_lengths: np.ndarray, tgt_lengths: np.ndarray, *, tokens_per_batch: int
+    src_lengths: np.ndarray,
+    tgt_lengths: np.ndarray,
+    *,
+    tokens_per_batch: int,
 ) -> BatchPlan:
     """Plans batches for validation as :func:`bucket_plan` does, in the same order every epoch.
 

@@ -134,7 +134,12 @@ def wsj_sample(downloads: pathlib.Path) -> Prepared:
     return {f"{split}.trees": _lines(trees[part]) for split, part in _WSJ_SPLITS.items()}
 
 
-def _sgml_set(downloads: pathlib.Path, target: str, year: str, name: str) -> Pairs:
+def _sgml_set(
+    downloads: pathlib.Path,
+    target: str,
+    year: str,
+    name: str,
+) -> Pairs:
     """Returns the pairs of a test set; ``name`` ends in its direction, such as "-ende"."""
     folder = "test" if int(year) < 19 else "sgm"
     source = "en" if name.endswith(f"-en{target}") else target

@@ -76,7 +76,11 @@ class TokenStore:
 
 
 def build_store(
-    corpus: Corpus, split: str, tokenizer: Vocabulary, max_length: int, cache: pathlib.Path
+    corpus: Corpus,
+    split: str,
+    tokenizer: Vocabulary,
+    max_length: int,
+    cache: pathlib.Path,
 ) -> TokenStore:
     """Returns the token store of a split, from the cache if it has an undamaged one.
 
@@ -124,7 +128,11 @@ def _remove_abandoned(cache: pathlib.Path) -> None:
 
 
 def _write(
-    folder: pathlib.Path, corpus: VerifiedCorpus, split: str, tokenizer: Vocabulary, max_length: int
+    folder: pathlib.Path,
+    corpus: VerifiedCorpus,
+    split: str,
+    tokenizer: Vocabulary,
+    max_length: int,
 ) -> None:
     dtype = np.uint16 if tokenizer.vocab_size <= 2**16 else np.int32
     findings = Findings()
@@ -132,7 +140,12 @@ def _write(
     end = 0  # tokens so far
 
     with (
-        ProgressBar(desc=f"tokenizing {split}", unit=" pairs", delay=2, disable=None) as bar,
+        ProgressBar(
+            desc=f"tokenizing {split}",
+            unit=" pairs",
+            delay=2,
+            disable=None,
+        ) as bar,
         (folder / _TOKENS).open("wb") as tokens_file,
         (folder / _OFFSETS).open("wb") as offsets_file,
         (folder / _NUMBERS).open("wb") as numbers_file,
@@ -197,7 +210,10 @@ def _filter_pairs(
 
 
 def _empty_store_error(
-    corpus: VerifiedCorpus, split: str, findings: Findings, max_length: int
+    corpus: VerifiedCorpus,
+    split: str,
+    findings: Findings,
+    max_length: int,
 ) -> UserError:
     first = [place for finding in findings.values() for place in finding.first[:1]]
     places = [corpus.place(split, number, side) for number, side in first]

@@ -308,13 +308,23 @@ class TokenStream:
         """Returns the first tokens of a split."""
         return self._ids(getattr(self, split)[:count])
 
-    def row_starts(self, step: int, rows: int, length: int, seed: int) -> Int[np.ndarray, " B"]:
+    def row_starts(
+        self,
+        step: int,
+        rows: int,
+        length: int,
+        seed: int,
+    ) -> Int[np.ndarray, " B"]:
         """Returns the random positions in ``train`` where the rows of a training batch begin."""
         generator = np.random.default_rng((seed, step))
         return generator.integers(0, len(self.train) - length, rows)
 
     def training_batch(
-        self, step: int, rows: int, length: int, seed: int
+        self,
+        step: int,
+        rows: int,
+        length: int,
+        seed: int,
     ) -> Int[np.ndarray, "B _"]:
         """Returns rows of ``length`` tokens and the next one, from random positions.
 

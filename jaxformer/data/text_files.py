@@ -64,7 +64,11 @@ def decode_line(line: bytes, place: str) -> str:
 
 
 def zip_lines(
-    first: Iterator[T], second: Iterator[T], first_name: str, second_name: str, hint: str = ""
+    first: Iterator[T],
+    second: Iterator[T],
+    first_name: str,
+    second_name: str,
+    hint: str = "",
 ) -> Iterator[tuple[T, T]]:
     """Zips the lines of two texts; the names and the hint are for the error message."""
     for number, (one, other) in enumerate(itertools.zip_longest(first, second)):

@@ -16,7 +16,11 @@ class TfdsCorpus:
     target_symbols = False
 
     def __init__(
-        self, builder: str, directory: str, source_language: str, target_language: str
+        self,
+        builder: str,
+        directory: str,
+        source_language: str,
+        target_language: str,
     ) -> None:
         self._name = builder
         self._directory = directory

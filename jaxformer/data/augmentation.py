@@ -110,7 +110,8 @@ def variants(
 
     for pair in stream:
         if editor.chance(rates.get("join", 0)):
-            rest = list(itertools.islice(stream, editor.draw.randint(1, 4)))
+            count = editor.draw.randint(1, 4)
+            rest = list(itertools.islice(stream, count))
             sources, targets = zip(pair, *rest, strict=True)
             pair = " ".join(sources), " ".join(targets)
             changed["join"] += bool(rest)
@@ -118,7 +119,8 @@ def variants(
         for kind in RATES:
             if kind == "join" or not editor.chance(rates.get(kind, 0)):
                 continue
-            variant = getattr(editor, kind)(*pair)
+            change = getattr(editor, kind)
+            variant = change(*pair)
             changed[kind] += variant != pair
             pair = variant
 
@@ -156,8 +158,9 @@ class _Editor:
         """Returns a number of one to nine digits, as each language writes it."""
         digits = self.draw.randint(1, 9)
         whole = self.draw.randrange(2, 10**digits)
-        source_signs, target_signs = (_SIGNS.get(language, ",.") for language in self.languages)
+        first = second = str(whole)
 
+        source_signs, target_signs = (_SIGNS.get(language, ",.") for language in self.languages)
         if whole >= 1000 and self.chance(0.4):
             grouped = f"{whole:,}"
             first = grouped.replace(",", source_signs[0])
@@ -166,8 +169,6 @@ class _Editor:
             fraction = self.draw.randrange(100)
             first = f"{whole}{source_signs[1]}{fraction}"
             second = f"{whole}{target_signs[1]}{fraction}"
-        else:
-            first = second = str(whole)
 
         minus = "-" if self.chance(0.05) else ""
         return minus + first, minus + second
@@ -188,27 +189,30 @@ class _Editor:
 
         syllables = [self.make_syllable() for _ in range(draw.randint(1, 4))]
         name = "".join(syllables)
-        parts = [name, name[:3], *map(str.lower, _WORD.findall(text))]
-
-        first, last = draw.choice(_SCRIPTS)
-        letters = range(ord(first), ord(last) + 1)
-        foreign = "".join(map(chr, draw.choices(letters, k=draw.randint(1, 6))))
+        words_of_text = [word.lower() for word in _WORD.findall(text)]
+        parts = [name, name[:3], *words_of_text]
 
         # All are drawn, whichever is chosen, in this order: the same seed gives the same variants.
-        symbols = draw.choice(_SYMBOLS) * draw.choice([1, 1, 2, 3])
-        pictures = [draw.randint(0x1F300, 0x1FAFF), draw.randint(0x2190, 0x2BFF)]
-        picture = chr(draw.choice(pictures))
-        number = str(draw.randrange(10 ** draw.randint(1, 7)))
+        first, last = draw.choice(_SCRIPTS)
+        letters = range(ord(first), ord(last) + 1)
+        foreign = draw.choices(letters, k=draw.randint(1, 6))
+        symbol = draw.choice(_SYMBOLS)
+        times = draw.choice([1, 1, 2, 3])
+        emoji = draw.randint(0x1F300, 0x1FAFF)
+        arrow = draw.randint(0x2190, 0x2BFF)
+        picture = draw.choice([emoji, arrow])
+        digits = draw.randint(1, 7)
+        number = draw.randrange(10**digits)
         template = draw.choice(_ADDRESSES + _PLACEHOLDERS)
-        filled = template.format(*draw.choices(parts, k=3))
+        fillers = draw.choices(parts, k=3)
 
         weighted = [
             (10, name.capitalize()),
-            (3, foreign),
-            (2, symbols),
-            (1, picture),
-            (2, number),
-            (4, filled),
+            (3, "".join(map(chr, foreign))),
+            (2, symbol * times),
+            (1, chr(picture)),
+            (2, str(number)),
+            (4, template.format(*fillers)),
         ]
         weights, words = zip(*weighted, strict=True)
         return draw.choices(words, weights)[0]
@@ -244,6 +248,7 @@ class _Editor:
             place = self.draw.randrange(len(words))
             if len(words[place]) > 3:
                 words[place] = self.misspell(words[place])
+
         return " ".join(words), target
 
     def misspell(self, word: str) -> str:
@@ -265,15 +270,19 @@ class _Editor:
         word = self.make_word(source)
 
         def add(text: str) -> str:
-            return re.sub(place, lambda match: f" {word}{match[1]} ", text, count=1).strip()
+            added = re.sub(place, lambda match: f" {word}{match[1]} ", text, count=1)
+            return added.strip()
 
         return _both(add, (source, target))
 
     def alone(self, source: str, target: str) -> Pair:
-        marks = "".join(self.draw.choices(_MARKS, k=self.draw.randint(1, 3)))
+        length = self.draw.randint(1, 3)
+        marks = "".join(self.draw.choices(_MARKS, k=length))
         word = self.draw.choice([marks, self.make_word(source)])
         number = self.make_number()
-        return self.draw.choice([(word, word), (word, word), number])
+
+        pair = (word, word)
+        return self.draw.choice([pair, pair, number])
 
 
 def _both(change: Callable[[str], str], pair: Sequence[str]) -> Pair:
@@ -282,11 +291,12 @@ def _both(change: Callable[[str], str], pair: Sequence[str]) -> Pair:
 
 def _replace(pair: Pair, words: Pair, others: Pair) -> Pair:
     """Replaces a word of each side everywhere."""
-    first, second = (
-        re.sub(rf"(?<!\w){re.escape(word)}(?!\w)", lambda _, other=other: other, text)
-        for text, word, other in zip(pair, words, others, strict=True)
-    )
-    return first, second
+    sides = []
+    for text, word, other in zip(pair, words, others, strict=True):
+        parts = re.split(rf"(?<!\w){re.escape(word)}(?!\w)", text)
+        sides.append(other.join(parts))
+    source, target = sides
+    return source, target
 
 
 def _has_word(text: str, word: str) -> bool:

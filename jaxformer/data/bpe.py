@@ -81,7 +81,11 @@ def _code_points(text: str) -> str:
     return " ".join(f"{ord(character):X}" for character in text)
 
 
-def train_byte_pair_model(lines: Iterator[str], vocab_size: int, **options: Any) -> bytes:
+def train_byte_pair_model(
+    lines: Iterator[str],
+    vocab_size: int,
+    **options: Any,
+) -> bytes:
     """Returns a serialized SentencePiece model of byte pairs, with all bytes and our own ids."""
     import sentencepiece
 

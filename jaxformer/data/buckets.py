@@ -6,7 +6,11 @@ import numpy as np
 _INFINITE = np.iinfo(np.int64).max // 2
 
 
-def bucket_edges(lengths: np.ndarray, tokens_per_batch: int, max_buckets: int = 12) -> list[int]:
+def bucket_edges(
+    lengths: np.ndarray,
+    tokens_per_batch: int,
+    max_buckets: int = 12,
+) -> list[int]:
     """Returns the bucket edges that need the fewest batches, by dynamic programming.
 
     Bucket k takes the examples longer than edge k - 1 and at most as long as edge k, and pads them
@@ -61,7 +65,11 @@ def _best_edges(
     return results
 
 
-def _costs(histogram: np.ndarray, edges: np.ndarray, tokens_per_batch: int) -> np.ndarray:
+def _costs(
+    histogram: np.ndarray,
+    edges: np.ndarray,
+    tokens_per_batch: int,
+) -> np.ndarray:
     """Returns the tokens computed for a bucket from edge i to edge j, counting full batches.
 
     A bucket with few examples thus costs a whole batch, and exists only if it saves one.

@@ -24,8 +24,15 @@ _KINDS = {
     "control characters": r"\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f",
     "replacement characters": r"\ufffd",
 }
-_BLANKS = ("line separators", "tabs or foreign blanks")
-_INVISIBLE = ("invisible characters", "directional marks", "control characters")
+_BLANKS = (
+    "line separators",
+    "tabs or foreign blanks",
+)
+_INVISIBLE = (
+    "invisible characters",
+    "directional marks",
+    "control characters",
+)
 # Invisible characters that change how their neighbors look.
 _SHAPING = (
     r"[\u180b-\u180f\u200c\u200d\ufe00-\ufe0f\U00013430-\U0001343f\U000e0020-\U000e007f"
@@ -34,12 +41,17 @@ _SHAPING = (
 # Compatibility forms that change the meaning: 10² is not 102.
 _DISTINCT = ("<super>", "<sub>", "<fraction>", "<circle>")
 # Apostrophes, quotation marks and dashes used for one another, the most common first.
-_ALIKE = ("'\u2019\u2018\u201b\u02bc\u00b4`", '"”“„‟«»', "-\u2010\u2011\u2012\u2013—―\u2212")
+_ALIKE = (
+    "'\u2019\u2018\u201b\u02bc\u00b4`",
+    '"”“„‟«»',
+    "-\u2010\u2011\u2012\u2013—―\u2212",
+)
 # Tabs and line separators too, which would begin another column or line of an output.
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _PATTERNS = {kind: re.compile(f"[{characters}]") for kind, characters in _KINDS.items()}
-_UNUSUAL = re.compile(f"[{''.join(_KINDS.values())}]")
-_VISIBLE = re.compile(f"[^ {''.join(_KINDS.values())}]")
+_ALL_KINDS = "".join(_KINDS.values())
+_UNUSUAL = re.compile(f"[{_ALL_KINDS}]")
+_VISIBLE = re.compile(f"[^ {_ALL_KINDS}]")
 
 
 def unusual_kinds(text: str) -> list[str]:
@@ -85,7 +97,9 @@ def normalization_rules(alphabet: set[str]) -> dict[str, str]:
     [' ', '', 'é', 'fi', '?']
     """
     kept = {character for character in alphabet if re.fullmatch(_SHAPING, character)}
-    rules = {text: new for text, new in _blank_replacements().items() if text not in kept}
+    rules = _blank_replacements().copy()
+    for character in kept:
+        rules.pop(character, None)
     known = alphabet - rules.keys() - {" "}
 
     for character in known:
@@ -125,8 +139,9 @@ def _decompositions(character: str) -> Iterator[str]:
     for order in itertools.permutations(marks):
         for count in range(len(order)):
             # The first marks are composed with the base, and the others follow.
-            start = unicodedata.normalize("NFC", base + "".join(order[:count]))
-            sequence = start + "".join(order[count:])
+            first = "".join(order[:count])
+            others = "".join(order[count:])
+            sequence = unicodedata.normalize("NFC", base + first) + others
             if unicodedata.normalize("NFC", sequence) == character:
                 yield sequence
 
@@ -138,10 +153,12 @@ def _similar_characters() -> list[tuple[str, str]]:
     for group in _ALIKE:
         found += itertools.permutations(group, 2)
 
-    for character in map(chr, range(0x80, sys.maxunicode + 1)):
+    for code in range(0x80, sys.maxunicode + 1):
+        character = chr(code)
         kind = unicodedata.decomposition(character).partition(" ")[0]
-        if kind and kind not in _DISTINCT:
-            found.append((character, unicodedata.normalize("NFKC", character)))
-            found.append((character, unicodedata.normalize("NFKD", character)))
+        if not kind or kind in _DISTINCT:
+            continue
+        found.append((character, unicodedata.normalize("NFKC", character)))
+        found.append((character, unicodedata.normalize("NFKD", character)))
 
     return found

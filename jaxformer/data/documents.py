@@ -85,7 +85,11 @@ def text_sha256(text: str) -> str:
     return digest.hexdigest()
 
 
-def map_token_ids(path: pathlib.Path, dtype: str, ids: Int[np.ndarray, " V"]) -> np.memmap:
+def map_token_ids(
+    path: pathlib.Path,
+    dtype: str,
+    ids: Int[np.ndarray, " V"],
+) -> np.memmap:
     """Opens a file of token ids without a header; ``ids`` are the tokenizer's for each of them."""
     size = np.dtype(dtype).itemsize
     with explain_read_errors(path):

@@ -13,7 +13,10 @@ EMPTY = "empty"
 EQUAL = "the same text on both sides"
 _MAX_PLACES = 10
 # Kinds of pairs that are skipped, in words; all others are kept.
-_SKIPPED = {LONG: "too long, skipped", EMPTY: "with an empty side, skipped"}
+_SKIPPED = {
+    LONG: "too long, skipped",
+    EMPTY: "with an empty side, skipped",
+}
 
 # Returns the place of a side of a pair, such as "train.en:17", given their numbers from 0.
 Place: TypeAlias = Callable[[int, int], str]
@@ -27,7 +30,9 @@ def list_first(first: Sequence[object], count: int) -> str:
     """
     listed = ", ".join(map(str, first))
     more = count - len(first)
-    return f"{listed} and {more:,} more" if more else listed
+    if more:
+        listed += f" and {more:,} more"
+    return listed
 
 
 @dataclasses.dataclass
@@ -62,9 +67,16 @@ class Findings(dict[str, Finding]):
             self.add(EQUAL, number, 0)
 
     def count(self, kind: str) -> int:
-        return self[kind].count if kind in self else 0
+        if kind not in self:
+            return 0
+        return self[kind].count
 
-    def summarize(self, what: str, place: Place, file: str) -> list[str]:
+    def summarize(
+        self,
+        what: str,
+        place: Place,
+        file: str,
+    ) -> list[str]:
         """Returns a line with the count and the first place of each kind, if there is any.
 
         Args:
@@ -78,7 +90,9 @@ class Findings(dict[str, Finding]):
         found = []
         for kind, finding in self.items():
             number, side = finding.first[0]
-            found.append(f"{finding.count:,} {_describe(kind)} (first {place(number, side)})")
+            first = place(number, side)
+            found.append(f"{finding.count:,} {_describe(kind)} (first {first})")
+
         return [f"unusual {what}: {', '.join(found)}; see {file} in the workdir"]
 
     def list_places(self, what: str, place: Place) -> list[str]:
@@ -86,7 +100,8 @@ class Findings(dict[str, Finding]):
         lines = []
         for kind, finding in self.items():
             places = [place(number, side) for number, side in finding.first]
-            lines.append(f"{what} {_describe(kind)}: {list_first(places, finding.count)}")
+            listed = list_first(places, finding.count)
+            lines.append(f"{what} {_describe(kind)}: {listed}")
         return lines
 
 

@@ -127,7 +127,12 @@ class HeldOutCorpus:
         if not count:
             return
 
-        what, size = ("none", "larger") if split == self._valid else ("all", "smaller")
+        if split == self._valid:
+            what = "none"
+            size = "larger"
+        else:
+            what = "all"
+            size = "smaller"
         raise UserError(
             f"data.valid={self._valid}: by the hash of their sources, {what} of the {count:,} "
             f"training pairs are in this share; give a {size} one, more pairs, or a validation "
@@ -137,7 +142,8 @@ class HeldOutCorpus:
     def fingerprint(self, split: str) -> str:
         """Returns a hash of the whole training text, the share, and which split this is."""
         whole = [self._corpus.fingerprint(name) for name in self._names(split)]
-        identity = (*whole, self._share, split == self._valid)
+        is_valid = split == self._valid
+        identity = (*whole, self._share, is_valid)
         return hashlib.sha256(repr(identity).encode()).hexdigest()
 
     def place(self, split: str, number: int, side: int) -> str:
@@ -148,18 +154,24 @@ class HeldOutCorpus:
     def notes(self, split: str) -> list[str]:
         if split != self._valid:
             return self._corpus.notes(split)
+
         return [f"validation pairs: {split} of the training text, by the hash of the source"]
 
     def _names(self, split: str) -> list[str]:
-        return self._train if split == self._valid else [split]
+        if split == self._valid:
+            return self._train
+        return [split]
 
     def _number_pairs(self, split: str) -> Iterator[tuple[str, int, tuple[str, str]]]:
         """Yields training split, number in it, and pair, for each pair of a split."""
+        is_valid = split == self._valid
         for name in self._names(split):
             for number, pair in enumerate(self._corpus.pairs(name)):
-                if self._is_held_out(pair[0]) == (split == self._valid):
+                source, _ = pair
+                if self._is_held_out(source) == is_valid:
                     yield name, number, pair
 
     def _is_held_out(self, source: str) -> bool:
         digest = hashlib.sha256(source.encode("utf-8", "surrogatepass")).digest()
-        return int.from_bytes(digest[:8]) < self._share * 2**64
+        number = int.from_bytes(digest[:8])  # uniform below 2**64
+        return number < self._share * 2**64

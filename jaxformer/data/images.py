@@ -131,7 +131,8 @@ def read_npz(name: str, needs_labels: bool = True) -> Images:
 
     labels = arrays.get("labels", np.full(len(images), -1))
     if labels.shape != images.shape[:1] or labels.dtype.kind not in "iu":
-        raise _form_error(path, f"labels, integers [{len(images)}]", labels)
+        expected = f"labels, integers [{len(images)}]"
+        raise _form_error(path, expected, labels)
 
     return Images(images, labels.astype(np.int32))
 
@@ -151,7 +152,11 @@ def _load_arrays(path: pathlib.Path) -> tuple[dict[str, np.ndarray], list[str]]:
             return found, file.files
 
 
-def _form_error(path: pathlib.Path, expected: str, given: np.ndarray) -> UserError:
+def _form_error(
+    path: pathlib.Path,
+    expected: str,
+    given: np.ndarray,
+) -> UserError:
     return UserError(f"{path}: expected {expected}, got {given.dtype} {list(given.shape)}")
 
 
@@ -161,17 +166,22 @@ def _read_digits(name: str) -> Images:
         from sklearn.model_selection import train_test_split
 
     found: Any = load_digits()
-    pixels = np.rint(found.images[..., None] * (255 / 16)).astype(np.uint8)
+    pixels = found.images[..., None] * (255 / 16)  # the digits are from 0 to 16
+    images = np.rint(pixels).astype(np.uint8)
     labels = found.target.astype(np.int32)
 
     everything = np.arange(len(labels))
     train, test = train_test_split(everything, random_state=0)
-    splits = {"train": train, "test": test, "all": everything}
+    splits = {
+        "train": train,
+        "test": test,
+        "all": everything,
+    }
     if name not in splits:
         raise UserError(f"the digits have the splits {', '.join(splits)}: got {name!r}")
 
     chosen = splits[name]
-    return Images(pixels[chosen], labels[chosen])
+    return Images(images[chosen], labels[chosen])
 
 
 def _read_tfds(data: ImagesConfig, name: str) -> Images:
@@ -180,11 +190,12 @@ def _read_tfds(data: ImagesConfig, name: str) -> Images:
 
     try:
         builder: Any = tfds.builder(data.builder, data_dir=data.directory or None)
-        pairs = []
+        images = []
+        labels = []
         for example in builder.as_data_source(name):
-            pairs.append((np.asarray(example["image"]), int(example["label"])))
+            images.append(np.asarray(example["image"]))
+            labels.append(int(example["label"]))
 
-        images, labels = zip(*pairs, strict=True)
         return Images(np.stack(images), np.array(labels, np.int32))
     except Exception as error:  # of any type, depending on what is missing
         first_line = str(error).partition("\n")[0]

@@ -32,7 +32,11 @@ class Lexicon(NamedTuple):
     probabilities: Float[np.ndarray, " N"]  # t(target | source)
 
 
-def learn_lexicon(pairs: TokenPairs, vocab_size: int, iterations: int = 5) -> Lexicon:
+def learn_lexicon(
+    pairs: TokenPairs,
+    vocab_size: int,
+    iterations: int = 5,
+) -> Lexicon:
     """Returns the lexicon of sentence pairs in token ids, after some steps of EM.
 
     It has an entry for each source token, or ``NONE``, and each target token of the same pair.
@@ -45,7 +49,8 @@ def learn_lexicon(pairs: TokenPairs, vocab_size: int, iterations: int = 5) -> Le
     chunks = _chunks(pairs)
     keys = np.zeros(0, np.int64)
     for chunk in chunks:
-        keys = np.union1d(keys, _links(chunk, vocab_size).keys)
+        links = _links(chunk, vocab_size)
+        keys = np.union1d(keys, links.keys)
     sources, targets = np.divmod(keys, vocab_size)
 
     probabilities = np.ones(len(keys))
@@ -53,7 +58,8 @@ def learn_lexicon(pairs: TokenPairs, vocab_size: int, iterations: int = 5) -> Le
         # Expectation: each target token is divided among the source tokens that may explain it.
         counts = np.zeros(len(keys))
         for chunk in chunks:
-            counts += _expected_counts(_links(chunk, vocab_size), keys, probabilities)
+            links = _links(chunk, vocab_size)
+            counts += _expected_counts(links, keys, probabilities)
 
         # Maximization: t(target | source) is the fraction of the counts of the source.
         source_counts = np.bincount(sources, counts)
@@ -98,20 +104,32 @@ def _chunks(pairs: TokenPairs) -> list[TokenPairs]:
 
 def _links(pairs: TokenPairs, vocab_size: int) -> _Links:
     """Returns all links of the pairs, in the order of the target tokens."""
-    sources = np.concatenate([[NONE, *source] for source, _ in pairs])
-    targets = np.concatenate([target for _, target in pairs])
-    source_sizes = np.array([len(source) + 1 for source, _ in pairs])
-    target_lengths = np.array([len(target) for _, target in pairs])
+    source_tokens = []
+    target_tokens = []
+    source_sizes = []
+    target_lengths = []
+    for source, target in pairs:
+        # A target token has a link to NONE and to each source token of its pair.
+        source_tokens += [NONE, *source]
+        target_tokens += target
+        source_sizes.append(len(source) + 1)
+        target_lengths.append(len(target))
+    sources = np.array(source_tokens)
+    targets = np.array(target_tokens)
+    sizes = np.array(source_sizes)
 
-    # A target token has a link to each source token of its pair, and to NONE.
-    link_counts = np.repeat(source_sizes, target_lengths)
+    # The number of links of each target token, and the first of them.
+    link_counts = np.repeat(sizes, target_lengths)
     starts = np.cumsum(link_counts) - link_counts
 
     # Link k of a target token is with token k of its source.
-    first_of_pair = np.cumsum(source_sizes) - source_sizes
+    first_of_pair = np.cumsum(sizes) - sizes
     first_sources = np.repeat(first_of_pair, target_lengths)
     shift = np.repeat(first_sources - starts, link_counts)
     link_sources = sources[np.arange(link_counts.sum()) + shift]
 
-    keys = link_sources * vocab_size + np.repeat(targets, link_counts)
-    return _Links(keys, starts)
+    link_targets = np.repeat(targets, link_counts)
+    return _Links(
+        keys=link_sources * vocab_size + link_targets,
+        starts=starts,
+    )

@@ -48,7 +48,11 @@ def load_batches(
     return prefetch(read, start, stop)
 
 
-def prefetch(batch_of: Callable[[int], T], start: int = 0, stop: int | None = None) -> Iterator[T]:
+def prefetch(
+    batch_of: Callable[[int], T],
+    start: int = 0,
+    stop: int | None = None,
+) -> Iterator[T]:
     """Yields ``batch_of(start)``, ``batch_of(start + 1)`` and so on, prepared in threads.
 
     >>> list(prefetch(lambda n: n * n, start=2, stop=5))

@@ -40,7 +40,11 @@ def pack(
     return np.concatenate(slots), row_starts
 
 
-def length_class(src_lengths: np.ndarray, tgt_lengths: np.ndarray, row_length: int) -> np.ndarray:
+def length_class(
+    src_lengths: np.ndarray,
+    tgt_lengths: np.ndarray,
+    row_length: int,
+) -> np.ndarray:
     """Returns one number for the two lengths of a pair."""
     return np.asarray(src_lengths) * (row_length + 1) + tgt_lengths
 
@@ -55,12 +59,15 @@ def _fill_row(left: np.ndarray) -> list[int]:
 
     row = []
     while True:
-        window = left[: src_free + 1, : tgt_free + 1]
-        src_fit = src_free * lengths[: src_free + 1, None]
+        # The inner product of the free tokens with the lengths of each pair that fits, [S, T].
+        src_fit = src_free * lengths[: src_free + 1]
         tgt_fit = tgt_free * lengths[: tgt_free + 1]
-        fit = np.where(window, src_fit + tgt_fit, -1)
+        fit = src_fit[:, None] + tgt_fit
+        is_left = left[: src_free + 1, : tgt_free + 1]
+        fit = np.where(is_left, fit, -1)
 
-        src, tgt = divmod(int(fit.argmax()), fit.shape[1])
+        best = int(fit.argmax())
+        src, tgt = divmod(best, fit.shape[1])
         if fit[src, tgt] < 0:
             return row
 

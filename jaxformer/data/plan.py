@@ -53,8 +53,10 @@ class BatchPlan:
     @property
     def efficiency(self) -> float:
         """Fraction of the tokens computed in an epoch that are not padding."""
-        computed = np.array([rows * (src + tgt) for rows, src, tgt in self.shapes])
-        tokens_of_batches = computed[self.batch_shape]
+        computed = [
+            rows * (src_length + tgt_length) for rows, src_length, tgt_length in self.shapes
+        ]
+        tokens_of_batches = np.array(computed)[self.batch_shape]
         return self.tokens / int(tokens_of_batches.sum())
 
     def rows(self, n: int) -> tuple[Shape, list[list[int]]]:
@@ -91,13 +93,15 @@ class BatchPlan:
             batches = np.arange(self.batches_per_epoch)
         else:
             # NumPy guarantees the stream of raw bits across versions, but not shuffle's.
-            random = np.random.PCG64(np.random.SeedSequence([self.seed % 2**64, epoch]))
+            seeds = np.random.SeedSequence([self.seed % 2**64, epoch])
+            random = np.random.PCG64(seeds)
             example_keys = random.random_raw(len(self.example_class))
             batch_keys = random.random_raw(self.batches_per_epoch)
 
             by_class = np.lexsort((example_keys, self.example_class))
             batches = np.argsort(batch_keys, kind="stable")
 
+        # Example k of a class goes to slot k of the class.
         examples = np.empty(len(by_class), np.int32)
         examples[self._slots_by_class] = by_class
         return examples, batches
@@ -235,12 +239,15 @@ def packing_plan(
 def _mix_rows(slots: np.ndarray, row_starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Shuffles the rows, since packing puts the long pairs first."""
     lengths = np.diff(row_starts)
-    order = np.argsort(np.random.PCG64(0).random_raw(len(lengths)), kind="stable")
+    keys = np.random.PCG64(0).random_raw(len(lengths))
+    order = np.argsort(keys, kind="stable")
+
     mixed_lengths = lengths[order]
     mixed_starts = _starts(mixed_lengths)
 
     # Slot k of a shuffled row is slot k of the original row.
-    row_shift = row_starts[:-1][order] - mixed_starts[:-1]
+    original_starts = row_starts[:-1][order]
+    row_shift = original_starts - mixed_starts[:-1]
     slot_shift = np.repeat(row_shift, mixed_lengths)
     mixed_slots = slots[np.arange(len(slots)) + slot_shift]
     return mixed_slots, mixed_starts

@@ -23,9 +23,18 @@ _MAX_BYTES = 64 << 20  # largest file that is read from an archive
 # One in this many English sentences, with all its translations, is for validation.
 _TATOEBA_SHARE = 100
 # The last entity is replaced last, so that "&amp;lt;" becomes "&lt;".
-_ENTITIES = {"&lt;": "<", "&gt;": ">", "&quot;": '"', "&apos;": "'", "&amp;": "&"}
+_ENTITIES = {
+    "&lt;": "<",
+    "&gt;": ">",
+    "&quot;": '"',
+    "&apos;": "'",
+    "&amp;": "&",
+}
 # Trees of the Wall Street Journal in the order of NLTK's files; the rest is kept for tests.
-_WSJ_SPLITS = {"train": slice(0, 3262), "dev": slice(3262, 3501)}
+_WSJ_SPLITS = {
+    "train": slice(0, 3262),
+    "dev": slice(3262, 3501),
+}
 
 
 def unpack(downloads: pathlib.Path, digests: Mapping[str, str]) -> Prepared:
@@ -57,11 +66,11 @@ def tatoeba(downloads: pathlib.Path) -> Prepared:
     valid = {pair for pair in pairs if _hash(pair[0]) % _TATOEBA_SHARE == 0}
     valid_sources = {source for source, _ in valid}
     valid_targets = {target for _, target in valid}
-    train = {
-        (source, target)
-        for source, target in pairs
-        if source not in valid_sources and target not in valid_targets
-    }
+
+    train = set()
+    for source, target in pairs:
+        if source not in valid_sources and target not in valid_targets:
+            train.add((source, target))
 
     return _line_aligned(_sort_by_hash(train), _sort_by_hash(valid), "de")
 
@@ -83,26 +92,33 @@ def _sort_by_hash(pairs: set[tuple[str, str]]) -> Pairs:
     return sorted(pairs, key=lambda pair: _hash("\t".join(pair)))
 
 
-def newstest(downloads: pathlib.Path, target: str, sets: tuple[str, ...]) -> Prepared:
+def newstest(
+    downloads: pathlib.Path,
+    target: str,
+    sets: tuple[str, ...],
+) -> Prepared:
     """Joins the test sets of WMT, except newstest2013, which is for validation.
 
     ``sets`` has year and name of the sets of 2015 and later, such as "15 newstest2015-ende".
     """
     years = [f"newstest{year}" for year in range(2009, 2014)]
     years = ["newssyscomb2009", "news-test2008", *years]
-    archive = _Archive(downloads / "dev.tgz", rf"dev/({'|'.join(years)})\.(en|{target})")
+    pattern = rf"dev/({'|'.join(years)})\.(en|{target})"
+    archive = _Archive(downloads / "dev.tgz", pattern)
 
     parts = []
     for year in years:
-        sides = [
-            _join_blanks(archive.text(f"dev/{year}.{language}")).removesuffix("\n").split("\n")
-            for language in ("en", target)
-        ]
+        sides = []
+        for language in ("en", target):
+            text = _join_blanks(archive.text(f"dev/{year}.{language}"))
+            sides.append(text.removesuffix("\n").split("\n"))
         parts.append(archive.read_aligned(*sides))
 
+    # The last one is newstest2013.
     valid = parts.pop()
     for name in sets:
         parts.append(_sgml_set(downloads, target, *name.split()))
+
     train = list(itertools.chain.from_iterable(parts))
     return _line_aligned(train, valid, target)
 
@@ -118,20 +134,29 @@ def craft(downloads: pathlib.Path) -> Prepared:
     for split in ("train", "dev"):
         articles = archive.text(f"{ids}{split}.txt").split()
         texts = [archive.text(f"{trees}{article}.tree") for article in articles]
-        prepared[f"{split}.trees"] = _lines(tree for text in texts for tree in _trees(text))
+
+        lines = itertools.chain.from_iterable(map(_trees, texts))
+        prepared[f"{split}.trees"] = _lines(lines)
+
     return prepared
 
 
 def wsj_sample(downloads: pathlib.Path) -> Prepared:
     """Splits NLTK's sample of the Penn Treebank in the order of its trees, one tree per line."""
     archive = _Archive(downloads / "treebank.zip", r"treebank/combined/wsj_\d{4}\.mrg")
-    trees = [tree for name in sorted(archive.files) for tree in _trees(archive.text(name))]
+
+    trees = []
+    for name in sorted(archive.files):
+        trees += _trees(archive.text(name))
 
     needed = max(part.stop for part in _WSJ_SPLITS.values())
     if len(trees) < needed:
         raise UserError(f"{archive.path}: expected at least {needed:,} trees, got {len(trees):,}")
 
-    return {f"{split}.trees": _lines(trees[part]) for split, part in _WSJ_SPLITS.items()}
+    prepared = {}
+    for split, part in _WSJ_SPLITS.items():
+        prepared[f"{split}.trees"] = _lines(trees[part])
+    return prepared
 
 
 def _sgml_set(
@@ -143,12 +168,16 @@ def _sgml_set(
     """Returns the pairs of a test set; ``name`` ends in its direction, such as "-ende"."""
     folder = "test" if int(year) < 19 else "sgm"
     source = "en" if name.endswith(f"-en{target}") else target
-    archive = _Archive(downloads / f"wmt{year}-test.tgz", rf"{folder}/{name}-.*\.sgm")
+
+    path = downloads / f"wmt{year}-test.tgz"
+    archive = _Archive(path, rf"{folder}/{name}-.*\.sgm")
 
     sides = []
     for language in ("en", target):
         kind = "src" if language == source else "ref"
-        sides.append(_segments(archive.text(f"{folder}/{name}-{kind}.{language}.sgm")))
+        text = archive.text(f"{folder}/{name}-{kind}.{language}.sgm")
+        sides.append(_segments(text))
+
     return archive.read_aligned(*sides)
 
 
@@ -157,6 +186,7 @@ def _segments(text: str) -> list[str]:
     segments = re.findall(r"^<seg .*?>(.*)</seg>", text, flags=re.MULTILINE)
     for entity, character in _ENTITIES.items():
         segments = [segment.replace(entity, character) for segment in segments]
+
     return [" ".join(segment.split()) for segment in segments]
 
 
@@ -180,7 +210,12 @@ def _trees(text: str) -> Iterator[str]:
 class _Archive:
     """The files of an archive whose names match a pattern, except links and files too large."""
 
-    def __init__(self, path: pathlib.Path, pattern: str, folder: str = "") -> None:
+    def __init__(
+        self,
+        path: pathlib.Path,
+        pattern: str,
+        folder: str = "",
+    ) -> None:
         """Reads the files; their names here are without the ``folder``, another pattern."""
         self.path = path
         self.files: dict[str, bytes] = {}
@@ -235,11 +270,18 @@ class _Archive:
         return list(zip(source, target, strict=True))
 
 
-def _line_aligned(train: Pairs, valid: Pairs, target: str) -> Prepared:
+def _line_aligned(
+    train: Pairs,
+    valid: Pairs,
+    language: str,
+) -> Prepared:
+    """Returns the files of both splits: the English side and the other one."""
     prepared = {}
     for split, pairs in (("train", train), ("valid", valid)):
-        prepared[f"{split}.en"] = _lines(source for source, _ in pairs)
-        prepared[f"{split}.{target}"] = _lines(target for _, target in pairs)
+        sources = (source for source, _ in pairs)
+        targets = (target for _, target in pairs)
+        prepared[f"{split}.en"] = _lines(sources)
+        prepared[f"{split}.{language}"] = _lines(targets)
     return prepared
 
 

@@ -98,7 +98,8 @@ class Vocabulary(abc.ABC):
         Decoded on their own, they would lack the space before a first word, for instance.
         """
         before = self.decode(prompt)
-        return self.decode([*prompt, *ids])[len(before) :]
+        whole = self.decode([*prompt, *ids])
+        return whole[len(before) :]
 
     def decode_settled(self, prompt: Sequence[int], ids: Sequence[SupportsIndex]) -> str:
         """Returns the beginning of :meth:`decode_after` that does not depend on later tokens.
@@ -106,12 +107,16 @@ class Vocabulary(abc.ABC):
         A character may be several tokens, and bytes may be valid only without the next one.
         """
         settled = len(ids) if self._appends else 0
-        while settled and operator.index(ids[settled - 1]) in self._open_ids:
+        while settled:
+            last = operator.index(ids[settled - 1])
+            if last not in self._open_ids:
+                break
             settled -= 1
 
         if not settled:
             return ""
-        return self.decode_after(prompt, ids[:settled]).rstrip("\ufffd")
+        text = self.decode_after(prompt, ids[:settled])
+        return text.rstrip("\ufffd")
 
     def with_symbols(self, targets: Iterable[str]) -> "Vocabulary":
         """Returns a tokenizer for new targets, if its symbols can change; by default, this one."""
@@ -187,7 +192,12 @@ class Tokenizer(Vocabulary):
           UserError: The bytes are not such a model, or it has other special ids.
         """
         processor = open_processor(model)
-        ids = (processor.pad_id(), processor.eos_id(), processor.bos_id(), processor.unk_id())
+        ids = (
+            processor.pad_id(),
+            processor.eos_id(),
+            processor.bos_id(),
+            processor.unk_id(),
+        )
         if ids != (PAD, EOS, BOS, UNK):
             raise UserError(
                 "expected a SentencePiece model with the ids pad=0, eos=1, bos=2, unk=3: got "
@@ -200,8 +210,10 @@ class Tokenizer(Vocabulary):
         self._pieces = processor.id_to_piece(list(range(processor.vocab_size())))
         self.vocab_size = len(self._pieces)
 
-        known = range(UNK + 1, self.vocab_size)
-        self._symbols = {self._pieces[i]: i for i in known if processor.is_control(i)}
+        self._symbols = {}
+        for number in range(UNK + 1, self.vocab_size):
+            if processor.is_control(number):
+                self._symbols[self._pieces[number]] = number
         self.target_symbols = bool(self._symbols)
 
         largest_target = max(self._symbols.values(), default=self.vocab_size - 1)
@@ -262,12 +274,17 @@ class Tokenizer(Vocabulary):
         known = self._processor.piece_to_id
 
         # A character outside the text and the vocabulary is also encoded as bytes.
-        characters = map(chr, range(sys.maxunicode, 0xE000, -1))
-        other = next(c for c in characters if c not in text and known(c) == UNK)
+        for code in range(sys.maxunicode, 0xE000, -1):
+            other = chr(code)
+            if other not in text and known(other) == UNK:
+                break
+        else:
+            raise AssertionError("a text has not all characters of Unicode")
         pieces = self._processor.encode(text.replace(SPACE_SYMBOL, other), out_type=str)
 
         # Pieces contain no spaces, so they can be separated by spaces.
-        written = " ".join(pieces).replace(_byte_pieces(other), _byte_pieces(SPACE_SYMBOL))
+        written = " ".join(pieces)
+        written = written.replace(_byte_pieces(other), _byte_pieces(SPACE_SYMBOL))
         return known(written.split(" "))
 
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
@@ -286,12 +303,18 @@ class Tokenizer(Vocabulary):
 
 def find_language(language: str, codes: Mapping[str, int]) -> int:
     if language not in codes:
-        hint = did_you_mean(language, codes, f"choose from {', '.join(codes) or 'none'}")
+        known = ", ".join(codes) or "none"
+        hint = did_you_mean(language, codes, f"choose from {known}")
         raise UserError(f"expected a language of the model, got {language!r:.80}; {hint}")
+
     return codes[language]
 
 
-def encode_all(processor: Any, texts: list[str], **options: Any) -> list[Any]:
+def encode_all(
+    processor: Any,
+    texts: list[str],
+    **options: Any,
+) -> list[Any]:
     """Calls a SentencePieceProcessor's ``encode``, without its threads if there is one text."""
     if len(texts) == 1:
         return [processor.encode(texts[0], **options)]
@@ -308,6 +331,7 @@ def open_processor(model: bytes) -> Any:
         processor.id_to_piece(list(range(processor.vocab_size())))
     except (RuntimeError, UnicodeDecodeError):
         raise UserError("expected a SentencePiece model; these bytes are none") from None
+
     return processor
 
 

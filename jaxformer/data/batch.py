@@ -8,7 +8,8 @@ from jaxtyping import Int32
 
 from jaxformer.data.tokenizer import BOS, EOS, PAD
 
-TokenPair = tuple[Sequence[int] | np.ndarray, Sequence[int] | np.ndarray]
+TokenIds = Sequence[int] | np.ndarray
+TokenPair = tuple[TokenIds, TokenIds]
 
 
 class Batch(NamedTuple):
@@ -35,7 +36,10 @@ class Batch(NamedTuple):
     tgt_positions: Int32[Any, "B T"]
 
 
-def make_batch(rows: Sequence[Sequence[TokenPair]], shape: tuple[int, int, int]) -> Batch:
+def make_batch(
+    rows: Sequence[Sequence[TokenPair]],
+    shape: tuple[int, int, int],
+) -> Batch:
     """Arranges pairs, ids without BOS and EOS, in padded rows.
 
     ``shape`` has rows, source length and target length. Rows that do not fit raise ``ValueError``.
@@ -48,22 +52,22 @@ def make_batch(rows: Sequence[Sequence[TokenPair]], shape: tuple[int, int, int])
     if len(rows) > count:
         raise ValueError(f"expected at most {count} rows in a batch of shape {shape}: {len(rows)}")
 
-    src, src_segments, src_positions = _lay_out(rows, 0, (count, src_length))
-    tgt_out, tgt_segments, tgt_positions = _lay_out(rows, 1, (count, tgt_length))
+    src = _lay_out(rows, 0, (count, src_length))
+    tgt = _lay_out(rows, 1, (count, tgt_length))
 
     # Each sentence begins with BOS instead of the EOS of the sentence before it.
-    tgt_in = np.roll(tgt_out, 1, axis=1)
-    tgt_in[tgt_positions == 0] = BOS
-    tgt_in[tgt_segments == 0] = PAD
+    tgt_in = np.roll(tgt.tokens, 1, axis=1)
+    tgt_in[tgt.positions == 0] = BOS
+    tgt_in[tgt.segments == 0] = PAD
 
     return Batch(
-        src=src,
-        src_segments=src_segments,
-        src_positions=src_positions,
+        src=src.tokens,
+        src_segments=src.segments,
+        src_positions=src.positions,
         tgt_in=tgt_in,
-        tgt_out=tgt_out,
-        tgt_segments=tgt_segments,
-        tgt_positions=tgt_positions,
+        tgt_out=tgt.tokens,
+        tgt_segments=tgt.segments,
+        tgt_positions=tgt.positions,
     )
 
 
@@ -89,31 +93,40 @@ def isolate_pair(batch: Batch, row: int, segment: int) -> Batch:
     )
 
 
+class _Side(NamedTuple):
+    """Fields of a batch for one side."""
+
+    tokens: np.ndarray  # with EOS
+    segments: np.ndarray
+    positions: np.ndarray
+
+
 def _lay_out(
     rows: Sequence[Sequence[TokenPair]],
     side: int,
     shape: tuple[int, int],
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns tokens with EOS, segments and positions of one side: 0 source, 1 target."""
+) -> _Side:
+    """Lays out one side of the pairs: 0 source, 1 target."""
     tokens = np.full(shape, PAD, np.int32)
     segments = np.zeros_like(tokens)
     positions = np.zeros_like(tokens)
 
-    max_length = shape[1]
+    _, max_length = shape
     counting = np.arange(max_length, dtype=np.int32)
 
     for number, row in enumerate(rows):
         start = 0
         for segment, pair in enumerate(row, 1):
             ids = pair[side]
-            end = start + len(ids) + 1
+            last = start + len(ids)
+            end = last + 1
             if end > max_length:
                 raise ValueError(f"expected rows of at most {max_length} tokens: got {end} or more")
 
-            tokens[number, start : end - 1] = ids
-            tokens[number, end - 1] = EOS
+            tokens[number, start:last] = ids
+            tokens[number, last] = EOS
             segments[number, start:end] = segment
             positions[number, start:end] = counting[: end - start]
             start = end
 
-    return tokens, segments, positions
+    return _Side(tokens, segments, positions)

@@ -51,7 +51,11 @@ class TextCorpus:
         return text_files.fingerprint_files(self._paths(split))
 
     def _paths(self, split: str) -> list[pathlib.Path]:
-        return [text_files.find_file(local_path(f"{split}.{code}")) for code in self._languages]
+        paths = []
+        for language in self._languages:
+            path = local_path(f"{split}.{language}")
+            paths.append(text_files.find_file(path))
+        return paths
 
 
 class FileCorpus(abc.ABC):
@@ -95,7 +99,8 @@ class FileCorpus(abc.ABC):
     def fingerprint(self, split: str) -> str:
         """Returns a hash of the kind, and of the files' uncompressed bytes."""
         content = text_files.fingerprint_files(find_files(split))
-        return hashlib.sha256(f"{self.kind} {content}".encode()).hexdigest()
+        identity = f"{self.kind} {content}"
+        return hashlib.sha256(identity.encode()).hexdigest()
 
 
 class RecordCorpus(FileCorpus):
@@ -134,9 +139,10 @@ class RecordCorpus(FileCorpus):
         for language in self.languages:
             text = texts.get(language) if isinstance(texts, dict) else None
             if not isinstance(text, str):
-                example = json.dumps({_COLUMN: dict.fromkeys(self.languages, "...")})
+                example = {_COLUMN: dict.fromkeys(self.languages, "...")}
                 raise UserError(
-                    f"{place}: expected a text for {language!r}, as in {example}: got {row!r:.100}"
+                    f"{place}: expected a text for {language!r}, as in {json.dumps(example)}: "
+                    f"got {row!r:.100}"
                 )
 
             if "\0" in text or not is_unicode(text):

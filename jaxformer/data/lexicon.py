@@ -14,7 +14,8 @@ NONE = 0  # the source token of target tokens that no other explains; the id of 
 # Links between a source and a target token that are held in memory at a time.
 _LINKS = 2**22
 
-TokenPairs = Sequence[tuple[Sequence[int], Sequence[int]]]
+TokenIds = Sequence[int]
+TokenPairs = Sequence[tuple[TokenIds, TokenIds]]
 
 
 class _Links(NamedTuple):
@@ -87,19 +88,23 @@ def _expected_counts(
 
 def _chunks(pairs: TokenPairs) -> list[TokenPairs]:
     """Splits pairs where the number of links exceeds a limit; leaves out pairs without a target."""
-    chunks = [[]]
+    chunks: list[TokenPairs] = []
+    pairs_of_chunk = []
     size = 0
     for source, target in pairs:
         if not target:
             continue
 
-        chunks[-1].append((source, target))
+        pairs_of_chunk.append((source, target))
         size += (len(source) + 1) * len(target)
         if size > _LINKS:
-            chunks.append([])
+            chunks.append(pairs_of_chunk)
+            pairs_of_chunk = []
             size = 0
 
-    return [chunk for chunk in chunks if chunk]
+    if pairs_of_chunk:
+        chunks.append(pairs_of_chunk)
+    return chunks
 
 
 def _links(pairs: TokenPairs, vocab_size: int) -> _Links:

@@ -66,7 +66,8 @@ class MarianTokenizer(Tokenizer):
             "target": base64.b64encode(target).decode(),
             "pieces": list(pieces),
         }
-        return cls(json.dumps(values, ensure_ascii=False, separators=(",", ":")).encode())
+        serialized = json.dumps(values, ensure_ascii=False, separators=(",", ":"))
+        return cls(serialized.encode())
 
     def check_language(self, text: str, place: str) -> None:
         code = self._code.match(text)
@@ -112,9 +113,11 @@ class M2M100Tokenizer(MarianTokenizer):
         super().__init__(serialized)
 
         # Their pieces for languages look like "__en__".
-        ids_by_language = {
-            piece.strip("_"): i for piece, i in self._ids.items() if piece[:2] == "__"
-        }
+        ids_by_language = {}
+        for piece, number in self._ids.items():
+            if piece.startswith("__"):
+                ids_by_language[piece.strip("_")] = number
+
         languages = str(json.loads(serialized)["languages"]).split(" to ")
         self._codes = [find_language(name, ids_by_language) for name in languages]
 

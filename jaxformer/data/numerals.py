@@ -56,9 +56,12 @@ def spell_english(number: int) -> str:
         ones = number % 10
         return f"{spell_english(number - ones)}-{spell_english(ones)}"
 
-    size, word = (1000, "thousand") if number >= 1000 else (100, "hundred")
-    count, rest = divmod(number, size)
-    spelled = f"{spell_english(count)} {word}"
+    if number >= 1000:
+        count, rest = divmod(number, 1000)
+        spelled = f"{spell_english(count)} thousand"
+    else:
+        count, rest = divmod(number, 100)
+        spelled = f"{spell_english(count)} hundred"
 
     if rest == 0:
         return spelled
@@ -86,9 +89,13 @@ def _german_stem(number: int) -> str:
         ones = number % 10
         return f"{_german_stem(ones)}und{_german_stem(number - ones)}"
 
-    size, word = (1000, "tausend") if number >= 1000 else (100, "hundert")
-    count, rest = divmod(number, size)
-    spelled = _german_stem(count) + word
+    if number >= 1000:
+        count, rest = divmod(number, 1000)
+        spelled = f"{_german_stem(count)}tausend"
+    else:
+        count, rest = divmod(number, 100)
+        spelled = f"{_german_stem(count)}hundert"
+
     return spelled + _german_stem(rest) if rest else spelled
 
 
@@ -111,12 +118,15 @@ class NumeralsCorpus:
 
     def pairs(self, split: str) -> Iterator[tuple[str, str]]:
         """Yields the numbers of a split in both languages, with all magnitudes mixed."""
-        source, target = self._spellers
-        return ((source(number), target(number)) for number in numbers_in(split))
+        spell_source, spell_target = self._spellers
+        numbers = numbers_in(split)  # refuses other splits now, and not when the first pair is read
+        return ((spell_source(number), spell_target(number)) for number in numbers)
 
     def fingerprint(self, split: str) -> str:
-        text = "".join(f"{source}\t{target}\n" for source, target in self.pairs(split))
-        return hashlib.sha256(text.encode()).hexdigest()
+        digest = hashlib.sha256()
+        for source, target in self.pairs(split):
+            digest.update(f"{source}\t{target}\n".encode())
+        return digest.hexdigest()
 
 
 def numbers_in(split: str) -> list[int]:

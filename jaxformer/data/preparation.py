@@ -63,9 +63,14 @@ def tatoeba(downloads: pathlib.Path) -> Prepared:
     archive = _Archive(downloads / "deu-eng.zip", "deu.txt")
     pairs = _tatoeba_pairs(archive.text("deu.txt"))
 
-    valid = {pair for pair in pairs if _hash(pair[0]) % _TATOEBA_SHARE == 0}
-    valid_sources = {source for source, _ in valid}
-    valid_targets = {target for _, target in valid}
+    valid = set()
+    valid_sources = set()
+    valid_targets = set()
+    for source, target in pairs:
+        if _hash(source) % _TATOEBA_SHARE == 0:
+            valid.add((source, target))
+            valid_sources.add(source)
+            valid_targets.add(target)
 
     train = set()
     for source, target in pairs:
@@ -253,6 +258,7 @@ class _Archive:
                 f"{self.path}: expected a file {name} of at most {_MAX_BYTES:,} bytes in the "
                 "archive, found none"
             )
+
         return self.files[name]
 
     def text(self, name: str) -> str:

@@ -89,7 +89,12 @@ def build_store(
     folder for each store, named by a hash of its inputs.
     """
     corpus = VerifiedCorpus(corpus)
-    inputs = (_FORMAT, corpus.fingerprint(split), tokenizer.sha256, max_length)
+    inputs = (
+        _FORMAT,
+        corpus.fingerprint(split),
+        tokenizer.sha256,
+        max_length,
+    )
     key = hashlib.sha256(repr(inputs).encode()).hexdigest()
     folder = cache / f"store-{key[:32]}"
 
@@ -108,7 +113,13 @@ def build_store(
     ) as temporary:
         partial = pathlib.Path(temporary, folder.name)
         partial.mkdir()
-        _write(partial, corpus, split, tokenizer=tokenizer, max_length=max_length)
+        _write(
+            partial,
+            corpus,
+            split,
+            tokenizer=tokenizer,
+            max_length=max_length,
+        )
 
         # Open before the rename: mapped files stay readable if another process replaces the folder.
         store = TokenStore(partial)
@@ -199,12 +210,15 @@ def _filter_pairs(
 
         if any(blank):
             findings.add(EMPTY, number, blank.index(True))
-        elif any(long):
+            continue
+        if any(long):
             findings.add(LONG, number, long.index(True))
-        else:
-            findings.add_unusual(number, texts)
-            numbers.append(number)
-            kept += [source, target]
+            continue
+
+        findings.add_unusual(number, texts)
+        numbers.append(number)
+        kept.append(source)
+        kept.append(target)
 
     return numbers, kept
 
@@ -215,8 +229,10 @@ def _empty_store_error(
     findings: Findings,
     max_length: int,
 ) -> UserError:
-    first = [place for finding in findings.values() for place in finding.first[:1]]
-    places = [corpus.place(split, number, side) for number, side in first]
+    places = []
+    for finding in findings.values():
+        number, side = finding.first[0]
+        places.append(corpus.place(split, number, side))
     examples = f", such as {' and '.join(places)}" if places else ""
 
     return UserError(

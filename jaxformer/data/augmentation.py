@@ -20,18 +20,40 @@ _WORD = re.compile(r"\b[^\W_]{2,}\b")
 _NUMBER = re.compile(r"\d[\d.,\u202f]*\d|\d")
 # Small numbers in words, and the thousands separator and decimal sign of numbers in digits.
 _WORDS = {
-    code: [spell(number) for number in range(2, 13)]
-    for code, spell in {"en": spell_english, "de": spell_german}.items()
+    "en": [spell_english(number) for number in range(2, 13)],
+    "de": [spell_german(number) for number in range(2, 13)],
 }
-_SIGNS = {"en": ",.", "de": ".,", "es": ".,", "it": ".,", "nl": ".,", "pt": ".,", "fr": "\u202f,"}
+_SIGNS = {
+    "en": ",.",
+    "de": ".,",
+    "es": ".,",
+    "it": ".,",
+    "nl": ".,",
+    "pt": ".,",
+    "fr": "\u202f,",
+}
 _QUOTES = {"en": "“”", "de": "„“", "fr": "«»"}
 # First and last letter of other scripts.
 _SCRIPTS = ("ая", "αω", "את", "ءي", "अह", "ぁん", "一龥", "가힣", "àÿ")
 _SYMBOLS = "😀😂🥰👍🎉🚀❤€£¥©®™°§¶•→←↑↓≤≥±÷½√∞♥★☆✓✗♪☕⚠"
-# Addresses and placeholders.
-_TEMPLATES = (
-    *("https://www.{}.com/{}", "https://{}.{}/{}", "{}.org", "{}@{}.{}", "{}@{}.net", "#{}", "@{}"),
-    *("{{{}}}", "%s", "%d", "%{}", "<{}>", "${}", "[{}]", "{}_1"),
+_ADDRESSES = (
+    "https://www.{}.com/{}",
+    "https://{}.{}/{}",
+    "{}.org",
+    "{}@{}.{}",
+    "{}@{}.net",
+    "#{}",
+    "@{}",
+)
+_PLACEHOLDERS = (
+    "{{{}}}",
+    "%s",
+    "%d",
+    "%{}",
+    "<{}>",
+    "${}",
+    "[{}]",
+    "{}_1",
 )
 _MARKS = ".!?,;:-()[]{}/*+=&%$#@~^_|<>…—"
 
@@ -56,7 +78,8 @@ def parse_rates(text: str) -> dict[str, float]:
     rates = {}
     for word in text.split(","):
         name, _, rate = word.partition("=")
-        if name not in RATES or not re.fullmatch(r"0?\.\d+|[01](\.0*)?", rate):
+        is_rate = re.fullmatch(r"0?\.\d+|[01](\.0*)?", rate)
+        if name not in RATES or not is_rate:
             raise UserError(
                 "expected kinds with their rates, such as capitals=0.07,no_mark=0.2: got "
                 f"{word}; the kinds are {', '.join(RATES)}"
@@ -80,19 +103,27 @@ def variants(
     >>> list(variants([("Hi, Tom.", "Hallo, Tom.")], {"no_mark": 1, "capitals": 1}))
     [('HI, TOM', 'HALLO, TOM')]
     """
-    editor, stream = _Editor(seed, languages), iter(pairs)
-    changed = collections.Counter() if changed is None else changed
+    if changed is None:
+        changed = collections.Counter()
+    editor = _Editor(seed, languages)
+    stream = iter(pairs)
+
     for pair in stream:
         if editor.chance(rates.get("join", 0)):
-            rest = list(itertools.islice(stream, editor.draw.randint(1, 4)))
-            source, target = (" ".join(side) for side in zip(pair, *rest, strict=True))
-            pair = source, target
+            count = editor.draw.randint(1, 4)
+            rest = list(itertools.islice(stream, count))
+            sources, targets = zip(pair, *rest, strict=True)
+            pair = " ".join(sources), " ".join(targets)
             changed["join"] += bool(rest)
-        for kind in list(RATES)[1:]:
-            if editor.chance(rates.get(kind, 0)):
-                variant = getattr(editor, kind)(*pair)
-                changed[kind] += variant != pair
-                pair = variant
+
+        for kind in RATES:
+            if kind == "join" or not editor.chance(rates.get(kind, 0)):
+                continue
+            change = getattr(editor, kind)
+            variant = change(*pair)
+            changed[kind] += variant != pair
+            pair = variant
+
         yield pair
 
 
@@ -100,79 +131,113 @@ class _Editor:
     """Changes both sides of a pair in one way, by its own random numbers."""
 
     def __init__(self, seed: int, languages: tuple[str, str]) -> None:
-        self.draw, self.languages = random.Random(seed), languages
+        self.draw = random.Random(seed)
+        self.languages = languages
 
     def chance(self, rate: float) -> bool:
         return self.draw.random() < rate
 
     def number(self, source: str, target: str) -> Pair:
         """Replaces a number that both sides have, in words or in digits."""
-        others = {re.sub(r"\D", "", number): number for number in _NUMBER.findall(target)}
+        pair = source, target
+
+        others = {_digits(number): number for number in _NUMBER.findall(target)}
         for number in _NUMBER.findall(source):
-            if other := others.get(re.sub(r"\D", "", number)):
-                return _replace((source, target), (number, other), self.make_number())
-        words = [_WORDS.get(language, []) for language in self.languages]
-        for both in zip(*words, strict=False):
-            if all(re.search(rf"\b{w}\b", t) for w, t in zip(both, (source, target), strict=True)):
-                return _replace((source, target), both, self.make_number())
-        return source, target
+            other = others.get(_digits(number))
+            if other:
+                return _replace(pair, (number, other), self.make_number())
+
+        source_words, target_words = (_WORDS.get(language, []) for language in self.languages)
+        for word, other in zip(source_words, target_words, strict=False):
+            if _has_word(source, word) and _has_word(target, other):
+                return _replace(pair, (word, other), self.make_number())
+
+        return pair
 
     def make_number(self) -> Pair:
         """Returns a number of one to nine digits, as each language writes it."""
-        whole = self.draw.randrange(2, 10 ** self.draw.randint(1, 9))
-        signs = [_SIGNS.get(language, ",.") for language in self.languages]
+        digits = self.draw.randint(1, 9)
+        whole = self.draw.randrange(2, 10**digits)
+        first = second = str(whole)
+
+        source_signs, target_signs = (_SIGNS.get(language, ",.") for language in self.languages)
         if whole >= 1000 and self.chance(0.4):
-            first, second = (f"{whole:,}".replace(",", thousands) for thousands, _ in signs)
+            grouped = f"{whole:,}"
+            first = grouped.replace(",", source_signs[0])
+            second = grouped.replace(",", target_signs[0])
         elif self.chance(0.15):
             fraction = self.draw.randrange(100)
-            first, second = (f"{whole}{decimal}{fraction}" for _, decimal in signs)
-        else:
-            first = second = str(whole)
+            first = f"{whole}{source_signs[1]}{fraction}"
+            second = f"{whole}{target_signs[1]}{fraction}"
+
         minus = "-" if self.chance(0.05) else ""
         return minus + first, minus + second
 
     def copy(self, source: str, target: str) -> Pair:
         names = [word for word in _WORD.findall(source) if word != word.lower()]
-        shared = [word for word in names if re.search(rf"\b{word}\b", target)]
+        shared = [word for word in names if _has_word(target, word)]
         if not shared:
             return source, target
-        name, other = self.draw.choice(shared), self.make_word(source)
+
+        name = self.draw.choice(shared)
+        other = self.make_word(source)
         return _replace((source, target), (name, name), (other, other))
 
     def make_word(self, text: str) -> str:
         """Returns something that is copied, such as an address with words of the text."""
         draw = self.draw
-        name = "".join(
-            draw.choice("bdfghjklmnprstvwz") + draw.choice("aeiou") + draw.choice("  lnrst").strip()
-            for _ in range(draw.randint(1, 4))
-        )
-        parts = [name, name[:3], *map(str.lower, _WORD.findall(text))]
+
+        syllables = [self.make_syllable() for _ in range(draw.randint(1, 4))]
+        name = "".join(syllables)
+        words_of_text = [word.lower() for word in _WORD.findall(text)]
+        parts = [name, name[:3], *words_of_text]
+
+        # All are drawn, whichever is chosen, in this order: the same seed gives the same variants.
         first, last = draw.choice(_SCRIPTS)
         letters = range(ord(first), ord(last) + 1)
-        foreign = "".join(map(chr, draw.choices(letters, k=draw.randint(1, 6))))
-        kinds = [
+        foreign = draw.choices(letters, k=draw.randint(1, 6))
+        symbol = draw.choice(_SYMBOLS)
+        times = draw.choice([1, 1, 2, 3])
+        emoji = draw.randint(0x1F300, 0x1FAFF)
+        arrow = draw.randint(0x2190, 0x2BFF)
+        picture = draw.choice([emoji, arrow])
+        digits = draw.randint(1, 7)
+        number = draw.randrange(10**digits)
+        template = draw.choice(_ADDRESSES + _PLACEHOLDERS)
+        fillers = draw.choices(parts, k=3)
+
+        weighted = [
             (10, name.capitalize()),
-            (3, foreign),
-            (2, draw.choice(_SYMBOLS) * draw.choice([1, 1, 2, 3])),
-            (1, chr(draw.choice([draw.randint(0x1F300, 0x1FAFF), draw.randint(0x2190, 0x2BFF)]))),
-            (2, str(draw.randrange(10 ** draw.randint(1, 7)))),
-            (4, draw.choice(_TEMPLATES).format(*draw.choices(parts, k=3))),
+            (3, "".join(map(chr, foreign))),
+            (2, symbol * times),
+            (1, chr(picture)),
+            (2, str(number)),
+            (4, template.format(*fillers)),
         ]
-        weights, words = zip(*kinds, strict=True)
+        weights, words = zip(*weighted, strict=True)
         return draw.choices(words, weights)[0]
 
+    def make_syllable(self) -> str:
+        consonant = self.draw.choice("bdfghjklmnprstvwz")
+        vowel = self.draw.choice("aeiou")
+        final = self.draw.choice("  lnrst")  # often none
+        return consonant + vowel + final.strip()
+
     def quotes(self, source: str, target: str) -> Pair:
-        marks = [_QUOTES.get(language, "“”") for language in self.languages]
+        source_marks, target_marks = (_QUOTES.get(language, "“”") for language in self.languages)
         if self.chance(0.7):
-            marks = [self.draw.choice(['""', '""', "''"])] * 2
-        first, second = (f"{m[0]}{t}{m[1]}" for m, t in zip(marks, (source, target), strict=True))
-        return first, second
+            source_marks = target_marks = self.draw.choice(['""', '""', "''"])
+
+        return _enclose(source, source_marks), _enclose(target, target_marks)
 
     def no_mark(self, *pair: str) -> Pair:
         return _both(lambda text: re.sub(r"[.!?…。]+$", "", text), pair)
 
     def title(self, *pair: str) -> Pair:
-        return _both(lambda text: re.sub(r"(?<![\w'\u2019])\w", lambda m: m[0].upper(), text), pair)
+        def capitalize_words(text: str) -> str:
+            return re.sub(r"(?<![\w'\u2019])\w", lambda letter: letter[0].upper(), text)
+
+        return _both(capitalize_words, pair)
 
     def capitals(self, *pair: str) -> Pair:
         return _both(str.upper, pair)
@@ -183,13 +248,20 @@ class _Editor:
             place = self.draw.randrange(len(words))
             if len(words[place]) > 3:
                 words[place] = self.misspell(words[place])
+
         return " ".join(words), target
 
     def misspell(self, word: str) -> str:
         """Returns the word with two letters exchanged, or one left out, doubled or replaced."""
-        at, letter = self.draw.randrange(1, len(word) - 1), chr(self.draw.randint(97, 122))
-        one, two = word[at : at + 2]
-        middle = self.draw.choice([two + one, two, one + one + two, letter + two])
+        at = self.draw.randrange(1, len(word) - 1)
+        letter = chr(self.draw.randint(ord("a"), ord("z")))
+        first, second = word[at : at + 2]
+
+        exchanged = second + first
+        left_out = second
+        doubled = first + first + second
+        replaced = letter + second
+        middle = self.draw.choice([exchanged, left_out, doubled, replaced])
         return word[:at] + middle + word[at + 2 :]
 
     def symbol(self, source: str, target: str) -> Pair:
@@ -198,14 +270,19 @@ class _Editor:
         word = self.make_word(source)
 
         def add(text: str) -> str:
-            return re.sub(place, lambda match: f" {word}{match[1]} ", text, count=1).strip()
+            added = re.sub(place, lambda match: f" {word}{match[1]} ", text, count=1)
+            return added.strip()
 
         return _both(add, (source, target))
 
     def alone(self, source: str, target: str) -> Pair:
-        marks = "".join(self.draw.choices(_MARKS, k=self.draw.randint(1, 3)))
+        length = self.draw.randint(1, 3)
+        marks = "".join(self.draw.choices(_MARKS, k=length))
         word = self.draw.choice([marks, self.make_word(source)])
-        return self.draw.choice([(word, word), (word, word), self.make_number()])
+        number = self.make_number()
+
+        pair = (word, word)
+        return self.draw.choice([pair, pair, number])
 
 
 def _both(change: Callable[[str], str], pair: Sequence[str]) -> Pair:
@@ -214,8 +291,22 @@ def _both(change: Callable[[str], str], pair: Sequence[str]) -> Pair:
 
 def _replace(pair: Pair, words: Pair, others: Pair) -> Pair:
     """Replaces a word of each side everywhere."""
-    first, second = (
-        re.sub(rf"(?<!\w){re.escape(word)}(?!\w)", lambda _, other=other: other, text)
-        for text, word, other in zip(pair, words, others, strict=True)
-    )
-    return first, second
+    sides = []
+    for text, word, other in zip(pair, words, others, strict=True):
+        parts = re.split(rf"(?<!\w){re.escape(word)}(?!\w)", text)
+        sides.append(other.join(parts))
+    source, target = sides
+    return source, target
+
+
+def _has_word(text: str, word: str) -> bool:
+    return re.search(rf"\b{word}\b", text) is not None
+
+
+def _digits(number: str) -> str:
+    return re.sub(r"\D", "", number)
+
+
+def _enclose(text: str, marks: str) -> str:
+    """Returns a text between an opening and a closing mark."""
+    return f"{marks[0]}{text}{marks[1]}"

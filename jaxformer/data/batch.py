@@ -8,7 +8,8 @@ from jaxtyping import Int32
 
 from jaxformer.data.tokenizer import BOS, EOS, PAD
 
-TokenPair = tuple[Sequence[int] | np.ndarray, Sequence[int] | np.ndarray]
+TokenIds = Sequence[int] | np.ndarray
+TokenPair = tuple[TokenIds, TokenIds]
 
 
 class Batch(NamedTuple):
@@ -35,7 +36,10 @@ class Batch(NamedTuple):
     tgt_positions: Int32[Any, "B T"]
 
 
-def make_batch(rows: Sequence[Sequence[TokenPair]], shape: tuple[int, int, int]) -> Batch:
+def make_batch(
+    rows: Sequence[Sequence[TokenPair]],
+    shape: tuple[int, int, int],
+) -> Batch:
     """Arranges pairs, ids without BOS and EOS, in padded rows.
 
     ``shape`` has rows, source length and target length. Rows that do not fit raise ``ValueError``.
@@ -44,17 +48,27 @@ def make_batch(rows: Sequence[Sequence[TokenPair]], shape: tuple[int, int, int])
     >>> batch.src.tolist(), batch.tgt_in.tolist(), batch.tgt_out.tolist()
     ([[7, 8, 1, 0]], [[2, 9, 0]], [[9, 1, 0]])
     """
-    count, *lengths = shape
+    count, src_length, tgt_length = shape
     if len(rows) > count:
         raise ValueError(f"expected at most {count} rows in a batch of shape {shape}: {len(rows)}")
-    src, (tgt_out, segments, positions) = (
-        _lay_out([[pair[side] for pair in row] for row in rows], (count, length))
-        for side, length in enumerate(lengths)
+
+    src = _lay_out(rows, 0, (count, src_length))
+    tgt = _lay_out(rows, 1, (count, tgt_length))
+
+    # Each sentence begins with BOS instead of the EOS of the sentence before it.
+    tgt_in = np.roll(tgt.tokens, 1, axis=1)
+    tgt_in[tgt.positions == 0] = BOS
+    tgt_in[tgt.segments == 0] = PAD
+
+    return Batch(
+        src=src.tokens,
+        src_segments=src.segments,
+        src_positions=src.positions,
+        tgt_in=tgt_in,
+        tgt_out=tgt.tokens,
+        tgt_segments=tgt.segments,
+        tgt_positions=tgt.positions,
     )
-    tgt_in = np.roll(tgt_out, 1, axis=1)
-    tgt_in[positions == 0] = BOS
-    tgt_in[segments == 0] = PAD
-    return Batch(*src, tgt_in, tgt_out, segments, positions)
 
 
 def isolate_pair(batch: Batch, row: int, segment: int) -> Batch:
@@ -64,28 +78,55 @@ def isolate_pair(batch: Batch, row: int, segment: int) -> Batch:
     >>> isolate_pair(batch, 0, 2).src.tolist(), isolate_pair(batch, 0, 2).tgt_in.tolist()
     ([[0, 0, 8, 1]], [[0, 0, 2, 5]])
     """
-    here = Batch(*(np.asarray(side[row : row + 1]) for side in batch))
-    src, tgt = here.src_segments == segment, here.tgt_segments == segment
-    sides = (src, src, src, tgt, tgt, tgt, tgt)
-    return Batch(*(np.where(kept, side, 0) for kept, side in zip(sides, here, strict=True)))
+    one_row = Batch(*(np.asarray(field[row : row + 1]) for field in batch))
+    in_src = one_row.src_segments == segment
+    in_tgt = one_row.tgt_segments == segment
+
+    return Batch(
+        src=np.where(in_src, one_row.src, 0),
+        src_segments=np.where(in_src, one_row.src_segments, 0),
+        src_positions=np.where(in_src, one_row.src_positions, 0),
+        tgt_in=np.where(in_tgt, one_row.tgt_in, 0),
+        tgt_out=np.where(in_tgt, one_row.tgt_out, 0),
+        tgt_segments=np.where(in_tgt, one_row.tgt_segments, 0),
+        tgt_positions=np.where(in_tgt, one_row.tgt_positions, 0),
+    )
+
+
+class _Side(NamedTuple):
+    """Fields of a batch for one side."""
+
+    tokens: np.ndarray  # with EOS
+    segments: np.ndarray
+    positions: np.ndarray
 
 
 def _lay_out(
-    rows: list[list[Sequence[int] | np.ndarray]], shape: tuple[int, int]
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns tokens with EOS, segments and positions of one side."""
+    rows: Sequence[Sequence[TokenPair]],
+    side: int,
+    shape: tuple[int, int],
+) -> _Side:
+    """Lays out one side of the pairs: 0 source, 1 target."""
     tokens = np.full(shape, PAD, np.int32)
-    segments, positions = np.zeros_like(tokens), np.zeros_like(tokens)
-    counting = np.arange(shape[1], dtype=np.int32)
+    segments = np.zeros_like(tokens)
+    positions = np.zeros_like(tokens)
+
+    _, max_length = shape
+    counting = np.arange(max_length, dtype=np.int32)
+
     for number, row in enumerate(rows):
         start = 0
-        for segment, ids in enumerate(row, 1):
-            end = start + len(ids) + 1
-            if end > shape[1]:
-                raise ValueError(f"expected rows of at most {shape[1]} tokens: got {end} or more")
-            tokens[number, start : end - 1] = ids
-            tokens[number, end - 1] = EOS
+        for segment, pair in enumerate(row, 1):
+            ids = pair[side]
+            last = start + len(ids)
+            end = last + 1
+            if end > max_length:
+                raise ValueError(f"expected rows of at most {max_length} tokens: got {end} or more")
+
+            tokens[number, start:last] = ids
+            tokens[number, last] = EOS
             segments[number, start:end] = segment
             positions[number, start:end] = counting[: end - start]
             start = end
-    return tokens, segments, positions
+
+    return _Side(tokens, segments, positions)

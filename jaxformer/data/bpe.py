@@ -42,7 +42,10 @@ _REFUSALS = {
 
 
 def train_tokenizer(
-    lines: Iterable[str], vocab_size: int, symbols: Sequence[str] = (), **options: Any
+    lines: Iterable[str],
+    vocab_size: int,
+    symbols: Sequence[str] = (),
+    **options: Any,
 ) -> Tokenizer:
     """Learns a byte-pair encoding. The same lines give the same tokenizer, bit for bit.
 
@@ -57,19 +60,32 @@ def train_tokenizer(
     sample = _sample(itertools.filterfalse(is_blank, lines), _MAX_LINES)
     if not sample:
         raise UserError("expected text to learn a vocabulary from: all lines are empty")
+
     with tempfile.NamedTemporaryFile("w", encoding="ascii") as file:
-        for rule in normalization_rules(set().union(*sample)).items():
-            codes = (" ".join(f"{ord(character):X}" for character in text) for text in rule)
-            file.write("\t".join(codes) + "\n")
+        alphabet = set().union(*sample)
+        for text, replacement in normalization_rules(alphabet).items():
+            file.write(f"{_code_points(text)}\t{_code_points(replacement)}\n")
         file.flush()
+
         options |= {"control_symbols": list(symbols), "normalization_rule_tsv": file.name}
         model = train_byte_pair_model(iter(sample), vocab_size, **options)
+
     # The model must not depend on the file's name. A protocol buffer keeps the last value of a
     # field that occurs twice, so this makes normalizer_spec.normalization_rule_tsv empty.
-    return Tokenizer(open_processor(model + b"\x1a\x02\x32\x00").serialized_model_proto())
+    without_name = open_processor(model + b"\x1a\x02\x32\x00")
+    return Tokenizer(without_name.serialized_model_proto())
 
 
-def train_byte_pair_model(lines: Iterator[str], vocab_size: int, **options: Any) -> bytes:
+def _code_points(text: str) -> str:
+    """Returns the code points of a text, hexadecimal, as SentencePiece's rules have them."""
+    return " ".join(f"{ord(character):X}" for character in text)
+
+
+def train_byte_pair_model(
+    lines: Iterator[str],
+    vocab_size: int,
+    **options: Any,
+) -> bytes:
     """Returns a serialized SentencePiece model of byte pairs, with all bytes and our own ids."""
     import sentencepiece
 
@@ -108,18 +124,27 @@ def suitable_vocabulary(characters: int) -> int:
 def possible_vocabularies(lines: Iterable[str], symbols: int = 0) -> tuple[int, int]:
     """Returns the smallest vocabulary size for lines, and the largest, or a smaller one."""
     sample = [line for line in lines if not is_blank(line)]
-    smallest = UNK + 1 + 256 + len(set().union(*sample, " ")) + symbols
-    few, any_size = iter(sample[:_MEASURED_LINES]), 1_000_000
-    model = train_byte_pair_model(few, any_size, hard_vocab_limit=False)
-    return smallest, max(open_processor(model).vocab_size() + symbols, smallest)
+
+    special_ids = UNK + 1
+    byte_ids = 256
+    characters = set().union(*sample, " ")
+    smallest = special_ids + byte_ids + len(characters) + symbols
+
+    # Without a hard limit, SentencePiece learns as many pieces as the lines have.
+    measured = iter(sample[:_MEASURED_LINES])
+    model = train_byte_pair_model(measured, 1_000_000, hard_vocab_limit=False)
+    largest = open_processor(model).vocab_size() + symbols
+    return smallest, max(largest, smallest)
 
 
 def estimate_tokens(lines: Sequence[str], vocab_size: int) -> int:
     """Returns about how many tokens, with end-of-sentence, lines are with so many pieces."""
     sample = [line for line in lines[:_MEASURED_LINES] if not is_blank(line)]
     model = train_byte_pair_model(iter(sample), vocab_size, hard_vocab_limit=False)
+
     pieces = sum(map(len, open_processor(model).encode(sample)))
-    return (pieces + len(sample)) * len(lines) // len(sample)
+    ends = len(sample)
+    return (pieces + ends) * len(lines) // len(sample)
 
 
 def cached_tokenizer(
@@ -141,30 +166,57 @@ def cached_tokenizer(
 
     corpus = VerifiedCorpus(corpus)
     version = f"{sentencepiece.__version__} {unicodedata.unidata_version}"
-    trained = (vocab_size, version, _MAX_LINES, sorted(options.items()), *sorted(more_symbols))
-    inputs = (_FORMAT, corpus.fingerprint(split), *trained)
+    inputs = (
+        _FORMAT,
+        corpus.fingerprint(split),
+        vocab_size,
+        version,
+        _MAX_LINES,
+        sorted(options.items()),
+        *sorted(more_symbols),
+    )
     key = hashlib.sha256(repr(inputs).encode()).hexdigest()
     path = cache_directory / f"tokenizer-{key[:32]}"
+
     if path.is_file():
         content = path.read_bytes()
-        digest, model = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
+        digest = content[:_DIGEST_BYTES]
+        model = content[_DIGEST_BYTES:]
         if hashlib.sha256(model).digest() == digest:
             return Tokenizer(model)
+
     make_folder(cache_directory, "JAXFORMER_CACHE")  # before the work
-    if corpus.target_symbols:
-        found = {s for _, target in corpus.pairs(split) for s in split_spaces(target)}
-        symbols = sorted(found.union(more_symbols))
-        lines = (source for source, _ in corpus.pairs(split))
-    else:
-        symbols, lines = [], itertools.chain.from_iterable(corpus.pairs(split))
-    lines = itertools.filterfalse(is_blank, lines)
-    if not (first := list(itertools.islice(lines, 1))):
-        raise UserError(f"{split}: expected text to learn a vocabulary from: all lines are empty")
-    with announce(f"learning a vocabulary of {vocab_size:,} tokens from {split}"):
-        tokenizer = train_tokenizer(itertools.chain(first, lines), vocab_size, symbols, **options)
+    tokenizer = _learn_tokenizer(corpus, split, vocab_size, more_symbols=more_symbols, **options)
+
     model = tokenizer.serialized
     write_file(path, hashlib.sha256(model).digest() + model)
     return tokenizer
+
+
+def _learn_tokenizer(
+    corpus: VerifiedCorpus,
+    split: str,
+    vocab_size: int,
+    *,
+    more_symbols: Sequence[str],
+    **options: Any,
+) -> Tokenizer:
+    symbols = []
+    lines = itertools.chain.from_iterable(corpus.pairs(split))
+    if corpus.target_symbols:
+        found = set(more_symbols)
+        for _, target in corpus.pairs(split):
+            found.update(split_spaces(target))
+        symbols = sorted(found)
+        lines = (source for source, _ in corpus.pairs(split))
+
+    lines = itertools.filterfalse(is_blank, lines)
+    first = list(itertools.islice(lines, 1))
+    if not first:
+        raise UserError(f"{split}: expected text to learn a vocabulary from: all lines are empty")
+
+    with announce(f"learning a vocabulary of {vocab_size:,} tokens from {split}"):
+        return train_tokenizer(itertools.chain(first, lines), vocab_size, symbols, **options)
 
 
 def _sample(lines: Iterable[str], size: int) -> list[str]:
@@ -174,16 +226,20 @@ def _sample(lines: Iterable[str], size: int) -> list[str]:
     """
     stream = iter(lines)
     sample = list(itertools.islice(stream, size))
+
     generator = random.Random(0)
     for seen, line in enumerate(stream, size + 1):
         place = int(generator.random() * seen)
         if place < size:
             sample[place] = line
+
     return sample
 
 
 def _size_error(vocab_size: int, message: str) -> UserError:
     for pattern, explanation in _REFUSALS.items():
-        if found := re.search(pattern, message):
+        found = re.search(pattern, message)
+        if found:
             return UserError(explanation.format(vocab_size, *found.groups()))
+
     return UserError(f"SentencePiece cannot learn {vocab_size} pieces from the text: {message}")

@@ -2,8 +2,15 @@
 
 import numpy as np
 
+# The cost of buckets that cannot be; the sum of two does not overflow.
+_INFINITE = np.iinfo(np.int64).max // 2
 
-def bucket_edges(lengths: np.ndarray, tokens_per_batch: int, max_buckets: int = 12) -> list[int]:
+
+def bucket_edges(
+    lengths: np.ndarray,
+    tokens_per_batch: int,
+    max_buckets: int = 12,
+) -> list[int]:
     """Returns the bucket edges that need the fewest batches, by dynamic programming.
 
     Bucket k takes the examples longer than edge k - 1 and at most as long as edge k, and pads them
@@ -13,43 +20,66 @@ def bucket_edges(lengths: np.ndarray, tokens_per_batch: int, max_buckets: int = 
     ``lengths`` has the length of the longer side of each example, at most ``tokens_per_batch``.
     """
     histogram = np.bincount(lengths)
-    optimum = _best_edges(histogram, tokens_per_batch, 1, max_buckets)[-1][0]
+
+    optimum, _ = _best_edges(histogram, tokens_per_batch, 1, max_buckets)[-1]
     for multiple in (8, 4, 2, 1):
         for cost, edges in _best_edges(histogram, tokens_per_batch, multiple, max_buckets):
             if cost <= 1.01 * optimum:
                 return edges
+
     raise AssertionError("multiples of 1 include the optimum")
 
 
 def _best_edges(
-    histogram: np.ndarray, tokens_per_batch: int, multiple: int, max_buckets: int
+    histogram: np.ndarray,
+    tokens_per_batch: int,
+    multiple: int,
+    max_buckets: int,
 ) -> list[tuple[int, list[int]]]:
     """Returns the least cost, and the edges that have it, for 1, 2, ... buckets."""
     longest = len(histogram) - 1
     edges = np.append(np.arange(0, longest, multiple), longest)
     costs = _costs(histogram, edges, tokens_per_batch)
-    total = np.full(len(edges), np.iinfo(np.int64).max // 2)
+
+    # The least cost of all examples up to each edge, and for each round the edge before it.
+    total = np.full(len(edges), _INFINITE)
     total[0] = 0
-    previous, results = [], []
+    previous = []
+
+    results = []
     for _ in range(max_buckets):
         through = total[:, None] + costs
         previous.append(through.argmin(axis=0))
         total = through.min(axis=0)
-        chosen, last = [], len(edges) - 1
+
+        # Follows the best edges back from the longest length.
+        chosen = []
+        last = len(edges) - 1
         for best in reversed(previous):
             chosen.append(int(edges[last]))
             last = best[last]
-        results.append((int(total[-1]), sorted({edge for edge in chosen if edge})))
+
+        least_cost = int(total[-1])
+        results.append((least_cost, sorted({edge for edge in chosen if edge})))
+
     return results
 
 
-def _costs(histogram: np.ndarray, edges: np.ndarray, tokens_per_batch: int) -> np.ndarray:
+def _costs(
+    histogram: np.ndarray,
+    edges: np.ndarray,
+    tokens_per_batch: int,
+) -> np.ndarray:
     """Returns the tokens computed for a bucket from edge i to edge j, counting full batches.
 
     A bucket with few examples thus costs a whole batch, and exists only if it saves one.
     """
     up_to = np.cumsum(histogram)[edges]
     examples = up_to[None, :] - up_to[:, None]
+
     rows = tokens_per_batch // np.maximum(edges, 1)
-    costs = -(-examples // rows) * rows * edges
-    return np.where(edges[:, None] <= edges[None, :], costs, np.iinfo(np.int64).max // 2)
+    batches = -(-examples // rows)
+    costs = batches * rows * edges
+
+    is_bucket = edges[:, None] <= edges[None, :]
+    return np.where(is_bucket, costs, _INFINITE)

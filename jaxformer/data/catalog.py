@@ -32,7 +32,8 @@ class PublicCorpus:
     prepare: Callable[[pathlib.Path], preparation.Prepared] | None = None
 
 
-_GITHUB, _RAW = "https://github.com", "https://raw.githubusercontent.com"
+_GITHUB = "https://github.com"
+_RAW = "https://raw.githubusercontent.com"
 _MULTI30K_URL = f"{_GITHUB}/multi30k/dataset/raw/master/data/task1/raw"
 _MULTI30K = {
     "train.en": "460a15fbd157e34a7a9957ee388c1ca247fe47af3ef25fb50442af6c274e0fc6",
@@ -67,9 +68,15 @@ _WMT_HASHES = {
 }
 
 
-def _newstest(target: str, sets: tuple[str, ...], digests: Mapping[str, str], size: str):
+def _newstest(
+    target: str,
+    sets: tuple[str, ...],
+    digests: Mapping[str, str],
+    size: str,
+):
     """Returns the corpus of WMT's test sets between English and a language."""
-    names = ["dev.tgz", *dict.fromkeys(f"wmt{name.split()[0]}-test.tgz" for name in sets)]
+    years = dict.fromkeys(name.split()[0] for name in sets)
+    names = ["dev.tgz", *(f"wmt{year}-test.tgz" for year in years)]
     return PublicCorpus(
         folder=f"newstest-en-{target}",
         files=digests,
@@ -86,6 +93,7 @@ def _wmt14(pair: str, shards: int, size: str):
     address = f"https://huggingface.co/datasets/wmt/wmt14/resolve/main/{pair}"
     names = [f"train-{shard:05}-of-{shards:05}.parquet" for shard in range(shards)]
     names += ["validation-00000-of-00001.parquet", "test-00000-of-00001.parquet"]
+
     return PublicCorpus(
         folder=f"wmt14-{pair}",
         files=dict.fromkeys(names, ""),
@@ -118,26 +126,28 @@ CATALOG = {
         "de",
         (
             *(f"{year} newstest20{year}-ende" for year in range(15, 20)),
-            *("19 newstest2019-deen", "20 newstest2020-ende", "20 newstest2020-deen"),
+            "19 newstest2019-deen",
+            "20 newstest2020-ende",
+            "20 newstest2020-deen",
         ),
-        {
+        digests={
             "train.en": "d6ba98cb124cf398b9907c3ebe2cf83e9710430465b529b5f228eb7a459c2936",
             "train.de": "cc673b25a911f3175d87c65a3828d860e2185ae5075e83139ce3764a17e9765e",
             "valid.en": "ace268a1d9724ca76f6d8e5c720ffdc08f01bdce45630ed8b269dc7918e1c16e",
             "valid.de": "d7ea35ab91ff3709e03ad9cb6bf5b4f2cc775cd2d72efd5254c4aec5e69663ca",
         },
-        "9.2 MB",
+        size="9.2 MB",
     ),
     "newstest-fr": _newstest(
         "fr",
         ("15 newsdiscusstest2015-enfr",),
-        {
+        digests={
             "train.en": "11856ca7454bbc6b9b08dcff5d45044a88a90723d7215a97581fb9f93053f298",
             "train.fr": "b935d5366179b003ab249177667419f0240c578d27a68d9d33ec658beed05e00",
             "valid.en": "ace268a1d9724ca76f6d8e5c720ffdc08f01bdce45630ed8b269dc7918e1c16e",
             "valid.fr": "909b63be5df3eb8c13e1d5967bf3f0adfdb9f6ed5e638c5bffff563ee2ff7f41",
         },
-        "4.8 MB",
+        size="4.8 MB",
     ),
     "craft": PublicCorpus(
         folder="trees/craft",
@@ -168,8 +178,8 @@ CATALOG = {
         downloads="downloads/wsj-sample",
         prepare=preparation.wsj_sample,
     ),
-    "wmt14": _wmt14("de-en", 3, "about 0.8 GB"),
-    "wmt14-fr": _wmt14("fr-en", 30, "about 10 GB"),
+    "wmt14": _wmt14("de-en", shards=3, size="about 0.8 GB"),
+    "wmt14-fr": _wmt14("fr-en", shards=30, size="about 10 GB"),
     "shakespeare": PublicCorpus(
         folder="tinyshakespeare",
         files={"input.txt": _SHAKESPEARE},
@@ -183,7 +193,8 @@ CATALOG = {
 
 
 def is_present(corpus: PublicCorpus) -> bool:
-    return all((data_directory() / corpus.folder / name).is_file() for name in corpus.files)
+    folder = data_directory() / corpus.folder
+    return all((folder / name).is_file() for name in corpus.files)
 
 
 def download_hint(path: pathlib.Path) -> str | None:
@@ -194,28 +205,39 @@ def download_hint(path: pathlib.Path) -> str | None:
         known = fnmatch.filter(corpus.files, path.name)  # The name may be a pattern.
         if path.parent == folder and (known or not folder.is_dir()):
             return f"get it with: jaxformer data {name}"
-    if path == data or not path.is_relative_to(data) or path.parent.is_dir():
+
+    is_below = path != data and path.is_relative_to(data)
+    if not is_below or path.parent.is_dir():
         return None
+
+    missing = path.relative_to(data).parts[0]
     return (
-        f"set JAXFORMER_DATA to the folder that holds {path.relative_to(data).parts[0]}/, or name "
-        "other files in the config"
+        f"set JAXFORMER_DATA to the folder that holds {missing}/, or name other files in the config"
     )
 
 
 def download_corpus(corpus: PublicCorpus) -> pathlib.Path:
     """Returns the folder of a corpus, after downloading and preparing it if it is missing."""
-    folder, downloads = data_directory() / corpus.folder, data_directory() / corpus.downloads
-    if is_present(corpus) and (corpus.prepare is not None or not corpus.hashes):
+    folder = data_directory() / corpus.folder
+    downloads = data_directory() / corpus.downloads
+
+    # Files that are not prepared may be verified by their hashes, which the download does.
+    is_verified = corpus.prepare is not None or not corpus.hashes
+    if is_present(corpus) and is_verified:
         return folder
+
     make_folder(data_directory(), "JAXFORMER_DATA")
     _download(corpus, downloads)
+
     if corpus.prepare is not None:
         try:
             prepared = corpus.prepare(downloads)
         except UserError as error:
             raise UserError(f"{error}; delete this file and run the same command again") from None
+
         for name, content in prepared.items():
             write_file(folder / name, content)
+
     return folder
 
 
@@ -224,6 +246,7 @@ def _download(corpus: PublicCorpus, downloads: pathlib.Path) -> None:
     with needs_package("pooch", "which downloads corpora", extra="download"):
         import pooch
         import requests
+
     repository = pooch.create(
         downloads,
         base_url="",
@@ -234,9 +257,13 @@ def _download(corpus: PublicCorpus, downloads: pathlib.Path) -> None:
     downloader: Any = pooch.HTTPDownloader(
         progressbar=sys.stderr.isatty(),
         chunk_size=1 << 20,
-        # A server that compresses on the fly would change files that are already compressed.
-        headers={"User-Agent": f"jaxformer/{__version__}", "Accept-Encoding": "identity"},
+        headers={
+            "User-Agent": f"jaxformer/{__version__}",
+            # A server that compresses on the fly would change files that are already compressed.
+            "Accept-Encoding": "identity",
+        },
     )
+
     for name, url in corpus.urls.items():
         try:
             repository.fetch(name, _make_readable, downloader)

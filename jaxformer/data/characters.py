@@ -24,8 +24,15 @@ _KINDS = {
     "control characters": r"\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f",
     "replacement characters": r"\ufffd",
 }
-_BLANKS = ("line separators", "tabs or foreign blanks")
-_INVISIBLE = ("invisible characters", "directional marks", "control characters")
+_BLANKS = (
+    "line separators",
+    "tabs or foreign blanks",
+)
+_INVISIBLE = (
+    "invisible characters",
+    "directional marks",
+    "control characters",
+)
 # Invisible characters that change how their neighbors look.
 _SHAPING = (
     r"[\u180b-\u180f\u200c\u200d\ufe00-\ufe0f\U00013430-\U0001343f\U000e0020-\U000e007f"
@@ -34,12 +41,17 @@ _SHAPING = (
 # Compatibility forms that change the meaning: 10² is not 102.
 _DISTINCT = ("<super>", "<sub>", "<fraction>", "<circle>")
 # Apostrophes, quotation marks and dashes used for one another, the most common first.
-_ALIKE = ("'\u2019\u2018\u201b\u02bc\u00b4`", '"”“„‟«»', "-\u2010\u2011\u2012\u2013—―\u2212")
+_ALIKE = (
+    "'\u2019\u2018\u201b\u02bc\u00b4`",
+    '"”“„‟«»',
+    "-\u2010\u2011\u2012\u2013—―\u2212",
+)
 # Tabs and line separators too, which would begin another column or line of an output.
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _PATTERNS = {kind: re.compile(f"[{characters}]") for kind, characters in _KINDS.items()}
-_UNUSUAL = re.compile(f"[{''.join(_KINDS.values())}]")
-_VISIBLE = re.compile(f"[^ {''.join(_KINDS.values())}]")
+_ALL_KINDS = "".join(_KINDS.values())
+_UNUSUAL = re.compile(f"[{_ALL_KINDS}]")
+_VISIBLE = re.compile(f"[^ {_ALL_KINDS}]")
 
 
 def unusual_kinds(text: str) -> list[str]:
@@ -48,7 +60,8 @@ def unusual_kinds(text: str) -> list[str]:
     >>> unusual_kinds("10\xa0000 \u200bkm"), unusual_kinds("ten km")
     (['tabs or foreign blanks', 'invisible characters'], [])
     """
-    if (text.isascii() and text.isprintable()) or not _UNUSUAL.search(text):
+    is_plain = text.isascii() and text.isprintable()
+    if is_plain or not _UNUSUAL.search(text):
         return []
     return [kind for kind, pattern in _PATTERNS.items() if pattern.search(text)]
 
@@ -83,41 +96,52 @@ def normalization_rules(alphabet: set[str]) -> dict[str, str]:
     >>> [rules[text] for text in ("\u00a0", "\u200b", "e\u0301", "ﬁ", "\uff1f")]
     [' ', '', 'é', 'fi', '?']
     """
-    kept = {c for c in alphabet if re.fullmatch(_SHAPING, c)}
-    rules = {text: new for text, new in _blank_replacements().items() if text not in kept}
+    kept = {character for character in alphabet if re.fullmatch(_SHAPING, character)}
+    rules = _blank_replacements().copy()
+    for character in kept:
+        rules.pop(character, None)
     known = alphabet - rules.keys() - {" "}
+
     for character in known:
         rules |= dict.fromkeys(_decompositions(character), character)
+
     for character, form in _similar_characters():
         if character not in known and known.issuperset(form):
             rules.setdefault(character, form)
+
     return rules
 
 
 def visible_characters(text: str) -> str:
     """Returns the visible characters of a text, in the form NFKD, without whitespace."""
-    unseen = _blank_replacements()
-    return "".join(c for c in unicodedata.normalize("NFKD", text) if c != " " and c not in unseen)
+    unseen = _blank_replacements().keys() | {" "}
+    decomposed = unicodedata.normalize("NFKD", text)
+    return "".join(character for character in decomposed if character not in unseen)
 
 
 @functools.cache
 def _blank_replacements() -> dict[str, str]:
     """Maps each whitespace character to a space, and each invisible one except NUL to ""."""
     text = "".join(map(chr, range(1, sys.maxunicode + 1)))  # SentencePiece has no rules for NUL.
-    return {
-        character: " " if kind in _BLANKS else ""
-        for kind in (*_BLANKS, *_INVISIBLE)
-        for character in re.findall(f"[{_KINDS[kind]}]", text)
-    }
+
+    replacements = {}
+    for kind in (*_BLANKS, *_INVISIBLE):
+        new = " " if kind in _BLANKS else ""
+        characters = re.findall(f"[{_KINDS[kind]}]", text)
+        replacements |= dict.fromkeys(characters, new)
+    return replacements
 
 
 def _decompositions(character: str) -> Iterator[str]:
     """Yields the canonically equivalent sequences, with combining marks in every valid order."""
     base, *marks = unicodedata.normalize("NFD", character)
+
     for order in itertools.permutations(marks):
         for count in range(len(order)):
-            start = unicodedata.normalize("NFC", base + "".join(order[:count]))
-            sequence = start + "".join(order[count:])
+            # The first marks are composed with the base, and the others follow.
+            first = "".join(order[:count])
+            others = "".join(order[count:])
+            sequence = unicodedata.normalize("NFC", base + first) + others
             if unicodedata.normalize("NFC", sequence) == character:
                 yield sequence
 
@@ -125,9 +149,16 @@ def _decompositions(character: str) -> Iterator[str]:
 @functools.cache
 def _similar_characters() -> list[tuple[str, str]]:
     """Returns pairs of a character and a possible replacement, the best replacement first."""
-    found = [pair for group in _ALIKE for pair in itertools.permutations(group, 2)]
-    for character in map(chr, range(0x80, sys.maxunicode + 1)):
+    found = []
+    for group in _ALIKE:
+        found += itertools.permutations(group, 2)
+
+    for code in range(0x80, sys.maxunicode + 1):
+        character = chr(code)
         kind = unicodedata.decomposition(character).partition(" ")[0]
-        if kind and kind not in _DISTINCT:
-            found += [(character, unicodedata.normalize(f, character)) for f in ("NFKC", "NFKD")]
+        if not kind or kind in _DISTINCT:
+            continue
+        found.append((character, unicodedata.normalize("NFKC", character)))
+        found.append((character, unicodedata.normalize("NFKD", character)))
+
     return found

@@ -20,6 +20,7 @@ def check_variety(train: str, classes: int, examples: int) -> None:
             f"{train}: expected examples of at least two classes to train on, got {examples:,} of "
             "one class; mix examples that are sorted by class before they are split"
         )
+
     if examples >= _FEW_EXAMPLES and 2 * classes > examples:
         raise UserError(
             f"{train}: expected several examples of each class, but nearly every one has a label "
@@ -28,7 +29,9 @@ def check_variety(train: str, classes: int, examples: int) -> None:
 
 
 def describe_classes(
-    names: Sequence[str], train: Int[np.ndarray, " N"], valid: Int[np.ndarray, " M"]
+    names: Sequence[str],
+    train: Int[np.ndarray, " N"],
+    valid: Int[np.ndarray, " M"],
 ) -> list[str]:
     """Returns log messages about classes that training never sees, or that no split has.
 
@@ -37,13 +40,15 @@ def describe_classes(
       train: Classes of the training examples, as indices of names.
       valid: Classes of the validation examples.
     """
-    counts = [np.bincount(split, minlength=len(names)) for split in (train, valid)]
-    in_train, in_valid = (count > 0 for count in counts)
+    train_counts = np.bincount(train, minlength=len(names))
+    valid_counts = np.bincount(valid, minlength=len(names))
+    in_train = train_counts > 0
+    in_valid = valid_counts > 0
     notes = []
 
     unseen = in_valid & ~in_train
     if unseen.any():
-        share = counts[1][unseen].sum() / len(valid)
+        share = valid_counts[unseen].sum() / len(valid)
         notes.append(
             f"note: classes without training examples: {_list_names(names, unseen)}; they are "
             f"{share:.1%} of the validation examples, which no model can learn to recognize"
@@ -52,6 +57,7 @@ def describe_classes(
     absent = ~(in_train | in_valid)
     if absent.any():
         notes.append(f"note: classes without any example: {_list_names(names, absent)}")
+
     return notes
 
 

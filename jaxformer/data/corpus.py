@@ -1,7 +1,6 @@
 """Corpora of sentence pairs: text, Parquet, JSONL or TSV files, TFDS, treebanks, or numerals."""
 
 import abc
-import collections
 import contextlib
 import dataclasses
 import hashlib
@@ -23,6 +22,8 @@ _LARGEST_WEIGHT = 1000
 # Values of data.train in messages, where they are not my/train.KIND.
 _EXAMPLES = {"tfds": "train", "labeled": "my/train.tsv", "masked": "my/train.txt"}
 _WEIGHTED = re.compile(r"(.+):(\d[\d.]*)")
+# A placeholder, but no special token.
+_SYMBOL = re.compile(r"(?!(</?s>|<pad>|<unk>)$)\S+")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -114,15 +115,18 @@ class DataConfig(DataSection):
     def __post_init__(self) -> None:
         check_types(self, "data")
         self.check_paths("directory", "train", "valid", "tokenizer")
+
         if self.pretokenizer == "none" and (self.lowercase or not self.detokenize):
             raise UserError(
                 "data.lowercase and data.detokenize=False need data.pretokenizer=moses: got none"
             )
-        if not all(re.fullmatch(r"(?!(</?s>|<pad>|<unk>)$)\S+", s) for s in self.symbols()):
+
+        if not all(map(_SYMBOL.fullmatch, self.symbols())):
             raise UserError(
                 "data.user_defined_symbols must be words with commas between, as in <name>,<url>, "
                 f"and no special tokens: got {self.user_defined_symbols!r}"
             )
+
         check_positive(self, "data", "tokens_per_batch", "max_length")
         if self.tokens_per_batch < self.max_length:
             raise UserError(
@@ -143,6 +147,7 @@ class DataConfig(DataSection):
                 "data.train: expected your own training text, got none; give --config.data.train="
                 f"{self._example()}, for example; docs/data.md lists all formats"
             )
+
         if not self.valid:
             raise UserError(
                 "data.valid: expected a validation text, or a share of the training text, got "
@@ -153,12 +158,16 @@ class DataConfig(DataSection):
         """Returns a value of ``train`` for messages, with an explanation."""
         if self.corpus != "text":
             return _EXAMPLES.get(self.corpus, f"my/train.{self.corpus}")
-        source, target = self.source_language, self.target_language
+
+        source = self.source_language
+        target = self.target_language
         return f"my/train for the files my/train.{source} and my/train.{target}"
 
     def symbols(self) -> list[str]:
         """Returns ``user_defined_symbols`` as a list."""
-        return self.user_defined_symbols.split(",") if self.user_defined_symbols else []
+        if not self.user_defined_symbols:
+            return []
+        return self.user_defined_symbols.split(",")
 
 
 @runtime_checkable
@@ -195,23 +204,28 @@ def parse_mixture(split: str) -> dict[str, int]:
     ({'news': 1, 'captions': 3}, {})
     """
     names = split.split(",")
-    found = [match for name in names if (match := _WEIGHTED.fullmatch(name))]
+    found = list(filter(None, map(_WEIGHTED.fullmatch, names)))
     if len(names) == 1 or not found:
         return {}
+
     if len(found) < len(names):
         raise UserError(
             "expected a weight for each corpus, such as news:1,captions:3, or for none: got "
             f"{split!r}"
         )
+
     for match in found:
-        if not match[2].isdigit() or not 1 <= int(match[2]) <= _LARGEST_WEIGHT:
+        weight = match[2]
+        if not weight.isdigit() or not 1 <= int(weight) <= _LARGEST_WEIGHT:
             raise UserError(
                 f"expected weights that are whole numbers from 1 to {_LARGEST_WEIGHT}, how often a "
-                f"pair comes in an epoch: got {match[2]} in {split!r}"
+                f"pair comes in an epoch: got {weight} in {split!r}"
             )
-    if len({match[1] for match in found}) < len(found):
+
+    mixture = {match[1]: int(match[2]) for match in found}
+    if len(mixture) < len(found):
         raise UserError(f"expected different corpora: got {split!r}")
-    return {match[1]: int(match[2]) for match in found}
+    return mixture
 
 
 class VerifiedCorpus:
@@ -229,10 +243,13 @@ class VerifiedCorpus:
 
     def pairs(self, split: str) -> Iterator[tuple[str, str]]:
         for each in parse_mixture(split) or [split]:
-            before, size = self.fingerprint(each), 0
+            before = self.fingerprint(each)
+
+            size = 0
             for pair in self._corpus.pairs(each):
                 size += 1
                 yield pair
+
             if self._corpus.fingerprint(each) != before:
                 raise UserError(
                     f"{each}: expected the same sentence pairs each time they are read, but they "
@@ -242,8 +259,11 @@ class VerifiedCorpus:
 
     def fingerprint(self, split: str) -> str:
         """Returns the first fingerprint of a split; for a mixture, a hash without the weights."""
-        if mixture := parse_mixture(split):
-            return hashlib.sha256(" ".join(map(self.fingerprint, mixture)).encode()).hexdigest()
+        mixture = parse_mixture(split)
+        if mixture:
+            fingerprints = " ".join(map(self.fingerprint, mixture))
+            return hashlib.sha256(fingerprints.encode()).hexdigest()
+
         if split not in self._fingerprints:
             self._fingerprints[split] = self._corpus.fingerprint(split)
         return self._fingerprints[split]
@@ -256,28 +276,42 @@ class VerifiedCorpus:
                 if number < self._size(each):
                     return self.place(each, number, side)
                 number -= self._size(each)
-            if place := getattr(self._corpus, "place", None):
+
+            place = getattr(self._corpus, "place", None)
+            if place is not None:
                 return place(split, number, side)
+
         return f"{split}: pair {number + 1}"
 
     def notes(self, split: str) -> list[str]:
         """Returns log messages about a split."""
-        mixture, notes = parse_mixture(split), getattr(self._corpus, "notes", lambda split: [])
-        weights = [
+        mixture = parse_mixture(split)
+        notes = [
             f"{each}: {self._size(each):,} pairs, each {weight} times an epoch"
             for each, weight in mixture.items()
         ]
-        return [*weights, *(note for each in mixture or [split] for note in notes(each))]
+
+        notes_of = getattr(self._corpus, "notes", None)
+        if notes_of is not None:
+            for each in mixture or [split]:
+                notes += notes_of(each)
+
+        return notes
 
     def repetitions(self, split: str, numbers: np.ndarray) -> np.ndarray | None:
         """Returns how often each of the numbered pairs is used per epoch; None: once."""
         mixture = parse_mixture(split)
+        if not mixture:
+            return None
+
         sizes = [self._size(each) for each in mixture]
-        return np.repeat(list(mixture.values()), sizes)[numbers] if mixture else None
+        weights = np.repeat(list(mixture.values()), sizes)
+        return weights[numbers]
 
     def _size(self, split: str) -> int:
         if split not in self._sizes:
-            collections.deque(self.pairs(split), maxlen=0)  # Counts the pairs.
+            for _ in self.pairs(split):  # Counts the pairs.
+                pass
         return self._sizes[split]
 
 

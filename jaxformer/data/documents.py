@@ -21,7 +21,10 @@ def lines_of(text: str) -> Iterator[str]:
 
 
 def split_documents(
-    text: str, separator: str, span: range | None = None, size: int = _PIECE
+    text: str,
+    separator: str,
+    span: range | None = None,
+    size: int = _PIECE,
 ) -> Iterator[str | None]:
     r"""Yields pieces of about ``size`` characters that end with lines; None ends a document.
 
@@ -32,27 +35,45 @@ def split_documents(
     """
     pattern = re.compile(rf"^{re.escape(separator)}\r?(?:\n|\Z)", re.M)
     span = span or range(len(text))
+
     start = span.start
     while start < span.stop:
+        # A piece ends with the first line that ends after ``size`` characters, or with the span.
         end = text.find("\n", start + size, span.stop) + 1 or span.stop
-        first, *others = pattern.split(text[start:end]) if separator else [text[start:end]]
+        piece = text[start:end]
+
+        first, *others = pattern.split(piece) if separator else [piece]
         yield first
         for part in others:
-            yield from (None, part)
+            yield None
+            yield part
+
         start = end
 
 
 def encode_documents(
-    text: str, tokenizer: Vocabulary, separator: str, span: range
+    text: str,
+    tokenizer: Vocabulary,
+    separator: str,
+    span: range,
 ) -> Integer[np.ndarray, " N"]:
     """Returns token ids of the smallest dtype, with EOS after each document of the text."""
-    dtype, ids = np.min_scalar_type(tokenizer.vocab_size - 1), bytearray()
+    dtype = np.min_scalar_type(tokenizer.vocab_size - 1)
+    end_of_document = np.asarray([EOS], dtype).tobytes()
     size = _PIECE if tokenizer.keeps_lines else len(text)
+
+    ids = bytearray()
     for piece in split_documents(text, separator, span, size):
-        ids += np.asarray([EOS] if piece is None else tokenizer.encode(piece), dtype).tobytes()
-    end = np.asarray(EOS, dtype).tobytes()
-    if separator and span.stop == len(text) and not ids.endswith(end):
-        ids += end
+        if piece is None:
+            ids += end_of_document
+        else:
+            ids += np.asarray(tokenizer.encode(piece), dtype).tobytes()
+
+    # The last document may have no separator after it.
+    is_last = span.stop == len(text)
+    if separator and is_last and not ids.endswith(end_of_document):
+        ids += end_of_document
+
     return np.frombuffer(ids, dtype)
 
 
@@ -64,18 +85,28 @@ def text_sha256(text: str) -> str:
     return digest.hexdigest()
 
 
-def map_token_ids(path: pathlib.Path, dtype: str, ids: Int[np.ndarray, " V"]) -> np.memmap:
+def map_token_ids(
+    path: pathlib.Path,
+    dtype: str,
+    ids: Int[np.ndarray, " V"],
+) -> np.memmap:
     """Opens a file of token ids without a header; ``ids`` are the tokenizer's for each of them."""
+    size = np.dtype(dtype).itemsize
     with explain_read_errors(path):
-        bytes_, size = path.stat().st_size, np.dtype(dtype).itemsize
-        if bytes_ < size or bytes_ % size:
-            raise UserError(f"{path}: expected token ids as {dtype}, got {bytes_} bytes")
+        file_size = path.stat().st_size
+        if file_size < size or file_size % size:
+            raise UserError(f"{path}: expected token ids as {dtype}, got {file_size} bytes")
         found = np.memmap(path, np.dtype(dtype).newbyteorder("<"), mode="r")
-    if (largest := int(found.max())) >= len(ids):
+
+    largest = int(found.max())
+    if largest >= len(ids):
         raise UserError(
             f"{path}: expected token ids below {len(ids)}, the size of the vocabulary, as {dtype}: "
             f"got {largest}; see data.token_dtype and data.tokenizer"
         )
-    if ids[int(found.min())] == PAD:
-        raise UserError(f"{path}: expected no token {int(found.min())}, which stands for padding")
+
+    smallest = int(found.min())
+    if ids[smallest] == PAD:
+        raise UserError(f"{path}: expected no token {smallest}, which stands for padding")
+
     return found

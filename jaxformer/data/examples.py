@@ -16,7 +16,12 @@ def quote(text: str, width: int = _WIDTH) -> str:
     for character in text:
         if len(shown) >= width:
             return f'"{shown}..."'
-        shown += character if character.isprintable() else repr(character)[1:-1]
+
+        if character.isprintable():
+            shown += character
+        else:
+            shown += repr(character)[1:-1]
+
     return f'"{shown}"'
 
 
@@ -32,4 +37,6 @@ def describe_example(split: str, sides: Sequence[tuple[str, str]]) -> str:
 
 def _shorten(split: str) -> str:
     """Returns the end of a long name, which distinguishes it best."""
-    return split if len(split) <= _NAME_WIDTH else f"...{split[-_NAME_WIDTH:]}"
+    if len(split) <= _NAME_WIDTH:
+        return split
+    return f"...{split[-_NAME_WIDTH:]}"

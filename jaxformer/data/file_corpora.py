@@ -35,9 +35,13 @@ class TextCorpus:
 
     def pairs(self, split: str) -> Iterator[tuple[str, str]]:
         source, target = self._paths(split)
-        hint = "; line n of one must translate line n of the other"
-        first, second = map(text_files.read_file, (source, target))
-        yield from text_files.zip_lines(first, second, str(source), str(target), hint)
+        yield from text_files.zip_lines(
+            text_files.read_file(source),
+            text_files.read_file(target),
+            first_name=str(source),
+            second_name=str(target),
+            hint="; line n of one must translate line n of the other",
+        )
 
     def place(self, split: str, number: int, side: int) -> str:
         return f"{split}.{self._languages[side]}:{number + 1}"
@@ -47,7 +51,11 @@ class TextCorpus:
         return text_files.fingerprint_files(self._paths(split))
 
     def _paths(self, split: str) -> list[pathlib.Path]:
-        return [text_files.find_file(local_path(f"{split}.{code}")) for code in self._languages]
+        paths = []
+        for language in self._languages:
+            path = local_path(f"{split}.{language}")
+            paths.append(text_files.find_file(path))
+        return paths
 
 
 class FileCorpus(abc.ABC):
@@ -69,7 +77,8 @@ class FileCorpus(abc.ABC):
 
     def lines(self, path: pathlib.Path) -> Sequence[object]:
         """Returns the line number of each row of a file."""
-        return range(1, 1 + sum(1 for _ in text_files.read_bytes(path)))
+        count = sum(1 for _ in text_files.read_bytes(path))
+        return range(1, 1 + count)
 
     def pairs(self, split: str) -> Iterator[tuple[str, str]]:
         for path in find_files(split):
@@ -79,15 +88,19 @@ class FileCorpus(abc.ABC):
         for path in find_files(split):
             if path not in self._lines:
                 self._lines[path] = self.lines(path)
-            if number < len(self._lines[path]):
-                return f"{path}:{self._lines[path][number]}"
-            number -= len(self._lines[path])
+            lines = self._lines[path]
+
+            if number < len(lines):
+                return f"{path}:{lines[number]}"
+            number -= len(lines)
+
         raise LookupError(number)
 
     def fingerprint(self, split: str) -> str:
         """Returns a hash of the kind, and of the files' uncompressed bytes."""
         content = text_files.fingerprint_files(find_files(split))
-        return hashlib.sha256(f"{self.kind} {content}".encode()).hexdigest()
+        identity = f"{self.kind} {content}"
+        return hashlib.sha256(identity.encode()).hexdigest()
 
 
 class RecordCorpus(FileCorpus):
@@ -112,6 +125,7 @@ class RecordCorpus(FileCorpus):
             # Checks the format, since the cache may have tokens of a run with the right format.
             with self.open(path), explain_read_errors(path):
                 content.update(bytes.fromhex(file_sha256(path)))
+
         # As in 0.2.0, Parquet and JSONL have the same fingerprints: no file can be both.
         identity = (*self.languages, content.hexdigest(), *self.kind.split())
         return hashlib.sha256(repr(identity).encode()).hexdigest()
@@ -120,21 +134,27 @@ class RecordCorpus(FileCorpus):
         texts = row
         if isinstance(row, dict) and not isinstance(row.get(_COLUMN, ""), str):
             texts = row[_COLUMN]
+
         pair = []
         for language in self.languages:
             text = texts.get(language) if isinstance(texts, dict) else None
             if not isinstance(text, str):
-                example = json.dumps({_COLUMN: dict.fromkeys(self.languages, "...")})
+                example = {_COLUMN: dict.fromkeys(self.languages, "...")}
                 raise UserError(
-                    f"{place}: expected a text for {language!r}, as in {example}: got {row!r:.100}"
+                    f"{place}: expected a text for {language!r}, as in {json.dumps(example)}: "
+                    f"got {row!r:.100}"
                 )
+
             if "\0" in text or not is_unicode(text):
                 raise UserError(
                     f"{place}: expected text, got a NUL or half of a surrogate pair in "
                     f"{language!r}; remove it"
                 )
+
             pair.append(text)
-        return pair[0], pair[1]
+
+        source, target = pair
+        return source, target
 
 
 class JsonlCorpus(RecordCorpus):
@@ -164,7 +184,9 @@ class TsvCorpus(RecordCorpus):
                     f"{path}:{number}: expected a source, one tab and a target, got {len(others)} "
                     "tabs; select two columns, for example with cut -f 1,2"
                 )
-            yield source, others[0]
+
+            [target] = others
+            yield source, target
 
 
 class ParquetCorpus(RecordCorpus):
@@ -172,6 +194,7 @@ class ParquetCorpus(RecordCorpus):
     def open(self, path: pathlib.Path) -> Iterator[Any]:
         with needs_package("pyarrow", "which reads Parquet"):
             import pyarrow.parquet
+
         try:
             with pyarrow.parquet.ParquetFile(path) as file:
                 yield file
@@ -188,28 +211,47 @@ class ParquetCorpus(RecordCorpus):
 
     def rows(self, path: pathlib.Path) -> Iterator[tuple[str, str]]:
         with self.open(path) as file:
-            names = file.schema_arrow.names
-            flat = set(self.languages) <= set(names)
-            if not flat and _COLUMN not in names:
-                raise UserError(
-                    f"{path}: expected a column {_COLUMN!r}, or columns "
-                    f"{' and '.join(map(repr, self.languages))}: got {', '.join(map(repr, names))}"
-                )
-            batches = file.iter_batches(1000, columns=[*self.languages] if flat else [_COLUMN])
-            rows = (row for batch in batches for row in batch.to_pylist())
-            for number, row in enumerate(rows, 1):
-                yield self.pair(row, f"{path}:{number}")
+            columns = self._columns(path, file.schema_arrow.names)
+
+            number = 0
+            for batch in file.iter_batches(1000, columns=columns):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield self.pair(row, f"{path}:{number}")
+
+    def _columns(self, path: pathlib.Path, names: list[str]) -> list[str]:
+        """Returns the columns to read from a file with columns of these names."""
+        if set(self.languages) <= set(names):
+            return list(self.languages)
+        if _COLUMN in names:
+            return [_COLUMN]
+
+        raise UserError(
+            f"{path}: expected a column {_COLUMN!r}, or columns "
+            f"{' and '.join(map(repr, self.languages))}: got {', '.join(map(repr, names))}"
+        )
 
 
 def find_files(split: str) -> list[pathlib.Path]:
-    return [path for pattern in split.split(",") for path in _matches(local_path(pattern))]
+    paths = []
+    for pattern in split.split(","):
+        paths += _matches(local_path(pattern))
+    return paths
 
 
 def _matches(pattern: pathlib.Path) -> list[pathlib.Path]:
-    # The name of an existing folder is not a pattern.
-    folder = glob.escape(str(pattern.parent)) if pattern.parent.is_dir() else str(pattern.parent)
-    if pattern.exists() or not (names := sorted(glob.glob(os.path.join(folder, pattern.name)))):
+    if pattern.exists():
         return [text_files.find_file(pattern)]
+
+    # The name of an existing folder is not a pattern.
+    folder = str(pattern.parent)
+    if pattern.parent.is_dir():
+        folder = glob.escape(folder)
+
+    names = sorted(glob.glob(os.path.join(folder, pattern.name)))
+    if not names:
+        return [text_files.find_file(pattern)]
+
     _check_series(pattern, names)
     return [text_files.find_file(pathlib.Path(name)) for name in names]
 
@@ -218,11 +260,15 @@ def _check_series(pattern: pathlib.Path, names: list[str]) -> None:
     """Checks that names such as a-00000-of-00002.parquet form a complete series."""
     series = collections.defaultdict(list)
     for name in names:
-        if match := _SERIES.fullmatch(name):
-            series[match[1], match[3]].append(int(match[2]))
+        match = _SERIES.fullmatch(name)
+        if match:
+            start, number, size = match.groups()
+            series[start, size].append(int(number))
+
     for (start, size), numbers in series.items():
         first = min(1, *numbers)  # some count from 0, some from 1
-        if sorted(numbers) != list(range(first, first + int(size))):
+        complete = list(range(first, first + int(size)))
+        if sorted(numbers) != complete:
             raise UserError(
                 f"{pattern}: expected all {int(size)} files of the series {start}-*-of-{size}, "
                 f"each once: found {len(set(numbers))} of them in {len(numbers)} files; get the "

@@ -25,6 +25,7 @@ def parse_share(valid: str) -> float | None:
     """
     if not _SHARE.fullmatch(valid):
         return None
+
     number = valid.strip().removesuffix("%")
     share = float(number) / 100 if _NUMBER.fullmatch(number) else 0.0
     if not 0 < share < 1:
@@ -49,8 +50,10 @@ def hold_out(corpus: Corpus, train: str, valid: str) -> Corpus:
     The share is drawn by a hash of the source, so that all copies of a pair, and all translations
     of a sentence, are in the same split. A pair stays in its split when others are added.
     """
-    if (share := parse_share(valid)) is not None:
-        return HeldOutCorpus(corpus, train, valid, share)
+    share = parse_share(valid)
+    if share is not None:
+        return HeldOutCorpus(corpus, train, valid=valid, share=share)
+
     try:
         check_no_number(valid)
     except UserError:
@@ -58,13 +61,19 @@ def hold_out(corpus: Corpus, train: str, valid: str) -> Corpus:
             corpus.fingerprint(valid)
             return corpus  # There is a split with this name.
         raise
+
     return corpus
 
 
 def _share_error(valid: str) -> UserError:
     meant = "5%"
-    if _NUMBER.fullmatch(valid) and 0 < (number := float(valid)) < 100:
-        meant = f"{100 * number if number < 1 else number:g}%"
+    if _NUMBER.fullmatch(valid):
+        number = float(valid)
+        if 0 < number < 1:
+            meant = f"{100 * number:g}%"
+        elif 1 <= number < 100:
+            meant = f"{number:g}%"
+
     return UserError(
         "data.valid: expected a share of the training text, above 0% and below 100%, or the name "
         f"of a validation text: got {valid}; give --config.data.valid={meant}, for example"
@@ -74,7 +83,8 @@ def _share_error(valid: str) -> UserError:
 def open_splits(data: DataConfig, corpus: Corpus | None = None) -> VerifiedCorpus:
     """Returns a corpus, by default the config's, with its splits; treebanks must be given."""
     data.check_named()
-    corpus = open_corpus(data) if corpus is None else corpus
+    if corpus is None:
+        corpus = open_corpus(data)
     return VerifiedCorpus(hold_out(corpus, data.train, data.valid))
 
 
@@ -86,11 +96,18 @@ def training_pairs(data: DataConfig) -> Iterator[tuple[str, str]]:
 class HeldOutCorpus:
     """A corpus from :func:`hold_out`; it has the optional methods of a corpus, too."""
 
-    def __init__(self, corpus: Corpus, train: str, valid: str, share: float) -> None:
+    def __init__(
+        self,
+        corpus: Corpus,
+        train: str,
+        valid: str,
+        share: float,
+    ) -> None:
         self.target_symbols = corpus.target_symbols
         self._corpus = VerifiedCorpus(corpus)  # It has the optional methods.
-        self._valid, self._share = valid, share
         self._train = [*parse_mixture(train)] or [train]
+        self._valid = valid
+        self._share = share
 
     def pairs(self, split: str) -> Iterator[tuple[str, str]]:
         found = False
@@ -104,38 +121,57 @@ class HeldOutCorpus:
 
     def _check_whole(self, split: str) -> None:
         """Explains why a split is empty, unless the whole text is."""
-        count = sum(1 for name in self._train for _ in self._corpus.pairs(name))
-        if count:
-            what, size = ("none", "larger") if split == self._valid else ("all", "smaller")
-            raise UserError(
-                f"data.valid={self._valid}: by the hash of their sources, {what} of the {count:,} "
-                f"training pairs are in this share; give a {size} one, more pairs, or a validation "
-                "text of its own"
-            )
+        count = 0
+        for name in self._train:
+            count += sum(1 for _ in self._corpus.pairs(name))
+        if not count:
+            return
+
+        if split == self._valid:
+            what = "none"
+            size = "larger"
+        else:
+            what = "all"
+            size = "smaller"
+        raise UserError(
+            f"data.valid={self._valid}: by the hash of their sources, {what} of the {count:,} "
+            f"training pairs are in this share; give a {size} one, more pairs, or a validation "
+            "text of its own"
+        )
 
     def fingerprint(self, split: str) -> str:
         """Returns a hash of the whole training text, the share, and which split this is."""
         whole = [self._corpus.fingerprint(name) for name in self._names(split)]
-        identity = (*whole, self._share, split == self._valid)
+        is_valid = split == self._valid
+        identity = (*whole, self._share, is_valid)
         return hashlib.sha256(repr(identity).encode()).hexdigest()
 
     def place(self, split: str, number: int, side: int) -> str:
-        name, original, _ = next(itertools.islice(self._number_pairs(split), number, None))
+        numbered = self._number_pairs(split)
+        name, original, _ = next(itertools.islice(numbered, number, None))
         return self._corpus.place(name, original, side)
 
     def notes(self, split: str) -> list[str]:
         if split != self._valid:
             return self._corpus.notes(split)
+
         return [f"validation pairs: {split} of the training text, by the hash of the source"]
 
     def _names(self, split: str) -> list[str]:
-        return self._train if split == self._valid else [split]
+        if split == self._valid:
+            return self._train
+        return [split]
 
     def _number_pairs(self, split: str) -> Iterator[tuple[str, int, tuple[str, str]]]:
         """Yields training split, number in it, and pair, for each pair of a split."""
+        is_valid = split == self._valid
         for name in self._names(split):
             for number, pair in enumerate(self._corpus.pairs(name)):
-                digest = hashlib.sha256(pair[0].encode("utf-8", "surrogatepass")).digest()
-                held_out = int.from_bytes(digest[:8]) < self._share * 2**64
-                if held_out == (split == self._valid):
+                source, _ = pair
+                if self._is_held_out(source) == is_valid:
                     yield name, number, pair
+
+    def _is_held_out(self, source: str) -> bool:
+        digest = hashlib.sha256(source.encode("utf-8", "surrogatepass")).digest()
+        number = int.from_bytes(digest[:8])  # uniform below 2**64
+        return number < self._share * 2**64

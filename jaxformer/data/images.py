@@ -1,6 +1,7 @@
 """Pictures with labels: ``.npz`` files, scikit-learn's digits, or TensorFlow Datasets."""
 
 import dataclasses
+import pathlib
 import re
 import zipfile
 from typing import Any, Literal, NamedTuple
@@ -90,78 +91,116 @@ class Images(NamedTuple):
 def read_images(data: ImagesConfig, split: str) -> Images:
     """Reads a split, or the range of it that a suffix such as ``[:80%]`` selects."""
     match = _SLICE.fullmatch(split)
-    assert match is not None
-    name, *ends = match.groups()
+    assert match is not None, "the pattern matches any name"
+    name, start_percent, stop_percent = match.groups()
+
     if data.corpus == "digits":
         images, labels = _read_digits(name)
+    elif data.corpus == "images":
+        images, labels = read_npz(name)
     else:
-        images, labels = read_npz(name) if data.corpus == "images" else _read_tfds(data, name)
-    start, stop = (
-        len(images) * int(n or default) // 100 for n, default in zip(ends, (0, 100), strict=True)
-    )
+        images, labels = _read_tfds(data, name)
+
+    start = len(images) * int(start_percent or 0) // 100
+    stop = len(images) * int(stop_percent or 100) // 100
     if stop <= start:
         raise UserError(f"{split}: expected pictures, got none")
+
     return Images(images[start:stop], labels[start:stop])
 
 
 def read_npz(name: str, needs_labels: bool = True) -> Images:
     """Reads the arrays ``images`` and ``labels`` of a file; without labels, they are -1."""
     path = local_path(name)
+    arrays, names = _load_arrays(path)
+
+    needed = {"images": "uint8 [N, height, width, channels]"}
+    if needs_labels:
+        needed["labels"] = "integers [N]"
+    if not needed.keys() <= arrays.keys():
+        wanted = " and ".join(f"{name}, {form}" for name, form in needed.items())
+        given = ", ".join(names)[:80] or "none"
+        raise UserError(f"{path}: expected the arrays {wanted}; got {given}")
+
+    images = arrays["images"]
+    if images.ndim == 3:
+        images = images[..., None]
+    if images.ndim != 4 or images.dtype != np.uint8:
+        expected = "images, uint8 [N, height, width, channels]"
+        raise _form_error(path, expected, images)
+
+    labels = arrays.get("labels", np.full(len(images), -1))
+    if labels.shape != images.shape[:1] or labels.dtype.kind not in "iu":
+        expected = f"labels, integers [{len(images)}]"
+        raise _form_error(path, expected, labels)
+
+    return Images(images, labels.astype(np.int32))
+
+
+def _load_arrays(path: pathlib.Path) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Returns the arrays of pictures that a file has, and the names of all its arrays."""
     place = f"{path}: expected an .npz file of arrays"
     # Of any exception, from zipfile, zlib or numpy.
     with explain_read_errors(path), open_file(path) as stream, prefix_errors(place, Exception):
         if not zipfile.is_zipfile(stream):
             raise ValueError("it is not a zip archive")
         stream.seek(0)
+
         # numpy reads pickles only on request.
-        with np.load(stream) as arrays:
-            names = arrays.files
-            found = {n: arrays[n] for n in ("images", "labels") if n in names}
-    needed = {"images": "uint8 [N, height, width, channels]", "labels": "integers [N]"}
-    needed = needed if needs_labels else {"images": needed["images"]}
-    if not needed.keys() <= found.keys():
-        wanted = " and ".join(f"{name}, {form}" for name, form in needed.items())
-        given = ", ".join(names)[:80] or "none"
-        raise UserError(f"{path}: expected the arrays {wanted}; got {given}")
-    images = found["images"]
-    images = images[..., None] if images.ndim == 3 else images
-    labels = found.get("labels", np.full(len(images), -1))
-    given, expected = images, "images, uint8 [N, height, width, channels]"
-    fits = images.ndim == 4 and images.dtype == np.uint8
-    if fits:
-        given, expected = labels, f"labels, integers [{len(images)}]"
-        fits = labels.shape == images.shape[:1] and labels.dtype.kind in "iu"
-    if not fits:
-        raise UserError(f"{path}: expected {expected}, got {given.dtype} {list(given.shape)}")
-    return Images(images, labels.astype(np.int32))
+        with np.load(stream) as file:
+            found = {name: file[name] for name in ("images", "labels") if name in file.files}
+            return found, file.files
+
+
+def _form_error(
+    path: pathlib.Path,
+    expected: str,
+    given: np.ndarray,
+) -> UserError:
+    return UserError(f"{path}: expected {expected}, got {given.dtype} {list(given.shape)}")
 
 
 def _read_digits(name: str) -> Images:
     with needs_package("scikit-learn", "which has the digits", extra="vision"):
         from sklearn.datasets import load_digits
         from sklearn.model_selection import train_test_split
+
     found: Any = load_digits()
-    pixels = np.rint(found.images[..., None] * (255 / 16)).astype(np.uint8)
+    pixels = found.images[..., None] * (255 / 16)  # the digits are from 0 to 16
+    images = np.rint(pixels).astype(np.uint8)
     labels = found.target.astype(np.int32)
-    train, test = train_test_split(np.arange(len(labels)), random_state=0)
-    splits = {"train": train, "test": test, "all": np.arange(len(labels))}
+
+    everything = np.arange(len(labels))
+    train, test = train_test_split(everything, random_state=0)
+    splits = {
+        "train": train,
+        "test": test,
+        "all": everything,
+    }
     if name not in splits:
         raise UserError(f"the digits have the splits {', '.join(splits)}: got {name!r}")
-    return Images(pixels[splits[name]], labels[splits[name]])
+
+    chosen = splits[name]
+    return Images(images[chosen], labels[chosen])
 
 
 def _read_tfds(data: ImagesConfig, name: str) -> Images:
     with needs_package("tensorflow-datasets", "which reads the pictures", extra="tfds"):
         import tensorflow_datasets as tfds
+
     try:
         builder: Any = tfds.builder(data.builder, data_dir=data.directory or None)
-        examples = builder.as_data_source(name)
-        pairs = [(np.asarray(each["image"]), int(each["label"])) for each in examples]
-        images, labels = zip(*pairs, strict=True)
+        images = []
+        labels = []
+        for example in builder.as_data_source(name):
+            images.append(np.asarray(example["image"]))
+            labels.append(int(example["label"]))
+
         return Images(np.stack(images), np.array(labels, np.int32))
     except Exception as error:  # of any type, depending on what is missing
+        first_line = str(error).partition("\n")[0]
         raise UserError(
             f"data.builder={data.builder}, split {name!r}: expected pictures of one size with "
             "labels, prepared by tfds.builder(NAME, file_format='array_record')"
-            f".download_and_prepare(): {str(error).partition(chr(10))[0]}"
+            f".download_and_prepare(): {first_line}"
         ) from None

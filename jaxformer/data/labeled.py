@@ -2,7 +2,6 @@
 
 import dataclasses
 import hashlib
-import itertools
 import pathlib
 import re
 from collections.abc import Iterator
@@ -40,8 +39,10 @@ class LabeledConfig(DataConfig):
         check_fraction(self, "data", "mask_rate")
         if self.corpus == "masked" and not self.mask_rate:
             raise UserError("data.mask_rate must be above 0 with data.corpus=masked, such as 0.15")
+
         for name, expected in (("batching", "buckets"), ("pretokenizer", "none")):
-            if (found := getattr(self, name)) != expected:
+            found = getattr(self, name)
+            if found != expected:
                 raise UserError(f"data.{name} must be {expected} for single texts: got {found}")
 
 
@@ -71,14 +72,18 @@ class LabeledCorpus(FileCorpus):
     def fingerprint(self, split: str) -> str:
         """Returns a hash of the form of the lines, and of the files' uncompressed bytes."""
         paths = find_files(split)
+
         # Versions without the form with tabs read such files as other pairs.
-        tabs = " tabs" if self.has_labels and any(map(_has_tabs, paths)) else ""
-        content = f"labeled {self.has_labels}{tabs} {fingerprint_files(paths)}"
+        has_tabs = self.has_labels and any(map(_has_tabs, paths))
+        form = f"{self.has_labels} tabs" if has_tabs else f"{self.has_labels}"
+
+        content = f"labeled {form} {fingerprint_files(paths)}"
         return hashlib.sha256(content.encode()).hexdigest()
 
 
 def _has_tabs(path: pathlib.Path) -> bool:
-    return "\t" in "".join(itertools.islice(read_file(path), 1))
+    first_line = next(read_file(path), "")
+    return "\t" in first_line
 
 
 def _split_at_tab(line: str, place: str) -> tuple[str, str]:
@@ -90,12 +95,15 @@ def _split_at_tab(line: str, place: str) -> tuple[str, str]:
             f"line has a tab, got {len(others)} tabs; separate all labels by one tab, or select "
             "two columns, for example with cut -f 1,2"
         )
+
     if not label or " " in label or unusual_kinds(label):
         raise UserError(
             f"{place}: expected a label without blanks before the tab, got {label[:50]!r}; write "
             "the label first and the text last, and a label of several words like_this"
         )
-    return label, others[0]
+
+    [text] = others
+    return label, text
 
 
 def _split_at_space(line: str, place: str) -> tuple[str, str]:
@@ -103,14 +111,18 @@ def _split_at_space(line: str, place: str) -> tuple[str, str]:
     label, space, text = line.partition(" ")
     if not (label and space) or unusual_kinds(label):
         raise UserError(f"{place}: expected a label, a space and a text, got {line[:50]!r}")
+
     if "\t" in text:
         raise UserError(
             f"{place}: expected a label, a space and a text without tabs, as in the first line of "
             f"the file, got {line[:50]!r}; separate all labels by tabs, or replace the tabs"
         )
-    if found := _OTHER_SEPARATORS.search(label):
+
+    found = _OTHER_SEPARATORS.search(label)
+    if found:
         raise UserError(
             f"{place}: expected a label, a tab or a space, and a text, got {found[0]!r} in the "
             f"label {label[:50]!r}; put a tab between label and text"
         )
+
     return label, text

@@ -31,19 +31,28 @@ def load_batches(
     Empty rows are added until the rows of a global batch are divisible by ``row_multiple``. They
     are in ``shard_count`` equal shards; this process reads the shards ``local_shards``, ascending.
     """
-    assert row_multiple % shard_count == 0
+    assert row_multiple % shard_count == 0, "each shard has as many rows"
 
     def read(n: int) -> Batch:
         (count, src_length, tgt_length), rows = plan.rows(n)
-        size = round_up(count, row_multiple) // shard_count
-        local = [row for n in local_shards for row in rows[n * size : (n + 1) * size]]
-        pairs = [[store[example] for example in row] for row in local]
-        return make_batch(pairs, (len(local_shards) * size, src_length, tgt_length))
+        shard_size = round_up(count, row_multiple) // shard_count
+
+        local_rows = []
+        for shard in local_shards:
+            for row in rows[shard * shard_size : (shard + 1) * shard_size]:
+                local_rows.append([store[example] for example in row])
+
+        shape = (len(local_shards) * shard_size, src_length, tgt_length)
+        return make_batch(local_rows, shape)
 
     return prefetch(read, start, stop)
 
 
-def prefetch(batch_of: Callable[[int], T], start: int = 0, stop: int | None = None) -> Iterator[T]:
+def prefetch(
+    batch_of: Callable[[int], T],
+    start: int = 0,
+    stop: int | None = None,
+) -> Iterator[T]:
     """Yields ``batch_of(start)``, ``batch_of(start + 1)`` and so on, prepared in threads.
 
     >>> list(prefetch(lambda n: n * n, start=2, stop=5))
@@ -54,7 +63,8 @@ def prefetch(batch_of: Callable[[int], T], start: int = 0, stop: int | None = No
       start: First batch.
       stop: Batch to stop before; None yields batches forever.
     """
-    numbers = grain.MapDataset.range(start, sys.maxsize if stop is None else stop)
+    end = sys.maxsize if stop is None else stop
+    numbers = grain.MapDataset.range(start, end)
     return iter(numbers.map(batch_of).to_iter_dataset(_READ))
 
 

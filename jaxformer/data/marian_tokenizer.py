@@ -23,8 +23,6 @@ from jaxformer.data.tokenizer import (
 )
 from jaxformer.errors import MALFORMED, UserError, prefix_errors
 
-_SIDES = ("source", "target")
-
 
 class MarianTokenizer(Tokenizer):
     """Converts text to token ids and back, like the class of the same name in transformers.
@@ -38,28 +36,38 @@ class MarianTokenizer(Tokenizer):
     _code = re.compile(r"\s*(>>.*?<<)", re.DOTALL)
 
     def __init__(self, serialized: bytes) -> None:
-        expected = "a JSON object with pieces and two SentencePiece models"
-        with prefix_errors(f"expected a Marian tokenizer, {expected}", *MALFORMED):
-            values = json.loads(serialized)
-            pieces = values["pieces"]
-            if not isinstance(pieces, list) or not all(isinstance(piece, str) for piece in pieces):
-                raise ValueError("its pieces are not a list of strings")
-            models = [base64.b64decode(values[side], validate=True) for side in _SIDES]
-        self._source, self._target = map(_open, _SIDES, models)
+        pieces, source_model, target_model = _parse(serialized)
+
+        self._source = _open("source", source_model)
+        self._target = _open("target", target_model)
+
         self._pieces = [*SPECIAL_PIECES, *pieces]
         self._ids = {piece: i for i, piece in enumerate(self._pieces) if i > UNK}
         if len(self._ids) != len(pieces):
             raise UserError("expected a Marian tokenizer with different pieces: some are the same")
+
         Vocabulary.__init__(self, serialized)
-        self.vocab_size = self.target_vocab_size = len(self._pieces)
+        self.vocab_size = len(self._pieces)
+        self.target_vocab_size = self.vocab_size
         self.language_codes = tuple(filter(self._code.fullmatch, pieces))
 
     @classmethod
-    def assemble(cls, source: bytes, target: bytes, pieces: Sequence[str], **more: str) -> Self:
+    def assemble(
+        cls,
+        source: bytes,
+        target: bytes,
+        pieces: Sequence[str],
+        **more: str,
+    ) -> Self:
         """Creates a tokenizer from the SentencePiece models of both sides, and all pieces."""
-        models = (base64.b64encode(model).decode() for model in (source, target))
-        values = {**more, **dict(zip(_SIDES, models, strict=True)), "pieces": list(pieces)}
-        return cls(json.dumps(values, ensure_ascii=False, separators=(",", ":")).encode())
+        values = {
+            **more,
+            "source": base64.b64encode(source).decode(),
+            "target": base64.b64encode(target).decode(),
+            "pieces": list(pieces),
+        }
+        serialized = json.dumps(values, ensure_ascii=False, separators=(",", ":"))
+        return cls(serialized.encode())
 
     def check_language(self, text: str, place: str) -> None:
         code = self._code.match(text)
@@ -70,17 +78,24 @@ class MarianTokenizer(Tokenizer):
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
         tokens = check_tokens(ids, self.vocab_size, "token ids")
         pieces = [self._pieces[token] for token in tokens if token > UNK]
+
         # SentencePiece leaves unknown pieces unchanged, such as pieces of the source side.
         return self._target.decode_pieces(pieces).replace("▁", " ").strip()
 
     def _encode(self, texts: list[str], *, target: bool = False) -> list[list[int]]:
         codes = [self._code.match(text) for text in texts]
-        rest = [text[code.end() if code else 0 :] for code, text in zip(codes, texts, strict=True)]
-        rows = encode_all(self._target if target else self._source, rest, out_type=str)
-        return [
-            [self._ids.get(piece, UNK) for piece in ([code[1], *row] if code else row)]
-            for code, row in zip(codes, rows, strict=True)
-        ]
+        rest = []
+        for code, text in zip(codes, texts, strict=True):
+            start = code.end() if code else 0
+            rest.append(text[start:])
+
+        processor = self._target if target else self._source
+        rows = []
+        for code, pieces in zip(codes, encode_all(processor, rest, out_type=str), strict=True):
+            if code:
+                pieces = [code[1], *pieces]
+            rows.append([self._ids.get(piece, UNK) for piece in pieces])
+        return rows
 
 
 class M2M100Tokenizer(MarianTokenizer):
@@ -96,10 +111,19 @@ class M2M100Tokenizer(MarianTokenizer):
 
     def __init__(self, serialized: bytes) -> None:
         super().__init__(serialized)
-        names = {piece.strip("_"): i for piece, i in self._ids.items() if piece[:2] == "__"}
+
+        # Their pieces for languages look like "__en__".
+        ids_by_language = {}
+        for piece, number in self._ids.items():
+            if piece.startswith("__"):
+                ids_by_language[piece.strip("_")] = number
+
         languages = str(json.loads(serialized)["languages"]).split(" to ")
-        self._codes = [find_language(name, names) for name in languages]
-        self.language_codes, self.target_start = (), tuple(self._codes[1:])
+        self._codes = [find_language(name, ids_by_language) for name in languages]
+
+        self.language_codes = ()
+        self.target_start = tuple(self._codes[1:])
+
         self.their_ids = np.array([1, 2, 2, 3, 0, *range(4, self.vocab_size - 1)])
         self.our_ids = np.array([4, 0, 1, 3, *range(5, self.vocab_size)])
 
@@ -118,3 +142,18 @@ def _open(side: str, model: bytes) -> Any:
         raise UserError(
             f"expected a Marian tokenizer with a SentencePiece model as {side}: found none"
         ) from None
+
+
+def _parse(serialized: bytes) -> tuple[list[str], bytes, bytes]:
+    """Returns the pieces of a serialized tokenizer, and its models of source and target."""
+    expected = "a JSON object with pieces and two SentencePiece models"
+    with prefix_errors(f"expected a Marian tokenizer, {expected}", *MALFORMED):
+        values = json.loads(serialized)
+
+        pieces = values["pieces"]
+        if not isinstance(pieces, list) or not all(isinstance(piece, str) for piece in pieces):
+            raise ValueError("its pieces are not a list of strings")
+
+        source = base64.b64decode(values["source"], validate=True)
+        target = base64.b64decode(values["target"], validate=True)
+        return pieces, source, target

@@ -12,7 +12,7 @@ import importlib.metadata
 import json
 import re
 from collections.abc import Iterable, Iterator
-from typing import SupportsIndex
+from typing import NamedTuple, SupportsIndex
 
 from sacremoses import MosesDetokenizer, MosesPunctNormalizer
 from sacremoses import MosesTokenizer as Scripts
@@ -21,6 +21,12 @@ from jaxformer.data.corpus import Corpus
 from jaxformer.data.tokenizer import Tokenizer, Vocabulary
 from jaxformer.errors import MALFORMED, UserError, prefix_errors
 from jaxformer.fields import check_types
+
+
+class _Scripts(NamedTuple):
+    normalizer: MosesPunctNormalizer
+    tokenizer: Scripts
+    detokenizer: MosesDetokenizer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,16 +40,19 @@ class Preprocessing:
 
     def __post_init__(self) -> None:
         check_types(self, "moses")
+
         for code in (self.source_language, self.target_language):
             if not re.fullmatch("[a-z]{2,3}", code):
                 raise UserError(f"expected language codes, such as en and de: got {code!r}")
 
     def apply(self, text: str, *, target: bool = False) -> str:
         """Returns a source, or a target, as words separated by spaces."""
-        language = self.target_language if target else self.source_language
-        normalizer, tokenizer, _ = _scripts(language)
-        text = text.lower() if self.lowercase else text
-        return " ".join(tokenizer.tokenize(normalizer.normalize(text)))
+        scripts = _scripts(self.target_language if target else self.source_language)
+        if self.lowercase:
+            text = text.lower()
+
+        normalized = scripts.normalizer.normalize(text)
+        return " ".join(scripts.tokenizer.tokenize(normalized))
 
 
 @dataclasses.dataclass
@@ -56,7 +65,9 @@ class PreprocessedCorpus:
 
     def pairs(self, split: str) -> Iterator[tuple[str, str]]:
         for source, target in self.corpus.pairs(split):
-            yield self.preprocessing.apply(source), self.preprocessing.apply(target, target=True)
+            source_words = self.preprocessing.apply(source)
+            target_words = self.preprocessing.apply(target, target=True)
+            yield source_words, target_words
 
     def fingerprint(self, split: str) -> str:
         """Returns a hash of the split, the preprocessing and the version of sacremoses."""
@@ -78,13 +89,17 @@ class MosesTokenizer(Tokenizer):
             values = json.loads(serialized)
             self.preprocessing = Preprocessing(**values["moses"])
             super().__init__(base64.b64decode(values["sentencepiece"], validate=True))
+
+        # The tokenizer's file has the options, too.
         Vocabulary.__init__(self, serialized)
 
     @classmethod
     def assemble(cls, preprocessing: Preprocessing, model: bytes) -> "MosesTokenizer":
         """Creates a tokenizer from its options and a serialized SentencePiece model."""
-        encoded = base64.b64encode(model).decode()
-        values = {"moses": dataclasses.asdict(preprocessing), "sentencepiece": encoded}
+        values = {
+            "moses": dataclasses.asdict(preprocessing),
+            "sentencepiece": base64.b64encode(model).decode(),
+        }
         return cls(json.dumps(values).encode())
 
     def _encode(self, texts: list[str], *, target: bool = False) -> list[list[int]]:
@@ -95,13 +110,18 @@ class MosesTokenizer(Tokenizer):
         return super().unknown_characters(self.preprocessing.apply(text))
 
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
-        words, options = super().decode(ids), self.preprocessing
-        if not options.detokenize:
+        words = super().decode(ids)
+        if not self.preprocessing.detokenize:
             return words
-        return _scripts(options.target_language)[2].detokenize(words.split())
+
+        scripts = _scripts(self.preprocessing.target_language)
+        return scripts.detokenizer.detokenize(words.split())
 
 
 @functools.cache
-def _scripts(language: str) -> tuple[MosesPunctNormalizer, Scripts, MosesDetokenizer]:
-    normalizer = MosesPunctNormalizer(language, perl_parity=True)
-    return normalizer, Scripts(language), MosesDetokenizer(language)
+def _scripts(language: str) -> _Scripts:
+    return _Scripts(
+        normalizer=MosesPunctNormalizer(language, perl_parity=True),
+        tokenizer=Scripts(language),
+        detokenizer=MosesDetokenizer(language),
+    )

@@ -39,8 +39,8 @@ _GERMAN = (
     "sechzehn siebzehn achtzehn neunzehn zwanzig dreißig vierzig fünfzig sechzig siebzig achtzig "
     "neunzig"
 )
-# Number: English word, German word.
-_WORDS = dict(zip(_NUMBERS, zip(_ENGLISH.split(), _GERMAN.split(), strict=True), strict=True))
+_ENGLISH_WORDS = dict(zip(_NUMBERS, _ENGLISH.split(), strict=True))
+_GERMAN_WORDS = dict(zip(_NUMBERS, _GERMAN.split(), strict=True))
 
 
 def spell_english(number: int) -> str:
@@ -49,16 +49,25 @@ def spell_english(number: int) -> str:
     >>> spell_english(247), spell_english(1005)
     ('two hundred and forty-seven', 'one thousand and five')
     """
-    if number in _WORDS:
-        return _WORDS[number][0]
+    if number in _ENGLISH_WORDS:
+        return _ENGLISH_WORDS[number]
+
     if number < 100:
-        return f"{spell_english(number - number % 10)}-{spell_english(number % 10)}"
-    size, word = (1000, "thousand") if number >= 1000 else (100, "hundred")
-    count, rest = divmod(number, size)
-    spelled = f"{spell_english(count)} {word}"
-    if not rest:
+        ones = number % 10
+        return f"{spell_english(number - ones)}-{spell_english(ones)}"
+
+    if number >= 1000:
+        count, rest = divmod(number, 1000)
+        spelled = f"{spell_english(count)} thousand"
+    else:
+        count, rest = divmod(number, 100)
+        spelled = f"{spell_english(count)} hundred"
+
+    if rest == 0:
         return spelled
-    return f"{spelled}{' and' if rest < 100 else ''} {spell_english(rest)}"
+    if rest < 100:
+        return f"{spelled} and {spell_english(rest)}"
+    return f"{spelled} {spell_english(rest)}"
 
 
 def spell_german(number: int) -> str:
@@ -67,18 +76,27 @@ def spell_german(number: int) -> str:
     >>> spell_german(247), spell_german(1001)
     ('zweihundertsiebenundvierzig', 'eintausendeins')
     """
+    stem = _german_stem(number)
     # "ein" inside the word, "eins" at its end.
-    return _german_stem(number) + ("s" if number % 100 == 1 else "")
+    return f"{stem}s" if number % 100 == 1 else stem
 
 
 def _german_stem(number: int) -> str:
-    if number in _WORDS:
-        return _WORDS[number][1]
+    if number in _GERMAN_WORDS:
+        return _GERMAN_WORDS[number]
+
     if number < 100:
-        return f"{_german_stem(number % 10)}und{_german_stem(number - number % 10)}"
-    size, word = (1000, "tausend") if number >= 1000 else (100, "hundert")
-    count, rest = divmod(number, size)
-    return _german_stem(count) + word + (_german_stem(rest) if rest else "")
+        ones = number % 10
+        return f"{_german_stem(ones)}und{_german_stem(number - ones)}"
+
+    if number >= 1000:
+        count, rest = divmod(number, 1000)
+        spelled = f"{_german_stem(count)}tausend"
+    else:
+        count, rest = divmod(number, 100)
+        spelled = f"{_german_stem(count)}hundert"
+
+    return spelled + _german_stem(rest) if rest else spelled
 
 
 _SPELLERS = {"en": spell_english, "de": spell_german}
@@ -100,29 +118,39 @@ class NumeralsCorpus:
 
     def pairs(self, split: str) -> Iterator[tuple[str, str]]:
         """Yields the numbers of a split in both languages, with all magnitudes mixed."""
-        source, target = self._spellers
-        return ((source(number), target(number)) for number in numbers_in(split))
+        spell_source, spell_target = self._spellers
+        numbers = numbers_in(split)  # refuses other splits now, and not when the first pair is read
+        return ((spell_source(number), spell_target(number)) for number in numbers)
 
     def fingerprint(self, split: str) -> str:
-        text = "".join(f"{source}\t{target}\n" for source, target in self.pairs(split))
-        return hashlib.sha256(text.encode()).hexdigest()
+        digest = hashlib.sha256()
+        for source, target in self.pairs(split):
+            digest.update(f"{source}\t{target}\n".encode())
+        return digest.hexdigest()
 
 
 def numbers_in(split: str) -> list[int]:
     """Returns the numbers of a split, the same every time."""
     if split not in SPLITS:
         raise UserError(f"the numerals corpus has the splits {' and '.join(SPLITS)}: got {split!r}")
+
     chosen = []
     for low, end, held_out, training in _MAGNITUDES:
-        of_split = slice(held_out) if split == "held_out" else slice(held_out, held_out + training)
-        chosen.append(low + _permutation(end - low)[of_split])
-    every = np.concatenate(chosen)
-    return every[_permutation(len(every))].tolist()
+        mixed = low + _permutation(end - low)
+        if split == "held_out":
+            chosen.append(mixed[:held_out])
+        else:
+            chosen.append(mixed[held_out : held_out + training])
+
+    numbers = np.concatenate(chosen)
+    order = _permutation(len(numbers))
+    return numbers[order].tolist()
 
 
 def _permutation(count: int) -> np.ndarray:
     # NumPy guarantees the stream of raw bits across versions, but not shuffle's.
-    return np.argsort(np.random.PCG64(count).random_raw(count), kind="stable")
+    keys = np.random.PCG64(count).random_raw(count)
+    return np.argsort(keys, kind="stable")
 
 
 def main() -> None:
@@ -131,9 +159,11 @@ def main() -> None:
     parser.add_argument("split", choices=SPLITS)
     parser.add_argument("--directory", type=local_path, default=pathlib.Path())
     options = parser.parse_args()
+
     for language, spell in _SPELLERS.items():
         path = options.directory / f"{options.split}.{language}"
-        write_file(path, "".join(f"{spell(n)}\n" for n in numbers_in(options.split)).encode())
+        lines = [f"{spell(number)}\n" for number in numbers_in(options.split)]
+        write_file(path, "".join(lines).encode())
         print(path)
 
 

@@ -4,7 +4,9 @@ import numpy as np
 
 
 def pack(
-    src_lengths: np.ndarray, tgt_lengths: np.ndarray, row_length: int
+    src_lengths: np.ndarray,
+    tgt_lengths: np.ndarray,
+    row_length: int,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Assigns pairs to rows so that the sources, and the targets, of a row fit into ``row_length``.
 
@@ -19,18 +21,30 @@ def pack(
     side = row_length + 1
     classes = length_class(src_lengths, tgt_lengths, row_length)
     left = np.bincount(classes, minlength=side * side).reshape(side, side)
-    slots, sizes = [], []
+
+    slots = []
+    sizes = []
     while left.any():
         row = _fill_row(left)
+
+        # The same row is used until the pairs of one of its classes run out.
         pairs, counts = np.unique(row, return_counts=True)
         times = int((left.flat[pairs] // counts).min())
         left.flat[pairs] -= times * counts
+
         slots.append(np.tile(row, times))
         sizes.append(np.full(times, len(row)))
-    return np.concatenate(slots), np.concatenate([[0], np.cumsum(np.concatenate(sizes))])
+
+    row_ends = np.cumsum(np.concatenate(sizes))
+    row_starts = np.concatenate([[0], row_ends])
+    return np.concatenate(slots), row_starts
 
 
-def length_class(src_lengths: np.ndarray, tgt_lengths: np.ndarray, row_length: int) -> np.ndarray:
+def length_class(
+    src_lengths: np.ndarray,
+    tgt_lengths: np.ndarray,
+    row_length: int,
+) -> np.ndarray:
     """Returns one number for the two lengths of a pair."""
     return np.asarray(src_lengths) * (row_length + 1) + tgt_lengths
 
@@ -40,15 +54,24 @@ def _fill_row(left: np.ndarray) -> list[int]:
     left = left.copy()
     side = len(left)
     lengths = np.arange(side)
-    src_free = tgt_free = side - 1
+    src_free = side - 1
+    tgt_free = side - 1
+
     row = []
     while True:
-        window = left[: src_free + 1, : tgt_free + 1]
-        fit = src_free * lengths[: src_free + 1, None] + tgt_free * lengths[: tgt_free + 1]
-        fit = np.where(window, fit, -1)
-        src, tgt = divmod(int(fit.argmax()), fit.shape[1])
+        # The inner product of the free tokens with the lengths of each pair that fits, [S, T].
+        src_fit = src_free * lengths[: src_free + 1]
+        tgt_fit = tgt_free * lengths[: tgt_free + 1]
+        fit = src_fit[:, None] + tgt_fit
+        is_left = left[: src_free + 1, : tgt_free + 1]
+        fit = np.where(is_left, fit, -1)
+
+        best = int(fit.argmax())
+        src, tgt = divmod(best, fit.shape[1])
         if fit[src, tgt] < 0:
             return row
+
         row.append(src * side + tgt)
         left[src, tgt] -= 1
-        src_free, tgt_free = src_free - src, tgt_free - tgt
+        src_free -= src
+        tgt_free -= tgt

@@ -53,19 +53,27 @@ class BatchPlan:
     @property
     def efficiency(self) -> float:
         """Fraction of the tokens computed in an epoch that are not padding."""
-        computed = np.array([rows * (src + tgt) for rows, src, tgt in self.shapes])
-        return self.tokens / int(computed[self.batch_shape].sum())
+        computed = [
+            rows * (src_length + tgt_length) for rows, src_length, tgt_length in self.shapes
+        ]
+        tokens_of_batches = np.array(computed)[self.batch_shape]
+        return self.tokens / int(tokens_of_batches.sum())
 
     def rows(self, n: int) -> tuple[Shape, list[list[int]]]:
         """Returns shape and rows, as ids, of batch n; n counts from 0 across epochs."""
         epoch, place = divmod(n, self.batches_per_epoch)
         examples, batches = self._epoch(epoch)
         batch = batches[place]
-        first, end = self.batch_starts[batch : batch + 2]
-        bounds = self.row_starts[first : end + 1]
-        ids = examples[bounds[0] : bounds[-1]]
-        ids = (ids if self.ids is None else self.ids[ids]).tolist()
-        cuts = (bounds - bounds[0]).tolist()
+
+        # The slots of the batch, and where each of its rows begins among them.
+        first_row, end_row = self.batch_starts[batch : batch + 2]
+        row_bounds = self.row_starts[first_row : end_row + 1]
+        batch_examples = examples[row_bounds[0] : row_bounds[-1]]
+        cuts = (row_bounds - row_bounds[0]).tolist()
+
+        if self.ids is not None:
+            batch_examples = self.ids[batch_examples]
+        ids = batch_examples.tolist()
         rows = [ids[start:stop] for start, stop in itertools.pairwise(cuts)]
         return self.shapes[self.batch_shape[batch]], rows
 
@@ -85,30 +93,60 @@ class BatchPlan:
             batches = np.arange(self.batches_per_epoch)
         else:
             # NumPy guarantees the stream of raw bits across versions, but not shuffle's.
-            random = np.random.PCG64(np.random.SeedSequence([self.seed % 2**64, epoch]))
-            by_class = np.lexsort((random.random_raw(len(self.example_class)), self.example_class))
-            batches = np.argsort(random.random_raw(self.batches_per_epoch), kind="stable")
+            seeds = np.random.SeedSequence([self.seed % 2**64, epoch])
+            random = np.random.PCG64(seeds)
+            example_keys = random.random_raw(len(self.example_class))
+            batch_keys = random.random_raw(self.batches_per_epoch)
+
+            by_class = np.lexsort((example_keys, self.example_class))
+            batches = np.argsort(batch_keys, kind="stable")
+
+        # Example k of a class goes to slot k of the class.
         examples = np.empty(len(by_class), np.int32)
         examples[self._slots_by_class] = by_class
         return examples, batches
 
 
 def make_plan(
-    store: TokenStore, config: DataConfig, seed: int, repetitions: np.ndarray | None = None
+    store: TokenStore,
+    config: DataConfig,
+    seed: int,
+    repetitions: np.ndarray | None = None,
 ) -> BatchPlan:
     """Returns the plan of training batches: each pair once per epoch, or its ``repetitions``."""
-    ids = None if repetitions is None else np.repeat(np.arange(len(store)), repetitions)
-    chosen = slice(None) if ids is None else ids
-    lengths = (store.src_lengths[chosen], store.tgt_lengths[chosen])
-    make = bucket_plan
+    src_lengths = store.src_lengths
+    tgt_lengths = store.tgt_lengths
+    ids = None
+    if repetitions is not None:
+        ids = np.repeat(np.arange(len(store)), repetitions)
+        src_lengths = src_lengths[ids]
+        tgt_lengths = tgt_lengths[ids]
+
     if config.batching == "packing":
-        make = functools.partial(packing_plan, row_length=config.max_length)
-    plan = make(*lengths, tokens_per_batch=config.tokens_per_batch, seed=seed)
+        plan = packing_plan(
+            src_lengths,
+            tgt_lengths,
+            tokens_per_batch=config.tokens_per_batch,
+            row_length=config.max_length,
+            seed=seed,
+        )
+    else:
+        plan = bucket_plan(
+            src_lengths,
+            tgt_lengths,
+            tokens_per_batch=config.tokens_per_batch,
+            seed=seed,
+        )
+
     return dataclasses.replace(plan, ids=ids)
 
 
 def bucket_plan(
-    src_lengths: np.ndarray, tgt_lengths: np.ndarray, *, tokens_per_batch: int, seed: int | None
+    src_lengths: np.ndarray,
+    tgt_lengths: np.ndarray,
+    *,
+    tokens_per_batch: int,
+    seed: int | None,
 ) -> BatchPlan:
     """Plans batches of pairs of similar length, one pair per row (section 5.1).
 
@@ -123,29 +161,44 @@ def bucket_plan(
     lengths = np.maximum(src_lengths, tgt_lengths)
     edges = bucket_edges(lengths, tokens_per_batch)
     buckets = np.searchsorted(edges, lengths)
-    pairs = zip(np.bincount(buckets).tolist(), edges, strict=True)
-    sizes = [_even_sizes(count, tokens_per_batch // edge) for count, edge in pairs]
+
+    sizes = []  # of the batches of each bucket
+    shapes = []
+    for count, edge in zip(np.bincount(buckets).tolist(), edges, strict=True):
+        bucket_sizes = _even_sizes(count, tokens_per_batch // edge)
+        sizes.append(bucket_sizes)
+        shapes.append((int(bucket_sizes.max()), edge, edge))
+
+    batches_per_bucket = [len(bucket_sizes) for bucket_sizes in sizes]
     return BatchPlan(
-        shapes=tuple((int(s.max()), edge, edge) for s, edge in zip(sizes, edges, strict=True)),
+        shapes=tuple(shapes),
         example_class=buckets,
         slot_class=np.sort(buckets),
         row_starts=np.arange(len(lengths) + 1),
         batch_starts=_starts(np.concatenate(sizes)),
-        batch_shape=np.repeat(np.arange(len(edges)), [len(s) for s in sizes]),
+        batch_shape=np.repeat(np.arange(len(edges)), batches_per_bucket),
         tokens=int(src_lengths.sum() + tgt_lengths.sum()),
         seed=seed,
     )
 
 
 def sequential_plan(
-    src_lengths: np.ndarray, tgt_lengths: np.ndarray, *, tokens_per_batch: int
+    src_lengths: np.ndarray,
+    tgt_lengths: np.ndarray,
+    *,
+    tokens_per_batch: int,
 ) -> BatchPlan:
     """Plans batches for validation as :func:`bucket_plan` does, in the same order every epoch.
 
     A pair longer than ``tokens_per_batch`` raises the limit to its own length: none is skipped.
     """
-    tokens = max(tokens_per_batch, int(src_lengths.max()), int(tgt_lengths.max()))
-    return bucket_plan(src_lengths, tgt_lengths, tokens_per_batch=tokens, seed=None)
+    longest = max(int(src_lengths.max()), int(tgt_lengths.max()))
+    return bucket_plan(
+        src_lengths,
+        tgt_lengths,
+        tokens_per_batch=max(tokens_per_batch, longest),
+        seed=None,
+    )
 
 
 def packing_plan(
@@ -162,10 +215,15 @@ def packing_plan(
 
     Departs from the paper: ``data.batching="packing"``, which is optional, instead of buckets.
     """
-    if (longest := max(int(src_lengths.max()), int(tgt_lengths.max()))) > row_length:
+    longest = max(int(src_lengths.max()), int(tgt_lengths.max()))
+    if longest > row_length:
         raise UserError(f"expected pairs of at most {row_length} tokens to pack: got {longest}")
-    slots, row_starts = _mix_rows(*pack(src_lengths, tgt_lengths, row_length))
-    sizes = _even_sizes(len(row_starts) - 1, tokens_per_batch // row_length)
+
+    packed_slots, packed_starts = pack(src_lengths, tgt_lengths, row_length)
+    slots, row_starts = _mix_rows(packed_slots, packed_starts)
+
+    row_count = len(row_starts) - 1
+    sizes = _even_sizes(row_count, tokens_per_batch // row_length)
     return BatchPlan(
         shapes=((int(sizes.max()), row_length, row_length),),
         example_class=length_class(src_lengths, tgt_lengths, row_length),
@@ -181,17 +239,25 @@ def packing_plan(
 def _mix_rows(slots: np.ndarray, row_starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Shuffles the rows, since packing puts the long pairs first."""
     lengths = np.diff(row_starts)
-    order = np.argsort(np.random.PCG64(0).random_raw(len(lengths)), kind="stable")
-    mixed = _starts(lengths[order])
+    keys = np.random.PCG64(0).random_raw(len(lengths))
+    order = np.argsort(keys, kind="stable")
+
+    mixed_lengths = lengths[order]
+    mixed_starts = _starts(mixed_lengths)
+
     # Slot k of a shuffled row is slot k of the original row.
-    shift = np.repeat(row_starts[:-1][order] - mixed[:-1], lengths[order])
-    return slots[np.arange(len(slots)) + shift], mixed
+    original_starts = row_starts[:-1][order]
+    row_shift = original_starts - mixed_starts[:-1]
+    slot_shift = np.repeat(row_shift, mixed_lengths)
+    mixed_slots = slots[np.arange(len(slots)) + slot_shift]
+    return mixed_slots, mixed_starts
 
 
 def _even_sizes(count: int, max_rows: int) -> np.ndarray:
     """Returns the sizes, as equal as possible, of the fewest batches with at most ``max_rows``."""
     batches = -(-count // max_rows)
-    return count // batches + (np.arange(batches) < count % batches)
+    has_one_more = np.arange(batches) < count % batches
+    return count // batches + has_one_more
 
 
 def _starts(sizes: np.ndarray) -> np.ndarray:

@@ -6,6 +6,7 @@ files by name. Archives are never extracted to disk. A ``UserError`` names an un
 
 import gzip
 import hashlib
+import itertools
 import pathlib
 import re
 import tarfile
@@ -22,9 +23,18 @@ _MAX_BYTES = 64 << 20  # largest file that is read from an archive
 # One in this many English sentences, with all its translations, is for validation.
 _TATOEBA_SHARE = 100
 # The last entity is replaced last, so that "&amp;lt;" becomes "&lt;".
-_ENTITIES = {"&lt;": "<", "&gt;": ">", "&quot;": '"', "&apos;": "'", "&amp;": "&"}
+_ENTITIES = {
+    "&lt;": "<",
+    "&gt;": ">",
+    "&quot;": '"',
+    "&apos;": "'",
+    "&amp;": "&",
+}
 # Trees of the Wall Street Journal in the order of NLTK's files; the rest is kept for tests.
-_WSJ_SPLITS = {"train": slice(0, 3262), "dev": slice(3262, 3501)}
+_WSJ_SPLITS = {
+    "train": slice(0, 3262),
+    "dev": slice(3262, 3501),
+}
 
 
 def unpack(downloads: pathlib.Path, digests: Mapping[str, str]) -> Prepared:
@@ -34,9 +44,13 @@ def unpack(downloads: pathlib.Path, digests: Mapping[str, str]) -> Prepared:
         path = downloads / f"{name}.gz"
         damage = (EOFError, gzip.BadGzipFile, zlib.error)
         with prefix_errors(f"{path}: expected a whole gzip file", *damage):
-            prepared[name] = gzip.decompress(path.read_bytes())
-        if (found := hashlib.sha256(prepared[name]).hexdigest()) != digest:
+            content = gzip.decompress(path.read_bytes())
+
+        found = hashlib.sha256(content).hexdigest()
+        if found != digest:
             raise UserError(f"{path}: expected SHA-256 of the content {digest}, got {found}")
+        prepared[name] = content
+
     return prepared
 
 
@@ -46,66 +60,130 @@ def tatoeba(downloads: pathlib.Path) -> Prepared:
     No pair moves to the other split in a new edition of the corpus. No sentence of either language
     is in both splits. The pairs are ordered by hash, since the original begins with the shortest.
     """
-    text = _Archive(downloads / "deu-eng.zip", "deu.txt").text("deu.txt")
-    fields = (line.split("\t") for line in text.split("\n"))
-    pairs = {(row[0], row[1]) for row in fields if len(row) > 1 and row[0] and row[1]}
-    valid = {pair for pair in pairs if _hash(pair[0]) % _TATOEBA_SHARE == 0}
-    sources, targets = ({pair[side] for pair in valid} for side in (0, 1))
-    train = {pair for pair in pairs if pair[0] not in sources and pair[1] not in targets}
+    archive = _Archive(downloads / "deu-eng.zip", "deu.txt")
+    pairs = _tatoeba_pairs(archive.text("deu.txt"))
 
-    def by_hash(split: set[tuple[str, str]]) -> Pairs:
-        return sorted(split, key=lambda pair: _hash("\t".join(pair)))
+    valid = set()
+    valid_sources = set()
+    valid_targets = set()
+    for source, target in pairs:
+        if _hash(source) % _TATOEBA_SHARE == 0:
+            valid.add((source, target))
+            valid_sources.add(source)
+            valid_targets.add(target)
 
-    return _line_aligned(by_hash(train), by_hash(valid), "de")
+    train = set()
+    for source, target in pairs:
+        if source not in valid_sources and target not in valid_targets:
+            train.add((source, target))
+
+    return _line_aligned(_sort_by_hash(train), _sort_by_hash(valid), "de")
 
 
-def newstest(downloads: pathlib.Path, target: str, sets: tuple[str, ...]) -> Prepared:
+def _tatoeba_pairs(text: str) -> set[tuple[str, str]]:
+    """Returns the pairs of a file with a pair, and its origin, per line."""
+    pairs = set()
+    for line in text.split("\n"):
+        fields = line.split("\t")
+        if len(fields) < 2:
+            continue
+        source, target = fields[:2]
+        if source and target:
+            pairs.add((source, target))
+    return pairs
+
+
+def _sort_by_hash(pairs: set[tuple[str, str]]) -> Pairs:
+    return sorted(pairs, key=lambda pair: _hash("\t".join(pair)))
+
+
+def newstest(
+    downloads: pathlib.Path,
+    target: str,
+    sets: tuple[str, ...],
+) -> Prepared:
     """Joins the test sets of WMT, except newstest2013, which is for validation.
 
     ``sets`` has year and name of the sets of 2015 and later, such as "15 newstest2015-ende".
     """
-    years = ("newssyscomb2009", "news-test2008", *(f"newstest{year}" for year in range(2009, 2014)))
-    dev = _Archive(downloads / "dev.tgz", rf"dev/({'|'.join(years)})\.(en|{target})")
+    years = [f"newstest{year}" for year in range(2009, 2014)]
+    years = ["newssyscomb2009", "news-test2008", *years]
+    pattern = rf"dev/({'|'.join(years)})\.(en|{target})"
+    archive = _Archive(downloads / "dev.tgz", pattern)
+
     parts = []
     for year in years:
-        texts = (_join_blanks(dev.text(f"dev/{year}.{language}")) for language in ("en", target))
-        parts.append(dev.read_aligned(*(text.removesuffix("\n").split("\n") for text in texts)))
+        sides = []
+        for language in ("en", target):
+            text = _join_blanks(archive.text(f"dev/{year}.{language}"))
+            sides.append(text.removesuffix("\n").split("\n"))
+        parts.append(archive.read_aligned(*sides))
+
+    # The last one is newstest2013.
     valid = parts.pop()
-    parts += [_sgml_set(downloads, target, *name.split()) for name in sets]
-    return _line_aligned([pair for part in parts for pair in part], valid, target)
+    for name in sets:
+        parts.append(_sgml_set(downloads, target, *name.split()))
+
+    train = list(itertools.chain.from_iterable(parts))
+    return _line_aligned(train, valid, target)
 
 
 def craft(downloads: pathlib.Path) -> Prepared:
     """Joins the trees of CRAFT's articles in its own splits, one tree per line."""
-    ids, trees = "articles/ids/craft-ids-", "structural-annotation/treebank/penn/"
+    ids = "articles/ids/craft-ids-"
+    trees = "structural-annotation/treebank/penn/"
     wanted = rf"LICENSE\.txt|{ids}(train|dev)\.txt|{trees}\d+\.tree"
     archive = _Archive(downloads / "craft-v5.0.2.tar.gz", wanted, folder="[^/]+/")
+
     prepared = {"LICENSE.txt": archive.content("LICENSE.txt")}
     for split in ("train", "dev"):
         articles = archive.text(f"{ids}{split}.txt").split()
         texts = [archive.text(f"{trees}{article}.tree") for article in articles]
-        prepared[f"{split}.trees"] = _lines(tree for text in texts for tree in _trees(text))
+
+        lines = itertools.chain.from_iterable(map(_trees, texts))
+        prepared[f"{split}.trees"] = _lines(lines)
+
     return prepared
 
 
 def wsj_sample(downloads: pathlib.Path) -> Prepared:
     """Splits NLTK's sample of the Penn Treebank in the order of its trees, one tree per line."""
     archive = _Archive(downloads / "treebank.zip", r"treebank/combined/wsj_\d{4}\.mrg")
-    trees = [tree for name in sorted(archive.files) for tree in _trees(archive.text(name))]
+
+    trees = []
+    for name in sorted(archive.files):
+        trees += _trees(archive.text(name))
+
     needed = max(part.stop for part in _WSJ_SPLITS.values())
     if len(trees) < needed:
         raise UserError(f"{archive.path}: expected at least {needed:,} trees, got {len(trees):,}")
-    return {f"{split}.trees": _lines(trees[part]) for split, part in _WSJ_SPLITS.items()}
+
+    prepared = {}
+    for split, part in _WSJ_SPLITS.items():
+        prepared[f"{split}.trees"] = _lines(trees[part])
+    return prepared
 
 
-def _sgml_set(downloads: pathlib.Path, target: str, year: str, name: str) -> Pairs:
+def _sgml_set(
+    downloads: pathlib.Path,
+    target: str,
+    year: str,
+    name: str,
+) -> Pairs:
     """Returns the pairs of a test set; ``name`` ends in its direction, such as "-ende"."""
     folder = "test" if int(year) < 19 else "sgm"
     source = "en" if name.endswith(f"-en{target}") else target
-    archive = _Archive(downloads / f"wmt{year}-test.tgz", rf"{folder}/{name}-.*\.sgm")
-    kinds = {language: "src" if language == source else "ref" for language in ("en", target)}
-    names = [f"{folder}/{name}-{kind}.{language}.sgm" for language, kind in kinds.items()]
-    return archive.read_aligned(*(_segments(archive.text(each)) for each in names))
+
+    path = downloads / f"wmt{year}-test.tgz"
+    archive = _Archive(path, rf"{folder}/{name}-.*\.sgm")
+
+    sides = []
+    for language in ("en", target):
+        kind = "src" if language == source else "ref"
+        text = archive.text(f"{folder}/{name}-{kind}.{language}.sgm")
+        sides.append(_segments(text))
+
+    return archive.read_aligned(*sides)
 
 
 def _segments(text: str) -> list[str]:
@@ -113,47 +191,66 @@ def _segments(text: str) -> list[str]:
     segments = re.findall(r"^<seg .*?>(.*)</seg>", text, flags=re.MULTILINE)
     for entity, character in _ENTITIES.items():
         segments = [segment.replace(entity, character) for segment in segments]
+
     return [" ".join(segment.split()) for segment in segments]
 
 
 def _trees(text: str) -> Iterator[str]:
     """Yields the bracketed trees of a text, each on one line."""
-    depth = start = 0
+    depth = 0
+    start = 0
     for bracket in re.finditer(r"[()]", text):
         if bracket[0] == "(":
-            start = bracket.start() if depth == 0 else start
-            depth += 1
-        else:
-            depth -= 1
             if depth == 0:
-                yield _join_blanks(text[start : bracket.end()].replace("\n", " "))
+                start = bracket.start()
+            depth += 1
+            continue
+
+        depth -= 1
+        if depth == 0:
+            tree = text[start : bracket.end()]
+            yield _join_blanks(tree.replace("\n", " "))
 
 
 class _Archive:
     """The files of an archive whose names match a pattern, except links and files too large."""
 
-    def __init__(self, path: pathlib.Path, pattern: str, folder: str = "") -> None:
+    def __init__(
+        self,
+        path: pathlib.Path,
+        pattern: str,
+        folder: str = "",
+    ) -> None:
         """Reads the files; their names here are without the ``folder``, another pattern."""
         self.path = path
-        wanted = re.compile(f"{folder}({pattern})").fullmatch
+        self.files: dict[str, bytes] = {}
+        self._wanted = re.compile(f"{folder}({pattern})")
+
         # What a damaged archive raises is not documented.
         with prefix_errors(f"{path}: expected a whole archive", Exception):
             if path.suffix == ".zip":
-                with zipfile.ZipFile(path) as archive:
-                    self.files = {
-                        name[1]: archive.read(member)
-                        for member in archive.infolist()
-                        if (name := wanted(member.filename)) and member.file_size <= _MAX_BYTES
-                    }
-                return
-            with tarfile.open(path, "r:gz") as archive:
-                self.files = {
-                    name[1]: archive.extractfile(member).read()  # type: ignore
-                    for member in archive
-                    if (name := wanted(member.name))
-                    and member.isreg()
-                    and member.size <= _MAX_BYTES
-                }
+                self._read_zip()
+            else:
+                self._read_tar()
+
+    def _read_zip(self) -> None:
+        with zipfile.ZipFile(self.path) as archive:
+            for member in archive.infolist():
+                name = self._wanted.fullmatch(member.filename)
+                if name and member.file_size <= _MAX_BYTES:
+                    self.files[name[1]] = archive.read(member)
+
+    def _read_tar(self) -> None:
+        with tarfile.open(self.path, "r:gz") as archive:
+            for member in archive:
+                name = self._wanted.fullmatch(member.name)
+                if not name or member.size > _MAX_BYTES:
+                    continue
+
+                if member.isreg():
+                    file = archive.extractfile(member)
+                    assert file is not None, "a regular file has content"
+                    self.files[name[1]] = file.read()
 
     def content(self, name: str) -> bytes:
         if name not in self.files:
@@ -161,11 +258,11 @@ class _Archive:
                 f"{self.path}: expected a file {name} of at most {_MAX_BYTES:,} bytes in the "
                 "archive, found none"
             )
+
         return self.files[name]
 
     def text(self, name: str) -> str:
-        place = f"{self.path}: expected UTF-8 text in the archive"
-        with prefix_errors(place, UnicodeDecodeError):
+        with prefix_errors(f"{self.path}: expected UTF-8 text in the archive", UnicodeDecodeError):
             return self.content(name).decode("utf-8-sig")
 
     def read_aligned(self, source: list[str], target: list[str]) -> Pairs:
@@ -175,20 +272,29 @@ class _Archive:
                 f"{self.path}: expected two sides of a test set with as many lines each: got "
                 f"{len(source):,} and {len(target):,}"
             )
+
         return list(zip(source, target, strict=True))
 
 
-def _line_aligned(train: Pairs, valid: Pairs, target: str) -> Prepared:
-    return {
-        f"{split}.{language}": _lines(pair[side] for pair in pairs)
-        for split, pairs in (("train", train), ("valid", valid))
-        for side, language in enumerate(("en", target))
-    }
+def _line_aligned(
+    train: Pairs,
+    valid: Pairs,
+    language: str,
+) -> Prepared:
+    """Returns the files of both splits: the English side and the other one."""
+    prepared = {}
+    for split, pairs in (("train", train), ("valid", valid)):
+        sources = (source for source, _ in pairs)
+        targets = (target for _, target in pairs)
+        prepared[f"{split}.en"] = _lines(sources)
+        prepared[f"{split}.{language}"] = _lines(targets)
+    return prepared
 
 
 def _join_blanks(text: str) -> str:
     """Returns text with one space between words of a line. Non-ASCII blanks are unchanged."""
-    return re.sub(r" *\n", "\n", re.sub(r"[ \t\r]+", " ", text)).strip(" ")
+    single = re.sub(r"[ \t\r]+", " ", text)
+    return re.sub(r" *\n", "\n", single).strip(" ")
 
 
 def _lines(lines: Iterable[str]) -> bytes:
@@ -196,4 +302,5 @@ def _lines(lines: Iterable[str]) -> bytes:
 
 
 def _hash(text: str) -> int:
-    return int(hashlib.sha256(text.encode()).hexdigest(), 16)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return int(digest, 16)

@@ -23,7 +23,10 @@ from jaxformer.files import file_sha256, make_folder
 from jaxformer.progress import ProgressBar
 
 _FORMAT = 2  # part of the key of every store, so that stores in another format are rebuilt
-_HEADER, _TOKENS, _OFFSETS, _NUMBERS = "header.json", "tokens.bin", "offsets.bin", "numbers.bin"
+_HEADER = "header.json"
+_TOKENS = "tokens.bin"
+_OFFSETS = "offsets.bin"
+_NUMBERS = "numbers.bin"
 _PAIRS_AT_A_TIME = 10_000
 # Prefix of the folders of unfinished stores, and time without progress until one is abandoned.
 _PARTIAL = "partial-"
@@ -39,16 +42,21 @@ class TokenStore:
         for name, digest in header["sha256"].items():
             if file_sha256(folder / name) != digest:
                 raise ValueError(f"{folder / name} is not as it was written")
-        findings = header["findings"].items()
+
         # Pairs that were skipped or are unusual.
-        self.findings = Findings({kind: Finding(**values) for kind, values in findings})
+        self.findings = Findings()
+        for kind, values in header["findings"].items():
+            self.findings[kind] = Finding(**values)
+
         self._tokens = np.memmap(folder / _TOKENS, np.dtype(header["dtype"]), mode="r")
         # Sides alternate: side 2i is the source of pair i, side 2i + 1 its target.
         self._offsets = np.memmap(folder / _OFFSETS, np.int64, mode="r")
         # The number of every pair in its split, from 0; skipped pairs are counted, too.
         self.numbers = np.memmap(folder / _NUMBERS, np.uint32, mode="r")
+
         lengths = np.diff(self._offsets).astype(np.int32) + 1  # with EOS
-        self.src_lengths, self.tgt_lengths = lengths[::2], lengths[1::2]
+        self.src_lengths = lengths[::2]
+        self.tgt_lengths = lengths[1::2]
 
     def __len__(self) -> int:
         return len(self._offsets) // 2
@@ -60,12 +68,19 @@ class TokenStore:
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         if not 0 <= index < len(self):
             raise IndexError(index)
+
         start, middle, end = self._offsets[2 * index : 2 * index + 3]
-        return self._tokens[start:middle], self._tokens[middle:end]
+        source = self._tokens[start:middle]
+        target = self._tokens[middle:end]
+        return source, target
 
 
 def build_store(
-    corpus: Corpus, split: str, tokenizer: Vocabulary, max_length: int, cache: pathlib.Path
+    corpus: Corpus,
+    split: str,
+    tokenizer: Vocabulary,
+    max_length: int,
+    cache: pathlib.Path,
 ) -> TokenStore:
     """Returns the token store of a split, from the cache if it has an undamaged one.
 
@@ -74,15 +89,23 @@ def build_store(
     folder for each store, named by a hash of its inputs.
     """
     corpus = VerifiedCorpus(corpus)
-    inputs = (_FORMAT, corpus.fingerprint(split), tokenizer.sha256, max_length)
+    inputs = (
+        _FORMAT,
+        corpus.fingerprint(split),
+        tokenizer.sha256,
+        max_length,
+    )
     key = hashlib.sha256(repr(inputs).encode()).hexdigest()
     folder = cache / f"store-{key[:32]}"
+
     # Whatever is wrong with a damaged store, it is rebuilt.
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         return TokenStore(folder)
+
     shutil.rmtree(folder, ignore_errors=True)
     make_folder(cache, "JAXFORMER_CACHE")
     _remove_abandoned(cache)
+
     with tempfile.TemporaryDirectory(
         dir=cache,
         prefix=_PARTIAL,
@@ -90,11 +113,19 @@ def build_store(
     ) as temporary:
         partial = pathlib.Path(temporary, folder.name)
         partial.mkdir()
-        _write(partial, corpus, split, tokenizer, max_length)
+        _write(
+            partial,
+            corpus,
+            split,
+            tokenizer=tokenizer,
+            max_length=max_length,
+        )
+
         # Open before the rename: mapped files stay readable if another process replaces the folder.
         store = TokenStore(partial)
         with contextlib.suppress(OSError):
             partial.rename(folder)
+
     return store
 
 
@@ -102,36 +133,62 @@ def _remove_abandoned(cache: pathlib.Path) -> None:
     """Removes the unfinished stores of killed processes, which can be large."""
     for folder in cache.glob(f"{_PARTIAL}*"):
         with contextlib.suppress(OSError):
-            if time.time() - folder.stat().st_mtime > _ABANDONED_SECONDS:
+            idle_seconds = time.time() - folder.stat().st_mtime
+            if idle_seconds > _ABANDONED_SECONDS:
                 shutil.rmtree(folder)
 
 
 def _write(
-    folder: pathlib.Path, corpus: VerifiedCorpus, split: str, tokenizer: Vocabulary, max_length: int
+    folder: pathlib.Path,
+    corpus: VerifiedCorpus,
+    split: str,
+    tokenizer: Vocabulary,
+    max_length: int,
 ) -> None:
     dtype = np.uint16 if tokenizer.vocab_size <= 2**16 else np.int32
-    findings, end = Findings(), 0
+    findings = Findings()
     pairs = enumerate(corpus.pairs(split))
+    end = 0  # tokens so far
+
     with (
-        ProgressBar(desc=f"tokenizing {split}", unit=" pairs", delay=2, disable=None) as bar,
+        ProgressBar(
+            desc=f"tokenizing {split}",
+            unit=" pairs",
+            delay=2,
+            disable=None,
+        ) as bar,
         (folder / _TOKENS).open("wb") as tokens_file,
         (folder / _OFFSETS).open("wb") as offsets_file,
         (folder / _NUMBERS).open("wb") as numbers_file,
     ):
         offsets_file.write(np.int64(0).tobytes())
+
         while chunk := list(itertools.islice(pairs, _PAIRS_AT_A_TIME)):
-            numbers, sides = _filter_pairs(tokenizer, chunk, max_length, findings)
+            numbers, sides = _filter_pairs(
+                tokenizer,
+                chunk,
+                max_length=max_length,
+                findings=findings,
+            )
+            tokens = np.fromiter(itertools.chain(*sides), dtype)
             lengths = np.array([len(ids) for ids in sides], np.int64)
-            tokens_file.write(np.fromiter(itertools.chain(*sides), dtype).tobytes())
+
+            tokens_file.write(tokens.tobytes())
             offsets_file.write((end + np.cumsum(lengths)).tobytes())
             numbers_file.write(np.array(numbers, np.uint32).tobytes())
             end += int(lengths.sum())
+
             bar.update(len(chunk))
             os.utime(folder.parent)  # Not abandoned.
+
     if not end:
-        raise _empty_store_error(corpus, split, findings, max_length)
-    digests = {name: file_sha256(folder / name) for name in (_TOKENS, _OFFSETS, _NUMBERS)}
-    header = {"dtype": np.dtype(dtype).name, "findings": findings, "sha256": digests}
+        raise _empty_store_error(corpus, split, findings=findings, max_length=max_length)
+
+    header = {
+        "dtype": np.dtype(dtype).name,
+        "findings": findings,
+        "sha256": {name: file_sha256(folder / name) for name in (_TOKENS, _OFFSETS, _NUMBERS)},
+    }
     (folder / _HEADER).write_text(json.dumps(header, default=dataclasses.asdict), "utf-8")
 
 
@@ -144,28 +201,42 @@ def _filter_pairs(
     """Returns the numbers and, in turn, the sides of pairs that are neither blank nor too long."""
     sources = tokenizer.encode_batch([source for _, (source, _) in pairs])
     targets = tokenizer.encode_target_batch([target for _, (_, target) in pairs])
-    numbers, kept = [], []
-    for (number, texts), *sides in zip(pairs, sources, targets, strict=True):
+
+    numbers = []
+    kept = []
+    for (number, texts), source, target in zip(pairs, sources, targets, strict=True):
         blank = [is_blank(text) for text in texts]
-        long = [len(ids) >= max_length for ids in sides]  # EOS is one more token
+        long = [len(ids) >= max_length for ids in (source, target)]  # EOS is one more token
+
         if any(blank):
             findings.add(EMPTY, number, blank.index(True))
-        elif any(long):
+            continue
+        if any(long):
             findings.add(LONG, number, long.index(True))
-        else:
-            findings.add_unusual(number, texts)
-            numbers.append(number)
-            kept += sides
+            continue
+
+        findings.add_unusual(number, texts)
+        numbers.append(number)
+        kept.append(source)
+        kept.append(target)
+
     return numbers, kept
 
 
 def _empty_store_error(
-    corpus: VerifiedCorpus, split: str, findings: Findings, max_length: int
+    corpus: VerifiedCorpus,
+    split: str,
+    findings: Findings,
+    max_length: int,
 ) -> UserError:
-    first = [place for finding in findings.values() for place in finding.first[:1]]
-    places = " and ".join(corpus.place(split, *place) for place in first)
+    places = []
+    for finding in findings.values():
+        number, side = finding.first[0]
+        places.append(corpus.place(split, number, side))
+    examples = f", such as {' and '.join(places)}" if places else ""
+
     return UserError(
         f"{split}: no sentence pair is left: {findings.count(LONG)} have a side longer than "
         f"{max_length} tokens, {findings.count(EMPTY)} an empty side"
-        f"{f', such as {places}' if first else ''}; raise data.max_length, or give other data"
+        f"{examples}; raise data.max_length, or give other data"
     )

@@ -70,12 +70,15 @@ class StreamConfig(DataSection):
     def __post_init__(self) -> None:
         check_types(self, "data")
         self.check_paths("file", "valid", "tokenizer")
+
         if self.valid_file and self.valid_file.endswith(".bin") != self.has_token_ids:
             raise UserError(f"data.valid must be text or .bin, like data.file: got {self.valid}")
+
         if self.separator and (self.has_token_ids or "\n" in self.separator):
             raise UserError(
                 f"data.separator must be one line of a text: got {self.separator!r} for {self.file}"
             )
+
         check_positive(self, "data", "length", "rows")
 
     @property
@@ -86,7 +89,9 @@ class StreamConfig(DataSection):
     @property
     def valid_file(self) -> str:
         """The validation file; "" if a part of ``file`` is for validation."""
-        return "" if self.valid_share is not None else self.valid
+        if self.valid_share is not None:
+            return ""
+        return self.valid
 
     def check_named(self) -> None:
         if not self.file:
@@ -148,21 +153,26 @@ class ByteFallbackTokenizer(Tokenizer):
 
 def train_byte_pairs(text: str, vocab_size: int) -> ByteFallbackTokenizer:
     """Learns a byte-pair encoding. The same text gives the same tokenizer, bit for bit."""
+    lines = itertools.chain.from_iterable(map(short_lines, lines_of(text)))
+    # A text without spaces gives no token for a space.
+    symbols = ["\n"] if " " in text else ["\n", SPACE_SYMBOL]
     model = train_byte_pair_model(
-        itertools.chain.from_iterable(map(short_lines, lines_of(text))),
+        lines,
         vocab_size,
         add_dummy_prefix=False,
         remove_extra_whitespaces=False,
-        # A text without spaces gives no token for a space.
-        user_defined_symbols=["\n"] if " " in text else ["\n", SPACE_SYMBOL],
+        user_defined_symbols=symbols,
     )
     return ByteFallbackTokenizer(model)
 
 
 def short_lines(line: str) -> list[str]:
     """Cuts a line that SentencePiece would skip, before spaces if there are any."""
+    if not line:
+        return []
     if len(line.encode()) <= _MAX_LINE_BYTES:
-        return [line] if line else []
+        return [line]
+
     # A character has up to four bytes.
     size = _MAX_LINE_BYTES // 4
     return re.findall(rf".{{1,{size}}}(?= |$)|.{{1,{size}}}", line, flags=re.DOTALL)
@@ -173,6 +183,7 @@ def load_stream_tokenizer(path: pathlib.Path) -> Vocabulary:
     content = read_whole(path)
     if content.startswith(b'{"huggingface"'):
         return Tokenizer.load(path)
+
     kinds = (*MALFORMED, RuntimeError)
     with prefix_errors(f"{path}: expected the tokenizer of a language model", *kinds):
         if content[:1] == b"{":
@@ -185,6 +196,7 @@ def read_text(path: pathlib.Path) -> str:
     path = find_file(path)
     with open_bytes(path) as stream:
         content = stream.read()
+
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -193,11 +205,14 @@ def read_text(path: pathlib.Path) -> str:
             f"{path}:{line}: not UTF-8, at byte {error.start}; convert it, for example with iconv "
             "-f WINDOWS-1252 -t UTF-8"
         ) from None
+
     if "\0" in text:
         line = text.count("\n", 0, text.index("\0")) + 1
         raise UserError(f"{path}:{line}: expected text, got a NUL byte; remove it")
+
     if len(text) < 100:
         raise UserError(f"{path}: expected at least 100 characters of text, found {len(text)}")
+
     return text
 
 
@@ -208,7 +223,9 @@ def training_length(text: Sized, share: float | None = None) -> int:
     """
     if share is None:
         return len(text) * 9 // 10
-    return len(text) - max(1, round(len(text) * share))
+
+    held_out = max(1, round(len(text) * share))
+    return len(text) - held_out
 
 
 @dataclasses.dataclass(frozen=True)
@@ -236,16 +253,20 @@ class TokenStream:
         share: float | None = None,
     ) -> "TokenStream":
         """Encodes a text, each split separately; by default, its end is the validation split."""
-        findings, place = Findings(), len(text) if valid else training_length(text, share)
-        for number, line in enumerate(lines_of(text)):
-            for kind in unusual_kinds(line):
-                findings.add(kind, number, 0)
-        train = encode_documents(text, tokenizer, separator, range(place))
-        rest, start = (valid, 0) if valid else (text, place)
-        span = range(start, len(rest))
-        ids = encode_documents(rest, tokenizer, separator, span)
-        hashes = text_sha256(text), text_sha256(valid) if valid else ""
-        return cls(tokenizer, train, ids, len(span), hashes[0], findings, hashes[1])
+        # The validation split is a text of its own, or the end of this one.
+        train_end = len(text) if valid else training_length(text, share)
+        valid_text = valid or text
+        valid_span = range(0 if valid else train_end, len(valid_text))
+
+        return cls(
+            tokenizer=tokenizer,
+            train=encode_documents(text, tokenizer, separator, span=range(train_end)),
+            valid=encode_documents(valid_text, tokenizer, separator, span=valid_span),
+            valid_characters=len(valid_span),
+            text_sha256=text_sha256(text),
+            findings=_find_unusual_lines(text),
+            valid_sha256=text_sha256(valid) if valid else "",
+        )
 
     @classmethod
     def of_files(
@@ -258,32 +279,60 @@ class TokenStream:
     ) -> "TokenStream":
         """Opens files of token ids; a tokenizer from Hugging Face has its original ids there."""
         ids = getattr(tokenizer, "our_ids", np.arange(tokenizer.vocab_size))
-        train = map_token_ids(file, dtype, ids)
-        place = training_length(train, share) if valid is None else len(train)
-        rest = train[place:] if valid is None else map_token_ids(valid, dtype, ids)
-        hashes = file_sha256(file), "" if valid is None else file_sha256(valid)
-        return cls(tokenizer, train[:place], rest, 0, hashes[0], Findings(), hashes[1], ids)
+        train_tokens = map_token_ids(file, dtype, ids)
+
+        if valid is None:
+            train_end = training_length(train_tokens, share)
+            valid_tokens = train_tokens[train_end:]
+            train_tokens = train_tokens[:train_end]
+        else:
+            valid_tokens = map_token_ids(valid, dtype, ids)
+
+        return cls(
+            tokenizer=tokenizer,
+            train=train_tokens,
+            valid=valid_tokens,
+            valid_characters=0,
+            text_sha256=file_sha256(file),
+            findings=Findings(),
+            valid_sha256="" if valid is None else file_sha256(valid),
+            our_ids=ids,
+        )
 
     def _ids(self, tokens: Integer[np.ndarray, "*X"]) -> Int[np.ndarray, "*X"]:
-        return (tokens if self.our_ids is None else self.our_ids[tokens]).astype(np.int32)
+        if self.our_ids is not None:
+            tokens = self.our_ids[tokens]
+        return tokens.astype(np.int32)
 
     def first_tokens(self, split: Literal["train", "valid"], count: int) -> Int[np.ndarray, " _"]:
         """Returns the first tokens of a split."""
         return self._ids(getattr(self, split)[:count])
 
-    def row_starts(self, step: int, rows: int, length: int, seed: int) -> Int[np.ndarray, " B"]:
+    def row_starts(
+        self,
+        step: int,
+        rows: int,
+        length: int,
+        seed: int,
+    ) -> Int[np.ndarray, " B"]:
         """Returns the random positions in ``train`` where the rows of a training batch begin."""
-        return np.random.default_rng((seed, step)).integers(0, len(self.train) - length, rows)
+        generator = np.random.default_rng((seed, step))
+        return generator.integers(0, len(self.train) - length, rows)
 
     def training_batch(
-        self, step: int, rows: int, length: int, seed: int
+        self,
+        step: int,
+        rows: int,
+        length: int,
+        seed: int,
     ) -> Int[np.ndarray, "B _"]:
         """Returns rows of ``length`` tokens and the next one, from random positions.
 
         A pure function of its arguments. A row does not depend on the number of rows.
         """
-        starts = self.row_starts(step, rows, length, seed)
-        return self._ids(self.train[starts[:, None] + np.arange(length + 1)])
+        starts = self.row_starts(step, rows, length, seed=seed)
+        places = starts[:, None] + np.arange(length + 1)  # [B, length + 1]
+        return self._ids(self.train[places])
 
     def validation_windows(self, rows: int, length: int) -> Iterator[Int[np.ndarray, "B _"]]:
         """Yields batches of consecutive windows, without overlap, padded with 0.
@@ -292,8 +341,20 @@ class TokenStream:
         the previous window, and in the first window the last training token.
         """
         tokens = self._ids(np.concatenate([self.train[-1:], self.valid]))
-        count = -(-len(self.valid) // (length * rows)) * rows
+
+        batches = -(-len(self.valid) // (length * rows))
+        count = batches * rows
         padded = np.full(count * length + 1, PAD, np.int32)
         padded[: len(tokens)] = tokens
+
         starts = np.arange(count) * length
-        yield from padded[starts[:, None] + np.arange(length + 1)].reshape(-1, rows, length + 1)
+        places = starts[:, None] + np.arange(length + 1)  # [windows, length + 1]
+        yield from padded[places].reshape(-1, rows, length + 1)
+
+
+def _find_unusual_lines(text: str) -> Findings:
+    findings = Findings()
+    for number, line in enumerate(lines_of(text)):
+        for kind in unusual_kinds(line):
+            findings.add(kind, number, 0)
+    return findings

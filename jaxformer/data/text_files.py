@@ -64,19 +64,25 @@ def decode_line(line: bytes, place: str) -> str:
 
 
 def zip_lines(
-    first: Iterator[T], second: Iterator[T], first_name: str, second_name: str, hint: str = ""
+    first: Iterator[T],
+    second: Iterator[T],
+    first_name: str,
+    second_name: str,
+    hint: str = "",
 ) -> Iterator[tuple[T, T]]:
     """Zips the lines of two texts; the names and the hint are for the error message."""
     for number, (one, other) in enumerate(itertools.zip_longest(first, second)):
-        if one is None or other is None:
-            # Counts the current line of the longer text and the remaining ones.
-            rest = number + 1 + sum(1 for _ in itertools.chain(first, second))
-            counts = (number, rest) if one is None else (rest, number)
-            raise UserError(
-                f"expected as many lines in {first_name} as in {second_name}: got {counts[0]} and "
-                f"{counts[1]}{hint}"
-            )
-        yield one, other
+        if one is not None and other is not None:
+            yield one, other
+            continue
+
+        # Counts the current line of the longer text and the remaining ones.
+        longer = number + 1 + sum(1 for _ in itertools.chain(first, second))
+        first_count, second_count = (number, longer) if one is None else (longer, number)
+        raise UserError(
+            f"expected as many lines in {first_name} as in {second_name}: got {first_count} and "
+            f"{second_count}{hint}"
+        )
 
 
 def read_file(path: pathlib.Path) -> Iterator[str]:
@@ -87,16 +93,25 @@ def read_file(path: pathlib.Path) -> Iterator[str]:
                 f"{path}:{number}: expected text, got a NUL byte at position "
                 f"{line.index(0) + 1} of the line; remove the NUL"
             )
-        line = line.removeprefix(BOM_UTF8) if number == 1 else line
+
+        if number == 1:
+            line = line.removeprefix(BOM_UTF8)
         yield decode_line(line, f"{path}:{number}")
 
 
 def check_format(head: bytes, name: str) -> None:
     """Raises a ``UserError`` if a text that begins with ``head`` is not UTF-8."""
-    formats = (found for start, found in _FORMATS.items() if re.match(start, head, re.DOTALL))
-    what, remedy = next(formats, None) or _other_encoding(head)
+    what, remedy = _identify_format(head)
     if what:
         raise UserError(f"{name}:1: expected UTF-8 text, got {what}; convert it with {remedy}")
+
+
+def _identify_format(head: bytes) -> tuple[str, str]:
+    """Returns the format of a file with a remedy; "" for UTF-8."""
+    for start, (what, remedy) in _FORMATS.items():
+        if re.match(start, head, re.DOTALL):
+            return what, remedy
+    return _other_encoding(head)
 
 
 def _other_encoding(head: bytes) -> tuple[str, str]:
@@ -104,15 +119,27 @@ def _other_encoding(head: bytes) -> tuple[str, str]:
     if b"\0" in head:
         texts = {encoding: head.decode(encoding, "replace") for encoding in _WIDE}
         # The right encoding gives the most ASCII characters, such as spaces.
-        best = max(texts, key=lambda name: sum("\0" < c < "\x80" for c in texts[name]))
+        best = max(texts, key=lambda encoding: _count_ascii(texts[encoding]))
         text = texts[best]
+
         # In UTF-8 text with stray NULs, few of them are next to line ends.
-        if "\0" not in text and 2 * text.count("\n") >= head.count(b"\n"):
+        keeps_line_ends = 2 * text.count("\n") >= head.count(b"\n")
+        if "\0" not in text and keeps_line_ends:
             return best, f"iconv -f {best} -t UTF-8"
+
     lines = [line for line in head.split(b"\n")[:-1] if line.strip()]
-    if len(lines) > 2 and all(line.decode(errors="ignore").encode() != line for line in lines):
+    if len(lines) > 2 and not any(map(_is_utf8, lines)):
         return "another encoding", "iconv -f ENCODING -t UTF-8, for example GB18030"
+
     return "", ""
+
+
+def _count_ascii(text: str) -> int:
+    return sum("\0" < character < "\x80" for character in text)
+
+
+def _is_utf8(line: bytes) -> bool:
+    return line.decode(errors="ignore").encode() == line
 
 
 def fingerprint_files(paths: Iterable[pathlib.Path]) -> str:
@@ -148,9 +175,12 @@ def open_bytes(path: pathlib.Path) -> Iterator[io.BufferedIOBase]:
             with _open(path) as stream:
                 check_format(stream.peek(1), str(path))
                 yield stream
+
         except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
-            if path.suffix not in COMPRESSED or getattr(error, "errno", None):
+            is_from_system = getattr(error, "errno", None)
+            if path.suffix not in COMPRESSED or is_from_system:
                 raise
+
             name = COMPRESSED[path.suffix]
             raise UserError(
                 f"{path}: expected a whole {name} file: {error}; copy it again, or compress it "
@@ -159,17 +189,26 @@ def open_bytes(path: pathlib.Path) -> Iterator[io.BufferedIOBase]:
 
 
 def _open(path: pathlib.Path) -> Any:
-    openers = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+    openers = {
+        ".gz": gzip.open,
+        ".bz2": bz2.open,
+        ".xz": lzma.open,
+    }
     if path.suffix in openers:
         return openers[path.suffix](path)
+
     if path == STDIN:
         # Opening its path fails for a socket, and starts a file anew that another has read from.
         return open(0, "rb", closefd=False)
+
     if path.suffix != ".zst":
         return path.open("rb")
+
     with needs_package("pyarrow", "which reads Zstandard"):
         import pyarrow
-    return io.BufferedReader(pyarrow.CompressedInputStream(pyarrow.OSFile(str(path)), "zstd"))
+
+    compressed = pyarrow.OSFile(str(path))
+    return io.BufferedReader(pyarrow.CompressedInputStream(compressed, "zstd"))
 
 
 def find_file(path: pathlib.Path) -> pathlib.Path:
@@ -179,23 +218,39 @@ def find_file(path: pathlib.Path) -> pathlib.Path:
         with explain_read_errors(found):
             if found.is_file():
                 return found
-            if found.exists():
-                special = "a pipe or a device, which can be read only once"
-                what = "a folder" if found.is_dir() else special
-                raise UserError(f"{found}: expected a file, this is {what}; name a file")
-            if found.is_symlink():
-                raise UserError(
-                    f"{found}: a link to {os.readlink(found)}, which does not exist; mount or "
-                    "bring back the file, or name another"
-                )
-    what, hint = "no such file", download_hint(path)
+            _check_absent(found)
+
+    raise _missing_error(path)
+
+
+def _check_absent(path: pathlib.Path) -> None:
+    """Refuses what has this name but is not a file."""
+    if path.exists():
+        special = "a pipe or a device, which can be read only once"
+        what = "a folder" if path.is_dir() else special
+        raise UserError(f"{path}: expected a file, this is {what}; name a file")
+
+    if path.is_symlink():
+        raise UserError(
+            f"{path}: a link to {os.readlink(path)}, which does not exist; mount or "
+            "bring back the file, or name another"
+        )
+
+
+def _missing_error(path: pathlib.Path) -> UserError:
+    hint = download_hint(path)
     if "," in str(path):
         hint = "several corpora need weights, as in --config.data.train=a:1,b:1; data.valid is one"
+
+    what = "no such file"
     if not path.parent.is_dir():
-        what, hint = f"{what}: there is no folder {path.parent}", hint or "name another"
-    if not hint:
-        what, hint = f"{what}, nor one with {', '.join(COMPRESSED)}", _similar_name(path)
-    raise UserError(f"{path}: {what}; {hint}")
+        what = f"no such file: there is no folder {path.parent}"
+        hint = hint or "name another"
+    elif not hint:
+        what = f"no such file, nor one with {', '.join(COMPRESSED)}"
+        hint = _similar_name(path)
+
+    return UserError(f"{path}: {what}; {hint}")
 
 
 def _similar_name(path: pathlib.Path) -> str:
@@ -203,6 +258,10 @@ def _similar_name(path: pathlib.Path) -> str:
     with explain_read_errors(path.parent):
         names = sorted(entry.name for entry in path.parent.iterdir())
     prefix = f"{path.parent}/" if path.parent.parts else ""
-    if packed := [name for name in names if path.suffix and name.startswith(f"{path.name}.")]:
-        return f"unpack or rename {prefix}{packed[0]}"
+
+    if path.suffix:
+        packed = [name for name in names if name.startswith(f"{path.name}.")]
+        if packed:
+            return f"unpack or rename {prefix}{packed[0]}"
+
     return did_you_mean(path.name, names, "name another", prefix.__add__)

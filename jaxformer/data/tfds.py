@@ -16,22 +16,31 @@ class TfdsCorpus:
     target_symbols = False
 
     def __init__(
-        self, builder: str, directory: str, source_language: str, target_language: str
+        self,
+        builder: str,
+        directory: str,
+        source_language: str,
+        target_language: str,
     ) -> None:
-        self._name, self._directory = builder, directory
-        self._languages = (source_language, target_language)
+        self._name = builder
+        self._directory = directory
+        self._source_language = source_language
+        self._target_language = target_language
 
     def pairs(self, split: str) -> Iterator[tuple[str, str]]:
-        examples, count = self._open(split), 0
+        examples = self._open(split)
+        count = 0
         try:
             for example in examples:
-                source, target = (self._text(example, name) for name in self._languages)
+                source = self._text(example, self._source_language)
+                target = self._text(example, self._target_language)
                 yield source, target
                 count += 1
         except UnicodeDecodeError as error:
             raise self._damage_error(split, f"record {count}: not UTF-8: {error.reason}") from None
         except RuntimeError as error:  # ArrayRecord raises it for damaged files
             raise self._damage_error(split, str(error).splitlines()[0]) from None
+
         if count != len(examples):
             raise self._damage_error(split, f"expected {len(examples)} records, got {count}")
 
@@ -40,8 +49,10 @@ class TfdsCorpus:
 
     def fingerprint(self, split: str) -> str:
         """Returns the SHA-256 of the dataset's name, version, split and size, not of its text."""
-        version, size = self._builder().info.full_name, len(self._open(split))
-        return hashlib.sha256(repr((version, split, size, *self._languages)).encode()).hexdigest()
+        version = self._builder().info.full_name
+        size = len(self._open(split))
+        identity = (version, split, size, self._source_language, self._target_language)
+        return hashlib.sha256(repr(identity).encode()).hexdigest()
 
     def _builder(self) -> Any:
         try:
@@ -58,27 +69,35 @@ class TfdsCorpus:
         try:
             return builder.as_data_source(split)
         except (AssertionError, KeyError, NotImplementedError, ValueError):
-            splits, file_format = builder.info.splits, builder.info.file_format
+            splits = builder.info.splits
+            file_format = builder.info.file_format
+
         if not splits:
-            place = f", data_dir={self._directory!r}" if self._directory else ""
-            source, target = self._languages
-            raise UserError(
-                f"{self._name} is not prepared as ArrayRecord files in "
-                f"{self._directory or 'the default folder of TensorFlow Datasets'}; to get it: "
-                "pip install importlib_resources tensorflow-cpu && "
-                'python -c "import tensorflow_datasets as tfds, '
-                f"tensorflow_datasets.translate; tfds.builder('{self._name}'{place}, "
-                "file_format='array_record').download_and_prepare()\"; or use your own files "
-                f"PREFIX.{source} and PREFIX.{target}, as in: --config.data.corpus=text "
-                "--config.data.train=PREFIX --config.data.valid=PREFIX"
-            )
+            raise self._unprepared_error()
+
         if file_format != tfds.core.FileFormat.ARRAY_RECORD:
             raise UserError(
                 f"{self._name} is prepared in {builder.data_path}, but as {file_format.value} and "
                 "not as array_record, which can be read in any order; prepare it again with "
                 "file_format='array_record' in another folder and give that as data.directory"
             )
+
         raise UserError(f"{self._name} has no split {split!r}; expected one of {', '.join(splits)}")
+
+    def _unprepared_error(self) -> UserError:
+        folder = self._directory or "the default folder of TensorFlow Datasets"
+        place = f", data_dir={self._directory!r}" if self._directory else ""
+        return UserError(
+            f"{self._name} is not prepared as ArrayRecord files in "
+            f"{folder}; to get it: "
+            "pip install importlib_resources tensorflow-cpu && "
+            'python -c "import tensorflow_datasets as tfds, '
+            f"tensorflow_datasets.translate; tfds.builder('{self._name}'{place}, "
+            "file_format='array_record').download_and_prepare()\"; or use your own files "
+            f"PREFIX.{self._source_language} and PREFIX.{self._target_language}, as in: "
+            "--config.data.corpus=text "
+            "--config.data.train=PREFIX --config.data.valid=PREFIX"
+        )
 
     def _text(self, example: Mapping[str, str | bytes], language: str) -> str:
         if language not in example:
@@ -86,6 +105,7 @@ class TfdsCorpus:
                 f"{self._name} has no language {language!r}; expected two of "
                 f"{', '.join(sorted(example))} as data.source_language and data.target_language"
             )
+
         text = example[language]
         return text.decode("utf-8") if isinstance(text, bytes) else text
 

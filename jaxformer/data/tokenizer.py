@@ -15,7 +15,10 @@ from jaxformer.errors import UserError, did_you_mean, prefix_errors
 from jaxformer.files import read_whole, write_file
 
 # sentencepiece is imported only where it is used: most modules import only the ids from here.
-PAD, EOS, BOS, UNK = 0, 1, 2, 3
+PAD = 0
+EOS = 1
+BOS = 2
+UNK = 3
 SPECIAL_PIECES = ("<pad>", "</s>", "<s>", "<unk>")
 
 # SentencePiece writes a space as this character, and would read it as a space.
@@ -48,7 +51,9 @@ class Vocabulary(abc.ABC):
 
     def _add_language(self, ids: list[int], *, target: bool = False) -> list[int]:
         """Returns the ids of a text after its language's code; a blank source has no code."""
-        return [self._codes[target], *ids] if self._codes and (ids or target) else ids
+        if not self._codes or not (ids or target):
+            return ids
+        return [self._codes[target], *ids]
 
     @property
     def symbols(self) -> list[str]:
@@ -93,7 +98,8 @@ class Vocabulary(abc.ABC):
         Decoded on their own, they would lack the space before a first word, for instance.
         """
         before = self.decode(prompt)
-        return self.decode([*prompt, *ids])[len(before) :]
+        whole = self.decode([*prompt, *ids])
+        return whole[len(before) :]
 
     def decode_settled(self, prompt: Sequence[int], ids: Sequence[SupportsIndex]) -> str:
         """Returns the beginning of :meth:`decode_after` that does not depend on later tokens.
@@ -101,11 +107,16 @@ class Vocabulary(abc.ABC):
         A character may be several tokens, and bytes may be valid only without the next one.
         """
         settled = len(ids) if self._appends else 0
-        while settled and operator.index(ids[settled - 1]) in self._open_ids:
+        while settled:
+            last = operator.index(ids[settled - 1])
+            if last not in self._open_ids:
+                break
             settled -= 1
+
         if not settled:
             return ""
-        return self.decode_after(prompt, ids[:settled]).rstrip("\ufffd")
+        text = self.decode_after(prompt, ids[:settled])
+        return text.rstrip("\ufffd")
 
     def with_symbols(self, targets: Iterable[str]) -> "Vocabulary":
         """Returns a tokenizer for new targets, if its symbols can change; by default, this one."""
@@ -117,7 +128,8 @@ class Vocabulary(abc.ABC):
         Raises:
           UserError: The id is out of range.
         """
-        return self._pieces[check_tokens([token], self.vocab_size, "token id")[0]]
+        [index] = check_tokens([token], self.vocab_size, "token id")
+        return self._pieces[index]
 
     def spelled_piece(self, token: int) -> str | None:
         """Returns the piece of a token that spells text, and None for all others.
@@ -126,7 +138,9 @@ class Vocabulary(abc.ABC):
         """
         if token == UNK:
             return "\ufffd"
-        return None if token in self._special_ids else self.piece(token)
+        if token in self._special_ids:
+            return None
+        return self.piece(token)
 
     def check_language(self, text: str, place: str) -> None:
         """Raises a ``UserError`` if a sentence begins with an unknown language code."""
@@ -134,13 +148,15 @@ class Vocabulary(abc.ABC):
 
     def unknown_characters(self, text: str) -> str:
         """Returns the distinct characters of a sentence that are encoded as bytes or UNK."""
-
-        def is_unknown(text: str) -> bool:
-            return not self._unknown_ids.isdisjoint(self.encode(text))
+        if not self._has_unknown(text):
+            return ""
 
         code = next(filter(text.startswith, self.language_codes), "")
         characters = dict.fromkeys(text.removeprefix(code))
-        return "".join(filter(is_unknown, characters)) if is_unknown(text) else ""
+        return "".join(filter(self._has_unknown, characters))
+
+    def _has_unknown(self, text: str) -> bool:
+        return not self._unknown_ids.isdisjoint(self.encode(text))
 
     @functools.cached_property
     def _unknown_ids(self) -> set[int]:
@@ -175,21 +191,33 @@ class Tokenizer(Vocabulary):
         Raises:
           UserError: The bytes are not such a model, or it has other special ids.
         """
-        processor = self._processor = open_processor(model)
-        ids = (processor.pad_id(), processor.eos_id(), processor.bos_id(), processor.unk_id())
+        processor = open_processor(model)
+        ids = (
+            processor.pad_id(),
+            processor.eos_id(),
+            processor.bos_id(),
+            processor.unk_id(),
+        )
         if ids != (PAD, EOS, BOS, UNK):
             raise UserError(
                 "expected a SentencePiece model with the ids pad=0, eos=1, bos=2, unk=3: got "
                 "pad={}, eos={}, bos={}, unk={}; give spm_train the options --pad_id=0 --eos_id=1 "
                 "--bos_id=2 --unk_id=3, or let a training run learn one".format(*ids)
             )
+
         super().__init__(model)
+        self._processor = processor
         self._pieces = processor.id_to_piece(list(range(processor.vocab_size())))
         self.vocab_size = len(self._pieces)
-        known = range(UNK + 1, self.vocab_size)
-        self._symbols = {self._pieces[i]: i for i in known if processor.is_control(i)}
+
+        self._symbols = {}
+        for number in range(UNK + 1, self.vocab_size):
+            if processor.is_control(number):
+                self._symbols[self._pieces[number]] = number
         self.target_symbols = bool(self._symbols)
-        self.target_vocab_size = max(self._symbols.values(), default=self.vocab_size - 1) + 1
+
+        largest_target = max(self._symbols.values(), default=self.vocab_size - 1)
+        self.target_vocab_size = largest_target + 1
 
     @staticmethod
     def load(path: str | pathlib.Path) -> Vocabulary:
@@ -205,16 +233,23 @@ class Tokenizer(Vocabulary):
                 from jaxformer.data.moses_tokenizer import MosesTokenizer
 
                 return MosesTokenizer(content)
+
             if content.startswith(b'{"huggingface"'):
                 # An extra.
                 from jaxformer.data.huggingface_tokenizer import HuggingFaceTokenizer
 
                 return HuggingFaceTokenizer(content)
-            if content.startswith(b"{"):
-                from jaxformer.data.marian_tokenizer import M2M100Tokenizer, MarianTokenizer
 
-                has_languages = content.startswith(b'{"languages"')
-                return (M2M100Tokenizer if has_languages else MarianTokenizer)(content)
+            if content.startswith(b'{"languages"'):
+                from jaxformer.data.marian_tokenizer import M2M100Tokenizer
+
+                return M2M100Tokenizer(content)
+
+            if content.startswith(b"{"):
+                from jaxformer.data.marian_tokenizer import MarianTokenizer
+
+                return MarianTokenizer(content)
+
             return Tokenizer(content)
 
     def save(self, path: str | pathlib.Path) -> None:
@@ -223,22 +258,33 @@ class Tokenizer(Vocabulary):
 
     def _encode(self, texts: list[str], *, target: bool = False) -> list[list[int]]:
         if target and self._symbols:
-            return [[self._symbols.get(word, UNK) for word in split_spaces(text)] for text in texts]
+            return [self._symbol_ids(text) for text in texts]
+
         rows = encode_all(self._processor, texts)
         for number, text in enumerate(texts):
             if SPACE_SYMBOL in text:
                 rows[number] = self._encode_space_symbol(text)
         return rows
 
+    def _symbol_ids(self, text: str) -> list[int]:
+        return [self._symbols.get(word, UNK) for word in split_spaces(text)]
+
     def _encode_space_symbol(self, text: str) -> list[int]:
         """Returns the token ids of a text with U+2581, which is encoded as its bytes."""
-        # A character outside the text and the vocabulary is also encoded as bytes.
         known = self._processor.piece_to_id
-        characters = map(chr, range(sys.maxunicode, 0xE000, -1))
-        other = next(c for c in characters if c not in text and known(c) == UNK)
+
+        # A character outside the text and the vocabulary is also encoded as bytes.
+        for code in range(sys.maxunicode, 0xE000, -1):
+            other = chr(code)
+            if other not in text and known(other) == UNK:
+                break
+        else:
+            raise AssertionError("a text has not all characters of Unicode")
         pieces = self._processor.encode(text.replace(SPACE_SYMBOL, other), out_type=str)
+
         # Pieces contain no spaces, so they can be separated by spaces.
-        written = " ".join(pieces).replace(_byte_pieces(other), _byte_pieces(SPACE_SYMBOL))
+        written = " ".join(pieces)
+        written = written.replace(_byte_pieces(other), _byte_pieces(SPACE_SYMBOL))
         return known(written.split(" "))
 
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
@@ -247,7 +293,9 @@ class Tokenizer(Vocabulary):
         Raises:
           UserError: An id is out of range.
         """
-        tokens = [i for i in check_tokens(ids, self.vocab_size, "token ids") if i > UNK]
+        ids = check_tokens(ids, self.vocab_size, "token ids")
+        tokens = [token for token in ids if token > UNK]
+
         if self._symbols:
             return " ".join(map(self.piece, tokens))
         return self._processor.decode(tokens)
@@ -255,12 +303,18 @@ class Tokenizer(Vocabulary):
 
 def find_language(language: str, codes: Mapping[str, int]) -> int:
     if language not in codes:
-        hint = did_you_mean(language, codes, f"choose from {', '.join(codes) or 'none'}")
+        known = ", ".join(codes) or "none"
+        hint = did_you_mean(language, codes, f"choose from {known}")
         raise UserError(f"expected a language of the model, got {language!r:.80}; {hint}")
+
     return codes[language]
 
 
-def encode_all(processor: Any, texts: list[str], **options: Any) -> list[Any]:
+def encode_all(
+    processor: Any,
+    texts: list[str],
+    **options: Any,
+) -> list[Any]:
     """Calls a SentencePieceProcessor's ``encode``, without its threads if there is one text."""
     if len(texts) == 1:
         return [processor.encode(texts[0], **options)]
@@ -277,6 +331,7 @@ def open_processor(model: bytes) -> Any:
         processor.id_to_piece(list(range(processor.vocab_size())))
     except (RuntimeError, UnicodeDecodeError):
         raise UserError("expected a SentencePiece model; these bytes are none") from None
+
     return processor
 
 

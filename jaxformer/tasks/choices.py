@@ -18,22 +18,29 @@ class Choices:
         self._config = config
         self._given = given
         self._lines: list[str] = []
-        self._changes: dict[str, dict[str, Any]] = {"model": {}, "data": {}, "training": {}}
+        # Values by section and field.
+        self._changes: dict[str, dict[str, Any]] = {
+            "model": {},
+            "data": {},
+            "training": {},
+        }
 
     def choose_value(self, name: str, value: int, reason: str) -> int:
         """Returns the value of a field: the given one, or the chosen one."""
-        section, _, field = name.partition(".")
+        section_name, _, field = name.partition(".")
         if name in self._given:
-            return getattr(getattr(self._config, section), field)
+            section = getattr(self._config, section_name)
+            return getattr(section, field)
 
         self._lines.append(f"  {name}={value}: {reason}")
-        self._changes[section][field] = value
+        self._changes[section_name][field] = value
         return value
 
     def choose_reports(self, steps: int, per_validation: int) -> None:
         """Chooses when to validate, save and log, unless the user says when to validate or save."""
         if not {"training.eval_every", "training.checkpoint_every"}.isdisjoint(self._given):
             return
+
         every = math.ceil(steps / 5)
         every = self.choose_value("training.eval_every", every, "five validations")
         self.choose_value("training.checkpoint_every", every, "a checkpoint for each")
@@ -46,8 +53,9 @@ class Choices:
         """Returns the config with the chosen values, and prints them below a title."""
         if self._lines and processes.is_primary():
             print(title, *self._lines, sep="\n", file=sys.stderr)
-        sections = {
-            name: dataclasses.replace(getattr(self._config, name), **fields)
-            for name, fields in self._changes.items()
-        }
+
+        sections = {}
+        for name, fields in self._changes.items():
+            section = getattr(self._config, name)
+            sections[name] = dataclasses.replace(section, **fields)
         return dataclasses.replace(self._config, **sections)

@@ -1,13 +1,10 @@
 """The data of a translation run: corpus, tokenizer, token stores and batch plans."""
 
-import collections
 import dataclasses
 import functools
 import hashlib
-import itertools
 import sys
 from collections.abc import Collection
-from typing import Any
 
 from jaxformer.config import Config, DataConfig, data_section
 from jaxformer.data.bpe import cached_tokenizer, suitable_vocabulary
@@ -39,7 +36,10 @@ class Dataset:
 
 
 def open_dataset(
-    config: Config, folder: Workdir, corpus: Corpus | None = None, labels: Collection[str] = ()
+    config: Config,
+    folder: Workdir,
+    corpus: Corpus | None = None,
+    labels: Collection[str] = (),
 ) -> Dataset:
     """Reads and tokenizes the corpus, or opens the results of earlier runs in the cache.
 
@@ -52,85 +52,140 @@ def open_dataset(
         raise UserError(
             f"data.valid: expected no weights, which are for training: got {data.valid!r}"
         )
+
     cache = cache_directory()
     learn = functools.partial(_learn_tokenizer, config, corpus, labels)
     tokenizer = tokenizer_of_run(config, folder, learn)
     if labels and not folder.config.exists():
         tokenizer = tokenizer.with_symbols(labels)
     _check_vocabulary(config, tokenizer, corpus)
-    identity = {
-        "tokenizer": tokenizer.sha256,
-        "train": corpus.fingerprint(data.train),
-        "valid": corpus.fingerprint(data.valid),
-    }
-    if weights := parse_mixture(data.train).values():
-        # Runs of 0.2.0 on a mixture also hash this fingerprint.
-        identity["valid"] = hashlib.sha256(identity["valid"].encode()).hexdigest()
-        identity["weights"] = " ".join(map(str, weights))
+
+    identity = _identify(data, tokenizer, corpus)
     check_identity(folder, identity)
-    train = build_store(corpus, data.train, tokenizer, data.max_length, cache)
+
+    train = build_store(
+        corpus,
+        data.train,
+        tokenizer,
+        max_length=data.max_length,
+        cache=cache,
+    )
     if not (corpus.target_symbols or folder.config.exists()):
         _note_large_vocabulary(config, int(train.src_lengths.sum() + train.tgt_lengths.sum()))
-    valid = build_store(corpus, data.valid, tokenizer, config.model.max_length, cache)
+    valid = build_store(
+        corpus,
+        data.valid,
+        tokenizer,
+        max_length=config.model.max_length,
+        cache=cache,
+    )
+
     repetitions = corpus.repetitions(data.train, train.numbers)
-    lengths = valid.src_lengths, valid.tgt_lengths
+    plan = make_plan(train, data, config.training.seed, repetitions=repetitions)
+    valid_plan = sequential_plan(
+        valid.src_lengths,
+        valid.tgt_lengths,
+        tokens_per_batch=data.tokens_per_batch,
+    )
     return Dataset(
         corpus=corpus,
         tokenizer=tokenizer,
         identity=identity,
         train=train,
-        plan=make_plan(train, data, config.training.seed, repetitions),
+        plan=plan,
         valid=valid,
-        valid_plan=sequential_plan(*lengths, tokens_per_batch=data.tokens_per_batch),
+        valid_plan=valid_plan,
         valid_text=_pairs_to_decode(config, corpus, tokenizer),
     )
 
 
+def _identify(
+    data: DataConfig,
+    tokenizer: Vocabulary,
+    corpus: VerifiedCorpus,
+) -> dict[str, str]:
+    """Returns the hashes by which a resumed run recognizes its data."""
+    identity = {
+        "tokenizer": tokenizer.sha256,
+        "train": corpus.fingerprint(data.train),
+        "valid": corpus.fingerprint(data.valid),
+    }
+
+    weights = parse_mixture(data.train).values()
+    if weights:
+        # Runs of 0.2.0 on a mixture also hash this fingerprint.
+        identity["valid"] = hashlib.sha256(identity["valid"].encode()).hexdigest()
+        identity["weights"] = " ".join(map(str, weights))
+
+    return identity
+
+
 def _note_large_vocabulary(config: Config, tokens: int) -> None:
-    size, suitable = config.model.vocab_size, suitable_vocabulary(3 * tokens)
-    known = config.data.tokenizer or config.training.init_from
-    if size > 2 * suitable and not known and processes.is_primary():
+    is_known = config.data.tokenizer or config.training.init_from
+    if is_known or not processes.is_primary():
+        return
+
+    size = config.model.vocab_size
+    suitable = suitable_vocabulary(3 * tokens)
+    if size > 2 * suitable:
         text = f"note: model.vocab_size={size} is large for this text; {suitable} or so is usual"
         print(text, file=sys.stderr)
 
 
-def _learn_tokenizer(config: Config, corpus: VerifiedCorpus, labels: Collection[str]) -> Tokenizer:
+def _learn_tokenizer(
+    config: Config,
+    corpus: VerifiedCorpus,
+    labels: Collection[str],
+) -> Tokenizer:
     """Learns a tokenizer from the training text, or reads it from the cache."""
-    data, size, cache = data_section(config, DataConfig), config.model.vocab_size, cache_directory()
-    options: dict[str, Any] = {"user_defined_symbols": data.symbols()}
+    data = data_section(config, DataConfig)
+    learn = functools.partial(
+        cached_tokenizer,
+        split=data.train,
+        vocab_size=config.model.vocab_size,
+        cache_directory=cache_directory(),
+        user_defined_symbols=data.symbols(),
+    )
+
     if data.pretokenizer == "none":
         # Most validation splits have no other labels; then the cache of earlier versions is valid.
-        known = {target for _, target in corpus.pairs(data.train)} if labels else set()
-        options["more_symbols"] = sorted(set(labels) - known)
-        return cached_tokenizer(corpus, data.train, size, cache, **options)
+        more_symbols = set(labels)
+        if labels:
+            more_symbols -= {target for _, target in corpus.pairs(data.train)}
+        return learn(corpus, more_symbols=sorted(more_symbols))
+
     from jaxformer.data.moses_tokenizer import MosesTokenizer, PreprocessedCorpus, Preprocessing
 
-    names = [field.name for field in dataclasses.fields(Preprocessing)]
-    preprocessing = Preprocessing(**{name: getattr(data, name) for name in names})
+    preprocessing = Preprocessing(
+        source_language=data.source_language,
+        target_language=data.target_language,
+        lowercase=data.lowercase,
+        detokenize=data.detokenize,
+    )
     # As in subword-nmt, the pieces of a word may mix letters, digits and punctuation.
-    options |= {"split_by_unicode_script": False, "split_by_number": False}
-    preprocessed = PreprocessedCorpus(corpus, preprocessing)
-    learned = cached_tokenizer(preprocessed, data.train, size, cache, **options)
+    learned = learn(
+        PreprocessedCorpus(corpus, preprocessing),
+        split_by_unicode_script=False,
+        split_by_number=False,
+    )
     return MosesTokenizer.assemble(preprocessing, learned.serialized)
 
 
-def _check_vocabulary(config: Config, tokenizer: Vocabulary, corpus: VerifiedCorpus) -> None:
+def _check_vocabulary(
+    config: Config,
+    tokenizer: Vocabulary,
+    corpus: VerifiedCorpus,
+) -> None:
     if tokenizer.target_symbols != corpus.target_symbols:
-        ids = range(UNK + 1, tokenizer.target_vocab_size)
-        raise UserError(
-            "expected a tokenizer for the symbols of trees, got one for text; give another "
-            "data.tokenizer"
-            if corpus.target_symbols
-            else "expected a tokenizer without control symbols, which no text contains: got "
-            f"{', '.join(map(tokenizer.piece, ids[:5]))}; give spm_train --user_defined_symbols "
-            "instead of --control_symbols, or give another data.tokenizer"
-        )
+        raise _symbols_error(tokenizer, corpus)
+
     for symbol in data_section(config, DataConfig).symbols():
         if symbol not in map(tokenizer.piece, tokenizer.encode(symbol)):
             raise UserError(
                 f"data.user_defined_symbols: expected a tokenizer with the token {symbol}, got one "
                 "without it; learn another with --config.data.tokenizer=new, or leave it out"
             )
+
     if config.model.output_size < tokenizer.target_vocab_size:
         raise UserError(
             f"model.target_vocab_size must be at least {tokenizer.target_vocab_size}, for all that "
@@ -138,12 +193,34 @@ def _check_vocabulary(config: Config, tokenizer: Vocabulary, corpus: VerifiedCor
         )
 
 
+def _symbols_error(tokenizer: Vocabulary, corpus: VerifiedCorpus) -> UserError:
+    if corpus.target_symbols:
+        return UserError(
+            "expected a tokenizer for the symbols of trees, got one for text; give another "
+            "data.tokenizer"
+        )
+
+    ids = range(UNK + 1, tokenizer.target_vocab_size)
+    return UserError(
+        "expected a tokenizer without control symbols, which no text contains: got "
+        f"{', '.join(map(tokenizer.piece, ids[:5]))}; give spm_train --user_defined_symbols "
+        "instead of --control_symbols, or give another data.tokenizer"
+    )
+
+
 def _pairs_to_decode(
-    config: Config, corpus: Corpus, tokenizer: Vocabulary
+    config: Config,
+    corpus: Corpus,
+    tokenizer: Vocabulary,
 ) -> list[tuple[str, str]]:
     """Returns the first validation pairs whose source is short enough for the model."""
-    pairs = corpus.pairs(data_section(config, DataConfig).valid)
-    fitting = (p for p in pairs if len(tokenizer.encode(p[0])) < config.model.max_length)
-    chosen = list(itertools.islice(fitting, config.training.eval_sentences))
-    collections.deque(pairs, maxlen=0)  # Reads the rest to detect changes.
+    max_length = config.model.max_length
+    valid = data_section(config, DataConfig).valid
+
+    chosen = []
+    for pair in corpus.pairs(valid):
+        if len(chosen) == config.training.eval_sentences:
+            continue  # Reads the rest to detect changes.
+        if len(tokenizer.encode(pair[0])) < max_length:
+            chosen.append(pair)
     return chosen

@@ -7,7 +7,7 @@ import math
 import pathlib
 import sys
 from collections.abc import Callable, Collection, Iterator
-from typing import TypeAlias
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -29,8 +29,16 @@ from jaxformer.training.state import StartFrom
 NEW = "new"
 # Fields that may differ from the initial model. All others determine the layers.
 _MAY_DIFFER = {
-    *("vocab_size", "target_vocab_size", "max_length", "compute_dtype", "biases"),
-    *("dropout_rate", "attention_dropout_rate", "window", "num_classes", "heads"),
+    "vocab_size",
+    "target_vocab_size",
+    "max_length",
+    "compute_dtype",
+    "biases",
+    "dropout_rate",
+    "attention_dropout_rate",
+    "window",
+    "num_classes",
+    "heads",
     "absent_tokens",
 }
 _TABLES = ("embedding", "src_embedding", "tgt_embedding", "output_embedding", "logits_bias")
@@ -40,19 +48,32 @@ _HAVE_ROWS = (*_TABLES, "positions", "src_positions", "tgt_positions")
 _NEVER_GENERATED = -100.0
 
 # Name and shape of an array or of some of its rows, and a description of the rows.
-_Note: TypeAlias = tuple[str, tuple[int, ...], str]
 
 
-def tokenizer_of_run(config: Config, run: Workdir, learn: Callable[[], Vocabulary]) -> Vocabulary:
+class _Note(NamedTuple):
+    """An array, or some of its rows, in the description of :func:`merge`."""
+
+    name: str
+    shape: tuple[int, ...]
+    text: str = ""
+
+
+def tokenizer_of_run(
+    config: Config,
+    run: Workdir,
+    learn: Callable[[], Vocabulary],
+) -> Vocabulary:
     """Returns the tokenizer of a workdir; a new run takes the config's or learns one."""
     load = config.kind.load_tokenizer
-    assert load is not None
+    assert load is not None, "this kind has a tokenizer"
     if run.config.exists():
         run.check_tokenizer()
         return load(run.tokenizer)
+
     name = _named_tokenizer(config)
     if name is None:
         return learn()
+
     path = model_path(name)
     option = "data.tokenizer" if config.data.tokenizer else "training.init_from"
     with prefix_errors(f"{option}={name}"):
@@ -61,6 +82,7 @@ def tokenizer_of_run(config: Config, run: Workdir, learn: Callable[[], Vocabular
             folder.check_tokenizer()
             path = folder.tokenizer
         tokenizer = load(path)
+
     if tokenizer.vocab_size != config.model.vocab_size:
         raise UserError(
             f"model.vocab_size must be {tokenizer.vocab_size}, the size of {path}: got "
@@ -79,6 +101,7 @@ def take_vocab_size(config: Config, given: Collection[str], saved: Config | None
     name = _named_tokenizer(config)
     if name is None or "model.vocab_size" in given:
         return config
+
     own = getattr(config.model, "vocab_size", None)  # Models of pictures have none.
     if saved is None:
         size = _vocab_size(config, model_path(name))
@@ -86,8 +109,10 @@ def take_vocab_size(config: Config, given: Collection[str], saved: Config | None
         size = getattr(saved.model, "vocab_size", None)
     if None in (size, own) or size == own:
         return config
+
     print(f"model.vocab_size={size}: the size of the tokenizer of {name}", file=sys.stderr)
-    return dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=size))
+    model = dataclasses.replace(config.model, vocab_size=size)
+    return dataclasses.replace(config, model=model)
 
 
 def _named_tokenizer(config: Config) -> str | None:
@@ -107,7 +132,11 @@ def _vocab_size(config: Config, path: pathlib.Path) -> int | None:
     return load(path).vocab_size if load is not None and path.is_file() else None
 
 
-def make_start_from(config: Config, tokenizer: Vocabulary | None, run: Workdir) -> StartFrom | None:
+def make_start_from(
+    config: Config,
+    tokenizer: Vocabulary | None,
+    run: Workdir,
+) -> StartFrom | None:
     """Returns ``start_from`` of :func:`~jaxformer.fit` for ``training.init_from``, or None."""
     if config.training.init_from is None:
         return None
@@ -117,14 +146,19 @@ def make_start_from(config: Config, tokenizer: Vocabulary | None, run: Workdir) 
         source = TrainedModel.load(folder.path, dequantized=True)
         processes.check_agreement({"checkpoint in training.init_from": source.weights})
         _check_same(folder, run, params_sha256(source.params))
-        saved, ids, note = jax.device_get(source.params), np.zeros((2, 0), np.int64), ""
+
+        saved = jax.device_get(source.params)
+        ids = np.zeros((2, 0), np.int64)
+        note = ""
         if tokenizer is not None:
             theirs = source.tokenizer
             if tokenizer.symbols != theirs.symbols:  # The classes are others.
-                saved = {n: a for n, a in saved.items() if n not in ("classes", "classes_bias")}
+                heads = ("classes", "classes_bias")
+                saved = {name: array for name, array in saved.items() if name not in heads}
             ids = matching_ids(tokenizer, theirs)
             which = "its" if tokenizer.sha256 == theirs.sha256 else "another"
             note = f", with {which} tokenizer"
+
         merged, lines = merge(processes.on_this_host(fresh), saved, ids)
         if processes.is_primary():
             first = f"starts from {folder.path}, {source.weights}{note}:"
@@ -142,8 +176,11 @@ def _check_same(folder: Workdir, run: Workdir, digest: str) -> None:
     record = run.initial_parameters
     if not run.config.exists():
         if processes.is_primary():
-            write_file(record, (json.dumps({"sha256": digest}) + "\n").encode())
-    elif record.exists() and read_workdir_object(record).get("sha256") != digest:
+            content = json.dumps({"sha256": digest}) + "\n"
+            write_file(record, content.encode())
+        return
+
+    if record.exists() and read_workdir_object(record).get("sha256") != digest:
         raise UserError(
             f"training.init_from={folder.path}: expected the parameters that the run began with, "
             "but it has others now; bring them back, or begin again in another --workdir"
@@ -152,91 +189,157 @@ def _check_same(folder: Workdir, run: Workdir, digest: str) -> None:
 
 def check_initialization(config: Config) -> None:
     """Checks that the model of ``training.init_from``, if any, has the config's layers."""
-    if config.training.init_from is None:
+    name = config.training.init_from
+    if name is None:
         return
-    folder = Workdir(model_path(config.training.init_from))
+
+    folder = Workdir(model_path(name))
     if not folder.config.exists():
-        name, known = config.training.init_from, pretrained.NAME
+        known = pretrained.NAME
         hint = did_you_mean(name, [known], "give the folder of a run, or of an imported model")
         raise UserError(
             f"training.init_from={name}: expected a workdir, or {known!r} for the model that "
             f"comes with jaxformer, but there is no {folder.config}; {hint}"
         )
-    source, kind = read_config(folder), config.kind
+
+    source = read_config(folder)
     with prefix_errors(f"training.init_from={folder.path}"):
-        if source.kind.networks != kind.networks:
-            raise UserError(f"expected {kind.description}, got {source.kind.description}")
-        own, other = type(config.model), type(source.model)
+        if source.kind.networks != config.kind.networks:
+            raise UserError(f"expected {config.kind.description}, got {source.kind.description}")
+
+        own = type(config.model)
+        other = type(source.model)
         if own is not other:
             raise UserError(f"expected a model of class {own.__name__}, got {other.__name__}")
-        ours, theirs = map(_layers_of, (config.model, source.model))
-        flags = [f"--config.model.{n}={theirs[n]}" for n in ours if theirs[n] != ours[n]]
+
+        ours = _layers_of(config.model)
+        theirs = _layers_of(source.model)
+        flags = []
+        for field, value in theirs.items():
+            if value != ours[field]:
+                flags.append(f"--config.model.{field}={value}")
         if flags:
             raise UserError(f"its model has other layers than the config; give {' '.join(flags)}")
 
 
 def _layers_of(model: Architecture) -> dict[str, object]:
     """Returns all fields that determine the layers, and the sizes of heads."""
-    values = dataclasses.asdict(model) | {"d_k": model.key_size, "d_v": model.value_size}
+    values = dataclasses.asdict(model)
+    values["d_k"] = model.key_size
+    values["d_v"] = model.value_size
     return {name: value for name, value in values.items() if name not in _MAY_DIFFER}
 
 
 def matching_ids(ours: Vocabulary, theirs: Vocabulary) -> Int[np.ndarray, "2 N"]:
     """Returns the ids in both tokenizers of the pieces that they share."""
-    own, others = ([each.piece(i) for i in range(each.vocab_size)] for each in (ours, theirs))
-    if own == others:
-        return np.tile(np.arange(len(own)), (2, 1))
+    our_pieces = [ours.piece(i) for i in range(ours.vocab_size)]
+    their_pieces = [theirs.piece(i) for i in range(theirs.vocab_size)]
+    if our_pieces == their_pieces:
+        return np.tile(np.arange(len(our_pieces)), (2, 1))
+
     # The first id of a repeated piece.
-    their_ids = {piece: i for i, piece in reversed(list(enumerate(others)))}
-    ids = [(i, their_ids.get(piece)) for i, piece in enumerate(own)]
-    return np.array([pair for pair in ids if pair[1] is not None], np.int64).T
+    their_ids: dict[str, int] = {}
+    for their_id, piece in enumerate(their_pieces):
+        their_ids.setdefault(piece, their_id)
+
+    pairs = []
+    for our_id, piece in enumerate(our_pieces):
+        if piece in their_ids:
+            pairs.append((our_id, their_ids[piece]))
+    return np.array(pairs, np.int64).T
 
 
-def merge(fresh: PyTree, saved: PyTree, ids: Int[np.ndarray, "2 N"]) -> tuple[PyTree, list[str]]:
+def merge(
+    fresh: PyTree,
+    saved: PyTree,
+    ids: Int[np.ndarray, "2 N"],
+) -> tuple[PyTree, list[str]]:
     """Returns the fresh parameters with all saved values that fit, and a description in lines.
 
     Rows of embeddings are matched by piece, rows of learned positions by position. All else that is
     not in ``saved``, or of another shape, is fresh. The lines list taken, new and omitted arrays.
     """
-    old = {path_of(path): np.asarray(leaf) for path, leaf in jax.tree.leaves_with_path(saved)}
-    notes: dict[str, list[_Note]] = {"taken": [], "new": [], "left out": []}
+    old = {}
+    for path, leaf in jax.tree.leaves_with_path(saved):
+        old[path_of(path)] = np.asarray(leaf)
+    notes: dict[str, list[_Note]] = {
+        "taken": [],
+        "new": [],
+        "left out": [],
+    }
 
     def choose(path: jax.tree_util.KeyPath, leaf: np.ndarray) -> np.ndarray:
-        name, leaf = path_of(path), np.asarray(leaf)
+        name = path_of(path)
+        leaf = np.asarray(leaf)
         if name not in old or (name not in _HAVE_ROWS and leaf.shape != old[name].shape):
-            notes["new"].append((name, leaf.shape, ""))
+            notes["new"].append(_Note(name, leaf.shape))
             return leaf
+
         values = old.pop(name)
         if name == "logits_bias":
             values = np.where(np.isneginf(values), np.float32(_NEVER_GENERATED), values)
+
         if name in _TABLES:
-            rows, what = ids[:, (ids[0] < len(leaf)) & (ids[1] < len(values))], "pieces"
+            our_ids, their_ids = ids
+            in_both = (our_ids < len(leaf)) & (their_ids < len(values))
+            rows = our_ids[in_both]
+            their_rows = their_ids[in_both]
+            what = "pieces"
         else:
-            rows, what = np.tile(np.arange(min(len(leaf), len(values))), (2, 1)), "positions"
-        result, taken = leaf.copy(), rows.shape[1]
-        result[rows[0]] = values[rows[1]]
-        some = taken < max(len(leaf), len(values))
-        for kind, count, text in (
-            ("taken", taken, f": {taken:,} of {len(leaf):,} rows, of {what} that both have" * some),
-            ("new", len(leaf) - taken, f": rows of new {what}"),
-            ("left out", len(values) - taken, f": rows of {what} that the new model lacks"),
-        ):
-            if count:
-                notes[kind].append((name, (count, *leaf.shape[1:]), text))
+            rows = np.arange(min(len(leaf), len(values)))
+            their_rows = rows
+            what = "positions"
+
+        for kind, note in _note_rows(name, leaf, values=values, taken=len(rows), what=what):
+            notes[kind].append(note)
+        result = leaf.copy()
+        result[rows] = values[their_rows]
         return result
 
     merged = jax.tree.map_with_path(choose, fresh)
-    notes["left out"] += [(name, values.shape, "") for name, values in old.items()]
-    return merged, [f"  {kind:8}  {line}" for kind in notes for line in _by_group(notes[kind])]
+    for name, values in old.items():
+        notes["left out"].append(_Note(name, values.shape))
+
+    lines = []
+    for kind, found in notes.items():
+        lines += [f"  {kind:8}  {line}" for line in _by_group(found)]
+    return merged, lines
+
+
+def _note_rows(
+    name: str,
+    leaf: np.ndarray,
+    *,
+    values: np.ndarray,
+    taken: int,
+    what: str,
+) -> Iterator[tuple[str, _Note]]:
+    """Yields notes about the rows of an array that are taken, new and left out, with their kind."""
+
+    def note(count: int, text: str) -> _Note:
+        return _Note(name, (count, *leaf.shape[1:]), text)
+
+    new = len(leaf) - taken
+    left_out = len(values) - taken
+    if taken:
+        text = ""
+        if new or left_out:
+            text = f": {taken:,} of {len(leaf):,} rows, of {what} that both have"
+        yield "taken", note(taken, text)
+    if new:
+        yield "new", note(new, f": rows of new {what}")
+    if left_out:
+        yield "left out", note(left_out, f": rows of {what} that the new model lacks")
 
 
 def _by_group(notes: list[_Note]) -> Iterator[str]:
     """Yields a line for the arrays of each part of a model."""
-    for group, found in itertools.groupby(notes, lambda note: note[0].partition("/")[0]):
+    for group, found in itertools.groupby(notes, lambda note: note.name.partition("/")[0]):
         arrays = list(found)
-        name, shape, text = arrays[0]
-        line = f"{name} {list(shape)}{text}"
-        if (count := len(arrays)) > 1:
-            size = sum(math.prod(shape) for _, shape, _ in arrays)
-            line = f"{group}: {size:,} parameters in {count} arrays, such as {line}"
+        first = arrays[0]
+        line = f"{first.name} {list(first.shape)}{first.text}"
+
+        if len(arrays) > 1:
+            size = sum(math.prod(note.shape) for note in arrays)
+            line = f"{group}: {size:,} parameters in {len(arrays)} arrays, such as {line}"
         yield line

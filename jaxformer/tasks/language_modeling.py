@@ -1,9 +1,7 @@
 """Language modeling: one text, next-token prediction, and perplexity."""
 
-import functools
 import itertools
 import math
-import operator
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -54,20 +52,27 @@ class Texts(NamedTuple):
         data.check_named()
         if data.has_token_ids:
             return cls("", "")
-        return cls(_read("file", data.file), _read("valid", data.valid_file))
+
+        text = _read("file", data.file)
+        valid = _read("valid", data.valid_file)
+        return cls(text, valid)
 
     def characters(self, separator: str) -> list[str]:
         """Returns the sorted characters of both texts, without separators of documents."""
-        pieces = (split_documents(part, separator) for part in self)
-        found = map(set, filter(None, itertools.chain(*pieces)))
-        return sorted(functools.reduce(operator.or_, found, set()))
+        found: set[str] = set()
+        for text in self:
+            for piece in split_documents(text, separator):
+                found.update(piece or "")
+        return sorted(found)
 
     def to_learn_from(self, data: StreamConfig) -> str:
         """Returns the training text without separators of documents."""
         text = self.text
         if not self.valid:
             text = text[: training_length(text, data.valid_share)]
-        return "".join(filter(None, split_documents(text, data.separator)))
+
+        pieces = split_documents(text, data.separator)
+        return "".join(filter(None, pieces))
 
 
 def open_stream(config: Config, folder: Workdir) -> TokenStream:
@@ -80,15 +85,11 @@ def open_stream(config: Config, folder: Workdir) -> TokenStream:
             f"model.vocab_size must be {tokenizer.vocab_size}, four special tokens and all "
             f"characters of {data.file}: got {config.model.vocab_size}"
         )
-    share = data.valid_share
-    if data.has_token_ids:
-        valid = local_path(data.valid_file) if data.valid_file else None
-        paths = local_path(data.file), valid
-        stream = TokenStream.of_files(*paths, data.token_dtype, tokenizer, share)
-    else:
-        stream = TokenStream.of(texts.text, tokenizer, data.separator, texts.valid, share)
+
+    stream = _read_stream(data, texts, tokenizer)
     if data.separator and not (stream.train[:-1] == EOS).any():
         raise UserError(f"data.separator: expected lines {data.separator!r} in {data.file}")
+
     if len(stream.train) <= data.length:
         raise UserError(
             f"data.length must be less than the {len(stream.train):,} tokens to train on: got "
@@ -97,34 +98,68 @@ def open_stream(config: Config, folder: Workdir) -> TokenStream:
     return stream
 
 
+def _read_stream(
+    data: StreamConfig,
+    texts: Texts,
+    tokenizer: Vocabulary,
+) -> TokenStream:
+    if not data.has_token_ids:
+        return TokenStream.of(
+            texts.text,
+            tokenizer,
+            data.separator,
+            valid=texts.valid,
+            share=data.valid_share,
+        )
+
+    return TokenStream.of_files(
+        local_path(data.file),
+        local_path(data.valid_file) if data.valid_file else None,
+        data.token_dtype,
+        tokenizer=tokenizer,
+        share=data.valid_share,
+    )
+
+
 def _learn_tokenizer(config: Config, texts: Texts) -> Vocabulary:
     data = data_section(config, StreamConfig)
     if data.has_token_ids:
         raise UserError(f"data.file={data.file}: token ids need data.tokenizer, their tokenizer")
+
     if data.tokens == "characters":
         return CharacterTokenizer(texts.characters(data.separator))
-    return train_byte_pairs(texts.to_learn_from(data), config.model.vocab_size)
+
+    text = texts.to_learn_from(data)
+    return train_byte_pairs(text, config.model.vocab_size)
 
 
 def _read(name: str, file: str) -> str:
     """Returns the text of a file that a field of the config names; "" if it names none."""
+    if not file:
+        return ""
     with prefix_errors(f"data.{name}"):
-        return read_text(local_path(file)) if file else ""
+        return read_text(local_path(file))
 
 
 class NextTokenLoss(TokenLoss):
     """Sums the loss of a language model over rows of tokens."""
 
     def __call__(
-        self, params: PyTree, batch: Int[Array, "B _"], randomness: Randomness | None
+        self,
+        params: PyTree,
+        batch: Int[Array, "B _"],
+        randomness: Randomness | None,
     ) -> Sums:
-        inputs, targets = batch[:, :-1], batch[:, 1:]
+        inputs = batch[:, :-1]
+        targets = batch[:, 1:]
         real = targets != PAD
 
         def forward(module: LanguageModel, dropout: dict[str, Any]) -> Output:
-            return module.features(inputs, **dropout), module.output_projection()
+            features = module.features(inputs, **dropout)  # [B, T, D]
+            return features, module.output_projection()
 
-        return self.sums(self.apply(params, randomness, forward), targets, real)
+        output = self.apply(params, randomness, forward)
+        return self.sums(output, targets, real)
 
 
 class LanguageModeling(TokenTask):
@@ -137,27 +172,41 @@ class LanguageModeling(TokenTask):
     loss_class = NextTokenLoss
 
     def __init__(self, config: Config, stream: TokenStream) -> None:
-        self.config, self.tokenizer, self._stream = config, stream.tokenizer, stream
+        self.config = config
+        self.tokenizer = stream.tokenizer
+        self._stream = stream
         self._data = data_section(config, StreamConfig)
 
     @classmethod
-    def open(cls, config: Config, folder: Workdir, corpus: Corpus | None = None) -> TokenTask:
+    def open(
+        cls,
+        config: Config,
+        folder: Workdir,
+        corpus: Corpus | None = None,
+    ) -> TokenTask:
         return cls(config, open_stream(config, folder))
 
     @staticmethod
     def longest_batch(config: Config, shards: BatchShards) -> PyTree:
         data = data_section(config, StreamConfig)
-        shape = round_up(data.rows, shards.row_multiple), data.length + 1
-        return jax.ShapeDtypeStruct(shape, jnp.int32)
+        rows = round_up(data.rows, shards.row_multiple)
+        return jax.ShapeDtypeStruct((rows, data.length + 1), jnp.int32)
 
     def batches(self, start: int, shards: BatchShards) -> Iterator[Int[np.ndarray, "B _"]]:
         """Yields rows from random positions of the training text, prepared in threads."""
-        data, training = self._data, self.config.training
-        empty = self._rows(shards) - data.rows
+        data = self._data
+        training = self.config.training
+        empty_rows = self._rows(shards) - data.rows
 
         def batch_of(step: int) -> Int[np.ndarray, "B _"]:
-            batch = self._stream.training_batch(step, data.rows, data.length, training.seed)
-            return shards.local(np.pad(batch, ((0, empty), (0, 0))))
+            batch = self._stream.training_batch(
+                step,
+                data.rows,
+                data.length,
+                seed=training.seed,
+            )
+            padded = np.pad(batch, ((0, empty_rows), (0, 0)))
+            return shards.local(padded)
 
         return prefetch(batch_of, start, training.steps)
 
@@ -172,31 +221,38 @@ class LanguageModeling(TokenTask):
         return language_model_flops(self.config.model, rows, tokens - 1)
 
     def identity(self) -> dict[str, str]:
-        identity = {"tokenizer": self.tokenizer.sha256, "text": self._stream.text_sha256}
+        identity = {
+            "tokenizer": self.tokenizer.sha256,
+            "text": self._stream.text_sha256,
+        }
         if self._stream.valid_sha256:
             identity["validation text"] = self._stream.valid_sha256
-        if (share := self._data.valid_share) is not None:
-            identity["validation share"] = repr(share)
+        if self._data.valid_share is not None:
+            identity["validation share"] = repr(self._data.valid_share)
         return identity
 
     def summary(self) -> str:
         """Returns the numbers of tokens and epochs, and lines with unusual characters."""
-        stream, data = self._stream, self._data
-        step = data.rows * data.length
-        epochs = self.config.training.steps * step / len(stream.train)
-        characters = stream.valid_characters
+        stream = self._stream
+        tokens_per_step = self._data.rows * self._data.length
+        epochs = self.config.training.steps * tokens_per_step / len(stream.train)
+
+        valid = f"{len(stream.valid):,} validation tokens"
+        if stream.valid_characters:
+            valid += f" of {stream.valid_characters:,} characters"
         counts = (
-            f"{len(stream.train):,} training tokens, {len(stream.valid):,} validation tokens"
-            f"{f' of {characters:,} characters' if characters else ''}; {step:,} tokens per step, "
+            f"{len(stream.train):,} training tokens, {valid}; {tokens_per_step:,} tokens per step, "
             f"{epochs:.1f} epochs"
         )
+
         notes = stream.findings.summarize("lines", self._place, DATA_NOTES)
         return "\n".join((counts, *self._first_examples(), *notes))
 
     def save(self, workdir: Workdir) -> None:
         """Writes the tokenizer, and the places of lines with unusual characters."""
         super().save(workdir)
-        workdir.write_data_notes(self._stream.findings.list_places("lines", self._place))
+        lines = self._stream.findings.list_places("lines", self._place)
+        workdir.write_data_notes(lines)
 
     def _place(self, line: int, side: int) -> str:
         return f"{self._data.file}:{line + 1}"
@@ -206,34 +262,52 @@ class LanguageModeling(TokenTask):
         splits = [(self._data.file, self._stream.first_tokens("train", _SHOWN_TOKENS))]
         if self._data.valid_file:
             splits.append((self._data.valid, self._stream.first_tokens("valid", _SHOWN_TOKENS)))
+
         lines = []
         for name, tokens in splits:
-            text = self.tokenizer.decode(tokens)
             # The last character may lack some of its bytes.
-            texts = text.rstrip("\ufffd").split("\n")
-            first = next(itertools.filterfalse(is_blank, texts), "")
+            text = self.tokenizer.decode(tokens).rstrip("\ufffd")
+            shown = itertools.filterfalse(is_blank, text.split("\n"))
+            first = next(shown, "")
             lines.append(describe_example(name, [("", first)]))
+
         return lines
 
     def example_ids(self, number: int) -> list[int]:
         """Returns the positions in the training tokens where the rows of a batch begin."""
-        data, seed = self._data, self.config.training.seed
-        return self._stream.row_starts(number, data.rows, data.length, seed).tolist()
+        starts = self._stream.row_starts(
+            number,
+            self._data.rows,
+            self._data.length,
+            seed=self.config.training.seed,
+        )
+        return starts.tolist()
 
     def describe_batch(self, number: int) -> str:
         starts = self.example_ids(number)
         return f"its rows begin at the tokens {list_first(starts[:10], len(starts))}"
 
-    def evaluate(self, params: PyTree, mesh: Mesh, check_stop: CheckStop) -> dict[str, float]:
+    def evaluate(
+        self,
+        params: PyTree,
+        mesh: Mesh,
+        check_stop: CheckStop,
+    ) -> dict[str, float]:
         """Computes loss per token, perplexity, and for a text nats and bits per character."""
         shards = BatchShards.of(mesh)
         windows = self._stream.validation_windows(self._rows(shards), self._data.length)
-        values = evaluate_loss(self.loss, params, map(shards.local, windows), mesh, check_stop)
+        batches = map(shards.local, windows)
+        values = evaluate_loss(self.loss, params, batches, mesh, check_stop)
         if not self._stream.valid_characters:
             return values
-        per_character = len(self._stream.valid) / self._stream.valid_characters
-        nats = math.log(values["perplexity"]) * per_character
-        return values | {"nats_per_character": nats, "bits_per_character": nats / math.log(2)}
+
+        nats_per_token = math.log(values["perplexity"])
+        tokens_per_character = len(self._stream.valid) / self._stream.valid_characters
+        nats_per_character = nats_per_token * tokens_per_character
+        return values | {
+            "nats_per_character": nats_per_character,
+            "bits_per_character": nats_per_character / math.log(2),
+        }
 
     def _rows(self, shards: BatchShards) -> int:
         return round_up(self._data.rows, shards.row_multiple)

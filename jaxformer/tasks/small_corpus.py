@@ -44,35 +44,54 @@ def fit_to_corpus(config: Config, given: Collection[str] = ()) -> Config:
 
 
 def _choose_vocabulary(
-    choices: Choices, config: Config, texts: Sequence[str], characters: int
+    choices: Choices,
+    config: Config,
+    texts: Sequence[str],
+    characters: int,
 ) -> float:
     """Chooses the size of a vocabulary that is learned; returns the tokens of each side."""
     data = data_section(config, DataConfig)
     smallest, largest = possible_vocabularies(texts, len(data.symbols()))
+
     size = config.model.vocab_size
     if data.tokenizer is None and config.training.init_from is None:
         # Half of the largest, since the rarest pieces would occur once.
-        size = min(suitable_vocabulary(characters), _MOST_PIECES, largest // 2)
+        size = min(
+            suitable_vocabulary(characters),
+            _MOST_PIECES,
+            largest // 2,
+        )
         reason = f"{smallest:,} to {largest:,} are possible"
         size = choices.choose_value("model.vocab_size", max(size, smallest), reason)
 
     possible_size = max(smallest, min(size, largest))
-    return estimate_tokens(texts, possible_size) / 2
+    tokens = estimate_tokens(texts, possible_size)
+    return tokens / 2
 
 
-def _choose_batch(choices: Choices, data: DataConfig, tokens: float) -> float:
+def _choose_batch(
+    choices: Choices,
+    data: DataConfig,
+    tokens: float,
+) -> float:
     """Chooses the size of batches; returns the number of batches in an epoch."""
     size = 2 ** round(math.log2(tokens / _BATCHES_PER_EPOCH))
-    size = min(max(size, data.max_length, _SMALLEST_BATCH), _LARGEST_BATCH)
-    reason = f"about {tokens / size:.0f} batches an epoch, of {tokens:,.0f} tokens per side"
+    size = max(size, data.max_length, _SMALLEST_BATCH)
+    size = min(size, _LARGEST_BATCH)
+
+    batches = tokens / size
+    reason = f"about {batches:.0f} batches an epoch, of {tokens:,.0f} tokens per side"
     size = choices.choose_value("data.tokens_per_batch", size, reason)
     return max(1.0, tokens / size)
 
 
 def _choose_steps(choices: Choices, batches: float) -> None:
     """Chooses the steps for a number of batches in an epoch, the warm-up and the reports."""
-    steps = max(_FEWEST_STEPS, min(math.ceil(_EPOCHS * batches), _MOST_STEPS))
+    steps = math.ceil(_EPOCHS * batches)
+    steps = max(_FEWEST_STEPS, min(steps, _MOST_STEPS))
     steps = choices.choose_value("training.steps", steps, f"{steps / batches:.0f} epochs")
+
     warmup = max(1, round(_WARMUP * steps))
     choices.choose_value("training.warmup_steps", warmup, f"{_WARMUP:.0%} of the steps")
+
     choices.choose_reports(steps, per_validation=5)

@@ -56,11 +56,16 @@ def _title(data: StreamConfig, texts: Texts) -> str:
     return f"{data.file}: {len(texts.text):,} characters; hence"
 
 
-def _choose_vocabulary(choices: Choices, config: Config, texts: Texts) -> None:
+def _choose_vocabulary(
+    choices: Choices,
+    config: Config,
+    texts: Texts,
+) -> None:
     """Chooses the size of a vocabulary that is learned from the text."""
     data = data_section(config, StreamConfig)
     if data.tokenizer is not None or config.training.init_from is not None:
         return
+
     if data.tokens == "characters":
         characters = len(texts.characters(data.separator))
         size = len(SPECIAL_PIECES) + characters
@@ -69,25 +74,42 @@ def _choose_vocabulary(choices: Choices, config: Config, texts: Texts) -> None:
         return
 
     learned = texts.to_learn_from(data)
+    lines = []
+    for line in lines_of(learned):
+        lines += short_lines(line)
+
     # Line breaks and spaces may be tokens of their own.
-    lines = [part for line in lines_of(learned) for part in short_lines(line)]
     smallest, largest = possible_vocabularies(lines, symbols=2)
-    size = min(suitable_vocabulary(len(learned)), _MOST_PIECES, largest // 2)
+    size = min(
+        suitable_vocabulary(len(learned)),
+        _MOST_PIECES,
+        largest // 2,
+    )
     reason = f"{smallest:,} to {largest:,} are possible"
     choices.choose_value("model.vocab_size", max(size, smallest), reason)
 
 
-def _choose_sizes(choices: Choices, data: StreamConfig, texts: Texts) -> None:
+def _choose_sizes(
+    choices: Choices,
+    data: StreamConfig,
+    texts: Texts,
+) -> None:
     """Chooses the length of rows, and the numbers of steps."""
-    tokens = max(1, len(texts.to_learn_from(data)))
+    tokens = len(texts.to_learn_from(data))
     if data.tokens == "bpe" or data.tokenizer is not None:
-        tokens = max(1, tokens // _CHARACTERS_PER_PIECE)
-    length = max(1, min(data.length, tokens // _ROWS_IN_TEXT))
+        tokens //= _CHARACTERS_PER_PIECE
+    tokens = max(1, tokens)
+
+    length = min(data.length, tokens // _ROWS_IN_TEXT)
+    length = max(1, length)
     length = choices.choose_value("data.length", length, f"about {tokens:,} tokens to train on")
 
     epoch = max(1.0, tokens / (data.rows * length))
-    steps = min(max(_FEWEST_STEPS, math.ceil(_EPOCHS * epoch)), _MOST_STEPS)
+    steps = math.ceil(_EPOCHS * epoch)
+    steps = min(max(_FEWEST_STEPS, steps), _MOST_STEPS)
     steps = choices.choose_value("training.steps", steps, f"{steps / epoch:.0f} epochs")
+
     warmup = max(1, min(_WARMUP, steps // 2))
     choices.choose_value("training.warmup_steps", warmup, "the same for longer runs")
+
     choices.choose_reports(steps, per_validation=4)

@@ -42,13 +42,26 @@ class NetworkLoss(abc.ABC):
     @classmethod
     def of(cls: type[LossT], config: Config) -> LossT:
         check_config(config)
-        if (weight := config.training.consistency) and not hasattr(cls, "consistency"):
-            raise UserError(f"training.consistency is for translation: got {weight}; leave it out")
         training = config.training
-        return cls(config.model, training.label_smoothing, training.remat, config.kind)
+        if training.consistency and not hasattr(cls, "consistency"):
+            raise UserError(
+                f"training.consistency is for translation: got {training.consistency}; leave it out"
+            )
+
+        return cls(
+            model=config.model,
+            label_smoothing=training.label_smoothing,
+            remat=training.remat,
+            kind=config.kind,
+        )
 
     @abc.abstractmethod
-    def __call__(self, params: PyTree, batch: PyTree, randomness: Randomness | None) -> Sums: ...
+    def __call__(
+        self,
+        params: PyTree,
+        batch: PyTree,
+        randomness: Randomness | None,
+    ) -> Sums: ...
 
     def apply(
         self,
@@ -57,7 +70,8 @@ class NetworkLoss(abc.ABC):
         forward: Callable[[Any, dict[str, Any]], Result],
     ) -> Result:
         """Returns the result of ``forward(module, dropout arguments)``."""
-        module: Any = self.kind.build(self.model, "none" if randomness is None else self.remat)
+        remat = "none" if randomness is None else self.remat
+        module: Any = self.kind.build(self.model, remat)
         dropout, rngs = dropout_of(randomness)
         return module.apply({"params": params}, dropout, rngs=rngs, method=forward)
 
@@ -81,20 +95,37 @@ class TokenLoss(NetworkLoss):
         With ``consistency``, the weight of R-Drop, rows 2i and 2i + 1 are two passes of a row, and
         the sums are averages over the passes.
         """
-        (features, (matrix, bias)), passes = output, 2 if consistency else 1
+        features, (matrix, bias) = output
+        passes = 1
         if consistency:
-            features, targets, real = map(_pair_passes, (features, targets, real))
+            passes = 2
+            features = _pair_passes(features)
+            targets = _pair_passes(targets)
+            real = _pair_passes(real)
+
         rows = features.reshape(-1, features.shape[-1])
         rows = rows.astype(matmul_dtype(self.model.compute_dtype, rows, matrix))
         if bias is not None:
             # The bias is the weight of one more input, which is always 1.
             rows = jnp.hstack([rows, jnp.ones((rows.shape[0], 1), rows.dtype)])
             matrix = jnp.hstack([matrix, bias[:, None]])
+
         weights = real.reshape(-1).astype(at_least_float32(rows))
-        options = self.label_smoothing, consistency
-        loss, nll = cross_entropy(rows, matrix, targets.reshape(-1), weights, *options)
+        loss, nll = cross_entropy(
+            rows,
+            matrix,
+            targets.reshape(-1),
+            weights=weights,
+            label_smoothing=self.label_smoothing,
+            consistency=consistency,
+        )
         count = real.sum(dtype=jnp.int32) // passes
-        return {"loss": loss / passes, "nll": nll / passes, "count": count, "tokens": count}
+        return {
+            "loss": loss / passes,
+            "nll": nll / passes,
+            "count": count,
+            "tokens": count,
+        }
 
 
 def _pair_passes(x: Array) -> Array:
@@ -109,7 +140,12 @@ class NetworkTask(Task):
 
     @classmethod
     @abc.abstractmethod
-    def open(cls, config: Config, folder: Workdir, corpus: Corpus | None = None) -> "NetworkTask":
+    def open(
+        cls,
+        config: Config,
+        folder: Workdir,
+        corpus: Corpus | None = None,
+    ) -> "NetworkTask":
         """Opens the data of a config, or the given corpus."""
 
     @staticmethod

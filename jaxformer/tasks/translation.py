@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import itertools
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias, cast
@@ -58,34 +59,75 @@ class TranslationLoss(TokenLoss):
 
     @classmethod
     def of(cls, config: Config) -> "TranslationLoss":
-        return dataclasses.replace(super().of(config), consistency=config.training.consistency)
+        consistency = config.training.consistency
+        return dataclasses.replace(super().of(config), consistency=consistency)
 
-    def __call__(self, params: PyTree, batch: Batch, randomness: Randomness | None) -> Sums:
-        consistency = self.consistency if randomness is not None else 0.0
+    def __call__(
+        self,
+        params: PyTree,
+        batch: Batch,
+        randomness: Randomness | None,
+    ) -> Sums:
+        consistency = 0.0
+        if randomness is not None:
+            consistency = self.consistency
+        passes = 2 if consistency else 1
+
         if randomness is not None and consistency:
-            batch = jax.tree.map(lambda x: jnp.repeat(x, 2, axis=0), batch)
-            row_ids = 2 * jnp.repeat(randomness.row_ids, 2) + jnp.arange(len(batch.src)) % 2
+            # R-Drop: each row is there twice, side by side, and each copy has its own dropout.
+            batch = jax.tree.map(lambda x: jnp.repeat(x, passes, axis=0), batch)
+            row_ids = passes * jnp.repeat(randomness.row_ids, passes)
+            row_ids = row_ids + jnp.arange(len(batch.src)) % passes
             randomness = randomness._replace(row_ids=row_ids)
 
         def forward(module: Transformer, dropout: dict[str, Any]) -> Output:
-            encoded = module.encode(batch.src, batch.src_segments, batch.src_positions, **dropout)
-            segments = batch.src_segments, batch.tgt_segments
-            features = module.decode(
-                batch.tgt_in, encoded, *segments, batch.tgt_positions, **dropout
+            encoded = module.encode(  # [B, S, D]
+                batch.src,
+                batch.src_segments,
+                batch.src_positions,
+                **dropout,
+            )
+            features = module.decode(  # [B, T, D]
+                batch.tgt_in,
+                encoded,
+                batch.src_segments,
+                tgt_segments=batch.tgt_segments,
+                tgt_positions=batch.tgt_positions,
+                **dropout,
             )
             return features, module.output_projection()
 
         output = self.apply(params, randomness, forward)
-        sums = self.sums(output, batch.tgt_out, batch.tgt_segments != 0, consistency)
-        source_tokens = (batch.src_segments != 0).sum(dtype=jnp.int32) // (2 if consistency else 1)
+        is_target = batch.tgt_segments != 0
+        sums = self.sums(
+            output,
+            batch.tgt_out,
+            is_target,
+            consistency=consistency,
+        )
+
+        # Each pass has the same source tokens.
+        source_tokens = (batch.src_segments != 0).sum(dtype=jnp.int32) // passes
         return sums | {"tokens": source_tokens + sums["count"]}
 
 
-def abstract_batch(rows: int, src_length: int, tgt_length: int) -> Batch:
+def abstract_batch(
+    rows: int,
+    src_length: int,
+    tgt_length: int,
+) -> Batch:
     """Returns shapes and dtypes of a global batch, without computing it."""
     src = jax.ShapeDtypeStruct((rows, src_length), jnp.int32)
     tgt = jax.ShapeDtypeStruct((rows, tgt_length), jnp.int32)
-    return Batch(src, src, src, tgt, tgt, tgt, tgt)
+    return Batch(
+        src=src,
+        src_segments=src,
+        src_positions=src,
+        tgt_in=tgt,
+        tgt_out=tgt,
+        tgt_segments=tgt,
+        tgt_positions=tgt,
+    )
 
 
 class Translation(TokenTask):
@@ -94,13 +136,23 @@ class Translation(TokenTask):
     loss_class = TranslationLoss
 
     def __init__(self, config: Config, data: Dataset) -> None:
-        self.config, self.tokenizer, self._data = config, data.tokenizer, data
+        self.config = config
+        self.tokenizer = data.tokenizer
+        self._data = data
         self._section = data_section(config, DataConfig)
-        smoothed = {"loss": "label-smoothed loss {:.3f}"} if config.training.label_smoothing else {}
-        self.log_formats = {**smoothed, **self._log_formats()}
+
+        self.log_formats = {}
+        if config.training.label_smoothing:
+            self.log_formats["loss"] = "label-smoothed loss {:.3f}"
+        self.log_formats |= self._log_formats()
 
     @classmethod
-    def open(cls, config: Config, folder: Workdir, corpus: Corpus | None = None) -> "Translation":
+    def open(
+        cls,
+        config: Config,
+        folder: Workdir,
+        corpus: Corpus | None = None,
+    ) -> "Translation":
         return cls(config, open_dataset(config, folder, corpus))
 
     @staticmethod
@@ -112,26 +164,41 @@ class Translation(TokenTask):
     def _log_formats(self) -> dict[str, str]:
         if self._section.corpus == "numerals":
             return {"exact_match": f"exact {{:.1f}}%{self._subset_note()}"}
+
         scorer = cast(BLEU, sacrebleu(self._section.target_language).scorer)
         tokenizer = scorer.tokenizer.signature()
         return {"bleu": f"sacreBLEU {{:.2f}} (cased, {tokenizer} tokenizer){self._subset_note()}"}
 
     def _subset_note(self) -> str:
         """Describes the decoded validation sentences, unless all are decoded."""
-        decoded, every = len(self._data.valid_text), len(self._data.valid)
-        return f" of the first {decoded:,} of {every:,} sentences" if decoded < every else ""
+        decoded = len(self._data.valid_text)
+        every = len(self._data.valid)
+        if decoded >= every:
+            return ""
+        return f" of the first {decoded:,} of {every:,} sentences"
 
     def batches(self, start: int, shards: BatchShards) -> Iterator[Batch]:
-        stop, options = self.config.training.steps, shards._asdict()
-        return load_batches(self._data.train, self._data.plan, start=start, stop=stop, **options)
+        return load_batches(
+            self._data.train,
+            self._data.plan,
+            start=start,
+            stop=self.config.training.steps,
+            row_multiple=shards.row_multiple,
+            local_shards=shards.local_shards,
+            shard_count=shards.shard_count,
+        )
 
     def shapes(self, shards: BatchShards) -> Sequence[Batch]:
-        multiple, shapes = shards.row_multiple, self._data.plan.shapes
-        return [abstract_batch(round_up(rows, multiple), src, tgt) for rows, src, tgt in shapes]
+        batches = []
+        for rows, src_length, tgt_length in self._data.plan.shapes:
+            padded_rows = round_up(rows, shards.row_multiple)
+            batches.append(abstract_batch(padded_rows, src_length, tgt_length))
+        return batches
 
     def flops(self, batch: Batch) -> int:
         rows, src_length = batch.src.shape
-        return training_flops(self.config.model, rows, src_length, batch.tgt_in.shape[1])
+        _, tgt_length = batch.tgt_in.shape
+        return training_flops(self.config.model, rows, src_length, tgt_length=tgt_length)
 
     def identity(self) -> dict[str, str]:
         return self._data.identity
@@ -139,38 +206,58 @@ class Translation(TokenTask):
     def summary(self) -> str:
         """Returns the numbers of pairs and batches, the first pairs, and unusual pairs."""
         splits = self._splits()
-        counts = "; ".join(f"{len(s.store):,} {s.name}, {_count_skipped(s)}" for s in splits)
-        lines = [counts, self._describe_batches()]
-        for split in splits:
-            lines += self._data.corpus.notes(split.split)
-        for split in splits:
-            lines += self._first_examples(split.split)
-        for split in splits:
-            lines += split.store.findings.summarize(split.name, self._place(split), DATA_NOTES)
+        corpus = self._data.corpus
+
+        counts = []
+        for each in splits:
+            counts.append(f"{len(each.store):,} {each.name}, {_count_skipped(each)}")
+        lines = ["; ".join(counts), self._describe_batches()]
+
+        for each in splits:
+            lines += corpus.notes(each.split)
+
+        for each in splits:
+            lines += self._first_examples(each.split)
+
+        for each in splits:
+            findings = each.store.findings
+            lines += findings.summarize(each.name, self._place(each), DATA_NOTES)
+
         return "\n".join(lines)
 
     def save(self, workdir: Workdir) -> None:
         """Writes the tokenizer, and the places of unusual pairs."""
         super().save(workdir)
+
         lines: list[str] = []
-        for split in self._splits():
-            lines += split.store.findings.list_places(split.name, self._place(split))
+        for each in self._splits():
+            findings = each.store.findings
+            lines += findings.list_places(each.name, self._place(each))
         workdir.write_data_notes(lines)
 
     def _splits(self) -> tuple["_Split", "_Split"]:
-        section, data = self._section, self._data
-        longest = self.config.model.max_length
-        return (
-            _Split("training pairs", section.train, data.train, section.max_length),
-            _Split("validation pairs", section.valid, data.valid, longest),
+        train = _Split(
+            name="training pairs",
+            split=self._section.train,
+            store=self._data.train,
+            longest=self._section.max_length,
         )
+        valid = _Split(
+            name="validation pairs",
+            split=self._section.valid,
+            store=self._data.valid,
+            longest=self.config.model.max_length,
+        )
+        return train, valid
 
     def _place(self, split: "_Split") -> Place:
         return functools.partial(self._data.corpus.place, split.split)
 
     def _describe_batches(self) -> str:
-        plan, efficiency = self._data.plan, self._efficiency()
-        shapes = f"{len(plan.shapes)} {'shape' if len(plan.shapes) == 1 else 'shapes'}"
+        plan = self._data.plan
+        shapes = "1 shape" if len(plan.shapes) == 1 else f"{len(plan.shapes)} shapes"
+
+        efficiency = self._efficiency()
         padding = f"{efficiency:.1%} tokens, {1 - efficiency:.1%} padding"
         return f"{plan.batches_per_epoch:,} batches an epoch in {shapes}: {padding}"
 
@@ -180,10 +267,10 @@ class Translation(TokenTask):
         for name in parse_mixture(split) or [split]:
             # A resumed run may no longer have the files.
             with contextlib.suppress(LookupError, OSError, UserError):
-                pairs = self._data.corpus.pairs(name)
-                first = next((pair for pair in pairs if not any(map(is_blank, pair))), None)
-                if first is not None:
-                    lines.append(describe_example(name, self._name_sides(first)))
+                for pair in self._data.corpus.pairs(name):
+                    if not any(map(is_blank, pair)):
+                        lines.append(describe_example(name, self._name_sides(pair)))
+                        break
         return lines
 
     def _name_sides(self, pair: tuple[str, str]) -> list[tuple[str, str]]:
@@ -197,73 +284,119 @@ class Translation(TokenTask):
 
     def example_ids(self, number: int) -> list[int]:
         """Returns the numbers of a batch's pairs in the training split, from 1."""
-        ids = sorted(i for row in self._data.plan.rows(number)[1] for i in row)
-        return (self._data.train.numbers[ids].astype(int) + 1).tolist()
+        _, rows = self._data.plan.rows(number)
+        ids = sorted(itertools.chain.from_iterable(rows))
+        numbers = self._data.train.numbers[ids].astype(int) + 1
+        return numbers.tolist()
 
     def describe_batch(self, number: int) -> str:
-        ids, place = self.example_ids(number), self._data.corpus.place
-        places = [place(self._section.train, i - 1, 0) for i in ids[:10]]
+        ids = self.example_ids(number)
+        places = []
+        for pair in ids[:10]:
+            places.append(self._data.corpus.place(self._section.train, pair - 1, 0))
         return f"it had {len(ids)} pairs: {list_first(places, len(ids))}"
 
     def examples(self, number: int, batch: Batch) -> Iterator[Example]:
         """Yields the pairs of a batch, numbered as in :meth:`example_ids`."""
         tokenizer = self._data.tokenizer
-        for row, ids in enumerate(self._data.plan.rows(number)[1]):
-            for segment, pair in enumerate(ids, start=1):
-                source, target = self._data.train[pair]
-                texts = f"{tokenizer.decode(source)} ||| {tokenizer.decode(target)}"
-                number = self._data.train.numbers[pair] + 1
-                text = f"pair {number}: {replace_controls(texts)}"
-                yield Example(row, isolate_pair(batch, row, segment), text)
+        store = self._data.train
+        _, rows = self._data.plan.rows(number)
 
-    def evaluate(self, params: PyTree, mesh: Mesh, check_stop: CheckStop) -> dict[str, float]:
+        for row, ids in enumerate(rows):
+            for segment, pair in enumerate(ids, start=1):
+                source, target = store[pair]
+                texts = f"{tokenizer.decode(source)} ||| {tokenizer.decode(target)}"
+                yield Example(
+                    row=row,
+                    batch=isolate_pair(batch, row, segment),
+                    text=f"pair {store.numbers[pair] + 1}: {replace_controls(texts)}",
+                )
+
+    def evaluate(
+        self,
+        params: PyTree,
+        mesh: Mesh,
+        check_stop: CheckStop,
+    ) -> dict[str, float]:
         """Computes loss and perplexity, and decodes and scores the first sentences."""
-        plan, options = self._data.valid_plan, BatchShards.of(mesh)._asdict()
-        batches = load_batches(self._data.valid, plan, stop=plan.batches_per_epoch, **options)
-        values = evaluate_loss(self.loss, params, batches, mesh, check_stop)
+        shards = BatchShards.of(mesh)
+        batches = load_batches(
+            self._data.valid,
+            self._data.valid_plan,
+            stop=self._data.valid_plan.batches_per_epoch,
+            row_multiple=shards.row_multiple,
+            local_shards=shards.local_shards,
+            shard_count=shards.shard_count,
+        )
+        values = evaluate_loss(self.loss, params, batches, mesh=mesh, check_stop=check_stop)
+
         if self._data.valid_text:
             values |= self.score_decoded(params, mesh, check_stop)
         return values
 
-    def score_decoded(self, params: PyTree, mesh: Mesh, check_stop: CheckStop) -> dict[str, float]:
+    def score_decoded(
+        self,
+        params: PyTree,
+        mesh: Mesh,
+        check_stop: CheckStop,
+    ) -> dict[str, float]:
         """Decodes the first ``eval_sentences`` validation sentences, and scores the results."""
         if mesh.size > 1:
             params = processes.on_this_host(params)
         translator = Translator(self.config, params, self._data.tokenizer)
-        pairs, count = self._data.valid_text, jax.process_count()
-        if count == 1:
+
+        if jax.process_count() == 1:
+            pairs = self._data.valid_text
             return self.score(self.decode(translator, pairs, lambda _: check_stop()))
-        # Each process decodes a share on one device, in blocks, to call check_stop equally often.
-        share = -(-len(pairs) // count)
-        first, mine = jax.process_index() * share, []
+
+        shares = processes.all_gather(self._decode_share(translator, check_stop))
+        return self.score([text for share in shares for text in share])
+
+    def _decode_share(self, translator: Translator, check_stop: CheckStop) -> list[str]:
+        """Decodes the share of this process on one device."""
+        pairs = self._data.valid_text
+        share = -(-len(pairs) // jax.process_count())
+        first = jax.process_index() * share
         end = first + share
+
+        # In blocks, to call check_stop equally often in all processes.
+        translations = []
         for start in range(first, end, _SENTENCES_BETWEEN_STOPS):
             check_stop()
             block = pairs[start : min(start + _SENTENCES_BETWEEN_STOPS, end)]
-            mine += self.decode(translator, block, lambda _: None)
-        return self.score([text for texts in processes.all_gather(mine) for text in texts])
+            translations += self.decode(translator, block, lambda _: None)
+        return translations
 
-    def decode(self, translator: Translator, pairs: Pairs, report: Report) -> list[str]:
+    def decode(
+        self,
+        translator: Translator,
+        pairs: Pairs,
+        report: Report,
+    ) -> list[str]:
         """Translates the sources of validation pairs; calls ``report`` after each batch."""
-        return translator.translate([src for src, _ in pairs], name="validation", report=report)
+        sources = [source for source, _ in pairs]
+        return translator.translate(sources, name="validation", report=report)
 
     def score(self, translations: Sequence[str]) -> dict[str, float]:
         """Returns BLEU of the validation sentences; for numerals, exact matches in %."""
         references = [reference for _, reference in self._data.valid_text]
-        language = self._section.target_language
         if self._section.corpus == "numerals":  # a number is one word, without 4-grams for BLEU
             return {"exact_match": percentage_equal(translations, references)}
+
+        language = self._section.target_language
         return {"bleu": corpus_bleu(translations, references, target_language=language)}
 
 
 def percentage_equal(ours: Sequence[str], references: Sequence[str]) -> float:
     """Returns the percentage of texts that equal their reference exactly."""
-    return 100 * sum(map(operator.eq, ours, references)) / len(references)
+    equal = sum(map(operator.eq, ours, references))
+    return 100 * equal / len(references)
 
 
 def _count_skipped(split: "_Split") -> str:
     findings = split.store.findings
-    long, empty = findings.count(LONG), findings.count(EMPTY)
+    long = findings.count(LONG)
+    empty = findings.count(EMPTY)
     return (
         f"{long + empty:,} skipped ({long:,} longer than {split.longest} tokens, {empty:,} with an "
         "empty side)"

@@ -19,8 +19,9 @@ from jaxformer.layout import global_mesh
 from jaxformer.models.architecture import Architecture
 from jaxformer.models.encoder import class_probabilities
 
-# Texts are padded to multiples of this length and processed in batches of this size.
-_LENGTH_STEP, _BATCH_SIZE = 16, 64
+# Texts are padded to multiples of this length, and processed in batches of this size.
+_LENGTH_STEP = 16
+_BATCH_SIZE = 64
 
 
 class Label(NamedTuple):
@@ -90,17 +91,27 @@ class Classifier(Predictor):
         A model with one label gives each text a score, whose sigmoid is returned.
         """
         check_texts(texts, "texts")
-        model, result = self.config.model, np.zeros((len(texts), len(self.labels)), np.float32)
+        model = self.config.model
+        result = np.zeros((len(texts), len(self.labels)), np.float32)
+
+        # Sorted by length, so that texts of a batch need little padding.
         encoded = [self.token_ids(text, f"texts:{i}") for i, text in enumerate(texts, start=1)]
         order = sorted(range(len(texts)), key=lambda i: len(encoded[i]))
+
         for start in range(0, len(order), _BATCH_SIZE):
             chosen = order[start : start + _BATCH_SIZE]
-            length = min(round_up(len(encoded[chosen[-1]]), _LENGTH_STEP), model.max_length)
+            longest = len(encoded[chosen[-1]])
+            length = min(round_up(longest, _LENGTH_STEP), model.max_length)
+
             tokens = np.zeros((_BATCH_SIZE, length), np.int32)
             for row, number in enumerate(chosen):
-                tokens[row, : len(encoded[number])] = encoded[number]
-            result[chosen] = np.asarray(_probabilities(model, self.params, tokens))[: len(chosen)]
+                ids = encoded[number]
+                tokens[row, : len(ids)] = ids
+
+            probabilities = np.asarray(_probabilities(model, self.params, tokens))
+            result[chosen] = probabilities[: len(chosen)]
             report(len(chosen))
+
         return result
 
 

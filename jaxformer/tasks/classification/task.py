@@ -15,6 +15,7 @@ from jaxformer.data.corpus import Corpus
 from jaxformer.data.findings import list_first
 from jaxformer.data.held_out import open_splits
 from jaxformer.data.labeled import LabeledConfig, LabeledCorpus
+from jaxformer.data.store import TokenStore
 from jaxformer.data.tokenizer import BOS, UNK
 from jaxformer.errors import UserError
 from jaxformer.models.encoder import Encoder
@@ -43,7 +44,10 @@ class EncoderLoss(TokenLoss):
         return dataclasses.replace(super().of(config), mask_rate=mask_rate)
 
     def draw_mask(
-        self, src: Int[Array, "B S"], key: Array, row_ids: Int[Array, " B"]
+        self,
+        src: Int[Array, "B S"],
+        key: Array,
+        row_ids: Int[Array, " B"],
     ) -> tuple[Bool[Array, "B S"], Float[Array, "B S"], Float[Array, "B S"]]:
         """Returns the tokens to mask, and two uniform numbers for each token."""
 
@@ -51,8 +55,11 @@ class EncoderLoss(TokenLoss):
             # Draws of a token do not depend on the number of tokens, padding included.
             return jax.random.uniform(jax.random.fold_in(key, row_id), (src.shape[1], 3))
 
-        chosen, first, second = jnp.moveaxis(jax.vmap(row)(row_ids), -1, 0)
-        return (chosen < self.mask_rate) & (src >= _LEAST_TOKEN), first, second
+        draws = jax.vmap(row)(row_ids)  # [B, S, 3]
+        chosen, first, second = jnp.moveaxis(draws, -1, 0)
+
+        masked = (chosen < self.mask_rate) & (src >= _LEAST_TOKEN)
+        return masked, first, second
 
 
 class ClassificationLoss(EncoderLoss):
@@ -61,17 +68,28 @@ class ClassificationLoss(EncoderLoss):
     In training, some tokens are masked, so that predictions do not depend on a few words.
     """
 
-    def __call__(self, params: PyTree, batch: Batch, randomness: Randomness | None) -> Sums:
+    def __call__(
+        self,
+        params: PyTree,
+        batch: Batch,
+        randomness: Randomness | None,
+    ) -> Sums:
         src = batch.src
         if randomness is not None:
             # From the same seed as dropout, but another stream.
             key = jax.random.fold_in(randomness.key, 1)
-            chosen = self.draw_mask(src, key, randomness.row_ids)[0]
-            src = jnp.where(chosen, self.mask_token, src)
+            masked, _, _ = self.draw_mask(src, key, randomness.row_ids)
+            src = jnp.where(masked, self.mask_token, src)
 
         logits = self.apply(params, randomness, lambda module, dropout: module(src, **dropout))
-        classes, real = batch.tgt_out[:, 0] - FIRST_LABEL, batch.tgt_segments[:, 0] != 0
-        sums = class_sums(logits, classes, real, self.label_smoothing)
+        classes = batch.tgt_out[:, 0] - FIRST_LABEL
+        real = batch.tgt_segments[:, 0] != 0
+        sums = class_sums(
+            logits,
+            classes,
+            real,
+            smoothing=self.label_smoothing,
+        )
         return sums | {"tokens": (batch.src_segments != 0).sum(dtype=jnp.int32)}
 
 
@@ -82,27 +100,42 @@ class MaskedLoss(EncoderLoss):
     unchanged. In evaluation, the mask of a text depends only on the text.
     """
 
-    def __call__(self, params: PyTree, batch: Batch, randomness: Randomness | None) -> Sums:
+    def __call__(
+        self,
+        params: PyTree,
+        batch: Batch,
+        randomness: Randomness | None,
+    ) -> Sums:
         inputs, predicted = self.mask_tokens(batch.src, randomness)
 
         def forward(module: Encoder, dropout: dict[str, Any]) -> Output:
-            features = module.features(inputs, **dropout)
+            features = module.features(inputs, **dropout)  # [B, S, D]
             return module.transform(features), module.output_projection()
 
-        sums = self.sums(self.apply(params, randomness, forward), batch.src, predicted)
+        output = self.apply(params, randomness, forward)
+        sums = self.sums(output, batch.src, predicted)
         return sums | {"tokens": (batch.src_segments != 0).sum(dtype=jnp.int32)}
 
     def mask_tokens(
-        self, src: Int[Array, "B S"], randomness: Randomness | None
+        self,
+        src: Int[Array, "B S"],
+        randomness: Randomness | None,
     ) -> tuple[Int[Array, "B S"], Bool[Array, "B S"]]:
         """Returns the texts with masks, and the mask of the tokens to predict."""
         # With generators other than Threefry, numbers depend on the batch.
-        key, row_ids = jax.random.key(0, impl="threefry2x32"), src.sum(axis=1)
+        key = jax.random.key(0, impl="threefry2x32")
+        row_ids = src.sum(axis=1)
         if randomness is not None:
             key, row_ids = randomness
         predicted, kind, token = self.draw_mask(src, key, row_ids)
-        other = _LEAST_TOKEN + (token * (self.model.vocab_size - _LEAST_TOKEN)).astype(src.dtype)
-        replaced = jnp.where(kind < 0.8, self.mask_token, jnp.where(kind < 0.9, other, src))
+
+        text_tokens = self.model.vocab_size - _LEAST_TOKEN
+        random_token = _LEAST_TOKEN + (token * text_tokens).astype(src.dtype)
+
+        is_masked = kind < 0.8
+        is_random = kind < 0.9  # unless it is masked
+        replaced = jnp.where(is_random, random_token, src)
+        replaced = jnp.where(is_masked, self.mask_token, replaced)
         return jnp.where(predicted, replaced, src), predicted
 
 
@@ -113,47 +146,66 @@ class Classification(Translation):
     has_labels = True
 
     @classmethod
-    def open(cls, config: Config, folder: Workdir, corpus: Corpus | None = None) -> "Translation":
+    def open(
+        cls,
+        config: Config,
+        folder: Workdir,
+        corpus: Corpus | None = None,
+    ) -> "Translation":
         training = dataclasses.replace(config.training, eval_sentences=0)
         config = dataclasses.replace(config, training=training)
+
         corpus = corpus or LabeledCorpus(cls.has_labels)
         labels = _read_labels(config, corpus) if cls.has_labels else ()
-        task = cls(config, open_dataset(config, folder, corpus, labels))
-        if config.model.architecture == "bert" and not task._data.tokenizer.encode_batch([""])[0]:
+        data = open_dataset(config, folder, corpus, labels=labels)
+        task = cls(config, data)
+
+        needs_cls = config.model.architecture == "bert"
+        if needs_cls and not data.tokenizer.encode_batch([""])[0]:
             raise UserError(
                 "model.architecture=bert needs a tokenizer that begins texts with [CLS]: give the "
                 "workdir of an imported BERT as training.init_from or data.tokenizer"
             )
+
         if cls.has_labels:
             task._check_labels()
         return task
 
     def _check_labels(self) -> None:
-        known, data = self._data.tokenizer.symbols, self._section
-        for split, store in ((data.train, self._data.train), (data.valid, self._data.valid)):
-            unknown = np.flatnonzero(store.first_targets() == UNK)
-            if len(unknown):
-                place = self._data.corpus.place(split, int(store.numbers[unknown[0]]), 1)
-                raise UserError(
-                    f"{place}: expected a label of the tokenizer, {', '.join(known)}, got another; "
-                    "give --config.data.tokenizer=new, which keeps the embeddings of pieces that "
-                    "both have"
-                )
+        known = self._data.tokenizer.symbols
+        self._check_known(self._section.train, self._data.train)
+        self._check_known(self._section.valid, self._data.valid)
+
         model: Any = self.config.model
-        if len(known) != (given := model.num_classes):
+        if model.num_classes != len(known):
             raise UserError(
                 f"model.num_classes must be {len(known)}, for the labels "
-                f"{list_first(known[:9], len(known))}: got {given}; give "
+                f"{list_first(known[:9], len(known))}: got {model.num_classes}; give "
                 f"--config.model.num_classes={len(known)}"
             )
 
+    def _check_known(self, split: str, store: TokenStore) -> None:
+        """Checks that the tokenizer has all labels of a split."""
+        unknown = np.flatnonzero(store.first_targets() == UNK)
+        if not len(unknown):
+            return
+
+        known = ", ".join(self._data.tokenizer.symbols)
+        place = self._data.corpus.place(split, int(store.numbers[unknown[0]]), 1)
+        raise UserError(
+            f"{place}: expected a label of the tokenizer, {known}, got another; "
+            "give --config.data.tokenizer=new, which keeps the embeddings of pieces that "
+            "both have"
+        )
+
     def summary(self) -> str:
         """Returns the summary of texts and batches, and notes on labels that a split lacks."""
-        return "\n".join((super().summary(), *self._describe_labels()))
+        summary = super().summary()
+        return "\n".join((summary, *self._describe_labels()))
 
     def _describe_labels(self) -> list[str]:
-        splits = (self._data.train, self._data.valid)
-        train, valid = (split.first_targets() - FIRST_LABEL for split in splits)
+        train = self._data.train.first_targets() - FIRST_LABEL
+        valid = self._data.valid.first_targets() - FIRST_LABEL
         return describe_classes(self._data.tokenizer.symbols, train, valid)
 
     def _name_sides(self, pair: tuple[str, str]) -> list[tuple[str, str]]:
@@ -169,16 +221,20 @@ class Classification(Translation):
         return {"accuracy": "accuracy {:.4f}"}
 
     def _efficiency(self) -> float:
+        plan = self._data.plan
+        lengths = self._data.train.src_lengths
+        if plan.ids is not None:
+            lengths = lengths[plan.ids]
+
         # The plan also counts the targets, which are labels here and not computed. A bucket pads
         # both sides to the same length.
-        plan, lengths = self._data.plan, self._data.train.src_lengths
-        tokens = lengths[slice(None) if plan.ids is None else plan.ids].sum()
-        return plan.efficiency * 2 * int(tokens) / plan.tokens
+        return plan.efficiency * 2 * int(lengths.sum()) / plan.tokens
 
     def flops(self, batch: Batch) -> int:
         """Returns the operations of all matmuls, with padding, except the logits of classes."""
         flops = layers_flops if self.has_labels else language_model_flops
-        return flops(self.config.model, *batch.src.shape, causal=False)
+        rows, length = batch.src.shape
+        return flops(self.config.model, rows, length, causal=False)
 
 
 class MaskedLanguageModeling(Classification):
@@ -191,15 +247,18 @@ class MaskedLanguageModeling(Classification):
         return []
 
     def _name_sides(self, pair: tuple[str, str]) -> list[tuple[str, str]]:
-        return [("text", pair[0])]
+        text, _ = pair
+        return [("text", text)]
 
 
 def _read_labels(config: Config, corpus: Corpus) -> set[str]:
     """Returns the labels of both splits; refuses labels that no model can learn."""
     data = data_section(config, LabeledConfig)
     splits = open_splits(data, corpus)
+
     labels = [label for _, label in splits.pairs(data.train)]
     found = set(labels)
     if labels:
         check_variety(data.train, len(found), len(labels))
+
     return found.union(label for _, label in splits.pairs(data.valid))

@@ -32,7 +32,9 @@ class ImageClassifier:
         """Initializes a classifier; :meth:`load` reads both arguments from a workdir."""
         check_kind(config, IMAGE_CLASSIFICATION)
         use_compilation_cache()
-        self.config, self.model = config, model_section(config, ViTConfig)
+
+        self.config = config
+        self.model = model_section(config, ViTConfig)
         self.params = prepare_params(config.model, params, IMAGE_CLASSIFICATION)
 
     @classmethod
@@ -47,38 +49,55 @@ class ImageClassifier:
         Raises:
           UserError: Pictures are not uint8, or of another size than in training.
         """
-        return self._run(images)[0]
+        probabilities, *_ = self._run(images)
+        return probabilities
 
     def attention(self, images: UInt8[np.ndarray, "N Y X C"]) -> Float[np.ndarray, "N L H T T"]:
         """Returns the attention weights of each layer and head; the class token, if any, first."""
-        return self._run(images, with_weights=True)[1]
+        _, weights = self._run(images, with_weights=True)
+        return weights
 
     @global_mesh(None)
     def _run(self, images: np.ndarray, with_weights: bool = False) -> tuple[np.ndarray, ...]:
-        images, shape = np.asarray(images), self.model.image_shape
-        if images.dtype != np.uint8 or images.shape[1:] != shape or not len(images):
+        images = np.asarray(images)
+        shape = self.model.image_shape
+        fits = images.dtype == np.uint8 and images.shape[1:] == shape
+        if not fits or not len(images):
             raise UserError(
                 f"expected pictures, uint8 [N, {', '.join(map(str, shape))}], got {images.dtype} "
                 f"{list(images.shape)}"
             )
+
+        # All batches have one shape, so that there is one program.
         found = []
         for start in range(0, len(images), _BATCH_SIZE):
             rows = images[start : start + _BATCH_SIZE]
-            padded = np.pad(rows, ((0, _BATCH_SIZE - len(rows)), *[(0, 0)] * 3))
-            results = jax.device_get(_apply(self.model, with_weights, self.params, padded))
+            missing = _BATCH_SIZE - len(rows)
+            padded = np.pad(rows, ((0, missing), (0, 0), (0, 0), (0, 0)))
+
+            results = _apply(self.model, with_weights, self.params, padded)
+            results = jax.device_get(results)
             found.append([array[: len(rows)] for array in results])
-        return tuple(map(np.concatenate, zip(*found, strict=True)))
+
+        columns = zip(*found, strict=True)
+        return tuple(map(np.concatenate, columns))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _apply(
-    config: ViTConfig, with_weights: bool, params: PyTree, images: Array
+    config: ViTConfig,
+    with_weights: bool,
+    params: PyTree,
+    images: Array,
 ) -> tuple[Float[Array, "B ..."], ...]:
     mutable = ["intermediates"] if with_weights else []
     variables: Any = {"params": params}
     logits, seen = ViT(config).apply(variables, scale_pixels(images), mutable=mutable)
+
     probabilities = class_probabilities(logits)
     if not with_weights:
         return (probabilities,)
+
     stack: Any = seen["intermediates"]["encoder"]["layers"]
-    return probabilities, stack["self_attention"]["weights"][0].swapaxes(0, 1)
+    weights = stack["self_attention"]["weights"][0]  # [L, B, H, T, T]
+    return probabilities, weights.swapaxes(0, 1)

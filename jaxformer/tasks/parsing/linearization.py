@@ -36,17 +36,22 @@ def linearize(tree: Tree, *, tags: bool = False) -> list[str]:
     >>> " ".join(linearize(tree, tags=True))
     '(S (NP (DT) (NN) )NP (VP (VBZ) )VP )S'
     """
-    tokens, labels = [], []
+    tokens = []
+    labels = []
     for event in walk(tree):
         if event == "":
             raise UserError(f"expected a normalized tree, got a constituent without label: {tree}")
+
         if isinstance(event, str):
             labels.append(event)
             tokens.append(f"({event}")
         elif event is None:
             tokens.append(f"){labels.pop()}")
+        elif tags:
+            tokens.append(f"({event.tag})")
         else:
-            tokens.append(f"({event.tag})" if tags else XX)
+            tokens.append(XX)
+
     return tokens
 
 
@@ -56,7 +61,9 @@ def is_preterminal(token: str) -> bool:
 
 
 def delinearize(
-    tokens: Iterable[str], words: Sequence[str], tags: Sequence[str] | None = None
+    tokens: Iterable[str],
+    words: Sequence[str],
+    tags: Sequence[str] | None = None,
 ) -> Tree:
     """Converts any tokens to a tree over exactly the given words.
 
@@ -85,18 +92,27 @@ def delinearize(
             f"expected at least one word, and a tag for each: got {len(words)} words and "
             f"{len(known)} tags"
         )
+
     leaves = iter([Leaf(tag, word) for tag, word in zip(known, words, strict=True)])
-    events, depth = _repair_brackets(tokens, leaves, tagged=tags is not None)
-    if depth:
-        return single_root(build_trees([*events, *leaves, *[None] * depth]))
-    trees, rest = build_trees(events), tuple(leaves)
+    events, open_constituents = _repair_brackets(tokens, leaves, tagged=tags is not None)
+
+    if open_constituents:
+        closed = [None] * open_constituents
+        return single_root(build_trees([*events, *leaves, *closed]))
+
+    trees = build_trees(events)
+    rest = tuple(leaves)
     if rest and len(trees) == 1 and isinstance(trees[0], Tree):
-        return Tree(trees[0].label, (*trees[0].children, *rest))
+        whole = trees[0]
+        return Tree(whole.label, (*whole.children, *rest))
     return single_root([*trees, *rest])
 
 
 def _repair_brackets(
-    tokens: Iterable[str], leaves: Iterator[Leaf], *, tagged: bool
+    tokens: Iterable[str],
+    leaves: Iterator[Leaf],
+    *,
+    tagged: bool,
 ) -> tuple[list[Event], int]:
     """Applies rules 1 and 2; returns events and the number of constituents still open."""
     events: list[Event] = []
@@ -104,14 +120,20 @@ def _repair_brackets(
     for token in tokens:
         label = token[1:]
         tag = _TAG.fullmatch(token)
+
         if tag or token == XX:
             for leaf in itertools.islice(leaves, 1):
-                events.append(Leaf(tag[1], leaf.word) if tag and not tagged else leaf)
+                if tag and not tagged:
+                    leaf = Leaf(tag[1], leaf.word)
+                events.append(leaf)
+
         elif token.startswith("(") and TEXT.fullmatch(label):
             events.append(label)
             labels.append(label)
+
         elif token.startswith(")") and label in reversed(labels):  # most often the last one
             events.append(None)
             while labels.pop() != label:
                 events.append(None)
+
     return events, len(labels)

@@ -74,16 +74,26 @@ class Parser:
             contains a round bracket or white space, or the number of tags differs.
         """
         _check_words(sentences)
-        tags = [None] * len(sentences) if tags is None else tags
+        if tags is None:
+            tags = [None] * len(sentences)
         check_same_length(tags, sentences, "tags", "sentences")
+
         sources = [" ".join(words) for words in sentences]
         beams = self.translator.hypotheses(sources, name=name, first=first, report=report)
-        parses = [best_hypothesis(beam, len(w)) for beam, w in zip(beams, sentences, strict=True)]
-        attention = word_attention(self.translator, sources, [(p.text, p.tokens) for p in parses])
+        parses = [
+            best_hypothesis(beam, len(words)) for beam, words in zip(beams, sentences, strict=True)
+        ]
+
+        targets = [(parse.text, parse.tokens) for parse in parses]
+        attention = word_attention(self.translator, sources, targets)
+
         trees: list[Tree | None] = []
         for parse, weights, words, known in zip(parses, attention, sentences, tags, strict=True):
+            if not words:
+                trees.append(None)
+                continue
             tokens = one_tag_per_word(split_spaces(parse.text), weights)
-            trees.append(delinearize(tokens, words, known) if words else None)
+            trees.append(delinearize(tokens, words, known))
         return trees
 
 
@@ -94,6 +104,7 @@ def _check_words(sentences: Sequence[Sequence[str]]) -> None:
                 f"sentences[{number}]: expected a list of words, got one string, "
                 f"{reprlib.repr(words)}; split it: split_words(text)"
             )
+
         for word in words:
             Leaf(XX, word)  # Raises an error for invalid words before the search.
 
@@ -107,9 +118,11 @@ def best_hypothesis(beam: Sequence[Hypothesis], words: int) -> Hypothesis:
 
     def log_prob(hypothesis: Hypothesis) -> float:
         found = sum(map(is_preterminal, hypothesis.text.split()))
-        return hypothesis.log_prob + math.log(GAP_PROBABILITY) * abs(found - words)
+        penalty = math.log(GAP_PROBABILITY) * abs(found - words)
+        return hypothesis.log_prob + penalty
 
-    return max(beam, key=log_prob, default=Hypothesis("", [], 0.0, 0.0))
+    empty = Hypothesis("", [], 0.0, 0.0)
+    return max(beam, key=log_prob, default=empty)
 
 
 def one_tag_per_word(tokens: Sequence[str], weights: Float[np.ndarray, "T S"]) -> list[str]:
@@ -124,14 +137,24 @@ def one_tag_per_word(tokens: Sequence[str], weights: Float[np.ndarray, "T S"]) -
     '(NP (DT) XX (NN) )NP'
     """
     positions = [n for n, token in enumerate(tokens) if is_preterminal(token)]
-    word_of = {positions[n]: word for word, n in align_in_order(weights[positions])}
-    result, after_word, done = [], 0, 0
+    aligned = align_in_order(weights[positions])
+    word_of = {positions[n]: word for word, n in aligned}
+
+    result = []
+    after_word = 0  # the index in the result after the last word
+    done = 0  # the number of words in the result
     for position, token in enumerate(tokens):
         if not is_preterminal(token):
             result.append(token)
-        elif position in word_of:
-            at = after_word or len(result)
-            result[at:at] = [XX] * (word_of[position] - done)
-            result.append(token)
-            after_word, done = len(result), word_of[position] + 1
+            continue
+        if position not in word_of:
+            continue
+
+        word = word_of[position]
+        at = after_word or len(result)
+        result[at:at] = [XX] * (word - done)
+        result.append(token)
+        after_word = len(result)
+        done = word + 1
+
     return result

@@ -19,30 +19,52 @@ class Parsing(Translation):
     """Trains a Transformer on words and trees; validates with loss, perplexity and F1."""
 
     @classmethod
-    def open(cls, config: Config, folder: Workdir, corpus: Corpus | None = None) -> "Parsing":
+    def open(
+        cls,
+        config: Config,
+        folder: Workdir,
+        corpus: Corpus | None = None,
+    ) -> "Parsing":
         return cls(config, open_dataset(config, folder, corpus or TreesCorpus()))
 
     def _log_formats(self) -> dict[str, str]:
-        return {"f1": f"F1 {{:.2f}}{self._subset_note()}", "exact_match": "exact {:.1f}%"}
+        return {
+            "f1": f"F1 {{:.2f}}{self._subset_note()}",
+            "exact_match": "exact {:.1f}%",
+        }
 
     def _name_sides(self, pair: tuple[str, str]) -> list[tuple[str, str]]:
-        (tree,) = _trees([pair])
+        [tree] = _trees([pair])
         return [("tree", str(tree))]
 
-    def decode(self, translator: Translator, pairs: Pairs, report: Report) -> list[str]:
+    def decode(
+        self,
+        translator: Translator,
+        pairs: Pairs,
+        report: Report,
+    ) -> list[str]:
         """Parses with gold parts of speech, as ``jaxformer parse --trees`` does."""
         gold = _trees(pairs)
-        words, tags = [tree.words() for tree in gold], [tree.tags() for tree in gold]
-        parses = Parser(translator).parse(words, tags=tags, name="validation", report=report)
+        words = [tree.words() for tree in gold]
+        tags = [tree.tags() for tree in gold]
+
+        parser = Parser(translator)
+        parses = parser.parse(words, tags=tags, name="validation", report=report)
         return list(map(str, parses))
 
     def score(self, translations: Sequence[str]) -> dict[str, float]:
         references = list(map(str, _trees(self._data.valid_text)))
+        evaluation = evalb.score(references, translations, evalb.COLLINS)
         return {
-            "f1": evalb.score(references, translations, evalb.COLLINS).all.f1,
+            "f1": evaluation.all.f1,
             "exact_match": percentage_equal(translations, references),
         }
 
 
 def _trees(pairs: Pairs) -> list[Tree]:
-    return [delinearize(target.split(" "), source.split(" ")) for source, target in pairs]
+    trees = []
+    for source, target in pairs:
+        words = source.split(" ")
+        tokens = target.split(" ")
+        trees.append(delinearize(tokens, words))
+    return trees

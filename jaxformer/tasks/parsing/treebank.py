@@ -21,14 +21,20 @@ class TreesCorpus(FileCorpus):
 
     def rows(self, path: pathlib.Path) -> Iterator[tuple[str, str]]:
         for _, tree in normalized_trees(path):
-            yield " ".join(tree.words()), " ".join(linearize(tree, tags=True))
+            words = tree.words()
+            tokens = linearize(tree, tags=True)
+            yield " ".join(words), " ".join(tokens)
 
     def lines(self, path: pathlib.Path) -> Sequence[object]:
-        return [place.rpartition(":")[2] for place, _ in normalized_trees(path)]
+        lines = []
+        for place, _ in normalized_trees(path):
+            lines.append(place.rpartition(":")[2])
+        return lines
 
 
 def normalized_trees(path: pathlib.Path) -> Iterator[tuple[str, Tree]]:
     """Yields place and tree of each tree with words in a file, decompressed by its name."""
     for place, tree in locate_trees(read_file(path), str(path)):
-        if (normalized := normalize(tree)) is not None:
+        normalized = normalize(tree)
+        if normalized is not None:
             yield place, normalized

@@ -14,7 +14,8 @@ from typing import TypeAlias
 from jaxformer.errors import UserError
 
 TOP = "TOP"  # the root of a sentence that is not a single constituent
-_TOPS = ("", TOP, "ROOT", "S1")  # labels of roots: none (Penn), TOP, ROOT (Stanford), S1 (Charniak)
+# Labels of roots: none (Penn), TOP, ROOT (Stanford), S1 (Charniak).
+_TOPS = ("", TOP, "ROOT", "S1")
 _EMPTY = "-NONE-"  # the tag of empty elements, such as traces and dropped subjects
 
 _BRACKET_OR_TEXT = re.compile(r"[()]|[^()\s]+", re.ASCII)
@@ -40,7 +41,12 @@ class Leaf:
         return f"({self.tag} {self.word})"
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
+@dataclasses.dataclass(
+    frozen=True,
+    slots=True,
+    eq=False,
+    repr=False,
+)
 class Tree:
     """A constituent: its label, empty only for the root of a sentence, and its children.
 
@@ -55,6 +61,7 @@ class Tree:
             raise UserError(
                 f"expected a label without white space and round brackets, got {self.label!r}"
             )
+
         if not self.children:
             raise UserError(f"expected a constituent of words, got an empty one: ({self.label})")
 
@@ -74,8 +81,13 @@ class Tree:
         """Returns the tree in bracket notation, on one line."""
         parts = []
         for event in walk(self):
-            opened = f" ({event}" if isinstance(event, str) else f" {event}"
-            parts.append(")" if event is None else opened)
+            if event is None:
+                parts.append(")")
+            elif isinstance(event, str):
+                parts.append(f" ({event}")
+            else:
+                parts.append(f" {event}")
+
         return "".join(parts).removeprefix(" ")
 
     def __repr__(self) -> str:
@@ -97,12 +109,13 @@ def walk(tree: Tree) -> Iterator[Event]:
     todo: list[Tree | Leaf | None] = [tree]
     while todo:
         node = todo.pop()
-        if isinstance(node, Tree):
-            yield node.label
-            todo.append(None)
-            todo.extend(reversed(node.children))
-        else:
+        if not isinstance(node, Tree):
             yield node
+            continue
+
+        yield node.label
+        todo.append(None)
+        todo.extend(reversed(node.children))
 
 
 def build_trees(events: Iterable[Event]) -> list[Tree | Leaf]:
@@ -116,9 +129,11 @@ def build_trees(events: Iterable[Event]) -> list[Tree | Leaf]:
         elif isinstance(event, Leaf):
             children[-1].append(event)
         else:
-            label, inside = labels.pop(), children.pop()
+            label = labels.pop()
+            inside = children.pop()
             if inside:
                 children[-1].append(Tree(label, tuple(inside)))
+
     return children[0]
 
 
@@ -140,7 +155,8 @@ def split_words(text: str) -> list[str]:
     >>> split_words("It works (so far) .")
     ['It', 'works', '-LRB-so', 'far-RRB-', '.']
     """
-    return [escape(word) for word in re.split(r"\s+", text, flags=re.ASCII) if word]
+    words = re.split(r"\s+", text, flags=re.ASCII)
+    return [escape(word) for word in words if word]
 
 
 def read_trees(lines: Iterable[str], name: str) -> Iterator[Tree]:
@@ -160,21 +176,29 @@ def locate_trees(lines: Iterable[str], name: str) -> Iterator[tuple[str, Tree]]:
     stack: list[_Bracket] = []
     for number, line in enumerate(lines, 1):
         place = f"{name}:{number}"
+
         for token in _BRACKET_OR_TEXT.findall(line):
             if stack:
                 stack[-1].check(token, place, outermost=len(stack) == 1)
             elif token != "(":
                 found = "a surplus )" if token == ")" else repr(token)
                 raise UserError(f"{place}: expected ( at the beginning of a tree, got {found}")
+
             if token == "(":
                 stack.append(_Bracket(place))
-            elif token != ")":
+                continue
+
+            if token != ")":
                 stack[-1].texts.append(token)
-            elif len(stack) > 1:
-                node = stack.pop().node()
+                continue
+
+            bracket = stack.pop()
+            node = bracket.node()
+            if stack:
                 stack[-1].children.append(node)
             else:
-                yield stack[0].place, single_root([stack.pop().node()])
+                yield bracket.place, single_root([node])
+
     if stack:
         raise UserError(
             f"{stack[0].place}: the tree that begins here is never closed: {len(stack)} closing "
@@ -192,16 +216,20 @@ class _Bracket:
 
     def check(self, token: str, place: str, outermost: bool) -> None:
         """Raises an error if the token cannot follow the content of the bracket so far."""
-        label, word, *_ = *self.texts, "", ""
+        label, word, *_ = [*self.texts, "", ""]
+
         if token == "(" and word:
             raise UserError(f"{place}: expected ) after ({label} {word}, got (")
+
         if token == "(" and not label and not outermost:
             raise UserError(
                 f"{place}: expected a label after (, got another (; only the outermost pair "
                 "of brackets may lack a label"
             )
+
         if token == ")" and not word and not self.children:
             raise UserError(f"{place}: expected a word or a constituent after ({label}, got )")
+
         if token not in "()" and (word or self.children):
             raise UserError(
                 f"{place}: expected ( or ), got {token!r}; a word has a pair of brackets of its "
@@ -210,7 +238,9 @@ class _Bracket:
 
     def node(self) -> Tree | Leaf:
         label, *word = self.texts or [""]
-        return Leaf(label, *word) if word else Tree(label, tuple(self.children))
+        if word:
+            return Leaf(label, *word)
+        return Tree(label, tuple(self.children))
 
 
 def normalize(tree: Tree) -> Tree | None:
@@ -232,11 +262,16 @@ def normalize(tree: Tree) -> Tree | None:
     events: list[Event] = []
     for event in walk(tree):
         if isinstance(event, str):
+            # Without function tags and indices.
             label = re.match("[^-=|]+", event)
             events.append(label[0] if label else event)
         elif event is None or event.tag != _EMPTY:
             events.append(event)
+
     kept = build_trees(events)
     while len(kept) == 1 and isinstance(kept[0], Tree) and kept[0].label in _TOPS:
         kept = list(kept[0].children)
-    return single_root(kept) if kept else None
+
+    if not kept:
+        return None
+    return single_root(kept)

@@ -61,6 +61,7 @@ class NamedArrays:
             if axis in self.orders:
                 order = self.orders[axis]
                 array = array.take(order, axis=number)
+
                 is_absent = order < 0
                 array[(slice(None),) * number + (is_absent,)] = 0
         return array
@@ -84,6 +85,7 @@ class NamedArrays:
         """Checks that every array was read, since ignoring one would change the model."""
         if not self._unread:
             return
+
         name = min(self._unread)
         others = len(self._unread) - 1
         more = f" and {others} more" if others else ""
@@ -122,8 +124,8 @@ def read_weights(
     pickled = directory / "pytorch_model.bin"
     if pickled.is_file():
         arrays = read_torch(pickled)
-        kept = {name: array for name, array in arrays.items() if not skip.fullmatch(name)}
-        return pickled, kept
+        kept = [name for name in arrays if not skip.fullmatch(name)]
+        return pickled, {name: arrays[name] for name in kept}
 
     raise UserError(f"{path}: no such file; {advice}")
 
@@ -134,10 +136,7 @@ def _read_sharded(
     advice: str,
 ) -> dict[str, Float[np.ndarray, "..."]]:
     """Reads the tensors of several safetensors files, each in the file that the index names."""
-    files = read_object(index, advice=advice).get("weight_map")
-    if not isinstance(files, dict) or not all(map(_is_file_name, files.values())):
-        raise UserError(f"{index}: expected weight_map, with the name of a file for each tensor")
-
+    files = _read_index(index, advice)
     arrays = {}
     for file in sorted(set(files.values())):
         found = read_safetensors(index.parent / file, skip)
@@ -152,12 +151,23 @@ def _read_sharded(
     return arrays
 
 
-def _is_file_name(name: object) -> bool:
-    """Returns whether a name has no folder, so that it is in the folder of the index."""
-    return pathlib.PurePath(str(name)).name == name
+def _read_index(index: pathlib.Path, advice: str) -> dict[str, str]:
+    """Returns the name of the file of each tensor; refuses names with a folder."""
+    files = read_object(index, advice=advice).get("weight_map")
+    error = UserError(f"{index}: expected weight_map, with the name of a file for each tensor")
+    if not isinstance(files, dict):
+        raise error
+
+    for name in files.values():
+        if pathlib.PurePath(str(name)).name != name:
+            raise error
+    return files
 
 
-def read_safetensors(path: pathlib.Path, skip: re.Pattern[str] = NOTHING) -> dict[str, np.ndarray]:
+def read_safetensors(
+    path: pathlib.Path,
+    skip: re.Pattern[str] = NOTHING,
+) -> dict[str, np.ndarray]:
     """Reads the arrays of a safetensors file, which must be floats; ``skip`` matches others."""
     with needs_package("safetensors", "which reads the weights of other systems"):
         import safetensors
@@ -170,7 +180,7 @@ def read_safetensors(path: pathlib.Path, skip: re.Pattern[str] = NOTHING) -> dic
         explain_read_errors(path),
         safetensors.safe_open(path, framework="numpy") as file,
     ):
-        names = [n for n in list(file.keys()) if not skip.fullmatch(n)]
+        names = [name for name in list(file.keys()) if not skip.fullmatch(name)]
         for name in names:
             dtype = file.get_slice(name).get_dtype()
             if dtype not in _FLOATS:

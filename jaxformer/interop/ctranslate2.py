@@ -80,10 +80,12 @@ def _describe(spec: Any, config: ModelConfig, pieces: list[str]) -> None:
     """Sets the constants and the vocabulary, which are no weights."""
     spec.config.layer_norm_epsilon = config.norm_epsilon
     spec.config.add_source_eos = True
+
     spec.config.unk_token = pieces[UNK]
     spec.config.eos_token = pieces[EOS]
     spec.config.bos_token = pieces[BOS]
     spec.config.decoder_start_token = pieces[BOS]
+
     spec.register_source_vocabulary(pieces)
     spec.register_target_vocabulary(pieces)
 
@@ -160,6 +162,7 @@ def _linear(layer: Any, given: dict[str, Any], *names: str) -> None:
 
     joined = np.concatenate(kernels, axis=1)
     layer.weight = np.ascontiguousarray(joined.T)
+
     if biases:
         layer.bias = np.concatenate(biases)
 

@@ -78,6 +78,7 @@ def export_model(
     """
     target = local_path(output).absolute()
     check_unicode_path(target)
+
     if compute_dtype is not None and format != "stablehlo":
         own = "int8" if format == "bergamot" else "float32"
         raise UserError(f"--dtype is for stablehlo only: {format} stores {own}; leave it out")
@@ -90,7 +91,10 @@ def export_model(
         compute_dtype=compute_dtype,
         dequantized=True,
     )
+
+    # Formats write NumPy arrays.
     model = dataclasses.replace(model, params=jax.device_get(model.params))
+
     write = _FORMATS[format]
     if format == "safetensors" and huggingface.can_write(model):
         write = huggingface.write
@@ -103,6 +107,8 @@ def export_model(
         card = _model_card(model, target.name, usage)
         write_file(folder / "README.md", card.encode())
         size = sum(path.stat().st_size for path in folder.iterdir())
+
+        # The folder appears under its name only when it is complete.
         folder.replace(target)
     return f"{format}, {model.weights}, {size / 1e6:.1f} MB; README.md says how to load it"
 

@@ -59,6 +59,7 @@ def check_fields(config: Architecture, system: str, **allowed: Collection[Any]) 
     for field in dataclasses.fields(config):
         if _ANY.fullmatch(field.name):
             continue
+
         value = getattr(config, field.name)
         known = allowed.get(field.name, [field.default])
         if value not in known:
@@ -84,6 +85,7 @@ def check_params(model: TrainedModel, system: str) -> None:
     section = model.config.model
     known = named_arrays(abstract_params(section, model.config.kind))
     unknown = sorted(named_arrays(model.params).keys() - known.keys())
+
     if unknown:
         raise UserError(
             f"{system}: expected the parameters of a {type(section).__name__}, got also "
@@ -104,6 +106,7 @@ def required_beam_search(config: Config, system: str) -> BeamSearch:
 def check_search(config: Config, system: str) -> BeamSearch:
     """Returns the search of a config; fields that another system lacks must have defaults."""
     search = required_beam_search(config, system)
+
     known = set(_SEARCH)
     most = search.max_length
     if most is not None and most <= search.max_extra_length:
@@ -130,6 +133,7 @@ def write_tokenizer(model: TrainedModel, folder: pathlib.Path) -> list[str]:
         if isinstance(tokenizer, MarianTokenizer):
             models = json.loads(content)
             content = base64.b64decode(models[side])
+
         write_file(folder / f"{side}.spm", content)
     return [tokenizer.piece(token) for token in range(tokenizer.vocab_size)]
 

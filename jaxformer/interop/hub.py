@@ -54,18 +54,22 @@ def model_folder(name: pathlib.Path, files: ModelFiles) -> pathlib.Path:
     repository, revision = found.groups()
     address = f"{constants.ENDPOINT}/{repository}"
     download = functools.partial(snapshot_download, repository, revision=revision)
+
     try:
         return _download(download, address, files)
+
     except errors.GatedRepoError:
         raise UserError(
             f"{address}: expected a model that all may download, but its authors ask to accept "
             "their conditions; do so at this address, and set HF_TOKEN"
         ) from None
+
     except (errors.HFValidationError, errors.RepositoryNotFoundError, errors.RevisionNotFoundError):
         raise UserError(
             f"{address}: expected a model, but there is none, or it is private; check the name "
             f"{name}, which is not a folder either, or set HF_TOKEN"
         ) from None
+
     except (OSError, errors.HTTPError) as error:  # pyright: ignore[reportPrivateImportUsage]
         message = str(error).partition("\n")[0]
         raise UserError(
@@ -81,6 +85,7 @@ def _download(download: Callable[..., str], address: str, files: ModelFiles) -> 
     names = list(files.optional)
     for alternatives in needed:
         names += alternatives
+
     folder = pathlib.Path(download(allow_patterns=names))
 
     for alternatives in needed:

@@ -47,6 +47,7 @@ class JsonFields:
         value: Any = self.values.get(name)
         if value is None:
             value = default
+
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not is_number or not abs(value) < _NUMBERS_BELOW:
             raise self._error(name, "a number")

@@ -46,6 +46,7 @@ def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
     config = model.config
     pieces = write_tokenizer(model, folder)
     search = required_beam_search(config, "StableHLO")
+
     length = min(_SOURCE_LENGTH, config.model.max_length)
     capacity = length + search.extra_length
     capacity = min(capacity, config.model.max_length, search.max_length or capacity)

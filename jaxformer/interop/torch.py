@@ -53,6 +53,7 @@ def from_torch_transformer(state: Mapping[str, np.ndarray], *, num_heads: int) -
         orders={},
         place="torch.nn.Transformer",
     )
+
     params = {}
     for side in ("encoder", "decoder"):
         layer = functools.partial(_layer, arrays, side, num_heads)
@@ -60,6 +61,7 @@ def from_torch_transformer(state: Mapping[str, np.ndarray], *, num_heads: int) -
             "layers": stack(layer, _num_layers(state, side)),
             "norm": arrays.norm(f"{side}.norm"),
         }
+
     arrays.check_all_read()
     return params
 

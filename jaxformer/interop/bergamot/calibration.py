@@ -62,7 +62,13 @@ def _largest_inputs(
     segments = (src != PAD).astype(jnp.int32)
     with nn.intercept_methods(_record):
         encoded, of_encoder = student(src, segments, method="encode", mutable="inputs")
-        features, of_decoder = student(tgt_in, encoded, segments, method="decode", mutable="inputs")
+        features, of_decoder = student(
+            tgt_in,
+            encoded,
+            segments,
+            method="decode",
+            mutable="inputs",
+        )
 
     # The embedding is also the matrix of the logits.
     is_real = tgt_in != PAD

@@ -129,6 +129,7 @@ def _settings(config: StudentConfig, vocab_size: int) -> dict[str, str]:
     settings = dict(layout.SETTINGS)
     for ours, theirs in layout.SIZES.items():
         settings[theirs] = str(getattr(config, ours))
+
     settings["tied-embeddings-all"] = "true"
     settings["transformer-ffn-activation"] = config.activation
     settings["dim-vocabs"] = f"\n  - {vocab_size}" * 2
@@ -142,6 +143,7 @@ def _checked_config(model: TrainedModel) -> StudentConfig:
             f"{_SYSTEM}: expected a student, a StudentConfig, got a {type(config).__name__}; train "
             "one, as in configs/student.py"
         )
+
     check_fields(
         config,
         _SYSTEM,
@@ -211,6 +213,7 @@ def _order(tokenizer: Any, vocabulary: bytes) -> Int[np.ndarray, " V"]:
     """Returns our id of each of Bergamot's ids; PAD for unused ones."""
     our_ids = {tokenizer.piece(i): i for i in range(tokenizer.vocab_size)}
     order = [EOS, UNK]
+
     processor = open_processor(vocabulary)
     for number in range(len(order), processor.get_piece_size()):
         piece = processor.id_to_piece(number)
@@ -282,6 +285,7 @@ def _calibration_sources(model: TrainedModel, translator: Translator) -> list[li
         ids = translator.tokenizer.encode(source)
         if 0 < len(ids) <= _MAX_TOKENS:
             chosen.append([*ids, EOS])
+
         if len(chosen) == _SENTENCES:
             break
 

@@ -91,6 +91,7 @@ def read_tensors(path: pathlib.Path) -> tuple[dict[str, Float[np.ndarray, "..."]
     headers = _read_headers(cursor)
     names = [_read_name(cursor, header) for header in headers]
     shapes = [cursor.numbers(header.axes, "<i4") for header in headers]
+
     (padding,) = cursor.numbers(1)
     cursor.take(padding)
 
@@ -125,6 +126,7 @@ def _read_headers(cursor: _Cursor) -> list[_Header]:
     if version != _VERSION:
         found = "encrypted, version 2" if version == 2 else f"of version {version}"
         raise cursor.error(f"is {found}; version {_VERSION} is read")
+
     if count > _MAX_TENSORS:
         raise cursor.error(f"has {count} tensors, more than {_MAX_TENSORS}")
 
@@ -178,7 +180,13 @@ def write_tensors(
     """Writes matrices as int8, where the largest value becomes 127, all else as float32."""
     blobs = [_serialize(name, tensors[name]) for name in sorted(tensors)]
     yaml = _format(settings).encode() + b"\0"
-    blobs.append(_Blob(_SETTINGS, kind=_INT8, shape=(len(yaml),), data=yaml))
+    settings_blob = _Blob(
+        _SETTINGS,
+        kind=_INT8,
+        shape=(len(yaml),),
+        data=yaml,
+    )
+    blobs.append(settings_blob)
 
     start = struct.pack("<2Q", _VERSION, len(blobs))
     for blob in blobs:
@@ -215,18 +223,25 @@ def _serialize(name: str, tensor: Float[np.ndarray, "..."]) -> _Blob:
     is_transposed = _TRANSPOSED.fullmatch(name) is not None
     if is_transposed or name.startswith("Wemb"):
         kind = _INTGEMM8
+        # Of the whole tensor, so that the largest value becomes 127.
         largest = np.abs(tensor).max().astype(np.float32)
         multiplier = np.float32(127) / largest
         values = np.rint(tensor * multiplier).astype(np.int8)
         if is_transposed:
             values = values.T
-        data = values.tobytes() + multiplier.astype("<f4").tobytes()
+        data = values.tobytes()
+        data += multiplier.astype("<f4").tobytes()
     else:
         kind = _FLOAT32
         data = tensor.astype("<f4").tobytes()
 
     padding = bytes(-len(data) % _ALIGNMENT)
-    return _Blob(name, kind, shape=tensor.shape, data=data + padding)
+    return _Blob(
+        name,
+        kind,
+        shape=tensor.shape,
+        data=data + padding,
+    )
 
 
 def _format(settings: dict[str, str]) -> str:
@@ -241,12 +256,17 @@ def _parse(text: str) -> dict[str, str]:
     """Returns the scalars of a YAML mapping, and the items of its lists, joined by spaces."""
     found: dict[str, str] = {}
     last = ""
+
     for line in text.splitlines():
-        if match := _SETTING.fullmatch(line):
+        match = _SETTING.fullmatch(line)
+        if match:
             last = match[1]
             value = match[2] or ""
             found[last] = value.strip("\"'")
-        elif line.lstrip().startswith("- ") and last:
+            continue
+
+        is_item = line.lstrip().startswith("- ")
+        if is_item and last:
             item = line.lstrip()[2:].strip()
             found[last] = f"{found[last]} {item}".strip()
     return found
@@ -276,8 +296,9 @@ def read_shortlist(path: pathlib.Path) -> Shortlist:
     if not is_whole or _checksum(cursor.content[start:]) != checksum:
         raise cursor.error("has another checksum: it is damaged")
 
-    fit = num_offsets > 0 and offsets[-1] == num_tokens
-    if not fit or (np.diff(offsets) < 0).any():
+    end_fits = num_offsets > 0 and offsets[-1] == num_tokens
+    decrease = np.diff(offsets) < 0
+    if not end_fits or decrease.any():
         raise cursor.error("has offsets that do not fit its tokens")
     return Shortlist(first, offsets, tokens)
 

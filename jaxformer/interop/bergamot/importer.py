@@ -51,11 +51,14 @@ def import_bergamot(directory: pathlib.Path, workdir: pathlib.Path) -> str:
     vocabularies = _read_vocabularies(directory)
     source = vocabularies[0]
     target = vocabularies[-1]
+
+    # Pieces that both sides have are one token.
     pieces = list(dict.fromkeys([*target.own_pieces, *source.own_pieces]))
 
     vocab_size = len(_SPECIAL) + len(pieces)
     model = _model(path, settings, vocab_size, split=len(vocabularies) > 1)
     config = _config(path, model)
+
     source_order = _order(source.pieces, pieces)
     target_order = _order(target.pieces, pieces)
     arrays = NamedArrays(
@@ -86,6 +89,7 @@ def import_bergamot(directory: pathlib.Path, workdir: pathlib.Path) -> str:
 
     size = sum(leaf.size for leaf in jax.tree.leaves(params))
     summary = f"{size:,} parameters, {tokenizer.vocab_size:,} tokens, from {directory}"
+
     lists = sorted(directory.glob("lex.*.s2t.bin"))
     if not lists:
         return f"{summary}, without a shortlist"
@@ -101,6 +105,7 @@ def _config(path: pathlib.Path, model: StudentConfig) -> Config:
         target_language=languages[2] if languages else DataConfig.target_language,
         max_length=_MAX_LENGTH,
     )
+
     search = BeamSearch(beam_size=1, penalty="power", length_penalty=1.0)
     return Config(model=model, data=data, search=search)
 
@@ -182,6 +187,7 @@ def _pieces(path: pathlib.Path, content: bytes) -> list[str]:
     with prefix_errors(str(path)):
         processor = open_processor(content)
     pieces = [processor.id_to_piece(i) for i in range(processor.get_piece_size())]
+
     first = pieces[: len(_FIRST_PIECES)]
     if first != _FIRST_PIECES:
         raise UserError(f"{path}: expected </s> and <unk> as its first pieces: got {first}")
@@ -267,6 +273,7 @@ def _layer(arrays: NamedArrays, num_heads: int, side: str, number: int) -> Param
         is_matrix = layout.is_matrix(name)
         default_axes = "DD" if is_matrix else "1D"
         axes = layout.AXES.get(name, default_axes)
+
         array = arrays.array(f"{side}_l{number + 1}_{name}", axes)
         if not is_matrix:
             array = array[0]
@@ -275,5 +282,6 @@ def _layer(arrays: NamedArrays, num_heads: int, side: str, number: int) -> Param
         if is_projection:
             *others, _ = array.shape
             array = array.reshape(*others, num_heads, -1)
+
         found[path] = array
     return flax.traverse_util.unflatten_dict(found)

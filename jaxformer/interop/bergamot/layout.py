@@ -29,6 +29,7 @@ def _attention(module: str, name: str) -> Names:
         matrix = f"{name}_W{letter}"
         bias = f"{name}_b{letter}"
         names |= _linear(module, ours, matrix, bias)
+
     return names | _norm(module, f"{name}_Wo")
 
 

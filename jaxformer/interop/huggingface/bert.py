@@ -76,6 +76,7 @@ def _read(fields: JsonFields) -> dict[str, Any]:
 def _network(model: BertConfig) -> str:
     if model.num_classes:
         return "BertForSequenceClassification"
+
     networks = {
         "masked": "BertForMaskedLM",
         "pooler next": "BertForNextSentencePrediction",
@@ -117,6 +118,7 @@ def _tensors(model: BertConfig) -> Iterator[Tensor]:
     if "masked" in model.heads:
         yield from layer_norm("cls.predictions.transform.LayerNorm", "masked_norm")
         yield Tensor("cls.predictions.bias", "V", ("logits_bias",))
+
         yield Tensor("cls.predictions.decoder.bias", "V", ("logits_bias",), is_copy=True)
         yield Tensor("cls.predictions.decoder.weight", "VD", ("embedding",), is_copy=True)
 

@@ -37,8 +37,10 @@ def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
     if tokenizer is not None:
         write_file(folder / "tokenizer.json", tokenizer.json.encode())
         files["tokenizer_config.json"] = layout.tokenizer_config_json(section, tokenizer)
+
     if layout.preprocessor is not None:
         files["preprocessor_config.json"] = layout.preprocessor(section)
+
     for name, fields in files.items():
         content = json.dumps(fields, indent=2, ensure_ascii=False) + "\n"
         write_file(folder / name, content.encode())

@@ -113,6 +113,7 @@ def _read_tensors(
     """Returns the file that lists the tensors, and the tensors by the names of the layout."""
     buffers = re.compile(f"({re.escape(layout.prefix)})?{layout.buffers}")
     place, found = read_weights(directory, buffers, _FILES)
+
     tensors = {layout.name_of(name): array for name, array in found.items()}
     if len(tensors) < len(found):
         raise UserError(f"{place}: expected each tensor once, got some with and without a prefix")
@@ -133,6 +134,7 @@ def _layout(fields: JsonFields, languages: Sequence[str]) -> Layout:
         options = "--source-language and --target-language"
         expected = options if layout.has_languages else f"no {options}"
         raise UserError(f"{fields.place}: expected {expected} for a model of type {name}")
+
     layout.check_architectures(fields)
     return layout
 
@@ -148,6 +150,7 @@ def read_tokenizer_files(
     for name, field in layout.special.items():
         is_set = fields.values.get(field) is not None
         special[name] = fields.integer(field) if is_set else None
+
     vocab_size = fields.integer("vocab_size")
     labels = layout.labels(fields)
 
@@ -172,6 +175,7 @@ def read_tokenizer_files(
             labels=labels,
             languages=languages,
         )
+
         blank = tokenizer.encode_prompt("")  # raises an error if no text has ids
         if labels is not None and blank != [BOS, EOS]:
             raise UserError("expected a post_processor that adds the first and the last token")
@@ -181,6 +185,7 @@ def read_tokenizer_files(
 def _read_tokenizer_json(path: pathlib.Path) -> str:
     if not path.exists():
         raise UserError(f"{path}: no such file; {_FILES}")
+
     content = read_whole(path)
     with prefix_errors(str(path), *MALFORMED):
         text = content.decode()

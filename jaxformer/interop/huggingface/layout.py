@@ -296,6 +296,7 @@ class Layout:
             special["vocab_size"] = len(tokenizer.our_ids)
             for name in self.special.keys() - self.special_tokens.keys():
                 special[self.special[name]] = tokenizer.special[name]
+
             if tokenizer.symbols:
                 special |= label_fields(tokenizer.symbols)
 
@@ -320,8 +321,10 @@ class Layout:
             "model_input_names": inputs,
             "clean_up_tokenization_spaces": False,
         }
+
         if "max_length" in self.fields.values():
             fields["model_max_length"] = model.max_length
+
         if tokenizer.languages:
             source, target = tokenizer.languages
             fields["src_lang"] = source
@@ -344,6 +347,7 @@ class Layout:
             for name in _names(tensor, model):
                 layer = arrays.array(name, tensor.axes)
                 layers.append(layer.transpose(_order(tensor)))
+
             joined = np.stack(layers) if tensor.is_per_layer else layers[0]
 
             # A file may join several of our parameters along the last axis.
@@ -454,6 +458,7 @@ def activation_name(activation: str) -> str:
 def _check_copy(arrays: NamedArrays, tensor: Tensor, read: Mapping[str, np.ndarray]) -> None:
     if tensor.name not in arrays:
         return
+
     copied = arrays.array(tensor.name, tensor.axes)
     original = read[tensor.ours[0]]
     if not np.array_equal(copied, original):
@@ -471,6 +476,7 @@ def _names(tensor: Tensor, model: Architecture) -> list[str]:
     """Returns the names of a tensor in a file, one for each layer."""
     if not tensor.is_per_layer:
         return [tensor.name]
+
     is_of_encoder = tensor.ours[0].startswith("encoder/")
     num_layers = model.num_layers if is_of_encoder else model.decoder_layers
     return [tensor.name.format(n=number) for number in range(num_layers)]
@@ -493,6 +499,7 @@ def _join(params: Sequence[np.ndarray], tensor: Tensor) -> Float[np.ndarray, "..
     """Returns the parameters of a tensor, joined along the axes that a file joins."""
     if len(params) == 1:
         return params[0]
+
     flat = []
     for array in params:
         kept = array.shape[: tensor.num_kept_axes]

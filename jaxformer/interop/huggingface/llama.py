@@ -64,6 +64,7 @@ def _is_plain(rope: Any) -> bool:
     """Returns whether rotary positions have no parameter but their base."""
     if not isinstance(rope, dict):
         return False
+
     others = {name: value for name, value in rope.items() if name != "rope_theta"}
     return others == {"rope_type": "default"}
 
@@ -89,6 +90,7 @@ def _tensors(model: LlamaConfig) -> Iterator[Tensor]:
     network = "decoder/layers/feed_forward"
     yield rms_norm(f"{name}.input_layernorm", f"{attention}_residual")
     yield rms_norm(f"{name}.post_attention_layernorm", f"{network}_residual")
+
     for theirs, axes, ours, biased in (
         ("self_attn.q_proj", "QD", f"{attention}/query", model.attention_biases),
         ("self_attn.k_proj", "KD", f"{attention}/key", model.attention_biases),

@@ -73,6 +73,7 @@ def read_tokenizer(path: pathlib.Path, languages: Sequence[str], size: int) -> M
     ids = read_object(place, advice="M2M-100 has one beside sentencepiece.bpe.model")
     by_number = {number: piece for piece, number in ids.items() if isinstance(number, int)}
     pieces = [by_number.get(number, _UNKNOWN_PIECE) for number in range(len(ids))]
+
     codes = _CODES.split()
 
     num_special = len(_SPECIAL_PIECES)
@@ -122,6 +123,7 @@ def _tensors(model: ModelConfig) -> Iterator[Tensor]:
 
         theirs = f"model.{stack}.layers.{{n}}"
         layer = f"{stack}/layers"
+
         skipped = "cross_attention" if stack == "encoder" else ""
         for module, name in NORMS.items():
             if module != skipped:

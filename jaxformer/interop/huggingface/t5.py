@@ -120,11 +120,13 @@ def _write(model: T5Config) -> dict[str, Any]:
 
 
 def _tensors(model: T5Config) -> Iterator[Tensor]:
+
     tied = model.embeddings == "tied"
     yield Tensor("shared.weight", "VD", ("embedding",))
     yield Tensor("lm_head.weight", "VD", model.embedding_names[2:], is_copy=tied)
     for stack in ("encoder", "decoder"):
         yield Tensor(f"{stack}.embed_tokens.weight", "VD", ("embedding",), is_copy=True)
+
         yield rms_norm(f"{stack}.final_layer_norm", stack)
         yield _position_bias(stack, model)
 

@@ -52,6 +52,7 @@ def apply_settings(text: str, place: pathlib.Path, config: JsonFields) -> str:
 def _class_name(settings: JsonFields, config: JsonFields) -> str:
     """Returns the class that AutoTokenizer selects, without the older ending "Fast"."""
     model_type = str(config.values.get("model_type"))
+
     name = (
         _OVERRULED.get(model_type)
         or settings.values.get("tokenizer_class")
@@ -81,6 +82,7 @@ def _override_bert(pipeline: Pipeline, settings: JsonFields) -> None:
 
 
 def _override_byte_level(pipeline: Pipeline, settings: JsonFields) -> None:
+
     prefix = _switch(settings, "add_prefix_space", False)
     for step in _steps(pipeline.get("pre_tokenizer"), "pretokenizers"):
         if step.get("type") == "ByteLevel":
@@ -88,6 +90,7 @@ def _override_byte_level(pipeline: Pipeline, settings: JsonFields) -> None:
 
 
 def _override_llama(pipeline: Pipeline, settings: JsonFields) -> None:
+
     steps = _steps(pipeline.get("pre_tokenizer"), "pretokenizers")
     is_byte_level = any(step.get("type") == "ByteLevel" for step in steps)
     if pipeline["model"].get("type") != "BPE" or is_byte_level:
@@ -150,6 +153,7 @@ def _with_special_tokens(text: str, pipeline: Pipeline, settings: JsonFields) ->
 def _named_tokens(settings: JsonFields) -> Iterator[str]:
     """Yields the contents of the special tokens of tokenizer_config.json."""
     found = [settings.values.get(f"{name}_token") for name in _SPECIAL]
+
     for name in ("additional_special_tokens", "extra_special_tokens"):
         more = settings.values.get(name) or []
         if isinstance(more, dict):

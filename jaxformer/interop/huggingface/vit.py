@@ -30,6 +30,7 @@ print(model(torch.zeros(1, model.config.num_channels, *size)).logits)  # pixels 
 def _read(fields: JsonFields) -> dict[str, Any]:
     """Returns further fields; checks that pixels are from -1 to 1, as ours are."""
     pixels = JsonFields(fields.place.with_name("preprocessor_config.json"), {})
+
     half = [0.5] * fields.integer("num_channels")
     expected = {**_PIXELS, "image_mean": half, "image_std": half}
     for name, value in expected.items():
@@ -72,6 +73,7 @@ def _tensors(model: ViTConfig) -> Iterator[Tensor]:
     yield Tensor("embeddings.cls_token", "11D", ("class_token",))
     yield Tensor("embeddings.position_embeddings", "1SD", ("positions",))
     yield from affine("embeddings.patch_embeddings.projection", "DZYX", "patches")
+
     yield from encoder_tensors("attention.attention", ("layernorm_before", "layernorm_after"))
     yield from layer_norm("layernorm", "encoder/norm")
     yield from affine("classifier", "ND", "classes")

@@ -114,6 +114,7 @@ class MarianConfig:
         """Returns the names of settings of the search that are set but unused."""
         read = {*_DEFAULTS, *_ONLY_IN_SEARCH}
         unused = []
+
         for name, value in self._search.values.items():
             is_setting = has_own_file or is_search_setting(name)
             is_read = name in read or bool(_READ_IN_SEARCH.fullmatch(name))
@@ -183,6 +184,7 @@ class MarianConfig:
         """Converts the search settings, with the rules of transformers."""
         search = self._search
         max_length = min(longest, self._length("max", longest))
+
         stop = search.values.get("early_stopping")
         settings: dict[str, Any] = {
             "beam_size": int(search.number("num_beams", 1)),
@@ -193,6 +195,7 @@ class MarianConfig:
             "no_repeat_ngram": int(search.number("no_repeat_ngram_size", 0)),
             "early_stop": _EARLY_STOP.get(str(stop), stop),
         }
+
         try:
             return BeamSearch(penalty="power", ends_within="N", unfinished="compete", **settings)
         except UserError as error:

@@ -91,6 +91,7 @@ def _check(model: TrainedModel, config: ModelConfig) -> None:
         activation=_ACTIVATIONS,
     )
     formats.check_params(model, "Marian")
+
     if config.norm_epsilon > _NORM_EPSILON:
         raise UserError(
             f"Marian: expected model.norm_epsilon of at most {_NORM_EPSILON:g}, got "

@@ -133,6 +133,7 @@ def _read_ids(path: pathlib.Path, marian: MarianConfig) -> dict[str, int]:
                 f"{path}: expected {piece} to have the id {number} ({name} in config.json): got "
                 f"{ids.get(piece, 'none')}"
             )
+
     if "<unk>" not in ids:
         raise UserError(f"{path}: expected an id for <unk>: none")
     return ids
@@ -171,6 +172,7 @@ def _read_params(arrays: NamedArrays, marian: MarianConfig, config: ModelConfig)
     bias[[PAD, BOS]] = -np.inf
     params = {"logits_bias": bias}
     params |= _embeddings(arrays, marian, config.d_model)
+
     for side in ("encoder", "decoder"):
         layer = functools.partial(_layer, arrays, side, config.num_heads)
         params[side] = {"layers": stack(layer, config.num_layers)}

@@ -27,7 +27,11 @@ from jaxformer.training.losses import class_sums
 from jaxformer.training.task import Loss, Randomness, Sums
 
 # Ids of special tokens precede the labels and the tokens of texts.
-FIRST_LABEL = _LEAST_TOKEN = UNK + 1
+FIRST_LABEL = UNK + 1
+_LEAST_TOKEN = UNK + 1
+# Of the tokens to predict: fractions of those that a mask replaces, or a mask or another token.
+_MASKED = 0.8
+_MASKED_OR_RANDOM = 0.9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,20 +43,27 @@ class EncoderLoss(TokenLoss):
 
     @classmethod
     def of(cls, config: Config) -> "EncoderLoss":
-        mask_rate = data_section(config, LabeledConfig).mask_rate
-        return dataclasses.replace(super().of(config), mask_rate=mask_rate)
+        data = data_section(config, LabeledConfig)
+        return dataclasses.replace(super().of(config), mask_rate=data.mask_rate)
 
     def draw_mask(
-        self, src: Int[Array, "B S"], key: Array, row_ids: Int[Array, " B"]
+        self,
+        src: Int[Array, "B S"],
+        key: Array,
+        row_ids: Int[Array, " B"],
     ) -> tuple[Bool[Array, "B S"], Float[Array, "B S"], Float[Array, "B S"]]:
         """Returns the tokens to mask, and two uniform numbers for each token."""
 
-        def row(row_id: Array) -> Float[Array, "S 3"]:
+        def draw_row(row_id: Array) -> Float[Array, "S 3"]:
             # Draws of a token do not depend on the number of tokens, padding included.
-            return jax.random.uniform(jax.random.fold_in(key, row_id), (src.shape[1], 3))
+            row_key = jax.random.fold_in(key, row_id)
+            return jax.random.uniform(row_key, (src.shape[1], 3))
 
-        chosen, first, second = jnp.moveaxis(jax.vmap(row)(row_ids), -1, 0)
-        return (chosen < self.mask_rate) & (src >= _LEAST_TOKEN), first, second
+        draws = jax.vmap(draw_row)(row_ids)  # [B, S, 3]
+        chosen, first, second = jnp.moveaxis(draws, -1, 0)
+        is_chosen = chosen < self.mask_rate
+        is_text = src >= _LEAST_TOKEN
+        return is_chosen & is_text, first, second
 
 
 class ClassificationLoss(EncoderLoss):
@@ -66,13 +77,19 @@ class ClassificationLoss(EncoderLoss):
         if randomness is not None:
             # From the same seed as dropout, but another stream.
             key = jax.random.fold_in(randomness.key, 1)
-            chosen = self.draw_mask(src, key, randomness.row_ids)[0]
+            chosen, _, _ = self.draw_mask(src, key, randomness.row_ids)
             src = jnp.where(chosen, self.mask_token, src)
 
-        logits = self.apply(params, randomness, lambda module, dropout: module(src, **dropout))
-        classes, real = batch.tgt_out[:, 0] - FIRST_LABEL, batch.tgt_segments[:, 0] != 0
-        sums = class_sums(logits, classes, real, self.label_smoothing)
-        return sums | {"tokens": (batch.src_segments != 0).sum(dtype=jnp.int32)}
+        def forward(module: Encoder, dropout: dict[str, Any]) -> Float[Array, "B C"]:
+            return module(src, **dropout)
+
+        logits = self.apply(params, randomness, forward)
+        classes = batch.tgt_out[:, 0] - FIRST_LABEL
+        is_real = batch.tgt_segments[:, 0] != 0
+        sums = class_sums(logits, classes, is_real, self.label_smoothing)
+
+        is_token = batch.src_segments != 0
+        return sums | {"tokens": is_token.sum(dtype=jnp.int32)}
 
 
 class MaskedLoss(EncoderLoss):
@@ -89,20 +106,32 @@ class MaskedLoss(EncoderLoss):
             features = module.features(inputs, **dropout)
             return module.transform(features), module.output_projection()
 
-        sums = self.sums(self.apply(params, randomness, forward), batch.src, predicted)
-        return sums | {"tokens": (batch.src_segments != 0).sum(dtype=jnp.int32)}
+        output = self.apply(params, randomness, forward)
+        sums = self.sums(output, batch.src, predicted)
+
+        is_token = batch.src_segments != 0
+        return sums | {"tokens": is_token.sum(dtype=jnp.int32)}
 
     def mask_tokens(
         self, src: Int[Array, "B S"], randomness: Randomness | None
     ) -> tuple[Int[Array, "B S"], Bool[Array, "B S"]]:
         """Returns the texts with masks, and the mask of the tokens to predict."""
         # With generators other than Threefry, numbers depend on the batch.
-        key, row_ids = jax.random.key(0, impl="threefry2x32"), src.sum(axis=1)
+        key = jax.random.key(0, impl="threefry2x32")
+        row_ids = src.sum(axis=1)
         if randomness is not None:
             key, row_ids = randomness
         predicted, kind, token = self.draw_mask(src, key, row_ids)
-        other = _LEAST_TOKEN + (token * (self.model.vocab_size - _LEAST_TOKEN)).astype(src.dtype)
-        replaced = jnp.where(kind < 0.8, self.mask_token, jnp.where(kind < 0.9, other, src))
+
+        num_others = self.model.vocab_size - _LEAST_TOKEN
+        other = _LEAST_TOKEN + (token * num_others).astype(src.dtype)
+
+        # Of the tokens to predict, 80 % become a mask, 10 % another token.
+        is_masked = kind < _MASKED
+        is_changed = kind < _MASKED_OR_RANDOM
+        random_or_own = jnp.where(is_changed, other, src)
+        replaced = jnp.where(is_masked, self.mask_token, random_or_own)
+
         return jnp.where(predicted, replaced, src), predicted
 
 
@@ -117,43 +146,55 @@ class Classification(Translation):
         training = dataclasses.replace(config.training, eval_sentences=0)
         config = dataclasses.replace(config, training=training)
         corpus = corpus or LabeledCorpus(cls.has_labels)
+
         labels = _read_labels(config, corpus) if cls.has_labels else ()
         task = cls(config, open_dataset(config, folder, corpus, labels))
-        if config.model.architecture == "bert" and not task._data.tokenizer.encode_batch([""])[0]:
-            raise UserError(
-                "model.architecture=bert needs a tokenizer that begins texts with [CLS]: give the "
-                "workdir of an imported BERT as training.init_from or data.tokenizer"
-            )
+
+        if config.model.architecture == "bert":
+            [blank] = task._data.tokenizer.encode_batch([""])
+            if not blank:
+                raise UserError(
+                    "model.architecture=bert needs a tokenizer that begins texts with [CLS]: give "
+                    "the workdir of an imported BERT as training.init_from or data.tokenizer"
+                )
+
         if cls.has_labels:
             task._check_labels()
         return task
 
     def _check_labels(self) -> None:
-        known, data = self._data.tokenizer.symbols, self._section
-        for split, store in ((data.train, self._data.train), (data.valid, self._data.valid)):
+        known = self._data.tokenizer.symbols
+        for split, store in (
+            (self._section.train, self._data.train),
+            (self._section.valid, self._data.valid),
+        ):
             unknown = np.flatnonzero(store.first_targets() == UNK)
             if len(unknown):
-                place = self._data.corpus.place(split, int(store.numbers[unknown[0]]), 1)
+                number = int(store.numbers[unknown[0]])
+                place = self._data.corpus.place(split, number, 1)
                 raise UserError(
                     f"{place}: expected a label of the tokenizer, {', '.join(known)}, got another; "
                     "give --config.data.tokenizer=new, which keeps the embeddings of pieces that "
                     "both have"
                 )
+
         model: Any = self.config.model
-        if len(known) != (given := model.num_classes):
+        if model.num_classes != len(known):
             raise UserError(
                 f"model.num_classes must be {len(known)}, for the labels "
-                f"{list_first(known[:9], len(known))}: got {given}; give "
+                f"{list_first(known[:9], len(known))}: got {model.num_classes}; give "
                 f"--config.model.num_classes={len(known)}"
             )
 
     def summary(self) -> str:
         """Returns the summary of texts and batches, and notes on labels that a split lacks."""
-        return "\n".join((super().summary(), *self._describe_labels()))
+        lines = [super().summary()]
+        lines += self._describe_labels()
+        return "\n".join(lines)
 
     def _describe_labels(self) -> list[str]:
-        splits = (self._data.train, self._data.valid)
-        train, valid = (split.first_targets() - FIRST_LABEL for split in splits)
+        train = self._data.train.first_targets() - FIRST_LABEL
+        valid = self._data.valid.first_targets() - FIRST_LABEL
         return describe_classes(self._data.tokenizer.symbols, train, valid)
 
     def _name_sides(self, pair: tuple[str, str]) -> list[tuple[str, str]]:
@@ -171,14 +212,19 @@ class Classification(Translation):
     def _efficiency(self) -> float:
         # The plan also counts the targets, which are labels here and not computed. A bucket pads
         # both sides to the same length.
-        plan, lengths = self._data.plan, self._data.train.src_lengths
-        tokens = lengths[slice(None) if plan.ids is None else plan.ids].sum()
-        return plan.efficiency * 2 * int(tokens) / plan.tokens
+        plan = self._data.plan
+        lengths = self._data.train.src_lengths
+        if plan.ids is not None:
+            lengths = lengths[plan.ids]
+
+        tokens = int(lengths.sum())
+        return plan.efficiency * 2 * tokens / plan.tokens
 
     def flops(self, batch: Batch) -> int:
         """Returns the operations of all matmuls, with padding, except the logits of classes."""
         flops = layers_flops if self.has_labels else language_model_flops
-        return flops(self.config.model, *batch.src.shape, causal=False)
+        batch_size, length = batch.src.shape
+        return flops(self.config.model, batch_size, length, causal=False)
 
 
 class MaskedLanguageModeling(Classification):
@@ -202,4 +248,7 @@ def _read_labels(config: Config, corpus: Corpus) -> set[str]:
     found = set(labels)
     if labels:
         check_variety(data.train, len(found), len(labels))
-    return found.union(label for _, label in splits.pairs(data.valid))
+
+    for _, label in splits.pairs(data.valid):
+        found.add(label)
+    return found

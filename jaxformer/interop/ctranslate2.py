@@ -107,7 +107,7 @@ def _fill(spec: Any, config: ModelConfig, params: dict[str, Any]) -> None:
     _fill_stack(spec.encoder, config, params["encoder"])
     _fill_stack(spec.decoder, config, params["decoder"])
 
-    # An encoder may have the embeddings of several features of a token; ours has those of one.
+    # An encoder may embed several features of a token. Ours has one feature, the token itself.
     spec.encoder.embeddings[0].weight = source
     spec.decoder.embeddings.weight = target
 

@@ -56,7 +56,6 @@ class BertConfig(Architecture):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive(self, "model", "num_token_types")
-
         if self.num_classes < 0 or (self.num_classes and "pooler" not in self.heads):
             raise UserError(
                 "model.num_classes must be 0, or above 0 with pooler among model.heads: got "
@@ -80,21 +79,16 @@ class Bert(Encoder):
     def setup(self) -> None:
         self._check_config()
         c = self.config
-        table = self._make_table("embedding", c.vocab_size)
-        self.output_table = table
+        table = self.output_table = self._make_table("embedding", c.vocab_size)
         self.words = self._make_embedding(table, "positions")
         self.token_types = self._make_table("token_types", c.num_token_types, (), "vector")
-        self.norm = LayerNorm(c.norm_epsilon)
-        self.dropout = Dropout(c.dropout_rate)
+        self.norm, self.dropout = LayerNorm(c.norm_epsilon), Dropout(c.dropout_rate)
         self.encoder = make_stack(c, remat=self.remat)
         self.pooled_dropout = Dropout(c.dropout_rate)
-
         if "pooler" in c.heads:
             self.pooler = self._make_linear("pooler", c.d_model, ("d_model", None))
-
         if "next" in c.heads:
             self.next = self._make_linear("next", 2)
-
         if c.num_classes:
             self.classes = self._make_linear("classes", c.num_classes)
         if "masked" in c.heads:
@@ -152,7 +146,6 @@ class Bert(Encoder):
             if self.is_initializing():
                 return features
             raise UserError(f"Bert: expected masked among model.heads, got {c.heads!r}")
-
         dense = project(features, *self.masked, c.compute_dtype)
         return self.masked_norm(activate(c.activation, dense))
 

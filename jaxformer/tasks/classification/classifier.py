@@ -83,8 +83,9 @@ class Classifier(Predictor):
         """
         result = []
         for row in self.probabilities(texts, report=report):
-            label = self.labels[row.argmax()]
-            result.append(Label(label, float(row.max())))
+            most_probable = row.argmax()
+            probability = float(row[most_probable])
+            result.append(Label(self.labels[most_probable], probability))
         return result
 
     def token_ids(self, text: str, place: str) -> list[int]:
@@ -107,7 +108,9 @@ class Classifier(Predictor):
         """
         check_texts(texts, "texts")
         model = self.config.model
-        encoded = [self.token_ids(text, f"texts:{i}") for i, text in enumerate(texts, start=1)]
+        encoded = []
+        for number, text in enumerate(texts, start=1):
+            encoded.append(self.token_ids(text, f"texts:{number}"))
 
         result = np.zeros((len(texts), len(self.labels)), np.float32)
         by_length = sorted(range(len(texts)), key=lambda i: len(encoded[i]))

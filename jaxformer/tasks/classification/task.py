@@ -60,7 +60,7 @@ class EncoderLoss(TokenLoss):
             return jax.random.uniform(row_key, (src.shape[1], 3))
 
         draws = jax.vmap(draw_row)(row_ids)  # [B, S, 3]
-        chosen, first, second = jnp.moveaxis(draws, -1, 0)
+        chosen, first, second = jnp.moveaxis(draws, -1, 0)  # each [B, S]
         is_chosen = chosen < self.mask_rate
         is_text = src >= _LEAST_TOKEN
         return is_chosen & is_text, first, second
@@ -113,7 +113,9 @@ class MaskedLoss(EncoderLoss):
         return sums | {"tokens": is_token.sum(dtype=jnp.int32)}
 
     def mask_tokens(
-        self, src: Int[Array, "B S"], randomness: Randomness | None
+        self,
+        src: Int[Array, "B S"],
+        randomness: Randomness | None,
     ) -> tuple[Int[Array, "B S"], Bool[Array, "B S"]]:
         """Returns the texts with masks, and the mask of the tokens to predict."""
         # With generators other than Threefry, numbers depend on the batch.
@@ -142,13 +144,19 @@ class Classification(Translation):
     has_labels = True
 
     @classmethod
-    def open(cls, config: Config, folder: Workdir, corpus: Corpus | None = None) -> "Translation":
+    def open(
+        cls,
+        config: Config,
+        folder: Workdir,
+        corpus: Corpus | None = None,
+    ) -> "Translation":
         training = dataclasses.replace(config.training, eval_sentences=0)
         config = dataclasses.replace(config, training=training)
         corpus = corpus or LabeledCorpus(cls.has_labels)
 
         labels = _read_labels(config, corpus) if cls.has_labels else ()
-        task = cls(config, open_dataset(config, folder, corpus, labels))
+        dataset = open_dataset(config, folder, corpus, labels)
+        task = cls(config, dataset)
 
         if config.model.architecture == "bert":
             [blank] = task._data.tokenizer.encode_batch([""])
@@ -244,11 +252,11 @@ def _read_labels(config: Config, corpus: Corpus) -> set[str]:
     """Returns the labels of both splits; refuses labels that no model can learn."""
     data = data_section(config, LabeledConfig)
     splits = open_splits(data, corpus)
-    labels = [label for _, label in splits.pairs(data.train)]
-    found = set(labels)
-    if labels:
-        check_variety(data.train, len(found), len(labels))
+    in_train = [label for _, label in splits.pairs(data.train)]
+    labels = set(in_train)
+    if in_train:
+        check_variety(data.train, classes=len(labels), examples=len(in_train))
 
     for _, label in splits.pairs(data.valid):
-        found.add(label)
-    return found
+        labels.add(label)
+    return labels

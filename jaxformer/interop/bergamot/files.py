@@ -54,6 +54,15 @@ class _Header(NamedTuple):
     data_bytes: int
 
 
+class _Blob(NamedTuple):
+    """A tensor to write."""
+
+    name: str
+    kind: int
+    shape: tuple[int, ...]
+    data: bytes  # with their padding
+
+
 class _Cursor:
     """A position in the bytes of a file, behind which nothing is read."""
 
@@ -208,15 +217,6 @@ def write_tensors(
     start += bytes(padding)
     data = b"".join(blob.data for blob in blobs)
     write_file(path, start + data)
-
-
-class _Blob(NamedTuple):
-    """A tensor to write."""
-
-    name: str
-    kind: int
-    shape: tuple[int, ...]
-    data: bytes  # with their padding
 
 
 def _serialize(name: str, tensor: Float[np.ndarray, "..."]) -> _Blob:

@@ -347,7 +347,6 @@ class Layout:
             for name in _names(tensor, model):
                 layer = arrays.array(name, tensor.axes)
                 layers.append(layer.transpose(_order(tensor)))
-
             joined = np.stack(layers) if tensor.is_per_layer else layers[0]
 
             # A file may join several of our parameters along the last axis.

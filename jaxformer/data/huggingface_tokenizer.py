@@ -34,6 +34,7 @@ def open_tokenizer_json(text: str) -> Any:
     """Returns a ``Tokenizer`` of the library, given the text of ``tokenizer.json``."""
     with needs_package("tokenizers", "which reads tokenizer.json", extra="interop"):
         import tokenizers
+
     try:
         return tokenizers.Tokenizer.from_str(text)
     except Exception as error:  # The library raises no other class.
@@ -61,40 +62,59 @@ class HuggingFaceTokenizer(Vocabulary):
     def __init__(self, serialized: bytes) -> None:
         with prefix_errors("expected a tokenizer of Hugging Face", *MALFORMED):
             values = json.loads(serialized)
-            self.json, size = str(values["huggingface"]), operator.index(values["vocab_size"])
+            self.json = str(values["huggingface"])
+            size = operator.index(values["vocab_size"])
             special = {name: values["special"][name] for name in _NAMES}
             if not 0 < size <= _LARGEST:
                 raise ValueError(f"its vocabulary has the size {size}")
-            self.special = {n: i if i is None else operator.index(i) for n, i in special.items()}
+            self.special = {name: _optional_id(found) for name, found in special.items()}
+
             labels = values.get("labels")
             self._labels = [str(label) for label in labels or ()]
-        # Of several classes with one label, texts are trained towards the first.
-        self._symbols: dict[str, int] = {}
-        for number, label in enumerate(self._labels, start=UNK + 1):
-            self._symbols.setdefault(label, number)
         super().__init__(serialized)
+
         self._tokenizer = open_tokenizer_json(self.json)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         decoders = _decoders(self._tokenizer.decoder)
         self._has_bytes = "ByteLevel" in decoders
         self._appends = _only_append(decoders)
+
         self._check_ids(size)
-        self._number(size)
+        owned = _owned_ids(self.special, size)
+        others = [token for token in range(size) if token not in owned]
+        absent = [name for name in _NAMES if name not in owned.values()]
+        self.absent = " ".join(absent)
+        self.their_ids = _their_id_of_each(self.special, others)
+        self.our_ids = _our_id_of_each(owned, others)
+        self.vocab_size = len(self.their_ids)
+
+        # Of several classes with one label, texts are trained towards the first.
+        self._symbols: dict[str, int] = {}
+        for number, label in enumerate(self._labels, start=UNK + 1):
+            self._symbols.setdefault(label, number)
         self.target_symbols = labels is not None
-        self.target_vocab_size = UNK + 1 + len(self._labels) if labels else self.vocab_size
-        self.languages = tuple(map(str, values.get("languages") or ()))
+        self.target_vocab_size = self.vocab_size
+        if labels:
+            self.target_vocab_size = UNK + 1 + len(self._labels)
+
+        languages = values.get("languages") or ()
+        self.languages = tuple(map(str, languages))
         self._codes = self._language_ids()
         self.target_start = tuple(self._codes[1:])
+
+        self.mask_token = BOS
         mask = self._tokenizer.token_to_id("[MASK]")
-        has_mask = mask is not None and mask < size
-        self.mask_token = int(self.our_ids[mask]) if has_mask else BOS
+        if mask is not None and mask < size:
+            self.mask_token = int(self.our_ids[mask])
 
     def special_pieces(self, names: Mapping[str, str]) -> dict[str, str]:
         """Returns the special tokens that the vocabulary has, under other names."""
+        known = {**self.special, "mask": self._tokenizer.token_to_id("[MASK]")}
+
         pieces = {}
         for ours, theirs in names.items():
-            number = self._tokenizer.token_to_id("[MASK]") if ours == "mask" else self.special[ours]
+            number = known[ours]
             if number is not None:
                 pieces[theirs] = self._tokenizer.id_to_token(number)
         return pieces
@@ -105,7 +125,9 @@ class HuggingFaceTokenizer(Vocabulary):
         transformers accepts added tokens without an embedding until a text has one, as we do.
         """
         added = self._tokenizer.get_added_tokens_decoder()
-        ids = set(self._tokenizer.get_vocab(with_added_tokens=True).values())
+        vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
+        ids = set(vocabulary.values())
+
         highest = max(ids - added.keys(), default=0)
         if highest >= size:
             raise UserError(
@@ -114,35 +136,18 @@ class HuggingFaceTokenizer(Vocabulary):
 
     def _language_ids(self) -> list[int]:
         """Returns our ids of the codes of the languages, which are special tokens."""
-        codes = {}
-        if self.languages:
-            added = self._tokenizer.get_added_tokens_decoder()
-            for number, token in added.items():
-                is_code = token.special and not token.content.startswith("<")
-                if is_code and number < len(self.our_ids):
-                    codes[token.content] = number
-        return [int(self.our_ids[find_language(name, codes)]) for name in self.languages]
+        if not self.languages:
+            return []
 
-    def _number(self, size: int) -> None:
-        """Sets the ids of both sides and the absent tokens."""
-        owned: dict[int, str] = {}
-        for name in _OWNERS:
-            token = self.special[name]
-            if token is not None and not 0 <= token < size:
-                raise UserError(f"expected {name}_token_id below vocab_size={size}: got {token}")
-            if token is not None:
-                owned.setdefault(token, name)
-        if "eos" not in owned.values():
-            raise UserError("expected eos_token_id to be an id, since texts end with it: got none")
-        special = [-1 if (token := self.special[name]) is None else token for name in _NAMES]
-        others = [token for token in range(size) if token not in owned]
-        self.absent = " ".join(name for name in _NAMES if name not in owned.values())
-        self.their_ids = np.array([*special, *others])
-        self.our_ids = np.zeros(size, np.int32)
-        self.our_ids[others] = np.arange(len(special), len(self.their_ids))
-        for token, name in owned.items():
-            self.our_ids[token] = _NAMES.index(name)
-        self.vocab_size = self.target_vocab_size = len(self.their_ids)
+        codes = {}
+        added = self._tokenizer.get_added_tokens_decoder()
+        for number, token in added.items():
+            is_code = token.special and not token.content.startswith("<")
+            if is_code and number < len(self.our_ids):
+                codes[token.content] = number
+
+        their_ids = [find_language(name, codes) for name in self.languages]
+        return self.our_ids[their_ids].tolist()
 
     @classmethod
     def assemble(
@@ -154,9 +159,16 @@ class HuggingFaceTokenizer(Vocabulary):
         languages: Sequence[str] = (),
     ) -> "HuggingFaceTokenizer":
         """Creates a tokenizer from the text of ``tokenizer.json``."""
-        values = {"huggingface": json_text, "special": dict(special), "vocab_size": vocab_size}
-        values |= {} if labels is None else {"labels": list(labels)}
-        values |= {"languages": list(languages)} if languages else {}
+        values: dict[str, Any] = {
+            "huggingface": json_text,
+            "special": dict(special),
+            "vocab_size": vocab_size,
+        }
+
+        if labels is not None:
+            values["labels"] = list(labels)
+        if languages:
+            values["languages"] = list(languages)
         return cls(json.dumps(values).encode())
 
     @property
@@ -169,7 +181,12 @@ class HuggingFaceTokenizer(Vocabulary):
         labels = sorted(set(targets))
         if self._symbols.keys() >= set(labels):
             return self
-        return HuggingFaceTokenizer.assemble(self.json, self.special, len(self.our_ids), labels)
+        return HuggingFaceTokenizer.assemble(
+            self.json,
+            self.special,
+            len(self.our_ids),
+            labels=labels,
+        )
 
     def encode(self, text: str) -> list[int]:
         return self._add_language(self._ids(text, add_special_tokens=False))
@@ -182,12 +199,15 @@ class HuggingFaceTokenizer(Vocabulary):
         """Adds the special tokens of the post-processor, except the end, which batches add."""
         if target and self.target_symbols:
             return [[self._symbols.get(text, UNK)] for text in texts]
+
         rows = []
         for text in texts:
             encoding = self._tokenize(text, add_special_tokens=not self._codes)
             ids = self._our_ids(encoding)
+
             # The end may also be typed in the text, which keeps it.
-            if ids[-1:] == [EOS] and encoding.special_tokens_mask[-1]:
+            has_end = ids[-1:] == [EOS]
+            if has_end and encoding.special_tokens_mask[-1]:
                 ids = ids[:-1]
             rows.append(self._add_language(ids, target=target))
         return rows
@@ -207,7 +227,13 @@ class HuggingFaceTokenizer(Vocabulary):
     def _our_ids(self, encoding: Any) -> list[int]:
         return self.our_ids[encoding.ids].tolist()
 
-    def _tokenize(self, text: str, pair: str | None = None, *, add_special_tokens: bool) -> Any:
+    def _tokenize(
+        self,
+        text: str,
+        pair: str | None = None,
+        *,
+        add_special_tokens: bool,
+    ) -> Any:
         """Returns the encoding of a text or of a pair, which may have special tokens in its text.
 
         Raises:
@@ -216,7 +242,9 @@ class HuggingFaceTokenizer(Vocabulary):
         texts = [text] if pair is None else [text, pair]
         for each in texts:
             check_unicode(each, "text")
+
         encoding = self._tokenizer.encode(text, pair, add_special_tokens=add_special_tokens)
+
         self._check_embedded(encoding, texts)
         if PAD in self.our_ids[encoding.ids]:
             padding = self._tokenizer.id_to_token(int(self.their_ids[PAD]))
@@ -228,51 +256,99 @@ class HuggingFaceTokenizer(Vocabulary):
 
     def _check_embedded(self, encoding: Any, texts: Sequence[str]) -> None:
         """Refuses texts with tokens that were added to the tokenizer, but not to the model."""
-        pairs = zip(encoding.tokens, encoding.ids, strict=True)
-        unknown = [token for token, number in pairs if number >= len(self.our_ids)]
-        if unknown:
-            raise UserError(
-                f"expected a text without {unknown[0]}, which the tokenizer has but the model does "
-                f"not: got {' '.join(texts)!r:.80}; remove it"
-            )
+        for token, number in zip(encoding.tokens, encoding.ids, strict=True):
+            if number >= len(self.our_ids):
+                raise UserError(
+                    f"expected a text without {token}, which the tokenizer has but the model does "
+                    f"not: got {' '.join(texts)!r:.80}; remove it"
+                )
 
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
         ids = check_tokens(ids, self.vocab_size, "token ids")
         tokens = [i for i in ids if i > UNK and i not in self.target_start]
-        return self._tokenizer.decode(self.their_ids[tokens].tolist(), skip_special_tokens=True)
+        their_ids = self.their_ids[tokens].tolist()
+        return self._tokenizer.decode(their_ids, skip_special_tokens=True)
 
     @functools.cached_property
     def _special_ids(self) -> set[int]:
         added = self._tokenizer.get_added_tokens_decoder()
-        special = [i for i, token in added.items() if token.special]
-        return {*super()._special_ids, *self.our_ids[special].tolist()}
+        their_ids = [number for number, token in added.items() if token.special]
+        own = self.our_ids[their_ids].tolist()
+        return {*super()._special_ids, *own}
 
     @functools.cached_property
     def _byte_ids(self) -> set[int]:
-        found = (self._tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
-        return set(self.our_ids[[i for i in found if i is not None]].tolist())
+        names = [f"<0x{byte:02X}>" for byte in range(256)]
+        found = [self._tokenizer.token_to_id(name) for name in names]
+        their_ids = [number for number in found if number is not None]
+        return set(self.our_ids[their_ids].tolist())
 
     def piece(self, token: SupportsIndex) -> str:
         [number] = check_tokens([token], self.vocab_size, "token id")
         if number <= UNK and not self.target_symbols:  # An encoder has [CLS] and [SEP].
             return SPECIAL_PIECES[number]
-        own = int(self.their_ids[number])
+
+        their_id = int(self.their_ids[number])
         if self._has_bytes:
-            return self._tokenizer.decode([own], skip_special_tokens=False).replace(" ", "▁")
-        return self._tokenizer.id_to_token(own) or ""
+            text = self._tokenizer.decode([their_id], skip_special_tokens=False)
+            return text.replace(" ", "▁")
+        return self._tokenizer.id_to_token(their_id) or ""
+
+
+def _optional_id(value: Any) -> int | None:
+    return None if value is None else operator.index(value)
+
+
+def _owned_ids(special: Mapping[str, int | None], size: int) -> dict[int, str]:
+    """Returns the special token of each of their ids that has one; several may share an id."""
+    owned: dict[int, str] = {}
+    for name in _OWNERS:
+        token = special[name]
+        if token is None:
+            continue
+        if not 0 <= token < size:
+            raise UserError(f"expected {name}_token_id below vocab_size={size}: got {token}")
+        owned.setdefault(token, name)
+
+    if "eos" not in owned.values():
+        raise UserError("expected eos_token_id to be an id, since texts end with it: got none")
+    return owned
+
+
+def _their_id_of_each(special: Mapping[str, int | None], others: Sequence[int]) -> np.ndarray:
+    """Returns their id of each of ours: special tokens, and then all others in their order."""
+    first = []
+    for name in _NAMES:
+        token = special[name]
+        first.append(-1 if token is None else token)
+    return np.array([*first, *others])
+
+
+def _our_id_of_each(owned: Mapping[int, str], others: Sequence[int]) -> np.ndarray:
+    """Returns our id of each of theirs."""
+    size = len(owned) + len(others)
+    ids = np.zeros(size, np.int32)
+    ids[others] = len(_NAMES) + np.arange(len(others))
+    for token, name in owned.items():
+        ids[token] = _NAMES.index(name)
+    return ids
 
 
 def _decoders(decoder: Any) -> list[str]:
     """Returns the type of a decoder, or of the decoders in a sequence."""
     if decoder is None:
         return []
+
     state = json.loads(decoder.__getstate__())
-    parts = state["decoders"] if state["type"] == "Sequence" else [state]
+    is_sequence = state["type"] == "Sequence"
+    parts = state["decoders"] if is_sequence else [state]
     return [part["type"] for part in parts]
 
 
 def _only_append(decoders: Sequence[str]) -> bool:
     """Returns whether later tokens leave the text of earlier ones unchanged."""
-    if "Fuse" in decoders and "Replace" in decoders[decoders.index("Fuse") :]:
-        return False  # It replaces strings that begin in one token and end in another.
+    if "Fuse" in decoders:
+        after_fuse = decoders[decoders.index("Fuse") :]
+        if "Replace" in after_fuse:
+            return False  # It replaces strings that begin in one token and end in another.
     return _APPENDING.issuperset(decoders)

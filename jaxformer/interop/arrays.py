@@ -51,23 +51,31 @@ class NamedArrays:
             raise UserError(
                 f"{self.place}: expected {name} to have shape {expected}: got {array.shape}"
             )
+
         self._unread.discard(name)
         array = array.astype(np.float32)
         if np.isnan(array).any():
             raise UserError(f"{self.place}: expected numbers in {name}: got NaN")
-        for i, axis in enumerate(axes):
+
+        for number, axis in enumerate(axes):
             if axis in self.orders:
-                array = array.take(self.orders[axis], axis=i)
-                array[(slice(None),) * i + (self.orders[axis] < 0,)] = 0
+                order = self.orders[axis]
+                array = array.take(order, axis=number)
+
+                is_absent = order < 0
+                array[(slice(None),) * number + (is_absent,)] = 0
         return array
 
     def linear(self, name: str, axes: str, ours: str) -> Params:
         """Returns PyTorch's ``nn.Linear``, whose weight has the axes [out, in], under our name."""
-        kernel, bias = self.array(f"{name}.weight", axes).T, self.array(f"{name}.bias", axes[0])
+        kernel = self.array(f"{name}.weight", axes).T
+        bias = self.array(f"{name}.bias", axes[0])
         return {ours: kernel, f"{ours}_bias": bias}
 
     def norm(self, name: str) -> Params:
-        return {"scale": self.array(f"{name}.weight", "D"), "bias": self.array(f"{name}.bias", "D")}
+        scale = self.array(f"{name}.weight", "D")
+        bias = self.array(f"{name}.bias", "D")
+        return {"scale": scale, "bias": bias}
 
     def skip(self, name: str) -> None:
         """Exempts an array, which need not exist, from :meth:`check_all_read`."""
@@ -75,17 +83,22 @@ class NamedArrays:
 
     def check_all_read(self) -> None:
         """Checks that every array was read, since ignoring one would change the model."""
-        if self._unread:
-            name, others = min(self._unread), len(self._unread) - 1
-            raise UserError(
-                f"{self.place}: jaxformer's model has no place for {name}"
-                f"{f' and {others} more' if others else ''}"
-            )
+        if not self._unread:
+            return
+
+        name = min(self._unread)
+        others = len(self._unread) - 1
+        more = f" and {others} more" if others else ""
+        raise UserError(f"{self.place}: jaxformer's model has no place for {name}{more}")
 
 
 def split_heads(linear: Params, num_heads: int) -> Params:
     """Splits the outputs of a projection to queries, keys or values into heads."""
-    return {name: array.reshape(*array.shape[:-1], num_heads, -1) for name, array in linear.items()}
+    result = {}
+    for name, array in linear.items():
+        *others, _ = array.shape
+        result[name] = array.reshape(*others, num_heads, -1)
+    return result
 
 
 def stack(layer: Callable[[int], Params], num_layers: int) -> Params:
@@ -95,49 +108,82 @@ def stack(layer: Callable[[int], Params], num_layers: int) -> Params:
 
 
 def read_weights(
-    directory: pathlib.Path, skip: re.Pattern[str], advice: str
+    directory: pathlib.Path,
+    skip: re.Pattern[str],
+    advice: str,
 ) -> tuple[pathlib.Path, dict[str, np.ndarray]]:
     """Returns the file that lists a model's tensors, and those that ``skip`` does not match."""
-    path, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
-    pickled = directory / "pytorch_model.bin"
+    path = directory / "model.safetensors"
     if path.is_file():
         return path, read_safetensors(path, skip)
-    if pickled.is_file() and not index.is_file():
+
+    index = directory / "model.safetensors.index.json"
+    if index.is_file():
+        return index, _read_sharded(index, skip, advice)
+
+    pickled = directory / "pytorch_model.bin"
+    if pickled.is_file():
         arrays = read_torch(pickled)
-        return pickled, {n: array for n, array in arrays.items() if not skip.fullmatch(n)}
-    if not index.is_file():
-        raise UserError(f"{path}: no such file; {advice}")
-    files = read_object(index, advice=advice).get("weight_map")
-    if not isinstance(files, dict) or any(
-        pathlib.PurePath(str(n)).name != n for n in files.values()
-    ):
-        raise UserError(f"{index}: expected weight_map, with the name of a file for each tensor")
+        kept = [name for name in arrays if not skip.fullmatch(name)]
+        return pickled, {name: arrays[name] for name in kept}
+
+    raise UserError(f"{path}: no such file; {advice}")
+
+
+def _read_sharded(
+    index: pathlib.Path,
+    skip: re.Pattern[str],
+    advice: str,
+) -> dict[str, Float[np.ndarray, "..."]]:
+    """Reads the tensors of several safetensors files, each in the file that the index names."""
+    files = _read_index(index, advice)
     arrays = {}
     for file in sorted(set(files.values())):
-        for name, array in read_safetensors(directory / file, skip).items():
+        found = read_safetensors(index.parent / file, skip)
+        for name, array in found.items():
             if files.get(name) != file:
                 raise UserError(f"{index}: expected {name} to be in {file}, where it is")
             arrays[name] = array
-    missing = sorted(n for n in files if n not in arrays and not skip.fullmatch(n))
-    if missing:
-        raise UserError(f"{index}: expected {missing[0]} in {files[missing[0]]}, but it is not")
-    return index, arrays
+
+    for name in sorted(files.keys() - arrays.keys()):
+        if not skip.fullmatch(name):
+            raise UserError(f"{index}: expected {name} in {files[name]}, but it is not")
+    return arrays
 
 
-def read_safetensors(path: pathlib.Path, skip: re.Pattern[str] = NOTHING) -> dict[str, np.ndarray]:
+def _read_index(index: pathlib.Path, advice: str) -> dict[str, str]:
+    """Returns the name of the file of each tensor; refuses names with a folder."""
+    files = read_object(index, advice=advice).get("weight_map")
+    error = UserError(f"{index}: expected weight_map, with the name of a file for each tensor")
+    if not isinstance(files, dict):
+        raise error
+
+    for name in files.values():
+        if pathlib.PurePath(str(name)).name != name:
+            raise error
+    return files
+
+
+def read_safetensors(
+    path: pathlib.Path,
+    skip: re.Pattern[str] = NOTHING,
+) -> dict[str, np.ndarray]:
     """Reads the arrays of a safetensors file, which must be floats; ``skip`` matches others."""
     with needs_package("safetensors", "which reads the weights of other systems"):
         import safetensors
+
     with explain_read_errors(path):
         open_file(path).close()  # Refuses other things than files, and Git LFS pointers.
+
     with (
         prefix_errors(f"{path}: expected a safetensors file", safetensors.SafetensorError),
         explain_read_errors(path),
         safetensors.safe_open(path, framework="numpy") as file,
     ):
-        names = [n for n in list(file.keys()) if not skip.fullmatch(n)]
+        names = [name for name in list(file.keys()) if not skip.fullmatch(name)]
         for name in names:
-            if (dtype := file.get_slice(name).get_dtype()) not in _FLOATS:
+            dtype = file.get_slice(name).get_dtype()
+            if dtype not in _FLOATS:
                 raise UserError(f"{path}: expected {name} to be of floats: got {dtype}")
         return {name: file.get_tensor(name) for name in names}
 
@@ -150,12 +196,14 @@ def read_torch(path: pathlib.Path) -> dict[str, Float[np.ndarray, "..."]]:
         "torch", "which reads pytorch_model.bin; model.safetensors needs no PyTorch"
     ):
         import torch
+
     with explain_read_errors(path), open_file(path) as file:
         try:
             # weights_only refuses everything in a pickle except tensors and plain containers.
             # pyright mistakes interop/torch.py for the package.
             state = torch.load(file, map_location="cpu", weights_only=True)  # pyright: ignore
             return {name: tensor.float().numpy() for name, tensor in state.items()}
+
         except Exception as error:  # torch.load has no base class of its own for damaged files.
             reason = str(error).partition("\n")[0]
             raise UserError(

@@ -17,6 +17,7 @@ from jaxformer.inference.weights import TrainedModel
 from jaxformer.interop import formats
 from jaxformer.interop.formats import Usage
 from jaxformer.nn.positions import sinusoidal_positions
+from jaxformer.search import BeamSearch
 
 _ACTIVATIONS = {"relu": "RELU", "gelu": "GELUTanh", "swish": "SWISH"}
 _CODE = """
@@ -40,12 +41,19 @@ _NOTES = (
 def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
     config = formats.paper_model(model.config, "CTranslate2")
     pieces = formats.write_tokenizer(model, folder)
-    known = {"norm_position": ["post", "pre"], "positions": ["sinusoidal", "learned"]}
-    formats.check_fields(config, "CTranslate2", **known, activation=_ACTIVATIONS)
+    formats.check_fields(
+        config,
+        "CTranslate2",
+        norm_position=["post", "pre"],
+        positions=["sinusoidal", "learned"],
+        activation=_ACTIVATIONS,
+    )
     formats.check_params(model, "CTranslate2")
     search = formats.check_search(model.config, "CTranslate2")
+
     with needs_package("ctranslate2", "which writes this format"):
         import ctranslate2
+
     # pyright mistakes this file for the package.
     specs: Any = ctranslate2.specs  # pyright: ignore
     spec = specs.TransformerSpec.from_config(
@@ -55,69 +63,110 @@ def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
         activation=specs.Activation[_ACTIVATIONS[config.activation]],
     )
     _fill(spec, config, model.params)
-    spec.config.layer_norm_epsilon = config.norm_epsilon
-    spec.config.add_source_eos = True
-    spec.config.unk_token, spec.config.eos_token = pieces[UNK], pieces[EOS]
-    spec.config.bos_token = spec.config.decoder_start_token = pieces[BOS]
-    spec.register_source_vocabulary(pieces)
-    spec.register_target_vocabulary(pieces)
+    _describe(spec, config, pieces)
     spec.validate()
     spec.save(str(folder))
-    options = {  # The limits of ``translate_batch`` itself are 1 to 256 tokens.
+
+    code = _CODE.format(_search_options(search, config))
+    return Usage(
+        format="CTranslate2",
+        requires="ctranslate2 sentencepiece",
+        code=code,
+        notes=_NOTES,
+    )
+
+
+def _describe(spec: Any, config: ModelConfig, pieces: list[str]) -> None:
+    """Sets the constants and the vocabulary, which are no weights."""
+    spec.config.layer_norm_epsilon = config.norm_epsilon
+    spec.config.add_source_eos = True
+
+    spec.config.unk_token = pieces[UNK]
+    spec.config.eos_token = pieces[EOS]
+    spec.config.bos_token = pieces[BOS]
+    spec.config.decoder_start_token = pieces[BOS]
+
+    spec.register_source_vocabulary(pieces)
+    spec.register_target_vocabulary(pieces)
+
+
+def _search_options(search: BeamSearch, config: ModelConfig) -> dict[str, Any]:
+    """Returns the arguments of ``translate_batch``, whose limits are 1 to 256 tokens."""
+    return {
         "beam_size": search.beam_size,
         "length_penalty": 0.0 if search.penalty == "none" else search.length_penalty,
         "max_decoding_length": min(config.max_length, search.max_length or 256),
         "min_decoding_length": max(1, search.min_length),
         "no_repeat_ngram_size": search.no_repeat_ngram,
     }
-    return Usage("CTranslate2", "ctranslate2 sentencepiece", _CODE.format(options), _NOTES)
 
 
 def _fill(spec: Any, config: ModelConfig, params: dict[str, Any]) -> None:
+    """Sets the weights of a specification."""
     source, target, output = (params[name] for name in config.embedding_names)
-    for side, table, positions in (
-        ("encoder", source, "src_positions"),
-        ("decoder", target, "tgt_positions"),
-    ):
-        stack, given = getattr(spec, side), params[side]
-        embeddings = stack.embeddings
-        (embeddings[0] if isinstance(embeddings, list) else embeddings).weight = table
-        stack.position_encodings.encodings = params.get(
-            positions, sinusoidal_positions(config.max_length, config.d_model)
-        )
-        if config.norm_position == "pre":
-            _norm(stack.layer_norm, given["norm"])
-        for n, layer in enumerate(stack.layer):
-            _layer(layer, jax.tree.map(lambda leaf, n=n: leaf[n], given["layers"]))
+    _fill_stack(spec.encoder, config, params["encoder"])
+    _fill_stack(spec.decoder, config, params["decoder"])
+
+    # An encoder may embed several features of a token. Ours has one feature, the token itself.
+    spec.encoder.embeddings[0].weight = source
+    spec.decoder.embeddings.weight = target
+
+    sinusoids = sinusoidal_positions(config.max_length, config.d_model)
+    spec.encoder.position_encodings.encodings = params.get("src_positions", sinusoids)
+    spec.decoder.position_encodings.encodings = params.get("tgt_positions", sinusoids)
+
     spec.decoder.projection.weight = output
     if "logits_bias" in params:
         spec.decoder.projection.bias = params["logits_bias"]
 
 
+def _fill_stack(stack: Any, config: ModelConfig, given: dict[str, Any]) -> None:
+    if config.norm_position == "pre":
+        _norm(stack.layer_norm, given["norm"])
+    for n, layer in enumerate(stack.layer):
+        own = jax.tree.map(lambda leaf, n=n: leaf[n], given["layers"])
+        _layer(layer, own)
+
+
 def _layer(layer: Any, given: dict[str, Any]) -> None:
-    attention = given["self_attention"]
-    _linear(layer.self_attention.linear[0], attention, "query", "key", "value")
-    _linear(layer.self_attention.linear[1], attention, "output")
-    _norm(layer.self_attention.layer_norm, given["self_attention_residual"]["norm"])
+    ours = given["self_attention"]
+    theirs = layer.self_attention
+    _linear(theirs.linear[0], ours, "query", "key", "value")
+    _linear(theirs.linear[1], ours, "output")
+    _norm(theirs.layer_norm, given["self_attention_residual"]["norm"])
+
     if "cross_attention" in given:
-        attention = given["cross_attention"]
-        _linear(layer.attention.linear[0], attention, "query")
-        _linear(layer.attention.linear[1], attention, "key", "value")
-        _linear(layer.attention.linear[2], attention, "output")
-        _norm(layer.attention.layer_norm, given["cross_attention_residual"]["norm"])
-    _linear(layer.ffn.linear_0, given["feed_forward"], "inner")
-    _linear(layer.ffn.linear_1, given["feed_forward"], "outer")
-    _norm(layer.ffn.layer_norm, given["feed_forward_residual"]["norm"])
+        ours = given["cross_attention"]
+        theirs = layer.attention
+        _linear(theirs.linear[0], ours, "query")
+        _linear(theirs.linear[1], ours, "key", "value")
+        _linear(theirs.linear[2], ours, "output")
+        _norm(theirs.layer_norm, given["cross_attention_residual"]["norm"])
+
+    ours = given["feed_forward"]
+    theirs = layer.ffn
+    _linear(theirs.linear_0, ours, "inner")
+    _linear(theirs.linear_1, ours, "outer")
+    _norm(theirs.layer_norm, given["feed_forward_residual"]["norm"])
 
 
 def _linear(layer: Any, given: dict[str, Any], *names: str) -> None:
     """Sets a linear layer to projections that CTranslate2 computes together."""
-    kernels = [given[name].reshape(len(given[name]), -1) for name in names]
-    layer.weight = np.ascontiguousarray(np.concatenate(kernels, axis=1).T)
-    biases = [given[f"{name}_bias"].ravel() for name in names if f"{name}_bias" in given]
+    kernels = []
+    biases = []
+    for name in names:
+        kernel = given[name]
+        kernels.append(kernel.reshape(len(kernel), -1))  # [in, out], all heads together
+        if f"{name}_bias" in given:
+            biases.append(given[f"{name}_bias"].ravel())
+
+    joined = np.concatenate(kernels, axis=1)
+    layer.weight = np.ascontiguousarray(joined.T)
+
     if biases:
         layer.bias = np.concatenate(biases)
 
 
 def _norm(layer: Any, given: dict[str, Any]) -> None:
-    layer.gamma, layer.beta = given["scale"], given["bias"]
+    layer.gamma = given["scale"]
+    layer.beta = given["bias"]

@@ -78,37 +78,60 @@ def export_model(
     """
     target = local_path(output).absolute()
     check_unicode_path(target)
+
     if compute_dtype is not None and format != "stablehlo":
         own = "int8" if format == "bergamot" else "float32"
         raise UserError(f"--dtype is for stablehlo only: {format} stores {own}; leave it out")
-    if target.is_symlink() or (target.exists() and not target.is_dir()):
-        raise UserError(f"{target}: expected the name of a new folder, but it exists")
-    if target.exists() and (found := sorted(os.listdir(target))):
-        raise UserError(
-            f"{target}: expected a new or empty folder, but it holds {found[0]!r:.80}; name another"
-        )
-    options = {"search": search, "compute_dtype": compute_dtype, "dequantized": True}
-    model = TrainedModel.load(workdir, weights=weights, **options)
+    _check_new_or_empty(target)
+
+    model = TrainedModel.load(
+        workdir,
+        weights=weights,
+        search=search,
+        compute_dtype=compute_dtype,
+        dequantized=True,
+    )
+
+    # Formats write NumPy arrays.
     model = dataclasses.replace(model, params=jax.device_get(model.params))
+
+    write = _FORMATS[format]
+    if format == "safetensors" and huggingface.can_write(model):
+        write = huggingface.write
+
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f"{target.name}.", dir=target.parent) as name:
         folder = pathlib.Path(name) / "export"
         folder.mkdir()
-        write = _FORMATS[format]
-        if format == "safetensors" and huggingface.can_write(model):
-            write = huggingface.write
         usage = write(model, folder)
-        write_file(folder / "README.md", _model_card(model, target.name, usage).encode())
+        card = _model_card(model, target.name, usage)
+        write_file(folder / "README.md", card.encode())
         size = sum(path.stat().st_size for path in folder.iterdir())
+
+        # The folder appears under its name only when it is complete.
         folder.replace(target)
     return f"{format}, {model.weights}, {size / 1e6:.1f} MB; README.md says how to load it"
 
 
+def _check_new_or_empty(folder: pathlib.Path) -> None:
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        raise UserError(f"{folder}: expected the name of a new folder, but it exists")
+    if not folder.exists():
+        return
+
+    found = sorted(os.listdir(folder))
+    if found:
+        raise UserError(
+            f"{folder}: expected a new or empty folder, but it holds {found[0]!r:.80}; name another"
+        )
+
+
 def _model_card(model: TrainedModel, name: str, usage: Usage) -> str:
-    config, data = model.config.to_dict(), model.config.data
+    data = model.config.data
     languages = "(please fill in)"
     if model.config.kind is TRANSLATION and isinstance(data, DataConfig):
         languages = f"{data.source_language} to {data.target_language}"
+
     facts = {
         "languages": languages,
         "license": "(please fill in)",
@@ -117,13 +140,18 @@ def _model_card(model: TrainedModel, name: str, usage: Usage) -> str:
         "checkpoint": model.weights,
         "SHA-256 of the parameters": params_sha256(model.params),
     }
-    if (tokenizer := model.tokenizer_file) is not None:
+    tokenizer = model.tokenizer_file
+    if tokenizer is not None:
         facts["SHA-256 of the tokenizer"] = hashlib.sha256(tokenizer).hexdigest()
-    paper = 'A Transformer as in "Attention Is All You Need" (Vaswani et al. 2017)'
-    own = model.config.model.architecture == ModelConfig.architecture
+
+    description = model.config.kind.description.capitalize()
+    if model.config.model.architecture == ModelConfig.architecture:
+        description = 'A Transformer as in "Attention Is All You Need" (Vaswani et al. 2017)'
+
+    config = model.config.to_dict()
     return _CARD.format(
         name=name,
-        model=paper if own else model.config.kind.description.capitalize(),
+        model=description,
         version=__version__,
         format=usage.format,
         facts="\n".join(f"| {key} | {value} |" for key, value in facts.items()),

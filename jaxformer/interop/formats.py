@@ -26,8 +26,16 @@ _ANY = re.compile(
 )
 # Fields of a search that both express or have a rule for. The model card refuses constraints.
 _SEARCH = {
-    *("beam_size", "length_penalty", "penalty", "max_length", "min_length", "no_repeat_ngram"),
-    *("early_stop", "ends_within", "unfinished", "constraints"),
+    "beam_size",
+    "constraints",
+    "early_stop",
+    "ends_within",
+    "length_penalty",
+    "max_length",
+    "min_length",
+    "no_repeat_ngram",
+    "penalty",
+    "unfinished",
 }
 
 
@@ -42,12 +50,19 @@ class Usage(NamedTuple):
 
 def check_fields(config: Architecture, system: str, **allowed: Collection[Any]) -> None:
     """Checks that another system supports the model; unknown fields must have defaults."""
-    head = Fraction(config.d_model, config.num_heads)
-    allowed |= {"d_k": [head, None], "d_v": [head, None], "embeddings": ["tied", "separate"]}
-    allowed |= {"target_vocab_size": [config.vocab_size, None]}
+    head_size = Fraction(config.d_model, config.num_heads)
+    allowed["d_k"] = [head_size, None]
+    allowed["d_v"] = [head_size, None]
+    allowed["embeddings"] = ["tied", "separate"]
+    allowed["target_vocab_size"] = [config.vocab_size, None]
+
     for field in dataclasses.fields(config):
-        value, known = getattr(config, field.name), allowed.get(field.name, [field.default])
-        if not _ANY.fullmatch(field.name) and value not in known:
+        if _ANY.fullmatch(field.name):
+            continue
+
+        value = getattr(config, field.name)
+        known = allowed.get(field.name, [field.default])
+        if value not in known:
             expected = f"model.{field.name}={' or '.join(map(str, known))}"
             raise UserError(f"{system}: expected {expected}, got {value}; export stablehlo instead")
 
@@ -70,6 +85,7 @@ def check_params(model: TrainedModel, system: str) -> None:
     section = model.config.model
     known = named_arrays(abstract_params(section, model.config.kind))
     unknown = sorted(named_arrays(model.params).keys() - known.keys())
+
     if unknown:
         raise UserError(
             f"{system}: expected the parameters of a {type(section).__name__}, got also "
@@ -90,10 +106,16 @@ def required_beam_search(config: Config, system: str) -> BeamSearch:
 def check_search(config: Config, system: str) -> BeamSearch:
     """Returns the search of a config; fields that another system lacks must have defaults."""
     search = required_beam_search(config, system)
-    limit, most = search.max_extra_length, search.max_length
-    known = _SEARCH if most is None or most > limit else _SEARCH | {"max_extra_length"}
+
+    known = set(_SEARCH)
+    most = search.max_length
+    if most is not None and most <= search.max_extra_length:
+        known.add("max_extra_length")  # It never limits a translation.
+
     for field in dataclasses.fields(search):
-        name, default, value = field.name, field.default, getattr(search, field.name)
+        name = field.name
+        default = field.default
+        value = getattr(search, name)
         if name not in known and value != default:
             raise UserError(
                 f"{system}: expected search.{name}={default}, got {value}; give "
@@ -104,6 +126,20 @@ def check_search(config: Config, system: str) -> BeamSearch:
 
 def write_tokenizer(model: TrainedModel, folder: pathlib.Path) -> list[str]:
     """Writes source.spm and target.spm, and returns the piece of every id."""
+    _check_translates(model)
+    tokenizer = model.tokenizer
+    for side in ("source", "target"):
+        content = tokenizer.serialized
+        if isinstance(tokenizer, MarianTokenizer):
+            models = json.loads(content)
+            content = base64.b64decode(models[side])
+
+        write_file(folder / f"{side}.spm", content)
+    return [tokenizer.piece(token) for token in range(tokenizer.vocab_size)]
+
+
+def _check_translates(model: TrainedModel) -> None:
+    """Refuses models without a SentencePiece model for the text of each side."""
     tokenizer = model.tokenizer
     if model.config.kind not in (TRANSLATION, PARSING):
         found = model.config.kind.description
@@ -112,12 +148,7 @@ def write_tokenizer(model: TrainedModel, folder: pathlib.Path) -> list[str]:
     elif tokenizer.target_vocab_size != tokenizer.vocab_size:
         found = "a model whose targets are symbols"
     else:
-        for side in ("source", "target"):
-            content = tokenizer.serialized
-            if isinstance(tokenizer, MarianTokenizer):
-                content = base64.b64decode(json.loads(content)[side])
-            write_file(folder / f"{side}.spm", content)
-        return [tokenizer.piece(token) for token in range(tokenizer.vocab_size)]
+        return
     raise UserError(
         f"{model.folder.path}: expected a model that translates text, got {found}; export "
         "safetensors instead"

@@ -3,6 +3,7 @@
 import functools
 import pathlib
 import re
+from collections.abc import Callable
 from typing import NamedTuple
 
 from jaxformer.errors import UserError, needs_package
@@ -11,8 +12,6 @@ from jaxformer.inference.weights import name_folder
 _PART = r"[A-Za-z0-9][\w.-]*"
 # The oldest models, such as gpt2 and t5-small, have no owner.
 _NAME = re.compile(rf"((?:{_PART}/)?{_PART})(?:@([\w./-]+))?", re.ASCII)
-
-
 # A folder in the cache of huggingface_hub.
 _CACHED = re.compile(r"models--([^/]+)/snapshots/")
 
@@ -23,8 +22,10 @@ def describe_source(system: str, directory: pathlib.Path) -> str:
     >>> describe_source("Hugging Face", pathlib.Path("hub/models--org--gpt2/snapshots/1f"))
     'imported from Hugging Face: org/gpt2'
     """
+    name = name_folder(directory)
     found = _CACHED.search(directory.as_posix())
-    name = found[1].replace("--", "/", 1) if found else name_folder(directory)
+    if found:
+        name = found[1].replace("--", "/", 1)
     return f"imported from {system}: {name}"
 
 
@@ -45,43 +46,62 @@ def model_folder(name: pathlib.Path, files: ModelFiles) -> pathlib.Path:
     found = _NAME.fullmatch(name.as_posix())
     if name.exists() or not found:
         return name
+
     reason = f"which downloads models, since there is no folder {name}"
     with needs_package("huggingface_hub", reason, extra="interop"):
         from huggingface_hub import constants, errors, snapshot_download
+
     repository, revision = found.groups()
-    first = [names[0] for names in files.weights]
     address = f"{constants.ENDPOINT}/{repository}"
     download = functools.partial(snapshot_download, repository, revision=revision)
+
     try:
-        needed = [file.split("|") for file in files.needed]
-        names = sum(needed, [*files.optional])
-        folder = pathlib.Path(download(allow_patterns=names))
-        if missing := [each for each in needed if not any((folder / n).exists() for n in each)]:
-            raise UserError(f"{address}: expected {files.model}, but it has no {missing[0][0]}")
-        for weights in files.weights:
-            download(allow_patterns=[*names, *weights])
-            if (folder / weights[0]).exists():
-                break
-        else:
-            raise UserError(
-                f"{address}: expected {' or '.join(first)}, found neither there nor, without a "
-                "network, in the cache"
-            )
+        return _download(download, address, files)
+
     except errors.GatedRepoError:
         raise UserError(
             f"{address}: expected a model that all may download, but its authors ask to accept "
             "their conditions; do so at this address, and set HF_TOKEN"
         ) from None
+
     except (errors.HFValidationError, errors.RepositoryNotFoundError, errors.RevisionNotFoundError):
         raise UserError(
             f"{address}: expected a model, but there is none, or it is private; check the name "
             f"{name}, which is not a folder either, or set HF_TOKEN"
         ) from None
+
     except (OSError, errors.HTTPError) as error:  # pyright: ignore[reportPrivateImportUsage]
         message = str(error).partition("\n")[0]
         raise UserError(
             f"{address}: cannot be downloaded, and there is no folder {name}; without a network, "
-            f"give a folder with {', '.join(files.needed)}, {' or '.join(first)}, and if there are "
-            f"any {' and '.join(files.optional)}: {message}"
+            f"give a folder with {', '.join(files.needed)}, {_weight_names(files)}, and if there "
+            f"are any {' and '.join(files.optional)}: {message}"
         ) from None
-    return folder
+
+
+def _download(download: Callable[..., str], address: str, files: ModelFiles) -> pathlib.Path:
+    """Downloads the small files, and then the first group of weights that there is."""
+    needed = [file.split("|") for file in files.needed]
+    names = list(files.optional)
+    for alternatives in needed:
+        names += alternatives
+
+    folder = pathlib.Path(download(allow_patterns=names))
+
+    for alternatives in needed:
+        if not any((folder / name).exists() for name in alternatives):
+            raise UserError(f"{address}: expected {files.model}, but it has no {alternatives[0]}")
+
+    for weights in files.weights:
+        download(allow_patterns=[*names, *weights])
+        if (folder / weights[0]).exists():
+            return folder
+    raise UserError(
+        f"{address}: expected {_weight_names(files)}, found neither there nor, without a "
+        "network, in the cache"
+    )
+
+
+def _weight_names(files: ModelFiles) -> str:
+    first = [names[0] for names in files.weights]
+    return " or ".join(first)

@@ -11,38 +11,52 @@ from jaxformer.errors import UserError
 from jaxformer.files import read_object
 from jaxformer.interop.config_fields import names_no_architecture
 
+# Larger values are mistakes.
+_INTEGERS_BELOW = 2**20
+_NUMBERS_BELOW = 2**31
+
 
 class JsonFields:
     """The fields of a JSON file, checked when they are read."""
 
     def __init__(self, place: pathlib.Path, defaults: dict[str, Any], layout: str = "") -> None:
         """Reads a file; ``layout`` ends the message about a missing one, unless it is optional."""
+        self.place = place
+        self.values = dict(defaults)
         self.tensors: Mapping[str, np.ndarray] = {}  # in the files beside this one
-        found = read_object(place, advice=layout) if layout or place.exists() else {}
-        self.place, self.values = place, defaults | found
+
+        is_required = bool(layout)
+        if is_required or place.exists():
+            self.values |= read_object(place, advice=layout)
 
     def integer(self, name: str) -> int:
-        value = self.values.get(name)
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**20:
-            raise self._error(name, f"a whole number below {2**20}")
+        value: Any = self.values.get(name)
+        is_integer = isinstance(value, int) and not isinstance(value, bool)
+        if not is_integer or not 0 <= value < _INTEGERS_BELOW:
+            raise self._error(name, f"a whole number below {_INTEGERS_BELOW}")
         return value
 
     def boolean(self, name: str) -> bool:
-        if not isinstance(value := self.values.get(name), bool):
+        value = self.values.get(name)
+        if not isinstance(value, bool):
             raise self._error(name, "true or false")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
         """Returns a number, or the default, if there is one, for a field that is unset."""
-        value = self.values.get(name)
-        value = default if value is None else value
-        if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < 2**31:
+        value: Any = self.values.get(name)
+        if value is None:
+            value = default
+
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not abs(value) < _NUMBERS_BELOW:
             raise self._error(name, "a number")
         return float(value)
 
     def check(self, name: str, known: Sequence[Any], expected: str, reason: str) -> None:
         """Refuses a field with another value than the known ones, unless it is left out."""
-        if name in self.values and self.values[name] not in known:
+        is_left_out = name not in self.values
+        if not is_left_out and self.values[name] not in known:
             raise self._error(name, expected, f"; jaxformer's {reason}")
 
     def check_known(self, known: Collection[str], ignored: str) -> None:

@@ -31,17 +31,27 @@ _NOTES = (
 def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
     """Writes model.safetensors, config.json and tokenizer.model, if there is one."""
     save_arrays(named_arrays(model.params), folder / "model.safetensors")
+
     config = json.dumps(model.config.to_dict(), indent=2) + "\n"
     write_file(folder / "config.json", config.encode())
-    if (tokenizer := model.tokenizer_file) is None:
-        return Usage("safetensors", "safetensors", _CODE, _NOTES[:2])
-    write_file(folder / "tokenizer.model", tokenizer)
-    return Usage("safetensors", "safetensors", _CODE, _NOTES)
+
+    notes = _NOTES[:2]
+    tokenizer = model.tokenizer_file
+    if tokenizer is not None:
+        write_file(folder / "tokenizer.model", tokenizer)
+        notes = _NOTES
+    return Usage(
+        format="safetensors",
+        requires="safetensors",
+        code=_CODE,
+        notes=notes,
+    )
 
 
 def save_arrays(arrays: Mapping[str, np.ndarray], path: pathlib.Path) -> None:
     """Writes a safetensors file, with the metadata that transformers expects."""
     with needs_package("safetensors", "which writes this format"):
         from safetensors.numpy import save as serialize
+
     contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     write_file(path, serialize(contiguous, metadata={"format": "pt"}))

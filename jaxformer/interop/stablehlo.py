@@ -43,17 +43,25 @@ print(target.decode([pieces[token] for token in tokens[0, 0] if token > 3]))
 
 
 def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
-    pieces, config = write_tokenizer(model, folder), model.config
-    search = required_beam_search(model.config, "StableHLO")
+    config = model.config
+    pieces = write_tokenizer(model, folder)
+    search = required_beam_search(config, "StableHLO")
+
     length = min(_SOURCE_LENGTH, config.model.max_length)
     capacity = length + search.extra_length
     capacity = min(capacity, config.model.max_length, search.max_length or capacity)
+
     arrays: dict[str, Any] = named_arrays(model.params)
-    write_file(folder / "translate.jax", _program(config, arrays, length, capacity))
+    program = _program(config, arrays, length, capacity=capacity)
+    write_file(folder / "translate.jax", program)
+
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)
     write_file(folder / "parameters.npz", buffer.getvalue())
-    write_file(folder / "vocabulary.json", json.dumps(pieces, ensure_ascii=False).encode())
+
+    vocabulary = json.dumps(pieces, ensure_ascii=False)
+    write_file(folder / "vocabulary.json", vocabulary.encode())
+
     notes = (
         f"`translate(params, src)` takes any number of sentences, int32 [B, {length}]: at most "
         f"{length - 1} token ids, 1 (end of sentence), and padding with 0.",
@@ -64,11 +72,21 @@ def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
         f"jax {jax.__version__} wrote it. JAX promises to read it for six months after the release "
         "of that version; then export the model again.",
     )
-    return Usage("StableHLO", "jax sentencepiece", _CODE.format(length), notes)
+    return Usage(
+        format="StableHLO",
+        requires="jax sentencepiece",
+        code=_CODE.format(length),
+        notes=notes,
+    )
 
 
 @global_mesh(None)
-def _program(config: Config, arrays: Mapping[str, np.ndarray], length: int, capacity: int) -> bytes:
+def _program(
+    config: Config,
+    arrays: Mapping[str, np.ndarray],
+    length: int,
+    capacity: int,
+) -> bytes:
     """Returns the serialized program, for any number of sentences."""
     model: Any = config.kind.build(config.model)
     search = config.search
@@ -79,16 +97,33 @@ def _program(config: Config, arrays: Mapping[str, np.ndarray], length: int, capa
     ) -> tuple[Int[Array, "B N T"], Float[Array, "B N"]]:
         params = flax.traverse_util.unflatten_dict(dict(arrays), sep=".")
         params = prepare_params(config.model, params)
-        lengths = (src != PAD).sum(axis=1)
+
+        # A row of padding gets no tokens.
+        lengths = (src != PAD).sum(axis=1)  # [B]
         max_lengths = jnp.where(lengths > 0, lengths + search.extra_length, 0)
-        sizes: dict[str, Any] = {"num_beams": search.num_hypotheses, "capacity": capacity}
-        cache = model.apply({"params": params}, src, **sizes, method="start")
-        result = search(step_fn(model, params), cache, max_lengths=max_lengths, capacity=capacity)
+
+        cache = model.apply(
+            {"params": params},
+            src,
+            num_beams=search.num_hypotheses,
+            capacity=capacity,
+            method="start",
+        )
+        result = search(
+            step_fn(model, params),
+            cache,
+            max_lengths=max_lengths,
+            capacity=capacity,
+        )
         return result.tokens, result.scores
 
     shapes = {name: jax.ShapeDtypeStruct(a.shape, a.dtype) for name, a in arrays.items()}
-    src = jax.ShapeDtypeStruct((jax.export.symbolic_shape("sentences")[0], length), jnp.int32)
+    (num_sentences,) = jax.export.symbolic_shape("sentences")
+    src = jax.ShapeDtypeStruct((num_sentences, length), jnp.int32)
+
     # The kernel of an NVIDIA GPU exists on no other platform.
-    with use_backend(dataclasses.replace(backend(), fused_attention=False)):
-        exported = jax.export.export(translate, platforms=_PLATFORMS)(shapes, src)
+    portable = dataclasses.replace(backend(), fused_attention=False)
+    with use_backend(portable):
+        export = jax.export.export(translate, platforms=_PLATFORMS)
+        exported = export(shapes, src)
     return bytes(exported.serialize())

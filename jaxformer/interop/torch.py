@@ -38,33 +38,52 @@ def from_torch_transformer(state: Mapping[str, np.ndarray], *, num_heads: int) -
       UserError: An array is missing, of another shape, or unknown.
     """
     state = {name: np.asarray(array) for name, array in state.items()}
+    d_ff, d_model = _inner_shape(state)
+    if not isinstance(num_heads, int) or num_heads < 1 or d_model % num_heads:
+        raise UserError(f"num_heads must divide the width of the model, {d_model}: got {num_heads}")
+
+    arrays = NamedArrays(
+        arrays=state,
+        sizes={
+            "D": d_model,
+            "P": d_model,
+            "Q": 3 * d_model,
+            "F": d_ff,
+        },
+        orders={},
+        place="torch.nn.Transformer",
+    )
+
+    params = {}
+    for side in ("encoder", "decoder"):
+        layer = functools.partial(_layer, arrays, side, num_heads)
+        params[side] = {
+            "layers": stack(layer, _num_layers(state, side)),
+            "norm": arrays.norm(f"{side}.norm"),
+        }
+
+    arrays.check_all_read()
+    return params
+
+
+def _inner_shape(state: Mapping[str, np.ndarray]) -> tuple[int, ...]:
+    """Returns the shape of a matrix whose sizes are the inner size and the model's width."""
     name = "encoder.layers.0.linear1.weight"
     if name not in state or state[name].ndim != 2:
         raise UserError(
             f"expected the state dictionary of a torch.nn.Transformer, with a matrix {name}: got "
             f"{', '.join(sorted(state)[:3]) or 'nothing'}, ..."
         )
-    d_ff, d_model = state[name].shape
-    if not isinstance(num_heads, int) or num_heads < 1 or d_model % num_heads:
-        raise UserError(f"num_heads must divide the width of the model, {d_model}: got {num_heads}")
-    arrays = NamedArrays(
-        arrays=state,
-        sizes={"D": d_model, "P": d_model, "Q": 3 * d_model, "F": d_ff},
-        orders={},
-        place="torch.nn.Transformer",
-    )
-    params = {}
-    for side in ("encoder", "decoder"):
-        layer = functools.partial(_layer, arrays, side, num_heads)
-        layers = stack(layer, _num_layers(state, side))
-        params[side] = {"layers": layers, "norm": arrays.norm(f"{side}.norm")}
-    arrays.check_all_read()
-    return params
+    return state[name].shape
 
 
 def _num_layers(state: Mapping[str, np.ndarray], which: str) -> int:
-    numbers = [re.match(rf"{which}\.layers\.(\d+)\.", name) for name in state]
-    return 1 + max((int(found[1]) for found in numbers if found), default=0)
+    last = 0
+    for name in state:
+        found = re.match(rf"{which}\.layers\.(\d+)\.", name)
+        if found:
+            last = max(last, int(found[1]))
+    return 1 + last
 
 
 def _layer(arrays: NamedArrays, side: str, num_heads: int, number: int) -> Params:
@@ -73,19 +92,26 @@ def _layer(arrays: NamedArrays, side: str, num_heads: int, number: int) -> Param
     if side == "decoder":
         params["cross_attention"] = _attention(arrays, f"{name}.multihead_attn", num_heads)
     inner = arrays.linear(f"{name}.linear1", "FD", "inner")
-    params["feed_forward"] = inner | arrays.linear(f"{name}.linear2", "DF", "outer")
-    norms = {
-        f"{sublayer}_residual": {"norm": arrays.norm(f"{name}.norm{n}")}
-        for n, sublayer in enumerate(params, 1)
-    }
+    outer = arrays.linear(f"{name}.linear2", "DF", "outer")
+    params["feed_forward"] = inner | outer
+
+    # PyTorch numbers the norms of the sublayers in their order.
+    norms = {}
+    for norm_number, sublayer in enumerate(params, start=1):
+        norm = arrays.norm(f"{name}.norm{norm_number}")
+        norms[f"{sublayer}_residual"] = {"norm": norm}
     return params | norms
 
 
 def _attention(arrays: NamedArrays, name: str, num_heads: int) -> Params:
     """Converts attention, splitting PyTorch's fused projection of queries, keys and values."""
     params = arrays.linear(f"{name}.out_proj", "DP", "output")
-    kernels = np.split(arrays.array(f"{name}.in_proj_weight", "QD").T, 3, axis=1)
-    biases = np.split(arrays.array(f"{name}.in_proj_bias", "Q"), 3)
+
+    fused_kernel = arrays.array(f"{name}.in_proj_weight", "QD").T  # [D, 3 * H * K]
+    fused_bias = arrays.array(f"{name}.in_proj_bias", "Q")  # [3 * H * K]
+    kernels = np.split(fused_kernel, 3, axis=1)
+    biases = np.split(fused_bias, 3)
     for ours, kernel, bias in zip(("query", "key", "value"), kernels, biases, strict=True):
-        params |= split_heads({ours: kernel, f"{ours}_bias": bias}, num_heads)
+        linear = {ours: kernel, f"{ours}_bias": bias}
+        params |= split_heads(linear, num_heads)
     return params

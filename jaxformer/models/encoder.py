@@ -58,10 +58,15 @@ class Encoder(TokenModel):
         self.dropout = Dropout(c.dropout_rate)
         self.pooled_dropout = Dropout(c.dropout_rate)
         self.encoder = make_stack(c, remat=self.remat)
+
         self.classes = self._make_linear("classes", c.num_classes)
 
     def __call__(
-        self, tokens: Int[Array, "B T"], deterministic: bool = True, *, row_ids: RowIds = None
+        self,
+        tokens: Int[Array, "B T"],
+        deterministic: bool = True,
+        *,
+        row_ids: RowIds = None,
     ) -> Float[Array, "B ..."]:
         """Returns logits of the classes, float32 or float64.
 
@@ -71,13 +76,27 @@ class Encoder(TokenModel):
           row_ids: As in :class:`~jaxformer.Transformer`, which also raises the same errors.
         """
         features = self.features(tokens, deterministic, row_ids=row_ids)
-        return self._class_logits(features, tokens, deterministic, row_ids)
+        return self._class_logits(
+            features,
+            tokens,
+            deterministic=deterministic,
+            row_ids=row_ids,
+        )
 
     def features(
-        self, tokens: Int[Array, "B T"], deterministic: bool = True, *, row_ids: RowIds = None
+        self,
+        tokens: Int[Array, "B T"],
+        deterministic: bool = True,
+        *,
+        row_ids: RowIds = None,
     ) -> Float[Array, "B T D"]:
         """Returns the output of the encoder; see ``__call__``."""
-        return self._encode(self.embed(tokens), tokens, deterministic, row_ids)
+        return self._encode(
+            self.embed(tokens),
+            tokens,
+            deterministic=deterministic,
+            row_ids=row_ids,
+        )
 
     def _class_logits(
         self,
@@ -88,11 +107,15 @@ class Encoder(TokenModel):
     ) -> Float[Array, "B ..."]:
         """Returns logits of the classes, or the features of a model without classes."""
         if self.is_initializing():
-            self.transform(features)
+            self.transform(features)  # creates its parameters
         if not self.config.num_classes:
             return features
-        dropout = dropout_rows(tokens.shape[0], deterministic, row_ids)
-        return linear(self.pooled_dropout(self.pool(features, tokens), dropout), *self.classes)
+
+        batch_size = tokens.shape[0]
+        dropout = dropout_rows(batch_size, deterministic, row_ids)
+        pooled = self.pool(features, tokens)  # [B, D]
+        pooled = self.pooled_dropout(pooled, dropout)
+        return linear(pooled, *self.classes)
 
     def _encode(
         self,
@@ -102,14 +125,21 @@ class Encoder(TokenModel):
         row_ids: RowIds,
     ) -> Float[Array, "B T D"]:
         """Returns the output of the encoder for embedded tokens."""
-        dropout = dropout_rows(tokens.shape[0], deterministic, row_ids)
-        keys = Keys.of_sequence(tokens.shape[1], (tokens != 0).astype(jnp.int32))
-        return self.encoder(self.dropout(x, dropout), keys, dropout=dropout)
+        batch_size, length = tokens.shape
+        dropout = dropout_rows(batch_size, deterministic, row_ids)
+        segments = (tokens != 0).astype(jnp.int32)
+        keys = Keys.of_sequence(length, segments)
+
+        x = self.dropout(x, dropout)
+        return self.encoder(x, keys, dropout=dropout)
 
     def pool(self, features: Float[Array, "B T D"], tokens: Int[Array, "B T"]) -> Array:
         """Returns the features of whole texts, [B, D]: the mean over their tokens."""
-        real = (tokens != 0)[..., None].astype(self.classes[0].dtype)
-        return (features * real).sum(axis=1) / jnp.maximum(real.sum(axis=1), 1)
+        matrix, _ = self.classes
+        is_real = (tokens != 0)[..., None].astype(matrix.dtype)  # [B, T, 1]
+        sums = (features * is_real).sum(axis=1)
+        num_tokens = is_real.sum(axis=1)
+        return sums / jnp.maximum(num_tokens, 1)
 
     def transform(self, features: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         """Returns the input of :meth:`output_projection`, here the features themselves."""
@@ -131,4 +161,5 @@ def class_probabilities(logits: Float[Array, "B C"]) -> Float[Array, "B C"]:
     >>> [class_probabilities(jnp.zeros((1, n))).tolist() for n in (1, 2)]
     [[[0.5]], [[0.5, 0.5]]]
     """
-    return nn.sigmoid(logits) if logits.shape[-1] == 1 else nn.softmax(logits)
+    is_score = logits.shape[-1] == 1
+    return nn.sigmoid(logits) if is_score else nn.softmax(logits)

@@ -29,44 +29,63 @@ _SMALLEST_LIMIT = 1e-6
 
 
 def find_alphas(
-    student: Member, pairs: Sequence[tuple[list[int], list[int]]]
+    student: Member,
+    pairs: Sequence[tuple[list[int], list[int]]],
 ) -> dict[str, Float[np.ndarray, "1 1"]]:
     """Returns the scale of each matrix's input, from sources and translations in token ids."""
     maxima = collections.defaultdict(list)
     for batch in pair_batches(pairs, student.config.max_length, _TOKENS_PER_BATCH):
         found = jax.device_get(_largest_inputs(student, batch.src, batch.tgt_in))
+        num_sentences = len(batch.numbers)  # The last rows of a batch can be padding.
         for name, largest in found.items():
-            # The last rows of a batch can be padding.
-            maxima[f"{name}{ALPHA}"] += largest[: len(batch.numbers)].tolist()
+            maxima[name] += largest[:num_sentences].tolist()
 
-    limits = {
-        name: np.mean(of_sentences) + _DEVIATIONS * np.std(of_sentences)
-        for name, of_sentences in maxima.items()
-    }
+    alphas = {}
+    for name, of_sentences in maxima.items():
+        mean = np.mean(of_sentences)
+        deviation = np.std(of_sentences)
+        limit = max(mean + _DEVIATIONS * deviation, _SMALLEST_LIMIT)
+        alphas[f"{name}{ALPHA}"] = np.array([[127 / limit]], np.float32)
+
     # The input of the logits has two names.
-    limits[f"none{ALPHA}"] = limits[f"Wemb{ALPHA}"]
-    alphas = {name: 127 / max(limit, _SMALLEST_LIMIT) for name, limit in limits.items()}
-    return {name: np.array([[alpha]], np.float32) for name, alpha in alphas.items()}
+    alphas[f"none{ALPHA}"] = alphas[f"Wemb{ALPHA}"]
+    return alphas
 
 
 @jax.jit
 def _largest_inputs(
-    student: Member, src: Int[Array, "B S"], tgt_in: Int[Array, "B T"]
+    student: Member,
+    src: Int[Array, "B S"],
+    tgt_in: Int[Array, "B T"],
 ) -> dict[str, Float[Array, " B"]]:
     """Returns the largest absolute input of each matrix for each pair, without padding."""
     segments = (src != PAD).astype(jnp.int32)
     with nn.intercept_methods(_record):
         encoded, of_encoder = student(src, segments, method="encode", mutable="inputs")
-        features, of_decoder = student(tgt_in, encoded, segments, method="decode", mutable="inputs")
+        features, of_decoder = student(
+            tgt_in,
+            encoded,
+            segments,
+            method="decode",
+            mutable="inputs",
+        )
 
     # The embedding is also the matrix of the logits.
-    of_logits = jnp.where(tgt_in != PAD, jnp.abs(features).max(axis=-1), 0)
+    is_real = tgt_in != PAD
+    of_tokens = jnp.abs(features).max(axis=-1)  # [B, T]
+    of_logits = jnp.where(is_real, of_tokens, 0)
     largest = {"Wemb": of_logits.max(axis=1)}
-    found: Any = flax.traverse_util.flatten_dict(of_encoder["inputs"] | of_decoder["inputs"])
-    for (side, _, module, name), [of_layers] in found.items():
+
+    sown = of_encoder["inputs"] | of_decoder["inputs"]
+    found: Any = flax.traverse_util.flatten_dict(sown)
+    for path, (of_layers,) in found.items():  # of_layers: [L, B, T]
+        side, _, module, name = path
         is_of_memory = module == "cross_attention" and name in ("key", "value")
-        tokens = src if side == "encoder" or is_of_memory else tgt_in
-        of_pairs = jnp.where(tokens != PAD, of_layers, 0).max(axis=2)  # [L, B]
+        is_source = side == "encoder" or is_of_memory
+        tokens = src if is_source else tgt_in
+        of_real_tokens = jnp.where(tokens != PAD, of_layers, 0)
+        of_pairs = of_real_tokens.max(axis=2)  # [L, B]
+
         theirs = LAYERS[side][module, name]
         for number, inputs in enumerate(of_pairs, start=1):
             largest[f"{side}_l{number}_{theirs}"] = inputs
@@ -80,7 +99,8 @@ def _record(call: Callable, args: tuple, kwargs: dict[str, Any], context: Any) -
 
     def sow(inputs: Float[Array, "B T _"], *names: str) -> None:
         for name in names:
-            module.sow("inputs", name, jnp.abs(inputs).max(axis=-1))
+            largest = jnp.abs(inputs).max(axis=-1)  # [B, T]
+            module.sow("inputs", name, largest)
 
     result = call(*args, **kwargs)
     if method == "_project":  # of a feed-forward network
@@ -92,7 +112,9 @@ def _record(call: Callable, args: tuple, kwargs: dict[str, Any], context: Any) -
         kernel, bias = result["output"]
         width = len(kernel)
         kernel = jnp.concatenate([kernel, jnp.eye(width)], axis=1)
-        result["output"] = kernel, None if bias is None else jnp.pad(bias, (0, width))
+        if bias is not None:
+            bias = jnp.pad(bias, (0, width))
+        result["output"] = kernel, bias
 
     elif method == "attend":
         x, _, memory = args
@@ -103,7 +125,8 @@ def _record(call: Callable, args: tuple, kwargs: dict[str, Any], context: Any) -
         sow(x, "query")
         sow(x if memory is None else memory, "key", "value")
         output, state = result
-        output, heads = jnp.split(output, [x.shape[-1]], axis=-1)
+        width = x.shape[-1]
+        output, heads = jnp.split(output, [width], axis=-1)
         sow(heads, "output")
         return output, state
 

@@ -33,8 +33,10 @@ from jaxformer.runs.workdir import read_workdir_object
 _SYSTEM = "Bergamot"
 _SENTENCES = 200  # of the training text, for the scales of activations
 _LOWEST_BIAS = -100.0  # in place of -inf
+_MAX_TOKENS = 99  # of each of these sentences
 # Engines multiply matrices in blocks of as many features, and of as many tokens.
-_FEATURES, _TOKENS = 64, 8
+_FEATURES = 64
+_TOKENS = 8
 _CONFIG = """relative-paths: true
 models:
   - {model}
@@ -73,37 +75,65 @@ def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
     config = _checked_config(model)
     check_params(model, _SYSTEM)
     search = check_search(model.config, _SYSTEM)
+    languages = _language_pair(model)
+    model_name = f"model.{languages}.intgemm.alphas.bin"
+    vocabulary_name = f"vocab.{languages}.spm"
+    shortlist_name = f"lex.{languages}.s2t.bin"
+
+    vocabulary = _vocabulary(model)
+    write_file(folder / vocabulary_name, vocabulary)
+
+    order = _order(model.tokenizer, vocabulary)
+    tensors = _tensors(config, model.params, order)
+    tensors |= _alphas(model)
+    settings = _settings(config, vocab_size=len(order))
+    files.write_tensors(folder / model_name, tensors, settings)
+
+    notes = _NOTES
+    shortlist_entry = ""
+    if (model.folder.path / shortlist.NAME).exists():
+        ours = Shortlist.load(model.folder.path, config.vocab_size)
+        theirs = _shortlist(ours, order, config.vocab_size)
+        files.write_shortlist(folder / shortlist_name, theirs)
+        shortlist_entry = f"shortlist:\n  - {shortlist_name}\n  - false\n"
+    else:
+        notes += ("It has no shortlist. `jaxformer shortlist` learns one, for another export.",)
+
+    text = _CONFIG.format(
+        model=model_name,
+        vocabulary=vocabulary_name,
+        shortlist=shortlist_entry,
+        beam_size=search.beam_size,
+        normalize=0.0 if search.penalty == "none" else search.length_penalty,
+    )
+    write_file(folder / "config.yml", text.encode())
+    return Usage(
+        format="a model for Bergamot, as in Firefox",
+        requires="bergamot",
+        code=_CODE,
+        notes=notes,
+    )
+
+
+def _language_pair(model: TrainedModel) -> str:
+    """Returns the codes of both languages, such as "ende", which names of files contain."""
     data = data_section(model.config, DataConfig)
     languages = f"{data.source_language}{data.target_language}"
     if not re.fullmatch(r"[a-z]{4}", languages):
         raise UserError(f"{_SYSTEM}: expected language codes such as en and de: got {languages!r}")
-    names = {
-        "model": f"model.{languages}.intgemm.alphas.bin",
-        "vocabulary": f"vocab.{languages}.spm",
-        "shortlist": "",
-    }
-    vocabulary = _vocabulary(model)
-    write_file(folder / names["vocabulary"], vocabulary)
-    order = _order(model.tokenizer, vocabulary)
-    tensors = _tensors(config, model.params, order)
-    tensors |= _alphas(model)
-    sizes = {theirs: str(getattr(config, ours)) for ours, theirs in layout.SIZES.items()}
-    settings = layout.SETTINGS | sizes | {"tied-embeddings-all": "true"}
+    return languages
+
+
+def _settings(config: StudentConfig, vocab_size: int) -> dict[str, str]:
+    """Returns the settings in special:model.yml."""
+    settings = dict(layout.SETTINGS)
+    for ours, theirs in layout.SIZES.items():
+        settings[theirs] = str(getattr(config, ours))
+
+    settings["tied-embeddings-all"] = "true"
     settings["transformer-ffn-activation"] = config.activation
-    settings["dim-vocabs"] = f"\n  - {len(order)}" * 2
-    files.write_tensors(folder / names["model"], tensors, settings)
-    notes = _NOTES
-    if (model.folder.path / shortlist.NAME).exists():
-        file = f"lex.{languages}.s2t.bin"
-        ours = Shortlist.load(model.folder.path, config.vocab_size)
-        files.write_shortlist(folder / file, _shortlist(ours, order, config.vocab_size))
-        names["shortlist"] = f"shortlist:\n  - {file}\n  - false\n"
-    else:
-        notes += ("It has no shortlist. `jaxformer shortlist` learns one, for another export.",)
-    normalize = 0.0 if search.penalty == "none" else search.length_penalty
-    text = _CONFIG.format(**names, beam_size=search.beam_size, normalize=normalize)
-    write_file(folder / "config.yml", text.encode())
-    return Usage("a model for Bergamot, as in Firefox", "bergamot", _CODE, notes)
+    settings["dim-vocabs"] = f"\n  - {vocab_size}" * 2
+    return settings
 
 
 def _checked_config(model: TrainedModel) -> StudentConfig:
@@ -113,16 +143,26 @@ def _checked_config(model: TrainedModel) -> StudentConfig:
             f"{_SYSTEM}: expected a student, a StudentConfig, got a {type(config).__name__}; train "
             "one, as in configs/student.py"
         )
-    known = {"num_decoder_layers": [config.num_decoder_layers], "architecture": ["student"]}
-    activations = ["relu", "swish"]
-    check_fields(config, _SYSTEM, positions=["tensor2tensor"], activation=activations, **known)
+
+    check_fields(
+        config,
+        _SYSTEM,
+        architecture=["student"],
+        positions=["tensor2tensor"],
+        activation=["relu", "swish"],
+        num_decoder_layers=[config.num_decoder_layers],
+    )
+
     for name, only in {"embeddings": "tied", "norm_epsilon": 1e-6}.items():
-        if (value := getattr(config, name)) != only:
+        value = getattr(config, name)
+        if value != only:
             raise UserError(f"{_SYSTEM}: expected model.{name}={only}, got {value}")
+
     for name in ("d_model", "d_ff"):
-        if (value := getattr(config, name)) % _FEATURES:
+        size = getattr(config, name)
+        if size % _FEATURES:
             raise UserError(
-                f"{_SYSTEM}: expected model.{name} to be a multiple of {_FEATURES}, got {value}"
+                f"{_SYSTEM}: expected model.{name} to be a multiple of {_FEATURES}, got {size}"
             )
     return config
 
@@ -135,10 +175,13 @@ def _vocabulary(model: TrainedModel) -> bytes:
         if values["source"] == values["target"]:
             return base64.b64decode(values["source"])
         found = "one for each side"
+
     elif type(tokenizer) is Tokenizer and not tokenizer.target_symbols:
         return _without_padding(tokenizer.serialized)
+
     else:
         found = f"a {type(tokenizer).__name__}"
+
     raise UserError(f"{_SYSTEM}: expected one SentencePiece model for both sides, got {found}")
 
 
@@ -150,43 +193,61 @@ def _without_padding(model: bytes) -> bytes:
     found = ModelProto.FromString(model)
     pieces = [found.pieces[EOS], *found.pieces[UNK:]]
     for number in range(-len(pieces) % _TOKENS):
-        piece = {"piece": f"<unused{number}>", "type": ModelProto.SentencePiece.UNUSED}
-        pieces.append(ModelProto.SentencePiece(**piece))
+        unused = ModelProto.SentencePiece(
+            piece=f"<unused{number}>",
+            type=ModelProto.SentencePiece.UNUSED,
+        )
+        pieces.append(unused)
+
     result = ModelProto.FromString(model)
     result.ClearField("pieces")
     result.pieces.extend(pieces)
-    ids = {"unk_id": layout.UNK, "bos_id": -1, "eos_id": layout.EOS, "pad_id": -1}
-    for name, number in ids.items():
-        setattr(result.trainer_spec, name, number)
+    result.trainer_spec.unk_id = layout.UNK
+    result.trainer_spec.bos_id = -1
+    result.trainer_spec.eos_id = layout.EOS
+    result.trainer_spec.pad_id = -1
     return result.SerializeToString(deterministic=True)
 
 
 def _order(tokenizer: Any, vocabulary: bytes) -> Int[np.ndarray, " V"]:
     """Returns our id of each of Bergamot's ids; PAD for unused ones."""
-    ours = {tokenizer.piece(i): i for i in range(tokenizer.vocab_size)}
+    our_ids = {tokenizer.piece(i): i for i in range(tokenizer.vocab_size)}
+    order = [EOS, UNK]
+
     processor = open_processor(vocabulary)
-    pieces = (processor.id_to_piece(i) for i in range(UNK - 1, processor.get_piece_size()))
-    return np.array([EOS, UNK, *(ours.get(piece, PAD) for piece in pieces)])
+    for number in range(len(order), processor.get_piece_size()):
+        piece = processor.id_to_piece(number)
+        order.append(our_ids.get(piece, PAD))
+    return np.array(order)
 
 
 def _tensors(
-    config: StudentConfig, params: Any, order: Int[np.ndarray, " V"]
+    config: StudentConfig,
+    params: Any,
+    order: Int[np.ndarray, " V"],
 ) -> dict[str, np.ndarray]:
-    bias = params.get("logits_bias", np.zeros(config.vocab_size, np.float32))
     is_used = order != PAD
-    bias = np.where(is_used, np.maximum(bias[order], _LOWEST_BIAS), _LOWEST_BIAS)
-    table = params["embedding"][order] * is_used[:, None]
-    tensors = {"Wemb": table, "decoder_ff_logit_out_b": bias[None]}
+    no_bias = np.zeros(config.vocab_size, np.float32)
+    bias = params.get("logits_bias", no_bias)
+    bias = np.maximum(bias[order], _LOWEST_BIAS)
+    bias = np.where(is_used, bias, _LOWEST_BIAS)
+    tensors = {
+        "Wemb": params["embedding"][order] * is_used[:, None],
+        "decoder_ff_logit_out_b": bias[None],
+    }
+
     for side, names in layout.LAYERS.items():
-        layers = params[side]["layers"]
-        for (*groups, leaf), name in names.items():
-            group = functools.reduce(operator.getitem, groups, layers)
-            size = config.d_ff if leaf == "inner_bias" else config.d_model
-            depth = config.num_layers if side == "encoder" else config.num_decoder_layers
-            for n, array in enumerate(group.get(leaf, np.zeros((depth, size), np.float32))):
-                is_matrix = "_W" in name and "_ln" not in name
-                shape = (len(array), -1) if is_matrix else (1, -1)
-                tensors[f"{side}_l{n + 1}_{name}"] = array.reshape(shape)
+        depth = config.num_layers if side == "encoder" else config.num_decoder_layers
+        for path, name in names.items():
+            *groups, leaf = path
+            group = functools.reduce(operator.getitem, groups, params[side]["layers"])
+
+            # A model without biases gets zeros.
+            width = config.d_ff if leaf == "inner_bias" else config.d_model
+            zeros = np.zeros((depth, width), np.float32)
+            for number, array in enumerate(group.get(leaf, zeros), start=1):
+                rows = len(array) if layout.is_matrix(name) else 1
+                tensors[f"{side}_l{number}_{name}"] = array.reshape(rows, -1)
     return tensors
 
 
@@ -194,30 +255,63 @@ def _alphas(model: TrainedModel) -> dict[str, np.ndarray]:
     """Returns the scales of activations: of an imported model, or for the run's training text."""
     path = model.folder.path / layout.ALPHAS
     if path.exists():
-        known = read_workdir_object(path)
-        if not all(n.endswith(layout.ALPHA) and type(v) is float for n, v in known.items()):
-            raise UserError(f"{path}: expected numbers by the names of matrices; delete the file")
-        return {name: np.array([[value]], np.float32) for name, value in known.items()}
-    text = training_pairs(data_section(model.config, DataConfig))
+        return _read_alphas(path)
+
     translator = Translator(model.config, model.params, model.tokenizer)
-    sources = map(translator.tokenizer.encode, (source for source, _ in text))
-    fitting = ([*ids, EOS] for ids in sources if 0 < len(ids) < 100)
-    chosen = list(itertools.islice(fitting, _SENTENCES))
+    chosen = _calibration_sources(model, translator)
+    decoded = translator.translate_ids(chosen, n_best=1)
+    translations = [each.tokens[0] for each in decoded]
+
+    exact = dataclasses.replace(model.config.model, compute_dtype="float32")
+    student = Member(exact, model.params)
+    pairs = list(zip(chosen, translations, strict=True))
+    return find_alphas(student, pairs)
+
+
+def _read_alphas(path: pathlib.Path) -> dict[str, np.ndarray]:
+    alphas = {}
+    for name, value in read_workdir_object(path).items():
+        if not name.endswith(layout.ALPHA) or type(value) is not float:
+            raise UserError(f"{path}: expected numbers by the names of matrices; delete the file")
+        alphas[name] = np.array([[value]], np.float32)
+    return alphas
+
+
+def _calibration_sources(model: TrainedModel, translator: Translator) -> list[list[int]]:
+    """Returns the ids of the first sentences of the training text, with the end of sentence."""
+    chosen: list[list[int]] = []
+    text = training_pairs(data_section(model.config, DataConfig))
+    for source, _ in text:
+        ids = translator.tokenizer.encode(source)
+        if 0 < len(ids) <= _MAX_TOKENS:
+            chosen.append([*ids, EOS])
+
+        if len(chosen) == _SENTENCES:
+            break
+
     if not chosen:
         raise UserError(f"{_SYSTEM}: expected text to train on, for the scales: found none")
-    found = [decoded.tokens[0] for decoded in translator.translate_ids(chosen, n_best=1)]
-    exact = dataclasses.replace(model.config.model, compute_dtype="float32")
-    return find_alphas(Member(exact, model.params), list(zip(chosen, found, strict=True)))
+    return chosen
 
 
 def _shortlist(ours: Shortlist, order: Int[np.ndarray, " V"], vocab_size: int) -> files.Shortlist:
     """Returns it in Bergamot's ids: common tokens are the first ids, or in the list of </s>."""
-    number = np.full(vocab_size, -1)
-    number[order] = np.arange(len(order))
-    common = set(number[ours.common].tolist())
-    first = next(n for n in itertools.count() if n not in common)
-    lists = [number[ours.targets[ours.offsets[i] : ours.offsets[i + 1]]].tolist() for i in order]
-    lists[layout.EOS] = [*lists[layout.EOS], *(common - set(range(first)) - {-1})]
-    lists = [sorted({*tokens} - {-1}) for tokens in lists]
-    offsets = np.cumsum([0, *map(len, lists)])
-    return files.Shortlist(first, offsets, np.concatenate([np.array(t, int) for t in lists]))
+    their_ids = np.full(vocab_size, -1)
+    their_ids[order] = np.arange(len(order))
+    common = set(their_ids[ours.common].tolist())
+    first = next(number for number in itertools.count() if number not in common)
+
+    lists: list[set[int]] = []
+    for our_id in order:
+        start = ours.offsets[our_id]
+        end = ours.offsets[our_id + 1]
+        targets = ours.targets[start:end]
+        lists.append(set(their_ids[targets].tolist()))
+
+    # Every sentence has a </s>.
+    lists[layout.EOS] |= common - set(range(first))
+
+    tokens = [sorted(each - {-1}) for each in lists]
+    offsets = np.cumsum([0, *map(len, tokens)])
+    joined = np.concatenate([np.array(each, int) for each in tokens])
+    return files.Shortlist(first, offsets, joined)

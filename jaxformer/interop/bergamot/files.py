@@ -7,6 +7,7 @@ shapes, and all data:
     N names that end with NUL, N shapes of int32, u64 bytes of padding and the padding, N times data
 """
 
+import math
 import pathlib
 import re
 import struct
@@ -53,6 +54,15 @@ class _Header(NamedTuple):
     data_bytes: int
 
 
+class _Blob(NamedTuple):
+    """A tensor to write."""
+
+    name: str
+    kind: int
+    shape: tuple[int, ...]
+    data: bytes  # with their padding
+
+
 class _Cursor:
     """A position in the bytes of a file, behind which nothing is read."""
 
@@ -62,15 +72,23 @@ class _Cursor:
         self.content = read_whole(path, limit=_MAX_BYTES)
 
     def take(self, size: int) -> bytes:
-        if not 0 <= size <= len(self.content) - self.place:
-            raise self.error(f"ends after {len(self.content)} bytes, within its data")
+        num_bytes = len(self.content)
+        if not 0 <= size <= num_bytes - self.place:
+            raise self.error(f"ends after {num_bytes} bytes, within its data")
+
         start = self.place
         self.place += size
         return self.content[start : self.place]
 
     def numbers(self, count: int, dtype: str = "<u8") -> list[int]:
-        content = self.take(count * np.dtype(dtype).itemsize)
+        itemsize = np.dtype(dtype).itemsize
+        content = self.take(count * itemsize)
         return np.frombuffer(content, dtype).tolist()
+
+    def integers(self, count: int, dtype: str) -> Int[np.ndarray, " _"]:
+        itemsize = np.dtype(dtype).itemsize
+        content = self.take(count * itemsize)
+        return np.frombuffer(content, dtype).astype(np.int64)
 
     def error(self, reason: str) -> UserError:
         return UserError(f"{self.path}: expected a file of Bergamot or Marian, but it {reason}")
@@ -80,8 +98,9 @@ def read_tensors(path: pathlib.Path) -> tuple[dict[str, Float[np.ndarray, "..."]
     """Returns tensors by name, and the model's settings; refuses a damaged or encrypted file."""
     cursor = _Cursor(path)
     headers = _read_headers(cursor)
-    names = [cursor.take(each.name_bytes)[:-1].decode("latin-1") for each in headers]
-    shapes = [cursor.numbers(each.axes, "<i4") for each in headers]
+    names = [_read_name(cursor, header) for header in headers]
+    shapes = [cursor.numbers(header.axes, "<i4") for header in headers]
+
     (padding,) = cursor.numbers(1)
     cursor.take(padding)
 
@@ -91,11 +110,24 @@ def read_tensors(path: pathlib.Path) -> tuple[dict[str, Float[np.ndarray, "..."]
         data = cursor.take(header.data_bytes)
         if name in tensors:
             raise cursor.error(f"has two tensors {name}")
+
         if header.kind == _INT8 and name == _SETTINGS:
-            settings = _parse(data.rstrip(b"\0").decode("utf-8", "replace"))
+            text = data.rstrip(b"\0").decode("utf-8", "replace")
+            settings = _parse(text)
         else:
-            tensors[name] = _values(cursor, name, header.kind, shape, data)
+            tensors[name] = _values(
+                cursor,
+                name,
+                kind=header.kind,
+                shape=shape,
+                data=data,
+            )
     return tensors, settings
+
+
+def _read_name(cursor: _Cursor, header: _Header) -> str:
+    with_nul = cursor.take(header.name_bytes)
+    return with_nul[:-1].decode("latin-1")
 
 
 def _read_headers(cursor: _Cursor) -> list[_Header]:
@@ -103,18 +135,24 @@ def _read_headers(cursor: _Cursor) -> list[_Header]:
     if version != _VERSION:
         found = "encrypted, version 2" if version == 2 else f"of version {version}"
         raise cursor.error(f"is {found}; version {_VERSION} is read")
+
     if count > _MAX_TENSORS:
         raise cursor.error(f"has {count} tensors, more than {_MAX_TENSORS}")
 
     headers = [_Header(*cursor.numbers(4)) for _ in range(count)]
     for header in headers:
-        if not 1 < header.name_bytes <= _MAX_NAME_BYTES or header.axes > _MAX_AXES:
+        has_name = 1 < header.name_bytes <= _MAX_NAME_BYTES
+        if not has_name or header.axes > _MAX_AXES:
             raise cursor.error(f"has a name of {header.name_bytes} bytes and {header.axes} axes")
     return headers
 
 
 def _values(
-    cursor: _Cursor, name: str, kind: int, shape: list[int], data: bytes
+    cursor: _Cursor,
+    name: str,
+    kind: int,
+    shape: list[int],
+    data: bytes,
 ) -> Float[np.ndarray, "..."]:
     """Returns a tensor as float32; its data can be longer, for their alignment."""
     if kind not in _KNOWN_KINDS:
@@ -122,72 +160,113 @@ def _values(
         raise UserError(f"{cursor.path}: {name} is {known}; float32 and intgemm8 are read")
 
     # Python's integers do not overflow, whatever the shape.
-    size = int(np.prod(shape, dtype=object)) if shape else 1
+    size = math.prod(shape)
     expected_bytes = 4 * size if kind == _FLOAT32 else size + 4
-    if min(shape, default=1) < 1 or len(data) < expected_bytes:
+    is_empty = min(shape, default=1) < 1
+    if is_empty or len(data) < expected_bytes:
         raise cursor.error(f"has {len(data)} bytes for {name} of shape {shape}")
+
     if kind == _FLOAT32:
         return np.frombuffer(data, "<f4", size).reshape(shape)
 
-    (multiplier,) = np.frombuffer(data, "<f4", 1, size)
-    if not (np.isfinite(multiplier) and multiplier > 0):
+    (multiplier,) = np.frombuffer(data, "<f4", count=1, offset=size)
+    is_valid = np.isfinite(multiplier) and multiplier > 0
+    if not is_valid:
         raise cursor.error(f"has the multiplier {multiplier} for {name}")
-    values = np.frombuffer(data, np.int8, size).astype(np.float32) / multiplier
+
+    quantized = np.frombuffer(data, np.int8, size)
+    values = quantized.astype(np.float32) / multiplier
     if _TRANSPOSED.fullmatch(name):
         return values.reshape(shape[::-1]).T
     return values.reshape(shape)
 
 
 def write_tensors(
-    path: pathlib.Path, tensors: dict[str, Float[np.ndarray, "..."]], settings: dict[str, str]
+    path: pathlib.Path,
+    tensors: dict[str, Float[np.ndarray, "..."]],
+    settings: dict[str, str],
 ) -> None:
     """Writes matrices as int8, where the largest value becomes 127, all else as float32."""
-    blobs = {name: _serialize(name, tensors[name]) for name in sorted(tensors)}
-    shapes = {name: tensor.shape for name, tensor in tensors.items()}
-    text = "".join(f"{name}: {settings[name] or _EMPTY}\n" for name in sorted(settings))
-    yaml = text.encode() + b"\0"
-    blobs[_SETTINGS] = (_INT8, yaml)
-    shapes[_SETTINGS] = (len(yaml),)
+    blobs = [_serialize(name, tensors[name]) for name in sorted(tensors)]
+    yaml = _format(settings).encode() + b"\0"
+    settings_blob = _Blob(
+        _SETTINGS,
+        kind=_INT8,
+        shape=(len(yaml),),
+        data=yaml,
+    )
+    blobs.append(settings_blob)
 
     start = struct.pack("<2Q", _VERSION, len(blobs))
-    for name, (kind, data) in blobs.items():
-        header = _Header(len(name) + 1, kind, len(shapes[name]), len(data))
+    for blob in blobs:
+        header = _Header(
+            name_bytes=len(blob.name) + 1,
+            kind=blob.kind,
+            axes=len(blob.shape),
+            data_bytes=len(blob.data),
+        )
         start += struct.pack("<4Q", *header)
-    start += b"".join(name.encode() + b"\0" for name in blobs)
-    start += b"".join(np.array(shapes[name], "<i4").tobytes() for name in blobs)
+    for blob in blobs:
+        start += blob.name.encode() + b"\0"
+    for blob in blobs:
+        start += np.array(blob.shape, "<i4").tobytes()
 
+    # The data begin at a multiple of the alignment, after the number of bytes of the padding.
     padding = -(len(start) + 8) % _ALIGNMENT
-    start += struct.pack("<Q", padding) + bytes(padding)
-    write_file(path, start + b"".join(data for _, data in blobs.values()))
+    start += struct.pack("<Q", padding)
+    start += bytes(padding)
+    data = b"".join(blob.data for blob in blobs)
+    write_file(path, start + data)
 
 
-def _serialize(name: str, tensor: Float[np.ndarray, "..."]) -> tuple[int, bytes]:
-    """Returns the type of a tensor in the file, and its data with their padding."""
+def _serialize(name: str, tensor: Float[np.ndarray, "..."]) -> _Blob:
     is_transposed = _TRANSPOSED.fullmatch(name) is not None
     if is_transposed or name.startswith("Wemb"):
         kind = _INTGEMM8
-        multiplier = np.float32(127) / np.abs(tensor).max().astype(np.float32)
+        # Of the whole tensor, so that the largest value becomes 127.
+        largest = np.abs(tensor).max().astype(np.float32)
+        multiplier = np.float32(127) / largest
         values = np.rint(tensor * multiplier).astype(np.int8)
         if is_transposed:
             values = values.T
-        data = values.tobytes() + multiplier.astype("<f4").tobytes()
+        data = values.tobytes()
+        data += multiplier.astype("<f4").tobytes()
     else:
         kind = _FLOAT32
         data = tensor.astype("<f4").tobytes()
 
-    padding = -len(data) % _ALIGNMENT
-    return kind, data + bytes(padding)
+    padding = bytes(-len(data) % _ALIGNMENT)
+    return _Blob(
+        name,
+        kind,
+        shape=tensor.shape,
+        data=data + padding,
+    )
+
+
+def _format(settings: dict[str, str]) -> str:
+    """Returns a YAML mapping, the inverse of :func:`_parse`."""
+    text = ""
+    for name in sorted(settings):
+        text += f"{name}: {settings[name] or _EMPTY}\n"
+    return text
 
 
 def _parse(text: str) -> dict[str, str]:
     """Returns the scalars of a YAML mapping, and the items of its lists, joined by spaces."""
     found: dict[str, str] = {}
     last = ""
+
     for line in text.splitlines():
-        if match := _SETTING.fullmatch(line):
+        match = _SETTING.fullmatch(line)
+        if match:
             last = match[1]
-            found[last] = (match[2] or "").strip("\"'")
-        elif line.lstrip().startswith("- ") and last:
+            value = match[2] or ""
+            found[last] = value.strip("\"'")
+            continue
+
+        is_item = line.lstrip().startswith("- ")
+        if is_item and last:
             item = line.lstrip()[2:].strip()
             found[last] = f"{found[last]} {item}".strip()
     return found
@@ -210,13 +289,16 @@ def read_shortlist(path: pathlib.Path) -> Shortlist:
 
     start = cursor.place
     first, _, num_offsets, num_tokens = cursor.numbers(4)
-    offsets = np.frombuffer(cursor.take(8 * num_offsets), "<u8").astype(np.int64)
-    tokens = np.frombuffer(cursor.take(4 * num_tokens), "<u4").astype(np.int64)
+    offsets = cursor.integers(num_offsets, "<u8")
+    tokens = cursor.integers(num_tokens, "<u4")
 
     is_whole = cursor.place == len(cursor.content)
     if not is_whole or _checksum(cursor.content[start:]) != checksum:
         raise cursor.error("has another checksum: it is damaged")
-    if not num_offsets or offsets[-1] != num_tokens or (np.diff(offsets) < 0).any():
+
+    end_fits = num_offsets > 0 and offsets[-1] == num_tokens
+    decrease = np.diff(offsets) < 0
+    if not end_fits or decrease.any():
         raise cursor.error("has offsets that do not fit its tokens")
     return Shortlist(first, offsets, tokens)
 
@@ -224,16 +306,22 @@ def read_shortlist(path: pathlib.Path) -> Shortlist:
 def write_shortlist(path: pathlib.Path, shortlist: Shortlist) -> None:
     first, offsets, tokens = shortlist
     longest = np.diff(offsets).max(initial=0)
-    body = np.array([first, longest, len(offsets), len(tokens)], "<u8").tobytes()
+    sizes = [first, longest, len(offsets), len(tokens)]
+    body = np.array(sizes, "<u8").tobytes()
     body += offsets.astype("<u8").tobytes()
     body += tokens.astype("<u4").tobytes()
-    write_file(path, struct.pack("<2Q", _SHORTLIST, _checksum(body)) + body)
+
+    start = struct.pack("<2Q", _SHORTLIST, _checksum(body))
+    write_file(path, start + body)
 
 
 def _checksum(content: bytes) -> int:
     """Returns Marian's hash of whole 64-bit words."""
+    num_words = len(content) // 8
+    whole_words = content[: 8 * num_words]
+
     total = 0
-    whole_words = content[: len(content) // 8 * 8]
     for word in np.frombuffer(whole_words, "<u8").tolist():
-        total ^= (word + 0x9E3779B9 + (total << 6) + (total >> 2)) % 2**64
+        mixed = word + 0x9E3779B9 + (total << 6) + (total >> 2)
+        total ^= mixed % 2**64
     return total % 2**64

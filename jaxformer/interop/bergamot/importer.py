@@ -8,7 +8,7 @@ import functools
 import json
 import pathlib
 import re
-from typing import Any
+from typing import NamedTuple
 
 import flax.traverse_util
 import jax
@@ -36,58 +36,117 @@ _LAYOUT = "model.XXYY.intgemm.alphas.bin, and vocab.XXYY.spm or srcvocab.XXYY.sp
 _NAME = re.compile(r"model\.([a-z]{2})([a-z]{2})\..*bin")
 _ACTIVATIONS: dict[str, Activation] = {"relu": "relu", "swish": "swish"}
 _SPECIAL = [-1, layout.EOS, -1, layout.UNK]  # our special tokens in theirs
+_FIRST_PIECES = ["</s>", "<unk>"]
 _MAX_LENGTH = 512
 
 
 def import_bergamot(directory: pathlib.Path, workdir: pathlib.Path) -> str:
     """Converts the model in a folder to a new workdir; returns a one-line summary of the model."""
-    directory, folder = local_path(directory), Workdir(run_path(workdir))
+    directory = local_path(directory)
+    folder = Workdir(run_path(workdir))
     folder.check_writable(COMMAND)
+
     path = _single(directory, "model.*.bin")
     tensors, settings = read_tensors(path)
-    vocabularies = _vocabularies(directory)
-    sides = [_pieces(vocabulary, content) for vocabulary, content in vocabularies]
-    pieces = list(dict.fromkeys(piece for side in (sides[-1], sides[0]) for piece in side[2:]))
-    model = _model(path, settings, len(_SPECIAL) + len(pieces), split=len(sides) > 1)
+    vocabularies = _read_vocabularies(directory)
+    source = vocabularies[0]
+    target = vocabularies[-1]
+
+    # Pieces that both sides have are one token.
+    pieces = list(dict.fromkeys([*target.own_pieces, *source.own_pieces]))
+
+    vocab_size = len(_SPECIAL) + len(pieces)
+    model = _model(path, settings, vocab_size, split=len(vocabularies) > 1)
+    config = _config(path, model)
+
+    source_order = _order(source.pieces, pieces)
+    target_order = _order(target.pieces, pieces)
+    arrays = NamedArrays(
+        arrays=tensors,
+        sizes={
+            "D": model.d_model,
+            "F": model.d_ff,
+            "S": len(source.pieces),
+            "V": len(target.pieces),
+            "1": 1,
+        },
+        orders={"S": source_order, "V": target_order},
+        place=str(path),
+    )
+    params = _read_params(arrays, model)
+
+    tokenizer = MarianTokenizer.assemble(source.content, target.content, pieces)
+    write_model(
+        folder,
+        COMMAND,
+        identity={"tokenizer": tokenizer.sha256},
+        tokenizer=tokenizer.serialized,
+        config=config,
+        params=params,
+        origin=describe_source("Bergamot", directory),
+    )
+    _write_alphas(tensors, folder)
+
+    size = sum(leaf.size for leaf in jax.tree.leaves(params))
+    summary = f"{size:,} parameters, {tokenizer.vocab_size:,} tokens, from {directory}"
+
+    lists = sorted(directory.glob("lex.*.s2t.bin"))
+    if not lists:
+        return f"{summary}, without a shortlist"
+    _shortlist(read_shortlist(lists[0]), source_order, target_order).save(folder.path)
+    return summary
+
+
+def _config(path: pathlib.Path, model: StudentConfig) -> Config:
+    """Returns the config of a model, whose file may name the languages."""
     languages = _NAME.fullmatch(path.name)
     data = DataConfig(
         source_language=languages[1] if languages else DataConfig.source_language,
         target_language=languages[2] if languages else DataConfig.target_language,
         max_length=_MAX_LENGTH,
     )
+
     search = BeamSearch(beam_size=1, penalty="power", length_penalty=1.0)
-    config = Config(model=model, data=data, search=search)
-    orders = [_order(side, pieces) for side in sides]
-    params = _read_params(path, tensors, model, [len(side) for side in sides], orders)
-    contents = [content for _, content in vocabularies]
-    tokenizer = MarianTokenizer.assemble(contents[0], contents[-1], pieces)
-    identity = {"tokenizer": tokenizer.sha256}
-    origin = describe_source("Bergamot", directory)
-    write_model(folder, COMMAND, identity, tokenizer.serialized, config, params, origin=origin)
-    alphas = {n: float(a.item()) for n, a in tensors.items() if n.endswith(layout.ALPHA)}
+    return Config(model=model, data=data, search=search)
+
+
+def _write_alphas(tensors: dict[str, np.ndarray], folder: Workdir) -> None:
+    """Keeps the scales of int8 activations, for an export."""
+    alphas = {}
+    for name, tensor in tensors.items():
+        if name.endswith(layout.ALPHA):
+            alphas[name] = float(tensor.item())
     write_file(folder.path / layout.ALPHAS, json.dumps(alphas).encode())
-    lists = sorted(directory.glob("lex.*.s2t.bin"))
-    if lists:
-        _shortlist(read_shortlist(lists[0]), orders[0], orders[-1]).save(folder.path)
-    size = sum(leaf.size for leaf in jax.tree.leaves(params))
-    note = "" if lists else ", without a shortlist"
-    return f"{size:,} parameters, {tokenizer.vocab_size:,} tokens, from {directory}{note}"
 
 
 def _shortlist(
-    theirs: files.Shortlist, source: Int[np.ndarray, " V"], target: Int[np.ndarray, " V"]
+    theirs: files.Shortlist,
+    source: Int[np.ndarray, " V"],
+    target: Int[np.ndarray, " V"],
 ) -> Shortlist:
     """Returns a shortlist in our ids; ``source`` and ``target`` have Bergamot's id of each."""
-    number = np.full(max(target.max() + 1, theirs.tokens.max(initial=0) + 1, theirs.first), UNK)
-    number[target[target >= 0]] = np.flatnonzero(target >= 0)
-    known = (source >= 0) & (source < len(theirs.offsets) - 1)
-    lists = [
-        theirs.tokens[theirs.offsets[i] : theirs.offsets[i + 1]] if ok else theirs.tokens[:0]
-        for i, ok in zip(source, known, strict=True)
-    ]
+    largest = max(target.max(), theirs.tokens.max(initial=0))
+    our_ids = np.full(max(largest + 1, theirs.first), UNK)
+    is_known = target >= 0
+    our_ids[target[is_known]] = np.flatnonzero(is_known)
+
+    lists = []
+    for number in source:
+        if 0 <= number < len(theirs.offsets) - 1:
+            start = theirs.offsets[number]
+            end = theirs.offsets[number + 1]
+            lists.append(theirs.tokens[start:end])
+        else:
+            lists.append(theirs.tokens[:0])
+
+    common = our_ids[: theirs.first]
     offsets = np.cumsum([0, *map(len, lists)])
-    targets = number[np.concatenate(lists)]
-    return Shortlist(*(a.astype(np.int32) for a in (number[: theirs.first], offsets, targets)))
+    targets = our_ids[np.concatenate(lists)]
+    return Shortlist(
+        common.astype(np.int32),
+        offsets.astype(np.int32),
+        targets.astype(np.int32),
+    )
 
 
 def _single(directory: pathlib.Path, pattern: str) -> pathlib.Path:
@@ -100,45 +159,73 @@ def _single(directory: pathlib.Path, pattern: str) -> pathlib.Path:
     return found[0]
 
 
-def _vocabularies(directory: pathlib.Path) -> list[tuple[pathlib.Path, bytes]]:
-    """Returns the SentencePiece model of both sides, or of the source and of the target."""
-    split = list(directory.glob("srcvocab.*.spm"))
-    names = ["srcvocab.*.spm", "trgvocab.*.spm"] if split else ["vocab.*.spm"]
+class _Vocabulary(NamedTuple):
+    content: bytes  # a SentencePiece model
+    pieces: list[str]
+
+    @property
+    def own_pieces(self) -> list[str]:
+        """All pieces but the special ones, which are the first."""
+        return self.pieces[len(_FIRST_PIECES) :]
+
+
+def _read_vocabularies(directory: pathlib.Path) -> list[_Vocabulary]:
+    """Returns the vocabulary of both sides, or of the source and of the target."""
+    is_split = any(directory.glob("srcvocab.*.spm"))
+    names = ["srcvocab.*.spm", "trgvocab.*.spm"] if is_split else ["vocab.*.spm"]
     paths = [_single(directory, name) for name in names]
-    return [(path, read_whole(path)) for path in paths]
+    contents = [read_whole(path) for path in paths]
+
+    vocabularies = []
+    for path, content in zip(paths, contents, strict=True):
+        pieces = _pieces(path, content)
+        vocabularies.append(_Vocabulary(content, pieces))
+    return vocabularies
 
 
 def _pieces(path: pathlib.Path, content: bytes) -> list[str]:
     with prefix_errors(str(path)):
         processor = open_processor(content)
     pieces = [processor.id_to_piece(i) for i in range(processor.get_piece_size())]
-    if pieces[:2] != ["</s>", "<unk>"]:
-        raise UserError(f"{path}: expected </s> and <unk> as its first pieces: got {pieces[:2]}")
+
+    first = pieces[: len(_FIRST_PIECES)]
+    if first != _FIRST_PIECES:
+        raise UserError(f"{path}: expected </s> and <unk> as its first pieces: got {first}")
     return pieces
 
 
 def _order(side: list[str], pieces: list[str]) -> Int[np.ndarray, " V"]:
     """Returns the index in a side's vocabulary for each of our ids; -1 for those that it lacks."""
     ids = {piece: number for number, piece in enumerate(side)}
-    return np.array([*_SPECIAL, *(ids.get(piece, -1) for piece in pieces)])
+    of_pieces = [ids.get(piece, -1) for piece in pieces]
+    return np.array(_SPECIAL + of_pieces)
 
 
 def _model(
-    path: pathlib.Path, settings: dict[str, str], vocab_size: int, *, split: bool
+    path: pathlib.Path,
+    settings: dict[str, str],
+    vocab_size: int,
+    *,
+    split: bool,
 ) -> StudentConfig:
     for name, only in layout.SETTINGS.items():
-        if (value := settings.get(name, only)) != only:
+        value = settings.get(name, only)
+        if value != only:
             raise UserError(f"{path}: expected {name} to be {only!r}: got {value!r:.80}")
     if settings.get("dec-cell") is None:
         raise UserError(f"{path}: expected settings in special:model.yml: none")
+
     activation = settings.get("transformer-ffn-activation", "swish")
     if activation not in _ACTIVATIONS:
         raise UserError(f"{path}: expected the activation relu or swish: {activation!r:.80}")
-    values: dict[str, Any] = {}
+
+    sizes = {}
     for ours, theirs in layout.SIZES.items():
-        if not (text := settings.get(theirs, "")).isdecimal():
+        text = settings.get(theirs, "")
+        if not text.isdecimal():
             raise UserError(f"{path}: expected {theirs} to be a whole number: got {text!r:.80}")
-        values[ours] = int(text)
+        sizes[ours] = int(text)
+
     with prefix_errors(str(path)):
         return StudentConfig(
             vocab_size=vocab_size,
@@ -148,53 +235,53 @@ def _model(
             positions="tensor2tensor",
             embeddings="separate" if split else "tied",
             max_length=_MAX_LENGTH,
-            **values,
+            **sizes,
         )
 
 
-def _read_params(
-    path: pathlib.Path,
-    tensors: dict[str, np.ndarray],
-    config: StudentConfig,
-    sizes: list[int],
-    orders: list[np.ndarray],
-) -> Params:
-    """Returns the parameters of our model. ``sizes`` and ``orders`` are of the vocabularies."""
-    arrays = NamedArrays(
-        arrays=tensors,
-        sizes={"D": config.d_model, "F": config.d_ff, "S": sizes[0], "V": sizes[-1], "1": 1},
-        orders={"S": orders[0], "V": orders[-1]},
-        place=str(path),
-    )
-    for name in tensors:
+def _read_params(arrays: NamedArrays, config: StudentConfig) -> Params:
+    """Returns the parameters of our model."""
+    for name in arrays.arrays:
         if name.endswith(layout.ALPHA):  # The scale of int8 activations; ours is found per row.
             arrays.skip(name)
 
     bias = arrays.array("decoder_ff_logit_out_b", "1V")[0]
+    is_absent = arrays.orders["V"] < 0
     bias[[PAD, BOS, UNK]] = -np.inf
-    bias[orders[-1] < 0] = -np.inf
-    params: Params = {
-        side: {"layers": stack(functools.partial(_layer, arrays, config.num_heads, side), depth)}
-        for side, depth in (("encoder", config.num_layers), ("decoder", config.num_decoder_layers))
-    }
-    params["logits_bias"] = bias
+    bias[is_absent] = -np.inf
+    params: Params = {"logits_bias": bias}
+
+    depths = {"encoder": config.num_layers, "decoder": config.num_decoder_layers}
+    for side, depth in depths.items():
+        layer = functools.partial(_layer, arrays, config.num_heads, side)
+        params[side] = {"layers": stack(layer, depth)}
+
     if config.embeddings == "tied":
         params["embedding"] = arrays.array("Wemb", "VD")
     else:
+        target = arrays.array("decoder_Wemb", "VD")
         params["src_embedding"] = arrays.array("encoder_Wemb", "SD")
-        params["tgt_embedding"] = params["output_embedding"] = arrays.array("decoder_Wemb", "VD")
+        params["tgt_embedding"] = target
+        params["output_embedding"] = target
     arrays.check_all_read()
     return params
 
 
-def _layer(arrays: NamedArrays, heads: int, side: str, number: int) -> Params:
+def _layer(arrays: NamedArrays, num_heads: int, side: str, number: int) -> Params:
     found = {}
     for path, name in layout.LAYERS[side].items():
-        is_matrix = "_W" in name and "_ln" not in name
-        axes = layout.AXES.get(name, "DD" if is_matrix else "1D")
+        is_matrix = layout.is_matrix(name)
+        default_axes = "DD" if is_matrix else "1D"
+        axes = layout.AXES.get(name, default_axes)
+
         array = arrays.array(f"{side}_l{number + 1}_{name}", axes)
-        array = array if is_matrix else array[0]
-        if path[-1].removesuffix("_bias") in layout.PROJECTIONS:
-            array = array.reshape(*array.shape[:-1], heads, -1)
+        if not is_matrix:
+            array = array[0]
+
+        is_projection = path[-1].removesuffix("_bias") in layout.PROJECTIONS
+        if is_projection:
+            *others, _ = array.shape
+            array = array.reshape(*others, num_heads, -1)
+
         found[path] = array
     return flax.traverse_util.unflatten_dict(found)

@@ -3,18 +3,33 @@
 Names = dict[tuple[str, ...], str]
 
 
+def is_matrix(name: str) -> bool:
+    """Returns whether a name in a layer is of a matrix, and not of a bias or a layer norm."""
+    return "_W" in name and "_ln" not in name
+
+
 def _linear(module: str, ours: str, matrix: str, bias: str) -> Names:
-    return {(module, ours): matrix, (module, f"{ours}_bias"): bias}
+    return {
+        (module, ours): matrix,
+        (module, f"{ours}_bias"): bias,
+    }
 
 
 def _norm(module: str, name: str) -> Names:
-    return {(f"{module}_residual", "norm", p): f"{name}_ln_{p}" for p in ("scale", "bias")}
+    residual = f"{module}_residual"
+    return {
+        (residual, "norm", "scale"): f"{name}_ln_scale",
+        (residual, "norm", "bias"): f"{name}_ln_bias",
+    }
 
 
 def _attention(module: str, name: str) -> Names:
     names: Names = {}
-    for letter, ours in {"q": "query", "k": "key", "v": "value", "o": "output"}.items():
-        names |= _linear(module, ours, f"{name}_W{letter}", f"{name}_b{letter}")
+    for letter, ours in (("q", "query"), ("k", "key"), ("v", "value"), ("o", "output")):
+        matrix = f"{name}_W{letter}"
+        bias = f"{name}_b{letter}"
+        names |= _linear(module, ours, matrix, bias)
+
     return names | _norm(module, f"{name}_Wo")
 
 
@@ -35,7 +50,11 @@ LAYERS: dict[str, Names] = {
     },
 }
 # Axes of tensors: D features, F inner features. All others have D by D, or 1 by D.
-AXES = {"ffn_W1": "DF", "ffn_b1": "1F", "ffn_W2": "FD"}
+AXES = {
+    "ffn_W1": "DF",
+    "ffn_b1": "1F",
+    "ffn_W2": "FD",
+}
 # Paths of arrays whose last axis, in the file, is all heads.
 PROJECTIONS = ("query", "key", "value")
 ALPHA = "_QuantMultA"  # the end of the name of the scale of a matrix's input
@@ -72,4 +91,6 @@ SIZES = {
     "num_layers": "enc-depth",
     "num_decoder_layers": "dec-depth",
 }
-EOS, UNK = 0, 1  # It has no id for padding and for the beginning of sentence.
+# It has no id for padding and for the beginning of sentence.
+EOS = 0
+UNK = 1

@@ -42,13 +42,17 @@ def read_labels(fields: JsonFields) -> list[str]:
         "logits: one as of a sigmoid, several as of a softmax"
     )
     fields.check("problem_type", [None, one], one, advice)
+
     named = fields.values.get("id2label")
     if named is None:
         # transformers has two labels if there is neither field.
         count = fields.integer("num_labels") if "num_labels" in fields.values else 2
         return [f"LABEL_{number}" for number in range(count)]
-    numbers = range(len(named)) if isinstance(named, dict) else ()
-    labels = [str(named.get(str(number), "\n")) for number in numbers]
+
+    labels = []
+    if isinstance(named, dict):
+        # A line break, which no label has, stands for a missing one.
+        labels = [str(named.get(str(number), "\n")) for number in range(len(named))]
     if not labels or not all(map(str.isprintable, labels)):
         raise UserError(f"{fields.place}: expected id2label to name each class: got {named!r:.80}")
     return labels
@@ -57,6 +61,7 @@ def read_labels(fields: JsonFields) -> list[str]:
 def _read(fields: JsonFields) -> dict[str, Any]:
     rate = fields.values.get("hidden_dropout_prob")
     fields.check("classifier_dropout", [None, rate], f"{rate!r}", "BertConfig has one rate")
+
     heads = [head for head, layer in _HEADS.items() if f"{layer}.weight" in fields.tensors]
     labels = read_labels(fields)
     if labels and "pooler" not in heads:
@@ -71,48 +76,61 @@ def _read(fields: JsonFields) -> dict[str, Any]:
 def _network(model: BertConfig) -> str:
     if model.num_classes:
         return "BertForSequenceClassification"
-    heads = {"masked": "BertForMaskedLM", "pooler next": "BertForNextSentencePrediction"}
-    heads |= dict.fromkeys(("pooler masked next", "pooler masked"), "BertForPreTraining")
-    return heads.get(model.heads, "BertModel")
+
+    networks = {
+        "masked": "BertForMaskedLM",
+        "pooler next": "BertForNextSentencePrediction",
+        "pooler masked next": "BertForPreTraining",
+        "pooler masked": "BertForPreTraining",
+    }
+    return networks.get(model.heads, "BertModel")
 
 
 def encoder_tensors(attention: str, norms: tuple[str, str]) -> Iterator[Tensor]:
     """Yields the tensors of all layers, given names that differ among models."""
-    layer, theirs = "encoder/layers", "encoder.layer.{n}"
+    theirs = "encoder.layer.{n}"
+    ours = "encoder/layers/self_attention"
     for name in ("query", "key", "value"):
-        yield from affine(f"{theirs}.{attention}.{name}", "QD", f"{layer}/self_attention/{name}")
-    yield from affine(f"{theirs}.attention.output.dense", "DQ", f"{layer}/self_attention/output")
-    yield from affine(f"{theirs}.intermediate.dense", "FD", f"{layer}/feed_forward/inner")
-    yield from affine(f"{theirs}.output.dense", "DF", f"{layer}/feed_forward/outer")
-    for name, sublayer in zip(norms, ("self_attention", "feed_forward"), strict=True):
-        yield from layer_norm(f"{theirs}.{name}", f"{layer}/{sublayer}_residual/norm")
+        yield from affine(f"{theirs}.{attention}.{name}", "QD", f"{ours}/{name}")
+    yield from affine(f"{theirs}.attention.output.dense", "DQ", f"{ours}/output")
+
+    network = "encoder/layers/feed_forward"
+    yield from affine(f"{theirs}.intermediate.dense", "FD", f"{network}/inner")
+    yield from affine(f"{theirs}.output.dense", "DF", f"{network}/outer")
+
+    for name, sublayer in zip(norms, (ours, network), strict=True):
+        yield from layer_norm(f"{theirs}.{name}", f"{sublayer}_residual/norm")
 
 
 def _tensors(model: BertConfig) -> Iterator[Tensor]:
-    for name, axes, ours in (("word", "VD", "embedding"), ("position", "MD", "positions")):
-        yield Tensor(f"embeddings.{name}_embeddings.weight", axes, (ours,))
+    yield Tensor("embeddings.word_embeddings.weight", "VD", ("embedding",))
+    yield Tensor("embeddings.position_embeddings.weight", "MD", ("positions",))
     yield Tensor("embeddings.token_type_embeddings.weight", "TD", ("token_types",))
     yield from layer_norm("embeddings.LayerNorm", "norm")
     yield from encoder_tensors("attention.self", ("attention.output.LayerNorm", "output.LayerNorm"))
-    axes = {"pooler": "DD", "masked": "DD", "next": "PD"}
+
     for head in model.heads.split():
-        yield from affine(_HEADS[head], axes[head], head)
+        axes = "PD" if head == "next" else "DD"
+        yield from affine(_HEADS[head], axes, head)
     if model.num_classes:
         yield from affine("classifier", "ND", "classes")
+
     if "masked" in model.heads:
         yield from layer_norm("cls.predictions.transform.LayerNorm", "masked_norm")
         yield Tensor("cls.predictions.bias", "V", ("logits_bias",))
+
         yield Tensor("cls.predictions.decoder.bias", "V", ("logits_bias",), is_copy=True)
         yield Tensor("cls.predictions.decoder.weight", "VD", ("embedding",), is_copy=True)
 
 
 def _data(model: BertConfig) -> LabeledConfig:
     """Returns a section of data for a model whose training text is unknown."""
+    has_classes = model.num_classes > 0
     return LabeledConfig(
-        corpus="labeled" if model.num_classes else "masked",
+        corpus="labeled" if has_classes else "masked",
         train="unknown",
         valid="unknown",
-        mask_rate=0.0 if model.num_classes else 0.15,
+        mask_rate=0.0 if has_classes else 0.15,
         max_length=min(LabeledConfig.max_length, model.max_length),
     )
 

@@ -15,7 +15,9 @@ from jaxformer.interop.safetensors import save_arrays
 def can_write(model: TrainedModel) -> bool:
     """Returns whether a model has a foreign architecture, and a foreign tokenizer."""
     expected = HuggingFaceTokenizer if model.config.kind.load_tokenizer else type(None)
-    return isinstance(model.tokenizer, expected) and bool(_layouts(model))
+    if not isinstance(model.tokenizer, expected):
+        return False
+    return bool(_layouts(model))
 
 
 def _layouts(model: TrainedModel) -> list[Layout]:
@@ -25,19 +27,31 @@ def _layouts(model: TrainedModel) -> list[Layout]:
 
 def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
     """Writes model.safetensors, config.json, and the files of the tokenizer or of pictures."""
-    section, tokenizer, layout = model.config.model, model.tokenizer, _layouts(model)[0]
-    save_arrays(layout.arrays(model.params, section, tokenizer), folder / "model.safetensors")
+    section = model.config.model
+    tokenizer = model.tokenizer
+    layout = _layouts(model)[0]
+    arrays = layout.arrays(model.params, section, tokenizer)
+    save_arrays(arrays, folder / "model.safetensors")
+
     files = {"config.json": layout.config_json(section, tokenizer)}
     if tokenizer is not None:
         write_file(folder / "tokenizer.json", tokenizer.json.encode())
         files["tokenizer_config.json"] = layout.tokenizer_config_json(section, tokenizer)
+
     if layout.preprocessor is not None:
         files["preprocessor_config.json"] = layout.preprocessor(section)
+
     for name, fields in files.items():
         content = json.dumps(fields, indent=2, ensure_ascii=False) + "\n"
         write_file(folder / name, content.encode())
-    notes = ("Tensors are float32, with the names that transformers gives them.",)
+
     network = layout.network_of(section)
+    languages = getattr(tokenizer, "languages", ())
     example = layout.example.replace("NETWORK", network)
-    example = example.replace("LANGUAGES", repr(getattr(tokenizer, "languages", ())))
-    return Usage(f"{network} of transformers", "torch transformers", example, notes)
+    example = example.replace("LANGUAGES", repr(languages))
+    return Usage(
+        format=f"{network} of transformers",
+        requires="torch transformers",
+        code=example,
+        notes=("Tensors are float32, with the names that transformers gives them.",),
+    )

@@ -40,8 +40,11 @@ _ONLY = {
 def _read(fields: JsonFields) -> dict[str, Any]:
     same = fields.values["resid_pdrop"]
     fields.check("embd_pdrop", [same], f"resid_pdrop={same!r}", "GPT2Config has one dropout_rate")
-    width = fields.integer("n_embd")
-    return {"d_ff": 4 * width if fields.values["n_inner"] is None else fields.integer("n_inner")}
+
+    d_ff = 4 * fields.integer("n_embd")
+    if fields.values["n_inner"] is not None:
+        d_ff = fields.integer("n_inner")
+    return {"d_ff": d_ff}
 
 
 def _tensors(model: GPT2Config) -> Iterator[Tensor]:
@@ -49,9 +52,12 @@ def _tensors(model: GPT2Config) -> Iterator[Tensor]:
     yield Tensor("lm_head.weight", "VD", ("embedding",), is_copy=True)
     yield Tensor("wpe.weight", "MD", ("positions",))
     yield from layer_norm("ln_f", "decoder/norm")
-    yield from layer_norm("h.{n}.ln_1", f"{_LAYER}/self_attention_residual/norm")
-    yield from layer_norm("h.{n}.ln_2", f"{_LAYER}/feed_forward_residual/norm")
-    attention, network = f"{_LAYER}/self_attention", f"{_LAYER}/feed_forward"
+
+    attention = f"{_LAYER}/self_attention"
+    network = f"{_LAYER}/feed_forward"
+    yield from layer_norm("h.{n}.ln_1", f"{attention}_residual/norm")
+    yield from layer_norm("h.{n}.ln_2", f"{network}_residual/norm")
+
     # Conv1D, whose axes are [in, out].
     for theirs, axes, ours in (
         ("attn.c_attn", "DC", [f"{attention}/{name}" for name in ("query", "key", "value")]),

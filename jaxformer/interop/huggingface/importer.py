@@ -31,10 +31,10 @@ from jaxformer.runs.workdir import Workdir
 
 COMMAND = IMPORT
 FILES = ModelFiles(
-    "a model with a tokenizer.json",
-    ("config.json", "tokenizer.json|sentencepiece.bpe.model|preprocessor_config.json"),
-    ("tokenizer_config.json", "vocab.json"),
-    (
+    model="a model with a tokenizer.json",
+    needed=("config.json", "tokenizer.json|sentencepiece.bpe.model|preprocessor_config.json"),
+    optional=("tokenizer_config.json", "vocab.json"),
+    weights=(
         ("model.safetensors",),
         ("model.safetensors.index.json", "model-*.safetensors"),
         ("pytorch_model.bin",),  # Only this one needs PyTorch.
@@ -49,48 +49,75 @@ _FILES = (
 
 
 def import_huggingface(
-    directory: pathlib.Path, workdir: pathlib.Path, languages: Sequence[str] = ()
+    directory: pathlib.Path,
+    workdir: pathlib.Path,
+    languages: Sequence[str] = (),
 ) -> str:
     """Converts the model in a folder to a new workdir, which every command accepts.
 
     An unfinished workdir is overwritten. ``languages`` has the source and the target language, for
     a model of many languages. Returns a line with a summary of the model, and one about dropout.
     """
-    directory, folder = local_path(directory), Workdir(run_path(workdir))
+    directory = local_path(directory)
+    folder = Workdir(run_path(workdir))
     folder.check_writable(COMMAND)
+
     fields = JsonFields(directory / "config.json", {}, _FILES)
     layout = _layout(fields, languages)
     fields.values = {**layout.defaults, **fields.values}
-    place, found = read_weights(
-        directory, re.compile(f"({re.escape(layout.prefix)})?{layout.buffers}"), _FILES
-    )
-    named = {layout.name_of(name): array for name, array in found.items()}
-    if len(named) < len(found):
-        raise UserError(f"{place}: expected each tensor once, got some with and without a prefix")
-    fields.tensors = named
+    place, tensors = _read_tensors(directory, layout)
+    fields.tensors = tensors
+
     tokenizer = None
     if layout.has_tokenizer:
-        tokenizer = read_tokenizer_files(directory / "tokenizer.json", fields, layout, languages)
+        path = directory / "tokenizer.json"
+        tokenizer = read_tokenizer_files(path, fields, layout, languages=languages)
+
     model = layout.config(fields, tokenizer)
     names = dict(zip(("source_language", "target_language"), languages, strict=False))
     data = dataclasses.replace(layout.data(model), **names)
     config = Config(model=model, data=data, search=layout.search)
-    their_ids, absent = (tokenizer.their_ids, tokenizer.absent) if tokenizer else ([], "")
+
     arrays = NamedArrays(
-        arrays=named,
+        arrays=tensors,
         sizes=sizes_of(model, len(tokenizer.our_ids) if tokenizer else 0),
-        orders={"V": np.asarray(their_ids)},
+        orders={"V": np.asarray(tokenizer.their_ids if tokenizer else [])},
         place=str(place),
     )
-    params = layout.params(arrays, model, abstract_params(model, config.kind), absent)
-    identity = {"tokenizer": tokenizer.sha256} if tokenizer else {}
-    serialized = tokenizer.serialized if tokenizer else None
-    origin = describe_source("Hugging Face", directory)
-    write_model(folder, COMMAND, identity, serialized, config, params, origin=origin)
+    params = layout.params(
+        arrays,
+        model,
+        shapes=abstract_params(model, config.kind),
+        absent=tokenizer.absent if tokenizer else "",
+    )
+    write_model(
+        folder,
+        COMMAND,
+        identity={"tokenizer": tokenizer.sha256} if tokenizer else {},
+        tokenizer=tokenizer.serialized if tokenizer else None,
+        config=config,
+        params=params,
+        origin=describe_source("Hugging Face", directory),
+    )
+
     size = sum(leaf.size for leaf in jax.tree.leaves(params))
     tokens = f", {tokenizer.vocab_size:,} tokens" if tokenizer else ""
     summary = f"{layout.network_of(model)}, {size:,} parameters{tokens}"
     return f"{summary}\n  {layout.dropout(fields, model)}"
+
+
+def _read_tensors(
+    directory: pathlib.Path,
+    layout: Layout,
+) -> tuple[pathlib.Path, dict[str, np.ndarray]]:
+    """Returns the file that lists the tensors, and the tensors by the names of the layout."""
+    buffers = re.compile(f"({re.escape(layout.prefix)})?{layout.buffers}")
+    place, found = read_weights(directory, buffers, _FILES)
+
+    tensors = {layout.name_of(name): array for name, array in found.items()}
+    if len(tensors) < len(found):
+        raise UserError(f"{place}: expected each tensor once, got some with and without a prefix")
+    return place, tensors
 
 
 def _layout(fields: JsonFields, languages: Sequence[str]) -> Layout:
@@ -101,43 +128,69 @@ def _layout(fields: JsonFields, languages: Sequence[str]) -> Layout:
         raise UserError(
             f"{fields.place}: expected model_type to be {' or '.join(LAYOUTS)}: got {name!r:.80}"
         )
+
     layout = LAYOUTS[name]
     if len(languages) != 2 * layout.has_languages:
         options = "--source-language and --target-language"
         expected = options if layout.has_languages else f"no {options}"
         raise UserError(f"{fields.place}: expected {expected} for a model of type {name}")
+
     layout.check_architectures(fields)
     return layout
 
 
 def read_tokenizer_files(
-    path: pathlib.Path, fields: JsonFields, layout: Layout, languages: Sequence[str]
+    path: pathlib.Path,
+    fields: JsonFields,
+    layout: Layout,
+    languages: Sequence[str],
 ) -> ImportedTokenizer:
     """Reads tokenizer.json; the ids of special tokens are in config.json or there."""
     special: dict[str, int | None] = {}
     for name, field in layout.special.items():
         is_set = fields.values.get(field) is not None
         special[name] = fields.integer(field) if is_set else None
-    size, labels = fields.integer("vocab_size"), layout.labels(fields)
+
+    vocab_size = fields.integer("vocab_size")
+    labels = layout.labels(fields)
+
     if layout.has_languages:
         m2m100.check_settings(path.with_name("tokenizer_config.json"))
-        if not path.exists() and (model := path.with_name("sentencepiece.bpe.model")).exists():
-            return m2m100.read_tokenizer(model, languages, size)
-    if not path.exists():
-        raise UserError(f"{path}: no such file; {_FILES}")
-    content = read_whole(path)
-    with prefix_errors(str(path), *MALFORMED):
-        text = content.decode()
-        open_tokenizer_json(text)  # refuses other JSON
+        model = path.with_name("sentencepiece.bpe.model")
+        if not path.exists() and model.exists():
+            return m2m100.read_tokenizer(model, languages, vocab_size)
+
+    text = _read_tokenizer_json(path)
     text = apply_settings(text, path.with_name("tokenizer_config.json"), fields)
     with prefix_errors(str(path), *MALFORMED):
-        special["unk"] = _unknown(json.loads(text))
-        special |= {n: _id_of(json.loads(text), t) for n, t in layout.special_tokens.items()}
-        tokenizer = HuggingFaceTokenizer.assemble(text, special, size, labels, languages)
+        values = json.loads(text)
+        special["unk"] = _unknown(values)
+        for name, token in layout.special_tokens.items():
+            special[name] = _id_of(values, token)
+
+        tokenizer = HuggingFaceTokenizer.assemble(
+            text,
+            special,
+            vocab_size,
+            labels=labels,
+            languages=languages,
+        )
+
         blank = tokenizer.encode_prompt("")  # raises an error if no text has ids
         if labels is not None and blank != [BOS, EOS]:
             raise UserError("expected a post_processor that adds the first and the last token")
         return tokenizer
+
+
+def _read_tokenizer_json(path: pathlib.Path) -> str:
+    if not path.exists():
+        raise UserError(f"{path}: no such file; {_FILES}")
+
+    content = read_whole(path)
+    with prefix_errors(str(path), *MALFORMED):
+        text = content.decode()
+        open_tokenizer_json(text)  # refuses other JSON
+    return text
 
 
 def _unknown(tokenizer: Any) -> int | None:
@@ -152,7 +205,7 @@ def _unknown(tokenizer: Any) -> int | None:
 
 def _id_of(tokenizer: dict[str, Any], token: str) -> int:
     """Returns the id of a special token of tokenizer.json, which must have it."""
-    found = [each["id"] for each in tokenizer["added_tokens"] if each["content"] == token]
-    if not found:
-        raise UserError(f"expected the special token {token}")
-    return found[0]
+    for each in tokenizer["added_tokens"]:
+        if each["content"] == token:
+            return each["id"]
+    raise UserError(f"expected the special token {token}")

@@ -6,7 +6,15 @@ A table serves both directions, so that an export is the inverse of the import, 
 import dataclasses
 import re
 import typing
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
+from collections.abc import (
+    Callable,
+    Collection,
+    Container,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from typing import Any, NamedTuple, TypeAlias
 
 import flax.traverse_util
@@ -45,8 +53,17 @@ class _Anything:
 
 
 ANY = _Anything()
-_TOKEN_NAMES = {name: f"{name}_token" for name in ("pad", "eos", "bos", "unk")}
-_SPECIAL = {name: f"{name}_token_id" for name in ("pad", "eos", "bos")}
+_TOKEN_NAMES = {
+    "pad": "pad_token",
+    "eos": "eos_token",
+    "bos": "bos_token",
+    "unk": "unk_token",
+}
+_SPECIAL = {
+    "pad": "pad_token_id",
+    "eos": "eos_token_id",
+    "bos": "bos_token_id",
+}
 
 
 class Tensor(NamedTuple):
@@ -64,11 +81,25 @@ class Tensor(NamedTuple):
     is_linear: bool = False  # nn.Linear, whose axes are [out, in], or Conv2d: [out, in, y, x]
     is_copy: bool = False  # may be left out, since ``ours`` has been read already
 
+    @property
+    def is_per_layer(self) -> bool:
+        """True if a file has one such tensor for each layer, which our parameters stack."""
+        return "{n}" in self.name
+
+    @property
+    def num_kept_axes(self) -> int:
+        """Number of the first axes of a parameter that are never joined with others."""
+        return self.is_per_layer + len(self.axes) - 1
+
 
 def label_fields(labels: Iterable[str]) -> dict[str, Any]:
     """Returns the fields of config.json that name classes."""
-    names = {str(i): label for i, label in enumerate(labels)}
-    return {"id2label": names, "label2id": {label: int(i) for i, label in names.items()}}
+    label_of_number: dict[str, str] = {}
+    number_of_label: dict[str, int] = {}
+    for number, label in enumerate(labels):
+        label_of_number[str(number)] = label
+        number_of_label[label] = number
+    return {"id2label": label_of_number, "label2id": number_of_label}
 
 
 def affine(theirs: str, axes: str, ours: str, bias: bool = True) -> Iterator[Tensor]:
@@ -163,21 +194,27 @@ class Layout:
         """Returns whether a file can describe a section, with all of its fields."""
         if type(model) is not self.section or not self.is_exported:
             return False
+
         absent = "" if tokenizer is None else tokenizer.absent
         any_value = dict.fromkeys((*_ALWAYS_EXPRESSED, *self.fields.values()), ANY)
         allowed = {"absent_tokens": [absent], **any_value, **self.expressed}
-        return all(
-            getattr(model, field.name) in allowed.get(field.name, [field.default])
-            for field in dataclasses.fields(model)
-        )
+
+        for field in dataclasses.fields(model):
+            value = getattr(model, field.name)
+            if value not in allowed.get(field.name, [field.default]):
+                return False
+        return True
 
     def network_of(self, model: Any) -> str:
-        return self.network if isinstance(self.network, str) else self.network(model)
+        if isinstance(self.network, str):
+            return self.network
+        return self.network(model)
 
     def check_architectures(self, fields: JsonFields) -> None:
         """Refuses a file of a class whose head we lack; its tensors may have names of ours."""
         found = fields.values.get("architectures")
-        for name in found if isinstance(found, list) else [found]:
+        names = found if isinstance(found, list) else [found]
+        for name in names:
             task = re.search("For[A-Z].*", str(name))
             if task and task[0] not in self.tasks:
                 known = ", ".join(self.tasks) or "a language model"
@@ -197,47 +234,72 @@ class Layout:
         """Returns the section that a config.json describes; refuses other fields by name."""
         for name, only in self.only.items():
             fields.check(name, [only], repr(only), f"{self.section.__name__} has no other")
-        fields.check_known({*self.fields, *self.only, *self.defaults}, self.ignored)
-        values = {ours: self._value(fields, name, ours) for name, ours in self.fields.items()}
+        known = {*self.fields, *self.only, *self.defaults}
+        fields.check_known(known, self.ignored)
+
+        values = {}
+        for name, ours in self.fields.items():
+            values[ours] = self._value(fields, name, ours)
         values |= self.read(fields)
         if tokenizer is not None:
             values["vocab_size"] = tokenizer.vocab_size
             if tokenizer.absent and hasattr(self.section, "absent_tokens"):
                 values["absent_tokens"] = tokenizer.absent
+
         with prefix_errors(str(fields.place)):
             return self.section(**values)
 
     def dropout(self, fields: JsonFields, model: Any) -> str:
         """Describes the dropout of a run that begins with the model."""
-        names = "dropout", "attention_dropout"
-        rates = {name: getattr(model, f"{name}_rate", 0) for name in names}
-        found = [f"{name.replace('_', ' ')} {rate:g}" for name, rate in rates.items() if rate]
-        lacks = [f"{n}={r}{part}" for n, part in self.lacks.items() if (r := fields.values.get(n))]
+        found = []
+        for name in ("dropout", "attention_dropout"):
+            rate = getattr(model, f"{name}_rate", 0)
+            if rate:
+                found.append(f"{name.replace('_', ' ')} {rate:g}")
+
+        lacking = []
+        for name, part in self.lacks.items():
+            rate = fields.values.get(name)
+            if rate:
+                lacking.append(f"{name}={rate}{part}")
+
         text = f"{' and '.join(found) or 'no dropout'} in fine-tuning, as in config.json"
-        return f"{text}, but not {' or '.join(lacks)}" if lacks else text
+        if lacking:
+            text += f", but not {' or '.join(lacking)}"
+        return text
 
     def _value(self, fields: JsonFields, name: str, ours: str) -> Any:
+        """Returns the value of a field of config.json, of the type of our field."""
         if ours == "activation":
             fields.check(name, list(ACTIVATIONS), " or ".join(ACTIVATIONS), "has no other")
             return ACTIVATIONS[fields.values[name]]
+
         if fields.values.get(name, "") is None:
             return None  # Our dataclass refuses it, unless it has a default.
+
         hint = typing.get_type_hints(self.section)[ours]
-        return {bool: fields.boolean, float: fields.number}.get(hint, fields.integer)(name)
+        if hint is bool:
+            return fields.boolean(name)
+        if hint is float:
+            return fields.number(name)
+        return fields.integer(name)
 
     def config_json(self, model: Any, tokenizer: HuggingFaceTokenizer | None) -> dict[str, Any]:
         """Returns the fields of config.json; the inverse of :meth:`config`."""
-        values = {name: getattr(model, ours) for name, ours in self.fields.items()}
+        values = {}
         for name, ours in self.fields.items():
-            if ours == "activation":
-                values[name] = next(n for n, own in ACTIVATIONS.items() if own == values[name])
+            value = getattr(model, ours)
+            values[name] = activation_name(value) if ours == "activation" else value
+
         special: dict[str, Any] = {}
         if tokenizer is not None:
             special["vocab_size"] = len(tokenizer.our_ids)
             for name in self.special.keys() - self.special_tokens.keys():
                 special[self.special[name]] = tokenizer.special[name]
-            if labels := tokenizer.symbols:
-                special |= label_fields(labels)
+
+            if tokenizer.symbols:
+                special |= label_fields(tokenizer.symbols)
+
         return {
             "architectures": [self.network_of(model)],
             "model_type": self.model_type,
@@ -253,32 +315,48 @@ class Layout:
         inputs = ["input_ids", "attention_mask"]
         if "num_token_types" in self.fields.values():
             inputs.insert(1, "token_type_ids")
+
         fields: dict[str, Any] = {
             "tokenizer_class": self.tokenizer_class,
             "model_input_names": inputs,
             "clean_up_tokenization_spaces": False,
         }
+
         if "max_length" in self.fields.values():
             fields["model_max_length"] = model.max_length
+
         if tokenizer.languages:
-            fields["src_lang"], fields["tgt_lang"] = tokenizer.languages
+            source, target = tokenizer.languages
+            fields["src_lang"] = source
+            fields["tgt_lang"] = target
         return fields | tokenizer.special_pieces(self.token_names)
 
     def params(self, arrays: NamedArrays, model: Any, shapes: PyTree, absent: str) -> PyTree:
         """Returns our parameters, in these shapes, from the tensors of a file."""
-        flat = {n: a.astype(np.float32) for n, a in self.constants(model, absent).items()}
+        flat = {}
+        for path, constant in self.constants(model, absent).items():
+            flat[path] = constant.astype(np.float32)
+
         templates = _flatten(shapes)
         for tensor in self.tensors(model):
             if tensor.is_copy:
                 _check_copy(arrays, tensor, flat)
                 continue
-            layers = [arrays.array(name, tensor.axes) for name in _names(tensor, model)]
-            layers = [layer.transpose(_order(tensor)) for layer in layers]
-            joined = np.stack(layers) if "{n}" in tensor.name else layers[0]
-            sizes = [_width(templates[path].shape, tensor) for path in tensor.ours]
-            parts = np.split(joined, np.cumsum(sizes)[:-1], axis=-1)
-            for path, part in zip(tensor.ours, parts, strict=True):
-                flat[path] = part.reshape(templates[path].shape)
+
+            layers = []
+            for name in _names(tensor, model):
+                layer = arrays.array(name, tensor.axes)
+                layers.append(layer.transpose(_order(tensor)))
+            joined = np.stack(layers) if tensor.is_per_layer else layers[0]
+
+            # A file may join several of our parameters along the last axis.
+            own_shapes = [templates[path].shape for path in tensor.ours]
+            widths = [_width(shape, tensor) for shape in own_shapes]
+            ends = np.cumsum(widths)
+            parts = np.split(joined, ends[:-1], axis=-1)
+            for path, shape, part in zip(tensor.ours, own_shapes, parts, strict=True):
+                flat[path] = part.reshape(shape)
+
         arrays.check_all_read()
         assert flat.keys() == templates.keys(), sorted(flat.keys() ^ templates.keys())
         return flax.traverse_util.unflatten_dict(flat, sep="/")
@@ -287,38 +365,46 @@ class Layout:
         self, params: PyTree, model: Any, tokenizer: HuggingFaceTokenizer | None
     ) -> dict[str, Float[np.ndarray, "..."]]:
         """Returns the tensors of a file; the inverse of :meth:`params`."""
-        flat, found = _flatten(params), {}
-        has_head = any(tensor.name.startswith(self.heads) for tensor in self.tensors(model))
-        prefix = self.prefix if has_head else ""
-        ids = np.arange(0) if tokenizer is None else tokenizer.our_ids
-        sizes, absent = sizes_of(model, len(ids)), "" if tokenizer is None else tokenizer.absent
+        flat = _flatten(params)
+        absent = "" if tokenizer is None else tokenizer.absent
         constants = self.constants(model, absent)
         self._check_all_written(flat, model, constants)
-        for path, array in constants.items():
-            if not np.array_equal(flat[path], array):
-                raise UserError(
-                    f"{self.model_type}: transformers has no {path}, which training has changed; "
-                    f"train with training.freeze={path}"
-                )
-        for tensor in self.tensors(model):
+        self._check_unchanged(flat, constants)
+
+        tensors = list(self.tensors(model))
+        has_head = any(tensor.name.startswith(self.heads) for tensor in tensors)
+        prefix = self.prefix if has_head else ""
+        our_ids = np.arange(0) if tokenizer is None else tokenizer.our_ids
+        sizes = sizes_of(model, len(our_ids))
+
+        found = {}
+        for tensor in tensors:
             if tensor.is_copy:
                 continue
-            order, kept = _order(tensor), len(tensor.axes) - 1 + ("{n}" in tensor.name)
-            own = [flat[path].reshape(*flat[path].shape[:kept], -1) for path in tensor.ours]
-            joined = np.concatenate(own, axis=-1) if len(own) > 1 else flat[tensor.ours[0]]
-            joined = joined[ids] if tensor.axes[0] == "V" else joined
+
+            joined = _join([flat[path] for path in tensor.ours], tensor)
+            if tensor.axes[0] == "V":
+                joined = joined[our_ids]
+
             names = _names(tensor, model)
-            shape = [len(names), *(sizes[tensor.axes[axis]] for axis in order)]
-            layers = joined.reshape(shape).transpose(0, *(1 + np.argsort(order)))
+            order = _order(tensor)
+            shape = [sizes[tensor.axes[axis]] for axis in order]
+            layers = joined.reshape(len(names), *shape)
+            layers = layers.transpose(0, *(1 + np.argsort(order)))  # in the order of the file
+
             for name, layer in zip(names, layers, strict=True):
-                found[name if name.startswith(self.heads) else prefix + name] = layer
+                is_of_head = name.startswith(self.heads)
+                found[name if is_of_head else prefix + name] = layer
         return found
 
     def _check_all_written(
         self, params: Collection[str], model: Any, constants: Collection[str]
     ) -> None:
         """Refuses parameters that no tensor of a file holds."""
-        written = {path for tensor in self.tensors(model) for path in tensor.ours}
+        written: set[str] = set()
+        for tensor in self.tensors(model):
+            written.update(tensor.ours)
+
         unwritten = sorted(set(params) - written - set(constants))
         if unwritten:
             raise UserError(
@@ -326,21 +412,55 @@ class Layout:
                 f"{unwritten[0]}, which transformers has no place for; remove it"
             )
 
+    def _check_unchanged(
+        self, params: Mapping[str, np.ndarray], constants: Mapping[str, np.ndarray]
+    ) -> None:
+        """Refuses other values of the parameters that files lack."""
+        for path, array in constants.items():
+            if not np.array_equal(params[path], array):
+                raise UserError(
+                    f"{self.model_type}: transformers has no {path}, which training has changed; "
+                    f"train with training.freeze={path}"
+                )
+
 
 def sizes_of(model: Architecture, vocab_size: int) -> dict[str, int]:
     """Returns the size of each axis of :class:`Tensor`."""
-    queries, keys = (heads * model.key_size for heads in (model.num_heads, model.kv_heads))
-    sizes = {"D": model.d_model, "F": model.d_ff, "H": model.num_heads, "V": vocab_size}
-    sizes |= {"Q": queries, "K": keys, "C": queries + 2 * keys, "P": 2, "1": 1}
-    fields = {"M": "max_length", "R": "num_buckets", "N": "num_classes", "T": "num_token_types"}
-    fields |= {"S": "num_tokens", "X": "patch_size", "Y": "patch_size", "Z": "channels"}
-    return sizes | {axis: getattr(model, field, 0) for axis, field in fields.items()}
+    queries = model.num_heads * model.key_size
+    keys = model.kv_heads * model.key_size
+    return {
+        "1": 1,
+        "C": queries + 2 * keys,
+        "D": model.d_model,
+        "F": model.d_ff,
+        "H": model.num_heads,
+        "K": keys,
+        "M": getattr(model, "max_length", 0),
+        "N": getattr(model, "num_classes", 0),
+        "P": 2,
+        "Q": queries,
+        "R": getattr(model, "num_buckets", 0),
+        "S": getattr(model, "num_tokens", 0),
+        "T": getattr(model, "num_token_types", 0),
+        "V": vocab_size,
+        "X": getattr(model, "patch_size", 0),
+        "Y": getattr(model, "patch_size", 0),
+        "Z": getattr(model, "channels", 0),
+    }
+
+
+def activation_name(activation: str) -> str:
+    """Returns the first name in transformers of one of our activations."""
+    return next(theirs for theirs, ours in ACTIVATIONS.items() if ours == activation)
 
 
 def _check_copy(arrays: NamedArrays, tensor: Tensor, read: Mapping[str, np.ndarray]) -> None:
     if tensor.name not in arrays:
         return
-    if not np.array_equal(arrays.array(tensor.name, tensor.axes), read[tensor.ours[0]]):
+
+    copied = arrays.array(tensor.name, tensor.axes)
+    original = read[tensor.ours[0]]
+    if not np.array_equal(copied, original):
         raise UserError(
             f"{arrays.place}: expected {tensor.name} to be the same as the embeddings, as "
             "config.json says"
@@ -352,18 +472,35 @@ def _flatten(tree: PyTree) -> dict[str, Any]:
 
 
 def _names(tensor: Tensor, model: Architecture) -> list[str]:
-    if "{n}" not in tensor.name:
+    """Returns the names of a tensor in a file, one for each layer."""
+    if not tensor.is_per_layer:
         return [tensor.name]
-    layers = model.num_layers if tensor.ours[0].startswith("encoder/") else model.decoder_layers
-    return [tensor.name.format(n=number) for number in range(layers)]
+
+    is_of_encoder = tensor.ours[0].startswith("encoder/")
+    num_layers = model.num_layers if is_of_encoder else model.decoder_layers
+    return [tensor.name.format(n=number) for number in range(num_layers)]
 
 
 def _order(tensor: Tensor) -> tuple[int, ...]:
     """Returns the order of our axes, of a matrix or a convolution: the outputs last."""
     axes = tuple(range(len(tensor.axes)))
-    return (*axes[2:], *axes[1::-1]) if tensor.is_linear else axes
+    if not tensor.is_linear:
+        return axes
+    return (*axes[2:], *axes[1::-1])
 
 
 def _width(shape: tuple[int, ...], tensor: Tensor) -> int:
     """Returns the size of the axes of a parameter that a file joins, the last ones."""
-    return int(np.prod(shape[len(tensor.axes) - 1 + ("{n}" in tensor.name) :]))
+    return int(np.prod(shape[tensor.num_kept_axes :]))
+
+
+def _join(params: Sequence[np.ndarray], tensor: Tensor) -> Float[np.ndarray, "..."]:
+    """Returns the parameters of a tensor, joined along the axes that a file joins."""
+    if len(params) == 1:
+        return params[0]
+
+    flat = []
+    for array in params:
+        kept = array.shape[: tensor.num_kept_axes]
+        flat.append(array.reshape(*kept, -1))
+    return np.concatenate(flat, axis=-1)

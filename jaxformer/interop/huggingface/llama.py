@@ -46,17 +46,27 @@ _EXPRESSED = {"embeddings": ANY, "rotary_base": ANY}
 def _read(fields: JsonFields) -> dict[str, Any]:
     plain = "LlamaConfig has plain rotary positions"
     fields.check("rope_scaling", [None], "null", plain)
+
     rope = fields.values["rope_parameters"]
     if rope is not None:
-        others = isinstance(rope, dict) and rope.keys() - {"rope_theta"} != {"rope_type"}
-        if not isinstance(rope, dict) or others or rope["rope_type"] != "default":
+        if not _is_plain(rope):
             raise UserError(
                 f"{fields.place}: expected rope_parameters with rope_type 'default' and rope_theta "
                 f"only: got {rope!r:.200}; jaxformer's {plain}"
             )
         fields.values["rope_theta"] = rope.get("rope_theta", fields.values["rope_theta"])
+
     embeddings = "tied" if fields.boolean("tie_word_embeddings") else "separate"
     return {"rotary_base": fields.number("rope_theta"), "embeddings": embeddings}
+
+
+def _is_plain(rope: Any) -> bool:
+    """Returns whether rotary positions have no parameter but their base."""
+    if not isinstance(rope, dict):
+        return False
+
+    others = {name: value for name, value in rope.items() if name != "rope_theta"}
+    return others == {"rope_type": "default"}
 
 
 def _write(model: LlamaConfig) -> dict[str, Any]:
@@ -70,14 +80,17 @@ def _write(model: LlamaConfig) -> dict[str, Any]:
 
 
 def _tensors(model: LlamaConfig) -> Iterator[Tensor]:
-    tied, layer = model.embeddings == "tied", "decoder/layers"
+    tied = model.embeddings == "tied"
     yield Tensor("model.embed_tokens.weight", "VD", ("embedding",))
     yield Tensor("lm_head.weight", "VD", model.embedding_names[2:], is_copy=tied)
     yield rms_norm("model.norm", "decoder")
+
     name = "model.layers.{n}"
-    yield rms_norm(f"{name}.input_layernorm", f"{layer}/self_attention_residual")
-    yield rms_norm(f"{name}.post_attention_layernorm", f"{layer}/feed_forward_residual")
-    attention, network = f"{layer}/self_attention", f"{layer}/feed_forward"
+    attention = "decoder/layers/self_attention"
+    network = "decoder/layers/feed_forward"
+    yield rms_norm(f"{name}.input_layernorm", f"{attention}_residual")
+    yield rms_norm(f"{name}.post_attention_layernorm", f"{network}_residual")
+
     for theirs, axes, ours, biased in (
         ("self_attn.q_proj", "QD", f"{attention}/query", model.attention_biases),
         ("self_attn.k_proj", "KD", f"{attention}/key", model.attention_biases),
@@ -112,8 +125,15 @@ LLAMA = Layout(
 
 def _read_mistral(fields: JsonFields) -> dict[str, Any]:
     # Theirs is the number of tokens that are seen, ours the distance of the last of them.
-    is_set = fields.values["sliding_window"] is not None
-    return _read(fields) | {"window": fields.integer("sliding_window") - 1 if is_set else None}
+    window = None
+    if fields.values["sliding_window"] is not None:
+        window = fields.integer("sliding_window") - 1
+    return _read(fields) | {"window": window}
+
+
+def _write_mistral(model: LlamaConfig) -> dict[str, Any]:
+    window = model.window and model.window + 1
+    return _write(model) | {"sliding_window": window}
 
 
 _OUTPUT_BIAS = "decoder/layers/self_attention/output_bias"
@@ -126,7 +146,7 @@ MISTRAL = dataclasses.replace(
     defaults=_DEFAULTS | {"num_key_value_heads": 8, "sliding_window": 4096},
     only=dict.fromkeys(_BIASES, False),
     read=_read_mistral,
-    write=lambda model: _write(model) | {"sliding_window": model.window and model.window + 1},
+    write=_write_mistral,
     expressed=_EXPRESSED | {"window": ANY},
 )
 
@@ -137,6 +157,17 @@ def _read_qwen2(fields: JsonFields) -> dict[str, Any]:
     return _read(fields) | {"attention_biases": True}
 
 
+def _tensors_qwen2(model: LlamaConfig) -> Iterator[Tensor]:
+    for tensor in _tensors(model):
+        if not tensor.name.endswith("o_proj.bias"):
+            yield tensor
+
+
+def _constants_qwen2(model: LlamaConfig, absent: str) -> dict[str, np.ndarray]:
+    """Returns the bias that files lack."""
+    return {_OUTPUT_BIAS: np.zeros((model.num_layers, model.d_model))}
+
+
 QWEN2 = dataclasses.replace(
     MISTRAL,
     model_type="qwen2",
@@ -145,7 +176,7 @@ QWEN2 = dataclasses.replace(
     only={"use_sliding_window": False},
     ignored="sliding_window|max_window_layers|layer_types",  # the last is checked
     read=_read_qwen2,
-    tensors=lambda model: (t for t in _tensors(model) if not t.name.endswith("o_proj.bias")),
-    constants=lambda model, absent: {_OUTPUT_BIAS: np.zeros((model.num_layers, model.d_model))},
+    tensors=_tensors_qwen2,
+    constants=_constants_qwen2,
     is_exported=False,  # An export is a LLaMA.
 )

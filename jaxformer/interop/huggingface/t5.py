@@ -7,7 +7,14 @@ from typing import Any
 import numpy as np
 
 from jaxformer.errors import UserError
-from jaxformer.interop.huggingface.layout import ACTIVATIONS, ANY, Layout, Tensor, rms_norm
+from jaxformer.interop.huggingface.layout import (
+    ACTIVATIONS,
+    ANY,
+    Layout,
+    Tensor,
+    activation_name,
+    rms_norm,
+)
 from jaxformer.interop.huggingface.text import EXAMPLE, SPECIAL, TOKEN_NAMES, pair_data
 from jaxformer.interop.json_fields import JsonFields
 from jaxformer.models.t5 import T5Config
@@ -36,11 +43,27 @@ _DEFAULTS = {
     "scale_decoder_outputs": None,
     "tie_word_embeddings": True,
 }
-_MODULES = {"SelfAttention": "self_attention", "EncDecAttention": "cross_attention"}
-_MODULES |= {"DenseReluDense": "feed_forward"}
-_ATTENTION = (("q", "QD", "query"), ("k", "KD", "key"), ("v", "KD", "value"), ("o", "DQ", "output"))
-_PLAIN = (("wi", "FD", "inner"), ("wo", "DF", "outer"))
-_GATED = (("wi_0", "FD", "inner"), ("wi_1", "FD", "linear"), ("wo", "DF", "outer"))
+_MODULES = {
+    "SelfAttention": "self_attention",
+    "EncDecAttention": "cross_attention",
+    "DenseReluDense": "feed_forward",
+}
+# The matrices of a module: their name, their axes, and our name.
+_ATTENTION = (
+    ("q", "QD", "query"),
+    ("k", "KD", "key"),
+    ("v", "KD", "value"),
+    ("o", "DQ", "output"),
+)
+_PLAIN = (
+    ("wi", "FD", "inner"),
+    ("wo", "DF", "outer"),
+)
+_GATED = (
+    ("wi_0", "FD", "inner"),
+    ("wi_1", "FD", "linear"),
+    ("wo", "DF", "outer"),
+)
 _EXPRESSED: dict[str, Container[Any]] = {
     "activation": ANY,
     "gated": ANY,
@@ -51,35 +74,45 @@ _EXPRESSED: dict[str, Container[Any]] = {
 
 
 def _read(fields: JsonFields) -> dict[str, Any]:
-    gated, _, name = str(fields.values["feed_forward_proj"]).rpartition("-")
-    name = "gelu_new" if (gated, name) == ("gated", "gelu") else name
-    if gated not in ("", "gated") or name not in ACTIVATIONS:
+    network = fields.values["feed_forward_proj"]
+    prefix, _, name = str(network).rpartition("-")
+    is_gated = prefix == "gated"
+    if is_gated and name == "gelu":
+        name = "gelu_new"
+    if prefix not in ("", "gated") or name not in ACTIVATIONS:
         raise UserError(
             f"{fields.place}: expected feed_forward_proj to be gated-gelu, or one of "
             f"{', '.join(ACTIVATIONS)} with or without gated-: got "
-            f"{fields.values['feed_forward_proj']!r:.80}"
+            f"{network!r:.80}"
         )
+
     same = "feed-forward networks follow feed_forward_proj"
     fields.check("dense_act_fn", [None, name], repr(name), same)
-    fields.check("is_gated_act", [None, bool(gated)], repr(bool(gated)), same)
+    fields.check("is_gated_act", [None, is_gated], repr(is_gated), same)
+
     is_set = fields.values["scale_decoder_outputs"] is not None
     scaled = "scale_decoder_outputs" if is_set else "tie_word_embeddings"
-    table, output = fields.tensors.get("shared.weight"), fields.tensors.get("lm_head.weight")
-    tied = table is None or output is None or np.array_equal(table, output)
+
+    table = fields.tensors.get("shared.weight")
+    output = fields.tensors.get("lm_head.weight")
+    is_tied = table is None or output is None or np.array_equal(table, output)
     return {
-        "embeddings": "tied" if tied else "separate",
+        "embeddings": "tied" if is_tied else "separate",
         "activation": ACTIVATIONS[name],
-        "gated": bool(gated),
+        "gated": is_gated,
         "scaled_output": fields.boolean(scaled),
     }
 
 
 def _write(model: T5Config) -> dict[str, Any]:
-    name = next(n for n, own in ACTIVATIONS.items() if own == model.activation)
-    plain = "gelu" if name == "gelu_new" and model.gated else name
+    network = activation_name(model.activation)
+    if model.gated:
+        name = "gelu" if network == "gelu_new" else network
+        network = f"gated-{name}"
+
     return {
         "num_decoder_layers": model.decoder_layers,
-        "feed_forward_proj": f"gated-{plain}" if model.gated else name,
+        "feed_forward_proj": network,
         # Earlier versions scale the output if, and only if, embeddings are tied.
         "tie_word_embeddings": model.scaled_output,
         "scale_decoder_outputs": model.scaled_output,
@@ -87,27 +120,40 @@ def _write(model: T5Config) -> dict[str, Any]:
 
 
 def _tensors(model: T5Config) -> Iterator[Tensor]:
+
     tied = model.embeddings == "tied"
     yield Tensor("shared.weight", "VD", ("embedding",))
     yield Tensor("lm_head.weight", "VD", model.embedding_names[2:], is_copy=tied)
-    for stack, skipped in (("encoder", "EncDecAttention"), ("decoder", "")):
-        sublayers = [name for name in _MODULES if name != skipped]
+    for stack in ("encoder", "decoder"):
         yield Tensor(f"{stack}.embed_tokens.weight", "VD", ("embedding",), is_copy=True)
+
         yield rms_norm(f"{stack}.final_layer_norm", stack)
-        shared = f"{stack}.block.0", f"{stack}/bias/table"
-        own = f"{stack}.block.{{n}}", f"{stack}/layers/self_attention/bias/table"
-        block, bias = own if model.bias_per_layer else shared
-        name = f"{block}.layer.0.SelfAttention.relative_attention_bias.weight"
-        yield Tensor(name, "RH", (bias,))
+        yield _position_bias(stack, model)
+
+        sublayers = list(_MODULES)
+        if stack == "encoder":
+            sublayers.remove("EncDecAttention")
         for number, sublayer in enumerate(sublayers):
             place = f"{stack}.block.{{n}}.layer.{number}"
-            ours, matrices = f"{stack}/layers/{_MODULES[sublayer]}", _ATTENTION
+            ours = f"{stack}/layers/{_MODULES[sublayer]}"
             yield rms_norm(f"{place}.layer_norm", f"{ours}_residual")
+
+            matrices = _ATTENTION
             if sublayer == "DenseReluDense":
                 matrices = _GATED if model.gated else _PLAIN
-            for theirs, axes, path in matrices:
+            for theirs, axes, matrix in matrices:
                 name = f"{place}.{sublayer}.{theirs}.weight"
-                yield Tensor(name, axes, (f"{ours}/{path}",), is_linear=True)
+                yield Tensor(name, axes, (f"{ours}/{matrix}",), is_linear=True)
+
+
+def _position_bias(stack: str, model: T5Config) -> Tensor:
+    """Returns the table of the relative positions, one for each layer or for all of a stack."""
+    block = f"{stack}.block.0"
+    ours = f"{stack}/bias/table"
+    if model.bias_per_layer:
+        block = f"{stack}.block.{{n}}"
+        ours = f"{stack}/layers/self_attention/bias/table"
+    return Tensor(f"{block}.layer.0.SelfAttention.relative_attention_bias.weight", "RH", (ours,))
 
 
 T5 = Layout(

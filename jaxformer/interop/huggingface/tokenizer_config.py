@@ -36,11 +36,14 @@ def apply_settings(text: str, place: pathlib.Path, config: JsonFields) -> str:
     """
     settings = JsonFields(place, {})
     settings.check("split_special_tokens", [None, False], "false", "tokens in a text are special")
+
     pipeline = json.loads(text)
     before = json.dumps(pipeline)
     override = _OVERRIDES.get(_class_name(settings, config))
     if override is not None:
         override(pipeline, settings)
+
+    # An unchanged pipeline keeps its text.
     if json.dumps(pipeline) != before:
         text = json.dumps(pipeline, ensure_ascii=False)
     return _with_special_tokens(text, pipeline, settings)
@@ -49,8 +52,13 @@ def apply_settings(text: str, place: pathlib.Path, config: JsonFields) -> str:
 def _class_name(settings: JsonFields, config: JsonFields) -> str:
     """Returns the class that AutoTokenizer selects, without the older ending "Fast"."""
     model_type = str(config.values.get("model_type"))
-    named = settings.values.get("tokenizer_class") or config.values.get("tokenizer_class")
-    name = _OVERRULED.get(model_type) or named or _REGISTERED.get(model_type)
+
+    name = (
+        _OVERRULED.get(model_type)
+        or settings.values.get("tokenizer_class")
+        or config.values.get("tokenizer_class")
+        or _REGISTERED.get(model_type)
+    )
     return str(name).removesuffix("Fast")
 
 
@@ -74,6 +82,7 @@ def _override_bert(pipeline: Pipeline, settings: JsonFields) -> None:
 
 
 def _override_byte_level(pipeline: Pipeline, settings: JsonFields) -> None:
+
     prefix = _switch(settings, "add_prefix_space", False)
     for step in _steps(pipeline.get("pre_tokenizer"), "pretokenizers"):
         if step.get("type") == "ByteLevel":
@@ -81,19 +90,15 @@ def _override_byte_level(pipeline: Pipeline, settings: JsonFields) -> None:
 
 
 def _override_llama(pipeline: Pipeline, settings: JsonFields) -> None:
+
     steps = _steps(pipeline.get("pre_tokenizer"), "pretokenizers")
     is_byte_level = any(step.get("type") == "ByteLevel" for step in steps)
     if pipeline["model"].get("type") != "BPE" or is_byte_level:
         return
+
     scheme = "always" if _switch(settings, "legacy", False) else "first"
-    decoders: list[Pipeline] = [
-        {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
-        {"type": "ByteFallback"},
-        {"type": "Fuse"},
-    ]
-    if _switch(settings, "add_prefix_space", True):
-        decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
-    else:
+    has_prefix_space = _switch(settings, "add_prefix_space", True)
+    if not has_prefix_space:
         scheme = "never"
     pipeline["normalizer"] = None
     pipeline["pre_tokenizer"] = {
@@ -102,6 +107,14 @@ def _override_llama(pipeline: Pipeline, settings: JsonFields) -> None:
         "prepend_scheme": scheme,
         "split": False,
     }
+
+    decoders: list[Pipeline] = [
+        {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+        {"type": "ByteFallback"},
+        {"type": "Fuse"},
+    ]
+    if has_prefix_space:
+        decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
     pipeline["decoder"] = {"type": "Sequence", "decoders": decoders}
 
 
@@ -130,19 +143,28 @@ def _with_special_tokens(text: str, pipeline: Pipeline, settings: JsonFields) ->
     missing = [token for token in _named_tokens(settings) if token not in known]
     if not missing:
         return text
+
     tokenizer = open_tokenizer_json(text)
-    tokenizer.add_special_tokens(list(dict.fromkeys(missing)))
+    each_once = list(dict.fromkeys(missing))
+    tokenizer.add_special_tokens(each_once)
     return tokenizer.to_str()
 
 
 def _named_tokens(settings: JsonFields) -> Iterator[str]:
     """Yields the contents of the special tokens of tokenizer_config.json."""
     found = [settings.values.get(f"{name}_token") for name in _SPECIAL]
+
     for name in ("additional_special_tokens", "extra_special_tokens"):
         more = settings.values.get(name) or []
-        found += more.values() if isinstance(more, dict) else more
+        if isinstance(more, dict):
+            more = more.values()
+        found += more
+
     for token in found:
-        content = token.get("content") if isinstance(token, dict) else token
+        content = token
+        if isinstance(token, dict):
+            content = token.get("content")
+
         if isinstance(content, str) and content:
             yield content
         elif token is not None:

@@ -30,20 +30,30 @@ print(model(torch.zeros(1, model.config.num_channels, *size)).logits)  # pixels 
 def _read(fields: JsonFields) -> dict[str, Any]:
     """Returns further fields; checks that pixels are from -1 to 1, as ours are."""
     pixels = JsonFields(fields.place.with_name("preprocessor_config.json"), {})
+
     half = [0.5] * fields.integer("num_channels")
-    for name, value in {**_PIXELS, "image_mean": half, "image_std": half}.items():
+    expected = {**_PIXELS, "image_mean": half, "image_std": half}
+    for name, value in expected.items():
         pixels.check(name, [value], repr(value), "pixels are from -1 to 1")
+
     size = fields.values["image_size"]
-    height, width = size if isinstance(size, list) and len(size) == 2 else (size, size)
+    is_pair = isinstance(size, list) and len(size) == 2
+    height, width = size if is_pair else (size, size)
     fields.values |= {"height": height, "width": width}
-    sizes = {name: fields.integer(name) for name in ("height", "width")}
-    return {**sizes, "num_classes": len(read_labels(fields))}
+    return {
+        "height": fields.integer("height"),
+        "width": fields.integer("width"),
+        "num_classes": len(read_labels(fields)),
+    }
 
 
 def _write(model: ViTConfig) -> dict[str, Any]:
-    size = [model.height, model.width]
-    labels = label_fields(f"LABEL_{number}" for number in range(model.num_classes))
-    return {"image_size": size if size[0] != size[1] else size[0], **labels}
+    is_square = model.height == model.width
+    labels = [f"LABEL_{number}" for number in range(model.num_classes)]
+    return {
+        "image_size": model.height if is_square else [model.height, model.width],
+        **label_fields(labels),
+    }
 
 
 def _preprocessor(model: ViTConfig) -> dict[str, Any]:
@@ -63,6 +73,7 @@ def _tensors(model: ViTConfig) -> Iterator[Tensor]:
     yield Tensor("embeddings.cls_token", "11D", ("class_token",))
     yield Tensor("embeddings.position_embeddings", "1SD", ("positions",))
     yield from affine("embeddings.patch_embeddings.projection", "DZYX", "patches")
+
     yield from encoder_tensors("attention.attention", ("layernorm_before", "layernorm_after"))
     yield from layer_norm("layernorm", "encoder/norm")
     yield from affine("classifier", "ND", "classes")

@@ -59,8 +59,10 @@ _ONLY_IN_SEARCH: dict[str, Any] = {
     "num_beam_groups": 1,
     "repetition_penalty": 1.0,
     "encoder_no_repeat_ngram_size": 0,
-    **dict.fromkeys(("forced_bos_token_id", "forced_decoder_ids")),
-    **dict.fromkeys(("suppress_tokens", "begin_suppress_tokens")),
+    "forced_bos_token_id": None,
+    "forced_decoder_ids": None,
+    "suppress_tokens": None,
+    "begin_suppress_tokens": None,
 }
 # The settings of the search that are read, and settings that change no translation.
 _READ_IN_SEARCH = re.compile(
@@ -84,13 +86,18 @@ class MarianConfig:
     """A Marian model's config.json, and the generation_config.json beside it."""
 
     def __init__(self, directory: pathlib.Path) -> None:
-        self._fields = fields = JsonFields(directory / "config.json", _DEFAULTS, LAYOUT)
-        place = directory / "generation_config.json"
+        fields = JsonFields(directory / "config.json", _DEFAULTS, LAYOUT)
+        self._fields = fields
+
         # Older models have these settings in config.json.
-        self._search = JsonFields(place if place.exists() else fields.place, {}, LAYOUT)
+        place = directory / "generation_config.json"
+        has_own_file = place.exists()
+        self._search = JsonFields(place if has_own_file else fields.place, {}, LAYOUT)
+
         self.vocab_size = fields.integer("vocab_size")
         self.pad = fields.integer("pad_token_id")  # It also starts every translation.
         self.eos = fields.integer("eos_token_id")
+
         # Whether embeddings are multiplied by sqrt(d_model), the encoder and the decoder share one,
         # and the output projection is the decoder's.
         self.scaled = fields.boolean("scale_embedding")
@@ -98,40 +105,51 @@ class MarianConfig:
         self.output_tied = fields.boolean("tie_word_embeddings")
         # Our tied embedding, which is scaled at the input, can then represent all their embeddings.
         self.all_tied = self.shared and self.output_tied and self.scaled
-        self._check()
-        self.unused = self._unused_settings(place.exists())
+
+        self._check_model()
+        self._check_search()
+        self.unused = self._unused_settings(has_own_file)
 
     def _unused_settings(self, has_own_file: bool) -> list[str]:
         """Returns the names of settings of the search that are set but unused."""
         read = {*_DEFAULTS, *_ONLY_IN_SEARCH}
         unused = []
+
         for name, value in self._search.values.items():
             is_setting = has_own_file or is_search_setting(name)
-            is_read = name in read or _READ_IN_SEARCH.fullmatch(name)
+            is_read = name in read or bool(_READ_IN_SEARCH.fullmatch(name))
             is_set = value not in _UNSET and value is not False
             if is_setting and is_set and not is_read:
                 unused.append(name)
         return sorted(unused)
 
-    def _check(self) -> None:
-        fields, model = self._fields, "Transformer cannot be such a model"
+    def _check_model(self) -> None:
+        fields = self._fields
+        reason = "Transformer cannot be such a model"
         fields.check_known({*_DEFAULTS, *_ONLY}, _OTHER_FIELDS)
         for name, only in _ONLY.items():
-            fields.check(name, [only], repr(only), model)
+            fields.check(name, [only], repr(only), reason)
+
         for what in ("layers", "ffn_dim", "attention_heads"):
             value = fields.values[f"encoder_{what}"]
             same = f"the same as encoder_{what}={value!r}"
-            fields.check(f"decoder_{what}", [value], same, model)
+            fields.check(f"decoder_{what}", [value], same, reason)
+
         activations = list(_ACTIVATIONS)
-        fields.check("activation_function", activations, " or ".join(activations), model)
-        size, pad = f"vocab_size={self.vocab_size}", f"pad_token_id={self.pad}"
-        one = f"{size}: one vocabulary for both sides"
-        fields.check("decoder_vocab_size", [None, self.vocab_size], one, model)
-        fields.check("decoder_start_token_id", [self.pad], pad, model)
-        same = ("decoder_start_token_id", "eos_token_id", "pad_token_id")
-        only_in_search = _ONLY_IN_SEARCH | {name: fields.values[name] for name in same}
-        only_in_search |= {"bad_words_ids": [[self.pad]], "forced_eos_token_id": self.eos}
-        for name, only in only_in_search.items():
+        fields.check("activation_function", activations, " or ".join(activations), reason)
+
+        one = f"vocab_size={self.vocab_size}: one vocabulary for both sides"
+        fields.check("decoder_vocab_size", [None, self.vocab_size], one, reason)
+        fields.check("decoder_start_token_id", [self.pad], f"pad_token_id={self.pad}", reason)
+
+    def _check_search(self) -> None:
+        known = dict(_ONLY_IN_SEARCH)
+        for name in ("decoder_start_token_id", "eos_token_id", "pad_token_id"):
+            known[name] = self._fields.values[name]
+        known["bad_words_ids"] = [[self.pad]]
+        known["forced_eos_token_id"] = self.eos
+
+        for name, only in known.items():
             expected = f"{only!r} or left out"
             self._search.check(name, [only, *_UNSET], expected, "search has no other")
 
@@ -154,6 +172,7 @@ class MarianConfig:
         }
         with prefix_errors(str(fields.place)):
             model = ModelConfig(**sizes)
+
         data = DataConfig(
             source_language=languages[0],
             target_language=languages[1],
@@ -165,6 +184,7 @@ class MarianConfig:
         """Converts the search settings, with the rules of transformers."""
         search = self._search
         max_length = min(longest, self._length("max", longest))
+
         stop = search.values.get("early_stopping")
         settings: dict[str, Any] = {
             "beam_size": int(search.number("num_beams", 1)),
@@ -175,6 +195,7 @@ class MarianConfig:
             "no_repeat_ngram": int(search.number("no_repeat_ngram_size", 0)),
             "early_stop": _EARLY_STOP.get(str(stop), stop),
         }
+
         try:
             return BeamSearch(penalty="power", ends_within="N", unfinished="compete", **settings)
         except UserError as error:

@@ -45,36 +45,27 @@ _NOTES = (
 def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
     config = formats.paper_model(model.config, "Marian")
     pieces = formats.write_tokenizer(model, folder)
-    only: dict[str, Any] = {"norm_position": ["post"], "positions": ["sinusoidal"]}
-    formats.check_fields(config, "Marian", **only, activation=_ACTIVATIONS)
-    formats.check_params(model, "Marian")
-    if config.norm_epsilon > _NORM_EPSILON:
-        raise UserError(
-            f"Marian: expected model.norm_epsilon of at most {_NORM_EPSILON:g}, got "
-            f"{config.norm_epsilon:g}; export stablehlo instead"
-        )
+    _check(model, config)
     search = formats.check_search(model.config, "Marian")
+
     # Our id for each of Marian's ids: end of sentence, unknown, pieces, and padding as the start.
     order = np.array([EOS, UNK, *range(UNK + 1, config.vocab_size), BOS])
+    factor = math.sqrt(_NORM_EPSILON / config.norm_epsilon)
+    params = rescale_activations(model.params, factor)
+    arrays = _arrays(config, params, order)
+    save_arrays(arrays, folder / "model.safetensors")
+
     names = ["</s>", "<unk>", *pieces[UNK + 1 :], "<pad>"]
-    params = rescale_activations(model.params, math.sqrt(_NORM_EPSILON / config.norm_epsilon))
-    save_arrays(_arrays(config, params, order), folder / "model.safetensors")
-    data = data_section(model.config, DataConfig)
-    tokenizer = {
-        "tokenizer_class": "MarianTokenizer",
-        "source_lang": data.source_language,
-        "target_lang": data.target_language,
-        "model_max_length": config.max_length,
-        "separate_vocabs": False,
-    }
+    padding = len(names) - 1
     for name, values in (
         ("vocab", {name: number for number, name in enumerate(names)}),
-        ("tokenizer_config", tokenizer),
+        ("tokenizer_config", _tokenizer_config(model, config)),
         ("config", _config(config, len(names))),
-        ("generation_config", _generation(search, config.max_length, len(names) - 1)),
+        ("generation_config", _generation(search, config.max_length, padding)),
     ):
         content = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
         write_file(folder / f"{name}.json", content.encode())
+
     notes = _NOTES
     if config.norm_epsilon != _NORM_EPSILON:
         notes += (
@@ -82,7 +73,41 @@ def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
             f"{config.norm_epsilon:g}. Activations are scaled to make up for it, except before the "
             "first layer norm of the encoder and of the decoder.",
         )
-    return Usage("a Marian model in the Hugging Face layout", "torch transformers", _CODE, notes)
+    return Usage(
+        format="a Marian model in the Hugging Face layout",
+        requires="torch transformers",
+        code=_CODE,
+        notes=notes,
+    )
+
+
+def _check(model: TrainedModel, config: ModelConfig) -> None:
+    """Refuses models that Marian cannot express."""
+    formats.check_fields(
+        config,
+        "Marian",
+        norm_position=["post"],
+        positions=["sinusoidal"],
+        activation=_ACTIVATIONS,
+    )
+    formats.check_params(model, "Marian")
+
+    if config.norm_epsilon > _NORM_EPSILON:
+        raise UserError(
+            f"Marian: expected model.norm_epsilon of at most {_NORM_EPSILON:g}, got "
+            f"{config.norm_epsilon:g}; export stablehlo instead"
+        )
+
+
+def _tokenizer_config(model: TrainedModel, config: ModelConfig) -> dict[str, Any]:
+    data = data_section(model.config, DataConfig)
+    return {
+        "tokenizer_class": "MarianTokenizer",
+        "source_lang": data.source_language,
+        "target_lang": data.target_language,
+        "model_max_length": config.max_length,
+        "separate_vocabs": False,
+    }
 
 
 def rescale_activations(params: dict[str, Any], factor: float) -> dict[str, Any]:
@@ -94,34 +119,50 @@ def rescale_activations(params: dict[str, Any], factor: float) -> dict[str, Any]
     """
     params = jax.tree.map(np.array, params)
 
-    def multiply(group: dict[str, Any], factors: Float[np.ndarray, " N"], *names: str) -> None:
+    def multiply(group: dict[str, Any], factors: Float[np.ndarray, " L"], *names: str) -> None:
+        """Multiplies the parameters of each layer by a number."""
         for name in names:
             if name in group:
-                group[name] *= factors.reshape(-1, *[1] * (group[name].ndim - 1))
+                ones = [1] * (group[name].ndim - 1)
+                group[name] *= factors.reshape(-1, *ones)
 
     for side in ("encoder", "decoder"):
         layers = params[side]["layers"]
-        inside = np.full(len(layers["feed_forward"]["inner_bias"]), factor, np.float32)
-        first, last = inside.copy(), inside.copy()
-        first[0] = last[-1] = 1
-        multiply(layers["self_attention"], 1 / first, "query", "key", "value")
-        multiply(layers["self_attention"], first, "output", "output_bias")
+        num_layers = len(layers["feed_forward"]["inner_bias"])
+        inside = np.full(num_layers, factor, np.float32)
+
+        # The input of the first layer, and the output of the last one, do not change.
+        first = inside.copy()
+        first[0] = 1
+        last = inside.copy()
+        last[-1] = 1
+
+        attention = layers["self_attention"]
+        multiply(attention, 1 / first, "query", "key", "value")
+        multiply(attention, first, "output", "output_bias")
         multiply(layers["self_attention_residual"]["norm"], inside, "scale", "bias")
+
         if "cross_attention" in layers:
-            multiply(layers["cross_attention"], 1 / inside, "query")
-            multiply(layers["cross_attention"], inside, "output", "output_bias")
+            attention = layers["cross_attention"]
+            multiply(attention, 1 / inside, "query")
+            multiply(attention, inside, "output", "output_bias")
             multiply(layers["cross_attention_residual"]["norm"], inside, "scale", "bias")
-        multiply(layers["feed_forward"], 1 / inside, "inner")
-        multiply(layers["feed_forward"], inside, "outer", "outer_bias")
+
+        network = layers["feed_forward"]
+        multiply(network, 1 / inside, "inner")
+        multiply(network, inside, "outer", "outer_bias")
         multiply(layers["feed_forward_residual"]["norm"], last, "scale", "bias")
     return params
 
 
 def _config(config: ModelConfig, vocab_size: int) -> dict[str, Any]:
-    sizes = {"attention_heads": config.num_heads, "ffn_dim": config.d_ff}
-    sizes["layers"] = config.num_layers
     return {
-        **{f"{side}_{name}": n for side in ("encoder", "decoder") for name, n in sizes.items()},
+        "encoder_attention_heads": config.num_heads,
+        "encoder_ffn_dim": config.d_ff,
+        "encoder_layers": config.num_layers,
+        "decoder_attention_heads": config.num_heads,
+        "decoder_ffn_dim": config.d_ff,
+        "decoder_layers": config.num_layers,
         "architectures": ["MarianMTModel"],
         "model_type": "marian",
         "is_encoder_decoder": True,
@@ -145,13 +186,17 @@ def _config(config: ModelConfig, vocab_size: int) -> dict[str, Any]:
 
 def _generation(search: BeamSearch, longest: int, pad: int) -> dict[str, Any]:
     """Returns the settings of the search; unlike ours, its lengths count the start token."""
+    max_length = longest
+    if search.max_length is not None:
+        max_length = min(longest, search.max_length + 1)
+
     return {
         "bad_words_ids": [[pad]],
         "decoder_start_token_id": pad,
         "early_stopping": search.beam_size > 1 and _EARLY_STOPPING[search.early_stop],
         "eos_token_id": 0,
         "length_penalty": 0.0 if search.penalty == "none" else search.length_penalty,
-        "max_length": longest if search.max_length is None else min(longest, search.max_length + 1),
+        "max_length": max_length,
         "min_length": search.min_length + 1 if search.min_length else 0,
         "no_repeat_ngram_size": search.no_repeat_ngram,
         "num_beams": search.beam_size,
@@ -161,18 +206,26 @@ def _generation(search: BeamSearch, longest: int, pad: int) -> dict[str, Any]:
 
 
 def _arrays(
-    config: ModelConfig, params: dict[str, Any], order: Int[np.ndarray, " V"]
+    config: ModelConfig,
+    params: dict[str, Any],
+    order: Int[np.ndarray, " V"],
 ) -> dict[str, np.ndarray]:
     """Returns the arrays under Marian's names, with all sines before all cosines."""
-    # Our feature for each of Marian's: 0, 2, 4, ..., 1, 3, 5, ...
-    features = np.arange(config.d_model).reshape(-1, 2).T.ravel()
     tables = {SOURCE: "src_embedding", TARGET: "tgt_embedding", OUTPUT: "output_embedding"}
     if config.embeddings == "tied":
         tables = {SHARED: "embedding"}
-    arrays = {name: params[ours][order][:, features] for name, ours in tables.items()}
-    bias = params.get("logits_bias", np.zeros(config.vocab_size, np.float32))[order]
+
+    # Our feature for each of Marian's: 0, 2, 4, ..., 1, 3, 5, ...
+    features = np.arange(config.d_model).reshape(-1, 2).T.ravel()
+    arrays = {}
+    for name, ours in tables.items():
+        arrays[name] = params[ours][order][:, features]
+
+    no_bias = np.zeros(config.vocab_size, np.float32)
+    bias = params.get("logits_bias", no_bias)[order]
     bias[-1] = 0  # Padding cannot be generated anyway, and ours may be -inf.
     arrays["final_logits_bias"] = bias[None]
+
     for side in ("encoder", "decoder"):
         for n in range(config.num_layers):
             layer = jax.tree.map(lambda leaf, n=n: leaf[n], params[side]["layers"])
@@ -186,14 +239,20 @@ def _layer(given: dict[str, Any], features: Int[np.ndarray, " D"]) -> dict[str, 
     for name, (module, ours) in LINEAR.items():
         if module not in given:
             continue
+
         kernel = given[module][ours]
-        kernel = kernel.reshape(len(kernel), -1)
-        bias = given[module].get(f"{ours}_bias", np.zeros(kernel.shape[1], np.float32)).ravel()
+        kernel = kernel.reshape(len(kernel), -1)  # [in, out], all heads together
+        no_bias = np.zeros(kernel.shape[1], np.float32)
+        bias = given[module].get(f"{ours}_bias", no_bias).ravel()
+
         if ours in ("output", "outer"):
-            kernel, bias = kernel[:, features], bias[features]
+            kernel = kernel[:, features]
+            bias = bias[features]
         else:
             kernel = kernel[features]
-        arrays |= {f"{name}.weight": kernel.T, f"{name}.bias": bias}
+        arrays[f"{name}.weight"] = kernel.T
+        arrays[f"{name}.bias"] = bias
+
     for module, name in NORMS.items():
         if module in given:
             norm = given[f"{module}_residual"]["norm"]

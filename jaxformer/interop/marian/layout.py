@@ -1,8 +1,10 @@
 """Names of arrays in Marian's files and in our Transformer."""
 
 # Embeddings: of the source, of the target, of both, and the output projection.
-SOURCE, TARGET = "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"
-SHARED, OUTPUT = "model.shared.weight", "lm_head.weight"
+SOURCE = "model.encoder.embed_tokens.weight"
+TARGET = "model.decoder.embed_tokens.weight"
+SHARED = "model.shared.weight"
+OUTPUT = "lm_head.weight"
 # The linear layers of a layer: our module and our matrix.
 LINEAR = {
     "self_attn.q_proj": ("self_attention", "query"),

@@ -19,7 +19,7 @@ from jaxformer.layout import global_mesh
 from jaxformer.models.architecture import Architecture
 from jaxformer.models.encoder import class_probabilities
 
-# Texts are padded to multiples of this length, and processed in batches of this size.
+# Texts are padded to multiples of this length and processed in batches of this size.
 _LENGTH_STEP = 16
 _BATCH_SIZE = 64
 
@@ -59,10 +59,18 @@ class Classifier(Predictor):
     def load(cls, workdir: str | pathlib.Path, *, weights: str | int = "auto") -> "Classifier":
         """Reads a model from a workdir; arguments and errors as for ``Translator.load``."""
         trained = TrainedModel.load(workdir, weights=weights, dequantized=True, kinds=cls.kinds)
-        return cls(trained.config, trained.params, trained.tokenizer, trained.weights)
+        return cls(
+            trained.config,
+            trained.params,
+            trained.tokenizer,
+            trained.weights,
+        )
 
     def classify(
-        self, texts: Sequence[str], *, report: Callable[[int], object] = lambda _: None
+        self,
+        texts: Sequence[str],
+        *,
+        report: Callable[[int], object] = lambda _: None,
     ) -> list[Label]:
         """Returns the label of each text.
 
@@ -73,18 +81,26 @@ class Classifier(Predictor):
         Raises:
           UserError: A text is longer than ``model.max_length`` tokens.
         """
-        rows = self.probabilities(texts, report=report)
-        return [Label(self.labels[row.argmax()], float(row.max())) for row in rows]
+        result = []
+        for row in self.probabilities(texts, report=report):
+            most_probable = row.argmax()
+            probability = float(row[most_probable])
+            result.append(Label(self.labels[most_probable], probability))
+        return result
 
     def token_ids(self, text: str, place: str) -> list[int]:
         """Returns the ids of a text with end-of-sentence; refuses a text that is too long."""
         with prefix_errors(place):
-            ids = [*self.tokenizer.encode_batch([text])[0], EOS]
-        return check_tokens(ids, self.tokenizer.vocab_size, place, self.config.model.max_length)
+            [ids] = self.tokenizer.encode_batch([text])
+        max_length = self.config.model.max_length
+        return check_tokens([*ids, EOS], self.tokenizer.vocab_size, place, max_length)
 
     @global_mesh(None)
     def probabilities(
-        self, texts: Sequence[str], *, report: Callable[[int], object] = lambda _: None
+        self,
+        texts: Sequence[str],
+        *,
+        report: Callable[[int], object] = lambda _: None,
     ) -> Float[np.ndarray, "N C"]:
         """Returns the probability of each label for each text.
 
@@ -92,32 +108,35 @@ class Classifier(Predictor):
         """
         check_texts(texts, "texts")
         model = self.config.model
+        encoded = []
+        for number, text in enumerate(texts, start=1):
+            encoded.append(self.token_ids(text, f"texts:{number}"))
+
         result = np.zeros((len(texts), len(self.labels)), np.float32)
-
-        # Sorted by length, so that texts of a batch need little padding.
-        encoded = [self.token_ids(text, f"texts:{i}") for i, text in enumerate(texts, start=1)]
-        order = sorted(range(len(texts)), key=lambda i: len(encoded[i]))
-
-        for start in range(0, len(order), _BATCH_SIZE):
-            chosen = order[start : start + _BATCH_SIZE]
+        by_length = sorted(range(len(texts)), key=lambda i: len(encoded[i]))
+        for start in range(0, len(by_length), _BATCH_SIZE):
+            chosen = by_length[start : start + _BATCH_SIZE]
             longest = len(encoded[chosen[-1]])
             length = min(round_up(longest, _LENGTH_STEP), model.max_length)
 
+            # The last batch has rows of padding, so that it needs no other program.
             tokens = np.zeros((_BATCH_SIZE, length), np.int32)
             for row, number in enumerate(chosen):
                 ids = encoded[number]
                 tokens[row, : len(ids)] = ids
 
-            probabilities = np.asarray(_probabilities(model, self.params, tokens))
-            result[chosen] = probabilities[: len(chosen)]
+            found = np.asarray(_probabilities(model, self.params, tokens))
+            result[chosen] = found[: len(chosen)]
             report(len(chosen))
-
         return result
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _probabilities(
-    config: Architecture, params: PyTree, tokens: Int[Array, "B T"]
+    config: Architecture,
+    params: PyTree,
+    tokens: Int[Array, "B T"],
 ) -> Float[Array, "B C"]:
-    logits: Any = CLASSIFICATION.build(config).apply({"params": params}, tokens)
+    model = CLASSIFICATION.build(config)
+    logits: Any = model.apply({"params": params}, tokens)
     return class_probabilities(logits)

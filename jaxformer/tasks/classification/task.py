@@ -15,7 +15,6 @@ from jaxformer.data.corpus import Corpus
 from jaxformer.data.findings import list_first
 from jaxformer.data.held_out import open_splits
 from jaxformer.data.labeled import LabeledConfig, LabeledCorpus
-from jaxformer.data.store import TokenStore
 from jaxformer.data.tokenizer import BOS, UNK
 from jaxformer.errors import UserError
 from jaxformer.models.encoder import Encoder
@@ -28,7 +27,11 @@ from jaxformer.training.losses import class_sums
 from jaxformer.training.task import Loss, Randomness, Sums
 
 # Ids of special tokens precede the labels and the tokens of texts.
-FIRST_LABEL = _LEAST_TOKEN = UNK + 1
+FIRST_LABEL = UNK + 1
+_LEAST_TOKEN = UNK + 1
+# Of the tokens to predict: fractions of those that a mask replaces, or a mask or another token.
+_MASKED = 0.8
+_MASKED_OR_RANDOM = 0.9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,8 +43,8 @@ class EncoderLoss(TokenLoss):
 
     @classmethod
     def of(cls, config: Config) -> "EncoderLoss":
-        mask_rate = data_section(config, LabeledConfig).mask_rate
-        return dataclasses.replace(super().of(config), mask_rate=mask_rate)
+        data = data_section(config, LabeledConfig)
+        return dataclasses.replace(super().of(config), mask_rate=data.mask_rate)
 
     def draw_mask(
         self,
@@ -51,15 +54,16 @@ class EncoderLoss(TokenLoss):
     ) -> tuple[Bool[Array, "B S"], Float[Array, "B S"], Float[Array, "B S"]]:
         """Returns the tokens to mask, and two uniform numbers for each token."""
 
-        def row(row_id: Array) -> Float[Array, "S 3"]:
+        def draw_row(row_id: Array) -> Float[Array, "S 3"]:
             # Draws of a token do not depend on the number of tokens, padding included.
-            return jax.random.uniform(jax.random.fold_in(key, row_id), (src.shape[1], 3))
+            row_key = jax.random.fold_in(key, row_id)
+            return jax.random.uniform(row_key, (src.shape[1], 3))
 
-        draws = jax.vmap(row)(row_ids)  # [B, S, 3]
-        chosen, first, second = jnp.moveaxis(draws, -1, 0)
-
-        masked = (chosen < self.mask_rate) & (src >= _LEAST_TOKEN)
-        return masked, first, second
+        draws = jax.vmap(draw_row)(row_ids)  # [B, S, 3]
+        chosen, first, second = jnp.moveaxis(draws, -1, 0)  # each [B, S]
+        is_chosen = chosen < self.mask_rate
+        is_text = src >= _LEAST_TOKEN
+        return is_chosen & is_text, first, second
 
 
 class ClassificationLoss(EncoderLoss):
@@ -68,29 +72,24 @@ class ClassificationLoss(EncoderLoss):
     In training, some tokens are masked, so that predictions do not depend on a few words.
     """
 
-    def __call__(
-        self,
-        params: PyTree,
-        batch: Batch,
-        randomness: Randomness | None,
-    ) -> Sums:
+    def __call__(self, params: PyTree, batch: Batch, randomness: Randomness | None) -> Sums:
         src = batch.src
         if randomness is not None:
             # From the same seed as dropout, but another stream.
             key = jax.random.fold_in(randomness.key, 1)
-            masked, _, _ = self.draw_mask(src, key, randomness.row_ids)
-            src = jnp.where(masked, self.mask_token, src)
+            chosen, _, _ = self.draw_mask(src, key, randomness.row_ids)
+            src = jnp.where(chosen, self.mask_token, src)
 
-        logits = self.apply(params, randomness, lambda module, dropout: module(src, **dropout))
+        def forward(module: Encoder, dropout: dict[str, Any]) -> Float[Array, "B C"]:
+            return module(src, **dropout)
+
+        logits = self.apply(params, randomness, forward)
         classes = batch.tgt_out[:, 0] - FIRST_LABEL
-        real = batch.tgt_segments[:, 0] != 0
-        sums = class_sums(
-            logits,
-            classes,
-            real,
-            smoothing=self.label_smoothing,
-        )
-        return sums | {"tokens": (batch.src_segments != 0).sum(dtype=jnp.int32)}
+        is_real = batch.tgt_segments[:, 0] != 0
+        sums = class_sums(logits, classes, is_real, self.label_smoothing)
+
+        is_token = batch.src_segments != 0
+        return sums | {"tokens": is_token.sum(dtype=jnp.int32)}
 
 
 class MaskedLoss(EncoderLoss):
@@ -100,21 +99,18 @@ class MaskedLoss(EncoderLoss):
     unchanged. In evaluation, the mask of a text depends only on the text.
     """
 
-    def __call__(
-        self,
-        params: PyTree,
-        batch: Batch,
-        randomness: Randomness | None,
-    ) -> Sums:
+    def __call__(self, params: PyTree, batch: Batch, randomness: Randomness | None) -> Sums:
         inputs, predicted = self.mask_tokens(batch.src, randomness)
 
         def forward(module: Encoder, dropout: dict[str, Any]) -> Output:
-            features = module.features(inputs, **dropout)  # [B, S, D]
+            features = module.features(inputs, **dropout)
             return module.transform(features), module.output_projection()
 
         output = self.apply(params, randomness, forward)
         sums = self.sums(output, batch.src, predicted)
-        return sums | {"tokens": (batch.src_segments != 0).sum(dtype=jnp.int32)}
+
+        is_token = batch.src_segments != 0
+        return sums | {"tokens": is_token.sum(dtype=jnp.int32)}
 
     def mask_tokens(
         self,
@@ -129,13 +125,15 @@ class MaskedLoss(EncoderLoss):
             key, row_ids = randomness
         predicted, kind, token = self.draw_mask(src, key, row_ids)
 
-        text_tokens = self.model.vocab_size - _LEAST_TOKEN
-        random_token = _LEAST_TOKEN + (token * text_tokens).astype(src.dtype)
+        num_others = self.model.vocab_size - _LEAST_TOKEN
+        other = _LEAST_TOKEN + (token * num_others).astype(src.dtype)
 
-        is_masked = kind < 0.8
-        is_random = kind < 0.9  # unless it is masked
-        replaced = jnp.where(is_random, random_token, src)
-        replaced = jnp.where(is_masked, self.mask_token, replaced)
+        # Of the tokens to predict, 80 % become a mask, 10 % another token.
+        is_masked = kind < _MASKED
+        is_changed = kind < _MASKED_OR_RANDOM
+        random_or_own = jnp.where(is_changed, other, src)
+        replaced = jnp.where(is_masked, self.mask_token, random_or_own)
+
         return jnp.where(predicted, replaced, src), predicted
 
 
@@ -154,18 +152,19 @@ class Classification(Translation):
     ) -> "Translation":
         training = dataclasses.replace(config.training, eval_sentences=0)
         config = dataclasses.replace(config, training=training)
-
         corpus = corpus or LabeledCorpus(cls.has_labels)
-        labels = _read_labels(config, corpus) if cls.has_labels else ()
-        data = open_dataset(config, folder, corpus, labels=labels)
-        task = cls(config, data)
 
-        needs_cls = config.model.architecture == "bert"
-        if needs_cls and not data.tokenizer.encode_batch([""])[0]:
-            raise UserError(
-                "model.architecture=bert needs a tokenizer that begins texts with [CLS]: give the "
-                "workdir of an imported BERT as training.init_from or data.tokenizer"
-            )
+        labels = _read_labels(config, corpus) if cls.has_labels else ()
+        dataset = open_dataset(config, folder, corpus, labels)
+        task = cls(config, dataset)
+
+        if config.model.architecture == "bert":
+            [blank] = task._data.tokenizer.encode_batch([""])
+            if not blank:
+                raise UserError(
+                    "model.architecture=bert needs a tokenizer that begins texts with [CLS]: give "
+                    "the workdir of an imported BERT as training.init_from or data.tokenizer"
+                )
 
         if cls.has_labels:
             task._check_labels()
@@ -173,8 +172,19 @@ class Classification(Translation):
 
     def _check_labels(self) -> None:
         known = self._data.tokenizer.symbols
-        self._check_known(self._section.train, self._data.train)
-        self._check_known(self._section.valid, self._data.valid)
+        for split, store in (
+            (self._section.train, self._data.train),
+            (self._section.valid, self._data.valid),
+        ):
+            unknown = np.flatnonzero(store.first_targets() == UNK)
+            if len(unknown):
+                number = int(store.numbers[unknown[0]])
+                place = self._data.corpus.place(split, number, 1)
+                raise UserError(
+                    f"{place}: expected a label of the tokenizer, {', '.join(known)}, got another; "
+                    "give --config.data.tokenizer=new, which keeps the embeddings of pieces that "
+                    "both have"
+                )
 
         model: Any = self.config.model
         if model.num_classes != len(known):
@@ -184,24 +194,11 @@ class Classification(Translation):
                 f"--config.model.num_classes={len(known)}"
             )
 
-    def _check_known(self, split: str, store: TokenStore) -> None:
-        """Checks that the tokenizer has all labels of a split."""
-        unknown = np.flatnonzero(store.first_targets() == UNK)
-        if not len(unknown):
-            return
-
-        known = ", ".join(self._data.tokenizer.symbols)
-        place = self._data.corpus.place(split, int(store.numbers[unknown[0]]), 1)
-        raise UserError(
-            f"{place}: expected a label of the tokenizer, {known}, got another; "
-            "give --config.data.tokenizer=new, which keeps the embeddings of pieces that "
-            "both have"
-        )
-
     def summary(self) -> str:
         """Returns the summary of texts and batches, and notes on labels that a split lacks."""
-        summary = super().summary()
-        return "\n".join((summary, *self._describe_labels()))
+        lines = [super().summary()]
+        lines += self._describe_labels()
+        return "\n".join(lines)
 
     def _describe_labels(self) -> list[str]:
         train = self._data.train.first_targets() - FIRST_LABEL
@@ -221,20 +218,21 @@ class Classification(Translation):
         return {"accuracy": "accuracy {:.4f}"}
 
     def _efficiency(self) -> float:
+        # The plan also counts the targets, which are labels here and not computed. A bucket pads
+        # both sides to the same length.
         plan = self._data.plan
         lengths = self._data.train.src_lengths
         if plan.ids is not None:
             lengths = lengths[plan.ids]
 
-        # The plan also counts the targets, which are labels here and not computed. A bucket pads
-        # both sides to the same length.
-        return plan.efficiency * 2 * int(lengths.sum()) / plan.tokens
+        tokens = int(lengths.sum())
+        return plan.efficiency * 2 * tokens / plan.tokens
 
     def flops(self, batch: Batch) -> int:
         """Returns the operations of all matmuls, with padding, except the logits of classes."""
         flops = layers_flops if self.has_labels else language_model_flops
-        rows, length = batch.src.shape
-        return flops(self.config.model, rows, length, causal=False)
+        batch_size, length = batch.src.shape
+        return flops(self.config.model, batch_size, length, causal=False)
 
 
 class MaskedLanguageModeling(Classification):
@@ -247,18 +245,18 @@ class MaskedLanguageModeling(Classification):
         return []
 
     def _name_sides(self, pair: tuple[str, str]) -> list[tuple[str, str]]:
-        text, _ = pair
-        return [("text", text)]
+        return [("text", pair[0])]
 
 
 def _read_labels(config: Config, corpus: Corpus) -> set[str]:
     """Returns the labels of both splits; refuses labels that no model can learn."""
     data = data_section(config, LabeledConfig)
     splits = open_splits(data, corpus)
+    in_train = [label for _, label in splits.pairs(data.train)]
+    labels = set(in_train)
+    if in_train:
+        check_variety(data.train, classes=len(labels), examples=len(in_train))
 
-    labels = [label for _, label in splits.pairs(data.train)]
-    found = set(labels)
-    if labels:
-        check_variety(data.train, len(found), len(labels))
-
-    return found.union(label for _, label in splits.pairs(data.valid))
+    for _, label in splits.pairs(data.valid):
+        labels.add(label)
+    return labels

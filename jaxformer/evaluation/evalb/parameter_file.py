@@ -4,7 +4,7 @@ import dataclasses
 import difflib
 import functools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from jaxformer.errors import UserError
@@ -27,17 +27,26 @@ class ParameterFile:
     equal_words: tuple[tuple[str, str], ...] = ()
 
     def same_label(self, one: str, other: str) -> bool:
-        return one == other or not {(one, other), (other, one)}.isdisjoint(self.equal_labels)
+        return one == other or _is_pair(one, other, self.equal_labels)
 
     def same_word(self, one: str, other: str) -> bool:
-        return one == other or not {(one, other), (other, one)}.isdisjoint(self.equal_words)
+        return one == other or _is_pair(one, other, self.equal_words)
 
     @functools.cached_property
     def deleted_brackets(self) -> frozenset[str]:
         """Labels of brackets that do not count: ``delete_labels`` and labels equal to them."""
-        pairs = [*self.equal_labels, *(pair[::-1] for pair in self.equal_labels)]
-        equal = frozenset(label for label, other in pairs if other in self.delete_labels)
-        return equal | frozenset(self.delete_labels)
+        deleted = set(self.delete_labels)
+        for one, other in self.equal_labels:
+            if other in self.delete_labels:
+                deleted.add(one)
+            if one in self.delete_labels:
+                deleted.add(other)
+        return frozenset(deleted)
+
+
+def _is_pair(one: str, other: str, pairs: Sequence[tuple[str, str]]) -> bool:
+    """Returns whether two strings are among the pairs, in either order."""
+    return (one, other) in pairs or (other, one) in pairs
 
 
 COLLINS = ParameterFile()
@@ -58,22 +67,34 @@ _KEYWORDS = {
 
 def read_parameters(lines: Iterable[str], name: str) -> ParameterFile:
     """Parses the ``.prm`` file ``name``; missing lists of labels and words are empty."""
-    fields: dict[str, Any] = {field: () for field, what in _KEYWORDS.values() if what != "a number"}
+    fields: dict[str, Any] = {}
+    for field, values_after in _KEYWORDS.values():
+        if values_after != "a number":
+            fields[field] = ()
+
     for number, line in enumerate(lines, 1):
         if line.startswith("#") or not line.strip():
             continue
+
         keyword, *values = line.split()
         match _KEYWORDS.get(keyword), values:
             case (field, "a number"), [value] if re.fullmatch("[0-9]{1,18}", value):
                 fields[field] = int(value)
             case (field, "one label"), [label]:
                 fields[field] += (label,)
-            case (field, "two words"), [_, _]:
-                fields[field] += (tuple(values),)
+            case (field, "two words"), [one, other]:
+                fields[field] += ((one, other),)
             case _:
-                close = difflib.get_close_matches(keyword, _KEYWORDS, n=1)
-                expected = close[0] if close else ", ".join(_KEYWORDS)
-                if keyword in _KEYWORDS:
-                    expected = f"{_KEYWORDS[keyword][1]} after {keyword}"
+                expected = _expected(keyword)
                 raise UserError(f"{name}:{number}: expected {expected}, got {line.strip()!r:.200}")
     return ParameterFile(**fields)
+
+
+def _expected(keyword: str) -> str:
+    """Returns what a line with this keyword should have been."""
+    if keyword in _KEYWORDS:
+        _, values_after = _KEYWORDS[keyword]
+        return f"{values_after} after {keyword}"
+
+    close = difflib.get_close_matches(keyword, _KEYWORDS, n=1)
+    return close[0] if close else ", ".join(_KEYWORDS)

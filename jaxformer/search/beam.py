@@ -388,7 +388,7 @@ def _greatest_of_table(
 ) -> tuple[Float[Array, "B M"], Int[Array, "B M"], Int[Array, "B M"]]:
     """Returns the greatest of all values plus their shifts, with their hypotheses and tokens.
 
-    Of equal values, those of the earlier hypothesis, then with the smaller token come first.
+    Equal values are in the order of their hypotheses, then of their tokens.
 
     Args:
       table: Values of all tokens, in J blocks of K tokens; the last block may be padded with -inf.

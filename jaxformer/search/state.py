@@ -126,7 +126,7 @@ def initial_fields(
     cache = jax.tree.map(jnp.asarray, cache)
     _check_cache(cache, batch, hypotheses)
 
-    # Rows are sharded like those of the first array with explicit sharding.
+    # Sentences are sharded like the first array with explicit sharding.
     max_lengths = jnp.clip(max_lengths, 0, capacity)
     max_lengths = max_lengths.astype(jnp.int32)
     max_lengths = shard_rows_like(max_lengths, max_lengths, prefix, *jax.tree.leaves(cache))

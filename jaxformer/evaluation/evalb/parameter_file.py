@@ -85,12 +85,12 @@ def read_parameters(lines: Iterable[str], name: str) -> ParameterFile:
             case (field, "two words"), [one, other]:
                 fields[field] += ((one, other),)
             case _:
-                expected = _expected(keyword)
+                expected = _expected_values(keyword)
                 raise UserError(f"{name}:{number}: expected {expected}, got {line.strip()!r:.200}")
     return ParameterFile(**fields)
 
 
-def _expected(keyword: str) -> str:
+def _expected_values(keyword: str) -> str:
     """Returns what a line with this keyword should have been."""
     if keyword in _KEYWORDS:
         _, values_after = _KEYWORDS[keyword]

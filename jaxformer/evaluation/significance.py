@@ -69,11 +69,11 @@ def _scores(
     systems: Mapping[str, Sequence[str]],
     references: Sequence[str],
 ) -> list[SystemScore]:
+    # Every metric prepares the lines in its own way, for instance by a tokenizer.
     lines = {}
     for name, hypotheses in systems.items():
         lines[name] = [metric.prepare(line) for line in hypotheses]
     reference = [metric.prepare(line) for line in references]
-    baseline = next(iter(lines.values()))
 
     def test(kind: str, samples: int) -> list[Result]:
         paired = PairedTest(
@@ -87,14 +87,15 @@ def _scores(
         _, results = columns.values()  # names, and the only metric
         return cast(list[Result], results)
 
+    # A difference between systems is defined if the scores of all systems are.
     defined = [metric.is_defined(own, reference) for own in lines.values()]
     bootstrap = test("bs", RESAMPLES)
     randomization = test("ar", TRIALS)
+    baseline = next(iter(lines.values()))
 
     scores = []
-    for name, is_defined, drawn, swapped in zip(
-        lines, defined, bootstrap, randomization, strict=True
-    ):
+    results = zip(lines, defined, bootstrap, randomization, strict=True)
+    for name, is_defined, drawn, swapped in results:
         if not is_defined:
             scores.append(SystemScore(name))
             continue

@@ -35,6 +35,7 @@ def options(
 ) -> argparse.Namespace:
     """Parses ``--output`` and the sizes to measure, such as ``--lengths``, with defaults."""
     command = parser(name, document)
+
     command.add_argument(
         "--output",
         type=local_path,
@@ -42,6 +43,7 @@ def options(
         metavar="DIR",
         help="folder to write to",
     )
+
     command.add_argument(
         f"--{sizes}",
         type=parse_numbers,
@@ -49,8 +51,9 @@ def options(
         metavar="N,N,...",
         help=f"two or more of 1 or more (default: powers of 2 from {values[0]} to {values[-1]})",
     )
-    chosen = command.parse_args(arguments)
 
+    # Growth with the size needs at least two sizes.
+    chosen = command.parse_args(arguments)
     given = getattr(chosen, sizes)
     if len(given) < 2 or given[0] < 1:
         raise UserError(f"--{sizes}: expected two or more of 1 or more: got {given}")
@@ -59,6 +62,7 @@ def options(
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Formats a table in Markdown, with a line break at the end."""
+    # The rule makes the first row a header.
     rule = "|" + "---|" * len(header) + "\n"
     return _table_row(header) + rule + "".join(map(_table_row, rows))
 
@@ -89,6 +93,7 @@ def processor() -> str:
     except OSError:
         return platform.processor()
 
+    # One line per core; the first is enough.
     names = facts.split("model name\t: ")[1:]
     if not names:
         return platform.processor()

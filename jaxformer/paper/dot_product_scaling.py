@@ -168,7 +168,12 @@ def draw(found: Mapping[int, Mapping[str, Saturation]], path: pathlib.Path) -> N
             if measured == "variance":
                 axes.set_yscale("log")
                 axes.plot(sizes, sizes, "--", color=figure.GRAY, linewidth=0.8)
-                axes.axhline(1, linestyle="--", color=figure.GRAY, linewidth=0.8)
+                axes.axhline(
+                    1,
+                    linestyle="--",
+                    color=figure.GRAY,
+                    linewidth=0.8,
+                )
             else:
                 axes.set_ylim(0, 1.05)
         panels[0].legend(loc="upper left")

@@ -75,10 +75,12 @@ def operations(n: int, d: int = WIDTH, k: int = KERNEL, r: int = NEIGHBORHOOD) -
 
 def measure(lengths: Sequence[int]) -> Times:
     """Measures the fastest of all rounds, in seconds, by layer and length."""
+    # Programs run once here, so that no round pays for their start.
     compiled = {}
     for n in lengths:
         print(f"compiling for n = {n}", file=sys.stderr)
         x = jax.random.normal(jax.random.key(n), (1, n, WIDTH))
+
         for name, layer in _layers().items():
             program = jax.jit(layer).lower(x).compile()
             program(x).block_until_ready()
@@ -88,6 +90,7 @@ def measure(lengths: Sequence[int]) -> Times:
     best = dict.fromkeys(compiled, math.inf)
     for number in range(_ROUNDS):
         print(f"round {number + 1} of {_ROUNDS}", file=sys.stderr)
+
         for key, (program, x) in compiled.items():
             began = time.perf_counter()
             program(x).block_until_ready()
@@ -101,6 +104,7 @@ def measure(lengths: Sequence[int]) -> Times:
 
 
 def _layers() -> dict[str, Callable[[Array], Array]]:
+    # Matrices keep the variance of their inputs.
     keys = jax.random.split(jax.random.key(0), 3)
     inputs = jax.random.normal(keys[0], (WIDTH, WIDTH)) / math.sqrt(WIDTH)
     state = jax.random.normal(keys[1], (WIDTH, WIDTH)) / math.sqrt(WIDTH)
@@ -136,12 +140,14 @@ def growth(values: Mapping[int, float]) -> float:
 
 
 def report(times: Times) -> str:
+    # First the table of the paper.
     formulas = []
     for name, row in _LAYERS.items():
         cells = (row.operations, row.sequential, row.longest_path)
         formulas.append([name, *(f"O({cell})" for cell in cells)])
     formula_header = ["layer type", "operations", "sequential", "longest path"]
 
+    # Then the measurements.
     lengths = list(times["recurrent"])
     lines = []
     for name, seconds in times.items():
@@ -149,6 +155,7 @@ def report(times: Times) -> str:
         measured = growth(seconds)
         expected = growth({n: operations(n)[name] for n in lengths})
         lines.append([name, *milliseconds, f"{measured:.2f}", f"{expected:g}"])
+
     columns = [f"n = {n}" for n in lengths]
     header = ["layer", *columns, "growth measured", "by formula"]
 
@@ -186,10 +193,13 @@ def draw(times: Times, path: pathlib.Path) -> None:
 
         axes.set_title("Milliseconds of one layer; dashed: the slope of the formula")
         axes.set_xlabel(f"n, positions (d = {WIDTH})")
+
+        # Powers of n are straight lines.
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
         axes.xaxis.set_major_formatter("{x:g}")
         axes.yaxis.set_major_formatter("{x:g}")
+
         axes.grid(visible=True)
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(loc="upper left")

@@ -43,9 +43,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def report() -> str:
     lines = []
     for run in RUNS:
+        # Operations: counted, as printed in the paper, and its estimate recomputed.
         steps = row_config(run.row).training.steps
         counted = run_flops(run.row)
         estimated = estimate(run.hours)
+
         lines.append(
             [
                 run.row,

@@ -74,7 +74,7 @@ def _run_rows(options: argparse.Namespace, folder: pathlib.Path) -> list[str]:
         for row in options.rows:
             configs[row, seed] = _job_config(options, row, seed)
 
-    # Check one row before the first is trained, the next one if there is one.
+    # Of the rows, the next is checked before hours of training, or any if all are finished.
     results = load_results(folder)
     finished = {(result.row, result.seed) for result in results}
     unfinished = [job for job in configs if job not in finished]
@@ -102,6 +102,8 @@ def _run_rows(options: argparse.Namespace, folder: pathlib.Path) -> list[str]:
             # Continue with the other rows.
             failures.append(f"{row}, seed {seed}: {error}")
             print(failures[-1], file=sys.stderr)
+
+        # Programs of one row are of no use to the next.
         jax.clear_caches()
     return failures
 
@@ -206,6 +208,8 @@ def _read_training(config: Config, folder: Workdir, row: str, step: int) -> _Tra
     """Reads the metrics of a run that is at this step."""
     steps = config.training.steps
     records = read_metrics(folder.metrics)
+
+    # A run with fewer steps or more cannot be compared with the other rows.
     valid = [r for r in records if r["kind"] == "valid" and r["step"] == steps]
     if step > steps or not valid:
         raise UserError(
@@ -218,6 +222,7 @@ def _read_training(config: Config, folder: Workdir, row: str, step: int) -> _Tra
     if perplexity is None:
         raise FloatingPointError(f"{folder.path}: the validation loss of {row} is not a number")
 
+    # Each record has the mean time of the steps since the one before.
     seconds = 0.0
     last_step = 0
     for record in records:
@@ -235,19 +240,28 @@ def _translate(config: Config, folder: Workdir) -> TranslationReport:
 
     translator = Translator.load(folder.path, weights="latest")
     with ProgressBar(total=len(sources), unit="sentence", smoothing=0, disable=None) as bar:
-        translations = translator.translate(sources, name=data.valid, report=bar.update)
+        translations = translator.translate(
+            sources,
+            name=data.valid,
+            report=bar.update,
+        )
 
     language = data.target_language
     text = "".join(f"{translation}\n" for translation in translations)
     write_file(folder.path / f"valid.{language}", text.encode())
 
-    scores = translation_report(translations, references, target_language=language)
+    scores = translation_report(
+        translations,
+        references,
+        target_language=language,
+    )
     write_file(folder.path / "report.json", scores.to_json().encode())
     return scores
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = command.parser("table3", __doc__, _EXAMPLE)
+
     parser.add_argument(
         "--workdir",
         type=local_path,
@@ -255,6 +269,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         metavar="DIR",
         help="folder of all rows",
     )
+
+    # Options that all rows share.
     parser.add_argument(
         "--scale",
         choices=SCALES,
@@ -276,6 +292,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         metavar="N",
         help="training steps of every row except big, which takes 3 N (default: the scale's)",
     )
+
     parser.add_argument(
         "--rows",
         type=lambda text: text.split(","),
@@ -290,6 +307,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         metavar="N,N,...",
         help="random seeds; every row is trained with each (default: 0)",
     )
+
     parser.add_argument(
         "--report",
         action="store_true",

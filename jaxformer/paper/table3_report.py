@@ -67,6 +67,7 @@ def load_results(folder: pathlib.Path) -> list[Result]:
     """Reads all finished rows below a folder, in the order of the table."""
     names = {field.name for field in dataclasses.fields(Result)}
     paths = sorted(folder.glob("*/result.json"))
+
     results = []
     for path in paths:
         values = read_workdir_object(path)
@@ -74,6 +75,7 @@ def load_results(folder: pathlib.Path) -> list[Result]:
             raise UserError(
                 f"{path}: expected a finished row of Table 3; delete it to train it anew"
             )
+
         result = Result(**{name: values[name] for name in names})
         results.append(result)
 
@@ -100,9 +102,11 @@ def report(results: Sequence[Result]) -> str:
     schedule = inverse_sqrt_schedule(base.model.d_model, warmup)
     peak = schedule(warmup - 1)
 
+    # Rows may come from several machines.
     signatures = ", ".join(sorted({f"`{result.bleu_signature}`" for result in results}))
     machines = "; ".join(sorted({result.machine for result in results}))
     corpora = "; ".join(sorted({result.corpus for result in results}))
+
     return (
         f'# Table 3 at the scale "{first.scale}"\n\n'
         f"{describe('base', first.scale)}; vocabulary {base.model.vocab_size:,}; "
@@ -139,8 +143,11 @@ def _table(results: Sequence[Result]) -> str:
     for row, seeds in _by_row(results).items():
         paper = ROWS[row]
         first = seeds[0]
+
+        # Seconds of one seed.
         training = _mean(seeds, attrgetter("training_seconds"))
         decoding = _mean(seeds, attrgetter("decoding_seconds"))
+
         lines.append(
             [
                 row,
@@ -176,8 +183,9 @@ def _claims(results: Sequence[Result]) -> str:
         if worse not in rows or better not in rows:
             continue
 
-        perplexity = _difference(rows, worse, better, measure=attrgetter("perplexity"))
-        bleu = _difference(rows, worse, better, measure=attrgetter("bleu"))
+        perplexity = _difference(rows, worse, better, attrgetter("perplexity"))
+        bleu = _difference(rows, worse, better, attrgetter("bleu"))
+
         lines.append(
             [
                 claim,
@@ -213,7 +221,8 @@ def draw(results: Sequence[Result], path: pathlib.Path) -> None:
             axes.axvline(0, color=figure.GRAY, linewidth=0.8)
             axes.spines[["top", "right"]].set_visible(False)
 
-            differences = [_difference(rows, row, "base", measure=measure) for row in others]
+            # Ours with the spread over seeds, and the paper's beside it.
+            differences = [_difference(rows, row, "base", measure) for row in others]
             axes.errorbar(
                 [difference.ours for difference in differences],
                 places,
@@ -232,9 +241,11 @@ def draw(results: Sequence[Result], path: pathlib.Path) -> None:
                 label="the paper's",
             )
 
+        # The rows are named once, from top to bottom.
         scale = results[0].scale
         left.set_yticks(places, [f"{row}: {describe(row, scale)}" for row in others])
         left.set_ylim(len(others) - 0.5, -0.5)
+
         page.suptitle("Difference to the row base", x=0.01, ha="left")
         handles, labels = right.get_legend_handles_labels()
         page.legend(handles, labels, loc="outside lower center", ncols=2)

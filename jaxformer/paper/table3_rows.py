@@ -68,7 +68,11 @@ _PAPER = Config(
 )
 
 _SMALL = Config(
-    model=ModelConfig(vocab_size=6000, max_length=256, compute_dtype="bfloat16"),
+    model=ModelConfig(
+        vocab_size=6000,
+        max_length=256,
+        compute_dtype="bfloat16",
+    ),
     data=DataConfig(
         corpus="text",
         train=f"{_DATA}/tatoeba-en-de/train",
@@ -77,7 +81,12 @@ _SMALL = Config(
         tokens_per_batch=2048,
         max_length=64,
     ),
-    training=TrainingConfig(steps=2000, warmup_steps=400, checkpoint_every=500, eval_every=10_000),
+    training=TrainingConfig(
+        steps=2000,
+        warmup_steps=400,
+        checkpoint_every=500,
+        eval_every=10_000,
+    ),
 )
 
 _SMOKE = Config(
@@ -85,7 +94,13 @@ _SMOKE = Config(
     data=DataConfig(
         corpus="numerals", valid="held_out", batching="packing", tokens_per_batch=256, max_length=64
     ),
-    training=TrainingConfig(steps=4, warmup_steps=2, log_every=2, checkpoint_every=2, eval_every=4),
+    training=TrainingConfig(
+        steps=4,
+        warmup_steps=2,
+        log_every=2,
+        checkpoint_every=2,
+        eval_every=4,
+    ),
 )
 
 # The paper's scale, one for a few hours on a CPU, and one for smoke tests.

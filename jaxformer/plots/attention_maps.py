@@ -58,17 +58,40 @@ def attention_map(
                 axes.remove()
                 continue
 
-            image = axes.imshow(weights[head], "magma_r", aspect="auto", vmin=0, vmax=largest)
+            # All heads have one color scale.
+            image = axes.imshow(
+                weights[head],
+                "magma_r",
+                aspect="auto",
+                vmin=0,
+                vmax=largest,
+            )
             axes.set_title(f"head {names[head]}", fontsize=8, color=figure.GRAY)
 
+            # Only panels at the edge are labeled.
             is_lowest = head + across >= heads
             is_leftmost = head % across == 0
             _label(axes.xaxis, keys if is_lowest else [], width, rotation=90)
-            _label(axes.yaxis, queries if is_leftmost else [], height, rotation=0)
+            _label(
+                axes.yaxis,
+                queries if is_leftmost else [],
+                height,
+                rotation=0,
+            )
 
-        bar = page.colorbar(image, ax=page.axes, pad=0.01, aspect=page_height / 0.12)
+        bar = page.colorbar(
+            image,
+            ax=page.axes,
+            pad=0.01,
+            aspect=page_height / 0.12,
+        )
         bar.set_label("attention weight")
-        page.suptitle(_wrap(title, page_width), x=0.01, ha="left", parse_math=False)
+        page.suptitle(
+            _wrap(title, page_width),
+            x=0.01,
+            ha="left",
+            parse_math=False,
+        )
 
 
 def _panel_side(labels: Sequence[str], across: int) -> float:
@@ -85,17 +108,23 @@ def _longest_label(pieces: Sequence[str]) -> float:
 
 def _wrap(title: str, width: float) -> str:
     """Wraps each line of a title to a width in inches."""
-    wrapper = textwrap.TextWrapper(int(width / _CHARACTER), max_lines=3, placeholder=" …")
+    wrapper = textwrap.TextWrapper(
+        int(width / _CHARACTER),
+        max_lines=3,
+        placeholder=" …",
+    )
     lines = figure.replace_missing_glyphs(title).split("\n")
     return "\n".join(map(wrapper.fill, lines))
 
 
 def _label(axis: Axis, pieces: Sequence[str], side: float, rotation: int) -> None:
     """Labels the cells of an axis that is ``side`` inches long, or every n-th if there are many."""
+    # Labels of fewer than 5 points would be illegible.
     points = 72 * side / max(1, len(pieces))
     every = math.ceil(5 / points)
     shown = list(range(0, len(pieces), every))
     labels = [token_label(pieces[i]) for i in shown]
+
     axis.set_ticks(
         shown,
         labels,

@@ -124,6 +124,7 @@ class AttentionView:
             weights = getattr(self, kind)
             sizes[kind] = weights.shape[:2]
             encoded[kind] = _encode_weights(kind, weights)
+
         content = {
             "source": self.source,
             "target": self.target,
@@ -136,6 +137,8 @@ class AttentionView:
         heading = "Label" if self.translation else ""
         if self.cross is not None:
             heading = "Translation"
+
+        # Texts become markup here, so they are escaped.
         return _fill_template(
             sentence=html.escape(self.sentence),
             translation=html.escape(self.translation),

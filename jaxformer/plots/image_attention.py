@@ -95,4 +95,9 @@ def draw_maps(
                 # The more attention, the less transparent.
                 shown = maps[row][column - 1]
                 alpha = 0.8 * shown / (shown.max() or 1)
-                axes.imshow(np.zeros_like(shown), color, alpha=alpha, extent=extent)
+                axes.imshow(
+                    np.zeros_like(shown),
+                    color,
+                    alpha=alpha,
+                    extent=extent,
+                )

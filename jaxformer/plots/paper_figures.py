@@ -45,15 +45,21 @@ def paper_figures(
     """
     if layer is None:
         layer = max(0, len(attention) - 2)
-    among = list(range(attention.shape[1]) if heads is None else heads)
+    if heads is None:
+        heads = range(attention.shape[1])
+    among = list(heads)
     weights = attention[layer, among]  # [heads, queries, keys]
     is_word = _words(tokens)
 
     # [queries, keys]; 0 for keys that are not words.
     position = np.arange(len(tokens))
-    distance = np.abs(position[:, None] - position) * is_word
+    distance = np.abs(position[:, None] - position)
+    distance = distance * is_word
 
-    sharpness = np.where(distance >= 2, weights, 0).max(axis=2)  # [heads, queries]
+    # The maximum weight of each head and query, over keys that are not neighbors.
+    far_weights = np.where(distance >= 2, weights, 0)
+    sharpness = far_weights.max(axis=2)  # [heads, queries]
+
     if token is None:
         reach = _reach(weights, distance)
         far = _best_word(reach, is_word)
@@ -63,12 +69,13 @@ def paper_figures(
         far = token
         sharp = token
 
-    pair = np.argsort(-sharpness[:, sharp], kind="stable")[:2]
-    different = _most_different(weights)
+    descending = np.argsort(-sharpness[:, sharp], kind="stable")
+    sharpest = [among[i] for i in descending[:2]]
+    different = [among[i] for i in _most_different(weights)]
     return {
         3: PaperFigure(layer, heads=among, token=far),
-        4: PaperFigure(layer, heads=[among[i] for i in pair], token=sharp),
-        5: PaperFigure(layer, heads=[among[i] for i in different], token=None),
+        4: PaperFigure(layer, heads=sharpest, token=sharp),
+        5: PaperFigure(layer, heads=different, token=None),
     }
 
 
@@ -80,10 +87,13 @@ def _reach(
     # In a language model, a word sees only itself and the words before it.
     is_causal = not np.triu(weights, 1).any()
     seen = np.tri(len(distance)) if is_causal else np.ones_like(distance)
-    uniform = (distance * seen).sum(axis=1) / seen.sum(axis=1)
+    seen_distance = distance * seen
+    uniform = seen_distance.sum(axis=1) / seen.sum(axis=1)
+    uniform = np.maximum(uniform, 1e-9)
 
-    attended = (weights * distance).sum(axis=(0, 2))
-    return attended / np.maximum(uniform, 1e-9)
+    weighted = weights * distance
+    attended = weighted.sum(axis=(0, 2))
+    return attended / uniform
 
 
 def _best_word(
@@ -91,7 +101,8 @@ def _best_word(
     is_word: Bool[np.ndarray, " S"],
 ) -> int:
     """Returns the index of the word with the largest value, which is not negative."""
-    return int(np.argmax(np.where(is_word, values, -1)))
+    values = np.where(is_word, values, -1)
+    return int(np.argmax(values))
 
 
 def _words(tokens: Sequence[str]) -> Bool[np.ndarray, " S"]:

@@ -255,11 +255,21 @@ class Algorithm(abc.ABC):
         """
 
         def step(state: Any) -> Any:
-            logits, cache = call_step_fn(step_fn, state.newest, state.cache, eos_id=self.eos_id)
+            logits, cache = call_step_fn(
+                step_fn,
+                state.newest,
+                state.cache,
+                eos_id=self.eos_id,
+            )
 
             # Each device extends its own rows. ``extend`` does not need the cache.
             state = dataclasses.replace(state, cache=())
-            state = map_rows(lambda _, *rows: self.extend(*rows), (), state, logits)
+            state = map_rows(
+                lambda _, *rows: self.extend(*rows),
+                (),
+                state,
+                logits,
+            )
             return dataclasses.replace(state, cache=state.reorder(cache))
 
         check_prefix(step_fn, state, self.eos_id, pad_id=self.pad_id)
@@ -325,7 +335,8 @@ class Algorithm(abc.ABC):
         """Returns the search with its numbers, which may be traced; the inverse of the split."""
         search = copy.copy(self)
         for name, value in values.items():
-            object.__setattr__(search, name, value)  # unchecked, since the values may be traced
+            # Unchecked, since the values may be traced.
+            object.__setattr__(search, name, value)
         return search
 
     def _is_set(self, name: str) -> bool:

@@ -145,7 +145,11 @@ class BeamSearch(Algorithm):
         unchanged = Candidates(
             log_probs=state.log_probs,
             tokens=jnp.full_like(alive.tokens, self.pad_id),
-            parents=lax.broadcasted_iota(jnp.int32, alive.parents.shape, dimension=1),
+            parents=lax.broadcasted_iota(
+                jnp.int32,
+                alive.parents.shape,
+                dimension=1,
+            ),
         )
         impossible = jnp.full_like(ended.log_probs, -jnp.inf)
         none_ended = dataclasses.replace(ended, log_probs=impossible)
@@ -155,7 +159,12 @@ class BeamSearch(Algorithm):
         def append(new: Candidates) -> Int[Array, "B N T"]:
             tokens = gather_beams(state.tokens, new.parents)
             newest = new.tokens[:, :, None]
-            return lax.dynamic_update_slice_in_dim(tokens, newest, state.step, axis=2)
+            return lax.dynamic_update_slice_in_dim(
+                tokens,
+                newest,
+                state.step,
+                axis=2,
+            )
 
         capacity = state.tokens.shape[2]
         penalty = self._penalties(capacity)[length]

@@ -65,7 +65,8 @@ class MinLength:
 
     def __call__(self, logits: Float[Array, "B N V"], context: SearchContext) -> Array:
         eos = context.eos_id
-        end = jnp.where(context.step < self.n, -jnp.inf, logits[:, :, eos])
+        is_short = context.step < self.n
+        end = jnp.where(is_short, -jnp.inf, logits[:, :, eos])
         return logits.at[:, :, eos].set(end)
 
 
@@ -144,13 +145,15 @@ def repeats_ngram(
     matches = jnp.broadcast_to(matches, (batch, beams, windows))
 
     # All tokens of a window except its last must equal the newest ones.
-    for i in range(n - 1 if windows else 0):
-        token = tokens[:, :, i : i + windows]
-        matches &= token == newest[:, :, i : i + 1]
+    compared = n - 1 if windows else 0
+    for i in range(compared):
+        in_window = tokens[:, :, i : i + windows]
+        matches &= in_window == newest[:, :, i : i + 1]
 
     # Of matching windows, the last token is a repetition; other windows drop out.
     last = tokens[:, :, capacity - windows :]
     repeated = jnp.where(matches, last, vocabulary)
     sentence, beam = jnp.ogrid[:batch, :beams]
     none = jnp.zeros((batch, beams, vocabulary), jnp.bool_)
-    return none.at[sentence[:, :, None], beam[:, :, None], repeated].set(True, mode="drop")
+    place = none.at[sentence[:, :, None], beam[:, :, None], repeated]
+    return place.set(True, mode="drop")

@@ -120,7 +120,7 @@ class Sampling(Algorithm):
         sentences: Array = shared["max_lengths"]
         if keys is None:
             keys = sentence_keys(self.seed, shared["sentence_ids"])
-        elif not isinstance(keys, Array) or not jnp.issubdtype(keys.dtype, jax.dtypes.prng_key):
+        elif not _is_key(keys):
             raise UserError(
                 "keys must be an array of typed PRNG keys, as of jax.random.split(jax.random.key(0)"
                 f", {sentences.shape[0]}): got {reprlib.repr(keys)}"
@@ -146,7 +146,8 @@ class Sampling(Algorithm):
         drawn = jnp.take_along_axis(allowed, tokens[:, :, None], axis=2)
         if self._changes_logits:
             own = jnp.take_along_axis(logits, tokens[:, :, None], axis=2)
-            drawn = jnp.where(drawn == -jnp.inf, -jnp.inf, own)
+            is_impossible = drawn == -jnp.inf
+            drawn = jnp.where(is_impossible, -jnp.inf, own)
         drawn = drawn[:, :, 0]
         totals = jax.nn.logsumexp(logits, axis=2)
         new = log_probs_of(drawn, totals)
@@ -164,7 +165,12 @@ class Sampling(Algorithm):
             step=length,
             done=done,
             newest=tokens,
-            tokens=lax.dynamic_update_slice_in_dim(state.tokens, newest, state.step, axis=2),
+            tokens=lax.dynamic_update_slice_in_dim(
+                state.tokens,
+                newest,
+                state.step,
+                axis=2,
+            ),
             lengths=jnp.where(before, state.lengths, length),
             finished=finished,
             log_probs=log_probs,
@@ -209,7 +215,8 @@ class Sampling(Algorithm):
             if not self._is_set(name):
                 continue
             argument = getattr(self, name)
-            logits = jnp.where(keeps(logits, argument), logits, -jnp.inf)
+            is_kept = keeps(logits, argument)
+            logits = jnp.where(is_kept, logits, -jnp.inf)
         return logits, tokens
 
     def finalize(self, state: SampleState) -> BeamResult:
@@ -223,6 +230,10 @@ class Sampling(Algorithm):
             log_probs=state.log_probs,
         )
         return best_first(result, self.pad_id)
+
+
+def _is_key(keys: Any) -> bool:
+    return isinstance(keys, Array) and jnp.issubdtype(keys.dtype, jax.dtypes.prng_key)
 
 
 def _smallest_set(
@@ -268,11 +279,13 @@ def _draw(
 
     # [B, N, blocks, block]
     *rows, vocabulary = logits.shape
-    padding = [(0, 0)] * len(rows) + [(0, -vocabulary % _BLOCK)]
+    missing = -vocabulary % _BLOCK
+    padding = [(0, 0)] * len(rows) + [(0, missing)]
     table = jnp.pad(weights, padding)
     table = table.reshape(*rows, -1, _BLOCK)
 
-    block = _draw_weighted(table.sum(axis=-1), uniform[..., 0])
+    masses = table.sum(axis=-1)
+    block = _draw_weighted(masses, uniform[..., 0])
     own = jnp.take_along_axis(table, block[..., None, None], axis=-2)
     own = own[..., 0, :]
     first = block * _BLOCK

@@ -12,7 +12,10 @@ from jaxformer.search.sampling import Sampling
 
 # Search algorithms by the "method" in a config file, which has the fields of all methods, so that
 # the command line can change the method.
-SEARCHES: dict[str, type[BeamSearch | Sampling]] = {"beam": BeamSearch, "sampling": Sampling}
+SEARCHES: dict[str, type[BeamSearch | Sampling]] = {
+    "beam": BeamSearch,
+    "sampling": Sampling,
+}
 # Ids belong to the vocabulary, and constraints are not plain values.
 _NOT_IN_FILES = ("bos_id", "eos_id", "pad_id", "constraints")
 
@@ -25,9 +28,9 @@ def to_dict(search: BeamSearch | Sampling) -> dict[str, Any]:
             "the Translator"
         )
 
-    method = next(name for name, kind in SEARCHES.items() if isinstance(search, kind))
+    methods = [name for name, kind in SEARCHES.items() if isinstance(search, kind)]
     values = _defaults()
-    values["method"] = method
+    values["method"] = methods[0]
     for name in _file_fields(type(search)):
         values[name] = getattr(search, name)
     return values
@@ -53,18 +56,19 @@ def from_dict(values: dict[str, Any]) -> BeamSearch | Sampling:
         values["beam_size"] = defaults["beam_size"]
 
     # Fields of other methods may be there, but without effect they must have their defaults.
-    own = _file_fields(SEARCHES[method])
+    kind = SEARCHES[method]
+    own = _file_fields(kind)
     for name, value in values.items():
         if name not in own and value != defaults[name]:
-            other = next(m for m, kind in SEARCHES.items() if name in _file_fields(kind))
+            others = [m for m, other in SEARCHES.items() if name in _file_fields(other)]
             raise UserError(
-                f"search.{name} needs search.method={other}: got {value} with "
+                f"search.{name} needs search.method={others[0]}: got {value} with "
                 f"search.method={method}"
             )
 
-    arguments = {name: values[name] for name in own if values[name] is not None}
+    given = {name: values[name] for name in own if values[name] is not None}
     try:
-        return SEARCHES[method](**arguments)
+        return kind(**given)
     except UserError as error:
         # In a config file, the fields of a search are called search.NAME.
         names = "|".join(fields)

@@ -129,7 +129,12 @@ def initial_fields(
     # Sentences are sharded like the first array with explicit sharding.
     max_lengths = jnp.clip(max_lengths, 0, capacity)
     max_lengths = max_lengths.astype(jnp.int32)
-    max_lengths = shard_rows_like(max_lengths, max_lengths, prefix, *jax.tree.leaves(cache))
+    max_lengths = shard_rows_like(
+        max_lengths,
+        max_lengths,
+        prefix,
+        *jax.tree.leaves(cache),
+    )
 
     ids = jnp.arange(batch) if sentence_ids is None else jnp.asarray(sentence_ids)
     return {

@@ -39,7 +39,11 @@ def run_until_done(
         def at_most_once(state: State, _: None) -> tuple[State, None]:
             # A loop of at most one iteration, since lax.cond would copy the cache.
             end = jnp.minimum(state.step + 1, until)
-            state = lax.while_loop(lambda state: continues(state, end), step, state)
+            state = lax.while_loop(
+                lambda state: continues(state, end),
+                step,
+                state,
+            )
             return state, None
 
         state, _ = lax.scan(at_most_once, state, length=_STEPS_PER_CHUNK)

@@ -100,7 +100,12 @@ class _Sentence:
             opens = label is not None
             closes = match[0] == ")"
             if is_word:
-                self._add_word(label, text, open_brackets, parameters=parameters)
+                self._add_word(
+                    label,
+                    text,
+                    open_brackets,
+                    parameters=parameters,
+                )
             elif opens:
                 bracket = _Bracket(label, start=len(self.words))
                 self.brackets.append(bracket)

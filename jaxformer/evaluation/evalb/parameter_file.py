@@ -36,6 +36,8 @@ class ParameterFile:
     def deleted_brackets(self) -> frozenset[str]:
         """Labels of brackets that do not count: ``delete_labels`` and labels equal to them."""
         deleted = set(self.delete_labels)
+
+        # Equality is not transitive: labels equal to an added one stay.
         for one, other in self.equal_labels:
             if other in self.delete_labels:
                 deleted.add(one)
@@ -67,13 +69,15 @@ _KEYWORDS = {
 
 def read_parameters(lines: Iterable[str], name: str) -> ParameterFile:
     """Parses the ``.prm`` file ``name``; missing lists of labels and words are empty."""
+    # Without a line, a number has its default, but a list is empty.
     fields: dict[str, Any] = {}
     for field, values_after in _KEYWORDS.values():
         if values_after != "a number":
             fields[field] = ()
 
     for number, line in enumerate(lines, 1):
-        if line.startswith("#") or not line.strip():
+        is_comment = line.startswith("#")
+        if is_comment or not line.strip():
             continue
 
         keyword, *values = line.split()
@@ -87,6 +91,7 @@ def read_parameters(lines: Iterable[str], name: str) -> ParameterFile:
             case _:
                 expected = _expected_values(keyword)
                 raise UserError(f"{name}:{number}: expected {expected}, got {line.strip()!r:.200}")
+
     return ParameterFile(**fields)
 
 

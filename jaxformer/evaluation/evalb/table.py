@@ -51,6 +51,8 @@ class Counts:
 
     def numbers(self) -> dict[str, object]:
         numbers: dict[str, object] = dataclasses.asdict(self)
+
+        # The percentages are properties, not fields.
         for name in ("recall", "precision", "f1", "tagging_accuracy"):
             numbers[name] = getattr(self, name)
         return numbers
@@ -95,6 +97,7 @@ class Report:
     cutoff_length: int
 
     def to_json(self) -> str:
+        # Listings are only for the table.
         rows = []
         for row in self.rows:
             numbers = row.numbers()
@@ -122,11 +125,13 @@ class Report:
             lines.append(_row_line(row))
             if row.listing:
                 lines.append(row.listing)
+
         lines.append(rule)
         lines.append(_total_line(self.all))
 
         lines += ["=== Summary ===", "", "-- All --"]
         lines += _summary_lines(self.all)
+
         lines += ["", f"-- len<={self.cutoff_length} --"]
         lines += _summary_lines(self.short)
         return "\n".join(lines)
@@ -141,12 +146,14 @@ def _row_line(row: SentenceScores) -> str:
 
 
 def _total_line(total: Summary) -> str:
+    # EVALB leaves out percentages that would divide by 0.
     brackets = ""
     if total.gold_brackets and total.test_brackets:
         brackets = (
             f"                {total.recall:6.2f} {total.precision:6.2f} {total.matched:6d} "
             f"{total.gold_brackets:5d} {total.test_brackets:5d}  {total.crossing:5d}"
         )
+
     tags = f"  {total.words:5d} {total.correct_tags:5d}   {total.tagging_accuracy:6.2f}"
     return brackets + tags
 

@@ -89,7 +89,11 @@ class MetricDefinition:
                 return True
         return False
 
-    def score(self, hypotheses: Sequence[str], references: Sequence[str]) -> Metric:
+    def score(
+        self,
+        hypotheses: Sequence[str],
+        references: Sequence[str],
+    ) -> Metric:
         """Scores plain text against one reference for each line."""
         ours = [self.prepare(line) for line in hypotheses]
         theirs = [self.prepare(line) for line in references]
@@ -142,7 +146,8 @@ class TranslationReport:
             else:
                 score = f"{metric.score:.2f}"
                 method = metric.method
-            lines.append(f"{metric.name:{width}}  {score:>6}  {method}")
+            name = f"{metric.name:{width}}"
+            lines.append(f"{name}  {score:>6}  {method}")
         return "\n".join(lines)
 
 
@@ -283,7 +288,11 @@ def _multi_bleu(name: str, prepare: Callable[[str], str], steps: str) -> MetricD
     )
 
 
-def check_lines(hypotheses: Sequence[str], references: Sequence[str], place: str = "") -> None:
+def check_lines(
+    hypotheses: Sequence[str],
+    references: Sequence[str],
+    place: str = "",
+) -> None:
     """Checks that each translation has a reference; messages begin with ``place``."""
     check_texts(hypotheses, f"{place}translations")
     check_texts(references, f"{place}references")

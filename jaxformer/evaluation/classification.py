@@ -25,7 +25,8 @@ def macro_f1(predicted: np.ndarray, expected: np.ndarray) -> float:
         is_predicted = predicted == label
         is_expected = expected == label
         correct = np.sum(is_predicted & is_expected)
-        f1 = 2 * correct / (np.sum(is_predicted) + np.sum(is_expected))
+        total = np.sum(is_predicted) + np.sum(is_expected)
+        f1 = 2 * correct / total
         scores.append(f1)
     return 100 * float(np.mean(scores))
 
@@ -86,9 +87,15 @@ def bigram_classifiers(
         outside, inside = MultinomialNB().fit(known, own).feature_log_prob_
         log_ratio = inside - outside
 
-        linear = LogisticRegression(C=1 / _PENALTY, tol=1e-6, max_iter=1000)
+        linear = LogisticRegression(
+            C=1 / _PENALTY,
+            tol=1e-6,
+            max_iter=1000,
+        )
         linear.fit(known.multiply(log_ratio), own)
-        scores.append(linear.decision_function(new.multiply(log_ratio)))
-    by_regression = bayes.classes_[np.argmax(scores, axis=0)]
+        margins = linear.decision_function(new.multiply(log_ratio))
+        scores.append(margins)
+    best = np.argmax(scores, axis=0)
+    by_regression = bayes.classes_[best]
 
     return by_bayes.tolist(), by_regression.tolist()

@@ -40,7 +40,11 @@ _SQUARE = 0.036
 
 def figure_panels(number: int, choice: PaperFigure) -> list[PaperFigure]:
     """Returns the panels of figure 3, 4 or 5 from top to bottom, as the paper arranges them."""
-    one_head = [dataclasses.replace(choice, heads=[head], token=None) for head in choice.heads]
+    one_head = []
+    for head in choice.heads:
+        panel = dataclasses.replace(choice, heads=[head], token=None)
+        one_head.append(panel)
+
     panels = {
         3: [choice],
         4: [one_head[0], choice],
@@ -63,7 +67,8 @@ def attention_lines(
     :func:`~jaxformer.plots.figure.save_figure` for the path.
     """
     labels = [token_label(token) for token in tokens]
-    width = min(max(_NARROWEST, _TOKEN * len(tokens)), _WIDEST)
+    width = max(_NARROWEST, _TOKEN * len(tokens))
+    width = min(width, _WIDEST)
     longest_label = _LETTER * max(map(len, labels))
     height = _GAP + 2 * longest_label + 0.35
 
@@ -98,7 +103,8 @@ def _draw(
 
     for order, head in enumerate(panel.heads):
         # Lines of different heads run side by side.
-        shift = 0.5 * ((order + 0.5) / len(panel.heads) - 0.5)
+        place = (order + 0.5) / len(panel.heads)  # from 0 to 1
+        shift = 0.5 * (place - 0.5)
         head_color = _COLORS[head % len(_COLORS)]
 
         drawn_keys = []
@@ -112,21 +118,29 @@ def _draw(
                 continue
 
             drawn_keys.append(key)
-            lines.append([(query + shift, 1.0), (key + shift, bottom)])
+            above = (query + shift, 1.0)
+            below = (key + shift, bottom)
+            lines.append([above, below])
             colors.append(to_rgba(head_color, weight**power))
             widths.append(0.6 + 1.2 * weight)
         axes.add_collection(LineCollection(lines, colors=colors, linewidths=widths))
 
         if one_query:
-            place = (bottom - _ROW * (order + 1), _SQUARE)
+            row = bottom - _ROW * (order + 1)
             for key, color in zip(drawn_keys, colors, strict=True):
-                axes.broken_barh([(key - 0.4, 0.8)], place, facecolor=color)
+                left = key - 0.4
+                axes.broken_barh([(left, 0.8)], (row, _SQUARE), facecolor=color)
 
     axes.set_xlim(-0.6, count - 0.4)
     axes.set_ylim(0, 1)
 
 
-def _write(axes: Axes, panel: PaperFigure, labels: Sequence[str], points: float) -> None:
+def _write(
+    axes: Axes,
+    panel: PaperFigure,
+    labels: Sequence[str],
+    points: float,
+) -> None:
     """Writes the tokens above and below, and a legend of the heads."""
     for spine in axes.spines.values():
         spine.set_visible(False)

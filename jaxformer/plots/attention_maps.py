@@ -50,7 +50,8 @@ def attention_map(
     page_width = across * (width + 0.1) + left + 1.0
     page_height = down * (height + 0.3) + labeled_rows * below + 0.6
 
-    largest = np.max(weights, initial=0.0, where=np.isfinite(weights)) or 1.0
+    is_finite = np.isfinite(weights)
+    largest = np.max(weights, initial=0.0, where=is_finite) or 1.0
     with figure.open_figure(path, page_width, page_height) as page:
         grid = page.subplots(down, across, squeeze=False)
         for head, axes in enumerate(grid.flat):

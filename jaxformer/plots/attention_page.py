@@ -125,12 +125,16 @@ class AttentionView:
             sizes[kind] = weights.shape[:2]
             encoded[kind] = _encode_weights(kind, weights)
 
+        presets = {}
+        for number, choice in figures.items():
+            presets[str(number)] = dataclasses.asdict(choice)
+
         content = {
             "source": self.source,
             "target": self.target,
             "sizes": sizes,
             "weights": encoded,
-            "figures": {str(n): dataclasses.asdict(choice) for n, choice in figures.items()},
+            "figures": presets,
             "start": start,
         }
 
@@ -184,7 +188,11 @@ def _fill_template(**contents: str) -> str:
 
     parts = {**contents, **scripts, "style": style, "policy": policy}
     template = _read_part("attention_page.html")
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], template)
+
+    def part(match: re.Match[str]) -> str:
+        return parts[match[1]]
+
+    return re.sub(r"\{\{(\w+)\}\}", part, template)
 
 
 def _read_part(file: str) -> str:
@@ -207,14 +215,16 @@ def _encode_weights(kind: str, weights: Float[np.ndarray, "L H Q K"]) -> str:
             "diverged or the checkpoint is damaged; use an earlier one with --weights"
         )
 
-    fractions = np.rint(np.clip(weights, 0, 1) * _FINEST)
-    integers = fractions.astype("<u2")
-    return base64.b64encode(integers.tobytes()).decode()
+    fractions = np.clip(weights, 0, 1)
+    integers = np.rint(fractions * _FINEST)
+    content = integers.astype("<u2").tobytes()
+    return base64.b64encode(content).decode()
 
 
 def _escape_json(content: object) -> str:
     """Encodes JSON for a script element, with escapes for </script> and comments."""
-    text = json.dumps(content, separators=(",", ":"), allow_nan=False)
+    compact = (",", ":")
+    text = json.dumps(content, separators=compact, allow_nan=False)
 
     def escape(match: re.Match[str]) -> str:
         return f"\\u{ord(match[0]):04x}"

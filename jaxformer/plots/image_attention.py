@@ -14,11 +14,13 @@ _PANEL = 1.1  # inches, the height
 
 def attention_rollout(weights: Float[np.ndarray, "L H T T"]) -> Float[np.ndarray, "T T"]:
     """Returns attention through all layers (Abnar and Zuidema 2020), with residual connections."""
-    identity = np.eye(weights.shape[-1])
+    tokens = weights.shape[-1]
+    identity = np.eye(tokens)
     total = identity
     for layer in weights:
         # The residual connection passes on as much as attention, averaged over the heads.
-        with_residual = (layer.mean(axis=0) + identity) / 2
+        attention = layer.mean(axis=0)
+        with_residual = (attention + identity) / 2
         total = with_residual @ total
     return total
 
@@ -70,7 +72,8 @@ def draw_maps(
     """Draws each picture, alone and below its maps of patches with their names, as PNG or SVG."""
     count, height, width, channels = images.shape
     columns = 1 + max(map(len, names))
-    page_width = _PANEL * width / height * columns + 0.3
+    panel_width = _PANEL * width / height
+    page_width = panel_width * columns + 0.3
     page_height = (_PANEL + 0.2) * count + 0.2
 
     # A map covers the whole picture, whose pixels have integer centers.
@@ -79,7 +82,8 @@ def draw_maps(
 
     with figure.open_figure(path, page_width, page_height) as page:
         panels = page.subplots(count, columns, squeeze=False)
-        for axes, (row, column) in zip(panels.flat, np.ndindex(panels.shape), strict=True):
+        places = np.ndindex(panels.shape)
+        for axes, (row, column) in zip(panels.flat, places, strict=True):
             axes.set_axis_off()
             if column > len(names[row]):
                 continue
@@ -94,7 +98,8 @@ def draw_maps(
             if column:
                 # The more attention, the less transparent.
                 shown = maps[row][column - 1]
-                alpha = 0.8 * shown / (shown.max() or 1)
+                largest = shown.max() or 1
+                alpha = 0.8 * shown / largest
                 axes.imshow(
                     np.zeros_like(shown),
                     color,

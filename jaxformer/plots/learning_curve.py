@@ -95,7 +95,9 @@ def learning_curve(records: Sequence[Mapping[str, Any]], path: pathlib.Path) -> 
 
     rows = math.ceil(len(shown) / 3)
     columns = math.ceil(len(shown) / rows)
-    with figure.open_figure(path, 3.5 * columns, 0.3 + 2.2 * rows) as page:
+    width = 3.5 * columns
+    height = 0.3 + 2.2 * rows
+    with figure.open_figure(path, width, height) as page:
         grid = page.subplots(rows, columns, squeeze=False, sharex=True)
         for place, axes in enumerate(grid.flat):
             if place >= len(shown):
@@ -139,7 +141,11 @@ def _all_curves(
     return all_curves
 
 
-def _curve(records: Sequence[Mapping[str, Any]], kind: str, name: str) -> dict[int, float]:
+def _curve(
+    records: Sequence[Mapping[str, Any]],
+    kind: str,
+    name: str,
+) -> dict[int, float]:
     """Returns values by step; if a resumed run logged a step again, its last value."""
     values = {}
     for record in records:
@@ -160,8 +166,14 @@ def _curve(records: Sequence[Mapping[str, Any]], kind: str, name: str) -> dict[i
     return curve
 
 
-def _draw(axes: Axes, name: str, curves: Mapping[str, Mapping[int, float]]) -> None:
-    title = _TITLES.get(name, figure.replace_missing_glyphs(name)[:40])
+def _draw(
+    axes: Axes,
+    name: str,
+    curves: Mapping[str, Mapping[int, float]],
+) -> None:
+    # Names of metrics that we do not know may be anything.
+    own_title = figure.replace_missing_glyphs(name)[:40]
+    title = _TITLES.get(name, own_title)
     axes.set_title(title, parse_math=False)
     axes.grid(visible=True)
     axes.spines[["top", "right"]].set_visible(False)
@@ -170,7 +182,9 @@ def _draw(axes: Axes, name: str, curves: Mapping[str, Mapping[int, float]]) -> N
     for kind, curve in curves.items():
         if not curve:
             continue
-        (line,) = axes.plot(list(curve), list(curve.values()), **_STYLES[kind])
+        steps = list(curve)
+        values = list(curve.values())
+        (line,) = axes.plot(steps, values, **_STYLES[kind])
         if len(curve) == 1:
             # A line through one point is invisible.
             line.set_marker("o")
@@ -198,8 +212,11 @@ def _format_values(
         axes.yaxis.set_major_formatter(EngFormatter(sep=""))
 
     if name == "perplexity":
-        values = [value for curve in curves.values() for value in curve.values()]
-        positive = [value for value in values if value > 0]
+        positive = []
+        for curve in curves.values():
+            positive += [value for value in curve.values() if value > 0]
+
+        # A perplexity that falls from thousands would hide all later differences.
         has_wide_range = positive and max(positive) > 10 * min(positive)
         if has_wide_range:
             axes.set_yscale("log")

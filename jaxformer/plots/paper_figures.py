@@ -53,8 +53,8 @@ def paper_figures(
 
     # [queries, keys]; 0 for keys that are not words.
     position = np.arange(len(tokens))
-    distance = np.abs(position[:, None] - position)
-    distance = distance * is_word
+    difference = position[:, None] - position
+    distance = np.abs(difference) * is_word
 
     # The maximum weight of each head and query, over keys that are not neighbors.
     far_weights = np.where(distance >= 2, weights, 0)
@@ -63,13 +63,15 @@ def paper_figures(
     if token is None:
         reach = _reach(weights, distance)
         far = _best_word(reach, is_word)
-        two_sharpest = np.sort(sharpness, axis=0)[-2:]
+        ascending = np.sort(sharpness, axis=0)
+        two_sharpest = ascending[-2:]
         sharp = _best_word(two_sharpest.sum(axis=0), is_word)
     else:
         far = token
         sharp = token
 
-    descending = np.argsort(-sharpness[:, sharp], kind="stable")
+    own_sharpness = sharpness[:, sharp]
+    descending = np.argsort(-own_sharpness, kind="stable")
     sharpest = [among[i] for i in descending[:2]]
     different = [among[i] for i in _most_different(weights)]
     return {
@@ -88,7 +90,8 @@ def _reach(
     is_causal = not np.triu(weights, 1).any()
     seen = np.tri(len(distance)) if is_causal else np.ones_like(distance)
     seen_distance = distance * seen
-    uniform = seen_distance.sum(axis=1) / seen.sum(axis=1)
+    uniform = seen_distance.sum(axis=1)
+    uniform = uniform / seen.sum(axis=1)
     uniform = np.maximum(uniform, 1e-9)
 
     weighted = weights * distance
@@ -128,5 +131,6 @@ def _most_different(weights: Float[np.ndarray, "H S S"]) -> tuple[int, ...]:
         difference = np.abs(one - other).sum(axis=1)
         return float(difference.mean() / 2)
 
-    pairs = itertools.combinations(range(len(weights)), 2)
+    heads = range(len(weights))
+    pairs = itertools.combinations(heads, 2)
     return max(pairs, key=distance, default=(0,))

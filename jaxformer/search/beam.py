@@ -140,21 +140,7 @@ class BeamSearch(Algorithm):
             log_probs=state.log_probs,
             at_limit=at_limit,
         )
-
-        # In sentences that are done, hypotheses keep their places, and none ends.
-        unchanged = Candidates(
-            log_probs=state.log_probs,
-            tokens=jnp.full_like(alive.tokens, self.pad_id),
-            parents=lax.broadcasted_iota(
-                jnp.int32,
-                alive.parents.shape,
-                dimension=1,
-            ),
-        )
-        impossible = jnp.full_like(ended.log_probs, -jnp.inf)
-        none_ended = dataclasses.replace(ended, log_probs=impossible)
-        alive = where_rows(state.done, unchanged, alive)
-        ended = where_rows(state.done, none_ended, ended)
+        alive, ended = self._mask_done(state, alive, ended)
 
         def append(new: Candidates) -> Int[Array, "B N T"]:
             tokens = gather_beams(state.tokens, new.parents)
@@ -189,6 +175,25 @@ class BeamSearch(Algorithm):
         done = state.done | at_limit
         done |= self._can_stop(extended)
         return dataclasses.replace(extended, done=done)
+
+    def _mask_done(
+        self,
+        state: BeamState,
+        alive: Candidates,
+        ended: Candidates,
+    ) -> tuple[Candidates, Candidates]:
+        """Replaces candidates of sentences that are done: no hypothesis moves, and none ends."""
+        unchanged = Candidates(
+            log_probs=state.log_probs,
+            tokens=jnp.full_like(alive.tokens, self.pad_id),
+            parents=lax.broadcasted_iota(jnp.int32, alive.parents.shape, dimension=1),
+        )
+        impossible = jnp.full_like(ended.log_probs, -jnp.inf)
+        none_ended = dataclasses.replace(ended, log_probs=impossible)
+
+        alive = where_rows(state.done, unchanged, alive)
+        ended = where_rows(state.done, none_ended, ended)
+        return alive, ended
 
     def select_candidates(
         self,
@@ -349,21 +354,22 @@ def expand(
     missing = -vocabulary % size
     padding = ((0, 0), (0, 0), (0, missing))
     table = jnp.pad(preferred, padding, constant_values=-jnp.inf)
-    table = table.reshape(batch, beams, -1, size)
+    table = table.reshape(batch, beams, -1, size)  # [B, N, J, K]
 
     # Without the barrier, XLA would compute the maxima of blocks and of rows in two passes, as it
     # would for jax.nn.logsumexp.
     greatest = lax.optimization_barrier(table.max(axis=-1))
 
-    # The logsumexp of the logits of each hypothesis, [B, N].
+    # [B, N]: the logsumexp of the logits of each hypothesis.
     peaks = greatest.max(axis=2) if preferred is logits else logits.max(axis=2)
     peaks = jnp.where(jnp.isfinite(peaks), peaks, 0.0)
     exponentials = jnp.exp(logits - peaks[:, :, None])
     totals = peaks + jnp.log(exponentials.sum(axis=2))
 
-    # Added to the logit of a token, the log probability of the hypothesis with the token.
+    # Added to the logit of a token, a shift gives the log probability of the longer hypothesis.
     shifts = jnp.where(totals == -jnp.inf, -jnp.inf, log_probs - totals)
     if beams == 1:
+        # Greedy search ranks ``preferred`` itself.
         shifts = jnp.zeros_like(shifts)
 
     wanted = 2 * beams if beams > 1 else 1

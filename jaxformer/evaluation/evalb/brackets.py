@@ -12,7 +12,11 @@ from jaxformer.evaluation.evalb.parameter_file import COLLINS, ParameterFile
 from jaxformer.evaluation.evalb.table import Counts, Report, SentenceScores, Status, summary
 
 
-def score(gold: Sequence[str], test: Sequence[str], parameters: ParameterFile = COLLINS) -> Report:
+def score(
+    gold: Sequence[str],
+    test: Sequence[str],
+    parameters: ParameterFile = COLLINS,
+) -> Report:
     """Compares trees in brackets, one per line; blank if the parser has found none.
 
     Raises a ``UserError`` if the numbers of lines differ, or there are more errors than allowed.
@@ -31,7 +35,8 @@ def score(gold: Sequence[str], test: Sequence[str], parameters: ParameterFile = 
 
     rows = []
     errors = 0
-    for number, (gold_line, test_line) in enumerate(zip(gold, test, strict=True), 1):
+    pairs = zip(gold, test, strict=True)
+    for number, (gold_line, test_line) in enumerate(pairs, 1):
         row = _row(number, gold_line, test_line, parameters=parameters)
         rows.append(row)
 
@@ -259,7 +264,8 @@ def _match_brackets(
     for bracket in of_gold:
         candidates = at_span[bracket.start, bracket.end]
         for number, other in enumerate(candidates):
-            if not parameters.labeled or parameters.same_label(bracket.label, other.label):
+            is_same = parameters.same_label(bracket.label, other.label)
+            if is_same or not parameters.labeled:
                 bracket.result = _RIGHT
                 other.result = _RIGHT
                 del candidates[number]
@@ -297,13 +303,17 @@ def _listing(gold: _Sentence, test: _Sentence) -> str:
         f"-<2>---(wn2={len(test.words):3d}, bn2={len(test.brackets):3d})-"
     ]
 
-    for number, words in enumerate(itertools.zip_longest(gold.words, test.words)):
-        left, right = (_word_cell(number, word) for word in words)
+    words = itertools.zip_longest(gold.words, test.words)
+    for number, (gold_word, test_word) in enumerate(words):
+        left = _word_cell(number, gold_word)
+        right = _word_cell(number, test_word)
         lines.append(f"{left:34s}      {right}")
     lines.append("")
 
-    for number, brackets in enumerate(itertools.zip_longest(gold.brackets, test.brackets)):
-        left, right = (_bracket_cell(number, bracket) for bracket in brackets)
+    brackets = itertools.zip_longest(gold.brackets, test.brackets)
+    for number, (gold_bracket, test_bracket) in enumerate(brackets):
+        left = _bracket_cell(number, gold_bracket)
+        right = _bracket_cell(number, test_bracket)
         lines.append(f"{left:26s}      {right}")
 
     lines += ["", "========"]
@@ -313,7 +323,8 @@ def _listing(gold: _Sentence, test: _Sentence) -> str:
 def _word_cell(number: int, word: _Word | None) -> str:
     if word is None or not word.text:
         return ""
-    return f"{number:3d} : {word.result} : {word.tag:6s}  {word.text:16s}"
+    tagged = f"{word.tag:6s}  {word.text:16s}"
+    return f"{number:3d} : {word.result} : {tagged}"
 
 
 def _bracket_cell(number: int, bracket: _Bracket | None) -> str:

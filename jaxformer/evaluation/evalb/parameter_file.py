@@ -19,7 +19,15 @@ class ParameterFile:
     cutoff_length: int = 40  # Sentences of at most this many words have a separate summary.
     labeled: int = 1  # 0 to ignore the labels of brackets
     # Words with these tags, and brackets with these labels, do not count.
-    delete_labels: tuple[str, ...] = ("TOP", "-NONE-", ",", ":", "``", "''", ".")
+    delete_labels: tuple[str, ...] = (
+        "TOP",
+        "-NONE-",
+        ",",
+        ":",
+        "``",
+        "''",
+        ".",
+    )
     # Words with these tags do not count in the length of a sentence.
     delete_labels_for_length: tuple[str, ...] = ("-NONE-",)
     quote_labels: tuple[str, ...] = ()  # A mark that only one file deletes is restored.
@@ -46,7 +54,11 @@ class ParameterFile:
         return frozenset(deleted)
 
 
-def _is_pair(one: str, other: str, pairs: Sequence[tuple[str, str]]) -> bool:
+def _is_pair(
+    one: str,
+    other: str,
+    pairs: Sequence[tuple[str, str]],
+) -> bool:
     """Returns whether two strings are among the pairs, in either order."""
     return (one, other) in pairs or (other, one) in pairs
 

@@ -138,21 +138,20 @@ class Report:
 
 
 def _row_line(row: SentenceScores) -> str:
-    return (
-        f"{row.number:4d}  {row.length:3d}    {row.status}  {row.recall:6.2f} {row.precision:6.2f}"
-        f"   {row.matched:3d}    {row.gold_brackets:3d}  {row.test_brackets:3d}    "
-        f"{row.crossing:3d}   {row.words:4d}  {row.correct_tags:4d}   {row.tagging_accuracy:6.2f}"
-    )
+    sentence = f"{row.number:4d}  {row.length:3d}    {row.status}"
+    percentages = f"{row.recall:6.2f} {row.precision:6.2f}"
+    brackets = f"{row.matched:3d}    {row.gold_brackets:3d}  {row.test_brackets:3d}"
+    tags = f"{row.words:4d}  {row.correct_tags:4d}   {row.tagging_accuracy:6.2f}"
+    return f"{sentence}  {percentages}   {brackets}    {row.crossing:3d}   {tags}"
 
 
 def _total_line(total: Summary) -> str:
     # EVALB leaves out percentages that would divide by 0.
     brackets = ""
     if total.gold_brackets and total.test_brackets:
-        brackets = (
-            f"                {total.recall:6.2f} {total.precision:6.2f} {total.matched:6d} "
-            f"{total.gold_brackets:5d} {total.test_brackets:5d}  {total.crossing:5d}"
-        )
+        percentages = f"{total.recall:6.2f} {total.precision:6.2f}"
+        counts = f"{total.matched:6d} {total.gold_brackets:5d} {total.test_brackets:5d}"
+        brackets = f"                {percentages} {counts}  {total.crossing:5d}"
 
     tags = f"  {total.words:5d} {total.correct_tags:5d}   {total.tagging_accuracy:6.2f}"
     return brackets + tags
@@ -183,8 +182,10 @@ def summary(rows: Sequence[SentenceScores]) -> Summary:
 
     sums = {}
     for field in dataclasses.fields(Counts):
-        sums[field.name] = sum(getattr(row, field.name) for row in valid)
+        values = [getattr(row, field.name) for row in valid]
+        sums[field.name] = sum(values)
 
+    average_crossing = sums["crossing"] / len(valid) if valid else 0.0
     complete = sum(row.matched == row.gold_brackets == row.test_brackets for row in valid)
     no_crossing = sum(row.crossing == 0 for row in valid)
     two_or_less = sum(row.crossing <= 2 for row in valid)
@@ -195,7 +196,7 @@ def summary(rows: Sequence[SentenceScores]) -> Summary:
         skipped_sentences=statuses.count(Status.SKIPPED),
         valid_sentences=len(valid),
         complete_match=_percent(complete, len(valid)),
-        average_crossing=sums["crossing"] / len(valid) if valid else 0.0,
+        average_crossing=average_crossing,
         no_crossing=_percent(no_crossing, len(valid)),
         two_or_less_crossing=_percent(two_or_less, len(valid)),
     )

@@ -255,6 +255,7 @@ def _moses_metrics(language: str) -> dict[str, MetricDefinition]:
     def lowercased(line: str) -> str:
         return tokenized(normalizer.normalize(line.lower()))
 
+    # The equivalent commands, for the report.
     tokenize = f"tokenizer.perl -l {language}, hyphens whole"
     split = rf"replace-unicode-punctuation.perl | {tokenize} | s/(\S)-(\S)/$1 ##AT##-##AT## $2/g"
     lower = f"lowercase.perl | normalize-punctuation.perl -l {language} | {tokenize}"

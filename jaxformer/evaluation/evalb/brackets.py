@@ -48,6 +48,7 @@ def score(
                 "with tags? Else raise MAX_ERROR"
             )
 
+    # The second summary is of short sentences only.
     longest = parameters.cutoff_length
     short_rows = [row for row in rows if row.length <= longest]
     return Report(
@@ -216,6 +217,7 @@ def _mismatch(gold: _Sentence, test: _Sentence, parameters: ParameterFile) -> st
 def _put_back_quotes(gold: _Sentence, test: _Sentence, parameters: ParameterFile) -> None:
     """Restores quotation marks that only one sentence deleted, in EVALB's order."""
     for number, in_test in enumerate(test.quotes):
+        # EVALB compares with this index even after ``put_back`` has moved the quotation mark.
         index = in_test.index
         for other, in_gold in enumerate(gold.quotes):
             if in_gold.index != index:

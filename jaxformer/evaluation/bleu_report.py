@@ -79,17 +79,34 @@ class MetricDefinition:
 
     def is_defined(self, *sides: Sequence[str]) -> bool:
         """Returns whether prepared lines have a score: BLEU needs a line of at least four words."""
-        scorer, lines = self.scorer, itertools.chain(*sides)
-        return isinstance(scorer, CHRF) or any(
-            len(scorer.tokenizer(line).split()) >= scorer.max_ngram_order for line in lines
-        )
+        scorer = self.scorer
+        if isinstance(scorer, CHRF):
+            return True
 
-    def score(self, hypotheses: Sequence[str], references: Sequence[str]) -> Metric:
+        for line in itertools.chain(*sides):
+            words = scorer.tokenizer(line).split()
+            if len(words) >= scorer.max_ngram_order:
+                return True
+        return False
+
+    def score(
+        self,
+        hypotheses: Sequence[str],
+        references: Sequence[str],
+    ) -> Metric:
         """Scores plain text against one reference for each line."""
-        sides = [[self.prepare(line) for line in side] for side in (hypotheses, references)]
+        ours = [self.prepare(line) for line in hypotheses]
+        theirs = [self.prepare(line) for line in references]
+
         # Perfect translations score 100.00000000000004, a rounding error of BLEU's exponential.
-        score = min(self.scorer.corpus_score(sides[0], sides[1:]).score, 100.0)
-        return Metric(self.name, score if self.is_defined(*sides) else None, self.method())
+        score = self.scorer.corpus_score(ours, [theirs]).score
+        score = min(score, 100.0)
+
+        return Metric(
+            name=self.name,
+            score=score if self.is_defined(ours, theirs) else None,
+            method=self.method(),
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -109,7 +126,8 @@ class TranslationReport:
     @property
     def metrics(self) -> tuple[Metric, ...]:
         """All metrics that are not None, in the order of the fields."""
-        return tuple(value for value in vars(self).values() if isinstance(value, Metric))
+        values = vars(self).values()
+        return tuple(value for value in values if isinstance(value, Metric))
 
     def to_json(self) -> str:
         """Returns the report as a JSON object with name, score and method of each metric."""
@@ -120,80 +138,114 @@ class TranslationReport:
         width = max(len(metric.name) for metric in self.metrics)
         head = f"lines: {self.lines}, target language: {self.target_language}"
         lines = [f"{'metric':{width}}  {'score':>6}  {head}"]
+
         for metric in self.metrics:
-            score, method = "n/a", "(no line has 4 words)"
-            if metric.score is not None:
-                score, method = f"{metric.score:.2f}", metric.method
-            lines.append(f"{metric.name:{width}}  {score:>6}  {method}")
+            if metric.score is None:
+                score = "n/a"
+                method = "(no line has 4 words)"
+            else:
+                score = f"{metric.score:.2f}"
+                method = metric.method
+            name = f"{metric.name:{width}}"
+            lines.append(f"{name}  {score:>6}  {method}")
         return "\n".join(lines)
 
 
 def corpus_bleu(
-    hypotheses: Sequence[str], references: Sequence[str], *, target_language: str
+    hypotheses: Sequence[str],
+    references: Sequence[str],
+    *,
+    target_language: str,
 ) -> float:
     """Computes sacreBLEU, from 0 to 100: cased, with the target language's tokenizer.
 
     It is 0 if no line has four words, as in sacreBLEU.
     """
     check_lines(hypotheses, references)
-    return sacrebleu(target_language).score(hypotheses, references).score or 0.0
+    metric = sacrebleu(target_language).score(hypotheses, references)
+    return metric.score or 0.0
 
 
 def translation_report(
-    hypotheses: Sequence[str], references: Sequence[str], *, target_language: str
+    hypotheses: Sequence[str],
+    references: Sequence[str],
+    *,
+    target_language: str,
 ) -> TranslationReport:
     """Scores plain, cased, detokenized translations; a language such as "de" selects tokenizers."""
     check_lines(hypotheses, references)
-    matches = sum(h.strip() == r.strip() for h, r in zip(hypotheses, references, strict=True))
+
+    pairs = zip(hypotheses, references, strict=True)
+    matches = sum(ours.strip() == theirs.strip() for ours, theirs in pairs)
+    exact_match = Metric(
+        name="exact match",
+        score=100 * matches / len(references),
+        method="lines equal to their reference but for blanks at the ends, in %",
+    )
+
+    scores = {}
+    for field, metric in metric_definitions(target_language).items():
+        scores[field] = metric.score(hypotheses, references)
+
     return TranslationReport(
         target_language=target_language,
         lines=len(references),
-        exact_match=Metric(
-            "exact match",
-            100 * matches / len(references),
-            "lines equal to their reference but for blanks at the ends, in %",
-        ),
-        **{
-            field: metric.score(hypotheses, references)
-            for field, metric in metric_definitions(target_language).items()
-        },
+        exact_match=exact_match,
+        **scores,
     )
 
 
 def sacrebleu(language: str) -> MetricDefinition:
     """Returns sacreBLEU with its tokenizer for a language such as "de", "zh-TW" or "jpn"."""
-    code, note = _without_words(language), ""
-    characters = BLEU(tokenize="char", force=True)
-    try:
-        scorer = characters if code == "char" else BLEU(trg_lang=code or "", force=True)
-    except RuntimeError:  # MeCab or its dictionary is missing
-        scorer = characters
-        note = f" (characters; pip install 'sacrebleu[{code}]' for words, tok:{code}-mecab)"
+    code = _without_words(language)
     if code == "char":
-        note = " (characters, since no tokenizer of sacreBLEU finds this language's words)"
+        return MetricDefinition(
+            name="sacreBLEU",
+            scorer=BLEU(tokenize="char", force=True),
+            note=" (characters, since no tokenizer of sacreBLEU finds this language's words)",
+        )
+
+    try:
+        scorer = BLEU(trg_lang=code or "", force=True)
+        note = ""
+    except RuntimeError:  # MeCab or its dictionary is missing
+        scorer = BLEU(tokenize="char", force=True)
+        note = f" (characters; pip install 'sacrebleu[{code}]' for words, tok:{code}-mecab)"
     return MetricDefinition(name="sacreBLEU", scorer=scorer, note=note)
 
 
 def metric_definitions(language: str) -> dict[str, MetricDefinition]:
     """Returns the metrics of a target language by field of the report, without exact match."""
-    plain = {"sacrebleu": sacrebleu(language), "chrf": MetricDefinition(name="chrF", scorer=CHRF())}
-    return plain if _without_words(language) else plain | _moses_metrics(language)
+    metrics = {
+        "sacrebleu": sacrebleu(language),
+        "chrf": MetricDefinition(name="chrF", scorer=CHRF()),
+    }
+
+    # The Perl scripts find words by spaces.
+    if not _without_words(language):
+        metrics |= _moses_metrics(language)
+    return metrics
 
 
 def _without_words(language: str) -> str | None:
     """Returns the tokenizer of a language without spaces, such as "zh"; None for all others."""
     code = re.split("[-_]", language.lower())[0]
-    return next((name for name, codes in _WITHOUT_SPACES.items() if code in codes.split()), None)
+    for tokenizer, codes in _WITHOUT_SPACES.items():
+        if code in codes.split():
+            return tokenizer
+    return None
 
 
 def _moses_metrics(language: str) -> dict[str, MetricDefinition]:
     """Returns the definitions of the metrics of Moses' Perl scripts."""
-    tokenizer, punctuation = MosesTokenizer(language), MosesPunctNormalizer()
+    tokenizer = MosesTokenizer(language)
+    punctuation = MosesPunctNormalizer()
     # perl_parity reproduces quirks of the Perl script that tokenized Multi30k.
     normalizer = MosesPunctNormalizer(language, perl_parity=True)
 
     def tokenized(line: str) -> str:
-        return " ".join(tokenizer.tokenize(line, escape=False))
+        tokens = tokenizer.tokenize(line, escape=False)
+        return " ".join(tokens)
 
     def split_words(line: str) -> str:
         # As the paper's script does, which keeps the second hyphen of "a-b-c".
@@ -203,26 +255,49 @@ def _moses_metrics(language: str) -> dict[str, MetricDefinition]:
     def lowercased(line: str) -> str:
         return tokenized(normalizer.normalize(line.lower()))
 
-    def multi_bleu(name: str, prepare: Callable[[str], str], steps: str) -> MetricDefinition:
-        # multi-bleu.perl splits at spaces and does not smooth.
-        scorer = BLEU(tokenize="none", smooth_method="none", force=True)
-        steps += f" | multi-bleu.perl | sacremoses {metadata.version('sacremoses')}"
-        return MetricDefinition(name=name, scorer=scorer, prepare=prepare, steps=steps)
-
+    # The equivalent commands, for the report.
     tokenize = f"tokenizer.perl -l {language}, hyphens whole"
     split = rf"replace-unicode-punctuation.perl | {tokenize} | s/(\S)-(\S)/$1 ##AT##-##AT## $2/g"
     lower = f"lowercase.perl | normalize-punctuation.perl -l {language} | {tokenize}"
     return {
-        "tokenized_bleu": multi_bleu("tokenized BLEU", tokenized, f"cased | {tokenize}"),
-        "compound_split_bleu": multi_bleu("compound-split BLEU", split_words, f"cased | {split}"),
-        "lowercased_tokenized_bleu": multi_bleu("lowercased tokenized BLEU", lowercased, lower),
+        "tokenized_bleu": _multi_bleu(
+            "tokenized BLEU",
+            prepare=tokenized,
+            steps=f"cased | {tokenize}",
+        ),
+        "compound_split_bleu": _multi_bleu(
+            "compound-split BLEU",
+            prepare=split_words,
+            steps=f"cased | {split}",
+        ),
+        "lowercased_tokenized_bleu": _multi_bleu(
+            "lowercased tokenized BLEU",
+            prepare=lowercased,
+            steps=lower,
+        ),
     }
 
 
-def check_lines(hypotheses: Sequence[str], references: Sequence[str], place: str = "") -> None:
+def _multi_bleu(name: str, prepare: Callable[[str], str], steps: str) -> MetricDefinition:
+    """Returns BLEU as by multi-bleu.perl, which splits at spaces and does not smooth."""
+    version = metadata.version("sacremoses")
+    return MetricDefinition(
+        name=name,
+        scorer=BLEU(tokenize="none", smooth_method="none", force=True),
+        prepare=prepare,
+        steps=f"{steps} | multi-bleu.perl | sacremoses {version}",
+    )
+
+
+def check_lines(
+    hypotheses: Sequence[str],
+    references: Sequence[str],
+    place: str = "",
+) -> None:
     """Checks that each translation has a reference; messages begin with ``place``."""
     check_texts(hypotheses, f"{place}translations")
     check_texts(references, f"{place}references")
+
     if len(hypotheses) != len(references):
         raise UserError(
             f"{place}expected one reference line for each translation: got "

@@ -7,36 +7,54 @@ import numpy as np
 
 from jaxformer.errors import needs_package
 
-_RESAMPLES, _SEED = 1000, 12345
+_RESAMPLES = 1000
+_SEED = 12345
 _PENALTY = 0.25  # L2, of the logistic regression
 
 
 def accuracy(predicted: np.ndarray, expected: np.ndarray) -> float:
     """Returns the percentage of equal labels."""
-    return 100 * float(np.mean(predicted == expected))
+    is_correct = predicted == expected
+    return 100 * float(np.mean(is_correct))
 
 
 def macro_f1(predicted: np.ndarray, expected: np.ndarray) -> float:
     """Returns the mean F1 of all expected labels, in %."""
     scores = []
     for label in np.unique(expected):
-        correct = np.sum((predicted == label) & (expected == label))
-        scores.append(2 * correct / (np.sum(predicted == label) + np.sum(expected == label)))
+        is_predicted = predicted == label
+        is_expected = expected == label
+        correct = np.sum(is_predicted & is_expected)
+        total = np.sum(is_predicted) + np.sum(is_expected)
+        f1 = 2 * correct / total
+        scores.append(f1)
     return 100 * float(np.mean(scores))
 
 
 def with_interval(
-    score: Callable[[np.ndarray, np.ndarray], float], found: Sequence[str], expected: Sequence[str]
+    score: Callable[[np.ndarray, np.ndarray], float],
+    found: Sequence[str],
+    expected: Sequence[str],
 ) -> str:
     """Formats a score in % with its 95 % interval over resampled texts."""
-    ours, theirs = np.array(found), np.array(expected)
-    draws = np.random.default_rng(_SEED).integers(0, len(ours), (_RESAMPLES, len(ours)))
-    low, high = np.percentile([score(ours[rows], theirs[rows]) for rows in draws], [2.5, 97.5])
-    return f"{score(ours, theirs):.2f} ({low:.2f} to {high:.2f})"
+    ours = np.array(found)
+    theirs = np.array(expected)
+    count = len(ours)
+
+    # Bootstrap: the rows of each draw are a set of texts, with replacement.
+    generator = np.random.default_rng(_SEED)
+    draws = generator.integers(0, count, size=(_RESAMPLES, count))
+    resampled = [score(ours[rows], theirs[rows]) for rows in draws]
+    low, high = np.percentile(resampled, [2.5, 97.5])
+
+    own_score = score(ours, theirs)
+    return f"{own_score:.2f} ({low:.2f} to {high:.2f})"
 
 
 def bigram_classifiers(
-    texts: Sequence[str], labels: Sequence[str], unseen: Sequence[str]
+    texts: Sequence[str],
+    labels: Sequence[str],
+    unseen: Sequence[str],
 ) -> tuple[list[str], list[str]]:
     """Labels ``unseen`` texts by naive Bayes and logistic regression, learned from labeled texts.
 
@@ -48,15 +66,36 @@ def bigram_classifiers(
         from sklearn.feature_extraction.text import CountVectorizer
         from sklearn.linear_model import LogisticRegression
         from sklearn.naive_bayes import MultinomialNB
-    words = {"tokenizer": str.split, "token_pattern": None, "lowercase": False}
-    counts = CountVectorizer(binary=True, ngram_range=(1, 2), **words)
+
+    counts = CountVectorizer(
+        binary=True,
+        ngram_range=(1, 2),
+        tokenizer=str.split,
+        token_pattern=None,  # pyright: ignore
+        lowercase=False,
+    )
     known: Any = counts.fit_transform(texts)
     new: Any = counts.transform(unseen)
-    bayes, scores = MultinomialNB().fit(known, labels), []
+
+    bayes = MultinomialNB().fit(known, labels)
+    by_bayes = bayes.predict(new)
+
+    # One logistic regression for each label, against all other labels.
+    scores = []
     for label in bayes.classes_:
         own = np.array(labels) == label
         outside, inside = MultinomialNB().fit(known, own).feature_log_prob_
-        linear = LogisticRegression(C=1 / _PENALTY, tol=1e-6, max_iter=1000)
-        linear.fit(known.multiply(inside - outside), own)
-        scores.append(linear.decision_function(new.multiply(inside - outside)))
-    return bayes.predict(new).tolist(), bayes.classes_[np.argmax(scores, axis=0)].tolist()
+        log_ratio = inside - outside
+
+        linear = LogisticRegression(
+            C=1 / _PENALTY,
+            tol=1e-6,
+            max_iter=1000,
+        )
+        linear.fit(known.multiply(log_ratio), own)
+        margins = linear.decision_function(new.multiply(log_ratio))
+        scores.append(margins)
+    best = np.argmax(scores, axis=0)
+    by_regression = bayes.classes_[best]
+
+    return by_bayes.tolist(), by_regression.tolist()

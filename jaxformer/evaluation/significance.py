@@ -22,7 +22,8 @@ from jaxformer.errors import UserError
 from jaxformer.evaluation.bleu_report import MetricDefinition, check_lines, metric_definitions
 
 # Defaults of sacreBLEU.
-RESAMPLES, TRIALS = 1000, 10_000
+RESAMPLES = 1000
+TRIALS = 10_000
 
 
 class SystemScore(NamedTuple):
@@ -38,11 +39,15 @@ class SystemScore(NamedTuple):
 
 
 def compare_systems(
-    systems: Mapping[str, Sequence[str]], references: Sequence[str], *, target_language: str
+    systems: Mapping[str, Sequence[str]],
+    references: Sequence[str],
+    *,
+    target_language: str,
 ) -> Iterator[tuple[MetricDefinition, list[SystemScore]]]:
     """Yields each metric but exact match, with all scores; the first system is the baseline."""
     for name, hypotheses in systems.items():
         check_lines(hypotheses, references, f"{name}: ")
+
     for metric in metric_definitions(target_language).values():
         yield metric, _scores(metric, systems, references)
 
@@ -50,7 +55,8 @@ def compare_systems(
 def seed() -> int:
     """Returns the seed of sacreBLEU's tests, which ``SACREBLEU_SEED`` can change."""
     text = os.environ.get("SACREBLEU_SEED", "12345")
-    if not (text.isdecimal() and int(text)):
+    is_positive = text.isdecimal() and int(text) > 0
+    if not is_positive:
         raise UserError(
             "SACREBLEU_SEED must be a whole number above 0, so that the figures can be repeated: "
             f"got {text!r}; unset it for 12345"
@@ -59,26 +65,59 @@ def seed() -> int:
 
 
 def _scores(
-    metric: MetricDefinition, systems: Mapping[str, Sequence[str]], references: Sequence[str]
+    metric: MetricDefinition,
+    systems: Mapping[str, Sequence[str]],
+    references: Sequence[str],
 ) -> list[SystemScore]:
-    lines = {name: list(map(metric.prepare, hypotheses)) for name, hypotheses in systems.items()}
-    reference, baseline = list(map(metric.prepare, references)), next(iter(lines.values()))
+    # Every metric prepares the lines in its own way, for instance by a tokenizer.
+    lines = {}
+    for name, hypotheses in systems.items():
+        lines[name] = [metric.prepare(line) for line in hypotheses]
+    reference = [metric.prepare(line) for line in references]
 
     def test(kind: str, samples: int) -> list[Result]:
-        _, columns = PairedTest([*lines.items()], {"": metric.scorer}, [reference], kind, samples)()
+        paired = PairedTest(
+            list(lines.items()),
+            {"": metric.scorer},
+            [reference],
+            test_type=kind,
+            n_samples=samples,
+        )
+        _, columns = paired()
         _, results = columns.values()  # names, and the only metric
         return cast(list[Result], results)
 
+    # A difference between systems is defined if the scores of all systems are.
     defined = [metric.is_defined(own, reference) for own in lines.values()]
-    results = zip(lines, defined, test("bs", RESAMPLES), test("ar", TRIALS), strict=True)
+    bootstrap = test("bs", RESAMPLES)
+    randomization = test("ar", TRIALS)
+    baseline = next(iter(lines.values()))
+
     scores = []
+    results = zip(lines, defined, bootstrap, randomization, strict=True)
     for name, is_defined, drawn, swapped in results:
-        p_values = drawn.p_value, swapped.p_value
+        if not is_defined:
+            scores.append(SystemScore(name))
+            continue
+
+        p_bootstrap = drawn.p_value
+        p_randomization = swapped.p_value
         if not all(defined):
-            p_values = None, None
+            p_bootstrap = None
+            p_randomization = None
         elif lines[name] == baseline and drawn.p_value is not None:
-            p_values = 1.0, 1.0
-        score = min(drawn.score, 100.0)  # Rounding errors may exceed 100.
-        figures = (score, float(drawn.mean), float(drawn.ci), *p_values)  # pyright: ignore
-        scores.append(SystemScore(name, *figures) if is_defined else SystemScore(name))
+            # By sacreBLEU's counts, equal systems would differ significantly.
+            p_bootstrap = 1.0
+            p_randomization = 1.0
+
+        scores.append(
+            SystemScore(
+                system=name,
+                score=min(drawn.score, 100.0),  # Rounding errors may exceed 100.
+                mean=float(drawn.mean),  # pyright: ignore
+                interval=float(drawn.ci),  # pyright: ignore
+                p_bootstrap=p_bootstrap,
+                p_randomization=p_randomization,
+            )
+        )
     return scores

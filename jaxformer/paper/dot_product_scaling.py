@@ -23,7 +23,9 @@ from jaxformer.nn.kernels import additive_scores
 from jaxformer.paper import command
 from jaxformer.plots import figure
 
-_KEYS, _QUERIES, _QUERIES_PER_NETWORK = 32, 512, 32
+_KEYS = 32
+_QUERIES = 512
+_QUERIES_PER_NETWORK = 32
 _STYLES = {
     "dot product": (figure.ORANGE, "s"),
     "dot product / √d_k": (figure.BLUE, "o"),
@@ -48,13 +50,21 @@ _MEASURES = {
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    powers = [2**n for n in range(11)]
-    options = command.options("dot_product_scaling", __doc__, "sizes", powers, arguments)
+    options = command.options(
+        "dot_product_scaling",
+        __doc__,
+        sizes="sizes",
+        values=[2**n for n in range(11)],
+        arguments=arguments,
+    )
+
     found = {}
     for d_k in options.sizes:
         print(f"d_k = {d_k}", file=sys.stderr)
         found[d_k] = jax.device_get(measure(d_k))
-    table, plot = report(found), options.output / "dot_product_scaling.png"
+
+    table = report(found)
+    plot = options.output / "dot_product_scaling.png"
     write_file(plot.with_suffix(".md"), table.encode())
     draw(found, plot)
     print(table, plot, sep="\n")
@@ -83,24 +93,45 @@ def random_scores(d_k: int, keys: int, queries: int) -> dict[str, Float[Array, "
         seeds = jax.random.split(seed, 5)
         q = jax.random.normal(seeds[0], (_QUERIES_PER_NETWORK, 1, 1, d_k))
         k = jax.random.normal(seeds[1], (_QUERIES_PER_NETWORK, keys, 1, d_k))
-        to_q, to_k = (jax.random.normal(s, (d_k, d_k)) / math.sqrt(d_k) for s in seeds[2:4])
-        vector = jax.random.normal(seeds[4], (1, d_k)) / math.sqrt(d_k)
-        dot = jnp.einsum("qthk,qshk->qs", q, k)
-        return dot, additive_scores(q @ to_q, k @ to_k, vector)[:, 0, 0]
 
-    seeds = jax.random.split(jax.random.key(d_k), -(-queries // _QUERIES_PER_NETWORK))
-    dot, additive = (scores.reshape(-1, keys)[:queries] for scores in jax.lax.map(group, seeds))
-    return {"dot product": dot, "dot product / √d_k": dot / math.sqrt(d_k), "additive": additive}
+        # The network of additive attention: a matrix for each side, and a vector.
+        matrices = []
+        for matrix_seed in seeds[2:4]:
+            matrix = jax.random.normal(matrix_seed, (d_k, d_k))
+            matrices.append(matrix / math.sqrt(d_k))
+        to_q, to_k = matrices
+        vector = jax.random.normal(seeds[4], (1, d_k)) / math.sqrt(d_k)
+
+        dot = jnp.einsum("qthk,qshk->qs", q, k)
+        additive = additive_scores(q @ to_q, k @ to_k, vector)
+        return dot, additive[:, 0, 0]
+
+    groups = math.ceil(queries / _QUERIES_PER_NETWORK)
+    seeds = jax.random.split(jax.random.key(d_k), groups)
+    both = jax.lax.map(group, seeds)
+    dot, additive = (scores.reshape(-1, keys)[:queries] for scores in both)
+    return {
+        "dot product": dot,
+        "dot product / √d_k": dot / math.sqrt(d_k),
+        "additive": additive,
+    }
 
 
 def report(found: Mapping[int, Mapping[str, Saturation]]) -> str:
     """Formats the measures of each d_k as a table."""
-    header, lines = ["d_k"], [[str(d_k)] for d_k in found]
-    for measured, (name, _) in _MEASURES.items():
-        header += [f"{name}: {kind}" for kind in ("dot", "scaled", "additive")]
-        for line, kinds in zip(lines, found.values(), strict=True):
-            values = [float(getattr(kinds[kind], measured)) for kind in _STYLES]
-            line += [f"{value:,.0f}" if value >= 100 else f"{value:.3g}" for value in values]
+    header = ["d_k"]
+    for name, _ in _MEASURES.values():
+        header += [f"{name}: dot", f"{name}: scaled", f"{name}: additive"]
+
+    lines = []
+    for d_k, kinds in found.items():
+        line = [str(d_k)]
+        for measured in _MEASURES:
+            for kind in _STYLES:
+                value = float(getattr(kinds[kind], measured))
+                line.append(f"{value:,.0f}" if value >= 100 else f"{value:.3g}")
+        lines.append(line)
+
     return (
         "# Scores with growing d_k (section 3.2.1)\n\n"
         f"Means over {_QUERIES} random queries with {_KEYS} random keys each, all components of "
@@ -119,18 +150,32 @@ def draw(found: Mapping[int, Mapping[str, Saturation]], path: pathlib.Path) -> N
             axes.set_title(title)
             axes.grid(visible=True)
             axes.spines[["top", "right"]].set_visible(False)
+
             for name, (color, marker) in _STYLES.items():
                 values = [getattr(found[d_k][name], measured) for d_k in sizes]
-                axes.plot(sizes, values, f"{marker}-", color=color, markersize=4, label=name)
+                axes.plot(
+                    sizes,
+                    values,
+                    f"{marker}-",
+                    color=color,
+                    markersize=4,
+                    label=name,
+                )
+
             axes.set_xscale("log", base=2)
             axes.xaxis.set_major_formatter("{x:g}")
+            axes.set_xlabel("d_k")
             if measured == "variance":
                 axes.set_yscale("log")
                 axes.plot(sizes, sizes, "--", color=figure.GRAY, linewidth=0.8)
-                axes.axhline(1, linestyle="--", color=figure.GRAY, linewidth=0.8)
+                axes.axhline(
+                    1,
+                    linestyle="--",
+                    color=figure.GRAY,
+                    linewidth=0.8,
+                )
             else:
                 axes.set_ylim(0, 1.05)
-            axes.set_xlabel("d_k")
         panels[0].legend(loc="upper left")
 
 

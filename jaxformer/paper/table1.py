@@ -10,6 +10,7 @@ import pathlib
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import jax
 from jaxtyping import Array
@@ -19,23 +20,43 @@ from jaxformer.files import write_file
 from jaxformer.paper import command, layer_types
 from jaxformer.plots import figure
 
-WIDTH, KERNEL, NEIGHBORHOOD = 512, 3, 65  # d, k and r
-_HEADS, _ROUNDS = 8, 20
-# Operations of a layer, sequential operations and maximum path length, without constant factors;
-# then color and marker of its line.
+WIDTH = 512  # d
+KERNEL = 3  # k
+NEIGHBORHOOD = 65  # r
+_HEADS = 8
+_ROUNDS = 20
+
+
+class _Row(NamedTuple):
+    """A row of Table 1, without constant factors, and the look of its line in the plot."""
+
+    operations: str
+    sequential: str
+    longest_path: str
+    color: str
+    marker: str
+
+
 _LAYERS = {
-    "self-attention": ("n² d", "1", "1", figure.BLUE, "o"),
-    "recurrent": ("n d²", "n", "n", figure.ORANGE, "s"),
-    "convolutional": ("k n d²", "1", "log_k n", figure.PURPLE, "^"),
-    "restricted self-attention": ("r n d", "1", "n / r", figure.GREEN, "D"),
+    "self-attention": _Row("n² d", "1", "1", color=figure.BLUE, marker="o"),
+    "recurrent": _Row("n d²", "n", "n", color=figure.ORANGE, marker="s"),
+    "convolutional": _Row("k n d²", "1", "log_k n", color=figure.PURPLE, marker="^"),
+    "restricted self-attention": _Row("r n d", "1", "n / r", color=figure.GREEN, marker="D"),
 }
 Times = dict[str, dict[int, float]]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    powers = [32, 64, 128, 256, 512, 1024, 2048]
-    options = command.options("table1", __doc__, "lengths", powers, arguments)
-    table, plot = options.output / "table1.md", options.output / "table1.png"
+    options = command.options(
+        "table1",
+        __doc__,
+        sizes="lengths",
+        values=[32, 64, 128, 256, 512, 1024, 2048],
+        arguments=arguments,
+    )
+    table = options.output / "table1.md"
+    plot = options.output / "table1.png"
+
     times = measure(options.lengths)
     write_file(table, report(times).encode())
     draw(times, plot)
@@ -54,33 +75,59 @@ def operations(n: int, d: int = WIDTH, k: int = KERNEL, r: int = NEIGHBORHOOD) -
 
 def measure(lengths: Sequence[int]) -> Times:
     """Measures the fastest of all rounds, in seconds, by layer and length."""
+    # Programs run once here, so that no round pays for their start.
     compiled = {}
     for n in lengths:
         print(f"compiling for n = {n}", file=sys.stderr)
+        x = jax.random.normal(jax.random.key(n), (1, n, WIDTH))
+
         for name, layer in _layers().items():
-            x = jax.random.normal(jax.random.key(n), (1, n, WIDTH))
-            compiled[name, n] = (jax.jit(layer).lower(x).compile(), x)
-            compiled[name, n][0](x).block_until_ready()
+            program = jax.jit(layer).lower(x).compile()
+            program(x).block_until_ready()
+            compiled[name, n] = (program, x)
+
+    # All layers in turn, so that other work on the machine slows all of them.
     best = dict.fromkeys(compiled, math.inf)
     for number in range(_ROUNDS):
         print(f"round {number + 1} of {_ROUNDS}", file=sys.stderr)
-        for key, (layer, x) in compiled.items():
+
+        for key, (program, x) in compiled.items():
             began = time.perf_counter()
-            layer(x).block_until_ready()
-            best[key] = min(best[key], time.perf_counter() - began)
-    return {name: {n: best[name, n] for n in lengths} for name in _LAYERS}
+            program(x).block_until_ready()
+            seconds = time.perf_counter() - began
+            best[key] = min(best[key], seconds)
+
+    times = {}
+    for name in _LAYERS:
+        times[name] = {n: best[name, n] for n in lengths}
+    return times
 
 
 def _layers() -> dict[str, Callable[[Array], Array]]:
+    # Matrices keep the variance of their inputs.
     keys = jax.random.split(jax.random.key(0), 3)
-    inputs, state = (jax.random.normal(key, (WIDTH, WIDTH)) / math.sqrt(WIDTH) for key in keys[:2])
+    inputs = jax.random.normal(keys[0], (WIDTH, WIDTH)) / math.sqrt(WIDTH)
+    state = jax.random.normal(keys[1], (WIDTH, WIDTH)) / math.sqrt(WIDTH)
     kernel = jax.random.normal(keys[2], (KERNEL, WIDTH, WIDTH)) / math.sqrt(WIDTH * KERNEL)
+
     return {
-        "self-attention": functools.partial(layer_types.self_attention, num_heads=_HEADS),
-        "recurrent": functools.partial(layer_types.recurrent, inputs=inputs, state=state),
-        "convolutional": functools.partial(layer_types.convolutional, kernel=kernel),
+        "self-attention": functools.partial(
+            layer_types.self_attention,
+            num_heads=_HEADS,
+        ),
+        "recurrent": functools.partial(
+            layer_types.recurrent,
+            inputs=inputs,
+            state=state,
+        ),
+        "convolutional": functools.partial(
+            layer_types.convolutional,
+            kernel=kernel,
+        ),
         "restricted self-attention": functools.partial(
-            layer_types.restricted_self_attention, num_heads=_HEADS, neighborhood=NEIGHBORHOOD
+            layer_types.restricted_self_attention,
+            num_heads=_HEADS,
+            neighborhood=NEIGHBORHOOD,
         ),
     }
 
@@ -88,23 +135,32 @@ def _layers() -> dict[str, Callable[[Array], Array]]:
 def growth(values: Mapping[int, float]) -> float:
     """Returns the exponent of n in the growth of values between the two largest lengths."""
     before, last = sorted(values)[-2:]
-    return math.log(values[last] / values[before]) / math.log(last / before)
+    ratio = values[last] / values[before]
+    return math.log(ratio) / math.log(last / before)
 
 
 def report(times: Times) -> str:
-    formulas = command.markdown_table(
-        ["layer type", "operations", "sequential", "longest path"],
-        [[name, *(f"O({cell})" for cell in cells[:3])] for name, cells in _LAYERS.items()],
-    )
+    # First the table of the paper.
+    formulas = []
+    for name, row in _LAYERS.items():
+        cells = (row.operations, row.sequential, row.longest_path)
+        formulas.append([name, *(f"O({cell})" for cell in cells)])
+    formula_header = ["layer type", "operations", "sequential", "longest path"]
+
+    # Then the measurements.
     lengths = list(times["recurrent"])
     lines = []
-    for name, row in times.items():
-        cells = [f"{1000 * seconds:,.2f}" for seconds in row.values()]
-        exponent = growth({n: operations(n)[name] for n in lengths})
-        lines.append([name, *cells, f"{growth(row):.2f}", f"{exponent:g}"])
-    header = ["layer", *(f"n = {n}" for n in lengths), "growth measured", "by formula"]
+    for name, seconds in times.items():
+        milliseconds = [f"{1000 * value:,.2f}" for value in seconds.values()]
+        measured = growth(seconds)
+        expected = growth({n: operations(n)[name] for n in lengths})
+        lines.append([name, *milliseconds, f"{measured:.2f}", f"{expected:g}"])
+
+    columns = [f"n = {n}" for n in lengths]
+    header = ["layer", *columns, "growth measured", "by formula"]
+
     return (
-        f"# Table 1: complexity of layers\n\n{formulas}\n"
+        f"# Table 1: complexity of layers\n\n{command.markdown_table(formula_header, formulas)}\n"
         f"Milliseconds of one layer, forward, float32, one sequence; d = {WIDTH}, {_HEADS} heads, "
         f"k = {KERNEL}, r = {NEIGHBORHOOD}; fastest of {_ROUNDS} rounds on {command.machine()}. "
         f"Growth: the exponent of n between n = {lengths[-2]} and {lengths[-1]}.\n\n"
@@ -117,19 +173,33 @@ def draw(times: Times, path: pathlib.Path) -> None:
     last = max(times["recurrent"])
     with figure.open_figure(path, 5.0, 3.4) as page:
         axes = page.subplots()
-        for name, row in times.items():
-            formula, _, _, color, marker = _LAYERS[name]
-            scale = 1000 * row[last] / operations(last)[name]
-            slope = [scale * operations(n)[name] for n in row]
-            looks = {"color": color, "markersize": 4.5, "label": f"{name}, O({formula})"}
-            axes.plot(list(row), [1000 * seconds for seconds in row.values()], marker, **looks)
-            axes.plot(list(row), slope, "--", color=color, linewidth=0.9)
+        for name, seconds in times.items():
+            row = _LAYERS[name]
+            lengths = list(seconds)
+            milliseconds = [1000 * value for value in seconds.values()]
+            axes.plot(
+                lengths,
+                milliseconds,
+                row.marker,
+                color=row.color,
+                markersize=4.5,
+                label=f"{name}, O({row.operations})",
+            )
+
+            # The line of the formula goes through the last measurement.
+            scale = 1000 * seconds[last] / operations(last)[name]
+            slope = [scale * operations(n)[name] for n in lengths]
+            axes.plot(lengths, slope, "--", color=row.color, linewidth=0.9)
+
+        axes.set_title("Milliseconds of one layer; dashed: the slope of the formula")
+        axes.set_xlabel(f"n, positions (d = {WIDTH})")
+
+        # Powers of n are straight lines.
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
         axes.xaxis.set_major_formatter("{x:g}")
         axes.yaxis.set_major_formatter("{x:g}")
-        axes.set_xlabel(f"n, positions (d = {WIDTH})")
-        axes.set_title("Milliseconds of one layer; dashed: the slope of the formula")
+
         axes.grid(visible=True)
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(loc="upper left")

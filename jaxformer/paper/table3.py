@@ -12,6 +12,7 @@ import pathlib
 import sys
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
 
@@ -41,41 +42,68 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = _options(arguments)
     folder = options.workdir / "rows"
     failures = [] if options.report else _run_rows(options, folder)
-    if results := load_results(folder):
-        table, plot = options.workdir / "table3.md", options.workdir / "table3.png"
-        write_file(table, report(results).encode())
-        print(table)
-        if {"base"} < {result.row for result in results}:
-            draw(results, plot)
-            print(plot)
-        else:
-            print("no picture yet: it compares other rows with base", file=sys.stderr)
+
+    results = load_results(folder)
+    if results:
+        _write_report(options.workdir, results)
     if failures:
         raise FloatingPointError("; ".join(failures))
     if not results:
         raise UserError(f"{folder}: expected finished rows, */result.json: there is none yet")
 
 
+def _write_report(folder: pathlib.Path, results: Sequence[Result]) -> None:
+    """Writes the table, and the plot if there are rows to compare with base."""
+    table = folder / "table3.md"
+    write_file(table, report(results).encode())
+    print(table)
+
+    rows = {result.row for result in results}
+    if "base" in rows and len(rows) > 1:
+        plot = folder / "table3.png"
+        draw(results, plot)
+        print(plot)
+    else:
+        print("no picture yet: it compares other rows with base", file=sys.stderr)
+
+
 def _run_rows(options: argparse.Namespace, folder: pathlib.Path) -> list[str]:
     """Trains and decodes the unfinished rows, and returns a message for each diverged row."""
-    jobs = [(row, seed) for seed in options.seeds for row in options.rows]
-    configs = {job: _job_config(options, *job) for job in jobs}
+    configs = {}
+    for seed in options.seeds:
+        for row in options.rows:
+            configs[row, seed] = _job_config(options, row, seed)
+
+    # Of the rows, the next is checked before hours of training, or any if all are finished.
     results = load_results(folder)
     finished = {(result.row, result.seed) for result in results}
-    row, seed = next((job for job in jobs if job not in finished), jobs[0])
-    _check_row(configs[row, seed], folder, row, options.scale, results[0] if results else None)
+    unfinished = [job for job in configs if job not in finished]
+    checked = unfinished[0] if unfinished else next(iter(configs))
+    _check_row(
+        configs[checked],
+        folder,
+        row=checked[0],
+        scale=options.scale,
+        finished=results[0] if results else None,
+    )
+
     failures = []
     for number, ((row, seed), config) in enumerate(configs.items(), 1):
         title = f"[{number}/{len(configs)}] {row}: {describe(row, options.scale)}; seed {seed}"
         if (row, seed) in finished:
             print(f"{title}: finished; delete its folder to train it again", file=sys.stderr)
             continue
+
         print(title, file=sys.stderr)
+        workdir = Workdir(folder / f"{row}-{seed}")
         try:
-            run_row(config, Workdir(folder / f"{row}-{seed}"), row, options.scale)
-        except FloatingPointError as error:  # Continue with the other rows.
+            run_row(config, workdir, row, scale=options.scale)
+        except FloatingPointError as error:
+            # Continue with the other rows.
             failures.append(f"{row}, seed {seed}: {error}")
             print(failures[-1], file=sys.stderr)
+
+        # Programs of one row are of no use to the next.
         jax.clear_caches()
     return failures
 
@@ -84,30 +112,45 @@ def _job_config(options: argparse.Namespace, row: str, seed: int) -> Config:
     config = row_config(row, options.scale, steps=options.steps, seed=seed)
     if options.data is None:
         return config
-    splits = {split: str(options.data / split) for split in ("train", "valid")}
-    data = dataclasses.replace(data_section(config, DataConfig), corpus="text", **splits)
+
+    data = dataclasses.replace(
+        data_section(config, DataConfig),
+        corpus="text",
+        train=str(options.data / "train"),
+        valid=str(options.data / "valid"),
+    )
     return dataclasses.replace(config, data=data)
 
 
 def _check_row(
-    config: Config, folder: pathlib.Path, row: str, scale: str, finished: Result | None
+    config: Config,
+    folder: pathlib.Path,
+    row: str,
+    scale: str,
+    finished: Result | None,
 ) -> None:
     """Checks that a row has the scale, steps and data of a finished row, and can be scored."""
-    steps, seed = config.training.steps // ROWS[row].longer, config.training.seed
+    steps = config.training.steps // ROWS[row].longer
+    seed = config.training.seed
     if finished and (finished.scale, finished.steps) != (scale, steps):
         raise UserError(
             f"{folder}: holds rows of --scale {finished.scale} --steps {finished.steps}, but "
             f"{scale} and {steps} were given; give the same, or another --workdir"
         )
+
     data = open_dataset(config, Workdir(folder / f"{row}-{seed}"))
     if finished and data.identity != finished.data:
         raise UserError(
             f"{folder}: holds rows of other data than {row}, seed {seed}, would have: expected "
             f"{finished.data}, got {data.identity}; give the same --data, or another --workdir"
         )
+
+    # All pairs of the validation split must be scored.
     split = data_section(config, DataConfig).valid
-    pairs = range(sum(1 for _ in data.corpus.pairs(split)))
-    if omitted := sorted(set(pairs).difference(data.valid.numbers.tolist())):
+    pairs = sum(1 for _ in data.corpus.pairs(split))
+    kept = set(data.valid.numbers.tolist())
+    omitted = [number for number in range(pairs) if number not in kept]
+    if omitted:
         raise UserError(
             f"{split}: expected sentences of 1 to {config.model.max_length - 1} tokens "
             f"(model.max_length), but {len(omitted)} pairs are shorter or longer, the first in "
@@ -117,38 +160,56 @@ def _check_row(
 
 def run_row(config: Config, folder: Workdir, row: str, scale: str) -> Result:
     """Trains and decodes a row, resuming it if it was interrupted, and writes its result.json."""
-    data = data_section(config, DataConfig)
-    # For files, the name of their folder, which does not depend on the machine.
-    name = pathlib.Path(data.train).absolute().parent.name if data.corpus == "text" else data.corpus
     state = train(config, folder.path)
-    perplexity, training_seconds = _read_training(config, folder, row, int(state.step))
+    training = _read_training(config, folder, row, step=int(state.step))
+
     began = time.monotonic()
     scores = _translate(config, folder)
+    decoding_seconds = time.monotonic() - began
     assert scores.compound_split_bleu is not None  # The target language is German in every row.
+
     result = Result(
         row=row,
         scale=scale,
         steps=config.training.steps // ROWS[row].longer,
         seed=config.training.seed,
-        corpus=name,
-        perplexity=perplexity,
+        corpus=_corpus_name(config),
+        perplexity=training.perplexity,
         bleu=scores.sacrebleu.score or 0.0,  # None if no sentence has four words
         bleu_signature=scores.sacrebleu.method,
         compound_split_bleu=scores.compound_split_bleu.score or 0.0,
         parameters=sum(leaf.size for leaf in jax.tree.leaves(state.params)),
-        training_seconds=training_seconds,
-        decoding_seconds=time.monotonic() - began,
+        training_seconds=training.seconds,
+        decoding_seconds=decoding_seconds,
         machine=command.machine(),
         data=read_workdir_object(folder.identity),
     )
     result.save(folder.path / "result.json")
-    print(f"{row}: perplexity {perplexity:.3f}, BLEU {result.bleu:.2f}", file=sys.stderr)
+    print(f"{row}: perplexity {result.perplexity:.3f}, BLEU {result.bleu:.2f}", file=sys.stderr)
     return result
 
 
-def _read_training(config: Config, folder: Workdir, row: str, step: int) -> tuple[float, float]:
-    """Returns the perplexity after the last step, and the seconds of all steps."""
-    steps, records = config.training.steps, read_metrics(folder.metrics)
+def _corpus_name(config: Config) -> str:
+    """Returns the corpus, or the folder of its files, whose name is the same on all machines."""
+    data = data_section(config, DataConfig)
+    if data.corpus != "text":
+        return data.corpus
+    return pathlib.Path(data.train).absolute().parent.name
+
+
+class _Training(NamedTuple):
+    """A finished training run."""
+
+    perplexity: float  # after the last step
+    seconds: float  # of all steps
+
+
+def _read_training(config: Config, folder: Workdir, row: str, step: int) -> _Training:
+    """Reads the metrics of a run that is at this step."""
+    steps = config.training.steps
+    records = read_metrics(folder.metrics)
+
+    # A run with fewer steps or more cannot be compared with the other rows.
     valid = [r for r in records if r["kind"] == "valid" and r["step"] == steps]
     if step > steps or not valid:
         raise UserError(
@@ -156,47 +217,102 @@ def _read_training(config: Config, folder: Workdir, row: str, step: int) -> tupl
             f"validation; give --steps above {step // ROWS[row].longer}, or delete the folder to "
             "train it anew"
         )
-    if (perplexity := valid[-1]["perplexity"]) is None:
+
+    perplexity = valid[-1]["perplexity"]
+    if perplexity is None:
         raise FloatingPointError(f"{folder.path}: the validation loss of {row} is not a number")
-    seconds, done = 0.0, 0
+
+    # Each record has the mean time of the steps since the one before.
+    seconds = 0.0
+    last_step = 0
     for record in records:
         if record["kind"] == "train":
-            seconds += record["seconds_per_step"] * (record["step"] - done)
-            done = record["step"]
-    return perplexity, seconds
+            new_steps = record["step"] - last_step
+            seconds += record["seconds_per_step"] * new_steps
+            last_step = record["step"]
+    return _Training(perplexity, seconds)
 
 
 def _translate(config: Config, folder: Workdir) -> TranslationReport:
     """Translates the validation split, and writes translations and scores to the folder."""
     data = data_section(config, DataConfig)
     sources, references = zip(*open_corpus(data).pairs(data.valid), strict=True)
+
     translator = Translator.load(folder.path, weights="latest")
     with ProgressBar(total=len(sources), unit="sentence", smoothing=0, disable=None) as bar:
-        translations = translator.translate(sources, name=data.valid, report=bar.update)
+        translations = translator.translate(
+            sources,
+            name=data.valid,
+            report=bar.update,
+        )
+
     language = data.target_language
     text = "".join(f"{translation}\n" for translation in translations)
     write_file(folder.path / f"valid.{language}", text.encode())
-    scores = translation_report(translations, references, target_language=language)
+
+    scores = translation_report(
+        translations,
+        references,
+        target_language=language,
+    )
     write_file(folder.path / "report.json", scores.to_json().encode())
     return scores
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = command.parser("table3", __doc__, _EXAMPLE)
-    add = parser.add_argument
-    scales = "paper: the paper's sizes on WMT14; small: widths divided by 4 and layers by 2; "
-    scales += "smoke: a few steps on number words (default: %(default)s)"
-    data = "folder with train.en, train.de, valid.en, valid.de (default: the scale's data)"
-    steps = "training steps of every row except big, which takes 3 N (default: the scale's)"
-    rows = f"rows to train, in this order (default: {','.join(ROWS)})"
-    seeds = "random seeds; every row is trained with each (default: 0)"
-    add("--workdir", type=local_path, required=True, metavar="DIR", help="folder of all rows")
-    add("--scale", choices=SCALES, default="paper", help=scales)
-    add("--data", type=local_path, metavar="DIR", help=data)
-    add("--steps", type=int, metavar="N", help=steps)
-    add("--rows", type=lambda text: text.split(","), default=ROWS, metavar="ROW,ROW,...", help=rows)
-    add("--seeds", type=parse_numbers, default=[0], metavar="N,N,...", help=seeds)
-    add("--report", action="store_true", help="only write the table of the finished rows")
+
+    parser.add_argument(
+        "--workdir",
+        type=local_path,
+        required=True,
+        metavar="DIR",
+        help="folder of all rows",
+    )
+
+    # Options that all rows share.
+    parser.add_argument(
+        "--scale",
+        choices=SCALES,
+        default="paper",
+        help=(
+            "paper: the paper's sizes on WMT14; small: widths divided by 4 and layers by 2; "
+            "smoke: a few steps on number words (default: %(default)s)"
+        ),
+    )
+    parser.add_argument(
+        "--data",
+        type=local_path,
+        metavar="DIR",
+        help="folder with train.en, train.de, valid.en, valid.de (default: the scale's data)",
+    )
+    parser.add_argument(
+        "--steps",
+        type=int,
+        metavar="N",
+        help="training steps of every row except big, which takes 3 N (default: the scale's)",
+    )
+
+    parser.add_argument(
+        "--rows",
+        type=lambda text: text.split(","),
+        default=ROWS,
+        metavar="ROW,ROW,...",
+        help=f"rows to train, in this order (default: {','.join(ROWS)})",
+    )
+    parser.add_argument(
+        "--seeds",
+        type=parse_numbers,
+        default=[0],
+        metavar="N,N,...",
+        help="random seeds; every row is trained with each (default: 0)",
+    )
+
+    parser.add_argument(
+        "--report",
+        action="store_true",
+        help="only write the table of the finished rows",
+    )
     return parser.parse_args(arguments)
 
 

@@ -7,6 +7,7 @@ import pathlib
 import statistics
 from collections.abc import Callable, Sequence
 from operator import attrgetter
+from typing import NamedTuple
 
 from jaxformer.config import DataConfig, data_section
 from jaxformer.errors import UserError
@@ -58,27 +59,35 @@ class Result:
     data: dict[str, str]  # SHA-256 of the tokenizer and of both splits of the corpus
 
     def save(self, path: pathlib.Path) -> None:
-        write_file(path, (json.dumps(dataclasses.asdict(self), indent=2) + "\n").encode())
+        text = json.dumps(dataclasses.asdict(self), indent=2) + "\n"
+        write_file(path, text.encode())
 
 
 def load_results(folder: pathlib.Path) -> list[Result]:
     """Reads all finished rows below a folder, in the order of the table."""
     names = {field.name for field in dataclasses.fields(Result)}
-    paths, results = sorted(folder.glob("*/result.json")), []
+    paths = sorted(folder.glob("*/result.json"))
+
+    results = []
     for path in paths:
         values = read_workdir_object(path)
         if values.get("row") not in ROWS or not names <= values.keys():
             raise UserError(
                 f"{path}: expected a finished row of Table 3; delete it to train it anew"
             )
-        results.append(Result(**{name: values[name] for name in names}))
+
+        result = Result(**{name: values[name] for name in names})
+        results.append(result)
+
         for name in ("scale", "steps", "data"):
-            first, other = getattr(results[0], name), values[name]
+            first = getattr(results[0], name)
+            other = getattr(result, name)
             if first != other:
                 raise UserError(
                     f"{path}: has another {name} than {paths[0]}: expected {first}, got {other}; "
                     "rows of one table must share it: put them into folders of their own"
                 )
+
     order = list(ROWS)
     return sorted(results, key=lambda result: (order.index(result.row), result.seed))
 
@@ -88,11 +97,16 @@ def report(results: Sequence[Result]) -> str:
     first = results[0]
     base = row_config("base", first.scale, steps=first.steps)
     data = data_section(base, DataConfig)
+
     warmup = base.training.warmup_steps
-    peak = inverse_sqrt_schedule(base.model.d_model, warmup)(warmup - 1)
-    signatures = ", ".join(sorted({f"`{r.bleu_signature}`" for r in results}))
+    schedule = inverse_sqrt_schedule(base.model.d_model, warmup)
+    peak = schedule(warmup - 1)
+
+    # Rows may come from several machines.
+    signatures = ", ".join(sorted({f"`{result.bleu_signature}`" for result in results}))
     machines = "; ".join(sorted({result.machine for result in results}))
     corpora = "; ".join(sorted({result.corpus for result in results}))
+
     return (
         f'# Table 3 at the scale "{first.scale}"\n\n'
         f"{describe('base', first.scale)}; vocabulary {base.model.vocab_size:,}; "
@@ -111,37 +125,80 @@ def report(results: Sequence[Result]) -> str:
 
 def _table(results: Sequence[Result]) -> str:
     header = [
-        *("row", "change", "steps", "PPL", "paper", "BLEU", "split", "paper"),
-        *("parameters", "paper (10⁶)", "seeds", "minutes"),
+        "row",
+        "change",
+        "steps",
+        "PPL",
+        "paper",
+        "BLEU",
+        "split",
+        "paper",
+        "parameters",
+        "paper (10⁶)",
+        "seeds",
+        "minutes",
     ]
+
     lines = []
     for row, seeds in _by_row(results).items():
-        paper, first = ROWS[row], seeds[0]
-        names = ("perplexity", "bleu", "compound_split_bleu")
-        measured = [_mean_and_spread(seeds, attrgetter(name)) for name in names]
-        several = len(seeds) > 1
-        ppl, bleu, split = (f"{m:.2f} ± {s:.2f}" if several else f"{m:.2f}" for m, s in measured)
-        training, _ = _mean_and_spread(seeds, attrgetter("training_seconds"))
-        decoding, _ = _mean_and_spread(seeds, attrgetter("decoding_seconds"))
-        cells = (row, describe(row, first.scale), f"{paper.longer * first.steps:,}")
-        cells += (ppl, f"{paper.perplexity:.2f}", bleu, split, f"{paper.bleu:.1f}")
-        cells += (f"{first.parameters:,}", f"{paper.parameters or ''}", str(len(seeds)))
-        lines.append([*cells, f"{training / 60:.1f} + {decoding / 60:.1f}"])
+        paper = ROWS[row]
+        first = seeds[0]
+
+        # Seconds of one seed.
+        training = _mean(seeds, attrgetter("training_seconds"))
+        decoding = _mean(seeds, attrgetter("decoding_seconds"))
+
+        lines.append(
+            [
+                row,
+                describe(row, first.scale),
+                f"{paper.longer * first.steps:,}",
+                _cell(seeds, attrgetter("perplexity")),
+                f"{paper.perplexity:.2f}",
+                _cell(seeds, attrgetter("bleu")),
+                _cell(seeds, attrgetter("compound_split_bleu")),
+                f"{paper.bleu:.1f}",
+                f"{first.parameters:,}",
+                f"{paper.parameters or ''}",
+                str(len(seeds)),
+                f"{training / 60:.1f} + {decoding / 60:.1f}",
+            ]
+        )
     return markdown_table(header, lines)
+
+
+def _cell(seeds: Sequence[Result], measure: Callable[[Result], float]) -> str:
+    """Formats the mean over seeds, with its spread if there are several."""
+    mean = _mean(seeds, measure)
+    if len(seeds) == 1:
+        return f"{mean:.2f}"
+    return f"{mean:.2f} ± {_spread(seeds, measure):.2f}"
 
 
 def _claims(results: Sequence[Result]) -> str:
     """Tabulates differences between rows, worse minus better, beside the paper's."""
-    rows, lines = _by_row(results), []
+    rows = _by_row(results)
+    lines = []
     for claim, worse, better in _CLAIMS:
-        if worse in rows and better in rows:
-            pair = (rows, worse, better)
-            differences = _differences(*pair, attrgetter("perplexity"))
-            differences += _differences(*pair, attrgetter("bleu"))
-            cells = [f"{difference:+.2f}" for difference in differences]
-            lines.append([claim, f"{worse} - {better}", *cells])
+        if worse not in rows or better not in rows:
+            continue
+
+        perplexity = _difference(rows, worse, better, attrgetter("perplexity"))
+        bleu = _difference(rows, worse, better, attrgetter("bleu"))
+
+        lines.append(
+            [
+                claim,
+                f"{worse} - {better}",
+                f"{perplexity.ours:+.2f}",
+                f"{perplexity.paper:+.2f}",
+                f"{bleu.ours:+.2f}",
+                f"{bleu.paper:+.2f}",
+            ]
+        )
     if not lines:
         return ""
+
     header = ["the paper's claim", "rows", "PPL", "paper", "BLEU", "paper"]
     return "Differences between rows:\n\n" + markdown_table(header, lines)
 
@@ -155,6 +212,7 @@ def draw(results: Sequence[Result], path: pathlib.Path) -> None:
         "100 ln(perplexity)": lambda row: 100 * math.log(row.perplexity),
         "BLEU": attrgetter("bleu"),
     }
+
     with figure.open_figure(path, 6.4, 1.3 + 0.18 * len(others)) as page:
         left, right = page.subplots(1, 2, sharey=True)
         for axes, (title, measure) in zip((left, right), panels.items(), strict=True):
@@ -162,34 +220,69 @@ def draw(results: Sequence[Result], path: pathlib.Path) -> None:
             axes.grid(visible=True, axis="x")
             axes.axvline(0, color=figure.GRAY, linewidth=0.8)
             axes.spines[["top", "right"]].set_visible(False)
-            differences = [_differences(rows, row, "base", measure) for row in others]
-            ours, paper = zip(*differences, strict=True)
-            spread = [_mean_and_spread(rows[row], measure)[1] for row in others]
-            look = {"fmt": "o", "color": figure.BLUE, "markersize": 4}
-            axes.errorbar(ours, places, xerr=spread, label="ours", **look)
-            axes.plot(paper, places, "D", color=figure.ORANGE, markersize=3.5, label="the paper's")
-        page.suptitle("Difference to the row base", x=0.01, ha="left")
-        left.set_yticks(places, [f"{row}: {describe(row, results[0].scale)}" for row in others])
+
+            # Ours with the spread over seeds, and the paper's beside it.
+            differences = [_difference(rows, row, "base", measure) for row in others]
+            axes.errorbar(
+                [difference.ours for difference in differences],
+                places,
+                xerr=[_spread(rows[row], measure) for row in others],
+                label="ours",
+                fmt="o",
+                color=figure.BLUE,
+                markersize=4,
+            )
+            axes.plot(
+                [difference.paper for difference in differences],
+                places,
+                "D",
+                color=figure.ORANGE,
+                markersize=3.5,
+                label="the paper's",
+            )
+
+        # The rows are named once, from top to bottom.
+        scale = results[0].scale
+        left.set_yticks(places, [f"{row}: {describe(row, scale)}" for row in others])
         left.set_ylim(len(others) - 0.5, -0.5)
-        page.legend(*right.get_legend_handles_labels(), loc="outside lower center", ncols=2)
+
+        page.suptitle("Difference to the row base", x=0.01, ha="left")
+        handles, labels = right.get_legend_handles_labels()
+        page.legend(handles, labels, loc="outside lower center", ncols=2)
 
 
 def _by_row(results: Sequence[Result]) -> dict[str, list[Result]]:
-    names = dict.fromkeys(result.row for result in results)
-    return {name: [result for result in results if result.row == name] for name in names}
+    rows = {}
+    for result in results:
+        rows.setdefault(result.row, []).append(result)
+    return rows
 
 
-def _differences(
-    rows: dict[str, list[Result]], one: str, other: str, measure: Callable[[Result | Row], float]
-) -> tuple[float, float]:
+class _Difference(NamedTuple):
+    """A difference between two rows."""
+
+    ours: float
+    paper: float
+
+
+def _difference(
+    rows: dict[str, list[Result]],
+    one: str,
+    other: str,
+    measure: Callable[[Result | Row], float],
+) -> _Difference:
     """Returns the difference between two rows, ours and the paper's."""
-    ours, base = (_mean_and_spread(rows[row], measure)[0] for row in (one, other))
-    return ours - base, measure(ROWS[one]) - measure(ROWS[other])
+    ours = _mean(rows[one], measure) - _mean(rows[other], measure)
+    paper = measure(ROWS[one]) - measure(ROWS[other])
+    return _Difference(ours, paper)
 
 
-def _mean_and_spread(
-    seeds: Sequence[Result], measure: Callable[[Result], float]
-) -> tuple[float, float]:
-    """Returns mean and sample standard deviation, which is 0 for a single seed."""
-    values = [measure(result) for result in seeds]
-    return statistics.mean(values), statistics.stdev(values) if len(values) > 1 else 0.0
+def _mean(seeds: Sequence[Result], measure: Callable[[Result], float]) -> float:
+    return statistics.mean(measure(result) for result in seeds)
+
+
+def _spread(seeds: Sequence[Result], measure: Callable[[Result], float]) -> float:
+    """Returns the sample standard deviation, which is 0 for a single seed."""
+    if len(seeds) == 1:
+        return 0.0
+    return statistics.stdev(measure(result) for result in seeds)

@@ -68,7 +68,11 @@ _PAPER = Config(
 )
 
 _SMALL = Config(
-    model=ModelConfig(vocab_size=6000, max_length=256, compute_dtype="bfloat16"),
+    model=ModelConfig(
+        vocab_size=6000,
+        max_length=256,
+        compute_dtype="bfloat16",
+    ),
     data=DataConfig(
         corpus="text",
         train=f"{_DATA}/tatoeba-en-de/train",
@@ -77,7 +81,12 @@ _SMALL = Config(
         tokens_per_batch=2048,
         max_length=64,
     ),
-    training=TrainingConfig(steps=2000, warmup_steps=400, checkpoint_every=500, eval_every=10_000),
+    training=TrainingConfig(
+        steps=2000,
+        warmup_steps=400,
+        checkpoint_every=500,
+        eval_every=10_000,
+    ),
 )
 
 _SMOKE = Config(
@@ -85,7 +94,13 @@ _SMOKE = Config(
     data=DataConfig(
         corpus="numerals", valid="held_out", batching="packing", tokens_per_batch=256, max_length=64
     ),
-    training=TrainingConfig(steps=4, warmup_steps=2, log_every=2, checkpoint_every=2, eval_every=4),
+    training=TrainingConfig(
+        steps=4,
+        warmup_steps=2,
+        log_every=2,
+        checkpoint_every=2,
+        eval_every=4,
+    ),
 )
 
 # The paper's scale, one for a few hours on a CPU, and one for smoke tests.
@@ -97,36 +112,61 @@ SCALES = {
 
 
 def row_config(
-    row: str, scale: str = "paper", *, steps: int | None = None, seed: int = 0
+    row: str,
+    scale: str = "paper",
+    *,
+    steps: int | None = None,
+    seed: int = 0,
 ) -> Config:
     """Returns the config of "base", with ``steps`` or the scale's, and the changes of a row."""
     if row not in ROWS:
         raise UserError(f"unknown row {row!r} of Table 3; known rows: {', '.join(ROWS)}")
-    change, size, paper = ROWS[row], SCALES[scale], ModelConfig()
-    sizes = {name: getattr(paper, name) for name in ("num_layers", "d_model", "d_ff")}
-    sizes |= change.model
-    for name in sizes.keys() & {"d_model", "d_ff", "d_k", "d_v"}:
-        sizes[name] //= size.width
-    sizes["num_layers"] //= size.depth
+    change = ROWS[row]
+    size = SCALES[scale]
     base = size.config
+
+    # The row in the paper's sizes, divided by the scale.
+    paper = ModelConfig()
+    sizes = {
+        "num_layers": paper.num_layers,
+        "d_model": paper.d_model,
+        "d_ff": paper.d_ff,
+        **change.model,
+    }
+    for name in ("d_model", "d_ff", "d_k", "d_v"):
+        if name in sizes:
+            sizes[name] //= size.width
+    sizes["num_layers"] //= size.depth
+    model = dataclasses.replace(base.model, **sizes)
+
+    if steps is None:
+        steps = base.training.steps
     training = dataclasses.replace(
         base.training,
         **change.training,
-        steps=change.longer * (base.training.steps if steps is None else steps),
+        steps=change.longer * steps,
         seed=seed,
         eval_sentences=0,
         keep_checkpoints=1,
     )
-    model = dataclasses.replace(base.model, **sizes)
     return dataclasses.replace(base, model=model, training=training)
 
 
 def describe(row: str, scale: str) -> str:
     """Describes the changes of a row, in the paper's symbols and the scale's sizes: "h 1"."""
-    base, config = row_config("base", scale), row_config(row, scale)
-    values = {symbol: (value(config), value(base)) for symbol, value in _SYMBOLS.items()}
-    changes = {symbol: pair for symbol, pair in values.items() if pair[0] != pair[1]}
-    return ", ".join(f"{symbol} {value}" for symbol, (value, _) in (changes or values).items())
+    base = row_config("base", scale)
+    config = row_config(row, scale)
+
+    values = {}
+    changes = {}
+    for symbol, value in _SYMBOLS.items():
+        values[symbol] = value(config)
+        if value(config) != value(base):
+            changes[symbol] = value(config)
+
+    # The row "base" has no changes: all its values describe it.
+    shown = changes or values
+    return ", ".join(f"{symbol} {value}" for symbol, value in shown.items())
 
 
 _SYMBOLS = {

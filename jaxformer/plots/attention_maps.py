@@ -37,42 +37,98 @@ def attention_map(
     assert weights.shape[1:] == (len(queries), len(keys))
     heads = len(weights)
     names = range(1, heads + 1) if names is None else names
+
     across = min(heads, _ACROSS)
     down = math.ceil(heads / across)
-    width, height = (  # of a panel, in inches
-        min(max(_CELL * len(labels), _SHORTEST), _PAGE / max(across, 2))
-        for labels in (keys, queries)
-    )
-    left, below = (_CHARACTER * max(map(len, map(token_label, side))) for side in (queries, keys))
-    labeled = 2 if heads % across else 1  # rows with labels below; two if the last row is short
+    width = _panel_side(keys, across)
+    height = _panel_side(queries, across)
+
+    # Two rows of panels have labels below if the last row is short.
+    labeled_rows = 2 if heads % across else 1
+    left = _longest_label(queries)
+    below = _longest_label(keys)
     page_width = across * (width + 0.1) + left + 1.0
-    page_height = down * (height + 0.3) + labeled * below + 0.6
-    largest = np.max(weights, initial=0.0, where=np.isfinite(weights)) or 1.0
+    page_height = down * (height + 0.3) + labeled_rows * below + 0.6
+
+    is_finite = np.isfinite(weights)
+    largest = np.max(weights, initial=0.0, where=is_finite) or 1.0
     with figure.open_figure(path, page_width, page_height) as page:
         grid = page.subplots(down, across, squeeze=False)
         for head, axes in enumerate(grid.flat):
             if head >= heads:
                 axes.remove()
                 continue
-            image = axes.imshow(weights[head], "magma_r", aspect="auto", vmin=0, vmax=largest)
+
+            # All heads have one color scale.
+            image = axes.imshow(
+                weights[head],
+                "magma_r",
+                aspect="auto",
+                vmin=0,
+                vmax=largest,
+            )
             axes.set_title(f"head {names[head]}", fontsize=8, color=figure.GRAY)
-            _label(axes.xaxis, keys if head + across >= heads else [], width, rotation=90)
-            _label(axes.yaxis, queries if head % across == 0 else [], height, rotation=0)
-        bar = page.colorbar(image, ax=page.axes, pad=0.01, aspect=page_height / 0.12)
+
+            # Only panels at the edge are labeled.
+            is_lowest = head + across >= heads
+            is_leftmost = head % across == 0
+            _label(axes.xaxis, keys if is_lowest else [], width, rotation=90)
+            _label(
+                axes.yaxis,
+                queries if is_leftmost else [],
+                height,
+                rotation=0,
+            )
+
+        bar = page.colorbar(
+            image,
+            ax=page.axes,
+            pad=0.01,
+            aspect=page_height / 0.12,
+        )
         bar.set_label("attention weight")
-        wrapper = textwrap.TextWrapper(int(page_width / _CHARACTER), max_lines=3, placeholder=" …")
-        lines = map(wrapper.fill, figure.replace_missing_glyphs(title).split("\n"))
-        page.suptitle("\n".join(lines), x=0.01, ha="left", parse_math=False)
+        page.suptitle(
+            _wrap(title, page_width),
+            x=0.01,
+            ha="left",
+            parse_math=False,
+        )
+
+
+def _panel_side(labels: Sequence[str], across: int) -> float:
+    """Returns the side of a panel with these labels, in inches."""
+    side = max(_CELL * len(labels), _SHORTEST)
+    return min(side, _PAGE / max(across, 2))
+
+
+def _longest_label(pieces: Sequence[str]) -> float:
+    """Returns the length of the longest label, in inches."""
+    labels = [token_label(piece) for piece in pieces]
+    return _CHARACTER * max(map(len, labels))
+
+
+def _wrap(title: str, width: float) -> str:
+    """Wraps each line of a title to a width in inches."""
+    wrapper = textwrap.TextWrapper(
+        int(width / _CHARACTER),
+        max_lines=3,
+        placeholder=" …",
+    )
+    lines = figure.replace_missing_glyphs(title).split("\n")
+    return "\n".join(map(wrapper.fill, lines))
 
 
 def _label(axis: Axis, pieces: Sequence[str], side: float, rotation: int) -> None:
     """Labels the cells of an axis that is ``side`` inches long, or every n-th if there are many."""
+    # Labels of fewer than 5 points would be illegible.
     points = 72 * side / max(1, len(pieces))
     every = math.ceil(5 / points)
-    shown = range(0, len(pieces), every)
+    shown = list(range(0, len(pieces), every))
+    labels = [token_label(pieces[i]) for i in shown]
+
     axis.set_ticks(
-        list(shown),
-        [token_label(pieces[i]) for i in shown],
+        shown,
+        labels,
         fontsize=min(7.0, 0.8 * points * every),
         rotation=rotation,
         parse_math=False,
@@ -83,4 +139,6 @@ def _label(axis: Axis, pieces: Sequence[str], side: float, rotation: int) -> Non
 def token_label(piece: str) -> str:
     """Returns a drawable label of at most 16 characters, with a middle dot for a space."""
     label = figure.replace_missing_glyphs(piece.replace("▁", "·"))
-    return label if len(label) <= _LONGEST_LABEL else label[: _LONGEST_LABEL - 1] + "…"
+    if len(label) <= _LONGEST_LABEL:
+        return label
+    return label[: _LONGEST_LABEL - 1] + "…"

@@ -62,7 +62,9 @@ class AttentionView:
           UserError: There is no such kind.
         """
         if kind not in self.kinds:
-            raise UserError(f"expected kind to be one of {', '.join(self.kinds)}, got {kind!r:.80}")
+            kinds = ", ".join(self.kinds)
+            raise UserError(f"expected kind to be one of {kinds}, got {kind!r:.80}")
+
         queries = self.source if kind == "encoder" else self.target
         keys = self.target if kind == "decoder" else self.source
         return queries, keys, getattr(self, kind)
@@ -90,33 +92,68 @@ class AttentionView:
         Raises:
           UserError: Weights are not finite, or there is no such kind, layer, head or figure.
         """
-        kind = self.kinds[-1] if kind is None else kind
-        layers, all_heads = self.weights_of(kind)[2].shape[:2]
-        first: int = layers - 1 if layer is None else layer
-        heads = sorted(range(all_heads) if heads is None else heads)
-        _check_indices("layer", [first], layers)
-        _check_indices("heads", heads, all_heads)
+        if kind is None:
+            kind = self.kinds[-1]
+        _, _, weights = self.weights_of(kind)
+        layers, all_heads = weights.shape[:2]
+
+        first_layer: int = layers - 1 if layer is None else layer
+        first_heads = sorted(range(all_heads) if heads is None else heads)
+        _check_indices("layer", [first_layer], layers)
+        _check_indices("heads", first_heads, all_heads)
         if figure not in (None, 3, 4, 5):
             raise UserError(f"expected figure to be 3, 4, 5 or None, got {figure!r:.80}")
+
         if figures is None:
-            _, tokens, weights = self.weights_of(self.kinds[0])
-            figures = paper_figures(weights, tokens)
+            _, tokens, self_attention = self.weights_of(self.kinds[0])
+            figures = paper_figures(self_attention, tokens)
+
+        start = {
+            "kind": kind,
+            "layer": first_layer,
+            "heads": first_heads,
+            "figure": figure,
+        }
+        return self._page(figures, start)
+
+    def _page(self, figures: Mapping[int, PaperFigure], start: Mapping[str, object]) -> str:
+        """Returns the page with these presets, which first shows ``start``."""
+        sizes = {}
+        encoded = {}
+        for kind in self.kinds:
+            weights = getattr(self, kind)
+            sizes[kind] = weights.shape[:2]
+            encoded[kind] = _encode_weights(kind, weights)
+
+        presets = {}
+        for number, choice in figures.items():
+            presets[str(number)] = dataclasses.asdict(choice)
+
         content = {
             "source": self.source,
             "target": self.target,
-            "sizes": {name: getattr(self, name).shape[:2] for name in self.kinds},
-            "weights": {name: _encode_weights(name, getattr(self, name)) for name in self.kinds},
-            "figures": {str(n): dataclasses.asdict(choice) for n, choice in figures.items()},
-            "start": {"kind": kind, "layer": first, "heads": heads, "figure": figure},
+            "sizes": sizes,
+            "weights": encoded,
+            "figures": presets,
+            "start": start,
         }
-        texts = {name: html.escape(getattr(self, name)) for name in ("sentence", "translation")}
-        texts["given"] = "Source" if self.source else "Text"
-        label = "Label" if self.translation else ""
-        texts["heading"] = "Translation" if self.cross is not None else label
-        return _fill_template(**texts, data=_escape_json(content))
+
+        heading = "Label" if self.translation else ""
+        if self.cross is not None:
+            heading = "Translation"
+
+        # Texts become markup here, so they are escaped.
+        return _fill_template(
+            sentence=html.escape(self.sentence),
+            translation=html.escape(self.translation),
+            given="Source" if self.source else "Text",
+            heading=heading,
+            data=_escape_json(content),
+        )
 
     def __repr__(self) -> str:
-        layers, heads = self.weights_of(self.kinds[0])[2].shape[:2]
+        _, _, weights = self.weights_of(self.kinds[0])
+        layers, heads = weights.shape[:2]
         texts = f"{self.sentence!r} -> {self.translation!r}"
         return f"<AttentionView: {texts}, {layers} layers of {heads} heads>"
 
@@ -142,23 +179,32 @@ def _fill_template(**contents: str) -> str:
     """Fills the template; replaced text is not scanned for ``{{name}}`` again."""
     scripts = {name: _read_part(file) for name, file in _SCRIPTS.items()}
     style = _read_part("attention_page.css")
+
+    script_hashes = " ".join(map(source_hash, scripts.values()))
     policy = (
-        f"default-src 'none'; script-src {' '.join(map(source_hash, scripts.values()))}; "
+        f"default-src 'none'; script-src {script_hashes}; "
         f"style-src {source_hash(style)}; base-uri 'none'; form-action 'none'"
     )
+
     parts = {**contents, **scripts, "style": style, "policy": policy}
     template = _read_part("attention_page.html")
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], template)
+
+    def part(match: re.Match[str]) -> str:
+        return parts[match[1]]
+
+    return re.sub(r"\{\{(\w+)\}\}", part, template)
 
 
 def _read_part(file: str) -> str:
     # Text mode normalizes newlines, as browsers do before they hash a script or style.
-    return importlib.resources.files("jaxformer.plots").joinpath(file).read_text(encoding="ascii")
+    folder = importlib.resources.files("jaxformer.plots")
+    return folder.joinpath(file).read_text(encoding="ascii")
 
 
 def source_hash(part: str) -> str:
     """Returns a script or style as a content security policy names it."""
-    return f"'sha256-{base64.b64encode(hashlib.sha256(part.encode()).digest()).decode()}'"
+    digest = hashlib.sha256(part.encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"
 
 
 def _encode_weights(kind: str, weights: Float[np.ndarray, "L H Q K"]) -> str:
@@ -168,11 +214,19 @@ def _encode_weights(kind: str, weights: Float[np.ndarray, "L H Q K"]) -> str:
             f"expected finite weights of {kind} attention, got NaN or infinity: training has "
             "diverged or the checkpoint is damaged; use an earlier one with --weights"
         )
-    fractions = np.rint(np.clip(weights, 0, 1) * _FINEST).astype("<u2")
-    return base64.b64encode(fractions.tobytes()).decode()
+
+    fractions = np.clip(weights, 0, 1)
+    integers = np.rint(fractions * _FINEST)
+    content = integers.astype("<u2").tobytes()
+    return base64.b64encode(content).decode()
 
 
 def _escape_json(content: object) -> str:
     """Encodes JSON for a script element, with escapes for </script> and comments."""
-    text = json.dumps(content, separators=(",", ":"), allow_nan=False)
-    return re.sub("[<>&]", lambda match: f"\\u{ord(match[0]):04x}", text)
+    compact = (",", ":")
+    text = json.dumps(content, separators=compact, allow_nan=False)
+
+    def escape(match: re.Match[str]) -> str:
+        return f"\\u{ord(match[0]):04x}"
+
+    return re.sub("[<>&]", escape, text)

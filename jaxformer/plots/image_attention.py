@@ -14,18 +14,25 @@ _PANEL = 1.1  # inches, the height
 
 def attention_rollout(weights: Float[np.ndarray, "L H T T"]) -> Float[np.ndarray, "T T"]:
     """Returns attention through all layers (Abnar and Zuidema 2020), with residual connections."""
-    total = identity = np.eye(weights.shape[-1])
+    tokens = weights.shape[-1]
+    identity = np.eye(tokens)
+    total = identity
     for layer in weights:
-        total = (layer.mean(axis=0) + identity) / 2 @ total
+        # The residual connection passes on as much as attention, averaged over the heads.
+        attention = layer.mean(axis=0)
+        with_residual = (attention + identity) / 2
+        total = with_residual @ total
     return total
 
 
 def patch_weights(
-    weights: Float[np.ndarray, "*rows T T"], grid: tuple[int, int]
+    weights: Float[np.ndarray, "*rows T T"],
+    grid: tuple[int, int],
 ) -> Float[np.ndarray, "*rows I J"]:
     """Returns the attention to each patch: the class token's if there is one, else the mean."""
-    has_token = weights.shape[-1] > grid[0] * grid[1]
-    rows = weights[..., 0, 1:] if has_token else weights.mean(axis=-2)
+    down, across = grid
+    has_class_token = weights.shape[-1] > down * across
+    rows = weights[..., 0, 1:] if has_class_token else weights.mean(axis=-2)
     return rows.reshape(*rows.shape[:-1], *grid)
 
 
@@ -37,9 +44,22 @@ def draw_heads(
     titles: Sequence[str],
 ) -> None:
     """Draws each picture with the attention of each head of the last layer, and the rollout."""
-    names = [*(f"head {n + 1}" for n in range(weights.shape[2])), "rollout"]
-    maps = [patch_weights(np.stack([*w[-1], attention_rollout(w)]), grid) for w in weights]
-    draw_maps(images, maps, [names] * len(images), path, titles)
+    heads = weights.shape[2]
+    names = [f"head {number + 1}" for number in range(heads)]
+    names.append("rollout")
+
+    maps = []
+    for layers in weights:
+        rollout = attention_rollout(layers)
+        shown = np.stack([*layers[-1], rollout])
+        maps.append(patch_weights(shown, grid))
+    draw_maps(
+        images,
+        maps,
+        names=[names] * len(images),
+        path=path,
+        titles=titles,
+    )
 
 
 def draw_maps(
@@ -50,20 +70,39 @@ def draw_maps(
     titles: Sequence[str],
 ) -> None:
     """Draws each picture, alone and below its maps of patches with their names, as PNG or SVG."""
-    (count, height, width, channels), columns = images.shape, 1 + max(map(len, names))
-    across = _PANEL * width / height * columns
-    extent, color = (-0.5, width - 0.5, height - 0.5, -0.5), ListedColormap([figure.ORANGE])
-    with figure.open_figure(path, across + 0.3, (_PANEL + 0.2) * count + 0.2) as page:
+    count, height, width, channels = images.shape
+    columns = 1 + max(map(len, names))
+    panel_width = _PANEL * width / height
+    page_width = panel_width * columns + 0.3
+    page_height = (_PANEL + 0.2) * count + 0.2
+
+    # A map covers the whole picture, whose pixels have integer centers.
+    extent = (-0.5, width - 0.5, height - 0.5, -0.5)
+    color = ListedColormap([figure.ORANGE])
+
+    with figure.open_figure(path, page_width, page_height) as page:
         panels = page.subplots(count, columns, squeeze=False)
-        for axes, (row, column) in zip(panels.flat, np.ndindex(panels.shape), strict=True):
+        places = np.ndindex(panels.shape)
+        for axes, (row, column) in zip(panels.flat, places, strict=True):
             axes.set_axis_off()
             if column > len(names[row]):
                 continue
+
             image = images[row, ..., 0] if channels == 1 else images[row]
             axes.imshow(image, "gray_r", vmin=0, vmax=255)
-            title = [titles[row], *names[row]][column]
-            axes.set_title(figure.replace_missing_glyphs(title), parse_math=False)
-            if column:  # The more attention, the less transparent.
+
+            labels = [titles[row], *names[row]]
+            title = figure.replace_missing_glyphs(labels[column])
+            axes.set_title(title, parse_math=False)
+
+            if column:
+                # The more attention, the less transparent.
                 shown = maps[row][column - 1]
-                alpha = 0.8 * shown / (shown.max() or 1)
-                axes.imshow(np.zeros_like(shown), color, alpha=alpha, extent=extent)
+                largest = shown.max() or 1
+                alpha = 0.8 * shown / largest
+                axes.imshow(
+                    np.zeros_like(shown),
+                    color,
+                    alpha=alpha,
+                    extent=extent,
+                )

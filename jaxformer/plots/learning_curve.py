@@ -29,17 +29,33 @@ _LOSSES = ("loss", "perplexity", "nats_per_character", "bits_per_character")
 _SCORES = ("bleu", "f1", "exact_match", "accuracy")
 # Names in records that are not drawn.
 _NOT_DRAWN = {
-    *("step", "reported", "grad_norm", "teraflops_per_second", "mfu"),
-    *("seconds_per_step", "waiting", "skipped"),
+    "step",
+    "reported",
+    "grad_norm",
+    "teraflops_per_second",
+    "mfu",
+    "seconds_per_step",
+    "waiting",
+    "skipped",
 }
 _MAX_BYTES = 64 << 20  # Metrics of 400,000 reports.
 _MAX_PANELS = 99
 # Larger values, inf and NaN are omitted, since they would flatten the curve.
-_DIVERGED, _LARGEST = 1e9, 1e30
-_MARKER = {"marker": "o", "markersize": 4, "markeredgecolor": "white", "markeredgewidth": 0.6}
-_STYLES = {
-    "train": {"color": figure.BLUE, "label": "training"},
-    "valid": {"color": figure.ORANGE, "label": "validation", **_MARKER},
+_DIVERGED = 1e9  # of the metrics in _TITLES
+_LARGEST = 1e30  # of other metrics
+_STYLES: dict[str, dict[str, Any]] = {
+    "train": {
+        "color": figure.BLUE,
+        "label": "training",
+    },
+    "valid": {
+        "color": figure.ORANGE,
+        "label": "validation",
+        "marker": "o",
+        "markersize": 4,
+        "markeredgecolor": "white",
+        "markeredgewidth": 0.6,
+    },
 }
 
 
@@ -50,14 +66,17 @@ def read_metrics(path: pathlib.Path) -> list[dict[str, Any]]:
     for number, raw in enumerate(io.BytesIO(content), start=1):
         if raw.isspace():
             continue
+
         line = raw.decode(errors="replace")
         try:
             record = json.loads(line)
         except (ValueError, RecursionError):
             record = None
+
+        is_complete = raw.endswith(b"\n")
         if isinstance(record, dict):
             records.append(record)
-        elif raw.endswith(b"\n"):  # Otherwise it is the last line, and incomplete.
+        elif is_complete:
             raise UserError(f"{path}:{number}: expected a JSON object, got {line[:50]!r}")
     return records
 
@@ -69,68 +88,138 @@ def learning_curve(records: Sequence[Mapping[str, Any]], path: pathlib.Path) -> 
     are metrics. Validation values come first, in their order, starting with the value that selects
     the best checkpoint. Raises a UserError if there is nothing to draw.
     """
-    found = (r for kind in ("valid", "train") for r in records if r.get("kind") == kind)
-    names = dict.fromkeys(name for record in found for name in record if name not in _NOT_DRAWN)
-    curves = {
-        name: {kind: _curve(records, kind, name) for kind in _STYLES}
-        for name in list(names)[:_MAX_PANELS]
-    }
-    shown = [name for name in curves if any(curves[name].values())]
+    curves = _all_curves(records)
+    shown = list(curves)
     if not shown:
         raise UserError("expected a run with reports to draw: got none; let it train for longer")
+
     rows = math.ceil(len(shown) / 3)
     columns = math.ceil(len(shown) / rows)
-    with figure.open_figure(path, 3.5 * columns, 0.3 + 2.2 * rows) as page:
+    width = 3.5 * columns
+    height = 0.3 + 2.2 * rows
+    with figure.open_figure(path, width, height) as page:
         grid = page.subplots(rows, columns, squeeze=False, sharex=True)
         for place, axes in enumerate(grid.flat):
             if place >= len(shown):
                 axes.remove()
                 continue
-            _draw(axes, shown[place], curves[shown[place]])
-            if place + columns >= len(shown):  # the lowest one of its column
+
+            name = shown[place]
+            _draw(axes, name, curves[name])
+
+            is_lowest = place + columns >= len(shown)  # of its column
+            if is_lowest:
                 axes.tick_params(labelbottom=True)
                 axes.set_xlabel("step")
-        lines = {str(line.get_label()): line for axes in page.axes for line in axes.lines}
-        handles = [lines[name] for name in sorted(lines)]
+
+        # One entry for each kind, although all panels have lines of both.
+        lines = {}
+        for axes in page.axes:
+            for line in axes.lines:
+                lines[str(line.get_label())] = line
+        handles = [lines[label] for label in sorted(lines)]
         page.legend(handles=handles, loc="outside upper right", ncols=2)
         page.align_ylabels()
 
 
-def _curve(records: Sequence[Mapping[str, Any]], kind: str, name: str) -> dict[int, float]:
+def _all_curves(
+    records: Sequence[Mapping[str, Any]],
+) -> dict[str, dict[str, dict[int, float]]]:
+    """Returns the curves to draw, by metric and kind."""
+    names = {}
+    for kind in ("valid", "train"):
+        for record in records:
+            if record.get("kind") == kind:
+                names.update(dict.fromkeys(record))
+    drawn = [name for name in names if name not in _NOT_DRAWN]
+
+    all_curves = {}
+    for name in drawn[:_MAX_PANELS]:
+        curves = {kind: _curve(records, kind, name) for kind in _STYLES}
+        if any(curves.values()):
+            all_curves[name] = curves
+    return all_curves
+
+
+def _curve(
+    records: Sequence[Mapping[str, Any]],
+    kind: str,
+    name: str,
+) -> dict[int, float]:
     """Returns values by step; if a resumed run logged a step again, its last value."""
     values = {}
     for record in records:
-        step, value = record.get("step"), record.get(name)
-        exact = isinstance(step, int) and abs(step) < 2**53  # A float holds it.
-        if record.get("kind") == kind and exact and isinstance(value, int | float):
+        if record.get("kind") != kind:
+            continue
+
+        step = record.get("step")
+        value = record.get(name)
+        is_exact = isinstance(step, int) and abs(step) < 2**53  # A float holds it.
+        if is_exact and isinstance(value, int | float):
             values[step] = value
+
     limit = _DIVERGED if name in _TITLES else _LARGEST
-    return {step: float(value) for step, value in sorted(values.items()) if abs(value) < limit}
+    curve = {}
+    for step, value in sorted(values.items()):
+        if abs(value) < limit:
+            curve[step] = float(value)
+    return curve
 
 
-def _draw(axes: Axes, name: str, curves: Mapping[str, Mapping[int, float]]) -> None:
-    axes.set_title(_TITLES.get(name, figure.replace_missing_glyphs(name)[:40]), parse_math=False)
+def _draw(
+    axes: Axes,
+    name: str,
+    curves: Mapping[str, Mapping[int, float]],
+) -> None:
+    # Names of metrics that we do not know may be anything.
+    own_title = figure.replace_missing_glyphs(name)[:40]
+    title = _TITLES.get(name, own_title)
+    axes.set_title(title, parse_math=False)
     axes.grid(visible=True)
     axes.spines[["top", "right"]].set_visible(False)
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+
     for kind, curve in curves.items():
-        if curve:
-            line = axes.plot(list(curve), list(curve.values()), **_STYLES[kind])[0]
-            if len(curve) == 1:  # A line through one point is invisible.
-                line.set_marker("o")
+        if not curve:
+            continue
+        steps = list(curve)
+        values = list(curve.values())
+        (line,) = axes.plot(steps, values, **_STYLES[kind])
+        if len(curve) == 1:
+            # A line through one point is invisible.
+            line.set_marker("o")
+
     axes.set_xlim(left=0)
+    _format_values(axes, name, curves)
+
+    if curves["valid"] and name in (*_LOSSES, *_SCORES):
+        values = curves["valid"].values()
+        best = min(values) if name in _LOSSES else max(values)
+        axes.set_title(f"best {best:.4g}", loc="right", color=figure.ORANGE)
+
+
+def _format_values(
+    axes: Axes,
+    name: str,
+    curves: Mapping[str, Mapping[int, float]],
+) -> None:
+    """Sets limits, scale and labels of the vertical axis."""
     if name in (*_SCORES, "learning_rate", "tokens_per_second"):
         axes.set_ylim(bottom=0)
     if name == "learning_rate":
         axes.yaxis.set_major_formatter(lambda rate, _: f"{1000 * rate:g}")
     if name == "tokens_per_second":
         axes.yaxis.set_major_formatter(EngFormatter(sep=""))
-    values = [value for curve in curves.values() for value in curve.values() if value > 0]
-    if name == "perplexity" and values and max(values) > 10 * min(values):
-        axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.yaxis.set_major_formatter("{x:g}")
-        axes.yaxis.set_minor_locator(NullLocator())
-    if curves["valid"] and name in (*_LOSSES, *_SCORES):
-        best = (min if name in _LOSSES else max)(curves["valid"].values())
-        axes.set_title(f"best {best:.4g}", loc="right", color=figure.ORANGE)
+
+    if name == "perplexity":
+        positive = []
+        for curve in curves.values():
+            positive += [value for value in curve.values() if value > 0]
+
+        # A perplexity that falls from thousands would hide all later differences.
+        has_wide_range = positive and max(positive) > 10 * min(positive)
+        if has_wide_range:
+            axes.set_yscale("log")
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axes.yaxis.set_major_formatter("{x:g}")
+            axes.yaxis.set_minor_locator(NullLocator())

@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,34 +43,84 @@ def paper_figures(
     The ``layer`` is by default the second-to-last, as in the paper; ``heads`` are the heads to
     choose from; ``token`` is the query of figures 3 and 4.
     """
-    layer = max(0, len(attention) - 2) if layer is None else layer
-    among = list(range(attention.shape[1]) if heads is None else heads)
-    weights = attention[layer, among]
+    if layer is None:
+        layer = max(0, len(attention) - 2)
+    if heads is None:
+        heads = range(attention.shape[1])
+    among = list(heads)
+    weights = attention[layer, among]  # [heads, queries, keys]
     is_word = _words(tokens)
+
+    # [queries, keys]; 0 for keys that are not words.
     position = np.arange(len(tokens))
-    distance = np.abs(position[:, None] - position) * is_word
-    seen = np.ones_like(distance) if np.triu(weights, 1).any() else np.tri(len(tokens))
-    evenly = np.maximum((distance * seen).sum(axis=1) / seen.sum(axis=1), 1e-9)
-    reach = np.where(is_word, (weights * distance).sum(axis=(0, 2)) / evenly, -1)
-    # [heads, words]
-    sharpness = np.where(distance >= 2, weights, 0).max(axis=2)
-    sharpest = np.where(is_word, np.sort(sharpness, axis=0)[-2:].sum(axis=0), -1)
-    far = int(np.argmax(reach)) if token is None else token
-    sharp = int(np.argmax(sharpest)) if token is None else token
-    pair = np.argsort(-sharpness[:, sharp], kind="stable")[:2]
+    difference = position[:, None] - position
+    distance = np.abs(difference) * is_word
+
+    # The maximum weight of each head and query, over keys that are not neighbors.
+    far_weights = np.where(distance >= 2, weights, 0)
+    sharpness = far_weights.max(axis=2)  # [heads, queries]
+
+    if token is None:
+        reach = _reach(weights, distance)
+        far = _best_word(reach, is_word)
+        ascending = np.sort(sharpness, axis=0)
+        two_sharpest = ascending[-2:]
+        sharp = _best_word(two_sharpest.sum(axis=0), is_word)
+    else:
+        far = token
+        sharp = token
+
+    own_sharpness = sharpness[:, sharp]
+    descending = np.argsort(-own_sharpness, kind="stable")
+    sharpest = [among[i] for i in descending[:2]]
+    different = [among[i] for i in _most_different(weights)]
     return {
-        3: PaperFigure(layer, among, far),
-        4: PaperFigure(layer, [among[i] for i in pair], sharp),
-        5: PaperFigure(layer, [among[i] for i in _most_different(weights)], None),
+        3: PaperFigure(layer, heads=among, token=far),
+        4: PaperFigure(layer, heads=sharpest, token=sharp),
+        5: PaperFigure(layer, heads=different, token=None),
     }
+
+
+def _reach(
+    weights: Float[np.ndarray, "H S S"],
+    distance: Int[np.ndarray, "S S"],
+) -> Float[np.ndarray, " S"]:
+    """Returns the total distance of each query's attention, relative to uniform attention."""
+    # In a language model, a word sees only itself and the words before it.
+    is_causal = not np.triu(weights, 1).any()
+    seen = np.tri(len(distance)) if is_causal else np.ones_like(distance)
+    seen_distance = distance * seen
+    uniform = seen_distance.sum(axis=1)
+    uniform = uniform / seen.sum(axis=1)
+    uniform = np.maximum(uniform, 1e-9)
+
+    weighted = weights * distance
+    attended = weighted.sum(axis=(0, 2))
+    return attended / uniform
+
+
+def _best_word(
+    values: Float[np.ndarray, " S"],
+    is_word: Bool[np.ndarray, " S"],
+) -> int:
+    """Returns the index of the word with the largest value, which is not negative."""
+    values = np.where(is_word, values, -1)
+    return int(np.argmax(values))
 
 
 def _words(tokens: Sequence[str]) -> Bool[np.ndarray, " S"]:
     """Returns a mask of the tokens with a letter or digit; all True if there are none."""
     first = ("[CLS]", "<s>")
-    words = [token not in first and any(map(str.isalnum, token)) for token in tokens[:-1]]
-    found = np.array([*words, False])
-    return found if found.any() else np.ones(len(tokens), bool)
+    words = []
+    for token in tokens[:-1]:
+        has_letter_or_digit = any(map(str.isalnum, token))
+        words.append(has_letter_or_digit and token not in first)
+    words.append(False)  # end-of-sentence
+
+    found = np.array(words)
+    if not found.any():
+        return np.ones(len(tokens), bool)
+    return found
 
 
 def _most_different(weights: Float[np.ndarray, "H S S"]) -> tuple[int, ...]:
@@ -78,6 +128,9 @@ def _most_different(weights: Float[np.ndarray, "H S S"]) -> tuple[int, ...]:
 
     def distance(pair: tuple[int, int]) -> float:
         one, other = weights[list(pair)]
-        return float(np.abs(one - other).sum(axis=1).mean() / 2)
+        difference = np.abs(one - other).sum(axis=1)
+        return float(difference.mean() / 2)
 
-    return max(itertools.combinations(range(len(weights)), 2), key=distance, default=(0,))
+    heads = range(len(weights))
+    pairs = itertools.combinations(heads, 2)
+    return max(pairs, key=distance, default=(0,))

@@ -82,13 +82,18 @@ class Algorithm(abc.ABC):
 
     def __post_init__(self) -> None:
         check_types(self)
+
         self._check("length_penalty", 0 <= self.length_penalty <= 10, "be 0 to 10")
         self._check("max_extra_length", self.max_extra_length > 0, "be greater than 0")
         self._check("min_length", self.min_length >= 0, "be 0 or more")
         self._check("no_repeat_ngram", self.no_repeat_ngram >= 0, "be 0 or more")
+
         long_enough = self.max_length is None or self.max_length > self.min_length
         self._check("max_length", long_enough, f"exceed min_length={self.min_length}")
+
+        # Callers may give a list, which is not hashable.
         object.__setattr__(self, "constraints", tuple(self.constraints))
+
         self._check(self._size, self.num_hypotheses > 0, "be greater than 0")
         self._check(self._size, self.num_hypotheses <= 1000, "be at most 1000")
 
@@ -154,10 +159,19 @@ class Algorithm(abc.ABC):
         Raises:
           UserError: An argument is out of range, or the cache has other axes.
         """
-        size, longest = self.num_hypotheses, min(capacity, self.max_length or capacity)
-        shared = initial_fields(cache, max_lengths, size, longest, prefix, sentence_ids)
-        rows = shared["max_lengths"]
+        size = self.num_hypotheses
+        shared = initial_fields(
+            cache,
+            max_lengths,
+            hypotheses=size,
+            capacity=min(capacity, self.max_length or capacity),
+            prefix=prefix,
+            sentence_ids=sentence_ids,
+        )
+
         first = self.bos_id if first_tokens is None else first_tokens[:, None]
+        # All arrays are laid out like the maximum lengths, one row per sentence.
+        rows = shared["max_lengths"]
         shared["n_best"] = jnp.asarray(n_best, jnp.int32)
         shared["tokens"] = zeros_for_rows(rows, (size, capacity), jnp.int32) + self.pad_id
         shared["newest"] = zeros_for_rows(rows, (size,), jnp.int32) + first
@@ -177,34 +191,52 @@ class Algorithm(abc.ABC):
             first step.
           state: From :meth:`start`.
         """
-        prefix, newest = state.prefix, state.newest[:, :1]
+        prefix = state.prefix
+        newest = state.newest[:, :1]
         width = prefix.shape[1]
         if not width:
             return state
+
         # Of all sentences that are not done, the first end of a prefix, EOS or limit ends the pass.
         # The loop handles hypotheses at their limit, which are unfinished.
         stops = (prefix == self.pad_id) | (prefix == self.eos_id)
-        positions = jnp.arange(width, dtype=jnp.int32)[None]
-        forced = jnp.where(stops, positions, width).min(axis=1)
-        forced = jnp.minimum(forced, jnp.maximum(state.max_lengths - 1, 0))
+        positions = jnp.arange(width, dtype=jnp.int32)[None]  # [1, P]
+        forced = jnp.where(stops, positions, width).min(axis=1)  # [B]
+        before_limit = jnp.maximum(state.max_lengths - 1, 0)
+        forced = jnp.minimum(forced, before_limit)
         length = jnp.where(state.done, width, forced).min().astype(jnp.int32)
+
+        # The input of each position is the token before it.
         inputs = jnp.concatenate([newest, prefix[:, :-1]], axis=1)
         log_probs, cache = prefill_fn(inputs, prefix, length, state.cache)
-        is_read = (positions < length) & ~state.done[:, None]
-        newest = jnp.take(jnp.concatenate([newest, prefix], axis=1), length, axis=1)
-        tokens = jnp.where(is_read, prefix, self.pad_id)[:, None, : state.tokens.shape[2]]
-        tokens = state.tokens.at[:, :, : tokens.shape[2]].set(tokens)
+
+        # The next input is the last token that was read, or the first input if none was.
+        is_read = (positions < length) & ~state.done[:, None]  # [B, P]
+        inputs_to_end = jnp.concatenate([newest, prefix], axis=1)
+        newest = jnp.take(inputs_to_end, length, axis=1)
+
+        # A prefix may be longer than the capacity, which then truncates it.
+        capacity = state.tokens.shape[2]
+        read = jnp.where(is_read, prefix, self.pad_id)[:, None, :capacity]
+        tokens = state.tokens.at[:, :, : read.shape[2]].set(read)
+
+        newest = jnp.broadcast_to(newest[:, None], state.newest.shape)
+        read_log_probs = jnp.where(is_read, log_probs, 0.0).sum(axis=1)
         return dataclasses.replace(
             state,
             step=length,
             tokens=tokens,
-            newest=jnp.broadcast_to(newest[:, None], state.newest.shape),
-            log_probs=state.log_probs + jnp.where(is_read, log_probs, 0.0).sum(axis=1)[:, None],
+            newest=newest,
+            log_probs=state.log_probs + read_log_probs[:, None],
             cache=cache,
         )
 
     def advance(
-        self, step_fn: StepFn, state: Any, until: int | Int[Array, ""], unfinished: int = 0
+        self,
+        step_fn: StepFn,
+        state: Any,
+        until: int | Int[Array, ""],
+        unfinished: int = 0,
     ) -> Any:
         """Returns the state after ``until`` tokens, or when every sentence is done.
 
@@ -223,13 +255,25 @@ class Algorithm(abc.ABC):
         """
 
         def step(state: Any) -> Any:
-            logits, cache = call_step_fn(step_fn, state.newest, state.cache, self.eos_id)
+            logits, cache = call_step_fn(
+                step_fn,
+                state.newest,
+                state.cache,
+                eos_id=self.eos_id,
+            )
+
+            # Each device extends its own rows. ``extend`` does not need the cache.
             state = dataclasses.replace(state, cache=())
-            state = map_rows(lambda _, *rows: self.extend(*rows), (), state, logits)
+            state = map_rows(
+                lambda _, *rows: self.extend(*rows),
+                (),
+                state,
+                logits,
+            )
             return dataclasses.replace(state, cache=state.reorder(cache))
 
-        check_prefix(step_fn, state, self.eos_id, self.pad_id)
-        return run_until_done(step, state, until, unfinished)
+        check_prefix(step_fn, state, self.eos_id, pad_id=self.pad_id)
+        return run_until_done(step, state, until, unfinished=unfinished)
 
     def __call__(
         self,
@@ -248,11 +292,19 @@ class Algorithm(abc.ABC):
         It works inside your own ``jit`` and ``vmap``. Outside, wrap it in ``jax.jit`` to compile
         it once.
         """
-        seeds: dict[str, Any] = {"keys": keys, "sentence_ids": sentence_ids}
-        state = self.start(cache, max_lengths, capacity, prefix, **seeds)
+        state = self.start(
+            cache,
+            max_lengths,
+            capacity,
+            prefix=prefix,
+            keys=keys,
+            sentence_ids=sentence_ids,
+        )
         if prefill_fn is not None:
             state = self.prefill(prefill_fn, state)
-        return self.finalize(self.advance(step_fn, state, capacity))
+
+        state = self.advance(step_fn, state, capacity)
+        return self.finalize(state)
 
     def split_numbers(self, capacity: int) -> tuple["Algorithm", Numbers]:
         """Returns the static part of a search, which is hashable, and its numbers, a pytree.
@@ -266,29 +318,42 @@ class Algorithm(abc.ABC):
             "length_penalty": length_penalties(self.penalty, self.length_penalty, capacity),
             "constraints": as_pytrees(self.constraints),
         }
-        for name in (*self._traced, *filter(self._is_set, self._traced_unless_default)):
+
+        not_default = [name for name in self._traced_unless_default if self._is_set(name)]
+        for name in [*self._traced, *not_default]:
             value = getattr(self, name)
-            values[name] = np.int32(value) if isinstance(value, int) else np.float32(value)
-        return self.join_numbers(dict.fromkeys(values) | {"max_length": None}), values
+            if isinstance(value, int):
+                values[name] = np.int32(value)
+            else:
+                values[name] = np.float32(value)
+
+        # In the static part, None replaces the numbers, so that all these searches are equal.
+        without_numbers = dict.fromkeys(values) | {"max_length": None}
+        return self.join_numbers(without_numbers), values
 
     def join_numbers(self, values: Numbers) -> "Algorithm":
         """Returns the search with its numbers, which may be traced; the inverse of the split."""
         search = copy.copy(self)
         for name, value in values.items():
-            object.__setattr__(search, name, value)  # unchecked, since the values may be traced
+            # Unchecked, since the values may be traced.
+            object.__setattr__(search, name, value)
         return search
 
     def _is_set(self, name: str) -> bool:
         """Returns whether a number is traced or differs from its default."""
         value = getattr(self, name)
-        return not isinstance(value, int | float) or value != getattr(type(self), name)
+        if not isinstance(value, int | float):
+            return True  # traced
+        return value != getattr(type(self), name)
 
     def _penalties(self, capacity: int) -> Float[Array, " L"]:
         """Returns the penalty of every length from 0 to the capacity."""
         alpha = self.length_penalty
         if isinstance(alpha, int | float):
             return jnp.asarray(length_penalties(self.penalty, alpha, capacity))
-        return jnp.asarray(alpha)[: capacity + 1]  # the table from ``split_numbers``
+
+        # ``split_numbers`` has replaced alpha by the table of penalties.
+        return jnp.asarray(alpha)[: capacity + 1]
 
     def _constraints(self) -> list[Constraint]:
         """Returns the constraints of all fields, in the order in which they apply."""
@@ -297,20 +362,33 @@ class Algorithm(abc.ABC):
             constraints.append(MinLength(self.min_length))
         if self.no_repeat_ngram:
             constraints.append(NoRepeatNgram(self.no_repeat_ngram))
-        return [*constraints, *self.constraints]
+
+        constraints.extend(self.constraints)
+        return constraints
 
     @property
     def _changes_logits(self) -> bool:
         """True if constraints may return logits other than -inf and the step function's."""
-        return not all(isinstance(c, MinLength | NoRepeatNgram) for c in self._constraints())
+        only_forbid = (MinLength, NoRepeatNgram)
+        return not all(isinstance(c, only_forbid) for c in self._constraints())
 
     def _constrain(self, logits: Float[Array, "B N V"], state: Any) -> Float[Array, "B N V"]:
         """Returns the logits with -inf for forbidden tokens; the same array without constraints."""
         constraints = self._constraints()
         if state.prefix.shape[1]:
+            # After all others, so that none of them can forbid the prefix.
             constraints.append(ForcedPrefix())
-        known = state.tokens, state.step, state.prefix, state.sentence_ids
-        context = SearchContext(logits, *known, eos_id=self.eos_id, pad_id=self.pad_id)
+
+        context = SearchContext(
+            logits=logits,
+            tokens=state.tokens,
+            step=state.step,
+            prefix=state.prefix,
+            sentence_ids=state.sentence_ids,
+            eos_id=self.eos_id,
+            pad_id=self.pad_id,
+        )
+
         allowed = logits
         for constraint in constraints:
             allowed = constraint(allowed, context)
@@ -319,6 +397,7 @@ class Algorithm(abc.ABC):
                     f"a constraint must return logits [batch, beams, vocabulary] = {logits.shape}: "
                     f"got {getattr(allowed, 'shape', type(allowed).__name__)} of {constraint}"
                 )
+            # A constraint may compute in another dtype.
             allowed = allowed.astype(jnp.float32)
         return allowed
 

@@ -95,12 +95,16 @@ class BeamSearch(Algorithm):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+
         self._check("diversity_groups", self.diversity_groups > 0, "be greater than 0")
         self._check("diversity_penalty", 0 <= self.diversity_penalty < math.inf, "be 0 or more")
+
         if self.early_stop == "full" and self.ends_within != "N":
             raise UserError("early_stop=full needs ends_within=N, or it stops too early: got 2N")
+
         divides = self.beam_size % self.diversity_groups == 0
         self._check("diversity_groups", divides, f"divide beam_size={self.beam_size}")
+
         has_effect = self.diversity_groups > 1 or not self.diversity_penalty
         self._check("diversity_penalty", has_effect, "be 0 unless diversity_groups is above 1")
 
@@ -110,31 +114,55 @@ class BeamSearch(Algorithm):
 
     def initial_state(self, shared: dict[str, Any], keys: object) -> BeamState:
         """Returns the state with one alive hypothesis per sentence or group, which is empty."""
-        none, impossible = shared["newest"] * 0, shared["log_probs"] - jnp.inf
+        none = shared["newest"] * 0
+        impossible = shared["log_probs"] - jnp.inf
+
         # Each group starts with its own empty hypothesis.
-        alive = shared | {"log_probs": impossible.at[:, :: self._group_size].set(0.0)}
-        finished = BeamResult(shared["tokens"], none, impossible, impossible)
+        first_of_group = slice(None, None, self._group_size)
+        log_probs = impossible.at[:, first_of_group].set(0.0)
+        alive = shared | {"log_probs": log_probs}
+
+        finished = BeamResult(
+            tokens=shared["tokens"],
+            lengths=none,
+            scores=impossible,
+            log_probs=impossible,
+        )
         return BeamState(**alive, parents=none, finished=finished)
 
     def extend(self, state: BeamState, logits: Float[Array, "B N V"]) -> BeamState:
         allowed = self._constrain(logits, state)
         length = state.step + 1
         at_limit = length >= state.max_lengths
-        alive, ended = self.select_candidates(logits, allowed, state.log_probs, at_limit)
-        # In sentences that are done, hypotheses keep their places, and none ends.
-        idle = jnp.full_like(alive.tokens, self.pad_id)
-        in_place = lax.broadcasted_iota(jnp.int32, alive.parents.shape, 1)
-        none = dataclasses.replace(ended, log_probs=jnp.full_like(ended.log_probs, -jnp.inf))
-        unchanged = Candidates(state.log_probs, idle, in_place), none
-        alive, ended = where_rows(state.done, unchanged, (alive, ended))
+        alive, ended = self.select_candidates(
+            logits,
+            allowed,
+            log_probs=state.log_probs,
+            at_limit=at_limit,
+        )
+        alive, ended = self._mask_done(state, alive, ended)
 
         def append(new: Candidates) -> Int[Array, "B N T"]:
-            tokens, newest = gather_beams(state.tokens, new.parents), new.tokens[:, :, None]
-            return lax.dynamic_update_slice_in_dim(tokens, newest, state.step, axis=2)
+            tokens = gather_beams(state.tokens, new.parents)
+            newest = new.tokens[:, :, None]
+            return lax.dynamic_update_slice_in_dim(
+                tokens,
+                newest,
+                state.step,
+                axis=2,
+            )
 
-        penalties = self._penalties(state.tokens.shape[2])
-        scores, lengths = ended.log_probs / penalties[length], jnp.full_like(ended.tokens, length)
-        new = BeamResult(append(ended), lengths, scores, ended.log_probs)
+        capacity = state.tokens.shape[2]
+        penalty = self._penalties(capacity)[length]
+        scores = ended.log_probs / penalty
+        lengths = jnp.full_like(ended.tokens, length)
+        newly_finished = BeamResult(
+            tokens=append(ended),
+            lengths=lengths,
+            scores=scores,
+            log_probs=ended.log_probs,
+        )
+
         extended = dataclasses.replace(
             state,
             step=length,
@@ -142,9 +170,30 @@ class BeamSearch(Algorithm):
             newest=alive.tokens,
             log_probs=alive.log_probs,
             parents=alive.parents,
-            finished=self._merge_finished(state.finished, new),
+            finished=self._merge_finished(state.finished, newly_finished),
         )
-        return dataclasses.replace(extended, done=state.done | at_limit | self._can_stop(extended))
+        done = state.done | at_limit
+        done |= self._can_stop(extended)
+        return dataclasses.replace(extended, done=done)
+
+    def _mask_done(
+        self,
+        state: BeamState,
+        alive: Candidates,
+        ended: Candidates,
+    ) -> tuple[Candidates, Candidates]:
+        """Replaces candidates of sentences that are done: no hypothesis moves, and none ends."""
+        unchanged = Candidates(
+            log_probs=state.log_probs,
+            tokens=jnp.full_like(alive.tokens, self.pad_id),
+            parents=lax.broadcasted_iota(jnp.int32, alive.parents.shape, dimension=1),
+        )
+        impossible = jnp.full_like(ended.log_probs, -jnp.inf)
+        none_ended = dataclasses.replace(ended, log_probs=impossible)
+
+        alive = where_rows(state.done, unchanged, alive)
+        ended = where_rows(state.done, none_ended, ended)
+        return alive, ended
 
     def select_candidates(
         self,
@@ -161,61 +210,100 @@ class BeamSearch(Algorithm):
         if self.diversity_groups == 1:
             candidates = expand(logits, log_probs, allowed)
             return self._partition_by_eos(candidates, at_limit)
-        sentences = jnp.arange(logits.shape[0], dtype=jnp.int32)[:, None]
-        times_chosen = jnp.zeros_like(logits[:, 0])
+
+        batch = logits.shape[0]
+        sentences = jnp.arange(batch, dtype=jnp.int32)[:, None]  # [B, 1]
+        times_chosen = jnp.zeros_like(logits[:, 0])  # [B, V]; by earlier groups at this step
         groups = []
         for first in range(0, self.beam_size, self._group_size):
             group = slice(first, first + self._group_size)
-            preferred = allowed[:, group] - self.diversity_penalty * times_chosen[:, None]
-            candidates = expand(logits[:, group], log_probs[:, group], preferred)
+
+            preferred = allowed[:, group]
+            preferred -= self.diversity_penalty * times_chosen[:, None]
+            candidates = expand(
+                logits[:, group],
+                log_probs[:, group],
+                preferred,
+            )
             alive, ended = self._partition_by_eos(candidates, at_limit)
-            exists = (alive.log_probs > -jnp.inf).astype(jnp.float32)
-            times_chosen = times_chosen.at[sentences, alive.tokens].add(exists)
-            chosen = alive, ended
-            groups.append([dataclasses.replace(c, parents=c.parents + first) for c in chosen])
-        alive, ended = jax.tree.map(lambda *leaves: jnp.concatenate(leaves, axis=1), *groups)
-        return alive, ended
+
+            # Every hypothesis that stays alive makes its token less attractive for later groups.
+            exists = alive.log_probs > -jnp.inf
+            chosen = exists.astype(jnp.float32)
+            times_chosen = times_chosen.at[sentences, alive.tokens].add(chosen)
+
+            # Within a group, parents are numbered from 0.
+            alive = dataclasses.replace(alive, parents=alive.parents + first)
+            ended = dataclasses.replace(ended, parents=ended.parents + first)
+            groups.append((alive, ended))
+
+        def concatenate(*leaves: Array) -> Array:
+            return jnp.concatenate(leaves, axis=1)
+
+        return jax.tree.map(concatenate, *groups)
 
     def _partition_by_eos(
-        self, candidates: Candidates, at_limit: Bool[Array, " B"]
+        self,
+        candidates: Candidates,
+        at_limit: Bool[Array, " B"],
     ) -> tuple[Candidates, Candidates]:
         """Returns the first N of the 2N candidates that stay alive, and the first N that end."""
         size = self._group_size
         finished = candidates.tokens == self.eos_id
         if self.unfinished == "compete":
             finished |= at_limit[:, None]
+
         ends = finished
         if self.ends_within == "N":
-            ends &= jnp.arange(finished.shape[1])[None] < size
-        return take_first(candidates, ~finished, size), take_first(candidates, ends, size)
+            is_among_first = jnp.arange(finished.shape[1])[None] < size
+            ends &= is_among_first
+
+        alive = take_first(candidates, ~finished, size)
+        ended = take_first(candidates, ends, size)
+        return alive, ended
 
     def _merge_finished(self, finished: BeamResult, ended: BeamResult) -> BeamResult:
         """Returns the best N of the finished and newly ended hypotheses, group by group."""
+        size = self._group_size
 
-        def merge(old: Array, new: Array) -> Array:
-            rows = (-1, self._group_size, *old.shape[2:])
-            return jnp.concatenate([old.reshape(rows), new.reshape(rows)], axis=1)
+        def concatenate(old: Array, new: Array) -> Array:
+            rows = (-1, size, *old.shape[2:])  # a row for each group of each sentence
+            old = old.reshape(rows)
+            new = new.reshape(rows)
+            return jnp.concatenate([old, new], axis=1)
 
-        merged = jax.tree.map(merge, finished, ended)
-        _, index = lax.top_k(merged.scores, self._group_size)
-        return jax.tree.map(
-            lambda rows, old: gather_beams(rows, index).reshape(old.shape), merged, finished
-        )
+        merged = jax.tree.map(concatenate, finished, ended)
+
+        # Of equal scores, top_k takes the first: the older hypothesis.
+        _, index = lax.top_k(merged.scores, size)
+
+        def take_best(rows: Array, old: Array) -> Array:
+            best = gather_beams(rows, index)
+            return best.reshape(old.shape)
+
+        return jax.tree.map(take_best, merged, finished)
 
     def _can_stop(self, state: BeamState) -> Bool[Array, " B"]:
         """Returns the mask of sentences that may stop before their limit."""
         if self.early_stop == "never":
             return jnp.zeros_like(state.done)
+
         groups = (-1, self.diversity_groups, self._group_size)
-        best = state.log_probs.reshape(groups).max(axis=2)
+        best = state.log_probs.reshape(groups).max(axis=2)  # [B, groups]
+
         # The last of those that must not change; without n_best, index -1 is the last of all.
-        needed = jnp.minimum(state.n_best if self.early_stop == "proven" else 0, self._group_size)
-        worst = state.finished.scores.reshape(groups)[:, :, needed - 1]
-        penalties = self._penalties(state.tokens.shape[2])
+        n_best = state.n_best if self.early_stop == "proven" else 0
+        needed = jnp.minimum(n_best, self._group_size)
+        finished = state.finished.scores.reshape(groups)
+        worst = finished[:, :, needed - 1]  # [B, groups]
+
+        capacity = state.tokens.shape[2]
+        penalties = self._penalties(capacity)
         penalty = penalties[state.step]
         if self.early_stop == "proven":
             # No future score exceeds this bound: log probabilities only fall, penalties only grow.
             penalty = take_rows(penalties, state.max_lengths)[:, None]
+
         stop = best / penalty <= worst
         if self.early_stop == "full":
             stop |= worst > -jnp.inf
@@ -223,16 +311,29 @@ class BeamSearch(Algorithm):
 
     def finalize(self, state: BeamState) -> BeamResult:
         """Returns the finished hypotheses, or the unfinished ones of sentences without any."""
-        length = jnp.minimum(state.step, state.max_lengths)[:, None]
-        penalties = take_rows(self._penalties(state.tokens.shape[2]), length)
-        lengths, scores = jnp.broadcast_to(length, state.newest.shape), state.log_probs / penalties
-        unfinished = BeamResult(state.tokens, lengths, scores, state.log_probs)
-        none_finished = (state.finished.scores == -jnp.inf).all(axis=1)
-        return best_first(where_rows(none_finished, unfinished, state.finished), self.pad_id)
+        capacity = state.tokens.shape[2]
+        length = jnp.minimum(state.step, state.max_lengths)[:, None]  # [B, 1]
+        penalty = take_rows(self._penalties(capacity), length)
+
+        lengths = jnp.broadcast_to(length, state.newest.shape)
+        scores = state.log_probs / penalty
+        unfinished = BeamResult(
+            tokens=state.tokens,
+            lengths=lengths,
+            scores=scores,
+            log_probs=state.log_probs,
+        )
+
+        is_missing = state.finished.scores == -jnp.inf
+        none_finished = is_missing.all(axis=1)
+        result = where_rows(none_finished, unfinished, state.finished)
+        return best_first(result, self.pad_id)
 
 
 def expand(
-    logits: Float[Array, "B N V"], log_probs: Float[Array, "B N"], preferred: Float[Array, "B N V"]
+    logits: Float[Array, "B N V"],
+    log_probs: Float[Array, "B N"],
+    preferred: Float[Array, "B N V"],
 ) -> Candidates:
     """Returns the best 2N candidates (1 if N = 1) of the hypotheses.
 
@@ -246,48 +347,121 @@ def expand(
     leaves little to sort.
     """
     batch, beams, vocabulary = logits.shape
+
     # Without padding, which would copy all values, unless no size divides the vocabulary.
-    size = next((n for n in _BLOCKS if vocabulary % n == 0), min(vocabulary, _BLOCKS[0]))
-    padding = ((0, 0), (0, 0), (0, -vocabulary % size))
-    table = jnp.pad(preferred, padding, constant_values=-jnp.inf).reshape(batch, beams, -1, size)
+    divisors = (n for n in _BLOCKS if vocabulary % n == 0)
+    size = next(divisors, min(vocabulary, _BLOCKS[0]))
+    missing = -vocabulary % size
+    padding = ((0, 0), (0, 0), (0, missing))
+    table = jnp.pad(preferred, padding, constant_values=-jnp.inf)
+    table = table.reshape(batch, beams, -1, size)  # [B, N, J, K]
+
     # Without the barrier, XLA would compute the maxima of blocks and of rows in two passes, as it
     # would for jax.nn.logsumexp.
     greatest = lax.optimization_barrier(table.max(axis=-1))
-    blocks = greatest.shape[2]
+
+    # [B, N]: the logsumexp of the logits of each hypothesis.
     peaks = greatest.max(axis=2) if preferred is logits else logits.max(axis=2)
     peaks = jnp.where(jnp.isfinite(peaks), peaks, 0.0)
-    totals = peaks + jnp.log(jnp.exp(logits - peaks[:, :, None]).sum(axis=2))
+    exponentials = jnp.exp(logits - peaks[:, :, None])
+    totals = peaks + jnp.log(exponentials.sum(axis=2))
+
+    # Added to the logit of a token, a shift gives the log probability of the longer hypothesis.
     shifts = jnp.where(totals == -jnp.inf, -jnp.inf, log_probs - totals)
-    shifts = shifts if beams > 1 else jnp.zeros_like(shifts)
+    if beams == 1:
+        # Greedy search ranks ``preferred`` itself.
+        shifts = jnp.zeros_like(shifts)
 
     wanted = 2 * beams if beams > 1 else 1
-    ranked = (greatest + shifts[:, :, None]).reshape(batch, -1)
-    chosen = sort_by_counting(lax.top_k(ranked, min(wanted, beams * blocks))[1])
-    values = gather_beams(table.reshape(batch, beams * blocks, size), chosen)
-    ranked = values + gather_beams(shifts, chosen // blocks)[:, :, None]
-    best, places = lax.top_k(ranked.reshape(batch, -1), wanted)
+    best, parents, tokens = _greatest_of_table(
+        table,
+        greatest,
+        shifts,
+        wanted=wanted,
+    )
+    tokens = jnp.minimum(tokens, vocabulary - 1)
+
+    # The ranking uses ``preferred``; the result has the log probabilities of ``logits``.
+    flat_logits = logits.reshape(batch, -1)
+    own_logits = gather_beams(flat_logits, parents * vocabulary + tokens)
+    own_totals = gather_beams(totals, parents)
+    new = log_probs_of(own_logits, own_totals)
+    is_impossible = best == -jnp.inf
+    extended = gather_beams(log_probs, parents) + new
+    return Candidates(
+        log_probs=jnp.where(is_impossible, -jnp.inf, extended),
+        tokens=tokens,
+        parents=parents,
+    )
+
+
+def _greatest_of_table(
+    table: Float[Array, "B N J K"],
+    greatest: Float[Array, "B N J"],
+    shifts: Float[Array, "B N"],
+    wanted: int,
+) -> tuple[Float[Array, "B M"], Int[Array, "B M"], Int[Array, "B M"]]:
+    """Returns the greatest of all values plus their shifts, with their hypotheses and tokens.
+
+    Equal values are in the order of their hypotheses, then of their tokens.
+
+    Args:
+      table: Values of all tokens, in J blocks of K tokens; the last block may be padded with -inf.
+      greatest: The greatest value of each block.
+      shifts: Numbers to add to all values of a hypothesis.
+      wanted: Number of values, M.
+    """
+    batch, beams, blocks, size = table.shape
+
+    # The blocks with the greatest maxima, in their own order, which decides between equal values.
+    ranked_blocks = greatest + shifts[:, :, None]
+    ranked_blocks = ranked_blocks.reshape(batch, -1)
+    _, chosen = lax.top_k(ranked_blocks, min(wanted, beams * blocks))
+    chosen = sort_by_counting(chosen)  # [B, C]
+
+    all_blocks = table.reshape(batch, beams * blocks, size)
+    values = gather_beams(all_blocks, chosen)  # [B, C, K]
+    own_shifts = gather_beams(shifts, chosen // blocks)
+    ranked = values + own_shifts[:, :, None]
+    ranked = ranked.reshape(batch, -1)
+    best, places = lax.top_k(ranked, wanted)
+
     block = gather_beams(chosen, places // size)
     parents = block // blocks
-    tokens = jnp.minimum(block % blocks * size + places % size, vocabulary - 1)
-    own = gather_beams(logits.reshape(batch, -1), parents * vocabulary + tokens)
-    new = log_probs_of(own, gather_beams(totals, parents))
-    new = jnp.where(best == -jnp.inf, -jnp.inf, gather_beams(log_probs, parents) + new)
-    return Candidates(new, tokens, parents)
+    first_token = block % blocks * size
+    tokens = first_token + places % size
+    return best, parents, tokens
 
 
 def sort_by_counting(numbers: Int[Array, "B M"]) -> Int[Array, "B M"]:
     """Returns different integers in ascending order; counting is faster than XLA's sort."""
-    rank = (numbers[:, :, None] > numbers[:, None]).sum(axis=2, dtype=jnp.int32)
-    at_rank = rank[:, None] == jnp.arange(numbers.shape[1], dtype=jnp.int32)[None, :, None]
-    return (numbers[:, None] * at_rank.astype(jnp.int32)).sum(axis=2, dtype=jnp.int32)
+    is_greater = numbers[:, :, None] > numbers[:, None]
+    rank = is_greater.sum(axis=2, dtype=jnp.int32)
+
+    rank = rank[:, None]  # [B, 1, M]
+    ranks = jnp.arange(numbers.shape[1], dtype=jnp.int32)[None, :, None]
+    at_rank = rank == ranks  # [B, M, M]
+    sorted_numbers = numbers[:, None] * at_rank.astype(jnp.int32)
+    return sorted_numbers.sum(axis=2, dtype=jnp.int32)
 
 
-def take_first(candidates: Candidates, keep: Bool[Array, "B M"], size: int) -> Candidates:
+def take_first(
+    candidates: Candidates,
+    keep: Bool[Array, "B M"],
+    size: int,
+) -> Candidates:
     """Returns the first ``size`` candidates to keep, in their order."""
     # XLA's top-k of float32 values does not sort all of them.
     kept, index = lax.top_k(keep.astype(jnp.float32), size)
-    first = jax.tree.map(lambda rows: jnp.take_along_axis(rows, index, axis=1), candidates)
-    return dataclasses.replace(first, log_probs=jnp.where(kept > 0, first.log_probs, -jnp.inf))
+
+    def take(rows: Array) -> Array:
+        return jnp.take_along_axis(rows, index, axis=1)
+
+    first = jax.tree.map(take, candidates)
+
+    # If there are too few to keep, the others do not exist.
+    log_probs = jnp.where(kept > 0, first.log_probs, -jnp.inf)
+    return dataclasses.replace(first, log_probs=log_probs)
 
 
 def beam_search(
@@ -310,6 +484,12 @@ def beam_search(
     >>> beam_search(step_fn, (), max_lengths=[4], capacity=4, beam_size=1, bos_id=0).tokens.tolist()
     [[[2, 1, 0, 0]]]
     """
-    options: dict[str, Any] = {"prefix": prefix, "prefill_fn": prefill_fn}
     search = BeamSearch(**fields)
-    return search(step_fn, cache, max_lengths=max_lengths, capacity=capacity, **options)
+    return search(
+        step_fn,
+        cache,
+        max_lengths=max_lengths,
+        capacity=capacity,
+        prefix=prefix,
+        prefill_fn=prefill_fn,
+    )

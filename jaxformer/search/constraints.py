@@ -64,8 +64,10 @@ class MinLength:
     n: int | Int[Array, ""]
 
     def __call__(self, logits: Float[Array, "B N V"], context: SearchContext) -> Array:
-        end = jnp.where(context.step < self.n, -jnp.inf, logits[:, :, context.eos_id])
-        return logits.at[:, :, context.eos_id].set(end)
+        eos = context.eos_id
+        is_short = context.step < self.n
+        end = jnp.where(is_short, -jnp.inf, logits[:, :, eos])
+        return logits.at[:, :, eos].set(end)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +77,12 @@ class NoRepeatNgram:
     n: int
 
     def __call__(self, logits: Float[Array, "B N V"], context: SearchContext) -> Array:
-        repeats = repeats_ngram(context.tokens, context.step, self.n, logits.shape[2])
+        repeats = repeats_ngram(
+            context.tokens,
+            context.step,
+            self.n,
+            vocabulary=logits.shape[2],
+        )
         return jnp.where(repeats, -jnp.inf, logits)
 
 
@@ -84,19 +91,25 @@ class ForcedPrefix:
     """Forbids all tokens except the prefix's, which no other constraint can forbid."""
 
     def __call__(self, logits: Float[Array, "B N V"], context: SearchContext) -> Array:
+        # [B]: the prefix's token at this step, and whether there is one.
         token = lax.dynamic_index_in_dim(context.prefix, context.step, axis=1)
-        forced = (token != context.pad_id) & (context.step < context.prefix.shape[1])
-        is_it = token == jnp.arange(logits.shape[2], dtype=jnp.int32)[None]
-        only_it = jnp.where(is_it[:, None], context.logits, -jnp.inf)
-        return jnp.where(forced[:, None], only_it, logits)
+        is_forced = token != context.pad_id
+        is_forced &= context.step < context.prefix.shape[1]
+
+        vocabulary = logits.shape[2]
+        is_token = token == jnp.arange(vocabulary, dtype=jnp.int32)[None]  # [B, V]
+        only_token = jnp.where(is_token[:, None], context.logits, -jnp.inf)
+        return jnp.where(is_forced[:, None], only_token, logits)
 
 
 def as_pytrees(constraints: Sequence[Constraint]) -> tuple[Any, ...]:
     """Converts constraints to arguments of jitted functions: arrays traced, all else static."""
 
     def convert(constraint: Constraint) -> Any:
-        if not jax.tree_util.all_leaves([constraint]):
+        is_pytree = not jax.tree_util.all_leaves([constraint])
+        if is_pytree:
             return constraint
+
         try:
             hash(constraint)
         except TypeError:
@@ -111,18 +124,36 @@ def as_pytrees(constraints: Sequence[Constraint]) -> tuple[Any, ...]:
 
 
 def repeats_ngram(
-    tokens: Int[Array, "B N T"], step: Int[Array, ""], n: int, vocabulary: int
+    tokens: Int[Array, "B N T"],
+    step: Int[Array, ""],
+    n: int,
+    vocabulary: int,
 ) -> Bool[Array, "B N V"]:
     """Returns the mask of tokens that would make the newest n tokens repeat an earlier n-gram."""
     batch, beams, capacity = tokens.shape
     windows = max(capacity - n + 1, 0)
-    newest = lax.dynamic_slice_in_dim(tokens, step - n + 1, min(n - 1, capacity), axis=2)
+    newest = lax.dynamic_slice_in_dim(
+        tokens,
+        start_index=step - n + 1,
+        slice_size=min(n - 1, capacity),
+        axis=2,
+    )
+
     # Window i ends with token i + n - 1, which must already exist.
-    matches = jnp.arange(windows, dtype=jnp.int32) + n - 1 < step
+    last_tokens = jnp.arange(windows, dtype=jnp.int32) + n - 1
+    matches = last_tokens < step
     matches = jnp.broadcast_to(matches, (batch, beams, windows))
-    for i in range(n - 1 if windows else 0):
-        matches &= tokens[:, :, i : i + windows] == newest[:, :, i : i + 1]
-    repeated = jnp.where(matches, tokens[:, :, capacity - windows :], vocabulary)
+
+    # All tokens of a window except its last must equal the newest ones.
+    compared = n - 1 if windows else 0
+    for i in range(compared):
+        in_window = tokens[:, :, i : i + windows]
+        matches &= in_window == newest[:, :, i : i + 1]
+
+    # Of matching windows, the last token is a repetition; other windows drop out.
+    last = tokens[:, :, capacity - windows :]
+    repeated = jnp.where(matches, last, vocabulary)
     sentence, beam = jnp.ogrid[:batch, :beams]
     none = jnp.zeros((batch, beams, vocabulary), jnp.bool_)
-    return none.at[sentence[:, :, None], beam[:, :, None], repeated].set(True, mode="drop")
+    place = none.at[sentence[:, :, None], beam[:, :, None], repeated]
+    return place.set(True, mode="drop")

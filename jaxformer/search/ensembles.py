@@ -42,25 +42,37 @@ def ensemble(step_fns: Sequence[StepFn]) -> StepFn:
     step_fns = tuple(step_fns)
 
     def step_fn(
-        tokens: Int[Array, "B N"], caches: tuple[Any, ...]
+        tokens: Int[Array, "B N"],
+        caches: tuple[Any, ...],
     ) -> tuple[Float[Array, "B N V"], tuple[Any, ...]]:
         outputs = [one(tokens, cache) for one, cache in zip(step_fns, caches, strict=True)]
-        if len(outputs) == 1:  # The search normalizes the logits of a single model.
-            return outputs[0][0], (outputs[0][1],)
-        shapes = {logits.shape for logits, _ in outputs}
+        all_logits = [logits for logits, _ in outputs]
+        new_caches = tuple(cache for _, cache in outputs)
+        if len(outputs) == 1:
+            # The search normalizes the logits of a single model.
+            return all_logits[0], new_caches
+
+        shapes = {logits.shape for logits in all_logits}
         if len(shapes) > 1:
             raise UserError(
                 "models of an ensemble must have one vocabulary: got logits of shapes "
                 f"{', '.join(map(str, sorted(shapes)))}"
             )
-        log_probs = jnp.stack([_log_softmax(logits) for logits, _ in outputs])
-        mean = jax.nn.logsumexp(log_probs, axis=0) - jnp.log(len(step_fns))
-        return mean, tuple(cache for _, cache in outputs)
+
+        # log((p_1 + ... + p_n) / n)
+        log_probs = [_log_softmax(logits) for logits in all_logits]
+        log_probs = jnp.stack(log_probs)  # [n, B, N, V]
+        log_sum = jax.nn.logsumexp(log_probs, axis=0)
+        mean = log_sum - jnp.log(len(step_fns))
+        return mean, new_caches
 
     return step_fn
 
 
 def _log_softmax(logits: Float[Array, "B N V"]) -> Float[Array, "B N V"]:
     logits = logits.astype(jnp.float32)
+
     # If no token is possible, log_softmax gives NaN instead of -inf.
-    return jnp.where(logits == -jnp.inf, -jnp.inf, jax.nn.log_softmax(logits, axis=-1))
+    is_impossible = logits == -jnp.inf
+    log_probs = jax.nn.log_softmax(logits, axis=-1)
+    return jnp.where(is_impossible, -jnp.inf, log_probs)

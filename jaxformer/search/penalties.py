@@ -35,7 +35,8 @@ def gnmt_penalty(length: Length, alpha: float | jax.Array) -> Length:
       alpha: Strength; the paper uses 0.6.
     """
     values: Any = np.asarray(length) if isinstance(length, list) else length
-    return cast(Length, ((5.0 + values) / 6.0) ** alpha)
+    penalty = ((5.0 + values) / 6.0) ** alpha
+    return cast(Length, penalty)
 
 
 def length_penalties(penalty: Penalty, alpha: float, max_length: int) -> Float[np.ndarray, " L"]:
@@ -44,6 +45,7 @@ def length_penalties(penalty: Penalty, alpha: float, max_length: int) -> Float[n
     if penalty == "none":
         values = np.ones_like(lengths)
     elif penalty == "power":
+        # The empty hypothesis has the penalty 1.
         values = np.maximum(lengths, 1.0) ** alpha
     else:
         values = gnmt_penalty(lengths, alpha)

@@ -34,21 +34,27 @@ _BLOCK = 64  # number of tokens that a draw first takes together
 
 def in_nucleus(logits: Float[Array, "B N K"], top_p: Number) -> Bool[Array, "B N K"]:
     """Returns the mask of the fewest tokens with this total probability, and their ties."""
-    distance = logits.max(axis=-1, keepdims=True) - logits
-    return _smallest_set(distance, jax.nn.softmax(logits, axis=-1), top_p)
+    greatest = logits.max(axis=-1, keepdims=True)
+    distance = greatest - logits
+    probabilities = jax.nn.softmax(logits, axis=-1)
+    return _smallest_set(distance, probabilities, top_p)
 
 
 def is_probable(logits: Float[Array, "B N K"], min_p: Number) -> Bool[Array, "B N K"]:
     """Returns the mask of tokens with at least ``min_p`` times the largest probability."""
-    return logits >= logits.max(axis=-1, keepdims=True) + jnp.log(min_p)
+    greatest = logits.max(axis=-1, keepdims=True)
+    return logits >= greatest + jnp.log(min_p)
 
 
 def is_typical(logits: Float[Array, "B N K"], typical_p: Number) -> Bool[Array, "B N K"]:
     """Returns the mask of the fewest most typical tokens with this probability, and their ties."""
     log_probs = jax.nn.log_softmax(logits, axis=-1)
     probabilities = jnp.exp(log_probs)
-    entropy = jax.scipy.special.entr(probabilities).sum(axis=-1, keepdims=True)
-    return _smallest_set(jnp.abs(-log_probs - entropy), probabilities, typical_p)
+    entropies = jax.scipy.special.entr(probabilities)
+    entropy = entropies.sum(axis=-1, keepdims=True)
+
+    distance = jnp.abs(-log_probs - entropy)
+    return _smallest_set(distance, probabilities, typical_p)
 
 
 # Filters by the field that has their argument, in the order in which they apply, after ``top_k``: a
@@ -98,12 +104,15 @@ class Sampling(Algorithm):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+
         must = "be greater than 0 (beam search with beam_size 1 takes the most probable tokens)"
         self._check("temperature", 0 < self.temperature < math.inf, must)
+
         self._check("top_k", self.top_k >= 0, "be 0 or more")
         self._check("top_p", 0 < self.top_p <= 1, "be above 0 and at most 1")
         self._check("min_p", 0 <= self.min_p <= 1, "be from 0 to 1")
         self._check("typical_p", 0 < self.typical_p <= 1, "be above 0 and at most 1")
+
         self._check("seed", 0 <= self.seed < 2**31, f"be from 0 to {2**31 - 1}")
 
     def initial_state(self, shared: dict[str, Any], keys: Key[Array, "..."] | None) -> SampleState:
@@ -111,79 +120,126 @@ class Sampling(Algorithm):
         sentences: Array = shared["max_lengths"]
         if keys is None:
             keys = sentence_keys(self.seed, shared["sentence_ids"])
-        elif not isinstance(keys, Array) or not jnp.issubdtype(keys.dtype, jax.dtypes.prng_key):
+        elif not _is_key(keys):
             raise UserError(
                 "keys must be an array of typed PRNG keys, as of jax.random.split(jax.random.key(0)"
                 f", {sentences.shape[0]}): got {reprlib.repr(keys)}"
             )
+
         none = shared["newest"] * 0  # with its layout
         return SampleState(
-            **shared, keys=shard_rows_like(keys, sentences), lengths=none, finished=none != 0
+            **shared,
+            keys=shard_rows_like(keys, sentences),
+            lengths=none,
+            finished=none != 0,
         )
 
     def extend(self, state: SampleState, logits: Float[Array, "B N V"]) -> SampleState:
         allowed = self._constrain(logits, state)
         tokens = self.draw(allowed, state.keys, state.step)
+
+        # Finished samples do not change.
         before = state.finished | state.done[:, None]
         tokens = jnp.where(before, self.pad_id, tokens)
+
+        # The log probability is the step function's, even if constraints have changed the logits.
         drawn = jnp.take_along_axis(allowed, tokens[:, :, None], axis=2)
         if self._changes_logits:
             own = jnp.take_along_axis(logits, tokens[:, :, None], axis=2)
-            drawn = jnp.where(drawn == -jnp.inf, -jnp.inf, own)
-        new = log_probs_of(drawn[:, :, 0], jax.nn.logsumexp(logits, axis=2))
+            is_impossible = drawn == -jnp.inf
+            drawn = jnp.where(is_impossible, -jnp.inf, own)
+        drawn = drawn[:, :, 0]
+        totals = jax.nn.logsumexp(logits, axis=2)
+        new = log_probs_of(drawn, totals)
         log_probs = state.log_probs + jnp.where(before, 0.0, new)
-        finished = before | (tokens == self.eos_id) | (log_probs == -jnp.inf)
-        length, newest = state.step + 1, tokens[:, :, None]
+
+        finished = before | (tokens == self.eos_id)
+        finished |= log_probs == -jnp.inf
+
+        length = state.step + 1
+        newest = tokens[:, :, None]
+        done = state.done | (length >= state.max_lengths)
+        done |= finished.all(axis=1)
         return dataclasses.replace(
             state,
             step=length,
-            done=state.done | (length >= state.max_lengths) | finished.all(axis=1),
+            done=done,
             newest=tokens,
-            tokens=lax.dynamic_update_slice_in_dim(state.tokens, newest, state.step, axis=2),
+            tokens=lax.dynamic_update_slice_in_dim(
+                state.tokens,
+                newest,
+                state.step,
+                axis=2,
+            ),
             lengths=jnp.where(before, state.lengths, length),
             finished=finished,
             log_probs=log_probs,
         )
 
     def draw(
-        self, logits: Float[Array, "B N V"], keys: Key[Array, " B"], step: Int[Array, ""]
+        self,
+        logits: Float[Array, "B N V"],
+        keys: Key[Array, " B"],
+        step: Int[Array, ""],
     ) -> Int[Array, "B N"]:
         """Returns one token per sample, int32; an impossible token (-inf) only if all are."""
         logits, tokens = self.truncate(logits / self.temperature)
         samples = jnp.arange(logits.shape[1], dtype=jnp.int32)
 
-        def numbers(key: Array, sample: Array) -> Array:
-            key = jax.random.fold_in(jax.random.fold_in(key, sample), step)
+        def uniform_pair(key: Array, sample: Array) -> Array:
+            key = jax.random.fold_in(key, sample)
+            key = jax.random.fold_in(key, step)
             return jax.random.uniform(key, (2,))
 
-        of_sentence = jax.vmap(numbers, in_axes=(None, 0))
-        index = _draw(logits, jax.vmap(of_sentence, in_axes=(0, None))(keys, samples))
+        for_samples = jax.vmap(uniform_pair, in_axes=(None, 0))
+        for_sentences = jax.vmap(for_samples, in_axes=(0, None))
+        uniform = for_sentences(keys, samples)  # [B, N, 2]
+        index = _draw(logits, uniform)
         if tokens is None:
             return index
-        return jnp.take_along_axis(tokens, index[:, :, None], axis=2)[:, :, 0]
+
+        drawn = jnp.take_along_axis(tokens, index[:, :, None], axis=2)
+        return drawn[:, :, 0]
 
     def truncate(
-        self, logits: Float[Array, "B N V"]
+        self,
+        logits: Float[Array, "B N V"],
     ) -> tuple[Float[Array, "B N K"], Int[Array, "B N K"] | None]:
         """Returns filtered logits, -inf for other tokens, and their token ids; None for all ids."""
-        filters = [name for name in FILTERS if self._is_set(name)]
         tokens = None
         if self.top_k:
-            logits, tokens = lax.top_k(logits, min(self.top_k, logits.shape[2]))
-        for name in filters:
-            logits = jnp.where(FILTERS[name](logits, getattr(self, name)), logits, -jnp.inf)
+            vocabulary = logits.shape[2]
+            logits, tokens = lax.top_k(logits, min(self.top_k, vocabulary))
+
+        for name, keeps in FILTERS.items():
+            if not self._is_set(name):
+                continue
+            argument = getattr(self, name)
+            is_kept = keeps(logits, argument)
+            logits = jnp.where(is_kept, logits, -jnp.inf)
         return logits, tokens
 
     def finalize(self, state: SampleState) -> BeamResult:
         """Returns the samples, best score first; samples at a dead end do not exist."""
-        penalties = take_rows(self._penalties(state.tokens.shape[2]), state.lengths)
-        scores = state.log_probs / penalties
-        result = BeamResult(state.tokens, state.lengths, scores, state.log_probs)
+        capacity = state.tokens.shape[2]
+        penalties = take_rows(self._penalties(capacity), state.lengths)
+        result = BeamResult(
+            tokens=state.tokens,
+            lengths=state.lengths,
+            scores=state.log_probs / penalties,
+            log_probs=state.log_probs,
+        )
         return best_first(result, self.pad_id)
 
 
+def _is_key(keys: Any) -> bool:
+    return isinstance(keys, Array) and jnp.issubdtype(keys.dtype, jax.dtypes.prng_key)
+
+
 def _smallest_set(
-    distance: Float[Array, "B N V"], masses: Float[Array, "B N V"], needed: Number
+    distance: Float[Array, "B N V"],
+    masses: Float[Array, "B N V"],
+    needed: Number,
 ) -> Bool[Array, "B N V"]:
     """Returns the mask of the fewest values with the total mass needed, and their ties.
 
@@ -198,41 +254,62 @@ def _smallest_set(
     bits = lax.bitcast_convert_type(distance, jnp.int32)
 
     def set_bit(number: Int[Array, ""], largest: Array) -> Array:
+        # The bit stays 0 if the values below are enough without it.
         larger = largest | (1 << (30 - number))
-        below = jnp.where(bits < larger, masses, 0.0).sum(axis=-1, keepdims=True)
-        return jnp.where(below < needed, larger, largest)
+        below = jnp.where(bits < larger, masses, 0.0)
+        mass_below = below.sum(axis=-1, keepdims=True)
+        return jnp.where(mass_below < needed, larger, largest)
 
-    largest = lax.fori_loop(0, 31, set_bit, jnp.zeros_like(bits[..., :1]))
+    no_bits = jnp.zeros_like(bits[..., :1])
+    largest = lax.fori_loop(0, 31, set_bit, no_bits)
     return bits <= largest
 
 
-def _draw(logits: Float[Array, "B N V"], uniform: Float[Array, "B N 2"]) -> Int[Array, "B N"]:
+def _draw(
+    logits: Float[Array, "B N V"],
+    uniform: Float[Array, "B N 2"],
+) -> Int[Array, "B N"]:
     """Draws an index from the softmax of each row, given two uniform numbers in [0, 1).
 
     Draws a block, then one of its values; XLA's cumulative sum of a whole row takes longer. An
     impossible index (-inf) is drawn only if all are.
     """
-    weights = jnp.exp(logits - logits.max(axis=-1, keepdims=True))
-    padding = [(0, 0)] * (logits.ndim - 1) + [(0, -logits.shape[-1] % _BLOCK)]
-    table = jnp.pad(weights, padding).reshape(*logits.shape[:-1], -1, _BLOCK)
-    block = _draw_weighted(table.sum(axis=-1), uniform[..., 0])
-    own = jnp.take_along_axis(table, block[..., None, None], axis=-2)[..., 0, :]
-    return block * _BLOCK + _draw_weighted(own, uniform[..., 1])
+    greatest = logits.max(axis=-1, keepdims=True)
+    weights = jnp.exp(logits - greatest)
+
+    # [B, N, blocks, block]
+    *rows, vocabulary = logits.shape
+    missing = -vocabulary % _BLOCK
+    padding = [(0, 0)] * len(rows) + [(0, missing)]
+    table = jnp.pad(weights, padding)
+    table = table.reshape(*rows, -1, _BLOCK)
+
+    masses = table.sum(axis=-1)
+    block = _draw_weighted(masses, uniform[..., 0])
+    own = jnp.take_along_axis(table, block[..., None, None], axis=-2)
+    own = own[..., 0, :]
+    first = block * _BLOCK
+    return first + _draw_weighted(own, uniform[..., 1])
 
 
 def _draw_weighted(
-    weights: Float[Array, "B N K"], uniform: Float[Array, "B N"]
+    weights: Float[Array, "B N K"],
+    uniform: Float[Array, "B N"],
 ) -> Int[Array, "B N"]:
     ends = jnp.cumsum(weights, axis=-1)
-    return (ends <= uniform[..., None] * ends[..., -1:]).sum(axis=-1, dtype=jnp.int32)
+    threshold = uniform[..., None] * ends[..., -1:]
+    is_before = ends <= threshold
+    return is_before.sum(axis=-1, dtype=jnp.int32)
 
 
 def sentence_keys(
-    seed: int | np.int32 | Int[Array, ""], numbers: Int[Array, " B"]
+    seed: int | np.int32 | Int[Array, ""],
+    numbers: Int[Array, " B"],
 ) -> Key[Array, " B"]:
     """Returns one random key per sentence, derived from the seed and its number."""
     # With keys other than Threefry's, such as "rbg", numbers drawn under vmap depend on the batch.
-    fold_in = functools.partial(jax.random.fold_in, jax.random.key(seed, impl="threefry2x32"))
+    key = jax.random.key(seed, impl="threefry2x32")
+    fold_in = functools.partial(jax.random.fold_in, key)
     return jax.vmap(fold_in)(numbers)
 
 
@@ -260,6 +337,13 @@ def sample(
     >>> result.tokens[0].tolist()
     [[2, 2, 2, 2], [2, 2, 2, 2]]
     """
-    options: dict[str, Any] = {"prefix": prefix, "prefill_fn": prefill_fn, "keys": keys}
     search = Sampling(length_penalty=length_penalty, **fields)
-    return search(step_fn, cache, max_lengths=max_lengths, capacity=capacity, **options)
+    return search(
+        step_fn,
+        cache,
+        max_lengths=max_lengths,
+        capacity=capacity,
+        prefix=prefix,
+        keys=keys,
+        prefill_fn=prefill_fn,
+    )

@@ -12,7 +12,10 @@ from jaxformer.search.sampling import Sampling
 
 # Search algorithms by the "method" in a config file, which has the fields of all methods, so that
 # the command line can change the method.
-SEARCHES: dict[str, type[BeamSearch | Sampling]] = {"beam": BeamSearch, "sampling": Sampling}
+SEARCHES: dict[str, type[BeamSearch | Sampling]] = {
+    "beam": BeamSearch,
+    "sampling": Sampling,
+}
 # Ids belong to the vocabulary, and constraints are not plain values.
 _NOT_IN_FILES = ("bos_id", "eos_id", "pad_id", "constraints")
 
@@ -24,50 +27,76 @@ def to_dict(search: BeamSearch | Sampling) -> dict[str, Any]:
             f"search.constraints cannot be part of a file: got {search.constraints}; give them to "
             "the Translator"
         )
-    method = next(name for name, kind in SEARCHES.items() if isinstance(search, kind))
-    defaults = {name: default for name, (_, default) in search_fields().items()}
-    own = {name: getattr(search, name) for name in _file_fields(type(search))}
-    return {**defaults, "method": method, **own}
+
+    methods = [name for name, kind in SEARCHES.items() if isinstance(search, kind)]
+    values = _defaults()
+    values["method"] = methods[0]
+    for name in _file_fields(type(search)):
+        values[name] = getattr(search, name)
+    return values
 
 
 def from_dict(values: dict[str, Any]) -> BeamSearch | Sampling:
     """Builds and validates a search from plain values; the inverse of :func:`to_dict`."""
     fields = search_fields()
     check_known(values, fields, "search.")
-    values = {name: default for name, (_, default) in fields.items()} | values
-    if (method := values.pop("method")) not in [*SEARCHES]:
+    defaults = _defaults()
+    values = defaults | values
+
+    method = values.pop("method")
+    if method not in [*SEARCHES]:
         raise UserError(
             f"search.method must be one of {', '.join(map(repr, SEARCHES))}: got {method!r}"
         )
+
     if method == "sampling":
         # Files of earlier releases have only the beam size, also as the number of samples.
-        samples, values["beam_size"] = values["beam_size"], fields["beam_size"][1]
         if values["num_samples"] is None:
-            values["num_samples"] = samples
-    own = _file_fields(SEARCHES[method])
+            values["num_samples"] = values["beam_size"]
+        values["beam_size"] = defaults["beam_size"]
+
+    # Fields of other methods may be there, but without effect they must have their defaults.
+    kind = SEARCHES[method]
+    own = _file_fields(kind)
     for name, value in values.items():
-        if name not in own and value != fields[name][1]:
-            other = next(m for m, kind in SEARCHES.items() if name in _file_fields(kind))
+        if name not in own and value != defaults[name]:
+            others = [m for m, other in SEARCHES.items() if name in _file_fields(other)]
             raise UserError(
-                f"search.{name} needs search.method={other}: got {value} with "
+                f"search.{name} needs search.method={others[0]}: got {value} with "
                 f"search.method={method}"
             )
+
+    given = {name: values[name] for name in own if values[name] is not None}
     try:
-        return SEARCHES[method](**{name: values[name] for name in own if values[name] is not None})
+        return kind(**given)
     except UserError as error:
+        # In a config file, the fields of a search are called search.NAME.
         names = "|".join(fields)
-        raise UserError(re.sub(rf"\b({names})\b", r"search.\1", str(error))) from None
+        message = re.sub(rf"\b({names})\b", r"search.\1", str(error))
+        raise UserError(message) from None
 
 
 def _file_fields(kind: type[BeamSearch | Sampling]) -> list[str]:
-    return [f.name for f in dataclasses.fields(kind) if f.name not in _NOT_IN_FILES]
+    names = [field.name for field in dataclasses.fields(kind)]
+    return [name for name in names if name not in _NOT_IN_FILES]
 
 
 def search_fields() -> dict[str, tuple[Any, Any]]:
     """Returns type and default of every search field in a file."""
-    fields: dict[str, tuple[Any, Any]] = {"method": (str, "beam"), "beam_size": (int, 4)}
+    fields: dict[str, tuple[Any, Any]] = {
+        "method": (str, "beam"),
+        "beam_size": (int, 4),
+    }
     for kind in SEARCHES.values():
         hints = typing.get_type_hints(kind)
         for name in _file_fields(kind):
             fields.setdefault(name, (hints[name], getattr(kind, name)))
-    return fields | {"num_samples": (int | None, None)}
+
+    # None: files of earlier releases do not have it.
+    fields["num_samples"] = (int | None, None)
+    return fields
+
+
+def _defaults() -> dict[str, Any]:
+    """Returns the default of every search field in a file."""
+    return {name: default for name, (_, default) in search_fields().items()}

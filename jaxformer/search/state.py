@@ -62,8 +62,10 @@ class BeamState(SearchState):
 
     def reorder(self, cache: Any) -> Any:
         def reorder(leaf: Array) -> Array:
-            shared = leaf.ndim == 0 or leaf.shape[1] == 1
-            return leaf if shared else gather_beams(leaf, self.parents)
+            is_shared = leaf.ndim == 0 or leaf.shape[1] == 1
+            if is_shared:
+                return leaf
+            return gather_beams(leaf, self.parents)
 
         return jax.tree.map(reorder, cache)
 
@@ -86,7 +88,11 @@ def take_sentences(state: State, indices: Int[Array, " R"]) -> State:
       state: State of a search, between two calls of ``advance``.
       indices: Indices of the sentences in the batch, int32.
     """
-    return jax.tree.map(lambda leaf: leaf[indices] if leaf.ndim else leaf, state)
+
+    def take(leaf: Array) -> Array:
+        return leaf[indices] if leaf.ndim else leaf
+
+    return jax.tree.map(take, state)
 
 
 def initial_fields(
@@ -100,6 +106,7 @@ def initial_fields(
     """Returns fields of :class:`SearchState`, from checked and converted arguments."""
     if capacity < 1:
         raise UserError(f"capacity must be at least 1: got {capacity}")
+
     max_lengths = _integers(max_lengths, "max_lengths")
     if max_lengths.ndim != 1 or not max_lengths.size:
         raise UserError(
@@ -107,21 +114,28 @@ def initial_fields(
             f"{max_lengths.shape}"
         )
     (batch,) = max_lengths.shape
-    prefix = jnp.zeros((batch, 0), jnp.int32) if prefix is None else _integers(prefix, "prefix")
+
+    if prefix is None:
+        prefix = jnp.zeros((batch, 0), jnp.int32)
+    prefix = _integers(prefix, "prefix")
     if prefix.ndim != 2 or prefix.shape[0] != batch:
         raise UserError(
             f"prefix must hold one row per sentence, shape [{batch}, tokens]: got {prefix.shape}"
         )
+
     cache = jax.tree.map(jnp.asarray, cache)
-    for path, leaf in jax.tree_util.tree_leaves_with_path(cache):
-        if leaf.ndim and leaf.shape[:2] not in [(batch, hypotheses), (batch, 1)]:
-            raise UserError(
-                f"cache{jax.tree_util.keystr(path)} must lead with axes [batch, beams] = "
-                f"[{batch}, {hypotheses}], with [{batch}, 1] if the beams share it, or be a "
-                f"scalar: got shape {leaf.shape}"
-            )
-    max_lengths = jnp.clip(max_lengths, 0, capacity).astype(jnp.int32)
-    max_lengths = shard_rows_like(max_lengths, max_lengths, prefix, *jax.tree.leaves(cache))
+    _check_cache(cache, batch, hypotheses)
+
+    # Sentences are sharded like the first array with explicit sharding.
+    max_lengths = jnp.clip(max_lengths, 0, capacity)
+    max_lengths = max_lengths.astype(jnp.int32)
+    max_lengths = shard_rows_like(
+        max_lengths,
+        max_lengths,
+        prefix,
+        *jax.tree.leaves(cache),
+    )
+
     ids = jnp.arange(batch) if sentence_ids is None else jnp.asarray(sentence_ids)
     return {
         "step": jnp.zeros((), jnp.int32),
@@ -133,6 +147,18 @@ def initial_fields(
     }
 
 
+def _check_cache(cache: Any, batch: int, hypotheses: int) -> None:
+    """Checks that arrays belong to hypotheses or sentences, or are scalars."""
+    expected = [(batch, hypotheses), (batch, 1)]
+    for path, leaf in jax.tree_util.tree_leaves_with_path(cache):
+        if leaf.ndim and leaf.shape[:2] not in expected:
+            raise UserError(
+                f"cache{jax.tree_util.keystr(path)} must lead with axes [batch, beams] = "
+                f"[{batch}, {hypotheses}], with [{batch}, 1] if the beams share it, or be a "
+                f"scalar: got shape {leaf.shape}"
+            )
+
+
 def _integers(values: MaxLengths | Prefix | Array, name: str) -> Array:
     try:
         array = jnp.asarray(values)
@@ -141,6 +167,8 @@ def _integers(values: MaxLengths | Prefix | Array, name: str) -> Array:
             f"{name} must be an array of integers, or lists of equal length: got "
             f"{reprlib.repr(values)}"
         ) from None
+
+    # An empty list becomes an array of floats.
     if array.size and not jnp.issubdtype(array.dtype, jnp.integer):
         raise UserError(f"{name} must be integers: got dtype {array.dtype}")
     return array
@@ -148,24 +176,35 @@ def _integers(values: MaxLengths | Prefix | Array, name: str) -> Array:
 
 def best_first(result: BeamResult, pad_id: int) -> BeamResult:
     """Returns the hypotheses sorted by score, with empty tokens if they do not exist."""
-    scores, index = lax.top_k(result.scores, result.scores.shape[1])
+    hypotheses = result.scores.shape[1]
+    scores, index = lax.top_k(result.scores, hypotheses)
     result = jax.tree.map(lambda rows: gather_beams(rows, index), result)
+
     exists = scores != -jnp.inf
-    return result._replace(
-        tokens=jnp.where(exists[:, :, None], result.tokens, pad_id),
-        lengths=jnp.where(exists, result.lengths, 0),
-    )
+    tokens = jnp.where(exists[:, :, None], result.tokens, pad_id)
+    lengths = jnp.where(exists, result.lengths, 0)
+    return result._replace(tokens=tokens, lengths=lengths)
 
 
-def where_rows(rows: Bool[Array, " B"], true: Tree, false: Tree) -> Tree:
+def where_rows(
+    rows: Bool[Array, " B"],
+    true: Tree,
+    false: Tree,
+) -> Tree:
     """Returns the rows of one tree of arrays where ``rows`` is True, and of the other elsewhere."""
 
-    def choose(true: Array, false: Array) -> Array:
-        return jnp.where(jnp.expand_dims(rows, range(1, false.ndim)), true, false)
+    def where(true: Array, false: Array) -> Array:
+        other_axes = range(1, false.ndim)
+        is_true = jnp.expand_dims(rows, other_axes)
+        return jnp.where(is_true, true, false)
 
-    return jax.tree.map(choose, true, false)
+    return jax.tree.map(where, true, false)
 
 
 def gather_beams(array: Array, beams: Int[Array, "B M"]) -> Array:
     """Returns ``array[b, beams[b, m]]`` for every b and m: [B, N, ...] to [B, M, ...]."""
-    return jax.vmap(lambda rows, index: rows.at[index].get(mode="promise_in_bounds"))(array, beams)
+
+    def gather(rows: Array, index: Array) -> Array:
+        return rows.at[index].get(mode="promise_in_bounds")
+
+    return jax.vmap(gather)(array, beams)

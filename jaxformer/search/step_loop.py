@@ -24,26 +24,39 @@ _STEPS_PER_CHUNK = 8  # in one scan, the body of the outer loop
 
 
 def run_until_done(
-    step: Callable[[State], State], state: State, until: int | Int[Array, ""], unfinished: int
+    step: Callable[[State], State],
+    state: State,
+    until: int | Int[Array, ""],
+    unfinished: int,
 ) -> State:
     """Applies ``step`` until ``state.step`` is ``until`` or few sentences are not done."""
 
     def continues(state: State, until: int | Array) -> Array:
-        return ((~state.done).sum() > unfinished) & (state.step < until)
+        is_busy = (~state.done).sum() > unfinished
+        return is_busy & (state.step < until)
 
     def chunk(state: State) -> State:
         def at_most_once(state: State, _: None) -> tuple[State, None]:
             # A loop of at most one iteration, since lax.cond would copy the cache.
             end = jnp.minimum(state.step + 1, until)
-            return lax.while_loop(lambda state: continues(state, end), step, state), None
+            state = lax.while_loop(
+                lambda state: continues(state, end),
+                step,
+                state,
+            )
+            return state, None
 
-        return lax.scan(at_most_once, state, length=_STEPS_PER_CHUNK)[0]
+        state, _ = lax.scan(at_most_once, state, length=_STEPS_PER_CHUNK)
+        return state
 
     return lax.while_loop(lambda state: continues(state, until), chunk, state)
 
 
 def call_step_fn(
-    step_fn: StepFn, tokens: Int[Array, "B N"], cache: Any, eos_id: int
+    step_fn: StepFn,
+    tokens: Int[Array, "B N"],
+    cache: Any,
+    eos_id: int,
 ) -> tuple[Float[Array, "B N V"], Any]:
     """Calls the step function; returns float32 logits, which it checks, and the new cache."""
     returned = step_fn(tokens, cache)
@@ -51,27 +64,37 @@ def call_step_fn(
         raise UserError(
             f"step_fn must return a pair, (logits, cache): got a {type(returned).__name__}"
         )
+
     logits, cache = returned
     if logits.ndim != 3 or logits.shape[:2] != tokens.shape or logits.shape[2] < 2:
         raise UserError(
             f"step_fn must return logits [batch, beams, vocabulary] = [{tokens.shape[0]}, "
             f"{tokens.shape[1]}, 2 or more]: got shape {logits.shape}"
         )
-    if not 0 <= eos_id < logits.shape[2]:
+
+    vocabulary = logits.shape[2]
+    if not 0 <= eos_id < vocabulary:
         raise UserError(
-            f"eos_id must be a token of the vocabulary, 0 to {logits.shape[2] - 1}: got {eos_id}"
+            f"eos_id must be a token of the vocabulary, 0 to {vocabulary - 1}: got {eos_id}"
         )
+
     # Without the barrier, XLA would compute them once for every shape that a search gives them.
-    return lax.optimization_barrier(logits.astype(jnp.float32)), cache
+    logits = lax.optimization_barrier(logits.astype(jnp.float32))
+    return logits, cache
 
 
 def check_prefix(step_fn: StepFn, state: Any, eos_id: int, pad_id: int) -> None:
     """Checks that tokens of the prefix are in the vocabulary. A traced prefix cannot be checked."""
     prefix = state.prefix
-    if not prefix.size or isinstance(prefix, Tracer) or not prefix.is_fully_addressable:
+    if not prefix.size:
         return
+    if isinstance(prefix, Tracer) or not prefix.is_fully_addressable:
+        return
+
     call = functools.partial(call_step_fn, step_fn, eos_id=eos_id)
-    vocabulary = jax.eval_shape(call, state.newest, state.cache)[0].shape[2]
+    logits, _ = jax.eval_shape(call, state.newest, state.cache)
+    vocabulary = logits.shape[2]
+
     for row, ids in enumerate(prefix.tolist()):
         for token in ids:
             if token != pad_id and not 0 <= token < vocabulary:
@@ -81,7 +104,12 @@ def check_prefix(step_fn: StepFn, state: Any, eos_id: int, pad_id: int) -> None:
                 )
 
 
-def log_probs_of(chosen: Float[Array, "B M"], totals: Float[Array, "B M"]) -> Float[Array, "B M"]:
+def log_probs_of(
+    chosen: Float[Array, "B M"],
+    totals: Float[Array, "B M"],
+) -> Float[Array, "B M"]:
     """Returns log probabilities of tokens, given their logits and the logsumexp of all logits."""
     # Rounding must not give a probability above one, or NaN for impossible tokens (-inf + inf).
-    return jnp.where(chosen == -jnp.inf, -jnp.inf, jnp.minimum(chosen - totals, 0.0))
+    is_impossible = chosen == -jnp.inf
+    log_probs = jnp.minimum(chosen - totals, 0.0)
+    return jnp.where(is_impossible, -jnp.inf, log_probs)

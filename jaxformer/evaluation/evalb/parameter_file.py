@@ -4,7 +4,7 @@ import dataclasses
 import difflib
 import functools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from jaxformer.errors import UserError
@@ -19,7 +19,15 @@ class ParameterFile:
     cutoff_length: int = 40  # Sentences of at most this many words have a separate summary.
     labeled: int = 1  # 0 to ignore the labels of brackets
     # Words with these tags, and brackets with these labels, do not count.
-    delete_labels: tuple[str, ...] = ("TOP", "-NONE-", ",", ":", "``", "''", ".")
+    delete_labels: tuple[str, ...] = (
+        "TOP",
+        "-NONE-",
+        ",",
+        ":",
+        "``",
+        "''",
+        ".",
+    )
     # Words with these tags do not count in the length of a sentence.
     delete_labels_for_length: tuple[str, ...] = ("-NONE-",)
     quote_labels: tuple[str, ...] = ()  # A mark that only one file deletes is restored.
@@ -27,17 +35,32 @@ class ParameterFile:
     equal_words: tuple[tuple[str, str], ...] = ()
 
     def same_label(self, one: str, other: str) -> bool:
-        return one == other or not {(one, other), (other, one)}.isdisjoint(self.equal_labels)
+        return one == other or _is_pair(one, other, self.equal_labels)
 
     def same_word(self, one: str, other: str) -> bool:
-        return one == other or not {(one, other), (other, one)}.isdisjoint(self.equal_words)
+        return one == other or _is_pair(one, other, self.equal_words)
 
     @functools.cached_property
     def deleted_brackets(self) -> frozenset[str]:
         """Labels of brackets that do not count: ``delete_labels`` and labels equal to them."""
-        pairs = [*self.equal_labels, *(pair[::-1] for pair in self.equal_labels)]
-        equal = frozenset(label for label, other in pairs if other in self.delete_labels)
-        return equal | frozenset(self.delete_labels)
+        deleted = set(self.delete_labels)
+
+        # Equality is not transitive: labels equal to an added one stay.
+        for one, other in self.equal_labels:
+            if other in self.delete_labels:
+                deleted.add(one)
+            if one in self.delete_labels:
+                deleted.add(other)
+        return frozenset(deleted)
+
+
+def _is_pair(
+    one: str,
+    other: str,
+    pairs: Sequence[tuple[str, str]],
+) -> bool:
+    """Returns whether two strings are among the pairs, in either order."""
+    return (one, other) in pairs or (other, one) in pairs
 
 
 COLLINS = ParameterFile()
@@ -58,22 +81,37 @@ _KEYWORDS = {
 
 def read_parameters(lines: Iterable[str], name: str) -> ParameterFile:
     """Parses the ``.prm`` file ``name``; missing lists of labels and words are empty."""
-    fields: dict[str, Any] = {field: () for field, what in _KEYWORDS.values() if what != "a number"}
+    # Without a line, a number has its default, but a list is empty.
+    fields: dict[str, Any] = {}
+    for field, values_after in _KEYWORDS.values():
+        if values_after != "a number":
+            fields[field] = ()
+
     for number, line in enumerate(lines, 1):
-        if line.startswith("#") or not line.strip():
+        is_comment = line.startswith("#")
+        if is_comment or not line.strip():
             continue
+
         keyword, *values = line.split()
         match _KEYWORDS.get(keyword), values:
             case (field, "a number"), [value] if re.fullmatch("[0-9]{1,18}", value):
                 fields[field] = int(value)
             case (field, "one label"), [label]:
                 fields[field] += (label,)
-            case (field, "two words"), [_, _]:
-                fields[field] += (tuple(values),)
+            case (field, "two words"), [one, other]:
+                fields[field] += ((one, other),)
             case _:
-                close = difflib.get_close_matches(keyword, _KEYWORDS, n=1)
-                expected = close[0] if close else ", ".join(_KEYWORDS)
-                if keyword in _KEYWORDS:
-                    expected = f"{_KEYWORDS[keyword][1]} after {keyword}"
+                expected = _expected_values(keyword)
                 raise UserError(f"{name}:{number}: expected {expected}, got {line.strip()!r:.200}")
+
     return ParameterFile(**fields)
+
+
+def _expected_values(keyword: str) -> str:
+    """Returns what a line with this keyword should have been."""
+    if keyword in _KEYWORDS:
+        _, values_after = _KEYWORDS[keyword]
+        return f"{values_after} after {keyword}"
+
+    close = difflib.get_close_matches(keyword, _KEYWORDS, n=1)
+    return close[0] if close else ", ".join(_KEYWORDS)

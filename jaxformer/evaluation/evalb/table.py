@@ -40,7 +40,9 @@ class Counts:
     def f1(self) -> float:
         """Harmonic mean of precision and recall; 0 if both are 0 (``nan`` in EVALB's table)."""
         both = self.precision + self.recall
-        return 2 * self.precision * self.recall / both if both else 0.0
+        if not both:
+            return 0.0
+        return 2 * self.precision * self.recall / both
 
     @property
     def tagging_accuracy(self) -> float:
@@ -48,8 +50,12 @@ class Counts:
         return _percent(self.correct_tags, self.words)
 
     def numbers(self) -> dict[str, object]:
-        percentages = ("recall", "precision", "f1", "tagging_accuracy")
-        return dataclasses.asdict(self) | {name: getattr(self, name) for name in percentages}
+        numbers: dict[str, object] = dataclasses.asdict(self)
+
+        # The percentages are properties, not fields.
+        for name in ("recall", "precision", "f1", "tagging_accuracy"):
+            numbers[name] = getattr(self, name)
+        return numbers
 
 
 def _percent(part: int, whole: int) -> float:
@@ -91,44 +97,69 @@ class Report:
     cutoff_length: int
 
     def to_json(self) -> str:
-        rows = [row.numbers() for row in self.rows]
-        for row in rows:
-            del row["listing"]
-        summaries = {"all": self.all.numbers(), "short": self.short.numbers()}
-        rest = {"cutoff_length": self.cutoff_length, "rows": rows}
-        return json.dumps(summaries | rest, ensure_ascii=False, indent=2)
+        # Listings are only for the table.
+        rows = []
+        for row in self.rows:
+            numbers = row.numbers()
+            del numbers["listing"]
+            rows.append(numbers)
+
+        values = {
+            "all": self.all.numbers(),
+            "short": self.short.numbers(),
+            "cutoff_length": self.cutoff_length,
+            "rows": rows,
+        }
+        return json.dumps(values, ensure_ascii=False, indent=2)
 
     def table(self) -> str:
         """Returns the report as EVALB prints it."""
-        total, rule = self.all, 76 * "="
-        rows = [line for row in self.rows for line in (_row_line(row), row.listing) if line]
-        brackets = ""
-        if total.gold_brackets and total.test_brackets:
-            brackets = (
-                f"                {total.recall:6.2f} {total.precision:6.2f} {total.matched:6d} "
-                f"{total.gold_brackets:5d} {total.test_brackets:5d}  {total.crossing:5d}"
-            )
-        tags = f"  {total.words:5d} {total.correct_tags:5d}   {total.tagging_accuracy:6.2f}"
-        return "\n".join(
-            [
-                "  Sent.                        Matched  Bracket   Cross        Correct Tag",
-                " ID  Len.  Stat. Recal  Prec.  Bracket gold test Bracket Words  Tags Accracy",
-                *(rule, *rows, rule, brackets + tags),
-                *("=== Summary ===", "", "-- All --", *_summary_lines(self.all)),
-                *("", f"-- len<={self.cutoff_length} --", *_summary_lines(self.short)),
-            ]
-        )
+        rule = 76 * "="
+        lines = [
+            "  Sent.                        Matched  Bracket   Cross        Correct Tag",
+            " ID  Len.  Stat. Recal  Prec.  Bracket gold test Bracket Words  Tags Accracy",
+            rule,
+        ]
+
+        for row in self.rows:
+            lines.append(_row_line(row))
+            if row.listing:
+                lines.append(row.listing)
+
+        lines.append(rule)
+        lines.append(_total_line(self.all))
+
+        lines += ["=== Summary ===", "", "-- All --"]
+        lines += _summary_lines(self.all)
+
+        lines += ["", f"-- len<={self.cutoff_length} --"]
+        lines += _summary_lines(self.short)
+        return "\n".join(lines)
 
 
 def _row_line(row: SentenceScores) -> str:
-    return (
-        f"{row.number:4d}  {row.length:3d}    {row.status}  {row.recall:6.2f} {row.precision:6.2f}"
-        f"   {row.matched:3d}    {row.gold_brackets:3d}  {row.test_brackets:3d}    "
-        f"{row.crossing:3d}   {row.words:4d}  {row.correct_tags:4d}   {row.tagging_accuracy:6.2f}"
-    )
+    sentence = f"{row.number:4d}  {row.length:3d}    {row.status}"
+    percentages = f"{row.recall:6.2f} {row.precision:6.2f}"
+    brackets = f"{row.matched:3d}    {row.gold_brackets:3d}  {row.test_brackets:3d}"
+    tags = f"{row.words:4d}  {row.correct_tags:4d}   {row.tagging_accuracy:6.2f}"
+    return f"{sentence}  {percentages}   {brackets}    {row.crossing:3d}   {tags}"
+
+
+def _total_line(total: Summary) -> str:
+    # EVALB leaves out percentages that would divide by 0.
+    brackets = ""
+    if total.gold_brackets and total.test_brackets:
+        percentages = f"{total.recall:6.2f} {total.precision:6.2f}"
+        counts = f"{total.matched:6d} {total.gold_brackets:5d} {total.test_brackets:5d}"
+        brackets = f"                {percentages} {counts}  {total.crossing:5d}"
+
+    tags = f"  {total.words:5d} {total.correct_tags:5d}   {total.tagging_accuracy:6.2f}"
+    return brackets + tags
 
 
 def _summary_lines(summary: Summary) -> list[str]:
+    # EVALB prints nan for 0 / 0.
+    f1 = summary.f1 if summary.matched else math.nan
     return [
         f"Number of sentence        = {summary.sentences:6d}",
         f"Number of Error sentence  = {summary.error_sentences:6d}",
@@ -136,8 +167,7 @@ def _summary_lines(summary: Summary) -> list[str]:
         f"Number of Valid sentence  = {summary.valid_sentences:6d}",
         f"Bracketing Recall         = {summary.recall:6.2f}",
         f"Bracketing Precision      = {summary.precision:6.2f}",
-        # EVALB prints nan for 0 / 0.
-        f"Bracketing FMeasure       = {summary.f1 if summary.matched else math.nan:6.2f}",
+        f"Bracketing FMeasure       = {f1:6.2f}",
         f"Complete match            = {summary.complete_match:6.2f}",
         f"Average crossing          = {summary.average_crossing:6.2f}",
         f"No crossing               = {summary.no_crossing:6.2f}",
@@ -149,19 +179,24 @@ def _summary_lines(summary: Summary) -> list[str]:
 def summary(rows: Sequence[SentenceScores]) -> Summary:
     statuses = [row.status for row in rows]
     valid = [row for row in rows if row.status is Status.VALID]
-    sums = {
-        field.name: sum(getattr(row, field.name) for row in valid)
-        for field in dataclasses.fields(Counts)
-    }
-    complete = [row.matched == row.gold_brackets == row.test_brackets for row in valid]
+
+    sums = {}
+    for field in dataclasses.fields(Counts):
+        values = [getattr(row, field.name) for row in valid]
+        sums[field.name] = sum(values)
+
+    average_crossing = sums["crossing"] / len(valid) if valid else 0.0
+    complete = sum(row.matched == row.gold_brackets == row.test_brackets for row in valid)
+    no_crossing = sum(row.crossing == 0 for row in valid)
+    two_or_less = sum(row.crossing <= 2 for row in valid)
     return Summary(
         **sums,
         sentences=len(rows),
         error_sentences=statuses.count(Status.ERROR),
         skipped_sentences=statuses.count(Status.SKIPPED),
         valid_sentences=len(valid),
-        complete_match=_percent(sum(complete), len(valid)),
-        average_crossing=sums["crossing"] / len(valid) if valid else 0.0,
-        no_crossing=_percent(sum(row.crossing == 0 for row in valid), len(valid)),
-        two_or_less_crossing=_percent(sum(row.crossing <= 2 for row in valid), len(valid)),
+        complete_match=_percent(complete, len(valid)),
+        average_crossing=average_crossing,
+        no_crossing=_percent(no_crossing, len(valid)),
+        two_or_less_crossing=_percent(two_or_less, len(valid)),
     )

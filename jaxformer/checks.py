@@ -17,7 +17,9 @@ def parse_numbers(text: str) -> list[int]:
     """Parses whole numbers separated by commas; sorts them and removes duplicates."""
     if not re.fullmatch(r"\d+(,\d+)*", text):
         raise argparse.ArgumentTypeError(f"expected numbers such as 1 or 1,3: got {text!r}")
-    return sorted({int(number) for number in text.split(",")})
+
+    numbers = {int(number) for number in text.split(",")}
+    return sorted(numbers)
 
 
 def check_text(text: Any, name: str) -> None:
@@ -37,6 +39,7 @@ def check_texts(texts: Iterable[str], name: str) -> list[str]:
         )
     if not isinstance(texts, Iterable):
         raise UserError(f"{name}: expected a list of texts, got {reprlib.repr(texts)}")
+
     texts = list(texts)
     for number, text in enumerate(texts):
         check_text(text, f"{name}[{number}]")
@@ -53,11 +56,13 @@ def check_tokens(
         raise UserError(
             f"{name}: expected a list of token ids, got {reprlib.repr(ids)}; encode text first"
         ) from None
+
     if longest is not None and len(tokens) > longest:
         raise UserError(
             f"{name}: expected at most {longest} tokens (model.max_length), got {len(tokens)}; "
             "split it"
         )
+
     wrong = next((token for token in tokens if not 0 <= token < size), None)
     if wrong is not None:
         raise UserError(

@@ -25,7 +25,8 @@ class Member(NamedTuple):
         return TRANSLATION.build(self.config)
 
     def __call__(self, *inputs: Any, method: str, **options: Any) -> Any:
-        return self.model.apply({"params": self.params}, *inputs, method=method, **options)
+        variables = {"params": self.params}
+        return self.model.apply(variables, *inputs, method=method, **options)
 
 
 # Only the parameters are traced: a jitted function is compiled for each architecture.
@@ -55,6 +56,7 @@ def recorded_weights(
     found: Any = recorded
     for name in path:
         found = found.get(name) if isinstance(found, Mapping) else None
+
     if found is None:
         raise UserError(
             f'expected a model that records {stack}/{sublayer} as "weights", as attention of '
@@ -64,7 +66,9 @@ def recorded_weights(
 
 
 def token_log_probs(
-    members: Sequence[Member], features: Sequence[Float[Array, "B T _"]], targets: Int[Array, "B T"]
+    members: Sequence[Member],
+    features: Sequence[Float[Array, "B T _"]],
+    targets: Int[Array, "B T"],
 ) -> Float[Array, "B T"]:
     """Returns the log of the mean probability of targets, given each member's decoder outputs."""
     vocab_size = max(member.config.output_size for member in members)
@@ -80,23 +84,31 @@ def log_probs_of_tokens(
 ) -> Float[Array, "B T"]:
     """Returns log probabilities under the models' mean; logits come in chunks, to bound memory."""
 
-    def of_chunk(chunk: tuple[list[Array], Array]) -> Float[Array, " C"]:
-        rows, targets = chunk
-        each = []
-        for logits_of, row in zip(logits, rows, strict=True):
-            scores = logits_of(row).astype(jnp.float32)
+    def log_probs_of_chunk(chunk: tuple[list[Array], Array]) -> Float[Array, " C"]:
+        features_of_models, targets = chunk
+        log_probs_of_models = []
+        for logits_of, features in zip(logits, features_of_models, strict=True):
+            scores = logits_of(features).astype(jnp.float32)  # [C, V]
             chosen = jnp.take_along_axis(scores, targets[:, None], axis=1)[:, 0]
-            each.append(chosen - jax.nn.logsumexp(scores, axis=1))
-        return jax.nn.logsumexp(jnp.stack(each), axis=0) - math.log(len(each))
+            log_probs_of_models.append(chosen - jax.nn.logsumexp(scores, axis=1))
 
-    tokens = targets.size
-    chunk = min(tokens, max(8, _LOGITS_AT_ONCE // vocab_size))
-    count = -(-tokens // chunk)
+        log_sum = jax.nn.logsumexp(jnp.stack(log_probs_of_models), axis=0)
+        return log_sum - math.log(len(log_probs_of_models))
 
-    def chunked(rows: Array) -> Array:
-        padding = [(0, count * chunk - tokens)] + [(0, 0)] * (rows.ndim - 1)
-        return jnp.pad(rows, padding).reshape(count, chunk, *rows.shape[1:])
+    num_tokens = targets.size
+    chunk_size = min(num_tokens, max(8, _LOGITS_AT_ONCE // vocab_size))
+    num_chunks = -(-num_tokens // chunk_size)
+    num_padding = num_chunks * chunk_size - num_tokens
 
-    flat = [chunked(rows.reshape(-1, rows.shape[-1])) for rows in features]
-    log_probs = jax.lax.map(of_chunk, (flat, chunked(targets.reshape(-1))))
-    return log_probs.reshape(-1)[:tokens].reshape(targets.shape)
+    def split_into_chunks(rows: Array) -> Array:
+        padding = [(0, num_padding)] + [(0, 0)] * (rows.ndim - 1)
+        return jnp.pad(rows, padding).reshape(num_chunks, chunk_size, *rows.shape[1:])
+
+    feature_chunks = []
+    for features_of_model in features:
+        depth = features_of_model.shape[-1]
+        feature_chunks.append(split_into_chunks(features_of_model.reshape(-1, depth)))
+    target_chunks = split_into_chunks(targets.reshape(-1))
+
+    log_probs = jax.lax.map(log_probs_of_chunk, (feature_chunks, target_chunks))
+    return log_probs.reshape(-1)[:num_tokens].reshape(targets.shape)

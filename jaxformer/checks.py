@@ -47,7 +47,10 @@ def check_texts(texts: Iterable[str], name: str) -> list[str]:
 
 
 def check_tokens(
-    ids: Iterable[SupportsIndex], size: int, name: str, longest: int | None = None
+    ids: Iterable[SupportsIndex],
+    size: int,
+    name: str,
+    longest: int | None = None,
 ) -> list[int]:
     """Returns at most ``longest`` token ids as a list of plain integers, all less than ``size``."""
     try:

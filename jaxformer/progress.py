@@ -42,6 +42,7 @@ class ProgressBar(tqdm):
     def _length(self, settings: dict[str, Any]) -> int:
         """Returns the least number of columns of a line."""
         settings = settings | {"ncols": 0}
-        without_bar = self.format_meter(**settings)
-        has_bar = bool(settings["total"])
-        return disp_len(without_bar) + has_bar * _SHORTEST_BAR
+        without_bar = disp_len(self.format_meter(**settings))
+        if not settings["total"]:
+            return without_bar
+        return without_bar + _SHORTEST_BAR

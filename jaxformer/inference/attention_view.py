@@ -23,7 +23,10 @@ ONE_TEXT = (CLASSIFICATION, MASKED_LANGUAGE_MODELING, LANGUAGE_MODELING)
 
 @global_mesh(None)
 def record_text(
-    workdir: str | pathlib.Path, sentence: str, *, weights: str | int = "auto"
+    workdir: str | pathlib.Path,
+    sentence: str,
+    *,
+    weights: str | int = "auto",
 ) -> AttentionView:
     """Reads a text and records the attention weights of every layer and head.
 

@@ -191,7 +191,10 @@ def _can_thread(members: Members) -> bool:
 
 
 def plan_batches(
-    lengths: Sequence[int], longest: int, search: Algorithm, forced: Sequence[int] | None = None
+    lengths: Sequence[int],
+    longest: int,
+    search: Algorithm,
+    forced: Sequence[int] | None = None,
 ) -> Iterator[tuple[list[int], BatchShape]]:
     """Yields the indices of the sentences of each batch, and its shape.
 
@@ -244,7 +247,12 @@ def _buckets(num_sentences: int, longest: int, search: Algorithm) -> list[tuple[
 
 
 def _batch_shape(
-    source: int, rows: int, num_forced: int | None, *, longest: int, search: Algorithm
+    source: int,
+    rows: int,
+    num_forced: int | None,
+    *,
+    longest: int,
+    search: Algorithm,
 ) -> BatchShape:
     """Returns the shape of a batch of ``rows`` sources, with up to ``num_forced`` forced tokens."""
     capacity = min(source + search.extra_length, longest, search.max_length or longest)
@@ -300,7 +308,11 @@ def all_shapes(sentences: int, tokens: int, longest: int, search: Algorithm) -> 
 
 @global_mesh(None)
 def compile_programs(
-    members: Members, search: Algorithm, shape: BatchShape, *, prefixes: bool
+    members: Members,
+    search: Algorithm,
+    shape: BatchShape,
+    *,
+    prefixes: bool,
 ) -> None:
     """Compiles the programs of a shape by running them on an empty batch."""
     search, numbers = search.split_numbers(shape.capacity)
@@ -359,7 +371,10 @@ def _source_batch(
 
 
 def _search(
-    members: Members, search: Algorithm, shape: BatchShape, batch: _SourceBatch
+    members: Members,
+    search: Algorithm,
+    shape: BatchShape,
+    batch: _SourceBatch,
 ) -> Iterator[tuple[int, Decoded]]:
     """Yields row and hypotheses of the sentences of a batch as they finish."""
     search, numbers = search.split_numbers(shape.capacity)
@@ -520,7 +535,10 @@ def _prefill_fn(members: Members, free: int) -> PrefillFn:
     """Returns a prefill of all members, without the log probabilities of ``free`` tokens."""
 
     def prefill(
-        inputs: Int[Array, "B P"], targets: Int[Array, "B P"], length: Int[Array, ""], caches: Any
+        inputs: Int[Array, "B P"],
+        targets: Int[Array, "B P"],
+        length: Int[Array, ""],
+        caches: Any,
     ) -> tuple[Float[Array, "B P"], Any]:
         outputs = [
             member(inputs, cache, length, method="prefill")

@@ -55,7 +55,11 @@ class Generator(Predictor):
         return [found[0] for found in self.continuations(prompts, max_tokens=max_tokens)]
 
     def continuations(
-        self, prompts: Sequence[str], *, max_tokens: int = 500, first: int = 0
+        self,
+        prompts: Sequence[str],
+        *,
+        max_tokens: int = 500,
+        first: int = 0,
     ) -> list[list[str]]:
         """Returns all continuations, without prompts: the beam, best first, or samples as drawn.
 
@@ -274,7 +278,8 @@ def _forbid_special(logits: Float[Array, "B N V"], context: SearchContext) -> Fl
 
 
 def _only_text_or_end(
-    logits: Float[Array, "B N V"], context: SearchContext
+    logits: Float[Array, "B N V"],
+    context: SearchContext,
 ) -> Float[Array, "B N V"]:
     """Forbids special tokens except EOS."""
     end = logits[:, :, context.eos_id]

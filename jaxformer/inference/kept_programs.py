@@ -118,7 +118,9 @@ def _devices(leaves: Iterable[Any]) -> frozenset[Any]:
 
 
 def _open(
-    function: Callable[..., list[Array]], leaves: list[Any], path: pathlib.Path | None
+    function: Callable[..., list[Array]],
+    leaves: list[Any],
+    path: pathlib.Path | None,
 ) -> Callable[..., list[Array]]:
     """Returns the compiled function; with a path, the program there, which is added if needed."""
     traced = jax.jit(function)

@@ -38,7 +38,10 @@ jax.tree_util.register_pytree_node(
 
 
 def recorded_weights(
-    network: Any, recorded: Mapping[str, Any], stack: str, sublayer: str
+    network: Any,
+    recorded: Mapping[str, Any],
+    stack: str,
+    sublayer: str,
 ) -> Float[Array, "L B H T S"]:
     """Returns the attention weights of all layers of a stack, which a call of a model recorded.
 

@@ -113,7 +113,8 @@ def score_batches(
 
 
 def check_pairs(
-    translator: Translator, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]
+    translator: Translator,
+    pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
 ) -> None:
     """Checks that the models can force-decode the pairs; see :func:`score_pairs` for the errors."""
     source_size, target_size = translator.vocab_sizes
@@ -124,7 +125,9 @@ def check_pairs(
 
 
 def pair_batches(
-    pairs: Sequence[tuple[list[int], list[int]]], max_length: int, tokens_per_batch: int
+    pairs: Sequence[tuple[list[int], list[int]]],
+    max_length: int,
+    tokens_per_batch: int,
 ) -> Iterator[PairBatch]:
     """Batches the pairs with tokens on both sides, in few shapes, longest first."""
 

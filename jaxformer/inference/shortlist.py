@@ -38,7 +38,12 @@ class Shortlist:
 
     @classmethod
     def learn(
-        cls, pairs: TokenPairs, vocab_size: int, *, first: int = 100, best: int = 100
+        cls,
+        pairs: TokenPairs,
+        vocab_size: int,
+        *,
+        first: int = 100,
+        best: int = 100,
     ) -> "Shortlist":
         """Learns a shortlist from translations in token ids.
 
@@ -73,7 +78,9 @@ class Shortlist:
         )
 
     def candidates(
-        self, sources: Sequence[Sequence[int]], vocab_size: int
+        self,
+        sources: Sequence[Sequence[int]],
+        vocab_size: int,
     ) -> Int[np.ndarray, " C"] | None:
         """Returns the target tokens for a batch of sources, the special tokens first.
 

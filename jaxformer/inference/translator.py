@@ -55,7 +55,11 @@ class Translator(Predictor):
     kinds = (TRANSLATION, PARSING)
 
     def __init__(
-        self, config: Config, params: PyTree, tokenizer: Vocabulary, weights: str = "given"
+        self,
+        config: Config,
+        params: PyTree,
+        tokenizer: Vocabulary,
+        weights: str = "given",
     ) -> None:
         """Initializes a translator; :meth:`load` reads all arguments from a workdir.
 

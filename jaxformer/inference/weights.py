@@ -183,7 +183,11 @@ class Predictor:
     kinds: ClassVar[tuple[Kind, ...]]
 
     def __init__(
-        self, config: Config, params: PyTree, tokenizer: Vocabulary, weights: str = "given"
+        self,
+        config: Config,
+        params: PyTree,
+        tokenizer: Vocabulary,
+        weights: str = "given",
     ) -> None:
         """Checks the arguments, which :meth:`load` reads from a workdir."""
         check_config(config)
@@ -247,7 +251,10 @@ class Predictor:
 
 @global_mesh(None)
 def read_params(
-    folder: Workdir, config: Architecture, weights: str, kind: Kind = TRANSLATION
+    folder: Workdir,
+    config: Architecture,
+    weights: str,
+    kind: Kind = TRANSLATION,
 ) -> tuple[PyTree, str]:
     """Reads parameters that match a config, and describes their origin, such as "step 2000"."""
     newest = max(saved_steps(folder.checkpoints), default=None)
@@ -315,7 +322,9 @@ def _average_is_worse(folder: Workdir) -> bool:
 
 
 def load_model(
-    workdir: str | pathlib.Path, *, weights: str | int = "auto"
+    workdir: str | pathlib.Path,
+    *,
+    weights: str | int = "auto",
 ) -> tuple[nn.Module, PyTree]:
     """Returns the model of a workdir and its parameters.
 
@@ -378,7 +387,9 @@ def _check_metadata(
 
 @global_mesh(None)
 def average(
-    folder: Workdir, last: int, validation_loss: Callable[[PyTree], float] | None = None
+    folder: Workdir,
+    last: int,
+    validation_loss: Callable[[PyTree], float] | None = None,
 ) -> list[int]:
     """Writes the average of the ``last`` newest checkpoints (section 6.1); returns their steps.
 
@@ -483,7 +494,10 @@ def average_losses(folder: Workdir) -> AverageLosses | None:
 
 
 def _restore(
-    folder: Workdir, directory: pathlib.Path, template: PyTree, weights: str
+    folder: Workdir,
+    directory: pathlib.Path,
+    template: PyTree,
+    weights: str,
 ) -> RestoredParams:
     with _open(folder, directory) as checkpoints:
         step = None  # the newest
@@ -520,7 +534,10 @@ def _chosen_step(checkpoints: Checkpoints, directory: pathlib.Path, weights: str
 
 
 def quantize(
-    workdir: str | pathlib.Path, output: str | pathlib.Path, *, weights: str | int = "auto"
+    workdir: str | pathlib.Path,
+    output: str | pathlib.Path,
+    *,
+    weights: str | int = "auto",
 ) -> tuple[int, int]:
     """Quantizes the parameters of a run to int8 and writes them to a new workdir.
 

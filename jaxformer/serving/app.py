@@ -6,7 +6,7 @@ import importlib.resources
 import json
 import re
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import prometheus_client as prometheus
 from starlette.applications import Starlette
@@ -31,11 +31,16 @@ _BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)  # of the histogram
 
 def make_app(backend: Backend, limits: Limits) -> Starlette:
     """Returns an ASGI application that translates with a model, for one event loop."""
-    registry, languages = prometheus.CollectorRegistry(), backend.languages
+    languages = backend.languages
+
+    registry = prometheus.CollectorRegistry()
     requests = prometheus.Counter("jaxformer_requests", "Requests", ["status"], registry=registry)
     seconds = prometheus.Histogram("jaxformer_request_seconds", "Time", registry=registry)
     batches = prometheus.Histogram(
-        "jaxformer_batch_sentences", "Batches", buckets=_BATCH_SIZES, registry=registry
+        "jaxformer_batch_sentences",
+        "Batches",
+        buckets=_BATCH_SIZES,
+        registry=registry,
     )
     waiting = prometheus.Gauge("jaxformer_queue_sentences", "Queue", registry=registry)
 
@@ -44,7 +49,10 @@ def make_app(backend: Backend, limits: Limits) -> Starlette:
         return backend.translate(sentences)
 
     queue = BatchQueue(
-        compute, max_batch=limits.max_batch, capacity=limits.queue_limit, threads=limits.threads
+        compute,
+        max_batch=limits.max_batch,
+        capacity=limits.queue_limit,
+        threads=limits.threads,
     )
     waiting.set_function(queue.__len__)
 
@@ -52,6 +60,7 @@ def make_app(backend: Backend, limits: Limits) -> Starlette:
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         running = asyncio.create_task(queue.run())
         yield
+        # Requests that wait are answered before the server exits.
         queue.close()
         await running
 
@@ -61,11 +70,15 @@ def make_app(backend: Backend, limits: Limits) -> Starlette:
             with seconds.time():
                 fields = await _read_fields(request, limits.body_limit)
                 query = protocol.parse_query(fields, languages, limits)
-                found = await _unless_client_leaves(request, queue.submit(query.sentences))
-                status, answer = 200, protocol.make_answer(query, found, languages)
+
+                work = queue.submit(query.sentences)
+                translations = await _unless_client_leaves(request, work)
+
+                status = 200
+                answer = protocol.make_answer(query, translations, languages)
                 return _json_response(answer)
         except Exception as error:
-            status = _explain(error)[0]
+            status = _explain(error).status
             raise
         finally:
             requests.labels(str(status)).inc()
@@ -94,6 +107,7 @@ async def _read_fields(request: Request, limit: int) -> Fields:
         body += chunk
         if len(body) > limit:
             raise HTTPException(413, f"Invalid request: more than {limit} bytes")
+
     content_type = request.headers.get("Content-Type", "")
     return [
         *parse_url(request.scope["query_string"]),
@@ -103,7 +117,9 @@ async def _read_fields(request: Request, limit: int) -> Fields:
 
 async def _unless_client_leaves(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """Returns the result of ``work``, which is cancelled if the client closes its connection."""
-    task, left = asyncio.ensure_future(work), asyncio.ensure_future(request.receive())
+    task = asyncio.ensure_future(work)
+    # The body has been read: only a closed connection can be received.
+    left = asyncio.ensure_future(request.receive())
     try:
         await asyncio.wait((task, left), return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
@@ -114,37 +130,47 @@ async def _unless_client_leaves(request: Request, work: Coroutine[Any, Any, T]) 
         left.cancel()
 
 
-def _explain(error: Exception) -> tuple[int, str, Mapping[str, str]]:
+class _Failure(NamedTuple):
+    status: int
+    message: str
+    headers: Mapping[str, str] = {}
+
+
+def _explain(error: Exception) -> _Failure:
     """Returns status, message and headers of the answer to a request that failed."""
     if isinstance(error, HTTPException):
-        return error.status_code, error.detail, error.headers or {}
+        return _Failure(error.status_code, error.detail, error.headers or {})
     if isinstance(error, UserError):
-        return 400, str(error), {}
+        return _Failure(400, str(error))
     if isinstance(error, OverloadedError):
-        return 429, str(error), {"Retry-After": str(error.retry_after)}
+        return _Failure(429, str(error), {"Retry-After": str(error.retry_after)})
     if isinstance(error, ClientDisconnect):  # For the metrics only; 499 as in the logs of nginx.
-        return 499, "the client has left", {}
-    return 500, "Cannot translate text; see the log of the server", {}
+        return _Failure(499, "the client has left")
+    return _Failure(500, "Cannot translate text; see the log of the server")
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
-    status, message, headers = _explain(error)
-    return _json_response({"error": message}, status, headers)
+    failure = _explain(error)
+    return _json_response({"error": failure.message}, failure.status, failure.headers)
 
 
 def _json_response(value: Any, status: int = 200, headers: Any = None) -> Response:
     # JSON's escapes spell any text that a client may have sent, also unpaired surrogates.
-    return Response(json.dumps(value), status, headers, "application/json")
+    return Response(json.dumps(value), status, headers, media_type="application/json")
 
 
 def _show_page(request: Request) -> Response:
-    page = importlib.resources.files("jaxformer.serving").joinpath("page.html").read_text("ascii")
-    hashes = {
-        tag: " ".join(map(source_hash, re.findall(f"<{tag}>(.*?)</{tag}>", page, re.DOTALL)))
-        for tag in ("script", "style")
-    }
+    file = importlib.resources.files("jaxformer.serving").joinpath("page.html")
+    page = file.read_text("ascii")
+
+    def hashes_of(tag: str) -> str:
+        sources = re.findall(f"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
+        return " ".join(map(source_hash, sources))
+
+    # Browsers then run no script but the page's own.
     policy = (
-        f"default-src 'none'; connect-src 'self'; script-src {hashes['script']}; "
-        f"style-src {hashes['style']}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        f"default-src 'none'; connect-src 'self'; script-src {hashes_of('script')}; "
+        f"style-src {hashes_of('style')}; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'"
     )
     return Response(page, media_type="text/html", headers={"Content-Security-Policy": policy})

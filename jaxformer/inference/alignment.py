@@ -66,6 +66,7 @@ def word_attention(
 ) -> list[Float[np.ndarray, "T S"]]:
     """Returns the attention of target words to source words, float64; see :func:`align`."""
     layers = layer_indices(translator, layer)
+
     sources = check_texts(sources, "sources")
     check_same_length(targets, sources, "targets", "sources")
 
@@ -90,8 +91,9 @@ def word_attention(
         for number, padded in zip(batch.numbers, weights, strict=False):
             source_ids, target_ids = pairs[number]
             target_text, _ = targets[number]
+            of_pieces = padded[: len(target_ids), : len(source_ids)]
             result[number] = word_weights(
-                padded[: len(target_ids), : len(source_ids)],
+                of_pieces,
                 source_words=word_ids(translator, source_ids, sources[number]),
                 target_words=word_ids(translator, target_ids, target_text),
                 shape=result[number].shape,
@@ -112,7 +114,8 @@ def layer_indices(translator: Translator, layer: int | None) -> tuple[int, ...]:
 
 def format_pharaoh(alignment: Sequence[tuple[int, int]]) -> str:
     """Formats an alignment as Pharaoh and Moses do, such as "0-0 2-1"."""
-    return " ".join(f"{source}-{target}" for source, target in alignment)
+    pairs = [f"{source}-{target}" for source, target in alignment]
+    return " ".join(pairs)
 
 
 def word_weights(
@@ -123,18 +126,29 @@ def word_weights(
 ) -> Float[np.ndarray, "T S"]:
     """Reduces attention between pieces to attention between words; -1 is a piece of no word."""
     num_target_words, num_source_words = shape
-    sums = np.equal.outer(source_words, np.arange(num_source_words)).astype(np.float64)  # [Q, S]
 
-    is_of_target = np.equal.outer(target_words, np.arange(num_target_words)).astype(np.float64)
-    num_pieces = is_of_target.sum(axis=0)
-    averages = is_of_target / np.maximum(num_pieces, 1)  # [P, T]
+    # Whether a source piece belongs to a source word, [Q, S], 0 or 1.
+    all_source_words = np.arange(num_source_words)
+    of_sources = np.equal.outer(source_words, all_source_words).astype(np.float64)
 
-    return averages.T @ weights @ sums
+    # The same for the target, [P, T], divided by the number of pieces of the word.
+    all_target_words = np.arange(num_target_words)
+    of_targets = np.equal.outer(target_words, all_target_words).astype(np.float64)
+    num_pieces = of_targets.sum(axis=0)
+    averages = of_targets / np.maximum(num_pieces, 1)
+
+    return averages.T @ weights @ of_sources
 
 
 def align_by_maximum(weights: Float[np.ndarray, "T S"]) -> list[tuple[int, int]]:
     """Pairs each target word that has pieces with the first source word of largest weight."""
-    return [(int(row.argmax()), word) for word, row in enumerate(weights) if row.any()]
+    pairs = []
+    for target_word, row in enumerate(weights):
+        has_pieces = row.any()
+        if has_pieces:
+            source_word = int(row.argmax())
+            pairs.append((source_word, target_word))
+    return pairs
 
 
 def align_in_order(weights: Float[np.ndarray, "T S"]) -> list[tuple[int, int]]:
@@ -158,7 +172,9 @@ def align_in_order(weights: Float[np.ndarray, "T S"]) -> list[tuple[int, int]]:
     for t in range(targets):
         for s in range(sources):
             with_pair = least[t, s] + costs[t, s]
-            with_gap = min(least[t, s + 1], least[t + 1, s]) + gap
+            without_target = least[t, s + 1]
+            without_source = least[t + 1, s]
+            with_gap = min(without_target, without_source) + gap
             least[t + 1, s + 1] = min(with_pair, with_gap)
 
     # The decisions are read backward from the last words.
@@ -166,11 +182,13 @@ def align_in_order(weights: Float[np.ndarray, "T S"]) -> list[tuple[int, int]]:
     t = targets
     s = sources
     while t and s:
-        if least[t, s] == least[t - 1, s - 1] + costs[t - 1, s - 1]:
+        with_pair = least[t - 1, s - 1] + costs[t - 1, s - 1]
+        without_target = least[t - 1, s] + gap
+        if least[t, s] == with_pair:
             t -= 1
             s -= 1
             pairs.append((s, t))
-        elif least[t, s] == least[t - 1, s] + gap:
+        elif least[t, s] == without_target:
             t -= 1
         else:
             s -= 1
@@ -205,7 +223,9 @@ def words_of_pieces(pieces: Sequence[str | None], text: str) -> list[int]:
         spelled += visible_characters(decoder.decode(content))
 
     words = list(map(visible_characters, split_spaces(text)))
-    word_of = [n for n, word in enumerate(words) for _ in word]  # of each character of the text
+    word_of = []  # index of the word of each visible character of the text
+    for n, word in enumerate(words):
+        word_of += [n] * len(word)
     position_of = _match_positions(spelled, "".join(words))
 
     def word_at(start: int | None) -> int:
@@ -225,13 +245,19 @@ def _match_positions(spelled: str, text: str) -> list[int]:
         return list(range(len(text)))
 
     positions = []
-    matcher = difflib.SequenceMatcher(None, spelled, text, autojunk=False)
+    matcher = difflib.SequenceMatcher(
+        isjunk=None,
+        a=spelled,
+        b=text,
+        autojunk=False,
+    )
     for _, start, end, text_start, text_end in matcher.get_opcodes():
         length = end - start
         text_length = text_end - text_start
         for n in range(length):
             position = text_start + n * text_length // length
-            positions.append(min(position, len(text) - 1))
+            last = len(text) - 1
+            positions.append(min(position, last))
     return positions
 
 
@@ -243,7 +269,8 @@ def cross_attention(
     tgt_in: Int[Array, "B T"] | Int[np.ndarray, "B T"],
 ) -> Float[Array, "B T S"]:
     """Returns the attention of targets to sources, the mean of heads and models, float32."""
-    total = jnp.zeros((*tgt_in.shape, src.shape[1]), jnp.float32)
+    source_length = src.shape[1]
+    total = jnp.zeros((*tgt_in.shape, source_length), jnp.float32)
     segments = (src != PAD).astype(jnp.int32)
 
     for member, layer in zip(members, layers, strict=True):
@@ -261,6 +288,7 @@ def cross_attention(
             stack="decoder",
             sublayer="cross_attention",
         )  # [L, B, H, T, S]
-        total += weights[layer].mean(axis=1)
+        mean_of_heads = weights[layer].mean(axis=1)
+        total += mean_of_heads
 
     return total / len(members)

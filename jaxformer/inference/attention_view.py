@@ -101,8 +101,8 @@ def record_attention(translator: Translator, sentence: str) -> AttentionView:
     if not source:
         raise UserError("expected a sentence, got an empty one")
 
-    hypotheses = translator.translate_ids([source], n_best=1)[0].tokens
-    translation = hypotheses[0] if hypotheses else []
+    (decoded,) = translator.translate_ids([source], n_best=1)
+    translation = decoded.tokens[0] if decoded.tokens else []
     target = [BOS, *translation[:-1]]  # decoder inputs: the token at t predicts token t + 1
 
     member = translator.models[0]

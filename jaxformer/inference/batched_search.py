@@ -126,8 +126,13 @@ def search_batches(
         batch_prefixes = []
         if prefixes is not None:
             batch_prefixes = [prefixes[i] for i in indices]
-        sentence_ids = [first + i for i in indices]
-        batch = _source_batch(shape, batch_sources, batch_prefixes, sentence_ids)
+
+        batch = _source_batch(
+            shape,
+            batch_sources,
+            batch_prefixes,
+            sentence_ids=[first + i for i in indices],
+        )
         batch = batch._replace(n_best=np.int32(n_best))
 
         if shortlist is not None:
@@ -145,7 +150,13 @@ def search_batches(
     prefix_lengths = None
     if prefixes is not None:
         prefix_lengths = [len(prefix) for prefix in prefixes]
-    batches = list(plan_batches(source_lengths, longest, search, prefix_lengths))
+    plan = plan_batches(
+        source_lengths,
+        longest,
+        search,
+        forced=prefix_lengths,
+    )
+    batches = list(plan)
 
     if len(batches) > 1 and _can_thread(members):
         _decode_in_threads(decode, batches, report)
@@ -212,14 +223,22 @@ def plan_batches(
     buckets = _buckets(len(indices), longest, search)
 
     while indices:
-        source, rows = next(
-            (source, rows) for source, rows in buckets if source >= lengths[indices[0]]
-        )
+        longest_source = lengths[indices[0]]
+        source, rows = next(bucket for bucket in buckets if bucket[0] >= longest_source)
         chosen = indices[:rows]
+
         num_forced = None
         if forced is not None:
             num_forced = max(forced[index] for index in chosen)
-        yield chosen, _batch_shape(source, rows, num_forced, longest=longest, search=search)
+        shape = _batch_shape(
+            source,
+            rows,
+            num_forced,
+            longest=longest,
+            search=search,
+        )
+
+        yield chosen, shape
         indices = indices[rows:]
 
 
@@ -242,8 +261,10 @@ def _buckets(num_sentences: int, longest: int, search: Algorithm) -> list[tuple[
     else:
         buckets += _MORE_BUCKETS[1:]
 
-    by_length = [*sorted(buckets), (longest, 1)]
-    return [(min(source, longest), min(rows, max_rows)) for source, rows in by_length]
+    limited = []
+    for source, rows in [*sorted(buckets), (longest, 1)]:
+        limited.append((min(source, longest), min(rows, max_rows)))
+    return limited
 
 
 def _batch_shape(
@@ -263,11 +284,12 @@ def _batch_shape(
         needed = min(capacity, num_forced)
         prefix = next(width for width in _prefix_capacities(capacity) if width >= needed)
 
-    # On CPUs, malloc can keep the arrays of so few sentences (docs/LOG.md, 2026-11-28). Greedy
-    # search has at least two, since a matmul of a single hypothesis is slow.
+    # On CPUs, malloc can keep the arrays of so few sentences (docs/LOG.md, 2026-11-28).
     fraction = 8 if jax.default_backend() == "cpu" else 4
+    # Greedy search has at least two, since a matmul of a single hypothesis is slow.
     least_rows = 1 if search.num_hypotheses > 1 else 2
-    second_stage_rows = min(rows, max(rows // fraction, least_rows))
+    second_stage_rows = max(rows // fraction, least_rows)
+    second_stage_rows = min(second_stage_rows, rows)
 
     return BatchShape(
         rows=rows,
@@ -281,7 +303,8 @@ def _batch_shape(
 
 def _prefix_capacities(capacity: int) -> list[int]:
     """Returns the capacities for prefixes; they are few, since each needs a program."""
-    return [*(width for width in _PREFIXES if width < capacity), capacity]
+    smaller = [width for width in _PREFIXES if width < capacity]
+    return [*smaller, capacity]
 
 
 def all_shapes(sentences: int, tokens: int, longest: int, search: Algorithm) -> list[BatchShape]:
@@ -301,8 +324,9 @@ def all_shapes(sentences: int, tokens: int, longest: int, search: Algorithm) -> 
     shapes = set()
     for count in counts:
         for length in lengths:
-            batches = plan_batches([length] * count, longest, search)
-            shapes.update(shape for _, shape in batches)
+            lengths_of_sentences = [length] * count
+            for _, shape in plan_batches(lengths_of_sentences, longest, search):
+                shapes.add(shape)
     return sorted(shapes)
 
 
@@ -333,7 +357,13 @@ def compile_programs(
         if shape.first_capacity < shape.capacity:
             rows = np.zeros(shape.second_stage_rows, np.int32)
             result = _second_stage(
-                members, search, shape, numbers, first_stage.state_leaves, rows, None
+                members,
+                search,
+                shape,
+                numbers,
+                first_stage.state_leaves,
+                rows,
+                None,  # candidates
             )
         jax.block_until_ready(result)
 
@@ -366,8 +396,12 @@ def _source_batch(
             # Prefixes are cut at the maximum length of a translation.
             row[: len(forced)] = forced[: len(row)]
 
-    ids = np.resize(np.asarray(sentence_ids, np.int32), shape.rows)
-    return _SourceBatch(src, prefix, ids)
+    ids = np.asarray(sentence_ids, np.int32)
+    return _SourceBatch(
+        src=src,
+        prefix=prefix,
+        sentence_ids=np.resize(ids, shape.rows),
+    )
 
 
 def _search(
@@ -384,7 +418,8 @@ def _search(
     until = shape.first_capacity
     if until < shape.capacity:
         longest = int((batch.src != PAD).sum(axis=1).max())
-        until = min(until, longest + longest // 4 + 4)
+        most = longest + longest // 4 + 4
+        until = min(until, most)
 
     first_stage = _run_first_stage(
         members=members,
@@ -493,9 +528,19 @@ def _first_stage(
     candidates = None if batch.candidates is None else jnp.asarray(batch.candidates)
     step_fn = _step_fn(members, candidates)
     if half < shape.first_capacity:
-        state = search.advance(step_fn, state, jnp.minimum(until, half), shape.num_unfinished)
+        state = search.advance(
+            step_fn,
+            state,
+            until=jnp.minimum(until, half),
+            unfinished=shape.num_unfinished,
+        )
         state = _grow(state, shape.first_capacity)
-    state = search.advance(step_fn, state, until, shape.num_unfinished)
+    state = search.advance(
+        step_fn,
+        state,
+        until=until,
+        unfinished=shape.num_unfinished,
+    )
     return state, state.done, search.finalize(state)
 
 
@@ -512,23 +557,33 @@ def _second_stage(
     """Decodes the selected sentences of a batch to the end, from the leaves of their state."""
     # The state is the first of the three results of the first stage.
     batch = _source_batch(shape, [], [], [])
-    structure = _first_stage.structure(members, search, shape, numbers, batch, np.int32(0))
+    structure = _first_stage.structure(
+        members,
+        search,
+        shape,
+        numbers,
+        batch,
+        np.int32(0),
+    )
     state = jax.tree.unflatten(structure.children()[0], leaves)
 
     search = search.join_numbers(numbers)
     state = take_sentences(state, rows)
     step_fn = _step_fn(members, candidates)
     for capacity in shape.second_stage_capacities:
-        state = search.advance(step_fn, _grow(state, capacity), capacity)
+        state = _grow(state, capacity)
+        state = search.advance(step_fn, state, capacity)
     return search.finalize(state)
 
 
 def _grow(state: Any, capacity: int) -> Any:
-    return state.replace(cache=tuple(cache.grow(capacity) for cache in state.cache))
+    caches = tuple(cache.grow(capacity) for cache in state.cache)
+    return state.replace(cache=caches)
 
 
 def _step_fn(members: Members, candidates: Int[Array, " C"] | None) -> StepFn:
-    return ensemble([step_fn(member.model, member.params, candidates) for member in members])
+    step_fns = [step_fn(member.model, member.params, candidates) for member in members]
+    return ensemble(step_fns)
 
 
 def _prefill_fn(members: Members, free: int) -> PrefillFn:
@@ -564,8 +619,9 @@ def _read_row(result: BeamResult, row: int, batch: _SourceBatch) -> Decoded:
     if batch.candidates is not None:
         tokens = batch.candidates[tokens]
 
+    lengths = result.lengths[row]
     return Decoded(
-        tokens=[tokens[i, : result.lengths[row, i]].tolist() for i in existing],
+        tokens=[tokens[i, : lengths[i]].tolist() for i in existing],
         scores=result.scores[row, existing].tolist(),
         log_probs=result.log_probs[row, existing].tolist(),
     )

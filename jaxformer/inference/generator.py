@@ -52,7 +52,8 @@ class Generator(Predictor):
 
         Takes the arguments of :meth:`continuations` and raises the same errors.
         """
-        return [found[0] for found in self.continuations(prompts, max_tokens=max_tokens)]
+        continuations = self.continuations(prompts, max_tokens=max_tokens)
+        return [texts[0] for texts in continuations]
 
     def continuations(
         self,
@@ -131,7 +132,12 @@ class Generator(Predictor):
         """Returns the token ids of a text to score, at most ``max_length``, or raises an error."""
         with prefix_errors(place):
             ids = self.tokenizer.encode(text)
-        return check_tokens(ids, self.tokenizer.vocab_size, place, self.config.model.max_length)
+        return check_tokens(
+            ids,
+            self.tokenizer.vocab_size,
+            place,
+            longest=self.config.model.max_length,
+        )
 
     def check(self, prompt: str, *, max_tokens: int) -> None:
         """Raises the errors of :meth:`continuations` for a prompt, without generating anything."""
@@ -141,11 +147,13 @@ class Generator(Predictor):
         if not isinstance(self.config.search, BeamSearch):
             return
 
+        # The last token is generated, but never fed to the model.
         longest = self.config.model.max_length
-        if length - 1 + max_tokens > longest:
+        most = longest + 1 - length
+        if max_tokens > most:
             raise UserError(
                 f"beam search keeps to the model's context of {longest} tokens: expected at "
-                f"most {max(0, longest + 1 - length)} tokens after this prompt, got "
+                f"most {max(0, most)} tokens after this prompt, got "
                 f"{max_tokens}; sample, or ask for fewer"
             )
 
@@ -198,7 +206,8 @@ class Generator(Predictor):
                 return
 
             if context.shape[1] >= longest:
-                context = context[:, -max(1, longest // 2) :]
+                half = max(1, longest // 2)
+                context = context[:, -half:]
             capacity = longest + 1 - context.shape[1]
 
             new = done[:, :, :0]
@@ -246,7 +255,14 @@ class Generator(Predictor):
         )
 
         for until in (*range(chunk, count, chunk), count):
-            state, tokens = _advance(config, search, self.params, numbers, state, until)
+            state, tokens = _advance(
+                config,
+                search,
+                self.params,
+                numbers,
+                state,
+                until,
+            )
             yield np.asarray(tokens)[:, :, :until]
 
     @property
@@ -262,9 +278,17 @@ class Generator(Predictor):
         constraints = (*search.constraints, only_text)
 
         if isinstance(search, Sampling):
-            return dataclasses.replace(search, constraints=constraints, num_samples=1)
+            return dataclasses.replace(
+                search,
+                constraints=constraints,
+                num_samples=1,
+            )
         # Texts may end at their maximum length, without EOS.
-        return dataclasses.replace(search, constraints=constraints, unfinished="compete")
+        return dataclasses.replace(
+            search,
+            constraints=constraints,
+            unfinished="compete",
+        )
 
 
 def _forbid_special(logits: Float[Array, "B N V"], context: SearchContext) -> Float[Array, "B N V"]:
@@ -311,7 +335,14 @@ def _prefill(
         method="start",
     )
     # The last token is not prefilled, since the first step feeds it.
-    _, cache = model.apply(variables, context, cache, length - 1, starts, method="prefill")
+    _, cache = model.apply(
+        variables,
+        context,
+        cache,
+        length - 1,
+        starts,
+        method="prefill",
+    )
 
     search = search.join_numbers(numbers)
     max_lengths = jnp.broadcast_to(count, context.shape[:1])
@@ -340,7 +371,8 @@ def _advance(
     model: Any = LANGUAGE_MODELING.build(config)
 
     state = search.advance(step_fn(model, params), state, until)
-    return state, search.finalize(state).tokens
+    result = search.finalize(state)
+    return state, result.tokens
 
 
 @global_mesh(None)
@@ -352,7 +384,8 @@ def _keys(seed: int, rows: Sequence["_Row"], size: int, window: int) -> Key[Arra
     fold_in = jax.vmap(jax.random.fold_in)
     keys_of_prompts = sentence_keys(seed, prompts)
     keys_of_samples = fold_in(keys_of_prompts, samples)
-    return fold_in(keys_of_samples, jnp.full(size, window))
+    windows = jnp.full(size, window)
+    return fold_in(keys_of_samples, windows)
 
 
 def _capacity(tokens: int, max_capacity: int) -> int:
@@ -381,8 +414,9 @@ def _pad_prompts(
     context = np.full((len(rows), width), PAD, np.int32)
     starts = np.zeros(len(rows), np.int32)
     for number, row in enumerate(rows):
-        starts[number] = width - len(row.tokens)
-        context[number, starts[number] :] = row.tokens
+        start = width - len(row.tokens)
+        starts[number] = start
+        context[number, start:] = row.tokens
 
     size = next(size for size in _BATCH_SIZES if size >= len(rows))
     context = np.resize(context, (size, width))
@@ -399,6 +433,9 @@ def _batches(rows: Sequence[_Row], longest: int) -> Iterator[list[_Row]]:
     by_length = sorted(rows, key=lambda row: len(row.tokens))
     largest = _BATCH_SIZES[-1]
 
-    for _, group in itertools.groupby(by_length, lambda row: max(longest, len(row.tokens))):
+    def group_of(row: _Row) -> int:
+        return max(longest, len(row.tokens))
+
+    for _, group in itertools.groupby(by_length, group_of):
         while batch := list(itertools.islice(group, largest)):
             yield batch

@@ -85,8 +85,9 @@ class KeptProgram:
 
     def _describe(self, args: tuple[Any, ...]) -> tuple[Callable[..., list[Array]], list, Hashable]:
         """Returns a function of the dynamic leaves, these leaves, and the key of its program."""
+        dynamic_argnums = [i for i in range(len(args)) if i not in self.static_argnums]
         static = tuple(args[i] for i in self.static_argnums)
-        dynamic = [arg for i, arg in enumerate(args) if i not in self.static_argnums]
+        dynamic = [args[i] for i in dynamic_argnums]
         leaves, structure = jax.tree.flatten(dynamic)
 
         shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
@@ -95,10 +96,9 @@ class KeptProgram:
 
         def call(*leaves: Array) -> list[Array]:
             given = list(args)
-            dynamic = iter(jax.tree.unflatten(structure, leaves))
-            for i in range(len(args)):
-                if i not in self.static_argnums:
-                    given[i] = next(dynamic)
+            dynamic = jax.tree.unflatten(structure, leaves)
+            for i, arg in zip(dynamic_argnums, dynamic, strict=True):
+                given[i] = arg
 
             results, result_structure = jax.tree.flatten(self.function(*given))
             self._structures[key] = result_structure
@@ -113,8 +113,11 @@ def is_distributed(leaves: Iterable[Any]) -> bool:
 
 
 def _devices(leaves: Iterable[Any]) -> frozenset[Any]:
-    arrays = (leaf for leaf in leaves if isinstance(leaf, jax.Array))
-    return frozenset().union(*(array.sharding.device_set for array in arrays))
+    devices = set()
+    for leaf in leaves:
+        if isinstance(leaf, jax.Array):
+            devices |= leaf.sharding.device_set
+    return frozenset(devices)
 
 
 def _open(
@@ -192,7 +195,8 @@ def kept_file(key: Hashable) -> pathlib.Path | None:
     text = repr(key)
     if " at 0x" in text:
         return None
-    return folder / hashlib.sha256(text.encode()).hexdigest()
+    digest = hashlib.sha256(text.encode())
+    return folder / digest.hexdigest()
 
 
 def read_kept(path: pathlib.Path) -> bytes | None:
@@ -204,7 +208,9 @@ def read_kept(path: pathlib.Path) -> bytes | None:
 
     digest = file_content[:_DIGEST_SIZE]
     content = file_content[_DIGEST_SIZE:]
-    return content if digest == _digest(content) else None
+    if digest != _digest(content):
+        return None
+    return content
 
 
 def write_kept(path: pathlib.Path, content: bytes) -> None:
@@ -223,4 +229,7 @@ def _digest(content: bytes) -> bytes:
     )
     processor = sorted(cpu_features()) or platform.uname()
     made_with = (versions, os.environ.get("XLA_FLAGS"), processor)
-    return hashlib.sha256(repr(made_with).encode() + content).digest()
+
+    digest = hashlib.sha256(repr(made_with).encode())
+    digest.update(content)
+    return digest.digest()

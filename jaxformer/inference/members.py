@@ -93,7 +93,8 @@ def log_probs_of_tokens(
         for logits_of, features in zip(logits, features_of_models, strict=True):
             scores = logits_of(features).astype(jnp.float32)  # [C, V]
             chosen = jnp.take_along_axis(scores, targets[:, None], axis=1)[:, 0]
-            log_probs_of_models.append(chosen - jax.nn.logsumexp(scores, axis=1))
+            normalizer = jax.nn.logsumexp(scores, axis=1)
+            log_probs_of_models.append(chosen - normalizer)
 
         log_sum = jax.nn.logsumexp(jnp.stack(log_probs_of_models), axis=0)
         return log_sum - math.log(len(log_probs_of_models))
@@ -104,14 +105,19 @@ def log_probs_of_tokens(
     num_padding = num_chunks * chunk_size - num_tokens
 
     def split_into_chunks(rows: Array) -> Array:
-        padding = [(0, num_padding)] + [(0, 0)] * (rows.ndim - 1)
-        return jnp.pad(rows, padding).reshape(num_chunks, chunk_size, *rows.shape[1:])
+        padding = [(0, 0)] * rows.ndim
+        padding[0] = (0, num_padding)
+        padded = jnp.pad(rows, padding)
+        return padded.reshape(num_chunks, chunk_size, *rows.shape[1:])
 
     feature_chunks = []
     for features_of_model in features:
         depth = features_of_model.shape[-1]
-        feature_chunks.append(split_into_chunks(features_of_model.reshape(-1, depth)))
+        rows = features_of_model.reshape(-1, depth)
+        feature_chunks.append(split_into_chunks(rows))
     target_chunks = split_into_chunks(targets.reshape(-1))
 
-    log_probs = jax.lax.map(log_probs_of_chunk, (feature_chunks, target_chunks))
-    return log_probs.reshape(-1)[:num_tokens].reshape(targets.shape)
+    chunks = (feature_chunks, target_chunks)
+    log_probs = jax.lax.map(log_probs_of_chunk, chunks)
+    log_probs = log_probs.reshape(-1)[:num_tokens]
+    return log_probs.reshape(targets.shape)

@@ -102,13 +102,20 @@ def score_batches(
         for number, log_prob in zip(batch.numbers, log_probs_of_rows, strict=False):
             log_probs[number] = log_prob
         report(len(batch.numbers))
-    report(sum(not (source and target) for source, target in pairs))
+
+    num_without_batch = sum(not (source and target) for source, target in pairs)
+    report(num_without_batch)
 
     penalties = length_penalties(search.penalty, search.length_penalty, longest).tolist()
     scores = []
     for log_prob, (_, target) in zip(log_probs, pairs, strict=True):
         length = len(target)
-        scores.append(Score(log_prob / penalties[length], log_prob, length))
+        score = Score(
+            score=log_prob / penalties[length],
+            log_prob=log_prob,
+            length=length,
+        )
+        scores.append(score)
     return scores
 
 
@@ -139,15 +146,26 @@ def pair_batches(
     numbers.sort(key=lambda n: (-length_of(n), n))
 
     while numbers:
-        power_of_two = 1 << (length_of(numbers[0]) - 1).bit_length()
+        longest = length_of(numbers[0])
+        power_of_two = 1 << (longest - 1).bit_length()
         length = min(max_length, max(_SHORTEST, power_of_two))
 
         # A last batch of few pairs gets a smaller shape.
         most_rows = max(1, tokens_per_batch // length)
         few_rows = max(1, most_rows // 8)
-        rows = next((n for n in (1, few_rows) if n >= len(numbers)), most_rows)
+        if len(numbers) == 1:
+            rows = 1
+        elif len(numbers) <= few_rows:
+            rows = few_rows
+        else:
+            rows = most_rows
 
-        yield _pad_pairs(pairs, numbers[:rows], rows, length)
+        yield _pad_pairs(
+            pairs,
+            numbers[:rows],
+            rows=rows,
+            length=length,
+        )
         numbers = numbers[rows:]
 
 
@@ -158,14 +176,16 @@ def _pad_pairs(
     length: int,
 ) -> PairBatch:
     """Pads the pairs of these numbers to a batch of so many rows and tokens."""
-    src = np.full((rows, length), PAD, np.int32)
-    tgt_in = np.full((rows, length), PAD, np.int32)
-    tgt_out = np.full((rows, length), PAD, np.int32)
+    shape = (rows, length)
+    src = np.full(shape, PAD, np.int32)
+    tgt_in = np.full(shape, PAD, np.int32)
+    tgt_out = np.full(shape, PAD, np.int32)
 
     for row, number in enumerate(numbers):
         source, target = pairs[number]
+        shifted = [BOS, *target[:-1]]
         src[row, : len(source)] = source
-        tgt_in[row, : len(target)] = [BOS, *target[:-1]]
+        tgt_in[row, : len(target)] = shifted
         tgt_out[row, : len(target)] = target
 
     return PairBatch(numbers, src, tgt_in=tgt_in, tgt_out=tgt_out)

@@ -88,10 +88,14 @@ class Shortlist:
         Source tokens are candidates, too, since names are often copied.
         """
         special = np.arange(UNK + 1)
-        source_tokens = np.unique(np.concatenate([np.asarray(ids, np.int32) for ids in sources]))
-        likely = [
-            self.targets[self.offsets[token] : self.offsets[token + 1]] for token in source_tokens
-        ]
+        source_arrays = [np.asarray(ids, np.int32) for ids in sources]
+        source_tokens = np.unique(np.concatenate(source_arrays))
+
+        likely = []
+        for token in source_tokens:
+            start = self.offsets[token]
+            stop = self.offsets[token + 1]
+            likely.append(self.targets[start:stop])
         tokens = np.unique(np.concatenate([special, self.common, source_tokens, *likely]))
 
         size = next((size for size in _SIZES if size >= len(tokens)), vocab_size)

@@ -140,9 +140,10 @@ class Translator(Predictor):
                     f"{self.tokenizer.sha256} and {other.tokenizer.sha256}; train all with the same"
                 )
 
+        translators = [self, *others]
         together = copy.copy(self)
-        together.models = sum((other.models for other in others), self.models)
-        together.weights = ", ".join([self.weights, *(other.weights for other in others)])
+        together.models = sum((each.models for each in translators), ())
+        together.weights = ", ".join(each.weights for each in translators)
         return together
 
     def translate(
@@ -331,7 +332,8 @@ class Translator(Predictor):
                 f"n_best must be from 0 to {num_hypotheses}, the search's hypotheses: got {n_best}"
             )
 
-        search = dataclasses.replace(search, constraints=(*search.constraints, *constraints))
+        all_constraints = (*search.constraints, *constraints)
+        search = dataclasses.replace(search, constraints=all_constraints)
         is_forced = bool(search.constraints) or prefixes is not None
         if self.shortlist is not None and is_forced:
             raise UserError("a shortlist works without constraints and prefixes: leave one out")

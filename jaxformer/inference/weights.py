@@ -59,8 +59,11 @@ def abstract_params(config: Architecture, kind: Kind = TRANSLATION) -> PyTree:
             array(tuple(scale_shape), jnp.float32),
         )
 
+    def is_info(node: Any) -> bool:
+        return isinstance(node, ParameterInfo)
+
     infos = _describe(config, kind)
-    return jax.tree.map(abstract, infos, is_leaf=lambda leaf: isinstance(leaf, ParameterInfo))
+    return jax.tree.map(abstract, infos, is_leaf=is_info)
 
 
 @functools.lru_cache
@@ -86,7 +89,8 @@ def _describe(config: Architecture, kind: Kind) -> PyTree:
 
 def prepare_params(config: Architecture, params: PyTree, kind: Kind = TRANSLATION) -> PyTree:
     """Casts or quantizes parameters; see :func:`~jaxformer.nn.precision.cast_params`."""
-    is_quantized = any(leaf.dtype == jnp.int8 for leaf in jax.tree.leaves(params))
+    leaves = jax.tree.leaves(params)
+    is_quantized = any(leaf.dtype == jnp.int8 for leaf in leaves)
     if is_quantized:  # saves a program at start
         return jax.tree.map(jnp.asarray, params)
     return _cast(config, params, kind)
@@ -95,7 +99,8 @@ def prepare_params(config: Architecture, params: PyTree, kind: Kind = TRANSLATIO
 @global_mesh(None)
 @functools.partial(jax.jit, static_argnums=(0, 2))
 def _cast(config: Architecture, params: PyTree, kind: Kind) -> PyTree:
-    return cast_params(params, _describe(config, kind), config.compute_dtype)
+    infos = _describe(config, kind)
+    return cast_params(params, infos, config.compute_dtype)
 
 
 def params_sha256(params: PyTree) -> str:

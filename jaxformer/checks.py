@@ -25,6 +25,7 @@ def parse_numbers(text: str) -> list[int]:
 def check_text(text: Any, name: str) -> None:
     if isinstance(text, bytes):
         raise UserError(f"{name}: expected text, got bytes; decode them first: .decode('utf-8')")
+
     if not isinstance(text, str):
         raise UserError(f"{name}: expected text, got {reprlib.repr(text)}")
 
@@ -66,12 +67,13 @@ def check_tokens(
             "split it"
         )
 
-    wrong = next((token for token in tokens if not 0 <= token < size), None)
-    if wrong is not None:
-        raise UserError(
-            f"{name}: expected token ids from 0 to {size - 1}, got {wrong}; encode text with the "
-            "model's own tokenizer"
-        )
+    for token in tokens:
+        if not 0 <= token < size:
+            raise UserError(
+                f"{name}: expected token ids from 0 to {size - 1}, got {token}; encode text with "
+                "the model's own tokenizer"
+            )
+
     return tokens
 
 
@@ -93,5 +95,6 @@ def is_unicode(text: str) -> bool:
 def check_unicode(text: Any, place: str) -> None:
     """Checks that this is a text that UTF-8 can encode; error messages begin with ``place``."""
     check_text(text, place)
+
     if not is_unicode(text):
         raise UserError(f"{place}: not UTF-8")

@@ -87,16 +87,18 @@ class Config:
         models = tuple(network.section for network in self.kind.networks)
         all_models = {network.section for kind in KINDS for network in kind.networks}
         others = all_models.difference(models)
+
         self._check_class("data", (self.kind.data,), others)
         self._check_class("model", models, others)
-
         self._check_length()
         _check_search(self.search)
 
     def _check_class(self, name: str, expected: tuple[type, ...], others: set[type]) -> None:
         """Checks that a section is of a class that belongs to the kind of the experiment."""
         section = getattr(self, name)
-        if not isinstance(section, expected) or type(section) in others:
+        is_of_other_kind = type(section) in others
+
+        if is_of_other_kind or not isinstance(section, expected):
             known = " or ".join(each.__name__ for each in expected)
             raise UserError(
                 f"{name} must be of class {known} with data.corpus={self.data.corpus}: got "
@@ -155,7 +157,9 @@ class Config:
             "search": serialization.from_dict,
         }
         check_known(values, builders, "")
-        sections = {name: builders[name](section) for name, section in values.items()}
+        sections = {}
+        for name, section in values.items():
+            sections[name] = builders[name](section)
         return cls(**sections)
 
 
@@ -191,9 +195,11 @@ def model_section(config: Config, section: type[ModelT]) -> ModelT:
 
 def _build_model(kind: Kind, values: Any) -> Architecture:
     default = kind.networks[0].section.architecture
+    # Malformed values are refused by build_section.
     name = default
     if isinstance(values, dict):
         name = values.get("architecture", default)
+
     return build_section(kind.section_of(name), values, section="model")
 
 
@@ -214,11 +220,15 @@ def _check_search(search: BeamSearch | Sampling) -> None:
 
 def check_config(config: Any) -> None:
     """Checks that an argument is a :class:`Config`, and not a section or a ``ConfigDict``."""
-    if not isinstance(config, Config):
+    if isinstance(config, Config):
+        return
+
+    is_section = dataclasses.is_dataclass(config)
+    if is_section:
+        advice = "put it into one: Config(model=...)"
+    else:
         advice = "make one of a ConfigDict with Config.from_dict(values.to_dict())"
-        if dataclasses.is_dataclass(config):
-            advice = "put it into one: Config(model=...)"
-        raise UserError(f"expected a Config, got {type(config).__name__}; {advice}")
+    raise UserError(f"expected a Config, got {type(config).__name__}; {advice}")
 
 
 def save_config(config: Config, path: pathlib.Path) -> None:
@@ -247,7 +257,10 @@ def to_config_dict(config: Config) -> Any:
     # Only the command line needs ml_collections, and notebooks may lack it.
     from ml_collections import config_dict
 
-    hints = {name: typing.get_type_hints(type(section)) for name, section in vars(config).items()}
+    hints = {}
+    for name, section in vars(config).items():
+        hints[name] = typing.get_type_hints(type(section))
+    # A file also names the method of the search.
     hints["search"] = {name: hint for name, (hint, _) in serialization.search_fields().items()}
 
     sections = config.to_dict()
@@ -262,7 +275,8 @@ def to_config_dict(config: Config) -> Any:
 def select(variants: dict[str, Config], name: str) -> Any:
     """Returns a variant as a ``ConfigDict``: "tiny" for ``base.py:tiny``, "" for ``base.py``."""
     if name not in variants:
-        names = {each: repr(each) for each in variants} | {"": "none (the default)"}
+        names = {each: repr(each) for each in variants}
+        names[""] = "none (the default)"
         known = ", ".join(names[each] for each in variants)
         raise UserError(f"unknown variant {name!r}; known variants: {known}")
     return to_config_dict(variants[name])

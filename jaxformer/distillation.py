@@ -128,8 +128,13 @@ def _write_sides(prefix: str, languages: tuple[str, str], pairs: Iterable[tuple[
     """Writes line-aligned text, such as ``prefix.en`` and ``prefix.de``."""
     pairs = list(pairs)
     for side, language in enumerate(languages):
-        lines = (re.sub(r"[\r\n]", " ", pair[side]) + "\n" for pair in pairs)
-        write_file(pathlib.Path(f"{prefix}.{language}"), "".join(lines).encode())
+        lines = []
+        for pair in pairs:
+            text = re.sub(r"[\r\n]", " ", pair[side])
+            lines.append(f"{text}\n")
+
+        path = pathlib.Path(f"{prefix}.{language}")
+        write_file(path, "".join(lines).encode())
 
 
 def _translate(teacher: Translator, sources: Sources, folder: pathlib.Path) -> Iterator[Row]:
@@ -152,17 +157,19 @@ def _translate(teacher: Translator, sources: Sources, folder: pathlib.Path) -> I
         if not path.exists():
             part = sources[start : start + _SOURCES_PER_PART]
             rows = _translate_part(teacher, part, start)
-            lines = (f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows)
+            lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
             write_file(path, "".join(lines).encode())
 
             end = start + len(part)
             num_translated += len(part)
             rate = num_translated / (time.monotonic() - began)
-            left = tqdm.format_interval(int((len(sources) - end) / rate))
+            seconds_left = (len(sources) - end) / rate
+            left = tqdm.format_interval(int(seconds_left))
             message = f"translated {end:,} of {len(sources):,} sources, {rate:.1f} sentences/s"
             print(f"{message}, {left} left", file=sys.stderr)
 
-        yield from map(json.loads, read_file(path))
+        for line in read_file(path):
+            yield json.loads(line)
 
 
 def _check_identity(path: pathlib.Path, teacher: Translator, sources: Sources) -> None:
@@ -176,7 +183,9 @@ def _check_identity(path: pathlib.Path, teacher: Translator, sources: Sources) -
         "size of parts": _SOURCES_PER_PART,
     }
 
-    began_with = read_workdir_object(path) if path.exists() else identity
+    began_with = identity
+    if path.exists():
+        began_with = read_workdir_object(path)
     changed = [name for name in identity if began_with.get(name) != identity[name]]
     if changed:
         raise UserError(
@@ -192,7 +201,10 @@ def _translate_part(teacher: Translator, part: Sources, first: int) -> Iterator[
     source_ids = []
     for tokens in encoded:
         is_translated = 0 < len(tokens) < teacher.max_length
-        source_ids.append([*tokens, EOS] if is_translated else [])
+        if is_translated:
+            source_ids.append([*tokens, EOS])
+        else:
+            source_ids.append([])
 
     found = teacher.translate_ids(source_ids, first=first)
     chrf = CHRF()
@@ -223,7 +235,8 @@ def filter_rows(
     removed = collections.Counter[str]()
 
     for source, target, source_tokens, target_tokens, log_prob in rows:
-        shorter, longer = sorted([source_tokens, target_tokens])
+        shorter = min(source_tokens, target_tokens)
+        longer = max(source_tokens, target_tokens)
         if not target.strip():
             removed["without a complete translation"] += 1
         elif longer > max_ratio * shorter:
@@ -233,7 +246,8 @@ def filter_rows(
         else:
             kept.append((source, target))
 
-    reasons = ", ".join(f"{count:,} {reason}" for reason, count in removed.items()) or "none"
+    counts = [f"{count:,} {reason}" for reason, count in removed.items()]
+    reasons = ", ".join(counts) or "none"
     num_pairs = len(kept) + removed.total()
     line = f"{len(kept):,} of {num_pairs:,} pairs kept; removed: {reasons}"
     if not kept:

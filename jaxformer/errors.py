@@ -44,6 +44,7 @@ def prefix_errors(place: str, *kinds: type[Exception]) -> Iterator[None]:
     A place is a file or a field, or more of the message, such as what was expected there.
     """
     kinds = kinds or (UserError,)
+
     try:
         yield
     except kinds as error:
@@ -63,6 +64,7 @@ def needs_package(package: str, why: str, *, extra: str = "") -> Iterator[None]:
 def typed_command(name: str) -> str:
     """Returns a command as the user would type it: ``jaxformer train``, ``python train.py``."""
     program = sys.argv[0].replace(os.sep, "/")
+
     if program.endswith("train.py") and name == "train":
         return "python train.py"
     if program.endswith("/jaxformer/__main__.py"):
@@ -78,7 +80,9 @@ def did_you_mean(
 ) -> str:
     """Suggests the ``meaning`` of the known name that resembles an unknown one, if one does."""
     close = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {meaning(close[0])}?" if close else otherwise
+    if not close:
+        return otherwise
+    return f"did you mean {meaning(close[0])}?"
 
 
 class StoppedError(KeyboardInterrupt):
@@ -97,6 +101,7 @@ def exit_code(command: Callable[[], None]) -> int:
     UTF-8, whatever the locale, as are all files it writes.
     """
     _tolerate_closed_stderr()
+
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", errors=NOT_UTF8)
 
@@ -107,6 +112,7 @@ def exit_code(command: Callable[[], None]) -> int:
         reason = None
         if any(isinstance(each, AssertionError | RuntimeError) for each in _contexts(error)):
             reason = missing_device(error)
+
         if reason is None and not isinstance(error, UserError):
             raise
         code = 2
@@ -119,6 +125,7 @@ def exit_code(command: Callable[[], None]) -> int:
         extra = _OPTIONAL.get(module)
         if extra is None:
             raise
+
         install = install_command(module, extra)
         code = 2
         message = f"error: expected the package {module}; install it: {install}"
@@ -192,6 +199,7 @@ class _DroppingFile(io.FileIO):
         try:
             return super().write(data)
         except OSError as error:
+            # EPIPE of a pipe, EIO of a terminal.
             if error.errno in (errno.EPIPE, errno.EIO):
                 # Redirect the descriptor, because others write to it directly: XLA, older logging
                 # handlers, and the interpreter, which flushes every stream when it exits.

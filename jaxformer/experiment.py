@@ -74,14 +74,7 @@ def train(
     training = config.training
 
     with watchdog.watch(training.stall_timeout):
-        schedule = None
-        if optimizer is None:
-            optimizer = make_optimizer(config)
-            schedule = configured_schedule(training, config.model.d_model)
-        else:
-            describe = functools.partial(describe_model, config.model, config.kind)
-            optimizer = _complete(optimizer, training, describe)
-
+        optimizer, schedule = _optimizer_and_schedule(config, optimizer)
         if evaluated is not None and (training.freeze or training.ema_decay):
             raise UserError(
                 "evaluated: expected training.freeze and training.ema_decay to be left out, since "
@@ -117,6 +110,20 @@ def train(
             ) from None
 
 
+def _optimizer_and_schedule(
+    config: Config,
+    given: optax.GradientTransformation | None,
+) -> tuple[optax.GradientTransformation, optax.Schedule | None]:
+    """Returns the config's optimizer, or the given one, whose learning rate is unknown."""
+    if given is None:
+        optimizer = make_optimizer(config)
+        schedule = configured_schedule(config.training, config.model.d_model)
+        return optimizer, schedule
+
+    describe = functools.partial(describe_model, config.model, config.kind)
+    return _complete(given, config.training, describe), None
+
+
 def check_experiment(config: Config, folder: Workdir) -> None:
     """Checks a run and prints warnings before it reads its data, which can take long."""
     if config.model.compute_dtype == "int8":
@@ -125,6 +132,7 @@ def check_experiment(config: Config, folder: Workdir) -> None:
             "quantize the parameters with jaxformer quantize"
         )
     config.data.check_named()
+
     prepare_run(folder, config, config.training.mirror)
 
     is_new = not folder.config.exists()
@@ -203,7 +211,8 @@ def make_validation_loss(workdir: str | pathlib.Path) -> Callable[[PyTree], floa
     training = dataclasses.replace(config.training, eval_sentences=0)
     task = make_task(dataclasses.replace(config, training=training), folder)
     # Not the mesh of the run, whose devices may not be here.
-    mesh = make_mesh(devices=jax.local_devices()[:1])
+    devices = jax.local_devices()[:1]
+    mesh = make_mesh(devices=devices)
 
     def validation_loss(params: PyTree) -> float:
         metrics = task.evaluate(params, mesh, lambda: None)
@@ -214,6 +223,7 @@ def make_validation_loss(workdir: str | pathlib.Path) -> Callable[[PyTree], floa
 
 def make_task(config: Config, folder: Workdir, corpus: Corpus | None = None) -> NetworkTask:
     """Opens the data of a config, on process 0 first, which leaves files; returns its task."""
+    # The others find what process 0 has written.
     if not processes.is_primary():
         with announce("waiting for process 0, which reads the data"):
             multihost_utils.sync_global_devices("data")

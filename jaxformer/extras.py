@@ -58,7 +58,8 @@ def install_command(package: str, extra: str = "") -> str:
     clone = _clone()
     if clone is None:
         packages = packages_of(extra) or [package]
-        return f"pip install {' '.join(map(shlex.quote, packages))}"
+        quoted = [shlex.quote(each) for each in packages]
+        return f"pip install {' '.join(quoted)}"
 
     command = f"pip install '.[{extra}]'"
     if clone == pathlib.Path.cwd():

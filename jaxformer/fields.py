@@ -30,12 +30,15 @@ def inherit_attributes(cls: type) -> None:
     entries, blank, others = rest.partition("\n\n")
 
     base = inspect.cleandoc(cls.__mro__[1].__doc__ or "")
-    inherited = base.partition("\nAttributes:\n")[2].partition("\n\n")[0]
-    inherited_entries = re.split(r"\n(?=  \w)", inherited) if title else []
+    _, _, rest_of_base = base.partition("\nAttributes:\n")
+    inherited, _, _ = rest_of_base.partition("\n\n")
+    inherited_entries = []
+    if title:
+        inherited_entries = re.split(r"\n(?=  \w)", inherited)
     for entry in inherited_entries:
         name = entry.partition(":")[0]
-        is_replaced = f"\n{name}:" in f"\n{entries}"
-        if entry and not is_replaced:
+        is_own = f"\n{name}:" in f"\n{entries}"
+        if entry and not is_own:
             entries += f"\n{entry}"
 
     cls.__doc__ = f"{summary}{title}{entries}{blank}{others}"
@@ -51,7 +54,8 @@ def build_section(cls: type[T], values: Any, section: str) -> T:
 def _types_of(cls: Any) -> dict[str, Any]:
     """Returns the types of the fields of a dataclass, without other annotations of its bases."""
     hints = typing.get_type_hints(cls)
-    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
+    names = [field.name for field in dataclasses.fields(cls)]
+    return {name: hints[name] for name in names}
 
 
 def check_known(values: Any, known: Iterable[str], prefix: str) -> None:
@@ -80,6 +84,7 @@ def check_unchanged(given: dict[str, Any], saved: Any, section: str, place: str)
         raise UserError(f"{place}: expected fields of {section}, got {reprlib.repr(saved)}")
 
     given = json.loads(json.dumps(given))  # As when they were saved: tuples become lists.
+
     for name, was in saved.items():
         if name in _MAY_DIFFER:
             continue
@@ -104,23 +109,27 @@ def _convert(value: Any, hint: Any, name: str) -> Any:
         except OverflowError:
             raise UserError(f"{name} is too large a number") from None
 
-    if not isinstance(value, expected) or is_bool != (expected is bool):
+    expects_bool = expected is bool
+    if not isinstance(value, expected) or is_bool != expects_bool:
         raise UserError(f"{name} must be of type {expected.__name__}: got {reprlib.repr(value)}")
     return value
 
 
 def expected_type(hint: Any) -> type:
     """Returns the plain type behind ``int``, ``int | None`` or ``Literal["a", "b"]``."""
-    if typing.get_origin(hint) is Literal:
-        return type(typing.get_args(hint)[0])
-    if typing.get_origin(hint) is types.UnionType:
-        return next(t for t in typing.get_args(hint) if t is not type(None))
+    origin = typing.get_origin(hint)
+    arguments = typing.get_args(hint)
+    if origin is Literal:
+        return type(arguments[0])
+    if origin is types.UnionType:
+        return next(each for each in arguments if each is not type(None))
     return hint
 
 
 def check_types(config: Any, section: str = "") -> None:
     """Checks types and choices of all plain fields; converts NumPy scalars, which JSON lacks."""
     prefix = f"{section}." if section else ""
+
     for name, hint in _types_of(type(config)).items():
         value = getattr(config, name)
         origin = typing.get_origin(hint)
@@ -129,11 +138,12 @@ def check_types(config: Any, section: str = "") -> None:
             choices = typing.get_args(hint)
             if value not in choices:
                 known = ", ".join(map(repr, choices))
-                raise UserError(f"{prefix}{name} must be one of {known}: got {reprlib.repr(value)}")
+                shown = reprlib.repr(value)
+                raise UserError(f"{prefix}{name} must be one of {known}: got {shown}")
             continue
 
-        is_numpy_scalar = type(value).__module__ == "numpy" and not getattr(value, "ndim", 1)
-        if is_numpy_scalar:
+        is_of_numpy = type(value).__module__ == "numpy"
+        if is_of_numpy and not getattr(value, "ndim", 1):
             value = value.item()
         if origin is not tuple:
             converted = _convert(value, hint, f"{prefix}{name}")
@@ -144,7 +154,9 @@ def check_positive(config: Any, section: str, *names: str) -> None:
     """Checks that fields are finite and greater than 0, or None."""
     for name in names:
         value = getattr(config, name)
-        if value is not None and not 0 < value < math.inf:
+        if value is None:
+            continue
+        if not 0 < value < math.inf:
             raise UserError(f"{section}.{name} must be greater than 0: got {value}")
 
 
@@ -152,7 +164,9 @@ def check_fraction(config: Any, section: str, *names: str) -> None:
     """Checks that fields are at least 0 and less than 1, or None."""
     for name in names:
         value = getattr(config, name)
-        if value is not None and not 0 <= value < 1:
+        if value is None:
+            continue
+        if not 0 <= value < 1:
             raise UserError(f"{section}.{name} must be at least 0 and less than 1: got {value}")
 
 
@@ -160,9 +174,11 @@ def fields_given(instance: Any) -> Iterator[str]:
     """Yields the names of the fields of a dataclass that do not have their default values."""
     for field in dataclasses.fields(instance):
         value = getattr(instance, field.name)
+
         # Arrays, which have no truth value, are never the default.
         is_default = value is field.default
         if not is_default and isinstance(value, int | float):
             is_default = value == field.default
+
         if not is_default:
             yield field.name

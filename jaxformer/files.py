@@ -65,6 +65,7 @@ def check_unicode_path(path: pathlib.Path) -> None:
     libraries in C++ that store arrays.
     """
     text = os.fspath(path.absolute())
+
     try:
         is_same = text.encode() == os.fsencode(text)
     except UnicodeEncodeError:
@@ -90,6 +91,7 @@ def output_path(path: str) -> pathlib.Path:
 def descriptor_of(path: pathlib.Path) -> int | None:
     """Returns the number of the open file for which a path such as /dev/stdout stands, or None."""
     text = path.as_posix()
+
     numbered = re.fullmatch(r"/(?:dev|proc/self)/fd/(\d{1,9})", text)
     if numbered:
         return int(numbered[1])
@@ -173,11 +175,12 @@ def open_file(path: pathlib.Path, inside: pathlib.Path | None = None) -> io.Buff
 
 
 def _check_regular(descriptor: int, path: pathlib.Path) -> None:
-    """Checks that an open file is no folder, FIFO or device, and is not sparse."""
+    """Checks that an open file is not a folder, FIFO, device or sparse file."""
     status = os.fstat(descriptor)
     mode = stat.S_IFMT(status.st_mode)
     if mode != stat.S_IFREG:
-        found = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO"}.get(mode, "a device")
+        names = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO"}
+        found = names.get(mode, "a device")
         raise UserError(f"{path}: expected a regular file, found {found}")
 
     size = status.st_size
@@ -232,6 +235,7 @@ def _read_limited(path: pathlib.Path, inside: pathlib.Path | None, limit: int) -
 def read_json(path: pathlib.Path, inside: pathlib.Path | None = None) -> Any:
     """Reads a JSON file; see :func:`open_file`."""
     content = _read_limited(path, inside, MAX_JSON_BYTES)
+
     # Not UTF-8, not JSON, or nested too deeply.
     with prefix_errors(f"{path}: expected JSON", ValueError, RecursionError):
         return json.loads(content.decode("utf-8-sig"))
@@ -276,6 +280,7 @@ def write_file(path: pathlib.Path, content: bytes) -> None:
     """Writes a file, and its folder, durably: even after a power failure it is old or new."""
     check_output(path)
     path.parent.mkdir(parents=True, exist_ok=True)
+
     # Threads, and processes in other containers, may have the same process id.
     partial = path.with_name(f"{path.name}.{secrets.randbelow(10**12)}.partial")
 

@@ -151,7 +151,8 @@ def make_init(model: Architecture, kind: Kind = TRANSLATION) -> Callable[[Array]
 
     def init(key: Array) -> PyTree:
         inputs = [jnp.ones(each.shape, each.dtype) for each in kind.inputs(model)]
-        return kind.build(model).init(key, *inputs)["params"]
+        variables = kind.build(model).init(key, *inputs)
+        return variables["params"]
 
     return init
 
@@ -159,4 +160,6 @@ def make_init(model: Architecture, kind: Kind = TRANSLATION) -> Callable[[Array]
 @functools.lru_cache
 def describe_model(model: Architecture, kind: Kind = TRANSLATION) -> PyTree:
     """Returns a :class:`~jaxformer.nn.ParameterInfo` for each parameter."""
-    return describe(make_init(model, kind), jax.eval_shape(lambda: jax.random.key(0)))
+    init = make_init(model, kind)
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    return describe(init, key)

@@ -30,8 +30,8 @@ def global_mesh(mesh: Mesh | None) -> Iterator[None]:
 
 def has_explicit_axes(*arrays: Array) -> bool:
     """Returns whether one of the arrays is on a mesh with axes of ``AxisType.Explicit``."""
-    meshes = [jax.typeof(array).sharding.mesh for array in arrays]
-    return any(AxisType.Explicit in mesh.axis_types for mesh in meshes)
+    shardings = [jax.typeof(array).sharding for array in arrays]
+    return any(AxisType.Explicit in sharding.mesh.axis_types for sharding in shardings)
 
 
 def as_jax_array(leaf: Any) -> Any:
@@ -44,9 +44,13 @@ def as_jax_array(leaf: Any) -> Any:
 def take_rows(table: Array, ids: Array) -> Array:
     """Returns ``table[ids]``, with the layout of ``ids``; NaN for ids that are out of range."""
     table = as_jax_array(table)
+
+    def take(table: Array, ids: Array) -> Array:
+        return table.at[ids].get(mode="fill")
+
     # As unsigned integers, negative ids are out of range, too. JAX would index from the end.
     ids = ids.astype(jnp.uint32)
-    return map_rows(lambda rows, ids: rows.at[ids].get(mode="fill"), table, ids)
+    return map_rows(take, table, ids)
 
 
 def map_rows(
@@ -109,7 +113,8 @@ def _axes_of(spec: PartitionSpec) -> tuple[str, ...]:
 
 def expand_like(array: ArrayLike, like: Array) -> Array:
     """Adds axes of size 1 in front; JAX does not with ``jax_numpy_rank_promotion="raise"``."""
-    return jax.lax.expand_dims(array, range(like.ndim - np.ndim(array)))
+    num_missing = like.ndim - np.ndim(array)
+    return jax.lax.expand_dims(array, range(num_missing))
 
 
 def shard_rows_like(array: Array, *others: Array) -> Array:
@@ -123,9 +128,12 @@ def shard_rows_like(array: Array, *others: Array) -> Array:
 
 def zeros_for_rows(rows: Array, shape: tuple, dtype: DTypeLike) -> Array:
     """Returns zeros, [B, *shape], with the layout of the integers ``rows``, [B]."""
-    zero = (rows * 0).astype(dtype)
+    num_rows = rows.shape[0]
     ones = [1] * len(shape)
-    return jnp.broadcast_to(zero.reshape(-1, *ones), (rows.shape[0], *shape))
+    # Computed from the rows, since zeros alone have no layout.
+    zero = (rows * 0).astype(dtype)
+    zero = zero.reshape(-1, *ones)
+    return jnp.broadcast_to(zero, (num_rows, *shape))
 
 
 def match_varying_axes(*arrays: Array) -> list[Array]:

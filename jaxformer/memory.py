@@ -24,7 +24,8 @@ class StepMemory(NamedTuple):
 
 def step_memory(config: Config, devices: Sequence[Any] | None = None) -> StepMemory:
     """Returns XLA's estimate for the longest batch, without running the step."""
-    return memory_of(compile_step(config, devices))
+    program = compile_step(config, devices)
+    return memory_of(program)
 
 
 def memory_of(program: Compiled) -> StepMemory:
@@ -69,7 +70,9 @@ def memory_savings(config: Config, devices: int) -> Iterator[dict[str, Any]]:
     training = config.training
     settings: dict[str, Any] = {}
 
-    tensor = devices if config.mesh.tensor == -1 else config.mesh.tensor
+    tensor = config.mesh.tensor
+    if tensor == -1:  # all devices
+        tensor = devices
     if devices > tensor and config.mesh.fsdp == 1:
         settings["mesh.data"] = -1
         settings["mesh.fsdp"] = devices // tensor

@@ -28,7 +28,9 @@ class ProgressBar(tqdm):
         excess = self._length(settings) - columns
         if excess > 0:
             prefix = settings["prefix"]
-            settings["prefix"] = f"…{prefix[excess + 1 :]}" if excess < len(prefix) else ""
+            settings["prefix"] = ""
+            if excess < len(prefix):
+                settings["prefix"] = f"…{prefix[excess + 1 :]}"
 
         kept: list[str] = []
         for value in self.values:

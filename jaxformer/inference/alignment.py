@@ -68,7 +68,12 @@ def word_attention(
     layers = layer_indices(translator, layer)
 
     sources = check_texts(sources, "sources")
-    check_same_length(targets, sources, "targets", "sources")
+    check_same_length(
+        targets,
+        sources,
+        name="targets",
+        other="sources",
+    )
 
     pairs = []
     result = []
@@ -105,10 +110,12 @@ def layer_indices(translator: Translator, layer: int | None) -> tuple[int, ...]:
     """Checks the number of a decoder layer, and returns its index, from 0, in each model."""
     counts = [member.config.decoder_layers for member in translator.models]
     if layer is None:
-        return tuple(max(0, count - 2) for count in counts)
+        second_to_last = [max(0, count - 2) for count in counts]
+        return tuple(second_to_last)
 
-    if not 1 <= layer <= min(counts):
-        raise UserError(f"expected a decoder layer from 1 to {min(counts)}: got {layer}")
+    most = min(counts)
+    if not 1 <= layer <= most:
+        raise UserError(f"expected a decoder layer from 1 to {most}: got {layer}")
     return (layer - 1,) * len(counts)
 
 
@@ -127,17 +134,19 @@ def word_weights(
     """Reduces attention between pieces to attention between words; -1 is a piece of no word."""
     num_target_words, num_source_words = shape
 
-    # Whether a source piece belongs to a source word, [Q, S], 0 or 1.
+    # Weights are summed over the pieces of a source word.
     all_source_words = np.arange(num_source_words)
-    of_sources = np.equal.outer(source_words, all_source_words).astype(np.float64)
+    is_of_source = np.equal.outer(source_words, all_source_words)
+    sums = is_of_source.astype(np.float64)  # [Q, S]
 
-    # The same for the target, [P, T], divided by the number of pieces of the word.
+    # They are averaged over the pieces of a target word.
     all_target_words = np.arange(num_target_words)
-    of_targets = np.equal.outer(target_words, all_target_words).astype(np.float64)
-    num_pieces = of_targets.sum(axis=0)
-    averages = of_targets / np.maximum(num_pieces, 1)
+    is_of_target = np.equal.outer(target_words, all_target_words)
+    averages = is_of_target.astype(np.float64)  # [P, T]
+    num_pieces = averages.sum(axis=0)
+    averages /= np.maximum(num_pieces, 1)
 
-    return averages.T @ weights @ of_sources
+    return averages.T @ weights @ sums
 
 
 def align_by_maximum(weights: Float[np.ndarray, "T S"]) -> list[tuple[int, int]]:

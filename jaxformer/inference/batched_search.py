@@ -276,7 +276,9 @@ def _batch_shape(
     search: Algorithm,
 ) -> BatchShape:
     """Returns the shape of a batch of ``rows`` sources, with up to ``num_forced`` forced tokens."""
-    capacity = min(source + search.extra_length, longest, search.max_length or longest)
+    capacity = min(source + search.extra_length, longest)
+    if search.max_length:
+        capacity = min(capacity, search.max_length)
     first_capacity = min(max(source, _LEAST_CAPACITY), capacity)
 
     prefix = 0
@@ -470,7 +472,14 @@ def _run_first_stage(
     until: np.int32,
 ) -> _FirstStage:
     """Runs the first stage, and names the leaves that its program returns."""
-    leaves = _first_stage(members, search, shape, numbers, batch, until)
+    leaves = _first_stage(
+        members,
+        search,
+        shape,
+        numbers,
+        batch,
+        until,
+    )
 
     # The structure of the state is unknown without a trace, which a kept program spares.
     num_results = len(BeamResult._fields)
@@ -517,8 +526,8 @@ def _first_stage(
     state = search.start(
         caches,
         max_lengths,
-        shape.capacity,
-        batch.prefix,
+        capacity=shape.capacity,
+        prefix=batch.prefix,
         sentence_ids=jnp.asarray(batch.sentence_ids),
         n_best=jnp.asarray(batch.n_best),
     )

@@ -80,11 +80,10 @@ class Generator(Predictor):
         ids_of_prompts = [self.prompt_ids(text) for text in check_texts(prompts, "prompts")]
         search = self.config.search
         num_samples = search.num_samples if isinstance(search, Sampling) else 1
-        rows = [
-            _Row(prompt, sample, ids)
-            for prompt, ids in enumerate(ids_of_prompts, first)
-            for sample in range(num_samples)
-        ]
+        rows = []
+        for prompt, ids in enumerate(ids_of_prompts, first):
+            for sample in range(num_samples):
+                rows.append(_Row(prompt, sample, ids))
 
         texts = [[] for _ in ids_of_prompts]
         longest = self.config.model.max_length - max(1, max_tokens - 1)
@@ -205,11 +204,13 @@ class Generator(Predictor):
             if num_done >= max_tokens or ended.all():
                 return
 
+            # A full context continues from its second half, in a new cache.
             if context.shape[1] >= longest:
                 half = max(1, longest // 2)
                 context = context[:, -half:]
             capacity = longest + 1 - context.shape[1]
 
+            # Texts that have ended are padded until all have.
             new = done[:, :, :0]
             chunks = self._generate_window(
                 context,
@@ -237,6 +238,8 @@ class Generator(Predictor):
         """Generates ``count`` tokens after a context and yields all tokens after each chunk."""
         config = self.config.model
         batch_size, length = context.shape
+
+        # The last token is generated, but not fed, so that it needs no capacity.
         capacity = _capacity(length - 1 + count, config.max_length)
         search, numbers = self._search.split_numbers(capacity + 1)
 
@@ -296,7 +299,8 @@ def _forbid_special(logits: Float[Array, "B N V"], context: SearchContext) -> Fl
     text = logits.at[:, :, : UNK + 1].set(-jnp.inf)
 
     end = context.logits[:, :, context.eos_id]
-    no_text_is_left = (text == -jnp.inf).all(axis=2)  # [B, N]
+    is_forbidden = text == -jnp.inf
+    no_text_is_left = is_forbidden.all(axis=2)  # [B, N]
     end = jnp.where(no_text_is_left, end, -jnp.inf)
     return text.at[:, :, context.eos_id].set(end)
 
@@ -378,8 +382,10 @@ def _advance(
 @global_mesh(None)
 def _keys(seed: int, rows: Sequence["_Row"], size: int, window: int) -> Key[Array, " B"]:
     """Returns the random keys of the rows, padded to ``size`` keys."""
-    indices = np.resize([(row.prompt, row.sample) for row in rows], (size, 2))
-    prompts, samples = map(jnp.asarray, indices.T)
+    # The keys depend neither on the batch nor on the order of its rows.
+    indices = [(row.prompt, row.sample) for row in rows]
+    padded = np.resize(indices, (size, 2))
+    prompts, samples = map(jnp.asarray, padded.T)
 
     fold_in = jax.vmap(jax.random.fold_in)
     keys_of_prompts = sentence_keys(seed, prompts)

@@ -85,14 +85,21 @@ class KeptProgram:
 
     def _describe(self, args: tuple[Any, ...]) -> tuple[Callable[..., list[Array]], list, Hashable]:
         """Returns a function of the dynamic leaves, these leaves, and the key of its program."""
-        dynamic_argnums = [i for i in range(len(args)) if i not in self.static_argnums]
         static = tuple(args[i] for i in self.static_argnums)
+        dynamic_argnums = [i for i in range(len(args)) if i not in self.static_argnums]
         dynamic = [args[i] for i in dynamic_argnums]
         leaves, structure = jax.tree.flatten(dynamic)
 
+        # The key has everything that changes the program.
         shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
         settings = tuple(getattr(jax.config, name) for name in _SETTINGS)
-        key = (static, structure, shapes, settings, backend())
+        key = (
+            static,
+            structure,
+            shapes,
+            settings,
+            backend(),
+        )
 
         def call(*leaves: Array) -> list[Array]:
             given = list(args)
@@ -163,7 +170,9 @@ def kept_folder() -> pathlib.Path | None:
     """Returns the folder of the programs; None on accelerators, or without a cache of JAX."""
     folder = jax.config.values["jax_compilation_cache_dir"]
     is_local = bool(folder) and "://" not in folder
-    if not is_local or jax.default_backend() != "cpu":
+    if not is_local:
+        return None
+    if jax.default_backend() != "cpu":
         return None
     return pathlib.Path(folder, "kept")
 
@@ -175,6 +184,7 @@ def _read(path: pathlib.Path, leaves: list[Any]) -> Callable[..., list[Array]] |
         return None
 
     num_results = int.from_bytes(content[:4], "little")
+    # Of the positional arguments and the keywords, and of the list of results.
     arguments = jax.tree.structure((tuple(leaves), {}))
     results = jax.tree.structure([0] * num_results)
     return serialize_executable.deserialize_and_load(

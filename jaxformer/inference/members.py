@@ -76,7 +76,12 @@ def token_log_probs(
     """Returns the log of the mean probability of targets, given each member's decoder outputs."""
     vocab_size = max(member.config.output_size for member in members)
     logits = [functools.partial(member, method="logits") for member in members]
-    return log_probs_of_tokens(logits, vocab_size, features, targets)
+    return log_probs_of_tokens(
+        logits,
+        vocab_size,
+        features=features,
+        targets=targets,
+    )
 
 
 def log_probs_of_tokens(
@@ -96,11 +101,14 @@ def log_probs_of_tokens(
             normalizer = jax.nn.logsumexp(scores, axis=1)
             log_probs_of_models.append(chosen - normalizer)
 
-        log_sum = jax.nn.logsumexp(jnp.stack(log_probs_of_models), axis=0)
+        # The log of the mean probability.
+        stacked = jnp.stack(log_probs_of_models)
+        log_sum = jax.nn.logsumexp(stacked, axis=0)
         return log_sum - math.log(len(log_probs_of_models))
 
     num_tokens = targets.size
-    chunk_size = min(num_tokens, max(8, _LOGITS_AT_ONCE // vocab_size))
+    most_tokens = max(8, _LOGITS_AT_ONCE // vocab_size)
+    chunk_size = min(num_tokens, most_tokens)
     num_chunks = -(-num_tokens // chunk_size)
     num_padding = num_chunks * chunk_size - num_tokens
 

@@ -127,8 +127,18 @@ def check_pairs(
     source_size, target_size = translator.vocab_sizes
     longest = translator.max_length
     for number, (source, target) in enumerate(pairs):
-        check_tokens(source, source_size, f"source of pairs[{number}]", longest)
-        check_tokens(target, target_size, f"target of pairs[{number}]", longest)
+        check_tokens(
+            source,
+            source_size,
+            name=f"source of pairs[{number}]",
+            longest=longest,
+        )
+        check_tokens(
+            target,
+            target_size,
+            name=f"target of pairs[{number}]",
+            longest=longest,
+        )
 
 
 def pair_batches(
@@ -142,8 +152,11 @@ def pair_batches(
         source, target = pairs[number]
         return max(len(source), len(target))
 
-    numbers = [n for n, (source, target) in enumerate(pairs) if source and target]
-    numbers.sort(key=lambda n: (-length_of(n), n))
+    numbers = []
+    for number, (source, target) in enumerate(pairs):
+        if source and target:
+            numbers.append(number)
+    numbers.sort(key=length_of, reverse=True)  # stable: equal ones stay in order
 
     while numbers:
         longest = length_of(numbers[0])
@@ -201,12 +214,12 @@ def log_probabilities(
     """Returns the log probability of each row of ``tgt_out``, float32, ignoring padding."""
     segments = (src != PAD).astype(jnp.int32)
     targets = jnp.asarray(tgt_out)
-    is_token = targets != PAD
 
     features = []
     for member in members:
         encoded = member(src, segments, method="encode")
         features.append(member(tgt_in, encoded, segments, method="decode"))
 
+    is_token = targets != PAD
     log_probs = token_log_probs(members, features, targets)  # [B, T]
     return jnp.where(is_token, log_probs, 0.0).sum(axis=1)

@@ -62,11 +62,14 @@ class Shortlist:
         first_entry = np.searchsorted(sources, sources)
         rank = np.arange(len(sources)) - first_entry
         is_kept = (rank < best) & (sources != NONE)
-        offsets = np.searchsorted(sources[is_kept], np.arange(vocab_size + 1))
+        sources = sources[is_kept]
+        targets = targets[is_kept]
+        offsets = np.searchsorted(sources, np.arange(vocab_size + 1))
 
         frequency = np.zeros(vocab_size, np.int64)
         for _, target in pairs:
-            np.add.at(frequency, np.asarray(target, np.int64), 1)
+            ids = np.asarray(target, np.int64)
+            np.add.at(frequency, ids, 1)
         most_frequent = np.argsort(-frequency, kind="stable")[:first]
         common = np.sort(most_frequent)
         common = common[frequency[common] > 0]
@@ -74,7 +77,7 @@ class Shortlist:
         return cls(
             common=common.astype(np.int32),
             offsets=offsets.astype(np.int32),
-            targets=targets[is_kept].astype(np.int32),
+            targets=targets.astype(np.int32),
         )
 
     def candidates(
@@ -91,18 +94,21 @@ class Shortlist:
         source_arrays = [np.asarray(ids, np.int32) for ids in sources]
         source_tokens = np.unique(np.concatenate(source_arrays))
 
-        likely = []
+        lists = [special, self.common, source_tokens]
         for token in source_tokens:
             start = self.offsets[token]
             stop = self.offsets[token + 1]
-            likely.append(self.targets[start:stop])
-        tokens = np.unique(np.concatenate([special, self.common, source_tokens, *likely]))
+            lists.append(self.targets[start:stop])
+        tokens = np.unique(np.concatenate(lists))
 
-        size = next((size for size in _SIZES if size >= len(tokens)), vocab_size)
+        sizes = [size for size in _SIZES if size >= len(tokens)]
+        size = min(sizes, default=vocab_size)
         if size >= vocab_size:
             return None
-        num_padding = size - len(tokens)
-        return np.pad(tokens, (0, num_padding), constant_values=PAD).astype(np.int32)
+
+        padded = np.full(size, PAD, np.int32)
+        padded[: len(tokens)] = tokens
+        return padded
 
     def save(self, folder: pathlib.Path) -> None:
         content = io.BytesIO()

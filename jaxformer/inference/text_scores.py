@@ -34,7 +34,12 @@ def score_texts(
     """
     model = generator.config.model
     for number, text in enumerate(texts):
-        check_tokens(text, model.vocab_size, f"texts[{number}]", model.max_length)
+        check_tokens(
+            text,
+            model.vocab_size,
+            name=f"texts[{number}]",
+            longest=model.max_length,
+        )
     first = generator.prompt_ids("")[-1]
 
     def log_probs_of(batch: PairBatch) -> Float[Array, " B"]:
@@ -67,5 +72,12 @@ def _log_probabilities(
 
     features = model.apply(variables, inputs, method="features")
     logits = functools.partial(model.apply, variables, method="logits")
-    log_probs = log_probs_of_tokens([logits], config.vocab_size, [features], targets)  # [B, T]
-    return jnp.where(targets != PAD, log_probs, 0.0).sum(axis=1)
+    log_probs = log_probs_of_tokens(
+        [logits],
+        config.vocab_size,
+        features=[features],
+        targets=targets,
+    )  # [B, T]
+
+    is_token = targets != PAD
+    return jnp.where(is_token, log_probs, 0.0).sum(axis=1)

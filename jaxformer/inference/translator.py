@@ -117,11 +117,13 @@ class Translator(Predictor):
                 weights=trained.weights,
             )
             members.append(member)
+
         together = members[0].ensemble_with(*members[1:])
 
         if shortlist:
             _, target_size = together.vocab_sizes
             together.shortlist = Shortlist.load(trained.folder.path, target_size)
+
         return together
 
     def ensemble_with(self, *others: "Translator") -> "Translator":
@@ -171,6 +173,7 @@ class Translator(Predictor):
             report=report,
         )
 
+        # A blank sentence has no hypotheses.
         def text_of(n_best: list[Hypothesis]) -> str:
             return n_best[0].text if n_best else ""
 
@@ -213,7 +216,13 @@ class Translator(Predictor):
         target_prefixes = None
         if prefixes is not None:
             prefixes = check_texts(prefixes, "prefixes")
-            check_same_length(prefixes, sentences, "prefixes", "sentences")
+            check_same_length(
+                prefixes,
+                sentences,
+                name="prefixes",
+                other="sentences",
+            )
+
             for n, text in enumerate(prefixes, first):
                 check_unicode(text, f"prefix {n}")
             target_prefixes = [self.tokenizer.encode_target(text) for text in prefixes]
@@ -231,7 +240,12 @@ class Translator(Predictor):
     def _hypotheses_of(self, decoded: Decoded) -> list[Hypothesis]:
         """Returns the hypotheses of one sentence with their texts."""
         return [
-            Hypothesis(self.detokenize(tokens), tokens, score, log_prob)
+            Hypothesis(
+                text=self.detokenize(tokens),
+                tokens=tokens,
+                score=score,
+                log_prob=log_prob,
+            )
             for tokens, score, log_prob in zip(*decoded, strict=True)
         ]
 
@@ -244,6 +258,7 @@ class Translator(Predictor):
     def vocab_sizes(self) -> tuple[int, int]:
         """Numbers of source and target token ids that all models have."""
         configs = [member.config for member in self.models]
+
         source_size = min(config.vocab_size for config in configs)
         target_size = min(config.output_size for config in configs)
         return source_size, target_size
@@ -290,6 +305,8 @@ class Translator(Predictor):
         for number, shape in enumerate(shapes, 1):
             sizes = f"batches of {shape.rows}, sources of at most {shape.source} tokens"
             report(f"{number} of {len(shapes)}: {sizes}")
+
+            # The probability of a start that the tokenizer forces does not count.
             shape = shape._replace(free=len(target_start))
             compile_programs(self.models, search, shape, prefixes=has_prefixes)
 
@@ -310,14 +327,24 @@ class Translator(Predictor):
         """
         source_size, target_size = self.vocab_sizes
         sources = [
-            check_tokens(ids, source_size, name=f"sources[{n}]", longest=self.max_length)
+            check_tokens(
+                ids,
+                source_size,
+                name=f"sources[{n}]",
+                longest=self.max_length,
+            )
             for n, ids in enumerate(sources)
         ]
 
         # Some tokenizers, as of multilingual models, have a start of targets, which is forced.
         target_start = self.tokenizer.target_start
         if prefixes is not None:
-            check_same_length(prefixes, sources, "prefixes", "sources")
+            check_same_length(
+                prefixes,
+                sources,
+                name="prefixes",
+                other="sources",
+            )
             prefixes = [
                 check_tokens(ids, target_size, name=f"prefixes[{n}]")
                 for n, ids in enumerate(prefixes)
@@ -378,8 +405,8 @@ class Translator(Predictor):
 
     def _encode(self, text: str, encode: Callable[[str], list[int]], place: str) -> list[int]:
         check_unicode(text, place)
-        ids = encode(text)
 
+        ids = encode(text)
         most = self.max_length - 1  # end-of-sentence follows
         if len(ids) > most:
             raise UserError(

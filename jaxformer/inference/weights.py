@@ -140,6 +140,7 @@ class TrainedModel:
     ) -> "TrainedModel":
         """Reads a model of ``kinds`` as ``Translator.load`` does; ``dequantized`` undoes int8."""
         use_compilation_cache()
+
         folder = Workdir(model_path(workdir))
         config = read_config(folder)
         check_kind(config, *kinds)
@@ -157,8 +158,11 @@ class TrainedModel:
             )
 
         dtype = compute_dtype or config.model.compute_dtype
-        model = dataclasses.replace(config.model, compute_dtype=dtype)
-        config = dataclasses.replace(config, model=model, search=search or config.search)
+        config = dataclasses.replace(
+            config,
+            model=dataclasses.replace(config.model, compute_dtype=dtype),
+            search=search or config.search,
+        )
         return cls(folder, config, params, weights=origin)
 
     @property
@@ -275,12 +279,19 @@ def read_params(
     directory = folder.averaged if chosen == "averaged" else folder.checkpoints
     template = abstract_params(config, kind)
     restored = _restore(folder, directory, template, weights=chosen)
-    _check_metadata(folder, directory, config, metadata=restored.metadata)
+    _check_metadata(
+        folder,
+        directory,
+        config,
+        metadata=restored.metadata,
+    )
 
     if chosen == "averaged":
         # The metadata are not trusted.
         steps = restored.metadata.get("averaged_steps", [])
-        known = ", ".join(map(str, steps)) if isinstance(steps, list) else "unknown"
+        known = "unknown"
+        if isinstance(steps, list):
+            known = ", ".join(map(str, steps))
         return restored.params, f"average of steps {known}"
 
     note = ""
@@ -290,9 +301,11 @@ def read_params(
         note = "; --weights averaged gives an average with a higher validation loss"
 
     origin = ""
-    if restored.step == 0:
+    if restored.step == 0:  # a converted model
         origin = _describe_origin(folder, restored.metadata)
-    return restored.params, f"{origin or f'step {restored.step}'}{note}"
+    if not origin:
+        origin = f"step {restored.step}"
+    return restored.params, f"{origin}{note}"
 
 
 def _describe_origin(folder: Workdir, metadata: dict[str, Any]) -> str:
@@ -311,7 +324,8 @@ def _describe_origin(folder: Workdir, metadata: dict[str, Any]) -> str:
         else:
             origin = ""
 
-    return "".join(filter(str.isprintable, origin))[:_LONGEST_ORIGIN]
+    printable = "".join(filter(str.isprintable, origin))
+    return printable[:_LONGEST_ORIGIN]
 
 
 def name_folder(path: pathlib.Path) -> str:
@@ -323,7 +337,9 @@ def name_folder(path: pathlib.Path) -> str:
 
 def _average_is_worse(folder: Workdir) -> bool:
     losses = average_losses(folder)
-    return losses is not None and losses.average_is_worse
+    if losses is None:
+        return False
+    return losses.average_is_worse
 
 
 def load_model(
@@ -372,7 +388,8 @@ def load_params(workdir: str | pathlib.Path, task: Task, weights: str | int = "l
     if weights not in ("latest", "best") and not weights.isdecimal():
         raise UserError(f'weights: expected "latest", "best" or a step, got {weights!r}')
 
-    template = jax.eval_shape(task.init, jax.random.key(0))
+    key = jax.random.key(0)
+    template = jax.eval_shape(task.init, key)
     restored = _restore(folder, folder.checkpoints, template, weights=weights)
     return restored.params
 
@@ -385,9 +402,15 @@ def _check_metadata(
 ) -> None:
     """Checks that parameters belong to the workdir's tokenizer and model."""
     tokenizer = read_workdir_object(folder.identity).get("tokenizer")
+
     model = dataclasses.asdict(config)
     expected = {"tokenizer": tokenizer, "model": model}
-    check_metadata(directory, expected, metadata, "copy the whole workdir")
+    check_metadata(
+        directory,
+        expected,
+        metadata,
+        advice="copy the whole workdir",
+    )
 
 
 @global_mesh(None)
@@ -407,6 +430,7 @@ def average(
     """
     steps = steps_to_average(folder, last)
     run = read_config(folder)
+
     template = abstract_params(run.model, run.kind)
     total = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float64), template)
     newest = template
@@ -479,12 +503,14 @@ class AverageLosses(NamedTuple):
 
     @property
     def average_is_worse(self) -> bool:
-        is_as_good = self.averaged <= self.latest  # False if it is NaN
+        # A loss that is NaN is not as good.
+        is_as_good = self.averaged <= self.latest
         return not is_as_good
 
 
 def average_losses(folder: Workdir) -> AverageLosses | None:
     """Returns the validation losses of an average, or None if there is none, or no such losses."""
+    # The folder has at most one checkpoint.
     step = max(saved_steps(folder.averaged), default=None)
     if step is None:
         return None
@@ -564,10 +590,12 @@ def quantize(
     """
     target = Workdir(run_path(output))
     target.check_writable(_QUANTIZE)
+
     trained = TrainedModel.load(workdir, weights=weights)
     config = trained.config
     if config.model.compute_dtype == "int8":
         raise UserError(f"{workdir}: expected a model to quantize, but it is int8 already")
+
     identity = read_workdir_object(trained.folder.identity)
     tokenizer = trained.tokenizer_file
 
@@ -609,6 +637,7 @@ def write_model(
     The metadatum ``origin`` describes the model in logs, such as "imported from Marian: opus-mt".
     """
     target.create(command, identity)
+
     if tokenizer is not None:
         write_file(target.tokenizer, tokenizer)
 

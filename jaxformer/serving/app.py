@@ -29,23 +29,42 @@ _EXPECTED = (HTTPException, UserError, OverloadedError, ClientDisconnect)
 _BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)  # of the histogram
 
 
+class _Metrics:
+    """Numbers that ``/metrics`` shows."""
+
+    def __init__(self) -> None:
+        self.registry = prometheus.CollectorRegistry()
+        self.requests = prometheus.Counter(
+            "jaxformer_requests",
+            "Requests",
+            ["status"],
+            registry=self.registry,
+        )
+        self.seconds = prometheus.Histogram(
+            "jaxformer_request_seconds",
+            "Time",
+            registry=self.registry,
+        )
+        self.batches = prometheus.Histogram(
+            "jaxformer_batch_sentences",
+            "Batches",
+            buckets=_BATCH_SIZES,
+            registry=self.registry,
+        )
+        self.waiting = prometheus.Gauge(
+            "jaxformer_queue_sentences",
+            "Queue",
+            registry=self.registry,
+        )
+
+
 def make_app(backend: Backend, limits: Limits) -> Starlette:
     """Returns an ASGI application that translates with a model, for one event loop."""
     languages = backend.languages
-
-    registry = prometheus.CollectorRegistry()
-    requests = prometheus.Counter("jaxformer_requests", "Requests", ["status"], registry=registry)
-    seconds = prometheus.Histogram("jaxformer_request_seconds", "Time", registry=registry)
-    batches = prometheus.Histogram(
-        "jaxformer_batch_sentences",
-        "Batches",
-        buckets=_BATCH_SIZES,
-        registry=registry,
-    )
-    waiting = prometheus.Gauge("jaxformer_queue_sentences", "Queue", registry=registry)
+    metrics = _Metrics()
 
     def compute(sentences: list[Sentence]) -> Sequence[Translation | Exception]:
-        batches.observe(len(sentences))
+        metrics.batches.observe(len(sentences))
         return backend.translate(sentences)
 
     queue = BatchQueue(
@@ -54,7 +73,7 @@ def make_app(backend: Backend, limits: Limits) -> Starlette:
         capacity=limits.queue_limit,
         threads=limits.threads,
     )
-    waiting.set_function(queue.__len__)
+    metrics.waiting.set_function(queue.__len__)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -67,7 +86,7 @@ def make_app(backend: Backend, limits: Limits) -> Starlette:
     async def translate(request: Request) -> Response:
         status = 500
         try:
-            with seconds.time():
+            with metrics.seconds.time():
                 fields = await _read_fields(request, limits.body_limit)
                 query = protocol.parse_query(fields, languages, limits)
 
@@ -81,10 +100,10 @@ def make_app(backend: Backend, limits: Limits) -> Starlette:
             status = _explain(error).status
             raise
         finally:
-            requests.labels(str(status)).inc()
+            metrics.requests.labels(str(status)).inc()
 
     def show_metrics(request: Request) -> Response:
-        content = prometheus.generate_latest(registry)
+        content = prometheus.generate_latest(metrics.registry)
         return Response(content, media_type=prometheus.CONTENT_TYPE_LATEST)
 
     return Starlette(

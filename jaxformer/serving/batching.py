@@ -98,6 +98,7 @@ class BatchQueue(Generic[Item, Result]):
 
     async def _run_batches(self, pool: ThreadPoolExecutor) -> None:
         loop = asyncio.get_running_loop()
+
         while await self._is_ready():
             futures = list(itertools.islice(self._waiting, self._max_batch))
             items = []
@@ -126,6 +127,7 @@ class BatchQueue(Generic[Item, Result]):
     async def _is_ready(self) -> bool:
         """Waits until a batch starts; returns False if the queue is closed and empty."""
         loop = asyncio.get_running_loop()
+
         while self._waiting or not self._closed:
             if self._waiting:
                 _, oldest_arrival = next(iter(self._waiting.values()))
@@ -140,4 +142,5 @@ class BatchQueue(Generic[Item, Result]):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(deadline):
                     await self._changed.wait()
+
         return False

@@ -111,8 +111,11 @@ def _text(name: str, value: Any) -> str:
 
 
 def _texts(name: str, value: Any) -> str | list[str]:
-    if isinstance(value, list) and all(isinstance(text, str) for text in value):
-        return list(value)
+    if isinstance(value, list):
+        are_texts = all(isinstance(text, str) for text in value)
+        if are_texts:
+            return list(value)
+
     if not isinstance(value, str):
         raise UserError(f"Invalid request: {name} must be a string or a list of strings")
     return value
@@ -135,9 +138,10 @@ def _count(name: str, value: Any) -> int:
 
 def _flag(name: str, value: Any) -> bool:
     text = value.lower() if isinstance(value, str) else value
-    for meant, texts in ((True, ("true", "1")), (False, ("false", "0"))):
-        if text is meant or text in texts:
-            return meant
+    if text is True or text in ("true", "1"):
+        return True
+    if text is False or text in ("false", "0"):
+        return False
     raise UserError(f"Invalid request: {name} must be true or false")
 
 

@@ -17,12 +17,15 @@ def parse_numbers(text: str) -> list[int]:
     """Parses whole numbers separated by commas; sorts them and removes duplicates."""
     if not re.fullmatch(r"\d+(,\d+)*", text):
         raise argparse.ArgumentTypeError(f"expected numbers such as 1 or 1,3: got {text!r}")
-    return sorted({int(number) for number in text.split(",")})
+
+    numbers = {int(number) for number in text.split(",")}
+    return sorted(numbers)
 
 
 def check_text(text: Any, name: str) -> None:
     if isinstance(text, bytes):
         raise UserError(f"{name}: expected text, got bytes; decode them first: .decode('utf-8')")
+
     if not isinstance(text, str):
         raise UserError(f"{name}: expected text, got {reprlib.repr(text)}")
 
@@ -37,6 +40,7 @@ def check_texts(texts: Iterable[str], name: str) -> list[str]:
         )
     if not isinstance(texts, Iterable):
         raise UserError(f"{name}: expected a list of texts, got {reprlib.repr(texts)}")
+
     texts = list(texts)
     for number, text in enumerate(texts):
         check_text(text, f"{name}[{number}]")
@@ -44,7 +48,10 @@ def check_texts(texts: Iterable[str], name: str) -> list[str]:
 
 
 def check_tokens(
-    ids: Iterable[SupportsIndex], size: int, name: str, longest: int | None = None
+    ids: Iterable[SupportsIndex],
+    size: int,
+    name: str,
+    longest: int | None = None,
 ) -> list[int]:
     """Returns at most ``longest`` token ids as a list of plain integers, all less than ``size``."""
     try:
@@ -53,17 +60,20 @@ def check_tokens(
         raise UserError(
             f"{name}: expected a list of token ids, got {reprlib.repr(ids)}; encode text first"
         ) from None
+
     if longest is not None and len(tokens) > longest:
         raise UserError(
             f"{name}: expected at most {longest} tokens (model.max_length), got {len(tokens)}; "
             "split it"
         )
-    wrong = next((token for token in tokens if not 0 <= token < size), None)
-    if wrong is not None:
-        raise UserError(
-            f"{name}: expected token ids from 0 to {size - 1}, got {wrong}; encode text with the "
-            "model's own tokenizer"
-        )
+
+    for token in tokens:
+        if not 0 <= token < size:
+            raise UserError(
+                f"{name}: expected token ids from 0 to {size - 1}, got {token}; encode text with "
+                "the model's own tokenizer"
+            )
+
     return tokens
 
 
@@ -85,5 +95,6 @@ def is_unicode(text: str) -> bool:
 def check_unicode(text: Any, place: str) -> None:
     """Checks that this is a text that UTF-8 can encode; error messages begin with ``place``."""
     check_text(text, place)
+
     if not is_unicode(text):
         raise UserError(f"{place}: not UTF-8")

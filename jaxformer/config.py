@@ -76,27 +76,47 @@ class Config:
     search: BeamSearch | Sampling = dataclasses.field(default_factory=BeamSearch)
 
     def __post_init__(self) -> None:
-        for name, expected in typing.get_type_hints(Config).items():
+        for name, hint in typing.get_type_hints(Config).items():
             section = getattr(self, name)
-            if not isinstance(section, expected):
-                known = " or ".join(c.__name__ for c in typing.get_args(expected) or (expected,))
+            if not isinstance(section, hint):
+                classes = typing.get_args(hint) or (hint,)
+                known = " or ".join(each.__name__ for each in classes)
                 raise UserError(f"{name} must be a {known}: got {type(section).__name__}")
+
+        # A kind also takes subclasses of its models, except those that belong to another kind.
         models = tuple(network.section for network in self.kind.networks)
-        others = {n.section for kind in KINDS for n in kind.networks}.difference(models)
-        for name, expected in (("data", (self.kind.data,)), ("model", models)):
-            if not isinstance(section := getattr(self, name), expected) or type(section) in others:
-                known = " or ".join(each.__name__ for each in expected)
-                raise UserError(
-                    f"{name} must be of class {known} with data.corpus={self.data.corpus}: got "
-                    f"{type(section).__name__}"
-                )
+        all_models = {network.section for kind in KINDS for network in kind.networks}
+        others = all_models.difference(models)
+
+        self._check_class("data", (self.kind.data,), others)
+        self._check_class("model", models, others)
+        self._check_length()
+        _check_search(self.search)
+
+    def _check_class(self, name: str, expected: tuple[type, ...], others: set[type]) -> None:
+        """Checks that a section is of a class that belongs to the kind of the experiment."""
+        section = getattr(self, name)
+        is_of_other_kind = type(section) in others
+
+        if is_of_other_kind or not isinstance(section, expected):
+            known = " or ".join(each.__name__ for each in expected)
+            raise UserError(
+                f"{name} must be of class {known} with data.corpus={self.data.corpus}: got "
+                f"{type(section).__name__}"
+            )
+
+    def _check_length(self) -> None:
+        """Checks that the model takes rows as long as the data have, unless they are pictures."""
         name = self.data.length_field
-        if name and (longest := getattr(self.data, name)) > self.model.max_length:
+        if not name:
+            return
+
+        longest = getattr(self.data, name)
+        if longest > self.model.max_length:
             raise UserError(
                 f"data.{name} must not exceed model.max_length: got "
                 f"{longest} > {self.model.max_length}"
             )
-        _check_search(self.search)
 
     @property
     def kind(self) -> Kind:
@@ -109,9 +129,13 @@ class Config:
         Raises:
           UserError: The search has constraints, which are not plain values.
         """
-        sections = {name: section for name, section in vars(self).items() if name != "search"}
-        values = {name: dataclasses.asdict(section) for name, section in sections.items()}
-        return values | {"search": serialization.to_dict(self.search)}
+        return {
+            "model": dataclasses.asdict(self.model),
+            "data": dataclasses.asdict(self.data),
+            "training": dataclasses.asdict(self.training),
+            "mesh": dataclasses.asdict(self.mesh),
+            "search": serialization.to_dict(self.search),
+        }
 
     @classmethod
     def from_dict(cls, values: Any) -> "Config":
@@ -120,8 +144,11 @@ class Config:
         Raises:
           UserError: A field is unknown, has the wrong type, or is out of range.
         """
+        # Malformed values are refused below.
         data = values.get("data") if isinstance(values, dict) else None
-        kind = kind_of(data.get("corpus") if isinstance(data, dict) else None)
+        corpus = data.get("corpus") if isinstance(data, dict) else None
+        kind = kind_of(corpus)
+
         builders = {
             "model": functools.partial(_build_model, kind),
             "data": functools.partial(build_section, kind.data, section="data"),
@@ -130,13 +157,17 @@ class Config:
             "search": serialization.from_dict,
         }
         check_known(values, builders, "")
-        return cls(**{name: builders[name](section) for name, section in values.items()})
+        sections = {}
+        for name, section in values.items():
+            sections[name] = builders[name](section)
+        return cls(**sections)
 
 
 def check_kind(config: Config, *kinds: Kind) -> None:
     if config.kind not in kinds:
+        expected = " or ".join(kind.description for kind in kinds)
         raise UserError(
-            f"expected {' or '.join(kind.description for kind in kinds)}, got "
+            f"expected {expected}, got "
             f"{config.kind.description}, of data.corpus={config.data.corpus}; "
             f"{config.kind.commands} is for it"
         )
@@ -164,18 +195,24 @@ def model_section(config: Config, section: type[ModelT]) -> ModelT:
 
 def _build_model(kind: Kind, values: Any) -> Architecture:
     default = kind.networks[0].section.architecture
-    name = values.get("architecture", default) if isinstance(values, dict) else default
+    # Malformed values are refused by build_section.
+    name = default
+    if isinstance(values, dict):
+        name = values.get("architecture", default)
+
     return build_section(kind.section_of(name), values, section="model")
 
 
 def _check_search(search: BeamSearch | Sampling) -> None:
     """Checks that a file can store the search, and that no setting would be unused."""
     for name in ("bos_id", "eos_id", "pad_id"):
-        if getattr(search, name) != getattr(BeamSearch, name):
+        given = getattr(search, name)
+        expected = getattr(BeamSearch, name)
+        if given != expected:
             raise UserError(
-                f"search.{name} must be {getattr(BeamSearch, name)}, as in jaxformer's "
-                f"vocabularies: got {getattr(search, name)}"
+                f"search.{name} must be {expected}, as in jaxformer's vocabularies: got {given}"
             )
+
     is_beam = isinstance(search, BeamSearch)
     if is_beam and search.diversity_groups > 1 and not search.diversity_penalty:
         raise UserError("search.diversity_groups above 1 need search.diversity_penalty above 0")
@@ -183,15 +220,20 @@ def _check_search(search: BeamSearch | Sampling) -> None:
 
 def check_config(config: Any) -> None:
     """Checks that an argument is a :class:`Config`, and not a section or a ``ConfigDict``."""
-    if not isinstance(config, Config):
+    if isinstance(config, Config):
+        return
+
+    is_section = dataclasses.is_dataclass(config)
+    if is_section:
+        advice = "put it into one: Config(model=...)"
+    else:
         advice = "make one of a ConfigDict with Config.from_dict(values.to_dict())"
-        if dataclasses.is_dataclass(config):
-            advice = "put it into one: Config(model=...)"
-        raise UserError(f"expected a Config, got {type(config).__name__}; {advice}")
+    raise UserError(f"expected a Config, got {type(config).__name__}; {advice}")
 
 
 def save_config(config: Config, path: pathlib.Path) -> None:
-    write_file(path, (json.dumps(config.to_dict(), indent=2) + "\n").encode())
+    text = json.dumps(config.to_dict(), indent=2) + "\n"
+    write_file(path, text.encode())
 
 
 def read_config(folder: Workdir) -> Config:
@@ -199,11 +241,13 @@ def read_config(folder: Workdir) -> Config:
     command = f"{typed_command('train')} NAME --workdir {folder.path}"
     advice = f"give the workdir of a training run, or train one with {command}"
     values = read_object(folder.config, folder.path, advice=advice)
+
     if "fit" in values:
         raise UserError(
             f"{folder.config}: expected a run of a config, got one of jaxformer.fit, whose task "
             "only your program knows; load its parameters there with jaxformer.load_params"
         )
+
     with prefix_errors(str(folder.config)):
         return Config.from_dict(values)
 
@@ -213,19 +257,26 @@ def to_config_dict(config: Config) -> Any:
     # Only the command line needs ml_collections, and notebooks may lack it.
     from ml_collections import config_dict
 
-    hints = {name: typing.get_type_hints(type(section)) for name, section in vars(config).items()}
+    hints = {}
+    for name, section in vars(config).items():
+        hints[name] = typing.get_type_hints(type(section))
+    # A file also names the method of the search.
     hints["search"] = {name: hint for name, (hint, _) in serialization.search_fields().items()}
+
     sections = config.to_dict()
     for section, values in sections.items():
         for name, value in values.items():
             if value is None:  # A placeholder keeps the type.
-                values[name] = config_dict.placeholder(expected_type(hints[section][name]))
+                expected = expected_type(hints[section][name])
+                values[name] = config_dict.placeholder(expected)
     return config_dict.ConfigDict(sections)
 
 
 def select(variants: dict[str, Config], name: str) -> Any:
     """Returns a variant as a ``ConfigDict``: "tiny" for ``base.py:tiny``, "" for ``base.py``."""
     if name not in variants:
-        known = ", ".join(repr(each) if each else "none (the default)" for each in variants)
+        names = {each: repr(each) for each in variants}
+        names[""] = "none (the default)"
+        known = ", ".join(names[each] for each in variants)
         raise UserError(f"unknown variant {name!r}; known variants: {known}")
     return to_config_dict(variants[name])

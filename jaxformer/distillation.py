@@ -59,26 +59,49 @@ def distill(
     data = data_section(config, DataConfig)
     if parse_mixture(data.train):
         raise UserError(f"data.train: expected a corpus without weights, got {data.train!r}")
-    train_path, valid_path = (str(folder.path / name) for name in ("distilled", "valid"))
-    section = {"corpus": "text", "train": train_path, "valid": valid_path}
-    student = dataclasses.replace(config, data=dataclasses.replace(data, **section))
+
+    train_path = str(folder.path / "distilled")
+    valid_path = str(folder.path / "valid")
+    student_data = dataclasses.replace(data, corpus="text", train=train_path, valid=valid_path)
+    student = dataclasses.replace(config, data=student_data)
+
     # Refuses a run that could not begin, before hours of translation.
     check_experiment(student, folder)
     tokenizer_of_run(student, folder, lambda: teacher.tokenizer)
-    languages, corpus = (data.source_language, data.target_language), open_splits(data)
+
+    languages = (data.source_language, data.target_language)
+    corpus = open_splits(data)
     _write_sides(valid_path, languages, corpus.pairs(data.valid))
-    sources = collections.defaultdict[str, list[str]](list)
-    for source, reference in corpus.pairs(data.train):
-        sources[source] += [reference] if reference.strip() else []
-    for line in read_file(monolingual) if monolingual else ():
-        sources[line] += []
-    rows = _translate(teacher, list(sources.items()), folder.path / "translations")
+
+    sources = _collect_sources(corpus.pairs(data.train), monolingual)
+    rows = _translate(teacher, sources, folder.path / "translations")
     _write_sides(train_path, languages, filter_rows(rows, **limits))
+
     train(student, folder.path)
+    _quantize_once(folder)
+
+
+def _collect_sources(pairs: Iterable[tuple[str, str]], monolingual: pathlib.Path | None) -> Sources:
+    """Returns each different source with its references; lines of ``monolingual`` have none."""
+    references_of = collections.defaultdict[str, list[str]](list)
+    for source, reference in pairs:
+        references = references_of[source]
+        if reference.strip():
+            references.append(reference)
+
+    if monolingual:
+        for line in read_file(monolingual):
+            references_of.setdefault(line, [])
+    return list(references_of.items())
+
+
+def _quantize_once(folder: Workdir) -> None:
+    """Quantizes the student, or checks that an earlier call has quantized the same weights."""
     quantized = Workdir(folder.path / "quantized")
     if not quantized.config.exists():
         quantize(folder.path, quantized.path)
         return
+
     weights = _without_note(TrainedModel.load(folder.path).weights)
     metadata = Manifest.read(quantized.checkpoints / "0").metadata
     if _without_note(metadata.get("rounded_from")) != weights:
@@ -94,8 +117,13 @@ def _write_sides(prefix: str, languages: tuple[str, str], pairs: Iterable[tuple[
     """Writes line-aligned text, such as ``prefix.en`` and ``prefix.de``."""
     pairs = list(pairs)
     for side, language in enumerate(languages):
-        lines = (re.sub(r"[\r\n]", " ", pair[side]) + "\n" for pair in pairs)
-        write_file(pathlib.Path(f"{prefix}.{language}"), "".join(lines).encode())
+        lines = []
+        for pair in pairs:
+            text = re.sub(r"[\r\n]", " ", pair[side])
+            lines.append(f"{text}\n")
+
+        path = pathlib.Path(f"{prefix}.{language}")
+        write_file(path, "".join(lines).encode())
 
 
 def _translate(teacher: Translator, sources: Sources, folder: pathlib.Path) -> Iterator[Row]:
@@ -104,37 +132,51 @@ def _translate(teacher: Translator, sources: Sources, folder: pathlib.Path) -> I
     Rows are kept in files, one for each part of the sources; only missing parts are translated.
     """
     _check_identity(folder / "identity.json", teacher, sources)
-    files = f"files of {_SOURCES_PER_PART:,} in {folder}"
-    earlier = len(list(folder.glob("*.jsonl")))
-    there = f"; {earlier:,} of these are from an earlier call" if earlier else ""
-    print(f"translating {len(sources):,} different sources, in {files}{there}", file=sys.stderr)
-    began, done = time.monotonic(), 0
+    message = f"translating {len(sources):,} different sources"
+    message += f", in files of {_SOURCES_PER_PART:,} in {folder}"
+    num_earlier = len(list(folder.glob("*.jsonl")))
+    if num_earlier:
+        message += f"; {num_earlier:,} of these are from an earlier call"
+    print(message, file=sys.stderr)
+
+    began = time.monotonic()
+    num_translated = 0  # in this call
     for start in range(0, len(sources), _SOURCES_PER_PART):
         path = folder / f"{start // _SOURCES_PER_PART:05}.jsonl"
         if not path.exists():
             part = sources[start : start + _SOURCES_PER_PART]
             rows = _translate_part(teacher, part, start)
-            lines = (f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows)
+            lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
             write_file(path, "".join(lines).encode())
-            done, end = done + len(part), start + len(part)
-            rate = done / (time.monotonic() - began)
-            left = tqdm.format_interval(int((len(sources) - end) / rate))
+
+            end = start + len(part)
+            num_translated += len(part)
+            rate = num_translated / (time.monotonic() - began)
+            seconds_left = (len(sources) - end) / rate
+            left = tqdm.format_interval(int(seconds_left))
             message = f"translated {end:,} of {len(sources):,} sources, {rate:.1f} sentences/s"
             print(f"{message}, {left} left", file=sys.stderr)
-        yield from map(json.loads, read_file(path))
+
+        for line in read_file(path):
+            yield json.loads(line)
 
 
 def _check_identity(path: pathlib.Path, teacher: Translator, sources: Sources) -> None:
     """Compares what the translations depend on with what they began with."""
     models = [params_sha256(dequantize(member.params)) for member in teacher.models]
+    source_text = json.dumps(sources).encode()
     identity = {
         "teacher": [*models, teacher.tokenizer.sha256, teacher.shortlist is not None],
         "search": serialization.to_dict(teacher.config.search),
-        "source text": hashlib.sha256(json.dumps(sources).encode()).hexdigest(),
+        "source text": hashlib.sha256(source_text).hexdigest(),
         "size of parts": _SOURCES_PER_PART,
     }
-    began_with = read_workdir_object(path) if path.exists() else identity
-    if changed := [name for name in identity if began_with.get(name) != identity[name]]:
+
+    began_with = identity
+    if path.exists():
+        began_with = read_workdir_object(path)
+    changed = [name for name in identity if began_with.get(name) != identity[name]]
+    if changed:
         raise UserError(
             f"{path.parent}: holds translations with a different {' and '.join(changed)}; give the "
             "same, and the same --dtype, or another --workdir to translate again"
@@ -143,27 +185,47 @@ def _check_identity(path: pathlib.Path, teacher: Translator, sources: Sources) -
 
 
 def _translate_part(teacher: Translator, part: Sources, first: int) -> Iterator[Row]:
+    """Yields the rows of some sources; sources that are too long have no translation."""
     encoded = teacher.tokenizer.encode_batch([source for source, _ in part])
-    ids = [[*row, EOS] if 0 < len(row) < teacher.max_length else [] for row in encoded]
-    found, chrf = teacher.translate_ids(ids, first=first), CHRF()
-    for (source, references), own, decoded in zip(part, ids, found, strict=True):
-        hypotheses = [
-            (source, teacher.detokenize(tokens), len(own), len(tokens), log_prob)
-            for tokens, _, log_prob in zip(*decoded, strict=True)
-            if tokens[-1] == EOS
-        ] or [(source, "", 0, 0, 0.0)]
+    source_ids = []
+    for tokens in encoded:
+        is_translated = 0 < len(tokens) < teacher.max_length
+        if is_translated:
+            source_ids.append([*tokens, EOS])
+        else:
+            source_ids.append([])
+
+    found = teacher.translate_ids(source_ids, first=first)
+    chrf = CHRF()
+    for (source, references), ids, decoded in zip(part, source_ids, found, strict=True):
+        hypotheses: list[Row] = []
+        for tokens, log_prob in zip(decoded.tokens, decoded.log_probs, strict=True):
+            is_complete = tokens[-1] == EOS
+            if is_complete:
+                text = teacher.detokenize(tokens)
+                hypotheses.append((source, text, len(ids), len(tokens), log_prob))
+        if not hypotheses:
+            hypotheses.append((source, "", 0, 0, 0.0))
+
+        # Without a reference, all scores are 0, and the best hypothesis is the first.
         for reference in references or [""]:
             scores = [chrf.sentence_score(text, [reference]).score for _, text, *_ in hypotheses]
-            yield hypotheses[scores.index(max(scores))]  # without a reference, all scores are 0
+            yield hypotheses[scores.index(max(scores))]
 
 
 def filter_rows(
-    rows: Iterable[Row], *, max_ratio: float, min_log_prob: float
+    rows: Iterable[Row],
+    *,
+    max_ratio: float,
+    min_log_prob: float,
 ) -> list[tuple[str, str]]:
     """Returns the pairs to learn from; prints the number of the others, and why."""
-    kept, removed = [], collections.Counter[str]()
+    kept = []
+    removed = collections.Counter[str]()
+
     for source, target, source_tokens, target_tokens, log_prob in rows:
-        shorter, longer = sorted([source_tokens, target_tokens])
+        shorter = min(source_tokens, target_tokens)
+        longer = max(source_tokens, target_tokens)
         if not target.strip():
             removed["without a complete translation"] += 1
         elif longer > max_ratio * shorter:
@@ -172,8 +234,11 @@ def filter_rows(
             removed[f"with a log probability per token below {min_log_prob:g}"] += 1
         else:
             kept.append((source, target))
-    reasons = ", ".join(f"{count:,} {reason}" for reason, count in removed.items()) or "none"
-    line = f"{len(kept):,} of {len(kept) + removed.total():,} pairs kept; removed: {reasons}"
+
+    counts = [f"{count:,} {reason}" for reason, count in removed.items()]
+    reasons = ", ".join(counts) or "none"
+    num_pairs = len(kept) + removed.total()
+    line = f"{len(kept):,} of {num_pairs:,} pairs kept; removed: {reasons}"
     if not kept:
         raise UserError(f"expected sentences to train on: {line}")
     print(line, file=sys.stderr)

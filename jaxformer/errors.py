@@ -29,7 +29,8 @@ class UserError(ValueError):
     """
 
     def __init__(self, message: object = "") -> None:
-        super().__init__(_CONTROL.sub(lambda found: repr(found[0])[1:-1], str(message)))
+        escaped = _CONTROL.sub(lambda found: repr(found[0])[1:-1], str(message))
+        super().__init__(escaped)
 
 
 # Errors from the use of a JSON file that holds other values than expected.
@@ -43,6 +44,7 @@ def prefix_errors(place: str, *kinds: type[Exception]) -> Iterator[None]:
     A place is a file or a field, or more of the message, such as what was expected there.
     """
     kinds = kinds or (UserError,)
+
     try:
         yield
     except kinds as error:
@@ -62,18 +64,25 @@ def needs_package(package: str, why: str, *, extra: str = "") -> Iterator[None]:
 def typed_command(name: str) -> str:
     """Returns a command as the user would type it: ``jaxformer train``, ``python train.py``."""
     program = sys.argv[0].replace(os.sep, "/")
+
     if program.endswith("train.py") and name == "train":
         return "python train.py"
-    module = program.endswith("/jaxformer/__main__.py")
-    return f"{'python -m jaxformer' if module else 'jaxformer'} {name}"
+    if program.endswith("/jaxformer/__main__.py"):
+        return f"python -m jaxformer {name}"
+    return f"jaxformer {name}"
 
 
 def did_you_mean(
-    name: str, known: Iterable[str], otherwise: str, meaning: Callable[[str], str] = str
+    name: str,
+    known: Iterable[str],
+    otherwise: str,
+    meaning: Callable[[str], str] = str,
 ) -> str:
     """Suggests the ``meaning`` of the known name that resembles an unknown one, if one does."""
     close = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {meaning(close[0])}?" if close else otherwise
+    if not close:
+        return otherwise
+    return f"did you mean {meaning(close[0])}?"
 
 
 class StoppedError(KeyboardInterrupt):
@@ -92,32 +101,46 @@ def exit_code(command: Callable[[], None]) -> int:
     UTF-8, whatever the locale, as are all files it writes.
     """
     _tolerate_closed_stderr()
+
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", errors=NOT_UTF8)
+
     try:
         command()
     except (UserError, AssertionError, RuntimeError) as error:
         # A missing device may only show as the error of a computation.
-        failed = any(isinstance(e, AssertionError | RuntimeError) for e in _contexts(error))
-        reason = missing_device(error) if failed else None
+        reason = None
+        if any(isinstance(each, AssertionError | RuntimeError) for each in _contexts(error)):
+            reason = missing_device(error)
+
         if reason is None and not isinstance(error, UserError):
             raise
-        code, message = 2, f"error: {reason or error}"
+        code = 2
+        message = f"error: {reason or error}"
     except SomeLinesError as error:
-        code, message = 3, f"error: {error}"
+        code = 3
+        message = f"error: {error}"
     except ModuleNotFoundError as error:
-        if (extra := _OPTIONAL.get(module := str(error.name).partition(".")[0])) is None:
+        module = str(error.name).partition(".")[0]
+        extra = _OPTIONAL.get(module)
+        if extra is None:
             raise
+
         install = install_command(module, extra)
-        code, message = 2, f"error: expected the package {module}; install it: {install}"
+        code = 2
+        message = f"error: expected the package {module}; install it: {install}"
     except (FloatingPointError, OSError) as error:
-        code, message = 1, f"error: {error}"
+        code = 1
+        message = f"error: {error}"
     except StoppedError as stop:
-        code, message = RESUMABLE, str(stop)
+        code = RESUMABLE
+        message = str(stop)
     except KeyboardInterrupt as stop:
-        code, message = 130, str(stop) or "interrupted"
+        code = 130
+        message = str(stop) or "interrupted"
     else:
         return 0
+
     print(message, file=sys.stderr)
     return code
 
@@ -131,8 +154,10 @@ def _contexts(error: BaseException | None) -> Iterator[BaseException]:
 
 def missing_device(error: object = "") -> str | None:
     """Returns a message if JAX is imported and has no device, or ``error`` says so; else None."""
-    if (jax := sys.modules.get("jax")) is None:
+    jax = sys.modules.get("jax")
+    if jax is None:
         return None
+
     try:
         jax.devices()
     except (AssertionError, RuntimeError) as reason:  # Which one depends on JAX's version.
@@ -140,13 +165,14 @@ def missing_device(error: object = "") -> str | None:
     else:
         if not str(error).startswith("Unable to initialize backend"):
             return None
+
+    platforms = jax.config.jax_platforms or ""
     cause = str(error).partition(" (set JAX_PLATFORMS")[0].rstrip(".") or "there is none"
-    return str(
-        UserError(
-            f"expected a device of JAX_PLATFORMS={jax.config.jax_platforms or ''}: {cause}; unset "
-            "it to use a device that is there, or install JAX for the accelerator"
-        )
+    message = (
+        f"expected a device of JAX_PLATFORMS={platforms}: {cause}; unset "
+        "it to use a device that is there, or install JAX for the accelerator"
     )
+    return str(UserError(message))  # without control characters
 
 
 def _tolerate_closed_stderr() -> None:
@@ -156,8 +182,10 @@ def _tolerate_closed_stderr() -> None:
     if sys.stderr is None:  # Closed before the program began.
         sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
         return
+
+    file = _DroppingFile(sys.stderr.fileno(), "w", closefd=False)
     sys.stderr = io.TextIOWrapper(
-        io.BufferedWriter(_DroppingFile(sys.stderr.fileno(), "w", closefd=False)),
+        io.BufferedWriter(file),
         encoding=sys.stderr.encoding,
         errors=sys.stderr.errors,
         line_buffering=True,
@@ -171,6 +199,7 @@ class _DroppingFile(io.FileIO):
         try:
             return super().write(data)
         except OSError as error:
+            # EPIPE of a pipe, EIO of a terminal.
             if error.errno in (errno.EPIPE, errno.EIO):
                 # Redirect the descriptor, because others write to it directly: XLA, older logging
                 # handlers, and the interpreter, which flushes every stream when it exits.

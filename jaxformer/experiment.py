@@ -70,38 +70,58 @@ def train(
       FloatingPointError, KeyboardInterrupt: As in :func:`~jaxformer.fit`.
     """
     check_config(config)
-    folder, training = Workdir(run_path(workdir)), config.training
+    folder = Workdir(run_path(workdir))
+    training = config.training
+
     with watchdog.watch(training.stall_timeout):
-        schedule = None
-        if optimizer is None:
-            optimizer = make_optimizer(config)
-            schedule = configured_schedule(training, config.model.d_model)
-        else:
-            describe = functools.partial(describe_model, config.model, config.kind)
-            optimizer = _complete(optimizer, training, describe)
+        optimizer, schedule = _optimizer_and_schedule(config, optimizer)
         if evaluated is not None and (training.freeze or training.ema_decay):
             raise UserError(
                 "evaluated: expected training.freeze and training.ema_decay to be left out, since "
                 "they wrap the state of the optimizer; build both into the optimizer"
             )
+        if training.ema_decay:
+            evaluated = ema_params
+
         check_experiment(config, folder)
         with StopSignals() as stop, stop.raise_at_once():
             task = make_task(config, folder, corpus)
+
         try:
-            return Run(
-                *(task, optimizer, folder, training, make_mesh(config.mesh), config),
+            run = Run(
+                task=task,
+                optimizer=optimizer,
+                folder=folder,
+                settings=training,
+                mesh=make_mesh(config.mesh),
+                config=config,
                 learning_rate=schedule,
                 start_from=make_start_from(config, task.tokenizer, folder),
                 hooks=hooks,
                 writers=writers,
-                evaluated=ema_params if training.ema_decay else evaluated,
-            ).train()
+                evaluated=evaluated,
+            )
+            return run.train()
         except FloatingPointError as error:
             rate = "learning_rate_scale" if training.learning_rate is None else "learning_rate"
             raise FloatingPointError(
                 f"{error}. Begin again in another --workdir, with a lower training.{rate}, more "
                 "training.warmup_steps, or training.clip_norm=1.0"
             ) from None
+
+
+def _optimizer_and_schedule(
+    config: Config,
+    given: optax.GradientTransformation | None,
+) -> tuple[optax.GradientTransformation, optax.Schedule | None]:
+    """Returns the config's optimizer, or the given one, whose learning rate is unknown."""
+    if given is None:
+        optimizer = make_optimizer(config)
+        schedule = configured_schedule(config.training, config.model.d_model)
+        return optimizer, schedule
+
+    describe = functools.partial(describe_model, config.model, config.kind)
+    return _complete(given, config.training, describe), None
 
 
 def check_experiment(config: Config, folder: Workdir) -> None:
@@ -112,23 +132,16 @@ def check_experiment(config: Config, folder: Workdir) -> None:
             "quantize the parameters with jaxformer quantize"
         )
     config.data.check_named()
-    training, advice = config.training, []
-    prepare_run(folder, config, training.mirror)
-    if not folder.config.exists():
+
+    prepare_run(folder, config, config.training.mirror)
+
+    is_new = not folder.config.exists()
+    if is_new:
         check_initialization(config)
-        if training.warmup_steps >= training.steps:
-            advice.append(
-                f"note: training.warmup_steps={training.warmup_steps} is not less than "
-                f"training.steps={training.steps}: the learning rate never reaches its peak; "
-                f"usual are about {max(1, training.steps // 20)}"
-            )
-    elif training.schedule in DECAYING and (was := read_config(folder).training.steps) != (
-        now := training.steps
-    ):
-        advice.append(
-            f"training.steps was {was}: the {training.schedule} schedule now falls to 0 after step "
-            f"{now}, so the learning rate changes at once"
-        )
+        advice = _advise_new_run(config.training)
+    else:
+        advice = _advise_resumed_run(config.training, folder)
+
     if config.model.compute_dtype == "bfloat16" and emulates_bfloat16():
         advice.append(
             "this CPU has no instructions for bfloat16: a new run is faster with "
@@ -139,17 +152,47 @@ def check_experiment(config: Config, folder: Workdir) -> None:
             print(line, file=sys.stderr)
 
 
+def _advise_new_run(training: TrainingConfig) -> list[str]:
+    if training.warmup_steps < training.steps:
+        return []
+    return [
+        f"note: training.warmup_steps={training.warmup_steps} is not less than "
+        f"training.steps={training.steps}: the learning rate never reaches its peak; "
+        f"usual are about {max(1, training.steps // 20)}"
+    ]
+
+
+def _advise_resumed_run(training: TrainingConfig, folder: Workdir) -> list[str]:
+    if training.schedule not in DECAYING:
+        return []
+
+    earlier_steps = read_config(folder).training.steps
+    if training.steps == earlier_steps:
+        return []
+    return [
+        f"training.steps was {earlier_steps}: the {training.schedule} schedule now falls to 0 "
+        f"after step {training.steps}, so the learning rate changes at once"
+    ]
+
+
 def replay(workdir: str | pathlib.Path, step: int) -> ReplayedStep:
     """Repeats one step of a run and measures its examples; changes nothing in the workdir."""
     use_compilation_cache()
     folder = Workdir(model_path(workdir))
     config = read_config(folder)
     mesh = make_mesh(config.mesh)
-    task, optimizer = make_task(config, folder), make_optimizer(config)
+    task = make_task(config, folder)
+    optimizer = make_optimizer(config)
+
     with Checkpoints(folder.checkpoints) as checkpoints:
-        start_from = make_start_from(config, task.tokenizer, folder)
         return replay_step(
-            *(task, optimizer, checkpoints, mesh, config.training, step, start_from),
+            task,
+            optimizer,
+            checkpoints,
+            mesh=mesh,
+            settings=config.training,
+            step=step,
+            start_from=make_start_from(config, task.tokenizer, folder),
             evaluated=ema_params if config.training.ema_decay else None,
         )
 
@@ -163,23 +206,28 @@ def make_validation_loss(workdir: str | pathlib.Path) -> Callable[[PyTree], floa
     use_compilation_cache()
     folder = Workdir(model_path(workdir))
     config = read_config(folder)
+
     # Decoding for BLEU or F1 takes longer than the loss.
     training = dataclasses.replace(config.training, eval_sentences=0)
     task = make_task(dataclasses.replace(config, training=training), folder)
     # Not the mesh of the run, whose devices may not be here.
-    mesh = make_mesh(devices=jax.local_devices()[:1])
+    devices = jax.local_devices()[:1]
+    mesh = make_mesh(devices=devices)
 
     def validation_loss(params: PyTree) -> float:
-        return float(task.evaluate(params, mesh, lambda: None)["loss"])
+        metrics = task.evaluate(params, mesh, lambda: None)
+        return float(metrics["loss"])
 
     return validation_loss
 
 
 def make_task(config: Config, folder: Workdir, corpus: Corpus | None = None) -> NetworkTask:
     """Opens the data of a config, on process 0 first, which leaves files; returns its task."""
+    # The others find what process 0 has written.
     if not processes.is_primary():
         with announce("waiting for process 0, which reads the data"):
             multihost_utils.sync_global_devices("data")
+
     try:
         with announce("reading the data"):
             task = task_class(config).open(config, folder, corpus)
@@ -201,19 +249,24 @@ def make_optimizer(config: Config) -> optax.GradientTransformation:
     """
     check_config(config)
     training = config.training
+
     # Equal optimizers share compiled steps, so the settings of the loop must not distinguish them.
-    loop = {field.name: field.default for field in dataclasses.fields(FitConfig)}
+    loop_settings = {field.name: field.default for field in dataclasses.fields(FitConfig)}
     if training.schedule in DECAYING:
-        loop["steps"] = training.steps
-    return _make_optimizer(dataclasses.replace(training, **loop), config.model, config.kind)
+        loop_settings["steps"] = training.steps
+    training = dataclasses.replace(training, **loop_settings)
+    return _make_optimizer(training, config.model, config.kind)
 
 
 @functools.lru_cache
 def _make_optimizer(
-    training: TrainingConfig, model: Architecture, kind: Kind
+    training: TrainingConfig,
+    model: Architecture,
+    kind: Kind,
 ) -> optax.GradientTransformation:
     describe = functools.partial(describe_model, model, kind)
-    return _complete(configured_optimizer(training, model.d_model, describe), training, describe)
+    optimizer = configured_optimizer(training, model.d_model, describe)
+    return _complete(optimizer, training, describe)
 
 
 def _complete(
@@ -223,4 +276,6 @@ def _complete(
 ) -> optax.GradientTransformation:
     """Returns the optimizer with the settings that apply to any: ``freeze`` and ``ema_decay``."""
     optimizer = freeze(optimizer, training.freeze, describe)
-    return optimizer if training.ema_decay is None else with_ema(optimizer, training.ema_decay)
+    if training.ema_decay is None:
+        return optimizer
+    return with_ema(optimizer, training.ema_decay)

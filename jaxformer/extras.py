@@ -29,15 +29,22 @@ def packages_of(extra: str) -> list[str]:
         requirements = importlib.metadata.requires("jaxformer") or []
     except importlib.metadata.PackageNotFoundError:
         return []
+
     marker = re.compile(rf"""\bextra == ["']{re.escape(extra)}["']""")
-    split = (each.partition(";") for each in requirements)
-    return [package.strip() for package, _, condition in split if marker.search(condition)]
+    packages = []
+    for requirement in requirements:
+        package, _, condition = requirement.partition(";")
+        if marker.search(condition):
+            packages.append(package.strip())
+    return packages
 
 
 def is_in_all(extra: str) -> bool:
     """Returns True for an extra that the extra ``all`` installs."""
+    # Its only package is jaxformer[plots,download,...].
     whole = "".join(packages_of("all"))
-    return extra in re.findall(r"\w+", whole.partition("[")[2])
+    extras = whole.partition("[")[2]
+    return extra in re.findall(r"\w+", extras)
 
 
 def install_command(package: str, extra: str = "") -> str:
@@ -47,10 +54,13 @@ def install_command(package: str, extra: str = "") -> str:
     """
     if not extra:
         return f"pip install {shlex.quote(package)}"
+
     clone = _clone()
     if clone is None:
         packages = packages_of(extra) or [package]
-        return f"pip install {' '.join(map(shlex.quote, packages))}"
+        quoted = [shlex.quote(each) for each in packages]
+        return f"pip install {' '.join(quoted)}"
+
     command = f"pip install '.[{extra}]'"
     if clone == pathlib.Path.cwd():
         return command
@@ -61,5 +71,7 @@ def _clone() -> pathlib.Path | None:
     """Returns the folder of the clone that this module is in, or None."""
     folder = pathlib.Path(__file__).resolve().parents[1]
     project = folder / "pyproject.toml"
-    is_ours = project.is_file() and 'name = "jaxformer"' in project.read_text("utf-8", "replace")
+    if not project.is_file():
+        return None
+    is_ours = 'name = "jaxformer"' in project.read_text("utf-8", "replace")
     return folder if is_ours else None

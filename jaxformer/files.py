@@ -22,13 +22,18 @@ from jaxformer.errors import UserError, prefix_errors
 MAX_BYTES = 32 << 20
 MAX_JSON_BYTES = 8 << 20  # the worst JSON of this size takes about a second and 400 MiB
 # A pointer to a large file, which is smaller than this (git-lfs/docs/spec.md).
-_LFS_POINTER, _LFS_MAX_BYTES = b"version https://git-lfs.github.com/spec/", 1024
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+_LFS_MAX_BYTES = 1024
 # Errors of file systems for operations that they do not support.
 UNSUPPORTED = {
-    *(errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP),
-    *(errno.EPERM, errno.EXDEV),
+    errno.EINVAL,
+    errno.ENOLCK,
+    errno.ENOSYS,
+    errno.ENOTSUP,
+    errno.EOPNOTSUPP,
+    errno.EPERM,
+    errno.EXDEV,
 }
-
 
 # As which file options take "-", the name of a stream in other programs.
 STDIN = pathlib.Path("/dev/stdin")
@@ -47,7 +52,8 @@ def local_path(path: str | os.PathLike[str]) -> pathlib.Path:
     lost with the machine. Shells do not expand ``~`` in ``--workdir=~/run``.
     """
     text = os.fspath(path)
-    if "://" in text or re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", text):
+    is_url = "://" in text or re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", text)
+    if is_url:
         raise PathError(
             f"expected a path on a local disk: got {text}; work on a local disk and copy from or "
             "to there, or mount the bucket (with gcsfuse, for instance) and give the mount point"
@@ -62,10 +68,12 @@ def check_unicode_path(path: pathlib.Path) -> None:
     libraries in C++ that store arrays.
     """
     text = os.fspath(path.absolute())
+
     try:
         is_same = text.encode() == os.fsencode(text)
     except UnicodeEncodeError:
         is_same = False
+
     if not is_same:
         raise UserError(
             f"{path}: expected a path in UTF-8; rename the folder, or set the locale to UTF-8, as "
@@ -86,8 +94,10 @@ def output_path(path: str) -> pathlib.Path:
 def descriptor_of(path: pathlib.Path) -> int | None:
     """Returns the number of the open file for which a path such as /dev/stdout stands, or None."""
     text = path.as_posix()
-    if found := re.fullmatch(r"/(?:dev|proc/self)/fd/(\d{1,9})", text):
-        return int(found[1])
+
+    numbered = re.fullmatch(r"/(?:dev|proc/self)/fd/(\d{1,9})", text)
+    if numbered:
+        return int(numbered[1])
     return _DESCRIPTORS.get(text)
 
 
@@ -100,7 +110,9 @@ def is_stream(path: pathlib.Path) -> bool:
 
 def model_path(workdir: str | os.PathLike[str]) -> pathlib.Path:
     """Returns a model's workdir: jaxformer's own for "pretrained", but not for "./pretrained"."""
-    return pretrained.WORKDIR if workdir == pretrained.NAME else local_path(workdir)
+    if workdir == pretrained.NAME:
+        return pretrained.WORKDIR
+    return local_path(workdir)
 
 
 def run_path(workdir: str | os.PathLike[str]) -> pathlib.Path:
@@ -166,25 +178,34 @@ def open_file(path: pathlib.Path, inside: pathlib.Path | None = None) -> io.Buff
     if inside is not None:
         path = resolve_inside(path, inside)
         flags |= getattr(os, "O_NOFOLLOW", 0)
+
     descriptor = os.open(path, flags)
     try:
-        status = os.fstat(descriptor)
-        mode, size = stat.S_IFMT(status.st_mode), status.st_size
-        if mode != stat.S_IFREG:
-            found = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO"}.get(mode, "a device")
-            raise UserError(f"{path}: expected a regular file, found {found}")
-        allocated = 512 * getattr(status, "st_blocks", size)  # Windows has no blocks.
-        if size > MAX_BYTES and allocated < size // 4:
-            # File systems that compress or do not count blocks have no holes.
-            if os.lseek(descriptor, 0, os.SEEK_HOLE) < size:
-                raise UserError(f"{path}: expected a file with content, found a sparse one")
-            os.lseek(descriptor, 0, os.SEEK_SET)
-        if size <= _LFS_MAX_BYTES:
-            _refuse_lfs_pointer(path, descriptor)
+        _check_regular(descriptor, path)
         return open(descriptor, "rb")
     except BaseException:
         os.close(descriptor)
         raise
+
+
+def _check_regular(descriptor: int, path: pathlib.Path) -> None:
+    """Checks that an open file is not a folder, FIFO, device, sparse file or Git LFS pointer."""
+    status = os.fstat(descriptor)
+    mode = stat.S_IFMT(status.st_mode)
+    if mode != stat.S_IFREG:
+        names = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO"}
+        found = names.get(mode, "a device")
+        raise UserError(f"{path}: expected a regular file, found {found}")
+
+    size = status.st_size
+    allocated = 512 * getattr(status, "st_blocks", size)  # Windows has no blocks.
+    if size > MAX_BYTES and allocated < size // 4:
+        # File systems that compress or do not count blocks have no holes.
+        if os.lseek(descriptor, 0, os.SEEK_HOLE) < size:
+            raise UserError(f"{path}: expected a file with content, found a sparse one")
+        os.lseek(descriptor, 0, os.SEEK_SET)
+    if size <= _LFS_MAX_BYTES:
+        _refuse_lfs_pointer(path, descriptor)
 
 
 @contextlib.contextmanager
@@ -208,7 +229,10 @@ def resolve_inside(path: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
 
 
 def read_whole(
-    path: pathlib.Path, inside: pathlib.Path | None = None, *, limit: int = MAX_BYTES
+    path: pathlib.Path,
+    inside: pathlib.Path | None = None,
+    *,
+    limit: int = MAX_BYTES,
 ) -> bytes:
     """Reads a file of limited size, as :func:`open_file`; all errors are UserErrors."""
     with explain_read_errors(path):
@@ -218,6 +242,7 @@ def read_whole(
 def _read_limited(path: pathlib.Path, inside: pathlib.Path | None, limit: int) -> bytes:
     with open_file(path, inside) as file:
         content = file.read(limit + 1)
+
     if len(content) > limit:
         raise UserError(f"{path}: expected a file of at most {limit:,} bytes, found a larger one")
     return content
@@ -226,13 +251,17 @@ def _read_limited(path: pathlib.Path, inside: pathlib.Path | None, limit: int) -
 def read_json(path: pathlib.Path, inside: pathlib.Path | None = None) -> Any:
     """Reads a JSON file; see :func:`open_file`."""
     content = _read_limited(path, inside, MAX_JSON_BYTES)
+
     # Not UTF-8, not JSON, or nested too deeply.
     with prefix_errors(f"{path}: expected JSON", ValueError, RecursionError):
         return json.loads(content.decode("utf-8-sig"))
 
 
 def read_object(
-    path: pathlib.Path, inside: pathlib.Path | None = None, *, advice: str
+    path: pathlib.Path,
+    inside: pathlib.Path | None = None,
+    *,
+    advice: str,
 ) -> dict[str, Any]:
     """Reads a JSON object; the message about a missing file ends with ``advice``."""
     with explain_read_errors(path):
@@ -240,6 +269,7 @@ def read_object(
             values = read_json(path, inside)
         except FileNotFoundError:
             raise UserError(f"{path}: no such file; {advice}") from None
+
     if not isinstance(values, dict):
         raise UserError(f"{path}: expected a JSON object, found {type(values).__name__}")
     return values
@@ -253,8 +283,10 @@ def file_sha256(path: pathlib.Path) -> str:
 
 def check_output(path: pathlib.Path) -> None:
     """Checks that a file can be written here: the path is not a folder, link or device."""
-    if not path.name or path.is_symlink() or (path.exists() and not path.is_file()):
+    is_other = path.is_symlink() or (path.exists() and not path.is_file())
+    if not path.name or is_other:
         raise UserError(f"expected the name of a file to write, not of a folder or link: {path}")
+
     for folder in path.parents:
         if folder.exists() and not folder.is_dir():
             raise UserError(f"{folder}: expected a folder, found a file")
@@ -264,16 +296,20 @@ def write_file(path: pathlib.Path, content: bytes) -> None:
     """Writes a file, and its folder, durably: even after a power failure it is old or new."""
     check_output(path)
     path.parent.mkdir(parents=True, exist_ok=True)
+
     # Threads, and processes in other containers, may have the same process id.
     partial = path.with_name(f"{path.name}.{secrets.randbelow(10**12)}.partial")
+
     try:
         # Mode "x" does not follow a symbolic link that another user may have created.
         with partial.open("xb") as file:
             file.write(content)
             file.flush()
             flush_to_disk(file.fileno())
+
         partial.replace(path)
-        if os.name != "nt":  # Windows cannot open folders.
+        # The new name is durable only when the folder is, too. Windows cannot open folders.
+        if os.name != "nt":
             folder = os.open(path.parent, os.O_RDONLY)
             try:
                 flush_to_disk(folder)
@@ -301,8 +337,10 @@ def check_file_system(folder: pathlib.Path) -> None:
             with pathlib.Path(probe, "file").open("wb") as file:
                 operation = "fsync"
                 os.fsync(file.fileno())
+
                 operation = "lock"
                 _flock(file.fileno(), "LOCK_EX")
+
             operation = "rename"
             os.rename(file.name, f"{file.name}.renamed")
         except OSError as error:
@@ -318,11 +356,13 @@ def check_file_system(folder: pathlib.Path) -> None:
 def lock_folder(folder: pathlib.Path) -> contextlib.AbstractContextManager[bool]:
     """Creates a folder if needed and locks it; yields whether this process has the lock."""
     folder.mkdir(parents=True, exist_ok=True)
+
     # Network file systems lock only files that are open for writing.
     path = folder / "lock"
     if path.is_symlink() or (path.exists() and not path.is_file()):
         raise UserError(f"{path}: expected a file to lock, found a folder or a link")
     path.touch()
+
     return lock_file(path, shared=False)
 
 
@@ -332,6 +372,7 @@ def lock_file(path: pathlib.Path, *, shared: bool) -> Iterator[bool]:
     # NFS needs write access for an exclusive lock. Opening a pipe does not block, either.
     mode = os.O_RDONLY if shared else os.O_RDWR
     descriptor = os.open(path, mode | getattr(os, "O_NONBLOCK", 0))
+
     locked = True
     try:
         try:

@@ -54,8 +54,14 @@ class Kind:
 
     def build(self, model: Architecture, remat: Remat = "none") -> Model:
         """Returns the model that a section ``model`` describes."""
-        own = (n for section in type(model).mro() for n in self.networks if n.section is section)
-        return next(own)(model, remat)
+        # A section can be a subclass of a network's.
+        network = next(
+            network
+            for section in type(model).mro()
+            for network in self.networks
+            if network.section is section
+        )
+        return network(model, remat)
 
     def section_of(self, architecture: Any) -> type[Architecture]:
         """Returns the class of a section ``model`` by its field ``architecture``."""
@@ -125,8 +131,12 @@ IMAGE_CLASSIFICATION = Kind(
     task="jaxformer.tasks.images.task.ImageClassification",
 )
 KINDS = (
-    *(TRANSLATION, PARSING, LANGUAGE_MODELING),
-    *(CLASSIFICATION, MASKED_LANGUAGE_MODELING, IMAGE_CLASSIFICATION),
+    TRANSLATION,
+    PARSING,
+    LANGUAGE_MODELING,
+    CLASSIFICATION,
+    MASKED_LANGUAGE_MODELING,
+    IMAGE_CLASSIFICATION,
 )
 
 
@@ -141,7 +151,8 @@ def make_init(model: Architecture, kind: Kind = TRANSLATION) -> Callable[[Array]
 
     def init(key: Array) -> PyTree:
         inputs = [jnp.ones(each.shape, each.dtype) for each in kind.inputs(model)]
-        return kind.build(model).init(key, *inputs)["params"]
+        variables = kind.build(model).init(key, *inputs)
+        return variables["params"]
 
     return init
 
@@ -149,4 +160,6 @@ def make_init(model: Architecture, kind: Kind = TRANSLATION) -> Callable[[Array]
 @functools.lru_cache
 def describe_model(model: Architecture, kind: Kind = TRANSLATION) -> PyTree:
     """Returns a :class:`~jaxformer.nn.ParameterInfo` for each parameter."""
-    return describe(make_init(model, kind), jax.eval_shape(lambda: jax.random.key(0)))
+    init = make_init(model, kind)
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    return describe(init, key)

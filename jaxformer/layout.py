@@ -21,30 +21,43 @@ def global_mesh(mesh: Mesh | None) -> Iterator[None]:
     if jax.sharding.get_abstract_mesh().empty:
         yield
         return
-    with jax.set_mesh(Mesh(np.empty((), object), ()) if mesh is None else mesh):
+
+    if mesh is None:
+        mesh = Mesh(np.empty((), object), ())
+    with jax.set_mesh(mesh):
         yield
 
 
 def has_explicit_axes(*arrays: Array) -> bool:
     """Returns whether one of the arrays is on a mesh with axes of ``AxisType.Explicit``."""
-    meshes = [jax.typeof(a).sharding.mesh for a in arrays]
-    return any(AxisType.Explicit in mesh.axis_types for mesh in meshes)
+    shardings = [jax.typeof(array).sharding for array in arrays]
+    return any(AxisType.Explicit in sharding.mesh.axis_types for sharding in shardings)
 
 
 def as_jax_array(leaf: Any) -> Any:
     """Returns an array of NumPy as an array of JAX, and anything else unchanged."""
-    return jnp.asarray(leaf) if isinstance(leaf, np.ndarray | np.generic) else leaf
+    if isinstance(leaf, np.ndarray | np.generic):
+        return jnp.asarray(leaf)
+    return leaf
 
 
 def take_rows(table: Array, ids: Array) -> Array:
     """Returns ``table[ids]``, with the layout of ``ids``; NaN for ids that are out of range."""
     table = as_jax_array(table)
+
+    def take(table: Array, ids: Array) -> Array:
+        return table.at[ids].get(mode="fill")
+
     # As unsigned integers, negative ids are out of range, too. JAX would index from the end.
-    return map_rows(lambda rows, ids: rows.at[ids].get(mode="fill"), table, ids.astype(jnp.uint32))
+    ids = ids.astype(jnp.uint32)
+    return map_rows(take, table, ids)
 
 
 def map_rows(
-    function: Callable[..., PyTree], replicated: PyTree, *rows: PyTree, total: bool = False
+    function: Callable[..., PyTree],
+    replicated: PyTree,
+    *rows: PyTree,
+    total: bool = False,
 ) -> PyTree:
     """Calls ``function(replicated, *rows)``; on an explicit mesh, with each device's own rows.
 
@@ -54,55 +67,93 @@ def map_rows(
     ``total``.
     """
     leaves, structure = jax.tree.flatten(rows)
-    first = next((jax.typeof(a).sharding for a in leaves if a.ndim), None)
-    if first is None or AxisType.Explicit not in first.mesh.axis_types:
+    sharding = next((jax.typeof(leaf).sharding for leaf in leaves if leaf.ndim), None)
+    if sharding is None or AxisType.Explicit not in sharding.mesh.axis_types:
         return function(replicated, *rows)
-    specs = [PartitionSpec(*first.spec[: a.ndim]) for a in leaves]
-    whole = jax.tree.map(lambda _: PartitionSpec(), replicated)
-    axes = tuple(
-        a for axis in first.spec if axis for a in (axis if isinstance(axis, tuple) else (axis,))
-    )
+
+    replicated_specs = jax.tree.map(lambda _: PartitionSpec(), replicated)
+    row_specs = [PartitionSpec(*sharding.spec[: leaf.ndim]) for leaf in leaves]
+    axes = _axes_of(sharding.spec)
+    result_structure = jax.tree.structure(rows[0])
 
     def on_own_rows(replicated: PyTree, leaves: list[Array]) -> list[Array]:
-        result = jax.tree.leaves(function(replicated, *jax.tree.unflatten(structure, leaves)))
+        own_rows = jax.tree.unflatten(structure, leaves)
+        results = jax.tree.leaves(function(replicated, *own_rows))
+        if not total or not axes:
+            return results
         # One psum per leaf: jax 0.7 cannot transpose several if only some have a gradient.
-        return [jax.lax.psum(a, axes) for a in result] if total and axes else result
+        return [jax.lax.psum(result, axes) for result in results]
 
-    like = jax.tree.structure(rows[0])
-    found = jax.shard_map(
+    sharded_function = jax.shard_map(
         on_own_rows,
-        mesh=first.mesh,
-        in_specs=(whole, specs),
-        out_specs=PartitionSpec() if total else specs[: like.num_leaves],
-    )(*jax.sharding.reshard((replicated, leaves), (whole, specs)))
-    return tuple(found) if total else jax.tree.unflatten(like, found)
+        mesh=sharding.mesh,
+        in_specs=(replicated_specs, row_specs),
+        out_specs=PartitionSpec() if total else row_specs[: result_structure.num_leaves],
+    )
+    replicated, leaves = jax.sharding.reshard(
+        (replicated, leaves),
+        (replicated_specs, row_specs),
+    )
+    results = sharded_function(replicated, leaves)
+    if total:
+        return tuple(results)
+    return jax.tree.unflatten(result_structure, results)
+
+
+def _axes_of(spec: PartitionSpec) -> tuple[str, ...]:
+    """Returns the names of all mesh axes in a spec."""
+    axes = []
+    for axis in spec:
+        if isinstance(axis, tuple):
+            axes += axis
+        elif axis:
+            axes.append(axis)
+    return tuple(axes)
 
 
 def expand_like(array: ArrayLike, like: Array) -> Array:
     """Adds axes of size 1 in front; JAX does not with ``jax_numpy_rank_promotion="raise"``."""
-    return jax.lax.expand_dims(array, range(like.ndim - np.ndim(array)))
+    num_missing = like.ndim - np.ndim(array)
+    return jax.lax.expand_dims(array, range(num_missing))
 
 
 def shard_rows_like(array: Array, *others: Array) -> Array:
     """Returns the array with rows sharded like the first of ``others`` with explicit sharding."""
-    axes = (axis for other in others for axis in jax.typeof(other).sharding.spec[:1])
-    axis = next((axis for axis in axes if axis is not None), None)
-    return array if axis is None else jax.sharding.reshard(array, PartitionSpec(axis))
+    for other in others:
+        first_axis = jax.typeof(other).sharding.spec[:1]
+        if first_axis and first_axis[0] is not None:
+            return jax.sharding.reshard(array, PartitionSpec(first_axis[0]))
+    return array
 
 
 def zeros_for_rows(rows: Array, shape: tuple, dtype: DTypeLike) -> Array:
     """Returns zeros, [B, *shape], with the layout of the integers ``rows``, [B]."""
+    num_rows = rows.shape[0]
+    ones = [1] * len(shape)
+    # Computed from the rows, since zeros alone have no layout.
     zero = (rows * 0).astype(dtype)
-    return jnp.broadcast_to(zero.reshape(-1, *[1] * len(shape)), (rows.shape[0], *shape))
+    zero = zero.reshape(-1, *ones)
+    return jnp.broadcast_to(zero, (num_rows, *shape))
 
 
 def match_varying_axes(*arrays: Array) -> list[Array]:
     """Casts arrays to vary over the same mesh axes, as JAX's own operations do for gradients."""
-    kinds = map(jax.typeof, arrays)
-    # Called vma before jax 0.10.
-    own = [k.vma if hasattr(k, "vma") else k.manual_axis_type.varying for k in kinds]
-    axes = frozenset[str]().union(*own)
-    return [pvary(a, tuple(sorted(axes - of_a))) for a, of_a in zip(arrays, own, strict=True)]
+    axes_of_arrays = [_varying_axes(array) for array in arrays]
+    all_axes = frozenset[str]().union(*axes_of_arrays)
+
+    matched = []
+    for array, axes in zip(arrays, axes_of_arrays, strict=True):
+        missing = tuple(sorted(all_axes - axes))
+        matched.append(pvary(array, missing))
+    return matched
+
+
+def _varying_axes(array: Array) -> frozenset[str]:
+    """Returns the mesh axes that an array within a ``shard_map`` varies over."""
+    kind = jax.typeof(array)
+    if hasattr(kind, "vma"):  # before jax 0.10
+        return kind.vma
+    return kind.manual_axis_type.varying
 
 
 def pvary(x: Array, axes: str | tuple[str, ...]) -> Array:

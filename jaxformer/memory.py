@@ -24,53 +24,79 @@ class StepMemory(NamedTuple):
 
 def step_memory(config: Config, devices: Sequence[Any] | None = None) -> StepMemory:
     """Returns XLA's estimate for the longest batch, without running the step."""
-    return memory_of(compile_step(config, devices))
+    program = compile_step(config, devices)
+    return memory_of(program)
 
 
 def memory_of(program: Compiled) -> StepMemory:
     """Returns XLA's estimate for a compiled step."""
     reserved = program.memory_analysis()
     assert reserved is not None
-    inputs, outputs = reserved.argument_size_in_bytes, reserved.output_size_in_bytes
-    work = reserved.temp_size_in_bytes + outputs - reserved.alias_size_in_bytes
-    return StepMemory(inputs, inputs + work)
+
+    inputs = reserved.argument_size_in_bytes
+    # Outputs that replace an input, as parameters do, need no memory of their own.
+    outputs = reserved.output_size_in_bytes - reserved.alias_size_in_bytes
+    return StepMemory(
+        state=inputs,
+        total=inputs + reserved.temp_size_in_bytes + outputs,
+    )
 
 
 def compile_step(config: Config, devices: Sequence[Any] | None = None) -> Compiled:
     """Compiles the step for the longest batch."""
     mesh = make_mesh(config.mesh, devices)
     optimizer = make_optimizer(config)
+    task = task_class(config)
+
+    init = make_init(config.model, config.kind)
+    state = abstract_state(init, optimizer, mesh)
+
     gradient_accumulation = config.training.gradient_accumulation
     shards = BatchShards.of(mesh, gradient_accumulation)
-    task = task_class(config)
-    state = abstract_state(make_init(config.model, config.kind), optimizer, mesh)
-    loss = task.loss_class.of(config)
-    step = make_train_step(loss, optimizer, mesh, gradient_accumulation=gradient_accumulation)
-    return step.lower(state, task.longest_batch(config, shards)).compile()
+    batch = task.longest_batch(config, shards)
+
+    step = make_train_step(
+        task.loss_class.of(config),
+        optimizer,
+        mesh,
+        gradient_accumulation=gradient_accumulation,
+    )
+    return step.lower(state, batch).compile()
 
 
 def memory_savings(config: Config, devices: int) -> Iterator[dict[str, Any]]:
     """Yields settings that save memory, none first, and last the only one that changes results."""
     yield {}
+    training = config.training
     settings: dict[str, Any] = {}
-    tensor = devices if config.mesh.tensor == -1 else config.mesh.tensor
+
+    tensor = config.mesh.tensor
+    if tensor == -1:  # all devices
+        tensor = devices
     if devices > tensor and config.mesh.fsdp == 1:
-        settings = {"mesh.data": -1, "mesh.fsdp": devices // tensor}
+        settings["mesh.data"] = -1
+        settings["mesh.fsdp"] = devices // tensor
         yield dict(settings)
+
     for factor in (2, 4, 8):
-        settings["training.gradient_accumulation"] = config.training.gradient_accumulation * factor
+        settings["training.gradient_accumulation"] = training.gradient_accumulation * factor
         yield dict(settings)
-    for remat in ("dots", "layer")[("none", "dots", "layer").index(config.training.remat) :]:
+
+    # Only the policies that keep less than the config's.
+    policies = ("none", "dots", "layer")
+    for remat in policies[policies.index(training.remat) + 1 :]:
         settings["training.remat"] = remat
         yield dict(settings)
-    if config.training.optimizer == "adam" and config.training.adam_dtype == "float32":
+
+    if training.optimizer == "adam" and training.adam_dtype == "float32":
         yield settings | {"training.adam_dtype": "bfloat16"}
 
 
 def with_settings(config: Config, settings: dict[str, Any]) -> Config:
     """Returns the config with some fields changed, such as "training.remat", to values."""
     for name, value in settings.items():
-        section, field = name.split(".")
-        changed = dataclasses.replace(getattr(config, section), **{field: value})
-        config = dataclasses.replace(config, **{section: changed})
+        section_name, field = name.split(".")
+        section = getattr(config, section_name)
+        changed = dataclasses.replace(section, **{field: value})
+        config = dataclasses.replace(config, **{section_name: changed})
     return config

@@ -24,19 +24,27 @@ class ProgressBar(tqdm):
         columns = settings["ncols"]
         if not columns:  # A terminal without a size, or a file.
             return settings | {"postfix": ", ".join(self.values)}
-        if excess := max(0, self._length(settings) - columns):
+
+        excess = self._length(settings) - columns
+        if excess > 0:
             prefix = settings["prefix"]
-            settings["prefix"] = f"…{prefix[excess + 1 :]}" if excess < len(prefix) else ""
+            settings["prefix"] = ""
+            if excess < len(prefix):
+                settings["prefix"] = f"…{prefix[excess + 1 :]}"
+
         kept: list[str] = []
         for value in self.values:
             postfix = ", ".join([*kept, value])
             if self._length(settings | {"postfix": postfix}) > columns:
                 break
             kept.append(value)
+
         return settings | {"postfix": ", ".join(kept)}
 
     def _length(self, settings: dict[str, Any]) -> int:
         """Returns the least number of columns of a line."""
         settings = settings | {"ncols": 0}
-        without_bar = self.format_meter(**settings)
-        return disp_len(without_bar) + (_SHORTEST_BAR if settings["total"] else 0)
+        without_bar = disp_len(self.format_meter(**settings))
+        if not settings["total"]:
+            return without_bar
+        return without_bar + _SHORTEST_BAR

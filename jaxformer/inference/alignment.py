@@ -66,37 +66,63 @@ def word_attention(
 ) -> list[Float[np.ndarray, "T S"]]:
     """Returns the attention of target words to source words, float64; see :func:`align`."""
     layers = layer_indices(translator, layer)
+
     sources = check_texts(sources, "sources")
-    check_same_length(targets, sources, "targets", "sources")
-    pairs, result = [], []
+    check_same_length(
+        targets,
+        sources,
+        name="targets",
+        other="sources",
+    )
+
+    pairs = []
+    result = []
     for source, (text, ids) in zip(sources, targets, strict=True):
         pairs.append((translator.source_ids(source), ids))
-        result.append(np.zeros((len(split_spaces(text)), len(split_spaces(source)))))
+        num_target_words = len(split_spaces(text))
+        num_source_words = len(split_spaces(source))
+        result.append(np.zeros((num_target_words, num_source_words)))
     check_pairs(translator, pairs)
+
     for batch in pair_batches(pairs, translator.max_length, _TOKENS_PER_BATCH):
-        weights = cross_attention(translator.models, layers, batch.src, batch.tgt_in)
-        for number, of_pieces in zip(batch.numbers, jax.device_get(weights), strict=False):
-            source, target = pairs[number]
+        weights = jax.device_get(
+            cross_attention(
+                translator.models,
+                layers,
+                src=batch.src,
+                tgt_in=batch.tgt_in,
+            )
+        )  # [B, T, S]
+        for number, padded in zip(batch.numbers, weights, strict=False):
+            source_ids, target_ids = pairs[number]
+            target_text, _ = targets[number]
+            of_pieces = padded[: len(target_ids), : len(source_ids)]
             result[number] = word_weights(
-                of_pieces[: len(target), : len(source)],
-                word_ids(translator, source, sources[number]),
-                word_ids(translator, target, targets[number][0]),
-                result[number].shape,
+                of_pieces,
+                source_words=word_ids(translator, source_ids, sources[number]),
+                target_words=word_ids(translator, target_ids, target_text),
+                shape=result[number].shape,
             )
     return result
 
 
 def layer_indices(translator: Translator, layer: int | None) -> tuple[int, ...]:
     """Checks the number of a decoder layer, and returns its index, from 0, in each model."""
-    layers = [member.config.decoder_layers for member in translator.models]
-    if layer is not None and not 1 <= layer <= min(layers):
-        raise UserError(f"expected a decoder layer from 1 to {min(layers)}: got {layer}")
-    return tuple(max(0, count - 2) if layer is None else layer - 1 for count in layers)
+    counts = [member.config.decoder_layers for member in translator.models]
+    if layer is None:
+        second_to_last = [max(0, count - 2) for count in counts]
+        return tuple(second_to_last)
+
+    most = min(counts)
+    if not 1 <= layer <= most:
+        raise UserError(f"expected a decoder layer from 1 to {most}: got {layer}")
+    return (layer - 1,) * len(counts)
 
 
 def format_pharaoh(alignment: Sequence[tuple[int, int]]) -> str:
     """Formats an alignment as Pharaoh and Moses do, such as "0-0 2-1"."""
-    return " ".join(f"{source}-{target}" for source, target in alignment)
+    pairs = [f"{source}-{target}" for source, target in alignment]
+    return " ".join(pairs)
 
 
 def word_weights(
@@ -106,17 +132,32 @@ def word_weights(
     shape: tuple[int, int],
 ) -> Float[np.ndarray, "T S"]:
     """Reduces attention between pieces to attention between words; -1 is a piece of no word."""
-    of_targets, of_sources = (
-        np.equal.outer(words, np.arange(count)).astype(np.float64)
-        for words, count in zip((target_words, source_words), shape, strict=True)
-    )
-    averages = of_targets / np.maximum(of_targets.sum(axis=0), 1)
-    return averages.T @ weights @ of_sources
+    num_target_words, num_source_words = shape
+
+    # Weights are summed over the pieces of a source word.
+    all_source_words = np.arange(num_source_words)
+    is_of_source = np.equal.outer(source_words, all_source_words)
+    sums = is_of_source.astype(np.float64)  # [Q, S]
+
+    # They are averaged over the pieces of a target word.
+    all_target_words = np.arange(num_target_words)
+    is_of_target = np.equal.outer(target_words, all_target_words)
+    averages = is_of_target.astype(np.float64)  # [P, T]
+    num_pieces = averages.sum(axis=0)
+    averages /= np.maximum(num_pieces, 1)
+
+    return averages.T @ weights @ sums
 
 
 def align_by_maximum(weights: Float[np.ndarray, "T S"]) -> list[tuple[int, int]]:
     """Pairs each target word that has pieces with the first source word of largest weight."""
-    return [(int(row.argmax()), word) for word, row in enumerate(weights) if row.any()]
+    pairs = []
+    for target_word, row in enumerate(weights):
+        has_pieces = row.any()
+        if has_pieces:
+            source_word = int(row.argmax())
+            pairs.append((source_word, target_word))
+    return pairs
 
 
 def align_in_order(weights: Float[np.ndarray, "T S"]) -> list[tuple[int, int]]:
@@ -130,21 +171,33 @@ def align_in_order(weights: Float[np.ndarray, "T S"]) -> list[tuple[int, int]]:
     >>> align_in_order(weights[:2])  # the source word 1 is unaligned
     [(0, 0), (2, 1)]
     """
-    costs, gap = -np.log(weights + 1e-6), -math.log(GAP_PROBABILITY)
+    costs = -np.log(weights + 1e-6)
+    gap = -math.log(GAP_PROBABILITY)
     targets, sources = weights.shape
+
     least = np.zeros((targets + 1, sources + 1))  # least cost of aligning the first t and s words
     least[:, 0] = gap * np.arange(targets + 1)
     least[0] = gap * np.arange(sources + 1)
     for t in range(targets):
         for s in range(sources):
-            with_gap = min(least[t, s + 1], least[t + 1, s]) + gap
-            least[t + 1, s + 1] = min(least[t, s] + costs[t, s], with_gap)
-    pairs, t, s = [], targets, sources
+            with_pair = least[t, s] + costs[t, s]
+            without_target = least[t, s + 1]
+            without_source = least[t + 1, s]
+            with_gap = min(without_target, without_source) + gap
+            least[t + 1, s + 1] = min(with_pair, with_gap)
+
+    # The decisions are read backward from the last words.
+    pairs = []
+    t = targets
+    s = sources
     while t and s:
-        if least[t, s] == least[t - 1, s - 1] + costs[t - 1, s - 1]:
-            t, s = t - 1, s - 1
+        with_pair = least[t - 1, s - 1] + costs[t - 1, s - 1]
+        without_target = least[t - 1, s] + gap
+        if least[t, s] == with_pair:
+            t -= 1
+            s -= 1
             pairs.append((s, t))
-        elif least[t, s] == least[t - 1, s] + gap:
+        elif least[t, s] == without_target:
             t -= 1
         else:
             s -= 1
@@ -164,33 +217,56 @@ def words_of_pieces(pieces: Sequence[str | None], text: str) -> list[int]:
     piece that spells nothing. The pieces spell the text, up to normalization.
     """
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    spelled, starts = "", []
+    spelled = ""
+    starts = []
     for piece in pieces:
-        starts.append(None if piece is None else len(spelled))
-        if piece is not None:
-            # A multi-byte character is appended with its last byte, so all its bytes share a start.
-            byte = _BYTE.fullmatch(piece)
-            content = bytes([int(byte[1], 16)]) if byte else piece.replace("▁", " ").encode()
-            spelled += visible_characters(decoder.decode(content))
+        if piece is None:
+            starts.append(None)
+            continue
+
+        # A multi-byte character is appended with its last byte, so all its bytes share a start.
+        starts.append(len(spelled))
+        content = piece.replace("▁", " ").encode()
+        if byte := _BYTE.fullmatch(piece):
+            content = bytes([int(byte[1], 16)])
+        spelled += visible_characters(decoder.decode(content))
+
     words = list(map(visible_characters, split_spaces(text)))
-    word_of = [n for n, word in enumerate(words) for _ in word]
+    word_of = []  # index of the word of each visible character of the text
+    for n, word in enumerate(words):
+        word_of += [n] * len(word)
     position_of = _match_positions(spelled, "".join(words))
-    return [
-        -1 if start is None or start >= len(spelled) or not word_of else word_of[position_of[start]]
-        for start in starts
-    ]
+
+    def word_at(start: int | None) -> int:
+        if start is None or not word_of:
+            return -1
+        # Bytes at the end may spell no character.
+        if start >= len(spelled):
+            return -1
+        return word_of[position_of[start]]
+
+    return [word_at(start) for start in starts]
 
 
 def _match_positions(spelled: str, text: str) -> list[int]:
     """Returns the position in ``text``, exact or interpolated, of each character of ``spelled``."""
     if spelled == text:
         return list(range(len(text)))
+
     positions = []
-    matcher = difflib.SequenceMatcher(None, spelled, text, autojunk=False)
+    matcher = difflib.SequenceMatcher(
+        isjunk=None,
+        a=spelled,
+        b=text,
+        autojunk=False,
+    )
     for _, start, end, text_start, text_end in matcher.get_opcodes():
-        for n in range(end - start):
-            position = text_start + n * (text_end - text_start) // (end - start)
-            positions.append(min(position, len(text) - 1))
+        length = end - start
+        text_length = text_end - text_start
+        for n in range(length):
+            position = text_start + n * text_length // length
+            last = len(text) - 1
+            positions.append(min(position, last))
     return positions
 
 
@@ -202,11 +278,26 @@ def cross_attention(
     tgt_in: Int[Array, "B T"] | Int[np.ndarray, "B T"],
 ) -> Float[Array, "B T S"]:
     """Returns the attention of targets to sources, the mean of heads and models, float32."""
-    total = jnp.zeros((*tgt_in.shape, src.shape[1]), jnp.float32)
+    source_length = src.shape[1]
+    total = jnp.zeros((*tgt_in.shape, source_length), jnp.float32)
     segments = (src != PAD).astype(jnp.int32)
+
     for member, layer in zip(members, layers, strict=True):
         encoded = member(src, segments, method="encode")
-        _, recorded = member(tgt_in, encoded, segments, method="decode", mutable="intermediates")
-        weights = recorded_weights(member.model, recorded, "decoder", "cross_attention")
-        total += weights[layer].mean(axis=1)
+        _, recorded = member(
+            tgt_in,
+            encoded,
+            segments,
+            method="decode",
+            mutable="intermediates",
+        )
+        weights = recorded_weights(
+            member.model,
+            recorded,
+            stack="decoder",
+            sublayer="cross_attention",
+        )  # [L, B, H, T, S]
+        mean_of_heads = weights[layer].mean(axis=1)
+        total += mean_of_heads
+
     return total / len(members)

@@ -23,7 +23,10 @@ ONE_TEXT = (CLASSIFICATION, MASKED_LANGUAGE_MODELING, LANGUAGE_MODELING)
 
 @global_mesh(None)
 def record_text(
-    workdir: str | pathlib.Path, sentence: str, *, weights: str | int = "auto"
+    workdir: str | pathlib.Path,
+    sentence: str,
+    *,
+    weights: str | int = "auto",
 ) -> AttentionView:
     """Reads a text and records the attention weights of every layer and head.
 
@@ -36,23 +39,49 @@ def record_text(
       UserError: The text is longer than the model allows, or the workdir is of another kind.
     """
     trained = TrainedModel.load(workdir, weights=weights, kinds=ONE_TEXT)
-    config, tokenizer = trained.config, trained.tokenizer
-    if config.kind is LANGUAGE_MODELING:
-        side, stack = "target", "decoder"
-        given = Generator(config, trained.params, tokenizer).prompt_ids(sentence)
+    config = trained.config
+    tokenizer = trained.tokenizer
+
+    is_decoder = config.kind is LANGUAGE_MODELING
+    if is_decoder:
+        ids = Generator(config, trained.params, tokenizer).prompt_ids(sentence)
     else:
-        side, stack = "source", "encoder"
-        given = [*tokenizer.encode_batch([sentence])[0], EOS]
+        ids = [*tokenizer.encode_batch([sentence])[0], EOS]
+    # Spaces and line breaks become visible.
+    visible = {ord(" "): "▁", ord("\n"): "↵"}
+    pieces = [tokenizer.piece(token).translate(visible) for token in ids]
+
     network = config.kind.build(config.model)
     apply = jax.jit(network.apply, static_argnames="mutable")
     variables = {"params": trained.params}
-    output, recorded = apply(variables, jnp.asarray([given]), mutable="intermediates")
-    found = jax.device_get(recorded_weights(network, recorded, stack, "self_attention"))
-    pieces = [tokenizer.piece(i).translate({ord(" "): "▁", ord("\n"): "↵"}) for i in given]
+    output, recorded = apply(variables, jnp.asarray([ids]), mutable="intermediates")
+    weights_of_layers = jax.device_get(
+        recorded_weights(
+            network,
+            recorded,
+            stack="decoder" if is_decoder else "encoder",
+            sublayer="self_attention",
+        )
+    )[:, 0]  # [L, H, T, T]
+
+    if is_decoder:
+        return AttentionView(
+            sentence=sentence,
+            translation="",
+            source=[],
+            target=pieces,
+            decoder=weights_of_layers,
+        )
+
+    label = ""
+    if config.kind is CLASSIFICATION:
+        label = tokenizer.symbols[output.argmax()]
     return AttentionView(
         sentence=sentence,
-        translation=tokenizer.symbols[output.argmax()] if config.kind is CLASSIFICATION else "",
-        **{"source": [], "target": [], side: pieces, stack: found[:, 0]},
+        translation=label,
+        source=pieces,
+        target=[],
+        encoder=weights_of_layers,
     )
 
 
@@ -71,23 +100,30 @@ def record_attention(translator: Translator, sentence: str) -> AttentionView:
     source = translator.source_ids(sentence)
     if not source:
         raise UserError("expected a sentence, got an empty one")
-    tokenizer = translator.tokenizer
-    found = translator.translate_ids([source], n_best=1)[0].tokens
-    translation = found[0] if found else []
+
+    (decoded,) = translator.translate_ids([source], n_best=1)
+    translation = decoded.tokens[0] if decoded.tokens else []
     target = [BOS, *translation[:-1]]  # decoder inputs: the token at t predicts token t + 1
+
     member = translator.models[0]
     apply = jax.jit(member.model.apply, static_argnames="mutable")
-    sides = (jnp.asarray([ids], jnp.int32) for ids in (source, target))
-    _, recorded = apply({"params": member.params}, *sides, mutable="intermediates")
+    _, recorded = apply(
+        {"params": member.params},
+        jnp.asarray([source], jnp.int32),
+        jnp.asarray([target], jnp.int32),
+        mutable="intermediates",
+    )
 
     def weights(stack: str, sublayer: str) -> Float[np.ndarray, "L H T S"]:
-        return np.asarray(recorded_weights(member.model, recorded, stack, sublayer))[:, 0]
+        found = recorded_weights(member.model, recorded, stack=stack, sublayer=sublayer)
+        return np.asarray(found)[:, 0]
 
+    tokenizer = translator.tokenizer
     return AttentionView(
         sentence=sentence,
         translation=translator.detokenize(translation),
-        source=[tokenizer.piece(i) for i in source],
-        target=[tokenizer.piece(i) for i in target],
+        source=[tokenizer.piece(token) for token in source],
+        target=[tokenizer.piece(token) for token in target],
         encoder=weights("encoder", "self_attention"),
         decoder=weights("decoder", "self_attention"),
         cross=weights("decoder", "cross_attention"),

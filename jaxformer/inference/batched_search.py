@@ -41,7 +41,8 @@ _MIN_HYPOTHESES = 4
 _MAX_HYPOTHESES = 512
 # Batches that a CPU decodes at the same time, since much of a step keeps only one core busy, and
 # most hypotheses of each, few enough for the processor's caches (docs/LOG.md, 2026-11-27).
-_CPU_THREADS, _CPU_HYPOTHESES = 3, 192
+_CPU_THREADS = 3
+_CPU_HYPOTHESES = 192
 # Least capacity of the first stage: translations may be longer than short sources.
 _LEAST_CAPACITY = 16
 # Capacities for forced tokens; the largest is the longest translation.
@@ -62,8 +63,13 @@ class BatchShape(NamedTuple):
     @property
     def num_unfinished(self) -> int:
         """Number of unfinished sentences that end the first stage; 0 if a second gains nothing."""
-        small = self.rows < 2 * _MIN_HYPOTHESES or self.first_capacity == self.capacity
-        return 0 if small or jax.default_backend() != "cpu" else self.second_stage_rows
+        if jax.default_backend() != "cpu":
+            return 0
+
+        is_small = self.rows < 2 * _MIN_HYPOTHESES
+        if is_small or self.first_capacity == self.capacity:
+            return 0
+        return self.second_stage_rows
 
     @property
     def second_stage_capacities(self) -> list[int]:
@@ -72,7 +78,8 @@ class BatchShape(NamedTuple):
         >>> BatchShape(rows=24, source=32, first_capacity=32, capacity=332).second_stage_capacities
         [64, 128, 332]
         """
-        capacities, capacity = [], self.first_capacity
+        capacities = []
+        capacity = self.first_capacity
         # Every capacity is one more loop to compile, which is too costly for the last few tokens.
         while 5 * capacity < self.capacity:
             capacity *= 2
@@ -102,54 +109,103 @@ def search_batches(
     report: Callable[[int], object] = lambda finished: None,
 ) -> list[Decoded]:
     """Decodes every source; see :meth:`~jaxformer.Translator.translate_ids`, which checks them."""
+    # Blank sentences are finished: they have no hypotheses.
     decoded = [Decoded([], [], [])] * len(sources)
     report(sum(not source for source in sources))
-    longest = min(member.config.max_length for member in members)
-    if (least := search.min_length) >= longest:
-        raise UserError(f"min_length must be less than model.max_length={longest}: got {least}")
-    lengths = [len(source) for source in sources]
-    forced = None if prefixes is None else [len(prefix) for prefix in prefixes]
 
-    def decode(numbers: list[int], shape: BatchShape) -> int:
-        own, shape = [sources[n] for n in numbers], shape._replace(free=free)
-        targets = [] if prefixes is None else [prefixes[n] for n in numbers]
-        batch = _source_batch(shape, own, targets, [first + n for n in numbers])
+    longest = min(member.config.max_length for member in members)
+    if search.min_length >= longest:
+        raise UserError(
+            f"min_length must be less than model.max_length={longest}: got {search.min_length}"
+        )
+
+    def decode(indices: list[int], shape: BatchShape) -> int:
+        """Decodes a batch and stores its hypotheses; returns the number of its sentences."""
+        shape = shape._replace(free=free)
+        batch_sources = [sources[i] for i in indices]
+        batch_prefixes = []
+        if prefixes is not None:
+            batch_prefixes = [prefixes[i] for i in indices]
+
+        batch = _source_batch(
+            shape,
+            batch_sources,
+            batch_prefixes,
+            sentence_ids=[first + i for i in indices],
+        )
         batch = batch._replace(n_best=np.int32(n_best))
+
         if shortlist is not None:
             vocabulary = min(member.config.output_size for member in members)
-            batch = batch._replace(candidates=shortlist.candidates(own, vocabulary))
-        for row, result in _search(members, search, shape, batch):
-            if row < len(numbers):
-                decoded[numbers[row]] = result
-        return len(numbers)
+            candidates = shortlist.candidates(batch_sources, vocabulary)
+            batch = batch._replace(candidates=candidates)
 
-    batches = list(plan_batches(lengths, longest, search, forced))
-    if len(batches) == 1 or not _can_thread(members):
-        for batch in batches:
-            report(decode(*batch))
-        return decoded
+        for row, hypotheses in _search(members, search, shape, batch):
+            is_padding = row >= len(indices)
+            if not is_padding:
+                decoded[indices[row]] = hypotheses
+        return len(indices)
+
+    source_lengths = [len(source) for source in sources]
+    prefix_lengths = None
+    if prefixes is not None:
+        prefix_lengths = [len(prefix) for prefix in prefixes]
+    plan = plan_batches(
+        source_lengths,
+        longest,
+        search,
+        forced=prefix_lengths,
+    )
+    batches = list(plan)
+
+    if len(batches) > 1 and _can_thread(members):
+        _decode_in_threads(decode, batches, report)
+    else:
+        for indices, shape in batches:
+            report(decode(indices, shape))
+    return decoded
+
+
+def _decode_in_threads(
+    decode: Callable[[list[int], BatchShape], int],
+    batches: Sequence[tuple[list[int], BatchShape]],
+    report: Callable[[int], object],
+) -> None:
+    """Decodes several batches at a time, and reports them in order."""
+    # Every thread gets a copy of this one's context, with the settings of use_backend.
+    contexts = [contextvars.copy_context() for _ in batches]
+
+    def decode_in_context(context: contextvars.Context, batch: tuple[list[int], BatchShape]) -> int:
+        indices, shape = batch
+        return context.run(decode, indices, shape)
+
     pool = ThreadPoolExecutor(_CPU_THREADS)
-    contexts = [contextvars.copy_context() for _ in batches]  # with the settings of use_backend
     try:
-        for finished in pool.map(lambda own, batch: own.run(decode, *batch), contexts, batches):
+        for finished in pool.map(decode_in_context, contexts, batches):
             report(finished)
     finally:
         pool.shutdown(cancel_futures=True)
-    return decoded
 
 
 def _can_thread(members: Members) -> bool:
     """Returns whether other threads can decode at the same time, with the same results."""
-    # Concurrent collectives can deadlock.
-    if jax.default_backend() != "cpu" or is_distributed(jax.tree.leaves(members)):
+    if jax.default_backend() != "cpu":
         return False
+    # Concurrent collectives can deadlock.
+    if is_distributed(jax.tree.leaves(members)):
+        return False
+
     # A context of JAX, such as jax.default_matmul_precision, holds in its own thread only.
     with ThreadPoolExecutor(1) as pool:
-        return pool.submit(lambda: jax.config.values).result() == jax.config.values
+        settings_of_thread = pool.submit(lambda: jax.config.values).result()
+    return settings_of_thread == jax.config.values
 
 
 def plan_batches(
-    lengths: Sequence[int], longest: int, search: Algorithm, forced: Sequence[int] | None = None
+    lengths: Sequence[int],
+    longest: int,
+    search: Algorithm,
+    forced: Sequence[int] | None = None,
 ) -> Iterator[tuple[list[int], BatchShape]]:
     """Yields the indices of the sentences of each batch, and its shape.
 
@@ -158,37 +214,99 @@ def plan_batches(
     ``lengths`` are the numbers of source tokens, and ``forced`` of prefix tokens, if there are any.
     """
 
-    def order(number: int) -> tuple[int, int]:
-        return -lengths[number], -forced[number] if forced is not None else 0
+    def order(index: int) -> tuple[int, int]:
+        num_forced = 0 if forced is None else forced[index]
+        return -lengths[index], -num_forced
 
-    numbers = sorted((n for n, length in enumerate(lengths) if length), key=order)
-    hypotheses = search.num_hypotheses
-    few = [r for r in _FEW_ROWS if r >= len(numbers) and r * hypotheses >= _MIN_HYPOTHESES]
-    on_cpu = jax.default_backend() == "cpu"
-    most = _CPU_HYPOTHESES if on_cpu else _MAX_HYPOTHESES
-    max_rows = min([max(1, most // hypotheses), *few])
-    more = () if few else _MORE_BUCKETS[0 if on_cpu else 1 :]
-    all_buckets = (*sorted(_BUCKETS + more), (longest, 1))
-    buckets = [(min(source, longest), rows) for source, rows in all_buckets]
-    while numbers:
-        source, rows = next(b for b in buckets if b[0] >= lengths[numbers[0]])
-        rows = min(rows, max_rows)
-        capacity = min(source + search.extra_length, longest, search.max_length or longest)
-        first_capacity, width = min(max(source, _LEAST_CAPACITY), capacity), 0
+    indices = [index for index, length in enumerate(lengths) if length]
+    indices.sort(key=order)
+    buckets = _buckets(len(indices), longest, search)
+
+    while indices:
+        longest_source = lengths[indices[0]]
+        source, rows = next(bucket for bucket in buckets if bucket[0] >= longest_source)
+        chosen = indices[:rows]
+
+        num_forced = None
         if forced is not None:
-            needed = min(capacity, max(forced[n] for n in numbers[:rows]))
-            width = next(w for w in _prefix_capacities(capacity) if w >= needed)
-        # On CPUs, malloc can keep the arrays of so few sentences (docs/LOG.md, 2026-11-28). Greedy
-        # search has at least two, since a matmul of a single hypothesis is slow.
-        second_rows = min(rows, max(rows // (8 if on_cpu else 4), 1 if hypotheses > 1 else 2))
-        shape = BatchShape(rows, source, first_capacity, capacity, second_rows, width)
-        yield numbers[:rows], shape
-        numbers = numbers[rows:]
+            num_forced = max(forced[index] for index in chosen)
+        shape = _batch_shape(
+            source,
+            rows,
+            num_forced,
+            longest=longest,
+            search=search,
+        )
+
+        yield chosen, shape
+        indices = indices[rows:]
+
+
+def _buckets(num_sentences: int, longest: int, search: Algorithm) -> list[tuple[int, int]]:
+    """Returns the source lengths that batches are padded to, growing, and the rows of each."""
+    on_cpu = jax.default_backend() == "cpu"
+    hypotheses = search.num_hypotheses
+    max_hypotheses = _CPU_HYPOTHESES if on_cpu else _MAX_HYPOTHESES
+    max_rows = max(1, max_hypotheses // hypotheses)
+
+    # The smallest batch that holds all sentences, if they are few.
+    enough_rows = [
+        rows for rows in _FEW_ROWS if rows >= num_sentences and rows * hypotheses >= _MIN_HYPOTHESES
+    ]
+    buckets = _BUCKETS
+    if enough_rows:
+        max_rows = min(max_rows, enough_rows[0])
+    elif on_cpu:
+        buckets += _MORE_BUCKETS
+    else:
+        buckets += _MORE_BUCKETS[1:]
+
+    limited = []
+    for source, rows in [*sorted(buckets), (longest, 1)]:
+        limited.append((min(source, longest), min(rows, max_rows)))
+    return limited
+
+
+def _batch_shape(
+    source: int,
+    rows: int,
+    num_forced: int | None,
+    *,
+    longest: int,
+    search: Algorithm,
+) -> BatchShape:
+    """Returns the shape of a batch of ``rows`` sources, with up to ``num_forced`` forced tokens."""
+    capacity = min(source + search.extra_length, longest)
+    if search.max_length:
+        capacity = min(capacity, search.max_length)
+    first_capacity = min(max(source, _LEAST_CAPACITY), capacity)
+
+    prefix = 0
+    if num_forced is not None:
+        needed = min(capacity, num_forced)
+        prefix = next(width for width in _prefix_capacities(capacity) if width >= needed)
+
+    # On CPUs, malloc can keep the arrays of so few sentences (docs/LOG.md, 2026-11-28).
+    fraction = 8 if jax.default_backend() == "cpu" else 4
+    # Greedy search has at least two, since a matmul of a single hypothesis is slow.
+    least_rows = 1 if search.num_hypotheses > 1 else 2
+    second_stage_rows = max(rows // fraction, least_rows)
+    second_stage_rows = min(second_stage_rows, rows)
+
+    return BatchShape(
+        rows=rows,
+        source=source,
+        first_capacity=first_capacity,
+        capacity=capacity,
+        second_stage_rows=second_stage_rows,
+        prefix=prefix,
+    )
 
 
 def _prefix_capacities(capacity: int) -> list[int]:
     """Returns the capacities for prefixes; they are few, since each needs a program."""
-    return [*(width for width in _PREFIXES if width < capacity), capacity]
+    smaller = [width for width in _PREFIXES if width < capacity]
+    return [*smaller, capacity]
 
 
 def all_shapes(sentences: int, tokens: int, longest: int, search: Algorithm) -> list[BatchShape]:
@@ -199,25 +317,56 @@ def all_shapes(sentences: int, tokens: int, longest: int, search: Algorithm) -> 
     [(1, 16), (1, 32), (4, 16), (4, 32)]
     """
     # All calls with more than the largest of _FEW_ROWS use the same shapes.
-    counts = [*(n for n in _FEW_ROWS if n < sentences), min(sentences, _FEW_ROWS[-1] + 1)]
-    lengths = [*(length for length, _ in _BUCKETS + _MORE_BUCKETS if length < tokens), tokens]
-    found = [plan_batches([tokens] * n, longest, search) for n in counts for tokens in lengths]
-    return sorted({shape for batch in found for _, shape in batch})
+    counts = [count for count in _FEW_ROWS if count < sentences]
+    counts.append(min(sentences, _FEW_ROWS[-1] + 1))
+
+    lengths = [length for length, _ in _BUCKETS + _MORE_BUCKETS if length < tokens]
+    lengths.append(tokens)
+
+    shapes = set()
+    for count in counts:
+        for length in lengths:
+            lengths_of_sentences = [length] * count
+            for _, shape in plan_batches(lengths_of_sentences, longest, search):
+                shapes.add(shape)
+    return sorted(shapes)
 
 
 @global_mesh(None)
 def compile_programs(
-    members: Members, search: Algorithm, shape: BatchShape, *, prefixes: bool
+    members: Members,
+    search: Algorithm,
+    shape: BatchShape,
+    *,
+    prefixes: bool,
 ) -> None:
     """Compiles the programs of a shape by running them on an empty batch."""
     search, numbers = search.split_numbers(shape.capacity)
-    for width in _prefix_capacities(shape.capacity) if prefixes else [0]:
+    widths = _prefix_capacities(shape.capacity) if prefixes else [0]
+    for width in widths:
         shape = shape._replace(prefix=width)
         batch = _source_batch(shape, [], [], [])
-        state, _, result = _run_first_stage(members, search, shape, numbers, batch, np.int32(0))
+        first_stage = _run_first_stage(
+            members=members,
+            search=search,
+            shape=shape,
+            numbers=numbers,
+            batch=batch,
+            until=np.int32(0),
+        )
+        result = first_stage.result
+
         if shape.first_capacity < shape.capacity:
             rows = np.zeros(shape.second_stage_rows, np.int32)
-            result = _second_stage(members, search, shape, numbers, state, rows, None)
+            result = _second_stage(
+                members,
+                search,
+                shape,
+                numbers,
+                first_stage.state_leaves,
+                rows,
+                None,  # candidates
+            )
         jax.block_until_ready(result)
 
 
@@ -237,45 +386,108 @@ def _source_batch(
     prefixes: Sequence[Sequence[int]],
     sentence_ids: Sequence[int],
 ) -> _SourceBatch:
+    """Pads the sources and prefixes of a batch; rows without a sentence are padding."""
     src = np.full((shape.rows, shape.source), PAD, np.int32)
-    prefix = np.full((shape.rows, shape.prefix), PAD, np.int32)
-    for array, sentences in ((src, sources), (prefix, prefixes)):
-        for row, sentence in zip(array, sentences, strict=False):  # The other rows are padding.
-            row[: len(sentence)] = sentence[: len(row)]
-    ids = np.resize(np.asarray(sentence_ids, np.int32), shape.rows)
-    return _SourceBatch(src, prefix if shape.prefix else None, ids)
+    for row, source in zip(src, sources, strict=False):
+        row[: len(source)] = source
+
+    prefix = None
+    if shape.prefix:
+        prefix = np.full((shape.rows, shape.prefix), PAD, np.int32)
+        for row, forced in zip(prefix, prefixes, strict=False):
+            # Prefixes are cut at the maximum length of a translation.
+            row[: len(forced)] = forced[: len(row)]
+
+    ids = np.asarray(sentence_ids, np.int32)
+    return _SourceBatch(
+        src=src,
+        prefix=prefix,
+        sentence_ids=np.resize(ids, shape.rows),
+    )
 
 
 def _search(
-    members: Members, search: Algorithm, shape: BatchShape, batch: _SourceBatch
+    members: Members,
+    search: Algorithm,
+    shape: BatchShape,
+    batch: _SourceBatch,
 ) -> Iterator[tuple[int, Decoded]]:
     """Yields row and hypotheses of the sentences of a batch as they finish."""
     search, numbers = search.split_numbers(shape.capacity)
+
     # Most translations end before this length; the others continue in smaller batches. If the
     # first stage already has the full capacity, a second stage would only cost a compilation.
-    longest = int((batch.src != PAD).sum(axis=1).max())
     until = shape.first_capacity
     if until < shape.capacity:
-        until = min(until, longest + longest // 4 + 4)
-    state, done, result = _run_first_stage(members, search, shape, numbers, batch, np.int32(until))
-    done, result = jax.device_get((done, result))
+        longest = int((batch.src != PAD).sum(axis=1).max())
+        most = longest + longest // 4 + 4
+        until = min(until, most)
+
+    first_stage = _run_first_stage(
+        members=members,
+        search=search,
+        shape=shape,
+        numbers=numbers,
+        batch=batch,
+        until=np.int32(until),
+    )
+    done, result = jax.device_get((first_stage.done, first_stage.result))
     for row in np.flatnonzero(done).tolist():
         yield row, _read_row(result, row, batch)
-    left = np.flatnonzero(~done)
-    for start in range(0, len(left), shape.second_stage_rows):
-        rows = left[start : start + shape.second_stage_rows]
+
+    unfinished = np.flatnonzero(~done)
+    for start in range(0, len(unfinished), shape.second_stage_rows):
+        rows = unfinished[start : start + shape.second_stage_rows]
         # Unfinished sentences are repeated to fill the batch.
-        padded = np.resize(rows, shape.second_stage_rows).astype(np.int32)
-        arguments = members, search, shape, numbers, state, padded, batch.candidates
-        result = BeamResult(*jax.device_get(_second_stage(*arguments)))
+        padded_rows = np.resize(rows, shape.second_stage_rows).astype(np.int32)
+        leaves = _second_stage(
+            members,
+            search,
+            shape,
+            numbers,
+            first_stage.state_leaves,
+            padded_rows,
+            batch.candidates,
+        )
+        result = BeamResult(*jax.device_get(leaves))
         for i, row in enumerate(rows.tolist()):
             yield row, _read_row(result, i, batch)
 
 
-def _run_first_stage(*args: Any) -> tuple[list[Array], Bool[Array, " B"], BeamResult]:
-    """Runs the first stage; returns the leaves of its state."""
-    *state, done, tokens, lengths, scores, log_probs = _first_stage(*args)
-    return state, done, BeamResult(tokens, lengths, scores, log_probs)
+class _FirstStage(NamedTuple):
+    """Outcome of the first stage of a batch."""
+
+    state_leaves: list[Array]  # of the search's state
+    done: Bool[Array, " B"]  # which sentences are finished
+    result: BeamResult
+
+
+def _run_first_stage(
+    *,
+    members: Members,
+    search: Algorithm,
+    shape: BatchShape,
+    numbers: Numbers,
+    batch: _SourceBatch,
+    until: np.int32,
+) -> _FirstStage:
+    """Runs the first stage, and names the leaves that its program returns."""
+    leaves = _first_stage(
+        members,
+        search,
+        shape,
+        numbers,
+        batch,
+        until,
+    )
+
+    # The structure of the state is unknown without a trace, which a kept program spares.
+    num_results = len(BeamResult._fields)
+    return _FirstStage(
+        state_leaves=leaves[: -num_results - 1],
+        done=leaves[-num_results - 1],
+        result=BeamResult(*leaves[-num_results:]),
+    )
 
 
 @functools.partial(KeptProgram, static_argnums=(1, 2))
@@ -289,26 +501,55 @@ def _first_stage(
 ) -> tuple[Any, Bool[Array, " B"], BeamResult]:
     """Encodes a batch, decodes ``until`` tokens, and returns which sentences are finished."""
     search = search.join_numbers(numbers)
-    segments = (batch.src != PAD).astype(jnp.int32)
-    # In the smallest batches, a second loop takes longer to compile and to load than it saves.
-    few = shape.rows * search.num_hypotheses <= _MIN_HYPOTHESES
-    half = shape.first_capacity if few else max(1, shape.first_capacity // 2)
-    sizes = {"num_beams": search.num_hypotheses, "capacity": max(half, shape.prefix)}
-    caches = tuple(m(batch.src, segments, **sizes, method="start") for m in members)
+    segments = (batch.src != PAD).astype(jnp.int32)  # [B, S]
+
+    # Attention reads the whole capacity, so the first half of the steps uses half of it. In the
+    # smallest batches, a second loop takes longer to compile and to load than it saves.
+    if shape.rows * search.num_hypotheses <= _MIN_HYPOTHESES:
+        half = shape.first_capacity
+    else:
+        half = max(1, shape.first_capacity // 2)
+
+    caches = tuple(
+        member(
+            batch.src,
+            segments,
+            num_beams=search.num_hypotheses,
+            capacity=max(half, shape.prefix),
+            method="start",
+        )
+        for member in members
+    )
+
     lengths = segments.sum(axis=1)
-    max_lengths = jnp.where(lengths > 0, lengths + search.max_extra_length, 0)
-    ids = jnp.asarray(batch.sentence_ids)
-    options = {"sentence_ids": ids, "n_best": batch.n_best}
-    state = search.start(caches, max_lengths, shape.capacity, batch.prefix, **options)
+    max_lengths = jnp.where(lengths > 0, lengths + search.max_extra_length, 0)  # [B]
+    state = search.start(
+        caches,
+        max_lengths,
+        capacity=shape.capacity,
+        prefix=batch.prefix,
+        sentence_ids=jnp.asarray(batch.sentence_ids),
+        n_best=jnp.asarray(batch.n_best),
+    )
     if shape.prefix:
         state = search.prefill(_prefill_fn(members, shape.free), state)
-    chosen = None if batch.candidates is None else jnp.asarray(batch.candidates)
-    step_fn = _step_fn(members, chosen)
-    # Attention reads the whole capacity, so the first half of the steps uses half of it.
+
+    candidates = None if batch.candidates is None else jnp.asarray(batch.candidates)
+    step_fn = _step_fn(members, candidates)
     if half < shape.first_capacity:
-        state = search.advance(step_fn, state, jnp.minimum(until, half), shape.num_unfinished)
+        state = search.advance(
+            step_fn,
+            state,
+            until=jnp.minimum(until, half),
+            unfinished=shape.num_unfinished,
+        )
         state = _grow(state, shape.first_capacity)
-    state = search.advance(step_fn, state, until, shape.num_unfinished)
+    state = search.advance(
+        step_fn,
+        state,
+        until=until,
+        unfinished=shape.num_unfinished,
+    )
     return state, state.done, search.finalize(state)
 
 
@@ -323,44 +564,73 @@ def _second_stage(
     candidates: Int[Array, " C"] | None,
 ) -> BeamResult:
     """Decodes the selected sentences of a batch to the end, from the leaves of their state."""
+    # The state is the first of the three results of the first stage.
     batch = _source_batch(shape, [], [], [])
-    structure = _first_stage.structure(members, search, shape, numbers, batch, np.int32(0))
+    structure = _first_stage.structure(
+        members,
+        search,
+        shape,
+        numbers,
+        batch,
+        np.int32(0),
+    )
     state = jax.tree.unflatten(structure.children()[0], leaves)
+
     search = search.join_numbers(numbers)
-    state, step_fn = take_sentences(state, rows), _step_fn(members, candidates)
+    state = take_sentences(state, rows)
+    step_fn = _step_fn(members, candidates)
     for capacity in shape.second_stage_capacities:
-        state = search.advance(step_fn, _grow(state, capacity), capacity)
+        state = _grow(state, capacity)
+        state = search.advance(step_fn, state, capacity)
     return search.finalize(state)
 
 
 def _grow(state: Any, capacity: int) -> Any:
-    return state.replace(cache=tuple(cache.grow(capacity) for cache in state.cache))
+    caches = tuple(cache.grow(capacity) for cache in state.cache)
+    return state.replace(cache=caches)
 
 
 def _step_fn(members: Members, candidates: Int[Array, " C"] | None) -> StepFn:
-    return ensemble([step_fn(member.model, member.params, candidates) for member in members])
+    step_fns = [step_fn(member.model, member.params, candidates) for member in members]
+    return ensemble(step_fns)
 
 
 def _prefill_fn(members: Members, free: int) -> PrefillFn:
+    """Returns a prefill of all members, without the log probabilities of ``free`` tokens."""
+
     def prefill(
-        inputs: Int[Array, "B P"], targets: Int[Array, "B P"], length: Int[Array, ""], caches: Any
+        inputs: Int[Array, "B P"],
+        targets: Int[Array, "B P"],
+        length: Int[Array, ""],
+        caches: Any,
     ) -> tuple[Float[Array, "B P"], Any]:
-        pairs = zip(members, caches, strict=True)
-        found = [member(inputs, cache, length, method="prefill") for member, cache in pairs]
-        features, caches = zip(*found, strict=True)
+        outputs = [
+            member(inputs, cache, length, method="prefill")
+            for member, cache in zip(members, caches, strict=True)
+        ]
+        features, caches = zip(*outputs, strict=True)
+
         log_probs = token_log_probs(members, features, targets)
-        return (log_probs.at[:, :free].set(0) if free else log_probs), caches
+        if free:
+            log_probs = log_probs.at[:, :free].set(0)
+        return log_probs, caches
 
     return prefill
 
 
 def _read_row(result: BeamResult, row: int, batch: _SourceBatch) -> Decoded:
     """Returns the needed hypotheses; their ids are indices of the candidates if there are any."""
-    exist = np.flatnonzero(result.scores[row] != -np.inf)[: int(batch.n_best) or None]
-    tokens = result.tokens[row]
-    tokens = tokens if batch.candidates is None else batch.candidates[tokens]
+    existing = np.flatnonzero(result.scores[row] != -np.inf)
+    if batch.n_best:
+        existing = existing[: int(batch.n_best)]
+
+    tokens = result.tokens[row]  # [N, T]
+    if batch.candidates is not None:
+        tokens = batch.candidates[tokens]
+
+    lengths = result.lengths[row]
     return Decoded(
-        tokens=[tokens[i, : result.lengths[row, i]].tolist() for i in exist],
-        scores=result.scores[row, exist].tolist(),
-        log_probs=result.log_probs[row, exist].tolist(),
+        tokens=[tokens[i, : lengths[i]].tolist() for i in existing],
+        scores=result.scores[row, existing].tolist(),
+        log_probs=result.log_probs[row, existing].tolist(),
     )

@@ -52,10 +52,15 @@ class Generator(Predictor):
 
         Takes the arguments of :meth:`continuations` and raises the same errors.
         """
-        return [found[0] for found in self.continuations(prompts, max_tokens=max_tokens)]
+        continuations = self.continuations(prompts, max_tokens=max_tokens)
+        return [texts[0] for texts in continuations]
 
     def continuations(
-        self, prompts: Sequence[str], *, max_tokens: int = 500, first: int = 0
+        self,
+        prompts: Sequence[str],
+        *,
+        max_tokens: int = 500,
+        first: int = 0,
     ) -> list[list[str]]:
         """Returns all continuations, without prompts: the beam, best first, or samples as drawn.
 
@@ -72,21 +77,26 @@ class Generator(Predictor):
           UserError: A prompt has characters outside the vocabulary, or beam search would exceed
             the model's context.
         """
-        ids = [self.prompt_ids(text) for text in check_texts(prompts, "prompts")]
-        search, found = self.config.search, [[] for _ in ids]
-        copies = search.num_samples if isinstance(search, Sampling) else 1
-        rows = [_Row(first + n, copy, ids[n]) for n in range(len(ids)) for copy in range(copies)]
+        ids_of_prompts = [self.prompt_ids(text) for text in check_texts(prompts, "prompts")]
+        search = self.config.search
+        num_samples = search.num_samples if isinstance(search, Sampling) else 1
+        rows = []
+        for prompt, ids in enumerate(ids_of_prompts, first):
+            for sample in range(num_samples):
+                rows.append(_Row(prompt, sample, ids))
+
+        texts = [[] for _ in ids_of_prompts]
         longest = self.config.model.max_length - max(1, max_tokens - 1)
         for batch in _batches(rows, longest):
             *_, tokens = self._generate(batch, max_tokens)
             for row, hypotheses in zip(batch, tokens, strict=False):
-                # A beam may have fewer hypotheses than its size; the others are only padding.
-                found[row.prompt - first] += [
-                    self.tokenizer.decode_after(row.tokens, own)
-                    for own in hypotheses
-                    if (own != PAD).any()
-                ]
-        return found
+                for hypothesis in hypotheses:
+                    # A beam may have fewer hypotheses than its size; the others are only padding.
+                    if (hypothesis == PAD).all():
+                        continue
+                    text = self.tokenizer.decode_after(row.tokens, hypothesis)
+                    texts[row.prompt - first].append(text)
+        return texts
 
     def stream(self, prompt: str, *, max_tokens: int = 500, first: int = 0) -> Iterator[str]:
         """Yields the first sample in pieces as it is generated.
@@ -98,12 +108,15 @@ class Generator(Predictor):
         row = _Row(first, 0, self.prompt_ids(prompt))
         shown = 0
         ids: Sequence[int] = []
+
         for tokens in self._generate([row], max_tokens):
             ids = tokens[0][0].tolist()
             text = self.tokenizer.decode_settled(row.tokens, ids)
             if len(text) > shown:
                 yield text[shown:]
                 shown = len(text)
+
+        # The last characters were held back, since a next token could have changed them.
         text = self.tokenizer.decode_after(row.tokens, ids)
         if len(text) > shown:
             yield text[shown:]
@@ -118,18 +131,28 @@ class Generator(Predictor):
         """Returns the token ids of a text to score, at most ``max_length``, or raises an error."""
         with prefix_errors(place):
             ids = self.tokenizer.encode(text)
-        return check_tokens(ids, self.tokenizer.vocab_size, place, self.config.model.max_length)
+        return check_tokens(
+            ids,
+            self.tokenizer.vocab_size,
+            place,
+            longest=self.config.model.max_length,
+        )
 
     def check(self, prompt: str, *, max_tokens: int) -> None:
         """Raises the errors of :meth:`continuations` for a prompt, without generating anything."""
         self._check_context(len(self.prompt_ids(prompt)), max_tokens)
 
     def _check_context(self, length: int, max_tokens: int) -> None:
+        if not isinstance(self.config.search, BeamSearch):
+            return
+
+        # The last token is generated, but never fed to the model.
         longest = self.config.model.max_length
-        if isinstance(self.config.search, BeamSearch) and length - 1 + max_tokens > longest:
+        most = longest + 1 - length
+        if max_tokens > most:
             raise UserError(
                 f"beam search keeps to the model's context of {longest} tokens: expected at "
-                f"most {max(0, longest + 1 - length)} tokens after this prompt, got "
+                f"most {max(0, most)} tokens after this prompt, got "
                 f"{max_tokens}; sample, or ask for fewer"
             )
 
@@ -137,30 +160,69 @@ class Generator(Predictor):
         """Yields all tokens generated so far [rows, hypotheses, tokens], after each chunk."""
         if max_tokens < 1:
             raise UserError(f"max_tokens must be at least 1: got {max_tokens}")
-        search, longest = self.config.search, self.config.model.max_length
-        max_tokens = min(max_tokens, search.max_length or max_tokens)
-        width = max(len(row.tokens) for row in rows)
-        starts = np.array([width - len(row.tokens) for row in rows], np.int32)
-        padded = [[PAD] * start + row.tokens for start, row in zip(starts, rows, strict=True)]
-        size = next(n for n in _BATCH_SIZES if n >= len(rows))
-        context = np.resize(np.array(padded, np.int32), (size, width))
-        starts = np.resize(starts, size) if starts.any() else None
-        self._check_context(width, max_tokens)
+        search = self.config.search
+        if search.max_length:
+            max_tokens = min(max_tokens, search.max_length)
+
+        context, starts = _pad_prompts(rows)
+        self._check_context(context.shape[1], max_tokens)
+
         if isinstance(search, BeamSearch):
-            yield from self._generate_window(context, starts, None, max_tokens, max_tokens)
-            return
-        done = np.zeros((len(context), 1, 0), np.int32)
+            yield from self._generate_window(
+                context,
+                starts,
+                keys=None,
+                count=max_tokens,
+                chunk=max_tokens,
+            )
+        else:
+            yield from self._sample(
+                rows,
+                context,
+                starts,
+                seed=search.seed,
+                max_tokens=max_tokens,
+            )
+
+    def _sample(
+        self,
+        rows: list["_Row"],
+        context: Int[np.ndarray, "B T"],
+        starts: Int[np.ndarray, " B"] | None,
+        *,
+        seed: int,
+        max_tokens: int,
+    ) -> Iterator[Int[np.ndarray, "B 1 n"]]:
+        """Generates window after window, and yields all tokens so far after each chunk."""
+        batch_size = len(context)
+        longest = self.config.model.max_length
+        done = np.zeros((batch_size, 1, 0), np.int32)  # tokens of earlier windows
+
         for window in itertools.count():
+            num_done = done.shape[2]
             ended = (done == EOS).any(axis=2, keepdims=True)
-            if done.shape[2] >= max_tokens or ended.all():
+            if num_done >= max_tokens or ended.all():
                 return
+
+            # A full context continues from its second half, in a new cache.
             if context.shape[1] >= longest:
-                context = context[:, -max(1, longest // 2) :]
-            count = min(max_tokens - done.shape[2], longest + 1 - context.shape[1])
-            keys, new = _keys(search.seed, rows, len(context), window), done[:, :, :0]
-            for new in self._generate_window(context, starts, keys, count, _CHUNK):
+                half = max(1, longest // 2)
+                context = context[:, -half:]
+            capacity = longest + 1 - context.shape[1]
+
+            # Texts that have ended are padded until all have.
+            new = done[:, :, :0]
+            chunks = self._generate_window(
+                context,
+                starts,
+                keys=_keys(seed, rows, size=batch_size, window=window),
+                count=min(max_tokens - num_done, capacity),
+                chunk=_CHUNK,
+            )
+            for new in chunks:
                 new = np.where(ended, PAD, new)
                 yield np.concatenate([done, new], axis=2)
+
             done = np.concatenate([done, new], axis=2)
             context = np.concatenate([context, new[:, 0]], axis=1)
 
@@ -168,25 +230,48 @@ class Generator(Predictor):
         self,
         context: Int[np.ndarray, "B T"],
         starts: Int[np.ndarray, " B"] | None,
+        *,
         keys: Key[Array, " B"] | None,
         count: int,
         chunk: int,
     ) -> Iterator[Int[np.ndarray, "B N n"]]:
         """Generates ``count`` tokens after a context and yields all tokens after each chunk."""
-        config, params, length = self.config.model, self.params, context.shape[1]
+        config = self.config.model
+        batch_size, length = context.shape
+
+        # The last token is generated, but not fed, so that it needs no capacity.
         capacity = _capacity(length - 1 + count, config.max_length)
         search, numbers = self._search.split_numbers(capacity + 1)
-        padded = np.zeros((len(context), _capacity(length, config.max_length)), np.int32)
+
+        padded = np.zeros((batch_size, _capacity(length, config.max_length)), np.int32)
         padded[:, :length] = context
-        prompts = padded, length, starts
-        state = _prefill(config, search, capacity, params, numbers, prompts, count, keys)
+        prompts = (padded, length, starts)
+        state = _prefill(
+            config,
+            search,
+            capacity,
+            self.params,
+            numbers,
+            prompts,
+            count,
+            keys,
+        )
+
         for until in (*range(chunk, count, chunk), count):
-            state, tokens = _advance(config, search, params, numbers, state, until)
+            state, tokens = _advance(
+                config,
+                search,
+                self.params,
+                numbers,
+                state,
+                until,
+            )
             yield np.asarray(tokens)[:, :, :until]
 
     @property
     def _ends_texts(self) -> bool:
-        return self.tokenizer.ends_texts or bool(getattr(self.config.data, "separator", ""))
+        separator = getattr(self.config.data, "separator", "")
+        return self.tokenizer.ends_texts or bool(separator)
 
     @property
     def _search(self) -> Algorithm:
@@ -194,26 +279,40 @@ class Generator(Predictor):
         search = self.config.search
         only_text = _only_text_or_end if self._ends_texts else _forbid_special
         constraints = (*search.constraints, only_text)
+
         if isinstance(search, Sampling):
-            return dataclasses.replace(search, constraints=constraints, num_samples=1)
+            return dataclasses.replace(
+                search,
+                constraints=constraints,
+                num_samples=1,
+            )
         # Texts may end at their maximum length, without EOS.
-        return dataclasses.replace(search, constraints=constraints, unfinished="compete")
+        return dataclasses.replace(
+            search,
+            constraints=constraints,
+            unfinished="compete",
+        )
 
 
 def _forbid_special(logits: Float[Array, "B N V"], context: SearchContext) -> Float[Array, "B N V"]:
     """Forbids special tokens, such as padding; if all others are forbidden, the text ends."""
     text = logits.at[:, :, : UNK + 1].set(-jnp.inf)
+
     end = context.logits[:, :, context.eos_id]
-    end = jnp.where((text == -jnp.inf).all(axis=2), end, -jnp.inf)
+    is_forbidden = text == -jnp.inf
+    no_text_is_left = is_forbidden.all(axis=2)  # [B, N]
+    end = jnp.where(no_text_is_left, end, -jnp.inf)
     return text.at[:, :, context.eos_id].set(end)
 
 
 def _only_text_or_end(
-    logits: Float[Array, "B N V"], context: SearchContext
+    logits: Float[Array, "B N V"],
+    context: SearchContext,
 ) -> Float[Array, "B N V"]:
     """Forbids special tokens except EOS."""
     end = logits[:, :, context.eos_id]
-    return logits.at[:, :, : UNK + 1].set(-jnp.inf).at[:, :, context.eos_id].set(end)
+    text = logits.at[:, :, : UNK + 1].set(-jnp.inf)
+    return text.at[:, :, context.eos_id].set(end)
 
 
 @global_mesh(None)
@@ -232,14 +331,33 @@ def _prefill(
     context, length, starts = prompts
     variables: Any = {"params": params}
     model: Any = LANGUAGE_MODELING.build(config)
-    sizes = {"num_beams": search.num_hypotheses, "capacity": capacity}
-    cache = model.apply(variables, context, **sizes, method="start")
-    # The first step feeds the last token.
-    _, cache = model.apply(variables, context, cache, length - 1, starts, method="prefill")
+    cache = model.apply(
+        variables,
+        context,
+        num_beams=search.num_hypotheses,
+        capacity=capacity,
+        method="start",
+    )
+    # The last token is not prefilled, since the first step feeds it.
+    _, cache = model.apply(
+        variables,
+        context,
+        cache,
+        length - 1,
+        starts,
+        method="prefill",
+    )
+
     search = search.join_numbers(numbers)
     max_lengths = jnp.broadcast_to(count, context.shape[:1])
-    last = context[:, length - 1]
-    return search.start(cache, max_lengths, capacity + 1, keys=keys, first_tokens=last)
+    last_tokens = context[:, length - 1]
+    return search.start(
+        cache,
+        max_lengths,
+        capacity + 1,
+        keys=keys,
+        first_tokens=last_tokens,
+    )
 
 
 @global_mesh(None)
@@ -255,22 +373,31 @@ def _advance(
     """Generates until hypotheses have ``until`` tokens; returns the state and the tokens."""
     search = search.join_numbers(numbers)
     model: Any = LANGUAGE_MODELING.build(config)
+
     state = search.advance(step_fn(model, params), state, until)
-    return state, search.finalize(state).tokens
+    result = search.finalize(state)
+    return state, result.tokens
 
 
 @global_mesh(None)
 def _keys(seed: int, rows: Sequence["_Row"], size: int, window: int) -> Key[Array, " B"]:
     """Returns the random keys of the rows, padded to ``size`` keys."""
-    indices = np.resize([(row.prompt, row.sample) for row in rows], (size, 2))
-    prompts, samples = map(jnp.asarray, indices.T)
+    # The keys depend neither on the batch nor on the order of its rows.
+    indices = [(row.prompt, row.sample) for row in rows]
+    padded = np.resize(indices, (size, 2))
+    prompts, samples = map(jnp.asarray, padded.T)
+
     fold_in = jax.vmap(jax.random.fold_in)
-    return fold_in(fold_in(sentence_keys(seed, prompts), samples), jnp.full(size, window))
+    keys_of_prompts = sentence_keys(seed, prompts)
+    keys_of_samples = fold_in(keys_of_prompts, samples)
+    windows = jnp.full(size, window)
+    return fold_in(keys_of_samples, windows)
 
 
 def _capacity(tokens: int, max_capacity: int) -> int:
     """Rounds a number of tokens up to one of few capacities, to compile few programs."""
-    return min(max_capacity, max(_SMALLEST_CAPACITY, 1 << (tokens - 1).bit_length()))
+    power_of_two = 1 << (tokens - 1).bit_length()
+    return min(max_capacity, max(_SMALLEST_CAPACITY, power_of_two))
 
 
 class _Row(NamedTuple):
@@ -281,12 +408,40 @@ class _Row(NamedTuple):
     tokens: list[int]
 
 
+def _pad_prompts(
+    rows: Sequence[_Row],
+) -> tuple[Int[np.ndarray, "B T"], Int[np.ndarray, " B"] | None]:
+    """Pads prompts on the left to one length, and repeats rows up to one of the batch sizes.
+
+    Returns:
+      The prompts, and the indices of their first tokens; None if all are 0.
+    """
+    width = max(len(row.tokens) for row in rows)
+    context = np.full((len(rows), width), PAD, np.int32)
+    starts = np.zeros(len(rows), np.int32)
+    for number, row in enumerate(rows):
+        start = width - len(row.tokens)
+        starts[number] = start
+        context[number, start:] = row.tokens
+
+    size = next(size for size in _BATCH_SIZES if size >= len(rows))
+    context = np.resize(context, (size, width))
+    if not starts.any():
+        return context, None
+    return context, np.resize(starts, size)
+
+
 def _batches(rows: Sequence[_Row], longest: int) -> Iterator[list[_Row]]:
     """Yields batches of rows with prompts of similar lengths.
 
     Prompts of more than ``longest`` tokens, whose context will be full, have the same length.
     """
     by_length = sorted(rows, key=lambda row: len(row.tokens))
-    for _, group in itertools.groupby(by_length, lambda row: max(longest, len(row.tokens))):
-        while batch := list(itertools.islice(group, _BATCH_SIZES[-1])):
+    largest = _BATCH_SIZES[-1]
+
+    def group_of(row: _Row) -> int:
+        return max(longest, len(row.tokens))
+
+    for _, group in itertools.groupby(by_length, group_of):
+        while batch := list(itertools.islice(group, largest)):
             yield batch

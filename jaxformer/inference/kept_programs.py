@@ -49,8 +49,9 @@ class KeptProgram:
 
     def __init__(self, function: Callable[..., Any], static_argnums: tuple[int, ...] = ()) -> None:
         """Takes a function of pytrees and, at ``static_argnums``, of hashable values."""
-        self.function, self.static_argnums = function, static_argnums
-        self._name = function.__module__, function.__name__
+        self.function = function
+        self.static_argnums = static_argnums
+        self._name = (function.__module__, function.__name__)
         self._lock = threading.RLock()
         self._programs: dict[Hashable, Callable[..., list[Array]]] = {}
         self._structures: dict[Hashable, Any] = {}
@@ -61,12 +62,16 @@ class KeptProgram:
         function, leaves, key = self._describe(args)
         if jax.config.values["jax_disable_jit"]:  # for debugging: there is no program
             return function(*map(jnp.asarray, leaves))
+
         devices = _devices(leaves)
-        key = key, devices
+        key = (key, devices)
         with self._lock:  # so that one of several threads traces and compiles it
             if key not in self._programs:
-                path = kept_file((self._name, key)) if len(devices) == 1 else None
+                path = None
+                if len(devices) == 1:
+                    path = kept_file((self._name, key))
                 self._programs[key] = _open(function, leaves, path)
+                # The first call is in the lock, too, since jax.jit compiles in it.
                 return self._programs[key](*leaves)
         return self._programs[key](*leaves)
 
@@ -74,23 +79,37 @@ class KeptProgram:
         """Returns the structure of the function's result, without computing it."""
         function, leaves, key = self._describe(args)
         if key not in self._structures:
+            # A trace of the function notes the structure.
             jax.eval_shape(function, *leaves)
         return self._structures[key]
 
     def _describe(self, args: tuple[Any, ...]) -> tuple[Callable[..., list[Array]], list, Hashable]:
         """Returns a function of the dynamic leaves, these leaves, and the key of its program."""
         static = tuple(args[i] for i in self.static_argnums)
-        dynamic = [arg for i, arg in enumerate(args) if i not in self.static_argnums]
+        dynamic_argnums = [i for i in range(len(args)) if i not in self.static_argnums]
+        dynamic = [args[i] for i in dynamic_argnums]
         leaves, structure = jax.tree.flatten(dynamic)
+
+        # The key has everything that changes the program.
         shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
         settings = tuple(getattr(jax.config, name) for name in _SETTINGS)
-        key = static, structure, shapes, settings, backend()
+        key = (
+            static,
+            structure,
+            shapes,
+            settings,
+            backend(),
+        )
 
         def call(*leaves: Array) -> list[Array]:
-            dynamic = iter(jax.tree.unflatten(structure, leaves))
-            given = [a if i in self.static_argnums else next(dynamic) for i, a in enumerate(args)]
-            found, self._structures[key] = jax.tree.flatten(self.function(*given))
-            return found
+            given = list(args)
+            dynamic = jax.tree.unflatten(structure, leaves)
+            for i, arg in zip(dynamic_argnums, dynamic, strict=True):
+                given[i] = arg
+
+            results, result_structure = jax.tree.flatten(self.function(*given))
+            self._structures[key] = result_structure
+            return results
 
         return call, leaves, key
 
@@ -101,27 +120,36 @@ def is_distributed(leaves: Iterable[Any]) -> bool:
 
 
 def _devices(leaves: Iterable[Any]) -> frozenset[Any]:
-    arrays = (leaf for leaf in leaves if isinstance(leaf, jax.Array))
-    return frozenset().union(*(array.sharding.device_set for array in arrays))
+    devices = set()
+    for leaf in leaves:
+        if isinstance(leaf, jax.Array):
+            devices |= leaf.sharding.device_set
+    return frozenset(devices)
 
 
 def _open(
-    function: Callable[..., list[Array]], leaves: list[Any], path: pathlib.Path | None
+    function: Callable[..., list[Array]],
+    leaves: list[Any],
+    path: pathlib.Path | None,
 ) -> Callable[..., list[Array]]:
     """Returns the compiled function; with a path, the program there, which is added if needed."""
     traced = jax.jit(function)
     if path is None:
         return traced
-    if (program := _read(path, leaves)) is not None:
-        return program
+
+    kept = _read(path, leaves)
+    if kept is not None:
+        return kept
+
     lowered = traced.lower(*leaves)
     with _without_jax_cache():
         program = lowered.compile()
     if "callback" in lowered.as_text():  # a pointer into this process
         return program
+
     content, _, results = serialize_executable.serialize(program)
-    content = results.num_leaves.to_bytes(4, "little") + content
-    write_kept(path, content)
+    num_results = results.num_leaves.to_bytes(4, "little")
+    write_kept(path, num_results + content)
     return program
 
 
@@ -141,7 +169,10 @@ def _without_jax_cache() -> Iterator[None]:
 def kept_folder() -> pathlib.Path | None:
     """Returns the folder of the programs; None on accelerators, or without a cache of JAX."""
     folder = jax.config.values["jax_compilation_cache_dir"]
-    if not folder or "://" in folder or jax.default_backend() != "cpu":
+    is_local = bool(folder) and "://" not in folder
+    if not is_local:
+        return None
+    if jax.default_backend() != "cpu":
         return None
     return pathlib.Path(folder, "kept")
 
@@ -151,30 +182,45 @@ def _read(path: pathlib.Path, leaves: list[Any]) -> Callable[..., list[Array]] |
     content = read_kept(path)
     if content is None:
         return None
+
+    num_results = int.from_bytes(content[:4], "little")
+    # Of the positional arguments and the keywords, and of the list of results.
     arguments = jax.tree.structure((tuple(leaves), {}))
-    results = jax.tree.structure([0] * int.from_bytes(content[:4], "little"))
+    results = jax.tree.structure([0] * num_results)
     return serialize_executable.deserialize_and_load(
-        content[4:], arguments, results, execution_devices=[*_devices(leaves)]
+        content[4:],
+        arguments,
+        results,
+        execution_devices=[*_devices(leaves)],
     )
 
 
 def kept_file(key: Hashable) -> pathlib.Path | None:
     """Returns the file of a key, such as a config, or None if there is nothing to keep."""
-    folder, text = kept_folder(), repr(key)
-    # The representation of a function has its address, which another process does not share.
-    if folder is None or " at 0x" in text:
+    folder = kept_folder()
+    if folder is None:
         return None
-    return folder / hashlib.sha256(text.encode()).hexdigest()
+
+    # The representation of a function has its address, which another process does not share.
+    text = repr(key)
+    if " at 0x" in text:
+        return None
+    digest = hashlib.sha256(text.encode())
+    return folder / digest.hexdigest()
 
 
 def read_kept(path: pathlib.Path) -> bytes | None:
     """Returns what a file keeps, or None if there is none, of these versions and undamaged."""
     try:
-        content = path.read_bytes()
+        file_content = path.read_bytes()
     except OSError:
         return None
-    digest, content = content[:_DIGEST_SIZE], content[_DIGEST_SIZE:]
-    return content if digest == _digest(content) else None
+
+    digest = file_content[:_DIGEST_SIZE]
+    content = file_content[_DIGEST_SIZE:]
+    if digest != _digest(content):
+        return None
+    return content
 
 
 def write_kept(path: pathlib.Path, content: bytes) -> None:
@@ -185,6 +231,15 @@ def write_kept(path: pathlib.Path, content: bytes) -> None:
 
 def _digest(content: bytes) -> bytes:
     """Returns the SHA-256 of content and of all that it was made with, the processor too."""
-    versions = jax.__version__, jaxlib.version.__version__, flax.__version__, code_digest()
-    made_with = versions, os.environ.get("XLA_FLAGS"), sorted(cpu_features()) or platform.uname()
-    return hashlib.sha256(repr(made_with).encode() + content).digest()
+    versions = (
+        jax.__version__,
+        jaxlib.version.__version__,
+        flax.__version__,
+        code_digest(),
+    )
+    processor = sorted(cpu_features()) or platform.uname()
+    made_with = (versions, os.environ.get("XLA_FLAGS"), processor)
+
+    digest = hashlib.sha256(repr(made_with).encode())
+    digest.update(content)
+    return digest.digest()

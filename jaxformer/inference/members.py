@@ -25,7 +25,8 @@ class Member(NamedTuple):
         return TRANSLATION.build(self.config)
 
     def __call__(self, *inputs: Any, method: str, **options: Any) -> Any:
-        return self.model.apply({"params": self.params}, *inputs, method=method, **options)
+        variables = {"params": self.params}
+        return self.model.apply(variables, *inputs, method=method, **options)
 
 
 # Only the parameters are traced: a jitted function is compiled for each architecture.
@@ -37,7 +38,10 @@ jax.tree_util.register_pytree_node(
 
 
 def recorded_weights(
-    network: Any, recorded: Mapping[str, Any], stack: str, sublayer: str
+    network: Any,
+    recorded: Mapping[str, Any],
+    stack: str,
+    sublayer: str,
 ) -> Float[Array, "L B H T S"]:
     """Returns the attention weights of all layers of a stack, which a call of a model recorded.
 
@@ -55,6 +59,7 @@ def recorded_weights(
     found: Any = recorded
     for name in path:
         found = found.get(name) if isinstance(found, Mapping) else None
+
     if found is None:
         raise UserError(
             f'expected a model that records {stack}/{sublayer} as "weights", as attention of '
@@ -64,12 +69,19 @@ def recorded_weights(
 
 
 def token_log_probs(
-    members: Sequence[Member], features: Sequence[Float[Array, "B T _"]], targets: Int[Array, "B T"]
+    members: Sequence[Member],
+    features: Sequence[Float[Array, "B T _"]],
+    targets: Int[Array, "B T"],
 ) -> Float[Array, "B T"]:
     """Returns the log of the mean probability of targets, given each member's decoder outputs."""
     vocab_size = max(member.config.output_size for member in members)
     logits = [functools.partial(member, method="logits") for member in members]
-    return log_probs_of_tokens(logits, vocab_size, features, targets)
+    return log_probs_of_tokens(
+        logits,
+        vocab_size,
+        features=features,
+        targets=targets,
+    )
 
 
 def log_probs_of_tokens(
@@ -80,23 +92,40 @@ def log_probs_of_tokens(
 ) -> Float[Array, "B T"]:
     """Returns log probabilities under the models' mean; logits come in chunks, to bound memory."""
 
-    def of_chunk(chunk: tuple[list[Array], Array]) -> Float[Array, " C"]:
-        rows, targets = chunk
-        each = []
-        for logits_of, row in zip(logits, rows, strict=True):
-            scores = logits_of(row).astype(jnp.float32)
+    def log_probs_of_chunk(chunk: tuple[list[Array], Array]) -> Float[Array, " C"]:
+        features_of_models, targets = chunk
+        log_probs_of_models = []
+        for logits_of, features in zip(logits, features_of_models, strict=True):
+            scores = logits_of(features).astype(jnp.float32)  # [C, V]
             chosen = jnp.take_along_axis(scores, targets[:, None], axis=1)[:, 0]
-            each.append(chosen - jax.nn.logsumexp(scores, axis=1))
-        return jax.nn.logsumexp(jnp.stack(each), axis=0) - math.log(len(each))
+            normalizer = jax.nn.logsumexp(scores, axis=1)
+            log_probs_of_models.append(chosen - normalizer)
 
-    tokens = targets.size
-    chunk = min(tokens, max(8, _LOGITS_AT_ONCE // vocab_size))
-    count = -(-tokens // chunk)
+        # The log of the mean probability.
+        stacked = jnp.stack(log_probs_of_models)
+        log_sum = jax.nn.logsumexp(stacked, axis=0)
+        return log_sum - math.log(len(log_probs_of_models))
 
-    def chunked(rows: Array) -> Array:
-        padding = [(0, count * chunk - tokens)] + [(0, 0)] * (rows.ndim - 1)
-        return jnp.pad(rows, padding).reshape(count, chunk, *rows.shape[1:])
+    num_tokens = targets.size
+    most_tokens = max(8, _LOGITS_AT_ONCE // vocab_size)
+    chunk_size = min(num_tokens, most_tokens)
+    num_chunks = -(-num_tokens // chunk_size)
+    num_padding = num_chunks * chunk_size - num_tokens
 
-    flat = [chunked(rows.reshape(-1, rows.shape[-1])) for rows in features]
-    log_probs = jax.lax.map(of_chunk, (flat, chunked(targets.reshape(-1))))
-    return log_probs.reshape(-1)[:tokens].reshape(targets.shape)
+    def split_into_chunks(rows: Array) -> Array:
+        padding = [(0, 0)] * rows.ndim
+        padding[0] = (0, num_padding)
+        padded = jnp.pad(rows, padding)
+        return padded.reshape(num_chunks, chunk_size, *rows.shape[1:])
+
+    feature_chunks = []
+    for features_of_model in features:
+        depth = features_of_model.shape[-1]
+        rows = features_of_model.reshape(-1, depth)
+        feature_chunks.append(split_into_chunks(rows))
+    target_chunks = split_into_chunks(targets.reshape(-1))
+
+    chunks = (feature_chunks, target_chunks)
+    log_probs = jax.lax.map(log_probs_of_chunk, chunks)
+    log_probs = log_probs.reshape(-1)[:num_tokens]
+    return log_probs.reshape(targets.shape)

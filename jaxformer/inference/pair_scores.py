@@ -68,10 +68,21 @@ def score_pairs(
     """
     check_pairs(translator, pairs)
 
-    def of_batch(batch: PairBatch) -> Float[Array, " B"]:
-        return log_probabilities(translator.models, batch.src, batch.tgt_in, batch.tgt_out)
+    def log_probs_of(batch: PairBatch) -> Float[Array, " B"]:
+        return log_probabilities(
+            translator.models,
+            batch.src,
+            batch.tgt_in,
+            batch.tgt_out,
+        )
 
-    return score_batches(pairs, translator.config.search, translator.max_length, of_batch, report)
+    return score_batches(
+        pairs,
+        translator.config.search,
+        translator.max_length,
+        log_probs_of=log_probs_of,
+        report=report,
+    )
 
 
 def score_batches(
@@ -82,50 +93,115 @@ def score_batches(
     report: Callable[[int], object],
 ) -> list[Score]:
     """Scores pairs, given the log probabilities of the rows of a batch; see :func:`score_pairs`."""
-    log_probs = [0.0 if not target else -np.inf for _, target in pairs]
+    # These remain for pairs with an empty side, which are in no batch.
+    has_target = [bool(target) for _, target in pairs]
+    log_probs = np.where(has_target, -np.inf, 0.0).tolist()
+
     for batch in pair_batches(pairs, longest, _TOKENS_PER_BATCH):
-        found = np.asarray(log_probs_of(batch)).tolist()
-        for number, log_prob in zip(batch.numbers, found, strict=False):
+        log_probs_of_rows = np.asarray(log_probs_of(batch)).tolist()
+        for number, log_prob in zip(batch.numbers, log_probs_of_rows, strict=False):
             log_probs[number] = log_prob
         report(len(batch.numbers))
-    report(sum(not (source and target) for source, target in pairs))
+
+    num_without_batch = sum(not (source and target) for source, target in pairs)
+    report(num_without_batch)
+
     penalties = length_penalties(search.penalty, search.length_penalty, longest).tolist()
-    return [
-        Score(log_prob / penalties[len(target)], log_prob, len(target))
-        for log_prob, (_, target) in zip(log_probs, pairs, strict=True)
-    ]
+    scores = []
+    for log_prob, (_, target) in zip(log_probs, pairs, strict=True):
+        length = len(target)
+        score = Score(
+            score=log_prob / penalties[length],
+            log_prob=log_prob,
+            length=length,
+        )
+        scores.append(score)
+    return scores
 
 
 def check_pairs(
-    translator: Translator, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]
+    translator: Translator,
+    pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
 ) -> None:
     """Checks that the models can force-decode the pairs; see :func:`score_pairs` for the errors."""
-    for number, pair in enumerate(pairs):
-        for ids, size, side in zip(pair, translator.vocab_sizes, ("source", "target"), strict=True):
-            check_tokens(ids, size, f"{side} of pairs[{number}]", translator.max_length)
+    source_size, target_size = translator.vocab_sizes
+    longest = translator.max_length
+    for number, (source, target) in enumerate(pairs):
+        check_tokens(
+            source,
+            source_size,
+            name=f"source of pairs[{number}]",
+            longest=longest,
+        )
+        check_tokens(
+            target,
+            target_size,
+            name=f"target of pairs[{number}]",
+            longest=longest,
+        )
 
 
 def pair_batches(
-    pairs: Sequence[tuple[list[int], list[int]]], max_length: int, tokens_per_batch: int
+    pairs: Sequence[tuple[list[int], list[int]]],
+    max_length: int,
+    tokens_per_batch: int,
 ) -> Iterator[PairBatch]:
     """Batches the pairs with tokens on both sides, in few shapes, longest first."""
 
-    def size(number: int) -> int:
-        return max(map(len, pairs[number]))
+    def length_of(number: int) -> int:
+        source, target = pairs[number]
+        return max(len(source), len(target))
 
-    numbers = [n for n, (source, target) in enumerate(pairs) if source and target]
-    numbers.sort(key=lambda n: (-size(n), n))
+    numbers = []
+    for number, (source, target) in enumerate(pairs):
+        if source and target:
+            numbers.append(number)
+    numbers.sort(key=length_of, reverse=True)  # stable: equal ones stay in order
+
     while numbers:
-        length = min(max_length, max(_SHORTEST, 1 << (size(numbers[0]) - 1).bit_length()))
-        limit = max(1, tokens_per_batch // length)
-        rows = min((r for r in (1, max(1, limit // 8), limit) if r >= len(numbers)), default=limit)
-        chosen, numbers = numbers[:rows], numbers[rows:]
-        arrays = np.full((3, rows, length), PAD, np.int32)
-        for row, number in enumerate(chosen):
-            source, target = pairs[number]
-            for array, ids in zip(arrays, (source, [BOS, *target[:-1]], target), strict=True):
-                array[row, : len(ids)] = ids
-        yield PairBatch(chosen, *arrays)
+        longest = length_of(numbers[0])
+        power_of_two = 1 << (longest - 1).bit_length()
+        length = min(max_length, max(_SHORTEST, power_of_two))
+
+        # A last batch of few pairs gets a smaller shape.
+        most_rows = max(1, tokens_per_batch // length)
+        few_rows = max(1, most_rows // 8)
+        if len(numbers) == 1:
+            rows = 1
+        elif len(numbers) <= few_rows:
+            rows = few_rows
+        else:
+            rows = most_rows
+
+        yield _pad_pairs(
+            pairs,
+            numbers[:rows],
+            rows=rows,
+            length=length,
+        )
+        numbers = numbers[rows:]
+
+
+def _pad_pairs(
+    pairs: Sequence[tuple[list[int], list[int]]],
+    numbers: list[int],
+    rows: int,
+    length: int,
+) -> PairBatch:
+    """Pads the pairs of these numbers to a batch of so many rows and tokens."""
+    shape = (rows, length)
+    src = np.full(shape, PAD, np.int32)
+    tgt_in = np.full(shape, PAD, np.int32)
+    tgt_out = np.full(shape, PAD, np.int32)
+
+    for row, number in enumerate(numbers):
+        source, target = pairs[number]
+        shifted = [BOS, *target[:-1]]
+        src[row, : len(source)] = source
+        tgt_in[row, : len(target)] = shifted
+        tgt_out[row, : len(target)] = target
+
+    return PairBatch(numbers, src, tgt_in=tgt_in, tgt_out=tgt_out)
 
 
 @jax.jit
@@ -136,9 +212,14 @@ def log_probabilities(
     tgt_out: Int[Array, "B T"] | Int[np.ndarray, "B T"],
 ) -> Float[Array, " B"]:
     """Returns the log probability of each row of ``tgt_out``, float32, ignoring padding."""
-    segments, targets = (src != PAD).astype(jnp.int32), jnp.asarray(tgt_out)
+    segments = (src != PAD).astype(jnp.int32)
+    targets = jnp.asarray(tgt_out)
+
     features = []
     for member in members:
         encoded = member(src, segments, method="encode")
         features.append(member(tgt_in, encoded, segments, method="decode"))
-    return jnp.where(targets != PAD, token_log_probs(members, features, targets), 0.0).sum(axis=1)
+
+    is_token = targets != PAD
+    log_probs = token_log_probs(members, features, targets)  # [B, T]
+    return jnp.where(is_token, log_probs, 0.0).sum(axis=1)

@@ -38,7 +38,12 @@ class Shortlist:
 
     @classmethod
     def learn(
-        cls, pairs: TokenPairs, vocab_size: int, *, first: int = 100, best: int = 100
+        cls,
+        pairs: TokenPairs,
+        vocab_size: int,
+        *,
+        first: int = 100,
+        best: int = 100,
     ) -> "Shortlist":
         """Learns a shortlist from translations in token ids.
 
@@ -49,33 +54,61 @@ class Shortlist:
           best: Number of the most probable targets of each source token, by IBM model 1.
         """
         sources, targets, probabilities = learn_lexicon(pairs, vocab_size)
+
+        # The entries of a source token follow one another, the most probable target first.
         order = np.lexsort((-probabilities, sources))
-        sources, targets = sources[order], targets[order]
-        ranks = np.arange(len(sources)) - np.searchsorted(sources, sources)
-        kept = (ranks < best) & (sources != NONE)
+        sources = sources[order]
+        targets = targets[order]
+        first_entry = np.searchsorted(sources, sources)
+        rank = np.arange(len(sources)) - first_entry
+        is_kept = (rank < best) & (sources != NONE)
+        sources = sources[is_kept]
+        targets = targets[is_kept]
+        offsets = np.searchsorted(sources, np.arange(vocab_size + 1))
+
         frequency = np.zeros(vocab_size, np.int64)
         for _, target in pairs:
-            np.add.at(frequency, np.asarray(target, np.int64), 1)
-        common = np.sort(np.argsort(-frequency, kind="stable")[:first])
-        offsets = np.searchsorted(sources[kept], np.arange(vocab_size + 1))
-        arrays = (common[frequency[common] > 0], offsets, targets[kept])
-        return cls(*(array.astype(np.int32) for array in arrays))
+            ids = np.asarray(target, np.int64)
+            np.add.at(frequency, ids, 1)
+        most_frequent = np.argsort(-frequency, kind="stable")[:first]
+        common = np.sort(most_frequent)
+        common = common[frequency[common] > 0]
+
+        return cls(
+            common=common.astype(np.int32),
+            offsets=offsets.astype(np.int32),
+            targets=targets.astype(np.int32),
+        )
 
     def candidates(
-        self, sources: Sequence[Sequence[int]], vocab_size: int
+        self,
+        sources: Sequence[Sequence[int]],
+        vocab_size: int,
     ) -> Int[np.ndarray, " C"] | None:
         """Returns the target tokens for a batch of sources, the special tokens first.
 
         They are padded with PAD to one of a few sizes. None if they would be nearly all tokens.
         Source tokens are candidates, too, since names are often copied.
         """
-        own = np.unique(np.concatenate([np.asarray(ids, np.int32) for ids in sources]))
-        lists = [self.targets[self.offsets[i] : self.offsets[i + 1]] for i in own]
-        found = np.unique(np.concatenate([np.arange(UNK + 1), self.common, own, *lists]))
-        size = next((size for size in _SIZES if size >= len(found)), vocab_size)
+        special = np.arange(UNK + 1)
+        source_arrays = [np.asarray(ids, np.int32) for ids in sources]
+        source_tokens = np.unique(np.concatenate(source_arrays))
+
+        lists = [special, self.common, source_tokens]
+        for token in source_tokens:
+            start = self.offsets[token]
+            stop = self.offsets[token + 1]
+            lists.append(self.targets[start:stop])
+        tokens = np.unique(np.concatenate(lists))
+
+        sizes = [size for size in _SIZES if size >= len(tokens)]
+        size = min(sizes, default=vocab_size)
         if size >= vocab_size:
             return None
-        return np.pad(found, (0, size - len(found)), constant_values=PAD).astype(np.int32)
+
+        padded = np.full(size, PAD, np.int32)
+        padded[: len(tokens)] = tokens
+        return padded
 
     def save(self, folder: pathlib.Path) -> None:
         content = io.BytesIO()
@@ -91,12 +124,26 @@ class Shortlist:
         content = read_whole(path, folder)
         try:
             with np.load(io.BytesIO(content)) as file:
-                found = cls(**{f.name: file[f.name] for f in dataclasses.fields(cls)})
-            offsets, ids = found.offsets, np.concatenate([found.common, found.targets])
-            fits = len(offsets) == vocab_size + 1 and offsets[-1] == len(found.targets)
-            fits &= bool((np.diff(offsets) >= 0).all() and ((ids >= 0) & (ids < vocab_size)).all())
+                shortlist = cls(
+                    common=file["common"],
+                    offsets=file["offsets"],
+                    targets=file["targets"],
+                )
+            fits = shortlist._fits(vocab_size)
         except (OSError, LookupError, TypeError, ValueError, zipfile.BadZipFile) as error:
             raise UserError(f"{path}: expected a shortlist: {error!s:.200}") from None
+
         if not fits:
             raise UserError(f"{path}: expected a shortlist of {vocab_size} tokens")
-        return found
+        return shortlist
+
+    def _fits(self, vocab_size: int) -> bool:
+        """Returns whether the arrays, which come from a file, belong to so many tokens."""
+        offsets = self.offsets
+        tokens = np.concatenate([self.common, self.targets])
+        is_in_range = (tokens >= 0) & (tokens < vocab_size)
+        is_ordered = np.diff(offsets) >= 0
+
+        has_all_sources = len(offsets) == vocab_size + 1
+        has_all_targets = has_all_sources and offsets[-1] == len(self.targets)
+        return bool(has_all_targets and is_ordered.all() and is_in_range.all())

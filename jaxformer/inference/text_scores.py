@@ -32,27 +32,52 @@ def score_texts(
     model, a line break in others. The end of a text is not scored. A text without tokens has log
     probability 0. ``report`` is called with the number of texts in each finished batch.
     """
-    model, search = generator.config.model, generator.config.search
+    model = generator.config.model
     for number, text in enumerate(texts):
-        check_tokens(text, model.vocab_size, f"texts[{number}]", model.max_length)
+        check_tokens(
+            text,
+            model.vocab_size,
+            name=f"texts[{number}]",
+            longest=model.max_length,
+        )
     first = generator.prompt_ids("")[-1]
 
-    def of_batch(batch: PairBatch) -> Float[Array, " B"]:
-        inputs = np.roll(batch.tgt_out, 1, axis=1)
+    def log_probs_of(batch: PairBatch) -> Float[Array, " B"]:
+        targets = batch.tgt_out
+        inputs = np.roll(targets, 1, axis=1)
         inputs[:, 0] = first
-        return _log_probabilities(model, generator.params, inputs, batch.tgt_out)
+        return _log_probabilities(model, generator.params, inputs, targets)
 
-    return score_batches([(ids, ids) for ids in texts], search, model.max_length, of_batch, report)
+    # A text is the target of a pair. It needs a source, too: pairs without one are not scored.
+    pairs = [(ids, ids) for ids in texts]
+    return score_batches(
+        pairs,
+        generator.config.search,
+        model.max_length,
+        log_probs_of=log_probs_of,
+        report=report,
+    )
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _log_probabilities(
-    config: Architecture, params: PyTree, inputs: Int[Array, "B T"], targets: Int[Array, "B T"]
+    config: Architecture,
+    params: PyTree,
+    inputs: Int[Array, "B T"],
+    targets: Int[Array, "B T"],
 ) -> Float[Array, " B"]:
     """Returns the log probability of each row of targets, float32, ignoring padding."""
     model: Any = LANGUAGE_MODELING.build(config)
     variables = {"params": params}
+
     features = model.apply(variables, inputs, method="features")
     logits = functools.partial(model.apply, variables, method="logits")
-    log_probs = log_probs_of_tokens([logits], config.vocab_size, [features], targets)
-    return jnp.where(targets != PAD, log_probs, 0.0).sum(axis=1)
+    log_probs = log_probs_of_tokens(
+        [logits],
+        config.vocab_size,
+        features=[features],
+        targets=targets,
+    )  # [B, T]
+
+    is_token = targets != PAD
+    return jnp.where(is_token, log_probs, 0.0).sum(axis=1)

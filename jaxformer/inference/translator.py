@@ -4,7 +4,7 @@ import copy
 import dataclasses
 import pathlib
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, SupportsIndex
+from typing import NamedTuple, SupportsIndex
 
 from jaxtyping import PyTree
 
@@ -55,7 +55,11 @@ class Translator(Predictor):
     kinds = (TRANSLATION, PARSING)
 
     def __init__(
-        self, config: Config, params: PyTree, tokenizer: Vocabulary, weights: str = "given"
+        self,
+        config: Config,
+        params: PyTree,
+        tokenizer: Vocabulary,
+        weights: str = "given",
     ) -> None:
         """Initializes a translator; :meth:`load` reads all arguments from a workdir.
 
@@ -95,15 +99,31 @@ class Translator(Predictor):
         Raises:
           UserError: A file is missing or damaged, or there are no such weights.
         """
-        options = {"search": search, "compute_dtype": compute_dtype, "kinds": cls.kinds}
         members = []
         for name in str(weights).split(","):
-            trained = TrainedModel.load(workdir, weights=name, **options)
+            trained = TrainedModel.load(
+                workdir,
+                weights=name,
+                search=search,
+                compute_dtype=compute_dtype,
+                kinds=cls.kinds,
+            )
+            # The members share a tokenizer, which is read once.
             tokenizer = members[0].tokenizer if members else trained.tokenizer
-            members.append(cls(trained.config, trained.params, tokenizer, trained.weights))
+            member = cls(
+                trained.config,
+                trained.params,
+                tokenizer,
+                weights=trained.weights,
+            )
+            members.append(member)
+
         together = members[0].ensemble_with(*members[1:])
+
         if shortlist:
-            together.shortlist = Shortlist.load(trained.folder.path, together.vocab_sizes[1])
+            _, target_size = together.vocab_sizes
+            together.shortlist = Shortlist.load(trained.folder.path, target_size)
+
         return together
 
     def ensemble_with(self, *others: "Translator") -> "Translator":
@@ -121,9 +141,11 @@ class Translator(Predictor):
                     "models of an ensemble must share a tokenizer: got ones with SHA-256 "
                     f"{self.tokenizer.sha256} and {other.tokenizer.sha256}; train all with the same"
                 )
+
+        translators = [self, *others]
         together = copy.copy(self)
-        together.models = sum((other.models for other in others), self.models)
-        together.weights = ", ".join([self.weights, *(other.weights for other in others)])
+        together.models = sum((each.models for each in translators), ())
+        together.weights = ", ".join(each.weights for each in translators)
         return together
 
     def translate(
@@ -141,9 +163,21 @@ class Translator(Predictor):
         Takes the arguments of :meth:`hypotheses` and raises the same errors. The translation of a
         sentence without hypotheses, such as a blank one, is empty.
         """
-        given: dict[str, Any] = {"prefixes": prefixes, "constraints": constraints, "name": name}
-        found = self.hypotheses(sentences, n_best=1, first=first, report=report, **given)
-        return [best[0].text if best else "" for best in found]
+        hypotheses = self.hypotheses(
+            sentences,
+            n_best=1,
+            prefixes=prefixes,
+            constraints=constraints,
+            name=name,
+            first=first,
+            report=report,
+        )
+
+        # A blank sentence has no hypotheses.
+        def text_of(n_best: list[Hypothesis]) -> str:
+            return n_best[0].text if n_best else ""
+
+        return [text_of(n_best) for n_best in hypotheses]
 
     def hypotheses(
         self,
@@ -176,22 +210,43 @@ class Translator(Predictor):
           UserError: A sentence is longer than the model allows, ``sentences`` is a single string,
             or the number of prefixes differs. Raised before any translation.
         """
-        sentences, targets = check_texts(sentences, "sentences"), None
+        sentences = check_texts(sentences, "sentences")
         sources = [self.source_ids(text, f"{name}:{n}") for n, text in enumerate(sentences, first)]
+
+        target_prefixes = None
         if prefixes is not None:
             prefixes = check_texts(prefixes, "prefixes")
-            check_same_length(prefixes, sentences, "prefixes", "sentences")
+            check_same_length(
+                prefixes,
+                sentences,
+                name="prefixes",
+                other="sentences",
+            )
+
             for n, text in enumerate(prefixes, first):
                 check_unicode(text, f"prefix {n}")
-            targets = [self.tokenizer.encode_target(text) for text in prefixes]
-        options = {"constraints": constraints, "first": first, "report": report}
-        found = self.translate_ids(sources, targets, n_best=n_best, **options)
+            target_prefixes = [self.tokenizer.encode_target(text) for text in prefixes]
+
+        found = self.translate_ids(
+            sources,
+            target_prefixes,
+            n_best=n_best,
+            constraints=constraints,
+            first=first,
+            report=report,
+        )
+        return [self._hypotheses_of(decoded) for decoded in found]
+
+    def _hypotheses_of(self, decoded: Decoded) -> list[Hypothesis]:
+        """Returns the hypotheses of one sentence with their texts."""
         return [
-            [
-                Hypothesis(self.detokenize(tokens), tokens, score, log_prob)
-                for tokens, score, log_prob in zip(*decoded, strict=True)
-            ]
-            for decoded in found
+            Hypothesis(
+                text=self.detokenize(tokens),
+                tokens=tokens,
+                score=score,
+                log_prob=log_prob,
+            )
+            for tokens, score, log_prob in zip(*decoded, strict=True)
         ]
 
     @property
@@ -203,7 +258,10 @@ class Translator(Predictor):
     def vocab_sizes(self) -> tuple[int, int]:
         """Numbers of source and target token ids that all models have."""
         configs = [member.config for member in self.models]
-        return min(c.vocab_size for c in configs), min(c.output_size for c in configs)
+
+        source_size = min(config.vocab_size for config in configs)
+        target_size = min(config.output_size for config in configs)
+        return source_size, target_size
 
     def warm_up(
         self,
@@ -229,17 +287,28 @@ class Translator(Predictor):
         Raises:
           UserError: A size is less than 1.
         """
-        longest = self.max_length
         for name, size in (("sentences", sentences), ("tokens", tokens)):
             if size < 1:
                 raise UserError(f"{name} must be at least 1: got {size}")
-        search, start = self.config.search, self.tokenizer.target_start
-        shapes = all_shapes(sentences, min(tokens, longest), longest, search)
+
+        search = self.config.search
+        longest = self.max_length
+        shapes = all_shapes(
+            sentences,
+            min(tokens, longest),
+            longest,
+            search=search,
+        )
+
+        target_start = self.tokenizer.target_start
+        has_prefixes = prefixes or bool(target_start)
         for number, shape in enumerate(shapes, 1):
             sizes = f"batches of {shape.rows}, sources of at most {shape.source} tokens"
             report(f"{number} of {len(shapes)}: {sizes}")
-            shape = shape._replace(free=len(start))
-            compile_programs(self.models, search, shape, prefixes=prefixes or bool(start))
+
+            # The probability of a start that the tokenizer forces does not count.
+            shape = shape._replace(free=len(target_start))
+            compile_programs(self.models, search, shape, prefixes=has_prefixes)
 
     def translate_ids(
         self,
@@ -258,27 +327,55 @@ class Translator(Predictor):
         """
         source_size, target_size = self.vocab_sizes
         sources = [
-            check_tokens(ids, source_size, f"sources[{n}]", self.max_length)
+            check_tokens(
+                ids,
+                source_size,
+                name=f"sources[{n}]",
+                longest=self.max_length,
+            )
             for n, ids in enumerate(sources)
         ]
+
+        # Some tokenizers, as of multilingual models, have a start of targets, which is forced.
+        target_start = self.tokenizer.target_start
         if prefixes is not None:
-            check_same_length(prefixes, sources, "prefixes", "sources")
-            prefixes = [
-                check_tokens(ids, target_size, f"prefixes[{n}]") for n, ids in enumerate(prefixes)
-            ]
-        elif start := self.tokenizer.target_start:
-            prefixes = [start] * len(sources)
-        search = self.config.search
-        if not 0 <= n_best <= (most := search.num_hypotheses):
-            raise UserError(
-                f"n_best must be from 0 to {most}, the search's hypotheses: got {n_best}"
+            check_same_length(
+                prefixes,
+                sources,
+                name="prefixes",
+                other="sources",
             )
-        search = dataclasses.replace(search, constraints=(*search.constraints, *constraints))
-        if self.shortlist is not None and (search.constraints or prefixes is not None):
+            prefixes = [
+                check_tokens(ids, target_size, name=f"prefixes[{n}]")
+                for n, ids in enumerate(prefixes)
+            ]
+        elif target_start:
+            prefixes = [target_start] * len(sources)
+
+        search = self.config.search
+        num_hypotheses = search.num_hypotheses
+        if not 0 <= n_best <= num_hypotheses:
+            raise UserError(
+                f"n_best must be from 0 to {num_hypotheses}, the search's hypotheses: got {n_best}"
+            )
+
+        all_constraints = (*search.constraints, *constraints)
+        search = dataclasses.replace(search, constraints=all_constraints)
+        is_forced = bool(search.constraints) or prefixes is not None
+        if self.shortlist is not None and is_forced:
             raise UserError("a shortlist works without constraints and prefixes: leave one out")
-        free = len(self.tokenizer.target_start)
-        options = {"shortlist": self.shortlist, "n_best": n_best, "first": first, "report": report}
-        return search_batches(self.models, search, sources, prefixes, free=free, **options)
+
+        return search_batches(
+            self.models,
+            search,
+            sources,
+            prefixes=prefixes,
+            shortlist=self.shortlist,
+            n_best=n_best,
+            free=len(target_start),
+            first=first,
+            report=report,
+        )
 
     def source_ids(self, text: str, place: str = "sentence") -> list[int]:
         """Returns token ids with end-of-sentence, or [] if there are no visible characters.
@@ -308,11 +405,13 @@ class Translator(Predictor):
 
     def _encode(self, text: str, encode: Callable[[str], list[int]], place: str) -> list[int]:
         check_unicode(text, place)
+
         with prefix_errors(place):
             ids = encode(text)
-        if len(ids) >= self.max_length:
+        most = self.max_length - 1  # end-of-sentence follows
+        if len(ids) > most:
             raise UserError(
-                f"{place}: expected at most {self.max_length - 1} tokens (model.max_length), got "
+                f"{place}: expected at most {most} tokens (model.max_length), got "
                 f"{len(ids)}; split it into sentences"
             )
         return [*ids, EOS] if ids else []

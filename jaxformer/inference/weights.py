@@ -46,40 +46,52 @@ _LONGEST_ORIGIN = 200  # characters
 
 def abstract_params(config: Architecture, kind: Kind = TRANSLATION) -> PyTree:
     """Returns shapes and dtypes of the parameters in a workdir, without computing them."""
-    shape: Any = jax.ShapeDtypeStruct
+    array: Any = jax.ShapeDtypeStruct
 
     def abstract(info: ParameterInfo) -> Any:
         if config.compute_dtype != "int8" or info.summed_axis is None:
-            return shape(info.shape, jnp.float32)
-        scale = list(info.shape)
-        scale[info.summed_axis] = 1
-        return Int8Matrix(shape(info.shape, jnp.int8), shape(tuple(scale), jnp.float32))
+            return array(info.shape, jnp.float32)
+
+        scale_shape = list(info.shape)
+        scale_shape[info.summed_axis] = 1
+        return Int8Matrix(
+            array(info.shape, jnp.int8),
+            array(tuple(scale_shape), jnp.float32),
+        )
+
+    def is_info(node: Any) -> bool:
+        return isinstance(node, ParameterInfo)
 
     infos = _describe(config, kind)
-    return jax.tree.map(abstract, infos, is_leaf=lambda leaf: isinstance(leaf, ParameterInfo))
+    return jax.tree.map(abstract, infos, is_leaf=is_info)
 
 
 @functools.lru_cache
 def _describe(config: Architecture, kind: Kind) -> PyTree:
     """Returns what :func:`~jaxformer.kinds.describe_model` does, kept on disk."""
     path = kept_programs.kept_file((config, kind.task))
-    if path is not None and (content := kept_programs.read_kept(path)) is not None:
-        rows = json.loads(content)
-        infos = {
-            name: ParameterInfo(tuple(axes), role, tuple(shape)) for name, axes, role, shape in rows
-        }
+    if path is None:
+        return describe_model(config, kind)
+
+    content = kept_programs.read_kept(path)
+    if content is not None:
+        infos = {}
+        for name, axes, role, shape in json.loads(content):
+            infos[name] = ParameterInfo(tuple(axes), role, tuple(shape))
         return flax.traverse_util.unflatten_dict(infos, sep=".")
-    info = describe_model(config, kind)
-    if path is not None:
-        flat: Any = flax.traverse_util.flatten_dict(info, sep=".")
-        rows = [(name, *each) for name, each in flat.items()]
-        kept_programs.write_kept(path, json.dumps(rows).encode())
-    return info
+
+    described = describe_model(config, kind)
+    flat: Any = flax.traverse_util.flatten_dict(described, sep=".")
+    rows = [(name, *info) for name, info in flat.items()]
+    kept_programs.write_kept(path, json.dumps(rows).encode())
+    return described
 
 
 def prepare_params(config: Architecture, params: PyTree, kind: Kind = TRANSLATION) -> PyTree:
     """Casts or quantizes parameters; see :func:`~jaxformer.nn.precision.cast_params`."""
-    if any(leaf.dtype == jnp.int8 for leaf in jax.tree.leaves(params)):  # saves a program at start
+    leaves = jax.tree.leaves(params)
+    is_quantized = any(leaf.dtype == jnp.int8 for leaf in leaves)
+    if is_quantized:  # saves a program at start
         return jax.tree.map(jnp.asarray, params)
     return _cast(config, params, kind)
 
@@ -87,14 +99,16 @@ def prepare_params(config: Architecture, params: PyTree, kind: Kind = TRANSLATIO
 @global_mesh(None)
 @functools.partial(jax.jit, static_argnums=(0, 2))
 def _cast(config: Architecture, params: PyTree, kind: Kind) -> PyTree:
-    return cast_params(params, _describe(config, kind), config.compute_dtype)
+    infos = _describe(config, kind)
+    return cast_params(params, infos, config.compute_dtype)
 
 
 def params_sha256(params: PyTree) -> str:
     """Returns the SHA-256 of the names, shapes and float32 bytes of the sorted parameters."""
     digest = hashlib.sha256()
     for name, array in sorted(named_arrays(params).items()):
-        digest.update(f"{name}{list(array.shape)}".encode() + array.astype("<f4").tobytes())
+        digest.update(f"{name}{list(array.shape)}".encode())
+        digest.update(array.astype("<f4").tobytes())
     return digest.hexdigest()
 
 
@@ -126,29 +140,39 @@ class TrainedModel:
     ) -> "TrainedModel":
         """Reads a model of ``kinds`` as ``Translator.load`` does; ``dequantized`` undoes int8."""
         use_compilation_cache()
+
         folder = Workdir(model_path(workdir))
         config = read_config(folder)
         check_kind(config, *kinds)
-        params, origin = read_params(folder, config.model, str(weights), config.kind)
-        if config.model.compute_dtype == "int8":
-            if dequantized:
-                params, origin = dequantize(params), f"{origin}, converted from int8"
-                compute_dtype = compute_dtype or "float32"
-            elif compute_dtype not in (None, "int8"):
-                raise UserError(
-                    f"{workdir}: its parameters are quantized to int8: expected to compute in "
-                    f"int8, got {compute_dtype}; use the workdir that it was made from"
-                )
+        params, origin = read_params(folder, config.model, str(weights), kind=config.kind)
+
+        is_quantized = config.model.compute_dtype == "int8"
+        if is_quantized and dequantized:
+            params = dequantize(params)
+            origin = f"{origin}, converted from int8"
+            compute_dtype = compute_dtype or "float32"
+        elif is_quantized and compute_dtype not in (None, "int8"):
+            raise UserError(
+                f"{workdir}: its parameters are quantized to int8: expected to compute in "
+                f"int8, got {compute_dtype}; use the workdir that it was made from"
+            )
+
         dtype = compute_dtype or config.model.compute_dtype
-        model = dataclasses.replace(config.model, compute_dtype=dtype)
-        config = dataclasses.replace(config, model=model, search=search or config.search)
-        return cls(folder, config, params, origin)
+        config = dataclasses.replace(
+            config,
+            model=dataclasses.replace(config.model, compute_dtype=dtype),
+            search=search or config.search,
+        )
+        return cls(folder, config, params, weights=origin)
 
     @property
     def tokenizer(self) -> Any:
         """The tokenizer, read from the workdir; None for a kind without one."""
         load = self.config.kind.load_tokenizer
-        return load(self.folder.tokenizer) if load and self.tokenizer_file else None
+        # The file is verified before it is parsed.
+        if load is None or not self.tokenizer_file:
+            return None
+        return load(self.folder.tokenizer)
 
     @property
     def tokenizer_file(self) -> bytes | None:
@@ -168,11 +192,16 @@ class Predictor:
     kinds: ClassVar[tuple[Kind, ...]]
 
     def __init__(
-        self, config: Config, params: PyTree, tokenizer: Vocabulary, weights: str = "given"
+        self,
+        config: Config,
+        params: PyTree,
+        tokenizer: Vocabulary,
+        weights: str = "given",
     ) -> None:
         """Checks the arguments, which :meth:`load` reads from a workdir."""
         check_config(config)
         check_kind(config, *self.kinds)
+
         if isinstance(params, Mapping) and "params" in params:
             raise UserError(
                 "params: expected the parameters themselves, got variables that hold them; give "
@@ -183,17 +212,26 @@ class Predictor:
                 f"expected a tokenizer of model.vocab_size={config.model.vocab_size} tokens: got "
                 f"one of {tokenizer.vocab_size}"
             )
+
         use_compilation_cache()
-        self.config, self.tokenizer, self.weights = config, tokenizer, weights
-        self.params = with_offsets(prepare_params(config.model, params, config.kind))
+        self.config = config
+        self.tokenizer = tokenizer
+        self.weights = weights
+        prepared = prepare_params(config.model, params, config.kind)
+        self.params = with_offsets(prepared)
 
     def __repr__(self) -> str:
-        size = sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(dequantize, self.params)))
-        kind, outputs = self.config.kind.description, self._describe_outputs()
-        return f"<{type(self).__name__}: {kind}, {size:,} parameters, {self.weights}, {outputs}>"
+        name = type(self).__name__
+        kind = self.config.kind.description
+        # Without the scales of int8.
+        params = jax.eval_shape(dequantize, self.params)
+        size = sum(leaf.size for leaf in jax.tree.leaves(params))
+        outputs = self._describe_outputs()
+        return f"<{name}: {kind}, {size:,} parameters, {self.weights}, {outputs}>"
 
     def _describe_outputs(self) -> str:
-        return f"{type(self.config.search).__name__} of {self.config.search.num_hypotheses}"
+        search = self.config.search
+        return f"{type(search).__name__} of {search.num_hypotheses}"
 
     @classmethod
     def load(
@@ -205,37 +243,69 @@ class Predictor:
         compute_dtype: str | None = None,
     ) -> PredictorT:
         """Reads config, tokenizer and parameters; arguments and errors of ``Translator.load``."""
-        options = {"search": search, "compute_dtype": compute_dtype, "kinds": cls.kinds}
-        trained = TrainedModel.load(workdir, weights=weights, **options)
-        return cls(trained.config, trained.params, trained.tokenizer, trained.weights)
+        trained = TrainedModel.load(
+            workdir,
+            weights=weights,
+            search=search,
+            compute_dtype=compute_dtype,
+            kinds=cls.kinds,
+        )
+        return cls(
+            trained.config,
+            trained.params,
+            trained.tokenizer,
+            weights=trained.weights,
+        )
 
 
 @global_mesh(None)
 def read_params(
-    folder: Workdir, config: Architecture, weights: str, kind: Kind = TRANSLATION
+    folder: Workdir,
+    config: Architecture,
+    weights: str,
+    kind: Kind = TRANSLATION,
 ) -> tuple[PyTree, str]:
     """Reads parameters that match a config, and describes their origin, such as "step 2000"."""
-    newest, averaged = (
-        max(saved_steps(path), default=None) for path in (folder.checkpoints, folder.averaged)
-    )
+    newest = max(saved_steps(folder.checkpoints), default=None)
+    averaged = max(saved_steps(folder.averaged), default=None)
+
     chosen = weights
-    if chosen == "auto":
-        up_to_date = averaged is not None and averaged == newest
-        chosen = "averaged" if up_to_date and not _average_is_worse(folder) else "latest"
+    if weights == "auto":
+        chosen = "latest"
+        is_up_to_date = averaged is not None and averaged == newest
+        if is_up_to_date and not _average_is_worse(folder):
+            chosen = "averaged"
+
     directory = folder.averaged if chosen == "averaged" else folder.checkpoints
-    restored = _restore(folder, directory, abstract_params(config, kind), chosen)
-    _check_metadata(folder, directory, config, restored.metadata)
+    template = abstract_params(config, kind)
+    restored = _restore(folder, directory, template, weights=chosen)
+    _check_metadata(
+        folder,
+        directory,
+        config,
+        metadata=restored.metadata,
+    )
+
     if chosen == "averaged":
+        # The metadata are not trusted.
         steps = restored.metadata.get("averaged_steps", [])
-        known = ", ".join(map(str, steps)) if isinstance(steps, list) else "unknown"
+        known = "unknown"
+        if isinstance(steps, list):
+            known = ", ".join(map(str, steps))
         return restored.params, f"average of steps {known}"
+
     note = ""
     if averaged is not None and averaged != restored.step:
         note = "; --weights averaged gives an average of other steps"
     elif averaged is not None and weights == "auto":
         note = "; --weights averaged gives an average with a higher validation loss"
-    origin = _describe_origin(folder, restored.metadata) if restored.step == 0 else ""
-    return restored.params, f"{origin or f'step {restored.step}'}{note}"
+
+    origin = ""
+    if restored.step == 0:  # a converted model
+        origin = _describe_origin(folder, restored.metadata)
+    if not origin:
+        origin = f"step {restored.step}"
+    return restored.params, f"{origin}{note}"
 
 
 def _describe_origin(folder: Workdir, metadata: dict[str, Any]) -> str:
@@ -247,23 +317,35 @@ def _describe_origin(folder: Workdir, metadata: dict[str, Any]) -> str:
     if not isinstance(origin, str):  # Version 0.2.0 recorded less.
         rounded_from = metadata.get(_ROUNDED_FROM)
         made_by = read_workdir_object(folder.identity).get("made_by")
-        imported = "imported from another system" if made_by == IMPORT else ""
-        origin = imported if rounded_from is None else f"quantized from {rounded_from}"
-    return "".join(filter(str.isprintable, origin))[:_LONGEST_ORIGIN]
+        if rounded_from is not None:
+            origin = f"quantized from {rounded_from}"
+        elif made_by == IMPORT:
+            origin = "imported from another system"
+        else:
+            origin = ""
+
+    printable = "".join(filter(str.isprintable, origin))
+    return printable[:_LONGEST_ORIGIN]
 
 
 def name_folder(path: pathlib.Path) -> str:
     """Returns a name of a folder for records: its path, or if that is absolute, the last part."""
-    return path.absolute().name if path.is_absolute() or not path.name else path.as_posix()
+    if path.is_absolute() or not path.name:
+        return path.absolute().name
+    return path.as_posix()
 
 
 def _average_is_worse(folder: Workdir) -> bool:
     losses = average_losses(folder)
-    return losses is not None and losses.average_is_worse
+    if losses is None:
+        return False
+    return losses.average_is_worse
 
 
 def load_model(
-    workdir: str | pathlib.Path, *, weights: str | int = "auto"
+    workdir: str | pathlib.Path,
+    *,
+    weights: str | int = "auto",
 ) -> tuple[nn.Module, PyTree]:
     """Returns the model of a workdir and its parameters.
 
@@ -280,7 +362,8 @@ def load_model(
       UserError: There are no such weights, or they are damaged or belong to another model.
     """
     trained = TrainedModel.load(workdir, weights=weights)
-    return trained.config.kind.build(trained.config.model), trained.params
+    config = trained.config
+    return config.kind.build(config.model), trained.params
 
 
 @global_mesh(None)
@@ -300,25 +383,41 @@ def load_params(workdir: str | pathlib.Path, task: Task, weights: str | int = "l
     Raises:
       UserError: There is no such checkpoint, or it is damaged or of another model.
     """
-    folder, weights = Workdir(local_path(workdir)), str(weights)
+    folder = Workdir(local_path(workdir))
+    weights = str(weights)
     if weights not in ("latest", "best") and not weights.isdecimal():
         raise UserError(f'weights: expected "latest", "best" or a step, got {weights!r}')
-    template = jax.eval_shape(task.init, jax.random.key(0))
-    return _restore(folder, folder.checkpoints, template, weights).params
+
+    key = jax.random.key(0)
+    template = jax.eval_shape(task.init, key)
+    restored = _restore(folder, folder.checkpoints, template, weights=weights)
+    return restored.params
 
 
 def _check_metadata(
-    folder: Workdir, directory: pathlib.Path, config: Architecture, metadata: dict[str, Any]
+    folder: Workdir,
+    directory: pathlib.Path,
+    config: Architecture,
+    metadata: dict[str, Any],
 ) -> None:
     """Checks that parameters belong to the workdir's tokenizer and model."""
     tokenizer = read_workdir_object(folder.identity).get("tokenizer")
-    expected = {"tokenizer": tokenizer, "model": dataclasses.asdict(config)}
-    check_metadata(directory, expected, metadata, "copy the whole workdir")
+
+    model = dataclasses.asdict(config)
+    expected = {"tokenizer": tokenizer, "model": model}
+    check_metadata(
+        directory,
+        expected,
+        metadata,
+        advice="copy the whole workdir",
+    )
 
 
 @global_mesh(None)
 def average(
-    folder: Workdir, last: int, validation_loss: Callable[[PyTree], float] | None = None
+    folder: Workdir,
+    last: int,
+    validation_loss: Callable[[PyTree], float] | None = None,
 ) -> list[int]:
     """Writes the average of the ``last`` newest checkpoints (section 6.1); returns their steps.
 
@@ -331,21 +430,38 @@ def average(
     """
     steps = steps_to_average(folder, last)
     run = read_config(folder)
+
     template = abstract_params(run.model, run.kind)
     total = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float64), template)
-    newest, metadata = template, {}
+    newest = template
+    metadata = {}
+
     with _open(folder, folder.checkpoints) as checkpoints:
         for step in steps:
             with announce(f"verifying and reading step {step} in {folder.checkpoints}"):
                 restored = checkpoints.restore_params(template, step=step)
-            _check_metadata(folder, folder.checkpoints, run.model, restored.metadata)
+            _check_metadata(
+                folder,
+                folder.checkpoints,
+                run.model,
+                metadata=restored.metadata,
+            )
             newest = restored.params
             total = jax.tree.map(np.add, total, jax.device_get(newest))
             metadata = {**restored.metadata, "averaged_steps": steps}
+
     mean = jax.tree.map(lambda leaf: jnp.asarray(leaf / last, jnp.float32), total)
     if validation_loss is not None:
-        metadata[_LOSSES] = {"latest": validation_loss(newest), "averaged": validation_loss(mean)}
-    write_single(folder.averaged, steps[-1], {"params": mean}, metadata)
+        metadata[_LOSSES] = {
+            "latest": validation_loss(newest),
+            "averaged": validation_loss(mean),
+        }
+    write_single(
+        folder.averaged,
+        steps[-1],
+        {"params": mean},
+        metadata=metadata,
+    )
     return steps
 
 
@@ -357,16 +473,19 @@ def steps_to_average(folder: Workdir, last: int) -> list[int]:
     """
     if last < 1:
         raise UserError(f"--last must be at least 1: got {last}")
+
     run = read_config(folder)
     if run.model.compute_dtype == "int8":
         raise UserError(
             f"{folder.path}: is quantized to int8; average the run that it was made from, then "
             "quantize the average with jaxformer quantize"
         )
+
     with _open(folder, folder.checkpoints) as checkpoints:
         steps = checkpoints.newest_steps()[-last:]
     if len(steps) == last:
         return steps
+
     advice = f"use --last {len(steps)}, or train longer" if steps else "train longer"
     if last > run.training.keep_checkpoints:
         advice += f" with --config.training.keep_checkpoints={last}"
@@ -384,27 +503,38 @@ class AverageLosses(NamedTuple):
 
     @property
     def average_is_worse(self) -> bool:
-        return not self.averaged <= self.latest  # also if it is NaN
+        # A loss that is NaN is not as good.
+        is_as_good = self.averaged <= self.latest
+        return not is_as_good
 
 
 def average_losses(folder: Workdir) -> AverageLosses | None:
     """Returns the validation losses of an average, or None if there is none, or no such losses."""
+    # The folder has at most one checkpoint.
     step = max(saved_steps(folder.averaged), default=None)
     if step is None:
         return None
-    losses = Manifest.read(folder.averaged / str(step)).metadata.get(_LOSSES)
+
+    manifest = Manifest.read(folder.averaged / str(step))
+    losses = manifest.metadata.get(_LOSSES)
     if losses is None:
         return None
+
     with prefix_errors(f"{folder.averaged}: expected two validation losses", *MALFORMED):
         return AverageLosses(float(losses["latest"]), float(losses["averaged"]))
 
 
 def _restore(
-    folder: Workdir, directory: pathlib.Path, template: PyTree, weights: str
+    folder: Workdir,
+    directory: pathlib.Path,
+    template: PyTree,
+    weights: str,
 ) -> RestoredParams:
     with _open(folder, directory) as checkpoints:
-        chosen = weights not in ("averaged", "latest")
-        step = _chosen_step(checkpoints, directory, weights) if chosen else None
+        step = None  # the newest
+        if weights not in ("averaged", "latest"):
+            step = _chosen_step(checkpoints, directory, weights)
+
         with announce(f"verifying and reading the parameters in {directory}"):
             return checkpoints.restore_params(template, step=step)
 
@@ -418,11 +548,13 @@ def _open(folder: Workdir, directory: pathlib.Path) -> Checkpoints:
 
 def _chosen_step(checkpoints: Checkpoints, directory: pathlib.Path, weights: str) -> int:
     if weights == "best":
-        if (best := checkpoints.best_step()) is None:
+        best = checkpoints.best_step()
+        if best is None:
             raise UserError(
                 f"{directory}: no checkpoint has been validated yet; use --weights latest"
             )
         return best
+
     steps = checkpoints.steps()
     if weights not in map(str, steps):
         raise UserError(
@@ -433,7 +565,10 @@ def _chosen_step(checkpoints: Checkpoints, directory: pathlib.Path, weights: str
 
 
 def quantize(
-    workdir: str | pathlib.Path, output: str | pathlib.Path, *, weights: str | int = "auto"
+    workdir: str | pathlib.Path,
+    output: str | pathlib.Path,
+    *,
+    weights: str | int = "auto",
 ) -> tuple[int, int]:
     """Quantizes the parameters of a run to int8 and writes them to a new workdir.
 
@@ -455,19 +590,37 @@ def quantize(
     """
     target = Workdir(run_path(output))
     target.check_writable(_QUANTIZE)
+
     trained = TrainedModel.load(workdir, weights=weights)
-    folder, config, params = trained.folder, trained.config, trained.params
+    config = trained.config
     if config.model.compute_dtype == "int8":
         raise UserError(f"{workdir}: expected a model to quantize, but it is int8 already")
-    identity, content = read_workdir_object(folder.identity), trained.tokenizer_file
+
+    identity = read_workdir_object(trained.folder.identity)
+    tokenizer = trained.tokenizer_file
+
     model = dataclasses.replace(config.model, compute_dtype="int8")
-    quantized = prepare_params(model, params, config.kind)
-    config = dataclasses.replace(config, model=model)
-    made_from = f"{name_folder(folder.path)}, {trained.weights}"
-    metadata = {_ROUNDED_FROM: trained.weights, _ORIGIN: f"quantized from {made_from}"}
-    write_model(target, _QUANTIZE, identity, content, config, quantized, **metadata)
-    sizes = [sum(leaf.nbytes for leaf in jax.tree.leaves(each)) for each in (params, quantized)]
-    return sizes[0], sizes[1]
+    quantized = prepare_params(model, trained.params, config.kind)
+
+    made_from = f"{name_folder(trained.folder.path)}, {trained.weights}"
+    metadata = {
+        _ROUNDED_FROM: trained.weights,
+        _ORIGIN: f"quantized from {made_from}",
+    }
+    write_model(
+        target,
+        _QUANTIZE,
+        identity,
+        tokenizer=tokenizer,
+        config=dataclasses.replace(config, model=model),
+        params=quantized,
+        **metadata,
+    )
+    return _num_bytes(trained.params), _num_bytes(quantized)
+
+
+def _num_bytes(params: PyTree) -> int:
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(params))
 
 
 def write_model(
@@ -484,9 +637,20 @@ def write_model(
     The metadatum ``origin`` describes the model in logs, such as "imported from Marian: opus-mt".
     """
     target.create(command, identity)
+
     if tokenizer is not None:
         write_file(target.tokenizer, tokenizer)
-    model = dataclasses.asdict(config.model)
-    metadata = {"tokenizer": identity.get("tokenizer"), "model": model, **metadata}
-    write_single(target.checkpoints, 0, {"params": params}, metadata)
+
+    metadata = {
+        "tokenizer": identity.get("tokenizer"),
+        "model": dataclasses.asdict(config.model),
+        **metadata,
+    }
+    write_single(
+        target.checkpoints,
+        0,
+        {"params": params},
+        metadata=metadata,
+    )
+
     save_config(config, target.config)  # Last, since the config marks a complete workdir.

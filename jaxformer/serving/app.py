@@ -6,7 +6,7 @@ import importlib.resources
 import json
 import re
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import prometheus_client as prometheus
 from starlette.applications import Starlette
@@ -29,49 +29,81 @@ _EXPECTED = (HTTPException, UserError, OverloadedError, ClientDisconnect)
 _BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)  # of the histogram
 
 
+class _Metrics:
+    """Numbers that ``/metrics`` shows."""
+
+    def __init__(self) -> None:
+        self.registry = prometheus.CollectorRegistry()
+        self.requests = prometheus.Counter(
+            "jaxformer_requests",
+            "Requests",
+            ["status"],
+            registry=self.registry,
+        )
+        self.seconds = prometheus.Histogram(
+            "jaxformer_request_seconds",
+            "Time",
+            registry=self.registry,
+        )
+        self.batches = prometheus.Histogram(
+            "jaxformer_batch_sentences",
+            "Batches",
+            buckets=_BATCH_SIZES,
+            registry=self.registry,
+        )
+        self.waiting = prometheus.Gauge(
+            "jaxformer_queue_sentences",
+            "Queue",
+            registry=self.registry,
+        )
+
+
 def make_app(backend: Backend, limits: Limits) -> Starlette:
     """Returns an ASGI application that translates with a model, for one event loop."""
-    registry, languages = prometheus.CollectorRegistry(), backend.languages
-    requests = prometheus.Counter("jaxformer_requests", "Requests", ["status"], registry=registry)
-    seconds = prometheus.Histogram("jaxformer_request_seconds", "Time", registry=registry)
-    batches = prometheus.Histogram(
-        "jaxformer_batch_sentences", "Batches", buckets=_BATCH_SIZES, registry=registry
-    )
-    waiting = prometheus.Gauge("jaxformer_queue_sentences", "Queue", registry=registry)
+    languages = backend.languages
+    metrics = _Metrics()
 
     def compute(sentences: list[Sentence]) -> Sequence[Translation | Exception]:
-        batches.observe(len(sentences))
+        metrics.batches.observe(len(sentences))
         return backend.translate(sentences)
 
     queue = BatchQueue(
-        compute, max_batch=limits.max_batch, capacity=limits.queue_limit, threads=limits.threads
+        compute,
+        max_batch=limits.max_batch,
+        capacity=limits.queue_limit,
+        threads=limits.threads,
     )
-    waiting.set_function(queue.__len__)
+    metrics.waiting.set_function(queue.__len__)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         running = asyncio.create_task(queue.run())
         yield
+        # Requests that wait are answered before the server exits.
         queue.close()
         await running
 
     async def translate(request: Request) -> Response:
         status = 500
         try:
-            with seconds.time():
+            with metrics.seconds.time():
                 fields = await _read_fields(request, limits.body_limit)
                 query = protocol.parse_query(fields, languages, limits)
-                found = await _unless_client_leaves(request, queue.submit(query.sentences))
-                status, answer = 200, protocol.make_answer(query, found, languages)
+
+                work = queue.submit(query.sentences)
+                translations = await _unless_client_leaves(request, work)
+
+                status = 200
+                answer = protocol.make_answer(query, translations, languages)
                 return _json_response(answer)
         except Exception as error:
-            status = _explain(error)[0]
+            status = _explain(error).status
             raise
         finally:
-            requests.labels(str(status)).inc()
+            metrics.requests.labels(str(status)).inc()
 
     def show_metrics(request: Request) -> Response:
-        content = prometheus.generate_latest(registry)
+        content = prometheus.generate_latest(metrics.registry)
         return Response(content, media_type=prometheus.CONTENT_TYPE_LATEST)
 
     return Starlette(
@@ -94,6 +126,7 @@ async def _read_fields(request: Request, limit: int) -> Fields:
         body += chunk
         if len(body) > limit:
             raise HTTPException(413, f"Invalid request: more than {limit} bytes")
+
     content_type = request.headers.get("Content-Type", "")
     return [
         *parse_url(request.scope["query_string"]),
@@ -103,7 +136,9 @@ async def _read_fields(request: Request, limit: int) -> Fields:
 
 async def _unless_client_leaves(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """Returns the result of ``work``, which is cancelled if the client closes its connection."""
-    task, left = asyncio.ensure_future(work), asyncio.ensure_future(request.receive())
+    task = asyncio.ensure_future(work)
+    # The body has been read: only a closed connection can be received.
+    left = asyncio.ensure_future(request.receive())
     try:
         await asyncio.wait((task, left), return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
@@ -114,37 +149,47 @@ async def _unless_client_leaves(request: Request, work: Coroutine[Any, Any, T]) 
         left.cancel()
 
 
-def _explain(error: Exception) -> tuple[int, str, Mapping[str, str]]:
+class _Failure(NamedTuple):
+    status: int
+    message: str
+    headers: Mapping[str, str] = {}
+
+
+def _explain(error: Exception) -> _Failure:
     """Returns status, message and headers of the answer to a request that failed."""
     if isinstance(error, HTTPException):
-        return error.status_code, error.detail, error.headers or {}
+        return _Failure(error.status_code, error.detail, error.headers or {})
     if isinstance(error, UserError):
-        return 400, str(error), {}
+        return _Failure(400, str(error))
     if isinstance(error, OverloadedError):
-        return 429, str(error), {"Retry-After": str(error.retry_after)}
+        return _Failure(429, str(error), {"Retry-After": str(error.retry_after)})
     if isinstance(error, ClientDisconnect):  # For the metrics only; 499 as in the logs of nginx.
-        return 499, "the client has left", {}
-    return 500, "Cannot translate text; see the log of the server", {}
+        return _Failure(499, "the client has left")
+    return _Failure(500, "Cannot translate text; see the log of the server")
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
-    status, message, headers = _explain(error)
-    return _json_response({"error": message}, status, headers)
+    failure = _explain(error)
+    return _json_response({"error": failure.message}, failure.status, failure.headers)
 
 
 def _json_response(value: Any, status: int = 200, headers: Any = None) -> Response:
     # JSON's escapes spell any text that a client may have sent, also unpaired surrogates.
-    return Response(json.dumps(value), status, headers, "application/json")
+    return Response(json.dumps(value), status, headers, media_type="application/json")
 
 
 def _show_page(request: Request) -> Response:
-    page = importlib.resources.files("jaxformer.serving").joinpath("page.html").read_text("ascii")
-    hashes = {
-        tag: " ".join(map(source_hash, re.findall(f"<{tag}>(.*?)</{tag}>", page, re.DOTALL)))
-        for tag in ("script", "style")
-    }
+    file = importlib.resources.files("jaxformer.serving").joinpath("page.html")
+    page = file.read_text("ascii")
+
+    def hashes_of(tag: str) -> str:
+        sources = re.findall(f"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
+        return " ".join(map(source_hash, sources))
+
+    # Browsers then run no script but the page's own.
     policy = (
-        f"default-src 'none'; connect-src 'self'; script-src {hashes['script']}; "
-        f"style-src {hashes['style']}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        f"default-src 'none'; connect-src 'self'; script-src {hashes_of('script')}; "
+        f"style-src {hashes_of('style')}; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'"
     )
     return Response(page, media_type="text/html", headers={"Content-Security-Policy": policy})

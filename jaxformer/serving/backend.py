@@ -1,7 +1,7 @@
 """The interface between server and model, and its implementation with a ``Translator``."""
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from jaxformer.config import DataConfig, data_section
 from jaxformer.data.corpus import UNKNOWN_LANGUAGE
@@ -34,17 +34,21 @@ class TranslatorBackend:
         ``languages`` are given for a model that does not know its own, such as an imported T5.
         """
         data = data_section(translator.config, DataConfig)
+        self._translator = translator
+
+        # The source of a multilingual model begins with the code of the target language.
         prefixes = {code.strip("<>"): f"{code} " for code in translator.tokenizer.language_codes}
         targets = client_codes(prefixes or [data.target_language])
-        self._translator = translator
         self._prefixes = {code: prefixes.get(own, "") for code, own in targets.items()}
+
+        if languages is not None and prefixes:
+            known = ", ".join(targets)
+            raise UserError(
+                f"--languages: the model has its own target languages: {known}; leave it out"
+            )
+
         self.languages: Languages = {short_code(data.source_language): list(targets)}
         if languages is not None:
-            if prefixes:
-                known = ", ".join(targets)
-                raise UserError(
-                    f"--languages: the model has its own target languages: {known}; leave it out"
-                )
             self.languages = languages
         elif UNKNOWN_LANGUAGE in (data.source_language, data.target_language):
             self.languages = {}
@@ -53,6 +57,7 @@ class TranslatorBackend:
         """Compiles all programs of batches up to this size; reports each step before it starts."""
         translator = self._translator
         translator.warm_up(sentences=max_batch, tokens=translator.max_length, report=report)
+
         for tokens in _ATTENTION_TOKENS:
             report(f"attention for the page, of at most {tokens} tokens")
             longest = [EOS] * min(tokens, translator.max_length)
@@ -62,25 +67,50 @@ class TranslatorBackend:
         """Returns a translation or a ``UserError`` for each sentence."""
         texts: list[str] = []
         errors: dict[int, Exception] = {}
-        for number, (text, target, *_) in enumerate(sentences):
-            texts.append(self._prefixes.get(target, "") + text if text.strip() else "")
+        for number, sentence in enumerate(sentences):
+            text = ""
+            if sentence.text.strip():
+                text = self._prefixes.get(sentence.target, "") + sentence.text
             try:
-                self._translator.source_ids(texts[-1])
+                self._translator.source_ids(text)
             except UserError as error:
-                texts[-1], errors[number] = "", error
-        only_best = all(sentence.only_best for sentence in sentences)
-        found = self._translator.hypotheses(texts, n_best=1 if only_best else 0)
-        return [
-            errors.get(number) or self._translation(text, found[number], sentences[number])
-            for number, text in enumerate(texts)
-        ]
+                # The others are translated nonetheless.
+                errors[number] = error
+                text = ""
+            texts.append(text)
 
-    def _translation(self, text: str, found: list[Hypothesis], sentence: Sentence) -> Translation:
-        attention = None
-        if sentence.attention and found:
-            best, source = found[0], self._translator.source_ids(text)
-            if max(len(source), len(best.tokens)) <= _ATTENTION_TOKENS[-1]:
-                (weights,) = word_attention(self._translator, [text], [(best.text, best.tokens)])
-                words = {"source": split_spaces(text), "target": split_spaces(best.text)}
-                attention = words | {"weights": weights.round(4).tolist()}
-        return Translation([h.text for h in found], [h.score for h in found], attention)
+        only_best = all(sentence.only_best for sentence in sentences)
+        n_best_lists = self._translator.hypotheses(texts, n_best=1 if only_best else 0)
+
+        answers: list[Translation | Exception] = []
+        for number, sentence in enumerate(sentences):
+            if number in errors:
+                answers.append(errors[number])
+                continue
+            text = texts[number]
+            hypotheses = n_best_lists[number]
+            attention = None
+            if sentence.attention and hypotheses:
+                attention = self._attention(text, hypotheses[0])
+            answers.append(
+                Translation(
+                    texts=[hypothesis.text for hypothesis in hypotheses],
+                    scores=[hypothesis.score for hypothesis in hypotheses],
+                    attention=attention,
+                )
+            )
+        return answers
+
+    def _attention(self, text: str, best: Hypothesis) -> dict[str, Any] | None:
+        """Returns attention between words, as the page shows it; None for long sentences."""
+        source = self._translator.source_ids(text)
+        if max(len(source), len(best.tokens)) > _ATTENTION_TOKENS[-1]:
+            return None
+
+        target = (best.text, best.tokens)
+        (weights,) = word_attention(self._translator, [text], [target])
+        return {
+            "source": split_spaces(text),
+            "target": split_spaces(best.text),
+            "weights": weights.round(4).tolist(),
+        }

@@ -44,11 +44,16 @@ class BatchQueue(Generic[Item, Result]):
         ``max_batch`` items are a full batch, at most ``capacity`` items wait, and ``threads``
         batches are computed at the same time.
         """
-        self._compute, self._threads = compute, threads
-        self._max_batch, self._capacity, self._max_wait = max_batch, capacity, max_wait
+        self._compute = compute
+        self._max_batch = max_batch
+        self._capacity = capacity
+        self._threads = threads
+        self._max_wait = max_wait
+
         # Items and times of arrival; a dictionary keeps the order, and removes any item at once.
         self._waiting: dict[asyncio.Future[Result], tuple[Item, float]] = {}
-        self._changed, self._closed = asyncio.Event(), False
+        self._changed = asyncio.Event()
+        self._closed = False
         self._seconds_per_item = 0.0  # in the newest batch
 
     def __len__(self) -> int:
@@ -62,12 +67,17 @@ class BatchQueue(Generic[Item, Result]):
         Raises:
           OverloadedError: The queue has no capacity for all of the items.
         """
-        if self._closed or len(self) + len(items) > self._capacity:
-            raise OverloadedError(max(1, math.ceil(len(self) * self._seconds_per_item)))
+        num_waiting = len(self)
+        if self._closed or num_waiting + len(items) > self._capacity:
+            seconds = num_waiting * self._seconds_per_item
+            raise OverloadedError(max(1, math.ceil(seconds)))
+
         loop = asyncio.get_running_loop()
         futures = [loop.create_future() for _ in items]
-        self._waiting |= {f: (item, loop.time()) for f, item in zip(futures, items, strict=True)}
+        for future, item in zip(futures, items, strict=True):
+            self._waiting[future] = (item, loop.time())
         self._changed.set()
+
         try:
             return await asyncio.gather(*futures)
         finally:
@@ -78,7 +88,8 @@ class BatchQueue(Generic[Item, Result]):
     async def run(self) -> None:
         """Computes batches until the queue is closed and empty."""
         with ThreadPoolExecutor(self._threads) as pool:
-            await asyncio.gather(*(self._run_batches(pool) for _ in range(self._threads)))
+            runs = [self._run_batches(pool) for _ in range(self._threads)]
+            await asyncio.gather(*runs)
 
     def close(self) -> None:
         """Refuses new items; :meth:`run` finishes the items that wait, and returns."""
@@ -87,14 +98,21 @@ class BatchQueue(Generic[Item, Result]):
 
     async def _run_batches(self, pool: ThreadPoolExecutor) -> None:
         loop = asyncio.get_running_loop()
+
         while await self._is_ready():
             futures = list(itertools.islice(self._waiting, self._max_batch))
-            items, began = [self._waiting.pop(f)[0] for f in futures], loop.time()
+            items = []
+            for future in futures:
+                item, _ = self._waiting.pop(future)
+                items.append(item)
+
+            began = loop.time()
             try:
                 results = await loop.run_in_executor(pool, self._compute, items)
                 pairs = list(zip(futures, results, strict=True))
             except Exception as error:
                 pairs = [(future, error) for future in futures]
+
             for future, result in pairs:
                 if future.done():  # Its caller has left.
                     continue
@@ -102,18 +120,27 @@ class BatchQueue(Generic[Item, Result]):
                     future.set_exception(result)
                 else:
                     future.set_result(result)
-            self._seconds_per_item = (loop.time() - began) / len(items) / self._threads
+
+            seconds = loop.time() - began
+            self._seconds_per_item = seconds / len(items) / self._threads
 
     async def _is_ready(self) -> bool:
         """Waits until a batch starts; returns False if the queue is closed and empty."""
         loop = asyncio.get_running_loop()
+
         while self._waiting or not self._closed:
-            deadline = next((began + self._max_wait for _, began in self._waiting.values()), None)
-            is_due = self._closed or len(self) >= self._max_batch
-            if deadline is not None and (is_due or loop.time() >= deadline):
-                return True
+            if self._waiting:
+                _, oldest_arrival = next(iter(self._waiting.values()))
+                deadline = oldest_arrival + self._max_wait
+                is_full = len(self) >= self._max_batch
+                if self._closed or is_full or loop.time() >= deadline:
+                    return True
+            else:
+                deadline = None
+
             self._changed.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(deadline):
                     await self._changed.wait()
+
         return False

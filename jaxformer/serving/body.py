@@ -29,17 +29,20 @@ def parse_body(body: bytes, content_type: str) -> Fields:
     """Returns the fields of a body, or raises a ``UserError``."""
     if not body:
         return []
+
     header = email.message.Message()
     header["Content-Type"] = content_type
     # Lower case, since media types and charsets are case-insensitive (RFC 9110, 8.3).
-    kind, subtype = header.get_content_type(), header.get_content_subtype()
-    charset = header.get_content_charset()
+    kind = header.get_content_type()
+    subtype = header.get_content_subtype()
+    charset = header.get_content_charset() or "utf-8"
+
     if subtype == "json" or subtype.endswith("+json"):
-        return _parse_json(body, charset or "utf-8")
+        return _parse_json(body, charset)
     if kind == "application/x-www-form-urlencoded":
-        return _with_list(_parse_form(body, charset or "utf-8", "form"))
+        return _with_list(_parse_form(body, charset, "form"))
     if kind == "multipart/form-data":
-        return _with_list(_parse_multipart(body, header, charset or "utf-8"))
+        return _with_list(_parse_multipart(body, header, charset))
     raise UserError(
         f"Invalid request: expected the content type {_TYPES}: got {content_type[:80] or 'none'}"
     )
@@ -51,7 +54,9 @@ def _with_list(fields: Iterable[tuple[str, Any]]) -> Fields:
     texts = [value for name, value in pairs if name == "q"]
     if len(texts) < 2:
         return pairs
-    return [("q", texts), *(pair for pair in pairs if pair[0] != "q")]
+
+    others = [(name, value) for name, value in pairs if name != "q"]
+    return [("q", texts), *others]
 
 
 def _decode(text: bytes, charset: str, what: str) -> str:
@@ -68,6 +73,7 @@ def _codec(charset: str) -> str:
         name = codecs.lookup(charset).name
     except (LookupError, ValueError):  # A name with a NUL is a ValueError.
         name = ""
+
     if name not in _CHARSETS:
         raise UserError(f"Invalid request: charset {charset:.20} is not supported; send UTF-8")
     return name
@@ -81,11 +87,13 @@ def _parse_json(body: bytes, charset: str) -> Fields:
     # The first bytes of JSON tell UTF-8, UTF-16 and UTF-32 apart.
     is_unicode = re.fullmatch("utf-?(8|16|32)([-_]?[bl]e)?", charset)
     codec = json.detect_encoding(body) if is_unicode else _codec(charset)
+
     try:
         text = body.decode(codec).removeprefix("\ufeff")
         fields = json.loads(text, object_pairs_hook=_Pairs)
     except (ValueError, RecursionError):
         raise UserError("Invalid JSON format") from None
+
     if not isinstance(fields, _Pairs):
         raise UserError("Invalid JSON format")
     return fields
@@ -94,6 +102,7 @@ def _parse_json(body: bytes, charset: str) -> Fields:
 def _parse_form(form: bytes, charset: str, what: str) -> Fields:
     codec = _codec(charset)
     text = _decode(form, charset, what)
+
     try:
         return parse_qsl(
             text,
@@ -109,16 +118,22 @@ def _parse_form(form: bytes, charset: str, what: str) -> Fields:
 
 
 def _parse_multipart(
-    body: bytes, header: email.message.Message, charset: str
+    body: bytes,
+    header: email.message.Message,
+    charset: str,
 ) -> Iterator[tuple[str, str]]:
     """Yields the fields of multipart/form-data (RFC 7578), each in the charset of its part."""
+    # Counted before anything is parsed, which takes time for each part.
     boundary = header.get_boundary() or ""
-    if body.count(f"--{boundary}".encode(errors="replace")) > _MAX_FIELDS:
+    delimiter = f"--{boundary}".encode(errors="replace")
+    if body.count(delimiter) > _MAX_FIELDS:
         raise UserError(f"Invalid request: more than {_MAX_FIELDS} fields")
+
     head = f"Content-Type: {header['Content-Type']}\r\n\r\n".encode("latin-1")
     message = email.message_from_bytes(head + body)
     if message.defects or not message.is_multipart():
         raise UserError("Invalid request: expected whole parts of multipart/form-data")
+
     for part in cast(list[email.message.Message], message.get_payload()):
         name = part.get_param("name", header="Content-Disposition")
         content = part.get_payload(decode=True)
@@ -126,5 +141,6 @@ def _parse_multipart(
             raise UserError("Invalid request: expected parts of multipart/form-data with names")
         if part.get_filename() is not None:
             raise UserError(f"Invalid request: expected a text as {name:.20}, got a file")
-        own = part.get_content_charset() or charset
-        yield name, _decode(content, own, f"field {name:.20}")
+
+        charset_of_part = part.get_content_charset() or charset
+        yield name, _decode(content, charset_of_part, f"field {name:.20}")

@@ -204,9 +204,12 @@ def parse_pairs(words: Sequence[str]) -> Languages:
         pair = re.fullmatch(r"(\w+)-(\w+)", word, re.ASCII)
         if pair is None:
             raise UserError(f"--languages: expected pairs such as en-de: got {word}")
-        targets = languages.setdefault(pair[1], [])
-        if pair[2] not in targets:
-            targets.append(pair[2])
+
+        source, target = pair.groups()
+        targets = languages.setdefault(source, [])
+        if target not in targets:
+            targets.append(target)
+
     return languages
 
 
@@ -229,10 +232,13 @@ def find_code(code: str, known: Iterable[str]) -> str | None:
     'eng_Latn'
     """
     codes = list(known)
-    for same in (_with_hyphens, short_code):
+
+    # An equal code first, then one that differs in its script or region.
+    for normalize in (_with_hyphens, short_code):
         for each in codes:
-            if same(each) == same(code):
+            if normalize(each) == normalize(code):
                 return each
+
     return None
 
 

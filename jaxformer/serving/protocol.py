@@ -1,5 +1,6 @@
 """Requests and answers of LibreTranslate's protocol, with the texts of its errors."""
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -32,7 +33,9 @@ class Limits:
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             if value < 1:
-                raise UserError(f"--{name.replace('_', '-')} must be at least 1: got {value}")
+                option = name.replace("_", "-")
+                raise UserError(f"--{option} must be at least 1: got {value}")
+
         if self.batch_limit > self.queue_limit:
             raise UserError("--batch-limit must be at most --queue-limit, or no request could wait")
 
@@ -62,19 +65,28 @@ class Query(NamedTuple):
 
     @property
     def sentences(self) -> list[Sentence]:
-        options = self.target, self.details, not (self.details or self.alternatives)
-        return [Sentence(line, *options) for text in self.texts for line in text]
+        needs_all = self.details or self.alternatives
+        return [
+            Sentence(line, self.target, attention=self.details, only_best=not needs_all)
+            for lines in self.texts
+            for line in lines
+        ]
 
 
 def list_languages(languages: Languages) -> list[dict[str, Any]]:
     """Returns the answer to ``/languages``."""
-    targets = dict(languages) or _any_languages()
-    codes = dict.fromkeys([*targets, *(code for found in targets.values() for code in found)])
+    targets_of = dict(languages) or _any_languages()
+
+    # Sources first, each once.
+    codes = dict.fromkeys(targets_of)
+    for targets in targets_of.values():
+        codes |= dict.fromkeys(targets)
+
     return [
         {
             "code": code,
             "name": NAMES.get(short_code(code), code),
-            "targets": list(targets.get(code, ())),
+            "targets": list(targets_of.get(code, ())),
         }
         for code in codes
     ]
@@ -99,20 +111,24 @@ def _text(name: str, value: Any) -> str:
 
 
 def _texts(name: str, value: Any) -> str | list[str]:
-    if isinstance(value, list) and all(isinstance(text, str) for text in value):
-        return list(value)
+    if isinstance(value, list):
+        are_texts = all(isinstance(text, str) for text in value)
+        if are_texts:
+            return list(value)
+
     if not isinstance(value, str):
         raise UserError(f"Invalid request: {name} must be a string or a list of strings")
     return value
 
 
 def _count(name: str, value: Any) -> int:
-    is_whole = isinstance(value, float) and value.is_integer()
-    is_number = is_whole or (isinstance(value, str | int) and not isinstance(value, bool))
-    try:
-        count = int(value) if is_number else None
-    except ValueError:
-        count = None
+    is_whole_float = isinstance(value, float) and value.is_integer()
+    is_text_or_int = isinstance(value, str | int) and not isinstance(value, bool)
+    count = None
+    if is_whole_float or is_text_or_int:
+        with contextlib.suppress(ValueError):
+            count = int(value)
+
     if count is None:
         raise UserError(f"Invalid request: {name} parameter is not a number")
     if count < 0:
@@ -122,9 +138,10 @@ def _count(name: str, value: Any) -> int:
 
 def _flag(name: str, value: Any) -> bool:
     text = value.lower() if isinstance(value, str) else value
-    for meant, texts in ((True, ("true", "1")), (False, ("false", "0"))):
-        if text is meant or text in texts:
-            return meant
+    if text is True or text in ("true", "1"):
+        return True
+    if text is False or text in ("false", "0"):
+        return False
     raise UserError(f"Invalid request: {name} must be true or false")
 
 
@@ -161,6 +178,7 @@ def _check_fields(fields: Fields) -> dict[str, Any]:
             raise UserError(f"Invalid request: unknown parameter {name:.20}; {hint}")
         if value is None or value == "":
             continue
+
         checked = _FIELDS[name](name, value)
         if found.setdefault(name, checked) != checked:
             raise UserError(f"Invalid request: {name} is given twice, with different values")
@@ -173,16 +191,17 @@ def parse_query(given: Fields, languages: Languages, limits: Limits) -> Query:
     for name in ("q", "source", "target"):
         if not fields.get(name):
             raise UserError(f"Invalid request: missing {name} parameter")
-    q = fields["q"]
-    texts = q if isinstance(q, list) else [q]
-    lines = [text.split("\n") for text in texts]
-    sizes = [(len(text), limits.char_limit) for text in texts]
-    for size, limit in [(sum(map(len, lines)), limits.batch_limit), *sizes]:
-        if size > limit:
-            raise UserError(f"Invalid request: request ({size}) exceeds text limit ({limit})")
+
+    is_list = isinstance(fields["q"], list)
+    texts = fields["q"] if is_list else [fields["q"]]
+    lines_of_texts = [text.split("\n") for text in texts]
+    _check_size(sum(map(len, lines_of_texts)), limits.batch_limit)
+    for text in texts:
+        _check_size(len(text), limits.char_limit)
+
     return Query(
-        texts=lines,
-        is_list=isinstance(q, list),
+        texts=lines_of_texts,
+        is_list=is_list,
         is_auto=fields["source"] == "auto",
         target=_find_target(fields["source"], fields["target"], languages),
         alternatives=fields.get("alternatives", 0),
@@ -190,15 +209,25 @@ def parse_query(given: Fields, languages: Languages, limits: Limits) -> Query:
     )
 
 
+def _check_size(size: int, limit: int) -> None:
+    if size > limit:
+        raise UserError(f"Invalid request: request ({size}) exceeds text limit ({limit})")
+
+
 def _find_target(source: str, target: str, languages: Languages) -> str:
     """Returns the model's code of a target language, if it translates the source to it."""
     if not languages:  # Any may be right.
         return target
-    source = source_language(languages) if source == "auto" else source
-    model = find_code(source, languages)
-    found = None if model is None else find_code(target, languages[model])
-    if found is not None:
-        return found
+    if source == "auto":
+        source = source_language(languages)
+
+    models_source = find_code(source, languages)
+    if models_source is not None:
+        models_target = find_code(target, languages[models_source])
+        if models_target is not None:
+            return models_target
+
+    # One of the languages is unknown, or both are known, but not as a pair.
     names = {row["code"]: f"{row['name']} ({row['code']})" for row in list_languages(languages)}
     shown = []
     for code in (source, target):
@@ -206,26 +235,42 @@ def _find_target(source: str, target: str, languages: Languages) -> str:
         if known is None:
             raise UserError(f"{code:.20} is not supported")
         shown.append(names[known])
-    raise UserError(f"{shown[1]} is not available as a target language from {shown[0]}")
+    source_name, target_name = shown
+    raise UserError(f"{target_name} is not available as a target language from {source_name}")
 
 
 def make_answer(query: Query, found: Sequence[Translation], languages: Languages) -> dict[str, Any]:
     """Returns the answer to a request, from the translations of its sentences."""
-    remaining, ranked = iter(found), []
+    remaining = iter(found)
+    ranked = []  # n-best list of each text
     for lines in query.texts:
         # A blank line has no translations, and stays as it is.
-        options = [next(remaining).texts or [line] for line in lines]
-        ranks = range(max(map(len, options)))
-        ranked.append(["\n".join(o[min(rank, len(o) - 1)] for o in options) for rank in ranks])
+        n_best_lists = [next(remaining).texts or [line] for line in lines]
+        ranked.append(_join_lines(n_best_lists))
+
     answer: dict[str, Any] = {"translatedText": [texts[0] for texts in ranked]}
+
     if query.alternatives:
-        others = [list(dict.fromkeys(texts)) for texts in ranked]
-        answer["alternatives"] = [texts[1 : 1 + query.alternatives] for texts in others]
+        different = [list(dict.fromkeys(texts)) for texts in ranked]
+        answer["alternatives"] = [texts[1 : 1 + query.alternatives] for texts in different]
+
     if query.is_auto:  # Nothing is detected, since a server has one source language.
         detected = {"confidence": 0.0, "language": source_language(languages)}
         answer["detectedLanguage"] = [detected] * len(ranked)
+
     if not query.is_list:
         answer = {name: values[0] for name, values in answer.items()}
+
     if query.details:
         answer["details"] = [translation._asdict() for translation in found]
     return answer
+
+
+def _join_lines(n_best_lists: Sequence[Sequence[str]]) -> list[str]:
+    """Returns the n-best list of a text; lines with fewer translations repeat their last."""
+    longest = max(map(len, n_best_lists))
+    texts = []
+    for rank in range(longest):
+        lines = [n_best[min(rank, len(n_best) - 1)] for n_best in n_best_lists]
+        texts.append("\n".join(lines))
+    return texts

@@ -68,12 +68,14 @@ _WIDTH = "model.d_model=32 model.d_ff=64 model.num_heads=4 model.num_layers=1"
 # Firefox's engine multiplies blocks of 64.
 _STUDENT = "model.d_model=64 model.d_ff=64 model.num_layers=1 model.num_decoder_layers=1"
 _PACKED = "data.batching=packing data.tokens_per_batch=256 data.max_length=64"
+_WORDS = "data.corpus=text data.train=data/tatoeba-en-de/train data.valid=data/tatoeba-en-de/valid"
 _PAIRS = f"{_WIDTH} {_PACKED} model.max_length=128"
 # Smaller models by config: these fields come before the fields of a page, which prevail.
 SIZES = {
     "base:small": f"{_PAIRS} model.compute_dtype=float32",
-    "student:numerals": f"{_STUDENT} {_PACKED} data.train=held_out",
-    "numerals": f"{_PAIRS} data.train=held_out model.vocab_size=300",
+    "student:numerals": f"{_STUDENT} {_PACKED} {_WORDS} data.train=data/tatoeba-en-de/valid",
+    "numerals": f"{_PAIRS} {_WORDS} model.vocab_size=300",
+    "small": f"{_PAIRS} {_WORDS} model.vocab_size=300",  # the tutorial's
     "shakespeare": f"{_WIDTH} model.max_length=32 data.length=32 data.rows=8",
     "sst2": f"{_WIDTH} model.vocab_size=300 data.tokens_per_batch=256",
     "sst2:minilm": "model.d_model=16 model.d_ff=24 model.num_heads=2 model.num_layers=2 "
@@ -134,7 +136,10 @@ OPTIONS = {
     "--data data/tatoeba-en-de",
     r"jaxformer doctor --config configs/big.py": "--config.model.d_model=32 --config.model.d_ff=64 "
     "--config.model.num_layers=1 --config.data.tokens_per_batch=512",
+    # A smaller model than the one that comes with jaxformer, which other pages use.
+    r"jaxformer (translate|score) (?!.*--workdir)": "--workdir runs/numerals",
     r"jaxformer generate ": "--tokens 8",
+    r"jaxformer evaluate ": "--beam-size 1 --max-extra-length 4",
     r"jaxformer average ": "--last 2",
     r"jaxformer replay ": "--step 1",
     r"jaxformer parse ": "--beam-size 2 --max-extra-length 8",
@@ -376,6 +381,7 @@ def shell(
     """A shell in a reader's folder, on one device."""
     devices = jax.devices()[:1]
     monkeypatch.setattr(jax, "devices", lambda *_: devices)
+    monkeypatch.setattr(jax, "clear_caches", lambda: None)  # Pages share compiled programs.
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("JAXFORMER_DATA", str(data))
     shell = Shell(tmp_path, shorten)

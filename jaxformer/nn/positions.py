@@ -47,8 +47,10 @@ def sinusoidal_positions(
         )
     if length < 0:
         raise UserError(f"length must be 0 or more: got {length}")
-    frequencies = 10_000.0 ** (-np.arange(0, d_model, 2) / d_model)
-    angles = np.arange(length)[:, None] * frequencies
+
+    even = np.arange(0, d_model, 2)  # 2i
+    frequencies = 10_000.0 ** (-even / d_model)
+    angles = np.arange(length)[:, None] * frequencies  # [T, D/2]
     pairs = np.stack([np.sin(angles), np.cos(angles)], axis=-1)
     return pairs.reshape(length, d_model).astype(dtype)
 
@@ -67,7 +69,9 @@ def tensor2tensor_positions(length: int, d_model: int) -> Float[np.ndarray, "T D
     pairs = sinusoidal_positions(length, d_model, np.float64).shape[1] // 2
     if pairs < 2:
         raise UserError(f"d_model must be at least 4 for tensor2tensor positions: got {d_model}")
-    angles = np.arange(length)[:, None] * 10_000.0 ** (-np.arange(pairs) / (pairs - 1))
+
+    frequencies = 10_000.0 ** (-np.arange(pairs) / (pairs - 1))
+    angles = np.arange(length)[:, None] * frequencies  # [T, D/2]
     return np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
 
 
@@ -95,13 +99,19 @@ def rotary_positions(
     size = heads.shape[-1]
     if size % 2:
         raise UserError(f"rotary positions: expected an even size of a head, d_k, got {size}")
-    frequencies = base ** (-np.arange(0, size, 2) / size)
+
     dtype = at_least_float32(heads)
-    angles = positions[:, :, None, None].astype(dtype) * frequencies.astype(dtype)[None, None, None]
-    sine, cosine = jnp.sin(angles), jnp.cos(angles)
+    frequencies = base ** (-np.arange(0, size, 2) / size)  # [K/2]
+    position = positions[:, :, None, None].astype(dtype)
+    angles = position * frequencies.astype(dtype)[None, None, None]  # [B, T, 1, K/2]
+    sine = jnp.sin(angles)
+    cosine = jnp.cos(angles)
+
+    # The points (x, y) in the plane, rotated.
     x, y = jnp.split(heads.astype(dtype), 2, axis=-1)
-    rotated = jnp.concatenate([x * cosine - y * sine, x * sine + y * cosine], axis=-1)
-    return rotated.astype(heads.dtype)
+    rotated_x = x * cosine - y * sine
+    rotated_y = x * sine + y * cosine
+    return jnp.concatenate([rotated_x, rotated_y], axis=-1).astype(heads.dtype)
 
 
 class LinearBias(nn.Module):
@@ -117,16 +127,21 @@ class LinearBias(nn.Module):
     @nn.nowrap
     def slopes(self) -> Float[np.ndarray, " H"]:
         """Returns the slope of each head."""
+
+        def geometric(heads: int) -> Float[np.ndarray, " H"]:
+            return 2.0 ** (-8 * np.arange(1, heads + 1) / heads)
+
         power = 2 ** int(math.log2(self.num_heads))
-        first, more = (2.0 ** (-8 * np.arange(1, n + 1) / n) for n in (power, 2 * power))
-        return np.concatenate([first, more[::2]])[: self.num_heads]
+        first = geometric(power)
+        more = geometric(2 * power)[::2]
+        return np.concatenate([first, more])[: self.num_heads]
 
     def __call__(self) -> Bias:
         """Returns the bias, -slope * |position of the query - position of the key|."""
         slopes = jnp.asarray(self.slopes()[None, :, None, None])  # float64 only where JAX has it
 
         def bias(queries: Int[Array, "#B T"], keys: Int[Array, "#B S"]) -> Float[Array, "#B H T S"]:
-            distances = abs(queries[:, None, :, None] - keys[:, None, None])
+            distances = abs(queries[:, None, :, None] - keys[:, None, None])  # [B, 1, T, S]
             return -slopes * distances.astype(slopes.dtype)
 
         return bias
@@ -150,26 +165,42 @@ class BucketedBias(nn.Module):
         initializer = nn.initializers.variance_scaling(1.0, "fan_avg", "uniform")
         table = parameter(self, "table", initializer, (self.num_buckets, self.num_heads))
         buckets = self.buckets
-        return lambda queries, keys: jnp.moveaxis(
-            take_rows(table, buckets(keys[:, None] - queries[:, :, None])), -1, 1
-        )
+
+        def bias(queries: Int[Array, "#B T"], keys: Int[Array, "#B S"]) -> Float[Array, "#B H T S"]:
+            offsets = keys[:, None] - queries[:, :, None]  # [B, T, S]
+            biases = take_rows(table, buckets(offsets))  # [B, T, S, H]
+            return jnp.moveaxis(biases, -1, 1)
+
+        return bias
 
     @nn.nowrap
     def buckets(self, offsets: Int[Array, "*rows"]) -> Int[Array, "*rows"]:
         """Returns the bucket of each offset, the key's position minus the query's."""
-        count, later = self.num_buckets, 0
         if self.causal:
+            count = self.num_buckets
             distances = jnp.maximum(-offsets, 0)
+            first_bucket = 0
         else:
-            count //= 2
-            distances, later = abs(offsets), count * (offsets > 0)
+            count = self.num_buckets // 2
+            distances = abs(offsets)
+            first_bucket = count * (offsets > 0)
+
+        # The first half has a bucket for each distance. In the second half, the shortest distances
+        # of the buckets are a geometric series from ``exact`` to ``max_distance``.
         exact = count // 2
-        growth = (self.max_distance / exact) ** (np.arange(1, count - exact) / (count - exact))
+        steps = count - exact
+        growth = (self.max_distance / exact) ** (np.arange(1, steps) / steps)
         # Rounding must not raise a power that is a whole number to the next one.
-        first = np.ceil(exact * growth - 1e-9).astype(np.int32)
+        shortest = np.ceil(exact * growth - 1e-9).astype(np.int32)
+
         distance = distances[..., None]
-        shared = exact + (distance >= expand_like(jnp.asarray(first), distance)).sum(axis=-1)
-        return later + jnp.where(distances < exact, distances, shared)
+        is_reached = distance >= expand_like(jnp.asarray(shortest), distance)
+        shared = exact + is_reached.sum(axis=-1)
+        return first_bucket + jnp.where(distances < exact, distances, shared)
+
+
+def _no_positions(length: int, d_model: int) -> Float[np.ndarray, "T D"]:
+    return np.zeros((length, d_model), np.float32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,7 +208,7 @@ class PositionalEncoding:
     """A positional encoding; fields that it does not use have their defaults."""
 
     # Computes the array that is added to embeddings, given length and d_model.
-    table: Callable[[int, int], np.ndarray] = lambda *shape: np.zeros(shape, np.float32)
+    table: Callable[[int, int], np.ndarray] = _no_positions
     is_learned: bool = False  # A learned parameter is added instead.
     # Rotates queries or keys by their positions, before dot products.
     rotate: Callable[[Array, Array], Array] | None = None

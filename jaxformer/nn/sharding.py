@@ -35,23 +35,30 @@ def per_batch_shard(
 
     The rows are sharded over "batch" along their first axis. Without rules, there is one shard.
     """
-    vocab = PartitionSpec.UNCONSTRAINED if split_table else None
+    unconstrained = PartitionSpec.UNCONSTRAINED
+    vocab = unconstrained if split_table else None
     shards = num_shards("batch")
     if shards == 1:
-        return jax.tree.map(lambda a: a[None], function(_shard(table, vocab, None), *rows))
+        result = function(_shard(table, vocab, None), *rows)
+        return jax.tree.map(lambda a: a[None], result)
+
     tables = jnp.broadcast_to(table, (shards, *table.shape))
     # Two constraints, so that a whole gradient is sharded before it is summed over the shards.
-    tables = _shard(
-        _shard(tables, "batch", PartitionSpec.UNCONSTRAINED, None), "batch", vocab, None
-    )
+    tables = _shard(tables, "batch", unconstrained, None)
+    tables = _shard(tables, "batch", vocab, None)
+
     split = [a.reshape(shards, -1, *a.shape[1:]) for a in rows]
-    return jax.vmap(function)(tables, *(_shard(a, "batch", *[None] * (a.ndim - 1)) for a in split))
+    sharded = [_shard(a, "batch", *[None] * (a.ndim - 1)) for a in split]
+    return jax.vmap(function)(tables, *sharded)
 
 
 def num_shards(name: str) -> int:
     """Returns the number of shards of axes with this name; 1 without rules."""
     axis = dict(get_logical_axis_rules()).get(name)
-    return jax.sharding.get_abstract_mesh().shape.get(axis, 1) if axis else 1
+    if not axis:
+        return 1
+    mesh = jax.sharding.get_abstract_mesh()
+    return mesh.shape.get(axis, 1)
 
 
 def _shard(x: Array, *names: Any) -> Array:

@@ -60,7 +60,11 @@ class Encoder(TokenModel):
         self.classes = self._make_linear("classes", c.num_classes)
 
     def __call__(
-        self, tokens: Int[Array, "B T"], deterministic: bool = True, *, row_ids: RowIds = None
+        self,
+        tokens: Int[Array, "B T"],
+        deterministic: bool = True,
+        *,
+        row_ids: RowIds = None,
     ) -> Float[Array, "B ..."]:
         """Returns logits of the classes, float32 or float64.
 
@@ -71,25 +75,39 @@ class Encoder(TokenModel):
         """
         features = self.features(tokens, deterministic, row_ids=row_ids)
         if self.is_initializing():
+            # Creates the parameters of the head for masked tokens, which classes do not use.
             self.transform(features)
         if not self.config.num_classes:
             return features
+
         dropout = dropout_rows(tokens.shape[0], deterministic, row_ids)
-        return linear(self.pooled_dropout(self.pool(features, tokens), dropout), *self.classes)
+        pooled = self.pool(features, tokens)  # [B, D]
+        return linear(self.pooled_dropout(pooled, dropout), *self.classes)
 
     def features(
-        self, tokens: Int[Array, "B T"], deterministic: bool = True, *, row_ids: RowIds = None
+        self,
+        tokens: Int[Array, "B T"],
+        deterministic: bool = True,
+        *,
+        row_ids: RowIds = None,
     ) -> Float[Array, "B T D"]:
         """Returns the output of the encoder; see ``__call__``."""
         x = self.embed(tokens)
-        dropout = dropout_rows(tokens.shape[0], deterministic, row_ids)
-        keys = Keys.of_sequence(tokens.shape[1], (tokens != 0).astype(jnp.int32))
+
+        batch, length = tokens.shape
+        dropout = dropout_rows(batch, deterministic, row_ids)
+        segments = (tokens != 0).astype(jnp.int32)
+        keys = Keys.of_sequence(length, segments)
         return self.encoder(self.dropout(x, dropout), keys, dropout=dropout)
 
     def pool(self, features: Float[Array, "B T D"], tokens: Int[Array, "B T"]) -> Array:
         """Returns the features of whole texts, [B, D]: the mean over their tokens."""
-        real = (tokens != 0)[..., None].astype(self.classes[0].dtype)
-        return (features * real).sum(axis=1) / jnp.maximum(real.sum(axis=1), 1)
+        matrix, _ = self.classes
+        is_token = (tokens != 0)[..., None].astype(matrix.dtype)  # [B, T, 1]
+
+        sums = (features * is_token).sum(axis=1)  # [B, D]
+        counts = is_token.sum(axis=1)  # [B, 1]
+        return sums / jnp.maximum(counts, 1)
 
     def transform(self, features: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         """Returns the input of :meth:`output_projection`, here the features themselves."""
@@ -98,5 +116,5 @@ class Encoder(TokenModel):
 
 def linear(x: Float[Array, "B D"], matrix: Array, bias: Array) -> Float[Array, "B C"]:
     """Returns float32 or float64 logits."""
-    logits = x.astype(matrix.dtype) @ matrix
+    logits = x.astype(matrix.dtype) @ matrix  # [B, C]
     return logits + expand_like(bias, logits)

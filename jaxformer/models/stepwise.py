@@ -42,9 +42,12 @@ class StepwiseModel(TokenModel):
         """
         if starts is None:
             return self.decoder.prefill(self.embed(tokens), cache, length)
+
+        prompt_length = tokens.shape[1]
         slots = dataclasses.replace(cache.slots, starts=starts[:, None])
-        positions = jnp.maximum(jnp.arange(tokens.shape[1])[None] - starts[:, None], 0)
-        x = self.embed(tokens, positions, tokens.shape[1])
+        index = jnp.arange(prompt_length)[None]
+        positions = jnp.maximum(index - starts[:, None], 0)  # [B, T]; 0 on padding
+        x = self.embed(tokens, positions, longest=prompt_length)
         return self.decoder.prefill(x, cache._replace(slots=slots), length)
 
     def candidate_output(self, candidates: Int[Array, " C"]) -> tuple[Any, Float[Array, " C"]]:
@@ -53,11 +56,20 @@ class StepwiseModel(TokenModel):
         Padding, except at the front, has the bias -inf.
         """
         table = jax.tree.map(lambda rows: take_rows(rows, candidates), self.output_table)
-        bias = jnp.where((candidates == PAD) & (jnp.arange(len(candidates)) > 0), -jnp.inf, 0.0)
-        return table, bias if self.logits_bias is None else bias + self.logits_bias[candidates]
+
+        # Sets of candidates are padded at the end to a common size.
+        is_pad = candidates == PAD
+        is_later = jnp.arange(len(candidates)) > 0
+        bias = jnp.where(is_pad & is_later, -jnp.inf, 0.0)
+        if self.logits_bias is not None:
+            bias = bias + self.logits_bias[candidates]
+        return table, bias
 
     def step(
-        self, tokens: Int[Array, "B N"], cache: StackCache, output: tuple[Any, Any] | None = None
+        self,
+        tokens: Int[Array, "B N"],
+        cache: StackCache,
+        output: tuple[Any, Any] | None = None,
     ) -> tuple[Float[Array, "B N V"], StackCache]:
         """Returns float32 logits of the next token of every beam, and the updated cache.
 
@@ -68,8 +80,11 @@ class StepwiseModel(TokenModel):
         if cache.slots.starts is not None:
             positions -= cache.slots.starts
         longest = None if cache.slots.is_rolling else cache.slots.capacity
-        x, cache = self.decoder.step(self.embed(tokens, positions, longest), cache)
-        return (self.logits(x) if output is None else output_logits(x, *output)), cache
+
+        x = self.embed(tokens, positions, longest)
+        x, cache = self.decoder.step(x, cache)
+        logits = self.logits(x) if output is None else output_logits(x, *output)
+        return logits, cache
 
 
 def step_fn(
@@ -82,8 +97,10 @@ def step_fn(
 
     >>> search(step_fn(model, params), cache, max_lengths=[64], capacity=64)  # doctest: +SKIP
     """
-    layers = unstack_layers(params["decoder"]["layers"], model.config.decoder_layers)
-    variables = {"params": {**params, "decoder": {**params["decoder"], "layers": layers}}}
+    decoder = params["decoder"]
+    layers = unstack_layers(decoder["layers"], model.config.decoder_layers)
+    unstacked = {**decoder, "layers": layers}
+    variables = {"params": {**params, "decoder": unstacked}}
 
     output = None
     if candidates is not None:

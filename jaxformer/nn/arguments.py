@@ -36,7 +36,12 @@ def check_choice(layer: Any, name: str, choices: Sequence[str]) -> None:
         raise UserError(f"{owner}: expected {name} to be {expected}, got {given!r:.80}")
 
 
-def check_supported(owner: str, names: Iterable[str], supported: Set[str], reason: str) -> None:
+def check_supported(
+    owner: str,
+    names: Iterable[str],
+    supported: Set[str],
+    reason: str,
+) -> None:
     """Checks that all names of given fields or arguments are among those that a layer supports."""
     for name in names:
         if name not in supported:
@@ -60,11 +65,13 @@ def check_recurrence(
     """
     supported = {"queries", "keys", "slots", *rules}
     if keys.slots is not None and not keys.slots.is_prompt:
-        supported.add("mask")  # It hides the keys of other beams, which a state never has.
+        # The mask hides the keys of other beams, which a state never has.
+        supported.add("mask")
     check_supported(owner, fields_given(keys), supported, reason=reason)
 
     if memory is not None:
         raise UserError(f"{owner}: expected no memory, {reason}")
+
     if (cache is None) != (keys.slots is None):
         raise UserError(f"{owner}: a cache needs keys of its slots, from Slots.keys")
     if cache is not None and not isinstance(cache, state):
@@ -75,11 +82,17 @@ def check_recurrence(
 
 
 def check_activations(
-    owner: str, name: str, x: Array, width: int | None = None, *, axes: int | None = None
+    owner: str,
+    name: str,
+    x: Array,
+    width: int | None = None,
+    *,
+    axes: int | None = None,
 ) -> None:
     """Checks the width of an argument of a layer, and its number of axes, at least one."""
     has_wrong_axes = x.ndim < 1 if axes is None else x.ndim != axes
     has_wrong_width = not has_wrong_axes and width is not None and x.shape[-1] != width
+
     if has_wrong_axes or has_wrong_width:
         leading = "batch, length, " if axes else "..., "
         size = "d_model" if width is None else f"d_model={width}"
@@ -96,6 +109,7 @@ def check_mask(owner: str, mask: Array, x: Array, seen: Array) -> None:
         and mask.shape[2] in (1, queries)
         and mask.shape[3] in (1, keys)
     )
+
     if not fits or mask.dtype != bool:
         raise UserError(
             f"{owner}: expected mask of booleans, True where a query may attend, of shape "
@@ -112,7 +126,9 @@ def check_ids(name: str, ids: Any, size: int) -> None:
         raise UserError(
             f"{name}: expected an array of token ids of shape [batch, length], got {shape}"
         )
-    if isinstance(ids, Tracer) or not ids.size:
+
+    is_known = not isinstance(ids, Tracer)
+    if not is_known or not ids.size:
         return
 
     values = np.asarray(ids)  # jax.Array.min would be traced.

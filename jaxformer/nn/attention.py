@@ -87,6 +87,7 @@ class MultiHeadAttention(nn.Module):
                 f"MultiHeadAttention: num_kv_heads={self.num_kv_heads} must divide num_heads="
                 f"{self.num_heads}"
             )
+
         self.dropout = Dropout(self.dropout_rate)
         self.bias = None if self.make_bias is None else self.make_bias()
 
@@ -149,6 +150,7 @@ class MultiHeadAttention(nn.Module):
         check_activations("MultiHeadAttention", "x", x, axes=3)
         if memory is not None:
             check_activations("MultiHeadAttention", "memory", memory, x.shape[-1], axes=3)
+
         keys = self._with_rules(keys)
         weights = self._projections(x.shape[-1])
         queries = project(x, *weights.query, self.compute_dtype)  # [B, T, H, K]
@@ -159,6 +161,7 @@ class MultiHeadAttention(nn.Module):
 
         key_values: KeyValueSource
         if isinstance(cache, MemoryCache):
+            # Steps read the cache as it is. The many queries of a prompt need matmuls.
             dtype = matmul_dtype(self.compute_dtype)
             key_values = cache.as_key_values(dtype) if slots.is_prompt else cache
         elif memory is not None:
@@ -184,7 +187,13 @@ class MultiHeadAttention(nn.Module):
     def init_cache(self, slots: Slots, d_model: int, dtype: str) -> KVCache:
         """Returns an empty cache for self-attention to activations of this width and dtype."""
         d_k, d_v = self._head_sizes(d_model)
-        return KVCache.empty(slots, self._kv_heads, d_k=d_k, d_v=d_v, dtype=dtype)
+        return KVCache.empty(
+            slots,
+            self._kv_heads,
+            d_k=d_k,
+            d_v=d_v,
+            dtype=dtype,
+        )
 
     def cache_memory(self, memory: Float[Array, "B S D"]) -> MemoryCache:
         """Returns the cached keys and values of a memory, for all decoding steps."""
@@ -231,6 +240,7 @@ class MultiHeadAttention(nn.Module):
                 raise UserError(f"MultiHeadAttention: got {name}={own}, and keys with {given}")
             rules[name] = own
 
+        # The bias of the layer takes the place of the bias of the stack.
         if self.bias is not None:
             rules["bias"] = self.bias()
         return dataclasses.replace(keys, **rules)
@@ -238,7 +248,9 @@ class MultiHeadAttention(nn.Module):
     def _key_values(self, x: Float[Array, "B S D"], weights: Projections) -> KeyValues:
         keys = project(x, *weights.key, self.compute_dtype)
         values = project(x, *weights.value, self.compute_dtype)
-        return KeyValues(keys, values, matmul_dtype(self.compute_dtype))
+
+        dtype = matmul_dtype(self.compute_dtype)
+        return KeyValues(keys, values, dtype)
 
     @property
     def _kv_heads(self) -> int:
@@ -252,6 +264,7 @@ class MultiHeadAttention(nn.Module):
                 f"MultiHeadAttention: num_heads={self.num_heads} must divide the width of the "
                 f"inputs, {d_model}, unless d_k and d_v are given"
             )
+
         default = d_model // self.num_heads
         return self.d_k or default, self.d_v or default
 
@@ -275,10 +288,19 @@ class MultiHeadAttention(nn.Module):
             output=Projection(output, self._bias("output", (d_model,))),
         )
 
-    def _matrix(self, name: str, shape: tuple[int, ...], axes: tuple[str | None, ...]) -> Any:
+    def _matrix(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        axes: tuple[str | None, ...],
+    ) -> Any:
         outputs = tuple(range(1, len(shape)))
         glorot = nn.initializers.variance_scaling(
-            scale=1.0, mode="fan_avg", distribution="uniform", in_axis=0, out_axis=outputs
+            scale=1.0,
+            mode="fan_avg",
+            distribution="uniform",
+            in_axis=0,
+            out_axis=outputs,
         )
         return parameter(self, name, glorot, shape, axes=axes, role="matrix")
 

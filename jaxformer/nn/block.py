@@ -137,7 +137,11 @@ class Block(nn.Module):
         return x, new_cache
 
     def init_cache(
-        self, slots: Slots, memory: Float[Array, "B S D"] | None, d_model: int, dtype: str
+        self,
+        slots: Slots,
+        memory: Float[Array, "B S D"] | None,
+        d_model: int,
+        dtype: str,
     ) -> LayerCache:
         """Returns a cache without tokens, which already holds the keys and values of the memory."""
         self._check_memory(memory)

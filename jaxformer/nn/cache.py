@@ -65,7 +65,11 @@ class Slots:
 
     @classmethod
     def empty(
-        cls, rows: Int[Array, " B"], num_beams: int, length: int, window: int | None = None
+        cls,
+        rows: Int[Array, " B"],
+        num_beams: int,
+        length: int,
+        window: int | None = None,
     ) -> "Slots":
         """Returns slots for ``length`` positions, with the layout of ``rows`` on a mesh."""
         capacity = _capacity_for(length, num_beams, window)
@@ -196,7 +200,12 @@ class _Cached(LayerState):
         def matmuls(q: Array, k: Array) -> Array:
             return jnp.einsum("bnhk,bhks->bhns", q, k, preferred_element_type=dtype)
 
-        return jax.lax.platform_dependent(queries, keys, cpu=sums_of_products, default=matmuls)
+        return jax.lax.platform_dependent(
+            queries,
+            keys,
+            cpu=sums_of_products,
+            default=matmuls,
+        )
 
     def weighted_sum(self, weights: Float[Array, "B H N P"]) -> Float[Array, "B N H V"]:
         """Returns all values, summed with weights."""
@@ -217,7 +226,12 @@ class _Cached(LayerState):
             w = w.astype(v.dtype)
             return jnp.einsum("bhns,bhsv->bnhv", w, v, preferred_element_type=dtype)
 
-        summed = jax.lax.platform_dependent(weights, values, cpu=sums_of_products, default=matmuls)
+        summed = jax.lax.platform_dependent(
+            weights,
+            values,
+            cpu=sums_of_products,
+            default=matmuls,
+        )
         return summed.astype(values.dtype)
 
 
@@ -240,7 +254,8 @@ class KVCache(_Cached):
     def append(self, new: KeyValues, slots: Slots) -> "KVCache":
         """Returns the cache with the keys and values of new tokens written to their slots."""
         if slots.is_prompt and new.keys.shape[1] > slots.capacity:  # Only its end is kept.
-            last = jnp.maximum(slots.positions_held(slots.length - 1), 0)
+            newest = slots.length - 1
+            last = jnp.maximum(slots.positions_held(newest), 0)  # [M]
             new = jax.tree.map(lambda a: jnp.take(a, last, axis=1), new)
 
         tokens = MemoryCache.of(new)

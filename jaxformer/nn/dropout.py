@@ -31,7 +31,8 @@ class RowDropout:
         """Zeroes elements of x and scales the rest."""
         largest = 2**32 - 1
         least = jnp.uint32(min(round(self.rate * 2**32), largest))
-        keep = random_bits(self.seed, self.row_ids, x.shape[1:]) >= least
+        bits = random_bits(self.seed, self.row_ids, x.shape[1:])
+        keep = bits >= least
 
         scaled = x / (1.0 - self.rate)
         return jnp.where(keep, scaled, 0).astype(x.dtype)
@@ -80,7 +81,9 @@ def dropout_rows(batch: Any, deterministic: bool, row_ids: RowIds) -> Int[Array,
 
 
 def random_bits(
-    seed: UInt32[Array, "2"], row_ids: Int[Array, " B"], shape: tuple[int, ...]
+    seed: UInt32[Array, "2"],
+    row_ids: Int[Array, " B"],
+    shape: tuple[int, ...],
 ) -> UInt32[Array, "B ..."]:
     """Returns uniform bits as a pure function of the seed, the row id and the index in the row.
 

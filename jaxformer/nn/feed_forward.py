@@ -31,7 +31,10 @@ def _erf(x: Array) -> Array:
 
 
 @_erf.defjvp
-def _erf_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+def _erf_jvp(
+    primals: tuple[Array],
+    tangents: tuple[Array],
+) -> tuple[Array, Array]:
     # JAX's own derivative cannot be lowered within a shard_map (jax 0.12, 2026-11-26).
     [x] = primals
     [change] = tangents

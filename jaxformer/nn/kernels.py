@@ -25,6 +25,7 @@ from jaxformer.nn.precision import at_least_float32
 from jaxformer.nn.sharding import num_shards
 
 Queries: TypeAlias = Float[Array, "B T H K"]
+Weights: TypeAlias = Float[Array, "B H T S"]
 
 # Fields of Keys that only select the keys that a query sees, or where a cache writes them.
 _MASKING = {"queries", "keys", "mask", "slots", "causal", "window", "global_tokens", "scale"}
@@ -73,7 +74,7 @@ def attend(
     queries: Float[Array, "B T H K"],
     key_values: KeyValueSource,
     keys: Keys,
-    dropout: Callable[[Float[Array, "B H T S"]], Float[Array, "B H T S"]] | None = None,
+    dropout: Callable[[Weights], Weights] | None = None,
 ) -> tuple[Float[Array, "B T H V"], Float[Array, "B H T S"]]:
     """Returns softmax(Q K^T / sqrt(d_k)) V (equation 1), and the weights before dropout.
 
@@ -146,7 +147,10 @@ def _ungroup(attended: Float[Array, "B Q J V"], heads: int) -> Float[Array, "B T
 
 
 def attention(
-    queries: Queries, key_values: KeyValues, keys: Keys, dropout: RowDropout | None = None
+    queries: Queries,
+    key_values: KeyValues,
+    keys: Keys,
+    dropout: RowDropout | None = None,
 ) -> Float[Array, "B T H V"]:
     """Computes equation 1 over whole sequences, with the implementation that suits their length."""
     length = queries.shape[1]
@@ -170,7 +174,10 @@ def attention(
 
 
 def windowed_attention(
-    queries: Queries, key_values: KeyValues, keys: Keys, dropout: RowDropout | None = None
+    queries: Queries,
+    key_values: KeyValues,
+    keys: Keys,
+    dropout: RowDropout | None = None,
 ) -> Float[Array, "B T H V"]:
     """Computes self-attention with a window, in time and memory O(window * T).
 
@@ -222,7 +229,8 @@ def windowed_attention(
         drop = _dropout_of_block(dropout, number, blocks)
         return attend(of_block.queries, of_block.key_values, seen, dropout=drop)[0]
 
-    attended = jax.vmap(block, in_axes=(1, 0), out_axes=1)(blocked, jnp.arange(blocks))
+    attend_by_block = jax.vmap(block, in_axes=(1, 0), out_axes=1)
+    attended = attend_by_block(blocked, jnp.arange(blocks))  # [B, blocks, size, H, V]
     result = _join(attended, length)
     if not first:
         return result
@@ -230,8 +238,9 @@ def windowed_attention(
     # The global tokens see all tokens, and not only those near them.
     global_tokens = jax.tree.map(lambda a: a[:, :first], keys.queries)
     seeing_all = dataclasses.replace(keys, queries=global_tokens)
-    attended, _ = attend(queries[:, :first], key_values, seeing_all, dropout=dropout)
-    return jnp.concatenate([attended, result[:, first:]], axis=1)
+    global_queries = queries[:, :first]
+    of_global, _ = attend(global_queries, key_values, seeing_all, dropout=dropout)
+    return jnp.concatenate([of_global, result[:, first:]], axis=1)
 
 
 class _Block(NamedTuple):
@@ -245,22 +254,34 @@ class _Block(NamedTuple):
 
 
 def _neighborhoods(
-    x: Array, *, blocks: int, size: int, after: int, global_tokens: int
+    x: Array,
+    *,
+    blocks: int,
+    size: int,
+    after: int,
+    global_tokens: int,
 ) -> Shaped[Array, "B blocks seen ..."]:
     """Returns the tokens that each block sees: the global ones, and its neighborhood.
 
     The neighborhood of a block begins with the block before it, and ends ``after`` blocks after it.
     """
     before = 1
-    split = _split(x, 1, blocks=before + blocks + after, size=size, before=before)
-    seen = [split[:, i : i + blocks] for i in range(before + 1 + after)]
-    if global_tokens:
-        seen.insert(0, jnp.repeat(x[:, None, :global_tokens], blocks, axis=1))
-    return jnp.concatenate(seen, axis=2)
+    num_blocks = before + blocks + after
+    split = _split(x, 1, blocks=num_blocks, size=size, before=before)
+
+    neighborhood = [split[:, start : start + blocks] for start in range(before + 1 + after)]
+    if not global_tokens:
+        return jnp.concatenate(neighborhood, axis=2)
+
+    shared = jnp.repeat(x[:, None, :global_tokens], blocks, axis=1)
+    return jnp.concatenate([shared, *neighborhood], axis=2)
 
 
 def chunked_attention(
-    queries: Queries, key_values: KeyValues, keys: Keys, dropout: RowDropout | None = None
+    queries: Queries,
+    key_values: KeyValues,
+    keys: Keys,
+    dropout: RowDropout | None = None,
 ) -> Float[Array, "B T H V"]:
     """Computes equation 1 for a few queries at a time, in memory O(S).
 
@@ -289,7 +310,8 @@ def chunked_attention(
         return attend(queries, key_values, own, dropout=drop)[0]
 
     tokens = jax.tree.map(split, keys.queries)
-    result = jax.lax.map(chunk, (jnp.arange(chunks), split(queries), tokens, own_masks))
+    arguments = (jnp.arange(chunks), split(queries), tokens, own_masks)
+    result = jax.lax.map(chunk, arguments)  # [chunks, B, size, H, V]
     return _join(jnp.moveaxis(result, 0, 1), length)
 
 
@@ -402,7 +424,9 @@ def additive_attention(
 
 
 def additive_scores(
-    queries: Float[Array, "B T H K"], keys: Float[Array, "B S H K"], vector: Float[Array, "H K"]
+    queries: Float[Array, "B T H K"],
+    keys: Float[Array, "B S H K"],
+    vector: Float[Array, "H K"],
 ) -> Float[Array, "B H T S"]:
     """Returns scores ``vector . tanh(query + key)``, of a network with K hidden units.
 
@@ -413,5 +437,6 @@ def additive_scores(
     keys = keys.astype(dtype)
     vector = vector.astype(dtype)
 
-    hidden = jnp.tanh(queries[:, :, None] + keys[:, None])  # [B, T, S, H, K]
+    summed = queries[:, :, None] + keys[:, None]
+    hidden = jnp.tanh(summed)  # [B, T, S, H, K]
     return jnp.einsum("btshk,hk->bhts", hidden, vector)

@@ -92,10 +92,17 @@ class Keys:
         return cls(tokens, tokens, **rules)
 
     @classmethod
-    def of_memory(cls, segments: Int[Array, "B T"], memory_segments: Int[Array, "B S"]) -> "Keys":
+    def of_memory(
+        cls,
+        segments: Int[Array, "B T"],
+        memory_segments: Int[Array, "B S"],
+    ) -> "Keys":
         """Returns the keys of a memory, visible to queries by :func:`segment_mask`."""
-        queries = Tokens.of(segments.shape[1], segments)
-        keys = Tokens.of(memory_segments.shape[1], memory_segments)
+        length = segments.shape[1]
+        memory_length = memory_segments.shape[1]
+
+        queries = Tokens.of(length, segments)
+        keys = Tokens.of(memory_length, memory_segments)
         return cls(queries, keys)
 
     def allowed(self) -> Bool[Array, "#B #H #T #S"] | None:
@@ -111,10 +118,13 @@ class Keys:
         if self.causal:
             masks.append(key <= query)
         if self.window is not None:
-            near = abs(query - key) <= self.window
+            # Distances are in tokens of the row, in both directions.
+            visible = abs(query - key) <= self.window
             if self.global_tokens:
-                near |= (query < self.global_tokens) | (key < self.global_tokens)
-            masks.append(near)
+                sees_all = query < self.global_tokens
+                seen_by_all = key < self.global_tokens
+                visible |= sees_all | seen_by_all
+            masks.append(visible)
 
         return functools.reduce(operator.and_, masks) if masks else None
 
@@ -156,7 +166,8 @@ def padding_mask(tokens: Int[Array, "B T"], padding: int = 0) -> Bool[Array, "B 
 
 def causal_mask(length: int) -> Bool[Array, "1 1 T T"]:
     """Returns a mask that hides later positions, which preserves the auto-regressive property."""
-    return jnp.tril(jnp.ones((length, length), bool))[None, None]
+    everywhere = jnp.ones((length, length), bool)
+    return jnp.tril(everywhere)[None, None]
 
 
 @flax.struct.dataclass

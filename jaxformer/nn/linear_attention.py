@@ -58,14 +58,18 @@ def _sum_values(q: Array, k: Array, v: Array, causal: bool, chunk: int = 64) -> 
         return jnp.einsum("bthr,bhrv->bthv", q, state)
 
     batch, length, heads, _ = q.shape
-    padding = (0, -length % chunk)
+    d_v = v.shape[-1]
+    missing = -length % chunk
+
+    def pad(a: Array) -> Array:
+        return jnp.pad(a, ((0, 0), (0, missing), (0, 0), (0, 0)))
 
     def split(a: Array) -> Array:
         """Returns chunks, [B, T, ...] to [B, chunks, chunk, ...]."""
         return a.reshape(batch, -1, chunk, heads, a.shape[-1])
 
-    q, k, v = (jnp.pad(a, ((0, 0), padding, (0, 0), (0, 0))) for a in (q, k, v))
-    q, k, v = (split(a) for a in (q, k, v))
+    q, k, v = map(pad, (q, k, v))
+    q, k, v = map(split, (q, k, v))
 
     # The state before each chunk: the sum over all tokens of the chunks before it.
     of_chunk = jnp.einsum("bcshr,bcshv->bchrv", k, v)
@@ -76,7 +80,8 @@ def _sum_values(q: Array, k: Array, v: Array, causal: bool, chunk: int = 64) -> 
     weights = jnp.tril(jnp.einsum("bcthr,bcshr->bchts", q, k))
     sums = jnp.einsum("bchts,bcshv->bcthv", weights, v)
     sums += jnp.einsum("bcthr,bchrv->bcthv", q, states)
-    return sums.reshape(batch, -1, heads, v.shape[-1])[:, :length]
+    joined = sums.reshape(batch, -1, heads, d_v)
+    return joined[:, :length]
 
 
 @flax.struct.dataclass
@@ -115,12 +120,19 @@ class LinearAttention(MultiHeadAttention):
     feature_map: Callable[[Array, bool], Array] = elu_features
 
     def attend(
-        self, x: Array, keys: Keys, memory: Any = None, *, cache: Any = None, dropout: Any = None
+        self,
+        x: Array,
+        keys: Keys,
+        memory: Any = None,
+        *,
+        cache: Any = None,
+        dropout: Any = None,
     ) -> tuple[Array, Any]:
         """Attends from x to itself or to a cache; see :meth:`MultiHeadAttention.attend`."""
         check_activations("LinearAttention", "x", x, axes=3)
         self._check_rules(keys, memory, cache)
-        weights = self._projections(x.shape[-1])
+        batch, length, d_model = x.shape
+        weights = self._projections(d_model)
         q, k, v = self._features(x, keys, weights)
 
         slots = keys.slots
@@ -129,8 +141,9 @@ class LinearAttention(MultiHeadAttention):
         elif slots.is_prompt:
             sums = _sum_values(q, k, v, causal=keys.causal)
             # All beams share the state after the prompt.
-            is_kept = (jnp.arange(x.shape[1]) < slots.length)[None, :, None, None]
-            of_prompt = jnp.einsum("bthr,bthv->bhrv", k * is_kept, v)
+            is_kept = jnp.arange(length) < slots.length  # [T]
+            kept = k * is_kept[None, :, None, None]
+            of_prompt = jnp.einsum("bthr,bthv->bhrv", kept, v)
             cache = LinearCache(cache.state + of_prompt[:, None])
         else:
             # One more token of each beam.
@@ -143,7 +156,6 @@ class LinearAttention(MultiHeadAttention):
         denominators = sums[..., -1:]
         heads = (numerators / denominators).astype(x.dtype)  # [B, T, H, V]
 
-        batch, length, _ = x.shape
         concatenated = heads.reshape(batch, length, -1)
         return project(concatenated, *weights.output, self.compute_dtype), cache
 
@@ -156,7 +168,9 @@ class LinearAttention(MultiHeadAttention):
             q = self.encode_positions(q, keys.queries.positions)
             k = self.encode_positions(k, keys.queries.positions)
 
-        q, k, v = (a.astype(at_least_float32(a)) for a in (q, k, v))
+        q = q.astype(at_least_float32(q))
+        k = k.astype(at_least_float32(k))
+        v = v.astype(at_least_float32(v))
         q = self.feature_map(q, True)
         k = self.feature_map(k, False)
 

@@ -70,7 +70,8 @@ def int8_matmul(kernel: Int8Matrix, x: Float[Array, "*rows D"], axis: int = 0) -
         sums = _int8_sums(inputs.values, matrix, axis=axis)
     else:
         # u8 x s8 is a fast instruction. XLA would add 128 itself, and sum the kernel every time.
-        unsigned = jax.lax.bitcast_convert_type(inputs.values, jnp.uint8) ^ np.uint8(128)
+        as_uint8 = jax.lax.bitcast_convert_type(inputs.values, jnp.uint8)
+        unsigned = as_uint8 ^ np.uint8(128)
         operands = match_varying_axes(unsigned, matrix)
         sums = _unsigned_matmul.bind(*operands, axis=axis)
         sums -= kernel.offset.reshape(1, -1)
@@ -82,7 +83,11 @@ def int8_matmul(kernel: Int8Matrix, x: Float[Array, "*rows D"], axis: int = 0) -
     return product.reshape(*x.shape[:-1], *outputs)
 
 
-def matmul(x: Float[Array, "*rows D"], kernel: Float[Array, "D ..."], dtype: DTypeLike) -> Array:
+def matmul(
+    x: Float[Array, "*rows D"],
+    kernel: Float[Array, "D ..."],
+    dtype: DTypeLike,
+) -> Array:
     """Returns the product over the last axis of ``x`` and the first of ``kernel``, in ``dtype``.
 
     Both have the dtype to multiply in. Rows are flattened to two dimensions, because on CPUs the
@@ -107,7 +112,9 @@ def matmul(x: Float[Array, "*rows D"], kernel: Float[Array, "D ..."], dtype: DTy
 
 
 def matmul_nt(
-    x: Num[Array, "*rows D"], table: Num[Array, "V D"], dtype: DTypeLike | None = None
+    x: Num[Array, "*rows D"],
+    table: Num[Array, "V D"],
+    dtype: DTypeLike | None = None,
 ) -> Num[Array, "*rows V"]:
     """Returns ``x @ table.T``, in float32 or float64 when ``dtype`` is None.
 
@@ -123,7 +130,10 @@ def matmul_nt(
     return product.reshape(*leading, table.shape[0])
 
 
-def matmul_tn(a: Float[Array, "R D"], b: Float[Array, "R F"]) -> Float[Array, "D F"]:
+def matmul_tn(
+    a: Float[Array, "R D"],
+    b: Float[Array, "R F"],
+) -> Float[Array, "D F"]:
     """Returns ``a.T @ b``, float32 or float64."""
     transposed = a.T if has_explicit_axes(a, b) else _transpose.bind(a)
     dtype = at_least_float32(a, b)
@@ -191,13 +201,15 @@ def _gradient_by_second(gradient: Array, x: Array, y: Any, *, spec: str) -> Arra
 def _batched_einsum(operands: tuple[Array, Array], axes: tuple, *, spec: str) -> tuple[Array, int]:
     """Batches by an einsum in float32, because XLA lacks bfloat16 kernels for some orders."""
     einsum = functools.partial(_rounded_einsum_in_float32, spec=spec)
-    return jax.vmap(einsum, axes)(*operands), 0
+    batched = jax.vmap(einsum, axes)
+    return batched(*operands), 0
 
 
 def _abstract_einsum(x: Any, y: Any, *, spec: str) -> Any:
     operands, result = spec.split("->")
     axes = operands.replace(",", "")
-    sizes = dict(zip(axes, (*x.shape, *y.shape), strict=True))
+    lengths = (*x.shape, *y.shape)
+    sizes = dict(zip(axes, lengths, strict=True))
     shape = tuple(sizes[axis] for axis in result)
     return x.update(shape=shape, weak_type=False)
 
@@ -223,7 +235,10 @@ ad.defbilinear(_bfloat16_einsum, _gradient_by_first, _gradient_by_second)
 batching.primitive_batchers[_bfloat16_einsum] = _batched_einsum
 
 
-def _multiply(x: Float[Array, "R D"], matrix: Float[Array, "D F"]) -> Float[Array, "R F"]:
+def _multiply(
+    x: Float[Array, "R D"],
+    matrix: Float[Array, "D F"],
+) -> Float[Array, "R F"]:
     return jnp.matmul(x, matrix, preferred_element_type=jnp.float32)
 
 
@@ -269,14 +284,25 @@ ad.deflinear2(_transpose, lambda gradient, x: [_transpose.bind(gradient)])
 batching.primitive_batchers[_transpose] = _batched_transpose
 
 
-def _int8_sums(x: Integer[Array, "R D"], matrix: Int8[Array, "..."], *, axis: int) -> Array:
+def _int8_sums(
+    x: Integer[Array, "R D"],
+    matrix: Int8[Array, "..."],
+    *,
+    axis: int,
+) -> Array:
     contracted = ((1,), (axis,))
     no_batch = ((), ())
     dimensions = (contracted, no_batch)
     return jax.lax.dot_general(x, matrix, dimensions, preferred_element_type=jnp.int32)
 
 
-def _lower_unsigned(context: mlir.LoweringRuleContext, x: Any, matrix: Any, *, axis: int) -> list:
+def _lower_unsigned(
+    context: mlir.LoweringRuleContext,
+    x: Any,
+    matrix: Any,
+    *,
+    axis: int,
+) -> list:
     # jax.lax.dot_general widens both operands to int32, and then XLA misses its kernel.
     dimensions = stablehlo.DotDimensionNumbers.get([], [], [1], [axis])
     [sums] = context.avals_out
@@ -297,7 +323,8 @@ def _matmul_primitive(name: str, dtype: str, function: Callable[..., Array]) -> 
         axis, matrix_axis = axes
         if matrix_axis is not None:
             multiply = functools.partial(function, **options)
-            return jax.vmap(multiply, axes)(x, matrix), 0
+            batched = jax.vmap(multiply, axes)
+            return batched(x, matrix), 0
 
         x = jnp.moveaxis(x, axis, 0)
         size, num_rows, inputs = x.shape

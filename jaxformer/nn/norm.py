@@ -22,8 +22,9 @@ class LayerNorm(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
         """Normalizes the last axis to mean 0 and variance 1, then scales and shifts it."""
-        scale = parameter(self, "scale", nn.initializers.ones, (x.shape[-1],))
-        bias = parameter(self, "bias", nn.initializers.zeros, (x.shape[-1],))
+        d_model = x.shape[-1]
+        scale = parameter(self, "scale", nn.initializers.ones, (d_model,))
+        bias = parameter(self, "bias", nn.initializers.zeros, (d_model,))
 
         # Statistics of bfloat16 activations would be too coarse.
         wide = x.astype(at_least_float32(x, scale))
@@ -48,7 +49,9 @@ class RMSNorm(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
         """Normalizes the last axis to mean square 1, then scales it."""
-        scale = parameter(self, "scale", nn.initializers.ones, (x.shape[-1],))
+        d_model = x.shape[-1]
+        scale = parameter(self, "scale", nn.initializers.ones, (d_model,))
+
         wide = x.astype(at_least_float32(x, scale))
 
         mean_square = jnp.square(wide).mean(axis=-1, keepdims=True)  # [*rows, 1]

@@ -46,8 +46,10 @@ class ParameterInfo(NamedTuple):
         return named[0] if self.role == "matrix" else named[-1]
 
 
-_recorded: contextvars.ContextVar[dict[tuple[str, ...], ParameterInfo] | None] = (
-    contextvars.ContextVar("recorded_parameters", default=None)
+# Metadata by the path of a parameter, while :func:`describe` runs.
+_Recorded = dict[tuple[str, ...], ParameterInfo]
+_recorded: contextvars.ContextVar[_Recorded | None] = contextvars.ContextVar(
+    "recorded_parameters", default=None
 )
 
 
@@ -128,7 +130,7 @@ def describe(init: Callable[..., PyTree], *args: Any, **kwargs: Any) -> PyTree:
 
 def describe_variables(init: Callable[..., PyTree], *args: Any, **kwargs: Any) -> PyTree:
     """Works as :func:`describe` does, but returns the whole structure of variables of ``init``."""
-    recorded: dict[tuple[str, ...], ParameterInfo] = {}
+    recorded: _Recorded = {}
     token = _recorded.set(recorded)
     try:
         # A new function for every call, since JAX does not trace a function twice.

@@ -27,7 +27,9 @@ Positions: TypeAlias = Literal[
 
 
 def sinusoidal_positions(
-    length: int, d_model: int, dtype: DTypeLike = np.float32
+    length: int,
+    d_model: int,
+    dtype: DTypeLike = np.float32,
 ) -> Float[np.ndarray, "T D"]:
     """Returns the sinusoids of section 3.5, sine and cosine interleaved.
 
@@ -51,7 +53,9 @@ def sinusoidal_positions(
     even = np.arange(0, d_model, 2)  # 2i
     frequencies = 10_000.0 ** (-even / d_model)
     angles = np.arange(length)[:, None] * frequencies  # [T, D/2]
-    pairs = np.stack([np.sin(angles), np.cos(angles)], axis=-1)
+    sine = np.sin(angles)
+    cosine = np.cos(angles)
+    pairs = np.stack([sine, cosine], axis=-1)  # [T, D/2, 2]
     return pairs.reshape(length, d_model).astype(dtype)
 
 
@@ -72,7 +76,9 @@ def tensor2tensor_positions(length: int, d_model: int) -> Float[np.ndarray, "T D
 
     frequencies = 10_000.0 ** (-np.arange(pairs) / (pairs - 1))
     angles = np.arange(length)[:, None] * frequencies  # [T, D/2]
-    return np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
+    sine = np.sin(angles)
+    cosine = np.cos(angles)
+    return np.concatenate([sine, cosine], axis=1)
 
 
 def fairseq_positions(length: int, d_model: int) -> Float[np.ndarray, "T D"]:
@@ -81,7 +87,9 @@ def fairseq_positions(length: int, d_model: int) -> Float[np.ndarray, "T D"]:
 
 
 def rotary_positions(
-    heads: Float[Array, "B T H K"], positions: Int[Array, "#B T"], base: float = 10_000.0
+    heads: Float[Array, "B T H K"],
+    positions: Int[Array, "#B T"],
+    base: float = 10_000.0,
 ) -> Float[Array, "B T H K"]:
     """Rotates queries or keys by angles proportional to their positions (Su et al. 2021, RoFormer).
 
@@ -138,10 +146,16 @@ class LinearBias(nn.Module):
 
     def __call__(self) -> Bias:
         """Returns the bias, -slope * |position of the query - position of the key|."""
-        slopes = jnp.asarray(self.slopes()[None, :, None, None])  # float64 only where JAX has it
+        by_head = self.slopes()[None, :, None, None]  # [1, H, 1, 1]
+        slopes = jnp.asarray(by_head)  # float64 only where JAX has it
 
-        def bias(queries: Int[Array, "#B T"], keys: Int[Array, "#B S"]) -> Float[Array, "#B H T S"]:
-            distances = abs(queries[:, None, :, None] - keys[:, None, None])  # [B, 1, T, S]
+        def bias(
+            queries: Int[Array, "#B T"],
+            keys: Int[Array, "#B S"],
+        ) -> Float[Array, "#B H T S"]:
+            query = queries[:, None, :, None]
+            key = keys[:, None, None]
+            distances = abs(query - key)  # [B, 1, T, S]
             return -slopes * distances.astype(slopes.dtype)
 
         return bias
@@ -163,10 +177,14 @@ class BucketedBias(nn.Module):
     @nn.compact
     def __call__(self) -> Bias:
         initializer = nn.initializers.variance_scaling(1.0, "fan_avg", "uniform")
-        table = parameter(self, "table", initializer, (self.num_buckets, self.num_heads))
+        shape = (self.num_buckets, self.num_heads)
+        table = parameter(self, "table", initializer, shape)
         buckets = self.buckets
 
-        def bias(queries: Int[Array, "#B T"], keys: Int[Array, "#B S"]) -> Float[Array, "#B H T S"]:
+        def bias(
+            queries: Int[Array, "#B T"],
+            keys: Int[Array, "#B S"],
+        ) -> Float[Array, "#B H T S"]:
             offsets = keys[:, None] - queries[:, :, None]  # [B, T, S]
             biases = take_rows(table, buckets(offsets))  # [B, T, S, H]
             return jnp.moveaxis(biases, -1, 1)

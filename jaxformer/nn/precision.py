@@ -48,7 +48,10 @@ def matmul_dtype(compute_dtype: str, *arrays: PyTree) -> str:
     if compute_dtype not in typing.get_args(ComputeDtype):
         choices = ", ".join(map(repr, typing.get_args(ComputeDtype)))
         raise UserError(f"expected compute_dtype to be {choices}, got {compute_dtype!r:.80}")
-    return "bfloat16" if compute_dtype == "bfloat16" else at_least_float32(*arrays)
+
+    if compute_dtype == "bfloat16":
+        return "bfloat16"
+    return at_least_float32(*arrays)
 
 
 def activation_dtype(compute_dtype: str, table: PyTree) -> str:
@@ -81,8 +84,8 @@ def with_offsets(params: PyTree) -> PyTree:
             return leaf
 
         values = np.asarray(leaf.values)
-        sizes = zip(leaf.scale.shape, values.shape, strict=True)
-        summed = tuple(axis for axis, (kept, size) in enumerate(sizes) if kept != size)
+        scale = leaf.scale
+        summed = tuple(i for i, size in enumerate(scale.shape) if size != values.shape[i])
         sums = values.sum(axis=summed, dtype=np.int32, keepdims=True)
         return leaf._replace(offset=jax.device_put(128 * sums))
 

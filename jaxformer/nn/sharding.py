@@ -47,9 +47,13 @@ def per_batch_shard(
     tables = _shard(tables, "batch", unconstrained, None)
     tables = _shard(tables, "batch", vocab, None)
 
+    def constrain(a: Array) -> Array:
+        others = [None] * (a.ndim - 1)
+        return _shard(a, "batch", *others)
+
+    # A shard of the rows for each copy of the table.
     split = [a.reshape(shards, -1, *a.shape[1:]) for a in rows]
-    sharded = [_shard(a, "batch", *[None] * (a.ndim - 1)) for a in split]
-    return jax.vmap(function)(tables, *sharded)
+    return jax.vmap(function)(tables, *map(constrain, split))
 
 
 def num_shards(name: str) -> int:
@@ -65,5 +69,10 @@ def _shard(x: Array, *names: Any) -> Array:
     rules = dict(get_logical_axis_rules())
     if not rules:
         return x
-    axes = [rules.get(name) if isinstance(name, str) else name for name in names]
-    return jax.lax.with_sharding_constraint(x, PartitionSpec(*axes))
+
+    def axis(name: Any) -> Any:
+        """Returns the axis of the mesh; None and UNCONSTRAINED stand for themselves."""
+        return rules.get(name) if isinstance(name, str) else name
+
+    spec = PartitionSpec(*map(axis, names))
+    return jax.lax.with_sharding_constraint(x, spec)

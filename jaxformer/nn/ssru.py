@@ -86,8 +86,10 @@ class SSRU(nn.Module):
 
         if cache is not None:
             # All beams share the state after the last token of the prompt.
-            last = jnp.where(slots.length > 0, state[:, slots.length - 1], 0.0)  # [B, D]
-            cache = RecurrentCache(jnp.broadcast_to(last[:, None], cache.state.shape))
+            has_tokens = slots.length > 0
+            last = jnp.where(has_tokens, state[:, slots.length - 1], 0.0)  # [B, D]
+            shared = jnp.broadcast_to(last[:, None], cache.state.shape)
+            cache = RecurrentCache(shared)
         return nn.relu(state).astype(x.dtype), cache
 
     def _gates(self, x: Float[Array, "B T D"]) -> tuple[Array, Array, Array]:
@@ -131,10 +133,16 @@ class SSRU(nn.Module):
         return RecurrentCache(zeros_for_rows(rows, (beams, d_model), wide))
 
 
-def _scan(kept: Float[Array, "B T D"], new: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+def _scan(
+    kept: Float[Array, "B T D"],
+    new: Float[Array, "B T D"],
+) -> Float[Array, "B T D"]:
     """Returns c_t = kept_t c_(t-1) + new_t for all t."""
 
-    def join(first: tuple[Array, Array], second: tuple[Array, Array]) -> tuple[Array, Array]:
+    def join(
+        first: tuple[Array, Array],
+        second: tuple[Array, Array],
+    ) -> tuple[Array, Array]:
         """Composes two steps, c -> kept c + new."""
         first_kept, first_new = first
         second_kept, second_new = second
@@ -144,7 +152,10 @@ def _scan(kept: Float[Array, "B T D"], new: Float[Array, "B T D"]) -> Float[Arra
     return states
 
 
-def _weights(kept: Float[Array, "B T D"], gate: Float[Array, "B T D"]) -> Float[Array, "B 1 T T"]:
+def _weights(
+    kept: Float[Array, "B T D"],
+    gate: Float[Array, "B T D"],
+) -> Float[Array, "B 1 T T"]:
     """Returns the weight of token s in the state of token t, averaged over the features."""
     length = kept.shape[1]
 

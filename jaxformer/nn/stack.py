@@ -169,7 +169,10 @@ class Stack(nn.Module):
         return x, cache._replace(layers=layers, slots=slots)
 
     def prefill(
-        self, x: Float[Array, "B T D"], cache: StackCache, length: Int[Array, ""] | int
+        self,
+        x: Float[Array, "B T D"],
+        cache: StackCache,
+        length: Int[Array, ""] | int,
     ) -> tuple[Float[Array, "B T D"], StackCache]:
         """Runs the stack on the first tokens of a sequence in one pass, and fills an empty cache.
 
@@ -194,7 +197,10 @@ class Stack(nn.Module):
         return x, cache._replace(layers=layers, slots=slots)
 
     def _run_cached(
-        self, x: Array, cache: StackCache, slots: Slots
+        self,
+        x: Array,
+        cache: StackCache,
+        slots: Slots,
     ) -> tuple[Array, tuple[LayerCache, ...]]:
         """Runs the stack on new tokens; returns the output, and the updated cache of each block."""
         bias = None if self.bias is None else self.bias()

@@ -116,7 +116,12 @@ class Architecture:
         return self.num_layers if self.num_decoder_layers is None else self.num_decoder_layers
 
 
-def check_divides(model: Architecture, part: str, whole: str, advice: str = "") -> None:
+def check_divides(
+    model: Architecture,
+    part: str,
+    whole: str,
+    advice: str = "",
+) -> None:
     """Checks that one field of a model divides another."""
     given = getattr(model, part)
     size = getattr(model, whole)

@@ -115,7 +115,11 @@ class Bert(Encoder):
         token_types = embed(self.token_types, types)
         return self.norm(words + token_types.astype(words.dtype))
 
-    def pool(self, features: Float[Array, "B T D"], tokens: Int[Array, "B T"]) -> Array:
+    def pool(
+        self,
+        features: Float[Array, "B T D"],
+        tokens: Int[Array, "B T"],
+    ) -> Array:
         """Returns the features of whole texts, [B, D], computed from the feature of [CLS]."""
         first = features[:, 0]  # [B, D]
         pooled = project(first, *self.pooler, self.config.compute_dtype)

@@ -100,7 +100,11 @@ class Encoder(TokenModel):
         keys = Keys.of_sequence(length, segments)
         return self.encoder(self.dropout(x, dropout), keys, dropout=dropout)
 
-    def pool(self, features: Float[Array, "B T D"], tokens: Int[Array, "B T"]) -> Array:
+    def pool(
+        self,
+        features: Float[Array, "B T D"],
+        tokens: Int[Array, "B T"],
+    ) -> Array:
         """Returns the features of whole texts, [B, D]: the mean over their tokens."""
         matrix, _ = self.classes
         is_token = (tokens != 0)[..., None].astype(matrix.dtype)  # [B, T, 1]
@@ -114,7 +118,11 @@ class Encoder(TokenModel):
         return features
 
 
-def linear(x: Float[Array, "B D"], matrix: Array, bias: Array) -> Float[Array, "B C"]:
+def linear(
+    x: Float[Array, "B D"],
+    matrix: Array,
+    bias: Array,
+) -> Float[Array, "B C"]:
     """Returns float32 or float64 logits."""
     logits = x.astype(matrix.dtype) @ matrix  # [B, C]
     return logits + expand_like(bias, logits)

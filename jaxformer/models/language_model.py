@@ -93,7 +93,13 @@ class LanguageModel(StepwiseModel):
         x = self.dropout(x, dropout)
         return self.decoder(x, keys, dropout=dropout)
 
-    def start(self, rows: Int[Array, "B ..."], *, num_beams: int = 1, capacity: int) -> StackCache:
+    def start(
+        self,
+        rows: Int[Array, "B ..."],
+        *,
+        num_beams: int = 1,
+        capacity: int,
+    ) -> StackCache:
         """Returns an empty cache; fill it with :meth:`prefill` or :meth:`step`.
 
         It has as many rows as ``rows``, such as prompts, and their layout on a mesh. The capacity

@@ -41,21 +41,28 @@ class StepwiseModel(TokenModel):
         Returns the decoder's output, whose :meth:`logits` predict the next tokens, and the cache.
         """
         if starts is None:
-            return self.decoder.prefill(self.embed(tokens), cache, length)
+            x = self.embed(tokens)
+            return self.decoder.prefill(x, cache, length)
 
         prompt_length = tokens.shape[1]
         slots = dataclasses.replace(cache.slots, starts=starts[:, None])
+        cache = cache._replace(slots=slots)
+
         index = jnp.arange(prompt_length)[None]
         positions = jnp.maximum(index - starts[:, None], 0)  # [B, T]; 0 on padding
         x = self.embed(tokens, positions, longest=prompt_length)
-        return self.decoder.prefill(x, cache._replace(slots=slots), length)
+        return self.decoder.prefill(x, cache, length)
 
     def candidate_output(self, candidates: Int[Array, " C"]) -> tuple[Any, Float[Array, " C"]]:
         """Returns the rows of the output matrix and the biases of some tokens, for :meth:`step`.
 
         Padding, except at the front, has the bias -inf.
         """
-        table = jax.tree.map(lambda rows: take_rows(rows, candidates), self.output_table)
+
+        def take(rows: Array) -> Array:
+            return take_rows(rows, candidates)
+
+        table = jax.tree.map(take, self.output_table)
 
         # Sets of candidates are padded at the end to a common size.
         is_pad = candidates == PAD
@@ -83,12 +90,15 @@ class StepwiseModel(TokenModel):
 
         x = self.embed(tokens, positions, longest)
         x, cache = self.decoder.step(x, cache)
-        logits = self.logits(x) if output is None else output_logits(x, *output)
-        return logits, cache
+        if output is None:
+            return self.logits(x), cache
+        return output_logits(x, *output), cache
 
 
 def step_fn(
-    model: StepwiseModel, params: PyTree, candidates: Int[Array, " C"] | None = None
+    model: StepwiseModel,
+    params: PyTree,
+    candidates: Int[Array, " C"] | None = None,
 ) -> StepFn:
     """Returns ``model.step`` as the step function of a search.
 
@@ -106,7 +116,10 @@ def step_fn(
     if candidates is not None:
         output = model.apply(variables, candidates, method="candidate_output")
 
-    def step(tokens: Int[Array, "B N"], cache: Any) -> tuple[Float[Array, "B N V"], Any]:
+    def step(
+        tokens: Int[Array, "B N"],
+        cache: Any,
+    ) -> tuple[Float[Array, "B N V"], Any]:
         ids = tokens if candidates is None else candidates[tokens]
         return model.apply(variables, ids, cache, output, method="step")
 

@@ -97,7 +97,12 @@ class T5(Transformer):
         return self._make_stack(self.config.decoder_layers, norm, is_decoder=True)
 
     @nn.nowrap
-    def _make_stack(self, layers: int, norm: type[RMSNorm], is_decoder: bool = False) -> Stack:
+    def _make_stack(
+        self,
+        layers: int,
+        norm: type[RMSNorm],
+        is_decoder: bool = False,
+    ) -> Stack:
         c = self.config
         make_norm = functools.partial(RMSNorm, c.norm_epsilon)
         make_attention = functools.partial(

@@ -184,7 +184,12 @@ class MultiHeadAttention(nn.Module):
         concatenated = heads.reshape(batch, length, num_heads * d_v)
         return project(concatenated, *weights.output, self.compute_dtype), cache
 
-    def init_cache(self, slots: Slots, d_model: int, dtype: str) -> KVCache:
+    def init_cache(
+        self,
+        slots: Slots,
+        d_model: int,
+        dtype: str,
+    ) -> KVCache:
         """Returns an empty cache for self-attention to activations of this width and dtype."""
         d_k, d_v = self._head_sizes(d_model)
         return KVCache.empty(

@@ -111,7 +111,12 @@ class Block(nn.Module):
         keys = Keys.of_sequence(x.shape[1]) if keys is None else keys
         new_cache: LayerCache = {}
 
-        def attend(name: str, x: Array, keys: Keys, memory: Array | None = None) -> Array:
+        def attend(
+            name: str,
+            x: Array,
+            keys: Keys,
+            memory: Array | None = None,
+        ) -> Array:
             own = None if cache is None else cache[name]
             attention: Any = getattr(self, name)
             y, new = attention.attend(x, keys, memory, cache=own, dropout=dropout)

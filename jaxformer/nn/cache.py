@@ -243,7 +243,14 @@ class KVCache(_Cached):
     values: Float[Array, "B 1 H M N V"]
 
     @classmethod
-    def empty(cls, slots: Slots, num_heads: int, d_k: int, d_v: int, dtype: str) -> "KVCache":
+    def empty(
+        cls,
+        slots: Slots,
+        num_heads: int,
+        d_k: int,
+        d_v: int,
+        dtype: str,
+    ) -> "KVCache":
         """Returns an empty cache with capacity for all slots."""
         rows = slots.beam_slots[:, 0, 0]
         _, beams, capacity = slots.beam_slots.shape

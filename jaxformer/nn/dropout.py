@@ -34,7 +34,8 @@ class RowDropout:
         bits = random_bits(self.seed, self.row_ids, x.shape[1:])
         keep = bits >= least
 
-        scaled = x / (1.0 - self.rate)
+        keep_rate = 1.0 - self.rate
+        scaled = x / keep_rate
         return jnp.where(keep, scaled, 0).astype(x.dtype)
 
 
@@ -70,7 +71,11 @@ class Dropout(nn.Module):
         return RowDropout(seed, dropout, self.rate)
 
 
-def dropout_rows(batch: Any, deterministic: bool, row_ids: RowIds) -> Int[Array, " B"] | None:
+def dropout_rows(
+    batch: Any,
+    deterministic: bool,
+    row_ids: RowIds,
+) -> Int[Array, " B"] | None:
     """Returns the argument ``dropout`` of layers: the index of each row; None turns dropout off.
 
     The size of the batch is symbolic in an export.
@@ -92,12 +97,15 @@ def random_bits(
     by seven standard deviations in one case, which the tests of this module detect.
     """
     # The keys of each row, [B, 1, ...].
-    row_key = _mix(row_ids.astype(jnp.uint32) ^ seed[0])
+    ids = row_ids.astype(jnp.uint32)
+    row_key = _mix(ids ^ seed[0])
     row_key = _mix(row_key ^ seed[1])
-    first = row_key.reshape(-1, *(1 for _ in shape))
+    ones = (1,) * len(shape)
+    first = row_key.reshape(-1, *ones)
     second = _mix(first + jnp.uint32(0x9E3779B9))
 
-    index = jnp.arange(math.prod(shape), dtype=jnp.uint32)
+    size = math.prod(shape)
+    index = jnp.arange(size, dtype=jnp.uint32)
     index = index.reshape(1, *shape)
     bits = _mix(index ^ first)  # [B, ...]
     return _mix(bits ^ second)
@@ -105,6 +113,8 @@ def random_bits(
 
 def _mix(x: UInt32[Array, "..."]) -> UInt32[Array, "..."]:
     """Hashes 32-bit words bijectively, by Chris Wellons' "lowbias32" (public domain)."""
-    x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
-    x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
+    x = x ^ (x >> 16)
+    x = x * jnp.uint32(0x7FEB352D)
+    x = x ^ (x >> 15)
+    x = x * jnp.uint32(0x846CA68B)
     return x ^ (x >> 16)

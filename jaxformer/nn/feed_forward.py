@@ -82,7 +82,12 @@ class FeedForward(nn.Module):
             hidden = hidden * self._project("linear", x, self.d_ff)
         return self._project("outer", hidden, x.shape[-1])  # [*rows, D]
 
-    def _project(self, name: str, x: Float[Array, "*rows D"], size: int) -> Float[Array, "*rows F"]:
+    def _project(
+        self,
+        name: str,
+        x: Float[Array, "*rows D"],
+        size: int,
+    ) -> Float[Array, "*rows F"]:
         """Returns x W + b, given the name of W and the size of the result."""
         glorot = nn.initializers.variance_scaling(1.0, "fan_avg", "uniform")
         axes = ("d_ff", "d_model") if name == "outer" else ("d_model", "d_ff")

@@ -185,6 +185,26 @@ def windowed_attention(
     attends to itself, to the block before it and, unless the keys are causal, to the one after it.
     All attend to the global tokens, which attend to all tokens.
     """
+    by_block = _attend_by_block(queries, key_values, keys, dropout=dropout)
+    first = keys.global_tokens
+    if not first:
+        return by_block
+
+    # The global tokens see all tokens, and not only those near them.
+    tokens = jax.tree.map(lambda a: a[:, :first], keys.queries)
+    seeing_all = dataclasses.replace(keys, queries=tokens)
+    global_queries = queries[:, :first]
+    of_global, _ = attend(global_queries, key_values, seeing_all, dropout=dropout)
+    return jnp.concatenate([of_global, by_block[:, first:]], axis=1)
+
+
+def _attend_by_block(
+    queries: Queries,
+    key_values: KeyValues,
+    keys: Keys,
+    dropout: RowDropout | None,
+) -> Float[Array, "B T H V"]:
+    """Attends from each block of one window to its neighborhood and the global tokens."""
     length = queries.shape[1]
     size = keys.window or 1
     blocks = -(-length // size)
@@ -206,8 +226,10 @@ def windowed_attention(
     tokens = jax.tree.map(near, keys.keys)
     if first:
         # A global token counts once, among the global ones.
-        is_near = (jnp.arange(is_token.shape[2]) >= first)[None, None]
-        is_token &= ~(is_near & (tokens.index < first))
+        place = jnp.arange(is_token.shape[2])
+        is_near = (place >= first)[None, None]
+        is_repeated = is_near & (tokens.index < first)
+        is_token &= ~is_repeated
 
     # Only these have blocks; all other fields of the keys are the same for every block.
     blocked = _Block(
@@ -231,16 +253,7 @@ def windowed_attention(
 
     attend_by_block = jax.vmap(block, in_axes=(1, 0), out_axes=1)
     attended = attend_by_block(blocked, jnp.arange(blocks))  # [B, blocks, size, H, V]
-    result = _join(attended, length)
-    if not first:
-        return result
-
-    # The global tokens see all tokens, and not only those near them.
-    global_tokens = jax.tree.map(lambda a: a[:, :first], keys.queries)
-    seeing_all = dataclasses.replace(keys, queries=global_tokens)
-    global_queries = queries[:, :first]
-    of_global, _ = attend(global_queries, key_values, seeing_all, dropout=dropout)
-    return jnp.concatenate([of_global, result[:, first:]], axis=1)
+    return _join(attended, length)
 
 
 class _Block(NamedTuple):
@@ -289,7 +302,8 @@ def chunked_attention(
     """
     length = queries.shape[1]
     seen = key_values.keys.shape[1]
-    size = max(1, min(length, backend().scores_per_chunk // (8 * seen)))
+    most = backend().scores_per_chunk // (8 * seen)
+    size = max(1, min(length, most))
     chunks = -(-length // size)
 
     def split(x: Array, axis: int = 1) -> Array:
@@ -315,7 +329,13 @@ def chunked_attention(
     return _join(jnp.moveaxis(result, 0, 1), length)
 
 
-def _split(x: Array, axis: int, blocks: int, size: int, before: int = 0) -> Array:
+def _split(
+    x: Array,
+    axis: int,
+    blocks: int,
+    size: int,
+    before: int = 0,
+) -> Array:
     """Splits an axis, [B, T, ...] to [B, blocks, size, ...], after ``before`` empty ones."""
     start = before * size
     end = blocks * size - start - x.shape[axis]
@@ -335,7 +355,11 @@ def _join(x: Array, length: int) -> Array:
     return joined[:, :length]
 
 
-def _dropout_of_block(dropout: RowDropout | None, number: Array, blocks: int) -> RowDropout | None:
+def _dropout_of_block(
+    dropout: RowDropout | None,
+    number: Array,
+    blocks: int,
+) -> RowDropout | None:
     """Returns the dropout of a block of queries, which has masks of its own."""
     if dropout is None:
         return None
@@ -343,7 +367,11 @@ def _dropout_of_block(dropout: RowDropout | None, number: Array, blocks: int) ->
     return dataclasses.replace(dropout, row_ids=row_ids)
 
 
-def fused_attention(queries: Queries, key_values: KeyValues, keys: Keys) -> Float[Array, "B T H V"]:
+def fused_attention(
+    queries: Queries,
+    key_values: KeyValues,
+    keys: Keys,
+) -> Float[Array, "B T H V"]:
     """Computes :func:`attend` by cuDNN, without weights in memory, if :func:`has_fused_kernel`."""
     mask = keys.allowed()
     if mask is not None:  # The kernel returns NaN for queries that may attend nowhere.
@@ -359,7 +387,11 @@ def fused_attention(queries: Queries, key_values: KeyValues, keys: Keys) -> Floa
     )
 
 
-def has_fused_kernel(queries: Queries, values: Float[Array, "B S J V"], keys: Keys) -> bool:
+def has_fused_kernel(
+    queries: Queries,
+    values: Float[Array, "B S J V"],
+    keys: Keys,
+) -> bool:
     """Returns whether :func:`fused_attention` supports these arrays and this device.
 
     It requires an NVIDIA GPU (Ampere or later), bfloat16, d_k = d_v, a multiple of 8 up to 128,

@@ -30,7 +30,12 @@ def elu_features(x: Float[Array, "*X K"], is_query: bool = False) -> Float[Array
     return jax.nn.elu(x) + 1
 
 
-def random_features(x: Array, is_query: bool, num_features: int = 256, seed: int = 0) -> Array:
+def random_features(
+    x: Array,
+    is_query: bool,
+    num_features: int = 256,
+    seed: int = 0,
+) -> Array:
     """Returns positive random features (Performer, Choromanski et al. 2021).
 
     They are [..., num_features] of x, [..., K]. Their dot products estimate exp(q . k / sqrt(K))
@@ -40,7 +45,7 @@ def random_features(x: Array, is_query: bool, num_features: int = 256, seed: int
     normal = np.random.default_rng(seed).normal(size=(num_features, size))
     rows = normal.astype(np.float32)
 
-    # exp(w . x - |x|^2 / 2), of which the mean over w is exp(q . k)
+    # exp(w . x - |x|^2 / 2) of normal vectors w: the mean of the products over w is exp(q . k).
     x = x * size**-0.25
     half_square = jnp.square(x).sum(-1, keepdims=True) / 2
     exponents = x @ rows.T - half_square  # [..., num_features]
@@ -51,7 +56,13 @@ def random_features(x: Array, is_query: bool, num_features: int = 256, seed: int
     return jnp.exp(exponents) / num_features**0.5
 
 
-def _sum_values(q: Array, k: Array, v: Array, causal: bool, chunk: int = 64) -> Array:
+def _sum_values(
+    q: Array,
+    k: Array,
+    v: Array,
+    causal: bool,
+    chunk: int = 64,
+) -> Array:
     """Returns sums of values, [B, T, H, V], with weights q . k of features, [B, T, H, R]."""
     if not causal:
         state = jnp.einsum("bshr,bshv->bhrv", k, v)
@@ -74,7 +85,9 @@ def _sum_values(q: Array, k: Array, v: Array, causal: bool, chunk: int = 64) -> 
     # The state before each chunk: the sum over all tokens of the chunks before it.
     of_chunk = jnp.einsum("bcshr,bcshv->bchrv", k, v)
     sums_before = of_chunk[:, :-1].cumsum(1)
-    states = jnp.pad(sums_before, ((0, 0), (1, 0), (0, 0), (0, 0), (0, 0)))
+    padding = [(0, 0)] * 5
+    padding[1] = (1, 0)
+    states = jnp.pad(sums_before, padding)
 
     # Within a chunk, weights are computed for each pair of tokens.
     weights = jnp.tril(jnp.einsum("bcthr,bcshr->bchts", q, k))
@@ -159,7 +172,12 @@ class LinearAttention(MultiHeadAttention):
         concatenated = heads.reshape(batch, length, -1)
         return project(concatenated, *weights.output, self.compute_dtype), cache
 
-    def _features(self, x: Array, keys: Keys, weights: Projections) -> tuple[Array, Array, Array]:
+    def _features(
+        self,
+        x: Array,
+        keys: Keys,
+        weights: Projections,
+    ) -> tuple[Array, Array, Array]:
         """Returns features of queries and keys, and values with a last entry of 1."""
         q = project(x, *weights.query, self.compute_dtype)
         k = project(x, *weights.key, self.compute_dtype)
@@ -177,7 +195,12 @@ class LinearAttention(MultiHeadAttention):
         ones = jnp.ones_like(v[..., :1])  # Sums of ones are denominators.
         return q, k, jnp.concatenate([v, ones], -1)
 
-    def init_cache(self, slots: Slots, d_model: int, dtype: str) -> LinearCache:
+    def init_cache(
+        self,
+        slots: Slots,
+        d_model: int,
+        dtype: str,
+    ) -> LinearCache:
         """Returns sums over no tokens, at least float32."""
         d_k, d_v = self._head_sizes(d_model)
         features = self.feature_map(jnp.ones(d_k), False).size

@@ -57,7 +57,11 @@ def project(
     return product + expand_like(bias.astype(x.dtype), product)
 
 
-def int8_matmul(kernel: Int8Matrix, x: Float[Array, "*rows D"], axis: int = 0) -> Array:
+def int8_matmul(
+    kernel: Int8Matrix,
+    x: Float[Array, "*rows D"],
+    axis: int = 0,
+) -> Array:
     """Returns the product over the last axis of x and an axis of the kernel, the first or last."""
     # Inputs have a scale per row, so that the result of a row does not depend on other rows.
     rows = x.reshape(-1, x.shape[-1])
@@ -140,7 +144,12 @@ def matmul_tn(
     return jnp.matmul(transposed, b, preferred_element_type=dtype)
 
 
-def einsum(spec: str, x: Array, y: Array, dtype: DTypeLike | None = None) -> Array:
+def einsum(
+    spec: str,
+    x: Array,
+    y: Array,
+    dtype: DTypeLike | None = None,
+) -> Array:
     """Returns ``jnp.einsum(spec, x, y)`` in float32 or float64, for the two matmuls of attention.
 
     Multiplies in ``dtype``, or in the dtype of the operands when None.
@@ -179,26 +188,48 @@ def _rounded_einsum(x: Array, y: Array, *, spec: str) -> Array:
     return _einsum(x, y, spec=spec)
 
 
-def _rounded_einsum_in_float32(x: Array, y: Array, *, spec: str) -> Array:
+def _rounded_einsum_in_float32(
+    x: Array,
+    y: Array,
+    *,
+    spec: str,
+) -> Array:
     # bfloat16 has 8 bits of exponent and 7 of mantissa.
     x = jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
     y = jax.lax.reduce_precision(y, exponent_bits=8, mantissa_bits=7)
     return _einsum(x, y, spec=spec)
 
 
-def _gradient_by_first(gradient: Array, x: Any, y: Array, *, spec: str) -> Array:
+def _gradient_by_first(
+    gradient: Array,
+    x: Any,
+    y: Array,
+    *,
+    spec: str,
+) -> Array:
     gradient_spec, _ = _GRADIENTS[spec]
     return _rounded_einsum(gradient, y, spec=gradient_spec)
 
 
-def _gradient_by_second(gradient: Array, x: Array, y: Any, *, spec: str) -> Array:
+def _gradient_by_second(
+    gradient: Array,
+    x: Array,
+    y: Any,
+    *,
+    spec: str,
+) -> Array:
     _, gradient_spec = _GRADIENTS[spec]
     if spec == WEIGHTED_SUM:
         return _rounded_einsum(x, gradient, spec=gradient_spec)
     return _rounded_einsum(gradient, x, spec=gradient_spec)
 
 
-def _batched_einsum(operands: tuple[Array, Array], axes: tuple, *, spec: str) -> tuple[Array, int]:
+def _batched_einsum(
+    operands: tuple[Array, Array],
+    axes: tuple,
+    *,
+    spec: str,
+) -> tuple[Array, int]:
     """Batches by an einsum in float32, because XLA lacks bfloat16 kernels for some orders."""
     einsum = functools.partial(_rounded_einsum_in_float32, spec=spec)
     batched = jax.vmap(einsum, axes)
@@ -310,7 +341,11 @@ def _lower_unsigned(
     return [stablehlo.dot_general(result, x, matrix, dimensions)]
 
 
-def _matmul_primitive(name: str, dtype: str, function: Callable[..., Array]) -> Primitive:
+def _matmul_primitive(
+    name: str,
+    dtype: str,
+    function: Callable[..., Array],
+) -> Primitive:
     """Returns a primitive of ``function``, a matmul of rows with a matrix, and its result dtype."""
 
     def abstract(x: Any, matrix: Any, axis: int = 0) -> Any:

@@ -96,7 +96,13 @@ def parameter(
     return jax.tree.map(as_jax_array, found)
 
 
-def _check_summed_axis(owner: str, name: str, *, axes: tuple[str | None, ...], role: Role) -> None:
+def _check_summed_axis(
+    owner: str,
+    name: str,
+    *,
+    axes: tuple[str | None, ...],
+    role: Role,
+) -> None:
     """Checks that the axis that a matmul sums over has a name."""
     if role not in ("matrix", "table"):
         return

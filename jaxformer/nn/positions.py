@@ -70,11 +70,13 @@ def tensor2tensor_positions(length: int, d_model: int) -> Float[np.ndarray, "T D
 
     Errors as for :func:`sinusoidal_positions`; ``d_model`` is at least 4.
     """
+    # The same sizes are refused.
     pairs = sinusoidal_positions(length, d_model, np.float64).shape[1] // 2
     if pairs < 2:
         raise UserError(f"d_model must be at least 4 for tensor2tensor positions: got {d_model}")
 
-    frequencies = 10_000.0 ** (-np.arange(pairs) / (pairs - 1))
+    pair = np.arange(pairs)  # i
+    frequencies = 10_000.0 ** (-pair / (pairs - 1))
     angles = np.arange(length)[:, None] * frequencies  # [T, D/2]
     sine = np.sin(angles)
     cosine = np.cos(angles)
@@ -109,9 +111,11 @@ def rotary_positions(
         raise UserError(f"rotary positions: expected an even size of a head, d_k, got {size}")
 
     dtype = at_least_float32(heads)
-    frequencies = base ** (-np.arange(0, size, 2) / size)  # [K/2]
+    even = np.arange(0, size, 2)  # 2i
+    frequencies = base ** (-even / size)  # [K/2]
     position = positions[:, :, None, None].astype(dtype)
-    angles = position * frequencies.astype(dtype)[None, None, None]  # [B, T, 1, K/2]
+    frequency = frequencies.astype(dtype)[None, None, None]
+    angles = position * frequency  # [B, T, 1, K/2]
     sine = jnp.sin(angles)
     cosine = jnp.cos(angles)
 
@@ -119,7 +123,8 @@ def rotary_positions(
     x, y = jnp.split(heads.astype(dtype), 2, axis=-1)
     rotated_x = x * cosine - y * sine
     rotated_y = x * sine + y * cosine
-    return jnp.concatenate([rotated_x, rotated_y], axis=-1).astype(heads.dtype)
+    rotated = jnp.concatenate([rotated_x, rotated_y], axis=-1)
+    return rotated.astype(heads.dtype)
 
 
 class LinearBias(nn.Module):
@@ -137,7 +142,8 @@ class LinearBias(nn.Module):
         """Returns the slope of each head."""
 
         def geometric(heads: int) -> Float[np.ndarray, " H"]:
-            return 2.0 ** (-8 * np.arange(1, heads + 1) / heads)
+            head = np.arange(1, heads + 1)
+            return 2.0 ** (-8 * head / heads)
 
         power = 2 ** int(math.log2(self.num_heads))
         first = geometric(power)
@@ -207,7 +213,8 @@ class BucketedBias(nn.Module):
         # of the buckets are a geometric series from ``exact`` to ``max_distance``.
         exact = count // 2
         steps = count - exact
-        growth = (self.max_distance / exact) ** (np.arange(1, steps) / steps)
+        step = np.arange(1, steps)
+        growth = (self.max_distance / exact) ** (step / steps)
         # Rounding must not raise a power that is a whole number to the next one.
         shortest = np.ceil(exact * growth - 1e-9).astype(np.int32)
 

@@ -85,7 +85,8 @@ def with_offsets(params: PyTree) -> PyTree:
 
         values = np.asarray(leaf.values)
         scale = leaf.scale
-        summed = tuple(i for i, size in enumerate(scale.shape) if size != values.shape[i])
+        axes = range(values.ndim)
+        summed = tuple(i for i in axes if scale.shape[i] != values.shape[i])
         sums = values.sum(axis=summed, dtype=np.int32, keepdims=True)
         return leaf._replace(offset=jax.device_put(128 * sums))
 
@@ -100,12 +101,17 @@ def dequantize(params: PyTree) -> PyTree:
     def convert(leaf: Array | Int8Matrix) -> Array:
         if not isinstance(leaf, Int8Matrix):
             return leaf
-        return leaf.values.astype(leaf.scale.dtype) * leaf.scale
+        values = leaf.values.astype(leaf.scale.dtype)
+        return values * leaf.scale
 
     return jax.tree.map(convert, params, is_leaf=_is_quantized)
 
 
-def cast_params(params: PyTree, info: PyTree, compute_dtype: str) -> PyTree:
+def cast_params(
+    params: PyTree,
+    info: PyTree,
+    compute_dtype: str,
+) -> PyTree:
     """Converts parameters to the format that decoding computes in; vectors stay float32.
 
     With "int8", matrices and tables become :class:`Int8Matrix`. With "bfloat16", tables stay

@@ -125,7 +125,12 @@ class SSRU(nn.Module):
         if keys.queries.segments is None and keys.keys.segments is not None:
             raise UserError("SSRU: expected segments of the keys to be segments of the queries")
 
-    def init_cache(self, slots: Slots, d_model: int, dtype: str) -> RecurrentCache:
+    def init_cache(
+        self,
+        slots: Slots,
+        d_model: int,
+        dtype: str,
+    ) -> RecurrentCache:
         """Returns the state before the first token, at least float32."""
         beams = slots.beam_slots.shape[1]
         rows = slots.beam_slots[:, 0, 0]

@@ -208,7 +208,11 @@ class Stack(nn.Module):
         memory = self._cached_memory(x, cache, slots)
         block, stack = self._unstack_layers()
 
-        def run(params: PyTree, x: Array, own: LayerCache) -> tuple[Array, LayerCache]:
+        def run(
+            params: PyTree,
+            x: Array,
+            own: LayerCache,
+        ) -> tuple[Array, LayerCache]:
             bound = block.bind({"params": params})
             return bound.run(x, keys, memory, cache=own)
 
@@ -223,7 +227,12 @@ class Stack(nn.Module):
         return self._normalize(x), tuple(layers)
 
     @nn.nowrap
-    def _cached_memory(self, x: Array, cache: StackCache, slots: Slots) -> Memory | None:
+    def _cached_memory(
+        self,
+        x: Array,
+        cache: StackCache,
+        slots: Slots,
+    ) -> Memory | None:
         """Returns the memory whose keys and values are in the caches of the blocks."""
         if cache.memory_mask is None:
             return None
@@ -253,7 +262,11 @@ def unstack_layers(params: PyTree, num_layers: int) -> tuple[PyTree, ...]:
     return tuple(layer(i) for i in range(num_layers))
 
 
-def _scan_layers(layer: Callable, num_layers: int, remat: Remat) -> Callable:
+def _scan_layers(
+    layer: Callable,
+    num_layers: int,
+    remat: Remat,
+) -> Callable:
     if remat == "dots":
         policy = jax.checkpoint_policies.save_only_these_names(MATMUL)
         layer = nn.remat(layer, prevent_cse=False, policy=policy)

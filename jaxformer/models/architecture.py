@@ -35,8 +35,12 @@ class Architecture:
     target_vocab_size: int | None = None
     window: int | None = None
     # Other models have fields for some of these. Positions are None if layers encode them.
-    norm_position, positions, biases, d_v = "pre", "learned", True, None
-    embeddings, has_scaled_embeddings = "tied", False
+    norm_position = "pre"
+    positions = "learned"
+    biases = True
+    embeddings = "tied"
+    has_scaled_embeddings = False
+    d_v = None
     d_k: int | None = None
     num_kv_heads: int | None = None
     num_decoder_layers: int | None = None
@@ -51,21 +55,32 @@ class Architecture:
 
     def __post_init__(self) -> None:
         check_types(self, "model")
-        own = [name for name in _SIZES if hasattr(self, name)]  # pictures have no vocabulary
-        check_positive(self, "model", *own, "norm_epsilon")
-        check_fraction(self, "model", *(name for name in _RATES if hasattr(self, name)))
+
+        # Some models lack some of these fields: pictures have no vocabulary.
+        sizes = [name for name in _SIZES if hasattr(self, name)]
+        check_positive(self, "model", *sizes, "norm_epsilon")
+        rates = [name for name in _RATES if hasattr(self, name)]
+        check_fraction(self, "model", *rates)
+
         for name in (*_SIZES, "d_k", "d_v"):
-            if (getattr(self, name, None) or 0) > _MAX_SIZE:
-                raise UserError(
-                    f"model.{name} must be at most {_MAX_SIZE}: got {getattr(self, name)}"
-                )
+            size = getattr(self, name, None)
+            if size is not None and size > _MAX_SIZE:
+                raise UserError(f"model.{name} must be at most {_MAX_SIZE}: got {size}")
+
         if "d_k" not in self.__dataclass_fields__:  # A head has no size of its own.
             check_divides(self, "num_heads", "d_model")
-        absent, known = getattr(self, "absent_tokens", ""), _SPECIAL.keys() - {"eos"}
+
+        self._check_absent_tokens()
+
+    def _check_absent_tokens(self) -> None:
+        absent = getattr(self, "absent_tokens", "")
+        known = _SPECIAL.keys() - {"eos"}  # Without an end, generation would not stop.
+
         if not known.issuperset(absent.split()):
+            choices = ", ".join(sorted(known))
             raise UserError(
-                f"model.absent_tokens must be some of {', '.join(sorted(known))}, separated by "
-                f"spaces: got {absent!r:.80}"
+                f"model.absent_tokens must be some of {choices}, separated by spaces: got "
+                f"{absent!r:.80}"
             )
 
     @property
@@ -86,8 +101,9 @@ class Architecture:
     @property
     def embedding_names(self) -> tuple[str, str, str]:
         """Names of the parameters of the source, target and output matrices."""
-        tied = self.embeddings == "tied"
-        return "embedding", "embedding", "embedding" if tied else "output_embedding"
+        if self.embeddings == "tied":
+            return "embedding", "embedding", "embedding"
+        return "embedding", "embedding", "output_embedding"
 
     @property
     def output_size(self) -> int:
@@ -100,14 +116,23 @@ class Architecture:
         return self.num_layers if self.num_decoder_layers is None else self.num_decoder_layers
 
 
-def check_divides(model: Architecture, part: str, whole: str, advice: str = "") -> None:
+def check_divides(
+    model: Architecture,
+    part: str,
+    whole: str,
+    advice: str = "",
+) -> None:
     """Checks that one field of a model divides another."""
-    given, size = getattr(model, part), getattr(model, whole)
-    if size % given:
-        near = min((n for n in range(1, size + 1) if size % n == 0), key=lambda n: abs(n - given))
-        raise UserError(
-            f"model.{part} must divide model.{whole}={size}: got {given}; use {near}{advice}"
-        )
+    given = getattr(model, part)
+    size = getattr(model, whole)
+    if size % given == 0:
+        return
+
+    divisors = [n for n in range(1, size + 1) if size % n == 0]
+    nearest = min(divisors, key=lambda n: abs(n - given))
+    raise UserError(
+        f"model.{part} must divide model.{whole}={size}: got {given}; use {nearest}{advice}"
+    )
 
 
 def check_even_heads(model: Architecture) -> None:
@@ -130,5 +155,7 @@ def absent_bias(names: str, vocab_size: int) -> Float[Array, " V"] | None:
     """
     if not names:
         return None
-    absent = np.isin(np.arange(vocab_size), [_SPECIAL[name] for name in names.split()])
+
+    absent_ids = [_SPECIAL[name] for name in names.split()]
+    absent = np.isin(np.arange(vocab_size), absent_ids)  # [V]
     return jnp.where(absent, jnp.float32(_NEVER_GENERATED), 0.0)

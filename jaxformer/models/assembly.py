@@ -85,23 +85,33 @@ class ModelConfig(Architecture):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive(self, "model", "window", "d_k", "d_v")
+
         if None in (self.d_k, self.d_v):
             check_divides(self, "num_heads", "d_model", ", or set model.d_k and model.d_v")
-        if (size := self.target_vocab_size) is not None:
-            if self.embeddings == "tied":
-                raise UserError(
-                    "model.target_vocab_size needs model.embeddings=separate: one matrix for both "
-                    "sides has one size"
-                )
-            if not 1 <= size <= self.vocab_size:
-                raise UserError(
-                    "model.target_vocab_size must be from 1 to model.vocab_size="
-                    f"{self.vocab_size}, since targets use its first ids: got {size}"
-                )
+        self._check_target_vocab_size()
+
         if self.positions == "rotary":
             check_even_heads(self)
         with prefix_errors("model"):
-            ENCODINGS[self.positions].table(0, self.d_model)  # refuses sizes that it cannot encode
+            # The table refuses sizes that it cannot encode.
+            ENCODINGS[self.positions].table(0, self.d_model)
+
+    def _check_target_vocab_size(self) -> None:
+        size = self.target_vocab_size
+        if size is None:
+            return
+
+        if self.embeddings == "tied":
+            raise UserError(
+                "model.target_vocab_size needs model.embeddings=separate: one matrix for both "
+                "sides has one size"
+            )
+
+        if not 1 <= size <= self.vocab_size:
+            raise UserError(
+                "model.target_vocab_size must be from 1 to model.vocab_size="
+                f"{self.vocab_size}, since targets use its first ids: got {size}"
+            )
 
     @property
     def embedding_names(self) -> tuple[str, str, str]:
@@ -128,7 +138,9 @@ def make_stack(
     With ``causal``, tokens see only earlier tokens; with ``cross_attention``, also a memory.
     ``self_attention`` replaces the paper's.
     """
-    c, encoding = config, ENCODINGS[config.positions]
+    c = config
+    encoding = ENCODINGS[c.positions]
+    make_norm = functools.partial(LayerNorm, c.norm_epsilon)
     make_attention = functools.partial(
         MultiHeadAttention,
         num_heads=c.num_heads,
@@ -138,19 +150,26 @@ def make_stack(
         dropout_rate=c.attention_dropout_rate,
         compute_dtype=c.compute_dtype,
     )
-    make_norm, make_bias = functools.partial(LayerNorm, c.norm_epsilon), encoding.make_bias
+
+    # Positions are encoded in self-attention only: a memory has positions of its own.
+    if self_attention is None:
+        self_attention = make_attention(encode_positions=encoding.rotate)
     block = Block(
-        self_attention=self_attention or make_attention(encode_positions=encoding.rotate),
+        self_attention=self_attention,
         cross_attention=make_attention() if cross_attention else None,
         feed_forward=FeedForward(c.d_ff, c.activation, c.compute_dtype),
         make_residual=functools.partial(Residual, c.norm_position, c.dropout_rate, make_norm),
     )
+
+    make_bias = None
+    if encoding.make_bias is not None:
+        make_bias = functools.partial(encoding.make_bias, c.num_heads, causal)
     return Stack(
-        block,
-        c.decoder_layers if cross_attention else c.num_layers,
+        layers=block,
+        num_layers=c.decoder_layers if cross_attention else c.num_layers,
         final_norm=make_norm if c.norm_position == "pre" else None,
         window=c.window,
-        make_bias=make_bias and functools.partial(make_bias, c.num_heads, causal),
+        make_bias=make_bias,
         remat=remat,
     )
 
@@ -169,20 +188,37 @@ class Model(nn.Module):
 
     @nn.nowrap
     def _check_config(self) -> None:
-        if not isinstance(c := self.config, self.section):
-            advice = "; give config.model" if hasattr(c, "model") else ""
-            owner, expected, given = type(self).__name__, self.section.__name__, type(c).__name__
-            article = "an" if expected[0] in "AEIOU" else "a"
-            raise UserError(f"{owner}: expected {article} {expected}, got {given}{advice}")
+        if isinstance(self.config, self.section):
+            return
+
+        owner = type(self).__name__
+        expected = self.section.__name__
+        article = "an" if expected[0] in "AEIOU" else "a"
+        given = type(self.config).__name__
+        advice = "; give config.model" if hasattr(self.config, "model") else ""
+        raise UserError(f"{owner}: expected {article} {expected}, got {given}{advice}")
 
     @nn.nowrap
     def _make_linear(
-        self, name: str, outputs: int, axes: tuple = (), inputs: int | None = None
+        self,
+        name: str,
+        outputs: int,
+        axes: tuple = (),
+        inputs: int | None = None,
     ) -> tuple[Any, Any]:
         """Creates a matrix and its bias; a matrix with named axes may be quantized."""
-        glorot, shape = nn.initializers.xavier_uniform(), (inputs or self.config.d_model, outputs)
-        matrix = parameter(self, name, glorot, shape, axes, "matrix" if axes else "vector")
-        return matrix, parameter(self, f"{name}_bias", nn.initializers.zeros, shape[1:])
+        shape = (inputs or self.config.d_model, outputs)
+        matrix = parameter(
+            self,
+            name,
+            nn.initializers.xavier_uniform(),
+            shape,
+            axes=axes,
+            role="matrix" if axes else "vector",
+        )
+
+        bias = parameter(self, f"{name}_bias", nn.initializers.zeros, (outputs,))
+        return matrix, bias
 
 
 class TokenModel(Model):
@@ -194,39 +230,62 @@ class TokenModel(Model):
     def setup(self) -> None:
         self._check_config()
         c = self.config
-        sizes = zip(c.embedding_names, (c.vocab_size, c.output_size, c.output_size), strict=True)
-        tables = {name: self._make_table(name, size) for name, size in dict(sizes).items()}
-        self.src_table, self.tgt_table, self.output_table = (tables[n] for n in c.embedding_names)
+        source, target, output = c.embedding_names
+
+        # Tables of the same name are one parameter, and have the same size.
+        sizes = {source: c.vocab_size, target: c.output_size, output: c.output_size}
+        tables = {name: self._make_table(name, size) for name, size in sizes.items()}
+        self.src_table = tables[source]
+        self.tgt_table = tables[target]
+        self.output_table = tables[output]
 
     @nn.nowrap
     def _make_table(
-        self, name: str, size: int, axes: tuple = ("vocab", "d_model"), role: Role = "table"
+        self,
+        name: str,
+        size: int,
+        axes: tuple = ("vocab", "d_model"),
+        role: Role = "table",
     ) -> Any:
         """Creates an embedding that has unit variance after multiplication by sqrt(d_model)."""
-        normal = nn.initializers.normal(stddev=self.config.d_model**-0.5)
-        return parameter(self, name, normal, (size, self.config.d_model), axes, role)
+        d_model = self.config.d_model
+        normal = nn.initializers.normal(stddev=d_model**-0.5)
+        return parameter(self, name, normal, (size, d_model), axes=axes, role=role)
 
     @nn.nowrap
     def _make_embedding(self, table: Any, positions: str) -> Embedding:
         """Returns an embedding; ``positions`` is the name of the parameter of learned positions."""
-        c, learned = self.config, None
+        c = self.config
         encoding = ENCODINGS.get(c.positions, PositionalEncoding())
+
+        learned = None
         if encoding.is_learned:
             learned = self._make_table(positions, c.max_length, axes=(), role="vector")
 
         def encode(length: int) -> Any:
-            return encoding.table(length, c.d_model) if learned is None else learned
+            if learned is not None:
+                return learned
+            return encoding.table(length, c.d_model)
 
-        encodings = None if c.positions is None else encode
-        return Embedding(table, encodings, c.max_length, c.compute_dtype, c.has_scaled_embeddings)
+        return Embedding(
+            table,
+            encodings=None if c.positions is None else encode,
+            max_length=c.max_length,
+            compute_dtype=c.compute_dtype,
+            is_scaled=c.has_scaled_embeddings,
+        )
 
     @nn.nowrap
     def _make_logits_bias(self) -> Any:
         """Returns the bias of the output logits: of absent tokens, or a parameter, or None."""
-        c, zeros = self.config, nn.initializers.zeros
-        if (absent := getattr(c, "absent_tokens", None)) is not None:
+        c = self.config
+        absent = getattr(c, "absent_tokens", None)
+        if absent is not None:
             return absent_bias(absent, c.vocab_size)
-        return parameter(self, "logits_bias", zeros, (c.output_size,)) if c.biases else None
+
+        if not c.biases:
+            return None
+        return parameter(self, "logits_bias", nn.initializers.zeros, (c.output_size,))
 
     def output_projection(self) -> tuple[Float[Array, "V D"], Float[Array, " V"] | None]:
         """Returns matrix and bias of the logits of tokens, for losses that do not store logits.

@@ -56,7 +56,10 @@ class BertConfig(Architecture):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive(self, "model", "num_token_types")
-        if self.num_classes < 0 or (self.num_classes and "pooler" not in self.heads):
+
+        # The classifier reads the output of the pooler.
+        has_pooler = "pooler" in self.heads
+        if self.num_classes < 0 or (self.num_classes and not has_pooler):
             raise UserError(
                 "model.num_classes must be 0, or above 0 with pooler among model.heads: got "
                 f"{self.num_classes} with {self.heads!r}"
@@ -79,11 +82,20 @@ class Bert(Encoder):
     def setup(self) -> None:
         self._check_config()
         c = self.config
-        table = self.output_table = self._make_table("embedding", c.vocab_size)
-        self.words = self._make_embedding(table, "positions")
-        self.token_types = self._make_table("token_types", c.num_token_types, (), "vector")
-        self.norm, self.dropout = LayerNorm(c.norm_epsilon), Dropout(c.dropout_rate)
+        self.output_table = self._make_table("embedding", c.vocab_size)
+        self.words = self._make_embedding(self.output_table, "positions")
+        self.token_types = self._make_table(
+            "token_types",
+            c.num_token_types,
+            axes=(),
+            role="vector",
+        )
+        self.norm = LayerNorm(c.norm_epsilon)
+        self.dropout = Dropout(c.dropout_rate)
+
         self.encoder = make_stack(c, remat=self.remat)
+
+        # The heads, each with the parameters that it needs.
         self.pooled_dropout = Dropout(c.dropout_rate)
         if "pooler" in c.heads:
             self.pooler = self._make_linear("pooler", c.d_model, ("d_model", None))
@@ -132,20 +144,30 @@ class Bert(Encoder):
     ) -> Float[Array, "B T D"]:
         """Returns the sum of three embeddings, normalized."""
         types = jnp.zeros_like(tokens) if token_types is None else token_types
-        x = self.words(tokens)
-        return self.norm(x + embed(self.token_types, types).astype(x.dtype))
 
-    def pool(self, features: Float[Array, "B T D"], tokens: Int[Array, "B T"]) -> Array:
+        words = self.words(tokens)  # the sum of words and positions
+        added = embed(self.token_types, types)
+        return self.norm(words + added.astype(words.dtype))
+
+    def pool(
+        self,
+        features: Float[Array, "B T D"],
+        tokens: Int[Array, "B T"],
+    ) -> Array:
         """Returns the features of whole texts, [B, D], computed from the feature of [CLS]."""
-        return jnp.tanh(project(features[:, 0], *self.pooler, self.config.compute_dtype))
+        first = features[:, 0]  # [B, D]
+        pooled = project(first, *self.pooler, self.config.compute_dtype)
+        return jnp.tanh(pooled)
 
     def transform(self, features: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         """Returns the input of :meth:`output_projection`."""
         c = self.config
         if "masked" not in c.heads:
+            # ``init`` calls this method of every model, to create the parameters of the head.
             if self.is_initializing():
                 return features
             raise UserError(f"Bert: expected masked among model.heads, got {c.heads!r}")
+
         dense = project(features, *self.masked, c.compute_dtype)
         return self.masked_norm(activate(c.activation, dense))
 
@@ -161,4 +183,5 @@ class Bert(Encoder):
     ) -> Float[Array, "B 2"]:
         """Returns logits of "the second text of the pair follows the first" and "does not"."""
         features = self.features(tokens, token_types=token_types)
-        return linear(self.pool(features, tokens), *self.next)
+        pooled = self.pool(features, tokens)
+        return linear(pooled, *self.next)

@@ -38,6 +38,7 @@ class LanguageModel(StepwiseModel):
                 "LanguageModel: expected model.embeddings=tied, since there is one side only: got "
                 "separate"
             )
+
         self.embed = self._make_embedding(self.src_table, "positions")
         self.logits_bias = self._make_logits_bias()
         self.dropout = Dropout(self.config.dropout_rate)
@@ -66,7 +67,11 @@ class LanguageModel(StepwiseModel):
           row_ids: As in :class:`~jaxformer.Transformer`.
         """
         features = self.features(
-            tokens_in, deterministic, segments=segments, positions=positions, row_ids=row_ids
+            tokens_in,
+            deterministic,
+            segments=segments,
+            positions=positions,
+            row_ids=row_ids,
         )
         return self.logits(features)
 
@@ -81,19 +86,31 @@ class LanguageModel(StepwiseModel):
     ) -> Float[Array, "B T D"]:
         """Returns the output of the stack, the input of :meth:`logits`; see ``__call__``."""
         x = self.embed(tokens_in, positions)
-        dropout = dropout_rows(tokens_in.shape[0], deterministic, row_ids)
-        keys = Keys.of_sequence(tokens_in.shape[1], segments, positions, causal=True)
-        return self.decoder(self.dropout(x, dropout), keys, dropout=dropout)
 
-    def start(self, rows: Int[Array, "B ..."], *, num_beams: int = 1, capacity: int) -> StackCache:
+        batch, length = tokens_in.shape
+        dropout = dropout_rows(batch, deterministic, row_ids)
+        keys = Keys.of_sequence(length, segments, positions, causal=True)
+        x = self.dropout(x, dropout)
+        return self.decoder(x, keys, dropout=dropout)
+
+    def start(
+        self,
+        rows: Int[Array, "B ..."],
+        *,
+        num_beams: int = 1,
+        capacity: int,
+    ) -> StackCache:
         """Returns an empty cache; fill it with :meth:`prefill` or :meth:`step`.
 
         It has as many rows as ``rows``, such as prompts, and their layout on a mesh. The capacity
         is in tokens; see :meth:`~jaxformer.StackCache.grow`.
         """
         check_length("text", capacity, self.config.max_length)
+
+        # Only the number and the sharding of the rows matter.
+        one_of_each = rows.reshape(rows.shape[0], -1)[:, 0]
         return self.decoder.init_cache(
-            rows.reshape(rows.shape[0], -1)[:, 0],
+            one_of_each,
             self.config.d_model,
             activation_dtype(self.config.compute_dtype, self.output_table),
             num_beams=num_beams,

@@ -57,15 +57,20 @@ class LlamaConfig(Architecture):
     max_length: int = 2048
     compute_dtype: ComputeDtype = "float32"
 
-    feed_forward_matrices, positions, dropout_rate = 3, None, 0.0
+    feed_forward_matrices = 3
+    positions = None
+    dropout_rate = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive(self, "model", "num_kv_heads", "d_k", "rotary_base", "window")
+
         if self.d_k is None:
             check_divides(self, "num_heads", "d_model")
         if self.num_kv_heads is not None:
             check_divides(self, "num_kv_heads", "num_heads")
+
+        # All layers have rotary positions.
         check_even_heads(self)
 
 
@@ -78,20 +83,34 @@ class Llama(LanguageModel):
     def _make_decoder(self) -> Stack:
         c = self.config
         make_norm = functools.partial(RMSNorm, c.norm_epsilon)
+
+        self_attention = MultiHeadAttention(
+            c.num_heads,
+            d_k=c.key_size,
+            d_v=c.key_size,
+            use_bias=c.attention_biases,
+            dropout_rate=c.attention_dropout_rate,
+            encode_positions=functools.partial(rotary_positions, base=c.rotary_base),
+            num_kv_heads=c.num_kv_heads,
+            compute_dtype=c.compute_dtype,
+        )
+        feed_forward = FeedForward(
+            c.d_ff,
+            c.activation,
+            c.compute_dtype,
+            use_bias=c.feed_forward_biases,
+            gated=True,
+        )
         block = Block(
-            MultiHeadAttention(
-                c.num_heads,
-                d_k=c.key_size,
-                d_v=c.key_size,
-                use_bias=c.attention_biases,
-                dropout_rate=c.attention_dropout_rate,
-                encode_positions=functools.partial(rotary_positions, base=c.rotary_base),
-                num_kv_heads=c.num_kv_heads,
-                compute_dtype=c.compute_dtype,
-            ),
-            FeedForward(
-                c.d_ff, c.activation, c.compute_dtype, use_bias=c.feed_forward_biases, gated=True
-            ),
+            self_attention=self_attention,
+            feed_forward=feed_forward,
             make_residual=functools.partial(Residual, "pre", 0.0, make_norm),
         )
-        return Stack(block, c.num_layers, make_norm, window=c.window, remat=self.remat)
+
+        return Stack(
+            layers=block,
+            num_layers=c.num_layers,
+            final_norm=make_norm,
+            window=c.window,
+            remat=self.remat,
+        )

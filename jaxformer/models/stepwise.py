@@ -41,23 +41,42 @@ class StepwiseModel(TokenModel):
         Returns the decoder's output, whose :meth:`logits` predict the next tokens, and the cache.
         """
         if starts is None:
-            return self.decoder.prefill(self.embed(tokens), cache, length)
+            x = self.embed(tokens)
+            return self.decoder.prefill(x, cache, length)
+
+        prompt_length = tokens.shape[1]
         slots = dataclasses.replace(cache.slots, starts=starts[:, None])
-        positions = jnp.maximum(jnp.arange(tokens.shape[1])[None] - starts[:, None], 0)
-        x = self.embed(tokens, positions, tokens.shape[1])
-        return self.decoder.prefill(x, cache._replace(slots=slots), length)
+        cache = cache._replace(slots=slots)
+
+        index = jnp.arange(prompt_length)[None]
+        positions = jnp.maximum(index - starts[:, None], 0)  # [B, T]; 0 on padding
+        x = self.embed(tokens, positions, longest=prompt_length)
+        return self.decoder.prefill(x, cache, length)
 
     def candidate_output(self, candidates: Int[Array, " C"]) -> tuple[Any, Float[Array, " C"]]:
         """Returns the rows of the output matrix and the biases of some tokens, for :meth:`step`.
 
         Padding, except at the front, has the bias -inf.
         """
-        table = jax.tree.map(lambda rows: take_rows(rows, candidates), self.output_table)
-        bias = jnp.where((candidates == PAD) & (jnp.arange(len(candidates)) > 0), -jnp.inf, 0.0)
-        return table, bias if self.logits_bias is None else bias + self.logits_bias[candidates]
+
+        def take(rows: Array) -> Array:
+            return take_rows(rows, candidates)
+
+        table = jax.tree.map(take, self.output_table)
+
+        # Sets of candidates are padded at the end to a common size.
+        is_pad = candidates == PAD
+        is_later = jnp.arange(len(candidates)) > 0
+        bias = jnp.where(is_pad & is_later, -jnp.inf, 0.0)
+        if self.logits_bias is not None:
+            bias = bias + self.logits_bias[candidates]
+        return table, bias
 
     def step(
-        self, tokens: Int[Array, "B N"], cache: StackCache, output: tuple[Any, Any] | None = None
+        self,
+        tokens: Int[Array, "B N"],
+        cache: StackCache,
+        output: tuple[Any, Any] | None = None,
     ) -> tuple[Float[Array, "B N V"], StackCache]:
         """Returns float32 logits of the next token of every beam, and the updated cache.
 
@@ -68,12 +87,18 @@ class StepwiseModel(TokenModel):
         if cache.slots.starts is not None:
             positions -= cache.slots.starts
         longest = None if cache.slots.is_rolling else cache.slots.capacity
-        x, cache = self.decoder.step(self.embed(tokens, positions, longest), cache)
-        return (self.logits(x) if output is None else output_logits(x, *output)), cache
+
+        x = self.embed(tokens, positions, longest)
+        x, cache = self.decoder.step(x, cache)
+        if output is None:
+            return self.logits(x), cache
+        return output_logits(x, *output), cache
 
 
 def step_fn(
-    model: StepwiseModel, params: PyTree, candidates: Int[Array, " C"] | None = None
+    model: StepwiseModel,
+    params: PyTree,
+    candidates: Int[Array, " C"] | None = None,
 ) -> StepFn:
     """Returns ``model.step`` as the step function of a search.
 
@@ -82,14 +107,19 @@ def step_fn(
 
     >>> search(step_fn(model, params), cache, max_lengths=[64], capacity=64)  # doctest: +SKIP
     """
-    layers = unstack_layers(params["decoder"]["layers"], model.config.decoder_layers)
-    variables = {"params": {**params, "decoder": {**params["decoder"], "layers": layers}}}
+    decoder = params["decoder"]
+    layers = unstack_layers(decoder["layers"], model.config.decoder_layers)
+    unstacked = {**decoder, "layers": layers}
+    variables = {"params": {**params, "decoder": unstacked}}
 
     output = None
     if candidates is not None:
         output = model.apply(variables, candidates, method="candidate_output")
 
-    def step(tokens: Int[Array, "B N"], cache: Any) -> tuple[Float[Array, "B N V"], Any]:
+    def step(
+        tokens: Int[Array, "B N"],
+        cache: Any,
+    ) -> tuple[Float[Array, "B N V"], Any]:
         ids = tokens if candidates is None else candidates[tokens]
         return model.apply(variables, ids, cache, output, method="step")
 

@@ -31,7 +31,9 @@ class StudentConfig(ModelConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive(self, "model", "num_decoder_layers")
-        if self.window is not None or self.positions in ("rotary", "alibi", "relative"):
+
+        acts_on_attention = self.positions in ("rotary", "alibi", "relative")
+        if self.window is not None or acts_on_attention:
             raise UserError(
                 "a student's decoder has a recurrence instead of self-attention: expected no "
                 "model.window, and model.positions that are added to embeddings; got "
@@ -56,6 +58,10 @@ class Student(Transformer):
 
     @nn.nowrap
     def _make_decoder(self) -> Stack:
-        c = self.config
-        options = {"self_attention": SSRU(c.compute_dtype), "remat": self.remat}
-        return make_stack(c, causal=True, cross_attention=True, **options)
+        return make_stack(
+            self.config,
+            causal=True,
+            cross_attention=True,
+            self_attention=SSRU(self.config.compute_dtype),
+            remat=self.remat,
+        )

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import Any, Literal
+from typing import Literal
 
 from flax import linen as nn
 from jaxtyping import Array, Float
@@ -65,7 +65,10 @@ class T5Config(Architecture):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive(self, "model", "d_k", "num_decoder_layers", "num_buckets", "max_distance")
-        if self.num_buckets < 4 or self.max_distance <= self.num_buckets // 2:
+
+        # In a decoder, half of the buckets are for single distances. The others reach further.
+        has_few_buckets = self.num_buckets < 4
+        if has_few_buckets or self.max_distance <= self.num_buckets // 2:
             raise UserError(
                 "model.num_buckets must be at least 4, and model.max_distance more than half of "
                 f"it: got {self.num_buckets} and {self.max_distance}"
@@ -94,26 +97,61 @@ class T5(Transformer):
         return self._make_stack(self.config.decoder_layers, norm, is_decoder=True)
 
     @nn.nowrap
-    def _make_stack(self, layers: int, norm: type[RMSNorm], is_decoder: bool = False) -> Stack:
+    def _make_stack(
+        self,
+        layers: int,
+        norm: type[RMSNorm],
+        is_decoder: bool = False,
+    ) -> Stack:
         c = self.config
-        sizes = c.num_heads, is_decoder, c.num_buckets, c.max_distance
-        make_bias = functools.partial(BucketedBias, *sizes)
         make_norm = functools.partial(RMSNorm, c.norm_epsilon)
-        attention: dict[str, Any] = {"d_k": c.d_k, "d_v": c.d_k, "dropout_rate": c.dropout_rate}
-        attention |= {"scale": 1.0, "compute_dtype": c.compute_dtype}
-        own, shared = (make_bias, None) if c.bias_per_layer else (None, make_bias)
-        block = Block(
-            MultiHeadAttention(c.num_heads, make_bias=own, **attention),
-            FeedForward(c.d_ff, c.activation, c.compute_dtype, use_bias=False, gated=c.gated),
-            MultiHeadAttention(c.num_heads, **attention) if is_decoder else None,
-            functools.partial(Residual, "pre", c.dropout_rate, make_norm),
+        make_attention = functools.partial(
+            MultiHeadAttention,
+            c.num_heads,
+            d_k=c.d_k,
+            d_v=c.d_k,
+            dropout_rate=c.dropout_rate,
+            scale=1.0,
+            compute_dtype=c.compute_dtype,
         )
-        final_norm = functools.partial(norm, c.norm_epsilon)
-        return Stack(block, layers, final_norm, make_bias=shared, remat=self.remat)
+        make_bias = functools.partial(
+            BucketedBias,
+            c.num_heads,
+            causal=is_decoder,
+            num_buckets=c.num_buckets,
+            max_distance=c.max_distance,
+        )
+
+        # T5 has one bias for all layers of a stack, umT5 one for each layer.
+        own_bias = make_bias if c.bias_per_layer else None
+        shared_bias = None if c.bias_per_layer else make_bias
+
+        feed_forward = FeedForward(
+            c.d_ff,
+            c.activation,
+            c.compute_dtype,
+            use_bias=False,
+            gated=c.gated,
+        )
+        block = Block(
+            self_attention=make_attention(make_bias=own_bias),
+            feed_forward=feed_forward,
+            cross_attention=make_attention() if is_decoder else None,
+            make_residual=functools.partial(Residual, "pre", c.dropout_rate, make_norm),
+        )
+
+        return Stack(
+            layers=block,
+            num_layers=layers,
+            final_norm=functools.partial(norm, c.norm_epsilon),
+            make_bias=shared_bias,
+            remat=self.remat,
+        )
 
 
 class _ScaledNorm(RMSNorm):
     """The last norm of a decoder whose output is multiplied by ``d_model**-0.5``."""
 
     def __call__(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
-        return super().__call__(x) * x.shape[-1] ** -0.5
+        d_model = x.shape[-1]
+        return super().__call__(x) * d_model**-0.5

@@ -1,7 +1,5 @@
 """The Transformer: encoder, decoder, shared embedding, and decoding with a cache (section 3)."""
 
-from typing import Any
-
 import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float, Int
@@ -43,13 +41,16 @@ class Transformer(StepwiseModel):
 
     def setup(self) -> None:
         super().setup()
-        c = self.config
         self.embed_source = self._make_embedding(self.src_table, "src_positions")
         self.embed = self._make_embedding(self.tgt_table, "tgt_positions")
         self.logits_bias = self._make_logits_bias()
-        self.src_dropout = Dropout(c.dropout_rate)
-        self.tgt_dropout = Dropout(c.dropout_rate)
-        self.encoder, self.decoder = self._make_encoder(), self._make_decoder()
+
+        dropout_rate = self.config.dropout_rate
+        self.src_dropout = Dropout(dropout_rate)
+        self.tgt_dropout = Dropout(dropout_rate)
+
+        self.encoder = self._make_encoder()
+        self.decoder = self._make_decoder()
 
     @nn.nowrap
     def _make_encoder(self) -> Stack:
@@ -92,16 +93,30 @@ class Transformer(StepwiseModel):
         """
         check_ids("src", src, self.config.vocab_size)
         check_ids("tgt_in", tgt_in, self.config.output_size)
+
         if src.shape[0] != tgt_in.shape[0]:
             raise UserError(
                 f"Transformer: expected as many rows in src as in tgt_in, got {src.shape[0]} and "
                 f"{tgt_in.shape[0]}"
             )
+
         src_segments = _segments(src) if src_segments is None else src_segments
-        dropout: dict[str, Any] = {"row_ids": row_ids, "deterministic": deterministic}
-        encoded = self.encode(src, src_segments, src_positions, **dropout)
+        encoded = self.encode(
+            src,
+            src_segments,
+            src_positions,
+            row_ids=row_ids,
+            deterministic=deterministic,
+        )
+
         features = self.decode(
-            tgt_in, encoded, src_segments, tgt_segments, tgt_positions, **dropout
+            tgt_in,
+            encoded,
+            src_segments,
+            tgt_segments=tgt_segments,
+            tgt_positions=tgt_positions,
+            row_ids=row_ids,
+            deterministic=deterministic,
         )
         return self.logits(features)
 
@@ -117,9 +132,12 @@ class Transformer(StepwiseModel):
         """Encodes source sentences. Arguments as for ``__call__``."""
         segments = _segments(src) if segments is None else segments
         x = self.embed_source(src, positions)
-        dropout = dropout_rows(src.shape[0], deterministic, row_ids)
-        keys = Keys.of_sequence(src.shape[1], segments, positions)
-        return self.encoder(self.src_dropout(x, dropout), keys, dropout=dropout)
+
+        batch, length = src.shape
+        dropout = dropout_rows(batch, deterministic, row_ids)
+        keys = Keys.of_sequence(length, segments, positions)
+        x = self.src_dropout(x, dropout)
+        return self.encoder(x, keys, dropout=dropout)
 
     def decode(
         self,
@@ -133,12 +151,18 @@ class Transformer(StepwiseModel):
         deterministic: bool = True,
     ) -> Float[Array, "B T D"]:
         """Returns the decoder's output for whole target sequences, the input of :meth:`logits`."""
+        batch, length = tgt_in.shape
         segments = _segments(tgt_in) if tgt_segments is None else tgt_segments
-        keys = Keys.of_sequence(tgt_in.shape[1], segments, tgt_positions, causal=True)
-        memory = Memory(encoded, Keys.of_memory(segments, src_segments))
+
+        # A target token sees earlier tokens of its segment, and the source of its segment.
+        keys = Keys.of_sequence(length, segments, tgt_positions, causal=True)
+        memory_keys = Keys.of_memory(segments, src_segments)
+        memory = Memory(encoded, memory_keys)
+
         x = self.embed(tgt_in, tgt_positions)
-        dropout = dropout_rows(tgt_in.shape[0], deterministic, row_ids)
-        return self.decoder(self.tgt_dropout(x, dropout), keys, memory, dropout=dropout)
+        dropout = dropout_rows(batch, deterministic, row_ids)
+        x = self.tgt_dropout(x, dropout)
+        return self.decoder(x, keys, memory, dropout=dropout)
 
     def start(
         self,
@@ -154,10 +178,14 @@ class Transformer(StepwiseModel):
         :meth:`~jaxformer.StackCache.grow`.
         """
         check_length("target", capacity, self.config.max_length)
+
         segments = _segments(src) if segments is None else segments
         encoded = self.encode(src, segments)
+
         return self.decoder.init_cache(
-            *(segments[:, 0], self.config.d_model, encoded.dtype.name),
+            segments[:, 0],
+            self.config.d_model,
+            encoded.dtype.name,
             num_beams=num_beams,
             capacity=capacity,
             memory=encoded,

@@ -53,6 +53,7 @@ class ViTConfig(Architecture):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive(self, "model", "height", "width", "channels", "patch_size")
+
         for side in ("height", "width"):
             check_divides(self, "patch_size", side)
 
@@ -67,14 +68,19 @@ class ViTConfig(Architecture):
 
     @property
     def num_tokens(self) -> int:
-        return self.grid[0] * self.grid[1] + (self.pooling == "token")
+        rows, columns = self.grid
+        num_patches = rows * columns
+        return num_patches + 1 if self.pooling == "token" else num_patches
 
 
 def patches(images: Pictures, size: int) -> Float[Array, "B T P"]:
     """Cuts pictures into square patches, row by row, each with its values in the order Y, X, C."""
     batch, height, width, channels = images.shape
-    grid = images.reshape(batch, height // size, size, width // size, size, channels)
-    return grid.swapaxes(2, 3).reshape(batch, -1, size * size * channels)
+    rows = height // size
+    columns = width // size
+    grid = images.reshape(batch, rows, size, columns, size, channels)
+    squares = grid.swapaxes(2, 3)  # [B, rows, columns, size, size, C]
+    return squares.reshape(batch, -1, size * size * channels)
 
 
 class ViT(Model):
@@ -87,36 +93,59 @@ class ViT(Model):
 
     def setup(self) -> None:
         self._check_config()
-        c, normal = self.config, nn.initializers.normal(0.02)
-        size = c.patch_size**2 * c.channels
-        self.patches = self._make_linear("patches", c.d_model, ("patch", "d_model"), size)
+        c = self.config
+        normal = nn.initializers.normal(0.02)
+
+        patch_values = c.patch_size**2 * c.channels
+        axes = ("patch", "d_model")
+        self.patches = self._make_linear("patches", c.d_model, axes, inputs=patch_values)
         self.positions = parameter(self, "positions", normal, (c.num_tokens, c.d_model))
         if c.pooling == "token":
             self.class_token = parameter(self, "class_token", normal, (c.d_model,))
         if c.num_classes:
             self.classes = self._make_linear("classes", c.num_classes)
+
         self.dropout = Dropout(c.dropout_rate)
         self.encoder = make_stack(c, remat=self.remat)
 
     def __call__(
-        self, images: Pictures, deterministic: bool = True, *, row_ids: RowIds = None
+        self,
+        images: Pictures,
+        deterministic: bool = True,
+        *,
+        row_ids: RowIds = None,
     ) -> Float[Array, "B K"]:
         """Returns logits of the classes. Pixels are from -1 to 1; the rest is as in Encoder."""
-        x = self.features(images, deterministic, row_ids=row_ids)
-        x = x[:, 0] if self.config.pooling == "token" else x.mean(axis=1)
-        return linear(x, *self.classes) if self.config.num_classes else x
+        features = self.features(images, deterministic, row_ids=row_ids)
+        takes_token = self.config.pooling == "token"
+        pooled = features[:, 0] if takes_token else features.mean(axis=1)  # [B, D]
+
+        if not self.config.num_classes:
+            return pooled
+        return linear(pooled, *self.classes)
 
     def features(
-        self, images: Pictures, deterministic: bool = True, *, row_ids: RowIds = None
+        self,
+        images: Pictures,
+        deterministic: bool = True,
+        *,
+        row_ids: RowIds = None,
     ) -> Float[Array, "B T D"]:
         """Returns the output of the encoder: of the class token, if any, and of each patch."""
-        c, expected = self.config, self.config.image_shape
+        c = self.config
+        expected = c.image_shape
         if images.shape[1:] != expected:
             sizes = ", ".join(map(str, expected))
             raise UserError(f"ViT: expected pictures [batch, {sizes}], got {images.shape}")
-        x = project(patches(images, c.patch_size), *self.patches, c.compute_dtype)
+
+        x = project(patches(images, c.patch_size), *self.patches, c.compute_dtype)  # [B, T, D]
         if c.pooling == "token":
-            x = jnp.concatenate([jnp.zeros_like(x[:, :1]) + self.class_token, x], axis=1)
-        x = (x + expand_like(self.positions, x)).astype(activation_dtype(c.compute_dtype, x))
+            class_token = jnp.zeros_like(x[:, :1]) + self.class_token  # [B, 1, D]
+            x = jnp.concatenate([class_token, x], axis=1)
+
+        dtype = activation_dtype(c.compute_dtype, x)
+        x = (x + expand_like(self.positions, x)).astype(dtype)
+
         dropout = dropout_rows(images.shape[0], deterministic, row_ids)
-        return self.encoder(self.dropout(x, dropout), dropout=dropout)
+        x = self.dropout(x, dropout)
+        return self.encoder(x, dropout=dropout)

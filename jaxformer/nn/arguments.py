@@ -18,22 +18,30 @@ def check_sizes(layer: Any, *names: str) -> None:
         size = getattr(layer, name)
         if size is None and name in ("d_k", "d_v", "num_kv_heads"):
             continue
-        if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1:
-            given = repr(size) if isinstance(size, int | float | str) else type(size).__name__
+
+        is_bool = isinstance(size, bool)
+        if is_bool or not isinstance(size, int | np.integer) or size < 1:
+            is_plain = isinstance(size, int | float | str)
+            given = repr(size) if is_plain else type(size).__name__
             advice = "; layers take sizes, models take a ModelConfig"
             raise UserError(f"{owner}: expected {name} to be 1 or more, got {given}{advice}")
 
 
 def check_choice(layer: Any, name: str, choices: Sequence[str]) -> None:
     """Checks that an attribute of a layer is one of some names."""
-    if (given := getattr(layer, name)) not in choices:
-        raise UserError(
-            f"{type(layer).__name__}: expected {name} to be {', '.join(map(repr, choices))}, got "
-            f"{given!r:.80}"
-        )
+    given = getattr(layer, name)
+    if given not in choices:
+        owner = type(layer).__name__
+        expected = ", ".join(map(repr, choices))
+        raise UserError(f"{owner}: expected {name} to be {expected}, got {given!r:.80}")
 
 
-def check_supported(owner: str, names: Iterable[str], supported: Set[str], reason: str) -> None:
+def check_supported(
+    owner: str,
+    names: Iterable[str],
+    supported: Set[str],
+    reason: str,
+) -> None:
     """Checks that all names of given fields or arguments are among those that a layer supports."""
     for name in names:
         if name not in supported:
@@ -57,10 +65,13 @@ def check_recurrence(
     """
     supported = {"queries", "keys", "slots", *rules}
     if keys.slots is not None and not keys.slots.is_prompt:
-        supported.add("mask")  # It hides the keys of other beams, which a state never has.
-    check_supported(owner, fields_given(keys), supported, reason)
+        # The mask hides the keys of other beams, which a state never has.
+        supported.add("mask")
+    check_supported(owner, fields_given(keys), supported, reason=reason)
+
     if memory is not None:
         raise UserError(f"{owner}: expected no memory, {reason}")
+
     if (cache is None) != (keys.slots is None):
         raise UserError(f"{owner}: a cache needs keys of its slots, from Slots.keys")
     if cache is not None and not isinstance(cache, state):
@@ -71,11 +82,18 @@ def check_recurrence(
 
 
 def check_activations(
-    owner: str, name: str, x: Array, width: int | None = None, *, axes: int | None = None
+    owner: str,
+    name: str,
+    x: Array,
+    width: int | None = None,
+    *,
+    axes: int | None = None,
 ) -> None:
     """Checks the width of an argument of a layer, and its number of axes, at least one."""
-    wrong_axes = x.ndim < 1 if axes is None else x.ndim != axes
-    if wrong_axes or (width is not None and x.shape[-1] != width):
+    has_wrong_axes = x.ndim < 1 if axes is None else x.ndim != axes
+    has_wrong_width = not has_wrong_axes and width is not None and x.shape[-1] != width
+
+    if has_wrong_axes or has_wrong_width:
         leading = "batch, length, " if axes else "..., "
         size = "d_model" if width is None else f"d_model={width}"
         raise UserError(f"{owner}: expected {name} of shape [{leading}{size}], got {x.shape}")
@@ -83,9 +101,15 @@ def check_activations(
 
 def check_mask(owner: str, mask: Array, x: Array, seen: Array) -> None:
     """Checks that a mask is boolean and broadcasts to [batch, heads, queries, keys]."""
-    batch, queries, keys = x.shape[0], x.shape[1], seen.shape[1]
-    sizes = zip((0, 2, 3), (batch, queries, keys), strict=True)
-    fits = mask.ndim == 4 and all(mask.shape[axis] in (1, size) for axis, size in sizes)
+    batch, queries, _ = x.shape
+    keys = seen.shape[1]
+    fits = (
+        mask.ndim == 4
+        and mask.shape[0] in (1, batch)
+        and mask.shape[2] in (1, queries)
+        and mask.shape[3] in (1, keys)
+    )
+
     if not fits or mask.dtype != bool:
         raise UserError(
             f"{owner}: expected mask of booleans, True where a query may attend, of shape "
@@ -97,14 +121,19 @@ def check_mask(owner: str, mask: Array, x: Array, seen: Array) -> None:
 def check_ids(name: str, ids: Any, size: int) -> None:
     """Checks token ids, [batch, length]. Within ``jax.jit`` only their shape can be checked."""
     if getattr(ids, "ndim", None) != 2:
-        shape = f"shape {ids.shape}" if hasattr(ids, "shape") else type(ids).__name__
+        has_shape = hasattr(ids, "shape")
+        shape = f"shape {ids.shape}" if has_shape else type(ids).__name__
         raise UserError(
             f"{name}: expected an array of token ids of shape [batch, length], got {shape}"
         )
-    if isinstance(ids, Tracer) or not ids.size:
+
+    is_known = not isinstance(ids, Tracer)
+    if not is_known or not ids.size:
         return
+
     values = np.asarray(ids)  # jax.Array.min would be traced.
-    lowest, highest = values.min(), values.max()
+    lowest = values.min()
+    highest = values.max()
     if lowest < 0 or highest >= size:
         raise UserError(
             f"{name}: expected token ids from 0 to {size - 1}, the vocabulary's, got ids from "

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
@@ -10,14 +11,27 @@ from jaxformer.errors import UserError
 from jaxformer.nn.arguments import check_activations, check_mask, check_sizes
 from jaxformer.nn.cache import KVCache, MemoryCache, Slots
 from jaxformer.nn.dropout import Dropout, dropout_rows
-from jaxformer.nn.kernels import KeyValues, attend, attention
+from jaxformer.nn.kernels import KeyValues, KeyValueSource, attend, attention
 from jaxformer.nn.keys import Keys, Tokens
 from jaxformer.nn.matmul import project
 from jaxformer.nn.parameters import parameter
 from jaxformer.nn.precision import ComputeDtype, Int8Matrix, matmul_dtype
 
-# Matrix and bias of each projection, "query", "key", "value" and "output".
-_Projections = dict[str, tuple[Array | Int8Matrix, Array | None]]
+
+class Projection(NamedTuple):
+    """The parameters of a linear projection, the arguments of :func:`~jaxformer.nn.project`."""
+
+    matrix: Array | Int8Matrix
+    bias: Array | None
+
+
+class Projections(NamedTuple):
+    """W^Q, W^K, W^V and W^O, and their biases."""
+
+    query: Projection
+    key: Projection
+    value: Projection
+    output: Projection
 
 
 class MultiHeadAttention(nn.Module):
@@ -73,6 +87,7 @@ class MultiHeadAttention(nn.Module):
                 f"MultiHeadAttention: num_kv_heads={self.num_kv_heads} must divide num_heads="
                 f"{self.num_heads}"
             )
+
         self.dropout = Dropout(self.dropout_rate)
         self.bias = None if self.make_bias is None else self.make_bias()
 
@@ -97,14 +112,18 @@ class MultiHeadAttention(nn.Module):
           row_ids: Index of each row in the global batch, for dropout; 0, 1, ... when None.
         """
         check_activations("MultiHeadAttention", "x", x, axes=3)
+        batch, length, _ = x.shape
         seen = x if memory is None else memory
         if mask is not None:
             check_mask("MultiHeadAttention", mask, x, seen)
-        queries = Tokens.of(x.shape[1], positions=positions)
+
+        queries = Tokens.of(length, positions=positions)
         others = queries if memory is None else Tokens.of(seen.shape[1])
-        dropout = dropout_rows(x.shape[0], deterministic, row_ids)
         keys = Keys(queries, others, mask)
-        return self.attend(x, keys, memory, dropout=dropout)[0]
+
+        dropout = dropout_rows(batch, deterministic, row_ids)
+        attended, _ = self.attend(x, keys, memory, dropout=dropout)
+        return attended
 
     def attend(
         self,
@@ -131,87 +150,166 @@ class MultiHeadAttention(nn.Module):
         check_activations("MultiHeadAttention", "x", x, axes=3)
         if memory is not None:
             check_activations("MultiHeadAttention", "memory", memory, x.shape[-1], axes=3)
+
         keys = self._with_rules(keys)
-        weights, slots = self._projections(x.shape[-1]), keys.slots
-        queries = project(x, *weights["query"], self.compute_dtype)
-        if cache is not None and slots is None:
+        weights = self._projections(x.shape[-1])
+        queries = project(x, *weights.query, self.compute_dtype)  # [B, T, H, K]
+
+        slots = keys.slots
+        if cache is not None:
+            self._check_cached(keys, memory)
+
+        key_values: KeyValueSource
+        if isinstance(cache, MemoryCache):
+            # Steps read the cache as it is. The many queries of a prompt need matmuls.
+            dtype = matmul_dtype(self.compute_dtype)
+            key_values = cache.as_key_values(dtype) if slots.is_prompt else cache
+        elif memory is not None:
+            key_values = self._key_values(memory, weights)
+        else:
+            new = self._key_values(x, weights)  # [B, T, H, K] and [B, T, H, V]
+            if self.encode_positions is not None:
+                positions = keys.queries.positions
+                queries = self.encode_positions(queries, positions)
+                new = dataclasses.replace(new, keys=self.encode_positions(new.keys, positions))
+
+            key_values = new
+            if cache is not None:
+                cache = cache.append(new, slots)
+                # The tokens of a prompt are all of its keys: the cache was empty.
+                key_values = new if slots.is_prompt else cache
+
+        heads = self._weighted_sum(queries, key_values, keys, dropout)
+        batch, length, num_heads, d_v = heads.shape
+        concatenated = heads.reshape(batch, length, num_heads * d_v)
+        return project(concatenated, *weights.output, self.compute_dtype), cache
+
+    def init_cache(
+        self,
+        slots: Slots,
+        d_model: int,
+        dtype: str,
+    ) -> KVCache:
+        """Returns an empty cache for self-attention to activations of this width and dtype."""
+        d_k, d_v = self._head_sizes(d_model)
+        return KVCache.empty(
+            slots,
+            self._kv_heads,
+            d_k=d_k,
+            d_v=d_v,
+            dtype=dtype,
+        )
+
+    def cache_memory(self, memory: Float[Array, "B S D"]) -> MemoryCache:
+        """Returns the cached keys and values of a memory, for all decoding steps."""
+        weights = self._projections(memory.shape[-1])
+        return MemoryCache.of(self._key_values(memory, weights))
+
+    @nn.nowrap
+    def _check_cached(self, keys: Keys, memory: Array | None) -> None:
+        """Checks the other arguments of a call with a cache."""
+        if keys.slots is None:
             raise UserError("MultiHeadAttention: a cache needs keys of its slots, from Slots.keys")
-        if cache is not None and memory is not None:
+        if memory is not None:
             raise UserError(
                 "MultiHeadAttention: expected no memory with a cache, which holds the keys and "
                 "values that are attended to"
             )
-        if isinstance(cache, MemoryCache):
-            dtype = matmul_dtype(self.compute_dtype)
-            key_values = cache.as_key_values(dtype) if slots.is_prompt else cache
-        else:
-            key_values = self._key_values(x if memory is None else memory, weights)
-            if self.encode_positions is not None and memory is None:
-                rotate, positions = self.encode_positions, keys.queries.positions
-                queries = rotate(queries, positions)
-                rotated = rotate(key_values.keys, positions)
-                key_values = dataclasses.replace(key_values, keys=rotated)
-            if cache is not None:
-                cache = cache.append(key_values, slots)
-                key_values = key_values if slots.is_prompt else cache
+
+    def _weighted_sum(
+        self,
+        queries: Float[Array, "B T H K"],
+        key_values: KeyValueSource,
+        keys: Keys,
+        dropout: Int[Array, " B"] | None,
+    ) -> Float[Array, "B T H V"]:
+        """Returns head_1, ..., head_h (equation 1), and sows the weights if they are wanted."""
         drop = self.dropout.row_dropout(dropout)
-        if isinstance(key_values, KeyValues) and not self.is_mutable_collection("intermediates"):
-            attended = attention(queries, key_values, keys, drop)
-        else:
-            attended, shown = attend(queries, key_values, keys, drop)
-            self.sow("intermediates", "weights", shown)
-        heads = attended.reshape(*attended.shape[:2], attended.shape[2] * attended.shape[3])
-        return project(heads, *weights["output"], self.compute_dtype), cache
+        wants_weights = self.is_mutable_collection("intermediates")
+        if isinstance(key_values, KeyValues) and not wants_weights:
+            return attention(queries, key_values, keys, drop)
 
-    def init_cache(self, slots: Slots, d_model: int, dtype: str) -> KVCache:
-        """Returns an empty cache for self-attention to activations of this width and dtype."""
-        return KVCache.empty(slots, self._kv_heads, *self._head_sizes(d_model), dtype)
-
-    def cache_memory(self, memory: Float[Array, "B S D"]) -> MemoryCache:
-        """Returns the cached keys and values of a memory, for all decoding steps."""
-        return MemoryCache.of(self._key_values(memory, self._projections(memory.shape[-1])))
+        attended, weights = attend(queries, key_values, keys, drop)
+        self.sow("intermediates", "weights", weights)
+        return attended
 
     def _with_rules(self, keys: Keys) -> Keys:
         """Returns the keys with the rules of this layer."""
+        rules: dict[str, Any] = {}
         for name in ("scale", "soft_cap"):
-            own, given = getattr(self, name), getattr(keys, name)
-            if None not in (own, given) and own != given:
+            own = getattr(self, name)
+            given = getattr(keys, name)
+            if own is None:
+                continue
+            if given is not None and own != given:
                 raise UserError(f"MultiHeadAttention: got {name}={own}, and keys with {given}")
-        bias = None if self.bias is None else self.bias()
-        rules = {"scale": self.scale, "soft_cap": self.soft_cap, "bias": bias}
-        return dataclasses.replace(keys, **{n: v for n, v in rules.items() if v is not None})
+            rules[name] = own
 
-    def _key_values(self, x: Array, weights: _Projections) -> KeyValues:
-        keys, values = (project(x, *weights[name], self.compute_dtype) for name in ("key", "value"))
-        return KeyValues(keys, values, matmul_dtype(self.compute_dtype))
+        # The bias of the layer takes the place of the bias of the stack.
+        if self.bias is not None:
+            rules["bias"] = self.bias()
+        return dataclasses.replace(keys, **rules)
+
+    def _key_values(self, x: Float[Array, "B S D"], weights: Projections) -> KeyValues:
+        keys = project(x, *weights.key, self.compute_dtype)
+        values = project(x, *weights.value, self.compute_dtype)
+
+        dtype = matmul_dtype(self.compute_dtype)
+        return KeyValues(keys, values, dtype)
 
     @property
     def _kv_heads(self) -> int:
         return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
 
     def _head_sizes(self, d_model: int) -> tuple[int, int]:
-        if (self.d_k is None or self.d_v is None) and d_model % self.num_heads:
+        """Returns d_k and d_v, with the default applied."""
+        needs_default = self.d_k is None or self.d_v is None
+        if needs_default and d_model % self.num_heads:
             raise UserError(
                 f"MultiHeadAttention: num_heads={self.num_heads} must divide the width of the "
                 f"inputs, {d_model}, unless d_k and d_v are given"
             )
+
         default = d_model // self.num_heads
         return self.d_k or default, self.d_v or default
 
     @nn.compact
-    def _projections(self, d_model: int) -> _Projections:
-        (h, shared), (k, v) = (self.num_heads, self._kv_heads), self._head_sizes(d_model)
-        inputs = {"query": (d_model, h, k)}
-        inputs |= {"key": (d_model, shared, k), "value": (d_model, shared, v)}
-        shapes = {**inputs, "output": (h * v, d_model)}
-        matrices = {}
-        for name, shape in shapes.items():
-            outputs = tuple(range(1, len(shape)))
-            glorot = nn.initializers.variance_scaling(1.0, "fan_avg", "uniform", 0, outputs)
-            axes = ("d_model", "heads", None) if name in inputs else ("heads", "d_model")
-            matrices[name] = parameter(self, name, glorot, shape, axes, "matrix")
-        biases = dict.fromkeys(shapes)
-        if self.use_bias:
-            zeros = nn.initializers.zeros
-            biases = {n: parameter(self, f"{n}_bias", zeros, s[1:]) for n, s in shapes.items()}
-        return {name: (matrices[name], biases[name]) for name in shapes}
+    def _projections(self, d_model: int) -> Projections:
+        heads = self.num_heads
+        kv_heads = self._kv_heads
+        d_k, d_v = self._head_sizes(d_model)
+
+        # The order of declarations decides which random numbers a parameter gets.
+        inputs = ("d_model", "heads", None)
+        query = self._matrix("query", (d_model, heads, d_k), inputs)
+        key = self._matrix("key", (d_model, kv_heads, d_k), inputs)
+        value = self._matrix("value", (d_model, kv_heads, d_v), inputs)
+        output = self._matrix("output", (heads * d_v, d_model), ("heads", "d_model"))
+
+        return Projections(
+            query=Projection(query, self._bias("query", (heads, d_k))),
+            key=Projection(key, self._bias("key", (kv_heads, d_k))),
+            value=Projection(value, self._bias("value", (kv_heads, d_v))),
+            output=Projection(output, self._bias("output", (d_model,))),
+        )
+
+    def _matrix(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        axes: tuple[str | None, ...],
+    ) -> Any:
+        outputs = tuple(range(1, len(shape)))
+        glorot = nn.initializers.variance_scaling(
+            scale=1.0,
+            mode="fan_avg",
+            distribution="uniform",
+            in_axis=0,
+            out_axis=outputs,
+        )
+        return parameter(self, name, glorot, shape, axes=axes, role="matrix")
+
+    def _bias(self, name: str, shape: tuple[int, ...]) -> Any:
+        if not self.use_bias:
+            return None
+        return parameter(self, f"{name}_bias", nn.initializers.zeros, shape)

@@ -52,16 +52,23 @@ def backend_for(platform: str, compute_capability: str = "") -> Backend:
     The compute capability is a number for NVIDIA GPUs only, such as "9.0".
     """
     if platform == "cpu":
-        unsigned = cpu_features() & {"avx512_vnni", "amx_int8"} == {"avx512_vnni"}
-        return Backend(float32_activations=True, unroll_layers=True, unsigned_int8=unsigned)
+        int8_features = cpu_features() & {"avx512_vnni", "amx_int8"}
+        return Backend(
+            float32_activations=True,
+            unroll_layers=True,
+            unsigned_int8=int8_features == {"avx512_vnni"},
+        )
+
     if platform == "gpu":
         is_nvidia = compute_capability.split(".")[0].isdigit()
+        has_cudnn_attention = is_nvidia and float(compute_capability) >= 8.0  # from Ampere on
         return Backend(
             unroll_layers=True,
             logits_per_chunk=2**27,
-            fused_attention=is_nvidia and float(compute_capability) >= 8.0,
+            fused_attention=has_cudnn_attention,
             compiler_options=(("xla_gpu_dot_merger_threshold_mb", 0),),
         )
+
     return Backend()
 
 
@@ -71,8 +78,10 @@ _BFLOAT16_INSTRUCTIONS = {"avx512_bf16", "amx_bf16", "bf16"}  # AVX-512 and AMX 
 @functools.cache
 def cpu_features(cpu_info: pathlib.Path = pathlib.Path("/proc/cpuinfo")) -> frozenset[str]:
     """Returns the instruction sets of the CPU, by Linux's list ``cpu_info``; none without it."""
-    content = cpu_info.read_text() if os.access(cpu_info, os.R_OK) else ""
-    features = re.search(r"^(?:flags|Features)\s*:(.*)", content, re.MULTILINE)
+    if not os.access(cpu_info, os.R_OK):
+        return frozenset()
+
+    features = re.search(r"^(?:flags|Features)\s*:(.*)", cpu_info.read_text(), re.MULTILINE)
     return frozenset(features[1].split() if features else ())
 
 
@@ -81,8 +90,12 @@ def emulates_bfloat16() -> bool:
 
     XLA then widens the inputs of bfloat16 matmuls, so that float32 is faster.
     """
-    features = cpu_features() if jax.default_backend() == "cpu" else frozenset()
-    return bool(features) and not _BFLOAT16_INSTRUCTIONS & features
+    if jax.default_backend() != "cpu":
+        return False
+
+    features = cpu_features()
+    is_known = bool(features)
+    return is_known and not _BFLOAT16_INSTRUCTIONS & features
 
 
 _override: contextvars.ContextVar[Backend | None] = contextvars.ContextVar("backend", default=None)
@@ -93,7 +106,10 @@ def backend() -> Backend:
     chosen = _override.get()
     if chosen is not None:
         return chosen
-    return backend_for(jax.default_backend(), getattr(jax.devices()[0], "compute_capability", ""))
+
+    device = jax.devices()[0]
+    compute_capability = getattr(device, "compute_capability", "")
+    return backend_for(jax.default_backend(), compute_capability)
 
 
 @contextlib.contextmanager

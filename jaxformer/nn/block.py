@@ -44,6 +44,7 @@ class Residual(nn.Module):
         check_choice(self, "norm_position", ("post", "pre"))
         norm: Callable = self.make_norm(name="norm")
         drop = Dropout(self.dropout_rate)
+
         if self.norm_position == "pre":
             return x + drop(sublayer(norm(x)), dropout)
         return norm(x + drop(sublayer(x), dropout))
@@ -110,30 +111,48 @@ class Block(nn.Module):
         keys = Keys.of_sequence(x.shape[1]) if keys is None else keys
         new_cache: LayerCache = {}
 
-        def attend(name: str, x: Array, keys: Keys, memory: Array | None = None) -> Array:
+        def attend(
+            name: str,
+            x: Array,
+            keys: Keys,
+            memory: Array | None = None,
+        ) -> Array:
             own = None if cache is None else cache[name]
             attention: Any = getattr(self, name)
             y, new = attention.attend(x, keys, memory, cache=own, dropout=dropout)
+
             if new is not None:
                 new_cache[name] = new
             return y
 
-        x = self.self_attention_residual(x, lambda h: attend("self_attention", h, keys), dropout)
+        def attend_to_itself(x: Array) -> Array:
+            return attend("self_attention", x, keys)
+
+        x = self.self_attention_residual(x, attend_to_itself, dropout)
         self._check_memory(memory)
+
         if self.cross_attention is not None and memory is not None:
-            x = self.cross_attention_residual(
-                x, lambda h: attend("cross_attention", h, memory.keys, memory.activations), dropout
-            )
+
+            def attend_to_memory(x: Array) -> Array:
+                return attend("cross_attention", x, memory.keys, memory=memory.activations)
+
+            x = self.cross_attention_residual(x, attend_to_memory, dropout)
+
         x = self.feed_forward_residual(x, self.feed_forward, dropout)
         return x, new_cache
 
     def init_cache(
-        self, slots: Slots, memory: Float[Array, "B S D"] | None, d_model: int, dtype: str
+        self,
+        slots: Slots,
+        memory: Float[Array, "B S D"] | None,
+        d_model: int,
+        dtype: str,
     ) -> LayerCache:
         """Returns a cache without tokens, which already holds the keys and values of the memory."""
         self._check_memory(memory)
         attention: Any = self.self_attention
         cache: LayerCache = {"self_attention": attention.init_cache(slots, d_model, dtype)}
+
         if self.cross_attention is not None:
             cross: Any = self.cross_attention
             cache["cross_attention"] = cross.cache_memory(memory)

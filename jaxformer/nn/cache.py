@@ -31,12 +31,15 @@ def _capacity_for(length: int, beams: int, window: int | None) -> int:
     """
     kept = length if window is None else min(length, window + 1)
     multiple = 16 // math.gcd(16, beams)
-    return -(-kept // multiple) * multiple
+    blocks = -(-kept // multiple)
+    return blocks * multiple
 
 
 def _pad_to(leaf: Array, axis: int, capacity: int) -> Array:
     missing = max(0, capacity - leaf.shape[axis])
-    return jnp.pad(leaf, [(0, missing if i == axis else 0) for i in range(leaf.ndim)])
+    padding = [(0, 0)] * leaf.ndim
+    padding[axis] = (0, missing)
+    return jnp.pad(leaf, padding)
 
 
 @flax.struct.dataclass
@@ -62,12 +65,17 @@ class Slots:
 
     @classmethod
     def empty(
-        cls, rows: Int[Array, " B"], num_beams: int, length: int, window: int | None = None
+        cls,
+        rows: Int[Array, " B"],
+        num_beams: int,
+        length: int,
+        window: int | None = None,
     ) -> "Slots":
         """Returns slots for ``length`` positions, with the layout of ``rows`` on a mesh."""
         capacity = _capacity_for(length, num_beams, window)
         beam_slots = zeros_for_rows(rows, (num_beams, capacity), jnp.int32)
-        return cls(beam_slots, jnp.zeros((), jnp.int32), window=window)
+        no_tokens = jnp.zeros((), jnp.int32)
+        return cls(beam_slots, no_tokens, window=window)
 
     @property
     def capacity(self) -> int:
@@ -81,8 +89,11 @@ class Slots:
 
     def add_position(self) -> "Slots":
         """Returns the slots after each beam takes its own slot at the next position."""
-        beams = jnp.arange(self.beam_slots.shape[1], dtype=jnp.int32)[None, :, None]
-        own = self.beam_slots[:, :, :1] * 0 + beams
+        num_beams = self.beam_slots.shape[1]
+        beams = jnp.arange(num_beams, dtype=jnp.int32)[None, :, None]
+        # A sum with zeros keeps the sharding of the slots.
+        own = self.beam_slots[:, :, :1] * 0 + beams  # [B, N, 1]
+
         place = self.length % self.capacity
         beam_slots = jax.lax.dynamic_update_slice_in_dim(self.beam_slots, own, place, axis=2)
         return dataclasses.replace(self, beam_slots=beam_slots)
@@ -92,30 +103,60 @@ class Slots:
 
         ``tokens`` is the number of new tokens: T for a prompt, or one per beam.
         """
-        rules: dict[str, Any] = {"window": self.window, "bias": bias, "slots": self}
-        starts = 0 if self.starts is None else self.starts
         if self.is_prompt:
-            index = jnp.arange(tokens, dtype=jnp.int32)[None]
-            segments = None if self.starts is None else (index >= starts).astype(jnp.int32)
-            return Keys.of_sequence(tokens, segments, index - starts, causal=True, **rules)
+            return self._keys_of_prompt(tokens, bias)
+
         batch, beams, capacity = self.beam_slots.shape
-        held = self.positions_held(self.length)[None]
+        starts = 0 if self.starts is None else self.starts
+        held = self.positions_held(self.length)[None]  # [1, M]
+
+        # A beam sees the slots of its ancestors, from its first token on.
         slots = self.beam_slots[..., None]
-        own = slots == expand_like(jnp.arange(beams, dtype=jnp.int32), slots)
+        own = slots == expand_like(jnp.arange(beams, dtype=jnp.int32), slots)  # [B, N, M, N]
         own &= (held >= starts)[:, None, :, None]
-        query, key = jnp.broadcast_to(self.length, (1, tokens)), jnp.repeat(held, beams, axis=1)
-        mask = own.reshape(batch, beams, beams * capacity)[:, None]
-        return Keys(Tokens(query, query - starts), Tokens(key, key - starts), mask, **rules)
+
+        query = jnp.broadcast_to(self.length, (1, tokens))  # [1, N]
+        key = jnp.repeat(held, beams, axis=1)  # [1, P]
+        mask = own.reshape(batch, beams, beams * capacity)[:, None]  # [B, 1, N, P]
+        return Keys(
+            queries=Tokens(query, query - starts),
+            keys=Tokens(key, key - starts),
+            mask=mask,
+            slots=self,
+            window=self.window,
+            bias=bias,
+        )
+
+    def _keys_of_prompt(self, tokens: int, bias: Bias | None) -> Keys:
+        index = jnp.arange(tokens, dtype=jnp.int32)[None]  # [1, T]
+        positions = index - (0 if self.starts is None else self.starts)
+
+        segments = None
+        if self.starts is not None:
+            segments = (index >= self.starts).astype(jnp.int32)
+
+        return Keys.of_sequence(
+            tokens,
+            segments,
+            positions,
+            causal=True,
+            slots=self,
+            window=self.window,
+            bias=bias,
+        )
 
     def positions_held(self, newest: Int[Array, ""]) -> Int[Array, " M"]:
         """Returns the position in each slot of a beam after ``newest``; negative in empty slots."""
         slots = jnp.arange(self.capacity, dtype=jnp.int32)
-        return newest - (newest - slots) % self.capacity
+        age = (newest - slots) % self.capacity
+        return newest - age
 
     def grow(self, length: int) -> "Slots":
         """Returns the slots with capacity for at least ``length`` positions."""
-        capacity = _capacity_for(length, self.beam_slots.shape[1], self.window)
-        return dataclasses.replace(self, beam_slots=_pad_to(self.beam_slots, 2, capacity))
+        num_beams = self.beam_slots.shape[1]
+        capacity = _capacity_for(length, num_beams, self.window)
+        beam_slots = _pad_to(self.beam_slots, axis=2, capacity=capacity)
+        return dataclasses.replace(self, beam_slots=beam_slots)
 
 
 class LayerState:
@@ -143,35 +184,54 @@ class _Cached(LayerState):
 
     def scores(self, queries: Float[Array, "B N H K"]) -> Float[Array, "B H N P"]:
         """Returns the dot products of one query per beam with all keys."""
-        keys = jax.lax.collapse(self.keys[:, 0], 3)
+        keys = jax.lax.collapse(self.keys[:, 0], 3)  # [B, H, K, P]
         dtype = at_least_float32(queries, keys)
 
         def sums_of_products(q: Array, k: Array) -> Array:
-            q, k = q.astype(dtype), k.astype(dtype)
+            q = q.astype(dtype)
+            k = k.astype(dtype)
             if q.shape[1] == 1:  # With an axis of size 1, XLA would take ten times as long.
-                return (q[:, 0, :, :, None] * k).sum(axis=2)[:, :, None]
-            return jnp.moveaxis((q[..., None] * k[:, None]).sum(axis=3), 1, 2)
+                products = q[:, 0, :, :, None] * k  # [B, H, K, P]
+                return products.sum(axis=2)[:, :, None]
+
+            products = q[..., None] * k[:, None]  # [B, N, H, K, P]
+            return jnp.moveaxis(products.sum(axis=3), 1, 2)
 
         def matmuls(q: Array, k: Array) -> Array:
             return jnp.einsum("bnhk,bhks->bhns", q, k, preferred_element_type=dtype)
 
-        return jax.lax.platform_dependent(queries, keys, cpu=sums_of_products, default=matmuls)
+        return jax.lax.platform_dependent(
+            queries,
+            keys,
+            cpu=sums_of_products,
+            default=matmuls,
+        )
 
     def weighted_sum(self, weights: Float[Array, "B H N P"]) -> Float[Array, "B N H V"]:
         """Returns all values, summed with weights."""
-        values, dtype = jax.lax.collapse(self.values[:, 0], 2, -1), weights.dtype
+        values = jax.lax.collapse(self.values[:, 0], 2, -1)  # [B, H, P, V]
+        dtype = weights.dtype
 
         def sums_of_products(w: Array, v: Array) -> Array:
             v = v.astype(dtype)
             if w.shape[2] == 1:
-                return (w[:, :, 0, :, None] * v).sum(axis=2)[:, None]
-            return (jnp.moveaxis(w, 2, 1)[..., None] * v[:, None]).sum(axis=3)
+                products = w[:, :, 0, :, None] * v  # [B, H, P, V]
+                return products.sum(axis=2)[:, None]
+
+            by_beam = jnp.moveaxis(w, 2, 1)  # [B, N, H, P]
+            products = by_beam[..., None] * v[:, None]  # [B, N, H, P, V]
+            return products.sum(axis=3)
 
         def matmuls(w: Array, v: Array) -> Array:
             w = w.astype(v.dtype)
             return jnp.einsum("bhns,bhsv->bnhv", w, v, preferred_element_type=dtype)
 
-        summed = jax.lax.platform_dependent(weights, values, cpu=sums_of_products, default=matmuls)
+        summed = jax.lax.platform_dependent(
+            weights,
+            values,
+            cpu=sums_of_products,
+            default=matmuls,
+        )
         return summed.astype(values.dtype)
 
 
@@ -183,32 +243,49 @@ class KVCache(_Cached):
     values: Float[Array, "B 1 H M N V"]
 
     @classmethod
-    def empty(cls, slots: Slots, num_heads: int, d_k: int, d_v: int, dtype: str) -> "KVCache":
+    def empty(
+        cls,
+        slots: Slots,
+        num_heads: int,
+        d_k: int,
+        d_v: int,
+        dtype: str,
+    ) -> "KVCache":
         """Returns an empty cache with capacity for all slots."""
-        rows, (_, beams, capacity) = slots.beam_slots[:, 0, 0], slots.beam_slots.shape
-        return cls(
-            zeros_for_rows(rows, (1, num_heads, d_k, capacity, beams), dtype),
-            zeros_for_rows(rows, (1, num_heads, capacity, beams, d_v), dtype),
-        )
+        rows = slots.beam_slots[:, 0, 0]
+        _, beams, capacity = slots.beam_slots.shape
+        keys = zeros_for_rows(rows, (1, num_heads, d_k, capacity, beams), dtype)
+        values = zeros_for_rows(rows, (1, num_heads, capacity, beams, d_v), dtype)
+        return cls(keys, values)
 
     def append(self, new: KeyValues, slots: Slots) -> "KVCache":
         """Returns the cache with the keys and values of new tokens written to their slots."""
         if slots.is_prompt and new.keys.shape[1] > slots.capacity:  # Only its end is kept.
-            last = jnp.maximum(slots.positions_held(slots.length - 1), 0)
+            newest = slots.length - 1
+            last = jnp.maximum(slots.positions_held(newest), 0)  # [M]
             new = jax.tree.map(lambda a: jnp.take(a, last, axis=1), new)
+
         tokens = MemoryCache.of(new)
         if slots.is_prompt:  # T positions of beam 0.
-            keys, values, place = tokens.keys[..., None], tokens.values[..., None, :], 0
+            keys = tokens.keys[..., None]  # [B, 1, H, K, T, 1]
+            values = tokens.values[..., None, :]  # [B, 1, H, T, 1, V]
+            place = 0
         else:  # One position of T beams.
-            keys, values = tokens.keys[..., None, :], tokens.values[:, :, :, None]
+            keys = tokens.keys[..., None, :]  # [B, 1, H, K, 1, N]
+            values = tokens.values[:, :, :, None]  # [B, 1, H, 1, N, V]
             place = slots.length % slots.capacity
+
         update = jax.lax.dynamic_update_slice_in_dim
         return KVCache(
-            update(self.keys, keys, place, axis=4), update(self.values, values, place, axis=3)
+            keys=update(self.keys, keys, place, axis=4),
+            values=update(self.values, values, place, axis=3),
         )
 
     def grow(self, capacity: int) -> "KVCache":
-        return KVCache(_pad_to(self.keys, 4, capacity), _pad_to(self.values, 3, capacity))
+        return KVCache(
+            keys=_pad_to(self.keys, axis=4, capacity=capacity),
+            values=_pad_to(self.values, axis=3, capacity=capacity),
+        )
 
 
 @flax.struct.dataclass
@@ -221,10 +298,12 @@ class MemoryCache(_Cached):
     @classmethod
     def of(cls, memory: KeyValues) -> "MemoryCache":
         """Returns the cache of projected keys and values."""
-        keys, values = jnp.moveaxis(memory.keys, 1, -1), jnp.moveaxis(memory.values, 1, 2)
+        keys = jnp.moveaxis(memory.keys, 1, -1)  # [B, H, K, S]
+        values = jnp.moveaxis(memory.values, 1, 2)  # [B, H, S, V]
         return cls(keys[:, None], values[:, None])
 
     def as_key_values(self, dtype: str) -> KeyValues:
         """Returns the keys and values in the layout for the tokens of a prompt."""
-        keys, values = jnp.moveaxis(self.keys[:, 0], -1, 1), jnp.moveaxis(self.values[:, 0], 2, 1)
+        keys = jnp.moveaxis(self.keys[:, 0], -1, 1)  # [B, S, H, K]
+        values = jnp.moveaxis(self.values[:, 0], 2, 1)  # [B, S, H, V]
         return KeyValues(keys, values, dtype)

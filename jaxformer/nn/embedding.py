@@ -27,12 +27,16 @@ def embed(
 ) -> Float[Array, "*rows D"]:
     """Returns rows of a table, float32 or float64; NaN for ids that are out of range."""
     if isinstance(table, Int8Matrix):
-        return take_rows(table.values, ids).astype(jnp.float32) * take_rows(table.scale, ids)
+        values = take_rows(table.values, ids).astype(jnp.float32)
+        return values * take_rows(table.scale, ids)
+
     if has_explicit_axes(ids):
         return take_rows(table, ids).astype(at_least_float32(table))
+
     # Every device gathers the whole table: XLA of jax 0.10 crashes on lookups in a sharded table.
     found = per_batch_shard(take_rows, table, ids)
-    return found.reshape(*ids.shape, table.shape[1]).astype(at_least_float32(table))
+    rows = found.reshape(*ids.shape, table.shape[1])
+    return rows.astype(at_least_float32(table))
 
 
 def output_logits(
@@ -51,7 +55,10 @@ def output_logits(
     else:
         dtype = at_least_float32(x, table)
         logits = matmul_nt(x.astype(dtype), table.astype(dtype))
-    return logits if bias is None else logits + expand_like(bias.astype(logits.dtype), logits)
+
+    if bias is None:
+        return logits
+    return logits + expand_like(bias.astype(logits.dtype), logits)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -79,22 +86,30 @@ class Embedding:
         export for any length, tokens at positions without an encoding give NaN. Raises a
         ``UserError`` if a sequence is longer than ``max_length``, or an id is not in the table.
         """
-        check_ids("tokens", tokens, jax.tree.leaves(self.table)[0].shape[0])
-        x, length = embed(self.table, tokens), tokens.shape[1]
+        vocab_size = jax.tree.leaves(self.table)[0].shape[0]
+        check_ids("tokens", tokens, vocab_size)
+        x = embed(self.table, tokens)
+
         # In an export for any length, that length is symbolic.
+        length = tokens.shape[1]
         is_whole = positions is None and isinstance(length, int)
         if is_whole:
             check_length("sequence", length, self.max_length)
+
         if self.zero_id is not None:
-            x = jnp.where((tokens == self.zero_id)[..., None], 0.0, x)
+            is_zero = (tokens == self.zero_id)[..., None]
+            x = jnp.where(is_zero, 0.0, x)
         if self.is_scaled:
             x = x * math.sqrt(x.shape[-1])
+
         if self.encodings is not None:
             if is_whole:
-                encoding = self.encodings(length)[:length]
+                encoding = self.encodings(length)[:length]  # [T, D]
             else:
                 positions = jnp.arange(length) if positions is None else positions
                 longest = min(longest or self.max_length, self.max_length)
-                encoding = take_rows(jnp.asarray(self.encodings(longest)), positions)
+                table = jnp.asarray(self.encodings(longest))
+                encoding = take_rows(table, positions)  # [B, T, D]
             x = x + expand_like(jnp.asarray(encoding, x.dtype), x)
+
         return x.astype(activation_dtype(self.compute_dtype, x))

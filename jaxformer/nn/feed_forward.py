@@ -20,6 +20,7 @@ Activation = Literal["relu", "gelu", "gelu_exact", "swish"]
 def activate(activation: Activation, x: Float[Array, "*X"]) -> Float[Array, "*X"]:
     """Applies an activation; "gelu" is the approximation with tanh, "gelu_exact" has erf."""
     if activation == "gelu_exact":
+        # x Phi(x), with the distribution function of the normal distribution
         return x * (1 + _erf(x * math.sqrt(0.5))) / 2
     return getattr(nn, activation)(x)
 
@@ -30,9 +31,13 @@ def _erf(x: Array) -> Array:
 
 
 @_erf.defjvp
-def _erf_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+def _erf_jvp(
+    primals: tuple[Array],
+    tangents: tuple[Array],
+) -> tuple[Array, Array]:
     # JAX's own derivative cannot be lowered within a shard_map (jax 0.12, 2026-11-26).
-    [x], [change] = primals, tangents
+    [x] = primals
+    [change] = tangents
     return _erf(x), change * jnp.exp(-x * x) * (2 / math.sqrt(math.pi))
 
 
@@ -70,15 +75,27 @@ class FeedForward(nn.Module):
         check_sizes(self, "d_ff")
         check_choice(self, "activation", typing.get_args(Activation))
         check_activations("FeedForward", "x", x)
-        activated = activate(self.activation, self._project("inner", x, self.d_ff))
-        hidden = activated * self._project("linear", x, self.d_ff) if self.gated else activated
-        return self._project("outer", hidden, x.shape[-1])
 
-    def _project(self, name: str, x: Float[Array, "*rows D"], size: int) -> Float[Array, "*rows F"]:
+        # max(0, x W1 + b1), or another activation
+        hidden = activate(self.activation, self._project("inner", x, self.d_ff))  # [*rows, F]
+        if self.gated:
+            hidden = hidden * self._project("linear", x, self.d_ff)
+        return self._project("outer", hidden, x.shape[-1])  # [*rows, D]
+
+    def _project(
+        self,
+        name: str,
+        x: Float[Array, "*rows D"],
+        size: int,
+    ) -> Float[Array, "*rows F"]:
+        """Returns x W + b, given the name of W and the size of the result."""
         glorot = nn.initializers.variance_scaling(1.0, "fan_avg", "uniform")
         axes = ("d_ff", "d_model") if name == "outer" else ("d_model", "d_ff")
-        matrix = parameter(self, name, glorot, (x.shape[-1], size), axes, "matrix")
+        shape = (x.shape[-1], size)
+        matrix = parameter(self, name, glorot, shape, axes=axes, role="matrix")
+
         bias = None
         if self.use_bias:
             bias = parameter(self, f"{name}_bias", nn.initializers.zeros, (size,))
-        return project(x, matrix, bias, self.compute_dtype)
+
+        return project(x, matrix, bias, compute_dtype=self.compute_dtype)

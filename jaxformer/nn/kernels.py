@@ -5,15 +5,16 @@ and :func:`fused_attention` compute the same in less time or memory; :func:`atte
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Shaped
 
 from jaxformer.fields import fields_given
 from jaxformer.nn.backend import backend
@@ -24,6 +25,7 @@ from jaxformer.nn.precision import at_least_float32
 from jaxformer.nn.sharding import num_shards
 
 Queries: TypeAlias = Float[Array, "B T H K"]
+Weights: TypeAlias = Float[Array, "B H T S"]
 
 # Fields of Keys that only select the keys that a query sees, or where a cache writes them.
 _MASKING = {"queries", "keys", "mask", "slots", "causal", "window", "global_tokens", "scale"}
@@ -60,18 +62,19 @@ class KeyValues:
         return self.keys.shape[-2]
 
     def scores(self, queries: Float[Array, "B T H K"]) -> Float[Array, "B H T S"]:
-        return einsum(SCORES, queries, self.keys, self.dtype)
+        return einsum(SCORES, queries, self.keys, dtype=self.dtype)
 
     def weighted_sum(self, weights: Float[Array, "B H T S"]) -> Float[Array, "B T H V"]:
         dtype = self.values.dtype
-        return einsum(WEIGHTED_SUM, weights.astype(dtype), self.values, self.dtype).astype(dtype)
+        summed = einsum(WEIGHTED_SUM, weights.astype(dtype), self.values, dtype=self.dtype)
+        return summed.astype(dtype)
 
 
 def attend(
     queries: Float[Array, "B T H K"],
     key_values: KeyValueSource,
     keys: Keys,
-    dropout: Callable[[Float[Array, "B H T S"]], Float[Array, "B H T S"]] | None = None,
+    dropout: Callable[[Weights], Weights] | None = None,
 ) -> tuple[Float[Array, "B T H V"], Float[Array, "B H T S"]]:
     """Returns softmax(Q K^T / sqrt(d_k)) V (equation 1), and the weights before dropout.
 
@@ -82,42 +85,35 @@ def attend(
     A query that may attend nowhere, which is padding, gets the average of all values. No result
     may depend on it. ``dropout`` applies to the weights that multiply the values.
     """
-    batch, length, heads, size = queries.shape
-    grouped = _group(queries, key_values.num_heads)
-    scores = key_values.scores(grouped)
-    scores = scores.reshape(batch, heads, length, scores.shape[-1])
-    scores = scores / math.sqrt(size) if keys.scale is None else scores * keys.scale
+    batch, length, heads, d_k = queries.shape
+    grouped = _group(queries, key_values.num_heads)  # [B, Q, J, K]
+
+    # Q K^T
+    scores = key_values.scores(grouped)  # [B, J, Q, S]
+    num_keys = scores.shape[-1]
+    scores = scores.reshape(batch, heads, length, num_keys)  # [B, H, T, S]
+
+    # / sqrt(d_k), or another scale
+    scores = scores / math.sqrt(d_k) if keys.scale is None else scores * keys.scale
+
+    # Later models bound the scores, or add a bias to them.
     if keys.soft_cap is not None:
         scores = keys.soft_cap * jnp.tanh(scores / keys.soft_cap)
     if keys.bias is not None:
         bias = keys.bias(keys.queries.positions, keys.keys.positions)
         scores = scores + bias.astype(scores.dtype)
-    weights = _softmax(scores, keys.allowed())
+
+    weights = _masked_softmax(scores, keys.allowed())  # [B, H, T, S]
+
+    # softmax(...) V
     kept = weights if dropout is None else dropout(weights)
-    kept = kept.reshape(batch, grouped.shape[2], grouped.shape[1], kept.shape[-1])
-    return _ungroup(key_values.weighted_sum(kept), heads), weights
+    _, num_queries, kv_heads, _ = grouped.shape
+    kept = kept.reshape(batch, kv_heads, num_queries, num_keys)  # [B, J, Q, S]
+    attended = key_values.weighted_sum(kept)  # [B, Q, J, V]
+    return _ungroup(attended, heads), weights
 
 
-def _group(queries: Float[Array, "B T H K"], num_heads: int) -> Float[Array, "B Q J K"]:
-    """Returns queries of J heads: Q = T * H / J, first all of the first head of each group."""
-    batch, length, heads, size = queries.shape
-    if heads == num_heads:
-        return queries
-    groups = heads // num_heads
-    split = queries.reshape(batch, length, num_heads, groups, size)
-    return jnp.moveaxis(split, 3, 1).reshape(batch, groups * length, num_heads, size)
-
-
-def _ungroup(attended: Float[Array, "B Q J V"], heads: int) -> Float[Array, "B T H V"]:
-    batch, queries, num_heads, size = attended.shape
-    if heads == num_heads:
-        return attended
-    groups = heads // num_heads
-    split = attended.reshape(batch, groups, queries // groups, num_heads, size)
-    return jnp.moveaxis(split, 1, 3).reshape(batch, queries // groups, heads, size)
-
-
-def _softmax(
+def _masked_softmax(
     scores: Float[Array, "B H T S"], allowed: Bool[Array, "#B #H #T #S"] | None
 ) -> Float[Array, "B H T S"]:
     if allowed is not None:
@@ -126,24 +122,62 @@ def _softmax(
     return jax.nn.softmax(scores, axis=-1)
 
 
+def _group(queries: Float[Array, "B T H K"], num_heads: int) -> Float[Array, "B Q J K"]:
+    """Returns queries of J heads: Q = T * H / J, first all of the first head of each group."""
+    batch, length, heads, size = queries.shape
+    if heads == num_heads:
+        return queries
+
+    groups = heads // num_heads
+    split = queries.reshape(batch, length, num_heads, groups, size)
+    by_group = jnp.moveaxis(split, 3, 1)  # [B, H/J, T, J, K]
+    return by_group.reshape(batch, groups * length, num_heads, size)
+
+
+def _ungroup(attended: Float[Array, "B Q J V"], heads: int) -> Float[Array, "B T H V"]:
+    batch, queries, num_heads, size = attended.shape
+    if heads == num_heads:
+        return attended
+
+    groups = heads // num_heads
+    length = queries // groups
+    by_group = attended.reshape(batch, groups, length, num_heads, size)
+    split = jnp.moveaxis(by_group, 1, 3)  # [B, T, J, H/J, V]
+    return split.reshape(batch, length, heads, size)
+
+
 def attention(
-    queries: Queries, key_values: KeyValues, keys: Keys, dropout: RowDropout | None = None
+    queries: Queries,
+    key_values: KeyValues,
+    keys: Keys,
+    dropout: RowDropout | None = None,
 ) -> Float[Array, "B T H V"]:
     """Computes equation 1 over whole sequences, with the implementation that suits their length."""
-    length, seen = queries.shape[1], key_values.keys.shape[1]
-    known = isinstance(length, int) and isinstance(seen, int)  # Not in an export for any length.
-    is_long = known and length == seen and seen > 4 * (keys.window or seen)
+    length = queries.shape[1]
+    seen = key_values.keys.shape[1]
+    # In an export for any length, the lengths are symbolic and cannot be compared.
+    is_known = isinstance(length, int) and isinstance(seen, int)
+
+    is_self_attention = is_known and length == seen
+    is_long = is_self_attention and seen > 4 * (keys.window or seen)
     if is_long and keys.mask is None:
-        return windowed_attention(queries, key_values, keys, dropout)
+        return windowed_attention(queries, key_values, keys, dropout=dropout)
+
     if dropout is None and has_fused_kernel(queries, key_values.values, keys):
         return fused_attention(queries, key_values, keys)
-    if known and length * seen > backend().scores_per_chunk:
-        return chunked_attention(queries, key_values, keys, dropout)
-    return attend(queries, key_values, keys, dropout)[0]
+
+    if is_known and length * seen > backend().scores_per_chunk:
+        return chunked_attention(queries, key_values, keys, dropout=dropout)
+
+    attended, _ = attend(queries, key_values, keys, dropout=dropout)
+    return attended
 
 
 def windowed_attention(
-    queries: Queries, key_values: KeyValues, keys: Keys, dropout: RowDropout | None = None
+    queries: Queries,
+    key_values: KeyValues,
+    keys: Keys,
+    dropout: RowDropout | None = None,
 ) -> Float[Array, "B T H V"]:
     """Computes self-attention with a window, in time and memory O(window * T).
 
@@ -151,117 +185,234 @@ def windowed_attention(
     attends to itself, to the block before it and, unless the keys are causal, to the one after it.
     All attend to the global tokens, which attend to all tokens.
     """
-    first, length, size = keys.global_tokens, queries.shape[1], keys.window or 1
+    by_block = _attend_by_block(queries, key_values, keys, dropout=dropout)
+    first = keys.global_tokens
+    if not first:
+        return by_block
+
+    # The global tokens see all tokens, and not only those near them.
+    tokens = jax.tree.map(lambda a: a[:, :first], keys.queries)
+    seeing_all = dataclasses.replace(keys, queries=tokens)
+    global_queries = queries[:, :first]
+    of_global, _ = attend(global_queries, key_values, seeing_all, dropout=dropout)
+    return jnp.concatenate([of_global, by_block[:, first:]], axis=1)
+
+
+def _attend_by_block(
+    queries: Queries,
+    key_values: KeyValues,
+    keys: Keys,
+    dropout: RowDropout | None,
+) -> Float[Array, "B T H V"]:
+    """Attends from each block of one window to its neighborhood and the global tokens."""
+    length = queries.shape[1]
+    size = keys.window or 1
     blocks = -(-length // size)
-    before, after = (1, 0) if keys.causal else (1, 1)
+    first = keys.global_tokens
 
     def own(x: Array) -> Array:
-        return _split(x, 1, blocks, size)
+        """Returns the tokens of each block: [B, T, ...] to [B, blocks, size, ...]."""
+        return _split(x, 1, blocks=blocks, size=size)
 
-    def near(x: Array) -> Array:
-        """Returns the tokens that each block sees: the global ones, and its neighborhood."""
-        split = _split(x, 1, before + blocks + after, size, before)
-        seen = [split[:, i : i + blocks] for i in range(before + 1 + after)]
-        if first:
-            seen.insert(0, jnp.repeat(x[:, None, :first], blocks, axis=1))
-        return jnp.concatenate(seen, axis=2)
-
-    is_token, tokens = near(jnp.ones((1, length), bool)), jax.tree.map(near, keys.keys)
-    if first:  # A global token counts once, among the global ones.
-        is_near = (jnp.arange(is_token.shape[2]) >= first)[None, None]
-        is_token &= ~(is_near & (tokens.index < first))
-    # Only these have blocks; all other fields of the keys are the same for every block.
-    split = own(queries), jax.tree.map(own, keys.queries), jax.tree.map(near, key_values), tokens
-
-    def block(arguments: tuple[Array, Tokens, KeyValues, Tokens, Array], number: Array) -> Array:
-        queries, positions, key_values, tokens, mask = arguments
-        seen = dataclasses.replace(keys, queries=positions, keys=tokens, mask=mask, slots=None)
-        return attend(queries, key_values, seen, _dropout_of_block(dropout, number, blocks))[0]
-
-    arguments = *split, is_token[:, :, None, None]
-    attended = jax.vmap(block, in_axes=(1, 0), out_axes=1)(arguments, jnp.arange(blocks))
-    result = _join(attended, length)
+    near = functools.partial(
+        _neighborhoods,
+        blocks=blocks,
+        size=size,
+        after=0 if keys.causal else 1,
+        global_tokens=first,
+    )
+    # False for the empty places before the first token and after the last one.
+    is_token = near(jnp.ones((1, length), bool))
+    tokens = jax.tree.map(near, keys.keys)
     if first:
-        tokens = jax.tree.map(lambda a: a[:, :first], keys.queries)
-        seeing_all = dataclasses.replace(keys, queries=tokens)
-        others = attend(queries[:, :first], key_values, seeing_all, dropout)[0]
-        result = jnp.concatenate([others, result[:, first:]], axis=1)
-    return result
+        # A global token counts once, among the global ones.
+        place = jnp.arange(is_token.shape[2])
+        is_near = (place >= first)[None, None]
+        is_repeated = is_near & (tokens.index < first)
+        is_token &= ~is_repeated
+
+    # Only these have blocks; all other fields of the keys are the same for every block.
+    blocked = _Block(
+        queries=own(queries),
+        query_tokens=jax.tree.map(own, keys.queries),
+        key_values=jax.tree.map(near, key_values),
+        key_tokens=tokens,
+        mask=is_token[:, :, None, None],
+    )
+
+    def block(of_block: _Block, number: Array) -> Array:
+        seen = dataclasses.replace(
+            keys,
+            queries=of_block.query_tokens,
+            keys=of_block.key_tokens,
+            mask=of_block.mask,
+            slots=None,
+        )
+        drop = _dropout_of_block(dropout, number, blocks)
+        return attend(of_block.queries, of_block.key_values, seen, dropout=drop)[0]
+
+    attend_by_block = jax.vmap(block, in_axes=(1, 0), out_axes=1)
+    attended = attend_by_block(blocked, jnp.arange(blocks))  # [B, blocks, size, H, V]
+    return _join(attended, length)
+
+
+class _Block(NamedTuple):
+    """The arguments of attention that differ between blocks of queries, a pytree."""
+
+    queries: Array
+    query_tokens: Tokens
+    key_values: KeyValues
+    key_tokens: Tokens
+    mask: Array
+
+
+def _neighborhoods(
+    x: Array,
+    *,
+    blocks: int,
+    size: int,
+    after: int,
+    global_tokens: int,
+) -> Shaped[Array, "B blocks seen ..."]:
+    """Returns the tokens that each block sees: the global ones, and its neighborhood.
+
+    The neighborhood of a block begins with the block before it, and ends ``after`` blocks after it.
+    """
+    before = 1
+    num_blocks = before + blocks + after
+    split = _split(x, 1, blocks=num_blocks, size=size, before=before)
+
+    neighborhood = [split[:, start : start + blocks] for start in range(before + 1 + after)]
+    if not global_tokens:
+        return jnp.concatenate(neighborhood, axis=2)
+
+    shared = jnp.repeat(x[:, None, :global_tokens], blocks, axis=1)
+    return jnp.concatenate([shared, *neighborhood], axis=2)
 
 
 def chunked_attention(
-    queries: Queries, key_values: KeyValues, keys: Keys, dropout: RowDropout | None = None
+    queries: Queries,
+    key_values: KeyValues,
+    keys: Keys,
+    dropout: RowDropout | None = None,
 ) -> Float[Array, "B T H V"]:
     """Computes equation 1 for a few queries at a time, in memory O(S).
 
     The backward pass recomputes the weights. Masks and biases are computed within each chunk.
     """
-    length, seen, mask = queries.shape[1], key_values.keys.shape[1], keys.mask
-    size = max(1, min(length, backend().scores_per_chunk // (8 * seen)))
+    length = queries.shape[1]
+    seen = key_values.keys.shape[1]
+    most = backend().scores_per_chunk // (8 * seen)
+    size = max(1, min(length, most))
     chunks = -(-length // size)
 
     def split(x: Array, axis: int = 1) -> Array:
-        return jnp.moveaxis(_split(x, axis, chunks, size), axis, 0)
+        """Returns chunks of an axis, on a new first axis."""
+        return jnp.moveaxis(_split(x, axis, blocks=chunks, size=size), axis, 0)
 
-    own_masks = None if mask is None or mask.shape[2] == 1 else split(mask, 2)
+    mask = keys.mask
+    own_masks = None
+    if mask is not None and mask.shape[2] != 1:  # It has a row for each query.
+        own_masks = split(mask, axis=2)
 
     @jax.checkpoint
     def chunk(arguments: tuple[Array, Array, Tokens, Array | None]) -> Array:
         number, queries, tokens, own_mask = arguments
         own_mask = mask if own_mask is None else own_mask
         own = dataclasses.replace(keys, queries=tokens, mask=own_mask)
-        return attend(queries, key_values, own, _dropout_of_block(dropout, number, chunks))[0]
+        drop = _dropout_of_block(dropout, number, chunks)
+        return attend(queries, key_values, own, dropout=drop)[0]
 
     tokens = jax.tree.map(split, keys.queries)
-    result = jax.lax.map(chunk, (jnp.arange(chunks), split(queries), tokens, own_masks))
+    arguments = (jnp.arange(chunks), split(queries), tokens, own_masks)
+    result = jax.lax.map(chunk, arguments)  # [chunks, B, size, H, V]
     return _join(jnp.moveaxis(result, 0, 1), length)
 
 
-def _split(x: Array, axis: int, blocks: int, size: int, before: int = 0) -> Array:
+def _split(
+    x: Array,
+    axis: int,
+    blocks: int,
+    size: int,
+    before: int = 0,
+) -> Array:
     """Splits an axis, [B, T, ...] to [B, blocks, size, ...], after ``before`` empty ones."""
     start = before * size
+    end = blocks * size - start - x.shape[axis]
     padding = [(0, 0)] * x.ndim
-    padding[axis] = (start, blocks * size - start - x.shape[axis])
-    return jnp.pad(x, padding).reshape(*x.shape[:axis], blocks, size, *x.shape[axis + 1 :])
+    padding[axis] = (start, end)
+
+    padded = jnp.pad(x, padding)
+    leading = x.shape[:axis]
+    trailing = x.shape[axis + 1 :]
+    return padded.reshape(*leading, blocks, size, *trailing)
 
 
 def _join(x: Array, length: int) -> Array:
     """Joins blocks: [B, blocks, size, ...] to [B, T, ...]."""
-    return x.reshape(x.shape[0], x.shape[1] * x.shape[2], *x.shape[3:])[:, :length]
+    batch, blocks, size, *trailing = x.shape
+    joined = x.reshape(batch, blocks * size, *trailing)
+    return joined[:, :length]
 
 
-def _dropout_of_block(dropout: RowDropout | None, number: Array, blocks: int) -> RowDropout | None:
+def _dropout_of_block(
+    dropout: RowDropout | None,
+    number: Array,
+    blocks: int,
+) -> RowDropout | None:
     """Returns the dropout of a block of queries, which has masks of its own."""
     if dropout is None:
         return None
-    return dataclasses.replace(dropout, row_ids=dropout.row_ids * blocks + number)
+    row_ids = dropout.row_ids * blocks + number
+    return dataclasses.replace(dropout, row_ids=row_ids)
 
 
-def fused_attention(queries: Queries, key_values: KeyValues, keys: Keys) -> Float[Array, "B T H V"]:
+def fused_attention(
+    queries: Queries,
+    key_values: KeyValues,
+    keys: Keys,
+) -> Float[Array, "B T H V"]:
     """Computes :func:`attend` by cuDNN, without weights in memory, if :func:`has_fused_kernel`."""
     mask = keys.allowed()
     if mask is not None:  # The kernel returns NaN for queries that may attend nowhere.
         mask = mask | ~mask.any(axis=-1, keepdims=True)
-    options = {"mask": mask, "scale": keys.scale, "implementation": "cudnn"}
-    return jax.nn.dot_product_attention(queries, key_values.keys, key_values.values, **options)
+
+    return jax.nn.dot_product_attention(
+        queries,
+        key_values.keys,
+        key_values.values,
+        mask=mask,
+        scale=keys.scale,
+        implementation="cudnn",
+    )
 
 
-def has_fused_kernel(queries: Queries, values: Float[Array, "B S J V"], keys: Keys) -> bool:
+def has_fused_kernel(
+    queries: Queries,
+    values: Float[Array, "B S J V"],
+    keys: Keys,
+) -> bool:
     """Returns whether :func:`fused_attention` supports these arrays and this device.
 
     It requires an NVIDIA GPU (Ampere or later), bfloat16, d_k = d_v, a multiple of 8 up to 128,
     even lengths, and keys without a bias or any other field that is not part of their mask. Neither
     heads nor the batch may be sharded, which is untested.
     """
-    return (
-        backend().fused_attention
-        and _MASKING.issuperset(fields_given(keys))
+    if not backend().fused_attention:
+        return False
+
+    _, length, _, d_k = queries.shape
+    _, seen, _, d_v = values.shape
+    fits = (
+        _MASKING.issuperset(fields_given(keys))
         and queries.dtype == values.dtype == jnp.bfloat16
-        and queries.shape[-1] == values.shape[-1]
-        and queries.shape[-1] <= 128
-        and queries.shape[-1] % 8 == queries.shape[1] % 2 == values.shape[1] % 2 == 0
-        and num_shards("heads") == num_shards("batch") == 1
+        and d_k == d_v
+        and d_k <= 128
+        and d_k % 8 == 0
+        and length % 2 == 0
+        and seen % 2 == 0
     )
+    return fits and num_shards("heads") == num_shards("batch") == 1
 
 
 def dot_product_attention(
@@ -280,8 +431,10 @@ def dot_product_attention(
       mask: True where a query may attend; everywhere when None.
       dtype: Dtype to multiply in; the dtype of the arrays when None.
     """
-    seen = Keys(Tokens.of(queries.shape[1]), Tokens.of(keys.shape[1]), mask)
-    return attend(queries, KeyValues(keys, values, dtype), seen)
+    query_tokens = Tokens.of(queries.shape[1])
+    key_tokens = Tokens.of(keys.shape[1])
+    visible = Keys(query_tokens, key_tokens, mask)
+    return attend(queries, KeyValues(keys, values, dtype), visible)
 
 
 def additive_attention(
@@ -297,17 +450,25 @@ def additive_attention(
     :func:`dot_product_attention`. Queries and keys are already multiplied by the network's
     matrices; ``vector`` has the weights of its output.
     """
-    weights = _softmax(additive_scores(queries, keys, vector), mask)
+    scores = additive_scores(queries, keys, vector)
+    weights = _masked_softmax(scores, mask)
     return KeyValues(keys, values).weighted_sum(weights), weights
 
 
 def additive_scores(
-    queries: Float[Array, "B T H K"], keys: Float[Array, "B S H K"], vector: Float[Array, "H K"]
+    queries: Float[Array, "B T H K"],
+    keys: Float[Array, "B S H K"],
+    vector: Float[Array, "H K"],
 ) -> Float[Array, "B H T S"]:
     """Returns scores ``vector . tanh(query + key)``, of a network with K hidden units.
 
     No matmul can compute them: all B T S H K hidden units are computed, though not stored.
     """
     dtype = at_least_float32(queries, keys, vector)
-    queries, keys, vector = (a.astype(dtype) for a in (queries, keys, vector))
-    return jnp.einsum("btshk,hk->bhts", jnp.tanh(queries[:, :, None] + keys[:, None]), vector)
+    queries = queries.astype(dtype)
+    keys = keys.astype(dtype)
+    vector = vector.astype(dtype)
+
+    summed = queries[:, :, None] + keys[:, None]
+    hidden = jnp.tanh(summed)  # [B, T, S, H, K]
+    return jnp.einsum("btshk,hk->bhts", hidden, vector)

@@ -35,7 +35,9 @@ class Tokens:
     ) -> "Tokens":
         """Returns ``length`` tokens, whose positions are 0, 1, ... when None."""
         index = jnp.arange(length, dtype=jnp.int32)[None]
-        return cls(index, index if positions is None else positions, segments)
+        if positions is None:
+            positions = index
+        return cls(index, positions, segments)
 
 
 @flax.struct.dataclass
@@ -90,28 +92,51 @@ class Keys:
         return cls(tokens, tokens, **rules)
 
     @classmethod
-    def of_memory(cls, segments: Int[Array, "B T"], memory_segments: Int[Array, "B S"]) -> "Keys":
+    def of_memory(
+        cls,
+        segments: Int[Array, "B T"],
+        memory_segments: Int[Array, "B S"],
+    ) -> "Keys":
         """Returns the keys of a memory, visible to queries by :func:`segment_mask`."""
-        queries, keys = (Tokens.of(each.shape[1], each) for each in (segments, memory_segments))
+        length = segments.shape[1]
+        memory_length = memory_segments.shape[1]
+
+        queries = Tokens.of(length, segments)
+        keys = Tokens.of(memory_length, memory_segments)
         return cls(queries, keys)
 
     def allowed(self) -> Bool[Array, "#B #H #T #S"] | None:
         """Returns the mask, True where a query may attend; None if it may attend everywhere."""
-        query, key = self.queries.index[:, None, :, None], self.keys.index[:, None, None]
-        rules = [] if self.mask is None else [self.mask]
-        ours, theirs = self.queries.segments, self.keys.segments
-        if ours is not None or theirs is not None:  # Without segments, a row is one sequence.
-            ours = jnp.ones_like(self.queries.index) if ours is None else ours
-            theirs = jnp.ones_like(self.keys.index) if theirs is None else theirs
-            rules.append(segment_mask(ours, theirs))
+        query = self.queries.index[:, None, :, None]  # [B, 1, T, 1]
+        key = self.keys.index[:, None, None]  # [B, 1, 1, S]
+
+        masks = []
+        if self.mask is not None:
+            masks.append(self.mask)
+        if self.queries.segments is not None or self.keys.segments is not None:
+            masks.append(self._same_segment())
         if self.causal:
-            rules.append(key <= query)
+            masks.append(key <= query)
         if self.window is not None:
-            near = abs(query - key) <= self.window
+            # Distances are in tokens of the row, in both directions.
+            visible = abs(query - key) <= self.window
             if self.global_tokens:
-                near |= (query < self.global_tokens) | (key < self.global_tokens)
-            rules.append(near)
-        return functools.reduce(operator.and_, rules) if rules else None
+                sees_all = query < self.global_tokens
+                seen_by_all = key < self.global_tokens
+                visible |= sees_all | seen_by_all
+            masks.append(visible)
+
+        return functools.reduce(operator.and_, masks) if masks else None
+
+    def _same_segment(self) -> Bool[Array, "#B 1 T S"]:
+        ours = self.queries.segments
+        theirs = self.keys.segments
+        # Without segments, a row is one sequence.
+        if ours is None:
+            ours = jnp.ones_like(self.queries.index)
+        if theirs is None:
+            theirs = jnp.ones_like(self.keys.index)
+        return segment_mask(ours, theirs)
 
 
 def segment_mask(
@@ -125,8 +150,9 @@ def segment_mask(
     >>> segment_mask(jnp.array([[1, 2]]), jnp.array([[1, 2, 0]]))[0, 0].astype(int).tolist()
     [[1, 0, 0], [0, 1, 0]]
     """
-    same = query_segments[:, :, None] == key_segments[:, None, :]
-    return (same & (key_segments != 0)[:, None, :])[:, None]
+    same = query_segments[:, :, None] == key_segments[:, None, :]  # [B, T, S]
+    is_token = (key_segments != 0)[:, None, :]  # [B, 1, S]
+    return (same & is_token)[:, None]
 
 
 def padding_mask(tokens: Int[Array, "B T"], padding: int = 0) -> Bool[Array, "B 1 1 T"]:
@@ -140,7 +166,8 @@ def padding_mask(tokens: Int[Array, "B T"], padding: int = 0) -> Bool[Array, "B 
 
 def causal_mask(length: int) -> Bool[Array, "1 1 T T"]:
     """Returns a mask that hides later positions, which preserves the auto-regressive property."""
-    return jnp.tril(jnp.ones((length, length), bool))[None, None]
+    everywhere = jnp.ones((length, length), bool)
+    return jnp.tril(everywhere)[None, None]
 
 
 @flax.struct.dataclass

@@ -18,7 +18,7 @@ from jaxformer.nn.arguments import (
     check_recurrence,
     check_supported,
 )
-from jaxformer.nn.attention import MultiHeadAttention
+from jaxformer.nn.attention import MultiHeadAttention, Projections
 from jaxformer.nn.cache import LayerState, Slots
 from jaxformer.nn.keys import Keys
 from jaxformer.nn.matmul import project
@@ -30,41 +30,78 @@ def elu_features(x: Float[Array, "*X K"], is_query: bool = False) -> Float[Array
     return jax.nn.elu(x) + 1
 
 
-def random_features(x: Array, is_query: bool, num_features: int = 256, seed: int = 0) -> Array:
+def random_features(
+    x: Array,
+    is_query: bool,
+    num_features: int = 256,
+    seed: int = 0,
+) -> Array:
     """Returns positive random features (Performer, Choromanski et al. 2021).
 
     They are [..., num_features] of x, [..., K]. Their dot products estimate exp(q . k / sqrt(K))
     without bias, except for a factor of each query.
     """
     size = x.shape[-1]
-    rows = np.random.default_rng(seed).normal(size=(num_features, size)).astype(np.float32)
+    normal = np.random.default_rng(seed).normal(size=(num_features, size))
+    rows = normal.astype(np.float32)
+
+    # exp(w . x - |x|^2 / 2) of normal vectors w: the mean of the products over w is exp(q . k).
     x = x * size**-0.25
-    exponents = x @ rows.T - jnp.square(x).sum(-1, keepdims=True) / 2
-    if is_query:  # Prevents overflow; attention divides it out. Keys would need the later ones.
-        exponents -= jax.lax.stop_gradient(exponents.max(-1, keepdims=True))
+    half_square = jnp.square(x).sum(-1, keepdims=True) / 2
+    exponents = x @ rows.T - half_square  # [..., num_features]
+    if is_query:
+        # Prevents overflow; attention divides it out. Keys would need the later ones.
+        largest = exponents.max(-1, keepdims=True)
+        exponents -= jax.lax.stop_gradient(largest)
     return jnp.exp(exponents) / num_features**0.5
 
 
-def _sum_values(q: Array, k: Array, v: Array, causal: bool, chunk: int = 64) -> Array:
+def _sum_values(
+    q: Array,
+    k: Array,
+    v: Array,
+    causal: bool,
+    chunk: int = 64,
+) -> Array:
     """Returns sums of values, [B, T, H, V], with weights q . k of features, [B, T, H, R]."""
     if not causal:
-        return jnp.einsum("bthr,bhrv->bthv", q, jnp.einsum("bshr,bshv->bhrv", k, v))
-    (batch, length, heads, _), padding = q.shape, (0, -q.shape[1] % chunk)
-    q, k, v = (jnp.pad(a, ((0, 0), padding, (0, 0), (0, 0))) for a in (q, k, v))
-    q, k, v = (a.reshape(batch, -1, chunk, heads, a.shape[-1]) for a in (q, k, v))
-    states = jnp.einsum("bcshr,bcshv->bchrv", k, v)  # Of each chunk, and then of all before it.
-    states = jnp.pad(states[:, :-1].cumsum(1), ((0, 0), (1, 0), *[(0, 0)] * 3))
+        state = jnp.einsum("bshr,bshv->bhrv", k, v)
+        return jnp.einsum("bthr,bhrv->bthv", q, state)
+
+    batch, length, heads, _ = q.shape
+    d_v = v.shape[-1]
+    missing = -length % chunk
+
+    def pad(a: Array) -> Array:
+        return jnp.pad(a, ((0, 0), (0, missing), (0, 0), (0, 0)))
+
+    def split(a: Array) -> Array:
+        """Returns chunks, [B, T, ...] to [B, chunks, chunk, ...]."""
+        return a.reshape(batch, -1, chunk, heads, a.shape[-1])
+
+    q, k, v = map(pad, (q, k, v))
+    q, k, v = map(split, (q, k, v))
+
+    # The state before each chunk: the sum over all tokens of the chunks before it.
+    of_chunk = jnp.einsum("bcshr,bcshv->bchrv", k, v)
+    sums_before = of_chunk[:, :-1].cumsum(1)
+    padding = [(0, 0)] * 5
+    padding[1] = (1, 0)
+    states = jnp.pad(sums_before, padding)
+
+    # Within a chunk, weights are computed for each pair of tokens.
     weights = jnp.tril(jnp.einsum("bcthr,bcshr->bchts", q, k))
     sums = jnp.einsum("bchts,bcshv->bcthv", weights, v)
     sums += jnp.einsum("bcthr,bchrv->bcthv", q, states)
-    return sums.reshape(batch, -1, heads, v.shape[-1])[:, :length]
+    joined = sums.reshape(batch, -1, heads, d_v)
+    return joined[:, :length]
 
 
 @flax.struct.dataclass
 class LinearCache(LayerState):
     """Sums over the tokens of each beam, of a constant size."""
 
-    state: Float[Array, "B N H R W"]
+    state: Float[Array, "B N H R W"]  # features times values and a one, W = V + 1
 
 
 _REASON = "which only a softmax has"
@@ -96,37 +133,83 @@ class LinearAttention(MultiHeadAttention):
     feature_map: Callable[[Array, bool], Array] = elu_features
 
     def attend(
-        self, x: Array, keys: Keys, memory: Any = None, *, cache: Any = None, dropout: Any = None
+        self,
+        x: Array,
+        keys: Keys,
+        memory: Any = None,
+        *,
+        cache: Any = None,
+        dropout: Any = None,
     ) -> tuple[Array, Any]:
         """Attends from x to itself or to a cache; see :meth:`MultiHeadAttention.attend`."""
         check_activations("LinearAttention", "x", x, axes=3)
         self._check_rules(keys, memory, cache)
-        slots = keys.slots
-        weights = self._projections(x.shape[-1])
-        q, k, v = (project(x, *weights[n], self.compute_dtype) for n in ("query", "key", "value"))
-        if self.encode_positions is not None:
-            q, k = (self.encode_positions(a, keys.queries.positions) for a in (q, k))
-        q, k, v = (a.astype(at_least_float32(a)) for a in (q, k, v))
-        q, k = self.feature_map(q, True), self.feature_map(k, False)
-        v = jnp.concatenate([v, jnp.ones_like(v[..., :1])], -1)  # Sums of ones are denominators.
-        if slots is None or slots.is_prompt:
-            sums = _sum_values(q, k, v, keys.causal)
-        if slots is not None and slots.is_prompt:  # All beams share it.
-            kept = (jnp.arange(x.shape[1]) < slots.length)[None, :, None, None]
-            cache = LinearCache(cache.state + jnp.einsum("bthr,bthv->bhrv", k * kept, v)[:, None])
-        elif slots is not None:
-            cache = LinearCache(cache.state + k[..., None] * v[..., None, :])
-            sums = jnp.einsum("bnhr,bnhrv->bnhv", q, cache.state)
-        y = (sums[..., :-1] / sums[..., -1:]).astype(x.dtype).reshape(*x.shape[:2], -1)
-        return project(y, *weights["output"], self.compute_dtype), cache
+        batch, length, d_model = x.shape
+        weights = self._projections(d_model)
+        q, k, v = self._features(x, keys, weights)
 
-    def init_cache(self, slots: Slots, d_model: int, dtype: str) -> LinearCache:
+        slots = keys.slots
+        if slots is None:
+            sums = _sum_values(q, k, v, causal=keys.causal)
+        elif slots.is_prompt:
+            sums = _sum_values(q, k, v, causal=keys.causal)
+            # All beams share the state after the prompt.
+            is_kept = jnp.arange(length) < slots.length  # [T]
+            kept = k * is_kept[None, :, None, None]
+            of_prompt = jnp.einsum("bthr,bthv->bhrv", kept, v)
+            cache = LinearCache(cache.state + of_prompt[:, None])
+        else:
+            # One more token of each beam.
+            of_token = k[..., None] * v[..., None, :]  # [B, N, H, R, W]
+            cache = LinearCache(cache.state + of_token)
+            sums = jnp.einsum("bnhr,bnhrv->bnhv", q, cache.state)
+
+        # sum_s (q . k_s) v_s / sum_s (q . k_s)
+        numerators = sums[..., :-1]
+        denominators = sums[..., -1:]
+        heads = (numerators / denominators).astype(x.dtype)  # [B, T, H, V]
+
+        concatenated = heads.reshape(batch, length, -1)
+        return project(concatenated, *weights.output, self.compute_dtype), cache
+
+    def _features(
+        self,
+        x: Array,
+        keys: Keys,
+        weights: Projections,
+    ) -> tuple[Array, Array, Array]:
+        """Returns features of queries and keys, and values with a last entry of 1."""
+        q = project(x, *weights.query, self.compute_dtype)
+        k = project(x, *weights.key, self.compute_dtype)
+        v = project(x, *weights.value, self.compute_dtype)
+        if self.encode_positions is not None:
+            q = self.encode_positions(q, keys.queries.positions)
+            k = self.encode_positions(k, keys.queries.positions)
+
+        q = q.astype(at_least_float32(q))
+        k = k.astype(at_least_float32(k))
+        v = v.astype(at_least_float32(v))
+        q = self.feature_map(q, True)
+        k = self.feature_map(k, False)
+
+        ones = jnp.ones_like(v[..., :1])  # Sums of ones are denominators.
+        return q, k, jnp.concatenate([v, ones], -1)
+
+    def init_cache(
+        self,
+        slots: Slots,
+        d_model: int,
+        dtype: str,
+    ) -> LinearCache:
         """Returns sums over no tokens, at least float32."""
         d_k, d_v = self._head_sizes(d_model)
         features = self.feature_map(jnp.ones(d_k), False).size
-        shape = slots.beam_slots.shape[1], self.num_heads, features, d_v + 1
-        sums = jnp.promote_types(dtype, jnp.float32)
-        return LinearCache(zeros_for_rows(slots.beam_slots[:, 0, 0], shape, sums))
+        beams = slots.beam_slots.shape[1]
+        shape = beams, self.num_heads, features, d_v + 1
+
+        rows = slots.beam_slots[:, 0, 0]
+        wide = jnp.promote_types(dtype, jnp.float32)
+        return LinearCache(zeros_for_rows(rows, shape, wide))
 
     def cache_memory(self, memory: Array) -> Any:
         """Refuses a memory."""
@@ -135,9 +218,19 @@ class LinearAttention(MultiHeadAttention):
     @nn.nowrap
     def _check_rules(self, keys: Keys, memory: Any, cache: Any) -> None:
         """Checks that there are no fields, rules or arguments that the layer would ignore."""
-        options = {"state": LinearCache, "rules": {"causal"}, "reason": _REASON}
-        check_supported("LinearAttention", fields_given(self), _FIELDS, _REASON)
-        check_recurrence("LinearAttention", keys, memory, cache, **options)
+        owner = "LinearAttention"
+        check_supported(owner, fields_given(self), _FIELDS, reason=_REASON)
+        check_recurrence(
+            owner,
+            keys,
+            memory,
+            cache=cache,
+            state=LinearCache,
+            rules={"causal"},
+            reason=_REASON,
+        )
+
         has_starts = keys.slots is not None and keys.slots.starts is not None
-        if has_starts or any(t.segments is not None for t in (keys.queries, keys.keys)):
+        has_segments = keys.queries.segments is not None or keys.keys.segments is not None
+        if has_starts or has_segments:
             raise UserError(f"LinearAttention: expected no segments, {_REASON}")

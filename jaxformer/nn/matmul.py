@@ -50,27 +50,48 @@ def project(
     else:
         dtype = matmul_dtype(compute_dtype, x, kernel)
         product = matmul(x.astype(dtype), kernel.astype(dtype), x.dtype)
+
     product = checkpoint_name(product.astype(x.dtype), MATMUL)
-    return product if bias is None else product + expand_like(bias.astype(x.dtype), product)
+    if bias is None:
+        return product
+    return product + expand_like(bias.astype(x.dtype), product)
 
 
-def int8_matmul(kernel: Int8Matrix, x: Float[Array, "*rows D"], axis: int = 0) -> Array:
+def int8_matmul(
+    kernel: Int8Matrix,
+    x: Float[Array, "*rows D"],
+    axis: int = 0,
+) -> Array:
     """Returns the product over the last axis of x and an axis of the kernel, the first or last."""
     # Inputs have a scale per row, so that the result of a row does not depend on other rows.
-    inputs = quantize_along(x.reshape(-1, x.shape[-1]), 1)
-    matrix = kernel.values.reshape(x.shape[-1], -1) if axis == 0 else kernel.values
+    rows = x.reshape(-1, x.shape[-1])
+    inputs = quantize_along(rows, 1)
+    matrix = kernel.values
+    if axis == 0:
+        matrix = matrix.reshape(x.shape[-1], -1)
+
     if kernel.offset is None:
         sums = _int8_sums(inputs.values, matrix, axis=axis)
     else:
         # u8 x s8 is a fast instruction. XLA would add 128 itself, and sum the kernel every time.
-        unsigned = jax.lax.bitcast_convert_type(inputs.values, jnp.uint8) ^ np.uint8(128)
-        sums = _unsigned_matmul.bind(*match_varying_axes(unsigned, matrix), axis=axis)
+        as_uint8 = jax.lax.bitcast_convert_type(inputs.values, jnp.uint8)
+        unsigned = as_uint8 ^ np.uint8(128)
+        operands = match_varying_axes(unsigned, matrix)
+        sums = _unsigned_matmul.bind(*operands, axis=axis)
         sums -= kernel.offset.reshape(1, -1)
-    product = sums.astype(jnp.float32) * (inputs.scale * kernel.scale.reshape(1, -1))
-    return product.reshape(*x.shape[:-1], *np.delete(kernel.values.shape, axis))
+
+    sums = sums.astype(jnp.float32)
+    scale = inputs.scale * kernel.scale.reshape(1, -1)
+    product = sums * scale
+    outputs = np.delete(kernel.values.shape, axis)
+    return product.reshape(*x.shape[:-1], *outputs)
 
 
-def matmul(x: Float[Array, "*rows D"], kernel: Float[Array, "D ..."], dtype: DTypeLike) -> Array:
+def matmul(
+    x: Float[Array, "*rows D"],
+    kernel: Float[Array, "D ..."],
+    dtype: DTypeLike,
+) -> Array:
     """Returns the product over the last axis of ``x`` and the first of ``kernel``, in ``dtype``.
 
     Both have the dtype to multiply in. Rows are flattened to two dimensions, because on CPUs the
@@ -79,18 +100,25 @@ def matmul(x: Float[Array, "*rows D"], kernel: Float[Array, "D ..."], dtype: DTy
     """
     if has_explicit_axes(x, kernel):
         return jnp.tensordot(x, kernel, 1, preferred_element_type=dtype)
+
+    *leading, inputs = x.shape
+    summed, *outputs = kernel.shape
     # Explicit sizes, since reshape cannot infer -1 for an array without elements.
-    rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
-    matrix = kernel.reshape(kernel.shape[0], math.prod(kernel.shape[1:]))
+    rows = x.reshape(math.prod(leading), inputs)
+    matrix = kernel.reshape(summed, math.prod(outputs))
+
     if x.dtype == jnp.bfloat16 and dtype == jnp.float32:
-        product: Array = _bfloat16_matmul.bind(*match_varying_axes(rows, matrix))
+        operands = match_varying_axes(rows, matrix)
+        product: Array = _bfloat16_matmul.bind(*operands)
     else:
         product = jnp.matmul(rows, matrix, preferred_element_type=dtype)
-    return product.reshape(*x.shape[:-1], *kernel.shape[1:])
+    return product.reshape(*leading, *outputs)
 
 
 def matmul_nt(
-    x: Num[Array, "*rows D"], table: Num[Array, "V D"], dtype: DTypeLike | None = None
+    x: Num[Array, "*rows D"],
+    table: Num[Array, "V D"],
+    dtype: DTypeLike | None = None,
 ) -> Num[Array, "*rows V"]:
     """Returns ``x @ table.T``, in float32 or float64 when ``dtype`` is None.
 
@@ -99,29 +127,43 @@ def matmul_nt(
     dtype = dtype or at_least_float32(x, table)
     if has_explicit_axes(x, table):
         return jnp.einsum("...d,vd->...v", x, table, preferred_element_type=dtype)
-    rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+
+    *leading, inputs = x.shape
+    rows = x.reshape(math.prod(leading), inputs)
     product = jnp.einsum("rd,vd->rv", rows, table, preferred_element_type=dtype)
-    return product.reshape(*x.shape[:-1], table.shape[0])
+    return product.reshape(*leading, table.shape[0])
 
 
-def matmul_tn(a: Float[Array, "R D"], b: Float[Array, "R F"]) -> Float[Array, "D F"]:
+def matmul_tn(
+    a: Float[Array, "R D"],
+    b: Float[Array, "R F"],
+) -> Float[Array, "D F"]:
     """Returns ``a.T @ b``, float32 or float64."""
     transposed = a.T if has_explicit_axes(a, b) else _transpose.bind(a)
-    return jnp.matmul(transposed, b, preferred_element_type=at_least_float32(a, b))
+    dtype = at_least_float32(a, b)
+    return jnp.matmul(transposed, b, preferred_element_type=dtype)
 
 
-def einsum(spec: str, x: Array, y: Array, dtype: DTypeLike | None = None) -> Array:
+def einsum(
+    spec: str,
+    x: Array,
+    y: Array,
+    dtype: DTypeLike | None = None,
+) -> Array:
     """Returns ``jnp.einsum(spec, x, y)`` in float32 or float64, for the two matmuls of attention.
 
     Multiplies in ``dtype``, or in the dtype of the operands when None.
     """
     dtype = jnp.dtype(dtype or x.dtype)
-    if dtype == jnp.bfloat16 and x.dtype == jnp.float32 and not has_explicit_axes(x, y):
-        return _bfloat16_einsum.bind(*match_varying_axes(x, y), spec=spec)
+    is_rounded = dtype == jnp.bfloat16 and x.dtype == jnp.float32
+    if is_rounded and not has_explicit_axes(x, y):
+        operands = match_varying_axes(x, y)
+        return _bfloat16_einsum.bind(*operands, spec=spec)
     return _einsum(x, y, spec=spec)
 
 
-SCORES, WEIGHTED_SUM = "bthk,bshk->bhts", "bhts,bshv->bthv"
+SCORES = "bthk,bshk->bhts"
+WEIGHTED_SUM = "bhts,bshv->bthv"
 # The gradients with respect to the two operands. XLA has bfloat16 kernels for these orders of
 # operands, and raises an error for others (jax 0.10.2, CPU).
 _GRADIENTS = {
@@ -131,7 +173,8 @@ _GRADIENTS = {
 
 
 def _einsum(x: Array, y: Array, *, spec: str) -> Array:
-    return jnp.einsum(spec, x, y, preferred_element_type=at_least_float32(x, y))
+    dtype = at_least_float32(x, y)
+    return jnp.einsum(spec, x, y, preferred_element_type=dtype)
 
 
 # Operands are float32 and rounded inside: on CPUs XLA stacks bfloat16 residuals of all layers in
@@ -139,33 +182,67 @@ def _einsum(x: Array, y: Array, *, spec: str) -> Array:
 def _rounded_einsum(x: Array, y: Array, *, spec: str) -> Array:
     if jax.__version_info__ < (0, 8):  # jaxlib 0.7.2 lacks the kernels for CPUs.
         return _rounded_einsum_in_float32(x, y, spec=spec)
-    return _einsum(x.astype(jnp.bfloat16), y.astype(jnp.bfloat16), spec=spec)
 
-
-def _rounded_einsum_in_float32(x: Array, y: Array, *, spec: str) -> Array:
-    x, y = (jax.lax.reduce_precision(a, 8, 7) for a in (x, y))
+    x = x.astype(jnp.bfloat16)
+    y = y.astype(jnp.bfloat16)
     return _einsum(x, y, spec=spec)
 
 
-def _gradient_by_first(gradient: Array, x: Any, y: Array, *, spec: str) -> Array:
-    return _rounded_einsum(gradient, y, spec=_GRADIENTS[spec][0])
+def _rounded_einsum_in_float32(
+    x: Array,
+    y: Array,
+    *,
+    spec: str,
+) -> Array:
+    # bfloat16 has 8 bits of exponent and 7 of mantissa.
+    x = jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
+    y = jax.lax.reduce_precision(y, exponent_bits=8, mantissa_bits=7)
+    return _einsum(x, y, spec=spec)
 
 
-def _gradient_by_second(gradient: Array, x: Array, y: Any, *, spec: str) -> Array:
-    operands = (x, gradient) if spec == WEIGHTED_SUM else (gradient, x)
-    return _rounded_einsum(*operands, spec=_GRADIENTS[spec][1])
+def _gradient_by_first(
+    gradient: Array,
+    x: Any,
+    y: Array,
+    *,
+    spec: str,
+) -> Array:
+    gradient_spec, _ = _GRADIENTS[spec]
+    return _rounded_einsum(gradient, y, spec=gradient_spec)
 
 
-def _batched_einsum(operands: tuple[Array, Array], axes: tuple, *, spec: str) -> tuple[Array, int]:
+def _gradient_by_second(
+    gradient: Array,
+    x: Array,
+    y: Any,
+    *,
+    spec: str,
+) -> Array:
+    _, gradient_spec = _GRADIENTS[spec]
+    if spec == WEIGHTED_SUM:
+        return _rounded_einsum(x, gradient, spec=gradient_spec)
+    return _rounded_einsum(gradient, x, spec=gradient_spec)
+
+
+def _batched_einsum(
+    operands: tuple[Array, Array],
+    axes: tuple,
+    *,
+    spec: str,
+) -> tuple[Array, int]:
     """Batches by an einsum in float32, because XLA lacks bfloat16 kernels for some orders."""
     einsum = functools.partial(_rounded_einsum_in_float32, spec=spec)
-    return jax.vmap(einsum, axes)(*operands), 0
+    batched = jax.vmap(einsum, axes)
+    return batched(*operands), 0
 
 
 def _abstract_einsum(x: Any, y: Any, *, spec: str) -> Any:
     operands, result = spec.split("->")
-    sizes = dict(zip(operands.replace(",", ""), (*x.shape, *y.shape), strict=True))
-    return x.update(shape=tuple(sizes[axis] for axis in result), weak_type=False)
+    axes = operands.replace(",", "")
+    lengths = (*x.shape, *y.shape)
+    sizes = dict(zip(axes, lengths, strict=True))
+    shape = tuple(sizes[axis] for axis in result)
+    return x.update(shape=shape, weak_type=False)
 
 
 def _define_impl(primitive: Primitive, *static: str) -> None:
@@ -189,16 +266,21 @@ ad.defbilinear(_bfloat16_einsum, _gradient_by_first, _gradient_by_second)
 batching.primitive_batchers[_bfloat16_einsum] = _batched_einsum
 
 
-def _multiply(x: Float[Array, "R D"], matrix: Float[Array, "D F"]) -> Float[Array, "R F"]:
+def _multiply(
+    x: Float[Array, "R D"],
+    matrix: Float[Array, "D F"],
+) -> Float[Array, "R F"]:
     return jnp.matmul(x, matrix, preferred_element_type=jnp.float32)
 
 
 def _gradient_by_rows(gradient: Array, x: Any, matrix: Array) -> Array:
-    return matmul_nt(gradient.astype(matrix.dtype), matrix).astype(matrix.dtype)
+    rounded = gradient.astype(matrix.dtype)
+    return matmul_nt(rounded, matrix).astype(matrix.dtype)
 
 
 def _gradient_by_matrix(gradient: Array, x: Array, matrix: Any) -> Array:
-    return matmul_tn(x, gradient.astype(x.dtype)).astype(x.dtype)
+    rounded = gradient.astype(x.dtype)
+    return matmul_tn(x, rounded).astype(x.dtype)
 
 
 def _lower_transpose(context: mlir.LoweringRuleContext, x: Any) -> Sequence:
@@ -207,33 +289,63 @@ def _lower_transpose(context: mlir.LoweringRuleContext, x: Any) -> Sequence:
     exports = context.module_context.lowering_parameters.for_export  # JAX exports no layouts.
 
     def transpose(x: Array) -> Array:
-        return x.T if exports else with_layout_constraint(x.T, Layout((0, 1)))
+        if exports:
+            return x.T
+        return with_layout_constraint(x.T, Layout((0, 1)))
 
     return mlir.lower_fun(transpose, multiple_results=False)(context, x)
 
 
+def _abstract_transpose(x: Any) -> Any:
+    return x.update(shape=x.shape[::-1], weak_type=False)
+
+
+def _batched_transpose(operands: tuple[Array], axes: tuple) -> tuple[Array, int]:
+    [x] = operands
+    [axis] = axes
+    return jnp.moveaxis(x, axis, 0).mT, 0
+
+
 _transpose = Primitive("transpose_in_memory")  # jax has a "transpose"
 _define_impl(_transpose)
-_transpose.def_abstract_eval(lambda x: x.update(shape=x.shape[::-1], weak_type=False))
+_transpose.def_abstract_eval(_abstract_transpose)
 mlir.register_lowering(_transpose, mlir.lower_fun(jnp.transpose, multiple_results=False))
 mlir.register_lowering(_transpose, _lower_transpose, platform="cpu")
 ad.deflinear2(_transpose, lambda gradient, x: [_transpose.bind(gradient)])
-batching.primitive_batchers[_transpose] = lambda x, at: (jnp.moveaxis(x[0], at[0], 0).mT, 0)
+batching.primitive_batchers[_transpose] = _batched_transpose
 
 
-def _int8_sums(x: Integer[Array, "R D"], matrix: Int8[Array, "..."], *, axis: int) -> Array:
-    dimensions = (((1,), (axis,)), ((), ()))
+def _int8_sums(
+    x: Integer[Array, "R D"],
+    matrix: Int8[Array, "..."],
+    *,
+    axis: int,
+) -> Array:
+    contracted = ((1,), (axis,))
+    no_batch = ((), ())
+    dimensions = (contracted, no_batch)
     return jax.lax.dot_general(x, matrix, dimensions, preferred_element_type=jnp.int32)
 
 
-def _lower_unsigned(context: mlir.LoweringRuleContext, x: Any, matrix: Any, *, axis: int) -> list:
+def _lower_unsigned(
+    context: mlir.LoweringRuleContext,
+    x: Any,
+    matrix: Any,
+    *,
+    axis: int,
+) -> list:
     # jax.lax.dot_general widens both operands to int32, and then XLA misses its kernel.
     dimensions = stablehlo.DotDimensionNumbers.get([], [], [1], [axis])
-    result = ir.RankedTensorType.get(context.avals_out[0].shape, ir.IntegerType.get_signless(32))
+    [sums] = context.avals_out
+    result = ir.RankedTensorType.get(sums.shape, ir.IntegerType.get_signless(32))
     return [stablehlo.dot_general(result, x, matrix, dimensions)]
 
 
-def _matmul_primitive(name: str, dtype: str, function: Callable[..., Array]) -> Primitive:
+def _matmul_primitive(
+    name: str,
+    dtype: str,
+    function: Callable[..., Array],
+) -> Primitive:
     """Returns a primitive of ``function``, a matmul of rows with a matrix, and its result dtype."""
 
     def abstract(x: Any, matrix: Any, axis: int = 0) -> Any:
@@ -242,12 +354,18 @@ def _matmul_primitive(name: str, dtype: str, function: Callable[..., Array]) -> 
 
     def batch(operands: tuple[Array, Array], axes: tuple, **options: Any) -> tuple[Array, int]:
         """Batches over rows by flattening them, and over matrices by a plain batched matmul."""
-        (x, matrix), (axis, matrix_axis) = operands, axes
+        x, matrix = operands
+        axis, matrix_axis = axes
         if matrix_axis is not None:
-            return jax.vmap(functools.partial(function, **options), axes)(x, matrix), 0
+            multiply = functools.partial(function, **options)
+            batched = jax.vmap(multiply, axes)
+            return batched(x, matrix), 0
+
         x = jnp.moveaxis(x, axis, 0)
-        product = primitive.bind(x.reshape(-1, x.shape[-1]), matrix, **options)
-        return product.reshape(*x.shape[:2], -1), 0
+        size, num_rows, inputs = x.shape
+        rows = x.reshape(-1, inputs)
+        product = primitive.bind(rows, matrix, **options)
+        return product.reshape(size, num_rows, -1), 0
 
     primitive = Primitive(name)
     _define_impl(primitive, "axis")

@@ -22,13 +22,19 @@ class LayerNorm(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
         """Normalizes the last axis to mean 0 and variance 1, then scales and shifts it."""
-        scale = parameter(self, "scale", nn.initializers.ones, (x.shape[-1],))
-        bias = parameter(self, "bias", nn.initializers.zeros, (x.shape[-1],))
+        d_model = x.shape[-1]
+        scale = parameter(self, "scale", nn.initializers.ones, (d_model,))
+        bias = parameter(self, "bias", nn.initializers.zeros, (d_model,))
+
+        # Statistics of bfloat16 activations would be too coarse.
         wide = x.astype(at_least_float32(x, scale))
-        scale, bias = (expand_like(a.astype(wide.dtype), wide) for a in (scale, bias))
+        scale = expand_like(scale.astype(wide.dtype), wide)
+        bias = expand_like(bias.astype(wide.dtype), wide)
+
         centered = wide - wide.mean(axis=-1, keepdims=True)
-        variance = jnp.square(centered).mean(axis=-1, keepdims=True)
-        return (centered * jax.lax.rsqrt(variance + self.epsilon) * scale + bias).astype(x.dtype)
+        variance = jnp.square(centered).mean(axis=-1, keepdims=True)  # [*rows, 1]
+        normalized = centered * jax.lax.rsqrt(variance + self.epsilon)
+        return (normalized * scale + bias).astype(x.dtype)
 
 
 class RMSNorm(nn.Module):
@@ -43,8 +49,12 @@ class RMSNorm(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
         """Normalizes the last axis to mean square 1, then scales it."""
-        scale = parameter(self, "scale", nn.initializers.ones, (x.shape[-1],))
+        d_model = x.shape[-1]
+        scale = parameter(self, "scale", nn.initializers.ones, (d_model,))
+
         wide = x.astype(at_least_float32(x, scale))
-        mean_square = jnp.square(wide).mean(axis=-1, keepdims=True)
+
+        mean_square = jnp.square(wide).mean(axis=-1, keepdims=True)  # [*rows, 1]
         normalized = wide * jax.lax.rsqrt(mean_square + self.epsilon)
-        return (normalized * expand_like(scale.astype(wide.dtype), wide)).astype(x.dtype)
+        scale = expand_like(scale.astype(wide.dtype), wide)
+        return (normalized * scale).astype(x.dtype)

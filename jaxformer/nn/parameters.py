@@ -41,12 +41,15 @@ class ParameterInfo(NamedTuple):
         """The axis that a matmul sums over, and along which quantization shares a scale."""
         if self.role == "vector":
             return None
+
         named = [i for i, name in enumerate(self.axes) if name]
         return named[0] if self.role == "matrix" else named[-1]
 
 
-_recorded: contextvars.ContextVar[dict[tuple[str, ...], ParameterInfo] | None] = (
-    contextvars.ContextVar("recorded_parameters", default=None)
+# Metadata by the path of a parameter, while :func:`describe` runs.
+_Recorded = dict[tuple[str, ...], ParameterInfo]
+_recorded: contextvars.ContextVar[_Recorded | None] = contextvars.ContextVar(
+    "recorded_parameters", default=None
 )
 
 
@@ -75,24 +78,42 @@ def parameter(
       UserError: The module was given parameters of another shape, or the axis that a matmul sums
         over has no name.
     """
-    summed = {"matrix": "first", "table": "last"}.get(role)
-    if summed and not (axes and axes[0 if summed == "first" else -1]):
-        raise UserError(
-            f"{type(module).__name__}: expected a name for the {summed} axis of the {role} "
-            f"{name!r}, over which it is multiplied, got axes={axes}"
-        )
+    owner = type(module).__name__
+    _check_summed_axis(owner, name, axes=axes, role=role)
+
     recorded = _recorded.get()
     if recorded is not None:
         recorded[(*module.path, name)] = ParameterInfo(axes, role)
+
     try:
         found = module.param(name, initializer, shape, jnp.float32)
     except flax.errors.ScopeParamShapeError:
-        found = jax.tree.leaves(module.variables["params"][name])[0].shape
+        given = jax.tree.leaves(module.variables["params"][name])[0]
         raise UserError(
-            f"{type(module).__name__}: its inputs and sizes need a parameter {name!r} of shape "
-            f"{shape}, but it was given one of shape {found}"
+            f"{owner}: its inputs and sizes need a parameter {name!r} of shape {shape}, but it "
+            f"was given one of shape {given.shape}"
         ) from None
     return jax.tree.map(as_jax_array, found)
+
+
+def _check_summed_axis(
+    owner: str,
+    name: str,
+    *,
+    axes: tuple[str | None, ...],
+    role: Role,
+) -> None:
+    """Checks that the axis that a matmul sums over has a name."""
+    if role not in ("matrix", "table"):
+        return
+
+    is_matrix = role == "matrix"
+    summed = axes[:1] if is_matrix else axes[-1:]
+    if not any(summed):
+        raise UserError(
+            f"{owner}: expected a name for the {'first' if is_matrix else 'last'} axis of the "
+            f"{role} {name!r}, over which it is multiplied, got axes={axes}"
+        )
 
 
 def describe(init: Callable[..., PyTree], *args: Any, **kwargs: Any) -> PyTree:
@@ -115,7 +136,7 @@ def describe(init: Callable[..., PyTree], *args: Any, **kwargs: Any) -> PyTree:
 
 def describe_variables(init: Callable[..., PyTree], *args: Any, **kwargs: Any) -> PyTree:
     """Works as :func:`describe` does, but returns the whole structure of variables of ``init``."""
-    recorded: dict[tuple[str, ...], ParameterInfo] = {}
+    recorded: _Recorded = {}
     token = _recorded.set(recorded)
     try:
         # A new function for every call, since JAX does not trace a function twice.
@@ -125,9 +146,12 @@ def describe_variables(init: Callable[..., PyTree], *args: Any, **kwargs: Any) -
 
     def info(path: jax.tree_util.KeyPath, leaf: jax.ShapeDtypeStruct) -> ParameterInfo:
         names = tuple(str(getattr(key, "key", key)) for key in path)
-        names = names[1:] if names[:1] == ("params",) else names
+        if names[:1] == ("params",):
+            names = names[1:]
+
         found = recorded.get(names, ParameterInfo((), "vector"))
-        axes = (None,) * (leaf.ndim - len(found.axes)) + found.axes
+        num_leading = leaf.ndim - len(found.axes)  # a stack has a layer axis
+        axes = (None,) * num_leading + found.axes
         return found._replace(axes=axes, shape=leaf.shape)
 
     return jax.tree_util.tree_map_with_path(info, shapes)

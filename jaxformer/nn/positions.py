@@ -27,7 +27,9 @@ Positions: TypeAlias = Literal[
 
 
 def sinusoidal_positions(
-    length: int, d_model: int, dtype: DTypeLike = np.float32
+    length: int,
+    d_model: int,
+    dtype: DTypeLike = np.float32,
 ) -> Float[np.ndarray, "T D"]:
     """Returns the sinusoids of section 3.5, sine and cosine interleaved.
 
@@ -47,9 +49,13 @@ def sinusoidal_positions(
         )
     if length < 0:
         raise UserError(f"length must be 0 or more: got {length}")
-    frequencies = 10_000.0 ** (-np.arange(0, d_model, 2) / d_model)
-    angles = np.arange(length)[:, None] * frequencies
-    pairs = np.stack([np.sin(angles), np.cos(angles)], axis=-1)
+
+    even = np.arange(0, d_model, 2)  # 2i
+    frequencies = 10_000.0 ** (-even / d_model)
+    angles = np.arange(length)[:, None] * frequencies  # [T, D/2]
+    sine = np.sin(angles)
+    cosine = np.cos(angles)
+    pairs = np.stack([sine, cosine], axis=-1)  # [T, D/2, 2]
     return pairs.reshape(length, d_model).astype(dtype)
 
 
@@ -64,11 +70,17 @@ def tensor2tensor_positions(length: int, d_model: int) -> Float[np.ndarray, "T D
 
     Errors as for :func:`sinusoidal_positions`; ``d_model`` is at least 4.
     """
+    # The same sizes are refused.
     pairs = sinusoidal_positions(length, d_model, np.float64).shape[1] // 2
     if pairs < 2:
         raise UserError(f"d_model must be at least 4 for tensor2tensor positions: got {d_model}")
-    angles = np.arange(length)[:, None] * 10_000.0 ** (-np.arange(pairs) / (pairs - 1))
-    return np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
+
+    pair = np.arange(pairs)  # i
+    frequencies = 10_000.0 ** (-pair / (pairs - 1))
+    angles = np.arange(length)[:, None] * frequencies  # [T, D/2]
+    sine = np.sin(angles)
+    cosine = np.cos(angles)
+    return np.concatenate([sine, cosine], axis=1)
 
 
 def fairseq_positions(length: int, d_model: int) -> Float[np.ndarray, "T D"]:
@@ -77,7 +89,9 @@ def fairseq_positions(length: int, d_model: int) -> Float[np.ndarray, "T D"]:
 
 
 def rotary_positions(
-    heads: Float[Array, "B T H K"], positions: Int[Array, "#B T"], base: float = 10_000.0
+    heads: Float[Array, "B T H K"],
+    positions: Int[Array, "#B T"],
+    base: float = 10_000.0,
 ) -> Float[Array, "B T H K"]:
     """Rotates queries or keys by angles proportional to their positions (Su et al. 2021, RoFormer).
 
@@ -95,12 +109,21 @@ def rotary_positions(
     size = heads.shape[-1]
     if size % 2:
         raise UserError(f"rotary positions: expected an even size of a head, d_k, got {size}")
-    frequencies = base ** (-np.arange(0, size, 2) / size)
+
     dtype = at_least_float32(heads)
-    angles = positions[:, :, None, None].astype(dtype) * frequencies.astype(dtype)[None, None, None]
-    sine, cosine = jnp.sin(angles), jnp.cos(angles)
+    even = np.arange(0, size, 2)  # 2i
+    frequencies = base ** (-even / size)  # [K/2]
+    position = positions[:, :, None, None].astype(dtype)
+    frequency = frequencies.astype(dtype)[None, None, None]
+    angles = position * frequency  # [B, T, 1, K/2]
+    sine = jnp.sin(angles)
+    cosine = jnp.cos(angles)
+
+    # The points (x, y) in the plane, rotated.
     x, y = jnp.split(heads.astype(dtype), 2, axis=-1)
-    rotated = jnp.concatenate([x * cosine - y * sine, x * sine + y * cosine], axis=-1)
+    rotated_x = x * cosine - y * sine
+    rotated_y = x * sine + y * cosine
+    rotated = jnp.concatenate([rotated_x, rotated_y], axis=-1)
     return rotated.astype(heads.dtype)
 
 
@@ -117,16 +140,28 @@ class LinearBias(nn.Module):
     @nn.nowrap
     def slopes(self) -> Float[np.ndarray, " H"]:
         """Returns the slope of each head."""
+
+        def geometric(heads: int) -> Float[np.ndarray, " H"]:
+            head = np.arange(1, heads + 1)
+            return 2.0 ** (-8 * head / heads)
+
         power = 2 ** int(math.log2(self.num_heads))
-        first, more = (2.0 ** (-8 * np.arange(1, n + 1) / n) for n in (power, 2 * power))
-        return np.concatenate([first, more[::2]])[: self.num_heads]
+        first = geometric(power)
+        more = geometric(2 * power)[::2]
+        return np.concatenate([first, more])[: self.num_heads]
 
     def __call__(self) -> Bias:
         """Returns the bias, -slope * |position of the query - position of the key|."""
-        slopes = jnp.asarray(self.slopes()[None, :, None, None])  # float64 only where JAX has it
+        by_head = self.slopes()[None, :, None, None]  # [1, H, 1, 1]
+        slopes = jnp.asarray(by_head)  # float64 only where JAX has it
 
-        def bias(queries: Int[Array, "#B T"], keys: Int[Array, "#B S"]) -> Float[Array, "#B H T S"]:
-            distances = abs(queries[:, None, :, None] - keys[:, None, None])
+        def bias(
+            queries: Int[Array, "#B T"],
+            keys: Int[Array, "#B S"],
+        ) -> Float[Array, "#B H T S"]:
+            query = queries[:, None, :, None]
+            key = keys[:, None, None]
+            distances = abs(query - key)  # [B, 1, T, S]
             return -slopes * distances.astype(slopes.dtype)
 
         return bias
@@ -148,28 +183,49 @@ class BucketedBias(nn.Module):
     @nn.compact
     def __call__(self) -> Bias:
         initializer = nn.initializers.variance_scaling(1.0, "fan_avg", "uniform")
-        table = parameter(self, "table", initializer, (self.num_buckets, self.num_heads))
+        shape = (self.num_buckets, self.num_heads)
+        table = parameter(self, "table", initializer, shape)
         buckets = self.buckets
-        return lambda queries, keys: jnp.moveaxis(
-            take_rows(table, buckets(keys[:, None] - queries[:, :, None])), -1, 1
-        )
+
+        def bias(
+            queries: Int[Array, "#B T"],
+            keys: Int[Array, "#B S"],
+        ) -> Float[Array, "#B H T S"]:
+            offsets = keys[:, None] - queries[:, :, None]  # [B, T, S]
+            biases = take_rows(table, buckets(offsets))  # [B, T, S, H]
+            return jnp.moveaxis(biases, -1, 1)
+
+        return bias
 
     @nn.nowrap
     def buckets(self, offsets: Int[Array, "*rows"]) -> Int[Array, "*rows"]:
         """Returns the bucket of each offset, the key's position minus the query's."""
-        count, later = self.num_buckets, 0
         if self.causal:
+            count = self.num_buckets
             distances = jnp.maximum(-offsets, 0)
+            first_bucket = 0
         else:
-            count //= 2
-            distances, later = abs(offsets), count * (offsets > 0)
+            count = self.num_buckets // 2
+            distances = abs(offsets)
+            first_bucket = count * (offsets > 0)
+
+        # The first half has a bucket for each distance. In the second half, the shortest distances
+        # of the buckets are a geometric series from ``exact`` to ``max_distance``.
         exact = count // 2
-        growth = (self.max_distance / exact) ** (np.arange(1, count - exact) / (count - exact))
+        steps = count - exact
+        step = np.arange(1, steps)
+        growth = (self.max_distance / exact) ** (step / steps)
         # Rounding must not raise a power that is a whole number to the next one.
-        first = np.ceil(exact * growth - 1e-9).astype(np.int32)
+        shortest = np.ceil(exact * growth - 1e-9).astype(np.int32)
+
         distance = distances[..., None]
-        shared = exact + (distance >= expand_like(jnp.asarray(first), distance)).sum(axis=-1)
-        return later + jnp.where(distances < exact, distances, shared)
+        is_reached = distance >= expand_like(jnp.asarray(shortest), distance)
+        shared = exact + is_reached.sum(axis=-1)
+        return first_bucket + jnp.where(distances < exact, distances, shared)
+
+
+def _no_positions(length: int, d_model: int) -> Float[np.ndarray, "T D"]:
+    return np.zeros((length, d_model), np.float32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,7 +233,7 @@ class PositionalEncoding:
     """A positional encoding; fields that it does not use have their defaults."""
 
     # Computes the array that is added to embeddings, given length and d_model.
-    table: Callable[[int, int], np.ndarray] = lambda *shape: np.zeros(shape, np.float32)
+    table: Callable[[int, int], np.ndarray] = _no_positions
     is_learned: bool = False  # A learned parameter is added instead.
     # Rotates queries or keys by their positions, before dot products.
     rotate: Callable[[Array, Array], Array] | None = None

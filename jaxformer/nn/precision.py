@@ -8,7 +8,7 @@ Departs from the paper: "bfloat16" and, for decoding, "int8", both optional.
 """
 
 import typing
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -48,13 +48,18 @@ def matmul_dtype(compute_dtype: str, *arrays: PyTree) -> str:
     if compute_dtype not in typing.get_args(ComputeDtype):
         choices = ", ".join(map(repr, typing.get_args(ComputeDtype)))
         raise UserError(f"expected compute_dtype to be {choices}, got {compute_dtype!r:.80}")
-    return "bfloat16" if compute_dtype == "bfloat16" else at_least_float32(*arrays)
+
+    if compute_dtype == "bfloat16":
+        return "bfloat16"
+    return at_least_float32(*arrays)
 
 
 def activation_dtype(compute_dtype: str, table: PyTree) -> str:
     """Returns the dtype of activations between layers, and of cached keys and values."""
     dtype = matmul_dtype(compute_dtype, table)
-    return "float32" if backend().float32_activations and dtype == "bfloat16" else dtype
+    if dtype == "bfloat16" and backend().float32_activations:
+        return "float32"
+    return dtype
 
 
 def quantize_along(values: Float[Array, "..."], axis: int) -> Int8Matrix:
@@ -67,7 +72,8 @@ def quantize_along(values: Float[Array, "..."], axis: int) -> Int8Matrix:
     values = values.astype(jnp.float32)
     largest = jnp.abs(values).max(axis=axis, keepdims=True)
     scale = jnp.where(largest == 0, 1.0, largest / 127.0)
-    return Int8Matrix(jnp.round(values / scale).astype(jnp.int8), scale)
+    rounded = jnp.round(values / scale)
+    return Int8Matrix(rounded.astype(jnp.int8), scale)
 
 
 def with_offsets(params: PyTree) -> PyTree:
@@ -76,14 +82,17 @@ def with_offsets(params: PyTree) -> PyTree:
     def add_offset(leaf: Array | Int8Matrix) -> Array | Int8Matrix:
         if not isinstance(leaf, Int8Matrix):
             return leaf
-        values, scale = np.asarray(leaf.values), leaf.scale
-        summed = tuple(i for i, size in enumerate(scale.shape) if size != values.shape[i])
-        offset = 128 * values.sum(axis=summed, dtype=np.int32, keepdims=True)
-        return leaf._replace(offset=jax.device_put(offset))
+
+        values = np.asarray(leaf.values)
+        scale = leaf.scale
+        axes = range(values.ndim)
+        summed = tuple(i for i in axes if scale.shape[i] != values.shape[i])
+        sums = values.sum(axis=summed, dtype=np.int32, keepdims=True)
+        return leaf._replace(offset=jax.device_put(128 * sums))
 
     if not backend().unsigned_int8 or jax.process_count() > 1:
         return params
-    return jax.tree.map(add_offset, params, is_leaf=lambda leaf: isinstance(leaf, Int8Matrix))
+    return jax.tree.map(add_offset, params, is_leaf=_is_quantized)
 
 
 def dequantize(params: PyTree) -> PyTree:
@@ -92,26 +101,39 @@ def dequantize(params: PyTree) -> PyTree:
     def convert(leaf: Array | Int8Matrix) -> Array:
         if not isinstance(leaf, Int8Matrix):
             return leaf
-        return leaf.values.astype(leaf.scale.dtype) * leaf.scale
+        values = leaf.values.astype(leaf.scale.dtype)
+        return values * leaf.scale
 
-    return jax.tree.map(convert, params, is_leaf=lambda leaf: isinstance(leaf, Int8Matrix))
+    return jax.tree.map(convert, params, is_leaf=_is_quantized)
 
 
-def cast_params(params: PyTree, info: PyTree, compute_dtype: str) -> PyTree:
+def cast_params(
+    params: PyTree,
+    info: PyTree,
+    compute_dtype: str,
+) -> PyTree:
     """Converts parameters to the format that decoding computes in; vectors stay float32.
 
     With "int8", matrices and tables become :class:`Int8Matrix`. With "bfloat16", tables stay
     float32, because logits are computed in float32. Parameters that are already quantized are
     unchanged. ``info`` is from :func:`~jaxformer.nn.parameters.describe`.
     """
-    infos = dict(jax.tree.leaves_with_path(info, is_leaf=lambda x: isinstance(x, ParameterInfo)))
+    leaves = jax.tree.leaves_with_path(info, is_leaf=lambda x: isinstance(x, ParameterInfo))
+    infos = dict(leaves)
 
     def cast(path: jax.tree_util.KeyPath, leaf: Array | Int8Matrix) -> Array | Int8Matrix:
+        role = infos[path].role
         axis = infos[path].summed_axis
         if isinstance(leaf, Int8Matrix) or axis is None:
             return leaf
         if compute_dtype == "int8":
             return quantize_along(leaf, axis)
-        return leaf.astype(matmul_dtype(compute_dtype)) if infos[path].role == "matrix" else leaf
+        if role == "matrix":
+            return leaf.astype(matmul_dtype(compute_dtype))
+        return leaf
 
-    return jax.tree.map_with_path(cast, params, is_leaf=lambda leaf: isinstance(leaf, Int8Matrix))
+    return jax.tree.map_with_path(cast, params, is_leaf=_is_quantized)
+
+
+def _is_quantized(leaf: Any) -> bool:
+    return isinstance(leaf, Int8Matrix)

@@ -35,28 +35,44 @@ def per_batch_shard(
 
     The rows are sharded over "batch" along their first axis. Without rules, there is one shard.
     """
-    vocab = PartitionSpec.UNCONSTRAINED if split_table else None
+    unconstrained = PartitionSpec.UNCONSTRAINED
+    vocab = unconstrained if split_table else None
     shards = num_shards("batch")
     if shards == 1:
-        return jax.tree.map(lambda a: a[None], function(_shard(table, vocab, None), *rows))
+        result = function(_shard(table, vocab, None), *rows)
+        return jax.tree.map(lambda a: a[None], result)
+
     tables = jnp.broadcast_to(table, (shards, *table.shape))
     # Two constraints, so that a whole gradient is sharded before it is summed over the shards.
-    tables = _shard(
-        _shard(tables, "batch", PartitionSpec.UNCONSTRAINED, None), "batch", vocab, None
-    )
+    tables = _shard(tables, "batch", unconstrained, None)
+    tables = _shard(tables, "batch", vocab, None)
+
+    def constrain(a: Array) -> Array:
+        others = [None] * (a.ndim - 1)
+        return _shard(a, "batch", *others)
+
+    # A shard of the rows for each copy of the table.
     split = [a.reshape(shards, -1, *a.shape[1:]) for a in rows]
-    return jax.vmap(function)(tables, *(_shard(a, "batch", *[None] * (a.ndim - 1)) for a in split))
+    return jax.vmap(function)(tables, *map(constrain, split))
 
 
 def num_shards(name: str) -> int:
     """Returns the number of shards of axes with this name; 1 without rules."""
     axis = dict(get_logical_axis_rules()).get(name)
-    return jax.sharding.get_abstract_mesh().shape.get(axis, 1) if axis else 1
+    if not axis:
+        return 1
+    mesh = jax.sharding.get_abstract_mesh()
+    return mesh.shape.get(axis, 1)
 
 
 def _shard(x: Array, *names: Any) -> Array:
     rules = dict(get_logical_axis_rules())
     if not rules:
         return x
-    axes = [rules.get(name) if isinstance(name, str) else name for name in names]
-    return jax.lax.with_sharding_constraint(x, PartitionSpec(*axes))
+
+    def axis(name: Any) -> Any:
+        """Returns the axis of the mesh; None and UNCONSTRAINED stand for themselves."""
+        return rules.get(name) if isinstance(name, str) else name
+
+    spec = PartitionSpec(*map(axis, names))
+    return jax.lax.with_sharding_constraint(x, spec)

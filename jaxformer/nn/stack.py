@@ -43,8 +43,11 @@ class StackCache(NamedTuple):
     def grow(self, length: int) -> "StackCache":
         """Returns the cache with capacity for at least ``length`` positions."""
         slots = self.slots.grow(length)
-        kept = slots.capacity
-        layers = tuple({name: c.grow(kept) for name, c in own.items()} for own in self.layers)
+
+        def grow_layer(layer: LayerCache) -> LayerCache:
+            return {name: state.grow(slots.capacity) for name, state in layer.items()}
+
+        layers = tuple(grow_layer(layer) for layer in self.layers)
         return self._replace(layers=layers, slots=slots)
 
 
@@ -71,8 +74,10 @@ class Stack(nn.Module):
     def setup(self) -> None:
         self.norm = None if self.final_norm is None else self.final_norm()
         self.bias = None if self.make_bias is None else self.make_bias()
+
         make_residual: Any = getattr(self.layers, "make_residual", Residual)
-        if self.norm is None and getattr(make_residual(), "norm_position", None) == "pre":
+        is_pre_norm = getattr(make_residual(), "norm_position", None) == "pre"
+        if is_pre_norm and self.norm is None:
             warnings.warn(
                 "Stack: the output of pre-norm blocks grows with each layer, without a norm after "
                 "the last one; give final_norm=LayerNorm",
@@ -90,20 +95,31 @@ class Stack(nn.Module):
         """Runs the stack over whole sequences. Arguments as for :meth:`Block.run`."""
         check_choice(self, "remat", typing.get_args(Remat))
         keys = Keys.of_sequence(x.shape[1]) if keys is None else keys
+        keys = self._with_rules(keys)
+
+        def layer(block: Block, x: Float[Array, "B T D"]) -> tuple[Array, None]:
+            x = constrain_batch(x)
+            return block(x, keys, memory, dropout=dropout), None
+
+        run_layers = _scan_layers(layer, self.num_layers, self.remat)
+        x, _ = run_layers(self.layers, x)
+        return constrain_batch(self._normalize(x))
+
+    def _with_rules(self, keys: Keys) -> Keys:
+        """Returns the keys with the rules of this stack."""
         if self.window is not None:
             if keys.window not in (None, self.window):
                 raise UserError(f"Stack: got window={self.window}, and keys with {keys.window}")
             keys = dataclasses.replace(keys, window=self.window)
+
         if self.bias is not None:
             if keys.bias is not None:
                 raise UserError("Stack: got make_bias, and keys with a bias; leave one of them out")
             keys = dataclasses.replace(keys, bias=self.bias())
+        return keys
 
-        def layer(block: Block, x: Float[Array, "B T D"]) -> tuple[Array, None]:
-            return block(constrain_batch(x), keys, memory, dropout=dropout), None
-
-        x, _ = _scan_layers(layer, self.num_layers, self.remat)(self.layers, x)
-        return constrain_batch(x if self.norm is None else self.norm(x))
+    def _normalize(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        return x if self.norm is None else self.norm(x)
 
     def init_cache(
         self,
@@ -124,11 +140,17 @@ class Stack(nn.Module):
         """
         if memory is not None and memory_mask is None:
             memory_mask = jnp.ones(memory.shape[:2], bool)
-        slots = Slots.empty(rows, num_beams, capacity, self.window)
+        slots = Slots.empty(rows, num_beams, capacity, window=self.window)
+
         block, stack = self._unstack_layers()
-        options = slots, memory, d_model, dtype
-        layers = tuple(block.bind({"params": own}).init_cache(*options) for own in stack)
-        return StackCache(layers, slots, None if memory_mask is None else memory_mask[:, None])
+        layers = []
+        for params in stack:
+            bound = block.bind({"params": params})
+            layers.append(bound.init_cache(slots, memory, d_model=d_model, dtype=dtype))
+
+        if memory_mask is not None:
+            memory_mask = memory_mask[:, None]  # [B, 1, S]
+        return StackCache(tuple(layers), slots, memory_mask)
 
     def step(
         self, x: Float[Array, "B N D"], cache: StackCache
@@ -141,12 +163,16 @@ class Stack(nn.Module):
         slots = cache.slots.add_position()
         if not slots.is_rolling:  # Beyond the capacity, it would overwrite another token.
             x = jnp.where(slots.length < slots.capacity, x, jnp.nan)
+
         x, layers = self._run_cached(x, cache, slots)
         slots = dataclasses.replace(slots, length=slots.length + 1)
         return x, cache._replace(layers=layers, slots=slots)
 
     def prefill(
-        self, x: Float[Array, "B T D"], cache: StackCache, length: Int[Array, ""] | int
+        self,
+        x: Float[Array, "B T D"],
+        cache: StackCache,
+        length: Int[Array, ""] | int,
     ) -> tuple[Float[Array, "B T D"], StackCache]:
         """Runs the stack on the first tokens of a sequence in one pass, and fills an empty cache.
 
@@ -164,31 +190,56 @@ class Stack(nn.Module):
                 f"prompt of {x.shape[1]} tokens: the cache has a capacity of {capacity}; create it "
                 "with a larger one"
             )
+
         slots = dataclasses.replace(cache.slots, length=jnp.asarray(length, jnp.int32))
-        x, layers = self._run_cached(x, cache, dataclasses.replace(slots, is_prompt=True))
+        prompt = dataclasses.replace(slots, is_prompt=True)
+        x, layers = self._run_cached(x, cache, prompt)
         return x, cache._replace(layers=layers, slots=slots)
 
     def _run_cached(
-        self, x: Array, cache: StackCache, slots: Slots
+        self,
+        x: Array,
+        cache: StackCache,
+        slots: Slots,
     ) -> tuple[Array, tuple[LayerCache, ...]]:
+        """Runs the stack on new tokens; returns the output, and the updated cache of each block."""
         bias = None if self.bias is None else self.bias()
-        keys, memory, layers = slots.keys(x.shape[1], bias), None, []
-        if cache.memory_mask is not None:
-            mask = cache.memory_mask[:, :, None]
-            tokens = Tokens.of(x.shape[1]), Tokens.of(mask.shape[-1])
-            memory = Memory(None, Keys(*tokens, mask, slots))
+        keys = slots.keys(x.shape[1], bias)
+        memory = self._cached_memory(x, cache, slots)
         block, stack = self._unstack_layers()
 
-        def run(params: PyTree, x: Array, own: LayerCache) -> tuple[Array, LayerCache]:
-            return block.bind({"params": params}).run(x, keys, memory, cache=own)
+        def run(
+            params: PyTree,
+            x: Array,
+            own: LayerCache,
+        ) -> tuple[Array, LayerCache]:
+            bound = block.bind({"params": params})
+            return bound.run(x, keys, memory, cache=own)
 
         # One trace for all layers. Outside of jit, each call would compile the function again.
         if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(stack)):
             run = jax.jit(run)
+
+        layers = []
         for params, own in zip(stack, cache.layers, strict=True):
             x, new = run(params, x, own)
             layers.append(new)
-        return (x if self.norm is None else self.norm(x)), tuple(layers)
+        return self._normalize(x), tuple(layers)
+
+    @nn.nowrap
+    def _cached_memory(
+        self,
+        x: Array,
+        cache: StackCache,
+        slots: Slots,
+    ) -> Memory | None:
+        """Returns the memory whose keys and values are in the caches of the blocks."""
+        if cache.memory_mask is None:
+            return None
+        mask = cache.memory_mask[:, :, None]  # [B, 1, 1, S]
+        queries = Tokens.of(x.shape[1])
+        keys = Tokens.of(mask.shape[-1])
+        return Memory(None, Keys(queries, keys, mask, slots=slots))
 
     def _unstack_layers(self) -> tuple[Any, tuple[PyTree, ...]]:
         # A scan over layers would copy the whole cache for every token. A loop updates it in place.
@@ -204,13 +255,24 @@ def unstack_layers(params: PyTree, num_layers: int) -> tuple[PyTree, ...]:
     A stack accepts both forms. A decoding loop would slice the layers again for every token.
     """
     params = nn.unbox(params)
-    return tuple(jax.tree.map(operator.itemgetter(i), params) for i in range(num_layers))
+
+    def layer(number: int) -> PyTree:
+        return jax.tree.map(operator.itemgetter(number), params)
+
+    return tuple(layer(i) for i in range(num_layers))
 
 
-def _scan_layers(layer: Callable, num_layers: int, remat: Remat) -> Callable:
-    if remat != "none":
+def _scan_layers(
+    layer: Callable,
+    num_layers: int,
+    remat: Remat,
+) -> Callable:
+    if remat == "dots":
         policy = jax.checkpoint_policies.save_only_these_names(MATMUL)
-        layer = nn.remat(layer, prevent_cse=False, policy=policy if remat == "dots" else None)
+        layer = nn.remat(layer, prevent_cse=False, policy=policy)
+    elif remat == "layer":
+        layer = nn.remat(layer, prevent_cse=False)
+
     # In unrolled code XLA would eliminate the recomputation as a common subexpression.
     unroll = backend().unroll_layers and remat == "none"
     return nn.scan(

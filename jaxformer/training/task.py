@@ -46,7 +46,9 @@ def dropout_of(randomness: Randomness | None) -> tuple[dict[str, Any], dict[str,
     """
     if randomness is None:
         return {"deterministic": True}, None
-    return {"deterministic": False, "row_ids": randomness.row_ids}, {"dropout": randomness.key}
+    dropout = {"deterministic": False, "row_ids": randomness.row_ids}
+    rngs = {"dropout": randomness.key}
+    return dropout, rngs
 
 
 class Example(NamedTuple):
@@ -214,9 +216,10 @@ class Task(Protocol):
 
         ``jaxformer replay`` measures the loss and the gradient of each.
         """
-        for row in range(len(jax.tree.leaves(batch)[0])):
+        row_count = len(jax.tree.leaves(batch)[0])
+        for row in range(row_count):
             alone = jax.tree.map(lambda array, row=row: array[row : row + 1], batch)
-            yield Example(row, alone, f"row {row}")
+            yield Example(row=row, batch=alone, text=f"row {row}")
 
     def example_ids(self, number: int) -> Sequence[int]:
         """Returns numbers of all examples of batch ``number``, if its update was not finite."""
@@ -230,8 +233,9 @@ def check_task(task: object) -> None:
             f"expected a Task, got the class {task.__name__}; give {task.__name__}(...)"
         )
     if not isinstance(task, Task):
-        names = [name for name in dir(Task) if not name.startswith("_") and not hasattr(task, name)]
+        public = [name for name in dir(Task) if not name.startswith("_")]
+        missing = [name for name in public if not hasattr(task, name)]
         raise UserError(
-            f"expected a Task, got {type(task).__name__}, which has no {', '.join(names)}; derive "
-            "it from jaxformer.Task"
+            f"expected a Task, got {type(task).__name__}, which has no {', '.join(missing)}; "
+            "derive it from jaxformer.Task"
         )

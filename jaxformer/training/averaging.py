@@ -70,7 +70,6 @@ def with_ema(optimizer: Optimizer, decay: float) -> optax.GradientTransformation
 
         # The newest parameters have the weight (1 - decay) / (1 - decay^count). Computed as
         # written, its denominator has few exact digits if decay is almost 1.
-
         exponent = count.astype(jnp.float32) * math.log(decay)
         weight = (decay - 1) / jnp.expm1(exponent)
 

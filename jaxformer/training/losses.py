@@ -151,7 +151,7 @@ def contrastive_sums(
     first = first / jnp.linalg.norm(first, axis=-1, keepdims=True)
     second = second / jnp.linalg.norm(second, axis=-1, keepdims=True)
 
-    # The candidates are the rows of all devices; those of this device begin at row ``start``.
+    # The candidates are the rows of all devices. This device has the rows from ``start`` on.
     if axis is None:
         start = 0
         all_first = first

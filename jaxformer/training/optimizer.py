@@ -368,8 +368,7 @@ def _layers(stack: PyTree) -> list[PyTree]:
 
     sizes = {shape[:1] for shape in shapes.values()}
     has_layer_axis = len(sizes) == 1 and () not in sizes
-    # As those of a list of layers, which is not one stack.
-
+    # Paths in a list of layers begin with a number. It is not one stack.
     has_numbered_paths = any(path[:1].isdigit() for path in shapes)
     if not has_layer_axis or has_numbered_paths:
         raise UserError(f"per_layer: expected arrays with one layer axis in a stack, got {shapes}")

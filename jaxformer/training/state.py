@@ -286,7 +286,7 @@ def changed_hyperparameters(optimizer: Optimizer, state: TrainState) -> Iterator
 
 
 def _injected_hyperparameters(opt_state: PyTree) -> list[dict[str, Any]]:
-    """Returns the values of ``optax.inject_hyperparams``, without those of schedules."""
+    """Returns the constants of ``optax.inject_hyperparams``, without values from schedules."""
 
     def is_injected(node: Any) -> bool:
         return hasattr(node, "hyperparams")
@@ -296,7 +296,6 @@ def _injected_hyperparameters(opt_state: PyTree) -> list[dict[str, Any]]:
         if is_injected(node):
             states = node.hyperparams_states
             found.append({k: v for k, v in node.hyperparams.items() if k not in states})
-
     return found
 
 

@@ -27,7 +27,6 @@ from jaxformer.training.task import Loss, Randomness, Sums, cached_by_function
 
 _NEEDED = {"loss", "count"}  # names of sums that every loss returns
 _ADDED = {"grad_norm", "skipped"}  # names that the step adds to the sums of a loss
-
 # Some rows of a batch, and their numbers in the global batch.
 Rows = tuple[PyTree, Int[Array, " B"]]
 # (state, batch, seed) -> (next state, sums of the batch), and the same for one seed

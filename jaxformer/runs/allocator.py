@@ -7,7 +7,10 @@ import os
 import sys
 
 # Options of mallopt(3): large arrays are in arenas, too, which keep freed memory at their end.
-_OPTIONS = {"M_MMAP_MAX": (-4, 0), "M_TRIM_THRESHOLD": (-1, 2**31 - 1)}
+_OPTIONS = {
+    "M_MMAP_MAX": (-4, 0),
+    "M_TRIM_THRESHOLD": (-1, 2**31 - 1),
+}
 # Training is fastest with one arena that all threads share, and decoding with several that grow by
 # 64 MiB, their maximum, and are then kept (docs/LOG.md, 2026-11-27).
 _TRAINING = {"M_ARENA_MAX": (-8, 1)}
@@ -29,7 +32,8 @@ def keep_freed_memory(*, training: bool) -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
-    options = _OPTIONS | (_TRAINING if training else _DECODING)
+    chosen = _TRAINING if training else _DECODING
+    options = _OPTIONS | chosen
     return all(mallopt(option, value) for option, value in options.values())
 
 
@@ -37,6 +41,8 @@ def _is_on_cpu() -> bool:
     """Returns whether JAX will use the CPU, without importing it."""
     if "JAX_PLATFORMS" in os.environ:
         return os.environ["JAX_PLATFORMS"] == "cpu"
+
+    # Plugins are of accelerators.
     has_tpu = importlib.util.find_spec("libtpu") is not None
     has_plugin = bool(importlib.metadata.entry_points(group="jax_plugins"))
     return not has_tpu and not has_plugin

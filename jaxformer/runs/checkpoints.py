@@ -81,13 +81,16 @@ class Checkpoints:
         self.directory = local_path(directory).absolute()
         if keep is not None:
             check_directory(self.directory)
+
         self._keep = keep
         self._on_commit = on_commit
-        self._saving: Manifest | None = None
+        self._saving: Manifest | None = None  # of the step that is being saved
+        options = ocp.AsyncOptions(post_finalization_callback=self._write_manifest)
         self._checkpointer = ocp.AsyncCheckpointer(
             ocp.PyTreeCheckpointHandler(),
-            async_options=ocp.AsyncOptions(post_finalization_callback=self._write_manifest),
+            async_options=options,
         )
+
         if keep is not None and is_primary():
             self.directory.mkdir(parents=True, exist_ok=True)
             self._remove_temporary()
@@ -114,6 +117,7 @@ class Checkpoints:
         for step in reversed(self.steps()):
             if len(newest) == limit:
                 break
+
             try:
                 keep = Manifest.read(self._folder(step)).keep
                 # Any step older than the newest `keep` is there for another reason.
@@ -140,6 +144,7 @@ class Checkpoints:
             score = self.score(step)
             if score is not None and not math.isnan(score):
                 scored.append((score, step))
+
         if not scored:
             return None
         _, step = max(scored)
@@ -149,10 +154,11 @@ class Checkpoints:
         """Returns the score of a step, which may be NaN; None if it has not been scored."""
         # A damaged step is never the best; restoring it raises an error.
         with contextlib.suppress(DamagedError):
-            earlier = Manifest.read(self._folder(step)).score
+            folder = self._folder(step)
+            earlier = Manifest.read(folder).score
             if earlier is not None:
                 return earlier
-            return manifest.read_score(self._folder(step))
+            return manifest.read_score(folder)
         return None
 
     def save(
@@ -180,6 +186,7 @@ class Checkpoints:
         """
         assert self._keep is not None, "opened only for reading"
         self.wait()
+
         newest = max(self.steps(), default=-1)
         if step <= newest:
             raise ValueError(
@@ -195,8 +202,10 @@ class Checkpoints:
             leaves=manifest.describe_leaves(state),
             interim=interim,
         )
+
         with self._explain_failures(), global_mesh(None):
-            self._checkpointer.save(self._folder(step), args=ocp.args.PyTreeSave(state))
+            arguments = ocp.args.PyTreeSave(state)
+            self._checkpointer.save(self._folder(step), args=arguments)
 
     def attach_score(self, step: int, score: float) -> None:
         """Writes the score of a step, after waiting for its save.
@@ -221,6 +230,7 @@ class Checkpoints:
         """
         with self._explain_failures():
             self._checkpointer.check_for_errors()
+
         if self._saving is None:
             return
 
@@ -282,7 +292,8 @@ class Checkpoints:
     def _write_manifest(self) -> None:
         """Writes the manifest on process 0, in a thread of orbax, just before the rename."""
         assert self._saving is not None
-        self._saving.write(manifest.temporary_folder(self.directory, self._saving.step))
+        folder = manifest.temporary_folder(self.directory, self._saving.step)
+        self._saving.write(folder)
 
     @contextlib.contextmanager
     def _explain_failures(self) -> Iterator[None]:
@@ -294,13 +305,15 @@ class Checkpoints:
             self._saving = None
             if is_primary():
                 self._remove_temporary()
+
             raise OSError(
                 f"{self.directory}: step {step} could not be saved; the steps {self.steps()} are "
                 f"intact. Free or repair the disk, then run the same command. The cause: {error}"
             ) from error
 
     def _temporary(self) -> list[pathlib.Path]:
-        return list(self.directory.glob(manifest.temporary_folder(self.directory, "*").name))
+        pattern = manifest.temporary_folder(self.directory, "*").name
+        return list(self.directory.glob(pattern))
 
     def _remove_temporary(self) -> None:
         # After a failed write, others continue for a moment and may create folders again.
@@ -309,6 +322,7 @@ class Checkpoints:
             folders = self._temporary()
             if not folders:
                 return
+
             for folder in folders:
                 shutil.rmtree(folder, ignore_errors=True)
             time.sleep(0.1)
@@ -327,9 +341,11 @@ class Checkpoints:
         assert self._keep is not None
         try:
             steps = self.steps()
-            regular = [step for step in steps if not self._is_interim(step)]
             newest = steps[-1]
+            regular = [step for step in steps if not self._is_interim(step)]
             kept = {newest, self.best_step(), *regular[-self._keep :]}
+
+            # A process that reads a step has locked it. It is removed after the next save.
             for step in set(steps) - kept:
                 self._set_aside(step)
             for folder in self._temporary():
@@ -350,10 +366,15 @@ class Checkpoints:
             return Manifest.read(self._folder(step)).interim
         return False
 
-    def _read_good(self, step: int | None, read: Callable[[pathlib.Path], T]) -> T | None:
+    def _read_good(
+        self,
+        step: int | None,
+        read: Callable[[pathlib.Path], T],
+    ) -> T | None:
         """Applies ``read``, which verifies a step, to the given or the newest good one, if any."""
         self.wait()
         steps = self.steps()
+
         if step is not None:
             if step not in steps:
                 raise MissingStepError(
@@ -370,6 +391,7 @@ class Checkpoints:
             except DamagedError as error:
                 damaged[candidate] = error
                 continue
+
             self._report_damaged(damaged, candidate)
             return found
 
@@ -390,7 +412,10 @@ class Checkpoints:
 
 
 def write_single(
-    directory: pathlib.Path, step: int, state: PyTree, metadata: dict[str, Any]
+    directory: pathlib.Path,
+    step: int,
+    state: PyTree,
+    metadata: dict[str, Any],
 ) -> None:
     """Writes a folder with one checkpoint, which replaces the checkpoints in it, but nothing else.
 
@@ -419,6 +444,7 @@ def write_single(
         work = pathlib.Path(name)
         with Checkpoints(work / "new", keep=1) as checkpoints:
             checkpoints.save(step, state, metadata=metadata)
+
         if is_replaced:
             directory.rename(work / "old")  # renames a link itself, not its target
         (work / "new").rename(directory)

@@ -50,8 +50,10 @@ def saved_steps(directory: pathlib.Path) -> list[int]:
     """Returns the complete steps in a folder, ascending; none if there is no folder."""
     if not directory.is_dir():
         return []
-    names = (path.name for path in directory.iterdir())
-    return sorted(int(name) for name in names if _is_step_name(name))
+
+    names = [path.name for path in directory.iterdir()]
+    steps = [int(name) for name in names if _is_step_name(name)]
+    return sorted(steps)
 
 
 def is_step(path: pathlib.Path) -> bool:
@@ -60,7 +62,8 @@ def is_step(path: pathlib.Path) -> bool:
 
 
 def _is_step_name(name: str) -> bool:
-    return name.isascii() and name.isdecimal() and name == str(int(name))  # not "007"
+    is_number = name.isascii() and name.isdecimal()
+    return is_number and name == str(int(name))  # not "007"
 
 
 def temporary_folder(directory: pathlib.Path, step: int | str) -> pathlib.Path:
@@ -82,6 +85,7 @@ def list_files(step: pathlib.Path) -> dict[str, os.stat_result]:
         # File managers and network file systems create hidden files at any time.
         if path.name.startswith("."):
             continue
+
         status = path.lstat()
         if not stat.S_ISDIR(status.st_mode):
             found[path.relative_to(step).as_posix()] = status
@@ -111,14 +115,17 @@ class Manifest:
     def write(self, folder: pathlib.Path) -> None:
         """Writes the manifest into the folder of a step, with the hashes of its files."""
         names = [name for name in list_files(folder) if not name.startswith(_UNVERIFIED)]
-        missing = _ESSENTIAL.difference(names)
+        missing = sorted(_ESSENTIAL.difference(names))
         if missing:
-            raise FileNotFoundError(f"{folder}: orbax has not written {', '.join(sorted(missing))}")
+            raise FileNotFoundError(f"{folder}: orbax has not written {', '.join(missing)}")
 
         step = dataclasses.asdict(self)
         del step["files"]
-        files = {name: file_sha256(folder / name) for name in sorted(names)}
+        files = {}
+        for name in sorted(names):
+            files[name] = file_sha256(folder / name)
         text = _with_hash({"step": step, "files": files})
+
         if len(text) > MAX_JSON_BYTES:
             raise ValueError(
                 f"expected less metadata and fewer arrays: they take {len(text)} bytes"
@@ -147,6 +154,7 @@ class Manifest:
             raise DamagedError(f"{path}: expected the manifest of a checkpoint, found other values")
         if manifest.step != int(folder.name):
             raise DamagedError(f"{path} has changed since it was saved")
+
         if verify:
             manifest.verify(folder)
         return manifest
@@ -172,7 +180,8 @@ class Manifest:
                 raise DamagedError(
                     f"{folder / name}: expected a regular file, found a link or a device"
                 )
-            if name not in self.files and not name.startswith(optional):
+            is_known = name in self.files or name.startswith(optional)
+            if not is_known:
                 raise DamagedError(f"{folder / name} was not saved with the checkpoint")
 
         needed = _ESSENTIAL.union(self.files)
@@ -187,22 +196,27 @@ class Manifest:
 
     def check_leaves(self, wanted: dict[str, str], *, partial: bool) -> None:
         """Raises a UserError if the step has other arrays; if ``partial``, it may have more."""
+        # More arrays than wanted are differences, too, unless a part is wanted.
         names = wanted if partial else wanted | self.leaves
         different = [name for name in names if wanted.get(name) != self.leaves.get(name)]
         if not different:
             return
 
         name, *others = different
-        more = f" (and {len(others)} more differences)" if others else ""
+        expected = wanted.get(name, "absent")
+        found = self.leaves.get(name, "none")
+        if others:
+            found += f" (and {len(others)} more differences)"
         raise UserError(
-            f"checkpoint of step {self.step}: expected {name} to be "
-            f"{wanted.get(name, 'absent')}, found {self.leaves.get(name, 'none')}{more}; use the "
-            "config that it was trained with"
+            f"checkpoint of step {self.step}: expected {name} to be {expected}, found {found}; use "
+            "the config that it was trained with"
         )
 
 
 def _has_texts(texts: object) -> bool:
-    return isinstance(texts, dict) and all(isinstance(text, str) for text in texts.values())
+    if not isinstance(texts, dict):
+        return False
+    return all(isinstance(text, str) for text in texts.values())
 
 
 def describe_leaves(tree: PyTree) -> dict[str, str]:
@@ -250,10 +264,17 @@ def _with_hash(content: Any) -> bytes:
 
 def _read_hashed(path: pathlib.Path, use: Callable[[Any], T]) -> T:
     """Reads a JSON file with the hash of its content; returns ``use`` of the content."""
-    values = _read(path, lambda path: read_json(path, path.parents[1]))
+
+    def read(path: pathlib.Path) -> Any:
+        run_directory = path.parents[1]
+        return read_json(path, run_directory)
+
+    values = _read(path, read)
     with contextlib.suppress(KeyError, TypeError):  # other values than were saved
-        if _sha256_of_json(values["content"]) == values["sha256"]:
-            return use(values["content"])
+        content = values["content"]
+        is_unchanged = _sha256_of_json(content) == values["sha256"]
+        if is_unchanged:
+            return use(content)
     raise DamagedError(f"{path} has changed since it was saved")
 
 
@@ -266,6 +287,7 @@ def _read(path: pathlib.Path, read: Callable[[pathlib.Path], T]) -> T:
     except OSError as error:
         if error.errno in _MISSING:
             raise DamagedError(f"{path} cannot be read: {error.strerror}") from None
+
         raise UserError(
             f"{path} cannot be read: {error.strerror}; the checkpoint may be intact: check the "
             "disk and the permissions and run the same command, or move the folder of this step "

@@ -63,6 +63,7 @@ class Mirror(threading.Thread):
         has_started = self.ident is not None
         if has_started:
             self._complete()
+
         # Process 0 does not survive the other processes. Either all of them are stopped or none.
         if kind is None or issubclass(kind, StoppedError):
             processes.all_gather(None)
@@ -105,6 +106,7 @@ class Mirror(threading.Thread):
         if failure is not None and not has_failed_before:
             hope = "training continues, and the copy will be retried"
             _logger.warning("cannot copy the run to %s: %s; %s", path, failure, hope)
+
         if failure is None and has_failed_before:
             newest = max(manifest.saved_steps(self._copy.checkpoints), default=None)
             _logger.warning("copying the run to %s works again, up to step %s", path, newest)
@@ -130,7 +132,8 @@ class Mirror(threading.Thread):
         for step in reversed(manifest.saved_steps(self._workdir.checkpoints)):
             with contextlib.suppress(FileNotFoundError):  # the run has just removed the step
                 content = (self._original_step(step) / MANIFEST).read_bytes()
-                if not _has_content(self._copied_step(step) / MANIFEST, content):
+                copied = self._copied_step(step) / MANIFEST
+                if not _has_content(copied, content):
                     return step
         return None
 
@@ -139,9 +142,10 @@ class Mirror(threading.Thread):
         run = self._workdir
         scores = {}
         for step in manifest.saved_steps(run.checkpoints):
+            path = self._original_step(step) / SCORE
             with contextlib.suppress(FileNotFoundError):  # not scored, or just removed
                 # Read before the metrics: a run with a score does not report its validation again.
-                scores[step] = (self._original_step(step) / SCORE).read_bytes()
+                scores[step] = path.read_bytes()
 
         for path in _files(run):
             # The copy must not name a step that it does not have.
@@ -149,7 +153,8 @@ class Mirror(threading.Thread):
                 committed = self._copied_step(run.committed_step())
                 if not manifest.is_step(committed):
                     continue
-            write_and_verify(self._copy.path / path.name, path.read_bytes())
+            content = path.read_bytes()
+            write_and_verify(self._copy.path / path.name, content)
 
         for step, content in scores.items():
             copied = self._copied_step(step)
@@ -171,8 +176,10 @@ class Mirror(threading.Thread):
         newest_kept = max(kept, default=0)
         newest_complete = max(complete, default=0)
         newest = min(newest_kept, newest_complete)
+
         for step in copied:
-            if step not in kept and step < newest:
+            is_old = step not in kept and step < newest
+            if is_old:
                 _remove(self._copied_step(step))
 
 
@@ -201,10 +208,12 @@ def copy_step(source: pathlib.Path, target: pathlib.Path) -> None:
             _remove(target)
 
         for name in manifest.list_files(source):
+            original = source / name
             is_data = not name.startswith((MANIFEST, SCORE))
-            if is_data and (source / name).is_file():
-                (target / name).parent.mkdir(parents=True, exist_ok=True)
-                _copy_file(source / name, target / name)
+            if is_data and original.is_file():
+                copied = target / name
+                copied.parent.mkdir(parents=True, exist_ok=True)
+                _copy_file(original, copied)
 
         expected.verify(target)
         write_and_verify(target / MANIFEST, (source / MANIFEST).read_bytes())
@@ -253,6 +262,7 @@ def fetch_copy(copy: Workdir, run: Workdir) -> list[int]:
     with lock_folder(run.path) as alone:
         if not alone:
             return []
+
         newest = _newest_good(run.checkpoints)
         fetched = []
         damaged = []
@@ -266,6 +276,7 @@ def fetch_copy(copy: Workdir, run: Workdir) -> list[int]:
                 except UserError as error:
                     _logger.warning("copy of step %d in %s not used: %s", step, copy.path, error)
                     damaged.append(str(theirs))
+
             _fetch_score(theirs, ours)
 
         has_steps = fetched or newest >= 0
@@ -295,9 +306,11 @@ def _fetch_step(theirs: pathlib.Path, ours: pathlib.Path) -> None:
 
 def _fetch_score(theirs: pathlib.Path, ours: pathlib.Path) -> None:
     """Restores a score: another machine may have validated a step after this one ended."""
-    is_missing = manifest.is_step(ours) and not (ours / SCORE).exists()
-    if is_missing and (theirs / SCORE).exists():
-        write_file(ours / SCORE, (theirs / SCORE).read_bytes())
+    our_score = ours / SCORE
+    their_score = theirs / SCORE
+    is_missing = manifest.is_step(ours) and not our_score.exists()
+    if is_missing and their_score.exists():
+        write_file(our_score, their_score.read_bytes())
 
 
 def _newest_good(checkpoints: pathlib.Path) -> int:

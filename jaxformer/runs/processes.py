@@ -24,7 +24,11 @@ _FIRST_REPORT_SECONDS = 2.0
 _REPORT_SECONDS = 60.0
 
 
-def join_processes(address: str | None, count: int | None, process_id: int | None) -> None:
+def join_processes(
+    address: str | None,
+    count: int | None,
+    process_id: int | None,
+) -> None:
     """Connects this process with all others of a run, and reports that it waits for them.
 
     Args:
@@ -91,7 +95,8 @@ def all_gather(value: Any) -> list[Any]:
     if jax.process_count() == 1:
         return [value]
 
-    mine = np.frombuffer(json.dumps(value).encode(), np.uint8)
+    text = json.dumps(value)
+    mine = np.frombuffer(text.encode(), np.uint8)
     lengths = multihost_utils.process_allgather(np.array(mine.size, np.int32))
 
     # Arrays of all processes have one shape.

@@ -59,12 +59,16 @@ class Reporter:
     def __exit__(self, *exception: object) -> None:
         for writer in list(self._writers):
             self._call_writer(writer, writer.close)
+
         if self._metrics is not None:
             self._metrics.close()
 
     def write(self, step: int, kind: str, values: dict[str, float]) -> None:
         """Passes a report to all writers, except user writers that received it before a resume."""
-        if self._metrics is None or not self._record(step, kind, values):
+        if self._metrics is None:
+            return
+        is_new = self._record(step, kind, values)
+        if not is_new:
             return
 
         was_reported = (kind, step) in self._metrics.removed
@@ -77,14 +81,27 @@ class Reporter:
         """Reports the error of a failed validation, with a traceback unless it is a UserError."""
         cause = describe_error(error)
         self._record(step, "failed_validation", {"error": cause})
+
         place = f"step {step}/{self._steps}"
         self.log(f"{place}  validation failed, the checkpoint has no score: {cause}")
         if not isinstance(error, UserError):
-            self.log("".join(traceback.format_exception(error)).rstrip())
+            trace = "".join(traceback.format_exception(error))
+            self.log(trace.rstrip())
 
-    def report_skipped(self, step: int, batch: str, examples: list[int], *, now: int) -> None:
+    def report_skipped(
+        self,
+        step: int,
+        batch: str,
+        examples: list[int],
+        *,
+        now: int,
+    ) -> None:
         """Reports a skipped step and its examples, again if a run resumes before step ``now``."""
-        values = {"batch": batch, "examples": examples, "reported": now}
+        values = {
+            "batch": batch,
+            "examples": examples,
+            "reported": now,
+        }
         if not self._record(step, "skipped", values):
             return
 
@@ -145,6 +162,7 @@ class ReportWindow:
         """Begins a window, or continues saved totals; ``peak_flops`` is the sum over devices."""
         self._schedule = learning_rate
         self._peak_flops = peak_flops
+
         self._totals = Totals(**saved or {})
         # When the window began; saved seconds count as time since then.
         self._began = time.monotonic() - self._totals.seconds
@@ -159,7 +177,12 @@ class ReportWindow:
             yield batch
             began = time.monotonic()
 
-    def add(self, step: int, metrics: Mapping[str, Any], flops: int = 0) -> None:
+    def add(
+        self,
+        step: int,
+        metrics: Mapping[str, Any],
+        flops: int = 0,
+    ) -> None:
         """Adds one step; blocks only if the device lags far behind."""
         self._totals.flops += flops
         self._pending.append((step, metrics))
@@ -169,7 +192,9 @@ class ReportWindow:
     @contextlib.contextmanager
     def pause_clock(self) -> Iterator[None]:
         """Stops the clock during work that is not training."""
+        # Steps in progress are training.
         jax.block_until_ready(self._pending)
+
         began = time.monotonic()
         yield
         self._began += time.monotonic() - began
@@ -206,6 +231,7 @@ class ReportWindow:
             if norm > totals.largest_norm:
                 totals.largest_norm = norm
                 totals.largest_step = step
+
         self._pending = []
         totals.seconds = time.monotonic() - self._began
         return totals
@@ -224,21 +250,24 @@ class ReportWindow:
         values = _means(totals.sums)
         values["grad_norm"] = totals.sums["grad_norm"] / (updated or math.nan)
         if self._schedule is not None:
-            count = max(0, updates - 1)
-            values["learning_rate"] = float(np.asarray(self._schedule(count)))
+            count = max(0, updates - 1)  # optax's, which is 0 at the first update
+            rate = self._schedule(count)
+            values["learning_rate"] = float(np.asarray(rate))
 
         if "tokens" in totals.sums:
             values["tokens_per_second"] = totals.tokens / totals.seconds
         if totals.flops and self._peak_flops:
-            rate = totals.flops / totals.seconds
-            values["teraflops_per_second"] = rate / 1e12
-            values["mfu"] = rate / self._peak_flops
+            flops_per_second = totals.flops / totals.seconds
+            values["teraflops_per_second"] = flops_per_second / 1e12
+            values["mfu"] = flops_per_second / self._peak_flops
+
         values["seconds_per_step"] = totals.seconds / totals.steps
         values["waiting"] = totals.waited / totals.seconds
         values["skipped"] = float(len(totals.skipped))
 
         # The next window begins.
-        self._totals = Totals(norm_before=values["grad_norm"] if updated else 0.0)
+        norm_before = values["grad_norm"] if updated else 0.0
+        self._totals = Totals(norm_before=norm_before)
         self._began = time.monotonic()
         return values
 
@@ -269,6 +298,7 @@ def _means(total: Mapping[str, float]) -> dict[str, float]:
     for name, value in total.items():
         if name in _NOT_MEANS or ":" in name:
             continue
+
         count = total.get(f"{name}:count", total.get("count"))
         means[name] = value / (count or math.nan)
 
@@ -276,4 +306,6 @@ def _means(total: Mapping[str, float]) -> dict[str, float]:
     if "nll" in means:
         nll = means.pop("nll")
         values["perplexity"] = math.exp(min(nll, 700.0))  # exp(710) overflows
-    return values | {name: means[name] for name in sorted(means)}
+    for name in sorted(means):
+        values[name] = means[name]
+    return values

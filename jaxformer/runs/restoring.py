@@ -51,7 +51,8 @@ def read_step(folder: pathlib.Path, template: PyTree, *, partial: bool) -> Resto
             state = _restore(folder, template, partial)
         except (UserError, OSError, MemoryError, jax.errors.JaxRuntimeError):
             raise
-        except Exception as error:  # Orbax has no class for its errors.
+        except Exception as error:
+            # Orbax has no class for its errors.
             cause = f"{type(error).__name__}: {str(error)[:500]}"
             raise UserError(
                 f"{folder} is as it was saved, but cannot be restored: {cause}"
@@ -87,9 +88,13 @@ def _restore(folder: pathlib.Path, template: PyTree, partial: bool) -> PyTree:
 
 def check_memory(folder: pathlib.Path, template: PyTree) -> None:
     """Checks that the memory for reading arrays is proportional to the files of the step."""
-    leaves = jax.tree.leaves(template)  # The manifest confirms their shapes.
-    size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
-    stored = sum(status.st_size for status in manifest.list_files(folder).values())
+    # The manifest confirms the shapes.
+    size = 0
+    for leaf in jax.tree.leaves(template):
+        size += math.prod(leaf.shape) * leaf.dtype.itemsize
+
+    files = manifest.list_files(folder)
+    stored = sum(status.st_size for status in files.values())
     if size > _SMALL + _COMPRESSION * stored:
         raise UserError(f"{folder}: expected files for arrays of {size:,} bytes, found {stored:,}")
 
@@ -114,6 +119,7 @@ def _check_chunks(folder: pathlib.Path, size: int) -> None:
     for key in store.list().result():
         if not key.endswith(b"/.zarray"):
             continue
+
         name = key.decode(errors="replace")
         metadata = store.read(key).result().value
         chunk = _chunk_size(f"{folder}: {name:.200}", metadata)

@@ -73,8 +73,11 @@ def prepare_run(folder: Workdir, settings: Settings, mirror: str | None = None) 
         processes.on_primary(lambda: _check_mirror(copy, folder, settings))
         if folder.config.exists():
             _check_fields(folder, settings)
+
         with announce(f"comparing the checkpoints in {folder.path} with the copy in {copy.path}"):
             processes.on_primary(lambda: fetch_copy(copy, folder))
+
+    # After the restored files.
     check_workdir(folder, settings)
 
 
@@ -120,6 +123,7 @@ def check_workdir(folder: Workdir, settings: Settings) -> None:
         return
     if folder.config.is_symlink():  # to a file that does not exist
         return
+
     steps = saved_steps(folder.checkpoints)
     if steps:
         raise UserError(
@@ -149,6 +153,7 @@ def _check_fields(folder: Workdir, settings: Settings) -> None:
         if has_moved:
             continue
 
+        # The parameters serve a new run unless the field changes the layers.
         same_layers = not name.startswith("model.") or name.endswith("dropout_rate")
         way_on = ""
         if same_layers and "training.init_from" in given:
@@ -156,6 +161,7 @@ def _check_fields(folder: Workdir, settings: Settings) -> None:
                 f", or --config.training.init_from={folder.path} --workdir NEW to begin with "
                 "its parameters"
             )
+
         raise UserError(
             f"{folder.path}: holds a run with {name}={was!r}, but {now!r} was given; give the "
             f"same config, or another folder{way_on}"
@@ -167,6 +173,8 @@ def _allowed_changes(settings: Settings, given: dict[str, Any]) -> set[str]:
     for section in ("fit", "training"):
         values = settings.to_dict().get(section, {})
         text = str(values.get("may_change", ""))
+
+        # Names without a section are fields of this one.
         changes = set()
         for name in text.replace(" ", "").split(","):
             if "." in name:
@@ -182,6 +190,7 @@ def _allowed_changes(settings: Settings, given: dict[str, Any]) -> set[str]:
                 f"{section}.may_change: expected fields of training or data whose change would be "
                 f"refused, except best_metric: got {', '.join(sorted(unknown))}"
             )
+
         if changes:
             return changes
     return set()
@@ -235,6 +244,7 @@ def check_identity(folder: Workdir, identity: dict[str, str]) -> None:
     """Checks that the data has not changed since the run in this workdir began, if there is one."""
     if not folder.config.exists():
         return
+
     began_with = read_workdir_object(folder.identity)
     for name in dict.fromkeys([*identity, *began_with]):
         if began_with.get(name) != identity.get(name):
@@ -276,5 +286,6 @@ def initialize_workdir(
     if not folder.config.exists():
         save(folder)
         write_file(folder.identity, json.dumps(identity, indent=2).encode())
+
     config = json.dumps(settings.to_dict(), indent=2) + "\n"
     write_file(folder.config, config.encode())

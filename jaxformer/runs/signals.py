@@ -63,6 +63,8 @@ class StopSignals:
         if self._at_once:
             self._at_once = False
             self._check()
+
+        # Jax lets the processes agree on a step after a SIGTERM.
         if not self._alone and len(self.received) == 1:
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -126,6 +128,7 @@ class StopSignals:
                     batch = next(batches, None)
             except StoppedError:
                 return
+
             if batch is None:
                 return
             yield batch

@@ -86,7 +86,10 @@ class Workdir:
             )
 
         files_of_runs = (self.identity, self.tokenizer, self.checkpoints)
-        found = [path.name for path in files_of_runs if path.is_symlink() or path.exists()]
+        found = []
+        for path in files_of_runs:
+            if path.is_symlink() or path.exists():
+                found.append(path.name)
         if command is not None and author is None and found:
             raise UserError(
                 f"{self.path}: expected a new or empty folder, but it holds {', '.join(found)}, "
@@ -181,6 +184,7 @@ def code_digest() -> str:
     package = pathlib.Path(__file__).parents[1]
     digest = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
+        # Names, too, since modules of other names are other code.
         name = path.relative_to(package).as_posix()
         digest.update(name.encode())
         digest.update(path.read_bytes())

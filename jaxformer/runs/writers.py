@@ -59,7 +59,12 @@ class Writer(Protocol):
 class Terminal:
     """A progress bar on a terminal; plain lines in a file or a pipe."""
 
-    def __init__(self, start: int, steps: int, formats: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        start: int,
+        steps: int,
+        formats: Mapping[str, str] | None = None,
+    ) -> None:
         self._start = start
         self._steps = steps
         self._formats = {**_FORMATS, **(formats or {})}
@@ -67,12 +72,14 @@ class Terminal:
         self._began = time.monotonic()
         self._reported = start  # the last step reported
         self._training = 0.0  # seconds of steps
+
+        is_shown = sys.stderr.isatty() and is_primary()
         self._bar = ProgressBar(
             total=steps,
             initial=start,
             unit="step",
             dynamic_ncols=True,
-            disable=not (sys.stderr.isatty() and is_primary()),
+            disable=not is_shown,
         )
 
     def log(self, message: str) -> None:
@@ -89,15 +96,17 @@ class Terminal:
 
     def write(self, step: int, kind: str, values: Values) -> None:
         parts = self._format(values)
+        place = f"step {step}/{self._steps}"
+        text = "  ".join(parts)
         if kind == "valid":
-            self.log(f"step {step}/{self._steps}  validation: {'  '.join(parts)}")
+            self.log(f"{place}  validation: {text}")
         elif not self._bar.disable:
             self._bar.values = parts
             self._bar.refresh()
         else:
             seconds = self._seconds_left(step, values["seconds_per_step"])
             left = tqdm.format_interval(int(seconds))
-            self.log(f"step {step}/{self._steps}  {'  '.join(parts)}  {left} left")
+            self.log(f"{place}  {text}  {left} left")
 
     def _format(self, values: Values) -> list[str]:
         """Returns the texts of values that are not hidden."""
@@ -175,10 +184,12 @@ class MetricsFile:
         for name, value in values.items():
             is_number = not isinstance(value, float) or math.isfinite(value)
             report[name] = value if is_number else None
+
         line = json.dumps(report).encode() + b"\n"
         try:
             while line:
-                line = line[self._file.write(line) :]
+                written = self._file.write(line)  # may be less than the line
+                line = line[written:]
         except OSError as error:
             raise OSError(
                 f"{self._file.name}: {error.strerror}; free or repair the disk, then run the same "
@@ -244,12 +255,14 @@ class TensorBoard:
 
         if self._file is None:
             self._folder.mkdir(exist_ok=True)
-            self._file = EventsWriter(str(self._folder / "events"), f".{self._start}")
+            prefix = str(self._folder / "events")
+            self._file = EventsWriter(prefix, f".{self._start}")
             # TensorBoard hides earlier events from this step on, since the run repeats them.
             self._add(self._start + 1, session_log={"status": "START"})
 
         for name, value in values.items():
-            self._add(step, summary=scalar(f"{kind}/{name}", value))
+            summary = scalar(f"{kind}/{name}", value)
+            self._add(step, summary=summary)
 
         if time.monotonic() > self._next_flush:  # it waits for the disk
             self._file.flush()
@@ -258,8 +271,9 @@ class TensorBoard:
     def _add(self, step: int, **content: Any) -> None:
         from tensorboardX.proto import event_pb2
 
-        event: Any = event_pb2
-        self._file.write_event(event.Event(step=step, wall_time=time.time(), **content))
+        protocol: Any = event_pb2
+        event = protocol.Event(step=step, wall_time=time.time(), **content)
+        self._file.write_event(event)
 
     def close(self) -> None:
         if self._file is not None:

@@ -111,10 +111,16 @@ def evaluate_arrays(
     )
 
 
-def row_numbers(number: int, count: int, rows: int, seed: int) -> Int[np.ndarray, " B"]:
+def row_numbers(
+    number: int,
+    count: int,
+    rows: int,
+    seed: int,
+) -> Int[np.ndarray, " B"]:
     """Returns the numbers of the rows in a batch of :func:`epochs`, of ``count`` rows in all."""
     # Places of the rows in the sequence of all epochs, one after another.
-    places = np.arange(number * rows, (number + 1) * rows)
+    first_place = number * rows
+    places = np.arange(first_place, first_place + rows)
     epoch_of_place = places // count
 
     chosen = []
@@ -164,7 +170,8 @@ def _check_arrays(arrays: Arrays, rows: int) -> tuple[Arrays, int]:
     has_one_count = len(set(counts.values())) == 1
     has_rows = all(counts.values())
     if not (has_one_count and has_rows):
-        found = ", ".join(f"{name} with {count:,}" for name, count in counts.items())
+        described = [f"{name} with {count:,}" for name, count in counts.items()]
+        found = ", ".join(described)
         raise UserError(f"expected arrays with the same number of rows, at least one: got {found}")
 
     if rows < 1:

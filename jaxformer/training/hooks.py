@@ -37,7 +37,11 @@ def every(steps: int, hook: Hook) -> Hook:
 
 
 @contextlib.contextmanager
-def profile_hook(steps: range, folder: pathlib.Path, log: Callable[[str], None]) -> Iterator[Hook]:
+def profile_hook(
+    steps: range,
+    folder: pathlib.Path,
+    log: Callable[[str], None],
+) -> Iterator[Hook]:
     """Yields a hook that writes a trace of these steps, except the run's first step."""
     running = False
     options = jax.profiler.ProfileOptions()

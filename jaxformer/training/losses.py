@@ -184,6 +184,7 @@ def _check_arguments(features, embedding, targets, weights):
 
     are_matrices = features.ndim == embedding.ndim == 2
     have_one_width = are_matrices and features.shape[1] == embedding.shape[1]
+
     rows = features.shape[:1]
     have_same_rows = targets.shape == weights.shape == rows
     if not (have_one_width and have_same_rows):
@@ -249,7 +250,8 @@ def _sum_chunks(embedding, features, targets, weights, label_smoothing, consiste
         nll_sum = (weights * nll).sum()
         return loss_sum, nll_sum
 
-    loss, nll = jax.lax.map(chunk_sums, (features, targets, weights))
+    chunks = (features, targets, weights)
+    loss, nll = jax.lax.map(chunk_sums, chunks)
     return loss.sum(), nll.sum()
 
 
@@ -326,7 +328,9 @@ def _project(embedding, dtype):
     # Rows of zeros pad it to a multiple of 16, since GPUs would copy logits of another width. With
     # a sharded vocabulary, padding would move rows between devices.
     padding = -vocab_size % 16 if num_shards("vocab") == 1 else 0
-    table = jax.lax.optimization_barrier(jnp.pad(rounded, ((0, padding), (0, 0))))
+    padded = jnp.pad(rounded, ((0, padding), (0, 0)))
+    table = jax.lax.optimization_barrier(padded)
+
     mean = rounded.mean(axis=0, dtype=at_least_float32(rounded))
     return _Projection(table, mean, vocab_size)
 
@@ -340,7 +344,9 @@ def _chunk_loss(features, targets, projection, smoothing, consistency):
     columns = jnp.arange(len(table), dtype=jnp.int32)[None]  # [1, V]
     logits = matmul_nt(features, table, mean.dtype)  # [R, V]
     if len(table) > vocab_size:
-        logits = jnp.where(columns < vocab_size, logits, jnp.finfo(logits.dtype).min)
+        # Rows that pad the table have no probability.
+        lowest = jnp.finfo(logits.dtype).min
+        logits = jnp.where(columns < vocab_size, logits, lowest)
 
     log_total = jax.nn.logsumexp(logits, axis=-1)  # [R]
     is_target = (columns == targets[:, None]).astype(logits.dtype)  # [R, V]
@@ -360,14 +366,16 @@ def _chunk_loss(features, targets, projection, smoothing, consistency):
 
     # Cross-entropy with the uniform distribution: the mean row's logit is the mean logit. Not a
     # matmul, in less than float32 on accelerators.
-    mean_logits = (features.astype(mean.dtype) * mean[None]).sum(axis=-1)
+    wide_features = features.astype(mean.dtype)
+    mean_logits = (wide_features * mean[None]).sum(axis=-1)
     uniform_nll = log_total - mean_logits
     loss = (1 - smoothing) * nll + smoothing * uniform_nll
 
     # The gradient of cross-entropy: predicted minus target distribution.
     log_probs = logits - log_total[:, None]
     probabilities = jnp.exp(log_probs)
-    gradient = probabilities - smoothing / vocab_size - (1 - smoothing) * is_target
+    uniform = smoothing / vocab_size
+    gradient = probabilities - uniform - (1 - smoothing) * is_target
 
     if consistency:
         divergence, divergence_gradient = _divergence(log_probs, probabilities)

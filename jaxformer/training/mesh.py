@@ -69,7 +69,10 @@ class MeshConfig:
             raise UserError(f"only one size of the mesh may be -1: got {sizes}")
 
 
-def make_mesh(config: MeshConfig | None = None, devices: Sequence[Any] | None = None) -> Mesh:
+def make_mesh(
+    config: MeshConfig | None = None,
+    devices: Sequence[Any] | None = None,
+) -> Mesh:
     """Arranges devices in a mesh with the axes "data", "fsdp" and "tensor".
 
     TPU slices and GPU nodes lie along the first axes, so that sums over "tensor" stay within a
@@ -121,7 +124,9 @@ def _arrange(sizes: Sequence[int], devices: Sequence[Any]) -> np.ndarray:
         slices_along = math.gcd(size, left)
         across.append(slices_along)
         left //= slices_along
-    within = [size // slices_along for size, slices_along in zip(sizes, across, strict=True)]
+    within = []
+    for size, slices_along in zip(sizes, across, strict=True):
+        within.append(size // slices_along)
     return mesh_utils.create_hybrid_device_mesh(
         mesh_shape=within,
         dcn_mesh_shape=across,
@@ -165,7 +170,9 @@ class BatchShards(NamedTuple):
         shard_count = mesh.shape[DATA_AXIS] * mesh.shape["fsdp"]
 
         local_shards = []
-        for number, devices in enumerate(mesh.devices.reshape(shard_count, -1)):
+        # Devices of one shard differ only along "tensor".
+        devices_of_shards = mesh.devices.reshape(shard_count, -1)
+        for number, devices in enumerate(devices_of_shards):
             if any(device.process_index == process for device in devices):
                 local_shards.append(number)
 
@@ -197,14 +204,21 @@ def param_shardings(mesh: Mesh, params: PyTree, info: PyTree) -> PyTree:
         mesh_axes: list[str | None] = []
         for name, size in zip(parameter.axes, leaf.shape, strict=True):
             axis = RULES.get(name or "")
-            is_even = axis is not None and size % mesh.shape[axis] == 0
-            mesh_axes.append(axis if is_even else None)
+            if axis is not None and size % mesh.shape[axis] == 0:
+                mesh_axes.append(axis)
+            else:
+                mesh_axes.append(None)
         return NamedSharding(mesh, PartitionSpec(*mesh_axes))
 
     return jax.tree.map(sharding, params, info)
 
 
-def opt_state_shardings(mesh: Mesh, opt_state: PyTree, params: PyTree, layout: PyTree) -> PyTree:
+def opt_state_shardings(
+    mesh: Mesh,
+    opt_state: PyTree,
+    params: PyTree,
+    layout: PyTree,
+) -> PyTree:
     """Returns the sharding of every array of an optimizer's state.
 
     An array whose path ends with a parameter's path, and which has the parameter's shape, is
@@ -212,10 +226,13 @@ def opt_state_shardings(mesh: Mesh, opt_state: PyTree, params: PyTree, layout: P
     stack, whose path has the layer's index instead of a layer axis. All others are replicated, such
     as counts and the row and column statistics of Adafactor.
     """
-    leaves = zip(jax.tree.leaves_with_path(params), jax.tree.leaves(layout), strict=True)
-    known = {path: (leaf.shape, sharding) for (path, leaf), sharding in leaves}
+    # Shape and sharding of each parameter, by its path.
+    known = {}
+    leaves = jax.tree.leaves_with_path(params)
+    for (path, leaf), sharding in zip(leaves, jax.tree.leaves(layout), strict=True):
+        known[path] = (leaf.shape, sharding)
 
-    def sharding(path: jax.tree_util.KeyPath, leaf: Leaf) -> NamedSharding:
+    def sharding_at(path: jax.tree_util.KeyPath, leaf: Leaf) -> NamedSharding:
         for start in range(len(path) + 1):
             end = path[start:]
             without_layer = tuple(key for key in end if not isinstance(key, SequenceKey))
@@ -228,7 +245,7 @@ def opt_state_shardings(mesh: Mesh, opt_state: PyTree, params: PyTree, layout: P
                     return NamedSharding(mesh, PartitionSpec(*found.spec[layer_axes:]))
         return replicated(mesh)
 
-    return jax.tree.map_with_path(sharding, opt_state)
+    return jax.tree.map_with_path(sharding_at, opt_state)
 
 
 def to_devices(mesh: Mesh, batch: PyTree, gradient_accumulation: int = 1) -> PyTree:

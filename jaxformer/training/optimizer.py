@@ -44,7 +44,8 @@ def inverse_sqrt_schedule(d_model: int, warmup_steps: int, scale: float = 1.0) -
         step = jnp.asarray(count, jnp.float32) + 1.0
         decay = step**-0.5
         warmup = step * warmup_steps**-1.5
-        return scale * d_model**-0.5 * jnp.minimum(decay, warmup)
+        width_factor = scale * d_model**-0.5
+        return width_factor * jnp.minimum(decay, warmup)
 
     return schedule
 
@@ -142,7 +143,10 @@ def freeze(
     if names is None:
         return optimizer
 
-    leaves = jax.tree.leaves_with_path(describe(), is_leaf=lambda x: isinstance(x, ParameterInfo))
+    leaves = jax.tree.leaves_with_path(
+        describe(),
+        is_leaf=lambda x: isinstance(x, ParameterInfo),
+    )
     paths = [path_of(path) for path, _ in leaves]
     frozen = _named_paths(paths, names)
     if len(frozen) == len(paths):
@@ -166,7 +170,9 @@ def _named_paths(paths: list[str], names: str) -> set[str]:
         found = {path for path in paths if f"/{name}/" in f"/{path}/"}
         if not found:
             # A dictionary keeps the order of the parameters.
-            known = dict.fromkeys(part for path in paths for part in path.split("/"))
+            known = {}
+            for path in paths:
+                known |= dict.fromkeys(path.split("/"))
             raise UserError(
                 f"training.freeze: no parameter is called {name!r}; give names separated by "
                 f"commas out of {', '.join(known)}, or several in a row such as {paths[0]}"
@@ -294,15 +300,17 @@ def per_layer(optimizer: Optimizer, *stacks: str) -> optax.GradientTransformatio
         """Returns the inverse of ``unstack``."""
 
         def stack(layers: tuple[PyTree, ...]) -> PyTree:
-            return jax.tree.map(lambda *arrays: jnp.stack(arrays), *map(restack, layers))
+            restacked = map(restack, layers)
+            return jax.tree.map(lambda *arrays: jnp.stack(arrays), *restacked)
 
         return _map_stacks(names, stack, tree)
 
     def init(params: PyTree) -> PyTree:
         layers = unstack(params)
         has_stacks = jax.tree.structure(layers) != jax.tree.structure(params)
-        if jax.tree.leaves(params) and not has_stacks:
-            paths = ", ".join(path_of(path) for path, _ in jax.tree.leaves_with_path(params))
+        leaves = jax.tree.leaves_with_path(params)
+        if leaves and not has_stacks:
+            paths = ", ".join(path_of(path) for path, _ in leaves)
             raise UserError(
                 f"per_layer: no stack is called {' or '.join(names)}; name the stacks in the paths "
                 f"{paths:.400}"
@@ -361,7 +369,9 @@ def _map_stacks(names: tuple[str, ...], function: Callable, tree: PyTree) -> PyT
 
 def _layers(stack: PyTree) -> list[PyTree]:
     """Returns the layers of a stack, which are slices of its arrays along their first axes."""
-    shapes = {path_of(path): np.shape(array) for path, array in jax.tree.leaves_with_path(stack)}
+    shapes = {}
+    for path, array in jax.tree.leaves_with_path(stack):
+        shapes[path_of(path)] = np.shape(array)
     if not shapes:
         # A stack whose arrays are all masked passes as one layer.
         return [stack]

@@ -88,7 +88,8 @@ def replay_step(
     batch = next(batches)
     params = jax.device_get(state.params)
     _, sums = train_step(state, to_devices(mesh, batch, accumulation))
-    sums = {name: float(value) for name, value in jax.device_get(sums).items()}
+    sums = jax.device_get(sums)
+    sums = {name: float(value) for name, value in sums.items()}
 
     key = step_key(settings.seed, jnp.asarray(number))
     examples = task.examples(number, batch)

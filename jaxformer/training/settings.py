@@ -74,6 +74,7 @@ class FitConfig:
             "keep_checkpoints",
             "stall_timeout",
         )
+
         if self.eval_every % self.checkpoint_every:
             raise UserError(
                 f"{section}.eval_every must be a multiple of {section}.checkpoint_every, so that "
@@ -81,6 +82,7 @@ class FitConfig:
             )
         if self.patience < 0:
             raise UserError(f"{section}.patience must be 0 or more: got {self.patience}")
+
         if self.mirror is not None:
             local_path(self.mirror)  # refuses URLs
         if self.profile is not None:
@@ -90,12 +92,13 @@ class FitConfig:
 
     def _check_profile(self) -> None:
         steps = self.profiled_steps
-        is_within_run = steps and steps[0] > 1 and steps[-1] <= self.steps
-        if not is_within_run:
-            raise UserError(
-                f"{self.section}.profile: expected two numbers from 1 to {self.steps}, the smaller "
-                f"first, such as 100:110: got {self.profile!r}"
-            )
+        if steps and steps[0] > 1 and steps[-1] <= self.steps:
+            return
+
+        raise UserError(
+            f"{self.section}.profile: expected two numbers from 1 to {self.steps}, the smaller "
+            f"first, such as 100:110: got {self.profile!r}"
+        )
 
     @property
     def profiled_steps(self) -> range:
@@ -103,6 +106,7 @@ class FitConfig:
         match = re.fullmatch(r"(\d{1,9}):(\d{1,9})", self.profile or "")
         if match is None:
             return range(0)
+
         before = int(match[1])
         last = int(match[2])
         return range(before + 1, last + 1)
@@ -191,6 +195,7 @@ class TrainingConfig(FitConfig):
             "clip_norm",
             "ema_decay",
         )
+
         check_fraction(self, "training", "label_smoothing", "ema_decay")
         if self.init_from is not None:
             local_path(self.init_from)  # refuses URLs

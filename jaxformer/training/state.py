@@ -97,8 +97,9 @@ def init_state(
     with global_mesh(mesh):
         abstract = abstract_state(init, optimizer, mesh, describe=describe)
         layout = jax.tree.map(lambda leaf: leaf.sharding, abstract)
-        create_state = jax.jit(_make_create_state(init, optimizer), out_shardings=layout)
-        state = create_state(jax.random.key(seed))
+        create_state = _make_create_state(init, optimizer)
+        jitted = jax.jit(create_state, out_shardings=layout)
+        state = jitted(jax.random.key(seed))
         if start_from is None:
             return state
 
@@ -133,8 +134,10 @@ def _place_like(fresh: PyTree, params: PyTree) -> PyTree:
 
 
 def _shapes_by_path(tree: PyTree) -> dict[str, tuple[int, ...]]:
-    leaves = jax.tree.leaves_with_path(tree)
-    return {jax.tree_util.keystr(path): np.shape(array) for path, array in leaves}
+    shapes = {}
+    for path, array in jax.tree.leaves_with_path(tree):
+        shapes[jax.tree_util.keystr(path)] = np.shape(array)
+    return shapes
 
 
 def abstract_state(
@@ -145,7 +148,8 @@ def abstract_state(
 ) -> TrainState:
     """Returns shapes, dtypes and shardings of :func:`init_state` without computing it."""
     info = describe_init(init) if describe is None else describe()
-    shapes = jax.eval_shape(_make_create_state(init, optimizer), jax.random.key(0))
+    create_state = _make_create_state(init, optimizer)
+    shapes = jax.eval_shape(create_state, jax.random.key(0))
 
     # All counters are replicated.
     layout = jax.tree.map(lambda _: replicated(mesh), shapes)
@@ -293,9 +297,13 @@ def _injected_hyperparameters(opt_state: PyTree) -> list[dict[str, Any]]:
 
     found = []
     for node in jax.tree.leaves(opt_state, is_leaf=is_injected):
-        if is_injected(node):
-            states = node.hyperparams_states
-            found.append({k: v for k, v in node.hyperparams.items() if k not in states})
+        if not is_injected(node):
+            continue
+        constants = {}
+        for name, value in node.hyperparams.items():
+            if name not in node.hyperparams_states:
+                constants[name] = value
+        found.append(constants)
     return found
 
 
@@ -317,7 +325,8 @@ def all_finite(params: PyTree, opt_state: PyTree) -> Bool[Array, ""]:
 
     dtype = at_least_float32(floats)
     sums = [array.sum(dtype=dtype) for array in floats]
-    return jnp.isfinite(jnp.asarray(sums, dtype)).all()
+    is_each_finite = jnp.isfinite(jnp.asarray(sums, dtype))
+    return is_each_finite.all()
 
 
 is_finite = jax.jit(all_finite)

@@ -67,7 +67,11 @@ class TrainStep:
     @functools.cached_property
     def _seed_on_devices(self) -> Array:
         with jax.transfer_guard_host_to_device("allow"):
-            return jax.make_array_from_callback((), replicated(self._mesh), lambda _: self._seed)
+            return jax.make_array_from_callback(
+                (),
+                replicated(self._mesh),
+                lambda _: self._seed,
+            )
 
     def _jit(self, state: TrainState) -> jax.stages.Wrapped:
         """Returns the step, jitted for the layout of the first state."""
@@ -184,12 +188,14 @@ def _make_step_function(
 
 def step_key(seed: int | Integer[Array, ""], step: Int[Array, ""]) -> Array:
     """Returns the key of the random numbers of the step after ``step``."""
-    return jax.random.fold_in(jax.random.key(seed + 1), step)
+    run_key = jax.random.key(seed + 1)
+    return jax.random.fold_in(run_key, step)
 
 
 def global_norm(gradients: PyTree) -> Float[Array, ""]:
     """Returns the norm of all gradients, in float32 or wider."""
-    return optax.tree.norm(jax.tree.map(_widen, gradients))
+    wide = jax.tree.map(_widen, gradients)
+    return optax.tree.norm(wide)
 
 
 def _widen(array: Array) -> Array:
@@ -212,7 +218,12 @@ def _update(
     for transformations that adapt to it, such as ``optax.contrib.reduce_on_plateau``.
     """
     optimizer = optax.with_extra_args_support(optimizer)
-    updates, opt_state = optimizer.update(gradients, state.opt_state, state.params, **loss)
+    updates, opt_state = optimizer.update(
+        gradients,
+        state.opt_state,
+        state.params,
+        **loss,
+    )
     params = optax.apply_updates(state.params, updates)
 
     # Not the gradients: the square of a finite gradient above 1e19, Adam's second moment, is Inf.
@@ -225,7 +236,8 @@ def _update(
     new = (params, opt_state)
     old = (state.params, state.opt_state)
     _check_structure(new, old)
-    params, opt_state = jax.tree.map(functools.partial(jnp.where, finite), new, old)
+    choose = functools.partial(jnp.where, finite)
+    params, opt_state = jax.tree.map(choose, new, old)
     _check_arrays(opt_state, state.opt_state)
 
     skipped = (~finite).astype(jnp.int32)
@@ -252,8 +264,9 @@ def _check_structure(new: PyTree, old: PyTree) -> None:
 
 def _check_arrays(new: PyTree, old: PyTree) -> None:
     """Checks that the optimizer's state after an update can be the input of the next update."""
-    pairs = zip(jax.tree.leaves_with_path(new), jax.tree.leaves(old), strict=True)
-    for (path, after), before in pairs:
+    new_leaves = jax.tree.leaves_with_path(new)
+    old_leaves = jax.tree.leaves(old)
+    for (path, after), before in zip(new_leaves, old_leaves, strict=True):
         has_changed = after.dtype != before.dtype or after.shape != before.shape
         if has_changed:
             raise UserError(
@@ -340,7 +353,11 @@ def checked_sums(sums: object) -> Sums:
     if not has_needed or has_added:
         raise _names_error(sorted(sums))
 
-    arrays = {name: _widen(jnp.asarray(value)) for name, value in _split_pairs(sums).items()}
+    arrays = {}
+    for name, value in _split_pairs(sums).items():
+        array = jnp.asarray(value)
+        arrays[name] = _widen(array)
+
     for name, array in arrays.items():
         if array.ndim:
             raise UserError(

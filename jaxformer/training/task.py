@@ -2,6 +2,7 @@
 
 import abc
 import functools
+import operator
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
@@ -36,7 +37,9 @@ class Randomness(NamedTuple):
     row_ids: Int[Array, " B"]
 
 
-def dropout_of(randomness: Randomness | None) -> tuple[dict[str, Any], dict[str, Array] | None]:
+def dropout_of(
+    randomness: Randomness | None,
+) -> tuple[dict[str, Any], dict[str, Array] | None]:
     """Returns dropout arguments of a model and ``rngs`` for ``apply``; None turns dropout off.
 
     The model takes ``deterministic`` and ``row_ids``, as all models of this package do::
@@ -46,6 +49,7 @@ def dropout_of(randomness: Randomness | None) -> tuple[dict[str, Any], dict[str,
     """
     if randomness is None:
         return {"deterministic": True}, None
+
     dropout = {"deterministic": False, "row_ids": randomness.row_ids}
     rngs = {"dropout": randomness.key}
     return dropout, rngs
@@ -157,7 +161,12 @@ class Task(Protocol):
         A run can be resumed only with the same hashes.
         """
 
-    def evaluate(self, params: PyTree, mesh: Mesh, check_stop: CheckStop) -> dict[str, float]:
+    def evaluate(
+        self,
+        params: PyTree,
+        mesh: Mesh,
+        check_stop: CheckStop,
+    ) -> dict[str, float]:
         """Computes named values, including :attr:`best`; an empty dict means no evaluation.
 
         An error ends the run if no validation succeeded before; a later one is only reported.
@@ -218,7 +227,8 @@ class Task(Protocol):
         """
         row_count = len(jax.tree.leaves(batch)[0])
         for row in range(row_count):
-            alone = jax.tree.map(lambda array, row=row: array[row : row + 1], batch)
+            rows = slice(row, row + 1)
+            alone = jax.tree.map(operator.itemgetter(rows), batch)
             yield Example(row=row, batch=alone, text=f"row {row}")
 
     def example_ids(self, number: int) -> Sequence[int]:

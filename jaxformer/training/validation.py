@@ -125,7 +125,8 @@ class Validation:
     has_compiled: bool = False
 
     def is_due(self, step: int) -> bool:
-        return step % self.settings.eval_every == 0 or step == self.settings.steps
+        is_last = step == self.settings.steps
+        return is_last or step % self.settings.eval_every == 0
 
     def run(self, step: int, params: PyTree) -> bool:
         """Validates and scores a checkpoint; returns False if stopped, to run again later."""

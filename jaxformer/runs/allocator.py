@@ -7,10 +7,14 @@ import os
 import sys
 
 # Options of mallopt(3): large arrays are in arenas, too, which keep freed memory at their end.
-_OPTIONS = {"M_MMAP_MAX": (-4, 0), "M_TRIM_THRESHOLD": (-1, 2**31 - 1)}
+_OPTIONS = {
+    "M_MMAP_MAX": (-4, 0),
+    "M_TRIM_THRESHOLD": (-1, 2**31 - 1),
+}
 # Training is fastest with one arena that all threads share, and decoding with several that grow by
 # 64 MiB, their maximum, and are then kept (docs/LOG.md, 2026-11-27).
-_TRAINING, _DECODING = {"M_ARENA_MAX": (-8, 1)}, {"M_TOP_PAD": (-2, 2**26)}
+_TRAINING = {"M_ARENA_MAX": (-8, 1)}
+_DECODING = {"M_TOP_PAD": (-2, 2**26)}
 
 
 def keep_freed_memory(*, training: bool) -> bool:
@@ -21,13 +25,24 @@ def keep_freed_memory(*, training: bool) -> bool:
     model. It has its full effect only before JAX starts its threads. Nothing changes with an
     accelerator, without glibc, or if the user has chosen settings of malloc.
     """
-    has_accelerator = importlib.util.find_spec("libtpu") or importlib.metadata.entry_points(
-        group="jax_plugins"
-    )
-    chosen = [name for name in os.environ if name.startswith(("MALLOC_", "GLIBC_TUNABLES"))]
-    on_cpu = os.environ.get("JAX_PLATFORMS", "cpu" if not has_accelerator else "") == "cpu"
-    if chosen or not on_cpu or not sys.platform.startswith("linux"):
+    is_chosen = any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ)
+    if is_chosen or not _is_on_cpu() or not sys.platform.startswith("linux"):
         return False
+
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    options = _OPTIONS | (_TRAINING if training else _DECODING)
-    return mallopt is not None and all(mallopt(*option) for option in options.values())
+    if mallopt is None:
+        return False
+    chosen = _TRAINING if training else _DECODING
+    options = _OPTIONS | chosen
+    return all(mallopt(option, value) for option, value in options.values())
+
+
+def _is_on_cpu() -> bool:
+    """Returns whether JAX will use the CPU, without importing it."""
+    if "JAX_PLATFORMS" in os.environ:
+        return os.environ["JAX_PLATFORMS"] == "cpu"
+
+    # Plugins are of accelerators.
+    has_tpu = importlib.util.find_spec("libtpu") is not None
+    has_plugin = bool(importlib.metadata.entry_points(group="jax_plugins"))
+    return not has_tpu and not has_plugin

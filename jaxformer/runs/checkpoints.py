@@ -81,13 +81,16 @@ class Checkpoints:
         self.directory = local_path(directory).absolute()
         if keep is not None:
             check_directory(self.directory)
+
         self._keep = keep
         self._on_commit = on_commit
-        self._saving: Manifest | None = None
+        self._saving: Manifest | None = None  # of the step that is being saved
+        options = ocp.AsyncOptions(post_finalization_callback=self._write_manifest)
         self._checkpointer = ocp.AsyncCheckpointer(
             ocp.PyTreeCheckpointHandler(),
-            async_options=ocp.AsyncOptions(post_finalization_callback=self._write_manifest),
+            async_options=options,
         )
+
         if keep is not None and is_primary():
             self.directory.mkdir(parents=True, exist_ok=True)
             self._remove_temporary()
@@ -114,9 +117,11 @@ class Checkpoints:
         for step in reversed(self.steps()):
             if len(newest) == limit:
                 break
+
             try:
+                keep = Manifest.read(self._folder(step)).keep
                 # Any step older than the newest `keep` is there for another reason.
-                limit = min(limit, len(newest) + Manifest.read(self._folder(step)).keep)
+                limit = min(limit, len(newest) + keep)
             except DamagedError:
                 if not newest:
                     raise
@@ -134,20 +139,35 @@ class Checkpoints:
 
     def best_step(self) -> int | None:
         """Returns the step with the highest score, for a tie the newest; None without scores."""
-        scores = [(self.score(step), step) for step in self.steps()]
-        good = [(s, step) for s, step in scores if s is not None and not math.isnan(s)]
-        return max(good, default=(None, None))[1]
+        scored = []
+        for step in self.steps():
+            score = self.score(step)
+            if score is not None and not math.isnan(score):
+                scored.append((score, step))
+
+        if not scored:
+            return None
+        _, step = max(scored)
+        return step
 
     def score(self, step: int) -> float | None:
         """Returns the score of a step, which may be NaN; None if it has not been scored."""
         # A damaged step is never the best; restoring it raises an error.
         with contextlib.suppress(DamagedError):
-            earlier = Manifest.read(self._folder(step)).score
-            return manifest.read_score(self._folder(step)) if earlier is None else earlier
+            folder = self._folder(step)
+            earlier = Manifest.read(folder).score
+            if earlier is not None:
+                return earlier
+            return manifest.read_score(folder)
         return None
 
     def save(
-        self, step: int, state: PyTree, *, metadata: dict[str, Any], interim: bool = False
+        self,
+        step: int,
+        state: PyTree,
+        *,
+        metadata: dict[str, Any],
+        interim: bool = False,
     ) -> None:
         """Saves in the background; the state may be donated or changed as soon as this returns.
 
@@ -166,17 +186,26 @@ class Checkpoints:
         """
         assert self._keep is not None, "opened only for reading"
         self.wait()
+
         newest = max(self.steps(), default=-1)
         if step <= newest:
             raise ValueError(
                 f"{self.directory}: expected a step after {newest} to save: got {step}"
             )
-        # Metadata that JSON cannot represent should fail here, not in the background.
-        metadata = json.loads(json.dumps(metadata))
-        leaves = manifest.describe_leaves(state)
-        self._saving = Manifest(step, metadata, None, self._keep, leaves, interim)
+
+        self._saving = Manifest(
+            step=step,
+            # Metadata that JSON cannot represent should fail here, not in the background.
+            metadata=json.loads(json.dumps(metadata)),
+            score=None,
+            keep=self._keep,
+            leaves=manifest.describe_leaves(state),
+            interim=interim,
+        )
+
         with self._explain_failures(), global_mesh(None):
-            self._checkpointer.save(self._folder(step), args=ocp.args.PyTreeSave(state))
+            arguments = ocp.args.PyTreeSave(state)
+            self._checkpointer.save(self._folder(step), args=arguments)
 
     def attach_score(self, step: int, score: float) -> None:
         """Writes the score of a step, after waiting for its save.
@@ -201,8 +230,14 @@ class Checkpoints:
         """
         with self._explain_failures():
             self._checkpointer.check_for_errors()
-        if self._saving is not None and self._folder(self._saving.step).is_dir():
-            step, self._saving = self._saving.step, None
+
+        if self._saving is None:
+            return
+
+        step = self._saving.step
+        is_complete = self._folder(step).is_dir()
+        if is_complete:
+            self._saving = None
             self._handle_commit(step)
 
     def wait(self) -> None:
@@ -236,7 +271,8 @@ class Checkpoints:
           UserError: The step is damaged or missing, all are damaged, the template does not match,
             or the disk cannot be read.
         """
-        return self._read_good(step, functools.partial(read_step, template=template, partial=False))
+        read = functools.partial(read_step, template=template, partial=False)
+        return self._read_good(step, read)
 
     def restore_params(self, template: PyTree, *, step: int | None = None) -> RestoredParams:
         """Restores only ``state.params``, as :meth:`restore` does, from a template of these alone.
@@ -244,8 +280,8 @@ class Checkpoints:
         Raises:
           UserError: As in :meth:`restore`, or there are no steps.
         """
-        params = {"params": template}
-        found = self._read_good(step, functools.partial(read_step, template=params, partial=True))
+        read = functools.partial(read_step, template={"params": template}, partial=True)
+        found = self._read_good(step, read)
         if found is None:
             raise UserError(f"{self.directory}: expected a checkpoint, found none; train first")
         return RestoredParams(found.step, found.state["params"], found.metadata)
@@ -256,7 +292,8 @@ class Checkpoints:
     def _write_manifest(self) -> None:
         """Writes the manifest on process 0, in a thread of orbax, just before the rename."""
         assert self._saving is not None
-        self._saving.write(manifest.temporary_folder(self.directory, self._saving.step))
+        folder = manifest.temporary_folder(self.directory, self._saving.step)
+        self._saving.write(folder)
 
     @contextlib.contextmanager
     def _explain_failures(self) -> Iterator[None]:
@@ -268,19 +305,24 @@ class Checkpoints:
             self._saving = None
             if is_primary():
                 self._remove_temporary()
+
             raise OSError(
                 f"{self.directory}: step {step} could not be saved; the steps {self.steps()} are "
                 f"intact. Free or repair the disk, then run the same command. The cause: {error}"
             ) from error
 
     def _temporary(self) -> list[pathlib.Path]:
-        return list(self.directory.glob(manifest.temporary_folder(self.directory, "*").name))
+        pattern = manifest.temporary_folder(self.directory, "*").name
+        return list(self.directory.glob(pattern))
 
     def _remove_temporary(self) -> None:
         # After a failed write, others continue for a moment and may create folders again.
+        folders: list[pathlib.Path] = []
         for _ in range(50):
-            if not (folders := self._temporary()):
+            folders = self._temporary()
+            if not folders:
                 return
+
             for folder in folders:
                 shutil.rmtree(folder, ignore_errors=True)
             time.sleep(0.1)
@@ -288,43 +330,58 @@ class Checkpoints:
 
     def _handle_commit(self, step: int) -> None:
         """Reports a step that is now complete or scored, and removes old steps."""
-        if is_primary():
-            if self._on_commit is not None:
-                self._on_commit(step)
-            self._remove_old()
+        if not is_primary():
+            return
+        if self._on_commit is not None:
+            self._on_commit(step)
+        self._remove_old()
 
     def _remove_old(self) -> None:
         """Keeps the newest steps and the best. Runs only after a commit, in case a save fails."""
         assert self._keep is not None
         try:
             steps = self.steps()
+            newest = steps[-1]
             regular = [step for step in steps if not self._is_interim(step)]
-            for step in set(steps) - {steps[-1], self.best_step(), *regular[-self._keep :]}:
-                with manifest.lock_step(self._folder(step), shared=False) as unused:
-                    if unused:
-                        # Rename first, so that a kill leaves no step with half of its files.
-                        self._folder(step).rename(manifest.temporary_folder(self.directory, step))
+            kept = {newest, self.best_step(), *regular[-self._keep :]}
+
+            # A process that reads a step has locked it. It is removed after the next save.
+            for step in set(steps) - kept:
+                self._set_aside(step)
             for folder in self._temporary():
                 shutil.rmtree(folder)
         except (OSError, UserError) as error:
             message = "could not remove old checkpoints, and will try again after the next save"
             _logger.warning("%s: %s: %s", self.directory, message, error)
 
+    def _set_aside(self, step: int) -> None:
+        """Renames a step that is to be removed, so that a kill leaves none with half its files."""
+        folder = self._folder(step)
+        with manifest.lock_step(folder, shared=False) as is_unused:
+            if is_unused:
+                folder.rename(manifest.temporary_folder(self.directory, step))
+
     def _is_interim(self, step: int) -> bool:
         with contextlib.suppress(DamagedError):
             return Manifest.read(self._folder(step)).interim
         return False
 
-    def _read_good(self, step: int | None, read: Callable[[pathlib.Path], T]) -> T | None:
+    def _read_good(
+        self,
+        step: int | None,
+        read: Callable[[pathlib.Path], T],
+    ) -> T | None:
         """Applies ``read``, which verifies a step, to the given or the newest good one, if any."""
         self.wait()
         steps = self.steps()
+
         if step is not None:
             if step not in steps:
                 raise MissingStepError(
                     f"{self.directory}: expected one of the steps {steps}: got {step}"
                 )
             return read(self._folder(step))
+
         damaged: dict[int, DamagedError] = {}
         for candidate in reversed(steps):
             try:
@@ -334,43 +391,60 @@ class Checkpoints:
             except DamagedError as error:
                 damaged[candidate] = error
                 continue
-            for bad, error in damaged.items():
-                _logger.warning(
-                    "damaged checkpoint not used: %s; going back to step %d", error, candidate
-                )
-                if self._keep is not None and is_primary():
-                    manifest.mark_damaged(self._folder(bad))  # so that this step can be saved again
+
+            self._report_damaged(damaged, candidate)
             return found
+
         if not damaged:
             return None
+        causes = "; ".join(map(str, damaged.values()))
         raise UserError(
-            f"expected a good checkpoint, found none: {'; '.join(map(str, damaged.values()))}. "
-            f"Restore {self.directory} from a backup, or move it away to start from the beginning"
+            f"expected a good checkpoint, found none: {causes}. Restore {self.directory} from a "
+            "backup, or move it away to start from the beginning"
         )
+
+    def _report_damaged(self, damaged: dict[int, DamagedError], good: int) -> None:
+        """Reports damaged steps newer than a good one; a writer also renames them."""
+        for step, error in damaged.items():
+            _logger.warning("damaged checkpoint not used: %s; going back to step %d", error, good)
+            if self._keep is not None and is_primary():
+                manifest.mark_damaged(self._folder(step))  # so that this step can be saved again
 
 
 def write_single(
-    directory: pathlib.Path, step: int, state: PyTree, metadata: dict[str, Any]
+    directory: pathlib.Path,
+    step: int,
+    state: PyTree,
+    metadata: dict[str, Any],
 ) -> None:
     """Writes a folder with one checkpoint, which replaces the checkpoints in it, but nothing else.
 
     After an ``OSError``, an older checkpoint is unchanged.
     """
-    replaced = directory.is_symlink() or directory.exists()
-    there = list(directory.iterdir()) if directory.is_dir() else [directory] * replaced
-    if foreign := [str(path) for path in there if not manifest.is_step(path)]:
+    is_replaced = directory.is_symlink() or directory.exists()
+    existing = []
+    if directory.is_dir():
+        existing = list(directory.iterdir())
+    elif is_replaced:
+        existing = [directory]
+    foreign = [str(path) for path in existing if not manifest.is_step(path)]
+    if foreign:
         raise UserError(
             f"{directory}: expected nothing, or a folder of checkpoints to replace, but "
             f"{min(foreign)} is none; move it away"
         )
+
+    # Remove what killed processes have left.
     directory.parent.mkdir(parents=True, exist_ok=True)
     prefix = f"{directory.name}.jaxformer-tmp."
     for left in directory.parent.glob(f"{prefix}*"):
         shutil.rmtree(left, ignore_errors=True)
+
     with tempfile.TemporaryDirectory(prefix=prefix, dir=directory.parent) as name:
         work = pathlib.Path(name)
         with Checkpoints(work / "new", keep=1) as checkpoints:
             checkpoints.save(step, state, metadata=metadata)
-        if replaced:
+
+        if is_replaced:
             directory.rename(work / "old")  # renames a link itself, not its target
         (work / "new").rename(directory)

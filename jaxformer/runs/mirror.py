@@ -43,7 +43,8 @@ class Mirror(threading.Thread):
 
     def __init__(self, run: Workdir, copy: Workdir) -> None:
         super().__init__(name="mirror", daemon=True)
-        self._workdir, self._copy = run, copy
+        self._workdir = run
+        self._copy = copy
         self._changed = threading.Event()
         self._closing = False
         self._failure: str | None = None
@@ -59,75 +60,109 @@ class Mirror(threading.Thread):
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         watchdog.record_progress("the end of training", limited=False)
-        if self.ident is not None:
-            self._closing = True
-            self._changed.set()
-            self.join(2)
-            if self.is_alive():
-                _logger.warning("completing the copy of the run in %s", self._copy.path)
-                self.join(_LAST_COPY_SECONDS)
-            late = f"it took more than {_LAST_COPY_SECONDS:.0f} s" if self.is_alive() else None
-            if failure := late or self._failure:
-                text = "the copy of the run in %s is incomplete: %s"
-                _logger.warning(text, self._copy.path, failure)
+        has_started = self.ident is not None
+        if has_started:
+            self._complete()
+
         # Process 0 does not survive the other processes. Either all of them are stopped or none.
         if kind is None or issubclass(kind, StoppedError):
             processes.all_gather(None)
+
+    def _complete(self) -> None:
+        """Waits for the last copy, and reports if it is incomplete."""
+        self._closing = True
+        self._changed.set()
+        self.join(2)
+        if self.is_alive():
+            _logger.warning("completing the copy of the run in %s", self._copy.path)
+            self.join(_LAST_COPY_SECONDS)
+
+        failure = self._failure
+        if self.is_alive():
+            failure = f"it took more than {_LAST_COPY_SECONDS:.0f} s"
+        if failure:
+            text = "the copy of the run in %s is incomplete: %s"
+            _logger.warning(text, self._copy.path, failure)
 
     def run(self) -> None:
         closing = False
         while not closing:
             self._changed.wait(None if self._failure is None else _RETRY_SECONDS)
             self._changed.clear()
-            closing = self._closing
-            earlier, failure, path = self._failure, None, self._copy.path
+            closing = self._closing  # before the copy, which then has all files
+
+            failure = None
             try:
                 self._copy_changes()
             except Exception as error:  # the run continues without the copy
                 failure = str(error)
-            if failure is not None and earlier is None:
-                hope = "training continues, and the copy will be retried"
-                _logger.warning("cannot copy the run to %s: %s; %s", path, failure, hope)
-            if failure is None and earlier is not None:
-                newest = max(manifest.saved_steps(self._copy.checkpoints), default=None)
-                _logger.warning("copying the run to %s works again, up to step %s", path, newest)
+            self._log_change(failure)
             self._failure = failure
+
+    def _log_change(self, failure: str | None) -> None:
+        """Logs the first failure, and the first copy that works again."""
+        path = self._copy.path
+        has_failed_before = self._failure is not None
+        if failure is not None and not has_failed_before:
+            hope = "training continues, and the copy will be retried"
+            _logger.warning("cannot copy the run to %s: %s; %s", path, failure, hope)
+
+        if failure is None and has_failed_before:
+            newest = max(manifest.saved_steps(self._copy.checkpoints), default=None)
+            _logger.warning("copying the run to %s works again, up to step %s", path, newest)
 
     def _copy_changes(self) -> None:
         self._copy.path.mkdir(exist_ok=True)  # without parents, since the drive may be unmounted
         self._remove_old()  # makes space
+
         while (step := self._newest_missing()) is not None:
             self._copy_files()  # After choosing the step, so that they have all its reports.
-            source = self._workdir.checkpoints / str(step)
+            source = self._original_step(step)
             try:
                 copy_step(source, self._copied_step(step))
             except (DamagedError, OSError):
                 if source.exists():  # unless the run has just removed it
                     raise
+
         self._copy_files()
         self._remove_old()
 
     def _newest_missing(self) -> int | None:
+        """Returns the newest step that is not in the copy, or differs there."""
         for step in reversed(manifest.saved_steps(self._workdir.checkpoints)):
             with contextlib.suppress(FileNotFoundError):  # the run has just removed the step
-                content = (self._workdir.checkpoints / str(step) / MANIFEST).read_bytes()
-                if not _has_content(self._copied_step(step) / MANIFEST, content):
+                content = (self._original_step(step) / MANIFEST).read_bytes()
+                copied = self._copied_step(step) / MANIFEST
+                if not _has_content(copied, content):
                     return step
         return None
 
     def _copy_files(self) -> None:
         """Copies the config and the files next to it, and then the scores of the copied steps."""
-        scores, run = {}, self._workdir
+        run = self._workdir
+        scores = {}
         for step in manifest.saved_steps(run.checkpoints):
+            path = self._original_step(step) / SCORE
             with contextlib.suppress(FileNotFoundError):  # not scored, or just removed
                 # Read before the metrics: a run with a score does not report its validation again.
-                scores[step] = (run.checkpoints / str(step) / SCORE).read_bytes()
+                scores[step] = path.read_bytes()
+
         for path in _files(run):
-            if path != run.committed or manifest.is_step(self._copied_step(run.committed_step())):
-                write_and_verify(self._copy.path / path.name, path.read_bytes())
+            # The copy must not name a step that it does not have.
+            if path == run.committed:
+                committed = self._copied_step(run.committed_step())
+                if not manifest.is_step(committed):
+                    continue
+            content = path.read_bytes()
+            write_and_verify(self._copy.path / path.name, content)
+
         for step, content in scores.items():
-            if manifest.is_step(self._copied_step(step)):
-                write_and_verify(self._copied_step(step) / SCORE, content)
+            copied = self._copied_step(step)
+            if manifest.is_step(copied):
+                write_and_verify(copied / SCORE, content)
+
+    def _original_step(self, step: int) -> pathlib.Path:
+        return self._workdir.checkpoints / str(step)
 
     def _copied_step(self, step: int | None) -> pathlib.Path:
         return self._copy.checkpoints / str(step)
@@ -137,9 +172,14 @@ class Mirror(threading.Thread):
         kept = manifest.saved_steps(self._workdir.checkpoints)
         copied = manifest.saved_steps(self._copy.checkpoints)
         complete = [step for step in copied if manifest.is_step(self._copied_step(step))]
-        newest = min(max(kept, default=0), max(complete, default=0))
+
+        newest_kept = max(kept, default=0)
+        newest_complete = max(complete, default=0)
+        newest = min(newest_kept, newest_complete)
+
         for step in copied:
-            if step not in kept and step < newest:
+            is_old = step not in kept and step < newest
+            if is_old:
                 _remove(self._copied_step(step))
 
 
@@ -151,8 +191,11 @@ def _remove(step: pathlib.Path) -> None:
 
 def _files(folder: Workdir) -> list[pathlib.Path]:
     """Returns the files next to the checkpoints, the config first."""
-    paths = (path for path in folder.path.iterdir() if path.is_file())
-    found = [path for path in paths if path.name != "lock" and path.suffix != ".partial"]
+    found = []
+    for path in folder.path.iterdir():
+        is_temporary = path.name == "lock" or path.suffix == ".partial"
+        if path.is_file() and not is_temporary:
+            found.append(path)
     return sorted(found, key=lambda path: path != folder.config)
 
 
@@ -163,10 +206,15 @@ def copy_step(source: pathlib.Path, target: pathlib.Path) -> None:
         expected = Manifest.read(source)
         if target.exists():
             _remove(target)
+
         for name in manifest.list_files(source):
-            if (source / name).is_file() and not name.startswith((MANIFEST, SCORE)):
-                (target / name).parent.mkdir(parents=True, exist_ok=True)
-                _copy_file(source / name, target / name)
+            original = source / name
+            is_data = not name.startswith((MANIFEST, SCORE))
+            if is_data and original.is_file():
+                copied = target / name
+                copied.parent.mkdir(parents=True, exist_ok=True)
+                _copy_file(original, copied)
+
         expected.verify(target)
         write_and_verify(target / MANIFEST, (source / MANIFEST).read_bytes())
 
@@ -182,6 +230,7 @@ def write_and_verify(path: pathlib.Path, content: bytes) -> None:
     """Writes a file unless it has this content, and reads it back."""
     if _has_content(path, content):
         return
+
     try:
         write_file(path, content)
     except OSError as error:
@@ -191,6 +240,7 @@ def write_and_verify(path: pathlib.Path, content: bytes) -> None:
             file.write(content)
             file.flush()
             flush_to_disk(file.fileno())
+
     if not _has_content(path, content):
         raise OSError(f"{path} has other content than was written")
 
@@ -205,41 +255,62 @@ def fetch_copy(copy: Workdir, run: Workdir) -> list[int]:
     Also restores scores and files that the run lacks. Does nothing if another process trains in
     the run. Raises a ``UserError`` if the run has no steps, and all in the copy are damaged.
     """
-    fetched, damaged = [], []
-    if not (copied := manifest.saved_steps(copy.checkpoints)):
-        return fetched
+    copied = manifest.saved_steps(copy.checkpoints)
+    if not copied:
+        return []
+
     with lock_folder(run.path) as alone:
         if not alone:
-            return fetched
+            return []
+
         newest = _newest_good(run.checkpoints)
+        fetched = []
+        damaged = []
         for step in copied:
-            ours, theirs = (folder.checkpoints / str(step) for folder in (run, copy))
-            try:
-                if step > newest:
-                    # If this folder is left behind, the run removes it.
-                    work = manifest.temporary_folder(run.checkpoints, step)
-                    copy_step(theirs, work)
-                    if ours.exists():
-                        manifest.mark_damaged(ours)
-                    work.rename(ours)
+            ours = run.checkpoints / str(step)
+            theirs = copy.checkpoints / str(step)
+            if step > newest:
+                try:
+                    _fetch_step(theirs, ours)
                     fetched.append(step)
-            except UserError as error:
-                _logger.warning("copy of step %d in %s not used: %s", step, copy.path, error)
-                damaged.append(str(theirs))
-            # Another machine may have validated a step after this one ended.
-            if manifest.is_step(ours) and (theirs / SCORE).exists() and not (ours / SCORE).exists():
-                write_file(ours / SCORE, (theirs / SCORE).read_bytes())
-        if damaged and not fetched and newest < 0 and copy.committed.exists():
+                except UserError as error:
+                    _logger.warning("copy of step %d in %s not used: %s", step, copy.path, error)
+                    damaged.append(str(theirs))
+
+            _fetch_score(theirs, ours)
+
+        has_steps = fetched or newest >= 0
+        if damaged and not has_steps and copy.committed.exists():
             raise UserError(
                 f"expected a good copy of a checkpoint, but {', '.join(damaged)} are damaged; "
                 f"repair {copy.path}, or move it away to start from the beginning"
             )
-        if fetched or newest >= 0:
+        if has_steps:
             _fetch_files(copy, run)
+
     if fetched:
         steps = ", ".join(map(str, fetched))
         _logger.warning("brought back the checkpoints of steps %s from %s", steps, copy.path)
     return fetched
+
+
+def _fetch_step(theirs: pathlib.Path, ours: pathlib.Path) -> None:
+    """Restores a step, and renames ours if it is damaged."""
+    # If this folder is left behind, the run removes it.
+    work = manifest.temporary_folder(ours.parent, ours.name)
+    copy_step(theirs, work)
+    if ours.exists():
+        manifest.mark_damaged(ours)
+    work.rename(ours)
+
+
+def _fetch_score(theirs: pathlib.Path, ours: pathlib.Path) -> None:
+    """Restores a score: another machine may have validated a step after this one ended."""
+    our_score = ours / SCORE
+    their_score = theirs / SCORE
+    is_missing = manifest.is_step(ours) and not our_score.exists()
+    if is_missing and their_score.exists():
+        write_file(our_score, their_score.read_bytes())
 
 
 def _newest_good(checkpoints: pathlib.Path) -> int:
@@ -252,10 +323,12 @@ def _newest_good(checkpoints: pathlib.Path) -> int:
 
 
 def _fetch_files(copy: Workdir, run: Workdir) -> None:
+    """Restores the files that the run lacks, the config last, and the later metrics."""
     for theirs in reversed(_files(copy)):
         ours = run.path / theirs.name
-        # The longer of two histories is the later one.
-        if not ours.exists() or (
-            theirs == copy.metrics and theirs.stat().st_size > ours.stat().st_size
-        ):
+        is_needed = not ours.exists()
+        if theirs == copy.metrics and ours.exists():
+            # The longer of two histories is the later one.
+            is_needed = theirs.stat().st_size > ours.stat().st_size
+        if is_needed:
             write_file(ours, theirs.read_bytes())

@@ -19,10 +19,16 @@ from jaxformer.errors import UserError
 from jaxformer.runs.watchdog import HEARTBEAT_TIMEOUT
 
 _JOIN_SECONDS = 300.0  # time in which all processes must join
-_FIRST_REPORT_SECONDS, _REPORT_SECONDS = 2.0, 60.0  # of a process that waits for the others
+# Reports of a process that waits for the others.
+_FIRST_REPORT_SECONDS = 2.0
+_REPORT_SECONDS = 60.0
 
 
-def join_processes(address: str | None, count: int | None, process_id: int | None) -> None:
+def join_processes(
+    address: str | None,
+    count: int | None,
+    process_id: int | None,
+) -> None:
     """Connects this process with all others of a run, and reports that it waits for them.
 
     Args:
@@ -88,12 +94,20 @@ def all_gather(value: Any) -> list[Any]:
     """Returns the values of all processes, in process order. They must be serializable as JSON."""
     if jax.process_count() == 1:
         return [value]
-    mine = np.frombuffer(json.dumps(value).encode(), np.uint8)
+
+    text = json.dumps(value)
+    mine = np.frombuffer(text.encode(), np.uint8)
     lengths = multihost_utils.process_allgather(np.array(mine.size, np.int32))
+
+    # Arrays of all processes have one shape.
     padded = np.zeros(lengths.max(), np.uint8)
     padded[: mine.size] = mine
     texts = multihost_utils.process_allgather(padded)
-    return [json.loads(text[:n].tobytes()) for text, n in zip(texts, lengths, strict=True)]
+
+    values = []
+    for text, length in zip(texts, lengths, strict=True):
+        values.append(json.loads(text[:length].tobytes()))
+    return values
 
 
 def on_primary(action: Callable[[], object]) -> None:
@@ -103,10 +117,12 @@ def on_primary(action: Callable[[], object]) -> None:
         try:
             action()
         except (UserError, OSError) as error:
-            failure = isinstance(error, UserError), str(error)
-    if failure := all_gather(failure)[0]:
-        is_user_error, message = failure
-        raise (UserError if is_user_error else OSError)(message)
+            failure = (isinstance(error, UserError), str(error))
+
+    failure_of_primary = all_gather(failure)[0]
+    if failure_of_primary:
+        is_user_error, message = failure_of_primary
+        raise UserError(message) if is_user_error else OSError(message)
 
 
 def check_agreement(facts: dict[str, str]) -> None:

@@ -41,11 +41,17 @@ class Reporter:
         formats: Mapping[str, str] | None = None,
     ) -> None:
         """Opens all writers. A resumed run keeps its reports up to step ``start``."""
-        self._steps, terminal = steps, Terminal(start, steps, formats)
-        self.log, self.advance = terminal.log, terminal.advance
+        self._steps = steps
+        terminal = Terminal(start, steps, formats)
+        self.log = terminal.log
+        self.advance = terminal.advance
         self.exclude_compilation = terminal.exclude_compilation
-        self._metrics = MetricsFile(folder, start) if is_primary() else None
-        self._writers = [terminal, TensorBoard(folder, start), *writers] if is_primary() else []
+
+        self._metrics: MetricsFile | None = None
+        self._writers: list[Writer] = []
+        if is_primary():
+            self._metrics = MetricsFile(folder, start)
+            self._writers = [terminal, TensorBoard(folder, start), *writers]
 
     def __enter__(self) -> "Reporter":
         return self
@@ -53,38 +59,64 @@ class Reporter:
     def __exit__(self, *exception: object) -> None:
         for writer in list(self._writers):
             self._call_writer(writer, writer.close)
+
         if self._metrics is not None:
             self._metrics.close()
 
     def write(self, step: int, kind: str, values: dict[str, float]) -> None:
         """Passes a report to all writers, except user writers that received it before a resume."""
-        if self._metrics is None or not self._record(step, kind, values):
+        if self._metrics is None:
             return
+        is_new = self._record(step, kind, values)
+        if not is_new:
+            return
+
+        was_reported = (kind, step) in self._metrics.removed
         for writer in list(self._writers):
-            ours = isinstance(writer, Terminal | TensorBoard)
-            if ours or (kind, step) not in self._metrics.removed:
+            is_ours = isinstance(writer, Terminal | TensorBoard)
+            if is_ours or not was_reported:
                 self._call_writer(writer, writer.write, step, kind, dict(values))
 
     def report_failure(self, step: int, error: Exception) -> None:
         """Reports the error of a failed validation, with a traceback unless it is a UserError."""
         cause = describe_error(error)
         self._record(step, "failed_validation", {"error": cause})
+
         place = f"step {step}/{self._steps}"
         self.log(f"{place}  validation failed, the checkpoint has no score: {cause}")
         if not isinstance(error, UserError):
-            self.log("".join(traceback.format_exception(error)).rstrip())
+            trace = "".join(traceback.format_exception(error))
+            self.log(trace.rstrip())
 
-    def report_skipped(self, step: int, batch: str, examples: list[int], *, now: int) -> None:
+    def report_skipped(
+        self,
+        step: int,
+        batch: str,
+        examples: list[int],
+        *,
+        now: int,
+    ) -> None:
         """Reports a skipped step and its examples, again if a run resumes before step ``now``."""
-        values = {"batch": batch, "examples": examples, "reported": now}
-        if self._record(step, "skipped", values):
-            where = f"; {batch}" if batch else ""
-            every = "; metrics.jsonl has the numbers of all" if examples else ""
-            self.log(f"step {step} skipped: its update was NaN or Inf{where}{every}")
+        values = {
+            "batch": batch,
+            "examples": examples,
+            "reported": now,
+        }
+        if not self._record(step, "skipped", values):
+            return
+
+        line = f"step {step} skipped: its update was NaN or Inf"
+        if batch:
+            line += f"; {batch}"
+        if examples:
+            line += "; metrics.jsonl has the numbers of all"
+        self.log(line)
 
     def _record(self, step: int, kind: str, values: Mapping[str, Any]) -> bool:
         """Adds a report to the metrics; returns False if an earlier run has already added it."""
-        return self._metrics is not None and self._metrics.write(step, kind, values)
+        if self._metrics is None:
+            return False
+        return self._metrics.write(step, kind, values)
 
     def _call_writer(self, writer: Writer, method: Any, *arguments: Any) -> None:
         """Calls a writer; if it fails, it is dropped, and the run continues."""
@@ -92,12 +124,14 @@ class Reporter:
             method(*arguments)
         except Exception as error:
             self._writers = [other for other in self._writers if other is not writer]
-            name, cause = type(writer).__name__, describe_error(error)
-            self.log(f"{name} failed and gets no more reports: {cause}")
+            name = type(writer).__name__
+            self.log(f"{name} failed and gets no more reports: {describe_error(error)}")
 
 
 def describe_error(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".split("\n")[0]
+    """Returns the type and the first line of an error."""
+    text = f"{type(error).__name__}: {error}"
+    return text.split("\n")[0]
 
 
 @dataclasses.dataclass
@@ -126,11 +160,13 @@ class ReportWindow:
         peak_flops: float | None = None,
     ) -> None:
         """Begins a window, or continues saved totals; ``peak_flops`` is the sum over devices."""
-        self._schedule, self._peak_flops = learning_rate, peak_flops
-        self._clear(Totals(**saved or {}))
+        self._schedule = learning_rate
+        self._peak_flops = peak_flops
 
-    def _clear(self, totals: Totals) -> None:
-        self._totals, self._began = totals, time.monotonic() - totals.seconds
+        self._totals = Totals(**saved or {})
+        # When the window began; saved seconds count as time since then.
+        self._began = time.monotonic() - self._totals.seconds
+        # Steps that are not in the totals yet, with their metrics on the device.
         self._pending: list[tuple[int, Mapping[str, Any]]] = []
 
     def time_batches(self, batches: Iterator[PyTree]) -> Iterator[PyTree]:
@@ -141,7 +177,12 @@ class ReportWindow:
             yield batch
             began = time.monotonic()
 
-    def add(self, step: int, metrics: Mapping[str, Any], flops: int = 0) -> None:
+    def add(
+        self,
+        step: int,
+        metrics: Mapping[str, Any],
+        flops: int = 0,
+    ) -> None:
         """Adds one step; blocks only if the device lags far behind."""
         self._totals.flops += flops
         self._pending.append((step, metrics))
@@ -151,7 +192,9 @@ class ReportWindow:
     @contextlib.contextmanager
     def pause_clock(self) -> Iterator[None]:
         """Stops the clock during work that is not training."""
+        # Steps in progress are training.
         jax.block_until_ready(self._pending)
+
         began = time.monotonic()
         yield
         self._began += time.monotonic() - began
@@ -160,15 +203,17 @@ class ReportWindow:
         """Describes a gradient norm far above the others in this window and the last, if any."""
         totals = self.totals()
         others = totals.steps - len(totals.skipped) - 1
-        if others < 1:
+        if others < 1 or not totals.norm_before:
             return ""
-        largest, step = totals.largest_norm, totals.largest_step
-        mean = (totals.sums["grad_norm"] - largest) / others
-        if not totals.norm_before or largest <= _SPIKE * max(mean, totals.norm_before):
+
+        largest = totals.largest_norm
+        mean_of_others = (totals.sums["grad_norm"] - largest) / others
+        usual = max(mean_of_others, totals.norm_before)
+        if largest <= _SPIKE * usual:
             return ""
         return (
-            f"step {step}: its gradient norm of {largest:.4g} is a spike; the mean of the other "
-            f"steps since the last report is {mean:.4g}"
+            f"step {totals.largest_step}: its gradient norm of {largest:.4g} is a spike; the mean "
+            f"of the other steps since the last report is {mean_of_others:.4g}"
         )
 
     def totals(self) -> Totals:
@@ -180,8 +225,13 @@ class ReportWindow:
             _add(totals.sums, metrics)
             if metrics["skipped"]:
                 totals.skipped.append(step)
-            elif (norm := float(metrics["grad_norm"])) > totals.largest_norm:
-                totals.largest_norm, totals.largest_step = norm, step
+                continue
+
+            norm = float(metrics["grad_norm"])
+            if norm > totals.largest_norm:
+                totals.largest_norm = norm
+                totals.largest_step = step
+
         self._pending = []
         totals.seconds = time.monotonic() - self._began
         return totals
@@ -195,22 +245,30 @@ class ReportWindow:
         utilization.
         """
         totals = self.totals()
-        values = _means(totals.sums)
         updated = totals.steps - len(totals.skipped)
+
+        values = _means(totals.sums)
         values["grad_norm"] = totals.sums["grad_norm"] / (updated or math.nan)
         if self._schedule is not None:
-            values["learning_rate"] = float(np.asarray(self._schedule(max(0, updates - 1))))
+            count = max(0, updates - 1)  # optax's, which is 0 at the first update
+            rate = self._schedule(count)
+            values["learning_rate"] = float(np.asarray(rate))
+
         if "tokens" in totals.sums:
             values["tokens_per_second"] = totals.tokens / totals.seconds
         if totals.flops and self._peak_flops:
-            rate = totals.flops / totals.seconds
-            values |= {"teraflops_per_second": rate / 1e12, "mfu": rate / self._peak_flops}
-        values |= {
-            "seconds_per_step": totals.seconds / totals.steps,
-            "waiting": totals.waited / totals.seconds,
-            "skipped": float(len(totals.skipped)),
-        }
-        self._clear(Totals(norm_before=values["grad_norm"] if updated else 0.0))
+            flops_per_second = totals.flops / totals.seconds
+            values["teraflops_per_second"] = flops_per_second / 1e12
+            values["mfu"] = flops_per_second / self._peak_flops
+
+        values["seconds_per_step"] = totals.seconds / totals.steps
+        values["waiting"] = totals.waited / totals.seconds
+        values["skipped"] = float(len(totals.skipped))
+
+        # The next window begins.
+        norm_before = values["grad_norm"] if updated else 0.0
+        self._totals = Totals(norm_before=norm_before)
+        self._began = time.monotonic()
         return values
 
 
@@ -227,16 +285,27 @@ def mean_values(sums: Iterable[Mapping[str, Any]]) -> dict[str, float]:
 
 def _add(total: dict[str, float], batch: Mapping[str, Any]) -> None:
     """Adds the sums of one batch, or zeros if it was skipped."""
+    is_skipped = bool(batch.get("skipped"))
     # One by one, as in a resumed run: ``sum`` rounds differently since Python 3.12.
     for name, value in batch.items():
-        total[name] = total.get(name, 0.0) + (0.0 if batch.get("skipped") else float(value))
+        added = 0.0 if is_skipped else float(value)
+        total[name] = total.get(name, 0.0) + added
 
 
 def _means(total: Mapping[str, float]) -> dict[str, float]:
-    sums = {name: n for name, n in total.items() if name not in _NOT_MEANS and ":" not in name}
-    counts = {name: total.get(f"{name}:count", total.get("count")) for name in sums}
-    means = {name: value / (counts[name] or math.nan) for name, value in sums.items()}
+    """Divides sums by their counts; the loss comes first, and the rest is in order."""
+    means = {}
+    for name, value in total.items():
+        if name in _NOT_MEANS or ":" in name:
+            continue
+
+        count = total.get(f"{name}:count", total.get("count"))
+        means[name] = value / (count or math.nan)
+
     values = {"loss": means.pop("loss", math.nan)}
     if "nll" in means:
-        values["perplexity"] = math.exp(min(means.pop("nll"), 700.0))
-    return values | {name: means[name] for name in sorted(means)}
+        nll = means.pop("nll")
+        values["perplexity"] = math.exp(min(nll, 700.0))  # exp(710) overflows
+    for name in sorted(means):
+        values[name] = means[name]
+    return values

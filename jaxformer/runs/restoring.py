@@ -22,7 +22,8 @@ from jaxformer.runs.manifest import Manifest
 
 # Arrays may be this many times as large as their files, plus a constant. Compressed weights take
 # about 0.9 of their size, and pruned weights less.
-_COMPRESSION, _SMALL = 16, 256 << 20
+_COMPRESSION = 16
+_SMALL = 256 << 20
 # Dtypes of numbers in Zarr 2, such as "<f4" and "bfloat16"; no records or strings.
 _NUMBERS = re.compile(r"[<>|][biufc]\d{1,2}|(bfloat|float|u?int)\d\w{0,10}")
 _LARGEST_NUMBER = 16
@@ -43,13 +44,15 @@ def read_step(folder: pathlib.Path, template: PyTree, *, partial: bool) -> Resto
         before = manifest.file_versions(folder)
         saved = Manifest.read(folder, verify=True)
         saved.check_leaves(manifest.describe_leaves(template), partial=partial)
+
         try:
             if partial:  # The config may be untrusted, too.
                 check_memory(folder, template)
             state = _restore(folder, template, partial)
         except (UserError, OSError, MemoryError, jax.errors.JaxRuntimeError):
             raise
-        except Exception as error:  # Orbax has no class for its errors.
+        except Exception as error:
+            # Orbax has no class for its errors.
             cause = f"{type(error).__name__}: {str(error)[:500]}"
             raise UserError(
                 f"{folder} is as it was saved, but cannot be restored: {cause}"
@@ -66,6 +69,12 @@ def _restore(folder: pathlib.Path, template: PyTree, partial: bool) -> PyTree:
         sharding = getattr(leaf, "sharding", None)
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
+    def place(array: Any) -> jax.Array:
+        # Arrays of several processes cannot be placed elsewhere.
+        if isinstance(array, jax.Array):
+            return array
+        return jax.device_put(array)
+
     template = jax.tree.map(abstract, template)
     args = ocp.args.PyTreeRestore(
         template,
@@ -74,32 +83,46 @@ def _restore(folder: pathlib.Path, template: PyTree, partial: bool) -> PyTree:
     )
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
         arrays = checkpointer.restore(folder, args=args)
-    # Arrays of several processes cannot be placed elsewhere.
-    return jax.block_until_ready(
-        jax.tree.map(lambda a: a if isinstance(a, jax.Array) else jax.device_put(a), arrays)
-    )
+    return jax.block_until_ready(jax.tree.map(place, arrays))
 
 
 def check_memory(folder: pathlib.Path, template: PyTree) -> None:
     """Checks that the memory for reading arrays is proportional to the files of the step."""
-    import tensorstore
+    # The manifest confirms the shapes.
+    size = 0
+    for leaf in jax.tree.leaves(template):
+        size += math.prod(leaf.shape) * leaf.dtype.itemsize
 
-    leaves = jax.tree.leaves(template)  # The manifest confirms their shapes.
-    size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
-    stored = sum(status.st_size for status in manifest.list_files(folder).values())
+    files = manifest.list_files(folder)
+    stored = sum(status.st_size for status in files.values())
     if size > _SMALL + _COMPRESSION * stored:
         raise UserError(f"{folder}: expected files for arrays of {size:,} bytes, found {stored:,}")
-    metadata = read_json(path := folder / manifest.METADATA)
-    if not isinstance(metadata, dict) or not metadata.get("use_ocdbt") or metadata.get("use_zarr3"):
+
+    path = folder / manifest.METADATA
+    metadata = read_json(path)
+    is_object = isinstance(metadata, dict)
+    if not is_object or not metadata.get("use_ocdbt") or metadata.get("use_zarr3"):
         raise UserError(f"{path}: expected arrays in the formats OCDBT and Zarr 2")
-    database: dict[str, Any] = {"driver": "ocdbt", "base": folder.absolute().as_uri() + "/"}
+
+    _check_chunks(folder, size)
+
+
+def _check_chunks(folder: pathlib.Path, size: int) -> None:
+    """Checks that no chunk, which is decompressed as a whole, is larger than all arrays."""
+    import tensorstore
+
+    database: dict[str, Any] = {
+        "driver": "ocdbt",
+        "base": folder.absolute().as_uri() + "/",
+    }
     store = tensorstore.KvStore.open(database).result()
     for key in store.list().result():
         if not key.endswith(b"/.zarray"):
             continue
+
         name = key.decode(errors="replace")
-        # A chunk is decompressed as a whole.
-        chunk = _chunk_size(f"{folder}: {name:.200}", store.read(key).result().value)
+        metadata = store.read(key).result().value
+        chunk = _chunk_size(f"{folder}: {name:.200}", metadata)
         if chunk > _SMALL + size:
             raise UserError(
                 f"{folder}: expected chunks within arrays of {size:,} bytes, found one of "
@@ -111,10 +134,13 @@ def _chunk_size(place: str, metadata: bytes) -> int:
     """Bounds the bytes of a chunk, which TensorStore cannot: it would allocate a record first."""
     try:
         values = json.loads(metadata)
-        chunk, dtype = values["chunks"], values["dtype"]
-        good = isinstance(dtype, str) and _NUMBERS.fullmatch(dtype)
-        if good and all(type(size) is int and size >= 0 for size in chunk):
+        chunk = values["chunks"]
+        dtype = values["dtype"]
+        holds_numbers = isinstance(dtype, str) and _NUMBERS.fullmatch(dtype)
+        has_sizes = all(type(size) is int and size >= 0 for size in chunk)
+        if holds_numbers and has_sizes:
             return math.prod(chunk) * _LARGEST_NUMBER
+
     except (ValueError, KeyError, TypeError, RecursionError):
         pass
     raise UserError(f"{place}: expected the metadata of an array of numbers")

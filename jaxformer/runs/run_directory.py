@@ -18,15 +18,31 @@ from jaxformer.search.serialization import search_fields
 from jaxformer.waits import announce
 
 _LOOP = (
-    *("steps", "gradient_accumulation", "remat", "keep_checkpoints", "stall_timeout", "profile"),
-    *("log_every", "eval_every", "eval_sentences", "checkpoint_every", "mirror", "patience"),
+    "steps",
+    "gradient_accumulation",
+    "remat",
+    "keep_checkpoints",
+    "stall_timeout",
+    "profile",
+    "log_every",
+    "eval_every",
+    "eval_sentences",
+    "checkpoint_every",
+    "mirror",
+    "patience",
     "may_change",
 )
 # Fields that may differ when a run is resumed.
 _MAY_CHANGE = {
-    *(f"{section}.{name}" for section in ("fit", "training") for name in _LOOP),
-    *("data.train", "data.valid", "data.directory", "data.file"),
-    *("mesh.data", "mesh.fsdp", "mesh.tensor"),
+    *(f"fit.{name}" for name in _LOOP),
+    *(f"training.{name}" for name in _LOOP),
+    "data.train",
+    "data.valid",
+    "data.directory",
+    "data.file",
+    "mesh.data",
+    "mesh.fsdp",
+    "mesh.tensor",
     *(f"search.{name}" for name in search_fields()),
 }
 # Paths that only a new run reads. They may change, but not appear or vanish.
@@ -46,36 +62,49 @@ class Settings(Protocol):
 def prepare_run(folder: Workdir, settings: Settings, mirror: str | None = None) -> None:
     """Restores files from the mirror, and checks the run as far as possible without its data."""
     use_compilation_cache()
-    config = hashlib.sha256(json.dumps(settings.to_dict()).encode()).hexdigest()
-    processes.check_agreement({"config": config, "jaxformer": code_digest()})
+
+    config = json.dumps(settings.to_dict())
+    config_digest = hashlib.sha256(config.encode()).hexdigest()
+    processes.check_agreement({"config": config_digest, "jaxformer": code_digest()})
+
     folder.check_writable()
     if mirror is not None:
         copy = Workdir(local_path(mirror))
         processes.on_primary(lambda: _check_mirror(copy, folder, settings))
         if folder.config.exists():
             _check_fields(folder, settings)
+
         with announce(f"comparing the checkpoints in {folder.path} with the copy in {copy.path}"):
             processes.on_primary(lambda: fetch_copy(copy, folder))
+
+    # After the restored files.
     check_workdir(folder, settings)
 
 
 def _check_mirror(copy: Workdir, folder: Workdir, settings: Settings) -> None:
-    ours, theirs = folder.path.resolve(), copy.path.resolve()
+    """Checks that the mirror is a new folder, or a copy of this run."""
+    ours = folder.path.resolve()
+    theirs = copy.path.resolve()
     if ours.is_relative_to(theirs) or theirs.is_relative_to(ours):
         raise UserError(
             f"expected training.mirror and --workdir to be two separate folders: got {copy.path} "
             f"and {folder.path}"
         )
-    if not copy.path.parent.is_dir() or (copy.path.exists() and not copy.path.is_dir()):
+
+    is_file = copy.path.exists() and not copy.path.is_dir()
+    if is_file or not copy.path.parent.is_dir():
         raise UserError(
             f"training.mirror={copy.path}: expected a folder, or the name of a new one in the "
             f"existing folder {copy.path.parent}; mount its drive first"
         )
+
     if copy.config.exists():
         _check_fields(copy, settings)
         if folder.identity.exists() and copy.identity.exists():  # an interrupted copy lacks it
             check_identity(copy, read_workdir_object(folder.identity))
         return
+
+    # Without a config, the folder must not hold anything of another run.
     foreign = (copy.identity, copy.tokenizer, copy.checkpoints, copy.metrics)
     found = [path.name for path in foreign if path.exists()]
     if found:
@@ -91,7 +120,12 @@ def check_workdir(folder: Workdir, settings: Settings) -> None:
     if folder.config.exists():
         _check_fields(folder, settings)
         _check_checkpoints(folder)
-    elif not folder.config.is_symlink() and (steps := saved_steps(folder.checkpoints)):
+        return
+    if folder.config.is_symlink():  # to a file that does not exist
+        return
+
+    steps = saved_steps(folder.checkpoints)
+    if steps:
         raise UserError(
             f"{folder.path}: expected a new folder, or the {folder.config.name} of the run whose "
             f"checkpoint of step {steps[-1]} is there; bring it back, or give another --workdir"
@@ -100,7 +134,7 @@ def check_workdir(folder: Workdir, settings: Settings) -> None:
 
 def _check_fields(folder: Workdir, settings: Settings) -> None:
     """Checks that the saved settings describe the same experiment."""
-    values, given = read_workdir_object(folder.config), _fields(settings)
+    values = read_workdir_object(folder.config)
     if values.keys() - settings.to_dict().keys():
         raise UserError(
             f"{folder.path}: expected a workdir of this task, but it holds a run of another one; "
@@ -108,38 +142,55 @@ def _check_fields(folder: Workdir, settings: Settings) -> None:
         )
     with prefix_errors(str(folder.config)):
         saved = type(settings).from_dict(values)
+
+    given = _fields(settings)
     allowed = _allowed_changes(settings, given)
     for name, was in _fields(saved).items():
-        if name in allowed:
-            continue
         now = given.get(name)
-        moved = name in _MAY_MOVE and None not in (was, now)
-        if was != now and not moved:
-            same_layers = not name.startswith("model.") or name.endswith("dropout_rate")
-            way_on = ""
-            if same_layers and "training.init_from" in given:
-                way_on = (
-                    f", or --config.training.init_from={folder.path} --workdir NEW to begin with "
-                    "its parameters"
-                )
-            raise UserError(
-                f"{folder.path}: holds a run with {name}={was!r}, but {now!r} was given; give the "
-                f"same config, or another folder{way_on}"
+        if was == now or name in allowed:
+            continue
+        has_moved = name in _MAY_MOVE and was is not None and now is not None
+        if has_moved:
+            continue
+
+        # The parameters serve a new run unless the field changes the layers.
+        same_layers = not name.startswith("model.") or name.endswith("dropout_rate")
+        way_on = ""
+        if same_layers and "training.init_from" in given:
+            way_on = (
+                f", or --config.training.init_from={folder.path} --workdir NEW to begin with "
+                "its parameters"
             )
+
+        raise UserError(
+            f"{folder.path}: holds a run with {name}={was!r}, but {now!r} was given; give the "
+            f"same config, or another folder{way_on}"
+        )
 
 
 def _allowed_changes(settings: Settings, given: dict[str, Any]) -> set[str]:
     """Returns the fields that ``may_change`` names."""
     for section in ("fit", "training"):
-        text = str(settings.to_dict().get(section, {}).get("may_change", ""))
-        names = filter(None, text.replace(" ", "").split(","))
-        changes = {name if "." in name else f"{section}.{name}" for name in names}
-        fixed = {name for name in given if name.startswith("model.")} | {f"{section}.best_metric"}
-        if unknown := changes - (given.keys() - fixed):
+        values = settings.to_dict().get(section, {})
+        text = str(values.get("may_change", ""))
+
+        # Names without a section are fields of this one.
+        changes = set()
+        for name in text.replace(" ", "").split(","):
+            if "." in name:
+                changes.add(name)
+            elif name:
+                changes.add(f"{section}.{name}")
+
+        fixed = {name for name in given if name.startswith("model.")}
+        fixed.add(f"{section}.best_metric")
+        unknown = changes - (given.keys() - fixed)
+        if unknown:
             raise UserError(
                 f"{section}.may_change: expected fields of training or data whose change would be "
                 f"refused, except best_metric: got {', '.join(sorted(unknown))}"
             )
+
         if changes:
             return changes
     return set()
@@ -147,12 +198,13 @@ def _allowed_changes(settings: Settings, given: dict[str, Any]) -> set[str]:
 
 def _fields(settings: Settings) -> dict[str, Any]:
     """Returns the values that a resumed run must not change, by name."""
-    return {
-        f"{section}.{name}": value
-        for section, values in settings.to_dict().items()
-        for name, value in values.items()
-        if f"{section}.{name}" not in _MAY_CHANGE
-    }
+    fields = {}
+    for section, values in settings.to_dict().items():
+        for name, value in values.items():
+            field = f"{section}.{name}"
+            if field not in _MAY_CHANGE:
+                fields[field] = value
+    return fields
 
 
 def _check_checkpoints(folder: Workdir) -> None:
@@ -162,6 +214,7 @@ def _check_checkpoints(folder: Workdir) -> None:
     step = folder.committed_step()
     if step is None and folder.checkpoints.is_dir():
         return  # stopped before its first checkpoint
+
     last = "" if step is None else f", the last one of step {step}"
     raise UserError(
         f"{folder.checkpoints}: expected the checkpoints of this run{last}, found none; mount or "
@@ -191,6 +244,7 @@ def check_identity(folder: Workdir, identity: dict[str, str]) -> None:
     """Checks that the data has not changed since the run in this workdir began, if there is one."""
     if not folder.config.exists():
         return
+
     began_with = read_workdir_object(folder.identity)
     for name in dict.fromkeys([*identity, *began_with]):
         if began_with.get(name) != identity.get(name):
@@ -207,11 +261,15 @@ def check_metadata(
     advice: str = "use another --workdir",
 ) -> None:
     """Checks that a checkpoint was trained with the expected tokenizer, data and model."""
-    # Checkpoints of earlier versions record only the tokenizer.
     identity = dict(expected)
-    check_unchanged(identity.pop("model", {}), metadata.get("model"), "model", str(directory))
-    for name in [name for name in identity if name in metadata] or identity:
-        if (found := metadata.get(name)) != identity[name]:
+    model = identity.pop("model", {})
+    check_unchanged(model, metadata.get("model"), "model", str(directory))
+
+    # Checkpoints of earlier versions record only the tokenizer.
+    recorded = [name for name in identity if name in metadata]
+    for name in recorded or identity:
+        found = metadata.get(name)
+        if found != identity[name]:
             raise UserError(
                 f"{directory}: expected checkpoints of the {name} with SHA-256 "
                 f"{identity[name]!s:.64}, but they are of {found!s:.64}; {advice}"
@@ -219,10 +277,15 @@ def check_metadata(
 
 
 def initialize_workdir(
-    folder: Workdir, settings: Settings, identity: dict[str, str], save: Callable[[Workdir], None]
+    folder: Workdir,
+    settings: Settings,
+    identity: dict[str, str],
+    save: Callable[[Workdir], None],
 ) -> None:
     """Writes the task's files by ``save``, the identity, and finally the config."""
     if not folder.config.exists():
         save(folder)
         write_file(folder.identity, json.dumps(identity, indent=2).encode())
-    write_file(folder.config, (json.dumps(settings.to_dict(), indent=2) + "\n").encode())
+
+    config = json.dumps(settings.to_dict(), indent=2) + "\n"
+    write_file(folder.config, config.encode())

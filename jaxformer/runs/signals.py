@@ -6,7 +6,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import jax
 from jax.experimental import multihost_utils
@@ -30,16 +30,23 @@ class StopSignals:
     def __init__(self) -> None:
         self.received: list[signal.Signals] = []  # in the order of arrival
         self._alone = jax.process_count() == 1
-        self._at_once = False
-        self._calls, self._reached = 0, False
+        self._at_once = False  # whether a signal raises an error
+        # Calls of should_stop, and whether several processes have reached their last step.
+        self._calls = 0
+        self._reached = False
+        self._old: dict[int, Any] = {}  # handlers to restore
 
     def __enter__(self) -> "StopSignals":
-        numbers = [signal.SIGTERM, signal.SIGINT] if self._alone else [signal.SIGINT]
+        numbers = [signal.SIGINT]
+        if self._alone:
+            numbers = [signal.SIGTERM, signal.SIGINT]
         if _HANG_UP is not None and signal.getsignal(_HANG_UP) != signal.SIG_IGN:
             numbers.append(_HANG_UP)
-        if threading.current_thread() is not threading.main_thread():
-            numbers = []  # Only the main thread may install handlers.
-        self._old = {number: signal.signal(number, self._handle) for number in numbers}
+
+        # Only the main thread may install handlers.
+        if threading.current_thread() is threading.main_thread():
+            for number in numbers:
+                self._old[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -47,13 +54,17 @@ class StopSignals:
             signal.signal(number, previous)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if number != _HANG_UP and any(earlier != _HANG_UP for earlier in self.received):
+        is_repeated = any(earlier != _HANG_UP for earlier in self.received)
+        if number != _HANG_UP and is_repeated:
             error = KeyboardInterrupt if number == signal.SIGINT else StoppedError
             raise error("stopped at once; the same command resumes from the newest checkpoint")
+
         self.received.append(signal.Signals(number))
         if self._at_once:
             self._at_once = False
             self._check()
+
+        # Jax lets the processes agree on a step after a SIGTERM.
         if not self._alone and len(self.received) == 1:
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -70,6 +81,7 @@ class StopSignals:
         """
         if self._alone:
             return bool(self.received)
+
         self._calls += 1
         if not self._reached:
             self._reached = multihost_utils.reached_preemption_sync_point(self._calls)
@@ -82,8 +94,10 @@ class StopSignals:
         """
         if self._alone:
             return stopped
-        calls, reached = zip(*processes.all_gather((self._calls, self._reached)), strict=True)
-        self._calls, self._reached = max(calls), any(reached)
+
+        everywhere = processes.all_gather((self._calls, self._reached))
+        self._calls = max(calls for calls, _ in everywhere)
+        self._reached = any(reached for _, reached in everywhere)
         return self._reached
 
     def end_run(self, step: int) -> NoReturn:
@@ -114,6 +128,7 @@ class StopSignals:
                     batch = next(batches, None)
             except StoppedError:
                 return
+
             if batch is None:
                 return
             yield batch

@@ -42,12 +42,17 @@ def watch(stall_timeout: float) -> Iterator[None]:
     It counts as stuck after ``stall_timeout`` seconds without :func:`record_progress`. A single
     process only prints its stacks, once, and is not ended.
     """
-    several, ended = jax.process_count() > 1, threading.Event()
+    several = jax.process_count() > 1
+    ended = threading.Event()
     if several and sys.platform != "win32":
         ctypes.CDLL(None).signal(signal.SIGABRT, _on_abort)
+
     record_progress("the start", limited=False)
     thread = threading.Thread(
-        target=_notice_stalls, args=(stall_timeout, several, ended), name="watchdog", daemon=True
+        target=_notice_stalls,
+        args=(stall_timeout, several, ended),
+        name="watchdog",
+        daemon=True,
     )
     thread.start()
     try:
@@ -76,9 +81,13 @@ def _notice_stalls(timeout: float, several: bool, ended: threading.Event) -> Non
             # Ends the process with exit code 1 if a call into C holds the interpreter even longer:
             # no thread of Python can run then, and jax's heartbeats continue.
             faulthandler.dump_traceback_later(timeout + 5, exit=True)
-        if since is None or time.monotonic() - since < timeout or since == reported:
+
+        if since is None or since == reported:
+            continue
+        if time.monotonic() - since < timeout:
             continue
         reported = since
+
         cause = f"no progress for {timeout:g} s (stall_timeout) after {what}"
         _print_stacks(f"{cause}; the stacks of all threads are above")
         if several:

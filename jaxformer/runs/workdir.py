@@ -46,11 +46,14 @@ class Workdir:
 
     def write_data_notes(self, lines: Sequence[str]) -> None:
         """Writes the places of unusual examples, unless there are none or the file exists."""
-        if lines and not self.data_notes.exists():
-            files.write_file(self.data_notes, "".join(f"{line}\n" for line in lines).encode())
+        if not lines or self.data_notes.exists():
+            return
+        text = "".join(f"{line}\n" for line in lines)
+        files.write_file(self.data_notes, text.encode())
 
     def record_commit(self, step: int) -> None:
-        files.write_file(self.committed, json.dumps({"step": step}).encode())
+        text = json.dumps({"step": step})
+        files.write_file(self.committed, text.encode())
 
     def committed_step(self) -> int | None:
         """Returns the step recorded last, or None before the first commit."""
@@ -66,18 +69,27 @@ class Workdir:
         if self.path.exists() and not self.path.is_dir():
             raise UserError(f"{self.path}: expected a folder for a workdir, this is a file")
         check_directory(self.path)
+
         if self.config.exists():
             if command is None:
                 return
             raise UserError(f"{self.path}: expected a new workdir, but it has a run; name another")
-        identity = read_workdir_object(self.identity) if self.identity.exists() else {}
-        if (author := identity.get("made_by")) not in (None, command):
+
+        # The command that began to write here, if any.
+        author = None
+        if self.identity.exists():
+            author = read_workdir_object(self.identity).get("made_by")
+        if author is not None and author != command:
             raise UserError(
                 f"{self.path}: expected a new folder, but {author} has begun to write a workdir "
                 "here; run it again, or name another folder"
             )
-        names = (self.identity, self.tokenizer, self.checkpoints)
-        found = [path.name for path in names if path.is_symlink() or path.exists()]
+
+        files_of_runs = (self.identity, self.tokenizer, self.checkpoints)
+        found = []
+        for path in files_of_runs:
+            if path.is_symlink() or path.exists():
+                found.append(path.name)
         if command is not None and author is None and found:
             raise UserError(
                 f"{self.path}: expected a new or empty folder, but it holds {', '.join(found)}, "
@@ -87,13 +99,14 @@ class Workdir:
     def create(self, command: str, identity: dict[str, Any]) -> None:
         """Creates the folder, and records the command and the sources of the model first."""
         self.check_writable(command)
-        identity = {**identity, "made_by": command}
-        files.write_file(self.identity, (json.dumps(identity, indent=2) + "\n").encode())
+        text = json.dumps({**identity, "made_by": command}, indent=2) + "\n"
+        files.write_file(self.identity, text.encode())
 
     def check_tokenizer(self) -> None:
         """Compares the tokenizer with the hash recorded when training began."""
         if not self.tokenizer.exists():
             raise UserError(f"{self.tokenizer}: no such file; copy the whole workdir")
+
         found = sha256_of(self.tokenizer)
         expected = read_workdir_object(self.identity).get("tokenizer")
         if found != expected:
@@ -117,16 +130,19 @@ def check_directory(directory: pathlib.Path) -> None:
     """Refuses folders whose absolute path has characters that orbax reads as a pattern."""
     files.check_unicode_path(directory)
     path = directory.absolute().as_posix()
-    if found := "".join(sorted(set(path) & set("*?[\\"))):
+    found = set(path) & set("*?[\\")
+    if found:
+        characters = "".join(sorted(found))
         raise UserError(
-            f"{path}: expected a path without the characters {found}, since checkpoints cannot be "
-            "written there; rename the folder"
+            f"{path}: expected a path without the characters {characters}, since checkpoints "
+            "cannot be written there; rename the folder"
         )
 
 
 def sha256_of(path: pathlib.Path) -> str:
     """Returns the SHA-256 of a small file of a workdir, in hexadecimal digits."""
-    return hashlib.sha256(files.read_whole(path, path.parent)).hexdigest()
+    content = files.read_whole(path, path.parent)
+    return hashlib.sha256(content).hexdigest()
 
 
 def read_workdir_object(path: pathlib.Path) -> dict[str, Any]:
@@ -136,13 +152,16 @@ def read_workdir_object(path: pathlib.Path) -> dict[str, Any]:
 
 def use_compilation_cache() -> None:
     """Enables JAX's persistent compilation cache, unless the user has chosen a directory for it."""
-    if jax.config.values["jax_compilation_cache_dir"] is None:
-        folder = files.cache_directory() / "programs"
-        if not _can_write_programs(folder) and not folder.is_dir():
-            return
-        jax.config.update("jax_compilation_cache_dir", str(folder))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    if jax.config.values["jax_compilation_cache_dir"] is not None:
+        return
+    folder = files.cache_directory() / "programs"
+    # Programs that cannot be written may still be read.
+    if not _can_write_programs(folder) and not folder.is_dir():
+        return
+
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 @functools.cache
@@ -165,5 +184,8 @@ def code_digest() -> str:
     package = pathlib.Path(__file__).parents[1]
     digest = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
-        digest.update(path.relative_to(package).as_posix().encode() + path.read_bytes())
+        # Names, too, since modules of other names are other code.
+        name = path.relative_to(package).as_posix()
+        digest.update(name.encode())
+        digest.update(path.read_bytes())
     return digest.hexdigest()

@@ -7,7 +7,7 @@ import pathlib
 import sys
 import time
 from collections.abc import Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from tqdm import tqdm
 
@@ -59,16 +59,27 @@ class Writer(Protocol):
 class Terminal:
     """A progress bar on a terminal; plain lines in a file or a pipe."""
 
-    def __init__(self, start: int, steps: int, formats: Mapping[str, str] | None = None) -> None:
-        self._start, self._steps, self._began = start, steps, time.monotonic()
-        self._reported, self._training = start, 0.0  # the last step reported; seconds of steps
+    def __init__(
+        self,
+        start: int,
+        steps: int,
+        formats: Mapping[str, str] | None = None,
+    ) -> None:
+        self._start = start
+        self._steps = steps
         self._formats = {**_FORMATS, **(formats or {})}
+        # For the estimate of the time left.
+        self._began = time.monotonic()
+        self._reported = start  # the last step reported
+        self._training = 0.0  # seconds of steps
+
+        is_shown = sys.stderr.isatty() and is_primary()
         self._bar = ProgressBar(
             total=steps,
             initial=start,
             unit="step",
             dynamic_ncols=True,
-            disable=not (sys.stderr.isatty() and is_primary()),
+            disable=not is_shown,
         )
 
     def log(self, message: str) -> None:
@@ -84,26 +95,39 @@ class Terminal:
         self._began += seconds
 
     def write(self, step: int, kind: str, values: Values) -> None:
-        parts = [
-            self._formats[name].format(value) if name in self._formats else f"{name} {value:.4g}"
-            for name, value in values.items()
-            if self._formats.get(name) != ""
-        ]
+        parts = self._format(values)
+        place = f"step {step}/{self._steps}"
+        text = "  ".join(parts)
         if kind == "valid":
-            self.log(f"step {step}/{self._steps}  validation: {'  '.join(parts)}")
+            self.log(f"{place}  validation: {text}")
         elif not self._bar.disable:
             self._bar.values = parts
             self._bar.refresh()
         else:
-            left = tqdm.format_interval(int(self._seconds_left(step, values["seconds_per_step"])))
-            self.log(f"step {step}/{self._steps}  {'  '.join(parts)}  {left} left")
+            seconds = self._seconds_left(step, values["seconds_per_step"])
+            left = tqdm.format_interval(int(seconds))
+            self.log(f"{place}  {text}  {left} left")
+
+    def _format(self, values: Values) -> list[str]:
+        """Returns the texts of values that are not hidden."""
+        parts = []
+        for name, value in values.items():
+            if name not in self._formats:
+                parts.append(f"{name} {value:.4g}")
+            elif self._formats[name] != "":
+                parts.append(self._formats[name].format(value))
+        return parts
 
     def _seconds_left(self, step: int, seconds_per_step: float) -> float:
         """Assumes steps as since the last report, and the mean of validations and checkpoints."""
         self._training += seconds_per_step * (step - self._reported)
         self._reported = step
-        others = max(0.0, time.monotonic() - self._began - self._training)
-        return (seconds_per_step + others / max(1, step - self._start)) * (self._steps - step)
+
+        elapsed = time.monotonic() - self._began
+        others = max(0.0, elapsed - self._training)
+        others_per_step = others / max(1, step - self._start)
+        steps_left = self._steps - step
+        return (seconds_per_step + others_per_step) * steps_left
 
     def close(self) -> None:
         self._bar.close()
@@ -118,25 +142,36 @@ class MetricsFile:
 
     def __init__(self, folder: Workdir, start: int) -> None:
         """Opens the file; moves reports after ``start`` to ``metrics.after-<start>.jsonl``."""
+        # Kind and step of the reports that are in the file.
+        self._kept: set[tuple[str, float]] = set()
+        # Reports after ``start`` that this or an earlier resumption removed; they will come again.
+        self.removed: set[tuple[str, float]] = set()
+
         *lines, torn = _content(folder.metrics).split(b"\n")
         if _parse_report(torn) is not None:  # only the line end is missing
             lines.append(torn)
-        kept, cut, self._kept = [], [], set()
+
+        kept = []
+        cut = []
         for line in filter(bytes.strip, lines):
             report = _parse_report(line)
-            if report is not None and report[2] <= start:
+            if report is not None and report.made_at <= start:
                 kept.append(line + b"\n")
-                self._kept.add(report[:2])
+                self._kept.add((report.kind, report.step))
             else:
                 cut.append(line + b"\n")
+
         if cut:
             copy = folder.metrics.with_name(f"metrics.after-{start}.jsonl")
             write_file(copy, _content(copy) + b"".join(cut))
         write_file(folder.metrics, b"".join(kept))
-        earlier = folder.path.glob("metrics.after-*.jsonl")
-        reports = (_parse_report(line) for path in earlier for line in _content(path).split(b"\n"))
-        # Reports after ``start`` that this or an earlier resumption removed; they will come again.
-        self.removed = {report[:2] for report in reports if report and report[2] > start}
+
+        for path in folder.path.glob("metrics.after-*.jsonl"):
+            for line in _content(path).split(b"\n"):
+                report = _parse_report(line)
+                if report is not None and report.made_at > start:
+                    self.removed.add((report.kind, report.step))
+
         # Unbuffered, so that no writes are pending when a full disk ends the run.
         self._file = folder.metrics.open("ab", buffering=0)
 
@@ -144,14 +179,17 @@ class MetricsFile:
         """Appends a line, null for NaN and infinity, unless it was kept; returns whether it did."""
         if (kind, step) in self._kept:
             return False
-        known = {
-            name: None if isinstance(value, float) and not math.isfinite(value) else value
-            for name, value in values.items()
-        }
-        line = json.dumps({"kind": kind, "step": step, **known}).encode() + b"\n"
+
+        report: dict[str, Any] = {"kind": kind, "step": step}
+        for name, value in values.items():
+            is_number = not isinstance(value, float) or math.isfinite(value)
+            report[name] = value if is_number else None
+
+        line = json.dumps(report).encode() + b"\n"
         try:
             while line:
-                line = line[self._file.write(line) :]
+                written = self._file.write(line)  # may be less than the line
+                line = line[written:]
         except OSError as error:
             raise OSError(
                 f"{self._file.name}: {error.strerror}; free or repair the disk, then run the same "
@@ -172,15 +210,28 @@ def _content(path: pathlib.Path) -> bytes:
         return b""
 
 
-def _parse_report(line: bytes) -> tuple[str, float, float] | None:
-    """Returns kind and step of the report in a line, if it is one, and when it was made."""
+class _Report(NamedTuple):
+    """The report in a line of ``metrics.jsonl``, without its values."""
+
+    kind: str
+    step: float
+    made_at: float  # step at which it was made
+
+
+def _parse_report(line: bytes) -> _Report | None:
+    """Returns the report in a line, if it is one."""
     try:
         values = json.loads(line)
-        report = values.get("kind"), values["step"], values.get("reported", values["step"])
+        kind = values.get("kind")
+        step = values["step"]
+        made_at = values.get("reported", step)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
-    good = isinstance(report[0], str) and all(isinstance(n, int | float) for n in report[1:])
-    return report if good else None
+
+    has_steps = isinstance(step, int | float) and isinstance(made_at, int | float)
+    if not isinstance(kind, str) or not has_steps:
+        return None
+    return _Report(kind, step, made_at)
 
 
 class TensorBoard:
@@ -191,7 +242,8 @@ class TensorBoard:
     """
 
     def __init__(self, folder: Workdir, start: int) -> None:
-        self._folder, self._start = folder.tensorboard, start
+        self._folder = folder.tensorboard
+        self._start = start
         self._file: Any = None
         self._next_flush = 0.0
 
@@ -203,11 +255,15 @@ class TensorBoard:
 
         if self._file is None:
             self._folder.mkdir(exist_ok=True)
-            self._file = EventsWriter(str(self._folder / "events"), f".{self._start}")
+            prefix = str(self._folder / "events")
+            self._file = EventsWriter(prefix, f".{self._start}")
             # TensorBoard hides earlier events from this step on, since the run repeats them.
             self._add(self._start + 1, session_log={"status": "START"})
+
         for name, value in values.items():
-            self._add(step, summary=scalar(f"{kind}/{name}", value))
+            summary = scalar(f"{kind}/{name}", value)
+            self._add(step, summary=summary)
+
         if time.monotonic() > self._next_flush:  # it waits for the disk
             self._file.flush()
             self._next_flush = time.monotonic() + _FLUSH_SECONDS
@@ -215,8 +271,9 @@ class TensorBoard:
     def _add(self, step: int, **content: Any) -> None:
         from tensorboardX.proto import event_pb2
 
-        event: Any = event_pb2
-        self._file.write_event(event.Event(step=step, wall_time=time.time(), **content))
+        protocol: Any = event_pb2
+        event = protocol.Event(step=step, wall_time=time.time(), **content)
+        self._file.write_event(event)
 
     def close(self) -> None:
         if self._file is not None:

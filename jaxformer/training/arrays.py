@@ -19,7 +19,12 @@ REAL = "real"  # name of the array that batches have in addition
 
 
 def epochs(
-    arrays: Arrays, rows: int, seed: int, *, start: int = 0, shards: BatchShards | None = None
+    arrays: Arrays,
+    rows: int,
+    seed: int,
+    *,
+    start: int = 0,
+    shards: BatchShards | None = None,
 ) -> Iterator[dict[str, np.ndarray]]:
     """Yields batches of the rows of arrays, each row once in every epoch, forever.
 
@@ -48,7 +53,8 @@ def epochs(
     arrays, count = _check_arrays(arrays, rows)
 
     def batch_of(number: int) -> dict[str, np.ndarray]:
-        return _take(arrays, row_numbers(number, count, rows, seed), rows, shards)
+        numbers = row_numbers(number, count, rows, seed=seed)
+        return _take(arrays, numbers, rows, shards=shards)
 
     return prefetch(batch_of, start)
 
@@ -85,45 +91,100 @@ def evaluate_arrays(
         mesh = make_mesh()
         params = jax.device_put(params, replicated(mesh))
     shards = BatchShards.of(mesh)
-    chosen = (np.arange(start, min(start + rows, count)) for start in range(0, count, rows))
-    batches = (_take(arrays, numbers, rows, shards) for numbers in chosen)
-    return evaluate_loss(loss, params, batches, mesh, check_stop)
+
+    def batches() -> Iterator[dict[str, np.ndarray]]:
+        for start in range(0, count, rows):
+            end = min(start + rows, count)
+            yield _take(
+                arrays,
+                np.arange(start, end),
+                rows,
+                shards=shards,
+            )
+
+    return evaluate_loss(
+        loss,
+        params,
+        batches(),
+        mesh=mesh,
+        check_stop=check_stop,
+    )
 
 
-def row_numbers(number: int, count: int, rows: int, seed: int) -> Int[np.ndarray, " B"]:
+def row_numbers(
+    number: int,
+    count: int,
+    rows: int,
+    seed: int,
+) -> Int[np.ndarray, " B"]:
     """Returns the numbers of the rows in a batch of :func:`epochs`, of ``count`` rows in all."""
-    places, chosen = np.arange(number * rows, (number + 1) * rows), []
-    for epoch in range(places[0] // count, places[-1] // count + 1):
-        chosen.append(_order(count, seed, epoch)[places[places // count == epoch] % count])
+    # Places of the rows in the sequence of all epochs, one after another.
+    first_place = number * rows
+    places = np.arange(first_place, first_place + rows)
+    epoch_of_place = places // count
+
+    chosen = []
+    for epoch in range(epoch_of_place[0], epoch_of_place[-1] + 1):
+        places_in_epoch = places[epoch_of_place == epoch] % count
+        order = _order(count, seed, epoch)
+        chosen.append(order[places_in_epoch])
     return np.concatenate(chosen)
 
 
 @functools.lru_cache(maxsize=2)
 def _order(count: int, seed: int, epoch: int) -> Int[np.ndarray, " N"]:
-    return np.random.default_rng((seed, epoch)).permutation(count)
+    generator = np.random.default_rng((seed, epoch))
+    return generator.permutation(count)
 
 
 def _take(
-    arrays: Arrays, numbers: Int[np.ndarray, " N"], rows: int, shards: BatchShards | None
+    arrays: Arrays,
+    numbers: Int[np.ndarray, " N"],
+    rows: int,
+    shards: BatchShards | None,
 ) -> dict[str, np.ndarray]:
-    size = rows if shards is None else round_up(rows, shards.row_multiple)
+    """Returns the batch of the rows of these numbers, padded to ``rows`` and for the shards."""
+    size = rows
+    if shards is not None:
+        size = round_up(rows, shards.row_multiple)
+
     # Copies of real rows, since a loss may be NaN, or have NaN gradients, for rows of zeros.
     padded = np.resize(numbers, size)
     batch = {name: array[padded] for name, array in arrays.items()}
     batch[REAL] = np.arange(size) < len(numbers)
-    return batch if shards is None else shards.local(batch)
+
+    if shards is None:
+        return batch
+    return shards.local(batch)
 
 
 def _check_arrays(arrays: Arrays, rows: int) -> tuple[Arrays, int]:
     """Returns the arrays as NumPy arrays, and their number of rows."""
-    if not isinstance(arrays, Mapping) or not arrays or REAL in arrays:
-        found = f"the names {', '.join(arrays)}" if isinstance(arrays, Mapping) else type(arrays)
-        raise UserError(f'expected arrays by name, none of them named "{REAL}": got {found}')
+    if not isinstance(arrays, Mapping):
+        raise _names_error(type(arrays))
+    if not arrays or REAL in arrays:
+        raise _names_error(f"the names {', '.join(arrays)}")
+
     arrays = {name: np.asarray(array) for name, array in arrays.items()}
-    counts = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
-    if len(set(counts.values())) != 1 or not all(counts.values()):
-        found = ", ".join(f"{name} with {count:,}" for name, count in counts.items())
+    counts = {name: _row_count(array) for name, array in arrays.items()}
+    has_one_count = len(set(counts.values())) == 1
+    has_rows = all(counts.values())
+    if not (has_one_count and has_rows):
+        described = [f"{name} with {count:,}" for name, count in counts.items()]
+        found = ", ".join(described)
         raise UserError(f"expected arrays with the same number of rows, at least one: got {found}")
+
     if rows < 1:
         raise UserError(f"expected at least one row in a batch: got rows={rows}")
-    return arrays, next(iter(counts.values()))
+    (count,) = set(counts.values())
+    return arrays, count
+
+
+def _names_error(found: object) -> UserError:
+    return UserError(f'expected arrays by name, none of them named "{REAL}": got {found}')
+
+
+def _row_count(array: np.ndarray) -> int:
+    if array.ndim == 0:
+        return 0
+    return len(array)

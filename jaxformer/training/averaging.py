@@ -54,22 +54,31 @@ def with_ema(optimizer: Optimizer, decay: float) -> optax.GradientTransformation
     inner = optax.with_extra_args_support(optimizer)
 
     def init(params: PyTree) -> EmaState:
-        zeros = jax.tree.map(_wide_zeros, params)
-        return EmaState(inner.init(params), jnp.zeros((), jnp.int32), zeros)
+        average = jax.tree.map(_wide_zeros, params)
+        inner_state = inner.init(params)
+        count = jnp.zeros((), jnp.int32)
+        return EmaState(inner_state, count, average)
 
     def update(
-        updates: PyTree, state: Any, params: PyTree = None, **extra: Any
+        updates: PyTree,
+        state: Any,
+        params: PyTree = None,
+        **extra: Any,
     ) -> tuple[PyTree, EmaState]:
         updates, inner_state = inner.update(updates, state.inner, params, **extra)
         count = state.count + 1
-        # Not 1 - decay^count, which has few exact digits if decay is almost 1.
-        weight = (decay - 1) / jnp.expm1(count.astype(jnp.float32) * math.log(decay))
+
+        # The newest parameters have the weight (1 - decay) / (1 - decay^count). Computed as
+        # written, its denominator has few exact digits if decay is almost 1.
+        exponent = count.astype(jnp.float32) * math.log(decay)
+        weight = (decay - 1) / jnp.expm1(exponent)
 
         def average(mean: Array, new: Array) -> Array:
             return mean + weight.astype(mean.dtype) * (new - mean)  # Frozen parameters stay exact.
 
-        new = optax.apply_updates(params, updates)
-        return updates, EmaState(inner_state, count, jax.tree.map(average, state.average, new))
+        new_params = optax.apply_updates(params, updates)
+        new_average = jax.tree.map(average, state.average, new_params)
+        return updates, EmaState(inner_state, count, new_average)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -85,7 +94,7 @@ def ema_params(state: EmaState, params: PyTree) -> PyTree:
     Before the first update, these are ``params``.
     """
 
-    def average(mean: Array, p: Array) -> Array:
+    def choose(mean: Array, p: Array) -> Array:
         return jnp.where(state.count, mean.astype(p.dtype), p)
 
-    return jax.tree.map(average, state.average, params)
+    return jax.tree.map(choose, state.average, params)

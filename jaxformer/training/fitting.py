@@ -1,10 +1,11 @@
 """The training loop: :func:`fit` trains any task."""
 
+import contextlib
 import dataclasses
 import itertools
 import pathlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -38,7 +39,7 @@ from jaxformer.training.state import (
     restore_or_initialize,
     updates_of_schedule,
 )
-from jaxformer.training.step import CompiledStep, make_train_step
+from jaxformer.training.step import CompiledStep, TrainStep, make_train_step
 from jaxformer.training.task import Task, check_task
 from jaxformer.training.validation import Validation, best_metric
 from jaxformer.waits import announce
@@ -46,7 +47,11 @@ from jaxformer.waits import announce
 # A run that has skipped this many steps in a row will not recover on its own.
 _MAX_SKIPPED_IN_ROW = 10
 # Keys in the metadata of a checkpoint: the unfinished report, and the history of validations.
-_WINDOW, _VALIDATIONS = "since_last_report", "best_and_validations_since"
+_WINDOW = "since_last_report"
+_VALIDATIONS = "best_and_validations_since"
+
+# Shapes of the arrays of a batch.
+Shape = tuple[tuple[int, ...], ...]
 
 
 def fit(
@@ -102,20 +107,29 @@ def fit(
       KeyboardInterrupt: The run was asked to stop. If it has taken steps, their state is saved.
     """
     check_task(task)
-    folder, settings = Workdir(run_path(workdir)), settings or FitConfig()
-    mesh, config = make_mesh() if mesh is None else mesh, config or settings
+    folder = Workdir(run_path(workdir))
+    settings = settings or FitConfig()
     run = Run(
-        *(task, optimizer, folder, settings, mesh, config, learning_rate, start_from),
-        *(hooks, writers, evaluated),
+        task=task,
+        optimizer=optimizer,
+        folder=folder,
+        settings=settings,
+        mesh=make_mesh() if mesh is None else mesh,
+        config=config or settings,
+        learning_rate=learning_rate,
+        start_from=start_from,
+        hooks=hooks,
+        writers=writers,
+        evaluated=evaluated,
     )
     with watchdog.watch(settings.stall_timeout):
-        run_directory.prepare_run(folder, config, settings.mirror)
+        run_directory.prepare_run(folder, run.config, settings.mirror)
         return run.train()
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class Run:
-    """A run; its fields are the arguments of :func:`fit`. Other attributes are set as it begins."""
+    """The arguments of :func:`fit`, for a folder that is prepared."""
 
     task: Task
     optimizer: optax.GradientTransformation
@@ -131,209 +145,373 @@ class Run:
 
     def __post_init__(self) -> None:
         check_mesh(self.mesh)
-        self.evaluated = self.evaluated and jax.jit(self.evaluated)
-        self.best = best_metric(self.task, self.settings)
+        best_metric(self.task, self.settings)  # refuses metrics of unknown direction
 
     def train(self) -> TrainState:
         """Opens the folder, begins or resumes its run, and returns the final state."""
-        folder, settings, config = self.folder, self.settings, self.config
-        identity = self.task.identity()
+        task = self.task
+        folder = self.folder
+        settings = self.settings
+        identity = task.identity()
         processes.check_agreement(identity)
-        keep = settings.keep_checkpoints
+        evaluated = self.evaluated and jax.jit(self.evaluated)
+
+        # The mirror ends after the checkpoints, since it also copies the last one.
         with (
             global_mesh(self.mesh),
             run_directory.only_run_in(folder),
-            StopSignals() as self.stop,
-            start_mirror(folder, settings.mirror) as self.update_mirror,
-            Checkpoints(folder.checkpoints, keep=keep, on_commit=self._record) as self.checkpoints,
+            StopSignals() as stop,
+            _open_checkpoints(folder, settings) as (checkpoints, record_commit),
         ):
             # Checked again, since another run may have used the workdir in the meantime.
-            run_directory.check_workdir(folder, config)
+            run_directory.check_workdir(folder, self.config)
             run_directory.check_identity(folder, identity)
-            state, saved = self._restore(identity)
-            formats, start = self.task.log_formats, self.saved
+
+            # The newest state, or a fresh one.
+            metadata = self._describe_model(identity)
+            state, saved = self._restore(checkpoints, stop, evaluated)
+            start = int(state.step)
+            if start:
+                run_directory.check_metadata(folder.checkpoints, metadata, saved)
+
+            if processes.is_primary():
+                if start < settings.steps or not folder.config.exists():
+                    run_directory.initialize_workdir(folder, self.config, identity, task.save)
+                if start:  # an earlier version may have omitted this record
+                    record_commit(start)
+
             with Reporter(
-                folder, start=start, steps=settings.steps, writers=self.writers, formats=formats
-            ) as self.reporter:
-                self._prepare(state, saved)
-                if done := self._describe_finished():
-                    self.reporter.log(done)
+                folder,
+                start=start,
+                steps=settings.steps,
+                writers=self.writers,
+                formats=task.log_formats,
+            ) as reporter:
+                loop = self._make_loop(
+                    saved,
+                    start,
+                    evaluated=evaluated,
+                    metadata=metadata,
+                    checkpoints=checkpoints,
+                    reporter=reporter,
+                    stop=stop,
+                )
+                self._log_start(state, start, reporter)
+                if start:
+                    loop.resume_validation(state, start)
+
+                # A resumed validation may be the last one.
+                done = self._describe_finished(loop.validation, start)
+                if done:
+                    reporter.log(done)
                     return state
-                return self._take_steps(state)
+                return loop.take_steps(state, start)
 
-    def _record(self, step: int) -> None:
-        self.folder.record_commit(step)
-        self.update_mirror()
-
-    def _restore(self, identity: dict[str, str]) -> tuple[TrainState, dict[str, Any]]:
-        """Returns the newest state, or a fresh one, and the metadata of its checkpoint."""
-        task, settings = self.task, self.settings
+    def _describe_model(self, identity: dict[str, str]) -> dict[str, Any]:
+        """Returns what a checkpoint records about its data and its model."""
         # Parameters do not determine a model: an activation has none.
         model = self.config.to_dict().get("model")
-        self.metadata = identity if model is None else {**identity, "model": model}
-        newest = max(self.checkpoints.steps(), default=None)
+        if model is None:
+            return identity
+        return {**identity, "model": model}
+
+    def _restore(
+        self,
+        checkpoints: Checkpoints,
+        stop: StopSignals,
+        evaluated: EvaluatedParams | None,
+    ) -> tuple[TrainState, dict[str, Any]]:
+        """Returns the newest state, or a fresh one, and the metadata of its checkpoint."""
+        newest = max(checkpoints.steps(), default=None)
         work = "initializing the parameters"
         if newest is not None:
             work = f"verifying and restoring the checkpoint of step {newest}"
-        with self.stop.raise_at_once(), announce(work):
-            state, saved = restore_or_initialize(
-                *(task, self.optimizer, self.mesh, settings.seed, self.checkpoints),
-                self.start_from,
-                evaluated=self.evaluated,
-            )
-        self.saved = int(state.step)
-        if self.saved:
-            run_directory.check_metadata(self.folder.checkpoints, self.metadata, saved)
-        if processes.is_primary():
-            if self.saved < settings.steps or not self.folder.config.exists():
-                run_directory.initialize_workdir(self.folder, self.config, identity, task.save)
-            if self.saved:  # an earlier version may have omitted this record
-                self._record(self.saved)
-        return state, saved
 
-    def _prepare(self, state: TrainState, saved: dict[str, Any]) -> None:
-        """Prepares the loop, logs the first step, and repeats an interrupted validation."""
-        task, settings, mesh, start = self.task, self.settings, self.mesh, self.saved
-        kind, accumulation = mesh.devices.flat[0].device_kind, settings.gradient_accumulation
-        self.shards = BatchShards.of(mesh, accumulation)
-        self.shapes = {_shape_of(batch) for batch in task.shapes(self.shards)}
-        self.programs: dict[tuple, CompiledStep] = {}  # by the shape of a batch
-        self.step = make_train_step(
-            task.loss, self.optimizer, mesh, seed=settings.seed, gradient_accumulation=accumulation
+        with stop.raise_at_once(), announce(work):
+            return restore_or_initialize(
+                self.task,
+                self.optimizer,
+                self.mesh,
+                seed=self.settings.seed,
+                checkpoints=checkpoints,
+                start_from=self.start_from,
+                evaluated=evaluated,
+            )
+
+    def _make_loop(
+        self,
+        saved: dict[str, Any],
+        start: int,
+        *,
+        evaluated: EvaluatedParams | None,
+        metadata: dict[str, Any],
+        checkpoints: Checkpoints,
+        reporter: Reporter,
+        stop: StopSignals,
+    ) -> "_Loop":
+        """Returns the loop from step ``start`` on, whose checkpoint has the ``saved`` metadata."""
+        settings = self.settings
+        shards = BatchShards.of(self.mesh, settings.gradient_accumulation)
+        shapes = {_shape_of(batch) for batch in self.task.shapes(shards)}
+        train_step = make_train_step(
+            self.task.loss,
+            self.optimizer,
+            self.mesh,
+            seed=settings.seed,
+            gradient_accumulation=settings.gradient_accumulation,
         )
-        peak, history = peak_flops(kind), saved.get(_VALIDATIONS, ())
-        peak = peak and mesh.size * peak
-        self.window = ReportWindow(self.learning_rate, saved.get(_WINDOW), peak)
-        self.validation = Validation(
-            *(task, settings, self.best, mesh, self.checkpoints, self.reporter, self.stop), history
+
+        # The unfinished report and the scores continue.
+        peak = peak_flops(_device_kind(self.mesh))
+        window = ReportWindow(
+            self.learning_rate,
+            saved=saved.get(_WINDOW),
+            peak_flops=peak and self.mesh.size * peak,
         )
+        validation = Validation(
+            task=self.task,
+            settings=settings,
+            best=best_metric(self.task, settings),
+            mesh=self.mesh,
+            checkpoints=checkpoints,
+            reporter=reporter,
+            stop=stop,
+            history=saved.get(_VALIDATIONS, ()),
+        )
+
+        return _Loop(
+            run=self,
+            evaluated=evaluated,
+            metadata=metadata,
+            checkpoints=checkpoints,
+            reporter=reporter,
+            stop=stop,
+            window=window,
+            validation=validation,
+            shards=shards,
+            programs=_Programs(train_step, shapes, window, reporter),
+            saved=start,
+        )
+
+    def _log_start(self, state: TrainState, start: int, reporter: Reporter) -> None:
+        """Logs sizes, devices and data of the run, and its first step."""
         parameters = sum(leaf.size for leaf in jax.tree.leaves(state.params))
-        devices, summary = "device" if mesh.size == 1 else "devices", task.summary()
-        self.reporter.log(
-            f"{parameters:,} parameters on {mesh.size} {kind} {devices}"
-            f"{'; ' if summary else ''}{summary}"
-        )
-        self.reporter.log(f"{'resumed from' if start else 'starting at'} step {start}")
+        count = self.mesh.size
+        devices = "device" if count == 1 else "devices"
+        line = f"{parameters:,} parameters on {count} {_device_kind(self.mesh)} {devices}"
+
+        summary = self.task.summary()
+        if summary:
+            line += f"; {summary}"
+        reporter.log(line)
+
+        reporter.log(f"resumed from step {start}" if start else "starting at step 0")
         if start:
             for line in changed_hyperparameters(self.optimizer, state):
-                self.reporter.log(line)
-            if not self.validation.resume(evaluate_at(state, self.evaluated).params, start):
-                self.stop.end_run(start)
+                reporter.log(line)
 
-    def _describe_finished(self) -> str:
+    def _describe_finished(self, validation: Validation, step: int) -> str:
         """Returns a line about a run that takes no more steps, or "" for any other."""
-        section, steps = self.settings.section, self.settings.steps
-        if reason := self.validation.out_of_patience():
+        section = self.settings.section
+        steps = self.settings.steps
+        reason = validation.out_of_patience()
+        if reason:
             longer = f"{section}.patience"
-        elif self.saved >= steps:
+        elif step >= steps:
             reason = f"{section}.steps={steps} are done"
             longer = f"{section}.steps"
         else:
             return ""
+
         return (
             f"nothing to do: {reason}, and the parameters come from the checkpoint of step "
-            f"{self.saved}. {self.folder.path}: already trained for {self.saved} steps; to train "
-            "again after a change of code or data, use another workdir; to train longer, raise "
+            f"{step}. {self.folder.path}: already trained for {step} steps; to train again after a "
+            "change of code or data, use another workdir; to train longer, raise "
             f"{longer}"
         )
 
-    def _take_steps(self, state: TrainState) -> TrainState:
-        settings, step, stop = self.settings, self.saved, False
-        batches = self.window.time_batches(self.stop.until_stopped(self._batches(step)))
-        folder = self.folder.profile
-        with profile_hook(settings.profiled_steps, folder, self.reporter.log) as profile:
-            for batch in batches:
-                program = self._compile_step(state, batch)
+
+@contextlib.contextmanager
+def _open_checkpoints(
+    folder: Workdir,
+    settings: FitConfig,
+) -> Iterator[tuple[Checkpoints, Callable[[int], None]]]:
+    """Yields the checkpoints of a run, and a function that records a step and mirrors it."""
+    with start_mirror(folder, settings.mirror) as update_mirror:
+
+        def record_commit(step: int) -> None:
+            folder.record_commit(step)
+            update_mirror()
+
+        with Checkpoints(
+            folder.checkpoints,
+            keep=settings.keep_checkpoints,
+            on_commit=record_commit,
+        ) as checkpoints:
+            yield checkpoints, record_commit
+
+
+@dataclasses.dataclass
+class _Programs:
+    """The training step, compiled once for each shape of a batch."""
+
+    step: TrainStep
+    shapes: set[Shape]  # all that are allowed; empty allows any
+    window: ReportWindow
+    reporter: Reporter
+    compiled: dict[Shape, CompiledStep] = dataclasses.field(default_factory=dict)
+
+    def get(self, state: TrainState, batch: PyTree) -> CompiledStep:
+        """Returns the step compiled for the shape of a batch; logs each compilation."""
+        shape = _shape_of(batch)
+        if shape in self.compiled:
+            return self.compiled[shape]
+        if self.shapes and shape not in self.shapes:
+            raise UserError(f"expected a batch of one of Task.shapes, got {shape}")
+
+        # Such as "2 of 5: 512, 64x8" for the second of five shapes.
+        number = str(len(self.compiled) + 1)
+        if self.shapes:
+            number += f" of {len(self.shapes)}"
+        sizes = sorted({"x".join(map(str, leaf)) for leaf in shape if leaf})
+        self.reporter.log(f"compiling the step for shape {number}: {', '.join(sizes)}")
+        watchdog.record_progress("the start of the compilation", limited=False)
+
+        began = time.monotonic()
+        with self.window.pause_clock():
+            program = self.step.compile(state, batch)
+        seconds = time.monotonic() - began
+        self.reporter.exclude_compilation(seconds)
+        self.reporter.log(f"compiled it in {seconds:.0f} s")
+
+        self.compiled[shape] = program
+        return program
+
+
+@dataclasses.dataclass
+class _Loop:
+    """The loop over the steps of a run whose folder is open and whose state is restored."""
+
+    run: Run
+    evaluated: EvaluatedParams | None  # jitted
+    metadata: dict[str, Any]  # data and model, for checkpoints
+    checkpoints: Checkpoints
+    reporter: Reporter
+    stop: StopSignals
+    window: ReportWindow
+    validation: Validation
+    shards: BatchShards
+    programs: _Programs
+    saved: int  # step of the newest checkpoint, 0 without one
+
+    def resume_validation(self, state: TrainState, start: int) -> None:
+        """Counts the validation of the restored step, or repeats it if it was interrupted."""
+        params = evaluate_at(state, self.evaluated).params
+        if not self.validation.resume(params, start):
+            self.stop.end_run(start)
+
+    def take_steps(self, state: TrainState, step: int) -> TrainState:
+        """Takes the steps after ``step``, and returns the final state."""
+        settings = self.run.settings
+        is_stopped = False
+        batches = self.stop.until_stopped(self._batches(step))
+        timed_batches = self.window.time_batches(batches)
+        profile_folder = self.run.folder.profile
+        with profile_hook(settings.profiled_steps, profile_folder, self.reporter.log) as profile:
+            for batch in timed_batches:
+                program = self.programs.get(state, batch)
                 if step == 0:
                     self._check_independence(state, batch)
                 watchdog.record_progress(f"step {step}")
                 state, sums = program(state, batch)
                 step += 1
+
                 self.checkpoints.check()
-                self.window.add(step, sums, self.task.flops(batch))
+                self.window.add(step, sums, self.run.task.flops(batch))
                 self.reporter.advance(step)
-                last = step == settings.steps
-                stop = self.stop.should_stop() and not last
-                if step % settings.log_every == 0 or last:
+                is_last = step == settings.steps
+                is_stopped = self.stop.should_stop() and not is_last
+
+                # In this order: a checkpoint contains the report of its step, and a validation
+                # scores a checkpoint. Who asks for a stop does not wait for a validation.
+                if step % settings.log_every == 0 or is_last:
                     self._report(state)
-                due = step % settings.checkpoint_every == 0 or last
-                if due or stop:
-                    self._save(step, state, interim=not due)
-                if self.validation.is_due(step) and not stop:
-                    with self.window.pause_clock():
-                        params = evaluate_at(state, self.evaluated).params
-                        stop = not self.validation.run(step, params)
-                for hook in (*self.hooks, profile):
+                is_due = step % settings.checkpoint_every == 0 or is_last
+                if is_due or is_stopped:
+                    self._save(step, state, interim=not is_due)
+                if self.validation.is_due(step) and not is_stopped:
+                    is_stopped = not self._validate(step, state)
+
+                for hook in (*self.run.hooks, profile):
                     hook(step, state, sums)
-                if stop or self.validation.out_of_patience():
+                if is_stopped or self.validation.out_of_patience():
                     break
-            self._end(step, state, stopped=stop)
+
+            self._end(step, state, is_stopped=is_stopped)
         return state
 
     def _batches(self, step: int) -> Iterator[PyTree]:
         """Yields the batches of the remaining steps, already on the devices."""
-        steps, accumulation = self.settings.steps, self.settings.gradient_accumulation
-        for batch in itertools.islice(self.task.batches(step, self.shards), steps - step):
-            yield to_devices(self.mesh, batch, accumulation)
+        settings = self.run.settings
+        batches = self.run.task.batches(step, self.shards)
+        for batch in itertools.islice(batches, settings.steps - step):
+            yield to_devices(self.run.mesh, batch, settings.gradient_accumulation)
             step += 1
-        if step < steps:
+
+        if step < settings.steps:
             raise UserError(
-                f"expected batches for {steps} steps, but there were only {step}; let "
+                f"expected batches for {settings.steps} steps, but there were only {step}; let "
                 "Task.batches begin another epoch, or train for fewer steps"
             )
 
-    def _compile_step(self, state: TrainState, batch: PyTree) -> CompiledStep:
-        """Returns the step compiled for the shape of a batch; logs each compilation."""
-        if (shape := _shape_of(batch)) in self.programs:
-            return self.programs[shape]
-        if self.shapes and shape not in self.shapes:
-            raise UserError(f"expected a batch of one of Task.shapes, got {shape}")
-        sizes = sorted({"x".join(map(str, leaf)) for leaf in shape if leaf})
-        place = f"{len(self.programs) + 1}{f' of {len(self.shapes)}' if self.shapes else ''}"
-        self.reporter.log(f"compiling the step for shape {place}: {', '.join(sizes)}")
-        watchdog.record_progress("the start of the compilation", limited=False)
-        began = time.monotonic()
-        with self.window.pause_clock():
-            self.programs[shape] = self.step.compile(state, batch)
-        self.reporter.exclude_compilation(seconds := time.monotonic() - began)
-        self.reporter.log(f"compiled it in {seconds:.0f} s")
-        return self.programs[shape]
-
     def _check_independence(self, state: TrainState, batch: PyTree) -> None:
         """Logs a warning if the loss of a user's task depends on how rows are split."""
-        if type(self.task).__module__.startswith("jaxformer."):
+        task = self.run.task
+        if type(task).__module__.startswith("jaxformer."):
             return
+
         watchdog.record_progress("the check of the loss before the first step", limited=False)
         work = "checking that the rows of a batch are independent"
         with self.window.pause_clock(), announce(work):
             found = describe_dependence(
-                self.task.loss, state.params, batch, self.mesh, self.settings.gradient_accumulation
+                task.loss,
+                state.params,
+                batch,
+                mesh=self.run.mesh,
+                gradient_accumulation=self.run.settings.gradient_accumulation,
             )
         if found:
             self.reporter.log(f"warning: {found}")
 
     def _report(self, state: TrainState) -> None:
         """Reports the means of the window and its skipped batches; raises after too many."""
-        step, spike = int(state.step), self.window.describe_spike()
+        step = int(state.step)
+        spike = self.window.describe_spike()
         skipped = self.window.totals().skipped
-        means = self.window.means(updates=updates_of_schedule(state))
+        means = self.window.means(updates=updates_of_schedule(state))  # begins a new window
+
         self.reporter.write(step, "train", means)
         if spike:
             self.reporter.log(spike)
-        for number in skipped:
-            examples = list(self.task.example_ids(number - 1))
-            batch = self.task.describe_batch(number - 1)
-            self.reporter.report_skipped(number, batch, examples, now=step)
+
+        for skipped_step in skipped:
+            number = skipped_step - 1  # of its batch
+            examples = list(self.run.task.example_ids(number))
+            description = self.run.task.describe_batch(number)
+            self.reporter.report_skipped(skipped_step, description, examples, now=step)
+
         in_row = int(state.skipped_in_row)
         if in_row >= _MAX_SKIPPED_IN_ROW:
             raise FloatingPointError(
                 f"updates were NaN or Inf for the last {in_row} steps{_float16_hint(state)}; "
-                f"{self._newest_checkpoint()}"
+                f"{self._describe_newest()}"
             )
 
-    def _newest_checkpoint(self) -> str:
+    def _describe_newest(self) -> str:
         steps = self.checkpoints.steps()
-        return f"the newest checkpoint is of step {max(steps)}" if steps else "nothing is saved yet"
+        if not steps:
+            return "nothing is saved yet"
+        return f"the newest checkpoint is of step {max(steps)}"
 
     def _save(self, step: int, state: TrainState, *, interim: bool) -> None:
         """Saves a finite state in the background, together with the unfinished report."""
@@ -341,35 +519,52 @@ class Run:
             if not is_finite(state.params, state.opt_state):
                 raise FloatingPointError(
                     f"the parameters or the optimizer's state are NaN or Inf at step {step}, which "
-                    f"is not saved; {self._newest_checkpoint()}"
+                    f"is not saved; {self._describe_newest()}"
                 )
-            history = self.validation.history
-            window = dataclasses.asdict(self.window.totals())
-            metadata = {**self.metadata, _WINDOW: window, _VALIDATIONS: history}
+
+            metadata = {
+                **self.metadata,
+                _WINDOW: dataclasses.asdict(self.window.totals()),
+                _VALIDATIONS: self.validation.history,
+            }
+
             watchdog.record_progress(f"step {step} and the start of its save")
             kept = evaluate_at(state, self.evaluated)
             self.checkpoints.save(step, kept, metadata=metadata, interim=interim)
         self.saved = step
 
-    def _end(self, step: int, state: TrainState, *, stopped: bool) -> None:
+    def _validate(self, step: int, state: TrainState) -> bool:
+        """Validates the state; returns False if the run is to stop."""
+        with self.window.pause_clock():
+            params = evaluate_at(state, self.evaluated).params
+            return self.validation.run(step, params)
+
+    def _end(self, step: int, state: TrainState, *, is_stopped: bool) -> None:
         """Completes the last save; logs or raises the reason for an early end."""
         if self.saved < step:
             self._save(step, state, interim=True)
         with announce(f"completing the save of step {self.saved}"):
             self.checkpoints.wait()
-        if reason := self.validation.out_of_patience():
+
+        reason = self.validation.out_of_patience()
+        if reason:
             self.reporter.log(f"stopped early at step {step}: {reason}")
-        elif stopped or step < self.settings.steps:
+        elif is_stopped or step < self.run.settings.steps:
             self.stop.end_run(step)
 
 
-def _shape_of(batch: PyTree) -> tuple[tuple[int, ...], ...]:
+def _shape_of(batch: PyTree) -> Shape:
     return tuple(leaf.shape for leaf in jax.tree.leaves(batch))
+
+
+def _device_kind(mesh: Mesh) -> str:
+    return mesh.devices.flat[0].device_kind
 
 
 def _float16_hint(state: TrainState) -> str:
     """Returns a likely cause of updates that are not finite if parameters are float16, else ""."""
-    if not any(leaf.dtype == "float16" for leaf in jax.tree.leaves(state.params)):
+    leaves = jax.tree.leaves(state.params)
+    if not any(leaf.dtype == "float16" for leaf in leaves):
         return ""
     return (
         ", with parameters in float16, where squares of small gradients and Adam's epsilon of 1e-8 "

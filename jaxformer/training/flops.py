@@ -7,6 +7,10 @@ not. Norms, softmax, dropout and the loss do not count, because they take few op
 
 from jaxformer.models.architecture import Architecture
 
+# Operations of a training step for each multiplication of the forward pass: forward and two
+# gradients, each with a multiplication and an addition.
+_TRAINING = 3 * 2
+
 
 def training_flops(config: Architecture, rows: int, src_length: int, tgt_length: int) -> int:
     """Returns the operations of all matmuls in a training step over a batch, logits included.
@@ -15,36 +19,61 @@ def training_flops(config: Architecture, rows: int, src_length: int, tgt_length:
     >>> training_flops(ModelConfig(), rows=1, src_length=32, tgt_length=32)
     12206211072
     """
-    s, t = src_length, tgt_length
-    encoder = _attention(config, s, s, 2) + _feed_forward(config, s)
-    decoder = _attention(config, t, t, 1) + _attention(config, t, s) + _feed_forward(config, t)
-    logits = t * config.d_model * config.output_size
-    layers = config.num_layers * encoder + config.decoder_layers * decoder
-    return 3 * 2 * rows * (layers + logits)
+    encoder_layer = _attention(config, src_length, src_length, sides=2)
+    encoder_layer += _feed_forward(config, src_length)
+
+    decoder_layer = _attention(config, tgt_length, tgt_length, sides=1)
+    decoder_layer += _attention(config, tgt_length, src_length)
+    decoder_layer += _feed_forward(config, tgt_length)
+
+    layers = config.num_layers * encoder_layer + config.decoder_layers * decoder_layer
+    logits = tgt_length * config.d_model * config.output_size
+    return _TRAINING * rows * (layers + logits)
 
 
-def language_model_flops(config: Architecture, rows: int, length: int, causal: bool = True) -> int:
+def language_model_flops(
+    config: Architecture,
+    rows: int,
+    length: int,
+    causal: bool = True,
+) -> int:
     """Returns the operations of a language model's training step; see :func:`training_flops`."""
-    logits = 3 * 2 * rows * length * config.d_model * config.vocab_size
-    return layers_flops(config, rows, length, causal) + logits
+    layers = layers_flops(config, rows, length, causal=causal)
+    logits = length * config.d_model * config.vocab_size
+    return layers + _TRAINING * rows * logits
 
 
-def layers_flops(config: Architecture, rows: int, length: int, causal: bool = False) -> int:
+def layers_flops(
+    config: Architecture,
+    rows: int,
+    length: int,
+    causal: bool = False,
+) -> int:
     """Returns the operations of a training step in one stack of layers, without logits."""
-    layer = _attention(config, length, length, 1 if causal else 2) + _feed_forward(config, length)
-    return 3 * 2 * rows * config.num_layers * layer
+    layer = _attention(config, length, length, sides=1 if causal else 2)
+    layer += _feed_forward(config, length)
+    return _TRAINING * rows * config.num_layers * layer
 
 
 def _attention(config: Architecture, queries: int, keys: int, sides: int = 0) -> int:
     """Counts the multiplications; a window has 1 or 2 sides, and 0 for attention to a memory."""
-    seen = min(keys, sides * config.window + 1) if sides and config.window else keys
-    projections = config.num_heads * queries + config.kv_heads * keys
-    products = config.d_model * projections + config.num_heads * queries * seen
-    return (config.key_size + config.value_size) * products
+    visible = keys
+    if sides and config.window:
+        visible = min(keys, sides * config.window + 1)
+
+    # Queries and outputs of all heads, keys and values of the key-value heads.
+    projected = config.num_heads * queries + config.kv_heads * keys
+    projections = config.d_model * projected
+    # Scores are as large as keys, and weighted sums as values.
+    scores = config.num_heads * queries * visible
+
+    head_size = config.key_size + config.value_size
+    return head_size * (projections + scores)
 
 
 def _feed_forward(config: Architecture, tokens: int) -> int:
-    return config.feed_forward_matrices * tokens * config.d_model * config.d_ff
+    matrix = config.d_model * config.d_ff
+    return config.feed_forward_matrices * tokens * matrix
 
 
 # Dense bfloat16 FLOP/s of data sheets, by the beginning of the device kind; the first match counts.
@@ -72,4 +101,7 @@ def peak_flops(device_kind: str) -> float | None:
     >>> peak_flops("TPU v5 lite")
     197000000000000.0
     """
-    return next((peak for name, peak in _PEAK_FLOPS if device_kind.startswith(name)), None)
+    for name, peak in _PEAK_FLOPS:
+        if device_kind.startswith(name):
+            return peak
+    return None

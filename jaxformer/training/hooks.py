@@ -37,15 +37,22 @@ def every(steps: int, hook: Hook) -> Hook:
 
 
 @contextlib.contextmanager
-def profile_hook(steps: range, folder: pathlib.Path, log: Callable[[str], None]) -> Iterator[Hook]:
+def profile_hook(
+    steps: range,
+    folder: pathlib.Path,
+    log: Callable[[str], None],
+) -> Iterator[Hook]:
     """Yields a hook that writes a trace of these steps, except the run's first step."""
-    running, options = False, jax.profiler.ProfileOptions()
+    running = False
+    options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0  # Most of the trace would be Python calls.
 
     def hook(step: int, state: TrainState, sums: Sums) -> None:
         nonlocal running
-        if running == (step + 1 in steps):
+        should_run = step + 1 in steps
+        if running == should_run:
             return
+
         jax.block_until_ready(state)
         if running:
             jax.profiler.stop_trace()
@@ -55,7 +62,7 @@ def profile_hook(steps: range, folder: pathlib.Path, log: Callable[[str], None])
             )
         else:
             jax.profiler.start_trace(folder, create_perfetto_trace=True, profiler_options=options)
-        running = not running
+        running = should_run
 
     try:
         yield hook

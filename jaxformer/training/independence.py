@@ -17,22 +17,32 @@ _COMPILER_OPTIONS = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expe
 
 
 def describe_dependence(
-    loss: Loss, params: PyTree, batch: PyTree, mesh: Mesh, gradient_accumulation: int
+    loss: Loss,
+    params: PyTree,
+    batch: PyTree,
+    mesh: Mesh,
+    gradient_accumulation: int,
 ) -> str:
     """Describes how the loss of a few rows depends on shards and micro-batches; "" if it does not.
 
     Uses only one row of each micro-batch of each shard, so that they fit in one batch.
     """
-    if mesh.shape[DATA_AXIS] * gradient_accumulation == 1 or jax.config.jax_disable_jit:
+    is_split = mesh.shape[DATA_AXIS] * gradient_accumulation > 1
+    if not is_split or jax.config.jax_disable_jit:
         return ""
+
     try:
         with global_mesh(None):
-            lowered = _make_mean_losses(loss, mesh, gradient_accumulation).lower(params, batch)
+            mean_losses = _make_mean_losses(loss, mesh, gradient_accumulation)
+            lowered = mean_losses.lower(params, batch)
             program = lowered.compile(compiler_options=_COMPILER_OPTIONS)
             split, whole, magnitude = map(float, program(params, batch))
     except Exception as error:  # such as a loss for batches of one size
         return f"could not check that the rows of a batch are independent: {describe_error(error)}"
-    if not abs(split - whole) > _ROUNDING * magnitude:
+
+    # Also false for NaN, which the step itself reports.
+    is_different = abs(split - whole) > _ROUNDING * magnitude
+    if not is_different:
         return ""
     return (
         f"the loss of the same rows is {whole:.4g} in one batch, but {split:.4g} in the shards and "
@@ -45,23 +55,44 @@ def describe_dependence(
 @cached_by_function
 def _make_mean_losses(loss: Loss, mesh: Mesh, gradient_accumulation: int) -> jax.stages.Wrapped:
     """Returns a jitted function: mean loss of split rows, mean loss of one batch, magnitude."""
+    # The same devices, with all of the batch in one shard of "data".
     devices = mesh.devices.reshape(1, -1, mesh.shape["tensor"])
     one_shard = Mesh(devices, AXES, axis_types=mesh.axis_types)
 
     def with_magnitude(params: PyTree, batch: PyTree, randomness: Randomness | None) -> Sums:
         sums = loss(params, batch, randomness)
-        loss_sum, count = (jnp.asarray(sums[name], jnp.float32) for name in ("loss", "count"))
-        return {"loss": loss_sum, "count": count, "size": jnp.abs(loss_sum)}
+        loss_sum = jnp.asarray(sums["loss"], jnp.float32)
+        count = jnp.asarray(sums["count"], jnp.float32)
+        return {
+            "loss": loss_sum,
+            "count": count,
+            "size": jnp.abs(loss_sum),
+        }
+
+    split_sums = global_sums(with_magnitude, mesh, gradient_accumulation)
+    whole_sums = global_sums(with_magnitude, one_shard, gradient_accumulation=1)
 
     def first_rows(array: Array) -> Array:
-        shards = array.reshape(BatchShards.of(mesh).shard_count, -1, *array.shape[1:])
-        return shards[:, :gradient_accumulation].reshape(-1, *array.shape[1:])
+        """Returns one row of each micro-batch of each shard."""
+        row_shape = array.shape[1:]
+        shard_count = BatchShards.of(mesh).shard_count
+        shards = array.reshape(shard_count, -1, *row_shape)
+        first = shards[:, :gradient_accumulation]
+        return first.reshape(-1, *row_shape)
 
     def mean_losses(params: PyTree, batch: PyTree) -> tuple[Array, Array, Array]:
-        rows, key = jax.tree.map(first_rows, batch), step_key(0, jnp.zeros((), jnp.int32))
-        split = global_sums(with_magnitude, mesh, gradient_accumulation)(params, rows, key)[1]
-        whole = global_sums(with_magnitude, one_shard, 1)(params, rows, key)[1]
-        magnitude = jnp.maximum(split["size"] / split["count"], whole["size"] / whole["count"])
-        return split["loss"] / split["count"], whole["loss"] / whole["count"], magnitude
+        rows = jax.tree.map(first_rows, batch)
+        key = step_key(0, jnp.zeros((), jnp.int32))
+
+        _, split = split_sums(params, rows, key)
+        _, whole = whole_sums(params, rows, key)
+
+        split_magnitude = split["size"] / split["count"]
+        whole_magnitude = whole["size"] / whole["count"]
+        magnitude = jnp.maximum(split_magnitude, whole_magnitude)
+
+        split_mean = split["loss"] / split["count"]
+        whole_mean = whole["loss"] / whole["count"]
+        return split_mean, whole_mean, magnitude
 
     return jax.jit(mean_losses, out_shardings=replicated(mesh))

@@ -1,6 +1,7 @@
 """Label-smoothed cross-entropy (section 5.4) that never stores the logits of a whole batch."""
 
 import functools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -55,14 +56,37 @@ def cross_entropy(
     features, embedding, targets, weights = _check_arguments(features, embedding, targets, weights)
 
     def sums(embedding, features, targets, weights):
-        features, targets, weights = _make_chunks(features, targets, weights, embedding.shape[0])
+        vocab_size = embedding.shape[0]
+        features, targets, weights = _make_chunks(features, targets, weights, vocab_size)
         embedding, features = match_varying_axes(embedding, features)
-        return _sum_chunks(embedding, features, targets, weights, (label_smoothing, consistency))
+        return _sum_chunks(
+            embedding,
+            features,
+            targets,
+            weights,
+            label_smoothing,
+            consistency,
+        )
 
     if has_explicit_axes(embedding, features):
-        rows = (features, targets, weights)
-        return map_rows(sums, embedding, *rows, total=True)
-    loss, nll = per_batch_shard(sums, embedding, features, targets, weights, split_table=True)
+        return map_rows(
+            sums,
+            embedding,
+            features,
+            targets,
+            weights,
+            total=True,
+        )
+
+    # One partial sum for each batch shard.
+    loss, nll = per_batch_shard(
+        sums,
+        embedding,
+        features,
+        targets,
+        weights,
+        split_table=True,
+    )
     return loss.sum(), nll.sum()
 
 
@@ -83,12 +107,20 @@ def class_sums(
     Returns:
       "loss", in nats, "accuracy" and "count"; see :meth:`Task.loss <jaxformer.Task.loss>`.
     """
-    log_probs = jax.nn.log_softmax(logits.astype(at_least_float32(logits)))
+    logits = logits.astype(at_least_float32(logits))
+    log_probs = jax.nn.log_softmax(logits)  # [B, K]
+
+    # Unknown classes must not index another class's probability.
     known = (classes >= 0) & (classes < logits.shape[1])
     index = jnp.where(known, classes, 0)[:, None]
-    nll = jnp.where(known, -jnp.take_along_axis(log_probs, index, axis=1)[:, 0], jnp.nan)
+    target_log_probs = jnp.take_along_axis(log_probs, index, axis=1)[:, 0]
+    nll = jnp.where(known, -target_log_probs, jnp.nan)  # [B]
+
+    # Cross-entropy with (1 - smoothing) on the class plus smoothing / K everywhere.
     loss = (1 - smoothing) * nll - smoothing * log_probs.mean(axis=1)
-    correct = real & (log_probs.argmax(axis=1) == classes)
+
+    predicted = log_probs.argmax(axis=1)
+    correct = real & (predicted == classes)
     return {
         "loss": jnp.where(real, loss, 0).sum(),
         "accuracy": correct.sum(dtype=jnp.int32),
@@ -116,31 +148,54 @@ def contrastive_sums(
     Returns:
       The sums "loss", "accuracy" and "count" over the rows of this device.
     """
-    sides = [x / jnp.linalg.norm(x, axis=-1, keepdims=True) for x in (first, second)]
-    start, everywhere = 0, sides
-    if axis is not None:
+    first = first / jnp.linalg.norm(first, axis=-1, keepdims=True)
+    second = second / jnp.linalg.norm(second, axis=-1, keepdims=True)
+
+    # The candidates are the rows of all devices. This device has the rows from ``start`` on.
+    if axis is None:
+        start = 0
+        all_first = first
+        all_second = second
+    else:
         start = jax.lax.axis_index(axis) * len(first)
-        everywhere = [jax.lax.all_gather(x, axis, tiled=True) for x in sides]
-    classes, real = start + jnp.arange(len(first)), jnp.ones(len(first), bool)
-    both = [
-        class_sums(scale * matmul_nt(own, others), classes, real, 0.0)
-        for own, others in zip(sides, everywhere[::-1], strict=True)
-    ]
-    return jax.tree.map(lambda a, b: (a + b) / 2, *both)
+        all_first = jax.lax.all_gather(first, axis, tiled=True)
+        all_second = jax.lax.all_gather(second, axis, tiled=True)
+
+    # Row i of one side belongs to row start + i of the other side.
+    classes = start + jnp.arange(len(first))
+    real = jnp.ones(len(first), bool)
+    logits = scale * matmul_nt(first, all_second)
+    first_to_second = class_sums(logits, classes, real)
+    logits = scale * matmul_nt(second, all_first)
+    second_to_first = class_sums(logits, classes, real)
+    return jax.tree.map(_mean_of_two, first_to_second, second_to_first)
 
 
-def _check_arguments(*arguments):
+def _mean_of_two(a, b):
+    return (a + b) / 2
+
+
+def _check_arguments(features, embedding, targets, weights):
     """Converts to arrays; for targets outside the vocabulary, nonzero weights become NaN."""
-    features, embedding, targets, weights = map(jnp.asarray, arguments)
+    features = jnp.asarray(features)
+    embedding = jnp.asarray(embedding)
+    targets = jnp.asarray(targets)
+    weights = jnp.asarray(weights)
+
+    are_matrices = features.ndim == embedding.ndim == 2
+    have_one_width = are_matrices and features.shape[1] == embedding.shape[1]
+
     rows = features.shape[:1]
-    fits = features.ndim == embedding.ndim == 2 and features.shape[1] == embedding.shape[1]
-    if not fits or not targets.shape == weights.shape == rows:
+    have_same_rows = targets.shape == weights.shape == rows
+    if not (have_one_width and have_same_rows):
         shapes = ", ".join(str(a.shape) for a in (features, embedding, targets, weights))
         raise UserError(
             "cross_entropy: expected features [rows, d_model], embedding [vocabulary, d_model], "
             f"targets [rows] and weights [rows], got shapes {shapes}; flatten batch and length"
         )
-    known = (targets >= 0) & (targets < embedding.shape[0])
+
+    vocab_size = embedding.shape[0]
+    known = (targets >= 0) & (targets < vocab_size)
     weights = weights.astype(at_least_float32(features))
     weights = jnp.where(known | (weights == 0), weights, jnp.nan)
     return features, embedding, targets.astype(jnp.int32), weights
@@ -149,72 +204,135 @@ def _check_arguments(*arguments):
 def _make_chunks(features, targets, weights, vocab_size):
     """Pads the rows and reshapes them into chunks along a new first axis."""
     rows, size = features.shape
+    chunk = _chunk_rows(rows, size, vocab_size)
+    padding = -rows % chunk
+
+    features = jnp.pad(features, ((0, padding), (0, 0)))
+    targets = jnp.pad(targets, (0, padding))
+    weights = jnp.pad(weights, (0, padding))
+    return (
+        features.reshape(-1, chunk, size),  # [chunks, rows of a chunk, D]
+        targets.reshape(-1, chunk),
+        weights.reshape(-1, chunk),
+    )
+
+
+def _chunk_rows(rows, size, vocab_size):
+    """Returns the number of rows of a chunk."""
+    # In an export for any number of rows, it is symbolic, and one chunk has all rows.
+    if not isinstance(rows, int):
+        return rows
+
     # A chunk reads and writes the gradient of the embedding, so it has at least as many rows.
     max_rows = max(size, backend().logits_per_chunk // vocab_size)
-    # In an export for any number of rows, it is symbolic, and one chunk has all rows.
-    count = -(-rows // max_rows) if isinstance(rows, int) else 1
-    # GPUs would copy a matrix whose sides are not multiples of 16.
-    chunk = -(-rows // (16 * count)) * 16 if count > 1 else rows if count else 1
-    padding = -rows % chunk
-    features = jnp.pad(features, ((0, padding), (0, 0)))
-    targets, weights = jnp.pad(targets, (0, padding)), jnp.pad(weights, (0, padding))
-    return tuple(a.reshape(-1, chunk, *a.shape[1:]) for a in (features, targets, weights))
+    count = -(-rows // max_rows)  # rounded up
+    if count > 1:
+        # GPUs would copy a matrix whose sides are not multiples of 16.
+        return -(-rows // (16 * count)) * 16
+    return max(rows, 1)
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(4,))
-def _sum_chunks(embedding, features, targets, weights, options):
+@functools.partial(jax.custom_jvp, nondiff_argnums=(4, 5))
+def _sum_chunks(embedding, features, targets, weights, label_smoothing, consistency):
     """Returns both sums, for callers that need no gradient."""
-    projection = _projection(embedding, features.dtype)
+    projection = _project(embedding, features.dtype)
 
     def chunk_sums(chunk):
         rows, targets, weights = chunk
-        loss, nll, _ = _chunk_loss(rows, targets, projection, *options)
-        return (weights * loss).sum(), (weights * nll).sum()
+        loss, nll, _ = _chunk_loss(
+            rows,
+            targets,
+            projection,
+            smoothing=label_smoothing,
+            consistency=consistency,
+        )
+        loss_sum = (weights * loss).sum()
+        nll_sum = (weights * nll).sum()
+        return loss_sum, nll_sum
 
-    loss, nll = jax.lax.map(chunk_sums, (features, targets, weights))
+    chunks = (features, targets, weights)
+    loss, nll = jax.lax.map(chunk_sums, chunks)
     return loss.sum(), nll.sum()
 
 
 @_sum_chunks.defjvp
-def _sum_chunks_jvp(options, primals, tangents):
+def _sum_chunks_jvp(label_smoothing, consistency, primals, tangents):
     """Returns both sums, and the tangent of the loss from its gradients, in one pass.
 
     This serves both modes of differentiation. The tangent of the likelihood is 0 by design.
     """
     embedding, features, targets, weights = primals
-    projection = _projection(embedding, features.dtype)
-    table, *_ = projection
+    embedding_tangent, features_tangent, _, weights_tangent = tangents
+    projection = _project(embedding, features.dtype)
+    table = projection.table
 
     def chunk_gradients(transposed_gradient, chunk):
         rows, targets, weights = chunk
-        loss, nll, logits_gradient = _chunk_loss(rows, targets, projection, *options)
-        logits_gradient = (weights[:, None] * logits_gradient).astype(table.dtype)
-        transposed_gradient += matmul_tn(rows, logits_gradient).astype(transposed_gradient.dtype)
-        features_gradient = matmul(logits_gradient, table, loss.dtype).astype(rows.dtype)
-        return transposed_gradient, (loss, (weights * nll).sum(), features_gradient)
+        loss, nll, logits_gradient = _chunk_loss(
+            rows,
+            targets,
+            projection,
+            smoothing=label_smoothing,
+            consistency=consistency,
+        )
+        logits_gradient = weights[:, None] * logits_gradient
+        logits_gradient = logits_gradient.astype(table.dtype)  # [rows, V]
 
+        table_gradient = matmul_tn(rows, logits_gradient)  # [D, V]
+        transposed_gradient += table_gradient.astype(transposed_gradient.dtype)
+
+        features_gradient = matmul(logits_gradient, table, loss.dtype)
+        features_gradient = features_gradient.astype(rows.dtype)  # [rows, D]
+
+        nll_sum = (weights * nll).sum()
+        return transposed_gradient, (loss, nll_sum, features_gradient)
+
+    chunks = (features, targets, weights)
     zeros = jnp.zeros_like(table.T, embedding.dtype)
-    start, *_ = match_varying_axes(zeros, features, targets, weights)
-    transposed_gradient, (losses, nll, features_gradient) = jax.lax.scan(
-        chunk_gradients, start, (features, targets, weights)
+    start, *_ = match_varying_axes(zeros, *chunks)
+    transposed_gradient, per_chunk = jax.lax.scan(
+        chunk_gradients,
+        init=start,
+        xs=chunks,
     )
+    losses, nll, features_gradient = per_chunk
+
     # The barrier keeps XLA from folding the transpose into a matmul that CPUs have no kernel for.
-    table_gradient = jax.lax.optimization_barrier(transposed_gradient)[:, : len(embedding)].T
-    loss, nll = (weights * losses).sum(), nll.sum()
-    tangent = (losses * tangents[3]).sum()
-    for gradient, by in ((table_gradient, tangents[0]), (features_gradient, tangents[1])):
-        tangent += (gradient * by).sum(dtype=tangent.dtype)
+    transposed_gradient = jax.lax.optimization_barrier(transposed_gradient)
+    # Without the rows that pad the table.
+    table_gradient = transposed_gradient[:, : projection.vocab_size].T  # [V, D]
+
+    loss = (weights * losses).sum()
+    nll = nll.sum()
+
+    # d(loss) = sum of losses * d(weights) + gradient * d(embedding) + gradient * d(features)
+    tangent = (losses * weights_tangent).sum()
+    tangent += (table_gradient * embedding_tangent).sum(dtype=tangent.dtype)
+    tangent += (features_gradient * features_tangent).sum(dtype=tangent.dtype)
     return (loss, nll), (tangent, jnp.zeros_like(nll))
 
 
-def _projection(embedding, dtype):
-    """Prepares the embedding once for all chunks; returns its table, its mean row and V."""
-    rounded, vocab_size = embedding.astype(dtype), len(embedding)
+class _Projection(NamedTuple):
+    """The pre-softmax projection, prepared for all chunks."""
+
+    table: Float[Array, "rows D"]  # the embedding, in the dtype of the features, padded by zeros
+    mean: Float[Array, " D"]  # the mean of its rows, in float32 or wider
+    vocab_size: int  # number of rows without padding
+
+
+def _project(embedding, dtype):
+    """Prepares the embedding once for all chunks."""
+    vocab_size = len(embedding)
+    rounded = embedding.astype(dtype)
+
     # Rows of zeros pad it to a multiple of 16, since GPUs would copy logits of another width. With
     # a sharded vocabulary, padding would move rows between devices.
     padding = -vocab_size % 16 if num_shards("vocab") == 1 else 0
-    table = jax.lax.optimization_barrier(jnp.pad(rounded, ((0, padding), (0, 0))))
-    return table, rounded.mean(axis=0, dtype=at_least_float32(rounded)), vocab_size
+    padded = jnp.pad(rounded, ((0, padding), (0, 0)))
+    table = jax.lax.optimization_barrier(padded)
+
+    mean = rounded.mean(axis=0, dtype=at_least_float32(rounded))
+    return _Projection(table, mean, vocab_size)
 
 
 def _chunk_loss(features, targets, projection, smoothing, consistency):
@@ -223,25 +341,46 @@ def _chunk_loss(features, targets, projection, smoothing, consistency):
     The gradient is undefined for the logits of rows that pad the table.
     """
     table, mean, vocab_size = projection
-    columns = jnp.arange(len(table), dtype=jnp.int32)[None]
-    logits = matmul_nt(features, table, mean.dtype)
+    columns = jnp.arange(len(table), dtype=jnp.int32)[None]  # [1, V]
+    logits = matmul_nt(features, table, mean.dtype)  # [R, V]
     if len(table) > vocab_size:
-        logits = jnp.where(columns < vocab_size, logits, jnp.finfo(logits.dtype).min)
-    log_total = jax.nn.logsumexp(logits, axis=-1)
-    is_target = (columns == targets[:, None]).astype(logits.dtype)
+        # Rows that pad the table have no probability.
+        lowest = jnp.finfo(logits.dtype).min
+        logits = jnp.where(columns < vocab_size, logits, lowest)
+
+    log_total = jax.nn.logsumexp(logits, axis=-1)  # [R]
+    is_target = (columns == targets[:, None]).astype(logits.dtype)  # [R, V]
+
+    # Cross-entropy with the target alone.
     if num_shards("vocab") == 1:
-        nll = log_total - jnp.take_along_axis(logits, targets[:, None], axis=1, mode="clip")[:, 0]
+        target_logits = jnp.take_along_axis(
+            logits,
+            targets[:, None],
+            axis=1,
+            mode="clip",
+        )[:, 0]
+
     else:  # No device has the whole of a sharded vocabulary.
-        nll = log_total - (logits * is_target).sum(axis=-1)
-    # The mean row's logit is the mean logit. Not a matmul, in less than float32 on accelerators.
-    uniform_nll = log_total - (features.astype(mean.dtype) * mean[None]).sum(axis=-1)
+        target_logits = (logits * is_target).sum(axis=-1)
+    nll = log_total - target_logits
+
+    # Cross-entropy with the uniform distribution: the mean row's logit is the mean logit. Not a
+    # matmul, in less than float32 on accelerators.
+    wide_features = features.astype(mean.dtype)
+    mean_logits = (wide_features * mean[None]).sum(axis=-1)
+    uniform_nll = log_total - mean_logits
     loss = (1 - smoothing) * nll + smoothing * uniform_nll
+
+    # The gradient of cross-entropy: predicted minus target distribution.
     log_probs = logits - log_total[:, None]
     probabilities = jnp.exp(log_probs)
-    gradient = probabilities - smoothing / vocab_size - (1 - smoothing) * is_target
+    uniform = smoothing / vocab_size
+    gradient = probabilities - uniform - (1 - smoothing) * is_target
+
     if consistency:
-        divergence, its_gradient = _divergence(log_probs, probabilities)
-        loss, gradient = loss + consistency * divergence, gradient + consistency * its_gradient
+        divergence, divergence_gradient = _divergence(log_probs, probabilities)
+        loss = loss + consistency * divergence
+        gradient = gradient + consistency * divergence_gradient
     return loss, nll, gradient
 
 
@@ -249,11 +388,14 @@ def _divergence(log_probs, probabilities):
     """Returns half of R-Drop's term of each pair of rows for both, and its gradients."""
 
     def minus_other(x):
+        """Subtracts from each row the other row of its pair."""
         pairs = x.reshape(-1, 2, x.shape[-1])
-        return (pairs - pairs[:, ::-1]).reshape(x.shape)
+        swapped = pairs[:, ::-1]
+        return (pairs - swapped).reshape(x.shape)
 
-    ratios = minus_other(log_probs)
-    divergence = (probabilities * ratios).sum(axis=-1, keepdims=True)  # KL(p || q), KL(q || p)
-    gradient = probabilities * (ratios - divergence) + minus_other(probabilities)
-    both = divergence.reshape(-1, 2).sum(axis=-1)
+    log_ratios = minus_other(log_probs)  # log p - log q, log q - log p
+    divergence = (probabilities * log_ratios).sum(axis=-1, keepdims=True)  # KL(p || q), KL(q || p)
+    gradient = probabilities * (log_ratios - divergence) + minus_other(probabilities)
+
+    both = divergence.reshape(-1, 2).sum(axis=-1)  # KL(p || q) + KL(q || p)
     return jnp.repeat(both, 2) / 4, gradient / 2

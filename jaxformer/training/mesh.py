@@ -30,7 +30,13 @@ AXES = (DATA_AXIS, "fsdp", "tensor")
 Leaf = jax.Array | jax.ShapeDtypeStruct
 
 # Maps axes of the model to axes of the mesh. "batch" is the batch within one shard of "data".
-RULES = {"batch": "fsdp", "d_model": "fsdp", "vocab": "tensor", "heads": "tensor", "d_ff": "tensor"}
+RULES = {
+    "batch": "fsdp",
+    "d_model": "fsdp",
+    "vocab": "tensor",
+    "heads": "tensor",
+    "d_ff": "tensor",
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,11 +63,16 @@ class MeshConfig:
         for name, size in sizes.items():
             if size < 1 and size != -1:
                 raise UserError(f"mesh.{name} must be at least 1, or -1 for the rest: got {size}")
-        if list(sizes.values()).count(-1) > 1:
+
+        rest_count = list(sizes.values()).count(-1)
+        if rest_count > 1:
             raise UserError(f"only one size of the mesh may be -1: got {sizes}")
 
 
-def make_mesh(config: MeshConfig | None = None, devices: Sequence[Any] | None = None) -> Mesh:
+def make_mesh(
+    config: MeshConfig | None = None,
+    devices: Sequence[Any] | None = None,
+) -> Mesh:
     """Arranges devices in a mesh with the axes "data", "fsdp" and "tensor".
 
     TPU slices and GPU nodes lie along the first axes, so that sums over "tensor" stay within a
@@ -74,38 +85,53 @@ def make_mesh(config: MeshConfig | None = None, devices: Sequence[Any] | None = 
     Raises:
       UserError: The sizes do not multiply to the number of devices, or are not in a MeshConfig.
     """
-    config = MeshConfig() if config is None else config
+    if config is None:
+        config = MeshConfig()
     if not isinstance(config, MeshConfig):
         raise UserError(
             f"expected a MeshConfig, got {type(config).__name__}; give config.mesh or "
             "MeshConfig(data=...)"
         )
-    devices = jax.devices() if devices is None else devices
+    if devices is None:
+        devices = jax.devices()
+
     sizes = [config.data, config.fsdp, config.tensor]
     known = math.prod(size for size in sizes if size != -1)
     if -1 in sizes and len(devices) % known == 0:
-        sizes[sizes.index(-1)] = len(devices) // known
+        rest = sizes.index(-1)
+        sizes[rest] = len(devices) // known
     if math.prod(sizes) != len(devices):
         raise UserError(
             f"mesh.data={config.data}, mesh.fsdp={config.fsdp}, mesh.tensor={config.tensor} do not "
             f"fit {len(devices)} device(s): expected sizes with that product; -1 stands for the "
             "rest"
         )
-    return Mesh(_arrange(sizes, devices), AXES, axis_types=(AxisType.Auto,) * 3)
+
+    axis_types = (AxisType.Auto,) * len(AXES)
+    return Mesh(_arrange(sizes, devices), AXES, axis_types=axis_types)
 
 
 def _arrange(sizes: Sequence[int], devices: Sequence[Any]) -> np.ndarray:
     """Orders devices so that neighbors communicate fastest."""
-    left = len({getattr(device, "slice_index", 0) for device in devices})
-    if left == 1:
+    slices = {getattr(device, "slice_index", 0) for device in devices}
+    if len(slices) == 1:
         return mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
-    slices = []
+
+    # Slices lie along the first axes that they divide.
+    left = len(slices)
+    across = []
     for size in sizes:
-        slices.append(math.gcd(size, left))
-        left //= slices[-1]
-    within = [size // along for size, along in zip(sizes, slices, strict=True)]
+        slices_along = math.gcd(size, left)
+        across.append(slices_along)
+        left //= slices_along
+    within = []
+    for size, slices_along in zip(sizes, across, strict=True):
+        within.append(size // slices_along)
     return mesh_utils.create_hybrid_device_mesh(
-        within, slices, devices, allow_split_physical_axes=True
+        mesh_shape=within,
+        dcn_mesh_shape=across,
+        devices=devices,
+        allow_split_physical_axes=True,
     )
 
 
@@ -140,21 +166,32 @@ class BatchShards(NamedTuple):
         Local shards are not always contiguous: TPUs are ordered by their interconnect. Processes
         whose devices differ only along "tensor" read the same rows.
         """
-        process, count = jax.process_index(), mesh.shape[DATA_AXIS] * mesh.shape["fsdp"]
-        devices = enumerate(mesh.devices.reshape(count, -1))
-        local = [n for n, those in devices if any(d.process_index == process for d in those)]
-        return cls(count * gradient_accumulation, local, count)
+        process = jax.process_index()
+        shard_count = mesh.shape[DATA_AXIS] * mesh.shape["fsdp"]
+
+        local_shards = []
+        # Devices of one shard differ only along "tensor".
+        devices_of_shards = mesh.devices.reshape(shard_count, -1)
+        for number, devices in enumerate(devices_of_shards):
+            if any(device.process_index == process for device in devices):
+                local_shards.append(number)
+
+        return cls(
+            row_multiple=shard_count * gradient_accumulation,
+            local_shards=local_shards,
+            shard_count=shard_count,
+        )
 
     def local(self, batch: PyTree) -> PyTree:
         """Returns the rows of this process from a global batch of NumPy arrays."""
         if len(self.local_shards) == self.shard_count:
             return batch
 
-        def rows(array: np.ndarray) -> np.ndarray:
+        def local_rows(array: np.ndarray) -> np.ndarray:
             shards = np.split(array, self.shard_count)
             return np.concatenate([shards[number] for number in self.local_shards])
 
-        return jax.tree.map(rows, batch)
+        return jax.tree.map(local_rows, batch)
 
 
 def param_shardings(mesh: Mesh, params: PyTree, info: PyTree) -> PyTree:
@@ -163,15 +200,25 @@ def param_shardings(mesh: Mesh, params: PyTree, info: PyTree) -> PyTree:
     def sharding(leaf: Leaf, parameter: ParameterInfo | None) -> NamedSharding:
         if parameter is None or len(parameter.axes) != leaf.ndim:
             return replicated(mesh)
-        axes = [RULES.get(name or "") for name in parameter.axes]
-        sizes = zip(axes, leaf.shape, strict=True)
-        fits = [axis if axis and size % mesh.shape[axis] == 0 else None for axis, size in sizes]
-        return NamedSharding(mesh, PartitionSpec(*fits))
+
+        mesh_axes: list[str | None] = []
+        for name, size in zip(parameter.axes, leaf.shape, strict=True):
+            axis = RULES.get(name or "")
+            if axis is not None and size % mesh.shape[axis] == 0:
+                mesh_axes.append(axis)
+            else:
+                mesh_axes.append(None)
+        return NamedSharding(mesh, PartitionSpec(*mesh_axes))
 
     return jax.tree.map(sharding, params, info)
 
 
-def opt_state_shardings(mesh: Mesh, opt_state: PyTree, params: PyTree, layout: PyTree) -> PyTree:
+def opt_state_shardings(
+    mesh: Mesh,
+    opt_state: PyTree,
+    params: PyTree,
+    layout: PyTree,
+) -> PyTree:
     """Returns the sharding of every array of an optimizer's state.
 
     An array whose path ends with a parameter's path, and which has the parameter's shape, is
@@ -179,41 +226,53 @@ def opt_state_shardings(mesh: Mesh, opt_state: PyTree, params: PyTree, layout: P
     stack, whose path has the layer's index instead of a layer axis. All others are replicated, such
     as counts and the row and column statistics of Adafactor.
     """
-    leaves = zip(jax.tree.leaves_with_path(params), jax.tree.leaves(layout), strict=True)
-    shardings = {path: (leaf.shape, sharding) for (path, leaf), sharding in leaves}
+    # Shape and sharding of each parameter, by its path.
+    known = {}
+    leaves = jax.tree.leaves_with_path(params)
+    for (path, leaf), sharding in zip(leaves, jax.tree.leaves(layout), strict=True):
+        known[path] = (leaf.shape, sharding)
 
-    def sharding(path: jax.tree_util.KeyPath, leaf: Leaf) -> NamedSharding:
-        for end in (path[start:] for start in range(len(path) + 1)):
-            for known in (end, tuple(k for k in end if not isinstance(k, SequenceKey))):
-                shape, found = shardings.get(known, ((), None))
-                axes = len(end) - len(known)
-                if found is not None and shape[axes:] == leaf.shape:
-                    return NamedSharding(mesh, PartitionSpec(*found.spec[axes:]))
+    def sharding_at(path: jax.tree_util.KeyPath, leaf: Leaf) -> NamedSharding:
+        for start in range(len(path) + 1):
+            end = path[start:]
+            without_layer = tuple(key for key in end if not isinstance(key, SequenceKey))
+            for name in (end, without_layer):
+                if name not in known:
+                    continue
+                shape, found = known[name]
+                layer_axes = len(end) - len(name)
+                if shape[layer_axes:] == leaf.shape:
+                    return NamedSharding(mesh, PartitionSpec(*found.spec[layer_axes:]))
         return replicated(mesh)
 
-    return jax.tree.map_with_path(sharding, opt_state)
+    return jax.tree.map_with_path(sharding_at, opt_state)
 
 
 def to_devices(mesh: Mesh, batch: PyTree, gradient_accumulation: int = 1) -> PyTree:
     """Transfers this process's rows of a batch of arrays to its devices, as global arrays."""
-    shards, sharding = BatchShards.of(mesh, gradient_accumulation), batch_sharding(mesh)
-    local_count, count = len(shards.local_shards), shards.shard_count
+    shards = BatchShards.of(mesh, gradient_accumulation)
+    sharding = batch_sharding(mesh)
+    local_count = len(shards.local_shards)
 
     def place(path: jax.tree_util.KeyPath, local: Any) -> jax.Array:
         _check_rows(f"batch{jax.tree_util.keystr(path)}", local)
-        if local.shape[0] % (local_count * gradient_accumulation):
+        local_rows, *row_shape = local.shape
+        if local_rows % (local_count * gradient_accumulation):
             raise UserError(
-                f"expected batches of rows divisible by {shards.row_multiple}, for {count} shards "
-                f"of {gradient_accumulation} micro-batches: got an array of shape "
-                f"{np.shape(local)}; add rows that count nothing"
+                f"expected batches of rows divisible by {shards.row_multiple}, for "
+                f"{shards.shard_count} shards of {gradient_accumulation} micro-batches: got an "
+                f"array of shape {np.shape(local)}; add rows that count nothing"
             )
-        rows = local.shape[0] // local_count
+        shard_rows = local_rows // local_count
 
         def shard(index: Any) -> np.ndarray | jax.Array:
-            start = rows * shards.local_shards.index((index[0].start or 0) // rows)
-            return local[start : start + rows]
+            first_row = index[0].start or 0  # None if there is only one shard
+            number = first_row // shard_rows
+            start = shard_rows * shards.local_shards.index(number)
+            return local[start : start + shard_rows]
 
-        return jax.make_array_from_callback((count * rows, *local.shape[1:]), sharding, shard)
+        shape = (shards.shard_count * shard_rows, *row_shape)
+        return jax.make_array_from_callback(shape, sharding, shard)
 
     return jax.tree.map_with_path(place, batch)
 
@@ -238,15 +297,19 @@ def _check_rows(name: str, array: object) -> None:
 def check_mesh(mesh: object) -> None:
     """Checks that a mesh has the axes of :func:`make_mesh`; raises a ``UserError``."""
     names = getattr(mesh, "axis_names", None)
-    if names != AXES:
-        raise UserError(
-            f"mesh: expected one from jaxformer.make_mesh, with the axes {', '.join(AXES)}: got "
-            f"{type(mesh).__name__ if names is None else ', '.join(names)}"
-        )
+    if names == AXES:
+        return
+
+    found = type(mesh).__name__ if names is None else ", ".join(names)
+    raise UserError(
+        f"mesh: expected one from jaxformer.make_mesh, with the axes {', '.join(AXES)}: got {found}"
+    )
 
 
 def sum_over_data(
-    mesh: Mesh, function: Callable[..., PyTree], in_specs: tuple[PartitionSpec, ...]
+    mesh: Mesh,
+    function: Callable[..., PyTree],
+    in_specs: tuple[PartitionSpec, ...],
 ) -> Callable[..., PyTree]:
     """Returns a function that runs ``function`` on each shard of "data" and sums the results.
 
@@ -255,16 +318,19 @@ def sum_over_data(
     The sharding rules of this module apply inside ``function``.
     """
     shards = mesh.shape[DATA_AXIS]
+    rules = tuple(RULES.items())
     # Before jax 0.8, shard_map knows its mesh only in the context of the mesh.
-    known = contextlib.nullcontext() if hasattr(jax.lax, "pcast") else mesh
+    mesh_context = contextlib.nullcontext() if hasattr(jax.lax, "pcast") else mesh
 
     def on_shard(params: PyTree, *rest: PyTree) -> PyTree:
-        with known, nn.logical_axis_rules(tuple(RULES.items())):
+        with mesh_context, nn.logical_axis_rules(rules):
             # XLA cannot sum over an axis of size 1 while it partitions the other axes.
             if shards == 1:
                 return function(params, *rest)
+
             varying = jax.tree.map(lambda a: pvary(a, DATA_AXIS), params)
-            return jax.lax.psum(function(varying, *rest), DATA_AXIS)
+            sums = function(varying, *rest)
+            return jax.lax.psum(sums, DATA_AXIS)
 
     return jax.shard_map(
         on_shard,

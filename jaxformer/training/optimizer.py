@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import PyTree
+from jaxtyping import Array, PyTree
 
 from jaxformer.errors import UserError
 from jaxformer.nn.parameters import ParameterInfo
@@ -35,13 +35,17 @@ def inverse_sqrt_schedule(d_model: int, warmup_steps: int, scale: float = 1.0) -
     Raises:
       UserError: ``d_model`` or ``warmup_steps`` is less than 1.
     """
-    for name, value in (("d_model", d_model), ("warmup_steps", warmup_steps)):
+    sizes = {"d_model": d_model, "warmup_steps": warmup_steps}
+    for name, value in sizes.items():
         if value < 1:
             raise UserError(f"{name} must be at least 1: got {value}")
 
     def schedule(count):
         step = jnp.asarray(count, jnp.float32) + 1.0
-        return scale * d_model**-0.5 * jnp.minimum(step**-0.5, step * warmup_steps**-1.5)
+        decay = step**-0.5
+        warmup = step * warmup_steps**-1.5
+        width_factor = scale * d_model**-0.5
+        return width_factor * jnp.minimum(decay, warmup)
 
     return schedule
 
@@ -51,23 +55,41 @@ def configured_schedule(settings: TrainingConfig, d_model: int) -> optax.Schedul
 
     The rate rises linearly to step ``warmup_steps``. "linear" and "cosine" would be 0 at steps + 1.
     """
-    warmup, steps, scale = settings.warmup_steps, settings.steps, settings.learning_rate_scale
-    peak, rate = (d_model * warmup) ** -0.5, settings.learning_rate
+    warmup = settings.warmup_steps
+    rate = settings.learning_rate
+    scale = settings.learning_rate_scale
+
     if settings.schedule == "inverse_sqrt":
-        scale *= 1 if rate is None else rate * (d_model * warmup) ** 0.5
+        if rate is not None:
+            # Divided by the peak of equation 3.
+            scale *= rate * (d_model * warmup) ** 0.5
         return inverse_sqrt_schedule(d_model, warmup, scale)
-    peak = scale * (peak if rate is None else rate)
+
+    if rate is None:
+        rate = (d_model * warmup) ** -0.5  # the peak of equation 3
+    peak = scale * rate
+    end = settings.steps + 1
+
     schedule = optax.schedules.linear_schedule(0.0, peak, warmup)
     if settings.schedule == "linear":
-        fall = optax.schedules.linear_schedule(peak, 0.0, steps + 1 - warmup)
+        fall = optax.schedules.linear_schedule(peak, 0.0, end - warmup)
         schedule = optax.schedules.join_schedules([schedule, fall], [warmup])
     elif settings.schedule == "cosine":
-        schedule = optax.schedules.warmup_cosine_decay_schedule(0.0, peak, warmup, steps + 1)
+        schedule = optax.schedules.warmup_cosine_decay_schedule(
+            init_value=0.0,
+            peak_value=peak,
+            warmup_steps=warmup,
+            decay_steps=end,
+        )
+
+    # Optax's count is 0 at the first step, whose number is 1.
     return lambda count: schedule(count + 1)
 
 
 def configured_optimizer(
-    settings: TrainingConfig, d_model: int, describe: Callable[[], PyTree]
+    settings: TrainingConfig,
+    d_model: int,
+    describe: Callable[[], PyTree],
 ) -> Optimizer:
     """Returns the optimizer of the settings: the paper's Adam (section 5.3) by default.
 
@@ -77,44 +99,56 @@ def configured_optimizer(
     norm), ``learning_rate``, ``learning_rate_scale``, ``schedule``, ``optimizer``,
     ``weight_decay`` and ``adam_dtype="bfloat16"``.
     """
-    schedule, decay = configured_schedule(settings, d_model), settings.weight_decay
+    schedule = configured_schedule(settings, d_model)
     parts: list[Optimizer] = []
     if settings.clip_norm is not None:
         parts.append(optax.clip_by_global_norm(settings.clip_norm))
+
     if settings.optimizer == "muon":
-        # This factor gives the orthogonal updates the usual size of Adam's updates (Liu et al.
-        # 2025), so that one learning rate serves all parameters.
-        options = {"weight_decay": decay, "consistent_rms": 0.2, "adam_b2": 0.98}
-        return optax.chain(*parts, muon(schedule, describe(), **options))
-    adam = optax.scale_by_adam(b1=0.9, b2=0.98, eps=1e-9)
-    parts.append(adam if settings.adam_dtype == "float32" else _round_state_to_bfloat16(adam))
-    if decay:
-        decays = jax.tree.map(
-            lambda p: p is not None and p.role == "matrix", describe(), is_leaf=_is_info
+        parts.append(
+            muon(
+                schedule,
+                describe(),
+                weight_decay=settings.weight_decay,
+                # This factor gives the orthogonal updates the usual size of Adam's updates (Liu et
+                # al. 2025), so that one learning rate serves all parameters.
+                consistent_rms=0.2,
+                adam_b2=0.98,
+            )
         )
-        parts.append(optax.add_decayed_weights(decay, decays))
-    return optax.chain(*parts, optax.scale_by_learning_rate(schedule))
+        return optax.chain(*parts)
+
+    adam = optax.scale_by_adam(b1=0.9, b2=0.98, eps=1e-9)
+    if settings.adam_dtype == "bfloat16":
+        adam = _round_state_to_bfloat16(adam)
+    parts.append(adam)
+
+    if settings.weight_decay:
+        decays = jax.tree.map(_is_matrix, describe(), is_leaf=_is_info)
+        parts.append(optax.add_decayed_weights(settings.weight_decay, decays))
+
+    parts.append(optax.scale_by_learning_rate(schedule))
+    return optax.chain(*parts)
 
 
-def freeze(optimizer: Optimizer, names: str | None, describe: Callable[[], PyTree]) -> Optimizer:
+def freeze(
+    optimizer: Optimizer,
+    names: str | None,
+    describe: Callable[[], PyTree],
+) -> Optimizer:
     """Returns an optimizer that leaves the parameters of ``names`` unchanged: ``training.freeze``.
 
     It keeps no state for them. ``describe`` returns the parameters or a description of them.
     """
     if names is None:
         return optimizer
-    leaves = jax.tree.leaves_with_path(describe(), is_leaf=lambda x: isinstance(x, ParameterInfo))
+
+    leaves = jax.tree.leaves_with_path(
+        describe(),
+        is_leaf=lambda x: isinstance(x, ParameterInfo),
+    )
     paths = [path_of(path) for path, _ in leaves]
-    frozen: set[str] = set()
-    for name in (name.strip(" /") for name in names.split(",")):
-        found = {path for path in paths if f"/{name}/" in f"/{path}/"}
-        if not found:
-            known = dict.fromkeys(part for path in paths for part in path.split("/"))
-            raise UserError(
-                f"training.freeze: no parameter is called {name!r}; give names separated by "
-                f"commas out of {', '.join(known)}, or several in a row such as {paths[0]}"
-            )
-        frozen |= found
+    frozen = _named_paths(paths, names)
     if len(frozen) == len(paths):
         raise UserError(f"training.freeze={names} freezes all parameters; leave some to train")
 
@@ -122,7 +156,29 @@ def freeze(optimizer: Optimizer, names: str | None, describe: Callable[[], PyTre
         return "frozen" if path_of(path) in frozen else "trained"
 
     labels = functools.partial(jax.tree.map_with_path, label)
-    return optax.multi_transform({"trained": optimizer, "frozen": optax.set_to_zero()}, labels)
+    return optax.multi_transform(
+        {"trained": optimizer, "frozen": optax.set_to_zero()},
+        labels,
+    )
+
+
+def _named_paths(paths: list[str], names: str) -> set[str]:
+    """Returns the paths that contain one of the names, separated by commas."""
+    chosen: set[str] = set()
+    for each in names.split(","):
+        name = each.strip(" /")
+        found = {path for path in paths if f"/{name}/" in f"/{path}/"}
+        if not found:
+            # A dictionary keeps the order of the parameters.
+            known = {}
+            for path in paths:
+                known |= dict.fromkeys(path.split("/"))
+            raise UserError(
+                f"training.freeze: no parameter is called {name!r}; give names separated by "
+                f"commas out of {', '.join(known)}, or several in a row such as {paths[0]}"
+            )
+        chosen |= found
+    return chosen
 
 
 def path_of(path: jax.tree_util.KeyPath) -> str:
@@ -134,15 +190,20 @@ def _round_state_to_bfloat16(inner: Optimizer) -> Optimizer:
     """Rounds the state of ``inner`` to bfloat16 between steps; it still computes in float32."""
 
     def cast(state: PyTree, dtype: str) -> PyTree:
-        return jax.tree.map(
-            lambda a: a.astype(dtype) if jnp.issubdtype(a.dtype, jnp.floating) else a, state
-        )
+        def cast_floats(array: Array) -> Array:
+            if not jnp.issubdtype(array.dtype, jnp.floating):
+                return array
+            return array.astype(dtype)
+
+        return jax.tree.map(cast_floats, state)
 
     def init(params: PyTree) -> PyTree:
-        return cast(inner.init(params), "bfloat16")
+        state = inner.init(params)
+        return cast(state, "bfloat16")
 
     def update(updates: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
-        updates, state = inner.update(updates, cast(state, "float32"), params)
+        state = cast(state, "float32")
+        updates, state = inner.update(updates, state, params)
         return updates, cast(state, "bfloat16")
 
     return optax.GradientTransformation(init, update)
@@ -188,14 +249,21 @@ def matrix_dimensions(info: PyTree) -> PyTree:
     """
 
     def dimensions(parameter: ParameterInfo | None) -> optax.contrib.MuonDimensionNumbers | None:
-        if parameter is None or parameter.role != "matrix":
+        if parameter is None or not _is_matrix(parameter):
             return None
-        first = parameter.summed_axis
-        assert first is not None
-        outputs = tuple(range(first + 1, len(parameter.axes)))
-        return optax.contrib.MuonDimensionNumbers((first,), outputs)
+        summed_axis = parameter.summed_axis
+        assert summed_axis is not None
+        outputs = range(summed_axis + 1, len(parameter.axes))
+        return optax.contrib.MuonDimensionNumbers(
+            reduction_axis=(summed_axis,),
+            output_axis=tuple(outputs),
+        )
 
     return jax.tree.map(dimensions, info, is_leaf=_is_info)
+
+
+def _is_matrix(parameter: ParameterInfo | None) -> bool:
+    return parameter is not None and parameter.role == "matrix"
 
 
 def _is_info(node: object) -> bool:
@@ -217,21 +285,32 @@ def per_layer(optimizer: Optimizer, *stacks: str) -> optax.GradientTransformatio
     Raises:
       UserError: In ``init``: no stack has such a name, or its arrays have no common layer axis.
     """
-    inner, names = optax.with_extra_args_support(optimizer), stacks or ("layers",)
+    names = stacks or ("layers",)
+    inner = optax.with_extra_args_support(optimizer)
 
     def unstack(tree: PyTree) -> PyTree:
-        return _map_stacks(names, lambda stack: tuple(map(unstack, _layers(stack))), tree)
+        """Replaces each stack by a tuple of its layers, in which stacks are replaced, too."""
+
+        def layers_of(stack: PyTree) -> tuple[PyTree, ...]:
+            return tuple(map(unstack, _layers(stack)))
+
+        return _map_stacks(names, layers_of, tree)
 
     def restack(tree: PyTree) -> PyTree:
+        """Returns the inverse of ``unstack``."""
+
         def stack(layers: tuple[PyTree, ...]) -> PyTree:
-            return jax.tree.map(lambda *arrays: jnp.stack(arrays), *map(restack, layers))
+            restacked = map(restack, layers)
+            return jax.tree.map(lambda *arrays: jnp.stack(arrays), *restacked)
 
         return _map_stacks(names, stack, tree)
 
     def init(params: PyTree) -> PyTree:
         layers = unstack(params)
-        if jax.tree.leaves(params) and jax.tree.structure(layers) == jax.tree.structure(params):
-            paths = ", ".join(path_of(path) for path, _ in jax.tree.leaves_with_path(params))
+        has_stacks = jax.tree.structure(layers) != jax.tree.structure(params)
+        leaves = jax.tree.leaves_with_path(params)
+        if leaves and not has_stacks:
+            paths = ", ".join(path_of(path) for path, _ in leaves)
             raise UserError(
                 f"per_layer: no stack is called {' or '.join(names)}; name the stacks in the paths "
                 f"{paths:.400}"
@@ -239,36 +318,70 @@ def per_layer(optimizer: Optimizer, *stacks: str) -> optax.GradientTransformatio
         return inner.init(layers)
 
     def update(
-        updates: PyTree, state: PyTree, params: PyTree = None, **extra: Any
+        updates: PyTree,
+        state: PyTree,
+        params: PyTree = None,
+        **extra: Any,
     ) -> tuple[PyTree, PyTree]:
-        extra = {  # such as the gradient and the function of a line search
-            name: _after(restack, value) if callable(value) else unstack(value)
-            for name, value in extra.items()
-        }
-        updates, state = inner.update(unstack(updates), state, unstack(params), **extra)
+        # Such as the gradient and the function of a line search.
+        unstacked_extra = {}
+        for name, value in extra.items():
+            if callable(value):
+                unstacked_extra[name] = _after(restack, value)
+            else:
+                unstacked_extra[name] = unstack(value)
+
+        updates, state = inner.update(
+            unstack(updates),
+            state,
+            unstack(params),
+            **unstacked_extra,
+        )
         return restack(updates), state
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
 def _after(first: Callable, function: Callable) -> Callable:
+    """Returns a function that applies ``first`` to its first argument, and then ``function``."""
     return lambda tree, **options: function(first(tree), **options)
 
 
 def _map_stacks(names: tuple[str, ...], function: Callable, tree: PyTree) -> PyTree:
+    """Applies a function to each node of a tree that has one of the names."""
+    ends = tuple(f"/{name}" for name in names)
+
     def is_stack(path: jax.tree_util.KeyPath, _: Any = None) -> bool:
-        return f"/{path_of(path)}".endswith(tuple(f"/{name}" for name in names))
+        return f"/{path_of(path)}".endswith(ends)
 
     def apply(path: jax.tree_util.KeyPath, node: PyTree) -> PyTree:
-        return function(node) if is_stack(path) else node
+        if not is_stack(path):
+            return node
+        return function(node)
 
-    return jax.tree.map_with_path(apply, tree, is_leaf=is_stack, is_leaf_takes_path=True)
+    return jax.tree.map_with_path(
+        apply,
+        tree,
+        is_leaf=is_stack,
+        is_leaf_takes_path=True,
+    )
 
 
 def _layers(stack: PyTree) -> list[PyTree]:
-    shapes = {path_of(path): np.shape(array) for path, array in jax.tree.leaves_with_path(stack)}
-    # A stack whose arrays are all masked passes as one layer.
-    sizes = {shape[:1] for shape in shapes.values()} or {(1,)}
-    if len(sizes) > 1 or () in sizes or any(path[:1].isdigit() for path in shapes):
+    """Returns the layers of a stack, which are slices of its arrays along their first axes."""
+    shapes = {}
+    for path, array in jax.tree.leaves_with_path(stack):
+        shapes[path_of(path)] = np.shape(array)
+    if not shapes:
+        # A stack whose arrays are all masked passes as one layer.
+        return [stack]
+
+    sizes = {shape[:1] for shape in shapes.values()}
+    has_layer_axis = len(sizes) == 1 and () not in sizes
+    # Paths in a list of layers begin with a number. It is not one stack.
+    has_numbered_paths = any(path[:1].isdigit() for path in shapes)
+    if not has_layer_axis or has_numbered_paths:
         raise UserError(f"per_layer: expected arrays with one layer axis in a stack, got {shapes}")
-    return [jax.tree.map(operator.itemgetter(i), stack) for i in range(*sizes.pop())]
+
+    ((layer_count,),) = sizes
+    return [jax.tree.map(operator.itemgetter(i), stack) for i in range(layer_count)]

@@ -47,38 +47,74 @@ def replay_step(
 ) -> ReplayedStep:
     """Repeats a step from the newest checkpoint before it, bit-identically on the same devices."""
     # A run takes at most this many steps after its newest checkpoint.
-    last = min(settings.steps, max(checkpoints.steps(), default=0) + settings.checkpoint_every)
+    newest = max(checkpoints.steps(), default=0)
+    last = min(settings.steps, newest + settings.checkpoint_every)
     if not 1 <= step <= last:
         raise UserError(f"expected a step that the run has taken, from 1 to {last}: got {step}")
+
     state, _ = restore_or_initialize(
-        *(task, optimizer, mesh, settings.seed, checkpoints, start_from),
+        task,
+        optimizer,
+        mesh,
+        seed=settings.seed,
+        checkpoints=checkpoints,
+        start_from=start_from,
         before=step,
         evaluated=evaluated,
     )
-    start, accumulation = int(state.step), settings.gradient_accumulation
+    start = int(state.step)
+    accumulation = settings.gradient_accumulation
     train_step = make_train_step(
-        task.loss, optimizer, mesh, seed=settings.seed, gradient_accumulation=accumulation
+        task.loss,
+        optimizer,
+        mesh,
+        seed=settings.seed,
+        gradient_accumulation=accumulation,
     )
+
+    # Repeat the steps since the checkpoint. The number of a batch is one less than its step's.
     batches = task.batches(start, BatchShards.of(mesh, accumulation))
-    before = itertools.islice(batches, step - 1 - start)
-    for batch in ProgressBar(
-        before, f"steps {start + 1} to {step - 1}", step - 1 - start, leave=False
-    ):
+    number = step - 1
+    before = ProgressBar(
+        itertools.islice(batches, number - start),
+        desc=f"steps {start + 1} to {number}",
+        total=number - start,
+        leave=False,
+    )
+    for batch in before:
         state, _ = train_step(state, to_devices(mesh, batch, accumulation))
-    batch, params = next(batches), jax.device_get(state.params)
+
+    # The step donates the parameters, so they are copied first.
+    batch = next(batches)
+    params = jax.device_get(state.params)
     _, sums = train_step(state, to_devices(mesh, batch, accumulation))
-    sums = {name: float(value) for name, value in jax.device_get(sums).items()}
-    key = step_key(settings.seed, jnp.asarray(step - 1))
-    found = _contributions(task.loss, params, key, task.examples(step - 1, batch))
-    found.sort(key=lambda e: -e.grad_norm if math.isfinite(e.grad_norm + e.loss) else -math.inf)
-    return ReplayedStep(start, sums, found)
+    sums = jax.device_get(sums)
+    sums = {name: float(value) for name, value in sums.items()}
+
+    key = step_key(settings.seed, jnp.asarray(number))
+    examples = task.examples(number, batch)
+    contributions = _contributions(task.loss, params, key, examples=examples)
+    contributions.sort(key=_order)
+    return ReplayedStep(start, sums, contributions)
+
+
+def _order(contribution: Contribution) -> float:
+    """Returns a key that sorts NaN and infinity first, and then the largest gradients."""
+    if not math.isfinite(contribution.grad_norm + contribution.loss):
+        return -math.inf
+    return -contribution.grad_norm
 
 
 def _contributions(
-    loss: Loss, params: PyTree, key: Array, examples: Iterable[Example]
+    loss: Loss,
+    params: PyTree,
+    key: Array,
+    examples: Iterable[Example],
 ) -> list[Contribution]:
     def sums_and_norm(
-        params: PyTree, batch: PyTree, randomness: Randomness
+        params: PyTree,
+        batch: PyTree,
+        randomness: Randomness,
     ) -> tuple[Sums, Float[Array, ""]]:
         gradients, sums = gradients_of(loss, params, batch, randomness)
         return sums, global_norm(gradients)
@@ -86,14 +122,23 @@ def _contributions(
     mesh = make_mesh(devices=jax.local_devices()[:1])
     specs = (PartitionSpec(DATA_AXIS), PartitionSpec())
     measure = jax.jit(sum_over_data(mesh, sums_and_norm, specs))
+
     found = []
     for example in examples:
         randomness = Randomness(key, jnp.array([example.row]))
         sums, norm = jax.device_get(measure(params, example.batch, randomness))
         count = float(sums["count"])
-        if count or norm:  # otherwise an empty row, which only makes the batch divisible
-            loss_per_count = float(sums["loss"]) / (count or math.nan)
-            found.append(Contribution(example.text, count, loss_per_count, float(norm)))
+        if not count and not norm:
+            continue  # an empty row, which only makes the batch divisible
+        contribution = Contribution(
+            text=example.text,
+            count=count,
+            loss=float(sums["loss"]) / (count or math.nan),
+            grad_norm=float(norm),
+        )
+        found.append(contribution)
+
     # Not the count of the batch, which may be NaN because of one example.
-    total = sum(each.count for each in found if math.isfinite(each.count)) or math.nan
+    finite_counts = [each.count for each in found if math.isfinite(each.count)]
+    total = sum(finite_counts) or math.nan
     return [each._replace(grad_norm=each.grad_norm / total) for each in found]

@@ -63,8 +63,18 @@ class FitConfig:
     def __post_init__(self) -> None:
         section = self.section
         check_types(self, section)
-        names = ("steps", "gradient_accumulation", "log_every", "eval_every", "checkpoint_every")
-        check_positive(self, section, *names, "keep_checkpoints", "stall_timeout")
+        check_positive(
+            self,
+            section,
+            "steps",
+            "gradient_accumulation",
+            "log_every",
+            "eval_every",
+            "checkpoint_every",
+            "keep_checkpoints",
+            "stall_timeout",
+        )
+
         if self.eval_every % self.checkpoint_every:
             raise UserError(
                 f"{section}.eval_every must be a multiple of {section}.checkpoint_every, so that "
@@ -72,22 +82,34 @@ class FitConfig:
             )
         if self.patience < 0:
             raise UserError(f"{section}.patience must be 0 or more: got {self.patience}")
+
         if self.mirror is not None:
             local_path(self.mirror)  # refuses URLs
-        steps = self.profiled_steps
-        if self.profile is not None and not (steps and steps[0] > 1 and steps[-1] <= self.steps):
-            raise UserError(
-                f"{section}.profile: expected two numbers from 1 to {self.steps}, the smaller "
-                f"first, such as 100:110: got {self.profile!r}"
-            )
+        if self.profile is not None:
+            self._check_profile()
         if not 0 <= self.seed < 2**31:
             raise UserError(f"{section}.seed must be from 0 to {2**31 - 1}: got {self.seed}")
+
+    def _check_profile(self) -> None:
+        steps = self.profiled_steps
+        if steps and steps[0] > 1 and steps[-1] <= self.steps:
+            return
+
+        raise UserError(
+            f"{self.section}.profile: expected two numbers from 1 to {self.steps}, the smaller "
+            f"first, such as 100:110: got {self.profile!r}"
+        )
 
     @property
     def profiled_steps(self) -> range:
         """The steps to profile; none if ``profile`` is None or malformed."""
         match = re.fullmatch(r"(\d{1,9}):(\d{1,9})", self.profile or "")
-        return range(int(match[1]) + 1, int(match[2]) + 1) if match else range(0)
+        if match is None:
+            return range(0)
+
+        before = int(match[1])
+        last = int(match[2])
+        return range(before + 1, last + 1)
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """Returns the fields as one section."""
@@ -101,7 +123,8 @@ class FitConfig:
           UserError: A field is unknown, of the wrong type, or out of range.
         """
         check_known(values, [cls.section], "")
-        return build_section(cls, values.get(cls.section, {}), cls.section)
+        section = values.get(cls.section, {})
+        return build_section(cls, section, cls.section)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -161,21 +184,33 @@ class TrainingConfig(FitConfig):
     def __post_init__(self) -> None:
         if self.optimizer == "adamw" and self.weight_decay:  # In configs that 0.2.0 saved.
             object.__setattr__(self, "optimizer", "adam")
+
         super().__post_init__()
-        names = ("warmup_steps", "learning_rate_scale", "learning_rate", "clip_norm", "ema_decay")
-        check_positive(self, "training", *names)
+        check_positive(
+            self,
+            "training",
+            "warmup_steps",
+            "learning_rate_scale",
+            "learning_rate",
+            "clip_norm",
+            "ema_decay",
+        )
+
         check_fraction(self, "training", "label_smoothing", "ema_decay")
         if self.init_from is not None:
             local_path(self.init_from)  # refuses URLs
         for name in ("eval_sentences", "weight_decay", "consistency"):
-            if not 0 <= (value := getattr(self, name)) < math.inf:
+            value = getattr(self, name)
+            if not 0 <= value < math.inf:
                 raise UserError(f"training.{name} must be 0 or more: got {value}")
+
+        # Combinations of fields.
         if self.schedule in DECAYING and self.warmup_steps >= self.steps:
             raise UserError(
                 "training.warmup_steps must be less than training.steps with "
                 f"training.schedule={self.schedule}: got {self.warmup_steps} and {self.steps}"
             )
-        if (name := self.optimizer) != "adam" and self.adam_dtype != "float32":
+        if self.optimizer != "adam" and self.adam_dtype != "float32":
             raise UserError(
-                f"training.adam_dtype=bfloat16 needs training.optimizer=adam: got {name}"
+                f"training.adam_dtype=bfloat16 needs training.optimizer=adam: got {self.optimizer}"
             )

@@ -51,14 +51,19 @@ def evaluate_at(
     """Returns the state to save, whose ``params`` are evaluated and loaded by all commands."""
     if evaluated is None:
         return state
+
     params = evaluated(state.opt_state, state.params)
-    found, expected = manifest.describe_leaves(params), manifest.describe_leaves(state.params)
-    for name in (name for name in found | expected if found.get(name) != expected.get(name)):
-        raise UserError(
-            f"evaluated: expected the names, shapes and dtypes of the parameters: got {name} of "
-            f"{found.get(name, 'none')}, expected {expected.get(name, 'none')}"
-        )
-    return EvaluatedState(*state._replace(params=params), trained=state.params)
+    found = manifest.describe_leaves(params)
+    expected = manifest.describe_leaves(state.params)
+    for name in found | expected:
+        if found.get(name) != expected.get(name):
+            raise UserError(
+                f"evaluated: expected the names, shapes and dtypes of the parameters: got {name} "
+                f"of {found.get(name, 'none')}, expected {expected.get(name, 'none')}"
+            )
+
+    saved = state._replace(params=params)
+    return EvaluatedState(*saved, trained=state.params)
 
 
 # Returns the initial parameters of a new run, given the parameters that the task has created.
@@ -90,23 +95,24 @@ def init_state(
       UserError: ``start_from`` returns parameters with other names or shapes.
     """
     with global_mesh(mesh):
-        create = _make_create_state(init, optimizer)
-        abstract = abstract_state(init, optimizer, mesh, describe)
+        abstract = abstract_state(init, optimizer, mesh, describe=describe)
         layout = jax.tree.map(lambda leaf: leaf.sharding, abstract)
-        state = jax.jit(create, out_shardings=layout)(jax.random.key(seed))
+        create_state = _make_create_state(init, optimizer)
+        jitted = jax.jit(create_state, out_shardings=layout)
+        state = jitted(jax.random.key(seed))
         if start_from is None:
             return state
+
         params = _place_like(state.params, start_from(state.params))
-        opt_state = jax.jit(optimizer.init, out_shardings=layout.opt_state)(params)
-        return state._replace(params=params, opt_state=opt_state)
+        # The optimizer's state may depend on the parameters.
+        init_optimizer = jax.jit(optimizer.init, out_shardings=layout.opt_state)
+        return state._replace(params=params, opt_state=init_optimizer(params))
 
 
 def _place_like(fresh: PyTree, params: PyTree) -> PyTree:
     """Returns parameters cast and sharded like ``fresh``, which has the same names and shapes."""
-    expected, found = (
-        {jax.tree_util.keystr(path): np.shape(a) for path, a in jax.tree.leaves_with_path(tree)}
-        for tree in (fresh, params)
-    )
+    expected = _shapes_by_path(fresh)
+    found = _shapes_by_path(params)
     for path in expected | found:
         if expected.get(path) != found.get(path):
             raise UserError(
@@ -118,20 +124,42 @@ def _place_like(fresh: PyTree, params: PyTree) -> PyTree:
         if isinstance(values, jax.Array) and values.sharding == array.sharding:
             return jnp.array(values, array.dtype)  # A copy, since the first step donates it.
         values = np.asarray(values, array.dtype)
-        return jax.make_array_from_callback(values.shape, array.sharding, lambda i: values[i])
+        return jax.make_array_from_callback(
+            values.shape,
+            array.sharding,
+            lambda index: values[index],
+        )
 
     return jax.tree.map(place, fresh, params)
 
 
+def _shapes_by_path(tree: PyTree) -> dict[str, tuple[int, ...]]:
+    shapes = {}
+    for path, array in jax.tree.leaves_with_path(tree):
+        shapes[jax.tree_util.keystr(path)] = np.shape(array)
+    return shapes
+
+
 def abstract_state(
-    init: Init, optimizer: Optimizer, mesh: Mesh, describe: Callable[[], PyTree] | None = None
+    init: Init,
+    optimizer: Optimizer,
+    mesh: Mesh,
+    describe: Callable[[], PyTree] | None = None,
 ) -> TrainState:
     """Returns shapes, dtypes and shardings of :func:`init_state` without computing it."""
     info = describe_init(init) if describe is None else describe()
-    shapes = jax.eval_shape(_make_create_state(init, optimizer), jax.random.key(0))
-    params = param_shardings(mesh, shapes.params, info)
-    opt_state = opt_state_shardings(mesh, shapes.opt_state, shapes.params, params)
+    create_state = _make_create_state(init, optimizer)
+    shapes = jax.eval_shape(create_state, jax.random.key(0))
+
+    # All counters are replicated.
     layout = jax.tree.map(lambda _: replicated(mesh), shapes)
+    params = param_shardings(mesh, shapes.params, info)
+    opt_state = opt_state_shardings(
+        mesh,
+        shapes.opt_state,
+        shapes.params,
+        layout=params,
+    )
     layout = layout._replace(params=params, opt_state=opt_state)
 
     def place(leaf: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
@@ -145,7 +173,13 @@ def _make_create_state(init: Init, optimizer: Optimizer) -> Callable[[Array], Tr
     def create_state(key: Array) -> TrainState:
         params = init(key)
         zero = jnp.zeros((), jnp.int32)
-        return TrainState(zero, params, optimizer.init(params), zero, zero)
+        return TrainState(
+            step=zero,
+            params=params,
+            opt_state=optimizer.init(params),
+            skipped=zero,
+            skipped_in_row=zero,
+        )
 
     return create_state
 
@@ -165,29 +199,59 @@ def restore_or_initialize(
     if jax.process_count() > 1:
         newest = checkpoints.newest_good_step()
         processes.check_agreement({"newest undamaged checkpoint in the workdir": str(newest)})
-    template = abstract_state(task.init, optimizer, mesh, task.describe)
+
+    template = abstract_state(task.init, optimizer, mesh, describe=task.describe)
     _check_parameters(template)
-    steps = [step for step in checkpoints.steps() if before is None or step < before]
+
+    steps = checkpoints.steps()
+    if before is not None:
+        steps = [step for step in steps if step < before]
     if not steps:
-        state = init_state(task.init, optimizer, mesh, seed, task.describe, start_from)
-        finite = is_finite(state.params, state.opt_state)
-        for path, leaf in jax.tree.leaves_with_path(state.params):
-            if not finite and not jnp.isfinite(leaf).all():
-                raise UserError(
-                    f"expected finite parameters: {path_of(path)} holds NaN or Inf before the "
-                    "first step; add constants such as masks in the loss"
-                )
+        state = init_state(
+            task.init,
+            optimizer,
+            mesh,
+            seed=seed,
+            describe=task.describe,
+            start_from=start_from,
+        )
+        _check_initial_values(state)
         return state, {}
-    saved = template if evaluated is None else EvaluatedState(*template, trained=template.params)
-    restored = checkpoints.restore(saved, step=None if before is None else steps[-1])
+
+    saved_template = template
+    if evaluated is not None:
+        saved_template = EvaluatedState(*template, trained=template.params)
+    # None allows an older step than the newest, if that is damaged.
+    chosen = None if before is None else steps[-1]
+    restored = checkpoints.restore(saved_template, step=chosen)
     assert restored is not None
+
     state = restored.state
     if isinstance(state, EvaluatedState):
-        state = TrainState(*state[:-1])._replace(params=state.trained)
+        state = TrainState(
+            step=state.step,
+            params=state.trained,
+            opt_state=state.opt_state,
+            skipped=state.skipped,
+            skipped_in_row=state.skipped_in_row,
+        )
     return state, restored.metadata
 
 
+def _check_initial_values(state: TrainState) -> None:
+    """Checks that no parameter of a new run is NaN or Inf."""
+    if is_finite(state.params, state.opt_state):
+        return
+    for path, leaf in jax.tree.leaves_with_path(state.params):
+        if not jnp.isfinite(leaf).all():
+            raise UserError(
+                f"expected finite parameters: {path_of(path)} holds NaN or Inf before the "
+                "first step; add constants such as masks in the loss"
+            )
+
+
 def _check_parameters(state: TrainState) -> None:
+    """Checks the sizes and dtypes of a state."""
     for path, leaf in jax.tree.leaves_with_path(state):
         if leaf.size == 0:
             raise UserError(
@@ -205,23 +269,42 @@ def _check_parameters(state: TrainState) -> None:
 
 def changed_hyperparameters(optimizer: Optimizer, state: TrainState) -> Iterator[str]:
     """Yields a line for each injected hyperparameter whose saved value overrides the given one."""
+    kept = _injected_hyperparameters(state.opt_state)
+    if not kept:
+        return
 
-    def injected(opt_state: PyTree) -> list[dict[str, Any]]:
-        nodes = jax.tree.leaves(opt_state, is_leaf=lambda node: hasattr(node, "hyperparams"))
-        return [
-            {k: v for k, v in node.hyperparams.items() if k not in node.hyperparams_states}
-            for node in nodes
-            if hasattr(node, "hyperparams")
-        ]
+    @jax.jit
+    def initial_hyperparameters(params: PyTree) -> list[dict[str, Any]]:
+        return _injected_hyperparameters(optimizer.init(params))
 
-    kept = injected(state.opt_state)
-    given = kept and jax.jit(lambda params: injected(optimizer.init(params)))(state.params)
-    for old, new in zip(*jax.device_get((kept, given)), strict=True):
-        for name in (name for name in old if (old[name] != new[name]).any()):
-            yield (
-                f"optax.inject_hyperparams: {name} stays {old[name]:.4g}, as in the checkpoint, "
-                f"instead of {new[name]:.4g}; give a new workdir and start_from to change it"
-            )
+    given = initial_hyperparameters(state.params)
+    kept, given = jax.device_get((kept, given))
+    for old, new in zip(kept, given, strict=True):
+        for name in old:
+            if (old[name] != new[name]).any():
+                yield (
+                    f"optax.inject_hyperparams: {name} stays {old[name]:.4g}, as in the "
+                    f"checkpoint, instead of {new[name]:.4g}; give a new workdir and start_from to "
+                    "change it"
+                )
+
+
+def _injected_hyperparameters(opt_state: PyTree) -> list[dict[str, Any]]:
+    """Returns the constants of ``optax.inject_hyperparams``, without values from schedules."""
+
+    def is_injected(node: Any) -> bool:
+        return hasattr(node, "hyperparams")
+
+    found = []
+    for node in jax.tree.leaves(opt_state, is_leaf=is_injected):
+        if not is_injected(node):
+            continue
+        constants = {}
+        for name, value in node.hyperparams.items():
+            if name not in node.hyperparams_states:
+                constants[name] = value
+        found.append(constants)
+    return found
 
 
 def all_finite(params: PyTree, opt_state: PyTree) -> Bool[Array, ""]:
@@ -230,11 +313,20 @@ def all_finite(params: PyTree, opt_state: PyTree) -> Bool[Array, ""]:
     Sums propagate NaN and Inf, in a third of the time of ``isfinite`` and ``all`` on CPUs (jax
     0.10.2; LOG 2026-11-23). Scalars of the optimizer may be infinite, such as a first best loss.
     """
-    arrays = [*jax.tree.leaves(params), *(a for a in jax.tree.leaves(opt_state) if a.ndim)]
-    parts = [p for a in arrays for p in ((a.real, a.imag) if jnp.iscomplexobj(a) else (a,))]
-    floats = [p for p in parts if jnp.issubdtype(p.dtype, jnp.floating)]
+    arrays = jax.tree.leaves(params)
+    arrays += [array for array in jax.tree.leaves(opt_state) if array.ndim]
+
+    floats = []
+    for array in arrays:
+        if jnp.iscomplexobj(array):
+            floats += [array.real, array.imag]
+        elif jnp.issubdtype(array.dtype, jnp.floating):
+            floats.append(array)
+
     dtype = at_least_float32(floats)
-    return jnp.isfinite(jnp.asarray([p.sum(dtype=dtype) for p in floats], dtype)).all()
+    sums = [array.sum(dtype=dtype) for array in floats]
+    is_each_finite = jnp.isfinite(jnp.asarray(sums, dtype))
+    return is_each_finite.all()
 
 
 is_finite = jax.jit(all_finite)
@@ -246,12 +338,16 @@ def updates_of_schedule(state: TrainState) -> int:
     Not every step is an update: ``optax.MultiSteps`` makes one after several steps, and only then
     does a schedule within it count one.
     """
-
-    def counts(kind: Any, name: str) -> list[Array]:
-        leaves = jax.tree.leaves(state.opt_state, is_leaf=lambda node: isinstance(node, kind))
-        return [getattr(node, name) for node in leaves if isinstance(node, kind)]
-
-    schedules = counts(optax.ScaleByScheduleState, "count")
-    if found := schedules or counts(optax.MultiStepsState, "gradient_step"):
-        return int(np.max(found[0]))  # per_layer has a count for each layer, all the same.
+    counts = [node.count for node in _nodes(state.opt_state, optax.ScaleByScheduleState)]
+    if not counts:
+        multi_steps = _nodes(state.opt_state, optax.MultiStepsState)
+        counts = [node.gradient_step for node in multi_steps]
+    if counts:
+        return int(np.max(counts[0]))  # per_layer has a count for each layer, all the same.
     return int(state.step) - int(state.skipped)
+
+
+def _nodes(opt_state: PyTree, kind: Any) -> list[Any]:
+    """Returns the states of all transformations of one kind within an optimizer's state."""
+    leaves = jax.tree.leaves(opt_state, is_leaf=lambda node: isinstance(node, kind))
+    return [node for node in leaves if isinstance(node, kind)]

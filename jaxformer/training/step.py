@@ -25,6 +25,7 @@ from jaxformer.training.optimizer import path_of
 from jaxformer.training.state import TrainState, all_finite
 from jaxformer.training.task import Loss, Randomness, Sums, cached_by_function
 
+_NEEDED = {"loss", "count"}  # names of sums that every loss returns
 _ADDED = {"grad_norm", "skipped"}  # names that the step adds to the sums of a loss
 # Some rows of a batch, and their numbers in the global batch.
 Rows = tuple[PyTree, Int[Array, " B"]]
@@ -38,55 +39,71 @@ class TrainStep:
 
     def __init__(self, function: StepFunction, mesh: Mesh, seed: int) -> None:
         # The seed is an argument of the program, so that other seeds need no compilation.
-        self._function, self._mesh, self._seed = function, mesh, np.uint32(seed)
+        self._seed = np.uint32(seed)
+        self._function = function
+        self._mesh = mesh
         self._jitted: jax.stages.Wrapped | None = None
 
     def __call__(self, state: TrainState, batch: PyTree) -> tuple[TrainState, Sums]:
         """Takes one step. The state is donated."""
         with global_mesh(self._mesh):
-            return self._jit(state)(state, batch, self._seed_on_devices)
+            step = self._jit(state)
+            return step(state, batch, self._seed_on_devices)
 
     def lower(self, state: TrainState, batch: PyTree) -> jax.stages.Lowered:
         """Lowers the step for these shapes, like ``jax.jit(...).lower``; the seed is an input."""
         with global_mesh(self._mesh):
-            return self._jit(state).lower(state, batch, self._seed)
+            step = self._jit(state)
+            return step.lower(state, batch, self._seed)
 
     def compile(self, state: TrainState, batch: PyTree) -> CompiledStep:
         """Returns the step compiled for these shapes; under ``jax.disable_jit()``, the step."""
         if jax.config.jax_disable_jit:
             return self
-        program, seed = self.lower(state, batch).compile(), self._seed_on_devices
+        program = self.lower(state, batch).compile()
+        seed = self._seed_on_devices
         return lambda state, batch: program(state, batch, seed)
 
     @functools.cached_property
     def _seed_on_devices(self) -> Array:
         with jax.transfer_guard_host_to_device("allow"):
-            return jax.make_array_from_callback((), replicated(self._mesh), lambda _: self._seed)
+            return jax.make_array_from_callback(
+                (),
+                replicated(self._mesh),
+                lambda _: self._seed,
+            )
 
     def _jit(self, state: TrainState) -> jax.stages.Wrapped:
         """Returns the step, jitted for the layout of the first state."""
-        if self._jitted is None:
-            whole = replicated(self._mesh)
+        if self._jitted is not None:
+            return self._jitted
 
-            def sharding_of(leaf: object) -> NamedSharding:
-                found = getattr(leaf, "sharding", None)
-                if isinstance(found, NamedSharding) and found.mesh == self._mesh:
-                    return found
-                return whole
+        whole = replicated(self._mesh)
 
-            layout = jax.tree.map(sharding_of, state)
-            self._jitted = jax.jit(
-                self._function,
-                donate_argnums=0,
-                in_shardings=(layout, batch_sharding(self._mesh), whole),
-                out_shardings=(layout, whole),
-                compiler_options=dict(backend().compiler_options),
-            )
+        def sharding_of(leaf: object) -> NamedSharding:
+            found = getattr(leaf, "sharding", None)
+            if isinstance(found, NamedSharding) and found.mesh == self._mesh:
+                return found
+            return whole
+
+        layout = jax.tree.map(sharding_of, state)
+        self._jitted = jax.jit(
+            self._function,
+            donate_argnums=0,
+            in_shardings=(layout, batch_sharding(self._mesh), whole),
+            out_shardings=(layout, whole),
+            compiler_options=dict(backend().compiler_options),
+        )
         return self._jitted
 
 
 def make_train_step(
-    loss: Loss, optimizer: Optimizer, mesh: Mesh, *, seed: int = 0, gradient_accumulation: int = 1
+    loss: Loss,
+    optimizer: Optimizer,
+    mesh: Mesh,
+    *,
+    seed: int = 0,
+    gradient_accumulation: int = 1,
 ) -> TrainStep:
     """Returns the jitted step: forward, backward, one psum, one update. The state is donated.
 
@@ -109,39 +126,61 @@ def make_train_step(
       and include "grad_norm", the global norm of the gradient before clipping, and "skipped": 1 if
       the update was not finite, else 0.
     """
-    return TrainStep(_make_step_function(loss, optimizer, mesh, gradient_accumulation), mesh, seed)
+    step_function = _make_step_function(loss, optimizer, mesh, gradient_accumulation)
+    return TrainStep(step_function, mesh, seed)
 
 
 @cached_by_function
 def _make_step_function(
-    loss: Loss, optimizer: Optimizer, mesh: Mesh, gradient_accumulation: int
+    loss: Loss,
+    optimizer: Optimizer,
+    mesh: Mesh,
+    gradient_accumulation: int,
 ) -> StepFunction:
     gradients_and_sums = global_sums(loss, mesh, gradient_accumulation, gradients=True)
     only_sums = global_sums(loss, mesh, gradient_accumulation)
 
     def train_step(
-        state: TrainState, batch: PyTree, seed: Integer[Array, ""]
+        state: TrainState,
+        batch: PyTree,
+        seed: Integer[Array, ""],
     ) -> tuple[TrainState, Sums]:
         key = step_key(seed, state.step)
         gradients, sums = gradients_and_sums(state.params, batch, key)
+        # A batch without a count has sums of zero.
         count = jnp.where(sums["count"] == 0, 1, sums["count"])
 
         def per_count(total: Array) -> Array:
-            is_integer = jnp.issubdtype(count.dtype, jnp.integer)
-            return total / (count.astype(total.dtype) if is_integer else count)
+            if jnp.issubdtype(count.dtype, jnp.integer):
+                return total / count.astype(total.dtype)
+            return total / count
 
         # Before the division, whose result XLA would otherwise write to memory for its two uses.
         norm = per_count(global_norm(gradients))
+
         # An optimizer whose gradients are wider than its parameters would widen its state, too.
         gradients = jax.tree.map(
-            lambda total, p: per_count(total).astype(p.dtype), gradients, state.params
+            lambda total, p: per_count(total).astype(p.dtype),
+            gradients,
+            state.params,
         )
 
         def value_fn(params: PyTree) -> Array:
-            return per_count(only_sums(params, batch, key)[1]["loss"])
+            _, sums = only_sums(params, batch, key)
+            return per_count(sums["loss"])
 
-        value = {"value": per_count(sums["loss"]), "grad": gradients, "value_fn": value_fn}
-        state, skipped = _update(state, gradients, norm, optimizer, value)
+        loss_arguments = {
+            "value": per_count(sums["loss"]),
+            "grad": gradients,
+            "value_fn": value_fn,
+        }
+        state, skipped = _update(
+            state,
+            gradients,
+            norm,
+            optimizer=optimizer,
+            loss=loss_arguments,
+        )
         return state, sums | {"grad_norm": norm, "skipped": skipped}
 
     return train_step
@@ -149,12 +188,14 @@ def _make_step_function(
 
 def step_key(seed: int | Integer[Array, ""], step: Int[Array, ""]) -> Array:
     """Returns the key of the random numbers of the step after ``step``."""
-    return jax.random.fold_in(jax.random.key(seed + 1), step)
+    run_key = jax.random.key(seed + 1)
+    return jax.random.fold_in(run_key, step)
 
 
 def global_norm(gradients: PyTree) -> Float[Array, ""]:
     """Returns the norm of all gradients, in float32 or wider."""
-    return optax.tree.norm(jax.tree.map(_widen, gradients))
+    wide = jax.tree.map(_widen, gradients)
+    return optax.tree.norm(wide)
 
 
 def _widen(array: Array) -> Array:
@@ -177,22 +218,43 @@ def _update(
     for transformations that adapt to it, such as ``optax.contrib.reduce_on_plateau``.
     """
     optimizer = optax.with_extra_args_support(optimizer)
-    updates, opt_state = optimizer.update(gradients, state.opt_state, state.params, **loss)
+    updates, opt_state = optimizer.update(
+        gradients,
+        state.opt_state,
+        state.params,
+        **loss,
+    )
     params = optax.apply_updates(state.params, updates)
+
     # Not the gradients: the square of a finite gradient above 1e19, Adam's second moment, is Inf.
     # Clipping would turn finite gradients, whose norm overflows, into an update of zero.
-    finite = all_finite(params, opt_state) & jnp.isfinite(norm) & jnp.isfinite(loss["value"])
-    new, old = (params, opt_state), (state.params, state.opt_state)
+    finite = all_finite(params, opt_state)
+    finite &= jnp.isfinite(norm)
+    finite &= jnp.isfinite(loss["value"])
+
+    # A step that is not finite changes neither parameters nor optimizer state.
+    new = (params, opt_state)
+    old = (state.params, state.opt_state)
     _check_structure(new, old)
-    params, opt_state = jax.tree.map(functools.partial(jnp.where, finite), new, old)
+    choose = functools.partial(jnp.where, finite)
+    params, opt_state = jax.tree.map(choose, new, old)
     _check_arrays(opt_state, state.opt_state)
+
     skipped = (~finite).astype(jnp.int32)
-    in_row = jnp.where(finite, 0, state.skipped_in_row + 1)
-    return TrainState(state.step + 1, params, opt_state, state.skipped + skipped, in_row), skipped
+    skipped_in_row = jnp.where(finite, 0, state.skipped_in_row + 1)
+    next_state = TrainState(
+        step=state.step + 1,
+        params=params,
+        opt_state=opt_state,
+        skipped=state.skipped + skipped,
+        skipped_in_row=skipped_in_row,
+    )
+    return next_state, skipped
 
 
 def _check_structure(new: PyTree, old: PyTree) -> None:
-    expected, found = jax.tree.structure(old), jax.tree.structure(new)
+    expected = jax.tree.structure(old)
+    found = jax.tree.structure(new)
     if found != expected:
         raise UserError(
             "optimizer: expected update to return parameters and a state with the structure "
@@ -202,10 +264,11 @@ def _check_structure(new: PyTree, old: PyTree) -> None:
 
 def _check_arrays(new: PyTree, old: PyTree) -> None:
     """Checks that the optimizer's state after an update can be the input of the next update."""
-    for (path, after), before in zip(
-        jax.tree.leaves_with_path(new), jax.tree.leaves(old), strict=True
-    ):
-        if (after.dtype, after.shape) != (before.dtype, before.shape):
+    new_leaves = jax.tree.leaves_with_path(new)
+    old_leaves = jax.tree.leaves(old)
+    for (path, after), before in zip(new_leaves, old_leaves, strict=True):
+        has_changed = after.dtype != before.dtype or after.shape != before.shape
+        if has_changed:
             raise UserError(
                 f"optimizer: expected {path_of(path)} in its state to stay {before.dtype} of shape "
                 f"{before.shape}, but an update makes it {after.dtype} of shape {after.shape}; "
@@ -214,7 +277,10 @@ def _check_arrays(new: PyTree, old: PyTree) -> None:
 
 
 def gradients_of(
-    loss: Loss, params: PyTree, batch: PyTree, randomness: Randomness
+    loss: Loss,
+    params: PyTree,
+    batch: PyTree,
+    randomness: Randomness,
 ) -> tuple[PyTree, Sums]:
     """Returns the gradient of the sum "loss" of some rows, and all sums.
 
@@ -231,34 +297,48 @@ def gradients_of(
 
 
 def global_sums(
-    loss: Loss, mesh: Mesh, gradient_accumulation: int, *, gradients: bool = False
+    loss: Loss,
+    mesh: Mesh,
+    gradient_accumulation: int,
+    *,
+    gradients: bool = False,
 ) -> Callable[[PyTree, PyTree, Array], tuple[PyTree, Sums]]:
     """Returns a function that sums a loss, and optionally gradients, over all micro-batches."""
 
     def on_shard(params: PyTree, batch: PyTree, key: Array) -> tuple[PyTree, Sums]:
         def on_rows(rows: Rows) -> tuple[PyTree, Sums]:
-            randomness = Randomness(key, rows[1])
+            arrays, row_ids = rows
+            randomness = Randomness(key, row_ids)
             if gradients:
-                return gradients_of(loss, params, rows[0], randomness)
-            return (), checked_sums(loss(params, rows[0], randomness))
+                return gradients_of(loss, params, arrays, randomness)
+            sums = checked_sums(loss(params, arrays, randomness))
+            return (), sums
+
+        shard_rows = jax.tree.leaves(batch)[0].shape[0]
+        first_row = jax.lax.axis_index(DATA_AXIS) * shard_rows
+        row_ids = first_row + jnp.arange(shard_rows, dtype=jnp.int32)
+        if gradient_accumulation == 1:
+            return on_rows((batch, row_ids))
+
+        def split(array: Array) -> Array:
+            # Strided, so that each micro-batch has rows of every device.
+            micro_batches = array.reshape(-1, gradient_accumulation, *array.shape[1:])
+            return micro_batches.swapaxes(0, 1)
 
         def add(total: PyTree, micro_batch: Rows) -> tuple[PyTree, Sums]:
             arrays, sums = on_rows(micro_batch)
-            return jax.tree.map(jnp.add, total, arrays), sums
+            total = jax.tree.map(jnp.add, total, arrays)
+            return total, sums
 
-        size, count = jax.tree.leaves(batch)[0].shape[0], gradient_accumulation
-        row_ids = jax.lax.axis_index(DATA_AXIS) * size + jnp.arange(size, dtype=jnp.int32)
-        if count == 1:
-            return on_rows((batch, row_ids))
-        # Strided, so that each micro-batch has rows of every device.
-        micro_batches = jax.tree.map(
-            lambda a: a.reshape(-1, count, *a.shape[1:]).swapaxes(0, 1), (batch, row_ids)
-        )
-        total = jax.tree.map(lambda p: _widen(jnp.zeros_like(p)), params if gradients else ())
-        total, stacked_sums = jax.lax.scan(add, total, micro_batches)
-        return total, jax.tree.map(lambda a: a.sum(0), stacked_sums)
+        micro_batches = jax.tree.map(split, (batch, row_ids))
+        summed = params if gradients else ()
+        zeros = jax.tree.map(lambda p: _widen(jnp.zeros_like(p)), summed)
+        total, stacked_sums = jax.lax.scan(add, zeros, micro_batches)
+        sums = jax.tree.map(lambda a: a.sum(0), stacked_sums)
+        return total, sums
 
-    return sum_over_data(mesh, on_shard, (PartitionSpec(DATA_AXIS), PartitionSpec()))
+    in_specs = (PartitionSpec(DATA_AXIS), PartitionSpec())
+    return sum_over_data(mesh, on_shard, in_specs)
 
 
 def checked_sums(sums: object) -> Sums:
@@ -266,22 +346,49 @@ def checked_sums(sums: object) -> Sums:
 
     Floating-point sums are converted to float32 or wider, before they are added up.
     """
-    if not isinstance(sums, dict) or not {"loss", "count"} <= sums.keys() or _ADDED & sums.keys():
-        found = sorted(sums) if isinstance(sums, dict) else type(sums).__name__
-        raise UserError(
-            'loss: expected a dict of sums with "loss", "count" and any others but "skipped" and '
-            f'"grad_norm", got {found}'
-        )
-    for name, value in [*sums.items()]:
-        is_pair = isinstance(value, tuple) and len(value) == 2 and name not in ("loss", "count")
-        if ":" in name or (isinstance(value, tuple) and not is_pair):
-            raise UserError(f"loss: expected a sum, or a pair of a sum and its count: got {name!r}")
-        if isinstance(value, tuple):
-            sums = sums | {name: value[0], f"{name}:count": value[1]}
-    sums = {name: _widen(jnp.asarray(value)) for name, value in sums.items()}
-    for name, value in sums.items():
-        if value.ndim:
+    if not isinstance(sums, dict):
+        raise _names_error(type(sums).__name__)
+    has_needed = sums.keys() >= _NEEDED
+    has_added = bool(sums.keys() & _ADDED)
+    if not has_needed or has_added:
+        raise _names_error(sorted(sums))
+
+    arrays = {}
+    for name, value in _split_pairs(sums).items():
+        array = jnp.asarray(value)
+        arrays[name] = _widen(array)
+
+    for name, array in arrays.items():
+        if array.ndim:
             raise UserError(
-                f'loss: expected sums over the rows, got "{name}" of shape {value.shape}; sum it'
+                f'loss: expected sums over the rows, got "{name}" of shape {array.shape}; sum it'
             )
-    return sums
+    return arrays
+
+
+def _names_error(found: object) -> UserError:
+    return UserError(
+        'loss: expected a dict of sums with "loss", "count" and any others but "skipped" and '
+        f'"grad_norm", got {found}'
+    )
+
+
+def _split_pairs(sums: dict[str, Any]) -> dict[str, Any]:
+    """Replaces each pair "hits" of a sum and its count by "hits" and, at the end, "hits:count"."""
+    totals: dict[str, Any] = {}
+    counts: dict[str, Any] = {}
+    for name, value in sums.items():
+        if ":" in name:
+            raise _pair_error(name)
+        if not isinstance(value, tuple):
+            totals[name] = value
+            continue
+
+        if name in _NEEDED or len(value) != 2:
+            raise _pair_error(name)
+        totals[name], counts[f"{name}:count"] = value
+    return totals | counts
+
+
+def _pair_error(name: str) -> UserError:
+    return UserError(f"loss: expected a sum, or a pair of a sum and its count: got {name!r}")

@@ -2,6 +2,7 @@
 
 import abc
 import functools
+import operator
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
@@ -36,7 +37,9 @@ class Randomness(NamedTuple):
     row_ids: Int[Array, " B"]
 
 
-def dropout_of(randomness: Randomness | None) -> tuple[dict[str, Any], dict[str, Array] | None]:
+def dropout_of(
+    randomness: Randomness | None,
+) -> tuple[dict[str, Any], dict[str, Array] | None]:
     """Returns dropout arguments of a model and ``rngs`` for ``apply``; None turns dropout off.
 
     The model takes ``deterministic`` and ``row_ids``, as all models of this package do::
@@ -46,7 +49,10 @@ def dropout_of(randomness: Randomness | None) -> tuple[dict[str, Any], dict[str,
     """
     if randomness is None:
         return {"deterministic": True}, None
-    return {"deterministic": False, "row_ids": randomness.row_ids}, {"dropout": randomness.key}
+
+    dropout = {"deterministic": False, "row_ids": randomness.row_ids}
+    rngs = {"dropout": randomness.key}
+    return dropout, rngs
 
 
 class Example(NamedTuple):
@@ -155,7 +161,12 @@ class Task(Protocol):
         A run can be resumed only with the same hashes.
         """
 
-    def evaluate(self, params: PyTree, mesh: Mesh, check_stop: CheckStop) -> dict[str, float]:
+    def evaluate(
+        self,
+        params: PyTree,
+        mesh: Mesh,
+        check_stop: CheckStop,
+    ) -> dict[str, float]:
         """Computes named values, including :attr:`best`; an empty dict means no evaluation.
 
         An error ends the run if no validation succeeded before; a later one is only reported.
@@ -214,9 +225,11 @@ class Task(Protocol):
 
         ``jaxformer replay`` measures the loss and the gradient of each.
         """
-        for row in range(len(jax.tree.leaves(batch)[0])):
-            alone = jax.tree.map(lambda array, row=row: array[row : row + 1], batch)
-            yield Example(row, alone, f"row {row}")
+        row_count = len(jax.tree.leaves(batch)[0])
+        for row in range(row_count):
+            rows = slice(row, row + 1)
+            alone = jax.tree.map(operator.itemgetter(rows), batch)
+            yield Example(row=row, batch=alone, text=f"row {row}")
 
     def example_ids(self, number: int) -> Sequence[int]:
         """Returns numbers of all examples of batch ``number``, if its update was not finite."""
@@ -230,8 +243,9 @@ def check_task(task: object) -> None:
             f"expected a Task, got the class {task.__name__}; give {task.__name__}(...)"
         )
     if not isinstance(task, Task):
-        names = [name for name in dir(Task) if not name.startswith("_") and not hasattr(task, name)]
+        public = [name for name in dir(Task) if not name.startswith("_")]
+        missing = [name for name in public if not hasattr(task, name)]
         raise UserError(
-            f"expected a Task, got {type(task).__name__}, which has no {', '.join(names)}; derive "
-            "it from jaxformer.Task"
+            f"expected a Task, got {type(task).__name__}, which has no {', '.join(missing)}; "
+            "derive it from jaxformer.Task"
         )

@@ -26,8 +26,14 @@ from jaxformer.waits import announce
 
 # Metrics whose direction is known.
 _DIRECTIONS = {
-    **dict.fromkeys(("loss", "perplexity", "nats_per_character", "bits_per_character"), "min"),
-    **dict.fromkeys(("bleu", "f1", "exact_match", "accuracy"), "max"),
+    "loss": "min",
+    "perplexity": "min",
+    "nats_per_character": "min",
+    "bits_per_character": "min",
+    "bleu": "max",
+    "f1": "max",
+    "exact_match": "max",
+    "accuracy": "max",
 }
 
 
@@ -39,8 +45,9 @@ def _eval_step(loss: Loss, mesh: Mesh, _: Backend) -> Callable[[PyTree, PyTree],
     def sums(params: PyTree, batch: PyTree) -> Sums:
         return checked_sums(loss(params, batch, None))
 
+    global_sums = sum_over_data(mesh, sums, (PartitionSpec(DATA_AXIS),))
     step = jax.jit(
-        sum_over_data(mesh, sums, (PartitionSpec(DATA_AXIS),)),
+        global_sums,
         in_shardings=(None, batch_sharding(mesh)),
         out_shardings=replicated(mesh),
     )
@@ -72,7 +79,8 @@ def evaluate_loss(
     for batch in batches:
         check_stop()
         step = _eval_step(loss, mesh, backend())
-        sums.append(jax.device_get(step(params, to_devices(mesh, batch))))
+        batch_sums = step(params, to_devices(mesh, batch))
+        sums.append(jax.device_get(batch_sums))
     return mean_values(sums)
 
 
@@ -84,20 +92,27 @@ def best_metric(task: Task, settings: FitConfig) -> tuple[str, str]:
     """Returns the name of the value that selects the best checkpoint, and "min" or "max"."""
     if settings.best_metric is None:
         return task.best
+
     name, _, mode = settings.best_metric.rpartition(":")
-    if mode not in ("min", "max"):
-        name, known = settings.best_metric, _DIRECTIONS | dict([task.best])
-        if name not in known:
-            raise UserError(
-                f"best_metric={name}: expected one of {', '.join(known)}, or a value of evaluate "
-                f"with its direction, {name}:min or {name}:max"
-            )
-        mode = known[name]
-    return name, mode
+    if mode in ("min", "max"):
+        return name, mode
+
+    # Without a direction, which must be known then.
+    name = settings.best_metric
+    task_name, task_mode = task.best
+    known = _DIRECTIONS | {task_name: task_mode}
+    if name not in known:
+        raise UserError(
+            f"best_metric={name}: expected one of {', '.join(known)}, or a value of evaluate "
+            f"with its direction, {name}:min or {name}:max"
+        )
+    return name, known[name]
 
 
 @dataclasses.dataclass
 class Validation:
+    """Validations of one run, and their scores since the best one."""
+
     task: Task
     settings: FitConfig
     best: tuple[str, str]  # of best_metric
@@ -110,7 +125,8 @@ class Validation:
     has_compiled: bool = False
 
     def is_due(self, step: int) -> bool:
-        return step % self.settings.eval_every == 0 or step == self.settings.steps
+        is_last = step == self.settings.steps
+        return is_last or step % self.settings.eval_every == 0
 
     def run(self, step: int, params: PyTree) -> bool:
         """Validates and scores a checkpoint; returns False if stopped, to run again later."""
@@ -119,23 +135,32 @@ class Validation:
             work = announce(f"validating step {step}")
         elif type(self.task).evaluate is not Task.evaluate:
             self.reporter.log(f"validating step {step}; the first time takes longer, to compile")
-        began, (name, mode) = time.monotonic(), self.best
+
+        began = time.monotonic()
         with work:
             values = self._evaluate(step, params)
         if not self.has_compiled:
             self.reporter.exclude_compilation(time.monotonic() - began)
             self.has_compiled = True
-        if not values:
-            return values is not None
+
+        if values is None:
+            return False
+        if values:
+            self._report(step, values)
+        return True
+
+    def _report(self, step: int, values: dict[str, float]) -> None:
+        """Reports the values of a validation and scores its checkpoint."""
         # Wait first, since a process killed while waiting must not report this validation twice.
         self.checkpoints.wait()
+        name, mode = self.best
         best_first = sorted(values.items(), key=lambda item: item[0] != name)
         self.reporter.write(step, "valid", dict(best_first))
+
         if name in values:
             score = values[name] if mode == "max" else -values[name]
             self.checkpoints.attach_score(step, score)
             self._record_score(score)
-        return True
 
     def _evaluate(self, step: int, params: PyTree) -> dict[str, float] | None:
         """Returns the values of a validation, or None if it was stopped.
@@ -143,53 +168,74 @@ class Validation:
         A failure ends the run if no validation succeeded before, or if several processes wait for
         the failed one in the middle of a computation. A later failure is only reported.
         """
-        failures = []
+        save_failures: list[Exception] = []
 
         def check_stop() -> None:
             watchdog.record_progress(f"a batch of the validation of step {step}")
             try:
                 self.checkpoints.check()  # copies the step to the mirror once it is saved
             except Exception as error:
-                failures.append(error)
+                save_failures.append(error)
                 raise
             if self.stop.should_stop():
                 raise _ValidationStoppedError
 
-        values, stopped = {}, False
+        values: dict[str, float] = {}
+        stopped = False
         try:
             found = self.task.evaluate(params, self.mesh, check_stop)
-            values = {each: float(value) for each, value in found.items()}
-            needed = values or self.settings.patience or self.settings.best_metric
-            if needed and self.best[0] not in values:
-                raise UserError(
-                    f"expected {self.best[0]!r}, which selects the best checkpoint (Task.best, "
-                    f"best_metric), among the values of evaluate: got {', '.join(values) or 'none'}"
-                )
+            values = {name: float(value) for name, value in found.items()}
+            self._check_values(values)
         except _ValidationStoppedError:
             stopped = True
         except Exception as error:
-            if not self.history or jax.process_count() > 1 or failures:
+            has_succeeded_before = bool(self.history)
+            if not has_succeeded_before or jax.process_count() > 1 or save_failures:
                 raise
             self.reporter.report_failure(step, error)
-        if failures:  # the task has caught it
-            raise failures[0]
-        return None if self.stop.agree_to_stop(stopped) else values
+
+        if save_failures:  # the task has caught it
+            raise save_failures[0]
+        if self.stop.agree_to_stop(stopped):
+            return None
+        return values
+
+    def _check_values(self, values: dict[str, float]) -> None:
+        """Checks that the value that selects the best checkpoint is there if it is needed."""
+        name, _ = self.best
+        is_needed = values or self.settings.patience or self.settings.best_metric
+        if is_needed and name not in values:
+            raise UserError(
+                f"expected {name!r}, which selects the best checkpoint (Task.best, best_metric), "
+                f"among the values of evaluate: got {', '.join(values) or 'none'}"
+            )
 
     def _record_score(self, score: float) -> None:
         """Counts the validations since the best one."""
-        score, (best, since) = processes.all_gather(score)[0], self.history or (-math.inf, 0)
-        self.history = (score, 0) if score > best else (best, since + 1)
+        score = processes.all_gather(score)[0]  # of process 0
+        best, since = self.history or (-math.inf, 0)
+        if score > best:
+            self.history = (score, 0)
+        else:
+            self.history = (best, since + 1)
 
     def out_of_patience(self) -> str:
         """Returns the reason for ending the run early, or ""."""
-        since = self.history[1] if self.history else 0
-        ended = 0 < self.settings.patience <= since
-        return f"no better {self.best[0]} in the last {since} validations" if ended else ""
+        if not self.history:
+            return ""
+        _, since = self.history
+        if 0 < self.settings.patience <= since:
+            return f"no better {self.best[0]} in the last {since} validations"
+        return ""
 
     def resume(self, params: PyTree, start: int) -> bool:
         """Counts the validation of step ``start``; repeats an interrupted one, as :meth:`run`."""
-        if (score := self.checkpoints.score(start)) is not None:
+        score = self.checkpoints.score(start)
+        if score is not None:
             self._record_score(score)
-        elif start <= self.settings.steps and self.is_due(start):
+            return True
+
+        was_interrupted = start <= self.settings.steps and self.is_due(start)
+        if was_interrupted:
             return self.run(start, params)
         return True

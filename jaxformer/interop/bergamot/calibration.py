@@ -20,7 +20,7 @@ from jaxformer.data.tokenizer import PAD
 from jaxformer.inference.members import Member
 from jaxformer.inference.pair_scores import pair_batches
 from jaxformer.interop.bergamot.layout import ALPHA, LAYERS
-from jaxformer.nn.attention import MultiHeadAttention
+from jaxformer.nn.attention import MultiHeadAttention, Projection
 
 _DEVIATIONS = 1.1
 _TOKENS_PER_BATCH = 4096
@@ -109,12 +109,12 @@ def _record(call: Callable, args: tuple, kwargs: dict[str, Any], context: Any) -
 
     elif method == "_projections":
         # An identity matrix beside the output matrix returns its input together with its output.
-        kernel, bias = result["output"]
+        kernel, bias = result.output
         width = len(kernel)
         kernel = jnp.concatenate([kernel, jnp.eye(width)], axis=1)
         if bias is not None:
             bias = jnp.pad(bias, (0, width))
-        result["output"] = kernel, bias
+        return result._replace(output=Projection(kernel, bias))
 
     elif method == "attend":
         x, _, memory = args

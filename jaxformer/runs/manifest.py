@@ -114,7 +114,11 @@ class Manifest:
 
     def write(self, folder: pathlib.Path) -> None:
         """Writes the manifest into the folder of a step, with the hashes of its files."""
-        names = [name for name in list_files(folder) if not name.startswith(_UNVERIFIED)]
+        names = []
+        for name in list_files(folder):
+            if not name.startswith(_UNVERIFIED):
+                names.append(name)
+
         missing = sorted(_ESSENTIAL.difference(names))
         if missing:
             raise FileNotFoundError(f"{folder}: orbax has not written {', '.join(missing)}")
@@ -198,7 +202,10 @@ class Manifest:
         """Raises a UserError if the step has other arrays; if ``partial``, it may have more."""
         # More arrays than wanted are differences, too, unless a part is wanted.
         names = wanted if partial else wanted | self.leaves
-        different = [name for name in names if wanted.get(name) != self.leaves.get(name)]
+        different = []
+        for name in names:
+            if wanted.get(name) != self.leaves.get(name):
+                different.append(name)
         if not different:
             return
 

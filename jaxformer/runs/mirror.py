@@ -171,7 +171,10 @@ class Mirror(threading.Thread):
         """Removes steps that the run has removed, if both have newer ones."""
         kept = manifest.saved_steps(self._workdir.checkpoints)
         copied = manifest.saved_steps(self._copy.checkpoints)
-        complete = [step for step in copied if manifest.is_step(self._copied_step(step))]
+        complete = []
+        for step in copied:
+            if manifest.is_step(self._copied_step(step)):
+                complete.append(step)
 
         newest_kept = max(kept, default=0)
         newest_complete = max(complete, default=0)

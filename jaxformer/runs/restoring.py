@@ -53,7 +53,8 @@ def read_step(folder: pathlib.Path, template: PyTree, *, partial: bool) -> Resto
             raise
         except Exception as error:
             # Orbax has no class for its errors.
-            cause = f"{type(error).__name__}: {str(error)[:500]}"
+            message = str(error)[:500]
+            cause = f"{type(error).__name__}: {message}"
             raise UserError(
                 f"{folder} is as it was saved, but cannot be restored: {cause}"
             ) from error

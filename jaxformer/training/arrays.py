@@ -167,6 +167,7 @@ def _check_arrays(arrays: Arrays, rows: int) -> tuple[Arrays, int]:
 
     arrays = {name: np.asarray(array) for name, array in arrays.items()}
     counts = {name: _row_count(array) for name, array in arrays.items()}
+
     has_one_count = len(set(counts.values())) == 1
     has_rows = all(counts.values())
     if not (has_one_count and has_rows):

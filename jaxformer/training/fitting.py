@@ -175,8 +175,7 @@ class Run:
                 run_directory.check_metadata(folder.checkpoints, metadata, saved)
 
             if processes.is_primary():
-                if start < settings.steps or not folder.config.exists():
-                    run_directory.initialize_workdir(folder, self.config, identity, task.save)
+                self._write_files(identity, start)
                 if start:  # an earlier version may have omitted this record
                     record_commit(start)
 
@@ -206,6 +205,16 @@ class Run:
                     reporter.log(done)
                     return state
                 return loop.take_steps(state, start)
+
+    def _write_files(self, identity: dict[str, str], start: int) -> None:
+        """Writes the files of a run that is new, or takes more steps, perhaps with a new config."""
+        if start < self.settings.steps or not self.folder.config.exists():
+            run_directory.initialize_workdir(
+                self.folder,
+                self.config,
+                identity,
+                save=self.task.save,
+            )
 
     def _describe_model(self, identity: dict[str, str]) -> dict[str, Any]:
         """Returns what a checkpoint records about its data and its model."""
@@ -289,7 +298,12 @@ class Run:
             window=window,
             validation=validation,
             shards=shards,
-            programs=_Programs(train_step, shapes, window, reporter),
+            programs=_Programs(
+                step=train_step,
+                shapes=shapes,
+                window=window,
+                reporter=reporter,
+            ),
             saved=start,
         )
 
@@ -373,8 +387,9 @@ class _Programs:
         number = str(len(self.compiled) + 1)
         if self.shapes:
             number += f" of {len(self.shapes)}"
-        sizes = sorted({"x".join(map(str, leaf)) for leaf in shape if leaf})
-        self.reporter.log(f"compiling the step for shape {number}: {', '.join(sizes)}")
+        sizes = {"x".join(map(str, leaf)) for leaf in shape if leaf}
+        described = ", ".join(sorted(sizes))
+        self.reporter.log(f"compiling the step for shape {number}: {described}")
         watchdog.record_progress("the start of the compilation", limited=False)
 
         began = time.monotonic()
@@ -427,7 +442,8 @@ class _Loop:
                 step += 1
 
                 self.checkpoints.check()
-                self.window.add(step, sums, self.run.task.flops(batch))
+                flops = self.run.task.flops(batch)
+                self.window.add(step, sums, flops)
                 self.reporter.advance(step)
                 is_last = step == settings.steps
                 is_stopped = self.stop.should_stop() and not is_last

@@ -188,7 +188,8 @@ def _check_arguments(features, embedding, targets, weights):
     rows = features.shape[:1]
     have_same_rows = targets.shape == weights.shape == rows
     if not (have_one_width and have_same_rows):
-        shapes = ", ".join(str(a.shape) for a in (features, embedding, targets, weights))
+        arrays = (features, embedding, targets, weights)
+        shapes = ", ".join(str(array.shape) for array in arrays)
         raise UserError(
             "cross_entropy: expected features [rows, d_model], embedding [vocabulary, d_model], "
             f"targets [rows] and weights [rows], got shapes {shapes}; flatten batch and length"
@@ -233,7 +234,14 @@ def _chunk_rows(rows, size, vocab_size):
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(4, 5))
-def _sum_chunks(embedding, features, targets, weights, label_smoothing, consistency):
+def _sum_chunks(
+    embedding,
+    features,
+    targets,
+    weights,
+    label_smoothing,
+    consistency,
+):
     """Returns both sums, for callers that need no gradient."""
     projection = _project(embedding, features.dtype)
 

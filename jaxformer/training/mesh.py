@@ -229,7 +229,8 @@ def opt_state_shardings(
     # Shape and sharding of each parameter, by its path.
     known = {}
     leaves = jax.tree.leaves_with_path(params)
-    for (path, leaf), sharding in zip(leaves, jax.tree.leaves(layout), strict=True):
+    shardings = jax.tree.leaves(layout)
+    for (path, leaf), sharding in zip(leaves, shardings, strict=True):
         known[path] = (leaf.shape, sharding)
 
     def sharding_at(path: jax.tree_util.KeyPath, leaf: Leaf) -> NamedSharding:

@@ -384,4 +384,7 @@ def _layers(stack: PyTree) -> list[PyTree]:
         raise UserError(f"per_layer: expected arrays with one layer axis in a stack, got {shapes}")
 
     ((layer_count,),) = sizes
-    return [jax.tree.map(operator.itemgetter(i), stack) for i in range(layer_count)]
+    layers = []
+    for layer in range(layer_count):
+        layers.append(jax.tree.map(operator.itemgetter(layer), stack))
+    return layers

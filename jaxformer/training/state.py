@@ -314,7 +314,9 @@ def all_finite(params: PyTree, opt_state: PyTree) -> Bool[Array, ""]:
     0.10.2; LOG 2026-11-23). Scalars of the optimizer may be infinite, such as a first best loss.
     """
     arrays = jax.tree.leaves(params)
-    arrays += [array for array in jax.tree.leaves(opt_state) if array.ndim]
+    for array in jax.tree.leaves(opt_state):
+        if array.ndim:
+            arrays.append(array)
 
     floats = []
     for array in arrays:

@@ -30,7 +30,10 @@ _ADDED = {"grad_norm", "skipped"}  # names that the step adds to the sums of a l
 # Some rows of a batch, and their numbers in the global batch.
 Rows = tuple[PyTree, Int[Array, " B"]]
 # (state, batch, seed) -> (next state, sums of the batch), and the same for one seed
-StepFunction = Callable[[TrainState, PyTree, Integer[Array, ""]], tuple[TrainState, Sums]]
+StepFunction = Callable[
+    [TrainState, PyTree, Integer[Array, ""]],
+    tuple[TrainState, Sums],
+]
 CompiledStep = Callable[[TrainState, PyTree], tuple[TrainState, Sums]]
 
 
@@ -267,8 +270,9 @@ def _check_arrays(new: PyTree, old: PyTree) -> None:
     new_leaves = jax.tree.leaves_with_path(new)
     old_leaves = jax.tree.leaves(old)
     for (path, after), before in zip(new_leaves, old_leaves, strict=True):
-        has_changed = after.dtype != before.dtype or after.shape != before.shape
-        if has_changed:
+        has_dtype = after.dtype == before.dtype
+        has_shape = after.shape == before.shape
+        if not (has_dtype and has_shape):
             raise UserError(
                 f"optimizer: expected {path_of(path)} in its state to stay {before.dtype} of shape "
                 f"{before.shape}, but an update makes it {after.dtype} of shape {after.shape}; "

@@ -158,7 +158,9 @@ class Validation:
         self.reporter.write(step, "valid", dict(best_first))
 
         if name in values:
-            score = values[name] if mode == "max" else -values[name]
+            score = values[name]
+            if mode == "min":
+                score = -score
             self.checkpoints.attach_score(step, score)
             self._record_score(score)
 

@@ -96,7 +96,7 @@ def test_every_departure_is_listed():
 
 def commands():
     """Returns every line of the page's command blocks."""
-    blocks = re.findall(r"```\n(.*?)```", REPRODUCE, flags=re.S)
+    blocks = re.findall(r"```(?:console)?\n(.*?)```", REPRODUCE, flags=re.S)
     return [line for block in blocks for line in block.strip().split("\n") if line]
 
 

@@ -76,6 +76,7 @@ SIZES = {
     "student:numerals": f"{_STUDENT} {_PACKED} {_WORDS} data.train=data/tatoeba-en-de/valid",
     "numerals": f"{_PAIRS} {_WORDS} model.vocab_size=300",
     "small": f"{_PAIRS} {_WORDS} model.vocab_size=300",  # the tutorial's
+    "gpt:small": _WIDTH,
     "shakespeare": f"{_WIDTH} model.max_length=32 data.length=32 data.rows=8",
     "sst2": f"{_WIDTH} model.vocab_size=300 data.tokens_per_batch=256",
     "sst2:minilm": "model.d_model=16 model.d_ff=24 model.num_heads=2 model.num_layers=2 "

@@ -112,6 +112,12 @@ class Shell:
 def _process(environment: dict[str, str], streams: Sequence[int]) -> Iterator[None]:
     """Gives this process the environment and the standard streams of another."""
     with contextlib.ExitStack() as stack:
+        # What is read from "-" is /dev/stdin, not Python's stream.
+        stdin = os.dup(0)
+        stack.callback(os.close, stdin)
+        os.dup2(streams[0], 0)
+        stack.callback(os.dup2, stdin, 0)
+
         for name, number in zip(("stdin", "stdout", "stderr"), streams, strict=True):
             file = stack.enter_context(open(number, "rb" if name == "stdin" else "wb"))
             stream = io.TextIOWrapper(file, encoding="utf-8", line_buffering=True)

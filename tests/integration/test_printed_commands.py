@@ -260,6 +260,14 @@ def _(reader: Reader) -> None:
     _write(reader.folder / "small.py", code)
 
 
+@prepares("docs/commands.md")
+def _(reader: Reader) -> None:
+    reader.model("numerals")
+    (reader.folder / "big.en.gz").write_bytes(gzip.compress(b"twelve\n"))
+    (reader.folder / "gold.gz").write_bytes(gzip.compress(_trees(4).encode()))
+    _write(reader.folder / "parsed.trees", _trees(4))
+
+
 @prepares("docs/data.md")
 def _(reader: Reader) -> None:
     reader.pairs("my/train", "en", "de")

@@ -1,6 +1,7 @@
 """The 20 rows of Table 3: their changes to the base model, and the paper's results."""
 
 import dataclasses
+from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
 
@@ -50,64 +51,76 @@ ROWS = {
 class Scale:
     """Config of all rows, except for their changes, and divisors of the paper's sizes."""
 
-    config: Config
+    config: Callable[[], Config]  # made when asked for, since data folders can change
     width: int = 1  # divides d_model, d_ff, d_k and d_v, but not the number of heads
     depth: int = 1  # divides the number of layers
 
 
-_DATA = data_directory()  # folder of external data, as for the files in configs/
+def _paper() -> Config:
+    """WMT14 and the paper's sizes, with matmuls for current accelerators."""
+    corpus = data_directory() / "wmt14-de-en"
+    return Config(
+        model=ModelConfig(compute_dtype="bfloat16"),
+        data=DataConfig(
+            corpus="parquet",
+            train=f"{corpus}/train-*.parquet",
+            valid=f"{corpus}/validation-*.parquet",
+        ),
+        training=TrainingConfig(eval_every=15_000),
+    )
 
-_PAPER = Config(
-    model=ModelConfig(compute_dtype="bfloat16"),
-    data=DataConfig(
-        corpus="parquet",
-        train=f"{_DATA}/wmt14-de-en/train-*.parquet",
-        valid=f"{_DATA}/wmt14-de-en/validation-*.parquet",
-    ),
-    training=TrainingConfig(eval_every=15_000),
-)
 
-_SMALL = Config(
-    model=ModelConfig(
-        vocab_size=6000,
-        max_length=256,
-        compute_dtype="bfloat16",
-    ),
-    data=DataConfig(
-        corpus="text",
-        train=f"{_DATA}/tatoeba-en-de/train",
-        valid=f"{_DATA}/tatoeba-en-de/valid",
-        batching="packing",
-        tokens_per_batch=2048,
-        max_length=64,
-    ),
-    training=TrainingConfig(
-        steps=2000,
-        warmup_steps=400,
-        checkpoint_every=500,
-        eval_every=10_000,
-    ),
-)
+def _small() -> Config:
+    """Sentences from Tatoeba, for a few hours on a CPU."""
+    corpus = data_directory() / "tatoeba-en-de"
+    return Config(
+        model=ModelConfig(
+            vocab_size=6000,
+            max_length=256,
+            compute_dtype="bfloat16",
+        ),
+        data=DataConfig(
+            corpus="text",
+            train=f"{corpus}/train",
+            valid=f"{corpus}/valid",
+            batching="packing",
+            tokens_per_batch=2048,
+            max_length=64,
+        ),
+        training=TrainingConfig(
+            steps=2000,
+            warmup_steps=400,
+            checkpoint_every=500,
+            eval_every=10_000,
+        ),
+    )
 
-_SMOKE = Config(
-    model=ModelConfig(vocab_size=300, max_length=128),
-    data=DataConfig(
-        corpus="numerals", valid="held_out", batching="packing", tokens_per_batch=256, max_length=64
-    ),
-    training=TrainingConfig(
-        steps=4,
-        warmup_steps=2,
-        log_every=2,
-        checkpoint_every=2,
-        eval_every=4,
-    ),
-)
 
-# The paper's scale, one for a few hours on a CPU, and one for smoke tests.
+def _smoke() -> Config:
+    """Number words and a few steps, for tests."""
+    return Config(
+        model=ModelConfig(vocab_size=300, max_length=128),
+        data=DataConfig(
+            corpus="numerals",
+            valid="held_out",
+            batching="packing",
+            tokens_per_batch=256,
+            max_length=64,
+        ),
+        training=TrainingConfig(
+            steps=4,
+            warmup_steps=2,
+            log_every=2,
+            checkpoint_every=2,
+            eval_every=4,
+        ),
+    )
+
+
 SCALES = {
-    "paper": Scale(config=_PAPER),
-    "small": Scale(config=_SMALL, width=4, depth=2),
-    "smoke": Scale(config=_SMOKE, width=16, depth=2),
+    "paper": Scale(config=_paper),
+    "small": Scale(config=_small, width=4, depth=2),
+    "smoke": Scale(config=_smoke, width=16, depth=2),
 }
 
 
@@ -123,7 +136,7 @@ def row_config(
         raise UserError(f"unknown row {row!r} of Table 3; known rows: {', '.join(ROWS)}")
     change = ROWS[row]
     size = SCALES[scale]
-    base = size.config
+    base = size.config()
 
     # The row in the paper's sizes, divided by the scale.
     paper = ModelConfig()

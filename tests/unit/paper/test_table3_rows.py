@@ -94,3 +94,10 @@ def test_base_equals_the_papers():
 def test_an_unknown_row_is_refused():
     with pytest.raises(UserError, match="unknown row 'F' of Table 3; known rows: base, A1"):
         row_config("F")
+
+
+@pytest.mark.parametrize("scale", ["paper", "small"])
+def test_data_are_where_the_folder_is_when_a_config_is_made(scale, tmp_path, monkeypatch):
+    """The folder of data may be named after this module was imported."""
+    monkeypatch.setenv("JAXFORMER_DATA", str(tmp_path))
+    assert row_config("A1", scale).data.train.startswith(f"{tmp_path}/")

@@ -140,7 +140,7 @@ show(Block.__call__, Stack.__call__)
 from jaxformer.nn import kernels, matmul
 
 print("SCORES =", matmul.SCORES, "  WEIGHTED_SUM =", matmul.WEIGHTED_SUM)
-show(kernels.attend, kernels.KeyValues, helpers=["_softmax"])
+show(kernels.attend, kernels.KeyValues, helpers=["_masked_softmax"])
 
 # %% [markdown]
 # The letters are the axes: b batch, t queries, s keys, h heads, k and v the sizes of a head.

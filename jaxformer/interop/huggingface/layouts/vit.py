@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from jaxformer.config import ImagesConfig
-from jaxformer.interop.huggingface.bert import ENCODER_FIELDS, encoder_tensors, read_labels
 from jaxformer.interop.huggingface.layout import (
     ANY,
     Layout,
@@ -13,6 +12,7 @@ from jaxformer.interop.huggingface.layout import (
     label_fields,
     layer_norm,
 )
+from jaxformer.interop.huggingface.layouts.bert import ENCODER_FIELDS, encoder_tensors, read_labels
 from jaxformer.interop.json_fields import JsonFields
 from jaxformer.models.vit import ViTConfig
 

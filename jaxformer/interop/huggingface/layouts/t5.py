@@ -15,7 +15,12 @@ from jaxformer.interop.huggingface.layout import (
     activation_name,
     rms_norm,
 )
-from jaxformer.interop.huggingface.text import EXAMPLE, SPECIAL, TOKEN_NAMES, pair_data
+from jaxformer.interop.huggingface.layouts.text_models import (
+    EXAMPLE,
+    SPECIAL,
+    TOKEN_NAMES,
+    pair_data,
+)
 from jaxformer.interop.json_fields import JsonFields
 from jaxformer.models.t5 import T5Config
 

@@ -13,7 +13,12 @@ from jaxformer.data.marian_tokenizer import M2M100Tokenizer
 from jaxformer.errors import UserError
 from jaxformer.files import read_object, read_whole
 from jaxformer.interop.huggingface.layout import Layout, Tensor, affine, layer_norm
-from jaxformer.interop.huggingface.text import EXAMPLE, SPECIAL, TOKEN_NAMES, pair_data
+from jaxformer.interop.huggingface.layouts.text_models import (
+    EXAMPLE,
+    SPECIAL,
+    TOKEN_NAMES,
+    pair_data,
+)
 from jaxformer.interop.json_fields import JsonFields
 from jaxformer.interop.marian.layout import LINEAR, NORMS, OUTPUT, SHARED, SOURCE, TARGET
 from jaxformer.models.architecture import absent_bias

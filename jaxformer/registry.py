@@ -9,21 +9,13 @@ own modules with ``package.__path__.append(folder)``.
 
 import functools
 import importlib
+import inspect
 import pkgutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
-
-
-def module_names(package: ModuleType) -> list[str]:
-    """Returns the names of the modules of a package, sorted, without importing them."""
-    return sorted(module.name for module in pkgutil.iter_modules(package.__path__))
-
-
-def import_module_of(package: ModuleType, name: str) -> ModuleType:
-    return importlib.import_module(f"{package.__name__}.{name}")
 
 
 def find_values(package: ModuleType, kind: type[T]) -> tuple[T, ...]:
@@ -33,26 +25,40 @@ def find_values(package: ModuleType, kind: type[T]) -> tuple[T, ...]:
     value with a private name, ``_NAME``, is not an entry.
     """
     # The path is part of the key, since it may become longer.
-    return _find_values(package, kind, tuple(package.__path__))
+    return _find(package, tuple(package.__path__), kind, isinstance)
+
+
+def find_classes(package: ModuleType, base: type[T]) -> tuple[type[T], ...]:
+    """Returns the subclasses of a class that can be instantiated; otherwise as find_values."""
+    return _find(package, tuple(package.__path__), base, _is_concrete)
+
+
+def _is_concrete(value: Any, base: type) -> bool:
+    return inspect.isclass(value) and issubclass(value, base) and not inspect.isabstract(value)
 
 
 @functools.cache
-def _find_values(
+def _find(
     package: ModuleType,
-    kind: type[T],
     path: tuple[str, ...],
-) -> tuple[T, ...]:
-    found: dict[int, T] = {}
+    kind: type,
+    is_entry: Callable[[Any, type], bool],
+) -> tuple[Any, ...]:
+    found: dict[int, Any] = {}
     for value in _public_values(package):
-        if isinstance(value, kind):
-            # Another module may import the value.
+        if is_entry(value, kind):
+            # Several modules may import a value.
             found.setdefault(id(value), value)
     return tuple(found.values())
 
 
-def _public_values(package: ModuleType) -> Iterator[object]:
-    for module_name in module_names(package):
-        module = import_module_of(package, module_name)
+def _public_values(package: ModuleType) -> Iterator[Any]:
+    """Yields the values of all modules of a package and of the packages in it."""
+    names = sorted(
+        module.name for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
+    )
+    for module_name in names:
+        module = importlib.import_module(module_name)
         for name, value in vars(module).items():
             if not name.startswith("_"):
                 yield value

@@ -36,7 +36,7 @@ def shortlist(
     from jaxformer.data.text_files import read_file, zip_lines
     from jaxformer.data.tokenizer import Tokenizer
     from jaxformer.inference.shortlist import NAME, Shortlist
-    from jaxformer.kinds import TRANSLATION
+    from jaxformer.kinds.translation import TRANSLATION
     from jaxformer.runs.workdir import Workdir
 
     folder = Workdir(workdir)

@@ -19,7 +19,7 @@ from jaxformer.interop.bergamot import exporter as bergamot
 from jaxformer.interop.formats import Usage
 from jaxformer.interop.huggingface import exporter as huggingface
 from jaxformer.interop.marian import exporter as marian
-from jaxformer.kinds import TRANSLATION
+from jaxformer.kinds.translation import TRANSLATION
 from jaxformer.search import BeamSearch, Sampling
 from jaxformer.version import __version__
 

@@ -11,7 +11,8 @@ from jaxformer.cli import main
 from jaxformer.cli.arguments import COMMANDS
 from jaxformer.config import Config
 from jaxformer.errors import UserError
-from jaxformer.kinds import KINDS, MASKED_LANGUAGE_MODELING
+from jaxformer.kinds.classification import MASKED_LANGUAGE_MODELING
+from jaxformer.kinds.selection import known_kinds
 
 CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
 
@@ -71,7 +72,7 @@ def test_parsing_config():
 
 
 def test_the_end_of_a_run_names_a_command_for_its_model():
-    for kind in KINDS:
+    for kind in known_kinds():
         words = shlex.split(kind.use.format(workdir="runs/mine"))
         if kind is MASKED_LANGUAGE_MODELING:
             assert words[-1] == "--config.training.init_from=runs/mine"

@@ -46,7 +46,6 @@ ALLOWED = {
     ("jaxformer/data/preparation.py", "tarfile"): "reads files, and extracts nothing to disk",
     ("jaxformer/data/preparation.py", "zipfile"): "reads files, and extracts nothing to disk",
     ("jaxformer/__init__.py", "import_module"): "the name is of the package's own stub",
-    ("jaxformer/tasks/token_task.py", "import_module"): "the name is of the list of kinds",
 }
 
 

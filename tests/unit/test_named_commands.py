@@ -11,7 +11,7 @@ import pytest
 from jaxformer.cli.arguments import COMMANDS, LISTS, command_function
 from jaxformer.cli.signatures import command_parser
 from jaxformer.config import Config
-from jaxformer.kinds import KINDS
+from jaxformer.kinds.selection import known_kinds
 from jaxformer.search.serialization import search_fields
 
 from ..printed import PAGES, PROJECT, prose
@@ -79,8 +79,8 @@ def mistakes(text: str) -> list[str]:
 def fields() -> set[tuple[str, str]]:
     """Returns all fields of configs, of any kind, with their sections."""
     sections = {
-        "data": [kind.data for kind in KINDS],
-        "model": [network.section for kind in KINDS for network in kind.networks],
+        "data": [kind.data for kind in known_kinds()],
+        "model": [network.section for kind in known_kinds() for network in kind.networks],
         "training": [type(Config().training)],
         "mesh": [type(Config().mesh)],
     }

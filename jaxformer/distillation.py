@@ -51,8 +51,8 @@ def distill(
 ) -> None:
     """Trains a student on translations of its training sources, and quantizes it to int8.
 
-    Each stage resumes where an earlier call was interrupted. :mod:`jaxformer.cli.distill` describes
-    the arguments.
+    Each stage resumes where an earlier call was interrupted.
+    :mod:`jaxformer.cli.commands.distill` describes the arguments.
     """
     for each in (config, teacher.config):
         check_kind(each, TRANSLATION)

@@ -37,7 +37,6 @@ ALLOWED = {
     ("jaxformer/runs/allocator.py", "ctypes"): "calls mallopt",
     ("jaxformer/interop/arrays.py", "torch"): "loads with weights_only=True",
     ("jaxformer/cli/config_file.py", "runpy"): "runs the file of --config, which is code",
-    ("jaxformer/cli/arguments.py", "import_module"): "the name is of a table of commands",
     ("jaxformer/registry.py", "import_module"): "the names are of the modules of a package",
     ("jaxformer/data/images.py", "load"): "of numpy, which refuses pickles by default",
     ("jaxformer/data/images.py", "zipfile"): "names the error of a damaged file",

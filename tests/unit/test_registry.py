@@ -1,11 +1,15 @@
 """New layouts, kinds and tasks are files of their own, in the folder where all others are."""
 
+import re
 import types
 import typing
+from typing import Any
 
 import pytest
 
 from jaxformer import kinds, tasks
+from jaxformer.cli import commands, main
+from jaxformer.config import Config
 from jaxformer.interop.huggingface import importer, layouts
 from jaxformer.kinds.selection import kind_of, known_kinds
 from jaxformer.registry import find_classes
@@ -75,6 +79,35 @@ def test_a_kind_and_its_task(add_file):
     add_file(tasks, "added_task", NEW_TASK)
     kind = kind_of("added")
     assert kind.description == "a model of summaries"
-    data = types.SimpleNamespace(corpus="added")
-    assert task_class(types.SimpleNamespace(kind=kind, data=data)).__name__ == "Summaries"
+    config: Any = types.SimpleNamespace(kind=kind)
+    assert task_class(config).__name__ == "Summaries"
+    assert task_class(Config()).__name__ == "Translation"
     assert kind_of("text").description == "a model of sentence pairs"
+
+
+NEW_COMMAND = '''
+from jaxformer.cli.command import Command
+def greet(name: str) -> None:
+    """Print a greeting.
+
+    Example:
+      jaxformer greet Ada
+    """
+    print(f"Hello, {name}!")
+COMMAND = Command("greet", greet, place=35)
+'''
+
+
+def test_a_command(add_file, capsys):
+    add_file(commands, "added_command", NEW_COMMAND)
+    assert main(["greet", "Ada"]) == 0
+    assert capsys.readouterr().out == "Hello, Ada!\n"
+
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+    listed = re.findall(r"^    (\w+) ", capsys.readouterr().out, re.MULTILINE)
+    place = listed.index("greet")
+    assert listed[place - 1 : place + 2] == ["translate", "greet", "serve"]
+
+    assert main(["gret"]) == 2
+    assert capsys.readouterr().err == "error: unknown command gret; did you mean greet?\n"

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from jaxformer.cli.command import Command
 from jaxformer.data.catalog import CATALOG, download_corpus, is_present
 from jaxformer.errors import UserError, did_you_mean
 from jaxformer.files import data_directory, file_sha256
@@ -56,3 +57,6 @@ def data(names: Sequence[str] = ()) -> None:
             elif recorded:
                 note = ", not as in docs/data.md: scores may differ from ours"
             print(f"  {file}: {path.stat().st_size:,} bytes, SHA-256 {digest}{note}")
+
+
+COMMAND = Command("data", data, place=210, lists={"corpora": list_corpora})

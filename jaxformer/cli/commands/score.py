@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 from jaxformer import pretrained
+from jaxformer.cli.command import Command
 from jaxformer.cli.options import (
     InputFile,
     ModelOptions,
@@ -89,6 +90,9 @@ def score(
             encoded = [encode(line) for line in block]
             scores = score_all(encoded, report=report)
             write(map(row, block, scores))
+
+
+COMMAND = Command("score", score, place=50)
 
 
 def _row(line: Line, result: "Score") -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 from jaxformer import pretrained
 from jaxformer.checks import parse_numbers
+from jaxformer.cli.command import Command
 from jaxformer.cli.options import File, ModelDir, ModelOptions, SearchOptions, TranslatorDir
 from jaxformer.cli.signatures import Value
 from jaxformer.errors import UserError, typed_command
@@ -145,6 +146,9 @@ def attention(
     print(f"{output}: {view.translation or view.sentence}")
 
 
+ATTENTION = Command("attention", attention, place=180)
+
+
 def _page(shown: AttentionOptions, view: "AttentionView") -> str:
     """Returns an interactive page, which shows the selection first."""
     kind = shown.kind_of(view)
@@ -210,6 +214,9 @@ def plot(*, workdir: ModelDir, output: File | None = None) -> None:
 
     learning_curve(read_metrics(metrics), output)
     print(output)
+
+
+PLOT = Command("plot", plot, place=190)
 
 
 def check_suffix(output: pathlib.Path, known: str) -> None:

@@ -1,6 +1,7 @@
 """The command ``evaluate``: translates a file and scores it against a reference."""
 
 from jaxformer import pretrained
+from jaxformer.cli.command import Command
 from jaxformer.cli.options import (
     InputFile,
     JsonReport,
@@ -67,3 +68,6 @@ def evaluate(
     references = [line.gold for line in lines]
     scores = translation_report(translations, references, target_language=language)
     print(scores.to_json() if json else scores.table())
+
+
+COMMAND = Command("evaluate", evaluate, place=60)

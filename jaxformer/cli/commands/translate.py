@@ -5,6 +5,7 @@ import math
 from typing import TYPE_CHECKING
 
 from jaxformer import pretrained
+from jaxformer.cli.command import Command
 from jaxformer.cli.options import (
     InputFile,
     ModelOptions,
@@ -193,6 +194,9 @@ def translate(
                 best = [_best(hypotheses) for hypotheses in found]
                 pairs = align(translator, texts, best, layer=style.alignment_layer)
                 write_alignments(map(format_pharaoh, pairs))
+
+
+COMMAND = Command("translate", translate, place=30)
 
 
 def _best(hypotheses: list["Hypothesis"]) -> tuple[str, list[int]]:

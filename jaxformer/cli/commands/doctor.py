@@ -7,6 +7,7 @@ import pathlib
 import re
 from collections.abc import Iterator, Sequence
 
+from jaxformer.cli.command import Command
 from jaxformer.errors import UserError, missing_device
 from jaxformer.extras import PURPOSES, install_command, is_in_all, packages_of
 from jaxformer.files import cache_directory, make_folder
@@ -54,6 +55,9 @@ def doctor(
     _print_report()
     if reason := missing_device():
         raise UserError(reason)
+
+
+COMMAND = Command("doctor", doctor, place=120)
 
 
 def _print_report() -> None:

@@ -12,6 +12,8 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Annotated
 
+from jaxformer.cli.command import Command
+from jaxformer.cli.configs import list_configs
 from jaxformer.cli.signatures import Value
 from jaxformer.cli.source_fields import list_fields
 from jaxformer.errors import UserError, exit_code, typed_command
@@ -97,6 +99,14 @@ def train(
         command()
     else:
         _run_and_abort_on_failure(command)
+
+
+COMMAND = Command(
+    "train",
+    train,
+    place=10,
+    lists={"configs": list_configs, "fields": functools.partial(list_fields, usual=True)},
+)
 
 
 def _train(

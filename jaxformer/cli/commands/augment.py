@@ -3,6 +3,7 @@
 import collections
 import itertools
 
+from jaxformer.cli.command import Command
 from jaxformer.cli.options import File, InputFile
 from jaxformer.errors import UserError
 from jaxformer.files import is_stream
@@ -76,3 +77,6 @@ def augment(
 
     kinds = ", ".join(f"{kind} {changed[kind]:,}" for kind in chosen)
     print(f"{first}, {second}: {count:,} lines; changed by {kinds}")
+
+
+COMMAND = Command("augment", augment, place=170)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from jaxformer.cli.command import Command
 from jaxformer.cli.options import InputFile, ModelDir, ModelOptions, RunDir, SearchOptions
 
 
@@ -57,3 +58,6 @@ def distill(
     except KeyboardInterrupt as stop:
         raise KeyboardInterrupt(str(stop) or "interrupted; the same command resumes") from None
     print(f"{workdir}: the student; {workdir / 'quantized'}: the student in int8")
+
+
+COMMAND = Command("distill", distill, place=20)

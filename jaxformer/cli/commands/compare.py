@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from json import dumps
 from typing import TYPE_CHECKING
 
+from jaxformer.cli.command import Command
 from jaxformer.cli.options import InputFile, JsonReport
 from jaxformer.cli.outputs import check_outputs
 from jaxformer.data.text_files import COMPRESSED, read_file
@@ -70,6 +71,9 @@ def compare(
         print(dumps(report, ensure_ascii=False, indent=2))
     else:
         _print_table(report, compared)
+
+
+COMMAND = Command("compare", compare, place=70)
 
 
 def _language_of(reference: pathlib.Path) -> str:

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
+from jaxformer.cli.command import Command
 from jaxformer.cli.options import Checkpoint, Dtype, ModelDir, SearchOptions, Strict
 from jaxformer.cli.signatures import Fields
 from jaxformer.cli.source_fields import searches
@@ -73,6 +74,9 @@ def generate(
             for piece in _pieces(generator, line, tokens):
                 print(piece, end="", flush=True)
             report(1)
+
+
+COMMAND = Command("generate", generate, place=80)
 
 
 def _pieces(generator: "Generator", line: Line, tokens: int) -> Iterator[str]:

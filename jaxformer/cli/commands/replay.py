@@ -1,5 +1,6 @@
 """The command ``replay``: repeats one training step and measures its examples."""
 
+from jaxformer.cli.command import Command
 from jaxformer.cli.options import ModelDir
 
 
@@ -35,3 +36,6 @@ def replay(*, workdir: ModelDir, step: int) -> None:
     print(f"{'norm':>12} {'loss':>12} {'tokens':>6}  example")
     for each in replayed.contributions:
         print(f"{each.grad_norm:12.6g} {each.loss:12.6g} {each.count:6g}  {each.text}")
+
+
+COMMAND = Command("replay", replay, place=130)

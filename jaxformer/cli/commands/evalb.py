@@ -2,6 +2,7 @@
 
 import sys
 
+from jaxformer.cli.command import Command
 from jaxformer.cli.options import InputFile, JsonReport
 from jaxformer.cli.outputs import check_outputs
 from jaxformer.data.text_files import read_file
@@ -37,3 +38,6 @@ def evalb(
         for error in row.errors:
             print(f"{row.number} : {error}", file=sys.stderr)
     print(report.to_json() if json else report.table())
+
+
+COMMAND = Command("evalb", evalb, place=110)

@@ -3,6 +3,7 @@
 import pathlib
 from collections.abc import Iterator
 
+from jaxformer.cli.command import Command
 from jaxformer.cli.options import (
     InputFile,
     ModelDir,
@@ -77,6 +78,9 @@ def parse(
             found = parser.parse(words, tags=tags, first=block[0].number, report=report)
             write("" if tree is None else str(tree) for tree in found)
             write_gold(line.gold for line in block)
+
+
+COMMAND = Command("parse", parse, place=90)
 
 
 def _treebank(path: pathlib.Path) -> Text:

@@ -2,6 +2,7 @@
 
 import itertools
 
+from jaxformer.cli.command import Command
 from jaxformer.cli.options import InputFile, RunDir
 from jaxformer.cli.outputs import check_outputs
 from jaxformer.errors import UserError
@@ -80,3 +81,6 @@ def shortlist(
         f"{folder.path / NAME}: {len(learned.targets):,} translations of {known:,} tokens, learned "
         f"from {len(text_pairs):,} pairs"
     )
+
+
+COMMAND = Command("shortlist", shortlist, place=160)

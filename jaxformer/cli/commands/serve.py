@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 from jaxformer import pretrained
+from jaxformer.cli.command import Command
 from jaxformer.cli.options import ModelOptions, SearchOptions, TranslatorDir
 from jaxformer.cli.signatures import Value
 from jaxformer.errors import UserError, needs_package
@@ -84,6 +85,9 @@ def serve(
         backend = TranslatorBackend(translator, pairs)
         backend.warm_up(limits.max_batch, report)
         run_server(backend, limits, reserved)
+
+
+COMMAND = Command("serve", serve, place=40)
 
 
 def run_server(backend: "Backend", limits: Limits, reserved: socket.socket) -> None:

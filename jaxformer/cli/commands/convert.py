@@ -5,6 +5,7 @@ import re
 import sys
 from typing import TYPE_CHECKING, Annotated, Literal
 
+from jaxformer.cli.command import Command
 from jaxformer.cli.options import (
     Checkpoint,
     Dtype,
@@ -57,6 +58,9 @@ def average(*, workdir: RunDir, last: int = 5) -> None:
     print(_describe_average(steps[-1], losses, reason))
 
 
+AVERAGE = Command("average", average, place=140)
+
+
 def _describe_average(newest: int, losses: "AverageLosses | None", reason: str) -> str:
     """Returns whether an average is better than the newest checkpoint, and which is the default."""
     undo = "--weights latest uses the newest checkpoint instead; delete the folder to undo this"
@@ -92,6 +96,9 @@ def quantize(*, workdir: ModelDir, output: NewRunDir, weights: Checkpoint = "aut
         f"({before / after:.2f} times smaller)\n"
         f"  {workdir} is unchanged; --workdir {workdir} uses its own parameters"
     )
+
+
+QUANTIZE = Command("quantize", quantize, place=150)
 
 
 def _model_folder(text: str) -> pathlib.Path:
@@ -155,6 +162,9 @@ def import_model(
     print(f"{workdir}: {summary}")
 
 
+IMPORT = Command("import", import_model, place=200)
+
+
 def export_model(
     format: Literal["stablehlo", "ctranslate2", "marian", "bergamot", "safetensors"],
     *,
@@ -184,3 +194,6 @@ def export_model(
             format, workdir, output, weights=weights, search=settings, compute_dtype=dtype
         )
     print(f"{output}: {summary}")
+
+
+EXPORT = Command("export", export_model, place=220)

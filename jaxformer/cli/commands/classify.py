@@ -5,9 +5,10 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from jaxformer.cli.command import Command
+from jaxformer.cli.commands.plot import check_suffix
 from jaxformer.cli.options import Checkpoint, File, InputFile, ModelDir, OutputFile, Strict
 from jaxformer.cli.outputs import check_outputs, open_output
-from jaxformer.cli.plot import check_suffix
 from jaxformer.cli.text import Line, Text, blocks_of, progress_bar, read_text
 from jaxformer.data.characters import replace_controls
 from jaxformer.errors import UserError
@@ -94,6 +95,9 @@ def classify(
         probabilities=probabilities,
         strict=strict,
     )
+
+
+COMMAND = Command("classify", classify, place=100)
 
 
 def _classify_lines(

@@ -10,7 +10,11 @@ import pytest
 from jaxformer import kinds, tasks
 from jaxformer.cli import commands, main
 from jaxformer.config import Config
+from jaxformer.errors import UserError
+from jaxformer.interop import exports, imports
+from jaxformer.interop.export import export_model
 from jaxformer.interop.huggingface import importer, layouts
+from jaxformer.interop.systems import known_formats, known_systems
 from jaxformer.kinds.selection import kind_of, known_kinds
 from jaxformer.registry import find_classes
 from jaxformer.tasks.token_task import NetworkTask, task_class
@@ -111,3 +115,31 @@ def test_a_command(add_file, capsys):
 
     assert main(["gret"]) == 2
     assert capsys.readouterr().err == "error: unknown command gret; did you mean greet?\n"
+
+
+NEW_FORMAT = """
+from jaxformer.interop.systems import ExportFormat, Importer, ImportSystem
+FORMAT = ExportFormat("onnx", "a graph", place=25, stores="float32", write=print)
+SYSTEM = ImportSystem("onnx", "a graph", 25, False, importer=lambda: Importer(print, files=None))
+"""
+
+
+def test_a_format_and_a_system(add_file, capsys):
+    assert [*known_formats()] == ["stablehlo", "ctranslate2", "marian", "bergamot", "safetensors"]
+    assert [*known_systems()] == ["hf", "marian", "bergamot"]
+
+    add_file(exports, "added_format", NEW_FORMAT)
+    add_file(imports, "added_format", NEW_FORMAT)
+    assert [*known_formats()][1:4] == ["ctranslate2", "onnx", "marian"]
+    assert [*known_systems()] == ["hf", "marian", "onnx", "bergamot"]
+
+    for command in ("export", "import"):
+        with pytest.raises(SystemExit, match="0"):
+            main([command, "--help"])
+        text = " ".join(capsys.readouterr().out.split())
+        assert "; onnx: a graph; " in text
+
+
+def test_an_unknown_format_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"^unknown format 'marain'; did you mean marian\?$"):
+        export_model("marain", tmp_path, tmp_path / "out")

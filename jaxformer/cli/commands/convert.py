@@ -3,7 +3,7 @@
 import pathlib
 import re
 import sys
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from jaxformer.cli.command import Command
 from jaxformer.cli.options import (
@@ -15,9 +15,10 @@ from jaxformer.cli.options import (
     RunDir,
     SearchOptions,
 )
-from jaxformer.cli.signatures import Value
+from jaxformer.cli.signatures import Choices, Value
 from jaxformer.errors import UserError
 from jaxformer.files import local_path
+from jaxformer.interop.systems import known_formats, known_systems
 from jaxformer.waits import announce
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ def _model_folder(text: str) -> pathlib.Path:
 
 
 def import_model(
-    system: Literal["hf", "marian", "bergamot"],
+    system: Annotated[str, Choices(known_systems)],
     directory: Annotated[pathlib.Path, Value(metavar="MODEL", convert=_model_folder)],
     *,
     workdir: NewRunDir,
@@ -118,8 +119,6 @@ def import_model(
     """Convert another system's model to a workdir that every command accepts.
 
     Options:
-      system: hf: BERT, GPT-2, LLaMA, M2M-100, Mistral, mT5, NLLB, Qwen2, T5, umT5 or ViT, as
-        transformers saves them; marian: Marian or OPUS-MT; bergamot: a translation model of Firefox
       directory: folder of the model, or its name on the Hugging Face Hub, such as gpt2 or
         Helsinki-NLP/opus-mt-en-de
       source_language: the language of sources, for M2M-100 (such as en) and NLLB (eng_Latn)
@@ -130,35 +129,22 @@ def import_model(
 
       jaxformer import marian Helsinki-NLP/opus-mt-en-de --workdir runs/opus-mt-en-de
     """
+    from jaxformer.inference import weights
     from jaxformer.interop.hub import model_folder
     from jaxformer.runs.workdir import Workdir
 
-    if system == "hf":
-        from jaxformer.interop.huggingface import importer
-
-        convert = importer.import_huggingface
-        files = importer.FILES
-    elif system == "marian":
-        from jaxformer.interop.marian import importer
-
-        convert = importer.import_marian
-        files = importer.FILES
-    else:
-        from jaxformer.interop.bergamot import importer
-
-        convert = importer.import_bergamot
-        files = None  # not on the hub
-
+    known = known_systems()
     languages = [name for name in (source_language, target_language) if name is not None]
-    if languages and system != "hf":
+    if languages and not known[system].has_languages:
         raise UserError("--source-language and --target-language are for M2M-100 and NLLB only")
 
-    Workdir(workdir).check_writable(importer.COMMAND)  # before a download
-    if files:
-        directory = model_folder(directory, files)
+    Workdir(workdir).check_writable(weights.IMPORT)  # before a download
+    importer = known[system].importer()
+    if importer.files:
+        directory = model_folder(directory, importer.files)
     options = {"languages": languages} if languages else {}
     with announce(f"converting {directory}"):
-        summary = convert(directory, workdir, **options)
+        summary = importer.convert(directory, workdir, **options)
     print(f"{workdir}: {summary}")
 
 
@@ -166,7 +152,7 @@ IMPORT = Command("import", import_model, place=200)
 
 
 def export_model(
-    format: Literal["stablehlo", "ctranslate2", "marian", "bergamot", "safetensors"],
+    format: Annotated[str, Choices(known_formats)],
     *,
     workdir: ModelDir,
     output: Folder,
@@ -177,10 +163,6 @@ def export_model(
     """Convert a model for another system, with a model card.
 
     Options:
-      format: stablehlo: the whole search as a program for JAX; ctranslate2: a model for
-        CTranslate2; marian: MarianMTModel of the transformers library; bergamot: a student in
-        int8, for Firefox; safetensors: parameters, of a model from jaxformer import hf for the
-        transformers library
       output: folder to create
 
     Example:

@@ -36,7 +36,7 @@ import decode_text
 from machine import machine
 
 from jaxformer import pretrained
-from jaxformer.cli.serve import Address, run_server
+from jaxformer.cli.commands.serve import Address, run_server
 from jaxformer.interop.export import export_model
 from jaxformer.serving.protocol import Limits, Sentence, Translation
 

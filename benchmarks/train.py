@@ -268,7 +268,7 @@ def our_translation(size: dict[str, int], dtype: str, mesh: Any) -> tuple:
     from jaxformer.config import Config, ModelConfig
     from jaxformer.data.loader import load_batches
     from jaxformer.data.plan import bucket_plan
-    from jaxformer.kinds import make_init
+    from jaxformer.kinds.model_parameters import make_init
     from jaxformer.tasks.translation import TranslationLoss
     from jaxformer.training.flops import training_flops
     from jaxformer.training.mesh import BatchShards

@@ -23,7 +23,8 @@ from jaxformer.data.stream import StreamConfig
 from jaxformer.errors import UserError, prefix_errors, typed_command
 from jaxformer.fields import build_section, check_known, expected_type, inherit_attributes
 from jaxformer.files import read_object, write_file
-from jaxformer.kinds import KINDS, Kind, kind_of
+from jaxformer.kinds.kind import Kind
+from jaxformer.kinds.selection import kind_of, known_kinds
 from jaxformer.models.architecture import Architecture
 from jaxformer.models.assembly import ModelConfig
 from jaxformer.models.encoder import EncoderConfig
@@ -85,7 +86,7 @@ class Config:
 
         # A kind also takes subclasses of its models, except those that belong to another kind.
         models = tuple(network.section for network in self.kind.networks)
-        all_models = {network.section for kind in KINDS for network in kind.networks}
+        all_models = {network.section for kind in known_kinds() for network in kind.networks}
         others = all_models.difference(models)
 
         self._check_class("data", (self.kind.data,), others)

@@ -28,7 +28,7 @@ from jaxformer.experiment import check_experiment, train
 from jaxformer.files import write_file
 from jaxformer.inference.translator import Translator
 from jaxformer.inference.weights import TrainedModel, params_sha256, quantize
-from jaxformer.kinds import TRANSLATION
+from jaxformer.kinds.translation import TRANSLATION
 from jaxformer.nn.precision import dequantize
 from jaxformer.runs.manifest import Manifest
 from jaxformer.runs.workdir import Workdir, read_workdir_object
@@ -51,8 +51,8 @@ def distill(
 ) -> None:
     """Trains a student on translations of its training sources, and quantizes it to int8.
 
-    Each stage resumes where an earlier call was interrupted. :mod:`jaxformer.cli.distill` describes
-    the arguments.
+    Each stage resumes where an earlier call was interrupted.
+    :mod:`jaxformer.cli.commands.distill` describes the arguments.
     """
     for each in (config, teacher.config):
         check_kind(each, TRANSLATION)

@@ -15,7 +15,8 @@ from jaxformer.config import Config, TrainingConfig, check_config, read_config
 from jaxformer.data.corpus import Corpus
 from jaxformer.errors import UserError
 from jaxformer.files import model_path, run_path
-from jaxformer.kinds import Kind, describe_model
+from jaxformer.kinds.kind import Kind
+from jaxformer.kinds.model_parameters import describe_model
 from jaxformer.models.architecture import Architecture
 from jaxformer.nn.backend import emulates_bfloat16
 from jaxformer.runs import processes, watchdog

@@ -8,7 +8,7 @@ from jax.stages import Compiled
 
 from jaxformer.config import Config
 from jaxformer.experiment import make_optimizer
-from jaxformer.kinds import make_init
+from jaxformer.kinds.model_parameters import make_init
 from jaxformer.tasks.token_task import task_class
 from jaxformer.training.mesh import BatchShards, make_mesh
 from jaxformer.training.state import abstract_state

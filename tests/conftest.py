@@ -83,10 +83,11 @@ def _no_lines_about_slow_work() -> None:
 def _own_checks_of_settings() -> None:
     """Leaves invalid settings to the settings' own checks, whose messages the tests read."""
     if CHECKED:
-        from jaxformer import config, kinds, search
+        from jaxformer import config, search
+        from jaxformer.kinds.selection import known_kinds
 
         settings = {*map(config.__dict__.get, config.__all__), search.BeamSearch, search.Sampling}
-        models = {network.section for kind in kinds.KINDS for network in kind.networks}
+        models = {network.section for kind in known_kinds() for network in kind.networks}
         for section in settings | models:
             section.__init__ = section.__init__.__wrapped__
 

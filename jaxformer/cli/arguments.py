@@ -1,68 +1,40 @@
-"""Command-line arguments: the commands, and one-line errors about unknown names.
+"""Command-line arguments of all commands, and one-line errors about unknown names.
 
 This module and the modules of the commands import no heavy libraries before a command runs, so that
 ``--help`` and errors about arguments appear at once.
 """
 
 import functools
-import importlib
 import inspect
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NoReturn
 
-from jaxformer.cli.catalog import list_corpora
-from jaxformer.cli.configs import list_configs
+from jaxformer.cli import commands
+from jaxformer.cli.command import Command
 from jaxformer.cli.signatures import CommandParser, command_parser, keyword_arguments, summary
-from jaxformer.cli.source_fields import list_fields
 from jaxformer.errors import UserError, did_you_mean, typed_command
+from jaxformer.registry import find_values
 from jaxformer.version import __version__
 
-# Module and function of each command, in the order of --help.
-COMMANDS = {
-    "train": "train.train",
-    "distill": "distill.distill",
-    "translate": "translate.translate",
-    "serve": "serve.serve",
-    "score": "score.score",
-    "evaluate": "evaluate.evaluate",
-    "compare": "compare.compare",
-    "generate": "generate.generate",
-    "parse": "parse.parse",
-    "classify": "classify.classify",
-    "evalb": "evalb.evalb",
-    "doctor": "doctor.doctor",
-    "replay": "replay.replay",
-    "average": "convert.average",
-    "quantize": "convert.quantize",
-    "shortlist": "shortlist.shortlist",
-    "augment": "augment.augment",
-    "attention": "plot.attention",
-    "plot": "plot.plot",
-    "import": "convert.import_model",
-    "data": "catalog.data",
-    "export": "convert.export_model",
-}
 
-
-# Lists in the help of commands, by their placeholder.
-LISTS = {
-    "configs": list_configs,
-    "fields": functools.partial(list_fields, usual=True),
-    "corpora": list_corpora,
-}
+def known_commands() -> dict[str, Command]:
+    """Returns all commands by name, in the order of ``--help``."""
+    found = sorted(find_values(commands, Command), key=lambda command: command.place)
+    return {command.name: command for command in found}
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> functools.partial[None]:
     """Returns the function of a command with its arguments, by default the process's."""
     words = _join_overrides(sys.argv[1:] if arguments is None else arguments)
-    if not words or words[0] not in COMMANDS:
-        _end_without_command(words)
+    known = known_commands()
+    if not words or words[0] not in known:
+        _end_without_command(words, known)
 
-    command = words[0]
-    function = command_function(command)
-    parser = command_parser(typed_command(command), function, LISTS)
+    command = known[words[0]]
+    function = command.run
+    parser = command_parser(typed_command(command.name), function, command.lists)
     options, unknown = parser.parse_known_args(words[1:])
     values = vars(options)
 
@@ -71,7 +43,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> functools.partial
         values["overrides"] = [word for word in unknown if word.startswith("--config.")]
         unknown = [word for word in unknown if word not in values["overrides"]]
 
-    if command == "train" and values["config"] is None:
+    if command.name == "train" and values["config"] is None:
         # Not left to argparse: Python 3.11 finds no optional positional after --workdir.
         names = [word for word in unknown if not word.startswith("-")]
         if names:
@@ -83,24 +55,19 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> functools.partial
     return functools.partial(function, **keyword_arguments(function, values))
 
 
-def _end_without_command(words: Sequence[str]) -> NoReturn:
+def _end_without_command(words: Sequence[str], known: Mapping[str, Command]) -> NoReturn:
     """Prints the help or the version, or reports that the first argument is not a command."""
-    parser = _make_parser()
+    parser = _make_parser(known.values())
     if not words:  # A script whose arguments are missing must not succeed.
         parser.print_help(sys.stderr)
         raise SystemExit(2)
 
     first = words[0]
     if not first.startswith("-"):
-        hint = did_you_mean(first, COMMANDS, "see jaxformer --help")
+        hint = did_you_mean(first, known, "see jaxformer --help")
         raise UserError(f"unknown command {first}; {hint}")
     parser.parse_args([first])  # --help or --version, or an error
     parser.error(f"expected a command first: got {first}")
-
-
-def command_function(name: str) -> Callable[..., None]:
-    module, function = COMMANDS[name].split(".")
-    return getattr(importlib.import_module(f"jaxformer.cli.{module}"), function)
 
 
 def _unknown(word: str, parser: CommandParser, has_overrides: bool) -> str:
@@ -136,7 +103,7 @@ def _join_overrides(words: Sequence[str]) -> list[str]:
     return joined
 
 
-def _make_parser() -> CommandParser:
+def _make_parser(known: Iterable[Command]) -> CommandParser:
     """Returns the parser of the first argument, with a list of all commands."""
     parser = CommandParser(
         prog="jaxformer",
@@ -146,7 +113,7 @@ def _make_parser() -> CommandParser:
         "train also 75: stopped, the same command resumes.",
     )
     parser.add_argument("--version", action="version", version=f"jaxformer {__version__}")
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for name in COMMANDS:
-        commands.add_parser(name, help=summary(command_function(name)))
+    first = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    for command in known:
+        first.add_parser(command.name, help=summary(command.run))
     return parser

@@ -2,8 +2,9 @@
 
 A keyword-only parameter ``n_best: int | None = None`` is the option ``--n-best N``; any other
 parameter is positional. A parameter whose type is a dataclass stands for the fields of the
-dataclass. ``Annotated`` adds what neither the type nor the docstring has: a :class:`Value`, or
-for a dictionary of settings its :class:`Fields`. A docstring has a summary, and then sections:
+dataclass. ``Annotated`` adds what neither the type nor the docstring has: a :class:`Value`,
+:class:`Choices` of a name, or for a dictionary of settings its :class:`Fields`. A docstring has a
+summary, and then sections:
 
 - "Options:", or title and description of a group of options, as in "Format: A score is a log
   probability.", and for each option an indented line ``name (METAVAR): help``;
@@ -19,7 +20,17 @@ import re
 import textwrap
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, NoReturn, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Any,
+    Literal,
+    NamedTuple,
+    NoReturn,
+    Protocol,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from jaxformer.errors import UserError
 
@@ -51,6 +62,22 @@ class Value(NamedTuple):
     group: str = "options"
     metavar: str | None = None
     convert: Callable[[str], Any] | None = None  # of a word of the command line; None: the type
+
+
+class Choice(Protocol):
+    """One of the values that an option can have."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def help(self) -> str: ...
+
+
+class Choices(NamedTuple):
+    """Metadata of ``Annotated``: one of several names, whose descriptions are the help."""
+
+    known: Callable[[], Mapping[str, Choice]]  # by name
 
 
 class Fields(NamedTuple):
@@ -218,6 +245,11 @@ def _options(kind: Any) -> Iterator[_Option]:
         elif isinstance(each.metadata, Fields):
             for option in _field_options(each.metadata):
                 yield option._replace(description=descriptions.get(option.value.group))
+        elif isinstance(each.metadata, Choices):
+            known = each.metadata.known()
+            names: Any = tuple(known)
+            help_text = "; ".join(f"{name}: {choice.help}" for name, choice in known.items())
+            yield _Option(each._replace(hint=Literal[names]), Value(help_text))
         elif each.name != "overrides":  # --config.FIELD, which is not an option of argparse
             # The docstring has the help, and the type what several commands share.
             shared = each.metadata or Value()

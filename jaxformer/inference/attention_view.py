@@ -13,7 +13,8 @@ from jaxformer.inference.generator import Generator
 from jaxformer.inference.members import recorded_weights
 from jaxformer.inference.translator import Translator
 from jaxformer.inference.weights import TrainedModel
-from jaxformer.kinds import CLASSIFICATION, LANGUAGE_MODELING, MASKED_LANGUAGE_MODELING
+from jaxformer.kinds.classification import CLASSIFICATION, MASKED_LANGUAGE_MODELING
+from jaxformer.kinds.language_modeling import LANGUAGE_MODELING
 from jaxformer.layout import global_mesh
 from jaxformer.plots.attention_page import AttentionView
 

@@ -15,7 +15,7 @@ from jaxformer.checks import check_text, check_texts, check_tokens
 from jaxformer.data.tokenizer import EOS, PAD, UNK
 from jaxformer.errors import UserError, prefix_errors
 from jaxformer.inference.weights import Predictor
-from jaxformer.kinds import LANGUAGE_MODELING
+from jaxformer.kinds.language_modeling import LANGUAGE_MODELING
 from jaxformer.layout import global_mesh
 from jaxformer.models.architecture import Architecture
 from jaxformer.models.stepwise import step_fn

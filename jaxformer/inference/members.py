@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PyTree
 
 from jaxformer.errors import UserError
-from jaxformer.kinds import TRANSLATION
+from jaxformer.kinds.translation import TRANSLATION
 from jaxformer.models.architecture import Architecture
 
 _LOGITS_AT_ONCE = 1 << 22  # number of logits per chunk, 16 MB in float32

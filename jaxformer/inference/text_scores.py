@@ -14,7 +14,7 @@ from jaxformer.data.tokenizer import PAD
 from jaxformer.inference.generator import Generator
 from jaxformer.inference.members import log_probs_of_tokens
 from jaxformer.inference.pair_scores import PairBatch, Score, score_batches
-from jaxformer.kinds import LANGUAGE_MODELING
+from jaxformer.kinds.language_modeling import LANGUAGE_MODELING
 from jaxformer.layout import global_mesh
 from jaxformer.models.architecture import Architecture
 

@@ -18,7 +18,8 @@ from jaxformer.inference.batched_search import Decoded, all_shapes, compile_prog
 from jaxformer.inference.members import Member
 from jaxformer.inference.shortlist import Shortlist
 from jaxformer.inference.weights import Predictor, TrainedModel
-from jaxformer.kinds import PARSING, TRANSLATION
+from jaxformer.kinds.parsing import PARSING
+from jaxformer.kinds.translation import TRANSLATION
 from jaxformer.search import BeamSearch, Constraint, Sampling
 
 

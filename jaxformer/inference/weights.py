@@ -20,7 +20,9 @@ from jaxformer.data.tokenizer import Vocabulary
 from jaxformer.errors import MALFORMED, UserError, prefix_errors, typed_command
 from jaxformer.files import local_path, model_path, read_whole, run_path, write_file
 from jaxformer.inference import kept_programs
-from jaxformer.kinds import KINDS, TRANSLATION, Kind, describe_model
+from jaxformer.kinds.kind import Kind
+from jaxformer.kinds.model_parameters import describe_model
+from jaxformer.kinds.translation import TRANSLATION
 from jaxformer.layout import global_mesh
 from jaxformer.models.architecture import Architecture
 from jaxformer.nn.parameters import ParameterInfo
@@ -68,8 +70,8 @@ def abstract_params(config: Architecture, kind: Kind = TRANSLATION) -> PyTree:
 
 @functools.lru_cache
 def _describe(config: Architecture, kind: Kind) -> PyTree:
-    """Returns what :func:`~jaxformer.kinds.describe_model` does, kept on disk."""
-    path = kept_programs.kept_file((config, kind.task))
+    """Returns what :func:`~jaxformer.kinds.model_parameters.describe_model` does, kept on disk."""
+    path = kept_programs.kept_file((config, kind.description))
     if path is None:
         return describe_model(config, kind)
 
@@ -136,14 +138,18 @@ class TrainedModel:
         search: BeamSearch | Sampling | None = None,
         compute_dtype: str | None = None,
         dequantized: bool = False,
-        kinds: Sequence[Kind] = KINDS,
+        kinds: Sequence[Kind] | None = None,
     ) -> "TrainedModel":
-        """Reads a model of ``kinds`` as ``Translator.load`` does; ``dequantized`` undoes int8."""
+        """Reads a model as ``Translator.load`` does, of any kind or of the given ones.
+
+        ``dequantized`` undoes int8.
+        """
         use_compilation_cache()
 
         folder = Workdir(model_path(workdir))
         config = read_config(folder)
-        check_kind(config, *kinds)
+        if kinds is not None:
+            check_kind(config, *kinds)
         params, origin = read_params(folder, config.model, str(weights), kind=config.kind)
 
         is_quantized = config.model.compute_dtype == "int8"

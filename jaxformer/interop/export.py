@@ -6,31 +6,19 @@ import json
 import os
 import pathlib
 import tempfile
-from typing import Literal
 
 import jax
 
 from jaxformer.config import DataConfig, ModelConfig
-from jaxformer.errors import UserError
+from jaxformer.errors import UserError, did_you_mean
 from jaxformer.files import check_unicode_path, local_path, write_file
 from jaxformer.inference.weights import TrainedModel, params_sha256
-from jaxformer.interop import ctranslate2, safetensors, stablehlo
-from jaxformer.interop.bergamot import exporter as bergamot
 from jaxformer.interop.formats import Usage
-from jaxformer.interop.huggingface import exporter as huggingface
-from jaxformer.interop.marian import exporter as marian
-from jaxformer.kinds import TRANSLATION
+from jaxformer.interop.systems import known_formats
+from jaxformer.kinds.translation import TRANSLATION
 from jaxformer.search import BeamSearch, Sampling
 from jaxformer.version import __version__
 
-Format = Literal["stablehlo", "ctranslate2", "marian", "bergamot", "safetensors"]
-_FORMATS = {
-    "stablehlo": stablehlo.write,
-    "ctranslate2": ctranslate2.write,
-    "marian": marian.write,
-    "bergamot": bergamot.write,
-    "safetensors": safetensors.write,
-}
 _CARD = """# {name}
 
 {model}, exported by jaxformer {version} as {format}.
@@ -58,7 +46,7 @@ _CARD = """# {name}
 
 
 def export_model(
-    format: Format,
+    format: str,
     workdir: str | pathlib.Path,
     output: str | pathlib.Path,
     *,
@@ -79,9 +67,17 @@ def export_model(
     target = local_path(output).absolute()
     check_unicode_path(target)
 
-    if compute_dtype is not None and format != "stablehlo":
-        own = "int8" if format == "bergamot" else "float32"
-        raise UserError(f"--dtype is for stablehlo only: {format} stores {own}; leave it out")
+    known = known_formats()
+    if format not in known:
+        hint = did_you_mean(format, known, f"choose from {', '.join(known)}")
+        raise UserError(f"unknown format {format!r:.80}; {hint}")
+    chosen = known[format]
+
+    if compute_dtype is not None and chosen.stores is not None:
+        programs = " and ".join(each.name for each in known.values() if each.stores is None)
+        raise UserError(
+            f"--dtype is for {programs} only: {format} stores {chosen.stores}; leave it out"
+        )
     _check_new_or_empty(target)
 
     model = TrainedModel.load(
@@ -95,15 +91,11 @@ def export_model(
     # Formats write NumPy arrays.
     model = dataclasses.replace(model, params=jax.device_get(model.params))
 
-    write = _FORMATS[format]
-    if format == "safetensors" and huggingface.can_write(model):
-        write = huggingface.write
-
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f"{target.name}.", dir=target.parent) as name:
         folder = pathlib.Path(name) / "export"
         folder.mkdir()
-        usage = write(model, folder)
+        usage = chosen.write(model, folder)
         card = _model_card(model, target.name, usage)
         write_file(folder / "README.md", card.encode())
         size = sum(path.stat().st_size for path in folder.iterdir())

@@ -15,7 +15,8 @@ from jaxformer.data.tokenizer import Tokenizer
 from jaxformer.errors import UserError
 from jaxformer.files import write_file
 from jaxformer.inference.weights import TrainedModel, abstract_params, named_arrays
-from jaxformer.kinds import PARSING, TRANSLATION
+from jaxformer.kinds.parsing import PARSING
+from jaxformer.kinds.translation import TRANSLATION
 from jaxformer.models.architecture import Architecture
 from jaxformer.search import BeamSearch
 

@@ -28,6 +28,7 @@ from jaxformer.data.stream import (
 from jaxformer.data.tokenizer import EOS, PAD, Vocabulary
 from jaxformer.errors import UserError, prefix_errors
 from jaxformer.files import local_path
+from jaxformer.kinds.language_modeling import LANGUAGE_MODELING
 from jaxformer.models.language_model import LanguageModel
 from jaxformer.runs.workdir import DATA_NOTES, Workdir
 from jaxformer.tasks.initialization import tokenizer_of_run
@@ -169,6 +170,7 @@ class LanguageModeling(TokenTask):
     predicted from the tokens before it in its row.
     """
 
+    kind = LANGUAGE_MODELING
     loss_class = NextTokenLoss
 
     def __init__(self, config: Config, stream: TokenStream) -> None:

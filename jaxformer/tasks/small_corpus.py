@@ -7,7 +7,7 @@ from jaxformer.config import Config, DataConfig, check_kind, data_section
 from jaxformer.data.bpe import estimate_tokens, possible_vocabularies, suitable_vocabulary
 from jaxformer.data.held_out import training_pairs
 from jaxformer.errors import UserError
-from jaxformer.kinds import TRANSLATION
+from jaxformer.kinds.translation import TRANSLATION
 from jaxformer.tasks.choices import Choices
 
 _MOST_PIECES = 8000

@@ -8,7 +8,7 @@ from jaxformer.data.bpe import possible_vocabularies, suitable_vocabulary
 from jaxformer.data.documents import lines_of
 from jaxformer.data.stream import short_lines
 from jaxformer.data.tokenizer import SPECIAL_PIECES
-from jaxformer.kinds import LANGUAGE_MODELING
+from jaxformer.kinds.language_modeling import LANGUAGE_MODELING
 from jaxformer.tasks.choices import Choices
 from jaxformer.tasks.language_modeling import Texts
 

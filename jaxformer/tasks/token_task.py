@@ -2,21 +2,24 @@
 
 import abc
 import dataclasses
-import importlib
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
+from jaxformer import tasks
 from jaxformer.config import Config, check_config
 from jaxformer.data.corpus import Corpus
 from jaxformer.data.tokenizer import Vocabulary
 from jaxformer.errors import UserError
-from jaxformer.kinds import TRANSLATION, Kind, make_init
+from jaxformer.kinds.kind import Kind
+from jaxformer.kinds.model_parameters import make_init
+from jaxformer.kinds.translation import TRANSLATION
 from jaxformer.models.architecture import Architecture
 from jaxformer.nn.precision import at_least_float32, matmul_dtype
 from jaxformer.nn.stack import Remat
+from jaxformer.registry import find_classes
 from jaxformer.runs.workdir import Workdir
 from jaxformer.training.losses import cross_entropy
 from jaxformer.training.mesh import BatchShards
@@ -134,6 +137,7 @@ def _pair_passes(x: Array) -> Array:
 
 
 class NetworkTask(Task):
+    kind: ClassVar[Kind]  # Only this task is for it.
     loss_class: type[NetworkLoss]
     config: Config
     tokenizer: Vocabulary | None = None
@@ -175,6 +179,8 @@ class TokenTask(NetworkTask):
 
 
 def task_class(config: Config) -> type[NetworkTask]:
-    """Returns the class of the task of a config, which is imported when it is needed."""
-    module, _, name = config.kind.task.rpartition(".")
-    return getattr(importlib.import_module(module), name)
+    """Returns the class of the task of a config, among all tasks in this package."""
+    for task in find_classes(tasks, NetworkTask):
+        if task.kind is config.kind:
+            return task
+    raise AssertionError(f"no task is for {config.kind.description}")

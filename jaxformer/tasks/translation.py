@@ -25,6 +25,7 @@ from jaxformer.data.store import TokenStore
 from jaxformer.errors import UserError
 from jaxformer.evaluation.bleu_report import corpus_bleu, sacrebleu
 from jaxformer.inference.translator import Translator
+from jaxformer.kinds.translation import TRANSLATION
 from jaxformer.models.transformer import Transformer
 from jaxformer.runs import processes
 from jaxformer.runs.workdir import DATA_NOTES, Workdir
@@ -133,6 +134,7 @@ def abstract_batch(
 class Translation(TokenTask):
     """Trains an encoder-decoder on sentence pairs; validates with loss, perplexity and BLEU."""
 
+    kind = TRANSLATION
     loss_class = TranslationLoss
 
     def __init__(self, config: Config, data: Dataset) -> None:

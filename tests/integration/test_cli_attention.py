@@ -94,7 +94,7 @@ def test_chosen_heads_and_word(attention, view, learned_workdir, tmp_path, monke
     assert data["start"]["heads"] == data["figures"]["4"]["heads"] == [1]
     assert data["figures"]["3"]["token"] == 1
     written = {}
-    monkeypatch.setattr("jaxformer.cli.plot.write_file", written.__setitem__)
+    monkeypatch.setattr("jaxformer.cli.commands.plot.write_file", written.__setitem__)
     assert attention() == 0
     assert list(written) == [learned_workdir / "attention.html"]
 

@@ -110,7 +110,7 @@ def test_after_warm_up_nothing_compiles_and_a_bad_sentence_fails_alone(learned_w
 def test_a_server_that_is_stopped_before_it_runs_exits():
     code = """
 import signal
-import jaxformer.cli.serve as command
+import jaxformer.cli.commands.serve as command
 class Backend:
     languages = {"en": ["de"]}
 command.print = lambda *args, **options: signal.raise_signal(signal.SIGTERM)

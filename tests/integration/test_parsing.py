@@ -17,7 +17,7 @@ from jaxformer.errors import UserError
 from jaxformer.experiment import make_optimizer
 from jaxformer.inference.translator import Hypothesis, Translator
 from jaxformer.inference.weights import write_model
-from jaxformer.kinds import make_init
+from jaxformer.kinds.model_parameters import make_init
 from jaxformer.runs.workdir import Workdir
 from jaxformer.search import BeamSearch
 from jaxformer.tasks.dataset import open_dataset

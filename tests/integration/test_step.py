@@ -15,7 +15,7 @@ from jaxformer.config import Config, MeshConfig, ModelConfig, TrainingConfig
 from jaxformer.data.batch import Batch, make_batch
 from jaxformer.errors import UserError
 from jaxformer.experiment import make_optimizer
-from jaxformer.kinds import describe_model, make_init
+from jaxformer.kinds.model_parameters import describe_model, make_init
 from jaxformer.models.transformer import Transformer
 from jaxformer.nn import ParameterInfo
 from jaxformer.tasks.translation import TranslationLoss

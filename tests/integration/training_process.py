@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxformer.config import read_config
 from jaxformer.experiment import make_optimizer
-from jaxformer.kinds import make_init
+from jaxformer.kinds.model_parameters import make_init
 from jaxformer.runs.checkpoints import Checkpoints
 from jaxformer.runs.workdir import Workdir
 from jaxformer.training.mesh import make_mesh

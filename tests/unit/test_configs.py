@@ -8,10 +8,11 @@ import shlex
 import pytest
 
 from jaxformer.cli import main
-from jaxformer.cli.arguments import COMMANDS
+from jaxformer.cli.arguments import known_commands
 from jaxformer.config import Config
 from jaxformer.errors import UserError
-from jaxformer.kinds import KINDS, MASKED_LANGUAGE_MODELING
+from jaxformer.kinds.classification import MASKED_LANGUAGE_MODELING
+from jaxformer.kinds.selection import known_kinds
 
 CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
 
@@ -71,12 +72,12 @@ def test_parsing_config():
 
 
 def test_the_end_of_a_run_names_a_command_for_its_model():
-    for kind in KINDS:
+    for kind in known_kinds():
         words = shlex.split(kind.use.format(workdir="runs/mine"))
         if kind is MASKED_LANGUAGE_MODELING:
             assert words[-1] == "--config.training.init_from=runs/mine"
             continue
         program, command, *options = words[words.index("jaxformer") :]
-        assert command in COMMANDS
+        assert command in known_commands()
         assert options[-2:] == ["--workdir", "runs/mine"]
         assert f"{program} {command}" in kind.commands

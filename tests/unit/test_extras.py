@@ -69,7 +69,7 @@ def test_each_extra_for_users_has_a_purpose():
 
 
 def test_what_nobody_needs_to_install_is_no_fault(wheel, monkeypatch):
-    from jaxformer.cli import doctor
+    from jaxformer.cli.commands import doctor
 
     monkeypatch.setattr(doctor, "_version", {"matplotlib": "3.1"}.get)
     assert doctor._extra_report("plots", "plots") == "matplotlib 3.1, for plots"

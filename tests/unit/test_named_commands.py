@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from jaxformer.cli.arguments import COMMANDS, LISTS, command_function
+from jaxformer.cli.arguments import known_commands
 from jaxformer.cli.signatures import command_parser
 from jaxformer.config import Config
-from jaxformer.kinds import KINDS
+from jaxformer.kinds.selection import known_kinds
 from jaxformer.search.serialization import search_fields
 
 from ..printed import PAGES, PROJECT, prose
@@ -59,7 +59,8 @@ def texts() -> Iterator[tuple[str, str]]:
 
 @functools.cache
 def flags(name: str) -> set[str]:
-    parser = command_parser(f"jaxformer {name}", command_function(name), LISTS)
+    command = known_commands()[name]
+    parser = command_parser(f"jaxformer {name}", command.run, command.lists)
     return set(re.findall(r"--[a-z][a-z_-]*", parser.format_usage() + parser.format_help()))
 
 
@@ -69,7 +70,8 @@ def mistakes(text: str) -> list[str]:
     for command in COMMAND.finditer(text):
         name, rest = command.groups()
         options = set(re.findall(r"(?<=\s)--[a-z][a-z_-]*(?![\w.-])", rest))
-        if name not in {*COMMANDS, *VERBS} or (name in COMMANDS and options - flags(name)):
+        is_command = name in known_commands()
+        if not (is_command or name in VERBS) or (is_command and options - flags(name)):
             found.append(command[0])
     found += [field[0] for field in FIELD.finditer(text) if field.groups() not in fields()]
     return found
@@ -79,8 +81,8 @@ def mistakes(text: str) -> list[str]:
 def fields() -> set[tuple[str, str]]:
     """Returns all fields of configs, of any kind, with their sections."""
     sections = {
-        "data": [kind.data for kind in KINDS],
-        "model": [network.section for kind in KINDS for network in kind.networks],
+        "data": [kind.data for kind in known_kinds()],
+        "model": [network.section for kind in known_kinds() for network in kind.networks],
         "training": [type(Config().training)],
         "mesh": [type(Config().mesh)],
     }

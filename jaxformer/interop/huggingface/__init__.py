@@ -1,5 +1,5 @@
 """Models in the layout of Hugging Face's library transformers: import and export.
 
-``layout`` describes a model by tables, from which both directions follow; ``gpt2`` and ``llama``
-hold the tables, and ``importer.LAYOUTS`` lists them.
+``layout`` describes a model by tables, from which both directions follow. The modules of
+``layouts`` hold the tables.
 """

@@ -7,7 +7,7 @@ from jaxformer.data.huggingface_tokenizer import HuggingFaceTokenizer
 from jaxformer.files import write_file
 from jaxformer.inference.weights import TrainedModel
 from jaxformer.interop.formats import Usage
-from jaxformer.interop.huggingface.importer import LAYOUTS
+from jaxformer.interop.huggingface.importer import known_layouts
 from jaxformer.interop.huggingface.layout import Layout
 from jaxformer.interop.safetensors import save_arrays
 
@@ -22,7 +22,8 @@ def can_write(model: TrainedModel) -> bool:
 
 def _layouts(model: TrainedModel) -> list[Layout]:
     section = model.config.model
-    return [each for each in LAYOUTS.values() if each.can_express(section, model.tokenizer)]
+    known = known_layouts().values()
+    return [each for each in known if each.can_express(section, model.tokenizer)]
 
 
 def write(model: TrainedModel, folder: pathlib.Path) -> Usage:

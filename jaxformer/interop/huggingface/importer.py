@@ -18,15 +18,12 @@ from jaxformer.files import local_path, read_whole, run_path
 from jaxformer.inference.weights import IMPORT, abstract_params, write_model
 from jaxformer.interop.arrays import NamedArrays, read_weights
 from jaxformer.interop.hub import ModelFiles, describe_source
-from jaxformer.interop.huggingface import m2m100
-from jaxformer.interop.huggingface.bert import BERT
-from jaxformer.interop.huggingface.gpt2 import GPT2
+from jaxformer.interop.huggingface import layouts
 from jaxformer.interop.huggingface.layout import ImportedTokenizer, Layout, sizes_of
-from jaxformer.interop.huggingface.llama import LLAMA, MISTRAL, QWEN2
-from jaxformer.interop.huggingface.t5 import MT5, T5, UMT5
+from jaxformer.interop.huggingface.layouts import m2m100
 from jaxformer.interop.huggingface.tokenizer_config import apply_settings
-from jaxformer.interop.huggingface.vit import VIT
 from jaxformer.interop.json_fields import JsonFields
+from jaxformer.registry import find_values
 from jaxformer.runs.workdir import Workdir
 
 COMMAND = IMPORT
@@ -40,8 +37,6 @@ FILES = ModelFiles(
         ("pytorch_model.bin",),  # Only this one needs PyTorch.
     ),
 )
-_ALL = (BERT, GPT2, LLAMA, m2m100.M2M100, MISTRAL, MT5, QWEN2, T5, UMT5, VIT)
-LAYOUTS = {layout.model_type: layout for layout in _ALL}
 _FILES = (
     "expected a folder of a model in the Hugging Face layout: config.json, tokenizer.json, and "
     "model.safetensors or model.safetensors.index.json with its files, or pytorch_model.bin"
@@ -106,6 +101,12 @@ def import_huggingface(
     return f"{summary}\n  {layout.dropout(fields, model)}"
 
 
+def known_layouts() -> dict[str, Layout]:
+    """Returns all foreign models by their ``model_type``, sorted."""
+    found = {layout.model_type: layout for layout in find_values(layouts, Layout)}
+    return dict(sorted(found.items()))
+
+
 def _read_tensors(
     directory: pathlib.Path,
     layout: Layout,
@@ -124,12 +125,13 @@ def _layout(fields: JsonFields, languages: Sequence[str]) -> Layout:
     name = fields.values.get("model_type")
     if name == "marian":
         raise UserError(f"{fields.place}: a Marian model; give jaxformer import marian")
-    if not isinstance(name, str) or name not in LAYOUTS:
+    known = known_layouts()
+    if not isinstance(name, str) or name not in known:
         raise UserError(
-            f"{fields.place}: expected model_type to be {' or '.join(LAYOUTS)}: got {name!r:.80}"
+            f"{fields.place}: expected model_type to be {' or '.join(known)}: got {name!r:.80}"
         )
 
-    layout = LAYOUTS[name]
+    layout = known[name]
     if len(languages) != 2 * layout.has_languages:
         options = "--source-language and --target-language"
         expected = options if layout.has_languages else f"no {options}"

@@ -14,7 +14,7 @@ from jaxformer.data.loader import round_up
 from jaxformer.data.tokenizer import EOS
 from jaxformer.errors import prefix_errors
 from jaxformer.inference.weights import Predictor, TrainedModel
-from jaxformer.kinds import CLASSIFICATION
+from jaxformer.kinds.classification import CLASSIFICATION
 from jaxformer.layout import global_mesh
 from jaxformer.models.architecture import Architecture
 from jaxformer.models.encoder import class_probabilities

@@ -17,6 +17,7 @@ from jaxformer.data.held_out import open_splits
 from jaxformer.data.labeled import LabeledConfig, LabeledCorpus
 from jaxformer.data.tokenizer import BOS, UNK
 from jaxformer.errors import UserError
+from jaxformer.kinds.classification import CLASSIFICATION, MASKED_LANGUAGE_MODELING
 from jaxformer.models.encoder import Encoder
 from jaxformer.runs.workdir import Workdir
 from jaxformer.tasks.dataset import open_dataset
@@ -140,6 +141,7 @@ class MaskedLoss(EncoderLoss):
 class Classification(Translation):
     """Trains an :class:`Encoder` on texts with labels; validates with loss and accuracy."""
 
+    kind = CLASSIFICATION
     loss_class = ClassificationLoss
     has_labels = True
 
@@ -238,6 +240,7 @@ class Classification(Translation):
 class MaskedLanguageModeling(Classification):
     """Trains an :class:`Encoder` on masked tokens; validates with loss and perplexity."""
 
+    kind = MASKED_LANGUAGE_MODELING
     loss_class = MaskedLoss
     has_labels = False
 

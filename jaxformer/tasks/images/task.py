@@ -18,6 +18,7 @@ from jaxformer.data.examples import describe_example
 from jaxformer.data.images import Augmentation, Images, read_images
 from jaxformer.data.loader import round_up
 from jaxformer.errors import UserError
+from jaxformer.kinds.image_classification import IMAGE_CLASSIFICATION
 from jaxformer.models.vit import ViTConfig
 from jaxformer.runs.workdir import Workdir
 from jaxformer.tasks.images.augmentation import augment
@@ -74,6 +75,7 @@ class ImageLoss(NetworkLoss):
 class ImageClassification(NetworkTask):
     """Trains a :class:`~jaxformer.ViT`; validates with loss and accuracy."""
 
+    kind = IMAGE_CLASSIFICATION
     loss_class = ImageLoss
     log_formats = {"accuracy": "accuracy {:.4f}"}  # noqa: RUF012
 

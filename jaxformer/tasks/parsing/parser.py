@@ -15,7 +15,7 @@ from jaxformer.data.tokenizer import split_spaces
 from jaxformer.errors import UserError
 from jaxformer.inference.alignment import GAP_PROBABILITY, align_in_order, word_attention
 from jaxformer.inference.translator import Hypothesis, Translator
-from jaxformer.kinds import PARSING
+from jaxformer.kinds.parsing import PARSING
 from jaxformer.tasks.parsing.linearization import XX, delinearize, is_preterminal
 from jaxformer.tasks.parsing.trees import Leaf, Tree
 

@@ -6,6 +6,7 @@ from jaxformer.config import Config
 from jaxformer.data.corpus import Corpus
 from jaxformer.evaluation import evalb
 from jaxformer.inference.translator import Translator
+from jaxformer.kinds.parsing import PARSING
 from jaxformer.runs.workdir import Workdir
 from jaxformer.tasks.dataset import open_dataset
 from jaxformer.tasks.parsing.linearization import delinearize
@@ -17,6 +18,8 @@ from jaxformer.tasks.translation import Pairs, Report, Translation, percentage_e
 
 class Parsing(Translation):
     """Trains a Transformer on words and trees; validates with loss, perplexity and F1."""
+
+    kind = PARSING
 
     @classmethod
     def open(

@@ -9,7 +9,7 @@ from dataclasses import fields
 import pytest
 
 from jaxformer.cli import main
-from jaxformer.cli.arguments import COMMANDS, command_function, parse_arguments
+from jaxformer.cli.arguments import known_commands, parse_arguments
 from jaxformer.cli.config_file import load_config
 from jaxformer.cli.signatures import command_parser
 from jaxformer.config import DataConfig, LabeledConfig, MeshConfig, ModelConfig, TrainingConfig
@@ -104,7 +104,7 @@ def test_import_takes_a_folder_of_any_name_or_the_address_of_a_model_on_the_hub(
         assert options["directory"].as_posix() == expected
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", known_commands())
 def test_help_fits_the_terminal_and_has_examples_that_can_be_run(name, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     with pytest.raises(SystemExit, match="0"):
@@ -165,8 +165,8 @@ def test_a_command_imports_only_what_it_needs(words):
 def test_every_option_refuses_a_url():
     given = [
         [name, *["marian"] * (name in ("import", "export")), *action.option_strings[:1], "gs://b/f"]
-        for name in COMMANDS
-        for action in command_parser(name, command_function(name))._actions
+        for name, command in known_commands().items()
+        for action in command_parser(name, command.run)._actions
         if action.metavar in ("FILE", "DIR", "GOLD", "TEST", "MODEL")
     ]
     assert len(given) > 35

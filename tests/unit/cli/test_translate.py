@@ -5,8 +5,8 @@ import types
 
 import pytest
 
+from jaxformer.cli.commands.translate import FormatOptions
 from jaxformer.cli.text import Line, json_line
-from jaxformer.cli.translate import FormatOptions
 from jaxformer.inference.translator import Hypothesis
 
 FOUND = [Hypothesis("a ||| b", [4, 5], -0.5, -1.0), Hypothesis("|c|", [4], -1.0, -1.0)]

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from jaxformer.cli.augment import augment
+from jaxformer.cli.commands.augment import augment
 from jaxformer.data.augmentation import RATES, parse_rates, variants
 from jaxformer.errors import UserError
 

@@ -27,7 +27,7 @@ from jaxformer.interop.bergamot import exporter
 from jaxformer.interop.bergamot.files import read_shortlist, read_tensors
 from jaxformer.interop.bergamot.importer import import_bergamot
 from jaxformer.interop.export import export_model
-from jaxformer.kinds import make_init
+from jaxformer.kinds.model_parameters import make_init
 from jaxformer.models.student import Student, StudentConfig
 from jaxformer.runs.workdir import Workdir
 from jaxformer.search import BeamSearch

@@ -18,7 +18,11 @@ from jaxformer.errors import UserError
 from jaxformer.inference.weights import TrainedModel
 from jaxformer.interop import arrays
 from jaxformer.interop.huggingface.exporter import can_write, write
-from jaxformer.interop.huggingface.importer import LAYOUTS, import_huggingface, read_tokenizer_files
+from jaxformer.interop.huggingface.importer import (
+    import_huggingface,
+    known_layouts,
+    read_tokenizer_files,
+)
 from jaxformer.interop.huggingface.layout import ANY
 from jaxformer.interop.json_fields import JsonFields
 from jaxformer.runs.workdir import Workdir
@@ -357,7 +361,7 @@ def test_fine_tuned_biases_of_logits_are_refused(tmp_path):
         write(changed, tmp_path)
 
 
-@pytest.mark.parametrize("layout", [each for each in LAYOUTS.values() if each.is_exported])
+@pytest.mark.parametrize("layout", [each for each in known_layouts().values() if each.is_exported])
 def test_a_layout_expresses_only_fields_that_it_knows(layout):
     """A field that is new has its default, or the layout cannot express the model."""
     depth = ("depth", int, dataclasses.field(default=0))
@@ -431,7 +435,7 @@ def test_special_tokens_in_a_text_are_tokens(model, text, ends):
     place = FIXTURES / model / "tokenizer.json"
     library = tokenizers.Tokenizer.from_file(str(place))
     fields = JsonFields(place.with_name("config.json"), {})
-    layout = LAYOUTS[fields.values["model_type"]]
+    layout = known_layouts()[fields.values["model_type"]]
     fields.values = {**layout.defaults, **fields.values}
     ours = read_tokenizer_files(place, fields, layout, ())
     assert isinstance(ours, HuggingFaceTokenizer)

@@ -9,7 +9,10 @@ from jaxformer import BertConfig, GPT2Config, ImagesConfig, LlamaConfig, T5Confi
 from jaxformer.config import Config, StreamConfig
 from jaxformer.errors import UserError
 from jaxformer.inference.weights import abstract_params
-from jaxformer.kinds import CLASSIFICATION, IMAGE_CLASSIFICATION, LANGUAGE_MODELING, TRANSLATION
+from jaxformer.kinds.classification import CLASSIFICATION
+from jaxformer.kinds.image_classification import IMAGE_CLASSIFICATION
+from jaxformer.kinds.language_modeling import LANGUAGE_MODELING
+from jaxformer.kinds.translation import TRANSLATION
 
 STREAM = StreamConfig(file="text.txt")
 FLAN = {"embeddings": "separate", "scaled_output": False}

@@ -7,7 +7,8 @@ import jax
 import numpy as np
 import pytest
 
-from jaxformer.kinds import KINDS, describe_model, make_init
+from jaxformer.kinds.model_parameters import describe_model, make_init
+from jaxformer.kinds.selection import known_kinds
 from jaxformer.models.stepwise import StepwiseModel, step_fn
 from jaxformer.nn import cast_params
 
@@ -18,7 +19,7 @@ SIZES = {
     **{"image_size": 8, "patch_size": 4},
 }
 # Parsers and masked language models are models of other kinds, too.
-NETWORKS = {network: kind for kind in reversed(KINDS) for network in kind.networks}
+NETWORKS = {network: kind for kind in reversed(known_kinds()) for network in kind.networks}
 
 
 def model_of(network, dtype):

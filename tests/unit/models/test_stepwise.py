@@ -9,7 +9,8 @@ import pytest
 
 from jaxformer.config import ModelConfig
 from jaxformer.inference.weights import prepare_params
-from jaxformer.kinds import LANGUAGE_MODELING, TRANSLATION
+from jaxformer.kinds.language_modeling import LANGUAGE_MODELING
+from jaxformer.kinds.translation import TRANSLATION
 from jaxformer.models.gpt2 import GPT2, GPT2Config
 from jaxformer.models.language_model import LanguageModel
 from jaxformer.models.llama import Llama, LlamaConfig

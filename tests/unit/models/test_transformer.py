@@ -15,7 +15,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jaxformer.config import ModelConfig
 from jaxformer.errors import UserError
-from jaxformer.kinds import TRANSLATION
+from jaxformer.kinds.translation import TRANSLATION
 from jaxformer.models.t5 import T5Config
 from jaxformer.models.transformer import Transformer
 

@@ -7,7 +7,7 @@ import pytest
 
 from jaxformer.config import ModelConfig
 from jaxformer.errors import UserError
-from jaxformer.kinds import describe_model
+from jaxformer.kinds.model_parameters import describe_model
 from jaxformer.models.transformer import Transformer
 from jaxformer.nn import FeedForward, ParameterInfo
 from jaxformer.nn.precision import Int8Matrix, cast_params

@@ -10,7 +10,8 @@ from sacrebleu.metrics.bleu import BLEU
 
 from jaxformer.config import Config, ModelConfig
 from jaxformer.data.batch import make_batch
-from jaxformer.kinds import TRANSLATION, make_init
+from jaxformer.kinds.model_parameters import make_init
+from jaxformer.kinds.translation import TRANSLATION
 from jaxformer.runs.writers import Terminal
 from jaxformer.tasks.dataset import Dataset
 from jaxformer.tasks.parsing.task import Parsing

@@ -12,7 +12,7 @@ import pytest
 from jaxformer.config import Config, ModelConfig, TrainingConfig
 from jaxformer.errors import UserError
 from jaxformer.experiment import make_optimizer
-from jaxformer.kinds import make_init
+from jaxformer.kinds.model_parameters import make_init
 from jaxformer.training.optimizer import (
     configured_schedule,
     freeze,

@@ -1,0 +1,223 @@
+"""The command ``classify``: labels lines of text or pictures, or scores a model on labeled ones."""
+
+import pathlib
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from jaxformer.cli.command import Command
+from jaxformer.cli.commands.plot import check_suffix
+from jaxformer.cli.options import Checkpoint, File, InputFile, ModelDir, OutputFile, Strict
+from jaxformer.cli.outputs import check_outputs, open_output
+from jaxformer.cli.text import Line, Text, blocks_of, progress_bar, read_text
+from jaxformer.data.characters import replace_controls
+from jaxformer.errors import UserError
+from jaxformer.files import STDIN, STDOUT, is_stream
+
+if TYPE_CHECKING:
+    from jaxformer.tasks.classification.classifier import Classifier
+
+_DRAWN = 8  # pictures with their attention
+
+
+def classify(
+    *,
+    workdir: ModelDir,
+    input: InputFile | None = None,
+    output: OutputFile | None = None,
+    probabilities: bool = False,
+    strict: Strict = False,
+    labeled: InputFile | None = None,
+    baselines: bool = False,
+    images: File | None = None,
+    attention: File | None = None,
+    weights: Checkpoint = "auto",
+) -> None:
+    """Print the label of each line of text or of each picture, or score a model on labeled ones.
+
+    Text: A line that is too long or not UTF-8 has a blank label.
+      input: texts, one per line (default: standard input)
+      output: file for the labels (default: standard output)
+      probabilities: print lines of probability, tab, label
+
+    Scores:
+      labeled: print accuracy and macro-F1 on this file, whose lines are a label, a tab or a space,
+        and a text, with 95 % intervals
+      baselines: with --labeled, also score naive Bayes on words and pairs of words, and logistic
+        regression on its ratios, trained on the run's training text
+
+    Pictures:
+      images: .npz file with an array images, uint8 [N, height, width, channels]; if it also has
+        labels, the accuracy is printed to standard error
+      attention: image to write, .png or .svg: the attention of the last layer to the first eight
+        pictures
+
+    Example:
+      jaxformer classify --workdir runs/digits --images digits.npz --attention attention.png
+
+      jaxformer classify --workdir runs/sst2 --labeled dev.txt --baselines
+
+      echo "a stirring , funny film" | jaxformer classify --workdir runs/sst2
+    """
+    from jaxformer.tasks.classification.classifier import Classifier
+
+    if images is not None:
+        if input is not None or labeled is not None:
+            raise UserError("--images has pictures: give neither --input nor --labeled")
+        check_outputs([images], {"--output": output or STDOUT, "--attention": attention})
+        if attention is not None:
+            check_suffix(attention, ".png or .svg")
+        lines = _classify_images(
+            workdir,
+            weights,
+            images,
+            attention=attention,
+            probabilities=probabilities,
+        )
+        with open_output(output or STDOUT) as write:
+            write(lines)
+        return
+
+    if attention is not None:
+        raise UserError("--attention needs --images FILE, the pictures to draw it over")
+    if baselines and labeled is None:
+        raise UserError("--baselines needs --labeled FILE, on which they are scored")
+    check_outputs([labeled or input or STDIN], {"--output": output or STDOUT})
+
+    classifier = Classifier.load(workdir, weights=weights)
+    if labeled is not None:
+        _score(classifier, labeled, baselines)
+        return
+    _classify_lines(
+        classifier,
+        read_text(input, "a text"),
+        output,
+        probabilities=probabilities,
+        strict=strict,
+    )
+
+
+COMMAND = Command("classify", classify, place=100)
+
+
+def _classify_lines(
+    classifier: "Classifier",
+    text: Text,
+    output: OutputFile | None,
+    probabilities: bool,
+    strict: bool,
+) -> None:
+    def check(line: Line) -> None:
+        classifier.token_ids(line.text, f"{text.name}:{line.number}")
+
+    def row(line: Line, label: str, probability: float) -> str:
+        if line.error:
+            return ""
+        return _row(replace_controls(label), probability if probabilities else None)
+
+    with blocks_of(text, check, output, strict=strict) as (blocks, write, report):
+        for block in blocks:
+            found = classifier.classify([line.text for line in block], report=report)
+            pairs = zip(block, found, strict=True)
+            write(row(line, best.label, best.probability) for line, best in pairs)
+
+
+def _row(label: str, probability: float | None) -> str:
+    """Returns a line of output: a label, after its probability unless that is None."""
+    if probability is None:
+        return label
+    return f"{probability:.4f}\t{label}"
+
+
+def _classify_images(
+    workdir: ModelDir, weights: str, images: File, attention: File | None, probabilities: bool
+) -> list[str]:
+    """Returns a line for each picture; prints the accuracy, and draws the attention."""
+    from jaxformer.data.images import read_npz
+    from jaxformer.plots.image_attention import draw_heads
+    from jaxformer.tasks.images.classifier import ImageClassifier
+
+    classifier = ImageClassifier.load(workdir, weights=weights)
+    pixels, labels = read_npz(str(images), needs_labels=False)
+    distributions = classifier.probabilities(pixels)  # [N, number of classes]
+    found = distributions.argmax(axis=1).tolist()
+
+    has_labels = (labels >= 0).any()
+    if has_labels:
+        low = labels.min()
+        high = labels.max()
+        num_classes = distributions.shape[1]
+        if not 0 <= low <= high < num_classes:
+            raise UserError(
+                f"{images}: expected labels from 0, below {num_classes}, got {low} to {high}"
+            )
+        correct = int((found == labels).sum())
+        percent = f"{correct / len(labels):.2%}, {correct:,} of {len(labels):,}"
+        print(f"accuracy {percent}", file=sys.stderr)
+
+    if attention is not None:
+        first = pixels[:_DRAWN]
+        draw_heads(
+            first,
+            classifier.attention(first),
+            classifier.model.grid,
+            path=attention,
+            titles=[str(label) for label in found[:_DRAWN]],
+        )
+
+    most_probable = distributions.max(axis=1) if probabilities else [None] * len(found)
+    pairs = zip(found, most_probable, strict=True)
+    return [_row(str(label), probability) for label, probability in pairs]
+
+
+def _check_labels(path: pathlib.Path, expected: Sequence[str], known: Sequence[str]) -> None:
+    """Refuses labels that the model does not have, which no prediction could match."""
+    unknown = [label for label in dict.fromkeys(expected) if label not in known]
+    if not unknown:
+        return
+    meant = {label: _meant_label(label, known) for label in unknown}
+    named = [f"{own} for {label}" for label, own in meant.items() if own is not None]
+    advice = f"write {', '.join(named[:9])}" if named else "give a file with these labels"
+    raise UserError(
+        f"{path}:{expected.index(unknown[0]) + 1}: expected labels of the model, "
+        f"{', '.join(known[:9])}: got {', '.join(unknown[:9])}; {advice}"
+    )
+
+
+def _meant_label(label: str, known: Sequence[str]) -> str | None:
+    """Returns the label of the model that a number of a class, or another case, may stand for."""
+    if label.isdecimal() and int(label) < len(known):
+        return known[int(label)]
+    return next((each for each in known if each.casefold() == label.casefold()), None)
+
+
+def _score(classifier: "Classifier", path: pathlib.Path, baselines: bool) -> None:
+    from jaxformer.config import data_section
+    from jaxformer.data.held_out import open_splits
+    from jaxformer.data.labeled import LabeledConfig, LabeledCorpus
+    from jaxformer.evaluation import classification
+
+    corpus = LabeledCorpus()
+    rows = corpus.rows(path) if is_stream(path) else corpus.pairs(str(path))
+    pairs = list(rows)
+    if not pairs:
+        raise UserError(f"{path}: expected lines of a label and a text, got none")
+    texts, expected = zip(*pairs, strict=True)
+    _check_labels(path, expected, classifier.labels)
+    with progress_bar(len(texts)) as bar:
+        predictions = classifier.classify(texts, report=bar.update)
+    found = {"model": [prediction.label for prediction in predictions]}
+
+    if baselines:
+        print("training naive Bayes and logistic regression", file=sys.stderr)
+        data = data_section(classifier.config, LabeledConfig)
+        corpus = open_splits(data, LabeledCorpus())
+        train, labels = zip(*corpus.pairs(data.train), strict=True)
+        bayes, logistic = classification.bigram_classifiers(train, labels, texts)
+        found |= {"naive Bayes, bigrams": bayes, "logistic, bigrams": logistic}
+
+    print(f"{len(texts):,} texts; 95 % intervals by the bootstrap")
+    for name, labels in found.items():
+        right = classification.with_interval(classification.accuracy, labels, expected)
+        f1 = classification.with_interval(classification.macro_f1, labels, expected)
+        print(f"  {name:22} accuracy {right}  macro-F1 {f1}")

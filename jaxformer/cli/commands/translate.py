@@ -1,0 +1,206 @@
+"""The command ``translate``: translates lines as they arrive."""
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING
+
+from jaxformer import pretrained
+from jaxformer.cli.command import Command
+from jaxformer.cli.options import (
+    InputFile,
+    ModelOptions,
+    OutputFile,
+    SearchOptions,
+    Strict,
+    TranslatorDir,
+)
+from jaxformer.cli.outputs import check_outputs, open_output
+from jaxformer.cli.text import (
+    Line,
+    PrefixOptions,
+    blocks_of,
+    json_line,
+    report_unknown,
+)
+from jaxformer.errors import UserError
+from jaxformer.files import STDIN, STDOUT
+
+if TYPE_CHECKING:
+    from jaxformer.inference.translator import Hypothesis, Translator
+
+
+# Moses' escape of |||, which separates the columns of its n-best lists.
+_BARS = "&#124;" * 3
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FormatOptions:
+    """Options for the format of the output.
+
+    Format: A score is the log probability divided by the length penalty.
+      scores: print lines of score, tab, translation
+      json: print lines of JSON: the source, and text, score, log_prob and tokens of each hypothesis
+      n_best: print the N best hypotheses as "line ||| translation ||| score", lines from 0; bars
+        within a translation are escaped as Moses does; with --json: N hypotheses in each object
+      alignments: write word alignments of the best translations in Pharaoh format: for each line,
+        "source-target" pairs of word indices from 0, derived from attention
+      alignment_layer: decoder layer whose attention gives the alignments, from 1 (default: the last
+        but one)
+    """
+
+    scores: bool = False
+    json: bool = False
+    n_best: int | None = None
+    alignments: OutputFile | None = None
+    alignment_layer: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.scores and (self.json or self.n_best is not None):
+            other = "--json" if self.json else "--n-best"
+            raise UserError(f"--scores is not needed with {other}, which prints them; leave it out")
+        if self.alignment_layer is not None and self.alignments is None:
+            raise UserError("--alignment-layer needs --alignments FILE to write them to")
+
+    def check(self, translator: "Translator") -> None:
+        """Refuses --n-best above the number of hypotheses, and layers that do not exist."""
+        from jaxformer.inference.alignment import layer_indices
+        from jaxformer.search import Sampling
+
+        search = translator.config.search
+        if isinstance(search, Sampling):
+            limit = "number of samples"
+            flag = "--samples"
+        else:
+            limit = "beam size"
+            flag = "--beam-size"
+
+        if self.n_best is not None and not 1 <= self.n_best <= search.num_hypotheses:
+            raise UserError(
+                f"--n-best must be from 1 to the {limit}, {search.num_hypotheses}: got "
+                f"{self.n_best}; use {flag} {max(1, self.n_best)}"
+            )
+
+        layer_indices(translator, self.alignment_layer)  # refuses a layer that does not exist
+
+    def rows(self, translator: "Translator", line: Line, found: list["Hypothesis"]) -> list[str]:
+        """Returns the output for a line; a blank one has score 0, or nan after an error."""
+        if self.json:
+            best = found[: self.n_best or 1]
+            values = {
+                "source": line.text,
+                "hypotheses": [_hypothesis(translator, each) for each in best],
+            }
+            if line.error is not None:
+                values["error"] = line.error
+            return [json_line(values)]
+
+        scored = [(hypothesis.text, hypothesis.score) for hypothesis in found]
+        if not scored:
+            scored = [("", 0.0 if line.error is None else math.nan)]
+
+        if self.n_best is not None:
+            index = line.number - 1
+            rows = []
+            for text, score in scored[: self.n_best]:
+                escaped = text.replace("|||", _BARS)
+                rows.append(f"{index} ||| {escaped} ||| {score:.6f}")
+            return rows
+
+        text, score = scored[0]
+        if self.scores:
+            return [f"{score:.6f}\t{text}"]
+        return [text]
+
+
+def _hypothesis(translator: "Translator", hypothesis: "Hypothesis") -> dict[str, object]:
+    """Returns a hypothesis as an object for JSON, with its tokens as text."""
+    return {
+        "text": hypothesis.text,
+        "score": hypothesis.score,
+        "log_prob": hypothesis.log_prob,
+        "tokens": [translator.tokenizer.piece(token) for token in hypothesis.tokens],
+    }
+
+
+def translate(
+    *,
+    workdir: TranslatorDir = pretrained.WORKDIR,
+    input: InputFile | None = None,
+    output: OutputFile | None = None,
+    strict: Strict = False,
+    style: FormatOptions,
+    model: ModelOptions,
+    search: SearchOptions,
+    forced: PrefixOptions,
+) -> None:
+    """Translate lines of text, from standard input or a file.
+
+    Text: One line of output for each line of input, blank lines included. A line that is too long
+    or not UTF-8 gives a blank translation, with --json an object with an error. --output is first
+    written as OUTPUT.<process id>.partial and renamed at the end; an interrupted run leaves its
+    finished lines there.
+      input: source text, one sentence per line (default: standard input)
+      output: file for the translations (default: standard output)
+
+    Example:
+      echo "Where is the station?" | jaxformer translate
+      Wo ist der Bahnhof?
+
+      jaxformer translate --workdir runs/multi30k --input in.txt --output out.txt
+
+      echo "A dog runs." | jaxformer translate --workdir runs/multi30k --n-best 2
+      0 ||| Ein Hund rennt. ||| -0.412345
+      0 ||| Ein Hund läuft. ||| -0.523456
+
+      jaxformer translate     # type a line, press Enter; Ctrl-D ends
+    """
+    from jaxformer.inference.alignment import align, format_pharaoh
+
+    check_outputs(
+        [input or STDIN, forced.prefixes],
+        {"--output": output or STDOUT, "--alignments": style.alignments},
+    )
+    text = forced.text(input)
+
+    translator = model.load(workdir, search.settings(workdir))
+    style.check(translator)
+    translator.target_ids(forced.prefix or "", "--prefix")
+
+    def check(line: Line) -> None:
+        translator.source_ids(line.text, f"{text.name}:{line.number}")
+        translator.target_ids(line.other, f"{forced.prefixes}:{line.number}")
+
+    with (
+        blocks_of(text, check, output, strict=strict) as (blocks, write, report),
+        open_output(style.alignments) as write_alignments,
+    ):
+        for block in blocks:
+            report_unknown(translator.tokenizer, block, text.name)
+            texts = [line.text for line in block]
+            found = translator.hypotheses(
+                texts,
+                n_best=style.n_best or 1,
+                prefixes=forced.prefixes_of(block),
+                first=block[0].number,
+                report=report,
+            )
+
+            rows = []
+            for line, hypotheses in zip(block, found, strict=True):
+                rows += style.rows(translator, line, hypotheses)
+            write(rows)
+
+            if style.alignments is not None:
+                best = [_best(hypotheses) for hypotheses in found]
+                pairs = align(translator, texts, best, layer=style.alignment_layer)
+                write_alignments(map(format_pharaoh, pairs))
+
+
+COMMAND = Command("translate", translate, place=30)
+
+
+def _best(hypotheses: list["Hypothesis"]) -> tuple[str, list[int]]:
+    """Returns text and tokens of the best hypothesis; of a blank line, there are none."""
+    if not hypotheses:
+        return "", []
+    return hypotheses[0].text, hypotheses[0].tokens

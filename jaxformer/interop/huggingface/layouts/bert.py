@@ -1,0 +1,172 @@
+"""BERT in transformers' layout, with the heads that a file has."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from jaxformer.config import LabeledConfig
+from jaxformer.errors import UserError
+from jaxformer.interop.huggingface.layout import ANY, Layout, Tensor, affine, layer_norm
+from jaxformer.interop.huggingface.layouts.text_models import LOADED
+from jaxformer.interop.json_fields import JsonFields
+from jaxformer.models.bert import BertConfig
+
+ENCODER_FIELDS = {
+    "hidden_size": "d_model",
+    "intermediate_size": "d_ff",
+    "num_attention_heads": "num_heads",
+    "num_hidden_layers": "num_layers",
+    "hidden_act": "activation",
+    "hidden_dropout_prob": "dropout_rate",
+    "attention_probs_dropout_prob": "attention_dropout_rate",
+    "layer_norm_eps": "norm_epsilon",
+}
+_ONLY = {"is_decoder": False, "add_cross_attention": False, "tie_word_embeddings": True}
+# Our heads, in the order of BertConfig, and the layer of each.
+_HEADS = {
+    "pooler": "pooler.dense",
+    "masked": "cls.predictions.transform.dense",
+    "next": "cls.seq_relationship",
+}
+
+
+def read_labels(fields: JsonFields) -> list[str]:
+    """Returns the labels of a classifier; none for a file without one.
+
+    Several classes may share a label. ImageNet has two cranes, a bird and a machine.
+    """
+    if "classifier.weight" not in fields.tensors:
+        return []
+    one = "single_label_classification"
+    advice = (
+        "classifier gives the probability of each class; remove problem_type to read the values as "
+        "logits: one as of a sigmoid, several as of a softmax"
+    )
+    fields.check("problem_type", [None, one], one, advice)
+
+    named = fields.values.get("id2label")
+    if named is None:
+        # transformers has two labels if there is neither field.
+        count = fields.integer("num_labels") if "num_labels" in fields.values else 2
+        return [f"LABEL_{number}" for number in range(count)]
+
+    labels = []
+    if isinstance(named, dict):
+        # A line break, which no label has, stands for a missing one.
+        labels = [str(named.get(str(number), "\n")) for number in range(len(named))]
+    if not labels or not all(map(str.isprintable, labels)):
+        raise UserError(f"{fields.place}: expected id2label to name each class: got {named!r:.80}")
+    return labels
+
+
+def _read(fields: JsonFields) -> dict[str, Any]:
+    rate = fields.values.get("hidden_dropout_prob")
+    fields.check("classifier_dropout", [None, rate], f"{rate!r}", "BertConfig has one rate")
+
+    heads = [head for head, layer in _HEADS.items() if f"{layer}.weight" in fields.tensors]
+    labels = read_labels(fields)
+    if labels and "pooler" not in heads:
+        raise UserError(
+            f"{fields.place}: expected bert.pooler.dense.weight beside classifier.weight, as in a "
+            "BertForSequenceClassification: got none, as in a BertForTokenClassification, which "
+            "jaxformer does not have"
+        )
+    return {"heads": " ".join(heads), "num_classes": len(labels)}
+
+
+def _network(model: BertConfig) -> str:
+    if model.num_classes:
+        return "BertForSequenceClassification"
+
+    networks = {
+        "masked": "BertForMaskedLM",
+        "pooler next": "BertForNextSentencePrediction",
+        "pooler masked next": "BertForPreTraining",
+        "pooler masked": "BertForPreTraining",
+    }
+    return networks.get(model.heads, "BertModel")
+
+
+def encoder_tensors(attention: str, norms: tuple[str, str]) -> Iterator[Tensor]:
+    """Yields the tensors of all layers, given names that differ among models."""
+    theirs = "encoder.layer.{n}"
+    ours = "encoder/layers/self_attention"
+    for name in ("query", "key", "value"):
+        yield from affine(f"{theirs}.{attention}.{name}", "QD", f"{ours}/{name}")
+    yield from affine(f"{theirs}.attention.output.dense", "DQ", f"{ours}/output")
+
+    network = "encoder/layers/feed_forward"
+    yield from affine(f"{theirs}.intermediate.dense", "FD", f"{network}/inner")
+    yield from affine(f"{theirs}.output.dense", "DF", f"{network}/outer")
+
+    for name, sublayer in zip(norms, (ours, network), strict=True):
+        yield from layer_norm(f"{theirs}.{name}", f"{sublayer}_residual/norm")
+
+
+def _tensors(model: BertConfig) -> Iterator[Tensor]:
+    yield Tensor("embeddings.word_embeddings.weight", "VD", ("embedding",))
+    yield Tensor("embeddings.position_embeddings.weight", "MD", ("positions",))
+    yield Tensor("embeddings.token_type_embeddings.weight", "TD", ("token_types",))
+    yield from layer_norm("embeddings.LayerNorm", "norm")
+    yield from encoder_tensors("attention.self", ("attention.output.LayerNorm", "output.LayerNorm"))
+
+    for head in model.heads.split():
+        axes = "PD" if head == "next" else "DD"
+        yield from affine(_HEADS[head], axes, head)
+    if model.num_classes:
+        yield from affine("classifier", "ND", "classes")
+
+    if "masked" in model.heads:
+        yield from layer_norm("cls.predictions.transform.LayerNorm", "masked_norm")
+        yield Tensor("cls.predictions.bias", "V", ("logits_bias",))
+
+        yield Tensor("cls.predictions.decoder.bias", "V", ("logits_bias",), is_copy=True)
+        yield Tensor("cls.predictions.decoder.weight", "VD", ("embedding",), is_copy=True)
+
+
+def _data(model: BertConfig) -> LabeledConfig:
+    """Returns a section of data for a model whose training text is unknown."""
+    has_classes = model.num_classes > 0
+    return LabeledConfig(
+        corpus="labeled" if has_classes else "masked",
+        train="unknown",
+        valid="unknown",
+        mask_rate=0.0 if has_classes else 0.15,
+        max_length=min(LabeledConfig.max_length, model.max_length),
+    )
+
+
+BERT = Layout(
+    model_type="bert",
+    network=_network,
+    section=BertConfig,
+    fields=ENCODER_FIELDS
+    | {"max_position_embeddings": "max_length", "type_vocab_size": "num_token_types"},
+    defaults={"type_vocab_size": 2, "layer_norm_eps": 1e-12},
+    only=_ONLY | {"position_embedding_type": "absolute"},
+    # Of the code that saved old files, and a field that is checked.
+    ignored="pooler_.*|directionality|classifier_dropout",
+    read=_read,
+    labels=read_labels,
+    tensors=_tensors,
+    data=_data,
+    example=f'{LOADED}print(model(torch.tensor([tokenizer.encode("a house").ids])))\n',
+    special_tokens={"pad": "[PAD]", "eos": "[SEP]", "bos": "[CLS]", "unk": "[UNK]"},
+    token_names={
+        "pad": "pad_token",
+        "eos": "sep_token",
+        "bos": "cls_token",
+        "unk": "unk_token",
+        "mask": "mask_token",
+    },
+    prefix="bert.",
+    tasks=(
+        "ForMaskedLM",
+        "ForPreTraining",
+        "ForNextSentencePrediction",
+        "ForSequenceClassification",
+    ),
+    heads=("cls.", "classifier."),
+    old_names={"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"},
+    expressed={"heads": ANY, "num_classes": ANY},
+    buffers=r"embeddings\.(position|token_type)_ids",
+)

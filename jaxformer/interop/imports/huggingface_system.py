@@ -1,0 +1,19 @@
+"""The system of Hugging Face's library transformers."""
+
+from jaxformer.interop.systems import Importer, ImportSystem
+
+
+def _importer() -> Importer:
+    from jaxformer.interop.huggingface import importer
+
+    return Importer(importer.import_huggingface, importer.FILES)
+
+
+SYSTEM = ImportSystem(
+    name="hf",
+    help="BERT, GPT-2, LLaMA, M2M-100, Mistral, mT5, NLLB, Qwen2, T5, umT5 or ViT, "
+    "as transformers saves them",
+    place=10,
+    has_languages=True,
+    importer=_importer,
+)

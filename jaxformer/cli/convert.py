@@ -111,8 +111,9 @@ def import_model(
     """Convert another system's model to a workdir that every command accepts.
 
     Options:
-      system: hf: BERT, GPT-2, LLaMA, M2M-100, Mistral, mT5, NLLB, Qwen2, T5, umT5 or ViT, as
-        transformers saves them; marian: Marian or OPUS-MT; bergamot: a translation model of Firefox
+      system: hf: BERT, GPT-2, LLaMA, M2M-100, Mistral, mT5, NLLB, Qwen2, Qwen3, T5, umT5 or ViT,
+        as transformers saves them; marian: Marian or OPUS-MT; bergamot: a translation model of
+        Firefox
       directory: folder of the model, or its name on the Hugging Face Hub, such as gpt2 or
         Helsinki-NLP/opus-mt-en-de
       source_language: the language of sources, for M2M-100 (such as en) and NLLB (eng_Latn)

@@ -46,8 +46,7 @@ class ModelConfig(Architecture):
         limit. With a window, time and memory of attention are proportional to the length.
       qk_norm: Normalize the queries and keys of each head, before rotary positions, to a root mean
         square of 1 times a learned scale, which all heads of a layer share: "QK-norm" (Henry et al.
-        2020; Dehghani et al. 2023), which bounds the scores. The paper has none; a recurrence has no
-        queries.
+        2020; Dehghani et al. 2023), which bounds the scores. The paper has none.
       activation: Activation of the feed-forward networks: "relu" as in equation 2, "gelu" (the
         approximation with tanh), "gelu_exact" or "swish".
       biases: Add biases to attention projections and output logits. The paper has none; some other

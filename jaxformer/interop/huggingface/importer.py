@@ -22,7 +22,7 @@ from jaxformer.interop.huggingface import m2m100
 from jaxformer.interop.huggingface.bert import BERT
 from jaxformer.interop.huggingface.gpt2 import GPT2
 from jaxformer.interop.huggingface.layout import ImportedTokenizer, Layout, sizes_of
-from jaxformer.interop.huggingface.llama import LLAMA, MISTRAL, QWEN2
+from jaxformer.interop.huggingface.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from jaxformer.interop.huggingface.t5 import MT5, T5, UMT5
 from jaxformer.interop.huggingface.tokenizer_config import apply_settings
 from jaxformer.interop.huggingface.vit import VIT
@@ -40,7 +40,7 @@ FILES = ModelFiles(
         ("pytorch_model.bin",),  # Only this one needs PyTorch.
     ),
 )
-_ALL = (BERT, GPT2, LLAMA, m2m100.M2M100, MISTRAL, MT5, QWEN2, T5, UMT5, VIT)
+_ALL = (BERT, GPT2, LLAMA, m2m100.M2M100, MISTRAL, MT5, QWEN2, QWEN3, T5, UMT5, VIT)
 LAYOUTS = {layout.model_type: layout for layout in _ALL}
 _FILES = (
     "expected a folder of a model in the Hugging Face layout: config.json, tokenizer.json, and "

@@ -43,6 +43,7 @@ class Architecture:
     d_v = None
     d_k: int | None = None
     num_kv_heads: int | None = None
+    qk_norm = False
     num_decoder_layers: int | None = None
     vocab_size: int
     d_model: int

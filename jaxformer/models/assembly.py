@@ -16,7 +16,7 @@ from jaxformer.nn.attention import MultiHeadAttention
 from jaxformer.nn.block import Block, Residual
 from jaxformer.nn.embedding import Embedding
 from jaxformer.nn.feed_forward import Activation, FeedForward
-from jaxformer.nn.norm import LayerNorm
+from jaxformer.nn.norm import LayerNorm, RMSNorm
 from jaxformer.nn.parameters import Role, parameter
 from jaxformer.nn.positions import ENCODINGS, PositionalEncoding, Positions
 from jaxformer.nn.precision import ComputeDtype, Int8Matrix
@@ -44,6 +44,9 @@ class ModelConfig(Architecture):
         lowers scores in proportion to the distance, "relative" learns a bias for each distance.
       window: Maximum distance, in tokens, at which self-attention sees other tokens; None for no
         limit. With a window, time and memory of attention are proportional to the length.
+      qk_norm: Normalize the queries and keys of each head, before rotary positions, to a root mean
+        square of 1 times a learned scale, which all heads of a layer share: "QK-norm" (Henry et al.
+        2020; Dehghani et al. 2023), which bounds the scores. The paper has none.
       activation: Activation of the feed-forward networks: "relu" as in equation 2, "gelu" (the
         approximation with tanh), "gelu_exact" or "swish".
       biases: Add biases to attention projections and output logits. The paper has none; some other
@@ -51,7 +54,7 @@ class ModelConfig(Architecture):
       embeddings: "tied" as in section 3.4, one matrix for source, target and output, or "separate".
       target_vocab_size: Size of the target and output matrices if they are separate; ``vocab_size``
         when None. Targets use the first ids of the vocabulary, such as the brackets of trees.
-      norm_epsilon: Added to the variance in layer normalization.
+      norm_epsilon: Added to the variance in layer normalization, and to the mean square of QK-norm.
       max_length: Maximum sequence length in tokens. Bounds the memory that translation takes and
         sets the size of learned positions.
       compute_dtype: Dtype of the inputs of matrix multiplications. Sums, softmax, layer norm
@@ -72,6 +75,7 @@ class ModelConfig(Architecture):
     norm_position: Literal["post", "pre"] = "post"
     positions: Positions = "sinusoidal"
     window: int | None = None
+    qk_norm: bool = False
     activation: Activation = "relu"
     biases: bool = False
     embeddings: Literal["tied", "separate"] = "tied"
@@ -141,6 +145,7 @@ def make_stack(
     c = config
     encoding = ENCODINGS[c.positions]
     make_norm = functools.partial(LayerNorm, c.norm_epsilon)
+    make_qk_norm = functools.partial(RMSNorm, c.norm_epsilon)
     make_attention = functools.partial(
         MultiHeadAttention,
         num_heads=c.num_heads,
@@ -148,6 +153,7 @@ def make_stack(
         d_v=c.d_v,
         use_bias=c.biases,
         dropout_rate=c.attention_dropout_rate,
+        make_qk_norm=make_qk_norm if c.qk_norm else None,
         compute_dtype=c.compute_dtype,
     )
 

@@ -28,6 +28,8 @@ class LlamaConfig(Architecture):
       num_kv_heads: Number of heads of the keys and values, a divisor of ``num_heads``, which is
         meant when None.
       d_k: Size of a head; ``d_model / num_heads`` when None.
+      qk_norm: Normalize the queries and keys of each head before they are rotated, as in Qwen3; see
+        :class:`~jaxformer.ModelConfig`.
       attention_biases: Add biases to attention projections.
       feed_forward_biases: Add biases to feed-forward networks.
       embeddings: "separate" for an output matrix of its own, or "tied".
@@ -47,6 +49,7 @@ class LlamaConfig(Architecture):
     num_layers: int = 32
     attention_dropout_rate: float = 0.0
     activation: Activation = "swish"
+    qk_norm: bool = False
     attention_biases: bool = False
     feed_forward_biases: bool = False
     embeddings: Literal["tied", "separate"] = "separate"
@@ -92,6 +95,7 @@ class Llama(LanguageModel):
             dropout_rate=c.attention_dropout_rate,
             encode_positions=functools.partial(rotary_positions, base=c.rotary_base),
             num_kv_heads=c.num_kv_heads,
+            make_qk_norm=make_norm if c.qk_norm else None,
             compute_dtype=c.compute_dtype,
         )
         feed_forward = FeedForward(

@@ -42,7 +42,7 @@ class MultiHeadAttention(nn.Module):
     ``mutable=["intermediates"]`` to get them.
 
     Departs from the paper: ``use_bias``, ``dropout_rate``, ``encode_positions``, ``num_kv_heads``,
-    ``scale``, ``soft_cap`` and ``make_bias``, all optional.
+    ``make_qk_norm``, ``scale``, ``soft_cap`` and ``make_bias``, all optional.
 
     >>> import jax, jax.numpy as jnp
     >>> layer, x = MultiHeadAttention(num_heads=8), jnp.ones((1, 3, 512))
@@ -61,6 +61,10 @@ class MultiHeadAttention(nn.Module):
         :func:`~jaxformer.nn.positions.rotary_positions`. Not applied when attending to a memory.
       num_kv_heads: Number of heads of keys and values, a divisor of ``num_heads``; ``num_heads``
         when None, 1 for multi-query attention. A cache holds only these heads.
+      make_qk_norm: Creates the module that normalizes the queries of each head, and the module that
+        normalizes the keys, given [..., H, K]: QK-norm (Henry et al. 2020), for instance
+        :class:`~jaxformer.nn.RMSNorm` as in Qwen3. Applied before ``encode_positions``, and when
+        attending to a memory, too; None leaves queries and keys as they are.
       scale: Multiplies the dot products; ``1 / sqrt(d_k)`` when None. T5 has 1.
       soft_cap: Bounds the scores smoothly, as Gemma 2 does; see :class:`~jaxformer.nn.keys.Keys`.
       make_bias: Creates the module that returns the :data:`~jaxformer.nn.keys.Bias` of the scores
@@ -75,6 +79,7 @@ class MultiHeadAttention(nn.Module):
     dropout_rate: float = 0.0
     encode_positions: Callable[[Array, Array], Array] | None = None
     num_kv_heads: int | None = None
+    make_qk_norm: Callable[[], nn.Module] | None = None
     scale: float | None = None
     soft_cap: float | None = None
     make_bias: Callable[[], nn.Module] | None = None
@@ -90,6 +95,8 @@ class MultiHeadAttention(nn.Module):
 
         self.dropout = Dropout(self.dropout_rate)
         self.bias = None if self.make_bias is None else self.make_bias()
+        self.query_norm = None if self.make_qk_norm is None else self.make_qk_norm()
+        self.key_norm = None if self.make_qk_norm is None else self.make_qk_norm()
 
     def __call__(
         self,
@@ -153,7 +160,7 @@ class MultiHeadAttention(nn.Module):
 
         keys = self._with_rules(keys)
         weights = self._projections(x.shape[-1])
-        queries = project(x, *weights.query, self.compute_dtype)  # [B, T, H, K]
+        queries = self._queries(x, weights)  # [B, T, H, K]
 
         slots = keys.slots
         if cache is not None:
@@ -250,8 +257,14 @@ class MultiHeadAttention(nn.Module):
             rules["bias"] = self.bias()
         return dataclasses.replace(keys, **rules)
 
+    def _queries(self, x: Float[Array, "B T D"], weights: Projections) -> Float[Array, "B T H K"]:
+        queries = project(x, *weights.query, self.compute_dtype)
+        return queries if self.query_norm is None else self.query_norm(queries)
+
     def _key_values(self, x: Float[Array, "B S D"], weights: Projections) -> KeyValues:
         keys = project(x, *weights.key, self.compute_dtype)
+        if self.key_norm is not None:
+            keys = self.key_norm(keys)
         values = project(x, *weights.value, self.compute_dtype)
 
         dtype = matmul_dtype(self.compute_dtype)

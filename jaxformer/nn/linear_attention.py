@@ -111,6 +111,7 @@ _FIELDS = {
     "d_v",
     "use_bias",
     "encode_positions",
+    "make_qk_norm",
     "compute_dtype",
     "feature_map",
     # Flax's own.
@@ -179,9 +180,10 @@ class LinearAttention(MultiHeadAttention):
         weights: Projections,
     ) -> tuple[Array, Array, Array]:
         """Returns features of queries and keys, and values with a last entry of 1."""
-        q = project(x, *weights.query, self.compute_dtype)
-        k = project(x, *weights.key, self.compute_dtype)
-        v = project(x, *weights.value, self.compute_dtype)
+        q = self._queries(x, weights)
+        key_values = self._key_values(x, weights)
+        k = key_values.keys
+        v = key_values.values
         if self.encode_positions is not None:
             q = self.encode_positions(q, keys.queries.positions)
             k = self.encode_positions(k, keys.queries.positions)

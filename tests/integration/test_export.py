@@ -241,7 +241,7 @@ def test_features_that_a_format_does_not_know_are_refused(write, learned_workdir
     for change in (
         *({"depth": 8}, {"window": 8}, {"positions": "alibi"}, {"activation": "swiglu"}),
         *({"norm_position": "both"}, {"embeddings": "other"}, {"target_vocab_size": 99}),
-        {"d_v": 4},
+        *({"d_v": 4}, {"qk_norm": True}),
     ):
         changed = new(**vars(model.config.model))
         vars(changed).update(change)  # Its own checks would refuse some values.

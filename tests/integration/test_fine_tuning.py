@@ -197,6 +197,10 @@ MISTAKES = [
         "--config.model.d_k=8 --config.model.d_v=8 --config.model.activation=relu$",
     ),
     (
+        {"model": {"qk_norm": True}},
+        "its model has other layers than the config; give --config.model.qk_norm=False$",
+    ),
+    (
         {"model": {"vocab_size": 310}},
         "model.vocab_size must be 300, the size of .*/tokenizer.model: got 310; give "
         "--config.model.vocab_size=300, or --config.data.tokenizer=new",

@@ -37,8 +37,8 @@ pytest.importorskip("tokenizers")
 
 FIXTURES = pathlib.Path(__file__).parents[1] / "fixtures" / "huggingface"
 MODELS = by_profile(
-    ["gpt2", "llama_grouped", "mistral", "qwen2"],
-    nightly=["gpt2", "llama_grouped", "mistral", "qwen2", "llama", "llama_multi_query"],
+    ["gpt2", "llama_grouped", "mistral", "qwen2", "qwen3"],
+    nightly=["gpt2", "llama_grouped", "mistral", "qwen2", "qwen3", "llama", "llama_multi_query"],
 )
 # Encoder-decoders; together, they have every flag.
 PAIRS = ["t5", "t5_gated", "umt5", "nllb", "m2m100", "mt5"]

@@ -206,6 +206,16 @@ def twenty_steps(sizes):
     return first, gradients, jax.device_get(state.params), shard.data.shape
 
 
+@pytest.mark.ci
+def test_the_mesh_does_not_change_gradients_of_norms_that_all_heads_share():
+    """Heads are split over the devices, and each has the scales of QK-norm."""
+    config = changed(qk_norm=True)
+    _, expected, _ = one_step(config)
+    _, found, _ = one_step(config, (2, 2, 2))
+    assert "query_norm" in found["decoder"]["layers"]["cross_attention"]
+    assert_same(found, expected)
+
+
 OPTIMIZERS = {
     # Factors parameters with two axes of at least 8, which this small model has.
     "adafactor": optax.adafactor(0.01, min_dim_size_to_factor=8, momentum=0.9),

@@ -137,6 +137,7 @@ def later_block():
     """A block of the parts that came after the paper."""
     positions = functools.partial(rotary_positions, base=100.0)
     shared = {"num_kv_heads": 1, "soft_cap": 2.0, "encode_positions": positions}
+    shared |= {"make_qk_norm": RMSNorm}
     return jx.Block(
         jx.MultiHeadAttention(2, dropout_rate=0.5, **shared),
         jx.FeedForward(6, "swish", use_bias=False, gated=True),

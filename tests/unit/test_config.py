@@ -37,6 +37,7 @@ UNUSUAL = Config.from_dict(
             **{"vocab_size": 100, "d_model": 24, "d_ff": 48, "num_heads": 5, "num_layers": 2},
             **{"d_k": 6, "d_v": 7, "dropout_rate": 0.25, "attention_dropout_rate": 0.125},
             **{"norm_position": "pre", "positions": "learned", "activation": "swish"},
+            **{"qk_norm": True},
             **{"window": 9, "biases": True, "embeddings": "separate", "target_vocab_size": 60},
             **{"norm_epsilon": 1e-5, "max_length": 64, "compute_dtype": "bfloat16"},
         },

@@ -70,9 +70,9 @@ class Tensor(NamedTuple):
     """A tensor of a file, and the parameters that it holds.
 
     Axes are D d_model, F d_ff, M max_length, V the vocabulary, H the heads, Q and K the heads of
-    queries, or of keys and values, times their size, C = Q + 2 K, R the buckets of positions, N the
-    classes, T the token types, P = 2, S the patches and the class token of a picture, and Y, X and
-    Z the height, width and channels of a patch.
+    queries, or of keys and values, times their size, U the size of a head, C = Q + 2 K, R the
+    buckets of positions, N the classes, T the token types, P = 2, S the patches and the class token
+    of a picture, and Y, X and Z the height, width and channels of a patch.
     """
 
     name: str  # "{n}" stands for the number of the layer, in the stack that ``ours`` begin with
@@ -442,6 +442,7 @@ def sizes_of(model: Architecture, vocab_size: int) -> dict[str, int]:
         "R": getattr(model, "num_buckets", 0),
         "S": getattr(model, "num_tokens", 0),
         "T": getattr(model, "num_token_types", 0),
+        "U": model.key_size,
         "V": vocab_size,
         "X": getattr(model, "patch_size", 0),
         "Y": getattr(model, "patch_size", 0),

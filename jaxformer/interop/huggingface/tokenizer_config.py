@@ -16,7 +16,12 @@ from jaxformer.interop.json_fields import JsonFields
 Pipeline = dict[str, Any]  # of tokenizer.json
 
 # Classes of a type of model whose tokenizer_config.json names none.
-_REGISTERED = {"bert": "BertTokenizer", "gpt2": "GPT2Tokenizer", "qwen2": "Qwen2Tokenizer"}
+_REGISTERED = {
+    "bert": "BertTokenizer",
+    "gpt2": "GPT2Tokenizer",
+    "qwen2": "Qwen2Tokenizer",
+    "qwen3": "Qwen2Tokenizer",
+}
 # transformers ignores the class that these types of models name, and reads the second with a class
 # without settings.
 _OVERRULED = {"qwen2": "Qwen2Tokenizer", "mistral": "PreTrainedTokenizer"}

@@ -82,6 +82,12 @@ QWEN2_CONFIG = [
     ({"use_sliding_window": True}, "expected use_sliding_window to be False: got True"),
     ({"layer_types": ["sliding_attention"] * 2}, "layer_types to be full_attention: got"),
 ]
+QWEN3_CONFIG = [
+    *QWEN2_CONFIG,
+    ({"mlp_bias": True}, "expected mlp_bias to be False: got True"),
+    ({"attention_bias": True}, "expected an array .*q_proj.bias of shape"),
+    ({"head_dim": 8}, r"q_proj.weight to have shape \(32, 16\): got \(24, 16\)"),
+]
 M2M100_CONFIG = [
     ({"decoder_layers": 3}, "expected decoder_layers to be encoder_layers=2: got 3; jaxformer's M"),
     ({"activation_dropout": 0.1}, "expected activation_dropout to be 0.0: got 0.1"),
@@ -230,6 +236,7 @@ def test_fields_that_name_no_architecture_are_accepted(tmp_path):
         ("mistral", "config.json", MISTRAL_CONFIG),
         ("t5", "config.json", T5_CONFIG),
         ("qwen2", "config.json", QWEN2_CONFIG),
+        ("qwen3", "config.json", QWEN3_CONFIG),
         ("m2m100", "config.json", M2M100_CONFIG),
         ("m2m100", "vocab.json", M2M100_VOCABULARY),
         ("m2m100", "tokenizer_config.json", M2M100_TOKENIZER),
@@ -379,6 +386,7 @@ def test_a_layout_expresses_only_fields_that_it_knows(layout):
     [
         ("gpt2", {"absent_tokens": "pad"}),
         ("llama", {"window": 4, "attention_biases": True}),
+        ("qwen3", {"feed_forward_biases": True}),
         ("t5", {"scaled_output": True}),
         ("vit", {"pooling": "mean"}),
         ("vit", {"num_classes": 0}),

@@ -38,16 +38,16 @@ EVERY = {"norm_position": "pre", "positions": "learned", "biases": True}
 # Every option occurs in one of the first cases of each model.
 CASES = [
     (Transformer, {"num_layers": 2}),
-    (Transformer, {**EVERY, "activation": "swish", "embeddings": "separate"}),
-    (LanguageModel, {"compute_dtype": "int8", "positions": "rotary", "d_k": 4}),
+    (Transformer, {**EVERY, "activation": "swish", "embeddings": "separate", "qk_norm": True}),
+    (LanguageModel, {"compute_dtype": "int8", "positions": "rotary", "d_k": 4, "qk_norm": True}),
     (LanguageModel, {**EVERY, "compute_dtype": "bfloat16", "activation": "gelu"}),
     (GPT2, {"absent_tokens": "pad bos unk"}),
-    (Student, {"compute_dtype": "int8", "biases": True, "positions": "tensor2tensor"}),
-    (Llama, {"compute_dtype": "int8", "attention_biases": True, "embeddings": "tied"}),
+    (Student, {"compute_dtype": "int8", "positions": "tensor2tensor", "qk_norm": True}),
+    (Llama, {"compute_dtype": "int8", "attention_biases": True, "qk_norm": True}),
     (T5, {"compute_dtype": "int8", "d_k": 3, "bias_per_layer": True, "gated": True}),
 ]
 MORE = [
-    (Llama, {}),
+    (Llama, {"embeddings": "tied"}),
     (T5, {"absent_tokens": "pad", "embeddings": "separate", "scaled_output": False}),
     (T5, {"compute_dtype": "bfloat16"}),
     (GPT2, {"compute_dtype": "int8"}),

@@ -1,4 +1,4 @@
-"""LLaMA, Mistral and Qwen2 in transformers' layout."""
+"""LLaMA, Mistral, Qwen2 and Qwen3 in transformers' layout."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -152,9 +152,13 @@ MISTRAL = dataclasses.replace(
 
 
 def _read_qwen2(fields: JsonFields) -> dict[str, Any]:
+    _check_full_attention(fields)
+    return _read(fields) | {"attention_biases": True}
+
+
+def _check_full_attention(fields: JsonFields) -> None:
     full = ["full_attention"] * fields.integer("num_hidden_layers")
     fields.check("layer_types", [None, full], "full_attention", "LlamaConfig has one window")
-    return _read(fields) | {"attention_biases": True}
 
 
 def _tensors_qwen2(model: LlamaConfig) -> Iterator[Tensor]:
@@ -179,4 +183,30 @@ QWEN2 = dataclasses.replace(
     tensors=_tensors_qwen2,
     constants=_constants_qwen2,
     is_exported=False,  # An export is a LLaMA.
+)
+
+
+def _read_qwen3(fields: JsonFields) -> dict[str, Any]:
+    _check_full_attention(fields)
+    return _read(fields) | {"qk_norm": True}
+
+
+def _tensors_qwen3(model: LlamaConfig) -> Iterator[Tensor]:
+    yield from _tensors(model)
+    for theirs, ours in (("q_norm", "query_norm"), ("k_norm", "key_norm")):
+        path = f"decoder/layers/self_attention/{ours}/scale"
+        yield Tensor(f"model.layers.{{n}}.self_attn.{theirs}.weight", "U", (path,))
+
+
+QWEN3 = dataclasses.replace(
+    LLAMA,
+    model_type="qwen3",
+    network="Qwen3ForCausalLM",
+    fields={name: ours for name, ours in _FIELDS.items() if name != "mlp_bias"},
+    defaults={**QWEN2.defaults, "head_dim": 128},
+    only={**QWEN2.only, "mlp_bias": False},
+    ignored=QWEN2.ignored,
+    read=_read_qwen3,
+    tensors=_tensors_qwen3,
+    expressed=_EXPRESSED | {"qk_norm": [True]},
 )

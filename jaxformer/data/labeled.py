@@ -1,19 +1,30 @@
-"""Files of texts, with or without labels, as corpora of pairs."""
+"""Texts with or without labels: their files, and their batches."""
 
 import dataclasses
 import hashlib
 import pathlib
 import re
-from collections.abc import Iterator
-from typing import Literal
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
+from jaxtyping import Int32
+
+from jaxformer.data.batch import TokenPair
 from jaxformer.data.characters import unusual_kinds
 from jaxformer.data.corpus import DataConfig
 from jaxformer.data.file_corpora import FileCorpus, find_files
+from jaxformer.data.plan import Shape
 from jaxformer.data.text_files import fingerprint_files, read_file
+from jaxformer.data.tokenizer import EOS, PAD, UNK
 from jaxformer.errors import UserError
 from jaxformer.fields import check_fraction
 
+# Id of the first label in a tokenizer: special tokens precede the labels.
+FIRST_LABEL = UNK + 1
+# The label of all texts without labels: a tokenizer that is learned from them has this symbol.
+_NO_LABEL = "0"
+_NO_CLASS = -1
 # Signs that separate columns in other files: a label with one of them is probably half a line.
 _OTHER_SEPARATORS = re.compile(r'[,;|"]')
 
@@ -46,6 +57,52 @@ class LabeledConfig(DataConfig):
                 raise UserError(f"data.{name} must be {expected} for single texts: got {found}")
 
 
+class LabeledBatch(NamedTuple):
+    """Texts and their classes, int32.
+
+    Attributes:
+      tokens: Tokens of each text and EOS, padded with 0.
+      classes: Class of each text, from 0; -1 for a row without a text.
+    """
+
+    tokens: Int32[Any, "B T"]
+    classes: Int32[Any, " B"]
+
+
+def make_labeled_batch(
+    rows: Sequence[Sequence[TokenPair]],
+    shape: Shape,
+) -> LabeledBatch:
+    """Arranges examples, the ids of a text and the id of its label, one in each row.
+
+    ``shape`` has the number of rows and the length of texts first.
+
+    >>> batch = make_labeled_batch([[([7, 8], [5])]], (2, 4, 4))
+    >>> batch.tokens.tolist(), batch.classes.tolist()
+    ([[7, 8, 1, 0], [0, 0, 0, 0]], [1, -1])
+    """
+    count, _, _ = shape
+    classes = np.full(count, _NO_CLASS, np.int32)
+    for number, [(_, label)] in enumerate(rows):
+        classes[number] = int(label[0]) - FIRST_LABEL
+
+    return LabeledBatch(pad_texts(rows, shape), classes)
+
+
+def pad_texts(
+    rows: Sequence[Sequence[TokenPair]],
+    shape: Shape,
+) -> Int32[np.ndarray, "B T"]:
+    """Arranges the texts of examples, with EOS, one in each row, without their labels."""
+    count, length, _ = shape
+    tokens = np.full((count, length), PAD, np.int32)
+    for number, [(text, _)] in enumerate(rows):
+        end = len(text)
+        tokens[number, :end] = text
+        tokens[number, end] = EOS
+    return tokens
+
+
 class LabeledCorpus(FileCorpus):
     """Files with a text on each line, after its label if it ``has_labels``.
 
@@ -61,7 +118,7 @@ class LabeledCorpus(FileCorpus):
     def rows(self, path: pathlib.Path) -> Iterator[tuple[str, str]]:
         if not self.has_labels:
             for line in read_file(path):
-                yield line, "0"  # The only target of texts without labels.
+                yield line, _NO_LABEL
             return
 
         split = _split_at_tab if _has_tabs(path) else _split_at_space

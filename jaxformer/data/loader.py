@@ -6,8 +6,8 @@ from typing import TypeVar
 
 import grain
 
-from jaxformer.data.batch import Batch, make_batch
-from jaxformer.data.plan import BatchPlan
+from jaxformer.data.batch import TokenPair, make_batch
+from jaxformer.data.plan import BatchPlan, Shape
 from jaxformer.data.store import TokenStore
 
 T = TypeVar("T")
@@ -20,12 +20,13 @@ def load_batches(
     store: TokenStore,
     plan: BatchPlan,
     *,
+    make: Callable[[Sequence[Sequence[TokenPair]], Shape], T] = make_batch,
     start: int = 0,
     stop: int | None = None,
     row_multiple: int = 1,
     local_shards: Sequence[int] = (0,),
     shard_count: int = 1,
-) -> Iterator[Batch]:
+) -> Iterator[T]:
     """Yields the batches of the plan from ``start`` to ``stop``, or forever if it is None.
 
     Empty rows are added until the rows of a global batch are divisible by ``row_multiple``. They
@@ -33,7 +34,7 @@ def load_batches(
     """
     assert row_multiple % shard_count == 0, "each shard has as many rows"
 
-    def read(n: int) -> Batch:
+    def read(n: int) -> T:
         (count, src_length, tgt_length), rows = plan.rows(n)
         shard_size = round_up(count, row_multiple) // shard_count
 
@@ -43,7 +44,7 @@ def load_batches(
                 local_rows.append([store[example] for example in row])
 
         shape = (len(local_shards) * shard_size, src_length, tgt_length)
-        return make_batch(local_rows, shape)
+        return make(local_rows, shape)
 
     return prefetch(read, start, stop)
 

@@ -15,8 +15,10 @@ _SIZES = ("vocab_size", "d_model", "d_ff", "num_heads", "num_layers", "max_lengt
 _RATES = ("dropout_rate", "attention_dropout_rate")
 _MAX_SIZE = 2**20  # Encoding even a single position takes memory in proportion to d_model.
 _SPECIAL = {"pad": PAD, "eos": EOS, "bos": BOS, "unk": UNK}
-# Such a logit has probability 0, even beside GPT-2's logits of -100; -inf has gradients of NaN.
-_NEVER_GENERATED = -1e4
+# Bias of the logit of a token that is never generated. Its probability is 0 in float32, even beside
+# GPT-2's logits of -100. With -inf, label smoothing would have an infinite loss, and training skips
+# steps whose parameters are infinite. Workdirs of imported models have this number, too.
+NEVER_GENERATED = -1e4
 
 
 class Architecture:
@@ -159,4 +161,4 @@ def absent_bias(names: str, vocab_size: int) -> Float[Array, " V"] | None:
 
     absent_ids = [_SPECIAL[name] for name in names.split()]
     absent = np.isin(np.arange(vocab_size), absent_ids)  # [V]
-    return jnp.where(absent, jnp.float32(_NEVER_GENERATED), 0.0)
+    return jnp.where(absent, jnp.float32(NEVER_GENERATED), 0.0)

@@ -1,4 +1,4 @@
-"""The data of a translation run: corpus, tokenizer, token stores and batch plans."""
+"""The data of a run on a corpus: its tokenizer, token stores and batch plans."""
 
 import dataclasses
 import functools
@@ -39,12 +39,20 @@ def open_dataset(
     config: Config,
     folder: Workdir,
     corpus: Corpus | None = None,
+    *,
     labels: Collection[str] = (),
+    decodes: bool = True,
 ) -> Dataset:
     """Reads and tokenizes the corpus, or opens the results of earlier runs in the cache.
 
-    A resumed run keeps its data and the tokenizer of its workdir, which is not changed. The
-    tokenizer of a new run has the ``labels``, if the targets of the corpus are labels.
+    A resumed run keeps its data and the tokenizer of its workdir, which is not changed.
+
+    Args:
+      config: The run's config.
+      folder: The run's workdir.
+      corpus: The corpus; by default, the config's.
+      labels: Labels that the tokenizer of a new run has, if the targets of the corpus are labels.
+      decodes: Whether validation decodes ``training.eval_sentences`` pairs.
     """
     data = data_section(config, DataConfig)
     corpus = open_splits(data, corpus)
@@ -53,16 +61,11 @@ def open_dataset(
             f"data.valid: expected no weights, which are for training: got {data.valid!r}"
         )
 
-    cache = cache_directory()
-    learn = functools.partial(_learn_tokenizer, config, corpus, labels)
-    tokenizer = tokenizer_of_run(config, folder, learn)
-    if labels and not folder.config.exists():
-        tokenizer = tokenizer.with_symbols(labels)
-    _check_vocabulary(config, tokenizer, corpus)
-
+    tokenizer = _open_tokenizer(config, folder, corpus, labels)
     identity = _identify(data, tokenizer, corpus)
     check_identity(folder, identity)
 
+    cache = cache_directory()
     train = build_store(
         corpus,
         data.train,
@@ -80,6 +83,10 @@ def open_dataset(
         cache=cache,
     )
 
+    valid_text = []
+    if decodes:
+        valid_text = _pairs_to_decode(config, corpus, tokenizer)
+
     repetitions = corpus.repetitions(data.train, train.numbers)
     plan = make_plan(train, data, config.training.seed, repetitions=repetitions)
     valid_plan = sequential_plan(
@@ -95,8 +102,24 @@ def open_dataset(
         plan=plan,
         valid=valid,
         valid_plan=valid_plan,
-        valid_text=_pairs_to_decode(config, corpus, tokenizer),
+        valid_text=valid_text,
     )
+
+
+def _open_tokenizer(
+    config: Config,
+    folder: Workdir,
+    corpus: VerifiedCorpus,
+    labels: Collection[str],
+) -> Vocabulary:
+    """Returns the tokenizer of a workdir; a new run takes the config's or learns one."""
+    learn = functools.partial(_learn_tokenizer, config, corpus, labels)
+    tokenizer = tokenizer_of_run(config, folder, learn)
+    if labels and not folder.config.exists():
+        tokenizer = tokenizer.with_symbols(labels)
+
+    _check_vocabulary(config, tokenizer, corpus)
+    return tokenizer
 
 
 def _identify(

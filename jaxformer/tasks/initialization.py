@@ -19,7 +19,7 @@ from jaxformer.data.tokenizer import Vocabulary
 from jaxformer.errors import UserError, did_you_mean, prefix_errors
 from jaxformer.files import model_path, write_file
 from jaxformer.inference.weights import TrainedModel, params_sha256
-from jaxformer.models.architecture import Architecture
+from jaxformer.models.architecture import NEVER_GENERATED, Architecture
 from jaxformer.runs import processes
 from jaxformer.runs.workdir import Workdir, read_workdir_object
 from jaxformer.training.optimizer import path_of
@@ -43,11 +43,6 @@ _MAY_DIFFER = {
 }
 _TABLES = ("embedding", "src_embedding", "tgt_embedding", "output_embedding", "logits_bias")
 _HAVE_ROWS = (*_TABLES, "positions", "src_positions", "tgt_positions")
-# An imported model's bias of -inf keeps tokens from being generated, but training skips steps whose
-# parameters are infinite. XLA flushes the exponential of this number to 0 in float32.
-_NEVER_GENERATED = -100.0
-
-# Name and shape of an array or of some of its rows, and a description of the rows.
 
 
 class _Note(NamedTuple):
@@ -277,7 +272,8 @@ def merge(
 
         values = old.pop(name)
         if name == "logits_bias":
-            values = np.where(np.isneginf(values), np.float32(_NEVER_GENERATED), values)
+            # Training skips steps whose parameters are infinite.
+            values = np.where(np.isneginf(values), np.float32(NEVER_GENERATED), values)
 
         if name in _TABLES:
             our_ids, their_ids = ids

@@ -188,8 +188,8 @@ class LanguageModeling(TokenTask):
     ) -> TokenTask:
         return cls(config, open_stream(config, folder))
 
-    @staticmethod
-    def longest_batch(config: Config, shards: BatchShards) -> PyTree:
+    @classmethod
+    def longest_batch(cls, config: Config, shards: BatchShards) -> PyTree:
         data = data_section(config, StreamConfig)
         rows = round_up(data.rows, shards.row_multiple)
         return jax.ShapeDtypeStruct((rows, data.length + 1), jnp.int32)

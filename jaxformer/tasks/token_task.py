@@ -152,9 +152,9 @@ class NetworkTask(Task):
     ) -> "NetworkTask":
         """Opens the data of a config, or the given corpus."""
 
-    @staticmethod
+    @classmethod
     @abc.abstractmethod
-    def longest_batch(config: Config, shards: BatchShards) -> PyTree:
+    def longest_batch(cls, config: Config, shards: BatchShards) -> PyTree:
         """Returns the shape of the longest batch, without reading data."""
 
     def shapes(self, shards: BatchShards) -> Sequence[PyTree]:

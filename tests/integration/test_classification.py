@@ -97,7 +97,7 @@ def test_the_padding_in_the_log_is_of_the_texts_alone(run, config):
     task = make_task(config, Workdir(run))
     count = int(re.search(r"(\d+) batches an epoch", task.summary())[1])
     epoch = itertools.islice(task.batches(0, BatchShards(1, (0,), 1)), count)
-    real = np.concatenate([batch.src.ravel() != 0 for batch in epoch])
+    real = np.concatenate([batch.tokens.ravel() != 0 for batch in epoch])
     assert f": {real.mean():.1%} tokens, " in task.summary()
 
 

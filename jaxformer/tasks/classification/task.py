@@ -1,7 +1,8 @@
 """Trains an encoder on labels or on masked tokens."""
 
 import dataclasses
-from typing import Any, cast
+from collections.abc import Collection
+from typing import Any, Self, cast
 
 import jax
 import jax.numpy as jnp
@@ -9,26 +10,31 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from jaxformer.config import Config, data_section
-from jaxformer.data.batch import Batch
 from jaxformer.data.classes import check_variety, describe_classes
 from jaxformer.data.corpus import Corpus
 from jaxformer.data.findings import list_first
 from jaxformer.data.held_out import open_splits
-from jaxformer.data.labeled import LabeledConfig, LabeledCorpus
-from jaxformer.data.tokenizer import BOS, UNK
+from jaxformer.data.labeled import (
+    FIRST_LABEL,
+    LabeledBatch,
+    LabeledConfig,
+    LabeledCorpus,
+    make_labeled_batch,
+    pad_texts,
+)
+from jaxformer.data.tokenizer import BOS, PAD, UNK
 from jaxformer.errors import UserError
 from jaxformer.kinds.classification import CLASSIFICATION, MASKED_LANGUAGE_MODELING
 from jaxformer.models.encoder import Encoder
 from jaxformer.runs.workdir import Workdir
+from jaxformer.tasks.corpus_task import CorpusTask
 from jaxformer.tasks.dataset import open_dataset
 from jaxformer.tasks.token_task import Output, TokenLoss
-from jaxformer.tasks.translation import Translation
 from jaxformer.training.flops import language_model_flops, layers_flops
 from jaxformer.training.losses import class_sums
 from jaxformer.training.task import Loss, Randomness, Sums
 
-# Ids of special tokens precede the labels and the tokens of texts.
-FIRST_LABEL = UNK + 1
+# Ids of special tokens precede the tokens of texts.
 _LEAST_TOKEN = UNK + 1
 # Of the tokens to predict: fractions of those that a mask replaces, or a mask or another token.
 _MASKED = 0.8
@@ -49,21 +55,21 @@ class EncoderLoss(TokenLoss):
 
     def draw_mask(
         self,
-        src: Int[Array, "B S"],
+        tokens: Int[Array, "B T"],
         key: Array,
         row_ids: Int[Array, " B"],
-    ) -> tuple[Bool[Array, "B S"], Float[Array, "B S"], Float[Array, "B S"]]:
+    ) -> tuple[Bool[Array, "B T"], Float[Array, "B T"], Float[Array, "B T"]]:
         """Returns the tokens to mask, and two uniform numbers for each token."""
 
-        def draw_row(row_id: Array) -> Float[Array, "S 3"]:
+        def draw_row(row_id: Array) -> Float[Array, "T 3"]:
             # Draws of a token do not depend on the number of tokens, padding included.
             row_key = jax.random.fold_in(key, row_id)
-            return jax.random.uniform(row_key, (src.shape[1], 3))
+            return jax.random.uniform(row_key, (tokens.shape[1], 3))
 
-        draws = jax.vmap(draw_row)(row_ids)  # [B, S, 3]
-        chosen, first, second = jnp.moveaxis(draws, -1, 0)  # each [B, S]
+        draws = jax.vmap(draw_row)(row_ids)  # [B, T, 3]
+        chosen, first, second = jnp.moveaxis(draws, -1, 0)  # each [B, T]
         is_chosen = chosen < self.mask_rate
-        is_text = src >= _LEAST_TOKEN
+        is_text = tokens >= _LEAST_TOKEN
         return is_chosen & is_text, first, second
 
 
@@ -73,23 +79,27 @@ class ClassificationLoss(EncoderLoss):
     In training, some tokens are masked, so that predictions do not depend on a few words.
     """
 
-    def __call__(self, params: PyTree, batch: Batch, randomness: Randomness | None) -> Sums:
-        src = batch.src
+    def __call__(
+        self,
+        params: PyTree,
+        batch: LabeledBatch,
+        randomness: Randomness | None,
+    ) -> Sums:
+        tokens = batch.tokens
         if randomness is not None:
             # From the same seed as dropout, but another stream.
             key = jax.random.fold_in(randomness.key, 1)
-            chosen, _, _ = self.draw_mask(src, key, randomness.row_ids)
-            src = jnp.where(chosen, self.mask_token, src)
+            chosen, _, _ = self.draw_mask(tokens, key, randomness.row_ids)
+            tokens = jnp.where(chosen, self.mask_token, tokens)
 
         def forward(module: Encoder, dropout: dict[str, Any]) -> Float[Array, "B C"]:
-            return module(src, **dropout)
+            return module(tokens, **dropout)
 
         logits = self.apply(params, randomness, forward)
-        classes = batch.tgt_out[:, 0] - FIRST_LABEL
-        is_real = batch.tgt_segments[:, 0] != 0
-        sums = class_sums(logits, classes, is_real, self.label_smoothing)
+        is_real = batch.classes >= 0
+        sums = class_sums(logits, batch.classes, is_real, self.label_smoothing)
 
-        is_token = batch.src_segments != 0
+        is_token = batch.tokens != PAD
         return sums | {"tokens": is_token.sum(dtype=jnp.int32)}
 
 
@@ -100,50 +110,96 @@ class MaskedLoss(EncoderLoss):
     unchanged. In evaluation, the mask of a text depends only on the text.
     """
 
-    def __call__(self, params: PyTree, batch: Batch, randomness: Randomness | None) -> Sums:
-        inputs, predicted = self.mask_tokens(batch.src, randomness)
+    def __call__(
+        self,
+        params: PyTree,
+        batch: Int[Array, "B T"],
+        randomness: Randomness | None,
+    ) -> Sums:
+        inputs, predicted = self.mask_tokens(batch, randomness)
 
         def forward(module: Encoder, dropout: dict[str, Any]) -> Output:
             features = module.features(inputs, **dropout)
             return module.transform(features), module.output_projection()
 
         output = self.apply(params, randomness, forward)
-        sums = self.sums(output, batch.src, predicted)
+        sums = self.sums(output, batch, predicted)
 
-        is_token = batch.src_segments != 0
+        is_token = batch != PAD
         return sums | {"tokens": is_token.sum(dtype=jnp.int32)}
 
     def mask_tokens(
         self,
-        src: Int[Array, "B S"],
+        tokens: Int[Array, "B T"],
         randomness: Randomness | None,
-    ) -> tuple[Int[Array, "B S"], Bool[Array, "B S"]]:
+    ) -> tuple[Int[Array, "B T"], Bool[Array, "B T"]]:
         """Returns the texts with masks, and the mask of the tokens to predict."""
         # With generators other than Threefry, numbers depend on the batch.
         key = jax.random.key(0, impl="threefry2x32")
-        row_ids = src.sum(axis=1)
+        row_ids = tokens.sum(axis=1)
         if randomness is not None:
             key, row_ids = randomness
-        predicted, kind, token = self.draw_mask(src, key, row_ids)
+        predicted, kind, token = self.draw_mask(tokens, key, row_ids)
 
         num_others = self.model.vocab_size - _LEAST_TOKEN
-        other = _LEAST_TOKEN + (token * num_others).astype(src.dtype)
+        other = _LEAST_TOKEN + (token * num_others).astype(tokens.dtype)
 
         # Of the tokens to predict, 80 % become a mask, 10 % another token.
         is_masked = kind < _MASKED
         is_changed = kind < _MASKED_OR_RANDOM
-        random_or_own = jnp.where(is_changed, other, src)
+        random_or_own = jnp.where(is_changed, other, tokens)
         replaced = jnp.where(is_masked, self.mask_token, random_or_own)
 
-        return jnp.where(predicted, replaced, src), predicted
+        return jnp.where(predicted, replaced, tokens), predicted
 
 
-class Classification(Translation):
+class EncoderTask(CorpusTask):
+    """Base of the tasks that train an :class:`Encoder` on texts."""
+
+    @classmethod
+    def open_texts(
+        cls,
+        config: Config,
+        folder: Workdir,
+        corpus: Corpus,
+        labels: Collection[str] = (),
+    ) -> Self:
+        """Opens a corpus of texts with the ``labels``, if they have any."""
+        dataset = open_dataset(config, folder, corpus, labels=labels, decodes=False)
+        task = cls(config, dataset)
+
+        if config.model.architecture == "bert":
+            [blank] = dataset.tokenizer.encode_batch([""])
+            if not blank:
+                raise UserError(
+                    "model.architecture=bert needs a tokenizer that begins texts with [CLS]: give "
+                    "the workdir of an imported BERT as training.init_from or data.tokenizer"
+                )
+        return task
+
+    @property
+    def loss(self) -> Loss:
+        loss = cast(EncoderLoss, super().loss)
+        return dataclasses.replace(loss, mask_token=self._data.tokenizer.mask_token)
+
+    def _efficiency(self) -> float:
+        # The plan also counts the labels, which are not computed. A bucket has the same length for
+        # both.
+        plan = self._data.plan
+        lengths = self._data.train.src_lengths
+        if plan.ids is not None:
+            lengths = lengths[plan.ids]
+
+        tokens = int(lengths.sum())
+        return plan.efficiency * 2 * tokens / plan.tokens
+
+
+class Classification(EncoderTask):
     """Trains an :class:`Encoder` on texts with labels; validates with loss and accuracy."""
 
     kind = CLASSIFICATION
     loss_class = ClassificationLoss
-    has_labels = True
+    make_batch = staticmethod(make_labeled_batch)
 
     @classmethod
     def open(
@@ -151,25 +207,11 @@ class Classification(Translation):
         config: Config,
         folder: Workdir,
         corpus: Corpus | None = None,
-    ) -> "Translation":
-        training = dataclasses.replace(config.training, eval_sentences=0)
-        config = dataclasses.replace(config, training=training)
-        corpus = corpus or LabeledCorpus(cls.has_labels)
-
-        labels = _read_labels(config, corpus) if cls.has_labels else ()
-        dataset = open_dataset(config, folder, corpus, labels)
-        task = cls(config, dataset)
-
-        if config.model.architecture == "bert":
-            [blank] = task._data.tokenizer.encode_batch([""])
-            if not blank:
-                raise UserError(
-                    "model.architecture=bert needs a tokenizer that begins texts with [CLS]: give "
-                    "the workdir of an imported BERT as training.init_from or data.tokenizer"
-                )
-
-        if cls.has_labels:
-            task._check_labels()
+    ) -> "Classification":
+        corpus = corpus or LabeledCorpus()
+        labels = _read_labels(config, corpus)
+        task = cls.open_texts(config, folder, corpus, labels)
+        task._check_labels()
         return task
 
     def _check_labels(self) -> None:
@@ -211,44 +253,45 @@ class Classification(Translation):
         text, label = pair
         return [("text", text), ("label", label)]
 
-    @property
-    def loss(self) -> Loss:
-        loss = cast(EncoderLoss, super().loss)
-        return dataclasses.replace(loss, mask_token=self._data.tokenizer.mask_token)
-
     def _log_formats(self) -> dict[str, str]:
         return {"accuracy": "accuracy {:.4f}"}
 
-    def _efficiency(self) -> float:
-        # The plan also counts the targets, which are labels here and not computed. A bucket pads
-        # both sides to the same length.
-        plan = self._data.plan
-        lengths = self._data.train.src_lengths
-        if plan.ids is not None:
-            lengths = lengths[plan.ids]
-
-        tokens = int(lengths.sum())
-        return plan.efficiency * 2 * tokens / plan.tokens
-
-    def flops(self, batch: Batch) -> int:
+    def flops(self, batch: LabeledBatch) -> int:
         """Returns the operations of all matmuls, with padding, except the logits of classes."""
-        flops = layers_flops if self.has_labels else language_model_flops
-        batch_size, length = batch.src.shape
-        return flops(self.config.model, batch_size, length, causal=False)
+        rows, length = batch.tokens.shape
+        return layers_flops(self.config.model, rows, length, causal=False)
 
 
-class MaskedLanguageModeling(Classification):
-    """Trains an :class:`Encoder` on masked tokens; validates with loss and perplexity."""
+class MaskedLanguageModeling(EncoderTask):
+    """Trains an :class:`Encoder` on masked tokens; validates with loss and perplexity.
+
+    A batch is an array of token ids, [B, T], padded with 0.
+    """
 
     kind = MASKED_LANGUAGE_MODELING
     loss_class = MaskedLoss
-    has_labels = False
+    make_batch = staticmethod(pad_texts)
 
-    def _describe_labels(self) -> list[str]:
-        return []
+    @classmethod
+    def open(
+        cls,
+        config: Config,
+        folder: Workdir,
+        corpus: Corpus | None = None,
+    ) -> "MaskedLanguageModeling":
+        return cls.open_texts(config, folder, corpus or LabeledCorpus(has_labels=False))
 
     def _name_sides(self, pair: tuple[str, str]) -> list[tuple[str, str]]:
-        return [("text", pair[0])]
+        text, _ = pair
+        return [("text", text)]
+
+    def _log_formats(self) -> dict[str, str]:
+        return {}
+
+    def flops(self, batch: Int[Array, "B T"]) -> int:
+        """Returns the operations of all matmuls, with padding and the logits of all tokens."""
+        rows, length = batch.shape
+        return language_model_flops(self.config.model, rows, length, causal=False)
 
 
 def _read_labels(config: Config, corpus: Corpus) -> set[str]:

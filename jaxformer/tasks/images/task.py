@@ -113,8 +113,8 @@ class ImageClassification(NetworkTask):
 
         return cls(config, train, valid)
 
-    @staticmethod
-    def longest_batch(config: Config, shards: BatchShards) -> PyTree:
+    @classmethod
+    def longest_batch(cls, config: Config, shards: BatchShards) -> PyTree:
         data = data_section(config, ImagesConfig)
         model = model_section(config, ViTConfig)
 

@@ -1,8 +1,10 @@
 """Labeled lines: the separator of a file, and a message for every other form."""
 
+import numpy as np
 import pytest
 
-from jaxformer.data.labeled import LabeledCorpus
+from jaxformer.data.labeled import FIRST_LABEL, LabeledCorpus, make_labeled_batch
+from jaxformer.data.tokenizer import EOS
 from jaxformer.errors import UserError
 
 ROWS = [("a warm room", "good"), ("a cold, cold film", "bad"), ("", "good")]
@@ -60,3 +62,14 @@ def test_other_forms_are_refused_with_file_and_line(text, message, tmp_path):
     corpus, path = corpus_of(tmp_path, text)
     with pytest.raises(UserError, match=message):
         list(corpus.pairs(path))
+
+
+def test_a_batch_has_a_class_for_each_text_and_none_for_an_empty_row():
+    rows = [
+        [(np.array([9, 8], np.uint16), np.array([FIRST_LABEL + 2], np.uint16))],
+        [(np.array([], np.uint16), np.array([FIRST_LABEL], np.uint16))],
+    ]
+    batch = make_labeled_batch(rows, (3, 4, 4))
+    assert batch.tokens.tolist() == [[9, 8, EOS, 0], [EOS, 0, 0, 0], [0, 0, 0, 0]]
+    assert batch.classes.tolist() == [2, 0, -1]
+    assert {each.dtype for each in batch} == {np.dtype(np.int32)}

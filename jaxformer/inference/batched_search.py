@@ -10,24 +10,21 @@ import contextvars
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Int
 
 from jaxformer.data.tokenizer import PAD
 from jaxformer.errors import UserError
 from jaxformer.inference.kept_programs import KeptProgram, is_distributed
-from jaxformer.inference.members import Member, token_log_probs
+from jaxformer.inference.members import Ensemble
 from jaxformer.inference.shortlist import Shortlist
 from jaxformer.layout import global_mesh
-from jaxformer.models.stepwise import step_fn
-from jaxformer.search import Algorithm, BeamResult, PrefillFn, StepFn, ensemble, take_sentences
+from jaxformer.search import Algorithm, BeamResult, take_sentences
 from jaxformer.search.algorithm import Numbers
-
-Members: TypeAlias = tuple[Member, ...]
 
 # Source lengths that batches are padded to, and the number of sentences in each.
 _BUCKETS = ((16, 64), (32, 64), (64, 64), (256, 16), (1024, 4))
@@ -97,7 +94,7 @@ class Decoded(NamedTuple):
 
 @global_mesh(None)
 def search_batches(
-    members: Members,
+    models: Ensemble,
     search: Algorithm,
     sources: Sequence[Sequence[int]],
     prefixes: Sequence[Sequence[int]] | None = None,
@@ -113,7 +110,7 @@ def search_batches(
     decoded = [Decoded([], [], [])] * len(sources)
     report(sum(not source for source in sources))
 
-    longest = min(member.config.max_length for member in members)
+    longest = models.max_length
     if search.min_length >= longest:
         raise UserError(
             f"min_length must be less than model.max_length={longest}: got {search.min_length}"
@@ -136,11 +133,11 @@ def search_batches(
         batch = batch._replace(n_best=np.int32(n_best))
 
         if shortlist is not None:
-            vocabulary = min(member.config.output_size for member in members)
+            vocabulary = models.output_size
             candidates = shortlist.candidates(batch_sources, vocabulary)
             batch = batch._replace(candidates=candidates)
 
-        for row, hypotheses in _search(members, search, shape, batch):
+        for row, hypotheses in _search(models, search, shape, batch):
             is_padding = row >= len(indices)
             if not is_padding:
                 decoded[indices[row]] = hypotheses
@@ -158,7 +155,7 @@ def search_batches(
     )
     batches = list(plan)
 
-    if len(batches) > 1 and _can_thread(members):
+    if len(batches) > 1 and _can_thread(models):
         _decode_in_threads(decode, batches, report)
     else:
         for indices, shape in batches:
@@ -187,12 +184,12 @@ def _decode_in_threads(
         pool.shutdown(cancel_futures=True)
 
 
-def _can_thread(members: Members) -> bool:
+def _can_thread(models: Ensemble) -> bool:
     """Returns whether other threads can decode at the same time, with the same results."""
     if jax.default_backend() != "cpu":
         return False
     # Concurrent collectives can deadlock.
-    if is_distributed(jax.tree.leaves(members)):
+    if is_distributed(jax.tree.leaves(models)):
         return False
 
     # A context of JAX, such as jax.default_matmul_precision, holds in its own thread only.
@@ -334,7 +331,7 @@ def all_shapes(sentences: int, tokens: int, longest: int, search: Algorithm) -> 
 
 @global_mesh(None)
 def compile_programs(
-    members: Members,
+    models: Ensemble,
     search: Algorithm,
     shape: BatchShape,
     *,
@@ -347,7 +344,7 @@ def compile_programs(
         shape = shape._replace(prefix=width)
         batch = _source_batch(shape, [], [], [])
         first_stage = _run_first_stage(
-            members=members,
+            models=models,
             search=search,
             shape=shape,
             numbers=numbers,
@@ -359,7 +356,7 @@ def compile_programs(
         if shape.first_capacity < shape.capacity:
             rows = np.zeros(shape.second_stage_rows, np.int32)
             result = _second_stage(
-                members,
+                models,
                 search,
                 shape,
                 numbers,
@@ -407,7 +404,7 @@ def _source_batch(
 
 
 def _search(
-    members: Members,
+    models: Ensemble,
     search: Algorithm,
     shape: BatchShape,
     batch: _SourceBatch,
@@ -424,7 +421,7 @@ def _search(
         until = min(until, most)
 
     first_stage = _run_first_stage(
-        members=members,
+        models=models,
         search=search,
         shape=shape,
         numbers=numbers,
@@ -441,7 +438,7 @@ def _search(
         # Unfinished sentences are repeated to fill the batch.
         padded_rows = np.resize(rows, shape.second_stage_rows).astype(np.int32)
         leaves = _second_stage(
-            members,
+            models,
             search,
             shape,
             numbers,
@@ -464,7 +461,7 @@ class _FirstStage(NamedTuple):
 
 def _run_first_stage(
     *,
-    members: Members,
+    models: Ensemble,
     search: Algorithm,
     shape: BatchShape,
     numbers: Numbers,
@@ -473,7 +470,7 @@ def _run_first_stage(
 ) -> _FirstStage:
     """Runs the first stage, and names the leaves that its program returns."""
     leaves = _first_stage(
-        members,
+        models,
         search,
         shape,
         numbers,
@@ -492,7 +489,7 @@ def _run_first_stage(
 
 @functools.partial(KeptProgram, static_argnums=(1, 2))
 def _first_stage(
-    members: Members,
+    models: Ensemble,
     search: Algorithm,
     shape: BatchShape,
     numbers: Numbers,
@@ -510,15 +507,11 @@ def _first_stage(
     else:
         half = max(1, shape.first_capacity // 2)
 
-    caches = tuple(
-        member(
-            batch.src,
-            segments,
-            num_beams=search.num_hypotheses,
-            capacity=max(half, shape.prefix),
-            method="start",
-        )
-        for member in members
+    caches = models.start(
+        batch.src,
+        segments,
+        num_beams=search.num_hypotheses,
+        capacity=max(half, shape.prefix),
     )
 
     lengths = segments.sum(axis=1)
@@ -532,10 +525,10 @@ def _first_stage(
         n_best=jnp.asarray(batch.n_best),
     )
     if shape.prefix:
-        state = search.prefill(_prefill_fn(members, shape.free), state)
+        state = search.prefill(models.prefill_fn(shape.free), state)
 
     candidates = None if batch.candidates is None else jnp.asarray(batch.candidates)
-    step_fn = _step_fn(members, candidates)
+    step_fn = models.step_fn(candidates)
     if half < shape.first_capacity:
         state = search.advance(
             step_fn,
@@ -543,7 +536,7 @@ def _first_stage(
             until=jnp.minimum(until, half),
             unfinished=shape.num_unfinished,
         )
-        state = _grow(state, shape.first_capacity)
+        state = _grow(models, state, shape.first_capacity)
     state = search.advance(
         step_fn,
         state,
@@ -555,7 +548,7 @@ def _first_stage(
 
 @functools.partial(KeptProgram, static_argnums=(1, 2))
 def _second_stage(
-    members: Members,
+    models: Ensemble,
     search: Algorithm,
     shape: BatchShape,
     numbers: Numbers,
@@ -567,7 +560,7 @@ def _second_stage(
     # The state is the first of the three results of the first stage.
     batch = _source_batch(shape, [], [], [])
     structure = _first_stage.structure(
-        members,
+        models,
         search,
         shape,
         numbers,
@@ -578,44 +571,15 @@ def _second_stage(
 
     search = search.join_numbers(numbers)
     state = take_sentences(state, rows)
-    step_fn = _step_fn(members, candidates)
+    step_fn = models.step_fn(candidates)
     for capacity in shape.second_stage_capacities:
-        state = _grow(state, capacity)
+        state = _grow(models, state, capacity)
         state = search.advance(step_fn, state, capacity)
     return search.finalize(state)
 
 
-def _grow(state: Any, capacity: int) -> Any:
-    caches = tuple(cache.grow(capacity) for cache in state.cache)
-    return state.replace(cache=caches)
-
-
-def _step_fn(members: Members, candidates: Int[Array, " C"] | None) -> StepFn:
-    step_fns = [step_fn(member.model, member.params, candidates) for member in members]
-    return ensemble(step_fns)
-
-
-def _prefill_fn(members: Members, free: int) -> PrefillFn:
-    """Returns a prefill of all members, without the log probabilities of ``free`` tokens."""
-
-    def prefill(
-        inputs: Int[Array, "B P"],
-        targets: Int[Array, "B P"],
-        length: Int[Array, ""],
-        caches: Any,
-    ) -> tuple[Float[Array, "B P"], Any]:
-        outputs = [
-            member(inputs, cache, length, method="prefill")
-            for member, cache in zip(members, caches, strict=True)
-        ]
-        features, caches = zip(*outputs, strict=True)
-
-        log_probs = token_log_probs(members, features, targets)
-        if free:
-            log_probs = log_probs.at[:, :free].set(0)
-        return log_probs, caches
-
-    return prefill
+def _grow(models: Ensemble, state: Any, capacity: int) -> Any:
+    return state.replace(cache=models.grow(state.cache, capacity))
 
 
 def _read_row(result: BeamResult, row: int, batch: _SourceBatch) -> Decoded:

@@ -6,10 +6,8 @@ second stage, in smaller batches with capacity up to the maximum length; on CPUs
 are an eighth of a batch. Every batch has one of a few shapes, with two programs each.
 """
 
-import contextvars
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
@@ -19,27 +17,23 @@ from jaxtyping import Array, Bool, Int
 
 from jaxformer.data.tokenizer import PAD
 from jaxformer.errors import UserError
-from jaxformer.inference.kept_programs import KeptProgram, is_distributed
+from jaxformer.inference.kept_programs import KeptProgram
 from jaxformer.inference.members import Ensemble
 from jaxformer.inference.shortlist import Shortlist
+from jaxformer.inference.threads import decode_batches
 from jaxformer.layout import global_mesh
+from jaxformer.nn.backend import backend
 from jaxformer.search import Algorithm, BeamResult, take_sentences
 from jaxformer.search.algorithm import Numbers
 
 # Source lengths that batches are padded to, and the number of sentences in each.
 _BUCKETS = ((16, 64), (32, 64), (64, 64), (256, 16), (1024, 4))
-# Also for calls with many sentences, which are worth more programs; the first on CPUs only.
+# Also for calls with many sentences, which are worth more programs.
 _MORE_BUCKETS = ((12, 64), (128, 32))
 # Batch sizes for calls with few sentences. On CPUs a matmul of fewer than four rows takes longer
 # than one of four, so a batch has at least four hypotheses.
 _FEW_ROWS = (1, 4, 8, 32)
 _MIN_HYPOTHESES = 4
-# Limits the memory of wide beams to that for eight hypotheses of 64 sentences.
-_MAX_HYPOTHESES = 512
-# Batches that a CPU decodes at the same time, since much of a step keeps only one core busy, and
-# most hypotheses of each, few enough for the processor's caches (docs/LOG.md, 2026-11-27).
-_CPU_THREADS = 3
-_CPU_HYPOTHESES = 192
 # Least capacity of the first stage: translations may be longer than short sources.
 _LEAST_CAPACITY = 16
 # Capacities for forced tokens; the largest is the longest translation.
@@ -56,17 +50,6 @@ class BatchShape(NamedTuple):
     second_stage_rows: int = 1  # sentences in the second stage
     prefix: int = 0  # capacity for forced tokens; 0 if nothing is forced
     free: int = 0  # forced tokens whose probability does not count: the first
-
-    @property
-    def num_unfinished(self) -> int:
-        """Number of unfinished sentences that end the first stage; 0 if a second gains nothing."""
-        if jax.default_backend() != "cpu":
-            return 0
-
-        is_small = self.rows < 2 * _MIN_HYPOTHESES
-        if is_small or self.first_capacity == self.capacity:
-            return 0
-        return self.second_stage_rows
 
     @property
     def second_stage_capacities(self) -> list[int]:
@@ -116,8 +99,9 @@ def search_batches(
             f"min_length must be less than model.max_length={longest}: got {search.min_length}"
         )
 
-    def decode(indices: list[int], shape: BatchShape) -> int:
+    def decode(batch_plan: tuple[list[int], BatchShape]) -> int:
         """Decodes a batch and stores its hypotheses; returns the number of its sentences."""
+        indices, shape = batch_plan
         shape = shape._replace(free=free)
         batch_sources = [sources[i] for i in indices]
         batch_prefixes = []
@@ -153,49 +137,8 @@ def search_batches(
         search,
         forced=prefix_lengths,
     )
-    batches = list(plan)
-
-    if len(batches) > 1 and _can_thread(models):
-        _decode_in_threads(decode, batches, report)
-    else:
-        for indices, shape in batches:
-            report(decode(indices, shape))
+    decode_batches(decode, list(plan), models, report)
     return decoded
-
-
-def _decode_in_threads(
-    decode: Callable[[list[int], BatchShape], int],
-    batches: Sequence[tuple[list[int], BatchShape]],
-    report: Callable[[int], object],
-) -> None:
-    """Decodes several batches at a time, and reports them in order."""
-    # Every thread gets a copy of this one's context, with the settings of use_backend.
-    contexts = [contextvars.copy_context() for _ in batches]
-
-    def decode_in_context(context: contextvars.Context, batch: tuple[list[int], BatchShape]) -> int:
-        indices, shape = batch
-        return context.run(decode, indices, shape)
-
-    pool = ThreadPoolExecutor(_CPU_THREADS)
-    try:
-        for finished in pool.map(decode_in_context, contexts, batches):
-            report(finished)
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _can_thread(models: Ensemble) -> bool:
-    """Returns whether other threads can decode at the same time, with the same results."""
-    if jax.default_backend() != "cpu":
-        return False
-    # Concurrent collectives can deadlock.
-    if is_distributed(jax.tree.leaves(models)):
-        return False
-
-    # A context of JAX, such as jax.default_matmul_precision, holds in its own thread only.
-    with ThreadPoolExecutor(1) as pool:
-        settings_of_thread = pool.submit(lambda: jax.config.values).result()
-    return settings_of_thread == jax.config.values
 
 
 def plan_batches(
@@ -241,22 +184,19 @@ def plan_batches(
 
 def _buckets(num_sentences: int, longest: int, search: Algorithm) -> list[tuple[int, int]]:
     """Returns the source lengths that batches are padded to, growing, and the rows of each."""
-    on_cpu = jax.default_backend() == "cpu"
     hypotheses = search.num_hypotheses
-    max_hypotheses = _CPU_HYPOTHESES if on_cpu else _MAX_HYPOTHESES
-    max_rows = max(1, max_hypotheses // hypotheses)
+    max_rows = max(1, backend().max_hypotheses // hypotheses)
 
     # The smallest batch that holds all sentences, if they are few.
     enough_rows = [
         rows for rows in _FEW_ROWS if rows >= num_sentences and rows * hypotheses >= _MIN_HYPOTHESES
     ]
-    buckets = _BUCKETS
+    buckets = [*_BUCKETS]
     if enough_rows:
         max_rows = min(max_rows, enough_rows[0])
-    elif on_cpu:
-        buckets += _MORE_BUCKETS
     else:
-        buckets += _MORE_BUCKETS[1:]
+        shortest = backend().shortest_source
+        buckets += [bucket for bucket in _MORE_BUCKETS if bucket[0] >= shortest]
 
     limited = []
     for source, rows in [*sorted(buckets), (longest, 1)]:
@@ -283,11 +223,9 @@ def _batch_shape(
         needed = min(capacity, num_forced)
         prefix = next(width for width in _prefix_capacities(capacity) if width >= needed)
 
-    # On CPUs, malloc can keep the arrays of so few sentences (docs/LOG.md, 2026-11-28).
-    fraction = 8 if jax.default_backend() == "cpu" else 4
     # Greedy search has at least two, since a matmul of a single hypothesis is slow.
     least_rows = 1 if search.num_hypotheses > 1 else 2
-    second_stage_rows = max(rows // fraction, least_rows)
+    second_stage_rows = max(rows // backend().second_stage_divisor, least_rows)
     second_stage_rows = min(second_stage_rows, rows)
 
     return BatchShape(
@@ -507,6 +445,7 @@ def _first_stage(
     else:
         half = max(1, shape.first_capacity // 2)
 
+    num_unfinished = _num_unfinished(shape)
     caches = models.start(
         batch.src,
         segments,
@@ -534,14 +473,14 @@ def _first_stage(
             step_fn,
             state,
             until=jnp.minimum(until, half),
-            unfinished=shape.num_unfinished,
+            unfinished=num_unfinished,
         )
         state = _grow(models, state, shape.first_capacity)
     state = search.advance(
         step_fn,
         state,
         until=until,
-        unfinished=shape.num_unfinished,
+        unfinished=num_unfinished,
     )
     return state, state.done, search.finalize(state)
 
@@ -576,6 +515,15 @@ def _second_stage(
         state = _grow(models, state, capacity)
         state = search.advance(step_fn, state, capacity)
     return search.finalize(state)
+
+
+def _num_unfinished(shape: BatchShape) -> int:
+    """Returns how many unfinished sentences end the first stage; 0 if a second gains nothing."""
+    is_small = shape.rows < 2 * _MIN_HYPOTHESES
+    has_second_stage = shape.first_capacity < shape.capacity
+    if backend().ends_first_stage and has_second_stage and not is_small:
+        return shape.second_stage_rows
+    return 0
 
 
 def _grow(models: Ensemble, state: Any, capacity: int) -> Any:

@@ -22,7 +22,7 @@ from jaxformer.checks import check_same_length, check_texts
 from jaxformer.data.characters import visible_characters
 from jaxformer.data.tokenizer import PAD, split_spaces
 from jaxformer.errors import UserError
-from jaxformer.inference.members import Member, recorded_weights
+from jaxformer.inference.members import Ensemble, recorded_weights
 from jaxformer.inference.pair_scores import check_pairs, pair_batches
 from jaxformer.inference.translator import Translator
 from jaxformer.layout import global_mesh
@@ -272,7 +272,7 @@ def _match_positions(spelled: str, text: str) -> list[int]:
 
 @functools.partial(jax.jit, static_argnums=1)
 def cross_attention(
-    members: tuple[Member, ...],
+    models: Ensemble,
     layers: tuple[int, ...],
     src: Int[Array, "B S"] | Int[np.ndarray, "B S"],
     tgt_in: Int[Array, "B T"] | Int[np.ndarray, "B T"],
@@ -282,7 +282,7 @@ def cross_attention(
     total = jnp.zeros((*tgt_in.shape, source_length), jnp.float32)
     segments = (src != PAD).astype(jnp.int32)
 
-    for member, layer in zip(members, layers, strict=True):
+    for member, layer in zip(models, layers, strict=True):
         encoded = member(src, segments, method="encode")
         _, recorded = member(
             tgt_in,
@@ -300,4 +300,4 @@ def cross_attention(
         mean_of_heads = weights[layer].mean(axis=1)
         total += mean_of_heads
 
-    return total / len(members)
+    return total / len(models)

@@ -6,43 +6,34 @@ second stage, in smaller batches with capacity up to the maximum length; on CPUs
 are an eighth of a batch. Every batch has one of a few shapes, with two programs each.
 """
 
-import contextvars
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Int
 
 from jaxformer.data.tokenizer import PAD
 from jaxformer.errors import UserError
-from jaxformer.inference.kept_programs import KeptProgram, is_distributed
-from jaxformer.inference.members import Member, token_log_probs
+from jaxformer.inference.kept_programs import KeptProgram
+from jaxformer.inference.members import Ensemble
 from jaxformer.inference.shortlist import Shortlist
+from jaxformer.inference.threads import decode_batches
 from jaxformer.layout import global_mesh
-from jaxformer.models.stepwise import step_fn
-from jaxformer.search import Algorithm, BeamResult, PrefillFn, StepFn, ensemble, take_sentences
+from jaxformer.nn.backend import backend
+from jaxformer.search import Algorithm, BeamResult, take_sentences
 from jaxformer.search.algorithm import Numbers
-
-Members: TypeAlias = tuple[Member, ...]
 
 # Source lengths that batches are padded to, and the number of sentences in each.
 _BUCKETS = ((16, 64), (32, 64), (64, 64), (256, 16), (1024, 4))
-# Also for calls with many sentences, which are worth more programs; the first on CPUs only.
+# Also for calls with many sentences, which are worth more programs.
 _MORE_BUCKETS = ((12, 64), (128, 32))
 # Batch sizes for calls with few sentences. On CPUs a matmul of fewer than four rows takes longer
 # than one of four, so a batch has at least four hypotheses.
 _FEW_ROWS = (1, 4, 8, 32)
 _MIN_HYPOTHESES = 4
-# Limits the memory of wide beams to that for eight hypotheses of 64 sentences.
-_MAX_HYPOTHESES = 512
-# Batches that a CPU decodes at the same time, since much of a step keeps only one core busy, and
-# most hypotheses of each, few enough for the processor's caches (docs/LOG.md, 2026-11-27).
-_CPU_THREADS = 3
-_CPU_HYPOTHESES = 192
 # Least capacity of the first stage: translations may be longer than short sources.
 _LEAST_CAPACITY = 16
 # Capacities for forced tokens; the largest is the longest translation.
@@ -59,17 +50,6 @@ class BatchShape(NamedTuple):
     second_stage_rows: int = 1  # sentences in the second stage
     prefix: int = 0  # capacity for forced tokens; 0 if nothing is forced
     free: int = 0  # forced tokens whose probability does not count: the first
-
-    @property
-    def num_unfinished(self) -> int:
-        """Number of unfinished sentences that end the first stage; 0 if a second gains nothing."""
-        if jax.default_backend() != "cpu":
-            return 0
-
-        is_small = self.rows < 2 * _MIN_HYPOTHESES
-        if is_small or self.first_capacity == self.capacity:
-            return 0
-        return self.second_stage_rows
 
     @property
     def second_stage_capacities(self) -> list[int]:
@@ -97,7 +77,7 @@ class Decoded(NamedTuple):
 
 @global_mesh(None)
 def search_batches(
-    members: Members,
+    models: Ensemble,
     search: Algorithm,
     sources: Sequence[Sequence[int]],
     prefixes: Sequence[Sequence[int]] | None = None,
@@ -113,14 +93,15 @@ def search_batches(
     decoded = [Decoded([], [], [])] * len(sources)
     report(sum(not source for source in sources))
 
-    longest = min(member.config.max_length for member in members)
+    longest = models.max_length
     if search.min_length >= longest:
         raise UserError(
             f"min_length must be less than model.max_length={longest}: got {search.min_length}"
         )
 
-    def decode(indices: list[int], shape: BatchShape) -> int:
+    def decode(batch_plan: tuple[list[int], BatchShape]) -> int:
         """Decodes a batch and stores its hypotheses; returns the number of its sentences."""
+        indices, shape = batch_plan
         shape = shape._replace(free=free)
         batch_sources = [sources[i] for i in indices]
         batch_prefixes = []
@@ -136,11 +117,11 @@ def search_batches(
         batch = batch._replace(n_best=np.int32(n_best))
 
         if shortlist is not None:
-            vocabulary = min(member.config.output_size for member in members)
+            vocabulary = models.output_size
             candidates = shortlist.candidates(batch_sources, vocabulary)
             batch = batch._replace(candidates=candidates)
 
-        for row, hypotheses in _search(members, search, shape, batch):
+        for row, hypotheses in _search(models, search, shape, batch):
             is_padding = row >= len(indices)
             if not is_padding:
                 decoded[indices[row]] = hypotheses
@@ -156,49 +137,8 @@ def search_batches(
         search,
         forced=prefix_lengths,
     )
-    batches = list(plan)
-
-    if len(batches) > 1 and _can_thread(members):
-        _decode_in_threads(decode, batches, report)
-    else:
-        for indices, shape in batches:
-            report(decode(indices, shape))
+    decode_batches(decode, list(plan), models, report)
     return decoded
-
-
-def _decode_in_threads(
-    decode: Callable[[list[int], BatchShape], int],
-    batches: Sequence[tuple[list[int], BatchShape]],
-    report: Callable[[int], object],
-) -> None:
-    """Decodes several batches at a time, and reports them in order."""
-    # Every thread gets a copy of this one's context, with the settings of use_backend.
-    contexts = [contextvars.copy_context() for _ in batches]
-
-    def decode_in_context(context: contextvars.Context, batch: tuple[list[int], BatchShape]) -> int:
-        indices, shape = batch
-        return context.run(decode, indices, shape)
-
-    pool = ThreadPoolExecutor(_CPU_THREADS)
-    try:
-        for finished in pool.map(decode_in_context, contexts, batches):
-            report(finished)
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _can_thread(members: Members) -> bool:
-    """Returns whether other threads can decode at the same time, with the same results."""
-    if jax.default_backend() != "cpu":
-        return False
-    # Concurrent collectives can deadlock.
-    if is_distributed(jax.tree.leaves(members)):
-        return False
-
-    # A context of JAX, such as jax.default_matmul_precision, holds in its own thread only.
-    with ThreadPoolExecutor(1) as pool:
-        settings_of_thread = pool.submit(lambda: jax.config.values).result()
-    return settings_of_thread == jax.config.values
 
 
 def plan_batches(
@@ -244,22 +184,19 @@ def plan_batches(
 
 def _buckets(num_sentences: int, longest: int, search: Algorithm) -> list[tuple[int, int]]:
     """Returns the source lengths that batches are padded to, growing, and the rows of each."""
-    on_cpu = jax.default_backend() == "cpu"
     hypotheses = search.num_hypotheses
-    max_hypotheses = _CPU_HYPOTHESES if on_cpu else _MAX_HYPOTHESES
-    max_rows = max(1, max_hypotheses // hypotheses)
+    max_rows = max(1, backend().max_hypotheses // hypotheses)
 
     # The smallest batch that holds all sentences, if they are few.
     enough_rows = [
         rows for rows in _FEW_ROWS if rows >= num_sentences and rows * hypotheses >= _MIN_HYPOTHESES
     ]
-    buckets = _BUCKETS
+    buckets = [*_BUCKETS]
     if enough_rows:
         max_rows = min(max_rows, enough_rows[0])
-    elif on_cpu:
-        buckets += _MORE_BUCKETS
     else:
-        buckets += _MORE_BUCKETS[1:]
+        shortest = backend().shortest_source
+        buckets += [bucket for bucket in _MORE_BUCKETS if bucket[0] >= shortest]
 
     limited = []
     for source, rows in [*sorted(buckets), (longest, 1)]:
@@ -286,11 +223,9 @@ def _batch_shape(
         needed = min(capacity, num_forced)
         prefix = next(width for width in _prefix_capacities(capacity) if width >= needed)
 
-    # On CPUs, malloc can keep the arrays of so few sentences (docs/LOG.md, 2026-11-28).
-    fraction = 8 if jax.default_backend() == "cpu" else 4
     # Greedy search has at least two, since a matmul of a single hypothesis is slow.
     least_rows = 1 if search.num_hypotheses > 1 else 2
-    second_stage_rows = max(rows // fraction, least_rows)
+    second_stage_rows = max(rows // backend().second_stage_divisor, least_rows)
     second_stage_rows = min(second_stage_rows, rows)
 
     return BatchShape(
@@ -334,7 +269,7 @@ def all_shapes(sentences: int, tokens: int, longest: int, search: Algorithm) -> 
 
 @global_mesh(None)
 def compile_programs(
-    members: Members,
+    models: Ensemble,
     search: Algorithm,
     shape: BatchShape,
     *,
@@ -347,7 +282,7 @@ def compile_programs(
         shape = shape._replace(prefix=width)
         batch = _source_batch(shape, [], [], [])
         first_stage = _run_first_stage(
-            members=members,
+            models=models,
             search=search,
             shape=shape,
             numbers=numbers,
@@ -359,7 +294,7 @@ def compile_programs(
         if shape.first_capacity < shape.capacity:
             rows = np.zeros(shape.second_stage_rows, np.int32)
             result = _second_stage(
-                members,
+                models,
                 search,
                 shape,
                 numbers,
@@ -407,7 +342,7 @@ def _source_batch(
 
 
 def _search(
-    members: Members,
+    models: Ensemble,
     search: Algorithm,
     shape: BatchShape,
     batch: _SourceBatch,
@@ -424,7 +359,7 @@ def _search(
         until = min(until, most)
 
     first_stage = _run_first_stage(
-        members=members,
+        models=models,
         search=search,
         shape=shape,
         numbers=numbers,
@@ -441,7 +376,7 @@ def _search(
         # Unfinished sentences are repeated to fill the batch.
         padded_rows = np.resize(rows, shape.second_stage_rows).astype(np.int32)
         leaves = _second_stage(
-            members,
+            models,
             search,
             shape,
             numbers,
@@ -464,7 +399,7 @@ class _FirstStage(NamedTuple):
 
 def _run_first_stage(
     *,
-    members: Members,
+    models: Ensemble,
     search: Algorithm,
     shape: BatchShape,
     numbers: Numbers,
@@ -473,7 +408,7 @@ def _run_first_stage(
 ) -> _FirstStage:
     """Runs the first stage, and names the leaves that its program returns."""
     leaves = _first_stage(
-        members,
+        models,
         search,
         shape,
         numbers,
@@ -492,7 +427,7 @@ def _run_first_stage(
 
 @functools.partial(KeptProgram, static_argnums=(1, 2))
 def _first_stage(
-    members: Members,
+    models: Ensemble,
     search: Algorithm,
     shape: BatchShape,
     numbers: Numbers,
@@ -510,15 +445,12 @@ def _first_stage(
     else:
         half = max(1, shape.first_capacity // 2)
 
-    caches = tuple(
-        member(
-            batch.src,
-            segments,
-            num_beams=search.num_hypotheses,
-            capacity=max(half, shape.prefix),
-            method="start",
-        )
-        for member in members
+    num_unfinished = _num_unfinished(shape)
+    caches = models.start(
+        batch.src,
+        segments,
+        num_beams=search.num_hypotheses,
+        capacity=max(half, shape.prefix),
     )
 
     lengths = segments.sum(axis=1)
@@ -532,30 +464,30 @@ def _first_stage(
         n_best=jnp.asarray(batch.n_best),
     )
     if shape.prefix:
-        state = search.prefill(_prefill_fn(members, shape.free), state)
+        state = search.prefill(models.prefill_fn(shape.free), state)
 
     candidates = None if batch.candidates is None else jnp.asarray(batch.candidates)
-    step_fn = _step_fn(members, candidates)
+    step_fn = models.step_fn(candidates)
     if half < shape.first_capacity:
         state = search.advance(
             step_fn,
             state,
             until=jnp.minimum(until, half),
-            unfinished=shape.num_unfinished,
+            unfinished=num_unfinished,
         )
-        state = _grow(state, shape.first_capacity)
+        state = _grow(models, state, shape.first_capacity)
     state = search.advance(
         step_fn,
         state,
         until=until,
-        unfinished=shape.num_unfinished,
+        unfinished=num_unfinished,
     )
     return state, state.done, search.finalize(state)
 
 
 @functools.partial(KeptProgram, static_argnums=(1, 2))
 def _second_stage(
-    members: Members,
+    models: Ensemble,
     search: Algorithm,
     shape: BatchShape,
     numbers: Numbers,
@@ -567,7 +499,7 @@ def _second_stage(
     # The state is the first of the three results of the first stage.
     batch = _source_batch(shape, [], [], [])
     structure = _first_stage.structure(
-        members,
+        models,
         search,
         shape,
         numbers,
@@ -578,44 +510,24 @@ def _second_stage(
 
     search = search.join_numbers(numbers)
     state = take_sentences(state, rows)
-    step_fn = _step_fn(members, candidates)
+    step_fn = models.step_fn(candidates)
     for capacity in shape.second_stage_capacities:
-        state = _grow(state, capacity)
+        state = _grow(models, state, capacity)
         state = search.advance(step_fn, state, capacity)
     return search.finalize(state)
 
 
-def _grow(state: Any, capacity: int) -> Any:
-    caches = tuple(cache.grow(capacity) for cache in state.cache)
-    return state.replace(cache=caches)
+def _num_unfinished(shape: BatchShape) -> int:
+    """Returns how many unfinished sentences end the first stage; 0 if a second gains nothing."""
+    is_small = shape.rows < 2 * _MIN_HYPOTHESES
+    has_second_stage = shape.first_capacity < shape.capacity
+    if backend().ends_first_stage and has_second_stage and not is_small:
+        return shape.second_stage_rows
+    return 0
 
 
-def _step_fn(members: Members, candidates: Int[Array, " C"] | None) -> StepFn:
-    step_fns = [step_fn(member.model, member.params, candidates) for member in members]
-    return ensemble(step_fns)
-
-
-def _prefill_fn(members: Members, free: int) -> PrefillFn:
-    """Returns a prefill of all members, without the log probabilities of ``free`` tokens."""
-
-    def prefill(
-        inputs: Int[Array, "B P"],
-        targets: Int[Array, "B P"],
-        length: Int[Array, ""],
-        caches: Any,
-    ) -> tuple[Float[Array, "B P"], Any]:
-        outputs = [
-            member(inputs, cache, length, method="prefill")
-            for member, cache in zip(members, caches, strict=True)
-        ]
-        features, caches = zip(*outputs, strict=True)
-
-        log_probs = token_log_probs(members, features, targets)
-        if free:
-            log_probs = log_probs.at[:, :free].set(0)
-        return log_probs, caches
-
-    return prefill
+def _grow(models: Ensemble, state: Any, capacity: int) -> Any:
+    return state.replace(cache=models.grow(state.cache, capacity))
 
 
 def _read_row(result: BeamResult, row: int, batch: _SourceBatch) -> Decoded:

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int, Key, PyTree
 from jaxformer.checks import check_text, check_texts, check_tokens
 from jaxformer.data.tokenizer import EOS, PAD, UNK
 from jaxformer.errors import UserError, prefix_errors
-from jaxformer.inference.weights import Predictor
+from jaxformer.inference.decoder import Decoder
 from jaxformer.kinds.language_modeling import LANGUAGE_MODELING
 from jaxformer.layout import global_mesh
 from jaxformer.models.architecture import Architecture
@@ -29,7 +29,7 @@ _CHUNK = 8  # number of tokens generated between two updates of a stream
 _SMALLEST_CAPACITY = 64
 
 
-class Generator(Predictor):
+class Generator(Decoder):
     """Continues texts with a trained language model.
 
     >>> generator = Generator.load("runs/shakespeare")  # doctest: +SKIP

@@ -172,7 +172,7 @@ def kept_folder() -> pathlib.Path | None:
     is_local = bool(folder) and "://" not in folder
     if not is_local:
         return None
-    if jax.default_backend() != "cpu":
+    if not backend().keeps_programs:
         return None
     return pathlib.Path(folder, "kept")
 

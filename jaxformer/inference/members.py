@@ -1,5 +1,11 @@
-"""The models of an ensemble or a single model, and log probabilities of given tokens."""
+"""The models that decode together, and the log probabilities that they give.
 
+All searches of trained models, and all scores of given tokens, use a model by the methods of
+:class:`Ensemble`: ``start``, ``prefill`` and ``step_fn`` for the tokens of a search, and
+``token_log_probs`` for given tokens.
+"""
+
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -10,19 +16,22 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PyTree
 
 from jaxformer.errors import UserError
-from jaxformer.kinds.translation import TRANSLATION
 from jaxformer.models.architecture import Architecture
+from jaxformer.models.stepwise import step_fn
+from jaxformer.search import PrefillFn, StepFn, ensemble
 
 _LOGITS_AT_ONCE = 1 << 22  # number of logits per chunk, 16 MB in float32
 
 
 class Member(NamedTuple):
-    config: Architecture
+    """A model and its parameters."""
+
+    model: Any  # a StepwiseModel
     params: PyTree  # cast or quantized for decoding
 
     @property
-    def model(self) -> Any:
-        return TRANSLATION.build(self.config)
+    def config(self) -> Architecture:
+        return self.model.config
 
     def __call__(self, *inputs: Any, method: str, **options: Any) -> Any:
         variables = {"params": self.params}
@@ -32,9 +41,109 @@ class Member(NamedTuple):
 # Only the parameters are traced: a jitted function is compiled for each architecture.
 jax.tree_util.register_pytree_node(
     Member,
-    lambda member: ((member.params,), member.config),
-    lambda config, children: Member(config, *children),
+    lambda member: ((member.params,), member.model),
+    lambda model, children: Member(model, *children),
 )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Ensemble(Sequence[Member]):
+    """A single model, or several whose probabilities are averaged.
+
+    A pytree whose structure has the architectures, so that it names the programs of a search.
+    """
+
+    members: tuple[Member, ...]
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.members[index]
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    @property
+    def max_length(self) -> int:
+        """Maximum number of tokens of a sequence that all models take."""
+        return min(member.config.max_length for member in self.members)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids that all models read."""
+        return min(member.config.vocab_size for member in self.members)
+
+    @property
+    def output_size(self) -> int:
+        """Number of token ids that all models generate."""
+        return min(member.config.output_size for member in self.members)
+
+    def start(self, *inputs: Any, num_beams: int, capacity: int) -> tuple[Any, ...]:
+        """Returns an empty cache of each model for the inputs, with capacity in tokens."""
+        return tuple(
+            member(*inputs, num_beams=num_beams, capacity=capacity, method="start")
+            for member in self.members
+        )
+
+    def grow(self, caches: tuple[Any, ...], capacity: int) -> tuple[Any, ...]:
+        """Returns the caches with capacity for more tokens."""
+        return tuple(cache.grow(capacity) for cache in caches)
+
+    def prefill(
+        self,
+        tokens: Int[Array, "B P"],
+        caches: tuple[Any, ...],
+        length: Int[Array, ""],
+        *starts: Int[Array, " B"] | None,
+    ) -> tuple[tuple[Float[Array, "B P _"], ...], tuple[Any, ...]]:
+        """Returns each model's outputs for the first tokens, and the caches that include them.
+
+        ``starts``, if given, are the indices of the first tokens of prompts padded on the left.
+        """
+        outputs = [
+            member(tokens, cache, length, *starts, method="prefill")
+            for member, cache in zip(self.members, caches, strict=True)
+        ]
+        features, caches = zip(*outputs, strict=True)
+        return features, caches
+
+    def prefill_fn(self, free: int) -> PrefillFn:
+        """Returns the prefill of a search; the first ``free`` tokens have log probability 0."""
+
+        def prefill(
+            inputs: Int[Array, "B P"],
+            targets: Int[Array, "B P"],
+            length: Int[Array, ""],
+            caches: Any,
+        ) -> tuple[Float[Array, "B P"], Any]:
+            features, caches = self.prefill(inputs, caches, length)
+            log_probs = self.token_log_probs(features, targets)
+            if free:
+                log_probs = log_probs.at[:, :free].set(0)
+            return log_probs, caches
+
+        return prefill
+
+    def step_fn(self, candidates: Int[Array, " C"] | None = None) -> StepFn:
+        """Returns the step function of a search, over the candidates if they are given."""
+        step_fns = [step_fn(member.model, member.params, candidates) for member in self.members]
+        return ensemble(step_fns)
+
+    def token_log_probs(
+        self,
+        features: Sequence[Float[Array, "B T _"]],
+        targets: Int[Array, "B T"],
+    ) -> Float[Array, "B T"]:
+        """Returns the log of the mean probability of targets, given each model's outputs."""
+        vocab_size = max(member.config.output_size for member in self.members)
+        logits = [functools.partial(member, method="logits") for member in self.members]
+        return _log_probs_of_tokens(
+            logits,
+            vocab_size,
+            features=features,
+            targets=targets,
+        )
+
+
+jax.tree_util.register_dataclass(Ensemble, data_fields=["members"], meta_fields=[])
 
 
 def recorded_weights(
@@ -68,23 +177,7 @@ def recorded_weights(
     return found[0]
 
 
-def token_log_probs(
-    members: Sequence[Member],
-    features: Sequence[Float[Array, "B T _"]],
-    targets: Int[Array, "B T"],
-) -> Float[Array, "B T"]:
-    """Returns the log of the mean probability of targets, given each member's decoder outputs."""
-    vocab_size = max(member.config.output_size for member in members)
-    logits = [functools.partial(member, method="logits") for member in members]
-    return log_probs_of_tokens(
-        logits,
-        vocab_size,
-        features=features,
-        targets=targets,
-    )
-
-
-def log_probs_of_tokens(
+def _log_probs_of_tokens(
     logits: Sequence[Callable[[Float[Array, "C D"]], Float[Array, "C V"]]],
     vocab_size: int,
     features: Sequence[Float[Array, "B T _"]],

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxformer.checks import check_tokens
 from jaxformer.data.tokenizer import BOS, PAD
-from jaxformer.inference.members import Member, token_log_probs
+from jaxformer.inference.members import Ensemble
 from jaxformer.inference.translator import Translator
 from jaxformer.layout import global_mesh
 from jaxformer.search import Algorithm
@@ -206,7 +206,7 @@ def _pad_pairs(
 
 @jax.jit
 def log_probabilities(
-    members: tuple[Member, ...],
+    models: Ensemble,
     src: Int[Array, "B S"] | Int[np.ndarray, "B S"],
     tgt_in: Int[Array, "B T"] | Int[np.ndarray, "B T"],
     tgt_out: Int[Array, "B T"] | Int[np.ndarray, "B T"],
@@ -216,10 +216,10 @@ def log_probabilities(
     targets = jnp.asarray(tgt_out)
 
     features = []
-    for member in members:
+    for member in models:
         encoded = member(src, segments, method="encode")
         features.append(member(tgt_in, encoded, segments, method="decode"))
 
     is_token = targets != PAD
-    log_probs = token_log_probs(members, features, targets)  # [B, T]
+    log_probs = models.token_log_probs(features, targets)  # [B, T]
     return jnp.where(is_token, log_probs, 0.0).sum(axis=1)

@@ -1,6 +1,5 @@
 """Translation of text with a trained model (section 6.1)."""
 
-import copy
 import dataclasses
 import pathlib
 from collections.abc import Callable, Iterable, Sequence
@@ -14,12 +13,13 @@ from jaxformer.config import Config
 from jaxformer.data.characters import replace_controls
 from jaxformer.data.tokenizer import EOS, Vocabulary
 from jaxformer.errors import UserError, prefix_errors
+from jaxformer.files import model_path
 from jaxformer.inference.batched_search import Decoded, all_shapes, compile_programs, search_batches
-from jaxformer.inference.members import Member
+from jaxformer.inference.decoder import Decoder
 from jaxformer.inference.shortlist import Shortlist
-from jaxformer.inference.weights import Predictor, TrainedModel
 from jaxformer.kinds.parsing import PARSING
 from jaxformer.kinds.translation import TRANSLATION
+from jaxformer.runs.workdir import Workdir
 from jaxformer.search import BeamSearch, Constraint, Sampling
 
 
@@ -39,7 +39,7 @@ class Hypothesis(NamedTuple):
     log_prob: float
 
 
-class Translator(Predictor):
+class Translator(Decoder):
     """Translates sentences with a trained encoder-decoder.
 
     >>> Translator.load().translate(["Where is the station?"])
@@ -47,8 +47,8 @@ class Translator(Predictor):
 
     Attributes:
       config: The config of the first model; ``config.search`` is the search of the ensemble.
-      models: Architecture and parameters, cast or quantized for decoding, of the model or of each
-        member of an ensemble.
+      models: The model, or each member of an ensemble, with its parameters, cast or quantized for
+        decoding.
       tokenizer: The tokenizer that the models were trained with.
       weights: Description of the checkpoints, such as "step 2000".
     """
@@ -71,7 +71,6 @@ class Translator(Predictor):
           UserError: The vocabularies of tokenizer and model differ, or an argument is malformed.
         """
         super().__init__(config, params, tokenizer, weights)
-        self.models: tuple[Member, ...] = (Member(config.model, self.params),)
         self.shortlist: Shortlist | None = None
 
     @classmethod
@@ -100,54 +99,17 @@ class Translator(Predictor):
         Raises:
           UserError: A file is missing or damaged, or there are no such weights.
         """
-        members = []
-        for name in str(weights).split(","):
-            trained = TrainedModel.load(
-                workdir,
-                weights=name,
-                search=search,
-                compute_dtype=compute_dtype,
-                kinds=cls.kinds,
-            )
-            # The members share a tokenizer, which is read once.
-            tokenizer = members[0].tokenizer if members else trained.tokenizer
-            member = cls(
-                trained.config,
-                trained.params,
-                tokenizer,
-                weights=trained.weights,
-            )
-            members.append(member)
-
-        together = members[0].ensemble_with(*members[1:])
-
+        translator = super().load(
+            workdir,
+            weights=weights,
+            search=search,
+            compute_dtype=compute_dtype,
+        )
         if shortlist:
-            _, target_size = together.vocab_sizes
-            together.shortlist = Shortlist.load(trained.folder.path, target_size)
-
-        return together
-
-    def ensemble_with(self, *others: "Translator") -> "Translator":
-        """Returns an ensemble with other translators, which averages the models' probabilities.
-
-        Args:
-          *others: Translators with the same tokenizer; their models may have other architectures.
-
-        Raises:
-          UserError: The tokenizers differ.
-        """
-        for other in others:
-            if other.tokenizer.sha256 != self.tokenizer.sha256:
-                raise UserError(
-                    "models of an ensemble must share a tokenizer: got ones with SHA-256 "
-                    f"{self.tokenizer.sha256} and {other.tokenizer.sha256}; train all with the same"
-                )
-
-        translators = [self, *others]
-        together = copy.copy(self)
-        together.models = sum((each.models for each in translators), ())
-        together.weights = ", ".join(each.weights for each in translators)
-        return together
+            folder = Workdir(model_path(workdir))
+            _, target_size = translator.vocab_sizes
+            translator.shortlist = Shortlist.load(folder.path, target_size)
+        return translator
 
     def translate(
         self,
@@ -251,18 +213,9 @@ class Translator(Predictor):
         ]
 
     @property
-    def max_length(self) -> int:
-        """Maximum number of tokens of a sentence, end-of-sentence included."""
-        return min(member.config.max_length for member in self.models)
-
-    @property
     def vocab_sizes(self) -> tuple[int, int]:
         """Numbers of source and target token ids that all models have."""
-        configs = [member.config for member in self.models]
-
-        source_size = min(config.vocab_size for config in configs)
-        target_size = min(config.output_size for config in configs)
-        return source_size, target_size
+        return self.models.vocab_size, self.models.output_size
 
     def warm_up(
         self,

@@ -1,7 +1,8 @@
 """Settings that depend on the hardware. They affect speed, never results.
 
-Layers call :func:`backend`; no other code depends on the platform. ``print(backend())`` shows the
-settings. :func:`use_backend` overrides them, for instance to export for another platform.
+Layers and searches call :func:`backend`; no other code depends on the platform.
+``print(backend())`` shows the settings. :func:`use_backend` overrides them, for instance to export
+for another platform.
 """
 
 import contextlib
@@ -19,7 +20,7 @@ import jax
 
 @dataclasses.dataclass(frozen=True)
 class Backend:
-    """Compilation settings for a kind of hardware.
+    """Settings of compilation and decoding for a kind of hardware.
 
     Attributes:
       float32_activations: Keep activations in float32 where matmuls take bfloat16. On CPUs the
@@ -35,6 +36,16 @@ class Backend:
       unsigned_int8: Decode in int8 with unsigned inputs, for AVX-512 VNNI without AMX.
       compiler_options: XLA options for the training step, by name. On GPUs XLA would merge the
         projections to queries, keys and values into one matmul, and then copy the results apart.
+      decoding_threads: Batches of sentences that are decoded at the same time. On CPUs, much of a
+        step keeps only one core busy (docs/LOG.md, 2026-11-27).
+      max_hypotheses: Most hypotheses of a batch: on CPUs few enough for the caches, elsewhere a
+        limit on the memory of wide beams, that of eight hypotheses of 64 sentences.
+      shortest_source: Fewest tokens that the sources of a batch are padded to.
+      second_stage_divisor: Sentences of a batch for each one of its second stage. On CPUs, malloc
+        can keep the arrays of so few sentences (docs/LOG.md, 2026-11-28).
+      ends_first_stage: End the first stage of a batch as soon as the unfinished sentences fit in
+        one second stage. On accelerators, smaller batches are not faster.
+      keeps_programs: Keep programs of searches on disk.
     """
 
     float32_activations: bool = False
@@ -44,6 +55,12 @@ class Backend:
     fused_attention: bool = False
     unsigned_int8: bool = False
     compiler_options: tuple[tuple[str, Any], ...] = ()
+    decoding_threads: int = 1
+    max_hypotheses: int = 512
+    shortest_source: int = 16
+    second_stage_divisor: int = 4
+    ends_first_stage: bool = False
+    keeps_programs: bool = False
 
 
 def backend_for(platform: str, compute_capability: str = "") -> Backend:
@@ -57,6 +74,12 @@ def backend_for(platform: str, compute_capability: str = "") -> Backend:
             float32_activations=True,
             unroll_layers=True,
             unsigned_int8=int8_features == {"avx512_vnni"},
+            decoding_threads=3,
+            max_hypotheses=192,
+            shortest_source=12,
+            second_stage_divisor=8,
+            ends_first_stage=True,
+            keeps_programs=True,
         )
 
     if platform == "gpu":

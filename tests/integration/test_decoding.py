@@ -1,5 +1,6 @@
 """Decoding is independent of batching and needs few programs; settings reach the search."""
 
+import dataclasses
 import re
 
 import jax
@@ -10,13 +11,15 @@ from jaxformer.config import ModelConfig
 from jaxformer.data.numerals import spell_english
 from jaxformer.errors import UserError
 from jaxformer.experiment import train
-from jaxformer.inference import batched_search, kept_programs
+from jaxformer.inference import batched_search, kept_programs, threads
 from jaxformer.inference.batched_search import Decoded, search_batches
-from jaxformer.inference.members import Member
+from jaxformer.inference.members import Ensemble, Member
+from jaxformer.inference.threads import can_thread
 from jaxformer.inference.translator import Translator
 from jaxformer.inference.weights import average, quantize
 from jaxformer.models.stepwise import step_fn
 from jaxformer.models.transformer import Transformer
+from jaxformer.nn import backend, use_backend
 from jaxformer.runs.manifest import Manifest
 from jaxformer.runs.workdir import Workdir
 from jaxformer.search import BeamSearch, Sampling
@@ -66,19 +69,19 @@ def biased_model(longest: int, ending: float):
     params = random_params(Transformer(config), tokens, tokens)
     # Padding is never generated, since force-decoding would mask it.
     params["logits_bias"][:2] = -1e9, ending
-    return (Member(config, jax.device_put(params)),)
+    return Ensemble((Member(Transformer(config), jax.device_put(params)),))
 
 
 @pytest.fixture
 def traces(monkeypatch):
     """Returns a list with an entry for each program of a search that was traced."""
-    step_fn, traced = batched_search._step_fn, []
+    step_fn, traced = Ensemble.step_fn, []
 
     def noted(*arguments):
         traced.append(arguments)
         return step_fn(*arguments)
 
-    monkeypatch.setattr(batched_search, "_step_fn", noted)
+    monkeypatch.setattr(Ensemble, "step_fn", noted)
     return traced
 
 
@@ -113,22 +116,23 @@ def test_batches_at_the_same_time_give_the_same_translations(traces, monkeypatch
     model, settings = biased_model(32, ending=1.0), BeamSearch(beam_size=2)
     random = np.random.default_rng(0)
     sources = [[*random.integers(4, 50, n % 12).tolist(), 1] for n in range(60)]
-    monkeypatch.setattr(batched_search, "_CPU_HYPOTHESES", 18)
     reported = []
-    found = search_batches(model, settings, sources, report=reported.append)
-    assert reported == [0] + [9] * 6 + [6]
-    assert len(traces) == 2
 
     def fail(finished):
         if finished:
             raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        search_batches(model, settings, sources, report=fail)
-    with jax.default_matmul_precision("high"):  # holds in this thread only
-        assert not batched_search._can_thread(model)
-    monkeypatch.setattr(batched_search, "_can_thread", lambda members: False)
-    assert search_batches(model, settings, sources) == found
+    with use_backend(dataclasses.replace(backend(), max_hypotheses=18)):
+        found = search_batches(model, settings, sources, report=reported.append)
+        assert reported == [0] + [9] * 6 + [6]
+        assert len(traces) == 2
+
+        with pytest.raises(KeyboardInterrupt):
+            search_batches(model, settings, sources, report=fail)
+        with jax.default_matmul_precision("high"):  # holds in this thread only
+            assert not can_thread(model)
+        monkeypatch.setattr(threads, "can_thread", lambda models: False)
+        assert search_batches(model, settings, sources) == found
 
 
 def test_stages_do_not_change_translations():
@@ -202,7 +206,7 @@ def test_an_ensemble_of_a_model_with_itself_is_the_model():
     model = biased_model(16, ending=1.0)
     sources, search = [[5, 6, 1], [], [7, 8, 9, 1]], BeamSearch(beam_size=2)
     alone = search_batches(model, search, sources)
-    twice = search_batches(model * 2, search, sources)
+    twice = search_batches(Ensemble(model.members * 2), search, sources)
     assert alone[1] == twice[1] == Decoded([], [], [])
     same([alone[0], alone[2]], [twice[0], twice[2]])
 

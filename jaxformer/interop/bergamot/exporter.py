@@ -263,7 +263,7 @@ def _alphas(model: TrainedModel) -> dict[str, np.ndarray]:
     translations = [each.tokens[0] for each in decoded]
 
     exact = dataclasses.replace(model.config.model, compute_dtype="float32")
-    student = Member(exact, model.params)
+    student = Member(model.config.kind.build(exact), model.params)
     pairs = list(zip(chosen, translations, strict=True))
     return find_alphas(student, pairs)
 

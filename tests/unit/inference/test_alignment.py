@@ -20,7 +20,7 @@ from jaxformer.inference.alignment import (
     word_weights,
     words_of_pieces,
 )
-from jaxformer.inference.members import Member, recorded_weights
+from jaxformer.inference.members import Ensemble, Member, recorded_weights
 from jaxformer.inference.weights import abstract_params
 from jaxformer.models.transformer import Transformer
 
@@ -146,9 +146,10 @@ def test_cross_attention_is_the_mean_over_heads_of_the_layer_and_over_models():
 
     def random_member():
         normal, shapes = random_numbers.normal, abstract_params(config)
-        return Member(config, jax.tree.map(lambda a: normal(size=a.shape).astype("f4"), shapes))
+        params = jax.tree.map(lambda a: normal(size=a.shape).astype("f4"), shapes)
+        return Member(Transformer(config), params)
 
-    members = (random_member(), random_member())
+    members = Ensemble((random_member(), random_member()))
     apply = jax.jit(functools.partial(Transformer(config).apply, mutable="intermediates"))
     expected = []
     for member, layer in zip(members, (0, 1), strict=True):

@@ -9,7 +9,7 @@ import pytest
 from jaxformer.config import ModelConfig
 from jaxformer.data.tokenizer import BOS
 from jaxformer.inference import members
-from jaxformer.inference.members import Member
+from jaxformer.inference.members import Ensemble, Member
 from jaxformer.inference.pair_scores import log_probabilities, pair_batches
 from jaxformer.inference.weights import abstract_params
 from jaxformer.models.transformer import Transformer
@@ -56,7 +56,7 @@ def test_log_probability_equals_the_formula():
     params = parameters(0)
     expected = [np.log(probabilities(params, *pair)).sum() for pair in PAIRS]
     assert np.ptp(expected) > 5
-    result = scored((Member(CONFIG, params),), tokens_per_batch=1)
+    result = scored(Ensemble((Member(Transformer(CONFIG), params),)), tokens_per_batch=1)
     np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -64,7 +64,10 @@ def test_an_ensemble_averages_probabilities_token_by_token(monkeypatch):
     # Chunks of nine tokens do not divide the batch of 16 times 32 evenly.
     monkeypatch.setattr(members, "_LOGITS_AT_ONCE", 9 * CONFIG.vocab_size)
     log_probabilities.clear_cache()
-    models = tuple(Member(c, parameters(n, c)) for n, c in enumerate((CONFIG, CONFIG, OTHER)))
+    configs = (CONFIG, CONFIG, OTHER)
+    models = Ensemble(
+        tuple(Member(Transformer(c), parameters(n, c)) for n, c in enumerate(configs))
+    )
     expected = [
         np.log(np.mean([probabilities(m.params, *pair, m.config) for m in models], 0)).sum()
         for pair in PAIRS
@@ -78,7 +81,7 @@ def test_logits_of_a_batch_are_never_in_memory_at_once():
     """The logits of 64 x 64 tokens with a vocabulary of 37,000 would take 606 MB."""
     config = ModelConfig(d_model=8, d_ff=8, num_heads=1, num_layers=1, max_length=64)
     tokens = jax.ShapeDtypeStruct((64, 64), np.int32)
-    models = (Member(config, abstract_params(config)),)
+    models = Ensemble((Member(Transformer(config), abstract_params(config)),))
     compiled = log_probabilities.lower(models, tokens, tokens, tokens).compile()
     assert compiled.memory_analysis().temp_size_in_bytes < 150e6
 

@@ -20,6 +20,7 @@ from jaxformer.data.labeled import LabeledConfig
 from jaxformer.data.stream import StreamConfig, load_stream_tokenizer
 from jaxformer.data.tokenizer import Tokenizer, Vocabulary
 from jaxformer.errors import UserError
+from jaxformer.fields import fields_given
 from jaxformer.models.architecture import Architecture
 from jaxformer.models.assembly import Model
 from jaxformer.models.bert import Bert
@@ -61,6 +62,7 @@ class Kind:
             for network in self.networks
             if network.section is section
         )
+        _check_fields(model, network)
         return network(model, remat)
 
     def section_of(self, architecture: Any) -> type[Architecture]:
@@ -72,6 +74,18 @@ class Kind:
                 f"{architecture!r:.80}"
             )
         return found[architecture]
+
+
+def _check_fields(model: Architecture, network: type[Model]) -> None:
+    """Refuses a field of a subclass of a section, which the network would ignore."""
+    known = {field.name for field in dataclasses.fields(network.section)}
+    for name in fields_given(model):
+        if name not in known:
+            raise UserError(
+                f"{type(model).__name__}: expected fields of a {network.section.__name__}, which "
+                f"is all that {network.__name__} reads, got {name}={getattr(model, name)!r:.80}; "
+                "leave it at its default, or build a model of your own"
+            )
 
 
 TRANSLATION = Kind(

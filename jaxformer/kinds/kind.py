@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxformer.data.corpus import DataSection
 from jaxformer.data.tokenizer import Tokenizer, Vocabulary
 from jaxformer.errors import UserError
+from jaxformer.fields import fields_given
 from jaxformer.models.architecture import Architecture
 from jaxformer.models.assembly import Model
 from jaxformer.nn.stack import Remat
@@ -41,6 +42,7 @@ class Kind:
             for network in self.networks
             if network.section is section
         )
+        _check_fields(model, network)
         return network(model, remat)
 
     def section_of(self, architecture: Any) -> type[Architecture]:
@@ -52,3 +54,15 @@ class Kind:
                 f"{architecture!r:.80}"
             )
         return found[architecture]
+
+
+def _check_fields(model: Architecture, network: type[Model]) -> None:
+    """Refuses a field of a subclass of a section, which the network would ignore."""
+    known = {field.name for field in dataclasses.fields(network.section)}
+    for name in fields_given(model):
+        if name not in known:
+            raise UserError(
+                f"{type(model).__name__}: expected fields of a {network.section.__name__}, which "
+                f"is all that {network.__name__} reads, got {name}={getattr(model, name)!r:.80}; "
+                "leave it at its default, or build a model of your own"
+            )

@@ -8,7 +8,6 @@ from jax.core import Tracer
 from jaxtyping import Array
 
 from jaxformer.errors import UserError
-from jaxformer.fields import fields_given
 
 
 def check_sizes(layer: Any, *names: str) -> None:
@@ -63,11 +62,11 @@ def check_recurrence(
     The keys may have these rules, and the cache is None or a state. Positions are never refused,
     since only encodings of them use them.
     """
-    supported = {"queries", "keys", "slots", *rules}
+    supported = set(rules)
     if keys.slots is not None and not keys.slots.is_prompt:
         # The mask hides the keys of other beams, which a state never has.
         supported.add("mask")
-    check_supported(owner, fields_given(keys), supported, reason=reason)
+    check_supported(owner, keys.rules(), supported, reason=reason)
 
     if memory is not None:
         raise UserError(f"{owner}: expected no memory, {reason}")

@@ -7,7 +7,7 @@ and :func:`fused_attention` compute the same in less time or memory; :func:`atte
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Set
 from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import flax.struct
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Shaped
 
-from jaxformer.fields import fields_given
+from jaxformer.errors import UserError
 from jaxformer.nn.backend import backend
 from jaxformer.nn.dropout import RowDropout
 from jaxformer.nn.keys import Keys, Tokens
@@ -27,8 +27,9 @@ from jaxformer.nn.sharding import num_shards
 Queries: TypeAlias = Float[Array, "B T H K"]
 Weights: TypeAlias = Float[Array, "B H T S"]
 
-# Fields of Keys that only select the keys that a query sees, or where a cache writes them.
-_MASKING = {"queries", "keys", "mask", "slots", "causal", "window", "global_tokens", "scale"}
+# Rules besides the mask that implementations follow; they are the same for all blocks of queries.
+_RULES = frozenset({"scale", "bias", "soft_cap"})
+_RULES_OF_CUDNN = frozenset({"scale"})
 
 
 @runtime_checkable
@@ -85,6 +86,7 @@ def attend(
     A query that may attend nowhere, which is padding, gets the average of all values. No result
     may depend on it. ``dropout`` applies to the weights that multiply the values.
     """
+    _check_rules("attend", keys)
     batch, length, heads, d_k = queries.shape
     grouped = _group(queries, key_values.num_heads)  # [B, Q, J, K]
 
@@ -111,6 +113,18 @@ def attend(
     kept = kept.reshape(batch, kv_heads, num_queries, num_keys)  # [B, J, Q, S]
     attended = key_values.weighted_sum(kept)  # [B, Q, J, V]
     return _ungroup(attended, heads), weights
+
+
+def _unsupported_rules(keys: Keys, supported: Set[str]) -> Iterator[str]:
+    """Yields the rules of keys that are neither in their mask nor supported."""
+    for name in keys.rules():
+        if name not in keys.masking and name not in supported:
+            yield name
+
+
+def _check_rules(owner: str, keys: Keys, supported: Set[str] = _RULES) -> None:
+    for name in _unsupported_rules(keys, supported):
+        raise UserError(f"{owner}: expected no {name}, a rule that it does not follow")
 
 
 def _masked_softmax(
@@ -185,6 +199,7 @@ def windowed_attention(
     attends to itself, to the block before it and, unless the keys are causal, to the one after it.
     All attend to the global tokens, which attend to all tokens.
     """
+    _check_rules("windowed_attention", keys)
     by_block = _attend_by_block(queries, key_values, keys, dropout=dropout)
     first = keys.global_tokens
     if not first:
@@ -300,6 +315,7 @@ def chunked_attention(
 
     The backward pass recomputes the weights. Masks and biases are computed within each chunk.
     """
+    _check_rules("chunked_attention", keys)
     length = queries.shape[1]
     seen = key_values.keys.shape[1]
     most = backend().scores_per_chunk // (8 * seen)
@@ -373,6 +389,7 @@ def fused_attention(
     keys: Keys,
 ) -> Float[Array, "B T H V"]:
     """Computes :func:`attend` by cuDNN, without weights in memory, if :func:`has_fused_kernel`."""
+    _check_rules("fused_attention", keys, _RULES_OF_CUDNN)
     mask = keys.allowed()
     if mask is not None:  # The kernel returns NaN for queries that may attend nowhere.
         mask = mask | ~mask.any(axis=-1, keepdims=True)
@@ -404,7 +421,7 @@ def has_fused_kernel(
     _, length, _, d_k = queries.shape
     _, seen, _, d_v = values.shape
     fits = (
-        _MASKING.issuperset(fields_given(keys))
+        not any(_unsupported_rules(keys, _RULES_OF_CUDNN))
         and queries.dtype == values.dtype == jnp.bfloat16
         and d_k == d_v
         and d_k <= 128

@@ -6,15 +6,19 @@ them, for all scores or a chunk. For decoding, :class:`~jaxformer.nn.cache.Slots
 
 import functools
 import operator
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator, Set
+from typing import Any, ClassVar
 
 import flax.struct
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxformer.fields import fields_given
+
 # Maps positions of queries and of keys to a bias of the scores.
 Bias = Callable[[Int[Array, "#B T"], Int[Array, "#B S"]], Float[Array, "#B #H T S"]]
+# Fields of Keys and Tokens that are no rules: all layers have tokens, and may have a cache.
+_NO_RULES = {"queries", "keys", "slots", "index", "positions"}
 
 
 @flax.struct.dataclass
@@ -57,6 +61,8 @@ class Keys:
       scale: Multiplies the dot products; 1 / sqrt(d_k) when None.
       soft_cap: Bounds the scaled scores smoothly, to soft_cap * tanh(scores / soft_cap), before the
         bias (Gemma 2); None leaves them as they are.
+      masking: Names of the rules that :meth:`allowed` follows; not a field. Attention follows these
+        rules of a subclass, too, which adds its own to them.
     """
 
     queries: Tokens
@@ -69,6 +75,8 @@ class Keys:
     bias: Bias | None = flax.struct.field(pytree_node=False, default=None)
     scale: float | None = flax.struct.field(pytree_node=False, default=None)
     soft_cap: float | None = flax.struct.field(pytree_node=False, default=None)
+
+    masking: ClassVar[Set[str]] = {"mask", "segments", "causal", "window", "global_tokens"}
 
     @classmethod
     def of_sequence(
@@ -104,6 +112,16 @@ class Keys:
         queries = Tokens.of(length, segments)
         keys = Tokens.of(memory_length, memory_segments)
         return cls(queries, keys)
+
+    def rules(self) -> Iterator[str]:
+        """Yields the names of all rules that are given; a layer refuses those that it lacks.
+
+        Rules are the fields of :class:`Keys`, and the segments of tokens.
+        """
+        for part in (self, self.queries, self.keys):
+            for name in fields_given(part):
+                if name not in _NO_RULES:
+                    yield name
 
     def allowed(self) -> Bool[Array, "#B #H #T #S"] | None:
         """Returns the mask, True where a query may attend; None if it may attend everywhere."""

@@ -117,7 +117,7 @@ class SSRU(nn.Module):
             memory,
             cache=cache,
             state=RecurrentCache,
-            rules={"causal"},
+            rules={"causal", "segments"},
             reason="which a recurrence lacks",
         )
         if not keys.causal and keys.slots is None:

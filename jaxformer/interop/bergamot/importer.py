@@ -34,6 +34,7 @@ from jaxformer.search import BeamSearch
 COMMAND = IMPORT
 _LAYOUT = "model.XXYY.intgemm.alphas.bin, and vocab.XXYY.spm or srcvocab.XXYY.spm and trgvocab..."
 _NAME = re.compile(r"model\.([a-z]{2})([a-z]{2})\..*bin")
+_ACTIVATION = "transformer-ffn-activation"
 _ACTIVATIONS: dict[str, Activation] = {"relu": "relu", "swish": "swish"}
 _SPECIAL = [-1, layout.EOS, -1, layout.UNK]  # our special tokens in theirs
 _FIRST_PIECES = ["</s>", "<unk>"]
@@ -208,14 +209,8 @@ def _model(
     *,
     split: bool,
 ) -> StudentConfig:
-    for name, only in layout.SETTINGS.items():
-        value = settings.get(name, only)
-        if value != only:
-            raise UserError(f"{path}: expected {name} to be {only!r}: got {value!r:.80}")
-    if settings.get("dec-cell") is None:
-        raise UserError(f"{path}: expected settings in special:model.yml: none")
-
-    activation = settings.get("transformer-ffn-activation", "swish")
+    _check_settings(path, settings)
+    activation = settings.get(_ACTIVATION, "swish")
     if activation not in _ACTIVATIONS:
         raise UserError(f"{path}: expected the activation relu or swish: {activation!r:.80}")
 
@@ -237,6 +232,22 @@ def _model(
             max_length=_MAX_LENGTH,
             **sizes,
         )
+
+
+def _check_settings(path: pathlib.Path, settings: dict[str, str]) -> None:
+    """Refuses settings that our layers do not have, and settings that nobody knows."""
+    for name, only in layout.SETTINGS.items():
+        value = settings.get(name, only)
+        if value != only:
+            raise UserError(f"{path}: expected {name} to be {only!r}: got {value!r:.80}")
+    if settings.get("dec-cell") is None:
+        raise UserError(f"{path}: expected settings in special:model.yml: none")
+
+    known = {_ACTIVATION, *layout.SETTINGS, *layout.SIZES.values()}
+    for name, value in settings.items():
+        is_known = name in known or layout.IGNORED.fullmatch(name)
+        if not is_known and value not in layout.UNSET:
+            raise UserError(f"{path}: jaxformer does not know {name}={value!r:.80}")
 
 
 def _read_params(arrays: NamedArrays, config: StudentConfig) -> Params:

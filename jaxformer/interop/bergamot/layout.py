@@ -1,5 +1,7 @@
 """Names of tensors in Bergamot's files, and their paths in the parameters of our layers."""
 
+import re
+
 Names = dict[tuple[str, ...], str]
 
 
@@ -91,6 +93,13 @@ SIZES = {
     "num_layers": "enc-depth",
     "num_decoder_layers": "dec-depth",
 }
+# Further settings that change no translation: of other architectures, which Marian always writes,
+# of what the shapes of tensors show, and of alignments.
+IGNORED = re.compile(
+    "version|dim-(rnn|vocabs)|enc-(cell|cell-depth|type)|tied-embeddings(-all|-src)?|special-vocab"
+    "|transformer-(dim-)?aan.*|transformer-guided-alignment-layer|(bert|char)-.*|factors-combine"
+)
+UNSET = ("", "~", "null", "false", "0", "[]")
 # It has no id for padding and for the beginning of sentence.
 EOS = 0
 UNK = 1

@@ -111,6 +111,7 @@ class Reach(Keys):
     """Keys with a window of its own for each head."""
 
     reach: Any = None
+    masking = Keys.masking | {"reach"}
 
     def allowed(self):
         query, key = self.queries.index[:, None, :, None], self.keys.index[:, None, None]

@@ -3,14 +3,12 @@ import pytest
 
 from jaxformer.data.batch import make_batch
 
-
-
+A = 10
 B = 11
 C = 12
 D = 13
 
 
-A = 10
 def test_pairs_in_one_row_by_hand():
     first = [([A, B], [C]), ([D], [A, A])]
     second = [([C], [B])]

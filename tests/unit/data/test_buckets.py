@@ -37,7 +37,7 @@ def test_dynamic_program_equals_brute_force(lengths, tokens, most):
     every = edges_up_to(max(lengths), most)
     best = min(cost(lengths, edges, tokens) for edges in every)
 
-    found, edges = _best_edges(np.bincount(lengths), tokens, min_rows, most)[-1]
+    found, edges = _best_edges(np.bincount(lengths), tokens, multiple=1, max_buckets=most)[-1]
 
     assert found == best
     assert cost(lengths, tuple(edges), tokens) == best
@@ -56,5 +56,5 @@ def test_edges_hold_all_and_waste_little(lengths, tokens):
     in_bucket = np.bincount(np.searchsorted(edges, lengths))
     assert in_bucket.min() > 0
 
-    optimum, _ = _best_edges(np.bincount(lengths), tokens, min_rows, 12)[-1]
+    optimum, _ = _best_edges(np.bincount(lengths), tokens, multiple=1, max_buckets=12)[-1]
     assert cost(lengths, tuple(edges), tokens) <= 1.01 * optimum

@@ -62,7 +62,7 @@ def test_repetitions_are_of_the_pairs_that_are_left(mixed, folder):
         split,
         tokenizer,
         max_length=99,
-        cache_dir=folder / "cache",
+        cache=folder / "cache",
     )
     assert len(store) == 7
 
@@ -84,6 +84,6 @@ def test_other_splits_are_names(split):
         ("a:1,a:2", "expected different corpora"),
     ],
 )
-def test_malformed_mixtures_are_refused_and_other_splits_are_names(split, message):
+def test_malformed_mixtures_are_refused(split, message):
     with pytest.raises(UserError, match=message):
         parse_mixture(split)

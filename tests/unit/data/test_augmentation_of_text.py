@@ -23,21 +23,38 @@ def pairs_of(rates, pairs=PAIRS, seed=0, **options):
 
 def test_rates():
     changed = pairs_of("capitals=0.3")
-    capitals = sum(source.isupper() for source, _ in changed)
-    assert 65 < capitals < 115
-    assert all(source.isupper() == target.isupper() for source, target in changed)
-    assert pairs_of("capitals=0.3") == changed != pairs_of("capitals=0.3", seed=1)
-    for mistake in ("capital=0.1", "capitals", "capitals=2", "capitals=0.5.1", "", "typos=-1"):
-        with pytest.raises(UserError, match="expected kinds with their rates"):
-            parse_rates(mistake)
+    capitals = [source.isupper() for source, _ in changed]
+    assert capitals == [target.isupper() for _, target in changed]
+    assert 65 < sum(capitals) < 115
+
+    assert pairs_of("capitals=0.3") == changed
+    assert pairs_of("capitals=0.3", seed=1) != changed
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    ["capital=0.1", "capitals", "capitals=2", "capitals=0.5.1", "", "typos=-1"],
+)
+def test_mistakes_in_rates_are_refused(mistake):
+    with pytest.raises(UserError, match="expected kinds with their rates"):
+        parse_rates(mistake)
 
 
 def test_command_counts_the_lines_that_each_kind_has_changed(tmp_path, capsys):
-    for side, code in enumerate(("en", "de")):
-        (tmp_path / f"train.{code}").write_text("".join(f"{pair[side]}\n" for pair in PAIRS))
-    source, output = tmp_path / "train.en", tmp_path / "new"
-    rates = "number=1,no_mark=1,typos=0,capitals=0"
-    augment(source=source, target=tmp_path / "train.de", output=output, copies=2, rates=rates)
+    source = tmp_path / "train.en"
+    target = tmp_path / "train.de"
+    output = tmp_path / "new"
+    source.write_text("".join(f"{english}\n" for english, _ in PAIRS))
+    target.write_text("".join(f"{german}\n" for _, german in PAIRS))
+
+    augment(
+        source=source,
+        target=target,
+        output=output,
+        copies=2,
+        rates="number=1,no_mark=1,typos=0,capitals=0",
+    )
+
     counts = "600 lines; changed by number 400, no_mark 600, typos 0, capitals 0\n"
     assert capsys.readouterr().out == f"{output}.en, {output}.de: {counts}"
     assert len((tmp_path / "new.de").read_text().splitlines()) == 600
@@ -57,32 +74,52 @@ def test_forms(kind, expected):
 
 def test_joined_lines_have_all_pairs_in_their_order():
     changed = pairs_of("join=1")
+
     for side in (0, 1):
-        assert " ".join(pair[side] for pair in changed) == " ".join(p[side] for p in PAIRS)
-    assert {len(re.findall("[.!?]", source)) for source, _ in changed[:-1]} == {2, 3, 4, 5}
+        joined = " ".join(pair[side] for pair in changed)
+        assert joined == " ".join(pair[side] for pair in PAIRS)
+
+    # The last line has what is left.
+    sentences = {len(re.findall("[.!?]", source)) for source, _ in changed[:-1]}
+    assert sentences == {2, 3, 4, 5}
 
 
 def test_numbers_are_equal_on_both_sides_as_each_language_writes_them():
+    german_marks = str.maketrans(",.", ".,")
     for source, target in pairs_of("number=1")[::3]:
         number = re.fullmatch(r"Tom has (\S+) cats\.", source)[1]
         other = re.fullmatch(r"Tom hat (\S+) Katzen\.", target)[1]
-        assert number.translate(str.maketrans(",.", ".,")) == other
-    assert pairs_of("number=1", PAIRS[2:3]) == PAIRS[2:3]
+        assert number.translate(german_marks) == other
+
+    without_number = PAIRS[2:3]
+    assert pairs_of("number=1", without_number) == without_number
+
     french = pairs_of("number=1", [("7", "7")] * 99, languages=("en", "fr"))
     assert any("\u202f" in target and "," in source for source, target in french)
 
 
 def test_copied_words_are_equal_on_both_sides():
     for source, target in pairs_of("copy=1")[::3]:
-        assert source.removesuffix(" has three cats.") == target.removesuffix(" hat drei Katzen.")
+        word = source.removesuffix(" has three cats.")
+        assert word == target.removesuffix(" hat drei Katzen.")
         assert not source.startswith("Tom ")
+
+
+def test_symbols_are_added_to_both_sides():
     symbols = pairs_of("symbol=1")
+
     for pair, before in zip(symbols, PAIRS, strict=True):
-        added = [Counter(a) - Counter(b) - Counter(" ") for a, b in zip(pair, before, strict=True)]
-        assert added[0] == added[1] != Counter()
-        assert all(Counter(b) <= Counter(a) for a, b in zip(pair, before, strict=True))
-    assert {source.index("Tom") > 0 for source, _ in symbols[::3]} == {True, False}
-    assert {source.endswith("cats.") for source, _ in symbols[::3]} == {True, False}
+        added = []
+        for text, original in zip(pair, before, strict=True):
+            assert Counter(original) <= Counter(text)
+            added.append(Counter(text) - Counter(original) - Counter(" "))
+        assert added[0] == added[1]
+        assert added[0] != Counter()
+
+    # At either end of a sentence.
+    first = [source for source, _ in symbols[::3]]
+    assert {source.index("Tom") > 0 for source in first} == {True, False}
+    assert {source.endswith("cats.") for source in first} == {True, False}
 
 
 def test_typing_errors_are_only_in_the_source():
@@ -93,7 +130,9 @@ def test_typing_errors_are_only_in_the_source():
 
 
 def test_help_and_page_have_the_rates():
-    text = (pathlib.Path(__file__).parents[3] / "docs" / "data.md").read_text(encoding="utf-8")
+    docs = pathlib.Path(__file__).parents[3] / "docs"
+    text = (docs / "data.md").read_text(encoding="utf-8")
+
     for kind, rate in RATES.items():
         assert f"{kind}={rate:g}" in (augment.__doc__ or "")
         assert f"| `{kind}` | {rate:g} |" in text

@@ -11,7 +11,8 @@ from ...profiles import by_profile
 
 def cost(lengths, edges, tokens_per_batch):
     """Returns the tokens in full batches, counted example by example."""
-    total, low = 0, 0
+    total = 0
+    low = 0
     for edge in edges:
         examples = [length for length in lengths if low < length <= edge]
         rows = tokens_per_batch // edge
@@ -21,18 +22,25 @@ def cost(lengths, edges, tokens_per_batch):
     return total
 
 
+def edges_up_to(longest, most):
+    """Returns all lists of at most ``most`` edges that end with the longest."""
+    found = []
+    for count in range(most):
+        for inner in itertools.combinations(range(1, longest), count):
+            found.append((*inner, longest))
+    return found
+
+
 @settings(max_examples=by_profile(40, nightly=100))
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=40), st.integers(9, 30), st.integers(1, 4))
 def test_dynamic_program_equals_brute_force(lengths, tokens, most):
-    longest = max(lengths)
-    every = [
-        (*inner, longest)
-        for count in range(most)
-        for inner in itertools.combinations(range(1, longest), count)
-    ]
+    every = edges_up_to(max(lengths), most)
     best = min(cost(lengths, edges, tokens) for edges in every)
-    found, edges = _best_edges(np.bincount(lengths), tokens, 1, most)[-1]
-    assert found == best == cost(lengths, tuple(edges), tokens)
+
+    found, edges = _best_edges(np.bincount(lengths), tokens, multiple=1, max_buckets=most)[-1]
+
+    assert found == best
+    assert cost(lengths, tuple(edges), tokens) == best
     assert len(edges) <= most
 
 
@@ -40,9 +48,13 @@ def test_dynamic_program_equals_brute_force(lengths, tokens, most):
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=300), st.integers(60, 500))
 def test_edges_hold_all_and_waste_little(lengths, tokens):
     edges = bucket_edges(np.array(lengths), tokens)
+
     assert edges == sorted(set(edges))
     assert edges[-1] == max(lengths)
     assert len(edges) <= 12
-    assert np.bincount(np.searchsorted(edges, lengths)).min() > 0
-    optimum = _best_edges(np.bincount(lengths), tokens, 1, 12)[-1][0]
+
+    in_bucket = np.bincount(np.searchsorted(edges, lengths))
+    assert in_bucket.min() > 0
+
+    optimum, _ = _best_edges(np.bincount(lengths), tokens, multiple=1, max_buckets=12)[-1]
     assert cost(lengths, tuple(edges), tokens) <= 1.01 * optimum

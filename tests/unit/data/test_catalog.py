@@ -25,8 +25,14 @@ from jaxformer.files import data_directory
 DEV = ["newssyscomb2009", "news-test2008", *(f"newstest{year}" for year in range(2009, 2013))]
 TESTS = {
     "de": [
-        *(("wmt15", "en-de"), ("wmt16", "en-de"), ("wmt17", "en-de"), ("wmt18", "en-de")),
-        *(("wmt19", "en-de"), ("wmt19", "de-en"), ("wmt20", "en-de"), ("wmt20", "de-en")),
+        ("wmt15", "en-de"),
+        ("wmt16", "en-de"),
+        ("wmt17", "en-de"),
+        ("wmt18", "en-de"),
+        ("wmt19", "en-de"),
+        ("wmt19", "de-en"),
+        ("wmt20", "en-de"),
+        ("wmt20", "de-en"),
     ],
     "fr": [("wmt15", "en-fr")],
 }
@@ -41,7 +47,9 @@ def tar(files, kind=tarfile.REGTYPE):
     with tarfile.open(fileobj=packed, mode="w:gz") as archive:
         for name, content in files.items():
             member = tarfile.TarInfo(name)
-            member.size, member.type, member.linkname = len(content), kind, "/etc/hostname"
+            member.size = len(content)
+            member.type = kind
+            member.linkname = "/etc/hostname"
             archive.addfile(member, io.BytesIO(content))
     return packed.getvalue()
 
@@ -57,20 +65,34 @@ def zipped(files):
 
 def newstest(target):
     """Returns the archives of the test sets. sacreBLEU knows the names of their files."""
-    dev, tests, prepared = {}, {}, {}
-    for side, language in enumerate(("en", target)):
+    prepared = {}
+    dev = {}
+    tests = {}
+    for language in ("en", target):
         lines = [f"R&D of {name} in {language}" for name in [*DEV, *TESTS[target]]]
-        prepared |= {f"train.{language}": joined(lines), f"valid.{language}": b"valid\n"}
+        prepared[f"train.{language}"] = joined(lines)
+        prepared[f"valid.{language}"] = b"valid\n"
+
         dev[f"dev/newstest2013.{language}"] = b"valid\n"
-        dev |= {
-            f"dev/{name}.{language}": joined([line]) for name, line in zip(DEV, lines, strict=False)
-        }
+        for name, line in zip(DEV, lines, strict=False):
+            dev[f"dev/{name}.{language}"] = joined([line])
+
         for (year, pair), line in zip(TESTS[target], lines[len(DEV) :], strict=True):
-            member = DATASETS[year].langpairs[pair][side if pair.startswith("en") else 1 - side]
-            body = line.replace("&", "&amp;")
-            text = f'<srcset setid="s">\n<doc docid="d">\n<seg id="1">{body}</seg>\n</doc>\n'
-            tests.setdefault(f"{year}-test.tgz", {})[member] = text.encode()
-    return {"dev.tgz": tar(dev)} | {name: tar(files) for name, files in tests.items()}, prepared
+            side = pair.split("-").index(language)
+            member = DATASETS[year].langpairs[pair][side]
+            archive = tests.setdefault(f"{year}-test.tgz", {})
+            archive[member] = sgml(line)
+
+    archives = {"dev.tgz": tar(dev)}
+    for name, files in tests.items():
+        archives[name] = tar(files)
+    return archives, prepared
+
+
+def sgml(line):
+    """Returns a file of a test set with one sentence."""
+    body = line.replace("&", "&amp;")
+    return f'<srcset setid="s">\n<doc docid="d">\n<seg id="1">{body}</seg>\n</doc>\n'.encode()
 
 
 def tree(word, space=" "):
@@ -79,14 +101,16 @@ def tree(word, space=" "):
 
 def craft():
     """Returns an archive with two articles for each split, and one for none."""
-    folder, files = "CRAFT-5.0.2/structural-annotation/treebank/penn/", {}
-    for split, ids in {"train": (11, 12), "dev": (21, 22)}.items():
-        files[f"CRAFT-5.0.2/articles/ids/craft-ids-{split}.txt"] = joined(ids)
-        for article in ids:
+    folder = "CRAFT-5.0.2/structural-annotation/treebank/penn/"
+    files = {"CRAFT-5.0.2/LICENSE.txt": b"CC BY\n", f"{folder}99.tree": tree("hidden").encode()}
+    prepared = {"LICENSE.txt": b"CC BY\n"}
+
+    for split, articles in {"train": (11, 12), "dev": (21, 22)}.items():
+        files[f"CRAFT-5.0.2/articles/ids/craft-ids-{split}.txt"] = joined(articles)
+        for article in articles:
             files[f"{folder}{article}.tree"] = tree(article, "\n   ").encode()
-    files |= {"CRAFT-5.0.2/LICENSE.txt": b"CC BY\n", f"{folder}99.tree": tree("hidden").encode()}
-    prepared = {"train.trees": joined(map(tree, (11, 12))), "LICENSE.txt": b"CC BY\n"}
-    prepared["dev.trees"] = joined(map(tree, (21, 22)))
+        prepared[f"{split}.trees"] = joined(map(tree, articles))
+
     return {"craft-v5.0.2.tar.gz": tar(files)}, prepared
 
 
@@ -96,22 +120,52 @@ def wsj_sample():
     for number in range(196):
         trees = [tree(20 * number + i, "\n    ") for i in range(20)]
         files[f"treebank/combined/wsj_{number + 1:04}.mrg"] = "\n\n".join(trees).encode()
-    prepared = {"train.trees": range(3262), "dev.trees": range(3262, 3501)}
-    return {"treebank.zip": zipped(files)}, {
-        name: joined(map(tree, numbers)) for name, numbers in prepared.items()
+
+    prepared = {
+        "train.trees": joined(map(tree, range(3262))),
+        "dev.trees": joined(map(tree, range(3262, 3501))),
     }
+    return {"treebank.zip": zipped(files)}, prepared
+
+
+ORIGINS = {
+    "newstest": functools.partial(newstest, "de"),
+    "newstest-fr": functools.partial(newstest, "fr"),
+    "craft": craft,
+    "wsj-sample": wsj_sample,
+}
 
 
 def origin_of(name):
     """Returns the files of the origin, and the prepared files that they become."""
-    special = {"newstest": lambda: newstest("de"), "newstest-fr": lambda: newstest("fr")}
-    special |= {"craft": craft, "wsj-sample": wsj_sample}
-    if name in special:
-        return special[name]()
+    if name in ORIGINS:
+        return ORIGINS[name]()
+
     prepared = {file: f"{file} of {name}\n".encode() for file in CATALOG[name].files}
     if name == "multi30k":
-        return {f"{file}.gz": gzip.compress(text) for file, text in prepared.items()}, prepared
+        packed = {f"{file}.gz": gzip.compress(text) for file, text in prepared.items()}
+        return packed, prepared
     return prepared, prepared
+
+
+def hashes_of(corpus, files):
+    """Returns the hashes of files, by the algorithms of the catalog."""
+    hashes = {}
+    for file, known in corpus.hashes.items():
+        if file in files:
+            algorithm, _, _ = known.partition(":")
+            digest = hashlib.new(algorithm, files[file]).hexdigest()
+            hashes[file] = f"{algorithm}:{digest}"
+    return hashes
+
+
+def unpacks(files):
+    """Returns the preparation of packed files, which knows the hashes of what is in them."""
+    digests = {}
+    for file, content in files.items():
+        unpacked = gzip.decompress(content)
+        digests[file.removesuffix(".gz")] = hashlib.sha256(unpacked).hexdigest()
+    return functools.partial(preparation.unpack, digests=digests)
 
 
 @pytest.fixture
@@ -128,20 +182,14 @@ def publish(server, data, monkeypatch):
     def publish(name, files):
         corpus = CATALOG[name]
         server.files = {f"/{name}/{file}": files[file] for file in corpus.urls}
-        urls = {file: f"{server.url}/{name}/{file}" for file in corpus.urls}
-        hashes = {
-            file: f"{algorithm}:{hashlib.new(algorithm, files[file]).hexdigest()}"
-            for file, known in corpus.hashes.items()
-            if file in files and (algorithm := known.partition(":")[0])
-        }
-        changes = {"urls": urls, "hashes": hashes}
+
+        corpus = dataclasses.replace(
+            corpus,
+            urls={file: f"{server.url}/{name}/{file}" for file in corpus.urls},
+            hashes=hashes_of(corpus, files),
+        )
         if name == "multi30k":
-            digests = {
-                file.removesuffix(".gz"): hashlib.sha256(gzip.decompress(content)).hexdigest()
-                for file, content in files.items()
-            }
-            changes["prepare"] = functools.partial(preparation.unpack, digests=digests)
-        corpus = dataclasses.replace(corpus, **changes)
+            corpus = dataclasses.replace(corpus, prepare=unpacks(files))
         monkeypatch.setitem(catalog.CATALOG, name, corpus)
         return corpus
 
@@ -156,15 +204,19 @@ def read(folder, corpus):
 def test_command_downloads_and_prepares(name, data, publish, server, capsys):
     files, prepared = origin_of(name)
     corpus = publish(name, files)
+
     assert main(["data", name]) == 0
     out, _ = capsys.readouterr()
     assert f"{name}: {data / corpus.folder} ({corpus.license})" in out
     for file, content in prepared.items():
         digest = hashlib.sha256(content).hexdigest()
         assert f"  {file}: {len(content):,} bytes, SHA-256 {digest}" in out
-    assert ("not as in docs/data.md" in out) == any(corpus.files.values())
+    has_known_digests = any(corpus.files.values())
+    assert ("not as in docs/data.md" in out) == has_known_digests
+
     assert read(data / corpus.folder, corpus) == prepared
     assert not list(data.parent.rglob("evil"))
+
     asked = len(server.requests)
     assert main(["data", name]) == 0  # It is there, and not downloaded again.
     assert len(server.requests) == asked
@@ -176,20 +228,28 @@ def test_no_sentence_of_tatoeba_crosses_the_splits_nor_moves_in_a_new_edition(pu
         corpus = publish("tatoeba", {"deu-eng.zip": zipped({"deu.txt": joined(rows)})})
         files = read(download_corpus(corpus), corpus)
         shutil.rmtree(data)
-        sides = {name: content.decode().splitlines() for name, content in files.items()}
-        return [
-            list(zip(sides[f"{s}.en"], sides[f"{s}.de"], strict=True)) for s in ("train", "valid")
-        ]
+
+        def pairs_of(split):
+            english = files[f"{split}.en"].decode().splitlines()
+            german = files[f"{split}.de"].decode().splitlines()
+            return list(zip(english, german, strict=True))
+
+        return pairs_of("train"), pairs_of("valid")
 
     # Many translations of one sentence, in both directions.
     many = [(f"sentence {n % 700}", f"Satz {n // 3 % 650}") for n in range(2000)]
     train, valid = splits([*many, *many[:50], ("", "leer"), ("empty", "")])
     for side in (0, 1):
-        assert not {pair[side] for pair in train} & {pair[side] for pair in valid}
+        of_train = {pair[side] for pair in train}
+        of_valid = {pair[side] for pair in valid}
+        assert not of_train & of_valid
     assert set(train) | set(valid) <= set(many)
+    assert train != sorted(train, key=many.index)
+
+    # Without copies.
     assert len(set(train)) == len(train) > 1800
     assert len(set(valid)) == len(valid) > 9
-    assert train != sorted(train, key=many.index)
+
     more = [(f"new sentence {n}", f"neuer Satz {n}") for n in range(300)]
     later_train, later_valid = splits(more + many[::-1])
     assert [pair for pair in later_train if pair in set(train)] == train
@@ -200,12 +260,13 @@ def test_names_and_list(data, capsys):
     folder = data / "tinyshakespeare"
     folder.mkdir(parents=True)
     (folder / "input.txt").touch()
+
     assert main(["data"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"corpora in {data}; docs/data.md describes them:"
-    assert [line.split()[:2] for line in lines[2:]] == [
-        [name, "present" if name == "shakespeare" else "absent"] for name in CATALOG
-    ]
+    expected = dict.fromkeys(CATALOG, "absent") | {"shakespeare": "present"}
+    assert [line.split()[:2] for line in lines[2:]] == list(map(list, expected.items()))
+
     assert main(["data", "multi3k"]) == 2
     assert capsys.readouterr().err == "error: unknown corpus multi3k; did you mean multi30k?\n"
 
@@ -217,6 +278,8 @@ def test_without_a_network_the_file_is_named_and_then_used(data, publish, server
     server.files.clear()
     folder = data / "downloads" / "multi30k"
     folder.mkdir(parents=True)
+
+    # One file is there, and the next one is asked for.
     (folder / "train.en.gz").write_bytes(files["train.en.gz"])
     assert main(["data", "multi30k"]) == 2
     assert re.fullmatch(
@@ -225,6 +288,7 @@ def test_without_a_network_the_file_is_named_and_then_used(data, publish, server
         capsys.readouterr().err,
     )
     assert not (data / "multi30k").exists()  # No part of a corpus that looks like a whole.
+
     for name, content in files.items():
         (folder / name).write_bytes(content)
     for content, message in (
@@ -234,23 +298,33 @@ def test_without_a_network_the_file_is_named_and_then_used(data, publish, server
         (folder / "train.en.gz").write_bytes(content)
         with pytest.raises(UserError, match=message):
             download_corpus(corpus)
+
     (folder / "train.en.gz").write_bytes(files["train.en.gz"])
     assert main(["data", "multi30k"]) == 0
     assert read(data / "multi30k", corpus) == prepared
 
 
-def test_only_whole_files_with_the_right_hash_get_their_names(data, publish, server, monkeypatch):
+def test_only_whole_files_with_the_right_hash_get_their_names(data, publish, server):
     files, _ = origin_of("shakespeare")
     corpus = publish("shakespeare", files)
     (address,) = server.files
     (known,) = corpus.hashes.values()
     path = data / corpus.folder / "input.txt"
+
     for content, sent in ((files["input.txt"], 0.5), (b"another text", 1)):
-        server.files[address], server.sent = content, sent
+        server.files[address] = content
+        server.sent = sent
         with pytest.raises(UserError, match=f"yourself as {path}, whose hash is {known}: "):
             download_corpus(corpus)
         assert not list(path.parent.iterdir())
+
     assert len(server.requests) == 6  # Two retries each.
+
+
+def test_without_its_package_a_download_says_what_to_install(publish, monkeypatch):
+    files, _ = origin_of("shakespeare")
+    corpus = publish("shakespeare", files)
+
     monkeypatch.setitem(sys.modules, "pooch", None)
     with pytest.raises(UserError, match=r"pooch, .*: pip install '\.\[download\]'$"):
         download_corpus(corpus)
@@ -272,20 +346,22 @@ DAMAGED = [
 def test_damaged_archives(name, content, message, publish, data):
     (file,) = CATALOG[name].urls
     corpus = publish(name, {file: content})
+
     with pytest.raises(UserError, match=re.escape(message)) as caught:
         download_corpus(corpus)
-    assert str(data / "downloads" / name / file) in str(caught.value)
-    assert str(caught.value).endswith("; delete this file and run the same command again")
+
+    shown = str(caught.value)
+    assert str(data / "downloads" / name / file) in shown
+    assert shown.endswith("; delete this file and run the same command again")
     assert not (data / corpus.folder).exists()
 
 
 def test_a_missing_corpus_is_explained(data, tmp_path, monkeypatch):
-    for path, message in (
-        ("multi30k/train.en", "no such file.*; get it with: jaxformer data multi30k"),
-        ("ptb/wsj-22.trees", "set JAXFORMER_DATA to the folder that holds ptb/, or name"),
-    ):
-        with pytest.raises(UserError, match=message):
-            find_file(data / path)
+    with pytest.raises(UserError, match=r"no such file.*; get it with: jaxformer data multi30k"):
+        find_file(data / "multi30k/train.en")
+    with pytest.raises(UserError, match="set JAXFORMER_DATA to the folder that holds ptb/, or nam"):
+        find_file(data / "ptb/wsj-22.trees")
+
     monkeypatch.delenv("JAXFORMER_DATA")
     monkeypatch.setenv("JAXFORMER_CACHE", str(tmp_path))
     assert data_directory() == tmp_path / "data"

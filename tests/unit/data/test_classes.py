@@ -31,14 +31,18 @@ def test_classes_that_a_split_lacks_are_named(train, valid, notes):
 
 def test_many_names_are_shortened():
     names = [f"c{i}" for i in range(1000)]
+
     (note,) = describe_classes(names, np.array([0, 1]), np.array([0]))
-    assert note == "note: classes without any example: " + ", ".join(names[2:12]) + " and 988 more"
+
+    first_ten = ", ".join(names[2:12])
+    assert note == f"note: classes without any example: {first_ten} and 988 more"
 
 
 def test_too_few_and_too_many_classes_are_refused():
     check_variety("train", 2, 2)
     check_variety("train", 10, 20)
     check_variety("train", 19, 19)
+
     with pytest.raises(UserError, match="train: expected examples of at least two classes"):
         check_variety("train", 1, 20)
     with pytest.raises(UserError, match="nearly every one has a label of its own: 11 labels of 20"):

@@ -22,47 +22,68 @@ def folder(tmp_path, monkeypatch):
         for language in ("en", "de"):
             lines = [f"{name} {language} {number}\n" for number in range(size)]
             (tmp_path / f"{name}.{language}").write_text("".join(lines))
+
     (tmp_path / "captions.de").write_text("a\n\nb\n")
     return tmp_path
 
 
-def test_a_mixture_is_its_corpora_in_turn(folder):
-    plain, mixed = TextCorpus("en", "de"), VerifiedCorpus(TextCorpus("en", "de"))
+@pytest.fixture
+def mixed(folder):
+    return VerifiedCorpus(TextCorpus("en", "de"))
+
+
+def test_a_mixture_is_its_corpora_in_turn(mixed):
+    plain = TextCorpus("en", "de")
     assert list(mixed.pairs(SPLIT)) == [*plain.pairs("news"), *plain.pairs("captions")]
+
     prints = f"{plain.fingerprint('news')} {plain.fingerprint('captions')}"
     assert mixed.fingerprint(SPLIT) == hashlib.sha256(prints.encode()).hexdigest()
     assert mixed.fingerprint("news:2,captions:2") == mixed.fingerprint(SPLIT)
     assert mixed.fingerprint("captions:1,news:3") != mixed.fingerprint(SPLIT)
 
 
-def test_places_and_notes_are_of_the_files(folder):
-    mixed = VerifiedCorpus(TextCorpus("en", "de"))
+def test_places_and_notes_are_of_the_files(mixed):
     places = [mixed.place(SPLIT, number, 1) for number in (0, 4, 5, 7)]
     assert places == ["news.de:1", "news.de:5", "captions.de:1", "captions.de:3"]
     assert mixed.place("news", 2, 0) == "news.en:3"
+
     assert mixed.notes(SPLIT) == [
         "news: 5 pairs, each 1 times an epoch",
         "captions: 3 pairs, each 3 times an epoch",
     ]
 
 
-def test_repetitions_are_of_the_pairs_that_are_left(folder):
+def test_repetitions_are_of_the_pairs_that_are_left(mixed, folder):
     """The pair with an empty side is in no store."""
-    mixed, split = VerifiedCorpus(TextCorpus("en", "de")), "news:2,captions:3"
+    split = "news:2,captions:3"
     tokenizer = train_tokenizer(["news captions"] * 3, 272)
-    store = build_store(mixed, split, tokenizer, 99, folder / "cache")
+    store = build_store(
+        mixed,
+        split,
+        tokenizer,
+        max_length=99,
+        cache=folder / "cache",
+    )
     assert len(store) == 7
+
     again = VerifiedCorpus(TextCorpus("en", "de"))  # has not read the pairs: the store is cached
-    np.testing.assert_array_equal(again.repetitions(split, store.numbers), [2, 2, 2, 2, 2, 3, 3])
+    repetitions = again.repetitions(split, store.numbers)
+    np.testing.assert_array_equal(repetitions, [2, 2, 2, 2, 2, 3, 3])
 
 
-def test_malformed_mixtures_are_refused_and_other_splits_are_names():
-    for split in ("train", "a,b", "a:1", "train[:90%]", "C:1"):
-        assert parse_mixture(split) == {}
-    for split, message in (
+@pytest.mark.parametrize("split", ["train", "a,b", "a:1", "train[:90%]", "C:1"])
+def test_other_splits_are_names(split):
+    assert parse_mixture(split) == {}
+
+
+@pytest.mark.parametrize(
+    ("split", "message"),
+    [
         ("a:1,b", "expected a weight for each corpus"),
         ("a:1,b:0", "whole numbers from 1 to 1000, .*: got 0 in 'a:1,b:0'"),
         ("a:1,a:2", "expected different corpora"),
-    ):
-        with pytest.raises(UserError, match=message):
-            parse_mixture(split)
+    ],
+)
+def test_malformed_mixtures_are_refused(split, message):
+    with pytest.raises(UserError, match=message):
+        parse_mixture(split)

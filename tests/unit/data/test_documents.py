@@ -25,7 +25,10 @@ def of_lines(text, tokenizer, separator):
             documents.append("")
         else:
             documents[-1] += line
-    ids = [id_ for document in documents for id_ in (*tokenizer.encode(document), EOS)]
+
+    ids = []
+    for document in documents:
+        ids += [*tokenizer.encode(document), EOS]
     return ids if documents[-1] else ids[:-1]
 
 
@@ -33,45 +36,73 @@ def of_lines(text, tokenizer, separator):
 @pytest.mark.parametrize("end", ["", "All:\n", "All:", "Speak\n", "Speak"])
 def test_pieces_have_the_tokens_of_the_whole_text(tokenizer, end, monkeypatch):
     text = TEXT + end
+    whole = tokenizer.encode(text[7:])
+    by_document = of_lines(text, tokenizer, "All:")
+
     for size in (1, 30, 10**6):
         monkeypatch.setattr(documents, "_PIECE", size)
-        found = documents.encode_documents(text, tokenizer, "", range(7, len(text)))
-        assert found.tolist() == tokenizer.encode(text[7:])
-        found = documents.encode_documents(text, tokenizer, "All:", range(len(text)))
-        assert found.tolist() == of_lines(text, tokenizer, "All:")
+        found = documents.encode_documents(text, tokenizer, "", span=range(7, len(text)))
+        assert found.tolist() == whole
+
+        found = documents.encode_documents(text, tokenizer, "All:", span=range(len(text)))
+        assert found.tolist() == by_document
 
 
 def test_lines_are_not_separated_for_tokenizers_that_join_them(monkeypatch):
     assert BYTE_PAIRS.keeps_lines
-    options = {"add_dummy_prefix": False, "remove_extra_whitespaces": False}
+    assert not HuggingFaceTokenizer.keeps_lines
+
     model = train_byte_pair_model(
-        iter(TEXT.split("\n")), 300, user_defined_symbols=["\n\n", "\n"], **options
+        iter(TEXT.split("\n")),
+        300,
+        user_defined_symbols=["\n\n", "\n"],
+        add_dummy_prefix=False,
+        remove_extra_whitespaces=False,
     )
     tokenizer = ByteFallbackTokenizer(model)
     assert not tokenizer.keeps_lines
+
     monkeypatch.setattr(documents, "_PIECE", 1)
-    found = documents.encode_documents(TEXT, tokenizer, "", range(len(TEXT)))
+    found = documents.encode_documents(TEXT, tokenizer, "", span=range(len(TEXT)))
     assert found.tolist() == tokenizer.encode(TEXT)
-    assert not HuggingFaceTokenizer.keeps_lines
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "uint32"])
 def test_token_files_have_the_batches_of_their_text(dtype, tmp_path):
-    stream, valid = TokenStream.of(TEXT, CHARACTERS), tmp_path / "val.bin"
-    paths = tmp_path / "train.bin", valid
-    for path, ids in zip(paths, (stream.train, stream.valid), strict=True):
-        ids.astype(dtype).tofile(path)
-    files = TokenStream.of_files(*paths, dtype, CHARACTERS)
+    stream = TokenStream.of(TEXT, CHARACTERS)
+    train = tmp_path / "train.bin"
+    valid = tmp_path / "val.bin"
+    stream.train.astype(dtype).tofile(train)
+    stream.valid.astype(dtype).tofile(valid)
+
+    files = TokenStream.of_files(train, valid, dtype, tokenizer=CHARACTERS)
+
     assert isinstance(files.train, np.memmap)
-    for data in (stream, files):
-        assert data.training_batch(3, 4, 10, 0).dtype == np.int32
+    ours = files.training_batch(3, 4, 10, seed=0)
+    expected = stream.training_batch(3, 4, 10, seed=0)
+    assert ours.dtype == np.int32
+    assert expected.dtype == np.int32
+    np.testing.assert_array_equal(ours, expected)
+
     np.testing.assert_array_equal(
-        files.training_batch(3, 4, 10, 0), stream.training_batch(3, 4, 10, 0)
+        list(files.validation_windows(2, 8)),
+        list(stream.validation_windows(2, 8)),
     )
-    windows = [list(data.validation_windows(2, 8)) for data in (stream, files)]
-    np.testing.assert_array_equal(*windows)
-    np.concatenate([stream.train, stream.valid]).astype(dtype).tofile(valid)
-    alone = TokenStream.of_files(valid, None, dtype, CHARACTERS)
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "uint32"])
+def test_one_token_file_has_the_parts_of_its_text(dtype, tmp_path):
+    stream = TokenStream.of(TEXT, CHARACTERS)
+    train = tmp_path / "train.bin"
+    valid = tmp_path / "val.bin"
+    stream.train.astype(dtype).tofile(train)
+    stream.valid.astype(dtype).tofile(valid)
+    files = TokenStream.of_files(train, valid, dtype, tokenizer=CHARACTERS)
+
+    whole = tmp_path / "whole.bin"
+    np.concatenate([stream.train, stream.valid]).astype(dtype).tofile(whole)
+    alone = TokenStream.of_files(whole, None, dtype, tokenizer=CHARACTERS)
+
     np.testing.assert_array_equal(alone.train, stream.train)
     np.testing.assert_array_equal(alone.valid, stream.valid)
     assert alone.text_sha256 != files.text_sha256
@@ -81,12 +112,16 @@ def test_token_files_of_hugging_face_have_the_original_ids(tmp_path):
     text = (FIXTURES / "llama" / "tokenizer.json").read_text()
     special = {"pad": None, "eos": 2, "bos": 1, "unk": 0}
     tokenizer = HuggingFaceTokenizer.assemble(text, special, 97)
+
     theirs = tokenizer._tokenizer.encode("the cat sat", add_special_tokens=False).ids
-    np.array([2, *theirs] * 9, np.uint16).tofile(tmp_path / "train.bin")
-    stream = TokenStream.of_files(tmp_path / "train.bin", None, "uint16", tokenizer)
-    starts = stream.row_starts(0, 5, 12, 0)
+    path = tmp_path / "train.bin"
+    np.array([2, *theirs] * 9, np.uint16).tofile(path)
+    stream = TokenStream.of_files(path, None, "uint16", tokenizer=tokenizer)
+
     expected = np.array([EOS, *tokenizer.encode("the cat sat")] * 9)
-    for row, start in zip(stream.training_batch(0, 5, 12, 0), starts, strict=True):
+    starts = stream.row_starts(0, 5, 12, seed=0)
+    rows = stream.training_batch(0, 5, 12, seed=0)
+    for row, start in zip(rows, starts, strict=True):
         np.testing.assert_array_equal(row, expected[start : start + 13])
 
 
@@ -100,6 +135,7 @@ def test_token_files_of_hugging_face_have_the_original_ids(tmp_path):
     ],
 )
 def test_files_that_are_not_token_ids_are_refused(content, message, tmp_path):
-    (tmp_path / "ids.bin").write_bytes(content)
+    path = tmp_path / "ids.bin"
+    path.write_bytes(content)
     with pytest.raises(UserError, match=rf"ids\.bin: {message}"):
-        TokenStream.of_files(tmp_path / "ids.bin", None, "uint16", CHARACTERS)
+        TokenStream.of_files(path, None, "uint16", tokenizer=CHARACTERS)

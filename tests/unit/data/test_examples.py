@@ -25,6 +25,7 @@ def test_sides_have_names_and_long_splits_end_alike():
     sides = [("text", "a film"), ("label", "bad")]
     assert describe_example("a.tsv", sides) == 'data: a.tsv: text "a film" -> label "bad"'
     assert describe_example("a.txt", [("", "a film")]) == 'data: a.txt: "a film"'
+
     found = describe_example("/folder" * 20 + "/train", sides)
     assert found.startswith("data: ...older/")
     assert found.endswith('/folder/train: text "a film" -> label "bad"')

@@ -42,7 +42,8 @@ def prefix(tmp_path, monkeypatch):
         "no end of the last line": ("train.en", ENGLISH[:-1]),
         "gzip": ("train.en.gz", gzip.compress(ENGLISH)),
         "gzip in two pieces": (
-            *("train.en.gz", gzip.compress(ENGLISH[:9]) + gzip.compress(ENGLISH[9:])),
+            "train.en.gz",
+            gzip.compress(ENGLISH[:9]) + gzip.compress(ENGLISH[9:]),
         ),
         "bzip2": ("train.en.bz2", bz2.compress(ENGLISH, 1)),
         "xz": ("train.en.xz", lzma.compress(ENGLISH[:9]) + lzma.compress(ENGLISH[9:])),
@@ -50,27 +51,37 @@ def prefix(tmp_path, monkeypatch):
     }.items(),
 )
 def test_the_same_text_in_other_bytes_is_the_same_corpus(name, content, prefix):
-    pathlib.Path("train.en").unlink()
-    pathlib.Path(content[0]).write_bytes(content[1])
+    file, data = content
+    plain = pathlib.Path("train.en")
+    plain.unlink()
+    pathlib.Path(file).write_bytes(data)
+
     assert list(TextCorpus("en", "de").pairs(prefix)) == PAIRS
     assert list(open_corpus(DataConfig(corpus="text")).pairs(prefix)) == PAIRS
-    same_bytes = name not in ("CRLF", "byte-order mark", "no end of the last line")
+
+    # A fingerprint is of the bytes that a file is unpacked to.
     found = TextCorpus("en", "de").fingerprint(prefix)
-    pathlib.Path(content[0]).unlink()
-    pathlib.Path("train.en").write_bytes(ENGLISH)
+    pathlib.Path(file).unlink()
+    plain.write_bytes(ENGLISH)
+    same_bytes = name not in ("CRLF", "byte-order mark", "no end of the last line")
     assert (found == TextCorpus("en", "de").fingerprint(prefix)) == same_bytes
 
 
 def test_fingerprint_depends_on_content_and_sides(prefix):
-    prints = {TextCorpus(*sides).fingerprint(prefix) for sides in (("en", "de"), ("de", "en"))}
+    one = TextCorpus("en", "de").fingerprint(prefix)
+    other = TextCorpus("de", "en").fingerprint(prefix)
+
     # Move a line from the end of one side to the start of the other.
     pathlib.Path("train.en").write_bytes(ENGLISH.removesuffix(b"three\n"))
     pathlib.Path("train.de").write_bytes("three\neins\nleer\nzwei\ndreißig\n".encode())
-    assert len(prints | {TextCorpus("en", "de").fingerprint(prefix)}) == 3
+    moved = TextCorpus("en", "de").fingerprint(prefix)
+
+    assert len({one, other, moved}) == 3
 
 
+HINDI = "हाँ, यह सही है।\nनहीं\n"
+CHINESE = "他上船了。\n一天\n是2009年。\n"
 TEXT = "naïve\nfour\nfive\nsix\n"
-HINDI, CHINESE = "हाँ, यह सही है।\nनहीं\n", "他上船了。\n一天\n是2009年。\n"
 GZIP = gzip.compress(ENGLISH * 99)
 COUNTS = r"as many lines in train\.en as in train\.de: got"
 BROKEN = r"train\.en\.gz: expected a whole gzip file: .*"
@@ -99,9 +110,12 @@ CONTENTS = [
 def test_faults_of_content_are_refused(content, message, prefix):
     path = pathlib.Path("train.en")
     path.unlink()
-    pathlib.Path("train.en.gz" if message.startswith(BROKEN) else path).write_bytes(content)
+    is_compressed = message.startswith(BROKEN)
+    pathlib.Path("train.en.gz" if is_compressed else path).write_bytes(content)
+
     with pytest.raises(UserError, match=message):
         list(TextCorpus("en", "de").pairs(prefix))
+
     if "expected UTF-8" in message:  # The other readers report bad lines one by one.
         for lines in (read_text(path).lines(), read_file(path)):
             with pytest.raises(UserError, match=message):
@@ -120,8 +134,10 @@ PLACES = [
 
 @pytest.mark.parametrize(("make", "message"), PLACES)
 def test_what_is_no_file_is_refused(make, message, prefix):
-    pathlib.Path("train.en").unlink()
-    make(pathlib.Path("train.en"))
+    path = pathlib.Path("train.en")
+    path.unlink()
+    make(path)
+
     with pytest.raises(UserError, match=rf"train\.{message}"):
         TextCorpus("en", "de").fingerprint(prefix)
 
@@ -133,10 +149,12 @@ def test_a_compressed_line_of_100_megabytes_takes_little_memory(tmp_path):
         for _ in range(100):
             file.write(b"a" * 1_000_000)
     assert path.stat().st_size < 1_000_000
+
     tracemalloc.start()
     with pytest.raises(UserError, match=r"text\.gz:2: expected one sentence per line, of at mo"):
         list(read_file(path))
     fingerprint_files([path])
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
+
     assert peak < 10_000_000

@@ -11,10 +11,15 @@ from jaxformer.errors import UserError
 PAIRS = [(f"source {n % 150}", f"target {n}") for n in range(400)]  # Sources occur several times.
 
 
+def write_lines(path, pairs):
+    lines = [f"{source}\t{target}\n" for source, target in pairs]
+    path.write_text("".join(lines), encoding="utf-8")
+
+
 def opened(folder, train="a", valid="20%"):
-    for name, pairs in {"a": PAIRS, "b": PAIRS[:9]}.items():
-        lines = "".join(f"{source}\t{target}\n" for source, target in pairs)
-        (folder / name).write_text(lines, encoding="utf-8")
+    write_lines(folder / "a", PAIRS)
+    write_lines(folder / "b", PAIRS[:9])
+
     config = DataConfig(corpus="tsv", train=train, valid=valid)
     return VerifiedCorpus(hold_out(open_corpus(config), config.train, config.valid))
 
@@ -22,28 +27,47 @@ def opened(folder, train="a", valid="20%"):
 def test_both_splits_together_are_the_text_and_share_no_source(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     corpus = opened(tmp_path)
-    train, valid = (list(corpus.pairs(split)) for split in ("a", "20%"))
+    train = list(corpus.pairs("a"))
+    valid = list(corpus.pairs("20%"))
     assert sorted(train + valid) == sorted(PAIRS)
-    digests = [hashlib.sha256(source.encode()).hexdigest() for source, _ in PAIRS]
-    assert valid == [p for p, d in zip(PAIRS, digests, strict=True) if int(d[:4], 16) < 0.2 * 2**16]
+
+    # The first 16 bits of the hash of a source decide.
+    def is_held_out(source):
+        digest = hashlib.sha256(source.encode()).hexdigest()
+        return int(digest[:4], 16) < 0.2 * 2**16
+
+    assert valid == [pair for pair in PAIRS if is_held_out(pair[0])]
     assert 40 < len(valid) < 120
+
     assert corpus.fingerprint("a") != corpus.fingerprint("20%")
-    assert corpus.fingerprint("20%") != opened(tmp_path, valid="30%").fingerprint("30%")
+    larger = opened(tmp_path, valid="30%")
+    assert corpus.fingerprint("20%") != larger.fingerprint("30%")
+
     line = PAIRS.index(valid[3]) + 1
     assert corpus.place("20%", 3, 0) == f"a:{line}"
-    assert corpus.place("a", 3, 1) == f"a:{PAIRS.index(train[3]) + 1}"
+    line = PAIRS.index(train[3]) + 1
+    assert corpus.place("a", 3, 1) == f"a:{line}"
 
 
 def test_a_mixture_is_held_out_from_every_corpus(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     corpus = opened(tmp_path, train="a:1,b:3")
-    valid = set(corpus.pairs("20%"))
+    train = list(corpus.pairs("a:1,b:3"))
+    valid = list(corpus.pairs("20%"))
+
     assert valid
-    assert not valid & set(corpus.pairs("a:1,b:3"))
-    assert len(list(corpus.pairs("a:1,b:3"))) + len(list(corpus.pairs("20%"))) == 409
+    assert not set(valid) & set(train)
+    assert len(train) + len(valid) == 409
 
 
-SHARES = {"5%": 0.05, "5 %": 0.05, " 0.5% ": 0.005, ".5%": 0.005, "99.5%": 0.995, "1e-1%": 0.001}
+SHARES = {
+    "5%": 0.05,
+    "5 %": 0.05,
+    " 0.5% ": 0.005,
+    ".5%": 0.005,
+    "99.5%": 0.995,
+    "1e-1%": 0.001,
+}
 
 
 @pytest.mark.parametrize(("text", "share"), SHARES.items())
@@ -58,8 +82,19 @@ def test_names_are_no_shares(name):
 
 # A wrong share, and the right one that the message suggests.
 WRONG = {
-    **{"0%": "5%", "100%": "5%", "-1%": "5%", "150 %": "5%", "1.2.3%": "5%", "1,5%": "5%"},
-    **{"0.05": "5%", ".2": "20%", "5": "5%", "12.5": "12.5%", "0": "5%", "-1": "5%", "100": "5%"},
+    "0%": "5%",
+    "100%": "5%",
+    "-1%": "5%",
+    "150 %": "5%",
+    "1.2.3%": "5%",
+    "1,5%": "5%",
+    "0.05": "5%",
+    ".2": "20%",
+    "5": "5%",
+    "12.5": "12.5%",
+    "0": "5%",
+    "-1": "5%",
+    "100": "5%",
 }
 
 
@@ -73,26 +108,38 @@ def test_other_shares_are_refused_with_the_right_form(share, meant, tmp_path):
 def test_a_file_may_have_a_number_as_its_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "5").write_text("one\teins\n")
-    assert list(opened(tmp_path, valid="5").pairs("5")) == [("one", "eins")]
+
+    corpus = opened(tmp_path, valid="5")
+    assert list(corpus.pairs("5")) == [("one", "eins")]
 
 
-def test_a_share_without_pairs_is_explained(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for share, split, message in (
+@pytest.mark.parametrize(
+    ("share", "split", "message"),
+    [
         ("0.01%", "0.01%", "none of the 400 training pairs are in this share; give a larger one"),
         ("99.99%", "a", "all of the 400 training pairs are in this share; give a smaller one"),
-    ):
-        with pytest.raises(UserError, match=f"data.valid={share}: by the hash .*, {message}"):
-            list(opened(tmp_path, valid=share).pairs(split))
+    ],
+)
+def test_a_share_without_pairs_is_explained(share, split, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    corpus = opened(tmp_path, valid=share)
+    with pytest.raises(UserError, match=f"data.valid={share}: by the hash .*, {message}"):
+        list(corpus.pairs(split))
 
 
-def test_data_of_the_user_are_asked_for():
-    for fields, example in (
-        ({"corpus": "text"}, "my/train for the files my/train.en and my/train.de, for example"),
-        ({"corpus": "tsv"}, "my/train.tsv, for example"),
-        ({"corpus": "tfds"}, "train, for example"),
-    ):
-        with pytest.raises(UserError, match=f"got none; give --config.data.train={example}; docs"):
-            open_splits(DataConfig(train="", **fields))
+@pytest.mark.parametrize(
+    ("corpus", "example"),
+    [
+        ("text", "my/train for the files my/train.en and my/train.de, for example"),
+        ("tsv", "my/train.tsv, for example"),
+        ("tfds", "train, for example"),
+    ],
+)
+def test_data_of_the_user_are_asked_for(corpus, example):
+    with pytest.raises(UserError, match=f"got none; give --config.data.train={example}; docs"):
+        open_splits(DataConfig(corpus=corpus, train=""))
+
+
+def test_a_validation_split_is_asked_for():
     with pytest.raises(UserError, match=r"data\.valid: expected .*; give --config\.data\.valid=5%"):
         open_splits(DataConfig(corpus="text", train="a", valid=""))

@@ -18,27 +18,33 @@ def corpus_of(folder, text):
 
 def test_a_tab_or_a_space_separates_label_and_text(tmp_path):
     prints = set()
-    for separator in "\t ":
-        text = "".join(f"{label}{separator}{text}\n" for text, label in ROWS)
-        corpus, path = corpus_of(tmp_path, text)
+    for separator in ("\t", " "):
+        lines = [f"{label}{separator}{text}\n" for text, label in ROWS]
+        corpus, path = corpus_of(tmp_path, "".join(lines))
         assert list(corpus.pairs(path)) == ROWS
         prints.add(corpus.fingerprint(path))
+
     assert len(prints) == 2
 
 
 def test_files_of_one_split_may_differ_in_their_separator(tmp_path):
-    (tmp_path / "other").write_text("good\tx\n")
+    other = tmp_path / "other"
+    other.write_text("good\tx\n")
     corpus, path = corpus_of(tmp_path, "bad y\n")
-    assert list(corpus.pairs(f"{path},{tmp_path}/other")) == [("y", "bad"), ("x", "good")]
+
+    assert list(corpus.pairs(f"{path},{other}")) == [("y", "bad"), ("x", "good")]
 
 
 def test_texts_without_labels_have_any_form(tmp_path):
     corpus, path = corpus_of(tmp_path, "one\ttwo, three\nfour\n")
     corpus.has_labels = False
-    assert [text for text, _ in corpus.pairs(path)] == ["one\ttwo, three", "four"]
+
+    texts = [text for text, _ in corpus.pairs(path)]
+    assert texts == ["one\ttwo, three", "four"]
 
 
-FIRST, BLANK = "a label, one tab and a text", "expected a label without blanks before the tab, got"
+FIRST = "a label, one tab and a text"
+BLANK = "expected a label without blanks before the tab, got"
 REFUSED = {
     "good\ta\nbad b\n": f"lines:2: expected {FIRST}, .*, got 0 tabs",
     "good a\nbad\tb\n": r"lines:2: expected a label, a space and a text, got 'bad\\tb'",

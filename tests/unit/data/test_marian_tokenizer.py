@@ -26,7 +26,8 @@ def vocabulary():
 @pytest.fixture(scope="module")
 def tokenizer(vocabulary):
     pieces = [piece for piece in vocabulary if piece not in SPECIAL]
-    source, target = ((MODEL / f"{side}.spm").read_bytes() for side in ("source", "target"))
+    source = (MODEL / "source.spm").read_bytes()
+    target = (MODEL / "target.spm").read_bytes()
     return MarianTokenizer.assemble(source, target, pieces)
 
 
@@ -34,7 +35,8 @@ def tokenizer(vocabulary):
 def ours(tokenizer, vocabulary):
     """Returns our id for each of Marian's ids, found by piece."""
     of_piece = {tokenizer.piece(i): i for i in range(UNK + 1, tokenizer.vocab_size)}
-    return [SPECIAL.get(piece, of_piece.get(piece, -1)) for piece in vocabulary]
+    of_piece |= SPECIAL
+    return [of_piece.get(piece, -1) for piece in vocabulary]
 
 
 @pytest.fixture(scope="module")
@@ -45,17 +47,22 @@ def texts():
 @pytest.mark.parametrize("side", ["encode", "encode_target"])
 def test_encodes_as_transformers_does(side, tokenizer, ours, texts):
     encode = getattr(tokenizer, side)
-    rows = [encode(entry["text"]) for entry in texts[side]]
+    encode_batch = getattr(tokenizer, f"{side}_batch")
+    lines = [entry["text"] for entry in texts[side]]
+
+    rows = [encode(line) for line in lines]
     for row, entry in zip(rows, texts[side], strict=True):
         assert [*row, EOS] == [ours[i] for i in entry["ids"]], entry
-    lines = [entry["text"] for entry in texts[side]]
-    assert getattr(tokenizer, f"{side}_batch")(lines) == rows
+
+    assert encode_batch(lines) == rows
     assert tokenizer.encode_batch(lines) != tokenizer.encode_target_batch(lines)
 
 
 def test_decodes_as_transformers_does(tokenizer, ours, texts):
     for entry in texts["decode"]:
-        assert tokenizer.decode([ours[i] for i in entry["ids"]]) == entry["text"], entry
+        ids = [ours[i] for i in entry["ids"]]
+        assert tokenizer.decode(ids) == entry["text"], entry
+
     assert len(texts["decode"]) > 60
 
 
@@ -67,22 +74,37 @@ def test_a_language_code_is_one_token_only_at_the_beginning(tokenizer):
     code, *rest = tokenizer.encode(">>deu<< the cat")
     assert tokenizer.piece(code) == ">>deu<<"
     assert rest == tokenizer.encode("the cat")
+
     assert code not in tokenizer.encode("the >>deu<< cat")
     assert tokenizer.encode(" >>deu<< the cat") == [code, *rest]
     assert tokenizer.encode(">>xyz<<the cat") == [UNK, *rest]
+
+
+def test_languages_are_those_of_the_codes(tokenizer):
     assert tokenizer.language_codes == (">>deu<<", ">>fra<<")
+
     values = json.loads(tokenizer.serialized) | {"pieces": ["a"]}
+    without = MarianTokenizer(json.dumps(values).encode())
     with pytest.raises(UserError, match=r"f:1: expected text, .* no language codes: got >>deu<<"):
-        MarianTokenizer(json.dumps(values).encode()).check_language(">>deu<< the cat", "f:1")
+        without.check_language(">>deu<< the cat", "f:1")
 
 
 def test_files_that_are_not_tokenizers_are_refused(tokenizer, tmp_path):
-    path, values = tmp_path / "tokenizer.model", json.loads(tokenizer.serialized)
+    path = tmp_path / "tokenizer.model"
     with pytest.raises(UserError, match=r"tokenizer\.model: cannot be read: No such file"):
         Tokenizer.load(path)
-    changes = ({"source": 3}, {"target": "???"}, {"pieces": ["a", 1]}, {"pieces": ["a", "a"]})
+
+    values = json.loads(tokenizer.serialized)
+    changes = (
+        {"source": 3},
+        {"target": "???"},
+        {"pieces": ["a", 1]},
+        {"pieces": ["a", "a"]},
+    )
     contents = [json.dumps(values | change).encode() for change in changes]
-    for content in (*contents, b"{}", b'{"a": \xff}', b'{"a":' * 100_000, b""):
+    contents += [b"{}", b'{"a": \xff}', b'{"a":' * 100_000, b""]
+
+    for content in contents:
         path.write_bytes(content)
         with pytest.raises(UserError, match=r"tokenizer\.model: expected a (Marian|Sentence)"):
             Tokenizer.load(path)

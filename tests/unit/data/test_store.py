@@ -39,13 +39,23 @@ def tokenizer():
     return train_tokenizer((side for pair in PAIRS for side in pair), 320)
 
 
+def build(corpus, split, tokenizer, cache, max_length=64):
+    return build_store(corpus, split, tokenizer, max_length=max_length, cache=cache)
+
+
 def test_holds_the_tokens_of_every_pair(tokenizer, tmp_path):
-    store = build_store(CORPUS, "held_out", tokenizer, 64, tmp_path)
-    expected = [tuple(map(tokenizer.encode, pair)) for pair in PAIRS]
-    found = [tuple(side.tolist() for side in store[i]) for i in range(len(store))]
-    assert found == expected
-    assert store.src_lengths.tolist() == [len(src) + 1 for src, _ in expected]
-    assert store.tgt_lengths.tolist() == [len(tgt) + 1 for _, tgt in expected]
+    store = build(CORPUS, "held_out", tokenizer, cache=tmp_path)
+
+    assert len(store) == len(PAIRS)
+    for number, (english, german) in enumerate(PAIRS):
+        src, tgt = store[number]
+        assert src.tolist() == tokenizer.encode(english)
+        assert tgt.tolist() == tokenizer.encode(german)
+
+        # With the end of the sentence.
+        assert store.src_lengths[number] == len(src) + 1
+        assert store.tgt_lengths[number] == len(tgt) + 1
+
     assert store.numbers.tolist() == list(range(500))
     assert store.findings == {}
 
@@ -53,21 +63,33 @@ def test_holds_the_tokens_of_every_pair(tokenizer, tmp_path):
 def test_skips_and_counts_long_and_empty_pairs(tokenizer, tmp_path):
     lengths = [max(len(tokenizer.encode(side)) + 1 for side in pair) for pair in PAIRS]
     limit = int(np.median(lengths))
+    kept = [number for number, length in enumerate(lengths) if length <= limit]
+    long = [number for number, length in enumerate(lengths) if length > limit]
+
+    split = str(tmp_path / "a")
     write_pairs(tmp_path / "a", [*PAIRS, (" ", "eins"), ("one", "")])
-    corpus = TextCorpus("en", "de")
     for _ in range(2):  # the second store is from the cache
-        store = build_store(corpus, str(tmp_path / "a"), tokenizer, limit, tmp_path / "cache")
-        assert len(store) == sum(length <= limit for length in lengths)
-        kept = [number for number, length in enumerate(lengths) if length <= limit]
+        store = build(
+            TextCorpus("en", "de"),
+            split,
+            tokenizer,
+            cache=tmp_path / "cache",
+            max_length=limit,
+        )
+
+        assert len(store) == len(kept)
         assert store.numbers.tolist() == kept
-        assert store.findings[LONG].count == len(PAIRS) - len(store) > 10
-        long = [number for number, length in enumerate(lengths) if length > limit]
-        assert [number for number, _ in store.findings[LONG].first] == long[:10]
         assert store.findings[EMPTY] == Finding(2, [[500, 0], [501, 1]])
+
+        assert len(long) > 10
+        assert store.findings[LONG].count == len(long)
+        first = [number for number, _ in store.findings[LONG].first]
+        assert first == long[:10]
 
 
 def test_finds_unusual_pairs_and_keeps_them(tokenizer, tmp_path):
     pairs = [
+        ("", ""),
         ("one", "eins"),
         ("two\u00a0", "zwei\u2028\u3000"),
         ("OK", "OK"),
@@ -77,9 +99,12 @@ def test_finds_unusual_pairs_and_keeps_them(tokenizer, tmp_path):
         ("four\t", "a\rb"),
         ("five", "\u202efünf"),
     ]
-    write_pairs(tmp_path / "a", [("", ""), *pairs])
-    corpus, split = TextCorpus("en", "de"), str(tmp_path / "a")
-    store = build_store(corpus, split, tokenizer, 64, tmp_path / "cache")
+    split = str(tmp_path / "a")
+    write_pairs(tmp_path / "a", pairs)
+
+    corpus = TextCorpus("en", "de")
+    store = build(corpus, split, tokenizer, cache=tmp_path / "cache")
+
     assert store.numbers.tolist() == [1, 2, 3, 4, 6, 7, 8]
     assert store.findings == {
         EMPTY: Finding(2, [[0, 0], [5, 0]]),
@@ -106,60 +131,75 @@ def test_batches_of_a_corpus_never_change(batching, tmp_path):
     """Otherwise runs of earlier versions could not be resumed exactly."""
     run = pathlib.Path(__file__).parents[2] / "fixtures" / "workdir_8c81d1e" / "run"
     tokenizer = Tokenizer.load(run / "tokenizer.model")
-    store = build_store(NumeralsCorpus(), "held_out", tokenizer, 48, tmp_path)
+    store = build(NumeralsCorpus(), "held_out", tokenizer, cache=tmp_path, max_length=48)
     config = DataConfig(batching=batching, tokens_per_batch=1024, max_length=48)
     plan = make_plan(store, config, seed=7)
+
     digest = hashlib.sha256()
     for batch in load_batches(store, plan, stop=2 * plan.batches_per_epoch):
         for leaf in batch:
-            digest.update(repr(leaf.shape).encode() + leaf.tobytes())
+            digest.update(repr(leaf.shape).encode())
+            digest.update(leaf.tobytes())
+
     assert digest.hexdigest() == BATCHES[batching]
 
 
 def test_errors_leave_no_files(tokenizer, tmp_path):
+    cache = tmp_path / "cache"
     message = r"held_out: no sentence pair is left: 500 have .* 2 tokens, .*held_out: pair 1; rais"
     with pytest.raises(UserError, match=message):
-        build_store(CORPUS, "held_out", tokenizer, 2, tmp_path / "cache")
+        build(CORPUS, "held_out", tokenizer, cache=cache, max_length=2)
+
     (tmp_path / "a.en").write_bytes(b"one\n" * 11_000 + b"\xff\n")  # After the first tokens.
     (tmp_path / "a.de").write_bytes(b"eins\n" * 11_001)
     with pytest.raises(UserError, match=r"a\.en:11001: not UTF-8"):
-        build_store(TextCorpus("en", "de"), str(tmp_path / "a"), tokenizer, 64, tmp_path / "cache")
-    assert not list((tmp_path / "cache").iterdir())
+        build(TextCorpus("en", "de"), str(tmp_path / "a"), tokenizer, cache=cache)
+
+    assert not list(cache.iterdir())
+
+
+def contents_of(folder):
+    return {path: path.read_bytes() for path in folder.iterdir()}
 
 
 def test_damaged_stores_are_rebuilt(tokenizer, tmp_path):
-    def build():
-        return build_store(CORPUS, "held_out", tokenizer, 64, tmp_path)
+    def lengths_of_store():
+        return build(CORPUS, "held_out", tokenizer, cache=tmp_path).src_lengths.tolist()
 
-    lengths = build().src_lengths.tolist()
+    lengths = lengths_of_store()
     (folder,) = tmp_path.iterdir()
-    files = {path: path.read_bytes() for path in folder.iterdir()}
+    files = contents_of(folder)
     assert len(files) == 4
+
     for path, whole in files.items():
         middle = len(whole) // 2
-        flipped = whole[:middle] + bytes([whole[middle] ^ 0x80]) + whole[middle + 1 :]
-        for damaged in (b"", whole[:middle], flipped):
+        flipped = bytearray(whole)
+        flipped[middle] ^= 0x80
+        for damaged in (b"", whole[:middle], bytes(flipped)):
             path.write_bytes(damaged)
-            assert build().src_lengths.tolist() == lengths
-            assert {p: p.read_bytes() for p in folder.iterdir()} == files
+            assert lengths_of_store() == lengths
+            assert contents_of(folder) == files
+
         path.unlink()
-        assert build().src_lengths.tolist() == lengths
+        assert lengths_of_store() == lengths
+
     assert list(tmp_path.iterdir()) == [folder]
 
 
+class Unreadable(HeldOut):
+    def pairs(self, split):
+        raise AssertionError("read again")
+
+
 def test_an_undamaged_store_is_not_rebuilt_and_threads_can_share_it(tokenizer, tmp_path):
+    def lengths_of_store(_):
+        return build(CORPUS, "held_out", tokenizer, cache=tmp_path).src_lengths.tolist()
+
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        builds = [
-            pool.submit(build_store, CORPUS, "held_out", tokenizer, 64, tmp_path) for _ in range(8)
-        ]
-        lengths = [build.result().src_lengths.tolist() for build in builds]
+        lengths = list(pool.map(lengths_of_store, range(8)))
     assert lengths == [lengths[0]] * 8
     assert len(list(tmp_path.iterdir())) == 1
 
-    class Unreadable(HeldOut):
-        def pairs(self, split):
-            raise AssertionError("read again")
-
-    assert len(build_store(Unreadable(), "held_out", tokenizer, 64, tmp_path)) == 500
+    assert len(build(Unreadable(), "held_out", tokenizer, cache=tmp_path)) == 500
     with pytest.raises(AssertionError, match="read again"):
-        build_store(Unreadable(), "held_out", tokenizer, 63, tmp_path)
+        build(Unreadable(), "held_out", tokenizer, cache=tmp_path, max_length=63)

@@ -22,9 +22,17 @@ from ...runs import changed
 TEXT = "".join(map(chr, np.random.default_rng(0).integers(97, 123, 1000)))
 CONFIG = Config(
     model=ModelConfig(
-        **{"vocab_size": 30, "d_model": 16, "d_ff": 32, "num_heads": 2, "num_layers": 1},
-        **{"max_length": 16, "attention_dropout_rate": 0.1, "norm_position": "pre"},
-        **{"positions": "learned", "activation": "gelu", "biases": True},
+        vocab_size=30,
+        d_model=16,
+        d_ff=32,
+        num_heads=2,
+        num_layers=1,
+        max_length=16,
+        attention_dropout_rate=0.1,
+        norm_position="pre",
+        positions="learned",
+        activation="gelu",
+        biases=True,
     ),
     data=StreamConfig(file="text.txt", length=12, rows=6),
     training=TrainingConfig(steps=4, warmup_steps=2, label_smoothing=0.0),
@@ -50,37 +58,54 @@ def batches(task, start=0):
 @functools.cache
 def parameters(init):
     """Returns parameters of the right shapes, without the time that compiling ``init`` takes."""
-    shapes, random = jax.eval_shape(init, jax.random.key(0)), np.random.default_rng(0)
-    return jax.tree.map(lambda s: random.normal(0, 0.3, s.shape).astype(s.dtype), shapes)
+    random = np.random.default_rng(0)
+    shapes = jax.eval_shape(init, jax.random.key(0))
+
+    def draw(shape):
+        return random.normal(0, 0.3, shape.shape).astype(shape.dtype)
+
+    return jax.tree.map(draw, shapes)
 
 
 @jax.jit
 def log_probabilities(params, tokens):
-    return jax.nn.log_softmax(LanguageModel(CONFIG.model).apply({"params": params}, tokens))
+    logits = LanguageModel(CONFIG.model).apply({"params": params}, tokens)
+    return jax.nn.log_softmax(logits)
 
 
 def nll(params, rows):
     """Returns the negative log probability of each token but the first, by the whole logits."""
-    found = np.asarray(log_probabilities(params, rows[:, :-1]))
-    return -np.take_along_axis(found, rows[:, 1:, None], -1)[..., 0]
+    inputs = rows[:, :-1]
+    targets = rows[:, 1:]
+    found = np.asarray(log_probabilities(params, inputs))  # [B, T, V]
+    return -np.take_along_axis(found, targets[:, :, None], axis=-1)[:, :, 0]
 
 
 def test_loss_is_cross_entropy_of_the_next_token_and_gradients_reach_every_parameter(opened):
     task = opened()
-    params, batch = parameters(task.init), next(batches(task))
+    params = parameters(task.init)
+    batch = next(batches(task))
     batch[0, 5:] = 0  # padding
 
     @jax.jit
     def compute(params, batch):
         randomness = Randomness(jax.random.key(1), jnp.arange(6))
-        gradients = jax.grad(lambda params: task.loss(params, batch, randomness)["loss"])(params)
-        return task.loss(params, batch, None), gradients
+
+        def loss(params):
+            return task.loss(params, batch, randomness)["loss"]
+
+        return task.loss(params, batch, None), jax.grad(loss)(params)
 
     sums, gradients = jax.device_get(compute(params, batch))
+
     real = batch[:, 1:] != 0
-    assert sums["count"] == sums["tokens"] == real.sum() == 6 * 12 - 8
-    np.testing.assert_allclose(sums["nll"], nll(params, batch)[real].sum(), rtol=1e-5)
+    assert real.sum() == 6 * 12 - 8
+    assert sums["count"] == real.sum()
+    assert sums["tokens"] == real.sum()
+    expected = nll(params, batch)[real].sum()
+    np.testing.assert_allclose(sums["nll"], expected, rtol=1e-5)
     np.testing.assert_allclose(sums["loss"], sums["nll"], rtol=1e-6)
+
     for path, leaf in jax.tree.leaves_with_path(gradients):
         assert np.isfinite(leaf).all(), path
         # The softmax is invariant to a constant added to every key.
@@ -91,14 +116,17 @@ def test_evaluation_counts_every_character_of_the_last_tenth(opened):
     task = opened()
     params = parameters(task.init)
     values = task.evaluate(params, make_mesh(), lambda: None)
-    ids = np.array([ord(character) - 97 + 4 for character in TEXT])
+
     # The nine windows that begin before the last tenth; the last one has four of its characters.
+    ids = np.array([ord(character) - 97 + 4 for character in TEXT])
     windows = np.zeros((12, 13), int)
     for number, start in enumerate(range(899, 999, 12)):
         window = ids[start : start + 13]
         windows[number, : len(window)] = window
+
     found = np.concatenate([nll(params, rows) for rows in np.split(windows, 2)])
-    mean = found[windows[:, 1:] != 0].sum() / 100
+    real = windows[:, 1:] != 0
+    mean = found[real].sum() / 100
     assert values == {
         "loss": pytest.approx(mean, rel=1e-5),
         "perplexity": pytest.approx(math.exp(mean), rel=1e-5),
@@ -109,14 +137,17 @@ def test_evaluation_counts_every_character_of_the_last_tenth(opened):
 
 def test_nats_are_per_character_with_byte_pairs(opened, monkeypatch):
     text = "All:\nSpeak, speak.\n\nFirst Citizen:\nWe know.\n" * 30
-    task = opened(changed(CONFIG, model={"vocab_size": 300}, data={"tokens": "bpe"}), text)
-    values = {"loss": 2.0, "perplexity": math.exp(2.0)}
-    monkeypatch.setattr(language_modeling, "evaluate_loss", lambda *_: values)
+    config = changed(CONFIG, model={"vocab_size": 300}, data={"tokens": "bpe"})
+    task = opened(config, text)
+
     valid = text[len(text) * 9 // 10 :]
     tokens = len(task.tokenizer.encode(valid))
     assert tokens < len(valid)
-    nats = task.evaluate({}, make_mesh(), lambda: None)["nats_per_character"]
-    assert nats == pytest.approx(2 * tokens / len(valid))
+
+    per_token = {"loss": 2.0, "perplexity": math.exp(2.0)}
+    monkeypatch.setattr(language_modeling, "evaluate_loss", lambda *_: per_token)
+    values = task.evaluate({}, make_mesh(), lambda: None)
+    assert values["nats_per_character"] == pytest.approx(2 * tokens / len(valid))
 
 
 def test_sizes_that_do_not_fit_the_text_are_refused(opened):
@@ -131,6 +162,8 @@ def test_sizes_that_do_not_fit_the_text_are_refused(opened):
 def test_identity_hashes_text_and_vocabulary(opened):
     identity = opened().identity()
     assert set(identity) == {"tokenizer", "text"}
-    other = opened(text=TEXT[:-1] + ("b" if TEXT[-1] == "a" else "a")).identity()
+
+    last = "b" if TEXT[-1] == "a" else "a"
+    other = opened(text=TEXT[:-1] + last).identity()
     assert other["text"] != identity["text"]
     assert other["tokenizer"] == identity["tokenizer"]

@@ -13,9 +13,9 @@ from jaxformer.experiment import make_task
 from jaxformer.runs.workdir import Workdir
 
 WORDS = ["Zug", "fährt", "nach", "Köln", "und", "hält", "dort", "犬"]
-VERSES = [" ".join(words) for words in np.random.default_rng(0).choice(WORDS, (200, 6)).tolist()]
+VERSES = np.random.default_rng(0).choice(WORDS, (200, 6)).tolist()
 TEXTS = {
-    "200 lines": "\n".join(VERSES) + "\n",
+    "200 lines": "".join(f"{' '.join(words)}\n" for words in VERSES),
     "100 characters": "abc\n" * 25,
     "one character": "a" * 100,
     "no spaces, one line": "犬猫鳥魚" * 300,
@@ -25,7 +25,8 @@ TEXTS = {
 
 
 def small(*words, config="gpt:small"):
-    return load_config(config, [f"--config.{word}" for word in ("data.file=text.txt", *words)])
+    overrides = [f"--config.{word}" for word in ("data.file=text.txt", *words)]
+    return load_config(config, overrides)
 
 
 @pytest.fixture(autouse=True)
@@ -40,25 +41,33 @@ def folder(tmp_path, monkeypatch):
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
 def test_chosen_sizes_fit_any_text(text, tokens, folder, capsys):
     pathlib.Path("text.txt").write_text(text, encoding="utf-8")
+
     config = small(f"data.tokens={tokens}")
     task = make_task(config, Workdir(folder / "run"))
+
     assert task.tokenizer.vocab_size == config.model.vocab_size
     if tokens == "characters":
         assert config.model.vocab_size == 4 + len(set(text))
+
     training = config.training
     assert 0 < training.warmup_steps < training.steps <= 1000
-    assert training.eval_every == training.checkpoint_every <= training.steps
+    assert training.eval_every <= training.steps
+    assert training.checkpoint_every == training.eval_every
+
     log = capsys.readouterr().err
     assert f"\n  model.vocab_size={config.model.vocab_size}: " in log
     assert f"\n  data.length={config.data.length}: " in log
 
 
 def test_a_longer_text_has_more_steps_up_to_a_limit():
+    lines = TEXTS["200 lines"]
     steps = []
     for count in (1, 20, 300):
-        pathlib.Path("text.txt").write_text(TEXTS["200 lines"] * count, encoding="utf-8")
+        pathlib.Path("text.txt").write_text(lines * count, encoding="utf-8")
         steps.append(small().training.steps)
-    characters = len(TEXTS["200 lines"]) * 20 * 9 // 10
+
+    # 15 epochs of nine tenths of the text, in batches of 32 rows of 128 characters.
+    characters = len(lines) * 20 * 9 // 10
     assert steps == [200, math.ceil(15 * characters / (32 * 128)), 1000]
 
 
@@ -66,42 +75,61 @@ def test_documents_and_validation_files_have_their_characters(folder):
     pathlib.Path("text.txt").write_text("ab\n---\n" * 50)
     pathlib.Path("valid.txt").write_text("cd\n---\n" * 50)
     words = ("data.separator=---", "data.valid=valid.txt")
-    for config in (small(*words), small(*words, config="shakespeare:smoke")):
-        assert config.model.vocab_size == 4 + len(set("abcd\n"))
-    assert config.training.steps == 4  # Only the vocabulary of the other config is chosen.
-    make_task(small(*words), Workdir(folder / "run"))
+
+    config = small(*words)
+    assert config.model.vocab_size == 4 + len(set("abcd\n"))
+    make_task(config, Workdir(folder / "run"))
+
+    other = small(*words, config="shakespeare:smoke")
+    assert other.model.vocab_size == config.model.vocab_size
+    assert other.training.steps == 4  # Only the vocabulary of this config is chosen.
 
 
 def test_the_command_trains_it_and_names_the_next_one(folder, monkeypatch, capsys):
     """Without the training itself, which other tests have."""
     pathlib.Path("text.txt").write_text("abc\n" * 25)
+    workdir = folder / "my run"
     configs = []
     monkeypatch.setattr("jaxformer.experiment.train", lambda config, _: configs.append(config))
-    words = ["gpt:small", "--workdir", str(folder / "my run"), "--config.data.file=text.txt"]
+
+    words = ["gpt:small", "--workdir", str(workdir), "--config.data.file=text.txt"]
     assert main(["train", *words]) == 0
+
     assert configs == [small()]
-    done = f"done; generate with jaxformer generate --workdir '{folder / 'my run'}'\n"
+    done = f"done; generate with jaxformer generate --workdir '{workdir}'\n"
     assert done in capsys.readouterr().err
 
 
 def test_given_fields_keep_their_values():
     pathlib.Path("text.txt").write_text(TEXTS["200 lines"], encoding="utf-8")
-    every = ("training.eval_every=9", "training.checkpoint_every=3")
-    config = small("data.length=7", "training.steps=50", "data.tokens=bpe", *every)
-    assert (config.data.length, config.training.steps, config.training.warmup_steps) == (7, 50, 10)
-    assert (config.training.eval_every, config.training.checkpoint_every) == (9, 3)
-    assert small("model.vocab_size=300", "data.tokens=bpe").model.vocab_size == 300
+
+    config = small(
+        "data.length=7",
+        "data.tokens=bpe",
+        "training.steps=50",
+        "training.eval_every=9",
+        "training.checkpoint_every=3",
+    )
+    assert config.data.length == 7
+    assert config.training.steps == 50
+    assert config.training.warmup_steps == 10
+    assert config.training.eval_every == 9
+    assert config.training.checkpoint_every == 3
+
+    other = small("model.vocab_size=300", "data.tokens=bpe")
+    assert other.model.vocab_size == 300
 
 
 def test_a_share_of_the_end_is_for_validation(folder):
-    text = "ab" * 500
-    pathlib.Path("text.txt").write_text(text)
-    identities = []
+    pathlib.Path("text.txt").write_text("ab" * 500)
+
+    identities = set()
     for share, count in (("25%", 250), ("0.5 %", 5), ("0.001%", 1), ("", 100)):
         task = make_task(small(f"data.valid={share}"), Workdir(folder / "run"))
-        identities.append(task.identity())
+        identities.add(str(task.identity()))
         assert f"{1000 - count:,} training tokens, {count} validation tokens" in task.summary()
-    assert len(set(map(str, identities))) == 4
+
+    assert len(identities) == 4
 
 
 @pytest.mark.parametrize(

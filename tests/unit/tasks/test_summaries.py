@@ -31,10 +31,12 @@ def write(name, *lines):
 
 def write_files():
     for split, word in (("train", "un"), ("valid", "deux")):
-        write(f"{split}.jsonl", json.dumps({"fr": f"{word} chien", "is": "hundur", "en": "dog"}))
+        row = {"fr": f"{word} chien", "is": "hundur", "en": "dog"}
+        write(f"{split}.jsonl", json.dumps(row))
         write(f"{split}.trees", f"(S (NN {word}) (VBZ dort))")
         write(f"{split}.labels", f"good\t{word} film", "bad\tun chien")
         write(f"{split}.txt", "", f"{word}\tfilm", *["et un autre chien, un chat"] * 9)
+
         pixels = np.zeros((2, 4, 4, 3), np.uint8)
         np.savez(f"{split}.npz", images=pixels, labels=[len(word) - 2, 1])
 
@@ -61,10 +63,12 @@ def test_the_first_example_of_each_split_is_shown(data, model, line, tmp_path, m
     monkeypatch.setenv("JAXFORMER_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     write_files()
-    names = (data.file, data.valid) if data.corpus == "stream" else (data.train, data.valid)
+
     task = make_task(Config(model=model, data=data), Workdir(tmp_path / "run"))
-    found = [row for row in task.summary().split("\n") if row.startswith("data: ")]
-    words = zip(names, ("un", "deux"), (0, 2), strict=True)
-    assert found == [
-        f"data: {line.format(file=file, word=word, label=label)}" for file, word, label in words
+    shown = [row for row in task.summary().split("\n") if row.startswith("data: ")]
+
+    train = data.file if data.corpus == "stream" else data.train
+    assert shown == [
+        "data: " + line.format(file=train, word="un", label=0),
+        "data: " + line.format(file=data.valid, word="deux", label=2),
     ]

@@ -21,18 +21,27 @@ def take(count, **options):
 
 def test_every_row_occurs_once_in_every_epoch():
     batches = take(10)
+
+    # Ten batches of four rows are four epochs of ten.
     rows = np.concatenate([batch["x"] for batch in batches]).reshape(4, 10)
     assert [sorted(row) for row in rows.tolist()] == [list(range(10))] * 4
-    assert len({tuple(row) for row in rows.tolist()}) == 4  # in another order each time
-    assert all((batch["y"] == -batch["x"]).all() and batch["real"].all() for batch in batches)
+    orders = {tuple(row) for row in rows.tolist()}
+    assert len(orders) == 4  # in another order each time
+
+    for batch in batches:
+        np.testing.assert_array_equal(batch["y"], -batch["x"])
+        assert batch["real"].all()
+
     resumed = take(3, start=7)
     for batch, again in zip(batches[7:], resumed, strict=True):
         np.testing.assert_array_equal(batch["x"], again["x"])
 
 
 def test_shards_get_the_same_rows_and_repeated_ones():
-    whole, padded = take(3), take(3, shards=BatchShards(6, range(6), 6))
+    whole = take(3)
+    padded = take(3, shards=BatchShards(6, range(6), 6))
     second = take(3, shards=BatchShards(6, [1], 2))
+
     for one, all_shards, half in zip(whole, padded, second, strict=True):
         assert all_shards["real"].tolist() == [True] * 4 + [False] * 2
         assert all_shards["x"].tolist() == [*one["x"], *one["x"][:2]]
@@ -45,15 +54,21 @@ def test_means_over_all_rows(devices):
 
     def loss(params, batch, randomness):
         assert randomness is None
-        squares = jnp.where(batch["real"], (batch["x"] - params) ** 2, 0)
-        positive = batch["real"] & (batch["x"] > 0)
-        share = (positive & (batch["x"] > 1)).sum(), positive.sum()  # with a count of its own
-        return {"loss": squares.sum(), "count": batch["real"].sum(), "share": share}
+        real = batch["real"]
+        squares = jnp.where(real, (batch["x"] - params) ** 2, 0)
+
+        # A metric with a count of its own: the share of positive numbers that are above 1.
+        positive = real & (batch["x"] > 0)
+        large = positive & (batch["x"] > 1)
+        share = (large.sum(), positive.sum())
+        return {"loss": squares.sum(), "count": real.sum(), "share": share}
+
+    mean_square = ((x - 0.5) ** 2).mean()
+    expected = {"loss": mean_square, "share": (x > 1).sum() / (x > 0).sum()}
 
     mesh = make_mesh(MeshConfig(), jax.devices()[:devices])
     for options in ({"mesh": mesh}, {}):
         values = evaluate_arrays(loss, jnp.float32(0.5), {"x": x}, 5, **options)
-        expected = {"loss": ((x - 0.5) ** 2).mean(), "share": (x > 1).sum() / (x > 0).sum()}
         assert values == pytest.approx(expected, rel=1e-6)
 
 

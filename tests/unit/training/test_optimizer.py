@@ -31,30 +31,42 @@ def test_equation_3():
     steps = np.array([1, 2000, 4000, 16_000, 100_000])
     expected = 512**-0.5 * np.minimum(steps**-0.5, steps * 4000**-1.5)
     assert expected[-1] == pytest.approx(1.3975e-4, rel=1e-4)
-    np.testing.assert_allclose(rates_of(inverse_sqrt_schedule(512, 4000), steps), expected, 1e-5)
+
+    found = rates_of(inverse_sqrt_schedule(512, 4000), steps)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 def adam_by_formula(gradients, rates, keep=float):
     """Kingma and Ba 2015, Algorithm 1, with the paper's beta1 0.9, beta2 0.98, eps 1e-9."""
-    x, m, v = 1.0, 0.0, 0.0
+    x = 1.0
+    m = 0.0
+    v = 0.0
     for t, (g, rate) in enumerate(zip(gradients, rates, strict=True), start=1):
-        m, v = 0.9 * m + 0.1 * g, 0.98 * v + 0.02 * g * g
-        x -= rate * (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.98**t)) + 1e-9)
-        m, v = keep(m), keep(v)
+        m = 0.9 * m + 0.1 * g
+        v = 0.98 * v + 0.02 * g * g
+        m_hat = m / (1 - 0.9**t)
+        v_hat = v / (1 - 0.98**t)
+        x -= rate * m_hat / (np.sqrt(v_hat) + 1e-9)
+
+        m = keep(m)
+        v = keep(v)
     return x
 
 
 def run(config, gradients):
+    """Returns the parameter, 1 at first, after one step for each gradient."""
     optimizer = make_optimizer(config)
+
+    def step(carry, gradient):
+        params, state = carry
+        updates, state = optimizer.update(gradient, state, params)
+        return (params + updates, state), None
 
     @jax.jit
     def train(gradients):
-        def step(carry, gradient):
-            params, state = carry
-            updates, state = optimizer.update(gradient, state, params)
-            return (params + updates, state), None
-
-        return jax.lax.scan(step, (1.0, optimizer.init(1.0)), gradients)[0][0]
+        start = (1.0, optimizer.init(1.0))
+        (params, _), _ = jax.lax.scan(step, start, gradients)
+        return params
 
     return float(train(np.asarray(gradients, np.float32)))
 
@@ -70,6 +82,7 @@ def test_adam_and_schedule_together(moments, keep):
         training=TrainingConfig(warmup_steps=2, learning_rate_scale=0.5, adam_dtype=moments),
     )
     gradients = [0.3, -2.0, 5.0, 0.01]
+
     rates = [0.5 * 4**-0.5 * min(s**-0.5, s * 2**-1.5) for s in (1, 2, 3, 4)]
     expected = adam_by_formula(gradients, rates, keep)
     assert run(config, gradients) == pytest.approx(expected, rel=1e-5)
@@ -79,7 +92,9 @@ def test_clipping_scales_large_gradients_only():
     model = ModelConfig(d_model=4, num_heads=1)
     clipped = Config(model=model, training=TrainingConfig(warmup_steps=2, clip_norm=1.0))
     plain = Config(model=model, training=TrainingConfig(warmup_steps=2))
-    assert run(clipped, [4.0, 0.5]) == pytest.approx(run(plain, [1.0, 0.5]), rel=1e-5)
+
+    expected = run(plain, [1.0, 0.5])
+    assert run(clipped, [4.0, 0.5]) == pytest.approx(expected, rel=1e-5)
 
 
 AFTER_WARM_UP = {
@@ -102,12 +117,18 @@ AFTER_WARM_UP = {
 def test_schedules_after_a_linear_warm_up(name, rate, scale):
     """They have the peak of equation 3, unless there is a rate."""
     training = TrainingConfig(
-        steps=50, warmup_steps=10, learning_rate=rate, learning_rate_scale=scale, schedule=name
+        steps=50,
+        warmup_steps=10,
+        learning_rate=rate,
+        learning_rate_scale=scale,
+        schedule=name,
     )
     peak = scale * (rate or (512 * 10) ** -0.5)
-    steps = range(1, 51)
-    rates = [peak * (step / 10 if step < 10 else AFTER_WARM_UP[name](step)) for step in steps]
-    np.testing.assert_allclose(rates_of(configured_schedule(training, 512), steps), rates, 1e-5)
+
+    expected = [peak * step / 10 for step in range(1, 10)]
+    expected += [peak * AFTER_WARM_UP[name](step) for step in range(10, 51)]
+    found = rates_of(configured_schedule(training, 512), range(1, 51))
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 MODEL = ModelConfig(vocab_size=5, d_model=4, d_ff=8, num_heads=2, num_layers=2)
@@ -119,13 +140,20 @@ MATRICES = ("query", "key", "value", "output", "inner", "outer")
 @functools.cache
 def optimizer_of(name, **settings):
     settings = {"weight_decay": 0.5, "warmup_steps": 1, **settings}
-    return make_optimizer(Config(model=MODEL, training=TrainingConfig(optimizer=name, **settings)))
+    training = TrainingConfig(optimizer=name, **settings)
+    return make_optimizer(Config(model=MODEL, training=training))
 
 
 @functools.cache
 def compiled_update(name):
     optimizer = optimizer_of(name)
-    return jax.jit(lambda given: optimizer.update(given, optimizer.init(PARAMS), PARAMS)[0])
+
+    @jax.jit
+    def first_update(gradients):
+        updates, _ = optimizer.update(gradients, optimizer.init(PARAMS), PARAMS)
+        return updates
+
+    return first_update
 
 
 def first_updates(name, gradients):
@@ -134,11 +162,17 @@ def first_updates(name, gradients):
 
 @pytest.mark.parametrize("optimizer", ["adam", "muon"])
 def test_weight_decay_shrinks_the_matrices_of_the_layers_only(optimizer):
-    updates = first_updates(optimizer, jax.tree.map(np.zeros_like, PARAMS))
+    no_gradients = jax.tree.map(np.zeros_like, PARAMS)
+    updates = first_updates(optimizer, no_gradients)
+
     rate = 4**-0.5
     for path, leaf in jax.tree.leaves_with_path(updates):
         expected = -rate * 0.5 if path[-1].key in MATRICES else 0.0
         np.testing.assert_allclose(leaf, expected, rtol=1e-6, err_msg=str(path))
+
+
+def named_leaves(tree):
+    return [(path_of(path), leaf) for path, leaf in jax.tree.leaves_with_path(tree)]
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "muon"])
@@ -151,37 +185,44 @@ def test_frozen_parameters_keep_their_bits_for_100_steps_and_have_no_state(optim
         updates, state = transformation.update(PARAMS, state, params)
         return optax.apply_updates(params, updates), state
 
+    @jax.jit
     def train(params):
-        return jax.lax.fori_loop(0, 100, step, (params, transformation.init(params)))
+        start = (params, transformation.init(params))
+        return jax.lax.fori_loop(0, 100, step, start)
 
-    params, state = jax.device_get(jax.jit(train)(PARAMS))
-    frozen = {
-        path_of(path)
-        for (path, leaf), before in zip(
-            jax.tree.leaves_with_path(params), jax.tree.leaves(PARAMS), strict=True
-        )
-        if leaf.tobytes() == before.tobytes()
-    }
-    expected = {f"decoder/layers/self_attention/{name}" for name in MATRICES[:4]}
-    assert frozen == {"embedding"} | expected
-    paths = [path_of(path) for path, _ in jax.tree.leaves_with_path(state)]
-    assert sum("encoder/layers/self_attention/" in path for path in paths) >= 4
-    assert not [path for path in paths if any(path.endswith(name) for name in frozen)]
+    params, state = jax.device_get(train(PARAMS))
+
+    frozen = set()
+    for (name, leaf), before in zip(named_leaves(params), jax.tree.leaves(PARAMS), strict=True):
+        if leaf.tobytes() == before.tobytes():
+            frozen.add(name)
+    of_attention = {f"decoder/layers/self_attention/{name}" for name in MATRICES[:4]}
+    assert frozen == {"embedding"} | of_attention
+
+    names_of_state = [name for name, _ in named_leaves(state)]
+    assert sum("encoder/layers/self_attention/" in name for name in names_of_state) >= 4
+    assert not [name for name in names_of_state if name.endswith(tuple(frozen))]
 
 
 def test_muons_updates_are_as_large_as_adams():
     """The root mean square of an orthogonal matrix times 0.2 sqrt(its longer side) is 0.2."""
     rng = np.random.default_rng(0)
     gradients = jax.tree.map(lambda a: rng.normal(size=a.shape).astype(np.float32), PARAMS)
-    rate, zeros = 4**-0.5, jax.tree.map(np.zeros_like, PARAMS)
-    updates, decay = first_updates("muon", gradients), first_updates("muon", zeros)
-    updates = jax.tree.map(np.subtract, updates, decay)
+    zeros = jax.tree.map(np.zeros_like, PARAMS)
+    rate = 4**-0.5
+
+    # Without gradients, an update is the weight decay alone.
+    decay = first_updates("muon", zeros)
+    updates = jax.tree.map(np.subtract, first_updates("muon", gradients), decay)
+
     layers = updates["decoder"]["layers"]
-    inner, query = layers["feed_forward"]["inner"], layers["self_attention"]["query"]
-    for matrix, longer in ((inner, 8), (query.reshape(2, 4, 4), 4)):  # All heads together.
+    inner = layers["feed_forward"]["inner"]
+    query = layers["self_attention"]["query"].reshape(2, 4, 4)  # All heads together.
+    for matrix, longer in ((inner, 8), (query, 4)):
         # After Newton-Schulz, singular values are between 0.7 and 1.2 times their ideal value.
         singular = np.linalg.svd(matrix, compute_uv=False) / (0.2 * rate * np.sqrt(longer))
         assert 0.6 < singular.min() < singular.max() < 1.3
+
     # The first update of Adam with Nesterov's momentum.
     ahead = 0.9 * 0.1 / (1 - 0.9**2) + 0.1 / (1 - 0.9)
     np.testing.assert_allclose(np.abs(updates["embedding"]), ahead * rate, rtol=1e-3)
@@ -196,21 +237,32 @@ def by_name(params):
 
 
 # Rules that depend on the rank, norm or mean of an array.
-ADAPTIVE, BLOCKS = optax.adaptive_grad_clip(0.01), optax.clip_by_block_rms(0.01)
 RULES = {
     "muon": optax.contrib.muon(0.1, adam_learning_rate=1e-3, weight_decay=0.1),
     "decay of matrices": optax.adamw(0.1, weight_decay=0.5, mask=by_rank),
     "lamb": optax.inject_hyperparams(optax.lamb)(optax.linear_schedule(0.1, 0.2, 3)),
     "lars": optax.lars(0.1, trust_ratio_mask=by_rank),
-    "adaptive clipping": optax.chain(ADAPTIVE, optax.sgd(0.1)),
-    "block clipping": optax.chain(optax.clip_by_global_norm(1.0), BLOCKS, optax.sgd(0.1)),
+    "adaptive clipping": optax.chain(
+        optax.adaptive_grad_clip(0.01),
+        optax.sgd(0.1),
+    ),
+    "block clipping": optax.chain(
+        optax.clip_by_global_norm(1.0),
+        optax.clip_by_block_rms(0.01),
+        optax.sgd(0.1),
+    ),
     "novograd": optax.novograd(0.1, weight_decay=0.1),
     "adafactor": optax.adafactor(0.1, min_dim_size_to_factor=3),
     "labels": optax.multi_transform({"kernel": optax.lamb(0.1), "bias": optax.sgd(0.1)}, by_name),
     "line search": optax.lbfgs(),
     "frozen": optax.lamb(0.1),
 }
-RNG, LAYERS = np.random.default_rng(0), {"encoder": 3, "decoder": 2}
+
+
+RNG = np.random.default_rng(0)
+
+
+LAYERS = {"encoder": 3, "decoder": 2}
 
 
 def normal(layers, *shape):
@@ -220,56 +272,78 @@ def normal(layers, *shape):
 
 
 STACKED = {
-    k: {"layers": {"kernel": normal(n, 4, 6), "bias": normal(n, 6)}} for k, n in LAYERS.items()
+    "encoder": {"layers": {"kernel": normal(3, 4, 6), "bias": normal(3, 6)}},
+    "decoder": {"layers": {"kernel": normal(2, 4, 6), "bias": normal(2, 6)}},
+    "table": {"kernel": RNG.normal(size=(5, 4)).astype(np.float32)},
 }
-STACKED |= {"table": {"kernel": RNG.normal(size=(5, 4)).astype(np.float32)}}
 
 
 def unstack(tree):
     """A plain dictionary with one entry per layer."""
-    layers = {
-        f"{k}{i}": {name: array[i] for name, array in tree[k]["layers"].items()}
-        for k, n in LAYERS.items()
-        for i in range(n)
-    }
-    return layers | {"table": tree["table"]}
+    layers = {"table": tree["table"]}
+    for stack, count in LAYERS.items():
+        for i in range(count):
+            arrays = tree[stack]["layers"]
+            layers[f"{stack}{i}"] = {name: array[i] for name, array in arrays.items()}
+    return layers
+
+
+def loss(params):
+    return sum((a**2 + jax.numpy.cos(a)).sum() for a in jax.tree.leaves(params))
+
+
+def train(optimizer, params):
+    """Returns parameters and state after three steps."""
+    update = optax.with_extra_args_support(optimizer).update
+
+    def step(_, carry):
+        params, state = carry
+        value, grad = jax.value_and_grad(loss)(params)
+        updates, state = update(
+            grad,
+            state,
+            params,
+            value=value,
+            grad=grad,
+            value_fn=loss,
+        )
+        return optax.apply_updates(params, updates), state
+
+    return jax.lax.fori_loop(0, 3, step, (params, optimizer.init(params)))
 
 
 @functools.cache
 def trained(are_stacked):
-    params, rules = STACKED if are_stacked else unstack(STACKED), RULES
-    frozen = "encoder0, encoder1, encoder2, decoder0/bias, decoder1/bias"
+    """Returns parameters and state for every rule, from one program."""
     if are_stacked:
+        params = STACKED
         rules = {name: per_layer(rule) for name, rule in RULES.items()}
         frozen = "encoder, decoder/layers/bias"
-    rules = rules | {"frozen": freeze(rules["frozen"], frozen, lambda: params)}
+    else:
+        params = unstack(STACKED)
+        rules = dict(RULES)
+        frozen = "encoder0, encoder1, encoder2, decoder0/bias, decoder1/bias"
+    rules["frozen"] = freeze(rules["frozen"], frozen, lambda: params)
 
-    def loss(params):
-        return sum((a**2 + jax.numpy.cos(a)).sum() for a in jax.tree.leaves(params))
+    @jax.jit
+    def train_all(params):
+        return {name: train(rule, params) for name, rule in rules.items()}
 
-    def train(optimizer, params):
-        update = optax.with_extra_args_support(optimizer).update
-
-        def step(_, carry):
-            params, state = carry
-            value, grad = jax.value_and_grad(loss)(params)
-            extra = {"value": value, "grad": grad, "value_fn": loss}
-            updates, state = update(grad, state, params, **extra)
-            return optax.apply_updates(params, updates), state
-
-        return jax.lax.fori_loop(0, 3, step, (params, optimizer.init(params)))
-
-    return jax.device_get(jax.jit(lambda p: {k: train(o, p) for k, o in rules.items()})(params))
+    return jax.device_get(train_all(params))
 
 
 @pytest.mark.parametrize("name", RULES)
 def test_any_rule_per_layer_equals_the_rule_without_stacks(name):
-    (found, state), (expected, unstacked) = trained(True)[name], trained(False)[name]
+    found, state = trained(are_stacked=True)[name]
+    expected, unstacked = trained(are_stacked=False)[name]
+
     for path, leaf in jax.tree.leaves_with_path(unstack(found)):
         other = expected[path[0].key][path[1].key]
-        np.testing.assert_allclose(leaf, other, 1e-4, 1e-5, err_msg=str(path))
-    shapes = [sorted(map(np.shape, jax.tree.leaves(tree))) for tree in (state, unstacked)]
-    assert shapes[0] == shapes[1]
+        np.testing.assert_allclose(leaf, other, rtol=1e-4, atol=1e-5, err_msg=str(path))
+
+    # The states have the same arrays, in whatever order.
+    shapes = sorted(map(np.shape, jax.tree.leaves(state)))
+    assert shapes == sorted(map(np.shape, jax.tree.leaves(unstacked)))
 
 
 NO_STACKS = [

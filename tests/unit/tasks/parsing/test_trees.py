@@ -14,15 +14,24 @@ from ....profiles import by_profile
 
 FEW = settings(max_examples=by_profile(25, nightly=100))
 
-# Any text without ASCII white space and round brackets is a word.
-WORDS = st.text(min_size=1, max_size=6).map(lambda text: re.sub(r"[()\s]", "_", text, flags=re.A))
+
+def as_word(text):
+    """Any text without ASCII white space and round brackets is a word."""
+    return re.sub(r"[()\s]", "_", text, flags=re.A)
+
+
+def inner_node(children):
+    return st.builds(Tree, LABELS, st.lists(children, min_size=1, max_size=4).map(tuple))
+
+
+def as_tree(node):
+    return node if isinstance(node, Tree) else Tree("S", (node,))
+
+
+WORDS = st.text(min_size=1, max_size=6).map(as_word)
 LABELS = st.sampled_from(["S", "NP", "VP", "XX", "TOP", "-LRB-", "NP-SBJ", "NP=2", "A"])
 LEAVES = st.builds(Leaf, WORDS, WORDS)
-TREES = st.recursive(
-    LEAVES,
-    lambda inside: st.builds(Tree, LABELS, st.lists(inside, min_size=1, max_size=4).map(tuple)),
-    max_leaves=12,
-).map(lambda node: node if isinstance(node, Tree) else Tree("S", (node,)))
+TREES = st.recursive(LEAVES, inner_node, max_leaves=12).map(as_tree)
 TOKENS = st.lists(
     st.one_of(
         st.sampled_from(["XX", "(NP", ")NP", "(S", ")S", "(VP", ")VP", "(TOP", "(A)", "(", ")"]),
@@ -41,7 +50,9 @@ def one(text):
 @given(TREES)
 def test_writing_and_reading_are_inverse(tree):
     assert one(str(tree)) == tree
-    assert list(read_trees(str(tree).split(" "), "f")) == [tree]  # A tree over many lines.
+
+    lines = str(tree).split(" ")  # A tree over many lines.
+    assert list(read_trees(lines, "f")) == [tree]
 
 
 @FEW
@@ -54,11 +65,14 @@ def test_linearize_and_delinearize_are_inverse(tree):
 @FEW
 @given(TOKENS, st.lists(LEAVES, min_size=1, max_size=8))
 def test_any_tokens_become_a_tree_over_the_words(tokens, leaves):
-    words, tags = [leaf.word for leaf in leaves], [leaf.tag for leaf in leaves]
+    words = [leaf.word for leaf in leaves]
+    tags = [leaf.tag for leaf in leaves]
+
     tree = delinearize(tokens, words, tags)
     assert tree.leaves() == leaves
     assert one(str(tree)) == tree
     assert delinearize(linearize(tree), words, tags) == tree
+
     # Only a root may be added.
     opened = {token[1:] for token in tokens if token.startswith("(")}
     labels = {token[1:] for token in linearize(tree) if token.startswith("(")}
@@ -71,19 +85,25 @@ def test_a_truncated_tree_keeps_its_closed_constituents(tree, data):
     """A prefix of the tokens keeps every constituent that it closes."""
     tokens = linearize(tree)
     end = data.draw(st.integers(0, len(tokens)))
-    assert spans(tokens[:end]) <= spans(linearize(delinearize(tokens[:end], tree.words())))
+
+    repaired = delinearize(tokens[:end], tree.words())
+
+    assert spans(tokens[:end]) <= spans(linearize(repaired))
 
 
 def spans(tokens):
     """Returns label, first and last word of each closed constituent."""
-    found, open_, words = set(), [], 0
+    found = set()
+    still_open = []
+    words = 0
     for token in tokens:
         if token == "XX":
             words += 1
         elif token.startswith("("):
-            open_.append((token[1:], words))
+            still_open.append((token[1:], words))
         else:
-            found.add((*open_.pop(), words))
+            label, first = still_open.pop()
+            found.add((label, first, words))
     return found
 
 
@@ -142,26 +162,32 @@ def test_normalize():
 def test_normalization_is_idempotent(tree):
     normalized = normalize(tree)
     kept = [leaf for leaf in tree.leaves() if leaf.tag != "-NONE-"]
+
     if normalized is None:
         assert kept == []
-    else:
-        assert normalized.leaves() == kept
-        assert normalize(normalized) == normalized
-        assert delinearize(linearize(normalized), normalized.words(), normalized.tags())
+        return
+
+    assert normalized.leaves() == kept
+    assert normalize(normalized) == normalized
+    assert delinearize(linearize(normalized), normalized.words(), normalized.tags())
 
 
-def test_malformed_trees_are_refused():
-    begin, empty = "expected ( at the beginning of a tree, got", "expected a word or a constituent"
-    for text, message in (
-        ("(S (NN a))\nhello", f"f:2: {begin} 'hello'"),
-        ("(S\n(NN a b))", "f:2: expected ( or ), got 'b'; a word has a pair of brackets"),
-        ("(S (NN a (B b)))", "f:1: expected ) after (NN a, got ("),
-        ("(S (NP))", f"f:1: {empty} after (NP, got )"),
-        ("(S ( (NN a)))", "f:1: expected a label after (, got another (; only the outermost pair"),
-        ("\n(S (NP\n(NN a)\n", "f:2: the tree that begins here is never closed: 2 closing brac"),
-    ):
-        with pytest.raises(UserError, match=f"^{re.escape(message)}"):
-            list(read_trees(text.split("\n"), "f"))
+BEGIN = "expected ( at the beginning of a tree, got"
+EMPTY = "expected a word or a constituent"
+MALFORMED = [
+    ("(S (NN a))\nhello", f"f:2: {BEGIN} 'hello'"),
+    ("(S\n(NN a b))", "f:2: expected ( or ), got 'b'; a word has a pair of brackets"),
+    ("(S (NN a (B b)))", "f:1: expected ) after (NN a, got ("),
+    ("(S (NP))", f"f:1: {EMPTY} after (NP, got )"),
+    ("(S ( (NN a)))", "f:1: expected a label after (, got another (; only the outermost pair"),
+    ("\n(S (NP\n(NN a)\n", "f:2: the tree that begins here is never closed: 2 closing brac"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), MALFORMED)
+def test_malformed_trees_are_refused(text, message):
+    with pytest.raises(UserError, match=f"^{re.escape(message)}"):
+        list(read_trees(text.split("\n"), "f"))
 
 
 def test_brackets_in_words_are_escaped():
@@ -170,12 +196,16 @@ def test_brackets_in_words_are_escaped():
 
 def test_depth_is_unlimited():
     depth = 10_000  # Ten times the recursion limit.
-    deep = "( " + depth * "(NP-SBJ " + "(NN a)" + depth * ")" + ")"
+    closing = depth * ")"
+    deep = "( " + depth * "(NP-SBJ " + "(NN a)" + closing + ")"
+
     tree = normalize(one(deep))
-    assert tree == one(depth * "(NP " + "(NN a)" + depth * ")")
+    assert tree == one(depth * "(NP " + "(NN a)" + closing)
+
     tokens = linearize(tree)
     assert tokens == [*depth * ["(NP"], "XX", *depth * [")NP"]]
     assert delinearize(tokens, ["a"], ["NN"]) == tree
     assert delinearize(tokens[: depth + 1], ["a"], ["NN"]) == tree
+
     with pytest.raises(UserError, match=f"never closed: {depth + 1} closing brackets are missing"):
         one(deep[: -depth - 1])

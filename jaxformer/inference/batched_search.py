@@ -40,7 +40,7 @@ _MIN_HYPOTHESES = 4
 # Limits the memory of wide beams to that for eight hypotheses of 64 sentences.
 _MAX_HYPOTHESES = 512
 # Batches that a CPU decodes at the same time, since much of a step keeps only one core busy, and
-# most hypotheses of each, few enough for the processor's caches (docs/LOG.md, 2026-11-27).
+# most hypotheses of each, few enough for the processor's caches (docs/log/2026.md, 2026-11-27).
 _CPU_THREADS = 3
 _CPU_HYPOTHESES = 192
 # Least capacity of the first stage: translations may be longer than short sources.
@@ -286,7 +286,7 @@ def _batch_shape(
         needed = min(capacity, num_forced)
         prefix = next(width for width in _prefix_capacities(capacity) if width >= needed)
 
-    # On CPUs, malloc can keep the arrays of so few sentences (docs/LOG.md, 2026-11-28).
+    # On CPUs, malloc can keep the arrays of so few sentences (docs/log/2026.md, 2026-11-28).
     fraction = 8 if jax.default_backend() == "cpu" else 4
     # Greedy search has at least two, since a matmul of a single hypothesis is slow.
     least_rows = 1 if search.num_hypotheses > 1 else 2

@@ -25,8 +25,8 @@ PAGES = {"docs", "jaxformer", "README.md", "CONTRIBUTING.md", "CHANGELOG.md"}
 PUBLIC = (
     *("jaxformer", "jaxformer.nn", "jaxformer.search", "jaxformer.models", "jaxformer.config"),
 )
-# Pages whose text the search leaves out: they mention everything, or are translated.
-NOT_SEARCHED = ("CHANGELOG", "docs/LOG", "docs/README.zh-CN")
+# Pages or folders whose text the search leaves out: they mention everything, or are translated.
+NOT_SEARCHED = ("CHANGELOG", "docs/LOG", "docs/log/", "docs/README.zh-CN")
 
 os.environ["COLUMNS"] = "88"  # width of --help
 
@@ -116,8 +116,9 @@ def link_to_public_name(app, env, node, text):
 
 def leave_out_of_search(app, env):
     """Marks pages as Sphinx's field ``:nosearch:`` would, which GitHub would show."""
-    for page in NOT_SEARCHED:
-        env.metadata[page]["nosearch"] = ""
+    for page in env.found_docs:
+        if page.startswith(NOT_SEARCHED):
+            env.metadata[page]["nosearch"] = ""
 
 
 def wrap_commands(app, page, template, context, doctree):

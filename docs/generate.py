@@ -9,6 +9,7 @@ import pathlib
 import re
 import runpy
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from jaxformer.config import Config
 from jaxformer.data.catalog import CATALOG
@@ -16,7 +17,7 @@ from jaxformer.paper.table2 import GPUS, RUNS, SUSTAINED, estimate, report
 from jaxformer.training.flops import peak_flops, training_flops
 
 PROJECT = pathlib.Path(__file__).parents[1]
-PAGES = ("data.md", "paper.md", "paper_map.md", "reproduce.md")
+PAGES = ("LOG.md", "data.md", "paper.md", "paper_map.md", "reproduce.md")
 
 # Peak of one chip for dense bfloat16 matmuls, in FLOP/s, from its maker's data sheet.
 PEAKS = {
@@ -176,7 +177,47 @@ def table2() -> str:
     return report().partition("\n\n")[2].strip()
 
 
+class LogEntry(NamedTuple):
+    """An entry of the log, and the packages that it is about."""
+
+    page: str  # relative to this folder
+    date: str
+    heading: str
+    packages: list[str]
+
+    @property
+    def link(self) -> str:
+        """The heading as a link to the entry."""
+        anchor = re.sub(r"[^\w\- ]", "", self.heading.lower()).replace(" ", "-")
+        return f"[{self.heading}]({self.page}#{anchor})"
+
+
+def log_entries() -> Iterator[LogEntry]:
+    """Yields the entries of all years, the newest first."""
+    for path in sorted(PROJECT.glob("docs/log/*.md"), reverse=True):
+        page = f"log/{path.name}"
+        _, *dates = re.split(r"^## ", path.read_text(encoding="utf-8"), flags=re.M)
+        for day in dates:
+            date, *texts = re.split(r"^### ", day, flags=re.M)
+            for text in texts:
+                heading, _, body = text.partition("\n\n")
+                line = body.partition("\n")[0]
+                yield LogEntry(page, date.strip(), heading, packages=re.findall(r"`(.+?)`", line))
+
+
+def log() -> str:
+    """Returns a table of the log's entries for each package, in alphabetical order."""
+    entries = [*log_entries()]
+    packages = sorted({package for entry in entries for package in entry.packages})
+    sections: list[str] = []
+    for package in packages:
+        rows = [f"| {each.date} | {each.link} |" for each in entries if package in each.packages]
+        sections.append("\n".join([f"### `{package}`", "", "| date | entry |", "|---|---|", *rows]))
+    return "\n\n".join(sections)
+
+
 SECTIONS: dict[str, Callable[[], str]] = {
+    "log": log,
     "corpora": corpora,
     "origins": origins,
     "prepared": prepared,

@@ -37,12 +37,12 @@ class Backend:
       compiler_options: XLA options for the training step, by name. On GPUs XLA would merge the
         projections to queries, keys and values into one matmul, and then copy the results apart.
       decoding_threads: Batches of sentences that are decoded at the same time. On CPUs, much of a
-        step keeps only one core busy (docs/LOG.md, 2026-11-27).
+        step keeps only one core busy (docs/log/2026.md, 2026-11-27).
       max_hypotheses: Most hypotheses of a batch: on CPUs few enough for the caches, elsewhere a
         limit on the memory of wide beams, that of eight hypotheses of 64 sentences.
       shortest_source: Fewest tokens that the sources of a batch are padded to.
       second_stage_divisor: Sentences of a batch for each one of its second stage. On CPUs, malloc
-        can keep the arrays of so few sentences (docs/LOG.md, 2026-11-28).
+        can keep the arrays of so few sentences (docs/log/2026.md, 2026-11-28).
       ends_first_stage: End the first stage of a batch as soon as the unfinished sentences fit in
         one second stage. On accelerators, smaller batches are not faster.
       keeps_programs: Keep programs of searches on disk.

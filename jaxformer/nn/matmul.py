@@ -257,7 +257,7 @@ def _define_impl(primitive: Primitive, *static: str) -> None:
     primitive.def_impl(run)
 
 
-# benchmarks/train.py measures the speed of both primitives (docs/LOG.md, 2026-11-23).
+# benchmarks/train.py measures the speed of both primitives (docs/log/2026.md, 2026-11-23).
 _bfloat16_einsum = Primitive("bfloat16_einsum")
 _define_impl(_bfloat16_einsum, "spec")
 _bfloat16_einsum.def_abstract_eval(_abstract_einsum)

@@ -12,7 +12,7 @@ _OPTIONS = {
     "M_TRIM_THRESHOLD": (-1, 2**31 - 1),
 }
 # Training is fastest with one arena that all threads share, and decoding with several that grow by
-# 64 MiB, their maximum, and are then kept (docs/LOG.md, 2026-11-27).
+# 64 MiB, their maximum, and are then kept (docs/log/2026.md, 2026-11-27).
 _TRAINING = {"M_ARENA_MAX": (-8, 1)}
 _DECODING = {"M_TOP_PAD": (-2, 2**26)}
 

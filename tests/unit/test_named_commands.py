@@ -53,7 +53,7 @@ def texts() -> Iterator[tuple[str, str]]:
                 yield path.name, text
     for page in PAGES:
         # History names options of earlier versions.
-        if page.name not in ("CHANGELOG.md", "LOG.md"):
+        if page.name != "CHANGELOG.md" and page.parent.name != "log":
             yield page.name, "\n".join(re.findall(r"`([^`\n]+)`", prose(page)))
 
 

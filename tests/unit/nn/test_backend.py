@@ -16,7 +16,14 @@ from jaxformer.nn.backend import cpu_features, emulates_bfloat16
 from ...profiles import by_profile
 from .weights import random_params
 
-CONFIG = ModelConfig(vocab_size=13, d_model=8, d_ff=16, num_heads=2, num_layers=2, max_length=8)
+CONFIG = ModelConfig(
+    vocab_size=13,
+    d_model=8,
+    d_ff=16,
+    num_heads=2,
+    num_layers=2,
+    max_length=8,
+)
 TOKENS = jnp.asarray(np.int32([[3, 4, 5, 1]]))
 
 
@@ -35,9 +42,9 @@ def test_cpu_settings_depend_on_its_instructions(flags, emulated, unsigned, tmp_
     if flags:
         path.write_text(f"processor\t: 0\nflags\t\t: {flags}\n")
     features = cpu_features(path)
-    monkeypatch.setattr(
-        importlib.import_module(backend.__module__), "cpu_features", lambda: features
-    )
+    module = importlib.import_module(backend.__module__)
+    monkeypatch.setattr(module, "cpu_features", lambda: features)
+
     assert emulates_bfloat16() == emulated
     assert backend_for("cpu").unsigned_int8 == unsigned
 
@@ -58,9 +65,12 @@ def test_settings_do_not_change_results(change):
         return jnp.sin(model.apply({"params": params}, TOKENS, TOKENS)).sum()
 
     expected = jax.device_get(jax.jit(jax.value_and_grad(loss))(params))
+
     with use_backend(dataclasses.replace(backend(), **change)):
         found = jax.device_get(jax.jit(jax.value_and_grad(loss))(params))
-        assert str(jax.make_jaxpr(loss)(params)).count("scan[") >= 2
+        program = str(jax.make_jaxpr(loss)(params))
+        assert program.count("scan[") >= 2
+
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
@@ -70,9 +80,11 @@ def test_bfloat16_activations_on_accelerators():
     params = random_params(model, TOKENS, TOKENS)
 
     def encoded_dtype():
-        return jax.eval_shape(
-            lambda params: model.apply({"params": params}, TOKENS, method="encode"), params
-        ).dtype
+        # A function of each call, which JAX has not traced for another backend.
+        def encode(params):
+            return model.apply({"params": params}, TOKENS, method="encode")
+
+        return jax.eval_shape(encode, params).dtype
 
     assert encoded_dtype() == np.float32
     with use_backend(backend_for("tpu")):

@@ -13,20 +13,23 @@ from jaxformer.nn.positions import rotary_positions
 
 from .weights import random_params
 
-X = np.random.default_rng(0).normal(size=(2, 6, 8)).astype(np.float32)
+X = np.random.default_rng(0).normal(size=(2, 6, 8)).astype(np.float32)  # [B, T, D]
 ROTARY = functools.partial(rotary_positions, base=500.0)
 
 
 def softmax(scores):
-    weights = np.exp(scores - scores.max(-1, keepdims=True))
-    return weights / weights.sum(-1, keepdims=True)
+    odds = np.exp(scores - scores.max(-1, keepdims=True))
+    return odds / odds.sum(-1, keepdims=True)
 
 
 def test_rms_norm():
     scale = np.arange(1.0, 9.0, dtype=np.float32)
+
     found = jax.jit(RMSNorm(1e-3).apply)({"params": {"scale": scale}}, X)
-    expected = X / np.sqrt((X.astype(np.float64) ** 2).mean(-1, keepdims=True) + 1e-3) * scale
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+    squares = X.astype(np.float64) ** 2
+    root = np.sqrt(squares.mean(-1, keepdims=True) + 1e-3)
+    np.testing.assert_allclose(found, X / root * scale, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("use_bias", [False, True])
@@ -34,9 +37,13 @@ def test_gated_feed_forward_is_swiglu(use_bias):
     layer = FeedForward(16, "swish", use_bias=use_bias, gated=True)
     p = random_params(layer, X)
     assert len(p) == (6 if use_bias else 3)
-    inner, linear = (X @ p[n] + p.get(f"{n}_bias", 0) for n in ("inner", "linear"))
-    expected = (inner / (1 + np.exp(-inner)) * linear) @ p["outer"] + p.get("outer_bias", 0)
+
     found = jax.jit(layer.apply)({"params": p}, X)
+
+    inner = X @ p["inner"] + p.get("inner_bias", 0)
+    linear = X @ p["linear"] + p.get("linear_bias", 0)
+    swish = inner / (1 + np.exp(-inner))
+    expected = (swish * linear) @ p["outer"] + p.get("outer_bias", 0)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -46,25 +53,38 @@ def test_heads_that_share_keys(num_kv_heads, rules):
     layer = MultiHeadAttention(4, d_k=4, d_v=3, num_kv_heads=num_kv_heads, **rules)
     p = random_params(layer, X, scale=0.8)
     assert p["key"].shape == (8, num_kv_heads, 4)
-    queries, keys, values = (
-        np.einsum("btd,dhk->bthk", X, p[n].astype(np.float64)) for n in ("query", "key", "value")
-    )
-    keys, values = (np.repeat(a, 4 // num_kv_heads, axis=2) for a in (keys, values))
+
+    found = jax.jit(layer.apply)({"params": p}, X)
+
+    def heads_of(name):
+        kernel = p[name].astype(np.float64)
+        return np.einsum("btd,dhk->bthk", X, kernel)
+
+    queries = heads_of("query")  # [B, T, 4, K]
+    keys = np.repeat(heads_of("key"), 4 // num_kv_heads, axis=2)
+    values = np.repeat(heads_of("value"), 4 // num_kv_heads, axis=2)
+
+    # Without rules, the scale is 1 / sqrt(4).
     scores = np.einsum("bthk,bshk->bhts", queries, keys) * rules.get("scale", 0.5)
     if rules:
         scores = 1.5 * np.tanh(scores / 1.5)
     heads = np.einsum("bhts,bshv->bthv", softmax(scores), values)
     expected = heads.reshape(2, 6, 12) @ p["output"]
-    found = jax.jit(layer.apply)({"params": p}, X)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def llama_stack(window=None):
-    block = Block(
-        MultiHeadAttention(4, d_k=4, d_v=4, num_kv_heads=2, encode_positions=ROTARY, soft_cap=3.0),
-        FeedForward(16, "swish", use_bias=False, gated=True),
-        make_residual=functools.partial(Residual, "pre", 0.0, RMSNorm),
+    attention = MultiHeadAttention(
+        num_heads=4,
+        d_k=4,
+        d_v=4,
+        num_kv_heads=2,
+        encode_positions=ROTARY,
+        soft_cap=3.0,
     )
+    feed_forward = FeedForward(16, "swish", use_bias=False, gated=True)
+    make_residual = functools.partial(Residual, "pre", 0.0, RMSNorm)
+    block = Block(attention, feed_forward, make_residual=make_residual)
     return Stack(block, 2, final_norm=RMSNorm, window=window)
 
 
@@ -76,33 +96,41 @@ def test_cached_equals_whole_for_beams(window, chunked, monkeypatch):
 
         small = dataclasses.replace(backend_for("cpu"), scores_per_chunk=16)
         monkeypatch.setattr(kernels, "backend", lambda: small)
+
     stack = llama_stack(window)
     variables = {"params": random_params(stack, X)}
-    beams = np.random.default_rng(1).normal(size=(2, 3, 3, 8)).astype(np.float32)
+    # Three tokens of three beams of each sentence, after the prompt X.
+    beams = np.random.default_rng(1).normal(size=(2, 3, 3, 8)).astype(np.float32)  # [B, N, T, D]
 
     @jax.jit
     def whole(variables, beams):
-        rows = jax.numpy.concatenate([X.repeat(3, axis=0), beams.reshape(6, 3, 8)], axis=1)
+        prompts = X.repeat(3, axis=0)
+        rows = jax.numpy.concatenate([prompts, beams.reshape(6, 3, 8)], axis=1)
         found = stack.apply(variables, rows, Keys.of_sequence(9, causal=True))
         return found[:, 6:].reshape(2, 3, 3, 8)
 
+    def init_cache(variables):
+        init = functools.partial(stack.apply, variables, method="init_cache")
+        return init(np.zeros(2, np.int32), 8, "float32", num_beams=3, capacity=9)
+
     @jax.jit
     def cached(variables, beams):
-        rows, sizes = np.zeros(2, np.int32), {"num_beams": 3, "capacity": 9}
-        cache = stack.apply(variables, rows, 8, "float32", **sizes, method="init_cache")
+        cache = init_cache(variables)
         assert cache.layers[0]["self_attention"].keys.shape[2] == 2
+
         _, cache = stack.apply(variables, X, cache, 6, method="prefill")
         outputs = []
-        for step in range(3):
-            y, cache = stack.apply(variables, beams[:, :, step], cache, method="step")
+        for t in range(3):
+            y, cache = stack.apply(variables, beams[:, :, t], cache, method="step")
             outputs.append(y)
         return jax.numpy.stack(outputs, axis=2)
 
-    np.testing.assert_allclose(
-        cached(variables, beams), whole(variables, beams), rtol=1e-4, atol=1e-5
-    )
+    found = cached(variables, beams)
+    expected = whole(variables, beams)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_heads_must_be_divisible():
+    layer = MultiHeadAttention(4, num_kv_heads=3)
     with pytest.raises(UserError, match="num_kv_heads=3 must divide num_heads=4"):
-        random_params(MultiHeadAttention(4, num_kv_heads=3), X)
+        random_params(layer, X)

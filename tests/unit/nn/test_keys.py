@@ -25,48 +25,107 @@ from .weights import random_params
 # _relative_position_bucket of transformers 5.24.0 (T5) for 32 buckets and a largest distance of
 # 128: offsets, and the bucket of each and of those up to the next.
 BOTH_SIDES = {
-    **{-90: 14, -63: 13, -45: 12, -31: 11, -22: 10, -15: 9, -11: 8, -7: 7, -1: 1, 0: 0, 1: 17},
-    **{7: 23, 8: 24, 12: 25, 16: 26, 23: 27, 32: 28, 46: 29, 64: 30, 91: 31, 200: 31},
+    -90: 14,
+    -63: 13,
+    -45: 12,
+    -31: 11,
+    -22: 10,
+    -15: 9,
+    -11: 8,
+    -7: 7,
+    -1: 1,
+    0: 0,
+    1: 17,
+    7: 23,
+    8: 24,
+    12: 25,
+    16: 26,
+    23: 27,
+    32: 28,
+    46: 29,
+    64: 30,
+    91: 31,
+    200: 31,
 }
 CAUSAL = {
-    **{-200: 31, -113: 31, -112: 30, -98: 29, -86: 28, -76: 27, -66: 26, -58: 25, -51: 24, -45: 23},
-    **{-39: 22, -34: 21, -30: 20, -26: 19, -23: 18, -20: 17, -18: 16, -15: 15, -1: 1, 0: 0, 9: 0},
+    -200: 31,
+    -113: 31,
+    -112: 30,
+    -98: 29,
+    -86: 28,
+    -76: 27,
+    -66: 26,
+    -58: 25,
+    -51: 24,
+    -45: 23,
+    -39: 22,
+    -34: 21,
+    -30: 20,
+    -26: 19,
+    -23: 18,
+    -20: 17,
+    -18: 16,
+    -15: 15,
+    -1: 1,
+    0: 0,
+    9: 0,
 }
 
 
 @pytest.mark.parametrize(("causal", "expected"), [(False, BOTH_SIDES), (True, CAUSAL)])
 def test_buckets_of_t5(causal, expected):
-    buckets = jax.jit(BucketedBias(2, causal=causal).buckets)(np.array(list(expected)))
+    bias = BucketedBias(2, causal=causal)
+    offsets = np.array(list(expected))
+
+    buckets = jax.jit(bias.buckets)(offsets)
+
     assert buckets.tolist() == list(expected.values())
 
 
 def test_rates_of_alibi():
-    assert LinearBias(8).slopes().tolist() == [2.0**-n for n in range(1, 9)]
-    twelve = [2.0**-n for n in range(1, 9)] + [2.0**-n for n in (0.5, 1.5, 2.5, 3.5)]
+    eight = [2.0**-n for n in range(1, 9)]
+    assert LinearBias(8).slopes().tolist() == eight
+
+    # The others are every second slope of 16 heads.
+    twelve = eight + [2.0**-n for n in (0.5, 1.5, 2.5, 3.5)]
     np.testing.assert_allclose(LinearBias(12).slopes(), twelve, rtol=1e-12)
-    bias = LinearBias(8).bind({})()(np.array([[0, 5]]), np.array([[3, 4, 5]]))
-    np.testing.assert_array_equal(bias[0, 1], [[-0.75, -1.0, -1.25], [-0.5, -0.25, 0.0]])
+
+    bias = LinearBias(8).bind({})()
+    values = bias(np.array([[0, 5]]), np.array([[3, 4, 5]]))
+    # Head 1 has the slope 1/4.
+    np.testing.assert_array_equal(values[0, 1], [[-0.75, -1.0, -1.25], [-0.5, -0.25, 0.0]])
 
 
-LENGTH, SEGMENTS = 21, np.array([[1] * 12 + [2] * 9, [1] * 18 + [0] * 3], np.int32)
+LENGTH = 21
+SEGMENTS = np.array([[1] * 12 + [2] * 9, [1] * 18 + [0] * 3], np.int32)
 RNG = np.random.default_rng(0)
+# Queries, keys, values and a cotangent, [B, T, H, K].
 HEADS = [RNG.normal(size=(2, LENGTH, 3, 4)).astype(np.float32) for _ in range(4)]
 BIAS = LinearBias(3).bind({})()
 
 
 def whole_attention(*arguments):
-    return attend(*arguments)[0]
+    attended, _ = attend(*arguments)
+    return attended
 
 
 def by_loops(keys):
     """Returns the mask of the rules, pair by pair."""
     seen = np.zeros((2, 1, LENGTH, LENGTH), bool)
+
     for b, i, j in np.ndindex(2, LENGTH, LENGTH):
         far = keys.window is not None and abs(i - j) > keys.window
         near = not far or min(i, j) < keys.global_tokens
         alike = keys.queries.segments is None or SEGMENTS[b, i] == SEGMENTS[b, j] != 0
-        seen[b, 0, i, j] = near and alike and (not keys.causal or j <= i)
+        earlier = not keys.causal or j <= i
+        seen[b, 0, i, j] = near and alike and earlier
+
     return seen
+
+
+def chunks_of(num_scores):
+    """Computes with this backend take queries in chunks of so many scores."""
+    return use_backend(dataclasses.replace(backend(), scores_per_chunk=num_scores))
 
 
 @pytest.mark.parametrize(
@@ -82,28 +141,35 @@ def by_loops(keys):
 )
 def test_values_and_gradients_equal_those_of_masked_full_attention(way, segments, rules):
     keys = Keys.of_sequence(LENGTH, segments, **rules)
-    mask = rules.get("mask", True)
+    mask = by_loops(keys) & rules.get("mask", True)
     full = dataclasses.replace(
-        keys, mask=by_loops(keys) & mask, causal=False, window=None, global_tokens=0
+        keys,
+        mask=mask,
+        causal=False,
+        window=None,
+        global_tokens=0,
     )
-    sees = full.mask.any(axis=-1)[:, 0, :, None, None]  # Padding may have any value.
+    # Padding may have any value.
+    sees = full.mask.any(axis=-1)[:, 0, :, None, None]
+    queries, keys_of_heads, values, cotangent = HEADS
 
     def results(compute, keys):
         def loss(q, k, v):
-            attended = jnp.where(sees, compute(q, KeyValues(k, v), keys), 0)
-            return (attended * HEADS[3]).sum(), attended
+            attended = compute(q, KeyValues(k, v), keys)
+            attended = jnp.where(sees, attended, 0)
+            return (attended * cotangent).sum(), attended
 
-        return jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True)(*HEADS[:3])
+        value_and_grad = jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True)
+        return value_and_grad(queries, keys_of_heads, values)
 
     @jax.jit
     def both():
-        with use_backend(dataclasses.replace(backend(), scores_per_chunk=8 * LENGTH * 4)):
+        with chunks_of(8 * LENGTH * 4):
             return results(way, keys), results(whole_attention, full)
 
-    ours, expected = jax.device_get(both())
-    jax.tree.map(
-        functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), ours, expected
-    )
+    found, expected = jax.device_get(both())
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
+    jax.tree.map(close, found, expected)
 
 
 @flax.struct.dataclass
@@ -114,95 +180,140 @@ class Reach(Keys):
     masking = Keys.masking | {"reach"}
 
     def allowed(self):
-        query, key = self.queries.index[:, None, :, None], self.keys.index[:, None, None]
-        return super().allowed() & (abs(query - key) <= self.reach)
+        query = self.queries.index[:, None, :, None]
+        key = self.keys.index[:, None, None]
+        near = abs(query - key) <= self.reach
+        return super().allowed() & near
 
 
 def test_a_window_does_not_split_fields_of_heads():
     """As many heads as blocks, so that a split would go unnoticed."""
     reach = np.array([0, 1, 3, 6, 2], np.int32)[None, :, None, None]
-    x = RNG.normal(size=(1, 30, 5, 4)).astype(np.float32)
-    given = x, KeyValues(x, x), Reach(**vars(Keys.of_sequence(30, window=6)), reach=reach)
-    found, expected = jax.jit(lambda: [windowed_attention(*given), attend(*given)[0]])()
+    x = RNG.normal(size=(1, 30, 5, 4)).astype(np.float32)  # [B, T, H, K]
+    window = Keys.of_sequence(30, window=6)
+    keys = Reach(**vars(window), reach=reach)
+
+    @jax.jit
+    def both():
+        windowed = windowed_attention(x, KeyValues(x, x), keys)
+        return windowed, whole_attention(x, KeyValues(x, x), keys)
+
+    found, expected = both()
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_segments_of_keys_alone_hide_padding():
-    keys = Keys(Keys.of_sequence(2).queries, Keys.of_sequence(3, np.array([[1, 1, 0]])).keys)
+    queries = Keys.of_sequence(2).queries
+    padded = Keys.of_sequence(3, np.array([[1, 1, 0]])).keys
+
+    keys = Keys(queries, padded)
+
     assert keys.allowed()[0, 0].tolist() == [[True, True, False]] * 2
 
 
+SMALL = ModelConfig(
+    vocab_size=23,
+    d_model=8,
+    d_ff=8,
+    num_heads=1,
+    num_layers=1,
+    max_length=64,
+)
+
+
 def test_a_cache_smaller_than_the_window_forgets_nothing():
-    config = ModelConfig(
-        **{"vocab_size": 23, "d_model": 8, "d_ff": 8, "num_heads": 1, "num_layers": 1},
-        **{"max_length": 64, "window": 40},
-    )
-    model, tokens = LanguageModel(config), np.full((1, 30), 5, np.int32)
+    model = LanguageModel(dataclasses.replace(SMALL, window=40))
+    tokens = np.full((1, 30), 5, np.int32)
     variables = {"params": jax.device_put(random_params(model, tokens[:, :1]))}
-    start = functools.partial(model.apply, variables, num_beams=1, capacity=16, method="start")
+
+    def start():
+        return model.apply(variables, tokens, num_beams=1, capacity=16, method="start")
+
+    def prefill():
+        return model.apply(variables, tokens, start(), 30, method="prefill")
+
     with pytest.raises(UserError, match="prompt of 30 tokens: the cache has a capacity of 16"):
-        jax.eval_shape(lambda: model.apply(variables, tokens, start(tokens), 30, method="prefill"))
-    assert not jax.eval_shape(lambda: start(tokens)).slots.is_rolling
+        jax.eval_shape(prefill)
+    assert not jax.eval_shape(start).slots.is_rolling
 
 
 def test_a_prompt_sees_a_long_memory_in_chunks():
-    config = ModelConfig(
-        **{"vocab_size": 23, "d_model": 8, "d_ff": 8, "num_heads": 1, "num_layers": 1},
-        max_length=64,
-    )
-    model, tokens = Transformer(config), RNG.integers(3, 23, (2, 12)).astype(np.int32)
+    model = Transformer(SMALL)
+    tokens = RNG.integers(3, 23, (2, 12)).astype(np.int32)
     variables = {"params": jax.device_put(random_params(model, tokens, tokens))}
+    apply = functools.partial(model.apply, variables)
 
     @jax.jit
     def both():
-        cache = model.apply(variables, tokens, num_beams=1, capacity=12, method="start")
-        with use_backend(dataclasses.replace(backend(), scores_per_chunk=64)):
-            features, _ = model.apply(variables, tokens, cache, 12, method="prefill")
-        return model.apply(variables, features, method="logits"), model.apply(
-            variables, tokens, tokens
-        )
+        cache = apply(tokens, num_beams=1, capacity=12, method="start")
+        with chunks_of(64):
+            features, _ = apply(tokens, cache, 12, method="prefill")
+        return apply(features, method="logits"), apply(tokens, tokens)
 
-    np.testing.assert_allclose(*both(), rtol=1e-4, atol=1e-5)
+    found, expected = both()
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("way", [whole_attention, windowed_attention, chunked_attention])
 def test_dropout_of_parts_keeps_the_mean_and_depends_on_the_row_id(way):
     """All values are 1, so a result is the sum of the weights that dropout kept, scaled."""
-    ones = np.ones((3, 64, 4, 8), np.float32)
-    keys = Keys.of_sequence(64, window=32 if way is windowed_attention else None)
+    ones = np.ones((3, 64, 4, 8), np.float32)  # [B, T, H, K]
+    window = 32 if way is windowed_attention else None
+    keys = Keys.of_sequence(64, window=window)
 
     @jax.jit
     def run(row_ids):
-        drop = RowDropout(np.array([1, 2], np.uint32), row_ids, 0.5)
-        with use_backend(dataclasses.replace(backend(), scores_per_chunk=8 * 64 * 16)):
-            return way(ones, KeyValues(ones, ones), keys, drop)[..., 0]
+        seeds = np.array([1, 2], np.uint32)
+        drop = RowDropout(seeds, row_ids, 0.5)
+        with chunks_of(8 * 64 * 16):
+            attended = way(ones, KeyValues(ones, ones), keys, drop)
+        return attended[..., 0]
 
-    kept = np.asarray(run(np.arange(3)))
+    kept = np.asarray(run(np.arange(3)))  # [B, T, H]
     assert kept.mean() == pytest.approx(1.0, abs=0.02)
-    if way is not windowed_attention:  # Binomial: 64 weights, kept with probability 1/2, doubled.
+    if way is not windowed_attention:
+        # Binomial: 64 weights, kept with probability 1/2, doubled.
         assert kept.std() == pytest.approx((1 / 64) ** 0.5, rel=0.2)
-    assert len(np.unique(kept.reshape(-1, 16, 4), axis=0)) == 12  # No two parts have one mask.
-    np.testing.assert_array_equal(run(np.array([2, 0, 1])), kept[[2, 0, 1]])
+
+    # No two parts have one mask.
+    parts = kept.reshape(-1, 16, 4)
+    assert len(np.unique(parts, axis=0)) == 12
+
+    reordered = run(np.array([2, 0, 1]))
+    np.testing.assert_array_equal(reordered, kept[[2, 0, 1]])
+
+
+KINDS = [
+    ("sinusoidal", 5, None),
+    ("learned", None, [9, 0]),
+    ("relative", 5, [0, 20]),
+]
+OTHER_KINDS = [
+    ("relative", 5, None),
+    ("rotary", 5, [3, 0]),
+    ("alibi", None, [0, 21]),
+]
 
 
 @pytest.mark.parametrize(
-    ("positions", "window", "starts"),
-    by_profile(
-        [("sinusoidal", 5, None), ("learned", None, [9, 0]), ("relative", 5, [0, 20])],
-        nightly=[
-            *[("sinusoidal", 5, None), ("learned", None, [9, 0]), ("relative", 5, [0, 20])],
-            *[("relative", 5, None), ("rotary", 5, [3, 0]), ("alibi", None, [0, 21])],
-        ],
-    ),
+    ("positions", "window", "starts"), by_profile(KINDS, nightly=KINDS + OTHER_KINDS)
 )
 def test_a_cache_is_that_of_the_full_pass_of_each_row(positions, window, starts):
     """With a window, it keeps 16 positions of 30; beams change their ancestors at every step."""
     config = ModelConfig(
-        vocab_size=23, d_model=8, d_ff=16, num_heads=2, num_layers=2, max_length=64
+        vocab_size=23,
+        d_model=8,
+        d_ff=16,
+        num_heads=2,
+        num_layers=2,
+        max_length=64,
+        positions=positions,
+        window=window,
     )
-    model = LanguageModel(dataclasses.replace(config, positions=positions, window=window))
+    model = LanguageModel(config)
     rng = np.random.default_rng(0)
-    history = np.repeat(rng.integers(3, 23, (2, 1, 22)).astype(np.int32), 3, axis=1)
+    prompts = rng.integers(3, 23, (2, 1, 22)).astype(np.int32)
+    history = np.repeat(prompts, 3, axis=1)  # [B, N, T]
     params = jax.device_put(random_params(model, history[0]))
     apply = functools.partial(model.apply, {"params": params})
 
@@ -217,18 +328,25 @@ def test_a_cache_is_that_of_the_full_pass_of_each_row(positions, window, starts)
         return apply(tokens, cache._replace(slots=slots), method="step")
 
     start = jax.jit(functools.partial(apply, num_beams=3, capacity=30, method="start"))
-    padded = np.pad(history[:, 0], [(0, 0), (0, 2)])
     prefill = jax.jit(functools.partial(apply, method="prefill"))
-    starts = starts and np.array(starts, np.int32)
-    cache = prefill(padded, start(history[:, 0]), 22, starts)[1]
+
+    # The prompt is padded by two tokens; each row may have padding before its text, too.
+    padded = np.pad(history[:, 0], [(0, 0), (0, 2)])
+    given = None if starts is None else np.array(starts, np.int32)
+    _, cache = prefill(padded, start(history[:, 0]), 22, given)
     assert cache.slots.beam_slots.shape == (2, 3, 16 if window else 32)
+
     for _ in range(8):
-        parents, tokens = rng.integers(0, 3, (2, 3)), rng.integers(3, 23, (2, 3)).astype(np.int32)
+        parents = rng.integers(0, 3, (2, 3))
+        tokens = rng.integers(3, 23, (2, 3)).astype(np.int32)
         history = np.take_along_axis(history, parents[..., None], axis=1)
         history = np.concatenate([history, tokens[..., None]], axis=2)
         logits, cache = step(tokens, cache, parents)
-    starts = [0, 0] if starts is None else starts.tolist()
-    texts = [np.roll(row, -start, axis=1) for row, start in zip(history, starts, strict=True)]
-    expected = np.asarray(full(np.stack(texts)))
-    for row, start in enumerate(starts):  # The model is causal, so padding may follow a text.
-        np.testing.assert_allclose(logits[row], expected[row, :, 29 - start], rtol=1e-4, atol=1e-4)
+
+    # The model is causal, so padding may follow a text.
+    offsets = starts or [0, 0]
+    texts = [np.roll(row, -offset, axis=1) for row, offset in zip(history, offsets, strict=True)]
+    expected = np.asarray(full(np.stack(texts)))  # [B, N, T, V]
+    for row, offset in enumerate(offsets):
+        last = expected[row, :, 29 - offset]
+        np.testing.assert_allclose(logits[row], last, rtol=1e-4, atol=1e-4)

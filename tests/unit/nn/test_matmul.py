@@ -29,29 +29,37 @@ def rounded(a):
     return np.asarray(a).astype(ml_dtypes.bfloat16).astype(np.float64)
 
 
-@pytest.mark.parametrize(("spec", "dtype"), [*zip(SHAPES, ["bfloat16", jnp.bfloat16], strict=True)])
+@pytest.mark.parametrize(
+    ("spec", "dtype"),
+    [
+        (SCORES, "bfloat16"),
+        (WEIGHTED_SUM, jnp.bfloat16),
+    ],
+)
 def test_operands_and_gradients_are_rounded_once(spec, dtype):
     rng = np.random.default_rng(0)
-    x, y, g = (rng.normal(size=s).astype(np.float32) for s in SHAPES[spec])
+    x, y, g = (rng.normal(size=shape).astype(np.float32) for shape in SHAPES[spec])
 
     @jax.jit
     def compute(x, y, g):
-        found, pull = jax.vjp(lambda x, y: einsum(spec, x, y, dtype), x, y)
-        return (found, *pull(g)), einsum(spec, x, y)
+        product, pull = jax.vjp(lambda x, y: einsum(spec, x, y, dtype), x, y)
+        return product, pull(g), einsum(spec, x, y)
 
-    found, unrounded = jax.device_get(compute(x, y, g))
+    product, (of_first, of_second), unrounded = jax.device_get(compute(x, y, g))
+
+    def check(found, of_spec, left, right):
+        assert found.dtype == np.float32
+        expected = np.einsum(of_spec, rounded(left), rounded(right))
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5, err_msg=of_spec)
+
     operands, result = spec.split("->")
     first, second = operands.split(",")
-    expected = {
-        "result": np.einsum(spec, rounded(x), rounded(y)),
-        "first": np.einsum(f"{result},{second}->{first}", rounded(g), rounded(y)),
-        "second": np.einsum(f"{result},{first}->{second}", rounded(g), rounded(x)),
-    }
-    for name, array in zip(expected, found, strict=True):
-        assert array.dtype == np.float32
-        np.testing.assert_allclose(array, expected[name], rtol=1e-5, atol=1e-5, err_msg=name)
+    check(product, spec, left=x, right=y)
+    check(of_first, f"{result},{second}->{first}", left=g, right=y)
+    check(of_second, f"{result},{first}->{second}", left=g, right=x)
+
     exact = np.einsum(spec, x, y)
-    assert np.abs(found[0] - exact).max() > 1e-3
+    assert np.abs(product - exact).max() > 1e-3
     np.testing.assert_allclose(unrounded, exact, rtol=1e-5, atol=1e-5)
 
 
@@ -61,8 +69,9 @@ TOLERANCE = {"float32": 1e-6, "bfloat16": 2**-8, "int8": 2**-7}
 
 def operands():
     random = np.random.default_rng(0)
-    x = random.normal(size=(2, 6, 64)).astype(np.float32)
-    return x, random.normal(size=(64, 4, 8)).astype(np.float32)
+    x = random.normal(size=(2, 6, 64)).astype(np.float32)  # [B, R, D]
+    kernel = random.normal(size=(64, 4, 8)).astype(np.float32)  # [D, H, K]
+    return x, kernel
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
@@ -73,29 +82,40 @@ def test_matmul_error_matches_the_precision(dtype):
     @jax.jit
     def run(x, kernel, bias):
         stored = quantize_along(kernel, 0) if dtype == "int8" else kernel
-        return project(x, stored, bias, dtype)
+        return project(x, stored, bias, compute_dtype=dtype)
 
     found = np.asarray(run(x, kernel, bias))
+
     exact = np.einsum("brd,dhk->brhk", x.astype(np.float64), kernel) + 3.0
     assert found.shape == exact.shape
     norms = np.linalg.norm(x, axis=-1)[..., None, None] * np.linalg.norm(kernel, axis=0)
     errors = np.abs(found - exact) / norms
     assert errors.max() < TOLERANCE[dtype]
+
     if dtype != "float32":
-        assert errors.max() > 1e-5  # Inputs are actually rounded.
-    if dtype == "int8":  # Rows are quantized independently.
+        # Inputs are actually rounded.
+        assert errors.max() > 1e-5
+
+    if dtype == "int8":
+        # Rows are quantized independently.
         x[0, 1:] *= 1000.0
-        np.testing.assert_array_equal(np.asarray(run(x, kernel, bias))[0, 0], found[0, 0])
+        changed = np.asarray(run(x, kernel, bias))
+        np.testing.assert_array_equal(changed[0, 0], found[0, 0])
 
 
 def test_primitives_run_without_jit():
-    x, matrix = np.arange(6).reshape(2, 3), np.arange(12).reshape(3, 4) - 6
-    floats = [jnp.asarray(a.astype(ml_dtypes.bfloat16)) for a in (x, matrix)]
-    integers = jnp.asarray(x.astype(np.uint8)), jnp.asarray(matrix.astype(np.int8))
+    x = np.arange(6).reshape(2, 3)
+    matrix = np.arange(12).reshape(3, 4) - 6
+    floats = jnp.asarray(x.astype(ml_dtypes.bfloat16))
+    float_matrix = jnp.asarray(matrix.astype(ml_dtypes.bfloat16))
+    unsigned = jnp.asarray(x.astype(np.uint8))
+    signed_matrix = jnp.asarray(matrix.astype(np.int8))
+
     with jax.disable_jit():
-        product = _bfloat16_matmul.bind(*floats)
-        transposed = _transpose.bind(floats[0])
-        sums = _unsigned_matmul.bind(*integers, axis=0)
+        product = _bfloat16_matmul.bind(floats, float_matrix)
+        transposed = _transpose.bind(floats)
+        sums = _unsigned_matmul.bind(unsigned, signed_matrix, axis=0)
+
     np.testing.assert_array_equal(product, x @ matrix)
     np.testing.assert_array_equal(np.float32(transposed), x.T)
     np.testing.assert_array_equal(sums, x @ matrix)
@@ -104,43 +124,50 @@ def test_primitives_run_without_jit():
 def test_unsigned_inputs_change_no_bit():
     """The int8 results are float32 products of exact integers, whichever instruction sums them."""
     random = np.random.default_rng(1)
-    arrays = [
-        random.normal(size=size).astype(np.float32) for size in ((3, 5, 64), (64, 8), (24, 64))
-    ]
-    arrays[0][0, 0] = 0.0
-    quantize = jax.jit(
-        lambda x, *matrices: (quantize_along(x, 2), *map(quantize_along, matrices, (0, 1)))
-    )
-    inputs, *signed = jax.device_get(quantize(*arrays))
+    x = random.normal(size=(3, 5, 64)).astype(np.float32)  # [B, T, D]
+    kernel = random.normal(size=(64, 8)).astype(np.float32)  # [D, F]
+    table = random.normal(size=(24, 64)).astype(np.float32)  # [V, D]
+    x[0, 0] = 0.0
+
+    @jax.jit
+    def quantize(x, kernel, table):
+        return quantize_along(x, 2), quantize_along(kernel, 0), quantize_along(table, 1)
+
+    inputs, *signed = jax.device_get(quantize(x, kernel, table))
     with use_backend(Backend(unsigned_int8=True)):
         unsigned = with_offsets(signed)
-    np.testing.assert_array_equal(
-        unsigned[0].offset, 128 * signed[0].values.astype(int).sum(0)[None]
-    )
+
+    q = inputs.values.astype(int)
+    w = signed[0].values.astype(int)
+    t = signed[1].values.astype(int)
+    np.testing.assert_array_equal(unsigned[0].offset, 128 * w.sum(0)[None])
+
+    def run(matrices, x):
+        return project(x, matrices[0], None, compute_dtype="int8"), output_logits(x, matrices[1])
 
     @jax.jit
     def each_way(signed, unsigned, x):
-        def run(matrices, x):
-            return project(x, matrices[0], None, "int8"), output_logits(x, matrices[1])
+        ensemble = jax.tree.map(lambda leaf: jnp.stack([leaf] * 3), unsigned)
+        by_row = jax.vmap(run, (None, 1), 1)(unsigned, x)
+        by_member = jax.vmap(run)(ensemble, x)
+        return run(unsigned, x), run(signed, x), by_row, by_member
 
-        copies = jax.tree.map(lambda leaf: jnp.stack([leaf] * 3), unsigned)  # an ensemble of three
-        rows = jax.vmap(run, (None, 1), 1)(unsigned, x)
-        return run(unsigned, x), run(signed, x), rows, jax.vmap(run)(copies, x)
-
-    q, w, table = (each.values.astype(int) for each in (inputs, *signed))
-    exact = (q @ w, inputs.scale * signed[0].scale), (q @ table.T, inputs.scale * signed[1].scale.T)
-    for found in each_way(signed, unsigned, arrays[0]):
-        for result, (sums, scale) in zip(found, exact, strict=True):
-            np.testing.assert_array_equal(result, sums.astype(np.float32) * scale)
+    projection = (q @ w).astype(np.float32) * (inputs.scale * signed[0].scale)
+    logits = (q @ t.T).astype(np.float32) * (inputs.scale * signed[1].scale.T)
+    for found_projection, found_logits in each_way(signed, unsigned, x):
+        np.testing.assert_array_equal(found_projection, projection)
+        np.testing.assert_array_equal(found_logits, logits)
 
 
 def test_the_unsigned_instruction_gets_operands_of_8_bits():
-    kernel = jax.tree.map(np.asarray, quantize_along(np.ones((64, 8), np.float32), 0))
+    ones = np.ones((64, 8), np.float32)
+    kernel = jax.tree.map(np.asarray, quantize_along(ones, 0))
     with use_backend(Backend(unsigned_int8=True)):
         kernel = with_offsets(kernel)
-    lowered = jax.jit(lambda x: project(x, kernel, None, "int8")).lower(
-        np.ones((4, 64), np.float32)
-    )
+
+    compiled = jax.jit(lambda x: project(x, kernel, None, compute_dtype="int8"))
+    lowered = compiled.lower(np.ones((4, 64), np.float32))
+
     assert "(tensor<4x64xui8>, tensor<64x8xi8>) -> tensor<4x8xi32>" in lowered.as_text()
 
 
@@ -150,14 +177,21 @@ def test_gradients_match_autodiff(dtype):
     weights = np.random.default_rng(2).normal(size=(2, 6, 4, 8)).astype(np.float32)
 
     def ours(x, kernel):
-        return (project(x, kernel, None, dtype) * weights).sum()
+        product = project(x, kernel, None, compute_dtype=dtype)
+        return (product * weights).sum()
 
     def plain(x, kernel):
-        return (jnp.einsum("brd,dhk->brhk", x, kernel, precision="highest") * weights).sum()
+        product = jnp.einsum("brd,dhk->brhk", x, kernel, precision="highest")
+        return (product * weights).sum()
 
-    both = jax.jit(lambda *operands: [jax.grad(f, (0, 1))(*operands) for f in (ours, plain)])
+    @jax.jit
+    def both(x, kernel):
+        return jax.grad(ours, (0, 1))(x, kernel), jax.grad(plain, (0, 1))(x, kernel)
+
     found, expected = jax.device_get(both(x, kernel))
-    for a, b in zip(found, expected, strict=True):
-        assert a.dtype == np.float32
-        scale = np.abs(b).max()
-        np.testing.assert_allclose(a, b, atol=(1e-5 if dtype == "float32" else 0.02) * scale)
+
+    tolerance = 1e-5 if dtype == "float32" else 0.02
+    for ours_of, expected_of in zip(found, expected, strict=True):
+        assert ours_of.dtype == np.float32
+        scale = np.abs(expected_of).max()
+        np.testing.assert_allclose(ours_of, expected_of, atol=tolerance * scale)

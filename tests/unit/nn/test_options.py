@@ -29,8 +29,9 @@ from jaxformer.nn.positions import LinearBias
 from ...profiles import CHECKED
 from .weights import random_params
 
-LENGTH, HEADS = 14, 2
-X = np.random.default_rng(0).normal(size=(2, LENGTH, 8)).astype(np.float32)
+LENGTH = 14
+HEADS = 2
+X = np.random.default_rng(0).normal(size=(2, LENGTH, 8)).astype(np.float32)  # [B, T, D]
 MEMORY = np.random.default_rng(1).normal(size=(2, LENGTH, 8)).astype(np.float32)
 SEGMENTS = np.array([[1] * 6 + [2] * 8, [1] * 12 + [0] * 2], np.int32)
 POSITIONS = np.arange(LENGTH, dtype=np.int32)[None] * 3
@@ -44,7 +45,8 @@ def shifted(heads, positions):
 
 
 def bias(queries, keys):
-    return -0.3 * abs(queries[:, None, :, None] - keys[:, None, None]).astype(np.float32)
+    distances = abs(queries[:, None, :, None] - keys[:, None, None])
+    return -0.3 * distances.astype(np.float32)
 
 
 # Rules of keys, and fields of layers.
@@ -71,85 +73,130 @@ SOFTMAX = {"num_kv_heads", "make_bias", "scale", "soft_cap", "dropout_rate"}
 
 
 def heads_of(p, name, x):
-    projected = np.einsum("btd,dhk->bthk", x, p[name].astype(np.float64))
+    """Returns queries, keys or values, [B, T, HEADS, K], float64."""
+    kernel = p[name].astype(np.float64)
+    projected = np.einsum("btd,dhk->bthk", x, kernel)
     projected = projected + p.get(f"{name}_bias", 0)
-    return np.repeat(projected, HEADS // projected.shape[2], axis=2)
+    repeats = HEADS // projected.shape[2]
+    return np.repeat(projected, repeats, axis=2)
+
+
+def positions_of(rules):
+    return rules.get("positions", np.arange(LENGTH)[None])
 
 
 def visible(rules):
     """The mask of the rules, pair by pair."""
     seen = np.array(rules.get("mask", np.ones((2, 1, LENGTH, LENGTH), bool)))
     segments = rules.get("segments", np.ones((2, LENGTH)))
+
     for b, i, j in np.ndindex(2, LENGTH, LENGTH):
         near = abs(i - j) <= rules.get("window", LENGTH)
         near |= min(i, j) < rules.get("global_tokens", 0)
         earlier = j <= i or not rules.get("causal")
         same = segments[b, i] == segments[b, j] != 0
         seen[b, :, i, j] &= near and earlier and same
+
     return seen
 
 
 def softmax_attention(p, x, rules, fields):
     """Equation 1 with all options, in float64."""
-    q, k, v = (heads_of(p, name, x) for name in ("query", "key", "value"))
-    positions = rules.get("positions", np.arange(LENGTH)[None])
+    q = heads_of(p, "query", x)
+    k = heads_of(p, "key", x)
+    v = heads_of(p, "value", x)
+    positions = positions_of(rules)
     if "encode_positions" in fields:
-        q, k = (shifted(a, positions) for a in (q, k))
-    scores = np.einsum("bthk,bshk->bhts", q, k)
+        q = shifted(q, positions)
+        k = shifted(k, positions)
+
     options = rules | fields
-    scores = scores * options.get("scale", q.shape[-1] ** -0.5)
-    if cap := options.get("soft_cap"):
+    scale = options.get("scale", q.shape[-1] ** -0.5)
+    scores = np.einsum("bthk,bshk->bhts", q, k) * scale
+    cap = options.get("soft_cap")
+    if cap:
         scores = cap * np.tanh(scores / cap)
-    distances = abs(positions[0][:, None] - positions[0])
+
+    distances = abs(positions[0][:, None] - positions[0])  # [T, S]
     if "bias" in rules:
         scores = scores - 0.3 * distances
     if "make_bias" in fields:
-        scores = scores - np.array([2.0**-4, 2.0**-8])[:, None, None] * distances
-    weights = np.exp(scores) * visible(rules)
-    weights /= np.maximum(weights.sum(-1, keepdims=True), 1e-30)
+        slopes = np.array([2.0**-4, 2.0**-8])  # 2^(-8 h / H) for heads 1 and 2
+        scores = scores - slopes[:, None, None] * distances
+
+    odds = np.exp(scores) * visible(rules)
+    sums = odds.sum(-1, keepdims=True)
+    weights = odds / np.maximum(sums, 1e-30)  # Padding sees nothing.
     return output_of(p, weights, v)
 
 
 def linear_attention(p, x, rules, fields):
-    q, k, v = (heads_of(p, name, x) for name in ("query", "key", "value"))
+    """Features of queries times features of keys, elu(x) + 1, normalized, in float64."""
+    q = heads_of(p, "query", x)
+    k = heads_of(p, "key", x)
+    v = heads_of(p, "value", x)
     if "encode_positions" in fields:
-        q, k = (shifted(a, rules.get("positions", np.arange(LENGTH)[None])) for a in (q, k))
-    q, k = (np.where(a > 0, a + 1, np.exp(a)) for a in (q, k))
-    weights = np.einsum("bthk,bshk->bhts", q, k) * visible(rules)
-    return output_of(p, weights / weights.sum(-1, keepdims=True), v)
+        positions = positions_of(rules)
+        q = shifted(q, positions)
+        k = shifted(k, positions)
+
+    def features(a):
+        return np.where(a > 0, a + 1, np.exp(a))
+
+    odds = np.einsum("bthk,bshk->bhts", features(q), features(k)) * visible(rules)
+    weights = odds / odds.sum(-1, keepdims=True)
+    return output_of(p, weights, v)
 
 
 def output_of(p, weights, v):
-    heads = np.einsum("bhts,bshv->bthv", weights, v).reshape(2, LENGTH, -1)
-    return heads @ p["output"] + p.get("output_bias", 0)
+    heads = np.einsum("bhts,bshv->bthv", weights, v)
+    concatenated = heads.reshape(2, LENGTH, -1)
+    return concatenated @ p["output"] + p.get("output_bias", 0)
 
 
 def recurrence(p, x, rules, fields):
-    state, outputs = np.zeros((2, 8)), []
+    """Equations of the SSRU, token by token, in float64; segments begin with an empty state."""
     segments = rules.get("segments", np.ones((2, LENGTH)))
+    state = np.zeros((2, 8))
+    outputs = []
+
     for t in range(LENGTH):
         new = x[:, t].astype(np.float64)
-        kept = 1 / (1 + np.exp(-(new @ p["forget"] + p["forget_bias"])))
+        gate = new @ p["forget"] + p["forget_bias"]
+        kept = 1 / (1 + np.exp(-gate))
+
         begins = segments[:, t] != segments[:, max(0, t - 1)]
-        state = np.where(begins[:, None], 0, kept * state) + (1 - kept) * (new @ p["input"])
+        state = np.where(begins[:, None], 0, state)
+        state = kept * state + (1 - kept) * (new @ p["input"])
         outputs.append(np.maximum(state, 0))
+
     return np.stack(outputs, axis=1)
+
+
+def keys_of(rules):
+    keys = Keys.of_sequence(LENGTH, rules.get("segments"), rules.get("positions"))
+    fields = {field.name for field in dataclasses.fields(Keys)}
+    others = {name: value for name, value in rules.items() if name in fields}
+    return dataclasses.replace(keys, **others)
 
 
 def found_by(layer, rules, *, chunked=False):
     """Returns the parameters and the output of a layer."""
-    keys = Keys.of_sequence(LENGTH, rules.get("segments"), rules.get("positions"))
-    names = {field.name for field in dataclasses.fields(Keys)}
-    keys = dataclasses.replace(keys, **{n: v for n, v in rules.items() if n in names})
-    settings = dataclasses.replace(backend(), scores_per_chunk=8 * LENGTH if chunked else 2**22)
+    keys = keys_of(rules)
+    scores_per_chunk = 8 * LENGTH if chunked else 2**22
+    settings = dataclasses.replace(backend(), scores_per_chunk=scores_per_chunk)
+
     with use_backend(settings):
         p = random_params(layer, X, keys, method="attend", scale=0.5)
         attend = jax.jit(functools.partial(layer.apply, method="attend"))
-        return p, np.asarray(attend({"params": p}, X, keys)[0])
+        attended, _ = attend({"params": p}, X, keys)
+
+    return p, np.asarray(attended)
 
 
 def compare(found, expected, rules):
-    real = rules.get("segments", np.ones((2, LENGTH))) != 0  # Padding may have any value.
+    # Padding may have any value.
+    real = rules.get("segments", np.ones((2, LENGTH))) != 0
     np.testing.assert_allclose(found[real], expected[real], rtol=1e-3, atol=1e-4)
 
 
@@ -158,23 +205,32 @@ def compare(found, expected, rules):
 def test_softmax_attention_follows_every_rule(name, chunked):
     """A window, without a mask, selects windowed attention."""
     rules = RULES[name]
-    p, found = found_by(MultiHeadAttention(HEADS), rules, chunked=chunked)
-    compare(found, softmax_attention(p, X, rules, {}), rules)
+    layer = MultiHeadAttention(HEADS)
+    p, found = found_by(layer, rules, chunked=chunked)
+    expected = softmax_attention(p, X, rules, fields={})
+    compare(found, expected, rules)
 
 
 @pytest.mark.parametrize("name", [name for name in FIELDS if name != "dropout_rate"])
 def test_softmax_attention_has_every_field(name):
-    rules, fields = {"causal": True, "positions": POSITIONS}, FIELDS[name]
-    p, found = found_by(MultiHeadAttention(HEADS, **fields), rules)
-    compare(found, softmax_attention(p, X, rules, fields), rules)
+    rules = {"causal": True, "positions": POSITIONS}
+    fields = FIELDS[name]
+    layer = MultiHeadAttention(HEADS, **fields)
+    p, found = found_by(layer, rules)
+    expected = softmax_attention(p, X, rules, fields=fields)
+    compare(found, expected, rules)
 
 
 def test_given_positions_are_positions_of_the_keys_too():
-    layer = MultiHeadAttention(HEADS, **FIELDS["make_bias"])
-    p = random_params(layer, X, scale=0.5)
-    found = jax.jit(layer.apply)({"params": p}, X, positions=POSITIONS)
     rules = {"positions": POSITIONS}
-    compare(np.asarray(found), softmax_attention(p, X, rules, FIELDS["make_bias"]), rules)
+    fields = FIELDS["make_bias"]
+    layer = MultiHeadAttention(HEADS, **fields)
+    p = random_params(layer, X, scale=0.5)
+
+    found = jax.jit(layer.apply)({"params": p}, X, positions=POSITIONS)
+
+    expected = softmax_attention(p, X, rules, fields=fields)
+    compare(np.asarray(found), expected, rules)
 
 
 LAYERS = {
@@ -188,10 +244,14 @@ LAYERS = {
 def test_other_layers_follow_a_rule_or_refuse_it_by_name(layer, name):
     make, formula, supported = LAYERS[layer]
     rules = {"causal": True} | RULES[name]
+
     if name in supported:
         p, found = found_by(make(), rules)
-        compare(found, formula(p, X, rules, {}), rules)
+        expected = formula(p, X, rules, fields={})
+        compare(found, expected, rules)
         return
+
+    # Global tokens need a window, which is refused first.
     refused = "window" if name == "global_tokens" else name
     with pytest.raises(UserError, match=f"{layer}: expected no {refused}, which "):
         found_by(make(), rules)
@@ -199,14 +259,18 @@ def test_other_layers_follow_a_rule_or_refuse_it_by_name(layer, name):
 
 @pytest.mark.parametrize("name", FIELDS)
 def test_linear_attention_has_a_field_or_refuses_it_by_name(name):
-    fields, rules = FIELDS[name], {"causal": True, "positions": POSITIONS}
+    rules = {"causal": True, "positions": POSITIONS}
+    fields = FIELDS[name]
     layer = LinearAttention(HEADS, **fields)
+
     if name in SOFTMAX:
         with pytest.raises(UserError, match=f"LinearAttention: expected no {name}, which only a"):
             found_by(layer, rules)
         return
+
     p, found = found_by(layer, rules)
-    compare(found, linear_attention(p, X, rules, fields), rules)
+    expected = linear_attention(p, X, rules, fields=fields)
+    compare(found, expected, rules)
 
 
 SLOTS = Slots.empty(np.zeros(2, np.int32), 1, LENGTH)
@@ -218,42 +282,38 @@ def step_keys(**fields):
 
 PADDED = Keys(Tokens.of(LENGTH), Tokens.of(LENGTH, SEGMENTS), causal=True)
 CAUSAL = Keys.of_sequence(LENGTH, causal=True)
+STEP = step_keys()
+PADDED_STEP = step_keys(starts=np.ones((2, 1), np.int32))
+SCALED = Keys.of_sequence(LENGTH, scale=1.0)
 CACHE = SSRU().init_cache(SLOTS, 8, "float32")
 SUMS = LinearAttention(HEADS).init_cache(SLOTS, 8, "float32")
 CROSS = Block(MultiHeadAttention(HEADS), FeedForward(8), MultiHeadAttention(HEADS))
 ALIBI = FIELDS["make_bias"]
+LINEAR = LinearAttention(HEADS)
+SOFT = MultiHeadAttention(HEADS)
+SCALE_2 = MultiHeadAttention(HEADS, scale=2.0)
 
 
 @pytest.mark.parametrize(
     ("layer", "arguments", "options", "words"),
     [
-        (LinearAttention(HEADS), (PADDED,), {}, "LinearAttention: expected no segments"),
-        (LinearAttention(HEADS), (CAUSAL, MEMORY), {}, "LinearAttention: expected no memory"),
-        (LinearAttention(HEADS), (CAUSAL,), {"cache": CACHE}, "a cache needs keys of its slots"),
-        (LinearAttention(HEADS), (step_keys(),), {"cache": CACHE}, "expected a .* a LinearCache"),
-        (LinearAttention(HEADS), (step_keys(),), {}, "a cache needs keys of its slots"),
-        (
-            LinearAttention(HEADS),
-            (step_keys(starts=np.ones((2, 1), np.int32)),),
-            {"cache": SUMS},
-            "LinearAttention: expected no segments",
-        ),
+        (LINEAR, (PADDED,), {}, "LinearAttention: expected no segments"),
+        (LINEAR, (CAUSAL, MEMORY), {}, "LinearAttention: expected no memory"),
+        (LINEAR, (CAUSAL,), {"cache": CACHE}, "a cache needs keys of its slots"),
+        (LINEAR, (STEP,), {"cache": CACHE}, "expected a .* a LinearCache"),
+        (LINEAR, (STEP,), {}, "a cache needs keys of its slots"),
+        (LINEAR, (PADDED_STEP,), {"cache": SUMS}, "LinearAttention: expected no segments"),
         (SSRU(), (PADDED,), {}, "SSRU: expected segments of the keys to be"),
         (SSRU(), (CAUSAL, MEMORY), {}, "SSRU: expected no memory"),
         (SSRU(), (CAUSAL,), {"cache": CACHE}, "SSRU: a cache needs keys of its slots"),
-        (SSRU(), (step_keys(),), {}, "SSRU: a cache needs keys of its slots"),
+        (SSRU(), (STEP,), {}, "SSRU: a cache needs keys of its slots"),
         (
-            MultiHeadAttention(HEADS),
-            (step_keys(), MEMORY),
+            SOFT,
+            (STEP, MEMORY),
             {"cache": CACHE},
             "MultiHeadAttention: expected no memory with a cache",
         ),
-        (
-            MultiHeadAttention(HEADS, scale=2.0),
-            (Keys.of_sequence(LENGTH, scale=1.0),),
-            {},
-            "MultiHeadAttention: got scale=2.0, and keys with 1.0",
-        ),
+        (SCALE_2, (SCALED,), {}, "MultiHeadAttention: got scale=2.0, and keys with 1.0"),
     ],
 )
 @pytest.mark.skipif(CHECKED, reason="the checks of annotations come first")
@@ -272,35 +332,40 @@ def test_arguments_that_a_layer_would_ignore_are_refused(layer, arguments, optio
 )
 @pytest.mark.skipif(CHECKED, reason="the checks of annotations come first")
 def test_a_stack_refuses_what_it_would_ignore(stack, keys, memory, words):
-    layers = Block(MultiHeadAttention(HEADS), FeedForward(8))
-    given = X, Keys.of_sequence(LENGTH, **keys), memory
+    layers = Stack(Block(MultiHeadAttention(HEADS), FeedForward(8)), 1, **stack)
+    rules = Keys.of_sequence(LENGTH, **keys)
     with pytest.raises(UserError, match=words):
-        random_params(Stack(layers, 1, **stack), *given)
+        random_params(layers, X, rules, memory)
 
 
 def test_a_cache_without_a_mask_sees_the_whole_memory():
-    stack, rows = Stack(CROSS, 1), np.zeros(2, np.int32)
+    stack = Stack(CROSS, 1)
+    rows = np.zeros(2, np.int32)
     ones = np.ones((2, LENGTH), np.int32)
     memory = Memory(jax.numpy.asarray(MEMORY), Keys.of_memory(ones, ones))
     variables = {"params": random_params(stack, X, None, memory)}
 
+    def init_cache(variables, **memory):
+        init = functools.partial(stack.apply, variables, method="init_cache")
+        return init(rows, 8, "float32", num_beams=1, capacity=2, **memory)
+
     @jax.jit
     def outputs(variables, mask):
-        sizes = {"num_beams": 1, "capacity": 2, "memory": MEMORY, "memory_mask": mask}
-        cache = stack.apply(variables, rows, 8, "float32", **sizes, method="init_cache")
-        return stack.apply(variables, X[:, :1], cache, method="step")[0]
+        cache = init_cache(variables, memory=MEMORY, memory_mask=mask)
+        output, _ = stack.apply(variables, X[:, :1], cache, method="step")
+        return output
 
-    expected = outputs(variables, np.ones((2, LENGTH), bool))
+    everything = np.ones((2, LENGTH), bool)
+    expected = outputs(variables, everything)
     np.testing.assert_array_equal(outputs(variables, None), expected)
-    sizes = {"num_beams": 1, "capacity": 2, "method": "init_cache"}
+
     with pytest.raises(UserError, match="Block: cross-attention needs a memory"):
-        stack.apply(variables, rows, 8, "float32", **sizes)
+        init_cache(variables)
 
 
 def test_the_fused_kernel_is_for_rules_that_it_follows():
     heads = jax.ShapeDtypeStruct((2, LENGTH, HEADS, 8), "bfloat16")
     with use_backend(backend_for("gpu", "9.0")):
         for name, rules in RULES.items():
-            fields = {n: v for n, v in rules.items() if n != "segments"}
-            keys = Keys.of_sequence(LENGTH, rules.get("segments"), **fields)
-            assert has_fused_kernel(heads, heads, keys) == (name not in ("bias", "soft_cap"))
+            follows = name not in ("bias", "soft_cap")
+            assert has_fused_kernel(heads, heads, keys_of(rules)) == follows

@@ -14,8 +14,11 @@ from jaxformer.nn.positions import rotary_positions, sinusoidal_positions
 
 
 def test_formula():
+    """Angles are position / 10000^(2 i / d_model), for i below d_model / 2."""
     table = sinusoidal_positions(5000, 512)
-    angles = np.arange(5000)[:, None] / 10000 ** (np.arange(256) / 256)
+
+    wavelengths = 10000 ** (np.arange(256) / 256)
+    angles = np.arange(5000)[:, None] / wavelengths
     np.testing.assert_allclose(table[:, 0::2], np.sin(angles), rtol=0, atol=1e-6)
     np.testing.assert_allclose(table[:, 1::2], np.cos(angles), rtol=0, atol=1e-6)
 
@@ -23,18 +26,26 @@ def test_formula():
 @pytest.mark.parametrize("base", [500.0, 10_000.0])
 def test_rotary_positions_multiply_by_unit_complex_numbers(base):
     rng = np.random.default_rng(0)
-    heads = rng.normal(size=(2, 5, 3, 8)).astype("float32")
+    heads = rng.normal(size=(2, 5, 3, 8)).astype("float32")  # [B, T, H, K]
     positions = rng.integers(0, 1000, size=(2, 5))
-    points = heads[..., :4] + 1j * heads[..., 4:]
-    turns = np.exp(1j * positions[..., None] * base ** (-np.arange(0, 8, 2) / 8))
-    expected = points * turns[:, :, None]
-    found = np.asarray(jax.jit(functools.partial(rotary_positions, base=base))(heads, positions))
-    np.testing.assert_allclose(found[..., :4] + 1j * found[..., 4:], expected, atol=3e-4)
+
+    rotate = jax.jit(functools.partial(rotary_positions, base=base))
+    found = np.asarray(rotate(heads, positions))
+
+    def as_complex(heads):
+        return heads[..., :4] + 1j * heads[..., 4:]
+
+    frequencies = base ** (-np.arange(0, 8, 2) / 8)
+    turns = np.exp(1j * positions[..., None] * frequencies)  # [B, T, K / 2]
+    expected = as_complex(heads) * turns[:, :, None]
+    np.testing.assert_allclose(as_complex(found), expected, atol=3e-4)
 
 
 def test_rotary_positions_need_an_even_size():
+    odd = np.ones((1, 2, 2, 3), np.float32)
     with pytest.raises(UserError, match="expected an even size of a head, d_k, got 3"):
-        jax.eval_shape(rotary_positions, np.ones((1, 2, 2, 3), np.float32), np.arange(2)[None])
+        jax.eval_shape(rotary_positions, odd, np.arange(2)[None])
+
     with pytest.raises(UserError, match=r"the size of a head, model\.d_k, must be even.* got 3"):
         ModelConfig(d_model=12, num_heads=4, positions="rotary")
 

@@ -9,7 +9,7 @@ from jaxformer.nn import SSRU, Block, FeedForward, Keys, Stack
 
 from .weights import random_params
 
-X = np.random.default_rng(0).normal(size=(2, 6, 8)).astype(np.float32)
+X = np.random.default_rng(0).normal(size=(2, 6, 8)).astype(np.float32)  # [B, T, D]
 STACK = Stack(Block(SSRU(), FeedForward(16)), 2)
 VARIABLES = {"params": random_params(STACK, X, Keys.of_sequence(6, causal=True))}
 
@@ -18,11 +18,19 @@ def test_the_scan_equals_a_loop():
     layer = SSRU()
     keys = Keys.of_sequence(6, causal=True)
     p = random_params(layer, X, keys, method="attend")
-    found, cache = jax.jit(lambda p: layer.apply({"params": p}, X, keys, method="attend"))(p)
+
+    @jax.jit
+    def attend(p):
+        return layer.apply({"params": p}, X, keys, method="attend")
+
+    found, cache = attend(p)
+
     assert cache is None
-    state, expected = np.zeros((2, 8)), []
+    state = np.zeros((2, 8))
+    expected = []
     for x in X.swapaxes(0, 1).astype(np.float64):
-        kept = 1 / (1 + np.exp(-(x @ p["forget"] + p["forget_bias"])))
+        gate = x @ p["forget"] + p["forget_bias"]
+        kept = 1 / (1 + np.exp(-gate))
         state = kept * state + (1 - kept) * (x @ p["input"])
         expected.append(np.maximum(state, 0))
     np.testing.assert_allclose(found, np.stack(expected, axis=1), rtol=1e-5, atol=1e-6)
@@ -36,8 +44,11 @@ def whole(variables, x, segments=None):
 
 def test_packed_sequences_do_not_see_each_other():
     segments = np.array([[1, 1, 2, 2, 2, 0]] * 2)
+
     packed = whole(VARIABLES, X, segments)
-    np.testing.assert_allclose(packed[:, 2:5], whole(VARIABLES, X[:, 2:5]), rtol=1e-4, atol=1e-5)
+
+    alone = whole(VARIABLES, X[:, 2:5])
+    np.testing.assert_allclose(packed[:, 2:5], alone, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -48,5 +59,6 @@ def test_packed_sequences_do_not_see_each_other():
     ],
 )
 def test_keys_of_another_kind_are_refused(rules, words):
+    keys = Keys.of_sequence(6, **rules)
     with pytest.raises(UserError, match=words):
-        random_params(SSRU(), X, Keys.of_sequence(6, **rules), method="attend")
+        random_params(SSRU(), X, keys, method="attend")

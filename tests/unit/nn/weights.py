@@ -8,7 +8,20 @@ from flax import linen as nn
 
 def random_params(module: nn.Module, *inputs, scale: float = 0.3, **options):
     """Returns normal NumPy arrays in the shapes of the parameters, away from symmetric values."""
-    inputs = [jnp.asarray(x) if isinstance(x, np.ndarray) else x for x in inputs]
-    shapes = jax.eval_shape(lambda: module.init(jax.random.key(0), *inputs, **options)["params"])
+
+    def to_jax(value):
+        return jnp.asarray(value) if isinstance(value, np.ndarray) else value
+
+    arguments = [to_jax(value) for value in inputs]
+
+    def init():
+        variables = module.init(jax.random.key(0), *arguments, **options)
+        return variables["params"]
+
     rng = np.random.default_rng(0)
-    return jax.tree.map(lambda leaf: rng.normal(0, scale, leaf.shape).astype(np.float32), shapes)
+
+    def draw(leaf):
+        values = rng.normal(0, scale, leaf.shape)
+        return values.astype(np.float32)
+
+    return jax.tree.map(draw, jax.eval_shape(init))

@@ -16,7 +16,10 @@ import numpy as np
 from jaxformer.search import Algorithm, BeamResult, BeamSearch, Sampling
 from jaxformer.search.state import SearchState
 
-PAD, EOS, BOS = 0, 1, 0  # Two ids are also ids of tokens, which must never be confused.
+# Two ids are also ids of tokens, which must never be confused.
+PAD = 0
+EOS = 1
+BOS = 0
 CAPACITY = 6
 INFINITY = float("inf")
 
@@ -28,11 +31,13 @@ IDS = {"bos_id": BOS, "eos_id": EOS, "pad_id": PAD}
 
 
 def beam(**changes) -> BeamSearch:
-    return BeamSearch(**{"beam_size": 2, "length_penalty": 0.0, **IDS, **changes})
+    defaults = {"beam_size": 2, "length_penalty": 0.0}
+    return BeamSearch(**(defaults | IDS | changes))
 
 
 def sampling(**changes) -> Sampling:
-    return Sampling(**{"num_samples": 2, "length_penalty": 0.0, **IDS, **changes})
+    defaults = {"num_samples": 2, "length_penalty": 0.0}
+    return Sampling(**(defaults | IDS | changes))
 
 
 def log(probabilities) -> np.ndarray:
@@ -50,12 +55,21 @@ def tree_logits(seed: int, sentences: int, vocabulary: int, depth: int) -> np.nd
     -inf, and prefixes without continuations.
     """
     random = np.random.default_rng(seed)
-    shape = (sentences, sum(vocabulary**level for level in range(depth)), vocabulary)
+    prefixes = sum(vocabulary**level for level in range(depth))
+    shape = (sentences, prefixes, vocabulary)
+
     exact = random.random((sentences, 1, 1)) < 0.5
-    logits = np.where(exact, -32.0 * random.integers(1, 4, shape), 2.0 * random.normal(size=shape))
-    logits[random.random(shape) < random.choice([0.0, 0.1, 0.4], (sentences, 1, 1))] = -INFINITY
+    integers = -32.0 * random.integers(1, 4, shape)
+    normal = 2.0 * random.normal(size=shape)
+    logits = np.where(exact, integers, normal)
+
+    uniform = random.random(shape)
+    rates = random.choice([0.0, 0.1, 0.4], (sentences, 1, 1))
+    logits[uniform < rates] = -INFINITY
+
     certain = np.arange(vocabulary) == random.integers(0, vocabulary, (*shape[:2], 1))
     logits = np.where(exact & certain, 0.0, logits)
+
     dead_ends = random.random(shape[:2]) < random.choice([0.0, 0.1], (sentences, 1))
     logits[dead_ends] = -INFINITY
     return logits.astype(np.float32)
@@ -64,9 +78,12 @@ def tree_logits(seed: int, sentences: int, vocabulary: int, depth: int) -> np.nd
 def tree_step(tokens: jax.Array, cache: dict) -> tuple[jax.Array, dict]:
     """Returns logits of the prefix of each hypothesis; the beams share the logits."""
     vocabulary = cache["logits"].shape[-1]
-    prefix = jnp.where(cache["position"] == 0, 0, cache["prefix"] * vocabulary + tokens + 1)
+    longer = cache["prefix"] * vocabulary + tokens + 1
+    prefix = jnp.where(cache["position"] == 0, 0, longer)  # [B, N]
     logits = jnp.take_along_axis(cache["logits"][:, 0], prefix[:, :, None], axis=1, mode="clip")
-    return logits, {**cache, "prefix": prefix, "position": cache["position"] + 1}
+
+    position = cache["position"] + 1
+    return logits, {**cache, "prefix": prefix, "position": position}
 
 
 def tree_cache(logits, beams: int) -> dict:
@@ -94,17 +111,22 @@ def advance_tree(settings: Algorithm, state: SearchState, until) -> tuple[Search
 def search_tree(
     settings: Algorithm, logits, limits, prefix=None, keys=None, n_best=0
 ) -> BeamResult:
-    state = start_tree(settings, logits, limits, prefix, keys, n_best)
-    return jax.device_get(advance_tree(settings, state, CAPACITY)[1])
+    state = start_tree(settings, logits, limits, prefix=prefix, keys=keys, n_best=n_best)
+    _, result = advance_tree(settings, state, CAPACITY)
+    return jax.device_get(result)
 
 
 def search_patiently(settings: BeamSearch, logits, limits, prefix=None) -> BeamResult:
     """Runs the search step by step, and undoes every decision to stop before the limit."""
-    state = start_tree(settings, logits, limits, prefix)
+    state = start_tree(settings, logits, limits, prefix=prefix)
+
     for length in range(1, CAPACITY + 1):
         state, _ = advance_tree(settings, state, length)
-        state = state.replace(done=jnp.asarray(np.asarray(state.max_lengths) <= int(state.step)))
-    return jax.device_get(advance_tree(settings, state, CAPACITY)[1])
+        at_limit = np.asarray(state.max_lengths) <= int(state.step)
+        state = state.replace(done=jnp.asarray(at_limit))
+
+    _, result = advance_tree(settings, state, CAPACITY)
+    return jax.device_get(result)
 
 
 class Tree:
@@ -112,26 +134,33 @@ class Tree:
 
     def __init__(self, logits: np.ndarray):
         self.logits = logits
-        with np.errstate(all="ignore"):  # In float32, exact log probabilities are integers.
-            log_probs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+        with np.errstate(all="ignore"):
+            # In float32, exact log probabilities are integers.
+            totals = np.exp(logits).sum(axis=1, keepdims=True)
+            log_probs = logits - np.log(totals)
         self.log_probs = np.where(logits == -INFINITY, -INFINITY, log_probs)
 
     def row(self, prefix: Tokens) -> int:
         vocabulary = self.logits.shape[1]
-        return functools.reduce(lambda row, token: row * vocabulary + token + 1, prefix, 0)
+        row = 0
+        for token in prefix:
+            row = row * vocabulary + token + 1
+        return row
 
     def next_log_probs(self, prefix: Tokens) -> list[float]:
         return self.log_probs[self.row(prefix)].tolist()
 
     def log_prob(self, tokens: Tokens) -> float:
-        return sum(self.next_log_probs(tokens[:i])[token] for i, token in enumerate(tokens))
+        total = 0.0
+        for i, token in enumerate(tokens):
+            total += self.next_log_probs(tokens[:i])[token]
+        return total
 
 
 def score(settings: BeamSearch, log_prob: float, length: int) -> float:
     """Computes scores in float32 like the search, so that the same hypotheses tie."""
-    alpha = settings.length_penalty
-    penalties = {"gnmt": (5 + length) / 6, "power": max(length, 1), "none": 1.0}
-    penalty = penalties[settings.penalty] ** alpha
+    bases = {"gnmt": (5 + length) / 6, "power": max(length, 1), "none": 1.0}
+    penalty = bases[settings.penalty] ** settings.length_penalty
     return float(np.float32(log_prob) / np.float32(penalty))
 
 
@@ -139,13 +168,24 @@ def permitted(settings: BeamSearch, forced: Tokens, tokens: Tokens) -> bool:
     """Returns whether the settings allow a hypothesis, judged as a whole and not token by token."""
     if any(token != must for token, must in zip(tokens, forced, strict=False)):
         return False
+
     free = range(len(forced), len(tokens))
     if any(tokens[i] == EOS and i < settings.min_length for i in free):
         return False
-    if n := settings.no_repeat_ngram:
-        grams = {i: tokens[i - n + 1 : i + 1] for i in range(n - 1, len(tokens))}
-        return not any(grams[i] == grams[j] for i in grams for j in grams if j < i and i in free)
-    return True
+
+    n = settings.no_repeat_ngram
+    return n == 0 or not repeats(tokens, n, free)
+
+
+def repeats(tokens: Tokens, n: int, free: range) -> bool:
+    """Returns whether an n-gram that ends at a free place occurs earlier, too."""
+    earlier = set()
+    for end in range(n - 1, len(tokens)):
+        gram = tokens[end - n + 1 : end + 1]
+        if gram in earlier and end in free:
+            return True
+        earlier.add(gram)
+    return False
 
 
 def exhaustive(
@@ -163,15 +203,22 @@ def exhaustive(
     others = [token for token in range(tree.logits.shape[1]) if token != EOS]
 
     def found(candidates: Iterator[Tokens]) -> list[Hypothesis]:
-        allowed = [t for t in candidates if permitted(settings, forced, t) and also(t)]
-        scored = [(tree.log_prob(tokens), tokens) for tokens in allowed]
-        return [(score(settings, p, len(t)), p, t) for p, t in scored if p > -INFINITY]
+        possible = []
+        for tokens in candidates:
+            if not (permitted(settings, forced, tokens) and also(tokens)):
+                continue
+            log_prob = tree.log_prob(tokens)
+            if log_prob > -INFINITY:
+                value = score(settings, log_prob, len(tokens))
+                possible.append((value, log_prob, tokens))
+        return possible
 
-    ended = found(
-        (*before, EOS)
-        for length in range(limit)
-        for before in itertools.product(others, repeat=length)
-    )
+    def all_ended() -> Iterator[Tokens]:
+        for length in range(limit):
+            for before in itertools.product(others, repeat=length):
+                yield (*before, EOS)
+
+    ended = found(all_ended())
     unfinished = []
     if settings.unfinished == "compete" or not ended:
         unfinished = found(itertools.product(others, repeat=limit))
@@ -193,65 +240,107 @@ class Group:
         for log_prob, prefix in self.alive:
             added = tree.next_log_probs(prefix)
             logits = tree.logits[tree.row(prefix)].tolist()
-            for token in sorted(range(len(added)), key=lambda t: cost[t] - logits[t]):
+            # Among equal totals, the greatest logit comes first.
+            costs = [cost[token] - logit for token, logit in enumerate(logits)]
+            for token in sorted(range(len(costs)), key=costs.__getitem__):
                 tokens = (*prefix, token)
                 if added[token] > -INFINITY and permitted(settings, forced, tokens):
                     total = log_prob + added[token]
                     found.append((total - cost[token], total, tokens))
-        return [found[1:] for found in sorted(found, key=lambda candidate: -candidate[0])]
+
+        found.sort(key=lambda candidate: -candidate[0])
+        return [(total, tokens) for _, total, tokens in found]
 
     def over(self, settings: BeamSearch, size: int, length: int) -> bool:
         """Returns whether it may stop by a rule that can change the result."""
         if settings.early_stop in ("never", "proven"):
             return False
+
         full = len(self.finished) == size
+        if settings.early_stop == "full" and full:
+            return True
+
         worst = self.finished[-1][0] if full else -INFINITY
         best = max((log_prob for log_prob, _ in self.alive), default=-INFINITY)
-        return score(settings, best, length) <= worst or (settings.early_stop == "full" and full)
+        return score(settings, best, length) <= worst
+
+    def advance(
+        self,
+        candidates: list[tuple[float, Tokens]],
+        settings: BeamSearch,
+        size: int,
+        *,
+        length: int,
+        cut: bool,
+    ) -> None:
+        """Chooses the next alive and finished hypotheses; at a cut, all candidates finish."""
+        eligible = size if settings.ends_within == "N" else 2 * size
+        ended = []
+        alive = []
+        for place, (log_prob, tokens) in enumerate(candidates):
+            if tokens[-1] != EOS and not cut:
+                alive.append((log_prob, tokens))
+            elif place < eligible:
+                ended.append((score(settings, log_prob, length), log_prob, tokens))
+
+        self.alive = alive[:size]
+        finished = self.finished + ended[:size]
+        self.finished = best_first(finished)[:size]
+
+
+def best_first(found: list[Hypothesis]) -> list[Hypothesis]:
+    return sorted(found, key=lambda hypothesis: -hypothesis[0])
 
 
 def plain_beam(tree: Tree, settings: BeamSearch, limit: int, forced: Tokens) -> list[Hypothesis]:
     """Runs beam search as the docstrings of beam.py describe it."""
     size = settings.beam_size // settings.diversity_groups
     groups = [Group() for _ in range(settings.diversity_groups)]
+    # A beam of one is greedy.
+    considered = 2 * size if size > 1 else 1
+
     length = 0
     while length < limit and not all(group.over(settings, size, length) for group in groups):
         length += 1
+        cut = settings.unfinished == "compete" and length == limit
         cost = collections.defaultdict(float)
         for group in groups:
-            best = group.candidates(tree, settings, forced, cost)[: 2 * size if size > 1 else 1]
-            cut = settings.unfinished == "compete" and length == limit
-            ends = [tokens[-1] == EOS or cut for _, tokens in best]
-            group.alive = [c for c, end in zip(best, ends, strict=True) if not end][:size]
-            eligible = size if settings.ends_within == "N" else 2 * size
-            ended = [c for c, end in zip(best[:eligible], ends, strict=False) if end][:size]
-            group.finished += [(score(settings, p, length), p, tokens) for p, tokens in ended]
-            group.finished = sorted(group.finished, key=lambda h: -h[0])[:size]
+            candidates = group.candidates(tree, settings, forced, cost=cost)
+            group.advance(candidates[:considered], settings, size, length=length, cut=cut)
             for _, tokens in group.alive:
                 cost[tokens[-1]] += settings.diversity_penalty
-    finished = [h for group in groups for h in group.finished]
-    alive = [(score(settings, p, length), p, t) for group in groups for p, t in group.alive]
-    return sorted(finished or alive, key=lambda hypothesis: -hypothesis[0])
+
+    finished = []
+    alive = []
+    for group in groups:
+        finished += group.finished
+        for log_prob, tokens in group.alive:
+            alive.append((score(settings, log_prob, length), log_prob, tokens))
+    return best_first(finished or alive)
 
 
 def hypotheses(result: BeamResult, sentence: int) -> list[Hypothesis]:
     """Returns the existing hypotheses of one sentence, and checks the form of all."""
-    rows = zip(*(np.asarray(field)[sentence] for field in result), strict=True)
+    fields = [np.asarray(field)[sentence] for field in result]
     found = []
-    for tokens, length, value, log_prob in rows:
+    for tokens, length, value, log_prob in zip(*fields, strict=True):
         assert (tokens[length:] == PAD).all()
         if value == -INFINITY:
             assert length == 0
             assert log_prob == -INFINITY
         else:
             found.append((float(value), float(log_prob), tuple(tokens[:length].tolist())))
+
+    # Best first; hypotheses that do not exist last.
     values = np.asarray(result.scores)[sentence]
-    assert (values[:-1] >= values[1:]).all()  # Best first; hypotheses that do not exist last.
+    assert (values[:-1] >= values[1:]).all()
     return found
 
 
 def numbers(found: list[Hypothesis]) -> np.ndarray:
-    return np.array([hypothesis[:2] for hypothesis in found]).reshape(-1, 2)
+    """Returns scores and log probabilities, [hypotheses, 2]."""
+    pairs = [(value, log_prob) for value, log_prob, _ in found]
+    return np.array(pairs).reshape(-1, 2)
 
 
 def tokens_of(found: list[Hypothesis]) -> list[Tokens]:

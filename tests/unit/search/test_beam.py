@@ -1,6 +1,7 @@
 """Beam search on a lattice with results computed by hand, properties for any model, candidates."""
 
 import functools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -45,7 +46,9 @@ LATTICE = log(
         [0.0, 1.0, 0.0, 0.0, 0.0],
     ]
 )
-A, B, C = 2, 3, 4
+A = 2
+B = 3
+C = 4
 
 
 class LatticeTree(Tree):
@@ -63,78 +66,107 @@ def search_lattice(settings, limits, prefix):
     def step(tokens, cache):
         return jnp.asarray(LATTICE)[tokens], cache
 
-    state = settings.advance(step, settings.start((), limits, CAPACITY, prefix), CAPACITY)
+    start = settings.start((), limits, CAPACITY, prefix)
+    state = settings.advance(step, start, CAPACITY)
     return state.step, settings.finalize(state)
 
 
-# Settings, and rows of (limit, prefix, hypotheses with their probabilities).
+class ByHand(NamedTuple):
+    """One sentence, and what is found for it, best first, with probabilities."""
+
+    limit: int
+    forced: tuple[int, ...]
+    expected: dict[tuple[int, ...], float]
+
+
 BY_HAND = [
-    ({"beam_size": 1}, [(6, (), {(A, C, EOS): 0.30})]),  # Greedy search misses the best.
+    # Greedy search misses the best.
+    ({"beam_size": 1}, [ByHand(6, (), {(A, C, EOS): 0.30})]),
     (
         {"beam_size": 3},
         [
-            (6, (), {(B, EOS): 0.36, (A, C, EOS): 0.30, (A, EOS): 0.18}),
-            (99, (), {(B, EOS): 0.36, (A, C, EOS): 0.30, (A, EOS): 0.18}),  # Limited to 6.
+            ByHand(6, (), {(B, EOS): 0.36, (A, C, EOS): 0.30, (A, EOS): 0.18}),
+            # Limited to 6.
+            ByHand(99, (), {(B, EOS): 0.36, (A, C, EOS): 0.30, (A, EOS): 0.18}),
             # Unfinished (A, C) is dropped, though 0.3 > 0.18. No hypothesis ends after one token.
-            (2, (), {(B, EOS): 0.36, (A, EOS): 0.18}),
-            (1, (), {(A,): 0.6, (B,): 0.4}),
-            (0, (), {(): 1.0}),
+            ByHand(2, (), {(B, EOS): 0.36, (A, EOS): 0.18}),
+            ByHand(1, (), {(A,): 0.6, (B,): 0.4}),
+            ByHand(0, (), {(): 1.0}),
             # A prefix counts with its probability, and is truncated to the limit.
-            (6, (A,), {(A, C, EOS): 0.30, (A, EOS): 0.18, (A, B, EOS): 0.6 * 0.2 * 0.9}),
-            (6, (B, C), {(B, C, EOS): 0.04}),
-            (6, (A, EOS), {(A, EOS): 0.18}),
-            (6, (C,), {}),  # C cannot come first.
-            (2, (A, B, C), {(A, B): 0.12}),
+            ByHand(6, (A,), {(A, C, EOS): 0.30, (A, EOS): 0.18, (A, B, EOS): 0.6 * 0.2 * 0.9}),
+            ByHand(6, (B, C), {(B, C, EOS): 0.04}),
+            ByHand(6, (A, EOS), {(A, EOS): 0.18}),
+            # C cannot come first.
+            ByHand(6, (C,), {}),
+            ByHand(2, (A, B, C), {(A, B): 0.12}),
         ],
     ),
     # Both groups are greedy and would find A C EOS. The second group chooses B if A costs more than
     # log 0.6 - log 0.4 = 0.41. The result has the model's probability.
     (
         {"beam_size": 2, "diversity_groups": 2, "diversity_penalty": 0.5},
-        [(6, (), {(B, EOS): 0.36, (A, C, EOS): 0.30})],
+        [ByHand(6, (), {(B, EOS): 0.36, (A, C, EOS): 0.30})],
     ),
+    # Found twice.
     (
         {"beam_size": 2, "diversity_groups": 2, "diversity_penalty": 0.4},
-        [(6, (), {(A, C, EOS): 0.30})],  # Found twice.
+        [ByHand(6, (), {(A, C, EOS): 0.30})],
     ),
     # log 0.36 / 1.361 = -0.751 against log 0.30 / 1.778 = -0.677.
-    ({"length_penalty": 2.0}, [(6, (), {(A, C, EOS): 0.30, (B, EOS): 0.36})]),
+    ({"length_penalty": 2.0}, [ByHand(6, (), {(A, C, EOS): 0.30, (B, EOS): 0.36})]),
     (
         {"beam_size": 3, "unfinished": "compete"},
-        [(2, (), {(B, EOS): 0.36, (A, C): 0.30, (A, EOS): 0.18})],
+        [ByHand(2, (), {(B, EOS): 0.36, (A, C): 0.30, (A, EOS): 0.18})],
     ),
     # After two tokens the candidates are B EOS 0.36, A C 0.30, A EOS 0.18, A B 0.12. A EOS is the
     # third, so it ends only within 2N.
-    ({"beam_size": 2}, [(2, (), {(B, EOS): 0.36, (A, EOS): 0.18})]),
-    ({"beam_size": 2, "ends_within": "N"}, [(2, (), {(B, EOS): 0.36})]),
+    ({"beam_size": 2}, [ByHand(2, (), {(B, EOS): 0.36, (A, EOS): 0.18})]),
+    ({"beam_size": 2, "ends_within": "N"}, [ByHand(2, (), {(B, EOS): 0.36})]),
+    # Probabilities are not renormalized.
     (
-        {"beam_size": 3, "min_length": 2},  # Probabilities are not renormalized.
+        {"beam_size": 3, "min_length": 2},
         [
-            (6, (), {(A, C, EOS): 0.30, (A, B, EOS): 0.6 * 0.2 * 0.9, (B, C, EOS): 0.4 * 0.1}),
-            (6, (A, EOS), {(A, EOS): 0.18}),  # A forced EOS is allowed.
-            (1, (), {(A,): 0.6, (B,): 0.4}),  # Limits take precedence.
+            ByHand(
+                6,
+                (),
+                {(A, C, EOS): 0.30, (A, B, EOS): 0.6 * 0.2 * 0.9, (B, C, EOS): 0.4 * 0.1},
+            ),
+            # A forced EOS is allowed.
+            ByHand(6, (A, EOS), {(A, EOS): 0.18}),
+            # Limits take precedence.
+            ByHand(1, (), {(A,): 0.6, (B,): 0.4}),
         ],
     ),
 ]
 
 
+def assert_found(found, expected):
+    """Groups may find the same hypothesis, which then counts once."""
+    assert list(dict.fromkeys(tokens_of(found))) == list(expected)
+    probabilities = {tokens: np.exp(log_prob) for _, log_prob, tokens in found}
+    assert probabilities == pytest.approx(expected)
+
+
 @pytest.mark.parametrize(("changes", "rows"), BY_HAND)
 def test_the_plain_beam_finds_what_is_computed_by_hand(changes, rows):
-    for limit, forced, expected in rows:
-        found = plain_beam(LatticeTree(), beam(**changes), min(limit, CAPACITY), forced)
-        assert list(dict.fromkeys(tokens_of(found))) == list(expected)
-        assert {t: np.exp(p) for _, p, t in found} == pytest.approx(expected)
+    settings = beam(**changes)
+    for row in rows:
+        limit = min(row.limit, CAPACITY)
+        found = plain_beam(LatticeTree(), settings, limit, forced=row.forced)
+        assert_found(found, row.expected)
 
 
 @pytest.mark.parametrize(("changes", "rows"), by_profile(BY_HAND[:3], nightly=BY_HAND))
 def test_beam_search_finds_what_is_computed_by_hand(changes, rows):
-    prefix = np.array([[*forced, *[PAD] * (4 - len(forced))] for _, forced, _ in rows])
-    limits = np.array([limit for limit, *_ in rows])
+    prefix = np.full((len(rows), 4), PAD)
+    for sentence, row in enumerate(rows):
+        prefix[sentence, : len(row.forced)] = row.forced
+    limits = np.array([row.limit for row in rows])
+
     _, result = jax.device_get(search_lattice(beam(**changes), limits, prefix))
-    for sentence, (*_, expected) in enumerate(rows):
-        found = hypotheses(result, sentence)
-        assert list(dict.fromkeys(tokens_of(found))) == list(expected)
-        assert {t: np.exp(p) for _, p, t in found} == pytest.approx(expected)
+
+    for sentence, row in enumerate(rows):
+        assert_found(hypotheses(result, sentence), row.expected)
 
 
 def test_no_step_is_unnecessary():
@@ -147,36 +179,43 @@ def test_no_step_is_unnecessary():
 
 
 DIVERSE = beam(beam_size=4, length_penalty=0.6, diversity_groups=2, diversity_penalty=0.5)
-LOGITS = tree_logits(7, 7, 4, 5)
+LOGITS = tree_logits(seed=7, sentences=7, vocabulary=4, depth=5)
 LIMITS = np.array([5, 1, 4, 5, 2, 3, 5], np.int32)
 
 
 def test_advance_in_several_calls_equals_one_call():
     """Between calls of advance, sentences may be dropped, repeated or reordered."""
     whole = search_tree(DIVERSE, LOGITS, LIMITS)
-    state, result = advance_tree(DIVERSE, start_tree(DIVERSE, LOGITS, LIMITS), 2)
+
+    start = start_tree(DIVERSE, LOGITS, LIMITS)
+    state, result = advance_tree(DIVERSE, start, 2)
     assert state.step == 2
     assert np.asarray(state.done)[LIMITS <= 2].all()
+
     # After each step, there is a result, as from a search with this limit.
-    jax.tree.map(
-        functools.partial(np.testing.assert_allclose, rtol=1e-6),
-        jax.device_get(result),
-        search_tree(DIVERSE, LOGITS, np.minimum(LIMITS, 2)),
-    )
+    limited = search_tree(DIVERSE, LOGITS, np.minimum(LIMITS, 2))
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-6)
+    jax.tree.map(close, jax.device_get(result), limited)
+
     rows = np.array([6, 0, 3, 3, 2, 1, 0])
-    state, result = advance_tree(DIVERSE, jax.jit(take_sentences)(state, rows), CAPACITY)
+    state = jax.jit(take_sentences)(state, rows)
+    state, result = advance_tree(DIVERSE, state, CAPACITY)
     assert state.step == 5
-    for found, row in enumerate(rows.tolist()):
-        assert hypotheses(jax.device_get(result), found) == hypotheses(whole, row)
+    result = jax.device_get(result)
+    for sentence, row in enumerate(rows.tolist()):
+        assert hypotheses(result, sentence) == hypotheses(whole, row)
 
 
 def test_advance_leaves_a_few_unfinished_sentences():
-    advance = jax.jit(functools.partial(DIVERSE.advance, tree_step, until=CAPACITY, unfinished=3))
-    state = advance(start_tree(DIVERSE, LOGITS, LIMITS))
+    advance = functools.partial(DIVERSE.advance, tree_step, until=CAPACITY, unfinished=3)
+
+    state = jax.jit(advance)(start_tree(DIVERSE, LOGITS, LIMITS))
     assert 1 <= (~state.done).sum() <= 3
     assert state.step < 5
-    result = jax.device_get(advance_tree(DIVERSE, state, CAPACITY)[1])
-    jax.tree.map(np.testing.assert_array_equal, result, search_tree(DIVERSE, LOGITS, LIMITS))
+
+    _, result = advance_tree(DIVERSE, state, CAPACITY)
+    whole = search_tree(DIVERSE, LOGITS, LIMITS)
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(result), whole)
 
 
 def test_result_does_not_depend_on_the_other_sentences():
@@ -184,12 +223,17 @@ def test_result_does_not_depend_on_the_other_sentences():
     together = search_tree(DIVERSE, LOGITS, LIMITS)
     order = np.array([3, 6, 0, 5, 1, 4, 2])
     shuffled = search_tree(DIVERSE, LOGITS[order], LIMITS[order])
+
     for row in range(7):
-        assert hypotheses(shuffled, order.tolist().index(row)) == hypotheses(together, row)
-        others = (np.arange(7) != row)[:, None, None]
-        alone = search_tree(DIVERSE, np.where(others, np.float32(np.nan), LOGITS), LIMITS)
-        assert hypotheses(alone, row) == hypotheses(together, row)
-        assert np.isnan(alone.scores[np.arange(7) != row, 0]).all()
+        expected = hypotheses(together, row)
+        place = order.tolist().index(row)
+        assert hypotheses(shuffled, place) == expected
+
+        others = np.arange(7) != row
+        without_others = np.where(others[:, None, None], np.float32(np.nan), LOGITS)
+        alone = search_tree(DIVERSE, without_others, LIMITS)
+        assert hypotheses(alone, row) == expected
+        assert np.isnan(alone.scores[others, 0]).all()
 
 
 @pytest.mark.parametrize(
@@ -200,14 +244,34 @@ def test_result_does_not_depend_on_the_other_sentences():
     ],
 )
 def test_wrong_logits_are_refused(shape, eos_id, message):
-    search = beam(eos_id=eos_id)
+    settings = beam(eos_id=eos_id)
+
+    def step(tokens, cache):
+        return jnp.ones(shape), cache
+
+    def search():
+        return settings(step, (), max_lengths=[3], capacity=6)
+
     with pytest.raises(UserError, match=message):
-        jax.eval_shape(
-            lambda: search(lambda *_: (jnp.ones(shape), ()), (), max_lengths=[3], capacity=6)
-        )
+        jax.eval_shape(search)
 
 
-compiled_expand = jax.jit(lambda *arrays: expand(*arrays, arrays[0]))
+@jax.jit
+def compiled_expand(logits, log_probs):
+    return expand(logits, log_probs, logits)
+
+
+def logits_with_ties(random, beams, size):
+    """Returns logits of three sentences, [3, beams, size], with ties and impossible values."""
+    logits = random.integers(-3, 4, (3, beams, size)).astype(np.float32)
+    logits[random.random(logits.shape) < 0.3] = -np.inf
+
+    logits[0] = -np.inf
+    logits[0, -1, [size // 4, size - 2]] = 0  # The second in a block of a greater value.
+    logits[1] = logits[1, :1]  # Equal hypotheses, too.
+    logits[2, -1, : size - 1] = -np.inf
+    logits[:, -1, size - 1] = 1.0
+    return logits
 
 
 @pytest.mark.parametrize(
@@ -215,23 +279,21 @@ compiled_expand = jax.jit(lambda *arrays: expand(*arrays, arrays[0]))
 )
 def test_the_best_candidates_equal_a_stable_sort_with_ties_and_impossible_values(beams, size):
     random = np.random.default_rng(size + beams)
-    logits = random.integers(-3, 4, (3, beams, size)).astype(np.float32)  # Many ties.
-    logits[random.random(logits.shape) < 0.3] = -np.inf
-    logits[0] = -np.inf
-    logits[0, -1, [size // 4, size - 2]] = 0  # The second in a block of a greater value.
-    logits[1] = logits[1, :1]  # Equal hypotheses, too.
-    logits[2, -1, : size - 1] = -np.inf
-    logits[:, -1, size - 1] = 1.0
-    log_probs = np.where(random.random((3, beams)) < 0.3, -np.inf, -1).astype(np.float32)
+    logits = logits_with_ties(random, beams, size)
+    impossible = random.random((3, beams)) < 0.3
+    log_probs = np.where(impossible, -np.inf, -1).astype(np.float32)
     log_probs[:, -1] = -1
+
+    found = jax.device_get(compiled_expand(logits, log_probs))
+
     with np.errstate(divide="ignore"):
         totals = np.log(np.exp(logits, dtype=np.float64).sum(axis=2, keepdims=True))
     new = logits - np.where(totals == -np.inf, 0, totals)
-    expected = (log_probs[:, :, None] + new).reshape(3, -1)
-    ranked = -np.round(expected, 4)
-    places = np.argsort(ranked, axis=1, kind="stable")[:, : 2 * beams if beams > 1 else 1]
-    found = jax.device_get(compiled_expand(logits, log_probs))
-    expected = np.take_along_axis(expected, places, axis=1)
+    candidates = (log_probs[:, :, None] + new).reshape(3, -1)  # [3, beams * size]
+    ranked = np.argsort(-np.round(candidates, 4), axis=1, kind="stable")
+    places = ranked[:, : 2 * beams if beams > 1 else 1]
+    expected = np.take_along_axis(candidates, places, axis=1)
+
     np.testing.assert_allclose(found.log_probs, expected, rtol=1e-6)
     exist = expected > -np.inf
     assert exist.sum() >= 3
@@ -240,27 +302,28 @@ def test_the_best_candidates_equal_a_stable_sort_with_ties_and_impossible_values
     assert (found.tokens < size).all()
 
 
-def step_of(**changes):
-    """Returns a search of one step as a function of arrays, and its arguments."""
-    settings = beam(beam_size=4, **changes)
-    table = np.zeros((1, 1, 997, 997), np.float32)
-    state = jax.jit(lambda table: settings.start(table, [6], 6))(table)
-    arrays, structure = jax.tree.flatten(state)
-
-    def one(*arrays):
-        state = jax.tree.unflatten(structure, arrays)
-        return jax.tree.leaves(settings.advance(lambda t, cache: (cache[0, 0][t], cache), state, 1))
-
-    return one, arrays
-
-
 OPTIONS = {"min_length": 2, "no_repeat_ngram": 2, "diversity_groups": 2, "diversity_penalty": 0.5}
 
 
 @pytest.mark.parametrize("changes", [{}, OPTIONS])
 def test_candidates_are_not_sorted(changes):
     """XLA keeps its top-k and does not fall back to sorting all N * V candidates of every step."""
-    function, arrays = step_of(**changes)
-    program = jax.jit(function).lower(*arrays).compile().as_text()
+    settings = beam(beam_size=4, **changes)
+    table = np.zeros((1, 1, 997, 997), np.float32)
+    state = jax.jit(lambda table: settings.start(table, [6], 6))(table)
+
+    # A search of one step, as a function of arrays.
+    arrays, structure = jax.tree.flatten(state)
+
+    def step(tokens, cache):
+        return cache[0, 0][tokens], cache
+
+    @jax.jit
+    def one(*arrays):
+        state = jax.tree.unflatten(structure, arrays)
+        return jax.tree.leaves(settings.advance(step, state, 1))
+
+    program = one.lower(*arrays).compile().as_text()
+
     assert " sort(" not in program
     assert "TopK" in program

@@ -4,6 +4,7 @@ A case is one sentence: its own tree, its own limit, its own prefix to start wit
 are searched at a time, under settings drawn for all fifty. Everything follows from the seed.
 """
 
+import dataclasses
 from typing import NamedTuple
 
 import jax
@@ -53,14 +54,18 @@ class Cases(NamedTuple):
 def any_cases(seed: int, vocabulary: int, depth: int) -> Cases:
     random = np.random.default_rng([seed, 0])
     limits = np.minimum(random.integers(0, depth + 3, SENTENCES), depth).astype(np.int32)
+
+    # In half of the cases, no sentence has a prefix.
     lengths = random.integers(0, 4, SENTENCES) * random.integers(0, 2)
-    prefix = random.integers(1, vocabulary, (SENTENCES, 3)).astype(np.int32)  # No padding.
+    prefix = random.integers(1, vocabulary, (SENTENCES, 3)).astype(np.int32)
     prefix[np.arange(3) >= lengths[:, None]] = PAD
+    forced = [tuple(row[:length].tolist()) for row, length in zip(prefix, lengths, strict=True)]
+
     return Cases(
-        logits=tree_logits(seed, SENTENCES, vocabulary, depth),
+        logits=tree_logits(seed, SENTENCES, vocabulary, depth=depth),
         limits=limits,
         prefix=prefix if lengths.any() else None,
-        forced=[tuple(row[:n].tolist()) for row, n in zip(prefix, lengths, strict=True)],
+        forced=forced,
     )
 
 
@@ -80,6 +85,7 @@ def any_beam(seed: int, sizes: list[tuple[int, int]]) -> BeamSearch:
     }
     if narrow["early_stop"] == "full":
         narrow["ends_within"] = "N"
+
     return beam(
         beam_size=beam_size,
         penalty=one_of("gnmt", "gnmt", "power", "none"),
@@ -91,20 +97,27 @@ def any_beam(seed: int, sizes: list[tuple[int, int]]) -> BeamSearch:
     )
 
 
+def assert_same(found, expected):
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
 @pytest.mark.parametrize("seed", WIDE_SEEDS)
 def test_a_beam_wide_enough_is_exhaustive(seed):
     vocabulary, depth, beams = WIDE[seed % len(WIDE)]
-    cases, wide = any_cases(seed, vocabulary, depth), any_beam(seed, [(beams, 1)])
-    result = search_tree(wide, *cases[:3])
-    jax.tree.map(np.testing.assert_array_equal, result, search_patiently(wide, *cases[:3]))
+    cases = any_cases(seed, vocabulary, depth)
+    wide = any_beam(seed, [(beams, 1)])
+
+    result = search_tree(wide, cases.logits, cases.limits, prefix=cases.prefix)
+
+    patient = search_patiently(wide, cases.logits, cases.limits, prefix=cases.prefix)
+    assert_same(result, patient)
     for sentence, limit in enumerate(cases.limits.tolist()):
         tree = Tree(cases.logits[sentence])
         found = hypotheses(result, sentence)
-        expected = exhaustive(tree, wide, limit, cases.forced[sentence])[:beams]
+        expected = exhaustive(tree, wide, limit, forced=cases.forced[sentence])[:beams]
         # Equal scores may come in any order: compare the scores, then the score of each hypothesis.
-        np.testing.assert_allclose(
-            [h[0] for h in found], [h[0] for h in expected], rtol=1e-5, atol=1e-5
-        )
+        scores = [value for value, _, _ in expected]
+        np.testing.assert_allclose([h[0] for h in found], scores, rtol=1e-5, atol=1e-5)
         assert len(set(tokens_of(found))) == len(found)
         for value, log_prob, tokens in found:
             assert log_prob == pytest.approx(tree.log_prob(tokens), rel=1e-5, abs=1e-5)
@@ -113,37 +126,65 @@ def test_a_beam_wide_enough_is_exhaustive(seed):
 
 @pytest.mark.parametrize("seed", NARROW_SEEDS)
 def test_equals_a_beam_in_plain_python(seed):
-    cases, narrow = any_cases(seed, 2 + seed % 4, 5), any_beam(seed, NARROW)
-    result = search_tree(narrow, *cases[:3])
-    if narrow.early_stop == "proven":
-        patient = search_patiently(narrow, *cases[:3])
-        for n_best in range(narrow.beam_size + 1):
-            found = search_tree(narrow, *cases[:3], n_best=np.int32(n_best))
-            for ours, theirs in zip(found, patient, strict=True):
-                needed = np.s_[:, : n_best or None]
-                np.testing.assert_array_equal(ours[needed], theirs[needed])
+    cases = any_cases(seed, vocabulary=2 + seed % 4, depth=5)
+    narrow = any_beam(seed, NARROW)
+
+    result = search_tree(narrow, cases.logits, cases.limits, prefix=cases.prefix)
+
     for sentence, limit in enumerate(cases.limits.tolist()):
+        tree = Tree(cases.logits[sentence])
         found = hypotheses(result, sentence)
-        expected = plain_beam(Tree(cases.logits[sentence]), narrow, limit, cases.forced[sentence])
+        expected = plain_beam(tree, narrow, limit, forced=cases.forced[sentence])
         assert tokens_of(found) == tokens_of(expected)
         np.testing.assert_allclose(numbers(found), numbers(expected), rtol=1e-5, atol=1e-5)
 
+    if narrow.early_stop == "proven":
+        assert_stops_without_effect(narrow, cases)
+
+
+def assert_stops_without_effect(narrow, cases):
+    """Stopping early changes none of the n best hypotheses that are needed, of any number."""
+    patient = search_patiently(narrow, cases.logits, cases.limits, prefix=cases.prefix)
+    for n_best in range(narrow.beam_size + 1):
+        found = search_tree(
+            narrow,
+            cases.logits,
+            cases.limits,
+            prefix=cases.prefix,
+            n_best=np.int32(n_best),
+        )
+        # No number needs all.
+        needed = n_best or narrow.beam_size
+        for ours, theirs in zip(found, patient, strict=True):
+            np.testing.assert_array_equal(ours[:, :needed], theirs[:, :needed])
+
 
 def test_the_best_alone_is_found_sooner():
-    settings, limits = beam(penalty="power", length_penalty=1.0), np.full(500, 5, np.int32)
-    starts = (start_tree(settings, tree_logits(1, 500, 3, 5), limits, n_best=n) for n in (0, 1))
-    all_, best = (advance_tree(settings, start, 3)[0].done.sum() for start in starts)
-    assert all_ + 50 < best < 500
+    settings = beam(penalty="power", length_penalty=1.0)
+    logits = tree_logits(seed=1, sentences=500, vocabulary=3, depth=5)
+    limits = np.full(500, 5, np.int32)
+
+    def done_after_three_tokens(n_best):
+        start = start_tree(settings, logits, limits, n_best=n_best)
+        state, _ = advance_tree(settings, start, 3)
+        return state.done.sum()
+
+    needs_all = done_after_three_tokens(n_best=0)
+    needs_one = done_after_three_tokens(n_best=1)
+    assert needs_all + 50 < needs_one < 500
 
 
 def test_stopping_early_changes_nothing_where_stopping_hastily_does():
     # From the third token on, continuations are almost certain, and the longest may still win.
-    logits = tree_logits(1, 500, 3, 5)
+    logits = tree_logits(seed=1, sentences=500, vocabulary=3, depth=5)
     logits[:, 1 + 3 :] *= 8
     limits = np.full(500, 5, np.int32)
-    changes = {"penalty": "power", "length_penalty": 1.0, "beam_size": 4, "diversity_groups": 2}
-    careful, hasty = beam(**changes), beam(**changes, early_stop="likely")
+    careful = beam(penalty="power", length_penalty=1.0, beam_size=4, diversity_groups=2)
+    hasty = dataclasses.replace(careful, early_stop="likely")
+
     result = search_tree(careful, logits, limits)
-    jax.tree.map(np.testing.assert_array_equal, result, search_patiently(careful, logits, limits))
+    assert_same(result, search_patiently(careful, logits, limits))
+
     other = search_tree(hasty, logits, limits)
-    assert (result.scores != other.scores).any(axis=1).sum() >= 30
+    changed = (result.scores != other.scores).any(axis=1)
+    assert changed.sum() >= 30

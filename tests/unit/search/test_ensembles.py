@@ -19,27 +19,34 @@ def model(tokens, cache):
 
 
 def together(*logits):
+    """Returns the logits of an ensemble, and the caches of its models after a step."""
+    step = jax.jit(ensemble([model] * len(logits)))
     caches = tuple({"logits": one, "calls": np.array(0)} for one in logits)
-    return jax.device_get(jax.jit(ensemble([model] * len(logits)))(TOKENS, caches))
+    return jax.device_get(step(TOKENS, caches))
 
 
 @pytest.mark.parametrize(("number", "dtype"), [(2, "float32"), (3, jnp.bfloat16)])
 def test_probabilities_are_averaged(number, dtype):
     """In float32, whatever the type of the logits."""
-    logits = (5 * np.random.default_rng(0).normal(size=(number, 2, 3, 7))).astype(dtype)
+    normal = np.random.default_rng(0).normal(size=(number, 2, 3, 7))
+    logits = (5 * normal).astype(dtype)
     logits[:, 0, 0, 1] = -INFINITY  # Impossible for all models.
     logits[0, 1, 1, 2] = -INFINITY  # Impossible for one model.
     logits[:, 1, 2] = -INFINITY  # No token is possible for any model.
+
     found, after = together(*logits)
-    exact = np.exp(logits.astype(np.float64))
+
+    odds = np.exp(logits.astype(np.float64))
     with np.errstate(invalid="ignore"):
-        exact = np.nan_to_num(exact / exact.sum(axis=-1, keepdims=True)).mean(axis=0)
-    np.testing.assert_allclose(np.exp(np.float64(found)), exact, rtol=1e-5, atol=1e-12)
+        probabilities = np.nan_to_num(odds / odds.sum(axis=-1, keepdims=True))
+    expected = probabilities.mean(axis=0)
+    np.testing.assert_allclose(np.exp(np.float64(found)), expected, rtol=1e-5, atol=1e-12)
     assert found.dtype == np.float32
     assert [int(cache["calls"]) for cache in after] == [1] * number
 
 
 def test_mismatches_are_refused():
     logits = np.zeros((2, 3, 4))
+    more_tokens = np.zeros((2, 3, 5))
     with pytest.raises(UserError, match=r"one vocabulary: got .* \(2, 3, 4\), \(2, 3, 5\)"):
-        together(logits, np.zeros((2, 3, 5)))
+        together(logits, more_tokens)

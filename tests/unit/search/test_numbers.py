@@ -15,10 +15,12 @@ LOGITS = np.random.default_rng(0).normal(0, 1, (7, 7)).astype(np.float32)
 
 def find(search):
     """Runs a search over a Markov chain of seven tokens for two sentences."""
-    steps = jax.numpy.asarray(LOGITS)
-    return search(
-        lambda tokens, cache: (steps[tokens], cache), (), max_lengths=[6, 4], capacity=CAPACITY
-    )
+    table = jax.numpy.asarray(LOGITS)
+
+    def step(tokens, cache):
+        return table[tokens], cache
+
+    return search(step, (), max_lengths=[6, 4], capacity=CAPACITY)
 
 
 BEAM = BeamSearch(beam_size=4, diversity_groups=2, diversity_penalty=0.5, min_length=1)
@@ -26,10 +28,20 @@ SAMPLING = Sampling(num_samples=4, top_p=0.9, min_p=0.05, typical_p=0.9, min_len
 SWEEPS = [
     (
         BEAM,
-        {"length_penalty": 2.0, "max_extra_length": 7},
-        {"diversity_penalty": 3.0, "min_length": 3},
+        [
+            {"length_penalty": 2.0, "max_extra_length": 7},
+            {"diversity_penalty": 3.0, "min_length": 3},
+        ],
     ),
-    (SAMPLING, {"temperature": 0.3}, {"top_p": 0.2}, {"min_p": 0.9, "seed": 8}, {"typical_p": 0.2}),
+    (
+        SAMPLING,
+        [
+            {"temperature": 0.3},
+            {"top_p": 0.2},
+            {"min_p": 0.9, "seed": 8},
+            {"typical_p": 0.2},
+        ],
+    ),
 ]
 STRUCTURE = [
     (BEAM, {"beam_size": 6, "min_length": 0, "penalty": "power", "early_stop": "never"}),
@@ -39,29 +51,35 @@ STRUCTURE = [
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize("sweep", SWEEPS, ids=["beam", "sampling"])
-def test_a_sweep_is_traced_once_and_finds_the_same(sweep):
-    traces, results = [], []
+@pytest.mark.parametrize(("search", "changes"), SWEEPS, ids=["beam", "sampling"])
+def test_a_sweep_is_traced_once_and_finds_the_same(search, changes):
+    traces = []
 
     @functools.partial(jax.jit, static_argnums=0)
     def run(static, numbers):
         traces.append(static)
         return find(static.join_numbers(numbers))
 
-    for change in ({}, *sweep[1:]):
-        changed = dataclasses.replace(sweep[0], **change)
-        found = jax.device_get(run(*changed.split_numbers(CAPACITY)))
-        expected = jax.device_get(jax.jit(functools.partial(find, changed))())
-        np.testing.assert_array_equal(found.tokens, expected.tokens)
-        np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-6)
+    results = []
+    for change in ({}, *changes):
+        changed = dataclasses.replace(search, **change)
+        static, numbers = changed.split_numbers(CAPACITY)
+        found = jax.device_get(run(static, numbers))
+        alone = jax.device_get(jax.jit(functools.partial(find, changed))())
+        np.testing.assert_array_equal(found.tokens, alone.tokens)
+        np.testing.assert_allclose(found.scores, alone.scores, rtol=1e-6)
         results.append(found)
+
     assert len(traces) == 1
-    for result in results[1:]:
-        assert any((a != b).any() for a, b in zip(result, results[0], strict=True))
+    unchanged, *others = results
+    for result in others:
+        assert any((a != b).any() for a, b in zip(result, unchanged, strict=True))
 
 
 @pytest.mark.parametrize(("search", "changes"), STRUCTURE)
 def test_structure_stays_static(search, changes):
-    for change in changes.items():
-        changed = dataclasses.replace(search, **dict([change]))
-        assert changed.split_numbers(CAPACITY)[0] != search.split_numbers(CAPACITY)[0]
+    static, _ = search.split_numbers(CAPACITY)
+    for name, value in changes.items():
+        changed = dataclasses.replace(search, **{name: value})
+        other, _ = changed.split_numbers(CAPACITY)
+        assert other != static

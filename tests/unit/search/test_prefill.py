@@ -9,17 +9,20 @@ from jaxformer.search import BeamSearch, Sampling
 
 from ...profiles import by_profile
 
-VOCABULARY, WIDTH, BATCH, CAPACITY = 9, 6, 4, 10
+VOCABULARY = 9
+WIDTH = 6
+BATCH = 4
+CAPACITY = 10
 RANDOM = np.random.default_rng(0)
-EMBEDDING, RECURRENT, OUTPUT = (
-    RANDOM.normal(size=shape).astype(np.float32)
-    for shape in ((VOCABULARY, WIDTH), (WIDTH, WIDTH), (WIDTH, VOCABULARY))
-)
+EMBEDDING = RANDOM.normal(size=(VOCABULARY, WIDTH)).astype(np.float32)
+RECURRENT = RANDOM.normal(size=(WIDTH, WIDTH)).astype(np.float32)
+OUTPUT = RANDOM.normal(size=(WIDTH, VOCABULARY)).astype(np.float32)
 
 
 def step(tokens, hidden):
     """A recurrent network, whose state, [B, N, D], belongs to the hypotheses."""
-    hidden = jnp.tanh(hidden @ RECURRENT + jnp.asarray(EMBEDDING)[tokens])
+    embedded = jnp.asarray(EMBEDDING)[tokens]
+    hidden = jnp.tanh(hidden @ RECURRENT + embedded)
     return 2 * hidden @ OUTPUT, hidden
 
 
@@ -28,13 +31,15 @@ def prefill(inputs, targets, length, hidden):
 
     def one(hidden, token):
         logits, hidden = step(token[:, None], hidden)
-        return hidden, (jax.nn.log_softmax(logits)[:, 0], hidden)
+        log_probs = jax.nn.log_softmax(logits)[:, 0]
+        return hidden, (log_probs, hidden)
 
     start = hidden[:, :1]
-    _, (log_probs, states) = jax.lax.scan(one, start, inputs.T)
+    _, (log_probs, states) = jax.lax.scan(one, start, inputs.T)  # [T, B, V] and [T, B, 1, D]
+
     states = jnp.concatenate([start[None], states])
-    log_probs = jnp.take_along_axis(log_probs, targets.T[:, :, None], axis=2)[:, :, 0].T
-    return log_probs, jnp.broadcast_to(states[length], hidden.shape)
+    chosen = jnp.take_along_axis(log_probs, targets.T[:, :, None], axis=2)[:, :, 0]
+    return chosen.T, jnp.broadcast_to(states[length], hidden.shape)
 
 
 PREFIXES = {
@@ -49,8 +54,13 @@ LIMITS = {"high": [10, 10, 9, 10], "low": [2, 10, 3, 1], "none": [0, 10, 10, 0]}
 SEARCHES = {
     "sampling": Sampling(num_samples=3, seed=3, top_k=4),
     "every option": BeamSearch(
-        **{"beam_size": 4, "diversity_groups": 2, "diversity_penalty": 0.5, "min_length": 5},
-        **{"no_repeat_ngram": 2, "unfinished": "compete", "early_stop": "never"},
+        beam_size=4,
+        diversity_groups=2,
+        diversity_penalty=0.5,
+        min_length=5,
+        no_repeat_ngram=2,
+        unfinished="compete",
+        early_stop="never",
     ),
     "greedy": BeamSearch(beam_size=1),
     "beam": BeamSearch(beam_size=3),
@@ -70,14 +80,17 @@ def test_result_equals_reading_one_by_one(name):
 
     @jax.jit
     def run(prefix, limits, key):
-        kwargs = {"max_lengths": limits, "capacity": CAPACITY, "prefix": prefix}
+        arguments = {"max_lengths": limits, "capacity": CAPACITY, "prefix": prefix}
         if isinstance(search, Sampling):
-            kwargs["keys"] = jax.random.split(key, BATCH)
-        return search(step, cache, **kwargs), search(step, cache, prefill_fn=prefill, **kwargs)
+            arguments["keys"] = jax.random.split(key, BATCH)
+        one_by_one = search(step, cache, **arguments)
+        at_once = search(step, cache, prefill_fn=prefill, **arguments)
+        return one_by_one, at_once
 
     for prefix in map(padded, PREFIXES):
         for limits in LIMITS.values():
-            one_by_one, at_once = jax.device_get(run(prefix, np.array(limits), jax.random.key(1)))
+            results = run(prefix, np.array(limits), jax.random.key(1))
+            one_by_one, at_once = jax.device_get(results)
             np.testing.assert_array_equal(at_once.tokens, one_by_one.tokens)
             np.testing.assert_array_equal(at_once.lengths, one_by_one.lengths)
             np.testing.assert_allclose(at_once.scores, one_by_one.scores, rtol=1e-5)
@@ -85,17 +98,21 @@ def test_result_equals_reading_one_by_one(name):
 
 
 def test_prefill_reads_tokens_forced_for_all_sentences():
-    search, cache = BeamSearch(beam_size=2), np.zeros((BATCH, 2, WIDTH), np.float32)
+    search = BeamSearch(beam_size=2)
+    cache = np.zeros((BATCH, 2, WIDTH), np.float32)
 
     @jax.jit
     def steps(prefix, limits):
-        return search.prefill(prefill, search.start(cache, limits, CAPACITY, prefix)).step
+        start = search.start(cache, limits, CAPACITY, prefix)
+        return search.prefill(prefill, start).step
 
     for prefix, limits, expected in [
         ("of one length", "high", 3),
         ("of several lengths", "high", 1),
         ("one that ends", "high", 1),
-        ("of one length", "none", 3),  # Sentences with limit 0 do not stop the pass.
+        # Sentences with limit 0 do not stop the pass.
+        ("of one length", "none", 3),
         ("of several lengths", "low", 0),
     ]:
-        assert steps(padded(prefix), np.array(LIMITS[limits])) == expected, (prefix, limits)
+        found = steps(padded(prefix), np.array(LIMITS[limits]))
+        assert found == expected, (prefix, limits)

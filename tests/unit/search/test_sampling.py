@@ -30,27 +30,38 @@ def keys(sentences: int, seed: int = 0) -> jax.Array:
     return jax.random.split(jax.random.key(seed), sentences)
 
 
+def keep(p, tokens):
+    """Returns the distribution of some tokens only."""
+    kept = np.where(np.isin(np.arange(len(p)), tokens), p, 0.0)
+    return kept / kept.sum()
+
+
+def keep_mass(p, order, mass):
+    """Returns the distribution of the fewest tokens, in an order, that have a probability mass."""
+    masses = np.cumsum(p[order])
+    count = 1 + np.flatnonzero(masses >= mass - 1e-9)[0]
+    return keep(p, order[:count])
+
+
 # The filters one by one, each with its definition, in NumPy, float64.
 def expected_distribution(
     p, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, typical_p=1.0
 ) -> np.ndarray:
     p = np.asarray(p, np.float64) ** (1 / temperature)
 
-    def keep(p, tokens):
-        kept = np.where(np.isin(np.arange(len(p)), tokens), p, 0.0)
-        return kept / kept.sum()
-
-    def fewest(p, order, mass):
-        count = next(n for n in range(1, len(p) + 1) if p[order[:n]].sum() >= mass - 1e-9)
-        return keep(p, order[:count])
-
-    p = keep(p, np.argsort(-p, kind="stable")[: top_k or len(p)])
-    p = fewest(p, np.argsort(-p, kind="stable"), top_p)
+    # The most probable tokens, by number, by mass, and by a part of the greatest probability.
+    most_probable = np.argsort(-p, kind="stable")
+    p = keep(p, most_probable[: top_k or len(p)])
+    p = keep_mass(p, np.argsort(-p, kind="stable"), top_p)
     p = keep(p, np.flatnonzero(p >= min_p * max(p)))
+
+    # The tokens whose information is closest to the entropy.
     with np.errstate(divide="ignore"):
         information = -np.log(p)
-    entropy = sum(q * i for q, i in zip(p, information, strict=True) if q > 0)
-    return fewest(p, np.argsort(abs(information - entropy), kind="stable"), typical_p)
+    possible = p > 0
+    entropy = (p[possible] * information[possible]).sum()
+    most_typical = np.argsort(abs(information - entropy), kind="stable")
+    return keep_mass(p, most_typical, typical_p)
 
 
 PROBABILITIES = [0.05, 0.3, 0.2, 0.02, 0.25, 0.0, 0.08, 0.1]
@@ -72,94 +83,147 @@ FILTERS = [
 
 
 def test_truncation_keeps_the_right_tokens():
-    shuffled = np.random.default_rng(0).permuted([[PROBABILITIES] * 3] * 2, axis=2)
+    shuffled = np.random.default_rng(0).permuted([[PROBABILITIES] * 3] * 2, axis=2)  # [2, 3, 8]
 
     @jax.jit
     def truncated(logits):
-        scaled = [logits / cut.get("temperature", 1.0) + 3.0 for cut in FILTERS]
-        found = [sampling(**cut).truncate(z) for cut, z in zip(FILTERS, scaled, strict=True)]
-        ties = [{"top_k": 2}, {"top_p": 0.5}, {"min_p": 1.0}, {"typical_p": 0.5}]
-        equal = [sampling(**cut).truncate(jnp.zeros((1, 1, 4))) for cut in ties]
-        impossible = [sampling(**c).truncate(jnp.full((1, 1, 4), -jnp.inf))[0] for c in FILTERS]
-        return found, equal, impossible
+        results = []
+        for cut in FILTERS:
+            scaled = logits / cut.get("temperature", 1.0) + 3.0
+            results.append(sampling(**cut).truncate(scaled))
+        return results
 
-    found, equal, impossible = jax.device_get(truncated(log(shuffled)))
-    assert equal[0][1].tolist() == [[[0, 1]]]  # Ties are broken by id.
-    assert all((kept == 0).all() for kept, _ in equal[1:])  # Or they are kept together.
-    assert all((kept == -INFINITY).all() for kept in impossible)
-    for cut, (kept, tokens) in zip(FILTERS, found, strict=True):
-        probabilities = np.zeros(shuffled.shape)
-        tokens = np.broadcast_to(np.arange(8), shuffled.shape) if tokens is None else tokens
-        np.put_along_axis(probabilities, tokens, scipy.special.softmax(kept, axis=2), axis=2)
+    for cut, (kept, tokens) in zip(FILTERS, jax.device_get(truncated(log(shuffled))), strict=True):
+        # Tokens are None where all are there, in order.
+        places = np.broadcast_to(np.arange(8), shuffled.shape) if tokens is None else tokens
+        found = np.zeros(shuffled.shape)
+        np.put_along_axis(found, places, scipy.special.softmax(kept, axis=2), axis=2)
         expected = np.apply_along_axis(expected_distribution, 2, shuffled, **cut)
-        np.testing.assert_allclose(probabilities, expected, rtol=1e-5, err_msg=str(cut))
+        np.testing.assert_allclose(found, expected, rtol=1e-5, err_msg=str(cut))
+
+
+def test_ties_and_impossible_tokens():
+    ties = [{"top_k": 2}, {"top_p": 0.5}, {"min_p": 1.0}, {"typical_p": 0.5}]
+
+    @jax.jit
+    def truncated(equal, impossible):
+        of_equal = [sampling(**cut).truncate(equal) for cut in ties]
+        of_impossible = [sampling(**cut).truncate(impossible) for cut in FILTERS]
+        return of_equal, of_impossible
+
+    equal = np.zeros((1, 1, 4), np.float32)
+    impossible = np.full((1, 1, 4), -INFINITY, np.float32)
+    of_equal, of_impossible = jax.device_get(truncated(equal, impossible))
+
+    # Ties are broken by id, or they are kept together.
+    _, tokens = of_equal[0]
+    assert tokens.tolist() == [[[0, 1]]]
+    for kept, _ in of_equal[1:]:
+        assert (kept == 0).all()
+    for kept, _ in of_impossible:
+        assert (kept == -INFINITY).all()
+
+
+def p_value(counts, expected):
+    return scipy.stats.chisquare(counts, expected).pvalue
 
 
 def test_draws_have_the_exact_distribution_and_are_independent():
-    draws, cuts = 20_000, [FILTERS[0], FILTERS[4]]
+    draws = 20_000
+    cuts = [FILTERS[0], FILTERS[4]]
+    # Every 20th token of 160 is possible.
     sparse = np.zeros(8 * 20)
     sparse[::20] = PROBABILITIES
     logits = np.broadcast_to(log(sparse) + 3.0, (draws // 10, 10, 160))
 
     @jax.jit
     def drawn(logits, keys):
-        return [sampling(num_samples=10, **cut).draw(logits, keys, jnp.array(4)) for cut in cuts]
+        step = jnp.array(4)
+        return [sampling(num_samples=10, **cut).draw(logits, keys, step) for cut in cuts]
 
     # The seeds are fixed, so the test is deterministic.
-    for cut, tokens in zip(cuts, jax.device_get(drawn(logits, keys(draws // 10))), strict=True):
+    found = jax.device_get(drawn(logits, keys(draws // 10)))
+    for cut, ids in zip(cuts, found, strict=True):
+        assert (ids % 20 == 0).all()
+        tokens = ids // 20
         p = expected_distribution(PROBABILITIES, **cut)
-        assert (tokens % 20 == 0).all()
-        tokens = tokens // 20
-        counts, possible = np.bincount(tokens.ravel(), minlength=8), p > 0
+        possible = p > 0
+        counts = np.bincount(tokens.ravel(), minlength=8)
         assert counts[~possible].sum() == 0
-        assert scipy.stats.chisquare(counts[possible], draws * p[possible]).pvalue > 0.01
+        assert p_value(counts[possible], draws * p[possible]) > 0.01
+
         # Pairs of samples of a sentence have the product distribution.
-        cells = np.bincount(8 * tokens[:, ::2].ravel() + tokens[:, 1::2].ravel(), minlength=64)
+        pairs = 8 * tokens[:, ::2] + tokens[:, 1::2]
+        cells = np.bincount(pairs.ravel(), minlength=64)
         expected = draws / 2 * np.outer(p, p).ravel()
-        assert scipy.stats.chisquare(cells[expected > 0], expected[expected > 0]).pvalue > 0.01
+        assert p_value(cells[expected > 0], expected[expected > 0]) > 0.01
 
 
 HUNDRED = sampling(num_samples=100)
+SENTENCES = 200
 
 
 def test_whole_hypotheses_have_the_exact_distribution():
     """Covers all sequences of a small tree, so draws of different steps are independent."""
     logits = 1.5 * np.random.default_rng(3).normal(size=(1, 13, 3)).astype(np.float32)
-    tree, sentences = Tree(logits[0]), 200
-    many = logits.repeat(sentences, axis=0)
-    limits = np.full(sentences, 3)
-    result = search_tree(HUNDRED, many, limits, keys=keys(sentences))
-    found = collections.Counter(t for s in range(200) for t in tokens_of(hypotheses(result, s)))
-    ended = [(*t, EOS) for n in range(3) for t in itertools.product((0, 2), repeat=n)]
-    possible = [*ended, *itertools.product((0, 2), repeat=3)]
+    tree = Tree(logits[0])
+    many = logits.repeat(SENTENCES, axis=0)
+    limits = np.full(SENTENCES, 3)
+
+    result = search_tree(HUNDRED, many, limits, keys=keys(SENTENCES))
+
+    found = collections.Counter()
+    for sentence in range(SENTENCES):
+        found.update(tokens_of(hypotheses(result, sentence)))
+
+    # Tokens other than EOS are 0 and 2.
+    possible = list(itertools.product((0, 2), repeat=3))
+    for length in range(3):
+        possible += [(*before, EOS) for before in itertools.product((0, 2), repeat=length)]
     expected = [20_000 * np.exp(tree.log_prob(tokens)) for tokens in possible]
     assert sum(expected) == pytest.approx(20_000)
     counts = [found[tokens] for tokens in possible]
     assert scipy.stats.chisquare(counts, expected, sum_check=False).pvalue > 0.01
 
-    # Samples at a dead end do not exist: EOS, or token 2, a dead end.
-    many[:] = -INFINITY
-    many[:, 0, 1:] = np.log(0.5)
-    result = search_tree(HUNDRED, many, limits, keys=keys(sentences))
-    found = [hypotheses(result, s) for s in range(sentences)]
-    assert {tokens for one in found for tokens in tokens_of(one)} == {(EOS,)}
+
+def test_samples_at_a_dead_end_do_not_exist():
+    """The first token is EOS, or token 2, a dead end, with equal probabilities."""
+    logits = np.full((SENTENCES, 13, 3), -INFINITY, np.float32)
+    logits[:, 0, 1:] = np.log(0.5)
+    limits = np.full(SENTENCES, 3)
+
+    result = search_tree(HUNDRED, logits, limits, keys=keys(SENTENCES))
+
+    found = [hypotheses(result, sentence) for sentence in range(SENTENCES)]
+    different = set().union(*map(tokens_of, found))
+    assert different == {(EOS,)}
+    # Binomial: 20,000 samples, each with probability 1/2, within four standard deviations.
     assert sum(map(len, found)) == pytest.approx(10_000, abs=4 * (20_000 / 4) ** 0.5)
 
 
 def test_scores_are_the_models_whatever_is_forbidden():
-    logits = tree_logits(5, 30, 4, 5)
+    logits = tree_logits(seed=5, sentences=30, vocabulary=4, depth=5)
     settings = sampling(
-        num_samples=4, temperature=2.0, top_k=3, top_p=0.9, min_length=1, no_repeat_ngram=2,
-        length_penalty=1.0, penalty="power",
-    )  # fmt: skip
+        num_samples=4,
+        temperature=2.0,
+        top_k=3,
+        top_p=0.9,
+        min_length=1,
+        no_repeat_ngram=2,
+        length_penalty=1.0,
+        penalty="power",
+    )
     random = np.random.default_rng(0)
     limits = random.integers(0, 6, 30).astype(np.int32)
     lengths = random.integers(0, 3, 30)
     prefix = random.integers(2, 4, (30, 2)).astype(np.int32)
     prefix[np.arange(2) >= lengths[:, None]] = PAD
-    result = search_tree(settings, logits, limits, prefix, keys(30))
+
+    result = search_tree(settings, logits, limits, prefix=prefix, keys=keys(30))
+
     for sentence in range(30):
-        tree, forced = Tree(logits[sentence]), tuple(prefix[sentence, : lengths[sentence]].tolist())
+        tree = Tree(logits[sentence])
+        forced = tuple(prefix[sentence, : lengths[sentence]].tolist())
         for value, log_prob, tokens in hypotheses(result, sentence):
             assert permitted(settings, forced, tokens)
             assert tokens[-1:] == (EOS,) or len(tokens) == limits[sentence]
@@ -172,7 +236,9 @@ def test_scores_are_the_models_whatever_is_forbidden():
 def test_keys_are_threefry_whatever_the_default_generator(kind):
     """With RBG keys, which are common on TPUs, numbers drawn under vmap depend on the batch."""
     with jax.default_prng_impl(kind):
-        keys = jax.eval_shape(lambda: sampling().start((), [5, 5], CAPACITY).keys)
+        start = jax.eval_shape(lambda: sampling().start((), [5, 5], CAPACITY))
         default = jax.eval_shape(lambda: jax.random.key(0))
+
     threefry = jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32"))
-    assert keys.dtype == threefry.dtype != default.dtype
+    assert start.keys.dtype == threefry.dtype
+    assert threefry.dtype != default.dtype

@@ -47,15 +47,20 @@ def test_wrong_settings_are_refused(make, changes, message):
 
 @pytest.mark.parametrize(
     ("make", "name", "kind"),
-    [(beam, "beam_size", int), (sampling, "top_k", int), (beam, "length_penalty", float)],
+    [
+        (beam, "beam_size", int),
+        (sampling, "top_k", int),
+        (beam, "length_penalty", float),
+    ],
 )
 def test_only_numbers_are_accepted_and_kept_as_those_of_python(make, name, kind):
     for wrong in ("2", True):
-        with pytest.raises(
-            UserError, match=f"^{name} must be of type {kind.__name__}: got {wrong!r}"
-        ):
+        message = f"^{name} must be of type {kind.__name__}: got {wrong!r}"
+        with pytest.raises(UserError, match=message):
             check(make, **{name: wrong})
-    assert type(getattr(check(make, **{name: np.int32(1)}), name)) is kind
+
+    settings = check(make, **{name: np.int32(1)})
+    assert type(getattr(settings, name)) is kind
 
 
 @pytest.mark.parametrize(
@@ -69,5 +74,6 @@ def test_only_numbers_are_accepted_and_kept_as_those_of_python(make, name, kind)
 )
 def test_mismatched_arguments_are_refused(arguments, message):
     right = {"cache": (), "max_lengths": jnp.array([3]), "capacity": 6, "prefix": None}
+    given = right | arguments
     with pytest.raises(UserError, match=message):
-        jax.eval_shape(lambda: initial_fields(**{**right, **arguments}, hypotheses=2))
+        jax.eval_shape(lambda: initial_fields(**given, hypotheses=2))

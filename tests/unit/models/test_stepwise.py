@@ -140,20 +140,22 @@ def test_steps_and_prefill_equal_the_full_pass(kind, changes):
     tokens[:, 1:, :3] = tokens[:, :1, :3]  # The beams of a sentence have one prompt.
     prompt = tokens[:, 0, :5]
     full = model.full(tokens)  # [B, N, T, V]
+    after_3 = slice(3, 3 + STEPS)
+    after_5 = slice(5, 5 + STEPS)
 
     stepped, _ = model.steps(model.cache, tokens[:, :, :STEPS])
     check(np.asarray(stepped), full[:, :, :STEPS], "steps")
 
     logits, cache = model.prefill(prompt, model.cache, 3)
     check(np.asarray(logits)[:, :3], full[:, 0, :3], "3 of 5 prefilled tokens")
-    stepped, _ = model.steps(cache, tokens[:, :, 3 : 3 + STEPS])
-    check(np.asarray(stepped), full[:, :, 3 : 3 + STEPS], "steps after 3 prefilled tokens")
+    stepped, _ = model.steps(cache, tokens[:, :, after_3])
+    check(np.asarray(stepped), full[:, :, after_3], "steps after 3 prefilled tokens")
 
     # The first beam continues the whole prompt.
     logits, cache = model.prefill(prompt, model.cache, 5)
     check(np.asarray(logits), full[:, 0, :5], "5 prefilled tokens")
-    stepped, cache = model.steps(cache, tokens[:, :, 5 : 5 + STEPS])
-    check(np.asarray(stepped)[:, 0], full[:, 0, 5 : 5 + STEPS], "steps after 5 prefilled tokens")
+    stepped, cache = model.steps(cache, tokens[:, :, after_5])
+    check(np.asarray(stepped)[:, 0], full[:, 0, after_5], "steps after 5 prefilled tokens")
 
     # A full cache gives NaN instead of wrong logits.
     last = np.roll(tokens, 3, axis=2)[:, :, :STEPS]

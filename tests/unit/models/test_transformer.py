@@ -83,8 +83,10 @@ def logits_of(config, src, tgt, params=None, **segments):
 @pytest.mark.parametrize("norm_position", by_profile(["post"], nightly=["post", "pre"]))
 def test_padding_leaks_nothing(norm_position):
     config = dataclasses.replace(TINY, norm_position=norm_position)
-    src_real = np.arange(SOURCE) < np.arange(2, ROWS + 2)[:, None]
-    tgt_real = np.arange(TARGET) < np.arange(3, ROWS + 3)[::-1, None]
+    src_lengths = np.arange(2, ROWS + 2)
+    tgt_lengths = np.arange(3, ROWS + 3)[::-1]
+    src_real = np.arange(SOURCE) < src_lengths[:, None]
+    tgt_real = np.arange(TARGET) < tgt_lengths[:, None]
     segments = {
         "src_segments": src_real.astype(np.int32),
         "tgt_segments": tgt_real.astype(np.int32),
@@ -146,7 +148,9 @@ def test_packed_segments_leak_nothing_and_equal_unpacked(config):
     # Changes of the second pair change the logits of this pair only.
     in_src = together["src_segments"] == 2
     in_tgt = together["tgt_segments"] == 2
-    after = logits_of(config, np.where(in_src, 5, SRC), np.where(in_tgt, 5, TGT), **together)
+    other_src = np.where(in_src, 5, SRC)
+    other_tgt = np.where(in_tgt, 5, TGT)
+    after = logits_of(config, other_src, other_tgt, **together)
     np.testing.assert_array_equal((after != found).any(axis=-1), in_tgt)
 
 
@@ -188,9 +192,14 @@ def test_biases_are_added_to_what_they_are_named_after():
 
     # Softmax ignores what is added to all scores of a query, as biases of keys do.
     flat = flatten_dict(params)
-    biases = {path[-1] for path in flat if path[-1].endswith("_bias")} - {"key_bias"}
-    for changed in biases:
-        other = {path: leaf + 1 * (path[-1] == changed) for path, leaf in flat.items()}
+    names = {path[-1] for path in flat}
+    for changed in names - {"key_bias"}:
+        if not changed.endswith("_bias"):
+            continue
+        other = dict(flat)
+        for path, leaf in flat.items():
+            if path[-1] == changed:
+                other[path] = leaf + 1
         after = logits_of(SEPARATE, SRC, TGT, params=unflatten_dict(other))
         assert (after != before).any(axis=-1).all(), changed
 
@@ -202,7 +211,8 @@ def test_separate_embeddings_have_one_use_each():
         logits = model.apply({"params": params}, src, tgt)
         return logits[0, :, 3].sum()
 
-    gradients = jax.jit(jax.grad(logit))(params_of(SEPARATE), SRC[:1], TGT[:1])
+    gradient_of = jax.jit(jax.grad(logit))
+    gradients = gradient_of(params_of(SEPARATE), SRC[:1], TGT[:1])
 
     def used(name):
         gradient = np.asarray(gradients[f"{name}_embedding"])
@@ -258,7 +268,8 @@ def test_bfloat16_is_close_to_float32_and_keeps_float32_parameters():
     exact = logits_of(TINY, SRC, TGT)
     rough = logits_of(config, SRC, TGT, params=params_of(TINY))
     assert rough.dtype == np.float32
-    assert 0 < np.abs(rough - exact).max() < 0.1 * np.abs(exact).max()
+    error = np.abs(rough - exact).max()
+    assert 0 < error < 0.1 * np.abs(exact).max()
 
 
 def test_dropout_depends_on_the_row_id_only():

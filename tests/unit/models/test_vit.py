@@ -11,7 +11,7 @@ from jaxformer import ViT, ViTConfig
 from jaxformer.errors import UserError
 from jaxformer.models.vit import patches
 
-from ..nn.weights import random_params
+from ..nn.weights import normal, random_params
 
 SMALL = ViTConfig(
     height=4,
@@ -25,20 +25,23 @@ SMALL = ViTConfig(
     num_layers=2,
     activation="relu",
 )
-IMAGES = np.random.default_rng(0).normal(size=(2, 4, 6, 2)).astype(np.float32)
+IMAGES = normal(2, 4, 6, 2)
 
 
 def norm(x, p):
     centered = x - x.mean(-1, keepdims=True)
     variance = (centered**2).mean(-1, keepdims=True)
-    return centered / np.sqrt(variance + 1e-6) * p["scale"] + p["bias"]
+    normalized = centered / np.sqrt(variance + 1e-6)
+    return normalized * p["scale"] + p["bias"]
 
 
 def self_attention(x, p):
     """Two heads of queries and keys of size 4, over all tokens; x is [T, D]."""
 
     def projected(name, head):
-        return x @ p[name][:, head] + p[f"{name}_bias"][head]
+        kernel = p[name][:, head]
+        bias = p[f"{name}_bias"][head]
+        return x @ kernel + bias
 
     heads = []
     for head in range(2):
@@ -89,7 +92,7 @@ def test_forward_pass_is_the_formula(pooling):
 
 
 def test_patches_are_a_convolution_with_its_size_as_stride():
-    kernel = np.random.default_rng(1).normal(size=(2, 2, 2, 5)).astype(np.float32)
+    kernel = normal(2, 2, 2, 5, seed=1)
 
     found = jax.jit(patches, static_argnums=1)(IMAGES, 2) @ kernel.reshape(8, 5)
 

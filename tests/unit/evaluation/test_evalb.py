@@ -23,42 +23,68 @@ def lines_of(path):
 
 def report_of(trees, parameters):
     """Scores files, given without the suffixes .gld, .tst and .prm."""
-    gold, test, lines = (
-        lines_of(path.with_suffix(suffix))
-        for path, suffix in [(trees, ".gld"), (trees, ".tst"), (parameters, ".prm")]
-    )
+    gold = lines_of(trees.with_suffix(".gld"))
+    test = lines_of(trees.with_suffix(".tst"))
+    lines = lines_of(parameters.with_suffix(".prm"))
     return score(gold, test, read_parameters(lines, "p"))
 
 
 def assert_printed(report, name):
     """Compares table and errors with the output of the official program."""
     assert report.table().split("\n") == lines_of(PRINTED / f"{name}.out")
+
     errors = [f"{row.number} : {error}" for row in report.rows for error in row.errors]
-    assert errors == [line for line in lines_of(PRINTED / f"{name}.err") if line]
+    printed = lines_of(PRINTED / f"{name}.err")
+    assert errors == [line for line in printed if line]
 
 
 @pytest.mark.parametrize(
     ("trees", "parameters"),
-    [("random", "random"), ("random", "unlabeled"), ("listing", "listing")],
+    [
+        ("random", "random"),
+        ("random", "unlabeled"),
+        ("listing", "listing"),
+    ],
 )
 def test_the_official_program_prints_the_same(trees, parameters):
-    assert_printed(report_of(PRINTED / trees, PRINTED / parameters), f"{trees}.{parameters}")
+    report = report_of(PRINTED / trees, PRINTED / parameters)
+    assert_printed(report, f"{trees}.{parameters}")
 
 
 def test_the_official_program_prints_the_same_of_its_own_trees(package):
     for trees, parameters in [("sample", "sample"), ("bug", "COLLINS")]:
-        assert_printed(report_of(package / trees, package / parameters), f"{trees}.{parameters}")
-    assert_printed(report_of(package / "bug", PRINTED / "new"), "bug.new")
+        report = report_of(package / trees, package / parameters)
+        assert_printed(report, f"{trees}.{parameters}")
+
+    report = report_of(package / "bug", PRINTED / "new")
+    assert_printed(report, "bug.new")
 
 
 def test_parameter_files():
-    empty = {"delete_labels": (), "delete_labels_for_length": (), "equal_labels": ()}
-    assert read_parameters([], "p") == ParameterFile(**empty)
-    lines = ["# c", "", "DEBUG 1", "MAX_ERROR 3", "CUTOFF_LEN\t10", "LABELED 0 ", "EQ_WORD a b"]
-    assert read_parameters([*lines, "EQ_WORD c d", "QUOTE_LABEL ``"], "p") == ParameterFile(
-        **{"debug": 1, "max_error": 3, "cutoff_length": 10, "labeled": False, **empty},
-        **{"quote_labels": ("``",), "equal_words": (("a", "b"), ("c", "d"))},
+    nothing = {"delete_labels": (), "delete_labels_for_length": (), "equal_labels": ()}
+    assert read_parameters([], "p") == ParameterFile(**nothing)
+
+    lines = [
+        "# c",
+        "",
+        "DEBUG 1",
+        "MAX_ERROR 3",
+        "CUTOFF_LEN\t10",
+        "LABELED 0 ",
+        "EQ_WORD a b",
+        "EQ_WORD c d",
+        "QUOTE_LABEL ``",
+    ]
+    expected = ParameterFile(
+        debug=1,
+        max_error=3,
+        cutoff_length=10,
+        labeled=False,
+        quote_labels=("``",),
+        equal_words=(("a", "b"), ("c", "d")),
+        **nothing,
     )
+    assert read_parameters(lines, "p") == expected
 
 
 @pytest.mark.parametrize(
@@ -78,30 +104,40 @@ def test_malformed_parameter_files_are_refused(line, words):
 
 def test_too_many_errors_are_refused():
     """One error more than ``MAX_ERROR`` is tolerated, as in the official program."""
-    gold, test = ["(S (A a))"] * 9, ["(S (A b))"] * 9
-    assert score(gold[:4], test[:4], ParameterFile(max_error=3)).all.error_sentences == 4
+    gold = ["(S (A a))"] * 9
+    test = ["(S (A b))"] * 9
+    three = ParameterFile(max_error=3)
+    assert score(gold[:4], test[:4], three).all.error_sentences == 4
+
     words = (
         r"expected at most 3 errors, got 5 up to sentence 5: Words unmatch \(a\|b\); are these the "
         "same sentences, in the same words and with tags"
     )
     with pytest.raises(UserError, match=words):
-        score(gold, test, ParameterFile(max_error=3))
+        score(gold, test, three)
 
 
-def test_other_arguments_are_refused():
-    tree = "(S (X x))"
-    length = "expected as many lines of test trees as of gold trees: got 1 and 2; leave a blank li"
-    for gold, test, words in (
-        ([tree] * 2, [tree], length),
-        (tree, [tree], "gold: expected a list of texts, got one string"),
-        ([tree], tree, "test: expected a list of texts, got one string"),
-    ):
-        with pytest.raises(UserError, match=words):
-            score(gold, test)
+TREE = "(S (X x))"
+COUNTS = "expected as many lines of test trees as of gold trees: got 1 and 2; leave a blank li"
+
+
+@pytest.mark.parametrize(
+    ("gold", "test", "words"),
+    [
+        ([TREE] * 2, [TREE], COUNTS),
+        (TREE, [TREE], "gold: expected a list of texts, got one string"),
+        ([TREE], TREE, "test: expected a list of texts, got one string"),
+    ],
+)
+def test_other_arguments_are_refused(gold, test, words):
+    with pytest.raises(UserError, match=words):
+        score(gold, test)
 
 
 def test_deep_or_blank_lines_take_linear_time():
     """Deep brackets, and white space that could make a regular expression backtrack."""
     deep = 100_000 * "(A " + "(B b)" + 100_000 * ")"
     assert score([deep], [deep]).all.matched == 100_000
-    assert score(["(A" + 100_000 * " " + "b c"], ["(B b)"]).all.error_sentences == 1
+
+    blank = "(A" + 100_000 * " " + "b c"
+    assert score([blank], ["(B b)"]).all.error_sentences == 1

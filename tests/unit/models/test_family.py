@@ -37,8 +37,10 @@ FLAN = {"embeddings": "separate", "scaled_output": False}
 def test_parameters_are_as_many_as_published(config, size):
     kinds = {"bert": CLASSIFICATION, "t5": TRANSLATION, "vit": IMAGE_CLASSIFICATION}
     kind = kinds.get(config.architecture, LANGUAGE_MODELING)
-    shapes = jax.tree.leaves(abstract_params(config, kind))
-    assert sum(math.prod(leaf.shape) for leaf in shapes) == size
+
+    leaves = jax.tree.leaves(abstract_params(config, kind))
+
+    assert sum(math.prod(leaf.shape) for leaf in leaves) == size
 
 
 NO_BERT = {"model": {"architecture": "bert"}, "data": {"corpus": "stream"}}

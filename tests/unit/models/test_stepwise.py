@@ -22,9 +22,18 @@ from ...profiles import by_profile
 from ..nn.weights import random_params
 
 TINY = ModelConfig(
-    vocab_size=37, d_model=16, d_ff=24, num_heads=4, d_k=3, d_v=5, num_layers=1, max_length=32
+    vocab_size=37,
+    d_model=16,
+    d_ff=24,
+    num_heads=4,
+    d_k=3,
+    d_v=5,
+    num_layers=1,
+    max_length=32,
 )
-SENTENCES, BEAMS, STEPS = 2, 3, 8
+SENTENCES = 2
+BEAMS = 3
+STEPS = 8
 SIZES = {"vocab_size": 37, "d_model": 16, "d_ff": 24, "num_heads": 4, "max_length": 32}
 CONFIGS = {
     GPT2: GPT2Config(num_layers=2, **SIZES),
@@ -67,15 +76,20 @@ class Model:
 
     def __init__(self, kind, changes):
         config = dataclasses.replace(CONFIGS.get(kind, TINY), **changes)
-        self.module, self.has_source = kind(config), issubclass(kind, Transformer)
+        self.module = kind(config)
+        self.has_source = issubclass(kind, Transformer)
         self.source = random_tokens(0, SENTENCES, 6)
         self.source[1, 4:] = 0
-        tokens = np.ones((1, 1), np.int32)
+
+        # Parameters are drawn in float32, and stored as the config says.
         exact = kind(dataclasses.replace(config, compute_dtype="float32"))
-        params = random_params(exact, *[tokens] * (1 + self.has_source))
+        token = np.ones((1, 1), np.int32)
+        inputs = (token, token) if self.has_source else (token,)
+        params = random_params(exact, *inputs)
         task = TRANSLATION if self.has_source else LANGUAGE_MODELING
-        params = jax.jit(lambda params: prepare_params(config, params, task))(params)
-        self.apply = functools.partial(self.module.apply, {"params": params})
+        prepare = jax.jit(lambda params: prepare_params(config, params, task))
+
+        self.apply = functools.partial(self.module.apply, {"params": prepare(params)})
         self.steps = jax.jit(self.steps)
 
     @functools.cached_property
@@ -86,8 +100,11 @@ class Model:
     def full(self, tokens):
         """Returns the logits of whole texts: [sentences, beams, length, vocabulary]."""
         rows = tokens.reshape(SENTENCES * BEAMS, -1)
-        inputs = (self.source.repeat(BEAMS, axis=0), rows) if self.has_source else (rows,)
-        return np.asarray(jax.jit(self.apply)(*inputs)).reshape(*tokens.shape, -1)
+        inputs = (rows,)
+        if self.has_source:
+            inputs = (self.source.repeat(BEAMS, axis=0), rows)
+        logits = np.asarray(jax.jit(self.apply)(*inputs))
+        return logits.reshape(*tokens.shape, -1)
 
     @functools.cached_property
     def prefill(self):
@@ -102,7 +119,8 @@ class Model:
         """Returns the logits after each token, fed one by one, and the last cache."""
 
         def one(cache, newest):
-            return self.apply(newest, cache, method="step")[::-1]
+            logits, cache = self.apply(newest, cache, method="step")
+            return cache, logits
 
         cache, logits = jax.lax.scan(one, cache, tokens.transpose(2, 0, 1))
         return logits.transpose(1, 2, 0, 3), cache
@@ -121,22 +139,28 @@ def test_steps_and_prefill_equal_the_full_pass(kind, changes):
 
     tokens = random_tokens(1, SENTENCES, BEAMS, CAPACITY)
     tokens[:, 1:, :3] = tokens[:, :1, :3]  # The beams of a sentence have one prompt.
-    full = model.full(tokens)
+    prompt = tokens[:, 0, :5]
+    full = model.full(tokens)  # [B, N, T, V]
+    after_3 = slice(3, 3 + STEPS)
+    after_5 = slice(5, 5 + STEPS)
+
     stepped, _ = model.steps(model.cache, tokens[:, :, :STEPS])
     check(np.asarray(stepped), full[:, :, :STEPS], "steps")
-    prompt = tokens[:, 0, :5]
+
     logits, cache = model.prefill(prompt, model.cache, 3)
     check(np.asarray(logits)[:, :3], full[:, 0, :3], "3 of 5 prefilled tokens")
-    stepped, _ = model.steps(cache, tokens[:, :, 3 : 3 + STEPS])
-    check(np.asarray(stepped), full[:, :, 3 : 3 + STEPS], "steps after 3 prefilled tokens")
+    stepped, _ = model.steps(cache, tokens[:, :, after_3])
+    check(np.asarray(stepped), full[:, :, after_3], "steps after 3 prefilled tokens")
 
     # The first beam continues the whole prompt.
     logits, cache = model.prefill(prompt, model.cache, 5)
     check(np.asarray(logits), full[:, 0, :5], "5 prefilled tokens")
-    stepped, cache = model.steps(cache, tokens[:, :, 5 : 5 + STEPS])
-    check(np.asarray(stepped)[:, 0], full[:, 0, 5 : 5 + STEPS], "steps after 5 prefilled tokens")
+    stepped, cache = model.steps(cache, tokens[:, :, after_5])
+    check(np.asarray(stepped)[:, 0], full[:, 0, after_5], "steps after 5 prefilled tokens")
+
     # A full cache gives NaN instead of wrong logits.
-    stepped, _ = model.steps(cache, np.roll(tokens, 3, axis=2)[:, :, :STEPS])
+    last = np.roll(tokens, 3, axis=2)[:, :, :STEPS]
+    stepped, _ = model.steps(cache, last)
     stepped = np.asarray(stepped)
     check(stepped[:, 0, :3], full[:, 0, 13:], "last steps")
     assert np.isnan(stepped[:, :, 3:]).all()

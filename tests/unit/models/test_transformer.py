@@ -23,13 +23,28 @@ from ...profiles import by_profile
 from ..nn.weights import random_params
 
 TINY = ModelConfig(
-    vocab_size=37, d_model=16, d_ff=24, num_heads=4, d_k=3, d_v=5, num_layers=1, max_length=32
+    vocab_size=37,
+    d_model=16,
+    d_ff=24,
+    num_heads=4,
+    d_k=3,
+    d_v=5,
+    num_layers=1,
+    max_length=32,
 )
 T5_TINY = T5Config(
-    vocab_size=37, d_model=16, d_ff=24, num_heads=4, d_k=3, num_layers=1, num_buckets=4
+    vocab_size=37,
+    d_model=16,
+    d_ff=24,
+    num_heads=4,
+    d_k=3,
+    num_layers=1,
+    num_buckets=4,
 )
 SEPARATE = dataclasses.replace(TINY, embeddings="separate", biases=True)
-ROWS, SOURCE, TARGET = 8, 9, 10
+ROWS = 8
+SOURCE = 9
+TARGET = 10
 
 
 def random_tokens(seed, *shape):
@@ -55,124 +70,186 @@ def compiled(config, **static):
 def logits_of(config, src, tgt, params=None, **segments):
     """Returns logits as a NumPy array; segments and positions default to one pair in each row."""
     for side, tokens in (("src", src), ("tgt", tgt)):
-        segments.setdefault(f"{side}_segments", np.ones(tokens.shape, np.int32))
-        positions = np.broadcast_to(np.arange(tokens.shape[1], dtype=np.int32), tokens.shape)
-        segments.setdefault(f"{side}_positions", positions)
-    params = params_of(config) if params is None else params
+        one_segment = np.ones(tokens.shape, np.int32)
+        positions = np.arange(tokens.shape[1], dtype=np.int32)
+        segments.setdefault(f"{side}_segments", one_segment)
+        segments.setdefault(f"{side}_positions", np.broadcast_to(positions, tokens.shape))
+
+    if params is None:
+        params = params_of(config)
     return np.asarray(compiled(config)({"params": params}, src, tgt, **segments))
 
 
 @pytest.mark.parametrize("norm_position", by_profile(["post"], nightly=["post", "pre"]))
 def test_padding_leaks_nothing(norm_position):
     config = dataclasses.replace(TINY, norm_position=norm_position)
+    src_lengths = np.arange(2, ROWS + 2)
+    tgt_lengths = np.arange(3, ROWS + 3)[::-1]
+    src_real = np.arange(SOURCE) < src_lengths[:, None]
+    tgt_real = np.arange(TARGET) < tgt_lengths[:, None]
     segments = {
-        "src_segments": np.arange(SOURCE) < np.arange(2, ROWS + 2)[:, None],
-        "tgt_segments": np.arange(TARGET) < np.arange(3, ROWS + 3)[::-1, None],
+        "src_segments": src_real.astype(np.int32),
+        "tgt_segments": tgt_real.astype(np.int32),
     }
-    segments = {name: mask.astype(np.int32) for name, mask in segments.items()}
+
     before = logits_of(config, SRC, TGT, **segments)
-    other_src = np.where(segments["src_segments"], SRC, 7)
-    after = logits_of(config, other_src, np.where(segments["tgt_segments"], TGT, 9), **segments)
-    real = segments["tgt_segments"] != 0
-    np.testing.assert_array_equal(before[real], after[real])
+    other_src = np.where(src_real, SRC, 7)
+    other_tgt = np.where(tgt_real, TGT, 9)
+    after = logits_of(config, other_src, other_tgt, **segments)
+
+    np.testing.assert_array_equal(before[tgt_real], after[tgt_real])
 
 
 def test_target_sees_no_later_token():
-    changed = np.arange(TARGET) >= np.arange(1, ROWS + 1)[:, None]  # From token n in row n - 1.
+    # From token n in row n - 1.
+    changed = np.arange(TARGET) >= np.arange(1, ROWS + 1)[:, None]
+    other = 3 + (TGT - 2) % 34
+
     before = logits_of(TINY, SRC, TGT)
-    after = logits_of(TINY, SRC, np.where(changed, 3 + (TGT - 2) % 34, TGT))
+    after = logits_of(TINY, SRC, np.where(changed, other, TGT))
+
     np.testing.assert_array_equal((before != after).any(axis=-1), changed)
+
+
+def packed(side, lengths):
+    """Returns segments and positions of three pairs of these lengths, the same in every row."""
+    segments = np.repeat([1, 2, 3], lengths)
+    positions = np.concatenate([np.arange(length) for length in lengths])
+    return {
+        f"{side}_segments": np.tile(segments.astype(np.int32), (ROWS, 1)),
+        f"{side}_positions": np.tile(positions.astype(np.int32), (ROWS, 1)),
+    }
+
+
+def unpacked(tokens, lengths):
+    """Returns tokens and segments with pair n in rows n, n + 3 and so on, and padding after it."""
+    pairs = np.arange(ROWS) % 3
+    starts = np.cumsum(lengths) - lengths
+    rows = np.stack([np.roll(tokens[0], -start) for start in starts[pairs]])
+    real = np.arange(tokens.shape[1]) < lengths[pairs][:, None]
+    return rows, real.astype(np.int32)
 
 
 @pytest.mark.parametrize("config", [TINY, T5_TINY])
 def test_packed_segments_leak_nothing_and_equal_unpacked(config):
-    lengths = {"src": np.array([2, 3, 4]), "tgt": np.array([5, 3, 2])}  # Of three pairs.
-    packed, alone = {}, {}
-    for side, tokens in (("src", SRC), ("tgt", TGT)):
-        sizes = lengths[side]
-        rows = np.arange(ROWS)[:, None]
-        packed[f"{side}_segments"] = np.repeat([[1, 2, 3]] * ROWS, sizes, axis=1)
-        packed[f"{side}_positions"] = np.concatenate([np.arange(n) for n in sizes])[None] + 0 * rows
-        # Pair n in row n, with padding after it.
-        starts = (np.cumsum(sizes) - sizes)[np.arange(ROWS) % 3]
-        alone[side] = np.stack([np.roll(tokens[0], -start) for start in starts])
-        real = np.arange(tokens.shape[1]) < sizes[np.arange(ROWS) % 3][:, None]
-        alone[f"{side}_segments"] = real.astype(np.int32)
-    packed = {name: array.astype(np.int32) for name, array in packed.items()}
-    together = logits_of(config, SRC, TGT, **packed)
-    expected = logits_of(config, **alone)
-    for n in range(3):
-        found = together[0, packed["tgt_segments"][0] == n + 1]
-        np.testing.assert_allclose(found, expected[n, : len(found)], rtol=1e-5, atol=1e-5)
-    second = {side: packed[f"{side}_segments"] == 2 for side in lengths}
-    other = np.where(second["src"], 5, SRC), np.where(second["tgt"], 5, TGT)
-    changed = (logits_of(config, *other, **packed) != together).any(axis=-1)
-    np.testing.assert_array_equal(changed, second["tgt"])
+    src_lengths = np.array([2, 3, 4])
+    tgt_lengths = np.array([5, 3, 2])
+    together = packed("src", src_lengths) | packed("tgt", tgt_lengths)
+    src, src_segments = unpacked(SRC, src_lengths)
+    tgt, tgt_segments = unpacked(TGT, tgt_lengths)
+
+    found = logits_of(config, SRC, TGT, **together)
+    expected = logits_of(config, src, tgt, src_segments=src_segments, tgt_segments=tgt_segments)
+
+    for n, length in enumerate(tgt_lengths):
+        of_pair = found[0, together["tgt_segments"][0] == n + 1]
+        np.testing.assert_allclose(of_pair, expected[n, :length], rtol=1e-5, atol=1e-5)
+
+    # Changes of the second pair change the logits of this pair only.
+    in_src = together["src_segments"] == 2
+    in_tgt = together["tgt_segments"] == 2
+    other_src = np.where(in_src, 5, SRC)
+    other_tgt = np.where(in_tgt, 5, TGT)
+    after = logits_of(config, other_src, other_tgt, **together)
+    np.testing.assert_array_equal((after != found).any(axis=-1), in_tgt)
 
 
 def test_embedding_is_shared_three_ways():
     """A model with three equal tables, and with biases of zero, is the tied model."""
     params = params_of(TINY)
-    assert [name for name in params if "embedding" in name] == ["embedding"]
+    tied = flatten_dict(params)
     separate = flatten_dict(params_of(SEPARATE))
-    same = {path: 0 * leaf for path, leaf in separate.items()} | flatten_dict(params)
-    same |= {(f"{side}_embedding",): params["embedding"] for side in ("src", "tgt", "output")}
-    assert {path[-1] for path in separate.keys() - flatten_dict(params).keys()} == {
-        *("query_bias", "value_bias", "key_bias", "output_bias", "logits_bias"),
-        *("src_embedding", "tgt_embedding", "output_embedding"),
+    assert [name for name in params if "embedding" in name] == ["embedding"]
+    assert {path[-1] for path in separate.keys() - tied.keys()} == {
+        "query_bias",
+        "value_bias",
+        "key_bias",
+        "output_bias",
+        "logits_bias",
+        "src_embedding",
+        "tgt_embedding",
+        "output_embedding",
     }
-    found = logits_of(SEPARATE, SRC, TGT, unflatten_dict(same))
+
+    zeros = {path: 0 * leaf for path, leaf in separate.items()}
+    same = zeros | tied
+    for side in ("src", "tgt", "output"):
+        same[(f"{side}_embedding",)] = params["embedding"]
+
+    found = logits_of(SEPARATE, SRC, TGT, params=unflatten_dict(same))
     np.testing.assert_allclose(found, logits_of(TINY, SRC, TGT), rtol=1e-5, atol=1e-5)
 
 
 def test_biases_are_added_to_what_they_are_named_after():
     params = params_of(SEPARATE)
-    before, added = logits_of(SEPARATE, SRC, TGT), np.arange(37, dtype=np.float32)
+    before = logits_of(SEPARATE, SRC, TGT)
+
+    # Any numbers, one for each token of the vocabulary.
+    added = np.arange(37, dtype=np.float32)
     biased = params | {"logits_bias": params["logits_bias"] + added}
-    after = logits_of(SEPARATE, SRC, TGT, biased)
+    after = logits_of(SEPARATE, SRC, TGT, params=biased)
     np.testing.assert_allclose(after, before + added, rtol=1e-5, atol=1e-5)
-    names = {path[-1].key for path, _ in jax.tree.leaves_with_path(params)}
-    for changed in {name for name in names if name.endswith("_bias")} - {"key_bias"}:
-        other = jax.tree.map_with_path(
-            lambda path, leaf, changed=changed: leaf + 1 * (path[-1].key == changed), params
-        )
-        assert (logits_of(SEPARATE, SRC, TGT, other) != before).any(axis=-1).all(), changed
+
+    # Softmax ignores what is added to all scores of a query, as biases of keys do.
+    flat = flatten_dict(params)
+    names = {path[-1] for path in flat}
+    for changed in names - {"key_bias"}:
+        if not changed.endswith("_bias"):
+            continue
+        other = dict(flat)
+        for path, leaf in flat.items():
+            if path[-1] == changed:
+                other[path] = leaf + 1
+        after = logits_of(SEPARATE, SRC, TGT, params=unflatten_dict(other))
+        assert (after != before).any(axis=-1).all(), changed
 
 
 def test_separate_embeddings_have_one_use_each():
-    def logit(params, src, tgt):
-        return Transformer(SEPARATE).apply({"params": params}, src, tgt)[0, :, 3].sum()
+    model = Transformer(SEPARATE)
 
-    found = jax.jit(jax.grad(logit))(params_of(SEPARATE), SRC[:1], TGT[:1])
-    used = {
-        name: set(np.flatnonzero(np.asarray(found[f"{name}_embedding"]).any(axis=1)))
-        for name in ("src", "tgt", "output")
-    }
-    assert used == {"src": {*SRC[0]}, "tgt": {*TGT[0]}, "output": {3}}
+    def logit(params, src, tgt):
+        logits = model.apply({"params": params}, src, tgt)
+        return logits[0, :, 3].sum()
+
+    gradient_of = jax.jit(jax.grad(logit))
+    gradients = gradient_of(params_of(SEPARATE), SRC[:1], TGT[:1])
+
+    def used(name):
+        gradient = np.asarray(gradients[f"{name}_embedding"])
+        return set(np.flatnonzero(gradient.any(axis=1)))
+
+    assert used("src") == {*SRC[0]}
+    assert used("tgt") == {*TGT[0]}
+    assert used("output") == {3}
 
 
 def test_target_may_have_fewer_ids_than_source():
     """The logits are the first nine of a vocabulary of 37 on both sides."""
     config = dataclasses.replace(SEPARATE, target_vocab_size=9)
-    params, larger, tgt = params_of(config), dict(params_of(SEPARATE)), TGT % 9
-    for name, leaf in params.items():
-        if name in ("tgt_embedding", "output_embedding", "logits_bias"):
-            leaf = np.concatenate([leaf, larger[name][9:]])
-        larger[name] = leaf
+    tgt = TGT % 9
+    params = params_of(config)
+    larger = params_of(SEPARATE) | params
+    for name in ("tgt_embedding", "output_embedding", "logits_bias"):
+        others = params_of(SEPARATE)[name][9:]
+        larger[name] = np.concatenate([params[name], others])
+
     found = logits_of(config, SRC, tgt)
+    expected = logits_of(SEPARATE, SRC, tgt, params=larger)[..., :9]
+
     # Small logits are sums of larger terms, which a matmul of another width may round otherwise.
-    expected = logits_of(SEPARATE, SRC, tgt, larger)[..., :9]
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
 
 
 def test_recording_attention_weights_does_not_change_the_output():
     variables = {"params": params_of(TINY)}
+
     logits, recorded = compiled(TINY, mutable="intermediates")(variables, SRC, TGT)
+
     np.testing.assert_array_equal(logits, compiled(TINY)(variables, SRC, TGT))
-    shapes = {
-        "/".join(str(getattr(k, "key", "")) for k in path): leaf.shape
-        for path, leaf in jax.tree.leaves_with_path(recorded["intermediates"])
-    }
+    shapes = {}
+    for path, leaf in jax.tree.leaves_with_path(recorded["intermediates"]):
+        names = [str(getattr(key, "key", "")) for key in path]
+        shapes["/".join(names)] = leaf.shape
     assert shapes == {
         "encoder/layers/self_attention/weights/": (1, ROWS, 4, SOURCE, SOURCE),
         "decoder/layers/self_attention/weights/": (1, ROWS, 4, TARGET, TARGET),
@@ -182,30 +259,38 @@ def test_recording_attention_weights_does_not_change_the_output():
 
 def test_bfloat16_is_close_to_float32_and_keeps_float32_parameters():
     config = dataclasses.replace(TINY, compute_dtype="bfloat16")
+    model = Transformer(config)
     tokens = jnp.asarray(np.ones((1, 1), np.int32))
-    fresh = jax.eval_shape(lambda: Transformer(config).init(jax.random.key(0), tokens, tokens))
+
+    fresh = jax.eval_shape(lambda: model.init(jax.random.key(0), tokens, tokens))
     assert {leaf.dtype for leaf in jax.tree.leaves(fresh)} == {np.dtype("float32")}
+
     exact = logits_of(TINY, SRC, TGT)
-    rough = logits_of(config, SRC, TGT, params_of(TINY))
+    rough = logits_of(config, SRC, TGT, params=params_of(TINY))
     assert rough.dtype == np.float32
-    assert 0 < np.abs(rough - exact).max() < 0.1 * np.abs(exact).max()
+    error = np.abs(rough - exact).max()
+    assert 0 < error < 0.1 * np.abs(exact).max()
 
 
 def test_dropout_depends_on_the_row_id_only():
     config = dataclasses.replace(TINY, dropout_rate=0.5)
     run = compiled(config, deterministic=False)
+    variables = {"params": params_of(TINY)}
 
     def logits(row_ids):
         rngs = {"dropout": jax.random.key(3)}
-        return np.asarray(run({"params": params_of(TINY)}, SRC, TGT, row_ids=row_ids, rngs=rngs))
+        return np.asarray(run(variables, SRC, TGT, row_ids=row_ids, rngs=rngs))
 
     row_ids = np.arange(ROWS, dtype=np.int32)
-    whole, order = logits(row_ids), np.random.default_rng(0).permutation(row_ids)
+    order = np.random.default_rng(0).permutation(row_ids)
+    whole = logits(row_ids)
+
     np.testing.assert_allclose(logits(order), whole[order], rtol=1e-5, atol=1e-5)
     assert (whole[1:] != whole[:1]).any(axis=(1, 2)).all()
     assert (whole != logits_of(TINY, SRC, TGT)).any()
 
 
 def test_too_long_sequences_are_refused():
+    too_long = random_tokens(0, 1, 33)
     with pytest.raises(UserError, match="sequence of 33 tokens: the model allows at most 32"):
-        random_params(Transformer(TINY), random_tokens(0, 1, 33), TGT[:1])
+        random_params(Transformer(TINY), too_long, TGT[:1])

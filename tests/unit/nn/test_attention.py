@@ -12,7 +12,7 @@ from jaxformer import nn
 from jaxformer.nn.kernels import has_fused_kernel
 from jaxformer.nn.positions import rotary_positions
 
-from .weights import random_params
+from .weights import normal, random_params
 
 
 def attention_by_formula(queries, keys, values, mask):
@@ -22,20 +22,21 @@ def attention_by_formula(queries, keys, values, mask):
 
     for b, t, h in np.ndindex(batch, length, heads):
         keys_of_head = keys[b, :, h].astype(np.float64)  # [S, d_k]
+        values_of_head = values[b, :, h]  # [S, d_v]
         scores = keys_of_head @ queries[b, t, h] / d_k**0.5
         scores[~mask[b, t]] = -np.inf
         odds = np.exp(scores - scores.max())
         weights = odds / odds.sum()
-        result[b, t, h] = weights @ values[b, :, h]
+        result[b, t, h] = weights @ values_of_head
 
     return result
 
 
 def random_heads():
     rng = np.random.default_rng(0)
-    queries = rng.normal(size=(2, 5, 3, 4)).astype(np.float32)  # [B, T, H, d_k]
-    keys = rng.normal(size=(2, 7, 3, 4)).astype(np.float32)  # [B, S, H, d_k]
-    values = rng.normal(size=(2, 7, 3, 6)).astype(np.float32)  # [B, S, H, d_v]
+    queries = normal(2, 5, 3, 4, seed=rng)  # [B, T, H, d_k]
+    keys = normal(2, 7, 3, 4, seed=rng)  # [B, S, H, d_k]
+    values = normal(2, 7, 3, 6, seed=rng)  # [B, S, H, d_v]
 
     mask = rng.random((2, 5, 7)) < 0.6  # [B, T, S]
     mask[:, :, 0] = True  # Every query sees a key.
@@ -119,7 +120,8 @@ def test_fused_kernel_is_dot_product_attention():
     if not has_fused_kernel(heads, heads, nn.Keys.of_sequence(64)):
         pytest.skip("needs an NVIDIA GPU, Ampere or newer")
 
-    segments = jnp.asarray(np.repeat([[1, 2, 3, 0], [1, 1, 2, 2]], 16, axis=1))
+    quarters = [[1, 2, 3, 0], [1, 1, 2, 2]]
+    segments = jnp.asarray(np.repeat(quarters, 16, axis=1))
     is_token = (segments != 0)[..., None]
     mask = nn.segment_mask(segments, segments) & nn.causal_mask(64)
     model = nn.MultiHeadAttention(num_heads=4, compute_dtype="bfloat16")
@@ -142,12 +144,13 @@ def test_fused_kernel_is_dot_product_attention():
     for by_kernel, by_formula in pairs:
         found = np.asarray(by_kernel, np.float32)
         expected = np.asarray(by_formula, np.float32)
-        assert np.linalg.norm(found - expected) < 0.01 * np.linalg.norm(expected)
+        error = np.linalg.norm(found - expected)
+        assert error < 0.01 * np.linalg.norm(expected)
 
 
 def test_additive_attention_is_that_of_plain_loops():
     queries, keys, values, mask = random_heads()
-    vector = np.random.default_rng(1).normal(size=(3, 4)).astype(np.float32)  # [H, d_k]
+    vector = normal(3, 4, seed=1)  # [H, d_k]
 
     compiled = jax.jit(nn.additive_attention)
     attended, weights = jax.device_get(
@@ -155,7 +158,8 @@ def test_additive_attention_is_that_of_plain_loops():
     )
 
     for b, t, h in np.ndindex(2, 5, 3):
-        scores = np.tanh(queries[b, t, h] + keys[b, :, h]) @ vector[h]
+        hidden = np.tanh(queries[b, t, h] + keys[b, :, h])  # [S, d_k]
+        scores = hidden @ vector[h]
         odds = mask[b, t] * np.exp(scores)
         expected = odds / odds.sum()
         np.testing.assert_allclose(weights[b, h, t], expected, rtol=1e-5, atol=1e-7)
@@ -167,8 +171,8 @@ def test_additive_attention_is_that_of_plain_loops():
 def test_multi_head_attention_concatenates_heads(sizes):
     layer = nn.MultiHeadAttention(**sizes)
     rng = np.random.default_rng(1)
-    x = rng.normal(size=(2, 3, 8)).astype(np.float32)  # [B, T, D]
-    memory = rng.normal(size=(2, 4, 8)).astype(np.float32)  # [B, S, D]
+    x = normal(2, 3, 8, seed=rng)  # [B, T, D]
+    memory = normal(2, 4, 8, seed=rng)  # [B, S, D]
     mask = np.ones((2, 1, 3, 4), bool)
     p = random_params(layer, x, memory, mask)
 
@@ -178,15 +182,15 @@ def test_multi_head_attention_concatenates_heads(sizes):
     keys = np.einsum("bsd,dhk->bshk", memory, p["key"])
     values = np.einsum("bsd,dhv->bshv", memory, p["value"])
     heads = attention_by_formula(queries, keys, values, mask[:, 0])  # [B, T, H, d_v]
-    concatenated = np.concatenate([heads[:, :, h] for h in range(heads.shape[2])], -1)
-    expected = concatenated @ p["output"]
+    of_each = [heads[:, :, h] for h in range(heads.shape[2])]
+    expected = np.concatenate(of_each, -1) @ p["output"]
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_positions_are_encoded_into_queries_and_keys():
     """With rotary positions, scores depend only on differences of positions."""
     layer = nn.MultiHeadAttention(num_heads=2, encode_positions=rotary_positions)
-    x = np.random.default_rng(0).normal(size=(1, 5, 8)).astype(np.float32)
+    x = normal(1, 5, 8)
     variables = {"params": random_params(layer, x)}
     positions = np.arange(5)[None]
 
@@ -201,5 +205,7 @@ def test_positions_are_encoded_into_queries_and_keys():
     np.testing.assert_allclose(shifted, default, rtol=1e-4, atol=1e-5)
     assert np.abs(default - plain).max() > 0.01
 
-    _, _, backward = jax.device_get(run(variables, x[:, ::-1], positions[:, ::-1]))
+    reversed_x = x[:, ::-1]
+    reversed_positions = positions[:, ::-1]
+    _, _, backward = jax.device_get(run(variables, reversed_x, reversed_positions))
     np.testing.assert_allclose(backward[:, ::-1], default, rtol=1e-4, atol=1e-5)

@@ -68,9 +68,10 @@ def test_other_dropout_rates_are_refused():
 def test_layers_of_a_stack_differ_at_initialization():
     stack = Stack(Block(MultiHeadAttention(2), FeedForward(16)), num_layers=3)
 
-    params = jax.jit(lambda x: stack.init(jax.random.key(0), x)["params"])(X)
+    variables = jax.jit(stack.init)(jax.random.key(0), X)
 
-    query = np.asarray(params["layers"]["self_attention"]["query"])
+    layers = variables["params"]["layers"]
+    query = np.asarray(layers["self_attention"]["query"])
     assert query.shape == (3, 8, 2, 4)
     different = {tuple(layer.ravel().tolist()) for layer in query}
     assert len(different) == 3

@@ -19,7 +19,8 @@ compiled = jax.jit(functools.partial(random_bits, shape=(LENGTH, WIDTH)))
 @functools.cache
 def bits(seeds=(1, 2), row_ids=tuple(range(ROWS))):
     """Returns random bits, [ROWS, LENGTH, WIDTH], uint32."""
-    return np.asarray(compiled(np.array(seeds, np.uint32), np.array(row_ids, np.int32)))
+    drawn = compiled(np.array(seeds, np.uint32), np.array(row_ids, np.int32))
+    return np.asarray(drawn)
 
 
 def masks(rate, *arguments):
@@ -46,8 +47,9 @@ def test_rate_overall_and_per_row_position_and_feature(rate):
 
 def test_bits_are_fair_and_independent():
     few = bits((3, 4))[:32, :, :64]
-    planes = (few.reshape(-1, 1) >> np.arange(32, dtype=np.uint32)) & 1
-    signs = as_signs(planes)  # [N, 32]
+    places = np.arange(32, dtype=np.uint32)
+    planes = (few.reshape(-1, 1) >> places) & 1  # [N, 32]
+    signs = as_signs(planes)
 
     sums = signs.sum(0) / np.sqrt(len(signs))
     assert np.abs(sums).max() < 4.5
@@ -71,7 +73,8 @@ def test_neighbors_are_uncorrelated(axis):
 def test_seeds_that_differ_in_one_bit_give_independent_masks():
     one = as_signs(masks(0.5, (1, 2)))
 
-    for seeds in [(0, 2), (1, 3), (1 ^ 2**31, 2), (1, 2 ^ 2**31), (2, 1)]:
+    highest = 2**31
+    for seeds in [(0, 2), (1, 3), (1 ^ highest, 2), (1, 2 ^ highest), (2, 1)]:
         other = as_signs(masks(0.5, seeds))
         z = (one * other).sum() / np.sqrt(one.size)
         assert abs(z) < 4.5
@@ -99,7 +102,8 @@ def dropped_and_gradient(x, key):
 
 def test_kept_elements_are_scaled_and_gradients_are_the_mask():
     kept, gradient = jax.device_get(dropped_and_gradient(ONES, jax.random.key(1)))
-    assert set(np.unique(kept)) == {np.float32(0), np.float32(1 / 0.75)}
+    scale = np.float32(1 / 0.75)
+    assert set(np.unique(kept)) == {0, scale}
     assert kept.mean() == pytest.approx(1.0, abs=0.005)
     np.testing.assert_array_equal(gradient, kept)
 

@@ -11,9 +11,9 @@ from jaxformer.errors import UserError
 from jaxformer.nn import Block, FeedForward, Keys, MultiHeadAttention, Residual, RMSNorm, Stack
 from jaxformer.nn.positions import rotary_positions
 
-from .weights import random_params
+from .weights import normal, random_params
 
-X = np.random.default_rng(0).normal(size=(2, 6, 8)).astype(np.float32)  # [B, T, D]
+X = normal(2, 6, 8)  # [B, T, D]
 ROTARY = functools.partial(rotary_positions, base=500.0)
 
 
@@ -100,7 +100,7 @@ def test_cached_equals_whole_for_beams(window, chunked, monkeypatch):
     stack = llama_stack(window)
     variables = {"params": random_params(stack, X)}
     # Three tokens of three beams of each sentence, after the prompt X.
-    beams = np.random.default_rng(1).normal(size=(2, 3, 3, 8)).astype(np.float32)  # [B, N, T, D]
+    beams = normal(2, 3, 3, 8, seed=1)  # [B, N, T, D]
 
     @jax.jit
     def whole(variables, beams):

@@ -17,7 +17,8 @@ def test_exact_gelu_is_the_formula_with_its_derivatives():
         second = jax.grad(first)
         return activate("gelu_exact", x), first(x), second(x)
 
-    value, first, second = jax.jit(jax.vmap(each))(x.astype(np.float32))
+    compiled = jax.jit(jax.vmap(each))
+    value, first, second = compiled(x.astype(np.float32))
 
     below = scipy.special.ndtr(x)
     density = scipy.stats.norm.pdf(x)

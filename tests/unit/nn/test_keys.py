@@ -20,7 +20,7 @@ from jaxformer.nn.kernels import KeyValues, attend, chunked_attention, windowed_
 from jaxformer.nn.positions import BucketedBias, LinearBias
 
 from ...profiles import by_profile
-from .weights import random_params
+from .weights import normal, random_params
 
 # _relative_position_bucket of transformers 5.24.0 (T5) for 32 buckets and a largest distance of
 # 128: offsets, and the bucket of each and of those up to the next.
@@ -91,16 +91,25 @@ def test_rates_of_alibi():
     np.testing.assert_allclose(LinearBias(12).slopes(), twelve, rtol=1e-12)
 
     bias = LinearBias(8).bind({})()
-    values = bias(np.array([[0, 5]]), np.array([[3, 4, 5]]))
-    # Head 1 has the slope 1/4.
-    np.testing.assert_array_equal(values[0, 1], [[-0.75, -1.0, -1.25], [-0.5, -0.25, 0.0]])
+    queries = np.array([[0, 5]])
+    keys = np.array([[3, 4, 5]])
+    of_head_1 = bias(queries, keys)[0, 1]
+    # Its slope is 1/4.
+    distances = [[3, 4, 5], [2, 1, 0]]
+    np.testing.assert_array_equal(of_head_1, -0.25 * np.array(distances))
 
 
 LENGTH = 21
-SEGMENTS = np.array([[1] * 12 + [2] * 9, [1] * 18 + [0] * 3], np.int32)
+SEGMENTS = np.array(
+    [
+        [1] * 12 + [2] * 9,
+        [1] * 18 + [0] * 3,
+    ],
+    np.int32,
+)
 RNG = np.random.default_rng(0)
 # Queries, keys, values and a cotangent, [B, T, H, K].
-HEADS = [RNG.normal(size=(2, LENGTH, 3, 4)).astype(np.float32) for _ in range(4)]
+HEADS = [normal(2, LENGTH, 3, 4, seed=RNG) for _ in range(4)]
 BIAS = LinearBias(3).bind({})()
 
 
@@ -116,7 +125,8 @@ def by_loops(keys):
     for b, i, j in np.ndindex(2, LENGTH, LENGTH):
         far = keys.window is not None and abs(i - j) > keys.window
         near = not far or min(i, j) < keys.global_tokens
-        alike = keys.queries.segments is None or SEGMENTS[b, i] == SEGMENTS[b, j] != 0
+        same = SEGMENTS[b, i] == SEGMENTS[b, j] != 0
+        alike = keys.queries.segments is None or same
         earlier = not keys.causal or j <= i
         seen[b, 0, i, j] = near and alike and earlier
 
@@ -189,7 +199,7 @@ class Reach(Keys):
 def test_a_window_does_not_split_fields_of_heads():
     """As many heads as blocks, so that a split would go unnoticed."""
     reach = np.array([0, 1, 3, 6, 2], np.int32)[None, :, None, None]
-    x = RNG.normal(size=(1, 30, 5, 4)).astype(np.float32)  # [B, T, H, K]
+    x = normal(1, 30, 5, 4, seed=RNG)  # [B, T, H, K]
     window = Keys.of_sequence(30, window=6)
     keys = Reach(**vars(window), reach=reach)
 
@@ -345,7 +355,9 @@ def test_a_cache_is_that_of_the_full_pass_of_each_row(positions, window, starts)
 
     # The model is causal, so padding may follow a text.
     offsets = starts or [0, 0]
-    texts = [np.roll(row, -offset, axis=1) for row, offset in zip(history, offsets, strict=True)]
+    texts = []
+    for row, offset in zip(history, offsets, strict=True):
+        texts.append(np.roll(row, -offset, axis=1))
     expected = np.asarray(full(np.stack(texts)))  # [B, N, T, V]
     for row, offset in enumerate(offsets):
         last = expected[row, :, 29 - offset]

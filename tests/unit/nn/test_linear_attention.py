@@ -1,6 +1,7 @@
 """Linear attention against its formula, softmax attention, and cached decoding."""
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -11,10 +12,10 @@ from jaxformer import UserError, beam_search
 from jaxformer.nn import Block, FeedForward, Keys, MultiHeadAttention, Stack, rotary_positions
 from jaxformer.nn.linear_attention import LinearAttention, elu_features, random_features
 
-from .weights import random_params
+from .weights import normal, random_params
 
 # Longer than two chunks, and no multiple of one.
-X = np.random.default_rng(0).normal(size=(2, 150, 8)).astype(np.float32)  # [B, T, D]
+X = normal(2, 150, 8)  # [B, T, D]
 FEW = functools.partial(random_features, num_features=16)
 
 
@@ -57,14 +58,15 @@ def test_it_equals_the_quadratic_formula(feature_map, causal):
 
 
 def test_random_features_estimate_the_weights_of_softmax_attention():
-    q, k = 0.7 * np.random.default_rng(1).normal(size=(2, 5, 4)).astype(np.float32)
+    q, k = 0.7 * normal(2, 5, 4, seed=1)
     compiled = jax.jit(random_features, static_argnums=(1, 2))
 
     def features(x, is_query, num_features):
         return np.asarray(compiled(x, is_query, num_features))
 
     found = features(q, False, 200_000) @ features(k, False, 200_000).T
-    np.testing.assert_allclose(found, np.exp(q @ k.T / 2), rtol=0.1)
+    scores = q @ k.T / math.sqrt(4)
+    np.testing.assert_allclose(found, np.exp(scores), rtol=0.1)
 
     # Queries and keys have the same features, except for a factor for each query.
     factors = features(q, True, 64) / features(q, False, 64)
@@ -110,7 +112,7 @@ def test_cached_decoding_equals_the_whole_pass():
 
 
 def test_beam_search_carries_the_state_of_each_hypothesis():
-    table = np.random.default_rng(2).normal(size=(6, 8)).astype(np.float32)
+    table = normal(6, 8, seed=2)
     variables = {"params": random_params(STACK, X[:, :5], scale=0.6)}
 
     def step(tokens, cache):
@@ -127,8 +129,10 @@ def test_beam_search_carries_the_state_of_each_hypothesis():
     # The log probability of each hypothesis, by a pass over all of it, with BOS (2) first.
     tokens = np.asarray(found.tokens[0])  # [N, T]
     lengths = np.asarray(found.lengths[0])
-    inputs = np.concatenate([np.full((4, 1), 2), tokens[:, :-1]], axis=1)
-    whole = jax.jit(STACK.apply)(variables, table[inputs], Keys.of_sequence(8, causal=True))
+    bos = np.full((4, 1), 2)
+    inputs = np.concatenate([bos, tokens[:, :-1]], axis=1)
+    causal = Keys.of_sequence(8, causal=True)
+    whole = jax.jit(STACK.apply)(variables, table[inputs], causal)
     logits = np.asarray(whole) @ table.T  # [N, T, V]
     log_probs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     chosen = np.take_along_axis(log_probs, tokens[..., None], 2)[..., 0]

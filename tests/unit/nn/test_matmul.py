@@ -19,6 +19,8 @@ from jaxformer.nn.matmul import (
 )
 from jaxformer.nn.precision import quantize_along, with_offsets
 
+from .weights import normal
+
 SHAPES = {
     SCORES: ((2, 5, 3, 4), (2, 7, 3, 4), (2, 3, 5, 7)),
     WEIGHTED_SUM: ((2, 3, 5, 7), (2, 7, 3, 4), (2, 5, 3, 4)),
@@ -38,12 +40,16 @@ def rounded(a):
 )
 def test_operands_and_gradients_are_rounded_once(spec, dtype):
     rng = np.random.default_rng(0)
-    x, y, g = (rng.normal(size=shape).astype(np.float32) for shape in SHAPES[spec])
+    x, y, g = (normal(*shape, seed=rng) for shape in SHAPES[spec])
 
     @jax.jit
     def compute(x, y, g):
-        product, pull = jax.vjp(lambda x, y: einsum(spec, x, y, dtype), x, y)
-        return product, pull(g), einsum(spec, x, y)
+        def rounding(x, y):
+            return einsum(spec, x, y, dtype)
+
+        product, pull = jax.vjp(rounding, x, y)
+        exact = einsum(spec, x, y)
+        return product, pull(g), exact
 
     product, (of_first, of_second), unrounded = jax.device_get(compute(x, y, g))
 
@@ -69,8 +75,8 @@ TOLERANCE = {"float32": 1e-6, "bfloat16": 2**-8, "int8": 2**-7}
 
 def operands():
     random = np.random.default_rng(0)
-    x = random.normal(size=(2, 6, 64)).astype(np.float32)  # [B, R, D]
-    kernel = random.normal(size=(64, 4, 8)).astype(np.float32)  # [D, H, K]
+    x = normal(2, 6, 64, seed=random)  # [B, R, D]
+    kernel = normal(64, 4, 8, seed=random)  # [D, H, K]
     return x, kernel
 
 
@@ -88,8 +94,9 @@ def test_matmul_error_matches_the_precision(dtype):
 
     exact = np.einsum("brd,dhk->brhk", x.astype(np.float64), kernel) + 3.0
     assert found.shape == exact.shape
-    norms = np.linalg.norm(x, axis=-1)[..., None, None] * np.linalg.norm(kernel, axis=0)
-    errors = np.abs(found - exact) / norms
+    of_rows = np.linalg.norm(x, axis=-1)
+    of_columns = np.linalg.norm(kernel, axis=0)
+    errors = np.abs(found - exact) / (of_rows[..., None, None] * of_columns)
     assert errors.max() < TOLERANCE[dtype]
 
     if dtype != "float32":
@@ -124,9 +131,9 @@ def test_primitives_run_without_jit():
 def test_unsigned_inputs_change_no_bit():
     """The int8 results are float32 products of exact integers, whichever instruction sums them."""
     random = np.random.default_rng(1)
-    x = random.normal(size=(3, 5, 64)).astype(np.float32)  # [B, T, D]
-    kernel = random.normal(size=(64, 8)).astype(np.float32)  # [D, F]
-    table = random.normal(size=(24, 64)).astype(np.float32)  # [V, D]
+    x = normal(3, 5, 64, seed=random)  # [B, T, D]
+    kernel = normal(64, 8, seed=random)  # [D, F]
+    table = normal(24, 64, seed=random)  # [V, D]
     x[0, 0] = 0.0
 
     @jax.jit
@@ -152,8 +159,10 @@ def test_unsigned_inputs_change_no_bit():
         by_member = jax.vmap(run)(ensemble, x)
         return run(unsigned, x), run(signed, x), by_row, by_member
 
-    projection = (q @ w).astype(np.float32) * (inputs.scale * signed[0].scale)
-    logits = (q @ t.T).astype(np.float32) * (inputs.scale * signed[1].scale.T)
+    kernel_scale = inputs.scale * signed[0].scale
+    table_scale = inputs.scale * signed[1].scale.T
+    projection = (q @ w).astype(np.float32) * kernel_scale
+    logits = (q @ t.T).astype(np.float32) * table_scale
     for found_projection, found_logits in each_way(signed, unsigned, x):
         np.testing.assert_array_equal(found_projection, projection)
         np.testing.assert_array_equal(found_logits, logits)
@@ -174,7 +183,7 @@ def test_the_unsigned_instruction_gets_operands_of_8_bits():
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_gradients_match_autodiff(dtype):
     x, kernel = operands()
-    weights = np.random.default_rng(2).normal(size=(2, 6, 4, 8)).astype(np.float32)
+    weights = normal(2, 6, 4, 8, seed=2)
 
     def ours(x, kernel):
         product = project(x, kernel, None, compute_dtype=dtype)
@@ -186,7 +195,9 @@ def test_gradients_match_autodiff(dtype):
 
     @jax.jit
     def both(x, kernel):
-        return jax.grad(ours, (0, 1))(x, kernel), jax.grad(plain, (0, 1))(x, kernel)
+        found = jax.grad(ours, (0, 1))(x, kernel)
+        expected = jax.grad(plain, (0, 1))(x, kernel)
+        return found, expected
 
     found, expected = jax.device_get(both(x, kernel))
 

@@ -27,13 +27,19 @@ from jaxformer.nn.keys import Tokens
 from jaxformer.nn.positions import LinearBias
 
 from ...profiles import CHECKED
-from .weights import random_params
+from .weights import normal, random_params
 
 LENGTH = 14
 HEADS = 2
-X = np.random.default_rng(0).normal(size=(2, LENGTH, 8)).astype(np.float32)  # [B, T, D]
-MEMORY = np.random.default_rng(1).normal(size=(2, LENGTH, 8)).astype(np.float32)
-SEGMENTS = np.array([[1] * 6 + [2] * 8, [1] * 12 + [0] * 2], np.int32)
+X = normal(2, LENGTH, 8)  # [B, T, D]
+MEMORY = normal(2, LENGTH, 8, seed=1)
+SEGMENTS = np.array(
+    [
+        [1] * 6 + [2] * 8,
+        [1] * 12 + [0] * 2,
+    ],
+    np.int32,
+)
 POSITIONS = np.arange(LENGTH, dtype=np.int32)[None] * 3
 MASK = np.random.default_rng(2).random((2, HEADS, LENGTH, LENGTH)) < 0.7
 MASK |= np.eye(LENGTH, dtype=bool)
@@ -87,7 +93,8 @@ def positions_of(rules):
 
 def visible(rules):
     """The mask of the rules, pair by pair."""
-    seen = np.array(rules.get("mask", np.ones((2, 1, LENGTH, LENGTH), bool)))
+    everything = np.ones((2, 1, LENGTH, LENGTH), bool)
+    seen = np.array(rules.get("mask", everything))
     segments = rules.get("segments", np.ones((2, LENGTH)))
 
     for b, i, j in np.ndindex(2, LENGTH, LENGTH):
@@ -165,7 +172,8 @@ def recurrence(p, x, rules, fields):
         gate = new @ p["forget"] + p["forget_bias"]
         kept = 1 / (1 + np.exp(-gate))
 
-        begins = segments[:, t] != segments[:, max(0, t - 1)]
+        previous = segments[:, max(0, t - 1)]
+        begins = segments[:, t] != previous
         state = np.where(begins[:, None], 0, state)
         state = kept * state + (1 - kept) * (new @ p["input"])
         outputs.append(np.maximum(state, 0))

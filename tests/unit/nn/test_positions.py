@@ -12,6 +12,8 @@ from jaxformer.errors import UserError
 from jaxformer.nn import positions
 from jaxformer.nn.positions import rotary_positions, sinusoidal_positions
 
+from .weights import normal
+
 
 def test_formula():
     """Angles are position / 10000^(2 i / d_model), for i below d_model / 2."""
@@ -26,7 +28,7 @@ def test_formula():
 @pytest.mark.parametrize("base", [500.0, 10_000.0])
 def test_rotary_positions_multiply_by_unit_complex_numbers(base):
     rng = np.random.default_rng(0)
-    heads = rng.normal(size=(2, 5, 3, 8)).astype("float32")  # [B, T, H, K]
+    heads = normal(2, 5, 3, 8, seed=rng)  # [B, T, H, K]
     positions = rng.integers(0, 1000, size=(2, 5))
 
     rotate = jax.jit(functools.partial(rotary_positions, base=base))

@@ -7,9 +7,9 @@ import pytest
 from jaxformer.errors import UserError
 from jaxformer.nn import SSRU, Block, FeedForward, Keys, Stack
 
-from .weights import random_params
+from .weights import normal, random_params
 
-X = np.random.default_rng(0).normal(size=(2, 6, 8)).astype(np.float32)  # [B, T, D]
+X = normal(2, 6, 8)  # [B, T, D]
 STACK = Stack(Block(SSRU(), FeedForward(16)), 2)
 VARIABLES = {"params": random_params(STACK, X, Keys.of_sequence(6, causal=True))}
 

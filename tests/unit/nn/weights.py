@@ -1,9 +1,14 @@
-"""Random parameters for tests, without compiling the initialization of a module."""
+"""Random inputs and parameters for tests, without compiling the initialization of a module."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
+
+
+def normal(*shape: int, seed: int | np.random.Generator = 0) -> np.ndarray:
+    """Returns standard normal float32 numbers; a generator continues where it is."""
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
 def random_params(module: nn.Module, *inputs, scale: float = 0.3, **options):

@@ -23,12 +23,18 @@ def attention_by_loops(x, num_heads, reach):
     """Computes softmax(Q K^T / sqrt(d_k)) V over positions within ``reach``, in float64."""
     x = x.astype(np.float64)
     out = np.zeros_like(x)
-    size = x.shape[2] // num_heads
-    for b, i, h in np.ndindex(x.shape[0], x.shape[1], num_heads):
-        part = x[b, :, h * size : (h + 1) * size]
-        near = [j for j in range(len(part)) if abs(i - j) <= reach]
-        odds = np.exp(part[near] @ part[i] / math.sqrt(size))
-        out[b, i, h * size : (h + 1) * size] = odds / odds.sum() @ part[near]
+    batch, length, width = x.shape
+    size = width // num_heads
+
+    for b, i, h in np.ndindex(batch, length, num_heads):
+        columns = slice(h * size, (h + 1) * size)
+        head = x[b, :, columns]  # [T, K]; queries, keys and values are equal
+        near = [j for j in range(length) if abs(i - j) <= reach]
+        scores = head[near] @ head[i] / math.sqrt(size)
+        odds = np.exp(scores)
+        weights = odds / odds.sum()
+        out[b, i, columns] = weights @ head[near]
+
     return out
 
 
@@ -41,51 +47,68 @@ def test_restricted_attention_is_masked_full_attention(length, neighborhood):
     layer = functools.partial(
         layer_types.restricted_self_attention, num_heads=2, neighborhood=neighborhood
     )
+
     restricted = jax.jit(layer)(x)
-    expected = attention_by_loops(x, 2, neighborhood // 2)
+
+    expected = attention_by_loops(x, num_heads=2, reach=neighborhood // 2)
     np.testing.assert_allclose(restricted, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_self_attention_attends_to_all_positions():
     x = random(2, 7, 6)
-    attended = jax.jit(functools.partial(layer_types.self_attention, num_heads=3))(x)
-    np.testing.assert_allclose(attended, attention_by_loops(x, 3, reach=7), rtol=1e-4, atol=1e-5)
+    layer = functools.partial(layer_types.self_attention, num_heads=3)
+
+    attended = jax.jit(layer)(x)
+
+    expected = attention_by_loops(x, num_heads=3, reach=7)
+    np.testing.assert_allclose(attended, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_recurrent_layer_is_a_loop():
-    x, inputs, state = random(2, 5, 3), random(3, 3, seed=1), random(3, 3, seed=2)
-    h = np.zeros((2, 3))
+    x = random(2, 5, 3)
+    inputs = random(3, 3, seed=1)
+    state = random(3, 3, seed=2)
+
     out = np.asarray(jax.jit(layer_types.recurrent)(x, inputs, state))
+
+    h = np.zeros((2, 3))
     for t in range(5):
         h = np.tanh(x[:, t] @ inputs + h @ state)
         np.testing.assert_allclose(out[:, t], h, rtol=1e-4, atol=1e-5)
 
 
 def test_convolution_is_a_sum_of_shifted_products():
-    x, kernel = random(2, 6, 3), random(3, 3, 3, seed=1)
+    x = random(2, 6, 3)
+    kernel = random(3, 3, 3, seed=1)
+
+    out = jax.jit(layer_types.convolutional)(x, kernel)
+
     padded = np.pad(x, [(0, 0), (1, 1), (0, 0)])
     expected = sum(padded[:, i : i + 6] @ kernel[i] for i in range(3))
-    out = jax.jit(layer_types.convolutional)(x, kernel)
     np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-5)
 
 
 def cost(layer, n, d, *weights, **settings):
-    shapes = (jax.ShapeDtypeStruct(shape, np.float32) for shape in [(1, n, d), *weights])
-    return multiplications(jax.make_jaxpr(functools.partial(layer, **settings))(*shapes).jaxpr)
+    """Returns the multiplications of a layer of n positions of width d."""
+    arrays = [jax.ShapeDtypeStruct(shape, np.float32) for shape in [(1, n, d), *weights]]
+    program = jax.make_jaxpr(functools.partial(layer, **settings))(*arrays)
+    return multiplications(program.jaxpr)
 
 
 @pytest.mark.parametrize(("n", "d"), [(16, 8), (48, 8), (48, 32)])
 def test_costs_equal_the_formulas(n, d):
     """Attention and recurrence have two matmuls each: scores and sums, or inputs and states."""
-    full = cost(layer_types.self_attention, n, d, num_heads=2)
-    steps = cost(layer_types.recurrent, n, d, (d, d), (d, d))
+    attention = cost(layer_types.self_attention, n, d, num_heads=2)
+    recurrence = cost(layer_types.recurrent, n, d, (d, d), (d, d))
     for k in (3, 4):
         expected = operations(n, d, k, r=1)
         convolution = cost(layer_types.convolutional, n, d, (k, d, d))
         assert convolution == expected["convolutional"]
-        assert full == 2 * expected["self-attention"]
-        assert steps == 2 * expected["recurrent"]
-    for r in (9, 17):  # Blocks of (r - 1) / 2 queries attend to 3 / 2 (r - 1) keys.
+        assert attention == 2 * expected["self-attention"]
+        assert recurrence == 2 * expected["recurrent"]
+
+    # Blocks of (r - 1) / 2 queries attend to 3 / 2 (r - 1) keys.
+    for r in (9, 17):
         restricted = cost(layer_types.restricted_self_attention, n, d, num_heads=2, neighborhood=r)
-        formula = operations(n, d, 1, r - 1)["restricted self-attention"]
-        assert restricted == 2 * 1.5 * formula
+        expected = operations(n, d, k=1, r=r - 1)["restricted self-attention"]
+        assert restricted == 2 * 1.5 * expected

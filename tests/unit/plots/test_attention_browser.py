@@ -12,12 +12,13 @@ pytestmark = pytest.mark.ci
 
 SOURCE = ["▁the", "▁dog", "</script>", "▁مرحبا", "▁🙂", "</s>"]
 TARGET = ["<s>", "▁der", "▁Hund", '"&<!--', "."]
-LAYERS, HEADS = 3, 4
+LAYERS = 3
+HEADS = 4
 
 
 def softmax(*shape):
-    weights = np.exp(3 * np.random.default_rng(0).normal(size=shape)).astype(np.float32)
-    return weights / weights.sum(axis=-1, keepdims=True)
+    odds = np.exp(3 * np.random.default_rng(0).normal(size=shape)).astype(np.float32)
+    return odds / odds.sum(axis=-1, keepdims=True)
 
 
 def causal(weights):
@@ -27,20 +28,21 @@ def causal(weights):
 
 CROSS = softmax(LAYERS, HEADS, len(TARGET), len(SOURCE))
 PAGE = AttentionView(
-    'the dog </script><script>document.title = "broken"</script>',
-    "<b>der Hund</b>",
-    SOURCE,
-    TARGET,
-    softmax(LAYERS, HEADS, len(SOURCE), len(SOURCE)),
-    causal(softmax(LAYERS, HEADS, len(TARGET), len(TARGET))),
-    CROSS,
+    sentence='the dog </script><script>document.title = "broken"</script>',
+    translation="<b>der Hund</b>",
+    source=SOURCE,
+    target=TARGET,
+    encoder=softmax(LAYERS, HEADS, len(SOURCE), len(SOURCE)),
+    decoder=causal(softmax(LAYERS, HEADS, len(TARGET), len(TARGET))),
+    cross=CROSS,
 ).page()
 
 
 @pytest.fixture(scope="module")
 def tab(browser):
     """A browser tab, and what its page logged, requested or violated."""
-    tab, troubles = browser.new_page(viewport={"width": 1280, "height": 900}), []
+    tab = browser.new_page(viewport={"width": 1280, "height": 900})
+    troubles = []
     tab.on("console", lambda message: troubles.append(message.text))
     tab.on("pageerror", lambda error: troubles.append(str(error)))
     tab.on("request", lambda request: troubles.append(request.url))
@@ -84,38 +86,48 @@ def token(page, side, index):
 
 
 def said(page):
+    """Returns the description, without its marks of isolated text."""
     rest(page)
-    return page.locator("#description").inner_text().replace("\u2068", "").replace("\u2069", "")
+    words = page.locator("#description").inner_text()
+    return words.replace("\u2068", "").replace("\u2069", "")
 
 
 def percent(weight):
-    return f"{100 * weight:.{1 if weight < 0.0995 else 0}f}%"
+    digits = 1 if weight < 0.0995 else 0
+    return f"{100 * weight:.{digits}f}%"
 
 
-def plain(piece):
-    return piece.replace("▁", " ").strip()
+def quoted(piece):
+    plain = piece.replace("▁", " ").strip()
+    return f"“{plain}”"
 
 
 def test_pointing_at_a_token_shows_its_attention(page):
     token(page, "queries", 2).hover()
+
+    words = said(page)
+    assert f"“Hund”, token 3, predicting {quoted(TARGET[3])}, attends to: " in words
     mean = CROSS[-1, :, 2].mean(axis=0)
     best = int(mean.argmax())
-    words = said(page)
-    assert f"“Hund”, token 3, predicting “{plain(TARGET[3])}”, attends to: " in words
-    assert f"attends to: “{plain(SOURCE[best])}” {percent(mean[best])}" in words
+    assert f"attends to: {quoted(SOURCE[best])} {percent(mean[best])}" in words
     for head in range(HEADS):
-        key = int(CROSS[-1, head, 2].argmax())
-        assert f"{head + 1} “{plain(SOURCE[key])}” {percent(CROSS[-1, head, 2, key])}" in words
+        weights = CROSS[-1, head, 2]
+        key = int(weights.argmax())
+        assert f"{head + 1} {quoted(SOURCE[key])} {percent(weights[key])}" in words
 
 
 def test_a_click_selects_a_token_until_escape(page):
     page.get_by_text("The weights as a table").click()
     token(page, "queries", 1).click()
     page.mouse.move(5, 5)
-    assert "“der”" in said(page)  # The selection is kept.
+
+    # The selection is kept.
+    assert "“der”" in said(page)
     assert token(page, "queries", 1).get_attribute("aria-pressed") == "true"
-    cells = page.locator("#table tbody tr").nth(2).locator("th, td").all_inner_texts()
-    assert cells == [SOURCE[2], *(percent(CROSS[-1, head, 1, 2]) for head in range(HEADS))]
+    row = page.locator("#table tbody tr").nth(2)
+    weights = [percent(CROSS[-1, head, 1, 2]) for head in range(HEADS)]
+    assert row.locator("th, td").all_inner_texts() == [SOURCE[2], *weights]
+
     page.keyboard.press("Escape")
     assert "Choose a token" in said(page)
 
@@ -126,26 +138,32 @@ def test_everything_works_from_the_keyboard(page):
     for key, selected in (("Tab", "<s>"), ("ArrowRight", "der"), ("End", ".")):
         page.keyboard.press(key)
         assert f"“{selected}”" in said(page)
+
     page.keyboard.press("Home")
     page.keyboard.press("Enter")
-    page.keyboard.press("ArrowDown")  # along the strongest line
+    # Along the strongest line.
+    page.keyboard.press("ArrowDown")
     best = int(CROSS[-1, :, 0].mean(axis=0).argmax())
-    assert f"“{plain(SOURCE[best])}”, token {best + 1} is attended to by" in said(page)
+    assert f"{quoted(SOURCE[best])}, token {best + 1} is attended to by" in said(page)
 
 
 def test_layers_kinds_heads_and_presets(page):
     page.get_by_label("Decoder self-attention").focus()
     page.keyboard.press("Space")
     assert "Decoder self-attention, layer 3 of 3, all 4 heads" in said(page)
+
     page.locator("#layer-2").focus()
     page.keyboard.press("ArrowLeft")
     page.locator("#head-1").focus()
     page.keyboard.press("Space")
     assert "Decoder self-attention, layer 2 of 3, heads 1, 3 and 4" in said(page)
+
     token(page, "queries", 0).hover()
     assert "attends to: “<s>” 100% (mean of 3 heads)" in said(page)
+
     page.get_by_role("button", name="None").click()
     assert "No head is chosen" in said(page)
+
     page.get_by_role("button", name="Figure 4").click()
     assert "Encoder self-attention, layer 2 of 3" in said(page)
     assert page.locator(".panel").count() == 2
@@ -154,32 +172,50 @@ def test_layers_kinds_heads_and_presets(page):
 def test_kinds_may_have_other_layers_and_heads(visit):
     """A student has fewer decoder layers, and a recurrence in place of heads."""
     cross = softmax(2, 2, len(TARGET), len(SOURCE))
-    encoder, decoder = softmax(3, 4, *[len(SOURCE)] * 2), softmax(1, 1, *[len(TARGET)] * 2)
-    page = visit(AttentionView("a", "b", SOURCE, TARGET, encoder, decoder, cross).page())
+    view = AttentionView(
+        sentence="a",
+        translation="b",
+        source=SOURCE,
+        target=TARGET,
+        encoder=softmax(3, 4, len(SOURCE), len(SOURCE)),
+        decoder=softmax(1, 1, len(TARGET), len(TARGET)),
+        cross=cross,
+    )
+    page = visit(view.page())
     assert "Encoder-decoder attention, layer 2 of 2, all 2 heads" in said(page)
+
     token(page, "queries", 1).hover()
-    best = int(cross[-1, :, 1].mean(axis=0).argmax())
-    assert f"“{plain(SOURCE[best])}” {100 * cross[-1, :, 1, best].mean():.0f}%" in said(page)
-    for kind, layer, heads in (("Decoder", "1 of 1", "head 1"), ("Encoder", "1 of 3", "mean of 4")):
+    mean = cross[-1, :, 1].mean(axis=0)
+    best = int(mean.argmax())
+    assert f"{quoted(SOURCE[best])} {100 * mean[best]:.0f}%" in said(page)
+
+    for kind, layer, heads in [
+        ("Decoder", "1 of 1", "head 1"),
+        ("Encoder", "1 of 3", "mean of 4"),
+    ]:
         page.get_by_label(f"{kind} self-attention").focus()
         page.keyboard.press("Space")
-        assert said(page).startswith(f"{kind} self-attention, layer {layer}. ")
-        assert f"({heads}" in said(page)
+        words = said(page)
+        assert words.startswith(f"{kind} self-attention, layer {layer}. ")
+        assert f"({heads}" in words
 
 
 def test_words_are_not_markup(page):
     assert page.title().endswith('</script><script>document.title = "broken"</script>')
     assert page.locator("dd").nth(1).inner_text() == "<b>der Hund</b>"
-    assert [button.strip() for button in page.locator(".keys .token").all_inner_texts()] == [
-        piece.replace("▁", "·") for piece in SOURCE
-    ]
+    buttons = page.locator(".keys .token").all_inner_texts()
+    expected = [piece.replace("▁", "·") for piece in SOURCE]
+    assert [button.strip() for button in buttons] == expected
     assert page.locator("script").count() == 4
 
 
 def test_a_notebook_s_frame_works_in_its_sandbox(visit):
-    page = visit(f"<!DOCTYPE html><title>notebook</title><body>{embed_in_frame(PAGE)}</body>")
+    notebook = "<!DOCTYPE html><title>notebook</title><body>"
+    page = visit(f"{notebook}{embed_in_frame(PAGE)}</body>")
     frame = page.frame_locator("iframe")
+
     frame.locator(".queries .token").nth(2).hover()
     rest(page)
+
     assert "Hund" in frame.locator("#description").inner_text()
     assert page.title() == "notebook"

@@ -18,33 +18,44 @@ TOKENS = ["▁a", "b", "</s>"]
 
 def drawn(axes):
     """Returns query, key and opacity of the lines of each head."""
-    lines = [c for c in axes.collections if hasattr(c, "get_segments") and len(c.get_segments())]
-    return [
-        [
-            (round(start[0]), round(end[0]), color[3])
-            for (start, end), color in zip(c.get_segments(), c.get_edgecolors(), strict=True)
-        ]
-        for c in lines
-    ]
+    heads = []
+    for collection in axes.collections:
+        segments = collection.get_segments() if hasattr(collection, "get_segments") else []
+        if len(segments) == 0:
+            continue
+        lines = []
+        for (start, end), color in zip(segments, collection.get_edgecolors(), strict=True):
+            lines.append((round(start[0]), round(end[0]), color[3]))
+        heads.append(lines)
+    return heads
 
 
 def test_lines_of_all_queries_and_of_one(tmp_path, pages):
     panels = [PaperFigure(0, [0], None), PaperFigure(0, [0, 1], 0)]
-    attention_lines(WEIGHTS, TOKENS, panels, tmp_path / "a.png", "title")
+
+    attention_lines(WEIGHTS, TOKENS, panels, path=tmp_path / "a.png", title="title")
+
     above, below = pages[-1].axes
-    (head,) = drawn(above)
-    expected = [(q, k, WEIGHTS[0, q, k]) for q in range(3) for k in range(3)]
-    assert head == [(q, k, pytest.approx(float(w))) for q, k, w in expected if w >= 0.01]
+    expected = []
+    for query, key in np.ndindex(3, 3):
+        weight = float(WEIGHTS[0, query, key])
+        if weight >= 0.01:
+            expected.append((query, key, pytest.approx(weight)))
+    assert drawn(above) == [expected]
+
+    # The lines of one query are darker: the root of the weight.
     one, two = drawn(below)
     assert one == [(0, 1, pytest.approx(0.745**0.5)), (0, 2, pytest.approx(0.5))]
     assert two == [(0, 2, pytest.approx(1.0))]
-    assert [text.get_text() for text in below.get_legend().get_texts()] == ["head 1", "head 2"]
+    legend = below.get_legend().get_texts()
+    assert [text.get_text() for text in legend] == ["head 1", "head 2"]
 
 
 def test_an_svg_needs_no_font_and_is_the_same_each_time(tmp_path):
+    panels = [PaperFigure(0, [0], None)]
     for name in ("a.svg", "b.SVG"):
-        panels = [PaperFigure(0, [0], None)]
-        attention_lines(WEIGHTS, TOKENS, panels, tmp_path / name, "title")
+        attention_lines(WEIGHTS, TOKENS, panels, path=tmp_path / name, title="title")
+
     content = (tmp_path / "a.svg").read_bytes()
     assert content == (tmp_path / "b.SVG").read_bytes()
     root = xml.etree.ElementTree.fromstring(content)

@@ -24,15 +24,23 @@ HOSTILE = [
 
 
 def softmax(*shape):
-    weights = np.exp(3 * np.random.default_rng(0).normal(size=shape)).astype(np.float32)
-    return weights / weights.sum(axis=-1, keepdims=True)
+    odds = np.exp(3 * np.random.default_rng(0).normal(size=shape)).astype(np.float32)
+    return odds / odds.sum(axis=-1, keepdims=True)
 
 
-def page_of(source, target, **settings):
-    s, t = len(source), len(target)
-    texts = settings.pop("sentence", "a sentence"), settings.pop("translation", "ein Satz")
-    weights = softmax(2, 3, s, s), softmax(2, 3, t, t), softmax(2, 3, t, s)
-    return AttentionView(*texts, source, target, *weights).page(**settings)
+def page_of(source, target, *, sentence="a sentence", translation="ein Satz", **settings):
+    s = len(source)
+    t = len(target)
+    view = AttentionView(
+        sentence,
+        translation,
+        source,
+        target,
+        encoder=softmax(2, 3, s, s),
+        decoder=softmax(2, 3, t, t),
+        cross=softmax(2, 3, t, s),
+    )
+    return view.page(**settings)
 
 
 class Reader(html.parser.HTMLParser):
@@ -58,36 +66,53 @@ class Reader(html.parser.HTMLParser):
         return ["".join(text) for name, _, text in self.elements if name == tag]
 
     @property
+    def scripts(self):
+        """Returns the attributes and the text of each script."""
+        return [
+            (attributes, "".join(text))
+            for name, attributes, text in self.elements
+            if name == "script"
+        ]
+
+    @property
     def data(self):
-        (found,) = (t for n, a, t in self.elements if n == "script" and "type" in a)
-        return json.loads("".join(found))
+        (found,) = (text for attributes, text in self.scripts if "type" in attributes)
+        return json.loads(found)
+
+    @property
+    def code(self):
+        return [text for attributes, text in self.scripts if "type" not in attributes]
 
     @property
     def policy(self):
         """Returns the sources of each directive of the content security policy."""
-        (meta,) = (a for n, a, _ in self.elements if n == "meta" and "http-equiv" in a)
+        (meta,) = (a for name, a, _ in self.elements if name == "meta" and "http-equiv" in a)
         assert meta["http-equiv"] == "Content-Security-Policy"
+
         directives = [part.split() for part in str(meta["content"]).split(";")]
         return {name: sources for name, *sources in directives}
 
 
 def digests(parts):
-    sums = [base64.b64encode(hashlib.sha256(part.encode()).digest()).decode() for part in parts]
-    return [f"'sha256-{digest}'" for digest in sums]
+    found = []
+    for part in parts:
+        digest = hashlib.sha256(part.encode()).digest()
+        found.append(f"'sha256-{base64.b64encode(digest).decode()}'")
+    return found
 
 
 def test_only_the_pages_own_scripts_and_style_may_run():
     text = page_of(["a", "b"], ["c"])
     page = Reader(text)
-    code = ["".join(t) for n, a, t in page.elements if n == "script" and "type" not in a]
+
+    assert len(page.code) == 3
     assert page.policy == {
         "default-src": ["'none'"],
-        "script-src": digests(code),
+        "script-src": digests(page.code),
         "style-src": digests(page.texts("style")),
         "base-uri": ["'none'"],
         "form-action": ["'none'"],
     }
-    assert len(code) == 3
     # Nothing is fetched, and no attribute is code.
     for _, attributes, _ in page.elements:
         assert not {"src", "href", "style", "action", "srcset"} & set(attributes)
@@ -99,10 +124,13 @@ def test_only_the_pages_own_scripts_and_style_may_run():
 def test_text_is_escaped(text):
     harmless = Reader(page_of(["a", "b"], ["c"]))
     page = Reader(page_of([text, "b"], [text], sentence=text, translation=text))
+
     assert page.data["source"] == [text, "b"]
     assert page.data["target"] == [text]
     assert page.texts("title") == [f"Attention: {text}"]
     assert page.texts("dd") == [text, text]
+
+    # The text adds no element and no attribute.
     elements = [(tag, attributes) for tag, attributes, _ in page.elements]
     assert elements == [(tag, attributes) for tag, attributes, _ in harmless.elements]
     assert page.policy == harmless.policy
@@ -124,7 +152,12 @@ def test_a_selection_that_does_not_exist_is_refused(settings, message):
 
 def test_a_frame_sandboxes_the_page():
     page = page_of(HOSTILE, ["c"])
-    ((tag, attributes, text),) = Reader(embed_in_frame(page, height=500)).elements
-    assert (tag, text) == ("iframe", [])
+
+    (frame,) = Reader(embed_in_frame(page, height=500)).elements
+
+    tag, attributes, text = frame
+    assert tag == "iframe"
+    assert text == []
     assert attributes["srcdoc"] == page
-    assert attributes["sandbox"] == "allow-scripts"  # allow-same-origin would break the isolation.
+    # allow-same-origin would break the isolation.
+    assert attributes["sandbox"] == "allow-scripts"

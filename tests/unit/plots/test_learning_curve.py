@@ -7,10 +7,13 @@ import pytest
 from jaxformer.errors import UserError
 from jaxformer.plots.learning_curve import learning_curve, read_metrics
 
-LOSS, PERPLEXITY, NATS, BLEU, EXACT, RATE, SPEED = (
-    *("Loss", "Perplexity", "Nats per character", "sacreBLEU", "Exact matches (%)"),
-    *("Learning rate (10⁻³)", "Tokens per second"),
-)
+LOSS = "Loss"
+PERPLEXITY = "Perplexity"
+NATS = "Nats per character"
+BLEU = "sacreBLEU"
+EXACT = "Exact matches (%)"
+RATE = "Learning rate (10⁻³)"
+SPEED = "Tokens per second"
 
 
 def train(step, loss=2.0):
@@ -25,7 +28,13 @@ def train(step, loss=2.0):
 
 
 def valid(step, loss=2.0, **values):
-    return {"kind": "valid", "step": step, "loss": loss, "perplexity": math.exp(loss), **values}
+    return {
+        "kind": "valid",
+        "step": step,
+        "loss": loss,
+        "perplexity": math.exp(loss),
+        **values,
+    }
 
 
 @pytest.fixture
@@ -38,12 +47,20 @@ def draw(tmp_path, pages):
 
 
 def points(axes):
-    return {str(line.get_label()): list(map(tuple, line.get_xydata())) for line in axes.lines}
+    """Returns the points of each line, by label."""
+    found = {}
+    for line in axes.lines:
+        found[str(line.get_label())] = [tuple(point) for point in line.get_xydata()]
+    return found
 
 
 def test_each_panel_shows_its_values(draw):
     panels = draw(
-        train(1, 6.0), valid(1, 3.0, bleu=10), train(2, 4.0), valid(2, 2.5, bleu=30), valid(3, 2.75)
+        train(1, 6.0),
+        valid(1, 3.0, bleu=10),
+        train(2, 4.0),
+        valid(2, 2.5, bleu=30),
+        valid(3, 2.75),
     )
     assert list(panels) == [LOSS, PERPLEXITY, BLEU, RATE, SPEED]
     assert points(panels[LOSS]) == {
@@ -53,6 +70,7 @@ def test_each_panel_shows_its_values(draw):
     assert points(panels[PERPLEXITY])["training"] == [(1, math.exp(6)), (2, math.exp(4))]
     assert points(panels[BLEU]) == {"validation": [(1, 10.0), (2, 30.0)]}
     assert points(panels[RATE]) == {"training": [(1, 1e-6), (2, 2e-6)]}
+
     panels = draw(train(1), valid(2, nats_per_character=1.5, exact_match=98.4))
     assert list(panels) == [LOSS, PERPLEXITY, NATS, EXACT, RATE, SPEED]
 
@@ -60,42 +78,53 @@ def test_each_panel_shows_its_values(draw):
 def test_every_value_of_a_task_is_drawn_in_the_order_of_its_validations(draw):
     """Whatever its scale, sign and name; the legend is outside of all panels."""
     own = {"reward $x$": -2.0, "memory": 3e9, "tiny": 1e-7, "same": 0}
+    better = own | {"reward $x$": -1.0}
+
     panels = draw(
         train(1) | {"own": 5.0, "grad_norm": 1.0, "waiting": 0.5},
         {"kind": "valid", "step": 1, **own, "loss": 2.0},
-        {"kind": "valid", "step": 2, **own, "reward $x$": -1.0, "loss": 1.5},
+        {"kind": "valid", "step": 2, **better, "loss": 1.5},
     )
+
     assert list(panels) == [*own, LOSS, PERPLEXITY, RATE, SPEED, "own"]
     assert points(panels["reward $x$"]) == {"validation": [(1, -2.0), (2, -1.0)]}
     for name, value in own.items():
         low, high = panels[name].get_ylim()
         assert low < value < high
     assert panels[LOSS].get_title(loc="right") == "best 1.5"
-    page = panels[LOSS].figure
-    (legend,) = page.legends
-    boxes = [axes.get_tightbbox() for axes in panels.values()]
-    assert not any(legend.get_window_extent().overlaps(box) for box in boxes)
+
+    (legend,) = panels[LOSS].figure.legends
+    for axes in panels.values():
+        assert not legend.get_window_extent().overlaps(axes.get_tightbbox())
 
 
 def test_nothing_to_draw_is_refused(tmp_path):
+    records = [{"kind": "train", "step": 1, "loss": math.nan}]
     with pytest.raises(UserError, match="expected a run with reports to draw: got none"):
-        learning_curve([{"kind": "train", "step": 1, "loss": math.nan}], tmp_path / "curve.png")
+        learning_curve(records, tmp_path / "curve.png")
 
 
 def test_user_settings_have_no_effect(tmp_path):
     records = [train(1), train(2)]
-    learning_curve(records, tmp_path / "plain.svg")
+    plain = tmp_path / "plain.svg"
+    fancy = tmp_path / "fancy.svg"
+
+    learning_curve(records, plain)
     with matplotlib.rc_context({"font.size": 30, "axes.facecolor": "red", "figure.dpi": 33}):
-        learning_curve(records, tmp_path / "fancy.svg")
-    assert (tmp_path / "plain.svg").read_bytes() == (tmp_path / "fancy.svg").read_bytes()
+        learning_curve(records, fancy)
+
+    assert plain.read_bytes() == fancy.read_bytes()
 
 
 def test_metrics_are_read_back_without_an_incomplete_last_line(tmp_path):
     records = [train(1), valid(1, math.inf), train(2)]
     path = tmp_path / "metrics.jsonl"
     whole = "".join(json.dumps(record) + "\n" for record in records).encode()
+
     last = json.dumps(train(3)).encode()
-    for end in (*(last[:length] for length in range(len(last))), last[:9] + b"\xff\x00"):
+    incomplete = [last[:length] for length in range(len(last))]
+    damaged = last[:9] + b"\xff\x00"
+    for end in [*incomplete, damaged]:
         path.write_bytes(whole + end)
         assert read_metrics(path) == records
 

@@ -67,11 +67,13 @@ def tree_logits(seed: int, sentences: int, vocabulary: int, depth: int) -> np.nd
     rates = random.choice([0.0, 0.1, 0.4], (sentences, 1, 1))
     logits[uniform < rates] = -INFINITY
 
-    certain = np.arange(vocabulary) == random.integers(0, vocabulary, (*shape[:2], 1))
+    ids = random.integers(0, vocabulary, (sentences, prefixes, 1))
+    certain = np.arange(vocabulary) == ids
     logits = np.where(exact & certain, 0.0, logits)
 
-    dead_ends = random.random(shape[:2]) < random.choice([0.0, 0.1], (sentences, 1))
-    logits[dead_ends] = -INFINITY
+    uniform = random.random((sentences, prefixes))
+    rates = random.choice([0.0, 0.1], (sentences, 1))
+    logits[uniform < rates] = -INFINITY  # Prefixes without continuations.
     return logits.astype(np.float32)
 
 
@@ -80,7 +82,8 @@ def tree_step(tokens: jax.Array, cache: dict) -> tuple[jax.Array, dict]:
     vocabulary = cache["logits"].shape[-1]
     longer = cache["prefix"] * vocabulary + tokens + 1
     prefix = jnp.where(cache["position"] == 0, 0, longer)  # [B, N]
-    logits = jnp.take_along_axis(cache["logits"][:, 0], prefix[:, :, None], axis=1, mode="clip")
+    shared = cache["logits"][:, 0]
+    logits = jnp.take_along_axis(shared, prefix[:, :, None], axis=1, mode="clip")
 
     position = cache["position"] + 1
     return logits, {**cache, "prefix": prefix, "position": position}
@@ -170,7 +173,8 @@ def permitted(settings: BeamSearch, forced: Tokens, tokens: Tokens) -> bool:
         return False
 
     free = range(len(forced), len(tokens))
-    if any(tokens[i] == EOS and i < settings.min_length for i in free):
+    too_early = [tokens[i] for i in free if i < settings.min_length]
+    if EOS in too_early:
         return False
 
     n = settings.no_repeat_ngram
@@ -329,7 +333,8 @@ def hypotheses(result: BeamResult, sentence: int) -> list[Hypothesis]:
             assert length == 0
             assert log_prob == -INFINITY
         else:
-            found.append((float(value), float(log_prob), tuple(tokens[:length].tolist())))
+            real = tuple(tokens[:length].tolist())
+            found.append((float(value), float(log_prob), real))
 
     # Best first; hypotheses that do not exist last.
     values = np.asarray(result.scores)[sentence]

@@ -53,13 +53,16 @@ class Cases(NamedTuple):
 
 def any_cases(seed: int, vocabulary: int, depth: int) -> Cases:
     random = np.random.default_rng([seed, 0])
-    limits = np.minimum(random.integers(0, depth + 3, SENTENCES), depth).astype(np.int32)
+    drawn = random.integers(0, depth + 3, SENTENCES)
+    limits = np.minimum(drawn, depth).astype(np.int32)
 
     # In half of the cases, no sentence has a prefix.
     lengths = random.integers(0, 4, SENTENCES) * random.integers(0, 2)
     prefix = random.integers(1, vocabulary, (SENTENCES, 3)).astype(np.int32)
     prefix[np.arange(3) >= lengths[:, None]] = PAD
-    forced = [tuple(row[:length].tolist()) for row, length in zip(prefix, lengths, strict=True)]
+    forced = []
+    for row, length in zip(prefix.tolist(), lengths, strict=True):
+        forced.append(tuple(row[:length]))
 
     return Cases(
         logits=tree_logits(seed, SENTENCES, vocabulary, depth=depth),

@@ -32,7 +32,8 @@ def keys(sentences: int, seed: int = 0) -> jax.Array:
 
 def keep(p, tokens):
     """Returns the distribution of some tokens only."""
-    kept = np.where(np.isin(np.arange(len(p)), tokens), p, 0.0)
+    is_kept = np.isin(np.arange(len(p)), tokens)
+    kept = np.where(is_kept, p, 0.0)
     return kept / kept.sum()
 
 
@@ -93,7 +94,8 @@ def test_truncation_keeps_the_right_tokens():
             results.append(sampling(**cut).truncate(scaled))
         return results
 
-    for cut, (kept, tokens) in zip(FILTERS, jax.device_get(truncated(log(shuffled))), strict=True):
+    found_by_filter = jax.device_get(truncated(log(shuffled)))
+    for cut, (kept, tokens) in zip(FILTERS, found_by_filter, strict=True):
         # Tokens are None where all are there, in order.
         places = np.broadcast_to(np.arange(8), shuffled.shape) if tokens is None else tokens
         found = np.zeros(shuffled.shape)
@@ -198,7 +200,8 @@ def test_samples_at_a_dead_end_do_not_exist():
     different = set().union(*map(tokens_of, found))
     assert different == {(EOS,)}
     # Binomial: 20,000 samples, each with probability 1/2, within four standard deviations.
-    assert sum(map(len, found)) == pytest.approx(10_000, abs=4 * (20_000 / 4) ** 0.5)
+    deviation = (20_000 / 4) ** 0.5
+    assert sum(map(len, found)) == pytest.approx(10_000, abs=4 * deviation)
 
 
 def test_scores_are_the_models_whatever_is_forbidden():

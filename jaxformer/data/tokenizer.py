@@ -321,7 +321,7 @@ def open_tokenizer(content: bytes, use: Use) -> Vocabulary:
     """Returns the tokenizer of a file; the module NAME_tokenizer of this package has its class.
 
     Raises:
-      UserError: The content is no tokenizer, or a tokenizer with another use.
+      UserError: The content is not a tokenizer, or it has another use.
     """
     form = form_of(content)
     if form == SENTENCEPIECE:

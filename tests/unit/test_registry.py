@@ -9,7 +9,9 @@ import pytest
 
 from jaxformer import data, kinds, tasks
 from jaxformer.cli import commands, main
-from jaxformer.config import Config
+from jaxformer.config import Config, DataConfig
+from jaxformer.data import corpora
+from jaxformer.data.corpus import known_sources, open_corpus
 from jaxformer.data.tokenizer import open_tokenizer
 from jaxformer.errors import UserError
 from jaxformer.interop import exports, imports
@@ -74,7 +76,7 @@ def test_corpora_select_one_kind_and_its_data_accepts_them():
     assert len(corpora) == len({*corpora})
 
     for section in {kind.data for kind in known_kinds()}:
-        accepted = typing.get_args(typing.get_type_hints(section)["corpus"])
+        accepted = typing.get_args(typing.get_type_hints(section)["corpus"]) or known_sources()
         of_kinds = [kind.corpora for kind in known_kinds() if kind.data is section]
         assert sorted(accepted) == sorted(sum(of_kinds, ()))
 
@@ -160,3 +162,30 @@ def test_a_tokenizer(add_file):
     add_file(data, "upper_tokenizer", NEW_TOKENIZER)
     tokenizer = open_tokenizer(b'{"tokenizer": "upper", "characters": "ab"}', "stream")
     assert tokenizer.decode(tokenizer.encode("abba")) == "ABBA"
+
+
+NEW_CORPUS = """
+from jaxformer.data.corpus import PairSource
+class Memory:
+    target_symbols = False
+    def pairs(self, split):
+        yield "one", "eins"
+    def fingerprint(self, split):
+        return split
+MEMORY = PairSource("memory", 25, open=lambda data: Memory())
+"""
+
+
+def test_a_corpus(add_file):
+    names = "text tfds numerals trees parquet jsonl tsv"
+    assert " ".join(known_sources()) == names
+
+    add_file(corpora, "added_corpus", NEW_CORPUS)
+    config = Config(data=DataConfig(corpus="memory"))
+    assert config.kind.description == "a model of sentence pairs"
+    assert Config.from_dict(config.to_dict()) == config
+    assert [*open_corpus(DataConfig(corpus="memory")).pairs("train")] == [("one", "eins")]
+
+    message = "data.corpus must be one of 'text', 'tfds', 'memory', 'numerals', "
+    with pytest.raises(UserError, match=message):
+        DataConfig(corpus="memoir")

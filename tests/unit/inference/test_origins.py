@@ -8,13 +8,10 @@ import pytest
 
 from jaxformer.config import Config, ModelConfig, StreamConfig
 from jaxformer.data.character_tokenizer import CharacterTokenizer
-from jaxformer.inference.weights import (
-    TrainedModel,
-    abstract_params,
-    name_folder,
-    quantize,
-    write_model,
-)
+from jaxformer.inference.conversions import quantize, write_model
+from jaxformer.inference.origins import name_folder
+from jaxformer.inference.parameter_arrays import abstract_params
+from jaxformer.inference.weights import TrainedModel
 from jaxformer.interop.hub import describe_source
 from jaxformer.runs.workdir import Workdir
 

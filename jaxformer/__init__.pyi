@@ -84,11 +84,11 @@ from jaxformer.training.hooks import every as every
 from jaxformer.training.losses import class_sums as class_sums
 from jaxformer.training.losses import contrastive_sums as contrastive_sums
 from jaxformer.training.losses import cross_entropy as cross_entropy
-from jaxformer.training.mesh import BatchShards as BatchShards
 from jaxformer.training.mesh import make_mesh as make_mesh
 from jaxformer.training.optimizer import inverse_sqrt_schedule as inverse_sqrt_schedule
 from jaxformer.training.optimizer import muon as muon
 from jaxformer.training.optimizer import per_layer as per_layer
+from jaxformer.training.placement import BatchShards as BatchShards
 from jaxformer.training.state import TrainState as TrainState
 from jaxformer.training.state import init_state as init_state
 from jaxformer.training.step import make_train_step as make_train_step

@@ -32,7 +32,7 @@ from jaxformer.runs.workdir import DATA_NOTES, Workdir
 from jaxformer.tasks.dataset import Dataset, open_dataset
 from jaxformer.tasks.token_task import Output, TokenLoss, TokenTask
 from jaxformer.training.flops import training_flops
-from jaxformer.training.mesh import BatchShards
+from jaxformer.training.placement import BatchShards
 from jaxformer.training.task import CheckStop, Example, Randomness, Sums
 from jaxformer.training.validation import evaluate_loss
 

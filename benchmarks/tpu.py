@@ -28,7 +28,8 @@ from jaxformer.memory import compile_step, memory_of
 from jaxformer.nn import backend_for, use_backend
 from jaxformer.tasks.token_task import task_class
 from jaxformer.training.flops import training_flops
-from jaxformer.training.mesh import BatchShards, make_mesh
+from jaxformer.training.mesh import make_mesh
+from jaxformer.training.placement import BatchShards
 
 BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f32": 4}
 COLLECTIVE = re.compile(

@@ -214,7 +214,8 @@ def our_steps(name: str, size: dict[str, int]) -> tuple[Callable, Callable]:
     import jax
 
     from jaxformer.experiment import make_optimizer
-    from jaxformer.training.mesh import make_mesh, to_devices
+    from jaxformer.training.mesh import make_mesh
+    from jaxformer.training.placement import to_devices
     from jaxformer.training.state import init_state
     from jaxformer.training.step import make_train_step
 
@@ -271,7 +272,7 @@ def our_translation(size: dict[str, int], dtype: str, mesh: Any) -> tuple:
     from jaxformer.kinds.model_parameters import make_init
     from jaxformer.tasks.translation import TranslationLoss
     from jaxformer.training.flops import training_flops
-    from jaxformer.training.mesh import BatchShards
+    from jaxformer.training.placement import BatchShards
 
     config = Config(model=ModelConfig(**architecture(size), compute_dtype=dtype))
     rows = size["rows"]
@@ -299,7 +300,7 @@ def our_language_model(size: dict[str, int], dtype: str, mesh: Any) -> tuple:
     from jaxformer.runs.workdir import Workdir
     from jaxformer.tasks.language_modeling import LanguageModeling, open_stream
     from jaxformer.training.flops import language_model_flops
-    from jaxformer.training.mesh import BatchShards
+    from jaxformer.training.placement import BatchShards
 
     rows = size["rows"]
     length = size["length"]

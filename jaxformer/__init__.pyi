@@ -22,6 +22,7 @@ from jaxformer.experiment import train as train
 from jaxformer.inference.attention_view import record_attention as record_attention
 from jaxformer.inference.attention_view import record_text as record_text
 from jaxformer.inference.batched_search import Decoded as Decoded
+from jaxformer.inference.conversions import quantize as quantize
 from jaxformer.inference.generator import Generator as Generator
 from jaxformer.inference.pair_scores import Score as Score
 from jaxformer.inference.pair_scores import score_pairs as score_pairs
@@ -29,7 +30,6 @@ from jaxformer.inference.translator import Hypothesis as Hypothesis
 from jaxformer.inference.translator import Translator as Translator
 from jaxformer.inference.weights import load_model as load_model
 from jaxformer.inference.weights import load_params as load_params
-from jaxformer.inference.weights import quantize as quantize
 from jaxformer.models.bert import Bert as Bert
 from jaxformer.models.bert import BertConfig as BertConfig
 from jaxformer.models.encoder import Encoder as Encoder
@@ -84,11 +84,11 @@ from jaxformer.training.hooks import every as every
 from jaxformer.training.losses import class_sums as class_sums
 from jaxformer.training.losses import contrastive_sums as contrastive_sums
 from jaxformer.training.losses import cross_entropy as cross_entropy
-from jaxformer.training.mesh import BatchShards as BatchShards
 from jaxformer.training.mesh import make_mesh as make_mesh
 from jaxformer.training.optimizer import inverse_sqrt_schedule as inverse_sqrt_schedule
 from jaxformer.training.optimizer import muon as muon
 from jaxformer.training.optimizer import per_layer as per_layer
+from jaxformer.training.placement import BatchShards as BatchShards
 from jaxformer.training.state import TrainState as TrainState
 from jaxformer.training.state import init_state as init_state
 from jaxformer.training.step import make_train_step as make_train_step

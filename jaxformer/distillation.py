@@ -26,8 +26,10 @@ from jaxformer.data.tokenizer import EOS
 from jaxformer.errors import UserError
 from jaxformer.experiment import check_experiment, train
 from jaxformer.files import write_file
+from jaxformer.inference.conversions import quantize
+from jaxformer.inference.parameter_arrays import params_sha256
 from jaxformer.inference.translator import Translator
-from jaxformer.inference.weights import TrainedModel, params_sha256, quantize
+from jaxformer.inference.weights import TrainedModel
 from jaxformer.kinds.translation import TRANSLATION
 from jaxformer.nn.precision import dequantize
 from jaxformer.runs.manifest import Manifest

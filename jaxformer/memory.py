@@ -10,7 +10,8 @@ from jaxformer.config import Config
 from jaxformer.experiment import make_optimizer
 from jaxformer.kinds.model_parameters import make_init
 from jaxformer.tasks.token_task import task_class
-from jaxformer.training.mesh import BatchShards, make_mesh
+from jaxformer.training.mesh import make_mesh
+from jaxformer.training.placement import BatchShards
 from jaxformer.training.state import abstract_state
 from jaxformer.training.step import make_train_step
 

@@ -37,6 +37,14 @@ def _is_concrete(value: Any, base: type) -> bool:
     return inspect.isclass(value) and issubclass(value, base) and not inspect.isabstract(value)
 
 
+def find_module(package: ModuleType, name: str) -> ModuleType | None:
+    """Imports a module of a package; returns None if it has none of this name."""
+    names = {module.name for module in pkgutil.iter_modules(package.__path__)}
+    if name not in names:
+        return None
+    return importlib.import_module(f"{package.__name__}.{name}")
+
+
 @functools.cache
 def _find(
     package: ModuleType,

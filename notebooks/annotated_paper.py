@@ -728,7 +728,7 @@ show(gnmt_penalty, BeamSearch.extend)
 
 # %%
 from jaxformer import Translator
-from jaxformer.inference.weights import average
+from jaxformer.inference.conversions import average
 from jaxformer.runs.workdir import Workdir
 
 translator = Translator.load("runs/annotated")

@@ -5,16 +5,17 @@ import contextlib
 import dataclasses
 import hashlib
 import re
-from collections.abc import Iterator
-from typing import ClassVar, Literal, Protocol, runtime_checkable
+import reprlib
+from collections.abc import Callable, Iterator
+from typing import ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from jaxformer.data.file_corpora import JsonlCorpus, ParquetCorpus, TextCorpus, TsvCorpus
-from jaxformer.data.numerals import NumeralsCorpus
+from jaxformer.data import corpora
 from jaxformer.errors import UserError, prefix_errors
 from jaxformer.fields import check_positive, check_types
 from jaxformer.files import local_path
+from jaxformer.registry import find_values
 
 # Stands for the languages of an imported model whose files do not name them, such as T5.
 UNKNOWN_LANGUAGE = "unknown"
@@ -97,7 +98,7 @@ class DataConfig(DataSection):
     Departs from the paper: training pairs longer than ``max_length``, 256, are skipped.
     """
 
-    corpus: Literal["text", "tfds", "numerals", "trees", "parquet", "jsonl", "tsv"] = "tfds"
+    corpus: str = "tfds"
     builder: str = "wmt14_translate/de-en"
     directory: str = ""
     source_language: str = "en"
@@ -114,6 +115,7 @@ class DataConfig(DataSection):
 
     def __post_init__(self) -> None:
         check_types(self, "data")
+        self.check_corpus()
         self.check_paths("directory", "train", "valid", "tokenizer")
 
         if self.pretokenizer == "none" and (self.lowercase or not self.detokenize):
@@ -140,6 +142,19 @@ class DataConfig(DataSection):
             f"{self.tokens_per_batch:,} tokens per side in sentences of {self.max_length}",
             "data.tokens_per_batch or data.max_length",
         )
+
+    @property
+    def languages(self) -> tuple[str, str]:
+        """The languages of source and target."""
+        return self.source_language, self.target_language
+
+    def check_corpus(self) -> None:
+        """Checks that there is such a source of sentence pairs."""
+        known = known_sources()
+        if self.corpus not in known:
+            names = ", ".join(map(repr, known))
+            shown = reprlib.repr(self.corpus)
+            raise UserError(f"data.corpus must be one of {names}: got {shown}")
 
     def check_named(self) -> None:
         if not self.train:
@@ -168,6 +183,26 @@ class DataConfig(DataSection):
         if not self.user_defined_symbols:
             return []
         return self.user_defined_symbols.split(",")
+
+
+class PairSource(NamedTuple):
+    """A source of sentence pairs.
+
+    Attributes:
+      name: The value of ``data.corpus`` that selects it.
+      place: Number that sorts the sources in messages.
+      open: Returns the corpus of a config; None if only a task can read it.
+    """
+
+    name: str
+    place: int
+    open: Callable[[DataConfig], "Corpus"] | None
+
+
+def known_sources() -> dict[str, PairSource]:
+    """Returns all sources of sentence pairs by name."""
+    found = sorted(find_values(corpora, PairSource), key=lambda source: source.place)
+    return {source.name: source for source in found}
 
 
 @runtime_checkable
@@ -315,21 +350,8 @@ class VerifiedCorpus:
         return self._sizes[split]
 
 
-_CORPORA = {
-    "text": TextCorpus,
-    "parquet": ParquetCorpus,
-    "jsonl": JsonlCorpus,
-    "tsv": TsvCorpus,
-    "numerals": NumeralsCorpus,
-}
-
-
 def open_corpus(config: DataConfig) -> Corpus:
     """Returns the corpus of the config, except treebanks, which :mod:`jaxformer.tasks` reads."""
-    languages = (config.source_language, config.target_language)
-    if config.corpus == "tfds":
-        # TensorFlow Datasets is slow to import, and few corpora need it.
-        from jaxformer.data.tfds import TfdsCorpus
-
-        return TfdsCorpus(config.builder, config.directory, *languages)
-    return _CORPORA[config.corpus](*languages)
+    source = known_sources()[config.corpus]
+    assert source.open is not None, "a task reads this corpus"
+    return source.open(config)

@@ -56,6 +56,8 @@ class HuggingFaceTokenizer(Vocabulary):
     their_ids: np.ndarray  # for each of our ids; -1 for a token that they lack
     our_ids: np.ndarray  # for each of their ids
 
+    form = "huggingface"
+    uses = ("pairs", "stream")
     ends_texts = True
     keeps_lines = False
 
@@ -160,6 +162,7 @@ class HuggingFaceTokenizer(Vocabulary):
     ) -> "HuggingFaceTokenizer":
         """Creates a tokenizer from the text of ``tokenizer.json``."""
         values: dict[str, Any] = {
+            "tokenizer": cls.form,
             "huggingface": json_text,
             "special": dict(special),
             "vocab_size": vocab_size,
@@ -352,3 +355,6 @@ def _only_append(decoders: Sequence[str]) -> bool:
         if "Replace" in after_fuse:
             return False  # It replaces strings that begin in one token and end in another.
     return _APPENDING.issuperset(decoders)
+
+
+TOKENIZER = HuggingFaceTokenizer

@@ -1,6 +1,6 @@
-"""The tokenizers of Marian and M2M-100: SentencePiece models, and one list of pieces.
+"""The tokenizer of Marian: a SentencePiece model for each side, and one list of pieces.
 
-Both number pieces by their own list, not by SentencePiece's ids. Marian has a model per side.
+Pieces are numbered by this list, not by SentencePiece's ids.
 """
 
 import base64
@@ -9,8 +9,6 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Self, SupportsIndex
 
-import numpy as np
-
 from jaxformer.checks import check_tokens
 from jaxformer.data.tokenizer import (
     SPECIAL_PIECES,
@@ -18,7 +16,6 @@ from jaxformer.data.tokenizer import (
     Tokenizer,
     Vocabulary,
     encode_all,
-    find_language,
     open_processor,
 )
 from jaxformer.errors import MALFORMED, UserError, prefix_errors
@@ -32,6 +29,7 @@ class MarianTokenizer(Tokenizer):
     angle brackets are ordinary text, even if they look like special tokens.
     """
 
+    form = "marian"
     # Models with several target languages expect the code of one at the beginning of a sentence.
     _code = re.compile(r"\s*(>>.*?<<)", re.DOTALL)
 
@@ -61,6 +59,7 @@ class MarianTokenizer(Tokenizer):
     ) -> Self:
         """Creates a tokenizer from the SentencePiece models of both sides, and all pieces."""
         values = {
+            "tokenizer": cls.form,
             **more,
             "source": base64.b64encode(source).decode(),
             "target": base64.b64encode(target).decode(),
@@ -98,43 +97,6 @@ class MarianTokenizer(Tokenizer):
         return rows
 
 
-class M2M100Tokenizer(MarianTokenizer):
-    """Converts text to token ids and back, like the class of the same name in transformers.
-
-    The serialized form is a MarianTokenizer's with the languages of source and target, such as "en
-    to de". Their codes, which are pieces such as ``__en__``, begin the two sides.
-    ``their_ids``, ``our_ids`` and ``absent`` are as in HuggingFaceTokenizer.
-    """
-
-    absent = "bos"  # Their decoder begins with the end of sentence.
-    _code = re.compile("(?!)")  # Texts have none.
-
-    def __init__(self, serialized: bytes) -> None:
-        super().__init__(serialized)
-
-        # Their pieces for languages look like "__en__".
-        ids_by_language = {}
-        for piece, number in self._ids.items():
-            if piece.startswith("__"):
-                ids_by_language[piece.strip("_")] = number
-
-        languages = str(json.loads(serialized)["languages"]).split(" to ")
-        self._codes = [find_language(name, ids_by_language) for name in languages]
-
-        self.language_codes = ()
-        self.target_start = tuple(self._codes[1:])
-
-        self.their_ids = np.array([1, 2, 2, 3, 0, *range(4, self.vocab_size - 1)])
-        self.our_ids = np.array([4, 0, 1, 3, *range(5, self.vocab_size)])
-
-    def decode(self, ids: Iterable[SupportsIndex]) -> str:
-        return super().decode(i for i in ids if i not in self.target_start)
-
-    def _encode(self, texts: list[str], *, target: bool = False) -> list[list[int]]:
-        rows = super()._encode(texts, target=target)
-        return [self._add_language(row, target=target) for row in rows]
-
-
 def _open(side: str, model: bytes) -> Any:
     try:
         return open_processor(model)
@@ -157,3 +119,6 @@ def _parse(serialized: bytes) -> tuple[list[str], bytes, bytes]:
         source = base64.b64decode(values["source"], validate=True)
         target = base64.b64decode(values["target"], validate=True)
         return pieces, source, target
+
+
+TOKENIZER = MarianTokenizer

@@ -82,6 +82,7 @@ class MosesTokenizer(Tokenizer):
     The serialized form is a JSON object with the options and the SentencePiece model.
     """
 
+    form = "moses"
     _appends = False  # Detokenization moves quotation marks and replaces escapes.
 
     def __init__(self, serialized: bytes) -> None:
@@ -97,6 +98,7 @@ class MosesTokenizer(Tokenizer):
     def assemble(cls, preprocessing: Preprocessing, model: bytes) -> "MosesTokenizer":
         """Creates a tokenizer from its options and a serialized SentencePiece model."""
         values = {
+            "tokenizer": cls.form,
             "moses": dataclasses.asdict(preprocessing),
             "sentencepiece": base64.b64encode(model).decode(),
         }
@@ -125,3 +127,6 @@ def _scripts(language: str) -> _Scripts:
         tokenizer=Scripts(language),
         detokenizer=MosesDetokenizer(language),
     )
+
+
+TOKENIZER = MosesTokenizer

@@ -1,4 +1,4 @@
-"""One text as a stream of tokens: lossless vocabularies, training rows and validation windows.
+"""One text as a stream of tokens: a lossless vocabulary, training rows and validation windows.
 
 Ids 0 to 3 have the same meaning as in :mod:`jaxformer.data.tokenizer`. A stream has no 0, which
 pads rows, and EOS only at the ends of documents.
@@ -6,16 +6,14 @@ pads rows, and EOS only at the ends of documents.
 
 import dataclasses
 import itertools
-import json
 import pathlib
 import re
-from collections.abc import Iterable, Iterator, Sized
-from typing import Literal, SupportsIndex
+from collections.abc import Iterator, Sized
+from typing import Literal
 
 import numpy as np
 from jaxtyping import Int, Integer
 
-from jaxformer.checks import check_tokens
 from jaxformer.data.bpe import train_byte_pair_model
 from jaxformer.data.characters import unusual_kinds
 from jaxformer.data.corpus import DataSection
@@ -23,8 +21,16 @@ from jaxformer.data.documents import encode_documents, lines_of, map_token_ids, 
 from jaxformer.data.findings import Findings
 from jaxformer.data.held_out import check_no_number, parse_share
 from jaxformer.data.text_files import find_file, open_bytes
-from jaxformer.data.tokenizer import PAD, SPACE_SYMBOL, SPECIAL_PIECES, UNK, Tokenizer, Vocabulary
-from jaxformer.errors import MALFORMED, UserError, prefix_errors
+from jaxformer.data.tokenizer import (
+    PAD,
+    SENTENCEPIECE,
+    SPACE_SYMBOL,
+    Tokenizer,
+    Vocabulary,
+    form_of,
+    open_tokenizer,
+)
+from jaxformer.errors import UserError, prefix_errors
 from jaxformer.fields import check_positive, check_types
 from jaxformer.files import file_sha256, local_path, read_whole
 
@@ -112,31 +118,6 @@ class StreamConfig(DataSection):
         return f"{self.rows:,} rows of {self.length:,} tokens", "data.rows or data.length"
 
 
-class CharacterTokenizer(Vocabulary):
-    """Converts characters to token ids and back, without loss."""
-
-    def __init__(self, characters: Iterable[str]) -> None:
-        """Takes the characters in the order of their ids, which begin after the special ids."""
-        self._known = "".join(characters)
-        super().__init__(json.dumps({"characters": self._known}).encode())
-        self._pieces = [*SPECIAL_PIECES, *self._known]
-        self._ids = {piece: i for i, piece in enumerate(self._pieces) if i > UNK}
-        self.vocab_size = len(self._pieces)
-
-    def _encode(self, texts: list[str], *, target: bool = False) -> list[list[int]]:
-        try:
-            return [[self._ids[character] for character in text] for text in texts]
-        except KeyError as error:
-            raise UserError(
-                f"the model has never seen the character {error.args[0]!r}; it knows "
-                f"{self._known!r}"
-            ) from None
-
-    def decode(self, ids: Iterable[SupportsIndex]) -> str:
-        tokens = check_tokens(ids, self.vocab_size, "token ids")
-        return "".join(self._pieces[i] for i in tokens if i > UNK)
-
-
 class ByteFallbackTokenizer(Tokenizer):
     """Converts text to BPE tokens and back, without loss, by a SentencePiece model."""
 
@@ -179,16 +160,18 @@ def short_lines(line: str) -> list[str]:
 
 
 def load_stream_tokenizer(path: pathlib.Path) -> Vocabulary:
-    """Reads a tokenizer of any kind, distinguished by its first bytes."""
-    content = read_whole(path)
-    if content.startswith(b'{"huggingface"'):
-        return Tokenizer.load(path)
+    """Reads the tokenizer of a language model.
 
-    kinds = (*MALFORMED, RuntimeError)
-    with prefix_errors(f"{path}: expected the tokenizer of a language model", *kinds):
-        if content[:1] == b"{":
-            return CharacterTokenizer(json.loads(content)["characters"])
-        return ByteFallbackTokenizer(content)
+    Raises:
+      UserError: There is no such file, or it is not such a tokenizer.
+    """
+    content = read_whole(path)
+    if form_of(content) == SENTENCEPIECE:
+        with prefix_errors(f"{path}: expected the tokenizer of a language model"):
+            return ByteFallbackTokenizer(content)
+
+    with prefix_errors(str(path)):
+        return open_tokenizer(content, "stream")
 
 
 def read_text(path: pathlib.Path) -> str:

@@ -8,11 +8,14 @@ import pathlib
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, SupportsIndex
+from typing import Any, ClassVar, Literal, SupportsIndex, TypeAlias
 
+from jaxformer import data
 from jaxformer.checks import check_texts, check_tokens, check_unicode
 from jaxformer.errors import UserError, did_you_mean, prefix_errors
 from jaxformer.files import read_whole, write_file
+from jaxformer.registry import find_module
+from jaxformer.version import __version__
 
 # sentencepiece is imported only where it is used: most modules import only the ids from here.
 PAD = 0
@@ -26,9 +29,27 @@ SPACE_SYMBOL = "\u2581"
 _BYTE = re.compile("<0x[0-9A-F]{2}>")
 
 
+# What a tokenizer is for: sentence pairs, also of a text and its label, or one text.
+Use: TypeAlias = Literal["pairs", "stream"]
+# The form of files that other programs write, too, which do not name it.
+SENTENCEPIECE = "sentencepiece"
+# All other files are JSON objects that begin with their form.
+_FORM = re.compile(rb'\{"tokenizer": ?"(\w+)"')
+# The first names in the files of jaxformer 0.2, by their form; Marian's have several.
+_OLD_FORMS = {
+    b'{"moses"': "moses",
+    b'{"huggingface"': "huggingface",
+    b'{"languages"': "m2m100",
+    b'{"characters"': "character",
+}
+_OLD_DEFAULT = "marian"
+
+
 class Vocabulary(abc.ABC):
     """Base of tokenizers, whose ids 0 to 3 are PAD, EOS, BOS and UNK."""
 
+    form: ClassVar[str]  # names the module that reads the file
+    uses: ClassVar[tuple[Use, ...]] = ("pairs",)
     vocab_size: int
     target_vocab_size: int  # number of ids up to the largest id of a target
     target_symbols = False  # Targets are symbols, such as labels, with ``_symbols`` as ids.
@@ -185,6 +206,8 @@ class Tokenizer(Vocabulary):
     symbol is then one token, and no text contains its id.
     """
 
+    form = SENTENCEPIECE
+
     def __init__(self, model: bytes) -> None:
         """Takes a serialized SentencePiece model.
 
@@ -228,29 +251,7 @@ class Tokenizer(Vocabulary):
         """
         content = read_whole(pathlib.Path(path))
         with prefix_errors(str(path)):
-            if content.startswith(b'{"moses"'):
-                # sacremoses is slow to import.
-                from jaxformer.data.moses_tokenizer import MosesTokenizer
-
-                return MosesTokenizer(content)
-
-            if content.startswith(b'{"huggingface"'):
-                # An extra.
-                from jaxformer.data.huggingface_tokenizer import HuggingFaceTokenizer
-
-                return HuggingFaceTokenizer(content)
-
-            if content.startswith(b'{"languages"'):
-                from jaxformer.data.marian_tokenizer import M2M100Tokenizer
-
-                return M2M100Tokenizer(content)
-
-            if content.startswith(b"{"):
-                from jaxformer.data.marian_tokenizer import MarianTokenizer
-
-                return MarianTokenizer(content)
-
-            return Tokenizer(content)
+            return open_tokenizer(content, "pairs")
 
     def save(self, path: str | pathlib.Path) -> None:
         """Writes the file of the tokenizer atomically."""
@@ -299,6 +300,45 @@ class Tokenizer(Vocabulary):
         if self._symbols:
             return " ".join(map(self.piece, tokens))
         return self._processor.decode(tokens)
+
+
+def form_of(content: bytes) -> str:
+    """Returns the form of a tokenizer's file, such as "moses"."""
+    if not content.startswith(b"{"):
+        return SENTENCEPIECE
+
+    found = _FORM.match(content)
+    if found:
+        return found[1].decode()
+
+    for start, form in _OLD_FORMS.items():
+        if content.startswith(start):
+            return form
+    return _OLD_DEFAULT
+
+
+def open_tokenizer(content: bytes, use: Use) -> Vocabulary:
+    """Returns the tokenizer of a file; the module NAME_tokenizer of this package has its class.
+
+    Raises:
+      UserError: The content is not a tokenizer, or it has another use.
+    """
+    form = form_of(content)
+    if form == SENTENCEPIECE:
+        return Tokenizer(content)
+
+    # Only this module is imported, since others need extras, or are slow to import.
+    module = find_module(data, f"{form}_tokenizer")
+    if module is None:
+        raise UserError(
+            f"expected a tokenizer that jaxformer {__version__} knows: got the form {form:.80}"
+        )
+
+    tokenizer = module.TOKENIZER
+    if use not in tokenizer.uses:
+        owner = "the tokenizer of a language model" if use == "stream" else "a tokenizer of pairs"
+        raise UserError(f"expected {owner}, got one of the form {form}")
+    return tokenizer(content)
 
 
 def find_language(language: str, codes: Mapping[str, int]) -> int:

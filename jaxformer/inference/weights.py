@@ -1,33 +1,26 @@
-"""Parameters of a trained model: selection, averaging (section 6.1) and int8 quantization."""
+"""Reads trained models: the choice of a checkpoint, its parameters, and the tokenizer."""
 
 import dataclasses
-import functools
-import hashlib
-import json
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
-import flax.traverse_util
 import jax
-import jax.numpy as jnp
-import numpy as np
 from flax import linen as nn
 from jaxtyping import PyTree
 
-from jaxformer.config import Config, check_config, check_kind, read_config, save_config
+from jaxformer.config import Config, check_config, check_kind, read_config
 from jaxformer.data.tokenizer import Vocabulary
 from jaxformer.errors import MALFORMED, UserError, prefix_errors, typed_command
-from jaxformer.files import local_path, model_path, read_whole, run_path, write_file
-from jaxformer.inference import kept_programs
+from jaxformer.files import local_path, model_path, read_whole
+from jaxformer.inference.origins import describe_origin
+from jaxformer.inference.parameter_arrays import abstract_params, prepare_params
 from jaxformer.kinds.kind import Kind
-from jaxformer.kinds.model_parameters import describe_model
 from jaxformer.kinds.translation import TRANSLATION
 from jaxformer.layout import global_mesh
 from jaxformer.models.architecture import Architecture
-from jaxformer.nn.parameters import ParameterInfo
-from jaxformer.nn.precision import Int8Matrix, cast_params, dequantize, with_offsets
-from jaxformer.runs.checkpoints import Checkpoints, RestoredParams, write_single
+from jaxformer.nn.precision import dequantize, with_offsets
+from jaxformer.runs.checkpoints import Checkpoints, RestoredParams
 from jaxformer.runs.manifest import Manifest, saved_steps
 from jaxformer.runs.run_directory import check_metadata
 from jaxformer.runs.workdir import Workdir, read_workdir_object, use_compilation_cache
@@ -35,89 +28,8 @@ from jaxformer.search import BeamSearch, Sampling
 from jaxformer.training.task import Task
 from jaxformer.waits import announce
 
-# Commands, in messages and workdirs.
-_QUANTIZE = "jaxformer quantize"
-IMPORT = "jaxformer import"
 # A key in the metadata of an average: the validation losses of both candidates.
-_LOSSES = "validation_losses"
-# Keys in the metadata of the checkpoint of a converted model.
-_ORIGIN = "origin"
-_ROUNDED_FROM = "rounded_from"
-_LONGEST_ORIGIN = 200  # characters
-
-
-def abstract_params(config: Architecture, kind: Kind = TRANSLATION) -> PyTree:
-    """Returns shapes and dtypes of the parameters in a workdir, without computing them."""
-    array: Any = jax.ShapeDtypeStruct
-
-    def abstract(info: ParameterInfo) -> Any:
-        if config.compute_dtype != "int8" or info.summed_axis is None:
-            return array(info.shape, jnp.float32)
-
-        scale_shape = list(info.shape)
-        scale_shape[info.summed_axis] = 1
-        return Int8Matrix(
-            array(info.shape, jnp.int8),
-            array(tuple(scale_shape), jnp.float32),
-        )
-
-    def is_info(node: Any) -> bool:
-        return isinstance(node, ParameterInfo)
-
-    infos = _describe(config, kind)
-    return jax.tree.map(abstract, infos, is_leaf=is_info)
-
-
-@functools.lru_cache
-def _describe(config: Architecture, kind: Kind) -> PyTree:
-    """Returns what :func:`~jaxformer.kinds.model_parameters.describe_model` does, kept on disk."""
-    path = kept_programs.kept_file((config, kind.description))
-    if path is None:
-        return describe_model(config, kind)
-
-    content = kept_programs.read_kept(path)
-    if content is not None:
-        infos = {}
-        for name, axes, role, shape in json.loads(content):
-            infos[name] = ParameterInfo(tuple(axes), role, tuple(shape))
-        return flax.traverse_util.unflatten_dict(infos, sep=".")
-
-    described = describe_model(config, kind)
-    flat: Any = flax.traverse_util.flatten_dict(described, sep=".")
-    rows = [(name, *info) for name, info in flat.items()]
-    kept_programs.write_kept(path, json.dumps(rows).encode())
-    return described
-
-
-def prepare_params(config: Architecture, params: PyTree, kind: Kind = TRANSLATION) -> PyTree:
-    """Casts or quantizes parameters; see :func:`~jaxformer.nn.precision.cast_params`."""
-    leaves = jax.tree.leaves(params)
-    is_quantized = any(leaf.dtype == jnp.int8 for leaf in leaves)
-    if is_quantized:  # saves a program at start
-        return jax.tree.map(jnp.asarray, params)
-    return _cast(config, params, kind)
-
-
-@global_mesh(None)
-@functools.partial(jax.jit, static_argnums=(0, 2))
-def _cast(config: Architecture, params: PyTree, kind: Kind) -> PyTree:
-    infos = _describe(config, kind)
-    return cast_params(params, infos, config.compute_dtype)
-
-
-def params_sha256(params: PyTree) -> str:
-    """Returns the SHA-256 of the names, shapes and float32 bytes of the sorted parameters."""
-    digest = hashlib.sha256()
-    for name, array in sorted(named_arrays(params).items()):
-        digest.update(f"{name}{list(array.shape)}".encode())
-        digest.update(array.astype("<f4").tobytes())
-    return digest.hexdigest()
-
-
-def named_arrays(params: PyTree) -> dict[str, np.ndarray]:
-    """Returns the parameters by name: their path in the tree, joined by dots."""
-    flat: Any = flax.traverse_util.flatten_dict(jax.device_get(params), sep=".")
-    return flat
+LOSSES = "validation_losses"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -285,7 +197,7 @@ def read_params(
     directory = folder.averaged if chosen == "averaged" else folder.checkpoints
     template = abstract_params(config, kind)
     restored = _restore(folder, directory, template, weights=chosen)
-    _check_metadata(
+    check_owner(
         folder,
         directory,
         config,
@@ -308,37 +220,10 @@ def read_params(
 
     origin = ""
     if restored.step == 0:  # a converted model
-        origin = _describe_origin(folder, restored.metadata)
+        origin = describe_origin(folder, restored.metadata)
     if not origin:
         origin = f"step {restored.step}"
     return restored.params, f"{origin}{note}"
-
-
-def _describe_origin(folder: Workdir, metadata: dict[str, Any]) -> str:
-    """Returns the origin of a converted model; "" if nothing is known about it.
-
-    The metadata are not trusted, and are printed: without control characters, and shortened.
-    """
-    origin = metadata.get(_ORIGIN)
-    if not isinstance(origin, str):  # Version 0.2.0 recorded less.
-        rounded_from = metadata.get(_ROUNDED_FROM)
-        made_by = read_workdir_object(folder.identity).get("made_by")
-        if rounded_from is not None:
-            origin = f"quantized from {rounded_from}"
-        elif made_by == IMPORT:
-            origin = "imported from another system"
-        else:
-            origin = ""
-
-    printable = "".join(filter(str.isprintable, origin))
-    return printable[:_LONGEST_ORIGIN]
-
-
-def name_folder(path: pathlib.Path) -> str:
-    """Returns a name of a folder for records: its path, or if that is absolute, the last part."""
-    if path.is_absolute() or not path.name:
-        return path.absolute().name
-    return path.as_posix()
 
 
 def _average_is_worse(folder: Workdir) -> bool:
@@ -400,7 +285,7 @@ def load_params(workdir: str | pathlib.Path, task: Task, weights: str | int = "l
     return restored.params
 
 
-def _check_metadata(
+def check_owner(
     folder: Workdir,
     directory: pathlib.Path,
     config: Architecture,
@@ -416,88 +301,6 @@ def _check_metadata(
         expected,
         metadata,
         advice="copy the whole workdir",
-    )
-
-
-@global_mesh(None)
-def average(
-    folder: Workdir,
-    last: int,
-    validation_loss: Callable[[PyTree], float] | None = None,
-) -> list[int]:
-    """Writes the average of the ``last`` newest checkpoints (section 6.1); returns their steps.
-
-    Args:
-      folder: The run directory.
-      last: Number of checkpoints.
-      validation_loss: Returns the loss of parameters on validation data. If the average has a
-        higher loss than the newest checkpoint, it does not become the default of
-        ``weights="auto"``. By default, it becomes the default without a comparison.
-    """
-    steps = steps_to_average(folder, last)
-    run = read_config(folder)
-
-    template = abstract_params(run.model, run.kind)
-    total = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float64), template)
-    newest = template
-    metadata = {}
-
-    with _open(folder, folder.checkpoints) as checkpoints:
-        for step in steps:
-            with announce(f"verifying and reading step {step} in {folder.checkpoints}"):
-                restored = checkpoints.restore_params(template, step=step)
-            _check_metadata(
-                folder,
-                folder.checkpoints,
-                run.model,
-                metadata=restored.metadata,
-            )
-            newest = restored.params
-            total = jax.tree.map(np.add, total, jax.device_get(newest))
-            metadata = {**restored.metadata, "averaged_steps": steps}
-
-    mean = jax.tree.map(lambda leaf: jnp.asarray(leaf / last, jnp.float32), total)
-    if validation_loss is not None:
-        metadata[_LOSSES] = {
-            "latest": validation_loss(newest),
-            "averaged": validation_loss(mean),
-        }
-    write_single(
-        folder.averaged,
-        steps[-1],
-        {"params": mean},
-        metadata=metadata,
-    )
-    return steps
-
-
-def steps_to_average(folder: Workdir, last: int) -> list[int]:
-    """Returns the ``last`` newest steps of a run.
-
-    Raises:
-      UserError: There are fewer, or the run cannot be averaged.
-    """
-    if last < 1:
-        raise UserError(f"--last must be at least 1: got {last}")
-
-    run = read_config(folder)
-    if run.model.compute_dtype == "int8":
-        raise UserError(
-            f"{folder.path}: is quantized to int8; average the run that it was made from, then "
-            "quantize the average with jaxformer quantize"
-        )
-
-    with _open(folder, folder.checkpoints) as checkpoints:
-        steps = checkpoints.newest_steps()[-last:]
-    if len(steps) == last:
-        return steps
-
-    advice = f"use --last {len(steps)}, or train longer" if steps else "train longer"
-    if last > run.training.keep_checkpoints:
-        advice += f" with --config.training.keep_checkpoints={last}"
-    raise UserError(
-        f"{folder.checkpoints}: expected {last} checkpoints to average, found {len(steps)}; "
-        f"{advice}"
     )
 
 
@@ -522,7 +325,7 @@ def average_losses(folder: Workdir) -> AverageLosses | None:
         return None
 
     manifest = Manifest.read(folder.averaged / str(step))
-    losses = manifest.metadata.get(_LOSSES)
+    losses = manifest.metadata.get(LOSSES)
     if losses is None:
         return None
 
@@ -536,7 +339,7 @@ def _restore(
     template: PyTree,
     weights: str,
 ) -> RestoredParams:
-    with _open(folder, directory) as checkpoints:
+    with open_checkpoints(folder, directory) as checkpoints:
         step = None  # the newest
         if weights not in ("averaged", "latest"):
             step = _chosen_step(checkpoints, directory, weights)
@@ -545,7 +348,7 @@ def _restore(
             return checkpoints.restore_params(template, step=step)
 
 
-def _open(folder: Workdir, directory: pathlib.Path) -> Checkpoints:
+def open_checkpoints(folder: Workdir, directory: pathlib.Path) -> Checkpoints:
     if not directory.is_dir():
         author = typed_command("average" if directory == folder.averaged else "train")
         raise UserError(f"{directory}: no such folder; it is made by {author}")
@@ -568,95 +371,3 @@ def _chosen_step(checkpoints: Checkpoints, directory: pathlib.Path, weights: str
             f"{', '.join(map(str, steps))}: got {weights}"
         )
     return int(weights)
-
-
-def quantize(
-    workdir: str | pathlib.Path,
-    output: str | pathlib.Path,
-    *,
-    weights: str | int = "auto",
-) -> tuple[int, int]:
-    """Quantizes the parameters of a run to int8 and writes them to a new workdir.
-
-    Every command accepts the new workdir. Matrices are stored as int8 with one float32 scale per
-    output channel; biases and layer norms are unchanged. The inputs of matrix multiplications are
-    quantized during decoding, row by row.
-
-    Args:
-      workdir: The run directory.
-      output: The workdir to write, new or empty; an unfinished one is overwritten.
-      weights: Checkpoint; see :func:`~jaxformer.load_model`.
-
-    Returns:
-      Bytes of the parameters before and after.
-
-    Raises:
-      UserError: The run is damaged or quantized already, or ``output`` is a workdir or a file, or
-        holds files that this command would overwrite.
-    """
-    target = Workdir(run_path(output))
-    target.check_writable(_QUANTIZE)
-
-    trained = TrainedModel.load(workdir, weights=weights)
-    config = trained.config
-    if config.model.compute_dtype == "int8":
-        raise UserError(f"{workdir}: expected a model to quantize, but it is int8 already")
-
-    identity = read_workdir_object(trained.folder.identity)
-    tokenizer = trained.tokenizer_file
-
-    model = dataclasses.replace(config.model, compute_dtype="int8")
-    quantized = prepare_params(model, trained.params, config.kind)
-
-    made_from = f"{name_folder(trained.folder.path)}, {trained.weights}"
-    metadata = {
-        _ROUNDED_FROM: trained.weights,
-        _ORIGIN: f"quantized from {made_from}",
-    }
-    write_model(
-        target,
-        _QUANTIZE,
-        identity,
-        tokenizer=tokenizer,
-        config=dataclasses.replace(config, model=model),
-        params=quantized,
-        **metadata,
-    )
-    return _num_bytes(trained.params), _num_bytes(quantized)
-
-
-def _num_bytes(params: PyTree) -> int:
-    return sum(leaf.nbytes for leaf in jax.tree.leaves(params))
-
-
-def write_model(
-    target: Workdir,
-    command: str,
-    identity: dict[str, Any],
-    tokenizer: bytes | None,
-    config: Config,
-    params: PyTree,
-    **metadata: Any,
-) -> None:
-    """Writes the workdir of a converted model, with additional metadata.
-
-    The metadatum ``origin`` describes the model in logs, such as "imported from Marian: opus-mt".
-    """
-    target.create(command, identity)
-
-    if tokenizer is not None:
-        write_file(target.tokenizer, tokenizer)
-
-    metadata = {
-        "tokenizer": identity.get("tokenizer"),
-        "model": dataclasses.asdict(config.model),
-        **metadata,
-    }
-    write_single(
-        target.checkpoints,
-        0,
-        {"params": params},
-        metadata=metadata,
-    )
-
-    save_config(config, target.config)  # Last, since the config marks a complete workdir.

@@ -12,7 +12,8 @@ import jax
 from jaxformer.config import DataConfig, ModelConfig
 from jaxformer.errors import UserError, did_you_mean
 from jaxformer.files import check_unicode_path, local_path, write_file
-from jaxformer.inference.weights import TrainedModel, params_sha256
+from jaxformer.inference.parameter_arrays import params_sha256
+from jaxformer.inference.weights import TrainedModel
 from jaxformer.interop.formats import Usage
 from jaxformer.interop.systems import known_formats
 from jaxformer.kinds.translation import TRANSLATION

@@ -14,7 +14,8 @@ from jaxformer.data.marian_tokenizer import MarianTokenizer
 from jaxformer.data.tokenizer import Tokenizer
 from jaxformer.errors import UserError
 from jaxformer.files import write_file
-from jaxformer.inference.weights import TrainedModel, abstract_params, named_arrays
+from jaxformer.inference.parameter_arrays import abstract_params, named_arrays
+from jaxformer.inference.weights import TrainedModel
 from jaxformer.kinds.parsing import PARSING
 from jaxformer.kinds.translation import TRANSLATION
 from jaxformer.models.architecture import Architecture

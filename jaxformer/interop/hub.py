@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from jaxformer.errors import UserError, needs_package
-from jaxformer.inference.weights import name_folder
+from jaxformer.inference.origins import name_folder
 
 _PART = r"[A-Za-z0-9][\w.-]*"
 # The oldest models, such as gpt2 and t5-small, have no owner.

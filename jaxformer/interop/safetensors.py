@@ -8,7 +8,8 @@ import numpy as np
 
 from jaxformer.errors import needs_package
 from jaxformer.files import write_file
-from jaxformer.inference.weights import TrainedModel, named_arrays
+from jaxformer.inference.parameter_arrays import named_arrays
+from jaxformer.inference.weights import TrainedModel
 from jaxformer.interop.formats import Usage
 
 _CODE = """

@@ -17,7 +17,8 @@ from jaxtyping import Array, Float, Int
 from jaxformer.config import Config
 from jaxformer.data.tokenizer import PAD
 from jaxformer.files import write_file
-from jaxformer.inference.weights import TrainedModel, named_arrays, prepare_params
+from jaxformer.inference.parameter_arrays import named_arrays, prepare_params
+from jaxformer.inference.weights import TrainedModel
 from jaxformer.interop.formats import Usage, required_beam_search, write_tokenizer
 from jaxformer.layout import global_mesh
 from jaxformer.models.stepwise import step_fn

@@ -1,6 +1,6 @@
 """Sharding constraints on activations, by the logical names of their axes.
 
-Layers know names of axes, not devices. The rules of :mod:`jaxformer.training.mesh` map them.
+Layers know names of axes, not devices. The rules of :mod:`jaxformer.training.placement` map them.
 """
 
 from collections.abc import Callable

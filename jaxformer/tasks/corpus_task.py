@@ -24,7 +24,7 @@ from jaxformer.errors import UserError
 from jaxformer.runs.workdir import DATA_NOTES, Workdir
 from jaxformer.tasks.dataset import Dataset
 from jaxformer.tasks.token_task import TokenTask
-from jaxformer.training.mesh import BatchShards
+from jaxformer.training.placement import BatchShards
 from jaxformer.training.task import CheckStop, Example
 from jaxformer.training.validation import evaluate_loss
 

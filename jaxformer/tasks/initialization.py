@@ -18,7 +18,8 @@ from jaxformer.config import Config, read_config
 from jaxformer.data.tokenizer import Vocabulary
 from jaxformer.errors import UserError, did_you_mean, prefix_errors
 from jaxformer.files import model_path, write_file
-from jaxformer.inference.weights import TrainedModel, params_sha256
+from jaxformer.inference.parameter_arrays import params_sha256
+from jaxformer.inference.weights import TrainedModel
 from jaxformer.models.architecture import NEVER_GENERATED, Architecture
 from jaxformer.runs import processes
 from jaxformer.runs.workdir import Workdir, read_workdir_object

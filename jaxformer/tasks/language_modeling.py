@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Int, PyTree
 
 from jaxformer.config import Config, StreamConfig, data_section
+from jaxformer.data.character_tokenizer import CharacterTokenizer
 from jaxformer.data.characters import is_blank
 from jaxformer.data.corpus import Corpus
 from jaxformer.data.documents import split_documents
@@ -19,7 +20,6 @@ from jaxformer.data.examples import describe_example
 from jaxformer.data.findings import list_first
 from jaxformer.data.loader import prefetch, round_up
 from jaxformer.data.stream import (
-    CharacterTokenizer,
     TokenStream,
     read_text,
     train_byte_pairs,
@@ -34,7 +34,7 @@ from jaxformer.runs.workdir import DATA_NOTES, Workdir
 from jaxformer.tasks.initialization import tokenizer_of_run
 from jaxformer.tasks.token_task import Output, TokenLoss, TokenTask
 from jaxformer.training.flops import language_model_flops
-from jaxformer.training.mesh import BatchShards
+from jaxformer.training.placement import BatchShards
 from jaxformer.training.task import CheckStop, Example, Randomness, Sums
 from jaxformer.training.validation import evaluate_loss
 
@@ -128,7 +128,7 @@ def _learn_tokenizer(config: Config, texts: Texts) -> Vocabulary:
         raise UserError(f"data.file={data.file}: token ids need data.tokenizer, their tokenizer")
 
     if data.tokens == "characters":
-        return CharacterTokenizer(texts.characters(data.separator))
+        return CharacterTokenizer.assemble(texts.characters(data.separator))
 
     text = texts.to_learn_from(data)
     return train_byte_pairs(text, config.model.vocab_size)

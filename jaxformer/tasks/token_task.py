@@ -22,7 +22,7 @@ from jaxformer.nn.stack import Remat
 from jaxformer.registry import find_classes
 from jaxformer.runs.workdir import Workdir
 from jaxformer.training.losses import cross_entropy
-from jaxformer.training.mesh import BatchShards
+from jaxformer.training.placement import BatchShards
 from jaxformer.training.task import Init, Loss, Randomness, Sums, Task, dropout_of
 
 Result = TypeVar("Result")

@@ -10,7 +10,8 @@ from jaxtyping import Int, PyTree, Shaped
 
 from jaxformer.data.loader import prefetch, round_up
 from jaxformer.errors import UserError
-from jaxformer.training.mesh import BatchShards, make_mesh, replicated
+from jaxformer.training.mesh import make_mesh
+from jaxformer.training.placement import BatchShards, replicated
 from jaxformer.training.task import Loss
 from jaxformer.training.validation import evaluate_loss
 

@@ -28,7 +28,8 @@ from jaxformer.training.averaging import EvaluatedParams
 from jaxformer.training.flops import peak_flops
 from jaxformer.training.hooks import Hook, profile_hook
 from jaxformer.training.independence import describe_dependence
-from jaxformer.training.mesh import BatchShards, check_mesh, make_mesh, to_devices
+from jaxformer.training.mesh import check_mesh, make_mesh
+from jaxformer.training.placement import BatchShards, to_devices
 from jaxformer.training.settings import FitConfig
 from jaxformer.training.state import (
     StartFrom,

@@ -7,7 +7,8 @@ from jaxtyping import Array, PyTree
 
 from jaxformer.layout import global_mesh
 from jaxformer.runs.reporting import describe_error
-from jaxformer.training.mesh import AXES, DATA_AXIS, BatchShards, replicated
+from jaxformer.training.mesh import AXES, DATA_AXIS
+from jaxformer.training.placement import BatchShards, replicated
 from jaxformer.training.step import global_sums, step_key
 from jaxformer.training.task import Loss, Randomness, Sums, cached_by_function
 

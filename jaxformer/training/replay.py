@@ -15,7 +15,8 @@ from jaxformer.errors import UserError
 from jaxformer.progress import ProgressBar
 from jaxformer.runs.checkpoints import Checkpoints
 from jaxformer.training.averaging import EvaluatedParams
-from jaxformer.training.mesh import DATA_AXIS, BatchShards, make_mesh, sum_over_data, to_devices
+from jaxformer.training.mesh import DATA_AXIS, make_mesh
+from jaxformer.training.placement import BatchShards, sum_over_data, to_devices
 from jaxformer.training.settings import FitConfig
 from jaxformer.training.state import StartFrom, restore_or_initialize
 from jaxformer.training.step import global_norm, gradients_of, make_train_step, step_key

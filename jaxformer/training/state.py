@@ -18,8 +18,8 @@ from jaxformer.nn.precision import at_least_float32
 from jaxformer.runs import manifest, processes
 from jaxformer.runs.checkpoints import Checkpoints
 from jaxformer.training.averaging import EvaluatedParams, Optimizer
-from jaxformer.training.mesh import opt_state_shardings, param_shardings, replicated
 from jaxformer.training.optimizer import path_of
+from jaxformer.training.placement import opt_state_shardings, param_shardings, replicated
 from jaxformer.training.task import Init, Task, cached_by_function, describe_init
 
 

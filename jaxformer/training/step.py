@@ -20,8 +20,9 @@ from jaxformer.errors import UserError
 from jaxformer.layout import global_mesh
 from jaxformer.nn.backend import backend
 from jaxformer.training.averaging import Optimizer
-from jaxformer.training.mesh import DATA_AXIS, batch_sharding, replicated, sum_over_data
+from jaxformer.training.mesh import DATA_AXIS
 from jaxformer.training.optimizer import path_of
+from jaxformer.training.placement import batch_sharding, replicated, sum_over_data
 from jaxformer.training.state import TrainState, all_finite
 from jaxformer.training.task import Loss, Randomness, Sums, cached_by_function
 

@@ -15,7 +15,7 @@ from jaxformer.errors import UserError
 from jaxformer.nn.backend import Backend, backend
 from jaxformer.nn.parameters import describe_variables
 from jaxformer.runs.workdir import Workdir
-from jaxformer.training.mesh import BatchShards
+from jaxformer.training.placement import BatchShards
 
 # Sums over the rows of a batch, by name. "loss" over "count" is minimized, after both have been
 # summed over all devices and micro-batches. All others are only reported, divided by "count", or by

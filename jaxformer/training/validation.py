@@ -18,7 +18,8 @@ from jaxformer.runs import processes, watchdog
 from jaxformer.runs.checkpoints import Checkpoints
 from jaxformer.runs.reporting import Reporter, mean_values
 from jaxformer.runs.signals import StopSignals
-from jaxformer.training.mesh import DATA_AXIS, batch_sharding, replicated, sum_over_data, to_devices
+from jaxformer.training.mesh import DATA_AXIS
+from jaxformer.training.placement import batch_sharding, replicated, sum_over_data, to_devices
 from jaxformer.training.settings import FitConfig
 from jaxformer.training.step import checked_sums
 from jaxformer.training.task import Loss, Sums, Task

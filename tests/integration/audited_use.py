@@ -19,8 +19,9 @@ MARIAN = pathlib.Path(__file__).parents[1] / "fixtures" / "marian" / "swish_tied
 
 
 def use_workdir(root):
+    from jaxformer.inference.conversions import average
     from jaxformer.inference.translator import Translator
-    from jaxformer.inference.weights import average, load_model
+    from jaxformer.inference.weights import load_model
     from jaxformer.plots.learning_curve import learning_curve, read_metrics
     from jaxformer.runs.workdir import Workdir
     from jaxformer.search import BeamSearch

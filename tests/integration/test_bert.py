@@ -25,7 +25,8 @@ from jaxformer.config import read_config
 from jaxformer.data.huggingface_tokenizer import HuggingFaceTokenizer
 from jaxformer.data.tokenizer import BOS, EOS, UNK, Tokenizer
 from jaxformer.errors import UserError
-from jaxformer.inference.weights import TrainedModel, abstract_params
+from jaxformer.inference.parameter_arrays import abstract_params
+from jaxformer.inference.weights import TrainedModel
 from jaxformer.interop.export import export_model
 from jaxformer.interop.huggingface.importer import import_huggingface
 from jaxformer.models.bert import Bert

@@ -19,7 +19,7 @@ from jaxformer.inference.translator import Translator
 from jaxformer.runs.workdir import Workdir
 from jaxformer.tasks.classification.classifier import Classifier
 from jaxformer.tasks.classification.task import MaskedLoss
-from jaxformer.training.mesh import BatchShards
+from jaxformer.training.placement import BatchShards
 
 from ..runs import changed, reports
 

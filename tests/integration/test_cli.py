@@ -14,8 +14,9 @@ import pytest
 from jaxformer.cli import main
 from jaxformer.config import read_config
 from jaxformer.experiment import make_task
+from jaxformer.inference.conversions import average
 from jaxformer.inference.translator import Translator
-from jaxformer.inference.weights import average, load_model
+from jaxformer.inference.weights import load_model
 from jaxformer.runs.checkpoints import Checkpoints
 from jaxformer.runs.workdir import Workdir
 from jaxformer.search import BeamSearch

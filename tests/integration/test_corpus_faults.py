@@ -24,7 +24,8 @@ from jaxformer.runs.workdir import Workdir
 from jaxformer.tasks.dataset import open_dataset
 from jaxformer.tasks.translation import Translation
 from jaxformer.training.fitting import fit
-from jaxformer.training.mesh import BatchShards, make_mesh
+from jaxformer.training.mesh import make_mesh
+from jaxformer.training.placement import BatchShards
 
 from ..runs import reports, write_pairs
 

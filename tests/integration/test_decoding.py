@@ -13,10 +13,10 @@ from jaxformer.errors import UserError
 from jaxformer.experiment import train
 from jaxformer.inference import batched_search, kept_programs, threads
 from jaxformer.inference.batched_search import Decoded, search_batches
+from jaxformer.inference.conversions import average, quantize
 from jaxformer.inference.members import Ensemble, Member
 from jaxformer.inference.threads import can_thread
 from jaxformer.inference.translator import Translator
-from jaxformer.inference.weights import average, quantize
 from jaxformer.models.stepwise import step_fn
 from jaxformer.models.transformer import Transformer
 from jaxformer.nn import backend, use_backend

@@ -7,8 +7,9 @@ import pytest
 
 from jaxformer.errors import UserError
 from jaxformer.experiment import train
+from jaxformer.inference.conversions import average, quantize
 from jaxformer.inference.translator import Translator
-from jaxformer.inference.weights import average, load_model, quantize
+from jaxformer.inference.weights import load_model
 from jaxformer.runs.workdir import Workdir
 
 from ..runs import changed

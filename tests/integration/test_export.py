@@ -23,8 +23,10 @@ from jaxformer.config import Config, ModelConfig, read_config
 from jaxformer.data.numerals import NumeralsCorpus
 from jaxformer.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer
 from jaxformer.errors import UserError
+from jaxformer.inference.conversions import write_model
+from jaxformer.inference.parameter_arrays import abstract_params
 from jaxformer.inference.translator import Translator
-from jaxformer.inference.weights import TrainedModel, abstract_params, load_model, write_model
+from jaxformer.inference.weights import TrainedModel, load_model
 from jaxformer.interop import ctranslate2
 from jaxformer.interop.export import export_model
 from jaxformer.interop.marian import exporter as marian

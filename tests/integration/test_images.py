@@ -10,7 +10,8 @@ from jaxformer import Config, ImageClassifier, ImagesConfig, TrainingConfig, ViT
 from jaxformer.cli import main
 from jaxformer.data.images import read_images, read_npz
 from jaxformer.errors import UserError
-from jaxformer.inference.weights import load_model, quantize
+from jaxformer.inference.conversions import quantize
+from jaxformer.inference.weights import load_model
 from jaxformer.memory import step_memory
 
 from ..runs import changed, reports

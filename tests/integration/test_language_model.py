@@ -15,9 +15,9 @@ from jaxformer.config import Config, ModelConfig, StreamConfig, TrainingConfig
 from jaxformer.errors import UserError
 from jaxformer.experiment import train
 from jaxformer.inference.attention_view import record_text
+from jaxformer.inference.conversions import average, quantize
 from jaxformer.inference.generator import Generator
 from jaxformer.inference.translator import Translator
-from jaxformer.inference.weights import average, quantize
 from jaxformer.models.language_model import LanguageModel
 from jaxformer.runs.workdir import Workdir
 from jaxformer.search import BeamSearch, Sampling

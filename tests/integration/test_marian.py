@@ -19,8 +19,9 @@ from jaxformer.cli import main
 from jaxformer.config import Config, read_config
 from jaxformer.data.marian_tokenizer import MarianTokenizer
 from jaxformer.data.tokenizer import BOS, EOS, PAD, UNK
+from jaxformer.inference.conversions import average
 from jaxformer.inference.translator import Translator
-from jaxformer.inference.weights import average, read_params
+from jaxformer.inference.weights import read_params
 from jaxformer.interop.marian.importer import import_marian
 from jaxformer.models.transformer import Transformer
 from jaxformer.runs.workdir import Workdir

@@ -178,7 +178,7 @@ import jax, numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 from jaxformer.data.batch import Batch
-from jaxformer.training.mesh import BatchShards, to_devices
+from jaxformer.training.placement import BatchShards, to_devices
 
 jax.distributed.initialize(sys.argv[1], 2, int(sys.argv[2]))
 order = np.array(jax.devices())[[0, 2, 3, 1]]

@@ -19,7 +19,8 @@ from jaxformer.kinds.model_parameters import describe_model, make_init
 from jaxformer.models.transformer import Transformer
 from jaxformer.nn import ParameterInfo
 from jaxformer.tasks.translation import TranslationLoss
-from jaxformer.training.mesh import batch_sharding, make_mesh
+from jaxformer.training.mesh import make_mesh
+from jaxformer.training.placement import batch_sharding
 from jaxformer.training.state import abstract_state, init_state
 from jaxformer.training.step import make_train_step
 from jaxformer.training.validation import evaluate_loss

@@ -19,8 +19,8 @@ from jaxformer import Corpus, experiment
 from jaxformer.cli import main
 from jaxformer.errors import UserError
 from jaxformer.experiment import train
+from jaxformer.inference.conversions import quantize
 from jaxformer.inference.translator import Translator
-from jaxformer.inference.weights import quantize
 from jaxformer.interop.marian.importer import import_marian
 
 from ..runs import changed, contents

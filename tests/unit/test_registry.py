@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 
-from jaxformer import kinds, tasks
+from jaxformer import data, kinds, tasks
 from jaxformer.cli import commands, main
-from jaxformer.config import Config
+from jaxformer.config import Config, DataConfig
+from jaxformer.data import corpora
+from jaxformer.data.corpus import known_sources, open_corpus
+from jaxformer.data.tokenizer import open_tokenizer
 from jaxformer.errors import UserError
 from jaxformer.interop import exports, imports
 from jaxformer.interop.export import export_model
@@ -72,9 +75,9 @@ def test_corpora_select_one_kind_and_its_data_accepts_them():
     corpora = [corpus for kind in known_kinds() for corpus in kind.corpora]
     assert len(corpora) == len({*corpora})
 
-    for data in {kind.data for kind in known_kinds()}:
-        accepted = typing.get_args(typing.get_type_hints(data)["corpus"])
-        of_kinds = [kind.corpora for kind in known_kinds() if kind.data is data]
+    for section in {kind.data for kind in known_kinds()}:
+        accepted = typing.get_args(typing.get_type_hints(section)["corpus"]) or known_sources()
+        of_kinds = [kind.corpora for kind in known_kinds() if kind.data is section]
         assert sorted(accepted) == sorted(sum(of_kinds, ()))
 
 
@@ -143,3 +146,46 @@ def test_a_format_and_a_system(add_file, capsys):
 def test_an_unknown_format_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"^unknown format 'marain'; did you mean marian\?$"):
         export_model("marain", tmp_path, tmp_path / "out")
+
+
+NEW_TOKENIZER = """
+from jaxformer.data.character_tokenizer import CharacterTokenizer
+class Upper(CharacterTokenizer):
+    form = "upper"
+    def decode(self, ids):
+        return super().decode(ids).upper()
+TOKENIZER = Upper
+"""
+
+
+def test_a_tokenizer(add_file):
+    add_file(data, "upper_tokenizer", NEW_TOKENIZER)
+    tokenizer = open_tokenizer(b'{"tokenizer": "upper", "characters": "ab"}', "stream")
+    assert tokenizer.decode(tokenizer.encode("abba")) == "ABBA"
+
+
+NEW_CORPUS = """
+from jaxformer.data.corpus import PairSource
+class Memory:
+    target_symbols = False
+    def pairs(self, split):
+        yield "one", "eins"
+    def fingerprint(self, split):
+        return split
+MEMORY = PairSource("memory", 25, open=lambda data: Memory())
+"""
+
+
+def test_a_corpus(add_file):
+    names = "text tfds numerals trees parquet jsonl tsv"
+    assert " ".join(known_sources()) == names
+
+    add_file(corpora, "added_corpus", NEW_CORPUS)
+    config = Config(data=DataConfig(corpus="memory"))
+    assert config.kind.description == "a model of sentence pairs"
+    assert Config.from_dict(config.to_dict()) == config
+    assert [*open_corpus(DataConfig(corpus="memory")).pairs("train")] == [("one", "eins")]
+
+    message = "data.corpus must be one of 'text', 'tfds', 'memory', 'numerals', "
+    with pytest.raises(UserError, match=message):
+        DataConfig(corpus="memoir")

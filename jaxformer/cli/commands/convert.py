@@ -38,11 +38,12 @@ def average(*, workdir: RunDir, last: int = 5) -> None:
       the run. If the average is worse, the other commands still use the newest checkpoint.
     """
     from jaxformer.experiment import make_validation_loss
-    from jaxformer.inference import weights
+    from jaxformer.inference import conversions
+    from jaxformer.inference.weights import average_losses
     from jaxformer.runs.workdir import Workdir
 
     folder = Workdir(workdir)
-    weights.steps_to_average(folder, last)  # refuses mistakes before it reads the data
+    conversions.steps_to_average(folder, last)  # refuses mistakes before it reads the data
 
     # Without the validation data, the average is made, but not compared.
     validation_loss = None
@@ -53,9 +54,9 @@ def average(*, workdir: RunDir, last: int = 5) -> None:
     except (UserError, OSError) as error:
         reason = str(error)
 
-    steps = weights.average(folder, last, validation_loss)
+    steps = conversions.average(folder, last, validation_loss)
     print(f"{folder.averaged}: average of steps {', '.join(map(str, steps))}")
-    losses = weights.average_losses(folder)
+    losses = average_losses(folder)
     print(_describe_average(steps[-1], losses, reason))
 
 
@@ -88,7 +89,7 @@ def quantize(*, workdir: ModelDir, output: NewRunDir, weights: Checkpoint = "aut
     Example:
       jaxformer quantize --workdir runs/multi30k --output runs/multi30k-int8
     """
-    from jaxformer.inference.weights import quantize
+    from jaxformer.inference.conversions import quantize
 
     with announce(f"quantizing the parameters of {workdir}"):
         before, after = quantize(workdir, output, weights=weights)
@@ -129,7 +130,7 @@ def import_model(
 
       jaxformer import marian Helsinki-NLP/opus-mt-en-de --workdir runs/opus-mt-en-de
     """
-    from jaxformer.inference import weights
+    from jaxformer.inference.origins import IMPORT
     from jaxformer.interop.hub import model_folder
     from jaxformer.runs.workdir import Workdir
 
@@ -138,7 +139,7 @@ def import_model(
     if languages and not known[system].has_languages:
         raise UserError("--source-language and --target-language are for M2M-100 and NLLB only")
 
-    Workdir(workdir).check_writable(weights.IMPORT)  # before a download
+    Workdir(workdir).check_writable(IMPORT)  # before a download
     importer = known[system].importer()
     if importer.files:
         directory = model_folder(directory, importer.files)

@@ -20,8 +20,9 @@ from jaxformer.data.marian_tokenizer import MarianTokenizer
 from jaxformer.data.tokenizer import BOS, PAD, UNK, open_processor
 from jaxformer.errors import UserError, prefix_errors
 from jaxformer.files import local_path, read_whole, run_path, write_file
+from jaxformer.inference.conversions import write_model
+from jaxformer.inference.origins import IMPORT
 from jaxformer.inference.shortlist import Shortlist
-from jaxformer.inference.weights import IMPORT, write_model
 from jaxformer.interop.arrays import NamedArrays, Params, stack
 from jaxformer.interop.bergamot import files, layout
 from jaxformer.interop.bergamot.files import read_shortlist, read_tensors

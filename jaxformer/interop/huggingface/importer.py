@@ -15,7 +15,9 @@ from jaxformer.data.huggingface_tokenizer import HuggingFaceTokenizer, open_toke
 from jaxformer.data.tokenizer import BOS, EOS
 from jaxformer.errors import MALFORMED, UserError, prefix_errors
 from jaxformer.files import local_path, read_whole, run_path
-from jaxformer.inference.weights import IMPORT, abstract_params, write_model
+from jaxformer.inference.conversions import write_model
+from jaxformer.inference.origins import IMPORT
+from jaxformer.inference.parameter_arrays import abstract_params
 from jaxformer.interop.arrays import NamedArrays, read_weights
 from jaxformer.interop.hub import ModelFiles, describe_source
 from jaxformer.interop.huggingface import layouts

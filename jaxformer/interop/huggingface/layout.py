@@ -23,7 +23,7 @@ from jaxtyping import Float, PyTree
 
 from jaxformer.data.corpus import DataSection
 from jaxformer.data.huggingface_tokenizer import HuggingFaceTokenizer
-from jaxformer.data.marian_tokenizer import M2M100Tokenizer
+from jaxformer.data.m2m100_tokenizer import M2M100Tokenizer
 from jaxformer.errors import UserError, prefix_errors
 from jaxformer.interop.arrays import NamedArrays
 from jaxformer.interop.json_fields import JsonFields

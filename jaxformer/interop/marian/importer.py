@@ -25,7 +25,8 @@ from jaxformer.data.marian_tokenizer import MarianTokenizer
 from jaxformer.data.tokenizer import BOS, PAD
 from jaxformer.errors import UserError
 from jaxformer.files import local_path, read_object, read_whole, run_path
-from jaxformer.inference.weights import IMPORT, write_model
+from jaxformer.inference.conversions import write_model
+from jaxformer.inference.origins import IMPORT
 from jaxformer.interop.arrays import NOTHING, NamedArrays, Params, read_weights, split_heads, stack
 from jaxformer.interop.hub import ModelFiles, describe_source
 from jaxformer.interop.marian.config import LAYOUT, MarianConfig

@@ -10,7 +10,8 @@ from jaxtyping import Array, Float, PyTree, UInt8
 
 from jaxformer.config import Config, check_kind, model_section
 from jaxformer.errors import UserError
-from jaxformer.inference.weights import TrainedModel, prepare_params
+from jaxformer.inference.parameter_arrays import prepare_params
+from jaxformer.inference.weights import TrainedModel
 from jaxformer.kinds.image_classification import IMAGE_CLASSIFICATION
 from jaxformer.layout import global_mesh
 from jaxformer.models.encoder import class_probabilities

@@ -26,7 +26,7 @@ from jaxformer.tasks.token_task import NetworkLoss, NetworkTask
 from jaxformer.training.arrays import REAL, epochs, evaluate_arrays, row_numbers
 from jaxformer.training.flops import layers_flops
 from jaxformer.training.losses import class_sums
-from jaxformer.training.mesh import BatchShards
+from jaxformer.training.placement import BatchShards
 from jaxformer.training.task import CheckStop, Randomness, Sums
 
 

@@ -7,13 +7,14 @@ from hypothesis import strategies as st
 
 from jaxformer.data import stream
 from jaxformer.data.bpe import train_tokenizer
+from jaxformer.data.character_tokenizer import CharacterTokenizer
 from jaxformer.errors import UserError
 
 from ...profiles import by_profile
 
 TEXT = "First Citizen:\nBefore we proceed any further,  hear me speak.\n\nAll:\nSpeak, speak.\n" * 9
 BYTE_PAIRS = stream.train_byte_pairs(TEXT, 300)
-CHARACTERS = stream.CharacterTokenizer(sorted(set(TEXT)))
+CHARACTERS = CharacterTokenizer.assemble(sorted(set(TEXT)))
 
 
 @settings(max_examples=by_profile(40, nightly=100))

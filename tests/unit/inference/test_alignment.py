@@ -21,7 +21,7 @@ from jaxformer.inference.alignment import (
     words_of_pieces,
 )
 from jaxformer.inference.members import Ensemble, Member, recorded_weights
-from jaxformer.inference.weights import abstract_params
+from jaxformer.inference.parameter_arrays import abstract_params
 from jaxformer.models.transformer import Transformer
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from jaxformer.data import stream
 from jaxformer.data.bpe import train_tokenizer
+from jaxformer.data.character_tokenizer import CharacterTokenizer
 from jaxformer.data.moses_tokenizer import MosesTokenizer, Preprocessing
 from jaxformer.data.tokenizer import BOS, EOS
 from jaxformer.inference.generator import Generator
@@ -49,7 +50,7 @@ def moses():
 
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 TOKENIZERS = {
-    "characters": stream.CharacterTokenizer(sorted({*TEXT, "\ufffd"})),
+    "characters": CharacterTokenizer.assemble(sorted({*TEXT, "\ufffd"})),
     "byte pairs": stream.train_byte_pairs(TEXT, 300),
     "translation": train_tokenizer(TEXT.splitlines(), 300),
     "symbols": train_tokenizer(TEXT.splitlines(), 300, ["(S", ")"]),

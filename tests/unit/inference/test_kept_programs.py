@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxformer import ModelConfig
-from jaxformer.inference import kept_programs, weights
+from jaxformer.inference import kept_programs, parameter_arrays
 from jaxformer.inference.kept_programs import KeptProgram
 from jaxformer.models import Transformer
 
@@ -136,9 +136,11 @@ def test_shapes_of_parameters_are_read_instead_of_traced(monkeypatch, folder, dt
     config = ModelConfig(vocab_size=40, d_model=8, d_ff=16, num_heads=2, compute_dtype=dtype)
     tokens, key = jnp.ones((1, 1), jnp.int32), jax.eval_shape(lambda: jax.random.key(0))
     params = jax.eval_shape(Transformer(config).init, key, tokens, tokens)["params"]
-    expected = jax.eval_shape(lambda params: weights.prepare_params(config, params), params)
+    expected = jax.eval_shape(
+        lambda params: parameter_arrays.prepare_params(config, params), params
+    )
     for _ in range(2):  # the second time as in a new process
-        weights._describe.cache_clear()
-        assert weights.abstract_params(config) == expected
-        monkeypatch.setattr(weights, "describe_model", None)
+        parameter_arrays._describe.cache_clear()
+        assert parameter_arrays.abstract_params(config) == expected
+        monkeypatch.setattr(parameter_arrays, "describe_model", None)
     assert len(list(folder.iterdir())) == 1

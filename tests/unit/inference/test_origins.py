@@ -7,14 +7,11 @@ import numpy as np
 import pytest
 
 from jaxformer.config import Config, ModelConfig, StreamConfig
-from jaxformer.data.stream import CharacterTokenizer
-from jaxformer.inference.weights import (
-    TrainedModel,
-    abstract_params,
-    name_folder,
-    quantize,
-    write_model,
-)
+from jaxformer.data.character_tokenizer import CharacterTokenizer
+from jaxformer.inference.conversions import quantize, write_model
+from jaxformer.inference.origins import name_folder
+from jaxformer.inference.parameter_arrays import abstract_params
+from jaxformer.inference.weights import TrainedModel
 from jaxformer.interop.hub import describe_source
 from jaxformer.runs.workdir import Workdir
 
@@ -26,7 +23,7 @@ def written(folder, command, **metadata):
     """Returns the description of a model that a command has written with some metadata."""
     template = abstract_params(CONFIG.model, CONFIG.kind)
     params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), template)
-    tokenizer = CharacterTokenizer("ab")
+    tokenizer = CharacterTokenizer.assemble("ab")
     identity = {"tokenizer": tokenizer.sha256}
     content = tokenizer.serialized
     write_model(Workdir(folder), command, identity, content, CONFIG, params, **metadata)

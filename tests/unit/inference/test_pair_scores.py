@@ -11,7 +11,7 @@ from jaxformer.data.tokenizer import BOS
 from jaxformer.inference import members
 from jaxformer.inference.members import Ensemble, Member
 from jaxformer.inference.pair_scores import log_probabilities, pair_batches
-from jaxformer.inference.weights import abstract_params
+from jaxformer.inference.parameter_arrays import abstract_params
 from jaxformer.models.transformer import Transformer
 
 CONFIG = ModelConfig(vocab_size=23, d_model=8, d_ff=16, num_heads=2, num_layers=1, max_length=40)

@@ -20,9 +20,10 @@ from jaxformer.data.numerals import NumeralsCorpus
 from jaxformer.data.tokenizer import BOS, EOS
 from jaxformer.errors import UserError
 from jaxformer.inference import shortlist as shortlists
+from jaxformer.inference.conversions import write_model
 from jaxformer.inference.shortlist import Shortlist
 from jaxformer.inference.translator import Translator
-from jaxformer.inference.weights import TrainedModel, load_model, write_model
+from jaxformer.inference.weights import TrainedModel, load_model
 from jaxformer.interop.bergamot import exporter
 from jaxformer.interop.bergamot.files import read_shortlist, read_tensors
 from jaxformer.interop.bergamot.importer import import_bergamot

@@ -8,7 +8,7 @@ import pytest
 from jaxformer import BertConfig, GPT2Config, ImagesConfig, LlamaConfig, T5Config, ViTConfig
 from jaxformer.config import Config, StreamConfig
 from jaxformer.errors import UserError
-from jaxformer.inference.weights import abstract_params
+from jaxformer.inference.parameter_arrays import abstract_params
 from jaxformer.kinds.classification import CLASSIFICATION
 from jaxformer.kinds.image_classification import IMAGE_CLASSIFICATION
 from jaxformer.kinds.language_modeling import LANGUAGE_MODELING

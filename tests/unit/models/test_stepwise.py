@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxformer.config import ModelConfig
-from jaxformer.inference.weights import prepare_params
+from jaxformer.inference.parameter_arrays import prepare_params
 from jaxformer.kinds.language_modeling import LANGUAGE_MODELING
 from jaxformer.kinds.translation import TRANSLATION
 from jaxformer.models.gpt2 import GPT2, GPT2Config

@@ -8,7 +8,7 @@ import pytest
 
 from jaxformer.config import Config
 from jaxformer.errors import UserError
-from jaxformer.inference.weights import abstract_params
+from jaxformer.inference.parameter_arrays import abstract_params
 from jaxformer.paper.table3_rows import ROWS, SCALES, row_config
 
 from ...profiles import by_profile

@@ -14,7 +14,8 @@ from jaxformer.models.language_model import LanguageModel
 from jaxformer.runs.workdir import Workdir
 from jaxformer.tasks import language_modeling
 from jaxformer.tasks.language_modeling import LanguageModeling, open_stream
-from jaxformer.training.mesh import BatchShards, make_mesh
+from jaxformer.training.mesh import make_mesh
+from jaxformer.training.placement import BatchShards
 from jaxformer.training.task import Randomness
 
 from ...runs import changed

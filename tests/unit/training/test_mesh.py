@@ -9,8 +9,9 @@ import pytest
 
 from jaxformer.config import MeshConfig
 from jaxformer.nn import ParameterInfo
-from jaxformer.training.mesh import BatchShards, make_mesh, opt_state_shardings, param_shardings
+from jaxformer.training.mesh import make_mesh
 from jaxformer.training.optimizer import per_layer
+from jaxformer.training.placement import BatchShards, opt_state_shardings, param_shardings
 
 
 @dataclasses.dataclass(frozen=True)

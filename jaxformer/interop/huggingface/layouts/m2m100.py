@@ -9,7 +9,7 @@ from jaxtyping import Float
 
 from jaxformer.checks import is_unicode
 from jaxformer.config import ModelConfig
-from jaxformer.data.marian_tokenizer import M2M100Tokenizer
+from jaxformer.data.m2m100_tokenizer import M2M100Tokenizer
 from jaxformer.errors import UserError
 from jaxformer.files import read_object, read_whole
 from jaxformer.interop.huggingface.layout import Layout, Tensor, affine, layer_norm

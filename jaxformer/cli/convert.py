@@ -14,7 +14,7 @@ from jaxformer.cli.options import (
     RunDir,
     SearchOptions,
 )
-from jaxformer.cli.signatures import Value
+from jaxformer.cli.signatures import Option
 from jaxformer.errors import UserError
 from jaxformer.files import local_path
 from jaxformer.waits import announce
@@ -102,7 +102,7 @@ def _model_folder(text: str) -> pathlib.Path:
 
 def import_model(
     system: Literal["hf", "marian", "bergamot"],
-    directory: Annotated[pathlib.Path, Value(metavar="MODEL", convert=_model_folder)],
+    directory: Annotated[pathlib.Path, Option(metavar="MODEL", convert=_model_folder)],
     *,
     workdir: NewRunDir,
     source_language: str | None = None,

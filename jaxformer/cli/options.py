@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from jaxformer import pretrained
-from jaxformer.cli.signatures import Fields, Value, flag
+from jaxformer.cli.signatures import Fields, Option, flag
 from jaxformer.cli.source_fields import searches
 from jaxformer.errors import UserError
 from jaxformer.fields import fields_given
@@ -25,40 +25,40 @@ _CHECKPOINT = "auto, averaged, best, latest or a step"
 _CHECKPOINTS = f"{_CHECKPOINT}; several, separated by commas, form an ensemble"
 _AUTO = " (default: auto, an average with the newest checkpoint that is not worse, else latest)"
 
-File: TypeAlias = Annotated[pathlib.Path, Value(metavar="FILE", convert=local_path)]
+File: TypeAlias = Annotated[pathlib.Path, Option(metavar="FILE", convert=local_path)]
 # Text, which may be a stream; "-" is standard input or standard output.
-InputFile: TypeAlias = Annotated[pathlib.Path, Value(metavar="FILE", convert=input_path)]
-OutputFile: TypeAlias = Annotated[pathlib.Path, Value(metavar="FILE", convert=output_path)]
-Folder: TypeAlias = Annotated[pathlib.Path, Value(metavar="DIR", convert=local_path)]
+InputFile: TypeAlias = Annotated[pathlib.Path, Option(metavar="FILE", convert=input_path)]
+OutputFile: TypeAlias = Annotated[pathlib.Path, Option(metavar="FILE", convert=output_path)]
+Folder: TypeAlias = Annotated[pathlib.Path, Option(metavar="DIR", convert=local_path)]
 NewRunDir: TypeAlias = Annotated[
     pathlib.Path,
-    Value("workdir to create", metavar="DIR", convert=run_path),
+    Option("workdir to create", metavar="DIR", convert=run_path),
 ]
 RunDir: TypeAlias = Annotated[
     pathlib.Path,
-    Value(_WORKDIR, metavar="DIR", convert=run_path),
+    Option(_WORKDIR, metavar="DIR", convert=run_path),
 ]
 ModelDir: TypeAlias = Annotated[
     pathlib.Path,
-    Value(_WORKDIR, metavar="DIR", convert=model_path),
+    Option(_WORKDIR, metavar="DIR", convert=model_path),
 ]
 # For options whose default is pretrained.WORKDIR.
 TranslatorDir: TypeAlias = Annotated[
     pathlib.Path,
-    Value(_TRANSLATOR, metavar="DIR", convert=model_path),
+    Option(_TRANSLATOR, metavar="DIR", convert=model_path),
 ]
 
 Checkpoint: TypeAlias = Annotated[
     str,
-    Value(_CHECKPOINT + _AUTO, group="model", metavar="CHECKPOINT"),
+    Option(_CHECKPOINT + _AUTO, group="model", metavar="CHECKPOINT"),
 ]
 Checkpoints: TypeAlias = Annotated[
     str,
-    Value(_CHECKPOINTS + _AUTO, group="model", metavar="CHECKPOINT"),
+    Option(_CHECKPOINTS + _AUTO, group="model", metavar="CHECKPOINT"),
 ]
 Dtype: TypeAlias = Annotated[
     Literal["float32", "bfloat16", "int8"],
-    Value(
+    Option(
         "dtype of the inputs of matrix multiplications: bfloat16 and int8 are faster and less "
         "exact (default: the run's)",
         group="model",
@@ -66,14 +66,14 @@ Dtype: TypeAlias = Annotated[
 ]
 Strict: TypeAlias = Annotated[
     bool,
-    Value(
+    Option(
         "refuse an input with a line that is too long or not UTF-8, a file before any work "
         "(default: the line is reported on standard error, and the exit code is 3 when all other "
         "lines are done)",
         group="text",
     ),
 ]
-JsonReport: TypeAlias = Annotated[bool, Value("print the report as JSON")]
+JsonReport: TypeAlias = Annotated[bool, Option("print the report as JSON")]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

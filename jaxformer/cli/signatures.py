@@ -1,16 +1,45 @@
 """Argument parsers built from functions: options from the signature, help from the docstring.
 
-A keyword-only parameter ``n_best: int | None = None`` is the option ``--n-best N``; any other
-parameter is positional. A parameter whose type is a dataclass stands for the fields of the
-dataclass. ``Annotated`` adds what neither the type nor the docstring has: a :class:`Value`,
-:class:`Choices` of a name, or for a dictionary of settings its :class:`Fields`. A docstring has a
-summary, and then sections:
+>>> def greet(names: Sequence[str], *, times: int = 1, shout: bool = False) -> None:
+...     '''Greet people.
+...
+...     Options:
+...       names (NAME): people to greet
+...       times: number of greetings
+...
+...     Voice: Greetings are quiet.
+...       shout: except with this option
+...
+...     Example:
+...       greet Ada Grace --times 2
+...     '''
+>>> print(command_parser("greet", greet).format_help())
+usage: greet NAME ... [OPTIONS]
+<BLANKLINE>
+Greet people.
+<BLANKLINE>
+positional arguments:
+  NAME        people to greet
+<BLANKLINE>
+options:
+  -h, --help  show this help message and exit
+  --times N   number of greetings (default: 1)
+<BLANKLINE>
+voice:
+  Greetings are quiet.
+<BLANKLINE>
+  --shout     except with this option
+<BLANKLINE>
+Example:
+  greet Ada Grace --times 2
+<BLANKLINE>
 
-- "Options:", or title and description of a group of options, as in "Format: A score is a log
-  probability.", and for each option an indented line ``name (METAVAR): help``;
-- "Usage:", which replaces the list of all options;
-- "Example:", the last one, printed verbatim, except for lines such as ``{configs}``, which stand
-  for a list.
+A keyword-only parameter is an option, any other is positional. A parameter whose type is a
+dataclass stands for the fields of the dataclass, such as options that several commands share.
+``Annotated[type, Option(...)]`` adds what neither the type nor the docstring has,
+``Annotated[str, Choices(...)]`` is one of several names, and
+``Annotated[dict[str, Any], Fields(...)]`` is a dictionary of settings.
+:mod:`jaxformer.cli.docstrings` describes docstrings.
 """
 
 import argparse
@@ -32,6 +61,7 @@ from typing import (
     get_type_hints,
 )
 
+from jaxformer.cli.docstrings import as_help, read_docstring
 from jaxformer.errors import UserError
 
 # Placeholders of the values of each type that an option can have; a bool is a flag without a value.
@@ -42,25 +72,19 @@ _FLAGS = {
     "num_processes": "--num_processes",
     "process_id": "--process_id",
 }
-
-# The line between the sections of a docstring and its example.
-_EXAMPLE = "\n\nExample:\n"
-# The start of an entry of a section. The other lines of the entry are indented further.
-_NEXT_ENTRY = re.compile(r"\n  (?! )")
-# An entry of a section: name, optional metavar and help.
-_ENTRY = re.compile(r"(\w+)(?: \((.+?)\))?: (.*)", re.DOTALL)
 # The place of the blank in "beam search", the group of BeamSearch.
 _WORD_BOUNDARY = re.compile(r"(?<=[a-z])(?=[A-Z])")
-# A cross-reference of Sphinx, such as :func:`~jaxformer.train`.
-_REFERENCE = re.compile(r":\w+:`~?([^`]*)`")
 
 
-class Value(NamedTuple):
-    """Metadata of ``Annotated``: help for an option, unless a docstring has it, and conversion."""
+class Option(NamedTuple):
+    """Metadata of ``Annotated``: an option, except for what its docstring says.
+
+    The help, group and placeholder of a docstring's entry replace these.
+    """
 
     help: str = ""
     group: str = "options"
-    metavar: str | None = None
+    metavar: str | None = None  # placeholder of the value; None: the type's
     convert: Callable[[str], Any] | None = None  # of a word of the command line; None: the type
 
 
@@ -116,21 +140,6 @@ class _Parameter(NamedTuple):
         return self.hint in _METAVARS or get_origin(self.hint) is Literal
 
 
-class _Option(NamedTuple):
-    """An option or positional argument of a command."""
-
-    parameter: _Parameter
-    value: Value
-    description: str | None = None  # of the option's group
-
-
-class _Documentation(NamedTuple):
-    """The sections of a docstring."""
-
-    descriptions: dict[str, str | None]  # of groups of options, by title
-    entries: dict[str, Value]  # by the name of the parameter
-
-
 class _Formatter(argparse.HelpFormatter):
     """Wraps descriptions, and keeps the lines of examples."""
 
@@ -154,16 +163,18 @@ def flag(name: str) -> str:
 
 def summary(function: Callable[..., None]) -> str:
     """Returns the summary of a function's docstring, for a list."""
-    docstring = inspect.cleandoc(function.__doc__ or "")
-    return _as_help(docstring.partition("\n\n")[0])
+    return as_help(read_docstring(function).summary)
 
 
 def command_parser(
     prog: str, function: Callable[..., None], lists: Mapping[str, Callable[[], str]] | None = None
 ) -> CommandParser:
-    """Returns a parser for the arguments of a function, whose example has lists by name."""
-    docstring = inspect.cleandoc(function.__doc__ or "")
-    text, _, example = docstring.partition(_EXAMPLE)
+    """Returns a parser for the arguments of a function.
+
+    Lines of its example such as ``{configs}`` stand for the list of this name.
+    """
+    docstring = read_docstring(function)
+    example = docstring.example
     for name, make_list in (lists or {}).items():
         placeholder = f"  {{{name}}}"
         # A list is made only where it is shown, since it may read many files.
@@ -172,23 +183,33 @@ def command_parser(
 
     parser = CommandParser(
         prog=prog,
-        description=text.partition("\n\n")[0],
+        description=docstring.summary,
         epilog=f"Example:\n{example}",
         formatter_class=_Formatter,
         # An abbreviation may become ambiguous when an option is added.
         allow_abbrev=False,
     )
 
+    descriptions = _group_descriptions(function)
     groups: dict[str, argparse._ActionsContainer] = {"options": parser}
-    for option in _options(function):
-        title = option.value.group
+    for parameter, option in _options(function):
+        title = option.group
         if title not in groups:
-            groups[title] = parser.add_argument_group(title, option.description)
-        _add_argument(groups[title], option)
+            groups[title] = parser.add_argument_group(title, descriptions.get(title) or None)
+        _add_argument(groups[title], parameter, option)
 
-    usage = re.search(r"^Usage: (.*)", text, re.MULTILINE)
-    parser.usage = f"{prog} {usage[1]}" if usage else _usage(parser)
+    usage = docstring.descriptions.get("usage")
+    parser.usage = f"{prog} {usage}" if usage else _usage(parser)
     return parser
+
+
+def _group_descriptions(function: Callable[..., None]) -> dict[str, str]:
+    """Returns the descriptions of groups, from a function and the dataclasses of its parameters."""
+    found = {}
+    for each in _parameters(function):
+        if each.is_dataclass:
+            found |= read_docstring(each.hint).descriptions
+    return found | read_docstring(function).descriptions
 
 
 def _usage(parser: CommandParser) -> str:
@@ -212,7 +233,7 @@ def _usage(parser: CommandParser) -> str:
 
 def field_help(kind: Any) -> dict[str, str]:
     """Returns the help of the documented fields of a dataclass, in the order of the fields."""
-    entries = _documentation(kind).entries
+    entries = read_docstring(kind).entries
     names = [field.name for field in dataclasses.fields(kind)]
     return {name: entries[name].help for name in names if name in entries}
 
@@ -227,46 +248,53 @@ def keyword_arguments(kind: Any, values: dict[str, Any]) -> dict[str, Any]:
         elif isinstance(each.metadata, Fields):
             # Fields that are not given keep the values of the run's config.
             arguments[name] = given = {}
-            for option in _field_options(each.metadata):
-                field = option.parameter.name
-                if values[field] is not None:
-                    given[field] = values[field]
+            for field, _ in _field_options(each.metadata):
+                if values[field.name] is not None:
+                    given[field.name] = values[field.name]
         else:
             arguments[name] = values[name]
     return arguments
 
 
-def _options(kind: Any) -> Iterator[_Option]:
+def _options(kind: Any) -> Iterator[tuple[_Parameter, Option]]:
     """Yields the options of a function or dataclass, in the order of its parameters."""
-    descriptions, entries = _documentation(kind)
     for each in _parameters(kind):
         if each.is_dataclass:
             yield from _options(each.hint)
         elif isinstance(each.metadata, Fields):
-            for option in _field_options(each.metadata):
-                yield option._replace(description=descriptions.get(option.value.group))
+            yield from _field_options(each.metadata)
         elif isinstance(each.metadata, Choices):
-            known = each.metadata.known()
-            names: Any = tuple(known)
-            help_text = "; ".join(f"{name}: {choice.help}" for name, choice in known.items())
-            yield _Option(each._replace(hint=Literal[names]), Value(help_text))
+            yield _choice_option(each, each.metadata.known())
         elif each.name != "overrides":  # --config.FIELD, which is not an option of argparse
-            # The docstring has the help, and the type what several commands share.
-            shared = each.metadata or Value()
-            documented = entries.get(each.name, shared)
-            value = documented._replace(
-                metavar=documented.metavar or shared.metavar,
-                convert=shared.convert,
-            )
-            yield _Option(each, value, descriptions.get(value.group))
+            yield each, _document(kind, each.name, each.metadata or Option())
 
 
-def _add_argument(group: argparse._ActionsContainer, option: _Option) -> None:
-    parameter = option.parameter
-    value = option.value
+def _choice_option(parameter: _Parameter, known: Mapping[str, Choice]) -> tuple[_Parameter, Option]:
+    """Returns the option of a name, with the descriptions of all names as its help."""
+    names: Any = tuple(known)
+    descriptions = [f"{name}: {choice.help}" for name, choice in known.items()]
+    return parameter._replace(hint=Literal[names]), Option("; ".join(descriptions))
 
+
+def _document(kind: Any, name: str, option: Option) -> Option:
+    """Returns an option with what the docstring of a function or dataclass says about it."""
+    entry = read_docstring(kind).entries.get(name)
+    if entry is None:
+        return option
+    return option._replace(
+        help=entry.help,
+        group=entry.group,
+        metavar=entry.metavar or option.metavar,
+    )
+
+
+def _add_argument(
+    group: argparse._ActionsContainer,
+    parameter: _Parameter,
+    option: Option,
+) -> None:
     # argparse formats the help with the operator %.
-    settings: dict[str, Any] = {"help": value.help.replace("%", "%%")}
+    settings: dict[str, Any] = {"help": option.help.replace("%", "%%")}
     if type(parameter.default) is int:
         settings["help"] += f" (default: {parameter.default})"
 
@@ -286,8 +314,8 @@ def _add_argument(group: argparse._ActionsContainer, option: _Option) -> None:
         settings["choices"] = choices
         settings["type"] = type(choices[0])
     else:
-        settings["type"] = value.convert or hint
-        settings["metavar"] = value.metavar or _METAVARS[hint]
+        settings["type"] = option.convert or hint
+        settings["metavar"] = option.metavar or _METAVARS[hint]
 
     if parameter.positional:
         group.add_argument(parameter.name, **settings)
@@ -330,11 +358,10 @@ def _without_none(hint: Any) -> Any:
     return (simple or members)[0]
 
 
-def _field_options(fields: Fields) -> Iterator[_Option]:
+def _field_options(fields: Fields) -> Iterator[tuple[_Parameter, Option]]:
     """Yields the options for the fields of some dataclasses; None means that one is not given."""
     kinds = fields.kinds()
     for kind in kinds:
-        entries = _documentation(kind).entries
         own_group = _WORD_BOUNDARY.sub(" ", kind.__name__).lower()
 
         for each in _parameters(kind):
@@ -345,11 +372,10 @@ def _field_options(fields: Fields) -> Iterator[_Option]:
                 continue  # A field of several dataclasses is one option, of the first.
 
             is_common = len(owners) == len(kinds)
-            group = fields.group if is_common else own_group
-            value = entries.get(each.name, Value())
-            yield _Option(
+            option = _document(kind, each.name, Option())
+            yield (
                 each._replace(default=None, positional=False),
-                value._replace(group=group),
+                option._replace(group=fields.group if is_common else own_group),
             )
 
 
@@ -364,37 +390,3 @@ def _is_chosen(field: _Parameter, fields: Fields) -> bool:
     if fields.names:
         return field.name in fields.names
     return field.is_word and not field.name.endswith("_id")
-
-
-def _documentation(kind: Any) -> _Documentation:
-    """Reads the docstring of a function, or of a dataclass and its bases."""
-    descriptions: dict[str, str | None] = {}
-    entries: dict[str, Value] = {}
-    # The docstring of a class replaces entries of its bases.
-    for documented in reversed(getattr(kind, "__mro__", (kind,))):
-        docstring = inspect.cleandoc(documented.__doc__ or "")
-        _, *sections = docstring.partition(_EXAMPLE)[0].split("\n\n")
-        for section in sections:
-            heading, *section_entries = _NEXT_ENTRY.split(section)
-            title, _, description = heading.partition(":")
-            group = title.lower()
-            descriptions[group] = description.strip() or None
-
-            for entry in section_entries:
-                found = _ENTRY.match(entry)
-                if found is not None:
-                    name, metavar, text = found.groups()
-                    entries[name] = Value(_as_help(text), group, metavar)
-    return _Documentation(descriptions, entries)
-
-
-def _as_help(text: str) -> str:
-    """Returns a docstring sentence as help: without markup, capital letter and period."""
-    text = " ".join(text.split())
-    text = _REFERENCE.sub(r"\1", text)
-    text = text.replace("``", "")
-
-    is_acronym = text[:2].isupper()
-    if not is_acronym:
-        text = text[:1].lower() + text[1:]
-    return text.removesuffix(".")

@@ -4,6 +4,7 @@ import math
 import pathlib
 import textwrap
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -37,23 +38,12 @@ def attention_map(
     assert weights.shape[1:] == (len(queries), len(keys))
     heads = len(weights)
     names = range(1, heads + 1) if names is None else names
-
-    across = min(heads, _ACROSS)
-    down = math.ceil(heads / across)
-    width = _panel_side(keys, across)
-    height = _panel_side(queries, across)
-
-    # Two rows of panels have labels below if the last row is short.
-    labeled_rows = 2 if heads % across else 1
-    left = _longest_label(queries)
-    below = _longest_label(keys)
-    page_width = across * (width + 0.1) + left + 1.0
-    page_height = down * (height + 0.3) + labeled_rows * below + 0.6
+    layout = _lay_out(heads, queries, keys)
 
     is_finite = np.isfinite(weights)
     largest = np.max(weights, initial=0.0, where=is_finite) or 1.0
-    with figure.open_figure(path, page_width, page_height) as page:
-        grid = page.subplots(down, across, squeeze=False)
+    with figure.open_figure(path, layout.page_width, layout.page_height) as page:
+        grid = page.subplots(layout.down, layout.across, squeeze=False)
         for head, axes in enumerate(grid.flat):
             if head >= heads:
                 axes.remove()
@@ -70,13 +60,13 @@ def attention_map(
             axes.set_title(f"head {names[head]}", fontsize=8, color=figure.GRAY)
 
             # Only panels at the edge are labeled.
-            is_lowest = head + across >= heads
-            is_leftmost = head % across == 0
-            _label(axes.xaxis, keys if is_lowest else [], width, rotation=90)
+            is_lowest = head + layout.across >= heads
+            is_leftmost = head % layout.across == 0
+            _label(axes.xaxis, keys if is_lowest else [], layout.width, rotation=90)
             _label(
                 axes.yaxis,
                 queries if is_leftmost else [],
-                height,
+                layout.height,
                 rotation=0,
             )
 
@@ -84,15 +74,47 @@ def attention_map(
             image,
             ax=page.axes,
             pad=0.01,
-            aspect=page_height / 0.12,
+            aspect=layout.page_height / 0.12,
         )
         bar.set_label("attention weight")
         page.suptitle(
-            _wrap(title, page_width),
+            _wrap(title, layout.page_width),
             x=0.01,
             ha="left",
             parse_math=False,
         )
+
+
+class _Layout(NamedTuple):
+    """Sizes of a page of panels, in inches."""
+
+    across: int  # panels in a row
+    down: int  # rows of panels
+    width: float  # of a panel
+    height: float
+    page_width: float
+    page_height: float
+
+
+def _lay_out(heads: int, queries: Sequence[str], keys: Sequence[str]) -> _Layout:
+    """Returns the sizes of a page with a panel for each head, whose labels are readable."""
+    across = min(heads, _ACROSS)
+    down = math.ceil(heads / across)
+    width = _panel_side(keys, across)
+    height = _panel_side(queries, across)
+
+    # Two rows of panels have labels below if the last row is short.
+    labeled_rows = 2 if heads % across else 1
+    left = _longest_label(queries)
+    below = _longest_label(keys)
+    return _Layout(
+        across=across,
+        down=down,
+        width=width,
+        height=height,
+        page_width=across * (width + 0.1) + left + 1.0,
+        page_height=down * (height + 0.3) + labeled_rows * below + 0.6,
+    )
 
 
 def _panel_side(labels: Sequence[str], across: int) -> float:

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from jaxtyping import PyTree
 
 from jaxformer.config import Config, DataConfig, data_section
-from jaxformer.data.batch import TokenPair
+from jaxformer.data.batch import TokenIds, TokenPair
 from jaxformer.data.characters import is_blank, replace_controls
 from jaxformer.data.corpus import parse_mixture
 from jaxformer.data.examples import describe_example
@@ -203,19 +203,22 @@ class CorpusTask(TokenTask):
 
     def examples(self, number: int, batch: PyTree) -> Iterator[Example]:
         """Yields the pairs of a batch, numbered as in :meth:`example_ids`."""
-        tokenizer = self._data.tokenizer
         store = self._data.train
         _, rows = self._data.plan.rows(number)
 
         for row, ids in enumerate(rows):
             for segment, pair in enumerate(ids, start=1):
                 source, target = store[pair]
-                texts = f"{tokenizer.decode(source)} ||| {tokenizer.decode(target)}"
+                texts = self._decode_example(source, target)
                 yield Example(
                     row=row,
                     batch=self.isolate(batch, row, segment),
                     text=f"pair {store.numbers[pair] + 1}: {replace_controls(texts)}",
                 )
+
+    def _decode_example(self, source: TokenIds, target: TokenIds) -> str:
+        decode = self._data.tokenizer.decode
+        return f"{decode(source)} ||| {decode(target)}"
 
     def evaluate(
         self,

@@ -116,6 +116,25 @@ def test_masked_tokens_are_learned_and_start_a_classifier(run, config, tmp_path)
     assert np.abs(np.asarray(fine_tuned.params["embedding"]) - before).max() < 0.02
 
 
+def test_examples_are_texts_with_their_labels_or_alone(config, tmp_path, monkeypatch):
+    monkeypatch.setenv("JAXFORMER_CACHE", str(tmp_path / "cache"))
+    text = tmp_path / "text"
+    text.write_text("".join(f"{line.partition(' ')[2]}\n" for line in lines(3, 60)))
+    data = {"corpus": "masked", "train": str(text), "valid": str(text), "mask_rate": 0.15}
+    for each, pattern in (
+        (config, r"pair \d+: [^|]+ \|\|\| [01]"),
+        (changed(config, data=data, training={"best_metric": None}), r"pair \d+: [^|]+"),
+    ):
+        task = make_task(each, Workdir(tmp_path / "run"))
+        batch = next(task.batches(0, BatchShards(1, (0,), 1)))
+        found = list(task.examples(0, batch))
+        for example in found:
+            assert re.fullmatch(pattern, example.text)
+            rows = jax.tree.map(lambda x, n=example.row: x[n : n + 1], batch)
+            np.testing.assert_equal(rows, example.batch)
+        assert len(found) == len(task.example_ids(0))
+
+
 def test_masks_have_the_rates_of_bert():
     config = EncoderConfig(vocab_size=1000, d_model=8, d_ff=8, num_heads=1, num_layers=1)
     loss = MaskedLoss(config, 0.0, mask_rate=0.15)

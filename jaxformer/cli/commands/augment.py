@@ -2,6 +2,7 @@
 
 import collections
 import itertools
+import pathlib
 
 from jaxformer.cli.command import Command
 from jaxformer.cli.options import File, InputFile
@@ -34,20 +35,14 @@ def augment(
       jaxformer augment --source train.en --target train.de --output augmented --copies 4
       jaxformer train tatoeba --workdir runs/robust --config.data.train=train:1,augmented:1
     """
-    from jaxformer.cli.outputs import check_outputs, open_output
+    from jaxformer.cli.outputs import open_output
     from jaxformer.cli.text import LINES_PER_BLOCK
     from jaxformer.data.augmentation import RATES, parse_rates, variants
     from jaxformer.data.text_files import read_file, zip_lines
 
     if copies < 1:
         raise UserError(f"--copies must be at least 1: got {copies}")
-
-    first = output.with_name(output.name + source.suffix)
-    second = output.with_name(output.name + target.suffix)
-    if first == second or output in (first, second):
-        raise UserError(f"expected names such as train.en and train.de: got {source} and {target}")
-    for path in (first, second):
-        check_outputs((source, target), {"--output": path})
+    first, second = _output_files(source, target, output)
 
     has_stream = is_stream(source) or is_stream(target)
     if copies > 1 and has_stream:
@@ -77,6 +72,24 @@ def augment(
 
     kinds = ", ".join(f"{kind} {changed[kind]:,}" for kind in chosen)
     print(f"{first}, {second}: {count:,} lines; changed by {kinds}")
+
+
+def _output_files(
+    source: pathlib.Path,
+    target: pathlib.Path,
+    output: pathlib.Path,
+) -> tuple[pathlib.Path, pathlib.Path]:
+    """Returns the new files of both languages; refuses names that exclude each other."""
+    from jaxformer.cli.outputs import check_outputs
+
+    first = output.with_name(output.name + source.suffix)
+    second = output.with_name(output.name + target.suffix)
+    if first == second or output in (first, second):
+        raise UserError(f"expected names such as train.en and train.de: got {source} and {target}")
+
+    for path in (first, second):
+        check_outputs((source, target), {"--output": path})
+    return first, second
 
 
 COMMAND = Command("augment", augment, place=170)

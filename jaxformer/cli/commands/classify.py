@@ -15,6 +15,8 @@ from jaxformer.errors import UserError
 from jaxformer.files import STDIN, STDOUT, is_stream
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from jaxformer.tasks.classification.classifier import Classifier
 
 _DRAWN = 8  # pictures with their attention
@@ -64,18 +66,14 @@ def classify(
     if images is not None:
         if input is not None or labeled is not None:
             raise UserError("--images has pictures: give neither --input nor --labeled")
-        check_outputs([images], {"--output": output or STDOUT, "--attention": attention})
-        if attention is not None:
-            check_suffix(attention, ".png or .svg")
-        lines = _classify_images(
+        _classify_images(
             workdir,
             weights,
             images,
             attention=attention,
+            output=output or STDOUT,
             probabilities=probabilities,
         )
-        with open_output(output or STDOUT) as write:
-            write(lines)
         return
 
     if attention is not None:
@@ -130,12 +128,22 @@ def _row(label: str, probability: float | None) -> str:
 
 
 def _classify_images(
-    workdir: ModelDir, weights: str, images: File, attention: File | None, probabilities: bool
-) -> list[str]:
-    """Returns a line for each picture; prints the accuracy, and draws the attention."""
+    workdir: ModelDir,
+    weights: str,
+    images: File,
+    *,
+    attention: File | None,
+    output: OutputFile,
+    probabilities: bool,
+) -> None:
+    """Writes a line for each picture; prints the accuracy, and draws the attention."""
     from jaxformer.data.images import read_npz
     from jaxformer.plots.image_attention import draw_heads
     from jaxformer.tasks.images.classifier import ImageClassifier
+
+    check_outputs([images], {"--output": output, "--attention": attention})
+    if attention is not None:
+        check_suffix(attention, ".png or .svg")
 
     classifier = ImageClassifier.load(workdir, weights=weights)
     pixels, labels = read_npz(str(images), needs_labels=False)
@@ -144,16 +152,8 @@ def _classify_images(
 
     has_labels = (labels >= 0).any()
     if has_labels:
-        low = labels.min()
-        high = labels.max()
         num_classes = distributions.shape[1]
-        if not 0 <= low <= high < num_classes:
-            raise UserError(
-                f"{images}: expected labels from 0, below {num_classes}, got {low} to {high}"
-            )
-        correct = int((found == labels).sum())
-        percent = f"{correct / len(labels):.2%}, {correct:,} of {len(labels):,}"
-        print(f"accuracy {percent}", file=sys.stderr)
+        print(_image_accuracy(images, found, labels, num_classes), file=sys.stderr)
 
     if attention is not None:
         first = pixels[:_DRAWN]
@@ -167,7 +167,24 @@ def _classify_images(
 
     most_probable = distributions.max(axis=1) if probabilities else [None] * len(found)
     pairs = zip(found, most_probable, strict=True)
-    return [_row(str(label), probability) for label, probability in pairs]
+    with open_output(output) as write:
+        write(_row(str(label), probability) for label, probability in pairs)
+
+
+def _image_accuracy(
+    path: pathlib.Path,
+    found: Sequence[int],
+    labels: "np.ndarray",
+    num_classes: int,
+) -> str:
+    """Returns a line with the accuracy; refuses labels that are no classes of the model."""
+    low = labels.min()
+    high = labels.max()
+    if not 0 <= low <= high < num_classes:
+        raise UserError(f"{path}: expected labels from 0, below {num_classes}, got {low} to {high}")
+
+    correct = int((labels == found).sum())
+    return f"accuracy {correct / len(labels):.2%}, {correct:,} of {len(labels):,}"
 
 
 def _check_labels(path: pathlib.Path, expected: Sequence[str], known: Sequence[str]) -> None:
@@ -192,9 +209,8 @@ def _meant_label(label: str, known: Sequence[str]) -> str | None:
 
 
 def _score(classifier: "Classifier", path: pathlib.Path, baselines: bool) -> None:
-    from jaxformer.config import data_section
-    from jaxformer.data.held_out import open_splits
-    from jaxformer.data.labeled import LabeledConfig, LabeledCorpus
+    """Prints the scores of the model, and of the baselines, on labeled lines."""
+    from jaxformer.data.labeled import LabeledCorpus
     from jaxformer.evaluation import classification
 
     corpus = LabeledCorpus()
@@ -204,20 +220,31 @@ def _score(classifier: "Classifier", path: pathlib.Path, baselines: bool) -> Non
         raise UserError(f"{path}: expected lines of a label and a text, got none")
     texts, expected = zip(*pairs, strict=True)
     _check_labels(path, expected, classifier.labels)
+
     with progress_bar(len(texts)) as bar:
         predictions = classifier.classify(texts, report=bar.update)
     found = {"model": [prediction.label for prediction in predictions]}
-
     if baselines:
-        print("training naive Bayes and logistic regression", file=sys.stderr)
-        data = data_section(classifier.config, LabeledConfig)
-        corpus = open_splits(data, LabeledCorpus())
-        train, labels = zip(*corpus.pairs(data.train), strict=True)
-        bayes, logistic = classification.bigram_classifiers(train, labels, texts)
-        found |= {"naive Bayes, bigrams": bayes, "logistic, bigrams": logistic}
+        found |= _baseline_labels(classifier, texts)
 
     print(f"{len(texts):,} texts; 95 % intervals by the bootstrap")
     for name, labels in found.items():
         right = classification.with_interval(classification.accuracy, labels, expected)
         f1 = classification.with_interval(classification.macro_f1, labels, expected)
         print(f"  {name:22} accuracy {right}  macro-F1 {f1}")
+
+
+def _baseline_labels(classifier: "Classifier", texts: Sequence[str]) -> dict[str, list[str]]:
+    """Returns the labels of texts from classifiers trained on the run's training text, by name."""
+    from jaxformer.config import data_section
+    from jaxformer.data.held_out import open_splits
+    from jaxformer.data.labeled import LabeledConfig, LabeledCorpus
+    from jaxformer.evaluation import classification
+
+    print("training naive Bayes and logistic regression", file=sys.stderr)
+    data = data_section(classifier.config, LabeledConfig)
+    corpus = open_splits(data, LabeledCorpus())
+    train, labels = zip(*corpus.pairs(data.train), strict=True)
+
+    bayes, logistic = classification.bigram_classifiers(train, labels, texts)
+    return {"naive Bayes, bigrams": bayes, "logistic, bigrams": logistic}

@@ -15,7 +15,7 @@ from jaxformer.cli.options import (
     RunDir,
     SearchOptions,
 )
-from jaxformer.cli.signatures import Choices, Value
+from jaxformer.cli.signatures import Choices, Option
 from jaxformer.errors import UserError
 from jaxformer.files import local_path
 from jaxformer.interop.systems import known_formats, known_systems
@@ -111,7 +111,7 @@ def _model_folder(text: str) -> pathlib.Path:
 
 def import_model(
     system: Annotated[str, Choices(known_systems)],
-    directory: Annotated[pathlib.Path, Value(metavar="MODEL", convert=_model_folder)],
+    directory: Annotated[pathlib.Path, Option(metavar="MODEL", convert=_model_folder)],
     *,
     workdir: NewRunDir,
     source_language: str | None = None,

@@ -9,7 +9,7 @@ from jaxformer import pretrained
 from jaxformer.checks import parse_numbers
 from jaxformer.cli.command import Command
 from jaxformer.cli.options import File, ModelDir, ModelOptions, SearchOptions, TranslatorDir
-from jaxformer.cli.signatures import Value
+from jaxformer.cli.signatures import Option
 from jaxformer.errors import UserError, typed_command
 from jaxformer.files import check_output, write_file
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from jaxformer.plots.paper_figures import PaperFigure
 
 
-Heads: TypeAlias = Annotated[list[int], Value(metavar="N,N,...", convert=parse_numbers)]
+Heads: TypeAlias = Annotated[list[int], Option(metavar="N,N,...", convert=parse_numbers)]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

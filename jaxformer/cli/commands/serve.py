@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from jaxformer import pretrained
 from jaxformer.cli.command import Command
 from jaxformer.cli.options import ModelOptions, SearchOptions, TranslatorDir
-from jaxformer.cli.signatures import Value
+from jaxformer.cli.signatures import Option
 from jaxformer.errors import UserError, needs_package
 from jaxformer.serving.languages import parse_pairs
 from jaxformer.serving.protocol import Limits
@@ -50,7 +50,7 @@ class Address:
 def serve(
     *,
     workdir: TranslatorDir = pretrained.WORKDIR,
-    languages: Annotated[Sequence[str], Value(metavar="PAIR")] = (),
+    languages: Annotated[Sequence[str], Option(metavar="PAIR")] = (),
     address: Address,
     limits: Limits,
     model: ModelOptions,

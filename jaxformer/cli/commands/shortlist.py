@@ -1,11 +1,17 @@
 """The command ``shortlist``: learns the likely translations of each token."""
 
 import itertools
+import pathlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from jaxformer.cli.command import Command
 from jaxformer.cli.options import InputFile, RunDir
 from jaxformer.cli.outputs import check_outputs
 from jaxformer.errors import UserError
+
+if TYPE_CHECKING:
+    from jaxformer.config import Config
 
 
 def shortlist(
@@ -32,9 +38,7 @@ def shortlist(
     """
     import numpy as np
 
-    from jaxformer.config import DataConfig, check_kind, data_section, read_config
-    from jaxformer.data.held_out import training_pairs
-    from jaxformer.data.text_files import read_file, zip_lines
+    from jaxformer.config import check_kind, read_config
     from jaxformer.data.tokenizer import Tokenizer
     from jaxformer.inference.shortlist import NAME, Shortlist
     from jaxformer.kinds.translation import TRANSLATION
@@ -51,15 +55,7 @@ def shortlist(
             raise UserError(f"--{name} must be at least 1: got {number}")
     check_outputs([source, target], {})
 
-    if source is None or target is None:
-        text = training_pairs(data_section(config, DataConfig))
-    else:
-        text = zip_lines(
-            read_file(source),
-            read_file(target),
-            first_name=str(source),
-            second_name=str(target),
-        )
+    text = _sentence_pairs(config, source, target)
     text_pairs = list(itertools.islice(text, pairs))
     if not text_pairs:
         raise UserError("expected sentence pairs to learn from: found none")
@@ -80,6 +76,26 @@ def shortlist(
     print(
         f"{folder.path / NAME}: {len(learned.targets):,} translations of {known:,} tokens, learned "
         f"from {len(text_pairs):,} pairs"
+    )
+
+
+def _sentence_pairs(
+    config: "Config",
+    source: pathlib.Path | None,
+    target: pathlib.Path | None,
+) -> Iterator[tuple[str, str]]:
+    """Returns the sentence pairs of two files, or of the run's training text."""
+    from jaxformer.config import DataConfig, data_section
+    from jaxformer.data.held_out import training_pairs
+    from jaxformer.data.text_files import read_file, zip_lines
+
+    if source is None or target is None:
+        return training_pairs(data_section(config, DataConfig))
+    return zip_lines(
+        read_file(source),
+        read_file(target),
+        first_name=str(source),
+        second_name=str(target),
     )
 
 

@@ -14,7 +14,7 @@ from typing import Annotated
 
 from jaxformer.cli.command import Command
 from jaxformer.cli.configs import list_configs
-from jaxformer.cli.signatures import Value
+from jaxformer.cli.signatures import Option
 from jaxformer.cli.source_fields import list_fields
 from jaxformer.errors import UserError, exit_code, typed_command
 from jaxformer.files import run_path
@@ -30,7 +30,7 @@ def _run_path(path: str) -> pathlib.Path | None:
 def train(
     *,
     config: str | None = None,
-    workdir: Annotated[pathlib.Path, Value(metavar="DIR", convert=_run_path)] | None = None,
+    workdir: Annotated[pathlib.Path, Option(metavar="DIR", convert=_run_path)] | None = None,
     coordinator: str | None = None,
     num_processes: int | None = None,
     process_id: int | None = None,

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from jaxformer.config import Config, data_section
+from jaxformer.data.batch import TokenIds
 from jaxformer.data.classes import check_variety, describe_classes
 from jaxformer.data.corpus import Corpus
 from jaxformer.data.findings import list_first
@@ -284,6 +285,9 @@ class MaskedLanguageModeling(EncoderTask):
     def _name_sides(self, pair: tuple[str, str]) -> list[tuple[str, str]]:
         text, _ = pair
         return [("text", text)]
+
+    def _decode_example(self, source: TokenIds, target: TokenIds) -> str:
+        return self._data.tokenizer.decode(source)
 
     def _log_formats(self) -> dict[str, str]:
         return {}

@@ -52,8 +52,9 @@ def mutate(kind, directory, rng):
     """Makes a change, as a disk, an editor or a partial copy of a backup does."""
     paths = sorted(directory.rglob("*"))
     files = [path for path in paths if path.is_file()]
+    steps = [path for path in paths if path.parent == directory]
     path, other = rng.sample(files, 2)
-    step, target = rng.sample([path for path in paths if path.parent == directory], 2)
+    step, target = rng.sample(steps, 2)
     content = path.read_bytes()
     at = rng.randrange(len(content))
 
@@ -63,7 +64,8 @@ def mutate(kind, directory, rng):
             flipped[at] ^= 1 << rng.randrange(8)
             path.write_bytes(flipped)
         case "zeros":
-            path.write_bytes(content[:at] + bytes(len(content) - at))
+            zeros = bytes(len(content) - at)
+            path.write_bytes(content[:at] + zeros)
         case "truncate":
             path.write_bytes(content[:at])
         case "delete":
@@ -78,7 +80,8 @@ def mutate(kind, directory, rng):
             between = directory / "between"
             step.rename(between)
             target.rename(step)
-            between.rename(rng.choice([target, directory / "4", directory / "0"]))
+            last = rng.choice([target, directory / "4", directory / "0"])
+            between.rename(last)
         case "other JSON":
             path.write_text(rng.choice(JSON))
         case "add":

@@ -46,7 +46,8 @@ def make_state(seed):
 def assert_same(found, expected):
     assert jax.tree.structure(found) == jax.tree.structure(expected)
 
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+    leaves = jax.tree.leaves(found)
+    for a, b in zip(leaves, jax.tree.leaves(expected), strict=True):
         assert a.dtype == b.dtype
         assert a.shape == b.shape
         assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
@@ -55,7 +56,8 @@ def assert_same(found, expected):
 def save(checkpoints, steps, scores=(), state=SMALL):
     """Saves small states; scores their first ones."""
     for number, step in enumerate(steps):
-        checkpoints.save(step, state or make_state(step), metadata={"name": f"step {step}"})
+        metadata = {"name": f"step {step}"}
+        checkpoints.save(step, state or make_state(step), metadata=metadata)
         checkpoints.wait()
         if number < len(scores):
             checkpoints.attach_score(step, scores[number])
@@ -163,7 +165,8 @@ class TestDamage:
 
         for path in files:
             with put_back(path) as good:
-                for position in {0, len(good) // 3, len(good) // 2, len(good) - 1}:
+                size = len(good)
+                for position in {0, size // 3, size // 2, size - 1}:
                     flip(path, position)
                     assert_detected(path, "has changed since it was saved")
                     flip(path, position)
@@ -279,10 +282,12 @@ class TestBesideATrainer:
         self, directory, monkeypatch
     ):
         describe = manifest_module.describe_leaves
-        largest = max(payload(directory / "2"), key=lambda path: path.stat().st_size)
+        files = payload(directory / "2")
+        largest = max(files, key=lambda path: path.stat().st_size)
 
         def damage(tree):
-            flip(largest, largest.stat().st_size // 2)
+            middle = largest.stat().st_size // 2
+            flip(largest, middle)
             return describe(tree)
 
         monkeypatch.setattr(manifest_module, "describe_leaves", damage)
@@ -297,7 +302,10 @@ def test_an_error_that_is_not_damage_keeps_its_name(directory, monkeypatch):
 
 
 def test_a_mismatch_is_described(tmp_path):
-    good = {"params": {"w": np.ones((2, 3), np.float32)}, "n": np.int32(1)}
+    good = {
+        "params": {"w": np.ones((2, 3), np.float32)},
+        "n": np.int32(1),
+    }
     other = np.ones((1, 3), jnp.bfloat16)
 
     with Checkpoints(tmp_path, keep=1) as checkpoints:
@@ -348,7 +356,14 @@ class TestKept:
                 seen.append(checkpoints.steps())
             assert checkpoints.best_step() is None
 
-        assert seen == [[1], [2], [2, 3], [2, 3, 4], [2, 3, 5], [3, 6]]
+        assert seen == [
+            [1],
+            [2],
+            [2, 3],
+            [2, 3, 4],
+            [2, 3, 5],
+            [3, 6],
+        ]
 
 
 class TestScore:
@@ -482,7 +497,8 @@ def test_other_formats_are_not_read(directory, change):
     manifest = directory / "2" / "manifest.json"
     content = json.loads(manifest.read_bytes())["content"]
     content["files"]["_METADATA"] = hashlib.sha256(path.read_bytes()).hexdigest()
-    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    text = json.dumps(content, sort_keys=True)
+    digest = hashlib.sha256(text.encode()).hexdigest()
     manifest.write_text(json.dumps({"sha256": digest, "content": content}))
 
     with pytest.raises(UserError, match="_METADATA: expected arrays in the formats OC"):

@@ -80,8 +80,9 @@ def restored(folder):
     """Returns the newest step, after a comparison of its values with the saved ones."""
     found = Checkpoints(folder.checkpoints).restore(TEMPLATE)
 
-    expected = state_of(found.step)
-    np.testing.assert_array_equal(found.state["params"]["w"], expected["params"]["w"])
+    values = found.state["params"]["w"]
+    expected = state_of(found.step)["params"]["w"]
+    np.testing.assert_array_equal(values, expected)
     return found.step
 
 

@@ -68,7 +68,11 @@ def test_the_time_left_counts_validations_but_no_compilation(capsys, monkeypatch
     terminal.exclude_compilation(30)
 
     # Faster steps after the first report, and a validation of a minute in 20 steps.
-    for step, rate, others, left in ((30, 12.0, 0, "14:00"), (40, 6.0, 60, "09:00")):
+    reports = (
+        (30, 12.0, 0, "14:00"),
+        (40, 6.0, 60, "09:00"),
+    )
+    for step, rate, others, left in reports:
         now += 10 * rate + others
         terminal.write(step, "train", VALUES | {"seconds_per_step": rate})
         assert capsys.readouterr().err.endswith(f"  {left} left\n")
@@ -136,15 +140,18 @@ def test_reports_of_a_resumed_run_are_not_repeated(folder, capsys):
 
 def step_sums(**values):
     values = {"loss": 1.0, "count": 2, "grad_norm": 1.0, "skipped": 0} | values
-    return jax.device_put({name: np.asarray(value) for name, value in values.items()})
+    return jax.device_put(jax.tree.map(np.asarray, values))
 
 
 def test_the_loop_is_only_a_few_steps_ahead_of_the_device():
     """Otherwise Ctrl-C would wait for all steps until the next report."""
 
+    def multiply(_, x):
+        return jnp.tanh(x @ x)
+
     @jax.jit
     def slow(x):
-        return jax.lax.fori_loop(0, 20, lambda _, x: jnp.tanh(x @ x), x)
+        return jax.lax.fori_loop(0, 20, multiply, x)
 
     window = reporting.ReportWindow()
     x = np.eye(300, dtype=np.float32)
@@ -152,8 +159,8 @@ def test_the_loop_is_only_a_few_steps_ahead_of_the_device():
     for step in range(1, 21):
         x = slow(x)
         window.add(step, {"loss": x, "count": x})
-        unfinished = [step for step, sums in window._pending if not sums["loss"].is_ready()]
-        behind.append(len(unfinished))
+        are_ready = [sums["loss"].is_ready() for _, sums in window._pending]
+        behind.append(are_ready.count(False))
 
     assert 1 <= max(behind) <= 4
 
@@ -193,7 +200,8 @@ def test_metrics_on_a_full_disk_close_all_writers_and_name_the_file(folder, full
 def test_corrupt_reports_are_moved_away(folder):
     good = '{"kind": "train", "step": 1}\n'
     corrupt = ["[" * 100_000, '{"kind": [], "step": 3}', "9" * 5000, '{"step": []}']
-    folder.metrics.write_text(good + "".join(f"{line}\n" for line in corrupt))
+    lines = [f"{line}\n" for line in corrupt]
+    folder.metrics.write_text(good + "".join(lines))
 
     for _ in range(2):  # The second run reads what the first one has moved.
         with Reporter(folder, start=1, steps=10):

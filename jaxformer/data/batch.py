@@ -10,6 +10,7 @@ from jaxformer.data.tokenizer import BOS, EOS, PAD
 
 TokenIds = Sequence[int] | np.ndarray
 TokenPair = tuple[TokenIds, TokenIds]
+Shape = tuple[int, int, int]  # rows, and lengths of sources and targets
 
 
 class Batch(NamedTuple):

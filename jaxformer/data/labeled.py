@@ -10,11 +10,10 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from jaxtyping import Int32
 
-from jaxformer.data.batch import TokenPair
+from jaxformer.data.batch import Shape, TokenPair
 from jaxformer.data.characters import unusual_kinds
 from jaxformer.data.corpus import DataConfig
 from jaxformer.data.file_corpora import FileCorpus, find_files
-from jaxformer.data.plan import Shape
 from jaxformer.data.text_files import fingerprint_files, read_file
 from jaxformer.data.tokenizer import EOS, PAD, UNK
 from jaxformer.errors import UserError

@@ -6,8 +6,8 @@ from typing import TypeVar
 
 import grain
 
-from jaxformer.data.batch import TokenPair, make_batch
-from jaxformer.data.plan import BatchPlan, Shape
+from jaxformer.data.batch import Shape, TokenPair, make_batch
+from jaxformer.data.plan import BatchPlan
 from jaxformer.data.store import TokenStore
 
 T = TypeVar("T")

@@ -14,13 +14,12 @@ from collections.abc import Callable
 
 import numpy as np
 
+from jaxformer.data.batch import Shape
 from jaxformer.data.buckets import bucket_edges
 from jaxformer.data.corpus import DataConfig
 from jaxformer.data.packing import length_class, pack
 from jaxformer.data.store import TokenStore
 from jaxformer.errors import UserError
-
-Shape = tuple[int, int, int]
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)

@@ -12,13 +12,12 @@ from jax.sharding import Mesh
 from jaxtyping import PyTree
 
 from jaxformer.config import Config, DataConfig, data_section
-from jaxformer.data.batch import TokenIds, TokenPair
+from jaxformer.data.batch import Shape, TokenIds, TokenPair
 from jaxformer.data.characters import is_blank, replace_controls
 from jaxformer.data.corpus import parse_mixture
 from jaxformer.data.examples import describe_example
 from jaxformer.data.findings import EMPTY, LONG, Place, list_first
 from jaxformer.data.loader import load_batches, round_up
-from jaxformer.data.plan import Shape
 from jaxformer.data.store import TokenStore
 from jaxformer.errors import UserError
 from jaxformer.runs.workdir import DATA_NOTES, Workdir

@@ -20,16 +20,21 @@ class Handler(http.server.BaseHTTPRequestHandler):
         path = self.path.partition("?")[0]
         self.server.requests.append(path)
         content = self.server.files.get(path)
-        self.send_response(404 if content is None else 200)
+
         if content is None:
+            self.send_response(404)
             self.send_header("X-Error-Code", self.server.error)
-        content = content or b""
+            content = b""
+        else:
+            self.send_response(200)
         self.send_header("ETag", hashlib.sha256(content).hexdigest())
         self.send_header("X-Repo-Commit", self.server.commit)
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
+
         if self.command == "GET":
-            self.wfile.write(content[: int(len(content) * self.server.sent)])
+            size = int(len(content) * self.server.sent)
+            self.wfile.write(content[:size])
 
     do_HEAD = do_GET  # noqa: N815
 
@@ -42,8 +47,12 @@ def server(monkeypatch):
     monkeypatch.setenv("no_proxy", "*")
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         server.url = f"http://127.0.0.1:{server.server_port}"
-        server.files, server.requests, server.commit = {}, [], "0123456789" * 4
-        server.error, server.sent = "RepoNotFound", 1
+        server.files = {}
+        server.requests = []
+        server.commit = "0123456789" * 4
+        server.error = "RepoNotFound"
+        server.sent = 1
+
         thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
         thread.start()
         yield server

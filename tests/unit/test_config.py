@@ -34,37 +34,87 @@ NOT_IN_FILES = {"bos_id", "eos_id", "pad_id", "constraints"}
 UNUSUAL = Config.from_dict(
     {
         "model": {
-            **{"vocab_size": 100, "d_model": 24, "d_ff": 48, "num_heads": 5, "num_layers": 2},
-            **{"d_k": 6, "d_v": 7, "dropout_rate": 0.25, "attention_dropout_rate": 0.125},
-            **{"norm_position": "pre", "positions": "learned", "activation": "swish"},
-            **{"qk_norm": True},
-            **{"window": 9, "biases": True, "embeddings": "separate", "target_vocab_size": 60},
-            **{"norm_epsilon": 1e-5, "max_length": 64, "compute_dtype": "bfloat16"},
+            "vocab_size": 100,
+            "d_model": 24,
+            "d_ff": 48,
+            "num_heads": 5,
+            "num_layers": 2,
+            "d_k": 6,
+            "d_v": 7,
+            "dropout_rate": 0.25,
+            "attention_dropout_rate": 0.125,
+            "norm_position": "pre",
+            "positions": "learned",
+            "activation": "swish",
+            "qk_norm": True,
+            "window": 9,
+            "biases": True,
+            "embeddings": "separate",
+            "target_vocab_size": 60,
+            "norm_epsilon": 1e-5,
+            "max_length": 64,
+            "compute_dtype": "bfloat16",
         },
         "data": {
-            **{"corpus": "text", "builder": "", "directory": "elsewhere", "source_language": "fr"},
-            **{"target_language": "日本語", "train": "my/train", "valid": "my/valid"},
-            **{"tokenizer": "my/tokenizer.model", "batching": "packing", "tokens_per_batch": 512},
-            **{"max_length": 32, "user_defined_symbols": "<name>,<url>"},
-            **{"pretokenizer": "moses", "lowercase": True, "detokenize": False},
+            "corpus": "text",
+            "builder": "",
+            "directory": "elsewhere",
+            "source_language": "fr",
+            "target_language": "日本語",
+            "train": "my/train",
+            "valid": "my/valid",
+            "tokenizer": "my/tokenizer.model",
+            "batching": "packing",
+            "tokens_per_batch": 512,
+            "max_length": 32,
+            "user_defined_symbols": "<name>,<url>",
+            "pretokenizer": "moses",
+            "lowercase": True,
+            "detokenize": False,
         },
         "training": {
-            **{"steps": 10, "warmup_steps": 5, "learning_rate": 0.002, "learning_rate_scale": 0.1},
-            **{"label_smoothing": 0.0, "clip_norm": 1.5, "gradient_accumulation": 2, "seed": 7},
-            **{"remat": "dots", "adam_dtype": "bfloat16", "log_every": 1, "eval_every": 4},
-            **{"ema_decay": 0.9, "consistency": 5.0},
-            **{"eval_sentences": 0, "checkpoint_every": 2, "keep_checkpoints": 1},
-            **{"stall_timeout": 60, "mirror": "drive/copy", "profile": "3:5"},
-            **{"may_change": "learning_rate"},
-            **{"init_from": "my/run", "freeze": "encoder"},
-            **{"patience": 3, "best_metric": "loss"},
+            "steps": 10,
+            "warmup_steps": 5,
+            "learning_rate": 0.002,
+            "learning_rate_scale": 0.1,
+            "label_smoothing": 0.0,
+            "clip_norm": 1.5,
+            "gradient_accumulation": 2,
+            "seed": 7,
+            "remat": "dots",
+            "adam_dtype": "bfloat16",
+            "log_every": 1,
+            "eval_every": 4,
+            "ema_decay": 0.9,
+            "consistency": 5.0,
+            "eval_sentences": 0,
+            "checkpoint_every": 2,
+            "keep_checkpoints": 1,
+            "stall_timeout": 60,
+            "mirror": "drive/copy",
+            "profile": "3:5",
+            "may_change": "learning_rate",
+            "init_from": "my/run",
+            "freeze": "encoder",
+            "patience": 3,
+            "best_metric": "loss",
         },
         "mesh": {"data": 2, "fsdp": -1, "tensor": 4},
         "search": {
-            **{"method": "sampling", "num_samples": 1, "length_penalty": 0.0, "penalty": "power"},
-            **{"max_extra_length": 5, "max_length": 40, "min_length": 2, "no_repeat_ngram": 3},
-            **{"temperature": 0.7, "top_k": 10, "top_p": 0.9, "min_p": 0.1, "typical_p": 0.8},
-            **{"seed": 5},
+            "method": "sampling",
+            "num_samples": 1,
+            "length_penalty": 0.0,
+            "penalty": "power",
+            "max_extra_length": 5,
+            "max_length": 40,
+            "min_length": 2,
+            "no_repeat_ngram": 3,
+            "temperature": 0.7,
+            "top_k": 10,
+            "top_p": 0.9,
+            "min_p": 0.1,
+            "typical_p": 0.8,
+            "seed": 5,
         },
     }
 )
@@ -74,33 +124,57 @@ STREAM = Config(
     training=TrainingConfig(optimizer="muon", schedule="linear", weight_decay=0.5),
 )
 # Fields that only beam search uses.
-BEAM = {"ends_within": "N", "unfinished": "compete", "early_stop": "likely"}
 DIVERSE = Config(
     search=BeamSearch(
-        beam_size=6, penalty="none", diversity_groups=2, diversity_penalty=0.5, **BEAM
+        beam_size=6,
+        penalty="none",
+        diversity_groups=2,
+        diversity_penalty=0.5,
+        ends_within="N",
+        unfinished="compete",
+        early_stop="likely",
     )
 )
 
 
 def test_defaults_are_the_base_model_of_the_paper():
-    model, training, search = ModelConfig(), TrainingConfig(), Config().search
-    assert (model.num_layers, model.d_model, model.d_ff, model.num_heads) == (6, 512, 2048, 8)
-    assert (model.key_size, model.value_size, model.dropout_rate) == (64, 64, 0.1)  # Table 3
-    assert (model.norm_position, model.positions) == ("post", "sinusoidal")
+    model = ModelConfig()
+    assert model.num_layers == 6
+    assert model.d_model == 512
+    assert model.d_ff == 2048
+    assert model.num_heads == 8
+    assert model.key_size == 64  # Table 3
+    assert model.value_size == 64
+    assert model.dropout_rate == 0.1
+    assert model.norm_position == "post"
+    assert model.positions == "sinusoidal"
+
+    training = TrainingConfig()
+    assert training.steps == 100_000  # Section 5.2
+    assert training.warmup_steps == 4000  # Section 5.3
+    assert training.label_smoothing == 0.1
+    assert training.clip_norm is None
+
+    search = Config().search
+    assert search.beam_size == 4
+    assert search.length_penalty == 0.6
+    assert search.max_extra_length == 50
+
+
+def test_sizes_of_heads_may_be_given():
     free = ModelConfig(num_heads=7, d_k=16, d_v=24)
-    assert (free.key_size, free.value_size) == (16, 24)
-    assert (training.steps, training.warmup_steps) == (100_000, 4000)  # Sections 5.2 and 5.3.
-    assert (training.label_smoothing, training.clip_norm) == (0.1, None)
-    assert (search.beam_size, search.length_penalty, search.max_extra_length) == (4, 0.6, 50)
+    assert free.key_size == 16
+    assert free.value_size == 24
 
 
 @pytest.mark.parametrize("section", [*SECTIONS.values(), BeamSearch, Sampling])
 def test_unusual_covers_every_field(section):
     """Otherwise the round trips below could lose a field unnoticed."""
-    unusual = [s for c in (UNUSUAL, DIVERSE, STREAM) for s in vars(c).values()]
+    unusual = [*vars(UNUSUAL).values(), *vars(DIVERSE).values(), *vars(STREAM).values()]
+
     for name in {field.name for field in dataclasses.fields(section)} - NOT_IN_FILES:
         default = getattr(section(), name)
-        assert any(getattr(s, name, default) != default for s in unusual), name
+        assert any(getattr(each, name, default) != default for each in unusual), name
 
 
 @pytest.mark.parametrize("config", [Config(), UNUSUAL, DIVERSE, STREAM])
@@ -108,11 +182,13 @@ def test_round_trips(config, tmp_path):
     assert Config.from_dict(json.loads(json.dumps(config.to_dict()))) == config
     assert Config.from_dict(to_config_dict(config).to_dict()) == config
     assert hash(Config.from_dict(config.to_dict())) == hash(config)  # Static arguments of jax.jit.
-    save_config(config, tmp_path / "config.json")
+
+    path = tmp_path / "config.json"
+    save_config(config, path)
     assert read_config(Workdir(tmp_path)) == config
-    save_config(Config(), tmp_path / "config.json")
+    save_config(Config(), path)
     assert read_config(Workdir(tmp_path)) == Config()
-    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+    assert list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize(
@@ -154,6 +230,7 @@ def test_round_trips(config, tmp_path):
 def test_values_that_cannot_work_are_refused(section, values, message):
     with pytest.raises(UserError, match=message):
         Config.from_dict({section: values})
+
     if section != "search":  # Tested in unit/search/test_settings.py.
         with pytest.raises(UserError, match=message):
             SECTIONS[section](**values)
@@ -200,6 +277,7 @@ def test_variants():
     variants = {"": Config(), "tiny": UNUSUAL, "wide": Config()}
     assert Config.from_dict(select(variants, "").to_dict()) == Config()
     assert Config.from_dict(select(variants, "tiny").to_dict()) == UNUSUAL
+
     words = r"'tny'; known variants: none \(the default\), 'tiny', 'wide'"
     with pytest.raises(UserError, match=words):
         select(variants, "tny")
@@ -218,16 +296,25 @@ def parse(tmp_path):
     """Loads a config file with a variant and overrides, as on the command line."""
     path = tmp_path / "experiment.py"
     path.write_text(CONFIG_FILE, encoding="utf-8")
-    return lambda *overrides, variant="": load_config(f"{path}{variant}", overrides)
+
+    def parse(*overrides, variant=""):
+        return load_config(f"{path}{variant}", overrides)
+
+    return parse
 
 
 def test_overrides_on_the_command_line_are_typed(parse):
     assert parse() == Config()
     assert parse(variant=":tiny") == Config(model=ModelConfig(num_layers=1))
+
     found = parse(
-        *("--config.model.num_layers=3", "--config.model.d_k=16", "--config.model.d_v=32"),
-        *("--config.model.norm_position=pre", "--config.data.train=my/train"),
-        *("--config.training.clip_norm=1", "--config.training.learning_rate_scale=2"),
+        "--config.model.num_layers=3",
+        "--config.model.d_k=16",
+        "--config.model.d_v=32",
+        "--config.model.norm_position=pre",
+        "--config.data.train=my/train",
+        "--config.training.clip_norm=1",
+        "--config.training.learning_rate_scale=2",
         "--config.search.beam_size=1",
         variant=":tiny",
     )
@@ -238,35 +325,47 @@ def test_overrides_on_the_command_line_are_typed(parse):
         search=BeamSearch(beam_size=1),
     )
     assert repr(found) == repr(expected)  # Also the types of numbers.
+
     found = parse("--config.search.method=sampling", "--config.search.top_k=10")
     assert found == Config(search=Sampling(top_k=10))
-    old = {"optimizer": "adamw", "weight_decay": 0.1}  # In configs that 0.2.0 saved.
-    assert Config.from_dict({"training": old}).training.optimizer == "adam"
 
 
-def test_wrong_overrides_are_refused(parse):
-    for words, override in (
-        (r"search\.top_k needs search\.method=sampling: got 10 with .*=beam", "search.top_k=10"),
-        ("did you mean model.num_layers", "model.num_layer=3"),
-        (r"field training\.max-steps; did you mean training\.steps\?", "training.max-steps=8"),
-        ("unknown config field mesh.zzz; known: data, fsdp, tensor", "mesh.zzz=3"),
-        (r"model.num_layers: expected an integer, got '3\.5'", "model.num_layers=3.5"),
-        ("training.clip_norm: expected a number, got 'tight'", "training.clip_norm=tight"),
-    ):
-        with pytest.raises(UserError, match=words):
-            parse(f"--config.{override}")
+def test_the_optimizer_of_old_configs_is_adam():
+    saved = {"optimizer": "adamw", "weight_decay": 0.1}  # by 0.2.0
+    assert Config.from_dict({"training": saved}).training.optimizer == "adam"
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("search.top_k=10", r"search\.top_k needs search\.method=sampling: got 10 with .*=beam"),
+        ("model.num_layer=3", "did you mean model.num_layers"),
+        ("training.max-steps=8", r"field training\.max-steps; did you mean training\.steps\?"),
+        ("mesh.zzz=3", "unknown config field mesh.zzz; known: data, fsdp, tensor"),
+        ("model.num_layers=3.5", r"model.num_layers: expected an integer, got '3\.5'"),
+        ("training.clip_norm=tight", "training.clip_norm: expected a number, got 'tight'"),
+    ],
+)
+def test_wrong_overrides_are_refused(override, message, parse):
+    with pytest.raises(UserError, match=message):
+        parse(f"--config.{override}")
 
 
 def test_fit_config_is_a_subset_of_training_config_with_its_own_name():
     shared = {field.name for field in dataclasses.fields(FitConfig)}
     assert shared < {field.name for field in dataclasses.fields(TrainingConfig)}
+
     with pytest.raises(UserError, match=r"fit\.steps must be greater than 0: got 0"):
         FitConfig(steps=0)
 
 
-def test_sizes_are_bounded():
+@pytest.mark.parametrize(
+    "name", ["d_model", "d_ff", "num_layers", "d_k", "vocab_size", "max_length"]
+)
+@pytest.mark.parametrize(
+    "size", [2**20 + 1, 10**11, 10**400], ids=["2**20 + 1", "10**11", "10**400"]
+)
+def test_sizes_are_bounded(name, size):
     """Also in time: d_model=10^11 once looked for its divisors."""
-    for name in ("d_model", "d_ff", "num_layers", "d_k", "vocab_size", "max_length"):
-        for size in (2**20 + 1, 10**11, 10**400):
-            with pytest.raises(UserError, match=f"model.{name} must be at most 1048576: got 1"):
-                ModelConfig(**{"num_heads": 7, name: size})
+    with pytest.raises(UserError, match=f"model.{name} must be at most 1048576: got 1"):
+        ModelConfig(**{"num_heads": 7, name: size})

@@ -6,14 +6,37 @@ An audit hook checks the same while data is used: tests/integration/test_hostile
 import ast
 import pathlib
 
+import pytest
+
 PROJECT = pathlib.Path(__file__).parents[2]
 SOURCES = [*sorted((PROJECT / "jaxformer").rglob("*.py")), PROJECT / "train.py"]
 
 # Modules that run what they are given, or whose formats can hold code.
 MODULES = {
-    *("pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"),
-    *("subprocess", "multiprocessing", "pty", "runpy", "code", "codeop", "ctypes", "cffi"),
-    *("torch", "yaml", "imp", "zipimport", "tarfile", "zipfile", "xml", "pickletools"),
+    "pickle",
+    "_pickle",
+    "cPickle",
+    "dill",
+    "cloudpickle",
+    "joblib",
+    "marshal",
+    "shelve",
+    "subprocess",
+    "multiprocessing",
+    "pty",
+    "runpy",
+    "code",
+    "codeop",
+    "ctypes",
+    "cffi",
+    "torch",
+    "yaml",
+    "imp",
+    "zipimport",
+    "tarfile",
+    "zipfile",
+    "xml",
+    "pickletools",
 }
 BUILTINS = {"eval", "exec", "compile", "__import__"}
 # Attributes by the module that they are called on; None: of anything.
@@ -48,47 +71,63 @@ ALLOWED = {
 }
 
 
+def runs_data(node: ast.Attribute) -> bool:
+    """Returns whether an attribute is one of those that could run data."""
+    owner = getattr(node.value, "id", getattr(node.value, "attr", None))
+    if owner == "os" and node.attr.startswith(FAMILIES):
+        return True
+
+    owners = ATTRIBUTES.get(node.attr, ())
+    return owners is None or owner in owners
+
+
 def offenses(tree: ast.AST) -> set[str]:
     """Returns names of what a module could run data with."""
     found = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            found |= {alias.name.split(".")[0] for alias in node.names} & MODULES
-        elif isinstance(node, ast.ImportFrom):
-            found |= {(node.module or "").split(".")[0]} & MODULES
-            found |= {alias.name for alias in node.names} & (BUILTINS | {"system", "popen"})
-        elif isinstance(node, ast.Name) and node.id in BUILTINS:
-            found.add(node.id)
-        elif isinstance(node, ast.Attribute):
-            owner = getattr(node.value, "id", getattr(node.value, "attr", None))
-            owners = ATTRIBUTES.get(node.attr, ())
-            if (
-                owners is None
-                or owner in owners
-                or (owner == "os" and node.attr.startswith(FAMILIES))
-            ):
-                found.add(node.attr)
-        elif isinstance(node, ast.keyword) and node.arg in ("allow_pickle", "shell"):
-            found.add(node.arg)
+        match node:
+            case ast.Import(names=imported):
+                found |= {alias.name.split(".")[0] for alias in imported} & MODULES
+            case ast.ImportFrom(module=module, names=imported):
+                found |= {(module or "").split(".")[0]} & MODULES
+                found |= {alias.name for alias in imported} & (BUILTINS | {"system", "popen"})
+            case ast.Name(id=name) if name in BUILTINS:
+                found.add(name)
+            case ast.Attribute(attr=name) if runs_data(node):
+                found.add(name)
+            case ast.keyword(arg="allow_pickle" | "shell" as name):
+                found.add(name)
     return found
 
 
 def test_source_cannot_run_data():
-    found = {
-        (path.relative_to(PROJECT).as_posix(), name)
-        for path in SOURCES
-        for name in offenses(ast.parse(path.read_text(encoding="utf-8")))
-    }
+    found = set()
+    for path in SOURCES:
+        file = path.relative_to(PROJECT).as_posix()
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        found |= {(file, name) for name in offenses(tree)}
+
     assert len(SOURCES) > 100
     assert found == ALLOWED.keys()
 
 
-def test_means_are_noticed_and_others_are_not():
-    for source in (
-        *("import torch.serialization", "def f():\n  from pickle import loads", "run = eval"),
-        *("from builtins import exec as run", "os.execvp(text, [])", "np.load(path)"),
-        *("read(path, allow_pickle=True)", "spec.loader.exec_module(module)"),
-    ):
-        assert offenses(ast.parse(source)), source
-    for source in ("step.compile()", "re.compile(text)", "json.load(file)"):
-        assert not offenses(ast.parse(source)), source
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import torch.serialization",
+        "def f():\n  from pickle import loads",
+        "run = eval",
+        "from builtins import exec as run",
+        "os.execvp(text, [])",
+        "np.load(path)",
+        "read(path, allow_pickle=True)",
+        "spec.loader.exec_module(module)",
+    ],
+)
+def test_means_are_noticed(source):
+    assert offenses(ast.parse(source))
+
+
+@pytest.mark.parametrize("source", ["step.compile()", "re.compile(text)", "json.load(file)"])
+def test_other_calls_are_not_noticed(source):
+    assert not offenses(ast.parse(source))

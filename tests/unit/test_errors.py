@@ -30,8 +30,23 @@ def test_exit_codes(error, code, message, capsys):
 def test_success_is_silent_and_other_errors_propagate(capsys):
     assert exit_code(lambda: None) == 0
     assert capsys.readouterr().err == ""
+
     with pytest.raises(ZeroDivisionError):
         exit_code(lambda: print(1 / 0))
+
+
+USES_A_DEVICE = """
+from jaxformer.errors import *
+import jax
+
+def fail():
+    try:
+        jax.numpy.ones(1)
+    except BaseException as error:
+        raise UserError(error)
+
+raise SystemExit(exit_code(fail))
+"""
 
 
 @pytest.mark.parametrize(
@@ -43,29 +58,36 @@ def test_success_is_silent_and_other_errors_propagate(capsys):
 )
 def test_a_missing_accelerator_is_reported_in_one_line(platforms, cause):
     """Whatever the error is: a reader of checkpoints takes it for damage."""
-    program = (
-        "from jaxformer.errors import *\nimport jax\ndef fail():\n"
-        " try: jax.numpy.ones(1)\n"
-        " except BaseException as error: raise UserError(error)\n"
-        "raise SystemExit(exit_code(fail))"
+    result = subprocess.run(
+        [sys.executable, "-c", USES_A_DEVICE],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "JAX_PLATFORMS": platforms},
     )
-    environment = {**os.environ, "JAX_PLATFORMS": platforms}
-    command = [sys.executable, "-c", program]
-    result = subprocess.run(command, capture_output=True, text=True, env=environment)
+
     assert result.returncode == 2
     (line,) = result.stderr.splitlines()
     assert line.startswith(f"error: expected a device of JAX_PLATFORMS={platforms}: {cause}")
 
 
+PRINTS_A_SURROGATE = r"""
+import sys
+from jaxformer.errors import exit_code
+
+sys.exit(exit_code(lambda: print("\u6f22", "\udcff")))
+"""
+
+
 def test_standard_output_is_utf8():
     """A name of a file that is not UTF-8 holds a surrogate."""
-    program = (
-        "import sys; from jaxformer.errors import exit_code\n"
-        "sys.exit(exit_code(lambda: print('\\u6f22', '\\udcff')))"
+    result = subprocess.run(
+        [sys.executable, "-c", PRINTS_A_SURROGATE],
+        capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
     )
-    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, env=environment)
-    assert (result.returncode, result.stdout) == (0, "\u6f22 \\udcff\n".encode())
+
+    assert result.returncode == 0
+    assert result.stdout == "\u6f22 \\udcff\n".encode()
 
 
 # Writes to standard error in all the ways of a training run, with old and new handlers.
@@ -93,10 +115,14 @@ sys.exit(exit_code(command))
 
 @pytest.mark.parametrize("stderr", ["a dead reader", "closed"])
 def test_commands_survive_a_closed_standard_error(stderr):
-    closing = ["sh", "-c", 'exec "$@" 2>&-', "sh"] if stderr == "closed" else []
-    arguments = [] if stderr == "closed" else ["and descriptor"]
+    command = [sys.executable, "-c", PROGRAM]
+    if stderr == "closed":
+        command = ["sh", "-c", 'exec "$@" 2>&-', "sh", *command]
+    else:
+        command.append("and descriptor")
+
     process = subprocess.Popen(
-        [*closing, sys.executable, "-c", PROGRAM, *arguments],
+        command,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -104,4 +130,6 @@ def test_commands_survive_a_closed_standard_error(stderr):
     assert process.stderr
     process.stderr.close()
     out, _ = process.communicate(timeout=60)
-    assert (process.returncode, out) == (0, "done\n")
+
+    assert process.returncode == 0
+    assert out == "done\n"

@@ -33,24 +33,32 @@ def test_in_a_clone(monkeypatch, tmp_path):
     monkeypatch.chdir(PROJECT)
     assert install_command("matplotlib", "plots") == "pip install '.[plots]'"
     assert install_command("pyarrow") == "pip install pyarrow"
+
     monkeypatch.chdir(tmp_path)
     assert install_command("matplotlib", "plots") == f"cd {PROJECT} && pip install '.[plots]'"
 
 
-def test_elsewhere(wheel, monkeypatch):
+def test_elsewhere(wheel):
     assert install_command("matplotlib", "plots") == "pip install matplotlib"
-    command = "pip install 'starlette>=0.40' 'uvicorn [standard]'"
-    assert install_command("starlette", "serve") == command
-    message = f"expected the package a, which is missing; install it: {command}"
+    serve = "pip install 'starlette>=0.40' 'uvicorn [standard]'"
+    assert install_command("starlette", "serve") == serve
+
     with pytest.raises(UserError) as found, needs_package("a", "which is missing", extra="serve"):
         import no_such_package  # noqa: F401  # pyright: ignore[reportMissingImports]
+    message = f"expected the package a, which is missing; install it: {serve}"
     assert str(found.value) == message
-    assert packages_of("none") == []
-    assert [is_in_all(extra) for extra in ("plots", "serve", "wmt", "server")] == [
-        *(True, True, False, False)
-    ]
+
+    # A folder of another project is not a clone.
     (wheel / "pyproject.toml").write_text('name = "another"')
     assert install_command("matplotlib", "plots") == "pip install matplotlib"
+
+
+def test_requirements_say_what_an_extra_has(wheel):
+    assert packages_of("none") == []
+    assert is_in_all("plots")
+    assert is_in_all("serve")
+    assert not is_in_all("wmt")
+    assert not is_in_all("server")
 
 
 def test_without_metadata(wheel, monkeypatch):
@@ -62,10 +70,13 @@ def test_without_metadata(wheel, monkeypatch):
 
 
 def test_each_extra_for_users_has_a_purpose():
-    project = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert PURPOSES.keys() == project["optional-dependencies"].keys() - DEVELOPMENT
+    settings = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))
+    optional = settings["project"]["optional-dependencies"]
+    assert PURPOSES.keys() == optional.keys() - DEVELOPMENT
+
     page = (PROJECT / "docs" / "install.md").read_text(encoding="utf-8")
-    assert all(f"`{extra}`" in page for extra in PURPOSES)
+    for extra in PURPOSES:
+        assert f"`{extra}`" in page
 
 
 def test_what_nobody_needs_to_install_is_no_fault(wheel, monkeypatch):
@@ -73,16 +84,15 @@ def test_what_nobody_needs_to_install_is_no_fault(wheel, monkeypatch):
 
     monkeypatch.setattr(doctor, "_version", {"matplotlib": "3.1"}.get)
     assert doctor._extra_report("plots", "plots") == "matplotlib 3.1, for plots"
+
     monkeypatch.setattr(doctor, "_version", lambda name: None)
-    for extra, report in (
-        ("plots", "matplotlib not installed, needed only for x: pip install matplotlib"),
-        (
-            "serve",
-            "starlette and uvicorn not installed, needed only for x: "
-            "pip install 'starlette>=0.40' 'uvicorn [standard]'",
-        ),
-    ):
-        assert doctor._extra_report(extra, "x") == report
+    report = "matplotlib not installed, needed only for x: pip install matplotlib"
+    assert doctor._extra_report("plots", "x") == report
+    assert doctor._extra_report("serve", "x") == (
+        "starlette and uvicorn not installed, needed only for x: "
+        "pip install 'starlette>=0.40' 'uvicorn [standard]'"
+    )
+
     monkeypatch.setattr(importlib.metadata, "requires", lambda name: ['tf; extra == "wmt"'])
     report = 'tf not installed, needed only for x; not in the extra "all": pip install tf'
     assert doctor._extra_report("wmt", "x") == report

@@ -14,24 +14,36 @@ CONFIG = Config(
 
 @pytest.mark.ci
 def test_state_is_parameters_two_moments_and_the_batch():
-    d, f, v = 16, 32, 100
-    attention, norm, feed_forward = 4 * d * d, 2 * d, 2 * d * f + f + d
+    d = 16
+    f = 32
+    v = 100
+    attention = 4 * d * d
+    norm = 2 * d
+    feed_forward = 2 * d * f + f + d
     encoder = attention + feed_forward + 2 * norm
     decoder = 2 * attention + feed_forward + 3 * norm
     parameters = v * d + encoder + decoder
-    counters, row = 6, 7 * 30
+
+    # A batch of three rows has seven arrays of 30 tokens.
+    counters = 6
+    row = 7 * 30
     memory = step_memory(CONFIG, jax.devices()[:1])
     assert memory.state == 4 * (3 * parameters + counters + 3 * row)
+
     # The other memory holds at least the gradients.
     assert memory.total - memory.state > 4 * parameters
+
     # 3 rows of 30 tokens become 4: 2 devices x 2 accumulated batches x 1 row.
     two = with_settings(CONFIG, {"training.gradient_accumulation": 2})
-    assert step_memory(two, jax.devices()[:2]).state == memory.state + 4 * (2 - 3) * row
+    state = step_memory(two, jax.devices()[:2]).state
+    assert state == memory.state + 4 * (2 - 3) * row
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "muon", "new"])
 def test_moments_are_rounded_only_for_an_optimizer_that_can(optimizer):
     config = with_settings(CONFIG, {"training.seed": 1})
     vars(config.training)["optimizer"] = optimizer  # Its own check would refuse a new one.
-    last = list(memory_savings(config, 1))[-1]
+
+    *_, last = memory_savings(config, 1)
+
     assert ("training.adam_dtype" in last) == (optimizer == "adam")

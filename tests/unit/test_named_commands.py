@@ -25,13 +25,17 @@ FIELD = re.compile(r"--config\.([a-z]+)\.([a-z]\w*)")
 def strings(source: str) -> Iterator[str]:
     """Yields the strings of a module; "X" stands for values that are filled in."""
     tree = ast.parse(source)
-    formatted = [node for node in ast.walk(tree) if isinstance(node, ast.JoinedStr)]
-    parts = {id(part) for each in formatted for part in ast.walk(each)}
-    for each in formatted:
-        yield "".join(map(_text, each.values))
+
+    parts = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in parts:
-            yield node.value
+        if isinstance(node, ast.JoinedStr):
+            yield "".join(map(_text, node.values))
+            parts |= {id(part) for part in ast.walk(node)}
+
+    for node in ast.walk(tree):
+        match node:
+            case ast.Constant(value=str(text)) if id(node) not in parts:
+                yield text
 
 
 def _text(part: ast.expr) -> str:
@@ -51,10 +55,18 @@ def texts() -> Iterator[tuple[str, str]]:
         for path in sorted((PROJECT / folder).rglob("*.py")):
             for text in strings(path.read_text(encoding="utf-8")):
                 yield path.name, text
+
     for page in PAGES:
         # History names options of earlier versions.
         if page.name != "CHANGELOG.md" and page.parent.name != "log":
-            yield page.name, "\n".join(re.findall(r"`([^`\n]+)`", prose(page)))
+            quoted = re.findall(r"`([^`\n]+)`", prose(page))
+            yield page.name, "\n".join(quoted)
+
+
+def is_possible(name: str, options: set[str]) -> bool:
+    if name in known_commands():
+        return options <= flags(name)
+    return name in VERBS
 
 
 @functools.cache
@@ -70,10 +82,12 @@ def mistakes(text: str) -> list[str]:
     for command in COMMAND.finditer(text):
         name, rest = command.groups()
         options = set(re.findall(r"(?<=\s)--[a-z][a-z_-]*(?![\w.-])", rest))
-        is_command = name in known_commands()
-        if not (is_command or name in VERBS) or (is_command and options - flags(name)):
+        if not is_possible(name, options):
             found.append(command[0])
-    found += [field[0] for field in FIELD.finditer(text) if field.groups() not in fields()]
+
+    for field in FIELD.finditer(text):
+        if field.groups() not in fields():
+            found.append(field[0])
     return found
 
 
@@ -86,17 +100,19 @@ def fields() -> set[tuple[str, str]]:
         "training": [type(Config().training)],
         "mesh": [type(Config().mesh)],
     }
-    known = {
-        (name, field.name)
-        for name, classes in sections.items()
-        for each in classes
-        for field in dataclasses.fields(each)
-    }
-    return known | {("search", name) for name in search_fields()}
+
+    known = {("search", name) for name in search_fields()}
+    for section, classes in sections.items():
+        for each in classes:
+            known |= {(section, field.name) for field in dataclasses.fields(each)}
+    return known
 
 
 def test_commands_in_texts_exist():
-    found = [(file, mistake) for file, text in texts() for mistake in mistakes(text)]
+    found = []
+    for file, text in texts():
+        found += [(file, mistake) for mistake in mistakes(text)]
+
     assert found == []
 
 

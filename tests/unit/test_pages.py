@@ -47,14 +47,16 @@ def simple_commands(line):
     """Returns the words of each command between pipes, semicolons and redirections."""
     lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
     lexer.whitespace_split = True
-    commands, skip = [[]], False
+
+    commands = [[]]
+    is_redirected = False
     for word in lexer:
         if set(word) <= set("();|&{}"):
             commands.append([])
         elif set(word) <= set("<>"):
-            skip = True
-        elif skip:
-            skip = False
+            is_redirected = True
+        elif is_redirected:
+            is_redirected = False
         elif word not in ("$", "until", "do", "done"):
             commands[-1].append(word)
     return [words for words in commands if words]
@@ -63,21 +65,42 @@ def simple_commands(line):
 @functools.cache
 def commands(page):
     """Returns our commands on a page, in order."""
-    lines = (command.replace("\\\n", " ") for command in shell_commands(page))
-    words = (w for line in lines if OURS.search(line) for w in simple_commands(line))
-    return sorted({shlex.join(w) for w in words if OURS.match(" ".join(w))})
+    found = set()
+    for command in shell_commands(page):
+        line = command.replace("\\\n", " ")
+        if OURS.search(line):
+            for words in simple_commands(line):
+                if OURS.match(" ".join(words)):
+                    found.add(shlex.join(words))
+    return sorted(found)
 
 
 @functools.cache
 def make_targets():
-    return set(re.findall(r"^([a-z-]+):", (PROJECT / "Makefile").read_text(), flags=re.M))
+    makefile = (PROJECT / "Makefile").read_text()
+    return set(re.findall(r"^([a-z-]+):", makefile, flags=re.M))
 
 
 def check_options(script, words):
     """Checks that the source of a program names the options of a call."""
     source = script.read_text(encoding="utf-8")
-    options = [word.partition("=")[0] for word in words if word.startswith("--")]
-    assert all(f'"{option}"' in source for option in options), (script, words)
+    for word in words:
+        if word.startswith("--"):
+            option = word.partition("=")[0]
+            assert f'"{option}"' in source, (script, words)
+
+
+def check_arguments(words, command):
+    """Checks the arguments of one of our commands, and the config that they name."""
+    call = parse_arguments(words)
+    assert set(call.keywords.get("names") or []) <= set(CATALOG), command
+
+    config = call.keywords.get("config")
+    if not config:
+        return
+    is_the_readers = config.endswith(".py") and "/" not in config
+    if not is_the_readers:
+        load_config(config, call.keywords["overrides"])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
@@ -87,48 +110,63 @@ def test_commands_are_understood(page, monkeypatch):
     chosen = ("small_corpus.fit_to_corpus", "small_text.fit_to_text", "small_text.fit_vocabulary")
     for function in chosen:
         monkeypatch.setattr(f"jaxformer.tasks.{function}", lambda config, _: config)
+
     for command in commands(page):
         match shlex.split(command):
             case ["make", *words]:
                 targets = {word for word in words if "=" not in word}
-                assert set() < targets <= make_targets(), command
+                assert targets, command
+                assert targets <= make_targets(), command
             case ["python", "-m", module, *words]:
-                check_options(pathlib.Path(importlib.util.find_spec(module).origin), words)
+                script = importlib.util.find_spec(module).origin
+                check_options(pathlib.Path(script), words)
             case ["python", script, *words] if script.startswith("benchmarks/"):
                 check_options(PROJECT / script, words)
+            case ["python", "train.py", *words]:
+                check_arguments(["train", *words], command)
             case ["jaxformer" | "python", *words]:
-                call = parse_arguments(["train", *words[1:]] if words[0] == "train.py" else words)
-                assert set(call.keywords.get("names") or []) <= set(CATALOG), command
-                config = call.keywords.get("config")
-                if config and ("/" in config or not config.endswith(".py")):  # not the reader's
-                    load_config(config, call.keywords["overrides"])
+                check_arguments(words, command)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_blocks_name_their_language(page):
     """So that every command is found: integration/test_printed_commands.py runs them."""
     known = {*SHELL, "python", "text", "dockerfile", "nginx"}
-    found = {block.language for block in blocks(page) if not block.language.startswith("{")}
-    assert found <= known
+    for block in blocks(page):
+        assert block.language in known or block.language.startswith("{")
+
     assert not re.search(r"\n\n {4,}(?![-*\d|])", prose(page)), "an indented block"
 
 
 def anchors(page):
     """Returns the anchors that GitHub and the site give to the headings of a page."""
-    headings = re.findall(r"^#+ (.*)$", prose(page), flags=re.M)
-    plain = (re.sub(r"\[(.*?)\]\(.*?\)", r"\1", heading).lower() for heading in headings)
-    return {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in plain}
+    found = set()
+    for heading in re.findall(r"^#+ (.*)$", prose(page), flags=re.M):
+        without_links = re.sub(r"\[(.*?)\]\(.*?\)", r"\1", heading)
+        words = re.sub(r"[^\w\- ]", "", without_links.lower())
+        found.add(words.replace(" ", "-"))
+    return found
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_links_lead_somewhere(page):
-    for target in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`\n]*`", "", prose(page))):
+    without_code = re.sub(r"`[^`\n]*`", "", prose(page))
+    for target in re.findall(r"\]\(([^)\s]+)\)", without_code):
         if target.startswith(("http://", "https://", "jaxformer.")):
             continue
+
         file, _, anchor = target.partition("#")
         path = (page.parent / file).resolve() if file else page
         assert path.exists(), target
         assert not anchor or anchor in anchors(path), target
+
+
+def public_modules():
+    """Returns the package, and the packages in it that list their names."""
+    inits = sorted((PROJECT / "jaxformer").glob("*/__init__.py"))
+    packages = [path.parent.name for path in inits if "__all__" in read(path)]
+    assert {"nn", "search"} < set(packages)
+    return [jaxformer, *(importlib.import_module(f"jaxformer.{name}") for name in packages)]
 
 
 def test_python_blocks_are_executed_by_a_test():
@@ -142,12 +180,9 @@ def test_the_reference_has_all_public_names():
     pages = "".join(read(page) for page in DOCS.glob("reference/*.md"))
     documented = re.findall(r"^\.\. auto\w+:: (\S+)$", pages, flags=re.M)
     assert len(documented) == len(set(documented))
-    inits = sorted((PROJECT / "jaxformer").glob("*/__init__.py"))
-    packages = [path.parent.name for path in inits if "__all__" in read(path)]
-    assert {"nn", "search"} < set(packages)
-    public = [jaxformer, *(importlib.import_module(f"jaxformer.{name}") for name in packages)]
+
     expected = {}
-    for module in public:
+    for module in public_modules():
         for item in module.__all__:
             expected.setdefault(id(getattr(module, item)), f"{module.__name__}.{item}")
     assert set(documented) == set(expected.values())
@@ -156,5 +191,6 @@ def test_the_reference_has_all_public_names():
 def test_the_pages_of_commands_and_configs_are_complete():
     listed = re.findall(r"^```\{command-help\} (\S+)$", read(DOCS / "commands.md"), flags=re.M)
     assert listed == list(known_commands())
+
     included = re.findall(r"\{literalinclude\} \.\./configs/(\w+)\.py", read(DOCS / "configs.md"))
     assert included == list(shipped_configs())

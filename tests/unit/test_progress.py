@@ -9,8 +9,14 @@ from jaxformer.progress import ProgressBar
 
 HOURS = 12 * 3600 + 34 * 60 + 56
 VALUES = [
-    *("loss 12.345", "ppl 230,000.12", "norm 1.23e+03", "lr 1.23e-04", "1,234,567 tokens/s"),
-    *("123 TFLOP/s", "MFU 45.6%", "masked accuracy 0.123"),
+    "loss 12.345",
+    "ppl 230,000.12",
+    "norm 1.23e+03",
+    "lr 1.23e-04",
+    "1,234,567 tokens/s",
+    "123 TFLOP/s",
+    "MFU 45.6%",
+    "masked accuracy 0.123",
 ]
 
 
@@ -21,6 +27,7 @@ def line(columns, done, total, *, values=(), **options):
     bar.n = done
     bar.start_t = time.time() - HOURS
     bar.last_print_t = bar.start_t
+
     found = str(bar)
     bar.disable = True
     return found
@@ -41,14 +48,18 @@ def line(columns, done, total, *, values=(), **options):
 )
 def test_a_line_is_not_cut(columns, done, total, options):
     found = line(columns, done, total, **options)
+
     assert len(found) <= columns
     assert "12:34:56" in found
     assert found.endswith("]")
+
     if "values" in options:
+        # The first values that fit; 200 columns hold all.
         shown = sum(value in found for value in VALUES)
         assert found.endswith(f"step, {', '.join(VALUES[:shown])}]")
         assert (shown == len(VALUES)) == (columns == 200)
         assert shown > 0
+
     if "tokenizing" in options.get("desc", ""):
         assert found.partition(": ")[0].endswith("folder/tr")
 

@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import importlib.resources
+import json
 import pathlib
 import re
 import subprocess
@@ -13,7 +14,13 @@ import pytest
 import jaxformer
 
 HEAVY = [
-    *("sentencepiece", "orbax", "grain", "tensorflow_datasets", "matplotlib", "sacrebleu", "tqdm"),
+    "sentencepiece",
+    "orbax",
+    "grain",
+    "tensorflow_datasets",
+    "matplotlib",
+    "sacrebleu",
+    "tqdm",
     "ml_collections",
 ]
 PROGRAM = f"""
@@ -36,7 +43,9 @@ print(sorted({{*dir()}} - old), nn)
 def test_imports_load_no_heavy_library_and_star_imports_public_names():
     result = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
     package, model, star = result.stdout.splitlines()
-    assert package == model == "set()"
+    assert package == "set()"
+    assert model == "set()"
+
     names = {"nn", "old", *jaxformer.__all__}
     imported = {"jaxformer", "Transformer", "ModelConfig", "beam_search", "cross_entropy"}
     assert star == f"{sorted(names - imported)} mine"
@@ -47,6 +56,7 @@ def test_every_name_is_importable_and_documented():
     for name in {*dir(jaxformer)} - {"__version__"}:
         assert getattr(jaxformer, name).__doc__, name
         assert re.search(rf"\b{name}\b", jaxformer.__doc__), f"{name} is missing in the docstring"
+
     with pytest.raises(AttributeError, match="module 'jaxformer' has no attribute 'Transfomer'"):
         _ = jaxformer.Transfomer
 
@@ -54,40 +64,49 @@ def test_every_name_is_importable_and_documented():
 def test_type_checkers_find_types():
     package = importlib.resources.files("jaxformer")
     assert (package / "py.typed").is_file()
+
     stub = (package / "__init__.pyi").read_text(encoding="utf-8")
     for name in jaxformer.__all__:
         assert f" import {name} as {name}\n" in stub  # Required for a stub to export it.
 
 
 def test_package_data_is_packaged():
-    root = pathlib.Path(jaxformer.__file__).parent
-    settings = tomllib.loads((root.parent / "pyproject.toml").read_text(encoding="utf-8"))
-    patterns = settings["tool"]["setuptools"]["package-data"]
-    packaged = {
-        path
-        for package, globs in patterns.items()
-        for pattern in globs
-        for path in root.parent.joinpath(*package.split(".")).glob(pattern)
-        if path.is_file()
-    }
-    others = {
-        path
-        for path in root.rglob("*")
-        if path.is_file() and path.suffix not in (".py", ".pyc") and path.name != ".gitattributes"
-    }
+    package = pathlib.Path(jaxformer.__file__).parent
+    root = package.parent
+
+    settings = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
+    packaged = set()
+    for name, patterns in settings["tool"]["setuptools"]["package-data"].items():
+        folder = root.joinpath(*name.split("."))
+        for pattern in patterns:
+            packaged |= {path for path in folder.glob(pattern) if path.is_file()}
+
+    others = set()
+    for path in package.rglob("*"):
+        is_code = path.suffix in (".py", ".pyc")
+        if path.is_file() and not is_code and path.name != ".gitattributes":
+            others.add(path)
     assert packaged == others
 
 
 def test_versions_agree():
-    assert jaxformer.__version__ == importlib.metadata.version("jaxformer")
     root = pathlib.Path(jaxformer.__file__).parents[1]
+    version = jaxformer.__version__
+    assert version == importlib.metadata.version("jaxformer")
+
     citation = (root / "CITATION.cff").read_text(encoding="utf-8")
-    assert f"\nversion: {jaxformer.__version__}\n" in citation
+    assert f"\nversion: {version}\n" in citation
     released = re.search(r"^date-released: (.*)$", citation, flags=re.M)
     assert released
     changelog = (root / "CHANGELOG.md").read_text(encoding="utf-8")
-    assert f"\n## {jaxformer.__version__} - {released[1]}\n" in changelog
-    workflow = (root / ".github/workflows/ci.yml").read_text(encoding="utf-8")
+    assert f"\n## {version} - {released[1]}\n" in changelog
+
+
+def test_all_versions_of_python_are_tested():
+    root = pathlib.Path(jaxformer.__file__).parents[1]
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    pythons = [line.split(" :: ")[-1] for line in project["classifiers"] if "Python :: 3." in line]
-    assert f"python: {pythons}".replace("'", '"') in workflow
+    classifiers = [line for line in project["classifiers"] if "Python :: 3." in line]
+    pythons = [line.split(" :: ")[-1] for line in classifiers]
+
+    workflow = (root / ".github/workflows/ci.yml").read_text(encoding="utf-8")
+    assert f"python: {json.dumps(pythons)}" in workflow

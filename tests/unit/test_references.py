@@ -13,9 +13,12 @@ def references(path):
     """Yields names that docstrings refer to, each with the class around it, if any."""
 
     def visit(node, owner):
+        if isinstance(node, ast.ClassDef):
+            owner = node.name
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
-            owner = node.name if isinstance(node, ast.ClassDef) else owner
-            yield from ((name, owner) for name in ROLE.findall(ast.get_docstring(node) or ""))
+            docstring = ast.get_docstring(node) or ""
+            yield from ((name, owner) for name in ROLE.findall(docstring))
+
         for child in ast.iter_child_nodes(node):
             yield from visit(child, owner)
 
@@ -26,24 +29,37 @@ def exists(name):
     """Returns True for a module, an attribute, or a field without a default value."""
     try:
         pkgutil.resolve_name(name)
+        return True
     except (ImportError, AttributeError):
-        owner, _, field = name.rpartition(".")
-        try:
-            return field in getattr(pkgutil.resolve_name(owner), "__annotations__", {})
-        except (ImportError, AttributeError):
-            return False
-    return True
+        pass
+
+    owner, _, field = name.rpartition(".")
+    try:
+        annotated = getattr(pkgutil.resolve_name(owner), "__annotations__", {})
+    except (ImportError, AttributeError):
+        return False
+    return field in annotated
 
 
 def wrong_references(path):
     parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
     module = ".".join(parts).removesuffix(".__init__")
+
     for name, owner in references(path):
-        candidates = [f"{module}.{name}", *([f"{module}.{owner}.{name}"] if owner else [])]
-        if not any(map(exists, [name] if name.startswith("jaxformer") else candidates)):
+        if name.startswith("jaxformer"):
+            candidates = [name]
+        elif owner:
+            candidates = [f"{module}.{name}", f"{module}.{owner}.{name}"]
+        else:
+            candidates = [f"{module}.{name}"]
+
+        if not any(map(exists, candidates)):
             yield f"{module}: {name}"
 
 
 def test_references_resolve():
-    wrong = [reference for path in PACKAGE.rglob("*.py") for reference in wrong_references(path)]
+    wrong = []
+    for path in PACKAGE.rglob("*.py"):
+        wrong += wrong_references(path)
+
     assert wrong == []

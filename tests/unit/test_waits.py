@@ -24,6 +24,7 @@ def test_fast_and_failed_work_is_silent(capsys):
         pass
     with pytest.raises(ZeroDivisionError), waits.announce("dividing"):
         _ = 1 / 0
+
     time.sleep(0.2)
     assert capsys.readouterr().err == ""
 
@@ -31,5 +32,7 @@ def test_fast_and_failed_work_is_silent(capsys):
 def test_work_goes_on_if_the_line_cannot_be_written(monkeypatch, tmp_path):
     with (tmp_path / "log").open("w") as log:
         monkeypatch.setattr("sys.stderr", log)
+
+    # The file is closed.
     with waits.announce("reading the data"):
         time.sleep(0.2)

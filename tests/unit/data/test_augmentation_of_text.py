@@ -80,8 +80,11 @@ def test_joined_lines_have_all_pairs_in_their_order():
         assert joined == " ".join(pair[side] for pair in PAIRS)
 
     # The last line has what is left.
-    sentences = {len(re.findall("[.!?]", source)) for source, _ in changed[:-1]}
-    assert sentences == {2, 3, 4, 5}
+    counts = set()
+    for source, _ in changed[:-1]:
+        marks = re.findall("[.!?]", source)
+        counts.add(len(marks))
+    assert counts == {2, 3, 4, 5}
 
 
 def test_numbers_are_equal_on_both_sides_as_each_language_writes_them():
@@ -123,7 +126,8 @@ def test_symbols_are_added_to_both_sides():
 
 
 def test_typing_errors_are_only_in_the_source():
-    for (source, target), (first, second) in zip(pairs_of("typos=1"), PAIRS, strict=True):
+    changed = pairs_of("typos=1")
+    for (source, target), (first, second) in zip(changed, PAIRS, strict=True):
         assert target == second
         assert abs(len(source) - len(first)) <= 2
         assert len(source.split()) == len(first.split())

@@ -16,8 +16,8 @@ def cost(lengths, edges, tokens_per_batch):
     for edge in edges:
         examples = [length for length in lengths if low < length <= edge]
         rows = tokens_per_batch // edge
-        batches = [examples[i : i + rows] for i in range(0, len(examples), rows)]
-        total += len(batches) * rows * edge
+        batches = -(-len(examples) // rows)  # rounded up
+        total += batches * rows * edge
         low = edge
     return total
 
@@ -32,12 +32,17 @@ def edges_up_to(longest, most):
 
 
 @settings(max_examples=by_profile(40, nightly=100))
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=40), st.integers(9, 30), st.integers(1, 4))
+@given(
+    st.lists(st.integers(1, 9), min_size=1, max_size=40),
+    st.integers(9, 30),
+    st.integers(1, 4),
+)
 def test_dynamic_program_equals_brute_force(lengths, tokens, most):
     every = edges_up_to(max(lengths), most)
     best = min(cost(lengths, edges, tokens) for edges in every)
 
-    found, edges = _best_edges(np.bincount(lengths), tokens, multiple=1, max_buckets=most)[-1]
+    histogram = np.bincount(lengths)
+    found, edges = _best_edges(histogram, tokens, multiple=1, max_buckets=most)[-1]
 
     assert found == best
     assert cost(lengths, tuple(edges), tokens) == best
@@ -45,7 +50,10 @@ def test_dynamic_program_equals_brute_force(lengths, tokens, most):
 
 
 @settings(max_examples=by_profile(40, nightly=100))
-@given(st.lists(st.integers(1, 60), min_size=1, max_size=300), st.integers(60, 500))
+@given(
+    st.lists(st.integers(1, 60), min_size=1, max_size=300),
+    st.integers(60, 500),
+)
 def test_edges_hold_all_and_waste_little(lengths, tokens):
     edges = bucket_edges(np.array(lengths), tokens)
 
@@ -56,5 +64,6 @@ def test_edges_hold_all_and_waste_little(lengths, tokens):
     in_bucket = np.bincount(np.searchsorted(edges, lengths))
     assert in_bucket.min() > 0
 
-    optimum, _ = _best_edges(np.bincount(lengths), tokens, multiple=1, max_buckets=12)[-1]
+    histogram = np.bincount(lengths)
+    optimum, _ = _best_edges(histogram, tokens, multiple=1, max_buckets=12)[-1]
     assert cost(lengths, tuple(edges), tokens) <= 1.01 * optimum

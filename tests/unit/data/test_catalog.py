@@ -69,7 +69,8 @@ def newstest(target):
     dev = {}
     tests = {}
     for language in ("en", target):
-        lines = [f"R&D of {name} in {language}" for name in [*DEV, *TESTS[target]]]
+        names = [*DEV, *TESTS[target]]
+        lines = [f"R&D of {name} in {language}" for name in names]
         prepared[f"train.{language}"] = joined(lines)
         prepared[f"valid.{language}"] = b"valid\n"
 
@@ -77,7 +78,8 @@ def newstest(target):
         for name, line in zip(DEV, lines, strict=False):
             dev[f"dev/{name}.{language}"] = joined([line])
 
-        for (year, pair), line in zip(TESTS[target], lines[len(DEV) :], strict=True):
+        lines_of_tests = lines[len(DEV) :]
+        for (year, pair), line in zip(TESTS[target], lines_of_tests, strict=True):
             side = pair.split("-").index(language)
             member = DATASETS[year].langpairs[pair][side]
             archive = tests.setdefault(f"{year}-test.tgz", {})
@@ -119,7 +121,8 @@ def wsj_sample():
     files = {"treebank/README": b"Hello", "treebank/tagged/wsj_0001.pos": b"[ the/DT ]"}
     for number in range(196):
         trees = [tree(20 * number + i, "\n    ") for i in range(20)]
-        files[f"treebank/combined/wsj_{number + 1:04}.mrg"] = "\n\n".join(trees).encode()
+        content = "\n\n".join(trees)
+        files[f"treebank/combined/wsj_{number + 1:04}.mrg"] = content.encode()
 
     prepared = {
         "train.trees": joined(map(tree, range(3262))),
@@ -141,11 +144,15 @@ def origin_of(name):
     if name in ORIGINS:
         return ORIGINS[name]()
 
-    prepared = {file: f"{file} of {name}\n".encode() for file in CATALOG[name].files}
-    if name == "multi30k":
-        packed = {f"{file}.gz": gzip.compress(text) for file, text in prepared.items()}
-        return packed, prepared
-    return prepared, prepared
+    prepared = {}
+    packed = {}
+    for file in CATALOG[name].files:
+        content = f"{file} of {name}\n".encode()
+        prepared[file] = content
+        packed[f"{file}.gz"] = gzip.compress(content)
+
+    files = packed if name == "multi30k" else prepared
+    return files, prepared
 
 
 def hashes_of(corpus, files):
@@ -181,13 +188,14 @@ def publish(server, data, monkeypatch):
 
     def publish(name, files):
         corpus = CATALOG[name]
-        server.files = {f"/{name}/{file}": files[file] for file in corpus.urls}
+        server.files = {}
+        urls = {}
+        for file in corpus.urls:
+            path = f"/{name}/{file}"
+            server.files[path] = files[file]
+            urls[file] = server.url + path
 
-        corpus = dataclasses.replace(
-            corpus,
-            urls={file: f"{server.url}/{name}/{file}" for file in corpus.urls},
-            hashes=hashes_of(corpus, files),
-        )
+        corpus = dataclasses.replace(corpus, urls=urls, hashes=hashes_of(corpus, files))
         if name == "multi30k":
             corpus = dataclasses.replace(corpus, prepare=unpacks(files))
         monkeypatch.setitem(catalog.CATALOG, name, corpus)
@@ -238,7 +246,9 @@ def test_no_sentence_of_tatoeba_crosses_the_splits_nor_moves_in_a_new_edition(pu
 
     # Many translations of one sentence, in both directions.
     many = [(f"sentence {n % 700}", f"Satz {n // 3 % 650}") for n in range(2000)]
-    train, valid = splits([*many, *many[:50], ("", "leer"), ("empty", "")])
+    copies = many[:50]
+    half_empty = [("", "leer"), ("empty", "")]
+    train, valid = splits(many + copies + half_empty)
     for side in (0, 1):
         of_train = {pair[side] for pair in train}
         of_valid = {pair[side] for pair in valid}
@@ -264,8 +274,12 @@ def test_names_and_list(data, capsys):
     assert main(["data"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"corpora in {data}; docs/data.md describes them:"
-    expected = dict.fromkeys(CATALOG, "absent") | {"shakespeare": "present"}
-    assert [line.split()[:2] for line in lines[2:]] == list(map(list, expected.items()))
+    found = {}
+    for line in lines[2:]:
+        name, state, *_ = line.split()
+        found[name] = state
+    assert list(found) == list(CATALOG)
+    assert found == dict.fromkeys(CATALOG, "absent") | {"shakespeare": "present"}
 
     assert main(["data", "multi3k"]) == 2
     assert capsys.readouterr().err == "error: unknown corpus multi3k; did you mean multi30k?\n"

@@ -34,7 +34,8 @@ def mixed(folder):
 
 def test_a_mixture_is_its_corpora_in_turn(mixed):
     plain = TextCorpus("en", "de")
-    assert list(mixed.pairs(SPLIT)) == [*plain.pairs("news"), *plain.pairs("captions")]
+    expected = [*plain.pairs("news"), *plain.pairs("captions")]
+    assert list(mixed.pairs(SPLIT)) == expected
 
     prints = f"{plain.fingerprint('news')} {plain.fingerprint('captions')}"
     assert mixed.fingerprint(SPLIT) == hashlib.sha256(prints.encode()).hexdigest()

@@ -100,7 +100,8 @@ def test_one_token_file_has_the_parts_of_its_text(dtype, tmp_path):
     files = TokenStream.of_files(train, valid, dtype, tokenizer=CHARACTERS)
 
     whole = tmp_path / "whole.bin"
-    np.concatenate([stream.train, stream.valid]).astype(dtype).tofile(whole)
+    ids = np.concatenate([stream.train, stream.valid])
+    ids.astype(dtype).tofile(whole)
     alone = TokenStream.of_files(whole, None, dtype, tokenizer=CHARACTERS)
 
     np.testing.assert_array_equal(alone.train, stream.train)

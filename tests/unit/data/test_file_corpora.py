@@ -111,7 +111,8 @@ def test_faults_of_content_are_refused(content, message, prefix):
     path = pathlib.Path("train.en")
     path.unlink()
     is_compressed = message.startswith(BROKEN)
-    pathlib.Path("train.en.gz" if is_compressed else path).write_bytes(content)
+    file = pathlib.Path("train.en.gz") if is_compressed else path
+    file.write_bytes(content)
 
     with pytest.raises(UserError, match=message):
         list(TextCorpus("en", "de").pairs(prefix))

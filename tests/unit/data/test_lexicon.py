@@ -60,14 +60,18 @@ def test_shortlists_have_the_best_and_the_most_frequent_targets():
     counts = collections.Counter()
     for _, target in PAIRS:
         counts.update(target)
-    assert sorted(counts[t] for t in learned.common) == sorted(counts.values())[-3:]
+    largest = sorted(counts.values())[-3:]
+    assert sorted(counts[token] for token in learned.common) == largest
 
     assert learned.offsets[4] == 0
     assert learned.offsets[-1] == 8 * 4
     assert len(learned.targets) == 8 * 4
 
     for source in range(4, 12):
-        chosen = learned.targets[learned.offsets[source] : learned.offsets[source + 1]]
-        probabilities = [table.get((t, source), 0) for t in range(12)]
+        begin = learned.offsets[source]
+        end = learned.offsets[source + 1]
+        chosen = [table[target, source] for target in learned.targets[begin:end]]
+
+        probabilities = [table.get((target, source), 0) for target in range(12)]
         best = sorted(probabilities, reverse=True)[:4]
-        assert [table[t, source] for t in chosen] == pytest.approx(best)
+        assert chosen == pytest.approx(best)

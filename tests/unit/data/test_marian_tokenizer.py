@@ -34,8 +34,8 @@ def tokenizer(vocabulary):
 @pytest.fixture(scope="module")
 def ours(tokenizer, vocabulary):
     """Returns our id for each of Marian's ids, found by piece."""
-    of_piece = {tokenizer.piece(i): i for i in range(UNK + 1, tokenizer.vocab_size)}
-    of_piece |= SPECIAL
+    ids = range(UNK + 1, tokenizer.vocab_size)
+    of_piece = {tokenizer.piece(i): i for i in ids} | SPECIAL
     return [of_piece.get(piece, -1) for piece in vocabulary]
 
 
@@ -52,7 +52,8 @@ def test_encodes_as_transformers_does(side, tokenizer, ours, texts):
 
     rows = [encode(line) for line in lines]
     for row, entry in zip(rows, texts[side], strict=True):
-        assert [*row, EOS] == [ours[i] for i in entry["ids"]], entry
+        expected = [ours[i] for i in entry["ids"]]
+        assert [*row, EOS] == expected, entry
 
     assert encode_batch(lines) == rows
     assert tokenizer.encode_batch(lines) != tokenizer.encode_target_batch(lines)

@@ -18,12 +18,16 @@ def sizes_of_rows(slots, row_starts, row_length):
     for row in rows:
         assert len(row) > 0
         src, tgt = np.divmod(row, row_length + 1)
-        sizes.append((int(src.sum()), int(tgt.sum())))
+        size = (int(src.sum()), int(tgt.sum()))
+        sizes.append(size)
     return sizes
 
 
 @settings(max_examples=by_profile(40, nightly=100))
-@given(st.lists(st.tuples(LENGTHS, LENGTHS), min_size=1, max_size=80), st.integers(20, 40))
+@given(
+    st.lists(st.tuples(LENGTHS, LENGTHS), min_size=1, max_size=80),
+    st.integers(20, 40),
+)
 def test_every_pair_has_a_slot_and_every_row_fits(pairs, row_length):
     src, tgt = np.array(pairs).T
     slots, row_starts = pack(src, tgt, row_length)

@@ -50,6 +50,7 @@ def size_of(row, pairs):
     return src, tgt
 
 
+# Lengths from 2 to 30, in many combinations.
 MANY = [(2 + i % 29, 2 + i * 7 % 29) for i in range(300)]
 
 

@@ -61,7 +61,10 @@ def test_holds_the_tokens_of_every_pair(tokenizer, tmp_path):
 
 
 def test_skips_and_counts_long_and_empty_pairs(tokenizer, tmp_path):
-    lengths = [max(len(tokenizer.encode(side)) + 1 for side in pair) for pair in PAIRS]
+    lengths = []
+    for english, german in PAIRS:
+        longest = max(len(tokenizer.encode(english)), len(tokenizer.encode(german)))
+        lengths.append(longest + 1)
     limit = int(np.median(lengths))
     kept = [number for number, length in enumerate(lengths) if length <= limit]
     long = [number for number, length in enumerate(lengths) if length > limit]

@@ -126,15 +126,18 @@ def test_windows_have_every_validation_token_as_a_target_once(rows, length):
 
     # All validation tokens, and padding after them.
     windows = np.concatenate(batches)
+    inputs = windows[:, :-1]
     targets = windows[:, 1:].reshape(-1)
     count = len(data.valid)
     np.testing.assert_array_equal(targets[:count], data.valid)
     assert not targets[count:].any()
 
     # The first input of a window is the last target of the previous one.
-    assert windows[0, 0] == data.train[-1]
     used = -(-count // length)
-    np.testing.assert_array_equal(windows[1:used, 0], windows[: used - 1, -1])
+    first = inputs[:used, 0]
+    last = windows[:used, -1]
+    assert first[0] == data.train[-1]
+    np.testing.assert_array_equal(first[1:], last[:-1])
 
 
 PLAY = b"To be, or not to be.\n" * 20

@@ -5,6 +5,7 @@ import functools
 import hashlib
 import json
 import logging
+import math
 import os
 import shutil
 import time
@@ -34,24 +35,29 @@ def make_state(seed):
         "layer": {"kernel": values[:8].astype(jnp.bfloat16)},
         "odd": np.array([np.nan, -0.0, np.inf, 1e-42], np.float32),
     }
+
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-3))
-    opt_state = jax.tree.map(
-        lambda leaf: np.ones(leaf.shape, leaf.dtype), jax.eval_shape(optimizer.init, params)
-    )
+    shapes = jax.eval_shape(optimizer.init, params)
+    opt_state = jax.tree.map(lambda leaf: np.ones(leaf.shape, leaf.dtype), shapes)
+
     return jax.device_put({"step": np.int32(seed), "params": params, "opt_state": opt_state})
 
 
 def assert_same(found, expected):
     assert jax.tree.structure(found) == jax.tree.structure(expected)
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        assert (a.dtype, a.shape) == (b.dtype, b.shape)
+
+    leaves = jax.tree.leaves(found)
+    for a, b in zip(leaves, jax.tree.leaves(expected), strict=True):
+        assert a.dtype == b.dtype
+        assert a.shape == b.shape
         assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
 
 
 def save(checkpoints, steps, scores=(), state=SMALL):
     """Saves small states; scores their first ones."""
     for number, step in enumerate(steps):
-        checkpoints.save(step, state or make_state(step), metadata={"name": f"step {step}"})
+        metadata = {"name": f"step {step}"}
+        checkpoints.save(step, state or make_state(step), metadata=metadata)
         checkpoints.wait()
         if number < len(scores):
             checkpoints.attach_score(step, scores[number])
@@ -101,71 +107,95 @@ def flip(path, position):
 
 
 class TestRoundTrip:
-    def test_is_exact(self, saved):
-        checkpoints = Checkpoints(saved)
-        for options, step in (({}, 2), ({"step": 1}, 1)):
-            restored = checkpoints.restore(make_state(0), **options)
-            assert (restored.step, restored.metadata) == (step, {"name": f"step {step}"})
-            assert_same(restored.state, make_state(step))
+    @pytest.mark.parametrize(("options", "step"), [({}, 2), ({"step": 1}, 1)])
+    def test_is_exact(self, saved, options, step):
+        restored = Checkpoints(saved).restore(make_state(0), **options)
+
+        assert restored.step == step
+        assert restored.metadata == {"name": f"step {step}"}
+        assert_same(restored.state, make_state(step))
 
     def test_of_params_alone(self, saved):
         template = jax.eval_shape(lambda: make_state(0)["params"])
         restored = Checkpoints(saved).restore_params(template, step=1)
-        assert (restored.step, restored.metadata) == (1, {"name": "step 1"})
+
+        assert restored.step == 1
+        assert restored.metadata == {"name": "step 1"}
         assert_same(restored.params, make_state(1)["params"])
+
+    def test_by_orbax_alone(self, saved):
         with pytest.warns(UserWarning, match="Sharding info not provided"):
             tree = ocp.PyTreeCheckpointer().restore(saved / "2")  # as any user of orbax does
-        assert_same(jax.tree.map(np.asarray, tree["params"]), make_state(2)["params"])
+
+        params = jax.tree.map(np.asarray, tree["params"])
+        assert_same(params, make_state(2)["params"])
 
     def test_the_state_may_be_donated_while_it_is_saved(self, tmp_path):
         values = np.random.default_rng(0).random((1000, 1000), np.float32)
         state = {"params": jax.device_put(values, may_alias=False)}
-        change = jax.jit(lambda state: jax.tree.map(lambda x: x * 2 + 1, state), donate_argnums=0)
+
+        @functools.partial(jax.jit, donate_argnums=0)
+        def change(state):
+            return jax.tree.map(lambda x: x * 2 + 1, state)
+
         with Checkpoints(tmp_path, keep=1) as checkpoints:
             checkpoints.save(1, state, metadata={})
             for _ in range(5):
                 state = change(state)
             restored = checkpoints.restore(state)
+
         assert_same(restored.state, {"params": values})
 
 
 class TestDamage:
     def test_of_any_file_is_detected(self, directory, caplog):
-        checkpoints, files = Checkpoints(directory), payload(directory / "2")
+        checkpoints = Checkpoints(directory)
+        files = payload(directory / "2")
         assert len(files) > 8
 
-        def assert_detected(reason):
+        def assert_detected(path, reason=""):
             caplog.clear()
             assert checkpoints.newest_good_step() == 1
-            (record,) = caplog.record_tuples
-            assert record[:2] == ("jaxformer", logging.WARNING)
-            assert f"damaged checkpoint not used: {path} {reason}" in record[2]
-            assert "going back to step 1" in record[2]
+
+            ((logger, level, message),) = caplog.record_tuples
+            assert logger == "jaxformer"
+            assert level == logging.WARNING
+            assert f"damaged checkpoint not used: {path} {reason}" in message
+            assert "going back to step 1" in message
 
         for path in files:
             with put_back(path) as good:
-                for position in {0, len(good) // 3, len(good) // 2, len(good) - 1}:
+                size = len(good)
+                for position in {0, size // 3, size // 2, size - 1}:
                     flip(path, position)
-                    assert_detected("has changed since it was saved")
+                    assert_detected(path, "has changed since it was saved")
                     flip(path, position)
+
                 for content in (good[:-1], b""):
                     path.write_bytes(content)
-                    assert_detected("")
+                    assert_detected(path)
+
                 path.unlink()
-                assert_detected("")
+                assert_detected(path)
                 assert_same(checkpoints.restore(make_state(0)).state, make_state(1))
+
+        # All files are as they were.
         assert checkpoints.restore(make_state(0)).step == 2
 
     def test_of_what_was_asked_for_is_an_error(self, directory):
         (directory / "2" / "_METADATA").unlink()
         checkpoints = Checkpoints(directory)
-        for restore, template in (
-            (checkpoints.restore, make_state(0)),
-            (checkpoints.restore_params, make_state(0)["params"]),
-        ):
-            with pytest.raises(UserError, match="2/_METADATA cannot be read: No such file"):
-                restore(template, step=2)
+
+        message = "2/_METADATA cannot be read: No such file"
+        with pytest.raises(UserError, match=message):
+            checkpoints.restore(make_state(0), step=2)
+        with pytest.raises(UserError, match=message):
+            checkpoints.restore_params(make_state(0)["params"], step=2)
+
+    def test_of_all_steps_is_an_error(self, directory):
+        (directory / "2" / "_METADATA").unlink()
         (directory / "1" / "manifest.json").unlink()
+
         expected = "expected a good checkpoint, found none: .*2/_METADATA .*1/manifest.json .*move"
         with Checkpoints(directory, keep=2) as checkpoints:
             with pytest.raises(UserError, match=expected):
@@ -174,8 +204,11 @@ class TestDamage:
 
     def test_is_set_aside_by_a_resumed_writer(self, directory):
         (directory / "2" / "_METADATA").write_text("{}")
+
+        # A reader leaves it where it is.
         assert Checkpoints(directory).newest_good_step() == 1
         assert (directory / "2").exists()
+
         with Checkpoints(directory, keep=2) as checkpoints:
             assert checkpoints.restore(make_state(0)).step == 1
             checkpoints.save(2, make_state(5), metadata={})
@@ -189,17 +222,25 @@ def test_a_disk_that_fails_is_not_damage(file, directory, monkeypatch):
     opened = os.open
 
     def open_descriptor(path, flags, *rest, **options):
-        bad = str(path).endswith(f"/2/{file}")
-        return opened("/proc/self/mem" if bad else path, flags, *rest, **options)
+        is_bad = str(path).endswith(f"/2/{file}")
+        return opened("/proc/self/mem" if is_bad else path, flags, *rest, **options)
 
     with Checkpoints(directory, keep=2) as checkpoints:
-        monkeypatch.setattr(os, "open", open_descriptor)
         read = checkpoints.best_step if file == "score.json" else checkpoints.newest_good_step
+
+        monkeypatch.setattr(os, "open", open_descriptor)
         with pytest.raises(UserError, match=r"2/.* cannot be read: Input/output error; the ch"):
             read()
         monkeypatch.undo()
+
         assert checkpoints.newest_good_step() == 2
     assert names_in(directory) == ["1", "2"]
+
+
+def save_two_more(directory):
+    """Saves the steps 3 and 4, as a run that keeps one step beside its best one."""
+    with Checkpoints(directory, keep=1) as trainer:
+        save(trainer, [3, 4], [3, 4], state=None)
 
 
 class TestBesideATrainer:
@@ -207,12 +248,12 @@ class TestBesideATrainer:
 
     @pytest.mark.parametrize("name", ["file_sha256", "describe_leaves"])
     def test_a_step_is_kept_while_it_is_read(self, directory, name, monkeypatch):
-        function, reader = getattr(manifest_module, name), Checkpoints(directory)
+        function = getattr(manifest_module, name)
+        reader = Checkpoints(directory)
 
         def after_two_saves(argument):
             monkeypatch.undo()
-            with Checkpoints(directory, keep=1) as trainer:
-                save(trainer, [3, 4], [3, 4], state=None)
+            save_two_more(directory)
             return function(argument)
 
         monkeypatch.setattr(manifest_module, name, after_two_saves)
@@ -222,12 +263,12 @@ class TestBesideATrainer:
     @pytest.mark.parametrize("step", [None, 2])
     def test_the_next_step_is_restored_if_one_disappears(self, directory, step, monkeypatch):
         """Between the list of the steps and its lock."""
-        lock, reader = manifest_module.lock_step, Checkpoints(directory)
+        lock = manifest_module.lock_step
+        reader = Checkpoints(directory)
 
         def after_two_saves(folder, **options):
             monkeypatch.undo()
-            with Checkpoints(directory, keep=1) as trainer:
-                save(trainer, [3, 4], [3, 4], state=None)
+            save_two_more(directory)
             return lock(folder, **options)
 
         monkeypatch.setattr(manifest_module, "lock_step", after_two_saves)
@@ -241,10 +282,12 @@ class TestBesideATrainer:
         self, directory, monkeypatch
     ):
         describe = manifest_module.describe_leaves
-        largest = max(payload(directory / "2"), key=lambda path: path.stat().st_size)
+        files = payload(directory / "2")
+        largest = max(files, key=lambda path: path.stat().st_size)
 
         def damage(tree):
-            flip(largest, largest.stat().st_size // 2)
+            middle = largest.stat().st_size // 2
+            flip(largest, middle)
             return describe(tree)
 
         monkeypatch.setattr(manifest_module, "describe_leaves", damage)
@@ -259,36 +302,49 @@ def test_an_error_that_is_not_damage_keeps_its_name(directory, monkeypatch):
 
 
 def test_a_mismatch_is_described(tmp_path):
-    good = {"params": {"w": np.ones((2, 3), np.float32)}, "n": np.int32(1)}
+    good = {
+        "params": {"w": np.ones((2, 3), np.float32)},
+        "n": np.int32(1),
+    }
     other = np.ones((1, 3), jnp.bfloat16)
+
     with Checkpoints(tmp_path, keep=1) as checkpoints:
         save(checkpoints, [1], state=good)
-        for params, message in (
-            ({"w": other}, r"params/w to be bfloat16\[1,3\], found float32\[2,3\]"),
-            ({"v": other}, r"expected params/v .*, found none \(and 1 more diff"),
+
+        with pytest.raises(
+            UserError, match=r"params/w to be bfloat16\[1,3\], found float32\[2,3\]"
         ):
-            with pytest.raises(UserError, match=message):
-                checkpoints.restore(good | {"params": params})
-        with pytest.raises(UserError, match=r"params/w to be bfloat16\[1,3\], found float32"):
-            checkpoints.restore_params({"w": other})
+            checkpoints.restore(good | {"params": {"w": other}})
+        with pytest.raises(UserError, match=r"expected params/v .*, found none \(and 1 more diff"):
+            checkpoints.restore(good | {"params": {"v": other}})
         with pytest.raises(UserError, match=r"expected n to be absent, found int32\[\]"):
             checkpoints.restore({"params": good["params"]})
+
+        with pytest.raises(UserError, match=r"params/w to be bfloat16\[1,3\], found float32"):
+            checkpoints.restore_params({"w": other})
 
 
 class TestKept:
     def test_are_the_newest_and_the_best(self, tmp_path):
         scores = [float("nan"), 1.0, 5.0, None, 5.0, 2.0, 3.0, 4.0]
-        saved = {}
+        scored = {}
+
         with Checkpoints(tmp_path, keep=2) as checkpoints:
             for step, score in enumerate(scores):
                 save(checkpoints, [step], [] if score is None else [score])
-                saved |= {} if score is None or score != score else {step: score}
-                best = max(saved, key=lambda step: (saved[step], step), default=None)
-                assert checkpoints.steps() == sorted({step - 1, step, best} - {-1, None})
+                if score is not None and not math.isnan(score):
+                    scored[step] = score
+
+                # The newest of the best, and the two newest.
+                best = max(scored, key=lambda step: (scored[step], step), default=None)
+                newest = [step - 1, step] if step else [step]
+                assert checkpoints.steps() == sorted({*newest, best} - {None})
                 assert checkpoints.best_step() == best
-                assert checkpoints.newest_steps() == [step - 1, step][-(step + 1) :]
+                assert checkpoints.newest_steps() == newest
+
         reopened = Checkpoints(tmp_path)
-        assert (reopened.best_step(), reopened.steps()) == (4, [4, 6, 7])
+        assert reopened.best_step() == 4
+        assert reopened.steps() == [4, 6, 7]
         assert reopened.newest_steps() == [6, 7]
 
     def test_an_interim_step_until_the_next(self, tmp_path):
@@ -299,14 +355,24 @@ class TestKept:
                 checkpoints.wait()
                 seen.append(checkpoints.steps())
             assert checkpoints.best_step() is None
-        assert seen == [[1], [2], [2, 3], [2, 3, 4], [2, 3, 5], [3, 6]]
+
+        assert seen == [
+            [1],
+            [2],
+            [2, 3],
+            [2, 3, 4],
+            [2, 3, 5],
+            [3, 6],
+        ]
 
 
 class TestScore:
     def test_that_is_damaged_does_not_affect_its_step(self, directory):
-        path, checkpoints = directory / "1" / "score.json", Checkpoints(directory)
-        assert checkpoints.best_step() == 1
+        path = directory / "1" / "score.json"
         good = path.read_bytes()
+        checkpoints = Checkpoints(directory)
+        assert checkpoints.best_step() == 1
+
         for position in range(len(good)):
             flip(path, position)
             assert checkpoints.score(1) is None
@@ -315,7 +381,9 @@ class TestScore:
         for content in (b"", good[:-1], b"{}", b"[" * 10_000):
             path.write_bytes(content)
             assert checkpoints.best_step() == 2
-        assert_same(checkpoints.restore(make_state(0), step=1).state, make_state(1))
+
+        restored = checkpoints.restore(make_state(0), step=1)
+        assert_same(restored.state, make_state(1))
 
 
 class TestSingle:
@@ -323,12 +391,16 @@ class TestSingle:
         """Even another folder with a copy of our checkpoints is left alone."""
         averaged = directory.rename(directory.with_name("averaged"))
         mine = shutil.copytree(saved, directory.with_name("averaged.old"))
+
         for steps in ([1, 2], [2]):
-            write_single(averaged, 2, SMALL, {"averaged_steps": steps})
+            metadata = {"averaged_steps": steps}
+            write_single(averaged, 2, SMALL, metadata=metadata)
+
             restored = Checkpoints(averaged).restore_params(SMALL["params"])
             assert Checkpoints(averaged).steps() == [2]
-            assert restored.metadata == {"averaged_steps": steps}
+            assert restored.metadata == metadata
             assert_same(restored.params, SMALL["params"])
+
         assert names_in(directory.parent) == ["averaged", "averaged.old"]
         assert Checkpoints(mine).steps() == [1, 2]
 
@@ -337,8 +409,10 @@ class TestSingle:
         (path / "100").mkdir(parents=True)  # looks like a step
         (path / "100" / "weights.bin").write_text("mine")
         before = sorted(tmp_path.rglob("*"))
+
         with pytest.raises(UserError, match="move it away"):
-            write_single(path, 1, SMALL, {})
+            write_single(path, 1, SMALL, metadata={})
+
         assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -351,12 +425,18 @@ def test_what_cannot_be_saved_or_read_is_refused(directory, tmp_path):
             checkpoints.save(3, SMALL, metadata={"a": {1}})
         with pytest.raises(UserError, match=r"expected one of the steps \[1, 2\]: got 7"):
             checkpoints.restore(make_state(0), step=7)
+
         assert checkpoints.newest_good_step() == 2
+
     with pytest.raises(UserError, match="at least 1 checkpoint to keep: got 0"):
         Checkpoints(tmp_path, keep=0)
+
+
+def test_checkpoints_in_a_folder_with_brackets_can_only_be_read(directory, tmp_path):
     pattern = tmp_path / "lr[1e-3]"  # as orbax takes it
     with pytest.raises(UserError, match="expected a path without the characters"):
         Checkpoints(pattern, keep=1)
+
     shutil.copytree(directory, pattern)
     assert Checkpoints(pattern).newest_good_step() == 2
 
@@ -364,7 +444,9 @@ def test_what_cannot_be_saved_or_read_is_refused(directory, tmp_path):
 def test_nothing_saved_yet(tmp_path):
     with Checkpoints(tmp_path / "new" / "folder", keep=1) as checkpoints:
         assert checkpoints.restore(SMALL) is None
-        assert checkpoints.steps() == checkpoints.newest_steps() == []
+        assert checkpoints.steps() == []
+        assert checkpoints.newest_steps() == []
+
     reader = Checkpoints(tmp_path / "absent")
     assert reader.restore(SMALL) is None
     with pytest.raises(UserError, match="expected a checkpoint, found none; train first"):
@@ -386,30 +468,38 @@ def test_a_failed_save_is_raised_by_check(directory, monkeypatch):
         checkpoints.save(3, SMALL, metadata={})
         with pytest.raises(OSError, match=r"step 3 could not be saved; the steps \[1, 2\] are"):
             step_until_raised()
+
         # Old steps are removed only after a commit, and no incomplete step remains.
         assert names_in(directory) == ["1", "2"]
+
         checkpoints.check()
         monkeypatch.undo()
         checkpoints.save(3, SMALL, metadata={})
     assert Checkpoints(directory).steps() == [1, 3]
 
 
-def test_unlisted_files_are_noticed_unless_nobody_reads_them(directory):
-    for name, expected in (("d/extra", 1), (".nfs0001", 2), ("score.json.77.partial", 2)):
-        path = directory / "2" / name
-        path.write_bytes(b"x")
-        assert Checkpoints(directory).newest_good_step() == expected, name
-        path.unlink()
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("d/extra", 1), (".nfs0001", 2), ("score.json.77.partial", 2)],
+)
+def test_unlisted_files_are_noticed_unless_nobody_reads_them(directory, name, expected):
+    (directory / "2" / name).write_bytes(b"x")
+    assert Checkpoints(directory).newest_good_step() == expected
 
 
 @pytest.mark.parametrize("change", [{"use_zarr3": True}, {"use_ocdbt": False}])
 def test_other_formats_are_not_read(directory, change):
     """The sizes of their chunks are not checked. Whoever made the step wrote the right hashes."""
-    path, manifest = directory / "2" / "_METADATA", directory / "2" / "manifest.json"
-    path.write_text(json.dumps(json.loads(path.read_bytes()) | change))
+    path = directory / "2" / "_METADATA"
+    metadata = json.loads(path.read_bytes()) | change
+    path.write_text(json.dumps(metadata))
+
+    manifest = directory / "2" / "manifest.json"
     content = json.loads(manifest.read_bytes())["content"]
     content["files"]["_METADATA"] = hashlib.sha256(path.read_bytes()).hexdigest()
-    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    text = json.dumps(content, sort_keys=True)
+    digest = hashlib.sha256(text.encode()).hexdigest()
     manifest.write_text(json.dumps({"sha256": digest, "content": content}))
+
     with pytest.raises(UserError, match="_METADATA: expected arrays in the formats OC"):
         Checkpoints(directory).restore_params(make_state(0)["params"])

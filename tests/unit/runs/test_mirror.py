@@ -5,6 +5,7 @@ import errno
 import functools
 import logging
 import os
+import pathlib
 import shutil
 import time
 
@@ -17,6 +18,8 @@ from jaxformer.runs import mirror as mirror_module
 from jaxformer.runs.checkpoints import Checkpoints
 from jaxformer.runs.mirror import Mirror, fetch_copy
 from jaxformer.runs.workdir import Workdir
+
+from ...runs import contents
 
 TEMPLATE = {"params": {"w": jax.ShapeDtypeStruct((1000,), np.float32)}}
 
@@ -76,14 +79,17 @@ def state_of(step):
 def restored(folder):
     """Returns the newest step, after a comparison of its values with the saved ones."""
     found = Checkpoints(folder.checkpoints).restore(TEMPLATE)
-    np.testing.assert_array_equal(found.state["params"]["w"], state_of(found.step)["params"]["w"])
+
+    values = found.state["params"]["w"]
+    expected = state_of(found.step)["params"]["w"]
+    np.testing.assert_array_equal(values, expected)
     return found.step
 
 
 def files_of(folder):
     """Returns the content of all files by name, without the lock."""
-    paths = (path for path in folder.path.rglob("*") if path.is_file() and path.name != "lock")
-    return {str(path.relative_to(folder.path)): path.read_bytes() for path in paths}
+    files = contents(folder.path)
+    return {path: content for path, content in files.items() if pathlib.Path(path).name != "lock"}
 
 
 def wait_for(text, caplog):
@@ -95,14 +101,20 @@ def wait_for(text, caplog):
 
 def test_has_the_same_files_and_brings_them_back(run, copy):
     with trained(run, copy) as save:
-        for step, score in [(1, 5.0), (2, 1.0), (3, 1.0), (4, 1.0)]:
-            save(step, score)
-    before, kept = files_of(run), Checkpoints(run.checkpoints).steps()
+        save(1, 5.0)
+        save(2, 1.0)
+        save(3, 1.0)
+        save(4, 1.0)
+
     # A step that is being copied is not deleted before the next one.
+    kept = Checkpoints(run.checkpoints).steps()
     assert kept in ([1, 3, 4], [1, 2, 3, 4])
+
+    before = files_of(run)
     assert Checkpoints(copy.checkpoints).steps() == kept
     assert files_of(copy) == before
     assert not (copy.path / "lock").exists()
+
     shutil.rmtree(run.path)
     run.path.mkdir()
     assert fetch_copy(copy, run) == kept
@@ -114,9 +126,11 @@ def test_has_the_same_files_and_brings_them_back(run, copy):
 def test_a_half_copied_step_is_not_used(run, copy, caplog, two_steps):
     shutil.rmtree(run.path)
     (copy.checkpoints / "2" / "manifest.json").unlink()
+
     assert fetch_copy(copy, run) == [1]
     assert f"copy of step 2 in {copy.path} not used: " in caplog.text
     assert restored(run) == 1
+
     with trained(run, copy) as save:  # the next run completes it
         save(2)
     assert files_of(copy) == files_of(run)
@@ -127,8 +141,10 @@ def test_a_run_does_not_start_over_if_all_copies_are_bad(run, copy, two_steps):
     shutil.rmtree(run.path)
     for step in ("1", "2"):
         (copy.checkpoints / step / "_METADATA").write_text("{}")
+
     with pytest.raises(UserError, match=r"but .*/1, .*/2 are damaged; repair .*copy, or move it"):
         fetch_copy(copy, run)
+
     copy.committed.unlink()  # no copy was ever completed
     assert fetch_copy(copy, run) == []
     assert not run.config.exists()
@@ -138,17 +154,22 @@ def test_a_damaged_step_does_not_replace_its_good_copy(run, copy, caplog):
     with trained(run, copy) as save:
         save(1, 0.0)
         save(2)
+
+    # Step 2 is damaged, and step 1 gets another score.
     manifest = run.checkpoints / "2" / "manifest.json"
     manifest.write_bytes(manifest.read_bytes().replace(b"1", b"2", 1))
-    (run.checkpoints / "1" / "score.json").unlink()
+    score = run.checkpoints / "1" / "score.json"
+    score.unlink()
     with Checkpoints(run.checkpoints, keep=2) as checkpoints:
         checkpoints.attach_score(1, 5.0)
+
     with Mirror(run, copy) as mirror:
         mirror.update()
     assert "cannot copy the run" in caplog.text
     assert restored(copy) == 2
-    scores = [(f.checkpoints / "1" / "score.json").read_bytes() for f in (run, copy)]
-    assert scores[0] == scores[1]
+    copied_score = copy.checkpoints / "1" / "score.json"
+    assert copied_score.read_bytes() == score.read_bytes()
+
     assert fetch_copy(copy, run) == [2]  # and the good copy replaces the damaged step
     assert restored(run) == 2
     assert (run.checkpoints / "2.damaged").is_dir()
@@ -165,11 +186,13 @@ def test_damage_on_the_way_is_noticed(run, copy, caplog, monkeypatch):
 
     monkeypatch.setattr(mirror_module, "_copy_file", damaged)
     monkeypatch.setattr(mirror_module, "_RETRY_SECONDS", 0.01)
+
     with trained(run, copy) as save:
         save(1)
         wait_for("_METADATA has changed since it was saved; training continues", caplog)
         assert not (copy.checkpoints / "1" / "manifest.json").exists()
         monkeypatch.undo()
+
     assert restored(copy) == 1
 
 
@@ -177,19 +200,24 @@ def test_a_failing_drive_is_reported_and_survived(run, copy, caplog, monkeypatch
     """The drive is unmounted after step 1 and mounted again after step 2."""
     monkeypatch.setattr(mirror_module, "_RETRY_SECONDS", 0.05)
     drive = copy.path.parent
+    unmounted = drive.with_name("unmounted")
+
     with trained(run, copy) as save:
-        drive.rename(drive.with_name("unmounted"))
+        drive.rename(unmounted)
         save(1)
         save(2)
         wait_for(f"cannot copy the run to {copy.path}: [Errno 2]", caplog)
         time.sleep(0.3)
-        drive.with_name("unmounted").rename(drive)
+
+        unmounted.rename(drive)
         wait_for(f"copying the run to {copy.path} works again, up to step 2", caplog)
         save(3)
     assert caplog.text.count("cannot copy the run") == 1
     assert files_of(copy) == files_of(run)
+
+    # It is still unmounted at the end of the next run.
     with trained(run, copy) as save:
-        drive.rename(drive.with_name("unmounted"))
+        drive.rename(unmounted)
         save(4)
     assert f"the copy of the run in {copy.path} is incomplete: [Errno 2]" in caplog.text
     assert restored(run) == 4
@@ -204,11 +232,13 @@ def test_rename_and_locks_are_not_needed(run, copy, monkeypatch):
     for name in ("rename", "replace", "link", "symlink"):
         function = functools.partial(refused, function=getattr(os, name))
         monkeypatch.setattr(os, name, function)
+
     with trained(run, copy, keep=1) as save:
         save(1)
         save(2)
     assert files_of(copy) == files_of(run)
     kept = Checkpoints(run.checkpoints).steps()
     assert kept in ([2], [1, 2])
+
     shutil.rmtree(run.path)
     assert fetch_copy(copy, run) == kept

@@ -32,7 +32,9 @@ def initialize(monkeypatch):
 
 def test_a_process_that_joins_at_once_is_silent(initialize, capsys):
     called = initialize(lambda: None)
+
     processes.join_processes("host:1234", 2, 1)
+
     assert called["arguments"] == ("host:1234", 2, 1)
     assert capsys.readouterr().err == ""
 
@@ -58,7 +60,9 @@ def test_a_lone_process_says_so_and_gives_up(address, count, others, initialize,
 
 def test_a_late_process_ends_the_wait(initialize, capsys):
     initialize(lambda: time.sleep(0.2))
+
     processes.join_processes("host:1234", 2, 0)
+
     assert capsys.readouterr().err == "waiting for 1 of 2 processes at host:1234\n"
 
 

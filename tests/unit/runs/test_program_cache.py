@@ -14,21 +14,26 @@ def updates(monkeypatch):
     values = {"jax_compilation_cache_dir": None}
     monkeypatch.setattr(type(jax.config), "values", property(lambda config: values))
     monkeypatch.setattr(jax.config, "update", changed.__setitem__)
+
     workdir._can_write_programs.cache_clear()
     return changed
 
 
 def test_a_cache_that_can_be_written_is_used(updates, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("JAXFORMER_CACHE", str(tmp_path / "cache"))
+
     use_compilation_cache()
+
     assert updates["jax_compilation_cache_dir"] == str(tmp_path / "cache" / "programs")
     assert capsys.readouterr().err == ""
 
 
 def test_no_cache_is_one_note(updates, monkeypatch, capsys):
     monkeypatch.setenv("JAXFORMER_CACHE", "/proc/nothing")
+
     use_compilation_cache()
     use_compilation_cache()
+
     assert updates == {}
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("note: compiled programs are not kept: /proc/nothing/programs: expected")
@@ -46,5 +51,6 @@ def test_programs_of_a_cache_that_cannot_be_written_are_used(
 
     monkeypatch.setattr(workdir.files.tempfile, "TemporaryFile", read_only)
     use_compilation_cache()
+
     assert updates["jax_compilation_cache_dir"] == str(tmp_path / "programs")
     assert "can be written: Read-only file system; set" in capsys.readouterr().err

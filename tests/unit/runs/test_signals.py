@@ -15,6 +15,7 @@ def _handlers():
     old = {number: signal.getsignal(number) for number in numbers}
     yield
     found = {number: signal.getsignal(number) for number in numbers}
+
     for number, handler in old.items():
         signal.signal(number, handler)
     assert found == old
@@ -27,6 +28,7 @@ def test_a_second_signal_ends_the_process(first, second):
         signal.raise_signal(first)
         with pytest.raises(KeyboardInterrupt, match="stopped at once") as stopped:
             signal.raise_signal(second)
+
     # Only Ctrl-C gives exit code 130, not a preemption.
     assert (stopped.type is StoppedError) == (second == signal.SIGTERM)
 
@@ -37,7 +39,9 @@ def test_a_signal_ends_a_block_that_has_nothing_to_save():
             signal.raise_signal(signal.SIGHUP)
         with pytest.raises(StoppedError), stop.raise_at_once():
             pytest.fail("the signal came before this block")
+
         signal.raise_signal(signal.SIGHUP)  # collected again
+
     assert stop.received == [signal.SIGHUP, signal.SIGHUP]
 
 
@@ -64,5 +68,6 @@ def test_sighup_stays_ignored_under_nohup():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with StopSignals() as stop:
         signal.raise_signal(signal.SIGHUP)
+
     assert stop.received == []
     assert signal.signal(signal.SIGHUP, before) == signal.SIG_IGN

@@ -8,15 +8,19 @@ from jaxformer.tasks.images.augmentation import augment
 
 IMAGES = np.random.default_rng(0).normal(size=(64, 6, 9, 2)).astype(np.float32)
 ALL = Augmentation(shift=2.0, rotation=20.0, zoom=0.2, shear=0.3, warp=0.5, flip=True)
+IDS = np.arange(64)
 run = jax.jit(augment, static_argnums=3)
 
 
-def test_a_row_depends_only_on_itself_and_its_number():
-    ids = np.arange(64)
-    whole = np.asarray(run(IMAGES, jax.random.key(3), ids, ALL))
+def augmented(images, ids, settings):
+    return np.asarray(run(images, jax.random.key(3), ids, settings))
 
-    chosen = ids[::-1]
-    again = np.asarray(run(IMAGES[chosen], jax.random.key(3), ids[chosen], ALL))
+
+def test_a_row_depends_only_on_itself_and_its_number():
+    whole = augmented(IMAGES, IDS, ALL)
+
+    chosen = IDS[::-1]
+    again = augmented(IMAGES[chosen], chosen, ALL)
 
     np.testing.assert_array_equal(again, whole[chosen])
     assert np.abs(whole - IMAGES).mean() > 0.1
@@ -31,12 +35,13 @@ def maps_of(settings):
     picture = np.stack([y, x], axis=-1)
     pictures = np.repeat(picture[None], 64, axis=0).astype(np.float32)  # [64, 9, 9, 2]
 
-    found = np.asarray(run(pictures, jax.random.key(0), np.arange(64), settings))
+    found = augmented(pictures, IDS, settings)
 
-    center = found[:, 4, 4]
+    center = found[:, 4, 4]  # [64, 2]
     down = found[:, 5, 4] - center
     right = found[:, 4, 5] - center
-    return center - 4, np.stack([down, right], axis=-1)  # [64, 2], [64, 2, 2]
+    linear = np.stack([down, right], axis=-1)  # [64, 2, 2]
+    return center - 4, linear
 
 
 IDENTITY = np.broadcast_to(np.eye(2), (64, 2, 2))
@@ -54,9 +59,12 @@ def test_pictures_are_rotated_within_the_range():
     center, linear = maps_of(Augmentation(rotation=30.0))
 
     np.testing.assert_allclose(center, 0, atol=1e-5)
-    angles = np.arctan2(linear[:, 1, 0], linear[:, 0, 0])
-    assert 20 < np.rad2deg(np.abs(angles)).max() <= 30
+    sine = linear[:, 1, 0]
+    cosine = linear[:, 0, 0]
+    angles = np.rad2deg(np.arctan2(sine, cosine))
+    assert 20 < np.abs(angles).max() <= 30
 
+    # Lengths and right angles stay the same.
     gram = linear @ linear.swapaxes(1, 2)
     np.testing.assert_allclose(gram, IDENTITY, atol=1e-4)
 
@@ -70,5 +78,5 @@ def test_pictures_are_zoomed_within_the_range():
 
 
 def test_without_settings_nothing_changes():
-    found = run(IMAGES, jax.random.key(3), np.arange(64), Augmentation())
+    found = augmented(IMAGES, IDS, Augmentation())
     np.testing.assert_allclose(found, IMAGES, atol=1e-6)

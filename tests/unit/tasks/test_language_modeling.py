@@ -20,7 +20,9 @@ from jaxformer.training.task import Randomness
 
 from ...runs import changed
 
-TEXT = "".join(map(chr, np.random.default_rng(0).integers(97, 123, 1000)))
+# Letters from a to z.
+CODES = np.random.default_rng(0).integers(97, 123, 1000)
+TEXT = "".join(map(chr, CODES))
 CONFIG = Config(
     model=ModelConfig(
         vocab_size=30,
@@ -79,7 +81,8 @@ def nll(params, rows):
     inputs = rows[:, :-1]
     targets = rows[:, 1:]
     found = np.asarray(log_probabilities(params, inputs))  # [B, T, V]
-    return -np.take_along_axis(found, targets[:, :, None], axis=-1)[:, :, 0]
+    of_targets = np.take_along_axis(found, targets[:, :, None], axis=-1)
+    return -of_targets[:, :, 0]
 
 
 def test_loss_is_cross_entropy_of_the_next_token_and_gradients_reach_every_parameter(opened):
@@ -119,20 +122,22 @@ def test_evaluation_counts_every_character_of_the_last_tenth(opened):
     values = task.evaluate(params, make_mesh(), lambda: None)
 
     # The nine windows that begin before the last tenth; the last one has four of its characters.
-    ids = np.array([ord(character) - 97 + 4 for character in TEXT])
+    ids = np.array([4 + ord(character) - ord("a") for character in TEXT])
     windows = np.zeros((12, 13), int)
     for number, start in enumerate(range(899, 999, 12)):
         window = ids[start : start + 13]
         windows[number, : len(window)] = window
 
-    found = np.concatenate([nll(params, rows) for rows in np.split(windows, 2)])
+    first, second = np.split(windows, 2)
+    found = np.concatenate([nll(params, first), nll(params, second)])
     real = windows[:, 1:] != 0
     mean = found[real].sum() / 100
+    bits = mean / math.log(2)
     assert values == {
         "loss": pytest.approx(mean, rel=1e-5),
         "perplexity": pytest.approx(math.exp(mean), rel=1e-5),
         "nats_per_character": pytest.approx(mean, rel=1e-5),
-        "bits_per_character": pytest.approx(mean / math.log(2), rel=1e-5),
+        "bits_per_character": pytest.approx(bits, rel=1e-5),
     }
 
 
@@ -148,7 +153,8 @@ def test_nats_are_per_character_with_byte_pairs(opened, monkeypatch):
     per_token = {"loss": 2.0, "perplexity": math.exp(2.0)}
     monkeypatch.setattr(language_modeling, "evaluate_loss", lambda *_: per_token)
     values = task.evaluate({}, make_mesh(), lambda: None)
-    assert values["nats_per_character"] == pytest.approx(2 * tokens / len(valid))
+    nats = values["nats_per_character"]
+    assert nats == pytest.approx(2 * tokens / len(valid))
 
 
 def test_sizes_that_do_not_fit_the_text_are_refused(opened):

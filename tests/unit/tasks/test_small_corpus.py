@@ -67,8 +67,9 @@ def test_chosen_sizes_fit_the_text(count, tmp_path, monkeypatch, capsys):
 
     if count == 4000:  # The steps of smaller texts have a lower limit.
         tokens = 0
-        for pair in corpus.pairs("text"):
-            tokens += sum(len(tokenizer.encode(text)) + 1 for text in pair)
+        for english, german in corpus.pairs("text"):
+            tokens += len(tokenizer.encode(english)) + 1
+            tokens += len(tokenizer.encode(german)) + 1
         epochs = training.steps * data.tokens_per_batch / (tokens / 2)
         assert epochs == pytest.approx(30, rel=0.05)
 
@@ -107,7 +108,8 @@ def test_a_text_that_is_missing_or_empty_is_refused(tmp_path, monkeypatch):
 
 def test_unsuitable_sizes_are_noted_once(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    write([(f"{spell_english(n)} {n}", spell_german(n)) for n in range(10_000, 10_900)])
+    numbers = range(10_000, 10_900)
+    write([(f"{spell_english(n)} {n}", spell_german(n)) for n in numbers])
     folder = Workdir(tmp_path / "run")
 
     config = load_config(

@@ -26,7 +26,8 @@ LANGUAGES = {"source_language": "fr", "target_language": "is"}
 
 
 def write(name, *lines):
-    pathlib.Path(name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    text = "".join(f"{line}\n" for line in lines)
+    pathlib.Path(name).write_text(text, encoding="utf-8")
 
 
 def write_files():
@@ -38,7 +39,8 @@ def write_files():
         write(f"{split}.txt", "", f"{word}\tfilm", *["et un autre chien, un chat"] * 9)
 
         pixels = np.zeros((2, 4, 4, 3), np.uint8)
-        np.savez(f"{split}.npz", images=pixels, labels=[len(word) - 2, 1])
+        label = len(word) - 2  # 0 in train, and 2 in valid
+        np.savez(f"{split}.npz", images=pixels, labels=[label, 1])
 
 
 PAIRS = DataConfig(corpus="jsonl", train="train.jsonl", valid="valid.jsonl", **LANGUAGES)
@@ -65,7 +67,8 @@ def test_the_first_example_of_each_split_is_shown(data, model, line, tmp_path, m
     write_files()
 
     task = make_task(Config(model=model, data=data), Workdir(tmp_path / "run"))
-    shown = [row for row in task.summary().split("\n") if row.startswith("data: ")]
+    rows = task.summary().split("\n")
+    shown = [row for row in rows if row.startswith("data: ")]
 
     train = data.file if data.corpus == "stream" else data.train
     assert shown == [

@@ -67,7 +67,8 @@ def test_a_query_counts_the_keys_that_the_mask_of_its_window_allows(window):
 
     def hidden(length, causal):
         keys = Keys.of_sequence(length, window=window, causal=causal)
-        unseen = length - int(keys.allowed().sum(axis=-1).max())
+        seen = keys.allowed().sum(axis=-1)  # by each query
+        unseen = length - int(seen.max())
         # Three passes, three layers, and two operations for each entry of d_k and of d_v.
         return 3 * 3 * 2 * (12 + 12) * length * unseen
 

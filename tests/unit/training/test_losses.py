@@ -27,9 +27,9 @@ def by_definition(features, embedding, targets, weights, smoothing):
     one_hot = jax.nn.one_hot(targets, vocab_size)
     smoothed = (1 - smoothing) * one_hot + smoothing / vocab_size
 
-    loss = -(weights * (smoothed * log_p).sum(-1)).sum()
-    nll = -(weights * (one_hot * log_p).sum(-1)).sum()
-    return loss, nll
+    losses = -(smoothed * log_p).sum(-1)
+    nlls = -(one_hot * log_p).sum(-1)
+    return (weights * losses).sum(), (weights * nlls).sum()
 
 
 @functools.partial(jax.jit, static_argnums=(0, 5))
@@ -87,15 +87,19 @@ def test_consistency_adds_the_symmetric_divergence_of_two_passes():
     def expected(features, embedding):
         log_probs = jax.nn.log_softmax(features @ embedding.T)  # [2 N, V]
         p, q = jnp.moveaxis(log_probs.reshape(150, 2, 23), 1, 0)  # each [N, V]
-        divergences = (jnp.exp(p) * (p - q) + jnp.exp(q) * (q - p)).sum(-1)
-        weighted = 5.0 / 2 * (weights[::2] * divergences).sum()
+        p_to_q = (jnp.exp(p) * (p - q)).sum(-1)
+        q_to_p = (jnp.exp(q) * (q - p)).sum(-1)
+        divergence = (weights[::2] * (p_to_q + q_to_p)).sum()
 
         loss, _ = by_definition(features, embedding, targets, weights, smoothing=0.1)
-        return loss + weighted
+        return loss + 5.0 / 2 * divergence
+
+    def with_gradients(function):
+        return jax.jit(jax.value_and_grad(function, (0, 1)))(FEATURES, EMBEDDING)
 
     with small_chunks():
-        loss, gradients = jax.jit(jax.value_and_grad(ours, (0, 1)))(FEATURES, EMBEDDING)
-    plain, plain_gradients = jax.jit(jax.value_and_grad(expected, (0, 1)))(FEATURES, EMBEDDING)
+        loss, gradients = with_gradients(ours)
+    plain, plain_gradients = with_gradients(expected)
 
     np.testing.assert_allclose(loss, plain, rtol=1e-5)
     for one, other in zip(gradients, plain_gradients, strict=True):
@@ -112,8 +116,10 @@ def test_hand_computed_value():
     function = jax.jit(cross_entropy, static_argnums=4)
     loss, nll = function(features, embedding, targets, weights, 0.2)
 
-    assert float(nll) == pytest.approx(-np.log(0.75), rel=1e-5)
-    assert float(loss) == pytest.approx(-0.9 * np.log(0.75) - 0.1 * np.log(0.25), rel=1e-5)
+    first = -np.log(0.75)
+    second = -np.log(0.25)
+    assert float(nll) == pytest.approx(first, rel=1e-5)
+    assert float(loss) == pytest.approx(0.9 * first + 0.1 * second, rel=1e-5)
 
 
 @pytest.mark.parametrize("target", [23, -1])
@@ -135,7 +141,8 @@ def test_a_target_outside_the_vocabulary_gives_nan_unless_its_weight_is_0(target
 
 def test_loss_is_float32_and_close_for_bfloat16_features():
     (exact, _), _ = compute()
-    (rough, _), _ = compute(features=FEATURES.astype(jnp.bfloat16))
+    features = FEATURES.astype(jnp.bfloat16)
+    (rough, _), _ = compute(features=features)
 
     assert rough.dtype == np.float32
     assert float(rough) == pytest.approx(float(exact), rel=0.01)
@@ -153,7 +160,8 @@ def test_no_array_of_all_logits_exists():
 
     features = jax.ShapeDtypeStruct((rows, 4), jnp.float32)
     embedding = jax.ShapeDtypeStruct((vocab_size, 4), jnp.float32)
-    compiled = jax.jit(jax.grad(loss, (0, 1))).lower(features, embedding).compile()
+    gradients = jax.jit(jax.grad(loss, (0, 1)))
+    compiled = gradients.lower(features, embedding).compile()
 
     bytes_of_logits = rows * vocab_size * 4
     assert compiled.memory_analysis().temp_size_in_bytes < bytes_of_logits / 8
@@ -162,8 +170,12 @@ def test_no_array_of_all_logits_exists():
 def test_contrastive_loss_over_devices_is_the_formula_of_the_whole_batch():
     """Loss, accuracy and gradients, summed over four devices (Radford et al. 2021, figure 3)."""
     rng = np.random.default_rng(0)
-    batch = tuple(rng.normal(size=(8, 5)).astype(np.float32) for _ in range(2))
-    params = {"scale": np.float32(3), "weights": rng.normal(size=(5, 6)).astype(np.float32)}
+
+    def draw(*shape):
+        return rng.normal(size=shape).astype(np.float32)
+
+    batch = (draw(8, 5), draw(8, 5))
+    params = {"scale": np.float32(3), "weights": draw(5, 6)}
 
     # Embeddings of length one. Each row is to find its partner among all of the other side.
     x, y = (side @ params["weights"] for side in batch)
@@ -171,10 +183,13 @@ def test_contrastive_loss_over_devices_is_the_formula_of_the_whole_batch():
     y = y / np.linalg.norm(y, axis=1, keepdims=True)
     expected = 0.0
     hits = 0.0
-    for scores in (3 * x @ y.T, 3 * y @ x.T):
-        probabilities = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
+    scores = 3 * x @ y.T  # [8, 8]
+    for logits in (scores, scores.T):
+        exponentials = np.exp(logits)
+        probabilities = exponentials / exponentials.sum(axis=1, keepdims=True)
         expected -= np.log(probabilities.diagonal()).sum() / 2
-        hits += (scores.argmax(axis=1) == np.arange(8)).sum() / 2
+        found = logits.argmax(axis=1)
+        hits += (found == np.arange(8)).sum() / 2
 
     def loss(axis, params, batch, randomness):
         first, second = (side @ params["weights"] for side in batch)
@@ -190,23 +205,31 @@ def test_contrastive_loss_over_devices_is_the_formula_of_the_whole_batch():
     def loss_on_one_device(params):
         return loss(None, params, batch, randomness=None)["loss"]
 
-    whole = jax.jit(jax.grad(loss_on_one_device))(params)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), gradients, whole)
+    expected_gradients = jax.jit(jax.grad(loss_on_one_device))(params)
+    for name in params:
+        np.testing.assert_allclose(gradients[name], expected_gradients[name], atol=1e-5)
 
 
 def test_class_sums():
-    logits = jnp.array([[1.0, 0.0, 2.0], [0.0, 3.0, 0.0], [5.0, 5.0, 5.0]])
+    logits = jnp.array(
+        [
+            [1.0, 0.0, 2.0],
+            [0.0, 3.0, 0.0],
+            [5.0, 5.0, 5.0],
+        ]
+    )
     classes = jnp.array([2, 0, 7])
     real = jnp.array([True, True, False])
 
     log_p = np.asarray(jax.nn.log_softmax(logits))
     of_classes = log_p[0, 2] + log_p[1, 0]
     of_all = (log_p[0] + log_p[1]).mean()
+    expected = -(0.9 * of_classes + 0.1 * of_all)
 
     sums = class_sums(logits, classes, real, smoothing=0.1)
     assert sums["accuracy"] == 1
     assert sums["count"] == 2
-    assert sums["loss"] == pytest.approx(-(0.9 * of_classes + 0.1 * of_all), rel=1e-6)
+    assert sums["loss"] == pytest.approx(expected, rel=1e-6)
 
     # A class that does not exist, in an example that counts.
     assert jnp.isnan(class_sums(logits, classes, ~real)["loss"])

@@ -64,37 +64,63 @@ def gpu_nodes(nodes, gpus):
 
 POD = tpu_slice(4, 4)
 TWO_SLICES = tpu_slice(4, 4) + tpu_slice(4, 4, slice_index=1, first_id=16, first_process=4)
-CLUSTERS = [POD, tpu_slice(4, 8), TWO_SLICES, gpu_nodes(2, 8), gpu_nodes(3, 4)]
+CLUSTERS = [
+    POD,
+    tpu_slice(4, 8),
+    TWO_SLICES,
+    gpu_nodes(2, 8),
+    gpu_nodes(3, 4),
+]
 
 
 @pytest.mark.parametrize("devices", CLUSTERS)
-@pytest.mark.parametrize("sizes", [(-1, 1, 1), (2, -1, 1), (1, -1, 1), (-1, 1, 2), (-1, 2, 2)])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        (-1, 1, 1),
+        (2, -1, 1),
+        (1, -1, 1),
+        (-1, 1, 2),
+        (-1, 2, 2),
+    ],
+)
 def test_each_process_reads_the_rows_of_its_devices(devices, sizes, monkeypatch):
     mesh = mesh_of(sizes, devices)
 
     read = {}
-    for process in {device.process_index for device in devices}:
+    processes = {device.process_index for device in devices}
+    for process in processes:
         monkeypatch.setattr(jax, "process_index", lambda process=process: process)
         read[process] = BatchShards.of(mesh).local_shards
 
     # A device needs the shard of its place along "data" and "fsdp".
-    needed = {process: set() for process in read}
+    needed = {process: set() for process in processes}
     for (data, fsdp, _), device in np.ndenumerate(mesh.devices):
         shard = data * mesh.shape["fsdp"] + fsdp
         needed[device.process_index].add(shard)
-    assert read == {process: sorted(shards) for process, shards in needed.items()}
+    for process in processes:
+        assert read[process] == sorted(needed[process])
 
     count = mesh.shape["data"] * mesh.shape["fsdp"]
     assert BatchShards.of(mesh).shard_count == count
-    assert set().union(*read.values()) == set(range(count))
+    everything = set().union(*read.values())
+    assert everything == set(range(count))
 
 
 def test_a_process_takes_its_own_rows_of_a_global_batch(monkeypatch):
-    batch = {"x": np.arange(16).reshape(8, 2), "y": np.arange(8)}
+    batch = {
+        "x": np.arange(16).reshape(8, 2),
+        "y": np.arange(8),
+    }
 
     some = BatchShards(8, [1, 3], 4).local(batch)
     assert some["y"].tolist() == [2, 3, 6, 7]
-    assert some["x"].tolist() == [[4, 5], [6, 7], [12, 13], [14, 15]]
+    assert some["x"].tolist() == [
+        [4, 5],
+        [6, 7],
+        [12, 13],
+        [14, 15],
+    ]
 
     every = BatchShards(8, [0, 1, 2, 3], 4)
     assert every.local(batch) is batch
@@ -159,7 +185,15 @@ def test_the_state_of_a_layer_is_sharded_like_its_stack():
 
 
 @pytest.mark.parametrize("devices", [TWO_SLICES, gpu_nodes(2, 8), gpu_nodes(3, 4)])
-@pytest.mark.parametrize("sizes", [(-1, 1, 1), (-1, 4, 1), (-1, 1, 4), (-1, 2, 2)])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        (-1, 1, 1),
+        (-1, 4, 1),
+        (-1, 1, 4),
+        (-1, 2, 2),
+    ],
+)
 def test_the_inner_axes_stay_within_a_slice(devices, sizes):
     mesh = mesh_of(sizes, devices)
 

@@ -24,12 +24,15 @@ from jaxformer.training.optimizer import (
 
 def rates_of(schedule, steps):
     """Returns learning rates, of all steps at once; optax counts from 0, the paper from 1."""
-    return jax.jit(jax.vmap(schedule))(np.asarray(steps) - 1)
+    rates = jax.jit(jax.vmap(schedule))
+    return rates(np.asarray(steps) - 1)
 
 
 def test_equation_3():
     steps = np.array([1, 2000, 4000, 16_000, 100_000])
-    expected = 512**-0.5 * np.minimum(steps**-0.5, steps * 4000**-1.5)
+    after = steps**-0.5
+    warming_up = steps * 4000**-1.5
+    expected = 512**-0.5 * np.minimum(after, warming_up)
     assert expected[-1] == pytest.approx(1.3975e-4, rel=1e-4)
 
     found = rates_of(inverse_sqrt_schedule(512, 4000), steps)
@@ -75,7 +78,13 @@ def bfloat16(x):
     return float(ml_dtypes.bfloat16(x))
 
 
-@pytest.mark.parametrize(("moments", "keep"), [("float32", float), ("bfloat16", bfloat16)])
+@pytest.mark.parametrize(
+    ("moments", "keep"),
+    [
+        ("float32", float),
+        ("bfloat16", bfloat16),
+    ],
+)
 def test_adam_and_schedule_together(moments, keep):
     config = Config(
         model=ModelConfig(d_model=4, num_heads=1),
@@ -83,7 +92,11 @@ def test_adam_and_schedule_together(moments, keep):
     )
     gradients = [0.3, -2.0, 5.0, 0.01]
 
-    rates = [0.5 * 4**-0.5 * min(s**-0.5, s * 2**-1.5) for s in (1, 2, 3, 4)]
+    # Equation 3, with the scale.
+    rates = []
+    for step in (1, 2, 3, 4):
+        slowest = min(step**-0.5, step * 2**-1.5)
+        rates.append(0.5 * 4**-0.5 * slowest)
     expected = adam_by_formula(gradients, rates, keep)
     assert run(config, gradients) == pytest.approx(expected, rel=1e-5)
 
@@ -150,7 +163,8 @@ def compiled_update(name):
 
     @jax.jit
     def first_update(gradients):
-        updates, _ = optimizer.update(gradients, optimizer.init(PARAMS), PARAMS)
+        state = optimizer.init(PARAMS)
+        updates, _ = optimizer.update(gradients, state, PARAMS)
         return updates
 
     return first_update
@@ -167,7 +181,8 @@ def test_weight_decay_shrinks_the_matrices_of_the_layers_only(optimizer):
 
     rate = 4**-0.5
     for path, leaf in jax.tree.leaves_with_path(updates):
-        expected = -rate * 0.5 if path[-1].key in MATRICES else 0.0
+        is_matrix = path[-1].key in MATRICES
+        expected = -rate * 0.5 if is_matrix else 0.0
         np.testing.assert_allclose(leaf, expected, rtol=1e-6, err_msg=str(path))
 
 
@@ -193,8 +208,9 @@ def test_frozen_parameters_keep_their_bits_for_100_steps_and_have_no_state(optim
     params, state = jax.device_get(train(PARAMS))
 
     frozen = set()
-    for (name, leaf), before in zip(named_leaves(params), jax.tree.leaves(PARAMS), strict=True):
-        if leaf.tobytes() == before.tobytes():
+    before = dict(named_leaves(PARAMS))
+    for name, leaf in named_leaves(params):
+        if leaf.tobytes() == before[name].tobytes():
             frozen.add(name)
     of_attention = {f"decoder/layers/self_attention/{name}" for name in MATRICES[:4]}
     assert frozen == {"embedding"} | of_attention
@@ -207,25 +223,32 @@ def test_frozen_parameters_keep_their_bits_for_100_steps_and_have_no_state(optim
 def test_muons_updates_are_as_large_as_adams():
     """The root mean square of an orthogonal matrix times 0.2 sqrt(its longer side) is 0.2."""
     rng = np.random.default_rng(0)
-    gradients = jax.tree.map(lambda a: rng.normal(size=a.shape).astype(np.float32), PARAMS)
-    zeros = jax.tree.map(np.zeros_like, PARAMS)
-    rate = 4**-0.5
+
+    def draw(array):
+        return rng.normal(size=array.shape).astype(np.float32)
 
     # Without gradients, an update is the weight decay alone.
+    zeros = jax.tree.map(np.zeros_like, PARAMS)
     decay = first_updates("muon", zeros)
-    updates = jax.tree.map(np.subtract, first_updates("muon", gradients), decay)
+    gradients = jax.tree.map(draw, PARAMS)
+    with_decay = first_updates("muon", gradients)
+    updates = jax.tree.map(np.subtract, with_decay, decay)
+    rate = 4**-0.5
 
     layers = updates["decoder"]["layers"]
     inner = layers["feed_forward"]["inner"]
     query = layers["self_attention"]["query"].reshape(2, 4, 4)  # All heads together.
     for matrix, longer in ((inner, 8), (query, 4)):
         # After Newton-Schulz, singular values are between 0.7 and 1.2 times their ideal value.
-        singular = np.linalg.svd(matrix, compute_uv=False) / (0.2 * rate * np.sqrt(longer))
+        ideal = 0.2 * rate * np.sqrt(longer)
+        singular = np.linalg.svd(matrix, compute_uv=False) / ideal
         assert 0.6 < singular.min() < singular.max() < 1.3
 
     # The first update of Adam with Nesterov's momentum.
-    ahead = 0.9 * 0.1 / (1 - 0.9**2) + 0.1 / (1 - 0.9)
-    np.testing.assert_allclose(np.abs(updates["embedding"]), ahead * rate, rtol=1e-3)
+    momentum = 0.9 * 0.1 / (1 - 0.9**2)
+    newest = 0.1 / (1 - 0.9)
+    sizes = np.abs(updates["embedding"])
+    np.testing.assert_allclose(sizes, (momentum + newest) * rate, rtol=1e-3)
 
 
 def by_rank(params):
@@ -253,7 +276,10 @@ RULES = {
     ),
     "novograd": optax.novograd(0.1, weight_decay=0.1),
     "adafactor": optax.adafactor(0.1, min_dim_size_to_factor=3),
-    "labels": optax.multi_transform({"kernel": optax.lamb(0.1), "bias": optax.sgd(0.1)}, by_name),
+    "labels": optax.multi_transform(
+        {"kernel": optax.lamb(0.1), "bias": optax.sgd(0.1)},
+        by_name,
+    ),
     "line search": optax.lbfgs(),
     "frozen": optax.lamb(0.1),
 }
@@ -267,7 +293,9 @@ LAYERS = {"encoder": 3, "decoder": 2}
 
 def normal(layers, *shape):
     """Layers of different sizes, so that a norm over all of them differs from each."""
-    arrays = [4.0**i * RNG.normal(size=shape) for i in range(layers)]
+    arrays = []
+    for i in range(layers):
+        arrays.append(4.0**i * RNG.normal(size=shape))
     return np.stack(arrays).astype(np.float32)
 
 
@@ -282,14 +310,18 @@ def unstack(tree):
     """A plain dictionary with one entry per layer."""
     layers = {"table": tree["table"]}
     for stack, count in LAYERS.items():
+        arrays = tree[stack]["layers"]
         for i in range(count):
-            arrays = tree[stack]["layers"]
-            layers[f"{stack}{i}"] = {name: array[i] for name, array in arrays.items()}
+            layer = {name: array[i] for name, array in arrays.items()}
+            layers[f"{stack}{i}"] = layer
     return layers
 
 
 def loss(params):
-    return sum((a**2 + jax.numpy.cos(a)).sum() for a in jax.tree.leaves(params))
+    total = 0.0
+    for leaf in jax.tree.leaves(params):
+        total += (leaf**2 + jax.numpy.cos(leaf)).sum()
+    return total
 
 
 def train(optimizer, params):
@@ -309,7 +341,8 @@ def train(optimizer, params):
         )
         return optax.apply_updates(params, updates), state
 
-    return jax.lax.fori_loop(0, 3, step, (params, optimizer.init(params)))
+    start = (params, optimizer.init(params))
+    return jax.lax.fori_loop(0, 3, step, start)
 
 
 @functools.cache
@@ -332,23 +365,34 @@ def trained(are_stacked):
     return jax.device_get(train_all(params))
 
 
+def shapes_of(tree):
+    return sorted(map(np.shape, jax.tree.leaves(tree)))
+
+
 @pytest.mark.parametrize("name", RULES)
 def test_any_rule_per_layer_equals_the_rule_without_stacks(name):
     found, state = trained(are_stacked=True)[name]
     expected, unstacked = trained(are_stacked=False)[name]
 
-    for path, leaf in jax.tree.leaves_with_path(unstack(found)):
-        other = expected[path[0].key][path[1].key]
-        np.testing.assert_allclose(leaf, other, rtol=1e-4, atol=1e-5, err_msg=str(path))
+    for layer, arrays in unstack(found).items():
+        for array, leaf in arrays.items():
+            np.testing.assert_allclose(
+                leaf,
+                expected[layer][array],
+                rtol=1e-4,
+                atol=1e-5,
+                err_msg=f"{layer}/{array}",
+            )
 
-    # The states have the same arrays, in whatever order.
-    shapes = sorted(map(np.shape, jax.tree.leaves(state)))
-    assert shapes == sorted(map(np.shape, jax.tree.leaves(unstacked)))
+    # The states have arrays of the same shapes, in whatever order.
+    assert shapes_of(state) == shapes_of(unstacked)
 
 
+MATRIX = np.ones((2, 3))
+ROW = np.ones(3)
 NO_STACKS = [
-    ({"blocks": {"w": np.ones((2, 3))}, "b": np.ones(3)}, "no stack is .* paths b, blocks/w"),
-    ({"layers": {"w": np.ones((2, 3)), "b": np.ones(3)}}, r"one layer axis .* 'w': \(2, 3\)"),
+    ({"blocks": {"w": MATRIX}, "b": ROW}, "no stack is .* paths b, blocks/w"),
+    ({"layers": {"w": MATRIX, "b": ROW}}, r"one layer axis .* 'w': \(2, 3\)"),
     ({"layers": {"w": np.float32(1)}}, "one layer axis in a stack"),
     ({"layers": [{"w": np.ones((3, 3))}] * 2}, "one layer axis in a stack"),
 ]

@@ -56,8 +56,9 @@ def test_brackets_are_tokens_and_text_is_not(part, tmp_path):
     targets = [target for _, target in PAIRS]
 
     rows = tokenizer.encode_target_batch(targets)
-    assert [len(row) for row in rows] == [len(target.split(" ")) for target in targets]
-    assert [tokenizer.decode(row) for row in rows] == targets
+    for row, target in zip(rows, targets, strict=True):
+        assert len(row) == len(target.split(" "))
+        assert tokenizer.decode(row) == target
 
     symbols = set(itertools.chain.from_iterable(rows))
     text = "The (NP (DT) XX )NP a(S)b <s> (S ▁(S"
@@ -67,7 +68,8 @@ def test_brackets_are_tokens_and_text_is_not(part, tmp_path):
     opening = rows[0][0]
     closing = rows[0][-1]
     assert tokenizer.encode_target("(S (X The )S") == [opening, 3, 3, closing]
-    decoded = tokenizer.decode([2, opening, *tokenizer.encode("The"), 3, 1, 0])
+    word = tokenizer.encode("The")
+    decoded = tokenizer.decode([2, opening, *word, 3, 1, 0])
     assert decoded.startswith("(S ▁")
 
 

@@ -27,7 +27,7 @@ class Backwards:
         assert self.go.wait(10)
         return [self.answer(*sentence) for sentence in sentences]
 
-    def answer(self, text, target, attention, only_best):
+    def answer(self, text, target, attention, only_best, source):
         assert target in ("de", "xx")
         if text == "bug":
             raise ZeroDivisionError

@@ -169,6 +169,7 @@ _FIELDS: dict[str, Callable[[str, Any], Any]] = {
     "details": _flag,
     # LibreTranslate's clients send them; this server needs neither.
     "api_key": _text,
+    "apiKey": _text,  # in the npm package libretranslate
     "secret": _text,
 }
 

@@ -62,7 +62,7 @@ def answer(client, q, **fields):
 
 def test_texts_and_lists(client):
     assert answer(client, "abc") == {"translatedText": "cba"}
-    assert answer(client, ["ab", "cd"], format="text", api_key="x") == {
+    assert answer(client, ["ab", "cd"], format="text", api_key="x", secret="y", apiKey="") == {
         "translatedText": ["ba", "dc"]
     }
     assert answer(client, ["ab"], alternatives=3)["alternatives"] == [["BA"]]

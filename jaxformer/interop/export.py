@@ -31,6 +31,7 @@ _FORMATS = {
     "bergamot": bergamot.write,
     "safetensors": safetensors.write,
 }
+_OWN_NAMES = "\n  with jaxformer's own names of the parameters, which transformers does not read"
 _CARD = """# {name}
 
 {model}, exported by jaxformer {version} as {format}.
@@ -66,7 +67,7 @@ def export_model(
     search: BeamSearch | Sampling | None = None,
     compute_dtype: str | None = None,
 ) -> str:
-    """Exports the model of a workdir, with a model card as README.md; returns a one-line summary.
+    """Exports the model of a workdir, with a model card as README.md; returns a summary.
 
     The folder ``output``, which must be new or empty, appears only when it is complete. The other
     arguments are as for ``Translator.load``; ``compute_dtype`` is for "stablehlo" only, since the
@@ -96,8 +97,12 @@ def export_model(
     model = dataclasses.replace(model, params=jax.device_get(model.params))
 
     write = _FORMATS[format]
-    if format == "safetensors" and huggingface.can_write(model):
-        write = huggingface.write
+    note = ""
+    if format == "safetensors":
+        if huggingface.can_write(model):
+            write = huggingface.write
+        else:
+            note = _OWN_NAMES
 
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f"{target.name}.", dir=target.parent) as name:
@@ -110,7 +115,7 @@ def export_model(
 
         # The folder appears under its name only when it is complete.
         folder.replace(target)
-    return f"{format}, {model.weights}, {size / 1e6:.1f} MB; README.md says how to load it"
+    return f"{format}, {model.weights}, {size / 1e6:.1f} MB; README.md says how to load it{note}"
 
 
 def _check_new_or_empty(folder: pathlib.Path) -> None:

@@ -49,7 +49,9 @@ def distill(
     teacher: Translator,
     folder: Workdir,
     monolingual: pathlib.Path | None,
-    **limits: float,
+    *,
+    max_ratio: float,
+    min_log_prob: float,
 ) -> None:
     """Trains a student on translations of its training sources, and quantizes it to int8.
 
@@ -77,7 +79,8 @@ def distill(
 
     sources = _collect_sources(corpus.pairs(data.train), monolingual)
     rows = _translate(teacher, sources, folder.path / "translations")
-    _write_sides(train_path, languages, filter_rows(rows, **limits))
+    kept = filter_rows(rows, max_ratio=max_ratio, min_log_prob=min_log_prob)
+    _write_sides(train_path, languages, kept)
 
     train(student, folder.path)
     _quantize_once(folder)

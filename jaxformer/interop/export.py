@@ -55,7 +55,7 @@ def export_model(
     search: BeamSearch | Sampling | None = None,
     compute_dtype: str | None = None,
 ) -> str:
-    """Exports the model of a workdir, with a model card as README.md; returns a one-line summary.
+    """Exports the model of a workdir, with a model card as README.md; returns a summary.
 
     The folder ``output``, which must be new or empty, appears only when it is complete. The other
     arguments are as for ``Translator.load``; ``compute_dtype`` is for "stablehlo" only, since the
@@ -103,7 +103,8 @@ def export_model(
 
         # The folder appears under its name only when it is complete.
         folder.replace(target)
-    return f"{format}, {model.weights}, {size / 1e6:.1f} MB; README.md says how to load it"
+    summary = f"{format}, {model.weights}, {size / 1e6:.1f} MB; README.md says how to load it"
+    return f"{summary}\n  {usage.remark}" if usage.remark else summary
 
 
 def _check_new_or_empty(folder: pathlib.Path) -> None:

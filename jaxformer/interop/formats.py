@@ -48,6 +48,7 @@ class Usage(NamedTuple):
     requires: str  # packages that the code imports
     code: str  # Python that loads the model, to be run in the folder of the export
     notes: tuple[str, ...]  # on the files, on differences from the original, and on limits
+    remark: str = ""  # what the command prints, if readers of the format may expect other files
 
 
 def check_fields(config: Architecture, system: str, **allowed: Collection[Any]) -> None:

@@ -46,6 +46,7 @@ def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
         requires="safetensors",
         code=_CODE,
         notes=notes,
+        remark="with jaxformer's own names of the parameters, which transformers does not read",
     )
 
 

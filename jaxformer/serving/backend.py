@@ -1,5 +1,6 @@
 """The interface between server and model, and its implementation with a ``Translator``."""
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -9,7 +10,7 @@ from jaxformer.data.tokenizer import EOS, split_spaces
 from jaxformer.errors import UserError
 from jaxformer.inference.alignment import word_attention
 from jaxformer.inference.translator import Hypothesis, Translator
-from jaxformer.serving.languages import Languages, client_codes, short_code
+from jaxformer.serving.languages import Languages, client_codes, language_name, short_code
 from jaxformer.serving.protocol import Sentence, Translation
 
 # Sources and translations of this many tokens have word attention, with one program for each size.
@@ -28,10 +29,19 @@ class Backend(Protocol):
 
 
 class TranslatorBackend:
-    def __init__(self, translator: Translator, languages: Languages | None = None) -> None:
+    def __init__(
+        self,
+        translator: Translator,
+        languages: Languages | None = None,
+        task_prefix: str = "",
+    ) -> None:
         """Takes the languages from the config, or from a tokenizer with language codes.
 
-        ``languages`` are given for a model that does not know its own, such as an imported T5.
+        Args:
+          translator: The model.
+          languages: Languages of a model that does not know its own, such as an imported T5.
+          task_prefix: Text that each source begins with, such as T5's names of tasks; "{source}"
+            and "{target}" stand for the names of the languages.
         """
         data = data_section(translator.config, DataConfig)
         self._translator = translator
@@ -53,6 +63,9 @@ class TranslatorBackend:
         elif UNKNOWN_LANGUAGE in (data.source_language, data.target_language):
             self.languages = {}
 
+        self._task_prefix = task_prefix
+        _check_task_prefix(task_prefix, self.languages)
+
     def warm_up(self, max_batch: int, report: Callable[[str], object]) -> None:
         """Compiles all programs of batches up to this size; reports each step before it starts."""
         translator = self._translator
@@ -70,7 +83,7 @@ class TranslatorBackend:
         for number, sentence in enumerate(sentences):
             text = ""
             if sentence.text.strip():
-                text = self._prefixes.get(sentence.target, "") + sentence.text
+                text = self._prefix(sentence) + sentence.text
             try:
                 self._translator.source_ids(text)
             except UserError as error:
@@ -101,6 +114,13 @@ class TranslatorBackend:
             )
         return answers
 
+    def _prefix(self, sentence: Sentence) -> str:
+        """Returns the code of the target language, if the model needs it, and the task."""
+        task = self._task_prefix
+        task = task.replace("{source}", language_name(sentence.source))
+        task = task.replace("{target}", language_name(sentence.target))
+        return self._prefixes.get(sentence.target, "") + task
+
     def _attention(self, text: str, best: Hypothesis) -> dict[str, Any] | None:
         """Returns attention between words, as the page shows it; None for long sentences."""
         source = self._translator.source_ids(text)
@@ -114,3 +134,18 @@ class TranslatorBackend:
             "target": split_spaces(best.text),
             "weights": weights.round(4).tolist(),
         }
+
+
+def _check_task_prefix(prefix: str, languages: Languages) -> None:
+    """Refuses names in braces that stand for nothing, or for languages that nobody knows."""
+    names = re.findall(r"\{(.*?)\}", prefix)
+    for name in names:
+        if name not in ("source", "target"):
+            raise UserError(
+                f"--task-prefix: expected {{source}} and {{target}} in braces, got {{{name:.20}}}"
+            )
+    if names and not languages:
+        raise UserError(
+            f"--task-prefix: {{{names[0]}}} stands for the name of a language, which the model "
+            "does not know; give --languages, such as en-de"
+        )

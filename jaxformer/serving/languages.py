@@ -197,6 +197,15 @@ def short_code(code: str) -> str:
     return short or code
 
 
+def language_name(code: str) -> str:
+    """Returns the English name of a language; its code if nobody knows its name.
+
+    >>> [language_name(code) for code in ("de", "deu_Latn", "xx")]
+    ['German', 'German', 'xx']
+    """
+    return NAMES.get(short_code(code), code)
+
+
 def parse_pairs(words: Sequence[str]) -> Languages:
     """Returns the languages of pairs such as "en-de"."""
     languages: dict[str, list[str]] = {}

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from jaxformer.errors import UserError, did_you_mean
 from jaxformer.serving.body import Fields
-from jaxformer.serving.languages import NAMES, UNDETERMINED, Languages, find_code, short_code
+from jaxformer.serving.languages import NAMES, UNDETERMINED, Languages, find_code, language_name
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,6 +45,7 @@ class Sentence(NamedTuple):
     target: str  # code of the target language
     attention: bool = False  # also return attention from word to word
     only_best: bool = False  # the rest of the n-best list is not needed
+    source: str = UNDETERMINED  # code of the source language
 
 
 class Translation(NamedTuple):
@@ -59,6 +60,7 @@ class Query(NamedTuple):
     texts: list[list[str]]  # lines of each text
     is_list: bool  # the request had a list of texts
     is_auto: bool  # the request left the source language to the server
+    source: str
     target: str
     alternatives: int  # number of translations in addition to the best
     details: bool  # return n-best lists and attention, which LibreTranslate does not have
@@ -67,7 +69,13 @@ class Query(NamedTuple):
     def sentences(self) -> list[Sentence]:
         needs_all = self.details or self.alternatives
         return [
-            Sentence(line, self.target, attention=self.details, only_best=not needs_all)
+            Sentence(
+                line,
+                self.target,
+                attention=self.details,
+                only_best=not needs_all,
+                source=self.source,
+            )
             for lines in self.texts
             for line in lines
         ]
@@ -85,7 +93,7 @@ def list_languages(languages: Languages) -> list[dict[str, Any]]:
     return [
         {
             "code": code,
-            "name": NAMES.get(short_code(code), code),
+            "name": language_name(code),
             "targets": list(targets_of.get(code, ())),
         }
         for code in codes
@@ -161,6 +169,7 @@ _FIELDS: dict[str, Callable[[str, Any], Any]] = {
     "details": _flag,
     # LibreTranslate's clients send them; this server needs neither.
     "api_key": _text,
+    "apiKey": _text,  # in the npm package libretranslate
     "secret": _text,
 }
 
@@ -199,11 +208,14 @@ def parse_query(given: Fields, languages: Languages, limits: Limits) -> Query:
     for text in texts:
         _check_size(len(text), limits.char_limit)
 
+    is_auto = fields["source"] == "auto"
+    source = source_language(languages) if is_auto else fields["source"]
     return Query(
         texts=lines_of_texts,
         is_list=is_list,
-        is_auto=fields["source"] == "auto",
-        target=_find_target(fields["source"], fields["target"], languages),
+        is_auto=is_auto,
+        source=source,
+        target=_find_target(source, fields["target"], languages),
         alternatives=fields.get("alternatives", 0),
         details=fields.get("details", False),
     )
@@ -218,8 +230,6 @@ def _find_target(source: str, target: str, languages: Languages) -> str:
     """Returns the model's code of a target language, if it translates the source to it."""
     if not languages:  # Any may be right.
         return target
-    if source == "auto":
-        source = source_language(languages)
 
     models_source = find_code(source, languages)
     if models_source is not None:

@@ -340,9 +340,8 @@ class Run:
 
         return (
             f"nothing to do: {reason}, and the parameters come from the checkpoint of step "
-            f"{step}. {self.folder.path}: already trained for {step} steps; to train again after a "
-            "change of code or data, use another workdir; to train longer, raise "
-            f"{longer}"
+            f"{step} in {self.folder.path}; to train again after a change of code or data, use "
+            f"another workdir; to train longer, raise {longer}"
         )
 
 

@@ -68,7 +68,11 @@ def test_it_learns_the_words_and_the_command_scores_them(run, config, capsys, tm
     assert reports(run, "valid")[-1]["accuracy"] == 1.0
     pytest.importorskip("sklearn", reason="jaxformer[vision] is not installed")
     labeled = config.data.valid
-    assert main(["classify", "--workdir", str(run), "--labeled", labeled, "--baselines"]) == 0
+    command = ["classify", "--workdir", str(run), "--labeled", labeled, "--baselines"]
+    assert main([*command, "--input", labeled]) == 2
+    message = "error: --labeled has the texts to score: leave --input out\n"
+    assert capsys.readouterr().err == message
+    assert main(command) == 0
     model, bayes, logistic = capsys.readouterr().out.strip().split("\n")[1:]
     assert "model                  accuracy 100.00 (100.00 to 100.00)  macro-F1 100.00" in model
     assert " 100.00 " in bayes

@@ -251,6 +251,12 @@ def test_features_that_a_format_does_not_know_are_refused(write, learned_workdir
         [(name, value)] = change.items()
         with pytest.raises(UserError, match=rf": expected model\.{name}=.*, got {value}; export"):
             write(dataclasses.replace(model, config=config), tmp_path)
+    if write is marian.write:
+        section = dataclasses.replace(model.config.model, norm_epsilon=1e-3)
+        config = dataclasses.replace(model.config, model=section)
+        reason = "at most 1e-05, got 0.001: Marian's layer norms add 1e-05, which the first one of"
+        with pytest.raises(UserError, match=reason):
+            write(dataclasses.replace(model, config=config), tmp_path)
     more = dataclasses.replace(model, params=model.params | {"adapter": np.zeros(3)})
     with pytest.raises(UserError, match="parameters of a ModelConfig, got also adapter; export"):
         write(more, tmp_path)

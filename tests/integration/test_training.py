@@ -207,14 +207,14 @@ def test_finished_run_is_left_alone(tiny_config, uninterrupted, capsys):
     assert reports(folder) == before
     assert (
         "nothing to do: training.steps=6 are done, and the parameters come from the checkpoint of "
-        f"step 6. {folder}: already trained for 6 steps; to train again after a change of code or "
-        "data, use another workdir; to train longer, raise training.steps\n"
+        f"step 6 in {folder}; to train again after a change of code or data, use another workdir; "
+        "to train longer, raise training.steps\n"
     ) in capsys.readouterr().err
     config = (folder / "config.json").read_bytes()
     train(tiny_config(steps=5), folder)
     log = capsys.readouterr().err
     assert "nothing to do: training.steps=5 are done, and the parameters come from" in log
-    assert f"{folder}: already trained for 6 steps; " in log
+    assert f"the checkpoint of step 6 in {folder}; " in log
     assert (folder / "config.json").read_bytes() == config  # step 6 was taken
     if importlib.util.find_spec("tensorboardX"):
         assert list((folder / "tensorboard").glob("events.out.tfevents.*"))

@@ -90,8 +90,8 @@ def test_an_edited_loss_does_not_change_a_finished_run_which_says_so(tmp_path, c
     np.testing.assert_array_equal(found.params["w"], state.params["w"])
     assert capsys.readouterr().err.endswith(
         "nothing to do: fit.steps=4 are done, and the parameters come from the checkpoint of step "
-        f"4. {tmp_path / 'run'}: already trained for 4 steps; to train again after a change of "
-        "code or data, use another workdir; to train longer, raise fit.steps\n"
+        f"4 in {tmp_path / 'run'}; to train again after a change of code or data, use another "
+        "workdir; to train longer, raise fit.steps\n"
     )
 
 

@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import importlib.resources
+import inspect
 import json
 import pathlib
 import re
@@ -12,6 +13,8 @@ import tomllib
 import pytest
 
 import jaxformer
+from jaxformer.config import Config
+from jaxformer.distillation import distill
 
 HEAVY = [
     "sentencepiece",
@@ -110,3 +113,16 @@ def test_all_versions_of_python_are_tested():
 
     workflow = (root / ".github/workflows/ci.yml").read_text(encoding="utf-8")
     assert f"python: {json.dumps(pythons)}" in workflow
+
+
+def test_arguments_of_training_students_and_of_parsers_have_names():
+    """A misspelled one is refused at once, and not after all translations."""
+    parser = inspect.signature(jaxformer.Parser.load).parameters
+    translator = inspect.signature(jaxformer.Translator.load).parameters
+    assert list(parser) == list(translator)
+    for name, argument in translator.items():
+        if name != "workdir":  # a parser has no default model
+            assert parser[name] == argument
+
+    with pytest.raises(TypeError, match="max_ration"):
+        distill(Config(), object(), object(), None, max_ration=2.0, min_log_prob=-3.0)

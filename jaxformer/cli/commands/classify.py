@@ -78,6 +78,8 @@ def classify(
 
     if attention is not None:
         raise UserError("--attention needs --images FILE, the pictures to draw it over")
+    if labeled is not None and input is not None:
+        raise UserError("--labeled has the texts to score: leave --input out")
     if baselines and labeled is None:
         raise UserError("--baselines needs --labeled FILE, on which they are scored")
     check_outputs([labeled or input or STDIN], {"--output": output or STDOUT})

@@ -51,6 +51,7 @@ def serve(
     *,
     workdir: TranslatorDir = pretrained.WORKDIR,
     languages: Annotated[Sequence[str], Option(metavar="PAIR")] = (),
+    task_prefix: str = "",
     address: Address,
     limits: Limits,
     model: ModelOptions,
@@ -64,6 +65,8 @@ def serve(
     Options:
       languages: source and target language of a model that does not know its own, such as en-de for
         an imported T5; several pairs are separated by spaces (default: the model's)
+      task_prefix: text before each sentence, which tells an imported T5 what to do, such as
+        "translate {source} to {target}: "; the braces stand for the names of the languages
 
     Example:
       jaxformer serve     # then open http://127.0.0.1:5000
@@ -82,7 +85,7 @@ def serve(
     # Reserved first: loading and compiling would be in vain if another program has the port.
     with address.reserve() as reserved:
         translator = model.load(workdir, search.settings(workdir))
-        backend = TranslatorBackend(translator, pairs)
+        backend = TranslatorBackend(translator, pairs, task_prefix)
         backend.warm_up(limits.max_batch, report)
         run_server(backend, limits, reserved)
 

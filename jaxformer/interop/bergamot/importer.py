@@ -11,7 +11,6 @@ import re
 from typing import NamedTuple
 
 import flax.traverse_util
-import jax
 import numpy as np
 from jaxtyping import Int
 
@@ -20,13 +19,12 @@ from jaxformer.data.marian_tokenizer import MarianTokenizer
 from jaxformer.data.tokenizer import BOS, PAD, UNK, open_processor
 from jaxformer.errors import UserError, prefix_errors
 from jaxformer.files import local_path, read_whole, run_path, write_file
-from jaxformer.inference.conversions import write_model
 from jaxformer.inference.origins import IMPORT
 from jaxformer.inference.shortlist import Shortlist
 from jaxformer.interop.arrays import NamedArrays, Params, stack
 from jaxformer.interop.bergamot import files, layout
 from jaxformer.interop.bergamot.files import read_shortlist, read_tensors
-from jaxformer.interop.hub import describe_source
+from jaxformer.interop.imported import write_import
 from jaxformer.models.student import StudentConfig
 from jaxformer.nn.feed_forward import Activation
 from jaxformer.runs.workdir import Workdir
@@ -78,20 +76,17 @@ def import_bergamot(directory: pathlib.Path, workdir: pathlib.Path) -> str:
     params = _read_params(arrays, model)
 
     tokenizer = MarianTokenizer.assemble(source.content, target.content, pieces)
-    write_model(
+    size = write_import(
         folder,
-        COMMAND,
-        identity={"tokenizer": tokenizer.sha256},
-        tokenizer=tokenizer.serialized,
+        "Bergamot",
+        directory,
         config=config,
+        tokenizer=tokenizer,
         params=params,
-        origin=describe_source("Bergamot", directory),
     )
     _write_alphas(tensors, folder)
 
-    size = sum(leaf.size for leaf in jax.tree.leaves(params))
-    summary = f"{size:,} parameters, {tokenizer.vocab_size:,} tokens, from {directory}"
-
+    summary = f"{size}, from {directory}"
     lists = sorted(directory.glob("lex.*.s2t.bin"))
     if not lists:
         return f"{summary}, without a shortlist"

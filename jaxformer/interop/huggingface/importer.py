@@ -7,7 +7,6 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from jaxformer.config import Config
@@ -15,15 +14,15 @@ from jaxformer.data.huggingface_tokenizer import HuggingFaceTokenizer, open_toke
 from jaxformer.data.tokenizer import BOS, EOS
 from jaxformer.errors import MALFORMED, UserError, prefix_errors
 from jaxformer.files import local_path, read_whole, run_path
-from jaxformer.inference.conversions import write_model
 from jaxformer.inference.origins import IMPORT
 from jaxformer.inference.parameter_arrays import abstract_params
 from jaxformer.interop.arrays import NamedArrays, read_weights
-from jaxformer.interop.hub import ModelFiles, describe_source
+from jaxformer.interop.hub import ModelFiles
 from jaxformer.interop.huggingface import layouts
 from jaxformer.interop.huggingface.layout import ImportedTokenizer, Layout, sizes_of
 from jaxformer.interop.huggingface.layouts import m2m100
 from jaxformer.interop.huggingface.tokenizer_config import apply_settings
+from jaxformer.interop.imported import write_import
 from jaxformer.interop.json_fields import JsonFields
 from jaxformer.registry import find_values
 from jaxformer.runs.workdir import Workdir
@@ -87,19 +86,15 @@ def import_huggingface(
         shapes=abstract_params(model, config.kind),
         absent=tokenizer.absent if tokenizer else "",
     )
-    write_model(
+    size = write_import(
         folder,
-        COMMAND,
-        identity={"tokenizer": tokenizer.sha256} if tokenizer else {},
-        tokenizer=tokenizer.serialized if tokenizer else None,
+        "Hugging Face",
+        directory,
         config=config,
+        tokenizer=tokenizer,
         params=params,
-        origin=describe_source("Hugging Face", directory),
     )
-
-    size = sum(leaf.size for leaf in jax.tree.leaves(params))
-    tokens = f", {tokenizer.vocab_size:,} tokens" if tokenizer else ""
-    summary = f"{layout.network_of(model)}, {size:,} parameters{tokens}"
+    summary = f"{layout.network_of(model)}, {size}"
     return f"{summary}\n  {layout.dropout(fields, model)}"
 
 

@@ -95,7 +95,8 @@ def _check(model: TrainedModel, config: ModelConfig) -> None:
     if config.norm_epsilon > _NORM_EPSILON:
         raise UserError(
             f"Marian: expected model.norm_epsilon of at most {_NORM_EPSILON:g}, got "
-            f"{config.norm_epsilon:g}; export stablehlo instead"
+            f"{config.norm_epsilon:g}: Marian's layer norms add {_NORM_EPSILON:g}, which the first "
+            "one of a stack would show; export stablehlo instead"
         )
 
 

@@ -15,7 +15,6 @@ activation, and three differences in layout:
 import functools
 import pathlib
 
-import jax
 import numpy as np
 from jaxtyping import Float, Int
 
@@ -25,10 +24,10 @@ from jaxformer.data.marian_tokenizer import MarianTokenizer
 from jaxformer.data.tokenizer import BOS, PAD
 from jaxformer.errors import UserError
 from jaxformer.files import local_path, read_object, read_whole, run_path
-from jaxformer.inference.conversions import write_model
 from jaxformer.inference.origins import IMPORT
 from jaxformer.interop.arrays import NOTHING, NamedArrays, Params, read_weights, split_heads, stack
-from jaxformer.interop.hub import ModelFiles, describe_source
+from jaxformer.interop.hub import ModelFiles
+from jaxformer.interop.imported import write_import
 from jaxformer.interop.marian.config import LAYOUT, MarianConfig
 from jaxformer.interop.marian.layout import LINEAR, NORMS, OUTPUT, SHARED, SOURCE, TARGET
 from jaxformer.nn.positions import sinusoidal_positions
@@ -69,17 +68,15 @@ def import_marian(directory: pathlib.Path, workdir: pathlib.Path) -> str:
     arrays = _name_axes(place, found, marian=marian, config=model, vocabulary=order)
     params = _read_params(arrays, marian, model)
 
-    write_model(
+    size = write_import(
         folder,
-        COMMAND,
-        identity={"tokenizer": tokenizer.sha256},
-        tokenizer=tokenizer.serialized,
+        "Marian",
+        directory,
         config=config,
+        tokenizer=tokenizer,
         params=params,
-        origin=describe_source("Marian", directory),
     )
-    size = sum(leaf.size for leaf in jax.tree.leaves(params))
-    summary = f"{size:,} parameters, {tokenizer.vocab_size:,} tokens, from {directory}"
+    summary = f"{size}, from {directory}"
     if marian.unused:
         summary += f"; not used: {', '.join(marian.unused)}"
     return summary

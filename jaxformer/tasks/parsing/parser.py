@@ -4,7 +4,6 @@ import math
 import pathlib
 import reprlib
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -16,6 +15,7 @@ from jaxformer.errors import UserError
 from jaxformer.inference.alignment import GAP_PROBABILITY, align_in_order, word_attention
 from jaxformer.inference.translator import Hypothesis, Translator
 from jaxformer.kinds.parsing import PARSING
+from jaxformer.search import BeamSearch, Sampling
 from jaxformer.tasks.parsing.linearization import XX, delinearize, is_preterminal
 from jaxformer.tasks.parsing.trees import Leaf, Tree
 
@@ -40,9 +40,24 @@ class Parser:
         self.translator = translator
 
     @classmethod
-    def load(cls, workdir: str | pathlib.Path, **options: Any) -> "Parser":
+    def load(
+        cls,
+        workdir: str | pathlib.Path,
+        *,
+        weights: str | int = "auto",
+        search: BeamSearch | Sampling | None = None,
+        compute_dtype: str | None = None,
+        shortlist: bool = False,
+    ) -> "Parser":
         """Reads a model from a workdir; arguments and errors as for ``Translator.load``."""
-        return cls(Translator.load(workdir, **options))
+        translator = Translator.load(
+            workdir,
+            weights=weights,
+            search=search,
+            compute_dtype=compute_dtype,
+            shortlist=shortlist,
+        )
+        return cls(translator)
 
     def parse(
         self,

@@ -430,6 +430,7 @@ def test_a_trained_student_is_rounded_to_int8(student, tmp_path, monkeypatch):
         ({"positions": "sinusoidal"}, "expected model.positions=tensor2tensor, got sinu"),
         ({"embeddings": "separate"}, "expected model.embeddings=tied, got separate"),
         ({"norm_epsilon": 1e-5}, "expected model.norm_epsilon=1e-06, got 1e-05"),
+        ({"qk_norm": True}, "expected model.qk_norm=False, got True; export stablehlo instead"),
         ({"d_ff": 10}, "expected model.d_ff to be a multiple of 4, got 10"),
         ({"activation": "gelu"}, "expected model.activation=relu or swish, got gelu"),
         (None, "expected a student, a StudentConfig, got a ModelConfig"),

@@ -17,6 +17,7 @@ from jaxformer.data.tokenizer import Tokenizer
 from jaxformer.errors import UserError
 from jaxformer.inference.weights import TrainedModel
 from jaxformer.interop import arrays
+from jaxformer.interop.export import export_model
 from jaxformer.interop.huggingface.exporter import can_write, write
 from jaxformer.interop.huggingface.importer import (
     import_huggingface,
@@ -111,6 +112,12 @@ VIT_CONFIG = [
 VIT_PIXELS = [
     ({"image_mean": [0.4, 0.5, 0.5]}, r"expected image_mean to be \[0.5, 0.5, 0.5\]: got \[0.4"),
     ({"do_normalize": False}, "expected do_normalize to be True: got False; .* pixels are from -1"),
+    ({"resample": 3}, "expected resample to be 2, bilinear: got 3; jaxformer's exports have this"),
+    ({"do_center_crop": True, "crop_size": 224}, "does not know do_center_crop=True"),
+    ({"do_pad": True}, "does not know do_pad=True"),
+    ({"rescale_offset": True}, "does not know rescale_offset=True"),
+    ({"image_processor_type": "CLIPImageProcessor"}, "image_processor_type to be ViTImage.*: got"),
+    ({"feature_extractor_type": "X"}, "feature_extractor_type to be ViTFeatureExtractor: got 'X'"),
 ]
 NAMES = "expected id2label to name each class: got "
 BERT_CONFIG = [
@@ -510,3 +517,43 @@ def test_a_tokenizer_of_an_encoder_has_labels():
     assert tokenizer.with_symbols(["good"]) is tokenizer
     changed = tokenizer.with_symbols(iter("ba"))
     assert (changed.symbols, changed.encode("dog")) == (["a", "b"], tokenizer.encode("dog"))
+
+
+# Every field that ViTImageProcessorFast of transformers 4.57 and ViTFeatureExtractor of 4.20 write.
+PROCESSOR_FIELDS = {
+    "crop_size": None,
+    "data_format": "channels_first",
+    "default_to_square": True,
+    "device": None,
+    "disable_grouping": None,
+    "do_center_crop": None,
+    "do_convert_rgb": None,
+    "do_pad": None,
+    "do_rescale": True,
+    "feature_extractor_type": "ViTFeatureExtractor",
+    "image_processor_type": "ViTImageProcessorFast",
+    "input_data_format": None,
+    "pad_size": None,
+    "rescale_factor": 0.00392156862745098,
+    "return_tensors": None,
+    "size": {"height": 8, "width": 12},
+}
+
+
+def test_fields_that_change_no_pixels_are_accepted(tmp_path):
+    directory = pathlib.Path(shutil.copytree(FIXTURES / "vit", tmp_path / "model"))
+    change(directory / "preprocessor_config.json", PROCESSOR_FIELDS)
+    import_huggingface(directory, tmp_path / "run")
+    import_huggingface(FIXTURES / "vit", tmp_path / "plain")
+    found, expected = (read_config(Workdir(tmp_path / name)) for name in ("run", "plain"))
+    assert found == expected
+
+
+@pytest.mark.parametrize(("model", "languages"), [("gpt2", ()), ("m2m100", ("en", "de"))])
+def test_an_export_says_when_transformers_cannot_read_it(model, languages, tmp_path):
+    """Its tokenizer of M2M-100 has no tokenizer.json."""
+    import_huggingface(FIXTURES / model, tmp_path / "run", languages)
+    summary, *notes = export_model("safetensors", tmp_path / "run", tmp_path / "out").splitlines()
+    assert summary.endswith("README.md says how to load it")
+    own = "  with jaxformer's own names of the parameters, which transformers does not read"
+    assert notes == ([own] if model == "m2m100" else [])

@@ -16,7 +16,7 @@ import pytest
 from jaxformer.errors import UserError
 from jaxformer.runs import mirror as mirror_module
 from jaxformer.runs.checkpoints import Checkpoints
-from jaxformer.runs.mirror import Mirror, fetch_copy
+from jaxformer.runs.mirror import Mirror, fetch_copy, start_mirror
 from jaxformer.runs.workdir import Workdir
 
 from ...runs import contents
@@ -242,3 +242,9 @@ def test_rename_and_locks_are_not_needed(run, copy, monkeypatch):
 
     shutil.rmtree(run.path)
     assert fetch_copy(copy, run) == kept
+
+
+def test_a_mirror_whose_name_is_not_utf8_is_refused_before_training(run, tmp_path):
+    mirror = str(tmp_path / "copy\udcff")
+    with pytest.raises(UserError, match="expected a path in UTF-8"), start_mirror(run, mirror):
+        pytest.fail("training would begin")

@@ -27,7 +27,7 @@ class Backwards:
         assert self.go.wait(10)
         return [self.answer(*sentence) for sentence in sentences]
 
-    def answer(self, text, target, attention, only_best):
+    def answer(self, text, target, attention, only_best, source):
         assert target in ("de", "xx")
         if text == "bug":
             raise ZeroDivisionError
@@ -62,7 +62,7 @@ def answer(client, q, **fields):
 
 def test_texts_and_lists(client):
     assert answer(client, "abc") == {"translatedText": "cba"}
-    assert answer(client, ["ab", "cd"], format="text", api_key="x") == {
+    assert answer(client, ["ab", "cd"], format="text", api_key="x", secret="y", apiKey="") == {
         "translatedText": ["ba", "dc"]
     }
     assert answer(client, ["ab"], alternatives=3)["alternatives"] == [["BA"]]

@@ -132,3 +132,53 @@ def test_languages_of_models(arguments, languages):
 def test_languages_cannot_be_given_to_a_model_with_codes():
     with pytest.raises(UserError, match="the model has its own target languages: de, fr; leave"):
         languages_of("en", "de", (">>deu<<", ">>fra<<"), {"en": ["de"]})
+
+
+class Recorder:
+    """A translator that keeps the texts that it is given."""
+
+    config = Config(data=DataConfig(source_language="unknown", target_language="unknown"))
+    tokenizer = types.SimpleNamespace(language_codes=())
+
+    def __init__(self):
+        self.texts = []
+
+    def source_ids(self, text):
+        return [1]
+
+    def hypotheses(self, texts, n_best):
+        self.texts += texts
+        return [[] for _ in texts]
+
+
+TASK = "translate {source} to {target}: "
+
+
+@pytest.mark.parametrize(
+    ("prefix", "source", "target", "expected"),
+    [
+        ("", "en", "de", "a house"),
+        ("summarize: ", "en", "de", "summarize: a house"),
+        (TASK, "en", "de", "translate English to German: a house"),
+        (TASK, "auto", "fra", "translate English to French: a house"),
+        (TASK, "eng_Latn", "de", "translate English to German: a house"),
+    ],
+)
+def test_a_server_names_the_task_of_each_line(prefix, source, target, expected):
+    translator = Recorder()
+    backend = TranslatorBackend(translator, {"en": ["de", "fr"]}, prefix)
+    with TestClient(make_app(backend, Limits())) as client:
+        lines = {"q": "a house\n\na house", "source": source, "target": target}
+        assert client.post("/translate", json=lines).status_code == 200
+    assert sorted(translator.texts) == sorted([expected, "", expected])
+
+
+def test_a_task_names_known_languages():
+    cases = [
+        ("to {src}: ", {"en": ["de"]}, "expected {source} and {target} in braces, got {src}"),
+        (TASK, None, "{source} stands for the name of a language, which .* give --languages"),
+    ]
+    for prefix, languages, message in cases:
+        with pytest.raises(UserError, match=f"--task-prefix: {message}"):
+            TranslatorBackend(Recorder(), languages, prefix)
+    assert TranslatorBackend(Recorder(), None, "summarize: ").languages == {}

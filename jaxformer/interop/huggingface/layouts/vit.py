@@ -17,6 +17,18 @@ from jaxformer.interop.json_fields import JsonFields
 from jaxformer.models.vit import ViTConfig
 
 _PIXELS = {"do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True}
+_BILINEAR = 2  # PIL's number, the default of ViTImageProcessor and so the filter of an export
+# Classes of transformers, by the fields that name them.
+_PROCESSORS = {
+    "image_processor_type": ["ViTImageProcessor", "ViTImageProcessorFast", "ViTImageProcessorPil"],
+    "feature_extractor_type": ["ViTFeatureExtractor"],
+}
+# Further fields of preprocessor_config.json: for pictures of another size than the model's, for
+# grayscale ones, and for steps that are off; the layout and place of arrays; names.
+_NO_PIXELS = (
+    "size|do_resize|default_to_square|do_convert_rgb|crop_size|pad_size"
+    "|(input_)?data_format|device|disable_grouping|return_tensors|processor_class"
+)
 _EXAMPLE = """
 from transformers import NETWORK
 import torch
@@ -28,13 +40,8 @@ print(model(torch.zeros(1, model.config.num_channels, *size)).logits)  # pixels 
 
 
 def _read(fields: JsonFields) -> dict[str, Any]:
-    """Returns further fields; checks that pixels are from -1 to 1, as ours are."""
-    pixels = JsonFields(fields.place.with_name("preprocessor_config.json"), {})
-
-    half = [0.5] * fields.integer("num_channels")
-    expected = {**_PIXELS, "image_mean": half, "image_std": half}
-    for name, value in expected.items():
-        pixels.check(name, [value], repr(value), "pixels are from -1 to 1")
+    """Returns further fields; checks that pixels are the same as ours."""
+    _check_pixels(fields)
 
     size = fields.values["image_size"]
     is_pair = isinstance(size, list) and len(size) == 2
@@ -45,6 +52,20 @@ def _read(fields: JsonFields) -> dict[str, Any]:
         "width": fields.integer("width"),
         "num_classes": len(read_labels(fields)),
     }
+
+
+def _check_pixels(fields: JsonFields) -> None:
+    """Refuses an image processor that changes pixels in another way than to values from -1 to 1."""
+    pixels = JsonFields(fields.place.with_name("preprocessor_config.json"), {})
+    half = [0.5] * fields.integer("num_channels")
+    expected = {**_PIXELS, "image_mean": half, "image_std": half}
+    for name, value in expected.items():
+        pixels.check(name, [value], repr(value), "pixels are from -1 to 1")
+
+    pixels.check("resample", [_BILINEAR], f"{_BILINEAR}, bilinear", "exports have this filter")
+    for name, known in _PROCESSORS.items():
+        pixels.check(name, known, " or ".join(known), "pictures have no other processor")
+    pixels.check_known({*expected, "resample", *_PROCESSORS}, _NO_PIXELS)
 
 
 def _write(model: ViTConfig) -> dict[str, Any]:

@@ -1,0 +1,47 @@
+"""The last step of every import: the workdir of the converted model."""
+
+import pathlib
+
+import jax
+from jaxtyping import PyTree
+
+from jaxformer.config import Config
+from jaxformer.data.tokenizer import Vocabulary
+from jaxformer.inference.conversions import write_model
+from jaxformer.inference.origins import IMPORT
+from jaxformer.interop.hub import describe_source
+from jaxformer.runs.workdir import Workdir
+
+
+def write_import(
+    folder: Workdir,
+    system: str,
+    directory: pathlib.Path,
+    *,
+    config: Config,
+    tokenizer: Vocabulary | None,
+    params: PyTree,
+) -> str:
+    """Writes the workdir of a model that was converted from a folder of another system.
+
+    Returns the size of the model, such as "9,200 parameters, 99 tokens".
+    """
+    identity = {}
+    serialized = None
+    if tokenizer is not None:
+        identity["tokenizer"] = tokenizer.sha256
+        serialized = tokenizer.serialized
+
+    write_model(
+        folder,
+        IMPORT,
+        identity=identity,
+        tokenizer=serialized,
+        config=config,
+        params=params,
+        origin=describe_source(system, directory),
+    )
+
+    size = sum(leaf.size for leaf in jax.tree.leaves(params))
+    parameters = f"{size:,} parameters"
+    return parameters if tokenizer is None else f"{parameters}, {tokenizer.vocab_size:,} tokens"

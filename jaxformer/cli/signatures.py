@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, NoReturn, Union, get_args, get_origin, get_type_hints
 
 from jaxformer.errors import UserError
+from jaxformer.fields import facts_of
 
 # Placeholders of the values of each type that an option can have; a bool is a flag without a value.
 _METAVARS = {int: "N", float: "X", str: "TEXT", bool: None}
@@ -62,7 +63,7 @@ class Fields(NamedTuple):
 
     kinds: Callable[[], tuple[type, ...]]  # imports the dataclasses
     group: str  # title of the group of their common fields
-    names: tuple[str, ...] = ()  # (): all fields that can be given as a word, except ids
+    names: tuple[str, ...] = ()  # (): all fields that a word of the command line can give
     without: tuple[str, ...] = ()
 
 
@@ -303,10 +304,11 @@ def _field_options(fields: Fields) -> Iterator[_Option]:
     kinds = fields.kinds()
     for kind in kinds:
         entries = _documentation(kind).entries
+        facts = facts_of(kind)
         own_group = _WORD_BOUNDARY.sub(" ", kind.__name__).lower()
 
         for each in _parameters(kind):
-            if not _is_chosen(each, fields):
+            if not facts[each.name].in_files or not _is_chosen(each, fields):
                 continue
             owners = [owner for owner in kinds if _has_parameter(owner, each.name)]
             if kind is not owners[0]:
@@ -331,7 +333,7 @@ def _is_chosen(field: _Parameter, fields: Fields) -> bool:
         return False
     if fields.names:
         return field.name in fields.names
-    return field.is_word and not field.name.endswith("_id")
+    return field.is_word
 
 
 def _documentation(kind: Any) -> _Documentation:

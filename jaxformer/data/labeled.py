@@ -12,7 +12,7 @@ from jaxformer.data.corpus import DataConfig
 from jaxformer.data.file_corpora import FileCorpus, find_files
 from jaxformer.data.text_files import fingerprint_files, read_file
 from jaxformer.errors import UserError
-from jaxformer.fields import check_fraction
+from jaxformer.fields import setting
 
 # Signs that separate columns in other files: a label with one of them is probably half a line.
 _OTHER_SEPARATORS = re.compile(r'[,;|"]')
@@ -32,11 +32,10 @@ class LabeledConfig(DataConfig):
     """
 
     corpus: Literal["labeled", "masked"] = "labeled"
-    mask_rate: float = 0.0
+    mask_rate: float = setting(0.0, "fraction")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_fraction(self, "data", "mask_rate")
         if self.corpus == "masked" and not self.mask_rate:
             raise UserError("data.mask_rate must be above 0 with data.corpus=masked, such as 0.15")
 

@@ -8,12 +8,9 @@ from jaxtyping import Array, Float
 
 from jaxformer.data.tokenizer import BOS, EOS, PAD, UNK
 from jaxformer.errors import UserError
-from jaxformer.fields import check_fraction, check_positive, check_types
+from jaxformer.fields import check_values
 from jaxformer.nn.precision import ComputeDtype
 
-_SIZES = ("vocab_size", "d_model", "d_ff", "num_heads", "num_layers", "max_length")
-_RATES = ("dropout_rate", "attention_dropout_rate")
-_MAX_SIZE = 2**20  # Encoding even a single position takes memory in proportion to d_model.
 _SPECIAL = {"pad": PAD, "eos": EOS, "bos": BOS, "unk": UNK}
 # Such a logit has probability 0, even beside GPT-2's logits of -100; -inf has gradients of NaN.
 _NEVER_GENERATED = -1e4
@@ -54,18 +51,7 @@ class Architecture:
     compute_dtype: ComputeDtype
 
     def __post_init__(self) -> None:
-        check_types(self, "model")
-
-        # Some models lack some of these fields: pictures have no vocabulary.
-        sizes = [name for name in _SIZES if hasattr(self, name)]
-        check_positive(self, "model", *sizes, "norm_epsilon")
-        rates = [name for name in _RATES if hasattr(self, name)]
-        check_fraction(self, "model", *rates)
-
-        for name in (*_SIZES, "d_k", "d_v"):
-            size = getattr(self, name, None)
-            if size is not None and size > _MAX_SIZE:
-                raise UserError(f"model.{name} must be at most {_MAX_SIZE}: got {size}")
+        check_values(self, "model")
 
         if "d_k" not in self.__dataclass_fields__:  # A head has no size of its own.
             check_divides(self, "num_heads", "d_model")

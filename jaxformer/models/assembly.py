@@ -10,7 +10,7 @@ from flax import linen as nn
 from jaxtyping import Array, Float
 
 from jaxformer.errors import UserError, prefix_errors
-from jaxformer.fields import check_positive
+from jaxformer.fields import setting
 from jaxformer.models.architecture import Architecture, absent_bias, check_divides, check_even_heads
 from jaxformer.nn.attention import MultiHeadAttention
 from jaxformer.nn.block import Block, Residual
@@ -60,32 +60,30 @@ class ModelConfig(Architecture):
         set ``JAX_DEFAULT_MATMUL_PRECISION=highest`` for full precision.
     """
 
-    vocab_size: int = 37_000
-    d_model: int = 512
-    d_ff: int = 2048
-    num_heads: int = 8
-    num_layers: int = 6
-    d_k: int | None = None
-    d_v: int | None = None
-    dropout_rate: float = 0.1
-    attention_dropout_rate: float = 0.0
+    vocab_size: int = setting(37_000, "size", may_differ=True, is_usual=True)
+    d_model: int = setting(512, "size", is_usual=True)
+    d_ff: int = setting(2048, "size")
+    num_heads: int = setting(8, "size")
+    num_layers: int = setting(6, "size", is_usual=True)
+    d_k: int | None = setting(None, "size")
+    d_v: int | None = setting(None, "size")
+    dropout_rate: float = setting(0.1, "fraction", may_differ=True, is_usual=True)
+    attention_dropout_rate: float = setting(0.0, "fraction", may_differ=True)
     norm_position: Literal["post", "pre"] = "post"
     positions: Positions = "sinusoidal"
-    window: int | None = None
+    window: int | None = setting(None, "positive", may_differ=True)
     activation: Activation = "relu"
-    biases: bool = False
+    biases: bool = setting(False, may_differ=True)
     embeddings: Literal["tied", "separate"] = "tied"
-    target_vocab_size: int | None = None
-    norm_epsilon: float = 1e-6
-    max_length: int = 1024
-    compute_dtype: ComputeDtype = "float32"
+    target_vocab_size: int | None = setting(None, "own", may_differ=True)
+    norm_epsilon: float = setting(1e-6, "positive")
+    max_length: int = setting(1024, "size", may_differ=True)
+    compute_dtype: ComputeDtype = setting("float32", may_differ=True, per_use=True)
 
     has_scaled_embeddings = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(self, "model", "window", "d_k", "d_v")
-
         if None in (self.d_k, self.d_v):
             check_divides(self, "num_heads", "d_model", ", or set model.d_k and model.d_v")
         self._check_target_vocab_size()

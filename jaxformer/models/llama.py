@@ -6,7 +6,7 @@ from typing import Literal
 
 from flax import linen as nn
 
-from jaxformer.fields import check_positive
+from jaxformer.fields import setting
 from jaxformer.models.architecture import Architecture, check_divides, check_even_heads
 from jaxformer.models.language_model import LanguageModel
 from jaxformer.nn.attention import MultiHeadAttention
@@ -38,24 +38,24 @@ class LlamaConfig(Architecture):
     """
 
     architecture: Literal["llama"] = "llama"
-    vocab_size: int = 32_000
-    d_model: int = 4096
-    d_ff: int = 11_008
-    num_heads: int = 32
-    num_kv_heads: int | None = None
-    d_k: int | None = None
-    num_layers: int = 32
-    attention_dropout_rate: float = 0.0
+    vocab_size: int = setting(32_000, "size", may_differ=True)
+    d_model: int = setting(4096, "size")
+    d_ff: int = setting(11_008, "size")
+    num_heads: int = setting(32, "size")
+    num_kv_heads: int | None = setting(None, "positive")
+    d_k: int | None = setting(None, "size")
+    num_layers: int = setting(32, "size")
+    attention_dropout_rate: float = setting(0.0, "fraction", may_differ=True)
     activation: Activation = "swish"
     attention_biases: bool = False
     feed_forward_biases: bool = False
     embeddings: Literal["tied", "separate"] = "separate"
-    norm_epsilon: float = 1e-6
-    rotary_base: float = 10_000.0
-    window: int | None = None
-    absent_tokens: str = ""
-    max_length: int = 2048
-    compute_dtype: ComputeDtype = "float32"
+    norm_epsilon: float = setting(1e-6, "positive")
+    rotary_base: float = setting(10_000.0, "positive")
+    window: int | None = setting(None, "positive", may_differ=True)
+    absent_tokens: str = setting("", may_differ=True)
+    max_length: int = setting(2048, "size", may_differ=True)
+    compute_dtype: ComputeDtype = setting("float32", may_differ=True, per_use=True)
 
     feed_forward_matrices = 3
     positions = None
@@ -63,8 +63,6 @@ class LlamaConfig(Architecture):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(self, "model", "num_kv_heads", "d_k", "rotary_base", "window")
-
         if self.d_k is None:
             check_divides(self, "num_heads", "d_model")
         if self.num_kv_heads is not None:

@@ -8,7 +8,7 @@ from flax import linen as nn
 from jaxtyping import Array, Float
 
 from jaxformer.errors import UserError
-from jaxformer.fields import check_positive
+from jaxformer.fields import setting
 from jaxformer.models.architecture import Architecture
 from jaxformer.models.transformer import Transformer
 from jaxformer.nn.attention import MultiHeadAttention
@@ -40,31 +40,30 @@ class T5Config(Architecture):
     """
 
     architecture: Literal["t5"] = "t5"
-    vocab_size: int = 32_128
-    d_model: int = 512
-    d_ff: int = 2048
-    num_heads: int = 8
-    d_k: int = 64
-    num_layers: int = 6
-    num_decoder_layers: int | None = None
-    dropout_rate: float = 0.1
+    vocab_size: int = setting(32_128, "size", may_differ=True)
+    d_model: int = setting(512, "size")
+    d_ff: int = setting(2048, "size")
+    num_heads: int = setting(8, "size")
+    d_k: int = setting(64, "size")
+    num_layers: int = setting(6, "size")
+    num_decoder_layers: int | None = setting(None, "positive")
+    dropout_rate: float = setting(0.1, "fraction", may_differ=True)
     activation: Activation = "relu"
     gated: bool = False
     embeddings: Literal["tied", "separate"] = "tied"
     scaled_output: bool = True
     bias_per_layer: bool = False
-    num_buckets: int = 32
-    max_distance: int = 128
-    norm_epsilon: float = 1e-6
-    absent_tokens: str = ""
-    max_length: int = 2048
-    compute_dtype: ComputeDtype = "float32"
+    num_buckets: int = setting(32, "positive")
+    max_distance: int = setting(128, "positive")
+    norm_epsilon: float = setting(1e-6, "positive")
+    absent_tokens: str = setting("", may_differ=True)
+    max_length: int = setting(2048, "size", may_differ=True)
+    compute_dtype: ComputeDtype = setting("float32", may_differ=True, per_use=True)
 
     positions = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(self, "model", "d_k", "num_decoder_layers", "num_buckets", "max_distance")
 
         # In a decoder, half of the buckets are for single distances. The others reach further.
         has_few_buckets = self.num_buckets < 4

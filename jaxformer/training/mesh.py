@@ -20,7 +20,7 @@ from jax.tree_util import SequenceKey
 from jaxtyping import PyTree
 
 from jaxformer.errors import UserError
-from jaxformer.fields import check_types
+from jaxformer.fields import check_values, setting
 from jaxformer.layout import pvary
 from jaxformer.nn.parameters import ParameterInfo
 
@@ -53,12 +53,12 @@ class MeshConfig:
       tensor: Number of shards of the heads, the inner layer and the vocabulary.
     """
 
-    data: int = -1
-    fsdp: int = 1
-    tensor: int = 1
+    data: int = setting(-1, "own")
+    fsdp: int = setting(1, "own")
+    tensor: int = setting(1, "own")
 
     def __post_init__(self) -> None:
-        check_types(self, "mesh")
+        check_values(self, "mesh")
         sizes = dataclasses.asdict(self)
         for name, size in sizes.items():
             if size < 1 and size != -1:

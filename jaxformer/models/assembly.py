@@ -11,7 +11,15 @@ from jaxtyping import Array, Float
 
 from jaxformer.errors import UserError, prefix_errors
 from jaxformer.fields import setting
-from jaxformer.models.architecture import Architecture, absent_bias, check_divides, check_even_heads
+from jaxformer.models.architecture import (
+    Architecture,
+    EmbeddingSettings,
+    PaperArchitecture,
+    StackSettings,
+    absent_bias,
+    check_divides,
+    check_even_heads,
+)
 from jaxformer.nn.attention import MultiHeadAttention
 from jaxformer.nn.block import Block, Residual
 from jaxformer.nn.embedding import Embedding
@@ -24,7 +32,7 @@ from jaxformer.nn.stack import Remat, Stack
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ModelConfig(Architecture):
+class ModelConfig(PaperArchitecture):
     """The architecture (section 3 of the paper).
 
     Attributes:
@@ -80,8 +88,6 @@ class ModelConfig(Architecture):
     max_length: int = setting(1024, "size", may_differ=True)
     compute_dtype: ComputeDtype = setting("float32", may_differ=True, per_use=True)
 
-    has_scaled_embeddings = True
-
     def __post_init__(self) -> None:
         super().__post_init__()
         if None in (self.d_k, self.d_v):
@@ -111,6 +117,25 @@ class ModelConfig(Architecture):
                 f"{self.vocab_size}, since targets use its first ids: got {size}"
             )
 
+    def stack_settings(self) -> StackSettings:
+        return dataclasses.replace(
+            super().stack_settings(),
+            d_k=self.d_k,
+            d_v=self.d_v,
+            norm_position=self.norm_position,
+            positions=self.positions,
+            window=self.window,
+            biases=self.biases,
+        )
+
+    def embedding_settings(self) -> EmbeddingSettings:
+        return EmbeddingSettings(
+            positions=self.positions,
+            is_scaled=True,
+            dropout_rate=self.dropout_rate,
+            has_bias=self.biases,
+        )
+
     @property
     def embedding_names(self) -> tuple[str, str, str]:
         if self.embeddings == "separate":
@@ -118,13 +143,21 @@ class ModelConfig(Architecture):
         return super().embedding_names
 
     @property
+    def key_size(self) -> int:
+        return super().key_size if self.d_k is None else self.d_k
+
+    @property
     def value_size(self) -> int:
         """Size of the values of a head, with the default applied."""
         return self.d_model // self.num_heads if self.d_v is None else self.d_v
 
+    @property
+    def output_size(self) -> int:
+        return super().output_size if self.target_vocab_size is None else self.target_vocab_size
+
 
 def make_stack(
-    config: Any,  # a ModelConfig, or a section with its attributes
+    settings: StackSettings,
     *,
     causal: bool = False,
     cross_attention: bool = False,
@@ -133,10 +166,11 @@ def make_stack(
 ) -> Stack:
     """Returns the stack of an encoder, a decoder or a language model.
 
+    A section ``model`` returns the settings, as in ``make_stack(ModelConfig().stack_settings())``.
     With ``causal``, tokens see only earlier tokens; with ``cross_attention``, also a memory.
     ``self_attention`` replaces the paper's.
     """
-    c = config
+    c = settings
     encoding = ENCODINGS[c.positions]
     make_norm = functools.partial(LayerNorm, c.norm_epsilon)
     make_attention = functools.partial(
@@ -164,7 +198,7 @@ def make_stack(
         make_bias = functools.partial(encoding.make_bias, c.num_heads, causal)
     return Stack(
         layers=block,
-        num_layers=c.decoder_layers if cross_attention else c.num_layers,
+        num_layers=c.num_layers,
         final_norm=make_norm if c.norm_position == "pre" else None,
         window=c.window,
         make_bias=make_bias,
@@ -254,7 +288,9 @@ class TokenModel(Model):
     def _make_embedding(self, table: Any, positions: str) -> Embedding:
         """Returns an embedding; ``positions`` is the name of the parameter of learned positions."""
         c = self.config
-        encoding = ENCODINGS.get(c.positions, PositionalEncoding())
+        settings = c.embedding_settings()
+        has_positions = settings.positions is not None
+        encoding = ENCODINGS[settings.positions] if has_positions else PositionalEncoding()
 
         learned = None
         if encoding.is_learned:
@@ -267,23 +303,20 @@ class TokenModel(Model):
 
         return Embedding(
             table,
-            encodings=None if c.positions is None else encode,
+            encodings=encode if has_positions else None,
             max_length=c.max_length,
             compute_dtype=c.compute_dtype,
-            is_scaled=c.has_scaled_embeddings,
+            is_scaled=settings.is_scaled,
         )
 
     @nn.nowrap
     def _make_logits_bias(self) -> Any:
         """Returns the bias of the output logits: of absent tokens, or a parameter, or None."""
         c = self.config
-        absent = getattr(c, "absent_tokens", None)
-        if absent is not None:
-            return absent_bias(absent, c.vocab_size)
-
-        if not c.biases:
-            return None
-        return parameter(self, "logits_bias", nn.initializers.zeros, (c.output_size,))
+        settings = c.embedding_settings()
+        if settings.has_bias:
+            return parameter(self, "logits_bias", nn.initializers.zeros, (c.output_size,))
+        return absent_bias(settings.absent_tokens, c.vocab_size)
 
     def output_projection(self) -> tuple[Float[Array, "V D"], Float[Array, " V"] | None]:
         """Returns matrix and bias of the logits of tokens, for losses that do not store logits.

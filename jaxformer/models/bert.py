@@ -8,7 +8,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxformer.errors import UserError
 from jaxformer.fields import setting
-from jaxformer.models.architecture import Architecture
+from jaxformer.models.architecture import EmbeddingSettings, PaperArchitecture, StackSettings
 from jaxformer.models.assembly import make_stack
 from jaxformer.models.encoder import Encoder, linear
 from jaxformer.nn.dropout import Dropout, RowIds
@@ -23,7 +23,7 @@ Heads = Literal["", "pooler", "masked", "pooler masked", "pooler next", "pooler 
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class BertConfig(Architecture):
+class BertConfig(PaperArchitecture):
     """The architecture of :class:`Bert`; by default BERT-base, with two classes.
 
     Fields that are not listed are as in :class:`~jaxformer.models.gpt2.GPT2Config`.
@@ -51,8 +51,6 @@ class BertConfig(Architecture):
     heads: Heads = setting("pooler", may_differ=True)
     compute_dtype: ComputeDtype = setting("float32", may_differ=True, per_use=True)
 
-    norm_position = "post"
-
     def __post_init__(self) -> None:
         super().__post_init__()
 
@@ -63,6 +61,16 @@ class BertConfig(Architecture):
                 "model.num_classes must be 0, or above 0 with pooler among model.heads: got "
                 f"{self.num_classes} with {self.heads!r}"
             )
+
+    def stack_settings(self) -> StackSettings:
+        return dataclasses.replace(super().stack_settings(), norm_position="post")
+
+    def embedding_settings(self) -> EmbeddingSettings:
+        return EmbeddingSettings(
+            positions="learned",
+            dropout_rate=self.dropout_rate,
+            has_bias=True,
+        )
 
 
 class Bert(Encoder):
@@ -92,7 +100,7 @@ class Bert(Encoder):
         self.norm = LayerNorm(c.norm_epsilon)
         self.dropout = Dropout(c.dropout_rate)
 
-        self.encoder = make_stack(c, remat=self.remat)
+        self.encoder = make_stack(c.stack_settings(), remat=self.remat)
 
         # The heads, each with the parameters that it needs.
         self.pooled_dropout = Dropout(c.dropout_rate)

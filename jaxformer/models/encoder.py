@@ -56,7 +56,7 @@ class Encoder(TokenModel):
         self.logits_bias = self._make_logits_bias()
         self.dropout = Dropout(c.dropout_rate)
         self.pooled_dropout = Dropout(c.dropout_rate)
-        self.encoder = make_stack(c, remat=self.remat)
+        self.encoder = make_stack(c.stack_settings(), remat=self.remat)
 
         self.classes = self._make_linear("classes", c.num_classes)
 

@@ -4,14 +4,14 @@ import dataclasses
 from typing import Literal
 
 from jaxformer.fields import setting
-from jaxformer.models.architecture import Architecture
+from jaxformer.models.architecture import EmbeddingSettings, PaperArchitecture, check_absent_tokens
 from jaxformer.models.language_model import LanguageModel
 from jaxformer.nn.feed_forward import Activation
 from jaxformer.nn.precision import ComputeDtype
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class GPT2Config(Architecture):
+class GPT2Config(PaperArchitecture):
     """The architecture of :class:`GPT2`; by default the smallest one, of 124 million parameters.
 
     Attributes:
@@ -35,6 +35,17 @@ class GPT2Config(Architecture):
     absent_tokens: str = setting("", may_differ=True)
     max_length: int = setting(1024, "size", may_differ=True)
     compute_dtype: ComputeDtype = setting("float32", may_differ=True, per_use=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_absent_tokens(self.absent_tokens)
+
+    def embedding_settings(self) -> EmbeddingSettings:
+        return EmbeddingSettings(
+            positions="learned",
+            dropout_rate=self.dropout_rate,
+            absent_tokens=self.absent_tokens,
+        )
 
 
 class GPT2(LanguageModel):

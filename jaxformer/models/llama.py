@@ -7,7 +7,13 @@ from typing import Literal
 from flax import linen as nn
 
 from jaxformer.fields import setting
-from jaxformer.models.architecture import Architecture, check_divides, check_even_heads
+from jaxformer.models.architecture import (
+    Architecture,
+    EmbeddingSettings,
+    check_absent_tokens,
+    check_divides,
+    check_even_heads,
+)
 from jaxformer.models.language_model import LanguageModel
 from jaxformer.nn.attention import MultiHeadAttention
 from jaxformer.nn.block import Block, Residual
@@ -57,10 +63,6 @@ class LlamaConfig(Architecture):
     max_length: int = setting(2048, "size", may_differ=True)
     compute_dtype: ComputeDtype = setting("float32", may_differ=True, per_use=True)
 
-    feed_forward_matrices = 3
-    positions = None
-    dropout_rate = 0.0
-
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.d_k is None:
@@ -70,6 +72,28 @@ class LlamaConfig(Architecture):
 
         # All layers have rotary positions.
         check_even_heads(self)
+        check_absent_tokens(self.absent_tokens)
+
+    def embedding_settings(self) -> EmbeddingSettings:
+        return EmbeddingSettings(absent_tokens=self.absent_tokens)
+
+    @property
+    def key_size(self) -> int:
+        return super().key_size if self.d_k is None else self.d_k
+
+    @property
+    def kv_heads(self) -> int:
+        return super().kv_heads if self.num_kv_heads is None else self.num_kv_heads
+
+    @property
+    def embedding_names(self) -> tuple[str, str, str]:
+        if self.embeddings == "separate":
+            return "embedding", "embedding", "output_embedding"
+        return super().embedding_names
+
+    @property
+    def feed_forward_matrices(self) -> int:
+        return 3
 
 
 class Llama(LanguageModel):

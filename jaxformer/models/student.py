@@ -38,6 +38,10 @@ class StudentConfig(ModelConfig):
                 f"{self.window} and {self.positions}"
             )
 
+    @property
+    def decoder_layers(self) -> int:
+        return self.num_decoder_layers
+
 
 class Student(Transformer):
     """A Transformer whose decoder has :class:`~jaxformer.nn.SSRU` in place of self-attention.
@@ -57,7 +61,7 @@ class Student(Transformer):
     @nn.nowrap
     def _make_decoder(self) -> Stack:
         return make_stack(
-            self.config,
+            self.config.decoder_settings(),
             causal=True,
             cross_attention=True,
             self_attention=SSRU(self.config.compute_dtype),

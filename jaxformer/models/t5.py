@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 
 from jaxformer.errors import UserError
 from jaxformer.fields import setting
-from jaxformer.models.architecture import Architecture
+from jaxformer.models.architecture import Architecture, EmbeddingSettings, check_absent_tokens
 from jaxformer.models.transformer import Transformer
 from jaxformer.nn.attention import MultiHeadAttention
 from jaxformer.nn.block import Block, Residual
@@ -60,8 +60,6 @@ class T5Config(Architecture):
     max_length: int = setting(2048, "size", may_differ=True)
     compute_dtype: ComputeDtype = setting("float32", may_differ=True, per_use=True)
 
-    positions = None
-
     def __post_init__(self) -> None:
         super().__post_init__()
 
@@ -72,6 +70,28 @@ class T5Config(Architecture):
                 "model.num_buckets must be at least 4, and model.max_distance more than half of "
                 f"it: got {self.num_buckets} and {self.max_distance}"
             )
+
+        check_absent_tokens(self.absent_tokens)
+
+    def embedding_settings(self) -> EmbeddingSettings:
+        return EmbeddingSettings(
+            dropout_rate=self.dropout_rate,
+            absent_tokens=self.absent_tokens,
+        )
+
+    @property
+    def key_size(self) -> int:
+        return self.d_k
+
+    @property
+    def decoder_layers(self) -> int:
+        return self.num_layers if self.num_decoder_layers is None else self.num_decoder_layers
+
+    @property
+    def embedding_names(self) -> tuple[str, str, str]:
+        if self.embeddings == "separate":
+            return "embedding", "embedding", "output_embedding"
+        return super().embedding_names
 
     @property
     def feed_forward_matrices(self) -> int:

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 from jaxformer.errors import UserError
 from jaxformer.fields import setting
 from jaxformer.layout import expand_like
-from jaxformer.models.architecture import Architecture, check_divides
+from jaxformer.models.architecture import PaperArchitecture, check_divides
 from jaxformer.models.assembly import Model, make_stack
 from jaxformer.models.encoder import linear
 from jaxformer.nn.dropout import Dropout, RowIds, dropout_rows
@@ -23,7 +23,7 @@ Pictures: TypeAlias = Float[Array, "B Y X C"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ViTConfig(Architecture):
+class ViTConfig(PaperArchitecture):
     """The architecture of a :class:`ViT`; by default ViT-B/16. Other fields are as in GPT2Config.
 
     Attributes:
@@ -104,7 +104,7 @@ class ViT(Model):
             self.classes = self._make_linear("classes", c.num_classes)
 
         self.dropout = Dropout(c.dropout_rate)
-        self.encoder = make_stack(c, remat=self.remat)
+        self.encoder = make_stack(c.stack_settings(), remat=self.remat)
 
     def __call__(
         self,

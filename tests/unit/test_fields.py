@@ -7,17 +7,35 @@ import typing
 
 import pytest
 
-from jaxformer.config import Config, FitConfig
+from jaxformer.config import Config
+from jaxformer.data.corpus import DataSection
 from jaxformer.errors import UserError
 from jaxformer.fields import STRICT, Facts, check_values, expected_type, facts_of, setting
-from jaxformer.kinds import KINDS
+from jaxformer.models.architecture import Architecture
 from jaxformer.runs.run_directory import check_workdir
 from jaxformer.runs.workdir import Workdir
 from jaxformer.training.mesh import MeshConfig
-from jaxformer.training.settings import TrainingConfig
+from jaxformer.training.settings import FitConfig
 
-MODELS = {network.section for kind in KINDS for network in kind.networks}
-SECTIONS = {*MODELS, *(kind.data for kind in KINDS), FitConfig, TrainingConfig, MeshConfig}
+Config.from_dict({})  # imports all kinds of experiments
+
+
+def subclasses(base):
+    """Yields the dataclasses of the package among a class and its subclasses."""
+    for cls in base.__subclasses__():
+        yield from subclasses(cls)
+    if dataclasses.is_dataclass(base) and base.__module__.startswith("jaxformer."):
+        yield base
+
+
+SECTIONS = {
+    cls for base in (Architecture, DataSection, FitConfig, MeshConfig) for cls in subclasses(base)
+}
+
+
+def test_sections_of_all_kinds_are_found():
+    names = {cls.__name__ for cls in SECTIONS}
+    assert {"StudentConfig", "ViTConfig", "ImagesConfig", "TrainingConfig", "MeshConfig"} < names
 
 
 @pytest.mark.parametrize("section", sorted(SECTIONS, key=repr))

@@ -21,7 +21,15 @@ from jaxformer.data.images import ImagesConfig
 from jaxformer.data.labeled import LabeledConfig
 from jaxformer.data.stream import StreamConfig
 from jaxformer.errors import UserError, prefix_errors, typed_command
-from jaxformer.fields import build_section, check_known, expected_type, inherit_attributes
+from jaxformer.fields import (
+    Facts,
+    build_section,
+    check_known,
+    expected_type,
+    facts_of,
+    inherit_attributes,
+    setting,
+)
 from jaxformer.files import read_object, write_file
 from jaxformer.kinds.kind import Kind
 from jaxformer.kinds.selection import kind_of, known_kinds
@@ -73,8 +81,8 @@ class Config:
     model: Architecture = dataclasses.field(default_factory=ModelConfig)
     data: DataSection = dataclasses.field(default_factory=DataConfig)
     training: TrainingConfig = dataclasses.field(default_factory=TrainingConfig)
-    mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
-    search: BeamSearch | Sampling = dataclasses.field(default_factory=BeamSearch)
+    mesh: MeshConfig = setting(factory=MeshConfig, may_change=True)
+    search: BeamSearch | Sampling = setting(factory=BeamSearch, may_change=True)
 
     def __post_init__(self) -> None:
         for name, hint in typing.get_type_hints(Config).items():
@@ -123,6 +131,14 @@ class Config:
     def kind(self) -> Kind:
         """The kind of the experiment, which ``data.corpus`` selects."""
         return kind_of(self.data.corpus)
+
+    def facts(self) -> dict[str, Facts]:
+        """Returns the facts about sections and fields, by names such as "training.steps"."""
+        found = facts_of(self)
+        for name, section in vars(self).items():
+            for field, facts in facts_of(section).items():
+                found[f"{name}.{field}"] = facts
+        return found
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """Returns the sections as dictionaries of plain values.

@@ -134,7 +134,7 @@ def check_experiment(config: Config, folder: Workdir) -> None:
         )
     config.data.check_named()
 
-    prepare_run(folder, config, config.training.mirror)
+    prepare_run(folder, config, config.facts(), config.training.mirror)
 
     is_new = not folder.config.exists()
     if is_new:

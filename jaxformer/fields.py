@@ -9,14 +9,83 @@ import re
 import reprlib
 import types
 import typing
-from collections.abc import Iterable, Iterator
-from typing import Any, Literal, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 from jaxformer.errors import UserError, did_you_mean
 
 T = TypeVar("T")
+Check: TypeAlias = Literal[
+    "", "positive", "not negative", "fraction", "positive fraction", "size", "own", "any"
+]
 
-_MAY_DIFFER = {"compute_dtype"}  # fields that may have other values when a trained model is used
+_LARGEST_SIZE = 2**20  # Encoding even a single position takes memory in proportion to d_model.
+_FACTS = "facts"  # a key of the metadata of a field
+
+
+class Facts(NamedTuple):
+    """Facts about a field of a section; the defaults are strict.
+
+    Attributes:
+      check: The allowed values of a number: "positive", "not negative", a "fraction" from 0 to less
+        than 1, a "positive fraction", or a "size", which is positive and not huge. "own" stands for
+        a check of the class, "any" for all values.
+      may_change: A run may resume with another value.
+      may_move: A run may resume with another path, since only a new run reads it.
+      may_differ: A run may begin with a model that has another value; no layer depends on it.
+      per_use: Each use of a trained model may choose a value.
+      in_files: Files and the command line may give a value.
+      is_usual: It is in the help of ``jaxformer train``.
+    """
+
+    check: Check = ""
+    may_change: bool = False
+    may_move: bool = False
+    may_differ: bool = False
+    per_use: bool = False
+    in_files: bool = True
+    is_usual: bool = False
+
+
+STRICT = Facts()
+
+
+def setting(default: Any = dataclasses.MISSING, check: Check = "", **facts: Any) -> Any:
+    """Returns a field of a dataclass with :class:`Facts`, such as ``setting(512, "size")``.
+
+    ``factory=Section`` is for a section of a config, in place of a default. The facts then hold for
+    all of its fields.
+    """
+    factory = facts.pop("factory", dataclasses.MISSING)
+    metadata = {_FACTS: Facts(check, **facts)}
+    return dataclasses.field(default=default, default_factory=factory, metadata=metadata)
+
+
+def facts_of(section: Any) -> dict[str, Facts]:
+    """Returns the facts about each field of a dataclass, which are strict unless it has others."""
+    found = {}
+    for field in dataclasses.fields(section):
+        found[field.name] = field.metadata.get(_FACTS, STRICT)
+    return found
+
+
+class _Range(NamedTuple):
+    contains: Callable[[Any], bool]
+    text: str
+
+
+_POSITIVE = _Range(lambda value: 0 < value < math.inf, "greater than 0")
+_FRACTION = _Range(lambda value: 0 <= value < 1, "at least 0 and less than 1")
+_RANGES: dict[Check, tuple[_Range, ...]] = {
+    "positive": (_POSITIVE,),
+    "not negative": (_Range(lambda value: 0 <= value < math.inf, "0 or more"),),
+    "fraction": (_FRACTION,),
+    "positive fraction": (_POSITIVE, _FRACTION),
+    "size": (
+        _POSITIVE,
+        _Range(lambda value: value <= _LARGEST_SIZE, f"at most {_LARGEST_SIZE}"),
+    ),
+}
 
 
 def inherit_attributes(cls: type) -> None:
@@ -45,7 +114,7 @@ def inherit_attributes(cls: type) -> None:
 
 
 def build_section(cls: type[T], values: Any, section: str) -> T:
-    """Builds a dataclass that checks its fields, by :func:`check_types`, from a dictionary."""
+    """Builds a dataclass that checks its fields, by :func:`check_values`, from a dictionary."""
     check_known(values, _types_of(cls), f"{section}.")
     return cls(**values)
 
@@ -86,8 +155,6 @@ def check_unchanged(given: dict[str, Any], saved: Any, section: str, place: str)
     given = json.loads(json.dumps(given))  # As when they were saved: tuples become lists.
 
     for name, was in saved.items():
-        if name in _MAY_DIFFER:
-            continue
         if given.get(name, was) != was:
             raise UserError(
                 f"{place}: was trained with {section}.{name}={reprlib.repr(was)}, but the config "
@@ -126,10 +193,21 @@ def expected_type(hint: Any) -> type:
     return hint
 
 
-def check_types(config: Any, section: str = "") -> None:
-    """Checks types and choices of all plain fields; converts NumPy scalars, which JSON lacks."""
+def check_values(config: Any, section: str = "") -> None:
+    """Checks types, choices and ranges of all plain fields; converts NumPy scalars for JSON."""
     prefix = f"{section}." if section else ""
+    _check_types(config, prefix)
 
+    for name, facts in facts_of(config).items():
+        value = getattr(config, name)
+        if value is None:
+            continue
+        for allowed in _RANGES.get(facts.check, ()):
+            if not allowed.contains(value):
+                raise UserError(f"{prefix}{name} must be {allowed.text}: got {value}")
+
+
+def _check_types(config: Any, prefix: str) -> None:
     for name, hint in _types_of(type(config)).items():
         value = getattr(config, name)
         origin = typing.get_origin(hint)
@@ -148,26 +226,6 @@ def check_types(config: Any, section: str = "") -> None:
         if origin is not tuple:
             converted = _convert(value, hint, f"{prefix}{name}")
             object.__setattr__(config, name, converted)  # The dataclass is frozen.
-
-
-def check_positive(config: Any, section: str, *names: str) -> None:
-    """Checks that fields are finite and greater than 0, or None."""
-    for name in names:
-        value = getattr(config, name)
-        if value is None:
-            continue
-        if not 0 < value < math.inf:
-            raise UserError(f"{section}.{name} must be greater than 0: got {value}")
-
-
-def check_fraction(config: Any, section: str, *names: str) -> None:
-    """Checks that fields are at least 0 and less than 1, or None."""
-    for name in names:
-        value = getattr(config, name)
-        if value is None:
-            continue
-        if not 0 <= value < 1:
-            raise UserError(f"{section}.{name} must be at least 0 and less than 1: got {value}")
 
 
 def fields_given(instance: Any) -> Iterator[str]:

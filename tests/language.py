@@ -53,7 +53,7 @@ OPENINGS = re.compile(
 )
 # Functions with one of these names say neither what they do nor what they return.
 BARE = re.compile(r"_?(?:[a-z]+(?:ed|ing)|begin|call|choose|like|first|beside|do)")
-NOUNS = {"_listing", "allowed", "replicated", "embed", "_embed", "seed"}
+NOUNS = {"_listing", "setting", "allowed", "replicated", "embed", "_embed", "seed"}
 
 # A line with one of these is quoted from others, or is this list.
 ALLOWED = re.compile(r"tests/language\.py|^docs/table3/|^LICENSE|requirements")

@@ -63,6 +63,7 @@ from typing import (
 
 from jaxformer.cli.docstrings import as_help, read_docstring
 from jaxformer.errors import UserError
+from jaxformer.fields import facts_of
 
 # Placeholders of the values of each type that an option can have; a bool is a flag without a value.
 _METAVARS = {int: "N", float: "X", str: "TEXT", bool: None}
@@ -113,7 +114,7 @@ class Fields(NamedTuple):
 
     kinds: Callable[[], tuple[type, ...]]  # imports the dataclasses
     group: str  # title of the group of their common fields
-    names: tuple[str, ...] = ()  # (): all fields that can be given as a word, except ids
+    names: tuple[str, ...] = ()  # (): all fields that a word of the command line can give
     without: tuple[str, ...] = ()
 
 
@@ -362,10 +363,11 @@ def _field_options(fields: Fields) -> Iterator[tuple[_Parameter, Option]]:
     """Yields the options for the fields of some dataclasses; None means that one is not given."""
     kinds = fields.kinds()
     for kind in kinds:
+        facts = facts_of(kind)
         own_group = _WORD_BOUNDARY.sub(" ", kind.__name__).lower()
 
         for each in _parameters(kind):
-            if not _is_chosen(each, fields):
+            if not facts[each.name].in_files or not _is_chosen(each, fields):
                 continue
             owners = [owner for owner in kinds if _has_parameter(owner, each.name)]
             if kind is not owners[0]:
@@ -389,4 +391,4 @@ def _is_chosen(field: _Parameter, fields: Fields) -> bool:
         return False
     if fields.names:
         return field.name in fields.names
-    return field.is_word and not field.name.endswith("_id")
+    return field.is_word

@@ -14,6 +14,7 @@ import textwrap
 from typing import Any, Literal
 
 from jaxformer.cli.signatures import field_help
+from jaxformer.fields import facts_of, setting
 
 _PACKAGE = pathlib.Path(__file__).parents[2]
 _TYPES = {"bool": bool, "float": float, "int": int, "str": str}
@@ -25,19 +26,6 @@ _SECTIONS = {
     "jaxformer.training.settings.TrainingConfig": "training",
     "jaxformer.training.mesh.MeshConfig": "mesh",
     **dict.fromkeys(_SEARCHES, "search"),
-}
-# Fields in the help of ``jaxformer train``; --fields prints all.
-_USUAL = {
-    "model.vocab_size",
-    "model.d_model",
-    "model.num_layers",
-    "model.dropout_rate",
-    "data.train",
-    "data.valid",
-    "data.tokens_per_batch",
-    "training.steps",
-    "training.warmup_steps",
-    "training.learning_rate_scale",
 }
 
 
@@ -55,9 +43,10 @@ def list_fields(*, usual: bool = False) -> str:
     descriptions: dict[str, str] = {}
     for full_name, section in _SECTIONS.items():
         kind = _read(full_name)
+        facts = facts_of(kind)
         for name, text in field_help(kind).items():
             if usual:
-                if f"{section}.{name}" not in _USUAL:
+                if not facts[name].is_usual:
                     continue
                 text, _, _ = text.partition(". ")  # the first sentence
 
@@ -105,8 +94,7 @@ def _dataclass(node: ast.ClassDef, module: str) -> type:
 
         name = ast.unparse(statement.target)
         hint = _type(statement.annotation, module)
-        default = _value(statement.value)
-        fields.append((name, hint, default))
+        fields.append((name, hint, _field(statement.value)))
 
     bases = [_type(base, module) for base in node.bases]
     return dataclasses.make_dataclass(
@@ -130,8 +118,17 @@ def _type(node: ast.expr, module: str) -> Any:
     return object
 
 
+def _field(node: ast.expr | None) -> Any:
+    """Returns the default of a field, or the field that a call of ``setting`` returns."""
+    match node:
+        case ast.Call(func=ast.Name("setting"), args=args, keywords=keywords):
+            facts = {str(keyword.arg): _value(keyword.value) for keyword in keywords}
+            return setting(*map(_value, args), **facts)
+    return _value(node)
+
+
 def _value(node: ast.expr | None) -> Any:
-    """Returns the value of a default; None without one, or if it is a call."""
+    """Returns the value of a default; None without one, or if it is not a literal."""
     if node is None:
         return None
     try:

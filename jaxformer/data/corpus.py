@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxformer.data import corpora
 from jaxformer.errors import UserError, prefix_errors
-from jaxformer.fields import check_positive, check_types
+from jaxformer.fields import check_values, setting
 from jaxformer.files import local_path
 from jaxformer.registry import find_values
 
@@ -39,7 +39,7 @@ class DataSection(abc.ABC):
     """
 
     corpus: str
-    tokenizer: str | None = None
+    tokenizer: str | None = setting(None, may_move=True)
     length_field: ClassVar[str | None] = "max_length"
 
     @property
@@ -100,21 +100,21 @@ class DataConfig(DataSection):
 
     corpus: str = "tfds"
     builder: str = "wmt14_translate/de-en"
-    directory: str = ""
+    directory: str = setting("", may_change=True)
     source_language: str = "en"
     target_language: str = "de"
-    train: str = "train"
-    valid: str = "validation"
+    train: str = setting("train", may_change=True, is_usual=True)
+    valid: str = setting("validation", may_change=True, is_usual=True)
     user_defined_symbols: str = ""
     pretokenizer: Literal["none", "moses"] = "none"
     lowercase: bool = False
     detokenize: bool = True
     batching: Literal["buckets", "packing"] = "buckets"
-    tokens_per_batch: int = 25_000
-    max_length: int = 256
+    tokens_per_batch: int = setting(25_000, "positive", is_usual=True)
+    max_length: int = setting(256, "positive")
 
     def __post_init__(self) -> None:
-        check_types(self, "data")
+        check_values(self, "data")
         self.check_corpus()
         self.check_paths("directory", "train", "valid", "tokenizer")
 
@@ -129,7 +129,6 @@ class DataConfig(DataSection):
                 f"and no special tokens: got {self.user_defined_symbols!r}"
             )
 
-        check_positive(self, "data", "tokens_per_batch", "max_length")
         if self.tokens_per_batch < self.max_length:
             raise UserError(
                 "data.tokens_per_batch must hold at least one sentence of data.max_length: got "

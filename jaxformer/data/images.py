@@ -12,7 +12,7 @@ from jaxtyping import Int, UInt8
 from jaxformer.data.corpus import DataSection
 from jaxformer.data.held_out import is_share
 from jaxformer.errors import UserError, needs_package, prefix_errors
-from jaxformer.fields import check_fraction, check_positive, check_types
+from jaxformer.fields import check_values, setting
 from jaxformer.files import explain_read_errors, local_path, open_file
 
 _SLICE = re.compile(r"(.*?)(?:\[(?:(\d+)%)?:(?:(\d+)%)?\])?")
@@ -32,11 +32,11 @@ class Augmentation:
       flip: Reflect half of the pictures left to right.
     """
 
-    shift: float = 0.0
-    rotation: float = 0.0
-    zoom: float = 0.0
-    shear: float = 0.0
-    warp: float = 0.0
+    shift: float = setting(0.0, "any")
+    rotation: float = setting(0.0, "any")
+    zoom: float = setting(0.0, "fraction")
+    shear: float = setting(0.0, "any")
+    warp: float = setting(0.0, "any")
     flip: bool = False
 
 
@@ -59,16 +59,14 @@ class ImagesConfig(Augmentation, DataSection):
 
     corpus: Literal["images", "digits", "tfds_images"] = "images"
     builder: str = ""
-    directory: str = ""
-    train: str = "train"
-    valid: str = "test"
-    rows: int = 128
+    directory: str = setting("", may_change=True)
+    train: str = setting("train", may_change=True)
+    valid: str = setting("test", may_change=True)
+    rows: int = setting(128, "positive")
     length_field = None
 
     def __post_init__(self) -> None:
-        check_types(self, "data")
-        check_positive(self, "data", "rows")
-        check_fraction(self, "data", "zoom")
+        check_values(self, "data")
         self.check_paths("directory", "train", "valid")
         if self.corpus != "tfds_images" and is_share(self.valid):
             raise UserError(

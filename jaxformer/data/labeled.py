@@ -17,7 +17,7 @@ from jaxformer.data.file_corpora import FileCorpus, find_files
 from jaxformer.data.text_files import fingerprint_files, read_file
 from jaxformer.data.tokenizer import EOS, PAD, UNK
 from jaxformer.errors import UserError
-from jaxformer.fields import check_fraction
+from jaxformer.fields import setting
 
 # Id of the first label in a tokenizer: special tokens precede the labels.
 FIRST_LABEL = UNK + 1
@@ -42,11 +42,10 @@ class LabeledConfig(DataConfig):
     """
 
     corpus: Literal["labeled", "masked"] = "labeled"
-    mask_rate: float = 0.0
+    mask_rate: float = setting(0.0, "fraction")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_fraction(self, "data", "mask_rate")
         if self.corpus == "masked" and not self.mask_rate:
             raise UserError("data.mask_rate must be above 0 with data.corpus=masked, such as 0.15")
 

@@ -20,7 +20,7 @@ from sacremoses import MosesTokenizer as Scripts
 from jaxformer.data.corpus import Corpus
 from jaxformer.data.tokenizer import Tokenizer, Vocabulary
 from jaxformer.errors import MALFORMED, UserError, prefix_errors
-from jaxformer.fields import check_types
+from jaxformer.fields import check_values
 
 
 class _Scripts(NamedTuple):
@@ -39,7 +39,7 @@ class Preprocessing:
     detokenize: bool = True
 
     def __post_init__(self) -> None:
-        check_types(self, "moses")
+        check_values(self, "moses")
 
         for code in (self.source_language, self.target_language):
             if not re.fullmatch("[a-z]{2,3}", code):

@@ -31,7 +31,7 @@ from jaxformer.data.tokenizer import (
     open_tokenizer,
 )
 from jaxformer.errors import UserError, prefix_errors
-from jaxformer.fields import check_positive, check_types
+from jaxformer.fields import check_values, setting
 from jaxformer.files import file_sha256, local_path, read_whole
 
 _MAX_LINE_BYTES = 4192  # SentencePiece skips longer lines
@@ -64,17 +64,17 @@ class StreamConfig(DataSection):
     """
 
     corpus: Literal["stream"] = "stream"
-    file: str = ""
-    valid: str = ""
+    file: str = setting("", may_change=True)
+    valid: str = setting("", may_change=True)
     separator: str = ""
     token_dtype: Literal["uint16", "uint32"] = "uint16"
     tokens: Literal["characters", "bpe"] = "characters"
-    length: int = 256
-    rows: int = 64
+    length: int = setting(256, "positive")
+    rows: int = setting(64, "positive")
     length_field = "length"
 
     def __post_init__(self) -> None:
-        check_types(self, "data")
+        check_values(self, "data")
         self.check_paths("file", "valid", "tokenizer")
 
         if self.valid_file and self.valid_file.endswith(".bin") != self.has_token_ids:
@@ -84,8 +84,6 @@ class StreamConfig(DataSection):
             raise UserError(
                 f"data.separator must be one line of a text: got {self.separator!r} for {self.file}"
             )
-
-        check_positive(self, "data", "length", "rows")
 
     @property
     def valid_share(self) -> float | None:

@@ -12,6 +12,7 @@ from jaxtyping import PyTree
 from jaxformer.config import Config, check_config, check_kind, read_config
 from jaxformer.data.tokenizer import Vocabulary
 from jaxformer.errors import MALFORMED, UserError, prefix_errors, typed_command
+from jaxformer.fields import facts_of
 from jaxformer.files import local_path, model_path, read_whole
 from jaxformer.inference.origins import describe_origin
 from jaxformer.inference.parameter_arrays import abstract_params, prepare_params
@@ -294,7 +295,9 @@ def check_owner(
     """Checks that parameters belong to the workdir's tokenizer and model."""
     tokenizer = read_workdir_object(folder.identity).get("tokenizer")
 
-    model = dataclasses.asdict(config)
+    # A use of the model may choose other values of the other fields.
+    facts = facts_of(config)
+    model = {name: value for name, value in vars(config).items() if not facts[name].per_use}
     expected = {"tokenizer": tokenizer, "model": model}
     check_metadata(
         directory,

@@ -15,7 +15,7 @@ def from_torch_transformer(state: Mapping[str, np.ndarray], *, num_heads: int) -
 
     >>> state = {k: v.numpy() for k, v in model.state_dict().items()}  # doctest: +SKIP
     >>> params = from_torch_transformer(state, num_heads=8)  # doctest: +SKIP
-    >>> encoder = make_stack(config, cross_attention=False)  # doctest: +SKIP
+    >>> encoder = make_stack(config.stack_settings())  # doctest: +SKIP
     >>> memory = encoder.apply({"params": params["encoder"]}, x, None, mask)  # doctest: +SKIP
 
     The config needs ``biases=True`` and ``norm_epsilon=1e-5``, ``norm_position="pre"`` for

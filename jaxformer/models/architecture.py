@@ -1,6 +1,7 @@
 """The base of all sections ``model`` of a config, and special tokens that a model lacks."""
 
-from typing import TYPE_CHECKING, Any, ClassVar
+import dataclasses
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -8,17 +9,59 @@ from jaxtyping import Array, Float
 
 from jaxformer.data.tokenizer import BOS, EOS, PAD, UNK
 from jaxformer.errors import UserError
-from jaxformer.fields import check_fraction, check_positive, check_types
+from jaxformer.fields import check_values
+from jaxformer.nn.feed_forward import Activation
+from jaxformer.nn.positions import Positions
 from jaxformer.nn.precision import ComputeDtype
 
-_SIZES = ("vocab_size", "d_model", "d_ff", "num_heads", "num_layers", "max_length")
-_RATES = ("dropout_rate", "attention_dropout_rate")
-_MAX_SIZE = 2**20  # Encoding even a single position takes memory in proportion to d_model.
 _SPECIAL = {"pad": PAD, "eos": EOS, "bos": BOS, "unk": UNK}
 # Bias of the logit of a token that is never generated. Its probability is 0 in float32, even beside
 # GPT-2's logits of -100. With -inf, label smoothing would have an infinite loss, and training skips
 # steps whose parameters are infinite. Workdirs of imported models have this number, too.
 NEVER_GENERATED = -1e4
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StackSettings:
+    """The layers of a stack that :func:`~jaxformer.models.assembly.make_stack` builds.
+
+    The fields are as in :class:`~jaxformer.ModelConfig`; the defaults are later models'.
+    """
+
+    num_layers: int
+    d_ff: int
+    num_heads: int
+    d_k: int | None = None
+    d_v: int | None = None
+    dropout_rate: float
+    attention_dropout_rate: float
+    norm_position: Literal["post", "pre"] = "pre"
+    norm_epsilon: float
+    positions: Positions = "learned"
+    window: int | None = None
+    qk_norm: bool = False
+    activation: Activation
+    biases: bool = True
+    compute_dtype: ComputeDtype
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EmbeddingSettings:
+    """The embeddings and the logits of a model of tokens.
+
+    Attributes:
+      positions: Encoding that is added to embeddings; None if layers encode positions.
+      is_scaled: Embeddings are multiplied by sqrt(d_model).
+      dropout_rate: Dropout rate of embedding sums.
+      has_bias: The bias of the logits is a parameter.
+      absent_tokens: Special tokens that the vocabulary lacks; see :func:`absent_bias`.
+    """
+
+    positions: Positions | None = None
+    is_scaled: bool = False
+    dropout_rate: float = 0.0
+    has_bias: bool = False
+    absent_tokens: str = ""
 
 
 class Architecture:
@@ -33,20 +76,7 @@ class Architecture:
         __dataclass_fields__: ClassVar[dict[str, Any]]
 
     architecture = "transformer"
-    feed_forward_matrices = 2  # to count operations
-    target_vocab_size: int | None = None
-    window: int | None = None
-    # Other models have fields for some of these. Positions are None if layers encode them.
-    norm_position = "pre"
-    positions = "learned"
-    biases = True
-    embeddings = "tied"
-    has_scaled_embeddings = False
-    d_v = None
-    d_k: int | None = None
-    num_kv_heads: int | None = None
-    qk_norm = False
-    num_decoder_layers: int | None = None
+    window: int | None = None  # Some models have a field for it.
     vocab_size: int
     d_model: int
     d_ff: int
@@ -57,39 +87,19 @@ class Architecture:
     compute_dtype: ComputeDtype
 
     def __post_init__(self) -> None:
-        check_types(self, "model")
-
-        # Some models lack some of these fields: pictures have no vocabulary.
-        sizes = [name for name in _SIZES if hasattr(self, name)]
-        check_positive(self, "model", *sizes, "norm_epsilon")
-        rates = [name for name in _RATES if hasattr(self, name)]
-        check_fraction(self, "model", *rates)
-
-        for name in (*_SIZES, "d_k", "d_v"):
-            size = getattr(self, name, None)
-            if size is not None and size > _MAX_SIZE:
-                raise UserError(f"model.{name} must be at most {_MAX_SIZE}: got {size}")
+        check_values(self, "model")
 
         if "d_k" not in self.__dataclass_fields__:  # A head has no size of its own.
             check_divides(self, "num_heads", "d_model")
 
-        self._check_absent_tokens()
-
-    def _check_absent_tokens(self) -> None:
-        absent = getattr(self, "absent_tokens", "")
-        known = _SPECIAL.keys() - {"eos"}  # Without an end, generation would not stop.
-
-        if not known.issuperset(absent.split()):
-            choices = ", ".join(sorted(known))
-            raise UserError(
-                f"model.absent_tokens must be some of {choices}, separated by spaces: got "
-                f"{absent!r:.80}"
-            )
+    def embedding_settings(self) -> EmbeddingSettings:
+        """Returns the settings of a model of tokens."""
+        raise NotImplementedError(f"{type(self).__name__} describes no model of tokens")
 
     @property
     def key_size(self) -> int:
         """Size of the queries and keys of a head, with the default applied."""
-        return self.d_model // self.num_heads if self.d_k is None else self.d_k
+        return self.d_model // self.num_heads
 
     @property
     def value_size(self) -> int:
@@ -99,24 +109,52 @@ class Architecture:
     @property
     def kv_heads(self) -> int:
         """Number of heads of keys and values."""
-        return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
+        return self.num_heads
 
     @property
     def embedding_names(self) -> tuple[str, str, str]:
         """Names of the parameters of the source, target and output matrices."""
-        if self.embeddings == "tied":
-            return "embedding", "embedding", "embedding"
-        return "embedding", "embedding", "output_embedding"
+        return "embedding", "embedding", "embedding"
 
     @property
     def output_size(self) -> int:
         """Number of logits, and of rows of the target and output matrices."""
-        return self.vocab_size if self.target_vocab_size is None else self.target_vocab_size
+        return self.vocab_size
 
     @property
     def decoder_layers(self) -> int:
         """Number of layers of the decoder, or of the only stack."""
-        return self.num_layers if self.num_decoder_layers is None else self.num_decoder_layers
+        return self.num_layers
+
+    @property
+    def feed_forward_matrices(self) -> int:
+        """Number of matrices of a feed-forward network, to count operations."""
+        return 2
+
+
+class PaperArchitecture(Architecture):
+    """The base of sections of models with the paper's layers, in other settings."""
+
+    dropout_rate: float
+    attention_dropout_rate: float
+    activation: Activation
+
+    def stack_settings(self) -> StackSettings:
+        """Returns the settings of the layers, with defaults for those that are no fields."""
+        return StackSettings(
+            num_layers=self.num_layers,
+            d_ff=self.d_ff,
+            num_heads=self.num_heads,
+            dropout_rate=self.dropout_rate,
+            attention_dropout_rate=self.attention_dropout_rate,
+            norm_epsilon=self.norm_epsilon,
+            activation=self.activation,
+            compute_dtype=self.compute_dtype,
+        )
+
+    def decoder_settings(self) -> StackSettings:
+        """Returns the settings of the layers of a decoder, beside an encoder."""
+        return dataclasses.replace(self.stack_settings(), num_layers=self.decoder_layers)
 
 
 def check_divides(
@@ -144,6 +182,16 @@ def check_even_heads(model: Architecture) -> None:
         raise UserError(
             "the size of a head, model.d_k, must be even, since rotary positions turn pairs: got "
             f"{model.key_size}"
+        )
+
+
+def check_absent_tokens(names: str) -> None:
+    """Checks the names of special tokens that a vocabulary lacks; see :func:`absent_bias`."""
+    known = _SPECIAL.keys() - {"eos"}  # Without an end, generation would not stop.
+    if not known.issuperset(names.split()):
+        choices = ", ".join(sorted(known))
+        raise UserError(
+            f"model.absent_tokens must be some of {choices}, separated by spaces: got {names!r:.80}"
         )
 
 

@@ -10,8 +10,16 @@ from flax import linen as nn
 from jaxtyping import Array, Float
 
 from jaxformer.errors import UserError, prefix_errors
-from jaxformer.fields import check_positive
-from jaxformer.models.architecture import Architecture, absent_bias, check_divides, check_even_heads
+from jaxformer.fields import setting
+from jaxformer.models.architecture import (
+    Architecture,
+    EmbeddingSettings,
+    PaperArchitecture,
+    StackSettings,
+    absent_bias,
+    check_divides,
+    check_even_heads,
+)
 from jaxformer.nn.attention import MultiHeadAttention
 from jaxformer.nn.block import Block, Residual
 from jaxformer.nn.embedding import Embedding
@@ -24,7 +32,7 @@ from jaxformer.nn.stack import Remat, Stack
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ModelConfig(Architecture):
+class ModelConfig(PaperArchitecture):
     """The architecture (section 3 of the paper).
 
     Attributes:
@@ -63,33 +71,29 @@ class ModelConfig(Architecture):
         set ``JAX_DEFAULT_MATMUL_PRECISION=highest`` for full precision.
     """
 
-    vocab_size: int = 37_000
-    d_model: int = 512
-    d_ff: int = 2048
-    num_heads: int = 8
-    num_layers: int = 6
-    d_k: int | None = None
-    d_v: int | None = None
-    dropout_rate: float = 0.1
-    attention_dropout_rate: float = 0.0
+    vocab_size: int = setting(37_000, "size", may_differ=True, is_usual=True)
+    d_model: int = setting(512, "size", is_usual=True)
+    d_ff: int = setting(2048, "size")
+    num_heads: int = setting(8, "size")
+    num_layers: int = setting(6, "size", is_usual=True)
+    d_k: int | None = setting(None, "size")
+    d_v: int | None = setting(None, "size")
+    dropout_rate: float = setting(0.1, "fraction", may_differ=True, is_usual=True)
+    attention_dropout_rate: float = setting(0.0, "fraction", may_differ=True)
     norm_position: Literal["post", "pre"] = "post"
     positions: Positions = "sinusoidal"
-    window: int | None = None
+    window: int | None = setting(None, "positive", may_differ=True)
     qk_norm: bool = False
     activation: Activation = "relu"
-    biases: bool = False
+    biases: bool = setting(False, may_differ=True)
     embeddings: Literal["tied", "separate"] = "tied"
-    target_vocab_size: int | None = None
-    norm_epsilon: float = 1e-6
-    max_length: int = 1024
-    compute_dtype: ComputeDtype = "float32"
-
-    has_scaled_embeddings = True
+    target_vocab_size: int | None = setting(None, "own", may_differ=True)
+    norm_epsilon: float = setting(1e-6, "positive")
+    max_length: int = setting(1024, "size", may_differ=True)
+    compute_dtype: ComputeDtype = setting("float32", may_differ=True, per_use=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(self, "model", "window", "d_k", "d_v")
-
         if None in (self.d_k, self.d_v):
             check_divides(self, "num_heads", "d_model", ", or set model.d_k and model.d_v")
         self._check_target_vocab_size()
@@ -117,6 +121,26 @@ class ModelConfig(Architecture):
                 f"{self.vocab_size}, since targets use its first ids: got {size}"
             )
 
+    def stack_settings(self) -> StackSettings:
+        return dataclasses.replace(
+            super().stack_settings(),
+            d_k=self.d_k,
+            d_v=self.d_v,
+            norm_position=self.norm_position,
+            positions=self.positions,
+            window=self.window,
+            qk_norm=self.qk_norm,
+            biases=self.biases,
+        )
+
+    def embedding_settings(self) -> EmbeddingSettings:
+        return EmbeddingSettings(
+            positions=self.positions,
+            is_scaled=True,
+            dropout_rate=self.dropout_rate,
+            has_bias=self.biases,
+        )
+
     @property
     def embedding_names(self) -> tuple[str, str, str]:
         if self.embeddings == "separate":
@@ -124,13 +148,21 @@ class ModelConfig(Architecture):
         return super().embedding_names
 
     @property
+    def key_size(self) -> int:
+        return super().key_size if self.d_k is None else self.d_k
+
+    @property
     def value_size(self) -> int:
         """Size of the values of a head, with the default applied."""
         return self.d_model // self.num_heads if self.d_v is None else self.d_v
 
+    @property
+    def output_size(self) -> int:
+        return super().output_size if self.target_vocab_size is None else self.target_vocab_size
+
 
 def make_stack(
-    config: Any,  # a ModelConfig, or a section with its attributes
+    settings: StackSettings,
     *,
     causal: bool = False,
     cross_attention: bool = False,
@@ -139,10 +171,11 @@ def make_stack(
 ) -> Stack:
     """Returns the stack of an encoder, a decoder or a language model.
 
+    A section ``model`` returns the settings, as in ``make_stack(ModelConfig().stack_settings())``.
     With ``causal``, tokens see only earlier tokens; with ``cross_attention``, also a memory.
     ``self_attention`` replaces the paper's.
     """
-    c = config
+    c = settings
     encoding = ENCODINGS[c.positions]
     make_norm = functools.partial(LayerNorm, c.norm_epsilon)
     make_qk_norm = functools.partial(RMSNorm, c.norm_epsilon)
@@ -172,7 +205,7 @@ def make_stack(
         make_bias = functools.partial(encoding.make_bias, c.num_heads, causal)
     return Stack(
         layers=block,
-        num_layers=c.decoder_layers if cross_attention else c.num_layers,
+        num_layers=c.num_layers,
         final_norm=make_norm if c.norm_position == "pre" else None,
         window=c.window,
         make_bias=make_bias,
@@ -262,7 +295,9 @@ class TokenModel(Model):
     def _make_embedding(self, table: Any, positions: str) -> Embedding:
         """Returns an embedding; ``positions`` is the name of the parameter of learned positions."""
         c = self.config
-        encoding = ENCODINGS.get(c.positions, PositionalEncoding())
+        settings = c.embedding_settings()
+        has_positions = settings.positions is not None
+        encoding = ENCODINGS[settings.positions] if has_positions else PositionalEncoding()
 
         learned = None
         if encoding.is_learned:
@@ -275,23 +310,20 @@ class TokenModel(Model):
 
         return Embedding(
             table,
-            encodings=None if c.positions is None else encode,
+            encodings=encode if has_positions else None,
             max_length=c.max_length,
             compute_dtype=c.compute_dtype,
-            is_scaled=c.has_scaled_embeddings,
+            is_scaled=settings.is_scaled,
         )
 
     @nn.nowrap
     def _make_logits_bias(self) -> Any:
         """Returns the bias of the output logits: of absent tokens, or a parameter, or None."""
         c = self.config
-        absent = getattr(c, "absent_tokens", None)
-        if absent is not None:
-            return absent_bias(absent, c.vocab_size)
-
-        if not c.biases:
-            return None
-        return parameter(self, "logits_bias", nn.initializers.zeros, (c.output_size,))
+        settings = c.embedding_settings()
+        if settings.has_bias:
+            return parameter(self, "logits_bias", nn.initializers.zeros, (c.output_size,))
+        return absent_bias(settings.absent_tokens, c.vocab_size)
 
     def output_projection(self) -> tuple[Float[Array, "V D"], Float[Array, " V"] | None]:
         """Returns matrix and bias of the logits of tokens, for losses that do not store logits.

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxformer.errors import UserError
-from jaxformer.fields import check_positive
-from jaxformer.models.architecture import Architecture
+from jaxformer.fields import setting
+from jaxformer.models.architecture import EmbeddingSettings, PaperArchitecture, StackSettings
 from jaxformer.models.assembly import make_stack
 from jaxformer.models.encoder import Encoder, linear
 from jaxformer.nn.dropout import Dropout, RowIds
@@ -23,7 +23,7 @@ Heads = Literal["", "pooler", "masked", "pooler masked", "pooler next", "pooler 
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class BertConfig(Architecture):
+class BertConfig(PaperArchitecture):
     """The architecture of :class:`Bert`; by default BERT-base, with two classes.
 
     Fields that are not listed are as in :class:`~jaxformer.models.gpt2.GPT2Config`.
@@ -36,26 +36,23 @@ class BertConfig(Architecture):
     """
 
     architecture: Literal["bert"] = "bert"
-    vocab_size: int = 30_522
-    d_model: int = 768
-    d_ff: int = 3072
-    num_heads: int = 12
-    num_layers: int = 12
-    dropout_rate: float = 0.1
-    attention_dropout_rate: float = 0.1
+    vocab_size: int = setting(30_522, "size", may_differ=True)
+    d_model: int = setting(768, "size")
+    d_ff: int = setting(3072, "size")
+    num_heads: int = setting(12, "size")
+    num_layers: int = setting(12, "size")
+    dropout_rate: float = setting(0.1, "fraction", may_differ=True)
+    attention_dropout_rate: float = setting(0.1, "fraction", may_differ=True)
     activation: Activation = "gelu_exact"
-    norm_epsilon: float = 1e-12
-    max_length: int = 512
-    num_token_types: int = 2
-    num_classes: int = 2
-    heads: Heads = "pooler"
-    compute_dtype: ComputeDtype = "float32"
-
-    norm_position = "post"
+    norm_epsilon: float = setting(1e-12, "positive")
+    max_length: int = setting(512, "size", may_differ=True)
+    num_token_types: int = setting(2, "positive")
+    num_classes: int = setting(2, "own", may_differ=True)
+    heads: Heads = setting("pooler", may_differ=True)
+    compute_dtype: ComputeDtype = setting("float32", may_differ=True, per_use=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(self, "model", "num_token_types")
 
         # The classifier reads the output of the pooler.
         has_pooler = "pooler" in self.heads
@@ -64,6 +61,16 @@ class BertConfig(Architecture):
                 "model.num_classes must be 0, or above 0 with pooler among model.heads: got "
                 f"{self.num_classes} with {self.heads!r}"
             )
+
+    def stack_settings(self) -> StackSettings:
+        return dataclasses.replace(super().stack_settings(), norm_position="post")
+
+    def embedding_settings(self) -> EmbeddingSettings:
+        return EmbeddingSettings(
+            positions="learned",
+            dropout_rate=self.dropout_rate,
+            has_bias=True,
+        )
 
 
 class Bert(Encoder):
@@ -93,7 +100,7 @@ class Bert(Encoder):
         self.norm = LayerNorm(c.norm_epsilon)
         self.dropout = Dropout(c.dropout_rate)
 
-        self.encoder = make_stack(c, remat=self.remat)
+        self.encoder = make_stack(c.stack_settings(), remat=self.remat)
 
         # The heads, each with the parameters that it needs.
         self.pooled_dropout = Dropout(c.dropout_rate)

@@ -7,7 +7,7 @@ from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
 from jaxformer.errors import UserError
-from jaxformer.fields import check_positive
+from jaxformer.fields import setting
 from jaxformer.layout import expand_like
 from jaxformer.models.assembly import ModelConfig, TokenModel, make_stack
 from jaxformer.nn.dropout import Dropout, RowIds, dropout_rows
@@ -22,11 +22,10 @@ class EncoderConfig(ModelConfig):
       num_classes: Number of classes.
     """
 
-    num_classes: int = 2
+    num_classes: int = setting(2, "positive", may_differ=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(self, "model", "num_classes")
         if self.embeddings == "separate":
             raise UserError("model.embeddings must be tied in an encoder: got separate")
 
@@ -57,7 +56,7 @@ class Encoder(TokenModel):
         self.logits_bias = self._make_logits_bias()
         self.dropout = Dropout(c.dropout_rate)
         self.pooled_dropout = Dropout(c.dropout_rate)
-        self.encoder = make_stack(c, remat=self.remat)
+        self.encoder = make_stack(c.stack_settings(), remat=self.remat)
 
         self.classes = self._make_linear("classes", c.num_classes)
 

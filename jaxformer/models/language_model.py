@@ -41,12 +41,12 @@ class LanguageModel(StepwiseModel):
 
         self.embed = self._make_embedding(self.src_table, "positions")
         self.logits_bias = self._make_logits_bias()
-        self.dropout = Dropout(self.config.dropout_rate)
+        self.dropout = Dropout(self.config.embedding_settings().dropout_rate)
         self.decoder = self._make_decoder()
 
     @nn.nowrap
     def _make_decoder(self) -> Stack:
-        return make_stack(self.config, causal=True, remat=self.remat)
+        return make_stack(self.config.stack_settings(), causal=True, remat=self.remat)
 
     def __call__(
         self,

@@ -6,8 +6,14 @@ from typing import Literal
 
 from flax import linen as nn
 
-from jaxformer.fields import check_positive
-from jaxformer.models.architecture import Architecture, check_divides, check_even_heads
+from jaxformer.fields import setting
+from jaxformer.models.architecture import (
+    Architecture,
+    EmbeddingSettings,
+    check_absent_tokens,
+    check_divides,
+    check_even_heads,
+)
 from jaxformer.models.language_model import LanguageModel
 from jaxformer.nn.attention import MultiHeadAttention
 from jaxformer.nn.block import Block, Residual
@@ -40,34 +46,28 @@ class LlamaConfig(Architecture):
     """
 
     architecture: Literal["llama"] = "llama"
-    vocab_size: int = 32_000
-    d_model: int = 4096
-    d_ff: int = 11_008
-    num_heads: int = 32
-    num_kv_heads: int | None = None
-    d_k: int | None = None
-    num_layers: int = 32
-    attention_dropout_rate: float = 0.0
+    vocab_size: int = setting(32_000, "size", may_differ=True)
+    d_model: int = setting(4096, "size")
+    d_ff: int = setting(11_008, "size")
+    num_heads: int = setting(32, "size")
+    num_kv_heads: int | None = setting(None, "positive")
+    d_k: int | None = setting(None, "size")
+    num_layers: int = setting(32, "size")
+    attention_dropout_rate: float = setting(0.0, "fraction", may_differ=True)
     activation: Activation = "swish"
     qk_norm: bool = False
     attention_biases: bool = False
     feed_forward_biases: bool = False
     embeddings: Literal["tied", "separate"] = "separate"
-    norm_epsilon: float = 1e-6
-    rotary_base: float = 10_000.0
-    window: int | None = None
-    absent_tokens: str = ""
-    max_length: int = 2048
-    compute_dtype: ComputeDtype = "float32"
-
-    feed_forward_matrices = 3
-    positions = None
-    dropout_rate = 0.0
+    norm_epsilon: float = setting(1e-6, "positive")
+    rotary_base: float = setting(10_000.0, "positive")
+    window: int | None = setting(None, "positive", may_differ=True)
+    absent_tokens: str = setting("", may_differ=True)
+    max_length: int = setting(2048, "size", may_differ=True)
+    compute_dtype: ComputeDtype = setting("float32", may_differ=True, per_use=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(self, "model", "num_kv_heads", "d_k", "rotary_base", "window")
-
         if self.d_k is None:
             check_divides(self, "num_heads", "d_model")
         if self.num_kv_heads is not None:
@@ -75,6 +75,28 @@ class LlamaConfig(Architecture):
 
         # All layers have rotary positions.
         check_even_heads(self)
+        check_absent_tokens(self.absent_tokens)
+
+    def embedding_settings(self) -> EmbeddingSettings:
+        return EmbeddingSettings(absent_tokens=self.absent_tokens)
+
+    @property
+    def key_size(self) -> int:
+        return super().key_size if self.d_k is None else self.d_k
+
+    @property
+    def kv_heads(self) -> int:
+        return super().kv_heads if self.num_kv_heads is None else self.num_kv_heads
+
+    @property
+    def embedding_names(self) -> tuple[str, str, str]:
+        if self.embeddings == "separate":
+            return "embedding", "embedding", "output_embedding"
+        return super().embedding_names
+
+    @property
+    def feed_forward_matrices(self) -> int:
+        return 3
 
 
 class Llama(LanguageModel):

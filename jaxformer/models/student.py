@@ -10,7 +10,7 @@ from flax import linen as nn
 
 from jaxformer.data.tokenizer import BOS
 from jaxformer.errors import UserError
-from jaxformer.fields import check_positive
+from jaxformer.fields import setting
 from jaxformer.models.assembly import ModelConfig, make_stack
 from jaxformer.models.transformer import Transformer
 from jaxformer.nn.ssru import SSRU
@@ -26,12 +26,10 @@ class StudentConfig(ModelConfig):
     """
 
     architecture: Literal["student"] = "student"
-    num_decoder_layers: int = 2
+    num_decoder_layers: int = setting(2, "positive")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(self, "model", "num_decoder_layers")
-
         acts_on_attention = self.positions in ("rotary", "alibi", "relative")
         if self.window is not None or acts_on_attention:
             raise UserError(
@@ -39,6 +37,10 @@ class StudentConfig(ModelConfig):
                 "model.window, and model.positions that are added to embeddings; got "
                 f"{self.window} and {self.positions}"
             )
+
+    @property
+    def decoder_layers(self) -> int:
+        return self.num_decoder_layers
 
 
 class Student(Transformer):
@@ -59,7 +61,7 @@ class Student(Transformer):
     @nn.nowrap
     def _make_decoder(self) -> Stack:
         return make_stack(
-            self.config,
+            self.config.decoder_settings(),
             causal=True,
             cross_attention=True,
             self_attention=SSRU(self.config.compute_dtype),

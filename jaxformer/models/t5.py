@@ -8,8 +8,8 @@ from flax import linen as nn
 from jaxtyping import Array, Float
 
 from jaxformer.errors import UserError
-from jaxformer.fields import check_positive
-from jaxformer.models.architecture import Architecture
+from jaxformer.fields import setting
+from jaxformer.models.architecture import Architecture, EmbeddingSettings, check_absent_tokens
 from jaxformer.models.transformer import Transformer
 from jaxformer.nn.attention import MultiHeadAttention
 from jaxformer.nn.block import Block, Residual
@@ -40,31 +40,28 @@ class T5Config(Architecture):
     """
 
     architecture: Literal["t5"] = "t5"
-    vocab_size: int = 32_128
-    d_model: int = 512
-    d_ff: int = 2048
-    num_heads: int = 8
-    d_k: int = 64
-    num_layers: int = 6
-    num_decoder_layers: int | None = None
-    dropout_rate: float = 0.1
+    vocab_size: int = setting(32_128, "size", may_differ=True)
+    d_model: int = setting(512, "size")
+    d_ff: int = setting(2048, "size")
+    num_heads: int = setting(8, "size")
+    d_k: int = setting(64, "size")
+    num_layers: int = setting(6, "size")
+    num_decoder_layers: int | None = setting(None, "positive")
+    dropout_rate: float = setting(0.1, "fraction", may_differ=True)
     activation: Activation = "relu"
     gated: bool = False
     embeddings: Literal["tied", "separate"] = "tied"
     scaled_output: bool = True
     bias_per_layer: bool = False
-    num_buckets: int = 32
-    max_distance: int = 128
-    norm_epsilon: float = 1e-6
-    absent_tokens: str = ""
-    max_length: int = 2048
-    compute_dtype: ComputeDtype = "float32"
-
-    positions = None
+    num_buckets: int = setting(32, "positive")
+    max_distance: int = setting(128, "positive")
+    norm_epsilon: float = setting(1e-6, "positive")
+    absent_tokens: str = setting("", may_differ=True)
+    max_length: int = setting(2048, "size", may_differ=True)
+    compute_dtype: ComputeDtype = setting("float32", may_differ=True, per_use=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(self, "model", "d_k", "num_decoder_layers", "num_buckets", "max_distance")
 
         # In a decoder, half of the buckets are for single distances. The others reach further.
         has_few_buckets = self.num_buckets < 4
@@ -73,6 +70,28 @@ class T5Config(Architecture):
                 "model.num_buckets must be at least 4, and model.max_distance more than half of "
                 f"it: got {self.num_buckets} and {self.max_distance}"
             )
+
+        check_absent_tokens(self.absent_tokens)
+
+    def embedding_settings(self) -> EmbeddingSettings:
+        return EmbeddingSettings(
+            dropout_rate=self.dropout_rate,
+            absent_tokens=self.absent_tokens,
+        )
+
+    @property
+    def key_size(self) -> int:
+        return self.d_k
+
+    @property
+    def decoder_layers(self) -> int:
+        return self.num_layers if self.num_decoder_layers is None else self.num_decoder_layers
+
+    @property
+    def embedding_names(self) -> tuple[str, str, str]:
+        if self.embeddings == "separate":
+            return "embedding", "embedding", "output_embedding"
+        return super().embedding_names
 
     @property
     def feed_forward_matrices(self) -> int:

@@ -45,7 +45,7 @@ class Transformer(StepwiseModel):
         self.embed = self._make_embedding(self.tgt_table, "tgt_positions")
         self.logits_bias = self._make_logits_bias()
 
-        dropout_rate = self.config.dropout_rate
+        dropout_rate = self.config.embedding_settings().dropout_rate
         self.src_dropout = Dropout(dropout_rate)
         self.tgt_dropout = Dropout(dropout_rate)
 
@@ -54,11 +54,16 @@ class Transformer(StepwiseModel):
 
     @nn.nowrap
     def _make_encoder(self) -> Stack:
-        return make_stack(self.config, remat=self.remat)
+        return make_stack(self.config.stack_settings(), remat=self.remat)
 
     @nn.nowrap
     def _make_decoder(self) -> Stack:
-        return make_stack(self.config, causal=True, cross_attention=True, remat=self.remat)
+        return make_stack(
+            self.config.decoder_settings(),
+            causal=True,
+            cross_attention=True,
+            remat=self.remat,
+        )
 
     def __call__(
         self,

@@ -8,9 +8,9 @@ from flax import linen as nn
 from jaxtyping import Array, Float
 
 from jaxformer.errors import UserError
-from jaxformer.fields import check_positive
+from jaxformer.fields import setting
 from jaxformer.layout import expand_like
-from jaxformer.models.architecture import Architecture, check_divides
+from jaxformer.models.architecture import PaperArchitecture, check_divides
 from jaxformer.models.assembly import Model, make_stack
 from jaxformer.models.encoder import linear
 from jaxformer.nn.dropout import Dropout, RowIds, dropout_rows
@@ -23,7 +23,7 @@ Pictures: TypeAlias = Float[Array, "B Y X C"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ViTConfig(Architecture):
+class ViTConfig(PaperArchitecture):
     """The architecture of a :class:`ViT`; by default ViT-B/16. Other fields are as in GPT2Config.
 
     Attributes:
@@ -34,26 +34,24 @@ class ViTConfig(Architecture):
     """
 
     architecture: Literal["vit"] = "vit"
-    height: int = 224
-    width: int = 224
-    channels: int = 3
-    patch_size: int = 16
-    num_classes: int = 1000
+    height: int = setting(224, "positive")
+    width: int = setting(224, "positive")
+    channels: int = setting(3, "positive")
+    patch_size: int = setting(16, "positive")
+    num_classes: int = setting(1000, "any", may_differ=True)
     pooling: Literal["token", "mean"] = "token"
-    d_model: int = 768
-    d_ff: int = 3072
-    num_heads: int = 12
-    num_layers: int = 12
+    d_model: int = setting(768, "size")
+    d_ff: int = setting(3072, "size")
+    num_heads: int = setting(12, "size")
+    num_layers: int = setting(12, "size")
     activation: Activation = "gelu"
-    dropout_rate: float = 0.0
-    attention_dropout_rate: float = 0.0
-    norm_epsilon: float = 1e-6
-    compute_dtype: ComputeDtype = "float32"
+    dropout_rate: float = setting(0.0, "fraction", may_differ=True)
+    attention_dropout_rate: float = setting(0.0, "fraction", may_differ=True)
+    norm_epsilon: float = setting(1e-6, "positive")
+    compute_dtype: ComputeDtype = setting("float32", may_differ=True, per_use=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(self, "model", "height", "width", "channels", "patch_size")
-
         for side in ("height", "width"):
             check_divides(self, "patch_size", side)
 
@@ -106,7 +104,7 @@ class ViT(Model):
             self.classes = self._make_linear("classes", c.num_classes)
 
         self.dropout = Dropout(c.dropout_rate)
-        self.encoder = make_stack(c, remat=self.remat)
+        self.encoder = make_stack(c.stack_settings(), remat=self.remat)
 
     def __call__(
         self,

@@ -4,49 +4,20 @@ import contextlib
 import hashlib
 import json
 import pathlib
-from collections.abc import Callable, Iterator
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from jaxformer.errors import UserError, prefix_errors
-from jaxformer.fields import check_unchanged
+from jaxformer.fields import STRICT, Facts, check_unchanged
 from jaxformer.files import check_file_system, local_path, lock_folder, write_file
 from jaxformer.runs import processes
 from jaxformer.runs.manifest import saved_steps
 from jaxformer.runs.mirror import fetch_copy
 from jaxformer.runs.workdir import Workdir, code_digest, read_workdir_object, use_compilation_cache
-from jaxformer.search.serialization import search_fields
 from jaxformer.waits import announce
 
-_LOOP = (
-    "steps",
-    "gradient_accumulation",
-    "remat",
-    "keep_checkpoints",
-    "stall_timeout",
-    "profile",
-    "log_every",
-    "eval_every",
-    "eval_sentences",
-    "checkpoint_every",
-    "mirror",
-    "patience",
-    "may_change",
-)
-# Fields that may differ when a run is resumed.
-_MAY_CHANGE = {
-    *(f"fit.{name}" for name in _LOOP),
-    *(f"training.{name}" for name in _LOOP),
-    "data.train",
-    "data.valid",
-    "data.directory",
-    "data.file",
-    "mesh.data",
-    "mesh.fsdp",
-    "mesh.tensor",
-    *(f"search.{name}" for name in search_fields()),
-}
-# Paths that only a new run reads. They may change, but not appear or vanish.
-_MAY_MOVE = {"training.init_from", "data.tokenizer"}
+# Facts about sections and fields of settings, by names such as "mesh" and "training.steps".
+FactsByName: TypeAlias = Mapping[str, Facts]
 
 
 @runtime_checkable
@@ -59,7 +30,12 @@ class Settings(Protocol):
     def from_dict(cls, values: dict[str, Any]) -> "Settings": ...
 
 
-def prepare_run(folder: Workdir, settings: Settings, mirror: str | None = None) -> None:
+def prepare_run(
+    folder: Workdir,
+    settings: Settings,
+    facts: FactsByName,
+    mirror: str | None = None,
+) -> None:
     """Restores files from the mirror, and checks the run as far as possible without its data."""
     use_compilation_cache()
 
@@ -70,18 +46,23 @@ def prepare_run(folder: Workdir, settings: Settings, mirror: str | None = None) 
     folder.check_writable()
     if mirror is not None:
         copy = Workdir(local_path(mirror))
-        processes.on_primary(lambda: _check_mirror(copy, folder, settings))
+        processes.on_primary(lambda: _check_mirror(copy, folder, settings, facts))
         if folder.config.exists():
-            _check_fields(folder, settings)
+            _check_fields(folder, settings, facts)
 
         with announce(f"comparing the checkpoints in {folder.path} with the copy in {copy.path}"):
             processes.on_primary(lambda: fetch_copy(copy, folder))
 
     # After the restored files.
-    check_workdir(folder, settings)
+    check_workdir(folder, settings, facts)
 
 
-def _check_mirror(copy: Workdir, folder: Workdir, settings: Settings) -> None:
+def _check_mirror(
+    copy: Workdir,
+    folder: Workdir,
+    settings: Settings,
+    facts: FactsByName,
+) -> None:
     """Checks that the mirror is a new folder, or a copy of this run."""
     ours = folder.path.resolve()
     theirs = copy.path.resolve()
@@ -99,7 +80,7 @@ def _check_mirror(copy: Workdir, folder: Workdir, settings: Settings) -> None:
         )
 
     if copy.config.exists():
-        _check_fields(copy, settings)
+        _check_fields(copy, settings, facts)
         if folder.identity.exists() and copy.identity.exists():  # an interrupted copy lacks it
             check_identity(copy, read_workdir_object(folder.identity))
         return
@@ -114,11 +95,11 @@ def _check_mirror(copy: Workdir, folder: Workdir, settings: Settings) -> None:
         )
 
 
-def check_workdir(folder: Workdir, settings: Settings) -> None:
+def check_workdir(folder: Workdir, settings: Settings, facts: FactsByName) -> None:
     """Checks that the workdir is new, or has a run of the same experiment and its checkpoints."""
     folder.check_writable()
     if folder.config.exists():
-        _check_fields(folder, settings)
+        _check_fields(folder, settings, facts)
         _check_checkpoints(folder)
         return
     if folder.config.is_symlink():  # to a file that does not exist
@@ -132,7 +113,7 @@ def check_workdir(folder: Workdir, settings: Settings) -> None:
         )
 
 
-def _check_fields(folder: Workdir, settings: Settings) -> None:
+def _check_fields(folder: Workdir, settings: Settings, facts: FactsByName) -> None:
     """Checks that the saved settings describe the same experiment."""
     values = read_workdir_object(folder.config)
     if values.keys() - settings.to_dict().keys():
@@ -143,18 +124,21 @@ def _check_fields(folder: Workdir, settings: Settings) -> None:
     with prefix_errors(str(folder.config)):
         saved = type(settings).from_dict(values)
 
-    given = _fields(settings)
+    given = _fixed_fields(settings, facts)
     allowed = _allowed_changes(settings, given)
-    for name, was in _fields(saved).items():
+    for name, was in _fixed_fields(saved, facts).items():
         now = given.get(name)
         if was == now or name in allowed:
             continue
-        has_moved = name in _MAY_MOVE and was is not None and now is not None
+
+        # A path may change, but not appear or vanish.
+        own = facts.get(name, STRICT)
+        has_moved = own.may_move and was is not None and now is not None
         if has_moved:
             continue
 
         # The parameters serve a new run unless the field changes the layers.
-        same_layers = not name.startswith("model.") or name.endswith("dropout_rate")
+        same_layers = not name.startswith("model.") or own.may_differ
         way_on = ""
         if same_layers and "training.init_from" in given:
             way_on = (
@@ -196,13 +180,15 @@ def _allowed_changes(settings: Settings, given: dict[str, Any]) -> set[str]:
     return set()
 
 
-def _fields(settings: Settings) -> dict[str, Any]:
+def _fixed_fields(settings: Settings, facts: FactsByName) -> dict[str, Any]:
     """Returns the values that a resumed run must not change, by name."""
     fields = {}
     for section, values in settings.to_dict().items():
+        if facts.get(section, STRICT).may_change:
+            continue
         for name, value in values.items():
             field = f"{section}.{name}"
-            if field not in _MAY_CHANGE:
+            if not facts.get(field, STRICT).may_change:
                 fields[field] = value
     return fields
 

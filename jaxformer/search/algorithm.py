@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
 from jaxformer.errors import UserError
-from jaxformer.fields import check_types
+from jaxformer.fields import check_values, setting
 from jaxformer.layout import map_rows, zeros_for_rows
 from jaxformer.search.constraints import (
     Constraint,
@@ -70,10 +70,10 @@ class Algorithm(abc.ABC):
     max_length: int | None = None
     min_length: int = 0
     no_repeat_ngram: int = 0
-    constraints: tuple[Constraint, ...] = ()
-    bos_id: int = 2
-    eos_id: int = 1
-    pad_id: int = 0
+    constraints: tuple[Constraint, ...] = setting((), in_files=False)  # which are no plain values
+    bos_id: int = setting(2, in_files=False)
+    eos_id: int = setting(1, in_files=False)
+    pad_id: int = setting(0, in_files=False)
 
     _size: ClassVar[str]  # the field with the number of hypotheses
     # Numbers that jitted functions trace always, or unless they have their default, which is free.
@@ -81,7 +81,7 @@ class Algorithm(abc.ABC):
     _traced_unless_default: ClassVar[tuple[str, ...]] = ("min_length",)
 
     def __post_init__(self) -> None:
-        check_types(self)
+        check_values(self)
 
         self._check("length_penalty", 0 <= self.length_penalty <= 10, "be 0 to 10")
         self._check("max_extra_length", self.max_extra_length > 0, "be greater than 0")

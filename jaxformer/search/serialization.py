@@ -1,12 +1,11 @@
 """Search algorithms as plain values, for config files and the command line."""
 
-import dataclasses
 import re
 import typing
 from typing import Any
 
 from jaxformer.errors import UserError
-from jaxformer.fields import check_known
+from jaxformer.fields import check_known, facts_of
 from jaxformer.search.beam import BeamSearch
 from jaxformer.search.sampling import Sampling
 
@@ -16,8 +15,6 @@ SEARCHES: dict[str, type[BeamSearch | Sampling]] = {
     "beam": BeamSearch,
     "sampling": Sampling,
 }
-# Ids belong to the vocabulary, and constraints are not plain values.
-_NOT_IN_FILES = ("bos_id", "eos_id", "pad_id", "constraints")
 
 
 def to_dict(search: BeamSearch | Sampling) -> dict[str, Any]:
@@ -77,8 +74,7 @@ def from_dict(values: dict[str, Any]) -> BeamSearch | Sampling:
 
 
 def _file_fields(kind: type[BeamSearch | Sampling]) -> list[str]:
-    names = [field.name for field in dataclasses.fields(kind)]
-    return [name for name in names if name not in _NOT_IN_FILES]
+    return [name for name, facts in facts_of(kind).items() if facts.in_files]
 
 
 def search_fields() -> dict[str, tuple[Any, Any]]:

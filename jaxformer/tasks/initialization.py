@@ -17,6 +17,7 @@ from jaxformer import pretrained
 from jaxformer.config import Config, read_config
 from jaxformer.data.tokenizer import Vocabulary
 from jaxformer.errors import UserError, did_you_mean, prefix_errors
+from jaxformer.fields import STRICT, facts_of
 from jaxformer.files import model_path, write_file
 from jaxformer.inference.parameter_arrays import params_sha256
 from jaxformer.inference.weights import TrainedModel
@@ -28,20 +29,6 @@ from jaxformer.training.state import StartFrom
 
 # Value of data.tokenizer: learn one from the training text, even with training.init_from.
 NEW = "new"
-# Fields that may differ from the initial model. All others determine the layers.
-_MAY_DIFFER = {
-    "vocab_size",
-    "target_vocab_size",
-    "max_length",
-    "compute_dtype",
-    "biases",
-    "dropout_rate",
-    "attention_dropout_rate",
-    "window",
-    "num_classes",
-    "heads",
-    "absent_tokens",
-}
 _TABLES = ("embedding", "src_embedding", "tgt_embedding", "output_embedding", "logits_bias")
 _HAVE_ROWS = (*_TABLES, "positions", "src_positions", "tgt_positions")
 
@@ -223,7 +210,8 @@ def _layers_of(model: Architecture) -> dict[str, object]:
     values = dataclasses.asdict(model)
     values["d_k"] = model.key_size
     values["d_v"] = model.value_size
-    return {name: value for name, value in values.items() if name not in _MAY_DIFFER}
+    facts = facts_of(model)
+    return {name: value for name, value in values.items() if not facts.get(name, STRICT).may_differ}
 
 
 def matching_ids(ours: Vocabulary, theirs: Vocabulary) -> Int[np.ndarray, "2 N"]:

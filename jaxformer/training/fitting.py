@@ -30,7 +30,7 @@ from jaxformer.training.hooks import Hook, profile_hook
 from jaxformer.training.independence import describe_dependence
 from jaxformer.training.mesh import check_mesh, make_mesh
 from jaxformer.training.placement import BatchShards, to_devices
-from jaxformer.training.settings import FitConfig
+from jaxformer.training.settings import FitConfig, facts_by_name
 from jaxformer.training.state import (
     StartFrom,
     TrainState,
@@ -124,7 +124,7 @@ def fit(
         evaluated=evaluated,
     )
     with watchdog.watch(settings.stall_timeout):
-        run_directory.prepare_run(folder, run.config, settings.mirror)
+        run_directory.prepare_run(folder, run.config, facts_by_name(run.config), settings.mirror)
         return run.train()
 
 
@@ -165,7 +165,7 @@ class Run:
             _open_checkpoints(folder, settings) as (checkpoints, record_commit),
         ):
             # Checked again, since another run may have used the workdir in the meantime.
-            run_directory.check_workdir(folder, self.config)
+            run_directory.check_workdir(folder, self.config, facts_by_name(self.config))
             run_directory.check_identity(folder, identity)
 
             # The newest state, or a fresh one.

@@ -15,7 +15,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh
 
 from jaxformer.errors import UserError
-from jaxformer.fields import check_types
+from jaxformer.fields import check_values, setting
 
 DATA_AXIS = "data"
 AXES = (DATA_AXIS, "fsdp", "tensor")
@@ -35,12 +35,12 @@ class MeshConfig:
       tensor: Number of shards of the heads, the inner layer and the vocabulary.
     """
 
-    data: int = -1
-    fsdp: int = 1
-    tensor: int = 1
+    data: int = setting(-1, "own")
+    fsdp: int = setting(1, "own")
+    tensor: int = setting(1, "own")
 
     def __post_init__(self) -> None:
-        check_types(self, "mesh")
+        check_values(self, "mesh")
         sizes = dataclasses.asdict(self)
         for name, size in sizes.items():
             if size < 1 and size != -1:

@@ -1,12 +1,11 @@
 """Settings of training: the loop of any task, and the paper's optimizer."""
 
 import dataclasses
-import math
 import re
 from typing import Any, Literal
 
 from jaxformer.errors import UserError
-from jaxformer.fields import build_section, check_fraction, check_known, check_positive, check_types
+from jaxformer.fields import Facts, build_section, check_known, check_values, facts_of, setting
 from jaxformer.files import local_path
 from jaxformer.nn.stack import Remat
 
@@ -44,44 +43,30 @@ class FitConfig:
         state, and the batches are as in a run that began with the new values.
     """
 
-    steps: int = 100_000
-    gradient_accumulation: int = 1
-    seed: int = 0
-    log_every: int = 100
-    eval_every: int = 1500
-    checkpoint_every: int = 1500
-    keep_checkpoints: int = 5
+    steps: int = setting(100_000, "positive", may_change=True, is_usual=True)
+    gradient_accumulation: int = setting(1, "positive", may_change=True)
+    seed: int = setting(0, "own")
+    log_every: int = setting(100, "positive", may_change=True)
+    eval_every: int = setting(1500, "positive", may_change=True)
+    checkpoint_every: int = setting(1500, "positive", may_change=True)
+    keep_checkpoints: int = setting(5, "positive", may_change=True)
     best_metric: str | None = None
-    patience: int = 0
-    stall_timeout: int = 600
-    mirror: str | None = None
-    profile: str | None = None
-    may_change: str = ""
+    patience: int = setting(0, "not negative", may_change=True)
+    stall_timeout: int = setting(600, "positive", may_change=True)
+    mirror: str | None = setting(None, may_change=True)
+    profile: str | None = setting(None, may_change=True)
+    may_change: str = setting("", may_change=True)
 
     section = "fit"  # name of the section in the config, not a field
 
     def __post_init__(self) -> None:
         section = self.section
-        check_types(self, section)
-        check_positive(
-            self,
-            section,
-            "steps",
-            "gradient_accumulation",
-            "log_every",
-            "eval_every",
-            "checkpoint_every",
-            "keep_checkpoints",
-            "stall_timeout",
-        )
-
+        check_values(self, section)
         if self.eval_every % self.checkpoint_every:
             raise UserError(
                 f"{section}.eval_every must be a multiple of {section}.checkpoint_every, so that "
                 f"what was validated is kept: got {self.eval_every} and {self.checkpoint_every}"
             )
-        if self.patience < 0:
-            raise UserError(f"{section}.patience must be 0 or more: got {self.patience}")
 
         if self.mirror is not None:
             local_path(self.mirror)  # refuses URLs
@@ -110,6 +95,10 @@ class FitConfig:
         before = int(match[1])
         last = int(match[2])
         return range(before + 1, last + 1)
+
+    def facts(self) -> dict[str, Facts]:
+        """Returns the facts about each field, by names such as "fit.steps"."""
+        return {f"{self.section}.{name}": facts for name, facts in facts_of(self).items()}
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """Returns the fields as one section."""
@@ -163,21 +152,21 @@ class TrainingConfig(FitConfig):
         turns this off.
     """
 
-    init_from: str | None = None
+    init_from: str | None = setting(None, may_move=True)
     freeze: str | None = None
-    warmup_steps: int = 4000
-    learning_rate: float | None = None
-    learning_rate_scale: float = 1.0
-    label_smoothing: float = 0.1
-    consistency: float = 0.0
-    clip_norm: float | None = None
-    remat: Remat = "none"
+    warmup_steps: int = setting(4000, "positive", is_usual=True)
+    learning_rate: float | None = setting(None, "positive")
+    learning_rate_scale: float = setting(1.0, "positive", is_usual=True)
+    label_smoothing: float = setting(0.1, "fraction")
+    consistency: float = setting(0.0, "not negative")
+    clip_norm: float | None = setting(None, "positive")
+    remat: Remat = setting("none", may_change=True)
     optimizer: Literal["adam", "muon"] = "adam"
     schedule: Literal["inverse_sqrt", "constant", "linear", "cosine"] = "inverse_sqrt"
-    weight_decay: float = 0.0
+    weight_decay: float = setting(0.0, "not negative")
     adam_dtype: Literal["float32", "bfloat16"] = "float32"
-    ema_decay: float | None = None
-    eval_sentences: int = 500
+    ema_decay: float | None = setting(None, "positive fraction")
+    eval_sentences: int = setting(500, "not negative", may_change=True)
 
     section = "training"
 
@@ -186,23 +175,8 @@ class TrainingConfig(FitConfig):
             object.__setattr__(self, "optimizer", "adam")
 
         super().__post_init__()
-        check_positive(
-            self,
-            "training",
-            "warmup_steps",
-            "learning_rate_scale",
-            "learning_rate",
-            "clip_norm",
-            "ema_decay",
-        )
-
-        check_fraction(self, "training", "label_smoothing", "ema_decay")
         if self.init_from is not None:
             local_path(self.init_from)  # refuses URLs
-        for name in ("eval_sentences", "weight_decay", "consistency"):
-            value = getattr(self, name)
-            if not 0 <= value < math.inf:
-                raise UserError(f"training.{name} must be 0 or more: got {value}")
 
         # Combinations of fields.
         if self.schedule in DECAYING and self.warmup_steps >= self.steps:
@@ -214,3 +188,10 @@ class TrainingConfig(FitConfig):
             raise UserError(
                 f"training.adam_dtype=bfloat16 needs training.optimizer=adam: got {self.optimizer}"
             )
+
+
+def facts_by_name(config: Any) -> dict[str, Facts]:
+    """Returns the facts about the fields of a config; of a user's own, about the loop's fields."""
+    if hasattr(config, "facts"):
+        return config.facts()
+    return FitConfig().facts() | TrainingConfig().facts()

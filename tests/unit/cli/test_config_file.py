@@ -192,11 +192,11 @@ def test_choices_are_logged_and_an_edit_of_the_file_is_still_refused(resume, cap
     resumed = resume(300, "training.steps=900")
     assert capsys.readouterr().err == "run: keeps training.warmup_steps=30, as the run began\n"
     (tmp_path / "run" / "checkpoints").mkdir()
-    check_workdir(Workdir(tmp_path / "run"), resumed)
+    check_workdir(Workdir(tmp_path / "run"), resumed, resumed.facts())
     edited = resume(300, "training.steps=900", rate="2e-3")
     assert edited.training.warmup_steps == 30
     with pytest.raises(UserError, match=r"training\.learning_rate=0\.001, but 0.002 was given"):
-        check_workdir(Workdir(tmp_path / "run"), edited)
+        check_workdir(Workdir(tmp_path / "run"), edited, edited.facts())
 
 
 def test_choices_that_contradict_an_override_name_the_run(resume):

@@ -55,7 +55,7 @@ def _run(config, params, src, tgt, padding):
     def apply(stack, *arguments):
         variables = {"params": params[stack]}
         is_decoder = stack == "decoder"
-        module = make_stack(config, causal=is_decoder, cross_attention=is_decoder)
+        module = make_stack(config.stack_settings(), causal=is_decoder, cross_attention=is_decoder)
         x = module.apply(variables, *arguments)
         if config.norm_position == "pre":  # Pre-norm stacks end with a layer norm.
             return x

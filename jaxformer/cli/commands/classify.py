@@ -15,7 +15,7 @@ from jaxformer.errors import UserError
 from jaxformer.files import STDIN, STDOUT, is_stream
 
 if TYPE_CHECKING:
-    from jaxformer.tasks.classification.classifier import Classifier
+    from jaxformer.tasks.classification.text_classifier import Classifier
 
 _DRAWN = 8  # pictures with their attention
 
@@ -59,7 +59,7 @@ def classify(
 
       echo "a stirring , funny film" | jaxformer classify --workdir runs/sst2
     """
-    from jaxformer.tasks.classification.classifier import Classifier
+    from jaxformer.tasks.classification.text_classifier import Classifier
 
     if images is not None:
         if input is not None or labeled is not None:
@@ -135,7 +135,7 @@ def _classify_images(
     """Returns a line for each picture; prints the accuracy, and draws the attention."""
     from jaxformer.data.images import read_npz
     from jaxformer.plots.image_attention import draw_heads
-    from jaxformer.tasks.images.classifier import ImageClassifier
+    from jaxformer.tasks.images.image_classifier import ImageClassifier
 
     classifier = ImageClassifier.load(workdir, weights=weights)
     pixels, labels = read_npz(str(images), needs_labels=False)
@@ -195,7 +195,12 @@ def _score(classifier: "Classifier", path: pathlib.Path, baselines: bool) -> Non
     from jaxformer.config import data_section
     from jaxformer.data.held_out import open_splits
     from jaxformer.data.labeled import LabeledConfig, LabeledCorpus
-    from jaxformer.evaluation import classification
+    from jaxformer.evaluation.classification_scores import (
+        accuracy,
+        bigram_classifiers,
+        macro_f1,
+        with_interval,
+    )
 
     corpus = LabeledCorpus()
     rows = corpus.rows(path) if is_stream(path) else corpus.pairs(str(path))
@@ -213,11 +218,11 @@ def _score(classifier: "Classifier", path: pathlib.Path, baselines: bool) -> Non
         data = data_section(classifier.config, LabeledConfig)
         corpus = open_splits(data, LabeledCorpus())
         train, labels = zip(*corpus.pairs(data.train), strict=True)
-        bayes, logistic = classification.bigram_classifiers(train, labels, texts)
+        bayes, logistic = bigram_classifiers(train, labels, texts)
         found |= {"naive Bayes, bigrams": bayes, "logistic, bigrams": logistic}
 
     print(f"{len(texts):,} texts; 95 % intervals by the bootstrap")
     for name, labels in found.items():
-        right = classification.with_interval(classification.accuracy, labels, expected)
-        f1 = classification.with_interval(classification.macro_f1, labels, expected)
+        right = with_interval(accuracy, labels, expected)
+        f1 = with_interval(macro_f1, labels, expected)
         print(f"  {name:22} accuracy {right}  macro-F1 {f1}")

@@ -27,10 +27,17 @@ from jaxformer.errors import UserError
 from jaxformer.files import local_path, read_object, read_whole, run_path
 from jaxformer.inference.conversions import write_model
 from jaxformer.inference.origins import IMPORT
-from jaxformer.interop.arrays import NOTHING, NamedArrays, Params, read_weights, split_heads, stack
 from jaxformer.interop.hub import ModelFiles, describe_source
-from jaxformer.interop.marian.config import LAYOUT, MarianConfig
-from jaxformer.interop.marian.layout import LINEAR, NORMS, OUTPUT, SHARED, SOURCE, TARGET
+from jaxformer.interop.marian.marian_config import LAYOUT, MarianConfig
+from jaxformer.interop.marian.marian_names import LINEAR, NORMS, OUTPUT, SHARED, SOURCE, TARGET
+from jaxformer.interop.named_arrays import (
+    NOTHING,
+    NamedArrays,
+    Params,
+    read_weights,
+    split_heads,
+    stack,
+)
 from jaxformer.nn.positions import sinusoidal_positions
 from jaxformer.runs.workdir import Workdir
 

@@ -18,10 +18,10 @@ from starlette.routing import Route
 from jaxformer.errors import UserError
 from jaxformer.plots.attention_page import source_hash
 from jaxformer.serving import protocol
+from jaxformer.serving.backend import Backend
 from jaxformer.serving.batching import BatchQueue, OverloadedError
 from jaxformer.serving.body import Fields, parse_body, parse_url
 from jaxformer.serving.protocol import Limits, Sentence, Translation
-from jaxformer.serving.translator_backend import Backend
 
 T = TypeVar("T")
 

@@ -17,8 +17,8 @@ from jaxformer.cli import main
 from jaxformer.data.numerals import NumeralsCorpus
 from jaxformer.inference.translator import Translator
 from jaxformer.search import BeamSearch
+from jaxformer.serving.backend import TranslatorBackend
 from jaxformer.serving.protocol import Sentence
-from jaxformer.serving.translator_backend import TranslatorBackend
 
 from .. import printed
 from . import pages

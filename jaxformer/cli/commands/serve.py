@@ -16,7 +16,7 @@ from jaxformer.serving.languages import parse_pairs
 from jaxformer.serving.protocol import Limits
 
 if TYPE_CHECKING:
-    from jaxformer.serving.translator_backend import Backend
+    from jaxformer.serving.backend import Backend
 
 _MAX_CONNECTIONS = 1000  # each holds at most --body-limit bytes; more get HTTP 503
 _GRACE = 30  # seconds to finish running requests
@@ -73,7 +73,7 @@ def serve(
     with needs_package("starlette", "which serves HTTP", extra="serve"):
         import starlette  # noqa: F401
         import uvicorn  # noqa: F401
-    from jaxformer.serving.translator_backend import TranslatorBackend
+    from jaxformer.serving.backend import TranslatorBackend
 
     def report(step: str) -> None:
         print(f"compiling {step}", file=sys.stderr)

@@ -21,7 +21,7 @@ import numpy as np
 
 from jaxformer.nn import Keys
 from jaxformer.nn.kernels import KeyValues, attend, chunked_attention, windowed_attention
-from jaxformer.paper.command import machine
+from jaxformer.paper.table_commands import machine
 from jaxformer.plots import figure
 
 WINDOW = "window"

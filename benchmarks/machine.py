@@ -17,7 +17,7 @@ def machine() -> dict[str, Any]:
     import jax
 
     import jaxformer
-    from jaxformer.paper.command import processor
+    from jaxformer.paper.table_commands import processor
 
     device = jax.devices()[0]
     return {

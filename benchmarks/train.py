@@ -216,8 +216,8 @@ def our_steps(name: str, size: dict[str, int]) -> tuple[Callable, Callable]:
     from jaxformer.experiment import make_optimizer
     from jaxformer.training.mesh import make_mesh
     from jaxformer.training.placement import to_devices
-    from jaxformer.training.state import init_state
     from jaxformer.training.step import make_train_step
+    from jaxformer.training.train_state import init_state
 
     _, dtype = name.split()
     mesh = make_mesh()

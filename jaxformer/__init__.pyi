@@ -72,8 +72,8 @@ from jaxformer.search import beam_search as beam_search
 from jaxformer.search import ensemble as ensemble
 from jaxformer.search import gnmt_penalty as gnmt_penalty
 from jaxformer.search import sample as sample
-from jaxformer.tasks.classification.classifier import Classifier as Classifier
-from jaxformer.tasks.images.classifier import ImageClassifier as ImageClassifier
+from jaxformer.tasks.classification.text_classifier import Classifier as Classifier
+from jaxformer.tasks.images.image_classifier import ImageClassifier as ImageClassifier
 from jaxformer.tasks.parsing.parser import Parser as Parser
 from jaxformer.training.arrays import epochs as epochs
 from jaxformer.training.arrays import evaluate_arrays as evaluate_arrays
@@ -89,12 +89,12 @@ from jaxformer.training.optimizer import inverse_sqrt_schedule as inverse_sqrt_s
 from jaxformer.training.optimizer import muon as muon
 from jaxformer.training.optimizer import per_layer as per_layer
 from jaxformer.training.placement import BatchShards as BatchShards
-from jaxformer.training.state import TrainState as TrainState
-from jaxformer.training.state import init_state as init_state
 from jaxformer.training.step import make_train_step as make_train_step
 from jaxformer.training.task import Randomness as Randomness
 from jaxformer.training.task import Task as Task
 from jaxformer.training.task import dropout_of as dropout_of
+from jaxformer.training.train_state import TrainState as TrainState
+from jaxformer.training.train_state import init_state as init_state
 from jaxformer.training.validation import evaluate_loss as evaluate_loss
 
 __version__: str

@@ -34,7 +34,7 @@ from jaxformer.training.mesh import make_mesh
 from jaxformer.training.optimizer import configured_optimizer, configured_schedule, freeze
 from jaxformer.training.replay import ReplayedStep, replay_step
 from jaxformer.training.settings import DECAYING, FitConfig
-from jaxformer.training.state import TrainState
+from jaxformer.training.train_state import TrainState
 from jaxformer.waits import announce
 
 

@@ -12,8 +12,8 @@ from jaxformer.kinds.model_parameters import make_init
 from jaxformer.tasks.token_task import task_class
 from jaxformer.training.mesh import make_mesh
 from jaxformer.training.placement import BatchShards
-from jaxformer.training.state import abstract_state
 from jaxformer.training.step import make_train_step
+from jaxformer.training.train_state import abstract_state
 
 
 class StepMemory(NamedTuple):

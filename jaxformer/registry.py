@@ -13,16 +13,39 @@ import inspect
 import pkgutil
 from collections.abc import Callable, Iterator
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
+
+
+class Entry(Protocol):
+    """An entry of a list that users see."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def place(self) -> int:
+        """Number that sorts the entries."""
+        ...
+
+
+EntryT = TypeVar("EntryT", bound=Entry)
+
+
+def find_entries(package: ModuleType, kind: type[EntryT]) -> dict[str, EntryT]:
+    """Returns the instances of a class that the modules of a package define, sorted, by name."""
+    values = sorted(find_values(package, kind), key=lambda entry: entry.place)
+    entries = {entry.name: entry for entry in values}
+    assert len(entries) == len(values), f"{package.__name__} has two entries of one name"
+    return entries
 
 
 def find_values(package: ModuleType, kind: type[T]) -> tuple[T, ...]:
     """Returns the instances of a class that the modules of a package define, each once.
 
-    They are in the order of the modules' names, and within a module in the order of its lines. A
-    value with a private name, ``_NAME``, is not an entry.
+    They are in the order of the modules' names, and within a module in the order of its lines. The
+    packages in the package belong to it. A value with a private name, ``_NAME``, is left out.
     """
     # The path is part of the key, since it may become longer.
     return _find(package, tuple(package.__path__), kind, isinstance)

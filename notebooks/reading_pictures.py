@@ -84,7 +84,7 @@ print(spell(407), word_ids([spell(407)]))
 
 # %%
 from jaxformer import ModelConfig, Transformer, ViT, ViTConfig
-from jaxformer.tasks.images.task import scale_pixels
+from jaxformer.tasks.images.image_task import scale_pixels
 
 SIZES = {"d_model": 64, "d_ff": 128, "num_heads": 4, "num_layers": 2, "dropout_rate": 0.0}
 PICTURES = ViTConfig(
@@ -125,7 +125,7 @@ reader = Reader(TEXTS)
 
 # %%
 from jaxformer.data.images import Augmentation
-from jaxformer.tasks.images.augmentation import augment
+from jaxformer.tasks.images.image_augmentation import augment
 
 DEFORM = Augmentation(shift=0.7, rotation=4.0, zoom=0.08, shear=0.2, warp=0.5)
 

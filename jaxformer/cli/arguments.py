@@ -15,14 +15,13 @@ from jaxformer.cli import commands
 from jaxformer.cli.command import Command
 from jaxformer.cli.signatures import CommandParser, command_parser, keyword_arguments, summary
 from jaxformer.errors import UserError, did_you_mean, typed_command
-from jaxformer.registry import find_values
+from jaxformer.registry import find_entries
 from jaxformer.version import __version__
 
 
 def known_commands() -> dict[str, Command]:
     """Returns all commands by name, in the order of ``--help``."""
-    found = sorted(find_values(commands, Command), key=lambda command: command.place)
-    return {command.name: command for command in found}
+    return find_entries(commands, Command)
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> functools.partial[None]:

@@ -15,7 +15,7 @@ from jaxformer.data import corpora
 from jaxformer.errors import UserError, prefix_errors
 from jaxformer.fields import check_values, setting
 from jaxformer.files import local_path
-from jaxformer.registry import find_values
+from jaxformer.registry import find_entries
 
 # Stands for the languages of an imported model whose files do not name them, such as T5.
 UNKNOWN_LANGUAGE = "unknown"
@@ -200,8 +200,7 @@ class PairSource(NamedTuple):
 
 def known_sources() -> dict[str, PairSource]:
     """Returns all sources of sentence pairs by name."""
-    found = sorted(find_values(corpora, PairSource), key=lambda source: source.place)
-    return {source.name: source for source in found}
+    return find_entries(corpora, PairSource)
 
 
 @runtime_checkable

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from jaxformer.interop import exports, imports
-from jaxformer.registry import find_values
+from jaxformer.registry import find_entries
 
 if TYPE_CHECKING:
     from jaxformer.inference.weights import TrainedModel
@@ -64,11 +64,9 @@ class ImportSystem(NamedTuple):
 
 def known_formats() -> dict[str, ExportFormat]:
     """Returns all formats by name, in the order of ``--help``."""
-    found = sorted(find_values(exports, ExportFormat), key=lambda each: each.place)
-    return {each.name: each for each in found}
+    return find_entries(exports, ExportFormat)
 
 
 def known_systems() -> dict[str, ImportSystem]:
     """Returns all systems by name, in the order of ``--help``."""
-    found = sorted(find_values(imports, ImportSystem), key=lambda each: each.place)
-    return {each.name: each for each in found}
+    return find_entries(imports, ImportSystem)

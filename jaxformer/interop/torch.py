@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from jaxformer.errors import UserError
-from jaxformer.interop.arrays import NamedArrays, Params, split_heads, stack
+from jaxformer.interop.named_arrays import NamedArrays, Params, split_heads, stack
 
 
 def from_torch_transformer(state: Mapping[str, np.ndarray], *, num_heads: int) -> Params:

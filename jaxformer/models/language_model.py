@@ -6,7 +6,7 @@ from jaxtyping import Array, Float, Int
 from jaxformer.errors import UserError
 from jaxformer.models.assembly import ModelConfig, make_stack
 from jaxformer.models.stepwise import StepwiseModel
-from jaxformer.nn.arguments import check_length
+from jaxformer.nn.argument_checks import check_length
 from jaxformer.nn.dropout import Dropout, dropout_rows
 from jaxformer.nn.keys import Keys
 from jaxformer.nn.precision import activation_dtype

@@ -7,7 +7,7 @@ from jaxtyping import Array, Float, Int
 from jaxformer.errors import UserError
 from jaxformer.models.assembly import ModelConfig, make_stack
 from jaxformer.models.stepwise import StepwiseModel
-from jaxformer.nn.arguments import check_ids, check_length
+from jaxformer.nn.argument_checks import check_ids, check_length
 from jaxformer.nn.dropout import Dropout, dropout_rows
 from jaxformer.nn.keys import Keys, Memory
 from jaxformer.nn.stack import Stack, StackCache

@@ -8,7 +8,7 @@ from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.errors import UserError
-from jaxformer.nn.arguments import check_activations, check_mask, check_sizes
+from jaxformer.nn.argument_checks import check_activations, check_mask, check_sizes
 from jaxformer.nn.cache import KVCache, MemoryCache, Slots
 from jaxformer.nn.dropout import Dropout, dropout_rows
 from jaxformer.nn.kernels import KeyValues, KeyValueSource, attend, attention

@@ -7,7 +7,7 @@ from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
 from jaxformer.errors import UserError
-from jaxformer.nn.arguments import check_activations, check_choice
+from jaxformer.nn.argument_checks import check_activations, check_choice
 from jaxformer.nn.cache import LayerState, Slots
 from jaxformer.nn.dropout import Dropout
 from jaxformer.nn.keys import Keys, Memory

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxformer.layout import expand_like, has_explicit_axes, map_rows, take_rows
-from jaxformer.nn.arguments import check_ids, check_length
+from jaxformer.nn.argument_checks import check_ids, check_length
 from jaxformer.nn.matmul import int8_matmul, matmul_nt
 from jaxformer.nn.precision import (
     ComputeDtype,

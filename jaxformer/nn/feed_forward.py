@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float
 
-from jaxformer.nn.arguments import check_activations, check_choice, check_sizes
+from jaxformer.nn.argument_checks import check_activations, check_choice, check_sizes
 from jaxformer.nn.matmul import project
 from jaxformer.nn.parameters import parameter
 from jaxformer.nn.precision import ComputeDtype

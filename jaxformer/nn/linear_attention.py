@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 from jaxformer.errors import UserError
 from jaxformer.fields import fields_given
 from jaxformer.layout import zeros_for_rows
-from jaxformer.nn.arguments import (
+from jaxformer.nn.argument_checks import (
     check_activations,
     check_recurrence,
     check_supported,

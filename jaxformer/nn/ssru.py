@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxformer.errors import UserError
 from jaxformer.layout import zeros_for_rows
-from jaxformer.nn.arguments import check_activations, check_recurrence
+from jaxformer.nn.argument_checks import check_activations, check_recurrence
 from jaxformer.nn.cache import LayerState, Slots
 from jaxformer.nn.keys import Keys
 from jaxformer.nn.matmul import project

@@ -14,7 +14,7 @@ from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from jaxformer.errors import UserError
-from jaxformer.nn.arguments import check_choice
+from jaxformer.nn.argument_checks import check_choice
 from jaxformer.nn.backend import backend
 from jaxformer.nn.block import Block, LayerCache, Residual
 from jaxformer.nn.cache import Slots

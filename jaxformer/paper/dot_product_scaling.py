@@ -20,7 +20,7 @@ from jaxtyping import Array, Float
 from jaxformer.errors import exit_code
 from jaxformer.files import write_file
 from jaxformer.nn.kernels import additive_scores
-from jaxformer.paper import command
+from jaxformer.paper import table_commands
 from jaxformer.plots import figure
 
 _KEYS = 32
@@ -50,7 +50,7 @@ _MEASURES = {
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = command.options(
+    options = table_commands.options(
         "dot_product_scaling",
         __doc__,
         sizes="sizes",
@@ -137,7 +137,7 @@ def report(found: Mapping[int, Mapping[str, Saturation]]) -> str:
         f"Means over {_QUERIES} random queries with {_KEYS} random keys each, all components of "
         "variance 1. The variance of a dot product is d_k, of a scaled one 1. Gradient: the trace "
         f"of the softmax's Jacobian, {1 - 1 / _KEYS:.3f} for equal weights and 0 for a single "
-        f"one.\n\n{command.markdown_table(header, lines)}"
+        f"one.\n\n{table_commands.markdown_table(header, lines)}"
     )
 
 

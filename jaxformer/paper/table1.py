@@ -17,7 +17,8 @@ from jaxtyping import Array
 
 from jaxformer.errors import exit_code
 from jaxformer.files import write_file
-from jaxformer.paper import command, layer_types
+from jaxformer.paper import layer_types, table_commands
+from jaxformer.paper.table_commands import machine, markdown_table
 from jaxformer.plots import figure
 
 WIDTH = 512  # d
@@ -47,7 +48,7 @@ Times = dict[str, dict[int, float]]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = command.options(
+    options = table_commands.options(
         "table1",
         __doc__,
         sizes="lengths",
@@ -160,11 +161,11 @@ def report(times: Times) -> str:
     header = ["layer", *columns, "growth measured", "by formula"]
 
     return (
-        f"# Table 1: complexity of layers\n\n{command.markdown_table(formula_header, formulas)}\n"
+        f"# Table 1: complexity of layers\n\n{markdown_table(formula_header, formulas)}\n"
         f"Milliseconds of one layer, forward, float32, one sequence; d = {WIDTH}, {_HEADS} heads, "
-        f"k = {KERNEL}, r = {NEIGHBORHOOD}; fastest of {_ROUNDS} rounds on {command.machine()}. "
+        f"k = {KERNEL}, r = {NEIGHBORHOOD}; fastest of {_ROUNDS} rounds on {machine()}. "
         f"Growth: the exponent of n between n = {lengths[-2]} and {lengths[-1]}.\n\n"
-        f"{command.markdown_table(header, lines)}"
+        f"{markdown_table(header, lines)}"
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from jaxformer.errors import exit_code
-from jaxformer.paper import command
+from jaxformer.paper import table_commands
 from jaxformer.paper.table3_rows import row_config
 from jaxformer.training.flops import training_flops
 
@@ -36,7 +36,7 @@ RUNS = (
 
 def main(arguments: Sequence[str] | None = None) -> None:
     example = "python -m jaxformer.paper.table2 > table2.md"
-    command.parser("table2", __doc__, example).parse_args(arguments)
+    table_commands.parser("table2", __doc__, example).parse_args(arguments)
     print(report(), end="")
 
 
@@ -63,7 +63,7 @@ def report() -> str:
     hours = " and ".join(f"{run.hours:g} h ({run.row})" for run in RUNS)
     return (
         "# Training cost of Table 2: floating point operations\n\n"
-        f"{command.markdown_table(header, lines)}\n"
+        f"{table_commands.markdown_table(header, lines)}\n"
         f"Counted: all matrix multiplications, forward and backward, of {_TOKENS_PER_BATCH:,} "
         f"source and {_TOKENS_PER_BATCH:,} target tokens per step, in sentences of {_LENGTH}, "
         f"without padding. Estimate: {GPUS} GPUs, {SUSTAINED / 1e12:g} TFLOPS sustained, {hours}.\n"

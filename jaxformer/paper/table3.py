@@ -24,7 +24,7 @@ from jaxformer.evaluation.bleu_report import TranslationReport, translation_repo
 from jaxformer.experiment import train
 from jaxformer.files import local_path, write_file
 from jaxformer.inference.translator import Translator
-from jaxformer.paper import command
+from jaxformer.paper import table_commands
 from jaxformer.paper.table3_report import Result, draw, load_results, report
 from jaxformer.paper.table3_rows import ROWS, SCALES, describe, row_config
 from jaxformer.plots.learning_curve import read_metrics
@@ -181,7 +181,7 @@ def run_row(config: Config, folder: Workdir, row: str, scale: str) -> Result:
         parameters=sum(leaf.size for leaf in jax.tree.leaves(state.params)),
         training_seconds=training.seconds,
         decoding_seconds=decoding_seconds,
-        machine=command.machine(),
+        machine=table_commands.machine(),
         data=read_workdir_object(folder.identity),
     )
     result.save(folder.path / "result.json")
@@ -260,7 +260,7 @@ def _translate(config: Config, folder: Workdir) -> TranslationReport:
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = command.parser("table3", __doc__, _EXAMPLE)
+    parser = table_commands.parser("table3", __doc__, _EXAMPLE)
 
     parser.add_argument(
         "--workdir",

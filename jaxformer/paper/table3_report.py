@@ -12,8 +12,8 @@ from typing import NamedTuple
 from jaxformer.config import DataConfig, data_section
 from jaxformer.errors import UserError
 from jaxformer.files import write_file
-from jaxformer.paper.command import markdown_table
 from jaxformer.paper.table3_rows import ROWS, Row, describe, row_config
+from jaxformer.paper.table_commands import markdown_table
 from jaxformer.plots import figure
 from jaxformer.runs.workdir import read_workdir_object
 from jaxformer.training.optimizer import inverse_sqrt_schedule

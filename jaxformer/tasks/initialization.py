@@ -25,7 +25,7 @@ from jaxformer.models.architecture import NEVER_GENERATED, Architecture
 from jaxformer.runs import processes
 from jaxformer.runs.workdir import Workdir, read_workdir_object
 from jaxformer.training.optimizer import path_of
-from jaxformer.training.state import StartFrom
+from jaxformer.training.train_state import StartFrom
 
 # Value of data.tokenizer: learn one from the training text, even with training.init_from.
 NEW = "new"

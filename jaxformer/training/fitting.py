@@ -31,7 +31,9 @@ from jaxformer.training.independence import describe_dependence
 from jaxformer.training.mesh import check_mesh, make_mesh
 from jaxformer.training.placement import BatchShards, to_devices
 from jaxformer.training.settings import FitConfig, facts_by_name
-from jaxformer.training.state import (
+from jaxformer.training.step import CompiledStep, TrainStep, make_train_step
+from jaxformer.training.task import Task, check_task
+from jaxformer.training.train_state import (
     StartFrom,
     TrainState,
     changed_hyperparameters,
@@ -40,8 +42,6 @@ from jaxformer.training.state import (
     restore_or_initialize,
     updates_of_schedule,
 )
-from jaxformer.training.step import CompiledStep, TrainStep, make_train_step
-from jaxformer.training.task import Task, check_task
 from jaxformer.training.validation import Validation, best_metric
 from jaxformer.waits import announce
 

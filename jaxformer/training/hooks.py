@@ -7,8 +7,8 @@ from typing import Any, TypeAlias
 
 import jax
 
-from jaxformer.training.state import TrainState
 from jaxformer.training.task import Sums
+from jaxformer.training.train_state import TrainState
 
 # Called after a step with the step number, the state and the sums of the step; see fit.
 Hook: TypeAlias = Callable[[int, TrainState, Sums], None]

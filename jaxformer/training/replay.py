@@ -18,9 +18,9 @@ from jaxformer.training.averaging import EvaluatedParams
 from jaxformer.training.mesh import DATA_AXIS, make_mesh
 from jaxformer.training.placement import BatchShards, sum_over_data, to_devices
 from jaxformer.training.settings import FitConfig
-from jaxformer.training.state import StartFrom, restore_or_initialize
 from jaxformer.training.step import global_norm, gradients_of, make_train_step, step_key
 from jaxformer.training.task import Example, Loss, Randomness, Sums, Task
+from jaxformer.training.train_state import StartFrom, restore_or_initialize
 
 
 class Contribution(NamedTuple):

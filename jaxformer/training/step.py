@@ -23,8 +23,8 @@ from jaxformer.training.averaging import Optimizer
 from jaxformer.training.mesh import DATA_AXIS
 from jaxformer.training.optimizer import path_of
 from jaxformer.training.placement import batch_sharding, replicated, sum_over_data
-from jaxformer.training.state import TrainState, all_finite
 from jaxformer.training.task import Loss, Randomness, Sums, cached_by_function
+from jaxformer.training.train_state import TrainState, all_finite
 
 _NEEDED = {"loss", "count"}  # names of sums that every loss returns
 _ADDED = {"grad_norm", "skipped"}  # names that the step adds to the sums of a loss

@@ -31,8 +31,11 @@ from jaxformer.interop.export import export_model
 from jaxformer.interop.huggingface.importer import import_huggingface
 from jaxformer.models.bert import Bert
 from jaxformer.runs.workdir import Workdir
-from jaxformer.tasks.classification.classifier import Classifier
-from jaxformer.tasks.classification.task import Classification, MaskedLanguageModeling
+from jaxformer.tasks.classification.classification_task import (
+    Classification,
+    MaskedLanguageModeling,
+)
+from jaxformer.tasks.classification.text_classifier import Classifier
 from jaxformer.tasks.initialization import make_start_from
 
 from ..profiles import by_profile

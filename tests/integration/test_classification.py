@@ -13,12 +13,12 @@ from jaxformer import Config, EncoderConfig, LabeledConfig, TrainingConfig, trai
 from jaxformer.cli import main
 from jaxformer.data.tokenizer import BOS, UNK
 from jaxformer.errors import UserError
-from jaxformer.evaluation.classification import bigram_classifiers, macro_f1
+from jaxformer.evaluation.classification_scores import bigram_classifiers, macro_f1
 from jaxformer.experiment import make_task
 from jaxformer.inference.translator import Translator
 from jaxformer.runs.workdir import Workdir
-from jaxformer.tasks.classification.classifier import Classifier
-from jaxformer.tasks.classification.task import MaskedLoss
+from jaxformer.tasks.classification.classification_task import MaskedLoss
+from jaxformer.tasks.classification.text_classifier import Classifier
 from jaxformer.training.placement import BatchShards
 
 from ..runs import changed, reports

@@ -15,8 +15,8 @@ from jaxformer.inference.alignment import word_attention
 from jaxformer.inference.text_scores import score_texts
 from jaxformer.interop.huggingface.importer import import_huggingface
 from jaxformer.search import BeamSearch, Sampling
-from jaxformer.tasks.classification.classifier import Classifier
-from jaxformer.tasks.images.classifier import ImageClassifier
+from jaxformer.tasks.classification.text_classifier import Classifier
+from jaxformer.tasks.images.image_classifier import ImageClassifier
 
 from ..profiles import by_profile
 from ..runs import reports

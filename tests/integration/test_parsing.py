@@ -22,11 +22,11 @@ from jaxformer.runs.workdir import Workdir
 from jaxformer.search import BeamSearch
 from jaxformer.tasks.dataset import open_dataset
 from jaxformer.tasks.parsing.parser import Parser, best_hypothesis, one_tag_per_word
-from jaxformer.tasks.parsing.task import Parsing
+from jaxformer.tasks.parsing.parsing_task import Parsing
 from jaxformer.tasks.parsing.treebank import TreesCorpus
 from jaxformer.tasks.parsing.trees import escape, read_trees
 from jaxformer.training.mesh import make_mesh
-from jaxformer.training.state import abstract_state
+from jaxformer.training.train_state import abstract_state
 
 from . import pages
 

@@ -21,8 +21,8 @@ from jaxformer.nn import ParameterInfo
 from jaxformer.tasks.translation import TranslationLoss
 from jaxformer.training.mesh import make_mesh
 from jaxformer.training.placement import batch_sharding
-from jaxformer.training.state import abstract_state, init_state
 from jaxformer.training.step import make_train_step
+from jaxformer.training.train_state import abstract_state, init_state
 from jaxformer.training.validation import evaluate_loss
 
 from ..profiles import by_profile

@@ -22,13 +22,13 @@ from jaxformer.config import Config, ModelConfig
 from jaxformer.errors import UserError
 from jaxformer.inference.weights import TrainedModel, abstract_params
 from jaxformer.interop import safetensors
+from jaxformer.interop.bergamot import bergamot_names
 from jaxformer.interop.bergamot import importer as bergamot
-from jaxformer.interop.bergamot import layout as bergamot_layout
 from jaxformer.interop.huggingface import layouts
 from jaxformer.interop.huggingface.exporter import can_write
-from jaxformer.interop.huggingface.layout import Layout
+from jaxformer.interop.huggingface.foreign_layout import Layout
 from jaxformer.interop.json_fields import JsonFields
-from jaxformer.interop.marian.config import MarianConfig
+from jaxformer.interop.marian.marian_config import MarianConfig
 from jaxformer.interop.systems import known_formats, known_systems
 from jaxformer.kinds.selection import known_kinds
 from jaxformer.models.student import StudentConfig
@@ -131,8 +131,8 @@ def import_marian(folder):
 
 
 def import_bergamot(folder):
-    sizes = dict.fromkeys(bergamot_layout.SIZES.values(), "2")
-    settings = bergamot_layout.SETTINGS | sizes | {NAME: "8"}
+    sizes = dict.fromkeys(bergamot_names.SIZES.values(), "2")
+    settings = bergamot_names.SETTINGS | sizes | {NAME: "8"}
     bergamot._model(folder / "model.bin", settings, 40, split=False)
 
 

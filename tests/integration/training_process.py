@@ -19,7 +19,7 @@ from jaxformer.kinds.model_parameters import make_init
 from jaxformer.runs.checkpoints import Checkpoints
 from jaxformer.runs.workdir import Workdir
 from jaxformer.training.mesh import make_mesh
-from jaxformer.training.state import abstract_state
+from jaxformer.training.train_state import abstract_state
 
 from ..profiles import by_profile
 from ..runs import reports

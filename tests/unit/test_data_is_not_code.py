@@ -58,7 +58,7 @@ FAMILIES = ("exec", "spawn", "posix_spawn", "fork")  # of os
 ALLOWED = {
     ("jaxformer/runs/watchdog.py", "ctypes"): "handles SIGABRT",
     ("jaxformer/runs/allocator.py", "ctypes"): "calls mallopt",
-    ("jaxformer/interop/arrays.py", "torch"): "loads with weights_only=True",
+    ("jaxformer/interop/named_arrays.py", "torch"): "loads with weights_only=True",
     ("jaxformer/cli/config_file.py", "runpy"): "runs the file of --config, which is code",
     ("jaxformer/registry.py", "import_module"): "the names are of the modules of a package",
     ("jaxformer/data/images.py", "load"): "of numpy, which refuses pickles by default",

@@ -17,7 +17,7 @@ from jaxformer.files import STDIN, STDOUT, is_stream
 if TYPE_CHECKING:
     import numpy as np
 
-    from jaxformer.tasks.classification.classifier import Classifier
+    from jaxformer.tasks.classification.text_classifier import Classifier
 
 _DRAWN = 8  # pictures with their attention
 
@@ -61,7 +61,7 @@ def classify(
 
       echo "a stirring , funny film" | jaxformer classify --workdir runs/sst2
     """
-    from jaxformer.tasks.classification.classifier import Classifier
+    from jaxformer.tasks.classification.text_classifier import Classifier
 
     if images is not None:
         if input is not None or labeled is not None:
@@ -141,7 +141,7 @@ def _classify_images(
     """Writes a line for each picture; prints the accuracy, and draws the attention."""
     from jaxformer.data.images import read_npz
     from jaxformer.plots.image_attention import draw_heads
-    from jaxformer.tasks.images.classifier import ImageClassifier
+    from jaxformer.tasks.images.image_classifier import ImageClassifier
 
     check_outputs([images], {"--output": output, "--attention": attention})
     if attention is not None:
@@ -213,7 +213,7 @@ def _meant_label(label: str, known: Sequence[str]) -> str | None:
 def _score(classifier: "Classifier", path: pathlib.Path, baselines: bool) -> None:
     """Prints the scores of the model, and of the baselines, on labeled lines."""
     from jaxformer.data.labeled import LabeledCorpus
-    from jaxformer.evaluation import classification
+    from jaxformer.evaluation.classification_scores import accuracy, macro_f1, with_interval
 
     corpus = LabeledCorpus()
     rows = corpus.rows(path) if is_stream(path) else corpus.pairs(str(path))
@@ -231,8 +231,8 @@ def _score(classifier: "Classifier", path: pathlib.Path, baselines: bool) -> Non
 
     print(f"{len(texts):,} texts; 95 % intervals by the bootstrap")
     for name, labels in found.items():
-        right = classification.with_interval(classification.accuracy, labels, expected)
-        f1 = classification.with_interval(classification.macro_f1, labels, expected)
+        right = with_interval(accuracy, labels, expected)
+        f1 = with_interval(macro_f1, labels, expected)
         print(f"  {name:22} accuracy {right}  macro-F1 {f1}")
 
 
@@ -241,12 +241,12 @@ def _baseline_labels(classifier: "Classifier", texts: Sequence[str]) -> dict[str
     from jaxformer.config import data_section
     from jaxformer.data.held_out import open_splits
     from jaxformer.data.labeled import LabeledConfig, LabeledCorpus
-    from jaxformer.evaluation import classification
+    from jaxformer.evaluation.classification_scores import bigram_classifiers
 
     print("training naive Bayes and logistic regression", file=sys.stderr)
     data = data_section(classifier.config, LabeledConfig)
     corpus = open_splits(data, LabeledCorpus())
     train, labels = zip(*corpus.pairs(data.train), strict=True)
 
-    bayes, logistic = classification.bigram_classifiers(train, labels, texts)
+    bayes, logistic = bigram_classifiers(train, labels, texts)
     return {"naive Bayes, bigrams": bayes, "logistic, bigrams": logistic}

@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, Int
 from jaxformer.data.tokenizer import PAD
 from jaxformer.inference.members import Member
 from jaxformer.inference.pair_scores import pair_batches
-from jaxformer.interop.bergamot.layout import ALPHA, LAYERS
+from jaxformer.interop.bergamot.bergamot_names import ALPHA, LAYERS
 from jaxformer.nn.attention import MultiHeadAttention, Projection
 
 _DEVIATIONS = 1.1

@@ -24,7 +24,7 @@ from jaxformer.inference.members import Member
 from jaxformer.inference.shortlist import Shortlist
 from jaxformer.inference.translator import Translator
 from jaxformer.inference.weights import TrainedModel
-from jaxformer.interop.bergamot import files, layout
+from jaxformer.interop.bergamot import bergamot_files, bergamot_names
 from jaxformer.interop.bergamot.calibration import find_alphas
 from jaxformer.interop.formats import Usage, check_fields, check_params, check_search
 from jaxformer.models.student import StudentConfig
@@ -87,14 +87,14 @@ def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
     tensors = _tensors(config, model.params, order)
     tensors |= _alphas(model)
     settings = _settings(config, vocab_size=len(order))
-    files.write_tensors(folder / model_name, tensors, settings)
+    bergamot_files.write_tensors(folder / model_name, tensors, settings)
 
     notes = _NOTES
     shortlist_entry = ""
     if (model.folder.path / shortlist.NAME).exists():
         ours = Shortlist.load(model.folder.path, config.vocab_size)
         theirs = _shortlist(ours, order, config.vocab_size)
-        files.write_shortlist(folder / shortlist_name, theirs)
+        bergamot_files.write_shortlist(folder / shortlist_name, theirs)
         shortlist_entry = f"shortlist:\n  - {shortlist_name}\n  - false\n"
     else:
         notes += ("It has no shortlist. `jaxformer shortlist` learns one, for another export.",)
@@ -126,8 +126,8 @@ def _language_pair(model: TrainedModel) -> str:
 
 def _settings(config: StudentConfig, vocab_size: int) -> dict[str, str]:
     """Returns the settings in special:model.yml."""
-    settings = dict(layout.SETTINGS)
-    for ours, theirs in layout.SIZES.items():
+    settings = dict(bergamot_names.SETTINGS)
+    for ours, theirs in bergamot_names.SIZES.items():
         settings[theirs] = str(getattr(config, ours))
 
     settings["tied-embeddings-all"] = "true"
@@ -202,9 +202,9 @@ def _without_padding(model: bytes) -> bytes:
     result = ModelProto.FromString(model)
     result.ClearField("pieces")
     result.pieces.extend(pieces)
-    result.trainer_spec.unk_id = layout.UNK
+    result.trainer_spec.unk_id = bergamot_names.UNK
     result.trainer_spec.bos_id = -1
-    result.trainer_spec.eos_id = layout.EOS
+    result.trainer_spec.eos_id = bergamot_names.EOS
     result.trainer_spec.pad_id = -1
     return result.SerializeToString(deterministic=True)
 
@@ -236,7 +236,7 @@ def _tensors(
         "decoder_ff_logit_out_b": bias[None],
     }
 
-    for side, names in layout.LAYERS.items():
+    for side, names in bergamot_names.LAYERS.items():
         depth = config.num_layers if side == "encoder" else config.num_decoder_layers
         for path, name in names.items():
             *groups, leaf = path
@@ -246,14 +246,14 @@ def _tensors(
             width = config.d_ff if leaf == "inner_bias" else config.d_model
             zeros = np.zeros((depth, width), np.float32)
             for number, array in enumerate(group.get(leaf, zeros), start=1):
-                rows = len(array) if layout.is_matrix(name) else 1
+                rows = len(array) if bergamot_names.is_matrix(name) else 1
                 tensors[f"{side}_l{number}_{name}"] = array.reshape(rows, -1)
     return tensors
 
 
 def _alphas(model: TrainedModel) -> dict[str, np.ndarray]:
     """Returns the scales of activations: of an imported model, or for the run's training text."""
-    path = model.folder.path / layout.ALPHAS
+    path = model.folder.path / bergamot_names.ALPHAS
     if path.exists():
         return _read_alphas(path)
 
@@ -271,7 +271,7 @@ def _alphas(model: TrainedModel) -> dict[str, np.ndarray]:
 def _read_alphas(path: pathlib.Path) -> dict[str, np.ndarray]:
     alphas = {}
     for name, value in read_workdir_object(path).items():
-        if not name.endswith(layout.ALPHA) or type(value) is not float:
+        if not name.endswith(bergamot_names.ALPHA) or type(value) is not float:
             raise UserError(f"{path}: expected numbers by the names of matrices; delete the file")
         alphas[name] = np.array([[value]], np.float32)
     return alphas
@@ -294,7 +294,11 @@ def _calibration_sources(model: TrainedModel, translator: Translator) -> list[li
     return chosen
 
 
-def _shortlist(ours: Shortlist, order: Int[np.ndarray, " V"], vocab_size: int) -> files.Shortlist:
+def _shortlist(
+    ours: Shortlist,
+    order: Int[np.ndarray, " V"],
+    vocab_size: int,
+) -> bergamot_files.Shortlist:
     """Returns it in Bergamot's ids: common tokens are the first ids, or in the list of </s>."""
     their_ids = np.full(vocab_size, -1)
     their_ids[order] = np.arange(len(order))
@@ -309,9 +313,9 @@ def _shortlist(ours: Shortlist, order: Int[np.ndarray, " V"], vocab_size: int) -
         lists.append(set(their_ids[targets].tolist()))
 
     # Every sentence has a </s>.
-    lists[layout.EOS] |= common - set(range(first))
+    lists[bergamot_names.EOS] |= common - set(range(first))
 
     tokens = [sorted(each - {-1}) for each in lists]
     offsets = np.cumsum([0, *map(len, tokens)])
     joined = np.concatenate([np.array(each, int) for each in tokens])
-    return files.Shortlist(first, offsets, joined)
+    return bergamot_files.Shortlist(first, offsets, joined)

@@ -21,10 +21,10 @@ from jaxformer.errors import UserError, prefix_errors
 from jaxformer.files import local_path, read_whole, run_path, write_file
 from jaxformer.inference.origins import IMPORT
 from jaxformer.inference.shortlist import Shortlist
-from jaxformer.interop.arrays import NamedArrays, Params, stack
-from jaxformer.interop.bergamot import files, layout
-from jaxformer.interop.bergamot.files import read_shortlist, read_tensors
+from jaxformer.interop.bergamot import bergamot_files, bergamot_names
+from jaxformer.interop.bergamot.bergamot_files import read_shortlist, read_tensors
 from jaxformer.interop.imported import write_import
+from jaxformer.interop.named_arrays import NamedArrays, Params, stack
 from jaxformer.models.student import StudentConfig
 from jaxformer.nn.feed_forward import Activation
 from jaxformer.runs.workdir import Workdir
@@ -35,7 +35,7 @@ _LAYOUT = "model.XXYY.intgemm.alphas.bin, and vocab.XXYY.spm or srcvocab.XXYY.sp
 _NAME = re.compile(r"model\.([a-z]{2})([a-z]{2})\..*bin")
 _ACTIVATION = "transformer-ffn-activation"
 _ACTIVATIONS: dict[str, Activation] = {"relu": "relu", "swish": "swish"}
-_SPECIAL = [-1, layout.EOS, -1, layout.UNK]  # our special tokens in theirs
+_SPECIAL = [-1, bergamot_names.EOS, -1, bergamot_names.UNK]  # our special tokens in theirs
 _FIRST_PIECES = ["</s>", "<unk>"]
 _MAX_LENGTH = 512
 
@@ -111,13 +111,13 @@ def _write_alphas(tensors: dict[str, np.ndarray], folder: Workdir) -> None:
     """Keeps the scales of int8 activations, for an export."""
     alphas = {}
     for name, tensor in tensors.items():
-        if name.endswith(layout.ALPHA):
+        if name.endswith(bergamot_names.ALPHA):
             alphas[name] = float(tensor.item())
-    write_file(folder.path / layout.ALPHAS, json.dumps(alphas).encode())
+    write_file(folder.path / bergamot_names.ALPHAS, json.dumps(alphas).encode())
 
 
 def _shortlist(
-    theirs: files.Shortlist,
+    theirs: bergamot_files.Shortlist,
     source: Int[np.ndarray, " V"],
     target: Int[np.ndarray, " V"],
 ) -> Shortlist:
@@ -211,7 +211,7 @@ def _model(
         raise UserError(f"{path}: expected the activation relu or swish: {activation!r:.80}")
 
     sizes = {}
-    for ours, theirs in layout.SIZES.items():
+    for ours, theirs in bergamot_names.SIZES.items():
         text = settings.get(theirs, "")
         if not text.isdecimal():
             raise UserError(f"{path}: expected {theirs} to be a whole number: got {text!r:.80}")
@@ -232,24 +232,25 @@ def _model(
 
 def _check_settings(path: pathlib.Path, settings: dict[str, str]) -> None:
     """Refuses settings that our layers do not have, and settings that nobody knows."""
-    for name, only in layout.SETTINGS.items():
+    for name, only in bergamot_names.SETTINGS.items():
         value = settings.get(name, only)
         if value != only:
             raise UserError(f"{path}: expected {name} to be {only!r}: got {value!r:.80}")
     if settings.get("dec-cell") is None:
         raise UserError(f"{path}: expected settings in special:model.yml: none")
 
-    known = {_ACTIVATION, *layout.SETTINGS, *layout.SIZES.values()}
+    known = {_ACTIVATION, *bergamot_names.SETTINGS, *bergamot_names.SIZES.values()}
     for name, value in settings.items():
-        is_known = name in known or layout.IGNORED.fullmatch(name)
-        if not is_known and value not in layout.UNSET:
+        is_known = name in known or bergamot_names.IGNORED.fullmatch(name)
+        if not is_known and value not in bergamot_names.UNSET:
             raise UserError(f"{path}: jaxformer does not know {name}={value!r:.80}")
 
 
 def _read_params(arrays: NamedArrays, config: StudentConfig) -> Params:
     """Returns the parameters of our model."""
     for name in arrays.arrays:
-        if name.endswith(layout.ALPHA):  # The scale of int8 activations; ours is found per row.
+        # The scale of int8 activations; ours is found per row.
+        if name.endswith(bergamot_names.ALPHA):
             arrays.skip(name)
 
     bias = arrays.array("decoder_ff_logit_out_b", "1V")[0]
@@ -276,16 +277,16 @@ def _read_params(arrays: NamedArrays, config: StudentConfig) -> Params:
 
 def _layer(arrays: NamedArrays, num_heads: int, side: str, number: int) -> Params:
     found = {}
-    for path, name in layout.LAYERS[side].items():
-        is_matrix = layout.is_matrix(name)
+    for path, name in bergamot_names.LAYERS[side].items():
+        is_matrix = bergamot_names.is_matrix(name)
         default_axes = "DD" if is_matrix else "1D"
-        axes = layout.AXES.get(name, default_axes)
+        axes = bergamot_names.AXES.get(name, default_axes)
 
         array = arrays.array(f"{side}_l{number + 1}_{name}", axes)
         if not is_matrix:
             array = array[0]
 
-        is_projection = path[-1].removesuffix("_bias") in layout.PROJECTIONS
+        is_projection = path[-1].removesuffix("_bias") in bergamot_names.PROJECTIONS
         if is_projection:
             *others, _ = array.shape
             array = array.reshape(*others, num_heads, -1)

@@ -7,8 +7,8 @@ from jaxformer.data.huggingface_tokenizer import HuggingFaceTokenizer
 from jaxformer.files import write_file
 from jaxformer.inference.weights import TrainedModel
 from jaxformer.interop.formats import Usage
+from jaxformer.interop.huggingface.foreign_layout import Layout
 from jaxformer.interop.huggingface.importer import known_layouts
-from jaxformer.interop.huggingface.layout import Layout
 from jaxformer.interop.safetensors import save_arrays
 
 

@@ -16,14 +16,14 @@ from jaxformer.errors import MALFORMED, UserError, prefix_errors
 from jaxformer.files import local_path, read_whole, run_path
 from jaxformer.inference.origins import IMPORT
 from jaxformer.inference.parameter_arrays import abstract_params
-from jaxformer.interop.arrays import NamedArrays, read_weights
 from jaxformer.interop.hub import ModelFiles
 from jaxformer.interop.huggingface import layouts
-from jaxformer.interop.huggingface.layout import ImportedTokenizer, Layout, sizes_of
+from jaxformer.interop.huggingface.foreign_layout import ImportedTokenizer, Layout, sizes_of
 from jaxformer.interop.huggingface.layouts import m2m100
 from jaxformer.interop.huggingface.tokenizer_config import apply_settings
 from jaxformer.interop.imported import write_import
 from jaxformer.interop.json_fields import JsonFields
+from jaxformer.interop.named_arrays import NamedArrays, read_weights
 from jaxformer.registry import find_values
 from jaxformer.runs.workdir import Workdir
 

@@ -20,7 +20,7 @@ from jaxformer.files import write_file
 from jaxformer.inference.weights import TrainedModel
 from jaxformer.interop import formats
 from jaxformer.interop.formats import Usage
-from jaxformer.interop.marian.layout import LINEAR, NORMS, OUTPUT, SHARED, SOURCE, TARGET
+from jaxformer.interop.marian.marian_names import LINEAR, NORMS, OUTPUT, SHARED, SOURCE, TARGET
 from jaxformer.interop.safetensors import save_arrays
 from jaxformer.search import BeamSearch
 

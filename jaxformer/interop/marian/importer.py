@@ -25,11 +25,18 @@ from jaxformer.data.tokenizer import BOS, PAD
 from jaxformer.errors import UserError
 from jaxformer.files import local_path, read_object, read_whole, run_path
 from jaxformer.inference.origins import IMPORT
-from jaxformer.interop.arrays import NOTHING, NamedArrays, Params, read_weights, split_heads, stack
 from jaxformer.interop.hub import ModelFiles
 from jaxformer.interop.imported import write_import
-from jaxformer.interop.marian.config import LAYOUT, MarianConfig
-from jaxformer.interop.marian.layout import LINEAR, NORMS, OUTPUT, SHARED, SOURCE, TARGET
+from jaxformer.interop.marian.marian_config import LAYOUT, MarianConfig
+from jaxformer.interop.marian.marian_names import LINEAR, NORMS, OUTPUT, SHARED, SOURCE, TARGET
+from jaxformer.interop.named_arrays import (
+    NOTHING,
+    NamedArrays,
+    Params,
+    read_weights,
+    split_heads,
+    stack,
+)
 from jaxformer.nn.positions import sinusoidal_positions
 from jaxformer.runs.workdir import Workdir
 

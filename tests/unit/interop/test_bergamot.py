@@ -25,7 +25,7 @@ from jaxformer.inference.shortlist import Shortlist
 from jaxformer.inference.translator import Translator
 from jaxformer.inference.weights import TrainedModel, load_model
 from jaxformer.interop.bergamot import exporter
-from jaxformer.interop.bergamot.files import read_shortlist, read_tensors
+from jaxformer.interop.bergamot.bergamot_files import read_shortlist, read_tensors
 from jaxformer.interop.bergamot.importer import import_bergamot
 from jaxformer.interop.export import export_model
 from jaxformer.kinds.model_parameters import make_init

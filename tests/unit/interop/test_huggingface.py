@@ -16,15 +16,15 @@ from jaxformer.data.huggingface_tokenizer import HuggingFaceTokenizer
 from jaxformer.data.tokenizer import Tokenizer
 from jaxformer.errors import UserError
 from jaxformer.inference.weights import TrainedModel
-from jaxformer.interop import arrays
+from jaxformer.interop import named_arrays
 from jaxformer.interop.export import export_model
 from jaxformer.interop.huggingface.exporter import can_write, write
+from jaxformer.interop.huggingface.foreign_layout import ANY
 from jaxformer.interop.huggingface.importer import (
     import_huggingface,
     known_layouts,
     read_tokenizer_files,
 )
-from jaxformer.interop.huggingface.layout import ANY
 from jaxformer.interop.json_fields import JsonFields
 from jaxformer.runs.workdir import Workdir
 
@@ -430,7 +430,7 @@ def test_a_pytorch_model_is_read_where_there_is_no_safetensors(tmp_path, monkeyp
     directory = pathlib.Path(shutil.copytree(FIXTURES / "gpt2", tmp_path / "model"))
     tensors = safetensors.numpy.load_file(directory / "model.safetensors")
     (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
-    monkeypatch.setattr(arrays, "read_torch", lambda path: tensors | {"h.0.attn.bias": 1})
+    monkeypatch.setattr(named_arrays, "read_torch", lambda path: tensors | {"h.0.attn.bias": 1})
     assert "9,200 parameters" in import_huggingface(directory, tmp_path / "run")
 
 

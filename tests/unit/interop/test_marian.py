@@ -6,8 +6,8 @@ import shutil
 import numpy as np
 import pytest
 
-from jaxformer.interop.marian.config import MarianConfig
 from jaxformer.interop.marian.importer import import_marian
+from jaxformer.interop.marian.marian_config import MarianConfig
 
 from .refusals import change, refused, refused_changes, refused_files
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxformer.errors import UserError
-from jaxformer.paper import command, dot_product_scaling, table1, table2
+from jaxformer.paper import dot_product_scaling, table1, table2, table_commands
 
 
 def cells(text, start):
@@ -21,7 +21,7 @@ def test_table1_measures_and_draws(tmp_path, pages):
 
     text = (tmp_path / "table1.md").read_text()
     assert "| restricted self-attention | O(r n d) | O(1) | O(n / r) |" in text
-    assert command.machine() in text
+    assert table_commands.machine() in text
 
     (axes,) = pages[-1].axes
     measured = [line for line in axes.lines if line.get_linestyle() == "None"]

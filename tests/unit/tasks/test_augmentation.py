@@ -4,7 +4,7 @@ import jax
 import numpy as np
 
 from jaxformer.data.images import Augmentation
-from jaxformer.tasks.images.augmentation import augment
+from jaxformer.tasks.images.image_augmentation import augment
 
 IMAGES = np.random.default_rng(0).normal(size=(64, 6, 9, 2)).astype(np.float32)
 ALL = Augmentation(shift=2.0, rotation=20.0, zoom=0.2, shear=0.3, warp=0.5, flip=True)

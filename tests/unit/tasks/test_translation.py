@@ -14,7 +14,7 @@ from jaxformer.kinds.model_parameters import make_init
 from jaxformer.kinds.translation import TRANSLATION
 from jaxformer.runs.writers import Terminal
 from jaxformer.tasks.dataset import Dataset
-from jaxformer.tasks.parsing.task import Parsing
+from jaxformer.tasks.parsing.parsing_task import Parsing
 from jaxformer.tasks.translation import Translation, TranslationLoss
 from jaxformer.training.task import Randomness
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from jaxformer.config import LabeledConfig
 from jaxformer.errors import UserError
-from jaxformer.interop.huggingface.layout import ANY, Layout, Tensor, affine, layer_norm
+from jaxformer.interop.huggingface.foreign_layout import ANY, Layout, Tensor, affine, layer_norm
 from jaxformer.interop.huggingface.layouts.text_models import LOADED
 from jaxformer.interop.json_fields import JsonFields
 from jaxformer.models.bert import BertConfig

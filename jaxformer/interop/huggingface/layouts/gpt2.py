@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from jaxformer.interop.huggingface.layout import ANY, Layout, Tensor, layer_norm
+from jaxformer.interop.huggingface.foreign_layout import ANY, Layout, Tensor, layer_norm
 from jaxformer.interop.huggingface.layouts.text_models import EXAMPLE, stream_data
 from jaxformer.interop.json_fields import JsonFields
 from jaxformer.models.gpt2 import GPT2Config

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from jaxformer.errors import UserError
-from jaxformer.interop.huggingface.layout import ANY, Layout, Tensor, affine, rms_norm
+from jaxformer.interop.huggingface.foreign_layout import ANY, Layout, Tensor, affine, rms_norm
 from jaxformer.interop.huggingface.layouts.text_models import EXAMPLE, stream_data
 from jaxformer.interop.json_fields import JsonFields
 from jaxformer.models.llama import LlamaConfig

@@ -12,7 +12,7 @@ from jaxformer.config import ModelConfig
 from jaxformer.data.m2m100_tokenizer import M2M100Tokenizer
 from jaxformer.errors import UserError
 from jaxformer.files import read_object, read_whole
-from jaxformer.interop.huggingface.layout import Layout, Tensor, affine, layer_norm
+from jaxformer.interop.huggingface.foreign_layout import Layout, Tensor, affine, layer_norm
 from jaxformer.interop.huggingface.layouts.text_models import (
     EXAMPLE,
     SPECIAL,
@@ -20,7 +20,7 @@ from jaxformer.interop.huggingface.layouts.text_models import (
     pair_data,
 )
 from jaxformer.interop.json_fields import JsonFields
-from jaxformer.interop.marian.layout import LINEAR, NORMS, OUTPUT, SHARED, SOURCE, TARGET
+from jaxformer.interop.marian.marian_names import LINEAR, NORMS, OUTPUT, SHARED, SOURCE, TARGET
 from jaxformer.models.architecture import absent_bias
 
 # Fields of both stacks, after "encoder_" or "decoder_".

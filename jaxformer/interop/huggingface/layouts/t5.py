@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from jaxformer.errors import UserError
-from jaxformer.interop.huggingface.layout import (
+from jaxformer.interop.huggingface.foreign_layout import (
     ACTIVATIONS,
     ANY,
     Layout,

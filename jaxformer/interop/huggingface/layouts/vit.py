@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from jaxformer.config import ImagesConfig
-from jaxformer.interop.huggingface.layout import (
+from jaxformer.interop.huggingface.foreign_layout import (
     ANY,
     Layout,
     Tensor,

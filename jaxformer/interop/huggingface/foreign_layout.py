@@ -25,8 +25,8 @@ from jaxformer.data.corpus import DataSection
 from jaxformer.data.huggingface_tokenizer import HuggingFaceTokenizer
 from jaxformer.data.m2m100_tokenizer import M2M100Tokenizer
 from jaxformer.errors import UserError, prefix_errors
-from jaxformer.interop.arrays import NamedArrays
 from jaxformer.interop.json_fields import JsonFields
+from jaxformer.interop.named_arrays import NamedArrays
 from jaxformer.models.architecture import Architecture
 from jaxformer.search import BeamSearch
 

@@ -21,7 +21,7 @@ from jaxformer.errors import UserError
 from jaxformer.kinds.image_classification import IMAGE_CLASSIFICATION
 from jaxformer.models.vit import ViTConfig
 from jaxformer.runs.workdir import Workdir
-from jaxformer.tasks.images.augmentation import augment
+from jaxformer.tasks.images.image_augmentation import augment
 from jaxformer.tasks.token_task import NetworkLoss, NetworkTask
 from jaxformer.training.arrays import REAL, epochs, evaluate_arrays, row_numbers
 from jaxformer.training.flops import layers_flops

@@ -17,7 +17,7 @@ from jaxformer.layout import global_mesh
 from jaxformer.models.encoder import class_probabilities
 from jaxformer.models.vit import ViT, ViTConfig
 from jaxformer.runs.workdir import use_compilation_cache
-from jaxformer.tasks.images.task import scale_pixels
+from jaxformer.tasks.images.image_task import scale_pixels
 
 _BATCH_SIZE = 64
 

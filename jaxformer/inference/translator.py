@@ -105,10 +105,14 @@ class Translator(Decoder):
             compute_dtype=compute_dtype,
         )
         if shortlist:
-            folder = Workdir(model_path(workdir))
-            _, target_size = translator.vocab_sizes
-            translator.shortlist = Shortlist.load(folder.path, target_size)
+            translator.load_shortlist(workdir)
         return translator
+
+    def load_shortlist(self, workdir: str | pathlib.Path) -> None:
+        """Makes the translator generate only tokens of a workdir's shortlist."""
+        folder = Workdir(model_path(workdir))
+        _, target_size = self.vocab_sizes
+        self.shortlist = Shortlist.load(folder.path, target_size)
 
     def translate(
         self,

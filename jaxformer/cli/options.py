@@ -85,11 +85,25 @@ class DecoderOptions:
     Model:
       ensemble: workdirs of models with the same tokenizer, whose probabilities are averaged with
         this model's
+      amateur: workdir of a worse model with the same tokenizer, for contrastive decoding: prefer
+        tokens that it finds less probable
+      contrast: with --amateur, choose among tokens with at least X times the largest probability, 0
+        to 1 (default: 0.1)
     """
 
     weights: Checkpoints = "auto"
     ensemble: Sequence[ModelDir] = ()
     dtype: Dtype | None = None
+    amateur: ModelDir | None = None
+    contrast: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.contrast is None:
+            return
+        if self.amateur is None:
+            raise UserError("--contrast needs --amateur DIR, the model to contrast with")
+        if not 0 <= self.contrast <= 1:
+            raise UserError(f"--contrast must be from 0 to 1: got {self.contrast}")
 
     def check_only(self, *supported: str, reason: str) -> None:
         """Refuses options that a command would ignore, all but the ones that it supports."""
@@ -107,23 +121,29 @@ class DecoderOptions:
         from jaxformer.runs.allocator import keep_freed_memory
 
         keep_freed_memory(training=False)  # before JAX starts its threads
-        decoders = []
-        for folder in [workdir, *self.ensemble]:
+
+        def load(folder: pathlib.Path, weights: str) -> "DecoderT":
             decoder = kind.load(
                 folder,
-                weights=self.weights,
+                weights=weights,
                 search=search,
                 compute_dtype=self.dtype,
             )
-            decoders.append(decoder)
-
             if folder == pretrained.WORKDIR:
                 print(f"the {pretrained.DESCRIPTION}; --workdir names another", file=sys.stderr)
             else:
                 print(f"{folder}: {decoder.weights}", file=sys.stderr)
+            return decoder
 
-        first, *others = decoders
-        return first.ensemble_with(*others)
+        first, *others = [load(folder, self.weights) for folder in [workdir, *self.ensemble]]
+        decoder = first.ensemble_with(*others)
+        if self.amateur is None:
+            return decoder
+
+        # Steps are the expert's.
+        amateur = load(self.amateur, "auto")
+        alpha = 0.1 if self.contrast is None else self.contrast
+        return decoder.contrast_with(amateur, alpha)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -87,7 +87,7 @@ def word_attention(
     for batch in pair_batches(pairs, translator.max_length, _TOKENS_PER_BATCH):
         weights = jax.device_get(
             cross_attention(
-                translator.models,
+                translator.models.experts,
                 layers,
                 src=batch.src,
                 tgt_in=batch.tgt_in,
@@ -108,7 +108,7 @@ def word_attention(
 
 def layer_indices(translator: Translator, layer: int | None) -> tuple[int, ...]:
     """Checks the number of a decoder layer, and returns its index, from 0, in each model."""
-    counts = [member.config.decoder_layers for member in translator.models]
+    counts = [member.config.decoder_layers for member in translator.models.experts]
     if layer is None:
         second_to_last = [max(0, count - 2) for count in counts]
         return tuple(second_to_last)

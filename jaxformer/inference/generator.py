@@ -16,7 +16,7 @@ from jaxformer.data.tokenizer import EOS, PAD, UNK
 from jaxformer.errors import UserError, prefix_errors
 from jaxformer.inference.decoder import Decoder
 from jaxformer.inference.kept_programs import KeptProgram
-from jaxformer.inference.members import Ensemble
+from jaxformer.inference.members import Contrast, Models
 from jaxformer.inference.threads import decode_batches
 from jaxformer.kinds import LANGUAGE_MODELING
 from jaxformer.layout import global_mesh
@@ -357,7 +357,7 @@ def _empty_window(shape: _WindowShape, keys: Key[Array, " B"] | None) -> _Window
 
 @functools.partial(KeptProgram, static_argnums=(1, 2))
 def _start_window(
-    models: Ensemble,
+    models: Models,
     search: Algorithm,
     shape: _WindowShape,
     numbers: Numbers,
@@ -382,12 +382,13 @@ def _start_window(
         shape.capacity + 1,
         keys=keys,
         first_tokens=last_tokens,
+        contrast=isinstance(models, Contrast),
     )
 
 
 @functools.partial(KeptProgram, static_argnums=(1, 2), donate_argnums=(4,))
 def _advance_window(
-    models: Ensemble,
+    models: Models,
     search: Algorithm,
     shape: _WindowShape,
     numbers: Numbers,

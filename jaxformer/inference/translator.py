@@ -28,7 +28,8 @@ class Hypothesis(NamedTuple):
     Attributes:
       text: The translation.
       tokens: Its token ids; the last is end-of-sentence, unless it was cut at the maximum length.
-      score: ``log_prob`` divided by the length penalty; hypotheses are ranked by it.
+      score: ``log_prob`` divided by the length penalty; hypotheses are ranked by it. Of a contrast,
+        the sum of the tokens' scores takes the place of ``log_prob``.
       log_prob: Natural log of the probability that the model assigns to the tokens.
     """
 
@@ -47,7 +48,7 @@ class Translator(Decoder):
     Attributes:
       config: The config of the first model; ``config.search`` is the search of the ensemble.
       models: The model, or each member of an ensemble, with its parameters, cast or quantized for
-        decoding.
+        decoding. A contrast has ``models.experts`` and ``models.amateurs``.
       tokenizer: The tokenizer that the models were trained with.
       weights: Description of the checkpoints, such as "step 2000".
     """

@@ -6,6 +6,7 @@ import functools
 import jax
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxformer.config import Config, ModelConfig, StreamConfig
 from jaxformer.data.stream import CharacterTokenizer
@@ -17,6 +18,7 @@ from jaxformer.inference.members import Ensemble
 from jaxformer.inference.text_scores import score_texts
 from jaxformer.models.language_model import LanguageModel
 from jaxformer.search import BeamSearch, Sampling
+from jaxformer.training.mesh import MeshConfig, make_mesh
 
 from ..unit.nn.weights import random_params
 
@@ -128,3 +130,74 @@ def test_batches_at_the_same_time_give_the_same_texts(monkeypatch):
     assert generator.continuations(PROMPTS, max_tokens=40) == at_the_same_time
     alone = generator.continuations(PROMPTS[2:3], max_tokens=40, first=2)
     assert alone == at_the_same_time[2:3]
+
+
+ALPHA = 0.2
+
+
+def contrasted(expert, amateur, **changes):
+    return make(expert, **changes).contrast_with(make(amateur, scale=0.4, **changes), ALPHA)
+
+
+@functools.cache
+def texts_of_numpy():
+    """Returns greedy continuations by the contrast, from whole passes without a cache."""
+    expert, amateur = make(LARGE), make(SMALL, scale=0.4)
+
+    def choose(tokens):
+        own = log_probs_of(expert, tokens)[4:]  # no special token
+        difference = own - log_probs_of(amateur, tokens)[4:]
+        plausible = own >= own.max() + np.log(ALPHA)
+        return 4 + np.where(plausible, difference, -np.inf).argmax()
+
+    return [greedy(choose, prompt, 12) for prompt in PROMPTS]
+
+
+def test_contrastive_search_equals_whole_passes():
+    generator = contrasted(LARGE, SMALL)
+    assert generator.generate(PROMPTS, max_tokens=12) == texts_of_numpy()
+    alone = [generator.generate([prompt], max_tokens=12)[0] for prompt in PROMPTS[:2]]
+    assert alone == texts_of_numpy()[:2]
+    assert "".join(generator.stream(PROMPTS[0], max_tokens=12)) == texts_of_numpy()[0]
+    assert make(LARGE).generate(PROMPTS, max_tokens=12) != texts_of_numpy()
+    assert generator.weights == "given; amateur: given"
+
+
+def test_contrastive_samples_do_not_depend_on_the_batch_and_pass_the_context():
+    generator = contrasted(LARGE, SMALL, search=Sampling(num_samples=2, seed=1))
+    together = generator.continuations(PROMPTS, max_tokens=40)
+    assert all(len(text) == 40 for texts in together for text in texts)
+    assert generator.continuations(PROMPTS[1:2], max_tokens=40, first=1) == together[1:2]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_contrastive_search_on_a_mesh_of_two_devices(dtype):
+    generator = contrasted(LARGE, SMALL, compute_dtype=dtype)
+    expected = generator.generate(PROMPTS[:1], max_tokens=12)
+    if dtype == "float32":
+        assert expected == texts_of_numpy()[:1]
+
+    mesh = make_mesh(MeshConfig(data=2), jax.devices()[:2])
+    replicated = NamedSharding(mesh, PartitionSpec())
+    generator.models = jax.device_put(generator.models, replicated)
+    assert not threads.can_thread(generator.models)
+    assert generator.generate(PROMPTS[:1], max_tokens=12) == expected
+
+
+def test_scores_of_a_contrast_are_the_expert_s():
+    text = TOKENIZER.encode("abcd")
+    (expected,) = score_texts(make(LARGE), [text])
+    assert score_texts(contrasted(LARGE, SMALL), [text]) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda one, both: one.contrast_with(one, 1.5), "alpha must be from 0 to 1: got 1.5"),
+        (lambda one, both: one.contrast_with(both), "a contrast is made of two models or ensem"),
+        (lambda one, both: one.ensemble_with(both), "form the ensemble first, then contrast it"),
+    ],
+)
+def test_combinations_that_have_no_meaning_are_refused(call, words):
+    with pytest.raises(UserError, match=words):
+        call(make(SMALL), contrasted(SMALL, SMALL))

@@ -85,7 +85,8 @@ def score(
     row = _json_row if json else _row
     with blocks_of(text, scorer.encode, output, strict=strict) as (blocks, write, report):
         for block in blocks:
-            encoded = [scorer.encode(line) for line in block]
+            # A line with an error is blank.
+            encoded = [scorer.encode(line) if line.error else line.encoded for line in block]
             scores = scorer.score(encoded, report=report)
             write(map(row, block, scores))
 

@@ -202,9 +202,9 @@ class Translator(Decoder):
             first=first,
             report=report,
         )
-        return [self._hypotheses_of(decoded) for decoded in found]
+        return [self.hypotheses_of(decoded) for decoded in found]
 
-    def _hypotheses_of(self, decoded: Decoded) -> list[Hypothesis]:
+    def hypotheses_of(self, decoded: Decoded) -> list[Hypothesis]:
         """Returns the hypotheses of one sentence with their texts."""
         return [
             Hypothesis(
@@ -350,6 +350,10 @@ class Translator(Decoder):
     def target_ids(self, text: str, place: str = "translation") -> list[int]:
         """Works as :meth:`source_ids` does, for a translation."""
         return self._encode(text, self.tokenizer.encode_target, place)
+
+    def prefix_ids(self, text: str, place: str = "prefix") -> list[int]:
+        """Works as :meth:`target_ids` does, without end-of-sentence, for a forced prefix."""
+        return self.target_ids(text, place)[:-1]
 
     def detokenize(self, ids: Iterable[SupportsIndex]) -> str:
         """Returns the text of token ids, which is one line.

@@ -268,7 +268,7 @@ class Generator(Decoder):
 
         for until in (*range(chunk, count, chunk), count):
             with global_mesh(None):
-                *leaves, tokens = _advance_window(
+                results = _advance_window(
                     self.models,
                     search,
                     shape,
@@ -276,7 +276,9 @@ class Generator(Decoder):
                     leaves,
                     np.int32(until),
                 )
-            yield np.asarray(tokens)[:, :, :until]
+            # The state, and then the tokens.
+            leaves = results[:-1]
+            yield np.asarray(results[-1])[:, :, :until]
 
     @property
     def _ends_texts(self) -> bool:

@@ -5,7 +5,7 @@ import pathlib
 import re
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar
 
 from jaxformer import pretrained
 from jaxformer.cli.signatures import Fields, Option, flag
@@ -15,9 +15,11 @@ from jaxformer.fields import fields_given
 from jaxformer.files import input_path, local_path, model_path, output_path, run_path
 
 if TYPE_CHECKING:
+    from jaxformer.inference.decoder import Decoder
     from jaxformer.inference.translator import Translator
     from jaxformer.search import BeamSearch, Sampling
 
+DecoderT = TypeVar("DecoderT", bound="Decoder")
 
 _WORKDIR = "run directory of jaxformer train"
 _TRANSLATOR = f"{_WORKDIR} (default: pretrained, the {pretrained.DESCRIPTION})"
@@ -77,20 +79,31 @@ JsonReport: TypeAlias = Annotated[bool, Option("print the report as JSON")]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ModelOptions:
-    """Checkpoints to translate with.
+class DecoderOptions:
+    """Checkpoints to decode with.
 
     Model:
       ensemble: workdirs of models with the same tokenizer, whose probabilities are averaged with
         this model's
-      shortlist: generate only the words that the model's shortlist has for a batch of sentences,
-        which is faster; see jaxformer shortlist
+      amateur: workdir of a worse model with the same tokenizer, for contrastive decoding: prefer
+        tokens that it finds less probable
+      contrast: with --amateur, choose among tokens with at least X times the largest probability, 0
+        to 1 (default: 0.1)
     """
 
     weights: Checkpoints = "auto"
     ensemble: Sequence[ModelDir] = ()
     dtype: Dtype | None = None
-    shortlist: bool = False
+    amateur: ModelDir | None = None
+    contrast: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.contrast is None:
+            return
+        if self.amateur is None:
+            raise UserError("--contrast needs --amateur DIR, the model to contrast with")
+        if not 0 <= self.contrast <= 1:
+            raise UserError(f"--contrast must be from 0 to 1: got {self.contrast}")
 
     def check_only(self, *supported: str, reason: str) -> None:
         """Refuses options that a command would ignore, all but the ones that it supports."""
@@ -98,33 +111,63 @@ class ModelOptions:
             if name not in supported:
                 raise UserError(f"{reason}: leave {flag(name)} out")
 
-    def load(self, workdir: pathlib.Path, search: "BeamSearch | Sampling") -> "Translator":
+    def load_as(
+        self,
+        kind: "type[DecoderT]",
+        workdir: pathlib.Path,
+        search: "BeamSearch | Sampling",
+    ) -> "DecoderT":
         """Loads the model or ensemble, and logs its weights to standard error."""
-        from jaxformer.inference.translator import Translator
         from jaxformer.runs.allocator import keep_freed_memory
 
         keep_freed_memory(training=False)  # before JAX starts its threads
-        models = []
-        for folder in [workdir, *self.ensemble]:
-            is_first = not models
-            model = Translator.load(
+
+        def load(folder: pathlib.Path, weights: str) -> "DecoderT":
+            decoder = kind.load(
                 folder,
-                weights=self.weights,
+                weights=weights,
                 search=search,
-                shortlist=self.shortlist and is_first,
                 compute_dtype=self.dtype,
             )
-            models.append(model)
-
             if folder == pretrained.WORKDIR:
                 print(f"the {pretrained.DESCRIPTION}; --workdir names another", file=sys.stderr)
             else:
-                print(f"{folder}: {model.weights}", file=sys.stderr)
+                print(f"{folder}: {decoder.weights}", file=sys.stderr)
+            return decoder
 
-        first, *others = models
-        if codes := first.tokenizer.language_codes:
+        first, *others = [load(folder, self.weights) for folder in [workdir, *self.ensemble]]
+        decoder = first.ensemble_with(*others)
+        if self.amateur is None:
+            return decoder
+
+        # Steps are the expert's.
+        amateur = load(self.amateur, "auto")
+        alpha = 0.1 if self.contrast is None else self.contrast
+        return decoder.contrast_with(amateur, alpha)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelOptions(DecoderOptions):
+    """Checkpoints to translate with.
+
+    Model:
+      shortlist: generate only the words that the model's shortlist has for a batch of sentences,
+        which is faster; see jaxformer shortlist
+    """
+
+    shortlist: bool = False
+
+    def load(self, workdir: pathlib.Path, search: "BeamSearch | Sampling") -> "Translator":
+        """Loads the model or ensemble, and logs its weights to standard error."""
+        from jaxformer.inference.translator import Translator
+
+        translator = self.load_as(Translator, workdir, search)
+        if self.shortlist:
+            translator.load_shortlist(workdir)
+
+        if codes := translator.tokenizer.language_codes:
             print(f"begin each line with a language code: {', '.join(codes)}", file=sys.stderr)
-        return first.ensemble_with(*others)
+        return translator
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

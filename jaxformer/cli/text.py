@@ -12,7 +12,7 @@ import re
 import sys
 import threading
 from codecs import BOM_UTF8
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxformer.cli.options import InputFile
@@ -45,6 +45,7 @@ class Line(NamedTuple):
     other: str = ""  # forced prefix, translation to score, or parts of speech
     gold: str = ""  # reference or gold tree
     error: str | None = None  # the reason why the line is bad, with its number
+    encoded: Any = None  # the command's result for the line, such as token ids; None if it is bad
 
 
 class Text(NamedTuple):
@@ -171,13 +172,18 @@ class PrefixOptions:
         return prefixes if any(prefixes) else None
 
 
-def report_unknown(tokenizer: "Vocabulary", lines: Iterable[Line], name: str) -> None:
-    """Reports lines with characters outside the vocabulary."""
+def report_unknown(
+    tokenizer: "Vocabulary",
+    lines: Iterable[Line],
+    name: str,
+    ids: Iterable[Sequence[int] | None] = itertools.repeat(None),
+) -> None:
+    """Reports lines with characters outside the vocabulary; ``ids`` are their tokens, if known."""
     from tqdm import tqdm
 
     unknown = []
-    for line in lines:
-        characters = tokenizer.unknown_characters(line.text)
+    for line, tokens in zip(lines, ids, strict=False):
+        characters = tokenizer.unknown_characters(line.text, tokens)
         if characters:
             unknown.append((line.number, characters))
 
@@ -195,13 +201,13 @@ def report_unknown(tokenizer: "Vocabulary", lines: Iterable[Line], name: str) ->
 
 @contextlib.contextmanager
 def blocks_of(
-    text: Text, check: Callable[[Line], object], output: pathlib.Path | None, *, strict: bool
+    text: Text, encode: Callable[[Line], object], output: pathlib.Path | None, *, strict: bool
 ) -> Iterator[OpenBlocks]:
-    """Reads lines in blocks. A file is read twice: first to count and check its lines.
+    """Reads lines in blocks, with their results of ``encode``; a file is first read to count them.
 
-    A line for which ``check`` raises a UserError is reported on standard error and is blank in its
-    block. If ``strict``, it is refused, in a file before the first block. The output is by default
-    standard output.
+    A line for which ``encode`` raises a UserError is reported on standard error and is blank in its
+    block. If ``strict``, it is refused, in a file before the first block: ``encode`` is then called
+    twice. The output is by default standard output.
     """
     from tqdm import tqdm
 
@@ -210,7 +216,7 @@ def blocks_of(
 
     def blocks() -> Iterator[list[Line]]:
         nonlocal read, bad
-        lines = checked_lines(text, check, strict=strict)
+        lines = checked_lines(text, encode, strict=strict)
         if text.stream:
             read_blocks = blocks_as_they_arrive(lines, LINES_PER_BLOCK)
         else:
@@ -234,7 +240,8 @@ def blocks_of(
 
     total = None
     if not text.stream:
-        total = sum(1 for _ in checked_lines(text, check, strict=strict))
+        lines = checked_lines(text, encode, strict=True) if strict else text.lines()
+        total = sum(1 for _ in lines)
 
     # A bar would be mixed with what a person types or reads.
     hidden = bool(text.prompt) or (to_stdout and sys.stdout.isatty())
@@ -245,13 +252,13 @@ def blocks_of(
         raise SomeLinesError(f"{bad} of {read} lines failed; see above")
 
 
-def checked_lines(text: Text, check: Callable[[Line], object], *, strict: bool) -> Iterator[Line]:
-    """Yields all lines; a line for which ``check`` raises a UserError is blank, or refused."""
+def checked_lines(text: Text, encode: Callable[[Line], object], *, strict: bool) -> Iterator[Line]:
+    """Yields all lines; a line for which ``encode`` raises a UserError is blank, or refused."""
     for line in text.lines():
         try:
             if line.error is not None:
                 raise UserError(line.error)
-            check(line)
+            line = line._replace(encoded=encode(line))
         except UserError as error:
             if strict:
                 raise

@@ -11,7 +11,7 @@ import hashlib
 import importlib.metadata
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, SupportsIndex
 
 from sacremoses import MosesDetokenizer, MosesPunctNormalizer
@@ -108,8 +108,8 @@ class MosesTokenizer(Tokenizer):
         words = [self.preprocessing.apply(text, target=target) for text in texts]
         return super()._encode(words, target=target)
 
-    def unknown_characters(self, text: str) -> str:
-        return super().unknown_characters(self.preprocessing.apply(text))
+    def unknown_characters(self, text: str, ids: Sequence[int] | None = None) -> str:
+        return super().unknown_characters(self.preprocessing.apply(text), ids)
 
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
         words = super().decode(ids)

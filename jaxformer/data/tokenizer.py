@@ -167,9 +167,13 @@ class Vocabulary(abc.ABC):
         """Raises a ``UserError`` if a sentence begins with an unknown language code."""
         return None
 
-    def unknown_characters(self, text: str) -> str:
-        """Returns the distinct characters of a sentence that are encoded as bytes or UNK."""
-        if not self._has_unknown(text):
+    def unknown_characters(self, text: str, ids: Sequence[int] | None = None) -> str:
+        """Returns the distinct characters of a sentence that are encoded as bytes or UNK.
+
+        ``ids`` are its token ids, if they are known.
+        """
+        tokens = self.encode(text) if ids is None else ids
+        if self._unknown_ids.isdisjoint(tokens):
             return ""
 
         code = next(filter(text.startswith, self.language_codes), "")

@@ -39,6 +39,7 @@ def align(
     targets: Sequence[tuple[str, list[int]]],
     *,
     layer: int | None = None,
+    source_ids: Sequence[list[int]] | None = None,
 ) -> list[list[tuple[int, int]]]:
     """Returns (source word, target word) pairs of each sentence, ordered by target word, from 0.
 
@@ -51,8 +52,15 @@ def align(
       targets: Text and token ids of each translation, as in
         :class:`~jaxformer.inference.translator.Hypothesis`.
       layer: Decoder layer, from 1; None: the second-to-last (or the only one).
+      source_ids: Token ids of the sources, if they are known.
     """
-    weights = word_attention(translator, sources, targets, layer=layer)
+    weights = word_attention(
+        translator,
+        sources,
+        targets,
+        layer=layer,
+        source_ids=source_ids,
+    )
     return [align_by_maximum(pair) for pair in weights]
 
 
@@ -63,6 +71,7 @@ def word_attention(
     targets: Sequence[tuple[str, list[int]]],
     *,
     layer: int | None = None,
+    source_ids: Sequence[list[int]] | None = None,
 ) -> list[Float[np.ndarray, "T S"]]:
     """Returns the attention of target words to source words, float64; see :func:`align`."""
     layers = layer_indices(translator, layer)
@@ -75,10 +84,13 @@ def word_attention(
         other="sources",
     )
 
+    if source_ids is None:
+        source_ids = [translator.source_ids(source) for source in sources]
+
     pairs = []
     result = []
-    for source, (text, ids) in zip(sources, targets, strict=True):
-        pairs.append((translator.source_ids(source), ids))
+    for source, own_ids, (text, ids) in zip(sources, source_ids, targets, strict=True):
+        pairs.append((own_ids, ids))
         num_target_words = len(split_spaces(text))
         num_source_words = len(split_spaces(source))
         result.append(np.zeros((num_target_words, num_source_words)))
@@ -87,19 +99,19 @@ def word_attention(
     for batch in pair_batches(pairs, translator.max_length, _TOKENS_PER_BATCH):
         weights = jax.device_get(
             cross_attention(
-                translator.models,
+                translator.models.experts,
                 layers,
                 src=batch.src,
                 tgt_in=batch.tgt_in,
             )
         )  # [B, T, S]
         for number, padded in zip(batch.numbers, weights, strict=False):
-            source_ids, target_ids = pairs[number]
+            own_ids, target_ids = pairs[number]
             target_text, _ = targets[number]
-            of_pieces = padded[: len(target_ids), : len(source_ids)]
+            of_pieces = padded[: len(target_ids), : len(own_ids)]
             result[number] = word_weights(
                 of_pieces,
-                source_words=word_ids(translator, source_ids, sources[number]),
+                source_words=word_ids(translator, own_ids, sources[number]),
                 target_words=word_ids(translator, target_ids, target_text),
                 shape=result[number].shape,
             )
@@ -108,7 +120,7 @@ def word_attention(
 
 def layer_indices(translator: Translator, layer: int | None) -> tuple[int, ...]:
     """Checks the number of a decoder layer, and returns its index, from 0, in each model."""
-    counts = [member.config.decoder_layers for member in translator.models]
+    counts = [member.config.decoder_layers for member in translator.models.experts]
     if layer is None:
         second_to_last = [max(0, count - 2) for count in counts]
         return tuple(second_to_last)

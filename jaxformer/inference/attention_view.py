@@ -106,7 +106,7 @@ def record_attention(translator: Translator, sentence: str) -> AttentionView:
     translation = decoded.tokens[0] if decoded.tokens else []
     target = [BOS, *translation[:-1]]  # decoder inputs: the token at t predicts token t + 1
 
-    member = translator.models[0]
+    member = translator.models.experts[0]
     apply = jax.jit(member.model.apply, static_argnames="mutable")
     _, recorded = apply(
         {"params": member.params},

@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Int
 from jaxformer.data.tokenizer import PAD
 from jaxformer.errors import UserError
 from jaxformer.inference.kept_programs import KeptProgram
-from jaxformer.inference.members import Ensemble
+from jaxformer.inference.members import Contrast, Models
 from jaxformer.inference.shortlist import Shortlist
 from jaxformer.inference.threads import decode_batches
 from jaxformer.layout import global_mesh
@@ -77,7 +77,7 @@ class Decoded(NamedTuple):
 
 @global_mesh(None)
 def search_batches(
-    models: Ensemble,
+    models: Models,
     search: Algorithm,
     sources: Sequence[Sequence[int]],
     prefixes: Sequence[Sequence[int]] | None = None,
@@ -269,7 +269,7 @@ def all_shapes(sentences: int, tokens: int, longest: int, search: Algorithm) -> 
 
 @global_mesh(None)
 def compile_programs(
-    models: Ensemble,
+    models: Models,
     search: Algorithm,
     shape: BatchShape,
     *,
@@ -342,7 +342,7 @@ def _source_batch(
 
 
 def _search(
-    models: Ensemble,
+    models: Models,
     search: Algorithm,
     shape: BatchShape,
     batch: _SourceBatch,
@@ -399,7 +399,7 @@ class _FirstStage(NamedTuple):
 
 def _run_first_stage(
     *,
-    models: Ensemble,
+    models: Models,
     search: Algorithm,
     shape: BatchShape,
     numbers: Numbers,
@@ -427,7 +427,7 @@ def _run_first_stage(
 
 @functools.partial(KeptProgram, static_argnums=(1, 2))
 def _first_stage(
-    models: Ensemble,
+    models: Models,
     search: Algorithm,
     shape: BatchShape,
     numbers: Numbers,
@@ -462,6 +462,7 @@ def _first_stage(
         prefix=batch.prefix,
         sentence_ids=jnp.asarray(batch.sentence_ids),
         n_best=jnp.asarray(batch.n_best),
+        contrast=isinstance(models, Contrast),
     )
     if shape.prefix:
         state = search.prefill(models.prefill_fn(shape.free), state)
@@ -487,7 +488,7 @@ def _first_stage(
 
 @functools.partial(KeptProgram, static_argnums=(1, 2))
 def _second_stage(
-    models: Ensemble,
+    models: Models,
     search: Algorithm,
     shape: BatchShape,
     numbers: Numbers,
@@ -526,7 +527,7 @@ def _num_unfinished(shape: BatchShape) -> int:
     return 0
 
 
-def _grow(models: Ensemble, state: Any, capacity: int) -> Any:
+def _grow(models: Models, state: Any, capacity: int) -> Any:
     return state.replace(cache=models.grow(state.cache, capacity))
 
 

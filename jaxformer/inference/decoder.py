@@ -4,12 +4,13 @@ import copy
 import pathlib
 from typing import Self
 
+import numpy as np
 from jaxtyping import PyTree
 
 from jaxformer.config import Config
 from jaxformer.data.tokenizer import Vocabulary
 from jaxformer.errors import UserError
-from jaxformer.inference.members import Ensemble, Member
+from jaxformer.inference.members import Contrast, Ensemble, Member, Models
 from jaxformer.inference.weights import Predictor, TrainedModel
 from jaxformer.search import BeamSearch, Sampling
 
@@ -27,7 +28,7 @@ class Decoder(Predictor):
         """Checks the arguments, which :meth:`load` reads from a workdir."""
         super().__init__(config, params, tokenizer, weights)
         member = Member(config.kind.build(config.model), self.params)
-        self.models = Ensemble((member,))
+        self.models: Models = Ensemble((member,))
 
     @classmethod
     def load(
@@ -69,16 +70,50 @@ class Decoder(Predictor):
             have other architectures.
 
         Raises:
-          UserError: The tokenizers differ.
+          UserError: The tokenizers differ, or one is a contrast.
         """
         decoders = [self, *others]
-        for other in others:
-            self._check_tokenizer(other, "models of an ensemble")
+        members = []
+        for each in decoders:
+            self._check_tokenizer(each, "models of an ensemble")
+            if isinstance(each.models, Contrast) and others:
+                raise UserError(
+                    "an ensemble is made of models: got the contrast of some; form the ensemble "
+                    "first, then contrast it"
+                )
+            members += each.models.experts
 
         together = copy.copy(self)
-        members = [member for each in decoders for member in each.models]
-        together.models = Ensemble(tuple(members))
+        if others:
+            together.models = Ensemble(tuple(members))
         together.weights = ", ".join(each.weights for each in decoders)
+        return together
+
+    def contrast_with(self, amateur: Self, alpha: float = 0.1) -> Self:
+        """Returns a decoder that prefers what an amateur finds less probable (Li et al. 2023).
+
+        The score of a token is its log probability minus the amateur's. Tokens are chosen only
+        among those with at least ``alpha`` times the largest probability. Log probabilities of
+        hypotheses remain this model's.
+
+        Args:
+          amateur: A worse model with the same tokenizer, such as a smaller one, or an ensemble.
+          alpha: 0 for all tokens to 1 for the most probable only; the paper's is 0.1.
+
+        Raises:
+          UserError: The tokenizers differ, ``alpha`` is out of range, or one is a contrast already.
+        """
+        self._check_tokenizer(amateur, "expert and amateur")
+        if not 0 <= alpha <= 1:
+            raise UserError(f"alpha must be from 0 to 1: got {alpha}")
+        if not (isinstance(self.models, Ensemble) and isinstance(amateur.models, Ensemble)):
+            raise UserError(
+                "a contrast is made of two models or ensembles: got the contrast of some"
+            )
+
+        together = copy.copy(self)
+        together.models = Contrast(self.models, amateur.models, np.float32(alpha))
+        together.weights = f"{self.weights}; amateur: {amateur.weights}"
         return together
 
     def _check_tokenizer(self, other: "Decoder", models: str) -> None:

@@ -9,16 +9,17 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, Key, PyTree
+from jaxtyping import Array, Float, Int, Key
 
 from jaxformer.checks import check_text, check_texts, check_tokens
 from jaxformer.data.tokenizer import EOS, PAD, UNK
 from jaxformer.errors import UserError, prefix_errors
 from jaxformer.inference.decoder import Decoder
+from jaxformer.inference.kept_programs import KeptProgram
+from jaxformer.inference.members import Contrast, Models
+from jaxformer.inference.threads import decode_batches
 from jaxformer.kinds.language_modeling import LANGUAGE_MODELING
 from jaxformer.layout import global_mesh
-from jaxformer.models.architecture import Architecture
-from jaxformer.models.stepwise import step_fn
 from jaxformer.search import Algorithm, BeamSearch, Sampling, SearchContext
 from jaxformer.search.algorithm import Numbers
 from jaxformer.search.sampling import sentence_keys
@@ -39,10 +40,11 @@ class Generator(Decoder):
     full, its second half is prefilled into a new cache, and generation continues from there.
 
     Attributes:
-      config: The architecture and the search.
-      params: Parameters, cast or quantized for decoding.
-      tokenizer: The tokenizer that the model was trained with.
-      weights: Description of the checkpoint, such as "step 2000".
+      config: The config of the first model; ``config.search`` is the search of the ensemble.
+      params: Parameters of the first model, cast or quantized for decoding.
+      models: The model, or each member of an ensemble, with its parameters.
+      tokenizer: The tokenizer that the models were trained with.
+      weights: Description of the checkpoints, such as "step 2000".
     """
 
     kinds = (LANGUAGE_MODELING,)
@@ -86,16 +88,23 @@ class Generator(Decoder):
                 rows.append(_Row(prompt, sample, ids))
 
         texts = [[] for _ in ids_of_prompts]
-        longest = self.config.model.max_length - max(1, max_tokens - 1)
-        for batch in _batches(rows, longest):
+
+        def decode(batch: list[_Row]) -> tuple[list[_Row], Int[np.ndarray, "B N n"]]:
             *_, tokens = self._generate(batch, max_tokens)
-            for row, hypotheses in zip(batch, tokens, strict=False):
+            return batch, tokens
+
+        def store(decoded: tuple[list[_Row], Int[np.ndarray, "B N n"]]) -> None:
+            for row, hypotheses in zip(*decoded, strict=False):
                 for hypothesis in hypotheses:
                     # A beam may have fewer hypotheses than its size; the others are only padding.
                     if (hypothesis == PAD).all():
                         continue
                     text = self.tokenizer.decode_after(row.tokens, hypothesis)
                     texts[row.prompt - first].append(text)
+
+        longest = self.max_length - max(1, max_tokens - 1)
+        batches = list(_batches(rows, longest))
+        decode_batches(decode, batches, self.models, store)
         return texts
 
     def stream(self, prompt: str, *, max_tokens: int = 500, first: int = 0) -> Iterator[str]:
@@ -135,7 +144,7 @@ class Generator(Decoder):
             ids,
             self.tokenizer.vocab_size,
             place,
-            longest=self.config.model.max_length,
+            longest=self.max_length,
         )
 
     def check(self, prompt: str, *, max_tokens: int) -> None:
@@ -147,7 +156,7 @@ class Generator(Decoder):
             return
 
         # The last token is generated, but never fed to the model.
-        longest = self.config.model.max_length
+        longest = self.max_length
         most = longest + 1 - length
         if max_tokens > most:
             raise UserError(
@@ -195,7 +204,7 @@ class Generator(Decoder):
     ) -> Iterator[Int[np.ndarray, "B 1 n"]]:
         """Generates window after window, and yields all tokens so far after each chunk."""
         batch_size = len(context)
-        longest = self.config.model.max_length
+        longest = self.max_length
         done = np.zeros((batch_size, 1, 0), np.int32)  # tokens of earlier windows
 
         for window in itertools.count():
@@ -236,37 +245,40 @@ class Generator(Decoder):
         chunk: int,
     ) -> Iterator[Int[np.ndarray, "B N n"]]:
         """Generates ``count`` tokens after a context and yields all tokens after each chunk."""
-        config = self.config.model
         batch_size, length = context.shape
 
         # The last token is generated, but not fed, so that it needs no capacity.
-        capacity = _capacity(length - 1 + count, config.max_length)
-        search, numbers = self._search.split_numbers(capacity + 1)
-
-        padded = np.zeros((batch_size, _capacity(length, config.max_length)), np.int32)
-        padded[:, :length] = context
-        prompts = (padded, length, starts)
-        state = _prefill(
-            config,
-            search,
-            capacity,
-            self.params,
-            numbers,
-            prompts,
-            count,
-            keys,
+        shape = _WindowShape(
+            rows=batch_size,
+            prompt=_capacity(length, self.max_length),
+            capacity=_capacity(length - 1 + count, self.max_length),
+            has_starts=starts is not None,
         )
+        search, numbers = self._search.split_numbers(shape.capacity + 1)
+
+        window = _empty_window(shape, keys)
+        window.context[:, :length] = context
+        window = window._replace(
+            length=np.int32(length),
+            starts=starts,
+            count=np.int32(count),
+        )
+        with global_mesh(None):
+            leaves = _start_window(self.models, search, shape, numbers, window)
 
         for until in (*range(chunk, count, chunk), count):
-            state, tokens = _advance(
-                config,
-                search,
-                self.params,
-                numbers,
-                state,
-                until,
-            )
-            yield np.asarray(tokens)[:, :, :until]
+            with global_mesh(None):
+                results = _advance_window(
+                    self.models,
+                    search,
+                    shape,
+                    numbers,
+                    leaves,
+                    np.int32(until),
+                )
+            # The state, and then the tokens.
+            leaves = results[:-1]
+            yield np.asarray(results[-1])[:, :, :until]
 
     @property
     def _ends_texts(self) -> bool:
@@ -277,8 +289,7 @@ class Generator(Decoder):
     def _search(self) -> Algorithm:
         """Returns the search of one row, whose tokens are text."""
         search = self.config.search
-        only_text = _only_text_or_end if self._ends_texts else _forbid_special
-        constraints = (*search.constraints, only_text)
+        constraints = (*search.constraints, _OnlyText(may_end=self._ends_texts))
 
         if isinstance(search, Sampling):
             return dataclasses.replace(
@@ -294,87 +305,113 @@ class Generator(Decoder):
         )
 
 
-def _forbid_special(logits: Float[Array, "B N V"], context: SearchContext) -> Float[Array, "B N V"]:
-    """Forbids special tokens, such as padding; if all others are forbidden, the text ends."""
-    text = logits.at[:, :, : UNK + 1].set(-jnp.inf)
+@dataclasses.dataclass(frozen=True)
+class _OnlyText:
+    """Forbids special tokens, such as padding.
 
-    end = context.logits[:, :, context.eos_id]
-    is_forbidden = text == -jnp.inf
-    no_text_is_left = is_forbidden.all(axis=2)  # [B, N]
-    end = jnp.where(no_text_is_left, end, -jnp.inf)
-    return text.at[:, :, context.eos_id].set(end)
+    EOS may end a text, or does so only where all other tokens are forbidden.
+    """
+
+    may_end: bool
+
+    def __call__(self, logits: Float[Array, "B N V"], context: SearchContext) -> Array:
+        text = logits.at[:, :, : UNK + 1].set(-jnp.inf)
+        if self.may_end:
+            end = logits[:, :, context.eos_id]
+            return text.at[:, :, context.eos_id].set(end)
+
+        end = context.logits[:, :, context.eos_id]
+        is_forbidden = text == -jnp.inf
+        no_text_is_left = is_forbidden.all(axis=2)  # [B, N]
+        end = jnp.where(no_text_is_left, end, -jnp.inf)
+        return text.at[:, :, context.eos_id].set(end)
 
 
-def _only_text_or_end(
-    logits: Float[Array, "B N V"],
-    context: SearchContext,
-) -> Float[Array, "B N V"]:
-    """Forbids special tokens except EOS."""
-    end = logits[:, :, context.eos_id]
-    text = logits.at[:, :, : UNK + 1].set(-jnp.inf)
-    return text.at[:, :, context.eos_id].set(end)
+class _WindowShape(NamedTuple):
+    """Static shape of a window, for which its programs are compiled."""
+
+    rows: int  # hypotheses of a beam share a row
+    prompt: int  # tokens of the context, padding included
+    capacity: int  # tokens of the context and of the text, except the last
+    has_starts: bool  # whether prompts of several lengths are padded on the left
 
 
-@global_mesh(None)
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _prefill(
-    config: Architecture,
+class _Window(NamedTuple):
+    """The context that a window of a text continues."""
+
+    context: Int[np.ndarray, "B T"]
+    length: Int[np.ndarray, ""] | np.int32  # tokens of the context
+    starts: Int[np.ndarray, " B"] | None  # indices of the first tokens
+    count: Int[np.ndarray, ""] | np.int32  # tokens to generate
+    keys: Key[Array, " B"] | None  # for samples
+
+
+def _empty_window(shape: _WindowShape, keys: Key[Array, " B"] | None) -> _Window:
+    """Returns a window of padding, whose arrays have the shapes of all windows of a shape."""
+    return _Window(
+        context=np.zeros((shape.rows, shape.prompt), np.int32),
+        length=np.int32(0),
+        starts=np.zeros(shape.rows, np.int32) if shape.has_starts else None,
+        count=np.int32(0),
+        keys=keys,
+    )
+
+
+@functools.partial(KeptProgram, static_argnums=(1, 2))
+def _start_window(
+    models: Models,
     search: Algorithm,
-    capacity: int,
-    params: PyTree,
+    shape: _WindowShape,
     numbers: Numbers,
-    prompts: tuple[Int[Array, "B T"], Int[Array, ""], Int[Array, " B"] | None],
-    count: Int[Array, ""],
-    keys: Key[Array, " B"] | None,
+    window: _Window,
 ) -> Any:
-    """Prefills contexts, their length and starts; returns the state before the first new token."""
-    context, length, starts = prompts
-    variables: Any = {"params": params}
-    model: Any = LANGUAGE_MODELING.build(config)
-    cache = model.apply(
-        variables,
+    """Prefills contexts, and returns the state before the first new token."""
+    context, length, starts, count, keys = jax.tree.map(jnp.asarray, tuple(window))
+    caches = models.start(
         context,
         num_beams=search.num_hypotheses,
-        capacity=capacity,
-        method="start",
+        capacity=shape.capacity,
     )
     # The last token is not prefilled, since the first step feeds it.
-    _, cache = model.apply(
-        variables,
-        context,
-        cache,
-        length - 1,
-        starts,
-        method="prefill",
-    )
+    _, caches = models.prefill(context, caches, length - 1, starts)
 
     search = search.join_numbers(numbers)
     max_lengths = jnp.broadcast_to(count, context.shape[:1])
     last_tokens = context[:, length - 1]
     return search.start(
-        cache,
+        caches,
         max_lengths,
-        capacity + 1,
+        shape.capacity + 1,
         keys=keys,
         first_tokens=last_tokens,
+        contrast=isinstance(models, Contrast),
     )
 
 
-@global_mesh(None)
-@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=4)
-def _advance(
-    config: Architecture,
+@functools.partial(KeptProgram, static_argnums=(1, 2), donate_argnums=(4,))
+def _advance_window(
+    models: Models,
     search: Algorithm,
-    params: PyTree,
+    shape: _WindowShape,
     numbers: Numbers,
-    state: Any,
+    leaves: list[Array],
     until: Int[Array, ""],
 ) -> tuple[Any, Int[Array, "B N T"]]:
     """Generates until hypotheses have ``until`` tokens; returns the state and the tokens."""
-    search = search.join_numbers(numbers)
-    model: Any = LANGUAGE_MODELING.build(config)
+    keys = None
+    if isinstance(search, Sampling):
+        keys = jax.eval_shape(lambda: sentence_keys(0, jnp.arange(shape.rows)))
+    structure = _start_window.structure(
+        models,
+        search,
+        shape,
+        numbers,
+        _empty_window(shape, keys),
+    )
+    state = jax.tree.unflatten(structure, leaves)
 
-    state = search.advance(step_fn(model, params), state, until)
+    search = search.join_numbers(numbers)
+    state = search.advance(models.step_fn(), state, until)
     result = search.finalize(state)
     return state, result.tokens
 

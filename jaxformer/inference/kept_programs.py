@@ -47,10 +47,19 @@ class KeptProgram:
     the arrays of JAX are not all on one device. Others are traced as ``jax.jit`` does.
     """
 
-    def __init__(self, function: Callable[..., Any], static_argnums: tuple[int, ...] = ()) -> None:
-        """Takes a function of pytrees and, at ``static_argnums``, of hashable values."""
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        static_argnums: tuple[int, ...] = (),
+        donate_argnums: tuple[int, ...] = (),
+    ) -> None:
+        """Takes a function of pytrees and, at ``static_argnums``, of hashable values.
+
+        The arrays of the arguments at ``donate_argnums`` are deleted, and their memory is reused.
+        """
         self.function = function
         self.static_argnums = static_argnums
+        self.donate_argnums = donate_argnums
         self._name = (function.__module__, function.__name__)
         self._lock = threading.RLock()
         self._programs: dict[Hashable, Callable[..., list[Array]]] = {}
@@ -70,7 +79,8 @@ class KeptProgram:
                 path = None
                 if len(devices) == 1:
                     path = kept_file((self._name, key))
-                self._programs[key] = _open(function, leaves, path)
+                jitted = jax.jit(function, donate_argnums=self._donated_leaves(args))
+                self._programs[key] = _open(jitted, leaves, path)
                 # The first call is in the lock, too, since jax.jit compiles in it.
                 return self._programs[key](*leaves)
         return self._programs[key](*leaves)
@@ -82,6 +92,19 @@ class KeptProgram:
             # A trace of the function notes the structure.
             jax.eval_shape(function, *leaves)
         return self._structures[key]
+
+    def _donated_leaves(self, args: tuple[Any, ...]) -> list[int]:
+        """Returns the numbers of the dynamic leaves that are donated."""
+        donated = []
+        first = 0
+        for i, arg in enumerate(args):
+            if i in self.static_argnums:
+                continue
+            end = first + len(jax.tree.leaves(arg))
+            if i in self.donate_argnums:
+                donated += range(first, end)
+            first = end
+        return donated
 
     def _describe(self, args: tuple[Any, ...]) -> tuple[Callable[..., list[Array]], list, Hashable]:
         """Returns a function of the dynamic leaves, these leaves, and the key of its program."""
@@ -128,20 +151,19 @@ def _devices(leaves: Iterable[Any]) -> frozenset[Any]:
 
 
 def _open(
-    function: Callable[..., list[Array]],
+    jitted: Any,
     leaves: list[Any],
     path: pathlib.Path | None,
 ) -> Callable[..., list[Array]]:
     """Returns the compiled function; with a path, the program there, which is added if needed."""
-    traced = jax.jit(function)
     if path is None:
-        return traced
+        return jitted
 
     kept = _read(path, leaves)
     if kept is not None:
         return kept
 
-    lowered = traced.lower(*leaves)
+    lowered = jitted.lower(*leaves)
     with _without_jax_cache():
         program = lowered.compile()
     if "callback" in lowered.as_text():  # a pointer into this process

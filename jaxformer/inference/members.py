@@ -1,24 +1,29 @@
 """The models that decode together, and the log probabilities that they give.
 
-All searches of trained models, and all scores of given tokens, use a model by the methods of
-:class:`Ensemble`: ``start``, ``prefill`` and ``step_fn`` for the tokens of a search, and
-``token_log_probs`` for given tokens.
+:data:`Models` says how models combine: an :class:`Ensemble` of one or several, or the
+:class:`Contrast` of two. All searches of trained models, and all scores of given tokens, use the
+methods of these classes: ``start``, ``grow``, ``prefill``, ``prefill_fn`` and ``step_fn`` for the
+tokens of a search, and ``token_log_probs`` for given tokens. They are pytrees whose structure has
+the architectures, so that it names the programs of a search.
 """
 
 import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
 from jaxformer.errors import UserError
 from jaxformer.models.architecture import Architecture
 from jaxformer.models.stepwise import step_fn
-from jaxformer.search import PrefillFn, StepFn, ensemble
+from jaxformer.search import PrefillFn, StepFn, contrast, ensemble
+from jaxformer.search.contrast import ContrastiveStep, contrast_log_probs
+from jaxformer.search.state import ContrastiveScores
 
 _LOGITS_AT_ONCE = 1 << 22  # number of logits per chunk, 16 MB in float32
 
@@ -48,12 +53,14 @@ jax.tree_util.register_pytree_node(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Ensemble(Sequence[Member]):
-    """A single model, or several whose probabilities are averaged.
-
-    A pytree whose structure has the architectures, so that it names the programs of a search.
-    """
+    """A single model, or several whose probabilities are averaged."""
 
     members: tuple[Member, ...]
+
+    @property
+    def experts(self) -> "Ensemble":
+        """The models whose probabilities a hypothesis has: all."""
+        return self
 
     def __getitem__(self, index: Any) -> Any:
         return self.members[index]
@@ -143,7 +150,88 @@ class Ensemble(Sequence[Member]):
         )
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Contrast:
+    """Experts and amateurs; searches prefer tokens that the amateurs find less probable.
+
+    See :func:`~jaxformer.search.contrast`. Caches are pairs, of experts and amateurs.
+    """
+
+    experts: Ensemble
+    amateurs: Ensemble
+    alpha: np.float32  # least probability of a token, as a fraction of the experts' largest
+
+    @property
+    def max_length(self) -> int:
+        """Maximum number of tokens of a sequence that all models take."""
+        return min(self.experts.max_length, self.amateurs.max_length)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids that all models read."""
+        return min(self.experts.vocab_size, self.amateurs.vocab_size)
+
+    @property
+    def output_size(self) -> int:
+        """Number of token ids that all models generate."""
+        return min(self.experts.output_size, self.amateurs.output_size)
+
+    def start(self, *inputs: Any, num_beams: int, capacity: int) -> tuple[Any, Any]:
+        """Returns empty caches, as :meth:`Ensemble.start` does."""
+        experts = self.experts.start(*inputs, num_beams=num_beams, capacity=capacity)
+        amateurs = self.amateurs.start(*inputs, num_beams=num_beams, capacity=capacity)
+        return experts, amateurs
+
+    def grow(self, caches: tuple[Any, Any], capacity: int) -> tuple[Any, Any]:
+        """Returns the caches with capacity for more tokens."""
+        experts, amateurs = caches
+        return self.experts.grow(experts, capacity), self.amateurs.grow(amateurs, capacity)
+
+    def prefill(
+        self,
+        tokens: Int[Array, "B P"],
+        caches: tuple[Any, Any],
+        length: Int[Array, ""],
+        *starts: Int[Array, " B"] | None,
+    ) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
+        """Returns outputs and caches, as :meth:`Ensemble.prefill` does."""
+        of_experts, experts = self.experts.prefill(tokens, caches[0], length, *starts)
+        of_amateurs, amateurs = self.amateurs.prefill(tokens, caches[1], length, *starts)
+        return (of_experts, of_amateurs), (experts, amateurs)
+
+    def prefill_fn(self, free: int) -> Callable[..., tuple[ContrastiveScores, Any]]:
+        """Returns the prefill of a search; the first ``free`` tokens have score 0."""
+        expert_fn = self.experts.prefill_fn(free)
+        amateur_fn = self.amateurs.prefill_fn(free)
+
+        def prefill(
+            inputs: Int[Array, "B P"],
+            targets: Int[Array, "B P"],
+            length: Int[Array, ""],
+            caches: Any,
+        ) -> tuple[ContrastiveScores, Any]:
+            expert, experts = expert_fn(inputs, targets, length, caches[0])
+            amateur, amateurs = amateur_fn(inputs, targets, length, caches[1])
+            return contrast_log_probs(expert, amateur, self.alpha), (experts, amateurs)
+
+        return prefill
+
+    def step_fn(self, candidates: Int[Array, " C"] | None = None) -> ContrastiveStep:
+        """Returns the step function of a search, over the candidates if they are given."""
+        return contrast(
+            self.experts.step_fn(candidates),
+            self.amateurs.step_fn(candidates),
+            self.alpha,
+        )
+
+
 jax.tree_util.register_dataclass(Ensemble, data_fields=["members"], meta_fields=[])
+jax.tree_util.register_dataclass(
+    Contrast,
+    data_fields=["experts", "amateurs", "alpha"],
+    meta_fields=[],
+)
+Models: TypeAlias = Ensemble | Contrast
 
 
 def recorded_weights(

@@ -53,7 +53,8 @@ def score_pairs(
 ) -> list[Score]:
     """Returns the score of each target given its source, in the order of ``pairs``.
 
-    An ensemble averages the probabilities of its models at every token. A source without tokens,
+    An ensemble averages the probabilities of its models at every token; of a contrast, the experts
+    score. A source without tokens,
     such as a blank line, is never translated: its log probability is 0 for an empty target, and
     -inf for all others.
 
@@ -70,7 +71,7 @@ def score_pairs(
 
     def log_probs_of(batch: PairBatch) -> Float[Array, " B"]:
         return log_probabilities(
-            translator.models,
+            translator.models.experts,
             batch.src,
             batch.tgt_in,
             batch.tgt_out,

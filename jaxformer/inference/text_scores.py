@@ -43,7 +43,7 @@ def score_texts(
         targets = batch.tgt_out
         inputs = np.roll(targets, 1, axis=1)
         inputs[:, 0] = first
-        return _log_probabilities(models, inputs, targets)
+        return _log_probabilities(models.experts, inputs, targets)
 
     # A text is the target of a pair. It needs a source, too: pairs without one are not scored.
     pairs = [(ids, ids) for ids in texts]

@@ -8,7 +8,7 @@ from typing import TypeVar
 import jax
 
 from jaxformer.inference.kept_programs import is_distributed
-from jaxformer.inference.members import Ensemble
+from jaxformer.inference.members import Models
 from jaxformer.nn.backend import backend
 
 Batch = TypeVar("Batch")
@@ -18,7 +18,7 @@ Result = TypeVar("Result")
 def decode_batches(
     decode: Callable[[Batch], Result],
     batches: Sequence[Batch],
-    models: Ensemble,
+    models: Models,
     report: Callable[[Result], object],
 ) -> None:
     """Decodes batches, several at a time where that helps, and reports their results in order."""
@@ -41,7 +41,7 @@ def decode_batches(
         pool.shutdown(cancel_futures=True)
 
 
-def can_thread(models: Ensemble) -> bool:
+def can_thread(models: Models) -> bool:
     """Returns whether other threads can decode at the same time, with the same results."""
     if backend().decoding_threads == 1:
         return False

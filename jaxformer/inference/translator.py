@@ -29,7 +29,8 @@ class Hypothesis(NamedTuple):
     Attributes:
       text: The translation.
       tokens: Its token ids; the last is end-of-sentence, unless it was cut at the maximum length.
-      score: ``log_prob`` divided by the length penalty; hypotheses are ranked by it.
+      score: ``log_prob`` divided by the length penalty; hypotheses are ranked by it. Of a contrast,
+        the sum of the tokens' scores takes the place of ``log_prob``.
       log_prob: Natural log of the probability that the model assigns to the tokens.
     """
 
@@ -48,7 +49,7 @@ class Translator(Decoder):
     Attributes:
       config: The config of the first model; ``config.search`` is the search of the ensemble.
       models: The model, or each member of an ensemble, with its parameters, cast or quantized for
-        decoding.
+        decoding. A contrast has ``models.experts`` and ``models.amateurs``.
       tokenizer: The tokenizer that the models were trained with.
       weights: Description of the checkpoints, such as "step 2000".
     """
@@ -106,10 +107,14 @@ class Translator(Decoder):
             compute_dtype=compute_dtype,
         )
         if shortlist:
-            folder = Workdir(model_path(workdir))
-            _, target_size = translator.vocab_sizes
-            translator.shortlist = Shortlist.load(folder.path, target_size)
+            translator.load_shortlist(workdir)
         return translator
+
+    def load_shortlist(self, workdir: str | pathlib.Path) -> None:
+        """Makes the translator generate only tokens of a workdir's shortlist."""
+        folder = Workdir(model_path(workdir))
+        _, target_size = self.vocab_sizes
+        self.shortlist = Shortlist.load(folder.path, target_size)
 
     def translate(
         self,
@@ -198,9 +203,9 @@ class Translator(Decoder):
             first=first,
             report=report,
         )
-        return [self._hypotheses_of(decoded) for decoded in found]
+        return [self.hypotheses_of(decoded) for decoded in found]
 
-    def _hypotheses_of(self, decoded: Decoded) -> list[Hypothesis]:
+    def hypotheses_of(self, decoded: Decoded) -> list[Hypothesis]:
         """Returns the hypotheses of one sentence with their texts."""
         return [
             Hypothesis(
@@ -346,6 +351,10 @@ class Translator(Decoder):
     def target_ids(self, text: str, place: str = "translation") -> list[int]:
         """Works as :meth:`source_ids` does, for a translation."""
         return self._encode(text, self.tokenizer.encode_target, place)
+
+    def prefix_ids(self, text: str, place: str = "prefix") -> list[int]:
+        """Works as :meth:`target_ids` does, without end-of-sentence, for a forced prefix."""
+        return self.target_ids(text, place)[:-1]
 
     def detokenize(self, ids: Iterable[SupportsIndex]) -> str:
         """Returns the text of token ids, which is one line.

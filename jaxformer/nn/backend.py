@@ -38,8 +38,8 @@ class Backend:
         projections to queries, keys and values into one matmul, and then copy the results apart.
       decoding_threads: Batches of sentences that are decoded at the same time. On CPUs, much of a
         step keeps only one core busy (docs/log/2026.md, 2026-11-27).
-      max_hypotheses: Most hypotheses of a batch: on CPUs few enough for the caches, elsewhere a
-        limit on the memory of wide beams, that of eight hypotheses of 64 sentences.
+      max_hypotheses: Most hypotheses of a batch. On CPUs they are few enough for the caches;
+        elsewhere eight of 64 sentences limit the memory of wide beams.
       shortest_source: Fewest tokens that the sources of a batch are padded to.
       second_stage_divisor: Sentences of a batch for each one of its second stage. On CPUs, malloc
         can keep the arrays of so few sentences (docs/log/2026.md, 2026-11-28).

@@ -1,7 +1,8 @@
 """Search over any step function (section 6.1 of the paper). Imports no model.
 
 Departs from the paper: everything beyond beam search with the length penalty of section 6.1,
-such as sampling, constraints, other penalties, diverse beams and ensembles, all optional.
+such as sampling, constraints, other penalties, diverse beams, ensembles and contrasts, all
+optional.
 """
 
 from jaxformer.search.algorithm import Algorithm
@@ -13,6 +14,7 @@ from jaxformer.search.constraints import (
     NoRepeatNgram,
     SearchContext,
 )
+from jaxformer.search.contrast import contrast
 from jaxformer.search.ensembles import ensemble
 from jaxformer.search.penalties import gnmt_penalty
 from jaxformer.search.sampling import Sampling, sample
@@ -32,6 +34,7 @@ __all__ = [
     "SearchContext",
     "StepFn",
     "beam_search",
+    "contrast",
     "ensemble",
     "gnmt_penalty",
     "sample",

@@ -12,6 +12,7 @@ change a log probability: the log probability of a hypothesis is always the step
 import abc
 import copy
 import dataclasses
+from collections.abc import Callable
 from typing import Any, ClassVar, TypeAlias
 
 import jax.numpy as jnp
@@ -26,11 +27,21 @@ from jaxformer.search.constraints import (
     ForcedPrefix,
     MinLength,
     NoRepeatNgram,
+    Plausible,
     SearchContext,
     as_pytrees,
 )
+from jaxformer.search.contrast import ContrastiveStep
 from jaxformer.search.penalties import Penalty, length_penalties
-from jaxformer.search.state import BeamResult, MaxLengths, Prefix, initial_fields
+from jaxformer.search.state import (
+    BeamResult,
+    ContrastiveScores,
+    MaxLengths,
+    Prefix,
+    TokenScores,
+    initial_fields,
+    scores_of,
+)
 from jaxformer.search.step_loop import PrefillFn, StepFn, call_step_fn, check_prefix, run_until_done
 
 # Fields of a search by name: arrays, and constraints as pytrees.
@@ -115,8 +126,8 @@ class Algorithm(abc.ABC):
         """
 
     @abc.abstractmethod
-    def extend(self, state: Any, logits: Float[Array, "B N V"]) -> Any:
-        """Returns the state, without its cache, with one more token, given float32 logits."""
+    def extend(self, state: Any, output: TokenScores) -> Any:
+        """Returns the state, without its cache, with one more token, given a step's output."""
 
     @abc.abstractmethod
     def finalize(self, state: Any) -> BeamResult:
@@ -133,6 +144,7 @@ class Algorithm(abc.ABC):
         sentence_ids: Int[Array, " B"] | None = None,
         first_tokens: Int[Array, " B"] | None = None,
         n_best: int | Int[Array, ""] = 0,
+        contrast: bool = False,
     ) -> Any:
         """Returns the state before the first step, a pytree.
 
@@ -155,6 +167,8 @@ class Algorithm(abc.ABC):
             tokens are in the cache; ``bos_id`` when None.
           n_best: Number of hypotheses that are needed, best first; 0 for all. The others may then
             be other than the next best. A beam search with ``early_stop="proven"`` stops sooner.
+          contrast: Whether the step function is of :func:`~jaxformer.search.contrast`; the state
+            then also has the log probabilities of the expert.
 
         Raises:
           UserError: An argument is out of range, or the cache has other axes.
@@ -176,9 +190,16 @@ class Algorithm(abc.ABC):
         shared["tokens"] = zeros_for_rows(rows, (size, capacity), jnp.int32) + self.pad_id
         shared["newest"] = zeros_for_rows(rows, (size,), jnp.int32) + first
         shared["log_probs"] = zeros_for_rows(rows, (size,), jnp.float32)
+        shared["expert_log_probs"] = None
+        if contrast:
+            shared["expert_log_probs"] = jnp.zeros_like(shared["log_probs"])
         return self.initial_state(shared, keys)
 
-    def prefill(self, prefill_fn: PrefillFn, state: Any) -> Any:
+    def prefill(
+        self,
+        prefill_fn: Callable[..., tuple[Float[Array, "B P"] | ContrastiveScores, Any]],
+        state: Any,
+    ) -> Any:
         """Returns the state after reading forced tokens in one pass instead of one by one.
 
         It reads the tokens that are forced for all sentences that are not done; :meth:`advance`
@@ -188,7 +209,7 @@ class Algorithm(abc.ABC):
           prefill_fn: ``(inputs [B, P], targets [B, P], length, cache) -> (log_probs [B, P],
             cache)``: log probabilities of the targets given the inputs up to their position, and
             the cache including the first ``length`` inputs. Inputs begin with the input of the
-            first step.
+            first step. Like a step, it returns ``ContrastiveScores`` of a contrast.
           state: From :meth:`start`.
         """
         prefix = state.prefix
@@ -208,7 +229,7 @@ class Algorithm(abc.ABC):
 
         # The input of each position is the token before it.
         inputs = jnp.concatenate([newest, prefix[:, :-1]], axis=1)
-        log_probs, cache = prefill_fn(inputs, prefix, length, state.cache)
+        output, cache = prefill_fn(inputs, prefix, length, state.cache)
 
         # The next input is the last token that was read, or the first input if none was.
         is_read = (positions < length) & ~state.done[:, None]  # [B, P]
@@ -220,20 +241,27 @@ class Algorithm(abc.ABC):
         read = jnp.where(is_read, prefix, self.pad_id)[:, None, :capacity]
         tokens = state.tokens.at[:, :, : read.shape[2]].set(read)
 
+        def add_read(log_probs: Float[Array, "B N"], new: Float[Array, "B P"]) -> Array:
+            read_log_probs = jnp.where(is_read, new, 0.0).sum(axis=1)
+            return log_probs + read_log_probs[:, None]
+
         newest = jnp.broadcast_to(newest[:, None], state.newest.shape)
-        read_log_probs = jnp.where(is_read, log_probs, 0.0).sum(axis=1)
+        if isinstance(output, ContrastiveScores):
+            expert = add_read(state.expert_log_probs, output.expert)
+            state = dataclasses.replace(state, expert_log_probs=expert)
+
         return dataclasses.replace(
             state,
             step=length,
             tokens=tokens,
             newest=newest,
-            log_probs=state.log_probs + read_log_probs[:, None],
+            log_probs=add_read(state.log_probs, scores_of(output)),
             cache=cache,
         )
 
     def advance(
         self,
-        step_fn: StepFn,
+        step_fn: StepFn | ContrastiveStep,
         state: Any,
         until: int | Int[Array, ""],
         unfinished: int = 0,
@@ -243,19 +271,20 @@ class Algorithm(abc.ABC):
         Args:
           step_fn: ``(tokens [B, N] int32, cache) -> (logits [B, N, V], cache)``: from the newest
             token of each hypothesis, at first BOS, to scores of the next token. Logits of any float
-            dtype are normalized in float32; -inf means impossible; V is at least 2.
+            dtype are normalized in float32; -inf means impossible; V is at least 2. One from
+            :func:`~jaxformer.search.contrast` returns scores that are not normalized.
           state: From :meth:`start` or a previous call; its cache may have grown.
           until: Value of ``state.step`` to stop at.
           unfinished: Also stop when at most so many sentences are not done, to continue with these
             in a smaller batch.
 
         Raises:
-          UserError: The logits have other axes than expected, or EOS or a token of the prefix is
-            not in the vocabulary.
+          UserError: The logits have other axes than expected, EOS or a token of the prefix is not
+            in the vocabulary, or only the step function or only the state is of a contrast.
         """
 
         def step(state: Any) -> Any:
-            logits, cache = call_step_fn(
+            output, cache = call_step_fn(
                 step_fn,
                 state.newest,
                 state.cache,
@@ -268,16 +297,23 @@ class Algorithm(abc.ABC):
                 lambda _, *rows: self.extend(*rows),
                 (),
                 state,
-                logits,
+                output,
             )
             return dataclasses.replace(state, cache=state.reorder(cache))
 
+        needs_expert = isinstance(step_fn, ContrastiveStep)
+        has_expert = state.expert_log_probs is not None
+        if needs_expert != has_expert:
+            raise UserError(
+                f"a step function of contrast needs start(..., contrast=True), and only that: got "
+                f"contrast={has_expert} for {step_fn!r:.80}"
+            )
         check_prefix(step_fn, state, self.eos_id, pad_id=self.pad_id)
         return run_until_done(step, state, until, unfinished=unfinished)
 
     def __call__(
         self,
-        step_fn: StepFn,
+        step_fn: StepFn | ContrastiveStep,
         cache: Any,
         *,
         max_lengths: MaxLengths,
@@ -299,6 +335,7 @@ class Algorithm(abc.ABC):
             prefix=prefix,
             keys=keys,
             sentence_ids=sentence_ids,
+            contrast=isinstance(step_fn, ContrastiveStep),
         )
         if prefill_fn is not None:
             state = self.prefill(prefill_fn, state)
@@ -372,9 +409,12 @@ class Algorithm(abc.ABC):
         only_forbid = (MinLength, NoRepeatNgram)
         return not all(isinstance(c, only_forbid) for c in self._constraints())
 
-    def _constrain(self, logits: Float[Array, "B N V"], state: Any) -> Float[Array, "B N V"]:
-        """Returns the logits with -inf for forbidden tokens; the same array without constraints."""
+    def _constrain(self, output: TokenScores, state: Any) -> Float[Array, "B N V"]:
+        """Returns the scores with -inf for forbidden tokens; the same array without constraints."""
+        logits = scores_of(output)
         constraints = self._constraints()
+        if isinstance(output, ContrastiveScores):
+            constraints.append(Plausible(output.expert, output.alpha))
         if state.prefix.shape[1]:
             # After all others, so that none of them can forbid the prefix.
             constraints.append(ForcedPrefix())

@@ -11,7 +11,9 @@ A sentence is done at its length limit, or earlier, when its best alive hypothes
 displace its worst finished one even if all further tokens had probability one. Stopping early
 therefore never changes the result, including n-best lists. If a caller needs fewer hypotheses,
 ``n_best``, the last of these counts, and sentences are done sooner. ``early_stop`` also offers the
-rules of other toolkits. Sentences that are done no longer change.
+rules of other toolkits. Sentences that are done no longer change. The scores of a contrast
+(:func:`~jaxformer.search.contrast`) have no such bound: a sentence is then done at its limit, or
+when none of its hypotheses is alive.
 
 Ties go to the earlier candidate: an older finished hypothesis, then the continuation of the better
 alive hypothesis, then the smaller token id. Sentences are independent.
@@ -34,13 +36,17 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxformer.errors import UserError
 from jaxformer.layout import take_rows
 from jaxformer.search.algorithm import Algorithm
+from jaxformer.search.contrast import ContrastiveStep
 from jaxformer.search.state import (
     BeamResult,
     BeamState,
+    ContrastiveScores,
     MaxLengths,
     Prefix,
+    TokenScores,
     best_first,
     gather_beams,
+    scores_of,
     where_rows,
 )
 from jaxformer.search.step_loop import PrefillFn, StepFn, log_probs_of
@@ -130,15 +136,17 @@ class BeamSearch(Algorithm):
         )
         return BeamState(**alive, parents=none, finished=finished)
 
-    def extend(self, state: BeamState, logits: Float[Array, "B N V"]) -> BeamState:
-        allowed = self._constrain(logits, state)
+    def extend(self, state: BeamState, output: TokenScores) -> BeamState:
+        allowed = self._constrain(output, state)
+        normalized = not isinstance(output, ContrastiveScores)
         length = state.step + 1
         at_limit = length >= state.max_lengths
         alive, ended = self.select_candidates(
-            logits,
+            scores_of(output),
             allowed,
             log_probs=state.log_probs,
             at_limit=at_limit,
+            normalized=normalized,
         )
         alive, ended = self._mask_done(state, alive, ended)
 
@@ -160,8 +168,14 @@ class BeamSearch(Algorithm):
             tokens=append(ended),
             lengths=lengths,
             scores=scores,
-            log_probs=ended.log_probs,
+            log_probs=_own_log_probs(state, output, ended),
         )
+
+        expert_log_probs = state.expert_log_probs
+        if expert_log_probs is not None:
+            # The alive hypotheses of a sentence that is done do not change.
+            new = _own_log_probs(state, output, alive)
+            expert_log_probs = where_rows(state.done, expert_log_probs, new)
 
         extended = dataclasses.replace(
             state,
@@ -169,11 +183,12 @@ class BeamSearch(Algorithm):
             tokens=append(alive),
             newest=alive.tokens,
             log_probs=alive.log_probs,
+            expert_log_probs=expert_log_probs,
             parents=alive.parents,
             finished=self._merge_finished(state.finished, newly_finished),
         )
         done = state.done | at_limit
-        done |= self._can_stop(extended)
+        done |= self._can_stop(extended, normalized=normalized)
         return dataclasses.replace(extended, done=done)
 
     def _mask_done(
@@ -201,14 +216,17 @@ class BeamSearch(Algorithm):
         allowed: Float[Array, "B N V"],
         log_probs: Float[Array, "B N"],
         at_limit: Bool[Array, " B"],
+        *,
+        normalized: bool = True,
     ) -> tuple[Candidates, Candidates]:
         """Returns, for each sentence, the N best candidates that stay alive and at most N that end.
 
         Groups choose one after the other. Each chooses among the continuations of its own
-        hypotheses, N / G of all N. ``allowed`` is ``logits`` with -inf for forbidden tokens.
+        hypotheses, N / G of all N. ``allowed`` is ``logits`` with -inf for forbidden tokens. For
+        ``normalized`` see :func:`expand`.
         """
         if self.diversity_groups == 1:
-            candidates = expand(logits, log_probs, allowed)
+            candidates = expand(logits, log_probs, allowed, normalized=normalized)
             return self._partition_by_eos(candidates, at_limit)
 
         batch = logits.shape[0]
@@ -224,6 +242,7 @@ class BeamSearch(Algorithm):
                 logits[:, group],
                 log_probs[:, group],
                 preferred,
+                normalized=normalized,
             )
             alive, ended = self._partition_by_eos(candidates, at_limit)
 
@@ -283,13 +302,20 @@ class BeamSearch(Algorithm):
 
         return jax.tree.map(take_best, merged, finished)
 
-    def _can_stop(self, state: BeamState) -> Bool[Array, " B"]:
-        """Returns the mask of sentences that may stop before their limit."""
+    def _can_stop(self, state: BeamState, *, normalized: bool) -> Bool[Array, " B"]:
+        """Returns the mask of sentences that may stop before their limit.
+
+        Scores that are not ``normalized`` to log probabilities may also grow with more tokens.
+        """
         if self.early_stop == "never":
             return jnp.zeros_like(state.done)
 
         groups = (-1, self.diversity_groups, self._group_size)
         best = state.log_probs.reshape(groups).max(axis=2)  # [B, groups]
+        if self.early_stop == "proven" and not normalized:
+            # No bound of future scores is known: only a beam without alive hypotheses is done.
+            none_alive = best == -jnp.inf
+            return none_alive.all(axis=1)
 
         # The last of those that must not change; without n_best, index -1 is the last of all.
         n_best = state.n_best if self.early_stop == "proven" else 0
@@ -321,7 +347,7 @@ class BeamSearch(Algorithm):
             tokens=state.tokens,
             lengths=lengths,
             scores=scores,
-            log_probs=state.log_probs,
+            log_probs=state.own_log_probs,
         )
 
         is_missing = state.finished.scores == -jnp.inf
@@ -334,13 +360,16 @@ def expand(
     logits: Float[Array, "B N V"],
     log_probs: Float[Array, "B N"],
     preferred: Float[Array, "B N V"],
+    *,
+    normalized: bool = True,
 ) -> Candidates:
     """Returns the best 2N candidates (1 if N = 1) of the hypotheses.
 
     Candidates are ranked by the log probability of the hypothesis plus ``preferred``, the
     ``logits`` after constraints and penalties, normalized like these. Greedy search ranks
     ``preferred`` itself, so that it is exactly argmax. Results have the log probabilities of
-    ``logits``.
+    ``logits``. If not ``normalized``, ``logits`` are scores that are added as they are, such as a
+    contrast's.
 
     The k greatest values are in the k blocks with the greatest maxima; of equal values, the first
     are in the first of these blocks. Finding the maxima takes one pass that vectorizes well, and
@@ -361,10 +390,13 @@ def expand(
     greatest = lax.optimization_barrier(table.max(axis=-1))
 
     # [B, N]: the logsumexp of the logits of each hypothesis.
-    peaks = greatest.max(axis=2) if preferred is logits else logits.max(axis=2)
-    peaks = jnp.where(jnp.isfinite(peaks), peaks, 0.0)
-    exponentials = jnp.exp(logits - peaks[:, :, None])
-    totals = peaks + jnp.log(exponentials.sum(axis=2))
+    if normalized:
+        peaks = greatest.max(axis=2) if preferred is logits else logits.max(axis=2)
+        peaks = jnp.where(jnp.isfinite(peaks), peaks, 0.0)
+        exponentials = jnp.exp(logits - peaks[:, :, None])
+        totals = peaks + jnp.log(exponentials.sum(axis=2))
+    else:
+        totals = jnp.zeros_like(log_probs)
 
     # Added to the logit of a token, a shift gives the log probability of the longer hypothesis.
     shifts = jnp.where(totals == -jnp.inf, -jnp.inf, log_probs - totals)
@@ -385,7 +417,7 @@ def expand(
     flat_logits = logits.reshape(batch, -1)
     own_logits = gather_beams(flat_logits, parents * vocabulary + tokens)
     own_totals = gather_beams(totals, parents)
-    new = log_probs_of(own_logits, own_totals)
+    new = log_probs_of(own_logits, own_totals) if normalized else own_logits
     is_impossible = best == -jnp.inf
     extended = gather_beams(log_probs, parents) + new
     return Candidates(
@@ -393,6 +425,24 @@ def expand(
         tokens=tokens,
         parents=parents,
     )
+
+
+def _own_log_probs(
+    state: BeamState,
+    output: TokenScores,
+    candidates: Candidates,
+) -> Float[Array, "B M"]:
+    """Returns the log probabilities of candidates, of a contrast under its expert."""
+    if state.expert_log_probs is None or not isinstance(output, ContrastiveScores):
+        return candidates.log_probs
+
+    batch, _, vocabulary = output.expert.shape
+    flat = output.expert.reshape(batch, -1)
+    new = gather_beams(flat, candidates.parents * vocabulary + candidates.tokens)
+    extended = gather_beams(state.expert_log_probs, candidates.parents) + new
+
+    is_missing = candidates.log_probs == -jnp.inf
+    return jnp.where(is_missing, -jnp.inf, extended)
 
 
 def _greatest_of_table(
@@ -465,7 +515,7 @@ def take_first(
 
 
 def beam_search(
-    step_fn: StepFn,
+    step_fn: StepFn | ContrastiveStep,
     cache: Any,
     *,
     max_lengths: MaxLengths,

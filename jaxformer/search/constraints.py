@@ -86,6 +86,23 @@ class NoRepeatNgram:
         return jnp.where(repeats, -jnp.inf, logits)
 
 
+class Plausible(NamedTuple):
+    """Forbids tokens that are improbable for the expert of a contrast (Li et al. 2023, eq. 4).
+
+    Of the tokens that are still allowed, it keeps those with at least ``alpha`` times the largest
+    probability.
+    """
+
+    expert: Float[Array, "B N V"]  # log probabilities
+    alpha: Float[Array, ""]
+
+    def __call__(self, logits: Float[Array, "B N V"], context: SearchContext) -> Array:
+        allowed = jnp.where(logits == -jnp.inf, -jnp.inf, self.expert)
+        greatest = allowed.max(axis=-1, keepdims=True)
+        is_plausible = allowed >= greatest + jnp.log(self.alpha)
+        return jnp.where(is_plausible, logits, -jnp.inf)
+
+
 @dataclasses.dataclass(frozen=True)
 class ForcedPrefix:
     """Forbids all tokens except the prefix's, which no other constraint can forbid."""

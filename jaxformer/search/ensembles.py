@@ -60,7 +60,7 @@ def ensemble(step_fns: Sequence[StepFn]) -> StepFn:
             )
 
         # log((p_1 + ... + p_n) / n)
-        log_probs = [_log_softmax(logits) for logits in all_logits]
+        log_probs = [log_softmax(logits) for logits in all_logits]
         log_probs = jnp.stack(log_probs)  # [n, B, N, V]
         log_sum = jax.nn.logsumexp(log_probs, axis=0)
         mean = log_sum - jnp.log(len(step_fns))
@@ -69,7 +69,8 @@ def ensemble(step_fns: Sequence[StepFn]) -> StepFn:
     return step_fn
 
 
-def _log_softmax(logits: Float[Array, "B N V"]) -> Float[Array, "B N V"]:
+def log_softmax(logits: Float[Array, "B N V"]) -> Float[Array, "B N V"]:
+    """Returns float32 log probabilities; impossible tokens have -inf."""
     logits = logits.astype(jnp.float32)
 
     # If no token is possible, log_softmax gives NaN instead of -inf.

@@ -25,7 +25,17 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from jaxformer.errors import UserError
 from jaxformer.layout import shard_rows_like, take_rows
 from jaxformer.search.algorithm import Algorithm
-from jaxformer.search.state import BeamResult, MaxLengths, Prefix, SampleState, best_first
+from jaxformer.search.contrast import ContrastiveStep
+from jaxformer.search.state import (
+    BeamResult,
+    ContrastiveScores,
+    MaxLengths,
+    Prefix,
+    SampleState,
+    TokenScores,
+    best_first,
+    scores_of,
+)
 from jaxformer.search.step_loop import PrefillFn, StepFn, log_probs_of
 
 Number: TypeAlias = float | Float[Array, ""]
@@ -134,8 +144,9 @@ class Sampling(Algorithm):
             finished=none != 0,
         )
 
-    def extend(self, state: SampleState, logits: Float[Array, "B N V"]) -> SampleState:
-        allowed = self._constrain(logits, state)
+    def extend(self, state: SampleState, output: TokenScores) -> SampleState:
+        logits = scores_of(output)
+        allowed = self._constrain(output, state)
         tokens = self.draw(allowed, state.keys, state.step)
 
         # Finished samples do not change.
@@ -148,9 +159,14 @@ class Sampling(Algorithm):
             own = jnp.take_along_axis(logits, tokens[:, :, None], axis=2)
             is_impossible = drawn == -jnp.inf
             drawn = jnp.where(is_impossible, -jnp.inf, own)
-        drawn = drawn[:, :, 0]
-        totals = jax.nn.logsumexp(logits, axis=2)
-        new = log_probs_of(drawn, totals)
+        new = drawn[:, :, 0]
+        expert_log_probs = state.expert_log_probs
+        if isinstance(output, ContrastiveScores) and expert_log_probs is not None:
+            own = jnp.take_along_axis(output.expert, tokens[:, :, None], axis=2)
+            expert_log_probs += jnp.where(before, 0.0, own[:, :, 0])
+        else:
+            totals = jax.nn.logsumexp(logits, axis=2)
+            new = log_probs_of(new, totals)
         log_probs = state.log_probs + jnp.where(before, 0.0, new)
 
         finished = before | (tokens == self.eos_id)
@@ -174,6 +190,7 @@ class Sampling(Algorithm):
             lengths=jnp.where(before, state.lengths, length),
             finished=finished,
             log_probs=log_probs,
+            expert_log_probs=expert_log_probs,
         )
 
     def draw(
@@ -227,7 +244,7 @@ class Sampling(Algorithm):
             tokens=state.tokens,
             lengths=state.lengths,
             scores=state.log_probs / penalties,
-            log_probs=state.log_probs,
+            log_probs=state.own_log_probs,
         )
         return best_first(result, self.pad_id)
 
@@ -314,7 +331,7 @@ def sentence_keys(
 
 
 def sample(
-    step_fn: StepFn,
+    step_fn: StepFn | ContrastiveStep,
     cache: Any,
     *,
     max_lengths: MaxLengths,

@@ -35,6 +35,25 @@ class BeamResult(NamedTuple):
     log_probs: Float[Array, "B N"]  # float32; the step function's, whatever the settings
 
 
+class ContrastiveScores(NamedTuple):
+    """Scores of tokens by the contrast of two models, instead of logits, [B, N, V], all float32."""
+
+    scores: Float[Array, "*tokens"]  # log p_expert - log p_amateur; -inf for impossible tokens
+    expert: Float[Array, "*tokens"]  # log p_expert
+    alpha: Float[Array, ""]  # least probability, as a fraction of the expert's largest
+
+
+# The output of a step function: logits, or scores that are summed as they are.
+TokenScores: TypeAlias = Float[Array, "B N V"] | ContrastiveScores
+
+
+def scores_of(output: TokenScores) -> Float[Array, "B N V"]:
+    """Returns the logits, or the scores of a contrast."""
+    if isinstance(output, ContrastiveScores):
+        return output.scores
+    return output
+
+
 @flax.struct.dataclass
 class SearchState:
     """Fields that the states of all searches have."""
@@ -46,9 +65,17 @@ class SearchState:
     done: Bool[Array, " B"]  # the sentence no longer changes
     tokens: Int[Array, "B N T"]  # int32; of all samples or alive hypotheses, padded on the right
     newest: Int[Array, "B N"]  # int32; the next input of the step function
-    log_probs: Float[Array, "B N"]  # float32; of all samples or alive hypotheses; may be -inf
+    # float32; of all samples or alive hypotheses; may be -inf; of a contrast, the sum of its scores
+    log_probs: Float[Array, "B N"]
+    # float32; log probabilities under the expert of a contrast; None without a contrast
+    expert_log_probs: Float[Array, "B N"] | None
     n_best: Int[Array, ""]  # int32; hypotheses that the caller needs, 0 for all
     cache: Any  # the step function's cache
+
+    @property
+    def own_log_probs(self) -> Float[Array, "B N"]:
+        """Log probabilities of all samples or alive hypotheses, of a contrast the expert's."""
+        return self.log_probs if self.expert_log_probs is None else self.expert_log_probs
 
     def reorder(self, cache: Any) -> Any:
         """Returns the cache with the arrays of each hypothesis taken from the one it extends."""

@@ -11,7 +11,7 @@ from jax.core import Tracer
 from jaxtyping import Array, Float, Int
 
 from jaxformer.errors import UserError
-from jaxformer.search.state import State
+from jaxformer.search.state import State, TokenScores, scores_of
 
 StepFn: TypeAlias = Callable[[Int[Array, "B N"], Any], tuple[Float[Array, "B N V"], Any]]
 # (inputs [B, P], targets [B, P], length [], cache) -> (log probabilities of the targets [B, P],
@@ -53,19 +53,20 @@ def run_until_done(
 
 
 def call_step_fn(
-    step_fn: StepFn,
+    step_fn: Callable[..., tuple[TokenScores, Any]],
     tokens: Int[Array, "B N"],
     cache: Any,
     eos_id: int,
-) -> tuple[Float[Array, "B N V"], Any]:
-    """Calls the step function; returns float32 logits, which it checks, and the new cache."""
+) -> tuple[TokenScores, Any]:
+    """Calls the step function; returns its float32 logits, which it checks, and the new cache."""
     returned = step_fn(tokens, cache)
     if not isinstance(returned, tuple | list) or len(returned) != 2:
         raise UserError(
             f"step_fn must return a pair, (logits, cache): got a {type(returned).__name__}"
         )
 
-    logits, cache = returned
+    output, cache = returned
+    logits = scores_of(output)
     if logits.ndim != 3 or logits.shape[:2] != tokens.shape or logits.shape[2] < 2:
         raise UserError(
             f"step_fn must return logits [batch, beams, vocabulary] = [{tokens.shape[0]}, "
@@ -79,11 +80,16 @@ def call_step_fn(
         )
 
     # Without the barrier, XLA would compute them once for every shape that a search gives them.
-    logits = lax.optimization_barrier(logits.astype(jnp.float32))
-    return logits, cache
+    output = jax.tree.map(lambda values: values.astype(jnp.float32), output)
+    return lax.optimization_barrier(output), cache
 
 
-def check_prefix(step_fn: StepFn, state: Any, eos_id: int, pad_id: int) -> None:
+def check_prefix(
+    step_fn: Callable[..., tuple[TokenScores, Any]],
+    state: Any,
+    eos_id: int,
+    pad_id: int,
+) -> None:
     """Checks that tokens of the prefix are in the vocabulary. A traced prefix cannot be checked."""
     prefix = state.prefix
     if not prefix.size:
@@ -92,8 +98,8 @@ def check_prefix(step_fn: StepFn, state: Any, eos_id: int, pad_id: int) -> None:
         return
 
     call = functools.partial(call_step_fn, step_fn, eos_id=eos_id)
-    logits, _ = jax.eval_shape(call, state.newest, state.cache)
-    vocabulary = logits.shape[2]
+    output, _ = jax.eval_shape(call, state.newest, state.cache)
+    vocabulary = scores_of(output).shape[2]
 
     for row, ids in enumerate(prefix.tolist()):
         for token in ids:

@@ -79,21 +79,24 @@ class TranslatorBackend:
     def translate(self, sentences: list[Sentence]) -> list[Translation | Exception]:
         """Returns a translation or a ``UserError`` for each sentence."""
         texts: list[str] = []
+        sources: list[list[int]] = []
         errors: dict[int, Exception] = {}
         for number, sentence in enumerate(sentences):
             text = ""
             if sentence.text.strip():
                 text = self._prefix(sentence) + sentence.text
+            source: list[int] = []
             try:
-                self._translator.source_ids(text)
+                source = self._translator.source_ids(text)
             except UserError as error:
                 # The others are translated nonetheless.
                 errors[number] = error
-                text = ""
             texts.append(text)
+            sources.append(source)
 
         only_best = all(sentence.only_best for sentence in sentences)
-        n_best_lists = self._translator.hypotheses(texts, n_best=1 if only_best else 0)
+        decoded = self._translator.translate_ids(sources, n_best=1 if only_best else 0)
+        n_best_lists = [self._translator.hypotheses_of(each) for each in decoded]
 
         answers: list[Translation | Exception] = []
         for number, sentence in enumerate(sentences):
@@ -104,7 +107,7 @@ class TranslatorBackend:
             hypotheses = n_best_lists[number]
             attention = None
             if sentence.attention and hypotheses:
-                attention = self._attention(text, hypotheses[0])
+                attention = self._attention(text, sources[number], hypotheses[0])
             answers.append(
                 Translation(
                     texts=[hypothesis.text for hypothesis in hypotheses],
@@ -121,14 +124,18 @@ class TranslatorBackend:
         task = task.replace("{target}", language_name(sentence.target))
         return self._prefixes.get(sentence.target, "") + task
 
-    def _attention(self, text: str, best: Hypothesis) -> dict[str, Any] | None:
+    def _attention(
+        self,
+        text: str,
+        source: list[int],
+        best: Hypothesis,
+    ) -> dict[str, Any] | None:
         """Returns attention between words, as the page shows it; None for long sentences."""
-        source = self._translator.source_ids(text)
         if max(len(source), len(best.tokens)) > _ATTENTION_TOKENS[-1]:
             return None
 
         target = (best.text, best.tokens)
-        (weights,) = word_attention(self._translator, [text], [target])
+        (weights,) = word_attention(self._translator, [text], [target], source_ids=[source])
         return {
             "source": split_spaces(text),
             "target": split_spaces(best.text),

@@ -11,9 +11,12 @@ import types
 import pytest
 
 from jaxformer.cli import main, text
+from jaxformer.data.tokenizer import Tokenizer
 from jaxformer.inference.pair_scores import score_pairs
 from jaxformer.inference.translator import Translator
 from jaxformer.search import BeamSearch
+from jaxformer.serving.backend import TranslatorBackend
+from jaxformer.serving.protocol import Sentence
 
 # At most four sentences of at most 16 tokens, and a short maximum: two programs for the whole file.
 SOURCES = ["two hundred and one", "nine", "", "forty-two thousand", "  ", "seven hundred"]
@@ -133,14 +136,14 @@ def test_an_interrupted_job_keeps_finished_lines(command, tmp_path, monkeypatch,
     source.write_text("".join(f"{line}\n" for line in SOURCES))
     output.write_text("from last time\n")
     monkeypatch.setattr(text, "LINES_PER_BLOCK", 2)
-    hypotheses = Translator.hypotheses
+    translate_ids = Translator.translate_ids
 
-    def interrupted(self, sentences, **rest):
-        if sentences[0] == SOURCES[2]:
+    def interrupted(self, *arguments, first, **rest):
+        if first == 3:
             raise KeyboardInterrupt
-        return hypotheses(self, sentences, **rest)
+        return translate_ids(self, *arguments, first=first, **rest)
 
-    monkeypatch.setattr(Translator, "hypotheses", interrupted)
+    monkeypatch.setattr(Translator, "translate_ids", interrupted)
     assert command("--input", source, "--output", output) == 130
     partial = tmp_path / f"out.txt.{os.getpid()}.partial"
     assert f"{partial}: finished lines" in capsys.readouterr().err
@@ -212,3 +215,34 @@ def test_a_stream_is_translated_line_by_line(learned_workdir):
     assert "error: standard input:4: not UTF-8" in error
     assert "error: standard input:5: expected at most 63 tokens" in error
     assert error.endswith("error: 2 of 6 lines failed; see above\n")
+
+
+@pytest.fixture
+def tokenized(monkeypatch):
+    """Returns a list of all texts that are tokenized."""
+    texts, encode = [], Tokenizer._encode
+
+    def count(tokenizer, lines, **options):
+        texts.extend(filter(None, lines))
+        return encode(tokenizer, lines, **options)
+
+    monkeypatch.setattr(Tokenizer, "_encode", count)
+    return texts
+
+
+def test_a_line_of_a_file_is_tokenized_once(command, tokenized, tmp_path, capsys):
+    (tmp_path / "in.txt").write_text("nine\nseven hundred\n")
+    assert command("--input", tmp_path / "in.txt", "--alignments", tmp_path / "alignments") == 0
+    assert tokenized == ["nine", "seven hundred"]
+
+
+def test_a_sentence_for_the_server_is_tokenized_once(translator, tokenized):
+    sentences = [
+        Sentence("nine", "de", only_best=True, attention=True),
+        Sentence("nine " * 200, "de", only_best=True, attention=False),
+    ]
+    answer, error = TranslatorBackend(translator).translate(sentences)
+    assert answer.texts == translator.translate(["nine"])
+    assert answer.attention["source"] == ["nine"]
+    assert "expected at most" in str(error)
+    assert tokenized == ["nine", "nine " * 200, "nine"]  # the last by translate

@@ -21,7 +21,6 @@ from jaxformer import Generator, Translator, load_model, quantize
 from jaxformer.cli import main
 from jaxformer.errors import UserError
 from jaxformer.experiment import train
-from jaxformer.inference import generator as generator_module
 from jaxformer.inference.alignment import word_ids
 from jaxformer.inference.attention_view import record_text
 from jaxformer.inference.weights import TrainedModel
@@ -161,13 +160,13 @@ def test_prompts_of_other_lengths_are_generated_in_one_batch(name, search, monke
     prompts = ["the old house", "two books", "", "two books in the old house"]
     lengths = {len(generator.prompt_ids(prompt)) for prompt in prompts}
     alone = [generator.continuations([p], max_tokens=9, first=n)[0] for n, p in enumerate(prompts)]
-    prefill = generator_module._prefill
+    generate = Generator._generate
 
-    def count(*arguments):
-        batches.append(arguments)
-        return prefill(*arguments)
+    def count(generator, rows, max_tokens):
+        batches.append(rows)
+        return generate(generator, rows, max_tokens)
 
-    monkeypatch.setattr(generator_module, "_prefill", count)
+    monkeypatch.setattr(Generator, "_generate", count)
     assert generator.continuations(prompts, max_tokens=9) == alone
     assert len(batches) == 1 < len(lengths)
 

@@ -79,12 +79,14 @@ def test_the_page_runs_in_ones_own_code_and_generates(run, tmp_path, monkeypatch
     assert names["result"].tokens.shape == (1, 2, 20)
     monkeypatch.chdir(tmp_path)
     shutil.copytree(run[1], tmp_path / "runs" / "shakespeare")
-    (block,) = pages.sections("language_model.md")["Generate"]
-    # The model has seen lower-case letters only.
-    block = block.replace("ROMEO:", "romeo").replace("JULIET:", "juliet")
-    capsys.readouterr()
-    pages.run("language_model.md", block, {})
-    assert capsys.readouterr().out
+    names = {}
+    for heading in ("Generate", "Several models"):
+        (block,) = pages.sections("language_model.md")[heading]
+        # The model has seen lower-case letters only.
+        block = block.replace("ROMEO:", "romeo").replace("JULIET:", "juliet")
+        capsys.readouterr()
+        pages.run("language_model.md", block, names)
+        assert capsys.readouterr().out or heading == "Several models"
 
 
 def test_attention_has_the_characters_of_a_text_that_fits(run):

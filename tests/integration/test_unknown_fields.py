@@ -20,7 +20,8 @@ import pytest
 import jaxformer.nn
 from jaxformer.config import Config, ModelConfig
 from jaxformer.errors import UserError
-from jaxformer.inference.weights import TrainedModel, abstract_params
+from jaxformer.inference.parameter_arrays import abstract_params
+from jaxformer.inference.weights import TrainedModel
 from jaxformer.interop import safetensors
 from jaxformer.interop.bergamot import bergamot_names
 from jaxformer.interop.bergamot import importer as bergamot

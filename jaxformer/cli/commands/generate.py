@@ -1,12 +1,11 @@
 """The command ``generate``: prints continuations of prompts as they are generated."""
 
 import itertools
-import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 from jaxformer.cli.command import Command
-from jaxformer.cli.options import Checkpoint, Dtype, ModelDir, SearchOptions, Strict
+from jaxformer.cli.options import DecoderOptions, ModelDir, SearchOptions, Strict
 from jaxformer.cli.signatures import Fields
 from jaxformer.cli.source_fields import searches
 from jaxformer.cli.text import Line, Text, blocks_of, read_text
@@ -22,8 +21,7 @@ def generate(
     prompt: str | None = None,
     tokens: int = 500,
     strict: Strict = False,
-    weights: Checkpoint = "auto",
-    dtype: Dtype | None = None,
+    model: DecoderOptions,
     changes: Annotated[
         dict[str, Any], Fields(searches, "search", without=("max_extra_length", "unfinished"))
     ],
@@ -56,8 +54,7 @@ def generate(
 
     options = SearchOptions(changes=changes, sampling=sampling)
     search = options.settings(workdir, default=Sampling(num_samples=1))
-    generator = Generator.load(workdir, weights=weights, search=search, compute_dtype=dtype)
-    print(f"{workdir}: {generator.weights}", file=sys.stderr)
+    generator = model.load_as(Generator, workdir, search)
 
     if prompt is None:
         text = read_text(None, "a prompt")

@@ -3,9 +3,8 @@
 import functools
 import math
 import pathlib
-import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from jaxformer import pretrained
 from jaxformer.cli.command import Command
@@ -79,16 +78,17 @@ def score(
     search = SearchOptions(changes=penalty).settings(workdir)
     if source is None:
         text = read_text(target)
-        encode, score_all = _language_model(workdir, model, search, target=target)
+        scorer = _language_model(workdir, model, search, target=target)
     else:
         text = read_text(source).zip_with(read_text(target))
-        encode, score_all = _translator(workdir, model, search, files=(source, target))
+        scorer = _translator(workdir, model, search, files=(source, target))
 
     row = _json_row if json else _row
-    with blocks_of(text, encode, output, strict=strict) as (blocks, write, report):
+    with blocks_of(text, scorer.encode, output, strict=strict) as (blocks, write, report):
         for block in blocks:
-            encoded = [encode(line) for line in block]
-            scores = score_all(encoded, report=report)
+            # A line with an error is blank.
+            encoded = [scorer.encode(line) if line.error else line.encoded for line in block]
+            scores = scorer.score(encoded, report=report)
             write(map(row, block, scores))
 
 
@@ -110,13 +110,16 @@ def _json_row(line: Line, result: "Score") -> str:
     return json_line(values)
 
 
-# A function of a line, whose results the other function scores.
-_Functions = tuple[Callable[[Line], Any], Callable[..., "list[Score]"]]
+class _Scorer(NamedTuple):
+    """The two steps of scoring lines with a model."""
+
+    encode: Callable[[Line], Any]  # of a line, or raises a UserError about it
+    score: Callable[..., "list[Score]"]  # of encoded lines; report=... is called with their number
 
 
 def _translator(
     workdir: pathlib.Path, model: ModelOptions, search: Any, files: tuple[pathlib.Path, ...]
-) -> _Functions:
+) -> _Scorer:
     from jaxformer.data.tokenizer import EOS
     from jaxformer.inference.pair_scores import score_pairs
 
@@ -131,25 +134,20 @@ def _translator(
             target_ids = [EOS]  # the empty translation of a sentence
         return source_ids, target_ids
 
-    return encode, functools.partial(score_pairs, translator)
+    return _Scorer(encode, functools.partial(score_pairs, translator))
 
 
 def _language_model(
     workdir: pathlib.Path, model: ModelOptions, search: Any, target: pathlib.Path
-) -> _Functions:
+) -> _Scorer:
     from jaxformer.inference.generator import Generator
     from jaxformer.inference.text_scores import score_texts
 
-    model.check_only("weights", "dtype", reason="a language model scores lines on its own")
-    generator = Generator.load(
-        workdir,
-        weights=model.weights,
-        search=search,
-        compute_dtype=model.dtype,
-    )
-    print(f"{workdir}: {generator.weights}", file=sys.stderr)
+    reason = "a language model scores lines on its own"
+    model.check_only("weights", "ensemble", "dtype", reason=reason)
+    generator = model.load_as(Generator, workdir, search)
 
     def encode(line: Line) -> list[int]:
         return generator.text_ids(line.text, f"{target}:{line.number}")
 
-    return encode, functools.partial(score_texts, generator)
+    return _Scorer(encode, functools.partial(score_texts, generator))

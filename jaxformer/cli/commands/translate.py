@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from jaxformer import pretrained
 from jaxformer.cli.command import Command
@@ -122,6 +122,13 @@ def _hypothesis(translator: "Translator", hypothesis: "Hypothesis") -> dict[str,
     }
 
 
+class _Encoded(NamedTuple):
+    """Token ids of a line and of its forced prefix."""
+
+    source: list[int]
+    prefix: list[int]
+
+
 def translate(
     *,
     workdir: TranslatorDir = pretrained.WORKDIR,
@@ -164,26 +171,34 @@ def translate(
 
     translator = model.load(workdir, search.settings(workdir))
     style.check(translator)
-    translator.target_ids(forced.prefix or "", "--prefix")
+    prefix = translator.prefix_ids(forced.prefix or "", "--prefix")
 
-    def check(line: Line) -> None:
-        translator.source_ids(line.text, f"{text.name}:{line.number}")
-        translator.target_ids(line.other, f"{forced.prefixes}:{line.number}")
+    def encode(line: Line) -> _Encoded:
+        return _Encoded(
+            source=translator.source_ids(line.text, f"{text.name}:{line.number}"),
+            prefix=translator.prefix_ids(line.other, f"{forced.prefixes}:{line.number}"),
+        )
 
     with (
-        blocks_of(text, check, output, strict=strict) as (blocks, write, report),
+        blocks_of(text, encode, output, strict=strict) as (blocks, write, report),
         open_output(style.alignments) as write_alignments,
     ):
         for block in blocks:
-            report_unknown(translator.tokenizer, block, text.name)
-            texts = [line.text for line in block]
-            found = translator.hypotheses(
-                texts,
+            encoded = [line.encoded or _Encoded([], []) for line in block]
+            sources = [line.source for line in encoded]
+            report_unknown(translator.tokenizer, block, text.name, sources)
+
+            prefixes = None
+            if forced.prefixes_of(block) is not None:
+                prefixes = [prefix or line.prefix for line in encoded]
+            decoded = translator.translate_ids(
+                sources,
+                prefixes,
                 n_best=style.n_best or 1,
-                prefixes=forced.prefixes_of(block),
                 first=block[0].number,
                 report=report,
             )
+            found = [translator.hypotheses_of(each) for each in decoded]
 
             rows = []
             for line, hypotheses in zip(block, found, strict=True):
@@ -192,7 +207,13 @@ def translate(
 
             if style.alignments is not None:
                 best = [_best(hypotheses) for hypotheses in found]
-                pairs = align(translator, texts, best, layer=style.alignment_layer)
+                pairs = align(
+                    translator,
+                    [line.text for line in block],
+                    best,
+                    layer=style.alignment_layer,
+                    source_ids=sources,
+                )
                 write_alignments(map(format_pharaoh, pairs))
 
 

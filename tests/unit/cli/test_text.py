@@ -72,15 +72,23 @@ def test_strict_reading_ends_at_a_bad_line(pipe, tmp_path, monkeypatch):
     content = b"one\ntwo\ncaf\xe9\nfour\n"
     pipe.write(content)
     pipe.close()
-    with blocks_of(read_text(None), len, None, strict=True) as (arriving, *_):
-        assert next(arriving) == [Line(1, "one"), Line(2, "two")]
+
+    def encode(line):
+        return list(line.text)
+
+    with blocks_of(read_text(None), encode, None, strict=True) as (arriving, *_):
+        encoded = [["o", "n", "e"], ["t", "w", "o"]]
+        assert next(arriving) == [
+            Line(1, "one", encoded=encoded[0]),
+            Line(2, "two", encoded=encoded[1]),
+        ]
         with pytest.raises(UserError, match="standard input:3: not UTF-8"):
             next(arriving)
     path = tmp_path / "in.txt"
     path.write_bytes(content)
     with (
         pytest.raises(UserError, match=r"in.txt:3: not UTF-8"),
-        blocks_of(read_text(path), len, None, strict=True),
+        blocks_of(read_text(path), encode, None, strict=True),
     ):
         pytest.fail("reads before it refuses")
 

@@ -72,9 +72,8 @@ class Fixed(Generator):
 
     def __init__(self, tokenizer, prompt, tokens, chunk=1):
         self.tokenizer = tokenizer
-        self.config = types.SimpleNamespace(
-            search=Sampling(), model=types.SimpleNamespace(max_length=1000)
-        )
+        self.config = types.SimpleNamespace(search=Sampling())
+        self.models = types.SimpleNamespace(max_length=1000)
         self.ids = {"prompt": prompt, "tokens": tokens, "chunk": chunk}
 
     def prompt_ids(self, text):

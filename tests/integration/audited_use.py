@@ -30,6 +30,7 @@ def use_workdir(root):
     translator = Translator.load(run, search=BeamSearch(beam_size=1, max_length=16))
     assert translator.translate(["two hundred and six"])[0]
     translator.translate([CODE], prefixes=[CODE])
+
     load_model(run, weights="best")
     average(Workdir(run), 1)
     Translator.load(run, weights="averaged")
@@ -50,17 +51,22 @@ def read_corpora(root):
     from jaxformer.evaluation.evalb import read_parameters, score
     from jaxformer.tasks.parsing.treebank import TreesCorpus, normalized_trees
 
-    tree = f"(S (NP (NN {CODE.replace('(', '-LRB-').replace(')', '-RRB-')})) (VP (VB x)))\n"
+    text = root / "text"
     (root / "text.en").write_text(f"{CODE}\n")
     (root / "text.de.gz").write_bytes(gzip.compress(f"{CODE}\n".encode()))
-    (root / "trees").write_text(tree + "(" * 50_000 + "\n")
     corpus = TextCorpus("en", "de")
-    assert list(corpus.pairs(str(root / "text"))) == [(CODE, CODE)]
-    corpus.fingerprint(str(root / "text"))
+    assert list(corpus.pairs(str(text))) == [(CODE, CODE)]
+    corpus.fingerprint(str(text))
+
+    trees = root / "trees"
+    word = CODE.replace("(", "-LRB-").replace(")", "-RRB-")
+    tree = f"(S (NP (NN {word})) (VP (VB x)))\n"
+    trees.write_text(tree + "(" * 50_000 + "\n")
     with contextlib.suppress(UserError):
-        list(normalized_trees(root / "trees"))
-    (root / "trees").write_text(tree)
-    assert len(list(TreesCorpus().pairs(str(root / "trees")))) == 1
+        list(normalized_trees(trees))
+    trees.write_text(tree)
+    assert len(list(TreesCorpus().pairs(str(trees)))) == 1
+
     (root / "params.prm").write_text("DELETE_LABEL TOP\n")
     parameters = read_parameters(read_file(root / "params.prm"), "params.prm")
     score([tree], [tree], parameters)
@@ -73,20 +79,24 @@ def read_configs(root):
 
     config = json.loads((FIXTURE / "config.json").read_bytes())
     for section in config:
-        (root / "config.json").write_text(json.dumps(config | {section: {"a": CODE}, CODE: CODE}))
+        changed = config | {section: {"a": CODE}, CODE: CODE}
+        (root / "config.json").write_text(json.dumps(changed))
         with contextlib.suppress(UserError):
             read_config(Workdir(root))
 
 
 def main(folder):
     os.chdir(folder)  # The hook cannot tell which folder a relative path is in.
-    root, uses = pathlib.Path(folder), (use_workdir, import_model, read_corpora, read_configs)
+    root = pathlib.Path(folder)
+    uses = (use_workdir, import_model, read_corpora, read_configs)
     watch = Watch([folder, sys.prefix, sys.base_prefix, str(FIXTURE), str(MARIAN), "/proc"])
     for use in uses:
         use(root)
+
     seen = {}
     for use in uses:
-        watch.on, watch.seen = True, []
+        watch.seen = []
+        watch.on = True
         use(root)
         watch.on = False
         seen[use.__name__] = watch.seen

@@ -22,9 +22,28 @@ STEP = 1200
 DEEP = b"[" * 100_000
 
 VALUES = [
-    *(None, True, -1, 0, 3.5, 2**31, 10**11, 10**400, float("nan"), "", "x" * 100_000, "\ud800"),
-    *("a\nb\x1b[31m", "../../outside/secret", "gs://bucket/x", "__import__('os').abort()"),
-    *("{0.__class__}", "float32[1000000000000]", [], {}, [1] * 10_000, {"__class__": "os.system"}),
+    None,
+    True,
+    -1,
+    0,
+    3.5,
+    2**31,
+    10**11,
+    10**400,
+    float("nan"),
+    "",
+    "x" * 100_000,
+    "\ud800",
+    "a\nb\x1b[31m",
+    "../../outside/secret",
+    "gs://bucket/x",
+    "__import__('os').abort()",
+    "{0.__class__}",
+    "float32[1000000000000]",
+    [],
+    {},
+    [1] * 10_000,
+    {"__class__": "os.system"},
 ]
 
 
@@ -36,26 +55,38 @@ def make_good(folder):
     folder.mkdir()
     for name in ("config.json", "tokenizer.model", "metrics.jsonl", "identity.json"):
         shutil.copy(FIXTURE / name, folder / name)
+
     trained = TrainedModel.load(FIXTURE)
     tokenizer = json.loads((FIXTURE / "identity.json").read_bytes())["tokenizer"]
     model = dataclasses.asdict(trained.config.model)
     metadata = {"tokenizer": tokenizer, "model": model}
-    write_single(folder / "checkpoints", STEP, {"params": trained.params}, metadata)
+    write_single(
+        folder / "checkpoints",
+        STEP,
+        {"params": trained.params},
+        metadata=metadata,
+    )
     (folder / "committed.json").write_text(json.dumps({"step": STEP}))
 
 
 def seal(run):
     """Writes the hashes again, as the author of a workdir can."""
+    tokenizer = sha256_of(run / "tokenizer.model")
     step = run / "checkpoints" / str(STEP)
     content = json.loads((step / "manifest.json").read_bytes())["content"]
+    content["step"]["metadata"]["tokenizer"] = tokenizer
     for name in content["files"]:
         with contextlib.suppress(OSError):
-            content["files"][name] = hashlib.sha256((step / name).read_bytes()).hexdigest()
-    digest = hashlib.sha256((run / "tokenizer.model").read_bytes()).hexdigest()
-    content["step"]["metadata"]["tokenizer"] = digest
+            content["files"][name] = sha256_of(step / name)
     write_manifest(step, content)
+
     identity = json.loads((run / "identity.json").read_bytes())
-    (run / "identity.json").write_text(json.dumps({**identity, "tokenizer": digest}))
+    identity["tokenizer"] = tokenizer
+    (run / "identity.json").write_text(json.dumps(identity))
+
+
+def sha256_of(path):
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def write_manifest(step, content):
@@ -85,14 +116,18 @@ def with_size(name, size):
 
     def change(run):
         config = json.loads((run / "config.json").read_bytes())
-        was, config["model"][name] = str(config["model"][name]), size
+        before = str(config["model"][name])
+        config["model"][name] = size
         (run / "config.json").write_text(json.dumps(config))
+
         step = run / "checkpoints" / str(STEP)
         content = json.loads((step / "manifest.json").read_bytes())["content"]
         content["step"]["metadata"]["model"][name] = size
-        for leaf, text in content["step"]["leaves"].items():
-            sizes = [str(size) if n == was else n for n in text[8:-1].split(",")]
-            content["step"]["leaves"][leaf] = f"float32[{','.join(sizes)}]"
+        leaves = content["step"]["leaves"]
+        for leaf, text in leaves.items():
+            sizes = text.removeprefix("float32[").removesuffix("]").split(",")
+            changed = [str(size) if each == before else each for each in sizes]
+            leaves[leaf] = f"float32[{','.join(changed)}]"
         write_manifest(step, content)
 
     return change
@@ -109,6 +144,7 @@ def with_array(**changes):
         key = min(key for key in store.list().result() if key.endswith(b".zarray"))
         values = json.loads(store.read(key).result().value)
         store.write(key, json.dumps(values | changes).encode()).result()
+
         # The change has made new files: the listing follows.
         content = json.loads((step / "manifest.json").read_bytes())["content"]
         files = {p.relative_to(step).as_posix() for p in step.rglob("*") if p.is_file()}
@@ -131,7 +167,8 @@ def _sparse(path):
         file.truncate(1 << 40)
 
 
-MANIFEST, DATABASE = (f"checkpoints/{STEP}/manifest.{end}" for end in ("json", "ocdbt"))
+MANIFEST = f"checkpoints/{STEP}/manifest.json"
+DATABASE = f"checkpoints/{STEP}/manifest.ocdbt"
 HUGE = [10**9] * 2
 # Each must be refused, but for what no parameter needs.
 HARMLESS = ("deep record", "array of another store")
@@ -167,22 +204,27 @@ def flip(path, random):
 
 
 def mutate_json(root, random):
-    """Replaces, removes or adds a value."""
-    node, trail = root, []
+    """Replaces, removes or adds a value; returns a description."""
+    node = root
+    trail = []
     while True:
-        key = random.choice(list(node) if isinstance(node, dict) else range(len(node)))
+        keys = list(node) if isinstance(node, dict) else range(len(node))
+        key = random.choice(keys)
         trail.append(key)
-        if isinstance(node[key], dict | list) and node[key] and random.random() < 0.8:
-            node = node[key]
-            continue
-        kind, value = random.random(), random.choice(VALUES)
-        if kind < 0.8:
-            node[key] = value
-        elif kind < 0.9:
-            del node[key]
-        elif isinstance(node, dict):
-            node["x" * random.choice([1, 100_000])] = value
-        return f"{trail} {kind:.2f} {value!r:.40}"
+        has_more = isinstance(node[key], dict | list) and node[key]
+        if not has_more or random.random() >= 0.8:
+            break
+        node = node[key]
+
+    kind = random.random()
+    value = random.choice(VALUES)
+    if kind < 0.8:
+        node[key] = value
+    elif kind < 0.9:
+        del node[key]
+    elif isinstance(node, dict):
+        node["x" * random.choice([1, 100_000])] = value
+    return f"{trail} {kind:.2f} {value!r:.40}"
 
 
 def mutate(run, seed):
@@ -193,9 +235,11 @@ def mutate(run, seed):
         flip(path, generator)
         seal(run)
         return f"{path.name}: flipped (sealed)", True
+
     values = json.loads(path.read_bytes())
-    what = mutate_json(values.get("content", values), generator)
-    if "content" in values:
+    is_manifest = "content" in values
+    what = mutate_json(values["content"] if is_manifest else values, generator)
+    if is_manifest:
         write_manifest(path.parent, values["content"])
     else:
         path.write_text(json.dumps(values))
@@ -205,41 +249,71 @@ def mutate(run, seed):
 class Watch:
     """An audit hook that notes what a workdir must not cause. It cannot be removed again."""
 
-    FORBIDDEN = ("pickle.find_class", "subprocess.Popen", "os.system", "os.exec", "socket.connect")
-    FORBIDDEN += ("os.posix_spawn", "os.fork", "ctypes.dlopen")
-    PATHS = ("open", "os.listdir", "os.scandir", "os.rename", "os.remove", "os.mkdir", "os.rmdir")
-    PATHS += ("os.chmod", "os.link", "os.symlink", "os.truncate", "shutil.rmtree")
+    FORBIDDEN = (
+        "pickle.find_class",
+        "subprocess.Popen",
+        "os.system",
+        "os.exec",
+        "socket.connect",
+        "os.posix_spawn",
+        "os.fork",
+        "ctypes.dlopen",
+    )
+    # Allowed within some folders only.
+    PATHS = (
+        "open",
+        "os.listdir",
+        "os.scandir",
+        "os.rename",
+        "os.remove",
+        "os.mkdir",
+        "os.rmdir",
+        "os.chmod",
+        "os.link",
+        "os.symlink",
+        "os.truncate",
+        "shutil.rmtree",
+    )
 
     def __init__(self, allowed):
         self.allowed = tuple(map(os.path.realpath, allowed))
-        self.on, self.seen = False, []
+        self.on = False
+        self.seen = []
         sys.addaudithook(self)
 
     def __call__(self, event, arguments):
-        if self.on and (path := self._forbidden(event, arguments)):
-            self.seen.append(f"{event} {path}")
+        if not self.on:
+            return
+        forbidden = self._forbidden(event, arguments)
+        if forbidden:
+            self.seen.append(f"{event} {forbidden}")
 
     def _forbidden(self, event, arguments):
         if event in self.FORBIDDEN:
             return f"{arguments!r:.100}"
+
         if event in ("compile", "exec"):
             # Modules are imported, and tracebacks parse the lines that they quote.
             file = arguments[-1] if event == "compile" else arguments[0].co_filename
             if not os.fsdecode(file or "").startswith(self.allowed):
                 return f"{arguments!r:.200}"
-        path = arguments[0] if event in self.PATHS else None
-        if not isinstance(path, bytes | str | os.PathLike):
+
+        if event not in self.PATHS or not isinstance(arguments[0], bytes | str | os.PathLike):
             return None
+        # Some calls give a path relative to an open folder.
         folder = arguments[-1] if event in ("os.remove", "os.rmdir") else -1
-        folder = os.getcwd() if folder == -1 else os.readlink(f"/proc/self/fd/{folder}")
-        path = os.path.realpath(os.path.join(folder, os.fsdecode(path)))
+        start = os.getcwd() if folder == -1 else os.readlink(f"/proc/self/fd/{folder}")
+        path = os.path.realpath(os.path.join(start, os.fsdecode(arguments[0])))
         return None if path.startswith(self.allowed) else path
 
 
 def memory(name):
     """Returns VmRSS or VmHWM, the largest since it was reset, in bytes."""
-    lines = pathlib.Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(name))
+    for line in pathlib.Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(name):
+            _, kilobytes, _ = line.split()
+            return int(kilobytes) << 10
+    raise AssertionError(name)
 
 
 def load(run):
@@ -251,49 +325,75 @@ def load(run):
     translator = Translator.load(run)
     Workdir(run).committed_step()
     read_metrics(run / "metrics.jsonl")
-    return translator.models[0][1]
+    return translator.models[0].params
 
 
-def main(folder, count):
+def outcome_of(run, expected):
+    """Loads a workdir; returns whether it has the expected parameters, or the error."""
     import jax
     import numpy as np
 
     from jaxformer.errors import UserError
 
+    try:
+        params = load(run)
+        same = jax.tree.all(jax.tree.map(np.array_equal, params, expected))
+        return "good" if same else "other parameters"
+    except UserError as error:
+        return f"refused: {error}"
+    except BaseException as error:
+        return f"{type(error).__name__}: {str(error)[:500]}"
+
+
+def watched_load(run, expected, watch):
+    """Returns the outcome, and what loading took and did."""
+    pathlib.Path("/proc/self/clear_refs").write_text("5")
+    before = memory("VmRSS")
+    began = time.monotonic()
+    busy = time.process_time()
+
+    faulthandler.dump_traceback_later(60, exit=True)
+    watch.seen = []
+    watch.on = True
+    outcome = outcome_of(run, expected)
+    watch.on = False
+    faulthandler.cancel_dump_traceback_later()
+
+    seconds = time.process_time() - busy
+    return {
+        "outcome": outcome,
+        "bytes": memory("VmHWM") - before,
+        "seen": watch.seen,
+        "seconds": seconds,
+        "waited": time.monotonic() - began - seconds,
+    }
+
+
+def main(folder, count):
     root = pathlib.Path(folder)
-    good, run = root / "good", root / "run"
+    good = root / "good"
+    run = root / "run"
     make_good(good)
     shutil.copytree(good, root / "outside")
     expected = load(good)
     watch = Watch([str(run), sys.prefix, sys.base_prefix, os.environ["JAXFORMER_CACHE"], "/proc"])
-    for what in (*HOSTILE, *range(count)):
+
+    def print_result(what, may_differ):
+        result = watched_load(run, expected, watch)
+        print(json.dumps({"what": what, "may_differ": may_differ, **result}), flush=True)
+        shutil.rmtree(run)
+
+    for name, change in HOSTILE.items():
         os.chdir(root)
         shutil.copytree(good, run)
-        may_differ = False
-        if isinstance(what, str):
-            HOSTILE[what](run)
-        else:
-            what, may_differ = mutate(run, what)
-        pathlib.Path("/proc/self/clear_refs").write_text("5")
-        before, began, busy = memory("VmRSS"), time.monotonic(), time.process_time()
-        faulthandler.dump_traceback_later(60, exit=True)
-        watch.on, watch.seen = True, []
-        try:
-            params = load(run)
-            same = jax.tree.all(jax.tree.map(np.array_equal, params, expected))
-            outcome = "good" if same else "other parameters"
-        except UserError as error:
-            outcome = f"refused: {error}"
-        except BaseException as error:
-            outcome = f"{type(error).__name__}: {str(error)[:500]}"
-        watch.on = False
-        spent = time.process_time() - busy
-        result = {"what": what, "may_differ": may_differ, "outcome": outcome}
-        result |= {"bytes": memory("VmHWM") - before, "seen": watch.seen}
-        result |= {"seconds": spent, "waited": time.monotonic() - began - spent}
-        faulthandler.cancel_dump_traceback_later()
-        print(json.dumps(result), flush=True)
-        shutil.rmtree(run)
+        change(run)
+        print_result(name, may_differ=False)
+
+    for seed in range(count):
+        os.chdir(root)
+        shutil.copytree(good, run)
+        what, may_differ = mutate(run, seed)
+        print_result(what, may_differ)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from . import pages
 
 pytestmark = pytest.mark.ci
 LOGITS = np.array([[2.0, -1.0], [-3.0, 1.0], [9.0, 9.0]], np.float32)
+KINDS = [("bad", "awful"), ("good", "fine")]
 LABELS = np.array([[1, 1], [0, 1], [0, 0]])
 
 
@@ -23,7 +24,9 @@ def run(page, folder, patch):
 
 
 def lines(page):
-    program = next(iter(pages.sections(page).values()))[0].splitlines()
+    """Returns the lines of the page's first block, without imports and blank lines."""
+    first_section = next(iter(pages.sections(page).values()))
+    program = first_section[0].splitlines()
     return [line for line in program if line and not line.startswith(("import ", "from "))]
 
 
@@ -32,9 +35,10 @@ def reviews(count):
     rng = np.random.default_rng(0)
     words = ["".join(rng.choice(list("abcdefghijklmno"), 5)) for _ in range(600)]
     for number in range(count):
+        label, word = KINDS[number % 2]
         text = rng.choice(words, 8)
-        text[rng.integers(8)] = ("awful", "fine")[number % 2]
-        yield f"{('bad', 'good')[number % 2]}\t{' '.join(text)}\n"
+        text[rng.integers(8)] = word
+        yield f"{label}\t{' '.join(text)}\n"
 
 
 def test_the_text_classifier_learns(tmp_path, monkeypatch, capsys):
@@ -43,9 +47,10 @@ def test_the_text_classifier_learns(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out == "good\n"
     assert len(lines("text_classifier.md")) <= 35
 
-    task, valid = names["Reviews"](), names["valid"]
+    task = names["Reviews"]()
+    valid = names["valid"]
     params = jaxformer.load_params("runs/reviews", task)
-    logits = names["TextClassifier"]().apply({"params": params}, valid["tokens"])
+    logits = names["TextClassifier"]().apply({"params": params}, valid["tokens"])  # [B, classes]
     accuracy = (logits.argmax(axis=1) == valid["labels"]).mean()
     assert accuracy > 0.95
     for devices in (1, 8):  # 500 rows in batches of 256: the last one is padded
@@ -53,12 +58,17 @@ def test_the_text_classifier_learns(tmp_path, monkeypatch, capsys):
         found = task.evaluate(jax.device_put(params), mesh, lambda: None)
         assert found["accuracy"] == pytest.approx(accuracy)
 
+    # The loss of a logit is log(1 + exp(-logit)) for a true label, log(1 + exp(logit)) for another.
     real = np.array([True, True, False])
     sums = names["multi_label_loss"](LOGITS, LABELS, real)
-    losses = [np.log1p(np.exp(-2)), np.log1p(np.exp(1)), np.log1p(np.exp(-3)), np.log1p(np.exp(-1))]
-    assert sums["loss"] == pytest.approx(sum(losses))
+    signed = np.where(LABELS[real] == 1, -LOGITS[real], LOGITS[real])
+    losses = np.log1p(np.exp(signed))
+    assert sums["loss"] == pytest.approx(losses.sum())
     assert sums["count"] == 2
-    assert sums["f1"][0] / sums["f1"][1] == pytest.approx(4 / 5)
+
+    # F1 is 2 * correct / (found + true): two correct labels, of two found and three true ones.
+    numerator, denominator = sums["f1"]
+    assert numerator / denominator == pytest.approx(2 * 2 / (2 + 3))
 
 
 def test_the_small_vit_learns(tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ from jaxformer import Checkpoints, UserError, ema_params, with_ema
 from ..runs import Killed
 from .test_user_task import SETTINGS, Bigrams, Notes, assert_close, assert_equal, cube, one_device
 
-DECAY, STEPS = 0.7, SETTINGS["steps"]
+DECAY = 0.7
 EMA = with_ema(optax.adam(0.1), DECAY)
 SCHEDULE_FREE = optax.contrib.schedule_free_sgd(0.3)
 
@@ -21,48 +21,62 @@ class Skipping(Bigrams):
 
     def batch(self, number):
         batch = super().batch(number)
-        batch["weights"] = batch["weights"] / (number != 2 or np.nan)
+        if number == 2:
+            batch["weights"] = batch["weights"] / np.nan
         return batch
 
 
 def run(folder, optimizer, evaluated, mesh=None, kill=0):
     """Returns the final state, the states after all steps, and the values of the validations."""
-    states, notes = [], Notes()
+    states = []
+    notes = Notes()
 
     def hook(step, state, sums):
         states.append(jax.device_get(state))
         if step == kill:
             raise Killed
 
-    settings = jaxformer.FitConfig(**SETTINGS)
-    options = {"hooks": [hook], "writers": [notes], "evaluated": evaluated}
     state = jaxformer.fit(
-        Skipping(), optimizer, folder, settings, mesh=mesh or one_device(), **options
+        Skipping(),
+        optimizer,
+        folder,
+        settings=jaxformer.FitConfig(**SETTINGS),
+        mesh=mesh or one_device(),
+        hooks=[hook],
+        writers=[notes],
+        evaluated=evaluated,
     )
     values = [values["loss"] for _, kind, values in notes.reports if kind == "valid"]
     return jax.device_get(state), states, values
 
 
 def kept(folder, step=None):
+    like = jax.eval_shape(Skipping.init, jax.random.key(0))
     with Checkpoints(folder / "checkpoints") as checkpoints:
-        return jax.device_get(
-            checkpoints.restore_params(jax.eval_shape(Skipping.init, jax.random.key(0)), step=step)
-        ).params
+        restored = checkpoints.restore_params(like, step=step)
+    return jax.device_get(restored).params
+
+
+def taken(states):
+    """Returns the states after all steps but the skipped one."""
+    return [state for number, state in enumerate(states) if number != 2]
 
 
 def test_the_exponential_average_is_kept_and_validated(tmp_path):
     state, states, values = run(tmp_path, EMA, ema_params)
     assert state.skipped == 1
-    taken = [s.params for n, s in enumerate(states) if n != 2]
-    weights = np.array([DECAY**age for age in reversed(range(len(taken)))])
+
+    # The mean over steps, with weights decay^age that sum to one.
+    ages = np.arange(len(taken(states)))[::-1]
+    weights = DECAY**ages / np.sum(DECAY**ages)
     for name, found in kept(tmp_path).items():
-        stacked = np.stack([np.asarray(params[name], np.float64) for params in taken])
-        expected = np.tensordot(weights / weights.sum(), stacked, 1)
+        params = [np.asarray(each.params[name], np.float64) for each in taken(states)]
+        expected = np.tensordot(weights, np.stack(params), 1)
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
-    assert len(values) == 3
+
     for step, value in zip((4, 8, 12), values, strict=True):
-        found = Skipping().evaluate(kept(tmp_path, step), one_device(), lambda: None)["loss"]
-        assert value == pytest.approx(found, rel=1e-6)
+        found = Skipping().evaluate(kept(tmp_path, step), one_device(), lambda: None)
+        assert value == pytest.approx(found["loss"], rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -71,29 +85,38 @@ def test_the_exponential_average_is_kept_and_validated(tmp_path):
     ids=["ema", "schedule_free"],
 )
 def test_runs_with_an_average_resume_exactly_on_any_mesh(tmp_path, optimizer, evaluated):
-    whole, *_, values = run(tmp_path / "whole", optimizer, evaluated)
+    whole, _, values = run(tmp_path / "whole", optimizer, evaluated)
+
     with pytest.raises(Killed):
         run(tmp_path / "killed", optimizer, evaluated, kill=6)
-    resumed, *_ = run(tmp_path / "killed", optimizer, evaluated)
+    resumed, _, _ = run(tmp_path / "killed", optimizer, evaluated)
     assert_equal(resumed, whole)
     assert_equal(kept(tmp_path / "killed"), kept(tmp_path / "whole"))
-    many, *_, found = run(tmp_path / "cube", optimizer, evaluated, cube())
+
+    many, _, found = run(tmp_path / "cube", optimizer, evaluated, mesh=cube())
     assert_close(many, whole)
     np.testing.assert_allclose(found, values, rtol=1e-4)
 
 
 def test_schedule_free_keeps_the_mean_of_its_iterates(tmp_path):
     _, states, _ = run(tmp_path, SCHEDULE_FREE, optax.contrib.schedule_free_eval_params)
-    iterates = [s.opt_state.z for n, s in enumerate(states) if n != 2]
+    iterates = [state.opt_state.z for state in taken(states)]
+
     for name, found in kept(tmp_path).items():
         expected = np.mean([z[name] for z in iterates], axis=0)
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
-    assert np.abs(kept(tmp_path)["prior"] - states[-1].params["prior"]).max() > 1e-3
+
+    difference = np.abs(kept(tmp_path)["prior"] - states[-1].params["prior"])
+    assert difference.max() > 1e-3
 
 
 def test_mistakes_are_explained(tmp_path):
     with pytest.raises(UserError, match="with_ema: decay must be between 0 and 1: got 1"):
         with_ema(optax.sgd(1.0), 1)
+
+    def only_prior(state, params):
+        return {"prior": params["prior"]}
+
     message = r"evaluated: expected .*: got table of none, expected float32\[32,32\]"
     with pytest.raises(UserError, match=message):
-        run(tmp_path, EMA, lambda state, params: {"prior": params["prior"]})
+        run(tmp_path, EMA, only_prior)

@@ -23,7 +23,9 @@ from jaxformer.training.placement import BatchShards
 
 from ..runs import changed, reports
 
-GOOD, BAD, OTHER = ["great", "lovely"], ["awful", "dull"], ["a", "film", "that", "is", "it", "was"]
+GOOD = ["great", "lovely"]
+BAD = ["awful", "dull"]
+OTHER = ["a", "film", "that", "is", "it", "was"]
 
 
 def lines(seed, count):
@@ -31,9 +33,13 @@ def lines(seed, count):
     rng = np.random.default_rng(seed)
     for number in range(count):
         label = number % 2
-        words = [str(w) for w in rng.choice(OTHER, 6)]
+        words = [str(word) for word in rng.choice(OTHER, 6)]
         words[rng.integers(6)] = str(rng.choice(GOOD if label else BAD))
         yield f"{label} {' '.join(words)}"
+
+
+def texts_of(lines):
+    return [line.partition(" ")[2] for line in lines]
 
 
 @pytest.fixture(scope="module")
@@ -41,20 +47,32 @@ def config(tmp_path_factory):
     folder = tmp_path_factory.mktemp("labeled")
     for name, seed, count in (("train", 0, 200), ("valid", 1, 40)):
         (folder / name).write_text("\n".join(lines(seed, count)) + "\n", encoding="utf-8")
-    return Config(
-        model=EncoderConfig(
-            **{"vocab_size": 290, "d_model": 16, "d_ff": 32, "num_heads": 2, "num_layers": 1},
-            **{"max_length": 32, "dropout_rate": 0.1},
-        ),
-        data=LabeledConfig(
-            **{"train": f"{folder}/train", "valid": f"{folder}/valid"},
-            **{"tokens_per_batch": 640, "max_length": 16},
-        ),
-        training=TrainingConfig(
-            **{"steps": 60, "warmup_steps": 10, "learning_rate": 1e-2, "log_every": 30},
-            **{"eval_every": 60, "checkpoint_every": 60, "best_metric": "accuracy"},
-        ),
+
+    model = EncoderConfig(
+        vocab_size=290,
+        d_model=16,
+        d_ff=32,
+        num_heads=2,
+        num_layers=1,
+        max_length=32,
+        dropout_rate=0.1,
     )
+    data = LabeledConfig(
+        train=f"{folder}/train",
+        valid=f"{folder}/valid",
+        tokens_per_batch=640,
+        max_length=16,
+    )
+    training = TrainingConfig(
+        steps=60,
+        warmup_steps=10,
+        learning_rate=1e-2,
+        log_every=30,
+        eval_every=60,
+        checkpoint_every=60,
+        best_metric="accuracy",
+    )
+    return Config(model=model, data=data, training=training)
 
 
 @pytest.fixture(scope="module")
@@ -64,42 +82,58 @@ def run(config, tmp_path_factory):
     return workdir
 
 
-def test_it_learns_the_words_and_the_command_scores_them(run, config, capsys, tmp_path):
+def test_it_learns_the_words_and_the_command_scores_them(run, config, capsys):
     assert reports(run, "valid")[-1]["accuracy"] == 1.0
+
     pytest.importorskip("sklearn", reason="jaxformer[vision] is not installed")
     labeled = config.data.valid
     command = ["classify", "--workdir", str(run), "--labeled", labeled, "--baselines"]
+
     assert main([*command, "--input", labeled]) == 2
     message = "error: --labeled has the texts to score: leave --input out\n"
     assert capsys.readouterr().err == message
+
     assert main(command) == 0
-    model, bayes, logistic = capsys.readouterr().out.strip().split("\n")[1:]
+    _, model, bayes, logistic = capsys.readouterr().out.strip().split("\n")
     assert "model                  accuracy 100.00 (100.00 to 100.00)  macro-F1 100.00" in model
     assert " 100.00 " in bayes
     assert " 100.00 " in logistic
-    (tmp_path / "in").write_text("it was awful\n\na great film\n" + "dull " * 40 + "\n")
-    words = ["classify", "--workdir", str(run), "--input", str(tmp_path / "in")]
-    assert main([*words, "--output", str(tmp_path / "out")]) == 3
+
+
+def test_the_command_labels_lines(run, capsys, tmp_path):
+    source = tmp_path / "in"
+    source.write_text("it was awful\n\na great film\n" + "dull " * 40 + "\n")
+    output = tmp_path / "out"
+    command = ["classify", "--workdir", str(run), "--input", str(source)]
+
+    assert main([*command, "--output", str(output)]) == 3
     assert "in:4: expected at most 32 tokens" in capsys.readouterr().err
-    found = (tmp_path / "out").read_text().split("\n")
-    assert (found[0], found[2:]) == ("0", ["1", "", ""])
-    assert main([*words, "--strict"]) == 2
+    first, _, third, fourth, end = output.read_text().split("\n")
+    assert first == "0"
+    assert third == "1"
+    assert fourth == ""
+    assert end == ""
+
+    assert main([*command, "--strict"]) == 2
 
 
 def test_probabilities_do_not_depend_on_the_batch(run):
     classifier = Classifier.load(run)
-    words = r"<Classifier: a classifier, \S+ parameters, step \d+, labels .*>"
-    assert re.fullmatch(words, repr(classifier))
-    texts = [line.partition(" ")[2] for line in lines(2, 70)]
-    together = classifier.probabilities(texts)
+    shown = r"<Classifier: a classifier, \S+ parameters, step \d+, labels .*>"
+    assert re.fullmatch(shown, repr(classifier))
+
+    texts = texts_of(lines(2, 70))
+    together = classifier.probabilities(texts)  # [B, classes]
     np.testing.assert_allclose(together.sum(axis=1), 1.0, rtol=1e-5)
-    np.testing.assert_allclose(classifier.probabilities(texts[-1:])[0], together[-1], rtol=1e-4)
+    [alone] = classifier.probabilities(texts[-1:])
+    np.testing.assert_allclose(alone, together[-1], rtol=1e-4)
 
 
 def test_the_padding_in_the_log_is_of_the_texts_alone(run, config):
     """The labels, one token each, are not computed as a sequence."""
     task = make_task(config, Workdir(run))
     count = int(re.search(r"(\d+) batches an epoch", task.summary())[1])
+
     epoch = itertools.islice(task.batches(0, BatchShards(1, (0,), 1)), count)
     real = np.concatenate([batch.tokens.ravel() != 0 for batch in epoch])
     assert f": {real.mean():.1%} tokens, " in task.summary()
@@ -107,17 +141,24 @@ def test_the_padding_in_the_log_is_of_the_texts_alone(run, config):
 
 def test_masked_tokens_are_learned_and_start_a_classifier(run, config, tmp_path):
     text = tmp_path / "text"
-    text.write_text("\n".join(line.partition(" ")[2] for line in lines(3, 200)))
-    data = {"corpus": "masked", "train": str(text), "valid": str(text), "mask_rate": 0.15}
+    text.write_text("\n".join(texts_of(lines(3, 200))))
+    data = {
+        "corpus": "masked",
+        "train": str(text),
+        "valid": str(text),
+        "mask_rate": 0.15,
+        "tokenizer": str(run),
+    }
     settings = {"best_metric": None, "eval_every": 20, "checkpoint_every": 20}
-    masked = changed(config, data=data | {"tokenizer": str(run)}, training=settings)
-    train(masked, tmp_path / "masked")
+    masked = changed(config, data=data, training=settings)
+    pretrained = train(masked, tmp_path / "masked").params["embedding"]
     losses = [row["loss"] for row in reports(tmp_path / "masked", "valid")]
-    assert losses[-1] < losses[0] < np.log(290)
+    assert losses[-1] < losses[0]
+    assert losses[0] < np.log(290)  # of equal probabilities
+
     start = {"init_from": str(tmp_path / "masked"), "steps": 1, "checkpoint_every": 1}
-    fine_tuned = train(changed(config, training=start), tmp_path / "fine")
-    before = train(masked, tmp_path / "masked").params["embedding"]
-    assert np.abs(np.asarray(fine_tuned.params["embedding"]) - before).max() < 0.02
+    fine_tuned = train(changed(config, training=start), tmp_path / "fine").params["embedding"]
+    assert np.abs(np.asarray(fine_tuned) - pretrained).max() < 0.02
 
 
 def test_examples_are_texts_with_their_labels_or_alone(config, tmp_path, monkeypatch):
@@ -142,18 +183,24 @@ def test_examples_are_texts_with_their_labels_or_alone(config, tmp_path, monkeyp
 def test_masks_have_the_rates_of_bert():
     config = EncoderConfig(vocab_size=1000, d_model=8, d_ff=8, num_heads=1, num_layers=1)
     loss = MaskedLoss(config, 0.0, mask_rate=0.15)
+    draw = jax.jit(loss.mask_tokens, static_argnums=1)
     src = np.random.default_rng(0).integers(UNK + 1, 1000, (64, 500)).astype(np.int32)
-    src[:, 400:] = 0
-    masked, predicted = jax.device_get(jax.jit(loss.mask_tokens, static_argnums=1)(src, None))
     real = src[:, :400]
+    src[:, 400:] = 0
+    masked, predicted = jax.device_get(draw(src, None))
+
     assert not predicted[:, 400:].any()
     assert predicted[:, :400].mean() == pytest.approx(0.15, abs=0.01)
     of_masked = masked[predicted]
     assert (of_masked == BOS).mean() == pytest.approx(0.8, abs=0.03)
     assert (of_masked == src[predicted]).mean() == pytest.approx(0.1, abs=0.02)
-    np.testing.assert_array_equal(masked[:, :400][~predicted[:, :400]], real[~predicted[:, :400]])
-    again = jax.jit(loss.mask_tokens, static_argnums=1)(src[::-1], None)[0]
-    np.testing.assert_array_equal(again, masked[::-1])  # whatever the other rows are
+
+    others = ~predicted[:, :400]
+    np.testing.assert_array_equal(masked[:, :400][others], real[others])
+
+    # The masks of a row are the same whatever the other rows are.
+    reversed_rows, _ = draw(src[::-1], None)
+    np.testing.assert_array_equal(reversed_rows, masked[::-1])
 
 
 def test_mistakes_in_labels_and_kinds_are_refused_in_one_line(run, config, tmp_path, capsys):
@@ -162,6 +209,7 @@ def test_mistakes_in_labels_and_kinds_are_refused_in_one_line(run, config, tmp_p
     (tmp_path / "none").write_text("0 a\nnothing\n")
     (tmp_path / "one").write_text("0 a\n0 b\n")
     (tmp_path / "own").write_text("".join(f"{n} a\n" for n in range(20)))
+
     for name, message in (
         ("three", "model.num_classes must be 3, for the labels 0, 1, 2: got 2"),
         ("one", r"one: expected examples of at least two classes to train on, got 2 of one"),
@@ -171,14 +219,17 @@ def test_mistakes_in_labels_and_kinds_are_refused_in_one_line(run, config, tmp_p
         data = {"train": str(tmp_path / name), "max_length": 8}
         with pytest.raises(UserError, match=message):
             train(changed(config, data=data), tmp_path / "run")
+
     data = {"tokenizer": str(run), "valid": str(tmp_path / "three")}
     with pytest.raises(UserError, match="three:201: expected a label of the tokenizer, 0, 1, got"):
         train(changed(config, data=data), tmp_path / "run")
+
     with pytest.raises(UserError, match="expected a model of sentence pairs or a parser, got a c"):
         Translator.load(run)
     assert main(["score", "--workdir", str(run), "--target", config.data.train]) == 2
     expected = "expected a model of sentence pairs or a parser or a language model, got a class"
     assert f"{run}: {expected}" in capsys.readouterr().err
+
     with pytest.raises(UserError, match=r"class EncoderConfig or BertConfig with data\.corpus=l"):
         Config(data=config.data)
 
@@ -187,33 +238,51 @@ def test_a_label_that_only_validation_has_is_a_class_and_named(config, tmp_path)
     text = pathlib.Path(config.data.valid).read_text()
     (tmp_path / "valid").write_text(text + "2 c\n")
     more = changed(config, data={"valid": f"{tmp_path}/valid"}, model={"num_classes": 3})
-    *_, note = make_task(more, Workdir(tmp_path / "run")).summary().split("\n")
+    task = make_task(more, Workdir(tmp_path / "run"))
+    *_, note = task.summary().split("\n")
     assert note.startswith("note: classes without training examples: 2; they are 2.4% of the val")
 
 
-def test_naive_bayes_and_macro_f1_are_the_formulas():
-    texts = ["good film", "bad film", "good good plot", "bad plot", "dull"]
-    labels = ["1", "0", "1", "0", "0"]
+def features(text):
+    """Returns the words and the pairs of neighboring words of a text."""
+    words = text.split()
+    return set(words) | {f"{first} {second}" for first, second in itertools.pairwise(words)}
+
+
+def test_naive_bayes_is_the_formula():
     pytest.importorskip("sklearn", reason="jaxformer[vision] is not installed")
+    examples = [
+        ("good film", "1"),
+        ("bad film", "0"),
+        ("good good plot", "1"),
+        ("bad plot", "0"),
+        ("dull", "0"),
+    ]
+    texts = [text for text, _ in examples]
+    labels = [label for _, label in examples]
     test = ["good plot", "bad", "film plot", "nothing known"]
-    bayes, logistic = bigram_classifiers(texts, labels, [*test, *texts])
-
-    def features(text):
-        words = text.split()
-        return set(words) | set(map(" ".join, itertools.pairwise(words)))
-
     known = set().union(*map(features, texts))
 
     def score(text, label):
-        own = [t for t, x in zip(texts, labels, strict=True) if x == label]
-        counts = collections.Counter(f for t in own for f in features(t))
-        total = sum(counts.values()) + len(known)
-        odds = [np.log((counts[f] + 1) / total) for f in features(text) & known]
-        return np.log(len(own) / len(texts)) + sum(odds)
+        """Returns log p(label) + the sum of log p(feature | label), smoothed by one."""
+        own = [t for t, x in examples if x == label]
+        counts = collections.Counter()
+        for each in own:
+            counts.update(features(each))
+        total = counts.total() + len(known)
 
-    expected = [max("01", key=lambda label, t=t: score(t, label)) for t in test]
+        prior = np.log(len(own) / len(texts))
+        return prior + sum(np.log((counts[f] + 1) / total) for f in features(text) & known)
+
+    bayes, logistic = bigram_classifiers(texts, labels, [*test, *texts])
+    expected = ["1" if score(text, "1") > score(text, "0") else "0" for text in test]
     assert bayes[: len(test)] == expected
     assert logistic[len(test) :] == labels
-    found, gold = np.array(list("aabbb")), np.array(list("abbbc"))
+
+
+def test_macro_f1_is_the_formula():
+    found = np.array(["a", "a", "b", "b", "b"])
+    gold = np.array(["a", "b", "b", "b", "c"])
+    # F1 is 2 * correct / (found + gold).
     f1 = {"a": 2 * 1 / (2 + 1), "b": 2 * 2 / (3 + 3), "c": 0.0}
     assert macro_f1(found, gold) == pytest.approx(100 * np.mean(list(f1.values())))

@@ -55,19 +55,16 @@ def test_folder_without_a_run_is_refused(tmp_path, refused):
 
 
 def test_files_of_another_model_are_refused(learned_workdir, tmp_path, refused):
+    tokenizer = "the tokenizer that the model was trained with, SHA-256"
     for file, old, new, words in (
-        (
-            "tokenizer.model",
-            b"",
-            b"\0",
-            "the tokenizer that the model was trained with, SHA-256",
-        ),
+        ("tokenizer.model", b"", b"\0", tokenizer),
         ("config.json", b'"d_ff": 64', b'"d_ff": 32', "inner"),
     ):
         run = shutil.copytree(learned_workdir, tmp_path / file)
         content = (run / file).read_bytes()
         assert old in content
         (run / file).write_bytes(content.replace(old, new, 1))
+
         refused(["translate", "--workdir", run, "--input", __file__], words, "expected")
 
 
@@ -80,16 +77,16 @@ def write_pair(folder, sources, references):
 def test_evaluate_names_every_metric(learned_workdir, tmp_path, capsys):
     sources = ["one hundred and two", "nine"]
     translations = Translator.load(learned_workdir, search=SHORT).translate(sources)
-    output = tmp_path / "out.de"
-    arguments = [
-        *("evaluate", "--workdir", str(learned_workdir), "--max-length", "16"),
-        *write_pair(tmp_path, sources, translations),
-    ]
-    assert main(arguments) == 0
+    files = write_pair(tmp_path, sources, translations)
+    command = ["evaluate", "--workdir", str(learned_workdir), "--max-length", "16", *files]
+
+    assert main(command) == 0
     table = capsys.readouterr().out
     for name in ("sacreBLEU", "chrF", "tokenized BLEU", "compound-split BLEU", "exact match"):
         assert f"\n{name} " in table
-    assert main([*arguments, "--json", "--output", str(output), "--language", "zh"]) == 0
+
+    output = tmp_path / "out.de"
+    assert main([*command, "--json", "--output", str(output), "--language", "zh"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["sacrebleu"]["method"].startswith("nrefs:1|case:mixed|eff:no|tok:zh")
     assert report["exact_match"]["score"] == 100
@@ -109,31 +106,36 @@ def test_mistakes_of_evaluate(
 ):
     monkeypatch.chdir(tmp_path)
     files = write_pair(tmp_path, sources, references)
+
     refused(["evaluate", "--workdir", learned_workdir, *files, *options], *words)
     assert (tmp_path / "in.en").read_text(encoding="utf-8").startswith("one\n")
 
 
-def test_average_is_the_mean_and_becomes_the_default(copy, capsys, monkeypatch):
-    check, reads = Workdir.check_tokenizer, []
+def test_average_is_the_mean_and_becomes_the_default(copy, monkeypatch):
+    check = Workdir.check_tokenizer
+    reads = []
     monkeypatch.setattr(Workdir, "check_tokenizer", lambda folder: reads.append(check(folder)))
     ensemble = Translator.load(copy, weights="2,4,6")
-    assert (ensemble.weights, len(reads)) == ("step 2, step 4, step 6", 1)
+    assert ensemble.weights == "step 2, step 4, step 6"
+    assert len(reads) == 1
+
     parts = [params["embedding"] for _, params in ensemble.models]
     model, params = load_model(copy, weights=4)
     assert model.config == Translator.load(copy).config.model
     np.testing.assert_array_equal(params["embedding"], parts[1])
+
     assert average(Workdir(copy), 3) == [2, 4, 6]
     averaged = Translator.load(copy)
     assert averaged.weights == "average of steps 2, 4, 6"
-    expected = np.mean(parts, axis=0, dtype=np.float64)
-    np.testing.assert_allclose(averaged.models[0].params["embedding"], expected, rtol=1e-6)
+    mean = np.mean(parts, axis=0, dtype=np.float64)
+    np.testing.assert_allclose(averaged.models[0].params["embedding"], mean, rtol=1e-6)
     assert Translator.load(copy, weights="latest").weights == "step 6"
     assert Translator.load(copy, weights="best").weights == "step 6"
+
     # An average is not the default if there is a newer checkpoint.
     shutil.rmtree(copy / "checkpoints" / "6")
-    assert Translator.load(copy).weights == (
-        "step 4; --weights averaged gives an average of other steps"
-    )
+    newest = Translator.load(copy)
+    assert newest.weights == "step 4; --weights averaged gives an average of other steps"
     assert Translator.load(copy, weights="averaged").weights == "average of steps 2, 4, 6"
 
 
@@ -146,12 +148,13 @@ def next_steps(learned_workdir, tmp_path):
     def add(*scales):
         """Adds a step with the parameters times each scale; returns the workdir and the steps."""
         with Checkpoints(folder.checkpoints, keep=9) as checkpoints:
-            first = max(checkpoints.steps()) + 1
+            newest = max(checkpoints.steps())
+            steps = [newest + number for number in range(1, len(scales) + 1)]
             metadata = checkpoints.restore_params(params).metadata
-            for step, scale in enumerate(scales, first):
+            for step, scale in zip(steps, scales, strict=True):
                 scaled = jax.tree.map(lambda p, scale=scale: np.asarray(scale * p), params)
                 checkpoints.save(step, {"params": scaled}, metadata=metadata)
-        return folder.path, list(range(first, first + len(scales)))
+        return folder.path, steps
 
     return add
 
@@ -164,6 +167,7 @@ def averaged(capsys):
         assert main(["average", "--workdir", str(workdir), "--last", "2"]) == 0
         first, *comparison, last = capsys.readouterr().out.splitlines()
         assert first.startswith(f"{workdir}/averaged: average of steps ")
+
         losses = [float(number) for number in re.findall(r" (\d+\.\d+) of ", comparison[0])]
         return losses, last
 
@@ -173,17 +177,21 @@ def averaged(capsys):
 def loss_of(workdir, weights):
     """The loss of a validation without decoding, computed from the task of a run."""
     config = changed(read_config(Workdir(workdir)), training={"eval_sentences": 0})
-    task, mesh = make_task(config, Workdir(workdir)), make_mesh(devices=jax.devices()[:1])
-    return task.evaluate(load_model(workdir, weights=weights)[1], mesh, lambda: None)["loss"]
+    task = make_task(config, Workdir(workdir))
+    mesh = make_mesh(devices=jax.devices()[:1])
+    _, params = load_model(workdir, weights=weights)
+    return task.evaluate(params, mesh, lambda: None)["loss"]
 
 
 def test_an_average_that_is_better_becomes_the_default(next_steps, averaged):
     """The parameters of the run are the mean of 0.7 and 1.3 times them."""
     workdir, (first, last) = next_steps(0.7, 1.3)
     losses, line = averaged(workdir)
+
     expected = [loss_of(workdir, weights) for weights in ("latest", "averaged")]
     np.testing.assert_allclose(losses, expected, atol=1e-4)
     assert losses[1] < losses[0]
+
     assert line.startswith("  other commands use the average; --weights latest uses the newest")
     assert Translator.load(workdir).weights == f"average of steps {first}, {last}"
 
@@ -191,19 +199,23 @@ def test_an_average_that_is_better_becomes_the_default(next_steps, averaged):
 def test_an_average_that_is_worse_does_not_become_the_default(next_steps, averaged):
     workdir, (first, last) = next_steps(0.5, 1.0)
     losses, line = averaged(workdir)
+
     expected = [loss_of(workdir, weights) for weights in ("latest", "averaged")]
     np.testing.assert_allclose(losses, expected, atol=1e-4)
     assert losses[1] > losses[0]
+
     assert line == (
         f"  the average is worse, so other commands use step {last}; --weights averaged uses the "
         "average"
     )
-    assert Translator.load(workdir).weights == (
-        f"step {last}; --weights averaged gives an average with a higher validation loss"
-    )
-    chosen = Translator.load(workdir, weights="averaged").weights
-    assert chosen == f"average of steps {first}, {last}"
-    assert Translator.load(workdir, weights="latest").weights == f"step {last}"
+
+    def chosen(**options):
+        return Translator.load(workdir, **options).weights
+
+    higher = f"step {last}; --weights averaged gives an average with a higher validation loss"
+    assert chosen() == higher
+    assert chosen(weights="averaged") == f"average of steps {first}, {last}"
+    assert chosen(weights="latest") == f"step {last}"
 
 
 def test_an_average_without_validation_data_was_not_compared(next_steps, capsys):
@@ -211,6 +223,7 @@ def test_an_average_without_validation_data_was_not_compared(next_steps, capsys)
     config = json.loads((workdir / "config.json").read_text())
     config["data"] |= {"corpus": "text", "train": "moved/train", "valid": "moved/valid"}
     (workdir / "config.json").write_text(json.dumps(config))
+
     assert main(["average", "--workdir", str(workdir), "--last", "2"]) == 0
     _, reason, line = capsys.readouterr().out.splitlines()
     assert reason.startswith(
@@ -231,6 +244,7 @@ def test_missing_checkpoints_are_named(copy, refused):
         "expected 7 checkpoints to average, found 3; use --last 3, or train longer with "
         "--config.training.keep_checkpoints=7",
     )
+
     shutil.rmtree(copy / "checkpoints" / "6")  # The only step that was validated.
     refused(
         ["attention", "one", "--workdir", copy, "--weights", "best"],
@@ -243,12 +257,14 @@ def test_plot_writes_images(learned_workdir, tmp_path, capsys, refused):
     assert main(["plot", "--workdir", str(learned_workdir), "--output", str(output)]) == 0
     assert re.match(re.escape(str(output)), capsys.readouterr().out)
     assert output.read_bytes().startswith(b"\x89PNG")
+
     words = "--output: expected a name that ends in .png or .svg: got"
     refused(["plot", "--workdir", tmp_path, "--output", tmp_path / "curve.pdf"], words, ".pdf")
 
 
 PROJECT = pathlib.Path(__file__).parents[2]
-BASE, MULTI30K = "--config=configs/base.py", "--config=configs/multi30k.py"
+BASE = "--config=configs/base.py"
+MULTI30K = "--config=configs/multi30k.py"
 MISTAKES = [
     ("--config=configs/bas.py", "configs/bas.py: no such file; did you mean configs/base.py?"),
     (f"{BASE} --workdir=", "expected --workdir DIR"),
@@ -263,6 +279,7 @@ def test_mistakes_of_train(arguments, message, tmp_path, monkeypatch, refused):
     workdir = tmp_path / "run"
     monkeypatch.chdir(PROJECT)
     monkeypatch.setenv("JAXFORMER_DATA", "/nonexistent")
+
     refused(["train", f"--workdir={workdir}", *arguments.split()], *message.split(" ... "))
     assert not workdir.exists()
 
@@ -277,6 +294,7 @@ def test_the_script_has_help_and_exit_codes(tmp_path):
     shown = run("--help")
     assert shown.stdout.startswith("usage: python train.py NAME|FILE.py --workdir DIR ")
     assert "python train.py is the same as jaxformer train" in shown.stdout
+
     others = ("--coordinator=localhost:9", "--num_processes=2", "--process_id=2")
     refused = run("numerals", f"--workdir={tmp_path / 'run'}", *others)
     assert refused.returncode == 2

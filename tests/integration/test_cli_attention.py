@@ -32,9 +32,8 @@ def attention(learned_workdir, view, monkeypatch):
     monkeypatch.setattr("jaxformer.inference.attention_view.record_attention", lambda *_: view)
 
     def run(*arguments):
-        return main(
-            ["attention", "--workdir", str(learned_workdir), SENTENCE, *map(str, arguments)]
-        )
+        command = ["attention", "--workdir", str(learned_workdir), SENTENCE]
+        return main(command + [str(argument) for argument in arguments])
 
     return run
 
@@ -52,15 +51,21 @@ def test_the_page_has_the_weights_of_every_layer_head_and_kind(
     arguments = ["--output", str(output), "--kind", "decoder", "--max-length", "16"]
     assert main(["attention", "--workdir", str(learned_workdir), SENTENCE, *arguments]) == 0
     assert capsys.readouterr().out.startswith(f"{output}: ")
+
     data = data_section(output)
-    assert (data["source"], data["target"]) == (view.source, view.target)
+    assert data["source"] == view.source
+    assert data["target"] == view.target
     assert data["start"] == {"kind": "decoder", "layer": 0, "heads": [0, 1, 2, 3], "figure": None}
+
     for kind in ("encoder", "decoder", "cross"):
         queries, keys, weights = view.weights_of(kind)
         assert weights.shape == (1, 4, len(queries), len(keys))
         np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-5)
-        read = np.frombuffer(base64.b64decode(data["weights"][kind]), "<u2") / 65535
-        np.testing.assert_allclose(read.reshape(weights.shape), weights, rtol=0, atol=1e-5)
+
+        # The page has them as 16-bit fractions.
+        fractions = np.frombuffer(base64.b64decode(data["weights"][kind]), "<u2") / 65535
+        np.testing.assert_allclose(fractions.reshape(weights.shape), weights, rtol=0, atol=1e-5)
+
     assert "".join(view.source).replace("▁", " ").startswith(" two ")
     assert np.triu(view.decoder[0, 0], 1).max() == 0
 
@@ -69,8 +74,10 @@ def test_a_truncated_translation_is_shown(translator, monkeypatch):
     tokens = [7] * translator.config.model.max_length
     cut = types.SimpleNamespace(tokens=[tokens])
     monkeypatch.setattr(Translator, "translate_ids", lambda *_, **__: [cut])
+
     view = record_attention(translator, "two")
-    assert len(view.target) == view.cross.shape[2] == len(tokens)
+    assert len(view.target) == len(tokens)
+    assert view.cross.shape[2] == len(tokens)
     assert re.fullmatch(r"<AttentionView: 'two' -> '.*', \d+ layers of \d+ heads>", repr(view))
 
 
@@ -86,13 +93,18 @@ def test_figures_of_the_paper(attention, tmp_path):
     assert data_section(output)["start"]["figure"] == 5
 
 
-def test_chosen_heads_and_word(attention, view, learned_workdir, tmp_path, monkeypatch):
-    word, output = view.source[1].replace("▁", " ").strip(), tmp_path / "page.html"
-    heads = ["--output", output, "--heads", "2"]
-    assert attention(*heads, "--figure", 3, "--word", word) == 0
+def test_chosen_heads_and_word(attention, view, tmp_path):
+    word = view.source[1].replace("▁", " ").strip()
+    output = tmp_path / "page.html"
+    assert attention("--output", output, "--heads", 2, "--figure", 3, "--word", word) == 0
+
     data = data_section(output)
-    assert data["start"]["heads"] == data["figures"]["4"]["heads"] == [1]
+    assert data["start"]["heads"] == [1]
+    assert data["figures"]["4"]["heads"] == [1]
     assert data["figures"]["3"]["token"] == 1
+
+
+def test_a_page_without_a_name_is_written_to_the_workdir(attention, learned_workdir, monkeypatch):
     written = {}
     monkeypatch.setattr("jaxformer.cli.commands.plot.write_file", written.__setitem__)
     assert attention() == 0

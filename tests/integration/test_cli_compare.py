@@ -10,21 +10,27 @@ import pytest
 
 from jaxformer.cli import main
 
-LINES = [
-    f"Heute ist der {n}. Tag im T-Shirt , sagt {'Anna' if n % 3 else 'Bert'} ." for n in range(30)
-]
+SPEAKERS = ["Bert", "Anna", "Anna"]
+LINES = [f"Heute ist der {n}. Tag im T-Shirt , sagt {SPEAKERS[n % 3]} ." for n in range(30)]
+
+
+def with_wrong_words(line, number, every):
+    """Returns a line with one of so many words wrong, beginning at another one in each line."""
+    words = line.split()
+    for place in range(len(words)):
+        if (place + number) % every == 0:
+            words[place] = "falsch"
+    return " ".join(words)
 
 
 @pytest.fixture
 def files(tmp_path):
     """A reference, and two systems with every fourth or every fifth word wrong."""
-    texts = {"ref": LINES}
-    for name, every in (("four", 4), ("five", 5)):
-        words = [line.split() for line in LINES]
-        texts[name] = [
-            " ".join("falsch" if (i + n) % every == 0 else w for i, w in enumerate(row))
-            for n, row in enumerate(words)
-        ]
+    texts = {
+        "ref": LINES,
+        "four": [with_wrong_words(line, number, 4) for number, line in enumerate(LINES)],
+        "five": [with_wrong_words(line, number, 5) for number, line in enumerate(LINES)],
+    }
     for name, lines in texts.items():
         (tmp_path / f"{name}.de").write_text("".join(f"{line}\n" for line in lines), "utf-8")
     return [str(tmp_path / f"{name}.de") for name in texts]
@@ -46,15 +52,26 @@ def sacrebleu(test, reference, *systems):
         env={"PYTHONIOENCODING": "utf-8"},
         check=True,
     )
-    rows = [row.split("│")[2:4] for row in result.stdout.split("\n") if row.startswith("│")]
-    return [[[float(x) for x in re.findall(r"\d+\.\d+", c)] for c in row] for row in rows[1:]]
+
+    rows = []
+    for line in result.stdout.split("\n"):
+        if line.startswith("│"):
+            _, _, bleu, chrf, *_ = line.split("│")
+            rows.append([numbers_in(bleu), numbers_in(chrf)])
+    return rows[1:]
+
+
+def numbers_in(text):
+    return [float(number) for number in re.findall(r"\d+\.\d+", text)]
 
 
 def test_figures_equal_those_that_sacrebleu_prints(files, capsys):
     code, out, _ = compare(capsys, *files, "--json")
     assert code == 0
-    ours = {c["metric"]: c["systems"] for c in json.loads(out)["comparisons"]}
-    bootstrap, randomized = sacrebleu("bs", *files), sacrebleu("ar", *files)
+    ours = {each["metric"]: each["systems"] for each in json.loads(out)["comparisons"]}
+    bootstrap = sacrebleu("bs", *files)
+    randomized = sacrebleu("ar", *files)
+
     for column, metric in enumerate(("sacreBLEU", "chrF")):
         first, second = ours[metric]
         for system, row in ((first, bootstrap[0]), (second, bootstrap[1])):
@@ -70,8 +87,11 @@ def test_equal_systems_and_lines_without_four_words(files, tmp_path, capsys):
     assert code == 0
     for comparison in json.loads(out)["comparisons"]:
         first, second = comparison["systems"]
-        assert (first["p_bootstrap"], first["p_randomization"]) == (None, None)
-        assert (second["p_bootstrap"], second["p_randomization"]) == (1.0, 1.0)
+        assert first["p_bootstrap"] is None
+        assert first["p_randomization"] is None
+        assert second["p_bootstrap"] == 1.0
+        assert second["p_randomization"] == 1.0
+
     for name in ("one", "two"):
         (tmp_path / f"{name}.de").write_text("ein Hund\n" * 3)
     code, out, _ = compare(capsys, str(tmp_path / "one.de"), tmp_path / "two.de")
@@ -84,6 +104,7 @@ def test_table_and_language(files, tmp_path, capsys):
     code, out, _ = compare(capsys, *files)
     assert code == 0
     assert out.startswith("lines: 30, target language: de\n")
+
     reference = str(shutil.copy(files[0], tmp_path / "ref.txt"))
     code, out, _ = compare(capsys, reference, files[1], "--language", "fr")
     assert code == 0
@@ -94,12 +115,14 @@ def test_mistakes(files, tmp_path, capsys):
     reference, first, second = files
     (tmp_path / "short.de").write_text("eins\n")
     (tmp_path / "ref.txt").write_text("eins\n")
+
     for arguments, words in (
         ((reference, first, tmp_path / "short.de"), "got 1 translations and 30 reference lines"),
         ((reference, first, second, first), "four.de is given twice; give each system once"),
         ((str(tmp_path / "ref.txt"), first), "--language CODE is needed, since"),
     ):
         code, out, err = compare(capsys, *arguments)
-        assert (code, out) == (2, "")
+        assert code == 2
+        assert out == ""
         assert re.fullmatch(r"error: [^\n]+\n", err)
         assert words in err

@@ -14,14 +14,18 @@ from jaxformer.cli import main
 PROJECT = pathlib.Path(__file__).parents[2]
 SMALL = [
     f"--config={PROJECT / 'configs' / 'base.py'}:tiny",
-    *("--config.model.vocab_size=100", "--config.model.d_model=16", "--config.model.d_ff=32"),
-    *("--config.model.num_layers=1", "--config.data.tokens_per_batch=2048"),
+    "--config.model.vocab_size=100",
+    "--config.model.d_model=16",
+    "--config.model.d_ff=32",
+    "--config.model.num_layers=1",
+    "--config.data.tokens_per_batch=2048",
 ]
 
 
 def test_a_bug_report_survives_a_failing_jax(capsys, monkeypatch, tmp_path):
     (tmp_path / "program").write_bytes(bytes(200_000))
     monkeypatch.setenv("JAXFORMER_CACHE", str(tmp_path))
+
     assert main(["doctor"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"jaxformer: {jaxformer.__version__}"
@@ -29,6 +33,7 @@ def test_a_bug_report_survives_a_failing_jax(capsys, monkeypatch, tmp_path):
         assert f"{name}: {importlib.metadata.version(name)}" in lines
     assert any(line.startswith("device info: cpu-") for line in lines)
     assert f"cache: {tmp_path}, 0.2 MB" in lines
+
     version = importlib.metadata.version("matplotlib")
     purpose = "for jaxformer plot, and attention as an image"
     assert f"extra plots: matplotlib {version}, {purpose}" in lines
@@ -52,6 +57,7 @@ def test_a_step_is_measured_on_simulated_devices():
     command = [sys.executable, "-m", "jaxformer", "doctor", *SMALL, "--memory", "1GiB"]
     finished = subprocess.run([*command, "--devices", "3"], capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr
+
     first, second = finished.stdout.splitlines()
     assert first == (
         "A step of 2,048 tokens per side in sentences of 128, on 3 cpu device(s). "

@@ -6,7 +6,6 @@ import math
 import os
 import subprocess
 import sys
-import types
 
 import pytest
 
@@ -82,37 +81,44 @@ def best(translator):
 
 @pytest.mark.smoke
 def test_plain_text_and_scores(run, best):
-    assert run() == [h[0].text if h else "" for h in best]
-    assert len(set(run())) == 5
+    texts = run()
+    assert texts == [hypotheses[0].text if hypotheses else "" for hypotheses in best]
+    assert len(set(texts)) == 5
+
     rows = [line.split("\t") for line in run("--scores")]
-    assert [row[1] for row in rows] == run()
-    expected = [h[0].score if h else 0.0 for h in best]
-    assert [float(row[0]) for row in rows] == pytest.approx(expected, abs=1e-6)
+    assert [text for _, text in rows] == texts
+    expected = [hypotheses[0].score if hypotheses else 0.0 for hypotheses in best]
+    assert [float(score) for score, _ in rows] == pytest.approx(expected, abs=1e-6)
+
     assert run(lines=[]) == []
 
 
 def test_n_best_is_in_the_format_of_moses(run, best):
+    expected = []
+    for number, hypotheses in enumerate(best):
+        expected += [(number, each.text, each.score) for each in hypotheses[:3]]
+        if not hypotheses:
+            expected.append((number, "", 0.0))
+
     rows = [line.split(" ||| ") for line in run("--n-best", 3)]
-    none = [types.SimpleNamespace(text="", score=0.0)]
-    expected = [(number, h) for number, hyps in enumerate(best) for h in hyps[:3] or none]
-    assert [(int(n), words) for n, words, _ in rows] == [(n, h.text) for n, h in expected]
+    assert [(int(n), words) for n, words, _ in rows] == [(n, words) for n, words, _ in expected]
     scores = [float(score) for *_, score in rows]
-    assert scores == pytest.approx([h.score for _, h in expected], abs=1e-6)
+    assert scores == pytest.approx([score for *_, score in expected], abs=1e-6)
 
 
 def test_json(run, best, translator):
+    piece = translator.tokenizer.piece
     rows = [json.loads(line) for line in run("--json", "--n-best", 4)]
     assert [row["source"] for row in rows] == SOURCES
+
     for row, hypotheses in zip(rows, best, strict=True):
-        assert row["hypotheses"] == [
-            {
-                "text": h.text,
-                "score": pytest.approx(h.score, abs=1e-6),
-                "log_prob": pytest.approx(h.log_prob, abs=1e-5),
-                "tokens": [translator.tokenizer.piece(token) for token in h.tokens],
+        for found, expected in zip(row["hypotheses"], hypotheses, strict=True):
+            assert found == {
+                "text": expected.text,
+                "score": pytest.approx(expected.score, abs=1e-6),
+                "log_prob": pytest.approx(expected.log_prob, abs=1e-5),
+                "tokens": [piece(token) for token in expected.tokens],
             }
-            for h in hypotheses
-        ]
 
 
 def test_alignments_point_from_source_words_to_target_words(run, best, tmp_path, monkeypatch):
@@ -120,11 +126,13 @@ def test_alignments_point_from_source_words_to_target_words(run, best, tmp_path,
     translations = run("--alignments", output)
     lines = output.read_text(encoding="utf-8").split("\n")[:-1]
     assert any(lines)
+
     for source, hypotheses, line in zip(SOURCES, best, lines, strict=True):
-        pairs = [tuple(map(int, pair.split("-"))) for pair in line.split()]
+        pairs = [pair.split("-") for pair in line.split()]
         words = hypotheses[0].text.split() if hypotheses else []
-        assert [target for _, target in pairs] == list(range(len(words)))
-        assert all(0 <= s < len(source.split()) for s, _ in pairs)
+        assert [int(target) for _, target in pairs] == list(range(len(words)))
+        assert all(0 <= int(place) < len(source.split()) for place, _ in pairs)
+
     # Neither alignments nor translations depend on the blocks.
     monkeypatch.setattr(text, "LINES_PER_BLOCK", 2)
     assert run("--alignments", tmp_path / "blocks") == translations
@@ -132,8 +140,9 @@ def test_alignments_point_from_source_words_to_target_words(run, best, tmp_path,
 
 
 def test_an_interrupted_job_keeps_finished_lines(command, tmp_path, monkeypatch, capsys, best):
-    source, output = tmp_path / "in.txt", tmp_path / "out.txt"
+    source = tmp_path / "in.txt"
     source.write_text("".join(f"{line}\n" for line in SOURCES))
+    output = tmp_path / "out.txt"
     output.write_text("from last time\n")
     monkeypatch.setattr(text, "LINES_PER_BLOCK", 2)
     translate_ids = Translator.translate_ids
@@ -145,9 +154,11 @@ def test_an_interrupted_job_keeps_finished_lines(command, tmp_path, monkeypatch,
 
     monkeypatch.setattr(Translator, "translate_ids", interrupted)
     assert command("--input", source, "--output", output) == 130
+
     partial = tmp_path / f"out.txt.{os.getpid()}.partial"
     assert f"{partial}: finished lines" in capsys.readouterr().err
-    assert partial.read_text(encoding="utf-8") == "".join(f"{h[0].text}\n" for h in best[:2])
+    finished = "".join(f"{hypotheses[0].text}\n" for hypotheses in best[:2])
+    assert partial.read_text(encoding="utf-8") == finished
     assert output.read_text() == "from last time\n"
 
 
@@ -166,12 +177,14 @@ def test_contradictory_options_are_refused(refused, tmp_path):
 
 def test_force_decoding_gives_the_score_of_the_search(translator, best):
     """Every hypothesis is scored from its tokens."""
-    pairs, hypotheses = [], []
+    pairs = []
+    hypotheses = []
     for source, rows in zip(SOURCES, best, strict=True):
         for row in rows:
             pairs.append((translator.source_ids(source), row.tokens))
             hypotheses.append(row)
     assert len(pairs) > 2 * len(SOURCES)
+
     for result, hypothesis in zip(score_pairs(translator, pairs), hypotheses, strict=True):
         penalty = ((5 + result.length) / 6) ** 0.6
         assert result.score == pytest.approx(result.log_prob / penalty, rel=1e-6)
@@ -181,13 +194,21 @@ def test_force_decoding_gives_the_score_of_the_search(translator, best):
 
 
 def test_scores_of_blank_lines(score):
-    lines = score(["", "one", "", " "], ["", "", "eins", "\t"])
-    assert [float(n) for n in lines[:1] + lines[2:]] == [0.0, -math.inf, -math.inf]
+    both, no_target, no_source, neither = map(
+        float,
+        score(["", "one", "", " "], ["", "", "eins", "\t"]),
+    )
+    assert both == 0.0
+    assert no_source == -math.inf
+    assert neither == -math.inf
+
     # End-of-sentence alone, with a length penalty of 1.
     empty, impossible = [json.loads(line) for line in score(["one", ""], ["", "eins"], "--json")]
     assert empty["length"] == 1
-    assert empty["score"] == empty["log_prob"] == pytest.approx(float(lines[1]), abs=1e-6)
-    assert impossible["score"] is impossible["log_prob"] is None
+    assert empty["score"] == empty["log_prob"]
+    assert empty["score"] == pytest.approx(no_target, abs=1e-6)
+    assert impossible["score"] is None
+    assert impossible["log_prob"] is None
 
 
 def test_sides_of_other_lengths_are_not_scored(score):
@@ -199,19 +220,32 @@ def test_sides_of_other_lengths_are_not_scored(score):
 @pytest.mark.ci
 def test_a_stream_is_translated_line_by_line(learned_workdir):
     """An interactive user, or a program that waits for each answer, needs this."""
-    command = ["translate", "--workdir", str(learned_workdir), "--beam-size", "1"]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    program = [sys.executable, "-m", "jaxformer", *command]
-    with subprocess.Popen(program, **pipes, bufsize=0) as process:
-        answers = []
+    program = [sys.executable, "-m", "jaxformer", "translate"]
+    options = ["--workdir", str(learned_workdir), "--beam-size", "1"]
+    process = subprocess.Popen(
+        program + options,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        bufsize=0,
+    )
+
+    answers = []
+    with process:
         for line in (b"one", b"", b"two", b"\xff", b"nine " * 200, b"two"):
             process.stdin.write(line + b"\n")
             answers.append(process.stdout.readline().decode())
         process.stdin.close()
         assert process.wait(timeout=60) == 3
         error = process.stderr.read().decode()
-    assert answers[1] == answers[3] == answers[4] == "\n"
-    assert answers[5] == answers[2] != answers[0]
+
+    one, blank, two, not_utf8, too_long, same = answers
+    assert blank == "\n"
+    assert not_utf8 == "\n"
+    assert too_long == "\n"
+    assert same == two
+    assert one != two
+
     assert "error: standard input:4: not UTF-8" in error
     assert "error: standard input:5: expected at most 63 tokens" in error
     assert error.endswith("error: 2 of 6 lines failed; see above\n")

@@ -33,15 +33,17 @@ class Forbid:
 
 def alternate(logits, context):
     """Forbids an even token after an even one, and an odd one after an odd one; allows EOS."""
-    newest = context.tokens[:, :, context.step - 1, None]
-    token = jnp.arange(logits.shape[2])
-    wrong = (token % 2 == newest % 2) & (token != context.eos_id) & (context.step > 0)
+    newest = context.tokens[:, :, context.step - 1, None]  # [B, N, 1]
+    token = jnp.arange(logits.shape[2])  # [V]
+    same_parity = token % 2 == newest % 2
+    wrong = same_parity & (token != context.eos_id) & (context.step > 0)
     return jnp.where(wrong, -jnp.inf, logits)
 
 
 def forbid_by_row(forbidden, logits, context):
     """Forbids the tokens of row n in sentence n."""
-    return jnp.where(forbidden[context.sentence_ids][:, None], -jnp.inf, logits)
+    of_sentence = forbidden[context.sentence_ids][:, None]  # [B, 1, V]
+    return jnp.where(of_sentence, -jnp.inf, logits)
 
 
 def obeys(forbidden, tokens):
@@ -50,7 +52,9 @@ def obeys(forbidden, tokens):
     return alternating and not forbidden & set(tokens)
 
 
-VOCABULARY, DEPTH, SENTENCES = 5, 3, 40
+VOCABULARY = 5
+DEPTH = 3
+SENTENCES = 40
 WIDE = BeamSearch(beam_size=50, length_penalty=0.6, **IDS)  # 2 * 50 >= 5 * 4^2
 TRACES = []
 
@@ -73,61 +77,78 @@ def search(logits, limits, forbidden):
 def test_beam_search_finds_exactly_the_allowed_hypotheses():
     logits = oracles.tree_logits(3, SENTENCES, VOCABULARY, DEPTH)
     limits = np.random.default_rng(0).integers(1, DEPTH + 1, SENTENCES).astype(np.int32)
+
     different = 0
     for forbidden in ([2, 4], [0, 3]):
         result = jax.device_get(search(logits, limits, np.array(forbidden)))
-        also = functools.partial(obeys, set(forbidden))
+        allowed = functools.partial(obeys, set(forbidden))
         for sentence, limit in enumerate(limits.tolist()):
             tree = Tree(logits[sentence])
-            expected = exhaustive(tree, WIDE, limit, (), also)
+            expected = exhaustive(tree, WIDE, limit, (), allowed)
             found = hypotheses(result, sentence)
+
             assert set(tokens_of(found)) == set(tokens_of(expected))
-            np.testing.assert_allclose(
-                [h[0] for h in found], [h[0] for h in expected], rtol=1e-5, atol=1e-5
-            )
-            for _, log_prob, tokens in found:  # The model's log probability.
+            found_scores = [score for score, _, _ in found]
+            expected_scores = [score for score, _, _ in expected]
+            np.testing.assert_allclose(found_scores, expected_scores, rtol=1e-5, atol=1e-5)
+            for _, log_prob, tokens in found:
+                # Log probabilities are the model's, not renormalized.
                 assert log_prob == pytest.approx(tree.log_prob(tokens), rel=1e-5, abs=1e-5)
             different += expected != exhaustive(tree, WIDE, limit, ())
+
     assert different > SENTENCES
     assert len(TRACES) == 1  # Other arrays of the same shape do not recompile.
 
 
+def allowed_probability(tree, tokens):
+    """Multiplies the probabilities of the tokens, each renormalized over the allowed ones."""
+    product = 1.0
+    for n, token in enumerate(tokens):
+        prefix = tokens[:n]
+        odds = np.exp(tree.next_log_probs(prefix))
+        allowed = [t for t in range(VOCABULARY) if obeys({4}, (*prefix, t))]
+        product *= odds[token] / odds[allowed].sum()
+    return product
+
+
 def test_allowed_samples_have_the_renormalized_distribution():
-    logits = 1.5 * np.random.default_rng(1).normal(size=(1, 31, VOCABULARY)).astype(np.float32)
-    tree, rows, draws = Tree(logits[0]), 200, 20_000
+    random = np.random.default_rng(1)
+    logits = 1.5 * random.normal(size=(1, 31, VOCABULARY)).astype(np.float32)
+    tree = Tree(logits[0])
+    rows = 200
+    per_row = 100
+    draws = rows * per_row
 
     @jax.jit
     def samples(forbidden):
+        same_logits = jnp.broadcast_to(logits, (rows, *logits.shape[1:]))
         return sample(
             oracles.tree_step,
-            oracles.tree_cache(jnp.broadcast_to(logits, (rows, *logits.shape[1:])), draws // rows),
+            oracles.tree_cache(same_logits, per_row),
             keys=jax.random.split(jax.random.key(0), rows),
             max_lengths=jnp.full(rows, DEPTH),
             capacity=DEPTH,
-            num_samples=draws // rows,
+            num_samples=per_row,
             constraints=(Forbid(forbidden), alternate),
             **IDS,
         )
 
     result = jax.device_get(samples(np.array([4])))
-    found = [h for row in range(rows) for h in hypotheses(result, row)]
+    found = []
+    for row in range(rows):
+        found += hypotheses(result, row)
     assert len(found) == draws
-    assert found[0][1] == pytest.approx(tree.log_prob(found[0][2]), rel=1e-5)
-
-    def probability(tokens):
-        product = 1.0
-        for n in range(len(tokens)):
-            odds = np.exp(tree.next_log_probs(tokens[:n]))
-            allowed = [t for t in range(VOCABULARY) if obeys({4}, (*tokens[:n], t))]
-            product *= odds[tokens[n]] / odds[allowed].sum()
-        return product
+    _, log_prob, tokens = found[0]
+    assert log_prob == pytest.approx(tree.log_prob(tokens), rel=1e-5)
 
     words = (0, 2, 3)
-    ended = [(*t, EOS) for n in range(DEPTH) for t in itertools.product(words, repeat=n)]
-    possible = [*ended, *itertools.product(words, repeat=DEPTH)]
+    possible = list(itertools.product(words, repeat=DEPTH))
+    for length in range(DEPTH):
+        possible += [(*tokens, EOS) for tokens in itertools.product(words, repeat=length)]
     possible = [tokens for tokens in possible if obeys({4}, tokens)]
-    expected = [draws * probability(tokens) for tokens in possible]
+    expected = [draws * allowed_probability(tree, tokens) for tokens in possible]
     assert sum(expected) == pytest.approx(draws)
+
     numbers = collections.Counter(tokens_of(found))
     counts = [numbers[tokens] for tokens in possible]
     # The seed is fixed, so the test is deterministic.
@@ -145,7 +166,8 @@ def translator(learned_workdir):
 
 def test_translator_finds_exactly_the_allowed_translations(translator):
     """At most two of six words, alternating: 25 translations, scored like forced decoding."""
-    vocabulary, traces = translator.tokenizer.vocab_size, []
+    vocabulary = translator.tokenizer.vocab_size
+    traces = []
 
     def noted(logits, context):
         traces.append(context)
@@ -158,16 +180,21 @@ def test_translator_finds_exactly_the_allowed_translations(translator):
         return translator.hypotheses(SOURCES, constraints=constraints)
 
     words = [10, 11, 20, 21, 30, 41]
-    possible = [(*t, EOS) for n in range(3) for t in itertools.product(words, repeat=n)]
-    possible = [list(tokens) for tokens in possible if obeys(set(), tokens)]
+    possible = []
+    for length in range(3):
+        for tokens in itertools.product(words, repeat=length):
+            if obeys(set(), tokens):
+                possible.append([*tokens, EOS])
     assert len(possible) == 25
+
     nothing = np.zeros((len(SOURCES) + 1, vocabulary), bool)
     for sentence, found in zip(SOURCES, translate(words, nothing), strict=True):
         source = translator.source_ids(sentence)
         scores = score_pairs(translator, [(source, tokens) for tokens in possible])
         best = sorted(zip(scores, possible, strict=True), reverse=True)
         assert [h.tokens for h in found] == [tokens for _, tokens in best]
-        np.testing.assert_allclose([h.score for h in found], [s.score for s, _ in best], atol=1e-4)
+        expected_scores = [score.score for score, _ in best]
+        np.testing.assert_allclose([h.score for h in found], expected_scores, atol=1e-4)
 
     # Each sentence has its own pair of words; the translator sorts sentences by length.
     pairs = [(10, 11), (20, 21), (30, 31), (40, 41)]
@@ -175,27 +202,40 @@ def test_translator_finds_exactly_the_allowed_translations(translator):
     forbidden[:, EOS] = False
     for row, pair in enumerate(pairs, start=1):  # The first sentence has number 1.
         forbidden[row, pair] = False
+
     assert traces
     traces.clear()
     results = translate([10, 20, 21, 30, 31, 40], forbidden)
     assert not traces  # Other arrays of the same shape do not recompile.
-    expected = [[10], [20], [20, 21], [21], [21, 20], [30], [30, 31], [31], [31, 30], [40]]
-    for pair, found in zip(pairs, results, strict=True):
-        own = [tokens for tokens in expected if set(tokens) <= set(pair)]
-        assert sorted(h.tokens[:-1] for h in found) == [[], *own]
+    expected = [
+        [[], [10]],
+        [[], [20], [20, 21], [21], [21, 20]],
+        [[], [30], [30, 31], [31], [31, 30]],
+        [[], [40]],
+    ]
+    for found, translations in zip(results, expected, strict=True):
+        assert sorted(h.tokens[:-1] for h in found) == translations
+
+
+@dataclasses.dataclass(frozen=True)
+class Unregistered:
+    tokens: jax.Array
+
+    def __call__(self, logits, context):
+        return logits
 
 
 def test_wrong_constraints_are_refused(translator):
-    @dataclasses.dataclass(frozen=True)
-    class Unregistered:
-        tokens: jax.Array
-
-        def __call__(self, logits, context):
-            return logits
-
+    unregistered = Unregistered(np.array([3]))
     with pytest.raises(UserError, match=r"hashable, or a pytree .*: got Unregistered; register it"):
-        translator.translate(["one"], constraints=(Unregistered(np.array([3])),))
-    wrong = BeamSearch(constraints=(lambda logits, context: logits[:, :, 0],), **IDS)
-    step = lambda tokens, cache: (jnp.zeros((*tokens.shape, 4)), cache)  # noqa: E731
+        translator.translate(["one"], constraints=(unregistered,))
+
+    def step(tokens, cache):
+        return jnp.zeros((*tokens.shape, 4)), cache
+
+    def of_another_shape(logits, context):
+        return logits[:, :, 0]
+
+    wrong = BeamSearch(constraints=(of_another_shape,), **IDS)
     with pytest.raises(UserError, match=r"must return logits .* = \(1, 4, 4\): got \(1, 4\)"):
         jax.eval_shape(lambda: wrong(step, (), max_lengths=[2], capacity=2))

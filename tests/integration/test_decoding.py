@@ -29,7 +29,8 @@ from ..runs import changed
 from ..unit.nn.weights import random_params
 from ..unit.search.oracles import hypotheses
 
-SENTENCES = [spell_english(n) for n in np.random.default_rng(0).integers(0, 100_000, 200).tolist()]
+NUMBERS = np.random.default_rng(0).integers(0, 100_000, 200)
+SENTENCES = [spell_english(number) for number in NUMBERS.tolist()]
 
 
 def same(found: list[Decoded], expected: list[Decoded]) -> None:
@@ -44,38 +45,49 @@ def test_translations_do_not_depend_on_batch_order_or_padding(learned_workdir, m
     sources = [translator.source_ids(sentence) for sentence in SENTENCES]
     expected = translator.translate_ids(sources)
     assert len({tuple(e.tokens[0]) for e in expected}) > 50
+
     best = translator.translate_ids(sources, n_best=1)
     assert {len(found.tokens) for found in best} == {1}
     same(best, expected)
+
     order = np.random.default_rng(1).permutation(len(sources))
     shuffled = translator.translate_ids([sources[n] for n in order])
-    same([shuffled[n] for n in np.argsort(order)], expected)
+    in_order = [shuffled[n] for n in np.argsort(order)]
+    same(in_order, expected)
+
+    monkeypatch.setattr(batched_search, "_FEW_ROWS", ())
     for size in by_profile([7], nightly=[1, 2, 7, 32]):
         # Seven sentences get a smaller batch shape than 32 sentences.
-        buckets = ((32 if size < 32 else 64, size),)
-        monkeypatch.setattr(batched_search, "_BUCKETS", buckets)
-        monkeypatch.setattr(batched_search, "_FEW_ROWS", ())
-        found = translator.translate_ids(sources if size > 1 else sources[:40])
-        same(found, expected[: len(found)])
+        length = 32 if size < 32 else 64
+        monkeypatch.setattr(batched_search, "_BUCKETS", ((length, size),))
+        count = len(sources) if size > 1 else 40
+        found = translator.translate_ids(sources[:count])
+        same(found, expected[:count])
 
 
 def biased_model(longest: int, ending: float):
     """A random model that ends a translation with some probability at every token."""
     config = ModelConfig(
-        **{"vocab_size": 50, "d_model": 16, "d_ff": 16, "num_heads": 2, "num_layers": 1},
-        **{"max_length": longest, "biases": True},
+        vocab_size=50,
+        d_model=16,
+        d_ff=16,
+        num_heads=2,
+        num_layers=1,
+        max_length=longest,
+        biases=True,
     )
     tokens = np.ones((1, 1), np.int32)
     params = random_params(Transformer(config), tokens, tokens)
     # Padding is never generated, since force-decoding would mask it.
-    params["logits_bias"][:2] = -1e9, ending
+    params["logits_bias"][:2] = [-1e9, ending]
     return Ensemble((Member(Transformer(config), jax.device_put(params)),))
 
 
 @pytest.fixture
 def traces(monkeypatch):
     """Returns a list with an entry for each program of a search that was traced."""
-    step_fn, traced = Ensemble.step_fn, []
+    step_fn = Ensemble.step_fn
+    traced = []
 
     def noted(*arguments):
         traced.append(arguments)
@@ -90,6 +102,7 @@ def test_nothing_is_traced_after_warm_up(learned_workdir, traces):
     translator = Translator.load(learned_workdir, search=search)
     translator.warm_up(sentences=1, tokens=16)
     assert traces
+
     traces.clear()
     translator.translate(["one"])
     translator.translate(["two hundred"])
@@ -97,23 +110,32 @@ def test_nothing_is_traced_after_warm_up(learned_workdir, traces):
 
 
 def test_programs_of_another_process_give_the_same_translations(traces, monkeypatch, tmp_path):
-    model, settings = biased_model(96, ending=0.0), BeamSearch(beam_size=2, max_extra_length=80)
+    model = biased_model(96, ending=0.0)
+    settings = BeamSearch(beam_size=2, max_extra_length=80)
     sources = [[5, 6, 1]] * 2 + [[7, 1]] * 4
     expected = search_batches(model, settings, sources)
     assert max(len(e.tokens[0]) for e in expected) > 32  # the second stage
-    monkeypatch.setattr(kept_programs, "kept_folder", lambda: tmp_path)
-    for process in range(2):
+
+    def start_process():
         for program in (batched_search._first_stage, batched_search._second_stage):
             monkeypatch.setattr(program, "_programs", {})
             monkeypatch.setattr(program, "_structures", {})
         traces.clear()
-        assert search_batches(model, settings, sources) == expected
-        assert bool(traces) == (process == 0)
+
+    monkeypatch.setattr(kept_programs, "kept_folder", lambda: tmp_path)
+    start_process()
+    assert search_batches(model, settings, sources) == expected
+    assert traces
+
+    start_process()
+    assert search_batches(model, settings, sources) == expected
+    assert not traces
     assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_batches_at_the_same_time_give_the_same_translations(traces, monkeypatch):
-    model, settings = biased_model(32, ending=1.0), BeamSearch(beam_size=2)
+    model = biased_model(32, ending=1.0)
+    settings = BeamSearch(beam_size=2)
     random = np.random.default_rng(0)
     sources = [[*random.integers(4, 50, n % 12).tolist(), 1] for n in range(60)]
     reported = []
@@ -129,8 +151,10 @@ def test_batches_at_the_same_time_give_the_same_translations(traces, monkeypatch
 
         with pytest.raises(KeyboardInterrupt):
             search_batches(model, settings, sources, report=fail)
+
         with jax.default_matmul_precision("high"):  # holds in this thread only
             assert not can_thread(model)
+
         monkeypatch.setattr(threads, "can_thread", lambda models: False)
         assert search_batches(model, settings, sources) == found
 
@@ -138,7 +162,9 @@ def test_batches_at_the_same_time_give_the_same_translations(traces, monkeypatch
 def test_stages_do_not_change_translations():
     """Growing the capacity gives the same translations as full capacity from the start."""
     model = biased_model(128, ending=0.0)
-    sources = [[5, 6, 1]] * 3 + [[7, 1]] * 9
+    short = [5, 6, 1]
+    shorter = [7, 1]
+    sources = [short] * 3 + [shorter] * 9
     settings = BeamSearch(beam_size=2, max_extra_length=100)
     found = search_batches(model, settings, sources)
     assert max(len(f.tokens[0]) for f in found) > 32
@@ -149,12 +175,14 @@ def test_stages_do_not_change_translations():
         step = step_fn(Transformer(member.config), member.params)
         return settings(step, cache, max_lengths=limits, capacity=128)
 
-    src, limits = np.array([[5, 6, 1], [7, 1, 0]]), np.array([103, 102])
+    src = np.array([short, [*shorter, 0]])  # [B, S]
+    limits = np.array([103, 102])
     result = jax.device_get(at_once(*model, src, limits))
     for decoded, row in zip(found, [0] * 3 + [1] * 9, strict=True):
         expected = hypotheses(result, row)
+        scores = [score for score, *_ in expected]
         assert decoded.tokens == [list(tokens) for *_, tokens in expected]
-        np.testing.assert_allclose(decoded.scores, [score for score, *_ in expected], atol=1e-5)
+        np.testing.assert_allclose(decoded.scores, scores, atol=1e-5)
 
 
 @pytest.mark.ci
@@ -167,25 +195,39 @@ def test_settings_reach_the_search():
         return search_batches(model, search, sources, prefixes)
 
     plain = found()
-    assert all(len(tokens) <= 3 for f in found(max_length=3) for tokens in f.tokens)
+    for decoded in found(max_length=3):
+        assert all(len(tokens) <= 3 for tokens in decoded.tokens)
+
     forced = found(prefixes=[[20, 21], []])
     assert all(tokens[:2] == [20, 21] for tokens in forced[0].tokens)
     assert forced[1] == plain[1]
+
     # One test for all settings, since every search must be compiled.
     many = found(
-        **{"min_length": 10, "max_extra_length": 2},  # The minimum length extends the other.
-        **{"no_repeat_ngram": 1, "diversity_groups": 4, "diversity_penalty": 5.0},
-        **{"penalty": "power", "length_penalty": 1.0},
+        min_length=10,
+        max_extra_length=2,  # The minimum length extends the other.
+        no_repeat_ngram=1,
+        diversity_groups=4,
+        diversity_penalty=5.0,
+        penalty="power",
+        length_penalty=1.0,
     )
     assert len({tokens[0] for tokens in many[0].tokens}) == 4
-    for f in many:
-        for tokens, score, log_prob in zip(*f, strict=True):
-            assert len(set(tokens)) == len(tokens) > 10
+    for decoded in many:
+        for tokens, score, log_prob in zip(*decoded, strict=True):
+            assert len(tokens) > 10
+            assert len(set(tokens)) == len(tokens)
             assert score == pytest.approx(log_prob / len(tokens), rel=1e-5)
+
     with pytest.raises(UserError, match=r"min_length must be less than model\.max_length=16"):
         found(min_length=16)
-    draws = [found(search=Sampling(num_samples=4, seed=seed))[0].tokens for seed in (0, 0, 1)]
-    assert draws[0] == draws[1] != draws[2]
+
+    def samples(seed):
+        return found(search=Sampling(num_samples=4, seed=seed))[0].tokens
+
+    drawn = samples(seed=0)
+    assert samples(seed=0) == drawn
+    assert samples(seed=1) != drawn
 
 
 def test_samples_do_not_depend_on_the_batch():
@@ -204,10 +246,15 @@ def test_samples_do_not_depend_on_the_batch():
 
 def test_an_ensemble_of_a_model_with_itself_is_the_model():
     model = biased_model(16, ending=1.0)
-    sources, search = [[5, 6, 1], [], [7, 8, 9, 1]], BeamSearch(beam_size=2)
+    sources = [[5, 6, 1], [], [7, 8, 9, 1]]
+    search = BeamSearch(beam_size=2)
+
     alone = search_batches(model, search, sources)
     twice = search_batches(Ensemble(model.members * 2), search, sources)
-    assert alone[1] == twice[1] == Decoded([], [], [])
+
+    nothing = Decoded([], [], [])
+    assert alone[1] == nothing
+    assert twice[1] == nothing
     same([alone[0], alone[2]], [twice[0], twice[2]])
 
 
@@ -223,6 +270,7 @@ def quantized_workdir(learned_workdir, tmp_path_factory):
         patch.setattr(Manifest, "write", full)
         with pytest.raises(OSError, match="No space left"):
             quantize(learned_workdir, output)
+
     before, after = quantize(learned_workdir, output)
     assert 3.0 < before / after < 4.0
     return output
@@ -234,12 +282,17 @@ def test_quantized_parameters_translate_like_exact_ones(learned_workdir, quantiz
     quantized = Translator.load(quantized_workdir, search=search)
     assert quantized.config.model.compute_dtype == "int8"
     assert re.fullmatch(r"quantized from \w+, step \d+", quantized.weights)
+
     sentences = SENTENCES[:40]
-    found, expected = quantized.hypotheses(sentences), exact.hypotheses(sentences)
-    pairs = [(f[0], e[0]) for f, e in zip(found, expected, strict=True)]
-    agreeing = [f.log_prob - e.log_prob for f, e in pairs if f.text == e.text]
-    assert len(agreeing) >= 30
-    assert 0 < np.abs(agreeing).max() < 0.5
+    found = quantized.hypotheses(sentences)
+    expected = exact.hypotheses(sentences)
+    differences = []
+    for (f, *_), (e, *_) in zip(found, expected, strict=True):
+        if f.text == e.text:
+            differences.append(f.log_prob - e.log_prob)
+    assert len(differences) >= 30
+    assert 0 < np.abs(differences).max() < 0.5
+
     on_the_fly = Translator.load(learned_workdir, search=search, compute_dtype="int8")
     assert on_the_fly.hypotheses(sentences) == found
 

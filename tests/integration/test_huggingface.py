@@ -10,6 +10,7 @@ import json
 import pathlib
 import shutil
 import tempfile
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -42,15 +43,23 @@ MODELS = by_profile(
 # Encoder-decoders; together, they have every flag.
 PAIRS = ["t5", "t5_gated", "umt5", "nllb", "m2m100", "mt5"]
 LANGUAGES = {"nllb": ("eng_Latn", "deu_Latn"), "m2m100": ("en", "de")}
-LIMIT, PROMPT = 16, "the old house"
+LIMIT = 16
+PROMPT = "the old house"
+
+
+class Imported(NamedTuple):
+    workdir: pathlib.Path
+    trained: TrainedModel
+    outputs: dict[str, np.ndarray]  # of transformers
 
 
 @functools.cache
 def imported(name):
     folder = pathlib.Path(tempfile.mkdtemp())
-    import_huggingface(FIXTURES / name, folder / "run", LANGUAGES.get(name, ()))
+    workdir = folder / "run"
+    import_huggingface(FIXTURES / name, workdir, LANGUAGES.get(name, ()))
     outputs = dict(np.load(FIXTURES / name / "outputs.npz"))
-    return folder / "run", TrainedModel.load(folder / "run"), outputs
+    return Imported(workdir, TrainedModel.load(workdir), outputs)
 
 
 def relative_difference(found, expected):
@@ -64,8 +73,11 @@ def inputs_of(name):
     tokens = ours[outputs["tokens"]]
     if name not in PAIRS:
         return (tokens,)
+
     tokens[:, 0] = 2  # Our beginning of sentence is a token with another role there.
-    return np.where(outputs["prompts"] == 0, 0, ours[outputs["prompts"]]), tokens
+    prompts = outputs["prompts"]
+    sources = np.where(prompts == 0, 0, ours[prompts])
+    return sources, tokens
 
 
 DROPOUT = {
@@ -82,8 +94,10 @@ DROPOUT = {
 def test_the_import_names_rates_of_dropout(name, tmp_path):
     folder = shutil.copytree(FIXTURES / name, tmp_path / "model")
     fields = json.loads((folder / "config.json").read_text())
-    rates = {"attention_dropout": 0.3} if name == "llama" else {}
-    (folder / "config.json").write_text(json.dumps(fields | rates))
+    if name == "llama":
+        fields["attention_dropout"] = 0.3
+    (folder / "config.json").write_text(json.dumps(fields))
+
     summary = import_huggingface(folder, tmp_path / "run", LANGUAGES.get(name, ()))
     assert summary.splitlines()[1:] == [f"  {DROPOUT[name]}"]
 
@@ -91,12 +105,15 @@ def test_the_import_names_rates_of_dropout(name, tmp_path):
 def test_a_vit_equals_transformers(capsys):
     workdir, _, outputs = imported("vit")
     model, params = load_model(workdir)
-    pixels = outputs["images"] / np.float32(127.5) - 1
-    found = np.asarray(jax.jit(model.apply)({"params": params}, pixels))
+    pixels = outputs["images"] / np.float32(127.5) - 1  # from -1 to 1
+
+    found = np.asarray(jax.jit(model.apply)({"params": params}, pixels))  # [B, classes]
     assert relative_difference(found, outputs["logits"]) < 1e-5
+
     images = str(FIXTURES / "vit" / "outputs.npz")
     assert main(["classify", "--workdir", str(workdir), "--images", images]) in (0, None)
-    assert list(map(int, capsys.readouterr().out.split())) == found.argmax(axis=1).tolist()
+    printed = capsys.readouterr().out.split()
+    assert [int(label) for label in printed] == found.argmax(axis=1).tolist()
 
 
 @pytest.mark.parametrize("name", MODELS + PAIRS)
@@ -104,20 +121,29 @@ def test_logits_equal_transformers(name):
     workdir, trained, outputs = imported(name)
     ours = trained.tokenizer.our_ids
     model, params = load_model(workdir)
-    found = np.asarray(jax.jit(model.apply)({"params": params}, *inputs_of(name)))
+
+    found = np.asarray(jax.jit(model.apply)({"params": params}, *inputs_of(name)))  # [B, T, V]
     assert relative_difference(found[..., ours], outputs["logits"]) < 1e-5
+
+    # Ids that only we have are impossible.
     absent = sorted(set(range(found.shape[-1])) - set(ours.tolist()))
     assert len(absent) == len(trained.tokenizer.absent.split())
     assert (found[..., absent] < -9000).all()
 
 
 def test_language_codes_are_words_of_no_text():
-    translator = Translator.load(imported("nllb")[0])
+    translator = Translator.load(imported("nllb").workdir)
+
     ids = translator.source_ids(PROMPT)
     assert translator.tokenizer.piece(ids[0]) == "eng_Latn"
     assert word_ids(translator, ids, PROMPT) == [-1, 0, 1, 2, -1]
+
     targets = translator.tokenizer.encode_target(PROMPT)
     assert word_ids(translator, targets, PROMPT) == [-1, 0, 1, 2]
+
+
+def without_special(logits, context):
+    return logits.at[:, :, np.array([0, 2, 3])].set(-np.inf)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -126,22 +152,28 @@ def test_searches_equal_transformers(name, beam_size, output):
     workdir, trained, outputs = imported(name)
     ours = trained.tokenizer.our_ids
     model, params = load_model(workdir)
-    prompts = ours[outputs["prompts"]]
-    settings = {"beam_size": beam_size, "constraints": (without_special,)}
-    search = dataclasses.replace(trained.config.search, **settings)
+    prompts = ours[outputs["prompts"]]  # [B, T]
+    search = dataclasses.replace(
+        trained.config.search,
+        beam_size=beam_size,
+        constraints=(without_special,),
+    )
 
     @jax.jit
     def run(params, prompts):
-        variables, sizes = {"params": params}, {"num_beams": beam_size, "capacity": 20}
-        cache = model.apply(variables, prompts, **sizes, method="start")
+        variables = {"params": params}
+        cache = model.apply(variables, prompts, num_beams=beam_size, capacity=20, method="start")
+        # The search itself reads the last token.
         length = prompts.shape[1] - 1
         _, cache = model.apply(variables, prompts, cache, length, method="prefill")
+
         lengths = np.full(len(prompts), LIMIT)
         state = search.start(cache, lengths, LIMIT, first_tokens=prompts[:, -1])
         state = search.advance(step_fn(model, params), state, LIMIT)
         return search.finalize(state).tokens[:, 0]
 
-    expected = np.where(outputs[output] < 0, 0, ours[outputs[output]])
+    theirs = outputs[output]
+    expected = np.where(theirs < 0, 0, ours[theirs])
     np.testing.assert_array_equal(run(params, prompts), expected)
 
 
@@ -156,10 +188,16 @@ SEARCHES = [BeamSearch(beam_size=3), Sampling(num_samples=2), BeamSearch(beam_si
     ),
 )
 def test_prompts_of_other_lengths_are_generated_in_one_batch(name, search, monkeypatch):
-    generator, batches = Generator.load(imported(name)[0], search=search), []
+    generator = Generator.load(imported(name).workdir, search=search)
     prompts = ["the old house", "two books", "", "two books in the old house"]
     lengths = {len(generator.prompt_ids(prompt)) for prompt in prompts}
-    alone = [generator.continuations([p], max_tokens=9, first=n)[0] for n, p in enumerate(prompts)]
+    assert len(lengths) > 1
+
+    alone = []
+    for number, prompt in enumerate(prompts):
+        alone += generator.continuations([prompt], max_tokens=9, first=number)
+
+    batches = []
     generate = Generator._generate
 
     def count(generator, rows, max_tokens):
@@ -168,47 +206,60 @@ def test_prompts_of_other_lengths_are_generated_in_one_batch(name, search, monke
 
     monkeypatch.setattr(Generator, "_generate", count)
     assert generator.continuations(prompts, max_tokens=9) == alone
-    assert len(batches) == 1 < len(lengths)
+    assert len(batches) == 1
 
 
 @pytest.mark.parametrize("name", PAIRS)
 @pytest.mark.parametrize(("beam_size", "output"), [(1, "greedy"), (4, "beam")])
 def test_translations_equal_transformers(name, beam_size, output):
     workdir, trained, outputs = imported(name)
+    ours = trained.tokenizer.our_ids
     search = dataclasses.replace(trained.config.search, beam_size=beam_size, max_length=LIMIT)
-    sources = [row[row > 0].tolist() for row in inputs_of(name)[0]]
-    found = Translator.load(workdir, search=search).translate_ids(sources)
-    for decoded, expected in zip(found, outputs[output], strict=True):
-        expected = trained.tokenizer.our_ids[expected[expected >= 0]].tolist()
-        assert decoded.tokens[0] == expected
+    sources, _ = inputs_of(name)
+    without_padding = [row[row > 0].tolist() for row in sources]
+
+    found = Translator.load(workdir, search=search).translate_ids(without_padding)
+    for decoded, theirs in zip(found, outputs[output], strict=True):
+        expected = ours[theirs[theirs >= 0]]
+        assert decoded.tokens[0] == expected.tolist()
 
 
 @pytest.mark.parametrize("name", LANGUAGES)
-def test_languages_begin_the_sides(name, tmp_path, capsys):
-    folder, trained, outputs = imported(name)
-    tokenizer, (source, target) = trained.tokenizer, LANGUAGES[name]
-    assert [*tokenizer.encode(PROMPT), 1] == tokenizer.our_ids[outputs["text_ids"]].tolist()
-    assert tokenizer.encode_batch([PROMPT, ""]) == [tokenizer.encode(PROMPT), []]
-    start, *ids = tokenizer.encode_target(PROMPT)
-    assert (target in tokenizer.piece(start), ids) == (True, tokenizer.encode(PROMPT)[1:])
-    assert tokenizer.decode([2, start, *ids, 1]) == tokenizer.decode(ids)
-    text, page = tmp_path / "in.txt", tmp_path / "page.html"
+def test_languages_begin_the_sides(name):
+    _, trained, outputs = imported(name)
+    tokenizer = trained.tokenizer
+    _, target = LANGUAGES[name]
+
+    ids = tokenizer.encode(PROMPT)
+    assert [*ids, 1] == tokenizer.our_ids[outputs["text_ids"]].tolist()
+    assert tokenizer.encode_batch([PROMPT, ""]) == [ids, []]
+
+    start, *target_ids = tokenizer.encode_target(PROMPT)
+    assert target in tokenizer.piece(start)
+    assert target_ids == ids[1:]
+    assert tokenizer.decode([2, start, *target_ids, 1]) == tokenizer.decode(target_ids)
+
+
+@pytest.mark.parametrize("name", LANGUAGES)
+def test_commands_take_the_languages_of_the_import(name, tmp_path, capsys):
+    workdir, _, outputs = imported(name)
+    source, target = LANGUAGES[name]
+    text = tmp_path / "in.txt"
     text.write_text(f"{PROMPT}\n\n")
-    options = ["--workdir", str(folder), "--beam-size", "1", "--max-length", str(LIMIT)]
+    page = tmp_path / "page.html"
+
+    options = ["--workdir", str(workdir), "--beam-size", "1", "--max-length", str(LIMIT)]
     assert main(["translate", *options, "--input", str(text)]) in (0, None)
     assert capsys.readouterr().out == f"{outputs['text']}\n\n"
     assert main(["attention", *options, "--output", str(page), PROMPT]) in (0, None)
     assert target in page.read_text()
+
     command = ["import", "hf", str(FIXTURES / name), "--workdir", str(tmp_path / "run")]
     assert main(command) == 2
     assert "--source-language and --target-language for a model" in capsys.readouterr().err
     assert main([*command, "--source-language", source, "--target-language", f"{target}n"]) == 2
     assert "expected a language of the model, got" in capsys.readouterr().err
     assert main([*command, "--source-language", source]) == 2
-
-
-def without_special(logits, context):
-    return logits.at[:, :, np.array([0, 2, 3])].set(-np.inf)
 
 
 # Exported as models with more options.
@@ -232,23 +283,27 @@ EXACT += [f"../bert/{name}" for name in ("masked", "pretraining", "classifier")]
 @pytest.mark.parametrize("name", EXACT)
 def test_an_export_is_the_imported_model_bit_for_bit(name, tmp_path):
     workdir, trained, _ = imported(name)
-    export_model("safetensors", workdir, tmp_path / "out")
-    found = safetensors.numpy.load_file(tmp_path / "out" / "model.safetensors")
+    original = FIXTURES / name
+    out = tmp_path / "out"
+    export_model("safetensors", workdir, out)
+
+    found = safetensors.numpy.load_file(out / "model.safetensors")
     expected = {}
-    for path in FIXTURES.joinpath(name).glob("*.safetensors"):
+    for path in original.glob("*.safetensors"):
         expected |= safetensors.numpy.load_file(path)
     assert found.keys() == expected.keys()
     for tensor, array in expected.items():
         np.testing.assert_array_equal(found[tensor], array, strict=True)
-    for path in FIXTURES.joinpath(name).glob("tokenizer.json"):
-        assert (tmp_path / "out" / path.name).read_text() == path.read_text()
+
+    for path in original.glob("tokenizer.json"):
+        assert (out / path.name).read_text() == path.read_text()
+
     # Its config.json describes the same model.
-    fields, theirs = (
-        json.loads((folder / "config.json").read_text())
-        for folder in (tmp_path / "out", FIXTURES / name)
-    )
+    fields = json.loads((out / "config.json").read_text())
+    theirs = json.loads((original / "config.json").read_text())
     assert fields["architectures"] == theirs["architectures"]
-    import_huggingface(tmp_path / "out", tmp_path / "again", LANGUAGES.get(name, ()))
+
+    import_huggingface(out, tmp_path / "again", LANGUAGES.get(name, ()))
     again = TrainedModel.load(tmp_path / "again")
     assert again.config.model == trained.config.model
     assert name == "vit" or again.tokenizer.sha256 == trained.tokenizer.sha256
@@ -282,21 +337,25 @@ def test_an_export_has_the_settings_of_its_tokenizer(model, expected, tmp_path):
 
     GPT-2 of transformers would add embeddings of token types, and T5 would refuse them.
     """
-    export_model("safetensors", imported(model)[0], tmp_path / "out")
-    found = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
     plain = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_input_names": ["input_ids", "attention_mask"],
     }
     expected = plain | expected
+
+    export_model("safetensors", imported(model).workdir, tmp_path / "out")
+    found = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
     assert {name: found.get(name) for name in expected} == expected
     assert ("bos_token" in found) == ("bos_token" in expected)
+
     import_huggingface(tmp_path / "out", tmp_path / "again", LANGUAGES.get(model, ()))
 
 
 def test_an_export_has_the_pixels_of_its_pictures(tmp_path):
-    export_model("safetensors", imported("vit")[0], tmp_path / "out")
-    assert json.loads((tmp_path / "out" / "preprocessor_config.json").read_text()) == {
+    export_model("safetensors", imported("vit").workdir, tmp_path / "out")
+
+    found = json.loads((tmp_path / "out" / "preprocessor_config.json").read_text())
+    assert found == {
         "image_processor_type": "ViTImageProcessor",
         "do_resize": True,
         "size": {"height": 8, "width": 12},
@@ -306,85 +365,121 @@ def test_an_export_has_the_pixels_of_its_pictures(tmp_path):
         "image_mean": [0.5, 0.5, 0.5],
         "image_std": [0.5, 0.5, 0.5],
     }
+
     import_huggingface(tmp_path / "out", tmp_path / "again")
 
 
 def test_the_command_line_imports_and_generates(tmp_path, capsys):
-    workdir, outputs = str(tmp_path / "run"), imported("gpt2")[2]
+    workdir = str(tmp_path / "run")
+    expected = imported("gpt2").outputs["text"]
+
     assert main(["import", "hf", str(FIXTURES / "gpt2"), "--workdir", workdir]) in (0, None)
     assert "run: GPT2LMHeadModel, 9,200 parameters, 99 tokens\n" in capsys.readouterr().out
+
     command = ["generate", "--workdir", workdir, "--prompt", PROMPT, "--tokens", str(LIMIT)]
     assert main([*command, "--beam-size", "1"]) in (0, None)
-    assert capsys.readouterr().out == f"{PROMPT}{outputs['text']}\n"
+    assert capsys.readouterr().out == f"{PROMPT}{expected}\n"
 
 
-def test_the_command_line_translates(tmp_path, capsys):
+def test_the_command_line_translates(tmp_path):
     """The source is plain text, such as a task's prefix."""
-    folder, trained, outputs = imported("t5")
-    workdir = str(folder)
-    text, target, page = (str(tmp_path / name) for name in ("in.txt", "out.txt", "page.html"))
-    pathlib.Path(text).write_text(f"{PROMPT}\n\n")
-    options = ["--workdir", workdir, "--beam-size", "1", "--max-length", str(LIMIT)]
-    assert main(["translate", *options, "--input", text, "--output", target]) in (0, None)
-    assert pathlib.Path(target).read_text() == f"{outputs['text']}\n\n"
-    pathlib.Path(target).write_text("a dog\n\n")
-    command = ["score", "--workdir", workdir, "--source", text, "--target", target, "--json"]
+    workdir, _, outputs = imported("t5")
+    source = tmp_path / "in.txt"
+    source.write_text(f"{PROMPT}\n\n")
+    target = tmp_path / "out.txt"
+    page = tmp_path / "page.html"
+
+    options = ["--workdir", str(workdir), "--beam-size", "1", "--max-length", str(LIMIT)]
+    command = ["translate", *options, "--input", str(source), "--output", str(target)]
     assert main(command) in (0, None)
+    assert target.read_text() == f"{outputs['text']}\n\n"
+
+    assert main(["attention", *options, "--output", str(page), PROMPT]) in (0, None)
+    assert r'"\u2581house"' in page.read_text()
+
+
+def test_the_command_line_scores_translations(tmp_path, capsys):
+    workdir, trained, _ = imported("t5")
+    source = tmp_path / "in.txt"
+    source.write_text(f"{PROMPT}\n\n")
+    target = tmp_path / "out.txt"
+    target.write_text("a dog\n\n")
+    files = ["--source", str(source), "--target", str(target)]
+    assert main(["score", "--workdir", str(workdir), *files, "--json"]) in (0, None)
     score = json.loads(capsys.readouterr().out.splitlines()[0])
-    source, ids = ([*trained.tokenizer.encode(line), 1] for line in (PROMPT, "a dog"))
-    model, params = load_model(folder)
-    inputs = np.array([source]), np.array([[2, *ids[:-1]]])
-    log_probs = jax.nn.log_softmax(jax.jit(model.apply)({"params": params}, *inputs))[0]
-    expected = sum(np.asarray(log_probs)[i, token] for i, token in enumerate(ids))
+
+    # The score is the sum of the log probabilities of the target's tokens.
+    model, params = load_model(workdir)
+    source_ids = [*trained.tokenizer.encode(PROMPT), 1]
+    target_ids = [*trained.tokenizer.encode("a dog"), 1]
+    target_in = [2, *target_ids[:-1]]
+    apply = jax.jit(model.apply)
+    logits = apply({"params": params}, np.array([source_ids]), np.array([target_in]))
+    [log_probs] = np.asarray(jax.nn.log_softmax(logits))  # [T, V]
+    expected = sum(log_probs[i, token] for i, token in enumerate(target_ids))
     assert score["log_prob"] == pytest.approx(expected, abs=1e-4)
-    assert main(["attention", *options, "--output", page, PROMPT]) in (0, None)
-    assert r'"\u2581house"' in pathlib.Path(page).read_text()
 
 
 @pytest.mark.parametrize("name", MODELS[:4])
 def test_attention_weights_equal_transformers(name, tmp_path, capsys):
     """Of a text that is longer than the window of the model that has one."""
-    (workdir, _, outputs), page = imported(name), tmp_path / "page.html"
+    workdir, _, outputs = imported(name)
     text = "the cat sees a small dog. a dog runs to the old house!"
     view = record_text(workdir, text)
+
     np.testing.assert_allclose(view.decoder, outputs["attentions"], atol=1e-6)
     assert "".join(view.target).removeprefix("<s>").replace("▁", " ").strip() == text
-    assert (view.kinds, view.source) == (["decoder"], [])
+    assert view.kinds == ["decoder"]
+    assert view.source == []
+
     if name == "mistral":
-        command = ["attention", "--workdir", str(workdir), text, "--output"]
-        assert main([*command, str(page), "--figure", "3", "--word", "house"]) in (0, None)
-        assert capsys.readouterr().out == f"{page}: {text}\n"
-        assert '"figure":3' in page.read_text()
-        assert "<dt>Text</dt>" in page.read_text()
-        assert main([*command, str(tmp_path / "a.svg"), "--heads", "1,3"]) in (0, None)
-        assert main([*command, str(page), "--beam-size", "2"]) == 2
-        assert "a language model only reads the sentence: leave --beam-size" in (
-            capsys.readouterr().err
-        )
-        assert main([*command, str(page), "--dtype", "int8"]) == 2
-        assert "only reads the sentence: leave --dtype out" in capsys.readouterr().err
+        check_attention_command(workdir, text, tmp_path, capsys)
+
+
+def check_attention_command(workdir, text, folder, capsys):
+    page = folder / "page.html"
+    command = ["attention", "--workdir", str(workdir), text, "--output"]
+
+    assert main([*command, str(page), "--figure", "3", "--word", "house"]) in (0, None)
+    assert capsys.readouterr().out == f"{page}: {text}\n"
+    assert '"figure":3' in page.read_text()
+    assert "<dt>Text</dt>" in page.read_text()
+    assert main([*command, str(folder / "a.svg"), "--heads", "1,3"]) in (0, None)
+
+    assert main([*command, str(page), "--beam-size", "2"]) == 2
+    error = capsys.readouterr().err
+    assert "a language model only reads the sentence: leave --beam-size" in error
+
+    assert main([*command, str(page), "--dtype", "int8"]) == 2
+    error = capsys.readouterr().err
+    assert "only reads the sentence: leave --dtype out" in error
 
 
 def test_scores_of_texts_are_sums_of_log_probabilities(tmp_path, capsys):
     workdir, trained, _ = imported("llama_grouped")
     texts = ["the old house", "", "a dog!"]
-    (tmp_path / "texts.txt").write_text("".join(f"{text}\n" for text in texts))
-    command = ["score", "--workdir", str(workdir), "--target", str(tmp_path / "texts.txt")]
+    target = tmp_path / "texts.txt"
+    target.write_text("".join(f"{text}\n" for text in texts))
+    command = ["score", "--workdir", str(workdir), "--target", str(target)]
     assert main([*command, "--json"]) in (0, None)
-    found = list(map(json.loads, capsys.readouterr().out.splitlines()))
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
     model, params = load_model(workdir)
-    apply = jax.jit(lambda ids: jax.nn.log_softmax(model.apply({"params": params}, ids)))
+    log_probs_of = jax.jit(lambda ids: jax.nn.log_softmax(model.apply({"params": params}, ids)))
     for text, result in zip(texts, found, strict=True):
         ids = trained.tokenizer.encode(text)
         assert result["length"] == len(ids)
-        padded = np.pad([2, *ids], (0, 8 - len(ids)))[None]  # beginning of sentence first
-        expected = sum(np.asarray(apply(padded))[0, i, token] for i, token in enumerate(ids))
+
+        padded = np.pad([2, *ids], (0, 8 - len(ids)))  # beginning of sentence first
+        [log_probs] = np.asarray(log_probs_of(padded[None]))  # [T, V]
+        expected = sum(log_probs[i, token] for i, token in enumerate(ids))
         assert result["log_prob"] == pytest.approx(expected, abs=1e-4)
         assert result["score"] == pytest.approx(expected / max(1, len(ids)), abs=1e-4)
-    assert main([*command, "--source", str(tmp_path / "texts.txt")]) == 2
+
+    assert main([*command, "--source", str(target)]) == 2
     advice = "has a language model: give the texts as --target, without --source"
     assert advice in capsys.readouterr().err
-    assert main(["score", *command[3:]]) == 2
+    assert main(["score", "--target", str(target)]) == 2
     assert "has a model of sentence pairs: give --source, too" in capsys.readouterr().err
     assert main([*command, "--shortlist"]) == 2
     assert "scores lines on its own: leave --shortlist out" in capsys.readouterr().err
@@ -393,52 +488,83 @@ def test_scores_of_texts_are_sums_of_log_probabilities(tmp_path, capsys):
 @pytest.mark.parametrize("name", [MODELS[1], PAIRS[2]])
 def test_int8_is_close(name, tmp_path):
     workdir, trained, outputs = imported(name)
-    before, after = quantize(workdir, tmp_path / "int8")
+    int8 = tmp_path / "int8"
+    before, after = quantize(workdir, int8)
     assert after < before
+
     if name in PAIRS:
-        assert Translator.load(tmp_path / "int8").translate([PROMPT])[0]
+        assert Translator.load(int8).translate([PROMPT])[0]
     else:
         search = dataclasses.replace(trained.config.search, beam_size=1)
         exact = Generator.load(workdir, search=search)
         assert exact.prompt_ids(PROMPT) == exact.tokenizer.our_ids[outputs["text_ids"]].tolist()
         assert exact.generate([PROMPT], max_tokens=LIMIT) == [str(outputs["text"])]
-        rounded = Generator.load(tmp_path / "int8", search=search)
+        rounded = Generator.load(int8, search=search)
         assert rounded.generate([PROMPT], max_tokens=2)[0]
-    model, params = load_model(tmp_path / "int8")
+
+    model, params = load_model(int8)
     found = np.asarray(jax.jit(model.apply)({"params": params}, *inputs_of(name)))
-    found = found[..., trained.tokenizer.our_ids]
-    assert np.corrcoef(found.ravel(), outputs["logits"].ravel())[0, 1] > 0.99
+    found = found[..., trained.tokenizer.our_ids]  # [B, T, V]
+    correlation = np.corrcoef(found.ravel(), outputs["logits"].ravel())[0, 1]
+    assert correlation > 0.99
+
+
+def text_data(folder):
+    (folder / "text.txt").write_text("the cat sees a small dog. the man reads two books!\n" * 20)
+    return jx.StreamConfig(file=str(folder / "text.txt"), length=12, rows=8)
+
+
+def pairs_data(folder):
+    (folder / "text.en").write_text("the cat\n" * 20)
+    (folder / "text.de").write_text("a dog sleep\n" * 20)
+    return jx.DataConfig(
+        corpus="text",
+        train=str(folder / "text"),
+        valid=str(folder / "text"),
+        batching="packing",
+        tokens_per_batch=96,
+        max_length=12,
+    )
 
 
 @pytest.mark.ci
 @pytest.mark.parametrize("name", by_profile(["llama_grouped", "t5"], nightly=[*MODELS, *PAIRS]))
 def test_fine_tuning_begins_with_the_model_on_every_mesh(name, tmp_path):
     workdir, trained, _ = imported(name)
-    (tmp_path / "text.txt").write_text("the cat sees a small dog. the man reads two books!\n" * 20)
-    data = jx.StreamConfig(file=str(tmp_path / "text.txt"), length=12, rows=8)
-    if name in PAIRS:
-        (tmp_path / "text.en").write_text("the cat\n" * 20)
-        (tmp_path / "text.de").write_text("a dog sleep\n" * 20)
-        file, sizes = str(tmp_path / "text"), {"tokens_per_batch": 96, "max_length": 12}
-        data = jx.DataConfig(corpus="text", train=file, valid=file, batching="packing", **sizes)
-    training = {"init_from": str(workdir), "steps": 1, "label_smoothing": 0.0}
-    training = jx.TrainingConfig(**training, freeze="embedding")
-    config = dataclasses.replace(trained.config, data=data, training=training)
-    losses, states = [], []
-    for mesh in (jx.MeshConfig(data=1, fsdp=1, tensor=8), jx.MeshConfig(data=2, fsdp=2, tensor=2)):
-        sums = []
-        own = dataclasses.replace(config, mesh=mesh)
-        hooks = [lambda step, state, each, sums=sums: sums.append(each)]
-        states.append(jax.device_get(train(own, tmp_path / str(mesh.data), hooks=hooks).params))
-        losses.append(float(sums[0]["loss"] / sums[0]["count"]))
-    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
-    np.testing.assert_array_equal(states[0]["embedding"], trained.params["embedding"])
-    changed = jax.tree.map(
-        lambda a, b: np.abs(a - b).max(), states[0]["decoder"], trained.params["decoder"]
+    data = pairs_data(tmp_path) if name in PAIRS else text_data(tmp_path)
+    training = jx.TrainingConfig(
+        init_from=str(workdir),
+        steps=1,
+        label_smoothing=0.0,
+        freeze="embedding",
     )
-    assert min(jax.tree.leaves(changed)) > 0
-    for a, b in zip(*map(jax.tree.leaves, states), strict=True):
+    config = dataclasses.replace(trained.config, data=data, training=training)
+
+    def train_on(mesh):
+        """Returns the loss of the first step, and the parameters after it."""
+        sums = []
+
+        def keep_sums(step, state, each):
+            sums.append(each)
+
+        own = dataclasses.replace(config, mesh=mesh)
+        state = train(own, tmp_path / str(mesh.data), hooks=[keep_sums])
+        loss = float(sums[0]["loss"] / sums[0]["count"])
+        return loss, jax.device_get(state.params)
+
+    loss, params = train_on(jx.MeshConfig(data=1, fsdp=1, tensor=8))
+    same_loss, same_params = train_on(jx.MeshConfig(data=2, fsdp=2, tensor=2))
+
+    assert loss == pytest.approx(same_loss, rel=1e-5)
+    for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(same_params), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
+
+    def largest_change(before, after):
+        return np.abs(after - before).max()
+
+    np.testing.assert_array_equal(params["embedding"], trained.params["embedding"])
+    changes = jax.tree.map(largest_change, trained.params["decoder"], params["decoder"])
+    assert min(jax.tree.leaves(changes)) > 0
 
 
 @pytest.mark.ci
@@ -446,14 +572,17 @@ def test_the_page_is_executed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     import_huggingface(FIXTURES / "gpt2", tmp_path / "runs" / "gpt2")
     (tmp_path / "mine.txt").write_text("the cat sees a small dog. the man reads two books!\n" * 60)
+
     names = pages.execute("hugging_face.md", "Fine-tuning")
     assert int(names["state"].step) == 2
 
 
 def test_another_architecture_is_refused(tmp_path):
-    config = imported("gpt2")[1].config
-    (tmp_path / "text.txt").write_text("the cat sees a small dog.\n" * 20)
-    data = jx.StreamConfig(file=str(tmp_path / "text.txt"), length=12, rows=8)
-    training = jx.TrainingConfig(init_from=str(imported("llama_grouped")[0]), steps=1)
+    training = jx.TrainingConfig(init_from=str(imported("llama_grouped").workdir), steps=1)
+    config = dataclasses.replace(
+        imported("gpt2").trained.config,
+        data=text_data(tmp_path),
+        training=training,
+    )
     with pytest.raises(UserError, match="expected a model of class GPT2Config, got LlamaConfig"):
-        train(dataclasses.replace(config, data=data, training=training), tmp_path / "run")
+        train(config, tmp_path / "run")

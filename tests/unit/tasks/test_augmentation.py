@@ -12,8 +12,8 @@ IDS = np.arange(64)
 run = jax.jit(augment, static_argnums=3)
 
 
-def augmented(images, ids, settings):
-    return np.asarray(run(images, jax.random.key(3), ids, settings))
+def augmented(images, ids, settings, seed=3):
+    return np.asarray(run(images, jax.random.key(seed), ids, settings))
 
 
 def test_a_row_depends_only_on_itself_and_its_number():
@@ -35,7 +35,7 @@ def maps_of(settings):
     picture = np.stack([y, x], axis=-1)
     pictures = np.repeat(picture[None], 64, axis=0).astype(np.float32)  # [64, 9, 9, 2]
 
-    found = augmented(pictures, IDS, settings)
+    found = augmented(pictures, IDS, settings, seed=0)
 
     center = found[:, 4, 4]  # [64, 2]
     down = found[:, 5, 4] - center

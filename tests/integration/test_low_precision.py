@@ -104,6 +104,12 @@ def dtypes(tree):
     return [leaf.dtype for leaf in jax.tree.leaves(tree)]
 
 
+def assert_equal(found, expected):
+    found = jax.device_get(found)
+    expected = jax.device_get(expected)
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
 class Case(NamedTuple):
     matrix: str
     bias: str
@@ -124,23 +130,29 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=["adam", "sgd", "adafactor", "muon"])
 def test_parameters_are_trained_as_by_optax_and_resume(case, tmp_path):
     task = Line(case.matrix, case.bias, case.count)
+    optimizer = case.optimizer
     options = {"devices": case.devices, "accumulation": case.accumulation}
-    expected, expected_state = train_plainly(task, case.optimizer)
-    whole = train(task, case.optimizer, tmp_path / "whole", **options)
+    expected, expected_state = train_plainly(task, optimizer)
+
+    whole = train(task, optimizer, tmp_path / "whole", **options)
+
     assert int(whole.skipped) == 0
     assert dtypes(whole.params) == dtypes(expected)
     assert dtypes(whole.opt_state) == dtypes(expected_state)
 
     eps = max(float(jnp.finfo(dtype).eps) for dtype in task.dtypes)
     for name, array in jax.device_get(whole.params).items():
+        found = array.astype(np.float32)
         reference = np.asarray(expected[name], np.float32)
         # The mean, since Adam gives gradients that are almost 0 an update with any sign.
-        error = np.abs(array.astype(np.float32) - reference).mean()
-        assert error <= eps * np.abs(reference).mean(), name
+        error = np.abs(found - reference).mean()
+        size = np.abs(reference).mean()
+        assert error <= eps * size, name
 
-    train(task, case.optimizer, tmp_path / "cut", steps=2, **options)
-    resumed = train(task, case.optimizer, tmp_path / "cut", **options)
-    jax.tree.map(np.testing.assert_array_equal, jax.device_get(resumed), jax.device_get(whole))
+    cut = tmp_path / "cut"
+    train(task, optimizer, cut, steps=2, **options)
+    resumed = train(task, optimizer, cut, **options)
+    assert_equal(resumed, whole)
 
 
 def test_an_optimizer_that_float16_makes_divide_by_0_is_explained(tmp_path):
@@ -161,13 +173,22 @@ def test_gradients_are_summed_in_float32(tmp_path):
     class Constant(Line):
         def loss(self, params, batch, randomness):
             rows = len(batch["x"])
-            return {"loss": params["b"][0] * jnp.float16(20_000 * rows), "count": rows}
+            slope = jnp.float16(20_000 * rows)
+            return {"loss": params["b"][0] * slope, "count": rows}
 
     task = Constant("float32", "float16", None)
-    state = train(task, optax.sgd(2.0**-14), tmp_path / "run", steps=1, devices=2, accumulation=2)
+    state = train(
+        task,
+        optax.sgd(2.0**-14),
+        tmp_path / "run",
+        steps=1,
+        devices=2,
+        accumulation=2,
+    )
+
     assert int(state.skipped) == 0
-    gradient = np.float16(2.0**-14) * np.float16(20_000)
-    assert state.params["b"][0] == np.float16(0.1) - gradient
+    update = np.float16(2.0**-14) * np.float16(20_000)
+    assert state.params["b"][0] == np.float16(0.1) - update
 
 
 def test_an_average_of_bfloat16_parameters_is_kept_in_float32():
@@ -196,7 +217,8 @@ def test_an_average_of_bfloat16_parameters_is_kept_in_float32():
     weights = decay ** np.arange(len(values))[::-1]
     expected = (weights * values).sum() / weights.sum()
     assert found.dtype == jnp.bfloat16
-    np.testing.assert_allclose(found.astype(np.float32), np.full(3, expected), rtol=2**-8)
+    found = found.astype(np.float32)
+    np.testing.assert_allclose(found, np.full(3, expected), rtol=2**-8)
 
 
 def test_a_run_with_an_average_saves_it_in_bfloat16(tmp_path):
@@ -205,8 +227,9 @@ def test_a_run_with_an_average_saves_it_in_bfloat16(tmp_path):
     state = train(task, optimizer, tmp_path, evaluated=ema_params)
 
     saved = jaxformer.load_params(tmp_path, task)
-    expected = jax.tree.map(lambda a: np.asarray(a).astype("bfloat16"), state.opt_state.average)
-    jax.tree.map(np.testing.assert_array_equal, jax.device_get(saved), expected)
+    average = jax.device_get(state.opt_state.average)
+    expected = jax.tree.map(lambda a: a.astype("bfloat16"), average)
+    assert_equal(saved, expected)
 
 
 def counting(before, after):

@@ -125,15 +125,16 @@ def test_translations_equal_transformers(name, beam_size, output, tmp_path):
     src = model.ids[model.outputs["src"]]
     assert len(src) == 1000
 
-    result = jax.device_get(_search(model.config.model, beam_size, model.params, src))
+    result = _search(model.config.model, beam_size, model.params, src)
 
     expected = model.ids[model.outputs[output]]
     missing = MAX_LENGTH - expected.shape[1]
     expected = np.pad(expected, ((0, 0), (0, missing)))
-    different = np.flatnonzero((result.tokens[:, 0] != expected).any(axis=1))
-    assert different.tolist() == []
+    differs = result.tokens[:, 0] != expected
+    assert np.flatnonzero(differs.any(axis=1)).tolist() == []
     if beam_size > 1:
-        np.testing.assert_allclose(result.scores[:, 0], model.outputs["scores"], atol=1e-5)
+        best_scores = result.scores[:, 0]
+        np.testing.assert_allclose(best_scores, model.outputs["scores"], atol=1e-5)
 
 
 @pytest.mark.ci
@@ -150,7 +151,7 @@ def test_text_gives_the_tokens_of_the_search_on_ids(name, tmp_path):
     for row, text in zip(src, texts, strict=False):
         ids = [*translator.tokenizer.encode(text), EOS]
         row[: len(ids)] = ids
-    result = jax.device_get(_search(model.config.model, 1, model.params, src))
+    result = _search(model.config.model, 1, model.params, src)
     found = translator.hypotheses(texts)
 
     assert found[3] == []
@@ -158,11 +159,17 @@ def test_text_gives_the_tokens_of_the_search_on_ids(name, tmp_path):
         length = result.lengths[n, 0]
         expected = result.tokens[n, 0, :length].tolist()
         # At the maximum length, transformers replaces the last token by end-of-sentence.
-        assert found[n][0].tokens[: MAX_LENGTH - 1] == expected[: MAX_LENGTH - 1]
+        tokens = found[n][0].tokens
+        assert tokens[: MAX_LENGTH - 1] == expected[: MAX_LENGTH - 1]
+
+
+def _search(config, beam_size, params, src):
+    result = _search_on_device(config, beam_size, params, src)
+    return jax.device_get(result)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _search(config, beam_size, params, src):
+def _search_on_device(config, beam_size, params, src):
     """Searches as ``generate`` does with the fixture's generation_config.json."""
     transformer = Transformer(config)
     variables = {"params": params}

@@ -183,21 +183,23 @@ def uninterrupted(tmp_path_factory):
 
 @pytest.mark.smoke
 def test_task_learns_and_reports(uninterrupted):
-    folder = uninterrupted.folder
-    train = [values["loss"] for _, kind, values in uninterrupted.reports if kind == "train"]
-    assert len(train) == 6
-    assert train[-1] < train[0] - 0.5
+    _, given, folder = uninterrupted
+    losses = [values["loss"] for _, kind, values in given if kind == "train"]
+    assert len(losses) == 6
+    assert losses[-1] < losses[0] - 0.5
 
-    valid = [values for _, kind, values in uninterrupted.reports if kind == "valid"]
-    assert valid[-1]["perplexity"] == pytest.approx(math.exp(valid[-1]["loss"]))
-    assert 0 < valid[-1]["right"] <= 1
+    *_, last = [values for _, kind, values in given if kind == "valid"]
+    assert last["perplexity"] == pytest.approx(math.exp(last["loss"]))
+    assert 0 < last["right"] <= 1
 
     # The file has what the writer was given.
-    written = [(row["step"], row["kind"], row["loss"]) for row in runs.reports(folder)]
-    given = [(step, kind, values["loss"]) for step, kind, values in uninterrupted.reports]
-    assert written == given
+    for report, (step, kind, values) in zip(runs.reports(folder), given, strict=True):
+        assert report["step"] == step
+        assert report["kind"] == kind
+        assert report["loss"] == values["loss"]
 
-    assert json.loads((folder / "identity.json").read_text()) == Bigrams().identity()
+    identity = json.loads((folder / "identity.json").read_text())
+    assert identity == Bigrams().identity()
     assert steps_in(folder) == [4, 8, 12]
 
 
@@ -443,17 +445,20 @@ def test_train_step_without_task_or_workdir():
         log_p = jax.nn.log_softmax(logits)  # [B, T, V]
         following = batch["following"][..., None]
         picked = jnp.take_along_axis(log_p, following, -1)[..., 0]
-        return -(picked * batch["weights"]).sum() / len(batch["weights"])
+        weights = batch["weights"]
+        return -(picked * weights).sum() / len(weights)
 
     expected, gradient = jax.device_get(mean(params))
 
     # A global mesh of the user's own, and no transfer to or from devices.
     rows = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
     on_devices = jax.device_put(batch, rows)
-    with jax.set_mesh(jax.make_mesh((4, 2), ("x", "y"))), jax.transfer_guard("disallow"):
+    own_mesh = jax.make_mesh((4, 2), ("x", "y"))
+    with jax.set_mesh(own_mesh), jax.transfer_guard("disallow"):
         state, sums = step(state, on_devices)
 
-    assert float(sums["loss"]) / float(sums["count"]) == pytest.approx(expected, rel=1e-6)
+    found = float(sums["loss"]) / float(sums["count"])
+    assert found == pytest.approx(expected, rel=1e-6)
     for name, found in jax.device_get(state.params).items():
         by_hand = params[name] - gradient[name]
         np.testing.assert_allclose(found, by_hand, rtol=1e-5, atol=1e-6)

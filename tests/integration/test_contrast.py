@@ -111,9 +111,11 @@ def test_greedy_search_equals_whole_passes_in_a_batch_and_alone():
     assert [each.tokens for each in found] != [each.tokens for each in without_contrast]
 
     # The log probability is the one that scoring gives.
-    pairs = [(source, decoded.tokens[0]) for source, decoded in zip(sources, found, strict=True)]
-    scored = [score.log_prob for score in score_pairs(translator, pairs)]
-    np.testing.assert_allclose(scored, [d.log_probs[0] for d in found], atol=1e-4)
+    targets = [decoded.tokens[0] for decoded in found]
+    log_probs = [decoded.log_probs[0] for decoded in found]
+    scores = score_pairs(translator, list(zip(sources, targets, strict=True)))
+    scored = [score.log_prob for score in scores]
+    np.testing.assert_allclose(scored, log_probs, atol=1e-4)
 
 
 def test_forced_tokens_outside_the_plausible_set_are_kept():

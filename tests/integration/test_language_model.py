@@ -208,13 +208,17 @@ def test_beam_search_finds_the_most_probable_continuation(run):
     rows = np.array([[*prompt, first] for first in letters], np.int32)
     apply = jax.jit(LanguageModel(run.config.model).apply)
     logits = apply({"params": generator.params}, rows)
-    log_probs = jax.device_get(jax.nn.log_softmax(logits.astype(jnp.float32)))  # [first, T, V]
+    log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
+    log_probs = jax.device_get(log_probs)  # [first, T, V]
     pairs = {}
     for row, first in enumerate(letters):
+        of_first = log_probs[0, -2, first]
         for second in letters:
-            pairs[first, second] = log_probs[0, -2, first] + log_probs[row, -1, second]
+            of_second = log_probs[row, -1, second]
+            pairs[first, second] = of_first + of_second
     ranked = sorted(pairs, key=pairs.__getitem__, reverse=True)
-    assert found[:5] == [generator.tokenizer.decode(pair) for pair in ranked[:5]]
+    best = [generator.tokenizer.decode(pair) for pair in ranked[:5]]
+    assert found[:5] == best
 
     with pytest.raises(UserError, match="expected at most 30 tokens after this prompt, got 31"):
         generator.generate(["klm"], max_tokens=31)

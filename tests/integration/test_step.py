@@ -394,9 +394,11 @@ def test_validation_on_eight_devices_has_the_loss_of_the_models_own_logits(chang
     config = changed(dropout_rate=0.3, **changes)
     batch = ragged_batch()
     params = params_of(config.model)
-    found = evaluate_loss(TranslationLoss.of(config), params, [batch], mesh_of((8, 1, 1)))
+    mesh = mesh_of((8, 1, 1))
+    found = evaluate_loss(TranslationLoss.of(config), params, [batch], mesh)
 
-    reference = jax.jit(functools.partial(smoothed_loss, Transformer(config.model)))
+    model = Transformer(config.model)
+    reference = jax.jit(functools.partial(smoothed_loss, model))
     loss, nll = jax.device_get(reference(params, batch))
     np.testing.assert_allclose(found["loss"], loss, rtol=1e-5)
     np.testing.assert_allclose(math.log(found["perplexity"]), nll, rtol=1e-5)

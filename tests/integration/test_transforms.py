@@ -397,16 +397,19 @@ def vmap_over_parameters(subject):
     """An ensemble: parameters with a leading axis of members."""
     other = jax.tree.map(lambda p: p * np.float32(0.5), subject.params)
     stacked = jax.tree.map(lambda *p: np.stack(p), subject.params, other)
-    found = jax.jit(jax.vmap(compiled(subject), (0, None)))(stacked, subject.batch)
+    ensemble = jax.jit(jax.vmap(compiled(subject), (0, None)))
+    found = ensemble(stacked, subject.batch)
 
     close(members(found, 0), plain(subject), subject.tolerance)
-    close(members(found, 1), compiled(subject)(other, subject.batch), subject.tolerance)
+    of_other = compiled(subject)(other, subject.batch)
+    close(members(found, 1), of_other, subject.tolerance)
 
 
 def per_example_gradients(subject):
     skip_without_batched_bfloat16(subject)
     examples = jax.tree.map(lambda a: a[:, None], subject.batch)
-    found = jax.jit(jax.vmap(compiled(subject), (None, 0)))(subject.params, examples)
+    per_example = jax.jit(jax.vmap(compiled(subject), (None, 0)))
+    found = per_example(subject.params, examples)
 
     total = jax.tree.map(lambda g: np.asarray(g).sum(0), found)
     close(total, plain(subject), subject.tolerance)

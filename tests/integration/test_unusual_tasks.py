@@ -213,7 +213,8 @@ def test_complex_parameters_are_trained_and_checked(tmp_path):
 
     # Each of the four steps of 0.25 halves the parameters.
     conjugate = optax.stateless(lambda updates, params: jax.tree.map(jnp.conj, updates))
-    good = train(task, tmp_path / "good", optax.chain(conjugate, optax.sgd(0.25)))
+    optimizer = optax.chain(conjugate, optax.sgd(0.25))
+    good = train(task, tmp_path / "good", optimizer)
     np.testing.assert_allclose(good.params["c"], start / 16, rtol=1e-5)
 
     imaginary_nan = optax.stateless(lambda updates, params: {"c": updates["c"] + 1j * jnp.nan})
@@ -288,7 +289,8 @@ def test_losses_over_the_whole_batch_gather_it(tmp_path, capsys):
 
 
 def test_a_loss_over_the_whole_batch_that_does_not_gather_it_gets_a_warning(tmp_path, capsys):
-    w = np.asarray(jax.jit(Softmax().init)(jax.random.key(0))["w"])
+    params = jax.jit(Softmax().init)(jax.random.key(0))
+    w = np.asarray(params["w"])
     x = Softmax().batch(0)["x"]
 
     # The first row of each shard, and of each micro-batch.
@@ -298,7 +300,8 @@ def test_a_loss_over_the_whole_batch_that_does_not_gather_it_gets_a_warning(tmp_
         queries = rows @ w
         keys = rows[:, ::-1] @ w
         odds = np.exp(queries @ keys.T)  # [row, key]
-        loss = -np.log(odds.diagonal() / odds.sum(1)).mean()
+        probabilities = odds.diagonal() / odds.sum(1)
+        loss = -np.log(probabilities).mean()
         warning = f"the loss of the same rows is {loss:.4g} in one batch, but 0 in the shards and"
         assert warning in capsys.readouterr().err
 
@@ -433,9 +436,10 @@ def test_a_rule_per_layer_trains_and_resumes_on_another_mesh(tmp_path):
     optimizer = optax.chain(rule, optax.clip(0.1))
     whole = train(task, tmp_path / "whole", optimizer, steps=8)
     train(task, tmp_path / "two", optimizer)
-    resumed = train(task, tmp_path / "two", optimizer, mesh_of(4, data=2, fsdp=2), steps=8)
+    other_mesh = mesh_of(4, data=2, fsdp=2)
+    resumed = train(task, tmp_path / "two", optimizer, mesh=other_mesh, steps=8)
 
-    for found, expected in zip(jax.tree.leaves(resumed), jax.tree.leaves(whole), strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+    compare = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6)
+    jax.tree.map(compare, resumed, whole)
     momentum = whole.opt_state[0].inner_state[0].mu
     assert momentum["layers"][1]["w"].shape == (4, 4)

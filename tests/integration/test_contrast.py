@@ -2,6 +2,7 @@
 
 import functools
 import json
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -54,25 +55,40 @@ def log_probs_of(translator, source, tokens):
     tgt_in = np.full((1, 24), PAD, np.int32)
     src[0, : len(source)] = source
     tgt_in[0, : len(tokens) + 1] = [BOS, *tokens]
-    logits = whole_pass(model)({"params": params}, src, tgt_in)
-    logits = np.asarray(logits, np.float64)[0, len(tokens)]
+
+    all_logits = whole_pass(model)({"params": params}, src, tgt_in)  # [1, T, V]
+    logits = np.asarray(all_logits, np.float64)[0, len(tokens)]
     return logits - np.log(np.exp(logits).sum())
 
 
+class Greedy(NamedTuple):
+    """Tokens, their log probability under the expert, and the sum of their differences."""
+
+    tokens: list[int]
+    log_prob: float
+    difference: float
+
+
 def greedy(source, forced=()):
-    """Returns the tokens that greedy search by the contrast finds, and their log probability."""
-    expert, amateur = make(EXPERT), make(AMATEUR, scale=0.3)
-    tokens, log_prob, score = [], 0.0, 0.0
+    """Returns what greedy search by the contrast finds, after tokens that are forced."""
+    expert = make(EXPERT)
+    amateur = make(AMATEUR, scale=0.3)
+    tokens = []
+    log_prob = 0.0
+    total = 0.0
     while len(tokens) < 8 and EOS not in tokens:
-        own = log_probs_of(expert, source, tokens)
+        own = log_probs_of(expert, source, tokens)  # [V]
         difference = own - log_probs_of(amateur, source, tokens)
-        plausible = own >= own.max() + np.log(ALPHA)
-        best = int(np.where(plausible, difference, -np.inf).argmax())
-        token = forced[len(tokens)] if len(tokens) < len(forced) else best
+        if len(tokens) < len(forced):
+            token = forced[len(tokens)]
+        else:
+            plausible = own >= own.max() + np.log(ALPHA)
+            token = int(np.where(plausible, difference, -np.inf).argmax())
+
         log_prob += own[token]
-        score += difference[token]
+        total += difference[token]
         tokens.append(token)
-    return tokens, log_prob, score
+    return Greedy(tokens, log_prob, total)
 
 
 def test_greedy_search_equals_whole_passes_in_a_batch_and_alone():
@@ -80,37 +96,52 @@ def test_greedy_search_equals_whole_passes_in_a_batch_and_alone():
     sources = [translator.source_ids(sentence) for sentence in SENTENCES]
     found = translator.translate_ids(sources)
     for source, decoded in zip(sources, found, strict=True):
-        tokens, log_prob, score = greedy(source)
-        assert decoded.tokens == [tokens]
-        np.testing.assert_allclose(decoded.log_probs, [log_prob], atol=1e-4)
-        penalty = ((5 + len(tokens)) / 6) ** 0.6
-        np.testing.assert_allclose(decoded.scores, [score / penalty], atol=1e-4)
+        expected = greedy(source)
+        assert decoded.tokens == [expected.tokens]
+        np.testing.assert_allclose(decoded.log_probs, [expected.log_prob], atol=1e-4)
+
+        penalty = ((5 + len(expected.tokens)) / 6) ** 0.6
+        score = expected.difference / penalty
+        np.testing.assert_allclose(decoded.scores, [score], atol=1e-4)
+
         (alone,) = translator.translate_ids([source])
         assert alone.tokens == decoded.tokens
 
-    assert [d.tokens for d in found] != [d.tokens for d in make(EXPERT).translate_ids(sources)]
+    without_contrast = make(EXPERT).translate_ids(sources)
+    assert [each.tokens for each in found] != [each.tokens for each in without_contrast]
+
     # The log probability is the one that scoring gives.
-    pairs = [(source, decoded.tokens[0]) for source, decoded in zip(sources, found, strict=True)]
-    scored = [score.log_prob for score in score_pairs(translator, pairs)]
-    np.testing.assert_allclose(scored, [d.log_probs[0] for d in found], atol=1e-4)
+    targets = [decoded.tokens[0] for decoded in found]
+    log_probs = [decoded.log_probs[0] for decoded in found]
+    scores = score_pairs(translator, list(zip(sources, targets, strict=True)))
+    scored = [score.log_prob for score in scores]
+    np.testing.assert_allclose(scored, log_probs, atol=1e-4)
 
 
 def test_forced_tokens_outside_the_plausible_set_are_kept():
-    translator, expert = contrasted(), make(EXPERT)
+    translator = contrasted()
+    expert = make(EXPERT)
     sources = [translator.source_ids(sentence) for sentence in SENTENCES]
-    # Improbable tokens; of their prefixes, one token is read in a pass, the others one by one.
-    first = [int(log_probs_of(expert, source, []).argsort()[3]) for source in sources]
-    prefixes = [[token, token, token][: n + 1] for n, token in enumerate(first)]
+
+    # Prefixes of one, two and three times an improbable token. The first token of each is read in
+    # a pass, the others one by one.
+    prefixes = []
+    for times, source in enumerate(sources, start=1):
+        from_worst = log_probs_of(expert, source, []).argsort()
+        prefixes.append([int(from_worst[3])] * times)
+
     found = translator.translate_ids(sources, prefixes)
     for source, prefix, decoded in zip(sources, prefixes, found, strict=True):
-        tokens, log_prob, _ = greedy(source, forced=prefix)
-        assert decoded.tokens == [tokens]
-        assert tokens[: len(prefix)] == prefix
-        np.testing.assert_allclose(decoded.log_probs, [log_prob], rtol=1e-4)
+        expected = greedy(source, forced=prefix)
+        assert decoded.tokens == [expected.tokens]
+        assert expected.tokens[: len(prefix)] == prefix
+        np.testing.assert_allclose(decoded.log_probs, [expected.log_prob], rtol=1e-4)
 
 
 @pytest.mark.parametrize(
-    "search", [BeamSearch(beam_size=3), Sampling(num_samples=3, seed=5)], ids=["beam", "samples"]
+    "search",
+    [BeamSearch(beam_size=3), Sampling(num_samples=3, seed=5)],
+    ids=["beam", "samples"],
 )
 def test_hypotheses_keep_the_expert_s_log_probabilities(search):
     """They need a second stage, and are ranked by their score."""
@@ -147,6 +178,7 @@ def test_commands_contrast_or_refuse_it(learned_workdir, tmp_path, capsys, monke
     # Without a difference, all plausible tokens have the score 0; alpha = 1 leaves the best one.
     json_options = ["--json", "--contrast", "1", "--input", "in.txt"]
     assert main(["translate", *options, *json_options]) == 0
+
     out, err = capsys.readouterr()
     (hypothesis,) = json.loads(out)["hypotheses"]
     assert err.count(f"{run}: ") == 2

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 
 import jax
 import numpy as np
@@ -33,7 +34,8 @@ PROMPTS = ["abc", "d", "fgh", "mn", "p"]
 
 def make(model=LARGE, search=GREEDY, scale=0.6, **changes):
     """Returns a generator with random parameters."""
-    params = random_params(LanguageModel(model), np.ones((1, 2), np.int32), scale=scale)
+    tokens = np.ones((1, 2), np.int32)
+    params = random_params(LanguageModel(model), tokens, scale=scale)
     model = dataclasses.replace(model, **changes)
     config = Config(model=model, data=StreamConfig(file="none", length=32), search=search)
     return Generator(config, jax.device_put(params), TOKENIZER)
@@ -49,8 +51,8 @@ def log_probs_of(generator, tokens):
     ((model, params),) = generator.models
     padded = np.zeros((1, 32), np.int32)
     padded[0, : len(tokens)] = tokens
-    logits = whole_pass(model)({"params": params}, padded)
-    logits = np.asarray(logits, np.float64)[0, len(tokens) - 1]
+    all_logits = whole_pass(model)({"params": params}, padded)  # [1, T, V]
+    logits = np.asarray(all_logits, np.float64)[0, len(tokens) - 1]
     return logits - np.log(np.exp(logits).sum())
 
 
@@ -64,25 +66,32 @@ def greedy(choose, prompt, count):
 
 
 def test_an_ensemble_averages_probabilities():
-    one, other = make(SMALL), make(LARGE)
+    one = make(SMALL)
+    other = make(LARGE)
     together = one.ensemble_with(other)
 
+    def mean(tokens):
+        of_one = np.exp(log_probs_of(one, tokens))
+        of_other = np.exp(log_probs_of(other, tokens))
+        return (of_one + of_other) / 2
+
     def choose(tokens):
-        mean = sum(np.exp(log_probs_of(each, tokens)) for each in (one, other))
-        return 4 + mean[4:].argmax()  # no special token
+        return 4 + mean(tokens)[4:].argmax()  # no special token
 
     found = together.generate(PROMPTS, max_tokens=12)
     assert found == [greedy(choose, prompt, 12) for prompt in PROMPTS]
-    assert found not in [each.generate(PROMPTS, max_tokens=12) for each in (one, other)]
+    assert found != one.generate(PROMPTS, max_tokens=12)
+    assert found != other.generate(PROMPTS, max_tokens=12)
 
+    # The score of a text is the log of its probability under this mean.
     text = TOKENIZER.encode("abcd")
-    first = together.prompt_ids("")
-    probabilities = [
-        np.mean([np.exp(log_probs_of(each, [*first, *text[:n]])[token]) for each in (one, other)])
-        for n, token in enumerate(text)
-    ]
+    start = together.prompt_ids("")
+    log_prob = 0.0
+    for length, token in enumerate(text):
+        probabilities = mean([*start, *text[:length]])
+        log_prob += np.log(probabilities[token])
     (score,) = score_texts(together, [text])
-    np.testing.assert_allclose(score.log_prob, np.log(probabilities).sum(), rtol=1e-5)
+    np.testing.assert_allclose(score.log_prob, log_prob, rtol=1e-5)
 
 
 def test_a_tokenizer_of_another_model_is_refused():
@@ -95,7 +104,8 @@ def test_a_tokenizer_of_another_model_is_refused():
 @pytest.fixture
 def traces(monkeypatch):
     """Returns a list with an entry for each program of a search that was traced."""
-    step_fn, traced = Ensemble.step_fn, []
+    step_fn = Ensemble.step_fn
+    traced = []
 
     def noted(*arguments):
         traced.append(arguments)
@@ -110,22 +120,27 @@ def test_programs_of_another_process_give_the_same_texts(search, traces, monkeyp
     generator = make(search=search)
     expected = generator.continuations(PROMPTS[:3], max_tokens=20)
     assert traces
+
+    # As in two other processes: the first keeps its programs.
     monkeypatch.setattr(kept_programs, "kept_folder", lambda: tmp_path)
     for process in range(2):
         for program in (generation._start_window, generation._advance_window):
             monkeypatch.setattr(program, "_programs", {})
             monkeypatch.setattr(program, "_structures", {})
+
         traces.clear()
         assert generator.continuations(PROMPTS[:3], max_tokens=20) == expected
         assert bool(traces) == (process == 0)
+
     assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_batches_at_the_same_time_give_the_same_texts(monkeypatch):
     generator = make(search=Sampling(num_samples=2))
     monkeypatch.setattr(generation, "_BATCH_SIZES", (4,))
-    at_the_same_time = generator.continuations(PROMPTS, max_tokens=40)
     assert threads.can_thread(generator.models)
+    at_the_same_time = generator.continuations(PROMPTS, max_tokens=40)
+
     monkeypatch.setattr(threads, "can_thread", lambda models: False)
     assert generator.continuations(PROMPTS, max_tokens=40) == at_the_same_time
     alone = generator.continuations(PROMPTS[2:3], max_tokens=40, first=2)
@@ -136,13 +151,15 @@ ALPHA = 0.2
 
 
 def contrasted(expert, amateur, **changes):
-    return make(expert, **changes).contrast_with(make(amateur, scale=0.4, **changes), ALPHA)
+    other = make(amateur, scale=0.4, **changes)
+    return make(expert, **changes).contrast_with(other, ALPHA)
 
 
 @functools.cache
 def texts_of_numpy():
     """Returns greedy continuations by the contrast, from whole passes without a cache."""
-    expert, amateur = make(LARGE), make(SMALL, scale=0.4)
+    expert = make(LARGE)
+    amateur = make(SMALL, scale=0.4)
 
     def choose(tokens):
         own = log_probs_of(expert, tokens)[4:]  # no special token
@@ -156,9 +173,12 @@ def texts_of_numpy():
 def test_contrastive_search_equals_whole_passes():
     generator = contrasted(LARGE, SMALL)
     assert generator.generate(PROMPTS, max_tokens=12) == texts_of_numpy()
+
     alone = [generator.generate([prompt], max_tokens=12)[0] for prompt in PROMPTS[:2]]
     assert alone == texts_of_numpy()[:2]
-    assert "".join(generator.stream(PROMPTS[0], max_tokens=12)) == texts_of_numpy()[0]
+    streamed = "".join(generator.stream(PROMPTS[0], max_tokens=12))
+    assert streamed == texts_of_numpy()[0]
+
     assert make(LARGE).generate(PROMPTS, max_tokens=12) != texts_of_numpy()
     assert generator.weights == "given; amateur: given"
 
@@ -166,8 +186,11 @@ def test_contrastive_search_equals_whole_passes():
 def test_contrastive_samples_do_not_depend_on_the_batch_and_pass_the_context():
     generator = contrasted(LARGE, SMALL, search=Sampling(num_samples=2, seed=1))
     together = generator.continuations(PROMPTS, max_tokens=40)
-    assert all(len(text) == 40 for texts in together for text in texts)
-    assert generator.continuations(PROMPTS[1:2], max_tokens=40, first=1) == together[1:2]
+    for text in itertools.chain(*together):
+        assert len(text) == 40
+
+    alone = generator.continuations(PROMPTS[1:2], max_tokens=40, first=1)
+    assert alone == together[1:2]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8"])

@@ -25,13 +25,14 @@ class Run:
     """A run of train.py that is interrupted and resumed until it is finished."""
 
     def __init__(self, folder):
-        self.folder, self.log = folder, folder.with_suffix(".log")
+        self.folder = folder
+        self.log = folder.with_suffix(".log")
+        self.process = None
 
     def start(self, **settings):
+        settings = WHOLE | settings
         with self.log.open("w") as log:
-            self.process = training_process.start_training(
-                self.folder, stderr=log, **WHOLE | settings
-            )
+            self.process = training_process.start_training(self.folder, stderr=log, **settings)
 
     def end(self, number=None):
         if number is not None:
@@ -58,8 +59,12 @@ class Run:
 
 def stop_in_a_save(run, after):
     """Stops the process while it saves a step after a given one."""
+
+    def is_late_save():
+        return newest_step(run.folder) >= after and run.is_saving()
+
     while True:
-        assert run.wait_until(lambda: newest_step(run.folder) >= after and run.is_saving())
+        assert run.wait_until(is_late_save)
         run.process.send_signal(signal.SIGSTOP)
         time.sleep(0.05)
         if run.is_saving():
@@ -69,25 +74,37 @@ def stop_in_a_save(run, after):
 
 @pytest.mark.ci
 def test_one_fault_after_the_other_changes_nothing(tmp_path, whole):
-    run, copy = Run(tmp_path / "run"), tmp_path / "copy"
+    run = Run(tmp_path / "run")
+    copy = tmp_path / "copy"
     mirror = {"training.mirror": copy}
+
+    # Killed while it saves a step, and the step before it is damaged.
     run.start()
     stop_in_a_save(run, after=8)
     assert run.end(signal.SIGKILL) == -signal.SIGKILL
     assert run.is_saving()
     saved = newest_step(run.folder)
     flip_a_bit(run.folder / "checkpoints" / str(saved))
+
+    # Stopped in a validation.
     run.start()
     assert run.wait_until(run.is_validating), run.said()
     assert run.end(signal.SIGTERM) == RESUMABLE, run.said()
     assert f"going back to step {saved - 4}" in run.said()
     stopped = newest_step(run.folder)
     assert f"SIGTERM: step {stopped} is saved" in run.said()
+
+    # Killed in a step, with a mirror; then its folder is lost, as with its machine.
+    def is_mirrored():
+        return newest_step(copy) > stopped and not run.is_saving()
+
     run.start(**mirror)
-    assert run.wait_until(lambda: newest_step(copy) > stopped and not run.is_saving()), run.said()
-    assert run.end(signal.SIGKILL) == -signal.SIGKILL  # in a step
+    assert run.wait_until(is_mirrored), run.said()
+    assert run.end(signal.SIGKILL) == -signal.SIGKILL
     assert f"resumed from step {stopped}" in run.said()
-    shutil.rmtree(run.folder)  # as with its machine
+    shutil.rmtree(run.folder)
+
+    # Brought back from the mirror.
     run.start(**mirror)
     assert run.end() == 0, run.said()
     assert "brought back the checkpoints of steps " in run.said()
@@ -97,20 +114,26 @@ def test_one_fault_after_the_other_changes_nothing(tmp_path, whole):
 
 @pytest.mark.nightly
 def test_kills_at_random_times_change_nothing(tmp_path, whole):
-    chance, run = random.Random(1), Run(tmp_path / "run")
+    chance = random.Random(1)
+    run = Run(tmp_path / "run")
+
+    def finish():
+        run.start()
+        assert run.end() == 0, run.said()
+        assert_same_result(result(run.folder), result(whole))
+
     for _ in range(50):
         run.start()
         if chance.random() < 0.8:
             run.wait_until(run.is_training)
         time.sleep(chance.uniform(0, 3))
-        if run.end(signal.SIGKILL) == 0 or newest_step(run.folder) == 48:
-            run.start()
-            assert run.end() == 0, run.said()
-            assert_same_result(result(run.folder), result(whole))
+
+        is_finished = run.end(signal.SIGKILL) == 0 or newest_step(run.folder) == 48
+        if is_finished:
+            finish()
             shutil.rmtree(run.folder)
-    run.start()
-    assert run.end() == 0, run.said()
-    assert_same_result(result(run.folder), result(whole))
+
+    finish()
 
 
 # Trains on a file system of its own that is broken in one way after the other.
@@ -149,6 +172,7 @@ def test_training_on_a_broken_disk_ends_and_resumes(tmp_path, whole):
     """The errors come from a real file system, in a user namespace."""
     if subprocess.run(["unshare", "-Urm", "true"], check=False).returncode:
         pytest.skip("this system does not let users mount file systems of their own")
+
     disk = tmp_path / "disk"
     training_process.cut_back(whole, tmp_path / "disk.before", 40)
     disk.mkdir()
@@ -162,8 +186,11 @@ def test_training_on_a_broken_disk_ends_and_resumes(tmp_path, whole):
         capture_output=True,
         text=True,
     )
-    assert (found.returncode, found.stdout) == (0, "exit code 1\n" * 2), found.stderr
+
+    assert found.returncode == 0, found.stderr
+    assert found.stdout == "exit code 1\n" * 2, found.stderr
     errors = [line for line in found.stderr.splitlines() if line.startswith("error: ")]
     for error, (_, _, expected) in zip(errors, BROKEN_DISKS, strict=True):
         assert re.search(expected, error), error
+
     assert_same_result(result(tmp_path / "disk.after"), result(whole))

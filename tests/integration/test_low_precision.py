@@ -20,14 +20,20 @@ class Line(Task):
     """Regression with 128 inputs and outputs, in the given dtypes of its matrix and bias."""
 
     def __init__(self, matrix, bias, count):
-        self.dtypes, self.count = (matrix, bias), count
+        self.dtypes = (matrix, bias)
+        self.count = count
 
     def init(self, key):
         matrix, bias = self.dtypes
-        return {"w": jnp.full((128, 128), 0.1, matrix), "b": jnp.full(128, 0.1, bias)}
+        return {
+            "w": jnp.full((128, 128), 0.1, matrix),
+            "b": jnp.full(128, 0.1, bias),
+        }
 
     def loss(self, params, batch, randomness):
-        error = batch["x"] @ params["w"].astype("float32") + params["b"] - batch["x"][:, ::-1]
+        x = batch["x"]
+        target = x[:, ::-1]
+        error = x @ params["w"].astype("float32") + params["b"] - target
         return {"loss": (error**2).sum(), "count": self.count(error)}
 
     def batches(self, start, shards):
@@ -35,8 +41,8 @@ class Line(Task):
             yield shards.local(self.batch(number))
 
     def batch(self, number):
-        x = np.random.default_rng(number).normal(size=(8, 128)).astype(np.float32)
-        return {"x": x}
+        rng = np.random.default_rng(number)
+        return {"x": rng.normal(size=(8, 128)).astype(np.float32)}
 
     def identity(self):
         return {"data": "generated"}
@@ -54,9 +60,22 @@ def int_count(error):
     return error.size
 
 
-def train(task, optimizer, folder, steps=4, devices=1, accumulation=1, evaluated=None):
-    intervals = dict.fromkeys(("log_every", "checkpoint_every", "eval_every"), 2)
-    settings = FitConfig(steps=steps, gradient_accumulation=accumulation, **intervals)
+def train(
+    task,
+    optimizer,
+    folder,
+    steps=4,
+    devices=1,
+    accumulation=1,
+    evaluated=None,
+):
+    settings = FitConfig(
+        steps=steps,
+        gradient_accumulation=accumulation,
+        log_every=2,
+        checkpoint_every=2,
+        eval_every=2,
+    )
     mesh = jaxformer.make_mesh(MeshConfig(), jax.devices()[:devices])
     return fit(task, optimizer, folder, settings, mesh=mesh, evaluated=evaluated)
 
@@ -70,7 +89,8 @@ def train_plainly(task, optimizer, steps=4):
 
     @jax.jit
     def step(params, state, batch):
-        updates, state = optimizer.update(jax.grad(mean)(params, batch), state, params)
+        gradients = jax.grad(mean)(params, batch)
+        updates, state = optimizer.update(gradients, state, params)
         return optax.apply_updates(params, updates), state
 
     params = task.init(jax.random.key(0))
@@ -82,6 +102,12 @@ def train_plainly(task, optimizer, steps=4):
 
 def dtypes(tree):
     return [leaf.dtype for leaf in jax.tree.leaves(tree)]
+
+
+def assert_equal(found, expected):
+    found = jax.device_get(found)
+    expected = jax.device_get(expected)
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
 class Case(NamedTuple):
@@ -97,29 +123,36 @@ CASES = [
     Case("bfloat16", "bfloat16", float_count, optax.adam(0.01)),
     Case("float16", "float16", int_count, optax.sgd(1.0, momentum=0.9), devices=2),
     Case("bfloat16", "float32", low_count, optax.adafactor(0.01), accumulation=2),
-    Case("float16", "bfloat16", float_count, optax.contrib.muon(0.01), 2, 2),
+    Case("float16", "bfloat16", float_count, optax.contrib.muon(0.01), devices=2, accumulation=2),
 ]
 
 
 @pytest.mark.parametrize("case", CASES, ids=["adam", "sgd", "adafactor", "muon"])
 def test_parameters_are_trained_as_by_optax_and_resume(case, tmp_path):
     task = Line(case.matrix, case.bias, case.count)
+    optimizer = case.optimizer
     options = {"devices": case.devices, "accumulation": case.accumulation}
-    expected, expected_state = train_plainly(task, case.optimizer)
-    whole = train(task, case.optimizer, tmp_path / "whole", **options)
+    expected, expected_state = train_plainly(task, optimizer)
+
+    whole = train(task, optimizer, tmp_path / "whole", **options)
+
     assert int(whole.skipped) == 0
     assert dtypes(whole.params) == dtypes(expected)
     assert dtypes(whole.opt_state) == dtypes(expected_state)
+
     eps = max(float(jnp.finfo(dtype).eps) for dtype in task.dtypes)
     for name, array in jax.device_get(whole.params).items():
+        found = array.astype(np.float32)
         reference = np.asarray(expected[name], np.float32)
         # The mean, since Adam gives gradients that are almost 0 an update with any sign.
-        error = np.abs(array.astype(np.float32) - reference).mean()
-        assert error <= eps * np.abs(reference).mean(), name
+        error = np.abs(found - reference).mean()
+        size = np.abs(reference).mean()
+        assert error <= eps * size, name
 
-    train(task, case.optimizer, tmp_path / "cut", steps=2, **options)
-    resumed = train(task, case.optimizer, tmp_path / "cut", **options)
-    jax.tree.map(np.testing.assert_array_equal, jax.device_get(resumed), jax.device_get(whole))
+    cut = tmp_path / "cut"
+    train(task, optimizer, cut, steps=2, **options)
+    resumed = train(task, optimizer, cut, **options)
+    assert_equal(resumed, whole)
 
 
 def test_an_optimizer_that_float16_makes_divide_by_0_is_explained(tmp_path):
@@ -140,24 +173,37 @@ def test_gradients_are_summed_in_float32(tmp_path):
     class Constant(Line):
         def loss(self, params, batch, randomness):
             rows = len(batch["x"])
-            return {"loss": params["b"][0] * jnp.float16(20_000 * rows), "count": rows}
+            slope = jnp.float16(20_000 * rows)
+            return {"loss": params["b"][0] * slope, "count": rows}
 
     task = Constant("float32", "float16", None)
-    state = train(task, optax.sgd(2.0**-14), tmp_path / "run", steps=1, devices=2, accumulation=2)
+    state = train(
+        task,
+        optax.sgd(2.0**-14),
+        tmp_path / "run",
+        steps=1,
+        devices=2,
+        accumulation=2,
+    )
+
     assert int(state.skipped) == 0
-    gradient = np.float16(2.0**-14) * np.float16(20_000)
-    assert state.params["b"][0] == np.float16(0.1) - gradient
+    update = np.float16(2.0**-14) * np.float16(20_000)
+    assert state.params["b"][0] == np.float16(0.1) - update
 
 
 def test_an_average_of_bfloat16_parameters_is_kept_in_float32():
     """After 300 updates to 1 and 300 to 2; in bfloat16, it would stay at 1."""
-    decay, values = 0.999, np.repeat([1.0, 2.0], 300)
-    optimizer, params = with_ema(optax.sgd(1.0), decay), {"w": jnp.ones(3, jnp.bfloat16)}
+    decay = 0.999
+    values = np.repeat([1.0, 2.0], 300)
+    optimizer = with_ema(optax.sgd(1.0), decay)
+    params = {"w": jnp.ones(3, jnp.bfloat16)}
 
     def update(carry: Any, value: Array) -> tuple[Any, None]:
         params, state = carry
-        updates, state = optimizer.update({"w": params["w"] - value}, state, params)
-        return (optax.apply_updates(params, updates), state), None
+        gradients = {"w": params["w"] - value}
+        updates, state = optimizer.update(gradients, state, params)
+        params = optax.apply_updates(params, updates)
+        return (params, state), None
 
     @jax.jit
     def average(params: PyTree) -> PyTree:
@@ -167,19 +213,23 @@ def test_an_average_of_bfloat16_parameters_is_kept_in_float32():
         return ema_params(state, last)
 
     found = average(params)["w"]
+
     weights = decay ** np.arange(len(values))[::-1]
     expected = (weights * values).sum() / weights.sum()
     assert found.dtype == jnp.bfloat16
-    np.testing.assert_allclose(found.astype(np.float32), np.full(3, expected), rtol=2**-8)
+    found = found.astype(np.float32)
+    np.testing.assert_allclose(found, np.full(3, expected), rtol=2**-8)
 
 
 def test_a_run_with_an_average_saves_it_in_bfloat16(tmp_path):
     task = Line("bfloat16", "bfloat16", float_count)
     optimizer = with_ema(optax.adam(0.01), 0.5)
     state = train(task, optimizer, tmp_path, evaluated=ema_params)
+
     saved = jaxformer.load_params(tmp_path, task)
-    expected = jax.tree.map(lambda a: np.asarray(a).astype("bfloat16"), state.opt_state.average)
-    jax.tree.map(np.testing.assert_array_equal, jax.device_get(saved), expected)
+    average = jax.device_get(state.opt_state.average)
+    expected = jax.tree.map(lambda a: a.astype("bfloat16"), average)
+    assert_equal(saved, expected)
 
 
 def counting(before, after):

@@ -35,8 +35,13 @@ MODELS = by_profile(
     nightly=["swish_tied", "relu_untied", "silu_tied_target", "relu_tied_unscaled"],
 )
 # Lengths at which transformers' beam search ends; unlike ours, they count the start token.
-HUGGING_FACE = {"length_penalty": 1.0, "penalty": "power", "ends_within": "N"}
-HUGGING_FACE |= {"early_stop": "likely", "unfinished": "compete"}
+HUGGING_FACE = {
+    "length_penalty": 1.0,
+    "penalty": "power",
+    "ends_within": "N",
+    "early_stop": "likely",
+    "unfinished": "compete",
+}
 MAX_LENGTH = 40 - 1
 
 
@@ -55,33 +60,43 @@ def imported(name):
         config = read_config(folder)
         params, _ = read_params(folder, config.model, "auto")
         tokenizer = MarianTokenizer.load(folder.tokenizer)
+
     vocabulary = json.loads((FIXTURES / name / "vocab.json").read_text())
-    assert tokenizer.vocab_size == len(vocabulary) + 1 == config.model.vocab_size
+    assert tokenizer.vocab_size == len(vocabulary) + 1
+    assert tokenizer.vocab_size == config.model.vocab_size
     ids = our_ids(vocabulary)
     for piece, number in vocabulary.items():
         assert tokenizer.piece(int(ids[number])) == piece
+
     outputs = dict(np.load(FIXTURES / name / "outputs.npz"))
     return Model(config, params, ids, outputs)
 
 
 def our_ids(vocabulary):
+    """Returns our id for each id of Marian: the special ones come first."""
     special = {"<pad>": PAD, "</s>": EOS, "<unk>": UNK}
     ids = np.zeros(len(vocabulary), np.int32)
     following = UNK
     for piece, number in sorted(vocabulary.items(), key=lambda item: item[1]):
-        following += piece not in special
-        ids[number] = special.get(piece, following)
+        if piece in special:
+            ids[number] = special[piece]
+        else:
+            following += 1
+            ids[number] = following
     return ids
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_encoder_states_and_logits_equal_transformers(name):
     model = imported(name)
-    expected, logits = (model.outputs[output] for output in ("encoded", "logits"))
+    expected = model.outputs["encoded"]
+    expected_logits = model.outputs["logits"]
+    src = model.ids[model.outputs["src"][: len(expected)]]
+
+    # Marian begins targets with padding.
     tgt_in = model.ids[model.outputs["tgt_in"]]
     assert (tgt_in[:, 0] == PAD).all()
     tgt_in[:, 0] = BOS
-    src = model.ids[model.outputs["src"][: len(expected)]]
 
     @jax.jit
     def run(variables, src, tgt_in):
@@ -89,16 +104,17 @@ def test_encoder_states_and_logits_equal_transformers(name):
         encoded = transformer.apply(variables, src, method="encode")
         return encoded, transformer.apply(variables, src, tgt_in)
 
-    encoded, found = jax.device_get(run({"params": model.params}, src, tgt_in))
+    encoded, logits = jax.device_get(run({"params": model.params}, src, tgt_in))
+
     # Our features alternate between sines and cosines.
     encoded = np.concatenate([encoded[..., 0::2], encoded[..., 1::2]], axis=-1)
     real = src != PAD
     np.testing.assert_allclose(encoded[real], expected[real], atol=1e-5, rtol=0)
-    assert (found[..., [PAD, BOS]] == -np.inf).all()
+
+    assert (logits[..., [PAD, BOS]] == -np.inf).all()
     pieces = model.ids != PAD
-    np.testing.assert_allclose(
-        found[..., model.ids[pieces]], logits[..., pieces], atol=1e-5, rtol=0
-    )
+    found = logits[..., model.ids[pieces]]
+    np.testing.assert_allclose(found, expected_logits[..., pieces], atol=1e-5, rtol=0)
 
 
 @pytest.mark.ci
@@ -106,46 +122,72 @@ def test_encoder_states_and_logits_equal_transformers(name):
 @pytest.mark.parametrize(("beam_size", "output"), [(1, "greedy"), (4, "beam")])
 def test_translations_equal_transformers(name, beam_size, output, tmp_path):
     model = imported(name)
-    src, expected = (model.ids[model.outputs[array]] for array in ("src", output))
-    expected = np.pad(expected, ((0, 0), (0, MAX_LENGTH - expected.shape[1])))
-    result = jax.device_get(_search(model.config.model, beam_size, model.params, src))
-    different = np.flatnonzero((result.tokens[:, 0] != expected).any(axis=1))
+    src = model.ids[model.outputs["src"]]
     assert len(src) == 1000
-    assert different.tolist() == []
-    if beam_size > 1:
-        np.testing.assert_allclose(result.scores[:, 0], model.outputs["scores"], atol=1e-5)
-        return
 
-    # Text gives the tokens of the search on ids.
+    result = _search(model.config.model, beam_size, model.params, src)
+
+    expected = model.ids[model.outputs[output]]
+    missing = MAX_LENGTH - expected.shape[1]
+    expected = np.pad(expected, ((0, 0), (0, missing)))
+    differs = result.tokens[:, 0] != expected
+    assert np.flatnonzero(differs.any(axis=1)).tolist() == []
+    if beam_size > 1:
+        best_scores = result.scores[:, 0]
+        np.testing.assert_allclose(best_scores, model.outputs["scores"], atol=1e-5)
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("name", by_profile(MODELS[:1], nightly=MODELS))
+def test_text_gives_the_tokens_of_the_search_on_ids(name, tmp_path):
+    model = imported(name)
     import_marian(FIXTURES / name, tmp_path)
     search = dataclasses.replace(model.config.search, beam_size=1)
     translator = Translator.load(tmp_path, search=search)
     texts = ["the cat sees a dog", ">>deu<< two cats", "a man reads", "", "she has seen"]
-    src = np.full_like(src, PAD)
+
+    # The shape of the other search, so that both have one program.
+    src = np.full_like(model.outputs["src"], PAD, dtype=model.ids.dtype)
     for row, text in zip(src, texts, strict=False):
         ids = [*translator.tokenizer.encode(text), EOS]
         row[: len(ids)] = ids
-    result = jax.device_get(_search(model.config.model, beam_size, model.params, src))
+    result = _search(model.config.model, 1, model.params, src)
     found = translator.hypotheses(texts)
+
     assert found[3] == []
     for n in (0, 1, 2, 4):
-        expected = result.tokens[n, 0, : result.lengths[n, 0]].tolist()
+        length = result.lengths[n, 0]
+        expected = result.tokens[n, 0, :length].tolist()
         # At the maximum length, transformers replaces the last token by end-of-sentence.
-        assert found[n][0].tokens[: MAX_LENGTH - 1] == expected[: MAX_LENGTH - 1]
+        tokens = found[n][0].tokens
+        assert tokens[: MAX_LENGTH - 1] == expected[: MAX_LENGTH - 1]
+
+
+def _search(config, beam_size, params, src):
+    result = _search_on_device(config, beam_size, params, src)
+    return jax.device_get(result)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _search(config, beam_size, params, src):
+def _search_on_device(config, beam_size, params, src):
     """Searches as ``generate`` does with the fixture's generation_config.json."""
     transformer = Transformer(config)
-    sizes = {"num_beams": beam_size, "capacity": MAX_LENGTH}
-    cache = transformer.apply({"params": params}, src, **sizes, method="start")
+    variables = {"params": params}
+    cache = transformer.apply(
+        variables,
+        src,
+        num_beams=beam_size,
+        capacity=MAX_LENGTH,
+        method="start",
+    )
 
     def step(tokens, cache):
-        logits, after = transformer.apply({"params": params}, tokens, cache, method="step")
+        logits, after = transformer.apply(variables, tokens, cache, method="step")
+
         # forced_eos_token_id forces end-of-sentence as the last token, with log probability 0.
+        is_last = cache.slots.length == MAX_LENGTH - 1
         forced = jnp.where(jnp.arange(logits.shape[-1]) == EOS, 0.0, -jnp.inf)
-        return jnp.where(cache.slots.length == MAX_LENGTH - 1, forced, logits), after
+        return jnp.where(is_last, forced, logits), after
 
     return beam_search(
         step,
@@ -153,7 +195,10 @@ def _search(config, beam_size, params, src):
         max_lengths=jnp.full(src.shape[0], MAX_LENGTH),
         capacity=MAX_LENGTH,
         beam_size=beam_size,
-        **{"bos_id": BOS, "eos_id": EOS, "pad_id": PAD} | HUGGING_FACE,
+        bos_id=BOS,
+        eos_id=EOS,
+        pad_id=PAD,
+        **HUGGING_FACE,
     )
 
 
@@ -162,9 +207,11 @@ def test_commands_accept_an_imported_model(tmp_path, capsys):
     folder = Workdir(tmp_path)
     folder.check_tokenizer()
     assert average(folder, 1) == [0]
+
     # An unknown language code is a bad line; the codes are listed.
-    (tmp_path / "in.txt").write_text(">>xyz<< the cat\n")
-    assert main(["translate", "--workdir", str(tmp_path), "--input", f"{tmp_path}/in.txt"]) == 3
+    source = tmp_path / "in.txt"
+    source.write_text(">>xyz<< the cat\n")
+    assert main(["translate", "--workdir", str(tmp_path), "--input", str(source)]) == 3
     messages = capsys.readouterr().err
     assert "begin each line with a language code: >>deu<<, >>fra<<\n" in messages
     assert "in.txt:1: expected >>deu<<, >>fra<<: got >>xyz<<\n" in messages

@@ -26,8 +26,8 @@ MODEL = ModelConfig(vocab_size=300, d_model=8, num_heads=2, max_length=16)
 CONFIG = Config(model=MODEL, data=jx.DataConfig(corpus="trees", max_length=16))
 IDS = {"bos_id": 0, "eos_id": 1, "pad_id": 0}
 X = np.ones((2, 3, 8), np.float32)
-ATTENTION, FEED_FORWARD = jx.MultiHeadAttention(2), jx.FeedForward(16)
-LINES_PER_BLOCK = jx.Block(ATTENTION, FEED_FORWARD)
+ATTENTION = jx.MultiHeadAttention(2)
+BLOCK = jx.Block(ATTENTION, jx.FeedForward(16))
 with np.errstate(divide="ignore"):
     CHAIN = np.log(np.array([[0.0, 0.4, 0.6], [0.0, 0.9, 0.1], [0.0, 0.5, 0.5]], np.float32))
 
@@ -46,15 +46,23 @@ def step(tokens, cache):
 
 
 def beam(step_fn=step, max_lengths=(6, 6), **changed):
-    given = {"capacity": 6, "beam_size": 2, "length_penalty": 0.0, **IDS, **changed}
-    return jx.beam_search(step_fn, (), max_lengths=max_lengths, **given)
+    given = {"capacity": 6, "beam_size": 2, "length_penalty": 0.0} | IDS
+    return jx.beam_search(step_fn, (), max_lengths=max_lengths, **given | changed)
 
 
 def draw(keys):
-    return jx.sample(step, (), keys=keys, max_lengths=[6, 6], capacity=6, num_samples=1, **IDS)
+    return jx.sample(
+        step,
+        (),
+        keys=keys,
+        max_lengths=[6, 6],
+        capacity=6,
+        num_samples=1,
+        **IDS,
+    )
 
 
-def init(module, *inputs):
+def shapes_of(module, *inputs):
     return jax.eval_shape(module.init, jax.random.key(0), *inputs)
 
 
@@ -73,10 +81,10 @@ MISTAKES = {
     "src: expected token ids from 0 to 299, the vocabulary's, got ids from 300": lambda: (
         transformer(ids(300), ids(2))
     ),
-    "GPT2: expected a GPT2Config, got": lambda: init(jx.GPT2(jx.LlamaConfig()), None),
+    "GPT2: expected a GPT2Config, got": lambda: shapes_of(jx.GPT2(jx.LlamaConfig()), None),
     # Layers.
-    "[batch, length, d_model=8], got (2, 3, 6)": lambda: init(ATTENTION, X, X[..., :6]),
-    "to be 'float32', 'bfloat16', 'int8', got <class": lambda: init(
+    "[batch, length, d_model=8], got (2, 3, 6)": lambda: shapes_of(ATTENTION, X, X[..., :6]),
+    "to be 'float32', 'bfloat16', 'int8', got <class": lambda: shapes_of(
         jx.FeedForward(16, compute_dtype=jnp.bfloat16), X
     ),
     "expected features [rows, d_model], embedding": lambda: jx.cross_entropy(
@@ -104,27 +112,45 @@ MISTAKES = {
 def test_mistake_is_refused_in_one_line(words):
     with pytest.raises(UserError) as error:
         MISTAKES[words]()
-    assert words in str(error.value)
-    assert "\n" not in str(error.value)
+
+    message = str(error.value)
+    assert words in message
+    assert "\n" not in message
 
 
 def test_unannotated_types_work():
     @jax.jit
     def results():
-        loss, _ = jx.cross_entropy([[0.0]], [[1.0], [2.0]], [1], [1], 0)
+        loss, _ = jx.cross_entropy(
+            [[0.0]],
+            [[1.0], [2.0]],
+            [1],
+            weights=[1],
+            label_smoothing=0,
+        )
         lists = beam(max_lengths=[6, 1], prefix=[[2], [0]])
         sizes = beam(beam_size=np.int64(1), capacity=np.int32(3))
         return loss, lists.lengths, sizes.tokens, jx.gnmt_penalty([1, 7], 1.0)
 
     loss, lengths, tokens, penalty = jax.device_get(results())
+
     assert loss == pytest.approx(np.log(2), abs=1e-6)  # two equal logits
     # With prefix 2: 2 1 (1 is EOS) and 2 2 1. With a limit of one token: 1, and nothing else.
     assert lengths.tolist() == [[2, 3], [1, 0]]
     assert tokens.shape == (2, 1, 3)
     assert penalty.tolist() == [1, 2]
-    for layer in (LINES_PER_BLOCK, ATTENTION):  # of activations alone, without a mask
-        shapes, _ = jax.eval_shape(layer.init_with_output, jax.random.key(0), X)
-        assert shapes.shape == (2, 3, 8)
+
+
+@pytest.mark.parametrize("layer", [BLOCK, ATTENTION], ids=["block", "attention"])
+def test_layers_take_activations_alone(layer):
+    """Without keys, which have the mask."""
+    output, _ = jax.eval_shape(layer.init_with_output, jax.random.key(0), X)
+    assert output.shape == (2, 3, 8)
+
+
+def test_configs_take_numbers_of_numpy():
     sizes = {"d_model": np.int64(8), "dropout_rate": np.float32(0.5), "num_heads": 2}
-    values = json.dumps(Config(model=ModelConfig(vocab_size=300, **sizes)).to_dict())
-    assert json.loads(values)["model"].items() >= {"d_model": 8, "dropout_rate": 0.5}.items()
+    config = Config(model=ModelConfig(vocab_size=300, **sizes))
+    values = json.loads(json.dumps(config.to_dict()))
+    assert values["model"]["d_model"] == 8
+    assert values["model"]["dropout_rate"] == 0.5

@@ -32,55 +32,66 @@ def versions(ordinary):
     return pytest.mark.parametrize("version", by_profile([ordinary], nightly=VERSIONS))
 
 
+def lines_of(path):
+    return path.read_text(encoding="utf-8").splitlines()
+
+
 def translate(fixture, output, *options):
-    arguments = ["translate", "--workdir", fixture / "run", "--input", fixture / "source.en"]
-    assert main([*map(str, arguments), "--output", str(output), *options]) == 0
-    return output.read_text(encoding="utf-8").splitlines()
+    run = fixture / "run"
+    source = fixture / "source.en"
+    arguments = ["--workdir", str(run), "--input", str(source), "--output", str(output)]
+    assert main(["translate", *arguments, *options]) == 0
+    return lines_of(output)
 
 
 @versions("workdir_0_2_0")
 def test_greedy_translations_are_the_same(version, tmp_path):
     fixture = FIXTURES / version
     found = translate(fixture, tmp_path / "greedy.de", "--beam-size", "1")
-    assert found == (fixture / "greedy.de").read_text(encoding="utf-8").splitlines()
+    assert found == lines_of(fixture / "greedy.de")
 
 
 def test_everything_works_inside_a_global_mesh(tmp_path):
     """Programs have their own mesh or none, and loaded parameters fit into the user's."""
-    fixture, tokens = FIXTURES / "workdir_0_2_0", np.array([[5, 6, 1]] * 8, np.int32)
+    fixture = FIXTURES / "workdir_0_2_0"
     run = shutil.copytree(fixture / "run", tmp_path / "run")
+    tokens = np.array([[5, 6, 1]] * 8, np.int32)
     model, params = load_model(run)
     encode = jax.jit(lambda p, tokens: model.apply({"params": p}, tokens, method="encode"))
-    expected, mesh = encode(params, tokens), jax.make_mesh((8,), ("rows",))
+    expected = encode(params, tokens)
+
+    mesh = jax.make_mesh((8,), ("rows",))
     with jax.set_mesh(mesh):
         found = translate(fixture, tmp_path / "greedy.de", "--beam-size", "1")
         assert main(["average", "--workdir", str(run), "--last", "1"]) == 0
         quantize(run, tmp_path / "int8")
+
+        by_rows = jax.device_put(tokens, NamedSharding(mesh, PartitionSpec("rows")))
         _, averaged = load_model(run)
-        sharded = jax.device_put(tokens, NamedSharding(mesh, PartitionSpec("rows")))
-        np.testing.assert_allclose(encode(averaged, sharded), expected, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(encode(averaged, by_rows), expected, rtol=1e-5, atol=1e-5)
+
         int8, quantized = load_model(tmp_path / "int8")
-        jax.eval_shape(
-            functools.partial(int8.apply, method="encode"), {"params": quantized}, sharded
-        )
-    assert found == (fixture / "greedy.de").read_text(encoding="utf-8").splitlines()
+        encode_int8 = functools.partial(int8.apply, method="encode")
+        jax.eval_shape(encode_int8, {"params": quantized}, by_rows)
+
+    assert found == lines_of(fixture / "greedy.de")
 
 
 @pytest.mark.smoke
 @versions("workdir_8c81d1e")
 def test_beams_have_the_same_tokens_and_scores(version, tmp_path):
     fixture = FIXTURES / version
-    found = translate(
-        fixture, tmp_path / "beam.jsonl", "--beam-size", "4", "--n-best", "2", "--json"
-    )
-    expected = (fixture / "beam.jsonl").read_text(encoding="utf-8").splitlines()
+    options = ["--beam-size", "4", "--n-best", "2", "--json"]
+    found = translate(fixture, tmp_path / "beam.jsonl", *options)
+    expected = lines_of(fixture / "beam.jsonl")
+
     for ours, theirs in zip(map(json.loads, found), map(json.loads, expected), strict=True):
         assert ours["source"] == theirs["source"]
         for a, b in zip(ours["hypotheses"], theirs["hypotheses"], strict=True):
-            assert (a["text"], a["tokens"]) == (b["text"], b["tokens"])
-            np.testing.assert_allclose(
-                (a["score"], a["log_prob"]), (b["score"], b["log_prob"]), rtol=1e-5
-            )
+            assert a["text"] == b["text"]
+            assert a["tokens"] == b["tokens"]
+            np.testing.assert_allclose(a["score"], b["score"], rtol=1e-5)
+            np.testing.assert_allclose(a["log_prob"], b["log_prob"], rtol=1e-5)
 
 
 @pytest.mark.ci
@@ -90,12 +101,22 @@ def test_training_resumes_with_the_same_losses(version, tmp_path):
 
     ``resumed.json`` has the losses of six steps and of a validation that the old version reported.
     """
-    fixture, step = FIXTURES / version, VERSIONS[version]
+    fixture = FIXTURES / version
     run = shutil.copytree(fixture / "run", tmp_path / "run")
-    config = read_config(Workdir(run))
-    changes = {"steps": step + 6, "log_every": 1, "eval_every": step + 6, "eval_sentences": 0}
-    config = changed(config, training=changes | {"checkpoint_every": step + 6})
-    assert int(train(config, run).step) == step + 6
+    step = VERSIONS[version]
+    last = step + 6
+    training = {
+        "steps": last,
+        "log_every": 1,
+        "eval_every": last,
+        "eval_sentences": 0,
+        "checkpoint_every": last,
+    }
+    config = changed(read_config(Workdir(run)), training=training)
+
+    state = train(config, run)
+
+    assert int(state.step) == last
     losses = [report["loss"] for report in reports(run) if report["step"] > step]
     expected = json.loads((fixture / "resumed.json").read_text(encoding="utf-8"))
     np.testing.assert_allclose(losses, expected, rtol=2e-6)

@@ -54,12 +54,21 @@ def config(tmp_path_factory):
     (folder / "b.trees").write_text(TREES[0], encoding="utf-8")
     return Config(
         model=ModelConfig(
-            **{"vocab_size": 320, "d_model": 16, "d_ff": 32, "num_heads": 2, "num_layers": 1},
-            **{"embeddings": "separate", "target_vocab_size": 40, "max_length": 96},
+            vocab_size=320,
+            d_model=16,
+            d_ff=32,
+            num_heads=2,
+            num_layers=1,
+            embeddings="separate",
+            target_vocab_size=40,
+            max_length=96,
         ),
         data=DataConfig(
-            **{"corpus": "trees", "train": f"{folder}/a.trees,{folder}/b.trees"},
-            **{"valid": f"{folder}/a.trees", "tokens_per_batch": 128, "max_length": 64},
+            corpus="trees",
+            train=f"{folder}/a.trees,{folder}/b.trees",
+            valid=f"{folder}/a.trees",
+            tokens_per_batch=128,
+            max_length=64,
         ),
         training=TrainingConfig(eval_sentences=4),
         # One program for all searches, which have four sentences of at most 64 tokens.
@@ -70,9 +79,10 @@ def config(tmp_path_factory):
 @pytest.fixture(scope="module")
 def state(config):
     """A training state with random parameters."""
-    mesh, random = make_mesh(devices=jax.devices()[:1]), np.random.default_rng(0)
+    mesh = make_mesh(devices=jax.devices()[:1])
     shapes = abstract_state(make_init(config.model), make_optimizer(config), mesh)
-    return jax.tree.map(lambda a: random.normal(0, 0.3, a.shape).astype(a.dtype), shapes)
+    rng = np.random.default_rng(0)
+    return jax.tree.map(lambda a: rng.normal(0, 0.3, a.shape).astype(a.dtype), shapes)
 
 
 @pytest.fixture(scope="module")
@@ -90,9 +100,10 @@ def workdir(config, data, state, tmp_path_factory):
 
 @pytest.fixture
 def run(workdir, monkeypatch, capsys):
-    def parse(*arguments, lines=(), content=None, code=0):
-        content = content or "".join(f"{line}\n" for line in lines).encode()
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content), "utf-8"))
+    def parse(*arguments, lines=(), code=0):
+        content = "".join(f"{line}\n" for line in lines).encode()
+        stdin = io.TextIOWrapper(io.BytesIO(content), "utf-8")
+        monkeypatch.setattr(sys, "stdin", stdin)
         assert main(["parse", "--workdir", str(workdir), *map(str, arguments)]) == code
         return capsys.readouterr().out.split("\n")[:-1]
 
@@ -103,67 +114,93 @@ def run(workdir, monkeypatch, capsys):
 def test_the_page_parses(workdir, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(workdir, tmp_path / "runs" / "parsing-small")
-    assert pages.execute("parsing.md", "Parse")["tree"].words() == ["The", "gene", "works", "."]
+    names = pages.execute("parsing.md", "Parse")
+    assert names["tree"].words() == ["The", "gene", "works", "."]
 
 
 def word_ids(line):
     """Splits words as ``split_words`` does, for ASCII only."""
-    spaced = "".join(" " if character in " \t" else character for character in line)
-    return [escape(word) for word in spaced.split(" ") if word]
+    words = line.replace("\t", " ").split(" ")
+    return [escape(word) for word in words if word]
 
 
 def test_training_pairs_are_words_and_symbols(config, data, tmp_path):
     """Every bracket and tag is a single token of a separate vocabulary."""
+    tokenizer = data.tokenizer
     assert len(data.train) == 5  # Four trees with words, one of them twice.
+
     source, target = data.train[1]
-    assert data.tokenizer.encode("It was XX -LRB- so .") == source.tolist()
+    assert tokenizer.encode("It was XX -LRB- so .") == source.tolist()
     linearized = "(S (NP (PRP) )NP (VP (VBD) (ADJP (JJ) (-LRB-) (NN) )ADJP )VP (.) )S"
-    assert [data.tokenizer.piece(int(token)) for token in target] == linearized.split(" ")
-    highest = int(max(max(data.train[i][1]) for i in range(len(data.train))))
-    assert data.tokenizer.target_vocab_size == highest + 1
-    model = dataclasses.replace(config.model, target_vocab_size=highest)
+    assert [tokenizer.piece(int(token)) for token in target] == linearized.split(" ")
+
+    targets = [data.train[number][1] for number in range(len(data.train))]
+    highest = int(np.concatenate(targets).max())
+    assert tokenizer.target_vocab_size == highest + 1
+
+    too_small = dataclasses.replace(config.model, target_vocab_size=highest)
+    config = dataclasses.replace(config, model=too_small)
     with pytest.raises(UserError, match=f"must be at least {highest + 1}, .*: got {highest}"):
-        open_dataset(dataclasses.replace(config, model=model), Workdir(tmp_path), TreesCorpus())
+        open_dataset(config, Workdir(tmp_path), TreesCorpus())
+
+
+def hypothesis(translator, text):
+    return Hypothesis(text, translator.target_ids(text), score=0.0, log_prob=0.0)
 
 
 def test_validation_reports_f1_of_the_best_hypothesis(config, data, state, monkeypatch):
+    """The right tree comes first, and a wrong one second."""
     targets = dict(data.valid_text)
 
     def found(self, sources, **_):
-        texts = [[targets[source], "(S (NP (X) )S"] for source in sources]
-        return [
-            [Hypothesis(text, self.target_ids(text), 0.0, 0.0) for text in beam] for beam in texts
-        ]
+        beams = []
+        for source in sources:
+            right = hypothesis(self, targets[source])
+            wrong = hypothesis(self, "(S (NP (X) )S")
+            beams.append([right, wrong])
+        return beams
 
     monkeypatch.setattr(Translator, "hypotheses", found)
-    task = Parsing(config, data)
-    values = task.score_decoded(state.params, make_mesh(devices=jax.devices()[:1]), lambda: None)
+    mesh = make_mesh(devices=jax.devices()[:1])
+    values = Parsing(config, data).score_decoded(state.params, mesh, lambda: None)
     assert values == {"f1": 100, "exact_match": 100}
 
 
 def test_every_line_gets_a_tree_over_its_words(run, tmp_path):
-    lines, text = run(lines=WORDS), tmp_path / "words.txt"
-    assert [not line for line in lines] == [not words.strip() for words in WORDS]
-    text.write_bytes("\n".join([*WORDS, "word " * 100, "last"]).encode()[:-4] + b"\xff")
-    assert run("--input", text, code=3) == [*lines, "", ""]
+    lines = run(lines=WORDS)
     for line, words in zip(lines, WORDS, strict=True):
-        if line:
-            (tree,) = read_trees([line], "output")
-            assert tree.words() == word_ids(words)
+        if not words.strip():
+            assert line == ""
+            continue
+        (tree,) = read_trees([line], "output")
+        assert tree.words() == word_ids(words)
+
+    # A line that is too long, and one that is not UTF-8, get no tree.
+    text = tmp_path / "words.txt"
+    text.write_bytes("\n".join([*WORDS, "word " * 100, ""]).encode() + b"\xff")
+    assert run("--input", text, code=3) == [*lines, "", ""]
 
 
 def test_any_model_output_becomes_a_tree(workdir, monkeypatch):
     def give(*beam):
-        monkeypatch.setattr(Translator, "hypotheses", lambda self, s, **_: [list(beam)] * len(s))
+        def hypotheses(self, sources, **_):
+            return [list(beam)] * len(sources)
 
-    parser, sentences = Parser.load(workdir), [word_ids(words) for words in WORDS]
+        monkeypatch.setattr(Translator, "hypotheses", hypotheses)
+
+    parser = Parser.load(workdir)
+    sentences = [word_ids(words) for words in WORDS]
     tags = [["T"] * len(words) for words in sentences]
     for written in ("", "(S", "XX XX XX XX", ")S )S (NP (X) ▁gene (S", "(DT) (NN)"):
-        give(Hypothesis(written, parser.translator.target_ids(written), 0.0, 0.0))
-        trees = parser.parse(sentences)
-        assert [tree.words() if tree else [] for tree in trees] == sentences
+        give(hypothesis(parser.translator, written))
+
+        for tree, words in zip(parser.parse(sentences), sentences, strict=True):
+            found = tree.words() if tree else []
+            assert found == words
+
         for tree, known in zip(parser.parse(sentences, tags=tags), tags, strict=True):
             assert tree is None or tree.tags() == known
+
     give()
     assert str(parser.parse([["a", "b"]])[0]) == "(TOP (XX a) (XX b))"
 
@@ -183,10 +220,12 @@ def test_any_model_output_becomes_a_tree(workdir, monkeypatch):
 def test_parts_of_speech_follow_attention(tokens, looks_at, expected):
     tokens = tokens.split()
     assert len(tokens) == len(looks_at)
+
     weights = np.full((len(tokens), 4), 0.01)
     for token, word in enumerate(looks_at):
         if word != "-":
             weights[token, int(word)] = 0.97
+
     assert one_tag_per_word(tokens, weights) == expected.split()
 
 
@@ -203,13 +242,18 @@ def test_missing_words_are_penalized(log_probs, chosen):
 
 def test_a_treebank_from_a_pipe_is_parsed_and_scored(run, tmp_path, capsys):
     """A tree that is too long gives a blank line, so that the files stay aligned."""
-    pipe, gold, parsed = tmp_path / "pipe", tmp_path / "gold", tmp_path / "parsed"
-    middle, long = (f"(S {' '.join(['(NN word)'] * count)})" for count in (14, 100))
+    pipe = tmp_path / "pipe"
+    gold = tmp_path / "gold"
+    parsed = tmp_path / "parsed"
+    middle = f"(S {' '.join(['(NN word)'] * 14)})"
+    long = f"(S {' '.join(['(NN word)'] * 100)})"
     content = "\n".join([*TREES[:3], middle, TREES[4], long]).encode()
     os.mkfifo(pipe)
     threading.Thread(target=pipe.write_bytes, args=[content], daemon=True).start()
+
     assert run("--trees", pipe, "--gold", gold, "--output", parsed, code=3) == []
-    right, found = (path.read_text("utf-8").split("\n")[:-1] for path in (gold, parsed))
+
+    right = lines_of(gold)
     assert right == [
         "(S (NP (DT The) (NN gene)) (VP (VBZ works)) (. .))",
         "(S (NP (PRP It)) (VP (VBD was) (ADJP (JJ XX) (-LRB- -LRB-) (NN so))) (. .))",
@@ -217,11 +261,21 @@ def test_a_treebank_from_a_pipe_is_parsed_and_scored(run, tmp_path, capsys):
         "(FRAG (UH Yes))",
         long,
     ]
-    assert (len(found), found[-1]) == (5, "")
-    trees, expected = list(read_trees(found[:-1], "parsed")), list(read_trees(right[:-1], "gold"))
-    assert [tree.leaves() for tree in trees] == [tree.leaves() for tree in expected]
+    *found, last = lines_of(parsed)
+    assert last == ""
+    trees = read_trees(found, "parsed")
+    expected_trees = read_trees(right[:-1], "gold")
+    for tree, expected in zip(trees, expected_trees, strict=True):
+        assert tree.leaves() == expected.leaves()
+
     assert main(["evalb", str(gold), str(parsed)]) == 0
     assert "Number of Error sentence  =      0" in capsys.readouterr().out
+
+
+def lines_of(path):
+    *lines, rest = path.read_text("utf-8").split("\n")
+    assert rest == ""
+    return lines
 
 
 def test_mistakes_are_refused_before_the_search(config, workdir, tmp_path, monkeypatch, capsys):
@@ -229,7 +283,9 @@ def test_mistakes_are_refused_before_the_search(config, workdir, tmp_path, monke
     for word in ("(", "", "a b"):
         with pytest.raises(UserError, match="expected a word without white space and round brack"):
             Parser.load(workdir).parse([["a"], ["b", word]])
-    text, trees = tmp_path / "words.txt", config.data.valid
+
+    trees = config.data.valid
+    text = tmp_path / "words.txt"
     text.write_text("short\n" + 100 * "word ", encoding="utf-8")
     for arguments, message in [
         (["--strict", "--input", text], f"{text}:2: expected at most 95 tokens (model.max_length)"),

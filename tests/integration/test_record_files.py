@@ -32,18 +32,23 @@ PAIRS[7:9] = [("", "leer"), ("Zeile\u2028 \u00a0“ß”", 'Tab \\ "Zitat" 😀'
 
 def rows(pairs, nested=True):
     """Returns rows as on the Hugging Face Hub, with a column and a language of no interest."""
-    found = [{"de": de, "en": en, "fr": "autre"} for en, de in pairs]
-    return [{"id": n, "translation": row} for n, row in enumerate(found)] if nested else found
+    flat = [{"de": de, "en": en, "fr": "autre"} for en, de in pairs]
+    if not nested:
+        return flat
+    return [{"id": number, "translation": row} for number, row in enumerate(flat)]
 
 
 def write_parquet(path, pairs, nested=True, **settings):
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows(pairs, nested)), path, **settings)
+    table = pyarrow.Table.from_pylist(rows(pairs, nested))
+    pyarrow.parquet.write_table(table, path, **settings)
 
 
 def write_jsonl(path, pairs, nested=True, ascii_only=False):
     lines = [json.dumps(row, ensure_ascii=ascii_only) for row in rows(pairs, nested)]
     content = "".join(f"{line}\n" for line in lines).encode()
-    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    if path.suffix == ".gz":
+        content = gzip.compress(content)
+    path.write_bytes(content)
 
 
 @pytest.fixture
@@ -51,13 +56,16 @@ def folder(tmp_path):
     """Returns a folder with the same pairs in every form."""
     for split, pairs in (("train", PAIRS), ("valid", PAIRS[:50])):
         write_pairs(tmp_path / split, pairs)
+
         shards = np.array_split(np.arange(len(pairs)), 3)
         for number, shard in enumerate(shards):
             part = [pairs[i] for i in shard]
             write_parquet(tmp_path / f"{split}-{number:05}-of-00003.parquet", part)
             write_jsonl(tmp_path / f"{split}-{number}.jsonl", part)
+
         write_parquet(tmp_path / f"flat-{split}.parquet", pairs, nested=False, row_group_size=7)
         write_jsonl(tmp_path / f"flat-{split}.jsonl.gz", pairs, nested=False, ascii_only=True)
+
         lines = "".join(f"{source}\t{target}\r\n" for source, target in pairs)
         (tmp_path / f"{split}.tsv.xz").write_bytes(lzma.compress(lines.encode()))
     return tmp_path
@@ -73,58 +81,92 @@ FORMS = {
 
 
 def data(folder, corpus="text", form="{}", **changed):
-    names = {
-        split: ",".join(f"{folder}/{name}" for name in form.format(split).split(","))
-        for split in ("train", "valid")
-    }
-    return DataConfig(corpus=corpus, **names, tokens_per_batch=256, max_length=64, **changed)
+    def paths(split):
+        names = form.format(split).split(",")
+        return ",".join(f"{folder}/{name}" for name in names)
+
+    return DataConfig(
+        corpus=corpus,
+        train=paths("train"),
+        valid=paths("valid"),
+        tokens_per_batch=256,
+        max_length=64,
+        **changed,
+    )
 
 
 def open_data(config, folder):
     """Returns what a new run reads before its first step."""
     training = TrainingConfig(steps=3, eval_sentences=2)
-    return open_dataset(
-        Config(model=MODEL, data=config, training=training), Workdir(folder / "run")
-    )
+    experiment = Config(model=MODEL, data=config, training=training)
+    return open_dataset(experiment, Workdir(folder / "run"))
 
 
 @pytest.mark.parametrize(
-    ("form", "batching"), [*zip(FORMS, ["buckets", "packing"] * 3, strict=False)]
+    ("form", "batching"),
+    [
+        ("shards of Parquet", "buckets"),
+        ("flat Parquet", "packing"),
+        ("shards of JSONL", "buckets"),
+        ("flat, packed and escaped JSONL", "packing"),
+        ("TSV", "buckets"),
+    ],
 )
 def test_same_pairs_and_same_plan_as_text_and_places_are_rows(folder, form, batching):
     config = data(folder, *FORMS[form], batching=batching)
     assert list(open_corpus(config).pairs(config.train)) == PAIRS
-    text, records = (open_data(c, folder) for c in (data(folder, batching=batching), config))
+
+    text = open_data(data(folder, batching=batching), folder)
+    records = open_data(config, folder)
+    assert_same_data(records, text)
+
+    # The empty pair keeps its place, so that later places are right.
+    (left_out,) = [number for number, _ in records.train.findings[EMPTY].first]
+    in_shards = "shards" in form
+    rows_per_file = 100 if in_shards else 300
+    files = set()
+    for number in (left_out, 99, 100, 299):
+        file, _, row = records.corpus.place(config.train, number, 1).rpartition(":")
+        assert int(row) == number % rows_per_file + 1
+        assert pathlib.Path(file).is_file()
+        files.add(file)
+    assert len(files) == (3 if in_shards else 1)
+
+    after_the_last = records.corpus.place(config.train, 300, 0)
+    assert after_the_last.endswith(": pair 301")
+
+
+def assert_same_data(records, text):
     assert records.tokenizer.serialized == text.tokenizer.serialized
     assert records.valid_text == text.valid_text
+
     epoch = text.plan.batches_per_epoch
-    assert epoch == records.plan.batches_per_epoch > 4
+    assert epoch > 4
+    assert records.plan.batches_per_epoch == epoch
     for number in range(2 * epoch):
         assert records.plan.rows(number) == text.plan.rows(number)
-    assert len(records.train) == len(text.train) == len(PAIRS) - 1
+
+    # All but the pair with an empty side.
+    assert len(text.train) == len(PAIRS) - 1
+    assert len(records.train) == len(text.train)
     for number in range(len(text.train)):
         for found, expected in zip(records.train[number], text.train[number], strict=True):
             np.testing.assert_array_equal(found, expected)
-    (left_out,) = [number for number, _ in records.train.findings[EMPTY].first]
-    numbers = (left_out, 99, 100, 299)
-    places = [records.corpus.place(config.train, n, 1).rpartition(":") for n in numbers]
-    per_file = 100 if "shards" in form else 300
-    assert [int(row) for _, _, row in places] == [number % per_file + 1 for number in numbers]
-    assert all(pathlib.Path(file).is_file() for file, _, _ in places)
-    assert len({file for file, _, _ in places}) == (3 if "shards" in form else 1)
-    assert records.corpus.place(config.train, 300, 0).endswith(": pair 301")
 
 
 def test_fingerprints_are_of_content_and_not_of_places(folder):
     """A run resumes where its files have other names: ``identity.json`` has fingerprints."""
     config = data(folder, *FORMS["shards of Parquet"])
     before = open_corpus(config).fingerprint(config.train)
-    (folder / "elsewhere").mkdir()
+
+    elsewhere = folder / "elsewhere"
+    elsewhere.mkdir()
     for path in folder.glob("train-*.parquet"):
-        path.rename(folder / "elsewhere" / f"renamed-{path.name}")
-    moved = str(folder / "elsewhere" / "*")
+        path.rename(elsewhere / f"renamed-{path.name}")
+    moved = str(elsewhere / "*")
     assert open_corpus(config).fingerprint(moved) == before
-    write_parquet(folder / "elsewhere" / "renamed-train-00001-of-00003.parquet", PAIRS[:5])
+
+    write_parquet(elsewhere / "renamed-train-00001-of-00003.parquet", PAIRS[:5])
     assert open_corpus(config).fingerprint(moved) != before
 
 
@@ -133,14 +175,16 @@ def test_another_format_is_refused_even_if_the_tokens_are_cached(folder):
     configs = [data(folder, *FORMS[form]) for form in forms]
     for cached, other in itertools.permutations(configs, 2):
         open_data(cached, folder)
+        mislabeled = dataclasses.replace(other, train=cached.train)
         with pytest.raises(UserError, match=r"expected a whole Parquet|got Parquet|a JSON|one tab"):
-            open_data(dataclasses.replace(other, train=cached.train), folder)
+            open_data(mislabeled, folder)
 
 
 def write_line(number, line):
     """Returns a function that writes a JSONL file with ``line`` after ``number`` - 1 fine lines."""
     fine = b'{"en": "Yes.", "de": "Ja."}\n'
-    return lambda path: path.write_bytes(fine * (number - 1) + line + b"\n" + fine)
+    content = fine * (number - 1) + line + b"\n" + fine
+    return lambda path: path.write_bytes(content)
 
 
 def write_row(row, nested=False):
@@ -183,8 +227,10 @@ def test_missing_shards_are_refused(tmp_path):
     names = [tmp_path / f"train-{number:05}-of-00003.parquet" for number in range(3)]
     for number, path in enumerate(names):
         write_parquet(path, PAIRS[number : number + 1])
-    corpus, split = open_corpus(DataConfig(corpus="parquet")), str(tmp_path / "train-*.parquet")
     names[1].rename(tmp_path / "train-00000-of-00003 (1).parquet")  # Another is there twice.
+
+    corpus = open_corpus(DataConfig(corpus="parquet"))
+    split = str(tmp_path / "train-*.parquet")
     series = (
         r"expected all 3 files of the series .*-of-00003, each once: found 2 of them in 3 files"
     )
@@ -193,27 +239,40 @@ def test_missing_shards_are_refused(tmp_path):
 
 
 def test_without_pyarrow(folder, monkeypatch):
+    parquet = data(folder, *FORMS["flat Parquet"])
+    jsonl = data(folder, *FORMS["shards of JSONL"])
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+
     with pytest.raises(UserError, match="install it: pip install pyarrow"):
-        open_data(data(folder, *FORMS["flat Parquet"]), folder)
-    open_data(data(folder, *FORMS["shards of JSONL"]), folder)
+        open_data(parquet, folder)
+    open_data(jsonl, folder)
 
 
-@pytest.mark.parametrize(("name", "target"), [("base", "de"), ("big_fr", "fr")])
-def test_shipped_configs_read_wmt14(name, target, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "target", "corpus"),
+    [
+        ("base", "de", "wmt14"),
+        ("big_fr", "fr", "wmt14-fr"),
+    ],
+)
+def test_shipped_configs_read_wmt14(name, target, corpus, tmp_path, monkeypatch):
     """The files have the names of the Hugging Face Hub."""
     monkeypatch.setenv("JAXFORMER_DATA", str(tmp_path))
     module = runpy.run_path(str(PROJECT / "configs" / f"{name}.py"))
     config = Config.from_dict(module["get_config"]().to_dict())
-    with pytest.raises(UserError, match=rf"jaxformer data wmt14{'-fr' * (target == 'fr')}$"):
+    with pytest.raises(UserError, match=rf"jaxformer data {corpus}$"):
         list(open_corpus(config.data).pairs(config.data.train))
+
     folder = tmp_path / f"wmt14-{target}-en"
     folder.mkdir()
     for split, count in (("train", 3), ("validation", 1), ("test", 1)):
         for shard in range(count):
             row = {"translation": {target: target, "en": f"{split} {shard}"}}
+            table = pyarrow.Table.from_pylist([row])
             path = folder / f"{split}-{shard:05}-of-{count:05}.parquet"
-            pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row]), path)
-    corpus = open_corpus(config.data)
-    assert list(corpus.pairs(config.data.train)) == [(f"train {n}", target) for n in range(3)]
-    assert list(corpus.pairs(config.data.valid)) == [("validation 0", target)]
+            pyarrow.parquet.write_table(table, path)
+
+    files = open_corpus(config.data)
+    train = [("train 0", target), ("train 1", target), ("train 2", target)]
+    assert list(files.pairs(config.data.train)) == train
+    assert list(files.pairs(config.data.valid)) == [("validation 0", target)]

@@ -10,7 +10,9 @@ import pytest
 
 from . import pages
 
-LOGITS = jnp.log(jnp.array([[0.0, 0.4, 0.6], [0.0, 0.9, 0.1], [0.0, 0.5, 0.5]]))
+# A Markov chain of three tokens.
+CHAIN = jnp.array([[0.0, 0.4, 0.6], [0.0, 0.9, 0.1], [0.0, 0.5, 0.5]])
+LOGITS = jnp.log(CHAIN)
 
 
 @pytest.fixture(scope="module")
@@ -34,15 +36,26 @@ def test_runs_as_printed(heading, run):
 def test_scores_of_the_lstm_are_those_of_its_tokens_one_by_one(run):
     names = run("Beam search over an LSTM")
     result, carry = jax.device_get((names["result"], names["carry"]))
+    params = names["params"]
     apply = jax.jit(names["decoder"].apply)
+
     for sentence, beam in np.ndindex(3, 4):
-        own = jax.tree.map(lambda a, n=sentence: a[n : n + 1, :1], carry)
-        token, total = 2, 0.0
-        for following in result.tokens[sentence, beam, : result.lengths[sentence, beam]]:
-            logits, own = apply(names["params"], np.array([[token]]), own)
-            total += float(jax.nn.log_softmax(logits[0, 0])[following])
+        own_carry = jax.tree.map(functools.partial(first_beam_of, sentence), carry)
+        length = result.lengths[sentence, beam]
+        token = 2
+        total = 0.0
+        for following in result.tokens[sentence, beam, :length]:
+            logits, own_carry = apply(params, np.array([[token]]), own_carry)
+            log_probs = jax.nn.log_softmax(logits[0, 0])
+            total += float(log_probs[following])
             token = following
+
         assert total == pytest.approx(result.log_probs[sentence, beam], rel=1e-4)
+
+
+def first_beam_of(sentence, array):
+    """Returns the state of the first beam of a sentence: all of them begin with the same."""
+    return array[sentence : sentence + 1, :1]
 
 
 @pytest.mark.ci
@@ -50,8 +63,13 @@ def test_scores_of_the_lstm_are_those_of_its_tokens_one_by_one(run):
 def test_the_page_runs(page, learned_workdir, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(learned_workdir, tmp_path / "runs" / "numerals")
-    # The page's own step function stands for any.
-    names = pages.execute(page, step_fn=lambda tokens, cache: (LOGITS[tokens], cache), cache=())
+
+    def step_fn(tokens, cache):
+        """Stands for any step function of the reader."""
+        return LOGITS[tokens], cache
+
+    names = pages.execute(page, step_fn=step_fn, cache=())
+
     if page == "decoding.md":
         assert names["result"].tokens.shape == (2, 4, 30)
         assert (tmp_path / "runs" / "numerals-int8").is_dir()

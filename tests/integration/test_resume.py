@@ -33,7 +33,8 @@ SKIPPED = (3, 4, 9)
 class Interrupted(Bigrams):
     """Some updates are not finite. The run is interrupted at one step, in one of five ways."""
 
-    way, step = "never", 0
+    way = "never"
+    step = 0
 
     def batch(self, number):
         batch = super().batch(number)
@@ -64,27 +65,34 @@ class Interrupted(Bigrams):
         return values
 
 
-TASK, MESH = Interrupted(), one_device()
+TASK = Interrupted()
+MESH = one_device()
 
 
 def run(folder, intervals, notes, way="never", step=0):
-    TASK.way, TASK.step = way, step
-    names = ("log_every", "checkpoint_every", "eval_every")
-    every = dict(zip(names, intervals, strict=True))
-    settings = FitConfig(steps=STEPS, keep_checkpoints=2, **every)
+    TASK.way = way
+    TASK.step = step
+    log_every, checkpoint_every, eval_every = intervals
+    settings = FitConfig(
+        steps=STEPS,
+        keep_checkpoints=2,
+        log_every=log_every,
+        checkpoint_every=checkpoint_every,
+        eval_every=eval_every,
+    )
     return fit(TASK, OPTIMIZER, folder, settings, mesh=MESH, hooks=[TASK.hook], writers=[notes])
 
 
-def without_times(reports):
-    return [{k: v for k, v in report.items() if k not in TIMES} for report in reports]
+def without_times(report):
+    return {name: value for name, value in report.items() if name not in TIMES}
 
 
 def results(folder, notes):
     """Returns everything that must not depend on interruptions."""
     checkpoints = Checkpoints(folder / "checkpoints")
     return {
-        "metrics": without_times(reports(folder)),
-        "writer": [(step, kind, *without_times([values])) for step, kind, values in notes.reports],
+        "metrics": [without_times(report) for report in reports(folder)],
+        "writer": [(step, kind, without_times(values)) for step, kind, values in notes.reports],
         "steps": checkpoints.steps(),
         "best": checkpoints.best_step(),
     }
@@ -96,15 +104,19 @@ def test_interrupted_runs_equal_uninterrupted_ones(intervals, tmp_path):
     state = run(tmp_path / "whole", intervals, notes)
     expected = results(tmp_path / "whole", notes)
     assert int(state.skipped) == len(SKIPPED)
+
     chance = random.Random(str(intervals))
     for number in range(by_profile(1, nightly=4)):
-        folder, notes = tmp_path / str(number), Notes()
+        folder = tmp_path / str(number)
+        notes = Notes()
         ways = ["waiting", "signal", "killed", "validation", "validated"]
         for step in sorted(chance.sample(range(STEPS), len(ways))):
             way = ways.pop(chance.randrange(len(ways)))
             with contextlib.suppress(StoppedError, Killed):
                 run(folder, intervals, notes, way, step)
-        assert_equal(run(folder, intervals, notes), state)
+
+        resumed = run(folder, intervals, notes)
+        assert_equal(resumed, state)
         found = results(folder, notes)
         for name, value in expected.items():
             np.testing.assert_equal(found[name], value, name)
@@ -119,16 +131,23 @@ def test_a_run_that_dies_between_the_report_and_the_score_reports_once(tmp_path)
 
     notes = Notes()
     state = run(tmp_path / "whole", (7, 4, 4), notes)
-    expected, fatal = results(tmp_path / "whole", notes), Fatal()
+    expected = results(tmp_path / "whole", notes)
+
+    fatal = Fatal()
     for _ in range(4):  # validations
         with pytest.raises(Killed):
             run(tmp_path / "killed", (7, 4, 4), fatal)
-    assert_equal(run(tmp_path / "killed", (7, 4, 4), fatal), state)
+
+    resumed = run(tmp_path / "killed", (7, 4, 4), fatal)
+    assert_equal(resumed, state)
     np.testing.assert_equal(results(tmp_path / "killed", fatal), expected)
 
 
 def test_a_state_that_is_not_finite_is_never_saved(tmp_path):
-    poison = optax.GradientTransformation(lambda _: np.full(2, np.nan), lambda x, s, _: (x, s))
+    poison = optax.GradientTransformation(
+        init=lambda params: np.full(2, np.nan),
+        update=lambda updates, state, params: (updates, state),
+    )
     settings = FitConfig(steps=9, log_every=9, checkpoint_every=3, eval_every=3)
     with pytest.raises(FloatingPointError, match="NaN or Inf at step 3, which is not saved"):
         fit(Bigrams(), optax.chain(OPTIMIZER, poison), tmp_path, settings, mesh=MESH)
@@ -144,47 +163,61 @@ def test_the_largest_gradients_are_printed_first(tiny_workdir, capsys, monkeypat
     before = sorted(tiny_workdir.rglob("*"))
     found = experiment.replay(tiny_workdir, 4)
     assert found.start == 2
-    sums, contributions = found.sums, found.contributions
-    assert sum(each.count for each in contributions) == sums["count"]
-    loss = sum(each.loss * each.count for each in contributions)
+
+    sums = found.sums
+    examples = found.contributions
+    assert sum(each.count for each in examples) == sums["count"]
+    loss = sum(each.loss * each.count for each in examples)
     assert loss == pytest.approx(sums["loss"], rel=1e-5)
-    norms = [each.grad_norm for each in contributions]
+
+    norms = [each.grad_norm for each in examples]
     assert norms == sorted(norms, reverse=True)
     assert max(norms) < sums["grad_norm"] < sum(norms)
+
+    # The command prints the same, and writes nothing.
     capsys.readouterr()
-    assert replay_command(tiny_workdir, 7) == 2
-    message = "error: expected a step that the run has taken, from 1 to 6: got 7\n"
-    assert capsys.readouterr().err == message
-    # The command prints the same.
     monkeypatch.setattr(experiment, "replay", lambda workdir, step: found)
     assert replay_command(tiny_workdir, 4) == 0
     assert sorted(tiny_workdir.rglob("*")) == before
+
     head, totals, names, *lines = capsys.readouterr().out.splitlines()
     assert head == "step 4, computed from the checkpoint of step 2"
     assert re.fullmatch(r"loss [\d.]+, gradient norm [\d.]+, \d+ tokens", totals)
     assert names.split() == ["norm", "loss", "tokens", "example"]
-    assert [float(line.split()[0]) for line in lines] == pytest.approx(norms, rel=1e-5)
-    assert all(re.fullmatch(r" +\S+ +\S+ +\d+  pair \d+: .+ \|\|\| \S+", line) for line in lines)
+    printed = [float(line.split()[0]) for line in lines]
+    assert printed == pytest.approx(norms, rel=1e-5)
+    for line in lines:
+        assert re.fullmatch(r" +\S+ +\S+ +\d+  pair \d+: .+ \|\|\| \S+", line)
+
+
+def test_a_step_that_was_not_taken_is_refused(tiny_workdir, capsys):
+    assert replay_command(tiny_workdir, 7) == 2
+    message = "error: expected a step that the run has taken, from 1 to 6: got 7\n"
+    assert capsys.readouterr().err == message
 
 
 def test_a_step_has_the_same_bits_and_names_the_example_that_makes_it_nan(tmp_path):
     """Row 0 of each skipped batch has a weight of NaN."""
     run(tmp_path, (1, 3, 3), Notes())
-    (report,) = (report for report in reports(tmp_path, "train") if report["step"] == 8)
-    settings = FitConfig(steps=14)
+    settings = FitConfig(steps=STEPS)
     with Checkpoints(tmp_path / "checkpoints") as checkpoints:
-        good, bad = (
-            replay_step(TASK, OPTIMIZER, checkpoints, MESH, settings, step)
-            for step in (8, SKIPPED[-1])
-        )
-        for steps, step, last in ((14, 0, 14), (10**6, 90_000, 14 + 3)):  # after the newest one
+        good = replay_step(TASK, OPTIMIZER, checkpoints, MESH, settings, step=8)
+        bad = replay_step(TASK, OPTIMIZER, checkpoints, MESH, settings, step=SKIPPED[-1])
+
+        # A longer run may have taken the steps until the next checkpoint.
+        for steps, step, last in ((STEPS, 0, STEPS), (10**6, 90_000, STEPS + 3)):
             settings = FitConfig(steps=steps, checkpoint_every=3)
             with pytest.raises(UserError, match=f"taken, from 1 to {last}: got {step}"):
                 replay_step(TASK, OPTIMIZER, checkpoints, MESH, settings, step)
+
+    (report,) = (report for report in reports(tmp_path, "train") if report["step"] == 8)
     assert good.sums["loss"] / good.sums["count"] == report["loss"]
     assert good.sums["grad_norm"] == report["grad_norm"]
+
     assert bad.sums["skipped"] == 1
     first, *others = bad.contributions
     assert first.text == "row 0"
     assert math.isnan(first.grad_norm)
-    assert np.isfinite([(each.grad_norm, each.count) for each in others]).all()
+    for other in others:
+        assert np.isfinite(other.grad_norm)
+        assert np.isfinite(other.count)

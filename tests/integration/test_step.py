@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +30,12 @@ from ..profiles import by_profile
 
 CONFIG = Config(
     model=ModelConfig(
-        vocab_size=37, d_model=16, d_ff=24, num_heads=4, num_layers=1, dropout_rate=0.3
+        vocab_size=37,
+        d_model=16,
+        d_ff=24,
+        num_heads=4,
+        num_layers=1,
+        dropout_rate=0.3,
     ),
     training=TrainingConfig(warmup_steps=2),
 )
@@ -50,28 +56,44 @@ def ragged_batch(seed=0):
     """Rows of 0 to 6 tokens. The last row is empty, so that one of eight devices has no token."""
     rng = np.random.default_rng(seed)
 
-    def side(lengths):
-        real = np.arange(6) < np.asarray(lengths)[:, None]
-        tokens = np.where(real, rng.integers(3, 37, (ROWS, 6)), 0).astype(np.int32)
-        return tokens, real.astype(np.int32), np.tile(np.arange(6, dtype=np.int32), (ROWS, 1))
+    def random_tokens(real):
+        tokens = rng.integers(3, 37, (ROWS, 6))
+        return np.where(real, tokens, 0).astype(np.int32)  # [ROWS, 6]
 
-    src, tgt = side([6, 1, 3, 2, 5, 6, 4, 0]), side([1, 6, 2, 2, 3, 1, 5, 0])
-    tgt_out = np.where(tgt[1], rng.integers(3, 37, (ROWS, 6)), 0).astype(np.int32)
-    return Batch(*src, tgt[0], tgt_out, *tgt[1:])
+    def is_real(lengths):
+        return np.arange(6) < np.asarray(lengths)[:, None]
+
+    src_real = is_real([6, 1, 3, 2, 5, 6, 4, 0])
+    tgt_real = is_real([1, 6, 2, 2, 3, 1, 5, 0])
+    positions = np.tile(np.arange(6, dtype=np.int32), (ROWS, 1))
+    return Batch(
+        src=random_tokens(src_real),
+        src_segments=src_real.astype(np.int32),
+        src_positions=positions,
+        tgt_in=random_tokens(tgt_real),
+        tgt_out=random_tokens(tgt_real),
+        tgt_segments=tgt_real.astype(np.int32),
+        tgt_positions=positions,
+    )
 
 
 def mesh_of(sizes):
-    config = MeshConfig(**dict(zip(("data", "fsdp", "tensor"), sizes, strict=True)))
+    data, fsdp, tensor = sizes
+    config = MeshConfig(data=data, fsdp=fsdp, tensor=tensor)
     return make_mesh(config, jax.devices()[: math.prod(sizes)])
 
 
 @functools.cache
 def init_of(model):
     """Returns a function that returns random parameters, faster than the model's own."""
-    shapes, rng = jax.eval_shape(make_init(model), jax.random.key(0)), np.random.default_rng(0)
-    params = jax.tree.map_with_path(
-        lambda path, s: rng.normal(path[-1].key == "scale", 0.25, s.shape).astype(s.dtype), shapes
-    )
+    rng = np.random.default_rng(0)
+
+    def random_array(path, shape):
+        mean = 1 if path[-1].key == "scale" else 0
+        return rng.normal(mean, 0.25, shape.shape).astype(shape.dtype)
+
+    shapes = jax.eval_shape(make_init(model), jax.random.key(0))
+    params = jax.tree.map_with_path(random_array, shapes)
     return lambda key: params
 
 
@@ -87,18 +109,37 @@ def state_of(config, mesh):
 @functools.cache
 def compiled(config, sizes, gradient_accumulation):
     mesh = mesh_of(sizes)
-    return mesh, make_train_step(
-        TranslationLoss.of(config), OPTIMIZER, mesh, gradient_accumulation=gradient_accumulation
+    train_step = make_train_step(
+        TranslationLoss.of(config),
+        OPTIMIZER,
+        mesh,
+        gradient_accumulation=gradient_accumulation,
     )
+    return mesh, train_step
+
+
+class OneStep(NamedTuple):
+    """The state, gradients and metrics of a step of training."""
+
+    state: Any
+    gradients: Any
+    metrics: dict[str, np.ndarray]
 
 
 def one_step(config=CONFIG, sizes=ONE, gradient_accumulation=1, batch=None):
     """Returns the state after one step on a mesh, its gradients and metrics."""
     mesh, train_step = compiled(config, sizes, gradient_accumulation)
-    batch = jax.device_put(ragged_batch() if batch is None else batch, batch_sharding(mesh))
+    if batch is None:
+        batch = ragged_batch()
+
+    batch = jax.device_put(batch, batch_sharding(mesh))
     state, metrics = train_step(state_of(config, mesh), batch)
-    gradients = jax.device_get(optax.tree.get(state.opt_state, "trace"))
-    return state, gradients, jax.device_get(metrics)
+    gradients = optax.tree.get(state.opt_state, "trace")
+    return OneStep(
+        state=state,
+        gradients=jax.device_get(gradients),
+        metrics=jax.device_get(metrics),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -107,12 +148,14 @@ def reference():
 
 
 def norm(tree):
-    return math.sqrt(sum((np.float64(a) ** 2).sum() for a in jax.tree.leaves(tree)))
+    squares = [np.square(np.float64(array)).sum() for array in jax.tree.leaves(tree)]
+    return math.sqrt(sum(squares))
 
 
 def relative_distance(actual, expected):
     """Returns the norm of the difference of two trees, relative to the norm of one."""
-    return norm(jax.tree.map(np.subtract, actual, expected)) / norm(expected)
+    difference = jax.tree.map(np.subtract, actual, expected)
+    return norm(difference) / norm(expected)
 
 
 def assert_same(actual, expected):
@@ -133,43 +176,61 @@ CASES = [
 @pytest.mark.smoke
 @pytest.mark.ci
 @pytest.mark.parametrize(
-    ("sizes", "gradient_accumulation", "remat"), by_profile(CASES[:1], nightly=CASES), ids=str
+    ("sizes", "gradient_accumulation", "remat"),
+    by_profile(CASES[:1], nightly=CASES),
+    ids=str,
 )
 def test_accumulation_uneven_splits_and_remat_change_neither_loss_nor_gradients(
     reference, sizes, gradient_accumulation, remat
 ):
     """Rematerialization also turns the layers into a loop, which are unrolled on CPUs otherwise."""
-    state, gradients, metrics = one_step(changed({"remat": remat}), sizes, gradient_accumulation)
-    np.testing.assert_allclose(metrics["loss"], reference[2]["loss"], rtol=1e-6)
-    assert metrics["count"] == 20
-    assert_same(gradients, reference[1])
-    shape = state.params["embedding"].addressable_shards[0].data.shape
-    assert shape == (37, 16 // sizes[1])
+    config = changed({"remat": remat})
+    found = one_step(config, sizes, gradient_accumulation)
+
+    np.testing.assert_allclose(found.metrics["loss"], reference.metrics["loss"], rtol=1e-6)
+    assert found.metrics["count"] == 20
+    assert_same(found.gradients, reference.gradients)
+
+    _, fsdp, _ = sizes
+    shard = found.state.params["embedding"].addressable_shards[0]
+    assert shard.data.shape == (37, 16 // fsdp)
 
 
 @pytest.mark.nightly
 def test_rematerialization_saves_memory():
     """Activations take most of the memory of a deep model."""
-    needed = [temporary_memory(remat) for remat in ("none", "dots", "layer")]
-    assert needed[0] > 1.3 * needed[1] > 1.5 * needed[2], needed
+    everything = temporary_memory("none")
+    without_dots = temporary_memory("dots")
+    one_layer = temporary_memory("layer")
+
+    needed = everything, without_dots, one_layer
+    assert everything > 1.3 * without_dots, needed
+    assert 1.3 * without_dots > 1.5 * one_layer, needed
 
 
 def temporary_memory(remat):
     config = changed({"remat": remat}, num_layers=4, d_model=64, d_ff=256)
     mesh, train_step = compiled(config, ONE, 1)
     state = abstract_state(make_init(config.model), OPTIMIZER, mesh)
+
     ids = jax.ShapeDtypeStruct((16, 32), np.int32)
-    step = train_step.lower(state, Batch(*[ids] * 7)).compile()
+    batch = Batch(**dict.fromkeys(Batch._fields, ids))
+    step = train_step.lower(state, batch).compile()
     return step.memory_analysis().temp_size_in_bytes
 
 
 # A model that eight devices can split in every way.
 SPLIT = changed(vocab_size=40, num_heads=8)
-# Two and four devices, and every split of eight.
+SPLITS_OF_EIGHT = [
+    (data, fsdp, 8 // data // fsdp)
+    for data in (1, 2, 4, 8)
+    for fsdp in (1, 2, 4, 8)
+    if data * fsdp <= 8
+]
 MESHES = [
     (2, 1, 1),
     (4, 1, 1),
-    *((d, f, 8 // d // f) for d in (1, 2, 4, 8) for f in (1, 2, 4, 8) if d * f <= 8),
+    *SPLITS_OF_EIGHT,
 ]
 
 
@@ -177,42 +238,62 @@ MESHES = [
 @pytest.mark.smoke
 @pytest.mark.parametrize("mesh", by_profile([(2, 2, 2)], nightly=MESHES), ids=str)
 def test_the_mesh_changes_neither_gradients_nor_weights_after_twenty_steps(mesh):
-    (sums, gradients, params, _), (found, *actual, shard) = twenty_steps(ONE), twenty_steps(mesh)
+    expected = twenty_steps(ONE)
+    found = twenty_steps(mesh)
+
     for name, tolerance in {"loss": 1e-6, "nll": 1e-6, "grad_norm": 1e-5}.items():
-        np.testing.assert_allclose(found[name], sums[name], rtol=tolerance)
-    assert (found["count"], found["tokens"]) == (20, 47)
-    assert_same(actual[0], gradients)
-    assert relative_distance(actual[1], params) < 1e-4
+        np.testing.assert_allclose(found.sums[name], expected.sums[name], rtol=tolerance)
+    assert found.sums["count"] == 20
+    assert found.sums["tokens"] == 47
+
+    assert_same(found.gradients, expected.gradients)
+    assert relative_distance(found.params, expected.params) < 1e-4
+
     _, fsdp, tensor = mesh
-    assert shard == (1, 16 // fsdp, 24 // tensor)
+    assert found.shard == (1, 16 // fsdp, 24 // tensor)
+
+
+class TwentySteps(NamedTuple):
+    """Metrics and gradients of the first step, the last parameters, and the shape of a shard."""
+
+    sums: dict[str, np.ndarray]
+    gradients: Any
+    params: Any
+    shard: tuple[int, ...]
 
 
 @functools.cache
 def twenty_steps(sizes):
-    """Takes twenty steps of Adam with dropout on ragged batches.
-
-    Returns metrics and gradients of the first step, the last parameters, and the shape of a shard.
-    """
-    optimizer, mesh = make_optimizer(SPLIT), mesh_of(sizes)
+    """Takes twenty steps of Adam with dropout on ragged batches."""
+    optimizer = make_optimizer(SPLIT)
+    mesh = mesh_of(sizes)
     state = init_state(make_init(SPLIT.model), optimizer, mesh, seed=0)
     train_step = make_train_step(TranslationLoss.of(SPLIT), optimizer, mesh)
+
     for seed in range(20):
         batch = jax.device_put(ragged_batch(seed), batch_sharding(mesh))
         state, metrics = jax.block_until_ready(train_step(state, batch))
         if seed == 0:
-            first = jax.device_get(metrics)
+            sums = jax.device_get(metrics)
             # Adam's first moment after one step is a tenth of the gradient.
             gradients = jax.device_get(optax.tree.get(state.opt_state, "mu"))
-    shard = state.params["decoder"]["layers"]["feed_forward"]["inner"].addressable_shards[0]
-    return first, gradients, jax.device_get(state.params), shard.data.shape
+
+    inner = state.params["decoder"]["layers"]["feed_forward"]["inner"]
+    return TwentySteps(
+        sums=sums,
+        gradients=gradients,
+        params=jax.device_get(state.params),
+        shard=inner.addressable_shards[0].data.shape,
+    )
 
 
 @pytest.mark.ci
 def test_the_mesh_does_not_change_gradients_of_norms_that_all_heads_share():
     """Heads are split over the devices, and each has the scales of QK-norm."""
     config = changed(qk_norm=True)
-    _, expected, _ = one_step(config)
-    _, found, _ = one_step(config, (2, 2, 2))
+    expected = one_step(config).gradients
+    found = one_step(config, (2, 2, 2)).gradients
+
     assert "query_norm" in found["decoder"]["layers"]["cross_attention"]
     assert_same(found, expected)
 
@@ -226,29 +307,47 @@ OPTIMIZERS = {
 }
 
 
+class TenSteps(NamedTuple):
+    """Parameters before and after ten steps, and the losses."""
+
+    start: Any
+    params: Any
+    losses: list[float]
+
+
 @functools.cache
 def ten_steps(name, sizes):
-    """Returns the parameters before and after ten steps of an optimizer, and the losses."""
-    optimizer, mesh = OPTIMIZERS[name], mesh_of(sizes)
-    state, losses = init_state(make_init(SPLIT.model), optimizer, mesh), []
+    """Takes ten steps of an optimizer."""
+    optimizer = OPTIMIZERS[name]
+    mesh = mesh_of(sizes)
+    state = init_state(make_init(SPLIT.model), optimizer, mesh)
     step = make_train_step(TranslationLoss.of(SPLIT), optimizer, mesh)
+
     start = jax.device_get(state.params)
+    losses = []
     for seed in range(10):
-        state, sums = step(state, jax.device_put(ragged_batch(seed), batch_sharding(mesh)))
+        batch = jax.device_put(ragged_batch(seed), batch_sharding(mesh))
+        state, sums = step(state, batch)
         losses.append(float(sums["loss"]) / float(sums["count"]))
+
     assert int(state.skipped) == 0
-    return start, jax.device_get(state.params), losses
+    return TenSteps(start, jax.device_get(state.params), losses)
 
 
 @pytest.mark.ci
 @pytest.mark.parametrize("name", by_profile(["muon"], nightly=list(OPTIMIZERS)))
 @pytest.mark.parametrize(
-    "sizes", by_profile([(2, 2, 2)], nightly=[(2, 2, 2), (8, 1, 1), (1, 8, 1), (1, 1, 8)]), ids=str
+    "sizes",
+    by_profile([(2, 2, 2)], nightly=[(2, 2, 2), (8, 1, 1), (1, 8, 1), (1, 1, 8)]),
+    ids=str,
 )
 def test_the_mesh_does_not_change_the_results_of_any_optimizer(name, sizes):
-    (start, expected, losses), (_, actual, found) = ten_steps(name, ONE), ten_steps(name, sizes)
-    np.testing.assert_allclose(found, losses, rtol=1e-4)
-    error, moved = (jax.tree.map(np.subtract, expected, other) for other in (actual, start))
+    expected = ten_steps(name, ONE)
+    found = ten_steps(name, sizes)
+    np.testing.assert_allclose(found.losses, expected.losses, rtol=1e-4)
+
+    error = jax.tree.map(np.subtract, expected.params, found.params)
+    moved = jax.tree.map(np.subtract, expected.params, expected.start)
     assert norm(error) < 2e-3 * norm(moved)
 
 
@@ -259,73 +358,91 @@ def test_a_mesh_that_does_not_fit_the_devices_is_refused():
 
 def smoothed_loss(model, params, batch):
     """Returns the mean over all tokens by the definition, and their negative log likelihood."""
-    log_p = jax.nn.log_softmax(model.apply({"params": params}, batch.src, batch.tgt_in))
+    logits = model.apply({"params": params}, batch.src, batch.tgt_in)
+    log_p = jax.nn.log_softmax(logits)  # [B, T, V]
     one_hot = jax.nn.one_hot(batch.tgt_out, 37)
     real = batch.tgt_segments != 0
 
     def mean(distribution):
-        return -((distribution * log_p).sum(-1) * real).sum() / real.sum()
+        cross_entropy = -(distribution * log_p).sum(-1)  # [B, T]
+        return (cross_entropy * real).sum() / real.sum()
 
-    return mean(0.9 * one_hot + 0.1 / 37), mean(one_hot)
+    smoothed = 0.9 * one_hot + 0.1 / 37
+    return mean(smoothed), mean(one_hot)
 
 
 @pytest.mark.smoke
 def test_gradient_equals_autodiff_of_the_mean_over_all_tokens():
     """The reference is the loss in one line, without dropout."""
-    config, batch = changed(dropout_rate=0.0), jax.tree.map(jnp.asarray, ragged_batch())
-    loss = functools.partial(smoothed_loss, Transformer(config.model), batch=batch)
-    gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))
+    config = changed(dropout_rate=0.0)
+    batch = jax.tree.map(jnp.asarray, ragged_batch())
+    mean = functools.partial(smoothed_loss, Transformer(config.model), batch=batch)
+    gradient = jax.jit(jax.value_and_grad(mean, has_aux=True))
     (loss, nll), expected = jax.device_get(gradient(params_of(config.model)))
+
     _, gradients, metrics = one_step(config, (4, 1, 1), gradient_accumulation=2)
-    np.testing.assert_allclose(metrics["loss"] / metrics["count"], loss, rtol=1e-5)
-    np.testing.assert_allclose(metrics["nll"] / metrics["count"], nll, rtol=1e-5)
+
+    count = metrics["count"]
+    np.testing.assert_allclose(metrics["loss"] / count, loss, rtol=1e-5)
+    np.testing.assert_allclose(metrics["nll"] / count, nll, rtol=1e-5)
     np.testing.assert_allclose(metrics["grad_norm"], norm(expected), rtol=1e-5)
     assert_same(gradients, expected)
 
 
 @pytest.mark.parametrize("changes", [{}, {"biases": True, "embeddings": "separate"}], ids=str)
 def test_validation_on_eight_devices_has_the_loss_of_the_models_own_logits(changes):
-    config, batch = changed(dropout_rate=0.3, **changes), ragged_batch()
-    params, model = params_of(config.model), Transformer(config.model)
-    found = evaluate_loss(TranslationLoss.of(config), params, [batch], mesh_of((8, 1, 1)))
-    expected = jax.device_get(jax.jit(functools.partial(smoothed_loss, model))(params, batch))
-    found = found["loss"], math.log(found["perplexity"])
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    config = changed(dropout_rate=0.3, **changes)
+    batch = ragged_batch()
+    params = params_of(config.model)
+    mesh = mesh_of((8, 1, 1))
+    found = evaluate_loss(TranslationLoss.of(config), params, [batch], mesh)
+
+    model = Transformer(config.model)
+    reference = jax.jit(functools.partial(smoothed_loss, model))
+    loss, nll = jax.device_get(reference(params, batch))
+    np.testing.assert_allclose(found["loss"], loss, rtol=1e-5)
+    np.testing.assert_allclose(math.log(found["perplexity"]), nll, rtol=1e-5)
 
 
 @pytest.mark.ci
 def test_packing_does_not_change_loss_or_gradients():
     """Both batches have the same shape."""
     rng = np.random.default_rng(0)
-    pairs = [(rng.integers(3, 37, n), rng.integers(3, 37, m)) for n, m in [(2, 1), (4, 5), (1, 2)]]
+    pairs = []
+    for source_length, target_length in [(2, 1), (4, 5), (1, 2)]:
+        source = rng.integers(3, 37, source_length)
+        target = rng.integers(3, 37, target_length)
+        pairs.append((source, target))
+
     config = changed(dropout_rate=0.0)
     unpacked = make_batch([[pair] for pair in pairs], (ROWS, 6, 6))
     packed = make_batch([[pairs[2], pairs[0]], [pairs[1]]], (ROWS, 6, 6))
-    _, expected, expected_metrics = one_step(config, batch=unpacked)
-    _, gradients, metrics = one_step(config, batch=packed)
-    for name, found in metrics.items():
-        np.testing.assert_allclose(found, expected_metrics[name], rtol=1e-6, err_msg=name)
-    assert_same(gradients, expected)
+    expected = one_step(config, batch=unpacked)
+    found = one_step(config, batch=packed)
+
+    for name, value in found.metrics.items():
+        np.testing.assert_allclose(value, expected.metrics[name], rtol=1e-6, err_msg=name)
+    assert_same(found.gradients, expected.gradients)
 
 
 @pytest.mark.ci
 def test_dropout_changes_with_the_step(reference):
-    _, _, first = reference
     mesh, train_step = compiled(CONFIG, ONE, 1)
     fresh = state_of(CONFIG, mesh)
-    state, second = train_step(fresh._replace(step=fresh.step + 1), ragged_batch())
+    later = fresh._replace(step=fresh.step + 1)
+    state, second = train_step(later, ragged_batch())
+
     assert int(state.step) == 2
-    assert float(first["loss"]) != float(second["loss"])
+    assert float(reference.metrics["loss"]) != float(second["loss"])
 
 
 def linear_loss(scale=1.0):
     """Returns a loss whose gradient with respect to the weights is the sum of the rows."""
 
     def loss(params, batch, randomness):
-        return {
-            "loss": (params["w"] * batch["features"] * scale).sum() + batch["offset"].sum(),
-            "count": batch["offset"].size,
-        }
+        products = params["w"] * batch["features"] * scale
+        offset = batch["offset"]
+        return {"loss": products.sum() + offset.sum(), "count": offset.size}
 
     return loss
 
@@ -353,25 +470,39 @@ HUGE = optax.scale(1e21)
     ids=["NaN", "huge", "huge, bfloat16", "huge norm", "loss is NaN", "loss is infinite"],
 )
 def test_a_step_that_is_not_finite_is_skipped_on_all_devices_and_counted(
-    optimizer, scale, features, offset
+    optimizer,
+    scale,
+    features,
+    offset,
 ):
     """Only one row of one device, and only one weight, are not finite or huge."""
     mesh = mesh_of((2, 2, 2))
     info = {"w": ParameterInfo(("d_model", "d_ff"), "matrix")}
     state = init_state(lambda key: {"w": jnp.ones((4, 4))}, optimizer, mesh, describe=lambda: info)
     assert state.params["w"].addressable_shards[0].data.shape == (2, 2)
+
     train_step = make_train_step(linear_loss(scale), optimizer, mesh)
-    batch = {"features": np.zeros((8, 4, 4), np.float32), "offset": np.zeros(8, np.float32)}
+    batch = {
+        "features": np.zeros((8, 4, 4), np.float32),
+        "offset": np.zeros(8, np.float32),
+    }
     state, metrics = train_step(state, batch)
-    assert (int(metrics["skipped"]), int(state.skipped)) == (0, 0)
+    assert int(metrics["skipped"]) == 0
+    assert int(state.skipped) == 0
+
     before = jax.device_get((state.params, state.opt_state))
-    batch["features"][4, 3, 3], batch["offset"][-1] = features, offset
+    batch["features"][4, 3, 3] = features
+    batch["offset"][-1] = offset
+    loss_is_finite = features == 1 and offset == 0
+    norm_is_finite = features == 1 and scale == 1
     for expected in (1, 2):
         state, metrics = train_step(state, batch)
-        assert math.isfinite(metrics["loss"]) == (features == 1 and offset == 0)
-        assert math.isfinite(metrics["grad_norm"]) == (features == 1 and scale == 1)
+        assert math.isfinite(metrics["loss"]) == loss_is_finite
+        assert math.isfinite(metrics["grad_norm"]) == norm_is_finite
         assert int(metrics["skipped"]) == 1
-        assert int(state.skipped) == int(state.skipped_in_row) == expected
+        assert int(state.skipped) == expected
+        assert int(state.skipped_in_row) == expected
+
     assert int(state.step) == 3
     after = jax.device_get((state.params, state.opt_state))
     jax.tree.map(np.testing.assert_array_equal, after, before)

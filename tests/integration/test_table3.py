@@ -21,14 +21,19 @@ def corpus(tmp_path_factory):
     folder = tmp_path_factory.mktemp("corpus")
     # A single validation pair and training pairs of one length have few shapes to compile.
     for part, numbers in (("train", [*range(321, 400)] * 5), ("valid", [400])):
-        write_pairs(folder / part, [(spell_english(n), spell_german(n)) for n in numbers])
+        pairs = [(spell_english(n), spell_german(n)) for n in numbers]
+        write_pairs(folder / part, pairs)
     return folder
 
 
 def arguments(corpus, workdir, *more):
     return [
-        *("--scale=smoke", f"--steps={STEPS}", f"--data={corpus}"),
-        *(f"--workdir={workdir}", "--rows=C1", *more),
+        "--scale=smoke",
+        f"--steps={STEPS}",
+        f"--data={corpus}",
+        f"--workdir={workdir}",
+        "--rows=C1",
+        *more,
     ]
 
 
@@ -36,29 +41,32 @@ def arguments(corpus, workdir, *more):
 def test_a_finished_row_is_not_trained_again(corpus, tmp_path, capsys):
     row = tmp_path / "rows" / "C1-0"
     main(arguments(corpus, tmp_path))
+
     (found,) = load_results(tmp_path / "rows")
     assert dataclasses.asdict(found) == json.loads((row / "result.json").read_text())
-    assert (found.row, found.steps, found.seed) == ("C1", STEPS, 0)
+    assert found.row == "C1"
+    assert found.steps == STEPS
+    assert found.seed == 0
+
     report = json.loads((row / "report.json").read_text())
     # After four steps there may be no line of four words, and so no BLEU: the table has 0 then.
     assert (report["sacrebleu"]["score"] or 0) == found.bleu
     assert (report["compound_split_bleu"]["score"] or 0) == found.compound_split_bleu
-    assert found.perplexity == reports(row)[-1]["perplexity"] > 1
-    rates = [r["seconds_per_step"] for r in reports(row, "train")]
+    assert found.perplexity == reports(row)[-1]["perplexity"]
+    assert found.perplexity > 1
+    rates = [report["seconds_per_step"] for report in reports(row, "train")]
     assert found.training_seconds == pytest.approx(2 * sum(rates))
 
     # Without data only the table can be written.
-    (tmp_path / "table3.md").unlink()
+    table = tmp_path / "table3.md"
+    table.unlink()
     main(arguments(pathlib.Path("nowhere"), tmp_path, "--report"))
     capsys.readouterr()
-    assert (
-        f"| C1 | N 1 | {STEPS} | {found.perplexity:.2f} |" in (tmp_path / "table3.md").read_text()
-    )
+    assert f"| C1 | N 1 | {STEPS} | {found.perplexity:.2f} |" in table.read_text()
+
     # With other or missing data, the row cannot be verified.
     with pytest.raises(UserError, match="no folder nowhere"):
         main(arguments(pathlib.Path("nowhere"), tmp_path))
     main(arguments(corpus, tmp_path))
-    assert (
-        "[1/1] C1: N 1; seed 0: finished; delete its folder to train it again"
-        in capsys.readouterr().err
-    )
+    message = "[1/1] C1: N 1; seed 0: finished; delete its folder to train it again"
+    assert message in capsys.readouterr().err

@@ -1,6 +1,7 @@
 """TensorFlow Datasets without TensorFlow: files written by ``download_and_prepare``."""
 
 import dataclasses
+import itertools
 import pathlib
 import re
 import shutil
@@ -37,7 +38,8 @@ def wmt14(directory):
             return {"train": self._examples(2000), "validation": self._examples(5)}
 
         def _examples(self, count):
-            for number, (en, de) in enumerate(list(SENTENCES.items())[:count]):
+            sentences = itertools.islice(SENTENCES.items(), count)
+            for number, (en, de) in enumerate(sentences):
                 yield number, {"de": de, "en": en}
 
         def _generate_examples(self):
@@ -65,8 +67,10 @@ def test_reads_wmt14(config):
     assert dict(pairs) == SENTENCES
     assert pairs == list(open_corpus(config).pairs("train"))
     assert len(list(corpus.pairs("validation"))) == 5
+
     turned = dataclasses.replace(config, source_language="de", target_language="en")
     assert list(open_corpus(turned).pairs("train")) == [(de, en) for en, de in pairs]
+
     assert corpus.fingerprint("train") == open_corpus(config).fingerprint("train")
     assert corpus.fingerprint("train") != corpus.fingerprint("validation")
 
@@ -75,17 +79,21 @@ def test_missing_data_says_how_to_get_it(tmp_path):
     corpus = open_corpus(DataConfig(directory=str(tmp_path)))
     with pytest.raises(UserError, match="wmt14_translate/de-en is not prepared") as error:
         list(corpus.pairs("train"))
+
     message = str(error.value)
     assert "\n" not in message
     assert "pip install importlib_resources tensorflow-cpu" in message
     assert "--config.data.corpus=text --config.data.train=PREFIX" in message
+
     # The program in the message runs up to the download, and requests the right files.
-    code = re.search(r'python -c "(.*?)"', message)
-    assert code
+    found = re.search(r'python -c "(.*?)"', message)
+    assert found
+    program = found[1].replace(".download_and_prepare()", "").replace("; tfds", "; b = tfds")
     names = {}
-    exec(code[1].replace(".download_and_prepare()", "").replace("; tfds", "; b = tfds"), names)
-    assert names["b"].info.file_format == tfds.core.FileFormat.ARRAY_RECORD
-    assert pathlib.Path(names["b"].data_path).is_relative_to(tmp_path)
+    exec(program, names)
+    builder = names["b"]
+    assert builder.info.file_format == tfds.core.FileFormat.ARRAY_RECORD
+    assert pathlib.Path(builder.data_path).is_relative_to(tmp_path)
 
 
 def test_wrong_names(config):
@@ -94,8 +102,9 @@ def test_wrong_names(config):
         ({"target_language": "fr"}, "train", "has no language 'fr'; expected two of de, en"),
         ({"builder": "wmt14_trnslate/de-en"}, "train", r"data\.builder: TensorFlow Datasets has"),
     ):
+        corpus = open_corpus(dataclasses.replace(config, **change))
         with pytest.raises(UserError, match=message):
-            list(open_corpus(dataclasses.replace(config, **change)).pairs(split))
+            list(corpus.pairs(split))
 
 
 def test_damaged_files(directory, tmp_path):
@@ -103,6 +112,7 @@ def test_damaged_files(directory, tmp_path):
     corpus = open_corpus(DataConfig(directory=str(copy)))
     (path,) = copy.rglob("*train.array_record*")
     whole = path.read_bytes()
+
     for damaged in (b"", whole[:-10]):
         path.write_bytes(damaged)
         with pytest.raises(UserError, match=r"split 'train': .*; the files are damaged: delete "):
@@ -111,7 +121,9 @@ def test_damaged_files(directory, tmp_path):
 
 def test_missing_records_are_detected(config, monkeypatch):
     corpus = open_corpus(config)
-    source = type(tfds.builder(config.builder, data_dir=config.directory).as_data_source("train"))
-    monkeypatch.setattr(source, "__iter__", lambda self: iter([self[0], self[1]]))
+    builder = tfds.builder(config.builder, data_dir=config.directory)
+    source = builder.as_data_source("train")
+    monkeypatch.setattr(type(source), "__iter__", lambda self: iter([self[0], self[1]]))
+
     with pytest.raises(UserError, match="expected 2000 records, got 2; the files are damaged"):
         list(corpus.pairs("train"))

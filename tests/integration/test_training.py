@@ -7,9 +7,11 @@ import importlib.util
 import io
 import json
 import os
+import pathlib
 import re
 import shutil
 import signal
+from typing import Any, NamedTuple
 from unittest import mock
 
 import jax
@@ -31,11 +33,18 @@ from .test_user_task import assert_equal
 pytestmark = pytest.mark.usefixtures("tiny_workdir")
 
 
+class FinishedRun(NamedTuple):
+    """The final state of a run, and its folder."""
+
+    state: Any
+    folder: pathlib.Path
+
+
 @pytest.fixture(scope="module")
 def uninterrupted(tiny_config, tiny_workdir, tmp_path_factory):
     folder = tmp_path_factory.mktemp("uninterrupted") / "run"
     shutil.copytree(tiny_workdir, folder)
-    return train(tiny_config(), folder), folder
+    return FinishedRun(train(tiny_config(), folder), folder)
 
 
 @pytest.mark.smoke
@@ -47,10 +56,14 @@ def test_resumed_equals_uninterrupted(tiny_config, tmp_path, uninterrupted, capl
         pytest.raises(UserError, match="another process is training in this folder; stop it or"),
     ):
         train(tiny_config(), tmp_path)
+
     flip_a_bit(tmp_path / "checkpoints" / "3")
-    assert_equal(train(tiny_config(), tmp_path), uninterrupted[0])
+    state = train(tiny_config(), tmp_path)
+    assert_equal(state, uninterrupted.state)
     assert "damaged" in caplog.text
-    found, expected = reports(tmp_path), reports(uninterrupted[1])
+
+    found = reports(tmp_path)
+    expected = reports(uninterrupted.folder)
     kinds = [(report["kind"], report["step"]) for report in found]
     assert kinds == [("train", 2), ("train", 4), ("train", 6), ("valid", 6)]
     assert [r["loss"] for r in found] == [r["loss"] for r in expected]
@@ -60,8 +73,10 @@ def test_resumed_equals_uninterrupted(tiny_config, tmp_path, uninterrupted, capl
 def test_checkpoints_of_another_vocabulary_are_refused(tiny_config, tmp_path, uninterrupted):
     state, folder = uninterrupted
     run = shutil.copytree(folder, tmp_path / "run")
+    later = state._replace(step=state.step + 1)
     with Checkpoints(run / "checkpoints", keep=3) as checkpoints:
-        checkpoints.save(7, state._replace(step=state.step + 1), metadata={"tokenizer": "another"})
+        checkpoints.save(7, later, metadata={"tokenizer": "another"})
+
     with pytest.raises(UserError, match="but they are of another; use another --workdir"):
         train(tiny_config(steps=8), run)
     with pytest.raises(UserError, match="but they are of another; copy the whole workdir"):
@@ -77,7 +92,7 @@ def test_workdir_of_another_experiment_is_refused(tiny_config, uninterrupted):
         ("training", {"warmup_steps": 9}, r"training\.warmup_steps=10, but 9 was given"),
     ]:
         with pytest.raises(UserError, match=words):
-            train(changed(config, **{section: changes}), uninterrupted[1])
+            train(changed(config, **{section: changes}), uninterrupted.folder)
 
 
 def test_divergence_names_the_rate_that_is_set(tiny_config, tmp_path, monkeypatch):
@@ -92,27 +107,32 @@ def test_a_failing_validation_costs_only_its_score(
     tiny_config, tmp_path, uninterrupted, monkeypatch, capsys
 ):
     """The store of the validation split is damaged on the disk while the run reads it."""
-    monkeypatch.setenv("JAXFORMER_CACHE", str(tmp_path / "cache"))
-    run, often = tmp_path / "run", {"eval_every": 2, "eval_sentences": 0}
+    run = tmp_path / "run"
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("JAXFORMER_CACHE", str(cache))
+    config = tiny_config(eval_every=2, eval_sentences=0)
 
     def damage(step, *_):
         if step != 3:
             return
-        stores = (tmp_path / "cache").rglob("offsets.bin")
-        with min(stores, key=lambda path: path.stat().st_size).open("r+b") as offsets:
+        smallest = min(cache.rglob("offsets.bin"), key=lambda path: path.stat().st_size)
+        with smallest.open("r+b") as offsets:
             offsets.seek(8)  # the end of the first source
             offsets.write(b"\x7f" * 8)
 
-    state = train(tiny_config(**often), run, hooks=[damage])
-    assert_equal(state, uninterrupted[0])
-    failed = reports(run, "failed_validation")
-    assert [r["step"] for r in failed] == [4, 6]
+    state = train(config, run, hooks=[damage])
+    assert_equal(state, uninterrupted.state)
+    failed = [report["step"] for report in reports(run, "failed_validation")]
+    assert failed == [4, 6]
     assert "step 4/6  validation failed, the checkpoint has no score: " in capsys.readouterr().err
+
     checkpoints = Checkpoints(run / "checkpoints")
-    assert (checkpoints.steps(), checkpoints.best_step()) == ([2, 4, 6], 2)
+    assert checkpoints.steps() == [2, 4, 6]
+    assert checkpoints.best_step() == 2
+
     # The same command rebuilds the store, and repeats the last validation.
-    train(tiny_config(**often), run)
-    assert reports(run)[-1]["loss"] == reports(uninterrupted[1])[-1]["loss"]
+    train(config, run)
+    assert reports(run)[-1]["loss"] == reports(uninterrupted.folder)[-1]["loss"]
     assert checkpoints.best_step() == 6
 
 
@@ -123,40 +143,58 @@ def write_text_corpus(folder, lines):
 
 
 def text_config(tiny_config, folder, **training):
-    files = {"train": str(folder / "train"), "valid": str(folder / "valid")}
-    return changed(tiny_config(**training), data={"corpus": "text", **files})
+    data = {
+        "corpus": "text",
+        "train": str(folder / "train"),
+        "valid": str(folder / "valid"),
+    }
+    return changed(tiny_config(**training), data=data)
 
 
 @pytest.mark.smoke
 def test_data_may_move_but_not_change(tiny_config, tmp_path, capsys):
     """Pairs that are too long or empty are skipped, counted and reported."""
-    old, new, run = tmp_path / "old", tmp_path / "new", tmp_path / "run"
+    old = tmp_path / "old"
+    new = tmp_path / "new"
+    run = tmp_path / "run"
     old.mkdir()
     write_text_corpus(old, 200)
     for path in old.glob("*.*"):
+        too_long = "word " * 100
+        empty_or_not = "" if path.suffix == ".en" else "text"
+        good = path.read_text(encoding="utf-8")
         # First in the file, so that it is among the sentences that validation translates.
-        bad = "word " * 100 + "\n" + ("\n" if path.suffix == ".en" else "text\n")
-        path.write_text(bad + path.read_text(encoding="utf-8"), encoding="utf-8")
+        path.write_text(f"{too_long}\n{empty_or_not}\n{good}", encoding="utf-8")
+
     train(text_config(tiny_config, old, steps=2), run)
     log = capsys.readouterr().err
     assert "200 training pairs, 2 skipped (1 longer than 64 tokens, 1 with an empty side)" in log
     assert "200 validation pairs, 2 skipped" in log
     assert "(cased, 13a tokenizer)" in log
+
     old.rename(new)
     train(text_config(tiny_config, new, steps=4, eval_sentences=0), run)
     assert "resumed from step 2" in capsys.readouterr().err
+
     write_text_corpus(new, 201)
     with pytest.raises(UserError, match="the run began with other data: train was"):
         train(text_config(tiny_config, new, steps=4, eval_sentences=0), run)
 
 
+class ShortRun(NamedTuple):
+    """The folder, state and log of two steps."""
+
+    folder: pathlib.Path
+    state: Any
+    log: str
+
+
 @pytest.fixture(scope="module")
 def short_run(tiny_config, tmp_path_factory):
-    """The folder, state and log of two steps on devices whose peak is known.
-
-    A signal comes during the last save.
-    """
-    folder, log, wait = tmp_path_factory.mktemp("short") / "run", io.StringIO(), Checkpoints.wait
+    """Returns a run on devices whose peak is known. A signal comes during the last save."""
+    folder = tmp_path_factory.mktemp("short") / "run"
+    log = io.StringIO()
+    wait = Checkpoints.wait
 
     def interrupted(self):
         if self._saving is not None and self._saving.step == 2:
@@ -167,34 +205,39 @@ def short_run(tiny_config, tmp_path_factory):
         patch.setattr(fitting, "peak_flops", lambda kind: 5e11 if kind == "cpu" else None)
         patch.setattr(Checkpoints, "wait", interrupted)
         state = train(tiny_config(steps=2, eval_sentences=0), folder)
-    return folder, state, log.getvalue()
+    return ShortRun(folder, state, log.getvalue())
 
 
 def test_a_signal_during_the_last_save_does_not_stop_it(short_run):
-    assert int(short_run[1].step) == 2
-    assert Checkpoints(short_run[0] / "checkpoints").steps() == [2]
+    assert int(short_run.state.step) == 2
+    assert Checkpoints(short_run.folder / "checkpoints").steps() == [2]
 
 
 def test_speed_is_compared_with_the_peak_where_it_is_known(short_run, tiny_config):
-    (report,) = reports(short_run[0], "train")
+    (report,) = reports(short_run.folder, "train")
     # Packed batches of 512 source and 512 target tokens have 8 rows of 64.
     flops = training_flops(tiny_config().model, 8, 64, 64)
-    expected = flops / report["seconds_per_step"] / 1e12
-    assert report["teraflops_per_second"] == pytest.approx(expected)
-    assert report["mfu"] == pytest.approx(expected * 1e12 / (5e11 * jax.device_count()))
-    assert re.search(r"  [\d.e-]+ TFLOP/s  MFU [\d.]+%  ", short_run[2])
+    per_second = flops / report["seconds_per_step"]
+    peak = 5e11 * jax.device_count()
+
+    assert report["teraflops_per_second"] == pytest.approx(per_second / 1e12)
+    assert report["mfu"] == pytest.approx(per_second / peak)
+    assert re.search(r"  [\d.e-]+ TFLOP/s  MFU [\d.]+%  ", short_run.log)
 
 
 @pytest.mark.ci
 def test_steps_are_profiled(tiny_config, tmp_path, uninterrupted, capsys):
-    state = train(tiny_config(eval_sentences=0, profile="2:4"), tmp_path / "profiled")
-    assert_equal(state, uninterrupted[0])
+    state = train(tiny_config(eval_sentences=0, profile="2:4"), tmp_path)
+    assert_equal(state, uninterrupted.state)
     assert "profiled up to step 4: open the perfetto_trace.json.gz" in capsys.readouterr().err
-    assert len(list((tmp_path / "profiled" / "profile").rglob("*.xplane.pb"))) == 1
-    (trace,) = (tmp_path / "profiled" / "profile").rglob("perfetto_trace.json.gz")
+
+    profile = tmp_path / "profile"
+    assert len(list(profile.rglob("*.xplane.pb"))) == 1
+    (trace,) = profile.rglob("perfetto_trace.json.gz")
     events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
-    executions = [e for e in events if e.get("name", "").endswith("Execute (jit_train_step)")]
-    per_device = collections.Counter(event["name"] for event in executions)
+    names = [event.get("name", "") for event in events]
+    executions = [name for name in names if name.endswith("Execute (jit_train_step)")]
+    per_device = collections.Counter(executions)
     assert per_device
     assert set(per_device.values()) == {2}  # steps 3 and 4
     assert len(events) < 100_000  # no Python calls
@@ -203,19 +246,22 @@ def test_steps_are_profiled(tiny_config, tmp_path, uninterrupted, capsys):
 def test_finished_run_is_left_alone(tiny_config, uninterrupted, capsys):
     state, folder = uninterrupted
     before = reports(folder)
-    assert_equal(train(tiny_config(), folder), state)
+    again = train(tiny_config(), folder)
+    assert_equal(again, state)
     assert reports(folder) == before
     assert (
         "nothing to do: training.steps=6 are done, and the parameters come from the checkpoint of "
         f"step 6 in {folder}; to train again after a change of code or data, use another workdir; "
         "to train longer, raise training.steps\n"
     ) in capsys.readouterr().err
+
     config = (folder / "config.json").read_bytes()
     train(tiny_config(steps=5), folder)
     log = capsys.readouterr().err
     assert "nothing to do: training.steps=5 are done, and the parameters come from" in log
     assert f"the checkpoint of step 6 in {folder}; " in log
     assert (folder / "config.json").read_bytes() == config  # step 6 was taken
+
     if importlib.util.find_spec("tensorboardX"):
         assert list((folder / "tensorboard").glob("events.out.tfevents.*"))
 
@@ -227,21 +273,28 @@ UNTRUSTED = [("config.json", "FIFO"), ("metrics.jsonl", "link"), ("checkpoints",
 @pytest.mark.parametrize(("name", "kind"), UNTRUSTED)
 def test_an_untrusted_workdir_is_refused(name, kind, tiny_workdir, tiny_config, tmp_path):
     """Nothing outside of it is touched, and nothing waits."""
-    outside, run = tmp_path / "outside", shutil.copytree(tiny_workdir, tmp_path / "run")
+    outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "mine").write_text("mine")
+
+    run = shutil.copytree(tiny_workdir, tmp_path / "run")
     path = run / name
     if path.is_dir():
         path.rename(tmp_path / "kept")
     else:
         path.unlink(missing_ok=True)
-    if kind == "FIFO":
-        os.mkfifo(path)
-    else:
-        path.symlink_to(outside / ("new" if kind == "link" else ""))
+    match kind:
+        case "FIFO":
+            os.mkfifo(path)
+        case "link":
+            path.symlink_to(outside / "new")
+        case "folder":
+            path.symlink_to(outside)
+
     signal.alarm(100)  # A FIFO would wait without end.
     with pytest.raises(UserError, match=r"found a (FIFO|link)|not of a folder or link|to lock"):
         train(tiny_config(steps=8), run)
     signal.alarm(0)
+
     assert [path.name for path in outside.iterdir()] == ["mine"]
     assert (outside / "mine").read_text() == "mine"

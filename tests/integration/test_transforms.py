@@ -28,7 +28,10 @@ from ..profiles import by_profile
 enable_x64 = jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64
 set_mesh = jax.set_mesh if hasattr(jax, "set_mesh") else jax.sharding.use_mesh
 
-ROWS, LENGTH, WIDTH, VOCABULARY = 8, 4, 4, 11
+ROWS = 8
+LENGTH = 4
+WIDTH = 4
+VOCABULARY = 11
 CONFIG = jx.ModelConfig(
     vocab_size=VOCABULARY,
     d_model=WIDTH,
@@ -40,6 +43,15 @@ CONFIG = jx.ModelConfig(
     max_length=8,
 )
 TOKENS = np.random.default_rng(1).integers(3, VOCABULARY, (ROWS, LENGTH)).astype(np.int32)
+
+# bfloat16 rounds to 8 bits.
+FLOAT32_TOLERANCE = 2e-5
+BFLOAT16_TOLERANCE = 0.03
+
+
+def alone(batch):
+    """Returns the inputs of a module that takes only the batch."""
+    return (batch,)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -55,7 +67,11 @@ class Subject:
     leaf: tuple[str, ...]  # path of a small parameter, to build whole Jacobians
     tolerance: float  # of values and gradients, relative to their norms
     module: nn.Module | None = None
-    inputs: Callable[[Any], tuple] = lambda batch: (batch,)  # inputs of the module
+    inputs: Callable[[Any], tuple] = alone  # inputs of the module
+
+    @property
+    def is_bfloat16(self):
+        return self.tolerance == BFLOAT16_TOLERANCE
 
     @property
     def closed_over(self):
@@ -69,7 +85,8 @@ class Subject:
 
 
 def normal(seed, *shape, scale=1.0):
-    return np.random.default_rng(seed).normal(0, scale, shape).astype(np.float32)
+    rng = np.random.default_rng(seed)
+    return rng.normal(0, scale, shape).astype(np.float32)
 
 
 def random_params(module, *inputs):
@@ -80,16 +97,27 @@ def random_params(module, *inputs):
 ACTIVATIONS = normal(0, ROWS, LENGTH, WIDTH)
 
 
-def of_module(module, leaf, tolerance=2e-5, batch=ACTIVATIONS, inputs=lambda batch: (batch,)):
+def of_module(module, leaf, tolerance=FLOAT32_TOLERANCE, batch=ACTIVATIONS, inputs=alone):
     def loss(params, batch):
-        return jnp.sin(module.apply({"params": params}, *inputs(batch))).sum()
+        outputs = module.apply({"params": params}, *inputs(batch))
+        return jnp.sin(outputs).sum()
 
-    params = random_params(module, *inputs(batch))
-    return Subject(loss, params, batch, leaf, tolerance, module, inputs)
+    return Subject(
+        loss=loss,
+        params=random_params(module, *inputs(batch)),
+        batch=batch,
+        leaf=leaf,
+        tolerance=tolerance,
+        module=module,
+        inputs=inputs,
+    )
 
 
 def of_loss(dtype, tolerance):
-    params = {"embedding": normal(1, VOCABULARY, WIDTH), "mix": normal(2, WIDTH, WIDTH)}
+    params = {
+        "embedding": normal(1, VOCABULARY, WIDTH),
+        "mix": normal(2, WIDTH, WIDTH),
+    }
     batch = {
         "features": ACTIVATIONS[:, 0],
         "targets": np.arange(ROWS, dtype=np.int32) % VOCABULARY,
@@ -98,29 +126,46 @@ def of_loss(dtype, tolerance):
 
     def loss(params, batch):
         features = jnp.dot(batch["features"], params["mix"])
-        features = features.astype(jnp.bfloat16) if dtype == "bfloat16" else features
+        if dtype == "bfloat16":
+            features = features.astype(jnp.bfloat16)
+
+        # The weights have gradients, too.
         weights = batch["weights"] * jnp.abs(params["mix"][0, 0])
-        return jx.cross_entropy(features, params["embedding"], batch["targets"], weights, 0.1)[0]
+        total, _ = jx.cross_entropy(
+            features,
+            params["embedding"],
+            batch["targets"],
+            weights=weights,
+            label_smoothing=0.1,
+        )
+        return total
 
-    return Subject(loss, params, batch, ("embedding",), tolerance)
+    return Subject(loss, params, batch, leaf=("embedding",), tolerance=tolerance)
 
 
-def of_search(algorithm=None, **inputs):
+def of_search(algorithm=None, max_lengths=None, **inputs):
     algorithm = algorithm or jx.BeamSearch(beam_size=2)
     model = jx.Transformer(dataclasses.replace(CONFIG, num_layers=1))
 
     def search(params, sources):
-        variables, sizes = {"params": params}, {"num_beams": algorithm.num_hypotheses}
-        cache = model.apply(variables, sources, **sizes, capacity=5, method="start")
-        lengths = {"max_lengths": jnp.full_like(sources[:, 0], 5), "capacity": 5}
-        result = algorithm(
-            lambda tokens, cache: model.apply(variables, tokens, cache, method="step"),
-            cache,
-            **lengths | inputs,
+        variables = {"params": params}
+
+        def step(tokens, cache):
+            return model.apply(variables, tokens, cache, method="step")
+
+        cache = model.apply(
+            variables,
+            sources,
+            num_beams=algorithm.num_hypotheses,
+            capacity=5,
+            method="start",
         )
+        lengths = jnp.full_like(sources[:, 0], 5) if max_lengths is None else max_lengths
+        result = algorithm(step, cache, max_lengths=lengths, capacity=5, **inputs)
         return result.tokens, result.scores
 
-    return Subject(search, random_params(model, TOKENS, TOKENS), TOKENS, (), 1e-5)
+    params = random_params(model, TOKENS, TOKENS)
+    return Subject(search, params, TOKENS, leaf=(), tolerance=1e-5)
 
 
 def attention(dtype):
@@ -128,18 +173,25 @@ def attention(dtype):
 
 
 def decoder_block(dtype):
-    residual = functools.partial(jx.Residual, dropout_rate=0.5)
-    layers = attention(dtype), jx.FeedForward(6, "swish", dtype)
-    return jx.Block(*layers, cross_attention=attention(dtype), make_residual=residual)
+    return jx.Block(
+        attention(dtype),
+        jx.FeedForward(6, "swish", dtype),
+        cross_attention=attention(dtype),
+        make_residual=functools.partial(jx.Residual, dropout_rate=0.5),
+    )
 
 
 def later_block():
     """A block of the parts that came after the paper."""
-    positions = functools.partial(rotary_positions, base=100.0)
-    shared = {"num_kv_heads": 1, "soft_cap": 2.0, "encode_positions": positions}
-    shared |= {"make_qk_norm": RMSNorm}
     return jx.Block(
-        jx.MultiHeadAttention(2, dropout_rate=0.5, **shared),
+        jx.MultiHeadAttention(
+            2,
+            dropout_rate=0.5,
+            num_kv_heads=1,
+            soft_cap=2.0,
+            encode_positions=functools.partial(rotary_positions, base=100.0),
+            make_qk_norm=RMSNorm,
+        ),
         jx.FeedForward(6, "swish", use_bias=False, gated=True),
         make_residual=functools.partial(jx.Residual, "pre", 0.5, RMSNorm),
     )
@@ -147,17 +199,26 @@ def later_block():
 
 def decoder_inputs(x):
     keys = jx.Keys.of_sequence(LENGTH)
-    return x, dataclasses.replace(keys, causal=True), jx.Memory(x[:, ::-1], keys)
+    memory = jx.Memory(x[:, ::-1], keys)
+    return x, dataclasses.replace(keys, causal=True), memory
+
+
+def source_and_target(x):
+    return x, x[:, ::-1]
 
 
 SUBJECTS = {
     "attention": lambda: of_module(attention("float32"), ("query",)),
-    "attention, bfloat16": lambda: of_module(attention("bfloat16"), ("query",), 0.03),
+    "attention, bfloat16": lambda: of_module(
+        attention("bfloat16"),
+        ("query",),
+        BFLOAT16_TOLERANCE,
+    ),
     "feed-forward": lambda: of_module(jx.FeedForward(6, "swish", "float32"), ("inner",)),
     "decoder block": lambda: of_module(
         decoder_block("bfloat16"),
         ("cross_attention", "query"),
-        0.03,
+        BFLOAT16_TOLERANCE,
         inputs=decoder_inputs,
     ),
     "later block": lambda: of_module(later_block(), ("self_attention", "key")),
@@ -165,12 +226,16 @@ SUBJECTS = {
         jx.Transformer(CONFIG),
         ("encoder", "layers", "feed_forward", "inner_bias"),
         batch=TOKENS,
-        inputs=lambda x: (x, x[:, ::-1]),
+        inputs=source_and_target,
     ),
-    "loss": lambda: of_loss("float32", 2e-5),
-    "loss, bfloat16": lambda: of_loss("bfloat16", 0.03),
+    "loss": lambda: of_loss("float32", FLOAT32_TOLERANCE),
+    "loss, bfloat16": lambda: of_loss("bfloat16", BFLOAT16_TOLERANCE),
     "search": of_search,
 }
+
+
+def float64_leaves(tree):
+    return [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(tree)]
 
 
 def close(found, expected, tolerance):
@@ -180,37 +245,52 @@ def close(found, expected, tolerance):
     errors. The difference may therefore also be small relative to all arrays.
     """
     assert jax.tree.structure(found) == jax.tree.structure(expected)
-    found, expected = (
-        [np.asarray(a, np.float64) for a in jax.tree.leaves(t)] for t in (found, expected)
-    )
+
+    found = float64_leaves(found)
+    expected = float64_leaves(expected)
     largest = max(map(np.linalg.norm, expected))
     for a, b in zip(found, expected, strict=True):
         assert a.shape == b.shape
-        assert np.linalg.norm(a - b) <= tolerance * (np.linalg.norm(b) + 0.1 * largest)
+        size = np.linalg.norm(b) + 0.1 * largest
+        assert np.linalg.norm(a - b) <= tolerance * size
 
 
 def dot(a, b):
-    return sum((x * y).sum() for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    return sum((x * y).sum() for x, y in pairs)
 
 
 def direction(params):
     """Returns a tangent for every parameter."""
-    return jax.tree.map(lambda p: np.sin(np.arange(p.size, dtype=p.dtype)).reshape(p.shape), params)
+
+    def waves(parameter):
+        numbers = np.arange(parameter.size, dtype=parameter.dtype)
+        return np.sin(numbers).reshape(parameter.shape)
+
+    return jax.tree.map(waves, params)
 
 
 def leaf_of(subject, tree):
-    return functools.reduce(lambda tree, name: tree[name], subject.leaf, tree)
+    for name in subject.leaf:
+        tree = tree[name]
+    return tree
 
 
 def of_leaf(subject):
     """Returns the loss as a function of one parameter, and this parameter."""
+    params = jax.device_put(subject.params)
+    batch = subject.closed_over
 
     def replace(tree, path, value):
-        return {**tree, path[0]: replace(tree[path[0]], path[1:], value)} if path else value
+        if not path:
+            return value
+        name, *rest = path
+        return tree | {name: replace(tree[name], rest, value)}
 
-    value = leaf_of(subject, subject.params)
-    params, batch = jax.device_put(subject.params), subject.closed_over
-    return lambda v: subject.loss(replace(params, subject.leaf, v), batch), value
+    def function(value):
+        return subject.loss(replace(params, subject.leaf, value), batch)
+
+    return function, leaf_of(subject, subject.params)
 
 
 @functools.cache
@@ -229,43 +309,50 @@ def members(tree, n):
 
 
 def without_jit(subject):
-    arrays = jax.tree.map(jnp.asarray, (subject.params, subject.batch))
-    close(jax.value_and_grad(subject.loss)(*arrays), plain(subject), subject.tolerance)
+    params, batch = jax.tree.map(jnp.asarray, (subject.params, subject.batch))
+    found = jax.value_and_grad(subject.loss)(params, batch)
+    close(found, plain(subject), subject.tolerance)
+
+
+def skip_bfloat16(subject):
+    if subject.is_bfloat16:
+        pytest.skip("bfloat16 rounds more than finite differences show")
 
 
 def finite_differences(subject):
     """Forward and reverse mode, first and second order."""
-    if subject.tolerance > 1e-3:
-        pytest.skip("bfloat16 rounds more than finite differences show")
+    skip_bfloat16(subject)
     function, value = of_leaf(subject)
     check_grads(jax.jit(function), (value,), order=2, atol=0.05, rtol=0.05, eps=1e-2)
 
 
 def forward_mode(subject):
-    tangent, (function, value) = direction(subject.params), of_leaf(subject)
+    tangent = direction(subject.params)
+    function, value = of_leaf(subject)
 
     @jax.jit
     def forward(params):
         loss = functools.partial(subject.loss, batch=subject.closed_over)
-        out, linear = jax.linearize(loss, params)
-        return (
-            *jax.jvp(loss, (params,), (tangent,)),
-            out,
-            linear(tangent),
-            jax.jacfwd(function)(value),
-        )
+        by_jvp = jax.jvp(loss, (params,), (tangent,))
+        value_of_linearize, linear = jax.linearize(loss, params)
+        by_linearize = value_of_linearize, linear(tangent)
+        return by_jvp, by_linearize, jax.jacfwd(function)(value)
 
-    value, slope, again, linear_slope, jacobian = forward(subject.params)
+    *pairs, jacobian = forward(subject.params)
     expected, gradient = plain(subject)
-    close((value, again), (expected, expected), subject.tolerance)
-    for found in (slope, linear_slope):
-        scale = (dot(gradient, gradient) * dot(tangent, tangent)) ** 0.5
-        assert abs(found - dot(gradient, tangent)) <= subject.tolerance * scale
+
+    # The slope along a tangent is its product with the gradient.
+    expected_slope = dot(gradient, tangent)
+    scale = (dot(gradient, gradient) * dot(tangent, tangent)) ** 0.5
+    for found, slope in pairs:
+        close(found, expected, subject.tolerance)
+        assert abs(slope - expected_slope) <= subject.tolerance * scale
+
     close(jacobian, leaf_of(subject, gradient), subject.tolerance)
 
 
 def skip_without_batched_bfloat16(subject):
-    if subject.tolerance > 1e-3 and jax.__version_info__ < (0, 8):
+    if subject.is_bfloat16 and jax.__version_info__ < (0, 8):
         pytest.skip("jaxlib 0.7 has no batched bfloat16 product with a float32 result on CPUs")
 
 
@@ -273,20 +360,35 @@ def second_order(subject):
     """Hessians and their products with a vector, by each order of forward and reverse mode."""
     skip_without_batched_bfloat16(subject)
     function, value = of_leaf(subject)
-    tangent, gradient = direction(value), jax.grad(function)
+    tangent = direction(value)
+    gradient = jax.grad(function)
+
+    def slope_by_gradient(value):
+        return jnp.vdot(gradient(value), tangent)
+
+    def slope_by_jvp(value):
+        _, slope = jax.jvp(function, (value,), (tangent,))
+        return slope
 
     @jax.jit
     def derivatives(value):
-        hessians = jax.hessian(function)(value), jax.jacrev(gradient)(value)
-        return hessians, (
-            jax.jvp(gradient, (value,), (tangent,))[1],
-            jax.grad(lambda v: jnp.vdot(gradient(v), tangent))(value),
-            jax.grad(lambda v: jax.jvp(function, (v,), (tangent,))[1])(value),
+        hessians = (
+            jax.hessian(function)(value),
+            jax.jacrev(gradient)(value),
         )
+        _, forward_over_reverse = jax.jvp(gradient, (value,), (tangent,))
+        products = (
+            forward_over_reverse,
+            jax.grad(slope_by_gradient)(value),
+            jax.grad(slope_by_jvp)(value),
+        )
+        return hessians, products
 
     hessians, products = jax.device_get(derivatives(value))
     first, second = (hessian.reshape(value.size, value.size) for hessian in hessians)
-    close((first, second), (first.T, first), subject.tolerance)
+    close(first, first.T, subject.tolerance)
+    close(second, first, subject.tolerance)
+
     close(products, (products[0],) * 3, subject.tolerance)
     close(first @ tangent.ravel(), products[0].ravel(), subject.tolerance)
 
@@ -295,51 +397,72 @@ def vmap_over_parameters(subject):
     """An ensemble: parameters with a leading axis of members."""
     other = jax.tree.map(lambda p: p * np.float32(0.5), subject.params)
     stacked = jax.tree.map(lambda *p: np.stack(p), subject.params, other)
-    found = jax.jit(jax.vmap(compiled(subject), (0, None)))(stacked, subject.batch)
+    ensemble = jax.jit(jax.vmap(compiled(subject), (0, None)))
+    found = ensemble(stacked, subject.batch)
+
     close(members(found, 0), plain(subject), subject.tolerance)
-    close(members(found, 1), compiled(subject)(other, subject.batch), subject.tolerance)
+    of_other = compiled(subject)(other, subject.batch)
+    close(members(found, 1), of_other, subject.tolerance)
 
 
 def per_example_gradients(subject):
     skip_without_batched_bfloat16(subject)
     examples = jax.tree.map(lambda a: a[:, None], subject.batch)
-    found = jax.jit(jax.vmap(compiled(subject), (None, 0)))(subject.params, examples)
+    per_example = jax.jit(jax.vmap(compiled(subject), (None, 0)))
+    found = per_example(subject.params, examples)
+
     total = jax.tree.map(lambda g: np.asarray(g).sum(0), found)
     close(total, plain(subject), subject.tolerance)
+
     first = jax.tree.map(lambda a: a[:1], subject.batch)
-    close(members(found, 0), compiled(subject)(subject.params, first), subject.tolerance)
+    of_first = compiled(subject)(subject.params, first)
+    close(members(found, 0), of_first, subject.tolerance)
 
 
 def checkpoint(subject):
-    found = jax.jit(jax.value_and_grad(jax.checkpoint(subject.loss)))
-    close(found(subject.params, subject.batch), plain(subject), subject.tolerance)
+    rematerialized = jax.jit(jax.value_and_grad(jax.checkpoint(subject.loss)))
+    found = rematerialized(subject.params, subject.batch)
+    close(found, plain(subject), subject.tolerance)
 
 
 def remat(subject):
     """``nn.remat`` with dropout; ``deterministic`` is a positional, static argument."""
-    if subject.module is None:
+    module = subject.module
+    if module is None:
         pytest.skip("only for modules")
-    inputs, kind = subject.inputs(subject.closed_over), type(subject.module)
-    # Position of the argument, with the module as number 0.
+
+    kind = type(module)
+    fields = {
+        field.name: getattr(module, field.name)
+        for field in dataclasses.fields(module)
+        if field.name not in ("parent", "name")
+    }
+
+    # Arguments between the inputs and ``deterministic``, which is False, are None. Positions count
+    # the module as number 0.
+    inputs = subject.inputs(subject.closed_over)
     static = {jx.MultiHeadAttention: (4,), jx.Transformer: (3,)}.get(kind, ())
-    missing = static[0] - 1 - len(inputs) if static else 0
-    rest = (None,) * missing + (False,) * len(static)
+    rest = ()
+    if static:
+        missing = static[0] - 1 - len(inputs)
+        rest = (None,) * missing + (False,)
     options = {"dropout": np.arange(len(inputs[0]))} if kind is jx.Block else {}
 
     def gradient(kind):
-        fields = [field.name for field in dataclasses.fields(subject.module)]
-        own = {n: getattr(subject.module, n) for n in fields if n not in ("parent", "name")}
-
         def loss(params):
-            rngs = {"dropout": jax.random.key(3)}
-            module = kind(**own)
-            return jnp.sin(
-                module.apply({"params": params}, *inputs, *rest, rngs=rngs, **options)
-            ).sum()
+            outputs = kind(**fields).apply(
+                {"params": params},
+                *inputs,
+                *rest,
+                rngs={"dropout": jax.random.key(3)},
+                **options,
+            )
+            return jnp.sin(outputs).sum()
 
         return jax.jit(jax.value_and_grad(loss))(subject.params)
 
-    close(gradient(nn.remat(kind, static_argnums=static)), gradient(kind), subject.tolerance)
+    found = gradient(nn.remat(kind, static_argnums=static))
+    close(found, gradient(kind), subject.tolerance)
 
 
 def pmap(subject):
@@ -349,7 +472,8 @@ def pmap(subject):
         return jax.lax.psum(subject.function(params, batch), "devices")
 
     step = jax.pmap(step, "devices", in_axes=(None, 0), devices=jax.devices()[:4])
-    close(members(step(subject.params, shards), 0), plain(subject), subject.tolerance)
+    found = step(subject.params, shards)
+    close(members(found, 0), plain(subject), subject.tolerance)
 
 
 def mesh_of(kind):
@@ -358,24 +482,38 @@ def mesh_of(kind):
 
 def shard_map(subject):
     """Gradients of replicated parameters, which JAX itself sums over the devices."""
-    rows, everywhere = PartitionSpec("data"), PartitionSpec()
+    rows = PartitionSpec("data")
+    everywhere = PartitionSpec()
+    has_gradients = bool(subject.leaf)
 
     def step(params, batch):
         found = subject.function(params, batch)
-        return (jax.lax.psum(found[0], "data"), found[1]) if subject.leaf else found
+        if not has_gradients:
+            return found
+        value, gradients = found
+        return jax.lax.psum(value, "data"), gradients
 
-    specs = {"in_specs": (everywhere, rows), "out_specs": everywhere if subject.leaf else rows}
-    step = jax.jit(jax.shard_map(step, mesh=mesh_of(AxisType.Auto), **specs))
-    close(step(subject.params, subject.batch), plain(subject), subject.tolerance)
+    step = jax.shard_map(
+        step,
+        mesh=mesh_of(AxisType.Auto),
+        in_specs=(everywhere, rows),
+        out_specs=everywhere if has_gradients else rows,
+    )
+    found = jax.jit(step)(subject.params, subject.batch)
+    close(found, plain(subject), subject.tolerance)
 
 
 def auto_mesh(subject, kind=AxisType.Auto):
     """Replicated parameters and sharded rows, by NamedSharding."""
     mesh = mesh_of(kind)
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    by_rows = NamedSharding(mesh, PartitionSpec("data"))
+
     with set_mesh(mesh):
-        params = jax.device_put(subject.params, NamedSharding(mesh, PartitionSpec()))
-        batch = jax.device_put(subject.batch, NamedSharding(mesh, PartitionSpec("data")))
-        close(jax.jit(subject.function)(params, batch), plain(subject), subject.tolerance)
+        params = jax.device_put(subject.params, everywhere)
+        batch = jax.device_put(subject.batch, by_rows)
+        found = jax.jit(subject.function)(params, batch)
+        close(found, plain(subject), subject.tolerance)
 
 
 def explicit_mesh(subject):
@@ -384,17 +522,24 @@ def explicit_mesh(subject):
 
 def export_for_any_shape_and_platform(subject):
     """Rows and, except for losses, lengths are symbolic."""
-    sizes = export.symbolic_shape("rows, length")[: 1 if isinstance(subject.batch, dict) else 2]
-    shapes = jax.tree.map(
-        lambda a: jax.ShapeDtypeStruct((*sizes, *a.shape[len(sizes) :]), a.dtype), subject.batch
-    )
+    axes = 1 if isinstance(subject.batch, dict) else 2
+    sizes = export.symbolic_shape("rows, length")[:axes]
+
+    def symbolic(array):
+        shape = (*sizes, *array.shape[axes:])
+        return jax.ShapeDtypeStruct(shape, array.dtype)
+
+    shapes = jax.tree.map(symbolic, subject.batch)
     platforms = ("cpu", "cuda", "tpu")
     exported = export.export(compiled(subject), platforms=platforms)(subject.params, shapes)
     assert exported.platforms == platforms
-    first = jax.tree.map(lambda a: a[(slice(1), slice(3))[: len(sizes)]], subject.batch)
-    for batch in (subject.batch, first):
+
+    one_short_row = (slice(1), slice(3))[:axes]
+    small = jax.tree.map(lambda a: a[one_short_row], subject.batch)
+    for batch in (subject.batch, small):
         found = jax.jit(exported.call)(subject.params, batch)
-        close(found, compiled(subject)(subject.params, batch), subject.tolerance)
+        expected = compiled(subject)(subject.params, batch)
+        close(found, expected, subject.tolerance)
 
 
 def strict_settings(subject):
@@ -408,22 +553,25 @@ def strict_settings(subject):
     ):
         found = compiled(subject)(subject.params, subject.batch)
         close(found, plain(subject), subject.tolerance)
+
         if subject.module is not None:
             inputs = subject.inputs(subject.batch)
             params = jax.eval_shape(subject.module.init, jax.random.key(0), *inputs)
-            assert {p.dtype.name for p in jax.tree.leaves(params)} == {"float32"}
+            dtypes = {parameter.dtype.name for parameter in jax.tree.leaves(params)}
+            assert dtypes == {"float32"}
 
 
 def float64(subject):
     """Finite differences this precise need float64 in all sums, softmax and norms."""
-    if subject.tolerance > 1e-3:
-        pytest.skip("bfloat16 rounds more than finite differences show")
-    wide = jax.tree.map(
-        lambda a: a.astype(np.float64) if a.dtype == np.float32 else a,
-        (subject.params, subject.batch),
-    )
+    skip_bfloat16(subject)
+
+    def widen(array):
+        return array.astype(np.float64) if array.dtype == np.float32 else array
+
+    params, batch = jax.tree.map(widen, (subject.params, subject.batch))
+    wide = dataclasses.replace(subject, params=params, batch=batch)
     with enable_x64(True):
-        function, value = of_leaf(dataclasses.replace(subject, params=wide[0], batch=wide[1]))
+        function, value = of_leaf(wide)
         check_grads(jax.jit(function), (value,), order=1, atol=1e-7, rtol=1e-7, eps=1e-5)
 
 
@@ -461,22 +609,37 @@ ORDINARY = {
     "search": [transformation for transformation in OF_SEARCH if transformation != auto_mesh],
 }
 ALL = dict.fromkeys(SUBJECTS, TRANSFORMATIONS) | {"search": OF_SEARCH}
-FAST = [*(("attention, bfloat16", f) for f in TRANSFORMATIONS), ("search", explicit_mesh)]
-CASES = [
-    pytest.param(
-        name,
-        transformation,
-        marks=[pytest.mark.smoke] * (name in ("attention, bfloat16", "loss"))
-        + [pytest.mark.ci] * ((name, transformation) not in FAST),
-    )
-    for name, transformations in by_profile(ORDINARY, nightly=ALL).items()
-    for transformation in transformations
-]
-build = functools.cache(lambda name: SUBJECTS[name]())
+
+SMOKE = ("attention, bfloat16", "loss")
+
+
+def is_fast(name, transformation):
+    """Tells whether a case is also in ``make test``; the others are in ``.ci/run``."""
+    if name == "search":
+        return transformation == explicit_mesh
+    return name == "attention, bfloat16"
+
+
+def cases():
+    for name, transformations in by_profile(ORDINARY, nightly=ALL).items():
+        for transformation in transformations:
+            marks = []
+            if name in SMOKE:
+                marks.append(pytest.mark.smoke)
+            if not is_fast(name, transformation):
+                marks.append(pytest.mark.ci)
+            yield pytest.param(name, transformation, marks=marks)
+
+
+@functools.cache
+def build(name):
+    return SUBJECTS[name]()
 
 
 @pytest.mark.parametrize(
-    ("name", "transformation"), CASES, ids=lambda value: getattr(value, "__name__", value)
+    ("name", "transformation"),
+    list(cases()),
+    ids=lambda value: getattr(value, "__name__", value),
 )
 def test_transformation(name, transformation):
     transformation(build(name))
@@ -497,5 +660,10 @@ SEARCHES = [
 @pytest.mark.parametrize("search", SEARCHES, ids=lambda search: type(search).__name__)
 def test_search_on_an_explicit_mesh(search):
     """Lists, and what is derived from them, take the layout of the cache."""
-    inputs = {"max_lengths": [5, 4] * 4, "prefix": [[3, 0], [5, 6], [0, 0], [7, 0]] * 2}
-    explicit_mesh(of_search(search, **inputs, sentence_ids=jnp.arange(8)))
+    subject = of_search(
+        search,
+        max_lengths=[5, 4] * 4,
+        prefix=[[3, 0], [5, 6], [0, 0], [7, 0]] * 2,
+        sentence_ids=jnp.arange(8),
+    )
+    explicit_mesh(subject)

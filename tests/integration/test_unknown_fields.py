@@ -55,9 +55,16 @@ def changed(instance, value=8):
     """Returns a copy of a dataclass that has one more field, whose default is 0."""
     field = (NAME, int, dataclasses.field(default=0))
     cls = type(instance)
-    new = dataclasses.make_dataclass("New", [field], bases=(cls,), frozen=True, kw_only=True)
+    new = dataclasses.make_dataclass(
+        "New",
+        [field],
+        bases=(cls,),
+        frozen=True,
+        kw_only=True,
+    )
     if issubclass(cls, Keys | Tokens):
         jax.tree_util.register_dataclass(new)
+
     values = {field.name: getattr(instance, field.name) for field in dataclasses.fields(instance)}
     return new(**values, **{NAME: value})
 
@@ -85,7 +92,8 @@ def trained(format):
 def with_section(format, **sections):
     """Returns a model that a format can express, with another section of its config."""
     model = trained(format)
-    return dataclasses.replace(model, config=dataclasses.replace(model.config, **sections))
+    config = dataclasses.replace(model.config, **sections)
+    return dataclasses.replace(model, config=config)
 
 
 def with_new_model(format):
@@ -100,15 +108,12 @@ def exporters():
     """Yields each format with a new field of the model, and of the search."""
     for format, write in FORMATS.items():
         if format not in CARRY_ANY_MODEL:
-            yield (
-                f"{format} export, model",
-                functools.partial(export, write, with_new_model, format),
-            )
+            call = functools.partial(export, write, with_new_model, format)
+            yield f"{format} export, model", call
+
         if format not in CARRY_ANY_SEARCH:
-            yield (
-                f"{format} export, search",
-                functools.partial(export, write, with_new_search, format),
-            )
+            call = functools.partial(export, write, with_new_search, format)
+            yield f"{format} export, search", call
 
 
 def export(write, make, format, folder):
@@ -126,8 +131,10 @@ def import_hf(folder):
 
 
 def import_marian(folder):
-    fields = json.loads((FIXTURES / "marian" / "swish_tied" / "config.json").read_bytes())
-    (folder / "config.json").write_text(json.dumps(fields | {NAME: 8}))
+    original = FIXTURES / "marian" / "swish_tied" / "config.json"
+    fields = json.loads(original.read_bytes())
+    fields[NAME] = 8
+    (folder / "config.json").write_text(json.dumps(fields))
     MarianConfig(folder)
 
 
@@ -162,14 +169,21 @@ def new_keys(part, **rules):
 
 
 def call_kernel(kernel, part, folder):
-    jax.eval_shape(lambda: kernel(HEADS, KeyValues(HEADS, HEADS), new_keys(part, window=1)))
+    def call():
+        key_values = KeyValues(HEADS, HEADS)
+        return kernel(HEADS, key_values, new_keys(part, window=1))
+
+    jax.eval_shape(call)
 
 
 def call_layer(layer, keys, folder):
     has_heads = "num_heads" in inspect.signature(layer).parameters
     module = layer(num_heads=2) if has_heads else layer()
-    given = functools.partial(module.init, method="attend")
-    jax.eval_shape(lambda: given(jax.random.key(0), X, keys()))
+
+    def call():
+        return module.init(jax.random.key(0), X, keys(), method="attend")
+
+    jax.eval_shape(call)
 
 
 def modules():
@@ -177,16 +191,24 @@ def modules():
         yield importlib.import_module(module.name)
 
 
-def attention():
-    """Yields each kernel, and each layer with ``attend``, with new fields of keys and of tokens."""
-    for name, function in vars(kernels).items():
-        parameters = getattr(function, "__annotations__", {})
-        is_kernel = parameters.get("keys") is Keys and parameters["return"] is not bool
-        is_kernel &= not name.startswith("_")
-        if inspect.isfunction(function) and is_kernel:
-            for part in ("keys", "tokens"):
-                yield f"{name}, {part}", functools.partial(call_kernel, function, part)
+def is_kernel(name, value):
+    if not inspect.isfunction(value) or name.startswith("_"):
+        return False
+    types = value.__annotations__
+    return types.get("keys") is Keys and types["return"] is not bool
 
+
+def attention_kernels():
+    """Yields each kernel with new fields of keys and of tokens."""
+    for name, function in vars(kernels).items():
+        if not is_kernel(name, function):
+            continue
+        for part in ("keys", "tokens"):
+            yield f"{name}, {part}", functools.partial(call_kernel, function, part)
+
+
+def attention_layers():
+    """Yields each layer with ``attend``, with new fields of keys and of tokens."""
     for module in modules():
         for name, layer in vars(module).items():
             is_own = getattr(layer, "__module__", "") == module.__name__
@@ -220,8 +242,9 @@ def build_network(kind, section, folder):
 def start_from(ours, theirs, monkeypatch, folder):
     """Begins a run with a model that has another value of a field."""
     (folder / "config.json").write_text("{}")
-    sections = {"training": dataclasses.replace(Config().training, init_from=str(folder))}
-    config = dataclasses.replace(Config(), model=ours, **sections)
+    training = dataclasses.replace(Config().training, init_from=str(folder))
+    config = dataclasses.replace(Config(), model=ours, training=training)
+
     source = dataclasses.replace(Config(), model=theirs)
     monkeypatch.setattr(initialization, "read_config", lambda _: source)
     initialization.check_initialization(config)
@@ -241,7 +264,14 @@ def read_file(values, folder):
     Config.from_dict(values)
 
 
-PLACES = [*exporters(), *importers(), *attention(), *networks(), *files()]
+PLACES = [
+    *exporters(),
+    *importers(),
+    *attention_kernels(),
+    *attention_layers(),
+    *networks(),
+    *files(),
+]
 
 
 @pytest.mark.parametrize("place", [pytest.param(call, id=name) for name, call in PLACES])
@@ -254,8 +284,9 @@ def test_a_field_that_nobody_knows_is_refused_by_name(place, tmp_path):
 def test_a_model_to_begin_with_has_the_same_value(tmp_path, monkeypatch):
     """A field that is new determines the layers, unless its facts say otherwise."""
     ours = changed(ModelConfig(), 0)
+    theirs = dataclasses.replace(ours, **{NAME: 8})
     with pytest.raises(UserError, match=f"give --config.model.{NAME}=8"):
-        start_from(ours, dataclasses.replace(ours, **{NAME: 8}), monkeypatch, tmp_path)
+        start_from(ours, theirs, monkeypatch, tmp_path)
 
 
 def test_our_own_files_carry_a_new_field(tmp_path):

@@ -27,13 +27,16 @@ from ..runs import changed, contents
 from .conftest import TINY
 
 MARIAN = pathlib.Path(__file__).parents[1] / "fixtures" / "marian" / "swish_tied"
-
-
-SIZES = {"tokens_per_batch": 64, "max_length": 32}
 CONFIG = changed(
     TINY,
     model={"vocab_size": 280, "d_model": 8, "d_ff": 16},
-    data={"corpus": "text", "train": "even", "valid": "odd"} | SIZES,
+    data={
+        "corpus": "text",
+        "train": "even",
+        "valid": "odd",
+        "tokens_per_batch": 64,
+        "max_length": 32,
+    },
     training={"warmup_steps": 2, "eval_sentences": 0},
 )
 
@@ -47,21 +50,26 @@ class Counting:
         self.last = last
 
     def pairs(self, split):
-        for n in range(split == "odd", self.last, 2):
+        first = 1 if split == "odd" else 0
+        for n in range(first, self.last, 2):
             yield f"number {n}", f"{n} rebmun"
 
     def fingerprint(self, split):
-        return hashlib.sha256(repr(list(self.pairs(split))).encode()).hexdigest()
+        content = repr(list(self.pairs(split)))
+        return hashlib.sha256(content.encode()).hexdigest()
 
 
 @pytest.fixture
 def convert(learned_workdir):
-    return {
-        "import": lambda folder: ["import", "marian", str(MARIAN), "--workdir", str(folder)],
-        "quantize": lambda folder: [
-            *("quantize", "--workdir", str(learned_workdir), "--output", str(folder))
-        ],
-    }
+    """Returns commands that write a workdir, as functions of its folder."""
+
+    def convert_from_marian(folder):
+        return ["import", "marian", str(MARIAN), "--workdir", str(folder)]
+
+    def quantize(folder):
+        return ["quantize", "--workdir", str(learned_workdir), "--output", str(folder)]
+
+    return {"import": convert_from_marian, "quantize": quantize}
 
 
 @pytest.mark.parametrize("command", ["import", "quantize"])
@@ -70,7 +78,9 @@ def test_folder_with_other_files_is_refused(command, convert, tmp_path, capsys):
         folder = tmp_path / str(number)
         (folder / name).parent.mkdir(parents=True)
         (folder / name).write_text("{}")
+
         assert main(convert[command](folder)) == 2
+
         first = name.split("/")[0]
         message = f"holds {first}, which jaxformer {command} did not write; name another"
         assert message in capsys.readouterr().err
@@ -92,7 +102,9 @@ def test_unrelated_files_stay(command, convert, tmp_path):
         (tmp_path / name / "precious.txt").write_text("years of work")
     (tmp_path / "notes.txt").write_text("mine")
     before = contents(tmp_path)
+
     assert main(convert[command](tmp_path)) == 0
+
     assert before.items() <= contents(tmp_path).items()
     origin = {"import": "imported from Marian: ", "quantize": "quantized from "}[command]
     assert Translator.load(tmp_path).weights.startswith(origin)
@@ -107,15 +119,19 @@ def test_killed_command_can_start_again(convert, tmp_path):
         assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.001)
+
     process.kill()
     assert process.wait() == -signal.SIGKILL
     assert not (folder / "config.json").exists()
+
     # Only the command that began may continue.
     assert main(convert["quantize"](folder)) == 2
     with pytest.raises(UserError, match="but jaxformer import has begun to write a workdir"):
         train(CONFIG, folder, corpus=Counting())
+
     assert main(convert["import"](folder)) == 0
     assert Translator.load(folder).weights == f"imported from Marian: {MARIAN.name}"
+
     # The killed process may have left a file that it was writing, under a name that nothing reads.
     names = {path.name for path in folder.iterdir() if path.suffix != ".partial"}
     assert names == {"config.json", "identity.json", "tokenizer.model", "checkpoints"}
@@ -139,11 +155,13 @@ def test_corpus_and_custom_optimizer_replace_those_of_the_config(tmp_path, monke
     given = []
 
     def run(task, optimizer, *_, learning_rate, **__):
-        given.append((task.summary().split(" (")[0], optimizer, learning_rate))
+        pairs, _, _ = task.summary().partition(" (")
+        given.append((pairs, optimizer, learning_rate))
         raise KeyboardInterrupt
 
     monkeypatch.setattr(experiment, "Run", run)
     optimizer = optax.sgd(0.0)
     with pytest.raises(KeyboardInterrupt):
         train(CONFIG, tmp_path, corpus=Counting(), optimizer=optimizer)
+
     assert given == [("30 training pairs, 0 skipped", optimizer, None)]

@@ -2,7 +2,7 @@
 
 import functools
 import itertools
-import math
+import operator
 import random
 
 import jax
@@ -27,7 +27,8 @@ from jaxformer.models.transformer import Transformer
 
 def align_words(weights, source_words, target_words):
     shape = (max(target_words) + 1, max(source_words) + 1)
-    return align_by_maximum(word_weights(weights, source_words, target_words, shape))
+    by_word = word_weights(weights, source_words, target_words, shape)
+    return align_by_maximum(by_word)
 
 
 def test_end_of_sentence_is_never_aligned_to():
@@ -38,19 +39,32 @@ def test_end_of_sentence_is_never_aligned_to():
     assert align_words(np.full((1, 3), 1 / 3), [0, 1, 2], [0]) == [(0, 0)]
 
 
+def mean_of_sums(weights, source_words, target_words, word):
+    """Returns the weight of each of four source words: summed over its pieces, for a target word.
+
+    The sums are averaged over the pieces of the target word.
+    """
+    target_pieces = [t for t in range(8) if target_words[t] == word]
+    totals = []
+    for other in range(4):
+        source_pieces = [s for s in range(8) if source_words[s] == other]
+        sums = []
+        for t in target_pieces:
+            sums.append(sum(weights[t, s] for s in source_pieces))
+        totals.append(sum(sums) / len(target_pieces))
+    return totals
+
+
 def test_against_loops_over_words():
     """Pieces of a source word are added, and of a target word averaged."""
     random_numbers = np.random.default_rng(0)
-    source, target = [0, 0, 1, 2, 2, 2, 3, -1], [0, 1, 1, 1, 2, 3, 3, -1]
+    source = [0, 0, 1, 2, 2, 2, 3, -1]
+    target = [0, 1, 1, 1, 2, 3, 3, -1]
     for _ in range(50):
         weights = random_numbers.dirichlet(np.ones(8), size=8)
         expected = []
         for word in range(4):
-            totals = []
-            for other in range(4):
-                pieces = [t for t in range(8) if target[t] == word]
-                sums = [sum(weights[t, s] for s in range(8) if source[s] == other) for t in pieces]
-                totals.append(sum(sums) / len(pieces))
+            totals = mean_of_sums(weights, source, target, word)
             expected.append((totals.index(max(totals)), word))
         assert align_words(weights, source, target) == expected
 
@@ -65,15 +79,19 @@ def all_alignments_in_order(targets, sources):
 @pytest.mark.parametrize("shape", [(0, 3), (3, 0), (1, 1), (4, 4), (3, 5), (5, 4)])
 def test_align_in_order_finds_the_best_alignment(shape):
     random_numbers = np.random.default_rng(1)
+    targets, sources = shape
     for _ in range(20):
-        weights = random_numbers.dirichlet(np.full(max(1, shape[1]), 0.3), size=shape[0])
-        weights = weights[:, : shape[1]]
+        weights = random_numbers.dirichlet(np.full(max(1, sources), 0.3), size=targets)
+        weights = weights[:, :sources]  # [T, S]
 
         def probability(couples, weights=weights):
-            product = 0.05 ** (sum(weights.shape) - 2 * len(couples))
-            return product * math.prod(weights[t, s] + 1e-6 for s, t in couples)
+            unaligned = sum(weights.shape) - 2 * len(couples)
+            product = 0.05**unaligned
+            for s, t in couples:
+                product *= weights[t, s] + 1e-6
+            return product
 
-        best = max(all_alignments_in_order(*shape), key=probability)
+        best = max(all_alignments_in_order(targets, sources), key=probability)
         found = align_in_order(weights)
         assert probability(found) == pytest.approx(probability(best), rel=1e-9)
         assert found == sorted(found)
@@ -110,54 +128,64 @@ def test_words_of_a_real_tokenizer():
     """Every word of random text is spelled by its pieces in order."""
     lines = ["the man and the woman", "a dog jumps over the red fence", "two men are here"] * 50
     tokenizer = train_tokenizer(lines, 300)
-    generator = random.Random(0)
     vocabulary = ["the", "A\u0308rger", "😀", "½", "x", "漢字", "<0x41>", "1\u00a00", "ﬁﬁ", "a\tb"]
+
+    generator = random.Random(0)
     for _ in range(200):
         words = generator.choices(vocabulary, k=generator.randint(1, 9))
         text = generator.choice([" ", "  "]).join(words)
-        pieces = [tokenizer.piece(i) for i in tokenizer.encode(text)]
-        numbers = words_of_pieces(pieces, text)
+        ids = tokenizer.encode(text)
+        numbers = words_of_pieces([tokenizer.piece(i) for i in ids], text)
         assert numbers == sorted(numbers)
-        groups = itertools.groupby(
-            zip(numbers, tokenizer.encode(text), strict=True), lambda p: p[0]
-        )
-        spelled = [tokenizer.decode(i for _, i in group).strip() for _, group in groups]
+
+        spelled = []
+        numbered = zip(numbers, ids, strict=True)
+        for _, group in itertools.groupby(numbered, operator.itemgetter(0)):
+            spelled.append(tokenizer.decode(i for _, i in group).strip())
         assert spelled == [tokenizer.decode(tokenizer.encode(word)) for word in words]
 
 
 def test_attention_without_weights_is_refused_by_the_name_of_its_model():
     model = Transformer(ModelConfig(vocab_size=11, d_model=8, d_ff=8, num_heads=2, num_layers=1))
-    weights = np.ones((1, 1, 2, 3, 3))
-    recorded = {
-        "intermediates": {"decoder": {"layers": {"self_attention": {"weights": (weights,)}}}}
-    }
+    weights = np.ones((1, 1, 2, 3, 3))  # [L, B, H, T, T]
+    layers = {"self_attention": {"weights": (weights,)}}
+    recorded = {"intermediates": {"decoder": {"layers": layers}}}
     assert recorded_weights(model, recorded, "decoder", "self_attention") is weights
+
     for stack, sublayer in (("decoder", "cross_attention"), ("encoder", "self_attention")):
-        with pytest.raises(
-            UserError, match=f"records {stack}/{sublayer} .* Transformer records no"
-        ):
+        message = f"records {stack}/{sublayer} .* Transformer records no"
+        with pytest.raises(UserError, match=message):
             recorded_weights(model, recorded, stack, sublayer)
 
 
 def test_cross_attention_is_the_mean_over_heads_of_the_layer_and_over_models():
     config = ModelConfig(vocab_size=11, d_model=8, d_ff=8, num_heads=2, num_layers=2, max_length=16)
-    src, tgt_in = np.array([[3, 4, 5, 1]]), np.array([[BOS, 6, 7]])
+    src = np.array([[3, 4, 5, 1]])
+    tgt_in = np.array([[BOS, 6, 7]])
     random_numbers = np.random.default_rng(0)
 
     def random_member():
-        normal, shapes = random_numbers.normal, abstract_params(config)
-        params = jax.tree.map(lambda a: normal(size=a.shape).astype("f4"), shapes)
+        params = jax.tree.map(
+            lambda leaf: random_numbers.normal(size=leaf.shape).astype("f4"),
+            abstract_params(config),
+        )
         return Member(Transformer(config), params)
 
     members = Ensemble((random_member(), random_member()))
+    layers = (0, 1)
+
     apply = jax.jit(functools.partial(Transformer(config).apply, mutable="intermediates"))
-    expected = []
-    for member, layer in zip(members, (0, 1), strict=True):
+    means = []
+    for member, layer in zip(members, layers, strict=True):
         _, recorded = jax.device_get(apply({"params": member.params}, src, tgt_in))
-        stack = recorded["intermediates"]["decoder"]["layers"]["cross_attention"]["weights"][0]
-        expected.append(stack[layer, 0].mean(axis=0))
+        decoder = recorded["intermediates"]["decoder"]["layers"]
+        weights = decoder["cross_attention"]["weights"][0]  # [L, B, H, T, S]
+        means.append(weights[layer, 0].mean(axis=0))
+    expected = np.mean(means, axis=0)  # [T, S]
+
     # Padding has no effect.
-    padded = (np.pad(src, ((0, 1), (0, 3))), np.pad(tgt_in, ((0, 1), (0, 2))))
-    result = np.asarray(cross_attention(members, (0, 1), *padded))
-    np.testing.assert_allclose(result[0, :3, :4], np.mean(expected, axis=0), rtol=1e-5)
+    padded_src = np.pad(src, ((0, 1), (0, 3)))
+    padded_tgt_in = np.pad(tgt_in, ((0, 1), (0, 2)))
+    result = np.asarray(cross_attention(members, layers, padded_src, padded_tgt_in))
+    np.testing.assert_allclose(result[0, :3, :4], expected, rtol=1e-5)
     assert not result[0, :3, 4:].any()

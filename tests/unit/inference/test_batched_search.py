@@ -1,5 +1,7 @@
 """Batches of sentences: each sentence in one batch, with few shapes of bounded size."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -15,13 +17,15 @@ SETTINGS = BeamSearch()
     "lengths", [[], [0, 0], [1], [5, 0, 900, 17, 16, 64, 65], list(range(1, 1000)), [3] * 200]
 )
 def test_every_sentence_is_in_one_batch_that_it_fits(lengths):
-    seen, used = [], set()
+    seen = []
+    used = set()
     for numbers, shape in plan_batches(lengths, 1024, SETTINGS):
         assert 1 <= len(numbers) <= shape.rows
         assert max(lengths[n] for n in numbers) <= shape.source <= 1024
         assert shape.rows == 1 or shape.rows * shape.source <= 4096
         seen += numbers
         used.add(shape)
+
     assert sorted(seen) == [n for n, length in enumerate(lengths) if length]
     assert len(used) <= 6
 
@@ -30,12 +34,19 @@ def test_every_sentence_is_in_one_batch_that_it_fits(lengths):
 @pytest.mark.parametrize("longest", by_profile([10, 100], nightly=[10, 100, 1024]))
 @pytest.mark.parametrize("sentences", [1, 9, 100])
 def test_shapes_lists_all_shapes_of_smaller_calls(beam_size, longest, sentences):
-    settings, random = BeamSearch(beam_size=beam_size), np.random.default_rng(sentences)
-    for tokens in {1, 16, 33, 900} & set(range(longest + 1)) | {longest}:
+    settings = BeamSearch(beam_size=beam_size)
+    random = np.random.default_rng(sentences)
+
+    # The corners, and what is just above a size of a batch or of a row.
+    totals = {1, 16, 33, 900} & set(range(longest + 1)) | {longest}
+    counts = {1, 2, 4, 5, 8, 9, 50} & set(range(sentences + 1)) | {sentences}
+    for tokens in totals:
         known = set(all_shapes(sentences, tokens, longest, settings))
+
         needed = set()
-        for count in {1, 2, 4, 5, 8, 9, 50} & set(range(sentences + 1)) | {sentences}:
-            for most in {1, 16, 17, 33, 65, 257} & set(range(tokens)) | {tokens}:
-                lengths = [most, *random.integers(1, most + 1, count - 1).tolist()]
-                needed |= {shape for _, shape in plan_batches(lengths, longest, settings)}
+        maxima = {1, 16, 17, 33, 65, 257} & set(range(tokens)) | {tokens}
+        for count, most in itertools.product(counts, maxima):
+            lengths = [most, *random.integers(1, most + 1, count - 1).tolist()]
+            needed |= {shape for _, shape in plan_batches(lengths, longest, settings)}
+
         assert needed == known  # No shape is missing, and none is superfluous.

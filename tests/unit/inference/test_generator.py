@@ -29,10 +29,12 @@ SUBWORDS = ["the", "old", "##s", "house", "n't", ".", "é"]
 
 def of_library(pieces, decoder, *, special=("<unk>", "<s>", "</s>", "<|user|>")):
     vocabulary = {piece: i for i, piece in enumerate([*special, *pieces])}
+
     tokenizer = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
     tokenizer.decoder = decoder
     tokenizer.add_special_tokens(list(special))
+
     ids = {"pad": None, "eos": 2, "bos": 1, "unk": 0}
     return HuggingFaceTokenizer.assemble(tokenizer.to_str(), ids, len(vocabulary))
 
@@ -74,20 +76,24 @@ class Fixed(Generator):
         self.tokenizer = tokenizer
         self.config = types.SimpleNamespace(search=Sampling())
         self.models = types.SimpleNamespace(max_length=1000)
-        self.ids = {"prompt": prompt, "tokens": tokens, "chunk": chunk}
+        self.prompt = prompt
+        self.tokens = tokens
+        self.chunk = chunk
 
     def prompt_ids(self, text):
-        return self.ids["prompt"]
+        return self.prompt
 
     def _generate(self, rows, max_tokens):
-        tokens, chunk = self.ids["tokens"], self.ids["chunk"]
-        for end in (*range(chunk, len(tokens), chunk), len(tokens)):
-            yield np.array([[tokens[:end]]])
+        for end in range(self.chunk, len(self.tokens), self.chunk):
+            yield np.array([[self.tokens[:end]]])
+        yield np.array([[self.tokens]])
 
 
 def random_tokens(tokenizer, random):
     """Returns random ids, among them special ones, and runs of the bytes of a few characters."""
-    ids = random.integers(0, tokenizer.vocab_size, random.integers(12)).tolist()
+    count = random.integers(12)
+    ids = random.integers(0, tokenizer.vocab_size, count).tolist()
+
     known = sorted(tokenizer._byte_ids)
     if len(known) == 256 and random.random() < 0.7:
         run = [known[byte] for byte in "é€🎉".encode()]
@@ -99,13 +105,18 @@ def random_tokens(tokenizer, random):
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_streams_continuations_and_whole_texts_agree(name):
-    tokenizer, random = TOKENIZERS[name], np.random.default_rng(0)
+    tokenizer = TOKENIZERS[name]
+    random = np.random.default_rng(0)
     for _ in range(by_profile(200, nightly=5000)):
         prompt = random_tokens(tokenizer, random) or [BOS]
         tokens = [*random_tokens(tokenizer, random), EOS]
+        chunk = int(random.integers(1, 5))
+
+        before = tokenizer.decode(prompt)
         whole = tokenizer.decode([*prompt, *tokens])
-        expected = whole[len(tokenizer.decode(prompt)) :]
-        generator = Fixed(tokenizer, prompt, tokens, chunk=int(random.integers(1, 5)))
+        expected = whole[len(before) :]
+
+        generator = Fixed(tokenizer, prompt, tokens, chunk)
         assert generator.continuations(["x"]) == [[expected]]
         assert "".join(generator.stream("x")) == expected
 
@@ -132,11 +143,10 @@ def test_streams_continuations_and_whole_texts_agree(name):
 def test_pieces_appear_when_no_later_token_can_change_them(name, prompt, pieces, expected):
     tokenizer = TOKENIZERS[name]
     ids = {tokenizer.piece(i): i for i in range(tokenizer.vocab_size)}
-    if name == "byte level":
-        ids = {piece: int(tokenizer.our_ids[i]) for piece, i in bytes_of(tokenizer).items()}
-    prompt, tokens = ([ids[piece] for piece in side] for side in (prompt, pieces))
-    assert list(Fixed(tokenizer, prompt, tokens).stream("x")) == expected
+    if name == "byte level":  # Its pieces are letters for bytes.
+        letters = tokenizers.Tokenizer.from_str(tokenizer.json).get_vocab()
+        ids = {letter: int(tokenizer.our_ids[i]) for letter, i in letters.items()}
 
-
-def bytes_of(tokenizer):
-    return tokenizers.Tokenizer.from_str(tokenizer.json).get_vocab()
+    prompt_ids = [ids[piece] for piece in prompt]
+    tokens = [ids[piece] for piece in pieces]
+    assert list(Fixed(tokenizer, prompt_ids, tokens).stream("x")) == expected

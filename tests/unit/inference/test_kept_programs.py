@@ -27,14 +27,18 @@ def traces():
     return []
 
 
+def number_of(factor):
+    """Returns a static value, or what it gives for three if it is a function."""
+    return factor(3.0) if callable(factor) else factor
+
+
 @pytest.fixture
 def make(traces):
     """Returns a function that makes a program as a new process would."""
 
     def scale(factor, x, extra):
         traces.append(factor)
-        number = factor(3.0) if callable(factor) else factor
-        return {"scaled": number * x, "sum": x.sum() + extra["bias"]}
+        return {"scaled": number_of(factor) * x, "sum": x.sum() + extra["bias"]}
 
     return lambda: KeptProgram(scale, static_argnums=(0,))
 
@@ -43,9 +47,9 @@ EXTRA = {"bias": np.float32(1.0)}
 
 
 def check(program, factor=2.0, x=X):
-    scaled, total = map(np.asarray, program(factor, x, EXTRA))
-    np.testing.assert_array_equal(scaled, (factor(3.0) if callable(factor) else factor) * X)
-    np.testing.assert_array_equal(total, X.sum() + 1)
+    scaled, total = program(factor, x, EXTRA)
+    np.testing.assert_array_equal(np.asarray(scaled), number_of(factor) * X)
+    np.testing.assert_array_equal(np.asarray(total), X.sum() + 1)
 
 
 def test_a_second_process_traces_nothing(make, traces):
@@ -69,6 +73,7 @@ def test_each_static_value_shape_and_setting_is_a_program(make, traces, folder):
     make()(2.0, X[:4], EXTRA)
     with jax.default_matmul_precision("highest"):
         check(make())
+
     assert traces == [2.0, 3.0, 2.0, 2.0]
     assert len(list(folder.iterdir())) == 4
 
@@ -79,6 +84,7 @@ def test_a_damaged_file_is_replaced(make, traces, folder, damage):
     [path] = folder.iterdir()
     content = path.read_bytes()
     path.write_bytes(damage(content))
+
     check(make())
     assert traces == [2.0, 2.0]
     check(make())
@@ -89,6 +95,7 @@ def test_other_code_traces_again_into_the_same_file(make, traces, folder, monkey
     check(make())
     monkeypatch.setattr(kept_programs, "code_digest", lambda: "another")
     check(make())
+
     assert traces == [2.0, 2.0]
     assert len(list(folder.iterdir())) == 1
 
@@ -97,6 +104,7 @@ def test_a_folder_that_cannot_be_written_is_no_error(make, traces, monkeypatch, 
     file = tmp_path / "file"
     file.touch()
     monkeypatch.setattr(kept_programs, "kept_folder", lambda: file)
+
     check(make())
     check(make())
     assert len(traces) == 2
@@ -108,23 +116,30 @@ def test_a_program_that_cannot_be_written_is_traced(folder):
     def call(x):
         return jax.pure_callback(lambda x: 2 * x, x, x)
 
-    np.testing.assert_array_equal(KeptProgram(call)(X)[0], 2 * X)
+    [result] = KeptProgram(call)(X)
+    np.testing.assert_array_equal(result, 2 * X)
     assert not list(folder.iterdir())
 
 
 def test_functions_and_distributed_arrays_are_not_kept(make, traces, folder):
     check(make(), lambda x: 2 * x)
-    sharding = NamedSharding(jax.make_mesh((8,), ("x",)), PartitionSpec("x"))
+
+    mesh = jax.make_mesh((8,), ("x",))
+    sharding = NamedSharding(mesh, PartitionSpec("x"))
     check(make(), x=jax.device_put(X, sharding))
+
     assert len(traces) == 2
     assert not list(folder.iterdir())
 
 
 def test_the_structure_is_known_without_the_result(make, traces):
     expected = jax.tree.structure({"scaled": 0, "sum": 0})
-    first, second = make(), make()
+    first = make()
+    second = make()
+
     check(first)
     assert first.structure(2.0, X, EXTRA) == expected
+
     check(second)
     assert traces == [2.0]
     assert second.structure(2.0, X, EXTRA) == expected
@@ -134,11 +149,16 @@ def test_the_structure_is_known_without_the_result(make, traces):
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
 def test_shapes_of_parameters_are_read_instead_of_traced(monkeypatch, folder, dtype):
     config = ModelConfig(vocab_size=40, d_model=8, d_ff=16, num_heads=2, compute_dtype=dtype)
-    tokens, key = jnp.ones((1, 1), jnp.int32), jax.eval_shape(lambda: jax.random.key(0))
-    params = jax.eval_shape(Transformer(config).init, key, tokens, tokens)["params"]
-    expected = jax.eval_shape(
-        lambda params: parameter_arrays.prepare_params(config, params), params
-    )
+    model = Transformer(config)
+
+    def describe(key, tokens):
+        params = model.init(key, tokens, tokens)["params"]
+        return parameter_arrays.prepare_params(config, params)
+
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
+    expected = jax.eval_shape(describe, key, tokens)
+
     for _ in range(2):  # the second time as in a new process
         parameter_arrays._describe.cache_clear()
         assert parameter_arrays.abstract_params(config) == expected

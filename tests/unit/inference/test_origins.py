@@ -24,9 +24,16 @@ def written(folder, command, **metadata):
     template = abstract_params(CONFIG.model, CONFIG.kind)
     params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), template)
     tokenizer = CharacterTokenizer.assemble("ab")
-    identity = {"tokenizer": tokenizer.sha256}
-    content = tokenizer.serialized
-    write_model(Workdir(folder), command, identity, content, CONFIG, params, **metadata)
+
+    write_model(
+        Workdir(folder),
+        command,
+        {"tokenizer": tokenizer.sha256},
+        tokenizer=tokenizer.serialized,
+        config=CONFIG,
+        params=params,
+        **metadata,
+    )
     return TrainedModel.load(folder).weights
 
 
@@ -48,6 +55,7 @@ def test_a_quantized_model_has_the_name_and_the_origin_of_the_other(tmp_path, mo
     monkeypatch.chdir(tmp_path)
     written(pathlib.Path("runs/a"), "jaxformer import", origin="imported from Marian: b")
     quantize("runs/a", "int8")
+
     expected = "quantized from runs/a, imported from Marian: b"
     assert TrainedModel.load("int8").weights == expected
 

@@ -17,8 +17,10 @@ from jaxformer.models.transformer import Transformer
 CONFIG = ModelConfig(vocab_size=23, d_model=8, d_ff=16, num_heads=2, num_layers=1, max_length=40)
 OTHER = ModelConfig(vocab_size=23, d_model=4, d_ff=8, num_heads=1, num_layers=1, max_length=50)
 PAIRS = [
-    *(([5, 6, 1], [7, 8, 9, 1]), ([4, 4, 1], [5, 5, 8, 1])),
-    *(([9] * 30 + [1], [3, 1]), ([7] * 30 + [1], [2, 1])),
+    ([5, 6, 1], [7, 8, 9, 1]),
+    ([4, 4, 1], [5, 5, 8, 1]),
+    ([9] * 30 + [1], [3, 1]),
+    ([7] * 30 + [1], [2, 1]),
 ]
 
 
@@ -38,10 +40,13 @@ def model(config):
 
 def probabilities(params, source, target, config=CONFIG):
     """Returns the probability of each target token, in float64, without padding or batching."""
+    src = np.array([source])
     tgt_in = np.array([[BOS, *target[:-1]]])
-    logits = model(config)({"params": params}, np.array([source]), tgt_in)
-    weights = np.exp(np.asarray(logits, np.float64)[0])
-    return (weights / weights.sum(axis=1, keepdims=True))[range(len(target)), target]
+    [logits] = model(config)({"params": params}, src, tgt_in)  # [T, V]
+
+    exps = np.exp(np.asarray(logits, np.float64))
+    softmax = exps / exps.sum(axis=1, keepdims=True)
+    return softmax[range(len(target)), target]
 
 
 def scored(models, tokens_per_batch):
@@ -56,7 +61,9 @@ def test_log_probability_equals_the_formula():
     params = parameters(0)
     expected = [np.log(probabilities(params, *pair)).sum() for pair in PAIRS]
     assert np.ptp(expected) > 5
-    result = scored(Ensemble((Member(Transformer(CONFIG), params),)), tokens_per_batch=1)
+
+    model = Ensemble((Member(Transformer(CONFIG), params),))
+    result = scored(model, tokens_per_batch=1)
     np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -64,14 +71,20 @@ def test_an_ensemble_averages_probabilities_token_by_token(monkeypatch):
     # Chunks of nine tokens do not divide the batch of 16 times 32 evenly.
     monkeypatch.setattr(members, "_LOGITS_AT_ONCE", 9 * CONFIG.vocab_size)
     log_probabilities.clear_cache()
-    configs = (CONFIG, CONFIG, OTHER)
     models = Ensemble(
-        tuple(Member(Transformer(c), parameters(n, c)) for n, c in enumerate(configs))
+        (
+            Member(Transformer(CONFIG), parameters(0, CONFIG)),
+            Member(Transformer(CONFIG), parameters(1, CONFIG)),
+            Member(Transformer(OTHER), parameters(2, OTHER)),
+        )
     )
-    expected = [
-        np.log(np.mean([probabilities(m.params, *pair, m.config) for m in models], 0)).sum()
-        for pair in PAIRS
-    ]
+
+    expected = []
+    for source, target in PAIRS:
+        each = [probabilities(m.params, source, target, config=m.config) for m in models]
+        mean = np.mean(each, axis=0)  # [T]
+        expected.append(np.log(mean).sum())
+
     result = scored(models, tokens_per_batch=4096)
     np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
     log_probabilities.clear_cache()
@@ -82,8 +95,13 @@ def test_logits_of_a_batch_are_never_in_memory_at_once():
     config = ModelConfig(d_model=8, d_ff=8, num_heads=1, num_layers=1, max_length=64)
     tokens = jax.ShapeDtypeStruct((64, 64), np.int32)
     models = Ensemble((Member(Transformer(config), abstract_params(config)),))
+
     compiled = log_probabilities.lower(models, tokens, tokens, tokens).compile()
     assert compiled.memory_analysis().temp_size_in_bytes < 150e6
+
+
+def without_padding(row):
+    return row[row != 0].tolist()
 
 
 @pytest.mark.parametrize(
@@ -97,15 +115,17 @@ def test_logits_of_a_batch_are_never_in_memory_at_once():
 )
 def test_every_pair_with_two_sides_is_in_exactly_one_batch(lengths):
     pairs = [([3] * source, [4] * target) for source, target in lengths]
-    seen, shapes = [], set()
+    seen = []
+    shapes = set()
     for batch in pair_batches(pairs, 1000, 4096):
         assert batch.src.size <= 4096 or len(batch.src) == 1
         for row, number in enumerate(batch.numbers):
             source, target = pairs[number]
-            assert batch.src[row][batch.src[row] != 0].tolist() == source
-            assert batch.tgt_out[row][batch.tgt_out[row] != 0].tolist() == target
-            assert batch.tgt_in[row][batch.tgt_in[row] != 0].tolist() == [BOS, *target[:-1]]
+            assert without_padding(batch.src[row]) == source
+            assert without_padding(batch.tgt_out[row]) == target
+            assert without_padding(batch.tgt_in[row]) == [BOS, *target[:-1]]
         seen += batch.numbers
         shapes.add(batch.src.shape)
+
     assert sorted(seen) == [n for n, pair in enumerate(lengths) if all(pair)]
     assert len(shapes) <= 14

@@ -29,7 +29,8 @@ def translator():
     return Translator(CONFIG, {}, train_tokenizer(LINES, 300))
 
 
-TEXTS, IDS = "expected a list of texts", "expected token ids from 0 to 299, got"
+TEXTS = "expected a list of texts"
+IDS = "expected token ids from 0 to 299, got"
 
 
 @pytest.mark.parametrize(
@@ -67,19 +68,25 @@ def test_invalid_arguments_are_refused(translator, call, words):
 
 def test_a_translation_is_one_line_without_tabs(translator):
     """Bytes can spell every character."""
-    known = {translator.tokenizer.piece(i): i for i in range(translator.tokenizer.vocab_size)}
+    tokenizer = translator.tokenizer
+    known = {tokenizer.piece(i): i for i in range(tokenizer.vocab_size)}
+
+    def spelled(text):
+        return [known[f"<0x{byte:02X}>"] for byte in text.encode()]
+
     separators = "\t\n\r\x0b\x0c\x1b\x1c\x1d\x1e\x7f\x85\u2028\u2029"
     for character in separators:
-        ids = [known["a"], *(known[f"<0x{byte:02X}>"] for byte in character.encode()), known["b"]]
-        assert translator.tokenizer.decode(ids) == f"a{character}b"
+        ids = [known["a"], *spelled(character), known["b"]]
+        assert tokenizer.decode(ids) == f"a{character}b"
         assert translator.detokenize(ids) == "a b"
-    ids = [known[f"<0x{byte:02X}>"] for byte in "\xa0é".encode()]
-    assert translator.detokenize(ids) == "\xa0é"
+
+    assert translator.detokenize(spelled("\xa0é")) == "\xa0é"
 
 
 def test_ids_may_be_of_any_integer_type(translator):
     ids = translator.source_ids("ten")
     assert ids[-1] == 1
+
     text = translator.detokenize(ids)
     for array in (np.array(ids), jax.numpy.array(ids)):
         assert text == translator.detokenize(array)

@@ -33,7 +33,19 @@ from jaxformer.models.student import Student, StudentConfig
 from jaxformer.runs.workdir import Workdir
 from jaxformer.search import BeamSearch
 
-D, F, HEADS, ENCODER, DECODER = 8, 12, 2, 2, 1
+# Sizes of the model.
+D = 8
+F = 12
+HEADS = 2
+ENCODER = 2
+DECODER = 1
+
+# Types of tensors, in their file.
+FLOAT32 = 0x404
+INT8 = 0x101
+INTGEMM8 = 0x4101
+INTGEMM8_AVX2 = 0x10001
+
 SETTINGS = f"""dec-cell: ssru
 dec-depth: {DECODER}
 dim-emb: {D}
@@ -52,27 +64,48 @@ transformer-tied-layers: []
 """
 
 
-def write(path, tensors, *, int8=0x4101, version=1, kinds=None, settings=SETTINGS):
+def write(path, tensors, *, int8=INTGEMM8, version=1, kinds=None, settings=SETTINGS):
     """Writes tensors, matrices as intgemm8; returns their values after quantization."""
-    headers, names, shapes, blobs, exact = [], b"", b"", b"", {}
+    kinds = kinds or {}
     text = settings.encode() + b"\0"
+    headers = []
+    names = b""
+    shapes = b""
+    blobs = b""
+    exact = {}
+
     for name, value in {**tensors, "special:model.yml": np.frombuffer(text, np.int8)}.items():
-        kind, data, exact[name] = 0x404, value.astype("<f4").tobytes(), value.astype(np.float32)
+        is_table = name.endswith("Wemb")
+        is_matrix = is_table or ("_W" in name and "ln" not in name)
+        exact[name] = value.astype(np.float32)
+
         if value.dtype == np.int8:
-            kind, data = 0x101, value.tobytes()
-        elif ("_W" in name and "ln" not in name) or name.endswith("Wemb"):
+            kind = INT8
+            data = value.tobytes()
+        elif is_matrix:
+            kind = int8
             multiplier = np.float32(127 / np.abs(value).max())
             quantized = np.rint(value * multiplier).astype(np.int8)
+            stored = quantized if is_table else quantized.T
+            data = stored.tobytes() + struct.pack("<f", multiplier)
             exact[name] = quantized / multiplier
-            stored = quantized if name.endswith("Wemb") else quantized.T
-            kind, data = int8, stored.tobytes() + struct.pack("<f", multiplier)
-        kind, data = (kinds or {}).get(name, kind), data + bytes(-len(data) % 256)
-        headers.append((len(name) + 1, kind, value.ndim, len(data)))
+        else:
+            kind = FLOAT32
+            data = value.astype("<f4").tobytes()
+
+        # Each tensor takes a multiple of 256 bytes.
+        data += bytes(-len(data) % 256)
+        headers.append((len(name) + 1, kinds.get(name, kind), value.ndim, len(data)))
         names += name.encode() + b"\0"
         shapes += struct.pack(f"<{value.ndim}i", *value.shape)
         blobs += data
+
     start = struct.pack("<QQ", version, len(headers))
-    start += b"".join(struct.pack("<QQQQ", *h) for h in headers) + names + shapes
+    for header in headers:
+        start += struct.pack("<QQQQ", *header)
+    start += names + shapes
+
+    # The first tensor begins at a multiple of 256 bytes, too.
     padding = -(len(start) + 8) % 256
     path.write_bytes(start + struct.pack("<Q", padding) + bytes(padding) + blobs)
     return exact
@@ -81,24 +114,30 @@ def write(path, tensors, *, int8=0x4101, version=1, kinds=None, settings=SETTING
 def random_tensors(sizes):
     """Returns a model's tensors, whose embeddings have these sizes by name."""
     rng = np.random.default_rng(0)
+    *_, target_size = sizes.values()
     found = {name: rng.normal(0, 0.4, (size, D)) for name, size in sizes.items()}
-    found["decoder_ff_logit_out_b"] = rng.normal(0, 0.4, (1, [*sizes.values()][-1]))
+    found["decoder_ff_logit_out_b"] = rng.normal(0, 0.4, (1, target_size))
+
     layers = [(f"encoder_l{n + 1}", "self") for n in range(ENCODER)]
     layers += [(f"decoder_l{n + 1}", "context") for n in range(DECODER)]
     for layer, attention in layers:
         for letter in "qkvo":
             found[f"{layer}_{attention}_W{letter}"] = rng.normal(0, 0.4, (D, D))
             found[f"{layer}_{attention}_b{letter}"] = rng.normal(0, 0.4, (1, D))
+
         for name, shape in {"W1": (D, F), "b1": (1, F), "W2": (F, D), "b2": (1, D)}.items():
             found[f"{layer}_ffn_{name}"] = rng.normal(0, 0.4, shape)
+
         norms = [f"{layer}_{attention}_Wo", f"{layer}_ffn_ffn"]
         if attention == "context":
             norms.append(f"{layer}_rnn_ffn")
-            shapes = {"W": (D, D), "Wf": (D, D), "bf": (1, D)}
-            found |= {f"{layer}_rnn_{n}": rng.normal(0, 0.4, s) for n, s in shapes.items()}
+            for name, shape in {"W": (D, D), "Wf": (D, D), "bf": (1, D)}.items():
+                found[f"{layer}_rnn_{name}"] = rng.normal(0, 0.4, shape)
+
         for norm in norms:
             found[f"{norm}_ln_scale"] = rng.normal(1, 0.2, (1, D))
             found[f"{norm}_ln_bias"] = rng.normal(0, 0.2, (1, D))
+
     found["none_QuantMultA"] = np.ones((1, 1))
     return found
 
@@ -107,40 +146,62 @@ def marian_logits(p, source, target):
     """Returns the logits after each target token, as Marian computes them."""
 
     def norm(x, name):
-        x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6)
+        mean = x.mean(-1, keepdims=True)
+        variance = x.var(-1, keepdims=True)
+        x = (x - mean) / np.sqrt(variance + 1e-6)
         return x * p[f"{name}_ln_scale"] + p[f"{name}_ln_bias"]
 
     def embed(rows):
-        angles = np.arange(len(rows))[:, None] / 10_000 ** (np.arange(D // 2) / (D // 2 - 1))
+        frequencies = 1 / 10_000 ** (np.arange(D // 2) / (D // 2 - 1))
+        angles = np.arange(len(rows))[:, None] * frequencies  # [T, D / 2]
         return rows * np.sqrt(D) + np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
 
+    def project(x, name, letter):
+        projected = x @ p[f"{name}_W{letter}"] + p[f"{name}_b{letter}"]
+        return projected.reshape(len(x), HEADS, -1)
+
     def attend(x, memory, name):
-        q, k, v = (
-            (a @ p[f"{name}_W{c}"] + p[f"{name}_b{c}"]).reshape(len(a), HEADS, -1)
-            for a, c in ((x, "q"), (memory, "k"), (memory, "v"))
-        )
-        scores = np.exp(np.einsum("thk,shk->hts", q, k) / np.sqrt(D / HEADS))
-        heads = np.einsum("hts,shk->thk", scores / scores.sum(-1, keepdims=True), v)
-        return norm(x + heads.reshape(len(x), D) @ p[f"{name}_Wo"] + p[f"{name}_bo"], f"{name}_Wo")
+        q = project(x, name, "q")  # [T, H, K]
+        k = project(memory, name, "k")  # [S, H, K]
+        v = project(memory, name, "v")  # [S, H, K]
+        exps = np.exp(np.einsum("thk,shk->hts", q, k) / np.sqrt(D / HEADS))
+        weights = exps / exps.sum(-1, keepdims=True)
+        heads = np.einsum("hts,shk->thk", weights, v)
+        output = heads.reshape(len(x), D) @ p[f"{name}_Wo"] + p[f"{name}_bo"]
+        return norm(x + output, f"{name}_Wo")
 
     def feed(x, layer):
         hidden = np.maximum(x @ p[f"{layer}_ffn_W1"] + p[f"{layer}_ffn_b1"], 0)
-        return norm(x + hidden @ p[f"{layer}_ffn_W2"] + p[f"{layer}_ffn_b2"], f"{layer}_ffn_ffn")
+        output = hidden @ p[f"{layer}_ffn_W2"] + p[f"{layer}_ffn_b2"]
+        return norm(x + output, f"{layer}_ffn_ffn")
 
-    tables = [p.get(f"{side}_Wemb", p.get("Wemb")) for side in ("encoder", "decoder")]
-    x = embed(tables[0][source])
-    for n in range(1, ENCODER + 1):
-        x = feed(attend(x, x, f"encoder_l{n}_self"), f"encoder_l{n}")
-    y = embed(np.concatenate([np.zeros((1, D)), tables[1][target]]))
-    for n in range(1, DECODER + 1):
-        layer, state, states = f"decoder_l{n}", np.zeros(D), []
+    def recur(y, layer):
+        """The SSRU: c_t = f_t * c_(t - 1) + (1 - f_t) * W y_t, whose output is relu(c_t)."""
+        state = np.zeros(D)
+        states = []
         for row in y:
-            kept = 1 / (1 + np.exp(-(row @ p[f"{layer}_rnn_Wf"] + p[f"{layer}_rnn_bf"][0])))
+            forget = row @ p[f"{layer}_rnn_Wf"] + p[f"{layer}_rnn_bf"][0]
+            kept = 1 / (1 + np.exp(-forget))
             state = kept * state + (1 - kept) * (row @ p[f"{layer}_rnn_W"])
             states.append(np.maximum(state, 0))
-        y = norm(y + np.stack(states), f"{layer}_rnn_ffn")
-        y = feed(attend(y, x, f"{layer}_context"), layer)
-    return y @ tables[1].T + p["decoder_ff_logit_out_b"]
+        return norm(y + np.stack(states), f"{layer}_rnn_ffn")
+
+    source_table = p.get("encoder_Wemb", p.get("Wemb"))
+    target_table = p.get("decoder_Wemb", p.get("Wemb"))
+
+    x = embed(source_table[source])  # [S, D]
+    for n in range(1, ENCODER + 1):
+        x = attend(x, x, f"encoder_l{n}_self")
+        x = feed(x, f"encoder_l{n}")
+
+    # The zero vector begins the sentence.
+    y = embed(np.concatenate([np.zeros((1, D)), target_table[target]]))  # [T, D]
+    for n in range(1, DECODER + 1):
+        y = recur(y, f"decoder_l{n}")
+        y = attend(y, x, f"decoder_l{n}_context")
+        y = feed(y, f"decoder_l{n}")
+
+    return y @ target_table.T + p["decoder_ff_logit_out_b"]  # [T, V]
 
 
 def learn_vocabulary(path, words):
@@ -148,53 +209,67 @@ def learn_vocabulary(path, words):
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(words * 20),
         model_writer=model,
-        **{"vocab_size": 40, "hard_vocab_limit": False, "minloglevel": 2},
-        **{"eos_id": 0, "unk_id": 1, "bos_id": -1, "pad_id": -1},
+        vocab_size=40,
+        hard_vocab_limit=False,
+        minloglevel=2,
+        eos_id=0,
+        unk_id=1,
+        bos_id=-1,
+        pad_id=-1,
     )
     path.write_bytes(model.getvalue())
     return sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
 
 
-ENGLISH, GERMAN = ["the old house", "a small river"], ["das alte Haus", "ein kleiner Fluss"]
+ENGLISH = ["the old house", "a small river"]
+GERMAN = ["das alte Haus", "ein kleiner Fluss"]
 
 
-@pytest.mark.parametrize(("is_split", "int8"), [(False, 0x4101), (True, 0x10001)])
+@pytest.mark.parametrize(("is_split", "int8"), [(False, INTGEMM8), (True, INTGEMM8_AVX2)])
 def test_logits_equal_those_of_marian(tmp_path, is_split, int8):
     if is_split:
         source = learn_vocabulary(tmp_path / "srcvocab.ende.spm", ENGLISH)
         target = learn_vocabulary(tmp_path / "trgvocab.ende.spm", GERMAN)
         sizes = {"encoder_Wemb": len(source), "decoder_Wemb": len(target)}
     else:
-        source = target = learn_vocabulary(tmp_path / "vocab.ende.spm", ENGLISH + GERMAN)
+        source = learn_vocabulary(tmp_path / "vocab.ende.spm", ENGLISH + GERMAN)
+        target = source
         sizes = {"Wemb": len(source)}
     exact = write(tmp_path / "model.ende.intgemm.alphas.bin", random_tensors(sizes), int8=int8)
+
     assert "parameters" in import_bergamot(tmp_path, tmp_path / "run")
     translator = Translator.load(tmp_path / "run", compute_dtype="float32")
     assert translator.config.data.target_language == "de"
-    src = translator.source_ids("the small house")
-    tgt = translator.target_ids("ein alter Fluss")
-    theirs = [*source.encode("the small house"), 0], target.encode("ein alter Fluss")
-    expected = marian_logits(exact, *theirs)
+
+    their_source = [*source.encode("the small house"), 0]
+    their_target = target.encode("ein alter Fluss")
+    expected = marian_logits(exact, their_source, their_target)
+
+    src = np.array([translator.source_ids("the small house")], np.int32)
+    tgt_ids = translator.target_ids("ein alter Fluss")
+    tgt_in = np.array([[BOS, *tgt_ids[:-1]]], np.int32)
     apply = jax.jit(Student(translator.config.model).apply)
-    tokens = np.array([src], np.int32), np.array([[BOS, *tgt[:-1]]], np.int32)
-    found = np.asarray(apply({"params": translator.params}, *tokens))[0]
-    pieces = [translator.tokenizer.piece(i) for i in range(len(found[0]))]
-    for piece, ours in {p: i for i, p in enumerate(pieces) if i > 3}.items():
-        number = target.piece_to_id(piece)
-        if number == target.unk_id():  # a piece of the source only
+    [found] = np.asarray(apply({"params": translator.params}, src, tgt_in))  # [T, V]
+
+    # A piece that both sides have is one piece of ours, the last of that name.
+    our_ids = {translator.tokenizer.piece(i): i for i in range(found.shape[1])}
+    for piece, ours in our_ids.items():
+        if ours <= 3:  # special
+            continue
+        theirs = target.piece_to_id(piece)
+        if theirs == target.unk_id():  # a piece of the source only
             assert (found[:, ours] == -np.inf).all()
         else:
-            np.testing.assert_allclose(found[:, ours], expected[:, number], atol=2e-4)
+            np.testing.assert_allclose(found[:, ours], expected[:, theirs], atol=2e-4)
     np.testing.assert_allclose(found[:, EOS], expected[:, 0], atol=2e-4)
     assert translator.translate(["the old river"])[0] is not None
 
 
 @pytest.fixture
 def model(tmp_path):
-    learn_vocabulary(tmp_path / "vocab.ende.spm", ENGLISH)
+    vocabulary = learn_vocabulary(tmp_path / "vocab.ende.spm", ENGLISH)
     path = tmp_path / "model.ende.bin"
-    size = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "vocab.ende.spm"))
-    tensors = random_tensors({"Wemb": len(size)})
+    tensors = random_tensors({"Wemb": len(vocabulary)})
     write(path, tensors)
     return path, tensors
 
@@ -223,9 +298,11 @@ def test_other_models_are_refused(model, changes, words):
 
 def test_missing_and_superfluous_tensors_are_refused(model):
     path, tensors = model
+
     write(path, {name: value for name, value in tensors.items() if name != "encoder_l2_ffn_b1"})
     with pytest.raises(UserError, match="expected an array encoder_l2_ffn_b1"):
         import_bergamot(path.parent, path.parent / "run")
+
     write(path, {**tensors, "encoder_l3_ffn_b1": np.ones((1, F))})
     with pytest.raises(UserError, match="no place for encoder_l3_ffn_b1"):
         import_bergamot(path.parent, path.parent / "run")
@@ -234,10 +311,13 @@ def test_missing_and_superfluous_tensors_are_refused(model):
 def test_damaged_files_end_in_errors(model):
     path, _ = model
     content = bytearray(path.read_bytes())
+
     for end in range(0, len(content), 97):
         path.write_bytes(content[:end])
         with pytest.raises(UserError):
             read_tensors(path)
+
+    # One bit is another.
     rng = np.random.default_rng(0)
     for place in [*range(200), *rng.integers(0, 4000, 100)]:
         changed = content.copy()
@@ -250,14 +330,16 @@ def test_damaged_files_end_in_errors(model):
 def shortlist(entries, checksum=None):
     """Returns a shortlist's bytes, with the checksum of Marian's formula."""
     offsets = np.cumsum([0, *map(len, entries)])
-    tokens = np.array([t for entry in entries for t in entry], "<u4")
+    tokens = np.array([*itertools.chain(*entries)], "<u4")
     body = struct.pack("<4Q", 5, 2, len(offsets), len(tokens))
     body += offsets.astype("<u8").tobytes() + tokens.tobytes()
-    total = 0
-    for (word,) in struct.iter_unpack("<Q", body[: len(body) // 8 * 8]):
-        total ^= (word + 0x9E3779B9 + (total << 6) + (total >> 2)) & (2**64 - 1)
-    total = total if checksum is None else checksum
-    return struct.pack("<2Q", 0xF11A48D5013417F5, total) + body
+
+    if checksum is None:
+        checksum = 0
+        for (word,) in struct.iter_unpack("<Q", body[: len(body) // 8 * 8]):
+            mixed = word + 0x9E3779B9 + (checksum << 6) + (checksum >> 2)
+            checksum ^= mixed & (2**64 - 1)
+    return struct.pack("<2Q", 0xF11A48D5013417F5, checksum) + body
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
@@ -272,21 +354,32 @@ def test_a_shortlist_restricts_the_search(model, dtype, monkeypatch):
     lists = [rng.choice(len(vocabulary), 1).tolist() for _ in range(len(vocabulary))]
     path.with_name("lex.50.50.ende.s2t.bin").write_bytes(shortlist(lists))
     import_bergamot(path.parent, path.parent / "run")
+
     for text in ("the old", "a river"):
-        theirs = [*vocabulary.encode(text), 0]
-        allowed = {*range(5), *theirs, *(t for i in theirs for t in lists[i])}
-        ours = [{0: EOS, 1: 3}.get(t, t + 2) for t in allowed]
+        # The first five tokens, those of the source, and those of their lists.
+        source = [*vocabulary.encode(text), 0]
+        allowed = {*range(5), *source}
+        for token in source:
+            allowed.update(lists[token])
+        our_ids = [{0: EOS, 1: 3}.get(token, token + 2) for token in allowed]
         mask = np.full(len(vocabulary) + 2, -np.inf, np.float32)
-        mask[ours] = 0
+        mask[our_ids] = 0
 
         def restrict(logits, context, mask=mask):
             return logits + mask
 
-        search = BeamSearch(beam_size=1, constraints=(restrict,), max_length=12)
-        options = {"compute_dtype": dtype}
-        masked = Translator.load(path.parent / "run", search=search, **options)
-        search = BeamSearch(beam_size=1, max_length=12)
-        short = Translator.load(path.parent / "run", search=search, shortlist=True, **options)
+        masked = Translator.load(
+            path.parent / "run",
+            search=BeamSearch(beam_size=1, constraints=(restrict,), max_length=12),
+            compute_dtype=dtype,
+        )
+        short = Translator.load(
+            path.parent / "run",
+            search=BeamSearch(beam_size=1, max_length=12),
+            shortlist=True,
+            compute_dtype=dtype,
+        )
+
         [found] = short.translate_ids([short.source_ids(text)])
         [expected] = masked.translate_ids([masked.source_ids(text)])
         assert found.tokens == expected.tokens
@@ -303,13 +396,16 @@ def test_shortlists_of_workdirs(tmp_path, monkeypatch):
     monkeypatch.setattr(shortlists, "_SIZES", (20,))
     made = Shortlist(np.array([1, 4]), np.array([0, 0, 0, 0, 0, 2, 3]), np.array([5, 6, 5]))
     made.save(tmp_path)
+
     with pytest.raises(UserError, match="expected a shortlist of 9 tokens"):
         Shortlist.load(tmp_path, 9)
     with pytest.raises(UserError, match="expected a shortlist of 6 tokens"):
         Shortlist.load(tmp_path, 6)  # Token 6 is out of range.
+
     chosen = made.candidates([[4, 1], [5, 1]], 100)
     assert chosen.tolist() == [0, 1, 2, 3, 4, 5, 6] + [0] * 13
     assert made.candidates([[4, 1]], 20) is None
+
     (tmp_path / "shortlist.npz").write_bytes(b"PK damaged")
     with pytest.raises(UserError, match="expected a shortlist: "):
         Shortlist.load(tmp_path, 6)
@@ -319,8 +415,10 @@ def test_shortlists_are_read_and_checked(tmp_path):
     path = tmp_path / "lex.bin"
     path.write_bytes(shortlist([[], [7, 9], [8]]))
     found = read_shortlist(path)
-    assert (found.first, found.offsets.tolist()) == (5, [0, 0, 2, 3])
+    assert found.first == 5
+    assert found.offsets.tolist() == [0, 0, 2, 3]
     assert found.tokens.tolist() == [7, 9, 8]
+
     for content, words in (
         (shortlist([[7, 9]], checksum=1), "it is damaged"),
         (shortlist([[7, 9]])[:-1], "within its data"),
@@ -333,61 +431,101 @@ def test_shortlists_are_read_and_checked(tmp_path):
 
 def test_an_import_is_exported_as_it_was(model, tmp_path):
     path, tensors = model
-    settings = {**read_tensors(path)[1], "dim-vocabs": " ".join([str(len(tensors["Wemb"]))] * 2)}
-    lists = [[], *([7, 9] for _ in range(len(tensors["Wemb"]) - 1))]
+    size = len(tensors["Wemb"])
+    lists = [[]] + [[7, 9]] * (size - 1)
     path.with_name("lex.50.50.ende.s2t.bin").write_bytes(shortlist(lists))
     import_bergamot(tmp_path, tmp_path / "run")
     export_model("bergamot", tmp_path / "run", tmp_path / "out")
-    found = read_tensors(tmp_path / "out" / "model.ende.intgemm.alphas.bin")
-    expected = read_tensors(path)[0]
-    bias = expected["decoder_ff_logit_out_b"] = expected["decoder_ff_logit_out_b"].copy()
+
+    found, found_settings = read_tensors(tmp_path / "out" / "model.ende.intgemm.alphas.bin")
+    expected, settings = read_tensors(path)
+    bias = expected["decoder_ff_logit_out_b"].copy()
     bias[0, 1] = -100  # <unk>
-    assert found[0].keys() == expected.keys()
+    expected["decoder_ff_logit_out_b"] = bias
+    assert found.keys() == expected.keys()
     for name, value in expected.items():
-        np.testing.assert_allclose(found[0][name], value, rtol=2e-7, err_msg=name)
-    assert {name: found[1][name] for name in settings} == settings
+        np.testing.assert_allclose(found[name], value, rtol=2e-7, err_msg=name)
+
+    settings = {**settings, "dim-vocabs": f"{size} {size}"}
+    assert {name: found_settings[name] for name in settings} == settings
+
     for ours, theirs in (("vocab", "vocab"), ("lex", "lex.50.50")):
-        [theirs] = tmp_path.glob(f"{theirs}.ende.*")
-        [ours] = (tmp_path / "out").glob(f"{ours}.ende.*")
-        assert ours.read_bytes() == theirs.read_bytes()
+        [before] = tmp_path.glob(f"{theirs}.ende.*")
+        [after] = (tmp_path / "out").glob(f"{ours}.ende.*")
+        assert after.read_bytes() == before.read_bytes()
 
 
 @pytest.fixture(scope="module")
 def student(tmp_path_factory):
     """Returns the workdir of a random student with a SentencePiece tokenizer, for numerals."""
     pairs = list(NumeralsCorpus("en", "de").pairs("held_out"))
-    tokenizer = train_tokenizer([text for pair in pairs for text in pair], 320)
+    tokenizer = train_tokenizer([*itertools.chain(*pairs)], 320)
+
     section = StudentConfig(
-        **{"vocab_size": 320, "d_model": D, "d_ff": F, "num_heads": HEADS, "max_length": 64},
-        **{"num_layers": ENCODER, "num_decoder_layers": DECODER, "positions": "tensor2tensor"},
+        vocab_size=320,
+        d_model=D,
+        d_ff=F,
+        num_heads=HEADS,
+        max_length=64,
+        num_layers=ENCODER,
+        num_decoder_layers=DECODER,
+        positions="tensor2tensor",
     )
-    data = DataConfig(corpus="numerals", max_length=64)
-    search = BeamSearch(beam_size=1, max_length=12)
-    config = Config(model=section, data=data, search=search)
+    config = Config(
+        model=section,
+        data=DataConfig(corpus="numerals", max_length=64),
+        search=BeamSearch(beam_size=1, max_length=12),
+    )
+
     folder = Workdir(tmp_path_factory.mktemp("student") / "run")
-    params = jax.jit(make_init(section))(jax.random.key(0))
-    identity = {"tokenizer": tokenizer.sha256}
-    write_model(folder, "tests", identity, tokenizer.serialized, config, params)
+    write_model(
+        folder,
+        "tests",
+        {"tokenizer": tokenizer.sha256},
+        tokenizer=tokenizer.serialized,
+        config=config,
+        params=jax.jit(make_init(section))(jax.random.key(0)),
+    )
     return folder.path
 
 
-def test_a_trained_student_is_rounded_to_int8(student, tmp_path, monkeypatch):
-    monkeypatch.setattr(exporter, "_SENTENCES", 3)
+@pytest.fixture(scope="module")
+def exported(student, tmp_path_factory):
+    """Returns the folder of the student's export, with a shortlist and three sentences' maxima."""
+    Shortlist.learn([([300], [301, 302])] * 2, 320).save(student)
+    folder = tmp_path_factory.mktemp("exported")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exporter, "_SENTENCES", 3)
+        patch.setattr(exporter, "_FEATURES", 4)
+        export_model("bergamot", student, folder / "out")
+    return folder / "out"
+
+
+def test_parameters_that_bergamot_lacks_are_refused(student, tmp_path):
     trained = TrainedModel.load(student)
     more = dataclasses.replace(trained, params=trained.params | {"adapter": np.zeros(3)})
     with pytest.raises(UserError, match=r"Bergamot: .* a StudentConfig, got also adapter; export"):
         exporter.write(more, tmp_path)
-    Shortlist.learn([([300], [301, 302])] * 2, 320).save(student)
-    export_model("bergamot", student, tmp_path / "out")
-    import_bergamot(tmp_path / "out", tmp_path / "run")
-    module, ours = load_model(student)
+
+
+def test_a_trained_student_is_rounded_to_int8(student, exported, tmp_path):
+    import_bergamot(exported, tmp_path / "run")
+    _, ours = load_model(student)
     found = TrainedModel.load(tmp_path / "run")
     assert read_config(Workdir(tmp_path / "run")).model.d_ff == F
-    tokenizers = TrainedModel.load(student).tokenizer, found.tokenizer
+
+    # The same pieces and the same text; only the ids differ.
     text = "two hundred and 7 ÿ"
-    rows = [[t.piece(i) for i in t.encode(text)] for t in tokenizers]
-    assert rows[0] == rows[1]
-    assert len({t.decode(t.encode(text)) for t in tokenizers}) == 1
+    our_tokenizer = TrainedModel.load(student).tokenizer
+    their_tokenizer = found.tokenizer
+    our_ids = our_tokenizer.encode(text)
+    their_ids = their_tokenizer.encode(text)
+    our_pieces = [our_tokenizer.piece(i) for i in our_ids]
+    their_pieces = [their_tokenizer.piece(i) for i in their_ids]
+    assert our_pieces == their_pieces
+    assert our_tokenizer.decode(our_ids) == their_tokenizer.decode(their_ids)
+
+    # Half a step of 127 to each side, and a little more.
     table = np.asarray(ours["embedding"])[4:]
     largest = np.abs(np.delete(ours["embedding"], [0, BOS], axis=0)).max()
     np.testing.assert_allclose(found.params["embedding"][4:320], table, atol=largest / 253)
@@ -397,29 +535,39 @@ def test_a_trained_student_is_rounded_to_int8(student, tmp_path, monkeypatch):
             for key in path:
                 other = other[key.key]
             np.testing.assert_allclose(other, leaf, atol=np.abs(leaf).max() / 253)
+
     learned = Shortlist.load(tmp_path / "run", 322)
     assert learned.targets[learned.offsets[300] : learned.offsets[301]].tolist() == [301, 302]
-    alphas = read_tensors(tmp_path / "out" / "model.ende.intgemm.alphas.bin")[0]
-    maxima = {"Wemb": [], "decoder_l1_context_Wv": []}
+
+
+def test_activations_are_clipped_at_the_maxima_of_sentences(student, exported):
+    """At their mean and 1.1 standard deviations, as Marian's scripts do."""
+    module, params = load_model(student)
     translator = Translator.load(student)
     pairs = itertools.islice(NumeralsCorpus("en", "de").pairs("train"), 3)
     sources = [translator.source_ids(source) for source, _ in pairs]
 
     @jax.jit
-    def largest(src, tokens):
-        memory = module.apply({"params": ours}, src, method="encode")
-        features = module.apply({"params": ours}, tokens, memory, src != 0, method="decode")
-        both = (features, tokens), (memory, src)
-        return [abs(jnp.where((ids == 0)[..., None], 0, x)).max() for x, ids in both]
+    def maxima(src, tokens):
+        """Returns the largest value before the logits, and before the keys of the decoder."""
+        memory = module.apply({"params": params}, src, method="encode")
+        features = module.apply({"params": params}, tokens, memory, src != 0, method="decode")
+        before_logits = jnp.where((tokens == 0)[..., None], 0, features)
+        before_keys = jnp.where((src == 0)[..., None], 0, memory)
+        return abs(before_logits).max(), abs(before_keys).max()
 
-    for src, decoded in zip(sources, translator.translate_ids(sources), strict=True):
-        tokens = np.zeros((1, 16), np.int32)
+    found = []
+    for source, decoded in zip(sources, translator.translate_ids(sources), strict=True):
+        src = np.zeros((1, 40), np.int32)
+        src[0, : len(source)] = source
         row = [BOS, *decoded.tokens[0][:-1]]
+        tokens = np.zeros((1, 16), np.int32)
         tokens[0, : len(row)] = row
-        src = np.pad(np.array([src], np.int32), ((0, 0), (0, 40 - len(src))))
-        for values, value in zip(maxima.values(), largest(src, tokens), strict=True):
-            values.append(float(value))
-    for name, values in maxima.items():
+        found.append(maxima(src, tokens))
+
+    alphas, _ = read_tensors(exported / "model.ende.intgemm.alphas.bin")
+    names = ("Wemb", "decoder_l1_context_Wv")
+    for name, values in zip(names, np.array(found).T, strict=True):
         limit = np.mean(values) + 1.1 * np.std(values)
         assert alphas[f"{name}_QuantMultA"].item() == pytest.approx(127 / limit, rel=1e-4)
 
@@ -448,21 +596,24 @@ def test_what_bergamot_lacks_is_refused(student, tmp_path, changes, words):
 
 def test_the_beginning_of_sentence_is_the_zero_vector(student):
     module, params = load_model(student)
-    table = np.array(params["embedding"])
-    table[BOS] += 1
+    table = np.asarray(params["embedding"])
+    changed = table.copy()
+    changed[BOS] += 1
     tokens = np.array([[BOS, 5, 6]], np.int32)
     apply = jax.jit(module.apply)
-    before, after = (
-        np.delete(apply({"params": {**params, "embedding": t}}, tokens[:, 1:], tokens), BOS, -1)
-        for t in (np.asarray(params["embedding"]), table)
-    )
-    np.testing.assert_array_equal(before, after)
+
+    def logits_of_others(embedding):
+        logits = apply({"params": {**params, "embedding": embedding}}, tokens[:, 1:], tokens)
+        return np.delete(logits, BOS, -1)
+
+    np.testing.assert_array_equal(logits_of_others(table), logits_of_others(changed))
 
 
 def test_the_command_learns_from_the_runs_text_or_from_files(student, tmp_path, capsys):
     assert main(["shortlist", "--workdir", str(student), "--pairs", "30"]) == 0
     assert "learned from 30 pairs" in capsys.readouterr().out
     own = Shortlist.load(student, 320)
+
     pairs = list(itertools.islice(NumeralsCorpus("en", "de").pairs("train"), 30))
     files = [tmp_path / "a.en", tmp_path / "a.de"]
     for side, file in enumerate(files):
@@ -470,8 +621,9 @@ def test_the_command_learns_from_the_runs_text_or_from_files(student, tmp_path, 
     words = ["shortlist", "--workdir", str(student), "--source", str(files[0])]
     assert main([*words, "--target", str(files[1])]) == 0
     again = Shortlist.load(student, 320)
-    for ours, theirs in zip(*map(dataclasses.astuple, (own, again)), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+    for field in dataclasses.fields(Shortlist):
+        np.testing.assert_array_equal(getattr(own, field.name), getattr(again, field.name))
+
     for file in files:
         file.write_text("")
     for more, message in (

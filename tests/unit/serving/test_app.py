@@ -19,7 +19,8 @@ class Backwards:
 
     def __init__(self):
         self.languages = {"en": ["de", "xx"]}
-        self.go, self.calls = threading.Event(), []
+        self.calls = []
+        self.go = threading.Event()
         self.go.set()
 
     def translate(self, sentences):
@@ -33,13 +34,25 @@ class Backwards:
             raise ZeroDivisionError
         if text == "bad":
             return UserError("sentence: expected another")
-        texts = [text[::-1], text[::-1].upper()] if text.strip() else []
-        texts = texts[:1] if only_best else texts
-        weights = {"source": ["a"], "target": ["b"], "weights": [[1.0]]} if attention else None
-        return Translation(texts, [-1.0, -2.0][: len(texts)], weights)
+
+        backwards = text[::-1]
+        texts = [backwards, backwards.upper()] if text.strip() else []
+        scores = [-1.0, -2.0] if text.strip() else []
+        if only_best:
+            texts = texts[:1]
+            scores = scores[:1]
+        return Translation(texts, scores, WEIGHTS if attention else None)
 
 
-LIMITS = Limits(char_limit=20, batch_limit=3, body_limit=500, queue_limit=4, max_batch=2, threads=1)
+WEIGHTS = {"source": ["a"], "target": ["b"], "weights": [[1.0]]}
+LIMITS = Limits(
+    char_limit=20,
+    batch_limit=3,
+    body_limit=500,
+    queue_limit=4,
+    max_batch=2,
+    threads=1,
+)
 
 
 @pytest.fixture
@@ -62,16 +75,17 @@ def answer(client, q, **fields):
 
 def test_texts_and_lists(client):
     assert answer(client, "abc") == {"translatedText": "cba"}
-    assert answer(client, ["ab", "cd"], format="text", api_key="x", secret="y", apiKey="") == {
-        "translatedText": ["ba", "dc"]
-    }
+    more = {"format": "text", "api_key": "x", "secret": "y", "apiKey": ""}
+    assert answer(client, ["ab", "cd"], **more) == {"translatedText": ["ba", "dc"]}
     assert answer(client, ["ab"], alternatives=3)["alternatives"] == [["BA"]]
+    assert answer(client, "1\u00e9", target="xx") == {"translatedText": "\u00e91"}
+
     # Lines are sentences; blank ones stay as they are.
     assert answer(client, "ab\n \ncd", alternatives=1) == {
         "translatedText": "ba\n \ndc",
         "alternatives": ["BA\n \nDC"],
     }
-    assert answer(client, "1\u00e9", target="xx") == {"translatedText": "\u00e91"}
+
     detected = {"confidence": 0.0, "language": "en"}
     assert answer(client, "ab", source="auto")["detectedLanguage"] == detected
     assert answer(client, ["ab", "c"], source="auto")["detectedLanguage"] == [detected] * 2
@@ -92,11 +106,11 @@ JSON = json.dumps({"q": "é", **PAIR}, ensure_ascii=False)
 
 def multipart(*fields, close="--"):
     """Spells multipart/form-data by hand; a field is a name, a value, and more headers."""
-    parts = [
-        f'--X\r\nContent-Disposition: form-data; name="{name}"{"".join(more)}\r\n\r\n{value}\r\n'
-        for name, value, *more in fields
-    ]
-    return "".join(parts) + f"--X{close}\r\n"
+    text = ""
+    for name, value, *more in fields:
+        disposition = f'Content-Disposition: form-data; name="{name}"'
+        text += f"--X\r\n{disposition}{''.join(more)}\r\n\r\n{value}\r\n"
+    return f"{text}--X{close}\r\n"
 
 
 PARTS = [("source", "en"), ("target", "de")]
@@ -146,8 +160,15 @@ def test_content_types(kind, content, expected):
     content = content.encode("latin-1") if isinstance(content, str) else content
     headers = {"Content-Type": kind} if kind else {}
     roomy = Limits(char_limit=20, body_limit=1 << 20)
+
     with TestClient(make_app(Backwards(), roomy)) as client:
         response = client.post("/translate", content=content, headers=headers)
+
+    check_text_or_error(response, expected)
+
+
+def check_text_or_error(response, expected):
+    """Checks a response of a request that is translated, or refused for its content."""
     if response.status_code == 200:
         assert response.json() == {"translatedText": expected}
     else:
@@ -178,35 +199,38 @@ def test_content_types(kind, content, expected):
 @pytest.mark.parametrize("kind", ["form", "multipart"])
 def test_repeated_fields(client, url, form, expected, kind):
     """All values of q are texts; another field has one value, wherever it is given."""
-    content, headers = form.encode(), {"Content-Type": "application/x-www-form-urlencoded"}
-    if kind == "multipart":
+    if kind == "form":
+        content = form.encode()
+        media_type = "application/x-www-form-urlencoded"
+    else:
         pairs = [pair.partition("=")[::2] for pair in form.split("&") if pair]
         content = multipart(*pairs).encode() if pairs else b""
-        headers = {"Content-Type": "multipart/form-data; boundary=X"}
+        media_type = "multipart/form-data; boundary=X"
+
+    headers = {"Content-Type": media_type}
     response = client.post(f"/translate?{url}", content=content, headers=headers)
-    if response.status_code == 200:
-        assert response.json() == {"translatedText": expected}
-    else:
-        assert response.status_code == 400
-        assert expected in response.json()["error"]
+
+    check_text_or_error(response, expected)
 
 
 def test_fields_of_url_and_json(client):
     response = client.post("/translate?source=en&target=de&alternatives=1", json={"q": "ab"})
     assert response.json() == {"translatedText": "ba", "alternatives": ["BA"]}
+
     response = client.post("/translate?alternatives=1", json={"q": "ab", "alternatives": 2, **PAIR})
     assert "alternatives is given twice, with different values" in response.json()["error"]
 
 
 def test_details(client):
-    weights = {"source": ["a"], "target": ["b"], "weights": [[1.0]]}
     assert answer(client, "ab\nc", details=True)["details"] == [
-        {"texts": ["ba", "BA"], "scores": [-1.0, -2.0], "attention": weights},
-        {"texts": ["c", "C"], "scores": [-1.0, -2.0], "attention": weights},
+        {"texts": ["ba", "BA"], "scores": [-1.0, -2.0], "attention": WEIGHTS},
+        {"texts": ["c", "C"], "scores": [-1.0, -2.0], "attention": WEIGHTS},
     ]
+
     for value, is_detailed in (("false", False), ("true", True), ("1", True)):
-        form = client.post("/translate", data={"q": "ab", "details": value, **PAIR})
-        assert ("details" in form.json()) == is_detailed
+        fields = {"q": "ab", "details": value, **PAIR}
+        response = client.post("/translate", data=fields)
+        assert ("details" in response.json()) == is_detailed
 
 
 @pytest.mark.parametrize(
@@ -258,6 +282,7 @@ def test_errors(client, body, status, message):
     assert response.status_code == status
     assert message in response.json()["error"]
     assert list(response.json()) == ["error"]
+
     # The next request does not suffer.
     assert answer(client, "ab") == {"translatedText": "ba"}
 
@@ -269,7 +294,9 @@ def test_other_addresses(client):
         {"code": "xx", "name": "xx", "targets": []},
     ]
     assert client.get("/health").json() == {"status": "ok"}
-    for response, status in ((client.get("/translate"), 405), (client.get("/nowhere"), 404)):
+
+    for path, status in (("/translate", 405), ("/nowhere", 404)):
+        response = client.get(path)
         assert response.status_code == status
         assert list(response.json()) == ["error"]
 
@@ -277,6 +304,7 @@ def test_other_addresses(client):
 def test_metrics(client):
     answer(client, ["a", "b", "c"])
     client.post("/translate", json={})
+
     lines = client.get("/metrics").text.split("\n")
     for line in (
         'jaxformer_requests_total{status="200"} 1.0',
@@ -292,21 +320,32 @@ def test_metrics(client):
 def test_page_is_one_file_that_runs_only_its_own_script(client):
     response = client.get("/")
     assert response.headers["Content-Type"].startswith("text/html")
+
     policy = response.headers["Content-Security-Policy"]
     assert policy.startswith("default-src 'none'; connect-src 'self'; script-src 'sha256-")
     assert "unsafe" not in policy
-    assert not any(text in response.text for text in ("http:", "https:", "src=", "url("))
+    for other_files in ("http:", "https:", "src=", "url("):
+        assert other_files not in response.text
 
 
 class Connection:
     """An ASGI connection that sends a request, and can be closed."""
 
     def __init__(self, app, q):
-        self.closed, self.sent, body = asyncio.Event(), [], json.dumps({"q": q, **PAIR}).encode()
+        body = json.dumps({"q": q, **PAIR}).encode()
         self.messages = [{"type": "http.request", "body": body}]
-        headers = [(b"content-type", b"application/json")]
-        scope = {"type": "http", "method": "POST", "path": "/translate", "headers": headers}
-        scope |= {"query_string": b"", "http_version": "1.1", "scheme": "http"}
+        self.sent = []
+        self.closed = asyncio.Event()
+
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": "/translate",
+            "headers": [(b"content-type", b"application/json")],
+            "query_string": b"",
+            "http_version": "1.1",
+            "scheme": "http",
+        }
         self.task = asyncio.ensure_future(app(scope, self.receive, self.send))
 
     async def receive(self):
@@ -329,22 +368,34 @@ def test_overload_and_clients_that_leave(backend):
     async def main():
         app = make_app(backend, LIMITS)
         async with app.router.lifespan_context(app):
+            # While a batch runs, three sentences wait, of at most four.
             backend.go.clear()
             running = Connection(app, ["a1", "a2"])
             while not backend.calls:
                 await asyncio.sleep(0.001)
-            waiting, leaving = Connection(app, "b1"), Connection(app, ["c1", "c2"])
+            waiting = Connection(app, "b1")
+            leaving = Connection(app, ["c1", "c2"])
             await asyncio.sleep(0.02)
-            status, headers, answer = await Connection(app, ["d1", "d2"]).answer()
-            assert (status, list(answer)) == (429, ["error"])
+
+            # Two sentences more are too many.
+            status, headers, content = await Connection(app, ["d1", "d2"]).answer()
+            assert status == 429
+            assert list(content) == ["error"]
             assert int(headers[b"retry-after"]) >= 1
+
+            # A client that leaves makes room for another.
             leaving.closed.set()
-            assert (await leaving.answer())[0] == 499
+            status, _, _ = await leaving.answer()
+            assert status == 499
             later = Connection(app, ["e1", "e2"])
             await asyncio.sleep(0.02)
+
             backend.go.set()
-            answers = [(await c.answer())[2]["translatedText"] for c in (running, waiting, later)]
-            assert answers == [["1a", "2a"], "1b", ["1e", "2e"]]
+            texts = []
+            for connection in (running, waiting, later):
+                _, _, content = await connection.answer()
+                texts.append(content["translatedText"])
+            assert texts == [["1a", "2a"], "1b", ["1e", "2e"]]
             assert backend.calls == [["a1", "a2"], ["b1", "e1"], ["e2"]]
 
     asyncio.run(main())

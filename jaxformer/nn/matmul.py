@@ -28,6 +28,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int8, Integer, Num
 
 from jaxformer.layout import expand_like, has_explicit_axes, map_rows, match_varying_axes
+from jaxformer.nn.constants import ConstantMatrix
 from jaxformer.nn.precision import Int8Matrix, at_least_float32, matmul_dtype, quantize_along
 
 # Checkpoint name of the results of :func:`project`, which rematerialization may keep.
@@ -36,7 +37,7 @@ MATMUL = "matmul"
 
 def project(
     x: Float[Array, "*rows D"],
-    kernel: Float[Array, "D ..."] | Int8Matrix,
+    kernel: Float[Array, "D ..."] | Int8Matrix | ConstantMatrix,
     bias: Float[Array, "..."] | None = None,
     compute_dtype: str = "float32",
 ) -> Float[Array, "..."]:
@@ -47,6 +48,8 @@ def project(
     """
     if isinstance(kernel, Int8Matrix):
         product = map_rows(int8_matmul, kernel, x)
+    elif isinstance(kernel, ConstantMatrix):
+        product = matmul(x.astype(kernel.flat.dtype), kernel, x.dtype)
     else:
         dtype = matmul_dtype(compute_dtype, x, kernel)
         product = matmul(x.astype(dtype), kernel.astype(dtype), x.dtype)
@@ -66,15 +69,18 @@ def int8_matmul(
     # Inputs have a scale per row, so that the result of a row does not depend on other rows.
     rows = x.reshape(-1, x.shape[-1])
     inputs = quantize_along(rows, 1)
-    matrix = kernel.values
-    if axis == 0:
-        matrix = matrix.reshape(x.shape[-1], -1)
+    numbers: Any = inputs.values
+
+    depth = x.shape[-1]
+    num_outputs = math.prod(kernel.values.shape) // depth
+    matrix_shape = (depth, num_outputs) if axis == 0 else (num_outputs, depth)
+    matrix = kernel.values.reshape(*matrix_shape)
 
     if kernel.offset is None:
-        sums = _int8_sums(inputs.values, matrix, axis=axis)
+        sums = _int8_sums(numbers, matrix, axis=axis)
     else:
         # u8 x s8 is a fast instruction. XLA would add 128 itself, and sum the kernel every time.
-        as_uint8 = jax.lax.bitcast_convert_type(inputs.values, jnp.uint8)
+        as_uint8 = jax.lax.bitcast_convert_type(numbers, jnp.uint8)
         unsigned = as_uint8 ^ np.uint8(128)
         operands = match_varying_axes(unsigned, matrix)
         sums = _unsigned_matmul.bind(*operands, axis=axis)
@@ -89,7 +95,7 @@ def int8_matmul(
 
 def matmul(
     x: Float[Array, "*rows D"],
-    kernel: Float[Array, "D ..."],
+    kernel: Float[Array, "D ..."] | ConstantMatrix,
     dtype: DTypeLike,
 ) -> Array:
     """Returns the product over the last axis of ``x`` and the first of ``kernel``, in ``dtype``.
@@ -98,7 +104,8 @@ def matmul(
     gradient with respect to the kernel is much slower with three. On a mesh with explicit axes
     nothing is flattened, because JAX cannot merge a sharded axis with another.
     """
-    if has_explicit_axes(x, kernel):
+    is_constant = isinstance(kernel, ConstantMatrix)  # of a program for a single device
+    if not is_constant and has_explicit_axes(x, kernel):
         return jnp.tensordot(x, kernel, 1, preferred_element_type=dtype)
 
     *leading, inputs = x.shape

@@ -221,7 +221,7 @@ class HuggingFaceTokenizer(Vocabulary):
             encoding = self._tokenize(text, add_special_tokens=not self._codes)
             ids = self._convert_ids(encoding)
 
-            # An end that is typed in the text is no special token of the post-processor, and stays.
+            # An end that is typed in the text does not come from the post-processor, and stays.
             has_end = ids[-1:] == [EOS]
             if has_end and encoding.special_tokens_mask[-1]:
                 ids = ids[:-1]

@@ -111,7 +111,8 @@ def exit_code(command: Callable[[], None]) -> int:
     try:
         command()
     except (UserError, AssertionError, RuntimeError) as error:
-        # A missing device may only show as the error of a computation, or of a UserError's context.
+        # A missing device may only show as the error of a computation, which another error, such as
+        # a UserError, may have replaced.
         reason = None
         jax_errors = (AssertionError, RuntimeError)
         may_be_of_jax = any(isinstance(each, jax_errors) for each in _contexts(error))
@@ -164,7 +165,7 @@ def missing_device(error: object = "") -> str | None:
     be the error of a backend that JAX could not initialize.
 
     Returns:
-      The message, or None if JAX is not imported, or has a device and ``error`` says otherwise.
+      The message; None if JAX is not imported, or if it has devices and ``error`` is no such error.
     """
     jax = sys.modules.get("jax")
     if jax is None:

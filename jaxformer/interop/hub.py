@@ -30,13 +30,13 @@ def describe_source(system: str, directory: pathlib.Path) -> str:
 
 
 class ModelFiles(NamedTuple):
-    """Names of the files of a model of one kind, which a folder has or the Hub."""
+    """Files of a model in the format of another system, in a folder or on the Hub."""
 
     model: str  # such as "a Marian model"
     needed: tuple[str, ...]  # "|" separates alternatives
     optional: tuple[str, ...]
-    # Each group has all weights, and the first group that exists is used. It is the name of a file
-    # that exists if the group does, and names or patterns of its other files.
+    # Groups of files, each with all weights; the first group that exists is used. A group is the
+    # name of the file that shows that it exists, and names or patterns of its other files.
     weights: tuple[tuple[str, ...], ...]
 
 

@@ -33,7 +33,7 @@ class _Progress(NamedTuple):
     since: float | None  # its time; None if the next progress may take any time
 
 
-# Of the main thread.
+# Last progress of the main thread.
 _last_progress = _Progress("the start", None)
 
 

@@ -224,9 +224,10 @@ def blocks_of(
 ) -> Iterator[OpenBlocks]:
     """Reads lines in blocks, with the result of ``encode`` for each line.
 
-    A line for which ``encode`` raises a UserError is bad: it is reported on standard error, and is
-    blank in its block. If ``strict``, it ends the command instead. A file is read twice: first to
-    count its lines and, if ``strict``, to encode them all, so that no block precedes a bad line.
+    A line is bad if it cannot be read, or if ``encode`` raises a UserError for it. It is reported
+    on standard error, and is blank in its block; if ``strict``, its error is raised instead. A file
+    is read twice: first to count its lines and, if ``strict``, to encode them all, so that no block
+    precedes a bad line.
 
     Args:
       text: Lines of a file or a stream.

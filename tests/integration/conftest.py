@@ -17,15 +17,29 @@ collect_ignore = ["audited_use.py", "faulty_training.py"]
 # With packing, all batches have one shape, so there is one program to compile.
 TINY = Config(
     model=ModelConfig(
-        vocab_size=300, d_model=16, d_ff=32, num_heads=2, num_layers=1, max_length=64
+        vocab_size=300,
+        d_model=16,
+        d_ff=32,
+        num_heads=2,
+        num_layers=1,
+        max_length=64,
     ),
     data=DataConfig(
-        **{"corpus": "numerals", "train": "train", "valid": "held_out"},
-        **{"batching": "packing", "tokens_per_batch": 512, "max_length": 64},
+        corpus="numerals",
+        train="train",
+        valid="held_out",
+        batching="packing",
+        tokens_per_batch=512,
+        max_length=64,
     ),
     training=TrainingConfig(
-        **{"steps": 6, "warmup_steps": 10, "log_every": 2, "checkpoint_every": 2},
-        **{"eval_every": 6, "eval_sentences": 4, "keep_checkpoints": 3},
+        steps=6,
+        warmup_steps=10,
+        log_every=2,
+        checkpoint_every=2,
+        eval_every=6,
+        eval_sentences=4,
+        keep_checkpoints=3,
     ),
 )
 

@@ -22,7 +22,10 @@ def fault(step, state, sums):
     kind, at = os.environ["FAULT"].split()
     if step != int(at):
         return
-    pathlib.Path(f"{parse_arguments(ARGUMENTS).keywords['workdir']}-{kind}-{at}").touch()
+
+    workdir = parse_arguments(ARGUMENTS).keywords["workdir"]
+    pathlib.Path(f"{workdir}-{kind}-{at}").touch()
+
     if kind == "raise":
         raise RuntimeError("injected")
     if kind == "hang":

@@ -126,8 +126,8 @@ def with_size(name, size):
         leaves = content["step"]["leaves"]
         for leaf, text in leaves.items():
             sizes = text.removeprefix("float32[").removesuffix("]").split(",")
-            changed = [str(size) if each == before else each for each in sizes]
-            leaves[leaf] = f"float32[{','.join(changed)}]"
+            changed = ",".join(str(size) if each == before else each for each in sizes)
+            leaves[leaf] = f"float32[{changed}]"
         write_manifest(step, content)
 
     return change

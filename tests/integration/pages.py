@@ -11,7 +11,8 @@ def sections(page: str) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for block in blocks(DOCS / page):
         if block.language == "python":
-            found.setdefault(block.heading, []).append(block.text)
+            under_heading = found.setdefault(block.heading, [])
+            under_heading.append(block.text)
     return found
 
 

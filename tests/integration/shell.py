@@ -53,20 +53,25 @@ class Shell:
     """Runs commands one by one; ``edit`` may change the words of a call of our programs."""
 
     def __init__(self, folder: pathlib.Path, edit: Callable[[list[str]], list[str]]) -> None:
-        self._folder, self._edit = folder, edit
+        self._folder = folder
+        self._edit = edit
         # The address of a socket has at most 107 bytes.
         self._private = tempfile.TemporaryDirectory(prefix="jaxformer-")
         private = pathlib.Path(self._private.name)
+
         self._server = socket.socket(socket.AF_UNIX)
         self._server.bind(str(private / "socket"))
         self._server.listen()
         self._server.settimeout(0.02)
+
         for program in ("jaxformer", "python"):
-            client = _CLIENT.format(address=str(private / "socket"), program=program)
-            (private / f"{program}.py").write_text(client)
-            words = shlex.join([sys.executable, "-SE", str(private / f"{program}.py")])
+            client = private / f"{program}.py"
+            address = str(private / "socket")
+            client.write_text(_CLIENT.format(address=address, program=program))
+            words = shlex.join([sys.executable, "-SE", str(client)])
             (private / program).write_text(f'#!/bin/sh\nexec {words} "$@"\n')
             (private / program).chmod(0o755)
+
         path = f"{private}{os.pathsep}{os.environ['PATH']}"
         self._variables = {**os.environ, "PATH": path}
 
@@ -77,8 +82,11 @@ class Shell:
     def run(self, command: str) -> Finished:
         """Runs a command, which may be several with pipes, loops and variables."""
         private = pathlib.Path(self._private.name)
-        output, errors, environment = (private / name for name in ("out", "err", "environment"))
+        output = private / "out"
+        errors = private / "err"
+        environment = private / "environment"
         script = _SCRIPT.format(command=command, environment=shlex.quote(str(environment)))
+
         with output.open("wb") as out, errors.open("wb") as err:
             process = subprocess.Popen(
                 ["bash", "-c", script],
@@ -90,21 +98,29 @@ class Shell:
             )
             while process.poll() is None:
                 with contextlib.suppress(TimeoutError):
-                    self._answer(self._server.accept()[0])
+                    client, _ = self._server.accept()
+                    self._answer(client)
+
         if environment.exists():
             pairs = environment.read_text().split("\0")[:-1]
             self._variables = dict(pair.split("=", 1) for pair in pairs)
-        written = (path.read_text(encoding="utf-8") for path in (output, errors))
-        return Finished(process.returncode, *written)
+        return Finished(
+            code=process.returncode,
+            output=output.read_text(encoding="utf-8"),
+            errors=errors.read_text(encoding="utf-8"),
+        )
 
     def _answer(self, client: socket.socket) -> None:
         """Runs one call of a client with its streams, and sends it the exit code."""
         with client:
             size, streams, _, _ = socket.recv_fds(client, 4, 3)
             with client.makefile("rb") as file:
-                program, arguments, environment = json.loads(file.read(int.from_bytes(size, "big")))
+                call = file.read(int.from_bytes(size, "big"))
+            program, arguments, environment = json.loads(call)
+
             with _process(environment, streams):
-                code = _call(program, self._edit([program, *arguments])[1:])
+                _, *edited = self._edit([program, *arguments])
+                code = _call(program, edited)
             client.sendall(str(code).encode())
 
 

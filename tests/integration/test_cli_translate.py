@@ -79,16 +79,24 @@ def best(translator):
     return translator.hypotheses(SOURCES)
 
 
+def first_of(hypotheses):
+    """Returns the text and the score that a command prints; blank lines have no hypotheses."""
+    if not hypotheses:
+        return "", 0.0
+    return hypotheses[0].text, hypotheses[0].score
+
+
 @pytest.mark.smoke
 def test_plain_text_and_scores(run, best):
+    expected = [first_of(hypotheses) for hypotheses in best]
     texts = run()
-    assert texts == [hypotheses[0].text if hypotheses else "" for hypotheses in best]
+    assert texts == [text for text, _ in expected]
     assert len(set(texts)) == 5
 
     rows = [line.split("\t") for line in run("--scores")]
     assert [text for _, text in rows] == texts
-    expected = [hypotheses[0].score if hypotheses else 0.0 for hypotheses in best]
-    assert [float(score) for score, _ in rows] == pytest.approx(expected, abs=1e-6)
+    scores = [float(score) for score, _ in rows]
+    assert scores == pytest.approx([score for _, score in expected], abs=1e-6)
 
     assert run(lines=[]) == []
 
@@ -100,10 +108,10 @@ def test_n_best_is_in_the_format_of_moses(run, best):
         if not hypotheses:
             expected.append((number, "", 0.0))
 
-    rows = [line.split(" ||| ") for line in run("--n-best", 3)]
-    assert [(int(n), words) for n, words, _ in rows] == [(n, words) for n, words, _ in expected]
-    scores = [float(score) for *_, score in rows]
-    assert scores == pytest.approx([score for *_, score in expected], abs=1e-6)
+    for line, (number, words, score) in zip(run("--n-best", 3), expected, strict=True):
+        found = line.split(" ||| ")
+        assert found[:2] == [str(number), words]
+        assert [float(text) for text in found[2:]] == [pytest.approx(score, abs=1e-6)]
 
 
 def test_json(run, best, translator):

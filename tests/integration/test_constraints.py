@@ -75,7 +75,7 @@ def search(logits, limits, forbidden):
 
 
 def test_beam_search_finds_exactly_the_allowed_hypotheses():
-    logits = oracles.tree_logits(3, SENTENCES, VOCABULARY, DEPTH)
+    logits = oracles.tree_logits(3, SENTENCES, VOCABULARY, depth=DEPTH)
     limits = np.random.default_rng(0).integers(1, DEPTH + 1, SENTENCES).astype(np.int32)
 
     different = 0
@@ -84,7 +84,7 @@ def test_beam_search_finds_exactly_the_allowed_hypotheses():
         allowed = functools.partial(obeys, set(forbidden))
         for sentence, limit in enumerate(limits.tolist()):
             tree = Tree(logits[sentence])
-            expected = exhaustive(tree, WIDE, limit, (), allowed)
+            expected = exhaustive(tree, WIDE, limit, forced=(), also=allowed)
             found = hypotheses(result, sentence)
 
             assert set(tokens_of(found)) == set(tokens_of(expected))
@@ -94,7 +94,7 @@ def test_beam_search_finds_exactly_the_allowed_hypotheses():
             for _, log_prob, tokens in found:
                 # Log probabilities are the model's, not renormalized.
                 assert log_prob == pytest.approx(tree.log_prob(tokens), rel=1e-5, abs=1e-5)
-            different += expected != exhaustive(tree, WIDE, limit, ())
+            different += expected != exhaustive(tree, WIDE, limit, forced=())
 
     assert different > SENTENCES
     assert len(TRACES) == 1  # Other arrays of the same shape do not recompile.
@@ -164,6 +164,16 @@ def translator(learned_workdir):
     return Translator.load(learned_workdir, search=search)
 
 
+def alternating(words):
+    """Returns the translations of at most two words in which even and odd tokens alternate."""
+    found = []
+    for length in range(3):
+        for tokens in itertools.product(words, repeat=length):
+            if obeys(set(), tokens):
+                found.append([*tokens, EOS])
+    return found
+
+
 def test_translator_finds_exactly_the_allowed_translations(translator):
     """At most two of six words, alternating: 25 translations, scored like forced decoding."""
     vocabulary = translator.tokenizer.vocab_size
@@ -180,11 +190,7 @@ def test_translator_finds_exactly_the_allowed_translations(translator):
         return translator.hypotheses(SOURCES, constraints=constraints)
 
     words = [10, 11, 20, 21, 30, 41]
-    possible = []
-    for length in range(3):
-        for tokens in itertools.product(words, repeat=length):
-            if obeys(set(), tokens):
-                possible.append([*tokens, EOS])
+    possible = alternating(words)
     assert len(possible) == 25
 
     nothing = np.zeros((len(SOURCES) + 1, vocabulary), bool)

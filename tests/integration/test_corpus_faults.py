@@ -8,6 +8,7 @@ import dataclasses
 import io
 import pathlib
 import re
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -48,17 +49,32 @@ def folder(tmp_path, monkeypatch):
     return folder
 
 
+class Opened(NamedTuple):
+    code: int
+    messages: str
+    task: Translation | None
+
+
 def open_task(config, corpus=None, workdir="../run"):
-    """Returns exit code, messages and the task, as a command does that trains on a corpus."""
-    found, messages = [], io.StringIO()
+    """Opens a task as a command does that trains on a corpus."""
+    whole = Config(model=MODEL, data=config, training=TRAINING)
+    found = []
 
     def command():
-        whole = Config(model=MODEL, data=config, training=TRAINING)
         found.append(make_task(whole, Workdir(pathlib.Path(workdir)), corpus))
 
+    messages = io.StringIO()
     with contextlib.redirect_stderr(messages):
         code = exit_code(command)
-    return code, messages.getvalue(), found
+    return Opened(code, messages.getvalue(), found[0] if found else None)
+
+
+def summary_of_good(config):
+    """Opens a task without an error or a message; returns the lines of its summary."""
+    opened = open_task(config)
+    assert opened.code == 0
+    assert opened.messages == ""
+    return opened.task.summary().split("\n")
 
 
 def change(names, edit):
@@ -87,23 +103,24 @@ def fault(config, names, edit, message):
 
 
 NO_TEXT = "expected text to learn a vocabulary from: all lines are empty"
+TWO_CORPORA = dataclasses.replace(TEXT, train="train,valid")
+NO_WEIGHTS = r"train,valid\.en: no such file; several corpora need weights, as in --config"
 FAULTS = [
     fault(TEXT, "valid.de", replace(9, b"f\xff"), r"^error: valid\.de:9: not UTF-8: byte 0xff"),
-    fault(TEXT, "train.en train.de", lambda b: b"", f"^error: train: {NO_TEXT}"),
-    fault(
-        *(dataclasses.replace(TEXT, train="train,valid"), "", None),
-        r"train,valid\.en: no such file; several corpora need weights, as in --config",
-    ),
+    fault(TEXT, "train.en train.de", lambda whole: b"", f"^error: train: {NO_TEXT}"),
+    fault(TWO_CORPORA, "", None, NO_WEIGHTS),
 ]
 
 
 @pytest.mark.parametrize(("config", "names", "edit", "message"), FAULTS)
 def test_fault_is_refused_in_one_line(config, names, edit, message, folder):
     change(names, edit)
-    code, found, _ = open_task(config)
+
+    code, error, _ = open_task(config)
     assert code == 2
-    assert re.fullmatch("error: .*\n", found)
-    assert re.search(message, found)
+    assert re.fullmatch("error: .*\n", error)
+    assert re.search(message, error)
+
     # Nothing half-written: no workdir, and no store of the split with the fault.
     assert not (folder.parent / "run").exists()
     assert not list((folder.parent / "cache").glob("partial-*"))
@@ -111,22 +128,29 @@ def test_fault_is_refused_in_one_line(config, names, edit, message, folder):
 
 def test_a_given_tokenizer_has_the_placeholders_and_no_control_symbols(folder):
     config = dataclasses.replace(TEXT, tokenizer="../my.model", user_defined_symbols="<name>")
+    lines = [side for pair in PAIRS for side in pair]
+
     for options, message in (
         ({}, "data.user_defined_symbols: expected a tokenizer with the token <name>, got one"),
         ({"control_symbols": ["<2de>"]}, "got <2de>; give spm_train --user_defined_symbols"),
     ):
-        lines = (side for pair in PAIRS for side in pair)
-        pathlib.Path("../my.model").write_bytes(train_byte_pair_model(lines, 300, **options))
-        assert message in open_task(config)[1]
+        model = train_byte_pair_model(iter(lines), 300, **options)
+        pathlib.Path("../my.model").write_bytes(model)
+        assert message in open_task(config).messages
+
+
+def test_a_corpus_without_faults_has_no_notes(folder):
+    counts, _, *examples = summary_of_good(TEXT)
+
+    none = "0 skipped (0 longer than 64 tokens, 0 with an empty side)"
+    assert counts == f"200 training pairs, {none}; 150 validation pairs, {none}"
+
+    english, german = PAIRS[0]
+    first_pair = f'en "{english}" -> de "{german}"'
+    assert examples == [f"data: train: {first_pair}", f"data: valid: {first_pair}"]
 
 
 def test_pairs_are_counted_and_named(folder):
-    # Without faults there are no notes.
-    counts, _, *examples = open_task(TEXT)[2][0].summary().split("\n")
-    none = "0 skipped (0 longer than 64 tokens, 0 with an empty side)"
-    assert counts == f"200 training pairs, {none}; 150 validation pairs, {none}"
-    sides = [f'{name} "{text}"' for name, text in zip(("en", "de"), PAIRS[0], strict=True)]
-    assert examples == [f"data: {split}: {' -> '.join(sides)}" for split in ("train", "valid")]
     for number in range(3, 15):
         change("train.en", replace(number, b""))
     change("train.de", edit_line(30, lambda line: line * 20))
@@ -134,9 +158,12 @@ def test_pairs_are_counted_and_named(folder):
     change("train.en", edit_line(31, lambda line: line + "\u2028end\u202e".encode()))
     change("valid.de", edit_line(32, lambda line: line + b"\tend"))
     change("train.en", lambda whole: b"\xef\xbb\xbf" + whole)
+
     for _ in range(2):  # the second time from the cache
-        code, message, (task,) = open_task(TEXT)
-        assert (code, message) == (0, "")
+        code, messages, task = open_task(TEXT)
+        assert code == 0
+        assert messages == ""
+
         first, _, _, _, *notes = task.summary().split("\n")
         assert first == (
             "187 training pairs, 13 skipped (1 longer than 64 tokens, 12 with an empty side); 149 "
@@ -149,6 +176,7 @@ def test_pairs_are_counted_and_named(folder):
             "unusual validation pairs: 1 too long, skipped (first valid.en:1), 1 with tabs or "
             "foreign blanks, kept (first valid.de:32); see data_notes.txt in the workdir",
         ]
+
         run = Workdir(pathlib.Path("../run"))
         task.save(run)
         assert sorted(run.data_notes.read_text().splitlines()) == [
@@ -167,9 +195,9 @@ def test_the_log_shows_a_first_pair_of_each_corpus(folder):
     for name, tab in (("swapped", "eins\tone"), ("odd", "a\u202eb\u00a0" + "c" * 99 + "\tein")):
         pathlib.Path(name).write_text(f"\t\n{tab}\n" + "two\tzwei\n" * 40, encoding="utf-8")
     config = dataclasses.replace(TEXT, corpus="tsv", train="swapped:1,odd:2", valid="swapped")
-    code, message, (task,) = open_task(config)
-    assert (code, message) == (0, "")
-    assert [line for line in task.summary().split("\n") if line.startswith("data: ")] == [
+
+    examples = [line for line in summary_of_good(config) if line.startswith("data: ")]
+    assert examples == [
         'data: swapped: en "eins" -> de "one"',
         'data: odd: en "a\\u202eb\\xa0' + "c" * 28 + '..." -> de "ein"',
         'data: swapped: en "eins" -> de "one"',
@@ -181,7 +209,8 @@ class Meddled(TextCorpus):
 
     def __init__(self, reading, meddle):
         super().__init__("en", "de")
-        self.reading, self.meddle = reading, meddle
+        self.reading = reading
+        self.meddle = meddle
 
     def pairs(self, split):
         self.reading -= 1
@@ -215,15 +244,15 @@ def test_files_that_change_while_they_are_read(reading, folder):
 
     write()
     meddle = append if reading in (1, 4) else exchange
-    code, message, _ = open_task(TEXT, Meddled(reading, meddle))
+    code, error, _ = open_task(TEXT, Meddled(reading, meddle))
     assert code == 2
-    assert re.search(rf"{CHANGED}|as many lines in", message)
+    assert re.search(rf"{CHANGED}|as many lines in", error)
+
     # The files as they were before must not get what has been made of the others.
     write()
-    code, message, (task,) = open_task(TEXT)
-    assert (code, message) == (0, "")
-    assert "1,000 training pairs, 0 skipped" in task.summary()
-    assert "750 validation pairs, 0 skipped" in task.summary()
+    first, *_ = summary_of_good(TEXT)
+    assert "1,000 training pairs, 0 skipped" in first
+    assert "750 validation pairs, 0 skipped" in first
 
 
 class Poisoned(Translation):
@@ -231,17 +260,31 @@ class Poisoned(Translation):
 
     @property
     def loss(self):
-        (place,) = np.flatnonzero(self._data.train.numbers == 11)
-        source, loss = self._data.train[int(place)][0].astype(np.int32), super().loss
+        loss = super().loss
+        [place] = np.flatnonzero(self._data.train.numbers == 11)
+        source = self._data.train[int(place)][0].astype(np.int32)
 
         def poisoned(params, batch, randomness):
-            sums, begin = loss(params, batch, randomness), batch.src[:, : len(source)]
+            sums = loss(params, batch, randomness)
+            begin = batch.src[:, : len(source)]
             if begin.shape[1] < len(source):  # Batches of validation can be shorter.
                 return sums
+
             found = jnp.all(begin == source, axis=1).any()
-            return sums | {"loss": sums["loss"] * jnp.where(found, jnp.nan, 1.0)}
+            factor = jnp.where(found, jnp.nan, 1.0)
+            return sums | {"loss": sums["loss"] * factor}
 
         return poisoned
+
+
+def packed_texts(tokenizer, batch):
+    """Returns the source texts of a batch of packed rows."""
+    texts = []
+    for row, segments in zip(batch.src, batch.src_segments, strict=True):
+        for segment in range(1, segments.max() + 1):
+            ids = row[segments == segment]
+            texts.append(tokenizer.decode(ids.tolist()))
+    return texts
 
 
 @pytest.mark.ci
@@ -252,25 +295,26 @@ def test_all_pairs_of_a_skipped_step_are_named(folder, capsys):
     data = dataclasses.replace(TEXT, batching="packing")
     config = Config(model=MODEL, data=data, training=training)
     dataset = open_dataset(config, Workdir(pathlib.Path("../run")))
-    task, tokenizer = Poisoned(config, dataset), dataset.tokenizer
+    task = Poisoned(config, dataset)
     mesh = make_mesh(devices=jax.devices()[:1])
+
     fit(task, make_optimizer(config), "../run", training, config=config, mesh=mesh)
     log = capsys.readouterr().err
     skipped = reports(folder.parent / "run", "skipped")
     assert skipped
+
     for report in skipped:
-        step, numbers = report["step"], report["examples"]
+        step = report["step"]
+        numbers = report["examples"]
         assert 12 in numbers
         assert not {3, 4} & set(numbers)
+
         batch = next(task.batches(step - 1, BatchShards.of(mesh)))
-        texts = [
-            tokenizer.decode(row[segments == segment].tolist())
-            for row, segments in zip(batch.src, batch.src_segments, strict=True)
-            for segment in range(1, segments.max() + 1)
-        ]
-        assert sorted(texts) == sorted(PAIRS[number - 1][0] for number in numbers)
+        sources = [PAIRS[number - 1][0] for number in numbers]
+        assert sorted(packed_texts(dataset.tokenizer, batch)) == sorted(sources)
+
         named = ", ".join(f"train.en:{number}" for number in numbers[:10])
-        more = f" and {len(numbers) - 10} more" * (len(numbers) > 10)
+        more = f" and {len(numbers) - 10} more" if len(numbers) > 10 else ""
         assert (
             f"step {step} skipped: its update was NaN or Inf; it had {len(numbers)} pairs: "
             f"{named}{more}; metrics.jsonl has the numbers of all\n"

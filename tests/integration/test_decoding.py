@@ -192,7 +192,7 @@ def test_settings_reach_the_search():
 
     def found(prefixes=None, search=None, **settings):
         search = search or BeamSearch(beam_size=4, **settings)
-        return search_batches(model, search, sources, prefixes)
+        return search_batches(model, search, sources, prefixes=prefixes)
 
     plain = found()
     for decoded in found(max_length=3):

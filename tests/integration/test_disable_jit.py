@@ -26,8 +26,12 @@ pytest.importorskip("tokenizers")
 FIXTURES = pathlib.Path(__file__).parents[1] / "fixtures"
 SIZES = {"d_model": 8, "d_ff": 8, "num_heads": 2, "num_layers": 1, "dropout_rate": 0.1}
 STEPS = TrainingConfig(
-    **{"steps": 2, "warmup_steps": 1, "log_every": 1, "checkpoint_every": 2},
-    **{"eval_every": 2, "eval_sentences": 2},
+    steps=2,
+    warmup_steps=1,
+    log_every=1,
+    checkpoint_every=2,
+    eval_every=2,
+    eval_sentences=2,
 )
 GREEDY = BeamSearch(beam_size=1, max_length=2)
 
@@ -40,19 +44,20 @@ def imported(folder, name):
 
 
 def same(found, expected):
-    jax.tree.map(
-        functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-4), found, expected
-    )
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-4)
+    jax.tree.map(close, found, expected)
 
 
 def translations(workdir, **options):
     translator = Translator.load(workdir, **options)
-    return [[h.tokens, h.score] for h in translator.hypotheses(["two"])[0]]
+    [hypotheses] = translator.hypotheses(["two"])
+    return [[each.tokens, each.score] for each in hypotheses]
 
 
 def attention_and_scores(workdir):
     translator = Translator.load(workdir, search=GREEDY)
     ids = translator.source_ids("two")
+
     weights = word_attention(translator, ["two"], [("two", ids)])
     cross = record_attention(translator, "two").cross
     return score_pairs(translator, [(ids, ids)]), weights, cross
@@ -65,9 +70,11 @@ def texts_of_gpt2():
 
 
 def scores_of_gpt2():
-    generator = Generator.load(imported("huggingface", "gpt2"))
-    view = record_text(imported("huggingface", "gpt2"), "the old house").decoder
-    return score_texts(generator, [generator.text_ids("the old", "text")]), view
+    workdir = imported("huggingface", "gpt2")
+    generator = Generator.load(workdir)
+    scores = score_texts(generator, [generator.text_ids("the old", "text")])
+    view = record_text(workdir, "the old house")
+    return scores, view.decoder
 
 
 def labels_of_bert():
@@ -77,15 +84,17 @@ def labels_of_bert():
 
 def probabilities_of_vit():
     classifier = ImageClassifier.load(imported("huggingface", "vit"))
-    shape = 1, *classifier.model.image_shape
-    pixels = np.arange(np.prod(shape)) % 255
-    return classifier.probabilities(pixels.reshape(shape).astype(np.uint8))
+    shape = (1, *classifier.model.image_shape)
+    values = np.arange(np.prod(shape)) % 255
+    pixels = values.reshape(shape).astype(np.uint8)
+    return classifier.probabilities(pixels)
 
 
 @pytest.mark.ci
 @pytest.mark.parametrize("dtype", by_profile(["float32"], nightly=["float32", "int8"]))
 def test_translations(learned_workdir, dtype):
     call = functools.partial(translations, learned_workdir, search=GREEDY, compute_dtype=dtype)
+
     expected = call()
     with jax.disable_jit():
         same(call(), expected)
@@ -118,8 +127,12 @@ def test_attention_and_scores_of_translations(learned_workdir):
 
 def translation():
     data = DataConfig(
-        **{"corpus": "numerals", "train": "train", "valid": "held_out", "max_length": 16},
-        **{"batching": "packing", "tokens_per_batch": 64},
+        corpus="numerals",
+        train="train",
+        valid="held_out",
+        max_length=16,
+        batching="packing",
+        tokens_per_batch=64,
     )
     model = ModelConfig(vocab_size=300, max_length=16, **SIZES)
     return Config(model=model, data=data, training=STEPS, search=GREEDY)
@@ -128,18 +141,20 @@ def translation():
 def language_model(folder):
     (folder / "text").write_text("abcdefghij\n" * 20)
     data = StreamConfig(file=str(folder / "text"), length=8, rows=2)
-    return Config(
-        model=ModelConfig(vocab_size=15, max_length=16, **SIZES), data=data, training=STEPS
-    )
+    model = ModelConfig(vocab_size=15, max_length=16, **SIZES)
+    return Config(model=model, data=data, training=STEPS)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["translation", "language model"])
 def test_training_with_validation(kind, tmp_path):
     config = translation() if kind == "translation" else language_model(tmp_path)
+
     train(config, tmp_path / "jitted")
     with jax.disable_jit():
         train(config, tmp_path / "run")
-    found, expected = (reports(tmp_path / name, "valid")[-1] for name in ("run", "jitted"))
+
+    expected = reports(tmp_path / "jitted", "valid")[-1]
+    found = reports(tmp_path / "run", "valid")[-1]
     assert found.keys() == expected.keys()
     assert found["loss"] == pytest.approx(expected["loss"], rel=1e-3)

@@ -16,9 +16,17 @@ from ..runs import changed
 
 # Options that no parameter shows, with another value.
 EDITS = {
-    **{"activation": "gelu", "norm_epsilon": 1e-3, "norm_position": "pre", "positions": "rotary"},
-    **{"max_length": 65, "num_heads": 4, "dropout_rate": 0.2, "attention_dropout_rate": 0.1},
+    "activation": "gelu",
+    "norm_epsilon": 1e-3,
+    "norm_position": "pre",
+    "positions": "rotary",
+    "max_length": 65,
+    "num_heads": 4,
+    "dropout_rate": 0.2,
+    "attention_dropout_rate": 0.1,
 }
+# An array shows these, too, and may be what is refused.
+SHOWN = ("norm_position", "num_heads")
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +46,7 @@ def edit(run, **model):
 def test_edit_is_refused_however_it_is_loaded(trained, tmp_path, tiny_config):
     run = edit(shutil.copytree(trained, tmp_path / "run"), activation="gelu")
     other = changed(tiny_config(), model={"activation": "gelu"})
+
     for load in [
         lambda: load_model(run, weights="averaged"),
         lambda: load_model(run, weights="4"),
@@ -52,10 +61,14 @@ def test_edit_is_refused_however_it_is_loaded(trained, tmp_path, tiny_config):
 def test_edit_is_refused_with_both_values(trained, tmp_path):
     for name, value in EDITS.items():
         run = shutil.copytree(trained, tmp_path / name)
-        was = json.loads((run / "config.json").read_bytes())["model"][name]
+        before = json.loads((run / "config.json").read_bytes())["model"][name]
+        edit(run, **{name: value})
+
         with pytest.raises(UserError) as caught:
-            Translator.load(edit(run, **{name: value}))
-        text = str(caught.value)
-        assert f"model.{name}={was!r}, but the config has {value!r}" in text or (
-            name in ("norm_position", "num_heads") and "found" in text  # an array shows these
-        )
+            Translator.load(run)
+        message = str(caught.value)
+        both_values = f"model.{name}={before!r}, but the config has {value!r}"
+        if name in SHOWN:
+            assert both_values in message or "found" in message
+        else:
+            assert both_values in message

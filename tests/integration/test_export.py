@@ -276,24 +276,22 @@ def test_ctranslate2_finds_the_same_translations(limits, learned_workdir, tmp_pa
     )
     export_model("ctranslate2", learned_workdir, tmp_path / "out", search=search)
     ours = Translator.load(learned_workdir, search=search)
-    piece = ours.tokenizer.piece
     texts = [source for source, _ in NumeralsCorpus().pairs("held_out")]
     assert len(texts) == 500
+
+    def pieces(ids):
+        return [ours.tokenizer.piece(token) for token in ids]
 
     card = (tmp_path / "out" / "README.md").read_text()
     _, _, after = card.partition("\noptions = ")
     options = ast.literal_eval(after.partition("\n")[0])
     options["return_end_token"] = True
-    sources = [[piece(token) for token in ours.tokenizer.encode(text)] for text in texts]
-    theirs = engine.Translator(str(tmp_path / "out"), compute_type="float32").translate_batch(
-        sources,
-        num_hypotheses=search.beam_size,
-        **options,
-    )
+    sources = [pieces(ours.tokenizer.encode(text)) for text in texts]
+    translator = engine.Translator(str(tmp_path / "out"), compute_type="float32")
+    theirs = translator.translate_batch(sources, num_hypotheses=search.beam_size, **options)
 
     for hypotheses, result in zip(ours.hypotheses(texts), theirs, strict=True):
-        expected = [[piece(token) for token in each.tokens] for each in hypotheses]
-        assert result.hypotheses == expected
+        assert result.hypotheses == [pieces(each.tokens) for each in hypotheses]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -32,7 +32,10 @@ def plain_loss(workdir, pairs):
     translator = Translator.load(workdir)
     ids = [(translator.source_ids(src), translator.target_ids(tgt)) for src, tgt in pairs]
     scores = score_pairs(translator, ids)
-    return -sum(s.log_prob for s in scores) / sum(s.length for s in scores)
+
+    total = sum(score.log_prob for score in scores)
+    length = sum(score.length for score in scores)
+    return -total / length
 
 
 def interrupt(number):
@@ -46,9 +49,14 @@ def interrupt(number):
 def first_loss(config, workdir):
     """Trains; returns the loss before the first update, the first batch's pairs, and the state."""
     sums = []
-    state = train(config, workdir, hooks=[lambda step, state, each: sums.append(each)])
+
+    def keep_sums(step, state, each):
+        sums.append(each)
+
+    state = train(config, workdir, hooks=[keep_sums])
+    loss = float(sums[0]["loss"] / sums[0]["count"])
     ids = make_task(config, Workdir(workdir)).example_ids(0)
-    return float(sums[0]["loss"] / sums[0]["count"]), ids, state
+    return loss, ids, state
 
 
 @pytest.mark.ci
@@ -56,14 +64,21 @@ def test_the_first_loss_is_the_loss_of_the_model(learned_workdir, tmp_path, caps
     config = changed(
         read_config(Workdir(learned_workdir)),
         model={"dropout_rate": 0.0},
-        training={"steps": 1, "label_smoothing": 0.0, "eval_sentences": 0, "warmup_steps": 9},
+        training={
+            "init_from": str(learned_workdir),
+            "steps": 1,
+            "label_smoothing": 0.0,
+            "eval_sentences": 0,
+            "warmup_steps": 9,
+        },
     )
-    config = changed(config, training={"init_from": str(learned_workdir)})
     found, ids, _ = first_loss(config, tmp_path)
+
     pairs = list(NumeralsCorpus().pairs("train"))
     expected = plain_loss(learned_workdir, [pairs[i - 1] for i in ids])
     assert 0 < expected < 0.1  # a fresh model has about ln 300
     assert found == pytest.approx(expected, abs=1e-4)
+
     log = capsys.readouterr().err.splitlines()
     start = log.index(f"starts from {learned_workdir}, step 1200, with its tokenizer:")
     assert log[start + 1 : start + 4] == [
@@ -73,8 +88,8 @@ def test_the_first_loss_is_the_loss_of_the_model(learned_workdir, tmp_path, caps
         "  taken     encoder: 8,416 parameters in 12 arrays, such as "
         "encoder/layers/feed_forward/inner [1, 32, 64]",
     ]
-    own, theirs = (Workdir(folder).tokenizer for folder in (tmp_path, learned_workdir))
-    assert own.read_bytes() == theirs.read_bytes()
+    own = Workdir(tmp_path).tokenizer.read_bytes()
+    assert own == Workdir(learned_workdir).tokenizer.read_bytes()
 
 
 PAIRS = {
@@ -82,57 +97,92 @@ PAIRS = {
         ("Where is the station?", "Wo ist der Bahnhof?"),
         ("Good night.", "Gute Nacht."),
     ],
-    "imported": [("the cat sat", "die Katze"), ("a dog", "ein Hund"), ("the dog", "der Hund")],
+    "imported": [
+        ("the cat sat", "die Katze"),
+        ("a dog", "ein Hund"),
+        ("the dog", "der Hund"),
+    ],
 }
+
+
+def further_training(source, init_from, pairs):
+    """Returns the config of two steps on pairs, without noise and in float32."""
+    return changed(
+        read_config(Workdir(source)),
+        model={"dropout_rate": 0.0, "compute_dtype": "float32"},
+        data={
+            "corpus": "text",
+            "train": str(pairs),
+            "valid": str(pairs),
+            "source_language": "en",
+            "target_language": "de",
+            "batching": "packing",
+            "tokens_per_batch": 256,
+            "max_length": 32,
+        },
+        training={
+            "init_from": init_from,
+            "steps": 2,
+            "warmup_steps": 1,
+            "eval_sentences": 0,
+            "label_smoothing": 0.0,
+            "learning_rate": 1e-3,
+        },
+    )
 
 
 @pytest.mark.ci
 @pytest.mark.parametrize("name", by_profile(["pretrained"], nightly=list(PAIRS)))
 def test_a_converted_model_is_trained_further(name, tmp_path, capsys):
     """An import's bias of -inf on two tokens becomes finite, lest steps be skipped."""
-    source, init_from = pretrained.WORKDIR, name
+    source = pretrained.WORKDIR
+    init_from = name
     if name == "imported":
-        import_marian(FIXTURES / "marian" / "swish_tied", source := tmp_path / name)
+        source = tmp_path / name
         init_from = str(source)
+        import_marian(FIXTURES / "marian" / "swish_tied", source)
     pairs = PAIRS[name] * 8
     write_pairs(tmp_path / "pairs", pairs)
-    languages = {"source_language": "en", "target_language": "de"}
-    sizes = {"batching": "packing", "tokens_per_batch": 256, "max_length": 32}
-    config = changed(
-        read_config(Workdir(source)),
-        model={"dropout_rate": 0.0, "compute_dtype": "float32"},
-        data={"corpus": "text", **dict.fromkeys(("train", "valid"), f"{tmp_path}/pairs")},
-        training={"init_from": init_from, "steps": 2, "warmup_steps": 1, "eval_sentences": 0},
-    )
-    training = {"label_smoothing": 0.0, "learning_rate": 1e-3}
-    config = changed(config, data={**languages, **sizes}, training=training)
+    config = further_training(source, init_from, tmp_path / "pairs")
+
     found, ids, state = first_loss(config, tmp_path / "run")
+    assert int(state.skipped) == 0
+
     expected = plain_loss(source, [pairs[i - 1] for i in ids])
     # The pretrained model's own decoding also quantizes activations.
-    assert found == pytest.approx(expected, rel=0.05 if name == "pretrained" else 1e-4)
-    assert int(state.skipped) == 0
+    tolerance = 0.05 if name == "pretrained" else 1e-4
+    assert found == pytest.approx(expected, rel=tolerance)
+
     if name == "pretrained":
         assert 0 < expected < 0.5  # a fresh model has about ln 6,000
         origin = "quantized from step 500, converted from int8"
         assert f"{origin}, with its tokenizer:" in capsys.readouterr().err
     else:
         special = np.array([PAD, BOS])
-        assert np.isneginf(load_model(source)[1]["logits_bias"][special]).all()
+        _, params = load_model(source)
+        assert np.isneginf(params["logits_bias"][special]).all()
         assert (state.params["logits_bias"][special] < -99).all()
 
 
 @pytest.mark.nightly
 def test_resumes_exactly_without_the_first_workdir(tiny_config, tiny_workdir, tmp_path):
     source = shutil.copytree(tiny_workdir, tmp_path / "source")
-    options = {"init_from": str(source), "freeze": "encoder, embedding", "warmup_steps": 2}
-    config = tiny_config(**options, weight_decay=0.1, schedule="cosine")
+    config = tiny_config(
+        init_from=str(source),
+        freeze="encoder, embedding",
+        warmup_steps=2,
+        weight_decay=0.1,
+        schedule="cosine",
+    )
     whole = train(config, tmp_path / "whole")
+
     with pytest.raises(KeyboardInterrupt):
         train(config, tmp_path / "stopped", hooks=[interrupt(3)])
     source.rename(tmp_path / "gone")
     resumed = train(config, tmp_path / "stopped")
     jax.tree.map(np.testing.assert_array_equal, resumed, whole)
-    without = tiny_config(**options | {"init_from": None})
+
+    without = tiny_config(freeze="encoder, embedding", warmup_steps=2)
     with pytest.raises(UserError, match=r"with training.init_from='.*source', but None"):
         train(without, tmp_path / "whole")
 
@@ -143,49 +193,63 @@ def test_frozen_parameters_keep_their_bits_on_a_mesh(tiny_config, tiny_workdir, 
     config = tiny_config(init_from=str(tiny_workdir), freeze="encoder,embedding", eval_sentences=0)
     config = changed(config, mesh={"data": 2, "fsdp": 2, "tensor": 2})
     optimizer = optax.adafactor(0.01, min_dim_size_to_factor=8)
+
     state = jax.device_get(train(config, tmp_path, optimizer=optimizer))
     assert int(state.skipped) == 0
+
+    _, before = load_model(tiny_workdir)
     after = dict(jax.tree.leaves_with_path(state.params))
-    for path, leaf in jax.tree.leaves_with_path(load_model(tiny_workdir)[1]):
+    for path, leaf in jax.tree.leaves_with_path(before):
         frozen = path[0].key in ("encoder", "embedding")
-        assert (np.asarray(leaf).tobytes() == after[path].tobytes()) == frozen, path_of(path)
+        same_bits = np.asarray(leaf).tobytes() == after[path].tobytes()
+        assert same_bits == frozen, path_of(path)
 
 
 def test_rows_of_another_vocabulary_are_matched_by_piece():
     """Every saved row holds its own number, so that rows are identified."""
-    old, new = (train_tokenizer([text] * 3, 275) for text in ("to be or not to be", "not a bear"))
-    saved = {"embedding": np.repeat(np.arange(275.0, dtype=np.float32)[:, None], 2, 1)}
-    merged, lines = merge(
-        {"embedding": np.full((275, 2), -1, np.float32)}, saved, matching_ids(new, old)
-    )
-    old_ids = {old.piece(i): i for i in range(275)}
-    expected = [old_ids.get(new.piece(i), -1) for i in range(275)]
+    size = 275
+    old = train_tokenizer(["to be or not to be"] * 3, size)
+    new = train_tokenizer(["not a bear"] * 3, size)
+    numbers = np.arange(size, dtype=np.float32)
+    saved = {"embedding": np.stack([numbers, numbers], axis=1)}
+    fresh = {"embedding": np.full((size, 2), -1, np.float32)}
+
+    merged, lines = merge(fresh, saved, matching_ids(new, old))
+    old_ids = {old.piece(i): i for i in range(size)}
+    expected = [old_ids.get(new.piece(i), -1) for i in range(size)]
     assert merged["embedding"][:, 0].tolist() == expected
+    assert expected[:4] == [PAD, EOS, BOS, UNK]
+
     missing = expected.count(-1)
     assert 0 < missing < 15  # most pieces are bytes, which both have
-    assert expected[:4] == [PAD, EOS, BOS, UNK]
-    counts = {"taken": 275 - missing, "new": missing, "left out": missing}
     assert [line.split(":")[0] for line in lines] == [
-        f"  {kind:8}  embedding [{count}, 2]" for kind, count in counts.items()
+        f"  taken     embedding [{size - missing}, 2]",
+        f"  new       embedding [{missing}, 2]",
+        f"  left out  embedding [{missing}, 2]",
     ]
 
 
 def test_a_head_of_another_size_is_new():
-    fresh, saved = ({"head": np.full(n, n), "positions": np.full((n, 1), n)} for n in (4, 3))
+    fresh = {"head": np.full(4, 4), "positions": np.full((4, 1), 4)}
+    saved = {"head": np.full(3, 3), "positions": np.full((3, 1), 3)}
+
     merged, lines = merge(fresh, saved, np.zeros((2, 0), np.int64))
-    assert [leaf.ravel().tolist() for leaf in merged.values()] == [[4] * 4, [3, 3, 3, 4]]
-    assert {"  new       head [4]", "  left out  head [3]"} < {*lines}
+    assert merged["head"].tolist() == [4, 4, 4, 4]
+    assert merged["positions"].ravel().tolist() == [3, 3, 3, 4]
+    assert {"  new       head [4]", "  left out  head [3]"} < set(lines)
 
 
 @pytest.mark.ci
 def test_mixed_runs_resume_exactly_and_keep_their_weights(tmp_path):
     config = changed(COUNTING, data={"train": "even:3,odd:1"}, training={"steps": 5})
     whole = train(config, tmp_path / "whole", corpus=Counting())
+
     with pytest.raises(KeyboardInterrupt):
         train(config, tmp_path / "stopped", corpus=Counting(), hooks=[interrupt(3)])
     other = changed(config, data={"train": "even:2,odd:1"})
     with pytest.raises(UserError, match="other data: weights was 3 1, now 2 1"):
         train(other, tmp_path / "stopped", corpus=Counting())
+
     resumed = train(config, tmp_path / "stopped", corpus=Counting())
     jax.tree.map(np.testing.assert_array_equal, resumed, whole)
 
@@ -223,6 +287,7 @@ def test_mistakes_are_named_before_anything_is_written(
     sections, message, tiny_config, tiny_workdir, tmp_path
 ):
     config = changed(tiny_config(init_from=str(tiny_workdir)), **sections)
+
     with pytest.raises(UserError, match=message):
         train(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxformer.config import Config, ModelConfig, StreamConfig
-from jaxformer.data.stream import CharacterTokenizer
+from jaxformer.data.character_tokenizer import CharacterTokenizer
 from jaxformer.errors import UserError
 from jaxformer.inference import generator as generation
 from jaxformer.inference import kept_programs, threads
@@ -23,7 +23,7 @@ from jaxformer.training.mesh import MeshConfig, make_mesh
 from ..unit.nn.weights import random_params
 
 LETTERS = "\nabcdefghijklmnop"
-TOKENIZER = CharacterTokenizer(sorted(LETTERS))
+TOKENIZER = CharacterTokenizer.assemble(sorted(LETTERS))
 GREEDY = BeamSearch(beam_size=1)
 SIZES = {"vocab_size": TOKENIZER.vocab_size, "num_heads": 2, "num_layers": 1, "max_length": 32}
 SMALL = ModelConfig(**SIZES, d_model=8, d_ff=8)
@@ -87,7 +87,7 @@ def test_an_ensemble_averages_probabilities():
 
 def test_a_tokenizer_of_another_model_is_refused():
     other = make()
-    other.tokenizer = CharacterTokenizer(sorted(LETTERS[::-1] + "Z"))
+    other.tokenizer = CharacterTokenizer.assemble(sorted(LETTERS[::-1] + "Z"))
     with pytest.raises(UserError, match="models of an ensemble must share a tokenizer"):
         make().ensemble_with(other)
 

@@ -465,7 +465,12 @@ def test_scores_of_texts_are_sums_of_log_probabilities(tmp_path, capsys):
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
     model, params = load_model(workdir)
-    log_probs_of = jax.jit(lambda ids: jax.nn.log_softmax(model.apply({"params": params}, ids)))
+
+    @jax.jit
+    def log_probs_of(ids):
+        logits = model.apply({"params": params}, ids)
+        return jax.nn.log_softmax(logits)
+
     for text, result in zip(texts, found, strict=True):
         ids = trained.tokenizer.encode(text)
         assert result["length"] == len(ids)

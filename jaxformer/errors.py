@@ -78,7 +78,10 @@ def did_you_mean(
     otherwise: str,
     meaning: Callable[[str], str] = str,
 ) -> str:
-    """Suggests the ``meaning`` of the known name that resembles an unknown one, if one does."""
+    """Returns advice for an unknown name: a known name that resembles it, or ``otherwise``.
+
+    The advice shows the ``meaning`` of the known name, by default the name itself.
+    """
     close = difflib.get_close_matches(name, known, n=1)
     if not close:
         return otherwise
@@ -108,9 +111,12 @@ def exit_code(command: Callable[[], None]) -> int:
     try:
         command()
     except (UserError, AssertionError, RuntimeError) as error:
-        # A missing device may only show as the error of a computation.
+        # A missing device may only show as the error of a computation, which another error, such as
+        # a UserError, may have replaced.
         reason = None
-        if any(isinstance(each, AssertionError | RuntimeError) for each in _contexts(error)):
+        jax_errors = (AssertionError, RuntimeError)
+        may_be_of_jax = any(isinstance(each, jax_errors) for each in _contexts(error))
+        if may_be_of_jax:
             reason = missing_device(error)
 
         if reason is None and not isinstance(error, UserError):
@@ -153,21 +159,29 @@ def _contexts(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def missing_device(error: object = "") -> str | None:
-    """Returns a message if JAX is imported and has no device, or ``error`` says so; else None."""
+    """Returns a message for users if JAX has no device.
+
+    Asks JAX for its devices, but does not import it for this. Even if JAX has some, ``error`` may
+    be the error of a backend that JAX could not initialize.
+
+    Returns:
+      The message; None if JAX is not imported, or if it has devices and ``error`` is no such error.
+    """
     jax = sys.modules.get("jax")
     if jax is None:
         return None
 
+    cause = str(error)
     try:
         jax.devices()
     except (AssertionError, RuntimeError) as reason:  # Which one depends on JAX's version.
-        error = reason
+        cause = str(reason)
     else:
-        if not str(error).startswith("Unable to initialize backend"):
+        if not cause.startswith("Unable to initialize backend"):
             return None
 
     platforms = jax.config.jax_platforms or ""
-    cause = str(error).partition(" (set JAX_PLATFORMS")[0].rstrip(".") or "there is none"
+    cause = cause.partition(" (set JAX_PLATFORMS")[0].rstrip(".") or "there is none"
     message = (
         f"expected a device of JAX_PLATFORMS={platforms}: {cause}; unset "
         "it to use a device that is there, or install JAX for the accelerator"
@@ -199,8 +213,8 @@ class _DroppingFile(io.FileIO):
         try:
             return super().write(data)
         except OSError as error:
-            # EPIPE of a pipe, EIO of a terminal.
-            if error.errno in (errno.EPIPE, errno.EIO):
+            reader_has_exited = error.errno in (errno.EPIPE, errno.EIO)  # of a pipe, of a terminal
+            if reader_has_exited:
                 # Redirect the descriptor, because others write to it directly: XLA, older logging
                 # handlers, and the interpreter, which flushes every stream when it exits.
                 null = os.open(os.devnull, os.O_WRONLY)

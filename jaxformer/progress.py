@@ -25,6 +25,7 @@ class ProgressBar(tqdm):
         if not columns:  # A terminal without a size, or a file.
             return settings | {"postfix": ", ".join(self.values)}
 
+        # The description is the prefix of the line.
         excess = self._length(settings) - columns
         if excess > 0:
             prefix = settings["prefix"]
@@ -32,6 +33,7 @@ class ProgressBar(tqdm):
             if excess < len(prefix):
                 settings["prefix"] = f"…{prefix[excess + 1 :]}"
 
+        # The values are the postfix.
         kept: list[str] = []
         for value in self.values:
             postfix = ", ".join([*kept, value])
@@ -42,9 +44,11 @@ class ProgressBar(tqdm):
         return settings | {"postfix": ", ".join(kept)}
 
     def _length(self, settings: dict[str, Any]) -> int:
-        """Returns the least number of columns of a line."""
-        settings = settings | {"ncols": 0}
+        """Returns the number of columns of a line with the shortest bar."""
+        settings = settings | {"ncols": 0}  # tqdm then leaves out the bar
         without_bar = disp_len(self.format_meter(**settings))
-        if not settings["total"]:
+
+        has_bar = bool(settings["total"])
+        if not has_bar:
             return without_bar
         return without_bar + _SHORTEST_BAR

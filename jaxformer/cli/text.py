@@ -42,7 +42,7 @@ class Line(NamedTuple):
 
     number: int  # from 1
     text: str  # without the line end; empty if the line is bad
-    other: str = ""  # forced prefix, translation to score, or parts of speech
+    other: str = ""  # by command: forced prefix, translation to score, or parts of speech
     gold: str = ""  # reference or gold tree
     error: str | None = None  # the reason why the line is bad, with its number
     encoded: Any = None  # the command's result for the line, such as token ids; None if it is bad
@@ -56,21 +56,21 @@ class Text(NamedTuple):
     stream: bool = False  # a pipe or a terminal, which can be read only once, as it arrives
     prompt: str = ""  # shown before lines are typed in a terminal
 
-    def zip_with(self, other: "Text", field: str = "other") -> "Text":
-        """Returns this text with the lines of another text, of equal length, in a field."""
+    def zip_with(self, second: "Text", field: str = "other") -> "Text":
+        """Returns this text with the lines of a second text, of equal length, in ``field``."""
 
         def lines() -> Iterator[Line]:
             pairs = zip_lines(
                 self.lines(),
-                other.lines(),
+                second.lines(),
                 first_name=self.name,
-                second_name=other.name,
+                second_name=second.name,
             )
-            for line, second in pairs:
-                error = line.error or second.error
-                yield line._replace(**{field: second.text}, error=error)
+            for line, second_line in pairs:
+                error = line.error or second_line.error
+                yield line._replace(**{field: second_line.text}, error=error)
 
-        return self._replace(lines=lines, stream=self.stream or other.stream)
+        return self._replace(lines=lines, stream=self.stream or second.stream)
 
 
 class OpenBlocks(NamedTuple):
@@ -96,9 +96,11 @@ def read_text(path: pathlib.Path | None, typed: str = "a sentence") -> Text:
 def _standard_input(typed: str) -> Text:
     if sys.stdin is None:
         raise UserError("expected text on standard input, but it is closed")
+
     name = "standard input"
     interactive = sys.stdin.isatty()
     stream = interactive or not sys.stdin.seekable()
+    # A redirected file may have been read in part before this command began.
     start = 0 if stream else sys.stdin.buffer.tell()
 
     def lines() -> Iterator[Line]:
@@ -106,13 +108,15 @@ def _standard_input(typed: str) -> Text:
             # At exit Python would wait for a thread that reads sys.stdin itself.
             raw = io.FileIO(sys.stdin.fileno(), closefd=False)
             file = io.BufferedReader(raw)
-            # With read-ahead, Ctrl-D would have to be typed twice.
-            check_format(b"" if interactive else file.peek(1), name)
+            # Peeking at a terminal would require that Ctrl-D be typed twice.
+            if not interactive:
+                check_format(file.peek(1), name)
         else:
             file = sys.stdin.buffer
             file.seek(start)
             check_format(file.read(io.DEFAULT_BUFFER_SIZE), name)
             file.seek(start)
+
         yield from lines_with_errors(file.readline, name)
 
     prompt = f"Type {typed} and press Enter; Ctrl-D ends." if interactive else ""
@@ -127,10 +131,10 @@ def lines_with_errors(readline: Callable[[int], bytes], name: str) -> Iterator[L
             return
 
         # The rest of a line that is too long is read and dropped.
-        rest = line
-        while len(rest) == _MAX_LINE_BYTES and not rest.endswith(b"\n"):
-            rest = readline(_MAX_LINE_BYTES)
-        is_too_long = rest is not line
+        is_too_long = not _reaches_end(line)
+        if is_too_long:
+            while not _reaches_end(readline(_MAX_LINE_BYTES)):
+                pass
 
         place = f"{name}:{number}"
         try:
@@ -141,6 +145,11 @@ def lines_with_errors(readline: Callable[[int], bytes], name: str) -> Iterator[L
             yield Line(number, decode_line(line, place))
         except UserError as error:
             yield Line(number, "", error=str(error))
+
+
+def _reaches_end(chunk: bytes) -> bool:
+    """Returns whether a chunk of at most ``_MAX_LINE_BYTES`` has the end of its line or file."""
+    return len(chunk) < _MAX_LINE_BYTES or chunk.endswith(b"\n")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -167,7 +176,10 @@ class PrefixOptions:
         return text.zip_with(read_text(self.prefixes))
 
     def prefixes_of(self, lines: Iterable[Line]) -> list[str] | None:
-        """Returns the prefix of each line; None if there are none, which needs other programs."""
+        """Returns the prefix of each line, "" for a line without one; None if no line has one.
+
+        A search without prefixes is another compiled program.
+        """
         prefixes = [self.prefix or line.other for line in lines]
         return prefixes if any(prefixes) else None
 
@@ -178,7 +190,10 @@ def report_unknown(
     name: str,
     ids: Iterable[Sequence[int] | None] = itertools.repeat(None),
 ) -> None:
-    """Reports lines with characters outside the vocabulary; ``ids`` are their tokens, if known."""
+    """Reports lines with characters outside the vocabulary.
+
+    ``ids`` are the token ids of each line; by default, they are not known, and lines are encoded.
+    """
     from tqdm import tqdm
 
     unknown = []
@@ -201,33 +216,44 @@ def report_unknown(
 
 @contextlib.contextmanager
 def blocks_of(
-    text: Text, encode: Callable[[Line], object], output: pathlib.Path | None, *, strict: bool
+    text: Text,
+    encode: Callable[[Line], object],
+    output: pathlib.Path | None,
+    *,
+    strict: bool,
 ) -> Iterator[OpenBlocks]:
-    """Reads lines in blocks, with their results of ``encode``; a file is first read to count them.
+    """Reads lines in blocks, with the result of ``encode`` for each line.
 
-    A line for which ``encode`` raises a UserError is reported on standard error and is blank in its
-    block. If ``strict``, it is refused, in a file before the first block: ``encode`` is then called
-    twice. The output is by default standard output.
+    A line is bad if it cannot be read, or if ``encode`` raises a UserError for it. It is reported
+    on standard error, and is blank in its block; if ``strict``, its error is raised instead. A file
+    is read twice: first to count its lines and, if ``strict``, to encode them all, so that no block
+    precedes a bad line.
+
+    Args:
+      text: Lines of a file or a stream.
+      encode: Called with each line that could be read.
+      output: File for the results; by default standard output.
+      strict: Raise the error of the first bad line.
+
+    Raises:
+      SomeLinesError: Some lines were bad, after all blocks.
     """
     from tqdm import tqdm
 
-    read = 0
-    bad = 0
+    num_read = 0
+    num_bad = 0
 
     def blocks() -> Iterator[list[Line]]:
-        nonlocal read, bad
+        nonlocal num_read, num_bad
         lines = checked_lines(text, encode, strict=strict)
-        if text.stream:
-            read_blocks = blocks_as_they_arrive(lines, LINES_PER_BLOCK)
-        else:
-            read_blocks = iter(lambda: list(itertools.islice(lines, LINES_PER_BLOCK)), [])
+        make_blocks = blocks_as_they_arrive if text.stream else _full_blocks
 
-        for block in read_blocks:
+        for block in make_blocks(lines, LINES_PER_BLOCK):
             for line in block:
                 if line.error is not None:
                     tqdm.write(f"error: {line.error}", file=sys.stderr)  # Above a progress bar.
-                    bad += 1
-            read += len(block)
+                    num_bad += 1
+            num_read += len(block)
             yield block
 
     output = output or STDOUT
@@ -238,7 +264,7 @@ def blocks_of(
     if text.prompt:
         print(text.prompt, file=sys.stderr)
 
-    total = None
+    total = None  # number of lines, which a stream does not know
     if not text.stream:
         lines = checked_lines(text, encode, strict=True) if strict else text.lines()
         total = sum(1 for _ in lines)
@@ -248,12 +274,15 @@ def blocks_of(
     with open_output(output) as write, progress_bar(total, hidden=hidden) as bar:
         yield OpenBlocks(blocks(), write, report=bar.update)
 
-    if bad:
-        raise SomeLinesError(f"{bad} of {read} lines failed; see above")
+    if num_bad:
+        raise SomeLinesError(f"{num_bad} of {num_read} lines failed; see above")
 
 
 def checked_lines(text: Text, encode: Callable[[Line], object], *, strict: bool) -> Iterator[Line]:
-    """Yields all lines; a line for which ``encode`` raises a UserError is blank, or refused."""
+    """Yields all lines; a bad line is blank, or, if ``strict``, its error is raised.
+
+    A line is bad if it could not be read, or if ``encode`` raises a UserError for it.
+    """
     for line in text.lines():
         try:
             if line.error is not None:
@@ -266,7 +295,7 @@ def checked_lines(text: Text, encode: Callable[[Line], object], *, strict: bool)
         yield line
 
 
-@functools.cache
+@functools.cache  # Only the first call registers the listener.
 def announce_compilations() -> None:
     """Prints a line to a terminal whenever a compilation takes longer than two seconds."""
     from jax import monitoring
@@ -287,8 +316,9 @@ def announce_compilations() -> None:
             while timers:
                 timers.pop().cancel()
 
+    # A progress bar, too, is shown only in a terminal.
     is_terminal = sys.stderr is not None and sys.stderr.isatty()
-    if is_terminal:  # As for a progress bar.
+    if is_terminal:
         monitoring.register_event_duration_secs_listener(listen)
 
 
@@ -297,16 +327,27 @@ def progress_bar(total: int | None, *, hidden: bool = False) -> "tqdm":
     from jaxformer.progress import ProgressBar
 
     announce_compilations()
+
     # smoothing=0 shows the mean rate, since batches of long sentences come first and are slower.
     return ProgressBar(total=total, unit="sentence", smoothing=0, disable=hidden or None)
 
 
+def _full_blocks(lines: Iterator[Line], size: int) -> Iterator[list[Line]]:
+    """Yields blocks of ``size`` lines; the last may have fewer."""
+    while block := list(itertools.islice(lines, size)):
+        yield block
+
+
 def blocks_as_they_arrive(lines: Iterator[Line], size: int) -> Iterator[list[Line]]:
-    """Yields the lines that a thread has read, at most ``size``; waits for each block's first."""
+    """Yields blocks of the lines that have arrived, at least one and at most ``size``.
+
+    A thread reads the lines. A block waits for its first line, and then shortly for each further
+    one.
+    """
     # Lines, and then None or the error of the reader.
     arrived: queue.Queue[Line | Exception | None] = queue.Queue(maxsize=size)
 
-    def take() -> None:
+    def read() -> None:
         try:
             for line in lines:
                 arrived.put(line)
@@ -314,7 +355,8 @@ def blocks_as_they_arrive(lines: Iterator[Line], size: int) -> Iterator[list[Lin
         except Exception as error:
             arrived.put(error)
 
-    threading.Thread(target=take, daemon=True).start()
+    threading.Thread(target=read, daemon=True).start()
+
     while True:
         items = [arrived.get()]
         with contextlib.suppress(queue.Empty):

@@ -12,10 +12,12 @@ from jaxformer.checks import check_tokens, check_unicode
 from jaxformer.data.tokenizer import BOS, EOS, PAD, SPECIAL_PIECES, UNK, Vocabulary, find_language
 from jaxformer.errors import MALFORMED, UserError, needs_package, prefix_errors
 
-# In the order of our ids. The end, and then an unknown token, keep an id that several share.
+# Special tokens, in the order of our ids.
 _NAMES = ("pad", "eos", "bos", "unk")
+# The first of these owns an id that several special tokens share: it alone is converted to and from
+# the id.
 _OWNERS = ("eos", "unk", "bos", "pad")
-_LARGEST = 2**20
+_MAX_VOCAB_SIZE = 2**20
 # Decoders with which each token appends to the text, except that bytes are decoded in runs.
 _APPENDING = {
     "BPEDecoder",
@@ -44,15 +46,20 @@ def open_tokenizer_json(text: str) -> Any:
 class HuggingFaceTokenizer(Vocabulary):
     """Converts text to token ids and back, like ``PreTrainedTokenizerFast`` in transformers.
 
-    The special tokens have our ids 0 to 3, and all others follow in their own order. The serialized
-    form is one JSON object with ``tokenizer.json``, the ids that the special tokens have there, the
-    size of the model's vocabulary and, for an encoder, the labels of its classes, or for a model of
-    many languages, the languages of source and target, whose codes begin the two sides.
+    The special tokens have our ids 0 to 3, and all others follow in their own order. Ids in
+    ``tokenizer.json`` are called theirs. The serialized form is one JSON object with
+
+    * ``huggingface``: the text of ``tokenizer.json``,
+    * ``special``: the ids of the special tokens in it,
+    * ``vocab_size``: the size of the model's vocabulary,
+    * ``labels``, of an encoder: the labels of its classes,
+    * ``languages``, of a model of many languages: the languages of source and target. Their codes
+      are the first tokens of the two sides.
     """
 
     json: str  # the text of ``tokenizer.json``
-    special: dict[str, int | None]  # their id of each special token
-    absent: str  # special tokens that the vocabulary lacks or has only as another, and spaces
+    special: dict[str, int | None]  # their id of each special token; None if they lack it
+    absent: str  # names of the special tokens without an id of their own, separated by spaces
     their_ids: np.ndarray  # for each of our ids; -1 for a token that they lack
     our_ids: np.ndarray  # for each of their ids
 
@@ -67,7 +74,7 @@ class HuggingFaceTokenizer(Vocabulary):
             self.json = str(values["huggingface"])
             size = operator.index(values["vocab_size"])
             special = {name: values["special"][name] for name in _NAMES}
-            if not 0 < size <= _LARGEST:
+            if not 0 < size <= _MAX_VOCAB_SIZE:
                 raise ValueError(f"its vocabulary has the size {size}")
             self.special = {name: _optional_id(found) for name, found in special.items()}
 
@@ -91,10 +98,7 @@ class HuggingFaceTokenizer(Vocabulary):
         self.our_ids = _our_id_of_each(owned, others)
         self.vocab_size = len(self.their_ids)
 
-        # Of several classes with one label, texts are trained towards the first.
-        self._symbols: dict[str, int] = {}
-        for number, label in enumerate(self._labels, start=UNK + 1):
-            self._symbols.setdefault(label, number)
+        self._symbols = _id_of_each_label(self._labels)
         self.target_symbols = labels is not None
         self.target_vocab_size = self.vocab_size
         if labels:
@@ -103,12 +107,8 @@ class HuggingFaceTokenizer(Vocabulary):
         languages = values.get("languages") or ()
         self.languages = tuple(map(str, languages))
         self._codes = self._language_ids()
-        self.target_start = tuple(self._codes[1:])
-
-        self.mask_token = BOS
-        mask = self._tokenizer.token_to_id("[MASK]")
-        if mask is not None and mask < size:
-            self.mask_token = int(self.our_ids[mask])
+        self.target_start = tuple(self._codes[1:])  # the code of the target's language
+        self.mask_token = self._mask_id()
 
     def special_pieces(self, names: Mapping[str, str]) -> dict[str, str]:
         """Returns the special tokens that the vocabulary has, under other names."""
@@ -151,6 +151,13 @@ class HuggingFaceTokenizer(Vocabulary):
         their_ids = [find_language(name, codes) for name in self.languages]
         return self.our_ids[their_ids].tolist()
 
+    def _mask_id(self) -> int:
+        """Returns our id of the mask, or BOS, which texts do not contain, if the model lacks it."""
+        mask = self._tokenizer.token_to_id("[MASK]")
+        if mask is None or mask >= len(self.our_ids):
+            return BOS
+        return int(self.our_ids[mask])
+
     @classmethod
     def assemble(
         cls,
@@ -192,23 +199,29 @@ class HuggingFaceTokenizer(Vocabulary):
         )
 
     def encode(self, text: str) -> list[int]:
-        return self._add_language(self._ids(text, add_special_tokens=False))
+        encoding = self._tokenize(text, add_special_tokens=False)
+        ids = self._convert_ids(encoding)
+        return self._add_language(ids)
 
     def encode_prompt(self, text: str) -> list[int]:
         """Returns the ids of a prompt, with the special tokens that transformers adds."""
-        return self._ids(text, add_special_tokens=True) or [BOS]
+        encoding = self._tokenize(text, add_special_tokens=True)
+        return self._convert_ids(encoding) or [BOS]
 
     def _encode(self, texts: list[str], *, target: bool = False) -> list[list[int]]:
-        """Adds the special tokens of the post-processor, except the end, which batches add."""
+        """Returns the ids of texts, with the special tokens of the post-processor.
+
+        A final end is left out, since batches add it. Tokenizers with languages get codes instead.
+        """
         if target and self.target_symbols:
             return [[self._symbols.get(text, UNK)] for text in texts]
 
         rows = []
         for text in texts:
             encoding = self._tokenize(text, add_special_tokens=not self._codes)
-            ids = self._our_ids(encoding)
+            ids = self._convert_ids(encoding)
 
-            # The end may also be typed in the text, which keeps it.
+            # An end that is typed in the text does not come from the post-processor, and stays.
             has_end = ids[-1:] == [EOS]
             if has_end and encoding.special_tokens_mask[-1]:
                 ids = ids[:-1]
@@ -222,12 +235,10 @@ class HuggingFaceTokenizer(Vocabulary):
         [CLS] first [SEP], and 1 in second [SEP].
         """
         encoding = self._tokenize(first, second, add_special_tokens=True)
-        return self._our_ids(encoding), encoding.type_ids
+        return self._convert_ids(encoding), encoding.type_ids
 
-    def _ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        return self._our_ids(self._tokenize(text, add_special_tokens=add_special_tokens))
-
-    def _our_ids(self, encoding: Any) -> list[int]:
+    def _convert_ids(self, encoding: Any) -> list[int]:
+        """Returns our ids of an encoding of the library."""
         return self.our_ids[encoding.ids].tolist()
 
     def _tokenize(
@@ -237,17 +248,19 @@ class HuggingFaceTokenizer(Vocabulary):
         *,
         add_special_tokens: bool,
     ) -> Any:
-        """Returns the encoding of a text or of a pair, which may have special tokens in its text.
+        """Returns the library's encoding of a text or of a pair of texts.
+
+        Special tokens that are typed in a text are encoded as such, except padding.
 
         Raises:
-          UserError: UTF-8 cannot encode a text, or one has the padding token, which models ignore.
+          UserError: UTF-8 cannot encode a text, or one has the padding token, which models ignore,
+            or a token that the model lacks.
         """
         texts = [text] if pair is None else [text, pair]
         for each in texts:
             check_unicode(each, "text")
 
         encoding = self._tokenizer.encode(text, pair, add_special_tokens=add_special_tokens)
-
         self._check_embedded(encoding, texts)
         if PAD in self.our_ids[encoding.ids]:
             padding = self._tokenizer.id_to_token(int(self.their_ids[PAD]))
@@ -268,8 +281,8 @@ class HuggingFaceTokenizer(Vocabulary):
 
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
         ids = check_tokens(ids, self.vocab_size, "token ids")
-        tokens = [i for i in ids if i > UNK and i not in self.target_start]
-        their_ids = self.their_ids[tokens].tolist()
+        kept = [i for i in ids if i > UNK and i not in self.target_start]
+        their_ids = self.their_ids[kept].tolist()
         return self._tokenizer.decode(their_ids, skip_special_tokens=True)
 
     @functools.cached_property
@@ -288,7 +301,8 @@ class HuggingFaceTokenizer(Vocabulary):
 
     def piece(self, token: SupportsIndex) -> str:
         [number] = check_tokens([token], self.vocab_size, "token id")
-        if number <= UNK and not self.target_symbols:  # An encoder has [CLS] and [SEP].
+        # With labels, the model is an encoder, whose special tokens have names such as [CLS].
+        if number <= UNK and not self.target_symbols:
             return SPECIAL_PIECES[number]
 
         their_id = int(self.their_ids[number])
@@ -302,8 +316,19 @@ def _optional_id(value: Any) -> int | None:
     return None if value is None else operator.index(value)
 
 
+def _id_of_each_label(labels: Sequence[str]) -> dict[str, int]:
+    """Returns our id of each label; of several classes with one label, the id of the first.
+
+    Texts with such a label are thus trained towards the first class.
+    """
+    ids: dict[str, int] = {}
+    for number, label in enumerate(labels, start=UNK + 1):
+        ids.setdefault(label, number)
+    return ids
+
+
 def _owned_ids(special: Mapping[str, int | None], size: int) -> dict[int, str]:
-    """Returns the special token of each of their ids that has one; several may share an id."""
+    """Returns, for each of their ids of special tokens, the special token that owns it."""
     owned: dict[int, str] = {}
     for name in _OWNERS:
         token = special[name]

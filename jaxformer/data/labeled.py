@@ -55,7 +55,7 @@ class LabeledConfig(DataConfig):
                 raise UserError(f"data.{name} must be {expected} for single texts: got {found}")
 
     def check_corpus(self) -> None:
-        """Checks nothing: the type of the field has all names."""
+        """Checks nothing, since the type of ``corpus`` already allows only its two names."""
 
 
 class LabeledBatch(NamedTuple):
@@ -74,18 +74,17 @@ def make_labeled_batch(
     rows: Sequence[Sequence[TokenPair]],
     shape: Shape,
 ) -> LabeledBatch:
-    """Arranges examples, the ids of a text and the id of its label, one in each row.
+    """Arranges examples, one in each row: the ids of a text, and the id of its label.
 
-    ``shape`` has the number of rows and the length of texts first.
-
+    ``shape`` begins with the number of rows and the length of texts.
     >>> batch = make_labeled_batch([[([7, 8], [5])]], (2, 4, 4))
     >>> batch.tokens.tolist(), batch.classes.tolist()
     ([[7, 8, 1, 0], [0, 0, 0, 0]], [1, -1])
     """
-    count, _, _ = shape
-    classes = np.full(count, _NO_CLASS, np.int32)
-    for number, [(_, label)] in enumerate(rows):
-        classes[number] = int(label[0]) - FIRST_LABEL
+    num_rows, _, _ = shape
+    classes = np.full(num_rows, _NO_CLASS, np.int32)
+    for row, [(_, label)] in enumerate(rows):
+        classes[row] = int(label[0]) - FIRST_LABEL
 
     return LabeledBatch(pad_texts(rows, shape), classes)
 
@@ -95,12 +94,12 @@ def pad_texts(
     shape: Shape,
 ) -> Int32[np.ndarray, "B T"]:
     """Arranges the texts of examples, with EOS, one in each row, without their labels."""
-    count, length, _ = shape
-    tokens = np.full((count, length), PAD, np.int32)
-    for number, [(text, _)] in enumerate(rows):
+    num_rows, length, _ = shape
+    tokens = np.full((num_rows, length), PAD, np.int32)
+    for row, [(text, _)] in enumerate(rows):
         end = len(text)
-        tokens[number, :end] = text
-        tokens[number, end] = EOS
+        tokens[row, :end] = text
+        tokens[row, end] = EOS
     return tokens
 
 
@@ -131,7 +130,7 @@ class LabeledCorpus(FileCorpus):
         """Returns a hash of the form of the lines, and of the files' uncompressed bytes."""
         paths = find_files(split)
 
-        # Versions without the form with tabs read such files as other pairs.
+        # Older versions knew only spaces, and read other pairs from files with tabs.
         has_tabs = self.has_labels and any(map(_has_tabs, paths))
         form = f"{self.has_labels} tabs" if has_tabs else f"{self.has_labels}"
 

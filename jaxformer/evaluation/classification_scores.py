@@ -33,22 +33,22 @@ def macro_f1(predicted: np.ndarray, expected: np.ndarray) -> float:
 
 def with_interval(
     score: Callable[[np.ndarray, np.ndarray], float],
-    found: Sequence[str],
+    predicted: Sequence[str],
     expected: Sequence[str],
 ) -> str:
-    """Formats a score in % with its 95 % interval over resampled texts."""
-    ours = np.array(found)
-    theirs = np.array(expected)
-    count = len(ours)
+    """Formats a score of labels in %, with its 95 % interval over resampled texts."""
+    predicted_labels = np.array(predicted)
+    expected_labels = np.array(expected)
+    count = len(predicted_labels)
 
-    # Bootstrap: the rows of each draw are a set of texts, with replacement.
+    # Bootstrap: each row of draws has the indices of as many texts, drawn with replacement.
     generator = np.random.default_rng(_SEED)
     draws = generator.integers(0, count, size=(_RESAMPLES, count))
-    resampled = [score(ours[rows], theirs[rows]) for rows in draws]
+    resampled = [score(predicted_labels[texts], expected_labels[texts]) for texts in draws]
     low, high = np.percentile(resampled, [2.5, 97.5])
 
-    own_score = score(ours, theirs)
-    return f"{own_score:.2f} ({low:.2f} to {high:.2f})"
+    value = score(predicted_labels, expected_labels)
+    return f"{value:.2f} ({low:.2f} to {high:.2f})"
 
 
 def bigram_classifiers(
@@ -56,7 +56,9 @@ def bigram_classifiers(
     labels: Sequence[str],
     unseen: Sequence[str],
 ) -> tuple[list[str], list[str]]:
-    """Labels ``unseen`` texts by naive Bayes and logistic regression, learned from labeled texts.
+    """Labels ``unseen`` texts by two classifiers that learn from labeled texts.
+
+    Returns the labels by naive Bayes, and the labels by logistic regression.
 
     Features are words and pairs of words, separated by spaces, which count once per text. The
     logistic regression of each label scales them by their log ratio of probabilities (Wang and
@@ -74,28 +76,30 @@ def bigram_classifiers(
         token_pattern=None,  # pyright: ignore
         lowercase=False,
     )
-    known: Any = counts.fit_transform(texts)
-    new: Any = counts.transform(unseen)
+    features: Any = counts.fit_transform(texts)
+    unseen_features: Any = counts.transform(unseen)
 
-    bayes = MultinomialNB().fit(known, labels)
-    by_bayes = bayes.predict(new)
+    bayes = MultinomialNB().fit(features, labels)
+    by_bayes = bayes.predict(unseen_features)
 
     # One logistic regression for each label, against all other labels.
-    scores = []
+    margins = []
     for label in bayes.classes_:
-        own = np.array(labels) == label
-        outside, inside = MultinomialNB().fit(known, own).feature_log_prob_
-        log_ratio = inside - outside
+        has_label = np.array(labels) == label
+        two_classes = MultinomialNB().fit(features, has_label)
+        without, with_label = two_classes.feature_log_prob_  # False comes before True.
+        log_ratio = with_label - without
 
-        linear = LogisticRegression(
+        regression = LogisticRegression(
             C=1 / _PENALTY,
             tol=1e-6,
             max_iter=1000,
         )
-        linear.fit(known.multiply(log_ratio), own)
-        margins = linear.decision_function(new.multiply(log_ratio))
-        scores.append(margins)
-    best = np.argmax(scores, axis=0)
+        regression.fit(features.multiply(log_ratio), has_label)
+        scaled = unseen_features.multiply(log_ratio)
+        margins.append(regression.decision_function(scaled))
+
+    best = np.argmax(margins, axis=0)
     by_regression = bayes.classes_[best]
 
     return by_bayes.tolist(), by_regression.tolist()

@@ -69,43 +69,34 @@ def _scores(
     systems: Mapping[str, Sequence[str]],
     references: Sequence[str],
 ) -> list[SystemScore]:
+    """Returns the scores of all systems by a metric, in the order of the systems."""
     # Every metric prepares the lines in its own way, for instance by a tokenizer.
     lines = {}
     for name, hypotheses in systems.items():
         lines[name] = [metric.prepare(line) for line in hypotheses]
     reference = [metric.prepare(line) for line in references]
 
-    def test(kind: str, samples: int) -> list[Result]:
-        paired = PairedTest(
-            list(lines.items()),
-            {"": metric.scorer},
-            [reference],
-            test_type=kind,
-            n_samples=samples,
-        )
-        _, columns = paired()
-        _, results = columns.values()  # names, and the only metric
-        return cast(list[Result], results)
-
     # A difference between systems is defined if the scores of all systems are.
     defined = [metric.is_defined(own, reference) for own in lines.values()]
-    bootstrap = test("bs", RESAMPLES)
-    randomization = test("ar", TRIALS)
-    baseline = next(iter(lines.values()))
+    # sacreBLEU's names are "bs" for bootstrap, and "ar" for approximate randomization.
+    bootstrap = _test(metric, lines, reference, kind="bs", samples=RESAMPLES)
+    randomization = _test(metric, lines, reference, kind="ar", samples=TRIALS)
+    baseline, *_ = lines.values()
 
     scores = []
     results = zip(lines, defined, bootstrap, randomization, strict=True)
-    for name, is_defined, drawn, swapped in results:
+    for name, is_defined, resampled, swapped in results:
         if not is_defined:
             scores.append(SystemScore(name))
             continue
 
-        p_bootstrap = drawn.p_value
+        p_bootstrap = resampled.p_value
         p_randomization = swapped.p_value
+        is_baseline = p_bootstrap is None
         if not all(defined):
             p_bootstrap = None
             p_randomization = None
-        elif lines[name] == baseline and drawn.p_value is not None:
+        elif lines[name] == baseline and not is_baseline:
             # By sacreBLEU's counts, equal systems would differ significantly.
             p_bootstrap = 1.0
             p_randomization = 1.0
@@ -113,11 +104,32 @@ def _scores(
         scores.append(
             SystemScore(
                 system=name,
-                score=min(drawn.score, 100.0),  # Rounding errors may exceed 100.
-                mean=float(drawn.mean),  # pyright: ignore
-                interval=float(drawn.ci),  # pyright: ignore
+                score=min(resampled.score, 100.0),  # Rounding errors may exceed 100.
+                mean=float(resampled.mean),  # pyright: ignore
+                interval=float(resampled.ci),  # pyright: ignore
                 p_bootstrap=p_bootstrap,
                 p_randomization=p_randomization,
             )
         )
     return scores
+
+
+def _test(
+    metric: MetricDefinition,
+    lines: Mapping[str, Sequence[str]],
+    reference: Sequence[str],
+    *,
+    kind: str,
+    samples: int,
+) -> list[Result]:
+    """Runs a paired test of sacreBLEU, "bs" or "ar"; returns the result of each system."""
+    paired = PairedTest(
+        list(lines.items()),
+        {"": metric.scorer},
+        [reference],
+        test_type=kind,
+        n_samples=samples,
+    )
+    _, columns = paired()
+    _, results = columns.values()  # names of the systems, and results by the only metric
+    return cast(list[Result], results)

@@ -17,6 +17,7 @@ from jaxtyping import Array, Bool, Int
 
 from jaxformer.data.tokenizer import PAD
 from jaxformer.errors import UserError
+from jaxformer.inference.bound_models import program_of
 from jaxformer.inference.kept_programs import KeptProgram
 from jaxformer.inference.members import Contrast, Models
 from jaxformer.inference.shortlist import Shortlist
@@ -293,8 +294,7 @@ def compile_programs(
 
         if shape.first_capacity < shape.capacity:
             rows = np.zeros(shape.second_stage_rows, np.int32)
-            result = _second_stage(
-                models,
+            result = _second_stage_of(models, search, shape)(
                 search,
                 shape,
                 numbers,
@@ -371,12 +371,12 @@ def _search(
         yield row, _read_row(result, row, batch)
 
     unfinished = np.flatnonzero(~done)
+    second_stage = _second_stage_of(models, search, shape)
     for start in range(0, len(unfinished), shape.second_stage_rows):
         rows = unfinished[start : start + shape.second_stage_rows]
         # Unfinished sentences are repeated to fill the batch.
         padded_rows = np.resize(rows, shape.second_stage_rows).astype(np.int32)
-        leaves = _second_stage(
-            models,
+        leaves = second_stage(
             search,
             shape,
             numbers,
@@ -407,8 +407,9 @@ def _run_first_stage(
     until: np.int32,
 ) -> _FirstStage:
     """Runs the first stage, and names the leaves that its program returns."""
-    leaves = _first_stage(
-        models,
+    num_hypotheses = shape.rows * search.num_hypotheses
+    first_stage = program_of(_first_stage, models, num_hypotheses)
+    leaves = first_stage(
         search,
         shape,
         numbers,
@@ -516,6 +517,16 @@ def _second_stage(
         state = _grow(models, state, capacity)
         state = search.advance(step_fn, state, capacity)
     return search.finalize(state)
+
+
+def _second_stage_of(
+    models: Models,
+    search: Algorithm,
+    shape: BatchShape,
+) -> Callable[..., list[Array]]:
+    """Returns the second stage of batches, with the models given."""
+    num_hypotheses = shape.second_stage_rows * search.num_hypotheses
+    return program_of(_second_stage, models, num_hypotheses)
 
 
 def _num_unfinished(shape: BatchShape) -> int:

@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Int, Key
 from jaxformer.checks import check_text, check_texts, check_tokens
 from jaxformer.data.tokenizer import EOS, PAD, UNK
 from jaxformer.errors import UserError, prefix_errors
+from jaxformer.inference.bound_models import program_of
 from jaxformer.inference.decoder import Decoder
 from jaxformer.inference.kept_programs import KeptProgram
 from jaxformer.inference.members import Contrast, Models
@@ -263,13 +264,15 @@ class Generator(Decoder):
             starts=starts,
             count=np.int32(count),
         )
+        num_hypotheses = batch_size * search.num_hypotheses
+        start_window = program_of(_start_window, self.models, num_hypotheses)
+        advance_window = program_of(_advance_window, self.models, num_hypotheses)
         with global_mesh(None):
-            leaves = _start_window(self.models, search, shape, numbers, window)
+            leaves = start_window(search, shape, numbers, window)
 
         for until in (*range(chunk, count, chunk), count):
             with global_mesh(None):
-                results = _advance_window(
-                    self.models,
+                results = advance_window(
                     search,
                     shape,
                     numbers,

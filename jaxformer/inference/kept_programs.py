@@ -26,6 +26,7 @@ from jaxtyping import Array
 from jaxformer.errors import UserError
 from jaxformer.files import write_file
 from jaxformer.nn.backend import backend, cpu_features
+from jaxformer.nn.constants import holds_constants
 from jaxformer.runs.workdir import code_digest
 
 # Settings of JAX that change what is traced.
@@ -68,22 +69,41 @@ class KeptProgram:
 
     def __call__(self, *args: Any) -> list[Array]:
         """Returns the leaves of the function's result."""
-        function, leaves, key = self._describe(args)
+        assert not holds_constants(args), "programs of constant matrices belong to them"
         if jax.config.values["jax_disable_jit"]:  # for debugging: there is no program
+            function, leaves, _ = self._describe(args)
             return function(*map(jnp.asarray, leaves))
+        return self._run(self._programs, args)
 
+    def call_bound(
+        self,
+        programs: dict[Hashable, Callable[..., list[Array]]],
+        *args: Any,
+    ) -> list[Array]:
+        """Works as a call, with programs that belong to constant matrices in the arguments.
+
+        Programs in the dictionary are called with these matrices only, as long as they live.
+        """
+        return self._run(programs, args)
+
+    def _run(
+        self,
+        programs: dict[Hashable, Callable[..., list[Array]]],
+        args: tuple[Any, ...],
+    ) -> list[Array]:
+        function, leaves, key = self._describe(args)
         devices = _devices(leaves)
-        key = (key, devices)
+        key = (self._name, (key, devices))
         with self._lock:  # so that one of several threads traces and compiles it
-            if key not in self._programs:
+            if key not in programs:
                 path = None
                 if len(devices) == 1:
-                    path = kept_file((self._name, key))
+                    path = kept_file(key)
                 jitted = jax.jit(function, donate_argnums=self._donated_leaves(args))
-                self._programs[key] = _open(jitted, leaves, path)
+                programs[key] = _open(jitted, leaves, path)
                 # The first call is in the lock, too, since jax.jit compiles in it.
-                return self._programs[key](*leaves)
-        return self._programs[key](*leaves)
+                return programs[key](*leaves)
+        return programs[key](*leaves)
 
     def structure(self, *args: Any) -> Any:
         """Returns the structure of the function's result, without computing it."""

@@ -19,7 +19,9 @@ from jaxformer.interop.formats import Usage
 from jaxformer.nn.positions import sinusoidal_positions
 from jaxformer.search import BeamSearch
 
+# CTranslate2's names of our activations.
 _ACTIVATIONS = {"relu": "RELU", "gelu": "GELUTanh", "swish": "SWISH"}
+# An example for the user, to be completed by the arguments of the search.
 _CODE = """
 import ctranslate2, sentencepiece
 
@@ -39,6 +41,11 @@ _NOTES = (
 
 
 def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
+    """Writes the model and its tokenizer, and returns how to use them.
+
+    Raises:
+      UserError: CTranslate2 cannot represent the model or its search.
+    """
     config = formats.paper_model(model.config, "CTranslate2")
     pieces = formats.write_tokenizer(model, folder)
     formats.check_fields(
@@ -62,8 +69,8 @@ def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
         pre_norm=config.norm_position == "pre",
         activation=specs.Activation[_ACTIVATIONS[config.activation]],
     )
-    _fill(spec, config, model.params)
-    _describe(spec, config, pieces)
+    _set_weights(spec, config, model.params)
+    _set_constants(spec, config, pieces)
     spec.validate()
     spec.save(str(folder))
 
@@ -76,7 +83,7 @@ def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
     )
 
 
-def _describe(spec: Any, config: ModelConfig, pieces: list[str]) -> None:
+def _set_constants(spec: Any, config: ModelConfig, pieces: list[str]) -> None:
     """Sets the constants and the vocabulary, which are no weights."""
     spec.config.layer_norm_epsilon = config.norm_epsilon
     spec.config.add_source_eos = True
@@ -91,7 +98,10 @@ def _describe(spec: Any, config: ModelConfig, pieces: list[str]) -> None:
 
 
 def _search_options(search: BeamSearch, config: ModelConfig) -> dict[str, Any]:
-    """Returns the arguments of ``translate_batch``, whose limits are 1 to 256 tokens."""
+    """Returns the arguments of ``translate_batch``.
+
+    CTranslate2 needs limits of a translation's length, by default 1 and 256 tokens.
+    """
     return {
         "beam_size": search.beam_size,
         "length_penalty": 0.0 if search.penalty == "none" else search.length_penalty,
@@ -101,11 +111,11 @@ def _search_options(search: BeamSearch, config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _fill(spec: Any, config: ModelConfig, params: dict[str, Any]) -> None:
+def _set_weights(spec: Any, config: ModelConfig, params: dict[str, Any]) -> None:
     """Sets the weights of a specification."""
     source, target, output = (params[name] for name in config.embedding_names)
-    _fill_stack(spec.encoder, config, params["encoder"])
-    _fill_stack(spec.decoder, config, params["decoder"])
+    _set_stack(spec.encoder, config, params["encoder"])
+    _set_stack(spec.decoder, config, params["decoder"])
 
     # An encoder may embed several features of a token. Ours has one feature, the token itself.
     spec.encoder.embeddings[0].weight = source
@@ -120,45 +130,47 @@ def _fill(spec: Any, config: ModelConfig, params: dict[str, Any]) -> None:
         spec.decoder.projection.bias = params["logits_bias"]
 
 
-def _fill_stack(stack: Any, config: ModelConfig, given: dict[str, Any]) -> None:
+def _set_stack(stack: Any, config: ModelConfig, params: dict[str, Any]) -> None:
     if config.norm_position == "pre":
-        _norm(stack.layer_norm, given["norm"])
+        _set_norm(stack.layer_norm, params["norm"])
+
+    # Our arrays have an entry for each layer along their first axis.
     for n, layer in enumerate(stack.layer):
-        own = jax.tree.map(lambda leaf, n=n: leaf[n], given["layers"])
-        _layer(layer, own)
+        layer_params = jax.tree.map(lambda array, n=n: array[n], params["layers"])
+        _set_layer(layer, layer_params)
 
 
-def _layer(layer: Any, given: dict[str, Any]) -> None:
-    ours = given["self_attention"]
+def _set_layer(layer: Any, params: dict[str, Any]) -> None:
+    ours = params["self_attention"]
     theirs = layer.self_attention
-    _linear(theirs.linear[0], ours, "query", "key", "value")
-    _linear(theirs.linear[1], ours, "output")
-    _norm(theirs.layer_norm, given["self_attention_residual"]["norm"])
+    _set_linear(theirs.linear[0], ours, "query", "key", "value")
+    _set_linear(theirs.linear[1], ours, "output")
+    _set_norm(theirs.layer_norm, params["self_attention_residual"]["norm"])
 
-    if "cross_attention" in given:
-        ours = given["cross_attention"]
+    if "cross_attention" in params:
+        ours = params["cross_attention"]
         theirs = layer.attention
-        _linear(theirs.linear[0], ours, "query")
-        _linear(theirs.linear[1], ours, "key", "value")
-        _linear(theirs.linear[2], ours, "output")
-        _norm(theirs.layer_norm, given["cross_attention_residual"]["norm"])
+        _set_linear(theirs.linear[0], ours, "query")
+        _set_linear(theirs.linear[1], ours, "key", "value")
+        _set_linear(theirs.linear[2], ours, "output")
+        _set_norm(theirs.layer_norm, params["cross_attention_residual"]["norm"])
 
-    ours = given["feed_forward"]
+    ours = params["feed_forward"]
     theirs = layer.ffn
-    _linear(theirs.linear_0, ours, "inner")
-    _linear(theirs.linear_1, ours, "outer")
-    _norm(theirs.layer_norm, given["feed_forward_residual"]["norm"])
+    _set_linear(theirs.linear_0, ours, "inner")
+    _set_linear(theirs.linear_1, ours, "outer")
+    _set_norm(theirs.layer_norm, params["feed_forward_residual"]["norm"])
 
 
-def _linear(layer: Any, given: dict[str, Any], *names: str) -> None:
-    """Sets a linear layer to projections that CTranslate2 computes together."""
+def _set_linear(layer: Any, params: dict[str, Any], *names: str) -> None:
+    """Sets a linear layer to our projections ``names``, which CTranslate2 computes together."""
     kernels = []
     biases = []
     for name in names:
-        kernel = given[name]
+        kernel = params[name]
         kernels.append(kernel.reshape(len(kernel), -1))  # [in, out], all heads together
-        if f"{name}_bias" in given:
-            biases.append(given[f"{name}_bias"].ravel())
+        if f"{name}_bias" in params:
+            biases.append(params[f"{name}_bias"].ravel())
 
     joined = np.concatenate(kernels, axis=1)
     layer.weight = np.ascontiguousarray(joined.T)
@@ -167,6 +179,6 @@ def _linear(layer: Any, given: dict[str, Any], *names: str) -> None:
         layer.bias = np.concatenate(biases)
 
 
-def _norm(layer: Any, given: dict[str, Any]) -> None:
-    layer.gamma = given["scale"]
-    layer.beta = given["bias"]
+def _set_norm(layer: Any, params: dict[str, Any]) -> None:
+    layer.gamma = params["scale"]
+    layer.beta = params["bias"]

@@ -10,7 +10,7 @@ from jaxformer.errors import UserError, needs_package
 from jaxformer.inference.origins import name_folder
 
 _PART = r"[A-Za-z0-9][\w.-]*"
-# The oldest models, such as gpt2 and t5-small, have no owner.
+# OWNER/MODEL, and perhaps @REVISION. The oldest models, such as gpt2 and t5-small, have no owner.
 _NAME = re.compile(rf"((?:{_PART}/)?{_PART})(?:@([\w./-]+))?", re.ASCII)
 # A folder in the cache of huggingface_hub.
 _CACHED = re.compile(r"models--([^/]+)/snapshots/")
@@ -23,35 +23,39 @@ def describe_source(system: str, directory: pathlib.Path) -> str:
     'imported from Hugging Face: org/gpt2'
     """
     name = name_folder(directory)
-    found = _CACHED.search(directory.as_posix())
-    if found:
-        name = found[1].replace("--", "/", 1)
+    match = _CACHED.search(directory.as_posix())
+    if match:
+        name = match[1].replace("--", "/", 1)
     return f"imported from {system}: {name}"
 
 
 class ModelFiles(NamedTuple):
+    """Files of a model in the format of another system, in a folder or on the Hub."""
+
     model: str  # such as "a Marian model"
     needed: tuple[str, ...]  # "|" separates alternatives
     optional: tuple[str, ...]
-    # Names, or patterns after the first; of these, the first group that the Hub has is downloaded.
+    # Groups of files, each with all weights; the first group that exists is used. A group is the
+    # name of the file that shows that it exists, and names or patterns of its other files.
     weights: tuple[tuple[str, ...], ...]
 
 
 def model_folder(name: pathlib.Path, files: ModelFiles) -> pathlib.Path:
-    """Returns the folder of a model, downloaded if there is no such folder but a name of the Hub.
+    """Returns the folder of a model: ``name`` itself, or a download if it is a name on the Hub.
 
-    Downloads are in the cache of huggingface_hub. Without a network, the newest cached commit is
-    used. ``NAME@REVISION`` names a branch, a tag or a commit, and ``NAME`` may have no owner.
+    An existing folder has priority over a model on the Hub. Downloads are in the cache of
+    huggingface_hub. Without a network, the newest cached commit is used. ``NAME@REVISION`` names a
+    branch, a tag or a commit, and ``NAME`` may have no owner.
     """
-    found = _NAME.fullmatch(name.as_posix())
-    if name.exists() or not found:
+    match = _NAME.fullmatch(name.as_posix())
+    if name.exists() or not match:
         return name
 
     reason = f"which downloads models, since there is no folder {name}"
     with needs_package("huggingface_hub", reason, extra="interop"):
         from huggingface_hub import constants, errors, snapshot_download
 
-    repository, revision = found.groups()
+    repository, revision = match.groups()
     address = f"{constants.ENDPOINT}/{repository}"
     download = functools.partial(snapshot_download, repository, revision=revision)
 
@@ -80,7 +84,7 @@ def model_folder(name: pathlib.Path, files: ModelFiles) -> pathlib.Path:
 
 
 def _download(download: Callable[..., str], address: str, files: ModelFiles) -> pathlib.Path:
-    """Downloads the small files, and then the first group of weights that there is."""
+    """Downloads the small files, and then the first group of weights that exists."""
     needed = [file.split("|") for file in files.needed]
     names = list(files.optional)
     for alternatives in needed:
@@ -92,10 +96,11 @@ def _download(download: Callable[..., str], address: str, files: ModelFiles) -> 
         if not any((folder / name).exists() for name in alternatives):
             raise UserError(f"{address}: expected {files.model}, but it has no {alternatives[0]}")
 
-    for weights in files.weights:
-        download(allow_patterns=[*names, *weights])
-        if (folder / weights[0]).exists():
+    for group in files.weights:
+        download(allow_patterns=[*names, *group])
+        if (folder / group[0]).exists():
             return folder
+
     raise UserError(
         f"{address}: expected {_weight_names(files)}, found neither there nor, without a "
         "network, in the cache"
@@ -103,5 +108,5 @@ def _download(download: Callable[..., str], address: str, files: ModelFiles) -> 
 
 
 def _weight_names(files: ModelFiles) -> str:
-    first = [names[0] for names in files.weights]
-    return " or ".join(first)
+    first_names = [group[0] for group in files.weights]
+    return " or ".join(first_names)

@@ -23,7 +23,8 @@ class LanguageModel(StepwiseModel):
 
     >>> import jax
     >>> config = ModelConfig(vocab_size=11, d_model=8, d_ff=16, num_heads=2, num_layers=1)
-    >>> model, tokens = LanguageModel(config), jax.numpy.array([[5, 3, 4]])
+    >>> model = LanguageModel(config)
+    >>> tokens = jax.numpy.array([[5, 3, 4]])
     >>> params = model.init(jax.random.key(0), tokens)["params"]
     >>> model.apply({"params": params}, tokens).shape
     (1, 3, 11)
@@ -33,12 +34,14 @@ class LanguageModel(StepwiseModel):
 
     def setup(self) -> None:
         super().setup()
-        if "src_embedding" in self.config.embedding_names:
+        has_two_sides = "src_embedding" in self.config.embedding_names
+        if has_two_sides:
             raise UserError(
                 "LanguageModel: expected model.embeddings=tied, since there is one side only: got "
                 "separate"
             )
 
+        # With one side only, the table of the source is also the target's.
         self.embed = self._make_embedding(self.src_table, "positions")
         self.logits_bias = self._make_logits_bias()
         self.dropout = Dropout(self.config.embedding_settings().dropout_rate)
@@ -90,6 +93,7 @@ class LanguageModel(StepwiseModel):
         batch, length = tokens_in.shape
         dropout = dropout_rows(batch, deterministic, row_ids)
         keys = Keys.of_sequence(length, segments, positions, causal=True)
+
         x = self.dropout(x, dropout)
         return self.decoder(x, keys, dropout=dropout)
 
@@ -102,15 +106,15 @@ class LanguageModel(StepwiseModel):
     ) -> StackCache:
         """Returns an empty cache; fill it with :meth:`prefill` or :meth:`step`.
 
-        It has as many rows as ``rows``, such as prompts, and their layout on a mesh. The capacity
-        is in tokens; see :meth:`~jaxformer.StackCache.grow`.
+        The cache has as many rows as ``rows``, such as prompts, with the same layout on a mesh. Its
+        capacity is in tokens; see :meth:`~jaxformer.StackCache.grow`.
         """
         check_length("text", capacity, self.config.max_length)
 
-        # Only the number and the sharding of the rows matter.
-        one_of_each = rows.reshape(rows.shape[0], -1)[:, 0]
+        # Only the number and the sharding of the rows matter: one value of each is enough.
+        values = rows.reshape(rows.shape[0], -1)[:, 0]  # [B]
         return self.decoder.init_cache(
-            one_of_each,
+            values,
             self.config.d_model,
             activation_dtype(self.config.compute_dtype, self.output_table),
             num_beams=num_beams,

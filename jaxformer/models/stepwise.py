@@ -10,6 +10,7 @@ from jaxtyping import Array, Float, Int, PyTree
 from jaxformer.data.tokenizer import PAD
 from jaxformer.layout import take_rows
 from jaxformer.models.assembly import TokenModel
+from jaxformer.nn.constants import without_constants
 from jaxformer.nn.embedding import output_logits
 from jaxformer.nn.stack import StackCache, unstack_layers
 from jaxformer.search import StepFn
@@ -62,7 +63,7 @@ class StepwiseModel(TokenModel):
         def take(rows: Array) -> Array:
             return take_rows(rows, candidates)
 
-        table = jax.tree.map(take, self.output_table)
+        table = jax.tree.map(take, without_constants(self.output_table))
 
         # Sets of candidates are padded at the end to a common size.
         is_pad = candidates == PAD
@@ -108,7 +109,9 @@ def step_fn(
     >>> search(step_fn(model, params), cache, max_lengths=[64], capacity=64)  # doctest: +SKIP
     """
     decoder = params["decoder"]
-    layers = unstack_layers(decoder["layers"], model.config.decoder_layers)
+    layers = decoder["layers"]
+    if not isinstance(layers, tuple):
+        layers = unstack_layers(layers, model.config.decoder_layers)
     unstacked = {**decoder, "layers": layers}
     variables = {"params": {**params, "decoder": unstacked}}
 

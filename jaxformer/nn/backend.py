@@ -16,6 +16,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+import jaxlib.version
+
+# Older versions of XLA do not know the mark of constant matrices.
+_PACKS = jaxlib.version.__version_info__ >= (0, 10, 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +50,9 @@ class Backend:
       ends_first_stage: End the first stage of a batch as soon as the unfinished sentences fit in
         one second stage. On accelerators, smaller batches are not faster.
       keeps_programs: Keep programs of searches on disk.
+      packed_int8: Most hypotheses of a batch for which programs keep int8 matrices packed. Larger
+        batches gain little, and each program has a packed copy (docs/log/2026.md, 2026-11-28).
+      packed_bfloat16: The same for bfloat16 matrices.
     """
 
     float32_activations: bool = False
@@ -61,6 +68,8 @@ class Backend:
     second_stage_divisor: int = 4
     ends_first_stage: bool = False
     keeps_programs: bool = False
+    packed_int8: int = 0
+    packed_bfloat16: int = 0
 
 
 def backend_for(platform: str, compute_capability: str = "") -> Backend:
@@ -80,6 +89,8 @@ def backend_for(platform: str, compute_capability: str = "") -> Backend:
             second_stage_divisor=8,
             ends_first_stage=True,
             keeps_programs=True,
+            packed_int8=32 if _PACKS else 0,
+            packed_bfloat16=8 if _PACKS else 0,
         )
 
     if platform == "gpu":

@@ -5,13 +5,13 @@ import functools
 import math
 from collections.abc import Callable
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxformer.layout import expand_like, has_explicit_axes, map_rows, take_rows
 from jaxformer.nn.argument_checks import check_ids, check_length
+from jaxformer.nn.constants import without_constants
 from jaxformer.nn.matmul import int8_matmul, matmul_nt
 from jaxformer.nn.precision import (
     ComputeDtype,
@@ -27,7 +27,7 @@ def embed(
 ) -> Float[Array, "*rows D"]:
     """Returns rows of a table, float32 or float64; NaN for ids that are out of range."""
     if isinstance(table, Int8Matrix):
-        values = take_rows(table.values, ids).astype(jnp.float32)
+        values = take_rows(without_constants(table.values), ids).astype(jnp.float32)
         return values * take_rows(table.scale, ids)
 
     if has_explicit_axes(ids):
@@ -86,7 +86,8 @@ class Embedding:
         export for any length, tokens at positions without an encoding give NaN. Raises a
         ``UserError`` if a sequence is longer than ``max_length``, or an id is not in the table.
         """
-        vocab_size = jax.tree.leaves(self.table)[0].shape[0]
+        numbers = self.table.values if isinstance(self.table, Int8Matrix) else self.table
+        vocab_size = numbers.shape[0]
         check_ids("tokens", tokens, vocab_size)
         x = embed(self.table, tokens)
 

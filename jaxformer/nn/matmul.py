@@ -1,8 +1,9 @@
 """Matrix multiplications with fast gradients, under every JAX transformation.
 
-Layers multiply with their parameters by :func:`project`. On CPUs only matmuls with a float32 result
-use the fast bfloat16 and int8 instructions; accelerators sum in float32 anyway. Sums over devices
-are communicated in the dtype of the activations.
+Layers multiply with their parameters by :func:`project`. On CPUs, the fast instructions for
+bfloat16 are used only by matmuls with a float32 result, and those for int8 with an int32 result;
+accelerators sum in these dtypes anyway. Sums over devices are communicated in the dtype of the
+activations.
 
 Autodiff of a bfloat16 matmul with float32 results multiplies the float32 gradient with inputs
 converted to float32. On CPUs that does not use the bfloat16 units. Such matmuls therefore have
@@ -28,6 +29,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int8, Integer, Num
 
 from jaxformer.layout import expand_like, has_explicit_axes, map_rows, match_varying_axes
+from jaxformer.nn.constants import ConstantMatrix
 from jaxformer.nn.precision import Int8Matrix, at_least_float32, matmul_dtype, quantize_along
 
 # Checkpoint name of the results of :func:`project`, which rematerialization may keep.
@@ -36,7 +38,7 @@ MATMUL = "matmul"
 
 def project(
     x: Float[Array, "*rows D"],
-    kernel: Float[Array, "D ..."] | Int8Matrix,
+    kernel: Float[Array, "D ..."] | Int8Matrix | ConstantMatrix,
     bias: Float[Array, "..."] | None = None,
     compute_dtype: str = "float32",
 ) -> Float[Array, "..."]:
@@ -47,6 +49,8 @@ def project(
     """
     if isinstance(kernel, Int8Matrix):
         product = map_rows(int8_matmul, kernel, x)
+    elif isinstance(kernel, ConstantMatrix):
+        product = matmul(x.astype(kernel.flat.dtype), kernel, x.dtype)
     else:
         dtype = matmul_dtype(compute_dtype, x, kernel)
         product = matmul(x.astype(dtype), kernel.astype(dtype), x.dtype)
@@ -62,20 +66,27 @@ def int8_matmul(
     x: Float[Array, "*rows D"],
     axis: int = 0,
 ) -> Array:
-    """Returns the product over the last axis of x and an axis of the kernel, the first or last."""
+    """Returns the product over the last axis of ``x`` and an axis of the kernel.
+
+    The axis is 0, or 1 for a kernel with two axes.
+    """
     # Inputs have a scale per row, so that the result of a row does not depend on other rows.
     rows = x.reshape(-1, x.shape[-1])
     inputs = quantize_along(rows, 1)
-    matrix = kernel.values
-    if axis == 0:
-        matrix = matrix.reshape(x.shape[-1], -1)
+    numbers: Any = inputs.values
+
+    depth = x.shape[-1]
+    num_outputs = math.prod(kernel.values.shape) // depth
+    matrix_shape = (depth, num_outputs) if axis == 0 else (num_outputs, depth)
+    matrix = kernel.values.reshape(*matrix_shape)
 
     if kernel.offset is None:
-        sums = _int8_sums(inputs.values, matrix, axis=axis)
+        sums = _int8_sums(numbers, matrix, axis=axis)
     else:
-        # u8 x s8 is a fast instruction. XLA would add 128 itself, and sum the kernel every time.
-        as_uint8 = jax.lax.bitcast_convert_type(inputs.values, jnp.uint8)
-        unsigned = as_uint8 ^ np.uint8(128)
+        # CPUs multiply uint8 by int8 fast. With int8 inputs, XLA would itself add 128 to them and
+        # subtract sums of 128 * kernel, but compute these sums, our offset, in every call.
+        as_uint8 = jax.lax.bitcast_convert_type(numbers, jnp.uint8)
+        unsigned = as_uint8 ^ np.uint8(128)  # inputs + 128
         operands = match_varying_axes(unsigned, matrix)
         sums = _unsigned_matmul.bind(*operands, axis=axis)
         sums -= kernel.offset.reshape(1, -1)
@@ -89,7 +100,7 @@ def int8_matmul(
 
 def matmul(
     x: Float[Array, "*rows D"],
-    kernel: Float[Array, "D ..."],
+    kernel: Float[Array, "D ..."] | ConstantMatrix,
     dtype: DTypeLike,
 ) -> Array:
     """Returns the product over the last axis of ``x`` and the first of ``kernel``, in ``dtype``.
@@ -98,14 +109,15 @@ def matmul(
     gradient with respect to the kernel is much slower with three. On a mesh with explicit axes
     nothing is flattened, because JAX cannot merge a sharded axis with another.
     """
-    if has_explicit_axes(x, kernel):
+    is_constant = isinstance(kernel, ConstantMatrix)  # of a program for a single device
+    if not is_constant and has_explicit_axes(x, kernel):
         return jnp.tensordot(x, kernel, 1, preferred_element_type=dtype)
 
-    *leading, inputs = x.shape
-    summed, *outputs = kernel.shape
+    *leading, size = x.shape
+    _, *outputs = kernel.shape
     # Explicit sizes, since reshape cannot infer -1 for an array without elements.
-    rows = x.reshape(math.prod(leading), inputs)
-    matrix = kernel.reshape(summed, math.prod(outputs))
+    rows = x.reshape(math.prod(leading), size)
+    matrix = kernel.reshape(size, math.prod(outputs))
 
     if x.dtype == jnp.bfloat16 and dtype == jnp.float32:
         operands = match_varying_axes(rows, matrix)
@@ -128,8 +140,8 @@ def matmul_nt(
     if has_explicit_axes(x, table):
         return jnp.einsum("...d,vd->...v", x, table, preferred_element_type=dtype)
 
-    *leading, inputs = x.shape
-    rows = x.reshape(math.prod(leading), inputs)
+    *leading, size = x.shape
+    rows = x.reshape(math.prod(leading), size)
     product = jnp.einsum("rd,vd->rv", rows, table, preferred_element_type=dtype)
     return product.reshape(*leading, table.shape[0])
 
@@ -162,10 +174,11 @@ def einsum(
     return _einsum(x, y, spec=spec)
 
 
+# The two matmuls of attention, for queries at t, and keys and values at s.
 SCORES = "bthk,bshk->bhts"
 WEIGHTED_SUM = "bhts,bshv->bthv"
-# The gradients with respect to the two operands. XLA has bfloat16 kernels for these orders of
-# operands, and raises an error for others (jax 0.10.2, CPU).
+# The gradients with respect to the first and the second operand. XLA has bfloat16 kernels for these
+# orders of operands, and raises an error for others (jax 0.10.2, CPU).
 _GRADIENTS = {
     SCORES: ("bhts,bshk->bthk", "bhts,bthk->bshk"),
     WEIGHTED_SUM: ("bthv,bshv->bhts", "bhts,bthv->bshv"),
@@ -200,6 +213,7 @@ def _rounded_einsum_in_float32(
     return _einsum(x, y, spec=spec)
 
 
+# In the functions of gradients, the operand of type Any is an ``UndefinedPrimal``, without a value.
 def _gradient_by_first(
     gradient: Array,
     x: Any,
@@ -219,7 +233,7 @@ def _gradient_by_second(
     spec: str,
 ) -> Array:
     _, gradient_spec = _GRADIENTS[spec]
-    if spec == WEIGHTED_SUM:
+    if spec == WEIGHTED_SUM:  # Its second gradient has the operands in the other order.
         return _rounded_einsum(x, gradient, spec=gradient_spec)
     return _rounded_einsum(gradient, x, spec=gradient_spec)
 
@@ -231,22 +245,22 @@ def _batched_einsum(
     spec: str,
 ) -> tuple[Array, int]:
     """Batches by an einsum in float32, because XLA lacks bfloat16 kernels for some orders."""
-    einsum = functools.partial(_rounded_einsum_in_float32, spec=spec)
-    batched = jax.vmap(einsum, axes)
+    multiply = functools.partial(_rounded_einsum_in_float32, spec=spec)
+    batched = jax.vmap(multiply, axes)
     return batched(*operands), 0
 
 
 def _abstract_einsum(x: Any, y: Any, *, spec: str) -> Any:
     operands, result = spec.split("->")
-    axes = operands.replace(",", "")
+    letters = operands.replace(",", "")
     lengths = (*x.shape, *y.shape)
-    sizes = dict(zip(axes, lengths, strict=True))
-    shape = tuple(sizes[axis] for axis in result)
+    sizes = dict(zip(letters, lengths, strict=True))
+    shape = tuple(sizes[letter] for letter in result)
     return x.update(shape=shape, weak_type=False)
 
 
 def _define_impl(primitive: Primitive, *static: str) -> None:
-    """Makes calls outside of ``jax.jit`` run the compiled primitive."""
+    """Makes calls outside of ``jax.jit`` run the compiled primitive, with static options."""
     compiled = jax.jit(primitive.bind, static_argnames=static)
 
     def run(*operands: Array, **options: Any) -> Array:
@@ -257,7 +271,7 @@ def _define_impl(primitive: Primitive, *static: str) -> None:
     primitive.def_impl(run)
 
 
-# benchmarks/train.py measures the speed of both primitives (docs/log/2026.md, 2026-11-23).
+# benchmarks/train.py measures the speed of both bfloat16 primitives (docs/log/2026.md, 2026-11-23).
 _bfloat16_einsum = Primitive("bfloat16_einsum")
 _define_impl(_bfloat16_einsum, "spec")
 _bfloat16_einsum.def_abstract_eval(_abstract_einsum)
@@ -286,10 +300,10 @@ def _gradient_by_matrix(gradient: Array, x: Array, matrix: Any) -> Array:
 def _lower_transpose(context: mlir.LoweringRuleContext, x: Any) -> Sequence:
     # XLA has no fast matmul for CPUs with a transposed first operand, and is slow to transpose as a
     # part of a matmul over several axes. The layout makes it write the transpose to memory first.
-    exports = context.module_context.lowering_parameters.for_export  # JAX exports no layouts.
+    is_export = context.module_context.lowering_parameters.for_export
 
     def transpose(x: Array) -> Array:
-        if exports:
+        if is_export:  # JAX cannot export layouts.
             return x.T
         return with_layout_constraint(x.T, Layout((0, 1)))
 
@@ -346,26 +360,32 @@ def _matmul_primitive(
     dtype: str,
     function: Callable[..., Array],
 ) -> Primitive:
-    """Returns a primitive of ``function``, a matmul of rows with a matrix, and its result dtype."""
+    """Returns a primitive whose lowering is ``function``, and whose results have ``dtype``.
+
+    The function multiplies rows, [R, D], with a matrix, [D, F], or [F, D] if its option ``axis``,
+    the axis of the matrix that is summed over, is 1.
+    """
 
     def abstract(x: Any, matrix: Any, axis: int = 0) -> Any:
-        shape = x.shape[0], matrix.shape[1 - axis]
+        num_rows = x.shape[0]
+        outputs = matrix.shape[1 - axis]
+        shape = (num_rows, outputs)
         return x.update(shape=shape, dtype=jnp.dtype(dtype), weak_type=False)
 
     def batch(operands: tuple[Array, Array], axes: tuple, **options: Any) -> tuple[Array, int]:
         """Batches over rows by flattening them, and over matrices by a plain batched matmul."""
         x, matrix = operands
-        axis, matrix_axis = axes
+        x_axis, matrix_axis = axes
         if matrix_axis is not None:
             multiply = functools.partial(function, **options)
             batched = jax.vmap(multiply, axes)
             return batched(x, matrix), 0
 
-        x = jnp.moveaxis(x, axis, 0)
-        size, num_rows, inputs = x.shape
-        rows = x.reshape(-1, inputs)
+        x = jnp.moveaxis(x, x_axis, 0)
+        batch_size, num_rows, size = x.shape
+        rows = x.reshape(-1, size)
         product = primitive.bind(rows, matrix, **options)
-        return product.reshape(size, num_rows, -1), 0
+        return product.reshape(batch_size, num_rows, -1), 0
 
     primitive = Primitive(name)
     _define_impl(primitive, "axis")

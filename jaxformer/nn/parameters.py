@@ -16,6 +16,7 @@ from jaxtyping import Array, PyTree
 
 from jaxformer.errors import UserError
 from jaxformer.layout import as_jax_array
+from jaxformer.nn.constants import holds_constants
 
 # A "matrix" is multiplied with activations over its first axis, in the compute dtype. A "table" is
 # an embedding, multiplied over its last axis in float32. Everything else is a "vector".
@@ -84,6 +85,10 @@ def parameter(
     recorded = _recorded.get()
     if recorded is not None:
         recorded[(*module.path, name)] = ParameterInfo(axes, role)
+
+    constant = module.get_variable("params", name)
+    if holds_constants(constant):
+        return constant  # Its shape was checked before it became a constant.
 
     try:
         found = module.param(name, initializer, shape, jnp.float32)

@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, Int8, Int32, PyTree
 
 from jaxformer.errors import UserError
 from jaxformer.nn.backend import backend
+from jaxformer.nn.constants import ConstantMatrix, without_constants
 from jaxformer.nn.parameters import ParameterInfo
 
 ComputeDtype = Literal["float32", "bfloat16", "int8"]
@@ -25,7 +26,7 @@ ComputeDtype = Literal["float32", "bfloat16", "int8"]
 class Int8Matrix(NamedTuple):
     """A parameter quantized to int8, with one scale per output: values * scale."""
 
-    values: Int8[Array, "..."]  # from -127 to 127
+    values: Int8[Array, "..."] | ConstantMatrix  # from -127 to 127
     scale: Float[Array, "..."]  # float32; the axis that is summed over has size 1
     # int32, with the shape of scale: sums of 128 * values, for the kernels that take inputs + 128
     offset: Int32[Array, "..."] | None = None
@@ -101,8 +102,8 @@ def dequantize(params: PyTree) -> PyTree:
     def convert(leaf: Array | Int8Matrix) -> Array:
         if not isinstance(leaf, Int8Matrix):
             return leaf
-        values = leaf.values.astype(leaf.scale.dtype)
-        return values * leaf.scale
+        values = without_constants(leaf.values)
+        return values.astype(leaf.scale.dtype) * leaf.scale
 
     return jax.tree.map(convert, params, is_leaf=_is_quantized)
 

@@ -101,9 +101,36 @@ class Stack(nn.Module):
             x = constrain_batch(x)
             return block(x, keys, memory, dropout=dropout), None
 
+        if self._has_separate_layers:
+            return self._normalize(self._run_separate(x, keys, memory, dropout=dropout))
+
         run_layers = _scan_layers(layer, self.num_layers, self.remat)
         x, _ = run_layers(self.layers, x)
         return constrain_batch(self._normalize(x))
+
+    @property
+    def _has_separate_layers(self) -> bool:
+        """True if the parameters are a tuple, one of each layer, as of :func:`unstack_layers`."""
+        return isinstance(self.get_variable("params", "layers"), tuple)
+
+    def _run_separate(
+        self,
+        x: Float[Array, "B T D"],
+        keys: Keys,
+        memory: Memory | None,
+        *,
+        dropout: Int[Array, " B"] | None,
+    ) -> Float[Array, "B T D"]:
+        """Runs the layers one after another, each with parameters of its own."""
+        block, stack = self._unstack_layers()
+
+        @jax.jit  # one trace for all layers
+        def run(params: PyTree, x: Array) -> Array:
+            return block.apply({"params": params}, x, keys, memory, dropout=dropout)
+
+        for params in stack:
+            x = run(params, x)
+        return x
 
     def _with_rules(self, keys: Keys) -> Keys:
         """Returns the keys with the rules of this stack."""

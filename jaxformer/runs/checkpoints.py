@@ -120,7 +120,7 @@ class Checkpoints:
 
             try:
                 keep = Manifest.read(self._folder(step)).keep
-                # Any step older than the newest `keep` is there for another reason.
+                # This step and older ones, `keep` together. Others are kept for another reason.
                 limit = min(limit, len(newest) + keep)
             except DamagedError:
                 if not newest:
@@ -155,9 +155,10 @@ class Checkpoints:
         # A damaged step is never the best; restoring it raises an error.
         with contextlib.suppress(DamagedError):
             folder = self._folder(step)
-            earlier = Manifest.read(folder).score
-            if earlier is not None:
-                return earlier
+            # Earlier versions wrote the score into the manifest.
+            score_in_manifest = Manifest.read(folder).score
+            if score_in_manifest is not None:
+                return score_in_manifest
             return manifest.read_score(folder)
         return None
 
@@ -311,21 +312,24 @@ class Checkpoints:
                 f"intact. Free or repair the disk, then run the same command. The cause: {error}"
             ) from error
 
-    def _temporary(self) -> list[pathlib.Path]:
+    def _temporary_folders(self) -> list[pathlib.Path]:
+        """Returns the folders of steps that are being written or removed."""
         pattern = manifest.temporary_folder(self.directory, "*").name
         return list(self.directory.glob(pattern))
 
     def _remove_temporary(self) -> None:
-        # After a failed write, others continue for a moment and may create folders again.
+        # After a failed write, orbax's other writes continue for a moment and may create folders
+        # again. They have five seconds to end.
         folders: list[pathlib.Path] = []
         for _ in range(50):
-            folders = self._temporary()
+            folders = self._temporary_folders()
             if not folders:
                 return
 
             for folder in folders:
                 shutil.rmtree(folder, ignore_errors=True)
             time.sleep(0.1)
+
         _logger.warning("could not remove %s", ", ".join(map(str, folders)))
 
     def _handle_commit(self, step: int) -> None:
@@ -337,7 +341,10 @@ class Checkpoints:
         self._remove_old()
 
     def _remove_old(self) -> None:
-        """Keeps the newest steps and the best. Runs only after a commit, in case a save fails."""
+        """Removes all steps but the newest and the best.
+
+        Runs only after a commit: if a save fails, the older steps are still needed.
+        """
         assert self._keep is not None
         try:
             steps = self.steps()
@@ -345,17 +352,20 @@ class Checkpoints:
             regular = [step for step in steps if not self._is_interim(step)]
             kept = {newest, self.best_step(), *regular[-self._keep :]}
 
-            # A process that reads a step has locked it. It is removed after the next save.
+            # A step that another process reads is locked and stays until after the next save.
             for step in set(steps) - kept:
                 self._set_aside(step)
-            for folder in self._temporary():
+            for folder in self._temporary_folders():
                 shutil.rmtree(folder)
         except (OSError, UserError) as error:
             message = "could not remove old checkpoints, and will try again after the next save"
             _logger.warning("%s: %s: %s", self.directory, message, error)
 
     def _set_aside(self, step: int) -> None:
-        """Renames a step that is to be removed, so that a kill leaves none with half its files."""
+        """Renames a step that is to be removed, unless it is being read.
+
+        If the process is killed while it removes files, no step is left with half of them.
+        """
         folder = self._folder(step)
         with manifest.lock_step(folder, shared=False) as is_unused:
             if is_unused:
@@ -371,7 +381,15 @@ class Checkpoints:
         step: int | None,
         read: Callable[[pathlib.Path], T],
     ) -> T | None:
-        """Applies ``read``, which verifies a step, to the given or the newest good one, if any."""
+        """Applies ``read`` to the folder of a step.
+
+        Args:
+          step: Step to read; None for the newest that is not damaged.
+          read: Verifies and reads a folder. Raises a DamagedError or a MissingStepError.
+
+        Returns:
+          The result of ``read``; None if there are no steps.
+        """
         self.wait()
         steps = self.steps()
 
@@ -387,7 +405,8 @@ class Checkpoints:
             try:
                 found = read(self._folder(candidate))
             except MissingStepError:
-                return self._read_good(None, read)  # the run replaced this step by a newer one
+                # The run has removed this step, since it has saved newer ones.
+                return self._read_good(None, read)
             except DamagedError as error:
                 damaged[candidate] = error
                 continue
@@ -417,16 +436,23 @@ def write_single(
     state: PyTree,
     metadata: dict[str, Any],
 ) -> None:
-    """Writes a folder with one checkpoint, which replaces the checkpoints in it, but nothing else.
+    """Writes a folder with one checkpoint, in place of an older folder of checkpoints, if any.
 
-    After an ``OSError``, an older checkpoint is unchanged.
+    After an ``OSError``, older checkpoints are unchanged.
+
+    Raises:
+      UserError: There is anything else at ``directory`` or in it.
+      OSError: The checkpoint cannot be written.
     """
-    is_replaced = directory.is_symlink() or directory.exists()
-    existing = []
+    is_replaced = directory.is_symlink() or directory.exists()  # A broken link does not exist.
+
     if directory.is_dir():
         existing = list(directory.iterdir())
     elif is_replaced:
         existing = [directory]
+    else:
+        existing = []
+
     foreign = [str(path) for path in existing if not manifest.is_step(path)]
     if foreign:
         raise UserError(

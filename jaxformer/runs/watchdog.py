@@ -2,8 +2,8 @@
 
 In every step each process waits for all others. If one is lost, jax aborts the others once its
 heartbeats are missing for :data:`HEARTBEAT_TIMEOUT`, or at once if it is process 0. If one is
-stuck, all make no progress, and a thread in each of them ends it after the stall timeout. In both
-cases a process prints the stacks of its threads and the cause, and exits with
+stuck, no process makes progress, and after the stall timeout a thread of each process ends it. In
+both cases a process prints the stacks of its threads and the cause, and exits with
 :data:`~jaxformer.errors.RESUMABLE`.
 """
 
@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import jax
 
@@ -24,15 +25,23 @@ from jaxformer.errors import RESUMABLE
 # Seconds without heartbeats after which jax considers a process lost; its own default is 100.
 HEARTBEAT_TIMEOUT = 15
 _POLL_SECONDS = 1.0
+_STDERR = 2  # a descriptor, to write without Python's buffers and locks
 
-# Last progress of the main thread, and its time if the time until the next progress is limited.
-_reached: tuple[str, float | None] = ("the start", None)
+
+class _Progress(NamedTuple):
+    what: str  # such as "step 10"
+    since: float | None  # its time; None if the next progress may take any time
+
+
+# Last progress of the main thread.
+_last_progress = _Progress("the start", None)
 
 
 def record_progress(what: str, *, limited: bool = True) -> None:
     """Records progress such as "step 10"; if ``limited``, more must follow within the timeout."""
-    global _reached
-    _reached = (what, time.monotonic() if limited else None)
+    global _last_progress
+    since = time.monotonic() if limited else None
+    _last_progress = _Progress(what, since)
 
 
 @contextlib.contextmanager
@@ -42,23 +51,24 @@ def watch(stall_timeout: float) -> Iterator[None]:
     It counts as stuck after ``stall_timeout`` seconds without :func:`record_progress`. A single
     process only prints its stacks, once, and is not ended.
     """
-    several = jax.process_count() > 1
+    has_peers = jax.process_count() > 1
     ended = threading.Event()
-    if several and sys.platform != "win32":
+    if has_peers and sys.platform != "win32":
         ctypes.CDLL(None).signal(signal.SIGABRT, _on_abort)
 
     record_progress("the start", limited=False)
     thread = threading.Thread(
         target=_notice_stalls,
-        args=(stall_timeout, several, ended),
+        args=(stall_timeout, has_peers, ended),
         name="watchdog",
         daemon=True,
     )
     thread.start()
+
     try:
         yield
     except jax.errors.JaxRuntimeError:
-        if several:
+        if has_peers:
             # On CPUs a computation fails when another process is lost, before jax notices the loss.
             record_progress("a failed computation", limited=False)
             time.sleep(HEARTBEAT_TIMEOUT + 5)
@@ -66,18 +76,18 @@ def watch(stall_timeout: float) -> Iterator[None]:
     finally:
         ended.set()
         thread.join()
-        if several:
+        if has_peers:
             faulthandler.cancel_dump_traceback_later()
 
 
-def _notice_stalls(timeout: float, several: bool, ended: threading.Event) -> None:
-    """Prints the stacks if the main thread is stuck, and then ends one of several processes."""
-    reported = None
+def _notice_stalls(timeout: float, has_peers: bool, ended: threading.Event) -> None:
+    """Prints the stacks if the main thread is stuck, and ends the process if it has peers."""
+    reported = None  # time of the progress after which a stall was reported
     while not ended.wait(_POLL_SECONDS):
-        what, since = _reached
-        if several and since is None:
+        what, since = _last_progress
+        if has_peers and since is None:
             faulthandler.cancel_dump_traceback_later()
-        elif several:
+        elif has_peers:
             # Ends the process with exit code 1 if a call into C holds the interpreter even longer:
             # no thread of Python can run then, and jax's heartbeats continue.
             faulthandler.dump_traceback_later(timeout + 5, exit=True)
@@ -86,19 +96,19 @@ def _notice_stalls(timeout: float, several: bool, ended: threading.Event) -> Non
             continue
         if time.monotonic() - since < timeout:
             continue
-        reported = since
 
+        reported = since
         cause = f"no progress for {timeout:g} s (stall_timeout) after {what}"
         _print_stacks(f"{cause}; the stacks of all threads are above")
-        if several:
+        if has_peers:
             os._exit(RESUMABLE)
 
 
 def _print_stacks(message: str) -> None:
     """Prints the stacks of all threads and a message, even while the main thread is stuck."""
     with contextlib.suppress(OSError, ValueError):
-        faulthandler.dump_traceback(2)
-        os.write(2, f"{message}\n".encode())
+        faulthandler.dump_traceback(_STDERR)
+        os.write(_STDERR, f"{message}\n".encode())
 
 
 @ctypes.CFUNCTYPE(None, ctypes.c_int)

@@ -38,7 +38,7 @@ class SearchContext(NamedTuple):
     """Information for constraints.
 
     Attributes:
-      logits: Scores of the next token from the step function, float32.
+      logits: Logits of the next token from the step function, before any constraint, float32.
       tokens: Tokens of the hypotheses so far, int32, without BOS: the first ``step`` are valid.
       step: Number of tokens so far, int32.
       prefix: Tokens that the hypotheses must start with, int32; ``pad_id`` leaves a position free.
@@ -108,7 +108,8 @@ class ForcedPrefix:
     """Forbids all tokens except the prefix's, which no other constraint can forbid."""
 
     def __call__(self, logits: Float[Array, "B N V"], context: SearchContext) -> Array:
-        # [B]: the prefix's token at this step, and whether there is one.
+        # The prefix's token at this step, and whether there is one: [B, 1]. JAX clamps the index:
+        # after the prefix, the token is its last one, which is not forced again.
         token = lax.dynamic_index_in_dim(context.prefix, context.step, axis=1)
         is_forced = token != context.pad_id
         is_forced &= context.step < context.prefix.shape[1]
@@ -120,7 +121,7 @@ class ForcedPrefix:
 
 
 def as_pytrees(constraints: Sequence[Constraint]) -> tuple[Any, ...]:
-    """Converts constraints to arguments of jitted functions: arrays traced, all else static."""
+    """Converts constraints to arguments of jitted functions: arrays are traced, all else static."""
 
     def convert(constraint: Constraint) -> Any:
         is_pytree = not jax.tree_util.all_leaves([constraint])
@@ -149,6 +150,8 @@ def repeats_ngram(
     """Returns the mask of tokens that would make the newest n tokens repeat an earlier n-gram."""
     batch, beams, capacity = tokens.shape
     windows = max(capacity - n + 1, 0)
+
+    # The newest n - 1 tokens. If there are fewer, no window is complete, and none matches.
     newest = lax.dynamic_slice_in_dim(
         tokens,
         start_index=step - n + 1,
@@ -167,10 +170,11 @@ def repeats_ngram(
         in_window = tokens[:, :, i : i + windows]
         matches &= in_window == newest[:, :, i : i + 1]
 
-    # Of matching windows, the last token is a repetition; other windows drop out.
+    # Of matching windows, the last token is a repetition. Other windows get an index that is out of
+    # range, which "drop" ignores.
     last = tokens[:, :, capacity - windows :]
     repeated = jnp.where(matches, last, vocabulary)
     sentence, beam = jnp.ogrid[:batch, :beams]
-    none = jnp.zeros((batch, beams, vocabulary), jnp.bool_)
-    place = none.at[sentence[:, :, None], beam[:, :, None], repeated]
-    return place.set(True, mode="drop")
+    nothing = jnp.zeros((batch, beams, vocabulary), jnp.bool_)
+    entries = nothing.at[sentence[:, :, None], beam[:, :, None], repeated]
+    return entries.set(True, mode="drop")

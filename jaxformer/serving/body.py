@@ -15,7 +15,8 @@ from jaxformer.errors import UserError
 Fields: TypeAlias = list[tuple[str, Any]]
 
 _TYPES = "application/json, application/x-www-form-urlencoded or multipart/form-data"
-# Other codecs of Python are no encodings of requests, or slow for hostile bytes.
+# Python's names of the charsets that requests may have. Its other codecs are not for text, or are
+# slow for hostile bytes.
 _CHARSETS = ("ascii", "cp1252", "iso8859-1", "utf-8")
 _MAX_FIELDS = 1000  # of a form; --batch-limit has the limit of the texts
 
@@ -30,9 +31,9 @@ def parse_body(body: bytes, content_type: str) -> Fields:
     if not body:
         return []
 
+    # In lower case, since media types and charsets are case-insensitive (RFC 9110, 8.3).
     header = email.message.Message()
     header["Content-Type"] = content_type
-    # Lower case, since media types and charsets are case-insensitive (RFC 9110, 8.3).
     kind = header.get_content_type()
     subtype = header.get_content_subtype()
     charset = header.get_content_charset() or "utf-8"
@@ -49,7 +50,10 @@ def parse_body(body: bytes, content_type: str) -> Fields:
 
 
 def _with_list(fields: Iterable[tuple[str, Any]]) -> Fields:
-    """Makes a list of several texts ``q``, since forms have lists in no other way."""
+    """Joins several fields ``q``, the texts to translate, to one field with a list.
+
+    A form can express a list only by repeating a name.
+    """
     pairs = list(fields)
     texts = [value for name, value in pairs if name == "q"]
     if len(texts) < 2:
@@ -60,6 +64,7 @@ def _with_list(fields: Iterable[tuple[str, Any]]) -> Fields:
 
 
 def _decode(text: bytes, charset: str, what: str) -> str:
+    """Decodes a text of a request; ``what`` names it in error messages, as in "the form"."""
     codec = _codec(charset)
     try:
         return text.decode(codec)
@@ -103,6 +108,7 @@ def _parse_form(form: bytes, charset: str, what: str) -> Fields:
     codec = _codec(charset)
     text = _decode(form, charset, what)
 
+    # Bytes may also be escaped, as in "%C3%A9"; these are decoded here.
     try:
         return parse_qsl(
             text,
@@ -123,7 +129,7 @@ def _parse_multipart(
     charset: str,
 ) -> Iterator[tuple[str, str]]:
     """Yields the fields of multipart/form-data (RFC 7578), each in the charset of its part."""
-    # Counted before anything is parsed, which takes time for each part.
+    # The parts are counted before they are parsed, since parsing takes time for each part.
     boundary = header.get_boundary() or ""
     delimiter = f"--{boundary}".encode(errors="replace")
     if body.count(delimiter) > _MAX_FIELDS:

@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -43,41 +43,46 @@ _SHOWN_TOKENS = 200
 
 
 class Texts(NamedTuple):
-    """The text of a config, and of its validation file; "" without one, and for token ids."""
+    """The contents of the files that a config names, unless they hold token ids."""
 
-    text: str
-    valid: str
+    text: str  # its last part is for validation if there is no validation file; "" for token ids
+    valid: str  # of the validation file; "" without one, and for token ids
 
     @classmethod
     def read(cls, data: StreamConfig) -> "Texts":
         data.check_named()
         if data.has_token_ids:
-            return cls("", "")
+            return cls(text="", valid="")
 
         text = _read("file", data.file)
         valid = _read("valid", data.valid_file)
         return cls(text, valid)
+
+    def training_text(self, data: StreamConfig) -> str:
+        """Returns the text to train on, without separators of documents."""
+        text = self.text
+        if not self.valid:
+            text = text[: training_length(text, data.valid_share)]
+
+        pieces = split_documents(text, data.separator)
+        return "".join(piece for piece in pieces if piece is not None)
 
     def characters(self, separator: str) -> list[str]:
         """Returns the sorted characters of both texts, without separators of documents."""
         found: set[str] = set()
         for text in self:
             for piece in split_documents(text, separator):
-                found.update(piece or "")
+                if piece is not None:
+                    found.update(piece)
         return sorted(found)
-
-    def to_learn_from(self, data: StreamConfig) -> str:
-        """Returns the training text without separators of documents."""
-        text = self.text
-        if not self.valid:
-            text = text[: training_length(text, data.valid_share)]
-
-        pieces = split_documents(text, data.separator)
-        return "".join(filter(None, pieces))
 
 
 def open_stream(config: Config, folder: Workdir) -> TokenStream:
-    """Reads and tokenizes the text. A resumed run keeps the tokenizer of its workdir."""
+    """Reads and tokenizes the text of a config; a resumed run keeps its tokenizer.
+
+    Raises:
+      UserError: A file is missing, or a field of the config does not fit the text.
+    """
     data = data_section(config, StreamConfig)
     texts = Texts.read(data)
     tokenizer = tokenizer_of_run(config, folder, lambda: _learn_tokenizer(config, texts))
@@ -88,7 +93,10 @@ def open_stream(config: Config, folder: Workdir) -> TokenStream:
         )
 
     stream = _read_stream(data, texts, tokenizer)
-    if data.separator and not (stream.train[:-1] == EOS).any():
+
+    # Each document ends with EOS, and the last one ends without a separator.
+    has_separators = (stream.train[:-1] == EOS).any()
+    if data.separator and not has_separators:
         raise UserError(f"data.separator: expected lines {data.separator!r} in {data.file}")
 
     if len(stream.train) <= data.length:
@@ -130,12 +138,12 @@ def _learn_tokenizer(config: Config, texts: Texts) -> Vocabulary:
     if data.tokens == "characters":
         return CharacterTokenizer.assemble(texts.characters(data.separator))
 
-    text = texts.to_learn_from(data)
+    text = texts.training_text(data)
     return train_byte_pairs(text, config.model.vocab_size)
 
 
 def _read(name: str, file: str) -> str:
-    """Returns the text of a file that a field of the config names; "" if it names none."""
+    """Returns the text of ``file``, the value of the field ``name`` of the config; "" for none."""
     if not file:
         return ""
     with prefix_errors(f"data.{name}"):
@@ -234,7 +242,7 @@ class LanguageModeling(TokenTask):
         return identity
 
     def summary(self) -> str:
-        """Returns the numbers of tokens and epochs, and lines with unusual characters."""
+        """Returns the numbers of tokens and epochs, examples, and notes on unusual characters."""
         stream = self._stream
         tokens_per_step = self._data.rows * self._data.length
         epochs = self.config.training.steps * tokens_per_step / len(stream.train)
@@ -247,8 +255,9 @@ class LanguageModeling(TokenTask):
             f"{epochs:.1f} epochs"
         )
 
+        examples = self._first_examples()
         notes = stream.findings.summarize("lines", self._place, DATA_NOTES)
-        return "\n".join((counts, *self._first_examples(), *notes))
+        return "\n".join((counts, *examples, *notes))
 
     def save(self, workdir: Workdir) -> None:
         """Writes the tokenizer, and the places of lines with unusual characters."""
@@ -260,20 +269,22 @@ class LanguageModeling(TokenTask):
         return f"{self._data.file}:{line + 1}"
 
     def _first_examples(self) -> list[str]:
-        """Returns a line with the first line of each file."""
-        splits = [(self._data.file, self._stream.first_tokens("train", _SHOWN_TOKENS))]
+        """Describes each file by its first line that is not blank."""
+        splits: list[tuple[str, Literal["train", "valid"]]] = [(self._data.file, "train")]
         if self._data.valid_file:
-            splits.append((self._data.valid, self._stream.first_tokens("valid", _SHOWN_TOKENS)))
+            splits.append((self._data.valid, "valid"))
 
-        lines = []
-        for name, tokens in splits:
+        examples = []
+        for name, split in splits:
             # The last character may lack some of its bytes.
+            tokens = self._stream.first_tokens(split, _SHOWN_TOKENS)
             text = self.tokenizer.decode(tokens).rstrip("\ufffd")
-            shown = itertools.filterfalse(is_blank, text.split("\n"))
-            first = next(shown, "")
-            lines.append(describe_example(name, [("", first)]))
 
-        return lines
+            lines = itertools.filterfalse(is_blank, text.split("\n"))
+            first_line = next(lines, "")
+            examples.append(describe_example(name, [("", first_line)]))
+
+        return examples
 
     def example_ids(self, number: int) -> list[int]:
         """Returns the positions in the training tokens where the rows of a batch begin."""

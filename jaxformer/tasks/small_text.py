@@ -73,7 +73,7 @@ def _choose_vocabulary(
         choices.choose_value("model.vocab_size", size, reason)
         return
 
-    learned = texts.to_learn_from(data)
+    learned = texts.training_text(data)
     lines = []
     for line in lines_of(learned):
         lines += short_lines(line)
@@ -95,7 +95,7 @@ def _choose_sizes(
     texts: Texts,
 ) -> None:
     """Chooses the length of rows, and the numbers of steps."""
-    tokens = len(texts.to_learn_from(data))
+    tokens = len(texts.training_text(data))
     if data.tokens == "bpe" or data.tokenizer is not None:
         tokens //= _CHARACTERS_PER_PIECE
     tokens = max(1, tokens)

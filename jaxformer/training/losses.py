@@ -224,12 +224,14 @@ def _chunk_rows(rows, size, vocab_size):
     if not isinstance(rows, int):
         return rows
 
-    # A chunk reads and writes the gradient of the embedding, so it has at least as many rows.
+    # Each chunk reads and writes the gradient of the embedding, [V, D], so it may have at least D
+    # rows, whose logits are as large.
     max_rows = max(size, backend().logits_per_chunk // vocab_size)
-    count = -(-rows // max_rows)  # rounded up
-    if count > 1:
+    num_chunks = -(-rows // max_rows)  # rounded up
+    if num_chunks > 1:
         # GPUs would copy a matrix whose sides are not multiples of 16.
-        return -(-rows // (16 * count)) * 16
+        sixteens = -(-rows // (16 * num_chunks))  # of a chunk, rounded up
+        return 16 * sixteens
     return max(rows, 1)
 
 
@@ -246,9 +248,9 @@ def _sum_chunks(
     projection = _project(embedding, features.dtype)
 
     def chunk_sums(chunk):
-        rows, targets, weights = chunk
+        features, targets, weights = chunk
         loss, nll, _ = _chunk_loss(
-            rows,
+            features,
             targets,
             projection,
             smoothing=label_smoothing,
@@ -267,7 +269,8 @@ def _sum_chunks(
 def _sum_chunks_jvp(label_smoothing, consistency, primals, tangents):
     """Returns both sums, and the tangent of the loss from its gradients, in one pass.
 
-    This serves both modes of differentiation. The tangent of the likelihood is 0 by design.
+    The tangent is linear in the tangents of the arguments, so that JAX can also transpose it: this
+    serves forward and reverse mode. The tangent of the likelihood is 0 by design.
     """
     embedding, features, targets, weights = primals
     embedding_tangent, features_tangent, _, weights_tangent = tangents
@@ -275,26 +278,27 @@ def _sum_chunks_jvp(label_smoothing, consistency, primals, tangents):
     table = projection.table
 
     def chunk_gradients(transposed_gradient, chunk):
-        rows, targets, weights = chunk
+        features, targets, weights = chunk
         loss, nll, logits_gradient = _chunk_loss(
-            rows,
+            features,
             targets,
             projection,
             smoothing=label_smoothing,
             consistency=consistency,
         )
         logits_gradient = weights[:, None] * logits_gradient
-        logits_gradient = logits_gradient.astype(table.dtype)  # [rows, V]
+        logits_gradient = logits_gradient.astype(table.dtype)  # [R, V]
 
-        table_gradient = matmul_tn(rows, logits_gradient)  # [D, V]
+        table_gradient = matmul_tn(features, logits_gradient)  # [D, V]
         transposed_gradient += table_gradient.astype(transposed_gradient.dtype)
 
         features_gradient = matmul(logits_gradient, table, loss.dtype)
-        features_gradient = features_gradient.astype(rows.dtype)  # [rows, D]
+        features_gradient = features_gradient.astype(features.dtype)  # [R, D]
 
         nll_sum = (weights * nll).sum()
         return transposed_gradient, (loss, nll_sum, features_gradient)
 
+    # The gradient of the table is summed over the chunks; all other results are of each chunk.
     chunks = (features, targets, weights)
     zeros = jnp.zeros_like(table.T, embedding.dtype)
     start, *_ = match_varying_axes(zeros, *chunks)
@@ -307,15 +311,15 @@ def _sum_chunks_jvp(label_smoothing, consistency, primals, tangents):
 
     # The barrier keeps XLA from folding the transpose into a matmul that CPUs have no kernel for.
     transposed_gradient = jax.lax.optimization_barrier(transposed_gradient)
-    # Without the rows that pad the table.
-    table_gradient = transposed_gradient[:, : projection.vocab_size].T  # [V, D]
+    unpadded = transposed_gradient[:, : projection.vocab_size]
+    embedding_gradient = unpadded.T  # [V, D]
 
     loss = (weights * losses).sum()
     nll = nll.sum()
 
     # d(loss) = sum of losses * d(weights) + gradient * d(embedding) + gradient * d(features)
     tangent = (losses * weights_tangent).sum()
-    tangent += (table_gradient * embedding_tangent).sum(dtype=tangent.dtype)
+    tangent += (embedding_gradient * embedding_tangent).sum(dtype=tangent.dtype)
     tangent += (features_gradient * features_tangent).sum(dtype=tangent.dtype)
     return (loss, nll), (tangent, jnp.zeros_like(nll))
 
@@ -324,7 +328,7 @@ class _Projection(NamedTuple):
     """The pre-softmax projection, prepared for all chunks."""
 
     table: Float[Array, "rows D"]  # the embedding, in the dtype of the features, padded by zeros
-    mean: Float[Array, " D"]  # the mean of its rows, in float32 or wider
+    mean: Float[Array, " D"]  # the mean of its rows without padding, in float32 or wider
     vocab_size: int  # number of rows without padding
 
 
@@ -333,8 +337,8 @@ def _project(embedding, dtype):
     vocab_size = len(embedding)
     rounded = embedding.astype(dtype)
 
-    # Rows of zeros pad it to a multiple of 16, since GPUs would copy logits of another width. With
-    # a sharded vocabulary, padding would move rows between devices.
+    # Rows of zeros pad the table to a multiple of 16, since GPUs would copy logits of another
+    # width. With a sharded vocabulary, padding would move rows between devices.
     padding = -vocab_size % 16 if num_shards("vocab") == 1 else 0
     padded = jnp.pad(rounded, ((0, padding), (0, 0)))
     table = jax.lax.optimization_barrier(padded)
@@ -361,19 +365,14 @@ def _chunk_loss(features, targets, projection, smoothing, consistency):
 
     # Cross-entropy with the target alone.
     if num_shards("vocab") == 1:
-        target_logits = jnp.take_along_axis(
-            logits,
-            targets[:, None],
-            axis=1,
-            mode="clip",
-        )[:, 0]
-
+        column = targets[:, None]
+        target_logits = jnp.take_along_axis(logits, column, axis=1, mode="clip")[:, 0]
     else:  # No device has the whole of a sharded vocabulary.
         target_logits = (logits * is_target).sum(axis=-1)
     nll = log_total - target_logits
 
-    # Cross-entropy with the uniform distribution: the mean row's logit is the mean logit. Not a
-    # matmul, in less than float32 on accelerators.
+    # Cross-entropy with the uniform distribution: the mean row's logit is the mean logit. A matmul
+    # would compute it in less than float32 on accelerators.
     wide_features = features.astype(mean.dtype)
     mean_logits = (wide_features * mean[None]).sum(axis=-1)
     uniform_nll = log_total - mean_logits
@@ -393,7 +392,10 @@ def _chunk_loss(features, targets, projection, smoothing, consistency):
 
 
 def _divergence(log_probs, probabilities):
-    """Returns half of R-Drop's term of each pair of rows for both, and its gradients."""
+    """Returns R-Drop's term, and its gradients with respect to the logits of every row.
+
+    The term of a pair of rows, (KL(p || q) + KL(q || p)) / 2, is divided equally between them.
+    """
 
     def minus_other(x):
         """Subtracts from each row the other row of its pair."""

@@ -9,7 +9,7 @@ from jaxformer.fields import Facts, build_section, check_known, check_values, fa
 from jaxformer.files import local_path
 from jaxformer.nn.stack import Remat
 
-DECAYING = ("linear", "cosine")  # schedules that depend on the number of steps
+DECAYING = ("linear", "cosine")  # schedules that end at 0, and so depend on the number of steps
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,12 +70,15 @@ class FitConfig:
 
         if self.mirror is not None:
             local_path(self.mirror)  # refuses URLs
+
         if self.profile is not None:
             self._check_profile()
+
         if not 0 <= self.seed < 2**31:
             raise UserError(f"{section}.seed must be from 0 to {2**31 - 1}: got {self.seed}")
 
     def _check_profile(self) -> None:
+        # "100:110" profiles the steps 101 to 110, so step 2 is the first that can be profiled.
         steps = self.profiled_steps
         if steps and steps[0] > 1 and steps[-1] <= self.steps:
             return
@@ -171,7 +174,8 @@ class TrainingConfig(FitConfig):
     section = "training"
 
     def __post_init__(self) -> None:
-        if self.optimizer == "adamw" and self.weight_decay:  # In configs that 0.2.0 saved.
+        # Configs that 0.2.0 saved may have "adamw", which needed a weight decay there.
+        if self.optimizer == "adamw" and self.weight_decay:
             object.__setattr__(self, "optimizer", "adam")
 
         super().__post_init__()
@@ -191,7 +195,10 @@ class TrainingConfig(FitConfig):
 
 
 def facts_by_name(config: Any) -> dict[str, Facts]:
-    """Returns the facts about the fields of a config; of a user's own, about the loop's fields."""
+    """Returns the facts about the fields of a config, by names such as "fit.steps".
+
+    A user's own config may have no ``facts``. It then gets the facts of both sections above.
+    """
     if hasattr(config, "facts"):
         return config.facts()
     return FitConfig().facts() | TrainingConfig().facts()

@@ -2,18 +2,19 @@
 
 import re
 
+# Bergamot's name of a tensor in a layer, by its path in the parameters of our layer.
 Names = dict[tuple[str, ...], str]
 
 
 def is_matrix(name: str) -> bool:
-    """Returns whether a name in a layer is of a matrix, and not of a bias or a layer norm."""
+    """Returns whether a tensor of a layer is a matrix, and not a bias or of a layer norm."""
     return "_W" in name and "_ln" not in name
 
 
-def _linear(module: str, ours: str, matrix: str, bias: str) -> Names:
+def _linear(module: str, projection: str, matrix: str, bias: str) -> Names:
     return {
-        (module, ours): matrix,
-        (module, f"{ours}_bias"): bias,
+        (module, projection): matrix,
+        (module, f"{projection}_bias"): bias,
     }
 
 
@@ -27,10 +28,11 @@ def _norm(module: str, name: str) -> Names:
 
 def _attention(module: str, name: str) -> Names:
     names: Names = {}
-    for letter, ours in (("q", "query"), ("k", "key"), ("v", "value"), ("o", "output")):
+    for projection in ("query", "key", "value", "output"):
+        letter = projection[0]
         matrix = f"{name}_W{letter}"
         bias = f"{name}_b{letter}"
-        names |= _linear(module, ours, matrix, bias)
+        names |= _linear(module, projection, matrix, bias)
 
     return names | _norm(module, f"{name}_Wo")
 
@@ -59,8 +61,9 @@ AXES = {
 }
 # Paths of arrays whose last axis, in the file, is all heads.
 PROJECTIONS = ("query", "key", "value")
-ALPHA = "_QuantMultA"  # the end of the name of the scale of a matrix's input
-ALPHAS = "alphas.json"  # in a workdir: these scales of an imported model
+# Bergamot quantizes the input of each matrix by a fixed scale, its alpha.
+ALPHA_SUFFIX = "_QuantMultA"  # after the name of the matrix, in the name of its alpha
+ALPHAS_FILE = "alphas.json"  # in a workdir: the alphas of an imported model
 
 # Settings in special:model.yml with a single value that is supported.
 SETTINGS = {
@@ -93,13 +96,15 @@ SIZES = {
     "num_layers": "enc-depth",
     "num_decoder_layers": "dec-depth",
 }
-# Further settings that change no translation: of other architectures, which Marian always writes,
-# of what the shapes of tensors show, and of alignments.
+# Further settings that change no translation. Some belong to other architectures, but Marian always
+# writes them; some repeat the shapes of tensors; some are for alignments.
 IGNORED = re.compile(
     "version|dim-(rnn|vocabs)|enc-(cell|cell-depth|type)|tied-embeddings(-all|-src)?|special-vocab"
     "|transformer-(dim-)?aan.*|transformer-guided-alignment-layer|(bert|char)-.*|factors-combine"
 )
+# Values by which Marian writes that an option is not used.
 UNSET = ("", "~", "null", "false", "0", "[]")
-# It has no id for padding and for the beginning of sentence.
+
+# Ids of special tokens. Bergamot has no ids for padding and the beginning of sentence.
 EOS = 0
 UNK = 1

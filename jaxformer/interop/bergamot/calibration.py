@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, Int
 from jaxformer.data.tokenizer import PAD
 from jaxformer.inference.members import Member
 from jaxformer.inference.pair_scores import pair_batches
-from jaxformer.interop.bergamot.bergamot_names import ALPHA, LAYERS
+from jaxformer.interop.bergamot.bergamot_names import ALPHA_SUFFIX, LAYERS
 from jaxformer.nn.attention import MultiHeadAttention, Projection
 
 _DEVIATIONS = 1.1
@@ -45,10 +45,10 @@ def find_alphas(
         mean = np.mean(of_sentences)
         deviation = np.std(of_sentences)
         limit = max(mean + _DEVIATIONS * deviation, _SMALLEST_LIMIT)
-        alphas[f"{name}{ALPHA}"] = np.array([[127 / limit]], np.float32)
+        alphas[f"{name}{ALPHA_SUFFIX}"] = np.array([[127 / limit]], np.float32)
 
     # The input of the logits has two names.
-    alphas[f"none{ALPHA}"] = alphas[f"Wemb{ALPHA}"]
+    alphas[f"none{ALPHA_SUFFIX}"] = alphas[f"Wemb{ALPHA_SUFFIX}"]
     return alphas
 
 

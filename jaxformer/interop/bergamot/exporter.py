@@ -253,7 +253,7 @@ def _tensors(
 
 def _alphas(model: TrainedModel) -> dict[str, np.ndarray]:
     """Returns the scales of activations: of an imported model, or for the run's training text."""
-    path = model.folder.path / bergamot_names.ALPHAS
+    path = model.folder.path / bergamot_names.ALPHAS_FILE
     if path.exists():
         return _read_alphas(path)
 
@@ -271,7 +271,7 @@ def _alphas(model: TrainedModel) -> dict[str, np.ndarray]:
 def _read_alphas(path: pathlib.Path) -> dict[str, np.ndarray]:
     alphas = {}
     for name, value in read_workdir_object(path).items():
-        if not name.endswith(bergamot_names.ALPHA) or type(value) is not float:
+        if not name.endswith(bergamot_names.ALPHA_SUFFIX) or type(value) is not float:
             raise UserError(f"{path}: expected numbers by the names of matrices; delete the file")
         alphas[name] = np.array([[value]], np.float32)
     return alphas

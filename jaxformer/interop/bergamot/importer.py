@@ -111,9 +111,9 @@ def _write_alphas(tensors: dict[str, np.ndarray], folder: Workdir) -> None:
     """Keeps the scales of int8 activations, for an export."""
     alphas = {}
     for name, tensor in tensors.items():
-        if name.endswith(bergamot_names.ALPHA):
+        if name.endswith(bergamot_names.ALPHA_SUFFIX):
             alphas[name] = float(tensor.item())
-    write_file(folder.path / bergamot_names.ALPHAS, json.dumps(alphas).encode())
+    write_file(folder.path / bergamot_names.ALPHAS_FILE, json.dumps(alphas).encode())
 
 
 def _shortlist(
@@ -250,7 +250,7 @@ def _read_params(arrays: NamedArrays, config: StudentConfig) -> Params:
     """Returns the parameters of our model."""
     for name in arrays.arrays:
         # The scale of int8 activations; ours is found per row.
-        if name.endswith(bergamot_names.ALPHA):
+        if name.endswith(bergamot_names.ALPHA_SUFFIX):
             arrays.skip(name)
 
     bias = arrays.array("decoder_ff_logit_out_b", "1V")[0]

@@ -9,7 +9,11 @@ from jaxtyping import Array, Float, Int
 from jaxformer.data.images import Augmentation
 from jaxformer.nn.dropout import random_bits
 
-_KNOTS = 3  # of a random field, along each axis
+# Random numbers of a picture: seven for its affine map, and the warp's displacements down and to
+# the right of a square of knots.
+_AFFINE_DRAWS = 7
+_KNOTS = 3  # along each axis
+_WARP_DRAWS = 2 * _KNOTS**2
 
 
 def augment(
@@ -20,7 +24,7 @@ def augment(
 ) -> Float[Array, "B Y X C"]:
     """Returns changed pictures; each depends only on itself, the key and its row id."""
     key_bits = jax.random.bits(key, (2,), jnp.uint32)
-    count = 7 + 2 * _KNOTS**2
+    count = _AFFINE_DRAWS + _WARP_DRAWS
     bits = random_bits(key_bits, row_ids, (count,))
 
     # Numbers from -1 to 1: [B, count].
@@ -35,20 +39,25 @@ def _transform(
     image: Float[Array, "Y X C"],
     draws: Float[Array, " _"],
 ) -> Float[Array, "Y X C"]:
-    down, right, angle, zoom, ratio, shear, flip = draws[:7]
+    """Returns a picture whose pixels are interpolated between those at ``sources`` of the old one.
 
-    # Where each pixel comes from: stretched and rotated around the center, shifted and warped.
-    angle = jnp.deg2rad(settings.rotation) * angle
-    rotate = jnp.array(
+    The sources are the pixels' own places, stretched and rotated around the center of the picture,
+    shifted and warped.
+    """
+    down, right, turn, zoom, stretch, shear, flip = draws[:_AFFINE_DRAWS]
+
+    angle = jnp.deg2rad(settings.rotation) * turn
+    rotation = jnp.array(
         [
             [jnp.cos(angle), -jnp.sin(angle)],
             [jnp.sin(angle), jnp.cos(angle)],
         ]
     )
+
     size = 1 + settings.zoom * zoom
-    ratio = 1 + settings.zoom * ratio
+    ratio = 1 + settings.zoom * stretch
     mirror = jnp.where(settings.flip & (flip > 0), -1.0, 1.0)
-    stretch = jnp.array(
+    scaling = jnp.array(
         [
             [size * ratio, 0.0],
             [settings.shear * shear, mirror * size / ratio],
@@ -56,21 +65,23 @@ def _transform(
     )
 
     height_and_width = image.shape[:2]
-    places = jnp.indices(height_and_width).reshape(2, -1)  # [2, Y * X]
+    pixels = jnp.indices(height_and_width).reshape(2, -1)  # [2, Y * X]
     center = (jnp.array(height_and_width) - 1)[:, None] / 2
-    places = rotate @ stretch @ (places - center) + center
-    places += settings.shift * jnp.stack([down, right])[:, None]
+    sources = rotation @ scaling @ (pixels - center) + center
+    sources += settings.shift * jnp.stack([down, right])[:, None]
+
     if settings.warp:
-        field = draws[7:].reshape(2, _KNOTS, _KNOTS) * settings.warp
-        places += jax.image.resize(field, (2, *height_and_width), "cubic").reshape(2, -1)
+        knots = draws[_AFFINE_DRAWS:].reshape(2, _KNOTS, _KNOTS) * settings.warp
+        displacements = jax.image.resize(knots, (2, *height_and_width), "cubic")
+        sources += displacements.reshape(2, -1)
 
     def resample(channel: Float[Array, "Y X"]) -> Float[Array, "Y X"]:
-        found = jax.scipy.ndimage.map_coordinates(
+        values = jax.scipy.ndimage.map_coordinates(
             channel,
-            list(places),
+            list(sources),
             order=1,
             mode="nearest",
         )
-        return found.reshape(channel.shape)
+        return values.reshape(channel.shape)
 
-    return jax.vmap(resample, 2, 2)(image)
+    return jax.vmap(resample, in_axes=2, out_axes=2)(image)

@@ -5,6 +5,7 @@ with a reason. A new command runs as it is printed, unless a table has it.
 """
 
 import gzip
+import json
 import pathlib
 import re
 import shutil
@@ -100,6 +101,7 @@ def shorten(words: list[str]) -> list[str]:
     if words[:2] in (["jaxformer", "train"], ["python", "train.py"], ["jaxformer", "distill"]):
         few = [f"--config.{field}" for field in FEW.split()]
         return [*words[:2], *_sizes(text), *words[2:], *few]
+
     for pattern, options in OPTIONS.items():
         if re.match(pattern, text):
             return [*words, *options.split()]
@@ -110,11 +112,14 @@ def _sizes(text: str) -> list[str]:
     """Returns the fields that make the model of a training run small."""
     if "init_from=pretrained" in text:
         return []  # The model has its sizes.
+
     config = re.search(r"(?:--student |--config=|train )(?:configs/)?([\w:.,]+)", text)
     assert config is not None, text
     name = config[1].replace(".py", "")
-    found = SIZES.get(name, SIZES.get(name.partition(":")[0], SIZES[""]))
-    fields = found.split()
+    kind, _, _ = name.partition(":")
+    known = [each for each in (name, kind, "") if each in SIZES]
+    fields = SIZES[known[0]].split()
+
     if "init_from" in text:
         fields = [field for field in fields if "vocab_size" not in field]
     return [f"--config.{field}" for field in fields]
@@ -162,21 +167,23 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
         path = folder / prefix
         path.parent.mkdir(exist_ok=True)
         write_pairs(path, pairs[:count])
+
     for target in ("de", "fr"):
         _write_parquet(folder / f"wmt14-{target}-en", target, pairs)
+
     # As many different characters as Shakespeare's plays have.
     alphabet = string.ascii_letters + " \n!$&',-.3:;?"
     _write(folder / "tinyshakespeare" / "input.txt", f"ROMEO:\n{alphabet}" * 40)
+
+    opinions = ("good", "bad")
+    lines = [f"{n % 2} film {spell_english(n)} , {opinions[n % 2]}\n" for n in range(99)]
     for split in ("train", "dev"):
-        lines = (
-            f"{n % 2} film {spell_english(n)} , {'bad' if n % 2 else 'good'}" for n in range(99)
-        )
-        _write(folder / "sst2" / f"stsa.binary.{split}", "\n".join(lines) + "\n")
+        _write(folder / "sst2" / f"stsa.binary.{split}", "".join(lines))
+
     for corpus in ("craft", "wsj-sample"):
-        for split in ("train", "dev"):
-            _write(
-                folder / "trees" / corpus / f"{split}.trees", _trees(40 if split == "train" else 4)
-            )
+        trees = folder / "trees" / corpus
+        _write(trees / "train.trees", _trees(40))
+        _write(trees / "dev.trees", _trees(4))
     return folder
 
 
@@ -193,20 +200,22 @@ def _write_parquet(folder: pathlib.Path, target: str, pairs: list[tuple[str, str
     folder.mkdir()
     for split, count in {"train": 300, "validation": 8}.items():
         rows = [{"translation": {"en": en, target: other}} for en, other in pairs[:count]]
-        path = folder / f"{split}-00000-of-00001.parquet"
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+        table = pyarrow.Table.from_pylist(rows)
+        pyarrow.parquet.write_table(table, folder / f"{split}-00000-of-00001.parquet")
 
 
 def _trees(count: int) -> str:
-    sentence = "( (S (NP-SBJ (DT The) (NN {})) (VP (VBZ works)) (. .)) )\n"
-    return "".join(sentence.format(spell_english(n).split()[0]) for n in range(count))
+    nouns = [spell_english(n).split()[0] for n in range(count)]
+    trees = [f"( (S (NP-SBJ (DT The) (NN {noun})) (VP (VBZ works)) (. .)) )\n" for noun in nouns]
+    return "".join(trees)
 
 
 class Reader:
     """The folder of a reader of one page, with the files that the page assumes."""
 
     def __init__(self, folder: pathlib.Path, data: pathlib.Path, shell: Shell) -> None:
-        self.folder, self._shell = folder, shell
+        self.folder = folder
+        self._shell = shell
         (folder / "configs").symlink_to(PROJECT / "configs")
         (folder / "benchmarks").symlink_to(PROJECT / "benchmarks")
         (folder / "data").symlink_to(data)
@@ -272,10 +281,10 @@ def _(reader: Reader) -> None:
 def _(reader: Reader) -> None:
     reader.pairs("my/train", "en", "de")
     reader.pairs("my/train", "en", "fr")
-    numbers = [f"{spell_english(n)}\t{spell_german(n)}\tCC-BY" for n in range(300)]
-    reader.text("deu.txt", *numbers)
-    texts = ((spell_english(n), spell_german(n)) for n in range(300))
-    reader.text("my/train.jsonl", *(f'{{"en": "{en}", "de": "{de}"}}' for en, de in texts))
+
+    pairs = [(spell_english(n), spell_german(n)) for n in range(300)]
+    reader.text("deu.txt", *[f"{en}\t{de}\tCC-BY" for en, de in pairs])
+    reader.text("my/train.jsonl", *[json.dumps({"en": en, "de": de}) for en, de in pairs])
 
 
 @prepares("docs/fine_tuning.md")
@@ -291,6 +300,7 @@ def _(reader: Reader) -> None:
     reader.run("cp -r runs/student runs/firefox")
     reader.run("jaxformer shortlist --workdir runs/firefox")
     reader.run("jaxformer export bergamot --workdir runs/firefox --output models/enpt")
+
     reader.pairs("train", "en", "pt")
     reader.pairs("valid", "en", "pt", count=4)
     reader.foreign("Helsinki-NLP/opus-mt-en-de", "marian/swish_tied")
@@ -333,6 +343,7 @@ def _(reader: Reader) -> None:
     reader.foreign("google-bert/bert-base-uncased", "bert/plain")
     for file in ("texts.txt", "questions.txt", "answers.txt"):
         reader.text(file, "The old house", "A dog")
+
     images = np.zeros((2, 8, 12, 3), np.uint8)
     np.savez(reader.folder / "pictures.npz", images=images)
 
@@ -385,7 +396,9 @@ def _(reader: Reader) -> None:
 
 @pytest.fixture
 def shell(
-    tmp_path: pathlib.Path, data: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: pathlib.Path,
+    data: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Shell]:
     """A shell in a reader's folder, on one device."""
     devices = jax.devices()[:1]
@@ -393,6 +406,7 @@ def shell(
     monkeypatch.setattr(jax, "clear_caches", lambda: None)  # Pages share compiled programs.
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("JAXFORMER_DATA", str(data))
+
     shell = Shell(tmp_path, shorten)
     yield shell
     shell.close()
@@ -400,16 +414,23 @@ def shell(
 
 @pytest.mark.parametrize("page", WITH_COMMANDS, ids=printed.name)
 def test_every_command_runs(
-    page: pathlib.Path, shell: Shell, data: pathlib.Path, tmp_path: pathlib.Path
+    page: pathlib.Path,
+    shell: Shell,
+    data: pathlib.Path,
+    tmp_path: pathlib.Path,
 ) -> None:
     """In the order of the page, since some need the results of others."""
     reader = Reader(tmp_path, data, shell)
-    if prepare := PREPARE.get(printed.name(page)):
+    prepare = PREPARE.get(printed.name(page))
+    if prepare is not None:
         prepare(reader)
+
     for command in printed.shell_commands(page):
         if any(re.match(pattern, command) for pattern in NOT_RUN):
             continue
+
         output = reader.run(command.replace('"..."', f'"{SENTENCE}"'))
+        # A comment after a command is its output, unless it is a remark.
         assert printed.comment(command) in {"", output.strip(), *REMARKS}, command
 
 

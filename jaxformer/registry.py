@@ -10,33 +10,22 @@ own modules with ``package.__path__.append(folder)``.
 import functools
 import importlib
 import inspect
+import operator
 import pkgutil
 from collections.abc import Callable, Iterator
 from types import ModuleType
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 
-class Entry(Protocol):
-    """An entry of a list that users see."""
+def find_entries(package: ModuleType, kind: type[T]) -> dict[str, T]:
+    """Returns the instances of a class that the modules of a package define, by name.
 
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def place(self) -> int:
-        """Number that sorts the entries."""
-        ...
-
-
-EntryT = TypeVar("EntryT", bound=Entry)
-
-
-def find_entries(package: ModuleType, kind: type[EntryT]) -> dict[str, EntryT]:
-    """Returns the instances of a class that the modules of a package define, sorted, by name."""
-    values = sorted(find_values(package, kind), key=lambda entry: entry.place)
-    entries = {entry.name: entry for entry in values}
+    The class has a ``name``, and a ``place``, the number that sorts the entries for users.
+    """
+    values: tuple[Any, ...] = find_values(package, kind)
+    entries = {entry.name: entry for entry in sorted(values, key=operator.attrgetter("place"))}
     assert len(entries) == len(values), f"{package.__name__} has two entries of one name"
     return entries
 

@@ -59,6 +59,7 @@ from typing import (
     get_args,
     get_origin,
     get_type_hints,
+    runtime_checkable,
 )
 
 from jaxformer.cli.docstrings import as_help, read_docstring
@@ -89,6 +90,7 @@ class Option(NamedTuple):
     convert: Callable[[str], Any] | None = None  # of a word of the command line; None: the type
 
 
+@runtime_checkable
 class Choice(Protocol):
     """One of the values that an option can have."""
 

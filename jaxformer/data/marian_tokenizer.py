@@ -7,7 +7,7 @@ import base64
 import json
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any, Self, SupportsIndex
+from typing import Any, SupportsIndex, TypeVar
 
 from jaxformer.checks import check_tokens
 from jaxformer.data.tokenizer import (
@@ -19,6 +19,8 @@ from jaxformer.data.tokenizer import (
     open_processor,
 )
 from jaxformer.errors import MALFORMED, UserError, prefix_errors
+
+MarianT = TypeVar("MarianT", bound="MarianTokenizer")
 
 
 class MarianTokenizer(Tokenizer):
@@ -51,12 +53,12 @@ class MarianTokenizer(Tokenizer):
 
     @classmethod
     def assemble(
-        cls,
+        cls: type[MarianT],
         source: bytes,
         target: bytes,
         pieces: Sequence[str],
         **more: str,
-    ) -> Self:
+    ) -> MarianT:
         """Creates a tokenizer from the SentencePiece models of both sides, and all pieces."""
         values = {
             "tokenizer": cls.form,

@@ -2,7 +2,7 @@
 
 import copy
 import pathlib
-from typing import Self
+from typing import TypeVar
 
 import numpy as np
 from jaxtyping import PyTree
@@ -13,6 +13,8 @@ from jaxformer.errors import UserError
 from jaxformer.inference.members import Contrast, Ensemble, Member, Models
 from jaxformer.inference.weights import Predictor, TrainedModel
 from jaxformer.search import BeamSearch, Sampling
+
+DecoderT = TypeVar("DecoderT", bound="Decoder")
 
 
 class Decoder(Predictor):
@@ -32,13 +34,13 @@ class Decoder(Predictor):
 
     @classmethod
     def load(
-        cls,
+        cls: type[DecoderT],
         workdir: str | pathlib.Path,
         *,
         weights: str | int = "auto",
         search: BeamSearch | Sampling | None = None,
         compute_dtype: str | None = None,
-    ) -> Self:
+    ) -> DecoderT:
         """Reads config, tokenizer and parameters; arguments and errors of ``Translator.load``."""
         decoders = []
         for name in str(weights).split(","):
@@ -62,7 +64,7 @@ class Decoder(Predictor):
         first, *others = decoders
         return first.ensemble_with(*others)
 
-    def ensemble_with(self, *others: Self) -> Self:
+    def ensemble_with(self: DecoderT, *others: DecoderT) -> DecoderT:
         """Returns an ensemble with other models, which averages the models' probabilities.
 
         Args:
@@ -89,7 +91,7 @@ class Decoder(Predictor):
         together.weights = ", ".join(each.weights for each in decoders)
         return together
 
-    def contrast_with(self, amateur: Self, alpha: float = 0.1) -> Self:
+    def contrast_with(self: DecoderT, amateur: DecoderT, alpha: float = 0.1) -> DecoderT:
         """Returns a decoder that prefers what an amateur finds less probable (Li et al. 2023).
 
         The score of a token is its log probability minus the amateur's. Tokens are chosen only

@@ -25,7 +25,7 @@ from ..runs import changed, reports
 
 FIXTURES = pathlib.Path(__file__).parents[1] / "fixtures"
 # Fixtures and their steps.
-VERSIONS = {"workdir_8c81d1e": 1200, "workdir_0_2_0": 900}
+VERSIONS = {"workdir_8c81d1e": 1200, "workdir_0_2_0": 900, "workdir_0_3_0": 900}
 
 
 def versions(ordinary):

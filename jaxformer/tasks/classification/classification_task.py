@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Collection
-from typing import Any, Self, cast
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -154,17 +154,20 @@ class MaskedLoss(EncoderLoss):
         return jnp.where(predicted, replaced, tokens), predicted
 
 
+EncoderTaskT = TypeVar("EncoderTaskT", bound="EncoderTask")
+
+
 class EncoderTask(CorpusTask):
     """Base of the tasks that train an :class:`Encoder` on texts."""
 
     @classmethod
     def open_texts(
-        cls,
+        cls: type[EncoderTaskT],
         config: Config,
         folder: Workdir,
         corpus: Corpus,
         labels: Collection[str] = (),
-    ) -> Self:
+    ) -> EncoderTaskT:
         """Opens a corpus of texts with the ``labels``, if they have any."""
         dataset = open_dataset(config, folder, corpus, labels=labels, decodes=False)
         task = cls(config, dataset)

@@ -28,10 +28,11 @@ def changed_files(commit: str) -> list[str]:
         ["diff", "--name-only", "--diff-filter=d", commit],
         ["ls-files", "-o", "--exclude-standard"],
     )
-    run = [
-        subprocess.run(["git", *c], cwd=PROJECT, check=True, capture_output=True) for c in commands
-    ]
-    return sorted({name for result in run for name in result.stdout.decode().splitlines()})
+    names = set()
+    for words in commands:
+        listed = subprocess.check_output(["git", *words], cwd=PROJECT, text=True)
+        names.update(listed.splitlines())
+    return sorted(names)
 
 
 def module_of(file: str) -> str:
@@ -50,10 +51,14 @@ def distances(changed: set[str]) -> dict[str, int]:
     import grimp  # not installed where only smoke tests run
 
     graph = grimp.build_graph("jaxformer", cache_dir=None)
-    found, near = {}, changed & graph.modules
+    found = {}
+    near = changed & graph.modules
     for distance in range(len(graph.modules)):
         found |= dict.fromkeys(near, distance)
-        importers = {i for module in near for i in graph.find_modules_that_directly_import(module)}
+
+        importers = set()
+        for module in near:
+            importers |= graph.find_modules_that_directly_import(module)
         near = importers - found.keys()
     return found
 
@@ -62,30 +67,39 @@ def imports(file: pathlib.Path) -> Iterator[str]:
     """Yields the modules that a file imports; a lazy name of a package gives its own module."""
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            for alias in node.names:
+                yield alias.name
         elif isinstance(node, ast.ImportFrom) and node.module:
-            stub = PROJECT / node.module.replace(".", "/") / "__init__.pyi"
-            lazy = dict(lazy_names(stub)) if stub.exists() else {}
             yield node.module
+            stub = PROJECT / node.module.replace(".", "/") / "__init__.pyi"
+            lazy = lazy_names(stub) if stub.exists() else {}
             for alias in node.names:
                 yield lazy.get(alias.name, f"{node.module}.{alias.name}")
 
 
-def lazy_names(stub: pathlib.Path) -> Iterator[tuple[str, str]]:
+def lazy_names(stub: pathlib.Path) -> dict[str, str]:
+    """Returns the module of each name that a package loads lazily, by its stub."""
+    modules = {}
     for node in ast.parse(stub.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.ImportFrom):
-            yield from ((alias.name, str(node.module)) for alias in node.names)
+            for alias in node.names:
+                modules[alias.name] = str(node.module)
+    return modules
 
 
 def tests_of(changed: list[str]) -> Iterator[tuple[int, str]]:
     """Yields test files with their distance to the changed files, in any order."""
-    modules = {module_of(f) for f in changed if f.startswith("jaxformer/") and f.endswith(".py")}
-    distance = distances(modules)
+    sources = [name for name in changed if name.startswith("jaxformer/") and name.endswith(".py")]
+    distance = distances({module_of(name) for name in sources})
+
     nearest = {*changed, *map(unit_test_of, changed)}
+    if any(name.endswith(".md") for name in changed):
+        nearest.update(PAGES)
+
     for path in sorted((PROJECT / "tests").rglob("test_*.py")):
         name = path.relative_to(PROJECT).as_posix()
         found = [distance[module] for module in imports(path) if module in distance]
-        if name in nearest or (name in PAGES and any(f.endswith(".md") for f in changed)):
+        if name in nearest:
             found.append(-1)
         if found:
             yield min(found), name
@@ -94,11 +108,12 @@ def tests_of(changed: list[str]) -> Iterator[tuple[int, str]]:
 def main() -> None:
     commit = sys.argv[1] if len(sys.argv) > 1 else "HEAD"
     seconds = json.loads(SECONDS.read_text()) if SECONDS.exists() else {}
-    total, left = 0.0, 0
-    files = [
-        (distance, seconds.get(name, UNKNOWN_SECONDS), name)
-        for distance, name in tests_of(changed_files(commit))
-    ]
+    files = []
+    for distance, name in tests_of(changed_files(commit)):
+        files.append((distance, seconds.get(name, UNKNOWN_SECONDS), name))
+
+    total = 0.0
+    left = 0
     for _, own, name in sorted(files):
         total += own
         if total <= MAX_SECONDS:

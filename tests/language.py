@@ -61,7 +61,7 @@ ALLOWED = re.compile(r"tests/language\.py|^docs/table3/|^LICENSE|requirements")
 
 def main() -> int:
     """Prints what is found, and returns the exit code."""
-    found = [line for path in files() for line in complaints(path)] + [*shared_names()]
+    found = [*itertools.chain.from_iterable(map(complaints, files())), *shared_names()]
     print("\n".join(found) or "language: nothing to change")
     return bool(found)
 
@@ -79,24 +79,40 @@ def files() -> Iterator[pathlib.Path]:
 
 def complaints(path: pathlib.Path) -> Iterator[str]:
     """What to change in a file, a line each."""
-    text, name = path.read_text(encoding="utf-8"), path.relative_to(PROJECT)
+    text = path.read_text(encoding="utf-8")
+    name = path.relative_to(PROJECT)
     for number, line in enumerate(text.splitlines(), 1):
-        for match in PHRASES.finditer(line):
-            yield f"{name}:{number}: say the noun again instead of {match[0]!r}"
-        for pattern, better in PLAIN.items():
-            for match in re.finditer(rf"\b{pattern}\b", line, re.IGNORECASE):
-                yield f"{name}:{number}: {better!r} instead of {match[0]!r}"
-        for match in BRITISH.finditer(line):
-            yield f"{name}:{number}: American spelling instead of {match[0]!r}"
-    if path.suffix == ".py":
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                docstring = ast.get_docstring(node) or ""
-                if match := OPENINGS.match(docstring):
-                    number = node.body[0].lineno
-                    yield f"{name}:{number}: open with a verb or a noun phrase, not {match[0]!r}"
-    if name.parts[0] == "jaxformer" and path.suffix == ".py":
-        yield from bare_names(ast.parse(text), name)
+        for complaint in complaints_of_line(line):
+            yield f"{name}:{number}: {complaint}"
+
+    if path.suffix != ".py":
+        return
+    tree = ast.parse(text)
+    yield from openings(tree, name)
+    if name.parts[0] == "jaxformer":
+        yield from bare_names(tree, name)
+
+
+def complaints_of_line(line: str) -> Iterator[str]:
+    """Yields the phrases to change in a line, and what to write instead."""
+    for match in PHRASES.finditer(line):
+        yield f"say the noun again instead of {match[0]!r}"
+    for pattern, better in PLAIN.items():
+        for match in re.finditer(rf"\b{pattern}\b", line, re.IGNORECASE):
+            yield f"{better!r} instead of {match[0]!r}"
+    for match in BRITISH.finditer(line):
+        yield f"American spelling instead of {match[0]!r}"
+
+
+def openings(tree: ast.Module, name: pathlib.Path) -> Iterator[str]:
+    """Yields a line for each docstring that opens with a question word or a gerund."""
+    documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    for node in ast.walk(tree):
+        if isinstance(node, documented):
+            match = OPENINGS.match(ast.get_docstring(node) or "")
+            if match:
+                number = node.body[0].lineno
+                yield f"{name}:{number}: open with a verb or a noun phrase, not {match[0]!r}"
 
 
 def bare_names(tree: ast.Module, name: pathlib.Path) -> Iterator[str]:
@@ -117,10 +133,12 @@ def shared_names() -> Iterator[str]:
     places = collections.defaultdict(list)
     for path in sorted((PROJECT / "jaxformer").rglob("*.py")):
         name = path.relative_to(PROJECT)
-        if name.parts[1] not in ("cli", "paper"):
-            for node in ast.parse(path.read_text(encoding="utf-8")).body:
-                if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
-                    places[node.name].append(f"{name}:{node.lineno}")
+        if name.parts[1] in ("cli", "paper"):
+            continue
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+                places[node.name].append(f"{name}:{node.lineno}")
+
     for name, found in places.items():
         if len(found) > 1 and name not in ("main", "write"):
             yield f"{found[0]}: {name!r} is a function of {', '.join(found[1:])}, too"

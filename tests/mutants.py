@@ -39,36 +39,49 @@ class Area(NamedTuple):
     tests: list[str]
 
 
-_CHECKPOINT_FILES = ("checkpoints", "manifest", "mirror", "restoring")
 AREAS = {
     "search": Area(
-        ["search/*.py"],
-        [
-            *("unit/search/test_settings.py", "unit/search", "integration/test_mistakes.py"),
-            *("integration/test_decoding.py", "integration/test_constraints.py"),
+        modules=["search/*.py"],
+        tests=[
+            "unit/search/test_settings.py",
+            "unit/search",
+            "integration/test_mistakes.py",
+            "integration/test_decoding.py",
+            "integration/test_constraints.py",
         ],
     ),
     "plan": Area(
-        ["data/plan.py", "data/packing.py", "data/buckets.py"],
-        [
-            *("unit/data/test_plan.py", "unit/data/test_packing.py", "unit/data/test_buckets.py"),
+        modules=["data/plan.py", "data/packing.py", "data/buckets.py"],
+        tests=[
+            "unit/data/test_plan.py",
+            "unit/data/test_packing.py",
+            "unit/data/test_buckets.py",
             "unit/data/test_loader.py",
         ],
     ),
     "losses": Area(
-        ["training/losses.py"],
-        [
-            *("unit/training/test_losses.py", "integration/test_mistakes.py"),
+        modules=["training/losses.py"],
+        tests=[
+            "unit/training/test_losses.py",
+            "integration/test_mistakes.py",
             "integration/test_step.py",
         ],
     ),
     "checkpoint": Area(
-        [f"runs/{name}.py" for name in _CHECKPOINT_FILES],
-        [
-            *("unit/runs/test_checkpoints.py", "unit/runs/test_mirror.py"),
-            *("unit/runs/test_checkpoint_mutations.py", "unit/runs/test_restoring.py"),
+        modules=[
+            "runs/checkpoints.py",
+            "runs/manifest.py",
+            "runs/mirror.py",
+            "runs/restoring.py",
+        ],
+        tests=[
+            "unit/runs/test_checkpoints.py",
+            "unit/runs/test_mirror.py",
+            "unit/runs/test_checkpoint_mutations.py",
+            "unit/runs/test_restoring.py",
             "integration/test_missing_checkpoints.py",
-            *("integration/test_mirror.py", "integration/test_hostile_files.py"),
+            "integration/test_mirror.py",
+            "integration/test_hostile_files.py",
         ],
     ),
 }
@@ -93,8 +106,15 @@ _SWAPS: dict[type, type] = {
     ast.And: ast.Or,
     ast.Or: ast.And,
 }
-_NAMES = {"min": "max", "max": "min", "any": "all", "all": "any"}
-_NAMES |= {"minimum": "maximum", "maximum": "minimum", "argmax": "argmin"}
+_NAMES = {
+    "min": "max",
+    "max": "min",
+    "any": "all",
+    "all": "any",
+    "minimum": "maximum",
+    "maximum": "minimum",
+    "argmax": "argmin",
+}
 
 
 class Mutant(NamedTuple):
@@ -117,8 +137,11 @@ class Mutant(NamedTuple):
     new: str
 
     def __str__(self) -> str:
-        old, new = (" ".join(text.split())[:70] for text in (self.old, self.new))
-        return f"{self.path}:{self.line}: {old} -> {new}"
+        return f"{self.path}:{self.line}: {_on_a_line(self.old)} -> {_on_a_line(self.new)}"
+
+
+def _on_a_line(text: str) -> str:
+    return " ".join(text.split())[:70]
 
 
 def variants(node: ast.AST) -> Iterator[ast.AST]:
@@ -149,14 +172,22 @@ def variants(node: ast.AST) -> Iterator[ast.AST]:
 def mutants(path: pathlib.Path) -> list[Mutant]:
     """Returns all mutants of a file, without annotations, messages and ``strict`` of ``zip``."""
     source = path.read_bytes()
-    lines = [0, *itertools.accumulate(len(line) for line in source.splitlines(keepends=True))]
+    lengths = map(len, source.splitlines(keepends=True))
+    begins = [0, *itertools.accumulate(lengths)]  # of lines, in bytes
     found = []
 
     def add(node: ast.expr | ast.stmt, text: str) -> None:
-        start = lines[node.lineno - 1] + node.col_offset
-        end = lines[(node.end_lineno or 0) - 1] + (node.end_col_offset or 0)
-        old = source[start:end].decode()
-        found.append(Mutant(str(path.relative_to(PROJECT)), node.lineno, start, end, old, text))
+        start = begins[node.lineno - 1] + node.col_offset
+        end = begins[(node.end_lineno or 0) - 1] + (node.end_col_offset or 0)
+        mutant = Mutant(
+            path=str(path.relative_to(PROJECT)),
+            line=node.lineno,
+            start=start,
+            end=end,
+            old=source[start:end].decode(),
+            new=text,
+        )
+        found.append(mutant)
 
     def visit(node: ast.AST) -> None:
         if isinstance(node, ast.keyword) and node.arg == "strict":
@@ -167,17 +198,21 @@ def mutants(path: pathlib.Path) -> list[Mutant]:
             elif isinstance(node, ast.AnnAssign) and node.value:
                 visit(node.value)
             return
+
         for new in variants(node):
             add(node, f"({ast.unparse(new)})")
         if isinstance(node, ast.If | ast.While):
             add(node.test, f"(not ({ast.unparse(node.test)}))")
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
             add(node, "pass")
+
         for name, value in ast.iter_fields(node):
-            if name not in ("returns", "decorator_list", "annotation"):
-                for child in value if isinstance(value, list) else [value]:
-                    if isinstance(child, ast.AST):
-                        visit(child)
+            if name in ("returns", "decorator_list", "annotation"):
+                continue
+            children = value if isinstance(value, list) else [value]
+            for child in children:
+                if isinstance(child, ast.AST):
+                    visit(child)
 
     visit(ast.parse(source))
     return found
@@ -185,9 +220,10 @@ def mutants(path: pathlib.Path) -> list[Mutant]:
 
 def sample(area: Area, count: int, seed: int) -> list[Mutant]:
     """Draws mutants of an area."""
-    root = PROJECT / "jaxformer"
-    files = sorted(path for pattern in area.modules for path in root.glob(pattern))
-    everything = [mutant for path in files for mutant in mutants(path)]
+    files = []
+    for pattern in area.modules:
+        files += (PROJECT / "jaxformer").glob(pattern)
+    everything = [*itertools.chain.from_iterable(map(mutants, sorted(files)))]
     return random.Random(seed).sample(everything, min(count, len(everything)))
 
 
@@ -207,6 +243,7 @@ def run_tests(tests: list[str], folder: pathlib.Path, limit: float) -> str:
     """Returns "survived", "failed" or "timed out", or the exit code of tests that cannot run."""
     words = ["-m", "pytest", "-xq", "-pno:randomly", "-pno:cacheprovider", "--timeout=300"]
     words += [f"tests/{name}" for name in tests]
+
     environment = os.environ | {
         "PYTHONPATH": str(folder),
         "PYTHONDONTWRITEBYTECODE": "1",
@@ -225,6 +262,7 @@ def run_tests(tests: list[str], folder: pathlib.Path, limit: float) -> str:
         code = process.wait(limit)
     except subprocess.TimeoutExpired:
         code = None
+
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)  # and everything that the tests have started
     process.wait()
@@ -241,6 +279,7 @@ class Workers:
             own = {"runs"} if pathlib.Path(directory) == PROJECT else set()  # not jaxformer/runs
             return usual(directory, names) | own
 
+        # Copies that test no mutant at the moment.
         self._free: queue.Queue[pathlib.Path] = queue.Queue()
         for number in range(count):
             self._free.put(shutil.copytree(PROJECT, folder / str(number), ignore=ignored))
@@ -248,8 +287,13 @@ class Workers:
 
     def score(self, area: str, chosen: list[Mutant]) -> dict[str, int]:
         """Tests the mutants of an area, prints a line for each, and counts the outcomes."""
-        limit, counts = self._time_limit(area), collections.Counter()
-        found = self._pool.map(lambda mutant: self._judge(mutant, AREAS[area].tests, limit), chosen)
+        limit = self._time_limit(area)
+
+        def judge(mutant: Mutant) -> str:
+            return self._judge(mutant, AREAS[area].tests, limit)
+
+        counts = collections.Counter()
+        found = self._pool.map(judge, chosen)
         for mutant, outcome in zip(chosen, found, strict=True):
             print(f"{outcome:9}  {mutant}", flush=True)
             counts[outcome] += 1
@@ -257,12 +301,14 @@ class Workers:
 
     def _time_limit(self, area: str) -> float:
         """Runs the tests of an area without a mutant, and returns a time limit in seconds."""
-        folder, took = self._free.get(), 0.0
+        folder = self._free.get()
+        took = 0.0
         for _ in range(2):  # the second one finds compiled programs
             began = time.monotonic()
-            if (outcome := run_tests(AREAS[area].tests, folder, 3600)) != "survived":
-                raise SystemExit(f"{area}: expected tests that pass without a change: {outcome}")
+            outcome = run_tests(AREAS[area].tests, folder, 3600)
             took = time.monotonic() - began
+            if outcome != "survived":
+                raise SystemExit(f"{area}: expected tests that pass without a change: {outcome}")
         self._free.put(folder)
         print(f"{area}: its tests take {took:.0f} s", flush=True)
         return 5 * took + 60
@@ -285,16 +331,19 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="seed of the choice (default: 0)")
     parser.add_argument("--processes", type=int, default=2, help="mutants at a time (default: 2)")
     options = parser.parse_args()
+
     # All at once, since the project may be edited in the hours that this takes.
-    chosen = {
-        area: sample(AREAS[area], options.count, options.seed) for area in options.area or AREAS
-    }
+    areas = options.area or list(AREAS)
+    chosen = {area: sample(AREAS[area], options.count, options.seed) for area in areas}
+
     with tempfile.TemporaryDirectory() as folder:
         workers = Workers(pathlib.Path(folder), options.processes)
         scores = {area: workers.score(area, mutants) for area, mutants in chosen.items()}
     print(json.dumps(scores))
+
+    total = sum(map(len, chosen.values()))
     survived = sum(score.get("survived", 0) for score in scores.values())
-    if survived > 0.2 * sum(sum(score.values()) for score in scores.values()):
+    if survived > 0.2 * total:
         raise SystemExit("expected the tests to notice at least 80 % of the mutants")
 
 

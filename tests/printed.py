@@ -32,17 +32,22 @@ def read(page: pathlib.Path) -> str:
 def blocks(page: pathlib.Path) -> list[Block]:
     """Returns the fenced blocks of a page, in order."""
     found: list[Block] = []
-    heading, language, content = "", None, []
+    heading = ""
+    language = None
+    content = []
     for line in read(page).splitlines(keepends=True):
         fence = re.fullmatch(r"```(.*)\n?", line)
+        title = re.fullmatch(r"#+ (.*)\n?", line)
+
         if fence and language is None:
-            language, content = fence[1], []
+            language = fence[1]
+            content = []
         elif fence:
             found.append(Block(heading, language or "", "".join(content)))
             language = None
         elif language is not None:
             content.append(line)
-        elif title := re.fullmatch(r"#+ (.*)\n?", line):
+        elif title:
             heading = title[1]
     return found
 
@@ -55,7 +60,8 @@ def prose(page: pathlib.Path) -> str:
 def commands(block: Block) -> list[str]:
     """Returns the commands of a shell block; one that continues on the next line is one."""
     joined = block.text.replace("\\\n", "\0")
-    return [line.replace("\0", "\\\n") for line in joined.splitlines() if line.strip()]
+    lines = [line for line in joined.splitlines() if line.strip()]
+    return [line.replace("\0", "\\\n") for line in lines]
 
 
 def shell_commands(page: pathlib.Path) -> Iterator[str]:

@@ -10,6 +10,7 @@ import collections
 import pathlib
 import tomllib
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import jax
 import pytest
@@ -20,17 +21,27 @@ _KEY = "programs"
 _COMPILED = "/jax/core/compile/backend_compile_duration"
 
 
+class Counts(NamedTuple):
+    """Numbers of compiled programs: all, and for fixtures of the session."""
+
+    compiled: int
+    shared: int
+
+
 class Programs:
     """Counts, in the process that runs a test; reports, in the process that prints."""
 
     def __init__(self) -> None:
-        self._compiled, self._shared, self._begin = 0, 0, (0, 0)
+        self._compiled = 0  # so far, for all tests
+        self._shared = 0  # so far, for fixtures of the session
+        self._begin = Counts(compiled=0, shared=0)  # when the test began
         self._by_file: collections.Counter[str] = collections.Counter()
         self._seconds: collections.defaultdict[str, float] = collections.defaultdict(float)
         jax.monitoring.register_event_duration_secs_listener(self._heard)
 
     def _heard(self, event: str, seconds: float, **_: object) -> None:
-        self._compiled += event == _COMPILED
+        if event == _COMPILED:
+            self._compiled += 1
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef) -> Iterator[None]:
@@ -42,32 +53,34 @@ class Programs:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self) -> Iterator[None]:
-        self._begin = self._compiled, self._shared
+        self._begin = Counts(self._compiled, self._shared)
         return (yield)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> Iterator[None]:
         result = yield
-        if not any(item.iter_markers("ci")) and not any(item.iter_markers("nightly")):
-            shared = self._shared - self._begin[1]
-            own = self._compiled - self._begin[0] - shared
-            item.user_properties.append((_KEY, {item.nodeid.split("::")[0]: own, SHARED: shared}))
+        if _has_no_tier(item):
+            shared = self._shared - self._begin.shared
+            own = self._compiled - self._begin.compiled - shared
+            counts = {_file_of(item.nodeid): own, SHARED: shared}
+            item.user_properties.append((_KEY, counts))
         return result
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self._seconds[report.nodeid.split("::")[0]] += report.duration
+        self._seconds[_file_of(report.nodeid)] += report.duration
         if report.when == "teardown":
             for key, value in report.user_properties:
                 if key == _KEY:
                     self._by_file.update(value)
 
     def _exceeded(self) -> dict[str, int]:
-        budgets = TABLE["files"]
-        return {
-            file: budget
-            for file, count in self._by_file.items()
-            if count > (budget := budgets.get(file, TABLE["default"]))
-        }
+        """Returns the budgets of the files that exceed them."""
+        exceeded = {}
+        for file, count in self._by_file.items():
+            budget = TABLE["files"].get(file, TABLE["default"])
+            if count > budget:
+                exceeded[file] = budget
+        return exceeded
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Iterator[object]:
@@ -78,9 +91,11 @@ class Programs:
     def pytest_terminal_summary(
         self, terminalreporter: pytest.TerminalReporter, config: pytest.Config
     ) -> None:
-        if cache := getattr(config, "cache", None):  # pytest's, which may be turned off
+        cache = getattr(config, "cache", None)  # pytest's, which may be turned off
+        if cache:
             own = {file: round(value, 1) for file, value in self._seconds.items()}
             cache.set("jaxformer/seconds", cache.get("jaxformer/seconds", {}) | own)
+
         exceeded = self._exceeded()
         terminalreporter.section(f"{self._by_file.total():,} compiled programs")
         for file, count in self._by_file.most_common():
@@ -92,3 +107,13 @@ class Programs:
                 )
             elif count > TABLE["default"] // 2:
                 terminalreporter.line(f"{count:5} {file}")
+
+
+def _has_no_tier(item: pytest.Item) -> bool:
+    tiers = [mark for mark in item.iter_markers() if mark.name in ("ci", "nightly")]
+    return not tiers
+
+
+def _file_of(node: str) -> str:
+    """Returns the file of a test."""
+    return node.split("::")[0]

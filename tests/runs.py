@@ -13,26 +13,34 @@ class Killed(BaseException):
 
 def changed(config: Config, **sections: dict) -> Config:
     """Returns a config with other fields in its sections."""
-    new = {name: dataclasses.replace(getattr(config, name), **sections[name]) for name in sections}
+    new = {}
+    for name, fields in sections.items():
+        section = getattr(config, name)
+        new[name] = dataclasses.replace(section, **fields)
     return dataclasses.replace(config, **new)
 
 
 def reports(workdir: pathlib.Path, kind: str = "") -> list[dict]:
     """Returns the reports of a run, of all kinds or of one."""
     lines = (workdir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return [report for report in map(json.loads, lines) if report["kind"].startswith(kind)]
+    found = map(json.loads, lines)
+    return [report for report in found if report["kind"].startswith(kind)]
 
 
 def contents(folder: pathlib.Path) -> dict[str, bytes]:
     """Returns all files below a folder, with their bytes."""
-    paths = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
 
 
 def flip_a_bit(folder: pathlib.Path) -> None:
     """Damages the largest file below a folder."""
-    paths = (path for path in folder.rglob("*") if path.is_file())
+    paths = [path for path in folder.rglob("*") if path.is_file()]
     path = max(paths, key=lambda path: path.stat().st_size)
+
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)

@@ -38,6 +38,7 @@ TREES = pathlib.Path(__file__).parents[2] / "fixtures" / "evalb" / "listing.gld"
 )
 def test_mistakes_are_reported_in_one_line(arguments, words, capsys):
     assert main(arguments.split()) == 2
+
     out, err = capsys.readouterr()
     assert out == ""
     assert re.fullmatch(r"error: [^\n]+\n", err)
@@ -67,7 +68,9 @@ def test_errors_name_the_command_as_it_was_typed(program, name, capsys, monkeypa
 def test_train_takes_its_config_anywhere_and_overrides_with_spaces(arguments):
     words = ["--config.training.steps", "3", "--config.search.length_penalty=-1"]
     options = parse_arguments(["train", *words, *arguments.split()]).keywords
-    assert (options["config"], str(options["workdir"])) == ("base:tiny", "w")
+
+    assert options["config"] == "base:tiny"
+    assert options["workdir"] == pathlib.Path("w")
     assert options["overrides"] == ["--config.training.steps=3", words[2]]
 
 
@@ -92,14 +95,22 @@ def test_other_names_of_fields_are_understood_in_errors(words, field):
 
 def test_a_model_to_read_may_be_the_one_that_comes_along():
     for name, folder in (("pretrained", WORKDIR), ("./pretrained", pathlib.Path("pretrained"))):
-        found = parse_arguments(["translate", "--workdir", name, "--ensemble", name, name]).keywords
-        assert [found["workdir"], *found["model"].ensemble] == [folder] * 3
+        words = ["translate", "--workdir", name, "--ensemble", name, name]
+        options = parse_arguments(words).keywords
+        assert options["workdir"] == folder
+        assert list(options["model"].ensemble) == [folder, folder]
 
 
 def test_import_takes_a_folder_of_any_name_or_the_address_of_a_model_on_the_hub():
-    page, model = "https://huggingface.co/Helsinki-NLP/opus-mt", "Helsinki-NLP/opus-mt"
-    addresses = {page + end: model for end in ("", "/", "/tree/main", "/blob/main/config.json")}
-    for given, expected in (addresses | {"my/model/tree/main": "my/model/tree/main"}).items():
+    model = "Helsinki-NLP/opus-mt"
+    page = f"https://huggingface.co/{model}"
+    for given, expected in (
+        (page, model),
+        (f"{page}/", model),
+        (f"{page}/tree/main", model),
+        (f"{page}/blob/main/config.json", model),
+        ("my/model/tree/main", "my/model/tree/main"),
+    ):
         options = parse_arguments(["import", "marian", given, "--workdir", "w"]).keywords
         assert options["directory"].as_posix() == expected
 
@@ -110,32 +121,47 @@ def test_help_fits_the_terminal_and_has_examples_that_can_be_run(name, capsys, m
     with pytest.raises(SystemExit, match="0"):
         main([name, "--help"])
     text = capsys.readouterr().out
+
     assert max(map(len, text.splitlines())) <= 100
-    assert re.search(rf"\nExample:\n  (echo .* \| )?jaxformer {name}\b", text)
     for list_item in ("numerals ", "--config.training.steps=100000"):
         assert (f"\n    {list_item}" in text) == (name == "train")
     assert ("\n    newstest-fr " in text) == (name == "data")
+
+    assert re.search(rf"\nExample:\n  (echo .* \| )?jaxformer {name}\b", text)
     for example in re.findall(r"^  (?:.* \| )?jaxformer (.*)$", text, re.MULTILINE):
-        words = re.findall(r'"[^"]*"|\S+', re.split(r" +[#|]", example)[0])
-        assert callable(parse_arguments([word.strip('"') for word in words]))
+        # Up to a comment, or to the next command of a pipe.
+        arguments = re.split(r" +[#|]", example)[0]
+        words = [word.strip('"') for word in re.findall(r'"[^"]*"|\S+', arguments)]
+        assert callable(parse_arguments(words))
 
 
 def test_fields_are_listed_with_the_defaults_and_the_help_of_their_classes(capsys):
     assert main(["train", "--fields"]) == 0
-    found = dict(re.findall(r"^  --config\.(\S+?)=(.*)$", capsys.readouterr().out, re.MULTILINE))
-    sections = {"model": ModelConfig, "data": DataConfig, "mesh": MeshConfig}
-    for section, kind in (sections | {"training": TrainingConfig}).items():
+    printed = capsys.readouterr().out
+    found = dict(re.findall(r"^  --config\.(\S+?)=(.*)$", printed, re.MULTILINE))
+
+    for section, kind in (
+        ("model", ModelConfig),
+        ("data", DataConfig),
+        ("mesh", MeshConfig),
+        ("training", TrainingConfig),
+    ):
         for field in fields(kind):
             assert found.pop(f"{section}.{field.name}") == str(field.default)
-    searches = {f"search.{f.name}" for kind in (BeamSearch, Sampling) for f in fields(kind)}
-    assert found.keys() == searches
+
+    searches = {*fields_of(BeamSearch), *fields_of(Sampling)}
+    assert found.keys() == {f"search.{name}" for name in searches}
+
+
+def fields_of(kind):
+    return [field.name for field in fields(kind)]
 
 
 def test_help_shows_inherited_fields():
     for kind in (TrainingConfig, LabeledConfig, BeamSearch):
         documented = re.findall(r"^  (\w+): ", kind.__doc__, re.MULTILINE)
         assert sorted(set(documented)) == sorted(documented)
-        assert {field.name for field in fields(kind)} <= set(documented)
+        assert set(fields_of(kind)) <= set(documented)
 
 
 @pytest.mark.parametrize(
@@ -156,22 +182,23 @@ def test_a_command_imports_only_what_it_needs(words):
         "heavy = ('jax', 'numpy', 'tqdm', 'sentencepiece', 'sacrebleu')\n"
         "print([m for m in heavy if m in sys.modules])"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", code, *words], capture_output=True, text=True, check=True
-    )
+    command = [sys.executable, "-c", code, *words]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
     assert result.stdout.splitlines()[-1] == "[]"
 
 
 def test_every_option_refuses_a_url():
-    given = [
-        [name, *["marian"] * (name in ("import", "export")), *action.option_strings[:1], "gs://b/f"]
-        for name, command in known_commands().items()
-        for action in command_parser(name, command.run)._actions
-        if action.metavar in ("FILE", "DIR", "GOLD", "TEST", "MODEL")
-    ]
+    given = []
+    for name, command in known_commands().items():
+        words = [name, "marian"] if name in ("import", "export") else [name]
+        for action in command_parser(name, command.run)._actions:
+            if action.metavar in ("FILE", "DIR", "GOLD", "TEST", "MODEL"):
+                given.append([*words, *action.option_strings[:1], "gs://b/f"])
+
     assert len(given) > 35
     for arguments in given:
         with pytest.raises(UserError, match="expected a path on a local disk: got gs://b/f; "):
             parse_arguments(arguments)
+
     with pytest.raises(UserError, match=r"expected a path on a local disk: got gs://bucket/f\.py"):
         load_config("gs://bucket/f.py")

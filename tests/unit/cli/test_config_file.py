@@ -33,6 +33,7 @@ NO_CONFIG = ": expected a function get_config that returns a config; add it or i
 def test_a_mistake_in_the_file_is_named_with_its_line(code, words, tmp_path):
     path = tmp_path / "mine.py"
     path.write_text(code)
+
     for overrides in [], ["--config.model.d_model=8"]:
         with pytest.raises(UserError) as caught:
             load_config(str(path), overrides)
@@ -67,6 +68,7 @@ def get_config():
 def test_a_file_that_is_not_utf8_is_explained(content, words, tmp_path):
     path = tmp_path / "mine.py"
     path.write_bytes(content)
+
     with pytest.raises(UserError) as caught:
         load_config(str(path))
     assert str(caught.value).startswith(f"{path}{words}")
@@ -86,6 +88,7 @@ def test_a_module_beside_the_config(tmp_path):
     path = tmp_path / "mine.py"
     (tmp_path / "helper_of_mine.py").write_text("WIDTH = 48")
     path.write_text("import helper_of_mine\n")
+
     with pytest.raises(UserError) as caught:
         load_config(str(path))
     assert str(caught.value) == (
@@ -98,7 +101,9 @@ def test_a_module_in_a_folder_that_the_config_names(tmp_path, monkeypatch):
     """As docs/configs.md has it."""
     monkeypatch.setattr(sys, "path", [*sys.path])
     page = pathlib.Path(__file__).parents[3] / "docs" / "configs.md"
-    (code,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    text = page.read_text(encoding="utf-8")
+    [code] = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+
     name = "sizes_of_a_documented_config"
     (tmp_path / f"{name}.py").write_text("WIDTH = 48")
     (tmp_path / "mine.py").write_text(code.replace("my_sizes", name))
@@ -142,11 +147,13 @@ def resume(tmp_path, monkeypatch):
     def load(size, *words, rate="1e-3", workdir: str | None = "run"):
         (tmp_path / "size").write_text(str(size))
         (tmp_path / "mine.py").write_text(ADAPTED.replace("RATE", rate))
-        return load_config("mine.py", [f"--config.{word}" for word in words], workdir)
+        overrides = [f"--config.{word}" for word in words]
+        return load_config("mine.py", overrides, workdir)
 
-    def resume(first, *words, began=(), place="run", **options):
-        save_config(load(first, *began, workdir=None), tmp_path / place / "config.json")
-        return load(options.pop("size", first), *words, **options)
+    def resume(first, *words, began=(), size=None, place="run", rate="1e-3"):
+        begun = load(first, *began, workdir=None)
+        save_config(begun, tmp_path / place / "config.json")
+        return load(first if size is None else size, *words, rate=rate)
 
     return resume
 
@@ -169,30 +176,39 @@ def resume(tmp_path, monkeypatch):
 )
 def test_a_resumed_run_keeps_what_the_file_chose(began, words, size, steps, warmup, vocab, resume):
     found = resume(300, *words, began=began, size=size)
+
     assert found.training.steps == steps
     assert found.training.warmup_steps == warmup
     assert found.model.vocab_size == vocab
 
 
 def test_choices_that_equal_the_values_of_the_file_are_kept(resume):
-    assert resume(100, size=300).training.steps == 100
+    found = resume(100, size=300)
+    assert found.training.steps == 100
+
     default = Config().model.vocab_size
     found = resume(300, size=default)
-    assert (found.model.vocab_size, found.training.steps) == (300, 300)
+    assert found.model.vocab_size == 300
+    assert found.training.steps == 300
+
     found = resume(default, size=300)
-    assert (found.model.vocab_size, found.training.steps) == (default, default)
+    assert found.model.vocab_size == default
+    assert found.training.steps == default
 
 
 def test_the_mirror_has_the_choices_of_a_run_on_a_new_machine(resume):
     found = resume(300, "training.mirror=copy", size=700, place="copy")
-    assert (found.model.vocab_size, found.training.steps) == (300, 300)
+    assert found.model.vocab_size == 300
+    assert found.training.steps == 300
 
 
 def test_choices_are_logged_and_an_edit_of_the_file_is_still_refused(resume, capsys, tmp_path):
     resumed = resume(300, "training.steps=900")
     assert capsys.readouterr().err == "run: keeps training.warmup_steps=30, as the run began\n"
+
     (tmp_path / "run" / "checkpoints").mkdir()
     check_workdir(Workdir(tmp_path / "run"), resumed, resumed.facts())
+
     edited = resume(300, "training.steps=900", rate="2e-3")
     assert edited.training.warmup_steps == 30
     with pytest.raises(UserError, match=r"training\.learning_rate=0\.001, but 0.002 was given"):

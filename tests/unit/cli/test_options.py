@@ -47,9 +47,11 @@ def test_a_run_can_be_used_with_the_other_method(settings):
     groups = {"diversity_groups": 3, "diversity_penalty": 0.5}
     searched = BeamSearch(beam_size=3, ends_within="N", early_stop="full", **groups)
     assert settings("--sampling", run=searched) == Sampling(num_samples=3)
+
     sampled = Sampling(num_samples=3, top_k=5, no_repeat_ngram=2)
     found = settings("--beam-size 1", run=sampled)
     assert found == BeamSearch(beam_size=1, no_repeat_ngram=2)
+
     one = Sampling(num_samples=1)  # the default of generate
     found = settings("--top-k 5", run=BeamSearch(no_repeat_ngram=3), default=one)
     assert found == Sampling(num_samples=1, no_repeat_ngram=3, top_k=5)

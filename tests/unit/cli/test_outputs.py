@@ -18,9 +18,12 @@ STDERR = pathlib.Path("/dev/stderr")
 
 
 def test_a_hyphen_is_a_stream_and_not_a_file():
-    assert (input_path("-"), output_path("-")) == (STDIN, STDOUT)
+    assert input_path("-") == STDIN
+    assert output_path("-") == STDOUT
     for path in ("./-", "a", "/dev/null"):
-        assert input_path(path) == output_path(path) == pathlib.Path(path)
+        assert input_path(path) == pathlib.Path(path)
+        assert output_path(path) == pathlib.Path(path)
+
     for path, number in (
         (STDIN, 0),
         (STDOUT, 1),
@@ -37,6 +40,7 @@ def test_a_hyphen_is_a_stream_and_not_a_file():
 def test_streams(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "file").touch()
+
     for path in (tmp_path / "pipe", NULL, STDOUT):
         assert is_stream(path)
     for path in (tmp_path / "file", tmp_path, tmp_path / "new"):
@@ -47,14 +51,17 @@ def test_streams_are_written_directly(tmp_path, capsys):
     with open_output(NULL) as write:
         write(["lost"])
     assert NULL.is_char_device()
+
     with open_output(STDOUT) as write:
         write(["eins", "größer"])
         assert capsys.readouterr().out == "eins\ngrößer\n"
-    os.mkfifo(tmp_path / "pipe")
+
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
     found = []
-    reader = threading.Thread(target=lambda: found.append((tmp_path / "pipe").read_text("utf-8")))
+    reader = threading.Thread(target=lambda: found.append(pipe.read_text("utf-8")))
     reader.start()
-    with open_output(tmp_path / "pipe") as write:
+    with open_output(pipe) as write:
         write(["zwei"])
     reader.join()
     assert found == ["zwei\n"]
@@ -71,10 +78,12 @@ def test_an_open_file_is_continued_and_not_emptied(tmp_path):
     """As with ``--alignments /dev/fd/3 3>>file``."""
     path = tmp_path / "file"
     path.write_text("before\n")
+
     with path.open("a") as file:
         with open_output(pathlib.Path(f"/dev/fd/{file.fileno()}")) as write:
             write(["new"])
         file.write("after\n")
+
     assert path.read_text() == "before\nnew\nafter\n"
 
 
@@ -88,6 +97,7 @@ def test_standard_input_is_read_from_where_it_is(tmp_path):
     with path.open() as stdin:
         found = subprocess.check_output([sys.executable, "-c", code], stdin=stdin, text=True)
     assert found == "two\n"
+
     read_end, write_end = os.pipe()
     os.write(write_end, b"drei\n")
     os.close(write_end)
@@ -131,9 +141,11 @@ def files(tmp_path, monkeypatch):
 def test_uses_of_files(files, inputs, outputs, message):
     options = {f"--{n}": pathlib.Path(path) for n, path in enumerate(outputs.split(), 1)}
     given = list(map(pathlib.Path, inputs.split()))
+
     if message is None:
         check_outputs(given, options)
         return
+
     with pytest.raises(UserError) as found:
         check_outputs(given, options)
     assert message in str(found.value)
@@ -146,6 +158,7 @@ def test_standard_streams_that_are_files(files):
         " import STDIN, STDOUT;"
         "check_outputs([STDIN], {'--output': STDOUT, '--gold': pathlib.Path(sys.argv[1])})"
     )
+
     for gold, out, message in (
         ("new", "out", ""),
         ("file", "out", "--gold file is an input; name another file"),
@@ -156,8 +169,12 @@ def test_standard_streams_that_are_files(files):
         with open("file") as stdin, open(out, "a") as stdout:
             command = [sys.executable, "-c", code, gold]
             done = subprocess.run(
-                command, stdin=stdin, stdout=stdout, stderr=subprocess.PIPE, text=True
+                command,
+                stdin=stdin,
+                stdout=stdout,
+                stderr=subprocess.PIPE,
+                text=True,
             )
-        assert done.stderr.splitlines()[-1:] == (
-            [f"jaxformer.errors.UserError: {message}"] if message else []
-        )
+
+        expected = [f"jaxformer.errors.UserError: {message}"] if message else []
+        assert done.stderr.splitlines()[-1:] == expected

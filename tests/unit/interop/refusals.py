@@ -12,11 +12,20 @@ from jaxformer.runs.workdir import Workdir
 def change(path, new):
     """Changes the values of a JSON file, or the arrays of a safetensors file."""
     has_arrays = path.suffix == ".safetensors"
-    content = (safetensors.numpy.load if has_arrays else json.loads)(path.read_bytes())
-    new(content) if callable(new) else content.update(new)
-    path.write_bytes(
-        safetensors.numpy.save(content) if has_arrays else json.dumps(content).encode()
-    )
+    if has_arrays:
+        content = safetensors.numpy.load(path.read_bytes())
+    else:
+        content = json.loads(path.read_bytes())
+
+    if callable(new):
+        new(content)
+    else:
+        content.update(new)
+
+    if has_arrays:
+        path.write_bytes(safetensors.numpy.save(content))
+    else:
+        path.write_text(json.dumps(content))
 
 
 def refused(import_model, directory, message):
@@ -24,6 +33,7 @@ def refused(import_model, directory, message):
     workdir = directory.parent / "run"
     with pytest.raises(UserError, match=message) as error:
         import_model(directory, workdir)
+
     assert "\n" not in str(error.value)
     assert not Workdir(workdir).config.exists()
 
@@ -33,6 +43,7 @@ def refused_changes(import_model, path, cases):
     before = path.read_bytes()
     for new, message in cases:
         change(path, new)
+
         refused(import_model, path.parent, message)
         path.write_bytes(before)
 
@@ -40,9 +51,11 @@ def refused_changes(import_model, path, cases):
 def refused_files(import_model, directory, cases):
     """Imports a model with another content of a file, or without the file."""
     for name, content, message in cases:
-        before = (directory / name).read_bytes()
-        (directory / name).unlink()
+        path = directory / name
+        before = path.read_bytes()
+        path.unlink()
         if content is not None:
-            (directory / name).write_bytes(content)
+            path.write_bytes(content)
+
         refused(import_model, directory, message)
-        (directory / name).write_bytes(before)
+        path.write_bytes(before)

@@ -356,7 +356,7 @@ def test_a_shortlist_restricts_the_search(model, dtype, monkeypatch):
     import_bergamot(path.parent, path.parent / "run")
 
     for text in ("the old", "a river"):
-        # The first five tokens, the tokens of the source, and the tokens of their lists.
+        # The first five tokens, the tokens of the source, and what their lists add.
         source = [*vocabulary.encode(text), 0]
         allowed = {*range(5), *source}
         for token in source:

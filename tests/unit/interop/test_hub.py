@@ -15,7 +15,7 @@ from jaxformer.interop.huggingface.importer import FILES as HUGGINGFACE
 from jaxformer.interop.marian.importer import FILES as MARIAN
 
 FIXTURE = pathlib.Path(__file__).parents[2] / "fixtures" / "marian" / "swish_tied"
-FILES = {path.name: path.read_bytes() for path in FIXTURE.iterdir() if path.name != "outputs.npz"}
+FILES = {path.name: path.read_bytes() for path in FIXTURE.iterdir() if path.suffix != ".npz"}
 NAME = pathlib.Path("Helsinki-NLP/opus-mt-en-de")
 marian_folder = functools.partial(model_folder, files=MARIAN)
 
@@ -29,14 +29,23 @@ def publish(server, monkeypatch, tmp_path):
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", address)
 
     def publish(files):
-        tree = [{"type": "file", "path": n, "size": len(c), "oid": n} for n, c in files.items()]
-        info = json.dumps({"id": str(NAME), "sha": server.commit}).encode()
-        api, commit = f"/api/models/{NAME}", server.commit
+        commit = server.commit
+        info = json.dumps({"id": str(NAME), "sha": commit}).encode()
+        api = f"/api/models/{NAME}"
         server.files = {f"{api}/revision/main": info, f"{api}/revision/v1": info}
+
+        tree = []
+        for name, content in files.items():
+            server.files[f"/{NAME}/resolve/{commit}/{name}"] = content
+            tree.append({"type": "file", "path": name, "size": len(content), "oid": name})
         server.files[f"{api}/tree/{commit}"] = json.dumps(tree).encode()
-        server.files |= {f"/{NAME}/resolve/{commit}/{n}": c for n, c in files.items()}
 
     return publish
+
+
+def contents(folder):
+    """Returns the content of each file of a folder, by its name."""
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def test_a_model_is_imported_by_its_name_and_downloaded_once(server, publish, tmp_path, capsys):
@@ -44,11 +53,13 @@ def test_a_model_is_imported_by_its_name_and_downloaded_once(server, publish, tm
     command = ["import", "marian", f"https://huggingface.co/{NAME}"]
     assert main([*command, "--workdir", str(tmp_path / "run")]) == 0
     assert "68 tokens" in capsys.readouterr().out
+
     folder = marian_folder(NAME)
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == FILES
+    assert contents(folder) == FILES
     requests = [path for path in server.requests if "/resolve/" in path]
     assert len(requests) == 2 * len(FILES)  # HEAD and GET
     assert marian_folder(pathlib.Path(f"{NAME}@v1")) == folder
+
     server.shutdown()
     server.server_close()  # no network
     assert marian_folder(NAME) == folder
@@ -57,17 +68,20 @@ def test_a_model_is_imported_by_its_name_and_downloaded_once(server, publish, tm
 
 
 def test_the_weights_of_pytorch_are_the_second_choice(publish):
-    weights = {"pytorch_model.bin": FILES["model.safetensors"]}
-    publish({name: FILES[name] for name in FILES if name != "model.safetensors"} | weights)
+    files = dict(FILES)
+    files["pytorch_model.bin"] = files.pop("model.safetensors")
+    publish(files)
+
     assert (marian_folder(NAME) / "pytorch_model.bin").is_file()
 
 
 def test_weights_may_be_in_several_files(publish):
     fixture = FIXTURE.parents[1] / "huggingface" / "llama_grouped"
     files = {path.name: path.read_bytes() for path in fixture.iterdir() if path.suffix != ".npz"}
-    publish(files | {"model.gguf": b"large"})
+    publish({**files, "model.gguf": b"large"})
+
     folder = model_folder(NAME, HUGGINGFACE)
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == files
+    assert contents(folder) == files
 
 
 def test_a_name_may_have_no_owner(server, publish, monkeypatch):
@@ -75,13 +89,16 @@ def test_a_name_may_have_no_owner(server, publish, monkeypatch):
     old = pathlib.Path("opus-mt")
     monkeypatch.setattr(sys.modules[__name__], "NAME", old)
     publish(FILES)
+
     folder = marian_folder(old)
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == FILES
+    assert contents(folder) == FILES
     assert marian_folder(pathlib.Path("opus-mt@v1")) == folder
     with pytest.raises(UserError, match=f"{server.url}/opus-nt: .* opus-nt, which is not a folder"):
         marian_folder(pathlib.Path("opus-nt"))
+
     old.mkdir()
     assert marian_folder(old) == old
+
     server.shutdown()
     server.server_close()  # no network
     for name in ("gpt2", "t5-small", "bert-base-uncased"):
@@ -94,6 +111,7 @@ def test_other_answers_are_explained(server, publish, monkeypatch):
     with pytest.raises(UserError, match=r"expected a Marian model, but it has no source\.spm"):
         marian_folder(NAME)
     assert not any("safetensors" in path for path in server.requests)
+
     with pytest.raises(UserError, match="expected a model, but there is none, or it is private"):
         marian_folder(pathlib.Path("a/b..c"))
     for error, message in (
@@ -103,6 +121,7 @@ def test_other_answers_are_explained(server, publish, monkeypatch):
         server.error = error
         with pytest.raises(UserError, match=rf"{server.url}/a/b: .*{message}"):
             marian_folder(pathlib.Path("a/b"))
+
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(UserError, match=r"huggingface_hub.*pip install '\.\[interop\]'$"):
         marian_folder(NAME)

@@ -47,23 +47,42 @@ SEARCH = [
     ({"num_beams": "4"}, "expected num_beams to be a number: got '4'"),
 ]
 TOKENIZER = [({"separate_vocabs": True}, "one vocabulary for both sides: got separate_vocabs=True")]
+
+
+def exchange_padding(ids):
+    ids["<pad>"], ids["▁dog"] = ids["▁dog"], ids["<pad>"]
+
+
+def rename(old, new):
+    def change_ids(ids):
+        ids[new] = ids.pop(old)
+
+    return change_ids
+
+
 VOCABULARY = [
     (lambda ids: ids.pop("▁dog"), r"expected the ids 0 to \d+ .*: got \d+ pieces"),
-    (
-        lambda ids: ids.update({"<pad>": ids["▁dog"], "▁dog": ids["<pad>"]}),
-        r"<pad> .* the id 66",
-    ),
-    (lambda ids: ids.update({"<UNK>": ids.pop("<unk>")}), "expected an id for <unk>: none"),
-    (lambda ids: ids.update({"\ud800": ids.pop("▁dog")}), "expected pieces of text, got half"),
+    (exchange_padding, r"<pad> .* the id 66"),
+    (rename("<unk>", "<UNK>"), "expected an id for <unk>: none"),
+    (rename("▁dog", "\ud800"), "expected pieces of text, got half"),
 ]
-FC1, ENCODER = "model.encoder.layers.0.fc1", "model.encoder"
-FC2, SHARED, HEAD = "model.decoder.layers.1.fc2.bias", "model.shared.weight", "lm_head.weight"
+ENCODER = "model.encoder"
+FC1 = "model.encoder.layers.0.fc1"
+FC2 = "model.decoder.layers.1.fc2.bias"
+SHARED = "model.shared.weight"
+HEAD = "lm_head.weight"
+
+
+def untie(arrays):
+    arrays[HEAD] = arrays[SHARED] + 1
+
+
 ARRAYS = [
     (lambda arrays: arrays.pop(FC2), rf"expected an array {FC2} of shape \(24,\): none"),
     ({f"{FC1}.weight": np.zeros((2, 2), "f4")}, rf"{FC1}.weight to have shape \(40, 24\): got"),
     ({f"{FC1}.bias": np.zeros(40, "i4")}, f"expected {FC1}.bias to be of floats: got I32"),
     ({f"{ENCODER}.x.bias": np.zeros(24, "f4")}, f"no place for {ENCODER}.x.bias$"),
-    (lambda a: a.update({HEAD: a[SHARED] + 1}), f"expected {SHARED} and {HEAD} to be the same"),
+    (untie, f"expected {SHARED} and {HEAD} to be the same"),
 ]
 
 
@@ -82,24 +101,32 @@ def test_other_values_are_refused_by_name(directory, file, cases):
 
 
 def test_settings_of_the_search_are_found_in_both_places(directory):
+    generation = directory / "generation_config.json"
     settings = {"num_beams": 6, "length_penalty": 0.5, "min_length": 3}
-    change(directory / "generation_config.json", {"max_length": None, **settings})
-    found = MarianConfig(directory).config(("en", "fi"))
-    assert found.search.beam_size == 6
-    assert (found.search.penalty, found.search.length_penalty) == ("power", 0.5)
-    # Their lengths count the start token, and their minimum also end-of-sentence.
-    assert found.search.min_length == 2
-    assert (found.search.early_stop, found.search.ends_within) == ("likely", "N")
-    more = {"early_stopping": True, "max_new_tokens": 9, "max_length": 30, "min_new_tokens": 4}
-    change(directory / "generation_config.json", more)
+    change(generation, {"max_length": None, **settings})
     found = MarianConfig(directory).config(("en", "fi")).search
-    assert (found.early_stop, found.max_length, found.min_length) == ("full", 9, 4)
-    (directory / "generation_config.json").unlink()
+    assert found.beam_size == 6
+    assert found.penalty == "power"
+    assert found.length_penalty == 0.5
+    # Their lengths count the start token, and their minimum also end-of-sentence.
+    assert found.min_length == 2
+    assert found.early_stop == "likely"
+    assert found.ends_within == "N"
+
+    more = {"early_stopping": True, "max_new_tokens": 9, "max_length": 30, "min_new_tokens": 4}
+    change(generation, more)
+    found = MarianConfig(directory).config(("en", "fi")).search
+    assert found.early_stop == "full"
+    assert found.max_length == 9
+    assert found.min_length == 4
+
+    generation.unlink()
     more = {"num_beams": 3, "max_length": 20, "activation_function": "gelu_new"}
     change(directory / "config.json", more)
     found = MarianConfig(directory).config(("en", "de"))
     assert found.model.activation == "gelu"  # the approximation with tanh
-    assert (found.search.beam_size, found.search.max_length) == (3, 19)
+    assert found.search.beam_size == 3
+    assert found.search.max_length == 19
 
 
 def test_fields_of_published_models_are_accepted(directory):
@@ -118,6 +145,7 @@ def test_fields_of_published_models_are_accepted(directory):
         "static_position_embeddings": True,
     }
     before = MarianConfig(directory).config(("en", "de"))
+
     change(directory / "config.json", old)
     assert MarianConfig(directory).config(("en", "de")) == before
 
@@ -141,6 +169,7 @@ def test_missing_and_damaged_files_are_named(directory):
         ("model.safetensors", None, "model.safetensors: no such file; expected a folder of a M"),
     ]
     refused_files(import_marian, directory, cases)
+
     (directory / "model.safetensors").rename(directory / "aside")
     (directory / "pytorch_model.bin").write_bytes(b"\x80\x02cposix\nsystem\n.")
     message = "the package torch, which reads|pytorch_model.bin: expected a dictionary"

@@ -9,7 +9,8 @@ from jaxformer.interop.huggingface.tokenizer_config import apply_settings
 from jaxformer.interop.json_fields import JsonFields
 
 tokenizers = pytest.importorskip("tokenizers")
-models, pre_tokenizers = tokenizers.models, tokenizers.pre_tokenizers
+models = tokenizers.models
+pre_tokenizers = tokenizers.pre_tokenizers
 
 FAST = {"tokenizer_class": "PreTrainedTokenizerFast"}
 LLAMA = {"tokenizer_class": "LlamaTokenizer"}
@@ -19,6 +20,7 @@ def bert():
     """Returns a tokenizer that keeps upper case, as of a file with do_lower_case=false."""
     words = ["[PAD]", "[UNK]", "The", "the", "Café", "café", "cafe", "中", "文", "中文"]
     vocabulary = {word: number for number, word in enumerate(words)}
+
     tokenizer = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
     tokenizer.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=False)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -29,6 +31,7 @@ def gpt2():
     """Returns a tokenizer that begins texts with a space."""
     letters = ["<|endoftext|>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
     vocabulary = {letter: number for number, letter in enumerate(letters)}
+
     tokenizer = tokenizers.Tokenizer(models.BPE(vocabulary, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     return tokenizer
@@ -36,7 +39,9 @@ def gpt2():
 
 def llama():
     """Returns a tokenizer as older files describe it: every part of a text begins with a space."""
-    vocabulary = {token: number for number, token in enumerate(["<unk>", "</s>", "▁", "a", "b"])}
+    tokens = ["<unk>", "</s>", "▁", "a", "b"]
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+
     tokenizer = tokenizers.Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>"))
     steps = [tokenizers.normalizers.Prepend("▁"), tokenizers.normalizers.Replace(" ", "▁")]
     tokenizer.normalizer = tokenizers.normalizers.Sequence(steps)
@@ -44,13 +49,21 @@ def llama():
     return tokenizer
 
 
-def applied(make, model_type, settings, tmp_path, **fields):
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type, **fields}))
-    config = JsonFields(tmp_path / "config.json", {})
-    place = tmp_path / "tokenizer_config.json"
+def applied(make, model_type, settings, folder, **fields):
+    """Returns the tokenizer's file after the settings, which None leaves out."""
+    path = folder / "config.json"
+    path.write_text(json.dumps({"model_type": model_type, **fields}))
+    config = JsonFields(path, {})
+
+    place = folder / "tokenizer_config.json"
     if settings is not None:
         place.write_text(json.dumps(settings))
     return apply_settings(make().to_str(), place, config)
+
+
+def tokens_of(file, text):
+    """Returns the tokens of a text, by the tokenizer in a file."""
+    return tokenizers.Tokenizer.from_str(file).encode(text).tokens
 
 
 @pytest.mark.parametrize(
@@ -68,8 +81,8 @@ def applied(make, model_type, settings, tmp_path, **fields):
     ],
 )
 def test_bert_has_its_own_normalizer(settings, tokens, tmp_path):
-    text = applied(bert, "bert", settings, tmp_path)
-    assert tokenizers.Tokenizer.from_str(text).encode("The Café 中文").tokens == tokens
+    file = applied(bert, "bert", settings, tmp_path)
+    assert tokens_of(file, "The Café 中文") == tokens
 
 
 @pytest.mark.parametrize(
@@ -83,8 +96,8 @@ def test_bert_has_its_own_normalizer(settings, tokens, tmp_path):
     ],
 )
 def test_gpt2_has_its_own_prefix(settings, tokens, tmp_path):
-    text = applied(gpt2, "gpt2", settings, tmp_path)
-    assert tokenizers.Tokenizer.from_str(text).encode("a b").tokens == tokens
+    file = applied(gpt2, "gpt2", settings, tmp_path)
+    assert tokens_of(file, "a b") == tokens
 
 
 @pytest.mark.parametrize(
@@ -100,9 +113,8 @@ def test_gpt2_has_its_own_prefix(settings, tokens, tmp_path):
     ],
 )
 def test_llama_has_its_own_spaces(model_type, settings, tokens, tmp_path):
-    text = applied(llama, model_type, settings, tmp_path)
-    tokenizer = tokenizers.Tokenizer.from_str(text)
-    assert tokenizer.encode("a</s>b a").tokens == tokens
+    file = applied(llama, model_type, settings, tmp_path)
+    assert tokens_of(file, "a</s>b a") == tokens
 
 
 @pytest.mark.parametrize(
@@ -114,15 +126,16 @@ def test_llama_has_its_own_spaces(model_type, settings, tokens, tmp_path):
     ],
 )
 def test_llama_has_its_own_decoder(settings, text, tmp_path):
-    tokenizer = tokenizers.Tokenizer.from_str(applied(llama, "llama", settings, tmp_path))
+    file = applied(llama, "llama", settings, tmp_path)
+    tokenizer = tokenizers.Tokenizer.from_str(file)
+
     ids = tokenizer.encode("a</s>b a").ids
     assert tokenizer.decode(ids, skip_special_tokens=False) == text
 
 
 def test_the_class_may_be_in_config_json(tmp_path):
-    text = applied(llama, "llama", {}, tmp_path, tokenizer_class="LlamaTokenizerFast")
-    found = tokenizers.Tokenizer.from_str(text).encode("a</s>b").tokens
-    assert found == ["▁", "a", "</s>", "b"]
+    file = applied(llama, "llama", {}, tmp_path, tokenizer_class="LlamaTokenizerFast")
+    assert tokens_of(file, "a</s>b") == ["▁", "a", "</s>", "b"]
 
 
 def test_settings_that_change_nothing_leave_the_file(tmp_path):
@@ -133,15 +146,13 @@ def test_settings_that_change_nothing_leave_the_file(tmp_path):
 def test_special_tokens_of_the_settings_are_added(tmp_path):
     """A token of the vocabulary keeps its id, and a new one has the next."""
     settings = {"additional_special_tokens": ["b"], "bos_token": "<s>"}
-    text = applied(llama, "llama", settings, tmp_path)
-    tokenizer = tokenizers.Tokenizer.from_str(text)
+    file = applied(llama, "llama", settings, tmp_path)
+    tokenizer = tokenizers.Tokenizer.from_str(file)
+
     assert tokenizer.encode("ab<s>").ids == [2, 3, 4, 5]
     added = tokenizer.get_added_tokens_decoder()
-    assert {number: token.content for number, token in added.items()} == {
-        1: "</s>",
-        4: "b",
-        5: "<s>",
-    }
+    contents = {number: token.content for number, token in added.items()}
+    assert contents == {1: "</s>", 4: "b", 5: "<s>"}
 
 
 def test_other_settings_are_refused_by_name(tmp_path):

@@ -14,7 +14,9 @@ class Doubler:
     """Doubles numbers, and fails on negative ones; waits for ``go`` before each batch."""
 
     def __init__(self):
-        self.batches, self.is_called, self.go = [], False, threading.Event()
+        self.batches = []
+        self.is_called = False
+        self.go = threading.Event()
         self.go.set()
 
     def __call__(self, numbers):
@@ -25,15 +27,18 @@ class Doubler:
             raise ZeroDivisionError
         if 13 in numbers:
             return []
-        return [ValueError(n) if n < 0 else 2 * n for n in numbers]
+        return list(map(self.answer, numbers))
+
+    def answer(self, number):
+        return ValueError(number) if number < 0 else 2 * number
 
 
-def run(main, **options):
+def run(main, *, max_batch=4, capacity=8, **options):
     """Runs ``main(queue, doubler)`` beside the queue; returns its result and the batches."""
 
     async def both():
         doubler = Doubler()
-        queue = BatchQueue(doubler, **{"max_batch": 4, "capacity": 8, **options})
+        queue = BatchQueue(doubler, max_batch=max_batch, capacity=capacity, **options)
         running = asyncio.create_task(queue.run())
         try:
             return await main(queue, doubler), doubler.batches
@@ -64,8 +69,14 @@ def test_a_batch_waits_for_others_but_not_long():
     seconds, batches = run(main, max_wait=0.05)
     assert batches == [[1, 2]]
     assert 0.05 <= seconds < 5
-    # A full batch does not wait.
-    assert run(lambda queue, _: queue.submit([1, 2, 3, 4]), max_wait=60)[0] == [2, 4, 6, 8]
+
+
+def test_a_full_batch_does_not_wait():
+    async def main(queue, doubler):
+        return await queue.submit([1, 2, 3, 4])
+
+    doubled, _ = run(main, max_wait=60)
+    assert doubled == [2, 4, 6, 8]
 
 
 def test_an_error_fails_its_own_request_alone():
@@ -74,7 +85,8 @@ def test_an_error_fails_its_own_request_alone():
         return await asyncio.gather(*requests, return_exceptions=True)
 
     (one, error, four), batches = run(main)
-    assert (one, four) == ([2], [8])
+    assert one == [2]
+    assert four == [8]
     assert repr(error) == "ValueError(-3)"
     assert batches == [[1, 2, -3, 4]]
 
@@ -86,7 +98,8 @@ def test_the_queue_survives_a_failing_batch():
                 await queue.submit([number])
         return await queue.submit([1])
 
-    assert run(main)[0] == [2]
+    result, _ = run(main)
+    assert result == [2]
 
 
 def test_closing_finishes_what_waits_and_refuses_the_rest():
@@ -94,14 +107,17 @@ def test_closing_finishes_what_waits_and_refuses_the_rest():
         running = await busy(queue, doubler)
         waiting = asyncio.create_task(queue.submit([1]))
         await asyncio.sleep(0)
+
         queue.close()
         with pytest.raises(OverloadedError):
             await queue.submit([2])
+
         doubler.go.set()
         return await running, await waiting
 
     # A batch that waits for others would wait for a minute.
-    assert run(main, max_wait=60, max_batch=1)[0] == ([200], [2])
+    results, _ = run(main, max_wait=60, max_batch=1)
+    assert results == ([200], [2])
 
 
 def test_threads_compute_batches_at_the_same_time():
@@ -123,15 +139,23 @@ def test_threads_compute_batches_at_the_same_time():
 
 
 def test_many_callers_get_their_own_answers():
+    def is_impatient(number):
+        return number % 7 == 0
+
     async def caller(queue, number):
+        seconds = 0.002 if is_impatient(number) else 10
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(0.002 if number % 7 == 0 else 10):
+            async with asyncio.timeout(seconds):
                 return await queue.submit([number] * (number % 3 + 1))
 
     async def main(queue, doubler):
-        return await asyncio.gather(*(caller(queue, number) for number in range(14, 100)))
+        callers = [caller(queue, number) for number in range(14, 100)]
+        return await asyncio.gather(*callers)
 
     results, batches = run(main, capacity=1000, threads=2)
     for number, result in enumerate(results, 14):
-        assert result == [2 * number] * (number % 3 + 1) or (number % 7 == 0 and result is None)
+        if result is None:
+            assert is_impatient(number)
+        else:
+            assert result == [2 * number] * (number % 3 + 1)
     assert max(map(len, batches)) == 4

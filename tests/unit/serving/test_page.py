@@ -3,6 +3,7 @@
 import threading
 import time
 
+import numpy as np
 import pytest
 import uvicorn
 
@@ -30,12 +31,19 @@ class Reverser:
         words = sentence.text.split()
         if not words:
             return Translation([], [])
-        size = range(len(words))
-        weights = [[0.7 * (s == len(words) - 1 - t) + 0.3 * (s == 0) for s in size] for t in size]
-        attention = {"source": words, "target": words[::-1], "weights": weights}
-        attention = None if len(words) > 9 else attention
-        texts = [" ".join(words[::-1]), "<b>second</b> best"]
-        return Translation(texts, [-0.5, -1.25], attention)
+
+        reversed_words = words[::-1]
+        texts = [" ".join(reversed_words), "<b>second</b> best"]
+        scores = [-0.5, -1.25]
+        if len(words) > 9:
+            return Translation(texts, scores)
+
+        weights = np.zeros((len(words), len(words)))  # [T, S]
+        weights[:, 0] = 0.3
+        for t in range(len(words)):
+            weights[t, len(words) - 1 - t] += 0.7
+        attention = {"source": words, "target": reversed_words, "weights": weights.tolist()}
+        return Translation(texts, scores, attention)
 
 
 @pytest.fixture
@@ -52,7 +60,10 @@ def address(model):
     thread.start()
     while not server.started:
         time.sleep(0.01)
-    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+
+    _, port = server.servers[0].sockets[0].getsockname()
+    yield f"http://127.0.0.1:{port}"
+
     server.should_exit = True
     thread.join()
 
@@ -60,15 +71,22 @@ def address(model):
 @pytest.fixture
 def page(browser, address):
     """The page, which must have no errors, and request only the server."""
-    page, troubles = browser.new_page(viewport={"width": 1000, "height": 800}), []
+    troubles = []
+
+    def check_address(request):
+        if not request.url.startswith(address):
+            troubles.append(request.url)
+
+    page = browser.new_page(viewport={"width": 1000, "height": 800})
     page.on("pageerror", lambda error: troubles.append(str(error)))
     page.on("console", lambda message: troubles.append(message.text))
-    page.on("request", lambda request: request.url.startswith(address) or troubles.append(request))
+    page.on("request", check_address)
     page.goto(address)
     page.wait_for_function("() => pair !== null")
     yield page
+
     page.close()
-    assert [trouble for trouble in troubles if "400 (Bad Request)" not in str(trouble)] == []
+    assert [trouble for trouble in troubles if "400 (Bad Request)" not in trouble] == []
 
 
 def shown(page, text):
@@ -83,12 +101,14 @@ def weight(word):
 def test_translates_what_is_typed_and_drops_what_is_not_finished(page, model):
     assert page.locator("#source-name").inner_text() == "German"
     assert page.locator("#target-label").inner_text() == "English"
+
     page.locator("#source").press_sequentially(" ".join(SOURCE), delay=5)
     shown(page, "Hund alte der")
     assert model.texts[-1] == "der alte Hund"
     assert len(model.texts) < len("der alte Hund") / 2
     items = page.locator("#n-best li").all_inner_texts()
     assert items == ["Hund alte der score -0.50", "<b>second</b> best score -1.25"]
+
     page.locator("#source").fill("")
     shown(page, "")
     assert page.locator("#n-best li").count() == 0
@@ -99,14 +119,18 @@ def test_translates_what_is_typed_and_drops_what_is_not_finished(page, model):
 def test_attention_of_words_by_pointer_and_keyboard(page):
     page.locator("#source").fill("der alte Hund")
     shown(page, "Hund alte der")
-    sources, targets = page.locator("#source-words .word"), page.locator("#target-words .word")
+    sources = page.locator("#source-words .word")
+    targets = page.locator("#target-words .word")
     assert sources.all_inner_texts() == SOURCE
+
     targets.nth(1).hover()
     assert list(map(weight, sources.all())) == [0.3, 0.7, 0]
     description = page.locator("#description").inner_text().translate({0x2068: "", 0x2069: ""})
     assert description == "\u201calte\u201d attends to: alte 70%, der 30%."
+
     sources.nth(0).hover()
     assert list(map(weight, targets.all())) == [0.3, 0.3, 1]
+
     page.mouse.move(0, 0)
     page.locator("#source").focus()
     page.keyboard.press("Tab")
@@ -142,6 +166,7 @@ def test_fits_narrow_screens_and_has_contrast(page, scheme):
     page.locator("#source").fill("Donaudampfschifffahrtsgesellschaftskapitaen")
     shown(page, "Donaudampfschifffahrtsgesellschaftskapitaen")
     assert page.evaluate("document.documentElement.scrollWidth") <= 320
+
     color, background = page.evaluate(
         "[getComputedStyle(document.body).color, getComputedStyle(document.body).backgroundColor]"
     )
@@ -152,6 +177,12 @@ def test_fits_narrow_screens_and_has_contrast(page, scheme):
 
 def luminance(color):
     """Returns the relative luminance of a color such as "rgb(0, 0, 0)" (WCAG 2)."""
-    parts = [int(part) / 255 for part in color[4:-1].split(",")]
-    linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    def linear(part):
+        value = int(part) / 255
+        if value <= 0.04045:
+            return value / 12.92
+        return ((value + 0.055) / 1.055) ** 2.4
+
+    red, green, blue = map(linear, color[4:-1].split(","))
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue

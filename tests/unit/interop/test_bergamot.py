@@ -319,7 +319,7 @@ def test_shortlists_are_read_and_checked(tmp_path):
     path = tmp_path / "lex.bin"
     path.write_bytes(shortlist([[], [7, 9], [8]]))
     found = read_shortlist(path)
-    assert (found.first, found.offsets.tolist()) == (5, [0, 0, 2, 3])
+    assert (found.num_common, found.offsets.tolist()) == (5, [0, 0, 2, 3])
     assert found.tokens.tolist() == [7, 9, 8]
     for content, words in (
         (shortlist([[7, 9]], checksum=1), "it is damaged"),

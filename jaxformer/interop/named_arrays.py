@@ -112,7 +112,7 @@ def read_weights(
     skip: re.Pattern[str],
     advice: str,
 ) -> tuple[pathlib.Path, dict[str, np.ndarray]]:
-    """Reads the tensors of a model in the formats of transformers, as far as there are.
+    """Reads the tensors of a model, in the first of transformers' formats that the folder has.
 
     Args:
       directory: Folder of the model.

@@ -195,7 +195,7 @@ class CorpusTask(TokenTask):
         return self._data.plan.efficiency
 
     def example_ids(self, number: int) -> list[int]:
-        """Returns the numbers of a batch's pairs in the training split, from 1."""
+        """Returns the numbers of the pairs of a batch, counted from 1 in the training split."""
         _, rows = self._data.plan.rows(number)
         ids = sorted(itertools.chain.from_iterable(rows))
 

@@ -147,7 +147,7 @@ def _pair_passes(x: Array) -> Array:
 class NetworkTask(Task):
     """Base of all tasks with a config, for one kind of experiment."""
 
-    kind: ClassVar[Kind]  # No other task has the same.
+    kind: ClassVar[Kind]  # Each kind has one task.
     loss_class: type[NetworkLoss]
     config: Config
     tokenizer: Vocabulary | None = None

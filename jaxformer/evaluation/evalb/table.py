@@ -103,7 +103,7 @@ class Report:
 
     rows: tuple[SentenceScores, ...]
     all: Summary
-    short: Summary
+    short: Summary  # of sentences with at most ``cutoff_length`` words
     cutoff_length: int
 
     def to_json(self) -> str:

@@ -128,8 +128,8 @@ def best_hypothesis(beam: Sequence[Hypothesis], words: int) -> Hypothesis:
     """Returns the likeliest hypothesis, with a penalty for a wrong number of parts of speech.
 
     Each missing or surplus part of speech multiplies the probability by 0.05. Without the penalty,
-    hypotheses that end long before the sentence may be the likeliest. Of an empty beam, the best
-    hypothesis has no text.
+    hypotheses that end long before the sentence may be the likeliest. For an empty beam, an empty
+    hypothesis is returned.
 
     Args:
       beam: Hypotheses of the search.

@@ -21,9 +21,10 @@ PURPOSES = {
 
 
 def packages_of(extra: str) -> list[str]:
-    """Returns the packages of an extra with their versions, such as ``numpy>=2``, or nothing.
+    """Returns the packages of an extra with their versions, such as ``numpy>=2``.
 
-    The source is the metadata of the installed jaxformer, which a copied folder does not have.
+    The source is the metadata of the installed jaxformer. A folder that was only copied has none,
+    and the list is empty.
     """
     try:
         requirements = importlib.metadata.requires("jaxformer") or []
@@ -41,9 +42,9 @@ def packages_of(extra: str) -> list[str]:
 
 def is_in_all(extra: str) -> bool:
     """Returns True for an extra that the extra ``all`` installs."""
-    # Its only package is jaxformer[plots,download,...].
-    whole = "".join(packages_of("all"))
-    extras = whole.partition("[")[2]
+    # The only package of all is jaxformer[plots,download,...].
+    package = "".join(packages_of("all"))
+    extras = package.partition("[")[2]
     return extra in re.findall(r"\w+", extras)
 
 

@@ -20,7 +20,7 @@ Check: TypeAlias = Literal[
 ]
 
 _LARGEST_SIZE = 2**20  # Encoding even a single position takes memory in proportion to d_model.
-_FACTS = "facts"  # a key of the metadata of a field
+_FACTS = "facts"  # the key of the facts in the metadata of a field
 
 
 class Facts(NamedTuple):
@@ -50,19 +50,24 @@ class Facts(NamedTuple):
 STRICT = Facts()
 
 
-def setting(default: Any = dataclasses.MISSING, check: Check = "", **facts: Any) -> Any:
+def setting(
+    default: Any = dataclasses.MISSING,
+    check: Check = "",
+    *,
+    factory: Any = dataclasses.MISSING,
+    **facts: Any,
+) -> Any:
     """Returns a field of a dataclass with :class:`Facts`, such as ``setting(512, "size")``.
 
-    ``factory=Section`` is for a section of a config, in place of a default. The facts then hold for
-    all of its fields.
+    A field that is a section of a config has its class as ``factory``, and no default. The facts
+    then hold for the whole section.
     """
-    factory = facts.pop("factory", dataclasses.MISSING)
     metadata = {_FACTS: Facts(check, **facts)}
     return dataclasses.field(default=default, default_factory=factory, metadata=metadata)
 
 
 def facts_of(section: Any) -> dict[str, Facts]:
-    """Returns the facts about each field of a dataclass, which are strict unless it has others."""
+    """Returns the facts about each field of a dataclass; :data:`STRICT` for a field without any."""
     found = {}
     for field in dataclasses.fields(section):
         found[field.name] = field.metadata.get(_FACTS, STRICT)
@@ -90,6 +95,7 @@ _RANGES: dict[Check, tuple[_Range, ...]] = {
 
 def inherit_attributes(cls: type) -> None:
     """Adds the attributes of the base class to a docstring, which ``help`` shows."""
+    # Python has no docstrings when it runs with the option -OO.
     if not cls.__doc__:
         return
 
@@ -146,14 +152,20 @@ def check_known(values: Any, known: Iterable[str], prefix: str) -> None:
 
 
 def check_unchanged(given: dict[str, Any], saved: Any, section: str, place: str) -> None:
-    """Compares a section with a checkpoint's, which earlier versions saved as None or with less."""
+    """Checks that a section has the values that it had when a checkpoint was saved.
+
+    Args:
+      given: The section now.
+      saved: The section of the checkpoint. Earlier versions saved None, or fewer fields.
+      section: Name of the section.
+      place: Path of the checkpoint, for error messages.
+    """
     if saved is None:
         return
     if not isinstance(saved, dict):
         raise UserError(f"{place}: expected fields of {section}, got {reprlib.repr(saved)}")
 
-    given = json.loads(json.dumps(given))  # As when they were saved: tuples become lists.
-
+    given = json.loads(json.dumps(given))  # Tuples become lists, as when they were saved.
     for name, was in saved.items():
         if given.get(name, was) != was:
             raise UserError(
@@ -163,7 +175,7 @@ def check_unchanged(given: dict[str, Any], saved: Any, section: str, place: str)
 
 
 def _convert(value: Any, hint: Any, name: str) -> Any:
-    """Returns a value of the type of a field, or raises an error; integers become floats."""
+    """Checks the type of a field's value; returns the value, as a float if the field is one."""
     is_optional = type(None) in typing.get_args(hint)
     if value is None and is_optional:
         return None
@@ -220,9 +232,11 @@ def _check_types(config: Any, prefix: str) -> None:
                 raise UserError(f"{prefix}{name} must be one of {known}: got {shown}")
             continue
 
-        is_of_numpy = type(value).__module__ == "numpy"
-        if is_of_numpy and not getattr(value, "ndim", 1):
+        is_numpy = type(value).__module__ == "numpy"
+        is_scalar = getattr(value, "ndim", None) == 0
+        if is_numpy and is_scalar:
             value = value.item()
+
         if origin is not tuple:
             converted = _convert(value, hint, f"{prefix}{name}")
             object.__setattr__(config, name, converted)  # The dataclass is frozen.
@@ -233,9 +247,9 @@ def fields_given(instance: Any) -> Iterator[str]:
     for field in dataclasses.fields(instance):
         value = getattr(instance, field.name)
 
-        # Arrays, which have no truth value, are never the default.
+        # Arrays, whose comparison has no truth value, are never the default.
         is_default = value is field.default
-        if not is_default and isinstance(value, int | float):
+        if not is_default and isinstance(value, int | float | str):
             is_default = value == field.default
 
         if not is_default:

@@ -21,7 +21,7 @@ from jaxformer.errors import UserError, prefix_errors
 # Largest size of a file that is read whole, such as a tokenizer. Ours are below 10 MiB.
 MAX_BYTES = 32 << 20
 MAX_JSON_BYTES = 8 << 20  # the worst JSON of this size takes about a second and 400 MiB
-# A pointer to a large file, which is smaller than this (git-lfs/docs/spec.md).
+# The beginning and the largest size of a Git LFS pointer (git-lfs/docs/spec.md).
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 _LFS_MAX_BYTES = 1024
 # Errors of file systems for operations that they do not support.
@@ -35,7 +35,7 @@ UNSUPPORTED = {
     errno.EXDEV,
 }
 
-# As which file options take "-", the name of a stream in other programs.
+# Options for files take "-" for these, as in other programs.
 STDIN = pathlib.Path("/dev/stdin")
 STDOUT = pathlib.Path("/dev/stdout")
 _DESCRIPTORS = {"/dev/stdin": 0, "/dev/stdout": 1, "/dev/stderr": 2}
@@ -92,7 +92,7 @@ def output_path(path: str) -> pathlib.Path:
 
 
 def descriptor_of(path: pathlib.Path) -> int | None:
-    """Returns the number of the open file for which a path such as /dev/stdout stands, or None."""
+    """Returns the file descriptor of a path such as /dev/stdout; None for other paths."""
     text = path.as_posix()
 
     numbered = re.fullmatch(r"/(?:dev|proc/self)/fd/(\d{1,9})", text)
@@ -102,7 +102,7 @@ def descriptor_of(path: pathlib.Path) -> int | None:
 
 
 def is_stream(path: pathlib.Path) -> bool:
-    """Returns True for what is read or written only once: a pipe, a device or an open file."""
+    """Returns True for a path that is read or written only once: a pipe, device or descriptor."""
     if descriptor_of(path) is not None:
         return True
     return path.exists() and not path.is_file() and not path.is_dir()
@@ -144,7 +144,8 @@ def _named_folder(variable: str) -> pathlib.Path | None:
 def make_folder(folder: pathlib.Path, variable: str) -> None:
     """Creates a folder that an environment variable names, and checks that files can be made.
 
-    Permissions alone do not tell: containers have other users, and file systems can be read-only.
+    Permissions alone do not show it: containers have other users, and file systems can be
+    read-only.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -200,7 +201,7 @@ def _check_regular(descriptor: int, path: pathlib.Path) -> None:
     size = status.st_size
     allocated = 512 * getattr(status, "st_blocks", size)  # Windows has no blocks.
     if size > MAX_BYTES and allocated < size // 4:
-        # File systems that compress or do not count blocks have no holes.
+        # Compressed files, and files whose blocks are not counted, have few blocks but no holes.
         if os.lseek(descriptor, 0, os.SEEK_HOLE) < size:
             raise UserError(f"{path}: expected a file with content, found a sparse one")
         os.lseek(descriptor, 0, os.SEEK_SET)
@@ -316,6 +317,7 @@ def write_file(path: pathlib.Path, content: bytes) -> None:
             finally:
                 os.close(folder)
     except OSError as error:
+        # An error from an open file, such as a full disk, does not name it.
         raise OSError(error.errno, error.strerror, error.filename or str(path)) from None
     finally:
         partial.unlink(missing_ok=True)
@@ -368,7 +370,10 @@ def lock_folder(folder: pathlib.Path) -> contextlib.AbstractContextManager[bool]
 
 @contextlib.contextmanager
 def lock_file(path: pathlib.Path, *, shared: bool) -> Iterator[bool]:
-    """Locks a file, exclusively or shared; yields whether it did, True on systems without locks."""
+    """Locks a file, exclusively or shared; yields False if another process has the lock.
+
+    On systems and file systems without locks, it yields True.
+    """
     # NFS needs write access for an exclusive lock. Opening a pipe does not block, either.
     mode = os.O_RDONLY if shared else os.O_RDWR
     descriptor = os.open(path, mode | getattr(os, "O_NONBLOCK", 0))
@@ -379,8 +384,8 @@ def lock_file(path: pathlib.Path, *, shared: bool) -> Iterator[bool]:
             _flock(descriptor, "LOCK_SH" if shared else "LOCK_EX")
         except BlockingIOError:
             locked = False
-        except OSError:  # some network file systems
-            pass
+        except OSError:
+            pass  # Some network file systems have no locks.
         yield locked
     finally:
         os.close(descriptor)

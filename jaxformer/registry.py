@@ -1,10 +1,10 @@
 """Finds what the modules of a package define, such as commands, or layouts of foreign models.
 
-The package is the list: whatever its modules define is in it. A new entry is a new file, or a line
-beside a similar entry. No table names the entries, and importing a module registers nothing.
+The package is the list, without a table of its entries: a new entry is a new file, or a line beside
+a similar entry. Entries are found when they are asked for; importing a module registers nothing.
 
-Packages are given as modules, so that the import rule covers them. A program adds a folder of its
-own modules with ``package.__path__.append(folder)``.
+A package is given as a module, not by its name, so that the import rule covers it. A program adds a
+folder of its own modules with ``package.__path__.append(folder)``.
 """
 
 import functools
@@ -19,34 +19,29 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-def find_entries(package: ModuleType, kind: type[T]) -> dict[str, T]:
+def find_entries(package: ModuleType, cls: type[T]) -> dict[str, T]:
     """Returns the instances of a class that the modules of a package define, by name.
 
     The class has a ``name``, and a ``place``, the number that sorts the entries for users.
     """
-    values: tuple[Any, ...] = find_values(package, kind)
+    values: tuple[Any, ...] = find_values(package, cls)
     entries = {entry.name: entry for entry in sorted(values, key=operator.attrgetter("place"))}
     assert len(entries) == len(values), f"{package.__name__} has two entries of one name"
     return entries
 
 
-def find_values(package: ModuleType, kind: type[T]) -> tuple[T, ...]:
+def find_values(package: ModuleType, cls: type[T]) -> tuple[T, ...]:
     """Returns the instances of a class that the modules of a package define, each once.
 
     They are in the order of the modules' names, and within a module in the order of its lines. The
-    packages in the package belong to it. A value with a private name, ``_NAME``, is left out.
+    modules of packages in the package are included, values with private names, ``_NAME``, are not.
     """
-    # The path is part of the key, since it may become longer.
-    return _find(package, tuple(package.__path__), kind, isinstance)
+    return _find(package, tuple(package.__path__), cls, isinstance)
 
 
-def find_classes(package: ModuleType, base: type[T]) -> tuple[type[T], ...]:
+def find_classes(package: ModuleType, cls: type[T]) -> tuple[type[T], ...]:
     """Returns the subclasses of a class that can be instantiated; otherwise as find_values."""
-    return _find(package, tuple(package.__path__), base, _is_concrete)
-
-
-def _is_concrete(value: Any, base: type) -> bool:
-    return inspect.isclass(value) and issubclass(value, base) and not inspect.isabstract(value)
+    return _find(package, tuple(package.__path__), cls, _is_concrete_subclass)
 
 
 def find_module(package: ModuleType, name: str) -> ModuleType | None:
@@ -61,15 +56,20 @@ def find_module(package: ModuleType, name: str) -> ModuleType | None:
 def _find(
     package: ModuleType,
     path: tuple[str, ...],
-    kind: type,
-    is_entry: Callable[[Any, type], bool],
+    cls: type,
+    belongs_to: Callable[[Any, type], bool],
 ) -> tuple[Any, ...]:
+    """Returns the public values that belong to a class; cached until the package's path changes."""
     found: dict[int, Any] = {}
     for value in _public_values(package):
-        if is_entry(value, kind):
-            # Several modules may import a value.
+        if belongs_to(value, cls):
+            # A value is in each module that imports it, too.
             found.setdefault(id(value), value)
     return tuple(found.values())
+
+
+def _is_concrete_subclass(value: Any, cls: type) -> bool:
+    return inspect.isclass(value) and issubclass(value, cls) and not inspect.isabstract(value)
 
 
 def _public_values(package: ModuleType) -> Iterator[Any]:

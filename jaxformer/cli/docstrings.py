@@ -13,14 +13,14 @@ The docstring of a command has a summary, sections, and at the end an example::
 
     Usage: SOURCE TARGET --workdir DIR
 
-Example:
+    Example:
       jaxformer score --workdir runs/wmt14 source.en target.de
 
 A section has a title, maybe a description, and an entry for each option of the group with this
 title. An entry is the name of a parameter, maybe the placeholder of its value, and the help. The
 section "Usage" replaces the usage. An example is printed as it is. The section "Attributes" of a
 dataclass has the same form.
-"""
+"""  # noqa: D214 (the example belongs to the indented docstring)
 
 import functools
 import inspect
@@ -62,7 +62,7 @@ def read_docstring(documented: Any) -> Docstring:
     descriptions: dict[str, str] = {}
     entries: dict[str, Entry] = {}
 
-    # The docstring of a class replaces entries of its bases.
+    # The object comes last: its summary and example remain, and its entries replace its bases'.
     for each in reversed(getattr(documented, "__mro__", (documented,))):
         text, _, example = inspect.cleandoc(each.__doc__ or "").partition(_EXAMPLE)
         summary, *sections = text.split("\n\n")

@@ -122,7 +122,7 @@ class DecoderOptions:
 
         keep_freed_memory(training=False)  # before JAX starts its threads
 
-        def load(folder: pathlib.Path, weights: str) -> "DecoderT":
+        def load(folder: pathlib.Path, weights: str) -> Any:
             decoder = kind.load(
                 folder,
                 weights=weights,

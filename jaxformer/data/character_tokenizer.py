@@ -21,10 +21,10 @@ class CharacterTokenizer(Vocabulary):
 
     def __init__(self, serialized: bytes) -> None:
         with prefix_errors("expected the tokenizer of a language model", *MALFORMED):
-            self._known = str(json.loads(serialized)["characters"])
+            self._characters = str(json.loads(serialized)["characters"])
 
         super().__init__(serialized)
-        self._pieces = [*SPECIAL_PIECES, *self._known]
+        self._pieces = [*SPECIAL_PIECES, *self._characters]
         self._ids = {piece: i for i, piece in enumerate(self._pieces) if i > UNK}
         self.vocab_size = len(self._pieces)
 
@@ -40,7 +40,7 @@ class CharacterTokenizer(Vocabulary):
         except KeyError as error:
             raise UserError(
                 f"the model has never seen the character {error.args[0]!r}; it knows "
-                f"{self._known!r}"
+                f"{self._characters!r}"
             ) from None
 
     def decode(self, ids: Iterable[SupportsIndex]) -> str:

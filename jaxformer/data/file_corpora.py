@@ -17,7 +17,8 @@ from jaxformer.data import text_files
 from jaxformer.errors import UserError, needs_package
 from jaxformer.files import explain_read_errors, file_sha256, local_path
 
-_COLUMN = "translation"
+_COLUMN = "translation"  # the column with the texts of all languages
+# A file of a series, such as train-00000-of-00002.parquet: its start, number and size.
 _SERIES = re.compile(r"(.*)-(\d{5})-of-(\d{5}).*")
 
 
@@ -76,7 +77,7 @@ class FileCorpus(abc.ABC):
         """Yields the pairs of a file."""
 
     def lines(self, path: pathlib.Path) -> Sequence[object]:
-        """Returns the line number of each row of a file."""
+        """Returns the line number of each row of a file, or another name of its place."""
         count = sum(1 for _ in text_files.read_bytes(path))
         return range(1, 1 + count)
 
@@ -122,15 +123,19 @@ class RecordCorpus(FileCorpus):
         """Returns a hash of the languages and of the bytes of all files."""
         content = hashlib.sha256()
         for path in find_files(split):
-            # Checks the format, since the cache may have tokens of a run with the right format.
+            # Opening a file checks its format. The pairs may never be read: the cache may have the
+            # tokens of a run with the right format, whose fingerprint is the same.
             with self.open(path), explain_read_errors(path):
                 content.update(bytes.fromhex(file_sha256(path)))
 
         # As in 0.2.0, Parquet and JSONL have the same fingerprints: no file can be both.
-        identity = (*self.languages, content.hexdigest(), *self.kind.split())
+        identity = (*self.languages, content.hexdigest())
+        if self.kind:
+            identity += (self.kind,)
         return hashlib.sha256(repr(identity).encode()).hexdigest()
 
     def pair(self, row: Any, place: str) -> tuple[str, str]:
+        """Returns the texts of a row; ``place`` names the row in error messages."""
         texts = row
         if isinstance(row, dict) and not isinstance(row.get(_COLUMN, ""), str):
             texts = row[_COLUMN]
@@ -162,7 +167,7 @@ class JsonlCorpus(RecordCorpus):
 
     def rows(self, path: pathlib.Path) -> Iterator[tuple[str, str]]:
         for number, line in enumerate(text_files.read_bytes(path), 1):
-            try:  # by hand, since there may be millions of lines
+            try:  # A context manager would be slow for millions of lines.
                 row = json.loads(line)
             except (ValueError, RecursionError) as error:
                 raise UserError(
@@ -199,10 +204,10 @@ class ParquetCorpus(RecordCorpus):
             with pyarrow.parquet.ParquetFile(path) as file:
                 yield file
         except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-            what = str(error).splitlines()[0]
+            reason = str(error).splitlines()[0]
             raise UserError(
-                f"{path}: expected a whole Parquet file: {what}; get it again, or name its format "
-                "in data.corpus"
+                f"{path}: expected a whole Parquet file: {reason}; get it again, or name its "
+                "format in data.corpus"
             ) from None
 
     def lines(self, path: pathlib.Path) -> Sequence[object]:
@@ -233,6 +238,7 @@ class ParquetCorpus(RecordCorpus):
 
 
 def find_files(split: str) -> list[pathlib.Path]:
+    """Returns the files of a split, which names files or patterns; refuses missing ones."""
     paths = []
     for pattern in split.split(","):
         paths += _matches(local_path(pattern))
@@ -250,6 +256,7 @@ def _matches(pattern: pathlib.Path) -> list[pathlib.Path]:
 
     names = sorted(glob.glob(os.path.join(folder, pattern.name)))
     if not names:
+        # The file may exist only compressed; otherwise this raises an error.
         return [text_files.find_file(pattern)]
 
     _check_series(pattern, names)

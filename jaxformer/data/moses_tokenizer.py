@@ -14,8 +14,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, SupportsIndex
 
-from sacremoses import MosesDetokenizer, MosesPunctNormalizer
-from sacremoses import MosesTokenizer as Scripts
+import sacremoses
 
 from jaxformer.data.corpus import Corpus
 from jaxformer.data.tokenizer import Tokenizer, Vocabulary
@@ -24,9 +23,11 @@ from jaxformer.fields import check_values
 
 
 class _Scripts(NamedTuple):
-    normalizer: MosesPunctNormalizer
-    tokenizer: Scripts
-    detokenizer: MosesDetokenizer
+    """Moses' scripts for one language."""
+
+    normalizer: sacremoses.MosesPunctNormalizer
+    tokenizer: sacremoses.MosesTokenizer
+    detokenizer: sacremoses.MosesDetokenizer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,7 +48,7 @@ class Preprocessing:
 
     def apply(self, text: str, *, target: bool = False) -> str:
         """Returns a source, or a target, as words separated by spaces."""
-        scripts = _scripts(self.target_language if target else self.source_language)
+        scripts = _scripts_for(self.target_language if target else self.source_language)
         if self.lowercase:
             text = text.lower()
 
@@ -91,7 +92,7 @@ class MosesTokenizer(Tokenizer):
             self.preprocessing = Preprocessing(**values["moses"])
             super().__init__(base64.b64decode(values["sentencepiece"], validate=True))
 
-        # The tokenizer's file has the options, too.
+        # The tokenizer's file and hash are of the JSON object, not only of the SentencePiece model.
         Vocabulary.__init__(self, serialized)
 
     @classmethod
@@ -116,16 +117,16 @@ class MosesTokenizer(Tokenizer):
         if not self.preprocessing.detokenize:
             return words
 
-        scripts = _scripts(self.preprocessing.target_language)
+        scripts = _scripts_for(self.preprocessing.target_language)
         return scripts.detokenizer.detokenize(words.split())
 
 
 @functools.cache
-def _scripts(language: str) -> _Scripts:
+def _scripts_for(language: str) -> _Scripts:
     return _Scripts(
-        normalizer=MosesPunctNormalizer(language, perl_parity=True),
-        tokenizer=Scripts(language),
-        detokenizer=MosesDetokenizer(language),
+        normalizer=sacremoses.MosesPunctNormalizer(language, perl_parity=True),
+        tokenizer=sacremoses.MosesTokenizer(language),
+        detokenizer=sacremoses.MosesDetokenizer(language),
     )
 
 

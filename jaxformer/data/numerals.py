@@ -11,6 +11,7 @@ import hashlib
 import pathlib
 import sys
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,14 +20,23 @@ from jaxformer.files import local_path, write_file
 
 SPLITS = ("train", "held_out")
 
-# For each magnitude: first number, end of the range, numbers held out, numbers in training. All
-# numbers below 100 are for training, since they teach the words themselves.
+
+class _Magnitude(NamedTuple):
+    """The numbers from ``start`` to ``stop - 1``, and how many of them each split has."""
+
+    start: int
+    stop: int
+    held_out: int
+    train: int
+
+
+# All numbers below 100 are for training, since they teach the words themselves.
 _MAGNITUDES = (
-    (0, 100, 0, 100),
-    (100, 1_000, 40, 860),
-    (1_000, 10_000, 110, 3_000),
-    (10_000, 100_000, 150, 6_000),
-    (100_000, 1_000_000, 200, 10_040),
+    _Magnitude(0, 100, held_out=0, train=100),
+    _Magnitude(100, 1_000, held_out=40, train=860),
+    _Magnitude(1_000, 10_000, held_out=110, train=3_000),
+    _Magnitude(10_000, 100_000, held_out=150, train=6_000),
+    _Magnitude(100_000, 1_000_000, held_out=200, train=10_040),
 )
 
 _NUMBERS = (*range(21), *range(30, 100, 10))
@@ -135,12 +145,12 @@ def numbers_in(split: str) -> list[int]:
         raise UserError(f"the numerals corpus has the splits {' and '.join(SPLITS)}: got {split!r}")
 
     chosen = []
-    for low, end, held_out, training in _MAGNITUDES:
-        mixed = low + _permutation(end - low)
+    for each in _MAGNITUDES:
+        mixed = each.start + _permutation(each.stop - each.start)
         if split == "held_out":
-            chosen.append(mixed[:held_out])
+            chosen.append(mixed[: each.held_out])
         else:
-            chosen.append(mixed[held_out : held_out + training])
+            chosen.append(mixed[each.held_out : each.held_out + each.train])
 
     numbers = np.concatenate(chosen)
     order = _permutation(len(numbers))
@@ -148,8 +158,10 @@ def numbers_in(split: str) -> list[int]:
 
 
 def _permutation(count: int) -> np.ndarray:
+    """Returns the numbers below ``count`` in a random order, the same every time."""
+    seed = count
     # NumPy guarantees the stream of raw bits across versions, but not shuffle's.
-    keys = np.random.PCG64(count).random_raw(count)
+    keys = np.random.PCG64(seed).random_raw(count)
     return np.argsort(keys, kind="stable")
 
 

@@ -41,7 +41,10 @@ class Decoder(Predictor):
         search: BeamSearch | Sampling | None = None,
         compute_dtype: str | None = None,
     ) -> DecoderT:
-        """Reads config, tokenizer and parameters; arguments and errors of ``Translator.load``."""
+        """Reads config, tokenizer and parameters; arguments and errors as for ``Translator.load``.
+
+        Several weights, separated by commas, form an ensemble.
+        """
         decoders = []
         for name in str(weights).split(","):
             trained = TrainedModel.load(
@@ -85,11 +88,11 @@ class Decoder(Predictor):
                 )
             members += each.models.experts
 
-        together = copy.copy(self)
+        ensemble = copy.copy(self)
         if others:
-            together.models = Ensemble(tuple(members))
-        together.weights = ", ".join(each.weights for each in decoders)
-        return together
+            ensemble.models = Ensemble(tuple(members))
+        ensemble.weights = ", ".join(each.weights for each in decoders)
+        return ensemble
 
     def contrast_with(self: DecoderT, amateur: DecoderT, alpha: float = 0.1) -> DecoderT:
         """Returns a decoder that prefers what an amateur finds less probable (Li et al. 2023).
@@ -113,16 +116,17 @@ class Decoder(Predictor):
                 "a contrast is made of two models or ensembles: got the contrast of some"
             )
 
-        together = copy.copy(self)
-        together.models = Contrast(self.models, amateur.models, np.float32(alpha))
-        together.weights = f"{self.weights}; amateur: {amateur.weights}"
-        return together
+        contrast = copy.copy(self)
+        contrast.models = Contrast(self.models, amateur.models, np.float32(alpha))
+        contrast.weights = f"{self.weights}; amateur: {amateur.weights}"
+        return contrast
 
-    def _check_tokenizer(self, other: "Decoder", models: str) -> None:
+    def _check_tokenizer(self, other: "Decoder", roles: str) -> None:
+        """Checks that another decoder has this one's tokenizer; ``roles`` names the two."""
         if other.tokenizer.sha256 == self.tokenizer.sha256:
             return
         raise UserError(
-            f"{models} must share a tokenizer: got ones with SHA-256 {self.tokenizer.sha256} and "
+            f"{roles} must share a tokenizer: got ones with SHA-256 {self.tokenizer.sha256} and "
             f"{other.tokenizer.sha256}; train all with the same"
         )
 

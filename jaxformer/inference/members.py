@@ -159,7 +159,9 @@ class Contrast:
 
     experts: Ensemble
     amateurs: Ensemble
-    alpha: np.float32  # least probability of a token, as a fraction of the experts' largest
+    alpha: (
+        Float[Array, ""] | np.float32
+    )  # least probability of a token, as a fraction of the experts' largest
 
     @property
     def max_length(self) -> int:

@@ -22,12 +22,16 @@ def score_texts(
     *,
     report: Callable[[int], object] = lambda finished: None,
 ) -> list[Score]:
-    """Returns the score of each text, in order: of all its tokens, given the ones before them.
+    """Returns the score of each text, in order: each token is scored given the tokens before it.
 
-    The first token is given what an empty prompt stands for: beginning of sentence in an imported
-    model, a line break in others. The end of a text is not scored. A text without tokens has log
-    probability 0. An ensemble averages the probabilities of its models at every token. ``report``
-    is called with the number of texts in each finished batch.
+    Before the first token comes an empty prompt: beginning of sentence in an imported model, a line
+    break in others. The end of a text is not scored. A text without tokens has log probability 0.
+    An ensemble averages the probabilities of its models at every token.
+
+    Args:
+      generator: The language model.
+      texts: Token ids of each text.
+      report: Called with the number of texts in each finished batch.
     """
     models = generator.models
     for number, text in enumerate(texts):
@@ -40,12 +44,13 @@ def score_texts(
     first = generator.prompt_ids("")[-1]
 
     def log_probs_of(batch: PairBatch) -> Float[Array, " B"]:
+        # The input at each target is the token before it.
         targets = batch.tgt_out
         inputs = np.roll(targets, 1, axis=1)
         inputs[:, 0] = first
         return _log_probabilities(models.experts, inputs, targets)
 
-    # A text is the target of a pair. It needs a source, too: pairs without one are not scored.
+    # A text is the target of a pair. It is also the source, since a pair needs one to be scored.
     pairs = [(ids, ids) for ids in texts]
     return score_batches(
         pairs,

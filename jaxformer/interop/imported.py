@@ -22,9 +22,18 @@ def write_import(
     tokenizer: Vocabulary | None,
     params: PyTree,
 ) -> str:
-    """Writes the workdir of a model that was converted from a folder of another system.
+    """Writes the workdir of a converted model.
 
-    Returns the size of the model, such as "9,200 parameters, 99 tokens".
+    Args:
+      folder: The new workdir.
+      system: Name of the system that the model is from.
+      directory: Folder of the model in the system's format.
+      config: Config of the model.
+      tokenizer: Tokenizer of the model, if it has one.
+      params: Parameters of the model.
+
+    Returns:
+      The size of the model, such as "9,200 parameters, 99 tokens".
     """
     identity = {}
     serialized = None
@@ -43,5 +52,7 @@ def write_import(
     )
 
     size = sum(leaf.size for leaf in jax.tree.leaves(params))
-    parameters = f"{size:,} parameters"
-    return parameters if tokenizer is None else f"{parameters}, {tokenizer.vocab_size:,} tokens"
+    summary = f"{size:,} parameters"
+    if tokenizer is not None:
+        summary += f", {tokenizer.vocab_size:,} tokens"
+    return summary

@@ -20,10 +20,16 @@ class JsonFields:
     """The fields of a JSON file, checked when they are read."""
 
     def __init__(self, place: pathlib.Path, defaults: dict[str, Any], layout: str = "") -> None:
-        """Reads a file; ``layout`` ends the message about a missing one, unless it is optional."""
+        """Reads a file.
+
+        Args:
+          place: Path of the file.
+          defaults: Values of fields that the file leaves out.
+          layout: End of the message about a missing file; empty if the file is optional.
+        """
         self.place = place
         self.values = dict(defaults)
-        self.tensors: Mapping[str, np.ndarray] = {}  # in the files beside this one
+        self.tensors: Mapping[str, np.ndarray] = {}  # of the model, which an importer adds
 
         is_required = bool(layout)
         if is_required or place.exists():
@@ -54,7 +60,14 @@ class JsonFields:
         return float(value)
 
     def check(self, name: str, known: Sequence[Any], expected: str, reason: str) -> None:
-        """Refuses a field with another value than the known ones, unless it is left out."""
+        """Refuses a field with another value than the known ones, unless it is left out.
+
+        Args:
+          name: Name of the field.
+          known: Values that are allowed.
+          expected: Text for these values.
+          reason: Why no other value is, to follow "jaxformer's" in the message.
+        """
         is_left_out = name not in self.values
         if not is_left_out and self.values[name] not in known:
             raise self._error(name, expected, f"; jaxformer's {reason}")

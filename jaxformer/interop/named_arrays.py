@@ -14,8 +14,7 @@ from jaxformer.errors import UserError, needs_package, prefix_errors
 from jaxformer.files import explain_read_errors, open_file, read_object
 
 NOTHING = re.compile("(?!)")  # matches no name
-_FLOATS = {"F16", "BF16", "F32", "F64"}
-
+_FLOATS = {"F16", "BF16", "F32", "F64"}  # dtypes of safetensors
 
 Params = dict[str, Any]
 
@@ -31,7 +30,7 @@ class NamedArrays:
 
     arrays: Mapping[str, np.ndarray]
     sizes: Mapping[str, int]  # of the axes, in the arrays
-    # the old index at each new index of an axis; -1 gives zeros
+    # By axis: the index in the arrays for each index of ours; -1 gives zeros.
     orders: Mapping[str, Int[np.ndarray, " indices"]]
     place: str  # origin of the arrays, for error messages
 
@@ -63,7 +62,8 @@ class NamedArrays:
                 array = array.take(order, axis=number)
 
                 is_absent = order < 0
-                array[(slice(None),) * number + (is_absent,)] = 0
+                axis_first = np.moveaxis(array, number, 0)  # a view
+                axis_first[is_absent] = 0
         return array
 
     def linear(self, name: str, axes: str, ours: str) -> Params:
@@ -112,7 +112,16 @@ def read_weights(
     skip: re.Pattern[str],
     advice: str,
 ) -> tuple[pathlib.Path, dict[str, np.ndarray]]:
-    """Returns the file that lists a model's tensors, and those that ``skip`` does not match."""
+    """Reads the tensors of a model, in the first of transformers' formats that the folder has.
+
+    Args:
+      directory: Folder of the model.
+      skip: Pattern of the names of tensors that are not read.
+      advice: End of the message about a missing file.
+
+    Returns:
+      The file that lists the tensors, and the tensors by name.
+    """
     path = directory / "model.safetensors"
     if path.is_file():
         return path, read_safetensors(path, skip)
@@ -124,8 +133,7 @@ def read_weights(
     pickled = directory / "pytorch_model.bin"
     if pickled.is_file():
         arrays = read_torch(pickled)
-        kept = [name for name in arrays if not skip.fullmatch(name)]
-        return pickled, {name: arrays[name] for name in kept}
+        return pickled, {name: arrays[name] for name in arrays if not skip.fullmatch(name)}
 
     raise UserError(f"{path}: no such file; {advice}")
 
@@ -168,7 +176,11 @@ def read_safetensors(
     path: pathlib.Path,
     skip: re.Pattern[str] = NOTHING,
 ) -> dict[str, np.ndarray]:
-    """Reads the arrays of a safetensors file, which must be floats; ``skip`` matches others."""
+    """Reads the arrays of a safetensors file, except those whose names ``skip`` matches.
+
+    Raises:
+      UserError: The file is damaged, or an array that is read is not of floats.
+    """
     with needs_package("safetensors", "which reads the weights of other systems"):
         import safetensors
 
@@ -192,15 +204,15 @@ def read_torch(path: pathlib.Path) -> dict[str, Float[np.ndarray, "..."]]:
     """Reads a state dictionary that ``torch.save`` wrote, such as pytorch_model.bin, as float32."""
     with explain_read_errors(path):
         open_file(path).close()  # Refuses other things than files, and Git LFS pointers.
-    with needs_package(
-        "torch", "which reads pytorch_model.bin; model.safetensors needs no PyTorch"
-    ):
+
+    reason = "which reads pytorch_model.bin; model.safetensors needs no PyTorch"
+    with needs_package("torch", reason):
         import torch
 
     with explain_read_errors(path), open_file(path) as file:
         try:
             # weights_only refuses everything in a pickle except tensors and plain containers.
-            # pyright mistakes interop/torch.py for the package.
+            # pyright mistakes interop/torch.py for the package torch.
             state = torch.load(file, map_location="cpu", weights_only=True)  # pyright: ignore
             return {name: tensor.float().numpy() for name, tensor in state.items()}
 

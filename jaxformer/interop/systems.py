@@ -20,7 +20,8 @@ class ExportFormat(NamedTuple):
       name: Its word on the command line.
       help: A description of its files.
       place: Number that sorts the formats in ``--help``.
-      stores: Dtype of its parameters; None for a program, whose dtype ``--dtype`` selects.
+      stores: Dtype of the parameters in its files; None for a program, whose dtype ``--dtype``
+        selects.
       write: Writes the files of a model to a folder.
     """
 
@@ -32,11 +33,11 @@ class ExportFormat(NamedTuple):
 
 
 class Importer(NamedTuple):
-    """A function that converts the model in a folder to a new workdir.
+    """Converts the models of a system.
 
     Attributes:
-      convert: Takes the folder and the workdir, and ``languages`` if the system has them; returns a
-        summary of the model.
+      convert: Converts the model in a folder to a new workdir. Takes the folder, the workdir, and
+        ``languages`` if the system has them; returns a summary of the model.
       files: The files of a model on the Hugging Face Hub; None if the system has none there.
     """
 
@@ -49,10 +50,10 @@ class ImportSystem(NamedTuple):
 
     Attributes:
       name: Its word on the command line.
-      help: The models that it has.
+      help: A description of its models.
       place: Number that sorts the systems in ``--help``.
       has_languages: A model can have many languages; an import selects two.
-      importer: Returns the function that converts models.
+      importer: Imports heavy libraries, and returns the importer.
     """
 
     name: str

@@ -16,32 +16,41 @@ from jaxformer.models.architecture import Architecture
 from jaxformer.models.assembly import Model
 from jaxformer.nn.stack import Remat
 
-TOKENS = jax.ShapeDtypeStruct((1, 1), jnp.int32)
+TOKENS = jax.ShapeDtypeStruct((1, 1), jnp.int32)  # one row with one token
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Kind:
-    """A kind of experiment: the classes of its data and models."""
+    """A kind of experiment: the classes of its data and models.
 
-    description: str  # of its models, in error messages
-    commands: str  # for its models
-    use: str  # what to do with the model in a {workdir}
-    corpora: tuple[str, ...]  # values of data.corpus that select it
+    Attributes:
+      description: A model of this kind, such as "a parser", in messages.
+      commands: The commands that use its models, in messages.
+      use: What to do with a trained model in ``{workdir}``, in messages.
+      corpora: Values of ``data.corpus`` that select the kind.
+      data: Class of its section ``data``.
+      networks: Classes of its models; the first is the default.
+      inputs: Returns shapes and dtypes of the arrays that a model takes, for one row, given its
+        section ``model``.
+      load_tokenizer: Reads the tokenizer in a workdir; None if models have none.
+    """
+
+    description: str
+    commands: str
+    use: str
+    corpora: tuple[str, ...]
     data: type[DataSection]
-    networks: tuple[type[Model], ...]  # its models; the first is the default
-    # shapes and dtypes of the arrays that a model takes, for one row
+    networks: tuple[type[Model], ...]
     inputs: Callable[[Any], tuple[jax.ShapeDtypeStruct, ...]] = lambda model: (TOKENS,)
     load_tokenizer: Callable[[pathlib.Path], Vocabulary] | None = Tokenizer.load
 
     def build(self, model: Architecture, remat: Remat = "none") -> Model:
         """Returns the model that a section ``model`` describes."""
-        # A section can be a subclass of a network's.
-        network = next(
-            network
-            for section in type(model).mro()
-            for network in self.networks
-            if network.section is section
-        )
+        by_section = {network.section: network for network in self.networks}
+
+        # The class of the section can be a subclass of a network's.
+        section = next(cls for cls in type(model).mro() if cls in by_section)
+        network = by_section[section]
         _check_fields(model, network)
         return network(model, remat)
 
@@ -57,7 +66,7 @@ class Kind:
 
 
 def _check_fields(model: Architecture, network: type[Model]) -> None:
-    """Refuses a field of a subclass of a section, which the network would ignore."""
+    """Refuses a field that only a subclass of the network's section has, and would be ignored."""
     known = {field.name for field in dataclasses.fields(network.section)}
     for name in fields_given(model):
         if name not in known:

@@ -15,7 +15,7 @@ from jaxformer.nn.parameters import describe
 
 @functools.lru_cache
 def make_init(model: Architecture, kind: Kind = TRANSLATION) -> Callable[[Array], PyTree]:
-    """Returns a function that creates the float32 parameters of a model from a key."""
+    """Returns a function that creates the float32 parameters of a model, given a random key."""
 
     def init(key: Array) -> PyTree:
         inputs = [jnp.ones(each.shape, each.dtype) for each in kind.inputs(model)]

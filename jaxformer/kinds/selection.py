@@ -12,4 +12,7 @@ def known_kinds() -> tuple[Kind, ...]:
 
 def kind_of(corpus: object) -> Kind:
     """Returns the kind of experiment on a corpus; translation if there is no such corpus."""
-    return next((kind for kind in known_kinds() if corpus in kind.corpora), TRANSLATION)
+    for kind in known_kinds():
+        if corpus in kind.corpora:
+            return kind
+    return TRANSLATION

@@ -6,12 +6,15 @@ from jaxformer.models.student import Student
 from jaxformer.models.t5 import T5
 from jaxformer.models.transformer import Transformer
 
+# All corpora of pairs, except those that another kind opens, such as treebanks.
+_CORPORA = tuple(source.name for source in known_sources().values() if source.open)
+
 TRANSLATION = Kind(
     description="a model of sentence pairs",
     commands="jaxformer translate",
     use="translate with jaxformer translate --workdir {workdir}",
-    corpora=tuple(source.name for source in known_sources().values() if source.open),
+    corpora=_CORPORA,
     data=DataConfig,
     networks=(Transformer, T5, Student),
-    inputs=lambda model: (TOKENS, TOKENS),
+    inputs=lambda model: (TOKENS, TOKENS),  # of the source and of the target
 )

@@ -1,4 +1,4 @@
-"""The base of all sections ``model`` of a config, and special tokens that a model lacks."""
+"""Bases of all sections ``model`` of a config, and special tokens that a model lacks."""
 
 import dataclasses
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -17,7 +17,7 @@ from jaxformer.nn.precision import ComputeDtype
 _SPECIAL = {"pad": PAD, "eos": EOS, "bos": BOS, "unk": UNK}
 # Bias of the logit of a token that is never generated. Its probability is 0 in float32, even beside
 # GPT-2's logits of -100. With -inf, label smoothing would have an infinite loss, and training skips
-# steps whose parameters are infinite. Workdirs of imported models have this number, too.
+# steps whose parameters are infinite. Workdirs of imported models, such as M2M-100, contain it.
 NEVER_GENERATED = -1e4
 
 
@@ -25,7 +25,8 @@ NEVER_GENERATED = -1e4
 class StackSettings:
     """The layers of a stack that :func:`~jaxformer.models.assembly.make_stack` builds.
 
-    The fields are as in :class:`~jaxformer.ModelConfig`; the defaults are later models'.
+    The fields are as in :class:`~jaxformer.ModelConfig`; later models, such as ViT, have the
+    defaults.
     """
 
     num_layers: int
@@ -50,8 +51,8 @@ class EmbeddingSettings:
     """The embeddings and the logits of a model of tokens.
 
     Attributes:
-      positions: Encoding that is added to embeddings; None if layers encode positions.
-      is_scaled: Embeddings are multiplied by sqrt(d_model).
+      positions: Encoding that is added to embeddings; None if the layers encode positions.
+      is_scaled: Embeddings are multiplied by sqrt(d_model), as in the paper.
       dropout_rate: Dropout rate of embedding sums.
       has_bias: The bias of the logits is a parameter.
       absent_tokens: Special tokens that the vocabulary lacks; see :func:`absent_bias`.
@@ -98,7 +99,7 @@ class Architecture:
 
     @property
     def key_size(self) -> int:
-        """Size of the queries and keys of a head, with the default applied."""
+        """Size of the queries and keys of a head."""
         return self.d_model // self.num_heads
 
     @property
@@ -133,14 +134,14 @@ class Architecture:
 
 
 class PaperArchitecture(Architecture):
-    """The base of sections of models with the paper's layers, in other settings."""
+    """The base of sections of models with the paper's layers, maybe with other settings."""
 
     dropout_rate: float
     attention_dropout_rate: float
     activation: Activation
 
     def stack_settings(self) -> StackSettings:
-        """Returns the settings of the layers, with defaults for those that are no fields."""
+        """Returns the settings of the layers; those without a field have their defaults."""
         return StackSettings(
             num_layers=self.num_layers,
             d_ff=self.d_ff,
@@ -153,7 +154,7 @@ class PaperArchitecture(Architecture):
         )
 
     def decoder_settings(self) -> StackSettings:
-        """Returns the settings of the layers of a decoder, beside an encoder."""
+        """Returns the settings of the layers of a decoder that has an encoder."""
         return dataclasses.replace(self.stack_settings(), num_layers=self.decoder_layers)
 
 

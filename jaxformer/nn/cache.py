@@ -25,21 +25,22 @@ from jaxformer.nn.precision import at_least_float32
 
 
 def _capacity_for(length: int, beams: int, window: int | None) -> int:
-    """Returns the number of positions to keep of ``length`` positions.
+    """Returns the capacity M for ``length`` positions; a window keeps only the last ones.
 
-    The slots are a multiple of 16: on CPUs, XLA's sums over 15 or 30 take ten times as long.
+    The number of slots, M * beams, is a multiple of 16: on CPUs, XLA's sums over 15 or 30 take ten
+    times as long.
     """
     kept = length if window is None else min(length, window + 1)
-    multiple = 16 // math.gcd(16, beams)
-    blocks = -(-kept // multiple)
-    return blocks * multiple
+    block = 16 // math.gcd(16, beams)  # positions whose slots are a multiple of 16
+    num_blocks = -(-kept // block)
+    return num_blocks * block
 
 
-def _pad_to(leaf: Array, axis: int, capacity: int) -> Array:
-    missing = max(0, capacity - leaf.shape[axis])
-    padding = [(0, 0)] * leaf.ndim
+def _pad_to(array: Array, axis: int, capacity: int) -> Array:
+    missing = max(0, capacity - array.shape[axis])
+    padding = [(0, 0)] * array.ndim
     padding[axis] = (0, missing)
-    return jnp.pad(leaf, padding)
+    return jnp.pad(array, padding)
 
 
 @flax.struct.dataclass
@@ -110,17 +111,19 @@ class Slots:
         starts = 0 if self.starts is None else self.starts
         held = self.positions_held(self.length)[None]  # [1, M]
 
-        # A beam sees the slots of its ancestors, from its first token on.
-        slots = self.beam_slots[..., None]
-        own = slots == expand_like(jnp.arange(beams, dtype=jnp.int32), slots)  # [B, N, M, N]
-        own &= (held >= starts)[:, None, :, None]
+        # A beam sees the slots of its ancestors, from the first token of the row on.
+        ancestors = self.beam_slots[..., None]
+        writers = expand_like(jnp.arange(beams, dtype=jnp.int32), ancestors)
+        visible = ancestors == writers  # [B, N, M, N]
+        visible &= (held >= starts)[:, None, :, None]
 
-        query = jnp.broadcast_to(self.length, (1, tokens))  # [1, N]
-        key = jnp.repeat(held, beams, axis=1)  # [1, P]
-        mask = own.reshape(batch, beams, beams * capacity)[:, None]  # [B, 1, N, P]
+        # The index of a token in its row counts padding, its position does not.
+        query_index = jnp.broadcast_to(self.length, (1, tokens))  # [1, N]
+        key_index = jnp.repeat(held, beams, axis=1)  # [1, P]
+        mask = visible.reshape(batch, beams, beams * capacity)[:, None]  # [B, 1, N, P]
         return Keys(
-            queries=Tokens(query, query - starts),
-            keys=Tokens(key, key - starts),
+            queries=Tokens(query_index, query_index - starts),
+            keys=Tokens(key_index, key_index - starts),
             mask=mask,
             slots=self,
             window=self.window,
@@ -168,9 +171,11 @@ class LayerState:
 
 
 class _Cached(LayerState):
-    """A source whose beams share keys, [B, 1, H, K, ...], and values, [B, 1, H, ..., V].
+    """Keys [B, 1, H, K, ...] and values [B, 1, H, ..., V], which all beams of a sentence share.
 
-    Instead of the dots there are positions and, of self-attention, the beams that wrote them.
+    The dots stand for the axis of positions and, in self-attention, the axis of the beams that
+    wrote the tokens; together, they have P entries.
+
     On CPUs, scores and sums are elementwise products, which read the cache once, in the order of
     its axes: a decoding step is limited by memory bandwidth.
     """
@@ -214,7 +219,7 @@ class _Cached(LayerState):
 
         def sums_of_products(w: Array, v: Array) -> Array:
             v = v.astype(dtype)
-            if w.shape[2] == 1:
+            if w.shape[2] == 1:  # As in scores.
                 products = w[:, :, 0, :, None] * v  # [B, H, P, V]
                 return products.sum(axis=2)[:, None]
 
@@ -262,15 +267,15 @@ class KVCache(_Cached):
         """Returns the cache with the keys and values of new tokens written to their slots."""
         if slots.is_prompt and new.keys.shape[1] > slots.capacity:  # Only its end is kept.
             newest = slots.length - 1
-            last = jnp.maximum(slots.positions_held(newest), 0)  # [M]
-            new = jax.tree.map(lambda a: jnp.take(a, last, axis=1), new)
+            kept = jnp.maximum(slots.positions_held(newest), 0)  # [M]
+            new = jax.tree.map(lambda array: jnp.take(array, kept, axis=1), new)
 
-        tokens = MemoryCache.of(new)
-        if slots.is_prompt:  # T positions of beam 0.
+        tokens = MemoryCache.of(new)  # in the cache's order of axes
+        if slots.is_prompt:  # T positions of beam 0, whose slots all beams see.
             keys = tokens.keys[..., None]  # [B, 1, H, K, T, 1]
             values = tokens.values[..., None, :]  # [B, 1, H, T, 1, V]
             place = 0
-        else:  # One position of T beams.
+        else:  # One position of N beams.
             keys = tokens.keys[..., None, :]  # [B, 1, H, K, 1, N]
             values = tokens.values[:, :, :, None]  # [B, 1, H, 1, N, V]
             place = slots.length % slots.capacity

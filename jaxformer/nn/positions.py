@@ -34,7 +34,7 @@ def sinusoidal_positions(
     """Returns the sinusoids of section 3.5, sine and cosine interleaved.
 
     PE(pos, 2i) = sin(pos / 10000^(2i/d_model)); PE(pos, 2i+1) = cos(pos / 10000^(2i/d_model)).
-    They are computed in float64, so that distant positions are as exact as near ones.
+    Angles are computed in float64, so that distant positions are as exact as near ones.
 
     >>> sinusoidal_positions(2, 2).round(4).tolist()
     [[0.0, 1.0], [0.8414999842643738, 0.5403000116348267]]
@@ -42,14 +42,7 @@ def sinusoidal_positions(
     Raises:
       UserError: ``d_model`` is odd or not positive, or ``length`` is negative.
     """
-    if d_model < 1 or d_model % 2:
-        raise UserError(
-            "d_model must be even, since sinusoidal positions are sine and cosine pairs: got "
-            f"{d_model}; use {max(2, d_model + 1)}"
-        )
-    if length < 0:
-        raise UserError(f"length must be 0 or more: got {length}")
-
+    _check_sinusoids(length, d_model)
     even = np.arange(0, d_model, 2)  # 2i
     frequencies = 10_000.0 ** (-even / d_model)
     angles = np.arange(length)[:, None] * frequencies  # [T, D/2]
@@ -57,6 +50,16 @@ def sinusoidal_positions(
     cosine = np.cos(angles)
     pairs = np.stack([sine, cosine], axis=-1)  # [T, D/2, 2]
     return pairs.reshape(length, d_model).astype(dtype)
+
+
+def _check_sinusoids(length: int, d_model: int) -> None:
+    if d_model < 1 or d_model % 2:
+        raise UserError(
+            "d_model must be even, since sinusoidal positions are sine and cosine pairs: got "
+            f"{d_model}; use {max(2, d_model + 1)}"
+        )
+    if length < 0:
+        raise UserError(f"length must be 0 or more: got {length}")
 
 
 def tensor2tensor_positions(length: int, d_model: int) -> Float[np.ndarray, "T D"]:
@@ -70,8 +73,8 @@ def tensor2tensor_positions(length: int, d_model: int) -> Float[np.ndarray, "T D
 
     Errors as for :func:`sinusoidal_positions`; ``d_model`` is at least 4.
     """
-    # The same sizes are refused.
-    pairs = sinusoidal_positions(length, d_model, np.float64).shape[1] // 2
+    _check_sinusoids(length, d_model)
+    pairs = d_model // 2
     if pairs < 2:
         raise UserError(f"d_model must be at least 4 for tensor2tensor positions: got {d_model}")
 
@@ -84,7 +87,7 @@ def tensor2tensor_positions(length: int, d_model: int) -> Float[np.ndarray, "T D
 
 
 def fairseq_positions(length: int, d_model: int) -> Float[np.ndarray, "T D"]:
-    """Returns :func:`tensor2tensor_positions` from 2 on: Fairseq counts from its padding id, 1."""
+    """Returns :func:`tensor2tensor_positions` from 2 on, as Fairseq counts from its padding, 1."""
     return tensor2tensor_positions(length + 2, d_model)[2:]
 
 
@@ -147,8 +150,8 @@ class LinearBias(nn.Module):
 
         power = 2 ** int(math.log2(self.num_heads))
         first = geometric(power)
-        more = geometric(2 * power)[::2]
-        return np.concatenate([first, more])[: self.num_heads]
+        others = geometric(2 * power)[::2]
+        return np.concatenate([first, others])[: self.num_heads]
 
     def __call__(self) -> Bias:
         """Returns the bias, -slope * |position of the query - position of the key|."""
@@ -171,8 +174,8 @@ class BucketedBias(nn.Module):
     """T5's relative positions (Raffel et al. 2020): a learned bias per head and distance.
 
     Half of the buckets are for single short distances. The others grow in proportion to the
-    distance, and distances of at least ``max_distance`` share the last. Without ``causal``, later
-    keys have half of all buckets.
+    distance, and distances of at least ``max_distance`` share the last. Without ``causal``, this
+    holds for each half of all buckets: the first is for earlier keys, the second for later ones.
     """
 
     num_heads: int
@@ -218,6 +221,7 @@ class BucketedBias(nn.Module):
         # Rounding must not raise a power that is a whole number to the next one.
         shortest = np.ceil(exact * growth - 1e-9).astype(np.int32)
 
+        # A distance is in the last of these buckets whose shortest distance it reaches.
         distance = distances[..., None]
         is_reached = distance >= expand_like(jnp.asarray(shortest), distance)
         shared = exact + is_reached.sum(axis=-1)

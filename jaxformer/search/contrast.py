@@ -17,7 +17,7 @@ from jaxformer.search.state import ContrastiveScores
 from jaxformer.search.step_loop import StepFn
 
 # Least log probability of the amateur: a token that it rules out must not have an infinite score.
-_LEAST = -1e4
+_LEAST_LOG_PROB = -1e4
 
 
 def contrast(expert: StepFn, amateur: StepFn, alpha: Any = 0.1) -> "ContrastiveStep":
@@ -27,9 +27,9 @@ def contrast(expert: StepFn, amateur: StepFn, alpha: Any = 0.1) -> "ContrastiveS
     probabilities are the expert's. No bound on future scores is known, so that
     ``early_stop="proven"`` stops a sentence only when none of its hypotheses is alive.
 
-    >>> one = lambda tokens, cache: (jnp.log(jnp.array([[[0.5, 0.45, 0.05]]])), cache)
-    >>> other = lambda tokens, cache: (jnp.log(jnp.array([[[0.9, 0.09, 0.01]]])), cache)
-    >>> found, _ = contrast(one, other)(jnp.array([[0]]), ((), ()))
+    >>> expert = lambda tokens, cache: (jnp.log(jnp.array([[[0.5, 0.45, 0.05]]])), cache)
+    >>> amateur = lambda tokens, cache: (jnp.log(jnp.array([[[0.9, 0.09, 0.01]]])), cache)
+    >>> found, _ = contrast(expert, amateur)(jnp.array([[0]]), ((), ()))
     >>> [round(p, 6) for p in jnp.exp(found.scores)[0, 0].tolist()]
     [0.555556, 5.0, 5.0]
 
@@ -80,7 +80,7 @@ def contrast_log_probs(
     alpha: Any,
 ) -> ContrastiveScores:
     """Returns the scores of tokens, given their log probabilities under both models."""
-    difference = expert - jnp.maximum(amateur, _LEAST)
+    difference = expert - jnp.maximum(amateur, _LEAST_LOG_PROB)
     return ContrastiveScores(
         scores=jnp.where(expert == -jnp.inf, -jnp.inf, difference),
         expert=expert,

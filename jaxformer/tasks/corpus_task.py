@@ -29,10 +29,17 @@ from jaxformer.training.validation import evaluate_loss
 
 
 class _Split(NamedTuple):
-    """A split of a run, and the length from which its pairs are skipped."""
+    """One of the two splits of a run.
 
+    Attributes:
+      title: What the log calls its pairs.
+      name: Its name in the corpus, such as "data/train".
+      store: The token ids of its pairs.
+      longest: Number of tokens of the longest pairs; longer ones are skipped.
+    """
+
+    title: str
     name: str
-    split: str
     store: TokenStore
     longest: int
 
@@ -40,8 +47,8 @@ class _Split(NamedTuple):
 class CorpusTask(TokenTask):
     """Trains on the examples of a corpus, and validates with the loss.
 
-    An example is a text and what belongs to it: a translation, or a label. A subclass arranges
-    examples in batches, and says how the log shows them.
+    An example is a pair: a text and its translation, or a text and its label. A subclass arranges
+    pairs in batches, and names their sides for the log.
     """
 
     def __init__(self, config: Config, data: Dataset) -> None:
@@ -67,7 +74,7 @@ class CorpusTask(TokenTask):
 
     @staticmethod
     def isolate(batch: PyTree, row: int, segment: int) -> PyTree:
-        """Returns a batch with only one example: by default, with its row."""
+        """Returns a batch with only one example; by default, rows have one example each."""
         return jax.tree.map(lambda array: array[row : row + 1], batch)
 
     @abc.abstractmethod
@@ -119,18 +126,18 @@ class CorpusTask(TokenTask):
 
         counts = []
         for each in splits:
-            counts.append(f"{len(each.store):,} {each.name}, {_count_skipped(each)}")
+            counts.append(f"{len(each.store):,} {each.title}, {_count_skipped(each)}")
         lines = ["; ".join(counts), self._describe_batches()]
 
         for each in splits:
-            lines += corpus.notes(each.split)
+            lines += corpus.notes(each.name)
 
         for each in splits:
-            lines += self._first_examples(each.split)
+            lines += self._first_examples(each.name)
 
         for each in splits:
             findings = each.store.findings
-            lines += findings.summarize(each.name, self._place(each), DATA_NOTES)
+            lines += findings.summarize(each.title, self._places_in(each), DATA_NOTES)
 
         return "\n".join(lines)
 
@@ -141,26 +148,27 @@ class CorpusTask(TokenTask):
         lines: list[str] = []
         for each in self._splits():
             findings = each.store.findings
-            lines += findings.list_places(each.name, self._place(each))
+            lines += findings.list_places(each.title, self._places_in(each))
         workdir.write_data_notes(lines)
 
     def _splits(self) -> tuple[_Split, _Split]:
         train = _Split(
-            name="training pairs",
-            split=self._section.train,
+            title="training pairs",
+            name=self._section.train,
             store=self._data.train,
             longest=self._section.max_length,
         )
         valid = _Split(
-            name="validation pairs",
-            split=self._section.valid,
+            title="validation pairs",
+            name=self._section.valid,
             store=self._data.valid,
             longest=self.config.model.max_length,
         )
         return train, valid
 
-    def _place(self, split: _Split) -> Place:
-        return functools.partial(self._data.corpus.place, split.split)
+    def _places_in(self, split: _Split) -> Place:
+        """Returns the function that names the place of a pair of a split."""
+        return functools.partial(self._data.corpus.place, split.name)
 
     def _describe_batches(self) -> str:
         plan = self._data.plan
@@ -187,18 +195,20 @@ class CorpusTask(TokenTask):
         return self._data.plan.efficiency
 
     def example_ids(self, number: int) -> list[int]:
-        """Returns the numbers of a batch's pairs in the training split, from 1."""
+        """Returns the numbers of the pairs of a batch, counted from 1 in the training split."""
         _, rows = self._data.plan.rows(number)
         ids = sorted(itertools.chain.from_iterable(rows))
+
+        # The store counts only the pairs that are not skipped.
         numbers = self._data.train.numbers[ids].astype(int) + 1
         return numbers.tolist()
 
     def describe_batch(self, number: int) -> str:
-        ids = self.example_ids(number)
+        numbers = self.example_ids(number)
         places = []
-        for pair in ids[:10]:
+        for pair in numbers[:10]:
             places.append(self._data.corpus.place(self._section.train, pair - 1, 0))
-        return f"it had {len(ids)} pairs: {list_first(places, len(ids))}"
+        return f"it had {len(numbers)} pairs: {list_first(places, len(numbers))}"
 
     def examples(self, number: int, batch: PyTree) -> Iterator[Example]:
         """Yields the pairs of a batch, numbered as in :meth:`example_ids`."""
@@ -225,7 +235,7 @@ class CorpusTask(TokenTask):
         mesh: Mesh,
         check_stop: CheckStop,
     ) -> dict[str, float]:
-        """Computes the loss, and what the loss counts beside it."""
+        """Computes the means of the loss over the validation pairs."""
         shards = BatchShards.of(mesh)
         batches = load_batches(
             self._data.valid,

@@ -1,4 +1,8 @@
-"""Base of all tasks with a config: a model of tokens, its loss (section 5.4), a tokenizer."""
+"""Bases of all tasks with a config, and of their losses (section 5.4).
+
+:class:`NetworkTask` and :class:`NetworkLoss` are for any model, :class:`TokenTask` and
+:class:`TokenLoss` for a model of tokens.
+"""
 
 import abc
 import dataclasses
@@ -44,8 +48,11 @@ class NetworkLoss(abc.ABC):
 
     @classmethod
     def of(cls: type[LossT], config: Config) -> LossT:
+        """Returns the loss of a config."""
         check_config(config)
         training = config.training
+
+        # A loss with R-Drop has a field for its weight.
         if training.consistency and not hasattr(cls, "consistency"):
             raise UserError(
                 f"training.consistency is for translation: got {training.consistency}; leave it out"
@@ -83,7 +90,8 @@ class TokenLoss(NetworkLoss):
     """The loss of a model of tokens.
 
     It returns the sums "loss", label-smoothed, and "nll", both in nats; "count", the number of
-    target tokens; and "tokens", of all tokens. Tokens include end-of-sentence but no padding.
+    target tokens; and "tokens", the number of all tokens. Tokens include end-of-sentence but no
+    padding.
     """
 
     def sums(
@@ -93,10 +101,10 @@ class TokenLoss(NetworkLoss):
         real: Bool[Array, "B T"],
         consistency: float = 0.0,
     ) -> Sums:
-        """Sums the loss over ``real`` targets; every real target is a token.
+        """Sums the loss over the ``real`` targets, which are all the tokens that it counts.
 
-        With ``consistency``, the weight of R-Drop, rows 2i and 2i + 1 are two passes of a row, and
-        the sums are averages over the passes.
+        With ``consistency``, the weight of R-Drop, rows 2i and 2i + 1 are two passes over one
+        example, and the sums are averages over the passes.
         """
         features, (matrix, bias) = output
         passes = 1
@@ -137,7 +145,9 @@ def _pair_passes(x: Array) -> Array:
 
 
 class NetworkTask(Task):
-    kind: ClassVar[Kind]  # Only this task is for it.
+    """Base of all tasks with a config, for one kind of experiment."""
+
+    kind: ClassVar[Kind]  # Each kind has one task.
     loss_class: type[NetworkLoss]
     config: Config
     tokenizer: Vocabulary | None = None
@@ -170,6 +180,8 @@ class NetworkTask(Task):
 
 
 class TokenTask(NetworkTask):
+    """Base of the tasks of models of tokens, which have a tokenizer."""
+
     loss_class: type[TokenLoss]
     tokenizer: Vocabulary
 

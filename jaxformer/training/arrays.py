@@ -16,7 +16,7 @@ from jaxformer.training.task import Loss
 from jaxformer.training.validation import evaluate_loss
 
 Arrays = Mapping[str, Shaped[np.ndarray, "..."]]
-REAL = "real"  # name of the array that batches have in addition
+REAL = "real"  # name of the array that batches have beside the given ones
 
 
 def epochs(
@@ -37,8 +37,8 @@ def epochs(
     >>> [next(batches)["x"].tolist() for _ in range(3)]
     [[2, 0], [1, 2], [0, 1]]
 
-    Each batch also has "real", bool [B]: False for copies of rows that only make the number of rows
-    divisible by the shards, and which must count nothing in a loss.
+    Each batch also has "real", bool [B]. It is False for copies of rows that only make the number
+    of rows divisible by the number of shards; a loss must not count them.
 
     Args:
       arrays: Arrays by name, with the same number of rows along their first axes. They may be
@@ -68,7 +68,7 @@ def evaluate_arrays(
     mesh: Mesh | None = None,
     check_stop: Callable[[], None] = lambda: None,
 ) -> dict[str, float]:
-    """Computes means over all rows of arrays, on any number of devices.
+    """Computes the means of a loss over all rows of arrays, on any number of devices.
 
     Batches are as from :func:`epochs`, but in order. The last one is padded to the size of the
     others with rows that are not "real".
@@ -118,8 +118,15 @@ def row_numbers(
     rows: int,
     seed: int,
 ) -> Int[np.ndarray, " B"]:
-    """Returns the numbers of the rows in a batch of :func:`epochs`, of ``count`` rows in all."""
-    # Places of the rows in the sequence of all epochs, one after another.
+    """Returns the numbers of the rows in a batch of :func:`epochs`.
+
+    Args:
+      number: Number of the batch.
+      count: Number of rows of the arrays.
+      rows: Number of rows of a batch.
+      seed: Seed of the order.
+    """
+    # Places of the batch's rows in the sequence of all epochs, one after another.
     first_place = number * rows
     places = np.arange(first_place, first_place + rows)
     epoch_of_place = places // count
@@ -144,7 +151,7 @@ def _take(
     rows: int,
     shards: BatchShards | None,
 ) -> dict[str, np.ndarray]:
-    """Returns the batch of the rows of these numbers, padded to ``rows`` and for the shards."""
+    """Returns a batch of the numbered rows, padded to ``rows``, and to a multiple of the shards."""
     size = rows
     if shards is not None:
         size = round_up(rows, shards.row_multiple)

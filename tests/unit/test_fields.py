@@ -10,7 +10,15 @@ import pytest
 from jaxformer.config import Config
 from jaxformer.data.corpus import DataSection
 from jaxformer.errors import UserError
-from jaxformer.fields import STRICT, Facts, check_values, expected_type, facts_of, setting
+from jaxformer.fields import (
+    STRICT,
+    Facts,
+    check_values,
+    expected_type,
+    facts_of,
+    fields_given,
+    setting,
+)
 from jaxformer.models.architecture import Architecture
 from jaxformer.runs.run_directory import check_workdir
 from jaxformer.runs.workdir import Workdir
@@ -116,3 +124,14 @@ def test_facts_about_a_section_hold_for_its_fields(tmp_path):
     model = dataclasses.replace(before.model, d_ff=1024)
     with pytest.raises(UserError, match=r"model\.d_ff=2048, but 1024 .*, or another folder$"):
         resume(tmp_path, before, dataclasses.replace(before, model=model))
+
+
+def test_fields_equal_to_their_defaults_are_not_given():
+    @dataclasses.dataclass
+    class Section:
+        name: str = "auto"
+        number: float = 1.0
+
+    same_text = "".join(["au", "to"])  # Equal to the default, but another object.
+    assert list(fields_given(Section(same_text, 1))) == []
+    assert list(fields_given(Section("other", 1.5))) == ["name", "number"]

@@ -1,9 +1,8 @@
 """New layouts, kinds and tasks are files of their own, in the folder where all others are."""
 
 import re
-import types
 import typing
-from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -86,7 +85,7 @@ def test_a_kind_and_its_task(add_file):
     add_file(tasks, "added_task", NEW_TASK)
     kind = kind_of("added")
     assert kind.description == "a model of summaries"
-    config: Any = types.SimpleNamespace(kind=kind)
+    config = mock.Mock(spec=Config, kind=kind)
     assert task_class(config).__name__ == "Summaries"
     assert task_class(Config()).__name__ == "Translation"
     assert kind_of("text").description == "a model of sentence pairs"

@@ -38,6 +38,7 @@ def distill(
     from jaxformer.runs.allocator import keep_freed_memory
 
     keep_freed_memory(training=True)  # before JAX starts its threads
+
     from jaxformer import distillation
     from jaxformer.cli.config_file import load_config
     from jaxformer.runs.workdir import Workdir

@@ -17,7 +17,16 @@ class Status(enum.IntEnum):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Counts:
-    """Counts of one or several sentences, and the percentages derived from them."""
+    """Counts of one or several sentences, and the percentages derived from them.
+
+    Attributes:
+      matched: Number of brackets in both files.
+      gold_brackets: Number of brackets in the gold file.
+      test_brackets: Number of brackets in the test file.
+      crossing: Number of test brackets that cross a gold bracket.
+      words: Number of words.
+      correct_tags: Number of words with the correct part of speech.
+    """
 
     matched: int = 0
     gold_brackets: int = 0
@@ -50,6 +59,7 @@ class Counts:
         return _percent(self.correct_tags, self.words)
 
     def numbers(self) -> dict[str, object]:
+        """Returns all counts, and the percentages, by name."""
         numbers: dict[str, object] = dataclasses.asdict(self)
 
         # The percentages are properties, not fields.
@@ -67,10 +77,10 @@ class SentenceScores(Counts):
     """Scores of one sentence, with EVALB's error messages."""
 
     number: int  # from 1
-    length: int  # words of the gold line, without ``delete_labels_for_length``
+    length: int  # words of the gold line that ``delete_labels_for_length`` does not exclude
     status: Status
     errors: tuple[str, ...]
-    listing: str  # of words and brackets, if the parameter ``debug`` is set
+    listing: str  # words and brackets for the table; empty unless ``debug`` is set
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -93,7 +103,7 @@ class Report:
 
     rows: tuple[SentenceScores, ...]
     all: Summary
-    short: Summary
+    short: Summary  # of sentences with at most ``cutoff_length`` words
     cutoff_length: int
 
     def to_json(self) -> str:
@@ -177,6 +187,7 @@ def _summary_lines(summary: Summary) -> list[str]:
 
 
 def summary(rows: Sequence[SentenceScores]) -> Summary:
+    """Sums the counts of the valid sentences."""
     statuses = [row.status for row in rows]
     valid = [row for row in rows if row.status is Status.VALID]
 
@@ -186,6 +197,7 @@ def summary(rows: Sequence[SentenceScores]) -> Summary:
         sums[field.name] = sum(values)
 
     average_crossing = sums["crossing"] / len(valid) if valid else 0.0
+    # All brackets match, and no bracket of either file is left.
     complete = sum(row.matched == row.gold_brackets == row.test_brackets for row in valid)
     no_crossing = sum(row.crossing == 0 for row in valid)
     two_or_less = sum(row.crossing <= 2 for row in valid)

@@ -25,8 +25,8 @@ _MAX_NAME_BYTES = 256
 _MAX_AXES = 4
 _VERSION = 1
 
-# Types of tensors. Bergamot's fork of Marian has another number for intgemm8 than Marian: int8
-# values, and then their multiplier, float32.
+# Types of tensors. The data of intgemm8 are int8 values, and then their multiplier, float32.
+# Bergamot's fork of Marian has another number for this type than Marian.
 _INT8 = 0x101
 _FLOAT32 = 0x404
 _INTGEMM8 = 0x4101
@@ -36,13 +36,14 @@ _REFUSED_KINDS = {
     **dict.fromkeys((0x4102, 0x10002), "intgemm16, matrices of 16 bits"),
     **dict.fromkeys((0x11001, 0x12001, 0x13001, 0x18001), "a matrix packed for one kind of CPU"),
 }
-# Matrices of these names are stored transposed, under the shape that they have otherwise.
+# In intgemm8, the values of these matrices are transposed; the shape is not.
 _TRANSPOSED = re.compile(r".*_W[a-z0-9]?")
-_EMPTY = '""'  # an empty setting
-_SETTINGS = "special:model.yml"
-_ALIGNMENT = 256  # of the data of each tensor
-_SETTING = re.compile(r"([\w-]+): *(\S.*?)?\s*")
-_SHORTLIST = 0xF11A48D5013417F5
+_ALIGNMENT = 256  # of the data of each tensor, in bytes
+
+_SETTINGS = "special:model.yml"  # a tensor of the bytes of a YAML mapping
+_SETTING = re.compile(r"([\w-]+): *(\S.*?)?\s*")  # a line with a name, and maybe a value
+_EMPTY = '""'  # an empty value
+_SHORTLIST_MAGIC = 0xF11A48D5013417F5  # the first number of a shortlist
 
 
 class _Header(NamedTuple):
@@ -50,7 +51,7 @@ class _Header(NamedTuple):
 
     name_bytes: int  # with the NUL at its end
     kind: int
-    axes: int
+    num_axes: int
     data_bytes: int
 
 
@@ -60,35 +61,34 @@ class _Blob(NamedTuple):
     name: str
     kind: int
     shape: tuple[int, ...]
-    data: bytes  # with their padding
+    data: bytes  # with padding at the end
 
 
 class _Cursor:
-    """A position in the bytes of a file, behind which nothing is read."""
+    """The content of a file, and the position of the byte to read next."""
 
     def __init__(self, path: pathlib.Path) -> None:
         self.path = path
-        self.place = 0
+        self.position = 0
         self.content = read_whole(path, limit=_MAX_BYTES)
 
     def take(self, size: int) -> bytes:
+        """Returns the next bytes; refuses a file that ends within them."""
         num_bytes = len(self.content)
-        if not 0 <= size <= num_bytes - self.place:
+        if not 0 <= size <= num_bytes - self.position:
             raise self.error(f"ends after {num_bytes} bytes, within its data")
 
-        start = self.place
-        self.place += size
-        return self.content[start : self.place]
+        start = self.position
+        self.position += size
+        return self.content[start : self.position]
+
+    def array(self, count: int, dtype: str) -> Int[np.ndarray, " _"]:
+        itemsize = np.dtype(dtype).itemsize
+        content = self.take(count * itemsize)
+        return np.frombuffer(content, dtype)
 
     def numbers(self, count: int, dtype: str = "<u8") -> list[int]:
-        itemsize = np.dtype(dtype).itemsize
-        content = self.take(count * itemsize)
-        return np.frombuffer(content, dtype).tolist()
-
-    def integers(self, count: int, dtype: str) -> Int[np.ndarray, " _"]:
-        itemsize = np.dtype(dtype).itemsize
-        content = self.take(count * itemsize)
-        return np.frombuffer(content, dtype).astype(np.int64)
+        return self.array(count, dtype).tolist()
 
     def error(self, reason: str) -> UserError:
         return UserError(f"{self.path}: expected a file of Bergamot or Marian, but it {reason}")
@@ -99,7 +99,7 @@ def read_tensors(path: pathlib.Path) -> tuple[dict[str, Float[np.ndarray, "..."]
     cursor = _Cursor(path)
     headers = _read_headers(cursor)
     names = [_read_name(cursor, header) for header in headers]
-    shapes = [cursor.numbers(header.axes, "<i4") for header in headers]
+    shapes = [cursor.numbers(header.num_axes, "<i4") for header in headers]
 
     (padding,) = cursor.numbers(1)
     cursor.take(padding)
@@ -113,7 +113,7 @@ def read_tensors(path: pathlib.Path) -> tuple[dict[str, Float[np.ndarray, "..."]
 
         if header.kind == _INT8 and name == _SETTINGS:
             text = data.rstrip(b"\0").decode("utf-8", "replace")
-            settings = _parse(text)
+            settings = _parse_settings(text)
         else:
             tensors[name] = _values(
                 cursor,
@@ -142,8 +142,10 @@ def _read_headers(cursor: _Cursor) -> list[_Header]:
     headers = [_Header(*cursor.numbers(4)) for _ in range(count)]
     for header in headers:
         has_name = 1 < header.name_bytes <= _MAX_NAME_BYTES
-        if not has_name or header.axes > _MAX_AXES:
-            raise cursor.error(f"has a name of {header.name_bytes} bytes and {header.axes} axes")
+        if not has_name or header.num_axes > _MAX_AXES:
+            raise cursor.error(
+                f"has a name of {header.name_bytes} bytes and {header.num_axes} axes"
+            )
     return headers
 
 
@@ -154,10 +156,10 @@ def _values(
     shape: list[int],
     data: bytes,
 ) -> Float[np.ndarray, "..."]:
-    """Returns a tensor as float32; its data can be longer, for their alignment."""
+    """Returns a tensor as float32; padding may follow its data."""
     if kind not in _KNOWN_KINDS:
-        known = _REFUSED_KINDS.get(kind, f"of type {kind:#x}")
-        raise UserError(f"{cursor.path}: {name} is {known}; float32 and intgemm8 are read")
+        found = _REFUSED_KINDS.get(kind, f"of type {kind:#x}")
+        raise UserError(f"{cursor.path}: {name} is {found}; float32 and intgemm8 are read")
 
     # Python's integers do not overflow, whatever the shape.
     size = math.prod(shape)
@@ -188,7 +190,7 @@ def write_tensors(
 ) -> None:
     """Writes matrices as int8, where the largest value becomes 127, all else as float32."""
     blobs = [_serialize(name, tensors[name]) for name in sorted(tensors)]
-    yaml = _format(settings).encode() + b"\0"
+    yaml = _format_settings(settings).encode() + b"\0"
     settings_blob = _Blob(
         _SETTINGS,
         kind=_INT8,
@@ -202,7 +204,7 @@ def write_tensors(
         header = _Header(
             name_bytes=len(blob.name) + 1,
             kind=blob.kind,
-            axes=len(blob.shape),
+            num_axes=len(blob.shape),
             data_bytes=len(blob.data),
         )
         start += struct.pack("<4Q", *header)
@@ -223,7 +225,7 @@ def _serialize(name: str, tensor: Float[np.ndarray, "..."]) -> _Blob:
     is_transposed = _TRANSPOSED.fullmatch(name) is not None
     if is_transposed or name.startswith("Wemb"):
         kind = _INTGEMM8
-        # Of the whole tensor, so that the largest value becomes 127.
+        # The whole tensor has one multiplier, with which the largest value becomes 127.
         largest = np.abs(tensor).max().astype(np.float32)
         multiplier = np.float32(127) / largest
         values = np.rint(tensor * multiplier).astype(np.int8)
@@ -244,15 +246,15 @@ def _serialize(name: str, tensor: Float[np.ndarray, "..."]) -> _Blob:
     )
 
 
-def _format(settings: dict[str, str]) -> str:
-    """Returns a YAML mapping, the inverse of :func:`_parse`."""
+def _format_settings(settings: dict[str, str]) -> str:
+    """Returns a YAML mapping, the inverse of :func:`_parse_settings`."""
     text = ""
     for name in sorted(settings):
         text += f"{name}: {settings[name] or _EMPTY}\n"
     return text
 
 
-def _parse(text: str) -> dict[str, str]:
+def _parse_settings(text: str) -> dict[str, str]:
     """Returns the scalars of a YAML mapping, and the items of its lists, joined by spaces."""
     found: dict[str, str] = {}
     last = ""
@@ -273,9 +275,16 @@ def _parse(text: str) -> dict[str, str]:
 
 
 class Shortlist(NamedTuple):
-    """Likely translations, as in :class:`~jaxformer.inference.shortlist.Shortlist`."""
+    """Likely target tokens of each source token, in Bergamot's ids.
 
-    first: int  # number of the first tokens of the vocabulary, which are always likely
+    Attributes:
+      num_common: Number of the first ids of the target vocabulary, which are likely for every
+        source.
+      offsets: The targets of source token i are ``tokens[offsets[i]:offsets[i + 1]]``.
+      tokens: Target tokens.
+    """
+
+    num_common: int
     offsets: Int[np.ndarray, " _"]
     tokens: Int[np.ndarray, " E"]
 
@@ -284,15 +293,15 @@ def read_shortlist(path: pathlib.Path) -> Shortlist:
     """Reads a shortlist, such as ``lex.50.50.ende.s2t.bin``; refuses a damaged one."""
     cursor = _Cursor(path)
     magic, checksum = cursor.numbers(2)
-    if magic != _SHORTLIST:
+    if magic != _SHORTLIST_MAGIC:
         raise cursor.error("does not begin as a shortlist")
 
-    start = cursor.place
-    first, _, num_offsets, num_tokens = cursor.numbers(4)
-    offsets = cursor.integers(num_offsets, "<u8")
-    tokens = cursor.integers(num_tokens, "<u4")
+    start = cursor.position
+    num_common, _, num_offsets, num_tokens = cursor.numbers(4)
+    offsets = cursor.array(num_offsets, "<u8").astype(np.int64)
+    tokens = cursor.array(num_tokens, "<u4").astype(np.int64)
 
-    is_whole = cursor.place == len(cursor.content)
+    is_whole = cursor.position == len(cursor.content)
     if not is_whole or _checksum(cursor.content[start:]) != checksum:
         raise cursor.error("has another checksum: it is damaged")
 
@@ -300,18 +309,19 @@ def read_shortlist(path: pathlib.Path) -> Shortlist:
     decrease = np.diff(offsets) < 0
     if not end_fits or decrease.any():
         raise cursor.error("has offsets that do not fit its tokens")
-    return Shortlist(first, offsets, tokens)
+    return Shortlist(num_common, offsets, tokens)
 
 
 def write_shortlist(path: pathlib.Path, shortlist: Shortlist) -> None:
-    first, offsets, tokens = shortlist
+    """Writes a shortlist in the format of :func:`read_shortlist`."""
+    num_common, offsets, tokens = shortlist
     longest = np.diff(offsets).max(initial=0)
-    sizes = [first, longest, len(offsets), len(tokens)]
+    sizes = [num_common, longest, len(offsets), len(tokens)]
     body = np.array(sizes, "<u8").tobytes()
     body += offsets.astype("<u8").tobytes()
     body += tokens.astype("<u4").tobytes()
 
-    start = struct.pack("<2Q", _SHORTLIST, _checksum(body))
+    start = struct.pack("<2Q", _SHORTLIST_MAGIC, _checksum(body))
     write_file(path, start + body)
 
 
@@ -324,4 +334,4 @@ def _checksum(content: bytes) -> int:
     for word in np.frombuffer(whole_words, "<u8").tolist():
         mixed = word + 0x9E3779B9 + (total << 6) + (total >> 2)
         total ^= mixed % 2**64
-    return total % 2**64
+    return total

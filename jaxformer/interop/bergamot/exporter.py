@@ -303,7 +303,7 @@ def _shortlist(
     their_ids = np.full(vocab_size, -1)
     their_ids[order] = np.arange(len(order))
     common = set(their_ids[ours.common].tolist())
-    first = next(number for number in itertools.count() if number not in common)
+    num_common = next(number for number in itertools.count() if number not in common)
 
     lists: list[set[int]] = []
     for our_id in order:
@@ -313,9 +313,9 @@ def _shortlist(
         lists.append(set(their_ids[targets].tolist()))
 
     # Every sentence has a </s>.
-    lists[bergamot_names.EOS] |= common - set(range(first))
+    lists[bergamot_names.EOS] |= common - set(range(num_common))
 
     tokens = [sorted(each - {-1}) for each in lists]
     offsets = np.cumsum([0, *map(len, tokens)])
     joined = np.concatenate([np.array(each, int) for each in tokens])
-    return bergamot_files.Shortlist(first, offsets, joined)
+    return bergamot_files.Shortlist(num_common, offsets, joined)

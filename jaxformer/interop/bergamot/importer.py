@@ -30,13 +30,13 @@ from jaxformer.nn.feed_forward import Activation
 from jaxformer.runs.workdir import Workdir
 from jaxformer.search import BeamSearch
 
-COMMAND = IMPORT
 _LAYOUT = "model.XXYY.intgemm.alphas.bin, and vocab.XXYY.spm or srcvocab.XXYY.spm and trgvocab..."
 _NAME = re.compile(r"model\.([a-z]{2})([a-z]{2})\..*bin")
 _ACTIVATION = "transformer-ffn-activation"
 _ACTIVATIONS: dict[str, Activation] = {"relu": "relu", "swish": "swish"}
-_SPECIAL = [-1, bergamot_names.EOS, -1, bergamot_names.UNK]  # our special tokens in theirs
-_FIRST_PIECES = ["</s>", "<unk>"]
+# Bergamot's ids of our special tokens, PAD, EOS, BOS and UNK; -1 for those that it lacks.
+_SPECIAL = [-1, bergamot_names.EOS, -1, bergamot_names.UNK]
+_FIRST_PIECES = ["</s>", "<unk>"]  # the special tokens of Bergamot
 _MAX_LENGTH = 512
 
 
@@ -44,11 +44,11 @@ def import_bergamot(directory: pathlib.Path, workdir: pathlib.Path) -> str:
     """Converts the model in a folder to a new workdir; returns a one-line summary of the model."""
     directory = local_path(directory)
     folder = Workdir(run_path(workdir))
-    folder.check_writable(COMMAND)
+    folder.check_writable(IMPORT)
 
     path = _single(directory, "model.*.bin")
     tensors, settings = read_tensors(path)
-    vocabularies = _read_vocabularies(directory)
+    vocabularies = _read_vocabularies(directory)  # one for both sides, or two
     source = vocabularies[0]
     target = vocabularies[-1]
 
@@ -87,10 +87,13 @@ def import_bergamot(directory: pathlib.Path, workdir: pathlib.Path) -> str:
     _write_alphas(tensors, folder)
 
     summary = f"{size}, from {directory}"
-    lists = sorted(directory.glob("lex.*.s2t.bin"))
-    if not lists:
+    shortlists = sorted(directory.glob("lex.*.s2t.bin"))
+    if not shortlists:
         return f"{summary}, without a shortlist"
-    _shortlist(read_shortlist(lists[0]), source_order, target_order).save(folder.path)
+
+    theirs = read_shortlist(shortlists[0])
+    ours = _convert_shortlist(theirs, source_order, target_order)
+    ours.save(folder.path)
     return summary
 
 
@@ -116,27 +119,30 @@ def _write_alphas(tensors: dict[str, np.ndarray], folder: Workdir) -> None:
     write_file(folder.path / bergamot_names.ALPHAS_FILE, json.dumps(alphas).encode())
 
 
-def _shortlist(
+def _convert_shortlist(
     theirs: bergamot_files.Shortlist,
-    source: Int[np.ndarray, " V"],
-    target: Int[np.ndarray, " V"],
+    source_order: Int[np.ndarray, " V"],
+    target_order: Int[np.ndarray, " V"],
 ) -> Shortlist:
-    """Returns a shortlist in our ids; ``source`` and ``target`` have Bergamot's id of each."""
-    largest = max(target.max(), theirs.tokens.max(initial=0))
-    our_ids = np.full(max(largest + 1, theirs.first), UNK)
-    is_known = target >= 0
-    our_ids[target[is_known]] = np.flatnonzero(is_known)
+    """Returns a shortlist in our ids; an order has Bergamot's id of each of ours."""
+    # Our id of each target token of Bergamot.
+    largest = max(target_order.max(), theirs.tokens.max(initial=0))
+    our_ids = np.full(max(largest + 1, theirs.num_common), UNK)
+    is_known = target_order >= 0
+    our_ids[target_order[is_known]] = np.flatnonzero(is_known)
 
+    # The targets of each source token of ours, in Bergamot's ids.
     lists = []
-    for number in source:
-        if 0 <= number < len(theirs.offsets) - 1:
-            start = theirs.offsets[number]
-            end = theirs.offsets[number + 1]
+    none = theirs.tokens[:0]
+    for source in source_order:
+        if 0 <= source < len(theirs.offsets) - 1:
+            start = theirs.offsets[source]
+            end = theirs.offsets[source + 1]
             lists.append(theirs.tokens[start:end])
         else:
-            lists.append(theirs.tokens[:0])
+            lists.append(none)
 
-    common = our_ids[: theirs.first]
+    common = our_ids[: theirs.num_common]
     offsets = np.cumsum([0, *map(len, lists)])
     targets = our_ids[np.concatenate(lists)]
     return Shortlist(
@@ -167,7 +173,7 @@ class _Vocabulary(NamedTuple):
 
 
 def _read_vocabularies(directory: pathlib.Path) -> list[_Vocabulary]:
-    """Returns the vocabulary of both sides, or of the source and of the target."""
+    """Returns the vocabulary that both sides share, or one of the source and one of the target."""
     is_split = any(directory.glob("srcvocab.*.spm"))
     names = ["srcvocab.*.spm", "trgvocab.*.spm"] if is_split else ["vocab.*.spm"]
     paths = [_single(directory, name) for name in names]
@@ -192,7 +198,7 @@ def _pieces(path: pathlib.Path, content: bytes) -> list[str]:
 
 
 def _order(side: list[str], pieces: list[str]) -> Int[np.ndarray, " V"]:
-    """Returns the index in a side's vocabulary for each of our ids; -1 for those that it lacks."""
+    """Returns the id in a side's vocabulary of each of our tokens; -1 for tokens that it lacks."""
     ids = {piece: number for number, piece in enumerate(side)}
     of_pieces = [ids.get(piece, -1) for piece in pieces]
     return np.array(_SPECIAL + of_pieces)
@@ -237,6 +243,7 @@ def _check_settings(path: pathlib.Path, settings: dict[str, str]) -> None:
         if value != only:
             raise UserError(f"{path}: expected {name} to be {only!r}: got {value!r:.80}")
     if settings.get("dec-cell") is None:
+        # All models have this setting, so that the file has no settings at all.
         raise UserError(f"{path}: expected settings in special:model.yml: none")
 
     known = {_ACTIVATION, *bergamot_names.SETTINGS, *bergamot_names.SIZES.values()}
@@ -249,7 +256,7 @@ def _check_settings(path: pathlib.Path, settings: dict[str, str]) -> None:
 def _read_params(arrays: NamedArrays, config: StudentConfig) -> Params:
     """Returns the parameters of our model."""
     for name in arrays.arrays:
-        # The scale of int8 activations; ours is found per row.
+        # The scale of int8 activations. Ours are computed for each row of activations.
         if name.endswith(bergamot_names.ALPHA_SUFFIX):
             arrays.skip(name)
 

@@ -1,4 +1,4 @@
-"""The formats of ``jaxformer export``: each is an ``ExportFormat`` of one of the modules.
+"""The formats of ``jaxformer export``: each module has one, an ``ExportFormat``.
 
 The modules import no heavy libraries before a model is written.
 """

@@ -1,4 +1,4 @@
-"""The format bergamot."""
+"""The format ``bergamot`` of ``jaxformer export``."""
 
 import pathlib
 from typing import TYPE_CHECKING

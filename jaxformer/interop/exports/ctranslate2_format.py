@@ -1,4 +1,4 @@
-"""The format ctranslate2."""
+"""The format ``ctranslate2`` of ``jaxformer export``."""
 
 import pathlib
 from typing import TYPE_CHECKING

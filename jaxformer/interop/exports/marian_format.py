@@ -1,4 +1,4 @@
-"""The format marian."""
+"""The format ``marian`` of ``jaxformer export``."""
 
 import pathlib
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""The format safetensors."""
+"""The format ``safetensors`` of ``jaxformer export``."""
 
 import pathlib
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ def _write(model: "TrainedModel", folder: pathlib.Path) -> "Usage":
     from jaxformer.interop import safetensors
     from jaxformer.interop.huggingface import exporter
 
-    # Without a foreign architecture, the names of parameters are ours.
+    # A model that transformers has is written for transformers, all others with our own names.
     if exporter.can_write(model):
         return exporter.write(model, folder)
     return safetensors.write(model, folder)

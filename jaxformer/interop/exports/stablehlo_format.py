@@ -1,4 +1,4 @@
-"""The format stablehlo."""
+"""The format ``stablehlo`` of ``jaxformer export``."""
 
 import pathlib
 from typing import TYPE_CHECKING

@@ -27,7 +27,6 @@ from jaxformer.interop.named_arrays import NamedArrays, read_weights
 from jaxformer.registry import find_values
 from jaxformer.runs.workdir import Workdir
 
-COMMAND = IMPORT
 FILES = ModelFiles(
     model="a model with a tokenizer.json",
     needed=("config.json", "tokenizer.json|sentencepiece.bpe.model|preprocessor_config.json"),
@@ -56,7 +55,7 @@ def import_huggingface(
     """
     directory = local_path(directory)
     folder = Workdir(run_path(workdir))
-    folder.check_writable(COMMAND)
+    folder.check_writable(IMPORT)
 
     fields = JsonFields(directory / "config.json", {}, _FILES)
     layout = _layout(fields, languages)

@@ -47,7 +47,6 @@ _AXES = {
     "outer": "DF",
 }
 _TO_HEADS = "PD"
-COMMAND = IMPORT
 FILES = ModelFiles(
     model="a Marian model",
     needed=("config.json", "source.spm", "target.spm", "vocab.json"),
@@ -60,7 +59,7 @@ def import_marian(directory: pathlib.Path, workdir: pathlib.Path) -> str:
     """Converts the model in a folder to a new workdir; returns a summary with unused fields."""
     directory = local_path(directory)
     folder = Workdir(run_path(workdir))
-    folder.check_writable(COMMAND)
+    folder.check_writable(IMPORT)
 
     marian = MarianConfig(directory)
     config = marian.config(_languages(directory / "tokenizer_config.json"))

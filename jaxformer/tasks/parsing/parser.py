@@ -103,12 +103,12 @@ class Parser:
         attention = word_attention(self.translator, sources, targets)
 
         trees: list[Tree | None] = []
-        for parse, weights, words, known in zip(parses, attention, sentences, tags, strict=True):
+        for parse, weights, words, given in zip(parses, attention, sentences, tags, strict=True):
             if not words:
                 trees.append(None)
                 continue
             tokens = one_tag_per_word(split_spaces(parse.text), weights)
-            trees.append(delinearize(tokens, words, known))
+            trees.append(delinearize(tokens, words, given))
         return trees
 
 
@@ -127,17 +127,22 @@ def _check_words(sentences: Sequence[Sequence[str]]) -> None:
 def best_hypothesis(beam: Sequence[Hypothesis], words: int) -> Hypothesis:
     """Returns the likeliest hypothesis, with a penalty for a wrong number of parts of speech.
 
-    Each missing or surplus part of speech multiplies the probability by 0.05. Otherwise hypotheses
-    that end long before the sentence may be the likeliest. Without any, an empty one is returned.
+    Each missing or surplus part of speech multiplies the probability by 0.05. Without the penalty,
+    hypotheses that end long before the sentence may be the likeliest. For an empty beam, an empty
+    hypothesis is returned.
+
+    Args:
+      beam: Hypotheses of the search.
+      words: Number of words of the sentence.
     """
 
-    def log_prob(hypothesis: Hypothesis) -> float:
+    def penalized_log_prob(hypothesis: Hypothesis) -> float:
         found = sum(map(is_preterminal, hypothesis.text.split()))
         penalty = math.log(GAP_PROBABILITY) * abs(found - words)
         return hypothesis.log_prob + penalty
 
     empty = Hypothesis("", [], 0.0, 0.0)
-    return max(beam, key=log_prob, default=empty)
+    return max(beam, key=penalized_log_prob, default=empty)
 
 
 def one_tag_per_word(tokens: Sequence[str], weights: Float[np.ndarray, "T S"]) -> list[str]:
@@ -156,7 +161,7 @@ def one_tag_per_word(tokens: Sequence[str], weights: Float[np.ndarray, "T S"]) -
     word_of = {positions[n]: word for word, n in aligned}
 
     result = []
-    after_word = 0  # the index in the result after the last word
+    after_word = 0  # the index in the result after the last word; 0 before the first
     done = 0  # the number of words in the result
     for position, token in enumerate(tokens):
         if not is_preterminal(token):
@@ -166,8 +171,9 @@ def one_tag_per_word(tokens: Sequence[str], weights: Float[np.ndarray, "T S"]) -
             continue
 
         word = word_of[position]
-        at = after_word or len(result)
-        result[at:at] = [XX] * (word - done)
+        unaligned = [XX] * (word - done)
+        start = after_word or len(result)
+        result[start:start] = unaligned
         result.append(token)
         after_word = len(result)
         done = word + 1

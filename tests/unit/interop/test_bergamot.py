@@ -415,7 +415,7 @@ def test_shortlists_are_read_and_checked(tmp_path):
     path = tmp_path / "lex.bin"
     path.write_bytes(shortlist([[], [7, 9], [8]]))
     found = read_shortlist(path)
-    assert found.first == 5
+    assert found.num_common == 5
     assert found.offsets.tolist() == [0, 0, 2, 3]
     assert found.tokens.tolist() == [7, 9, 8]
 

@@ -18,14 +18,15 @@ from jaxformer.models.vit import ViTConfig
 
 _PIXELS = {"do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True}
 _BILINEAR = 2  # PIL's number, the default of ViTImageProcessor and so the filter of an export
-# Classes of transformers, by the fields that name them.
+# Classes of transformers that are known, by the fields that name them.
 _PROCESSORS = {
     "image_processor_type": ["ViTImageProcessor", "ViTImageProcessorFast", "ViTImageProcessorPil"],
     "feature_extractor_type": ["ViTFeatureExtractor"],
 }
-# Further fields of preprocessor_config.json: for pictures of another size than the model's, for
-# grayscale ones, and for steps that are off; the layout and place of arrays; names.
-_NO_PIXELS = (
+# Fields of preprocessor_config.json that change no pixel of a picture as our models take it: for
+# pictures of another size or in grayscale, for steps that are off, for the layout and the device of
+# arrays, and names.
+_IGNORED = (
     "size|do_resize|default_to_square|do_convert_rgb|crop_size|pad_size"
     "|(input_)?data_format|device|disable_grouping|return_tensors|processor_class"
 )
@@ -40,9 +41,10 @@ print(model(torch.zeros(1, model.config.num_channels, *size)).logits)  # pixels 
 
 
 def _read(fields: JsonFields) -> dict[str, Any]:
-    """Returns further fields; checks that pixels are the same as ours."""
+    """Returns the fields that no table has; checks that the model takes the same pixels as ours."""
     _check_pixels(fields)
 
+    # One number is the size of a square, two are height and width.
     size = fields.values["image_size"]
     is_pair = isinstance(size, list) and len(size) == 2
     height, width = size if is_pair else (size, size)
@@ -55,7 +57,7 @@ def _read(fields: JsonFields) -> dict[str, Any]:
 
 
 def _check_pixels(fields: JsonFields) -> None:
-    """Refuses an image processor that changes pixels in another way than to values from -1 to 1."""
+    """Refuses an image processor that does not scale pixels to values from -1 to 1."""
     pixels = JsonFields(fields.place.with_name("preprocessor_config.json"), {})
     half = [0.5] * fields.integer("num_channels")
     expected = {**_PIXELS, "image_mean": half, "image_std": half}
@@ -65,7 +67,7 @@ def _check_pixels(fields: JsonFields) -> None:
     pixels.check("resample", [_BILINEAR], f"{_BILINEAR}, bilinear", "exports have this filter")
     for name, known in _PROCESSORS.items():
         pixels.check(name, known, " or ".join(known), "pictures have no other processor")
-    pixels.check_known({*expected, "resample", *_PROCESSORS}, _NO_PIXELS)
+    pixels.check_known({*expected, "resample", *_PROCESSORS}, _IGNORED)
 
 
 def _write(model: ViTConfig) -> dict[str, Any]:

@@ -211,6 +211,8 @@ def run(name: str, code: pathlib.Path, output: pathlib.Path) -> dict[str, pathli
         # Kept programs would not be lowered again.
         "JAXFORMER_CACHE": str(folder / "cache"),
     }
+    # JAX prefers this folder.
+    environment.pop("JAX_COMPILATION_CACHE_DIR", None)
     command = [sys.executable, __file__, "--work", name, "--folder", str(folder)]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if result.returncode:

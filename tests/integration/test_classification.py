@@ -93,6 +93,10 @@ def test_it_learns_the_words_and_the_command_scores_them(run, config, capsys):
     assert main([*command, "--input", labeled]) == 2
     message = "error: --labeled has the texts to score: leave --input out\n"
     assert capsys.readouterr().err == message
+    for options in (["--output", "labels.txt"], ["--probabilities"], ["--strict"]):
+        assert main([*command, *options]) == 2
+        message = f"error: --labeled prints scores of all texts: leave {options[0]} out\n"
+        assert capsys.readouterr().err == message
 
     assert main(command) == 0
     _, model, bayes, logistic = capsys.readouterr().out.strip().split("\n")

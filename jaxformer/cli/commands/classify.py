@@ -80,6 +80,8 @@ def classify(
         raise UserError("--attention needs --images FILE, the pictures to draw it over")
     if labeled is not None and input is not None:
         raise UserError("--labeled has the texts to score: leave --input out")
+    if labeled is not None:
+        _check_absent({"--output": output, "--probabilities": probabilities, "--strict": strict})
     if baselines and labeled is None:
         raise UserError("--baselines needs --labeled FILE, on which they are scored")
     check_outputs([labeled or input or STDIN], {"--output": output or STDOUT})
@@ -120,6 +122,13 @@ def _classify_lines(
             found = classifier.classify([line.text for line in block], report=report)
             pairs = zip(block, found, strict=True)
             write(row(line, best.label, best.probability) for line, best in pairs)
+
+
+def _check_absent(options: dict[str, object]) -> None:
+    """Refuses options for labels of texts beside --labeled, which prints scores."""
+    for name, value in options.items():
+        if value:
+            raise UserError(f"--labeled prints scores of all texts: leave {name} out")
 
 
 def _row(label: str, probability: float | None) -> str:

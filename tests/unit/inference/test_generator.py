@@ -28,9 +28,11 @@ SUBWORDS = ["the", "old", "##s", "house", "n't", ".", "é"]
 
 
 def of_library(pieces, decoder, *, special=("<unk>", "<s>", "</s>", "<|user|>")):
-    vocabulary = {piece: i for i, piece in enumerate([*special, *pieces])}
+    every_piece = [*special, *pieces]
+    vocabulary = {piece: i for i, piece in enumerate(every_piece)}
 
-    tokenizer = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    model = models.WordLevel(vocabulary, unk_token="<unk>")
+    tokenizer = tokenizers.Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
     tokenizer.decoder = decoder
     tokenizer.add_special_tokens(list(special))

@@ -14,8 +14,22 @@ from jaxformer.inference.pair_scores import log_probabilities, pair_batches
 from jaxformer.inference.parameter_arrays import abstract_params
 from jaxformer.models.transformer import Transformer
 
-CONFIG = ModelConfig(vocab_size=23, d_model=8, d_ff=16, num_heads=2, num_layers=1, max_length=40)
-OTHER = ModelConfig(vocab_size=23, d_model=4, d_ff=8, num_heads=1, num_layers=1, max_length=50)
+CONFIG = ModelConfig(
+    vocab_size=23,
+    d_model=8,
+    d_ff=16,
+    num_heads=2,
+    num_layers=1,
+    max_length=40,
+)
+OTHER = ModelConfig(
+    vocab_size=23,
+    d_model=4,
+    d_ff=8,
+    num_heads=1,
+    num_layers=1,
+    max_length=50,
+)
 PAIRS = [
     ([5, 6, 1], [7, 8, 9, 1]),
     ([4, 4, 1], [5, 5, 8, 1]),
@@ -27,10 +41,11 @@ PAIRS = [
 @functools.cache
 def parameters(seed, config=CONFIG):
     random = np.random.default_rng(seed)
-    return jax.tree.map(
-        lambda leaf: random.normal(scale=0.7, size=leaf.shape).astype(np.float32),
-        abstract_params(config),
-    )
+
+    def draw(leaf):
+        return random.normal(scale=0.7, size=leaf.shape).astype(np.float32)
+
+    return jax.tree.map(draw, abstract_params(config))
 
 
 @functools.cache
@@ -53,7 +68,8 @@ def scored(models, tokens_per_batch):
     result = np.full(len(PAIRS), np.nan)
     for batch in pair_batches(PAIRS, CONFIG.max_length, tokens_per_batch):
         rows = log_probabilities(models, batch.src, batch.tgt_in, batch.tgt_out)
-        result[batch.numbers] = np.asarray(rows)[: len(batch.numbers)]
+        real_rows = np.asarray(rows)[: len(batch.numbers)]
+        result[batch.numbers] = real_rows
     return result
 
 

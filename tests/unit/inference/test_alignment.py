@@ -133,22 +133,26 @@ def test_words_of_pieces(pieces, text, words):
 
 def test_words_of_a_real_tokenizer():
     """Every word of random text is spelled by its pieces in order."""
-    lines = ["the man and the woman", "a dog jumps over the red fence", "two men are here"] * 50
-    tokenizer = train_tokenizer(lines, 300)
+    lines = ["the man and the woman", "a dog jumps over the red fence", "two men are here"]
+    tokenizer = train_tokenizer(lines * 50, 300)
     vocabulary = ["the", "A\u0308rger", "😀", "½", "x", "漢字", "<0x41>", "1\u00a00", "ﬁﬁ", "a\tb"]
 
     generator = random.Random(0)
     for _ in range(200):
         words = generator.choices(vocabulary, k=generator.randint(1, 9))
-        text = generator.choice([" ", "  "]).join(words)
+        spaces = generator.choice([" ", "  "])
+        text = spaces.join(words)
+
         ids = tokenizer.encode(text)
-        numbers = words_of_pieces([tokenizer.piece(i) for i in ids], text)
+        pieces = [tokenizer.piece(i) for i in ids]
+        numbers = words_of_pieces(pieces, text)
         assert numbers == sorted(numbers)
 
         spelled = []
         numbered = zip(numbers, ids, strict=True)
         for _, group in itertools.groupby(numbered, operator.itemgetter(0)):
-            spelled.append(tokenizer.decode(i for _, i in group).strip())
+            word = tokenizer.decode(i for _, i in group)
+            spelled.append(word.strip())
         assert spelled == [tokenizer.decode(tokenizer.encode(word)) for word in words]
 
 
@@ -191,10 +195,11 @@ def test_cross_attention_is_the_mean_over_heads_of_the_layer_and_over_models():
     apply = jax.jit(functools.partial(Transformer(config).apply, mutable="intermediates"))
     means = []
     for member, layer in zip(members, layers, strict=True):
-        _, recorded = jax.device_get(apply({"params": member.params}, src, tgt_in))
-        decoder = recorded["intermediates"]["decoder"]["layers"]
-        weights = decoder["cross_attention"]["weights"][0]  # [L, B, H, T, S]
-        means.append(weights[layer, 0].mean(axis=0))
+        _, recorded = apply({"params": member.params}, src, tgt_in)
+        decoder = jax.device_get(recorded)["intermediates"]["decoder"]
+        [weights] = decoder["layers"]["cross_attention"]["weights"]  # [L, B, H, T, S]
+        heads = weights[layer, 0]
+        means.append(heads.mean(axis=0))
     expected = np.mean(means, axis=0)  # [T, S]
 
     # Padding has no effect.

@@ -18,9 +18,12 @@ PROJECT = pathlib.Path(__file__).parents[2]
 
 def pins(path):
     """Returns the versions in a freeze list, by normalized name."""
-    lines = path.read_text(encoding="utf-8").split()
-    pairs = [line.split("==") for line in lines if "==" in line]
-    return {normalized(name): version for name, version in pairs}
+    versions = {}
+    for line in path.read_text(encoding="utf-8").split():
+        if "==" in line:
+            name, version = line.split("==")
+            versions[normalized(name)] = version
+    return versions
 
 
 def normalized(name):
@@ -32,6 +35,7 @@ def pretend_to_install(versions, site):
     for name, version in versions.items():
         folder = site / f"{name.replace('-', '_')}-{version}.dist-info"
         folder.mkdir(parents=True)
+
         metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
         (folder / "METADATA").write_text(metadata, encoding="utf-8")
 
@@ -41,14 +45,17 @@ def pretend_to_install(versions, site):
 def test_pip_changes_nothing_that_colab_has(kind, real_data, tmp_path):
     if sys.version_info[:2] != (3, 13):
         pytest.skip("needs Python 3.13, which Colab has")
+
     path = real_data("colab") / f"pip-freeze.{kind}.txt".replace(".cpu", "")
     if not path.exists():
         pytest.skip(f"no list of Colab's packages: {path}")
+
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     present = pins(path)
     assert len(present) > 300
     pretend_to_install(present, tmp_path / "site")
     venv.create(tmp_path / "venv", with_pip=True)
+
     command = ["venv/bin/python", "-m", "pip", "install", "--dry-run", "--quiet", "--report", "-"]
     result = subprocess.run(
         [*command, *project["dependencies"]],
@@ -58,9 +65,9 @@ def test_pip_changes_nothing_that_colab_has(kind, real_data, tmp_path):
         text=True,
     )
     assert result.returncode == 0, result.stderr
-    installed = {
-        normalized(entry["metadata"]["name"]) for entry in json.loads(result.stdout)["install"]
-    }
+
+    report = json.loads(result.stdout)
+    installed = {normalized(entry["metadata"]["name"]) for entry in report["install"]}
     print(f"{kind}: pip would add", *sorted(installed))
     assert installed
-    assert not installed & set(present)
+    assert not installed & present.keys()

@@ -47,7 +47,12 @@ def run(folder, *command, code=0):
     hidden = ("PYTHONPATH", "XLA_FLAGS")
     environment = {name: value for name, value in os.environ.items() if name not in hidden}
     result = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+        command,
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert result.returncode == code, result.stderr
     return result.stdout, result.stderr
@@ -63,10 +68,15 @@ def build(folder, kind):
 def modules_of_extras():
     """Returns the names of the modules that only the extras for users install."""
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    extras, others = project["optional-dependencies"], {"all", "dev", "docs", "test", "wmt"}
-    packages = {each.lower() for name in extras.keys() - others for each in extras[name]}
-    known = packages_distributions().items()
-    modules = [name for name, of in known if packages & {each.lower() for each in of}]
+    extras = project["optional-dependencies"]
+    packages = set()
+    for name in extras.keys() - {"all", "dev", "docs", "test", "wmt"}:
+        packages.update(each.lower() for each in extras[name])
+
+    modules = []
+    for module, distributions in packages_distributions().items():
+        if packages & set(map(str.lower, distributions)):
+            modules.append(module)
     assert {"matplotlib", "starlette", "tensorflow_datasets"} <= {*modules}
     return modules
 
@@ -89,11 +99,13 @@ def installed(built, tmp_path_factory):
     """The folder of the commands of an environment that has the wheel, as without extras."""
     folder = tmp_path_factory.mktemp("environment")
     run(folder, sys.executable, "-m", "venv", "--without-pip", ".")
-    (packages,) = folder.glob("lib/python*/site-packages")
+    [packages] = folder.glob("lib/python*/site-packages")
+
     # A path in a .pth file adds our dependencies, but not our editable installation.
     (packages / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"])
     hidden = f"import sys\nsys.modules.update(dict.fromkeys({modules_of_extras()}))\n"
     (packages / "sitecustomize.py").write_text(hidden)
+
     pip = (sys.executable, "-m", "pip", "--python", "bin/python", "install")
     run(folder, *pip, "--quiet", "--no-deps", "--no-index", built[0])
     return folder / "bin"
@@ -103,8 +115,10 @@ def test_the_sdist_builds_the_same_wheel(built, tmp_path):
     wheel, sdist = built
     with tarfile.open(sdist) as archive:
         archive.extractall(tmp_path, filter="data")
-    (source,) = tmp_path.iterdir()
-    with zipfile.ZipFile(wheel) as ours, zipfile.ZipFile(build(source, "wheel")) as again:
+    [source] = tmp_path.iterdir()
+    rebuilt = build(source, "wheel")
+
+    with zipfile.ZipFile(wheel) as ours, zipfile.ZipFile(rebuilt) as again:
         assert sorted(ours.namelist()) == sorted(again.namelist())
         for name in ours.namelist():
             if not name.endswith("RECORD"):  # in the order of the file system
@@ -118,11 +132,14 @@ def test_everything_works_in_an_empty_folder(installed, tmp_path):
     run(tmp_path, installed / "jaxformer", "translate", *files)
     assert (tmp_path / "out.txt").read_text() == "Wo ist der Bahnhof?\n"
     (tmp_path / "out.txt").unlink()
+
     output, errors = run(tmp_path, installed / "python", "-c", USE, code=2)
     package, *configs = map(pathlib.Path, output.splitlines()[0].split())
-    assert all(installed.parent in path.parents for path in (package, *configs))
+    for path in (package, *configs):
+        assert installed.parent in path.parents
     ours = sorted(path.name for path in (PROJECT / "configs").glob("*.py"))
     assert [path.name for path in configs] == ours
+
     assert len((tmp_path / "out.txt").read_text().splitlines()) == 1
     assert MISSING.format("tensorflow_datasets", "tensorflow-datasets") in errors
     assert errors.endswith(MISSING.format("matplotlib", "matplotlib"))

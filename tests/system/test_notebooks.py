@@ -112,6 +112,7 @@ def shortened(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_is_built_from_its_script(name):
     assert sorted(path.stem for path in FOLDER.glob("*.ipynb")) == NAMES
+
     for package in ("jupytext", "nbclient"):
         pytest.importorskip(package, reason=f"{package} is not installed: the extra dev has it")
     import nbformat
@@ -120,19 +121,25 @@ def test_is_built_from_its_script(name):
     notebook = nbformat.read(FOLDER / f"{name}.ipynb", 4)
     built = builder["build"](FOLDER / f"{name}.py")
     assert builder["without_outputs"](notebook) == built, "run: make notebooks"
+
     if name not in builder["NOT_RUN"]:
         check_outputs(name, notebook.cells)
 
 
 def check_outputs(name, cells):
     """Checks that the cells of a notebook show its pictures and pages, and no errors."""
-    outputs = [output for cell in cells for output in cell.get("outputs", [])]
+    outputs = []
+    for cell in cells:
+        outputs += cell.get("outputs", [])
     assert outputs
     assert not [output for output in outputs if output["output_type"] == "error"]
+
     shown = [output["data"] for output in outputs if "data" in output]
-    pages = [data for data in shown if "<iframe" in "".join(data.get("text/html", ""))]
     pictures = [data for data in shown if "image/png" in data]
-    assert (len(pictures), len(pages)) == PICTURES.get(name, (0, 0)), name
+    pages = [data for data in shown if "<iframe" in "".join(data.get("text/html", ""))]
+    expected_pictures, expected_pages = PICTURES.get(name, (0, 0))
+    assert len(pictures) == expected_pictures, name
+    assert len(pages) == expected_pages, name
 
 
 @pytest.mark.ci
@@ -147,6 +154,7 @@ def test_cells_run(tmp_path):
             command = [sys.executable, f"{name}.py"]
             subprocess.run(command, cwd=tmp_path, env=environment(), check=True)
         return
+
     for name, cells in run_in_kernel(names, tmp_path).items():
         check_outputs(name, cells)
 
@@ -157,12 +165,15 @@ def run_in_kernel(names, folder):
     import nbclient
     import nbformat
 
-    cells, reset = {}, nbformat.v4.new_code_cell("%reset -f")
+    cells = {}
+    notebook = nbformat.v4.new_notebook(cells=[])
+    reset = nbformat.v4.new_code_cell("%reset -f")
     for name in names:
         cells[name] = jupytext.reads(shortened(name), fmt="py:percent").cells
-    notebook = nbformat.v4.new_notebook(cells=[])
-    notebook.cells = [cell for own in cells.values() for cell in (*own, reset)]
-    variables = {n: v for n, v in environment().items() if n != "MPLBACKEND"}
+        notebook.cells += [*cells[name], reset]
+
+    variables = environment()
+    del variables["MPLBACKEND"]
     client = nbclient.NotebookClient(notebook, timeout=None, kernel_name="python3")
     client.execute(cwd=str(folder), env=variables)
     return cells
@@ -172,13 +183,15 @@ class ColabMachine:
     """A folder in which the Colab notebook runs as a script, on four simulated devices."""
 
     def __init__(self, folder):
-        self.folder, self.log = folder, ""
+        self.folder = folder
+        self.log = ""
         self.mirror = folder / "drive" / "jaxformer" / "colab"
         folder.mkdir()
 
     def run(self, train="state = train(config, WORKDIR)"):
         script = shortened("colab_tpu").replace("state = train(config, WORKDIR)", train)
         (self.folder / "script.py").write_text(script, encoding="utf-8")
+
         result = subprocess.run(
             [sys.executable, "script.py"],
             cwd=self.folder,
@@ -193,7 +206,8 @@ class ColabMachine:
     def results(self):
         """Returns final loss and hash, which the notebook prints, and the copy's parameters."""
         printed = re.findall(r"^(?:validation loss|SHA-256).*$", self.log, flags=re.M)
-        return printed, jax.device_get(jaxformer.load_model(self.mirror)[1])
+        _, params = jaxformer.load_model(self.mirror)
+        return printed, jax.device_get(params)
 
 
 @pytest.mark.ci
@@ -201,14 +215,18 @@ class ColabMachine:
 @pytest.mark.timeout(1800)
 def test_a_killed_colab_kernel_resumes_from_the_mirror_on_a_new_disk(tmp_path):
     """The kernel is killed after two copies, its disk deleted; the next run gives the same bits."""
-    whole, killed = ColabMachine(tmp_path / "whole"), ColabMachine(tmp_path / "killed")
+    whole = ColabMachine(tmp_path / "whole")
     assert whole.run() == 0, whole.log
     assert "4 x " in whole.log
+
+    killed = ColabMachine(tmp_path / "killed")
     assert killed.run(KILLED) == -signal.SIGKILL, killed.log
     shutil.rmtree(killed.folder / "runs")
     assert killed.run() == 0, killed.log
     assert re.search(r"resumed from step [1-9]", killed.log), killed.log
-    (expected, params), (printed, restored) = whole.results(), killed.results()
+
+    expected, params = whole.results()
+    printed, restored = killed.results()
     assert len(expected) == 2
     assert printed == expected
     jax.tree.map(np.testing.assert_array_equal, restored, params)

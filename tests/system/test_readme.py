@@ -11,7 +11,9 @@ PROJECT = pathlib.Path(__file__).parents[2]
 # Fewer steps.
 SHORTER = {'load_config("numerals")': 'load_config("numerals:smoke", SMALL)'}
 SMALL = [
-    *("--config.model.d_model=32", "--config.model.d_ff=64", "--config.training.eval_sentences=2"),
+    "--config.model.d_model=32",
+    "--config.model.d_ff=64",
+    "--config.training.eval_sentences=2",
     "--config.search.max_extra_length=8",
 ]
 
@@ -36,11 +38,14 @@ def test_the_chinese_readme_has_the_same_commands_and_code():
 def test_the_own_task_of_the_readme_learns(tmp_path, monkeypatch):
     """Its code needs no other command; test_blocks_run runs all blocks."""
     monkeypatch.chdir(tmp_path)
+    *_, (_, code) = blocks("README.md", "python")
     names = {"__name__": "page"}
-    exec(compile(blocks("README.md", "python")[-1][1], "README.md", "exec"), names)
-    source = np.random.default_rng(300).integers(3, 16, (32, 8), np.int32)  # a new batch
+    exec(compile(code, "README.md", "exec"), names)
+
+    source = np.random.default_rng(300).integers(3, 16, (32, 8), np.int32)
+    new_batch = {"source": source, "target": source[:, ::-1]}
     loss = jax.jit(lambda params, batch: names["Reverse"]().loss(params, batch, None))
-    sums = loss(names["state"].params, {"source": source, "target": source[:, ::-1]})
+    sums = loss(names["state"].params, new_batch)
     assert sums["loss"] / sums["count"] < 0.2  # 2.6, the logarithm of 13, for a guess
 
 
@@ -54,8 +59,9 @@ def test_blocks_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = {"__name__": "page", "SMALL": SMALL}
     code = [*blocks("README.md", "python"), *blocks("docs/tutorial.md", "python")]
+    assert len(code) == 4
+
     for _, block in code:
         for long, short in SHORTER.items():
             block = block.replace(long, short)
         exec(compile(block, "page", "exec"), names)
-    assert len(code) == 4

@@ -32,11 +32,17 @@ def align_words(weights, source_words, target_words):
 
 
 def test_end_of_sentence_is_never_aligned_to():
-    assert align_words(np.array([[0.1, 0.9]]), [0, -1], [0]) == [(0, 0)]
-    assert align_words(np.array([[1.0]]), [-1], [0]) == []
-    assert align_words(np.array([[0.5, 0.5]]), [0, -1], [-1]) == []
-    # Ties go to the first source word.
-    assert align_words(np.full((1, 3), 1 / 3), [0, 1, 2], [0]) == [(0, 0)]
+    for weights, source, target, expected in (
+        ([0.1, 0.9], [0, -1], [0], [(0, 0)]),
+        ([1.0], [-1], [0], []),
+        ([0.5, 0.5], [0, -1], [-1], []),
+    ):
+        assert align_words(np.array([weights]), source, target) == expected
+
+
+def test_ties_go_to_the_first_source_word():
+    weights = np.full((1, 3), 1 / 3)
+    assert align_words(weights, [0, 1, 2], [0]) == [(0, 0)]
 
 
 def mean_of_sums(weights, source_words, target_words, word):
@@ -78,10 +84,11 @@ def all_alignments_in_order(targets, sources):
 
 @pytest.mark.parametrize("shape", [(0, 3), (3, 0), (1, 1), (4, 4), (3, 5), (5, 4)])
 def test_align_in_order_finds_the_best_alignment(shape):
-    random_numbers = np.random.default_rng(1)
     targets, sources = shape
+    random_numbers = np.random.default_rng(1)
+    concentration = np.full(max(1, sources), 0.3)
     for _ in range(20):
-        weights = random_numbers.dirichlet(np.full(max(1, sources), 0.3), size=targets)
+        weights = random_numbers.dirichlet(concentration, size=targets)
         weights = weights[:, :sources]  # [T, S]
 
         def probability(couples, weights=weights):
@@ -126,22 +133,26 @@ def test_words_of_pieces(pieces, text, words):
 
 def test_words_of_a_real_tokenizer():
     """Every word of random text is spelled by its pieces in order."""
-    lines = ["the man and the woman", "a dog jumps over the red fence", "two men are here"] * 50
-    tokenizer = train_tokenizer(lines, 300)
+    lines = ["the man and the woman", "a dog jumps over the red fence", "two men are here"]
+    tokenizer = train_tokenizer(lines * 50, 300)
     vocabulary = ["the", "A\u0308rger", "😀", "½", "x", "漢字", "<0x41>", "1\u00a00", "ﬁﬁ", "a\tb"]
 
     generator = random.Random(0)
     for _ in range(200):
         words = generator.choices(vocabulary, k=generator.randint(1, 9))
-        text = generator.choice([" ", "  "]).join(words)
+        spaces = generator.choice([" ", "  "])
+        text = spaces.join(words)
+
         ids = tokenizer.encode(text)
-        numbers = words_of_pieces([tokenizer.piece(i) for i in ids], text)
+        pieces = [tokenizer.piece(i) for i in ids]
+        numbers = words_of_pieces(pieces, text)
         assert numbers == sorted(numbers)
 
         spelled = []
         numbered = zip(numbers, ids, strict=True)
         for _, group in itertools.groupby(numbered, operator.itemgetter(0)):
-            spelled.append(tokenizer.decode(i for _, i in group).strip())
+            word = tokenizer.decode(i for _, i in group)
+            spelled.append(word.strip())
         assert spelled == [tokenizer.decode(tokenizer.encode(word)) for word in words]
 
 
@@ -159,16 +170,23 @@ def test_attention_without_weights_is_refused_by_the_name_of_its_model():
 
 
 def test_cross_attention_is_the_mean_over_heads_of_the_layer_and_over_models():
-    config = ModelConfig(vocab_size=11, d_model=8, d_ff=8, num_heads=2, num_layers=2, max_length=16)
+    config = ModelConfig(
+        vocab_size=11,
+        d_model=8,
+        d_ff=8,
+        num_heads=2,
+        num_layers=2,
+        max_length=16,
+    )
     src = np.array([[3, 4, 5, 1]])
     tgt_in = np.array([[BOS, 6, 7]])
     random_numbers = np.random.default_rng(0)
 
     def random_member():
-        params = jax.tree.map(
-            lambda leaf: random_numbers.normal(size=leaf.shape).astype("f4"),
-            abstract_params(config),
-        )
+        def draw(leaf):
+            return random_numbers.normal(size=leaf.shape).astype(np.float32)
+
+        params = jax.tree.map(draw, abstract_params(config))
         return Member(Transformer(config), params)
 
     members = Ensemble((random_member(), random_member()))
@@ -177,10 +195,11 @@ def test_cross_attention_is_the_mean_over_heads_of_the_layer_and_over_models():
     apply = jax.jit(functools.partial(Transformer(config).apply, mutable="intermediates"))
     means = []
     for member, layer in zip(members, layers, strict=True):
-        _, recorded = jax.device_get(apply({"params": member.params}, src, tgt_in))
-        decoder = recorded["intermediates"]["decoder"]["layers"]
-        weights = decoder["cross_attention"]["weights"][0]  # [L, B, H, T, S]
-        means.append(weights[layer, 0].mean(axis=0))
+        _, recorded = apply({"params": member.params}, src, tgt_in)
+        decoder = jax.device_get(recorded)["intermediates"]["decoder"]
+        [weights] = decoder["layers"]["cross_attention"]["weights"]  # [L, B, H, T, S]
+        heads = weights[layer, 0]
+        means.append(heads.mean(axis=0))
     expected = np.mean(means, axis=0)  # [T, S]
 
     # Padding has no effect.

@@ -28,9 +28,11 @@ SUBWORDS = ["the", "old", "##s", "house", "n't", ".", "é"]
 
 
 def of_library(pieces, decoder, *, special=("<unk>", "<s>", "</s>", "<|user|>")):
-    vocabulary = {piece: i for i, piece in enumerate([*special, *pieces])}
+    every_piece = [*special, *pieces]
+    vocabulary = {piece: i for i, piece in enumerate(every_piece)}
 
-    tokenizer = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    model = models.WordLevel(vocabulary, unk_token="<unk>")
+    tokenizer = tokenizers.Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
     tokenizer.decoder = decoder
     tokenizer.add_special_tokens(list(special))
@@ -40,8 +42,14 @@ def of_library(pieces, decoder, *, special=("<unk>", "<s>", "</s>", "<|user|>"))
 
 
 def in_sequence(*parts):
-    replaced = decoders.Replace("▁", " ")
-    return decoders.Sequence([replaced, decoders.ByteFallback(), decoders.Fuse(), *parts])
+    return decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            *parts,
+        ]
+    )
 
 
 def moses():
@@ -94,10 +102,11 @@ def random_tokens(tokenizer, random):
     count = random.integers(12)
     ids = random.integers(0, tokenizer.vocab_size, count).tolist()
 
-    known = sorted(tokenizer._byte_ids)
-    if len(known) == 256 and random.random() < 0.7:
-        run = [known[byte] for byte in "é€🎉".encode()]
-        start, end = sorted(random.integers(0, len(run) + 1, 2).tolist())
+    byte_ids = sorted(tokenizer._byte_ids)
+    if len(byte_ids) == 256 and random.random() < 0.7:
+        run = [byte_ids[byte] for byte in "é€🎉".encode()]
+        ends = random.integers(0, len(run) + 1, 2)
+        start, end = sorted(ends.tolist())
         place = random.integers(len(ids) + 1)
         ids[place:place] = run[start:end]
     return ids
@@ -149,4 +158,5 @@ def test_pieces_appear_when_no_later_token_can_change_them(name, prompt, pieces,
 
     prompt_ids = [ids[piece] for piece in prompt]
     tokens = [ids[piece] for piece in pieces]
-    assert list(Fixed(tokenizer, prompt_ids, tokens).stream("x")) == expected
+    generator = Fixed(tokenizer, prompt_ids, tokens)
+    assert list(generator.stream("x")) == expected

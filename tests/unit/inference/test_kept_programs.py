@@ -48,7 +48,8 @@ EXTRA = {"bias": np.float32(1.0)}
 
 def check(program, factor=2.0, x=X):
     scaled, total = program(factor, x, EXTRA)
-    np.testing.assert_array_equal(np.asarray(scaled), number_of(factor) * X)
+    expected = number_of(factor) * X
+    np.testing.assert_array_equal(np.asarray(scaled), expected)
     np.testing.assert_array_equal(np.asarray(total), X.sum() + 1)
 
 

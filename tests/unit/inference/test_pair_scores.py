@@ -14,8 +14,22 @@ from jaxformer.inference.pair_scores import log_probabilities, pair_batches
 from jaxformer.inference.parameter_arrays import abstract_params
 from jaxformer.models.transformer import Transformer
 
-CONFIG = ModelConfig(vocab_size=23, d_model=8, d_ff=16, num_heads=2, num_layers=1, max_length=40)
-OTHER = ModelConfig(vocab_size=23, d_model=4, d_ff=8, num_heads=1, num_layers=1, max_length=50)
+CONFIG = ModelConfig(
+    vocab_size=23,
+    d_model=8,
+    d_ff=16,
+    num_heads=2,
+    num_layers=1,
+    max_length=40,
+)
+OTHER = ModelConfig(
+    vocab_size=23,
+    d_model=4,
+    d_ff=8,
+    num_heads=1,
+    num_layers=1,
+    max_length=50,
+)
 PAIRS = [
     ([5, 6, 1], [7, 8, 9, 1]),
     ([4, 4, 1], [5, 5, 8, 1]),
@@ -27,10 +41,11 @@ PAIRS = [
 @functools.cache
 def parameters(seed, config=CONFIG):
     random = np.random.default_rng(seed)
-    return jax.tree.map(
-        lambda leaf: random.normal(scale=0.7, size=leaf.shape).astype(np.float32),
-        abstract_params(config),
-    )
+
+    def draw(leaf):
+        return random.normal(scale=0.7, size=leaf.shape).astype(np.float32)
+
+    return jax.tree.map(draw, abstract_params(config))
 
 
 @functools.cache
@@ -53,13 +68,17 @@ def scored(models, tokens_per_batch):
     result = np.full(len(PAIRS), np.nan)
     for batch in pair_batches(PAIRS, CONFIG.max_length, tokens_per_batch):
         rows = log_probabilities(models, batch.src, batch.tgt_in, batch.tgt_out)
-        result[batch.numbers] = np.asarray(rows)[: len(batch.numbers)]
+        real_rows = np.asarray(rows)[: len(batch.numbers)]
+        result[batch.numbers] = real_rows
     return result
 
 
 def test_log_probability_equals_the_formula():
     params = parameters(0)
-    expected = [np.log(probabilities(params, *pair)).sum() for pair in PAIRS]
+    expected = []
+    for source, target in PAIRS:
+        log_probs = np.log(probabilities(params, source, target))  # [T]
+        expected.append(log_probs.sum())
     assert np.ptp(expected) > 5
 
     model = Ensemble((Member(Transformer(CONFIG), params),))
@@ -93,10 +112,12 @@ def test_an_ensemble_averages_probabilities_token_by_token(monkeypatch):
 def test_logits_of_a_batch_are_never_in_memory_at_once():
     """The logits of 64 x 64 tokens with a vocabulary of 37,000 would take 606 MB."""
     config = ModelConfig(d_model=8, d_ff=8, num_heads=1, num_layers=1, max_length=64)
+    member = Member(Transformer(config), abstract_params(config))
+    models = Ensemble((member,))
     tokens = jax.ShapeDtypeStruct((64, 64), np.int32)
-    models = Ensemble((Member(Transformer(config), abstract_params(config)),))
 
-    compiled = log_probabilities.lower(models, tokens, tokens, tokens).compile()
+    lowered = log_probabilities.lower(models, tokens, tokens, tokens)
+    compiled = lowered.compile()
     assert compiled.memory_analysis().temp_size_in_bytes < 150e6
 
 
@@ -118,14 +139,18 @@ def test_every_pair_with_two_sides_is_in_exactly_one_batch(lengths):
     seen = []
     shapes = set()
     for batch in pair_batches(pairs, 1000, 4096):
-        assert batch.src.size <= 4096 or len(batch.src) == 1
+        if len(batch.src) > 1:
+            assert batch.src.size <= 4096
+
         for row, number in enumerate(batch.numbers):
             source, target = pairs[number]
             assert without_padding(batch.src[row]) == source
             assert without_padding(batch.tgt_out[row]) == target
             assert without_padding(batch.tgt_in[row]) == [BOS, *target[:-1]]
+
         seen += batch.numbers
         shapes.add(batch.src.shape)
 
-    assert sorted(seen) == [n for n, pair in enumerate(lengths) if all(pair)]
+    with_two_sides = [n for n, pair in enumerate(lengths) if all(pair)]
+    assert sorted(seen) == with_two_sides
     assert len(shapes) <= 14

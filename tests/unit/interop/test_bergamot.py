@@ -68,13 +68,15 @@ def write(path, tensors, *, int8=INTGEMM8, version=1, kinds=None, settings=SETTI
     """Writes tensors, matrices as intgemm8; returns their values after quantization."""
     kinds = kinds or {}
     text = settings.encode() + b"\0"
+    tensors = {**tensors, "special:model.yml": np.frombuffer(text, np.int8)}
+
     headers = []
     names = b""
     shapes = b""
     blobs = b""
     exact = {}
 
-    for name, value in {**tensors, "special:model.yml": np.frombuffer(text, np.int8)}.items():
+    for name, value in tensors.items():
         is_table = name.endswith("Wemb")
         is_matrix = is_table or ("_W" in name and "ln" not in name)
         exact[name] = value.astype(np.float32)
@@ -115,24 +117,34 @@ def random_tensors(sizes):
     """Returns a model's tensors, whose embeddings have these sizes by name."""
     rng = np.random.default_rng(0)
     *_, target_size = sizes.values()
-    found = {name: rng.normal(0, 0.4, (size, D)) for name, size in sizes.items()}
-    found["decoder_ff_logit_out_b"] = rng.normal(0, 0.4, (1, target_size))
+    found = {}
+
+    def draw(name, *shape):
+        found[name] = rng.normal(0, 0.4, shape)
+
+    for name, size in sizes.items():
+        draw(name, size, D)
+    draw("decoder_ff_logit_out_b", 1, target_size)
 
     layers = [(f"encoder_l{n + 1}", "self") for n in range(ENCODER)]
     layers += [(f"decoder_l{n + 1}", "context") for n in range(DECODER)]
     for layer, attention in layers:
         for letter in "qkvo":
-            found[f"{layer}_{attention}_W{letter}"] = rng.normal(0, 0.4, (D, D))
-            found[f"{layer}_{attention}_b{letter}"] = rng.normal(0, 0.4, (1, D))
+            draw(f"{layer}_{attention}_W{letter}", D, D)
+            draw(f"{layer}_{attention}_b{letter}", 1, D)
+        norms = [f"{layer}_{attention}_Wo"]
 
-        for name, shape in {"W1": (D, F), "b1": (1, F), "W2": (F, D), "b2": (1, D)}.items():
-            found[f"{layer}_ffn_{name}"] = rng.normal(0, 0.4, shape)
+        draw(f"{layer}_ffn_W1", D, F)
+        draw(f"{layer}_ffn_b1", 1, F)
+        draw(f"{layer}_ffn_W2", F, D)
+        draw(f"{layer}_ffn_b2", 1, D)
+        norms.append(f"{layer}_ffn_ffn")
 
-        norms = [f"{layer}_{attention}_Wo", f"{layer}_ffn_ffn"]
         if attention == "context":
+            draw(f"{layer}_rnn_W", D, D)
+            draw(f"{layer}_rnn_Wf", D, D)
+            draw(f"{layer}_rnn_bf", 1, D)
             norms.append(f"{layer}_rnn_ffn")
-            for name, shape in {"W": (D, D), "Wf": (D, D), "bf": (1, D)}.items():
-                found[f"{layer}_rnn_{name}"] = rng.normal(0, 0.4, shape)
 
         for norm in norms:
             found[f"{norm}_ln_scale"] = rng.normal(1, 0.2, (1, D))
@@ -145,46 +157,58 @@ def random_tensors(sizes):
 def marian_logits(p, source, target):
     """Returns the logits after each target token, as Marian computes them."""
 
+    def linear(x, weight, bias):
+        return x @ p[weight] + p[bias]
+
     def norm(x, name):
         mean = x.mean(-1, keepdims=True)
         variance = x.var(-1, keepdims=True)
-        x = (x - mean) / np.sqrt(variance + 1e-6)
-        return x * p[f"{name}_ln_scale"] + p[f"{name}_ln_bias"]
+        normalized = (x - mean) / np.sqrt(variance + 1e-6)
+        return normalized * p[f"{name}_ln_scale"] + p[f"{name}_ln_bias"]
 
     def embed(rows):
-        frequencies = 1 / 10_000 ** (np.arange(D // 2) / (D // 2 - 1))
-        angles = np.arange(len(rows))[:, None] * frequencies  # [T, D / 2]
-        return rows * np.sqrt(D) + np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
+        exponents = np.arange(D // 2) / (D // 2 - 1)
+        positions = np.arange(len(rows))[:, None]
+        angles = positions / 10_000**exponents  # [T, D / 2]
+        encodings = np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
+        return rows * np.sqrt(D) + encodings
 
-    def project(x, name, letter):
-        projected = x @ p[f"{name}_W{letter}"] + p[f"{name}_b{letter}"]
-        return projected.reshape(len(x), HEADS, -1)
+    def split(x):
+        return x.reshape(len(x), HEADS, -1)
 
     def attend(x, memory, name):
-        q = project(x, name, "q")  # [T, H, K]
-        k = project(memory, name, "k")  # [S, H, K]
-        v = project(memory, name, "v")  # [S, H, K]
-        exps = np.exp(np.einsum("thk,shk->hts", q, k) / np.sqrt(D / HEADS))
+        q = split(linear(x, f"{name}_Wq", f"{name}_bq"))  # [T, H, K]
+        k = split(linear(memory, f"{name}_Wk", f"{name}_bk"))  # [S, H, K]
+        v = split(linear(memory, f"{name}_Wv", f"{name}_bv"))  # [S, H, K]
+
+        scores = np.einsum("thk,shk->hts", q, k) / np.sqrt(D / HEADS)
+        exps = np.exp(scores)
         weights = exps / exps.sum(-1, keepdims=True)
         heads = np.einsum("hts,shk->thk", weights, v)
-        output = heads.reshape(len(x), D) @ p[f"{name}_Wo"] + p[f"{name}_bo"]
+
+        joined = heads.reshape(len(x), D)
+        output = linear(joined, f"{name}_Wo", f"{name}_bo")
         return norm(x + output, f"{name}_Wo")
 
     def feed(x, layer):
-        hidden = np.maximum(x @ p[f"{layer}_ffn_W1"] + p[f"{layer}_ffn_b1"], 0)
-        output = hidden @ p[f"{layer}_ffn_W2"] + p[f"{layer}_ffn_b2"]
+        hidden = linear(x, f"{layer}_ffn_W1", f"{layer}_ffn_b1")
+        hidden = np.maximum(hidden, 0)
+        output = linear(hidden, f"{layer}_ffn_W2", f"{layer}_ffn_b2")
         return norm(x + output, f"{layer}_ffn_ffn")
 
     def recur(y, layer):
         """The SSRU: c_t = f_t * c_(t - 1) + (1 - f_t) * W y_t, whose output is relu(c_t)."""
+        gates = linear(y, f"{layer}_rnn_Wf", f"{layer}_rnn_bf")  # [T, D]
+        kept = 1 / (1 + np.exp(-gates))
+        new = (1 - kept) * (y @ p[f"{layer}_rnn_W"])
+
         state = np.zeros(D)
         states = []
-        for row in y:
-            forget = row @ p[f"{layer}_rnn_Wf"] + p[f"{layer}_rnn_bf"][0]
-            kept = 1 / (1 + np.exp(-forget))
-            state = kept * state + (1 - kept) * (row @ p[f"{layer}_rnn_W"])
-            states.append(np.maximum(state, 0))
-        return norm(y + np.stack(states), f"{layer}_rnn_ffn")
+        for t in range(len(y)):
+            state = kept[t] * state + new[t]
+            states.append(state)
+        output = np.maximum(np.stack(states), 0)
+        return norm(y + output, f"{layer}_rnn_ffn")
 
     source_table = p.get("encoder_Wemb", p.get("Wemb"))
     target_table = p.get("decoder_Wemb", p.get("Wemb"))
@@ -195,7 +219,8 @@ def marian_logits(p, source, target):
         x = feed(x, f"encoder_l{n}")
 
     # The zero vector begins the sentence.
-    y = embed(np.concatenate([np.zeros((1, D)), target_table[target]]))  # [T, D]
+    rows = np.concatenate([np.zeros((1, D)), target_table[target]])
+    y = embed(rows)  # [T, D]
     for n in range(1, DECODER + 1):
         y = recur(y, f"decoder_l{n}")
         y = attend(y, x, f"decoder_l{n}_context")
@@ -245,17 +270,18 @@ def test_logits_equal_those_of_marian(tmp_path, is_split, int8):
     their_target = target.encode("ein alter Fluss")
     expected = marian_logits(exact, their_source, their_target)
 
-    src = np.array([translator.source_ids("the small house")], np.int32)
+    src_ids = translator.source_ids("the small house")
     tgt_ids = translator.target_ids("ein alter Fluss")
+    src = np.array([src_ids], np.int32)
     tgt_in = np.array([[BOS, *tgt_ids[:-1]]], np.int32)
     apply = jax.jit(Student(translator.config.model).apply)
-    [found] = np.asarray(apply({"params": translator.params}, src, tgt_in))  # [T, V]
+    logits = apply({"params": translator.params}, src, tgt_in)
+    [found] = np.asarray(logits)  # [T, V]
 
     # A piece that both sides have is one piece of ours, the last of that name.
     our_ids = {translator.tokenizer.piece(i): i for i in range(found.shape[1])}
-    for piece, ours in our_ids.items():
-        if ours <= 3:  # special
-            continue
+    ordinary = {piece: ours for piece, ours in our_ids.items() if ours > 3}
+    for piece, ours in ordinary.items():
         theirs = target.piece_to_id(piece)
         if theirs == target.unk_id():  # a piece of the source only
             assert (found[:, ours] == -np.inf).all()
@@ -332,11 +358,13 @@ def shortlist(entries, checksum=None):
     offsets = np.cumsum([0, *map(len, entries)])
     tokens = np.array([*itertools.chain(*entries)], "<u4")
     body = struct.pack("<4Q", 5, 2, len(offsets), len(tokens))
-    body += offsets.astype("<u8").tobytes() + tokens.tobytes()
+    body += offsets.astype("<u8").tobytes()
+    body += tokens.tobytes()
 
     if checksum is None:
         checksum = 0
-        for (word,) in struct.iter_unpack("<Q", body[: len(body) // 8 * 8]):
+        whole_words = body[: len(body) // 8 * 8]
+        for (word,) in struct.iter_unpack("<Q", whole_words):
             mixed = word + 0x9E3779B9 + (checksum << 6) + (checksum >> 2)
             checksum ^= mixed & (2**64 - 1)
     return struct.pack("<2Q", 0xF11A48D5013417F5, checksum) + body
@@ -526,18 +554,21 @@ def test_a_trained_student_is_rounded_to_int8(student, exported, tmp_path):
     assert our_tokenizer.decode(our_ids) == their_tokenizer.decode(their_ids)
 
     # Half a step of 127 to each side, and a little more.
-    table = np.asarray(ours["embedding"])[4:]
-    largest = np.abs(np.delete(ours["embedding"], [0, BOS], axis=0)).max()
-    np.testing.assert_allclose(found.params["embedding"][4:320], table, atol=largest / 253)
+    table = np.asarray(ours["embedding"])
+    largest = np.abs(np.delete(table, [0, BOS], axis=0)).max()
+    rounded = found.params["embedding"][4:320]
+    np.testing.assert_allclose(rounded, table[4:], atol=largest / 253)
     for stack in ("encoder", "decoder"):
         for path, leaf in jax.tree.leaves_with_path(ours[stack]):
             other = found.params[stack]
             for key in path:
                 other = other[key.key]
-            np.testing.assert_allclose(other, leaf, atol=np.abs(leaf).max() / 253)
+            largest = np.abs(leaf).max()
+            np.testing.assert_allclose(other, leaf, atol=largest / 253)
 
     learned = Shortlist.load(tmp_path / "run", 322)
-    assert learned.targets[learned.offsets[300] : learned.offsets[301]].tolist() == [301, 302]
+    begin, end = learned.offsets[300:302]
+    assert learned.targets[begin:end].tolist() == [301, 302]
 
 
 def test_activations_are_clipped_at_the_maxima_of_sentences(student, exported):
@@ -549,21 +580,26 @@ def test_activations_are_clipped_at_the_maxima_of_sentences(student, exported):
 
     @jax.jit
     def maxima(src, tokens):
-        """Returns the largest value before the logits, and before the keys of the decoder."""
+        """Returns the largest input of the logits, and of the decoder's keys and values."""
         memory = module.apply({"params": params}, src, method="encode")
         features = module.apply({"params": params}, tokens, memory, src != 0, method="decode")
-        before_logits = jnp.where((tokens == 0)[..., None], 0, features)
-        before_keys = jnp.where((src == 0)[..., None], 0, memory)
-        return abs(before_logits).max(), abs(before_keys).max()
+        return largest(features, tokens), largest(memory, src)
+
+    def largest(x, ids):
+        """Returns the largest value at a token."""
+        is_padding = (ids == 0)[..., None]
+        return abs(jnp.where(is_padding, 0, x)).max()
+
+    def padded(ids, length):
+        row = np.zeros((1, length), np.int32)
+        row[0, : len(ids)] = ids
+        return row
 
     found = []
-    for source, decoded in zip(sources, translator.translate_ids(sources), strict=True):
-        src = np.zeros((1, 40), np.int32)
-        src[0, : len(source)] = source
-        row = [BOS, *decoded.tokens[0][:-1]]
-        tokens = np.zeros((1, 16), np.int32)
-        tokens[0, : len(row)] = row
-        found.append(maxima(src, tokens))
+    translations = translator.translate_ids(sources)
+    for source, decoded in zip(sources, translations, strict=True):
+        tokens = [BOS, *decoded.tokens[0][:-1]]
+        found.append(maxima(padded(source, 40), padded(tokens, 16)))
 
     alphas, _ = read_tensors(exported / "model.ende.intgemm.alphas.bin")
     names = ("Wemb", "decoder_l1_context_Wv")

@@ -14,8 +14,20 @@ from jaxformer.interop.hub import model_folder
 from jaxformer.interop.huggingface.importer import FILES as HUGGINGFACE
 from jaxformer.interop.marian.importer import FILES as MARIAN
 
-FIXTURE = pathlib.Path(__file__).parents[2] / "fixtures" / "marian" / "swish_tied"
-FILES = {path.name: path.read_bytes() for path in FIXTURE.iterdir() if path.suffix != ".npz"}
+
+def contents(folder):
+    """Returns the content of each file of a folder, by its name."""
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def fixture(name):
+    """Returns the files of a model of the fixtures, without the outputs beside them."""
+    files = contents(pathlib.Path(__file__).parents[2] / "fixtures" / name)
+    del files["outputs.npz"]
+    return files
+
+
+FILES = fixture("marian/swish_tied")
 NAME = pathlib.Path("Helsinki-NLP/opus-mt-en-de")
 marian_folder = functools.partial(model_folder, files=MARIAN)
 
@@ -41,11 +53,6 @@ def publish(server, monkeypatch, tmp_path):
         server.files[f"{api}/tree/{commit}"] = json.dumps(tree).encode()
 
     return publish
-
-
-def contents(folder):
-    """Returns the content of each file of a folder, by its name."""
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def test_a_model_is_imported_by_its_name_and_downloaded_once(server, publish, tmp_path, capsys):
@@ -76,8 +83,7 @@ def test_the_weights_of_pytorch_are_the_second_choice(publish):
 
 
 def test_weights_may_be_in_several_files(publish):
-    fixture = FIXTURE.parents[1] / "huggingface" / "llama_grouped"
-    files = {path.name: path.read_bytes() for path in fixture.iterdir() if path.suffix != ".npz"}
+    files = fixture("huggingface/llama_grouped")
     publish({**files, "model.gguf": b"large"})
 
     folder = model_folder(NAME, HUGGINGFACE)

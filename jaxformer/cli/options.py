@@ -142,8 +142,9 @@ class DecoderOptions:
 
         # Steps are the expert's.
         amateur = load(self.amateur, "auto")
-        alpha = 0.1 if self.contrast is None else self.contrast
-        return decoder.contrast_with(amateur, alpha)
+        if self.contrast is None:
+            return decoder.contrast_with(amateur)
+        return decoder.contrast_with(amateur, self.contrast)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

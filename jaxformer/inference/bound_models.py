@@ -1,7 +1,7 @@
 """Programs that belong to the models they are compiled for, and keep their matrices packed.
 
-On CPUs, small batches take most of their time to bring matrices into the order of XLA's kernels, at
-every step. :mod:`jaxformer.nn.constants` describes the mark that avoids this, and its danger: a
+On CPUs, small batches spend much of their time on bringing matrices into the order of XLA's
+kernels, at every step. :mod:`jaxformer.nn.constants` describes the mark that avoids this, and its danger: a
 program with a mark computes with the numbers of the first matrix it was called with. Therefore
 
 - each ``Models`` value has programs of its own, which are called with its matrices only;

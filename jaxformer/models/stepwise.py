@@ -109,9 +109,7 @@ def step_fn(
     >>> search(step_fn(model, params), cache, max_lengths=[64], capacity=64)  # doctest: +SKIP
     """
     decoder = params["decoder"]
-    layers = decoder["layers"]
-    if not isinstance(layers, tuple):
-        layers = unstack_layers(layers, model.config.decoder_layers)
+    layers = unstack_layers(decoder["layers"], model.config.decoder_layers)
     unstacked = {**decoder, "layers": layers}
     variables = {"params": {**params, "decoder": unstacked}}
 

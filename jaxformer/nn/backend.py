@@ -51,7 +51,7 @@ class Backend:
         one second stage. On accelerators, smaller batches are not faster.
       keeps_programs: Keep programs of searches on disk.
       packed_int8: Most hypotheses of a batch for which programs keep int8 matrices packed. Larger
-        batches gain little, and each program has a packed copy (docs/log/2026.md, 2026-11-28).
+        batches gain little (docs/log/2026.md, 2026-11-28).
       packed_bfloat16: The same for bfloat16 matrices.
     """
 

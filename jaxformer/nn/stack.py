@@ -97,12 +97,12 @@ class Stack(nn.Module):
         keys = Keys.of_sequence(x.shape[1]) if keys is None else keys
         keys = self._with_rules(keys)
 
+        if self._has_separate_layers:
+            return self._normalize(self._run_separate(x, keys, memory, dropout=dropout))
+
         def layer(block: Block, x: Float[Array, "B T D"]) -> tuple[Array, None]:
             x = constrain_batch(x)
             return block(x, keys, memory, dropout=dropout), None
-
-        if self._has_separate_layers:
-            return self._normalize(self._run_separate(x, keys, memory, dropout=dropout))
 
         run_layers = _scan_layers(layer, self.num_layers, self.remat)
         x, _ = run_layers(self.layers, x)
@@ -270,17 +270,18 @@ class Stack(nn.Module):
 
     def _unstack_layers(self) -> tuple[Any, tuple[PyTree, ...]]:
         # A scan over layers would copy the whole cache for every token. A loop updates it in place.
-        layers = self.variables["params"]["layers"]
-        if not isinstance(layers, tuple):
-            layers = unstack_layers(layers, self.num_layers)
+        layers = unstack_layers(self.variables["params"]["layers"], self.num_layers)
         return self.layers.clone(parent=None, name=None), layers
 
 
 def unstack_layers(params: PyTree, num_layers: int) -> tuple[PyTree, ...]:
     """Returns the parameters of each layer, unboxed, given parameters with a layer axis.
 
-    A stack accepts both forms. A decoding loop would slice the layers again for every token.
+    A tuple, which has no layer axis any more, is returned as it is. A stack accepts both forms. A
+    decoding loop would slice the layers again for every token.
     """
+    if isinstance(params, tuple):
+        return params
     params = nn.unbox(params)
 
     def layer(number: int) -> PyTree:

@@ -37,6 +37,7 @@ CONFIG = ModelConfig(
 )
 MODEL = Transformer(CONFIG)
 DIFFERENT = 4
+SEARCH = BeamSearch(beam_size=2)
 SOURCES = [[5, 6, 7, 8, 2]]
 PLAIN = Backend(unroll_layers=True)
 BOUND = Backend(unroll_layers=True, packed_int8=32, keeps_programs=True)
@@ -57,7 +58,8 @@ def main(num_models, num_threads, shared):
         """Returns the translation by a new model, which is freed at the end, and the second."""
         new = prepare_params(CONFIG, jax.tree.map(np.array, params[number]), TRANSLATION)
         models = Ensemble((Member(MODEL, new),))
-        first, second = (search_batches(models, BeamSearch(beam_size=2), SOURCES) for _ in "12")
+        first = search_batches(models, SEARCH, SOURCES)
+        second = search_batches(models, SEARCH, SOURCES)
         return str(first), str(second)
 
     with use_backend(PLAIN):

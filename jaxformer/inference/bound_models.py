@@ -1,8 +1,9 @@
 """Programs that belong to the models they are compiled for, and keep their matrices packed.
 
 On CPUs, small batches spend much of their time on bringing matrices into the order of XLA's
-kernels, at every step. :mod:`jaxformer.nn.constants` describes the mark that avoids this, and its danger: a
-program with a mark computes with the numbers of the first matrix it was called with. Therefore
+kernels, at every step. :mod:`jaxformer.nn.constants` describes the mark that avoids this, and its
+danger: a program with a mark computes with the numbers of the first matrix it was called with.
+Therefore
 
 - each ``Models`` value has programs of its own, which are called with its matrices only;
 - they live as long as the value, and others take their place when a parameter is replaced.

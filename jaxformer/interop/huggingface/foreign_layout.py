@@ -19,13 +19,13 @@ from typing import Any, NamedTuple, TypeAlias
 
 import flax.traverse_util
 import numpy as np
-from jaxtyping import Float, PyTree
+from jaxtyping import Float, Int, PyTree
 
 from jaxformer.data.corpus import DataSection
 from jaxformer.data.huggingface_tokenizer import HuggingFaceTokenizer
 from jaxformer.data.m2m100_tokenizer import M2M100Tokenizer
 from jaxformer.errors import UserError, prefix_errors
-from jaxformer.interop.json_fields import JsonFields
+from jaxformer.interop.json_fields import JsonFields, nest_sections
 from jaxformer.interop.named_arrays import NamedArrays
 from jaxformer.models.architecture import Architecture
 from jaxformer.search import BeamSearch
@@ -72,7 +72,8 @@ class Tensor(NamedTuple):
     Axes are D d_model, F d_ff, M max_length, V the vocabulary, H the heads, Q and K the heads of
     queries, or of keys and values, times their size, U the size of a head, C = Q + 2 K, R the
     buckets of positions, N the classes, T the token types, P = 2, S the patches and the class token
-    of a picture, and Y, X and Z the height, width and channels of a patch.
+    of a picture, and Y, X and Z the height, width and channels of a patch. A layout may name
+    others, and other sizes or orders of these; see :attr:`Layout.sizes` and :attr:`Layout.orders`.
     """
 
     name: str  # "{n}" stands for the number of the layer, in the stack that ``ours`` begin with
@@ -80,6 +81,8 @@ class Tensor(NamedTuple):
     ours: tuple[str, ...]  # paths of parameters, which are joined along the last axis
     is_linear: bool = False  # nn.Linear, whose axes are [out, in], or Conv2d: [out, in, y, x]
     is_copy: bool = False  # may be left out, since ``ours`` has been read already
+    # The numbers in the file of the layers of our stack; None for 0, 1, 2, ...
+    numbers: Sequence[int] | None = None
 
     @property
     def is_per_layer(self) -> bool:
@@ -134,7 +137,12 @@ class Layout:
       read: Returns further fields of ours.
       labels: Returns the labels of the classes of an encoder; None for another model.
       write: Returns further fields of config.json, given our section.
+      sections: Names of the nested sections of config.json. Their fields have names with a dot:
+        ``"encoder.hidden_size"``.
       tensors: Returns the tensors, given our section.
+      sizes: Returns the sizes in a file of axes that our section has no size of, or another one.
+      orders: Returns the index in a file for each index of ours, by the letters of axes. A file may
+        have more, of rows that no token reads; an export has zeros there.
       constants: Returns parameters that files lack, given our section and the names of absent
         tokens; an export must not lose other values.
       data: Returns the section of data that selects the kind of the model, given our section.
@@ -170,7 +178,10 @@ class Layout:
     read: Callable[[JsonFields], dict[str, Any]]
     labels: Callable[[JsonFields], list[str] | None] = lambda fields: None
     write: Callable[[Any], dict[str, Any]] = lambda section: {}
+    sections: tuple[str, ...] = ()
     tensors: Callable[[Any], Iterable[Tensor]]
+    sizes: Callable[[Any], dict[str, int]] = lambda section: {}
+    orders: Callable[[Any], dict[str, Int[np.ndarray, " indices"]]] = lambda section: {}
     constants: Callable[[Any, str], dict[str, np.ndarray]] = lambda section, absent: {}
     data: Callable[[Any], DataSection]
     search: BeamSearch = SEARCH
@@ -305,9 +316,7 @@ class Layout:
             "model_type": self.model_type,
             "dtype": "float32",
             **special,
-            **self.only,
-            **values,
-            **self.write(model),
+            **nest_sections({**self.only, **values, **self.write(model)}, self.sections),
         }
 
     def tokenizer_config_json(self, model: Any, tokenizer: HuggingFaceTokenizer) -> dict[str, Any]:
@@ -375,7 +384,9 @@ class Layout:
         has_head = any(tensor.name.startswith(self.heads) for tensor in tensors)
         prefix = self.prefix if has_head else ""
         our_ids = np.arange(0) if tokenizer is None else tokenizer.our_ids
-        sizes = sizes_of(model, len(our_ids))
+        orders = self.orders(model)
+        sizes = self.file_sizes(model, len(our_ids))
+        own_sizes = sizes | {axis: len(order) for axis, order in orders.items()}
 
         found = {}
         for tensor in tensors:
@@ -388,14 +399,21 @@ class Layout:
 
             names = _names(tensor, model)
             order = _order(tensor)
-            shape = [sizes[tensor.axes[axis]] for axis in order]
+            shape = [own_sizes[tensor.axes[axis]] for axis in order]
             layers = joined.reshape(len(names), *shape)
             layers = layers.transpose(0, *(1 + np.argsort(order)))  # in the order of the file
+            for number, axis in enumerate(tensor.axes, start=1):
+                if axis in orders:
+                    layers = _scatter(layers, number, orders[axis], sizes[axis])
 
             for name, layer in zip(names, layers, strict=True):
                 is_of_head = name.startswith(self.heads)
                 found[name if is_of_head else prefix + name] = layer
         return found
+
+    def file_sizes(self, model: Any, vocab_size: int) -> dict[str, int]:
+        """Returns the size of each axis in a file."""
+        return sizes_of(model, vocab_size) | self.sizes(model)
 
     def _check_all_written(
         self, params: Collection[str], model: Any, constants: Collection[str]
@@ -477,9 +495,27 @@ def _names(tensor: Tensor, model: Architecture) -> list[str]:
     if not tensor.is_per_layer:
         return [tensor.name]
 
-    is_of_encoder = tensor.ours[0].startswith("encoder/")
-    num_layers = model.num_layers if is_of_encoder else model.decoder_layers
-    return [tensor.name.format(n=number) for number in range(num_layers)]
+    numbers = tensor.numbers
+    if numbers is None:
+        is_of_encoder = tensor.ours[0].startswith("encoder/")
+        numbers = range(model.num_layers if is_of_encoder else model.decoder_layers)
+    return [tensor.name.format(n=number) for number in numbers]
+
+
+def _scatter(
+    array: np.ndarray,
+    axis: int,
+    order: Int[np.ndarray, " indices"],
+    size: int,
+) -> np.ndarray:
+    """Returns the array with its indices at their places in a file, and zeros elsewhere."""
+    shape = list(array.shape)
+    shape[axis] = size
+    result = np.zeros(shape, array.dtype)
+
+    axis_first = np.moveaxis(result, axis, 0)  # a view
+    axis_first[order] = np.moveaxis(array, axis, 0)
+    return result
 
 
 def _order(tensor: Tensor) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ from jaxformer.inference.origins import IMPORT
 from jaxformer.inference.parameter_arrays import abstract_params
 from jaxformer.interop.hub import ModelFiles
 from jaxformer.interop.huggingface import layouts
-from jaxformer.interop.huggingface.foreign_layout import ImportedTokenizer, Layout, sizes_of
+from jaxformer.interop.huggingface.foreign_layout import ImportedTokenizer, Layout
 from jaxformer.interop.huggingface.layouts import m2m100
 from jaxformer.interop.huggingface.tokenizer_config import apply_settings
 from jaxformer.interop.imported import write_import
@@ -59,6 +59,7 @@ def import_huggingface(
 
     fields = JsonFields(directory / "config.json", {}, _FILES)
     layout = _layout(fields, languages)
+    fields.flatten_sections(layout.sections)
     fields.values = {**layout.defaults, **fields.values}
     place, tensors = _read_tensors(directory, layout)
     fields.tensors = tensors
@@ -75,8 +76,8 @@ def import_huggingface(
 
     arrays = NamedArrays(
         arrays=tensors,
-        sizes=sizes_of(model, len(tokenizer.our_ids) if tokenizer else 0),
-        orders={"V": np.asarray(tokenizer.their_ids if tokenizer else [])},
+        sizes=layout.file_sizes(model, len(tokenizer.our_ids) if tokenizer else 0),
+        orders={"V": np.asarray(tokenizer.their_ids if tokenizer else []), **layout.orders(model)},
         place=str(place),
     )
     params = layout.params(

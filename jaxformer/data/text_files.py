@@ -85,6 +85,21 @@ def zip_lines(
         )
 
 
+def zip_files(
+    first: pathlib.Path,
+    second: pathlib.Path,
+    hint: str = "",
+) -> Iterator[tuple[str, str]]:
+    """Zips the lines of two text files; the hint is for the error message."""
+    return zip_lines(
+        read_file(first),
+        read_file(second),
+        first_name=str(first),
+        second_name=str(second),
+        hint=hint,
+    )
+
+
 def read_file(path: pathlib.Path) -> Iterator[str]:
     """Yields the lines of a text file, without a byte-order mark at its beginning."""
     for number, line in enumerate(read_bytes(path), 1):

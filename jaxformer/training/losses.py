@@ -54,19 +54,7 @@ def cross_entropy(
       UserError: The shapes do not match.
     """
     features, embedding, targets, weights = _check_arguments(features, embedding, targets, weights)
-
-    def sums(embedding, features, targets, weights):
-        vocab_size = embedding.shape[0]
-        features, targets, weights = _make_chunks(features, targets, weights, vocab_size)
-        embedding, features = match_varying_axes(embedding, features)
-        return _sum_chunks(
-            embedding,
-            features,
-            targets,
-            weights,
-            label_smoothing,
-            consistency,
-        )
+    sums = functools.partial(_sum_rows, smoothing=label_smoothing, consistency=consistency)
 
     if has_explicit_axes(embedding, features):
         return map_rows(
@@ -88,6 +76,21 @@ def cross_entropy(
         split_table=True,
     )
     return loss.sum(), nll.sum()
+
+
+def _sum_rows(embedding, features, targets, weights, smoothing, consistency):
+    """Returns both sums over all rows of one device, chunk by chunk."""
+    vocab_size = embedding.shape[0]
+    features, targets, weights = _make_chunks(features, targets, weights, vocab_size)
+    embedding, features = match_varying_axes(embedding, features)
+    return _sum_chunks(
+        embedding,
+        features,
+        targets,
+        weights,
+        smoothing,
+        consistency,
+    )
 
 
 def class_sums(

@@ -77,8 +77,10 @@ def zip_lines(
             continue
 
         # Counts the current line of the longer text and the remaining ones.
-        longer = number + 1 + sum(1 for _ in itertools.chain(first, second))
-        first_count, second_count = (number, longer) if one is None else (longer, number)
+        remaining = sum(1 for _ in itertools.chain(first, second))
+        longer = number + 1 + remaining
+        first_count = number if one is None else longer
+        second_count = longer if one is None else number
         raise UserError(
             f"expected as many lines in {first_name} as in {second_name}: got {first_count} and "
             f"{second_count}{hint}"

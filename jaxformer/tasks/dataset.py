@@ -136,7 +136,8 @@ def _identify(
     weights = parse_mixture(data.train).values()
     if weights:
         # Runs of 0.2.0 on a mixture also hash this fingerprint.
-        identity["valid"] = hashlib.sha256(identity["valid"].encode()).hexdigest()
+        valid = identity["valid"].encode()
+        identity["valid"] = hashlib.sha256(valid).hexdigest()
         identity["weights"] = " ".join(map(str, weights))
 
     return identity
@@ -147,8 +148,10 @@ def _note_large_vocabulary(config: Config, train: TokenStore) -> None:
     if is_known or not processes.is_primary():
         return
 
-    tokens = int(train.src_lengths.sum() + train.tgt_lengths.sum())
-    suitable = suitable_vocabulary(3 * tokens)
+    source_tokens = int(train.src_lengths.sum())
+    target_tokens = int(train.tgt_lengths.sum())
+    characters = 3 * (source_tokens + target_tokens)
+    suitable = suitable_vocabulary(characters)
     size = config.model.vocab_size
     if size > 2 * suitable:
         text = f"note: model.vocab_size={size} is large for this text; {suitable} or so is usual"
@@ -174,7 +177,8 @@ def _learn_tokenizer(
         # Most validation splits have no other labels; then the cache of earlier versions is valid.
         more_symbols = set(labels)
         if labels:
-            more_symbols -= {target for _, target in corpus.pairs(data.train)}
+            pairs = corpus.pairs(data.train)
+            more_symbols -= {target for _, target in pairs}
         return learn(corpus, more_symbols=sorted(more_symbols))
 
     from jaxformer.data.moses_tokenizer import MosesTokenizer, PreprocessedCorpus, Preprocessing

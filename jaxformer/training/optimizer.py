@@ -390,5 +390,6 @@ def _layers(stack: PyTree) -> list[PyTree]:
     ((layer_count,),) = sizes
     layers = []
     for layer in range(layer_count):
-        layers.append(jax.tree.map(operator.itemgetter(layer), stack))
+        take = operator.itemgetter(layer)
+        layers.append(jax.tree.map(take, stack))
     return layers

@@ -75,13 +75,16 @@ def replay_step(
     before = itertools.islice(batches, num_before)
     description = f"steps {start + 1} to {number}"
     for batch in ProgressBar(before, desc=description, total=num_before, leave=False):
-        state, _ = train_step(state, to_devices(mesh, batch, accumulation))
+        on_devices = to_devices(mesh, batch, accumulation)
+        state, _ = train_step(state, on_devices)
 
     # The step donates the parameters, so they are copied first.
     batch = next(batches)
     params = jax.device_get(state.params)
-    _, sums = train_step(state, to_devices(mesh, batch, accumulation))
-    sums = {name: float(value) for name, value in jax.device_get(sums).items()}
+    on_devices = to_devices(mesh, batch, accumulation)
+    _, sums = train_step(state, on_devices)
+    on_host = jax.device_get(sums)
+    sums = {name: float(value) for name, value in on_host.items()}
 
     key = step_key(settings.seed, jnp.asarray(number))
     examples = task.examples(number, batch)
@@ -127,7 +130,8 @@ def _contributions(
     found = []
     for example in examples:
         randomness = Randomness(key, jnp.array([example.row]))
-        sums, norm = jax.device_get(measure(params, example.batch, randomness))
+        measured = measure(params, example.batch, randomness)
+        sums, norm = jax.device_get(measured)
         count = float(sums["count"])
         if not count and not norm:
             continue  # an empty row, which only makes the batch divisible

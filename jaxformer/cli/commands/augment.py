@@ -69,7 +69,8 @@ def augment(
             write_target(line for _, line in block)
             count += len(block)
 
-    kinds = ", ".join(f"{kind} {changed[kind]:,}" for kind in chosen)
+    counts = [f"{kind} {changed[kind]:,}" for kind in chosen]
+    kinds = ", ".join(counts)
     print(f"{first}, {second}: {count:,} lines; changed by {kinds}")
 
 

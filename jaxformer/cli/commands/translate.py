@@ -97,7 +97,8 @@ class FormatOptions:
 
         scored = [(hypothesis.text, hypothesis.score) for hypothesis in found]
         if not scored:
-            scored = [("", 0.0 if line.error is None else math.nan)]
+            score_of_blank = 0.0 if line.error is None else math.nan
+            scored = [("", score_of_blank)]
 
         if self.n_best is not None:
             index = line.number - 1

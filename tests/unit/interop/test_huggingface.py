@@ -6,6 +6,7 @@ import json
 import pathlib
 import shutil
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -16,7 +17,6 @@ from jaxformer.data.huggingface_tokenizer import HuggingFaceTokenizer
 from jaxformer.data.tokenizer import Tokenizer
 from jaxformer.errors import UserError
 from jaxformer.inference.weights import TrainedModel
-from jaxformer.interop import named_arrays
 from jaxformer.interop.export import export_model
 from jaxformer.interop.huggingface.exporter import can_write, write
 from jaxformer.interop.huggingface.foreign_layout import ANY
@@ -463,12 +463,26 @@ def test_parameters_that_no_file_has_are_refused(tmp_path):
         assert not (tmp_path / "model.safetensors").exists()
 
 
+class Tensor:
+    """A tensor of PyTorch, which the tests need not have."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def float(self):
+        return self
+
+    def numpy(self):
+        return self.array
+
+
 def test_a_pytorch_model_is_read_where_there_is_no_safetensors(tmp_path, monkeypatch):
     directory = copy_model("gpt2", tmp_path)
     tensors = safetensors.numpy.load_file(directory / "model.safetensors")
     (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
-    content = {**tensors, "h.0.attn.bias": 1}
-    monkeypatch.setattr(named_arrays, "read_torch", lambda path: content)
+    state = {name: Tensor(array) for name, array in tensors.items()}
+    pytorch = types.SimpleNamespace(load=lambda *_, **__: {**state, "h.0.attn.bias": "a mask"})
+    monkeypatch.setitem(sys.modules, "torch", pytorch)
 
     assert "9,200 parameters" in import_huggingface(directory, tmp_path / "run")
 

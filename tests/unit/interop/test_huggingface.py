@@ -128,7 +128,10 @@ BERT_CONFIG = [
     ({"id2label": None, "num_labels": "3"}, "expected num_labels to be a whole number below"),
     ({"architectures": ["BertForTokenClassification"]}, "ForMaskedLM, .*: got BertForTokenClassif"),
     ({"architectures": ["BertForMultipleChoice"]}, "architectures of a head that jaxformer has, F"),
-    ({"architectures": "BertForQuestionAnswering"}, "got BertForQuestionAnswering"),
+    (
+        {"architectures": "BertForQuestionAnswering"},
+        "expected qa_outputs.weight, the head For",
+    ),
     ({"classifier_dropout": 0.3}, "expected classifier_dropout to be 0.1: got 0.3"),
     ({"id2label": {"0": "a", "2": "b"}}, NAMES),
     ({"id2label": {"0": "a\n"}}, NAMES),

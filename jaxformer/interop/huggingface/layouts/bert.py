@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from jaxformer.config import LabeledConfig
+from jaxformer.data.annotated import AnnotatedConfig
+from jaxformer.data.corpus import DataSection
 from jaxformer.errors import UserError
 from jaxformer.interop.huggingface.foreign_layout import ANY, Layout, Tensor, affine, layer_norm
 from jaxformer.interop.huggingface.layouts.text_models import LOADED
@@ -26,6 +28,7 @@ _HEADS = {
     "pooler": "pooler.dense",
     "masked": "cls.predictions.transform.dense",
     "next": "cls.seq_relationship",
+    "spans": "qa_outputs",
 }
 
 
@@ -63,6 +66,11 @@ def _read(fields: JsonFields) -> dict[str, Any]:
     fields.check("classifier_dropout", [None, rate], f"{rate!r}", "BertConfig has one rate")
 
     heads = [head for head, layer in _HEADS.items() if f"{layer}.weight" in fields.tensors]
+    if "ForQuestionAnswering" in fields.architecture_heads() and "spans" not in heads:
+        raise UserError(
+            f"{fields.place}: expected qa_outputs.weight, the head ForQuestionAnswering, got none"
+        )
+
     labels = read_labels(fields)
     if labels and "pooler" not in heads:
         raise UserError(
@@ -79,6 +87,8 @@ def _network(model: BertConfig) -> str:
 
     networks = {
         "masked": "BertForMaskedLM",
+        "spans": "BertForQuestionAnswering",
+        "pooler spans": "BertForQuestionAnswering",
         "pooler next": "BertForNextSentencePrediction",
         "pooler masked next": "BertForPreTraining",
         "pooler masked": "BertForPreTraining",
@@ -110,7 +120,7 @@ def _tensors(model: BertConfig) -> Iterator[Tensor]:
     yield from encoder_tensors("attention.self", ("attention.output.LayerNorm", "output.LayerNorm"))
 
     for head in model.heads.split():
-        axes = "PD" if head == "next" else "DD"
+        axes = "PD" if head in ("next", "spans") else "DD"
         yield from affine(_HEADS[head], axes, head)
     if model.num_classes:
         yield from affine("classifier", "ND", "classes")
@@ -123,8 +133,11 @@ def _tensors(model: BertConfig) -> Iterator[Tensor]:
         yield Tensor("cls.predictions.decoder.weight", "VD", ("embedding",), is_copy=True)
 
 
-def _data(model: BertConfig) -> LabeledConfig:
+def _data(model: BertConfig) -> DataSection:
     """Returns a section of data for a model whose training text is unknown."""
+    if "spans" in model.heads:
+        return _describe_data(model, "squad")
+
     has_classes = model.num_classes > 0
     return LabeledConfig(
         corpus="labeled" if has_classes else "masked",
@@ -132,6 +145,15 @@ def _data(model: BertConfig) -> LabeledConfig:
         valid="unknown",
         mask_rate=0.0 if has_classes else 0.15,
         max_length=min(LabeledConfig.max_length, model.max_length),
+    )
+
+
+def _describe_data(model: BertConfig, corpus: Any) -> AnnotatedConfig:
+    return AnnotatedConfig(
+        corpus=corpus,
+        train="unknown",
+        valid="unknown",
+        max_length=min(AnnotatedConfig.max_length, model.max_length),
     )
 
 
@@ -163,9 +185,10 @@ BERT = Layout(
         "ForMaskedLM",
         "ForPreTraining",
         "ForNextSentencePrediction",
+        "ForQuestionAnswering",
         "ForSequenceClassification",
     ),
-    heads=("cls.", "classifier."),
+    heads=("cls.", "classifier.", "qa_outputs."),
     old_names={"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"},
     expressed={"heads": ANY, "num_classes": ANY},
     buffers=r"embeddings\.(position|token_type)_ids",

@@ -78,6 +78,9 @@ from jaxformer.tasks.images.image_classifier import ImageClassifier as ImageClas
 from jaxformer.tasks.parsing.parser import Parser as Parser
 from jaxformer.tasks.question_answering.reader import Answer as Answer
 from jaxformer.tasks.question_answering.reader import Reader as Reader
+from jaxformer.tasks.tagging.tagger import Entity as Entity
+from jaxformer.tasks.tagging.tagger import TaggedWord as TaggedWord
+from jaxformer.tasks.tagging.tagger import Tagger as Tagger
 from jaxformer.training.arrays import epochs as epochs
 from jaxformer.training.arrays import evaluate_arrays as evaluate_arrays
 from jaxformer.training.averaging import ema_params as ema_params

@@ -39,6 +39,10 @@ class AnnotatedText(NamedTuple):
     target: Any
     number: int
 
+    @property
+    def length(self) -> int:
+        return self.text.tokens.shape[-1]
+
 
 class AnnotatedBatch(NamedTuple):
     """Texts of a batch, padded with 0, and their targets.

@@ -52,7 +52,12 @@ class Split(NamedTuple):
 
     @property
     def lengths(self) -> np.ndarray:
-        return np.array([len(text.text.tokens) for text in self.texts])
+        return np.array([text.length for text in self.texts])
+
+    def kept_examples(self, most: int) -> list[Any]:
+        """Returns the first examples, at most ``most``, without those that are skipped."""
+        numbers = dict.fromkeys(text.number for text in self.texts)
+        return [self.examples[number] for number in list(numbers)[:most]]
 
 
 class AnnotatedTask(TokenTask):
@@ -163,6 +168,15 @@ class AnnotatedTask(TokenTask):
     def check_labels(cls, model: Any, tokenizer: HuggingFaceTokenizer, labels: set[str]) -> None:
         """Refuses labels that the tokenizer of a workdir lacks, or another number of classes."""
 
+    @staticmethod
+    def _check_known(tokenizer: HuggingFaceTokenizer, labels: set[str]) -> None:
+        unknown = sorted(labels - set(tokenizer.symbols))
+        if unknown:
+            raise UserError(
+                f"expected labels of the tokenizer, {', '.join(tokenizer.symbols)}, got "
+                f"{', '.join(unknown[:9])}; begin another run, which learns them"
+            )
+
     @classmethod
     def _encode_split(
         cls,
@@ -176,7 +190,7 @@ class AnnotatedTask(TokenTask):
         skipped = 0
         for number, example in enumerate(examples):
             own = cls.encode(config, tokenizer, example, number)
-            is_long = any(len(text.text.tokens) > longest for text in own)
+            is_long = any(text.length > longest for text in own)
             skipped += is_long
             if not is_long:
                 texts += own
@@ -306,7 +320,7 @@ class AnnotatedTask(TokenTask):
         )
         values = evaluate_loss(self.loss, params, batches, mesh=mesh, check_stop=check_stop)
 
-        examples = self._valid.examples[: self.config.training.eval_sentences]
+        examples = self._valid.kept_examples(self.config.training.eval_sentences)
         if not examples:
             return values
 

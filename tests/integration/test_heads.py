@@ -18,8 +18,8 @@ from .families import imported, relative_difference, write_model
 
 pytest.importorskip("tokenizers")
 
-NETWORKS = {"spans": "BertForQuestionAnswering"}
-METHODS = {"spans": "span_logits"}
+NETWORKS = {"spans": "BertForQuestionAnswering", "tags": "BertForTokenClassification"}
+METHODS = {"spans": "span_logits", "tags": "tag_logits"}
 
 
 @functools.cache

@@ -32,12 +32,23 @@ _HEADS = {
 }
 
 
+def classifier_head(fields: JsonFields) -> str:
+    """Returns our name of the head ``classifier`` of a file; "" for a file without one."""
+    if "classifier.weight" not in fields.tensors:
+        return ""
+
+    names = fields.architecture_heads()
+    if "ForTokenClassification" in names:
+        return "tags"
+    return "classes"
+
+
 def read_labels(fields: JsonFields) -> list[str]:
     """Returns the labels of a classifier; none for a file without one.
 
     Several classes may share a label. ImageNet has two cranes, a bird and a machine.
     """
-    if "classifier.weight" not in fields.tensors:
+    if not classifier_head(fields):
         return []
     one = "single_label_classification"
     advice = (
@@ -66,24 +77,38 @@ def _read(fields: JsonFields) -> dict[str, Any]:
     fields.check("classifier_dropout", [None, rate], f"{rate!r}", "BertConfig has one rate")
 
     heads = [head for head, layer in _HEADS.items() if f"{layer}.weight" in fields.tensors]
-    if "ForQuestionAnswering" in fields.architecture_heads() and "spans" not in heads:
-        raise UserError(
-            f"{fields.place}: expected qa_outputs.weight, the head ForQuestionAnswering, got none"
-        )
+    _check_heads(fields)
 
     labels = read_labels(fields)
-    if labels and "pooler" not in heads:
+    is_tagger = classifier_head(fields) == "tags"
+    if labels and not is_tagger and "pooler" not in heads:
         raise UserError(
             f"{fields.place}: expected bert.pooler.dense.weight beside classifier.weight, as in a "
-            "BertForSequenceClassification: got none, as in a BertForTokenClassification, which "
-            "jaxformer does not have"
+            "BertForSequenceClassification: got none; add architectures, such as "
+            "BertForTokenClassification, if the file is of another class"
         )
-    return {"heads": " ".join(heads), "num_classes": len(labels)}
+    return {
+        "heads": " ".join(heads),
+        "num_classes": 0 if is_tagger else len(labels),
+        "num_tags": len(labels) if is_tagger else 0,
+    }
+
+
+def _check_heads(fields: JsonFields) -> None:
+    """Refuses a file without the head that its class has."""
+    for name, layer in (
+        ("ForQuestionAnswering", "qa_outputs"),
+        ("ForTokenClassification", "classifier"),
+    ):
+        if name in fields.architecture_heads() and f"{layer}.weight" not in fields.tensors:
+            raise UserError(f"{fields.place}: expected {layer}.weight, the head {name}, got none")
 
 
 def _network(model: BertConfig) -> str:
     if model.num_classes:
         return "BertForSequenceClassification"
+    if model.num_tags:
+        return "BertForTokenClassification"
 
     networks = {
         "masked": "BertForMaskedLM",
@@ -124,6 +149,8 @@ def _tensors(model: BertConfig) -> Iterator[Tensor]:
         yield from affine(_HEADS[head], axes, head)
     if model.num_classes:
         yield from affine("classifier", "ND", "classes")
+    if model.num_tags:
+        yield from affine("classifier", "ND", "tags")
 
     if "masked" in model.heads:
         yield from layer_norm("cls.predictions.transform.LayerNorm", "masked_norm")
@@ -137,6 +164,8 @@ def _data(model: BertConfig) -> DataSection:
     """Returns a section of data for a model whose training text is unknown."""
     if "spans" in model.heads:
         return _describe_data(model, "squad")
+    if model.num_tags:
+        return _describe_data(model, "tagged")
 
     has_classes = model.num_classes > 0
     return LabeledConfig(
@@ -170,6 +199,7 @@ BERT = Layout(
     read=_read,
     labels=read_labels,
     tensors=_tensors,
+    sizes=lambda model: {"N": model.num_classes or model.num_tags},
     data=_data,
     example=f'{LOADED}print(model(torch.tensor([tokenizer.encode("a house").ids])))\n',
     special_tokens={"pad": "[PAD]", "eos": "[SEP]", "bos": "[CLS]", "unk": "[UNK]"},
@@ -187,9 +217,10 @@ BERT = Layout(
         "ForNextSentencePrediction",
         "ForQuestionAnswering",
         "ForSequenceClassification",
+        "ForTokenClassification",
     ),
     heads=("cls.", "classifier.", "qa_outputs."),
     old_names={"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"},
-    expressed={"heads": ANY, "num_classes": ANY},
+    expressed={"heads": ANY, "num_classes": ANY, "num_tags": ANY},
     buffers=r"embeddings\.(position|token_type)_ids",
 )

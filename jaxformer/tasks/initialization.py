@@ -138,7 +138,7 @@ def make_start_from(
         if tokenizer is not None:
             theirs = source.tokenizer
             if tokenizer.symbols != theirs.symbols:  # The classes are others.
-                heads = ("classes", "classes_bias")
+                heads = ("classes", "classes_bias", "tags", "tags_bias")
                 saved = {name: array for name, array in saved.items() if name not in heads}
             ids = matching_ids(tokenizer, theirs)
             which = "its" if tokenizer.sha256 == theirs.sha256 else "another"

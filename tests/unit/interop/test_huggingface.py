@@ -35,9 +35,9 @@ POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 54810
 FIXTURES = pathlib.Path(__file__).parents[2] / "fixtures" / "huggingface"
 INDEX = "model.safetensors.index.json"
 
-ROPE = "expected rope_parameters with rope_type 'default' and rope_theta only: got "
+ROPE = "expected rope_parameters of rope_type default, linear, llama3, with its own .*: got "
 GPT2_CONFIG = [
-    ({"model_type": "opt"}, "expected model_type to be bert or gpt2 or .* or vit: got 'opt'"),
+    ({"model_type": "olmo"}, "expected model_type to be .* or vit: got 'olmo'"),
     ({"model_type": []}, r"expected model_type to be bert or .*: got \[\]"),
     ({"vocab_size": None}, "config.json: expected vocab_size to be a whole number .*: got None"),
     ({"model_type": "marian"}, "a Marian model; give jaxformer import marian"),
@@ -60,7 +60,15 @@ GPT2_CONFIG = [
     ({"vocab_size": 90}, "expected token ids below vocab_size=90, .*: got the id"),
 ]
 LLAMA_CONFIG = [
-    ({"rope_scaling": {"type": "linear"}}, "expected rope_scaling to be null: got"),
+    ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "expected rope_scaling of rope_type"),
+    ({"rope_scaling": {"type": "linear"}}, "expected rope_scaling.factor to be a number: got None"),
+    ({"rope_scaling": {"type": "linear", "factor": 0}}, "model.rotary_factor must be greater than"),
+    ({"rope_scaling": {"type": ["yarn"]}}, "expected rope_scaling of rope_type"),
+    ({"rope_scaling": "linear"}, "expected rope_scaling of rope_type"),
+    (
+        {"rope_parameters": {"rope_type": "llama3", "factor": 8.0}},
+        "rope_parameters.low_freq_factor",
+    ),
     ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, ROPE),
     ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, ROPE),
     ({"rope_parameters": {"rope_type": "default", "rope_theta": "x"}}, "rope_theta to be a number"),

@@ -34,6 +34,17 @@ def test_rms_norm():
     np.testing.assert_allclose(found, X / root * scale, rtol=1e-5, atol=1e-6)
 
 
+def test_rms_norm_may_scale_by_one_plus_the_parameter():
+    scale = np.arange(-3.0, 5.0, dtype=np.float32)
+
+    found = jax.jit(RMSNorm(1e-3, unit_offset=True).apply)({"params": {"scale": scale}}, X)
+
+    plain = jax.jit(RMSNorm(1e-3).apply)({"params": {"scale": 1 + scale}}, X)
+    np.testing.assert_allclose(found, plain, rtol=1e-6)
+    fresh = RMSNorm(unit_offset=True).init(jax.random.key(0), X)["params"]["scale"]
+    assert not np.any(fresh)
+
+
 @pytest.mark.parametrize("use_bias", [False, True])
 def test_gated_feed_forward_is_swiglu(use_bias):
     layer = FeedForward(16, "swish", use_bias=use_bias, gated=True)

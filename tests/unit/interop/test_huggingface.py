@@ -37,7 +37,7 @@ INDEX = "model.safetensors.index.json"
 
 ROPE = "expected rope_parameters with rope_type 'default' and rope_theta only: got "
 GPT2_CONFIG = [
-    ({"model_type": "opt"}, "expected model_type to be bert or gpt2 or .* or vit: got 'opt'"),
+    ({"model_type": "opt"}, "expected model_type to be albert or bert or .*: got 'opt'"),
     ({"model_type": []}, r"expected model_type to be bert or .*: got \[\]"),
     ({"vocab_size": None}, "config.json: expected vocab_size to be a whole number .*: got None"),
     ({"model_type": "marian"}, "a Marian model; give jaxformer import marian"),

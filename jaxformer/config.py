@@ -16,6 +16,7 @@ import pathlib
 import typing
 from typing import Any, TypeVar
 
+from jaxformer.data.annotated import AnnotatedConfig
 from jaxformer.data.corpus import DataConfig, DataSection
 from jaxformer.data.images import ImagesConfig
 from jaxformer.data.labeled import LabeledConfig
@@ -43,6 +44,7 @@ from jaxformer.training.mesh import MeshConfig
 from jaxformer.training.settings import FitConfig, TrainingConfig
 
 __all__ = [  # Users import the sections of a config from here, too.
+    "AnnotatedConfig",
     "Config",
     "DataConfig",
     "EncoderConfig",

@@ -4,7 +4,7 @@ import functools
 import json
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, SupportsIndex
+from typing import Any, NamedTuple, SupportsIndex
 
 import numpy as np
 
@@ -41,6 +41,24 @@ def open_tokenizer_json(text: str) -> Any:
         return tokenizers.Tokenizer.from_str(text)
     except Exception as error:  # The library raises no other class.
         raise UserError(f"expected a tokenizer.json: {error!s:.200}") from None
+
+
+class AlignedTokens(NamedTuple):
+    """The tokens of a text, of a pair of texts or of words, and the place of each.
+
+    Attributes:
+      ids: Token ids, with special tokens.
+      types: Token types; see :class:`~jaxformer.Bert`.
+      texts: Number of the text that a token is of, 0 or 1; None for special tokens.
+      spans: Index of the first character of a token in its text, and of the character after it.
+      words: Number of the word that a token is of, in its text; None for special tokens.
+    """
+
+    ids: list[int]
+    types: list[int]
+    texts: list[int | None]
+    spans: list[tuple[int, int]]
+    words: list[int | None]
 
 
 class HuggingFaceTokenizer(Vocabulary):
@@ -248,9 +266,34 @@ class HuggingFaceTokenizer(Vocabulary):
         [SEP]. RoBERTa has <s> first </s></s> second </s>, all of type 0.
         """
         encoding = self._tokenize(first, second, add_special_tokens=True)
-        ids = self._convert_ids(encoding)
-        types = encoding.type_ids if self.has_types else [0] * len(ids)
-        return ids, types
+        return self._convert_ids(encoding), self._types_of(encoding)
+
+    def align(self, text: str, pair: str | None = None) -> AlignedTokens:
+        """Returns the tokens of a text, or of a pair of texts, with the characters of each."""
+        return self._align_encoding(self._tokenize(text, pair, add_special_tokens=True))
+
+    def align_words(self, words: Sequence[str]) -> AlignedTokens:
+        """Returns the tokens of words, with the word of each.
+
+        A tokenizer that splits text at spaces and punctuation also splits words at punctuation.
+        """
+        for word in words:
+            check_unicode(word, "word")
+        encoding = self._tokenizer.encode(list(words), is_pretokenized=True)
+        self._check_tokens(encoding, words)
+        return self._align_encoding(encoding)
+
+    def _align_encoding(self, encoding: Any) -> AlignedTokens:
+        return AlignedTokens(
+            ids=self._convert_ids(encoding),
+            types=self._types_of(encoding),
+            texts=encoding.sequence_ids,
+            spans=encoding.offsets,
+            words=encoding.word_ids,
+        )
+
+    def _types_of(self, encoding: Any) -> list[int]:
+        return encoding.type_ids if self.has_types else [0] * len(encoding.ids)
 
     def _convert_ids(self, encoding: Any) -> list[int]:
         """Returns our ids of an encoding of the library."""
@@ -276,6 +319,11 @@ class HuggingFaceTokenizer(Vocabulary):
             check_unicode(each, "text")
 
         encoding = self._tokenizer.encode(text, pair, add_special_tokens=add_special_tokens)
+        self._check_tokens(encoding, texts)
+        return encoding
+
+    def _check_tokens(self, encoding: Any, texts: Sequence[str]) -> None:
+        """Refuses texts with tokens that the model lacks, or ignores."""
         self._check_embedded(encoding, texts)
         if PAD in self.our_ids[encoding.ids]:
             padding = self._tokenizer.id_to_token(int(self.their_ids[PAD]))
@@ -283,7 +331,6 @@ class HuggingFaceTokenizer(Vocabulary):
                 f"expected a text without {padding}, the padding token, which the model would "
                 f"ignore: got {' '.join(texts)!r:.80}; remove it"
             )
-        return encoding
 
     def _check_embedded(self, encoding: Any, texts: Sequence[str]) -> None:
         """Refuses texts with tokens that were added to the tokenizer, but not to the model."""

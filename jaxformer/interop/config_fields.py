@@ -37,7 +37,7 @@ _BOOKKEEPING = {
         r"|student_(en|de)coder_layers|summary_.*"
     ),
     "fields that programs before 2021 wrote, and that no model has": (
-        r"directionality|down_scale_factor|gap_size|n_special|net_structure_type|num_memory_blocks"
+        r"directionality|down_scale_factor|gap_size|net_structure_type|num_memory_blocks"
         r"|tie_weights_"
     ),
     "a pipeline, or another program that runs the model": (

@@ -11,7 +11,7 @@ from jaxformer.fields import setting
 from jaxformer.models.architecture import EmbeddingSettings, PaperArchitecture, StackSettings
 from jaxformer.models.assembly import make_stack
 from jaxformer.models.encoder import Encoder, linear
-from jaxformer.nn.dropout import Dropout, RowIds
+from jaxformer.nn.dropout import Dropout, RowIds, dropout_rows
 from jaxformer.nn.embedding import embed, output_logits
 from jaxformer.nn.feed_forward import Activation, activate
 from jaxformer.nn.matmul import project
@@ -19,7 +19,18 @@ from jaxformer.nn.norm import LayerNorm
 from jaxformer.nn.precision import ComputeDtype
 
 TokenTypes: TypeAlias = Int[Array, "B T"] | None
-Heads = Literal["", "pooler", "masked", "pooler masked", "pooler next", "pooler masked next"]
+Heads = Literal[
+    "",
+    "pooler",
+    "masked",
+    "pooler masked",
+    "pooler next",
+    "pooler masked next",
+    "spans",
+    "pooler spans",
+    "pooler score",
+    "pooler choice",
+]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,8 +42,10 @@ class BertConfig(PaperArchitecture):
     Attributes:
       num_token_types: Number of vectors that distinguish the texts of a pair.
       num_classes: Number of classes; 0 for a model without a classifier.
-      heads: Heads of pretraining, separated by spaces: "pooler", which classes and "next" need;
-        "masked", which ``data.corpus=masked`` needs; and "next".
+      num_tags: Number of classes of tokens, such as the tags of names; 0 for a model without.
+      heads: Other heads, separated by spaces. Of pretraining: "pooler", which classes, "next",
+        "score" and "choice" need; "masked", which ``data.corpus=masked`` needs; and "next". "spans"
+        is for answers in a text, "score" for a number, "choice" for one of several texts.
     """
 
     architecture: Literal["bert"] = "bert"
@@ -48,6 +61,7 @@ class BertConfig(PaperArchitecture):
     max_length: int = setting(512, "size", may_differ=True)
     num_token_types: int = setting(2, "positive")
     num_classes: int = setting(2, "own", may_differ=True)
+    num_tags: int = setting(0, "not negative", may_differ=True)
     heads: Heads = setting("pooler", may_differ=True)
     compute_dtype: ComputeDtype = setting("float32", may_differ=True, per_use=True)
 
@@ -110,6 +124,14 @@ class Bert(Encoder):
             self.next = self._make_linear("next", 2)
         if c.num_classes:
             self.classes = self._make_linear("classes", c.num_classes)
+        if c.num_tags:
+            self.tags = self._make_linear("tags", c.num_tags)
+        if "spans" in c.heads:
+            self.spans = self._make_linear("spans", 2)
+        if "score" in c.heads:
+            self.score = self._make_linear("score", 1)
+        if "choice" in c.heads:
+            self.choice = self._make_linear("choice", 1)
         if "masked" in c.heads:
             self.masked = self._make_linear("masked", c.d_model, ("d_model", None))
             self.masked_norm = LayerNorm(c.norm_epsilon)
@@ -192,3 +214,85 @@ class Bert(Encoder):
         features = self.features(tokens, token_types=token_types)
         pooled = self.pool(features, tokens)
         return linear(pooled, *self.next)
+
+    def span_logits(
+        self,
+        tokens: Int[Array, "B T"],
+        deterministic: bool = True,
+        *,
+        row_ids: RowIds = None,
+        token_types: TokenTypes = None,
+    ) -> Float[Array, "B T 2"]:
+        """Returns logits of each token as the first and as the last one of an answer."""
+        self._check_head("spans")
+        features = self.features(tokens, deterministic, row_ids=row_ids, token_types=token_types)
+        return linear(features, *self.spans)
+
+    def tag_logits(
+        self,
+        tokens: Int[Array, "B T"],
+        deterministic: bool = True,
+        *,
+        row_ids: RowIds = None,
+        token_types: TokenTypes = None,
+    ) -> Float[Array, "B T N"]:
+        """Returns logits of the tags of each token."""
+        if not self.config.num_tags:
+            raise UserError("Bert: expected model.num_tags above 0, got 0")
+
+        features = self.features(tokens, deterministic, row_ids=row_ids, token_types=token_types)
+        dropout = dropout_rows(tokens.shape[0], deterministic, row_ids)
+        return linear(self.pooled_dropout(features, dropout), *self.tags)
+
+    def scores(
+        self,
+        tokens: Int[Array, "B T"],
+        deterministic: bool = True,
+        *,
+        row_ids: RowIds = None,
+        token_types: TokenTypes = None,
+    ) -> Float[Array, " B"]:
+        """Returns a number for each text, such as the similarity of a pair."""
+        self._check_head("score")
+        pooled = self._pool_text(tokens, deterministic, row_ids, token_types)
+        return linear(pooled, *self.score)[:, 0]
+
+    def choice_logits(
+        self,
+        tokens: Int[Array, "B C T"],
+        deterministic: bool = True,
+        *,
+        row_ids: RowIds = None,
+        token_types: Int[Array, "B C T"] | None = None,
+    ) -> Float[Array, "B C"]:
+        """Returns logits of the choices, each a text or a pair of texts."""
+        self._check_head("choice")
+        batch_size, num_choices, length = tokens.shape
+
+        # Each choice is a row of its own, with its own dropout.
+        rows = tokens.reshape(-1, length)
+        if row_ids is not None:
+            number = jnp.arange(num_choices)
+            row_ids = (num_choices * row_ids[:, None] + number).reshape(-1)
+        if token_types is not None:
+            token_types = token_types.reshape(-1, length)
+
+        pooled = self._pool_text(rows, deterministic, row_ids, token_types)
+        return linear(pooled, *self.choice).reshape(batch_size, num_choices)
+
+    def _pool_text(
+        self,
+        tokens: Int[Array, "B T"],
+        deterministic: bool,
+        row_ids: RowIds,
+        token_types: TokenTypes,
+    ) -> Float[Array, "B D"]:
+        """Returns the input of a head for whole texts."""
+        features = self.features(tokens, deterministic, row_ids=row_ids, token_types=token_types)
+        dropout = dropout_rows(tokens.shape[0], deterministic, row_ids)
+        return self.pooled_dropout(self.pool(features, tokens), dropout)
+
+    def _check_head(self, name: str) -> None:
+        heads = self.config.heads
+        if name not in heads.split():
+            raise UserError(f"Bert: expected {name} among model.heads, got {heads!r}")

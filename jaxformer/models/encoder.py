@@ -145,7 +145,7 @@ class Encoder(TokenModel):
         return features
 
 
-def linear(x: Float[Array, "B D"], matrix: Array, bias: Array) -> Float[Array, "B C"]:
+def linear(x: Float[Array, "*B D"], matrix: Array, bias: Array) -> Float[Array, "*B C"]:
     """Returns float32 or float64 logits."""
     logits = x.astype(matrix.dtype) @ matrix
     return logits + expand_like(bias, logits)

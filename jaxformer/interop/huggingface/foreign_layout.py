@@ -4,7 +4,6 @@ A table serves both directions, so that an export is the inverse of the import, 
 """
 
 import dataclasses
-import re
 import typing
 from collections.abc import (
     Callable,
@@ -223,15 +222,12 @@ class Layout:
 
     def check_architectures(self, fields: JsonFields) -> None:
         """Refuses a file of a class whose head we lack; its tensors may have names of ours."""
-        found = fields.values.get("architectures")
-        names = found if isinstance(found, list) else [found]
-        for name in names:
-            task = re.search("For[A-Z].*", str(name))
-            if task and task[0] not in self.tasks:
+        for head, name in fields.architecture_heads().items():
+            if head not in self.tasks:
                 known = ", ".join(self.tasks) or "a language model"
                 raise UserError(
                     f"{fields.place}: expected architectures of a head that jaxformer has, "
-                    f"{known}: got {name!s:.80}"
+                    f"{known}: got {name:.80}"
                 )
 
     def name_of(self, name: str) -> str:

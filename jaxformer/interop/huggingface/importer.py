@@ -23,7 +23,8 @@ from jaxformer.interop.huggingface.layouts import m2m100
 from jaxformer.interop.huggingface.tokenizer_config import read_tokenizer_file
 from jaxformer.interop.imported import write_import
 from jaxformer.interop.json_fields import JsonFields
-from jaxformer.interop.named_arrays import NamedArrays, read_weights
+from jaxformer.interop.named_arrays import NamedArrays
+from jaxformer.interop.weight_files import WEIGHTS, read_weights
 from jaxformer.registry import find_values
 from jaxformer.runs.workdir import Workdir
 
@@ -35,15 +36,12 @@ FILES = ModelFiles(
         "|preprocessor_config.json",
     ),
     optional=("tokenizer_config.json", "special_tokens_map.json", "merges.txt"),
-    weights=(
-        ("model.safetensors",),
-        ("model.safetensors.index.json", "model-*.safetensors"),
-        ("pytorch_model.bin",),  # Only this one needs PyTorch.
-    ),
+    weights=WEIGHTS,
 )
 _FILES = (
     "expected a folder of a model in the Hugging Face layout: config.json, tokenizer.json, and "
-    "model.safetensors or model.safetensors.index.json with its files, or pytorch_model.bin"
+    "model.safetensors, flax_model.msgpack or pytorch_model.bin, or one of them in several files "
+    "with their .index.json"
 )
 
 

@@ -10,43 +10,63 @@ import json
 import pathlib
 import sys
 from collections.abc import Callable
+from typing import Any
 
 sys.modules["jaxformer"] = None  # type: ignore[assignment]  # An import of it would fail.
 
 BATCH = 50
 
 
-def stablehlo(folder: pathlib.Path, beam: int, length: int) -> Callable[[list[str]], list[str]]:
+# Translates lines.
+Run = Callable[[list[str]], list[str]]
+
+
+def sentencepiece_of(path: pathlib.Path) -> Any:
+    """Returns the SentencePiece model in a file."""
+    import sentencepiece
+
+    return sentencepiece.SentencePieceProcessor(model_file=str(path))
+
+
+def stablehlo(folder: pathlib.Path, beam: int, length: int) -> Run:
     """Runs the program, which has its own search, with JAX."""
     import jax
     import jax.export
     import numpy as np
-    import sentencepiece
 
-    source = sentencepiece.SentencePieceProcessor(model_file=str(folder / "source.spm"))
-    target = sentencepiece.SentencePieceProcessor(model_file=str(folder / "target.spm"))
+    source = sentencepiece_of(folder / "source.spm")
+    target = sentencepiece_of(folder / "target.spm")
     pieces = json.loads((folder / "vocabulary.json").read_text(encoding="utf-8"))
     numbers = {piece: number for number, piece in enumerate(pieces)}
+
     params = dict(np.load(folder / "parameters.npz"))
-    exported = jax.export.deserialize(bytearray((folder / "translate.jax").read_bytes()))
+    program = bytearray((folder / "translate.jax").read_bytes())
+    exported = jax.export.deserialize(program)
     translate = jax.jit(exported.call)
+    _, src_length = exported.in_avals[-1].shape
+
+    def ids_of(line: str) -> list[int]:
+        ids = [numbers.get(piece, 3) for piece in source.encode(line, out_type=str)]
+        return [*ids, 1]
 
     def text(row: list[int]) -> str:
         return target.decode([pieces[token] for token in row if token > 3])
 
     def run(lines: list[str]) -> list[str]:
-        src = np.zeros((len(lines), exported.in_avals[-1].shape[1]), np.int32)
+        src = np.zeros((len(lines), src_length), np.int32)
         for row, line in zip(src, lines, strict=True):
-            ids = [numbers.get(piece, 3) for piece in source.encode(line, out_type=str)] + [1]
+            ids = ids_of(line)
             row[: len(ids)] = ids
+
         tokens, _ = translate(params, src)
         assert tokens.shape[1] == beam
-        return [text(row) for row in np.asarray(tokens[:, 0]).tolist()]
+        best = np.asarray(tokens[:, 0])
+        return list(map(text, best.tolist()))
 
     return run
 
 
-def marian(folder: pathlib.Path, beam: int, length: int) -> Callable[[list[str]], list[str]]:
+def marian(folder: pathlib.Path, beam: int, length: int) -> Run:
     """Runs ``MarianMTModel.generate``."""
     import torch
     import transformers
@@ -59,25 +79,33 @@ def marian(folder: pathlib.Path, beam: int, length: int) -> Callable[[list[str]]
     @torch.inference_mode()
     def run(lines: list[str]) -> list[str]:
         inputs = tokenizer(lines, return_tensors="pt", padding=True)
-        options = {"num_beams": beam, "max_length": length + 1, "length_penalty": 1.0}
-        tokens = model.generate(**inputs, **options)
-        return tokenizer.batch_decode(tokens, skip_special_tokens=True, use_source_tokenizer=False)
+        tokens = model.generate(
+            **inputs,
+            num_beams=beam,
+            max_length=length + 1,
+            length_penalty=1.0,
+        )
+        return tokenizer.batch_decode(
+            tokens,
+            skip_special_tokens=True,
+            use_source_tokenizer=False,
+        )
 
     return run
 
 
-def ctranslate2(folder: pathlib.Path, beam: int, length: int) -> Callable[[list[str]], list[str]]:
+def ctranslate2(folder: pathlib.Path, beam: int, length: int) -> Run:
     """Runs ``Translator.translate_batch``."""
     import ctranslate2
-    import sentencepiece
 
-    source = sentencepiece.SentencePieceProcessor(model_file=str(folder / "source.spm"))
-    target = sentencepiece.SentencePieceProcessor(model_file=str(folder / "target.spm"))
+    source = sentencepiece_of(folder / "source.spm")
+    target = sentencepiece_of(folder / "target.spm")
     translator = ctranslate2.Translator(str(folder), compute_type="float32")
 
     def run(lines: list[str]) -> list[str]:
+        pieces = [source.encode(line, out_type=str) for line in lines]
         results = translator.translate_batch(
-            [source.encode(line, out_type=str) for line in lines],
+            pieces,
             beam_size=beam,
             max_decoding_length=length,
             length_penalty=1.0,
@@ -95,10 +123,12 @@ def main() -> None:
     parser.add_argument("--beam", type=int, required=True)
     parser.add_argument("--length", type=int, required=True, help="most tokens of a translation")
     options = parser.parse_args()
-    run = globals()[options.system](options.folder, options.beam, options.length)
+    make = globals()[options.system]
+    run = make(options.folder, options.beam, options.length)
     lines = sys.stdin.read().splitlines()
     for start in range(0, len(lines), BATCH):
-        for line in run(lines[start : start + BATCH]):
+        batch = lines[start : start + BATCH]
+        for line in run(batch):
             print(line.replace("\n", " ").replace("\r", " "), flush=True)
 
 

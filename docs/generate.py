@@ -5,6 +5,7 @@ checks that they are up to date.
 """
 
 import ast
+import collections
 import pathlib
 import re
 import runpy
@@ -14,6 +15,7 @@ from typing import NamedTuple
 from jaxformer.config import Config
 from jaxformer.data.catalog import CATALOG
 from jaxformer.paper.table2 import GPUS, RUNS, SUSTAINED, estimate, report
+from jaxformer.paper.table_commands import markdown_table
 from jaxformer.training.flops import peak_flops, training_flops
 
 PROJECT = pathlib.Path(__file__).parents[1]
@@ -35,6 +37,8 @@ CONFIGS = ("base", "big", "base_fr", "big_fr")
 PAPER_RUNS = {run.row: run for run in RUNS}
 
 Departure = tuple[str, str]
+Documented = ast.Module | ast.ClassDef | ast.FunctionDef
+_DEPARTURE = re.compile(r"Departs from the paper: (.*?)(?=\n\n|\nMeasured:|\Z)", re.DOTALL)
 
 
 def load_config(name: str) -> Config:
@@ -52,57 +56,79 @@ def step_flops(name: str) -> int:
 
 def hours(name: str, peak: float, share: float) -> float:
     """Returns the estimated hours of a whole run at this fraction of this peak."""
-    return step_flops(name) * load_config(name).training.steps / (peak * share) / 3600
+    steps = load_config(name).training.steps
+    seconds = step_flops(name) * steps / (peak * share)
+    return seconds / 3600
 
 
 def costs() -> str:
     """Returns a table of the operations of each run, beside the paper's own estimate."""
-    rows = [
-        "| config | steps | operations per step | total | the paper's estimate | ours / paper's |",
-        "|---|---|---|---|---|---|",
-    ]
+    header = (
+        "config",
+        "steps",
+        "operations per step",
+        "total",
+        "the paper's estimate",
+        "ours / paper's",
+    )
+    rows = []
     for name in CONFIGS:
         steps = load_config(name).training.steps
-        total = step_flops(name) * steps
-        paper = "- | -"
+        flops = step_flops(name)
+        total = flops * steps
+
+        formula = "-"
+        ratio = "-"
         if name in PAPER_RUNS:
-            theirs = estimate(PAPER_RUNS[name].hours)
-            how = f"{PAPER_RUNS[name].hours:g} h x {GPUS} x {SUSTAINED:.2g}"
-            paper = f"{how.replace('e+', 'e')} = {theirs:.1e} | {total / theirs:.0%}"
-        rows.append(f"| `{name}` | {steps:,} | {step_flops(name):.2e} | {total:.1e} | {paper} |")
-    return "\n".join(rows)
+            hours_of_paper = PAPER_RUNS[name].hours
+            theirs = estimate(hours_of_paper)
+            product = f"{hours_of_paper:g} h x {GPUS} x {SUSTAINED:.2g}".replace("e+", "e")
+            formula = f"{product} = {theirs:.1e}"
+            ratio = f"{total / theirs:.0%}"
+
+        rows.append((f"`{name}`", f"{steps:,}", f"{flops:.2e}", f"{total:.1e}", formula, ratio))
+    return markdown_table(header, rows)
 
 
 def estimates() -> str:
     """Returns a table of the time of each run on each machine, as a range, and of measurements."""
-    names = " | ".join(f"`{name}`" for name in CONFIGS)
-    rows = [
-        f"| machine | peak, TFLOP/s | {names} | measured |",
-        "|---|---|" + "---|" * (len(CONFIGS) + 1),
-    ]
-    for chip, peak in PEAKS.items():
-        for count in (1, 16 if "TPU" in chip else 8):
+    names = [f"`{name}`" for name in CONFIGS]
+    header = ("machine", "peak, TFLOP/s", *names, "measured")
+
+    rows = []
+    for chip, chip_peak in PEAKS.items():
+        most = 16 if "TPU" in chip else 8
+        for count in (1, most):
             machine = chip if count == 1 else f"{count} x {chip}"
-            spans = (_span(*(hours(n, peak * count, s) for s in SHARES)) for n in CONFIGS)
-            cells = (machine, f"{peak * count / 1e12:,.0f}", *spans, _measured(machine))
-            rows.append(f"| {' | '.join(cells)} |")
-    return "\n".join(rows)
+            peak = chip_peak * count
+            spans = [_span(name, peak) for name in CONFIGS]
+            rows.append((machine, f"{peak / 1e12:,.0f}", *spans, _measured(machine)))
+    return markdown_table(header, rows)
 
 
 def _measured(machine: str) -> str:
     """Returns the time of all steps of the runs at the speed measured on the machine."""
-    runs = [
-        f"`{name}` {load_config(name).training.steps * seconds / 3600:.2g} h"
-        for name, seconds in MEASURED.get(machine, {}).items()
-    ]
-    return ", ".join(runs) + ", by the speed of single steps" if runs else "not measured yet"
+    runs = []
+    for name, seconds in MEASURED.get(machine, {}).items():
+        total = load_config(name).training.steps * seconds
+        runs.append(f"`{name}` {total / 3600:.2g} h")
+
+    if not runs:
+        return "not measured yet"
+    return ", ".join(runs) + ", by the speed of single steps"
 
 
-def _span(least: float, most: float) -> str:
-    """Formats a range of hours with two digits; in minutes if it ends below an hour."""
-    unit, scale = ("h", 1) if most >= 1 else ("min", 60)
-    low, high = (f"{float(f'{time * scale:.2g}'):g}" for time in (least, most))
-    return f"{low} to {high} {unit}"
+def _span(name: str, peak: float) -> str:
+    """Returns the range of hours of a run with two digits; in minutes if it ends below an hour."""
+    least, most = (hours(name, peak, share) for share in SHARES)
+    if most >= 1:
+        return f"{_two_digits(least)} to {_two_digits(most)} h"
+    return f"{_two_digits(60 * least)} to {_two_digits(60 * most)} min"
+
+
+def _two_digits(number: float) -> str:
+    rounded = float(f"{number:.2g}")
+    return f"{rounded:g}"
 
 
 def departures() -> str:
@@ -112,8 +138,13 @@ def departures() -> str:
 
 def stated_departures() -> list[Departure]:
     """Returns places and texts of all paragraphs "Departs from the paper:" in docstrings."""
-    files = [*sorted(PROJECT.glob("configs/*.py")), *sorted(PROJECT.glob("jaxformer/**/*.py"))]
-    return [departure for path in files for departure in _departures_of(path)]
+    configs = sorted(PROJECT.glob("configs/*.py"))
+    modules = sorted(PROJECT.glob("jaxformer/**/*.py"))
+
+    found: list[Departure] = []
+    for path in [*configs, *modules]:
+        found += _departures_of(path)
+    return found
 
 
 def _departures_of(path: pathlib.Path) -> Iterator[Departure]:
@@ -121,18 +152,21 @@ def _departures_of(path: pathlib.Path) -> Iterator[Departure]:
     if relative.parts[0] == "configs":
         place = relative.as_posix()
     else:
-        place = ".".join(relative.with_suffix("").parts[1:]).removesuffix(".__init__")
-    for name, node in _documented(ast.parse(path.read_text(encoding="utf-8"))):
+        in_package = relative.with_suffix("").parts[1:]
+        place = ".".join(in_package).removesuffix(".__init__")
+
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for name, node in _documented(tree):
         document = ast.get_docstring(node) or ""
-        for text in re.findall(
-            r"Departs from the paper: (.*?)(?=\n\n|\nMeasured:|\Z)", document, re.S
-        ):
-            yield ".".join([place, *name]), text.replace("\n", " ").replace("``", "`")
+        for text in _DEPARTURE.findall(document):
+            on_a_line = text.replace("\n", " ").replace("``", "`")
+            yield ".".join([place, *name]), on_a_line
 
 
 def _documented(
-    node: ast.Module | ast.ClassDef | ast.FunctionDef, name: tuple[str, ...] = ()
-) -> Iterator[tuple[tuple[str, ...], ast.Module | ast.ClassDef | ast.FunctionDef]]:
+    node: Documented,
+    name: tuple[str, ...] = (),
+) -> Iterator[tuple[tuple[str, ...], Documented]]:
     yield name, node
     for child in node.body:
         if isinstance(child, (ast.ClassDef, ast.FunctionDef)):
@@ -141,40 +175,46 @@ def _documented(
 
 def corpora() -> str:
     """Returns a table of the public corpora."""
-    rows = [
-        "| command | folder | size | license of the text |",
-        "|---|---|---|---|",
-    ]
+    rows = []
     for name, corpus in CATALOG.items():
-        cells = (f"`jaxformer data {name}`", f"`{corpus.folder}/`", corpus.size, corpus.license)
-        rows.append(f"| {' | '.join(cells)} |")
-    return "\n".join(rows)
+        command = f"`jaxformer data {name}`"
+        rows.append((command, f"`{corpus.folder}/`", corpus.size, corpus.license))
+    return markdown_table(("command", "folder", "size", "license of the text"), rows)
 
 
 def origins() -> str:
     """Returns a table of the files to download, with ``*`` for the numbers of a series."""
-    rows = ["| address | place below the data folder | hash that is checked |", "|---|---|---|"]
+    rows = []
     for corpus in CATALOG.values():
         for name, url in corpus.urls.items():
             known = f"`{corpus.hashes[name]}`" if name in corpus.hashes else "none"
-            row = f"| `{url}` | `{corpus.downloads}/{name}` | {known} |"
-            rows.append(re.sub(r"train-\d{5}", "train-*", row))
-    return "\n".join(dict.fromkeys(rows))
+            address = _name_series(f"`{url}`")
+            place = _name_series(f"`{corpus.downloads}/{name}`")
+            rows.append((address, place, known))
+
+    header = ("address", "place below the data folder", "hash that is checked")
+    different = dict.fromkeys(rows)
+    return markdown_table(header, different)
+
+
+def _name_series(path: str) -> str:
+    return re.sub(r"train-\d{5}", "train-*", path)
 
 
 def prepared() -> str:
     """Returns a table of the prepared files of known hash."""
-    rows = ["| file | SHA-256 |", "|---|---|"]
+    rows = []
     for corpus in CATALOG.values():
         for name, digest in corpus.files.items():
             if digest:
-                rows.append(f"| `{corpus.folder}/{name}` | `{digest}` |")
-    return "\n".join(rows)
+                rows.append((f"`{corpus.folder}/{name}`", f"`{digest}`"))
+    return markdown_table(("file", "SHA-256"), rows)
 
 
 def table2() -> str:
     """Returns the output of ``python -m jaxformer.paper.table2`` without its title."""
-    return report().partition("\n\n")[2].strip()
+    _, _, table = report().partition("\n\n")
+    return table
 
 
 class LogEntry(NamedTuple):
@@ -201,19 +241,23 @@ def log_entries() -> Iterator[LogEntry]:
             date, *texts = re.split(r"^### ", day, flags=re.M)
             for text in texts:
                 heading, _, body = text.partition("\n\n")
-                line = body.partition("\n")[0]
-                yield LogEntry(page, date.strip(), heading, packages=re.findall(r"`(.+?)`", line))
+                first_line, _, _ = body.partition("\n")
+                packages = re.findall(r"`(.+?)`", first_line)
+                yield LogEntry(page, date.strip(), heading, packages=packages)
 
 
 def log() -> str:
     """Returns a table of the log's entries for each package, in alphabetical order."""
-    entries = [*log_entries()]
-    packages = sorted({package for entry in entries for package in entry.packages})
-    sections: list[str] = []
-    for package in packages:
-        rows = [f"| {each.date} | {each.link} |" for each in entries if package in each.packages]
-        sections.append("\n".join([f"### `{package}`", "", "| date | entry |", "|---|---|", *rows]))
-    return "\n\n".join(sections)
+    rows_of = collections.defaultdict[str, list[tuple[str, str]]](list)
+    for entry in log_entries():
+        for package in dict.fromkeys(entry.packages):
+            rows_of[package].append((entry.date, entry.link))
+
+    sections = []
+    for package, rows in sorted(rows_of.items()):
+        table = markdown_table(("date", "entry"), rows)
+        sections.append(f"### `{package}`\n\n{table}")
+    return "\n".join(sections)
 
 
 SECTIONS: dict[str, Callable[[], str]] = {
@@ -232,7 +276,9 @@ def generated(page: str) -> str:
     """Returns the text of a page with all generated sections up to date."""
 
     def section(match: re.Match[str]) -> str:
-        return f"{match[1]}\n\n{SECTIONS[match[2]]()}\n\n<!-- end -->"
+        make = SECTIONS[match[2]]
+        text = make().strip()
+        return f"{match[1]}\n\n{text}\n\n<!-- end -->"
 
     return re.sub(r"(<!-- generated: (\w+) -->).*?<!-- end -->", section, page, flags=re.S)
 
@@ -241,7 +287,8 @@ def main() -> None:
     """Writes all pages."""
     for name in PAGES:
         path = pathlib.Path(__file__).with_name(name)
-        path.write_text(generated(path.read_text(encoding="utf-8")), encoding="utf-8")
+        page = path.read_text(encoding="utf-8")
+        path.write_text(generated(page), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -81,20 +81,20 @@ def train(
         with StopSignals() as stop, stop.raise_at_once():
             task = make_task(config, folder, corpus)
 
-        run = Run(
-            task=task,
-            optimizer=optimizer,
-            folder=folder,
-            settings=training,
-            mesh=make_mesh(config.mesh),
-            config=config,
-            learning_rate=schedule,
-            start_from=make_start_from(config, task.tokenizer, folder),
-            hooks=hooks,
-            writers=writers,
-            evaluated=evaluated,
-        )
         try:
+            run = Run(
+                task=task,
+                optimizer=optimizer,
+                folder=folder,
+                settings=training,
+                mesh=make_mesh(config.mesh),
+                config=config,
+                learning_rate=schedule,
+                start_from=make_start_from(config, task.tokenizer, folder),
+                hooks=hooks,
+                writers=writers,
+                evaluated=evaluated,
+            )
             return run.train()
         except FloatingPointError as error:
             rate = "learning_rate_scale" if training.learning_rate is None else "learning_rate"

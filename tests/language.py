@@ -61,7 +61,8 @@ ALLOWED = re.compile(r"tests/language\.py|^docs/table3/|^LICENSE|requirements")
 
 def main() -> int:
     """Prints what is found, and returns the exit code."""
-    found = [*itertools.chain.from_iterable(map(complaints, files())), *shared_names()]
+    of_files = map(complaints, files())
+    found = [*itertools.chain.from_iterable(of_files), *shared_names()]
     print("\n".join(found) or "language: nothing to change")
     return bool(found)
 

@@ -223,8 +223,10 @@ def sample(area: Area, count: int, seed: int) -> list[Mutant]:
     files = []
     for pattern in area.modules:
         files += (PROJECT / "jaxformer").glob(pattern)
-    everything = [*itertools.chain.from_iterable(map(mutants, sorted(files)))]
-    return random.Random(seed).sample(everything, min(count, len(everything)))
+    of_files = map(mutants, sorted(files))
+    everything = list(itertools.chain.from_iterable(of_files))
+    size = min(count, len(everything))
+    return random.Random(seed).sample(everything, size)
 
 
 @contextlib.contextmanager
@@ -232,7 +234,9 @@ def changed(folder: pathlib.Path, mutant: Mutant) -> Iterator[None]:
     """Applies a mutant to a copy of the project for the duration of the context."""
     file = folder / mutant.path
     original = file.read_bytes()
-    file.write_bytes(original[: mutant.start] + mutant.new.encode() + original[mutant.end :])
+    before = original[: mutant.start]
+    after = original[mutant.end :]
+    file.write_bytes(before + mutant.new.encode() + after)
     try:
         yield
     finally:

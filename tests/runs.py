@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pathlib
+from collections.abc import Iterable
 
 from jaxformer.config import Config
 
@@ -46,8 +47,14 @@ def flip_a_bit(folder: pathlib.Path) -> None:
     path.write_bytes(content)
 
 
+def write_lines(path: pathlib.Path, lines: Iterable[str]) -> None:
+    """Writes lines to a text file."""
+    content = "".join(f"{line}\n" for line in lines)
+    path.write_text(content, encoding="utf-8")
+
+
 def write_pairs(prefix: pathlib.Path, pairs: list[tuple[str, str]]) -> None:
     """Writes pairs of texts to PREFIX.en and PREFIX.de."""
     for side, language in enumerate(("en", "de")):
-        lines = "".join(f"{pair[side]}\n" for pair in pairs)
-        pathlib.Path(f"{prefix}.{language}").write_text(lines, encoding="utf-8")
+        path = pathlib.Path(f"{prefix}.{language}")
+        write_lines(path, [pair[side] for pair in pairs])

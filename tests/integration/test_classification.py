@@ -22,7 +22,7 @@ from jaxformer.tasks.classification.classification_task import MaskedLoss
 from jaxformer.tasks.classification.text_classifier import Classifier
 from jaxformer.training.placement import BatchShards
 
-from ..runs import changed, reports
+from ..runs import changed, reports, write_lines
 
 GOOD = ["great", "lovely"]
 BAD = ["awful", "dull"]
@@ -34,13 +34,20 @@ def lines(seed, count):
     rng = np.random.default_rng(seed)
     for number in range(count):
         label = number % 2
-        words = [str(word) for word in rng.choice(OTHER, 6)]
-        words[rng.integers(6)] = str(rng.choice(GOOD if label else BAD))
-        yield f"{label} {' '.join(words)}"
+        words = rng.choice(OTHER, 6).tolist()
+        place = rng.integers(6)
+        kind = GOOD if label else BAD
+        words[place] = str(rng.choice(kind))
+        text = " ".join(words)
+        yield f"{label} {text}"
 
 
 def texts_of(lines):
-    return [line.partition(" ")[2] for line in lines]
+    texts = []
+    for line in lines:
+        _, _, text = line.partition(" ")
+        texts.append(text)
+    return texts
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +106,8 @@ def test_it_learns_the_words_and_the_command_scores_them(run, config, capsys):
         assert capsys.readouterr().err == message
 
     assert main(command) == 0
-    _, model, bayes, logistic = capsys.readouterr().out.strip().split("\n")
+    out = capsys.readouterr().out.strip()
+    _, model, bayes, logistic = out.split("\n")
     assert "model                  accuracy 100.00 (100.00 to 100.00)  macro-F1 100.00" in model
     assert " 100.00 " in bayes
     assert " 100.00 " in logistic
@@ -139,8 +147,10 @@ def test_the_padding_in_the_log_is_of_the_texts_alone(run, config):
     task = make_task(config, Workdir(run))
     count = int(re.search(r"(\d+) batches an epoch", task.summary())[1])
 
-    epoch = itertools.islice(task.batches(0, BatchShards(1, (0,), 1)), count)
-    real = np.concatenate([batch.tokens.ravel() != 0 for batch in epoch])
+    batches = task.batches(0, BatchShards(1, (0,), 1))
+    epoch = itertools.islice(batches, count)
+    tokens = np.concatenate([batch.tokens.ravel() for batch in epoch])
+    real = tokens != 0
     assert f": {real.mean():.1%} tokens, " in task.summary()
 
 
@@ -162,21 +172,24 @@ def test_masked_tokens_are_learned_and_start_a_classifier(run, config, tmp_path)
     assert losses[0] < np.log(290)  # of equal probabilities
 
     start = {"init_from": str(tmp_path / "masked"), "steps": 1, "checkpoint_every": 1}
-    fine_tuned = train(changed(config, training=start), tmp_path / "fine").params["embedding"]
-    assert np.abs(np.asarray(fine_tuned) - pretrained).max() < 0.02
+    fine_tuned = train(changed(config, training=start), tmp_path / "fine")
+    embedding = np.asarray(fine_tuned.params["embedding"])
+    moved = np.abs(embedding - pretrained)
+    assert moved.max() < 0.02
 
 
 def test_examples_are_texts_with_their_labels_or_alone(config, tmp_path, monkeypatch):
     monkeypatch.setenv("JAXFORMER_CACHE", str(tmp_path / "cache"))
     text = tmp_path / "text"
-    text.write_text("".join(f"{line.partition(' ')[2]}\n" for line in lines(3, 60)))
+    write_lines(text, texts_of(lines(3, 60)))
     data = {"corpus": "masked", "train": str(text), "valid": str(text), "mask_rate": 0.15}
     for each, pattern in (
         (config, r"pair \d+: [^|]+ \|\|\| [01]"),
         (changed(config, data=data, training={"best_metric": None}), r"pair \d+: [^|]+"),
     ):
         task = make_task(each, Workdir(tmp_path / "run"))
-        batch = next(task.batches(0, BatchShards(1, (0,), 1)))
+        batches = task.batches(0, BatchShards(1, (0,), 1))
+        batch = next(batches)
         found = list(task.examples(0, batch))
         for example in found:
             assert re.fullmatch(pattern, example.text)
@@ -189,19 +202,24 @@ def test_masks_have_the_rates_of_bert():
     config = EncoderConfig(vocab_size=1000, d_model=8, d_ff=8, num_heads=1, num_layers=1)
     loss = MaskedLoss(config, 0.0, mask_rate=0.15)
     draw = jax.jit(loss.mask_tokens, static_argnums=1)
-    src = np.random.default_rng(0).integers(UNK + 1, 1000, (64, 500)).astype(np.int32)
+    rng = np.random.default_rng(0)
+    src = rng.integers(UNK + 1, 1000, (64, 500)).astype(np.int32)
     real = src[:, :400]
     src[:, 400:] = 0
     masked, predicted = jax.device_get(draw(src, None))
 
     assert not predicted[:, 400:].any()
-    assert predicted[:, :400].mean() == pytest.approx(0.15, abs=0.01)
+    predicted_rate = predicted[:, :400].mean()
+    assert predicted_rate == pytest.approx(0.15, abs=0.01)
     of_masked = masked[predicted]
-    assert (of_masked == BOS).mean() == pytest.approx(0.8, abs=0.03)
-    assert (of_masked == src[predicted]).mean() == pytest.approx(0.1, abs=0.02)
+    is_mask = of_masked == BOS
+    assert is_mask.mean() == pytest.approx(0.8, abs=0.03)
+    is_kept = of_masked == src[predicted]
+    assert is_kept.mean() == pytest.approx(0.1, abs=0.02)
 
     others = ~predicted[:, :400]
-    np.testing.assert_array_equal(masked[:, :400][others], real[others])
+    without_padding = masked[:, :400]
+    np.testing.assert_array_equal(without_padding[others], real[others])
 
     # The masks of a row are the same whatever the other rows are.
     reversed_rows, _ = draw(src[::-1], None)
@@ -213,7 +231,7 @@ def test_mistakes_in_labels_and_kinds_are_refused_in_one_line(run, config, tmp_p
     (tmp_path / "three").write_text(text + "2 c\n")
     (tmp_path / "none").write_text("0 a\nnothing\n")
     (tmp_path / "one").write_text("0 a\n0 b\n")
-    (tmp_path / "own").write_text("".join(f"{n} a\n" for n in range(20)))
+    write_lines(tmp_path / "own", [f"{n} a" for n in range(20)])
 
     for name, message in (
         ("three", "model.num_classes must be 3, for the labels 0, 1, 2: got 2"),
@@ -231,7 +249,8 @@ def test_mistakes_in_labels_and_kinds_are_refused_in_one_line(run, config, tmp_p
 
     with pytest.raises(UserError, match="expected a model of sentence pairs or a parser, got a c"):
         Translator.load(run)
-    assert main(["score", "--workdir", str(run), "--target", config.data.train]) == 2
+    command = ["score", "--workdir", str(run), "--target", config.data.train]
+    assert main(command) == 2
     expected = "expected a model of sentence pairs or a parser or a language model, got a class"
     assert f"{run}: {expected}" in capsys.readouterr().err
 
@@ -251,7 +270,8 @@ def test_a_label_that_only_validation_has_is_a_class_and_named(config, tmp_path)
 def features(text):
     """Returns the words and the pairs of neighboring words of a text."""
     words = text.split()
-    return set(words) | {f"{first} {second}" for first, second in itertools.pairwise(words)}
+    neighbors = map(" ".join, itertools.pairwise(words))
+    return {*words, *neighbors}
 
 
 def test_naive_bayes_is_the_formula():
@@ -276,12 +296,16 @@ def test_naive_bayes_is_the_formula():
             counts.update(features(each))
         total = counts.total() + len(known)
 
-        prior = np.log(len(own) / len(texts))
-        odds = [np.log((counts[each] + 1) / total) for each in features(text) & known]
-        return prior + sum(odds)
+        log_prob = np.log(len(own) / len(texts))
+        for each in features(text) & known:
+            log_prob += np.log((counts[each] + 1) / total)
+        return log_prob
 
     bayes, logistic = bigram_classifiers(texts, labels, [*test, *texts])
-    expected = [max("01", key=functools.partial(score, text)) for text in test]
+    expected = []
+    for text in test:
+        score_of_label = functools.partial(score, text)
+        expected.append(max("01", key=score_of_label))
     assert bayes[: len(test)] == expected
     assert logistic[len(test) :] == labels
 

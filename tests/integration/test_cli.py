@@ -22,7 +22,7 @@ from jaxformer.runs.workdir import Workdir
 from jaxformer.search import BeamSearch
 from jaxformer.training.mesh import make_mesh
 
-from ..runs import changed
+from ..runs import changed, write_lines
 
 # A shorter maximum needs one program instead of two.
 SHORT = BeamSearch(max_length=16)
@@ -69,14 +69,17 @@ def test_files_of_another_model_are_refused(learned_workdir, tmp_path, refused):
 
 
 def write_pair(folder, sources, references):
-    (folder / "in.en").write_text("".join(f"{s}\n" for s in sources), encoding="utf-8")
-    (folder / "ref.de").write_text("".join(f"{r}\n" for r in references), encoding="utf-8")
-    return ["--source", str(folder / "in.en"), "--reference", str(folder / "ref.de")]
+    source = folder / "in.en"
+    reference = folder / "ref.de"
+    write_lines(source, sources)
+    write_lines(reference, references)
+    return ["--source", str(source), "--reference", str(reference)]
 
 
 def test_evaluate_names_every_metric(learned_workdir, tmp_path, capsys):
     sources = ["one hundred and two", "nine"]
-    translations = Translator.load(learned_workdir, search=SHORT).translate(sources)
+    translator = Translator.load(learned_workdir, search=SHORT)
+    translations = translator.translate(sources)
     files = write_pair(tmp_path, sources, translations)
     command = ["evaluate", "--workdir", str(learned_workdir), "--max-length", "16", *files]
 
@@ -86,11 +89,13 @@ def test_evaluate_names_every_metric(learned_workdir, tmp_path, capsys):
         assert f"\n{name} " in table
 
     output = tmp_path / "out.de"
-    assert main([*command, "--json", "--output", str(output), "--language", "zh"]) == 0
+    options = ["--json", "--output", str(output), "--language", "zh"]
+    assert main([*command, *options]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["sacrebleu"]["method"].startswith("nrefs:1|case:mixed|eff:no|tok:zh")
     assert report["exact_match"]["score"] == 100
-    assert output.read_text(encoding="utf-8") == "".join(f"{line}\n" for line in translations)
+    written = output.read_text(encoding="utf-8").splitlines()
+    assert written == translations
 
 
 @pytest.mark.parametrize(
@@ -107,14 +112,19 @@ def test_mistakes_of_evaluate(
     monkeypatch.chdir(tmp_path)
     files = write_pair(tmp_path, sources, references)
 
-    refused(["evaluate", "--workdir", learned_workdir, *files, *options], *words)
+    command = ["evaluate", "--workdir", learned_workdir, *files, *options]
+    refused(command, *words)
     assert (tmp_path / "in.en").read_text(encoding="utf-8").startswith("one\n")
 
 
 def test_average_is_the_mean_and_becomes_the_default(copy, monkeypatch):
     check = Workdir.check_tokenizer
     reads = []
-    monkeypatch.setattr(Workdir, "check_tokenizer", lambda folder: reads.append(check(folder)))
+
+    def note(folder):
+        reads.append(check(folder))
+
+    monkeypatch.setattr(Workdir, "check_tokenizer", note)
     ensemble = Translator.load(copy, weights="2,4,6")
     assert ensemble.weights == "step 2, step 4, step 6"
     assert len(reads) == 1
@@ -128,7 +138,8 @@ def test_average_is_the_mean_and_becomes_the_default(copy, monkeypatch):
     averaged = Translator.load(copy)
     assert averaged.weights == "average of steps 2, 4, 6"
     mean = np.mean(parts, axis=0, dtype=np.float64)
-    np.testing.assert_allclose(averaged.models[0].params["embedding"], mean, rtol=1e-6)
+    found = averaged.models[0].params["embedding"]
+    np.testing.assert_allclose(found, mean, rtol=1e-6)
     assert Translator.load(copy, weights="latest").weights == "step 6"
     assert Translator.load(copy, weights="best").weights == "step 6"
 
@@ -149,7 +160,8 @@ def next_steps(learned_workdir, tmp_path):
         """Adds a step with the parameters times each scale; returns the workdir and the steps."""
         with Checkpoints(folder.checkpoints, keep=9) as checkpoints:
             newest = max(checkpoints.steps())
-            steps = [newest + number for number in range(1, len(scales) + 1)]
+            numbers = range(1, len(scales) + 1)
+            steps = [newest + number for number in numbers]
             metadata = checkpoints.restore_params(params).metadata
             for step, scale in zip(steps, scales, strict=True):
                 scaled = jax.tree.map(lambda p, scale=scale: np.asarray(scale * p), params)
@@ -168,7 +180,8 @@ def averaged(capsys):
         first, *comparison, last = capsys.readouterr().out.splitlines()
         assert first.startswith(f"{workdir}/averaged: average of steps ")
 
-        losses = [float(number) for number in re.findall(r" (\d+\.\d+) of ", comparison[0])]
+        numbers = re.findall(r" (\d+\.\d+) of ", comparison[0])
+        losses = list(map(float, numbers))
         return losses, last
 
     return run
@@ -254,7 +267,8 @@ def test_missing_checkpoints_are_named(copy, refused):
 
 def test_plot_writes_images(learned_workdir, tmp_path, capsys, refused):
     output = tmp_path / "curve.png"
-    assert main(["plot", "--workdir", str(learned_workdir), "--output", str(output)]) == 0
+    command = ["plot", "--workdir", str(learned_workdir), "--output", str(output)]
+    assert main(command) == 0
     assert re.match(re.escape(str(output)), capsys.readouterr().out)
     assert output.read_bytes().startswith(b"\x89PNG")
 

@@ -17,6 +17,8 @@ from jaxformer.search import BeamSearch
 from jaxformer.serving.backend import TranslatorBackend
 from jaxformer.serving.protocol import Sentence
 
+from ..runs import write_lines
+
 # At most four sentences of at most 16 tokens, and a short maximum: two programs for the whole file.
 SOURCES = ["two hundred and one", "nine", "", "forty-two thousand", "  ", "seven hundred"]
 SHORT = BeamSearch(max_length=16)
@@ -25,14 +27,20 @@ SHORT = BeamSearch(max_length=16)
 @pytest.fixture
 def command(learned_workdir):
     common = ["translate", "--workdir", str(learned_workdir), "--max-length", "16"]
-    return lambda *arguments: main([*common, *map(str, arguments)])
+
+    def run(*arguments):
+        words = map(str, arguments)
+        return main([*common, *words])
+
+    return run
 
 
 @pytest.fixture
 def run(command, monkeypatch, capsys):
     def translate(*arguments, lines=SOURCES):
         content = "".join(f"{line}\n" for line in lines).encode()
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content), "utf-8"))
+        stdin = io.TextIOWrapper(io.BytesIO(content), "utf-8")
+        monkeypatch.setattr(sys, "stdin", stdin)
         assert command(*arguments) == 0
         return capsys.readouterr().out.split("\n")[:-1]
 
@@ -59,9 +67,10 @@ def score(learned_workdir, tmp_path, capsys):
         files = []
         for name, lines in (("source", sources), ("target", targets)):
             path = tmp_path / name
-            path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+            write_lines(path, lines)
             files += [f"--{name}", str(path)]
-        assert main(["score", "--workdir", str(learned_workdir), *files, *map(str, flags)]) == code
+        words = [*files, *map(str, flags)]
+        assert main(["score", "--workdir", str(learned_workdir), *words]) == code
         out, err = capsys.readouterr()
         return out.split("\n")[:-1] if code == 0 else err
 
@@ -96,7 +105,8 @@ def test_plain_text_and_scores(run, best):
     rows = [line.split("\t") for line in run("--scores")]
     assert [text for _, text in rows] == texts
     scores = [float(score) for score, _ in rows]
-    assert scores == pytest.approx([score for _, score in expected], abs=1e-6)
+    expected_scores = [score for _, score in expected]
+    assert scores == pytest.approx(expected_scores, abs=1e-6)
 
     assert run(lines=[]) == []
 
@@ -104,14 +114,17 @@ def test_plain_text_and_scores(run, best):
 def test_n_best_is_in_the_format_of_moses(run, best):
     expected = []
     for number, hypotheses in enumerate(best):
-        expected += [(number, each.text, each.score) for each in hypotheses[:3]]
+        for each in hypotheses[:3]:
+            expected.append((number, each.text, each.score))
         if not hypotheses:
             expected.append((number, "", 0.0))
 
-    for line, (number, words, score) in zip(run("--n-best", 3), expected, strict=True):
-        found = line.split(" ||| ")
-        assert found[:2] == [str(number), words]
-        assert [float(text) for text in found[2:]] == [pytest.approx(score, abs=1e-6)]
+    lines = run("--n-best", 3)
+    for line, (number, words, score) in zip(lines, expected, strict=True):
+        found_number, found_words, found_score = line.split(" ||| ")
+        assert found_number == str(number)
+        assert found_words == words
+        assert float(found_score) == pytest.approx(score, abs=1e-6)
 
 
 def test_json(run, best, translator):
@@ -137,9 +150,11 @@ def test_alignments_point_from_source_words_to_target_words(run, best, tmp_path,
 
     for source, hypotheses, line in zip(SOURCES, best, lines, strict=True):
         pairs = [pair.split("-") for pair in line.split()]
+        source_words = [int(place) for place, _ in pairs]
+        target_words = [int(place) for _, place in pairs]
         words = hypotheses[0].text.split() if hypotheses else []
-        assert [int(target) for _, target in pairs] == list(range(len(words)))
-        assert all(0 <= int(place) < len(source.split()) for place, _ in pairs)
+        assert target_words == list(range(len(words)))
+        assert set(source_words) <= set(range(len(source.split())))
 
     # Neither alignments nor translations depend on the blocks.
     monkeypatch.setattr(text, "LINES_PER_BLOCK", 2)
@@ -149,7 +164,7 @@ def test_alignments_point_from_source_words_to_target_words(run, best, tmp_path,
 
 def test_an_interrupted_job_keeps_finished_lines(command, tmp_path, monkeypatch, capsys, best):
     source = tmp_path / "in.txt"
-    source.write_text("".join(f"{line}\n" for line in SOURCES))
+    write_lines(source, SOURCES)
     output = tmp_path / "out.txt"
     output.write_text("from last time\n")
     monkeypatch.setattr(text, "LINES_PER_BLOCK", 2)
@@ -165,8 +180,8 @@ def test_an_interrupted_job_keeps_finished_lines(command, tmp_path, monkeypatch,
 
     partial = tmp_path / f"out.txt.{os.getpid()}.partial"
     assert f"{partial}: finished lines" in capsys.readouterr().err
-    finished = "".join(f"{hypotheses[0].text}\n" for hypotheses in best[:2])
-    assert partial.read_text(encoding="utf-8") == finished
+    finished = [hypotheses[0].text for hypotheses in best[:2]]
+    assert partial.read_text(encoding="utf-8").splitlines() == finished
     assert output.read_text() == "from last time\n"
 
 
@@ -195,7 +210,8 @@ def test_force_decoding_gives_the_score_of_the_search(translator, best):
 
     for result, hypothesis in zip(score_pairs(translator, pairs), hypotheses, strict=True):
         penalty = ((5 + result.length) / 6) ** 0.6
-        assert result.score == pytest.approx(result.log_prob / penalty, rel=1e-6)
+        expected = result.log_prob / penalty
+        assert result.score == pytest.approx(expected, rel=1e-6)
         assert result.log_prob == pytest.approx(hypothesis.log_prob, abs=1e-5, rel=1e-6)
         assert result.score == pytest.approx(hypothesis.score, abs=1e-5)
         assert result.length == len(hypothesis.tokens)
@@ -211,7 +227,8 @@ def test_scores_of_blank_lines(score):
     assert neither == -math.inf
 
     # End-of-sentence alone, with a length penalty of 1.
-    empty, impossible = [json.loads(line) for line in score(["one", ""], ["", "eins"], "--json")]
+    lines = score(["one", ""], ["", "eins"], "--json")
+    empty, impossible = map(json.loads, lines)
     assert empty["length"] == 1
     assert empty["score"] == empty["log_prob"]
     assert empty["score"] == pytest.approx(no_target, abs=1e-6)
@@ -262,7 +279,8 @@ def test_a_stream_is_translated_line_by_line(learned_workdir):
 @pytest.fixture
 def tokenized(monkeypatch):
     """Returns a list of all texts that are tokenized."""
-    texts, encode = [], Tokenizer._encode
+    texts = []
+    encode = Tokenizer._encode
 
     def count(tokenizer, lines, **options):
         texts.extend(filter(None, lines))
@@ -273,8 +291,10 @@ def tokenized(monkeypatch):
 
 
 def test_a_line_of_a_file_is_tokenized_once(command, tokenized, tmp_path, capsys):
-    (tmp_path / "in.txt").write_text("nine\nseven hundred\n")
-    assert command("--input", tmp_path / "in.txt", "--alignments", tmp_path / "alignments") == 0
+    source = tmp_path / "in.txt"
+    source.write_text("nine\nseven hundred\n")
+    alignments = tmp_path / "alignments"
+    assert command("--input", source, "--alignments", alignments) == 0
     assert tokenized == ["nine", "seven hundred"]
 
 

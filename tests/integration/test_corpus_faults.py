@@ -28,11 +28,12 @@ from jaxformer.training.fitting import fit
 from jaxformer.training.mesh import make_mesh
 from jaxformer.training.placement import BatchShards
 
-from ..runs import reports, write_pairs
+from ..runs import reports, write_lines, write_pairs
 
 MODEL = ModelConfig(vocab_size=300, d_model=8, d_ff=16, num_heads=2, num_layers=1, max_length=64)
 TRAINING = TrainingConfig(steps=3, eval_sentences=2)
-PAIRS = [pair for pair in NumeralsCorpus().pairs("held_out") if len(pair[0]) < 45][:200]
+HELD_OUT = NumeralsCorpus().pairs("held_out")
+PAIRS = [pair for pair in HELD_OUT if len(pair[0]) < 45][:200]
 # Paths are relative to the folder of the corpus.
 TEXT = DataConfig(corpus="text", train="train", valid="valid", max_length=64, tokens_per_batch=256)
 
@@ -88,7 +89,8 @@ def edit_line(number, edit):
 
     def apply(whole):
         lines = whole.split(b"\n")
-        lines[number - 1] = edit(lines[number - 1])
+        index = number - 1
+        lines[index] = edit(lines[index])
         return b"\n".join(lines)
 
     return apply
@@ -164,7 +166,8 @@ def test_pairs_are_counted_and_named(folder):
         assert code == 0
         assert messages == ""
 
-        first, _, _, _, *notes = task.summary().split("\n")
+        lines = task.summary().split("\n")
+        first, _, _, _, *notes = lines
         assert first == (
             "187 training pairs, 13 skipped (1 longer than 64 tokens, 12 with an empty side); 149 "
             "validation pairs, 1 skipped (1 longer than 64 tokens, 0 with an empty side)"
@@ -192,8 +195,9 @@ def test_pairs_are_counted_and_named(folder):
 
 
 def test_the_log_shows_a_first_pair_of_each_corpus(folder):
-    for name, tab in (("swapped", "eins\tone"), ("odd", "a\u202eb\u00a0" + "c" * 99 + "\tein")):
-        pathlib.Path(name).write_text(f"\t\n{tab}\n" + "two\tzwei\n" * 40, encoding="utf-8")
+    odd_pair = "a\u202eb\u00a0" + "c" * 99 + "\tein"
+    for name, pair in (("swapped", "eins\tone"), ("odd", odd_pair)):
+        write_lines(pathlib.Path(name), ["\t", pair, *["two\tzwei"] * 40])
     config = dataclasses.replace(TEXT, corpus="tsv", train="swapped:1,odd:2", valid="swapped")
 
     examples = [line for line in summary_of_good(config) if line.startswith("data: ")]
@@ -262,7 +266,8 @@ class Poisoned(Translation):
     def loss(self):
         loss = super().loss
         [place] = np.flatnonzero(self._data.train.numbers == 11)
-        source = self._data.train[int(place)][0].astype(np.int32)
+        source, _ = self._data.train[int(place)]
+        source = source.astype(np.int32)
 
         def poisoned(params, batch, randomness):
             sums = loss(params, batch, randomness)
@@ -309,11 +314,13 @@ def test_all_pairs_of_a_skipped_step_are_named(folder, capsys):
         assert 12 in numbers
         assert not {3, 4} & set(numbers)
 
-        batch = next(task.batches(step - 1, BatchShards.of(mesh)))
+        batches = task.batches(step - 1, BatchShards.of(mesh))
+        batch = next(batches)
         sources = [PAIRS[number - 1][0] for number in numbers]
         assert sorted(packed_texts(dataset.tokenizer, batch)) == sorted(sources)
 
-        named = ", ".join(f"train.en:{number}" for number in numbers[:10])
+        first = [f"train.en:{number}" for number in numbers[:10]]
+        named = ", ".join(first)
         more = f" and {len(numbers) - 10} more" if len(numbers) > 10 else ""
         assert (
             f"step {step} skipped: its update was NaN or Inf; it had {len(numbers)} pairs: "

@@ -16,6 +16,8 @@ from jaxformer.data.numerals import NumeralsCorpus
 from jaxformer.inference.weights import TrainedModel
 from jaxformer.runs.workdir import Workdir
 
+from ..runs import write_lines, write_pairs
+
 PART = 8
 RATIO = 1.4
 LOG_PROB = -0.2
@@ -35,14 +37,11 @@ FIELDS = [
 ]
 
 
-def write(path, lines):
-    path.write_text("".join(f"{line}\n" for line in lines))
-
-
 @pytest.fixture
 def references(tmp_path):
     """Writes a corpus with some wrong references; returns the references of each source."""
-    short = (pair for pair in NumeralsCorpus().pairs("train") if len(pair[0]) < 30)
+    every = NumeralsCorpus().pairs("train")
+    short = (pair for pair in every if len(pair[0]) < 30)
     numbers = list(itertools.islice(short, 44))
     pairs = []
     for n, (source, reference) in enumerate(numbers):
@@ -50,12 +49,18 @@ def references(tmp_path):
         if n % 3 == 2:
             _, reference = numbers[n - 1]
         pairs.append((source, reference))
-    pairs += [(pairs[0][0], "siebzehn"), ("one " * 70, "eins"), ("", "null"), ("seven", " ")]
+    first_source, _ = pairs[0]
+    second_source, _ = pairs[1]
+    pairs += [
+        (first_source, "siebzehn"),
+        ("one " * 70, "eins"),
+        ("", "null"),
+        ("seven", " "),
+    ]
 
-    for side, language in enumerate(("en", "de")):
-        write(tmp_path / f"train.{language}", [pair[side] for pair in pairs])
-        write(tmp_path / f"valid.{language}", [pair[side] for pair in numbers[:4]])
-    write(tmp_path / "more.en", ["two", pairs[1][0]])
+    write_pairs(tmp_path / "train", pairs)
+    write_pairs(tmp_path / "valid", numbers[:4])
+    write_lines(tmp_path / "more.en", ["two", second_source])
 
     found = {}
     for source, reference in pairs:
@@ -111,7 +116,12 @@ def most_similar(hypotheses, reference):
         return None
     if reference == " ":
         return complete[0]
-    return max(complete, key=lambda each: sacrebleu.sentence_chrf(each.text, [reference]).score)
+
+    def similarity(hypothesis):
+        chrf = sacrebleu.sentence_chrf(hypothesis.text, [reference])
+        return chrf.score
+
+    return max(complete, key=similarity)
 
 
 def expected_pairs(teacher, references):
@@ -122,7 +132,10 @@ def expected_pairs(teacher, references):
     for start in range(0, len(sources), PART):
         part = sources[start : start + PART]
         # A source that is too long for the teacher has no translation, like an empty one.
-        short = [source if len(source) <= 250 else "" for source in part]
+        short = []
+        for source in part:
+            is_short = len(source) <= 250
+            short.append(source if is_short else "")
         found = teacher.hypotheses(short)
         for source, hypotheses in zip(part, found, strict=True):
             for reference in references[source] or [" "]:
@@ -132,13 +145,15 @@ def expected_pairs(teacher, references):
                     continue
 
                 length = len(best.tokens)
-                shorter, longer = sorted([len(teacher.source_ids(source)), length])
+                source_length = len(teacher.source_ids(source))
+                shorter, longer = sorted([source_length, length])
                 if longer / shorter > RATIO:
                     removed[f"with a length ratio above {RATIO}"] += 1
                 elif best.log_prob / length < LOG_PROB:
                     removed[f"with a log probability per token below {LOG_PROB}"] += 1
                 else:
-                    kept.append((source, best.text, best is hypotheses[0]))
+                    is_first = best is hypotheses[0]
+                    kept.append((source, best.text, is_first))
     return kept, removed
 
 
@@ -200,7 +215,7 @@ def check_repeated_commands(command, run):
 
 def check_changed_commands(command, learned_workdir, folder):
     """Checks that the teacher, the search and the text of a run cannot change."""
-    write(folder / "train.de", ["null"] * 48)
+    write_lines(folder / "train.de", ["null"] * 48)
     for more, words in (
         ([f"--ensemble={learned_workdir}"], "with a different teacher and source text; give"),
         (["--beam-size=2"], "with a different search and source text; give the same, and the same"),

@@ -30,7 +30,11 @@ FIXTURES = pathlib.Path(__file__).parents[1] / "fixtures"
 def plain_loss(workdir, pairs):
     """Returns the mean negative log likelihood of pairs of texts, scored by the model alone."""
     translator = Translator.load(workdir)
-    ids = [(translator.source_ids(src), translator.target_ids(tgt)) for src, tgt in pairs]
+    ids = []
+    for source, target in pairs:
+        source_ids = translator.source_ids(source)
+        target_ids = translator.target_ids(target)
+        ids.append((source_ids, target_ids))
     scores = score_pairs(translator, ids)
 
     total = sum(score.log_prob for score in scores)
@@ -54,7 +58,8 @@ def first_loss(config, workdir):
         sums.append(each)
 
     state = train(config, workdir, hooks=[keep_sums])
-    loss = float(sums[0]["loss"] / sums[0]["count"])
+    first = sums[0]
+    loss = float(first["loss"] / first["count"])
     ids = make_task(config, Workdir(workdir)).example_ids(0)
     return loss, ids, state
 
@@ -216,7 +221,8 @@ def test_rows_of_another_vocabulary_are_matched_by_piece():
 
     merged, lines = merge(fresh, saved, matching_ids(new, old))
     old_ids = {old.piece(i): i for i in range(size)}
-    expected = [old_ids.get(new.piece(i), -1) for i in range(size)]
+    new_pieces = [new.piece(i) for i in range(size)]
+    expected = [old_ids.get(piece, -1) for piece in new_pieces]
     assert merged["embedding"][:, 0].tolist() == expected
     assert expected[:4] == [PAD, EOS, BOS, UNK]
 
@@ -230,10 +236,17 @@ def test_rows_of_another_vocabulary_are_matched_by_piece():
 
 
 def test_a_head_of_another_size_is_new():
-    fresh = {"head": np.full(4, 4), "positions": np.full((4, 1), 4)}
-    saved = {"head": np.full(3, 3), "positions": np.full((3, 1), 3)}
+    fresh = {
+        "head": np.full(4, 4),
+        "positions": np.full((4, 1), 4),
+    }
+    saved = {
+        "head": np.full(3, 3),
+        "positions": np.full((3, 1), 3),
+    }
 
-    merged, lines = merge(fresh, saved, np.zeros((2, 0), np.int64))
+    no_ids = np.zeros((2, 0), np.int64)
+    merged, lines = merge(fresh, saved, no_ids)
     assert merged["head"].tolist() == [4, 4, 4, 4]
     assert merged["positions"].ravel().tolist() == [3, 3, 3, 4]
     assert {"  new       head [4]", "  left out  head [3]"} < set(lines)

@@ -140,7 +140,8 @@ def test_samples_are_drawn_from_the_model_step_by_step(run):
 
     @jax.jit
     def draw(tokens, length, window, step):
-        logits = model.apply({"params": generator.params}, tokens)[0, length - 1]  # [V]
+        all_logits = model.apply({"params": generator.params}, tokens)  # [1, T, V]
+        logits = all_logits[0, length - 1]
         logits = logits.at[:4].set(-jnp.inf)  # only letters
         key = jax.random.key(0)
         for number in (0, 0, window, 0, step):
@@ -185,7 +186,8 @@ def test_a_sample_depends_only_on_its_prompt_and_numbers(run):
     assert len({*found[0], *found[3]}) == 6
     # and not on how many there are, or on whether they are streamed.
     one = Generator.load(run.workdir, search=Sampling(num_samples=1, temperature=3.0))
-    assert one.generate(prompts, max_tokens=40) == [texts[0] for texts in found]
+    first_samples = [texts[0] for texts in found]
+    assert one.generate(prompts, max_tokens=40) == first_samples
     streamed = "".join(one.stream("abc", max_tokens=40))
     assert one.generate(["abc"], max_tokens=40) == [streamed]
 
@@ -205,7 +207,8 @@ def test_beam_search_finds_the_most_probable_continuation(run):
 
     letters = range(4, 31)
     prompt = generator.prompt_ids("klm")
-    rows = np.array([[*prompt, first] for first in letters], np.int32)
+    beginnings = [[*prompt, first] for first in letters]
+    rows = np.array(beginnings, np.int32)
     apply = jax.jit(LanguageModel(run.config.model).apply)
     logits = apply({"params": generator.params}, rows)
     log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
@@ -217,7 +220,7 @@ def test_beam_search_finds_the_most_probable_continuation(run):
             of_second = log_probs[row, -1, second]
             pairs[first, second] = of_first + of_second
     ranked = sorted(pairs, key=pairs.__getitem__, reverse=True)
-    best = [generator.tokenizer.decode(pair) for pair in ranked[:5]]
+    best = list(map(generator.tokenizer.decode, ranked[:5]))
     assert found[:5] == best
 
     with pytest.raises(UserError, match="expected at most 30 tokens after this prompt, got 31"):

@@ -6,6 +6,7 @@ The fixtures are made by ``tests/fixtures/make_marian.py``.
 import dataclasses
 import functools
 import json
+import operator
 import pathlib
 import tempfile
 from typing import NamedTuple
@@ -77,7 +78,8 @@ def our_ids(vocabulary):
     special = {"<pad>": PAD, "</s>": EOS, "<unk>": UNK}
     ids = np.zeros(len(vocabulary), np.int32)
     following = UNK
-    for piece, number in sorted(vocabulary.items(), key=lambda item: item[1]):
+    by_number = sorted(vocabulary.items(), key=operator.itemgetter(1))
+    for piece, number in by_number:
         if piece in special:
             ids[number] = special[piece]
         else:
@@ -91,7 +93,8 @@ def test_encoder_states_and_logits_equal_transformers(name):
     model = imported(name)
     expected = model.outputs["encoded"]
     expected_logits = model.outputs["logits"]
-    src = model.ids[model.outputs["src"][: len(expected)]]
+    first = model.outputs["src"][: len(expected)]
+    src = model.ids[first]
 
     # Marian begins targets with padding.
     tgt_in = model.ids[model.outputs["tgt_in"]]
@@ -104,17 +107,22 @@ def test_encoder_states_and_logits_equal_transformers(name):
         encoded = transformer.apply(variables, src, method="encode")
         return encoded, transformer.apply(variables, src, tgt_in)
 
-    encoded, logits = jax.device_get(run({"params": model.params}, src, tgt_in))
+    results = run({"params": model.params}, src, tgt_in)
+    encoded, logits = jax.device_get(results)
 
     # Our features alternate between sines and cosines.
-    encoded = np.concatenate([encoded[..., 0::2], encoded[..., 1::2]], axis=-1)
+    sines = encoded[..., 0::2]
+    cosines = encoded[..., 1::2]
+    encoded = np.concatenate([sines, cosines], axis=-1)
     real = src != PAD
     np.testing.assert_allclose(encoded[real], expected[real], atol=1e-5, rtol=0)
 
-    assert (logits[..., [PAD, BOS]] == -np.inf).all()
+    of_special = logits[..., [PAD, BOS]]
+    assert (of_special == -np.inf).all()
     pieces = model.ids != PAD
     found = logits[..., model.ids[pieces]]
-    np.testing.assert_allclose(found, expected_logits[..., pieces], atol=1e-5, rtol=0)
+    expected = expected_logits[..., pieces]
+    np.testing.assert_allclose(found, expected, atol=1e-5, rtol=0)
 
 
 @pytest.mark.ci
@@ -159,8 +167,9 @@ def test_text_gives_the_tokens_of_the_search_on_ids(name, tmp_path):
         length = result.lengths[n, 0]
         expected = result.tokens[n, 0, :length].tolist()
         # At the maximum length, transformers replaces the last token by end-of-sentence.
-        tokens = found[n][0].tokens
-        assert tokens[: MAX_LENGTH - 1] == expected[: MAX_LENGTH - 1]
+        best = found[n][0]
+        before_last = slice(MAX_LENGTH - 1)
+        assert best.tokens[before_last] == expected[before_last]
 
 
 def _search(config, beam_size, params, src):
@@ -186,7 +195,8 @@ def _search_on_device(config, beam_size, params, src):
 
         # forced_eos_token_id forces end-of-sentence as the last token, with log probability 0.
         is_last = cache.slots.length == MAX_LENGTH - 1
-        forced = jnp.where(jnp.arange(logits.shape[-1]) == EOS, 0.0, -jnp.inf)
+        is_eos = jnp.arange(logits.shape[-1]) == EOS
+        forced = jnp.where(is_eos, 0.0, -jnp.inf)
         return jnp.where(is_last, forced, logits), after
 
     return beam_search(
@@ -211,7 +221,8 @@ def test_commands_accept_an_imported_model(tmp_path, capsys):
     # An unknown language code is a bad line; the codes are listed.
     source = tmp_path / "in.txt"
     source.write_text(">>xyz<< the cat\n")
-    assert main(["translate", "--workdir", str(tmp_path), "--input", str(source)]) == 3
+    command = ["translate", "--workdir", str(tmp_path), "--input", str(source)]
+    assert main(command) == 3
     messages = capsys.readouterr().err
     assert "begin each line with a language code: >>deu<<, >>fra<<\n" in messages
     assert "in.txt:1: expected >>deu<<, >>fra<<: got >>xyz<<\n" in messages

@@ -56,10 +56,12 @@ NASTY = [
 ]
 # Every input is followed by a line that a model translates well, and the last has no line break.
 ORDINARY = "two hundred and one"
-LINES = [content + f"\n{ORDINARY}\n".encode() for content, _ in NASTY]
+AFTER = f"\n{ORDINARY}\n".encode()
+LINES = [content + AFTER for content, _ in NASTY]
 CONTENT = b"".join(LINES).removesuffix(b"\n")
 KINDS = [kind for _, kinds in NASTY for kind in (*kinds, GOOD)]
-BAD = [number for number, kind in enumerate(KINDS, start=1) if kind in (NOT_UTF8, TOO_LONG)]
+NUMBERED = list(enumerate(KINDS, start=1))
+BAD = [number for number, kind in NUMBERED if kind in (NOT_UTF8, TOO_LONG)]
 
 # A short maximum needs one program instead of two for a shape.
 SHORT = BeamSearch(max_length=16)
@@ -95,7 +97,8 @@ def command(learned_workdir, monkeypatch, capsysbinary):
         with open(reading, encoding="ascii") as stdin:
             monkeypatch.setattr(sys, "stdin", stdin)
             short = [] if name == "score" else ["--max-length", "16"]
-            code = main([name, "--workdir", str(learned_workdir), *short, *map(str, arguments)])
+            words = [*short, *map(str, arguments)]
+            code = main([name, "--workdir", str(learned_workdir), *words])
         feeder.join()
 
         written = capsysbinary.readouterr()
@@ -112,7 +115,8 @@ def expected(learned_workdir):
 
     good = [number for number, kind in enumerate(KINDS) if kind == GOOD]
     cleaned = [texts[number].removesuffix("\r") for number in good]
-    found = Translator.load(learned_workdir, search=SHORT).hypotheses(cleaned)
+    translator = Translator.load(learned_workdir, search=SHORT)
+    found = translator.hypotheses(cleaned)
     assert all(found)
 
     lists = dict(zip(good, found, strict=True))
@@ -152,7 +156,8 @@ def test_a_file_in_blocks(command, expected, monkeypatch, tmp_path):
 
     check_errors(result, source)
     assert result.lines == []
-    assert lines_of(output.read_bytes()) == [best_of(hypotheses) for hypotheses in expected]
+    best = list(map(best_of, expected))
+    assert lines_of(output.read_bytes()) == best
     aligned = lines_of(alignments.read_bytes())
     assert len(aligned) == len(KINDS)
     assert not any(aligned[number - 1] for number in BAD)
@@ -163,7 +168,8 @@ def test_scores(command, expected):
     result = command("translate", "--scores", content=CONTENT)
 
     check_errors(result, "standard input")
-    for number, (line, hypotheses) in enumerate(zip(result.lines, expected, strict=True), start=1):
+    numbers = range(1, len(KINDS) + 1)
+    for number, line, hypotheses in zip(numbers, result.lines, expected, strict=True):
         score, _, words = line.partition("\t")
         assert words == best_of(hypotheses)
         assert math.isnan(float(score)) == (number in BAD)
@@ -179,9 +185,10 @@ def test_json_of_a_file(command, expected, tmp_path):
     check_errors(result, source)
     rows = [json.loads(line) for line in result.lines]
     for row, hypotheses in zip(rows, expected, strict=True):
-        found = [hypothesis["text"] for hypothesis in row["hypotheses"]] or [""]
-        assert found[0] == best_of(hypotheses)
-    assert [number for number, row in enumerate(rows, start=1) if "error" in row] == BAD
+        found = [hypothesis["text"] for hypothesis in row["hypotheses"]]
+        assert (found or [""])[0] == best_of(hypotheses)
+    with_error = [number for number, row in enumerate(rows, start=1) if "error" in row]
+    assert with_error == BAD
 
 
 @pytest.mark.ci
@@ -195,8 +202,8 @@ def test_scores_of_given_translations(command, tmp_path):
 
     check_errors(result, target)
     assert len(result.lines) == len(KINDS)
-    scores = map(float, result.lines)
-    assert [number for number, score in enumerate(scores, start=1) if math.isnan(score)] == BAD
+    scores = enumerate(map(float, result.lines), start=1)
+    assert [number for number, score in scores if math.isnan(score)] == BAD
 
 
 def test_strict_refuses_a_file_before_any_work(command, monkeypatch, tmp_path):

@@ -82,7 +82,12 @@ def state(config):
     mesh = make_mesh(devices=jax.devices()[:1])
     shapes = abstract_state(make_init(config.model), make_optimizer(config), mesh)
     rng = np.random.default_rng(0)
-    return jax.tree.map(lambda a: rng.normal(0, 0.3, a.shape).astype(a.dtype), shapes)
+
+    def draw(leaf):
+        values = rng.normal(0, 0.3, leaf.shape)
+        return values.astype(leaf.dtype)
+
+    return jax.tree.map(draw, shapes)
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +109,8 @@ def run(workdir, monkeypatch, capsys):
         content = "".join(f"{line}\n" for line in lines).encode()
         stdin = io.TextIOWrapper(io.BytesIO(content), "utf-8")
         monkeypatch.setattr(sys, "stdin", stdin)
-        assert main(["parse", "--workdir", str(workdir), *map(str, arguments)]) == code
+        command = ["parse", "--workdir", str(workdir), *map(str, arguments)]
+        assert main(command) == code
         return capsys.readouterr().out.split("\n")[:-1]
 
     return parse
@@ -132,15 +138,18 @@ def test_training_pairs_are_words_and_symbols(config, data, tmp_path):
     source, target = data.train[1]
     assert tokenizer.encode("It was XX -LRB- so .") == source.tolist()
     linearized = "(S (NP (PRP) )NP (VP (VBD) (ADJP (JJ) (-LRB-) (NN) )ADJP )VP (.) )S"
-    assert [tokenizer.piece(int(token)) for token in target] == linearized.split(" ")
+    pieces = [tokenizer.piece(int(token)) for token in target]
+    assert pieces == linearized.split(" ")
 
-    targets = [data.train[number][1] for number in range(len(data.train))]
+    pairs = [data.train[number] for number in range(len(data.train))]
+    targets = [target for _, target in pairs]
     highest = int(np.concatenate(targets).max())
     assert tokenizer.target_vocab_size == highest + 1
 
     too_small = dataclasses.replace(config.model, target_vocab_size=highest)
     config = dataclasses.replace(config, model=too_small)
-    with pytest.raises(UserError, match=f"must be at least {highest + 1}, .*: got {highest}"):
+    message = f"must be at least {highest + 1}, .*: got {highest}"
+    with pytest.raises(UserError, match=message):
         open_dataset(config, Workdir(tmp_path), TreesCorpus())
 
 
@@ -162,7 +171,8 @@ def test_validation_reports_f1_of_the_best_hypothesis(config, data, state, monke
 
     monkeypatch.setattr(Translator, "hypotheses", found)
     mesh = make_mesh(devices=jax.devices()[:1])
-    values = Parsing(config, data).score_decoded(state.params, mesh, lambda: None)
+    task = Parsing(config, data)
+    values = task.score_decoded(state.params, mesh, lambda: None)
     assert values == {"f1": 100, "exact_match": 100}
 
 
@@ -177,7 +187,8 @@ def test_every_line_gets_a_tree_over_its_words(run, tmp_path):
 
     # A line that is too long, and one that is not UTF-8, get no tree.
     text = tmp_path / "words.txt"
-    text.write_bytes("\n".join([*WORDS, "word " * 100, ""]).encode() + b"\xff")
+    content = "\n".join([*WORDS, "word " * 100, ""])
+    text.write_bytes(content.encode() + b"\xff")
     assert run("--input", text, code=3) == [*lines, "", ""]
 
 
@@ -194,15 +205,18 @@ def test_any_model_output_becomes_a_tree(workdir, monkeypatch):
     for written in ("", "(S", "XX XX XX XX", ")S )S (NP (X) ▁gene (S", "(DT) (NN)"):
         give(hypothesis(parser.translator, written))
 
-        for tree, words in zip(parser.parse(sentences), sentences, strict=True):
+        trees = parser.parse(sentences)
+        for tree, words in zip(trees, sentences, strict=True):
             found = tree.words() if tree else []
             assert found == words
 
-        for tree, known in zip(parser.parse(sentences, tags=tags), tags, strict=True):
+        trees = parser.parse(sentences, tags=tags)
+        for tree, known in zip(trees, tags, strict=True):
             assert tree is None or tree.tags() == known
 
     give()
-    assert str(parser.parse([["a", "b"]])[0]) == "(TOP (XX a) (XX b))"
+    (tree,) = parser.parse([["a", "b"]])
+    assert str(tree) == "(TOP (XX a) (XX b))"
 
 
 @pytest.mark.parametrize(
@@ -247,7 +261,8 @@ def test_a_treebank_from_a_pipe_is_parsed_and_scored(run, tmp_path, capsys):
     parsed = tmp_path / "parsed"
     middle = f"(S {' '.join(['(NN word)'] * 14)})"
     long = f"(S {' '.join(['(NN word)'] * 100)})"
-    content = "\n".join([*TREES[:3], middle, TREES[4], long]).encode()
+    lines = [*TREES[:3], middle, TREES[4], long]
+    content = "\n".join(lines).encode()
     os.mkfifo(pipe)
     threading.Thread(target=pipe.write_bytes, args=[content], daemon=True).start()
 

@@ -60,11 +60,22 @@ def folder(tmp_path):
         shards = np.array_split(np.arange(len(pairs)), 3)
         for number, shard in enumerate(shards):
             part = [pairs[i] for i in shard]
-            write_parquet(tmp_path / f"{split}-{number:05}-of-00003.parquet", part)
+            name = f"{split}-{number:05}-of-00003.parquet"
+            write_parquet(tmp_path / name, part)
             write_jsonl(tmp_path / f"{split}-{number}.jsonl", part)
 
-        write_parquet(tmp_path / f"flat-{split}.parquet", pairs, nested=False, row_group_size=7)
-        write_jsonl(tmp_path / f"flat-{split}.jsonl.gz", pairs, nested=False, ascii_only=True)
+        write_parquet(
+            tmp_path / f"flat-{split}.parquet",
+            pairs,
+            nested=False,
+            row_group_size=7,
+        )
+        write_jsonl(
+            tmp_path / f"flat-{split}.jsonl.gz",
+            pairs,
+            nested=False,
+            ascii_only=True,
+        )
 
         lines = "".join(f"{source}\t{target}\r\n" for source, target in pairs)
         (tmp_path / f"{split}.tsv.xz").write_bytes(lzma.compress(lines.encode()))
@@ -126,7 +137,8 @@ def test_same_pairs_and_same_plan_as_text_and_places_are_rows(folder, form, batc
     rows_per_file = 100 if in_shards else 300
     files = set()
     for number in (left_out, 99, 100, 299):
-        file, _, row = records.corpus.place(config.train, number, 1).rpartition(":")
+        place = records.corpus.place(config.train, number, 1)
+        file, _, row = place.rpartition(":")
         assert int(row) == number % rows_per_file + 1
         assert pathlib.Path(file).is_file()
         files.add(file)
@@ -150,7 +162,8 @@ def assert_same_data(records, text):
     assert len(text.train) == len(PAIRS) - 1
     assert len(records.train) == len(text.train)
     for number in range(len(text.train)):
-        for found, expected in zip(records.train[number], text.train[number], strict=True):
+        sides = zip(records.train[number], text.train[number], strict=True)
+        for found, expected in sides:
             np.testing.assert_array_equal(found, expected)
 
 
@@ -189,7 +202,8 @@ def write_line(number, line):
 
 def write_row(row, nested=False):
     """Returns a function that writes a Parquet file whose sixth row is ``row``."""
-    table = pyarrow.Table.from_pylist([*rows(PAIRS[:5], nested), row])
+    six = [*rows(PAIRS[:5], nested), row]
+    table = pyarrow.Table.from_pylist(six)
     return lambda path: pyarrow.parquet.write_table(table, path)
 
 

@@ -5,7 +5,8 @@ text, checkpoints and plots.
 
 Config       Config, load_config, ModelConfig, EncoderConfig, BertConfig, GPT2Config, LlamaConfig,
              StudentConfig, T5Config, ViTConfig,
-             DataConfig, StreamConfig, LabeledConfig, ImagesConfig, TrainingConfig, MeshConfig
+             DataConfig, StreamConfig, LabeledConfig, AnnotatedConfig, ImagesConfig, TrainingConfig,
+             MeshConfig
 Models       Transformer, LanguageModel, Encoder, Bert, GPT2, Llama, T5, Student, ViT
 Layers       MultiHeadAttention, FeedForward, Block, Stack, Residual, LayerNorm, RMSNorm, Dropout,
              Keys, Memory, StackCache, dot_product_attention, sinusoidal_positions,
@@ -18,7 +19,8 @@ Tasks        Task, fit, FitConfig, every, Writer, BatchShards, Randomness, dropo
              make_train_step, TrainState
 Data         Tokenizer, train_tokenizer, Batch, Corpus
 Inference    Translator, Hypothesis, Decoded, Parser, Generator, Classifier, ImageClassifier,
-             score_pairs, Score, record_attention, record_text, AttentionView
+             Reader, Answer, Tagger, TaggedWord, Entity, score_pairs, Score, record_attention,
+             record_text, AttentionView
 Runs         load_model, load_params, quantize, Checkpoints
 Errors       UserError
 """

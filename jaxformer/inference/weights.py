@@ -160,8 +160,12 @@ class Predictor:
         weights: str | int = "auto",
         search: BeamSearch | Sampling | None = None,
         compute_dtype: str | None = None,
+        tokenizer: Vocabulary | None = None,
     ) -> PredictorT:
-        """Reads config, tokenizer and parameters; arguments and errors of ``Translator.load``."""
+        """Reads config, tokenizer and parameters; arguments and errors of ``Translator.load``.
+
+        ``tokenizer`` is the workdir's, if it has been read already.
+        """
         trained = TrainedModel.load(
             workdir,
             weights=weights,
@@ -172,7 +176,7 @@ class Predictor:
         return cls(
             trained.config,
             trained.params,
-            trained.tokenizer,
+            trained.tokenizer if tokenizer is None else tokenizer,
             weights=trained.weights,
         )
 

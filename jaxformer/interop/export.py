@@ -1,49 +1,18 @@
 """Writes exports: the files of a format and a model card, in a new folder."""
 
 import dataclasses
-import hashlib
-import json
 import os
 import pathlib
 import tempfile
 
 import jax
 
-from jaxformer.config import DataConfig, ModelConfig
 from jaxformer.errors import UserError, did_you_mean
 from jaxformer.files import check_unicode_path, local_path, write_file
-from jaxformer.inference.parameter_arrays import params_sha256
 from jaxformer.inference.weights import TrainedModel
-from jaxformer.interop.formats import Usage
+from jaxformer.interop.model_card import code_block, facts_of_model, write_card
 from jaxformer.interop.systems import known_formats
-from jaxformer.kinds.translation import TRANSLATION
 from jaxformer.search import BeamSearch, Sampling
-from jaxformer.version import __version__
-
-_CARD = """# {name}
-
-{model}, exported by jaxformer {version} as {format}.
-
-| | |
-|---|---|
-{facts}
-
-## Use
-
-`pip install {requires}`, then, in this folder:
-
-```python
-{code}
-```
-
-{notes}
-
-## Configuration
-
-```json
-{config}
-```
-"""
 
 
 def export_model(
@@ -97,7 +66,13 @@ def export_model(
         folder = pathlib.Path(name) / "export"
         folder.mkdir()
         usage = chosen.write(model, folder)
-        card = _model_card(model, target.name, usage)
+        card = write_card(
+            model,
+            target.name,
+            usage,
+            use=code_block(usage, ", in this folder"),
+            facts=facts_of_model(model),
+        )
         write_file(folder / "README.md", card.encode())
         size = sum(path.stat().st_size for path in folder.iterdir())
 
@@ -118,39 +93,3 @@ def _check_new_or_empty(folder: pathlib.Path) -> None:
         raise UserError(
             f"{folder}: expected a new or empty folder, but it holds {found[0]!r:.80}; name another"
         )
-
-
-def _model_card(model: TrainedModel, name: str, usage: Usage) -> str:
-    data = model.config.data
-    languages = "(please fill in)"
-    if model.config.kind is TRANSLATION and isinstance(data, DataConfig):
-        languages = f"{data.source_language} to {data.target_language}"
-
-    facts = {
-        "languages": languages,
-        "license": "(please fill in)",
-        "training data": "(please fill in)",
-        "parameters": f"{sum(array.size for array in jax.tree.leaves(model.params)):,}",
-        "checkpoint": model.weights,
-        "SHA-256 of the parameters": params_sha256(model.params),
-    }
-    tokenizer = model.tokenizer_file
-    if tokenizer is not None:
-        facts["SHA-256 of the tokenizer"] = hashlib.sha256(tokenizer).hexdigest()
-
-    description = model.config.kind.description.capitalize()
-    if model.config.model.architecture == ModelConfig.architecture:
-        description = 'A Transformer as in "Attention Is All You Need" (Vaswani et al. 2017)'
-
-    config = model.config.to_dict()
-    return _CARD.format(
-        name=name,
-        model=description,
-        version=__version__,
-        format=usage.format,
-        facts="\n".join(f"| {key} | {value} |" for key, value in facts.items()),
-        requires=usage.requires,
-        code=usage.code.strip(),
-        notes="\n".join(f"- {note}" for note in usage.notes),
-        config=json.dumps({key: config[key] for key in ("model", "search")}, indent=2),
-    )

@@ -65,8 +65,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def answer(self):
         path = urllib.parse.urlparse(self.path).path
         self.server.calls.append((self.command, path))
-        size = int(self.headers.get("Content-Length", 0))
-        self.content = self.rfile.read(size)
+        self.content = self.read_content()
 
         for methods, pattern, function in ROUTES:
             match = re.fullmatch(pattern, path)
@@ -74,6 +73,19 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 function(self, *map(urllib.parse.unquote, match.groups()))
                 return
         self.send({"error": "no such page"}, 404)
+
+    def read_content(self):
+        """Returns the content of the request, which may come in chunks after their sizes."""
+        if self.headers.get("Transfer-Encoding") != "chunked":
+            size = int(self.headers.get("Content-Length", 0))
+            return self.rfile.read(size)
+
+        content = b""
+        while size := int(self.rfile.readline(), 16):
+            content += self.rfile.read(size)
+            self.rfile.readline()
+        self.rfile.readline()
+        return content
 
     do_GET = do_HEAD = do_POST = do_PUT = answer  # noqa: N815
 
@@ -136,14 +148,15 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return
         fields = json.loads(self.content)
         repository = f"{fields['organization']}/{fields['name']}"
+        url = f"{self.server.url}/{repository}"
         if self.server.refuses:
             self.send({"error": "You don't have the rights to create a model there"}, 403)
         elif repository in self.server.branches:
-            self.send({"error": "You already created this model repo", "url": "there"}, 409)
+            self.send({"error": "You already created this model repo", "url": url}, 409)
         else:
             self.server.create(repository)
             self.server.private[repository] = fields.get("visibility") == "private"
-            self.send({"url": f"{self.server.url}/{repository}"})
+            self.send({"url": url})
 
     def create_branch(self, repository, branch):
         if not self.is_allowed():

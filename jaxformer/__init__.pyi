@@ -24,6 +24,7 @@ from jaxformer.inference.attention_view import record_attention as record_attent
 from jaxformer.inference.attention_view import record_text as record_text
 from jaxformer.inference.batched_search import Decoded as Decoded
 from jaxformer.inference.conversions import quantize as quantize
+from jaxformer.inference.embedder import Embedder as Embedder
 from jaxformer.inference.generator import Generator as Generator
 from jaxformer.inference.pair_scores import Score as Score
 from jaxformer.inference.pair_scores import score_pairs as score_pairs
@@ -78,6 +79,7 @@ from jaxformer.tasks.images.image_classifier import ImageClassifier as ImageClas
 from jaxformer.tasks.parsing.parser import Parser as Parser
 from jaxformer.tasks.question_answering.reader import Answer as Answer
 from jaxformer.tasks.question_answering.reader import Reader as Reader
+from jaxformer.tasks.regression.regressor import Regressor as Regressor
 from jaxformer.tasks.tagging.tagger import Entity as Entity
 from jaxformer.tasks.tagging.tagger import TaggedWord as TaggedWord
 from jaxformer.tasks.tagging.tagger import Tagger as Tagger

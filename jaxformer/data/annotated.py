@@ -16,7 +16,8 @@ class AnnotatedConfig(DataSection):
     Attributes:
       corpus: "squad" reads questions about texts, and their answers, from JSON in the format of
         SQuAD; "tagged" reads files with a word and its tag on each line, and a blank line between
-        sentences, as in CoNLL 2003.
+        sentences, as in CoNLL 2003; "labeled_pairs" reads lines of a label and two texts, and
+        "scored" lines of a number and one or two texts, with tabs between.
       train: Training files, comma-separated.
       valid: Validation files.
       tokens_per_batch: Upper limit of the tokens of a global batch, padding included.
@@ -25,7 +26,7 @@ class AnnotatedConfig(DataSection):
       stride: For "squad": tokens that two windows share.
     """
 
-    corpus: Literal["squad", "tagged"] = "squad"
+    corpus: Literal["squad", "tagged", "labeled_pairs", "scored"] = "squad"
     train: str = setting("", may_change=True, is_usual=True)
     valid: str = setting("", may_change=True, is_usual=True)
     tokens_per_batch: int = setting(6144, "positive", is_usual=True)

@@ -18,6 +18,7 @@ from jaxformer.nn.matmul import project
 from jaxformer.nn.norm import LayerNorm
 from jaxformer.nn.precision import ComputeDtype
 
+Pooling: TypeAlias = Literal["mean", "cls", "max"]
 TokenTypes: TypeAlias = Int[Array, "B T"] | None
 Heads = Literal[
     "",
@@ -46,6 +47,9 @@ class BertConfig(PaperArchitecture):
       heads: Other heads, separated by spaces. Of pretraining: "pooler", which classes, "next",
         "score" and "choice" need; "masked", which ``data.corpus=masked`` needs; and "next". "spans"
         is for answers in a text, "score" for a number, "choice" for one of several texts.
+      pooling: Features that are the embedding of a text: their "mean" over all tokens, also of
+        [CLS] and [SEP], their maximum, "max", or the feature of [CLS], "cls".
+      normalized: Scale embeddings to length 1.
     """
 
     architecture: Literal["bert"] = "bert"
@@ -63,6 +67,8 @@ class BertConfig(PaperArchitecture):
     num_classes: int = setting(2, "own", may_differ=True)
     num_tags: int = setting(0, "not negative", may_differ=True)
     heads: Heads = setting("pooler", may_differ=True)
+    pooling: Pooling = setting("mean", may_differ=True, may_change=True, per_use=True)
+    normalized: bool = setting(False, may_differ=True, may_change=True, per_use=True)
     compute_dtype: ComputeDtype = setting("float32", may_differ=True, per_use=True)
 
     def __post_init__(self) -> None:

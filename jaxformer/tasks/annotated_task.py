@@ -107,9 +107,9 @@ class AnnotatedTask(TokenTask):
         """Returns the examples of a split; ``name`` is a value of ``data.train``."""
 
     @staticmethod
-    @abc.abstractmethod
     def labels(examples: Sequence[Any]) -> set[str]:
-        """Returns the labels of examples; none of a task without labels."""
+        """Returns the labels of examples; by default, a task has none."""
+        return set()
 
     @staticmethod
     @abc.abstractmethod
@@ -169,12 +169,26 @@ class AnnotatedTask(TokenTask):
         """Refuses labels that the tokenizer of a workdir lacks, or another number of classes."""
 
     @staticmethod
-    def _check_known(tokenizer: HuggingFaceTokenizer, labels: set[str]) -> None:
+    def _check_count(
+        field: str,
+        count: int,
+        tokenizer: HuggingFaceTokenizer,
+        labels: set[str],
+    ) -> None:
+        """Checks that a field of the model has the number of all labels of the tokenizer."""
         unknown = sorted(labels - set(tokenizer.symbols))
         if unknown:
             raise UserError(
                 f"expected labels of the tokenizer, {', '.join(tokenizer.symbols)}, got "
                 f"{', '.join(unknown[:9])}; begin another run, which learns them"
+            )
+
+        known = tokenizer.symbols
+        if count != len(known):
+            raise UserError(
+                f"model.{field} must be {len(known)}, for the labels "
+                f"{list_first(known[:9], len(known))}: got {count}; give "
+                f"--config.model.{field}={len(known)}"
             )
 
     @classmethod

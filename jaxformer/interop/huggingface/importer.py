@@ -20,6 +20,7 @@ from jaxformer.interop.hub import ModelFiles
 from jaxformer.interop.huggingface import layouts
 from jaxformer.interop.huggingface.foreign_layout import ImportedTokenizer, Layout
 from jaxformer.interop.huggingface.layouts import m2m100
+from jaxformer.interop.huggingface.sentence_transformers import MODULES, POOLING
 from jaxformer.interop.huggingface.tokenizer_config import apply_settings
 from jaxformer.interop.imported import write_import
 from jaxformer.interop.json_fields import JsonFields
@@ -30,7 +31,7 @@ from jaxformer.runs.workdir import Workdir
 FILES = ModelFiles(
     model="a model with a tokenizer.json",
     needed=("config.json", "tokenizer.json|sentencepiece.bpe.model|preprocessor_config.json"),
-    optional=("tokenizer_config.json", "vocab.json"),
+    optional=("tokenizer_config.json", "vocab.json", MODULES, POOLING),
     weights=(
         ("model.safetensors",),
         ("model.safetensors.index.json", "model-*.safetensors"),

@@ -91,10 +91,6 @@ class QuestionAnswering(AnnotatedTask):
         return questions
 
     @staticmethod
-    def labels(examples: Sequence[Question]) -> set[str]:
-        return set()
-
-    @staticmethod
     def encode(
         config: Config,
         tokenizer: HuggingFaceTokenizer,

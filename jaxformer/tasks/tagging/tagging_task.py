@@ -74,13 +74,7 @@ class Tagging(AnnotatedTask):
 
     @classmethod
     def check_labels(cls, model: Any, tokenizer: HuggingFaceTokenizer, labels: set[str]) -> None:
-        cls._check_known(tokenizer, labels)
-        expected = len(tokenizer.symbols)
-        if model.num_tags != expected:
-            raise UserError(
-                f"model.num_tags must be {expected}, for the tags {', '.join(tokenizer.symbols)}: "
-                f"got {model.num_tags}; give --config.model.num_tags={expected}"
-            )
+        cls._check_count("num_tags", model.num_tags, tokenizer, labels)
 
     @staticmethod
     def encode(

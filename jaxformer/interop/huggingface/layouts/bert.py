@@ -7,8 +7,16 @@ from jaxformer.config import LabeledConfig
 from jaxformer.data.annotated import AnnotatedConfig
 from jaxformer.data.corpus import DataSection
 from jaxformer.errors import UserError
-from jaxformer.interop.huggingface.foreign_layout import ANY, Layout, Tensor, affine, layer_norm
+from jaxformer.interop.huggingface.foreign_layout import (
+    ANY,
+    Layout,
+    Tensor,
+    affine,
+    label_fields,
+    layer_norm,
+)
 from jaxformer.interop.huggingface.layouts.text_models import LOADED
+from jaxformer.interop.huggingface.sentence_transformers import read_pooling
 from jaxformer.interop.json_fields import JsonFields
 from jaxformer.models.bert import BertConfig
 
@@ -29,7 +37,11 @@ _HEADS = {
     "masked": "cls.predictions.transform.dense",
     "next": "cls.seq_relationship",
     "spans": "qa_outputs",
+    "score": "classifier",
 }
+# The last one is the layer of several heads; see classifier_head.
+_OWN_LAYERS = {head: layer for head, layer in _HEADS.items() if layer != "classifier"}
+_SIZES = {"next": "PD", "spans": "PD", "score": "1D"}
 
 
 def classifier_head(fields: JsonFields) -> str:
@@ -40,6 +52,8 @@ def classifier_head(fields: JsonFields) -> str:
     names = fields.architecture_heads()
     if "ForTokenClassification" in names:
         return "tags"
+    if fields.values.get("problem_type") == "regression":
+        return "score"
     return "classes"
 
 
@@ -48,7 +62,7 @@ def read_labels(fields: JsonFields) -> list[str]:
 
     Several classes may share a label. ImageNet has two cranes, a bird and a machine.
     """
-    if not classifier_head(fields):
+    if classifier_head(fields) not in ("classes", "tags"):
         return []
     one = "single_label_classification"
     advice = (
@@ -76,12 +90,15 @@ def _read(fields: JsonFields) -> dict[str, Any]:
     rate = fields.values.get("hidden_dropout_prob")
     fields.check("classifier_dropout", [None, rate], f"{rate!r}", "BertConfig has one rate")
 
-    heads = [head for head, layer in _HEADS.items() if f"{layer}.weight" in fields.tensors]
+    heads = [head for head, layer in _OWN_LAYERS.items() if f"{layer}.weight" in fields.tensors]
     _check_heads(fields)
 
     labels = read_labels(fields)
-    is_tagger = classifier_head(fields) == "tags"
-    if labels and not is_tagger and "pooler" not in heads:
+    head = classifier_head(fields)
+    is_tagger = head == "tags"
+    if head == "score":
+        heads.append(head)
+    if head and not is_tagger and "pooler" not in heads:
         raise UserError(
             f"{fields.place}: expected bert.pooler.dense.weight beside classifier.weight, as in a "
             "BertForSequenceClassification: got none; add architectures, such as "
@@ -91,6 +108,7 @@ def _read(fields: JsonFields) -> dict[str, Any]:
         "heads": " ".join(heads),
         "num_classes": 0 if is_tagger else len(labels),
         "num_tags": len(labels) if is_tagger else 0,
+        **read_pooling(fields.place.parent),
     }
 
 
@@ -114,6 +132,7 @@ def _network(model: BertConfig) -> str:
         "masked": "BertForMaskedLM",
         "spans": "BertForQuestionAnswering",
         "pooler spans": "BertForQuestionAnswering",
+        "pooler score": "BertForSequenceClassification",
         "pooler next": "BertForNextSentencePrediction",
         "pooler masked next": "BertForPreTraining",
         "pooler masked": "BertForPreTraining",
@@ -145,8 +164,7 @@ def _tensors(model: BertConfig) -> Iterator[Tensor]:
     yield from encoder_tensors("attention.self", ("attention.output.LayerNorm", "output.LayerNorm"))
 
     for head in model.heads.split():
-        axes = "PD" if head in ("next", "spans") else "DD"
-        yield from affine(_HEADS[head], axes, head)
+        yield from affine(_HEADS[head], _SIZES.get(head, "DD"), head)
     if model.num_classes:
         yield from affine("classifier", "ND", "classes")
     if model.num_tags:
@@ -160,12 +178,20 @@ def _tensors(model: BertConfig) -> Iterator[Tensor]:
         yield Tensor("cls.predictions.decoder.weight", "VD", ("embedding",), is_copy=True)
 
 
+def _write(model: BertConfig) -> dict[str, Any]:
+    if "score" not in model.heads:
+        return {}
+    return {"problem_type": "regression", **label_fields(["LABEL_0"])}
+
+
 def _data(model: BertConfig) -> DataSection:
     """Returns a section of data for a model whose training text is unknown."""
     if "spans" in model.heads:
         return _describe_data(model, "squad")
     if model.num_tags:
         return _describe_data(model, "tagged")
+    if "score" in model.heads:
+        return _describe_data(model, "scored")
 
     has_classes = model.num_classes > 0
     return LabeledConfig(
@@ -198,6 +224,7 @@ BERT = Layout(
     ignored="pooler_.*|directionality|classifier_dropout",
     read=_read,
     labels=read_labels,
+    write=_write,
     tensors=_tensors,
     sizes=lambda model: {"N": model.num_classes or model.num_tags},
     data=_data,
@@ -221,6 +248,6 @@ BERT = Layout(
     ),
     heads=("cls.", "classifier.", "qa_outputs."),
     old_names={"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"},
-    expressed={"heads": ANY, "num_classes": ANY, "num_tags": ANY},
+    expressed=dict.fromkeys(("heads", "num_classes", "num_tags", "pooling", "normalized"), ANY),
     buffers=r"embeddings\.(position|token_type)_ids",
 )

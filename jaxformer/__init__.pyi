@@ -76,6 +76,7 @@ from jaxformer.search import gnmt_penalty as gnmt_penalty
 from jaxformer.search import sample as sample
 from jaxformer.tasks.classification.text_classifier import Classifier as Classifier
 from jaxformer.tasks.images.image_classifier import ImageClassifier as ImageClassifier
+from jaxformer.tasks.multiple_choice.chooser import Chooser as Chooser
 from jaxformer.tasks.parsing.parser import Parser as Parser
 from jaxformer.tasks.question_answering.reader import Answer as Answer
 from jaxformer.tasks.question_answering.reader import Reader as Reader

@@ -35,3 +35,10 @@ REGRESSION = dataclasses.replace(
     use="predict with jaxformer predict --workdir {workdir}",
     corpora=("scored",),
 )
+MULTIPLE_CHOICE = dataclasses.replace(
+    QUESTION_ANSWERING,
+    description="a multiple-choice model",
+    commands="jaxformer choose",
+    use="choose with jaxformer choose --workdir {workdir}",
+    corpora=("choices",),
+)

@@ -22,8 +22,14 @@ NETWORKS = {
     "spans": "BertForQuestionAnswering",
     "tags": "BertForTokenClassification",
     "score": "BertForSequenceClassification",
+    "choice": "BertForMultipleChoice",
 }
-METHODS = {"spans": "span_logits", "tags": "tag_logits", "score": "scores"}
+METHODS = {
+    "spans": "span_logits",
+    "tags": "tag_logits",
+    "score": "scores",
+    "choice": "choice_logits",
+}
 
 
 @functools.cache

@@ -49,7 +49,6 @@ class PairClassification(AnnotatedTask):
     kind = PAIR_CLASSIFICATION
     loss_class = PairLoss
     noun = "pairs"
-    empty_target = np.array(_NO_CLASS, np.int32)
 
     @staticmethod
     def check_model(model: Any) -> None:
@@ -80,6 +79,10 @@ class PairClassification(AnnotatedTask):
     ) -> list[AnnotatedText]:
         text = encode_text(example.text, tokenizer, config.model, example.place, is_limited=False)
         return [AnnotatedText(text, tokenizer.symbols.index(example.label), number)]
+
+    @staticmethod
+    def empty_targets(num_rows: int, length: int) -> np.ndarray:
+        return np.full(num_rows, _NO_CLASS, np.int32)
 
     @staticmethod
     def sides(example: AnnotatedLine) -> list[tuple[str, str]]:

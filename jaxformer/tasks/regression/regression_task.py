@@ -64,7 +64,6 @@ class Regression(AnnotatedTask):
     kind = REGRESSION
     loss_class = SquaredError
     noun = "texts"
-    empty_target = np.array(0, np.float32)
 
     @staticmethod
     def check_model(model: Any) -> None:
@@ -90,6 +89,10 @@ class Regression(AnnotatedTask):
     ) -> list[AnnotatedText]:
         text = encode_text(example.text, tokenizer, config.model, example.place, is_limited=False)
         return [AnnotatedText(text, parse_number(example), number)]
+
+    @staticmethod
+    def empty_targets(num_rows: int, length: int) -> np.ndarray:
+        return np.zeros(num_rows, np.float32)
 
     @staticmethod
     def sides(example: AnnotatedLine) -> list[tuple[str, str]]:

@@ -38,10 +38,11 @@ _HEADS = {
     "next": "cls.seq_relationship",
     "spans": "qa_outputs",
     "score": "classifier",
+    "choice": "classifier",
 }
-# The last one is the layer of several heads; see classifier_head.
+# The last layer is of several heads; see classifier_head.
 _OWN_LAYERS = {head: layer for head, layer in _HEADS.items() if layer != "classifier"}
-_SIZES = {"next": "PD", "spans": "PD", "score": "1D"}
+_SIZES = {"next": "PD", "spans": "PD", "score": "1D", "choice": "1D"}
 
 
 def classifier_head(fields: JsonFields) -> str:
@@ -52,6 +53,8 @@ def classifier_head(fields: JsonFields) -> str:
     names = fields.architecture_heads()
     if "ForTokenClassification" in names:
         return "tags"
+    if "ForMultipleChoice" in names:
+        return "choice"
     if fields.values.get("problem_type") == "regression":
         return "score"
     return "classes"
@@ -96,7 +99,7 @@ def _read(fields: JsonFields) -> dict[str, Any]:
     labels = read_labels(fields)
     head = classifier_head(fields)
     is_tagger = head == "tags"
-    if head == "score":
+    if head in ("score", "choice"):
         heads.append(head)
     if head and not is_tagger and "pooler" not in heads:
         raise UserError(
@@ -117,6 +120,7 @@ def _check_heads(fields: JsonFields) -> None:
     for name, layer in (
         ("ForQuestionAnswering", "qa_outputs"),
         ("ForTokenClassification", "classifier"),
+        ("ForMultipleChoice", "classifier"),
     ):
         if name in fields.architecture_heads() and f"{layer}.weight" not in fields.tensors:
             raise UserError(f"{fields.place}: expected {layer}.weight, the head {name}, got none")
@@ -133,6 +137,7 @@ def _network(model: BertConfig) -> str:
         "spans": "BertForQuestionAnswering",
         "pooler spans": "BertForQuestionAnswering",
         "pooler score": "BertForSequenceClassification",
+        "pooler choice": "BertForMultipleChoice",
         "pooler next": "BertForNextSentencePrediction",
         "pooler masked next": "BertForPreTraining",
         "pooler masked": "BertForPreTraining",
@@ -192,6 +197,8 @@ def _data(model: BertConfig) -> DataSection:
         return _describe_data(model, "tagged")
     if "score" in model.heads:
         return _describe_data(model, "scored")
+    if "choice" in model.heads:
+        return _describe_data(model, "choices")
 
     has_classes = model.num_classes > 0
     return LabeledConfig(
@@ -240,6 +247,7 @@ BERT = Layout(
     prefix="bert.",
     tasks=(
         "ForMaskedLM",
+        "ForMultipleChoice",
         "ForPreTraining",
         "ForNextSentencePrediction",
         "ForQuestionAnswering",

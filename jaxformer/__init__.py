@@ -19,8 +19,8 @@ Tasks        Task, fit, FitConfig, every, Writer, BatchShards, Randomness, dropo
              make_train_step, TrainState
 Data         Tokenizer, train_tokenizer, Batch, Corpus
 Inference    Translator, Hypothesis, Decoded, Parser, Generator, Classifier, ImageClassifier,
-             Reader, Answer, Tagger, TaggedWord, Entity, score_pairs, Score, record_attention,
-             record_text, AttentionView
+             Reader, Answer, Tagger, TaggedWord, Entity, Regressor, Chooser, Embedder,
+             score_pairs, Score, record_attention, record_text, AttentionView
 Runs         load_model, load_params, quantize, Checkpoints
 Errors       UserError
 """

@@ -23,6 +23,7 @@ from jaxformer.experiment import train as train
 from jaxformer.inference.attention_view import record_attention as record_attention
 from jaxformer.inference.attention_view import record_text as record_text
 from jaxformer.inference.conversions import quantize as quantize
+from jaxformer.inference.embedder import Embedder as Embedder
 from jaxformer.inference.generator import Generator as Generator
 from jaxformer.inference.pair_scores import Score as Score
 from jaxformer.inference.pair_scores import score_pairs as score_pairs
@@ -75,9 +76,11 @@ from jaxformer.search import gnmt_penalty as gnmt_penalty
 from jaxformer.search import sample as sample
 from jaxformer.tasks.classification.text_classifier import Classifier as Classifier
 from jaxformer.tasks.images.image_classifier import ImageClassifier as ImageClassifier
+from jaxformer.tasks.multiple_choice.chooser import Chooser as Chooser
 from jaxformer.tasks.parsing.parser import Parser as Parser
 from jaxformer.tasks.question_answering.reader import Answer as Answer
 from jaxformer.tasks.question_answering.reader import Reader as Reader
+from jaxformer.tasks.regression.regressor import Regressor as Regressor
 from jaxformer.tasks.tagging.tagger import Entity as Entity
 from jaxformer.tasks.tagging.tagger import TaggedWord as TaggedWord
 from jaxformer.tasks.tagging.tagger import Tagger as Tagger

@@ -1,6 +1,7 @@
 """The data section of texts with answers, tags, scores or choices."""
 
 import dataclasses
+import math
 from typing import Literal
 
 from jaxformer.data.corpus import DataSection
@@ -16,21 +17,25 @@ class AnnotatedConfig(DataSection):
     Attributes:
       corpus: "squad" reads questions about texts, and their answers, from JSON in the format of
         SQuAD; "tagged" reads files with a word and its tag on each line, and a blank line between
-        sentences, as in CoNLL 2003.
+        sentences, as in CoNLL 2003; "labeled_pairs" reads lines of a label and two texts, and
+        "scored" lines of a number and one or two texts, with tabs between; "choices" reads JSON
+        Lines with the fields context, choices and label, the number of the right choice, from 0.
       train: Training files, comma-separated.
       valid: Validation files.
       tokens_per_batch: Upper limit of the tokens of a global batch, padding included.
       max_length: Maximum number of tokens of a training example. Longer ones are skipped and
         counted, except that a long text of "squad" is split into windows.
       stride: For "squad": tokens that two windows share.
+      num_choices: For "choices": number of choices of each example.
     """
 
-    corpus: Literal["squad", "tagged"] = "squad"
+    corpus: Literal["squad", "tagged", "labeled_pairs", "scored", "choices"] = "squad"
     train: str = setting("", may_change=True, is_usual=True)
     valid: str = setting("", may_change=True, is_usual=True)
     tokens_per_batch: int = setting(6144, "positive", is_usual=True)
     max_length: int = setting(384, "positive")
     stride: int = setting(128, "not negative")
+    num_choices: int = setting(4, "positive")
 
     def __post_init__(self) -> None:
         check_values(self, "data")
@@ -40,11 +45,22 @@ class AnnotatedConfig(DataSection):
             raise UserError(
                 f"data.valid: expected files, got {self.valid}; split data.train into two files"
             )
-        if self.tokens_per_batch < self.max_length:
+        longest = math.prod(self.shape_of_texts) * self.max_length
+        if self.tokens_per_batch < longest:
             raise UserError(
-                "data.tokens_per_batch must be at least data.max_length: got "
-                f"{self.tokens_per_batch} < {self.max_length}"
+                "data.tokens_per_batch must hold an example of texts of data.max_length: got "
+                f"{self.tokens_per_batch} < {longest}"
             )
+
+    @property
+    def shape_of_texts(self) -> tuple[int, ...]:
+        """The shape of the texts of one example: (), or the number of choices."""
+        return (self.num_choices,) if self.corpus == "choices" else ()
+
+    @property
+    def row_tokens_per_batch(self) -> int:
+        """Upper limit of the tokens of a batch, without the other choices of its rows."""
+        return self.tokens_per_batch // math.prod(self.shape_of_texts)
 
     @property
     def batch(self) -> tuple[str, str]:

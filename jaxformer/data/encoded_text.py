@@ -6,15 +6,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Int32, Shaped
 
-from jaxformer.data.batch import Shape
 from jaxformer.data.tokenizer import PAD
 
 
 class EncodedText(NamedTuple):
-    """Token ids of a text or of a pair of texts, with special tokens, and the token types."""
+    """Token ids of a text or of a pair of texts, with special tokens, and the token types.
 
-    tokens: Int32[np.ndarray, " T"]
-    types: Int32[np.ndarray, " T"]
+    There may be several texts, padded with 0: the choices of one example.
+    """
+
+    tokens: Int32[np.ndarray, "... T"]
+    types: Int32[np.ndarray, "... T"]
 
     @classmethod
     def of(cls, tokens: Sequence[int], types: Sequence[int], num_types: int) -> "EncodedText":
@@ -31,7 +33,7 @@ class AnnotatedText(NamedTuple):
 
     Attributes:
       text: The text.
-      target: Arrays or numbers; equal in shape for all texts of a batch, or one for each token.
+      target: A number, or an array with a number for each token, for example.
       number: Number of the example in its file that the text is of, from 0.
     """
 
@@ -53,38 +55,39 @@ class AnnotatedBatch(NamedTuple):
       targets: Targets of the rows.
     """
 
-    tokens: Int32[Any, "B T"]
-    types: Int32[Any, "B T"]
+    tokens: Int32[Any, "B ... T"]
+    types: Int32[Any, "B ... T"]
     targets: Shaped[Any, "B ..."]
 
 
-def pad_rows(rows: Sequence[EncodedText], shape: tuple[int, int]) -> EncodedText:
-    """Returns the tokens and types of texts in rows, [B, T], padded with 0."""
+def pad_rows(rows: Sequence[EncodedText], shape: Sequence[int]) -> EncodedText:
+    """Returns the tokens and types of texts in rows of this shape, [B, ..., T], padded with 0."""
     tokens = np.full(shape, PAD, np.int32)
     types = np.zeros(shape, np.int32)
     for number, row in enumerate(rows):
-        end = len(row.tokens)
-        tokens[number, :end] = row.tokens
-        types[number, :end] = row.types
+        end = row.tokens.shape[-1]
+        tokens[number, ..., :end] = row.tokens
+        types[number, ..., :end] = row.types
     return EncodedText(tokens, types)
 
 
 def make_annotated_batch(
     rows: Sequence[Sequence[AnnotatedText]],
-    shape: Shape,
-    empty: np.ndarray,
+    shape: Sequence[int],
+    targets: np.ndarray,
 ) -> AnnotatedBatch:
-    """Arranges texts, one in each row, with a target for each row.
+    """Arranges texts, one in each row, with their targets.
 
     Args:
       rows: Lists of one text.
-      shape: Number of rows, and twice their length.
-      empty: Target of a row without a text.
+      shape: Shape of the tokens of the batch.
+      targets: Targets of rows without a text, [B, ...], which is overwritten.
     """
-    num_rows, length, _ = shape
-    padded = pad_rows([row.text for [row] in rows], (num_rows, length))
-
-    targets = np.repeat(empty[None], num_rows, axis=0)
+    padded = pad_rows([row.text for [row] in rows], shape)
     for number, [row] in enumerate(rows):
-        targets[number] = row.target
+        target = np.asarray(row.target)
+        if target.ndim:
+            targets[number, : len(target)] = target
+        else:
+            targets[number] = target
     return AnnotatedBatch(padded.tokens, padded.types, targets)

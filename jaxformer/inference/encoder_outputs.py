@@ -1,6 +1,7 @@
 """Outputs of an encoder for texts, in batches of similar length."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, PyTree
@@ -16,7 +17,7 @@ _LENGTH_STEP = 16
 
 @global_mesh(None)
 def encoder_outputs(
-    program: Callable[..., Float[np.ndarray, "B ..."]],
+    program: Callable[..., Any],
     model: Architecture,
     params: PyTree,
     texts: Sequence[EncodedText],
@@ -28,7 +29,7 @@ def encoder_outputs(
 
     Args:
       program: A jitted function of the model, which is static, the parameters, and tokens and types
-        of a batch.
+        of a batch; it returns an array with a row for each text.
       model: The architecture.
       params: Parameters.
       texts: The texts.

@@ -21,3 +21,24 @@ TAGGING = dataclasses.replace(
     use="tag words with jaxformer tag --workdir {workdir}",
     corpora=("tagged",),
 )
+PAIR_CLASSIFICATION = dataclasses.replace(
+    QUESTION_ANSWERING,
+    description="a classifier of pairs",
+    commands="jaxformer classify",
+    use="classify with jaxformer classify --workdir {workdir}",
+    corpora=("labeled_pairs",),
+)
+REGRESSION = dataclasses.replace(
+    QUESTION_ANSWERING,
+    description="a regression model",
+    commands="jaxformer predict",
+    use="predict with jaxformer predict --workdir {workdir}",
+    corpora=("scored",),
+)
+MULTIPLE_CHOICE = dataclasses.replace(
+    QUESTION_ANSWERING,
+    description="a multiple-choice model",
+    commands="jaxformer choose",
+    use="choose with jaxformer choose --workdir {workdir}",
+    corpora=("choices",),
+)

@@ -46,13 +46,17 @@ class Kind:
 
     def build(self, model: Architecture, remat: Remat = "none") -> Model:
         """Returns the model that a section ``model`` describes."""
+        network = self.network_of(model)
+        _check_fields(model, network)
+        return network(model, remat)
+
+    def network_of(self, model: Architecture) -> type[Model]:
+        """Returns the class of the model that a section describes."""
         by_section = {network.section: network for network in self.networks}
 
         # The class of the section can be a subclass of a network's.
         section = next(cls for cls in type(model).mro() if cls in by_section)
-        network = by_section[section]
-        _check_fields(model, network)
-        return network(model, remat)
+        return by_section[section]
 
     def section_of(self, architecture: Any) -> type[Architecture]:
         """Returns the class of a section ``model`` by its field ``architecture``."""

@@ -27,6 +27,7 @@ from jaxformer.nn.matmul import project
 from jaxformer.nn.norm import LayerNorm
 from jaxformer.nn.precision import ComputeDtype
 
+Pooling: TypeAlias = Literal["mean", "cls", "max"]
 TokenTypes: TypeAlias = Int[Array, "B T"] | None
 Heads = Literal[
     "",
@@ -66,6 +67,9 @@ class BertConfig(PaperArchitecture):
         "score" and "choice" need; "masked", which ``data.corpus=masked`` needs; and "next". "spans"
         is for answers in a text, "score" for a number, "choice" for one of several texts, and
         "replaced" for the tokens that a generator has replaced (ELECTRA).
+      pooling: Features that are the embedding of a text: their "mean" over all tokens, also of
+        [CLS] and [SEP], their maximum, "max", or the feature of [CLS], "cls".
+      normalized: Scale embeddings to length 1.
     """
 
     architecture: Literal[
@@ -98,6 +102,8 @@ class BertConfig(PaperArchitecture):
     pooled_activation: Activation = setting("tanh", may_differ=True)
     pooled_dropout_rate: float | None = setting(None, "fraction", may_differ=True)
     heads: Heads = setting("pooler", may_differ=True)
+    pooling: Pooling = setting("mean", may_differ=True, may_change=True, per_use=True)
+    normalized: bool = setting(False, may_differ=True, may_change=True, per_use=True)
     compute_dtype: ComputeDtype = setting("float32", may_differ=True, per_use=True)
 
     def __post_init__(self) -> None:

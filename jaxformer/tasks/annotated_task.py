@@ -1,6 +1,7 @@
 """Base of the tasks on texts with annotations, such as answers to questions."""
 
 import abc
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, NamedTuple
@@ -69,7 +70,6 @@ class AnnotatedTask(TokenTask):
     loss_class: type[NetworkLoss]  # pyright: ignore[reportIncompatibleVariableOverride]
     tokenizer: HuggingFaceTokenizer
     noun: ClassVar[str]  # names examples in the log
-    empty_target: ClassVar[np.ndarray]  # of a row without a text
 
     def __init__(
         self,
@@ -81,19 +81,20 @@ class AnnotatedTask(TokenTask):
         data = data_section(config, AnnotatedConfig)
         self.config = config
         self.tokenizer = tokenizer
+        self._section = data
         self.log_formats = self._log_formats(min(config.training.eval_sentences, len(valid.texts)))
         self._train = train
         self._valid = valid
         self._plan = bucket_plan(
             train.lengths,
             train.lengths,
-            tokens_per_batch=data.tokens_per_batch,
+            tokens_per_batch=data.row_tokens_per_batch,
             seed=config.training.seed,
         )
         self._valid_plan = sequential_plan(
             valid.lengths,
             valid.lengths,
-            tokens_per_batch=data.tokens_per_batch,
+            tokens_per_batch=data.row_tokens_per_batch,
         )
 
     @staticmethod
@@ -107,9 +108,13 @@ class AnnotatedTask(TokenTask):
         """Returns the examples of a split; ``name`` is a value of ``data.train``."""
 
     @staticmethod
-    @abc.abstractmethod
+    def check_examples(data: AnnotatedConfig, examples: Sequence[Any]) -> None:
+        """Refuses examples that the section ``data`` does not describe; by default, none."""
+
+    @staticmethod
     def labels(examples: Sequence[Any]) -> set[str]:
-        """Returns the labels of examples; none of a task without labels."""
+        """Returns the labels of examples; by default, a task has none."""
+        return set()
 
     @staticmethod
     @abc.abstractmethod
@@ -120,6 +125,11 @@ class AnnotatedTask(TokenTask):
         number: int,
     ) -> list[AnnotatedText]:
         """Returns the texts of an example, which has this number in its split."""
+
+    @staticmethod
+    @abc.abstractmethod
+    def empty_targets(num_rows: int, length: int) -> np.ndarray:
+        """Returns the targets of rows without a text, of texts of this length."""
 
     @staticmethod
     @abc.abstractmethod
@@ -151,6 +161,7 @@ class AnnotatedTask(TokenTask):
 
         train = cls.read(data.train)
         valid = cls.read(data.valid)
+        cls.check_examples(data, [*train, *valid])
         labels = cls.labels([*train, *valid])
         tokenizer = _open_tokenizer(config, folder)
         if labels and not folder.config.exists():
@@ -169,12 +180,26 @@ class AnnotatedTask(TokenTask):
         """Refuses labels that the tokenizer of a workdir lacks, or another number of classes."""
 
     @staticmethod
-    def _check_known(tokenizer: HuggingFaceTokenizer, labels: set[str]) -> None:
+    def _check_count(
+        field: str,
+        count: int,
+        tokenizer: HuggingFaceTokenizer,
+        labels: set[str],
+    ) -> None:
+        """Checks that a field of the model has the number of all labels of the tokenizer."""
         unknown = sorted(labels - set(tokenizer.symbols))
         if unknown:
             raise UserError(
                 f"expected labels of the tokenizer, {', '.join(tokenizer.symbols)}, got "
                 f"{', '.join(unknown[:9])}; begin another run, which learns them"
+            )
+
+        known = tokenizer.symbols
+        if count != len(known):
+            raise UserError(
+                f"model.{field} must be {len(known)}, for the labels "
+                f"{list_first(known[:9], len(known))}: got {count}; give "
+                f"--config.model.{field}={len(known)}"
             )
 
     @classmethod
@@ -202,27 +227,34 @@ class AnnotatedTask(TokenTask):
         return Split(name, examples, texts, skipped)
 
     @classmethod
-    def make_batch(cls, rows: Sequence[Sequence[AnnotatedText]], shape: Shape) -> AnnotatedBatch:
+    def make_batch(
+        cls,
+        data: AnnotatedConfig,
+        rows: Sequence[Sequence[AnnotatedText]],
+        shape: Shape,
+    ) -> AnnotatedBatch:
         """Arranges texts in rows, with their targets."""
-        return make_annotated_batch(rows, shape, cls.empty_target)
+        num_rows, length, _ = shape
+        targets = cls.empty_targets(num_rows, length)
+        return make_annotated_batch(rows, (num_rows, *data.shape_of_texts, length), targets)
 
     @classmethod
     def longest_batch(cls, config: Config, shards: BatchShards) -> PyTree:
         data = data_section(config, AnnotatedConfig)
-        rows = round_up(data.tokens_per_batch // data.max_length, shards.row_multiple)
-        return cls._abstract_batch((rows, data.max_length, data.max_length))
+        rows = round_up(data.row_tokens_per_batch // data.max_length, shards.row_multiple)
+        return cls._abstract_batch(data, (rows, data.max_length, data.max_length))
 
     @classmethod
-    def _abstract_batch(cls, shape: Shape) -> PyTree:
+    def _abstract_batch(cls, data: AnnotatedConfig, shape: Shape) -> PyTree:
         """Returns the shapes and dtypes of a global batch."""
-        empty = cls.make_batch([], shape)
+        empty = cls.make_batch(data, [], shape)
         return jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), empty)
 
     def shapes(self, shards: BatchShards) -> Sequence[PyTree]:
         batches = []
         for rows, length, _ in self._plan.shapes:
             padded_rows = round_up(rows, shards.row_multiple)
-            batches.append(self._abstract_batch((padded_rows, length, length)))
+            batches.append(self._abstract_batch(self._section, (padded_rows, length, length)))
         return batches
 
     def batches(self, start: int, shards: BatchShards) -> Iterator[AnnotatedBatch]:
@@ -240,7 +272,7 @@ class AnnotatedTask(TokenTask):
         return load_batches(
             split.texts,
             plan,
-            make=self.make_batch,
+            make=functools.partial(self.make_batch, self._section),
             start=start,
             stop=stop,
             row_multiple=shards.row_multiple,

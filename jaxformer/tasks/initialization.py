@@ -189,7 +189,7 @@ def check_initialization(config: Config) -> None:
 
     source = read_config(folder)
     with prefix_errors(f"training.init_from={folder.path}"):
-        if source.kind.networks != config.kind.networks:
+        if source.kind.network_of(source.model) not in config.kind.networks:
             raise UserError(f"expected {config.kind.description}, got {source.kind.description}")
 
         own = type(config.model)

@@ -18,8 +18,18 @@ from .families import imported, relative_difference, write_model
 
 pytest.importorskip("tokenizers")
 
-NETWORKS = {"spans": "BertForQuestionAnswering", "tags": "BertForTokenClassification"}
-METHODS = {"spans": "span_logits", "tags": "tag_logits"}
+NETWORKS = {
+    "spans": "BertForQuestionAnswering",
+    "tags": "BertForTokenClassification",
+    "score": "BertForSequenceClassification",
+    "choice": "BertForMultipleChoice",
+}
+METHODS = {
+    "spans": "span_logits",
+    "tags": "tag_logits",
+    "score": "scores",
+    "choice": "choice_logits",
+}
 
 
 @functools.cache

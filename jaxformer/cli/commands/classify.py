@@ -11,12 +11,14 @@ from jaxformer.cli.options import Checkpoint, File, InputFile, ModelDir, OutputF
 from jaxformer.cli.outputs import check_outputs, open_output
 from jaxformer.cli.text import Line, Text, blocks_of, progress_bar, read_text
 from jaxformer.data.characters import replace_controls
+from jaxformer.data.text_pairs import split_pair
 from jaxformer.errors import UserError
 from jaxformer.files import STDIN, STDOUT, is_stream
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from jaxformer.data.text_pairs import TextOrPair
     from jaxformer.tasks.classification.text_classifier import Classifier
 
 _DRAWN = 8  # pictures with their attention
@@ -28,6 +30,7 @@ def classify(
     input: InputFile | None = None,
     output: OutputFile | None = None,
     probabilities: bool = False,
+    pairs: bool = False,
     strict: Strict = False,
     labeled: InputFile | None = None,
     baselines: bool = False,
@@ -41,10 +44,12 @@ def classify(
       input: texts, one per line (default: standard input)
       output: file for the labels (default: standard output)
       probabilities: print lines of probability, tab, label
+      pairs: each line is a pair of texts with a tab between, as in entailment; a model that was
+        trained on pairs needs no option
 
     Scores:
       labeled: print accuracy and macro-F1 on this file, whose lines are a label, a tab or a space,
-        and a text, with 95 % intervals
+        and a text, or two texts with tabs before both, with 95 % intervals
       baselines: with --labeled, also score naive Bayes on words and pairs of words, and logistic
         regression on its ratios, trained on the run's training text
 
@@ -61,11 +66,14 @@ def classify(
 
       echo "a stirring , funny film" | jaxformer classify --workdir runs/sst2
     """
+    from jaxformer.kinds.annotated_texts import PAIR_CLASSIFICATION
     from jaxformer.tasks.classification.text_classifier import Classifier
 
     if images is not None:
         if input is not None or labeled is not None:
             raise UserError("--images has pictures: give neither --input nor --labeled")
+        if pairs:
+            raise UserError("--images has pictures: leave --pairs out")
         _classify_images(
             workdir,
             weights,
@@ -87,14 +95,16 @@ def classify(
     check_outputs([labeled or input or STDIN], {"--output": output or STDOUT})
 
     classifier = Classifier.load(workdir, weights=weights)
+    pairs = pairs or classifier.config.kind is PAIR_CLASSIFICATION
     if labeled is not None:
-        _score(classifier, labeled, baselines)
+        _score(classifier, labeled, pairs=pairs, baselines=baselines)
         return
     _classify_lines(
         classifier,
         read_text(input, "a text"),
         output,
         probabilities=probabilities,
+        pairs=pairs,
         strict=strict,
     )
 
@@ -107,21 +117,28 @@ def _classify_lines(
     text: Text,
     output: OutputFile | None,
     probabilities: bool,
+    pairs: bool,
     strict: bool,
 ) -> None:
-    def check(line: Line) -> None:
-        classifier.token_ids(line.text, f"{text.name}:{line.number}")
+    def encode(line: Line) -> "TextOrPair":
+        place = f"{text.name}:{line.number}"
+        own = split_pair(line.text, place) if pairs else line.text
+        classifier.token_ids(own, place)
+        return own
 
     def row(line: Line, label: str, probability: float) -> str:
         if line.error:
             return ""
         return _row(replace_controls(label), probability if probabilities else None)
 
-    with blocks_of(text, check, output, strict=strict) as (blocks, write, report):
+    with blocks_of(text, encode, output, strict=strict) as (blocks, write, report):
         for block in blocks:
-            found = classifier.classify([line.text for line in block], report=report)
-            pairs = zip(block, found, strict=True)
-            write(row(line, best.label, best.probability) for line, best in pairs)
+            # A bad line has no text; any will do.
+            blank = ("", "") if pairs else ""
+            texts = [blank if line.error else line.encoded for line in block]
+            found = classifier.classify(texts, report=report)
+            rows = zip(block, found, strict=True)
+            write(row(line, best.label, best.probability) for line, best in rows)
 
 
 def _check_absent(options: dict[str, object]) -> None:
@@ -219,17 +236,22 @@ def _meant_label(label: str, known: Sequence[str]) -> str | None:
     return next((each for each in known if each.casefold() == label.casefold()), None)
 
 
-def _score(classifier: "Classifier", path: pathlib.Path, baselines: bool) -> None:
+def _score(
+    classifier: "Classifier",
+    path: pathlib.Path,
+    *,
+    pairs: bool,
+    baselines: bool,
+) -> None:
     """Prints the scores of the model, and of the baselines, on labeled lines."""
-    from jaxformer.data.labeled import LabeledCorpus
     from jaxformer.evaluation.classification_scores import accuracy, macro_f1, with_interval
 
-    corpus = LabeledCorpus()
-    rows = corpus.rows(path) if is_stream(path) else corpus.pairs(str(path))
-    pairs = list(rows)
-    if not pairs:
+    if pairs and baselines:
+        raise UserError("--baselines are of single texts: leave it out with pairs")
+    rows = _read_labeled_pairs(path) if pairs else _read_labeled(path)
+    if not rows:
         raise UserError(f"{path}: expected lines of a label and a text, got none")
-    texts, expected = zip(*pairs, strict=True)
+    texts, expected = zip(*rows, strict=True)
     _check_labels(path, expected, classifier.labels)
 
     with progress_bar(len(texts)) as bar:
@@ -243,6 +265,19 @@ def _score(classifier: "Classifier", path: pathlib.Path, baselines: bool) -> Non
         right = with_interval(accuracy, labels, expected)
         f1 = with_interval(macro_f1, labels, expected)
         print(f"  {name:22} accuracy {right}  macro-F1 {f1}")
+
+
+def _read_labeled(path: pathlib.Path) -> "list[tuple[TextOrPair, str]]":
+    from jaxformer.data.labeled import LabeledCorpus
+
+    corpus = LabeledCorpus()
+    return list(corpus.rows(path) if is_stream(path) else corpus.pairs(str(path)))
+
+
+def _read_labeled_pairs(path: pathlib.Path) -> "list[tuple[TextOrPair, str]]":
+    from jaxformer.data.text_pairs import read_labeled_pairs
+
+    return [(line.text, line.label) for line in read_labeled_pairs(path)]
 
 
 def _baseline_labels(classifier: "Classifier", texts: Sequence[str]) -> dict[str, list[str]]:

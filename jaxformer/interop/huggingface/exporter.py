@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+from typing import Any
 
 from jaxformer.data.huggingface_tokenizer import HuggingFaceTokenizer
 from jaxformer.files import write_file
@@ -9,6 +10,7 @@ from jaxformer.inference.weights import TrainedModel
 from jaxformer.interop.formats import Usage
 from jaxformer.interop.huggingface.foreign_layout import Layout
 from jaxformer.interop.huggingface.importer import known_layouts
+from jaxformer.interop.huggingface.sentence_transformers import pooling_files
 from jaxformer.interop.safetensors import save_arrays
 
 
@@ -34,7 +36,7 @@ def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
     arrays = layout.arrays(model.params, section, tokenizer)
     save_arrays(arrays, folder / "model.safetensors")
 
-    files = {"config.json": layout.config_json(section, tokenizer)}
+    files: dict[str, Any] = {"config.json": layout.config_json(section, tokenizer)}
     if tokenizer is not None:
         write_file(folder / "tokenizer.json", tokenizer.json.encode())
         files["tokenizer_config.json"] = layout.tokenizer_config_json(section, tokenizer)
@@ -42,6 +44,7 @@ def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
     if layout.preprocessor is not None:
         files["preprocessor_config.json"] = layout.preprocessor(section)
 
+    files |= pooling_files(section)
     for name, fields in files.items():
         content = json.dumps(fields, indent=2, ensure_ascii=False) + "\n"
         write_file(folder / name, content.encode())

@@ -20,6 +20,7 @@ from jaxformer.interop.hub import ModelFiles
 from jaxformer.interop.huggingface import layouts
 from jaxformer.interop.huggingface.foreign_layout import ImportedTokenizer, Layout
 from jaxformer.interop.huggingface.layouts import m2m100
+from jaxformer.interop.huggingface.sentence_transformers import MODULES, POOLING
 from jaxformer.interop.huggingface.tokenizer_config import read_tokenizer_file
 from jaxformer.interop.imported import write_import
 from jaxformer.interop.json_fields import JsonFields
@@ -35,7 +36,13 @@ FILES = ModelFiles(
         "tokenizer.json|sentencepiece.bpe.model|spiece.model|tokenizer.model|vocab.json|vocab.txt"
         "|preprocessor_config.json",
     ),
-    optional=("tokenizer_config.json", "special_tokens_map.json", "merges.txt"),
+    optional=(
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "merges.txt",
+        MODULES,
+        POOLING,
+    ),
     weights=WEIGHTS,
 )
 _FILES = (

@@ -9,19 +9,14 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
-from jaxformer.checks import check_texts, check_tokens
-from jaxformer.data.loader import round_up
-from jaxformer.data.tokenizer import EOS
-from jaxformer.errors import prefix_errors
+from jaxformer.data.text_pairs import TextOrPair
+from jaxformer.inference.encoder_outputs import encoder_outputs
+from jaxformer.inference.text_inputs import encode_text, encode_texts
 from jaxformer.inference.weights import Predictor, TrainedModel
+from jaxformer.kinds.annotated_texts import PAIR_CLASSIFICATION
 from jaxformer.kinds.classification import CLASSIFICATION
-from jaxformer.layout import global_mesh
 from jaxformer.models.architecture import Architecture
 from jaxformer.models.encoder import class_probabilities
-
-# Texts are padded to multiples of this length and processed in batches of this size.
-_LENGTH_STEP = 16
-_BATCH_SIZE = 64
 
 
 class Label(NamedTuple):
@@ -38,6 +33,9 @@ class Classifier(Predictor):
     >>> classifier.classify(["a stirring film"])  # doctest: +SKIP
     [Label(label='1', probability=0.97)]
 
+    A pair of texts takes the place of a text, ``("A dog runs.", "An animal moves.")``, if the model
+    is a BERT.
+
     Attributes:
       config: The config of the run.
       params: Parameters.
@@ -46,7 +44,7 @@ class Classifier(Predictor):
       weights: Description of the checkpoint, such as "step 2000".
     """
 
-    kinds = (CLASSIFICATION,)
+    kinds = (CLASSIFICATION, PAIR_CLASSIFICATION)
 
     @property
     def labels(self) -> list[str]:
@@ -68,14 +66,14 @@ class Classifier(Predictor):
 
     def classify(
         self,
-        texts: Sequence[str],
+        texts: Sequence[TextOrPair],
         *,
         report: Callable[[int], object] = lambda _: None,
     ) -> list[Label]:
-        """Returns the label of each text.
+        """Returns the label of each text, or of each pair of texts.
 
         Args:
-          texts: Texts; one may be blank.
+          texts: Texts, of which any may be blank, or pairs of texts.
           report: Called with the number of texts after each batch.
 
         Raises:
@@ -88,47 +86,52 @@ class Classifier(Predictor):
             result.append(Label(self.labels[most_probable], probability))
         return result
 
-    def token_ids(self, text: str, place: str) -> list[int]:
+    def token_ids(self, text: TextOrPair, place: str) -> list[int]:
         """Returns the ids of a text with end-of-sentence; refuses a text that is too long."""
-        with prefix_errors(place):
-            [ids] = self.tokenizer.encode_batch([text])
-        max_length = self.config.model.max_length
-        return check_tokens([*ids, EOS], self.tokenizer.vocab_size, place, max_length)
+        return encode_text(text, self.tokenizer, self.config.model, place).tokens.tolist()
 
-    @global_mesh(None)
     def probabilities(
         self,
-        texts: Sequence[str],
+        texts: Sequence[TextOrPair],
         *,
         report: Callable[[int], object] = lambda _: None,
     ) -> Float[np.ndarray, "N C"]:
-        """Returns the probability of each label for each text.
+        """Returns the probability of each label for each text, or for each pair of texts.
 
         A model with one label gives each text a score, whose sigmoid is returned.
         """
-        check_texts(texts, "texts")
         model = self.config.model
-        encoded = []
-        for number, text in enumerate(texts, start=1):
-            encoded.append(self.token_ids(text, f"texts:{number}"))
+        has_pairs = any(isinstance(text, tuple) for text in texts)
+        outputs = encoder_outputs(
+            _pair_probabilities if has_pairs else _text_probabilities,
+            model,
+            self.params,
+            encode_texts(texts, self.tokenizer, model),
+            report=report,
+        )
+        return np.array(outputs, np.float32).reshape(len(texts), len(self.labels))
 
-        result = np.zeros((len(texts), len(self.labels)), np.float32)
-        by_length = sorted(range(len(texts)), key=lambda i: len(encoded[i]))
-        for start in range(0, len(by_length), _BATCH_SIZE):
-            chosen = by_length[start : start + _BATCH_SIZE]
-            longest = len(encoded[chosen[-1]])
-            length = min(round_up(longest, _LENGTH_STEP), model.max_length)
 
-            # The last batch has rows of padding, so that it needs no other program.
-            tokens = np.zeros((_BATCH_SIZE, length), np.int32)
-            for row, number in enumerate(chosen):
-                ids = encoded[number]
-                tokens[row, : len(ids)] = ids
+def _text_probabilities(
+    config: Architecture,
+    params: PyTree,
+    tokens: Int[np.ndarray, "B T"],
+    types: Int[np.ndarray, "B T"],
+) -> Float[Array, "B C"]:
+    """Returns the probabilities of single texts, whose tokens all have type 0."""
+    return _probabilities(config, params, tokens)
 
-            found = np.asarray(_probabilities(model, self.params, tokens))
-            result[chosen] = found[: len(chosen)]
-            report(len(chosen))
-        return result
+
+@functools.partial(jax.jit, static_argnums=0)
+def _pair_probabilities(
+    config: Architecture,
+    params: PyTree,
+    tokens: Int[Array, "B T"],
+    types: Int[Array, "B T"],
+) -> Float[Array, "B C"]:
+    model = CLASSIFICATION.build(config)
+    logits: Any = model.apply({"params": params}, tokens, token_types=types)
+    return class_probabilities(logits)
 
 
 @functools.partial(jax.jit, static_argnums=0)

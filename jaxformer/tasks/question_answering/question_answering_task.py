@@ -70,7 +70,6 @@ class QuestionAnswering(AnnotatedTask):
     kind = QUESTION_ANSWERING
     loss_class = SpanLoss
     noun = "questions"
-    empty_target = np.zeros(2, np.int32)
 
     @staticmethod
     def check_model(model: Any) -> None:
@@ -89,10 +88,6 @@ class QuestionAnswering(AnnotatedTask):
                     raise UserError(f"{path}: question {question.id}: expected answers, got none")
                 questions.append(question)
         return questions
-
-    @staticmethod
-    def labels(examples: Sequence[Question]) -> set[str]:
-        return set()
 
     @staticmethod
     def encode(
@@ -119,6 +114,10 @@ class QuestionAnswering(AnnotatedTask):
             text = EncodedText.of(window.tokens, window.types, model.num_token_types)
             texts.append(AnnotatedText(text, window.places(answer), number))
         return texts
+
+    @staticmethod
+    def empty_targets(num_rows: int, length: int) -> np.ndarray:
+        return np.zeros((num_rows, 2), np.int32)
 
     @staticmethod
     def sides(example: Question) -> list[tuple[str, str]]:

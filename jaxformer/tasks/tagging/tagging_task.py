@@ -7,8 +7,7 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from jaxformer.config import Config
-from jaxformer.data.batch import Shape
-from jaxformer.data.encoded_text import AnnotatedBatch, AnnotatedText, EncodedText, pad_rows
+from jaxformer.data.encoded_text import AnnotatedBatch, AnnotatedText, EncodedText
 from jaxformer.data.file_corpora import find_files
 from jaxformer.data.huggingface_tokenizer import HuggingFaceTokenizer
 from jaxformer.data.tagged import TaggedSentence, read_tagged
@@ -74,13 +73,7 @@ class Tagging(AnnotatedTask):
 
     @classmethod
     def check_labels(cls, model: Any, tokenizer: HuggingFaceTokenizer, labels: set[str]) -> None:
-        cls._check_known(tokenizer, labels)
-        expected = len(tokenizer.symbols)
-        if model.num_tags != expected:
-            raise UserError(
-                f"model.num_tags must be {expected}, for the tags {', '.join(tokenizer.symbols)}: "
-                f"got {model.num_tags}; give --config.model.num_tags={expected}"
-            )
+        cls._check_count("num_tags", model.num_tags, tokenizer, labels)
 
     @staticmethod
     def encode(
@@ -103,15 +96,9 @@ class Tagging(AnnotatedTask):
     def sides(example: TaggedSentence) -> list[tuple[str, str]]:
         return [("words", " ".join(example.words)), ("tags", " ".join(example.tags))]
 
-    @classmethod
-    def make_batch(cls, rows: Sequence[Sequence[AnnotatedText]], shape: Shape) -> AnnotatedBatch:
-        num_rows, length, _ = shape
-        padded = pad_rows([row.text for [row] in rows], (num_rows, length))
-
-        targets = np.full((num_rows, length), _NO_TAG, np.int32)
-        for number, [row] in enumerate(rows):
-            targets[number, : len(row.target)] = row.target
-        return AnnotatedBatch(padded.tokens, padded.types, targets)
+    @staticmethod
+    def empty_targets(num_rows: int, length: int) -> np.ndarray:
+        return np.full((num_rows, length), _NO_TAG, np.int32)
 
     @staticmethod
     def _log_formats(scored: int) -> dict[str, str]:

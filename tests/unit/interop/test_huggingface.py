@@ -130,11 +130,12 @@ VIT_PIXELS = [
 NAMES = "expected id2label to name each class: got "
 BERT_CONFIG = [
     ({"position_embedding_type": "relative_key"}, "position_embedding_type to be 'absolute': got"),
-    ({"problem_type": "regression"}, "expected problem_type to be single_.*: got 'regression'; ja"),
+    ({"problem_type": "regression"}, r"classifier.weight to have shape \(1, 16\): got \(3, 16\)"),
     ({"problem_type": "multi_label_classification"}, "remove problem_type to read the values as"),
     ({"id2label": None}, r"expected classifier.weight to have shape \(2, 16\): got \(3, 16\)"),
     ({"id2label": None, "num_labels": "3"}, "expected num_labels to be a whole number below"),
-    ({"architectures": ["BertForMultipleChoice"]}, "architectures of a head that jaxformer has, F"),
+    ({"architectures": ["BertForMultipleChoice"]}, r"to have shape \(1, 16\): got \(3, 16\)"),
+    ({"architectures": ["BertForTableQuestions"]}, "ForMaskedLM, .*: got BertForTableQuestions"),
     (
         {"architectures": "BertForQuestionAnswering"},
         "expected qa_outputs.weight, the head For",

@@ -8,8 +8,16 @@ from jaxformer.config import LabeledConfig
 from jaxformer.data.annotated import AnnotatedConfig
 from jaxformer.data.corpus import DataSection
 from jaxformer.errors import UserError
-from jaxformer.interop.huggingface.foreign_layout import ANY, Layout, Tensor, affine, layer_norm
+from jaxformer.interop.huggingface.foreign_layout import (
+    ANY,
+    Layout,
+    Tensor,
+    affine,
+    label_fields,
+    layer_norm,
+)
 from jaxformer.interop.huggingface.layouts.text_models import LOADED
+from jaxformer.interop.huggingface.sentence_transformers import read_pooling
 from jaxformer.interop.json_fields import JsonFields
 from jaxformer.models.bert import BertConfig, Heads
 
@@ -30,7 +38,12 @@ _HEADS = {
     "masked": "cls.predictions.transform.dense",
     "next": "cls.seq_relationship",
     "spans": "qa_outputs",
+    "score": "classifier",
+    "choice": "classifier",
 }
+# The last layer is of several heads; see classifier_head.
+_OWN_LAYERS = {head: layer for head, layer in _HEADS.items() if layer != "classifier"}
+_SIZES = {"next": "PD", "spans": "PD", "score": "1D", "choice": "1D"}
 
 
 def classifier_head(fields: JsonFields, classifier: str = "classifier") -> str:
@@ -41,6 +54,10 @@ def classifier_head(fields: JsonFields, classifier: str = "classifier") -> str:
     names = fields.architecture_heads()
     if "ForTokenClassification" in names:
         return "tags"
+    if "ForMultipleChoice" in names:
+        return "choice"
+    if fields.values.get("problem_type") == "regression":
+        return "score"
     return "classes"
 
 
@@ -49,7 +66,7 @@ def read_labels(fields: JsonFields, classifier: str = "classifier") -> list[str]
 
     Several classes may share a label. ImageNet has two cranes, a bird and a machine.
     """
-    if not classifier_head(fields, classifier):
+    if classifier_head(fields, classifier) not in ("classes", "tags"):
         return []
     one = "single_label_classification"
     advice = (
@@ -77,12 +94,15 @@ def _read(fields: JsonFields) -> dict[str, Any]:
     rate = fields.values.get("hidden_dropout_prob")
     fields.check("classifier_dropout", [None, rate], f"{rate!r}", "BertConfig has one rate")
 
-    heads = [head for head, layer in _HEADS.items() if f"{layer}.weight" in fields.tensors]
+    heads = [head for head, layer in _OWN_LAYERS.items() if f"{layer}.weight" in fields.tensors]
     _check_heads(fields)
 
     labels = read_labels(fields)
-    is_tagger = classifier_head(fields) == "tags"
-    if labels and not is_tagger and "pooler" not in heads:
+    head = classifier_head(fields)
+    is_tagger = head == "tags"
+    if head in ("score", "choice"):
+        heads.append(head)
+    if head and not is_tagger and "pooler" not in heads:
         raise UserError(
             f"{fields.place}: expected bert.pooler.dense.weight beside classifier.weight, as in a "
             "BertForSequenceClassification: got none; add architectures, such as "
@@ -92,6 +112,7 @@ def _read(fields: JsonFields) -> dict[str, Any]:
         "heads": " ".join(heads),
         "num_classes": 0 if is_tagger else len(labels),
         "num_tags": len(labels) if is_tagger else 0,
+        **read_pooling(fields.place.parent),
     }
 
 
@@ -100,6 +121,7 @@ def _check_heads(fields: JsonFields) -> None:
     for name, layer in (
         ("ForQuestionAnswering", "qa_outputs"),
         ("ForTokenClassification", "classifier"),
+        ("ForMultipleChoice", "classifier"),
     ):
         if name in fields.architecture_heads() and f"{layer}.weight" not in fields.tensors:
             raise UserError(f"{fields.place}: expected {layer}.weight, the head {name}, got none")
@@ -115,6 +137,8 @@ def _network(model: BertConfig) -> str:
         "masked": "BertForMaskedLM",
         "spans": "BertForQuestionAnswering",
         "pooler spans": "BertForQuestionAnswering",
+        "pooler score": "BertForSequenceClassification",
+        "pooler choice": "BertForMultipleChoice",
         "pooler next": "BertForNextSentencePrediction",
         "pooler masked next": "BertForPreTraining",
         "pooler masked": "BertForPreTraining",
@@ -146,8 +170,7 @@ def _tensors(model: BertConfig) -> Iterator[Tensor]:
     yield from encoder_tensors("attention.self", ("attention.output.LayerNorm", "output.LayerNorm"))
 
     for head in model.heads.split():
-        axes = "PD" if head in ("next", "spans") else "DD"
-        yield from affine(_HEADS[head], axes, head)
+        yield from affine(_HEADS[head], _SIZES.get(head, "DD"), head)
     if model.num_classes:
         yield from affine("classifier", "ND", "classes")
     if model.num_tags:
@@ -161,12 +184,22 @@ def _tensors(model: BertConfig) -> Iterator[Tensor]:
         yield Tensor("cls.predictions.decoder.weight", "VD", ("embedding",), is_copy=True)
 
 
+def _write(model: BertConfig) -> dict[str, Any]:
+    if "score" not in model.heads:
+        return {}
+    return {"problem_type": "regression", **label_fields(["LABEL_0"])}
+
+
 def _data(model: BertConfig) -> DataSection:
     """Returns a section of data for a model whose training text is unknown."""
     if "spans" in model.heads:
         return _describe_data(model, "squad")
     if model.num_tags:
         return _describe_data(model, "tagged")
+    if "score" in model.heads:
+        return _describe_data(model, "scored")
+    if "choice" in model.heads:
+        return _describe_data(model, "choices")
 
     has_classes = model.num_classes > 0
     return LabeledConfig(
@@ -198,6 +231,7 @@ BERT = Layout(
     ignored="pooler_.*",  # of the code that saved old files
     read=_read,
     labels=read_labels,
+    write=_write,
     tensors=_tensors,
     sizes=lambda model: {"N": model.num_classes or model.num_tags},
     data=_data,
@@ -213,6 +247,7 @@ BERT = Layout(
     prefix="bert.",
     tasks=(
         "ForMaskedLM",
+        "ForMultipleChoice",
         "ForPreTraining",
         "ForNextSentencePrediction",
         "ForQuestionAnswering",
@@ -224,8 +259,7 @@ BERT = Layout(
     expressed={
         "architecture": ["bert"],
         "heads": [head for head in typing.get_args(Heads) if head != "replaced"],
-        "num_classes": ANY,
-        "num_tags": ANY,
+        **dict.fromkeys(("num_classes", "num_tags", "pooling", "normalized"), ANY),
     },
     fits=lambda model: model.num_token_types > 0,
     buffers=r"embeddings\.(position|token_type)_ids",

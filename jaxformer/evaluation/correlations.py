@@ -1,0 +1,41 @@
+"""Correlations of predicted and expected numbers."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+
+class Correlations(NamedTuple):
+    """Pearson's and Spearman's correlation, from -1 to 1; NaN if all numbers are equal."""
+
+    pearson: float
+    spearman: float
+
+
+def correlations(predicted: Sequence[float], expected: Sequence[float]) -> Correlations:
+    """Returns the correlations of two sequences.
+
+    Spearman's is Pearson's of the ranks; equal numbers share the mean of their ranks.
+
+    >>> correlations([1, 2, 3], [1, 4, 9])
+    Correlations(pearson=0.9897433186107869, spearman=1.0)
+    """
+    own = np.asarray(predicted, np.float64)
+    gold = np.asarray(expected, np.float64)
+    return Correlations(_pearson(own, gold), _pearson(_ranks(own), _ranks(gold)))
+
+
+def _pearson(x: Float[np.ndarray, " N"], y: Float[np.ndarray, " N"]) -> float:
+    x = x - x.mean()
+    y = y - y.mean()
+    scale = np.sqrt((x @ x) * (y @ y))
+    return float(x @ y / scale) if scale else float("nan")
+
+
+def _ranks(x: Float[np.ndarray, " N"]) -> Float[np.ndarray, " N"]:
+    _, group, counts = np.unique(x, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    mean_of_group = last - (counts - 1) / 2
+    return mean_of_group[group]

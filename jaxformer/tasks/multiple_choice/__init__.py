@@ -1,0 +1,1 @@
+"""The best of several texts for a context."""

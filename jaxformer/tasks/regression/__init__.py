@@ -1,0 +1,1 @@
+"""Numbers for texts, such as the similarity of a pair."""

@@ -286,14 +286,7 @@ def merge(
             their_rows = rows
             what = "positions"
 
-        notes_of_rows = _note_rows(
-            name,
-            leaf,
-            values=values,
-            taken=len(rows),
-            what=what,
-        )
-        for kind, note in notes_of_rows:
+        for kind, note in _note_rows(name, leaf, values=values, taken=len(rows), what=what):
             notes[kind].append(note)
         result = leaf.copy()
         result[rows] = values[their_rows]

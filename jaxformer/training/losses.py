@@ -121,8 +121,7 @@ def class_sums(
     nll = jnp.where(known, -target_log_probs, jnp.nan)  # [B]
 
     # Cross-entropy with (1 - smoothing) on the class plus smoothing / K everywhere.
-    mean_log_probs = log_probs.mean(axis=1)
-    loss = (1 - smoothing) * nll - smoothing * mean_log_probs
+    loss = (1 - smoothing) * nll - smoothing * log_probs.mean(axis=1)
 
     predicted = log_probs.argmax(axis=1)
     correct = real & (predicted == classes)

@@ -90,7 +90,8 @@ def sha256_of(path):
 
 
 def write_manifest(step, content):
-    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    text = json.dumps(content, sort_keys=True)
+    digest = hashlib.sha256(text.encode()).hexdigest()
     (step / "manifest.json").write_text(json.dumps({"sha256": digest, "content": content}))
 
 
@@ -125,8 +126,10 @@ def with_size(name, size):
         content["step"]["metadata"]["model"][name] = size
         leaves = content["step"]["leaves"]
         for leaf, text in leaves.items():
-            sizes = text.removeprefix("float32[").removesuffix("]").split(",")
-            changed = ",".join(str(size) if each == before else each for each in sizes)
+            listed = text.removeprefix("float32[").removesuffix("]")
+            sizes = listed.split(",")
+            new = {before: str(size)}
+            changed = ",".join(new.get(each, each) for each in sizes)
             leaves[leaf] = f"float32[{changed}]"
         write_manifest(step, content)
 
@@ -140,10 +143,12 @@ def with_array(**changes):
         import tensorstore
 
         step = run / "checkpoints" / str(STEP)
-        store = tensorstore.KvStore.open({"driver": "ocdbt", "base": step.as_uri() + "/"}).result()
+        opening = tensorstore.KvStore.open({"driver": "ocdbt", "base": f"{step.as_uri()}/"})
+        store = opening.result()
         key = min(key for key in store.list().result() if key.endswith(b".zarray"))
         values = json.loads(store.read(key).result().value)
-        store.write(key, json.dumps(values | changes).encode()).result()
+        content = json.dumps(values | changes).encode()
+        store.write(key, content).result()
 
         # The change has made new files: the listing follows.
         content = json.loads((step / "manifest.json").read_bytes())["content"]
@@ -199,7 +204,9 @@ HOSTILE = {
 def flip(path, random):
     content = bytearray(path.read_bytes())
     for _ in range(random.choice([1, 10])):
-        content[random.randrange(len(content))] ^= 1 << random.randrange(8)
+        place = random.randrange(len(content))
+        bit = random.randrange(8)
+        content[place] ^= 1 << bit
     path.write_bytes(content)
 
 
@@ -376,7 +383,15 @@ def main(folder, count):
     make_good(good)
     shutil.copytree(good, root / "outside")
     expected = load(good)
-    watch = Watch([str(run), sys.prefix, sys.base_prefix, os.environ["JAXFORMER_CACHE"], "/proc"])
+    watch = Watch(
+        [
+            str(run),
+            sys.prefix,
+            sys.base_prefix,
+            os.environ["JAXFORMER_CACHE"],
+            "/proc",
+        ]
+    )
 
     def print_result(what, may_differ):
         result = watched_load(run, expected, watch)

@@ -56,7 +56,8 @@ def main(num_models, num_threads, shared):
 
     def translate(number):
         """Returns the translation by a new model, which is freed at the end, and the second."""
-        new = prepare_params(CONFIG, jax.tree.map(np.array, params[number]), TRANSLATION)
+        copied = jax.tree.map(np.array, params[number])
+        new = prepare_params(CONFIG, copied, TRANSLATION)
         models = Ensemble((Member(MODEL, new),))
         first = search_batches(models, SEARCH, SOURCES)
         second = search_batches(models, SEARCH, SOURCES)

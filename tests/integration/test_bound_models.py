@@ -105,7 +105,9 @@ def test_generated_texts_equal_those_of_other_programs(search):
         max_length=32,
         compute_dtype="int8",
     )
-    params = random_params(LanguageModel(section), np.ones((1, 2), np.int32))
+    model = LanguageModel(section)
+    tokens = np.ones((1, 2), np.int32)
+    params = random_params(model, tokens)
     config = Config(model=section, data=StreamConfig(file="none", length=32), search=search)
     generator = Generator(config, jax.device_put(params), tokenizer)
 
@@ -137,9 +139,12 @@ def test_a_program_has_the_mark_only_if_it_is_bound(models, monkeypatch):
 
 
 def test_parameters_that_take_the_place_of_others_are_used(models):
-    mutable = Ensemble((models[0]._replace(params=dict(models[0].params)),))
+    first = models[0]
+    with_dict = first._replace(params=dict(first.params))
+    mutable = Ensemble((with_dict,))
     before = translate(mutable)
-    changed = jax.tree.map(lambda leaf: leaf[::-1], models[0].params["embedding"])
+    embedding = first.params["embedding"]
+    changed = jax.tree.map(lambda leaf: leaf[::-1], embedding)
     mutable[0].params["embedding"] = changed
 
     after = translate(mutable)

@@ -49,7 +49,8 @@ def test_the_page_has_the_weights_of_every_layer_head_and_kind(
 ):
     output = tmp_path / "page.html"
     arguments = ["--output", str(output), "--kind", "decoder", "--max-length", "16"]
-    assert main(["attention", "--workdir", str(learned_workdir), SENTENCE, *arguments]) == 0
+    command = ["attention", "--workdir", str(learned_workdir), SENTENCE]
+    assert main([*command, *arguments]) == 0
     assert capsys.readouterr().out.startswith(f"{output}: ")
 
     data = data_section(output)
@@ -63,8 +64,10 @@ def test_the_page_has_the_weights_of_every_layer_head_and_kind(
         np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-5)
 
         # The page has them as 16-bit fractions.
-        fractions = np.frombuffer(base64.b64decode(data["weights"][kind]), "<u2") / 65535
-        np.testing.assert_allclose(fractions.reshape(weights.shape), weights, rtol=0, atol=1e-5)
+        content = base64.b64decode(data["weights"][kind])
+        fractions = np.frombuffer(content, "<u2") / 65535
+        found = fractions.reshape(weights.shape)
+        np.testing.assert_allclose(found, weights, rtol=0, atol=1e-5)
 
     assert "".join(view.source).replace("▁", " ").startswith(" two ")
     assert np.triu(view.decoder[0, 0], 1).max() == 0

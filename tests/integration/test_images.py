@@ -23,7 +23,8 @@ def pictures(seed, count):
     rng = np.random.default_rng(seed)
     images = rng.integers(0, 90, (count, 6, 8))
     labels = np.arange(count) % 2
-    for image, label, place in zip(images, labels, rng.integers(1, 5, count), strict=True):
+    places = rng.integers(1, 5, count)
+    for image, label, place in zip(images, labels, places, strict=True):
         lines = image if label else image.T
         lines[place] += 150
     return {"images": images.astype(np.uint8), "labels": labels}
@@ -79,14 +80,16 @@ def test_it_learns_directions_and_the_command_classifies(run, config, capsys, tm
     images, labels = read_images(config.data, config.data.valid)
     assert len(labels) == 27
 
-    np.savez(tmp_path / "in.npz", images=images, labels=labels)
-    words = ["classify", "--workdir", str(run), "--images", str(tmp_path / "in.npz")]
-    assert main([*words, "--attention", str(tmp_path / "a.png")]) == 0
+    pictures_of_split = tmp_path / "in.npz"
+    attention = tmp_path / "a.png"
+    np.savez(pictures_of_split, images=images, labels=labels)
+    words = ["classify", "--workdir", str(run), "--images", str(pictures_of_split)]
+    assert main([*words, "--attention", str(attention)]) == 0
 
     out, err = capsys.readouterr()
     assert [int(line) for line in out.split()] == labels.tolist()
     assert "accuracy 100.00%, 27 of 27" in err
-    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    assert attention.read_bytes().startswith(b"\x89PNG")
 
 
 def test_it_has_an_int8_copy_and_attention(run, config, tmp_path):
@@ -94,7 +97,8 @@ def test_it_has_an_int8_copy_and_attention(run, config, tmp_path):
     given = ImageClassifier.load(run)
 
     quantize(run, tmp_path / "int8")
-    found = ImageClassifier.load(tmp_path / "int8").probabilities(images)
+    quantized = ImageClassifier.load(tmp_path / "int8")
+    found = quantized.probabilities(images)
     np.testing.assert_allclose(found, given.probabilities(images), atol=0.05)
 
     weights = given.attention(images[:3])
@@ -138,12 +142,15 @@ def test_it_resumes_exactly_and_is_the_same_on_one_device(run, config, tmp_path)
 
 def test_memory_and_fine_tuning(run, config, tmp_path):
     _, before = load_model(run)
-    size = sum(leaf.size for leaf in jax.tree.leaves(before))
+    leaves = jax.tree.leaves(before)
+    size = sum(leaf.size for leaf in leaves)
 
     # Four bytes for each parameter and its two moments, and for six numbers. Each row of the batch
     # has its pixels, a label of four bytes, and whether it is real.
     memory = step_memory(config, jax.devices()[:1])
-    assert memory.state == 4 * (3 * size + 6) + 20 * (6 * 8 + 5)
+    of_state = 4 * (3 * size + 6)
+    of_row = 6 * 8 + 5
+    assert memory.state == of_state + 20 * of_row
 
     one = {"steps": 1, "init_from": str(run), "schedule": "constant"}
     three_classes = changed(config, model={"num_classes": 3}, training=one)
@@ -180,8 +187,9 @@ PICTURES = "images, uint8 \\[N, height, width, channels\\]"
 def test_pictures_that_cannot_be_trained_are_refused(config, tmp_path, name, changes, message):
     path = tmp_path / f"{name}.npz"
     np.savez(path, **pictures(0, 4) | changes)
+    with_pictures = changed(config, data={"train": str(path)})
     with pytest.raises(UserError, match=message):
-        train(changed(config, data={"train": str(path)}), tmp_path / "run")
+        train(with_pictures, tmp_path / "run")
 
 
 def test_files_that_hold_no_pictures_are_refused(config, tmp_path):
@@ -212,8 +220,10 @@ def test_a_share_for_validation_is_a_split(share):
 
 
 def test_a_classifier_refuses_pictures_of_another_size(run):
+    classifier = ImageClassifier.load(run)
+    turned = np.zeros((1, 8, 6, 1), np.uint8)
     with pytest.raises(UserError, match=r"expected pictures, uint8 \[N, 6, 8, 1\], got uint8"):
-        ImageClassifier.load(run).probabilities(np.zeros((1, 8, 6, 1), np.uint8))
+        classifier.probabilities(turned)
 
 
 def test_digits_are_split_as_scikit_learn_does():
@@ -223,13 +233,19 @@ def test_digits_are_split_as_scikit_learn_does():
     x, y = datasets.load_digits(return_X_y=True)
     train_x, test_x, train_y, test_y = train_test_split(x, y, random_state=0)
     data = ImagesConfig(corpus="digits")
-    for split, pixels, labels in (("train", train_x, train_y), ("test", test_x, test_y)):
+    for split, pixels, labels in (
+        ("train", train_x, train_y),
+        ("test", test_x, test_y),
+    ):
         found = read_images(data, split)
-        from_0_to_16 = np.rint(found.images.reshape(-1, 64) * (16 / 255))
+        rows = found.images.reshape(-1, 64)
+        from_0_to_16 = np.rint(rows * (16 / 255))
         np.testing.assert_array_equal(from_0_to_16, pixels)
         np.testing.assert_array_equal(found.labels, labels)
 
     first = read_images(data, "all[:50%]").labels
     second = read_images(data, "all[50%:]").labels
-    np.testing.assert_array_equal(first, y[: len(y) // 2])
-    np.testing.assert_array_equal(np.concatenate([first, second]), y)
+    half = len(y) // 2
+    np.testing.assert_array_equal(first, y[:half])
+    both = np.concatenate([first, second])
+    np.testing.assert_array_equal(both, y)

@@ -33,7 +33,8 @@ class Line(Task):
     def loss(self, params, batch, randomness):
         x = batch["x"]
         target = x[:, ::-1]
-        error = x @ params["w"].astype("float32") + params["b"] - target
+        w = params["w"].astype("float32")
+        error = x @ w + params["b"] - target
         return {"loss": (error**2).sum(), "count": self.count(error)}
 
     def batches(self, start, shards):
@@ -140,7 +141,8 @@ def test_parameters_are_trained_as_by_optax_and_resume(case, tmp_path):
     assert dtypes(whole.params) == dtypes(expected)
     assert dtypes(whole.opt_state) == dtypes(expected_state)
 
-    eps = max(float(jnp.finfo(dtype).eps) for dtype in task.dtypes)
+    epsilons = [float(jnp.finfo(dtype).eps) for dtype in task.dtypes]
+    eps = max(epsilons)
     for name, array in jax.device_get(whole.params).items():
         found = array.astype(np.float32)
         reference = np.asarray(expected[name], np.float32)
@@ -214,7 +216,8 @@ def test_an_average_of_bfloat16_parameters_is_kept_in_float32():
 
     found = average(params)["w"]
 
-    weights = decay ** np.arange(len(values))[::-1]
+    ages = np.arange(len(values))[::-1]
+    weights = decay**ages
     expected = (weights * values).sum() / weights.sum()
     assert found.dtype == jnp.bfloat16
     found = found.astype(np.float32)

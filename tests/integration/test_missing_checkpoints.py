@@ -1,6 +1,7 @@
 """A run whose checkpoints are missing, for instance on an unmounted disk, does not start over."""
 
 import json
+import pathlib
 import shutil
 
 import pytest
@@ -29,7 +30,8 @@ def folder(finished, tmp_path):
 
 
 def state_of(folder):
-    return {path.name: path.read_bytes() for path in folder.path.iterdir() if path.is_file()}
+    files = filter(pathlib.Path.is_file, folder.path.iterdir())
+    return {path.name: path.read_bytes() for path in files}
 
 
 def test_resuming_is_refused_and_changes_nothing(folder, tmp_path):

@@ -29,7 +29,15 @@ X = np.ones((2, 3, 8), np.float32)
 ATTENTION = jx.MultiHeadAttention(2)
 BLOCK = jx.Block(ATTENTION, jx.FeedForward(16))
 with np.errstate(divide="ignore"):
-    CHAIN = np.log(np.array([[0.0, 0.4, 0.6], [0.0, 0.9, 0.1], [0.0, 0.5, 0.5]], np.float32))
+    CHAIN = np.log(
+        np.float32(
+            [
+                [0.0, 0.4, 0.6],
+                [0.0, 0.9, 0.1],
+                [0.0, 0.5, 0.5],
+            ]
+        )
+    )
 
 
 @functools.cache
@@ -63,7 +71,8 @@ def draw(keys):
 
 
 def shapes_of(module, *inputs):
-    return jax.eval_shape(module.init, jax.random.key(0), *inputs)
+    key = jax.random.key(0)
+    return jax.eval_shape(module.init, key, *inputs)
 
 
 def transformer(source, target, model=MODEL):

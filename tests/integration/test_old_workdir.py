@@ -25,7 +25,11 @@ from ..runs import changed, reports
 
 FIXTURES = pathlib.Path(__file__).parents[1] / "fixtures"
 # Fixtures and their steps.
-VERSIONS = {"workdir_8c81d1e": 1200, "workdir_0_2_0": 900, "workdir_0_3_0": 900}
+VERSIONS = {
+    "workdir_8c81d1e": 1200,
+    "workdir_0_2_0": 900,
+    "workdir_0_3_0": 900,
+}
 
 
 def versions(ordinary):
@@ -39,8 +43,8 @@ def lines_of(path):
 def translate(fixture, output, *options):
     run = fixture / "run"
     source = fixture / "source.en"
-    arguments = ["--workdir", str(run), "--input", str(source), "--output", str(output)]
-    assert main(["translate", *arguments, *options]) == 0
+    files = ["--input", str(source), "--output", str(output)]
+    assert main(["translate", "--workdir", str(run), *files, *options]) == 0
     return lines_of(output)
 
 
@@ -57,7 +61,11 @@ def test_everything_works_inside_a_global_mesh(tmp_path):
     run = shutil.copytree(fixture / "run", tmp_path / "run")
     tokens = np.array([[5, 6, 1]] * 8, np.int32)
     model, params = load_model(run)
-    encode = jax.jit(lambda p, tokens: model.apply({"params": p}, tokens, method="encode"))
+
+    @jax.jit
+    def encode(params, tokens):
+        return model.apply({"params": params}, tokens, method="encode")
+
     expected = encode(params, tokens)
 
     mesh = jax.make_mesh((8,), ("rows",))
@@ -66,7 +74,8 @@ def test_everything_works_inside_a_global_mesh(tmp_path):
         assert main(["average", "--workdir", str(run), "--last", "1"]) == 0
         quantize(run, tmp_path / "int8")
 
-        by_rows = jax.device_put(tokens, NamedSharding(mesh, PartitionSpec("rows")))
+        sharding = NamedSharding(mesh, PartitionSpec("rows"))
+        by_rows = jax.device_put(tokens, sharding)
         _, averaged = load_model(run)
         np.testing.assert_allclose(encode(averaged, by_rows), expected, rtol=1e-5, atol=1e-5)
 
@@ -85,7 +94,9 @@ def test_beams_have_the_same_tokens_and_scores(version, tmp_path):
     found = translate(fixture, tmp_path / "beam.jsonl", *options)
     expected = lines_of(fixture / "beam.jsonl")
 
-    for ours, theirs in zip(map(json.loads, found), map(json.loads, expected), strict=True):
+    rows = map(json.loads, found)
+    expected_rows = map(json.loads, expected)
+    for ours, theirs in zip(rows, expected_rows, strict=True):
         assert ours["source"] == theirs["source"]
         for a, b in zip(ours["hypotheses"], theirs["hypotheses"], strict=True):
             assert a["text"] == b["text"]
@@ -118,5 +129,5 @@ def test_training_resumes_with_the_same_losses(version, tmp_path):
 
     assert int(state.step) == last
     losses = [report["loss"] for report in reports(run) if report["step"] > step]
-    expected = json.loads((fixture / "resumed.json").read_text(encoding="utf-8"))
+    expected = json.loads((fixture / "resumed.json").read_bytes())
     np.testing.assert_allclose(losses, expected, rtol=2e-6)

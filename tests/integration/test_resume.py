@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import functools
 import math
 import random
 import re
@@ -25,7 +26,14 @@ from .test_user_task import OPTIMIZER, Bigrams, Notes, assert_equal, one_device
 
 STEPS = 14
 # Steps between reports, checkpoints and validations.
-INTERVALS = [(5, 3, 6), (7, 2, 2), (1, 4, 8), (4, 6, 12), (100, 5, 5), (3, 1, 4)]
+INTERVALS = [
+    (5, 3, 6),
+    (7, 2, 2),
+    (1, 4, 8),
+    (4, 6, 12),
+    (100, 5, 5),
+    (3, 1, 4),
+]
 TIMES = {"seconds_per_step", "waiting", "tokens_per_second"}
 SKIPPED = (3, 4, 9)
 
@@ -43,7 +51,8 @@ class Interrupted(Bigrams):
         return batch
 
     def batches(self, start, shards):
-        for number, batch in enumerate(super().batches(start, shards), start=start):
+        batches = super().batches(start, shards)
+        for number, batch in enumerate(batches, start=start):
             if number == self.step and self.way == "waiting":
                 signal.raise_signal(signal.SIGHUP)
                 time.sleep(60)
@@ -80,7 +89,15 @@ def run(folder, intervals, notes, way="never", step=0):
         checkpoint_every=checkpoint_every,
         eval_every=eval_every,
     )
-    return fit(TASK, OPTIMIZER, folder, settings, mesh=MESH, hooks=[TASK.hook], writers=[notes])
+    return fit(
+        TASK,
+        OPTIMIZER,
+        folder,
+        settings,
+        mesh=MESH,
+        hooks=[TASK.hook],
+        writers=[notes],
+    )
 
 
 def without_times(report):
@@ -90,9 +107,12 @@ def without_times(report):
 def results(folder, notes):
     """Returns everything that must not depend on interruptions."""
     checkpoints = Checkpoints(folder / "checkpoints")
+    writer = []
+    for step, kind, values in notes.reports:
+        writer.append((step, kind, without_times(values)))
     return {
         "metrics": [without_times(report) for report in reports(folder)],
-        "writer": [(step, kind, without_times(values)) for step, kind, values in notes.reports],
+        "writer": writer,
         "steps": checkpoints.steps(),
         "best": checkpoints.best_step(),
     }
@@ -148,9 +168,10 @@ def test_a_state_that_is_not_finite_is_never_saved(tmp_path):
         init=lambda params: np.full(2, np.nan),
         update=lambda updates, state, params: (updates, state),
     )
+    poisoned = optax.chain(OPTIMIZER, poison)
     settings = FitConfig(steps=9, log_every=9, checkpoint_every=3, eval_every=3)
     with pytest.raises(FloatingPointError, match="NaN or Inf at step 3, which is not saved"):
-        fit(Bigrams(), optax.chain(OPTIMIZER, poison), tmp_path, settings, mesh=MESH)
+        fit(Bigrams(), poisoned, tmp_path, settings, mesh=MESH)
     assert Checkpoints(tmp_path / "checkpoints").steps() == []
 
 
@@ -167,8 +188,8 @@ def test_the_largest_gradients_are_printed_first(tiny_workdir, capsys, monkeypat
     sums = found.sums
     examples = found.contributions
     assert sum(each.count for each in examples) == sums["count"]
-    loss = sum(each.loss * each.count for each in examples)
-    assert loss == pytest.approx(sums["loss"], rel=1e-5)
+    losses = [each.loss * each.count for each in examples]
+    assert sum(losses) == pytest.approx(sums["loss"], rel=1e-5)
 
     norms = [each.grad_norm for each in examples]
     assert norms == sorted(norms, reverse=True)
@@ -201,14 +222,18 @@ def test_a_step_has_the_same_bits_and_names_the_example_that_makes_it_nan(tmp_pa
     run(tmp_path, (1, 3, 3), Notes())
     settings = FitConfig(steps=STEPS)
     with Checkpoints(tmp_path / "checkpoints") as checkpoints:
-        good = replay_step(TASK, OPTIMIZER, checkpoints, MESH, settings, step=8)
-        bad = replay_step(TASK, OPTIMIZER, checkpoints, MESH, settings, step=SKIPPED[-1])
+        replay = functools.partial(replay_step, TASK, OPTIMIZER, checkpoints, MESH)
+        good = replay(settings, step=8)
+        bad = replay(settings, step=SKIPPED[-1])
 
         # A longer run may have taken the steps until the next checkpoint.
-        for steps, step, last in ((STEPS, 0, STEPS), (10**6, 90_000, STEPS + 3)):
+        for steps, step, last in (
+            (STEPS, 0, STEPS),
+            (10**6, 90_000, STEPS + 3),
+        ):
             settings = FitConfig(steps=steps, checkpoint_every=3)
             with pytest.raises(UserError, match=f"taken, from 1 to {last}: got {step}"):
-                replay_step(TASK, OPTIMIZER, checkpoints, MESH, settings, step)
+                replay(settings, step=step)
 
     (report,) = (report for report in reports(tmp_path, "train") if report["step"] == 8)
     assert good.sums["loss"] / good.sums["count"] == report["loss"]

@@ -148,8 +148,10 @@ def reference():
 
 
 def norm(tree):
-    squares = [np.square(np.float64(array)).sum() for array in jax.tree.leaves(tree)]
-    return math.sqrt(sum(squares))
+    total = 0.0
+    for array in jax.tree.leaves(tree):
+        total += np.square(np.float64(array)).sum()
+    return math.sqrt(total)
 
 
 def relative_distance(actual, expected):
@@ -161,7 +163,8 @@ def relative_distance(actual, expected):
 def assert_same(actual, expected):
     """Checks that each array differs by less than a millionth of its norm."""
     distances = jax.tree.map(relative_distance, actual, expected)
-    assert all(distance < 1e-6 for distance in jax.tree.leaves(distances)), distances
+    leaves = jax.tree.leaves(distances)
+    assert all(distance < 1e-6 for distance in leaves), distances
 
 
 # 37 words and 4 heads cannot be split evenly over 4 or 8 devices.
@@ -301,9 +304,18 @@ def test_the_mesh_does_not_change_gradients_of_norms_that_all_heads_share():
 OPTIMIZERS = {
     # Factors parameters with two axes of at least 8, which this small model has.
     "adafactor": optax.adafactor(0.01, min_dim_size_to_factor=8, momentum=0.9),
-    "muon": muon(0.02, describe_model(SPLIT.model), adam_learning_rate=0.01, weight_decay=0.01),
+    "muon": muon(
+        0.02,
+        describe_model(SPLIT.model),
+        adam_learning_rate=0.01,
+        weight_decay=0.01,
+    ),
     "lamb": per_layer(optax.lamb(0.01)),
-    "ema": optax.chain(optax.scale_by_lion(), optax.ema(0.9), optax.scale(-1e-3)),
+    "ema": optax.chain(
+        optax.scale_by_lion(),
+        optax.ema(0.9),
+        optax.scale(-1e-3),
+    ),
 }
 
 
@@ -328,7 +340,9 @@ def ten_steps(name, sizes):
     for seed in range(10):
         batch = jax.device_put(ragged_batch(seed), batch_sharding(mesh))
         state, sums = step(state, batch)
-        losses.append(float(sums["loss"]) / float(sums["count"]))
+        loss = float(sums["loss"])
+        count = float(sums["count"])
+        losses.append(loss / count)
 
     assert int(state.skipped) == 0
     return TenSteps(start, jax.device_get(state.params), losses)
@@ -338,7 +352,10 @@ def ten_steps(name, sizes):
 @pytest.mark.parametrize("name", by_profile(["muon"], nightly=list(OPTIMIZERS)))
 @pytest.mark.parametrize(
     "sizes",
-    by_profile([(2, 2, 2)], nightly=[(2, 2, 2), (8, 1, 1), (1, 8, 1), (1, 1, 8)]),
+    by_profile(
+        [(2, 2, 2)],
+        nightly=[(2, 2, 2), (8, 1, 1), (1, 8, 1), (1, 1, 8)],
+    ),
     ids=str,
 )
 def test_the_mesh_does_not_change_the_results_of_any_optimizer(name, sizes):
@@ -415,8 +432,10 @@ def test_packing_does_not_change_loss_or_gradients():
         pairs.append((source, target))
 
     config = changed(dropout_rate=0.0)
-    unpacked = make_batch([[pair] for pair in pairs], (ROWS, 6, 6))
-    packed = make_batch([[pairs[2], pairs[0]], [pairs[1]]], (ROWS, 6, 6))
+    first, second, third = pairs
+    shape = (ROWS, 6, 6)
+    unpacked = make_batch([[first], [second], [third]], shape)
+    packed = make_batch([[third, first], [second]], shape)
     expected = one_step(config, batch=unpacked)
     found = one_step(config, batch=packed)
 
@@ -478,8 +497,14 @@ def test_a_step_that_is_not_finite_is_skipped_on_all_devices_and_counted(
     """Only one row of one device, and only one weight, are not finite or huge."""
     mesh = mesh_of((2, 2, 2))
     info = {"w": ParameterInfo(("d_model", "d_ff"), "matrix")}
-    state = init_state(lambda key: {"w": jnp.ones((4, 4))}, optimizer, mesh, describe=lambda: info)
-    assert state.params["w"].addressable_shards[0].data.shape == (2, 2)
+    state = init_state(
+        lambda key: {"w": jnp.ones((4, 4))},
+        optimizer,
+        mesh,
+        describe=lambda: info,
+    )
+    shard = state.params["w"].addressable_shards[0]
+    assert shard.data.shape == (2, 2)
 
     train_step = make_train_step(linear_loss(scale), optimizer, mesh)
     batch = {

@@ -90,8 +90,13 @@ def normal(seed, *shape, scale=1.0):
 
 
 def random_params(module, *inputs):
-    shapes = jax.eval_shape(module.init, jax.random.key(0), *inputs)["params"]
-    return jax.tree.map(lambda s: normal(s.size, *s.shape, scale=0.5), shapes)
+    key = jax.random.key(0)
+    variables = jax.eval_shape(module.init, key, *inputs)
+
+    def draw(leaf):
+        return normal(leaf.size, *leaf.shape, scale=0.5)
+
+    return jax.tree.map(draw, variables["params"])
 
 
 ACTIVATIONS = normal(0, ROWS, LENGTH, WIDTH)
@@ -235,7 +240,8 @@ SUBJECTS = {
 
 
 def float64_leaves(tree):
-    return [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(tree)]
+    leaves = jax.tree.leaves(tree)
+    return [np.asarray(leaf, np.float64) for leaf in leaves]
 
 
 def close(found, expected, tolerance):
@@ -256,8 +262,8 @@ def close(found, expected, tolerance):
 
 
 def dot(a, b):
-    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
-    return sum((x * y).sum() for x, y in pairs)
+    products = jax.tree.map(lambda x, y: (x * y).sum(), a, b)
+    return sum(jax.tree.leaves(products))
 
 
 def direction(params):
@@ -309,7 +315,8 @@ def members(tree, n):
 
 
 def without_jit(subject):
-    params, batch = jax.tree.map(jnp.asarray, (subject.params, subject.batch))
+    arguments = (subject.params, subject.batch)
+    params, batch = jax.tree.map(jnp.asarray, arguments)
     found = jax.value_and_grad(subject.loss)(params, batch)
     close(found, plain(subject), subject.tolerance)
 
@@ -323,7 +330,14 @@ def finite_differences(subject):
     """Forward and reverse mode, first and second order."""
     skip_bfloat16(subject)
     function, value = of_leaf(subject)
-    check_grads(jax.jit(function), (value,), order=2, atol=0.05, rtol=0.05, eps=1e-2)
+    check_grads(
+        jax.jit(function),
+        (value,),
+        order=2,
+        atol=0.05,
+        rtol=0.05,
+        eps=1e-2,
+    )
 
 
 def forward_mode(subject):
@@ -343,7 +357,8 @@ def forward_mode(subject):
 
     # The slope along a tangent is its product with the gradient.
     expected_slope = dot(gradient, tangent)
-    scale = (dot(gradient, gradient) * dot(tangent, tangent)) ** 0.5
+    squares = dot(gradient, gradient) * dot(tangent, tangent)
+    scale = squares**0.5
     for found, slope in pairs:
         close(found, expected, subject.tolerance)
         assert abs(slope - expected_slope) <= subject.tolerance * scale
@@ -385,19 +400,23 @@ def second_order(subject):
         return hessians, products
 
     hessians, products = jax.device_get(derivatives(value))
-    first, second = (hessian.reshape(value.size, value.size) for hessian in hessians)
+    matrix = (value.size, value.size)
+    first, second = (hessian.reshape(matrix) for hessian in hessians)
     close(first, first.T, subject.tolerance)
     close(second, first, subject.tolerance)
 
-    close(products, (products[0],) * 3, subject.tolerance)
-    close(first @ tangent.ravel(), products[0].ravel(), subject.tolerance)
+    product = products[0]
+    close(products, (product,) * 3, subject.tolerance)
+    by_matrix = first @ tangent.ravel()
+    close(by_matrix, product.ravel(), subject.tolerance)
 
 
 def vmap_over_parameters(subject):
     """An ensemble: parameters with a leading axis of members."""
     other = jax.tree.map(lambda p: p * np.float32(0.5), subject.params)
     stacked = jax.tree.map(lambda *p: np.stack(p), subject.params, other)
-    ensemble = jax.jit(jax.vmap(compiled(subject), (0, None)))
+    of_members = jax.vmap(compiled(subject), (0, None))
+    ensemble = jax.jit(of_members)
     found = ensemble(stacked, subject.batch)
 
     close(members(found, 0), plain(subject), subject.tolerance)
@@ -408,7 +427,8 @@ def vmap_over_parameters(subject):
 def per_example_gradients(subject):
     skip_without_batched_bfloat16(subject)
     examples = jax.tree.map(lambda a: a[:, None], subject.batch)
-    per_example = jax.jit(jax.vmap(compiled(subject), (None, 0)))
+    of_examples = jax.vmap(compiled(subject), (None, 0))
+    per_example = jax.jit(of_examples)
     found = per_example(subject.params, examples)
 
     total = jax.tree.map(lambda g: np.asarray(g).sum(0), found)
@@ -420,7 +440,8 @@ def per_example_gradients(subject):
 
 
 def checkpoint(subject):
-    rematerialized = jax.jit(jax.value_and_grad(jax.checkpoint(subject.loss)))
+    loss = jax.checkpoint(subject.loss)
+    rematerialized = jax.jit(jax.value_and_grad(loss))
     found = rematerialized(subject.params, subject.batch)
     close(found, plain(subject), subject.tolerance)
 
@@ -441,12 +462,15 @@ def remat(subject):
     # Arguments between the inputs and ``deterministic``, which is False, are None. Positions count
     # the module as number 0.
     inputs = subject.inputs(subject.closed_over)
-    static = {jx.MultiHeadAttention: (4,), jx.Transformer: (3,)}.get(kind, ())
+    static_of_kinds = {jx.MultiHeadAttention: (4,), jx.Transformer: (3,)}
+    static = static_of_kinds.get(kind, ())
     rest = ()
     if static:
         missing = static[0] - 1 - len(inputs)
         rest = (None,) * missing + (False,)
-    options = {"dropout": np.arange(len(inputs[0]))} if kind is jx.Block else {}
+    options = {}
+    if kind is jx.Block:
+        options["dropout"] = np.arange(len(inputs[0]))
 
     def gradient(kind):
         def loss(params):
@@ -466,12 +490,18 @@ def remat(subject):
 
 
 def pmap(subject):
-    shards = jax.tree.map(lambda a: a.reshape(4, -1, *a.shape[1:]), subject.batch)
+
+    def split(array):
+        row_shape = array.shape[1:]
+        return array.reshape(4, -1, *row_shape)
+
+    shards = jax.tree.map(split, subject.batch)
 
     def step(params, batch):
         return jax.lax.psum(subject.function(params, batch), "devices")
 
-    step = jax.pmap(step, "devices", in_axes=(None, 0), devices=jax.devices()[:4])
+    devices = jax.devices()[:4]
+    step = jax.pmap(step, "devices", in_axes=(None, 0), devices=devices)
     found = step(subject.params, shards)
     close(members(found, 0), plain(subject), subject.tolerance)
 
@@ -531,7 +561,8 @@ def export_for_any_shape_and_platform(subject):
 
     shapes = jax.tree.map(symbolic, subject.batch)
     platforms = ("cpu", "cuda", "tpu")
-    exported = export.export(compiled(subject), platforms=platforms)(subject.params, shapes)
+    make = export.export(compiled(subject), platforms=platforms)
+    exported = make(subject.params, shapes)
     assert exported.platforms == platforms
 
     one_short_row = (slice(1), slice(3))[:axes]
@@ -556,7 +587,8 @@ def strict_settings(subject):
 
         if subject.module is not None:
             inputs = subject.inputs(subject.batch)
-            params = jax.eval_shape(subject.module.init, jax.random.key(0), *inputs)
+            key = jax.random.key(0)
+            params = jax.eval_shape(subject.module.init, key, *inputs)
             dtypes = {parameter.dtype.name for parameter in jax.tree.leaves(params)}
             assert dtypes == {"float32"}
 
@@ -568,11 +600,19 @@ def float64(subject):
     def widen(array):
         return array.astype(np.float64) if array.dtype == np.float32 else array
 
-    params, batch = jax.tree.map(widen, (subject.params, subject.batch))
+    arguments = (subject.params, subject.batch)
+    params, batch = jax.tree.map(widen, arguments)
     wide = dataclasses.replace(subject, params=params, batch=batch)
     with enable_x64(True):
         function, value = of_leaf(wide)
-        check_grads(jax.jit(function), (value,), order=1, atol=1e-7, rtol=1e-7, eps=1e-5)
+        check_grads(
+            jax.jit(function),
+            (value,),
+            order=1,
+            atol=1e-7,
+            rtol=1e-7,
+            eps=1e-5,
+        )
 
 
 TRANSFORMATIONS = [

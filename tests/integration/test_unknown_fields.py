@@ -65,7 +65,8 @@ def changed(instance, value=8):
     if issubclass(cls, Keys | Tokens):
         jax.tree_util.register_dataclass(new)
 
-    values = {field.name: getattr(instance, field.name) for field in dataclasses.fields(instance)}
+    fields = dataclasses.fields(instance)
+    values = {field.name: getattr(instance, field.name) for field in fields}
     return new(**values, **{NAME: value})
 
 

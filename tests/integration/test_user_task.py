@@ -82,12 +82,17 @@ class Bigrams(Task):
     def batch(self, number):
         rng = np.random.default_rng(number)
         starts = rng.integers(0, len(self.ids) - 7, 8)
-        rows = np.stack([self.ids[start : start + 7] for start in starts])
+        windows = [self.ids[start : start + 7] for start in starts]
+        rows = np.stack(windows)
 
         # Rows have uneven length, so some letters have weight 0.
         lengths = rng.integers(0, 7, (8, 1))
-        weights = (np.arange(6) < lengths).astype(np.float32)
-        return {"letters": rows[:, :-1], "following": rows[:, 1:], "weights": weights}
+        is_real = np.arange(6) < lengths
+        return {
+            "letters": rows[:, :-1],
+            "following": rows[:, 1:],
+            "weights": is_real.astype(np.float32),
+        }
 
     def batches(self, start, shards):
         for number in itertools.count(start):
@@ -188,12 +193,14 @@ def test_task_learns_and_reports(uninterrupted):
     assert len(losses) == 6
     assert losses[-1] < losses[0] - 0.5
 
-    *_, last = [values for _, kind, values in given if kind == "valid"]
+    validations = [values for _, kind, values in given if kind == "valid"]
+    last = validations[-1]
     assert last["perplexity"] == pytest.approx(math.exp(last["loss"]))
     assert 0 < last["right"] <= 1
 
     # The file has what the writer was given.
-    for report, (step, kind, values) in zip(runs.reports(folder), given, strict=True):
+    written = runs.reports(folder)
+    for report, (step, kind, values) in zip(written, given, strict=True):
         assert report["step"] == step
         assert report["kind"] == kind
         assert report["loss"] == values["loss"]
@@ -263,7 +270,8 @@ def kill_at_9(step, state, sums):
 
 def test_any_optimizer_is_resumed_exactly(tmp_path):
     """One that sees the loss; test_averages.py has others with averages in their states."""
-    optimizer = optax.chain(optax.adam(0.1), optax.contrib.reduce_on_plateau(patience=2))
+    on_plateau = optax.contrib.reduce_on_plateau(patience=2)
+    optimizer = optax.chain(optax.adam(0.1), on_plateau)
     expected = run(tmp_path / "whole", optimizer=optimizer)
 
     with pytest.raises(Killed):
@@ -273,8 +281,9 @@ def test_any_optimizer_is_resumed_exactly(tmp_path):
 
     # The optimizer moves the parameters.
     start = jaxformer.init_state(init, optimizer, one_device())
-    moved = np.asarray(expected.params["table"]) - np.asarray(start.params["table"])
-    assert np.abs(moved).max() > 0.1
+    before = np.asarray(start.params["table"])
+    after = np.asarray(expected.params["table"])
+    assert np.abs(after - before).max() > 0.1
 
 
 def test_hooks_see_every_step_and_their_errors_end_the_run(tmp_path, uninterrupted):

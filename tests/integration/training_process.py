@@ -52,7 +52,8 @@ TIMES = {"seconds_per_step", "waiting", "tokens_per_second"}
 
 
 def command(folder, script="train.py", **settings):
-    flags = [f"--config.{name}={value}" for name, value in (SETTINGS | settings).items()]
+    fields = SETTINGS | settings
+    flags = [f"--config.{name}={value}" for name, value in fields.items()]
     return [
         sys.executable,
         script,
@@ -124,7 +125,8 @@ def newest_step(folder):
     """Returns the newest complete step of a run or of its copy, or 0."""
     paths = (folder / "checkpoints").glob("*/manifest.json")
     names = [path.parent.name for path in paths]
-    return max((int(name) for name in names if name.isdecimal()), default=0)
+    steps = [int(name) for name in names if name.isdecimal()]
+    return max(steps, default=0)
 
 
 class Result(NamedTuple):
@@ -164,10 +166,15 @@ def assert_same_result(found, expected):
 
 def assert_close_result(found, expected):
     """Compares runs on different devices, which add numbers in another order."""
-    leaves = zip(jax.tree.leaves(found.state), jax.tree.leaves(expected.state), strict=True)
+    leaves = zip(
+        jax.tree.leaves(found.state),
+        jax.tree.leaves(expected.state),
+        strict=True,
+    )
     for ours, theirs in leaves:
         largest = np.abs(theirs).max()
-        np.testing.assert_allclose(ours, theirs, atol=1e-4 * max(1e-3, largest))
+        size = max(1e-3, largest)
+        np.testing.assert_allclose(ours, theirs, atol=1e-4 * size)
 
     for ours, theirs in zip(found.metrics, expected.metrics, strict=True):
         assert ours["kind"] == theirs["kind"]

@@ -76,7 +76,9 @@ def test_configs_compute_the_same_without_the_fusion(tmp_path, cases):
             assert np.linalg.norm(expected) < 1e-3 * scale, name
             continue
 
-        error = np.linalg.norm(found - expected) / (np.linalg.norm(expected) + 1e-9)
+        difference = np.linalg.norm(found - expected)
+        size = np.linalg.norm(expected) + 1e-9
+        error = difference / size
         print(f"relative difference: {error:.1e}, {name}")  # Shown by -rP.
         case = name.split("|")[0]
         assert error < TOLERANCE[dtype_of(case)], name
@@ -135,7 +137,8 @@ def results_of(config):
 
     model = Transformer(config.model)
     key = jax.random.key(0)
-    params = jax.jit(model.init)(key, src[:1], tgt_in[:1])["params"]
+    variables = jax.jit(model.init)(key, src[:1], tgt_in[:1])
+    params = variables["params"]
     loss_of = TranslationLoss(config.model, 0.1)
 
     def loss(params):

@@ -199,7 +199,7 @@ def test_mistakes_are_explained(hub, capsys):
             "/a/empty: expected a model of jaxformer or .*, but it has no config",
         ),
         ("hf://a/run", "/a/run: expected a run of jaxformer, but it has no identity.json"),
-        ("hf://a/other", "hf://a/other: expected model_type to be marian or bert or .*: got 'resn"),
+        ("hf://a/other", "hf://a/other: expected model_type to be marian or .*: got 'resnet'"),
         ("hf://a/pairs", "hf://a/pairs: a model of many languages; convert it with jaxformer impo"),
     ]:
         with pytest.raises(UserError, match=message) as error:

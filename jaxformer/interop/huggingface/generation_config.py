@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from jaxformer.config import DataConfig, data_section
 from jaxformer.inference.weights import TrainedModel
 from jaxformer.interop.formats import EARLY_STOPPING
 from jaxformer.interop.huggingface.foreign_layout import Layout
@@ -16,7 +17,8 @@ _NEVER_GENERATED = ("pad", "bos", "unk")
 def generation_config(model: TrainedModel, layout: Layout) -> dict[str, Any] | None:
     """Returns the fields of generation_config.json; None for a model that generates nothing.
 
-    ``generate`` has no counterpart of ``max_extra_length``: its limit is the model's length.
+    ``generate`` has no limit that depends on the source, as ``max_extra_length``. In its place is
+    the limit for the longest source in training.
     """
     config = model.config
     tokenizer = model.tokenizer
@@ -33,7 +35,8 @@ def generation_config(model: TrainedModel, layout: Layout) -> dict[str, Any] | N
         ids = {tokenizer.special[name] for name in _NEVER_GENERATED}
         fields["suppress_tokens"] = sorted(ids - {end, None}) or None
     elif config.search.max_length is None:
-        fields["max_length"] = config.model.max_length
+        longest = data_section(config, DataConfig).max_length + config.search.max_extra_length
+        fields["max_length"] = min(config.model.max_length, longest)
 
     for code in tokenizer.target_start:
         fields["forced_bos_token_id"] = int(tokenizer.their_ids[code])

@@ -26,6 +26,7 @@ from jaxformer.data.labeled import (
 from jaxformer.data.tokenizer import BOS, PAD, UNK
 from jaxformer.errors import UserError
 from jaxformer.kinds.classification import CLASSIFICATION, MASKED_LANGUAGE_MODELING
+from jaxformer.models.bert import BertConfig
 from jaxformer.models.encoder import Encoder
 from jaxformer.runs.workdir import Workdir
 from jaxformer.tasks.corpus_task import CorpusTask
@@ -172,12 +173,13 @@ class EncoderTask(CorpusTask):
         dataset = open_dataset(config, folder, corpus, labels=labels, decodes=False)
         task = cls(config, dataset)
 
-        if config.model.architecture == "bert":
+        if isinstance(config.model, BertConfig):
             [blank] = dataset.tokenizer.encode_batch([""])
             if not blank:
                 raise UserError(
-                    "model.architecture=bert needs a tokenizer that begins texts with [CLS]: give "
-                    "the workdir of an imported BERT as training.init_from or data.tokenizer"
+                    f"model.architecture={config.model.architecture} needs a tokenizer that begins "
+                    "texts with [CLS]: give the workdir of an imported BERT as training.init_from "
+                    "or data.tokenizer"
                 )
 
         masks = data_section(config, LabeledConfig).mask_rate > 0

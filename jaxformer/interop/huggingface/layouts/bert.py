@@ -1,5 +1,6 @@
 """BERT in transformers' layout, with the heads that a file has."""
 
+import typing
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +11,7 @@ from jaxformer.errors import UserError
 from jaxformer.interop.huggingface.foreign_layout import ANY, Layout, Tensor, affine, layer_norm
 from jaxformer.interop.huggingface.layouts.text_models import LOADED
 from jaxformer.interop.json_fields import JsonFields
-from jaxformer.models.bert import BertConfig
+from jaxformer.models.bert import BertConfig, Heads
 
 ENCODER_FIELDS = {
     "hidden_size": "d_model",
@@ -32,9 +33,9 @@ _HEADS = {
 }
 
 
-def classifier_head(fields: JsonFields) -> str:
+def classifier_head(fields: JsonFields, classifier: str = "classifier") -> str:
     """Returns our name of the head ``classifier`` of a file; "" for a file without one."""
-    if "classifier.weight" not in fields.tensors:
+    if f"{classifier}.weight" not in fields.tensors:
         return ""
 
     names = fields.architecture_heads()
@@ -43,12 +44,12 @@ def classifier_head(fields: JsonFields) -> str:
     return "classes"
 
 
-def read_labels(fields: JsonFields) -> list[str]:
-    """Returns the labels of a classifier; none for a file without one.
+def read_labels(fields: JsonFields, classifier: str = "classifier") -> list[str]:
+    """Returns the labels of a classifier, a layer of this name; none for a file without one.
 
     Several classes may share a label. ImageNet has two cranes, a bird and a machine.
     """
-    if not classifier_head(fields):
+    if not classifier_head(fields, classifier):
         return []
     one = "single_label_classification"
     advice = (
@@ -219,6 +220,12 @@ BERT = Layout(
     ),
     heads=("cls.", "classifier.", "qa_outputs."),
     old_names={"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"},
-    expressed={"heads": ANY, "num_classes": ANY, "num_tags": ANY},
+    expressed={
+        "architecture": ["bert"],
+        "heads": [head for head in typing.get_args(Heads) if head != "replaced"],
+        "num_classes": ANY,
+        "num_tags": ANY,
+    },
+    fits=lambda model: model.num_token_types > 0,
     buffers=r"embeddings\.(position|token_type)_ids",
 )

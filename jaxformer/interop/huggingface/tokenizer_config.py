@@ -84,7 +84,7 @@ def read_tokenizer_file(directory: pathlib.Path, config: JsonFields, advice: str
       advice: End of the message about a missing file.
 
     Raises:
-      UserError: A file is missing or damaged, jaxformer lacks the tokenizer's class, or a setting
+      UserError: A file is missing or damaged, the tokenizer's class is unknown, or a setting
         has no counterpart in tokenizer.json or is not of its type.
     """
     settings = _read_settings(directory)

@@ -85,6 +85,7 @@ class HuggingFaceTokenizer(Vocabulary):
     our_ids: np.ndarray  # for each of their ids
 
     form = "huggingface"
+    their_class: str | None = None  # in transformers, if a layout's class does not read it
     uses = ("pairs", "stream")
     ends_texts = True
     keeps_lines = False
@@ -137,6 +138,10 @@ class HuggingFaceTokenizer(Vocabulary):
         has_mask = mask is not None and mask in range(size)
         self.their_mask = mask if has_mask else None
         self.mask_token = int(self.our_ids[mask]) if has_mask else None
+
+    def files(self) -> dict[str, bytes]:
+        """Returns the files that a class in transformers reads, by their names."""
+        return {"tokenizer.json": self.json.encode()}
 
     def special_pieces(self, names: Mapping[str, str]) -> dict[str, str]:
         """Returns the special tokens that the vocabulary has, under other names."""

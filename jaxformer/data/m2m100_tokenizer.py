@@ -1,14 +1,18 @@
 """The tokenizer of M2M-100: Marian's with one SentencePiece model, and codes of languages."""
 
+import base64
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import SupportsIndex
 
 import numpy as np
 
+from jaxformer.checks import is_unicode
 from jaxformer.data.marian_tokenizer import MarianTokenizer
-from jaxformer.data.tokenizer import find_language
+from jaxformer.data.tokenizer import UNK, find_language
+
+_THEIR_SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")  # in the order of their ids
 
 
 class M2M100Tokenizer(MarianTokenizer):
@@ -21,6 +25,9 @@ class M2M100Tokenizer(MarianTokenizer):
 
     form = "m2m100"
     absent = "bos"  # Their decoder begins with the end of sentence.
+    special = {"pad": 1, "eos": 2, "bos": 2, "unk": 3}  # noqa: RUF012 - as in HuggingFaceTokenizer
+    their_class = "M2M100Tokenizer"
+    has_types = False
     _code = re.compile("(?!)")  # Texts have none.
 
     def __init__(self, serialized: bytes) -> None:
@@ -32,14 +39,37 @@ class M2M100Tokenizer(MarianTokenizer):
             if piece.startswith("__"):
                 ids_by_language[piece.strip("_")] = number
 
-        languages = str(json.loads(serialized)["languages"]).split(" to ")
-        self._codes = [find_language(name, ids_by_language) for name in languages]
+        self.languages = tuple(str(json.loads(serialized)["languages"]).split(" to "))
+        self._codes = [find_language(name, ids_by_language) for name in self.languages]
 
         self.language_codes = ()
         self.target_start = tuple(self._codes[1:])
 
         self.their_ids = np.array([1, 2, 2, 3, 0, *range(4, self.vocab_size - 1)])
         self.our_ids = np.array([4, 0, 1, 3, *range(5, self.vocab_size)])
+
+    def files(self) -> dict[str, bytes]:
+        """Returns the files that the class in transformers reads, by their names."""
+        vocabulary: dict[str, int] = {piece: i for i, piece in enumerate(_THEIR_SPECIAL)}
+        for number, piece in enumerate(self._pieces[UNK + 2 :], start=len(vocabulary)):
+            if piece.startswith("__"):
+                break  # Languages and unused ids follow.
+            if is_unicode(piece):  # Others stand for ids without a piece.
+                vocabulary[piece] = number
+
+        model = json.loads(self.serialized)["source"]
+        return {
+            "sentencepiece.bpe.model": base64.b64decode(model),
+            "vocab.json": json.dumps(vocabulary, ensure_ascii=False).encode(),
+        }
+
+    def special_pieces(self, names: Mapping[str, str]) -> dict[str, str]:
+        """Returns the special tokens that the vocabulary has, under other names."""
+        pieces = {}
+        for ours, theirs in names.items():
+            if ours in self.special:
+                pieces[theirs] = _THEIR_SPECIAL[self.special[ours]]
+        return pieces
 
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
         return super().decode(i for i in ids if i not in self.target_start)

@@ -26,6 +26,8 @@ _ANY = re.compile(
     "(attention_)?dropout_rate|biases|compute_dtype|d_(ff|model)|max_length|norm_epsilon"
     "|num_(heads|layers)|vocab_size"
 )
+# Values of ``early_stopping`` in transformers, by our ``early_stop``.
+EARLY_STOPPING = {"likely": False, "full": True, "proven": "never", "never": "never"}
 # Fields of a search that both express or have a rule for. The model card refuses constraints.
 _SEARCH = {
     "beam_size",

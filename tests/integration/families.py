@@ -1,6 +1,7 @@
 """Models of the fixtures of families, as folders and as imported runs."""
 
 import functools
+import json
 import pathlib
 import shutil
 import tempfile
@@ -17,6 +18,13 @@ from ..fixtures.random_weights import read_arrays
 FAMILIES = pathlib.Path(__file__).parents[1] / "fixtures" / "families"
 
 
+# The fixtures share small tokenizers, which are not of the classes of their families.
+AS_IT_IS = {
+    "tokenizer_class": "PreTrainedTokenizerFast",
+    "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
+}
+
+
 class Family(NamedTuple):
     folder: pathlib.Path  # in the layout of transformers
     workdir: pathlib.Path
@@ -27,6 +35,9 @@ class Family(NamedTuple):
 def write_model(name: str, folder: pathlib.Path) -> pathlib.Path:
     """Writes a model's files as save_pretrained does, and returns the folder."""
     shutil.copytree(FAMILIES / name, folder)
+    settings = folder / "tokenizer_config.json"
+    if not settings.exists():
+        settings.write_text(json.dumps(AS_IT_IS))
     safetensors.numpy.save_file(read_arrays(folder), folder / "model.safetensors")
     return folder
 

@@ -438,6 +438,23 @@ def test_mistakes_are_refused(labeled, tmp_path):
         train(masked, tmp_path / "run")
 
 
+def test_masking_needs_a_mask(labeled, tmp_path):
+    """A begin of the text in its place would teach the model something else."""
+    folder = pathlib.Path(shutil.copytree(FIXTURES / "masked", tmp_path / "model"))
+    text = (folder / "tokenizer.json").read_text()
+    (folder / "tokenizer.json").write_text(text.replace("[MASK]", "[BLANK]"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+    import_huggingface(folder, tmp_path / "base")
+    trained = TrainedModel.load(tmp_path / "base")
+    data = dataclasses.replace(trained.config.data, **labeled, tokens_per_batch=128)
+    training = TrainingConfig(init_from=str(tmp_path / "base"), **SETTINGS)
+    config = dataclasses.replace(trained.config, data=data, training=training)
+    with pytest.raises(UserError, match=r"masks tokens, but this tokenizer has no mask: set data"):
+        MaskedLanguageModeling.open(config, Workdir(tmp_path / "none"))
+
+
 @pytest.mark.ci
 def test_the_pages_are_executed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

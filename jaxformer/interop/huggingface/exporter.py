@@ -4,19 +4,26 @@ import json
 import pathlib
 from typing import Any
 
-from jaxformer.data.huggingface_tokenizer import HuggingFaceTokenizer
 from jaxformer.files import write_file
 from jaxformer.inference.weights import TrainedModel
 from jaxformer.interop.formats import Usage
-from jaxformer.interop.huggingface.foreign_layout import Layout
+from jaxformer.interop.huggingface.foreign_layout import ImportedTokenizer, Layout
+from jaxformer.interop.huggingface.generation_config import generation_config
 from jaxformer.interop.huggingface.importer import known_layouts
 from jaxformer.interop.huggingface.sentence_transformers import pooling_files
 from jaxformer.interop.safetensors import save_arrays
+from jaxformer.search import BeamSearch
+
+_NOTES = ("Tensors are float32, with the names that transformers gives them.",)
+_OTHER_RULES = (
+    "`generation_config.json` has the sizes of the search. In transformers, its length "
+    "penalty is a power of the length, and the score of an unfinished text counts."
+)
 
 
 def can_write(model: TrainedModel) -> bool:
     """Returns whether a model has a foreign architecture, and a foreign tokenizer."""
-    expected = HuggingFaceTokenizer if model.config.kind.load_tokenizer else type(None)
+    expected = ImportedTokenizer if model.config.kind.load_tokenizer else type(None)
     if not isinstance(model.tokenizer, expected):
         return False
     return bool(_layouts(model))
@@ -29,7 +36,7 @@ def _layouts(model: TrainedModel) -> list[Layout]:
 
 
 def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
-    """Writes model.safetensors, config.json, and the files of the tokenizer or of pictures."""
+    """Writes model.safetensors, config.json, and the files of tokenizer, search and pictures."""
     section = model.config.model
     tokenizer = model.tokenizer
     layout = _layouts(model)[0]
@@ -38,24 +45,39 @@ def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
 
     files: dict[str, Any] = {"config.json": layout.config_json(section, tokenizer)}
     if tokenizer is not None:
-        write_file(folder / "tokenizer.json", tokenizer.json.encode())
+        for name, content in tokenizer.files().items():
+            write_file(folder / name, content)
         files["tokenizer_config.json"] = layout.tokenizer_config_json(section, tokenizer)
 
     if layout.preprocessor is not None:
         files["preprocessor_config.json"] = layout.preprocessor(section)
 
+<<<<<<< HEAD
     files |= pooling_files(section)
+=======
+    generation = generation_config(model, layout)
+    if generation is not None:
+        files["generation_config.json"] = generation
+
+>>>>>>> tokens
     for name, fields in files.items():
         content = json.dumps(fields, indent=2, ensure_ascii=False) + "\n"
         write_file(folder / name, content.encode())
 
     network = layout.network_of(section)
-    languages = getattr(tokenizer, "languages", ())
-    example = layout.example.replace("NETWORK", network)
-    example = example.replace("LANGUAGES", repr(languages))
     return Usage(
         format=f"{network} of transformers",
         requires="torch transformers",
-        code=example,
-        notes=("Tensors are float32, with the names that transformers gives them.",),
+        code=layout.example.replace("NETWORK", network),
+        notes=_NOTES if generation is None else (*_NOTES, *_search_notes(model, layout)),
     )
+
+
+def _search_notes(model: TrainedModel, layout: Layout) -> tuple[str, ...]:
+    """Returns a note if ``generate`` of transformers has other rules than the search."""
+    search = model.config.search
+    rules = ("penalty", "ends_within", "unfinished", "diversity_groups")
+    has_other_rules = isinstance(search, BeamSearch) and any(
+        getattr(search, name) != getattr(layout.search, name) for name in rules
+    )
+    return (_OTHER_RULES,) if has_other_rules else ()

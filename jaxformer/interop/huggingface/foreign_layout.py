@@ -192,7 +192,7 @@ class Layout:
     data: Callable[[Any], DataSection]
     search: BeamSearch = SEARCH
     special: Mapping[str, str] = dataclasses.field(default_factory=lambda: _SPECIAL)
-    token_names: Mapping[str, str] = dataclasses.field(default_factory=lambda: _TOKEN_NAMES)
+    token_names: dict[str, str] = dataclasses.field(default_factory=lambda: _TOKEN_NAMES)
     tokenizer_class: str = "PreTrainedTokenizerFast"
     preprocessor: Callable[[Any], dict[str, Any]] | None = None
     example: str
@@ -208,7 +208,7 @@ class Layout:
     fits: Callable[[Any], bool] = lambda section: True
     is_exported: bool = True
 
-    def can_express(self, model: Any, tokenizer: HuggingFaceTokenizer | None) -> bool:
+    def can_express(self, model: Any, tokenizer: ImportedTokenizer | None) -> bool:
         """Returns whether a file can describe a section, with all of its fields."""
         if type(model) is not self.section or not self.is_exported:
             return False
@@ -299,7 +299,7 @@ class Layout:
             return fields.number(name)
         return fields.integer(name)
 
-    def config_json(self, model: Any, tokenizer: HuggingFaceTokenizer | None) -> dict[str, Any]:
+    def config_json(self, model: Any, tokenizer: ImportedTokenizer | None) -> dict[str, Any]:
         """Returns the fields of config.json; the inverse of :meth:`config`."""
         values = {}
         for name, ours in self.fields.items():
@@ -323,14 +323,14 @@ class Layout:
             **nest_sections({**self.only, **values, **self.write(model)}, self.sections),
         }
 
-    def tokenizer_config_json(self, model: Any, tokenizer: HuggingFaceTokenizer) -> dict[str, Any]:
+    def tokenizer_config_json(self, model: Any, tokenizer: ImportedTokenizer) -> dict[str, Any]:
         """Returns the fields of tokenizer_config.json; AutoTokenizer then encodes as we do."""
         inputs = ["input_ids", "attention_mask"]
-        if "num_token_types" in self.fields.values():
+        if tokenizer.has_types and "num_token_types" in self.fields.values():
             inputs.insert(1, "token_type_ids")
 
         fields: dict[str, Any] = {
-            "tokenizer_class": self.tokenizer_class,
+            "tokenizer_class": tokenizer.their_class or self.tokenizer_class,
             "model_input_names": inputs,
             "clean_up_tokenization_spaces": False,
         }
@@ -342,7 +342,7 @@ class Layout:
             source, target = tokenizer.languages
             fields["src_lang"] = source
             fields["tgt_lang"] = target
-        return fields | tokenizer.special_pieces(self.token_names)
+        return fields | tokenizer.special_pieces(self.token_names | {"mask": "mask_token"})
 
     def params(self, arrays: NamedArrays, model: Any, shapes: PyTree, absent: str) -> PyTree:
         """Returns our parameters, in these shapes, from the tensors of a file."""
@@ -377,7 +377,7 @@ class Layout:
         return flax.traverse_util.unflatten_dict(flat, sep="/")
 
     def arrays(
-        self, params: PyTree, model: Any, tokenizer: HuggingFaceTokenizer | None
+        self, params: PyTree, model: Any, tokenizer: ImportedTokenizer | None
     ) -> dict[str, Float[np.ndarray, "..."]]:
         """Returns the tensors of a file; the inverse of :meth:`params`."""
         flat = _flatten(params)

@@ -135,6 +135,7 @@ class TokenizerClass:
     Attributes:
       model: Type of its model in tokenizer.json.
       options: Settings of the model.
+      is_byte_level: A BPE model has bytes, and not characters, as its smallest tokens.
       has_unknown: A BPE model gives the unknown token for what it does not know, not nothing.
       files: Files of the vocabulary in place of a tokenizer.json.
       arrange: Returns the vocabulary, given a SentencePiece model's and the settings.
@@ -152,6 +153,7 @@ class TokenizerClass:
 
     model: str
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    is_byte_level: bool = False
     has_unknown: bool = False
     files: tuple[str, ...] = ()
     arrange: Callable[[Pieces, JsonFields], Pieces] = lambda pieces, settings: pieces
@@ -211,6 +213,7 @@ _BYTE_PAIRS = {
 _GPT2 = TokenizerClass(
     model="BPE",
     options=_BYTE_PAIRS,
+    is_byte_level=True,
     files=("vocab.json", "merges.txt"),
     tokens=dict.fromkeys(("bos", "eos", "unk"), "<|endoftext|>"),
     pre_tokenizer=_byte_level(False),

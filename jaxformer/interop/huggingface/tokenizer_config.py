@@ -45,6 +45,7 @@ _REGISTERED = {
     "gpt_neo": "GPT2Tokenizer",
     "gptj": "GPT2Tokenizer",
     "longformer": "RobertaTokenizer",
+    "m2m_100": "NllbTokenizer",  # M2M-100 itself has no tokenizer.json
     "mbart": "MBartTokenizer",
     "mt5": "T5Tokenizer",
     "opt": "GPT2Tokenizer",
@@ -83,7 +84,7 @@ def read_tokenizer_file(directory: pathlib.Path, config: JsonFields, advice: str
       advice: End of the message about a missing file.
 
     Raises:
-      UserError: A file is missing or damaged, jaxformer lacks the tokenizer's class, or a setting
+      UserError: A file is missing or damaged, the tokenizer's class is unknown, or a setting
         has no counterpart in tokenizer.json or is not of its type.
     """
     settings = _read_settings(directory)
@@ -149,9 +150,6 @@ def _class_of(
     )
     name = str(name).removesuffix("Fast")  # of older versions
 
-    is_byte_level = text is not None and '"ByteLevel"' in text
-    if name == "LlamaTokenizer" and is_byte_level:  # of Llama 3
-        return None
     if name == _AS_IT_IS or name in _OTHERS_AS_IT_IS:
         return None
 
@@ -161,7 +159,12 @@ def _class_of(
             f"{settings.place}: expected tokenizer_class to be PreTrainedTokenizerFast, which "
             f"reads tokenizer.json as it is, or {known}: got {name!r:.80}"
         )
-    return CLASSES[name]
+
+    # A class would lose the other kind of BPE, as LlamaTokenizer does the tokenizer of Llama 3.
+    row = CLASSES[name]
+    is_byte_level = text is not None and '"ByteLevel"' in text
+    is_other_kind = text is not None and is_byte_level != row.is_byte_level
+    return None if row.model == "BPE" and is_other_kind else row
 
 
 def _check_files(directory: pathlib.Path, row: TokenizerClass, advice: str) -> None:
@@ -204,8 +207,14 @@ def _rebuild(
         settings.values.pop(name, None)
     built = _build(row, of_pipeline(pipeline), settings, named=named)
 
-    # An unchanged pipeline keeps its text.
-    return text if json.loads(built) == pipeline else built
+    # An unchanged pipeline keeps its text. Empty affixes are none.
+    return text if _without_affixes(json.loads(built)) == _without_affixes(pipeline) else built
+
+
+def _without_affixes(pipeline: Step) -> Step:
+    """Returns a tokenizer.json without empty prefixes and suffixes of its model."""
+    model = {name: value for name, value in pipeline["model"].items() if value not in ("", None)}
+    return pipeline | {"model": model}
 
 
 def _build(
@@ -238,8 +247,9 @@ def _build(
     text = _with_tokens(text, _added_tokens(source, settings), [*named.values(), *more])
     pipeline = json.loads(text)
 
+    has_own = row.post_processor is not None
     pipeline["post_processor"] = source.post_processor
-    if source.post_processor is None or (row.post_processor and row.prefers_own):
+    if source.post_processor is None or (has_own and row.prefers_own):
         pipeline["post_processor"] = _post_processor(row, pipeline, settings, contents)
     return json.dumps(pipeline, ensure_ascii=False)
 
@@ -264,7 +274,7 @@ def _post_processor(
     pipeline: Step,
     settings: JsonFields,
     contents: Mapping[str, str],
-) -> Step:
+) -> Step | None:
     """Returns the post-processor of a class, or one with the ends that settings ask for."""
     contents = {"source": settings.values.get("src_lang") or row.source_language, **contents}
     ids = {token["content"]: token["id"] for token in pipeline["added_tokens"]}
@@ -277,6 +287,8 @@ def _post_processor(
         first = ["bos"] if switch(settings, "add_bos_token", False) else []
         last = ["eos"] if switch(settings, "add_eos_token", False) else []
         single = " ".join([*first, "A", *last])
+        if single == "A":
+            return None
         return template(tokens, single, f"{single} {single.replace('A', 'B')}")
 
     try:

@@ -25,7 +25,6 @@ from jaxformer.interop.safetensors import save_arrays
 from jaxformer.search import BeamSearch
 
 _ACTIVATIONS = {"relu": "relu", "gelu": "gelu_new", "swish": "swish"}
-_EARLY_STOPPING = {"likely": False, "full": True, "proven": "never", "never": "never"}
 # Marian's layer norms add this to the variance; transformers has no option for it.
 _NORM_EPSILON = 1e-5
 _CODE = """
@@ -194,7 +193,7 @@ def _generation(search: BeamSearch, longest: int, pad: int) -> dict[str, Any]:
     return {
         "bad_words_ids": [[pad]],
         "decoder_start_token_id": pad,
-        "early_stopping": search.beam_size > 1 and _EARLY_STOPPING[search.early_stop],
+        "early_stopping": search.beam_size > 1 and formats.EARLY_STOPPING[search.early_stop],
         "eos_token_id": 0,
         "length_penalty": 0.0 if search.penalty == "none" else search.length_penalty,
         "max_length": max_length,

@@ -235,14 +235,13 @@ BERT = Layout(
     tensors=_tensors,
     sizes=lambda model: {"N": model.num_classes or model.num_tags},
     data=_data,
-    example=f'{LOADED}print(model(torch.tensor([tokenizer.encode("a house").ids])))\n',
+    example=f'{LOADED}print(model(**tokenizer("a house", return_tensors="pt")))\n',
     special_tokens={"pad": "[PAD]", "eos": "[SEP]", "bos": "[CLS]", "unk": "[UNK]"},
     token_names={
         "pad": "pad_token",
         "eos": "sep_token",
         "bos": "cls_token",
         "unk": "unk_token",
-        "mask": "mask_token",
     },
     prefix="bert.",
     tasks=(

@@ -57,12 +57,6 @@ _FIXED = {
     "biases": True,
     "norm_epsilon": 1e-5,
 }
-_EXAMPLE = EXAMPLE.replace(
-    'tokens = model.generate(torch.tensor([tokenizer.encode("The house").ids]))',
-    "source, target = map(tokenizer.token_to_id, LANGUAGES)\n"
-    'ids = [source, *tokenizer.encode("The house", add_special_tokens=False).ids, 2]\n'
-    "tokens = model.generate(torch.tensor([ids]), forced_bos_token_id=target)",
-)
 _AXES = {
     "output": "DQ",
     "inner": "FD",
@@ -167,7 +161,7 @@ M2M100 = Layout(
     special=SPECIAL,
     token_names=TOKEN_NAMES,
     tokenizer_class="NllbTokenizer",
-    example=_EXAMPLE,
+    example=EXAMPLE,
     tasks=("ForConditionalGeneration",),
     has_languages=True,
     buffers=r"model\.(en|de)coder\.embed_positions\.weights",

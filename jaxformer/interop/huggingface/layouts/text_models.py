@@ -8,14 +8,12 @@ from jaxformer.models.architecture import Architecture
 SPECIAL = {"pad": "pad_token_id", "eos": "eos_token_id", "bos": "decoder_start_token_id"}
 TOKEN_NAMES = {"pad": "pad_token", "eos": "eos_token", "unk": "unk_token"}
 LOADED = """
-from tokenizers import Tokenizer
-from transformers import NETWORK
-import torch
+from transformers import AutoTokenizer, NETWORK
 
-tokenizer, model = Tokenizer.from_file("tokenizer.json"), NETWORK.from_pretrained(".")
+tokenizer, model = AutoTokenizer.from_pretrained("."), NETWORK.from_pretrained(".")
 """
-EXAMPLE = f"""{LOADED}tokens = model.generate(torch.tensor([tokenizer.encode("The house").ids]))
-print(tokenizer.decode(tokens[0].tolist()))
+EXAMPLE = f"""{LOADED}tokens = model.generate(**tokenizer("The house", return_tensors="pt"))
+print(tokenizer.decode(tokens[0], skip_special_tokens=True))
 """
 
 

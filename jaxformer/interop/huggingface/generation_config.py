@@ -1,0 +1,67 @@
+"""generation_config.json: the search of a model, as ``generate`` of transformers does it."""
+
+from typing import Any
+
+from jaxformer.config import DataConfig, data_section
+from jaxformer.inference.weights import TrainedModel
+from jaxformer.interop.formats import EARLY_STOPPING
+from jaxformer.interop.huggingface.foreign_layout import Layout
+from jaxformer.kinds.language_modeling import LANGUAGE_MODELING
+from jaxformer.kinds.translation import TRANSLATION
+from jaxformer.search import BeamSearch, Sampling
+
+# Special tokens that our language models never generate.
+_NEVER_GENERATED = ("pad", "bos", "unk")
+
+
+def generation_config(model: TrainedModel, layout: Layout) -> dict[str, Any] | None:
+    """Returns the fields of generation_config.json; None for a model that generates nothing.
+
+    ``generate`` has no limit that depends on the source, as ``max_extra_length``. In its place is
+    the limit for the longest source in training.
+    """
+    config = model.config
+    tokenizer = model.tokenizer
+    if config.kind not in (LANGUAGE_MODELING, TRANSLATION):
+        return None
+
+    fields: dict[str, Any] = {}
+    for name, theirs in layout.special.items():
+        fields[theirs] = tokenizer.special[name]
+    fields |= _search_fields(config.search)
+
+    if config.kind is LANGUAGE_MODELING:
+        end = tokenizer.special["eos"]
+        ids = {tokenizer.special[name] for name in _NEVER_GENERATED}
+        fields["suppress_tokens"] = sorted(ids - {end, None}) or None
+    elif config.search.max_length is None:
+        longest = data_section(config, DataConfig).max_length + config.search.max_extra_length
+        fields["max_length"] = min(config.model.max_length, longest)
+
+    for code in tokenizer.target_start:
+        fields["forced_bos_token_id"] = int(tokenizer.their_ids[code])
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _search_fields(search: BeamSearch | Sampling) -> dict[str, Any]:
+    """Returns the settings of a search that ``generate`` has."""
+    fields: dict[str, Any] = {
+        "max_new_tokens": search.max_length,
+        "min_new_tokens": search.min_length or None,
+        "no_repeat_ngram_size": search.no_repeat_ngram or None,
+    }
+    if isinstance(search, Sampling):
+        return fields | {
+            "do_sample": True,
+            "temperature": search.temperature,
+            "top_k": search.top_k,
+            "top_p": search.top_p,
+            "min_p": search.min_p or None,
+            "typical_p": search.typical_p if search.typical_p < 1 else None,
+        }
+
+    fields |= {"do_sample": False, "num_beams": search.beam_size}
+    if search.beam_size > 1:
+        fields["early_stopping"] = EARLY_STOPPING[search.early_stop]
+        fields["length_penalty"] = 0.0 if search.penalty == "none" else search.length_penalty
+    return fields

@@ -149,7 +149,7 @@ def _translate(teacher: Translator, sources: Sources, folder: pathlib.Path) -> I
         if not path.exists():
             part = sources[start : start + _SOURCES_PER_PART]
             rows = _translate_part(teacher, part, start)
-            lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
+            lines = [f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows]
             write_file(path, "".join(lines).encode())
 
             end = start + len(part)
@@ -189,7 +189,8 @@ def _check_identity(path: pathlib.Path, teacher: Translator, sources: Sources) -
 
 def _translate_part(teacher: Translator, part: Sources, first: int) -> Iterator[Row]:
     """Yields the rows of some sources; sources that are too long have no translation."""
-    encoded = teacher.tokenizer.encode_batch([source for source, _ in part])
+    texts = [source for source, _ in part]
+    encoded = teacher.tokenizer.encode_batch(texts)
     source_ids = []
     for tokens in encoded:
         is_translated = 0 < len(tokens) < teacher.max_length
@@ -212,8 +213,12 @@ def _translate_part(teacher: Translator, part: Sources, first: int) -> Iterator[
 
         # Without a reference, all scores are 0, and the best hypothesis is the first.
         for reference in references or [""]:
-            scores = [chrf.sentence_score(text, [reference]).score for _, text, *_ in hypotheses]
-            yield hypotheses[scores.index(max(scores))]
+            scores = []
+            for _, text, *_ in hypotheses:
+                similarity = chrf.sentence_score(text, [reference])
+                scores.append(similarity.score)
+            best = scores.index(max(scores))
+            yield hypotheses[best]
 
 
 def filter_rows(

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar
 
 from jaxformer import pretrained
+from jaxformer.addresses import Address, fetcher_of
 from jaxformer.checks import check_fraction
 from jaxformer.cli.signatures import Fields, Option, flag
 from jaxformer.cli.source_fields import searches
@@ -23,10 +24,30 @@ if TYPE_CHECKING:
 PredictorT = TypeVar("PredictorT", bound="AutoregressivePredictor")
 
 _WORKDIR = "run directory of jaxformer train"
-_TRANSLATOR = f"{_WORKDIR} (default: pretrained, the {pretrained.DESCRIPTION})"
+_MODEL = f"{_WORKDIR}, or hf://OWNER/NAME on the Hugging Face Hub"
+_TRANSLATOR = f"{_MODEL} (default: pretrained, the {pretrained.DESCRIPTION})"
 _CHECKPOINT = "auto, averaged, best, latest or a step"
 _CHECKPOINTS = f"{_CHECKPOINT}; several, separated by commas, form an ensemble"
 _AUTO = " (default: auto, an average with the newest checkpoint that is not worse, else latest)"
+
+
+def _model(text: str) -> pathlib.Path | Address:
+    """Returns a model's workdir, or its address, which :func:`fetch_models` replaces."""
+    return Address(text) if fetcher_of(text) else model_path(text)
+
+
+def fetch_models(values: Any) -> Any:
+    """Returns the arguments of a command with a workdir in place of each address."""
+    if isinstance(values, Address):
+        return model_path(values)
+    if isinstance(values, dict):
+        return {name: fetch_models(value) for name, value in values.items()}
+    if isinstance(values, list):
+        return [fetch_models(value) for value in values]
+    if isinstance(values, DecoderOptions):
+        return dataclasses.replace(values, **fetch_models(vars(values)))
+    return values
+
 
 File: TypeAlias = Annotated[pathlib.Path, Option(metavar="FILE", convert=local_path)]
 # Text, which may be a stream; "-" is standard input or standard output.
@@ -43,12 +64,12 @@ RunDir: TypeAlias = Annotated[
 ]
 ModelDir: TypeAlias = Annotated[
     pathlib.Path,
-    Option(_WORKDIR, metavar="DIR", convert=model_path),
+    Option(_MODEL, metavar="DIR", convert=_model),
 ]
 # For options whose default is pretrained.WORKDIR.
 TranslatorDir: TypeAlias = Annotated[
     pathlib.Path,
-    Option(_TRANSLATOR, metavar="DIR", convert=model_path),
+    Option(_TRANSLATOR, metavar="DIR", convert=_model),
 ]
 
 Checkpoint: TypeAlias = Annotated[

@@ -280,7 +280,12 @@ def recorded_weights(
             f'expected a model that records {stack}/{sublayer} as "weights", as attention of '
             f"softmax does: {type(network).__name__} records none"
         )
-    return found[0]
+    if len(found) == 1:
+        return found[0]
+
+    # Layers with the same parameters follow one another.
+    weights = jnp.stack(found, axis=1)  # [groups, layers of a group, B, H, T, S]
+    return weights.reshape(-1, *weights.shape[2:])
 
 
 def _log_probs_of_tokens(

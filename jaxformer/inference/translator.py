@@ -88,8 +88,8 @@ class Translator(AutoregressivePredictor):
         """Reads config, tokenizer and parameters from the workdir of a training run.
 
         Args:
-          workdir: The run directory; by default the English-German model that comes with the
-            package.
+          workdir: The run directory, or the address of a model on the Hugging Face Hub, such as
+            "hf://OWNER/NAME"; by default the English-German model that comes with the package.
           weights: Checkpoint; see :func:`~jaxformer.load_model`. Several, separated by commas, form
             an ensemble.
           search: Replaces the run's search.

@@ -249,7 +249,8 @@ def load_model(
     >>> logits = model.apply({"params": params}, src, tgt_in)  # doctest: +SKIP
 
     Args:
-      workdir: The run directory of a training run, an import or a quantization.
+      workdir: The run directory of a training run, an import or a quantization, or the address of
+        a model on the Hugging Face Hub, such as "hf://OWNER/NAME".
       weights: Checkpoint: "latest", "best" (best validation score, by default the lowest loss),
         "averaged" (from ``jaxformer average``), a step, or "auto": averaged if the average
         includes the newest checkpoint and its validation loss is not higher, else latest.

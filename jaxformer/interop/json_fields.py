@@ -16,6 +16,22 @@ _INTEGERS_BELOW = 2**20
 _NUMBERS_BELOW = 2**31
 
 
+def nest_sections(values: Mapping[str, Any], sections: Collection[str]) -> dict[str, Any]:
+    """Returns fields with objects for the names ``section.field``.
+
+    >>> nest_sections({"encoder.d_model": 8, "pad_token_id": 0}, ["encoder"])
+    {'encoder': {'d_model': 8}, 'pad_token_id': 0}
+    """
+    result: dict[str, Any] = {section: {} for section in sections}
+    for name, value in values.items():
+        section, dot, field = name.partition(".")
+        if dot:
+            result[section][field] = value
+        else:
+            result[name] = value
+    return result
+
+
 class JsonFields:
     """The fields of a JSON file, checked when they are read."""
 
@@ -34,6 +50,22 @@ class JsonFields:
         is_required = bool(layout)
         if is_required or place.exists():
             self.values |= read_object(place, advice=layout)
+
+    def flatten_sections(self, names: Collection[str]) -> None:
+        """Replaces nested objects by their fields, as ``section.field``.
+
+        Raises:
+          UserError: A section is missing or is not an object.
+        """
+        for section in names:
+            nested = self.values.pop(section, None)
+            if not isinstance(nested, dict):
+                raise UserError(
+                    f"{self.place}: expected {section} to be an object with fields of its own: got "
+                    f"{nested!r:.80}"
+                )
+            for name, value in nested.items():
+                self.values[f"{section}.{name}"] = value
 
     def integer(self, name: str) -> int:
         value: Any = self.values.get(name)
@@ -59,6 +91,18 @@ class JsonFields:
             raise self._error(name, "a number")
         return float(value)
 
+    def architecture_heads(self) -> dict[str, str]:
+        """Returns the names of classes with a head, by their ends, such as "ForMaskedLM"."""
+        found = self.values.get("architectures")
+        names = found if isinstance(found, list) else [found]
+
+        heads = {}
+        for name in map(str, names):
+            match = re.search("For[A-Z].*", name)
+            if match:
+                heads[match[0]] = name
+        return heads
+
     def check(self, name: str, known: Sequence[Any], expected: str, reason: str) -> None:
         """Refuses a field with another value than the known ones, unless it is left out.
 
@@ -81,7 +125,8 @@ class JsonFields:
         """
         for name, value in self.values.items():
             is_known = name in known or re.fullmatch(ignored, name)
-            if not is_known and not names_no_architecture(name, value):
+            own_name = name.rpartition(".")[2]  # without the section
+            if not is_known and not names_no_architecture(own_name, value):
                 raise UserError(f"{self.place}: jaxformer does not know {name}={value!r:.80}")
 
     def _error(self, name: str, expected: str, reason: str = "") -> UserError:

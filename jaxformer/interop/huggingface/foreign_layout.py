@@ -4,7 +4,6 @@ A table serves both directions, so that an export is the inverse of the import, 
 """
 
 import dataclasses
-import re
 import typing
 from collections.abc import (
     Callable,
@@ -19,13 +18,14 @@ from typing import Any, NamedTuple, TypeAlias
 
 import flax.traverse_util
 import numpy as np
-from jaxtyping import Float, PyTree
+from jaxtyping import Float, Int, PyTree
 
 from jaxformer.data.corpus import DataSection
 from jaxformer.data.huggingface_tokenizer import HuggingFaceTokenizer
 from jaxformer.data.m2m100_tokenizer import M2M100Tokenizer
 from jaxformer.errors import UserError, prefix_errors
-from jaxformer.interop.json_fields import JsonFields
+from jaxformer.fields import expected_type
+from jaxformer.interop.json_fields import JsonFields, nest_sections
 from jaxformer.interop.named_arrays import NamedArrays
 from jaxformer.models.architecture import Architecture
 from jaxformer.search import BeamSearch
@@ -38,6 +38,7 @@ ACTIVATIONS = {
     "relu": "relu",
     "silu": "swish",
     "swish": "swish",
+    "tanh": "tanh",
 }
 # Fields of ours that every layout expresses, or that change no number of an export.
 _ALWAYS_EXPRESSED = ("architecture", "vocab_size", "compute_dtype")
@@ -69,10 +70,12 @@ _SPECIAL = {
 class Tensor(NamedTuple):
     """A tensor of a file, and the parameters that it holds.
 
-    Axes are D d_model, F d_ff, M max_length, V the vocabulary, H the heads, Q and K the heads of
-    queries, or of keys and values, times their size, U the size of a head, C = Q + 2 K, R the
-    buckets of positions, N the classes, T the token types, P = 2, S the patches and the class token
-    of a picture, and Y, X and Z the height, width and channels of a patch.
+    Axes are D d_model, E the width of embeddings, F d_ff, M max_length, V the vocabulary, H the
+    heads, Q and K the heads of queries, or of keys and values, times their size, U the size of a
+    head, C = Q + 2 K, R the buckets of positions, N the classes, T the token types, P = 2, S the
+    patches and the class token of a picture, and Y, X and Z the height, width and channels of a
+    patch. A layout may name others, and other sizes or orders of these; see :attr:`Layout.sizes`
+    and :attr:`Layout.orders`.
     """
 
     name: str  # "{n}" stands for the number of the layer, in the stack that ``ours`` begin with
@@ -80,6 +83,8 @@ class Tensor(NamedTuple):
     ours: tuple[str, ...]  # paths of parameters, which are joined along the last axis
     is_linear: bool = False  # nn.Linear, whose axes are [out, in], or Conv2d: [out, in, y, x]
     is_copy: bool = False  # may be left out, since ``ours`` has been read already
+    # The numbers in the file of the layers of our stack; None for 0, 1, 2, ...
+    numbers: Sequence[int] | None = None
 
     @property
     def is_per_layer(self) -> bool:
@@ -109,9 +114,9 @@ def affine(theirs: str, axes: str, ours: str, bias: bool = True) -> Iterator[Ten
         yield Tensor(f"{theirs}.bias", axes[0], (f"{ours}_bias",))
 
 
-def layer_norm(theirs: str, ours: str) -> Iterator[Tensor]:
-    yield Tensor(f"{theirs}.weight", "D", (f"{ours}/scale",))
-    yield Tensor(f"{theirs}.bias", "D", (f"{ours}/bias",))
+def layer_norm(theirs: str, ours: str, axis: str = "D") -> Iterator[Tensor]:
+    yield Tensor(f"{theirs}.weight", axis, (f"{ours}/scale",))
+    yield Tensor(f"{theirs}.bias", axis, (f"{ours}/bias",))
 
 
 def rms_norm(theirs: str, ours: str) -> Tensor:
@@ -134,7 +139,14 @@ class Layout:
       read: Returns further fields of ours.
       labels: Returns the labels of the classes of an encoder; None for another model.
       write: Returns further fields of config.json, given our section.
+      sections: Names of the nested sections of config.json. Their fields have names with a dot:
+        ``"encoder.hidden_size"``.
       tensors: Returns the tensors, given our section.
+      unread: Returns names of further tensors that a file may have, which its own model ignores,
+        given our section.
+      sizes: Returns the sizes in a file of axes that our section has no size of, or another one.
+      orders: Returns the index in a file for each index of ours, by the letters of axes. A file may
+        have more, of rows that no token reads; an export has zeros there.
       constants: Returns parameters that files lack, given our section and the names of absent
         tokens; an export must not lose other values.
       data: Returns the section of data that selects the kind of the model, given our section.
@@ -156,6 +168,7 @@ class Layout:
       has_tokenizer: False for a model of pictures.
       expressed: Values of our other fields that config.json or the tensors express, by the names of
         the fields. A field that is neither here nor among ``fields`` must have its default.
+      fits: Returns whether the values of several fields fit together in a file, given our section.
       is_exported: False if another layout's file describes the same model.
     """
 
@@ -170,7 +183,11 @@ class Layout:
     read: Callable[[JsonFields], dict[str, Any]]
     labels: Callable[[JsonFields], list[str] | None] = lambda fields: None
     write: Callable[[Any], dict[str, Any]] = lambda section: {}
+    sections: tuple[str, ...] = ()
     tensors: Callable[[Any], Iterable[Tensor]]
+    unread: Callable[[Any], Iterable[str]] = lambda section: ()
+    sizes: Callable[[Any], dict[str, int]] = lambda section: {}
+    orders: Callable[[Any], dict[str, Int[np.ndarray, " indices"]]] = lambda section: {}
     constants: Callable[[Any, str], dict[str, np.ndarray]] = lambda section, absent: {}
     data: Callable[[Any], DataSection]
     search: BeamSearch = SEARCH
@@ -188,6 +205,7 @@ class Layout:
     has_languages: bool = False
     has_tokenizer: bool = True
     expressed: Mapping[str, Container[Any]] = dataclasses.field(default_factory=dict)
+    fits: Callable[[Any], bool] = lambda section: True
     is_exported: bool = True
 
     def can_express(self, model: Any, tokenizer: HuggingFaceTokenizer | None) -> bool:
@@ -203,7 +221,7 @@ class Layout:
             value = getattr(model, field.name)
             if value not in allowed.get(field.name, [field.default]):
                 return False
-        return True
+        return self.fits(model)
 
     def network_of(self, model: Any) -> str:
         if isinstance(self.network, str):
@@ -212,15 +230,12 @@ class Layout:
 
     def check_architectures(self, fields: JsonFields) -> None:
         """Refuses a file of a class whose head we lack; its tensors may have names of ours."""
-        found = fields.values.get("architectures")
-        names = found if isinstance(found, list) else [found]
-        for name in names:
-            task = re.search("For[A-Z].*", str(name))
-            if task and task[0] not in self.tasks:
+        for head, name in fields.architecture_heads().items():
+            if head not in self.tasks:
                 known = ", ".join(self.tasks) or "a language model"
                 raise UserError(
                     f"{fields.place}: expected architectures of a head that jaxformer has, "
-                    f"{known}: got {name!s:.80}"
+                    f"{known}: got {name:.80}"
                 )
 
     def name_of(self, name: str) -> str:
@@ -277,10 +292,10 @@ class Layout:
         if fields.values.get(name, "") is None:
             return None  # Our dataclass refuses it, unless it has a default.
 
-        hint = typing.get_type_hints(self.section)[ours]
-        if hint is bool:
+        expected = expected_type(typing.get_type_hints(self.section)[ours])
+        if expected is bool:
             return fields.boolean(name)
-        if hint is float:
+        if expected is float:
             return fields.number(name)
         return fields.integer(name)
 
@@ -305,9 +320,7 @@ class Layout:
             "model_type": self.model_type,
             "dtype": "float32",
             **special,
-            **self.only,
-            **values,
-            **self.write(model),
+            **nest_sections({**self.only, **values, **self.write(model)}, self.sections),
         }
 
     def tokenizer_config_json(self, model: Any, tokenizer: HuggingFaceTokenizer) -> dict[str, Any]:
@@ -357,6 +370,8 @@ class Layout:
             for path, shape, part in zip(tensor.ours, own_shapes, parts, strict=True):
                 flat[path] = part.reshape(shape)
 
+        for name in self.unread(model):
+            arrays.skip(name)
         arrays.check_all_read()
         assert flat.keys() == templates.keys(), sorted(flat.keys() ^ templates.keys())
         return flax.traverse_util.unflatten_dict(flat, sep="/")
@@ -375,7 +390,9 @@ class Layout:
         has_head = any(tensor.name.startswith(self.heads) for tensor in tensors)
         prefix = self.prefix if has_head else ""
         our_ids = np.arange(0) if tokenizer is None else tokenizer.our_ids
-        sizes = sizes_of(model, len(our_ids))
+        orders = self.orders(model)
+        sizes = self.file_sizes(model, len(our_ids))
+        own_sizes = sizes | {axis: len(order) for axis, order in orders.items()}
 
         found = {}
         for tensor in tensors:
@@ -388,14 +405,21 @@ class Layout:
 
             names = _names(tensor, model)
             order = _order(tensor)
-            shape = [sizes[tensor.axes[axis]] for axis in order]
+            shape = [own_sizes[tensor.axes[axis]] for axis in order]
             layers = joined.reshape(len(names), *shape)
             layers = layers.transpose(0, *(1 + np.argsort(order)))  # in the order of the file
+            for number, axis in enumerate(tensor.axes, start=1):
+                if axis in orders:
+                    layers = _scatter(layers, number, orders[axis], sizes[axis])
 
             for name, layer in zip(names, layers, strict=True):
                 is_of_head = name.startswith(self.heads)
                 found[name if is_of_head else prefix + name] = layer
         return found
+
+    def file_sizes(self, model: Any, vocab_size: int) -> dict[str, int]:
+        """Returns the size of each axis in a file."""
+        return sizes_of(model, vocab_size) | self.sizes(model)
 
     def _check_all_written(
         self, params: Collection[str], model: Any, constants: Collection[str]
@@ -432,6 +456,7 @@ def sizes_of(model: Architecture, vocab_size: int) -> dict[str, int]:
         "1": 1,
         "C": queries + 2 * keys,
         "D": model.d_model,
+        "E": model.embedding_width,
         "F": model.d_ff,
         "H": model.num_heads,
         "K": keys,
@@ -477,9 +502,27 @@ def _names(tensor: Tensor, model: Architecture) -> list[str]:
     if not tensor.is_per_layer:
         return [tensor.name]
 
-    is_of_encoder = tensor.ours[0].startswith("encoder/")
-    num_layers = model.num_layers if is_of_encoder else model.decoder_layers
-    return [tensor.name.format(n=number) for number in range(num_layers)]
+    numbers = tensor.numbers
+    if numbers is None:
+        is_of_encoder = tensor.ours[0].startswith("encoder/")
+        numbers = range(model.num_layers if is_of_encoder else model.decoder_layers)
+    return [tensor.name.format(n=number) for number in numbers]
+
+
+def _scatter(
+    array: np.ndarray,
+    axis: int,
+    order: Int[np.ndarray, " indices"],
+    size: int,
+) -> np.ndarray:
+    """Returns the array with its indices at their places in a file, and zeros elsewhere."""
+    shape = list(array.shape)
+    shape[axis] = size
+    result = np.zeros(shape, array.dtype)
+
+    axis_first = np.moveaxis(result, axis, 0)  # a view
+    axis_first[order] = np.moveaxis(array, axis, 0)
+    return result
 
 
 def _order(tensor: Tensor) -> tuple[int, ...]:

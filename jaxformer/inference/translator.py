@@ -285,6 +285,41 @@ class Translator(AutoregressivePredictor):
         Returns:
           For each source, the lists ``tokens``, ``scores`` and ``log_probs``, best first.
         """
+        items = self._items(sources, prefixes, first)
+        search = self.config.search
+        num_hypotheses = search.num_hypotheses
+        if not 0 <= n_best <= num_hypotheses:
+            raise UserError(
+                f"n_best must be from 0 to {num_hypotheses}, the search's hypotheses: got {n_best}"
+            )
+
+        all_constraints = (*search.constraints, *constraints)
+        search = dataclasses.replace(search, constraints=all_constraints)
+        has_prefixes = any(item.prefix is not None for item in items)
+        is_forced = bool(search.constraints) or has_prefixes
+        if self.shortlist is not None and is_forced:
+            raise UserError("a shortlist works without constraints and prefixes: leave one out")
+
+        plan = Stages(
+            shortlist=self.shortlist,
+            n_best=n_best,
+            # The probability of a start that the tokenizer forces does not count.
+            free=len(self.tokenizer.target_start),
+        )
+        decoder = Decoder(self.models, search, plan)
+        found = decoder.decode(items, report=report)
+
+        # A blank sentence is in no batch.
+        nothing = Decoded([], [], [])
+        return [found.get(number, nothing) for number in range(len(items))]
+
+    def _items(
+        self,
+        sources: Sequence[Sequence[int]],
+        prefixes: Sequence[Sequence[int]] | None,
+        first: int,
+    ) -> list[Source]:
+        """Checks sources and prefixes, and numbers the sources from ``first``."""
         source_size, target_size = self.vocab_sizes
         sources = [
             check_tokens(
@@ -295,9 +330,6 @@ class Translator(AutoregressivePredictor):
             )
             for n, ids in enumerate(sources)
         ]
-
-        # Some tokenizers, as of multilingual models, have a start of targets, which is forced.
-        target_start = self.tokenizer.target_start
         if prefixes is not None:
             check_same_length(
                 prefixes,
@@ -305,43 +337,16 @@ class Translator(AutoregressivePredictor):
                 name="prefixes",
                 other="sources",
             )
-            prefixes = [
-                check_tokens(ids, target_size, name=f"prefixes[{n}]")
-                for n, ids in enumerate(prefixes)
-            ]
-        elif target_start:
-            prefixes = [target_start] * len(sources)
 
-        search = self.config.search
-        num_hypotheses = search.num_hypotheses
-        if not 0 <= n_best <= num_hypotheses:
-            raise UserError(
-                f"n_best must be from 0 to {num_hypotheses}, the search's hypotheses: got {n_best}"
-            )
-
-        all_constraints = (*search.constraints, *constraints)
-        search = dataclasses.replace(search, constraints=all_constraints)
-        is_forced = bool(search.constraints) or prefixes is not None
-        if self.shortlist is not None and is_forced:
-            raise UserError("a shortlist works without constraints and prefixes: leave one out")
-
-        # The probability of a start that the tokenizer forces does not count.
-        plan = Stages(
-            shortlist=self.shortlist,
-            n_best=n_best,
-            free=len(target_start),
-        )
-        decoder = Decoder(self.models, search, plan)
-
+        # Some tokenizers, as of multilingual models, have a start of targets, which is forced.
+        target_start = self.tokenizer.target_start
         items = []
         for number, source in enumerate(sources):
-            prefix = None if prefixes is None else prefixes[number]
+            prefix = target_start or None
+            if prefixes is not None:
+                prefix = check_tokens(prefixes[number], target_size, name=f"prefixes[{number}]")
             items.append(Source(source, first + number, prefix))
-        found = decoder.decode(items, report=report)
-
-        # A blank sentence is in no batch.
-        nothing = Decoded([], [], [])
-        return [found.get(number, nothing) for number in range(len(items))]
+        return items
 
     def source_ids(self, text: str, place: str = "sentence") -> list[int]:
         """Returns token ids with end-of-sentence, or [] if there are no visible characters.

@@ -6,7 +6,7 @@ The measurements are listed from the shortest to the longest: decoding with a mo
 beside CTranslate2 and Hugging Face transformers, then training steps of base and big beside
 PyTorch with torch.compile. Each is a command of ``decode.py`` or ``train.py``, whose pages describe
 the figures. Its lines are appended to --output with the name of the measurement; a call with the
-same file goes on with those that are missing. None is started that may not finish in --minutes.
+same file measures those that are missing. None is started that may not finish in --minutes.
 
 --list prints the commands. The interpreter of --peers has torch, transformers and ctranslate2.
 """

@@ -181,12 +181,20 @@ class EncoderTask(CorpusTask):
                     "texts with [CLS]: give the workdir of an imported BERT as training.init_from "
                     "or data.tokenizer"
                 )
+
+        masks = data_section(config, LabeledConfig).mask_rate > 0
+        if masks and dataset.tokenizer.mask_token is None:
+            raise UserError(
+                "data.mask_rate masks tokens, but this tokenizer has no mask: set data.mask_rate=0 "
+                "or import the model again with its mask_token in tokenizer_config.json"
+            )
         return task
 
     @property
     def loss(self) -> Loss:
         loss = cast(EncoderLoss, super().loss)
-        return dataclasses.replace(loss, mask_token=self._data.tokenizer.mask_token)
+        mask = self._data.tokenizer.mask_token
+        return loss if mask is None else dataclasses.replace(loss, mask_token=mask)
 
     def _efficiency(self) -> float:
         # The plan also counts the labels, which are not computed. A bucket has the same length for

@@ -276,7 +276,6 @@ def test_fields_that_name_no_architecture_are_accepted(tmp_path):
         ("vit", "config.json", VIT_CONFIG),
         ("vit", "preprocessor_config.json", VIT_PIXELS),
         ("../bert/classifier", "config.json", BERT_CONFIG),
-        ("../bert/classifier", "tokenizer.json", BERT_TOKENIZER),
         ("../bert/classifier", "model.safetensors", BERT_ARRAYS),
         ("gpt2", "model.safetensors", GPT2_ARRAYS),
         ("llama_grouped", INDEX, INDEX_CASES),
@@ -288,6 +287,15 @@ def test_other_values_are_refused_by_name(model, file, cases, tmp_path):
 
     import_model = functools.partial(import_huggingface, languages=languages)
     refused_changes(import_model, directory / file, cases)
+
+
+def test_a_tokenizer_that_is_taken_as_it_is_needs_the_special_tokens(tmp_path):
+    """BertTokenizer would add them."""
+    directory = copy_model("../bert/classifier", tmp_path)
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
+
+    refused_changes(import_huggingface, directory / "tokenizer.json", BERT_TOKENIZER)
 
 
 def test_missing_and_damaged_files_are_named(tmp_path, monkeypatch):
@@ -547,7 +555,7 @@ def test_a_token_that_only_the_tokenizer_has_is_refused_in_a_text(tmp_path):
     assert tokenizer.their_ids[tokenizer.encode("a [unused2]")][-1] == 95
     with pytest.raises(UserError, match=r"text without \[PAD\], which the tokenizer has but"):
         tokenizer.encode("a [PAD]")
-    assert tokenizer.mask_token == 2
+    assert tokenizer.mask_token is None
 
 
 def test_a_pytorch_model_that_is_a_pointer_is_named(tmp_path):

@@ -195,8 +195,7 @@ BERT = Layout(
     | {"max_position_embeddings": "max_length", "type_vocab_size": "num_token_types"},
     defaults={"type_vocab_size": 2, "layer_norm_eps": 1e-12},
     only=_ONLY | {"position_embedding_type": "absolute"},
-    # Of the code that saved old files, and a field that is checked.
-    ignored="pooler_.*|directionality|classifier_dropout",
+    ignored="pooler_.*",  # of the code that saved old files
     read=_read,
     labels=read_labels,
     tensors=_tensors,

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from jaxformer.inference.batched_search import all_shapes, plan_batches
+from jaxformer.inference.stages import all_shapes, plan_batches
 from jaxformer.search import BeamSearch
 
 from ...profiles import by_profile

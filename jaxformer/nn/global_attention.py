@@ -9,9 +9,25 @@ from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
 from jaxformer.errors import UserError
-from jaxformer.nn.argument_checks import check_activations
+from jaxformer.fields import fields_given
+from jaxformer.nn.argument_checks import check_activations, check_supported
 from jaxformer.nn.attention import MultiHeadAttention, Projection, Projections
 from jaxformer.nn.keys import Keys
+
+# The fields of MultiHeadAttention that the layer has, too, and two that Flax adds.
+_FIELDS = {
+    "num_heads",
+    "d_k",
+    "d_v",
+    "use_bias",
+    "dropout_rate",
+    "num_kv_heads",
+    "scale",
+    "soft_cap",
+    "compute_dtype",
+    "parent",
+    "name",
+}
 
 
 class GlobalAttention(MultiHeadAttention):
@@ -30,9 +46,8 @@ class GlobalAttention(MultiHeadAttention):
 
     def setup(self) -> None:
         super().setup()
-        for name in ("encode_positions", "make_qk_norm", "make_bias"):
-            if getattr(self, name) is not None:
-                raise UserError(f"GlobalAttention: expected no {name}, which it lacks")
+        reason = "which it would ignore"
+        check_supported("GlobalAttention", fields_given(self), _FIELDS, reason=reason)
 
     def attend(
         self,

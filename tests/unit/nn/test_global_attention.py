@@ -102,7 +102,7 @@ def test_mistakes_are_refused():
     x = jnp.zeros((1, 4, D_MODEL))
     keys = Keys.of_sequence(4, window=1, global_tokens=1)
     rotary = GlobalAttention(HEADS, encode_positions=lambda heads, positions: heads)
-    with pytest.raises(UserError, match="GlobalAttention: expected no encode_positions, which it"):
+    with pytest.raises(UserError, match="GlobalAttention: expected no encode_positions, which"):
         rotary.init(jax.random.key(0), x, keys, method="attend")
     with pytest.raises(UserError, match="GlobalAttention: expected neither a memory nor a cache"):
         GlobalAttention(HEADS).init(jax.random.key(0), x, keys, x, method="attend")

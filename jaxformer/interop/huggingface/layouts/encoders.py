@@ -445,8 +445,7 @@ DISTILBERT = Family(
         "max_position_embeddings": "max_length",
     },
     defaults={"seq_classif_dropout": 0.2, "pad_token_id": 0},
-    # Of another head, and of how the positions were initialized.
-    ignored="qa_dropout|sinusoidal_pos_embds|tie_weights_",
+    ignored="sinusoidal_pos_embds",  # how the positions were initialized
     layers=LayerNames(
         layer="transformer.layer.{n}",
         query="attention.q_lin",
@@ -476,7 +475,6 @@ ELECTRA = Family(
     fields={**_GELU_FIELDS, "classifier_dropout": "pooled_dropout_rate"},
     defaults={**_DEFAULTS, "classifier_dropout": None, "embedding_size": 128},
     only=_GELU,
-    ignored="summary_.*",  # of multiple choice
     projection="embeddings_project",
     classifier=ClassifierNames(activation="gelu_exact"),
     masked=MaskedNames(
@@ -508,8 +506,6 @@ ALBERT = Family(
         "eos_token_id": 3,
     },
     only={"inner_group_num": 1},
-    # Of the code that saved old files.
-    ignored="down_scale_factor|gap_size|net_structure_type|num_memory_blocks",
     special_tokens={},
     layers=LayerNames(
         layer="encoder.albert_layer_groups.{n}.albert_layers.0",

@@ -17,6 +17,7 @@ import safetensors.numpy
 
 from jaxformer import Config, LabeledConfig, MeshConfig, TrainingConfig, load_model, train
 from jaxformer.errors import UserError
+from jaxformer.inference.attention_view import record_text
 from jaxformer.inference.conversions import quantize
 from jaxformer.inference.weights import TrainedModel
 from jaxformer.interop.export import export_model
@@ -425,3 +426,12 @@ def test_a_family_lacks_what_its_files_cannot_hold(name, fields):
         assert written == [layout]
     else:
         assert written == []
+
+
+@pytest.mark.parametrize("name", by_profile(["albert_pretraining"], nightly=SOME))
+def test_attention_of_all_layers_is_recorded(name):
+    family = imported(name)
+    recorded = record_text(family.workdir, "a dog runs! the house is red").encoder
+    model = family.trained.config.model
+    assert recorded.shape[:2] == (model.num_layers, model.num_heads)
+    np.testing.assert_allclose(recorded.sum(axis=-1), 1, rtol=1e-4)

@@ -42,6 +42,9 @@ class StackSettings:
     norm_epsilon: float
     positions: Positions = "learned"
     window: int | None = None
+    global_tokens: int = 0
+    block_size: int | None = None
+    random_blocks: int = 0
     qk_norm: bool = False
     activation: Activation
     biases: bool = True

@@ -22,8 +22,10 @@ from jaxformer.models.architecture import (
 )
 from jaxformer.nn.attention import MultiHeadAttention
 from jaxformer.nn.block import Block, Residual
+from jaxformer.nn.block_pattern import BlockPattern
 from jaxformer.nn.embedding import Embedding
 from jaxformer.nn.feed_forward import Activation, FeedForward
+from jaxformer.nn.global_attention import GlobalAttention
 from jaxformer.nn.norm import LayerNorm, RMSNorm
 from jaxformer.nn.parameters import Role, parameter
 from jaxformer.nn.positions import ENCODINGS, PositionalEncoding, Positions
@@ -180,7 +182,7 @@ def make_stack(
     make_norm = functools.partial(LayerNorm, c.norm_epsilon)
     make_qk_norm = functools.partial(RMSNorm, c.norm_epsilon)
     make_attention = functools.partial(
-        MultiHeadAttention,
+        GlobalAttention if c.global_tokens else MultiHeadAttention,
         num_heads=c.num_heads,
         d_k=c.d_k,
         d_v=c.d_v,
@@ -209,6 +211,8 @@ def make_stack(
         repeats=c.num_layers // c.layer_groups if c.layer_groups else 1,
         final_norm=make_norm if c.norm_position == "pre" else None,
         window=c.window,
+        global_tokens=c.global_tokens,
+        blocks=BlockPattern(c.block_size, c.random_blocks) if c.block_size else None,
         make_bias=make_bias,
         remat=remat,
     )

@@ -58,6 +58,13 @@ class BertConfig(PaperArchitecture):
       norm_position: As in :class:`~jaxformer.ModelConfig`.
       layer_groups: Number of groups of consecutive layers that share their parameters, as in
         ALBERT; None if every layer has its own.
+      window: Maximum distance, in tokens, at which a token sees others, as in Longformer; None for
+        no limit.
+      global_tokens: Number of first tokens that see all others, and that all others see, despite
+        the window. They have projections of their own.
+      block_size: Number of tokens of a block, as in BigBird, where a token sees a few blocks; None
+        for attention to all tokens. See :class:`~jaxformer.nn.block_pattern.BlockPattern`.
+      random_blocks: Number of random blocks that a block sees.
       num_token_types: Number of vectors that distinguish the texts of a pair, or 0.
       num_classes: Number of classes; 0 for a model without a classifier.
       num_tags: Number of classes of tokens, such as the tags of names; 0 for a model without.
@@ -81,6 +88,8 @@ class BertConfig(PaperArchitecture):
         "electra",
         "albert",
         "roformer",
+        "longformer",
+        "big_bird",
     ] = "bert"
     vocab_size: int = setting(30_522, "size", may_differ=True)
     d_model: int = setting(768, "size")
@@ -91,6 +100,10 @@ class BertConfig(PaperArchitecture):
     positions: Literal["learned", "rotary"] = "learned"
     norm_position: Literal["post", "pre"] = "post"
     layer_groups: int | None = setting(None, "positive")
+    window: int | None = setting(None, "positive")
+    global_tokens: int = setting(0, "not negative")
+    block_size: int | None = setting(None, "positive")
+    random_blocks: int = setting(0, "not negative")
     dropout_rate: float = setting(0.1, "fraction", may_differ=True)
     attention_dropout_rate: float = setting(0.1, "fraction", may_differ=True)
     activation: Activation = "gelu_exact"
@@ -112,6 +125,8 @@ class BertConfig(PaperArchitecture):
             check_even_heads(self)
         if self.layer_groups is not None:
             check_divides(self, "layer_groups", "num_layers")
+        self._check_global_tokens()
+        self._check_blocks()
 
         # The classifier reads the output of the pooler.
         has_pooler = "pooler" in self.heads
@@ -121,12 +136,36 @@ class BertConfig(PaperArchitecture):
                 f"{self.num_classes} with {self.heads!r}"
             )
 
+    def _check_global_tokens(self) -> None:
+        if not self.global_tokens:
+            return
+        if self.window is None or self.positions == "rotary":
+            raise UserError(
+                "model.global_tokens needs model.window and model.positions=learned: got "
+                f"window={self.window} and positions={self.positions}"
+            )
+
+    def _check_blocks(self) -> None:
+        if self.block_size is None and self.random_blocks:
+            raise UserError(
+                f"model.random_blocks needs model.block_size: got {self.random_blocks} without"
+            )
+        if self.block_size is not None and self.window is not None:
+            raise UserError(
+                "model.block_size and model.window exclude each other: got "
+                f"{self.block_size} and {self.window}"
+            )
+
     def stack_settings(self) -> StackSettings:
         return dataclasses.replace(
             super().stack_settings(),
             norm_position=self.norm_position,
             positions=self.positions,
             layer_groups=self.layer_groups,
+            window=self.window,
+            global_tokens=self.global_tokens,
+            block_size=self.block_size,
+            random_blocks=self.random_blocks,
         )
 
     def embedding_settings(self) -> EmbeddingSettings:

@@ -186,10 +186,10 @@ class MultiHeadAttention(nn.Module):
                 # The tokens of a prompt are all of its keys: the cache was empty.
                 key_values = new if slots.is_prompt else cache
 
-        heads = self._weighted_sum(queries, key_values, keys, dropout)
-        batch, length, num_heads, d_v = heads.shape
-        concatenated = heads.reshape(batch, length, num_heads * d_v)
-        return project(concatenated, *weights.output, self.compute_dtype), cache
+        heads, recorded = self._attend(queries, key_values, keys, dropout)
+        if recorded is not None:
+            self.sow("intermediates", "weights", recorded)
+        return self._project_output(heads, weights), cache
 
     def init_cache(
         self,
@@ -223,22 +223,31 @@ class MultiHeadAttention(nn.Module):
                 "values that are attended to"
             )
 
-    def _weighted_sum(
+    def _attend(
         self,
         queries: Float[Array, "B T H K"],
         key_values: KeyValueSource,
         keys: Keys,
         dropout: Int[Array, " B"] | None,
-    ) -> Float[Array, "B T H V"]:
-        """Returns head_1, ..., head_h (equation 1), and sows the weights if they are wanted."""
+    ) -> tuple[Float[Array, "B T H V"], Float[Array, "B H T S"] | None]:
+        """Returns head_1, ..., head_h (equation 1), and the weights if they are wanted."""
         drop = self.dropout.row_dropout(dropout)
+        if keys.blocks is not None and dropout is not None:
+            drawn = keys.blocks.draw(self.make_rng("dropout"), queries.shape[1])
+            keys = dataclasses.replace(keys, blocks=drawn)
+
         wants_weights = self.is_mutable_collection("intermediates")
         if isinstance(key_values, KeyValues) and not wants_weights:
-            return attention(queries, key_values, keys, drop)
+            return attention(queries, key_values, keys, drop), None
+        return attend(queries, key_values, keys, drop)
 
-        attended, weights = attend(queries, key_values, keys, drop)
-        self.sow("intermediates", "weights", weights)
-        return attended
+    def _project_output(
+        self, heads: Float[Array, "B T H V"], weights: Projections
+    ) -> Float[Array, "B T D"]:
+        """Returns Concat(head_1, ..., head_h) W^O."""
+        batch, length, num_heads, d_v = heads.shape
+        concatenated = heads.reshape(batch, length, num_heads * d_v)
+        return project(concatenated, *weights.output, self.compute_dtype)
 
     def _with_rules(self, keys: Keys) -> Keys:
         """Returns the keys with the rules of this layer."""

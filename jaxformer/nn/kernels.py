@@ -1,20 +1,22 @@
 """Equation 1 over any source of keys and values, and efficient ways to compute it.
 
-:func:`attend` is the plain implementation. :func:`windowed_attention`, :func:`chunked_attention`
-and :func:`fused_attention` compute the same in less time or memory; :func:`attention` chooses.
+:func:`attend` is the plain implementation. :func:`windowed_attention`,
+:func:`block_sparse_attention`, :func:`chunked_attention` and :func:`fused_attention` compute the
+same in less time or memory; :func:`attention` chooses.
 """
 
 import dataclasses
 import functools
 import math
+import operator
 from collections.abc import Callable, Iterator, Set
-from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
-from jaxtyping import Array, Bool, Float, Shaped
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from jaxformer.errors import UserError
 from jaxformer.nn.backend import backend
@@ -30,6 +32,7 @@ Weights: TypeAlias = Float[Array, "B H T S"]
 # Rules besides the mask that implementations follow; they are the same for all blocks of queries.
 _RULES = frozenset({"scale", "bias", "soft_cap"})
 _RULES_OF_CUDNN = frozenset({"scale"})
+_RULES_OF_ATTEND = _RULES | {"blocks"}
 
 
 @runtime_checkable
@@ -86,7 +89,7 @@ def attend(
     A query that may attend nowhere, which is padding, gets the average of all values. No result
     may depend on it. ``dropout`` applies to the weights that multiply the values.
     """
-    _check_rules("attend", keys)
+    _check_rules("attend", keys, _RULES_OF_ATTEND)
     batch, length, heads, d_k = queries.shape
     grouped = _group(queries, key_values.num_heads)  # [B, Q, J, K]
 
@@ -104,6 +107,12 @@ def attend(
     if keys.bias is not None:
         bias = keys.bias(keys.queries.positions, keys.keys.positions)
         scores = scores + bias.astype(scores.dtype)
+
+    # BigBird may see a block several times.
+    if keys.blocks is not None:
+        counts = keys.blocks.counts(num_keys, keys.keys.segments)  # [B, 1, T, S]
+        scores = scores + jnp.log(jnp.maximum(counts, 1)).astype(scores.dtype)
+        scores = jnp.where(counts > 0, scores, jnp.finfo(scores.dtype).min)
 
     weights = _masked_softmax(scores, keys.allowed())  # [B, H, T, S]
 
@@ -171,6 +180,14 @@ def attention(
     seen = key_values.keys.shape[1]
     # In an export for any length, the lengths are symbolic and cannot be compared.
     is_known = isinstance(length, int) and isinstance(seen, int)
+
+    if keys.blocks is not None:
+        if not is_known:
+            raise UserError("attention: expected a known length, which keys with blocks need")
+        if length > keys.blocks.full_length:
+            return block_sparse_attention(queries, key_values, keys, dropout=dropout)
+        # A short sequence sees all of its tokens.
+        keys = dataclasses.replace(keys, blocks=None)
 
     is_self_attention = is_known and length == seen
     is_long = is_self_attention and seen > 4 * (keys.window or seen)
@@ -303,6 +320,113 @@ def _neighborhoods(
 
     shared = jnp.repeat(x[:, None, :global_tokens], blocks, axis=1)
     return jnp.concatenate([shared, *neighborhood], axis=2)
+
+
+def block_sparse_attention(
+    queries: Queries,
+    key_values: KeyValues,
+    keys: Keys,
+    dropout: RowDropout | None = None,
+) -> Float[Array, "B T H V"]:
+    """Computes self-attention of keys with ``blocks``, in time and memory O(T).
+
+    Most blocks of queries attend to a few blocks of keys. Two of each row attend to all tokens, and
+    so do the tokens of short rows.
+    """
+    _check_rules("block_sparse_attention", keys, _RULES_OF_ATTEND)
+    pattern = keys.blocks
+    assert pattern is not None
+    batch, length, _, _ = queries.shape
+    blocks = -(-length // pattern.size)
+    lengths = jnp.broadcast_to(pattern.lengths(length, keys.keys.segments), (batch,))
+    whole = dataclasses.replace(keys, blocks=None)
+
+    def drop(part: Any) -> RowDropout | None:
+        """Returns the dropout of a block, or of the three calls below."""
+        return _dropout_of_block(dropout, part, blocks + 3)
+
+    attended = _attend_to_seen_blocks(queries, key_values, keys, lengths, drop)
+
+    # The first and the last block of a row see all of it.
+    last = (lengths - 1) // pattern.size  # [B]
+    for part, place in enumerate((jnp.zeros_like(last), last)):
+        of_place = functools.partial(_block_of_each_row, size=pattern.size, place=place)
+        seeing_all = dataclasses.replace(whole, queries=jax.tree.map(of_place, keys.queries))
+        own = of_place(queries)
+        at_edge, _ = attend(own, key_values, seeing_all, drop(blocks + part))
+
+        is_edge = jnp.arange(blocks) == place[:, None]  # [B, blocks]
+        is_edge = is_edge[:, :, None, None, None]
+        attended = jnp.where(is_edge, at_edge[:, None], attended)
+    result = _join(attended, length)
+
+    # A short row is seen as a whole.
+    def beginning(x: Array) -> Array:
+        return x[:, : pattern.full_length]
+
+    tokens = jax.tree.map(beginning, keys.queries)
+    short = dataclasses.replace(whole, queries=tokens, keys=tokens)
+    near = jax.tree.map(beginning, key_values)
+    of_short, _ = attend(beginning(queries), near, short, drop(blocks + 2))
+    is_short = (lengths <= pattern.full_length)[:, None, None, None]
+    first = jnp.where(is_short, of_short, beginning(result))
+    return jnp.concatenate([first, result[:, pattern.full_length :]], axis=1)
+
+
+def _attend_to_seen_blocks(
+    queries: Queries,
+    key_values: KeyValues,
+    keys: Keys,
+    lengths: Int[Array, " B"],
+    drop: Callable[[Any], RowDropout | None],
+) -> Float[Array, "B blocks size H V"]:
+    """Attends from each block to the blocks that it sees."""
+    pattern = keys.blocks
+    assert pattern is not None
+    length = queries.shape[1]
+    size = pattern.size
+    blocks = -(-length // size)
+    seen = pattern.seen(blocks, lengths)
+
+    def own(x: Array) -> Array:
+        """Returns the tokens of each block: [B, T, ...] to [B, blocks, size, ...]."""
+        return _split(x, 1, blocks=blocks, size=size)
+
+    def gather(x: Array) -> Array:
+        """Returns the tokens that each block sees: [B, T, ...] to [B, blocks, seen, ...]."""
+        rows = jnp.broadcast_to(x, (len(lengths), *x.shape[1:]))
+        found = jax.vmap(operator.getitem)(own(rows), seen.index)
+        return found.reshape(len(lengths), blocks, -1, *x.shape[2:])
+
+    is_token = gather(jnp.ones((1, length), bool))
+    is_seen = jnp.repeat(seen.is_seen, size, axis=2) & is_token  # [B, blocks, seen]
+    blocked = _Block(
+        queries=own(queries),
+        query_tokens=jax.tree.map(own, keys.queries),
+        key_values=jax.tree.map(gather, key_values),
+        key_tokens=jax.tree.map(gather, keys.keys),
+        mask=is_seen[:, :, None, None],
+    )
+
+    def block(of_block: _Block, number: Array) -> Array:
+        near = dataclasses.replace(
+            keys,
+            queries=of_block.query_tokens,
+            keys=of_block.key_tokens,
+            mask=of_block.mask,
+            blocks=None,
+        )
+        return attend(of_block.queries, of_block.key_values, near, drop(number))[0]
+
+    attend_by_block = jax.vmap(block, in_axes=(1, 0), out_axes=1)
+    return attend_by_block(blocked, jnp.arange(blocks))
+
+
+def _block_of_each_row(x: Array, size: int, place: Int[Array, " B"]) -> Array:
+    """Returns a block of each row, [B, T, ...] to [B, size, ...], given its number."""
+    rows = jnp.broadcast_to(x, (len(place), *x.shape[1:]))
+    blocks = _split(rows, 1, blocks=-(-x.shape[1] // size), size=size)
+    return jax.vmap(operator.getitem)(blocks, place)
 
 
 def chunked_attention(

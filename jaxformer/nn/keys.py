@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.fields import fields_given
+from jaxformer.nn.block_pattern import BlockPattern
 
 # Maps positions of queries and of keys to a bias of the scores.
 Bias = Callable[[Int[Array, "#B T"], Int[Array, "#B S"]], Float[Array, "#B #H T S"]]
@@ -57,6 +58,7 @@ class Keys:
       window: Hides keys that are further away than this; None hides none.
       global_tokens: Number of first tokens of a row that see all tokens, and that all tokens see,
         despite the window.
+      blocks: BigBird's pattern, by which a query sees blocks of keys; None hides none.
       bias: Added to the scores; None adds nothing.
       scale: Multiplies the dot products; 1 / sqrt(d_k) when None.
       soft_cap: Bounds the scaled scores smoothly, to soft_cap * tanh(scores / soft_cap), before the
@@ -72,6 +74,7 @@ class Keys:
     causal: bool = flax.struct.field(pytree_node=False, default=False)
     window: int | None = flax.struct.field(pytree_node=False, default=None)
     global_tokens: int = flax.struct.field(pytree_node=False, default=0)
+    blocks: BlockPattern | None = None
     bias: Bias | None = flax.struct.field(pytree_node=False, default=None)
     scale: float | None = flax.struct.field(pytree_node=False, default=None)
     soft_cap: float | None = flax.struct.field(pytree_node=False, default=None)

@@ -17,6 +17,7 @@ from jaxformer.errors import UserError
 from jaxformer.nn.argument_checks import check_choice
 from jaxformer.nn.backend import backend
 from jaxformer.nn.block import Block, LayerCache, Residual
+from jaxformer.nn.block_pattern import BlockPattern
 from jaxformer.nn.cache import Slots
 from jaxformer.nn.keys import Keys, Memory, Tokens
 from jaxformer.nn.matmul import MATMUL
@@ -60,6 +61,8 @@ class Stack(nn.Module):
       repeats: Times that each of them runs, one after another, as in ALBERT (Lan et al. 2020).
       final_norm: Creates the norm after the last block, which pre-norm needs.
       window: Maximum distance at which a token sees others; None for no limit.
+      global_tokens: Number of first tokens that see all others, and that all others see.
+      blocks: BigBird's pattern of self-attention; None for a stack without.
       make_bias: Creates the module that returns the :data:`~jaxformer.nn.keys.Bias` of all
         self-attention; None adds nothing to its scores.
       remat: Rematerialization policy of the backward pass.
@@ -70,6 +73,8 @@ class Stack(nn.Module):
     repeats: int = 1
     final_norm: Callable[[], nn.Module] | None = None
     window: int | None = None
+    global_tokens: int = 0
+    blocks: BlockPattern | None = None
     make_bias: Callable[[], nn.Module] | None = None
     remat: Remat = "none"
 
@@ -140,6 +145,10 @@ class Stack(nn.Module):
             if keys.window not in (None, self.window):
                 raise UserError(f"Stack: got window={self.window}, and keys with {keys.window}")
             keys = dataclasses.replace(keys, window=self.window)
+        if self.global_tokens:
+            keys = dataclasses.replace(keys, global_tokens=self.global_tokens)
+        if self.blocks is not None:
+            keys = dataclasses.replace(keys, blocks=self.blocks)
 
         if self.bias is not None:
             if keys.bias is not None:

@@ -17,6 +17,7 @@ import safetensors.numpy
 
 from jaxformer import Config, LabeledConfig, MeshConfig, TrainingConfig, load_model, train
 from jaxformer.errors import UserError
+from jaxformer.inference.attention_view import record_text
 from jaxformer.inference.conversions import quantize
 from jaxformer.inference.weights import TrainedModel
 from jaxformer.interop.export import export_model
@@ -36,15 +37,29 @@ TEXTS = [
     ("", "dog"),
     ("he has it", "the house is red."),
 ]
+LONG_TEXTS = [
+    ("the old house",),
+    ("a dog runs! " * 6,),
+    ("two books and a cat " * 3,),
+    ("the man sees", "a cat " * 12),
+    ("", "dog"),
+    ("he has it " * 5, "the house is red."),
+]
 NAMES = [
     "albert_classes",
     "albert_masked",
     "albert_pretraining",
+    "big_bird_classes",
+    "big_bird_masked",
+    "big_bird_pretraining",
     "distilbert_classes",
     "distilbert_masked",
     "electra_classes",
     "electra_masked",
     "electra_replaced",
+    "longformer_classes",
+    "longformer_masked",
+    "longformer_plain",
     "roberta_classes",
     "roberta_masked",
     "roberta_plain",
@@ -55,15 +70,22 @@ NAMES = [
     "xlm_roberta_classes",
     "xlm_roberta_masked",
 ]
-SOME = ["roberta_classes", "albert_classes", "electra_replaced"]
-UNUSED = {"albert_pretraining": ("pooler", "next")}  # heads without a part in the loss
+SOME = ["roberta_classes", "albert_classes", "longformer_classes", "big_bird_classes"]
+# Heads without a part in the loss below.
+UNUSED = dict.fromkeys(("albert_pretraining", "big_bird_pretraining"), ("pooler", "next"))
 MASKED = [name for name in NAMES if name.endswith("masked")]
+
+
+def texts_of(trained):
+    """Returns the rows of a fixture."""
+    is_long = trained.config.model.block_size is not None
+    return LONG_TEXTS if is_long else TEXTS
 
 
 def token_types(trained, shape):
     """Returns the type of each token of the fixtures' rows."""
     types = np.zeros(shape, np.int32)
-    for row, texts in zip(types, TEXTS, strict=True):
+    for row, texts in zip(types, texts_of(trained), strict=True):
         if len(texts) == 2:
             _, own = trained.tokenizer.encode_pair(*texts)
             row[: len(own)] = own
@@ -104,7 +126,7 @@ def test_outputs_equal_transformers(name):
     model, params = load_model(family.workdir)
     tokenizer = family.trained.tokenizer
     tokens = tokenizer.our_ids[family.outputs["tokens"]]
-    for row, texts in zip(tokens, TEXTS, strict=True):
+    for row, texts in zip(tokens, texts_of(family.trained), strict=True):
         if len(texts) == 2:
             ids, _ = tokenizer.encode_pair(*texts)
         else:
@@ -131,11 +153,12 @@ def test_a_text_alone_has_the_features_that_it_has_in_a_batch():
         family = imported(name)
         model, params = load_model(family.workdir)
         tokens = family.trained.tokenizer.our_ids[family.outputs["tokens"]]
-        length = (tokens[0] != 0).sum()
+        row = 1
+        length = (tokens[row] != 0).sum()
 
         features = jax.jit(functools.partial(model.apply, method="features"))
-        alone = features({"params": params}, tokens[:1, :length])
-        difference = np.abs(alone[0] - family.outputs["features"][0, :length])
+        alone = features({"params": params}, tokens[row : row + 1, :length])
+        difference = np.abs(alone[0] - family.outputs["features"][row, :length])
         assert difference.max() < 1e-5 * family.outputs["features"].std()
 
 
@@ -147,13 +170,18 @@ def test_an_export_is_the_import_bit_for_bit(name, tmp_path):
     theirs = json.loads((family.folder / "config.json").read_text())
     ours = json.loads((tmp_path / "out" / "config.json").read_text())
     layout = known_layouts()[theirs["model_type"]]
-    notes = "label2id|initializer_range|transformers_version|use_cache"
+    notes = "initializer_range|label2id|transformers_version|use_cache"
+    of_other_heads = "qa_dropout|sep_token_id|summary_.*"
+    ignored = f"{notes}|{of_other_heads}|{layout.ignored}"
+    in_tokenizer = [layout.special.get(token) for token in layout.special_tokens]
     for field, value in theirs.items():
-        if not re.fullmatch(f"{notes}|{layout.ignored}", field):
+        if field not in in_tokenizer and not re.fullmatch(ignored, field):
             assert ours.get(field) == value, field
 
     expected = safetensors.numpy.load_file(family.folder / "model.safetensors")
     found = safetensors.numpy.load_file(tmp_path / "out" / "model.safetensors")
+    for name in layout.unread(family.trained.config.model):
+        expected.pop(f"{layout.prefix}{name}", None)
     assert found.keys() == expected.keys()
     for tensor, array in expected.items():
         if tensor.endswith("position_embeddings.weight") and theirs["pad_token_id"] == 1:
@@ -198,7 +226,7 @@ def test_all_parameters_learn(name):
     for path, leaf in flax.traverse_util.flatten_dict(gradient, sep="/").items():
         assert np.isfinite(leaf).all()
 
-        is_of_keys = path.endswith("key_bias")
+        is_of_keys = path.endswith(("key_bias", "key_global_bias"))
         is_of_other_head = path.startswith(UNUSED.get(name, ()))
         assert is_of_keys or is_of_other_head or np.abs(leaf).max() > 1e-6, path
 
@@ -259,6 +287,13 @@ def test_a_classifier_trains_on_every_mesh(name, tmp_path):
     import_huggingface(tmp_path / "out", tmp_path / "again")
     again = TrainedModel.load(tmp_path / "again")
     jax.tree.map(np.testing.assert_array_equal, again.params, params)
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_the_mask_is_the_tokenizers(name):
+    tokenizer = imported(name).trained.tokenizer
+    expected = "<mask>" if "roberta" in name or "longformer" in name else "[MASK]"
+    assert tokenizer.piece(tokenizer.mask_token) == expected
 
 
 def changed_model(name, folder, tensors=None, without=(), **fields):
@@ -331,6 +366,19 @@ REFUSED = [
     ("albert_pretraining", {"num_hidden_groups": 3}, "layer_groups must divide .*=4: got 3; use 2"),
     ("distilbert_masked", {"tie_word_embeddings": False}, "tie_word_embeddings to be True: got"),
     (
+        "longformer_masked",
+        {"attention_window": [6, 6, 8]},
+        r"expected attention_window to be one even number for all layers: got \[6, 6, 8\]",
+    ),
+    (
+        "big_bird_masked",
+        {"attention_type": "itc"},
+        "to be block_sparse or original_full: got 'itc'",
+    ),
+    ("big_bird_masked", {"use_bias": False}, "expected use_bias to be True: got False"),
+    ("big_bird_classes", {"rescale_embeddings": True}, "rescale_embeddings to be False: got True"),
+    ("longformer_masked", {"attention_window": 5}, "one even number for all layers: got 5"),
+    (
         "electra_classes",
         {"architectures": ["ElectraForMultipleChoice"]},
         "a head that jaxformer has, ForMaskedLM, ForSequenceClassification, ForPreTraining: got ",
@@ -378,3 +426,12 @@ def test_a_family_lacks_what_its_files_cannot_hold(name, fields):
         assert written == [layout]
     else:
         assert written == []
+
+
+@pytest.mark.parametrize("name", by_profile(["albert_pretraining"], nightly=SOME))
+def test_attention_of_all_layers_is_recorded(name):
+    family = imported(name)
+    recorded = record_text(family.workdir, "a dog runs! the house is red").encoder
+    model = family.trained.config.model
+    assert recorded.shape[:2] == (model.num_layers, model.num_heads)
+    np.testing.assert_allclose(recorded.sum(axis=-1), 1, rtol=1e-4)

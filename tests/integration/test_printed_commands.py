@@ -24,6 +24,7 @@ from .. import printed
 from ..printed import PROJECT
 from ..runs import write_pairs
 from . import pages
+from .families import write_model
 from .shell import Shell
 
 pytestmark = [
@@ -343,6 +344,11 @@ def _(reader: Reader) -> None:
     }.items():
         reader.foreign(hub, f"huggingface/{fixture}")
     reader.foreign("google-bert/bert-base-uncased", "bert/plain")
+    for hub, fixture in {
+        "FacebookAI/roberta-base": "roberta_masked",
+        "distilbert/distilbert-base-uncased-finetuned-sst-2-english": "distilbert_classes",
+    }.items():
+        write_model(fixture, reader.folder / hub)
     for file in ("texts.txt", "questions.txt", "answers.txt"):
         reader.text(file, "The old house", "A dog")
 

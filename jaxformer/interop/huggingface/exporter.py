@@ -52,14 +52,11 @@ def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
     if layout.preprocessor is not None:
         files["preprocessor_config.json"] = layout.preprocessor(section)
 
-<<<<<<< HEAD
     files |= pooling_files(section)
-=======
     generation = generation_config(model, layout)
     if generation is not None:
         files["generation_config.json"] = generation
 
->>>>>>> tokens
     for name, fields in files.items():
         content = json.dumps(fields, indent=2, ensure_ascii=False) + "\n"
         write_file(folder / name, content.encode())

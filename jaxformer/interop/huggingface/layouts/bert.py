@@ -91,9 +91,6 @@ def read_labels(fields: JsonFields, classifier: str = "classifier") -> list[str]
 
 
 def _read(fields: JsonFields) -> dict[str, Any]:
-    rate = fields.values.get("hidden_dropout_prob")
-    fields.check("classifier_dropout", [None, rate], f"{rate!r}", "BertConfig has one rate")
-
     heads = [head for head, layer in _OWN_LAYERS.items() if f"{layer}.weight" in fields.tensors]
     _check_heads(fields)
 
@@ -225,8 +222,12 @@ BERT = Layout(
     network=_network,
     section=BertConfig,
     fields=ENCODER_FIELDS
-    | {"max_position_embeddings": "max_length", "type_vocab_size": "num_token_types"},
-    defaults={"type_vocab_size": 2, "layer_norm_eps": 1e-12},
+    | {
+        "max_position_embeddings": "max_length",
+        "type_vocab_size": "num_token_types",
+        "classifier_dropout": "pooled_dropout_rate",
+    },
+    defaults={"type_vocab_size": 2, "layer_norm_eps": 1e-12, "classifier_dropout": None},
     only=_ONLY | {"position_embedding_type": "absolute"},
     ignored="pooler_.*",  # of the code that saved old files
     read=_read,

@@ -185,13 +185,26 @@ class Family:
         }
         if self.projection is not None:
             values["embedding_size"] = self._embedding_size(fields)
+        if "window" in self.required:
+            values["window"] = _window(fields)
+        if "attention_type" in self.defaults:
+            values |= _blocks(fields)
         return values
 
     def write(self, model: BertConfig) -> dict[str, Any]:
         """Returns the fields of config.json that no table has."""
-        values = {"max_position_embeddings": model.max_length + self.first_position}
+        values: dict[str, Any] = {"max_position_embeddings": model.max_length + self.first_position}
         if self.projection is not None:
             values["embedding_size"] = model.embedding_width
+        if model.window is not None:
+            values["attention_window"] = [2 * model.window] * model.num_layers
+        if "attention_type" in self.defaults:
+            is_sparse = model.block_size is not None
+            values["attention_type"] = "block_sparse" if is_sparse else "original_full"
+            values["block_size"] = model.block_size or self.defaults["block_size"]
+            values["num_random_blocks"] = (
+                model.random_blocks if is_sparse else self.defaults["num_random_blocks"]
+            )
         return values
 
     def fits(self, model: BertConfig) -> bool:
@@ -287,6 +300,11 @@ class Family:
             *affine(part(names.outer), "DF", f"{_NETWORK}/outer"),
             *layer_norm(part(names.network_norm), f"{_NETWORK}_residual/norm"),
         ]
+        if model.global_tokens:
+            found += affine(part(f"{names.query}_global"), "QD", f"{_ATTENTION}/query_global")
+            found += affine(part(f"{names.key}_global"), "QD", f"{_ATTENTION}/key_global")
+            found += affine(part(f"{names.value}_global"), "QD", f"{_ATTENTION}/value_global")
+
         for tensor in found:
             yield tensor._replace(numbers=numbers)
 
@@ -323,6 +341,33 @@ class Family:
         if self.classifier.pooler != self.pooler:
             found.append(self.classifier.pooler)
         return tuple(f"{name.partition('.')[0]}." for name in found)
+
+
+def _window(fields: JsonFields) -> int:
+    """Returns the window on one side, of a file that has the sum of both, for each layer or all."""
+    found = fields.values["attention_window"]
+    windows = found if isinstance(found, list) else [found]
+    first = windows[0] if windows else 0
+
+    is_even = isinstance(first, int) and not isinstance(first, bool) and first % 2 == 0
+    if not is_even or windows.count(first) < len(windows):
+        raise UserError(
+            f"{fields.place}: expected attention_window to be one even number for all layers: got "
+            f"{found!r:.80}"
+        )
+    return first // 2
+
+
+def _blocks(fields: JsonFields) -> dict[str, Any]:
+    """Returns our fields of BigBird's pattern, if a file has it."""
+    known = ["block_sparse", "original_full"]
+    fields.check("attention_type", known, " or ".join(known), "BertConfig has no other")
+
+    is_sparse = fields.values["attention_type"] == "block_sparse"
+    return {
+        "block_size": fields.integer("block_size") if is_sparse else None,
+        "random_blocks": fields.integer("num_random_blocks") if is_sparse else 0,
+    }
 
 
 def _rotary_order(model: BertConfig) -> Int[np.ndarray, " Q"]:
@@ -400,8 +445,7 @@ DISTILBERT = Family(
         "max_position_embeddings": "max_length",
     },
     defaults={"seq_classif_dropout": 0.2, "pad_token_id": 0},
-    # Of another head, and of how the positions were initialized.
-    ignored="qa_dropout|sinusoidal_pos_embds|tie_weights_",
+    ignored="sinusoidal_pos_embds",  # how the positions were initialized
     layers=LayerNames(
         layer="transformer.layer.{n}",
         query="attention.q_lin",
@@ -431,7 +475,6 @@ ELECTRA = Family(
     fields={**_GELU_FIELDS, "classifier_dropout": "pooled_dropout_rate"},
     defaults={**_DEFAULTS, "classifier_dropout": None, "embedding_size": 128},
     only=_GELU,
-    ignored="summary_.*",  # of multiple choice
     projection="embeddings_project",
     classifier=ClassifierNames(activation="gelu_exact"),
     masked=MaskedNames(
@@ -463,8 +506,6 @@ ALBERT = Family(
         "eos_token_id": 3,
     },
     only={"inner_group_num": 1},
-    # Of the code that saved old files.
-    ignored="down_scale_factor|gap_size|net_structure_type|num_memory_blocks",
     special_tokens={},
     layers=LayerNames(
         layer="encoder.albert_layer_groups.{n}.albert_layers.0",
@@ -503,4 +544,38 @@ ROFORMER = Family(
     classifier=ClassifierNames(activation=None),
     model={"positions": "rotary"},
     expressed=("embedding_size",),
+).layout()
+
+LONGFORMER = dataclasses.replace(
+    _ROBERTA,
+    model_type="longformer",
+    classes="Longformer",
+    prefix="longformer.",
+    fields=_GELU_FIELDS,
+    defaults={**_ROBERTA.defaults, "attention_window": 512},
+    ignored="attention_mode|onnx_export",  # transformers reads neither
+    model={"global_tokens": 1},
+    expressed=("window",),
+    required=("window",),
+).layout()
+
+BIG_BIRD = Family(
+    model_type="big_bird",
+    classes="BigBird",
+    prefix="bert.",
+    fields={**_FIELDS, "classifier_dropout": "pooled_dropout_rate"},
+    defaults={
+        **_DEFAULTS,
+        "classifier_dropout": None,
+        "attention_type": "block_sparse",
+        "block_size": 64,
+        "num_random_blocks": 3,
+    },
+    only={"use_bias": True, "rescale_embeddings": False},
+    special_tokens={**_SPECIAL_TOKENS, "unk": "<unk>"},
+    pooler="pooler",
+    classifier=ClassifierNames(activation=None),
+    heads={"next": "cls.seq_relationship"},
+    pretraining="next",
+    expressed=("block_size", "random_blocks"),
 ).layout()

@@ -1,0 +1,98 @@
+"""The blocks of keys that each block of queries sees in BigBird (Zaheer et al. 2020)."""
+
+from typing import NamedTuple
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+
+class SeenBlocks(NamedTuple):
+    """Numbers of the blocks that each block sees; those that are not seen may be left out."""
+
+    index: Int[Array, "B N S"]
+    is_seen: Bool[Array, "B N S"]
+
+
+@flax.struct.dataclass
+class BlockPattern:
+    """BigBird's pattern, of rows with one sequence each, padded on the right.
+
+    A block sees itself, the blocks beside it, the first and the last block of its sequence, and
+    random blocks. The first and the last block see the whole sequence. A sequence of at most
+    :attr:`full_length` tokens is seen as a whole by all of its tokens.
+
+    A block that is seen twice counts twice. Outside of training, all random blocks are the first
+    one, as in transformers.
+
+    Attributes:
+      size: Number of tokens of a block.
+      num_random: Number of random blocks that each block sees.
+      draws: Uniform numbers below 1, which select the random blocks; None outside of training.
+    """
+
+    size: int = flax.struct.field(pytree_node=False)
+    num_random: int = flax.struct.field(pytree_node=False)
+    draws: Float[Array, "N R"] | None = None
+
+    @property
+    def full_length(self) -> int:
+        """Most tokens of a sequence that is seen as a whole."""
+        return (5 + 2 * self.num_random) * self.size
+
+    def draw(self, key: Array, length: int) -> "BlockPattern":
+        """Returns the pattern of one step of training."""
+        blocks = -(-length // self.size)
+        return self.replace(draws=jax.random.uniform(key, (blocks, self.num_random)))
+
+    def lengths(self, length: int, segments: Int[Array, "B T"] | None) -> Int[Array, " B"]:
+        """Returns the number of tokens of each row."""
+        if segments is None:
+            return jnp.full((1,), length)
+        return jnp.maximum((segments != 0).sum(axis=1), 1)
+
+    def seen(self, blocks: int, lengths: Int[Array, " B"]) -> SeenBlocks:
+        """Returns what each block sees, if it is neither the first nor the last of a long row."""
+        number = jnp.arange(blocks)[:, None]  # [N, 1]
+        near = number + jnp.arange(-1, 2)  # [N, 3]
+        last = ((lengths - 1) // self.size)[:, None, None]  # [B, 1, 1]
+
+        # The first and the last block count once, even if they are near.
+        first = jnp.zeros_like(last)
+        is_between = (near > 0) & (near < last)  # [B, N, 3]
+
+        rows = len(lengths)
+        draws = jnp.zeros((blocks, self.num_random)) if self.draws is None else self.draws
+        random = jnp.floor(draws * (last + 1)).astype(jnp.int32)  # [B, N, R]
+
+        def whole(x: Array, width: int) -> Array:
+            return jnp.broadcast_to(x, (rows, blocks, width))
+
+        near = jnp.clip(near, 0, blocks - 1)
+        index = [whole(first, 1), whole(last, 1), whole(near, 3), whole(random, self.num_random)]
+        is_always = jnp.ones((1, 1, 1), bool)
+        is_seen = [
+            whole(is_always, 1),
+            whole(last > 0, 1),
+            whole(is_between, 3),
+            whole(is_always, self.num_random),
+        ]
+        return SeenBlocks(jnp.concatenate(index, axis=2), jnp.concatenate(is_seen, axis=2))
+
+    def counts(self, length: int, segments: Int[Array, "B T"] | None) -> Int[Array, "B 1 T T"]:
+        """Returns how often each token sees each other one."""
+        blocks = -(-length // self.size)
+        lengths = self.lengths(length, segments)
+        seen = self.seen(blocks, lengths)
+        is_block = seen.index[..., None] == jnp.arange(blocks)  # [B, N, S, N]
+        counts = (is_block & seen.is_seen[..., None]).sum(axis=2)  # [B, N, N]
+
+        number = jnp.arange(blocks)[:, None]
+        last = ((lengths - 1) // self.size)[:, None, None]
+        is_short = (lengths <= self.full_length)[:, None, None]
+        sees_all = (number == 0) | (number == last) | is_short
+        counts = jnp.where(sees_all, 1, counts)
+
+        by_token = counts.repeat(self.size, axis=1).repeat(self.size, axis=2)
+        return by_token[:, None, :length, :length]

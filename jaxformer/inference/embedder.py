@@ -18,14 +18,10 @@ from jaxformer.inference.encoder_outputs import encoder_outputs
 from jaxformer.inference.text_inputs import encode_text, encode_texts
 from jaxformer.inference.weights import Predictor, TrainedModel
 from jaxformer.kinds.kind import Kind
-from jaxformer.kinds.selection import known_kinds
+from jaxformer.kinds.selection import encoder_kinds
 from jaxformer.models.architecture import Architecture
-from jaxformer.models.bert import Bert, BertConfig, Pooling
-from jaxformer.models.encoder import Encoder
+from jaxformer.models.bert import BertConfig, Pooling
 from jaxformer.nn.precision import at_least_float32
-
-# All kinds of models whose features are of a text alone.
-_ENCODERS = {Encoder, Bert}
 
 
 class Embedder(Predictor):
@@ -42,7 +38,7 @@ class Embedder(Predictor):
       weights: Description of the checkpoint, such as "step 2000".
     """
 
-    kinds = tuple(kind for kind in known_kinds() if _ENCODERS & {*kind.networks})
+    kinds = encoder_kinds()
 
     @property
     def pooling_mode(self) -> str:

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from jaxformer import load_model
+from jaxformer import Embedder, load_model, quantize, record_text
+from jaxformer.errors import UserError
 from jaxformer.interop.export import export_model
 
 from .families import imported, relative_difference, write_model
@@ -72,3 +73,33 @@ def test_exports_are_the_files_of_the_import(head, network, tmp_path):
     for name in ("id2label", "problem_type"):
         if fields.get(name) is not None:
             assert ours[name] == fields[name]
+
+
+@pytest.mark.parametrize("head", NETWORKS)
+def test_attention_and_int8_work_with_every_head(head, tmp_path):
+    workdir = imported(f"bert_{head}").workdir
+    view = record_text(workdir, "a dog runs")
+    assert view.encoder is not None
+    assert view.encoder.shape[:2] == (2, 2)  # layers and heads
+
+    quantize(workdir, tmp_path / "int8")
+    exact = Embedder.load(workdir).embed(["a dog runs"])
+    rounded = Embedder.load(tmp_path / "int8").embed(["a dog runs"])
+    assert 0 < relative_difference(rounded, exact) < 0.2
+
+
+def test_a_model_without_the_head_is_refused():
+    model, params = load_model(imported("bert_tags").workdir)
+    tokens = np.ones((1, 2, 3), np.int32)
+    for method, message in (
+        ("span_logits", r"expected spans among model\.heads, got ''"),
+        ("scores", "expected score among"),
+        ("choice_logits", "expected choice among"),
+    ):
+        rows = tokens if method == "choice_logits" else tokens[0]
+        with pytest.raises(UserError, match=message):
+            model.apply({"params": params}, rows, method=method)
+
+    model, params = load_model(imported("bert_spans").workdir)
+    with pytest.raises(UserError, match=r"expected model\.num_tags above 0, got 0"):
+        model.apply({"params": params}, tokens[0], method="tag_logits")

@@ -27,15 +27,26 @@ Errors       UserError
 
 import ast
 import importlib
+import pathlib
 import pkgutil
 from typing import Any
 
+from jaxformer.addresses import FETCHERS as _FETCHERS
 from jaxformer.version import __version__ as __version__
 
 _STUB = ast.parse(pkgutil.get_data(__name__, "__init__.pyi") or "")
 _IMPORTS = [statement for statement in _STUB.body if isinstance(statement, ast.ImportFrom)]
 _MODULES = {alias.name: str(node.module) for node in _IMPORTS for alias in node.names}
 __all__ = [*_MODULES]  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def _fetch_from_hub(address: str) -> pathlib.Path:
+    from jaxformer.interop.hub_models import fetch_model
+
+    return fetch_model(address)
+
+
+_FETCHERS["hf"] = _fetch_from_hub
 
 
 def __getattr__(name: str) -> Any:

@@ -22,12 +22,12 @@ from jaxformer.experiment import make_optimizer as make_optimizer
 from jaxformer.experiment import train as train
 from jaxformer.inference.attention_view import record_attention as record_attention
 from jaxformer.inference.attention_view import record_text as record_text
-from jaxformer.inference.batched_search import Decoded as Decoded
 from jaxformer.inference.conversions import quantize as quantize
 from jaxformer.inference.embedder import Embedder as Embedder
 from jaxformer.inference.generator import Generator as Generator
 from jaxformer.inference.pair_scores import Score as Score
 from jaxformer.inference.pair_scores import score_pairs as score_pairs
+from jaxformer.inference.stages import Decoded as Decoded
 from jaxformer.inference.translator import Hypothesis as Hypothesis
 from jaxformer.inference.translator import Translator as Translator
 from jaxformer.inference.weights import load_model as load_model

@@ -205,7 +205,7 @@ def data_section(config: Config, section: type[Section]) -> Section:
 def model_section(config: Config, section: type[ModelT]) -> ModelT:
     """Returns ``config.model``, and refuses models of another architecture than ``section``."""
     model = config.model
-    if not isinstance(model, section) or model.architecture != section.architecture:
+    if not isinstance(model, section) or model.architecture not in section.architectures():
         raise UserError(
             f"expected model to be a {section.__name__}, got a {type(config.model).__name__}"
         )

@@ -40,7 +40,8 @@ def load_batches(
     assert row_multiple % shard_count == 0, "each shard has as many rows"
 
     def read(n: int) -> T:
-        (count, src_length, tgt_length), rows = plan.rows(n)
+        shape, rows = plan.rows(n)
+        count, src_length, tgt_length = shape
         shard_size = round_up(count, row_multiple) // shard_count
 
         local_rows = []

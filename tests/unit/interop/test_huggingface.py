@@ -6,6 +6,7 @@ import json
 import pathlib
 import shutil
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -16,7 +17,6 @@ from jaxformer.data.huggingface_tokenizer import HuggingFaceTokenizer
 from jaxformer.data.tokenizer import Tokenizer
 from jaxformer.errors import UserError
 from jaxformer.inference.weights import TrainedModel
-from jaxformer.interop import named_arrays
 from jaxformer.interop.export import export_model
 from jaxformer.interop.huggingface.exporter import can_write, write
 from jaxformer.interop.huggingface.foreign_layout import ANY
@@ -35,10 +35,10 @@ POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 54810
 FIXTURES = pathlib.Path(__file__).parents[2] / "fixtures" / "huggingface"
 INDEX = "model.safetensors.index.json"
 
-ROPE = "expected rope_parameters with rope_type 'default' and rope_theta only: got "
+ROPE = "expected rope_parameters of rope_type default, linear, llama3, with its own .*: got "
 GPT2_CONFIG = [
-    ({"model_type": "opt"}, "expected model_type to be bert or gpt2 or .* or vit: got 'opt'"),
-    ({"model_type": []}, r"expected model_type to be bert or .*: got \[\]"),
+    ({"model_type": "olmo"}, "expected model_type to be .* or vit: got 'olmo'"),
+    ({"model_type": []}, r"expected model_type to be albert or bert or .*: got \[\]"),
     ({"vocab_size": None}, "config.json: expected vocab_size to be a whole number .*: got None"),
     ({"model_type": "marian"}, "a Marian model; give jaxformer import marian"),
     ({"scale_attn_weights": False}, "expected scale_attn_weights to be True: got False"),
@@ -60,7 +60,15 @@ GPT2_CONFIG = [
     ({"vocab_size": 90}, "expected token ids below vocab_size=90, .*: got the id"),
 ]
 LLAMA_CONFIG = [
-    ({"rope_scaling": {"type": "linear"}}, "expected rope_scaling to be null: got"),
+    ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "expected rope_scaling of rope_type"),
+    ({"rope_scaling": {"type": "linear"}}, "expected rope_scaling.factor to be a number: got None"),
+    ({"rope_scaling": {"type": "linear", "factor": 0}}, "model.rotary_factor must be greater than"),
+    ({"rope_scaling": {"type": ["yarn"]}}, "expected rope_scaling of rope_type"),
+    ({"rope_scaling": "linear"}, "expected rope_scaling of rope_type"),
+    (
+        {"rope_parameters": {"rope_type": "llama3", "factor": 8.0}},
+        "rope_parameters.low_freq_factor",
+    ),
     ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, ROPE),
     ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, ROPE),
     ({"rope_parameters": {"rope_type": "default", "rope_theta": "x"}}, "rope_theta to be a number"),
@@ -269,7 +277,6 @@ def test_fields_that_name_no_architecture_are_accepted(tmp_path):
         ("vit", "config.json", VIT_CONFIG),
         ("vit", "preprocessor_config.json", VIT_PIXELS),
         ("../bert/classifier", "config.json", BERT_CONFIG),
-        ("../bert/classifier", "tokenizer.json", BERT_TOKENIZER),
         ("../bert/classifier", "model.safetensors", BERT_ARRAYS),
         ("gpt2", "model.safetensors", GPT2_ARRAYS),
         ("llama_grouped", INDEX, INDEX_CASES),
@@ -281,6 +288,15 @@ def test_other_values_are_refused_by_name(model, file, cases, tmp_path):
 
     import_model = functools.partial(import_huggingface, languages=languages)
     refused_changes(import_model, directory / file, cases)
+
+
+def test_a_tokenizer_that_is_taken_as_it_is_needs_the_special_tokens(tmp_path):
+    """BertTokenizer would add them."""
+    directory = copy_model("../bert/classifier", tmp_path)
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
+
+    refused_changes(import_huggingface, directory / "tokenizer.json", BERT_TOKENIZER)
 
 
 def test_missing_and_damaged_files_are_named(tmp_path, monkeypatch):
@@ -466,12 +482,26 @@ def test_parameters_that_no_file_has_are_refused(tmp_path):
         assert not (tmp_path / "model.safetensors").exists()
 
 
+class Tensor:
+    """A tensor of PyTorch, which the tests need not have."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def float(self):
+        return self
+
+    def numpy(self):
+        return self.array
+
+
 def test_a_pytorch_model_is_read_where_there_is_no_safetensors(tmp_path, monkeypatch):
     directory = copy_model("gpt2", tmp_path)
     tensors = safetensors.numpy.load_file(directory / "model.safetensors")
     (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
-    content = {**tensors, "h.0.attn.bias": 1}
-    monkeypatch.setattr(named_arrays, "read_torch", lambda path: content)
+    state = {name: Tensor(array) for name, array in tensors.items()}
+    pytorch = types.SimpleNamespace(load=lambda *_, **__: {**state, "h.0.attn.bias": "a mask"})
+    monkeypatch.setitem(sys.modules, "torch", pytorch)
 
     assert "9,200 parameters" in import_huggingface(directory, tmp_path / "run")
 
@@ -526,7 +556,7 @@ def test_a_token_that_only_the_tokenizer_has_is_refused_in_a_text(tmp_path):
     assert tokenizer.their_ids[tokenizer.encode("a [unused2]")][-1] == 95
     with pytest.raises(UserError, match=r"text without \[PAD\], which the tokenizer has but"):
         tokenizer.encode("a [PAD]")
-    assert tokenizer.mask_token == 2
+    assert tokenizer.mask_token is None
 
 
 def test_a_pytorch_model_that_is_a_pointer_is_named(tmp_path):

@@ -1,5 +1,6 @@
 """BERT in transformers' layout, with the heads that a file has."""
 
+import typing
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,7 +19,7 @@ from jaxformer.interop.huggingface.foreign_layout import (
 from jaxformer.interop.huggingface.layouts.text_models import LOADED
 from jaxformer.interop.huggingface.sentence_transformers import read_pooling
 from jaxformer.interop.json_fields import JsonFields
-from jaxformer.models.bert import BertConfig
+from jaxformer.models.bert import BertConfig, Heads
 
 ENCODER_FIELDS = {
     "hidden_size": "d_model",
@@ -60,12 +61,12 @@ def classifier_head(fields: JsonFields) -> str:
     return "classes"
 
 
-def read_labels(fields: JsonFields) -> list[str]:
-    """Returns the labels of a classifier; none for a file without one.
+def read_labels(fields: JsonFields, classifier: str = "classifier") -> list[str]:
+    """Returns the labels of a classifier, a layer of this name; none for a file without one.
 
     Several classes may share a label. ImageNet has two cranes, a bird and a machine.
     """
-    if classifier_head(fields) not in ("classes", "tags"):
+    if f"{classifier}.weight" not in fields.tensors:
         return []
     one = "single_label_classification"
     advice = (
@@ -89,6 +90,11 @@ def read_labels(fields: JsonFields) -> list[str]:
     return labels
 
 
+def _labels(fields: JsonFields) -> list[str]:
+    """Returns the labels of classes or tags; none for a head of numbers or choices."""
+    return read_labels(fields) if classifier_head(fields) in ("classes", "tags") else []
+
+
 def _read(fields: JsonFields) -> dict[str, Any]:
     rate = fields.values.get("hidden_dropout_prob")
     fields.check("classifier_dropout", [None, rate], f"{rate!r}", "BertConfig has one rate")
@@ -96,7 +102,7 @@ def _read(fields: JsonFields) -> dict[str, Any]:
     heads = [head for head, layer in _OWN_LAYERS.items() if f"{layer}.weight" in fields.tensors]
     _check_heads(fields)
 
-    labels = read_labels(fields)
+    labels = _labels(fields)
     head = classifier_head(fields)
     is_tagger = head == "tags"
     if head in ("score", "choice"):
@@ -227,10 +233,9 @@ BERT = Layout(
     | {"max_position_embeddings": "max_length", "type_vocab_size": "num_token_types"},
     defaults={"type_vocab_size": 2, "layer_norm_eps": 1e-12},
     only=_ONLY | {"position_embedding_type": "absolute"},
-    # Of the code that saved old files, and a field that is checked.
-    ignored="pooler_.*|directionality|classifier_dropout",
+    ignored="pooler_.*",  # of the code that saved old files
     read=_read,
-    labels=read_labels,
+    labels=_labels,
     write=_write,
     tensors=_tensors,
     sizes=lambda model: {"N": model.num_classes or model.num_tags},
@@ -256,6 +261,14 @@ BERT = Layout(
     ),
     heads=("cls.", "classifier.", "qa_outputs."),
     old_names={"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"},
-    expressed=dict.fromkeys(("heads", "num_classes", "num_tags", "pooling", "normalized"), ANY),
+    expressed={
+        "architecture": ["bert"],
+        "heads": [head for head in typing.get_args(Heads) if head != "replaced"],
+        "num_classes": ANY,
+        "num_tags": ANY,
+        "pooling": ANY,
+        "normalized": ANY,
+    },
+    fits=lambda model: model.num_token_types > 0,
     buffers=r"embeddings\.(position|token_type)_ids",
 )

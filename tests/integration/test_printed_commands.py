@@ -74,7 +74,7 @@ _WORDS = "data.corpus=text data.train=data/tatoeba-en-de/train data.valid=data/t
 _PAIRS = f"{_WIDTH} {_PACKED} model.max_length=128"
 _BERT = (
     "model.d_model=16 model.d_ff=24 model.num_heads=2 model.num_layers=2 model.max_length=24 "
-    "data.max_length=24 data.tokens_per_batch=128"
+    "data.max_length=24 data.tokens_per_batch=128 training.best_metric=loss"
 )
 # Smaller models by config: these fields come before the fields of a page, which prevail.
 SIZES = {

@@ -100,7 +100,7 @@ def _read(fields: JsonFields) -> dict[str, Any]:
     fields.check("classifier_dropout", [None, rate], f"{rate!r}", "BertConfig has one rate")
 
     heads = [head for head, layer in _OWN_LAYERS.items() if f"{layer}.weight" in fields.tensors]
-    _check_heads(fields)
+    check_heads(fields)
 
     labels = _labels(fields)
     head = classifier_head(fields)
@@ -121,7 +121,7 @@ def _read(fields: JsonFields) -> dict[str, Any]:
     }
 
 
-def _check_heads(fields: JsonFields) -> None:
+def check_heads(fields: JsonFields) -> None:
     """Refuses a file without the head that its class has."""
     for name, layer in (
         ("ForQuestionAnswering", "qa_outputs"),

@@ -1,4 +1,4 @@
-"""Multiple choice: contexts, and texts of which one continues each or answers it."""
+"""Multiple choice: contexts, and several texts for each, one of them right."""
 
 import json
 import pathlib

@@ -13,13 +13,14 @@ from jaxformer.inference.generator import Generator
 from jaxformer.inference.members import recorded_weights
 from jaxformer.inference.translator import Translator
 from jaxformer.inference.weights import TrainedModel
-from jaxformer.kinds.classification import CLASSIFICATION, MASKED_LANGUAGE_MODELING
+from jaxformer.kinds.classification import CLASSIFICATION
 from jaxformer.kinds.language_modeling import LANGUAGE_MODELING
+from jaxformer.kinds.selection import encoder_kinds
 from jaxformer.layout import global_mesh
 from jaxformer.plots.attention_page import AttentionView
 
 # Kinds of models of one text, whose only attention is to this text.
-ONE_TEXT = (CLASSIFICATION, MASKED_LANGUAGE_MODELING, LANGUAGE_MODELING)
+ONE_TEXT = (*encoder_kinds(), LANGUAGE_MODELING)
 
 
 @global_mesh(None)
@@ -32,7 +33,7 @@ def record_text(
     """Reads a text and records the attention weights of every layer and head.
 
     Args:
-      workdir: The run directory of a classifier, a masked language model or a language model.
+      workdir: The run directory of an encoder, such as a classifier, or of a language model.
       sentence: The text. A classifier also gives its label.
       weights: Checkpoint; see :func:`~jaxformer.load_model`.
 

@@ -18,14 +18,10 @@ from jaxformer.inference.encoder_outputs import encoder_outputs
 from jaxformer.inference.text_inputs import encode_text, encode_texts
 from jaxformer.inference.weights import Predictor, TrainedModel
 from jaxformer.kinds.kind import Kind
-from jaxformer.kinds.selection import known_kinds
+from jaxformer.kinds.selection import encoder_kinds
 from jaxformer.models.architecture import Architecture
-from jaxformer.models.bert import Bert, BertConfig, Pooling
-from jaxformer.models.encoder import Encoder
+from jaxformer.models.bert import BertConfig, Pooling
 from jaxformer.nn.precision import at_least_float32
-
-# All kinds of models whose features are of a text alone.
-_ENCODERS = {Encoder, Bert}
 
 
 class Embedder(Predictor):
@@ -42,20 +38,20 @@ class Embedder(Predictor):
       weights: Description of the checkpoint, such as "step 2000".
     """
 
-    kinds = tuple(kind for kind in known_kinds() if _ENCODERS & {*kind.networks})
+    kinds = encoder_kinds()
 
     @property
-    def pooling(self) -> str:
+    def pooling_mode(self) -> str:
         """The pooling: "mean", "cls" or "max"; see :class:`~jaxformer.BertConfig`."""
         return getattr(self.config.model, "pooling", "mean")
 
     @property
-    def normalized(self) -> bool:
+    def is_normalized(self) -> bool:
         """True if embeddings have length 1."""
         return getattr(self.config.model, "normalized", False)
 
     def _describe_outputs(self) -> str:
-        return f"{self.config.model.d_model} numbers, {self.pooling}"
+        return f"{self.config.model.d_model} numbers, {self.pooling_mode}"
 
     @classmethod
     def load(
@@ -109,7 +105,7 @@ class Embedder(Predictor):
         """
         model = self.config.model
         outputs = encoder_outputs(
-            functools.partial(_embeddings, self.config.kind, self.pooling, self.normalized),
+            functools.partial(_embeddings, self.config.kind, self.pooling_mode, self.is_normalized),
             model,
             self.params,
             encode_texts(check_texts(texts, "texts"), self.tokenizer, model),
@@ -139,7 +135,7 @@ def _mean(features: Float[Array, "B T D"], is_token: Array) -> Float[Array, "B D
     return jnp.where(is_token, features, 0).sum(axis=1) / counts
 
 
-def _first(features: Float[Array, "B T D"], is_token: Array) -> Float[Array, "B D"]:
+def _take_first(features: Float[Array, "B T D"], is_token: Array) -> Float[Array, "B D"]:
     return features[:, 0]
 
 
@@ -147,7 +143,7 @@ def _max(features: Float[Array, "B T D"], is_token: Array) -> Float[Array, "B D"
     return jnp.where(is_token, features, -jnp.inf).max(axis=1)
 
 
-_POOLING: dict[str, Callable[..., Array]] = {"mean": _mean, "cls": _first, "max": _max}
+_POOLING: dict[str, Callable[..., Array]] = {"mean": _mean, "cls": _take_first, "max": _max}
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))

@@ -3,11 +3,19 @@
 from jaxformer import kinds
 from jaxformer.kinds.kind import Kind
 from jaxformer.kinds.translation import TRANSLATION
+from jaxformer.models.bert import Bert
+from jaxformer.models.encoder import Encoder
 from jaxformer.registry import find_values
 
 
 def known_kinds() -> tuple[Kind, ...]:
     return find_values(kinds, Kind)
+
+
+def encoder_kinds() -> tuple[Kind, ...]:
+    """Returns the kinds whose models are encoders of a text, whatever their heads."""
+    encoders = {Encoder, Bert}
+    return tuple(kind for kind in known_kinds() if encoders & {*kind.networks})
 
 
 def kind_of(corpus: object) -> Kind:

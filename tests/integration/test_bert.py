@@ -20,7 +20,15 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from jaxformer import Config, LabeledConfig, MeshConfig, TrainingConfig, load_model, train
+from jaxformer import (
+    Config,
+    Embedder,
+    LabeledConfig,
+    MeshConfig,
+    TrainingConfig,
+    load_model,
+    train,
+)
 from jaxformer.cli import main
 from jaxformer.config import read_config
 from jaxformer.data.huggingface_tokenizer import HuggingFaceTokenizer
@@ -40,7 +48,7 @@ from jaxformer.tasks.classification.text_classifier import Classifier
 from jaxformer.tasks.initialization import make_start_from
 
 from ..profiles import by_profile
-from . import pages
+from . import families, pages
 
 tokenizers = pytest.importorskip("tokenizers")
 
@@ -420,7 +428,7 @@ def test_masked_language_modeling_masks_with_the_mask_of_the_tokenizer(labeled, 
     difference = np.abs(params["masked"] - trained.params["masked"]).max()
     assert 0 < difference < 1.1e-3
 
-    with pytest.raises(UserError, match="a classifier, got a masked language model"):
+    with pytest.raises(UserError, match="a classifier of pairs, got a masked language model"):
         Classifier.load(workdir)
 
 
@@ -464,18 +472,17 @@ def test_the_pages_are_executed(tmp_path, monkeypatch):
     expected = imported("plain").outputs["pooled"]
     np.testing.assert_allclose(names["pooled"][0], expected[0], rtol=1e-4)
 
-    names = pages.execute("classification.md", "Question answering", __name__="page")
-    tokens, types, places = names["encode"](*names["examples"][0])
-    params = names["state"].params
-    [features] = names["model"].apply(
-        {"params": params},
-        tokens[None],
-        token_types=types[None],
-        method="features",
-    )  # [T, D]
-    logits = np.array(features @ params["span"])  # [T, 2]
-    logits[tokens == 0] = -np.inf
-    assert logits.argmax(axis=0).tolist() == places
+    for head, run in {
+        "spans": "squad",
+        "tags": "conll",
+        "score": "stsb",
+        "choice": "swag",
+    }.items():
+        shutil.copytree(families.imported(f"bert_{head}").workdir, tmp_path / "runs" / run)
+    shutil.copytree(tmp_path / "runs" / "bert", tmp_path / "runs" / "minilm")
+    names = pages.execute("classification.md", "In Python")
+    assert names["answer"].text in "a dog runs"
+    assert names["vectors"].shape == (2, 16)
 
 
 @pytest.mark.ci
@@ -495,6 +502,14 @@ def test_minilm_equals_transformers(tmp_path):
     summary = import_huggingface(tmp_path / "model", run)
     assert summary.startswith("BertModel, 22,713,216 parameters, 30,522 tokens\n  dropout 0.1 and")
     assert isinstance(Tokenizer.load(run / "tokenizer.model"), HuggingFaceTokenizer)
+
+    embedder = Embedder.load(run)
+    assert (embedder.pooling_mode, embedder.is_normalized) == ("mean", True)
+    guitar = "A man is playing a guitar."
+    others = ["Someone plays an instrument.", "A cat sleeps on the sofa."]
+    near, far = embedder.similarities([(guitar, other) for other in others])
+    assert near > 0.6
+    assert abs(far) < 0.1
 
     trained = TrainedModel.load(run)
     assert read_config(Workdir(run)).model == trained.config.model

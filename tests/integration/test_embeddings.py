@@ -102,7 +102,7 @@ def test_the_files_of_sentence_transformers(modules, pooling, expected, tmp_path
     folder = sentence_transformer(tmp_path / "model", modules, pooling)
     import_huggingface(folder, tmp_path / "run")
     embedder = Embedder.load(tmp_path / "run")
-    assert (embedder.pooling, embedder.normalized) == expected
+    assert (embedder.pooling_mode, embedder.is_normalized) == expected
 
     # An export says the same, unless it is the default of sentence-transformers.
     export_model("safetensors", tmp_path / "run", tmp_path / "out")
@@ -111,7 +111,7 @@ def test_the_files_of_sentence_transformers(modules, pooling, expected, tmp_path
     if has_files:
         import_huggingface(tmp_path / "out", tmp_path / "again")
         again = Embedder.load(tmp_path / "again")
-        assert (again.pooling, again.normalized) == expected
+        assert (again.pooling_mode, again.is_normalized) == expected
 
 
 def test_the_exported_files_are_those_of_minilm():

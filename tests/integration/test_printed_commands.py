@@ -74,6 +74,10 @@ _STUDENT = "model.d_model=64 model.d_ff=64 model.num_layers=1 model.num_decoder_
 _PACKED = "data.batching=packing data.tokens_per_batch=256 data.max_length=64"
 _WORDS = "data.corpus=text data.train=data/tatoeba-en-de/train data.valid=data/tatoeba-en-de/valid"
 _PAIRS = f"{_WIDTH} {_PACKED} model.max_length=128"
+_BERT = (
+    "model.d_model=16 model.d_ff=24 model.num_heads=2 model.num_layers=2 model.max_length=24 "
+    "data.max_length=24 data.tokens_per_batch=128 training.best_metric=loss"
+)
 # Smaller models by config: these fields come before the fields of a page, which prevail.
 SIZES = {
     "base:small": f"{_PAIRS} model.compute_dtype=float32",
@@ -85,6 +89,8 @@ SIZES = {
     "sst2": f"{_WIDTH} model.vocab_size=300 data.tokens_per_batch=256",
     "sst2:minilm": "model.d_model=16 model.d_ff=24 model.num_heads=2 model.num_layers=2 "
     "model.max_length=24 data.max_length=24",
+    "bert": _BERT,
+    "bert:choice": f"{_BERT} data.tokens_per_batch=512",
     "digits": "model.d_model=16 model.d_ff=16 model.num_layers=1 data.rows=8",
     "parsing:small": f"{_PAIRS} model.vocab_size=300",
     "student:firefox": f"{_STUDENT} {_PACKED}",
@@ -330,7 +336,31 @@ def _(reader: Reader) -> None:
     lines = [spell_english(n) for n in range(99)]
     reader.text("texts.txt", *lines)
     reader.text("valid.txt", *lines[:9])
+    reader.text("pairs.tsv", "a dog\ta cat")
     reader.foreign("sentence-transformers/all-MiniLM-L6-v2", "bert/plain")
+    reader.foreign("google-bert/bert-base-uncased", "bert/plain")
+    _write_annotations(reader)
+
+
+def _write_annotations(reader: Reader) -> None:
+    """Writes the files that the page on classification trains on."""
+    answers = [{"text": "a dog", "answer_start": 0}]
+    questions = [{"id": str(n), "question": "who runs?", "answers": answers} for n in range(8)]
+    squad = {"data": [{"paragraphs": [{"context": "a dog runs", "qas": questions}]}]}
+    for split in ("train", "dev"):
+        _write(reader.folder / f"{split}-v1.1.json", json.dumps(squad))
+    reader.text("page.txt", "a dog runs")
+
+    tags = [f"{prefix}-{kind}" for prefix in "BI" for kind in ("PER", "ORG", "LOC", "MISC")]
+    words = [f"dog {tag}" for tag in ("O", *tags)]
+    pairs = [f"{label}\ta dog\ttwo books" for label in ("yes", "no", "maybe")] * 8
+    numbers = [f"{number}\ta dog\ttwo books" for number in range(8)]
+    choice = {"context": "a dog", "choices": ["runs", "is", "has", "it"], "label": 0}
+    for split, other in (("train", "train"), ("valid", "dev")):
+        reader.text(f"conll-{split}.txt", *words, "", *words)
+        reader.text(f"mnli-{other}.tsv", *pairs)
+        reader.text(f"stsb-{other}.tsv", *numbers)
+        reader.text(f"swag-{other}.jsonl", *[json.dumps(choice)] * 8)
 
 
 @prepares("docs/hugging_face.md")

@@ -193,7 +193,7 @@ def test_mistakes_are_refused(learned, tmp_path):
         dataclasses.replace(data, valid="5%")
     with pytest.raises(UserError, match=r"data\.train: expected files of your own, got none"):
         dataclasses.replace(data, train="").check_named()
-    with pytest.raises(UserError, match=r"tokens_per_batch must be at least data\.max_length"):
+    with pytest.raises(UserError, match=r"tokens_per_batch must hold an example of texts of"):
         dataclasses.replace(data, tokens_per_batch=23)
     with pytest.raises(UserError, match="texts:1: expected at most 24 tokens"):
         tagger().tag(["dog " * 30])

@@ -40,7 +40,10 @@ def add_file(tmp_path, monkeypatch):
 
 
 def test_layouts(add_file):
-    all_types = "bert gemma gpt2 llama m2m_100 mistral mt5 qwen2 qwen3 t5 umt5 vit"
+    all_types = (
+        "albert bert distilbert electra gemma gpt2 llama m2m_100 mistral mt5 qwen2 qwen3 roberta "
+        "roberta-prelayernorm roformer t5 umt5 vit xlm-roberta"
+    )
     assert " ".join(importer.known_layouts()) == all_types
 
     add_file(layouts, "added_layout", NEW_LAYOUT)

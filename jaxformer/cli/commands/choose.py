@@ -10,7 +10,7 @@ from jaxformer.errors import UserError
 from jaxformer.files import STDOUT
 
 
-def choose(
+def choose_text(
     *,
     workdir: ModelDir,
     input: File,
@@ -59,4 +59,4 @@ def choose(
         )
 
 
-COMMAND = Command("choose", choose, place=107)
+COMMAND = Command("choose", choose_text, place=107)

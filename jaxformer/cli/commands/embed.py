@@ -37,7 +37,7 @@ def embed(
     normalize: bool = False,
     weights: Checkpoint = "auto",
 ) -> None:
-    """Print the embedding of each line of text, a vector that is near those of similar texts.
+    """Print the embedding of each line of text, a vector that is near the vectors of similar texts.
 
     Text: Each line of output is a list of numbers in JSON. A line that is too long or not UTF-8
     has a blank line.

@@ -36,13 +36,7 @@ FILES = ModelFiles(
         "tokenizer.json|sentencepiece.bpe.model|spiece.model|tokenizer.model|vocab.json|vocab.txt"
         "|preprocessor_config.json",
     ),
-    optional=(
-        "tokenizer_config.json",
-        "special_tokens_map.json",
-        "merges.txt",
-        MODULES,
-        POOLING,
-    ),
+    optional=("tokenizer_config.json", "special_tokens_map.json", "merges.txt", MODULES, POOLING),
     weights=WEIGHTS,
 )
 _FILES = (

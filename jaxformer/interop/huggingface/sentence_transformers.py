@@ -41,10 +41,10 @@ def read_pooling(folder: pathlib.Path) -> dict[str, Any]:
             f"{place}: expected modules Transformer, Pooling and perhaps Normalize, got "
             f"{found:.80}; {_ADVICE}"
         )
-    return {"pooling": _pooling(folder / POOLING), "normalized": normalized}
+    return {"pooling": _read_mode(folder / POOLING), "normalized": normalized}
 
 
-def _pooling(place: pathlib.Path) -> str:
+def _read_mode(place: pathlib.Path) -> str:
     fields = read_json(place)
     chosen = []
     if isinstance(fields, dict):

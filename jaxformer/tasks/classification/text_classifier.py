@@ -73,7 +73,7 @@ class Classifier(Predictor):
         """Returns the label of each text, or of each pair of texts.
 
         Args:
-          texts: Texts, of which any may be blank, or pairs of texts.
+          texts: Texts, which may be blank, or pairs of texts.
           report: Called with the number of texts after each batch.
 
         Raises:

@@ -46,9 +46,9 @@ _OWN_LAYERS = {head: layer for head, layer in _HEADS.items() if layer != "classi
 _SIZES = {"next": "PD", "spans": "PD", "score": "1D", "choice": "1D"}
 
 
-def classifier_head(fields: JsonFields, classifier: str = "classifier") -> str:
+def classifier_head(fields: JsonFields) -> str:
     """Returns our name of the head ``classifier`` of a file; "" for a file without one."""
-    if f"{classifier}.weight" not in fields.tensors:
+    if "classifier.weight" not in fields.tensors:
         return ""
 
     names = fields.architecture_heads()
@@ -66,7 +66,7 @@ def read_labels(fields: JsonFields, classifier: str = "classifier") -> list[str]
 
     Several classes may share a label. ImageNet has two cranes, a bird and a machine.
     """
-    if classifier_head(fields, classifier) not in ("classes", "tags"):
+    if f"{classifier}.weight" not in fields.tensors:
         return []
     one = "single_label_classification"
     advice = (
@@ -90,11 +90,16 @@ def read_labels(fields: JsonFields, classifier: str = "classifier") -> list[str]
     return labels
 
 
+def _labels(fields: JsonFields) -> list[str]:
+    """Returns the labels of classes or tags; none for a head of numbers or choices."""
+    return read_labels(fields) if classifier_head(fields) in ("classes", "tags") else []
+
+
 def _read(fields: JsonFields) -> dict[str, Any]:
     heads = [head for head, layer in _OWN_LAYERS.items() if f"{layer}.weight" in fields.tensors]
-    _check_heads(fields)
+    check_heads(fields)
 
-    labels = read_labels(fields)
+    labels = _labels(fields)
     head = classifier_head(fields)
     is_tagger = head == "tags"
     if head in ("score", "choice"):
@@ -113,7 +118,7 @@ def _read(fields: JsonFields) -> dict[str, Any]:
     }
 
 
-def _check_heads(fields: JsonFields) -> None:
+def check_heads(fields: JsonFields) -> None:
     """Refuses a file without the head that its class has."""
     for name, layer in (
         ("ForQuestionAnswering", "qa_outputs"),
@@ -231,7 +236,7 @@ BERT = Layout(
     only=_ONLY | {"position_embedding_type": "absolute"},
     ignored="pooler_.*",  # of the code that saved old files
     read=_read,
-    labels=read_labels,
+    labels=_labels,
     write=_write,
     tensors=_tensors,
     sizes=lambda model: {"N": model.num_classes or model.num_tags},
@@ -259,7 +264,10 @@ BERT = Layout(
     expressed={
         "architecture": ["bert"],
         "heads": [head for head in typing.get_args(Heads) if head != "replaced"],
-        **dict.fromkeys(("num_classes", "num_tags", "pooling", "normalized"), ANY),
+        "num_classes": ANY,
+        "num_tags": ANY,
+        "pooling": ANY,
+        "normalized": ANY,
     },
     fits=lambda model: model.num_token_types > 0,
     buffers=r"embeddings\.(position|token_type)_ids",

@@ -4,7 +4,6 @@ Each field of :class:`~jaxformer.models.bert.BertConfig` that BERT does not need
 """
 
 import dataclasses
-import functools
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -20,7 +19,13 @@ from jaxformer.interop.huggingface.foreign_layout import (
     affine,
     layer_norm,
 )
-from jaxformer.interop.huggingface.layouts.bert import BERT, ENCODER_FIELDS, read_labels
+from jaxformer.interop.huggingface.layouts.bert import (
+    BERT,
+    ENCODER_FIELDS,
+    check_heads,
+    read_labels,
+)
+from jaxformer.interop.huggingface.sentence_transformers import read_pooling
 from jaxformer.interop.json_fields import JsonFields
 from jaxformer.models.bert import BertConfig
 
@@ -32,7 +37,12 @@ _FIELDS = {
 _DEFAULTS = {"type_vocab_size": 2, "layer_norm_eps": 1e-12, "pad_token_id": 0}
 # The number of the padding is in config.json.
 _SPECIAL_TOKENS = {"eos": "[SEP]", "bos": "[CLS]", "unk": "[UNK]"}
-_HEAD_AXES = {"pooler": "DD", "masked": "ED", "next": "PD", "replaced": "DD"}
+_HEAD_AXES = {"pooler": "DD", "masked": "ED", "next": "PD", "replaced": "DD", "spans": "PD"}
+# Layers that have the same names in all families.
+_SPANS = "qa_outputs"
+_TAGS = "classifier"
+# Fields of ours that tensors express, or that change none.
+_CHECKED = ("heads", "num_classes", "num_tags", "pooled_activation", "pooling", "normalized")
 _ATTENTION = "encoder/layers/self_attention"
 _NETWORK = "encoder/layers/feed_forward"
 
@@ -129,12 +139,17 @@ class Family:
 
     def layout(self) -> Layout:
         """Returns the layout of the family."""
-        tasks = ["ForMaskedLM", "ForSequenceClassification"]
+        tasks = [
+            "ForMaskedLM",
+            "ForQuestionAnswering",
+            "ForSequenceClassification",
+            "ForTokenClassification",
+        ]
         if self.pretraining is not None:
             tasks.append("ForPreTraining")
 
         own = {name: [value] for name, value in self.model.items()}
-        checked = dict.fromkeys(("heads", "num_classes", "pooled_activation", *self.expressed), ANY)
+        checked = dict.fromkeys((*_CHECKED, *self.expressed), ANY)
         return dataclasses.replace(
             BERT,
             model_type=self.model_type,
@@ -144,7 +159,7 @@ class Family:
             only={**BERT.only, **self.only},
             ignored=self.ignored,
             read=self.read,
-            labels=functools.partial(read_labels, classifier=self.classifier.output),
+            labels=self.read_labels,
             write=self.write,
             tensors=self.tensors,
             unread=self.unread,
@@ -159,18 +174,28 @@ class Family:
             buffers=self.buffers,
         )
 
+    def read_labels(self, fields: JsonFields) -> list[str]:
+        """Returns the labels of classes or of tags; none for a model without either."""
+        is_tagger = "ForTokenClassification" in fields.architecture_heads()
+        return read_labels(fields, _TAGS if is_tagger else self.classifier.output)
+
     def read(self, fields: JsonFields) -> dict[str, Any]:
         """Returns our fields that no table has."""
-        labels = read_labels(fields, self.classifier.output)
+        check_heads(fields)
+        labels = self.read_labels(fields)
+        is_tagger = "ForTokenClassification" in fields.architecture_heads()
+        num_tags = len(labels) if is_tagger else 0
+        num_classes = len(labels) - num_tags
+
         pooler = self.classifier.pooler
-        if labels and f"{pooler}.weight" not in fields.tensors:
+        if num_classes and f"{pooler}.weight" not in fields.tensors:
             raise UserError(
                 f"{fields.place}: expected {pooler}.weight beside {self.classifier.output}.weight, "
                 f"as in a {self.classes}ForSequenceClassification: got none"
             )
 
         heads = []
-        for head, layer in self._layers_of_heads(has_classes=bool(labels)).items():
+        for head, layer in self._layers_of_heads(has_classes=num_classes > 0).items():
             if f"{layer}.weight" in fields.tensors:
                 heads.append(head)
 
@@ -179,9 +204,11 @@ class Family:
             **self.model,
             "architecture": self.model_type,
             "heads": " ".join(heads),
-            "num_classes": len(labels),
+            "num_classes": num_classes,
+            "num_tags": num_tags,
             "max_length": fields.integer("max_position_embeddings") - self.first_position,
-            "pooled_activation": self._pooled_activation(heads, bool(labels), activation),
+            "pooled_activation": self._pooled_activation(heads, num_classes > 0, activation),
+            **read_pooling(fields.place.parent),
         }
         if self.projection is not None:
             values["embedding_size"] = self._embedding_size(fields)
@@ -227,6 +254,10 @@ class Family:
         heads = model.heads.split()
         if model.num_classes:
             return f"{self.classes}ForSequenceClassification"
+        if model.num_tags:
+            return f"{self.classes}ForTokenClassification"
+        if "spans" in heads:
+            return f"{self.classes}ForQuestionAnswering"
         if self.pretraining in heads:
             return f"{self.classes}ForPreTraining"
         if "masked" in heads:
@@ -245,6 +276,8 @@ class Family:
             yield from affine(heads[head], axes, head)
         if model.num_classes:
             yield from affine(self.classifier.output, "ND", "classes")
+        if model.num_tags:
+            yield from affine(_TAGS, "ND", "tags")
         if "replaced" in model.heads:
             yield from affine(f"{self.heads['replaced']}_prediction", "1D", "replaced_output")
 
@@ -265,6 +298,7 @@ class Family:
     def sizes(self, model: BertConfig) -> dict[str, int]:
         return {
             "M": model.max_length + self.first_position,
+            "N": model.num_classes or model.num_tags,
             "q": model.num_heads * model.key_size,
         }
 
@@ -312,7 +346,7 @@ class Family:
         """Returns the name of the first layer of each head, in the order of ``model.heads``."""
         pooler = self.classifier.pooler if has_classes else self.pooler
         poolers = {} if pooler is None else {"pooler": pooler}
-        return {**poolers, "masked": self.masked.dense, **self.heads}
+        return {**poolers, "masked": self.masked.dense, **self.heads, "spans": _SPANS}
 
     def _pooled_activation(
         self,
@@ -337,7 +371,7 @@ class Family:
 
     def _names_without_prefix(self) -> tuple[str, ...]:
         """Returns the beginnings of the names of heads that are beside the encoder."""
-        found = [self.classifier.output, *self.masked, *self.heads.values()]
+        found = [_TAGS, _SPANS, self.classifier.output, *self.masked, *self.heads.values()]
         if self.classifier.pooler != self.pooler:
             found.append(self.classifier.pooler)
         return tuple(f"{name.partition('.')[0]}." for name in found)

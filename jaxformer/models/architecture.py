@@ -25,8 +25,8 @@ NEVER_GENERATED = -1e4
 class StackSettings:
     """The layers of a stack that :func:`~jaxformer.models.assembly.make_stack` builds.
 
-    The fields are as in :class:`~jaxformer.ModelConfig`; later models, such as ViT, have the
-    defaults.
+    The fields are as in :class:`~jaxformer.ModelConfig` and
+    :class:`~jaxformer.models.gpt2.GPT2Config`; later models, such as ViT, have the defaults.
     """
 
     num_layers: int
@@ -39,10 +39,13 @@ class StackSettings:
     norm_position: Literal["post", "pre"] = "pre"
     norm_epsilon: float
     positions: Positions = "learned"
-    window: int | None = None
+    rotary_size: int | None = None
+    window: int | tuple[int | None, ...] | None = None
     qk_norm: bool = False
+    attention_scale: float | None = None
+    is_parallel: bool = False
     activation: Activation
-    biases: bool = True
+    biases: bool | Literal["output"] = True
     compute_dtype: ComputeDtype
 
 
@@ -53,6 +56,7 @@ class EmbeddingSettings:
     Attributes:
       positions: Encoding that is added to embeddings; None if the layers encode positions.
       is_scaled: Embeddings are multiplied by sqrt(d_model), as in the paper.
+      has_norm: Embedding sums are normalized.
       dropout_rate: Dropout rate of embedding sums.
       has_bias: The bias of the logits is a parameter.
       absent_tokens: Special tokens that the vocabulary lacks; see :func:`absent_bias`.
@@ -60,6 +64,7 @@ class EmbeddingSettings:
 
     positions: Positions | None = None
     is_scaled: bool = False
+    has_norm: bool = False
     dropout_rate: float = 0.0
     has_bias: bool = False
     absent_tokens: str = ""
@@ -77,7 +82,9 @@ class Architecture:
         __dataclass_fields__: ClassVar[dict[str, Any]]
 
     architecture = "transformer"
-    window: int | None = None  # Some models have a field for it.
+    # Some models have fields for these.
+    window: int | None = None
+    window_every: int = 1
     vocab_size: int
     d_model: int
     d_ff: int
@@ -116,6 +123,11 @@ class Architecture:
     def embedding_names(self) -> tuple[str, str, str]:
         """Names of the parameters of the source, target and output matrices."""
         return "embedding", "embedding", "embedding"
+
+    @property
+    def embedding_width(self) -> int:
+        """Width of embeddings, which may be projected to ``d_model``."""
+        return self.d_model
 
     @property
     def output_size(self) -> int:

@@ -26,8 +26,12 @@ from .families import imported, relative_difference
 pytest.importorskip("tokenizers")
 
 MODELS = by_profile(
-    ["llama3", "llama_linear", "gemma_biases"],
-    nightly=["llama3", "llama3_tied", "llama_linear", "gemma", "gemma_biases"],
+    ["llama3", "gemma_biases", "opt_350m", "gpt_neo", "gptj", "bloom_six", "xglm"],
+    nightly=[
+        *("llama3", "llama3_tied", "llama_linear", "gemma", "gemma_biases"),
+        *("opt", "opt_narrow", "opt_350m", "gpt_neo", "gpt_neo_third"),
+        *("gptj", "gptj_tied", "bloom", "bloom_six", "xglm", "xglm_unscaled"),
+    ],
 )
 LIMIT = 12
 
@@ -124,6 +128,8 @@ def test_an_export_is_the_imported_model_bit_for_bit(name, tmp_path):
 
     found = safetensors.numpy.load_file(tmp_path / "out" / "model.safetensors")
     expected = read_arrays(folder)
+    if name.startswith("opt"):  # No token reads these rows.
+        expected["model.decoder.embed_positions.weight"][:2] = 0
     assert found.keys() == expected.keys()
     for tensor, array in expected.items():
         np.testing.assert_array_equal(found[tensor], array, strict=True)

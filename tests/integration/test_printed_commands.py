@@ -24,6 +24,7 @@ from .. import printed
 from ..printed import PROJECT
 from ..runs import write_pairs
 from . import pages
+from .families import write_model
 from .shell import Shell
 
 pytestmark = [
@@ -341,6 +342,7 @@ def _(reader: Reader) -> None:
     }.items():
         reader.foreign(hub, f"huggingface/{fixture}")
     reader.foreign("google-bert/bert-base-uncased", "bert/plain")
+    write_model("opt", reader.folder / "facebook" / "opt-125m")
     for file in ("texts.txt", "questions.txt", "answers.txt"):
         reader.text(file, "The old house", "A dog")
 

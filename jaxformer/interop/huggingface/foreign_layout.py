@@ -130,6 +130,7 @@ class Layout:
       network: Its class in transformers, which may depend on our section.
       section: The dataclass of our model.
       fields: Fields of config.json, and our fields with the same meaning.
+      renamed: Other names of fields, which take precedence, and the names among ``fields``.
       defaults: Defaults of the fields that transformers does not always write.
       only: Fields, and the only value of each that our model has.
       lacks: Fields with dropout rates that our model lacks, and the part of the model with them.
@@ -164,6 +165,7 @@ class Layout:
       has_tokenizer: False for a model of pictures.
       expressed: Values of our other fields that config.json or the tensors express, by the names of
         the fields. A field that is neither here nor among ``fields`` must have its default.
+      fits: Returns whether a file can have these values together, given our section.
       is_exported: False if another layout's file describes the same model.
     """
 
@@ -171,6 +173,7 @@ class Layout:
     network: str | Callable[[Any], str]
     section: type[Architecture]
     fields: Mapping[str, str]
+    renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
     defaults: Mapping[str, Any]
     only: Mapping[str, Any]
     lacks: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -199,11 +202,14 @@ class Layout:
     has_languages: bool = False
     has_tokenizer: bool = True
     expressed: Mapping[str, Container[Any]] = dataclasses.field(default_factory=dict)
+    fits: Callable[[Any], bool] = lambda section: True
     is_exported: bool = True
 
     def can_express(self, model: Any, tokenizer: HuggingFaceTokenizer | None) -> bool:
         """Returns whether a file can describe a section, with all of its fields."""
         if type(model) is not self.section or not self.is_exported:
+            return False
+        if not self.fits(model):
             return False
 
         absent = "" if tokenizer is None else tokenizer.absent

@@ -37,7 +37,7 @@ INDEX = "model.safetensors.index.json"
 
 ROPE = "expected rope_parameters of rope_type default, linear, llama3, with its own .*: got "
 GPT2_CONFIG = [
-    ({"model_type": "olmo"}, "expected model_type to be .* or vit: got 'olmo'"),
+    ({"model_type": "olmo"}, "expected model_type to be bert or .*: got 'olmo'"),
     ({"model_type": []}, r"expected model_type to be bert or .*: got \[\]"),
     ({"vocab_size": None}, "config.json: expected vocab_size to be a whole number .*: got None"),
     ({"model_type": "marian"}, "a Marian model; give jaxformer import marian"),

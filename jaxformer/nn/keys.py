@@ -117,8 +117,8 @@ class Keys:
     def within(self, distance: Int[Array, ""]) -> "Keys":
         """Returns keys that are also hidden beyond a distance, an array, in the mask.
 
-        A window is no array: attention chooses an implementation by it. Layers that share a program
-        and have windows of their own have this instead.
+        Layers that share a program have it in place of a window, which is a number: attention
+        chooses its implementation by that.
         """
         query = self.queries.index[:, None, :, None]  # [B, 1, T, 1]
         key = self.keys.index[:, None, None]  # [B, 1, 1, S]

@@ -87,7 +87,7 @@ def _sizes(model: GPT2Config) -> dict[str, int]:
     return {"E": model.embedding_width, "G": model.num_heads * model.key_size}
 
 
-def _fixed(**settings: Any) -> dict[str, Any]:
+def _fix_settings(**settings: Any) -> dict[str, Any]:
     """Returns the arguments of a layout whose models all have these settings."""
     return {
         "read": lambda fields: settings,
@@ -211,7 +211,7 @@ XGLM = dataclasses.replace(
     sizes=_sizes,
     orders=lambda model: {},
     buffers=r"embed_positions\.weights",
-    **_fixed(positions="fairseq"),
+    **_fix_settings(positions="fairseq"),
 )
 
 
@@ -347,7 +347,7 @@ def _fused_order(model: GPT2Config) -> Int[np.ndarray, " indices"]:
     return np.arange(3 * model.d_model).reshape(shape).swapaxes(0, 1).reshape(-1)
 
 
-_BLOOM = _fixed(positions="alibi", embedding_norm=True, activation="gelu")
+_BLOOM = _fix_settings(positions="alibi", embedding_norm=True, activation="gelu")
 BLOOM = dataclasses.replace(
     OPT,
     model_type="bloom",
@@ -414,7 +414,7 @@ def _rotary_order(model: GPT2Config) -> Int[np.ndarray, " indices"]:
     return (heads * model.key_size + within).reshape(-1)
 
 
-_GPTJ = _fixed(
+_GPTJ = _fix_settings(
     positions="rotary",
     is_parallel=True,
     attention_biases="none",

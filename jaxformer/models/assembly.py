@@ -56,7 +56,7 @@ class ModelConfig(PaperArchitecture):
         square of 1 times a learned scale, which all heads of a layer share: "QK-norm" (Henry et al.
         2020; Dehghani et al. 2023), which bounds the scores. The paper has none.
       activation: Activation of the feed-forward networks: "relu" as in equation 2, "gelu" (the
-        approximation with tanh), "gelu_exact" or "swish".
+        approximation with tanh), "gelu_exact", "swish" or "tanh".
       biases: Add biases to attention projections and output logits. The paper has none; some other
         systems do.
       embeddings: "tied" as in section 3.4, one matrix for source, target and output, or "separate".
@@ -210,7 +210,8 @@ def make_stack(
         make_bias = functools.partial(encoding.make_bias, c.num_heads, causal)
     return Stack(
         layers=block,
-        num_layers=c.num_layers,
+        num_layers=c.layer_groups or c.num_layers,
+        repeats=c.num_layers // c.layer_groups if c.layer_groups else 1,
         final_norm=make_norm if c.norm_position == "pre" else None,
         window=c.window,
         make_bias=make_bias,
@@ -290,23 +291,44 @@ class TokenModel(Model):
         size: int,
         axes: tuple = ("vocab", "d_model"),
         role: Role = "table",
+        width: int | None = None,
     ) -> Any:
-        """Creates an embedding that has unit variance after multiplication by sqrt(width)."""
-        width = self.config.embedding_width if role == "table" else self.config.d_model
+        """Creates an embedding that has unit variance after multiplication by sqrt(its width)."""
+        if width is None:
+            width = int(self.config.embedding_width)
         normal = nn.initializers.normal(stddev=width**-0.5)
         return parameter(self, name, normal, (size, width), axes=axes, role=role)
 
     @nn.nowrap
-    def _make_embedding(self, table: Any, positions: str) -> Embedding:
-        """Returns an embedding; ``positions`` is the name of the parameter of learned positions."""
+    def _make_embedding(
+        self,
+        table: Any,
+        positions: str,
+        *,
+        is_projected: bool = False,
+    ) -> Embedding:
+        """Returns an embedding.
+
+        Args:
+          table: Its matrix.
+          positions: Name of the parameter of learned positions.
+          is_projected: Embeddings are projected to ``d_model`` before positions are added.
+        """
         c = self.config
+        width = c.d_model if is_projected else c.embedding_width
         settings = c.embedding_settings()
         has_positions = settings.positions is not None
         encoding = ENCODINGS[settings.positions] if has_positions else PositionalEncoding()
 
         learned = None
         if encoding.is_learned:
-            learned = self._make_table(positions, c.max_length, axes=(), role="vector")
+            learned = self._make_table(
+                positions,
+                c.max_length,
+                axes=(),
+                role="vector",
+                width=width,
+            )
 
         norm = None
         if settings.has_norm:
@@ -315,7 +337,7 @@ class TokenModel(Model):
         def encode(length: int) -> Any:
             if learned is not None:
                 return learned
-            return encoding.table(length, c.d_model)
+            return encoding.table(length, width)
 
         return Embedding(
             table,
@@ -323,7 +345,7 @@ class TokenModel(Model):
             max_length=c.max_length,
             compute_dtype=c.compute_dtype,
             is_scaled=settings.is_scaled,
-            projection=self._make_projection("input_projection", c.embedding_width, c.d_model),
+            projection=self._make_projection("input_projection", c.embedding_width, width),
             norm=norm,
         )
 

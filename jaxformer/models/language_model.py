@@ -43,7 +43,7 @@ class LanguageModel(StepwiseModel):
             )
 
         # With one side only, the table of the source is also the target's.
-        self.embed = self._make_embedding(self.src_table, "positions")
+        self.embed = self._make_embedding(self.src_table, "positions", is_projected=True)
         self.logits_bias = self._make_logits_bias()
         self.final_projection = self._make_projection(
             "final_projection",

@@ -59,7 +59,8 @@ class Stack(nn.Module):
 
     Attributes:
       layers: The block that is repeated. Its parameters, stacked, are named "layers".
-      num_layers: N.
+      num_layers: N, the number of blocks with parameters of their own.
+      repeats: Times that each of them runs, one after another, as in ALBERT (Lan et al. 2020).
       final_norm: Creates the norm after the last block, which pre-norm needs.
       window: Maximum distance at which a token sees others; None for no limit. A tuple has those
         of consecutive layers, and repeats: ``(None, 255)`` is for alternating layers.
@@ -70,6 +71,7 @@ class Stack(nn.Module):
 
     layers: Block
     num_layers: int
+    repeats: int = 1
     final_norm: Callable[[], nn.Module] | None = None
     window: int | tuple[int | None, ...] | None = None
     make_bias: Callable[[], nn.Module] | None = None
@@ -78,6 +80,8 @@ class Stack(nn.Module):
     def setup(self) -> None:
         self.norm = None if self.final_norm is None else self.final_norm()
         self.bias = None if self.make_bias is None else self.make_bias()
+        if self.repeats > 1 and isinstance(self.window, tuple):
+            raise UserError(f"Stack: expected one window with repeats, got window={self.window}")
 
         make_residual: Any = getattr(self.layers, "make_residual", Residual)
         is_pre_norm = getattr(make_residual(), "norm_position", None) == "pre"
@@ -113,7 +117,7 @@ class Stack(nn.Module):
             own_keys = keys if distance is None else keys.within(distance)
             return block(x, own_keys, memory, dropout=dropout), None
 
-        run_layers = _scan_layers(layer, self.num_layers, self.remat)
+        run_layers = _scan_layers(layer, self.num_layers, self.repeats, remat=self.remat)
         x, _ = run_layers(self.layers, x, self._distances())
         return constrain_batch(self._normalize(x))
 
@@ -121,13 +125,15 @@ class Stack(nn.Module):
     def _windows(self) -> tuple[int | None, ...]:
         """The window of each layer."""
         pattern = self.window if isinstance(self.window, tuple) else (self.window,)
-        return tuple(pattern[number % len(pattern)] for number in range(self.num_layers))
+        num_layers = self.num_layers * self.repeats
+        return tuple(pattern[number % len(pattern)] for number in range(num_layers))
 
     @property
     def _common_window(self) -> int | None:
         """The window that is all that any layer sees; None if a layer has no limit."""
-        limits = [window for window in self._windows if window is not None]
-        return max(limits) if len(limits) == self.num_layers else None
+        windows = self._windows
+        limits = [window for window in windows if window is not None]
+        return max(limits) if len(limits) == len(windows) else None
 
     def _distances(self) -> Int[np.ndarray, " L"] | None:
         """Returns the windows of layers that differ, as numbers; None if all are the same."""
@@ -319,6 +325,7 @@ class Stack(nn.Module):
     def _unstack_layers(self) -> tuple[Any, tuple[PyTree, ...]]:
         # A scan over layers would copy the whole cache for every token. A loop updates it in place.
         layers = unstack_layers(self.variables["params"]["layers"], self.num_layers)
+        layers = tuple(layer for layer in layers for _ in range(self.repeats))
         return self.layers.clone(parent=None, name=None), layers
 
 
@@ -341,18 +348,26 @@ def unstack_layers(params: PyTree, num_layers: int) -> tuple[PyTree, ...]:
 def _scan_layers(
     layer: Callable,
     num_layers: int,
+    repeats: int,
+    *,
     remat: Remat,
 ) -> Callable:
+    # In unrolled code XLA would eliminate the recomputation as a common subexpression.
+    is_repeated = repeats > 1
     if remat == "dots":
         policy = jax.checkpoint_policies.save_only_these_names(MATMUL)
-        layer = nn.remat(layer, prevent_cse=False, policy=policy)
+        layer = nn.remat(layer, prevent_cse=is_repeated, policy=policy)
     elif remat == "layer":
-        layer = nn.remat(layer, prevent_cse=False)
+        layer = nn.remat(layer, prevent_cse=is_repeated)
 
-    # In unrolled code XLA would eliminate the recomputation as a common subexpression.
+    def repeat(block: Block, x: Array, distance: None) -> tuple[Array, None]:
+        for _ in range(repeats):
+            x, _ = layer(block, x, distance)
+        return x, None
+
     unroll = backend().unroll_layers and remat == "none"
     return nn.scan(
-        layer,
+        repeat if is_repeated else layer,
         # All collections and streams, since user-defined layers may have others.
         variable_axes={True: 0},
         split_rngs={True: True},

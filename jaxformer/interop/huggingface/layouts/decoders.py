@@ -36,9 +36,9 @@ class Names(NamedTuple):
 
 
 def _tensors(names: Names, model: GPT2Config) -> Iterator[Tensor]:
-    """Yields the tensors of a model, with two axes of our own.
+    """Yields the tensors of a model, with an axis of our own.
 
-    E is the width of embeddings, and G queries or keys in the order of rotary positions.
+    G is queries or keys in the order of rotary positions.
     """
     is_tied = model.embeddings == "tied"
     yield Tensor(f"{names.embedding}.weight", "VE", ("embedding",))
@@ -84,7 +84,7 @@ def _attention(names: Names, model: GPT2Config) -> Iterator[Tensor]:
 
 
 def _sizes(model: GPT2Config) -> dict[str, int]:
-    return {"E": model.embedding_width, "G": model.num_heads * model.key_size}
+    return {"G": model.num_heads * model.key_size}
 
 
 def _fix_settings(**settings: Any) -> dict[str, Any]:

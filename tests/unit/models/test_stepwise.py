@@ -43,7 +43,13 @@ CONFIGS = {
 }
 CAPACITY = 16  # Also of a cache for 9 tokens, since capacities are rounded up.
 
-SCALED = {"rotary_scaling": "llama3", "rotary_factor": 8.0, "rotary_original_length": 16}
+GEMMA = {
+    "norm_unit_offset": True,
+    "scaled_embedding": True,
+    "rotary_scaling": "llama3",
+    "rotary_factor": 8.0,
+    "rotary_original_length": 16,
+}
 NEO = {"window": 3, "window_every": 2, "scaled_scores": False, "attention_biases": "output"}
 GPTJ = {
     "positions": "rotary",
@@ -66,12 +72,12 @@ CASES = [
     (GPT2, {**GPTJ, "absent_tokens": "pad"}),
     (GPT2, {**WIDE, "positions": "alibi", "compute_dtype": "bfloat16"}),
     (Student, {"compute_dtype": "int8", "positions": "tensor2tensor", "qk_norm": True}),
-    (Llama, {"compute_dtype": "int8", "attention_biases": True, "qk_norm": True}),
-    (Llama, {**SCALED, "norm_unit_offset": True, "scaled_embedding": True}),
+    (Llama, {"compute_dtype": "int8", "attention_biases": True, "qk_norm": True, **GEMMA}),
     (T5, {"compute_dtype": "int8", "d_k": 3, "bias_per_layer": True, "gated": True}),
 ]
 MORE = [
     (Llama, {"embeddings": "tied"}),
+    (Llama, GEMMA),
     (T5, {"absent_tokens": "pad", "embeddings": "separate", "scaled_output": False}),
     (T5, {"compute_dtype": "bfloat16"}),
     (GPT2, {"compute_dtype": "int8"}),

@@ -67,6 +67,12 @@ class JsonFields:
             for name, value in nested.items():
                 self.values[f"{section}.{name}"] = value
 
+    def rename(self, names: Mapping[str, str]) -> None:
+        """Gives fields other names; a renamed field takes the place of one of that name."""
+        for old, new in names.items():
+            if old in self.values:
+                self.values[new] = self.values.pop(old)
+
     def integer(self, name: str) -> int:
         value: Any = self.values.get(name)
         is_integer = isinstance(value, int) and not isinstance(value, bool)

@@ -26,8 +26,8 @@ NEVER_GENERATED = -1e4
 class StackSettings:
     """The layers of a stack that :func:`~jaxformer.models.assembly.make_stack` builds.
 
-    The fields are as in :class:`~jaxformer.ModelConfig`; later models, such as ViT, have the
-    defaults.
+    The fields are as in :class:`~jaxformer.ModelConfig` and
+    :class:`~jaxformer.models.gpt2.GPT2Config`; later models, such as ViT, have the defaults.
     """
 
     num_layers: int
@@ -41,13 +41,16 @@ class StackSettings:
     norm_position: Literal["post", "pre"] = "pre"
     norm_epsilon: float
     positions: Positions = "learned"
-    window: int | None = None
+    rotary_size: int | None = None
+    window: int | tuple[int | None, ...] | None = None
     global_tokens: int = 0
     block_size: int | None = None
     random_blocks: int = 0
     qk_norm: bool = False
+    attention_scale: float | None = None
+    is_parallel: bool = False
     activation: Activation
-    biases: bool = True
+    biases: bool | Literal["output"] = True
     compute_dtype: ComputeDtype
 
 
@@ -58,6 +61,7 @@ class EmbeddingSettings:
     Attributes:
       positions: Encoding that is added to embeddings; None if the layers encode positions.
       is_scaled: Embeddings are multiplied by sqrt(d_model), as in the paper.
+      has_norm: Embedding sums are normalized.
       dropout_rate: Dropout rate of embedding sums.
       has_bias: The bias of the logits is a parameter.
       absent_tokens: Special tokens that the vocabulary lacks; see :func:`absent_bias`.
@@ -65,6 +69,7 @@ class EmbeddingSettings:
 
     positions: Positions | None = None
     is_scaled: bool = False
+    has_norm: bool = False
     dropout_rate: float = 0.0
     has_bias: bool = False
     absent_tokens: str = ""
@@ -83,7 +88,9 @@ class Architecture:
         __dataclass_fields__: ClassVar[dict[str, Any]]
 
     architecture = "transformer"
-    window: int | None = None  # Some models have a field for it.
+    # Some models have fields for these.
+    window: int | None = None
+    window_every: int = 1
     vocab_size: int
     d_model: int
     d_ff: int

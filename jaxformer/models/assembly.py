@@ -189,17 +189,22 @@ def make_stack(
         use_bias=c.biases,
         dropout_rate=c.attention_dropout_rate,
         make_qk_norm=make_qk_norm if c.qk_norm else None,
+        scale=c.attention_scale,
         compute_dtype=c.compute_dtype,
     )
 
     # Positions are encoded in self-attention only: a memory has positions of its own.
     if self_attention is None:
-        self_attention = make_attention(encode_positions=encoding.rotate)
+        rotate = encoding.rotate
+        if rotate is not None and c.rotary_size is not None:
+            rotate = functools.partial(rotate, size=c.rotary_size)
+        self_attention = make_attention(encode_positions=rotate)
     block = Block(
         self_attention=self_attention,
         cross_attention=make_attention() if cross_attention else None,
         feed_forward=FeedForward(c.d_ff, c.activation, c.compute_dtype),
         make_residual=functools.partial(Residual, c.norm_position, c.dropout_rate, make_norm),
+        is_parallel=c.is_parallel,
     )
 
     make_bias = None
@@ -290,28 +295,53 @@ class TokenModel(Model):
         size: int,
         axes: tuple = ("vocab", "d_model"),
         role: Role = "table",
+        width: int | None = None,
     ) -> Any:
         """Creates an embedding that has unit variance after multiplication by sqrt(its width)."""
-        width = self.config.embedding_width
+        if width is None:
+            width = int(self.config.embedding_width)
         normal = nn.initializers.normal(stddev=width**-0.5)
         return parameter(self, name, normal, (size, width), axes=axes, role=role)
 
     @nn.nowrap
-    def _make_embedding(self, table: Any, positions: str) -> Embedding:
-        """Returns an embedding; ``positions`` is the name of the parameter of learned positions."""
+    def _make_embedding(
+        self,
+        table: Any,
+        positions: str,
+        *,
+        is_projected: bool = False,
+    ) -> Embedding:
+        """Returns an embedding.
+
+        Args:
+          table: Its matrix.
+          positions: Name of the parameter of learned positions.
+          is_projected: Embeddings are projected to ``d_model`` before positions are added.
+        """
         c = self.config
+        width = c.d_model if is_projected else c.embedding_width
         settings = c.embedding_settings()
         has_positions = settings.positions is not None
         encoding = ENCODINGS[settings.positions] if has_positions else PositionalEncoding()
 
         learned = None
         if encoding.is_learned:
-            learned = self._make_table(positions, c.max_length, axes=(), role="vector")
+            learned = self._make_table(
+                positions,
+                c.max_length,
+                axes=(),
+                role="vector",
+                width=width,
+            )
+
+        norm = None
+        if settings.has_norm:
+            norm = self.embedding_norm = LayerNorm(c.norm_epsilon)
 
         def encode(length: int) -> Any:
             if learned is not None:
                 return learned
-            return encoding.table(length, c.embedding_width)
+            return encoding.table(length, width)
 
         return Embedding(
             table,
@@ -319,16 +349,30 @@ class TokenModel(Model):
             max_length=c.max_length,
             compute_dtype=c.compute_dtype,
             is_scaled=settings.is_scaled,
+            projection=self._make_projection("input_projection", c.embedding_width, width),
+            norm=norm,
         )
 
     @nn.nowrap
+    def _make_projection(self, name: str, inputs: int, outputs: int) -> Any:
+        """Creates the matrix between two widths; returns None if they are the same."""
+        if inputs == outputs:
+            return None
+        glorot = nn.initializers.xavier_uniform()
+        axes = ("d_model", None)
+        return parameter(self, name, glorot, (inputs, outputs), axes=axes, role="matrix")
+
+    @nn.nowrap
     def _make_logits_bias(self) -> Any:
-        """Returns the bias of the output logits: of absent tokens, or a parameter, or None."""
+        """Returns the bias of the output logits: of absent tokens, a parameter, both, or None."""
         c = self.config
         settings = c.embedding_settings()
-        if settings.has_bias:
-            return parameter(self, "logits_bias", nn.initializers.zeros, (c.output_size,))
-        return absent_bias(settings.absent_tokens, c.vocab_size)
+        absent = absent_bias(settings.absent_tokens, c.vocab_size)
+        if not settings.has_bias:
+            return absent
+
+        bias = parameter(self, "logits_bias", nn.initializers.zeros, (c.output_size,))
+        return bias if absent is None else bias + absent
 
     def output_projection(self) -> tuple[Float[Array, "V D"], Float[Array, " V"] | None]:
         """Returns matrix and bias of the logits of tokens, for losses that do not store logits.

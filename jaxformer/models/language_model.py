@@ -9,6 +9,7 @@ from jaxformer.models.stepwise import StepwiseModel
 from jaxformer.nn.argument_checks import check_length
 from jaxformer.nn.dropout import Dropout, dropout_rows
 from jaxformer.nn.keys import Keys
+from jaxformer.nn.matmul import project
 from jaxformer.nn.precision import activation_dtype
 from jaxformer.nn.stack import Stack, StackCache
 
@@ -42,8 +43,13 @@ class LanguageModel(StepwiseModel):
             )
 
         # With one side only, the table of the source is also the target's.
-        self.embed = self._make_embedding(self.src_table, "positions")
+        self.embed = self._make_embedding(self.src_table, "positions", is_projected=True)
         self.logits_bias = self._make_logits_bias()
+        self.final_projection = self._make_projection(
+            "final_projection",
+            self.config.d_model,
+            self.config.embedding_width,
+        )
         self.dropout = Dropout(self.config.embedding_settings().dropout_rate)
         self.decoder = self._make_decoder()
 
@@ -87,7 +93,7 @@ class LanguageModel(StepwiseModel):
         positions: Int[Array, "B T"] | None = None,
         row_ids: Int[Array, " B"] | None = None,
     ) -> Float[Array, "B T D"]:
-        """Returns the output of the stack, the input of :meth:`logits`; see ``__call__``."""
+        """Returns the input of :meth:`logits`; see ``__call__``."""
         x = self.embed(tokens_in, positions)
 
         batch, length = tokens_in.shape
@@ -95,7 +101,14 @@ class LanguageModel(StepwiseModel):
         keys = Keys.of_sequence(length, segments, positions, causal=True)
 
         x = self.dropout(x, dropout)
-        return self.decoder(x, keys, dropout=dropout)
+        x = self.decoder(x, keys, dropout=dropout)
+        return self.output_features(x)
+
+    def output_features(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows E"]:
+        """Returns the input of :meth:`logits`, as wide as embeddings, given the stack's output."""
+        if self.final_projection is None:
+            return x
+        return project(x, self.final_projection, compute_dtype=self.config.compute_dtype)
 
     def start(
         self,

@@ -24,6 +24,10 @@ class StepwiseModel(TokenModel):
     returns an empty cache for inputs, which a model with an encoder encodes first.
     """
 
+    def output_features(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows E"]:
+        """Returns the input of :meth:`logits`, given the output of the decoder: the same."""
+        return x
+
     def logits(self, features: Float[Array, "*rows D"]) -> Float[Array, "*rows V"]:
         """Returns the logits, which use the transposed embedding (section 3.4)."""
         return output_logits(features, self.output_table, self.logits_bias)
@@ -43,16 +47,17 @@ class StepwiseModel(TokenModel):
         """
         if starts is None:
             x = self.embed(tokens)
-            return self.decoder.prefill(x, cache, length)
+        else:
+            prompt_length = tokens.shape[1]
+            slots = dataclasses.replace(cache.slots, starts=starts[:, None])
+            cache = cache._replace(slots=slots)
 
-        prompt_length = tokens.shape[1]
-        slots = dataclasses.replace(cache.slots, starts=starts[:, None])
-        cache = cache._replace(slots=slots)
+            index = jnp.arange(prompt_length)[None]
+            positions = jnp.maximum(index - starts[:, None], 0)  # [B, T]; 0 on padding
+            x = self.embed(tokens, positions, longest=prompt_length)
 
-        index = jnp.arange(prompt_length)[None]
-        positions = jnp.maximum(index - starts[:, None], 0)  # [B, T]; 0 on padding
-        x = self.embed(tokens, positions, longest=prompt_length)
-        return self.decoder.prefill(x, cache, length)
+        x, cache = self.decoder.prefill(x, cache, length)
+        return self.output_features(x), cache
 
     def candidate_output(self, candidates: Int[Array, " C"]) -> tuple[Any, Float[Array, " C"]]:
         """Returns the rows of the output matrix and the biases of some tokens, for :meth:`step`.
@@ -91,6 +96,7 @@ class StepwiseModel(TokenModel):
 
         x = self.embed(tokens, positions, longest)
         x, cache = self.decoder.step(x, cache)
+        x = self.output_features(x)
         if output is None:
             return self.logits(x), cache
         return output_logits(x, *output), cache

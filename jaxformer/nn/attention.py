@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
@@ -54,7 +54,8 @@ class MultiHeadAttention(nn.Module):
       num_heads: Number of heads, h.
       d_k: Size of the queries and keys of a head; ``d_model / num_heads`` when None.
       d_v: Size of the values of a head; ``d_model / num_heads`` when None.
-      use_bias: Adds biases to all four projections.
+      use_bias: Adds biases to all four projections, or to the last one only if "output", as in
+        GPT-Neo.
       dropout_rate: Dropout rate of the attention weights.
       encode_positions: Function of queries or keys, [B, T, H, K], and their positions, [B or 1, T],
         applied before the dot products; for instance
@@ -75,7 +76,7 @@ class MultiHeadAttention(nn.Module):
     num_heads: int
     d_k: int | None = None
     d_v: int | None = None
-    use_bias: bool = False
+    use_bias: bool | Literal["output"] = False
     dropout_rate: float = 0.0
     encode_positions: Callable[[Array, Array], Array] | None = None
     num_kv_heads: int | None = None
@@ -332,6 +333,7 @@ class MultiHeadAttention(nn.Module):
         return parameter(self, name, glorot, shape, axes=axes, role="matrix")
 
     def _bias(self, name: str, shape: tuple[int, ...]) -> Any:
-        if not self.use_bias:
+        has_bias = self.use_bias in (True, name)
+        if not has_bias:
             return None
         return parameter(self, f"{name}_bias", nn.initializers.zeros, shape)

@@ -62,18 +62,25 @@ class Block(nn.Module):
       feed_forward: A :class:`~jaxformer.nn.feed_forward.FeedForward`, or any module of x.
       cross_attention: Attention to a memory; None for a block without one.
       make_residual: Creates the residual connection of each sub-layer.
+      is_parallel: Self-attention and the feed-forward network are one sub-layer, the sum of both
+        for the same input, as in GPT-J.
     """
 
     self_attention: nn.Module
     feed_forward: nn.Module
     cross_attention: nn.Module | None = None
     make_residual: Callable[[], Residual] = Residual
+    is_parallel: bool = False
 
     def setup(self) -> None:
+        if self.is_parallel and self.cross_attention is not None:
+            raise UserError("Block: expected no cross_attention with is_parallel")
+
         self.self_attention_residual = self.make_residual()
         if self.cross_attention is not None:
             self.cross_attention_residual = self.make_residual()
-        self.feed_forward_residual = self.make_residual()
+        if not self.is_parallel:
+            self.feed_forward_residual = self.make_residual()
 
     def __call__(
         self,
@@ -128,8 +135,15 @@ class Block(nn.Module):
         def attend_to_itself(x: Array) -> Array:
             return attend("self_attention", x, keys)
 
-        x = self.self_attention_residual(x, attend_to_itself, dropout)
         self._check_memory(memory)
+        if self.is_parallel:
+
+            def both(x: Array) -> Array:
+                return attend_to_itself(x) + self.feed_forward(x)
+
+            return self.self_attention_residual(x, both, dropout), new_cache
+
+        x = self.self_attention_residual(x, attend_to_itself, dropout)
 
         if self.cross_attention is not None and memory is not None:
 

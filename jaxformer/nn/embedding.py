@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +13,7 @@ from jaxtyping import Array, Float, Int
 from jaxformer.layout import expand_like, has_explicit_axes, map_rows, take_rows
 from jaxformer.nn.argument_checks import check_ids, check_length
 from jaxformer.nn.constants import without_constants
-from jaxformer.nn.matmul import int8_matmul, matmul_nt
+from jaxformer.nn.matmul import int8_matmul, matmul_nt, project
 from jaxformer.nn.precision import (
     ComputeDtype,
     Int8Matrix,
@@ -65,13 +66,15 @@ def output_logits(
 class Embedding:
     """Embedding of tokens and their positions."""
 
-    table: Float[Array, "V D"] | Int8Matrix
+    table: Float[Array, "V E"] | Int8Matrix
     # of at least this many positions; None if no encoding is added
     encodings: Callable[[int], Array | np.ndarray] | None
     max_length: int  # number of positions that have an encoding
     compute_dtype: ComputeDtype
     is_scaled: bool = True  # multiplies by sqrt(d_model)
     zero_id: int | None = None  # a token whose embedding is the zero vector
+    projection: Any = None  # a matrix [E, D], of a table that is narrower than the layers
+    norm: Callable[[Array], Array] | None = None  # normalizes the sum
 
     def __call__(
         self,
@@ -100,6 +103,8 @@ class Embedding:
         if self.zero_id is not None:
             is_zero = (tokens == self.zero_id)[..., None]
             x = jnp.where(is_zero, 0.0, x)
+        if self.projection is not None:
+            x = project(x, self.projection, compute_dtype=self.compute_dtype)
         if self.is_scaled:
             x = x * math.sqrt(x.shape[-1])
 
@@ -113,4 +118,6 @@ class Embedding:
                 encoding = take_rows(table, positions)  # [B, T, D]
             x = x + expand_like(jnp.asarray(encoding, x.dtype), x)
 
+        if self.norm is not None:
+            x = self.norm(x)
         return x.astype(activation_dtype(self.compute_dtype, x))

@@ -4,6 +4,7 @@
 them, for all scores or a chunk. For decoding, :class:`~jaxformer.nn.cache.Slots` creates it.
 """
 
+import dataclasses
 import functools
 import operator
 from collections.abc import Callable, Iterator, Set
@@ -115,6 +116,18 @@ class Keys:
         queries = Tokens.of(length, segments)
         keys = Tokens.of(memory_length, memory_segments)
         return cls(queries, keys)
+
+    def within(self, distance: Int[Array, ""]) -> "Keys":
+        """Returns keys that are also hidden beyond a distance, an array, in the mask.
+
+        Layers that share a program have it in place of a window, which is a number: attention
+        chooses its implementation by that.
+        """
+        query = self.queries.index[:, None, :, None]  # [B, 1, T, 1]
+        key = self.keys.index[:, None, None]  # [B, 1, 1, S]
+        visible = abs(query - key) <= distance
+        mask = visible if self.mask is None else self.mask & visible
+        return dataclasses.replace(self, mask=mask)
 
     def rules(self) -> Iterator[str]:
         """Yields the names of all rules that are given; a layer refuses those that it lacks.

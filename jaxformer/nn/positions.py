@@ -134,6 +134,7 @@ def rotary_positions(
     positions: Int[Array, "#B T"],
     base: float = 10_000.0,
     scaling: RotaryScaling | None = None,
+    size: int | None = None,
 ) -> Float[Array, "B T H K"]:
     """Rotates queries or keys by angles proportional to their positions (Su et al. 2021, RoFormer).
 
@@ -148,7 +149,13 @@ def rotary_positions(
       positions: Position of each token in its sequence, from 0.
       base: Sets the longest period, 2 pi base^((K-2)/K) positions.
       scaling: Changes the frequencies, for instance a :class:`Llama3Scaling`.
+      size: Number of the first entries that are rotated, as if they were a head of this size, as in
+        GPT-J; all when None.
     """
+    if size is not None:
+        rotated = rotary_positions(heads[..., :size], positions, base, scaling)
+        return jnp.concatenate([rotated, heads[..., size:]], axis=-1)
+
     size = heads.shape[-1]
     if size % 2:
         raise UserError(f"rotary positions: expected an even size of a head, d_k, got {size}")
@@ -283,7 +290,7 @@ class PositionalEncoding:
     table: Callable[[int, int], np.ndarray] = _no_positions
     is_learned: bool = False  # A learned parameter is added instead.
     # Rotates queries or keys by their positions, before dot products.
-    rotate: Callable[[Array, Array], Array] | None = None
+    rotate: Callable[..., Array] | None = None
     # Creates the module of the bias of a stack, given num_heads and whether it is causal.
     make_bias: Callable[[int, bool], Any] | None = None
 

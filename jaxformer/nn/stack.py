@@ -5,10 +5,11 @@ import operator
 import typing
 import warnings
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int, PyTree
@@ -26,6 +27,8 @@ from jaxformer.nn.sharding import constrain_batch
 # Rematerialization policy: the backward pass recomputes nothing, everything except matmuls with
 # parameters, or everything except the inputs of the blocks.
 Remat = Literal["none", "dots", "layer"]
+
+T = TypeVar("T")
 
 
 class StackCache(NamedTuple):
@@ -60,7 +63,8 @@ class Stack(nn.Module):
       num_layers: N, the number of blocks with parameters of their own.
       repeats: Times that each of them runs, one after another, as in ALBERT (Lan et al. 2020).
       final_norm: Creates the norm after the last block, which pre-norm needs.
-      window: Maximum distance at which a token sees others; None for no limit.
+      window: Maximum distance at which a token sees others; None for no limit. A tuple has those
+        of consecutive layers, and repeats: ``(None, 255)`` is for alternating layers.
       global_tokens: Number of first tokens that see all others, and that all others see.
       blocks: BigBird's pattern of self-attention; None for a stack without.
       make_bias: Creates the module that returns the :data:`~jaxformer.nn.keys.Bias` of all
@@ -72,7 +76,7 @@ class Stack(nn.Module):
     num_layers: int
     repeats: int = 1
     final_norm: Callable[[], nn.Module] | None = None
-    window: int | None = None
+    window: int | tuple[int | None, ...] | None = None
     global_tokens: int = 0
     blocks: BlockPattern | None = None
     make_bias: Callable[[], nn.Module] | None = None
@@ -81,6 +85,8 @@ class Stack(nn.Module):
     def setup(self) -> None:
         self.norm = None if self.final_norm is None else self.final_norm()
         self.bias = None if self.make_bias is None else self.make_bias()
+        if self.repeats > 1 and isinstance(self.window, tuple):
+            raise UserError(f"Stack: expected one window with repeats, got window={self.window}")
 
         make_residual: Any = getattr(self.layers, "make_residual", Residual)
         is_pre_norm = getattr(make_residual(), "norm_position", None) == "pre"
@@ -107,13 +113,42 @@ class Stack(nn.Module):
         if self._has_separate_layers:
             return self._normalize(self._run_separate(x, keys, memory, dropout=dropout))
 
-        def layer(block: Block, x: Float[Array, "B T D"]) -> tuple[Array, None]:
+        def layer(
+            block: Block,
+            x: Float[Array, "B T D"],
+            distance: Int[Array, ""] | None,
+        ) -> tuple[Array, None]:
             x = constrain_batch(x)
-            return block(x, keys, memory, dropout=dropout), None
+            own_keys = keys if distance is None else keys.within(distance)
+            return block(x, own_keys, memory, dropout=dropout), None
 
         run_layers = _scan_layers(layer, self.num_layers, self.repeats, remat=self.remat)
-        x, _ = run_layers(self.layers, x)
+        x, _ = run_layers(self.layers, x, self._distances())
         return constrain_batch(self._normalize(x))
+
+    @property
+    def _windows(self) -> tuple[int | None, ...]:
+        """The window of each layer."""
+        pattern = self.window if isinstance(self.window, tuple) else (self.window,)
+        num_layers = self.num_layers * self.repeats
+        return tuple(pattern[number % len(pattern)] for number in range(num_layers))
+
+    @property
+    def _common_window(self) -> int | None:
+        """The window that is all that any layer sees; None if a layer has no limit."""
+        windows = self._windows
+        limits = [window for window in windows if window is not None]
+        return max(limits) if len(limits) == len(windows) else None
+
+    def _distances(self) -> Int[np.ndarray, " L"] | None:
+        """Returns the windows of layers that differ, as numbers; None if all are the same."""
+        windows = self._windows
+        if len(set(windows)) == 1:
+            return None
+
+        no_limit = np.iinfo(np.int32).max
+        distances = [no_limit if window is None else window for window in windows]
+        return np.array(distances, np.int32)
 
     @property
     def _has_separate_layers(self) -> bool:
@@ -131,20 +166,34 @@ class Stack(nn.Module):
         """Runs the layers one after another, each with parameters of its own."""
         block, stack = self._unstack_layers()
 
-        @jax.jit  # one trace for all layers
-        def run(params: PyTree, x: Array) -> Array:
-            return block.apply({"params": params}, x, keys, memory, dropout=dropout)
+        def make_run(keys: Keys) -> Callable[[PyTree, Array], Array]:
+            @jax.jit  # one trace for all layers with the same window
+            def run(params: PyTree, x: Array) -> Array:
+                return block.apply({"params": params}, x, keys, memory, dropout=dropout)
 
-        for params in stack:
-            x = run(params, x)
+            return run
+
+        runs = self._by_window(keys, make_run)
+        for window, params in zip(self._windows, stack, strict=True):
+            x = runs[window](params, x)
         return x
+
+    def _by_window(self, keys: Keys, make_run: Callable[[Keys], T]) -> dict[int | None, T]:
+        """Returns what is made of the keys of each window that layers have."""
+        if self._distances() is None:
+            return {self._windows[0]: make_run(keys)}
+
+        made = {}
+        for window in dict.fromkeys(self._windows):
+            made[window] = make_run(dataclasses.replace(keys, window=window))
+        return made
 
     def _with_rules(self, keys: Keys) -> Keys:
         """Returns the keys with the rules of this stack."""
         if self.window is not None:
             if keys.window not in (None, self.window):
                 raise UserError(f"Stack: got window={self.window}, and keys with {keys.window}")
-            keys = dataclasses.replace(keys, window=self.window)
+            keys = dataclasses.replace(keys, window=self._common_window)
         if self.global_tokens:
             keys = dataclasses.replace(keys, global_tokens=self.global_tokens)
         if self.blocks is not None:
@@ -178,7 +227,7 @@ class Stack(nn.Module):
         """
         if memory is not None and memory_mask is None:
             memory_mask = jnp.ones(memory.shape[:2], bool)
-        slots = Slots.empty(rows, num_beams, capacity, window=self.window)
+        slots = Slots.empty(rows, num_beams, capacity, window=self._common_window)
 
         block, stack = self._unstack_layers()
         layers = []
@@ -246,21 +295,24 @@ class Stack(nn.Module):
         memory = self._cached_memory(x, cache, slots)
         block, stack = self._unstack_layers()
 
-        def run(
-            params: PyTree,
-            x: Array,
-            own: LayerCache,
-        ) -> tuple[Array, LayerCache]:
-            bound = block.bind({"params": params})
-            return bound.run(x, keys, memory, cache=own)
-
         # One trace for all layers. Outside of jit, each call would compile the function again.
-        if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(stack)):
-            run = jax.jit(run)
+        is_traced = any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(stack))
 
+        def make_run(keys: Keys) -> Callable[..., tuple[Array, LayerCache]]:
+            def run(
+                params: PyTree,
+                x: Array,
+                own: LayerCache,
+            ) -> tuple[Array, LayerCache]:
+                bound = block.bind({"params": params})
+                return bound.run(x, keys, memory, cache=own)
+
+            return jax.jit(run) if is_traced else run
+
+        runs = self._by_window(keys, make_run)
         layers = []
-        for params, own in zip(stack, cache.layers, strict=True):
-            x, new = run(params, x, own)
+        for window, params, own in zip(self._windows, stack, cache.layers, strict=True):
+            x, new = runs[window](params, x, own)
             layers.append(new)
         return self._normalize(x), tuple(layers)
 
@@ -317,9 +369,9 @@ def _scan_layers(
     elif remat == "layer":
         layer = nn.remat(layer, prevent_cse=is_repeated)
 
-    def repeat(block: Block, x: Array) -> tuple[Array, None]:
+    def repeat(block: Block, x: Array, distance: None) -> tuple[Array, None]:
         for _ in range(repeats):
-            x, _ = layer(block, x)
+            x, _ = layer(block, x, distance)
         return x, None
 
     unroll = backend().unroll_layers and remat == "none"

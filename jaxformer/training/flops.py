@@ -39,8 +39,13 @@ def language_model_flops(
 ) -> int:
     """Returns the operations of a language model's training step; see :func:`training_flops`."""
     layers = layers_flops(config, rows, length, causal=causal)
-    logits = length * config.d_model * config.vocab_size
-    return layers + _TRAINING * rows * logits
+    width = config.embedding_width
+    logits = length * width * config.vocab_size
+
+    projections = 0
+    if width != config.d_model:  # before and after the layers
+        projections = 2 * length * width * config.d_model
+    return layers + _TRAINING * rows * (logits + projections)
 
 
 def layers_flops(
@@ -58,7 +63,8 @@ def layers_flops(
 def _attention(config: Architecture, queries: int, keys: int, sides: int = 0) -> int:
     """Counts the multiplications; a window has 1 or 2 sides, and 0 for attention to a memory."""
     visible = keys
-    if sides and config.window:
+    # Layers with other windows compute all scores.
+    if sides and config.window and config.window_every == 1:
         visible = min(keys, sides * config.window + 1)
 
     # Queries and outputs of all heads, keys and values of the key-value heads.

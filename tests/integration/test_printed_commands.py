@@ -377,6 +377,7 @@ def _(reader: Reader) -> None:
     for hub, fixture in {
         "FacebookAI/roberta-base": "roberta_masked",
         "distilbert/distilbert-base-uncased-finetuned-sst-2-english": "distilbert_classes",
+        "facebook/opt-125m": "opt",
     }.items():
         write_model(fixture, reader.folder / hub)
     for file in ("texts.txt", "questions.txt", "answers.txt"):

@@ -132,6 +132,7 @@ class Layout:
       network: Its class in transformers, which may depend on our section.
       section: The dataclass of our model.
       fields: Fields of config.json, and our fields with the same meaning.
+      renamed: Other names of fields, which take precedence, and the names among ``fields``.
       defaults: Defaults of the fields that transformers does not always write.
       only: Fields, and the only value of each that our model has.
       lacks: Fields with dropout rates that our model lacks, and the part of the model with them.
@@ -176,6 +177,7 @@ class Layout:
     network: str | Callable[[Any], str]
     section: type[Architecture]
     fields: Mapping[str, str]
+    renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
     defaults: Mapping[str, Any]
     only: Mapping[str, Any]
     lacks: Mapping[str, str] = dataclasses.field(default_factory=dict)

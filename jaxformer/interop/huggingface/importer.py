@@ -63,6 +63,7 @@ def import_huggingface(
     fields = JsonFields(directory / "config.json", {}, _FILES)
     layout = _layout(fields, languages)
     fields.flatten_sections(layout.sections)
+    fields.rename(layout.renamed)
     fields.values = {**layout.defaults, **fields.values}
     place, tensors = _read_tensors(directory, layout)
     fields.tensors = tensors

@@ -15,6 +15,24 @@ from jaxformer.kinds.language_modeling import LANGUAGE_MODELING
 from jaxformer.kinds.translation import TRANSLATION
 
 STREAM = StreamConfig(file="text.txt")
+LARGE = {"d_model": 1024, "d_ff": 4096, "num_heads": 16, "num_layers": 24}
+OPT_350M = GPT2Config(
+    **LARGE, vocab_size=50_272, max_length=2048, norm_position="post", embedding_size=512
+)
+BLOOM_560M = GPT2Config(**LARGE, vocab_size=250_880, positions="alibi", embedding_norm=True)
+GPT_J = GPT2Config(
+    vocab_size=50_400,
+    d_model=4096,
+    d_ff=16_384,
+    num_heads=16,
+    num_layers=28,
+    positions="rotary",
+    rotary_size=64,
+    is_parallel=True,
+    attention_biases="none",
+    embeddings="separate",
+    output_bias=True,
+)
 GEMMA_2B = LlamaConfig(
     vocab_size=256_000,
     d_model=2048,
@@ -35,6 +53,11 @@ FLAN = {"embeddings": "separate", "scaled_output": False}
         (BertConfig(num_classes=0), 109_482_240),
         (GPT2Config(), 124_439_808),
         (GPT2Config(d_model=1600, d_ff=6400, num_heads=25, num_layers=48), 1_557_611_200),
+        # OPT with 125 and 350 million parameters, without two rows of positions.
+        (GPT2Config(vocab_size=50_272, max_length=2048), 125_239_296 - 2 * 768),
+        (OPT_350M, 331_196_416 - 2 * 1024),
+        (GPT_J, 6_050_882_784),
+        (BLOOM_560M, 559_214_592),
         (LlamaConfig(), 6_738_415_616),
         # LLaMA 3 with 8 billion parameters.
         (LlamaConfig(vocab_size=128_256, d_ff=14_336, num_kv_heads=8), 8_030_261_248),
@@ -63,6 +86,18 @@ ERRORS = [
     (lambda: GPT2Config(d_model=10, num_heads=4), "model.num_heads must divide model.d_model=10"),
     (lambda: GPT2Config(absent_tokens="eos"), "model.absent_tokens must be some of bos, pad, unk"),
     (lambda: GPT2Config(architecture="llama"), "model.architecture must be one of 'gpt2'"),
+    (
+        lambda: GPT2Config(is_parallel=True, norm_position="post"),
+        "is_parallel needs model.norm_p",
+    ),
+    (lambda: GPT2Config(window_every=2), "window_every=2 needs model.window, of those layers"),
+    (lambda: GPT2Config(rotary_size=4), "rotary_size=4 needs model.positions=rotary: got learned"),
+    (lambda: GPT2Config(positions="rotary", rotary_size=66), "and at most the size of a head, 64"),
+    (
+        lambda: GPT2Config(positions="fairseq", d_model=15, num_heads=1),
+        "d_model must be even, since",
+    ),
+    (lambda: GPT2Config(positions="rotary", d_model=9, num_heads=3), "the size of a head, model.d"),
     (lambda: GPT2Config(vocab_size=2**21), "model.vocab_size must be at most 1048576"),
     (lambda: LlamaConfig(num_kv_heads=3), "model.num_kv_heads must divide model.num_heads=32"),
     (lambda: LlamaConfig(d_k=3), "the size of a head, model.d_k, must be even"),

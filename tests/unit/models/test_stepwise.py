@@ -43,7 +43,23 @@ CONFIGS = {
 }
 CAPACITY = 16  # Also of a cache for 9 tokens, since capacities are rounded up.
 
-SCALED = {"rotary_scaling": "llama3", "rotary_factor": 8.0, "rotary_original_length": 16}
+GEMMA = {
+    "norm_unit_offset": True,
+    "scaled_embedding": True,
+    "rotary_scaling": "llama3",
+    "rotary_factor": 8.0,
+    "rotary_original_length": 16,
+}
+NEO = {"window": 3, "window_every": 2, "scaled_scores": False, "attention_biases": "output"}
+GPTJ = {
+    "positions": "rotary",
+    "rotary_size": 2,
+    "is_parallel": True,
+    "attention_biases": "none",
+    "embeddings": "separate",
+    "output_bias": True,
+}
+WIDE = {"scaled_embedding": True, "embedding_norm": True, "embedding_size": 6}
 EVERY = {"norm_position": "pre", "positions": "learned", "biases": True}
 # Every option occurs in one of the first cases of each model.
 CASES = [
@@ -52,16 +68,23 @@ CASES = [
     (LanguageModel, {"compute_dtype": "int8", "positions": "rotary", "d_k": 4, "qk_norm": True}),
     (LanguageModel, {**EVERY, "compute_dtype": "bfloat16", "activation": "gelu"}),
     (GPT2, {"absent_tokens": "pad bos unk"}),
+    (GPT2, {**NEO, "compute_dtype": "int8"}),
+    (GPT2, {**GPTJ, "absent_tokens": "pad"}),
+    (GPT2, {**WIDE, "positions": "alibi", "compute_dtype": "bfloat16"}),
     (Student, {"compute_dtype": "int8", "positions": "tensor2tensor", "qk_norm": True}),
-    (Llama, {"compute_dtype": "int8", "attention_biases": True, "qk_norm": True}),
-    (Llama, {**SCALED, "norm_unit_offset": True, "scaled_embedding": True}),
+    (Llama, {"compute_dtype": "int8", "attention_biases": True, "qk_norm": True, **GEMMA}),
     (T5, {"compute_dtype": "int8", "d_k": 3, "bias_per_layer": True, "gated": True}),
 ]
 MORE = [
     (Llama, {"embeddings": "tied"}),
+    (Llama, GEMMA),
     (T5, {"absent_tokens": "pad", "embeddings": "separate", "scaled_output": False}),
     (T5, {"compute_dtype": "bfloat16"}),
     (GPT2, {"compute_dtype": "int8"}),
+    (GPT2, {**GPTJ, "compute_dtype": "int8"}),
+    (GPT2, {**WIDE, "positions": "fairseq"}),
+    (GPT2, {**NEO, "compute_dtype": "bfloat16"}),
+    (GPT2, {"norm_position": "post", "embedding_size": 12, "compute_dtype": "bfloat16"}),
     (Transformer, {"positions": "rotary", "d_k": 4}),
     (Transformer, {**EVERY, "compute_dtype": "int8"}),
     (LanguageModel, {"num_layers": 2}),

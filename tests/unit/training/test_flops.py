@@ -33,6 +33,7 @@ CASES = [
         *((Transformer, sizes) for sizes in CASES),
         *((LanguageModel, sizes) for sizes in CASES[:3]),
         (GPT2, {}),
+        (GPT2, {"embedding_size": 5, "window": 2, "window_every": 2}),
         (Llama, {"d_k": 2}),
         (Llama, {"d_k": 4, "num_kv_heads": 2}),
         (T5, {"num_decoder_layers": 2, "d_k": 5}),

@@ -82,7 +82,8 @@ GPT2 = Layout(
     tensors=_tensors,
     data=stream_data,
     example=EXAMPLE,
-    expressed={"d_ff": ANY},
+    # With ReLU, it is an OPT.
+    expressed={"d_ff": ANY, "activation": ["gelu", "gelu_exact", "swish"]},
     prefix="transformer.",
     tasks=(),
     buffers=r"h\.\d+\.attn\.(masked_)?bias",  # masks

@@ -30,6 +30,8 @@ from jaxformer.inference.translator import Hypothesis as Hypothesis
 from jaxformer.inference.translator import Translator as Translator
 from jaxformer.inference.weights import load_model as load_model
 from jaxformer.inference.weights import load_params as load_params
+from jaxformer.models.bart import Bart as Bart
+from jaxformer.models.bart import BartConfig as BartConfig
 from jaxformer.models.bert import Bert as Bert
 from jaxformer.models.bert import BertConfig as BertConfig
 from jaxformer.models.encoder import Encoder as Encoder

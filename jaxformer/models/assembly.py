@@ -318,12 +318,15 @@ class TokenModel(Model):
 
     @nn.nowrap
     def _make_logits_bias(self) -> Any:
-        """Returns the bias of the output logits: of absent tokens, or a parameter, or None."""
+        """Returns the bias of the output logits: a parameter, of absent tokens, both, or None."""
         c = self.config
         settings = c.embedding_settings()
-        if settings.has_bias:
-            return parameter(self, "logits_bias", nn.initializers.zeros, (c.output_size,))
-        return absent_bias(settings.absent_tokens, c.vocab_size)
+        of_absent = absent_bias(settings.absent_tokens, c.vocab_size)
+        if not settings.has_bias:
+            return of_absent
+
+        bias = parameter(self, "logits_bias", nn.initializers.zeros, (c.output_size,))
+        return bias if of_absent is None else bias + of_absent
 
     def output_projection(self) -> tuple[Float[Array, "V D"], Float[Array, " V"] | None]:
         """Returns matrix and bias of the logits of tokens, for losses that do not store logits.

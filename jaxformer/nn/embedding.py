@@ -72,6 +72,9 @@ class Embedding:
     compute_dtype: ComputeDtype
     is_scaled: bool = True  # multiplies by sqrt(d_model)
     zero_id: int | None = None  # a token whose embedding is the zero vector
+    # normalizes embeddings before positions are added
+    word_norm: Callable[[Array], Array] | None = None
+    norm: Callable[[Array], Array] | None = None  # normalizes the sums
 
     def __call__(
         self,
@@ -81,7 +84,8 @@ class Embedding:
     ) -> Float[Array, "B T D"]:
         """Returns embeddings times sqrt(d_model) (section 3.4) plus positions (section 3.5).
 
-        Later models leave out the factor, or encode positions in their attention only. Positions
+        Later models leave out the factor, encode positions in their attention only, or normalize
+        embeddings before or after they add positions. Positions
         are 0, 1, ... when None, and less than ``longest``, to encode no more than needed. In an
         export for any length, tokens at positions without an encoding give NaN. Raises a
         ``UserError`` if a sequence is longer than ``max_length``, or an id is not in the table.
@@ -102,6 +106,8 @@ class Embedding:
             x = jnp.where(is_zero, 0.0, x)
         if self.is_scaled:
             x = x * math.sqrt(x.shape[-1])
+        if self.word_norm is not None:
+            x = self.word_norm(x)
 
         if self.encodings is not None:
             if is_whole:
@@ -112,5 +118,7 @@ class Embedding:
                 table = jnp.asarray(self.encodings(longest))
                 encoding = take_rows(table, positions)  # [B, T, D]
             x = x + expand_like(jnp.asarray(encoding, x.dtype), x)
+        if self.norm is not None:
+            x = self.norm(x)
 
         return x.astype(activation_dtype(self.compute_dtype, x))

@@ -24,6 +24,7 @@ from .. import printed
 from ..printed import PROJECT
 from ..runs import write_pairs
 from . import pages
+from .families import write_model
 from .shell import Shell
 
 pytestmark = [
@@ -236,6 +237,10 @@ class Reader:
         """Puts a tiny model where the name of a model on the Hub, or a folder, is read."""
         shutil.copytree(FIXTURES / fixture, self.folder / name)
 
+    def family(self, name: str, fixture: str) -> None:
+        """Does the same with a model of the fixtures of families."""
+        write_model(fixture, self.folder / name)
+
     def text(self, path: str, *lines: str) -> None:
         _write(self.folder / path, "".join(f"{line}\n" for line in lines))
 
@@ -341,6 +346,9 @@ def _(reader: Reader) -> None:
     }.items():
         reader.foreign(hub, f"huggingface/{fixture}")
     reader.foreign("google-bert/bert-base-uncased", "bert/plain")
+    reader.family("facebook/bart-large-cnn", "bart")
+    reader.family("facebook/mbart-large-50-many-to-many-mmt", "mbart_50")
+    reader.text("article.txt", "The old house")
     for file in ("texts.txt", "questions.txt", "answers.txt"):
         reader.text(file, "The old house", "A dog")
 

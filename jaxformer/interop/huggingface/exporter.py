@@ -48,7 +48,10 @@ def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
 
     network = layout.network_of(section)
     languages = getattr(tokenizer, "languages", ())
-    example = layout.example.replace("NETWORK", network)
+    example = layout.example
+    if not isinstance(example, str):
+        example = example(tokenizer)
+    example = example.replace("NETWORK", network)
     example = example.replace("LANGUAGES", repr(languages))
     return Usage(
         format=f"{network} of transformers",

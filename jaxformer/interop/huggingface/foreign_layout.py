@@ -81,6 +81,7 @@ class Tensor(NamedTuple):
     ours: tuple[str, ...]  # paths of parameters, which are joined along the last axis
     is_linear: bool = False  # nn.Linear, whose axes are [out, in], or Conv2d: [out, in, y, x]
     is_copy: bool = False  # may be left out, since ``ours`` has been read already
+    is_optional: bool = False  # may be left out, for zeros
     # The numbers in the file of the layers of our stack; None for 0, 1, 2, ...
     numbers: Sequence[int] | None = None
 
@@ -150,17 +151,20 @@ class Layout:
       special: Fields of config.json with the ids of special tokens, by our names; "bos" begins the
         input of the decoder.
       token_names: Names in tokenizer_config.json of special tokens, by our names.
-      tokenizer_class: Class in transformers that reads an exported tokenizer.json. The default
-        takes the file as it is.
+      tokenizer_class: Class in transformers that reads an exported tokenizer.json, which may depend
+        on our tokenizer. The default takes the file as it is.
       preprocessor: Returns the fields of preprocessor_config.json, given our section, of pictures.
-      example: Python code that uses an export; NETWORK stands for the class.
+      example: Python code that uses an export, which may depend on our tokenizer; NETWORK stands
+        for the class.
       special_tokens: Special tokens of tokenizer.json that config.json has no ids of.
       prefix: Beginning of the names of tensors, which a file may lack.
       tasks: Ends of the names of its classes in transformers with a head, such as "ForMaskedLM".
       heads: Beginnings of names that have no prefix; all others have one, if there are such names.
       old_names: Ends of the names of tensors in old files, and the ends of their names now.
       buffers: Pattern of the names of tensors that are no parameters.
-      has_languages: Source and target begin with the code of a language.
+      has_languages: Source and target have the code of a language.
+      code_follows: Returns whether the code of the source follows its end, and the decoder begins
+        with the code of the target, given the class of the tokenizer and tokenizer_config.json.
       has_tokenizer: False for a model of pictures.
       expressed: Values of our other fields that config.json or the tensors express, by the names of
         the fields. A field that is neither here nor among ``fields`` must have its default.
@@ -187,9 +191,9 @@ class Layout:
     search: BeamSearch = SEARCH
     special: Mapping[str, str] = dataclasses.field(default_factory=lambda: _SPECIAL)
     token_names: Mapping[str, str] = dataclasses.field(default_factory=lambda: _TOKEN_NAMES)
-    tokenizer_class: str = "PreTrainedTokenizerFast"
+    tokenizer_class: str | Callable[[HuggingFaceTokenizer], str] = "PreTrainedTokenizerFast"
     preprocessor: Callable[[Any], dict[str, Any]] | None = None
-    example: str
+    example: str | Callable[[Any], str]
     special_tokens: Mapping[str, str] = dataclasses.field(default_factory=dict)
     prefix: str = ""
     tasks: tuple[str, ...]
@@ -197,6 +201,7 @@ class Layout:
     old_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
     buffers: str = "(?!)"
     has_languages: bool = False
+    code_follows: Callable[[str, JsonFields], bool] = lambda name, settings: False
     has_tokenizer: bool = True
     expressed: Mapping[str, Container[Any]] = dataclasses.field(default_factory=dict)
     is_exported: bool = True
@@ -307,6 +312,8 @@ class Layout:
             special["vocab_size"] = len(tokenizer.our_ids)
             for name in self.special.keys() - self.special_tokens.keys():
                 special[self.special[name]] = tokenizer.special[name]
+            if tokenizer.forced_start is not None:
+                special["forced_bos_token_id"] = tokenizer.forced_start
 
             if tokenizer.symbols:
                 special |= label_fields(tokenizer.symbols)
@@ -325,8 +332,9 @@ class Layout:
         if "num_token_types" in self.fields.values():
             inputs.insert(1, "token_type_ids")
 
+        name = self.tokenizer_class
         fields: dict[str, Any] = {
-            "tokenizer_class": self.tokenizer_class,
+            "tokenizer_class": name if isinstance(name, str) else name(tokenizer),
             "model_input_names": inputs,
             "clean_up_tokenization_spaces": False,
         }
@@ -350,6 +358,10 @@ class Layout:
         for tensor in self.tensors(model):
             if tensor.is_copy:
                 _check_copy(arrays, tensor, flat)
+                continue
+            if tensor.is_optional and tensor.name not in arrays:
+                [path] = tensor.ours
+                flat[path] = np.zeros(templates[path].shape, np.float32)
                 continue
 
             layers = []
@@ -394,7 +406,7 @@ class Layout:
                 continue
 
             joined = _join([flat[path] for path in tensor.ours], tensor)
-            if tensor.axes[0] == "V":
+            if "V" in tensor.axes:  # It is the first axis of our parameter.
                 joined = joined[our_ids]
 
             names = _names(tensor, model)

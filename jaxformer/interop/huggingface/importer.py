@@ -20,7 +20,7 @@ from jaxformer.interop.hub import ModelFiles
 from jaxformer.interop.huggingface import layouts
 from jaxformer.interop.huggingface.foreign_layout import ImportedTokenizer, Layout
 from jaxformer.interop.huggingface.layouts import m2m100
-from jaxformer.interop.huggingface.tokenizer_config import apply_settings
+from jaxformer.interop.huggingface.tokenizer_config import apply_settings, class_name
 from jaxformer.interop.imported import write_import
 from jaxformer.interop.json_fields import JsonFields
 from jaxformer.interop.named_arrays import NamedArrays, read_weights
@@ -30,7 +30,7 @@ from jaxformer.runs.workdir import Workdir
 FILES = ModelFiles(
     model="a model with a tokenizer.json",
     needed=("config.json", "tokenizer.json|sentencepiece.bpe.model|preprocessor_config.json"),
-    optional=("tokenizer_config.json", "vocab.json"),
+    optional=("tokenizer_config.json", "vocab.json", "generation_config.json"),
     weights=(
         ("model.safetensors",),
         ("model.safetensors.index.json", "model-*.safetensors"),
@@ -153,11 +153,20 @@ def read_tokenizer_files(
     vocab_size = fields.integer("vocab_size")
     labels = layout.labels(fields)
 
+    code_follows = False
     if layout.has_languages:
-        m2m100.check_settings(path.with_name("tokenizer_config.json"))
+        settings = JsonFields(path.with_name("tokenizer_config.json"), {})
+        code_follows = layout.code_follows(class_name(settings, fields), settings)
         model = path.with_name("sentencepiece.bpe.model")
         if not path.exists() and model.exists():
             return m2m100.read_tokenizer(model, languages, vocab_size)
+
+    forced_start = None
+    has_decoder = "decoder_start_token_id" in layout.special.values()
+    if has_decoder and not layout.has_languages:  # A language takes its place.
+        forced_start = _forced_start(fields)
+    if has_decoder:  # It may begin with the code of the target.
+        special["bos"] = None if code_follows else _decoder_start(fields)
 
     text = _read_tokenizer_json(path)
     text = apply_settings(text, path.with_name("tokenizer_config.json"), fields)
@@ -173,12 +182,38 @@ def read_tokenizer_files(
             vocab_size,
             labels=labels,
             languages=languages,
+            code_follows=code_follows,
+            skips_blank=has_decoder,
+            forced_start=forced_start,
         )
 
         blank = tokenizer.encode_prompt("")  # raises an error if no text has ids
         if labels is not None and blank != [BOS, EOS]:
             raise UserError("expected a post_processor that adds the first and the last token")
         return tokenizer
+
+
+def _settings_of_generate(fields: JsonFields) -> JsonFields:
+    """Returns generation_config.json; if there is none, config.json has its fields."""
+    place = fields.place.with_name("generation_config.json")
+    return JsonFields(place, {}) if place.exists() else fields
+
+
+def _decoder_start(fields: JsonFields) -> int:
+    """Returns the id of the token that the decoder begins with, found as ``generate`` does."""
+    name = "decoder_start_token_id"
+    for place in (_settings_of_generate(fields), fields):
+        if place.values.get(name) is not None:
+            return place.integer(name)
+    return fields.integer("bos_token_id")
+
+
+def _forced_start(fields: JsonFields) -> int | None:
+    """Returns the id of the token that ``generate`` forces at the beginning of every output."""
+    settings = _settings_of_generate(fields)
+    if settings.values.get("forced_bos_token_id") is None:
+        return None
+    return settings.integer("forced_bos_token_id")
 
 
 def _read_tokenizer_json(path: pathlib.Path) -> str:

@@ -19,6 +19,7 @@ Pipeline = dict[str, Any]  # of tokenizer.json
 _REGISTERED = {
     "bert": "BertTokenizer",
     "gpt2": "GPT2Tokenizer",
+    "mbart": "MBartTokenizer",
     "qwen2": "Qwen2Tokenizer",
     "qwen3": "Qwen2Tokenizer",
 }
@@ -44,7 +45,7 @@ def apply_settings(text: str, place: pathlib.Path, config: JsonFields) -> str:
 
     pipeline = json.loads(text)
     before = json.dumps(pipeline)
-    override = _OVERRIDES.get(_class_name(settings, config))
+    override = _OVERRIDES.get(class_name(settings, config))
     if override is not None:
         override(pipeline, settings)
 
@@ -54,7 +55,7 @@ def apply_settings(text: str, place: pathlib.Path, config: JsonFields) -> str:
     return _with_special_tokens(text, pipeline, settings)
 
 
-def _class_name(settings: JsonFields, config: JsonFields) -> str:
+def class_name(settings: JsonFields, config: JsonFields) -> str:
     """Returns the class that AutoTokenizer selects, without the older ending "Fast"."""
     model_type = str(config.values.get("model_type"))
 

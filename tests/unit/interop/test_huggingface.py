@@ -28,6 +28,7 @@ from jaxformer.interop.huggingface.importer import (
 from jaxformer.interop.json_fields import JsonFields
 from jaxformer.runs.workdir import Workdir
 
+from ...integration.families import write_model
 from .refusals import change, refused, refused_changes, refused_files
 
 tokenizers = pytest.importorskip("tokenizers")
@@ -37,8 +38,8 @@ INDEX = "model.safetensors.index.json"
 
 ROPE = "expected rope_parameters with rope_type 'default' and rope_theta only: got "
 GPT2_CONFIG = [
-    ({"model_type": "opt"}, "expected model_type to be bert or gpt2 or .* or vit: got 'opt'"),
-    ({"model_type": []}, r"expected model_type to be bert or .*: got \[\]"),
+    ({"model_type": "fsmt"}, "expected model_type to be .* or gpt2 or .* or vit: got 'fsmt'"),
+    ({"model_type": []}, r"expected model_type to be .* or gpt2 or .*: got \[\]"),
     ({"vocab_size": None}, "config.json: expected vocab_size to be a whole number .*: got None"),
     ({"model_type": "marian"}, "a Marian model; give jaxformer import marian"),
     ({"scale_attn_weights": False}, "expected scale_attn_weights to be True: got False"),
@@ -93,6 +94,30 @@ M2M100_CONFIG = [
     ({"decoder_layers": 3}, "expected decoder_layers to be encoder_layers=2: got 3; jaxformer's M"),
     ({"activation_dropout": 0.1}, "expected activation_dropout to be 0.0: got 0.1"),
     ({"vocab_size": 140}, "vocab.json: .* fewer than vocab_size=140 with 100 languages"),
+]
+BART_CONFIG = [
+    (
+        {"decoder_ffn_dim": 7},
+        "expected decoder_ffn_dim to be encoder_ffn_dim=24: got 7; jaxformer's",
+    ),
+    (
+        {"decoder_attention_heads": 2},
+        "decoder_attention_heads to be encoder_attention_heads=4: got",
+    ),
+    ({"tie_word_embeddings": False}, "expected tie_word_embeddings to be True: got False"),
+    ({"is_decoder": True}, "expected is_decoder to be False: got True"),
+    ({"architectures": ["BartForQuestionAnswering"]}, "ForConditionalGeneration: got BartForQ"),
+    ({"activation_function": "tanh"}, "expected activation_function to be gelu or .*: got 'tanh'"),
+    ({"encoder_heads": 2}, "does not know encoder_heads=2"),
+    ({"max_position_embeddings": 41}, r"embed_positions.weight to have shape \(43, 16\): got \(42"),
+]
+BART_GENERATION = [
+    ({"forced_bos_token_id": 96}, "forced_bos_token_id below vocab_size=96: got 96"),
+    (
+        {"forced_bos_token_id": [0]},
+        "generation_config.json: expected forced_bos_token_id to be a wh",
+    ),
+    ({"decoder_start_token_id": "a"}, "generation_config.json: expected decoder_start_token_id to"),
 ]
 M2M100_VOCABULARY = [
     ({"<pad>": 7}, "vocab.json: expected ids from 0, of <s>, <pad>, </s>, <unk> and pieces"),
@@ -278,6 +303,39 @@ def test_other_values_are_refused_by_name(model, file, cases, tmp_path):
 
     import_model = functools.partial(import_huggingface, languages=languages)
     refused_changes(import_model, directory / file, cases)
+
+
+@pytest.mark.parametrize(
+    ("file", "cases"),
+    [("config.json", BART_CONFIG), ("generation_config.json", BART_GENERATION)],
+)
+def test_other_values_of_families_are_refused_by_name(file, cases, tmp_path):
+    directory = write_model("bart", tmp_path / "model")
+    refused_changes(import_huggingface, directory / file, cases)
+
+
+def test_bart_without_a_head_is_read(tmp_path):
+    """Files of a BartModel have no prefix and no bias; of 2020, other fields."""
+    directory = write_model("bart", tmp_path / "model")
+    arrays = safetensors.numpy.load_file(directory / "model.safetensors")
+    del arrays["final_logits_bias"]
+    arrays = {name.removeprefix("model."): array for name, array in arrays.items()}
+    arrays["encoder.embed_tokens.weight"] = arrays["shared.weight"]
+    safetensors.numpy.save_file(arrays, directory / "model.safetensors")
+
+    old = {
+        "normalize_before": False,
+        "extra_pos_embeddings": 2,
+        "static_position_embeddings": False,
+    }
+    old |= {"classif_dropout": 0.1, "activation_dropout": 0.1, "architectures": ["BartModel"]}
+    change(directory / "config.json", old)
+
+    summary, dropout = import_huggingface(directory, tmp_path / "run").splitlines()
+    assert summary.startswith("BartForConditionalGeneration, ")
+    assert dropout.endswith(", but not activation_dropout=0.1 within feed-forward networks")
+    params = TrainedModel.load(tmp_path / "run").params
+    assert not params["logits_bias"].any()
 
 
 def test_missing_and_damaged_files_are_named(tmp_path, monkeypatch):

@@ -17,6 +17,13 @@ tokenizer, model = Tokenizer.from_file("tokenizer.json"), NETWORK.from_pretraine
 EXAMPLE = f"""{LOADED}tokens = model.generate(torch.tensor([tokenizer.encode("The house").ids]))
 print(tokenizer.decode(tokens[0].tolist()))
 """
+# The code of the source begins it, and the search is forced to begin with the target's.
+LANGUAGE_EXAMPLE = EXAMPLE.replace(
+    'tokens = model.generate(torch.tensor([tokenizer.encode("The house").ids]))',
+    "source, target = map(tokenizer.token_to_id, LANGUAGES)\n"
+    'ids = [source, *tokenizer.encode("The house", add_special_tokens=False).ids, 2]\n'
+    "tokens = model.generate(torch.tensor([ids]), forced_bos_token_id=target)",
+)
 
 
 def stream_data(model: Architecture) -> StreamConfig:

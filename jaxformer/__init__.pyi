@@ -35,6 +35,8 @@ from jaxformer.models.bart import BartConfig as BartConfig
 from jaxformer.models.bert import Bert as Bert
 from jaxformer.models.bert import BertConfig as BertConfig
 from jaxformer.models.encoder import Encoder as Encoder
+from jaxformer.models.encoder_decoder import EncoderDecoder as EncoderDecoder
+from jaxformer.models.encoder_decoder import EncoderDecoderConfig as EncoderDecoderConfig
 from jaxformer.models.gpt2 import GPT2 as GPT2
 from jaxformer.models.gpt2 import GPT2Config as GPT2Config
 from jaxformer.models.language_model import LanguageModel as LanguageModel

@@ -140,6 +140,7 @@ class Layout:
       write: Returns further fields of config.json, given our section.
       sections: Names of the nested sections of config.json. Their fields have names with a dot:
         ``"encoder.hidden_size"``.
+      vocab_fields: Fields with the size of the vocabulary.
       tensors: Returns the tensors, given our section.
       sizes: Returns the sizes in a file of axes that our section has no size of, or another one.
       orders: Returns the index in a file for each index of ours, by the letters of axes. A file may
@@ -183,6 +184,7 @@ class Layout:
     labels: Callable[[JsonFields], list[str] | None] = lambda fields: None
     write: Callable[[Any], dict[str, Any]] = lambda section: {}
     sections: tuple[str, ...] = ()
+    vocab_fields: tuple[str, ...] = ("vocab_size",)
     tensors: Callable[[Any], Iterable[Tensor]]
     sizes: Callable[[Any], dict[str, int]] = lambda section: {}
     orders: Callable[[Any], dict[str, Int[np.ndarray, " indices"]]] = lambda section: {}
@@ -309,7 +311,7 @@ class Layout:
 
         special: dict[str, Any] = {}
         if tokenizer is not None:
-            special["vocab_size"] = len(tokenizer.our_ids)
+            special |= dict.fromkeys(self.vocab_fields, len(tokenizer.our_ids))
             for name in self.special.keys() - self.special_tokens.keys():
                 special[self.special[name]] = tokenizer.special[name]
             if tokenizer.forced_start is not None:
@@ -322,8 +324,7 @@ class Layout:
             "architectures": [self.network_of(model)],
             "model_type": self.model_type,
             "dtype": "float32",
-            **special,
-            **nest_sections({**self.only, **values, **self.write(model)}, self.sections),
+            **nest_sections({**special, **self.only, **values, **self.write(model)}, self.sections),
         }
 
     def tokenizer_config_json(self, model: Any, tokenizer: HuggingFaceTokenizer) -> dict[str, Any]:

@@ -150,7 +150,7 @@ def read_tokenizer_files(
         is_set = fields.values.get(field) is not None
         special[name] = fields.integer(field) if is_set else None
 
-    vocab_size = fields.integer("vocab_size")
+    vocab_size = fields.integer(layout.vocab_fields[0])
     labels = layout.labels(fields)
 
     code_follows = False

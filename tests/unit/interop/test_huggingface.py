@@ -36,6 +36,12 @@ POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 54810
 FIXTURES = pathlib.Path(__file__).parents[2] / "fixtures" / "huggingface"
 INDEX = "model.safetensors.index.json"
 
+
+def nested(section, **fields):
+    """Returns a change of the fields of a nested section of config.json."""
+    return lambda values: values[section].update(fields)
+
+
 ROPE = "expected rope_parameters with rope_type 'default' and rope_theta only: got "
 GPT2_CONFIG = [
     ({"model_type": "fsmt"}, "expected model_type to be .* or gpt2 or .* or vit: got 'fsmt'"),
@@ -110,6 +116,15 @@ BART_CONFIG = [
     ({"activation_function": "tanh"}, "expected activation_function to be gelu or .*: got 'tanh'"),
     ({"encoder_heads": 2}, "does not know encoder_heads=2"),
     ({"max_position_embeddings": 41}, r"embed_positions.weight to have shape \(43, 16\): got \(42"),
+]
+BERT2BERT_CONFIG = [
+    ({"decoder": None}, "expected decoder to be an object with fields of its own: got None"),
+    (nested("encoder", model_type="roberta"), "encoder.model_type to be 'bert': got 'roberta'"),
+    (nested("decoder", hidden_size=8), "decoder.hidden_size to be encoder.hidden_size=16: got 8"),
+    (nested("decoder", vocab_size=9), "decoder.vocab_size to be encoder.vocab_size=96: got 9"),
+    (nested("decoder", add_cross_attention=False), "decoder.add_cross_attention to be True: got"),
+    (nested("encoder", new_field=1), "jaxformer does not know encoder.new_field=1"),
+    ({"tie_encoder_decoder": True}, "jaxformer does not know tie_encoder_decoder=True"),
 ]
 BART_GENERATION = [
     ({"forced_bos_token_id": 96}, "forced_bos_token_id below vocab_size=96: got 96"),
@@ -306,11 +321,15 @@ def test_other_values_are_refused_by_name(model, file, cases, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("file", "cases"),
-    [("config.json", BART_CONFIG), ("generation_config.json", BART_GENERATION)],
+    ("model", "file", "cases"),
+    [
+        ("bart", "config.json", BART_CONFIG),
+        ("bart", "generation_config.json", BART_GENERATION),
+        ("bert2bert", "config.json", BERT2BERT_CONFIG),
+    ],
 )
-def test_other_values_of_families_are_refused_by_name(file, cases, tmp_path):
-    directory = write_model("bart", tmp_path / "model")
+def test_other_values_of_families_are_refused_by_name(model, file, cases, tmp_path):
+    directory = write_model(model, tmp_path / "model")
     refused_changes(import_huggingface, directory / file, cases)
 
 

@@ -81,7 +81,7 @@ _IGNORED = (
     r"|force_bos_token_to_be_generated|layernorm_variant|normalize_(before|embedding)"
     r"|static_position_embeddings|variant"
 )
-# The tokenizer of mbart-large-50 and its children; others have the one of mbart-large-cc25.
+# The tokenizer of mbart-large-50 and its children; other models have mbart-large-cc25's.
 _MBART_50 = "MBart50Tokenizer"
 _SINUSOIDS = r"(en|de)coder\.embed_positions\.weight"  # the same in all files
 
@@ -152,7 +152,7 @@ class _Row(NamedTuple):
     first_position: int = 0
 
     @property
-    def fixed(self) -> dict[str, Any]:
+    def own_fields(self) -> dict[str, Any]:
         """Our fields that have one value in all files of the model."""
         return {
             "norm_position": self.norm_position,
@@ -164,7 +164,7 @@ class _Row(NamedTuple):
 
 def _read(row: _Row, fields: JsonFields) -> dict[str, Any]:
     check_same_sizes(fields, _SAME_SIZES, BartConfig)
-    return row.fixed
+    return row.own_fields
 
 
 def _write(model: BartConfig) -> dict[str, Any]:
@@ -212,7 +212,7 @@ def _layout(model_type: str, row: _Row) -> Layout:
         heads=("lm_head.", "final_logits_bias"),
         tasks=("ForConditionalGeneration",),
         buffers="(?!)" if row.positions == "learned" else _SINUSOIDS,
-        expressed={name: [value] for name, value in row.fixed.items()},
+        expressed={name: [value] for name, value in row.own_fields.items()},
     )
 
 

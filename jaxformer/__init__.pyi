@@ -42,6 +42,8 @@ from jaxformer.models.gpt2 import GPT2Config as GPT2Config
 from jaxformer.models.language_model import LanguageModel as LanguageModel
 from jaxformer.models.llama import Llama as Llama
 from jaxformer.models.llama import LlamaConfig as LlamaConfig
+from jaxformer.models.longt5 import LongT5 as LongT5
+from jaxformer.models.longt5 import LongT5Config as LongT5Config
 from jaxformer.models.student import Student as Student
 from jaxformer.models.student import StudentConfig as StudentConfig
 from jaxformer.models.t5 import T5 as T5

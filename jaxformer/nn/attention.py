@@ -237,8 +237,15 @@ class MultiHeadAttention(nn.Module):
             return attention(queries, key_values, keys, drop)
 
         attended, weights = attend(queries, key_values, keys, drop)
-        self.sow("intermediates", "weights", weights)
+        self.sow("intermediates", "weights", self._select_weights(weights, keys))
         return attended
+
+    @nn.nowrap
+    def _select_weights(
+        self, weights: Float[Array, "B H T S"], keys: Keys
+    ) -> Float[Array, "B H T S"]:
+        """Returns the weights to sow; a subclass may have keys that are no tokens."""
+        return weights
 
     def _with_rules(self, keys: Keys) -> Keys:
         """Returns the keys with the rules of this layer."""

@@ -40,10 +40,14 @@ PAIRS = [
     "blenderbot_small_wide",
     "bert2bert",
     "bert2bert_wide",
+    "flan_t5",
+    "madlad",
+    "longt5",
+    "longt5_blocks",
 ]
 # Together, they have every rule for the beginning of an output.
 SEARCHED = by_profile(
-    ["bart", "mbart", "mbart_50", "pegasus", "blenderbot_small", "bert2bert"],
+    ["bart", "mbart", "mbart_50", "pegasus", "blenderbot_small", "bert2bert", "longt5_blocks"],
     nightly=PAIRS,
 )
 LANGUAGES = {"mbart": ("en_XX", "de_DE"), "mbart_50": ("en_XX", "de_DE")}
@@ -210,7 +214,7 @@ def test_an_export_is_the_imported_model_bit_for_bit(name, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, again.params, trained.params)
 
 
-@pytest.mark.parametrize("name", by_profile(["bart"], nightly=PAIRS))
+@pytest.mark.parametrize("name", by_profile(["bart", "longt5_blocks"], nightly=PAIRS))
 def test_int8_is_close(name, tmp_path):
     _, workdir, trained, outputs = family(name)
     int8 = tmp_path / "int8"

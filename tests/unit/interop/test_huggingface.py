@@ -126,6 +126,11 @@ BERT2BERT_CONFIG = [
     (nested("encoder", new_field=1), "jaxformer does not know encoder.new_field=1"),
     ({"tie_encoder_decoder": True}, "jaxformer does not know tie_encoder_decoder=True"),
 ]
+LONGT5_CONFIG = [
+    ({"encoder_attention_type": "full"}, "encoder_attention_type to be local or transient-global:"),
+    ({"local_radius": 0}, "model.local_radius must be greater than 0: got 0"),
+    ({"global_block_size": None}, "expected global_block_size to be a whole number"),
+]
 BART_GENERATION = [
     ({"forced_bos_token_id": 96}, "forced_bos_token_id below vocab_size=96: got 96"),
     (
@@ -326,6 +331,7 @@ def test_other_values_are_refused_by_name(model, file, cases, tmp_path):
         ("bart", "config.json", BART_CONFIG),
         ("bart", "generation_config.json", BART_GENERATION),
         ("bert2bert", "config.json", BERT2BERT_CONFIG),
+        ("longt5_blocks", "config.json", LONGT5_CONFIG),
     ],
 )
 def test_other_values_of_families_are_refused_by_name(model, file, cases, tmp_path):

@@ -31,6 +31,7 @@ class LongT5Config(T5Config):
     architecture: Literal["longt5"] = "longt5"
     local_radius: int = setting(127, "positive")
     global_block_size: int | None = setting(None, "positive")
+    max_length: int = setting(16_384, "size", may_differ=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -173,7 +174,7 @@ class BlockSumAttention(MultiHeadAttention):
     def _select_weights(
         self, weights: Float[Array, "B H T S"], keys: Keys
     ) -> Float[Array, "B H T S"]:
-        """Returns the weights of tokens. With those of the sums, they would have the sum 1."""
+        """Returns the weights of tokens, without the weights of the sums."""
         count = keys.global_tokens
         return weights[..., count:, count:]
 

@@ -1,7 +1,6 @@
 """The encoder of LongT5: its blocks, by brute force, and rows of several sources."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -22,8 +21,13 @@ def row():
 def test_tokens_are_in_the_whole_blocks_of_their_source():
     """Tokens after the last whole block belong to it; a source shorter than a block has none."""
     segments, positions = row()
-    found = blocks_of(Tokens.of(segments.shape[1], jnp.array(segments), jnp.array(positions)), SIZE)
-    of_token = np.asarray(found.of_token[0])
+
+    @jax.jit
+    def find(segments, positions):
+        return blocks_of(Tokens.of(segments.shape[1], segments, positions), SIZE)
+
+    found = jax.device_get(find(segments, positions))
+    of_token = found.of_token[0]
 
     expected = []
     for segment, position in zip(segments[0], positions[0], strict=True):
@@ -55,7 +59,7 @@ def test_sources_of_a_packed_row_are_encoded_as_alone():
     model = LongT5(config)
     segments, positions = row()
     tokens = np.random.default_rng(0).integers(4, 20, segments.shape) * (segments > 0)
-    variables = model.init(jax.random.key(0), tokens, tokens)
+    variables = jax.device_get(jax.jit(model.init)(jax.random.key(0), tokens, tokens))
     noise = np.random.default_rng(1)
     variables = jax.tree.map(lambda x: x + noise.normal(scale=0.3, size=x.shape), variables)
 

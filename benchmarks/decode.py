@@ -44,6 +44,8 @@ PEERS = (
     "huggingface bfloat16",
     "ctranslate2 float32",
     "ctranslate2 int8",
+    "ctranslate2 float16",  # on GPUs, as the next one
+    "ctranslate2 int8_float16",
 )
 SOURCE_LENGTH = 24
 # Number of single sentences decoded in sequence: one alone takes too little time to measure.
@@ -137,7 +139,8 @@ def parse_arguments() -> argparse.Namespace:
     if options.quick:
         options.size = "tiny"
         options.rounds = 1
-    options.systems = options.systems or (OURS + PEERS if options.peers else OURS)
+    on_cpus = [name for name in PEERS if not name.endswith("float16")]
+    options.systems = options.systems or [*OURS, *(on_cpus if options.peers else [])]
     if not options.peers and set(options.systems) & set(PEERS):
         parser.error("these --systems need --peers, the interpreter that has them")
     return options

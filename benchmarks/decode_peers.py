@@ -91,7 +91,11 @@ def load_huggingface(folder: pathlib.Path, dtype: str) -> Decoder:
 def load_ctranslate2(folder: pathlib.Path, dtype: str, threads: int) -> Decoder:
     """Returns ``Translator.translate_batch``; int8 weights are quantized at loading."""
     translator = ctranslate2.Translator(
-        str(folder), device="cpu", compute_type=dtype, inter_threads=1, intra_threads=threads
+        str(folder),
+        device=DEVICE,
+        compute_type=dtype,
+        inter_threads=1,
+        intra_threads=threads,
     )
     vocabulary = json.loads((folder / "shared_vocabulary.json").read_text())
     numbers = {word: number for number, word in enumerate(vocabulary)}

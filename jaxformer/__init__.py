@@ -6,7 +6,8 @@ text, checkpoints and plots.
 Config       Config, load_config, ModelConfig, EncoderConfig, BartConfig, BertConfig,
              EncoderDecoderConfig, GPT2Config, LlamaConfig, LongT5Config, StudentConfig, T5Config,
              ViTConfig,
-             DataConfig, StreamConfig, LabeledConfig, ImagesConfig, TrainingConfig, MeshConfig
+             DataConfig, StreamConfig, LabeledConfig, AnnotatedConfig, ImagesConfig, TrainingConfig,
+             MeshConfig
 Models       Transformer, LanguageModel, Encoder, Bart, Bert, EncoderDecoder, GPT2, Llama, LongT5,
              T5, Student, ViT
 Layers       MultiHeadAttention, FeedForward, Block, Stack, Residual, LayerNorm, RMSNorm, Dropout,
@@ -20,22 +21,34 @@ Tasks        Task, fit, FitConfig, every, Writer, BatchShards, Randomness, dropo
              make_train_step, TrainState
 Data         Tokenizer, train_tokenizer, Batch, Corpus
 Inference    Translator, Hypothesis, Decoded, Parser, Generator, Classifier, ImageClassifier,
-             score_pairs, Score, record_attention, record_text, AttentionView
+             Reader, Answer, Tagger, TaggedWord, Entity, score_pairs, Score, record_attention,
+             record_text, AttentionView
 Runs         load_model, load_params, quantize, Checkpoints
 Errors       UserError
 """
 
 import ast
 import importlib
+import pathlib
 import pkgutil
 from typing import Any
 
+from jaxformer.addresses import FETCHERS as _FETCHERS
 from jaxformer.version import __version__ as __version__
 
 _STUB = ast.parse(pkgutil.get_data(__name__, "__init__.pyi") or "")
 _IMPORTS = [statement for statement in _STUB.body if isinstance(statement, ast.ImportFrom)]
 _MODULES = {alias.name: str(node.module) for node in _IMPORTS for alias in node.names}
 __all__ = [*_MODULES]  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def _fetch_from_hub(address: str) -> pathlib.Path:
+    from jaxformer.interop.hub_models import fetch_model
+
+    return fetch_model(address)
+
+
+_FETCHERS["hf"] = _fetch_from_hub
 
 
 def __getattr__(name: str) -> Any:

@@ -1,6 +1,7 @@
 # The one list of public names: type checkers read it, and __init__.py imports each from where this
 # file does, when it is first used.
 from jaxformer.cli.config_file import load_config as load_config
+from jaxformer.config import AnnotatedConfig as AnnotatedConfig
 from jaxformer.config import Config as Config
 from jaxformer.config import DataConfig as DataConfig
 from jaxformer.config import EncoderConfig as EncoderConfig
@@ -21,11 +22,11 @@ from jaxformer.experiment import make_optimizer as make_optimizer
 from jaxformer.experiment import train as train
 from jaxformer.inference.attention_view import record_attention as record_attention
 from jaxformer.inference.attention_view import record_text as record_text
-from jaxformer.inference.batched_search import Decoded as Decoded
 from jaxformer.inference.conversions import quantize as quantize
 from jaxformer.inference.generator import Generator as Generator
 from jaxformer.inference.pair_scores import Score as Score
 from jaxformer.inference.pair_scores import score_pairs as score_pairs
+from jaxformer.inference.stages import Decoded as Decoded
 from jaxformer.inference.translator import Hypothesis as Hypothesis
 from jaxformer.inference.translator import Translator as Translator
 from jaxformer.inference.weights import load_model as load_model
@@ -81,6 +82,11 @@ from jaxformer.search import sample as sample
 from jaxformer.tasks.classification.text_classifier import Classifier as Classifier
 from jaxformer.tasks.images.image_classifier import ImageClassifier as ImageClassifier
 from jaxformer.tasks.parsing.parser import Parser as Parser
+from jaxformer.tasks.question_answering.reader import Answer as Answer
+from jaxformer.tasks.question_answering.reader import Reader as Reader
+from jaxformer.tasks.tagging.tagger import Entity as Entity
+from jaxformer.tasks.tagging.tagger import TaggedWord as TaggedWord
+from jaxformer.tasks.tagging.tagger import Tagger as Tagger
 from jaxformer.training.arrays import epochs as epochs
 from jaxformer.training.arrays import evaluate_arrays as evaluate_arrays
 from jaxformer.training.averaging import ema_params as ema_params

@@ -77,6 +77,12 @@ def check_tokens(
     return tokens
 
 
+def check_fraction(number: float, name: str) -> None:
+    """Checks that a number is from 0 to 1."""
+    if not 0 <= number <= 1:
+        raise UserError(f"{name} must be from 0 to 1: got {number}")
+
+
 def check_same_length(given: Sequence[Any], others: Sequence[Any], name: str, other: str) -> None:
     """Checks that two sequences that correspond item by item have the same length."""
     if len(given) != len(others):

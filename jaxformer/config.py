@@ -16,6 +16,7 @@ import pathlib
 import typing
 from typing import Any, TypeVar
 
+from jaxformer.data.annotated import AnnotatedConfig
 from jaxformer.data.corpus import DataConfig, DataSection
 from jaxformer.data.images import ImagesConfig
 from jaxformer.data.labeled import LabeledConfig
@@ -43,6 +44,7 @@ from jaxformer.training.mesh import MeshConfig
 from jaxformer.training.settings import FitConfig, TrainingConfig
 
 __all__ = [  # Users import the sections of a config from here, too.
+    "AnnotatedConfig",
     "Config",
     "DataConfig",
     "EncoderConfig",
@@ -203,7 +205,7 @@ def data_section(config: Config, section: type[Section]) -> Section:
 def model_section(config: Config, section: type[ModelT]) -> ModelT:
     """Returns ``config.model``, and refuses models of another architecture than ``section``."""
     model = config.model
-    if not isinstance(model, section) or model.architecture != section.architecture:
+    if not isinstance(model, section) or model.architecture not in section.architectures():
         raise UserError(
             f"expected model to be a {section.__name__}, got a {type(config.model).__name__}"
         )

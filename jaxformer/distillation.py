@@ -13,7 +13,7 @@ import re
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from sacrebleu.metrics.chrf import CHRF
 from tqdm import tqdm
@@ -27,12 +27,9 @@ from jaxformer.errors import UserError
 from jaxformer.experiment import check_experiment, train
 from jaxformer.files import write_file
 from jaxformer.inference.conversions import quantize
-from jaxformer.inference.members import Contrast, Ensemble
-from jaxformer.inference.parameter_arrays import params_sha256
 from jaxformer.inference.translator import Translator
 from jaxformer.inference.weights import TrainedModel
 from jaxformer.kinds.translation import TRANSLATION
-from jaxformer.nn.precision import dequantize
 from jaxformer.runs.manifest import Manifest
 from jaxformer.runs.workdir import Workdir, read_workdir_object
 from jaxformer.search import serialization
@@ -152,7 +149,7 @@ def _translate(teacher: Translator, sources: Sources, folder: pathlib.Path) -> I
         if not path.exists():
             part = sources[start : start + _SOURCES_PER_PART]
             rows = _translate_part(teacher, part, start)
-            lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
+            lines = [f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows]
             write_file(path, "".join(lines).encode())
 
             end = start + len(part)
@@ -169,10 +166,7 @@ def _translate(teacher: Translator, sources: Sources, folder: pathlib.Path) -> I
 
 def _check_identity(path: pathlib.Path, teacher: Translator, sources: Sources) -> None:
     """Compares what the translations depend on with what they began with."""
-    teachers = teacher.models
-    models = _sha256_of(teachers.experts)
-    if isinstance(teachers, Contrast):
-        models += ["contrast", float(teachers.alpha), *_sha256_of(teachers.amateurs)]
+    models = teacher.models.identity()
     source_text = json.dumps(sources).encode()
     identity = {
         "teacher": [*models, teacher.tokenizer.sha256, teacher.shortlist is not None],
@@ -193,14 +187,10 @@ def _check_identity(path: pathlib.Path, teacher: Translator, sources: Sources) -
     write_file(path, json.dumps(identity, indent=2).encode())
 
 
-def _sha256_of(models: Ensemble) -> list[Any]:
-    """Returns the SHA-256 of the parameters of each model."""
-    return [params_sha256(dequantize(member.params)) for member in models]
-
-
 def _translate_part(teacher: Translator, part: Sources, first: int) -> Iterator[Row]:
     """Yields the rows of some sources; sources that are too long have no translation."""
-    encoded = teacher.tokenizer.encode_batch([source for source, _ in part])
+    texts = [source for source, _ in part]
+    encoded = teacher.tokenizer.encode_batch(texts)
     source_ids = []
     for tokens in encoded:
         is_translated = 0 < len(tokens) < teacher.max_length
@@ -223,8 +213,12 @@ def _translate_part(teacher: Translator, part: Sources, first: int) -> Iterator[
 
         # Without a reference, all scores are 0, and the best hypothesis is the first.
         for reference in references or [""]:
-            scores = [chrf.sentence_score(text, [reference]).score for _, text, *_ in hypotheses]
-            yield hypotheses[scores.index(max(scores))]
+            scores = []
+            for _, text, *_ in hypotheses:
+                similarity = chrf.sentence_score(text, [reference])
+                scores.append(similarity.score)
+            best = scores.index(max(scores))
+            yield hypotheses[best]
 
 
 def filter_rows(

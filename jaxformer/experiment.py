@@ -76,32 +76,25 @@ def train(
 
     with watchdog.watch(training.stall_timeout):
         optimizer, schedule = _optimizer_and_schedule(config, optimizer)
-        if evaluated is not None and (training.freeze or training.ema_decay):
-            raise UserError(
-                "evaluated: expected training.freeze and training.ema_decay to be left out, since "
-                "they wrap the state of the optimizer; build both into the optimizer"
-            )
-        if training.ema_decay:
-            evaluated = ema_params
-
+        evaluated = _evaluated_params(training, evaluated)
         check_experiment(config, folder)
         with StopSignals() as stop, stop.raise_at_once():
             task = make_task(config, folder, corpus)
 
+        run = Run(
+            task=task,
+            optimizer=optimizer,
+            folder=folder,
+            settings=training,
+            mesh=make_mesh(config.mesh),
+            config=config,
+            learning_rate=schedule,
+            start_from=make_start_from(config, task.tokenizer, folder),
+            hooks=hooks,
+            writers=writers,
+            evaluated=evaluated,
+        )
         try:
-            run = Run(
-                task=task,
-                optimizer=optimizer,
-                folder=folder,
-                settings=training,
-                mesh=make_mesh(config.mesh),
-                config=config,
-                learning_rate=schedule,
-                start_from=make_start_from(config, task.tokenizer, folder),
-                hooks=hooks,
-                writers=writers,
-                evaluated=evaluated,
-            )
             return run.train()
         except FloatingPointError as error:
             rate = "learning_rate_scale" if training.learning_rate is None else "learning_rate"
@@ -109,6 +102,22 @@ def train(
                 f"{error}. Begin again in another --workdir, with a lower training.{rate}, more "
                 "training.warmup_steps, or training.clip_norm=1.0"
             ) from None
+
+
+def _evaluated_params(
+    training: TrainingConfig,
+    given: EvaluatedParams | None,
+) -> EvaluatedParams | None:
+    """Returns the config's choice of evaluated parameters, or the given one."""
+    if given is None:
+        return ema_params if training.ema_decay else None
+
+    if training.freeze or training.ema_decay:
+        raise UserError(
+            "evaluated: expected training.freeze and training.ema_decay to be left out, since "
+            "they wrap the state of the optimizer; build both into the optimizer"
+        )
+    return given
 
 
 def _optimizer_and_schedule(
@@ -194,7 +203,7 @@ def replay(workdir: str | pathlib.Path, step: int) -> ReplayedStep:
             settings=config.training,
             step=step,
             start_from=make_start_from(config, task.tokenizer, folder),
-            evaluated=ema_params if config.training.ema_decay else None,
+            evaluated=_evaluated_params(config.training, None),
         )
 
 

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from jaxformer import pretrained
+from jaxformer.addresses import fetcher_of
 from jaxformer.errors import UserError, prefix_errors
 
 # Largest size of a file that is read whole, such as a tokenizer. Ours are below 10 MiB.
@@ -109,18 +110,29 @@ def is_stream(path: pathlib.Path) -> bool:
 
 
 def model_path(workdir: str | os.PathLike[str]) -> pathlib.Path:
-    """Returns a model's workdir: jaxformer's own for "pretrained", but not for "./pretrained"."""
+    """Returns a model's workdir: jaxformer's own for "pretrained", but not for "./pretrained".
+
+    The model of an address, such as hf://OWNER/NAME, is fetched to the cache.
+    """
     if workdir == pretrained.NAME:
         return pretrained.WORKDIR
-    return local_path(workdir)
+
+    name = os.fspath(workdir)
+    fetch = fetcher_of(name)
+    return fetch(name) if fetch else local_path(name)
 
 
 def run_path(workdir: str | os.PathLike[str]) -> pathlib.Path:
-    """Returns the workdir of a run to write; refuses "pretrained"."""
+    """Returns the workdir of a run to write; refuses "pretrained" and addresses."""
     if workdir == pretrained.NAME:
         raise PathError(
             "pretrained is the model that comes with jaxformer, and is not changed; name another "
             "workdir; to train the model further, add --config.training.init_from=pretrained"
+        )
+    if fetcher_of(os.fspath(workdir)):
+        raise PathError(
+            f"{workdir} is a model to read, and is not changed; name another workdir; to train the "
+            f"model further, add --config.training.init_from={workdir}"
         )
     return local_path(workdir)
 
@@ -133,6 +145,16 @@ def cache_directory() -> pathlib.Path:
 def data_directory() -> pathlib.Path:
     """Returns the directory of corpora: ``$JAXFORMER_DATA``, or ``data`` in the cache."""
     return _named_folder("JAXFORMER_DATA") or cache_directory() / "data"
+
+
+def model_cache() -> pathlib.Path:
+    """Returns the directory of fetched models, in the cache."""
+    return cache_directory() / "models"
+
+
+def is_own_folder(workdir: pathlib.Path) -> bool:
+    """Returns False for the folders of jaxformer, to which nothing of the user's is written."""
+    return workdir != pretrained.WORKDIR and not workdir.is_relative_to(model_cache())
 
 
 def _named_folder(variable: str) -> pathlib.Path | None:

@@ -67,7 +67,8 @@ def map_rows(
     ``total``.
     """
     leaves, structure = jax.tree.flatten(rows)
-    sharding = next((jax.typeof(leaf).sharding for leaf in leaves if leaf.ndim), None)
+    shardings = (jax.typeof(leaf).sharding for leaf in leaves if leaf.ndim)
+    sharding = next(shardings, None)
     if sharding is None or AxisType.Explicit not in sharding.mesh.axis_types:
         return function(replicated, *rows)
 
@@ -78,7 +79,8 @@ def map_rows(
 
     def on_own_rows(replicated: PyTree, leaves: list[Array]) -> list[Array]:
         own_rows = jax.tree.unflatten(structure, leaves)
-        results = jax.tree.leaves(function(replicated, *own_rows))
+        result = function(replicated, *own_rows)
+        results = jax.tree.leaves(result)
         if not total or not axes:
             return results
         # One psum per leaf: jax 0.7 cannot transpose several if only some have a gradient.

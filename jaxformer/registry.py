@@ -25,7 +25,8 @@ def find_entries(package: ModuleType, cls: type[T]) -> dict[str, T]:
     The class has a ``name``, and a ``place``, the number that sorts the entries for users.
     """
     values: tuple[Any, ...] = find_values(package, cls)
-    entries = {entry.name: entry for entry in sorted(values, key=operator.attrgetter("place"))}
+    in_order = sorted(values, key=operator.attrgetter("place"))
+    entries = {entry.name: entry for entry in in_order}
     assert len(entries) == len(values), f"{package.__name__} has two entries of one name"
     return entries
 
@@ -36,12 +37,14 @@ def find_values(package: ModuleType, cls: type[T]) -> tuple[T, ...]:
     They are in the order of the modules' names, and within a module in the order of its lines. The
     modules of packages in the package are included, values with private names, ``_NAME``, are not.
     """
-    return _find(package, tuple(package.__path__), cls, isinstance)
+    path = tuple(package.__path__)
+    return _find(package, path, cls, isinstance)
 
 
 def find_classes(package: ModuleType, cls: type[T]) -> tuple[type[T], ...]:
     """Returns the subclasses of a class that can be instantiated; otherwise as find_values."""
-    return _find(package, tuple(package.__path__), cls, _is_concrete_subclass)
+    path = tuple(package.__path__)
+    return _find(package, path, cls, _is_concrete_subclass)
 
 
 def find_module(package: ModuleType, name: str) -> ModuleType | None:
@@ -69,15 +72,15 @@ def _find(
 
 
 def _is_concrete_subclass(value: Any, cls: type) -> bool:
-    return inspect.isclass(value) and issubclass(value, cls) and not inspect.isabstract(value)
+    is_subclass = inspect.isclass(value) and issubclass(value, cls)
+    return is_subclass and not inspect.isabstract(value)
 
 
 def _public_values(package: ModuleType) -> Iterator[Any]:
     """Yields the values of all modules of a package and of the packages in it."""
-    names = sorted(
-        module.name for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
-    )
-    for module_name in names:
+    modules = pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
+    names = [module.name for module in modules]
+    for module_name in sorted(names):
         module = importlib.import_module(module_name)
         for name, value in vars(module).items():
             if not name.startswith("_"):

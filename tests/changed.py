@@ -42,7 +42,8 @@ def module_of(file: str) -> str:
 
 def unit_test_of(file: str) -> str:
     """Returns the name of the unit test of a file of the package, which may not exist."""
-    folder, _, name = file.replace("jaxformer/", "tests/unit/", 1).rpartition("/")
+    mirrored = file.replace("jaxformer/", "tests/unit/", 1)
+    folder, _, name = mirrored.rpartition("/")
     return f"{folder}/test_{name}"
 
 
@@ -65,7 +66,8 @@ def distances(changed: set[str]) -> dict[str, int]:
 
 def imports(file: pathlib.Path) -> Iterator[str]:
     """Yields the modules that a file imports; a lazy name of a package gives its own module."""
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield alias.name
@@ -80,7 +82,8 @@ def imports(file: pathlib.Path) -> Iterator[str]:
 def lazy_names(stub: pathlib.Path) -> dict[str, str]:
     """Returns the module of each name that a package loads lazily, by its stub."""
     modules = {}
-    for node in ast.parse(stub.read_text(encoding="utf-8")).body:
+    tree = ast.parse(stub.read_text(encoding="utf-8"))
+    for node in tree.body:
         if isinstance(node, ast.ImportFrom):
             for alias in node.names:
                 modules[alias.name] = str(node.module)
@@ -89,8 +92,9 @@ def lazy_names(stub: pathlib.Path) -> dict[str, str]:
 
 def tests_of(changed: list[str]) -> Iterator[tuple[int, str]]:
     """Yields test files with their distance to the changed files, in any order."""
-    sources = [name for name in changed if name.startswith("jaxformer/") and name.endswith(".py")]
-    distance = distances({module_of(name) for name in sources})
+    in_package = [name for name in changed if name.startswith("jaxformer/")]
+    modules = {module_of(name) for name in in_package if name.endswith(".py")}
+    distance = distances(modules)
 
     nearest = {*changed, *map(unit_test_of, changed)}
     if any(name.endswith(".md") for name in changed):
@@ -110,7 +114,8 @@ def main() -> None:
     seconds = json.loads(SECONDS.read_text()) if SECONDS.exists() else {}
     files = []
     for distance, name in tests_of(changed_files(commit)):
-        files.append((distance, seconds.get(name, UNKNOWN_SECONDS), name))
+        own = seconds.get(name, UNKNOWN_SECONDS)
+        files.append((distance, own, name))
 
     total = 0.0
     left = 0

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from jaxformer.cli.arguments import parse_arguments
+from jaxformer.cli.options import fetch_models
 from jaxformer.errors import exit_code
 
 
@@ -18,7 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def run() -> None:
         command = parse_arguments(arguments)
         try:
-            command()
+            command.func(**fetch_models(command.keywords))
             print(end="", flush=True)  # Standard output may be None: closed before Python started.
         except BrokenPipeError:  # The reader, such as `head`, has exited.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

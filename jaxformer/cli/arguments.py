@@ -26,7 +26,9 @@ def known_commands() -> dict[str, Command]:
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> functools.partial[None]:
     """Returns the function of a command with its arguments, by default the process's."""
-    words = _join_overrides(sys.argv[1:] if arguments is None else arguments)
+    if arguments is None:
+        arguments = sys.argv[1:]
+    words = _join_overrides(arguments)
     known = known_commands()
     if not words or words[0] not in known:
         _end_without_command(words, known)

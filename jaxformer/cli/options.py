@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar
 
 from jaxformer import pretrained
+from jaxformer.addresses import Address, fetcher_of
+from jaxformer.checks import check_fraction
 from jaxformer.cli.signatures import Fields, Option, flag
 from jaxformer.cli.source_fields import searches
 from jaxformer.errors import UserError
@@ -15,17 +17,37 @@ from jaxformer.fields import fields_given
 from jaxformer.files import input_path, local_path, model_path, output_path, run_path
 
 if TYPE_CHECKING:
-    from jaxformer.inference.decoder import Decoder
+    from jaxformer.inference.autoregressive import AutoregressivePredictor
     from jaxformer.inference.translator import Translator
     from jaxformer.search import BeamSearch, Sampling
 
-DecoderT = TypeVar("DecoderT", bound="Decoder")
+PredictorT = TypeVar("PredictorT", bound="AutoregressivePredictor")
 
 _WORKDIR = "run directory of jaxformer train"
-_TRANSLATOR = f"{_WORKDIR} (default: pretrained, the {pretrained.DESCRIPTION})"
+_MODEL = f"{_WORKDIR}, or hf://OWNER/NAME on the Hugging Face Hub"
+_TRANSLATOR = f"{_MODEL} (default: pretrained, the {pretrained.DESCRIPTION})"
 _CHECKPOINT = "auto, averaged, best, latest or a step"
 _CHECKPOINTS = f"{_CHECKPOINT}; several, separated by commas, form an ensemble"
 _AUTO = " (default: auto, an average with the newest checkpoint that is not worse, else latest)"
+
+
+def _model(text: str) -> pathlib.Path | Address:
+    """Returns a model's workdir, or its address, which :func:`fetch_models` replaces."""
+    return Address(text) if fetcher_of(text) else model_path(text)
+
+
+def fetch_models(values: Any) -> Any:
+    """Returns the arguments of a command with a workdir in place of each address."""
+    if isinstance(values, Address):
+        return model_path(values)
+    if isinstance(values, dict):
+        return {name: fetch_models(value) for name, value in values.items()}
+    if isinstance(values, list):
+        return [fetch_models(value) for value in values]
+    if isinstance(values, DecoderOptions):
+        return dataclasses.replace(values, **fetch_models(vars(values)))
+    return values
+
 
 File: TypeAlias = Annotated[pathlib.Path, Option(metavar="FILE", convert=local_path)]
 # Text, which may be a stream; "-" is standard input or standard output.
@@ -42,12 +64,12 @@ RunDir: TypeAlias = Annotated[
 ]
 ModelDir: TypeAlias = Annotated[
     pathlib.Path,
-    Option(_WORKDIR, metavar="DIR", convert=model_path),
+    Option(_MODEL, metavar="DIR", convert=_model),
 ]
 # For options whose default is pretrained.WORKDIR.
 TranslatorDir: TypeAlias = Annotated[
     pathlib.Path,
-    Option(_TRANSLATOR, metavar="DIR", convert=model_path),
+    Option(_TRANSLATOR, metavar="DIR", convert=_model),
 ]
 
 Checkpoint: TypeAlias = Annotated[
@@ -102,8 +124,7 @@ class DecoderOptions:
             return
         if self.amateur is None:
             raise UserError("--contrast needs --amateur DIR, the model to contrast with")
-        if not 0 <= self.contrast <= 1:
-            raise UserError(f"--contrast must be from 0 to 1: got {self.contrast}")
+        check_fraction(self.contrast, "--contrast")
 
     def check_only(self, *supported: str, reason: str) -> None:
         """Refuses options that a command would ignore, all but the ones that it supports."""
@@ -113,17 +134,17 @@ class DecoderOptions:
 
     def load_as(
         self,
-        kind: "type[DecoderT]",
+        kind: "type[PredictorT]",
         workdir: pathlib.Path,
         search: "BeamSearch | Sampling",
-    ) -> "DecoderT":
+    ) -> "PredictorT":
         """Loads the model or ensemble, and logs its weights to standard error."""
         from jaxformer.runs.allocator import keep_freed_memory
 
         keep_freed_memory(training=False)  # before JAX starts its threads
 
         def load(folder: pathlib.Path, weights: str) -> Any:
-            decoder = kind.load(
+            predictor = kind.load(
                 folder,
                 weights=weights,
                 search=search,
@@ -132,19 +153,19 @@ class DecoderOptions:
             if folder == pretrained.WORKDIR:
                 print(f"the {pretrained.DESCRIPTION}; --workdir names another", file=sys.stderr)
             else:
-                print(f"{folder}: {decoder.weights}", file=sys.stderr)
-            return decoder
+                print(f"{folder}: {predictor.weights}", file=sys.stderr)
+            return predictor
 
         first, *others = [load(folder, self.weights) for folder in [workdir, *self.ensemble]]
-        decoder = first.ensemble_with(*others)
+        predictor = first.ensemble_with(*others)
         if self.amateur is None:
-            return decoder
+            return predictor
 
         # Steps are the expert's.
         amateur = load(self.amateur, "auto")
         if self.contrast is None:
-            return decoder.contrast_with(amateur)
-        return decoder.contrast_with(amateur, self.contrast)
+            return predictor.contrast_with(amateur)
+        return predictor.contrast_with(amateur, self.contrast)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -238,26 +238,7 @@ def blocks_of(
     Raises:
       SomeLinesError: Some lines were bad, after all blocks.
     """
-    from tqdm import tqdm
-
-    num_read = 0
-    num_bad = 0
-
-    def blocks() -> Iterator[list[Line]]:
-        nonlocal num_read, num_bad
-        lines = checked_lines(text, encode, strict=strict)
-        make_blocks = blocks_as_they_arrive if text.stream else _full_blocks
-
-        for block in make_blocks(lines, LINES_PER_BLOCK):
-            for line in block:
-                if line.error is not None:
-                    tqdm.write(f"error: {line.error}", file=sys.stderr)  # Above a progress bar.
-                    num_bad += 1
-            num_read += len(block)
-            yield block
-
-    output = output or STDOUT
-    to_stdout = is_standard_output(output)
+    to_stdout = is_standard_output(output or STDOUT)
     if to_stdout and sys.stdout is None:
         raise UserError("expected standard output to write to, but it is closed")
 
@@ -271,11 +252,43 @@ def blocks_of(
 
     # A bar would be mixed with what a person types or reads.
     hidden = bool(text.prompt) or (to_stdout and sys.stdout.isatty())
-    with open_output(output) as write, progress_bar(total, hidden=hidden) as bar:
-        yield OpenBlocks(blocks(), write, report=bar.update)
+    counts = _Counts()
+    blocks = _counted_blocks(text, encode, strict=strict, counts=counts)
+    with open_output(output or STDOUT) as write, progress_bar(total, hidden=hidden) as bar:
+        yield OpenBlocks(blocks, write, report=bar.update)
 
-    if num_bad:
-        raise SomeLinesError(f"{num_bad} of {num_read} lines failed; see above")
+    if counts.bad:
+        raise SomeLinesError(f"{counts.bad} of {counts.read} lines failed; see above")
+
+
+@dataclasses.dataclass
+class _Counts:
+    """Numbers of lines so far."""
+
+    read: int = 0
+    bad: int = 0
+
+
+def _counted_blocks(
+    text: Text,
+    encode: Callable[[Line], object],
+    *,
+    strict: bool,
+    counts: _Counts,
+) -> Iterator[list[Line]]:
+    """Yields blocks of lines; counts the lines, and reports the bad ones on standard error."""
+    from tqdm import tqdm
+
+    lines = checked_lines(text, encode, strict=strict)
+    make_blocks = blocks_as_they_arrive if text.stream else _full_blocks
+
+    for block in make_blocks(lines, LINES_PER_BLOCK):
+        for line in block:
+            if line.error is not None:
+                tqdm.write(f"error: {line.error}", file=sys.stderr)  # Above a progress bar.
+                counts.bad += 1
+        counts.read += len(block)
+        yield block
 
 
 def checked_lines(text: Text, encode: Callable[[Line], object], *, strict: bool) -> Iterator[Line]:

@@ -9,11 +9,12 @@ import itertools
 import random
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from jaxformer.data.numerals import spell_english, spell_german
 from jaxformer.errors import UserError
 
+T = TypeVar("T")
 Pair: TypeAlias = tuple[str, str]
 
 _WORD = re.compile(r"\b[^\W_]{2,}\b")
@@ -117,8 +118,12 @@ def variants(
             changed["join"] += bool(rest)
 
         for kind in RATES:
-            if kind == "join" or not editor.chance(rates.get(kind, 0)):
+            if kind == "join":
                 continue
+            rate = rates.get(kind, 0)
+            if not editor.chance(rate):
+                continue
+
             change = getattr(editor, kind)
             variant = change(*pair)
             changed[kind] += variant != pair
@@ -137,20 +142,28 @@ class _Editor:
     def chance(self, rate: float) -> bool:
         return self.draw.random() < rate
 
+    def of_languages(self, table: Mapping[str, T], default: T) -> tuple[T, T]:
+        """Returns the entries of a table for the languages of source and target."""
+        source, target = self.languages
+        return table.get(source, default), table.get(target, default)
+
     def number(self, source: str, target: str) -> Pair:
         """Replaces a number that both sides have, in words or in digits."""
         pair = source, target
 
-        others = {_digits(number): number for number in _NUMBER.findall(target)}
+        numbers_of_target = _NUMBER.findall(target)
+        others = {_digits(number): number for number in numbers_of_target}
         for number in _NUMBER.findall(source):
             other = others.get(_digits(number))
             if other:
-                return _replace(pair, (number, other), self.make_number())
+                new = self.make_number()
+                return _replace(pair, (number, other), new)
 
-        source_words, target_words = (_WORDS.get(language, []) for language in self.languages)
+        source_words, target_words = self.of_languages(_WORDS, [])
         for word, other in zip(source_words, target_words, strict=False):
             if _has_word(source, word) and _has_word(target, other):
-                return _replace(pair, (word, other), self.make_number())
+                new = self.make_number()
+                return _replace(pair, (word, other), new)
 
         return pair
 
@@ -160,7 +173,7 @@ class _Editor:
         whole = self.draw.randrange(2, 10**digits)
         first = second = str(whole)
 
-        source_signs, target_signs = (_SIGNS.get(language, ",.") for language in self.languages)
+        source_signs, target_signs = self.of_languages(_SIGNS, ",.")
         if whole >= 1000 and self.chance(0.4):
             grouped = f"{whole:,}"
             first = grouped.replace(",", source_signs[0])
@@ -174,7 +187,8 @@ class _Editor:
         return minus + first, minus + second
 
     def copy(self, source: str, target: str) -> Pair:
-        names = [word for word in _WORD.findall(source) if word != word.lower()]
+        words = _WORD.findall(source)
+        names = [word for word in words if word != word.lower()]
         shared = [word for word in names if _has_word(target, word)]
         if not shared:
             return source, target
@@ -187,7 +201,8 @@ class _Editor:
         """Returns something that is copied, such as an address with words of the text."""
         draw = self.draw
 
-        syllables = [self.make_syllable() for _ in range(draw.randint(1, 4))]
+        num_syllables = draw.randint(1, 4)
+        syllables = [self.make_syllable() for _ in range(num_syllables)]
         name = "".join(syllables)
         words_of_text = [word.lower() for word in _WORD.findall(text)]
         parts = [name, name[:3], *words_of_text]
@@ -224,7 +239,7 @@ class _Editor:
         return consonant + vowel + final.strip()
 
     def quotes(self, source: str, target: str) -> Pair:
-        source_marks, target_marks = (_QUOTES.get(language, "“”") for language in self.languages)
+        source_marks, target_marks = self.of_languages(_QUOTES, "“”")
         if self.chance(0.7):
             source_marks = target_marks = self.draw.choice(['""', '""', "''"])
 
@@ -254,15 +269,18 @@ class _Editor:
     def misspell(self, word: str) -> str:
         """Returns the word with two letters exchanged, or one left out, doubled or replaced."""
         at = self.draw.randrange(1, len(word) - 1)
-        letter = chr(self.draw.randint(ord("a"), ord("z")))
+        code = self.draw.randint(ord("a"), ord("z"))
+        letter = chr(code)
+        before = word[:at]
         first, second = word[at : at + 2]
+        after = word[at + 2 :]
 
         exchanged = second + first
         left_out = second
         doubled = first + first + second
         replaced = letter + second
         middle = self.draw.choice([exchanged, left_out, doubled, replaced])
-        return word[:at] + middle + word[at + 2 :]
+        return before + middle + after
 
     def symbol(self, source: str, target: str) -> Pair:
         # The start, the end, before the final mark, or after the first word.
@@ -293,7 +311,8 @@ def _replace(pair: Pair, words: Pair, others: Pair) -> Pair:
     """Replaces a word of each side everywhere."""
     sides = []
     for text, word, other in zip(pair, words, others, strict=True):
-        parts = re.split(rf"(?<!\w){re.escape(word)}(?!\w)", text)
+        escaped = re.escape(word)
+        parts = re.split(rf"(?<!\w){escaped}(?!\w)", text)
         sides.append(other.join(parts))
     source, target = sides
     return source, target

@@ -81,7 +81,8 @@ def isolate_pair(batch: Batch, row: int, segment: int) -> Batch:
     >>> isolate_pair(batch, 0, 2).src.tolist(), isolate_pair(batch, 0, 2).tgt_in.tolist()
     ([[0, 0, 8, 1]], [[0, 0, 2, 5]])
     """
-    one_row = Batch(*(np.asarray(field[row : row + 1]) for field in batch))
+    fields = [np.asarray(field[row : row + 1]) for field in batch]
+    one_row = Batch(*fields)
     in_src = one_row.src_segments == segment
     in_tgt = one_row.tgt_segments == segment
 
@@ -127,10 +128,11 @@ def _lay_out(
             if end > max_length:
                 raise ValueError(f"expected rows of at most {max_length} tokens: got {end} or more")
 
+            length = end - start
             tokens[number, start:last] = ids
             tokens[number, last] = end_id
             segments[number, start:end] = segment
-            positions[number, start:end] = counting[: end - start]
+            positions[number, start:end] = counting[:length]
             start = end
 
     return _Side(tokens, segments, positions)

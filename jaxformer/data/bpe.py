@@ -139,10 +139,12 @@ def possible_vocabularies(lines: Iterable[str], symbols: int = 0) -> tuple[int, 
 
 def estimate_tokens(lines: Sequence[str], vocab_size: int) -> int:
     """Returns about how many tokens, with end-of-sentence, lines are with so many pieces."""
-    sample = [line for line in lines[:_MEASURED_LINES] if not is_blank(line)]
+    first = lines[:_MEASURED_LINES]
+    sample = [line for line in first if not is_blank(line)]
     model = train_byte_pair_model(iter(sample), vocab_size, hard_vocab_limit=False)
 
-    pieces = sum(map(len, open_processor(model).encode(sample)))
+    encoded = open_processor(model).encode(sample)
+    pieces = sum(map(len, encoded))
     ends = len(sample)
     return (pieces + ends) * len(lines) // len(sample)
 

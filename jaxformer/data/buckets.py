@@ -21,9 +21,11 @@ def bucket_edges(
     """
     histogram = np.bincount(lengths)
 
-    optimum, _ = _best_edges(histogram, tokens_per_batch, 1, max_buckets)[-1]
+    any_edges = _best_edges(histogram, tokens_per_batch, 1, max_buckets)
+    optimum, _ = any_edges[-1]
     for multiple in (8, 4, 2, 1):
-        for cost, edges in _best_edges(histogram, tokens_per_batch, multiple, max_buckets):
+        choices = _best_edges(histogram, tokens_per_batch, multiple, max_buckets)
+        for cost, edges in choices:
             if cost <= 1.01 * optimum:
                 return edges
 
@@ -38,7 +40,8 @@ def _best_edges(
 ) -> list[tuple[int, list[int]]]:
     """Returns the least cost, and the edges that have it, for 1, 2, ... buckets."""
     longest = len(histogram) - 1
-    edges = np.append(np.arange(0, longest, multiple), longest)
+    multiples = np.arange(0, longest, multiple)
+    edges = np.append(multiples, longest)
     costs = _costs(histogram, edges, tokens_per_batch)
 
     # The least cost of all examples up to each edge, and for each round the edge before it.
@@ -60,7 +63,8 @@ def _best_edges(
             last = best[last]
 
         least_cost = int(total[-1])
-        results.append((least_cost, sorted({edge for edge in chosen if edge})))
+        edges_of_buckets = sorted({edge for edge in chosen if edge})
+        results.append((least_cost, edges_of_buckets))
 
     return results
 

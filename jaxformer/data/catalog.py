@@ -76,7 +76,8 @@ def _newstest(
 ):
     """Returns the corpus of WMT's test sets between English and a language."""
     years = dict.fromkeys(name.split()[0] for name in sets)
-    names = ["dev.tgz", *(f"wmt{year}-test.tgz" for year in years)]
+    tests = [f"wmt{year}-test.tgz" for year in years]
+    names = ["dev.tgz", *tests]
     return PublicCorpus(
         folder=f"newstest-en-{target}",
         files=digests,
@@ -268,7 +269,9 @@ def _download(corpus: PublicCorpus, downloads: pathlib.Path) -> None:
         try:
             repository.fetch(name, _make_readable, downloader)
         except (requests.RequestException, ValueError) as error:
-            known = f", whose hash is {corpus.hashes[name]}" if name in corpus.hashes else ""
+            known = ""
+            if name in corpus.hashes:
+                known = f", whose hash is {corpus.hashes[name]}"
             if (downloads / name).exists():
                 known += "; the file that is there has another hash, delete it"
             raise UserError(

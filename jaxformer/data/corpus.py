@@ -118,7 +118,8 @@ class DataConfig(DataSection):
         self.check_corpus()
         self.check_paths("directory", "train", "valid", "tokenizer")
 
-        if self.pretokenizer == "none" and (self.lowercase or not self.detokenize):
+        uses_moses = self.lowercase or not self.detokenize
+        if self.pretokenizer == "none" and uses_moses:
             raise UserError(
                 "data.lowercase and data.detokenize=False need data.pretokenizer=moses: got none"
             )

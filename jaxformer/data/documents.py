@@ -39,7 +39,8 @@ def split_documents(
     start = span.start
     while start < span.stop:
         # A piece ends with the first line that ends after ``size`` characters, or with the span.
-        end = text.find("\n", start + size, span.stop) + 1 or span.stop
+        line_end = text.find("\n", start + size, span.stop)
+        end = line_end + 1 or span.stop
         piece = text[start:end]
 
         first, *others = pattern.split(piece) if separator else [piece]

@@ -31,7 +31,8 @@ def describe_example(split: str, sides: Sequence[tuple[str, str]]) -> str:
     >>> describe_example("my/train", [("en", "A dog runs."), ("de", "Ein Hund läuft.")])
     'data: my/train: en "A dog runs." -> de "Ein Hund läuft."'
     """
-    texts = " -> ".join(f"{name} {quote(text)}".lstrip() for name, text in sides)
+    named = [f"{name} {quote(text)}".lstrip() for name, text in sides]
+    texts = " -> ".join(named)
     return f"data: {_shorten(split)}: {texts}"
 
 

@@ -36,13 +36,8 @@ class TextCorpus:
 
     def pairs(self, split: str) -> Iterator[tuple[str, str]]:
         source, target = self._paths(split)
-        yield from text_files.zip_lines(
-            text_files.read_file(source),
-            text_files.read_file(target),
-            first_name=str(source),
-            second_name=str(target),
-            hint="; line n of one must translate line n of the other",
-        )
+        hint = "; line n of one must translate line n of the other"
+        yield from text_files.zip_files(source, target, hint)
 
     def place(self, split: str, number: int, side: int) -> str:
         return f"{split}.{self._languages[side]}:{number + 1}"

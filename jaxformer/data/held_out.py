@@ -148,7 +148,8 @@ class HeldOutCorpus:
 
     def place(self, split: str, number: int, side: int) -> str:
         numbered = self._number_pairs(split)
-        name, original, _ = next(itertools.islice(numbered, number, None))
+        from_number = itertools.islice(numbered, number, None)
+        name, original, _ = next(from_number)
         return self._corpus.place(name, original, side)
 
     def notes(self, split: str) -> list[str]:

@@ -4,7 +4,7 @@ import functools
 import json
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, SupportsIndex
+from typing import Any, NamedTuple, SupportsIndex
 
 import numpy as np
 
@@ -43,6 +43,24 @@ def open_tokenizer_json(text: str) -> Any:
         raise UserError(f"expected a tokenizer.json: {error!s:.200}") from None
 
 
+class AlignedTokens(NamedTuple):
+    """The tokens of a text, of a pair of texts or of words, and the place of each.
+
+    Attributes:
+      ids: Token ids, with special tokens.
+      types: Token types; see :class:`~jaxformer.Bert`.
+      texts: Number of the text that a token is of, 0 or 1; None for special tokens.
+      spans: Index of the first character of a token in its text, and of the character after it.
+      words: Number of the word that a token is of, in its text; None for special tokens.
+    """
+
+    ids: list[int]
+    types: list[int]
+    texts: list[int | None]
+    spans: list[tuple[int, int]]
+    words: list[int | None]
+
+
 class HuggingFaceTokenizer(Vocabulary):
     """Converts text to token ids and back, like ``PreTrainedTokenizerFast`` in transformers.
 
@@ -52,6 +70,8 @@ class HuggingFaceTokenizer(Vocabulary):
     * ``huggingface``: the text of ``tokenizer.json``,
     * ``special``: the ids of the special tokens in it,
     * ``vocab_size``: the size of the model's vocabulary,
+    * ``mask``: the id of the token that stands for masked ones, if it is not [MASK],
+    * ``token_types``: false if all tokens of a pair have type 0,
     * ``labels``, of an encoder: the labels of its classes,
     * ``skips_blank``, of an encoder-decoder: a blank source has no ids, not even special tokens,
     * ``forced_start``, of an encoder-decoder: the id of the token in it that begins every output,
@@ -63,6 +83,7 @@ class HuggingFaceTokenizer(Vocabulary):
 
     json: str  # the text of ``tokenizer.json``
     special: dict[str, int | None]  # their id of each special token; None if they lack it
+    their_mask: int | None  # their id of the token that stands for masked ones
     absent: str  # names of the special tokens without an id of their own, separated by spaces
     their_ids: np.ndarray  # for each of our ids; -1 for a token that they lack
     our_ids: np.ndarray  # for each of their ids
@@ -83,6 +104,8 @@ class HuggingFaceTokenizer(Vocabulary):
                 raise ValueError(f"its vocabulary has the size {size}")
             self.special = {name: _optional_id(found) for name, found in special.items()}
 
+            mask = _optional_id(values.get("mask"))
+            self.has_types = bool(values.get("token_types", True))
             labels = values.get("labels")
             self._labels = [str(label) for label in labels or ()]
         super().__init__(serialized)
@@ -122,11 +145,16 @@ class HuggingFaceTokenizer(Vocabulary):
         self._skips_blank = bool(values.get("skips_blank"))
         self.forced_start = _optional_id(values.get("forced_start"))
         self.target_start = self._target_start()
-        self.mask_token = self._mask_id()
+
+        if mask is None:  # as in files of version 0.3
+            mask = self._tokenizer.token_to_id("[MASK]")
+        has_mask = mask is not None and mask in range(size)
+        self.their_mask = mask if has_mask else None
+        self.mask_token = int(self.our_ids[mask]) if has_mask else None
 
     def special_pieces(self, names: Mapping[str, str]) -> dict[str, str]:
         """Returns the special tokens that the vocabulary has, under other names."""
-        known = {**self.special, "mask": self._tokenizer.token_to_id("[MASK]")}
+        known = {**self.special, "mask": self.their_mask}
 
         pieces = {}
         for ours, theirs in names.items():
@@ -176,13 +204,6 @@ class HuggingFaceTokenizer(Vocabulary):
             )
         return (int(self.our_ids[self.forced_start]),)
 
-    def _mask_id(self) -> int:
-        """Returns our id of the mask, or BOS, which texts do not contain, if the model lacks it."""
-        mask = self._tokenizer.token_to_id("[MASK]")
-        if mask is None or mask >= len(self.our_ids):
-            return BOS
-        return int(self.our_ids[mask])
-
     @classmethod
     def assemble(
         cls,
@@ -191,9 +212,12 @@ class HuggingFaceTokenizer(Vocabulary):
         vocab_size: int,
         labels: Sequence[str] | None = None,
         languages: Sequence[str] = (),
+        *,
         code_follows: bool = False,
         skips_blank: bool = False,
         forced_start: int | None = None,
+        mask: int | None = None,
+        has_types: bool = True,
     ) -> "HuggingFaceTokenizer":
         """Creates a tokenizer from the text of ``tokenizer.json``."""
         values: dict[str, Any] = {
@@ -203,6 +227,10 @@ class HuggingFaceTokenizer(Vocabulary):
             "vocab_size": vocab_size,
         }
 
+        if mask is not None:
+            values["mask"] = mask
+        if not has_types:
+            values["token_types"] = False
         if labels is not None:
             values["labels"] = list(labels)
         if languages:
@@ -230,6 +258,8 @@ class HuggingFaceTokenizer(Vocabulary):
             self.special,
             len(self.our_ids),
             labels=labels,
+            mask=self.their_mask,
+            has_types=self.has_types,
         )
 
     def encode(self, text: str) -> list[int]:
@@ -283,11 +313,39 @@ class HuggingFaceTokenizer(Vocabulary):
     def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
         """Returns the ids of a pair of texts, with special tokens, and the type of each token.
 
-        As in transformers, the post-processor of ``tokenizer.json`` gives the types: for BERT 0 in
-        [CLS] first [SEP], and 1 in second [SEP].
+        As in transformers, the post-processor of ``tokenizer.json`` adds the special tokens, and
+        gives the types to models that have any: for BERT 0 in [CLS] first [SEP], and 1 in second
+        [SEP]. RoBERTa has <s> first </s></s> second </s>, all of type 0.
         """
         encoding = self._tokenize(first, second, add_special_tokens=True)
-        return self._convert_ids(encoding), encoding.type_ids
+        return self._convert_ids(encoding), self._types_of(encoding)
+
+    def align(self, text: str, pair: str | None = None) -> AlignedTokens:
+        """Returns the tokens of a text, or of a pair of texts, with the characters of each."""
+        return self._align_encoding(self._tokenize(text, pair, add_special_tokens=True))
+
+    def align_words(self, words: Sequence[str]) -> AlignedTokens:
+        """Returns the tokens of words, with the word of each.
+
+        A tokenizer that splits text at spaces and punctuation also splits words at punctuation.
+        """
+        for word in words:
+            check_unicode(word, "word")
+        encoding = self._tokenizer.encode(list(words), is_pretokenized=True)
+        self._check_tokens(encoding, words)
+        return self._align_encoding(encoding)
+
+    def _align_encoding(self, encoding: Any) -> AlignedTokens:
+        return AlignedTokens(
+            ids=self._convert_ids(encoding),
+            types=self._types_of(encoding),
+            texts=encoding.sequence_ids,
+            spans=encoding.offsets,
+            words=encoding.word_ids,
+        )
+
+    def _types_of(self, encoding: Any) -> list[int]:
+        return encoding.type_ids if self.has_types else [0] * len(encoding.ids)
 
     def _convert_ids(self, encoding: Any) -> list[int]:
         """Returns our ids of an encoding of the library."""
@@ -313,6 +371,11 @@ class HuggingFaceTokenizer(Vocabulary):
             check_unicode(each, "text")
 
         encoding = self._tokenizer.encode(text, pair, add_special_tokens=add_special_tokens)
+        self._check_tokens(encoding, texts)
+        return encoding
+
+    def _check_tokens(self, encoding: Any, texts: Sequence[str]) -> None:
+        """Refuses texts with tokens that the model lacks, or ignores."""
         self._check_embedded(encoding, texts)
         if PAD in self.our_ids[encoding.ids]:
             padding = self._tokenizer.id_to_token(int(self.their_ids[PAD]))
@@ -320,7 +383,6 @@ class HuggingFaceTokenizer(Vocabulary):
                 f"expected a text without {padding}, the padding token, which the model would "
                 f"ignore: got {' '.join(texts)!r:.80}; remove it"
             )
-        return encoding
 
     def _check_embedded(self, encoding: Any, texts: Sequence[str]) -> None:
         """Refuses texts with tokens that were added to the tokenizer, but not to the model."""

@@ -99,8 +99,9 @@ def read_images(data: ImagesConfig, split: str) -> Images:
     else:
         images, labels = _read_tfds(data, name)
 
-    start = len(images) * int(start_percent or 0) // 100
-    stop = len(images) * int(stop_percent or 100) // 100
+    count = len(images)
+    start = count * int(start_percent or 0) // 100
+    stop = count * int(stop_percent or 100) // 100
     if stop <= start:
         raise UserError(f"{split}: expected pictures, got none")
 
@@ -116,7 +117,8 @@ def read_npz(name: str, needs_labels: bool = True) -> Images:
     if needs_labels:
         needed["labels"] = "integers [N]"
     if not needed.keys() <= arrays.keys():
-        wanted = " and ".join(f"{name}, {form}" for name, form in needed.items())
+        named = [f"{name}, {form}" for name, form in needed.items()]
+        wanted = " and ".join(named)
         given = ", ".join(names)[:80] or "none"
         raise UserError(f"{path}: expected the arrays {wanted}; got {given}")
 
@@ -127,8 +129,10 @@ def read_npz(name: str, needs_labels: bool = True) -> Images:
         expected = "images, uint8 [N, height, width, channels]"
         raise _form_error(path, expected, images)
 
-    labels = arrays.get("labels", np.full(len(images), -1))
-    if labels.shape != images.shape[:1] or labels.dtype.kind not in "iu":
+    unlabeled = np.full(len(images), -1)
+    labels = arrays.get("labels", unlabeled)
+    are_integers = labels.dtype.kind in "iu"
+    if labels.shape != unlabeled.shape or not are_integers:
         expected = f"labels, integers [{len(images)}]"
         raise _form_error(path, expected, labels)
 
@@ -146,7 +150,8 @@ def _load_arrays(path: pathlib.Path) -> tuple[dict[str, np.ndarray], list[str]]:
 
         # numpy reads pickles only on request.
         with np.load(stream) as file:
-            found = {name: file[name] for name in ("images", "labels") if name in file.files}
+            wanted = [name for name in ("images", "labels") if name in file.files]
+            found = {name: file[name] for name in wanted}
             return found, file.files
 
 

@@ -80,7 +80,8 @@ def _expected_counts(
 
     # The probabilities of the links of one target token sum to 1.
     sums = np.add.reduceat(posteriors, links.starts)
-    sizes = np.diff(links.starts, append=len(links.keys))
+    end = len(links.keys)
+    sizes = np.diff(links.starts, append=end)
     posteriors /= np.repeat(sums, sizes)
 
     return np.bincount(entries, posteriors, len(keys))

@@ -2,13 +2,12 @@
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
 import grain
 
-from jaxformer.data.batch import Shape, TokenPair, make_batch
+from jaxformer.data.batch import Shape, make_batch
 from jaxformer.data.plan import BatchPlan
-from jaxformer.data.store import TokenStore
 
 T = TypeVar("T")
 
@@ -16,11 +15,17 @@ T = TypeVar("T")
 _READ = grain.ReadOptions(num_threads=2, prefetch_buffer_size=8)
 
 
+class Store(Protocol):
+    """The examples of a split, by their ids."""
+
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
 def load_batches(
-    store: TokenStore,
+    store: Store,
     plan: BatchPlan,
     *,
-    make: Callable[[Sequence[Sequence[TokenPair]], Shape], T] = make_batch,
+    make: Callable[[Sequence[Sequence[Any]], Shape], T] = make_batch,
     start: int = 0,
     stop: int | None = None,
     row_multiple: int = 1,
@@ -35,7 +40,8 @@ def load_batches(
     assert row_multiple % shard_count == 0, "each shard has as many rows"
 
     def read(n: int) -> T:
-        (count, src_length, tgt_length), rows = plan.rows(n)
+        shape, rows = plan.rows(n)
+        count, src_length, tgt_length = shape
         shard_size = round_up(count, row_multiple) // shard_count
 
         local_rows = []

@@ -92,7 +92,8 @@ class MarianTokenizer(Tokenizer):
 
         processor = self._target if target else self._source
         rows = []
-        for code, pieces in zip(codes, encode_all(processor, rest, out_type=str), strict=True):
+        pieces_of_texts = encode_all(processor, rest, out_type=str)
+        for code, pieces in zip(codes, pieces_of_texts, strict=True):
             if code:
                 pieces = [code[1], *pieces]
             rows.append([self._ids.get(piece, UNK) for piece in pieces])

@@ -20,7 +20,8 @@ def pack(
     """
     side = row_length + 1
     classes = length_class(src_lengths, tgt_lengths, row_length)
-    left = np.bincount(classes, minlength=side * side).reshape(side, side)
+    counts_of_classes = np.bincount(classes, minlength=side * side)
+    left = counts_of_classes.reshape(side, side)
 
     slots = []
     sizes = []
@@ -29,13 +30,15 @@ def pack(
 
         # The same row is used until the pairs of one of its classes run out.
         pairs, counts = np.unique(row, return_counts=True)
-        times = int((left.flat[pairs] // counts).min())
+        most_times = left.flat[pairs] // counts
+        times = int(most_times.min())
         left.flat[pairs] -= times * counts
 
         slots.append(np.tile(row, times))
         sizes.append(np.full(times, len(row)))
 
-    row_ends = np.cumsum(np.concatenate(sizes))
+    row_sizes = np.concatenate(sizes)
+    row_ends = np.cumsum(row_sizes)
     row_starts = np.concatenate([[0], row_ends])
     return np.concatenate(slots), row_starts
 
@@ -46,7 +49,8 @@ def length_class(
     row_length: int,
 ) -> np.ndarray:
     """Returns one number for the two lengths of a pair."""
-    return np.asarray(src_lengths) * (row_length + 1) + tgt_lengths
+    side = row_length + 1
+    return np.asarray(src_lengths) * side + tgt_lengths
 
 
 def _fill_row(left: np.ndarray) -> list[int]:
@@ -60,10 +64,12 @@ def _fill_row(left: np.ndarray) -> list[int]:
     row = []
     while True:
         # The inner product of the free tokens with the lengths of each pair that fits, [S, T].
-        src_fit = src_free * lengths[: src_free + 1]
-        tgt_fit = tgt_free * lengths[: tgt_free + 1]
-        fit = src_fit[:, None] + tgt_fit
-        is_left = left[: src_free + 1, : tgt_free + 1]
+        src_that_fit = slice(0, src_free + 1)
+        tgt_that_fit = slice(0, tgt_free + 1)
+        src_product = src_free * lengths[src_that_fit]
+        tgt_product = tgt_free * lengths[tgt_that_fit]
+        fit = src_product[:, None] + tgt_product
+        is_left = left[src_that_fit, tgt_that_fit]
         fit = np.where(is_left, fit, -1)
 
         best = int(fit.argmax())

@@ -52,9 +52,10 @@ class BatchPlan:
     @property
     def efficiency(self) -> float:
         """Fraction of the tokens computed in an epoch that are not padding."""
-        computed = [
-            rows * (src_length + tgt_length) for rows, src_length, tgt_length in self.shapes
-        ]
+        computed = []
+        for rows, src_length, tgt_length in self.shapes:
+            length = src_length + tgt_length
+            computed.append(rows * length)
         tokens_of_batches = np.array(computed)[self.batch_shape]
         return self.tokens / int(tokens_of_batches.sum())
 
@@ -67,14 +68,17 @@ class BatchPlan:
         # The slots of the batch, and where each of its rows begins among them.
         first_row, end_row = self.batch_starts[batch : batch + 2]
         row_bounds = self.row_starts[first_row : end_row + 1]
-        batch_examples = examples[row_bounds[0] : row_bounds[-1]]
-        cuts = (row_bounds - row_bounds[0]).tolist()
+        first_slot = row_bounds[0]
+        end_slot = row_bounds[-1]
+        batch_examples = examples[first_slot:end_slot]
+        cuts = (row_bounds - first_slot).tolist()
 
         if self.ids is not None:
             batch_examples = self.ids[batch_examples]
         ids = batch_examples.tolist()
         rows = [ids[start:stop] for start, stop in itertools.pairwise(cuts)]
-        return self.shapes[self.batch_shape[batch]], rows
+        shape = self.shapes[self.batch_shape[batch]]
+        return shape, rows
 
     @functools.cached_property
     def _epoch(self) -> Callable[[int], tuple[np.ndarray, np.ndarray]]:
@@ -163,10 +167,13 @@ def bucket_plan(
 
     sizes = []  # of the batches of each bucket
     shapes = []
-    for count, edge in zip(np.bincount(buckets).tolist(), edges, strict=True):
+    counts = np.bincount(buckets).tolist()
+    for count, edge in zip(counts, edges, strict=True):
         bucket_sizes = _even_sizes(count, tokens_per_batch // edge)
         sizes.append(bucket_sizes)
-        shapes.append((int(bucket_sizes.max()), edge, edge))
+
+        largest = int(bucket_sizes.max())
+        shapes.append((largest, edge, edge))
 
     batches_per_bucket = [len(bucket_sizes) for bucket_sizes in sizes]
     return BatchPlan(
@@ -248,8 +255,8 @@ def _mix_rows(slots: np.ndarray, row_starts: np.ndarray) -> tuple[np.ndarray, np
     original_starts = row_starts[:-1][order]
     row_shift = original_starts - mixed_starts[:-1]
     slot_shift = np.repeat(row_shift, mixed_lengths)
-    mixed_slots = slots[np.arange(len(slots)) + slot_shift]
-    return mixed_slots, mixed_starts
+    original_slots = np.arange(len(slots)) + slot_shift
+    return slots[original_slots], mixed_starts
 
 
 def _even_sizes(count: int, max_rows: int) -> np.ndarray:

@@ -48,7 +48,8 @@ class TokenStore:
         for kind, values in header["findings"].items():
             self.findings[kind] = Finding(**values)
 
-        self._tokens = np.memmap(folder / _TOKENS, np.dtype(header["dtype"]), mode="r")
+        dtype = np.dtype(header["dtype"])
+        self._tokens = np.memmap(folder / _TOKENS, dtype, mode="r")
         # Sides alternate: side 2i is the source of pair i, side 2i + 1 its target.
         self._offsets = np.memmap(folder / _OFFSETS, np.int64, mode="r")
         # The number of every pair in its split, from 0; skipped pairs are counted, too.
@@ -63,13 +64,15 @@ class TokenStore:
 
     def first_targets(self) -> Int[np.ndarray, " N"]:
         """Returns the first target token of each pair, such as the label of a text."""
-        return np.asarray(self._tokens[self._offsets[1::2]], np.int32)
+        starts = self._offsets[1::2]
+        return np.asarray(self._tokens[starts], np.int32)
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         if not 0 <= index < len(self):
             raise IndexError(index)
 
-        start, middle, end = self._offsets[2 * index : 2 * index + 3]
+        first = 2 * index
+        start, middle, end = self._offsets[first : first + 3]
         source = self._tokens[start:middle]
         target = self._tokens[middle:end]
         return source, target
@@ -172,10 +175,12 @@ def _write(
             )
             tokens = np.fromiter(itertools.chain(*sides), dtype)
             lengths = np.array([len(ids) for ids in sides], np.int64)
+            ends = end + np.cumsum(lengths)
+            numbers = np.array(numbers, np.uint32)
 
             tokens_file.write(tokens.tobytes())
-            offsets_file.write((end + np.cumsum(lengths)).tobytes())
-            numbers_file.write(np.array(numbers, np.uint32).tobytes())
+            offsets_file.write(ends.tobytes())
+            numbers_file.write(numbers.tobytes())
             end += int(lengths.sum())
 
             bar.update(len(chunk))
@@ -184,12 +189,14 @@ def _write(
     if not end:
         raise _empty_store_error(corpus, split, findings=findings, max_length=max_length)
 
+    names = (_TOKENS, _OFFSETS, _NUMBERS)
     header = {
         "dtype": np.dtype(dtype).name,
         "findings": findings,
-        "sha256": {name: file_sha256(folder / name) for name in (_TOKENS, _OFFSETS, _NUMBERS)},
+        "sha256": {name: file_sha256(folder / name) for name in names},
     }
-    (folder / _HEADER).write_text(json.dumps(header, default=dataclasses.asdict), "utf-8")
+    content = json.dumps(header, default=dataclasses.asdict)
+    (folder / _HEADER).write_text(content, "utf-8")
 
 
 def _filter_pairs(
@@ -199,12 +206,15 @@ def _filter_pairs(
     findings: Findings,
 ) -> tuple[list[int], list[list[int]]]:
     """Returns the numbers and, in turn, the sides of pairs that are neither blank nor too long."""
-    sources = tokenizer.encode_batch([source for _, (source, _) in pairs])
-    targets = tokenizer.encode_target_batch([target for _, (_, target) in pairs])
+    source_texts = [texts[0] for _, texts in pairs]
+    target_texts = [texts[1] for _, texts in pairs]
+    sources = tokenizer.encode_batch(source_texts)
+    targets = tokenizer.encode_target_batch(target_texts)
 
     numbers = []
     kept = []
-    for (number, texts), source, target in zip(pairs, sources, targets, strict=True):
+    for pair, source, target in zip(pairs, sources, targets, strict=True):
+        number, texts = pair
         blank = [is_blank(text) for text in texts]
         long = [len(ids) >= max_length for ids in (source, target)]  # EOS is one more token
 

@@ -127,12 +127,14 @@ class ByteFallbackTokenizer(Tokenizer):
                 "expected a SentencePiece model that keeps all of a text; this one changes spaces "
                 "or line breaks"
             )
-        self.keeps_lines = not any("\n" in piece[:-1] for piece in self._pieces)
+        crosses_lines = any("\n" in piece[:-1] for piece in self._pieces)
+        self.keeps_lines = not crosses_lines
 
 
 def train_byte_pairs(text: str, vocab_size: int) -> ByteFallbackTokenizer:
     """Learns a byte-pair encoding. The same text gives the same tokenizer, bit for bit."""
-    lines = itertools.chain.from_iterable(map(short_lines, lines_of(text)))
+    pieces_of_lines = map(short_lines, lines_of(text))
+    lines = itertools.chain.from_iterable(pieces_of_lines)
     # A text without spaces gives no token for a space.
     symbols = ["\n"] if " " in text else ["\n", SPACE_SYMBOL]
     model = train_byte_pair_model(

@@ -77,12 +77,29 @@ def zip_lines(
             continue
 
         # Counts the current line of the longer text and the remaining ones.
-        longer = number + 1 + sum(1 for _ in itertools.chain(first, second))
-        first_count, second_count = (number, longer) if one is None else (longer, number)
+        remaining = sum(1 for _ in itertools.chain(first, second))
+        longer = number + 1 + remaining
+        first_count = number if one is None else longer
+        second_count = longer if one is None else number
         raise UserError(
             f"expected as many lines in {first_name} as in {second_name}: got {first_count} and "
             f"{second_count}{hint}"
         )
+
+
+def zip_files(
+    first: pathlib.Path,
+    second: pathlib.Path,
+    hint: str = "",
+) -> Iterator[tuple[str, str]]:
+    """Zips the lines of two text files; the hint is for the error message."""
+    return zip_lines(
+        read_file(first),
+        read_file(second),
+        first_name=str(first),
+        second_name=str(second),
+        hint=hint,
+    )
 
 
 def read_file(path: pathlib.Path) -> Iterator[str]:

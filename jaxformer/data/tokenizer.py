@@ -53,7 +53,8 @@ class Vocabulary(abc.ABC):
     vocab_size: int
     target_vocab_size: int  # number of ids up to the largest id of a target
     target_symbols = False  # Targets are symbols, such as labels, with ``_symbols`` as ids.
-    mask_token = BOS  # stands for masked tokens; no text contains it
+    # Stands for masked tokens; no text contains BOS. None for a foreign model without a mask.
+    mask_token: int | None = BOS
     # Such as ">>deu<<", for imported models with several target languages.
     language_codes: tuple[str, ...] = ()
     # Begin each target of such a model; the search neither chooses them nor counts their log_prob.

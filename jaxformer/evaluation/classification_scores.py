@@ -44,7 +44,9 @@ def with_interval(
     # Bootstrap: each row of draws has the indices of as many texts, drawn with replacement.
     generator = np.random.default_rng(_SEED)
     draws = generator.integers(0, count, size=(_RESAMPLES, count))
-    resampled = [score(predicted_labels[texts], expected_labels[texts]) for texts in draws]
+    resampled = []
+    for texts in draws:
+        resampled.append(score(predicted_labels[texts], expected_labels[texts]))
     low, high = np.percentile(resampled, [2.5, 97.5])
 
     value = score(predicted_labels, expected_labels)

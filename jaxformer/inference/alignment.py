@@ -8,24 +8,24 @@ al. 2019, "Jointly Learning to Align and Translate with Transformer Models").
 
 import codecs
 import difflib
-import functools
 import math
 import re
 from collections.abc import Sequence
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from jaxformer.checks import check_same_length, check_texts
 from jaxformer.data.characters import visible_characters
 from jaxformer.data.tokenizer import PAD, split_spaces
 from jaxformer.errors import UserError
+from jaxformer.inference.decoder import Decoder
+from jaxformer.inference.forced_pass import ForcedPass, PairBatch
+from jaxformer.inference.kept_programs import KeptProgram
 from jaxformer.inference.members import Ensemble, recorded_weights
-from jaxformer.inference.pair_scores import check_pairs, pair_batches
+from jaxformer.inference.pair_scores import check_pairs
 from jaxformer.inference.translator import Translator
-from jaxformer.layout import global_mesh
 
 # Attention of all layers and heads is recorded, [L, B, H, T, S], so batches are smaller here.
 _TOKENS_PER_BATCH = 1024
@@ -64,7 +64,6 @@ def align(
     return [align_by_maximum(pair) for pair in weights]
 
 
-@global_mesh(None)
 def word_attention(
     translator: Translator,
     sources: Sequence[str],
@@ -96,25 +95,22 @@ def word_attention(
         result.append(np.zeros((num_target_words, num_source_words)))
     check_pairs(translator, pairs)
 
-    for batch in pair_batches(pairs, translator.max_length, _TOKENS_PER_BATCH):
-        weights = jax.device_get(
-            cross_attention(
-                translator.models.experts,
-                layers,
-                src=batch.src,
-                tgt_in=batch.tgt_in,
-            )
-        )  # [B, T, S]
-        for number, padded in zip(batch.numbers, weights, strict=False):
-            own_ids, target_ids = pairs[number]
-            target_text, _ = targets[number]
-            of_pieces = padded[: len(target_ids), : len(own_ids)]
-            result[number] = word_weights(
-                of_pieces,
-                source_words=word_ids(translator, own_ids, sources[number]),
-                target_words=word_ids(translator, target_ids, target_text),
-                shape=result[number].shape,
-            )
+    def attention(models: Ensemble, batch: PairBatch) -> list[Array]:
+        return _CROSS_ATTENTION(models, layers, batch)
+
+    plan = ForcedPass(attention, _TOKENS_PER_BATCH)
+    decoder = Decoder(translator.models, translator.config.search, plan)
+    # One batch after another: all weights of all pieces would need too much memory.
+    for number, padded in decoder.stream(pairs):
+        own_ids, target_ids = pairs[number]
+        target_text, _ = targets[number]
+        of_pieces = padded[: len(target_ids), : len(own_ids)]
+        result[number] = word_weights(
+            of_pieces,
+            source_words=word_ids(translator, own_ids, sources[number]),
+            target_words=word_ids(translator, target_ids, target_text),
+            shape=result[number].shape,
+        )
     return result
 
 
@@ -282,22 +278,20 @@ def _match_positions(spelled: str, text: str) -> list[int]:
     return positions
 
 
-@functools.partial(jax.jit, static_argnums=1)
 def cross_attention(
     models: Ensemble,
     layers: tuple[int, ...],
-    src: Int[Array, "B S"] | Int[np.ndarray, "B S"],
-    tgt_in: Int[Array, "B T"] | Int[np.ndarray, "B T"],
+    batch: PairBatch,
 ) -> Float[Array, "B T S"]:
     """Returns the attention of targets to sources, the mean of heads and models, float32."""
-    source_length = src.shape[1]
-    total = jnp.zeros((*tgt_in.shape, source_length), jnp.float32)
-    segments = (src != PAD).astype(jnp.int32)
+    source_length = batch.src.shape[1]
+    total = jnp.zeros((*batch.tgt_in.shape, source_length), jnp.float32)
+    segments = (batch.src != PAD).astype(jnp.int32)
 
     for member, layer in zip(models, layers, strict=True):
-        encoded = member(src, segments, method="encode")
+        encoded = member(batch.src, segments, method="encode")
         _, recorded = member(
-            tgt_in,
+            batch.tgt_in,
             encoded,
             segments,
             method="decode",
@@ -313,3 +307,6 @@ def cross_attention(
         total += mean_of_heads
 
     return total / len(models)
+
+
+_CROSS_ATTENTION = KeptProgram(cross_attention, static_argnums=(1,))

@@ -23,7 +23,7 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from jaxformer.inference.kept_programs import KeptProgram, is_distributed
-from jaxformer.inference.members import Member, Models
+from jaxformer.inference.members import Models, is_member
 from jaxformer.nn.backend import backend
 from jaxformer.nn.constants import ConstantMatrix
 from jaxformer.nn.precision import Int8Matrix
@@ -92,7 +92,7 @@ def _with_constants(models: Models) -> Models:
     """Returns the models with constant matrices, and layers that are not stacked."""
 
     def convert(leaf: Any) -> Any:
-        if not isinstance(leaf, Member):
+        if not is_member(leaf):
             return leaf  # a number
 
         # NumPy compiles no programs, and its views need no memory.
@@ -100,7 +100,7 @@ def _with_constants(models: Models) -> Models:
         params = _constant_params(jax.tree.map(np.asarray, leaf.params))
         return leaf._replace(params=jax.device_put(params, device))
 
-    return jax.tree.map(convert, models, is_leaf=lambda leaf: isinstance(leaf, Member))
+    return jax.tree.map(convert, models, is_leaf=is_member)
 
 
 def _constant_params(params: PyTree) -> PyTree:

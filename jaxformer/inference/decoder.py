@@ -1,136 +1,166 @@
-"""The base of predictors that decode token by token, with one model or several."""
+"""The decoder of all uses of trained models: translation, generation, alignment and scores.
 
-import copy
-import pathlib
-from typing import TypeVar
+A :class:`Plan` makes batches of items and decodes each with the programs of its own, and the
+:class:`Decoder` runs it. There are three:
 
-import numpy as np
-from jaxtyping import PyTree
+- :class:`~jaxformer.inference.stages.Stages` translates sources, by length, in two stages.
+- :class:`~jaxformer.inference.windows.Windows` continues prompts, window after window.
+- :class:`~jaxformer.inference.forced_pass.ForcedPass` reads given pairs in one pass.
+"""
 
-from jaxformer.config import Config
-from jaxformer.data.tokenizer import Vocabulary
-from jaxformer.errors import UserError
-from jaxformer.inference.members import Contrast, Ensemble, Member, Models
-from jaxformer.inference.weights import Predictor, TrainedModel
-from jaxformer.search import BeamSearch, Sampling
+import abc
+import contextvars
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Generic, NamedTuple, TypeVar
 
-DecoderT = TypeVar("DecoderT", bound="Decoder")
+import jax
+from jaxtyping import Array
+
+from jaxformer.inference.bound_models import program_of
+from jaxformer.inference.kept_programs import KeptProgram, is_distributed
+from jaxformer.inference.members import Models
+from jaxformer.layout import global_mesh
+from jaxformer.nn.backend import backend
+from jaxformer.search import Algorithm
+
+Item = TypeVar("Item")
+Shape = TypeVar("Shape")
+Result = TypeVar("Result")
+Found = TypeVar("Found")
 
 
-class Decoder(Predictor):
-    """Models with their tokenizer and search; the base of Translator and Generator."""
+class Batch(NamedTuple, Generic[Shape]):
+    """Items that are decoded together."""
 
-    def __init__(
+    numbers: list[int]  # the indices of the items
+    shape: Shape  # what the plan compiles programs for
+
+
+class Plan(abc.ABC, Generic[Item, Shape, Result]):
+    """A way to decode items in batches of few shapes, for few compiled programs."""
+
+    @abc.abstractmethod
+    def batches(self, decoder: "Decoder", items: Sequence[Item]) -> Iterable[Batch[Shape]]:
+        """Returns the batches; an item without tokens may be in none."""
+
+    @abc.abstractmethod
+    def decode(
         self,
-        config: Config,
-        params: PyTree,
-        tokenizer: Vocabulary,
-        weights: str = "given",
-    ) -> None:
-        """Checks the arguments, which :meth:`load` reads from a workdir."""
-        super().__init__(config, params, tokenizer, weights)
-        member = Member(config.kind.build(config.model), self.params)
-        self.models: Models = Ensemble((member,))
+        decoder: "Decoder",
+        items: Sequence[Item],
+        shape: Shape,
+    ) -> Iterator[tuple[int, Result]]:
+        """Yields rows of a batch with their results as they become known.
 
-    @classmethod
-    def load(
-        cls: type[DecoderT],
-        workdir: str | pathlib.Path,
+        A result replaces an earlier one of the same row. Rows beyond the items are padding.
+        """
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Decoder(Generic[Item, Shape, Result]):
+    """Models that decode the batches of a plan by a search."""
+
+    models: Models
+    search: Algorithm
+    plan: Plan[Item, Shape, Result]
+
+    def decode(
+        self,
+        items: Sequence[Item],
         *,
-        weights: str | int = "auto",
-        search: BeamSearch | Sampling | None = None,
-        compute_dtype: str | None = None,
-    ) -> DecoderT:
-        """Reads config, tokenizer and parameters; arguments and errors as for ``Translator.load``.
-
-        Several weights, separated by commas, form an ensemble.
-        """
-        decoders = []
-        for name in str(weights).split(","):
-            trained = TrainedModel.load(
-                workdir,
-                weights=name,
-                search=search,
-                compute_dtype=compute_dtype,
-                kinds=cls.kinds,
-            )
-            # The models of a workdir share a tokenizer, which is read once.
-            tokenizer = decoders[0].tokenizer if decoders else trained.tokenizer
-            decoder = cls(
-                trained.config,
-                trained.params,
-                tokenizer,
-                weights=trained.weights,
-            )
-            decoders.append(decoder)
-
-        first, *others = decoders
-        return first.ensemble_with(*others)
-
-    def ensemble_with(self: DecoderT, *others: DecoderT) -> DecoderT:
-        """Returns an ensemble with other models, which averages the models' probabilities.
+        report: Callable[[int], object] = lambda finished: None,
+    ) -> dict[int, Result]:
+        """Returns the last result of each item by its index; an item in no batch has none.
 
         Args:
-          *others: Translators or generators, as this one, with the same tokenizer; their models may
-            have other architectures.
-
-        Raises:
-          UserError: The tokenizers differ, or one is a contrast.
+          items: Inputs of the plan.
+          report: Called with the number of items in no batch, and in each finished batch.
         """
-        decoders = [self, *others]
-        members = []
-        for each in decoders:
-            self._check_tokenizer(each, "models of an ensemble")
-            if isinstance(each.models, Contrast) and others:
-                raise UserError(
-                    "an ensemble is made of models: got the contrast of some; form the ensemble "
-                    "first, then contrast it"
-                )
-            members += each.models.experts
+        batches = list(self.plan.batches(self, items))
+        num_in_batches = sum(len(batch.numbers) for batch in batches)
+        report(len(items) - num_in_batches)
 
-        ensemble = copy.copy(self)
-        if others:
-            ensemble.models = Ensemble(tuple(members))
-        ensemble.weights = ", ".join(each.weights for each in decoders)
-        return ensemble
+        found: dict[int, Result] = {}
 
-    def contrast_with(self: DecoderT, amateur: DecoderT, alpha: float = 0.1) -> DecoderT:
-        """Returns a decoder that prefers what an amateur finds less probable (Li et al. 2023).
+        def decode(batch: Batch[Shape]) -> dict[int, Result]:
+            return dict(self._decode_batch(items, batch))
 
-        The score of a token is its log probability minus the amateur's. Tokens are chosen only
-        among those with at least ``alpha`` times the largest probability. Log probabilities of
-        hypotheses remain this model's.
+        def store(results: dict[int, Result]) -> None:
+            found.update(results)
+            report(len(results))
+
+        _for_each_batch(decode, batches, self.models, store)
+        return found
+
+    def stream(self, items: Sequence[Item]) -> Iterator[tuple[int, Result]]:
+        """Yields indices of items and results as they become known, one batch after another."""
+        for batch in self.plan.batches(self, items):
+            yield from self._decode_batch(items, batch)
+
+    def _decode_batch(
+        self,
+        items: Sequence[Item],
+        batch: Batch[Shape],
+    ) -> Iterator[tuple[int, Result]]:
+        own_items = [items[number] for number in batch.numbers]
+        for row, result in self.plan.decode(self, own_items, batch.shape):
+            is_padding = row >= len(own_items)
+            if not is_padding:
+                yield batch.numbers[row], result
+
+    def program(self, program: KeptProgram, shape: Any, rows: int) -> Callable[..., list[Array]]:
+        """Returns a program of a search with its first arguments given.
 
         Args:
-          amateur: A worse model with the same tokenizer, such as a smaller one, or an ensemble.
-          alpha: 0 for all tokens to 1 for the most probable only; the paper's is 0.1.
-
-        Raises:
-          UserError: The tokenizers differ, ``alpha`` is out of range, or one is a contrast already.
+          program: A function of models, a search and a shape, which are static, the search's
+            numbers, and arrays.
+          shape: A shape of the plan, with a ``capacity``: most tokens of a hypothesis.
+          rows: Number of items of the program's batch, which may be fewer than the shape's.
         """
-        self._check_tokenizer(amateur, "expert and amateur")
-        if not 0 <= alpha <= 1:
-            raise UserError(f"alpha must be from 0 to 1: got {alpha}")
-        if not (isinstance(self.models, Ensemble) and isinstance(amateur.models, Ensemble)):
-            raise UserError(
-                "a contrast is made of two models or ensembles: got the contrast of some"
-            )
+        search, numbers = self.search.split_numbers(shape.capacity)
+        bound = program_of(program, self.models, rows * search.num_hypotheses)
+        without_mesh = global_mesh(None)(bound)
+        return functools.partial(without_mesh, search, shape, numbers)
 
-        contrast = copy.copy(self)
-        contrast.models = Contrast(self.models, amateur.models, np.float32(alpha))
-        contrast.weights = f"{self.weights}; amateur: {amateur.weights}"
-        return contrast
 
-    def _check_tokenizer(self, other: "Decoder", roles: str) -> None:
-        """Checks that another decoder has this one's tokenizer; ``roles`` names the two."""
-        if other.tokenizer.sha256 == self.tokenizer.sha256:
-            return
-        raise UserError(
-            f"{roles} must share a tokenizer: got ones with SHA-256 {self.tokenizer.sha256} and "
-            f"{other.tokenizer.sha256}; train all with the same"
-        )
+def _for_each_batch(
+    decode: Callable[[Batch[Shape]], Found],
+    batches: Sequence[Batch[Shape]],
+    models: Models,
+    store: Callable[[Found], object],
+) -> None:
+    """Decodes batches, several at a time where that helps, and stores what they give in order."""
+    if len(batches) < 2 or not can_thread(models):
+        for batch in batches:
+            store(decode(batch))
+        return
 
-    @property
-    def max_length(self) -> int:
-        """Maximum number of tokens of a sequence that all models take."""
-        return self.models.max_length
+    # Every thread gets a copy of this one's context, with the settings of use_backend.
+    contexts = [contextvars.copy_context() for _ in batches]
+
+    def decode_in_context(context: contextvars.Context, batch: Batch[Shape]) -> Found:
+        return context.run(decode, batch)
+
+    pool = ThreadPoolExecutor(backend().decoding_threads)
+    try:
+        for found in pool.map(decode_in_context, contexts, batches):
+            store(found)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def can_thread(models: Models) -> bool:
+    """Returns whether other threads can decode at the same time, with the same results."""
+    if backend().decoding_threads == 1:
+        return False
+    # Concurrent collectives can deadlock.
+    if is_distributed(jax.tree.leaves(models)):
+        return False
+
+    # A context of JAX, such as jax.default_matmul_precision, holds in its own thread only.
+    with ThreadPoolExecutor(1) as pool:
+        settings_of_thread = pool.submit(lambda: jax.config.values).result()
+    return settings_of_thread == jax.config.values

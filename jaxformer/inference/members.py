@@ -1,17 +1,17 @@
 """The models that decode together, and the log probabilities that they give.
 
-:data:`Models` says how models combine: an :class:`Ensemble` of one or several, or the
-:class:`Contrast` of two. All searches of trained models, and all scores of given tokens, use the
-methods of these classes: ``start``, ``grow``, ``prefill``, ``prefill_fn`` and ``step_fn`` for the
-tokens of a search, and ``token_log_probs`` for given tokens. They are pytrees whose structure has
-the architectures, so that it names the programs of a search.
+A subclass of :class:`Models` says how models combine: an :class:`Ensemble` of one or several, or
+the :class:`Contrast` of two. Searches use ``start``, ``grow``, ``prefill``, ``prefill_fn`` and
+``step_fn``, and scores of given tokens use ``token_log_probs`` of the experts. All are pytrees
+whose structure has the architectures, so that it names the programs of a search.
 """
 
+import abc
 import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,8 +19,10 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
 from jaxformer.errors import UserError
+from jaxformer.inference.parameter_arrays import params_sha256
 from jaxformer.models.architecture import Architecture
 from jaxformer.models.stepwise import step_fn
+from jaxformer.nn.precision import dequantize
 from jaxformer.search import PrefillFn, StepFn, contrast, ensemble
 from jaxformer.search.contrast import ContrastiveStep, contrast_log_probs
 from jaxformer.search.state import ContrastiveScores
@@ -51,15 +53,102 @@ jax.tree_util.register_pytree_node(
 )
 
 
+def is_member(node: Any) -> bool:
+    return isinstance(node, Member)
+
+
+class Models(abc.ABC):
+    """Models that decode together; a subclass is a way to combine their log probabilities."""
+
+    is_contrast: ClassVar[bool] = False  # whether steps return ``ContrastiveScores``
+    experts: "Ensemble"  # the models whose probabilities a hypothesis has
+
+    @property
+    @abc.abstractmethod
+    def tree(self) -> Any:
+        """All models in nested tuples, the structure of their caches."""
+
+    @abc.abstractmethod
+    def prefill_fn(self, free: int) -> Callable[..., Any]:
+        """Returns the prefill of a search; the first ``free`` tokens have log probability 0."""
+
+    @abc.abstractmethod
+    def step_fn(self, candidates: Int[Array, " C"] | None = None) -> StepFn | ContrastiveStep:
+        """Returns the step function of a search, over the candidates if they are given."""
+
+    @abc.abstractmethod
+    def identity(self) -> list[Any]:
+        """Returns values for JSON that are different for other parameters or combinations."""
+
+    @property
+    def max_length(self) -> int:
+        """Maximum number of tokens of a sequence that all models take."""
+        return min(config.max_length for config in self._configs)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids that all models read."""
+        return min(config.vocab_size for config in self._configs)
+
+    @property
+    def output_size(self) -> int:
+        """Number of token ids that all models generate."""
+        return min(config.output_size for config in self._configs)
+
+    def start(self, *inputs: Any, num_beams: int, capacity: int) -> Any:
+        """Returns an empty cache of each model for the inputs, with capacity in tokens."""
+
+        def start(member: Member) -> Any:
+            return member(*inputs, num_beams=num_beams, capacity=capacity, method="start")
+
+        return self._map(start)
+
+    def grow(self, caches: Any, capacity: int) -> Any:
+        """Returns the caches with capacity for more tokens."""
+        return self._map(lambda _, cache: cache.grow(capacity), caches)
+
+    def prefill(
+        self,
+        tokens: Int[Array, "B P"],
+        caches: Any,
+        length: Int[Array, ""],
+        *starts: Int[Array, " B"] | None,
+    ) -> tuple[Any, Any]:
+        """Returns each model's outputs for the first tokens, and the caches that include them.
+
+        ``starts``, if given, are the indices of the first tokens of prompts padded on the left.
+        """
+
+        def prefill(member: Member, cache: Any) -> tuple[Float[Array, "B P _"], Any]:
+            return member(tokens, cache, length, *starts, method="prefill")
+
+        outputs = self._map(prefill, caches)
+        features = self._map(lambda _, output: output[0], outputs)
+        new_caches = self._map(lambda _, output: output[1], outputs)
+        return features, new_caches
+
+    @property
+    def _configs(self) -> list[Architecture]:
+        members = jax.tree.leaves(self.tree, is_leaf=is_member)
+        return [member.config for member in members]
+
+    def _map(self, function: Callable[..., Any], *trees: Any) -> Any:
+        """Calls a function with each model and its part of other trees, such as its cache."""
+        return jax.tree.map(function, self.tree, *trees, is_leaf=is_member)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
-class Ensemble(Sequence[Member]):
+class Ensemble(Models, Sequence[Member]):
     """A single model, or several whose probabilities are averaged."""
 
     members: tuple[Member, ...]
 
     @property
+    def tree(self) -> tuple[Member, ...]:
+        return self.members
+
+    @property
     def experts(self) -> "Ensemble":
-        """The models whose probabilities a hypothesis has: all."""
         return self
 
     def __getitem__(self, index: Any) -> Any:
@@ -68,53 +157,7 @@ class Ensemble(Sequence[Member]):
     def __len__(self) -> int:
         return len(self.members)
 
-    @property
-    def max_length(self) -> int:
-        """Maximum number of tokens of a sequence that all models take."""
-        return min(member.config.max_length for member in self.members)
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of token ids that all models read."""
-        return min(member.config.vocab_size for member in self.members)
-
-    @property
-    def output_size(self) -> int:
-        """Number of token ids that all models generate."""
-        return min(member.config.output_size for member in self.members)
-
-    def start(self, *inputs: Any, num_beams: int, capacity: int) -> tuple[Any, ...]:
-        """Returns an empty cache of each model for the inputs, with capacity in tokens."""
-        return tuple(
-            member(*inputs, num_beams=num_beams, capacity=capacity, method="start")
-            for member in self.members
-        )
-
-    def grow(self, caches: tuple[Any, ...], capacity: int) -> tuple[Any, ...]:
-        """Returns the caches with capacity for more tokens."""
-        return tuple(cache.grow(capacity) for cache in caches)
-
-    def prefill(
-        self,
-        tokens: Int[Array, "B P"],
-        caches: tuple[Any, ...],
-        length: Int[Array, ""],
-        *starts: Int[Array, " B"] | None,
-    ) -> tuple[tuple[Float[Array, "B P _"], ...], tuple[Any, ...]]:
-        """Returns each model's outputs for the first tokens, and the caches that include them.
-
-        ``starts``, if given, are the indices of the first tokens of prompts padded on the left.
-        """
-        outputs = [
-            member(tokens, cache, length, *starts, method="prefill")
-            for member, cache in zip(self.members, caches, strict=True)
-        ]
-        features, caches = zip(*outputs, strict=True)
-        return features, caches
-
     def prefill_fn(self, free: int) -> PrefillFn:
-        """Returns the prefill of a search; the first ``free`` tokens have log probability 0."""
-
         def prefill(
             inputs: Int[Array, "B P"],
             targets: Int[Array, "B P"],
@@ -130,9 +173,12 @@ class Ensemble(Sequence[Member]):
         return prefill
 
     def step_fn(self, candidates: Int[Array, " C"] | None = None) -> StepFn:
-        """Returns the step function of a search, over the candidates if they are given."""
         step_fns = [step_fn(member.model, member.params, candidates) for member in self.members]
         return ensemble(step_fns)
+
+    def identity(self) -> list[Any]:
+        """Returns the SHA-256 of the parameters of each model."""
+        return [params_sha256(dequantize(member.params)) for member in self.members]
 
     def token_log_probs(
         self,
@@ -151,11 +197,13 @@ class Ensemble(Sequence[Member]):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Contrast:
+class Contrast(Models):
     """Experts and amateurs; searches prefer tokens that the amateurs find less probable.
 
     See :func:`~jaxformer.search.contrast`. Caches are pairs, of experts and amateurs.
     """
+
+    is_contrast: ClassVar[bool] = True
 
     experts: Ensemble
     amateurs: Ensemble
@@ -164,45 +212,10 @@ class Contrast:
     )  # least probability of a token, as a fraction of the experts' largest
 
     @property
-    def max_length(self) -> int:
-        """Maximum number of tokens of a sequence that all models take."""
-        return min(self.experts.max_length, self.amateurs.max_length)
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of token ids that all models read."""
-        return min(self.experts.vocab_size, self.amateurs.vocab_size)
-
-    @property
-    def output_size(self) -> int:
-        """Number of token ids that all models generate."""
-        return min(self.experts.output_size, self.amateurs.output_size)
-
-    def start(self, *inputs: Any, num_beams: int, capacity: int) -> tuple[Any, Any]:
-        """Returns empty caches, as :meth:`Ensemble.start` does."""
-        experts = self.experts.start(*inputs, num_beams=num_beams, capacity=capacity)
-        amateurs = self.amateurs.start(*inputs, num_beams=num_beams, capacity=capacity)
-        return experts, amateurs
-
-    def grow(self, caches: tuple[Any, Any], capacity: int) -> tuple[Any, Any]:
-        """Returns the caches with capacity for more tokens."""
-        experts, amateurs = caches
-        return self.experts.grow(experts, capacity), self.amateurs.grow(amateurs, capacity)
-
-    def prefill(
-        self,
-        tokens: Int[Array, "B P"],
-        caches: tuple[Any, Any],
-        length: Int[Array, ""],
-        *starts: Int[Array, " B"] | None,
-    ) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
-        """Returns outputs and caches, as :meth:`Ensemble.prefill` does."""
-        of_experts, experts = self.experts.prefill(tokens, caches[0], length, *starts)
-        of_amateurs, amateurs = self.amateurs.prefill(tokens, caches[1], length, *starts)
-        return (of_experts, of_amateurs), (experts, amateurs)
+    def tree(self) -> tuple[tuple[Member, ...], tuple[Member, ...]]:
+        return self.experts.members, self.amateurs.members
 
     def prefill_fn(self, free: int) -> Callable[..., tuple[ContrastiveScores, Any]]:
-        """Returns the prefill of a search; the first ``free`` tokens have score 0."""
         expert_fn = self.experts.prefill_fn(free)
         amateur_fn = self.amateurs.prefill_fn(free)
 
@@ -219,12 +232,16 @@ class Contrast:
         return prefill
 
     def step_fn(self, candidates: Int[Array, " C"] | None = None) -> ContrastiveStep:
-        """Returns the step function of a search, over the candidates if they are given."""
         return contrast(
             self.experts.step_fn(candidates),
             self.amateurs.step_fn(candidates),
             self.alpha,
         )
+
+    def identity(self) -> list[Any]:
+        experts = self.experts.identity()
+        amateurs = self.amateurs.identity()
+        return [*experts, "contrast", float(self.alpha), *amateurs]
 
 
 jax.tree_util.register_dataclass(Ensemble, data_fields=["members"], meta_fields=[])
@@ -233,7 +250,6 @@ jax.tree_util.register_dataclass(
     data_fields=["experts", "amateurs", "alpha"],
     meta_fields=[],
 )
-Models: TypeAlias = Ensemble | Contrast
 
 
 def recorded_weights(
@@ -264,7 +280,12 @@ def recorded_weights(
             f'expected a model that records {stack}/{sublayer} as "weights", as attention of '
             f"softmax does: {type(network).__name__} records none"
         )
-    return found[0]
+    if len(found) == 1:
+        return found[0]
+
+    # Layers with the same parameters follow one another.
+    weights = jnp.stack(found, axis=1)  # [groups, layers of a group, B, H, T, S]
+    return weights.reshape(-1, *weights.shape[2:])
 
 
 def _log_probs_of_tokens(

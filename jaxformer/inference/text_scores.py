@@ -2,20 +2,19 @@
 
 from collections.abc import Callable, Sequence
 
-import jax
 import jax.numpy as jnp
-import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from jaxformer.checks import check_tokens
 from jaxformer.data.tokenizer import PAD
+from jaxformer.inference.decoder import Decoder
+from jaxformer.inference.forced_pass import ForcedPass, PairBatch
 from jaxformer.inference.generator import Generator
+from jaxformer.inference.kept_programs import KeptProgram
 from jaxformer.inference.members import Ensemble
-from jaxformer.inference.pair_scores import PairBatch, Score, score_batches
-from jaxformer.layout import global_mesh
+from jaxformer.inference.pair_scores import TOKENS_PER_BATCH, Score, score_by
 
 
-@global_mesh(None)
 def score_texts(
     generator: Generator,
     texts: Sequence[list[int]],
@@ -41,34 +40,23 @@ def score_texts(
             name=f"texts[{number}]",
             longest=models.max_length,
         )
-    first = generator.prompt_ids("")[-1]
-
-    def log_probs_of(batch: PairBatch) -> Float[Array, " B"]:
-        # The input at each target is the token before it.
-        targets = batch.tgt_out
-        inputs = np.roll(targets, 1, axis=1)
-        inputs[:, 0] = first
-        return _log_probabilities(models.experts, inputs, targets)
+    plan = ForcedPass(
+        _log_probabilities,
+        TOKENS_PER_BATCH,
+        first_token=generator.prompt_ids("")[-1],
+    )
+    decoder = Decoder(models, generator.config.search, plan)
 
     # A text is the target of a pair. It is also the source, since a pair needs one to be scored.
-    pairs = [(ids, ids) for ids in texts]
-    return score_batches(
-        pairs,
-        generator.config.search,
-        models.max_length,
-        log_probs_of=log_probs_of,
-        report=report,
-    )
+    pairs = [(list(ids), list(ids)) for ids in texts]
+    return score_by(decoder, pairs, report=report)
 
 
-@jax.jit
-def _log_probabilities(
-    models: Ensemble,
-    inputs: Int[Array, "B T"],
-    targets: Int[Array, "B T"],
-) -> Float[Array, " B"]:
+@KeptProgram
+def _log_probabilities(models: Ensemble, batch: PairBatch) -> Float[Array, " B"]:
     """Returns the log probability of each row of targets, float32, ignoring padding."""
-    features = [member(inputs, method="features") for member in models]
+    targets = jnp.asarray(batch.tgt_out)
+    features = [member(batch.tgt_in, method="features") for member in models]
     log_probs = models.token_log_probs(features, targets)  # [B, T]
 
     is_token = targets != PAD

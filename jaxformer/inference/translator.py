@@ -14,9 +14,10 @@ from jaxformer.data.characters import replace_controls
 from jaxformer.data.tokenizer import EOS, Vocabulary
 from jaxformer.errors import UserError, prefix_errors
 from jaxformer.files import model_path
-from jaxformer.inference.batched_search import Decoded, all_shapes, compile_programs, search_batches
+from jaxformer.inference.autoregressive import AutoregressivePredictor
 from jaxformer.inference.decoder import Decoder
 from jaxformer.inference.shortlist import Shortlist
+from jaxformer.inference.stages import Decoded, Source, Stages, all_shapes
 from jaxformer.kinds.parsing import PARSING
 from jaxformer.kinds.translation import TRANSLATION
 from jaxformer.runs.workdir import Workdir
@@ -40,7 +41,7 @@ class Hypothesis(NamedTuple):
     log_prob: float
 
 
-class Translator(Decoder):
+class Translator(AutoregressivePredictor):
     """Translates sentences with a trained encoder-decoder.
 
     >>> Translator.load().translate(["Where is the station?"])
@@ -87,8 +88,8 @@ class Translator(Decoder):
         """Reads config, tokenizer and parameters from the workdir of a training run.
 
         Args:
-          workdir: The run directory; by default the English-German model that comes with the
-            package.
+          workdir: The run directory, or the address of a model on the Hugging Face Hub, such as
+            "hf://OWNER/NAME"; by default the English-German model that comes with the package.
           weights: Checkpoint; see :func:`~jaxformer.load_model`. Several, separated by commas, form
             an ensemble.
           search: Replaces the run's search.
@@ -259,15 +260,15 @@ class Translator(Decoder):
             search=search,
         )
 
+        # The probability of a start that the tokenizer forces does not count.
         target_start = self.tokenizer.target_start
+        plan = Stages(free=len(target_start))
+        decoder = Decoder(self.models, search, plan)
         has_prefixes = prefixes or bool(target_start)
         for number, shape in enumerate(shapes, 1):
             sizes = f"batches of {shape.rows}, sources of at most {shape.source} tokens"
             report(f"{number} of {len(shapes)}: {sizes}")
-
-            # The probability of a start that the tokenizer forces does not count.
-            shape = shape._replace(free=len(target_start))
-            compile_programs(self.models, search, shape, prefixes=has_prefixes)
+            plan.compile(decoder, shape, prefixes=has_prefixes)
 
     def translate_ids(
         self,
@@ -324,17 +325,23 @@ class Translator(Decoder):
         if self.shortlist is not None and is_forced:
             raise UserError("a shortlist works without constraints and prefixes: leave one out")
 
-        return search_batches(
-            self.models,
-            search,
-            sources,
-            prefixes=prefixes,
+        # The probability of a start that the tokenizer forces does not count.
+        plan = Stages(
             shortlist=self.shortlist,
             n_best=n_best,
             free=len(target_start),
-            first=first,
-            report=report,
         )
+        decoder = Decoder(self.models, search, plan)
+
+        items = []
+        for number, source in enumerate(sources):
+            prefix = None if prefixes is None else prefixes[number]
+            items.append(Source(source, first + number, prefix))
+        found = decoder.decode(items, report=report)
+
+        # A blank sentence is in no batch.
+        nothing = Decoded([], [], [])
+        return [found.get(number, nothing) for number in range(len(items))]
 
     def source_ids(self, text: str, place: str = "sentence") -> list[int]:
         """Returns token ids with the end of the source, or [] if there are no visible characters.

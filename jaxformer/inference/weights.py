@@ -160,8 +160,12 @@ class Predictor:
         weights: str | int = "auto",
         search: BeamSearch | Sampling | None = None,
         compute_dtype: str | None = None,
+        tokenizer: Vocabulary | None = None,
     ) -> PredictorT:
-        """Reads config, tokenizer and parameters; arguments and errors of ``Translator.load``."""
+        """Reads config, tokenizer and parameters; arguments and errors of ``Translator.load``.
+
+        ``tokenizer`` is the workdir's, if it has been read already.
+        """
         trained = TrainedModel.load(
             workdir,
             weights=weights,
@@ -172,7 +176,7 @@ class Predictor:
         return cls(
             trained.config,
             trained.params,
-            trained.tokenizer,
+            trained.tokenizer if tokenizer is None else tokenizer,
             weights=trained.weights,
         )
 
@@ -245,7 +249,8 @@ def load_model(
     >>> logits = model.apply({"params": params}, src, tgt_in)  # doctest: +SKIP
 
     Args:
-      workdir: The run directory of a training run, an import or a quantization.
+      workdir: The run directory of a training run, an import or a quantization, or the address of
+        a model on the Hugging Face Hub, such as "hf://OWNER/NAME".
       weights: Checkpoint: "latest", "best" (best validation score, by default the lowest loss),
         "averaged" (from ``jaxformer average``), a step, or "auto": averaged if the average
         includes the newest checkpoint and its validation loss is not higher, else latest.

@@ -10,11 +10,11 @@ from typing import Any
 # Descriptions of fields, and patterns of their names.
 _BOOKKEEPING = {
     "names: of the model, its files, and the programs that made it": (
-        r"_.*|architectures|dtype|finetuning_task|language|model_type|name|name_or_path"
+        r"_(?!remove_final_layer_norm).*|architectures|dtype|finetuning_task|language|model_type|name|name_or_path"
         r"|tokenizer_class|torch_dtype|transformers_version|unsloth_.*|vocab_size"
     ),
     "ids of special tokens, which importers read": (
-        r"(bos|cls|decoder_start|eos|mask|pad|sep|unk)_token_id"
+        r"(bos|cls|decoder_start|eos|mask|pad|sep|unk)_token_ids?"
     ),
     "the labels of a classifier, which its importer reads": (
         r"id2label|label2id|num_labels|problem_type"
@@ -24,11 +24,21 @@ _BOOKKEEPING = {
         r"|use_return_dict"
     ),
     "how logits are computed, in the same or in another precision": (
-        r"attn_implementation|chunk_size_feed_forward|experts_implementation|torchscript"
-        r"|use_bfloat16|xla_device"
+        r"attention_softmax_in_fp32|attn_implementation|bias_dropout_fusion|chunk_size_feed_forward"
+        r"|experts_implementation|masked_softmax_fusion|offset_alibi|pretraining_tp|skip_bias_add"
+        r"|skip_bias_add_qkv|slow_but_exact|torchscript|use_bfloat16|xla_device"
     ),
-    "training: initial weights, memory, and the loss": (
-        r"gradient_checkpointing|init_std|initializer_(factor|range)|tf_legacy_loss"
+    "training: initial weights, memory, dropout of heads and of layers, and the loss": (
+        r"((en|de)coder_)?layerdrop|(seq_)?classif(ier)?_dropout(_prob)?|gradient_checkpointing"
+        r"|init_std|initializer_(factor|range)|qa_dropout|tf_legacy_loss"
+    ),
+    "heads of other tasks, and the training of the model": (
+        r"generator_size|n_ctx|predict_special_tokens|replacing_rate|seq_length"
+        r"|student_(en|de)coder_layers|summary_.*"
+    ),
+    "fields that programs before 2021 wrote, and that no model has": (
+        r"directionality|down_scale_factor|gap_size|net_structure_type|num_memory_blocks"
+        r"|tie_weights_"
     ),
     "a pipeline, or another program that runs the model": (
         r"prefix|sbert_ce_default_activation_function|sentence_transformers|task_specific_params"
@@ -48,7 +58,8 @@ _SEARCH = {
         r"(epsilon|eta)_cutoff|min_p|temperature|top_(h|k|p)|typical_p|watermarking_config"
     ),
     "tokens": (
-        r"bad_words_ids|(begin_)?suppress_tokens|forced_((bos|eos)_token_id|decoder_ids)"
+        r"bad_words_ids|(begin_)?suppress_tokens|force_bos_token_to_be_generated"
+        r"|forced_((bos|eos)_token_id|decoder_ids)"
         r"|(encoder_)?(no_repeat_ngram_size|repetition_penalty)|remove_invalid_values"
         r"|renormalize_logits|sequence_bias"
     ),

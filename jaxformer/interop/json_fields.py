@@ -55,7 +55,7 @@ class JsonFields:
         """Replaces nested objects by their fields, as ``section.field``.
 
         Raises:
-          UserError: A section is missing, or is no object.
+          UserError: A section is missing or is not an object.
         """
         for section in names:
             nested = self.values.pop(section, None)
@@ -90,6 +90,18 @@ class JsonFields:
         if not is_number or not abs(value) < _NUMBERS_BELOW:
             raise self._error(name, "a number")
         return float(value)
+
+    def architecture_heads(self) -> dict[str, str]:
+        """Returns the names of classes with a head, by their ends, such as "ForMaskedLM"."""
+        found = self.values.get("architectures")
+        names = found if isinstance(found, list) else [found]
+
+        heads = {}
+        for name in map(str, names):
+            match = re.search("For[A-Z].*", name)
+            if match:
+                heads[match[0]] = name
+        return heads
 
     def check(self, name: str, known: Sequence[Any], expected: str, reason: str) -> None:
         """Refuses a field with another value than the known ones, unless it is left out.

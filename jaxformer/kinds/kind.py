@@ -56,7 +56,10 @@ class Kind:
 
     def section_of(self, architecture: Any) -> type[Architecture]:
         """Returns the class of a section ``model`` by its field ``architecture``."""
-        found = {network.section.architecture: network.section for network in self.networks}
+        found = {}
+        for network in self.networks:
+            found |= dict.fromkeys(network.section.architectures(), network.section)
+
         if architecture not in found:
             raise UserError(
                 f"model.architecture must be one of {', '.join(found)} for {self.description}: got "

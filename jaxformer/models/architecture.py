@@ -1,6 +1,7 @@
 """Bases of all sections ``model`` of a config, and special tokens that a model lacks."""
 
 import dataclasses
+import typing
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import jax.numpy as jnp
@@ -30,6 +31,7 @@ class StackSettings:
     """
 
     num_layers: int
+    layer_groups: int | None = None
     d_ff: int
     num_heads: int
     d_k: int | None = None
@@ -69,8 +71,9 @@ class Architecture:
     """The base of the frozen dataclasses that describe models; each model has its own.
 
     ``ModelConfig`` describes the paper's. A dataclass of another model has a field ``architecture``
-    with its name, which selects it when a config is read. Values that are out of range, or that do
-    not fit together, raise a ``UserError``.
+    with its name, which selects it when a config is read. One dataclass may have several names, of
+    published models that it describes. Values that are out of range, or that do not fit together,
+    raise a ``UserError``.
     """
 
     if TYPE_CHECKING:  # Only subclasses are dataclasses, in their own order of fields.
@@ -97,6 +100,12 @@ class Architecture:
         """Returns the settings of a model of tokens."""
         raise NotImplementedError(f"{type(self).__name__} describes no model of tokens")
 
+    @classmethod
+    def architectures(cls) -> tuple[str, ...]:
+        """Returns the values of the field ``architecture`` that select this class."""
+        hint = typing.get_type_hints(cls).get("architecture")
+        return typing.get_args(hint) or (cls.architecture,)
+
     @property
     def key_size(self) -> int:
         """Size of the queries and keys of a head."""
@@ -111,6 +120,11 @@ class Architecture:
     def kv_heads(self) -> int:
         """Number of heads of keys and values."""
         return self.num_heads
+
+    @property
+    def embedding_width(self) -> int:
+        """Width of the embeddings of tokens."""
+        return self.d_model
 
     @property
     def embedding_names(self) -> tuple[str, str, str]:

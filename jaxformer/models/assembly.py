@@ -56,7 +56,7 @@ class ModelConfig(PaperArchitecture):
         square of 1 times a learned scale, which all heads of a layer share: "QK-norm" (Henry et al.
         2020; Dehghani et al. 2023), which bounds the scores. The paper has none.
       activation: Activation of the feed-forward networks: "relu" as in equation 2, "gelu" (the
-        approximation with tanh), "gelu_exact" or "swish".
+        approximation with tanh), "gelu_exact", "swish" or "tanh".
       biases: Add biases to attention projections and output logits. The paper has none; some other
         systems do.
       embeddings: "tied" as in section 3.4, one matrix for source, target and output, or "separate".
@@ -205,7 +205,8 @@ def make_stack(
         make_bias = functools.partial(encoding.make_bias, c.num_heads, causal)
     return Stack(
         layers=block,
-        num_layers=c.num_layers,
+        num_layers=c.layer_groups or c.num_layers,
+        repeats=c.num_layers // c.layer_groups if c.layer_groups else 1,
         final_norm=make_norm if c.norm_position == "pre" else None,
         window=c.window,
         make_bias=make_bias,
@@ -286,10 +287,10 @@ class TokenModel(Model):
         axes: tuple = ("vocab", "d_model"),
         role: Role = "table",
     ) -> Any:
-        """Creates an embedding that has unit variance after multiplication by sqrt(d_model)."""
-        d_model = self.config.d_model
-        normal = nn.initializers.normal(stddev=d_model**-0.5)
-        return parameter(self, name, normal, (size, d_model), axes=axes, role=role)
+        """Creates an embedding that has unit variance after multiplication by sqrt(its width)."""
+        width = self.config.embedding_width
+        normal = nn.initializers.normal(stddev=width**-0.5)
+        return parameter(self, name, normal, (size, width), axes=axes, role=role)
 
     @nn.nowrap
     def _make_embedding(self, table: Any, positions: str) -> Embedding:
@@ -306,7 +307,7 @@ class TokenModel(Model):
         def encode(length: int) -> Any:
             if learned is not None:
                 return learned
-            return encoding.table(length, c.d_model)
+            return encoding.table(length, c.embedding_width)
 
         return Embedding(
             table,

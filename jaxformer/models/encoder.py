@@ -130,7 +130,11 @@ class Encoder(TokenModel):
         keys = Keys.of_sequence(length, segments)
 
         x = self.dropout(x, dropout)
-        return self.encoder(x, keys, dropout=dropout)
+        return self.encoder(self._encoder_inputs(x), keys, dropout=dropout)
+
+    def _encoder_inputs(self, x: Float[Array, "B T E"]) -> Float[Array, "B T D"]:
+        """Returns the inputs of the first layer, given embeddings."""
+        return x
 
     def pool(self, features: Float[Array, "B T D"], tokens: Int[Array, "B T"]) -> Array:
         """Returns the features of whole texts, [B, D]: the mean over their tokens."""
@@ -145,7 +149,7 @@ class Encoder(TokenModel):
         return features
 
 
-def linear(x: Float[Array, "B D"], matrix: Array, bias: Array) -> Float[Array, "B C"]:
+def linear(x: Float[Array, "*B D"], matrix: Array, bias: Array) -> Float[Array, "*B C"]:
     """Returns float32 or float64 logits."""
     logits = x.astype(matrix.dtype) @ matrix
     return logits + expand_like(bias, logits)

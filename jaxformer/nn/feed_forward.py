@@ -14,7 +14,7 @@ from jaxformer.nn.matmul import project
 from jaxformer.nn.parameters import parameter
 from jaxformer.nn.precision import ComputeDtype
 
-Activation = Literal["relu", "gelu", "gelu_exact", "swish"]
+Activation = Literal["relu", "gelu", "gelu_exact", "swish", "tanh"]
 
 
 def activate(activation: Activation, x: Float[Array, "*X"]) -> Float[Array, "*X"]:

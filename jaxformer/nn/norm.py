@@ -42,19 +42,24 @@ class RMSNorm(nn.Module):
 
     Attributes:
       epsilon: Added to the mean square.
+      unit_offset: Scales by 1 plus the parameter, which begins with zeros, as in Gemma.
     """
 
     epsilon: float = 1e-6
+    unit_offset: bool = False
 
     @nn.compact
     def __call__(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
         """Normalizes the last axis to mean square 1, then scales it."""
         d_model = x.shape[-1]
-        scale = parameter(self, "scale", nn.initializers.ones, (d_model,))
+        initializer = nn.initializers.zeros if self.unit_offset else nn.initializers.ones
+        scale = parameter(self, "scale", initializer, (d_model,))
 
         wide = x.astype(at_least_float32(x, scale))
 
         mean_square = jnp.square(wide).mean(axis=-1, keepdims=True)  # [*rows, 1]
         normalized = wide * jax.lax.rsqrt(mean_square + self.epsilon)
         scale = expand_like(scale.astype(wide.dtype), wide)
+        if self.unit_offset:
+            scale = 1 + scale
         return (normalized * scale).astype(x.dtype)

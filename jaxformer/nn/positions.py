@@ -91,10 +91,49 @@ def fairseq_positions(length: int, d_model: int) -> Float[np.ndarray, "T D"]:
     return tensor2tensor_positions(length + 2, d_model)[2:]
 
 
+@dataclasses.dataclass(frozen=True)
+class LinearScaling:
+    """Divides all frequencies of rotary positions by a factor (Chen et al. 2023).
+
+    A model then reads positions as if they were closer, and longer texts than it was trained with.
+    """
+
+    factor: float
+
+    def __call__(self, frequencies: Float[np.ndarray, " P"]) -> Float[np.ndarray, " P"]:
+        return frequencies / self.factor
+
+
+@dataclasses.dataclass(frozen=True)
+class Llama3Scaling:
+    """Divides the low frequencies of rotary positions by a factor, as LLaMA 3.1 does.
+
+    A frequency is low if it turns less than ``low_turns`` times in ``original_length`` positions,
+    the length of the texts that the model was trained with first. From ``high_turns`` on, it stays
+    as it is. In between, the result is a mean of both, weighted by the number of turns.
+    """
+
+    factor: float
+    low_turns: float
+    high_turns: float
+    original_length: int
+
+    def __call__(self, frequencies: Float[np.ndarray, " P"]) -> Float[np.ndarray, " P"]:
+        turns = self.original_length * frequencies / (2 * np.pi)
+        between = (turns - self.low_turns) / (self.high_turns - self.low_turns)
+        kept = np.clip(between, 0, 1)
+        return frequencies * (kept + (1 - kept) / self.factor)
+
+
+# Maps the frequencies of rotary positions to others.
+RotaryScaling: TypeAlias = Callable[[Float[np.ndarray, " P"]], Float[np.ndarray, " P"]]
+
+
 def rotary_positions(
     heads: Float[Array, "B T H K"],
     positions: Int[Array, "#B T"],
     base: float = 10_000.0,
+    scaling: RotaryScaling | None = None,
 ) -> Float[Array, "B T H K"]:
     """Rotates queries or keys by angles proportional to their positions (Su et al. 2021, RoFormer).
 
@@ -108,6 +147,7 @@ def rotary_positions(
       heads: Queries or keys; K is even.
       positions: Position of each token in its sequence, from 0.
       base: Sets the longest period, 2 pi base^((K-2)/K) positions.
+      scaling: Changes the frequencies, for instance a :class:`Llama3Scaling`.
     """
     size = heads.shape[-1]
     if size % 2:
@@ -116,6 +156,9 @@ def rotary_positions(
     dtype = at_least_float32(heads)
     even = np.arange(0, size, 2)  # 2i
     frequencies = base ** (-even / size)  # [K/2]
+    if scaling is not None:
+        frequencies = scaling(frequencies)
+
     position = positions[:, :, None, None].astype(dtype)
     frequency = frequencies.astype(dtype)[None, None, None]
     angles = position * frequency  # [B, T, 1, K/2]

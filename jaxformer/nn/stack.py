@@ -56,7 +56,8 @@ class Stack(nn.Module):
 
     Attributes:
       layers: The block that is repeated. Its parameters, stacked, are named "layers".
-      num_layers: N.
+      num_layers: N, the number of blocks with parameters of their own.
+      repeats: Times that each of them runs, one after another, as in ALBERT (Lan et al. 2020).
       final_norm: Creates the norm after the last block, which pre-norm needs.
       window: Maximum distance at which a token sees others; None for no limit.
       make_bias: Creates the module that returns the :data:`~jaxformer.nn.keys.Bias` of all
@@ -66,6 +67,7 @@ class Stack(nn.Module):
 
     layers: Block
     num_layers: int
+    repeats: int = 1
     final_norm: Callable[[], nn.Module] | None = None
     window: int | None = None
     make_bias: Callable[[], nn.Module] | None = None
@@ -104,7 +106,7 @@ class Stack(nn.Module):
             x = constrain_batch(x)
             return block(x, keys, memory, dropout=dropout), None
 
-        run_layers = _scan_layers(layer, self.num_layers, self.remat)
+        run_layers = _scan_layers(layer, self.num_layers, self.repeats, remat=self.remat)
         x, _ = run_layers(self.layers, x)
         return constrain_batch(self._normalize(x))
 
@@ -271,6 +273,7 @@ class Stack(nn.Module):
     def _unstack_layers(self) -> tuple[Any, tuple[PyTree, ...]]:
         # A scan over layers would copy the whole cache for every token. A loop updates it in place.
         layers = unstack_layers(self.variables["params"]["layers"], self.num_layers)
+        layers = tuple(layer for layer in layers for _ in range(self.repeats))
         return self.layers.clone(parent=None, name=None), layers
 
 
@@ -293,18 +296,26 @@ def unstack_layers(params: PyTree, num_layers: int) -> tuple[PyTree, ...]:
 def _scan_layers(
     layer: Callable,
     num_layers: int,
+    repeats: int,
+    *,
     remat: Remat,
 ) -> Callable:
+    # In unrolled code XLA would eliminate the recomputation as a common subexpression.
+    is_repeated = repeats > 1
     if remat == "dots":
         policy = jax.checkpoint_policies.save_only_these_names(MATMUL)
-        layer = nn.remat(layer, prevent_cse=False, policy=policy)
+        layer = nn.remat(layer, prevent_cse=is_repeated, policy=policy)
     elif remat == "layer":
-        layer = nn.remat(layer, prevent_cse=False)
+        layer = nn.remat(layer, prevent_cse=is_repeated)
 
-    # In unrolled code XLA would eliminate the recomputation as a common subexpression.
+    def repeat(block: Block, x: Array) -> tuple[Array, None]:
+        for _ in range(repeats):
+            x, _ = layer(block, x)
+        return x, None
+
     unroll = backend().unroll_layers and remat == "none"
     return nn.scan(
-        layer,
+        repeat if is_repeated else layer,
         # All collections and streams, since user-defined layers may have others.
         variable_axes={True: 0},
         split_rngs={True: True},

@@ -80,7 +80,8 @@ def measure(lengths: Sequence[int]) -> Times:
     compiled = {}
     for n in lengths:
         print(f"compiling for n = {n}", file=sys.stderr)
-        x = jax.random.normal(jax.random.key(n), (1, n, WIDTH))
+        key = jax.random.key(n)
+        x = jax.random.normal(key, (1, n, WIDTH))
 
         for name, layer in _layers().items():
             program = jax.jit(layer).lower(x).compile()
@@ -109,7 +110,8 @@ def _layers() -> dict[str, Callable[[Array], Array]]:
     keys = jax.random.split(jax.random.key(0), 3)
     inputs = jax.random.normal(keys[0], (WIDTH, WIDTH)) / math.sqrt(WIDTH)
     state = jax.random.normal(keys[1], (WIDTH, WIDTH)) / math.sqrt(WIDTH)
-    kernel = jax.random.normal(keys[2], (KERNEL, WIDTH, WIDTH)) / math.sqrt(WIDTH * KERNEL)
+    kernel = jax.random.normal(keys[2], (KERNEL, WIDTH, WIDTH))
+    kernel = kernel / math.sqrt(WIDTH * KERNEL)
 
     return {
         "self-attention": functools.partial(
@@ -145,7 +147,8 @@ def report(times: Times) -> str:
     formulas = []
     for name, row in _LAYERS.items():
         cells = (row.operations, row.sequential, row.longest_path)
-        formulas.append([name, *(f"O({cell})" for cell in cells)])
+        orders = [f"O({cell})" for cell in cells]
+        formulas.append([name, *orders])
     formula_header = ["layer type", "operations", "sequential", "longest path"]
 
     # Then the measurements.
@@ -154,7 +157,8 @@ def report(times: Times) -> str:
     for name, seconds in times.items():
         milliseconds = [f"{1000 * value:,.2f}" for value in seconds.values()]
         measured = growth(seconds)
-        expected = growth({n: operations(n)[name] for n in lengths})
+        by_formula = {n: operations(n)[name] for n in lengths}
+        expected = growth(by_formula)
         lines.append([name, *milliseconds, f"{measured:.2f}", f"{expected:g}"])
 
     columns = [f"n = {n}" for n in lengths]

@@ -77,7 +77,8 @@ def attention_lines(
 
     page_height = len(panels) * height + 0.5
     with figure.open_figure(path, width + 0.9, page_height) as page:
-        rows = page.subplots(len(panels), 1, squeeze=False)[:, 0]
+        grid = page.subplots(len(panels), 1, squeeze=False)
+        rows = grid[:, 0]
         for axes, panel in zip(rows, panels, strict=True):
             _draw(axes, panel, weights)
             _write(axes, panel, labels, points=points)

@@ -61,28 +61,19 @@ def attention_map(
 
             # Only panels at the edge are labeled.
             is_lowest = head + layout.across >= heads
-            is_leftmost = head % layout.across == 0
-            _label(axes.xaxis, keys if is_lowest else [], layout.width, rotation=90)
-            _label(
-                axes.yaxis,
-                queries if is_leftmost else [],
-                layout.height,
-                rotation=0,
-            )
+            columns = keys if is_lowest else []
+            _label(axes.xaxis, columns, layout.width, rotation=90)
 
-        bar = page.colorbar(
-            image,
-            ax=page.axes,
-            pad=0.01,
-            aspect=layout.page_height / 0.12,
-        )
+            is_leftmost = head % layout.across == 0
+            rows = queries if is_leftmost else []
+            _label(axes.yaxis, rows, layout.height, rotation=0)
+
+        aspect = layout.page_height / 0.12
+        bar = page.colorbar(image, ax=page.axes, pad=0.01, aspect=aspect)
         bar.set_label("attention weight")
-        page.suptitle(
-            _wrap(title, layout.page_width),
-            x=0.01,
-            ha="left",
-            parse_math=False,
-        )
+
+        wrapped = _wrap(title, layout.page_width)
+        page.suptitle(wrapped, x=0.01, ha="left", parse_math=False)
 
 
 class _Layout(NamedTuple):

@@ -32,7 +32,10 @@ def patch_weights(
     """Returns the attention to each patch: the class token's if there is one, else the mean."""
     down, across = grid
     has_class_token = weights.shape[-1] > down * across
-    rows = weights[..., 0, 1:] if has_class_token else weights.mean(axis=-2)
+    if has_class_token:
+        rows = weights[..., 0, 1:]
+    else:
+        rows = weights.mean(axis=-2)
     return rows.reshape(*rows.shape[:-1], *grid)
 
 

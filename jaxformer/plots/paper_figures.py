@@ -55,17 +55,14 @@ def paper_figures(
     position = np.arange(len(tokens))
     difference = position[:, None] - position
     distance = np.abs(difference) * is_word
-
-    # The maximum weight of each head and query, over keys that are not neighbors.
-    far_weights = np.where(distance >= 2, weights, 0)
-    sharpness = far_weights.max(axis=2)  # [heads, queries]
+    sharpness = _sharpness(weights, distance)
 
     if token is None:
         reach = _reach(weights, distance)
         far = _best_word(reach, is_word)
         ascending = np.sort(sharpness, axis=0)
-        two_sharpest = ascending[-2:]
-        sharp = _best_word(two_sharpest.sum(axis=0), is_word)
+        two_sharpest = ascending[-2:].sum(axis=0)
+        sharp = _best_word(two_sharpest, is_word)
     else:
         far = token
         sharp = token
@@ -79,6 +76,16 @@ def paper_figures(
         4: PaperFigure(layer, heads=sharpest, token=sharp),
         5: PaperFigure(layer, heads=different, token=None),
     }
+
+
+def _sharpness(
+    weights: Float[np.ndarray, "H S S"],
+    distance: Int[np.ndarray, "S S"],
+) -> Float[np.ndarray, "H S"]:
+    """Returns the maximum weight of each head and query, over keys that are not neighbors."""
+    is_far = distance >= 2
+    far_weights = np.where(is_far, weights, 0)
+    return far_weights.max(axis=2)
 
 
 def _reach(

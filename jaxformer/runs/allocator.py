@@ -25,8 +25,10 @@ def keep_freed_memory(*, training: bool) -> bool:
     model. It has its full effect only before JAX starts its threads. Nothing changes with an
     accelerator, without glibc, or if the user has chosen settings of malloc.
     """
-    is_chosen = any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ)
-    if is_chosen or not _is_on_cpu() or not sys.platform.startswith("linux"):
+    prefixes = ("MALLOC_", "GLIBC_TUNABLES")
+    is_chosen = any(name.startswith(prefixes) for name in os.environ)
+    is_linux = sys.platform.startswith("linux")
+    if is_chosen or not is_linux or not _is_on_cpu():
         return False
 
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)

@@ -134,7 +134,8 @@ class Checkpoints:
         Raises:
           UserError: All are damaged.
         """
-        found = self._read_good(None, functools.partial(Manifest.read, verify=True))
+        read = functools.partial(Manifest.read, verify=True)
+        found = self._read_good(None, read)
         return None if found is None else found.step
 
     def best_step(self) -> int | None:
@@ -350,7 +351,8 @@ class Checkpoints:
             steps = self.steps()
             newest = steps[-1]
             regular = [step for step in steps if not self._is_interim(step)]
-            kept = {newest, self.best_step(), *regular[-self._keep :]}
+            newest_regular = regular[-self._keep :]
+            kept = {newest, self.best_step(), *newest_regular}
 
             # A step that another process reads is locked and stays until after the next save.
             for step in set(steps) - kept:

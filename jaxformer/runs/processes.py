@@ -97,7 +97,8 @@ def all_gather(value: Any) -> list[Any]:
 
     text = json.dumps(value)
     mine = np.frombuffer(text.encode(), np.uint8)
-    lengths = multihost_utils.process_allgather(np.array(mine.size, np.int32))
+    length = np.array(mine.size, np.int32)
+    lengths = multihost_utils.process_allgather(length)
 
     # Arrays of all processes have one shape.
     padded = np.zeros(lengths.max(), np.uint8)

@@ -271,7 +271,8 @@ def initialize_workdir(
     """Writes the task's files by ``save``, the identity, and finally the config."""
     if not folder.config.exists():
         save(folder)
-        write_file(folder.identity, json.dumps(identity, indent=2).encode())
+        content = json.dumps(identity, indent=2)
+        write_file(folder.identity, content.encode())
 
     config = json.dumps(settings.to_dict(), indent=2) + "\n"
     write_file(folder.config, config.encode())

@@ -172,7 +172,8 @@ class CorpusTask(TokenTask):
 
     def _describe_batches(self) -> str:
         plan = self._data.plan
-        shapes = "1 shape" if len(plan.shapes) == 1 else f"{len(plan.shapes)} shapes"
+        num_shapes = len(plan.shapes)
+        shapes = "1 shape" if num_shapes == 1 else f"{num_shapes} shapes"
 
         efficiency = self._efficiency()
         padding = f"{efficiency:.1%} tokens, {1 - efficiency:.1%} padding"

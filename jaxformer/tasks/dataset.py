@@ -56,10 +56,7 @@ def open_dataset(
     """
     data = data_section(config, DataConfig)
     corpus = open_splits(data, corpus)
-    if parse_mixture(data.valid):
-        raise UserError(
-            f"data.valid: expected no weights, which are for training: got {data.valid!r}"
-        )
+    _check_no_weights(data.valid)
 
     tokenizer = _open_tokenizer(config, folder, corpus, labels)
     identity = _identify(data, tokenizer, corpus)
@@ -74,7 +71,7 @@ def open_dataset(
         cache=cache,
     )
     if not (corpus.target_symbols or folder.config.exists()):
-        _note_large_vocabulary(config, int(train.src_lengths.sum() + train.tgt_lengths.sum()))
+        _note_large_vocabulary(config, train)
     valid = build_store(
         corpus,
         data.valid,
@@ -82,10 +79,6 @@ def open_dataset(
         max_length=config.model.max_length,
         cache=cache,
     )
-
-    valid_text = []
-    if decodes:
-        valid_text = _pairs_to_decode(config, corpus, tokenizer)
 
     repetitions = corpus.repetitions(data.train, train.numbers)
     plan = make_plan(train, data, config.training.seed, repetitions=repetitions)
@@ -102,8 +95,14 @@ def open_dataset(
         plan=plan,
         valid=valid,
         valid_plan=valid_plan,
-        valid_text=valid_text,
+        valid_text=_pairs_to_decode(config, corpus, tokenizer) if decodes else [],
     )
+
+
+def _check_no_weights(split: str) -> None:
+    """Refuses a mixture for validation."""
+    if parse_mixture(split):
+        raise UserError(f"data.valid: expected no weights, which are for training: got {split!r}")
 
 
 def _open_tokenizer(
@@ -137,19 +136,23 @@ def _identify(
     weights = parse_mixture(data.train).values()
     if weights:
         # Runs of 0.2.0 on a mixture also hash this fingerprint.
-        identity["valid"] = hashlib.sha256(identity["valid"].encode()).hexdigest()
+        valid = identity["valid"].encode()
+        identity["valid"] = hashlib.sha256(valid).hexdigest()
         identity["weights"] = " ".join(map(str, weights))
 
     return identity
 
 
-def _note_large_vocabulary(config: Config, tokens: int) -> None:
+def _note_large_vocabulary(config: Config, train: TokenStore) -> None:
     is_known = config.data.tokenizer or config.training.init_from
     if is_known or not processes.is_primary():
         return
 
+    source_tokens = int(train.src_lengths.sum())
+    target_tokens = int(train.tgt_lengths.sum())
+    characters = 3 * (source_tokens + target_tokens)
+    suitable = suitable_vocabulary(characters)
     size = config.model.vocab_size
-    suitable = suitable_vocabulary(3 * tokens)
     if size > 2 * suitable:
         text = f"note: model.vocab_size={size} is large for this text; {suitable} or so is usual"
         print(text, file=sys.stderr)
@@ -174,7 +177,8 @@ def _learn_tokenizer(
         # Most validation splits have no other labels; then the cache of earlier versions is valid.
         more_symbols = set(labels)
         if labels:
-            more_symbols -= {target for _, target in corpus.pairs(data.train)}
+            pairs = corpus.pairs(data.train)
+            more_symbols -= {target for _, target in pairs}
         return learn(corpus, more_symbols=sorted(more_symbols))
 
     from jaxformer.data.moses_tokenizer import MosesTokenizer, PreprocessedCorpus, Preprocessing

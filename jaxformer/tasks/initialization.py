@@ -112,7 +112,9 @@ def _vocab_size(config: Config, path: pathlib.Path) -> int | None:
         model = read_config(folder).model if folder.config.exists() else None
         return getattr(model, "vocab_size", None)
     load = config.kind.load_tokenizer
-    return load(path).vocab_size if load is not None and path.is_file() else None
+    if load is None or not path.is_file():
+        return None
+    return load(path).vocab_size
 
 
 def make_start_from(
@@ -136,7 +138,7 @@ def make_start_from(
         if tokenizer is not None:
             theirs = source.tokenizer
             if tokenizer.symbols != theirs.symbols:  # The classes are others.
-                heads = ("classes", "classes_bias")
+                heads = ("classes", "classes_bias", "tags", "tags_bias")
                 saved = {name: array for name, array in saved.items() if name not in heads}
             ids = matching_ids(tokenizer, theirs)
             which = "its" if tokenizer.sha256 == theirs.sha256 else "another"
@@ -211,7 +213,12 @@ def _layers_of(model: Architecture) -> dict[str, object]:
     values["d_k"] = model.key_size
     values["d_v"] = model.value_size
     facts = facts_of(model)
-    return {name: value for name, value in values.items() if not facts.get(name, STRICT).may_differ}
+    layers = {}
+    for name, value in values.items():
+        facts_of_field = facts.get(name, STRICT)
+        if not facts_of_field.may_differ:
+            layers[name] = value
+    return layers
 
 
 def matching_ids(ours: Vocabulary, theirs: Vocabulary) -> Int[np.ndarray, "2 N"]:
@@ -255,14 +262,17 @@ def merge(
     def choose(path: jax.tree_util.KeyPath, leaf: np.ndarray) -> np.ndarray:
         name = path_of(path)
         leaf = np.asarray(leaf)
-        if name not in old or (name not in _HAVE_ROWS and leaf.shape != old[name].shape):
+        has_rows = name in _HAVE_ROWS
+        fits = name in old and (has_rows or leaf.shape == old[name].shape)
+        if not fits:
             notes["new"].append(_Note(name, leaf.shape))
             return leaf
 
         values = old.pop(name)
         if name == "logits_bias":
             # Training skips steps whose parameters are infinite.
-            values = np.where(np.isneginf(values), np.float32(NEVER_GENERATED), values)
+            is_forbidden = np.isneginf(values)
+            values = np.where(is_forbidden, np.float32(NEVER_GENERATED), values)
 
         if name in _TABLES:
             our_ids, their_ids = ids
@@ -271,11 +281,19 @@ def merge(
             their_rows = their_ids[in_both]
             what = "pieces"
         else:
-            rows = np.arange(min(len(leaf), len(values)))
+            count = min(len(leaf), len(values))
+            rows = np.arange(count)
             their_rows = rows
             what = "positions"
 
-        for kind, note in _note_rows(name, leaf, values=values, taken=len(rows), what=what):
+        notes_of_rows = _note_rows(
+            name,
+            leaf,
+            values=values,
+            taken=len(rows),
+            what=what,
+        )
+        for kind, note in notes_of_rows:
             notes[kind].append(note)
         result = leaf.copy()
         result[rows] = values[their_rows]

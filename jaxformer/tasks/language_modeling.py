@@ -95,7 +95,8 @@ def open_stream(config: Config, folder: Workdir) -> TokenStream:
     stream = _read_stream(data, texts, tokenizer)
 
     # Each document ends with EOS, and the last one ends without a separator.
-    has_separators = (stream.train[:-1] == EOS).any()
+    is_separator = stream.train[:-1] == EOS
+    has_separators = is_separator.any()
     if data.separator and not has_separators:
         raise UserError(f"data.separator: expected lines {data.separator!r} in {data.file}")
 
@@ -223,7 +224,8 @@ class LanguageModeling(TokenTask):
     def examples(self, number: int, batch: Int[np.ndarray, "B _"]) -> Iterator[Example]:
         for example in super().examples(number, batch):
             tokens = batch[example.row]
-            text = self.tokenizer.decode(tokens[tokens != PAD])
+            is_token = tokens != PAD
+            text = self.tokenizer.decode(tokens[is_token])
             yield example._replace(text=f"{example.text}: {text!r}")
 
     def flops(self, batch: Int[Array, "B _"]) -> int:

@@ -114,11 +114,14 @@ class TokenLoss(NetworkLoss):
             targets = _pair_passes(targets)
             real = _pair_passes(real)
 
-        rows = features.reshape(-1, features.shape[-1])
-        rows = rows.astype(matmul_dtype(self.model.compute_dtype, rows, matrix))
+        size = features.shape[-1]
+        rows = features.reshape(-1, size)
+        dtype = matmul_dtype(self.model.compute_dtype, rows, matrix)
+        rows = rows.astype(dtype)
         if bias is not None:
             # The bias is the weight of one more input, which is always 1.
-            rows = jnp.hstack([rows, jnp.ones((rows.shape[0], 1), rows.dtype)])
+            ones = jnp.ones((rows.shape[0], 1), rows.dtype)
+            rows = jnp.hstack([rows, ones])
             matrix = jnp.hstack([matrix, bias[:, None]])
 
         weights = real.reshape(-1).astype(at_least_float32(rows))

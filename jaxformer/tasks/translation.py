@@ -91,7 +91,8 @@ class TranslationLoss(TokenLoss):
         )
 
         # Each pass has the same source tokens.
-        source_tokens = (batch.src_segments != 0).sum(dtype=jnp.int32) // passes
+        is_token = batch.src_segments != 0
+        source_tokens = is_token.sum(dtype=jnp.int32) // passes
         return sums | {"tokens": source_tokens + sums["count"]}
 
 
@@ -183,7 +184,8 @@ class Translation(CorpusTask):
         translations = []
         for start in range(first, end, _SENTENCES_BETWEEN_STOPS):
             check_stop()
-            block = pairs[start : min(start + _SENTENCES_BETWEEN_STOPS, end)]
+            block_end = min(start + _SENTENCES_BETWEEN_STOPS, end)
+            block = pairs[start:block_end]
             translations += self.decode(translator, block, lambda _: None)
         return translations
 

@@ -132,8 +132,11 @@ def row_numbers(
     epoch_of_place = places // count
 
     chosen = []
-    for epoch in range(epoch_of_place[0], epoch_of_place[-1] + 1):
-        places_in_epoch = places[epoch_of_place == epoch] % count
+    first_epoch = epoch_of_place[0]
+    last_epoch = epoch_of_place[-1]
+    for epoch in range(first_epoch, last_epoch + 1):
+        is_in_epoch = epoch_of_place == epoch
+        places_in_epoch = places[is_in_epoch] % count
         order = _order(count, seed, epoch)
         chosen.append(order[places_in_epoch])
     return np.concatenate(chosen)

@@ -124,7 +124,8 @@ def fit(
         evaluated=evaluated,
     )
     with watchdog.watch(settings.stall_timeout):
-        run_directory.prepare_run(folder, run.config, facts_by_name(run.config), settings.mirror)
+        facts = facts_by_name(run.config)
+        run_directory.prepare_run(folder, run.config, facts, settings.mirror)
         return run.train()
 
 
@@ -209,7 +210,8 @@ class Run:
 
     def _write_files(self, identity: dict[str, str], start: int) -> None:
         """Writes the files of a run that is new, or takes more steps, perhaps with a new config."""
-        if start < self.settings.steps or not self.folder.config.exists():
+        takes_steps = start < self.settings.steps
+        if takes_steps or not self.folder.config.exists():
             run_directory.initialize_workdir(
                 self.folder,
                 self.config,
@@ -310,10 +312,12 @@ class Run:
 
     def _log_start(self, state: TrainState, start: int, reporter: Reporter) -> None:
         """Logs sizes, devices and data of the run, and its first step."""
-        parameters = sum(leaf.size for leaf in jax.tree.leaves(state.params))
+        leaves = jax.tree.leaves(state.params)
+        parameters = sum(leaf.size for leaf in leaves)
         count = self.mesh.size
+        kind = _device_kind(self.mesh)
         devices = "device" if count == 1 else "devices"
-        line = f"{parameters:,} parameters on {count} {_device_kind(self.mesh)} {devices}"
+        line = f"{parameters:,} parameters on {count} {kind} {devices}"
 
         summary = self.task.summary()
         if summary:
@@ -570,7 +574,8 @@ class _Loop:
 
 
 def _shape_of(batch: PyTree) -> Shape:
-    return tuple(leaf.shape for leaf in jax.tree.leaves(batch))
+    leaves = jax.tree.leaves(batch)
+    return tuple(leaf.shape for leaf in leaves)
 
 
 def _device_kind(mesh: Mesh) -> str:

@@ -54,19 +54,7 @@ def cross_entropy(
       UserError: The shapes do not match.
     """
     features, embedding, targets, weights = _check_arguments(features, embedding, targets, weights)
-
-    def sums(embedding, features, targets, weights):
-        vocab_size = embedding.shape[0]
-        features, targets, weights = _make_chunks(features, targets, weights, vocab_size)
-        embedding, features = match_varying_axes(embedding, features)
-        return _sum_chunks(
-            embedding,
-            features,
-            targets,
-            weights,
-            label_smoothing,
-            consistency,
-        )
+    sums = functools.partial(_sum_rows, smoothing=label_smoothing, consistency=consistency)
 
     if has_explicit_axes(embedding, features):
         return map_rows(
@@ -88,6 +76,21 @@ def cross_entropy(
         split_table=True,
     )
     return loss.sum(), nll.sum()
+
+
+def _sum_rows(embedding, features, targets, weights, smoothing, consistency):
+    """Returns both sums over all rows of one device, chunk by chunk."""
+    vocab_size = embedding.shape[0]
+    features, targets, weights = _make_chunks(features, targets, weights, vocab_size)
+    embedding, features = match_varying_axes(embedding, features)
+    return _sum_chunks(
+        embedding,
+        features,
+        targets,
+        weights,
+        smoothing,
+        consistency,
+    )
 
 
 def class_sums(
@@ -113,11 +116,13 @@ def class_sums(
     # Unknown classes must not index another class's probability.
     known = (classes >= 0) & (classes < logits.shape[1])
     index = jnp.where(known, classes, 0)[:, None]
-    target_log_probs = jnp.take_along_axis(log_probs, index, axis=1)[:, 0]
+    chosen = jnp.take_along_axis(log_probs, index, axis=1)  # [B, 1]
+    target_log_probs = chosen[:, 0]
     nll = jnp.where(known, -target_log_probs, jnp.nan)  # [B]
 
     # Cross-entropy with (1 - smoothing) on the class plus smoothing / K everywhere.
-    loss = (1 - smoothing) * nll - smoothing * log_probs.mean(axis=1)
+    mean_log_probs = log_probs.mean(axis=1)
+    loss = (1 - smoothing) * nll - smoothing * mean_log_probs
 
     predicted = log_probs.argmax(axis=1)
     correct = real & (predicted == classes)
@@ -198,7 +203,8 @@ def _check_arguments(features, embedding, targets, weights):
     vocab_size = embedding.shape[0]
     known = (targets >= 0) & (targets < vocab_size)
     weights = weights.astype(at_least_float32(features))
-    weights = jnp.where(known | (weights == 0), weights, jnp.nan)
+    counts_nothing = weights == 0
+    weights = jnp.where(known | counts_nothing, weights, jnp.nan)
     return features, embedding, targets.astype(jnp.int32), weights
 
 
@@ -361,12 +367,14 @@ def _chunk_loss(features, targets, projection, smoothing, consistency):
         logits = jnp.where(columns < vocab_size, logits, lowest)
 
     log_total = jax.nn.logsumexp(logits, axis=-1)  # [R]
-    is_target = (columns == targets[:, None]).astype(logits.dtype)  # [R, V]
+    is_target = columns == targets[:, None]  # [R, V]
+    is_target = is_target.astype(logits.dtype)
 
     # Cross-entropy with the target alone.
     if num_shards("vocab") == 1:
         column = targets[:, None]
-        target_logits = jnp.take_along_axis(logits, column, axis=1, mode="clip")[:, 0]
+        chosen = jnp.take_along_axis(logits, column, axis=1, mode="clip")  # [R, 1]
+        target_logits = chosen[:, 0]
     else:  # No device has the whole of a sharded vocabulary.
         target_logits = (logits * is_target).sum(axis=-1)
     nll = log_total - target_logits

@@ -78,7 +78,8 @@ def make_mesh(
         devices = jax.devices()
 
     sizes = [config.data, config.fsdp, config.tensor]
-    known = math.prod(size for size in sizes if size != -1)
+    given_sizes = [size for size in sizes if size != -1]
+    known = math.prod(given_sizes)
     if -1 in sizes and len(devices) % known == 0:
         rest = sizes.index(-1)
         sizes[rest] = len(devices) // known

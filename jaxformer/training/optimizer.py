@@ -307,14 +307,7 @@ def per_layer(optimizer: Optimizer, *stacks: str) -> optax.GradientTransformatio
 
     def init(params: PyTree) -> PyTree:
         layers = unstack(params)
-        has_stacks = jax.tree.structure(layers) != jax.tree.structure(params)
-        leaves = jax.tree.leaves_with_path(params)
-        if leaves and not has_stacks:
-            paths = ", ".join(path_of(path) for path, _ in leaves)
-            raise UserError(
-                f"per_layer: no stack is called {' or '.join(names)}; name the stacks in the paths "
-                f"{paths:.400}"
-            )
+        _check_has_stacks(names, params, layers)
         return inner.init(layers)
 
     def update(
@@ -331,15 +324,26 @@ def per_layer(optimizer: Optimizer, *stacks: str) -> optax.GradientTransformatio
             else:
                 unstacked_extra[name] = unstack(value)
 
-        updates, state = inner.update(
-            unstack(updates),
-            state,
-            unstack(params),
-            **unstacked_extra,
-        )
-        return restack(updates), state
+        layer_updates = unstack(updates)
+        layers = unstack(params)
+        layer_updates, state = inner.update(layer_updates, state, layers, **unstacked_extra)
+        return restack(layer_updates), state
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _check_has_stacks(names: tuple[str, ...], params: PyTree, layers: PyTree) -> None:
+    """Refuses parameters, unless they are none, that stay the same when they are unstacked."""
+    has_stacks = jax.tree.structure(layers) != jax.tree.structure(params)
+    leaves = jax.tree.leaves_with_path(params)
+    if has_stacks or not leaves:
+        return
+
+    paths = ", ".join(path_of(path) for path, _ in leaves)
+    raise UserError(
+        f"per_layer: no stack is called {' or '.join(names)}; name the stacks in the paths "
+        f"{paths:.400}"
+    )
 
 
 def _after(first: Callable, function: Callable) -> Callable:
@@ -386,5 +390,6 @@ def _layers(stack: PyTree) -> list[PyTree]:
     ((layer_count,),) = sizes
     layers = []
     for layer in range(layer_count):
-        layers.append(jax.tree.map(operator.itemgetter(layer), stack))
+        take = operator.itemgetter(layer)
+        layers.append(jax.tree.map(take, stack))
     return layers

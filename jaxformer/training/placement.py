@@ -84,7 +84,8 @@ class BatchShards(NamedTuple):
 
         def local_rows(array: np.ndarray) -> np.ndarray:
             shards = np.split(array, self.shard_count)
-            return np.concatenate([shards[number] for number in self.local_shards])
+            local = [shards[number] for number in self.local_shards]
+            return np.concatenate(local)
 
         return jax.tree.map(local_rows, batch)
 
@@ -99,7 +100,8 @@ def param_shardings(mesh: Mesh, params: PyTree, info: PyTree) -> PyTree:
         mesh_axes: list[str | None] = []
         for name, size in zip(parameter.axes, leaf.shape, strict=True):
             axis = RULES.get(name or "")
-            if axis is not None and size % mesh.shape[axis] == 0:
+            is_split = axis is not None and size % mesh.shape[axis] == 0
+            if is_split:
                 mesh_axes.append(axis)
             else:
                 mesh_axes.append(None)
@@ -131,17 +133,23 @@ def opt_state_shardings(
     def sharding_at(path: jax.tree_util.KeyPath, leaf: Leaf) -> NamedSharding:
         for start in range(len(path) + 1):
             end = path[start:]
-            without_layer = tuple(key for key in end if not isinstance(key, SequenceKey))
+            without_layer = _without_indices(end)
             for name in (end, without_layer):
                 if name not in known:
                     continue
                 shape, found = known[name]
                 layer_axes = len(end) - len(name)
                 if shape[layer_axes:] == leaf.shape:
-                    return NamedSharding(mesh, PartitionSpec(*found.spec[layer_axes:]))
+                    spec = found.spec[layer_axes:]
+                    return NamedSharding(mesh, PartitionSpec(*spec))
         return replicated(mesh)
 
     return jax.tree.map_with_path(sharding_at, opt_state)
+
+
+def _without_indices(path: jax.tree_util.KeyPath) -> jax.tree_util.KeyPath:
+    """Returns a path without the numbers of the layers in it."""
+    return tuple(key for key in path if not isinstance(key, SequenceKey))
 
 
 def to_devices(mesh: Mesh, batch: PyTree, gradient_accumulation: int = 1) -> PyTree:

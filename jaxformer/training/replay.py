@@ -47,12 +47,7 @@ def replay_step(
     evaluated: EvaluatedParams | None = None,
 ) -> ReplayedStep:
     """Repeats a step from the newest checkpoint before it, bit-identically on the same devices."""
-    # A run takes at most this many steps after its newest checkpoint.
-    newest = max(checkpoints.steps(), default=0)
-    last = min(settings.steps, newest + settings.checkpoint_every)
-    if not 1 <= step <= last:
-        raise UserError(f"expected a step that the run has taken, from 1 to {last}: got {step}")
-
+    _check_taken(step, checkpoints, settings)
     state, _ = restore_or_initialize(
         task,
         optimizer,
@@ -76,27 +71,35 @@ def replay_step(
     # Repeat the steps since the checkpoint. The number of a batch is one less than its step's.
     batches = task.batches(start, BatchShards.of(mesh, accumulation))
     number = step - 1
-    before = ProgressBar(
-        itertools.islice(batches, number - start),
-        desc=f"steps {start + 1} to {number}",
-        total=number - start,
-        leave=False,
-    )
-    for batch in before:
-        state, _ = train_step(state, to_devices(mesh, batch, accumulation))
+    num_before = number - start
+    before = itertools.islice(batches, num_before)
+    description = f"steps {start + 1} to {number}"
+    for batch in ProgressBar(before, desc=description, total=num_before, leave=False):
+        on_devices = to_devices(mesh, batch, accumulation)
+        state, _ = train_step(state, on_devices)
 
     # The step donates the parameters, so they are copied first.
     batch = next(batches)
     params = jax.device_get(state.params)
-    _, sums = train_step(state, to_devices(mesh, batch, accumulation))
-    sums = jax.device_get(sums)
-    sums = {name: float(value) for name, value in sums.items()}
+    on_devices = to_devices(mesh, batch, accumulation)
+    _, sums = train_step(state, on_devices)
+    on_host = jax.device_get(sums)
+    sums = {name: float(value) for name, value in on_host.items()}
 
     key = step_key(settings.seed, jnp.asarray(number))
     examples = task.examples(number, batch)
     contributions = _contributions(task.loss, params, key, examples=examples)
     contributions.sort(key=_order)
     return ReplayedStep(start, sums, contributions)
+
+
+def _check_taken(step: int, checkpoints: Checkpoints, settings: FitConfig) -> None:
+    """Refuses a step that the run cannot have taken."""
+    # A run takes at most this many steps after its newest checkpoint.
+    newest = max(checkpoints.steps(), default=0)
+    last = min(settings.steps, newest + settings.checkpoint_every)
+    if not 1 <= step <= last:
+        raise UserError(f"expected a step that the run has taken, from 1 to {last}: got {step}")
 
 
 def _order(contribution: Contribution) -> float:
@@ -127,7 +130,8 @@ def _contributions(
     found = []
     for example in examples:
         randomness = Randomness(key, jnp.array([example.row]))
-        sums, norm = jax.device_get(measure(params, example.batch, randomness))
+        measured = measure(params, example.batch, randomness)
+        sums, norm = jax.device_get(measured)
         count = float(sums["count"])
         if not count and not norm:
             continue  # an empty row, which only makes the batch divisible

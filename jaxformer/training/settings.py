@@ -4,6 +4,7 @@ import dataclasses
 import re
 from typing import Any, Literal
 
+from jaxformer.addresses import fetcher_of
 from jaxformer.errors import UserError
 from jaxformer.fields import Facts, build_section, check_known, check_values, facts_of, setting
 from jaxformer.files import local_path
@@ -125,8 +126,9 @@ class TrainingConfig(FitConfig):
 
     Attributes:
       init_from: Workdir of a trained or imported model with the initial parameters of a new run, or
-        "pretrained" for the model that comes with jaxformer; see docs/fine_tuning.md. By default,
-        parameters are random. A resumed run does not read it.
+        its address, such as "hf://OWNER/NAME", or "pretrained" for the model that comes with
+        jaxformer; see docs/fine_tuning.md. By default, parameters are random. A resumed run does
+        not read it.
       freeze: Parameters that are not trained, comma-separated: components of their paths, such as
         "encoder,embedding", or several in a row, such as "decoder/layers/self_attention". They have
         no optimizer state, and no weight decay.
@@ -179,8 +181,8 @@ class TrainingConfig(FitConfig):
             object.__setattr__(self, "optimizer", "adam")
 
         super().__post_init__()
-        if self.init_from is not None:
-            local_path(self.init_from)  # refuses URLs
+        if self.init_from is not None and not fetcher_of(self.init_from):
+            local_path(self.init_from)  # refuses other URLs
 
         # Combinations of fields.
         if self.schedule in DECAYING and self.warmup_steps >= self.steps:

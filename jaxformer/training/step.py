@@ -327,7 +327,8 @@ def global_sums(
 
         def split(array: Array) -> Array:
             # Strided, so that each micro-batch has rows of every device.
-            micro_batches = array.reshape(-1, gradient_accumulation, *array.shape[1:])
+            row_shape = array.shape[1:]
+            micro_batches = array.reshape(-1, gradient_accumulation, *row_shape)
             return micro_batches.swapaxes(0, 1)
 
         def add(total: PyTree, micro_batch: Rows) -> tuple[PyTree, Sums]:

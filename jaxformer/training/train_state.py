@@ -340,7 +340,8 @@ def updates_of_schedule(state: TrainState) -> int:
     Not every step is an update: ``optax.MultiSteps`` makes one after several steps, and only then
     does a schedule within it count one.
     """
-    counts = [node.count for node in _nodes(state.opt_state, optax.ScaleByScheduleState)]
+    schedules = _nodes(state.opt_state, optax.ScaleByScheduleState)
+    counts = [node.count for node in schedules]
     if not counts:
         multi_steps = _nodes(state.opt_state, optax.MultiStepsState)
         counts = [node.gradient_step for node in multi_steps]
@@ -351,5 +352,9 @@ def updates_of_schedule(state: TrainState) -> int:
 
 def _nodes(opt_state: PyTree, kind: Any) -> list[Any]:
     """Returns the states of all transformations of one kind within an optimizer's state."""
-    leaves = jax.tree.leaves(opt_state, is_leaf=lambda node: isinstance(node, kind))
-    return [node for node in leaves if isinstance(node, kind)]
+
+    def is_kind(node: Any) -> bool:
+        return isinstance(node, kind)
+
+    leaves = jax.tree.leaves(opt_state, is_leaf=is_kind)
+    return list(filter(is_kind, leaves))

@@ -15,7 +15,6 @@ import numpy as np
 
 from jaxformer.config import ModelConfig
 from jaxformer.inference import bound_models
-from jaxformer.inference.batched_search import search_batches
 from jaxformer.inference.members import Ensemble, Member
 from jaxformer.inference.parameter_arrays import prepare_params
 from jaxformer.kinds.translation import TRANSLATION
@@ -24,6 +23,7 @@ from jaxformer.nn import use_backend
 from jaxformer.nn.backend import Backend
 from jaxformer.runs.workdir import use_compilation_cache
 from jaxformer.search import BeamSearch
+from tests.searches import search_batches
 
 CONFIG = ModelConfig(
     vocab_size=60,

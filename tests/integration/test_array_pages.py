@@ -25,24 +25,30 @@ def run(page, folder, patch):
 
 def lines(page):
     """Returns the lines of the page's first block, without imports and blank lines."""
-    first_section = next(iter(pages.sections(page).values()))
+    sections = pages.sections(page)
+    first_section = next(iter(sections.values()))
     program = first_section[0].splitlines()
-    return [line for line in program if line and not line.startswith(("import ", "from "))]
+    imports = ("import ", "from ")
+    return [line for line in program if line and not line.startswith(imports)]
 
 
 def reviews(count):
     """Lines of words; the label depends on one word."""
     rng = np.random.default_rng(0)
-    words = ["".join(rng.choice(list("abcdefghijklmno"), 5)) for _ in range(600)]
+    letters = list("abcdefghijklmno")
+    words = ["".join(rng.choice(letters, 5)) for _ in range(600)]
     for number in range(count):
         label, word = KINDS[number % 2]
-        text = rng.choice(words, 8)
-        text[rng.integers(8)] = word
-        yield f"{label}\t{' '.join(text)}\n"
+        chosen = rng.choice(words, 8)
+        place = rng.integers(8)
+        chosen[place] = word
+        text = " ".join(chosen)
+        yield f"{label}\t{text}\n"
 
 
 def test_the_text_classifier_learns(tmp_path, monkeypatch, capsys):
-    (tmp_path / "reviews.tsv").write_text("".join(reviews(1500)))
+    corpus = "".join(reviews(1500))
+    (tmp_path / "reviews.tsv").write_text(corpus)
     names = run("text_classifier.md", tmp_path, monkeypatch)
     assert capsys.readouterr().out == "good\n"
     assert len(lines("text_classifier.md")) <= 35
@@ -50,18 +56,25 @@ def test_the_text_classifier_learns(tmp_path, monkeypatch, capsys):
     task = names["Reviews"]()
     valid = names["valid"]
     params = jaxformer.load_params("runs/reviews", task)
-    logits = names["TextClassifier"]().apply({"params": params}, valid["tokens"])  # [B, classes]
-    accuracy = (logits.argmax(axis=1) == valid["labels"]).mean()
+    model = names["TextClassifier"]()
+    logits = model.apply({"params": params}, valid["tokens"])  # [B, classes]
+    correct = logits.argmax(axis=1) == valid["labels"]
+    accuracy = correct.mean()
     assert accuracy > 0.95
-    for devices in (1, 8):  # 500 rows in batches of 256: the last one is padded
-        mesh = make_mesh(MeshConfig(), jax.local_devices()[:devices])
+
+    # 500 rows in batches of 256: the last one is padded.
+    for count in (1, 8):
+        devices = jax.local_devices()[:count]
+        mesh = make_mesh(MeshConfig(), devices)
         found = task.evaluate(jax.device_put(params), mesh, lambda: None)
         assert found["accuracy"] == pytest.approx(accuracy)
 
     # The loss of a logit is log(1 + exp(-logit)) for a true label, log(1 + exp(logit)) for another.
     real = np.array([True, True, False])
     sums = names["multi_label_loss"](LOGITS, LABELS, real)
-    signed = np.where(LABELS[real] == 1, -LOGITS[real], LOGITS[real])
+    is_true = LABELS[real] == 1
+    logits = LOGITS[real]
+    signed = np.where(is_true, -logits, logits)
     losses = np.log1p(np.exp(signed))
     assert sums["loss"] == pytest.approx(losses.sum())
     assert sums["count"] == 2
@@ -75,5 +88,8 @@ def test_the_small_vit_learns(tmp_path, monkeypatch):
     pytest.importorskip("sklearn")
     names = run("small_vit.md", tmp_path, monkeypatch)
     assert len(lines("small_vit.md")) <= 25
-    values = names["Digits"]().evaluate(names["state"].params, make_mesh(), lambda: None)
+
+    task = names["Digits"]()
+    params = names["state"].params
+    values = task.evaluate(params, make_mesh(), lambda: None)
     assert values["accuracy"] > 0.93

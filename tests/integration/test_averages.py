@@ -46,8 +46,8 @@ def run(folder, optimizer, evaluated, mesh=None, kill=0):
         writers=[notes],
         evaluated=evaluated,
     )
-    values = [values["loss"] for _, kind, values in notes.reports if kind == "valid"]
-    return jax.device_get(state), states, values
+    losses = [values["loss"] for _, kind, values in notes.reports if kind == "valid"]
+    return jax.device_get(state), states, losses
 
 
 def kept(folder, step=None):
@@ -67,21 +67,28 @@ def test_the_exponential_average_is_kept_and_validated(tmp_path):
     assert state.skipped == 1
 
     # The mean over steps, with weights decay^age that sum to one.
-    ages = np.arange(len(taken(states)))[::-1]
-    weights = DECAY**ages / np.sum(DECAY**ages)
+    states = taken(states)
+    ages = np.arange(len(states))[::-1]
+    powers = DECAY**ages
+    weights = powers / powers.sum()
     for name, found in kept(tmp_path).items():
-        params = [np.asarray(each.params[name], np.float64) for each in taken(states)]
+        params = [np.asarray(each.params[name], np.float64) for each in states]
         expected = np.tensordot(weights, np.stack(params), 1)
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
+    task = Skipping()
     for step, value in zip((4, 8, 12), values, strict=True):
-        found = Skipping().evaluate(kept(tmp_path, step), one_device(), lambda: None)
+        params = kept(tmp_path, step)
+        found = task.evaluate(params, one_device(), lambda: None)
         assert value == pytest.approx(found["loss"], rel=1e-6)
 
 
 @pytest.mark.parametrize(
     ("optimizer", "evaluated"),
-    [(EMA, ema_params), (SCHEDULE_FREE, optax.contrib.schedule_free_eval_params)],
+    [
+        (EMA, ema_params),
+        (SCHEDULE_FREE, optax.contrib.schedule_free_eval_params),
+    ],
     ids=["ema", "schedule_free"],
 )
 def test_runs_with_an_average_resume_exactly_on_any_mesh(tmp_path, optimizer, evaluated):
@@ -99,14 +106,18 @@ def test_runs_with_an_average_resume_exactly_on_any_mesh(tmp_path, optimizer, ev
 
 
 def test_schedule_free_keeps_the_mean_of_its_iterates(tmp_path):
-    _, states, _ = run(tmp_path, SCHEDULE_FREE, optax.contrib.schedule_free_eval_params)
+    evaluated = optax.contrib.schedule_free_eval_params
+    _, states, _ = run(tmp_path, SCHEDULE_FREE, evaluated)
     iterates = [state.opt_state.z for state in taken(states)]
 
-    for name, found in kept(tmp_path).items():
-        expected = np.mean([z[name] for z in iterates], axis=0)
+    params = kept(tmp_path)
+    for name, found in params.items():
+        of_steps = [z[name] for z in iterates]
+        expected = np.mean(of_steps, axis=0)
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
-    difference = np.abs(kept(tmp_path)["prior"] - states[-1].params["prior"])
+    trained = states[-1].params
+    difference = np.abs(params["prior"] - trained["prior"])
     assert difference.max() > 1e-3
 
 

@@ -14,7 +14,6 @@ import pytest
 from jaxformer.config import Config, ModelConfig, StreamConfig
 from jaxformer.data.character_tokenizer import CharacterTokenizer
 from jaxformer.inference import bound_models, kept_programs
-from jaxformer.inference.batched_search import search_batches
 from jaxformer.inference.bound_models import program_of
 from jaxformer.inference.generator import Generator
 from jaxformer.inference.kept_programs import KeptProgram
@@ -32,6 +31,7 @@ from jaxformer.nn.constants import holds_constants
 from jaxformer.search import BeamSearch, Sampling
 
 from ..profiles import by_profile
+from ..searches import search_batches
 from ..unit.nn.weights import random_params
 
 pytestmark = pytest.mark.skipif(backend().packed_int8 == 0, reason="XLA does not pack matrices")

@@ -26,30 +26,33 @@ def with_wrong_words(line, number, every):
 @pytest.fixture
 def files(tmp_path):
     """A reference, and two systems with every fourth or every fifth word wrong."""
-    texts = {
-        "ref": LINES,
-        "four": [with_wrong_words(line, number, 4) for number, line in enumerate(LINES)],
-        "five": [with_wrong_words(line, number, 5) for number, line in enumerate(LINES)],
-    }
+    four = []
+    five = []
+    for number, line in enumerate(LINES):
+        four.append(with_wrong_words(line, number, 4))
+        five.append(with_wrong_words(line, number, 5))
 
     paths = []
-    for name, lines in texts.items():
+    for name, lines in {"ref": LINES, "four": four, "five": five}.items():
         path = tmp_path / f"{name}.de"
-        path.write_text("".join(f"{line}\n" for line in lines), "utf-8")
+        content = "".join(f"{line}\n" for line in lines)
+        path.write_text(content, "utf-8")
         paths.append(str(path))
     return paths
 
 
 def compare(capsys, reference, *arguments):
-    code = main(["compare", "--reference", reference, *map(str, arguments)])
+    words = map(str, arguments)
+    code = main(["compare", "--reference", reference, *words])
     return code, *capsys.readouterr()
 
 
 def sacrebleu(test, reference, *systems):
     """Returns the numbers of sacreBLEU's table, BLEU then chrF, with a row per system."""
-    command = [sys.executable, "-m", "sacrebleu", reference, "-i", *systems, "-m", "bleu", "chrf"]
+    command = [sys.executable, "-m", "sacrebleu", reference, "-i", *systems]
+    options = ["-m", "bleu", "chrf", f"--paired-{test}", "-f", "text", "-w", "6"]
     result = subprocess.run(
-        [*command, f"--paired-{test}", "-f", "text", "-w", "6"],
+        [*command, *options],
         capture_output=True,
         text=True,
         encoding="utf-8",
@@ -72,7 +75,8 @@ def numbers_in(text):
 def test_figures_equal_those_that_sacrebleu_prints(files, capsys):
     code, out, _ = compare(capsys, *files, "--json")
     assert code == 0
-    ours = {each["metric"]: each["systems"] for each in json.loads(out)["comparisons"]}
+    comparisons = json.loads(out)["comparisons"]
+    ours = {each["metric"]: each["systems"] for each in comparisons}
     bootstrap = sacrebleu("bs", *files)
     randomized = sacrebleu("ar", *files)
 
@@ -81,8 +85,11 @@ def test_figures_equal_those_that_sacrebleu_prints(files, capsys):
         for system, row in ((first, bootstrap[0]), (second, bootstrap[1])):
             figures = [system["score"], system["mean"], system["interval"]]
             assert figures == pytest.approx(row[column], abs=6e-7)
-        assert [round(second["p_bootstrap"], 4)] == bootstrap[2][column]
-        assert [round(second["p_randomization"], 4)] == randomized[2][column]
+
+        by_bootstrap = round(second["p_bootstrap"], 4)
+        assert [by_bootstrap] == bootstrap[2][column]
+        by_randomization = round(second["p_randomization"], 4)
+        assert [by_randomization] == randomized[2][column]
 
 
 def test_equal_systems_and_lines_without_four_words(files, tmp_path, capsys):
@@ -96,11 +103,13 @@ def test_equal_systems_and_lines_without_four_words(files, tmp_path, capsys):
         assert second["p_bootstrap"] == 1.0
         assert second["p_randomization"] == 1.0
 
-    for name in ("one", "two"):
-        (tmp_path / f"{name}.de").write_text("ein Hund\n" * 3)
-    code, out, _ = compare(capsys, str(tmp_path / "one.de"), tmp_path / "two.de")
+    one = tmp_path / "one.de"
+    two = tmp_path / "two.de"
+    for path in (one, two):
+        path.write_text("ein Hund\n" * 3)
+    code, out, _ = compare(capsys, str(one), two)
     assert code == 0
-    assert out.count(f"{tmp_path / 'two.de'}     n/a  (no line has 4 words)\n") == 4
+    assert out.count(f"{two}     n/a  (no line has 4 words)\n") == 4
     assert re.search(r"chrF: .*\n.*two.de  100.00  100.00 \+- 0.00\n", out)
 
 

@@ -36,7 +36,8 @@ def alternate(logits, context):
     newest = context.tokens[:, :, context.step - 1, None]  # [B, N, 1]
     token = jnp.arange(logits.shape[2])  # [V]
     same_parity = token % 2 == newest % 2
-    wrong = same_parity & (token != context.eos_id) & (context.step > 0)
+    is_word = token != context.eos_id
+    wrong = same_parity & is_word & (context.step > 0)
     return jnp.where(wrong, -jnp.inf, logits)
 
 
@@ -47,8 +48,8 @@ def forbid_by_row(forbidden, logits, context):
 
 
 def obeys(forbidden, tokens):
-    words = [token for token in tokens if token != EOS]
-    alternating = all(a % 2 != b % 2 for a, b in itertools.pairwise(words))
+    parities = [token % 2 for token in tokens if token != EOS]
+    alternating = all(a != b for a, b in itertools.pairwise(parities))
     return alternating and not forbidden & set(tokens)
 
 
@@ -76,11 +77,13 @@ def search(logits, limits, forbidden):
 
 def test_beam_search_finds_exactly_the_allowed_hypotheses():
     logits = oracles.tree_logits(3, SENTENCES, VOCABULARY, depth=DEPTH)
-    limits = np.random.default_rng(0).integers(1, DEPTH + 1, SENTENCES).astype(np.int32)
+    rng = np.random.default_rng(0)
+    limits = rng.integers(1, DEPTH + 1, SENTENCES).astype(np.int32)
 
     different = 0
     for forbidden in ([2, 4], [0, 3]):
-        result = jax.device_get(search(logits, limits, np.array(forbidden)))
+        result = search(logits, limits, np.array(forbidden))
+        result = jax.device_get(result)
         allowed = functools.partial(obeys, set(forbidden))
         for sentence, limit in enumerate(limits.tolist()):
             tree = Tree(logits[sentence])
@@ -91,10 +94,14 @@ def test_beam_search_finds_exactly_the_allowed_hypotheses():
             found_scores = [score for score, _, _ in found]
             expected_scores = [score for score, _, _ in expected]
             np.testing.assert_allclose(found_scores, expected_scores, rtol=1e-5, atol=1e-5)
+
             for _, log_prob, tokens in found:
                 # Log probabilities are the model's, not renormalized.
-                assert log_prob == pytest.approx(tree.log_prob(tokens), rel=1e-5, abs=1e-5)
-            different += expected != exhaustive(tree, WIDE, limit, forced=())
+                of_model = tree.log_prob(tokens)
+                assert log_prob == pytest.approx(of_model, rel=1e-5, abs=1e-5)
+
+            without = exhaustive(tree, WIDE, limit, forced=())
+            different += expected != without
 
     assert different > SENTENCES
     assert len(TRACES) == 1  # Other arrays of the same shape do not recompile.
@@ -142,17 +149,19 @@ def test_allowed_samples_have_the_renormalized_distribution():
     assert log_prob == pytest.approx(tree.log_prob(tokens), rel=1e-5)
 
     words = (0, 2, 3)
-    possible = list(itertools.product(words, repeat=DEPTH))
+    every = list(itertools.product(words, repeat=DEPTH))
     for length in range(DEPTH):
-        possible += [(*tokens, EOS) for tokens in itertools.product(words, repeat=length)]
-    possible = [tokens for tokens in possible if obeys({4}, tokens)]
+        for tokens in itertools.product(words, repeat=length):
+            every.append((*tokens, EOS))
+    possible = [tokens for tokens in every if obeys({4}, tokens)]
     expected = [draws * allowed_probability(tree, tokens) for tokens in possible]
     assert sum(expected) == pytest.approx(draws)
 
     numbers = collections.Counter(tokens_of(found))
     counts = [numbers[tokens] for tokens in possible]
     # The seed is fixed, so the test is deterministic.
-    assert scipy.stats.chisquare(counts, expected, sum_check=False).pvalue > 0.01
+    test = scipy.stats.chisquare(counts, expected, sum_check=False)
+    assert test.pvalue > 0.01
 
 
 SOURCES = ["one", "one hundred and two thousand", "twenty two", "seven"]
@@ -184,9 +193,10 @@ def test_translator_finds_exactly_the_allowed_translations(translator):
         return alternate(logits, context)
 
     def translate(words, forbidden):
-        everything_else = np.setdiff1d(np.arange(vocabulary), [*words, EOS]).astype(np.int32)
+        others = np.setdiff1d(np.arange(vocabulary), [*words, EOS])
+        only_words = Forbid(others.astype(np.int32))
         by_row = jax.tree_util.Partial(forbid_by_row, forbidden)
-        constraints = (Forbid(everything_else), noted, by_row)
+        constraints = (only_words, noted, by_row)
         return translator.hypotheses(SOURCES, constraints=constraints)
 
     words = [10, 11, 20, 21, 30, 41]
@@ -196,11 +206,14 @@ def test_translator_finds_exactly_the_allowed_translations(translator):
     nothing = np.zeros((len(SOURCES) + 1, vocabulary), bool)
     for sentence, found in zip(SOURCES, translate(words, nothing), strict=True):
         source = translator.source_ids(sentence)
-        scores = score_pairs(translator, [(source, tokens) for tokens in possible])
+        pairs = [(source, tokens) for tokens in possible]
+        scores = score_pairs(translator, pairs)
         best = sorted(zip(scores, possible, strict=True), reverse=True)
         assert [h.tokens for h in found] == [tokens for _, tokens in best]
+
+        found_scores = [h.score for h in found]
         expected_scores = [score.score for score, _ in best]
-        np.testing.assert_allclose([h.score for h in found], expected_scores, atol=1e-4)
+        np.testing.assert_allclose(found_scores, expected_scores, atol=1e-4)
 
     # Each sentence has its own pair of words; the translator sorts sentences by length.
     pairs = [(10, 11), (20, 21), (30, 31), (40, 41)]

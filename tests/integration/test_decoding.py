@@ -11,11 +11,11 @@ from jaxformer.config import ModelConfig
 from jaxformer.data.numerals import spell_english
 from jaxformer.errors import UserError
 from jaxformer.experiment import train
-from jaxformer.inference import batched_search, kept_programs, threads
-from jaxformer.inference.batched_search import Decoded, search_batches
+from jaxformer.inference import decoder, kept_programs, stages
 from jaxformer.inference.conversions import average, quantize
+from jaxformer.inference.decoder import can_thread
 from jaxformer.inference.members import Ensemble, Member
-from jaxformer.inference.threads import can_thread
+from jaxformer.inference.stages import Decoded
 from jaxformer.inference.translator import Translator
 from jaxformer.models.stepwise import step_fn
 from jaxformer.models.transformer import Transformer
@@ -26,6 +26,7 @@ from jaxformer.search import BeamSearch, Sampling
 
 from ..profiles import by_profile
 from ..runs import changed
+from ..searches import search_batches
 from ..unit.nn.weights import random_params
 from ..unit.search.oracles import hypotheses
 
@@ -55,11 +56,11 @@ def test_translations_do_not_depend_on_batch_order_or_padding(learned_workdir, m
     in_order = [shuffled[n] for n in np.argsort(order)]
     same(in_order, expected)
 
-    monkeypatch.setattr(batched_search, "_FEW_ROWS", ())
+    monkeypatch.setattr(stages, "_FEW_ROWS", ())
     for size in by_profile([7], nightly=[1, 2, 7, 32]):
         # Seven sentences get a smaller batch shape than 32 sentences.
         length = 32 if size < 32 else 64
-        monkeypatch.setattr(batched_search, "_BUCKETS", ((length, size),))
+        monkeypatch.setattr(stages, "_BUCKETS", ((length, size),))
         count = len(sources) if size > 1 else 40
         found = translator.translate_ids(sources[:count])
         same(found, expected[:count])
@@ -117,7 +118,7 @@ def test_programs_of_another_process_give_the_same_translations(traces, monkeypa
     assert max(len(e.tokens[0]) for e in expected) > 32  # the second stage
 
     def start_process():
-        for program in (batched_search._first_stage, batched_search._second_stage):
+        for program in (stages._first_stage, stages._second_stage):
             monkeypatch.setattr(program, "_programs", {})
             monkeypatch.setattr(program, "_structures", {})
         traces.clear()
@@ -155,7 +156,7 @@ def test_batches_at_the_same_time_give_the_same_translations(traces, monkeypatch
         with jax.default_matmul_precision("high"):  # holds in this thread only
             assert not can_thread(model)
 
-        monkeypatch.setattr(threads, "can_thread", lambda models: False)
+        monkeypatch.setattr(decoder, "can_thread", lambda models: False)
         assert search_batches(model, settings, sources) == found
 
 

@@ -12,8 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxformer.config import Config, ModelConfig, StreamConfig
 from jaxformer.data.character_tokenizer import CharacterTokenizer
 from jaxformer.errors import UserError
-from jaxformer.inference import generator as generation
-from jaxformer.inference import kept_programs, threads
+from jaxformer.inference import decoder, kept_programs, windows
 from jaxformer.inference.generator import Generator
 from jaxformer.inference.members import Ensemble
 from jaxformer.inference.text_scores import score_texts
@@ -124,7 +123,7 @@ def test_programs_of_another_process_give_the_same_texts(search, traces, monkeyp
     # As in two other processes: the first keeps its programs.
     monkeypatch.setattr(kept_programs, "kept_folder", lambda: tmp_path)
     for process in range(2):
-        for program in (generation._start_window, generation._advance_window):
+        for program in (windows._start_window, windows._advance_window):
             monkeypatch.setattr(program, "_programs", {})
             monkeypatch.setattr(program, "_structures", {})
 
@@ -137,11 +136,11 @@ def test_programs_of_another_process_give_the_same_texts(search, traces, monkeyp
 
 def test_batches_at_the_same_time_give_the_same_texts(monkeypatch):
     generator = make(search=Sampling(num_samples=2))
-    monkeypatch.setattr(generation, "_BATCH_SIZES", (4,))
-    assert threads.can_thread(generator.models)
+    monkeypatch.setattr(windows, "_BATCH_SIZES", (4,))
+    assert decoder.can_thread(generator.models)
     at_the_same_time = generator.continuations(PROMPTS, max_tokens=40)
 
-    monkeypatch.setattr(threads, "can_thread", lambda models: False)
+    monkeypatch.setattr(decoder, "can_thread", lambda models: False)
     assert generator.continuations(PROMPTS, max_tokens=40) == at_the_same_time
     alone = generator.continuations(PROMPTS[2:3], max_tokens=40, first=2)
     assert alone == at_the_same_time[2:3]
@@ -203,7 +202,7 @@ def test_contrastive_search_on_a_mesh_of_two_devices(dtype):
     mesh = make_mesh(MeshConfig(data=2), jax.devices()[:2])
     replicated = NamedSharding(mesh, PartitionSpec())
     generator.models = jax.device_put(generator.models, replicated)
-    assert not threads.can_thread(generator.models)
+    assert not decoder.can_thread(generator.models)
     assert generator.generate(PROMPTS[:1], max_tokens=12) == expected
 
 

@@ -25,6 +25,7 @@ from jaxformer.experiment import train
 from jaxformer.inference.alignment import word_ids
 from jaxformer.inference.attention_view import record_text
 from jaxformer.inference.weights import TrainedModel
+from jaxformer.inference.windows import Windows
 from jaxformer.interop.export import export_model
 from jaxformer.interop.huggingface.importer import import_huggingface
 from jaxformer.models.stepwise import step_fn
@@ -198,13 +199,13 @@ def test_prompts_of_other_lengths_are_generated_in_one_batch(name, search, monke
         alone += generator.continuations([prompt], max_tokens=9, first=number)
 
     batches = []
-    generate = Generator._generate
+    decode = Windows.decode
 
-    def count(generator, rows, max_tokens):
-        batches.append(rows)
-        return generate(generator, rows, max_tokens)
+    def count(plan, decoder, items, shape):
+        batches.append(items)
+        return decode(plan, decoder, items, shape)
 
-    monkeypatch.setattr(Generator, "_generate", count)
+    monkeypatch.setattr(Windows, "decode", count)
     assert generator.continuations(prompts, max_tokens=9) == alone
     assert len(batches) == 1
 

@@ -283,7 +283,7 @@ def test_sources_of_a_batch_end_with_the_code_of_their_language(tmp_path):
     pieces = trained.tokenizer.piece
     row = [pieces(token) for token in batch.src[0][batch.src_segments[0] == 2]]
     assert row[-2:] == ["</s>", "en_XX"]
-    assert "".join(row[:-2]) == "the▁cat"
+    assert "".join(row[:-2]) == "▁the▁cat"
     assert batch.tgt_in[0, 0] == 2  # the code of the target
     target = batch.tgt_out[0][batch.tgt_segments[0] == 2]
     assert pieces(target[-1]) == "</s>"

@@ -64,6 +64,7 @@ NOT_RUN = {
     r"python benchmarks/long_input\.py ": HOURS,
     r"python benchmarks/.* --peers? ": PEER,
     r"(jaxformer serve|curl)\b": SERVER,
+    r"jaxformer .*\bhf://": NETWORK,
 }
 
 _WIDTH = "model.d_model=32 model.d_ff=64 model.num_heads=4 model.num_layers=1"

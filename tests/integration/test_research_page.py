@@ -11,7 +11,13 @@ import pytest
 from . import pages
 
 # A Markov chain of three tokens.
-CHAIN = jnp.array([[0.0, 0.4, 0.6], [0.0, 0.9, 0.1], [0.0, 0.5, 0.5]])
+CHAIN = jnp.array(
+    [
+        [0.0, 0.4, 0.6],
+        [0.0, 0.9, 0.1],
+        [0.0, 0.5, 0.5],
+    ]
+)
 LOGITS = jnp.log(CHAIN)
 
 
@@ -23,7 +29,8 @@ def run(learned_workdir, tmp_path_factory):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        yield functools.cache(functools.partial(pages.execute, "research.md", __name__="research"))
+        execute = functools.partial(pages.execute, "research.md", __name__="research")
+        yield functools.cache(execute)
 
 
 @pytest.mark.ci
@@ -40,11 +47,14 @@ def test_scores_of_the_lstm_are_those_of_its_tokens_one_by_one(run):
     apply = jax.jit(names["decoder"].apply)
 
     for sentence, beam in np.ndindex(3, 4):
-        own_carry = jax.tree.map(functools.partial(first_beam_of, sentence), carry)
+        of_sentence = functools.partial(first_beam_of, sentence)
+        own_carry = jax.tree.map(of_sentence, carry)
         length = result.lengths[sentence, beam]
+        tokens = result.tokens[sentence, beam, :length]
+
         token = 2
         total = 0.0
-        for following in result.tokens[sentence, beam, :length]:
+        for following in tokens:
             logits, own_carry = apply(params, np.array([[token]]), own_carry)
             log_probs = jax.nn.log_softmax(logits[0, 0])
             total += float(log_probs[following])

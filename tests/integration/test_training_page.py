@@ -52,7 +52,12 @@ def test_the_task_learns(page):
 
 def test_the_contrastive_loss_is_the_same_on_one_device(page, tmp_path):
     task = page.names["Pairs"]()
-    settings = FitConfig(steps=40, log_every=20, checkpoint_every=20, eval_every=20)
+    settings = FitConfig(
+        steps=40,
+        log_every=20,
+        checkpoint_every=20,
+        eval_every=20,
+    )
     mesh = make_mesh(devices=jax.devices()[:1])
     alone = fit(task, optax.adam(0.01), tmp_path, settings, mesh=mesh)
 
@@ -72,7 +77,8 @@ def test_the_teacher_stays_and_the_statistics_move(page):
     mean = np.zeros(6)
     shards = jaxformer.BatchShards(1, [0], 1)
     for batch in itertools.islice(task.batches(0, shards), 40):
-        mean += 0.1 * (batch["x"].mean(axis=0) - mean)
+        of_batch = batch["x"].mean(axis=0)
+        mean += 0.1 * (of_batch - mean)
     np.testing.assert_allclose(found["mean"], mean, rtol=1e-5)
 
 
@@ -85,11 +91,13 @@ def test_loggers_get_each_report_once(page, logger, step):
     logged = []
     for call in module.log.call_args_list:
         (values,) = call.args
-        logged += [(call.kwargs["step"], name, value) for name, value in values.items()]
+        for name, value in values.items():
+            logged.append((call.kwargs["step"], name, value))
 
     expected = []
     for report in reports(page.folder):
         kind = report.pop("kind")
         if report.pop("step") == step:
-            expected += [(step, f"{kind}/{name}", value) for name, value in report.items()]
+            for name, value in report.items():
+                expected.append((step, f"{kind}/{name}", value))
     assert logged == expected

@@ -36,7 +36,8 @@ class Softmax(Task):
     def batch(self, number):
         rng = np.random.default_rng(number)
         x = rng.normal(size=(8, 4)).astype(np.float32)
-        return {"x": x, "y": (x[:, 0] > 0).astype(np.int32)}
+        is_positive = x[:, 0] > 0
+        return {"x": x, "y": is_positive.astype(np.int32)}
 
     def identity(self):
         return {"data": "generated"}
@@ -46,7 +47,8 @@ class Softmax(Task):
 
 
 def mesh_of(devices, **sizes):
-    return jaxformer.make_mesh(MeshConfig(**sizes), jax.devices()[:devices])
+    used = jax.devices()[:devices]
+    return jaxformer.make_mesh(MeshConfig(**sizes), used)
 
 
 def fail(step, state, sums):
@@ -55,27 +57,51 @@ def fail(step, state, sums):
 
 
 def train(task, folder, optimizer=None, mesh=None, hooks=(), **settings):
-    fields = {"steps": 4, "log_every": 4, "checkpoint_every": 4, "eval_every": 4}
+    usual = {
+        "steps": 4,
+        "log_every": 4,
+        "checkpoint_every": 4,
+        "eval_every": 4,
+    }
+    fields = usual | settings
     return fit(
         task,
         optimizer or optax.sgd(0.5),
         folder / "run",
-        FitConfig(**fields | settings),
+        FitConfig(**fields),
         mesh=mesh or mesh_of(1),
         hooks=hooks,
     )
 
 
 def changed(**functions):
-    return type("Changed", (Softmax,), functions)()
+    cls = type("Changed", (Softmax,), functions)
+    return cls()
 
 
 def other_batch(change):
-    return changed(batch=lambda self, number: change(Softmax().batch(number)))
+    def batch(self, number):
+        usual = Softmax().batch(number)
+        return change(usual)
+
+    return changed(batch=batch)
 
 
 def other_init(**arrays):
-    return changed(init=lambda self, key: Softmax().init(key) | arrays)
+    def init(self, key):
+        usual = Softmax().init(key)
+        return usual | arrays
+
+    return changed(init=init)
+
+
+def transformation(change):
+    """Returns an optimizer that applies a function to each array of updates."""
+
+    def update(updates, params):
+        return jax.tree.map(change, updates)
+
+    return optax.stateless(update)
 
 
 def as_lists(batch):
@@ -106,7 +132,10 @@ def test_an_edited_loss_does_not_change_a_finished_run_which_says_so(tmp_path, c
     state = train(Softmax(), tmp_path)
     capsys.readouterr()
 
-    edited = changed(loss=lambda self, params, *_: {"loss": params["w"].sum(), "count": 1})
+    def loss(self, params, batch, randomness):
+        return {"loss": params["w"].sum(), "count": 1}
+
+    edited = changed(loss=loss)
     found = train(edited, tmp_path)
 
     np.testing.assert_array_equal(found.params["w"], state.params["w"])
@@ -146,7 +175,7 @@ def test_meshes_of_others(tmp_path):
 
 
 def test_no_checkpoint_is_named_before_the_first_is_saved(tmp_path):
-    nan = optax.stateless(lambda updates, params: jax.tree.map(lambda u: u * jnp.nan, updates))
+    nan = transformation(lambda array: array * jnp.nan)
     with pytest.raises(FloatingPointError, match="last 12 steps; nothing is saved yet"):
         train(
             Softmax(),
@@ -161,10 +190,14 @@ def test_no_checkpoint_is_named_before_the_first_is_saved(tmp_path):
 
 def test_init_may_return_variables(tmp_path):
     """As flax's init does, {"params": ...}; the parameters are trained as without that level."""
-    task = changed(
-        init=lambda self, key: {"params": Softmax().init(key)},
-        loss=lambda self, params, batch, _: Softmax().loss(params["params"], batch, None),
-    )
+
+    def init(self, key):
+        return {"params": Softmax().init(key)}
+
+    def loss(self, params, batch, randomness):
+        return Softmax().loss(params["params"], batch, randomness)
+
+    task = changed(init=init, loss=loss)
     nested = train(task, tmp_path / "nested")
     flat = train(Softmax(), tmp_path / "flat")
     np.testing.assert_array_equal(nested.params["params"]["w"], flat.params["w"])
@@ -178,7 +211,8 @@ def test_line_searches_get_the_value_function_of_the_whole_batch(tmp_path):
     @jax.jit
     def step(params, state, batch):
         def mean(params):
-            return task.loss(params, batch, None)["loss"] / 8
+            sums = task.loss(params, batch, None)
+            return sums["loss"] / 8
 
         value, grad = jax.value_and_grad(mean)(params)
         updates, state = optimizer.update(
@@ -212,12 +246,12 @@ def test_complex_parameters_are_trained_and_checked(tmp_path):
     task = changed(init=lambda self, key: {"c": jnp.asarray(start)}, loss=squares)
 
     # Each of the four steps of 0.25 halves the parameters.
-    conjugate = optax.stateless(lambda updates, params: jax.tree.map(jnp.conj, updates))
+    conjugate = transformation(jnp.conj)
     optimizer = optax.chain(conjugate, optax.sgd(0.25))
     good = train(task, tmp_path / "good", optimizer)
     np.testing.assert_allclose(good.params["c"], start / 16, rtol=1e-5)
 
-    imaginary_nan = optax.stateless(lambda updates, params: {"c": updates["c"] + 1j * jnp.nan})
+    imaginary_nan = transformation(lambda array: array + 1j * jnp.nan)
     bad = train(task, tmp_path / "bad", imaginary_nan)
     assert int(bad.skipped) == 4
     np.testing.assert_array_equal(bad.params["c"], start)
@@ -248,7 +282,14 @@ RISING_OUTSIDE = optax.chain(
 )
 def test_the_reported_learning_rate_is_the_last_one_used(optimizer, expected, tmp_path):
     config = FitConfig(steps=7, log_every=1, checkpoint_every=7, eval_every=7)
-    fit(Softmax(), optimizer, tmp_path, config, mesh=mesh_of(1), learning_rate=rising)
+    fit(
+        Softmax(),
+        optimizer,
+        tmp_path,
+        config,
+        mesh=mesh_of(1),
+        learning_rate=rising,
+    )
     rates = [report["learning_rate"] for report in reports(tmp_path, "train")]
     assert rates == pytest.approx(expected)
 
@@ -263,13 +304,15 @@ def test_fit_works_without_jit(tmp_path):
 
 def contrast(gather, params, batch, randomness):
     """InfoNCE: the reversed columns of a row are to be found among the rows of the batch."""
-    keys = batch["x"][:, ::-1] @ params["w"]
+    x = batch["x"]
+    queries = x @ params["w"]
+    keys = x[:, ::-1] @ params["w"]
     own = jnp.arange(len(keys))
     if gather:
         own += len(keys) * jax.lax.axis_index("data")
         keys = jax.lax.all_gather(keys, "data", tiled=True)
 
-    logits = batch["x"] @ params["w"] @ keys.T
+    logits = queries @ keys.T
     nll = optax.softmax_cross_entropy_with_integer_labels(logits, own)
     return {"loss": nll.sum(), "count": len(nll)}
 
@@ -280,10 +323,15 @@ APART = changed(loss=staticmethod(functools.partial(contrast, False)))
 
 def test_losses_over_the_whole_batch_gather_it(tmp_path, capsys):
     """Its steps equal those on one device. Over fsdp alone, nothing needs to be gathered."""
-    expected = train(GATHERED, tmp_path / "alone")
-    for task, sizes in ((GATHERED, {"data": 2, "fsdp": 2}), (APART, {"data": 1, "fsdp": 4})):
-        found = train(task, tmp_path / str(sizes), mesh=mesh_of(4, **sizes))
-        np.testing.assert_allclose(found.params["w"], expected.params["w"], rtol=1e-4, atol=1e-6)
+    alone = train(GATHERED, tmp_path / "alone")
+    expected = alone.params["w"]
+    for task, sizes in (
+        (GATHERED, {"data": 2, "fsdp": 2}),
+        (APART, {"data": 1, "fsdp": 4}),
+    ):
+        mesh = mesh_of(4, **sizes)
+        found = train(task, tmp_path / str(sizes), mesh=mesh)
+        np.testing.assert_allclose(found.params["w"], expected, rtol=1e-4, atol=1e-6)
 
     assert "warning" not in capsys.readouterr().err
 
@@ -294,7 +342,10 @@ def test_a_loss_over_the_whole_batch_that_does_not_gather_it_gets_a_warning(tmp_
     x = Softmax().batch(0)["x"]
 
     # The first row of each shard, and of each micro-batch.
-    for rows, settings in ((x[::2], {"mesh": mesh_of(4)}), (x[:2], {"gradient_accumulation": 2})):
+    for rows, settings in (
+        (x[::2], {"mesh": mesh_of(4)}),
+        (x[:2], {"gradient_accumulation": 2}),
+    ):
         train(APART, tmp_path / str(len(rows)), **settings)
 
         queries = rows @ w
@@ -323,9 +374,15 @@ class Validated(NamedTuple):
 
 def validate(values, folder, **settings):
     """Validates with ``values(step)`` after every other step."""
-    task = changed(evaluate=lambda self, params, *_: values(int(params["step"])), **COUNTER)
-    fields = {"steps": 20, "checkpoint_every": 2, "eval_every": 2}
-    state = train(task, folder, COUNT, **fields | settings)
+
+    def evaluate(self, params, mesh, check_stop):
+        step = int(params["step"])
+        return values(step)
+
+    task = changed(evaluate=evaluate, **COUNTER)
+    usual = {"steps": 20, "checkpoint_every": 2, "eval_every": 2}
+    fields = usual | settings
+    state = train(task, folder, COUNT, **fields)
     checkpoints = Checkpoints(folder / "run" / "checkpoints")
     return Validated(int(state.step), checkpoints.best_step())
 
@@ -363,8 +420,15 @@ def test_the_best_metric_of_the_settings(tmp_path):
     def values(step):
         return {"reward": -step, "loss": -step, "error": abs(step - 3.5)}
 
-    for metric, best in ((None, 2), ("loss", 6), ("reward", 2), ("error:min", 4), ("error:max", 6)):
-        found = validate(values, tmp_path / f"{metric}", steps=6, best_metric=metric)
+    for metric, best in (
+        (None, 2),
+        ("loss", 6),
+        ("reward", 2),
+        ("error:min", 4),
+        ("error:max", 6),
+    ):
+        folder = tmp_path / f"{metric}"
+        found = validate(values, folder, steps=6, best_metric=metric)
         assert found == Validated(last=6, best=best)
 
     for metric, message in (
@@ -401,7 +465,8 @@ def test_a_first_validation_that_fails_ends_the_run(tmp_path, capsys):
 def test_injected_hyperparameters_stay_and_are_named(tmp_path, capsys):
     def sgd(rate):
         schedule = optax.linear_schedule(1.0, 0.5, 100)
-        sgd = optax.inject_hyperparams(optax.sgd)(learning_rate=rate, momentum=schedule)
+        make_sgd = optax.inject_hyperparams(optax.sgd)
+        sgd = make_sgd(learning_rate=rate, momentum=schedule)
         return optax.chain(optax.clip(1.0), sgd)
 
     for steps, rate, lines in ((4, 0.25, 0), (8, 0.125, 1), (12, 0.25, 0)):
@@ -426,13 +491,14 @@ def test_a_rule_per_layer_trains_and_resumes_on_another_mesh(tmp_path):
     def loss(self, params, batch, randomness):
         x = batch["x"]
         layers = params["layers"]
-        for i in range(2):
-            x = jnp.tanh(x @ layers["w"][i] + layers["b"][i])
+        for w, b in zip(layers["w"], layers["b"], strict=True):
+            x = jnp.tanh(x @ w + b)
         return Softmax().loss(params["out"], batch | {"x": x}, randomness)
 
     task = changed(init=init, loss=loss)
     mask = {"layers": True, "out": {"w": False}}  # a tree that ends at the stack
-    rule = optax.masked(jaxformer.per_layer(optax.lamb(0.1)), mask)
+    lamb = jaxformer.per_layer(optax.lamb(0.1))
+    rule = optax.masked(lamb, mask)
     optimizer = optax.chain(rule, optax.clip(0.1))
     whole = train(task, tmp_path / "whole", optimizer, steps=8)
     train(task, tmp_path / "two", optimizer)
@@ -441,5 +507,7 @@ def test_a_rule_per_layer_trains_and_resumes_on_another_mesh(tmp_path):
 
     compare = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6)
     jax.tree.map(compare, resumed, whole)
-    momentum = whole.opt_state[0].inner_state[0].mu
-    assert momentum["layers"][1]["w"].shape == (4, 4)
+    state_of_lamb = whole.opt_state[0].inner_state
+    momentum = state_of_lamb[0].mu
+    last_layer = momentum["layers"][1]
+    assert last_layer["w"].shape == (4, 4)

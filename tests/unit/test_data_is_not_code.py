@@ -58,7 +58,8 @@ FAMILIES = ("exec", "spawn", "posix_spawn", "fork")  # of os
 ALLOWED = {
     ("jaxformer/runs/watchdog.py", "ctypes"): "handles SIGABRT",
     ("jaxformer/runs/allocator.py", "ctypes"): "calls mallopt",
-    ("jaxformer/interop/named_arrays.py", "torch"): "loads with weights_only=True",
+    ("jaxformer/interop/weight_files.py", "torch"): "loads with weights_only=True",
+    ("jaxformer/interop/flax_arrays.py", "unpackb"): "of msgpack, which builds plain values only",
     ("jaxformer/cli/config_file.py", "runpy"): "runs the file of --config, which is code",
     ("jaxformer/registry.py", "import_module"): "the names are of the modules of a package",
     ("jaxformer/data/images.py", "load"): "of numpy, which refuses pickles by default",

@@ -40,7 +40,7 @@ def add_file(tmp_path, monkeypatch):
 
 
 def test_layouts(add_file):
-    all_types = "bert gpt2 llama m2m_100 mistral mt5 qwen2 qwen3 t5 umt5 vit"
+    all_types = "bert gemma gpt2 llama m2m_100 mistral mt5 qwen2 qwen3 t5 umt5 vit"
     assert " ".join(importer.known_layouts()) == all_types
 
     add_file(layouts, "added_layout", NEW_LAYOUT)
@@ -66,7 +66,7 @@ class Summaries(Translation):
 
 def test_every_kind_has_one_task():
     kinds_of_tasks = [task.kind for task in find_classes(tasks, NetworkTask)]
-    assert len(kinds_of_tasks) == 6
+    assert len(kinds_of_tasks) == 8
     assert {id(kind) for kind in kinds_of_tasks} == {id(kind) for kind in known_kinds()}
 
 

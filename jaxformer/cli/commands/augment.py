@@ -3,6 +3,7 @@
 import collections
 import itertools
 import pathlib
+from collections.abc import Iterator, Mapping
 
 from jaxformer.cli.command import Command
 from jaxformer.cli.options import File, InputFile
@@ -37,8 +38,7 @@ def augment(
     """
     from jaxformer.cli.outputs import open_output
     from jaxformer.cli.text import LINES_PER_BLOCK
-    from jaxformer.data.augmentation import RATES, parse_rates, variants
-    from jaxformer.data.text_files import read_file, zip_lines
+    from jaxformer.data.augmentation import RATES, parse_rates
 
     if copies < 1:
         raise UserError(f"--copies must be at least 1: got {copies}")
@@ -52,25 +52,25 @@ def augment(
         )
 
     chosen = RATES if rates is None else parse_rates(rates)
-    languages = (source.suffix[1:], target.suffix[1:])
     changed: collections.Counter[str] = collections.Counter()
+    pairs = _variants(
+        source,
+        target,
+        copies=copies,
+        rates=chosen,
+        seed=seed,
+        changed=changed,
+    )
+
     count = 0
-
     with open_output(first) as write_source, open_output(second) as write_target:
-        for copy in range(copies):
-            pairs = zip_lines(
-                read_file(source),
-                read_file(target),
-                first_name=str(source),
-                second_name=str(target),
-            )
-            lines = variants(pairs, chosen, seed + copy, languages=languages, changed=changed)
-            while block := list(itertools.islice(lines, LINES_PER_BLOCK)):
-                write_source(line for line, _ in block)
-                write_target(line for _, line in block)
-                count += len(block)
+        while block := list(itertools.islice(pairs, LINES_PER_BLOCK)):
+            write_source(line for line, _ in block)
+            write_target(line for _, line in block)
+            count += len(block)
 
-    kinds = ", ".join(f"{kind} {changed[kind]:,}" for kind in chosen)
+    counts = [f"{kind} {changed[kind]:,}" for kind in chosen]
+    kinds = ", ".join(counts)
     print(f"{first}, {second}: {count:,} lines; changed by {kinds}")
 
 
@@ -90,6 +90,30 @@ def _output_files(
     for path in (first, second):
         check_outputs((source, target), {"--output": path})
     return first, second
+
+
+def _variants(
+    source: pathlib.Path,
+    target: pathlib.Path,
+    *,
+    copies: int,
+    rates: Mapping[str, float],
+    seed: int,
+    changed: collections.Counter[str],
+) -> Iterator[tuple[str, str]]:
+    """Yields the variants of all pairs of lines, once for each copy; counts them in ``changed``."""
+    from jaxformer.data.augmentation import variants
+    from jaxformer.data.text_files import zip_files
+
+    languages = (source.suffix[1:], target.suffix[1:])
+    for copy in range(copies):
+        yield from variants(
+            zip_files(source, target),
+            rates,
+            seed + copy,
+            languages=languages,
+            changed=changed,
+        )
 
 
 COMMAND = Command("augment", augment, place=170)

@@ -105,7 +105,8 @@ QUANTIZE = Command("quantize", quantize, place=150)
 
 def _model_folder(text: str) -> pathlib.Path:
     """Returns a folder, or the name of a model whose address on the hub is given."""
-    address = re.fullmatch(r"https://huggingface\.co/(.+?)(/(tree|blob)/main(/.*)?)?", text)
+    hub = r"(?:https://huggingface\.co/|hf://)"
+    address = re.fullmatch(rf"{hub}(.+?)(/(tree|blob)/main(/.*)?)?", text)
     return local_path(address[1] if address else text)
 
 

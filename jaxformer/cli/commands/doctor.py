@@ -75,7 +75,8 @@ def _print_report() -> None:
 
     try:
         folder = cache_directory()
-        size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        files = filter(pathlib.Path.is_file, folder.rglob("*"))
+        size = sum(path.stat().st_size for path in files)
         place = str(folder).replace(os.path.expanduser("~"), "~", 1)  # A user's name is private.
         print(f"cache: {place}, {size / 1e6:.1f} MB")
 
@@ -111,7 +112,8 @@ def _extra_report(extra: str, purpose: str) -> str:
     names = [re.split(r"[^\w.-]", package)[0] for package in packages_of(extra)]
     missing = [name for name in names if _version(name) is None]
     if not missing:
-        versions = ", ".join(f"{name} {_version(name)}" for name in names)
+        described = [f"{name} {_version(name)}" for name in names]
+        versions = ", ".join(described)
         return f"{versions or 'unknown packages'}, for {purpose}"
 
     absent = f"{' and '.join(missing)} not installed"

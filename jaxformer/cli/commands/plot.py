@@ -11,7 +11,7 @@ from jaxformer.cli.command import Command
 from jaxformer.cli.options import File, ModelDir, ModelOptions, SearchOptions, TranslatorDir
 from jaxformer.cli.signatures import Option
 from jaxformer.errors import UserError, typed_command
-from jaxformer.files import check_output, write_file
+from jaxformer.files import check_output, is_own_folder, write_file
 
 if TYPE_CHECKING:
     from jaxformer.inference.attention_view import AttentionView
@@ -125,8 +125,7 @@ def attention(
     from jaxformer.inference.attention_view import ONE_TEXT, record_attention, record_text
     from jaxformer.runs.workdir import Workdir
 
-    folder = pathlib.Path() if workdir == pretrained.WORKDIR else workdir
-    output = output or folder / "attention.html"
+    output = output or _output_folder(workdir) / "attention.html"
     check_suffix(output, ".html, .png or .svg")
 
     kind = read_config(Workdir(workdir)).kind
@@ -205,7 +204,7 @@ def plot(*, workdir: ModelDir, output: File | None = None) -> None:
     from jaxformer.plots.learning_curve import learning_curve, read_metrics
     from jaxformer.runs.workdir import Workdir
 
-    output = output or workdir / "learning_curve.png"
+    output = output or _output_folder(workdir) / "learning_curve.png"
     check_suffix(output, ".png or .svg")
 
     metrics = Workdir(workdir).metrics
@@ -217,6 +216,11 @@ def plot(*, workdir: ModelDir, output: File | None = None) -> None:
 
 
 PLOT = Command("plot", plot, place=190)
+
+
+def _output_folder(workdir: pathlib.Path) -> pathlib.Path:
+    """Returns the folder of an image without a name: the workdir, or here if it is jaxformer's."""
+    return workdir if is_own_folder(workdir) else pathlib.Path()
 
 
 def check_suffix(output: pathlib.Path, known: str) -> None:

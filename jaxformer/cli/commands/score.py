@@ -57,23 +57,8 @@ def score(
       -0.512345
       -0.734567
     """
-    from jaxformer.config import check_kind, read_config
-    from jaxformer.inference.generator import Generator
-    from jaxformer.inference.translator import Translator
-    from jaxformer.runs.workdir import Workdir
-
     check_outputs([source, target], {"--output": output or STDOUT})
-    config = read_config(Workdir(workdir))
-    with prefix_errors(str(workdir)):
-        check_kind(config, *Translator.kinds, *Generator.kinds)
-
-    needs_source = config.kind in Translator.kinds
-    if needs_source and source is None:
-        raise UserError(f"{workdir} has {config.kind.description}: give --source, too")
-    if source is not None and not needs_source:
-        raise UserError(
-            f"{workdir} has {config.kind.description}: give the texts as --target, without --source"
-        )
+    _check_source(workdir, source)
 
     search = SearchOptions(changes=penalty).settings(workdir)
     if source is None:
@@ -93,6 +78,26 @@ def score(
 
 
 COMMAND = Command("score", score, place=50)
+
+
+def _check_source(workdir: pathlib.Path, source: pathlib.Path | None) -> None:
+    """Refuses pairs for a language model, and texts without sources for a model of pairs."""
+    from jaxformer.config import check_kind, read_config
+    from jaxformer.inference.generator import Generator
+    from jaxformer.inference.translator import Translator
+    from jaxformer.runs.workdir import Workdir
+
+    config = read_config(Workdir(workdir))
+    with prefix_errors(str(workdir)):
+        check_kind(config, *Translator.kinds, *Generator.kinds)
+
+    needs_source = config.kind in Translator.kinds
+    if needs_source and source is None:
+        raise UserError(f"{workdir} has {config.kind.description}: give --source, too")
+    if source is not None and not needs_source:
+        raise UserError(
+            f"{workdir} has {config.kind.description}: give the texts as --target, without --source"
+        )
 
 
 def _row(line: Line, result: "Score") -> str:

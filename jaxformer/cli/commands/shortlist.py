@@ -12,6 +12,8 @@ from jaxformer.errors import UserError
 
 if TYPE_CHECKING:
     from jaxformer.config import Config
+    from jaxformer.inference.shortlist import Shortlist
+    from jaxformer.runs.workdir import Workdir
 
 
 def shortlist(
@@ -39,8 +41,7 @@ def shortlist(
     import numpy as np
 
     from jaxformer.config import check_kind, read_config
-    from jaxformer.data.tokenizer import Tokenizer
-    from jaxformer.inference.shortlist import NAME, Shortlist
+    from jaxformer.inference.shortlist import NAME
     from jaxformer.kinds.translation import TRANSLATION
     from jaxformer.runs.workdir import Workdir
 
@@ -60,16 +61,7 @@ def shortlist(
     if not text_pairs:
         raise UserError("expected sentence pairs to learn from: found none")
 
-    folder.check_tokenizer()
-    tokenizer = Tokenizer.load(folder.tokenizer)
-    source_ids = tokenizer.encode_batch([line for line, _ in text_pairs])
-    target_ids = tokenizer.encode_target_batch([line for _, line in text_pairs])
-    learned = Shortlist.learn(
-        list(zip(source_ids, target_ids, strict=True)),
-        tokenizer.vocab_size,
-        first=first,
-        best=best,
-    )
+    learned = _learn(folder, text_pairs, first=first, best=best)
     learned.save(folder.path)
 
     known = np.count_nonzero(np.diff(learned.offsets))
@@ -87,15 +79,32 @@ def _sentence_pairs(
     """Returns the sentence pairs of two files, or of the run's training text."""
     from jaxformer.config import DataConfig, data_section
     from jaxformer.data.held_out import training_pairs
-    from jaxformer.data.text_files import read_file, zip_lines
+    from jaxformer.data.text_files import zip_files
 
     if source is None or target is None:
         return training_pairs(data_section(config, DataConfig))
-    return zip_lines(
-        read_file(source),
-        read_file(target),
-        first_name=str(source),
-        second_name=str(target),
+    return zip_files(source, target)
+
+
+def _learn(
+    folder: "Workdir",
+    text_pairs: list[tuple[str, str]],
+    first: int,
+    best: int,
+) -> "Shortlist":
+    """Returns the shortlist of sentence pairs, tokenized as by the run."""
+    from jaxformer.data.tokenizer import Tokenizer
+    from jaxformer.inference.shortlist import Shortlist
+
+    folder.check_tokenizer()
+    tokenizer = Tokenizer.load(folder.tokenizer)
+    source_ids = tokenizer.encode_batch([source for source, _ in text_pairs])
+    target_ids = tokenizer.encode_target_batch([target for _, target in text_pairs])
+    return Shortlist.learn(
+        list(zip(source_ids, target_ids, strict=True)),
+        tokenizer.vocab_size,
+        first=first,
+        best=best,
     )
 
 

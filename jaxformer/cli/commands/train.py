@@ -10,7 +10,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from jaxformer.cli.command import Command
 from jaxformer.cli.configs import list_configs
@@ -85,16 +85,8 @@ def train(
     if config is None or workdir is None or missing:
         raise UserError(f"expected {' and '.join(missing)}; see {typed_command('train')} --help")
 
-    from jaxformer.runs.allocator import keep_freed_memory
-
-    keep_freed_memory(training=True)  # before JAX starts its threads
-    command = functools.partial(
-        _train,
-        config,
-        overrides,
-        workdir,
-        members=(coordinator, num_processes, process_id),
-    )
+    members = _Members(coordinator, num_processes, process_id)
+    command = functools.partial(_train, config, overrides, workdir, members)
     if coordinator is None:
         command()
     else:
@@ -109,13 +101,25 @@ COMMAND = Command(
 )
 
 
+class _Members(NamedTuple):
+    """The processes of a run; all fields are None if there is one."""
+
+    coordinator: str | None
+    count: int | None
+    process_id: int | None
+
+
 def _train(
     name: str,
     overrides: Sequence[str],
     workdir: pathlib.Path,
-    members: tuple[str | None, int | None, int | None],
+    members: _Members,
 ) -> None:
     faulthandler.enable(2)
+    from jaxformer.runs.allocator import keep_freed_memory
+
+    keep_freed_memory(training=True)  # before JAX starts its threads
+
     # Imported late, so that a wrong argument or --help does not wait for jax.
     import jax
     from absl import logging
@@ -126,7 +130,7 @@ def _train(
 
     logging.set_verbosity(logging.WARNING)  # orbax reports a dozen lines for every checkpoint
     config = load_config(name, overrides, workdir)
-    _join_processes(*members)
+    _join_processes(members)
     with announce("starting the devices"):
         jax.devices()
 
@@ -136,8 +140,9 @@ def _train(
         print(f"done; {next_command}", file=sys.stderr)
 
 
-def _join_processes(coordinator: str | None, count: int | None, process_id: int | None) -> None:
+def _join_processes(members: _Members) -> None:
     """Connects the processes of a run, if the arguments specify several."""
+    coordinator, count, process_id = members
     if coordinator in (None, "auto"):
         if (count, process_id) != (None, None):
             raise UserError("--num_processes and --process_id need --coordinator=HOST:PORT")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from jaxformer import pretrained
@@ -96,7 +97,8 @@ class FormatOptions:
 
         scored = [(hypothesis.text, hypothesis.score) for hypothesis in found]
         if not scored:
-            scored = [("", 0.0 if line.error is None else math.nan)]
+            score_of_blank = 0.0 if line.error is None else math.nan
+            scored = [("", score_of_blank)]
 
         if self.n_best is not None:
             index = line.number - 1
@@ -161,8 +163,6 @@ def translate(
 
       jaxformer translate     # type a line, press Enter; Ctrl-D ends
     """
-    from jaxformer.inference.alignment import align, format_pharaoh
-
     check_outputs(
         [input or STDIN, forced.prefixes],
         {"--output": output or STDOUT, "--alignments": style.alignments},
@@ -172,25 +172,25 @@ def translate(
     translator = model.load(workdir, search.settings(workdir))
     style.check(translator)
     prefix = translator.prefix_ids(forced.prefix or "", "--prefix")
+    blank = _Encoded(source=[], prefix=prefix)
 
     def encode(line: Line) -> _Encoded:
-        return _Encoded(
-            source=translator.source_ids(line.text, f"{text.name}:{line.number}"),
-            prefix=translator.prefix_ids(line.other, f"{forced.prefixes}:{line.number}"),
-        )
+        source = translator.source_ids(line.text, f"{text.name}:{line.number}")
+        own_prefix = translator.prefix_ids(line.other, f"{forced.prefixes}:{line.number}")
+        return _Encoded(source, prefix or own_prefix)
 
     with (
         blocks_of(text, encode, output, strict=strict) as (blocks, write, report),
         open_output(style.alignments) as write_alignments,
     ):
         for block in blocks:
-            encoded = [line.encoded or _Encoded([], []) for line in block]
+            encoded = [line.encoded or blank for line in block]
             sources = [line.source for line in encoded]
             report_unknown(translator.tokenizer, block, text.name, sources)
 
             prefixes = None
             if forced.prefixes_of(block) is not None:
-                prefixes = [prefix or line.prefix for line in encoded]
+                prefixes = [line.prefix for line in encoded]
             decoded = translator.translate_ids(
                 sources,
                 prefixes,
@@ -206,18 +206,33 @@ def translate(
             write(rows)
 
             if style.alignments is not None:
-                best = [_best(hypotheses) for hypotheses in found]
-                pairs = align(
-                    translator,
-                    [line.text for line in block],
-                    best,
-                    layer=style.alignment_layer,
-                    source_ids=sources,
-                )
-                write_alignments(map(format_pharaoh, pairs))
+                lines = _align(translator, block, found, sources, layer=style.alignment_layer)
+                write_alignments(lines)
 
 
 COMMAND = Command("translate", translate, place=30)
+
+
+def _align(
+    translator: "Translator",
+    block: list[Line],
+    found: list[list["Hypothesis"]],
+    sources: list[list[int]],
+    layer: int | None,
+) -> Iterator[str]:
+    """Returns the alignments of the best hypotheses in Pharaoh format."""
+    from jaxformer.inference.alignment import align, format_pharaoh
+
+    texts = [line.text for line in block]
+    best = [_best(hypotheses) for hypotheses in found]
+    pairs = align(
+        translator,
+        texts,
+        best,
+        layer=layer,
+        source_ids=sources,
+    )
+    return map(format_pharaoh, pairs)
 
 
 def _best(hypotheses: list["Hypothesis"]) -> tuple[str, list[int]]:

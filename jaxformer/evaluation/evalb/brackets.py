@@ -282,7 +282,8 @@ def _select_brackets(sentence: _Sentence, parameters: ParameterFile) -> list[_Br
         if bracket.start == bracket.end:
             continue  # It has no words.
 
-        bracket.label = re.split("[-=]", bracket.label, maxsplit=1)[0]
+        category, *_ = re.split("[-=]", bracket.label, maxsplit=1)
+        bracket.label = category
         if bracket.label not in parameters.deleted_brackets:
             bracket.result = _WRONG  # until it is matched
             selected.append(bracket)

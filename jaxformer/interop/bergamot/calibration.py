@@ -17,8 +17,8 @@ from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
 from jaxformer.data.tokenizer import PAD
+from jaxformer.inference.forced_pass import batch_pairs, pad_pairs
 from jaxformer.inference.members import Member
-from jaxformer.inference.pair_scores import pair_batches
 from jaxformer.interop.bergamot.bergamot_names import ALPHA_SUFFIX, LAYERS
 from jaxformer.nn.attention import MultiHeadAttention, Projection
 
@@ -34,9 +34,10 @@ def find_alphas(
 ) -> dict[str, Float[np.ndarray, "1 1"]]:
     """Returns the scale of each matrix's input, from sources and translations in token ids."""
     maxima = collections.defaultdict(list)
-    for batch in pair_batches(pairs, student.config.max_length, _TOKENS_PER_BATCH):
+    for numbers, shape in batch_pairs(pairs, student.config.max_length, _TOKENS_PER_BATCH):
+        batch = pad_pairs([pairs[number] for number in numbers], shape)
         found = jax.device_get(_largest_inputs(student, batch.src, batch.tgt_in))
-        num_sentences = len(batch.numbers)  # The last rows of a batch can be padding.
+        num_sentences = len(numbers)  # The last rows of a batch can be padding.
         for name, largest in found.items():
             maxima[name] += largest[:num_sentences].tolist()
 

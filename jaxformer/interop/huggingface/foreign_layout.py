@@ -4,7 +4,6 @@ A table serves both directions, so that an export is the inverse of the import, 
 """
 
 import dataclasses
-import re
 import typing
 from collections.abc import (
     Callable,
@@ -25,6 +24,7 @@ from jaxformer.data.corpus import DataSection
 from jaxformer.data.huggingface_tokenizer import HuggingFaceTokenizer
 from jaxformer.data.m2m100_tokenizer import M2M100Tokenizer
 from jaxformer.errors import UserError, prefix_errors
+from jaxformer.fields import expected_type
 from jaxformer.interop.json_fields import JsonFields, nest_sections
 from jaxformer.interop.named_arrays import NamedArrays
 from jaxformer.models.architecture import Architecture
@@ -38,6 +38,7 @@ ACTIVATIONS = {
     "relu": "relu",
     "silu": "swish",
     "swish": "swish",
+    "tanh": "tanh",
 }
 # Fields of ours that every layout expresses, or that change no number of an export.
 _ALWAYS_EXPRESSED = ("architecture", "vocab_size", "compute_dtype")
@@ -69,11 +70,12 @@ _SPECIAL = {
 class Tensor(NamedTuple):
     """A tensor of a file, and the parameters that it holds.
 
-    Axes are D d_model, F d_ff, M max_length, V the vocabulary, H the heads, Q and K the heads of
-    queries, or of keys and values, times their size, U the size of a head, C = Q + 2 K, R the
-    buckets of positions, N the classes, T the token types, P = 2, S the patches and the class token
-    of a picture, and Y, X and Z the height, width and channels of a patch. A layout may name
-    others, and other sizes or orders of these; see :attr:`Layout.sizes` and :attr:`Layout.orders`.
+    Axes are D d_model, E the width of embeddings, F d_ff, M max_length, V the vocabulary, H the
+    heads, Q and K the heads of queries, or of keys and values, times their size, U the size of a
+    head, C = Q + 2 K, R the buckets of positions, N the classes, T the token types, P = 2, S the
+    patches and the class token of a picture, and Y, X and Z the height, width and channels of a
+    patch. A layout may name others, and other sizes or orders of these; see :attr:`Layout.sizes`
+    and :attr:`Layout.orders`.
     """
 
     name: str  # "{n}" stands for the number of the layer, in the stack that ``ours`` begin with
@@ -113,9 +115,9 @@ def affine(theirs: str, axes: str, ours: str, bias: bool = True) -> Iterator[Ten
         yield Tensor(f"{theirs}.bias", axes[0], (f"{ours}_bias",))
 
 
-def layer_norm(theirs: str, ours: str) -> Iterator[Tensor]:
-    yield Tensor(f"{theirs}.weight", "D", (f"{ours}/scale",))
-    yield Tensor(f"{theirs}.bias", "D", (f"{ours}/bias",))
+def layer_norm(theirs: str, ours: str, axis: str = "D") -> Iterator[Tensor]:
+    yield Tensor(f"{theirs}.weight", axis, (f"{ours}/scale",))
+    yield Tensor(f"{theirs}.bias", axis, (f"{ours}/bias",))
 
 
 def rms_norm(theirs: str, ours: str) -> Tensor:
@@ -142,6 +144,8 @@ class Layout:
         ``"encoder.hidden_size"``.
       vocab_fields: Fields with the size of the vocabulary.
       tensors: Returns the tensors, given our section.
+      unread: Returns names of further tensors that a file may have, which its own model ignores,
+        given our section.
       sizes: Returns the sizes in a file of axes that our section has no size of, or another one.
       orders: Returns the index in a file for each index of ours, by the letters of axes. A file may
         have more, of rows that no token reads; an export has zeros there.
@@ -169,6 +173,7 @@ class Layout:
       has_tokenizer: False for a model of pictures.
       expressed: Values of our other fields that config.json or the tensors express, by the names of
         the fields. A field that is neither here nor among ``fields`` must have its default.
+      fits: Returns whether the values of several fields fit together in a file, given our section.
       is_exported: False if another layout's file describes the same model.
     """
 
@@ -186,6 +191,7 @@ class Layout:
     sections: tuple[str, ...] = ()
     vocab_fields: tuple[str, ...] = ("vocab_size",)
     tensors: Callable[[Any], Iterable[Tensor]]
+    unread: Callable[[Any], Iterable[str]] = lambda section: ()
     sizes: Callable[[Any], dict[str, int]] = lambda section: {}
     orders: Callable[[Any], dict[str, Int[np.ndarray, " indices"]]] = lambda section: {}
     constants: Callable[[Any, str], dict[str, np.ndarray]] = lambda section, absent: {}
@@ -206,6 +212,7 @@ class Layout:
     code_follows: Callable[[str, JsonFields], bool] = lambda name, settings: False
     has_tokenizer: bool = True
     expressed: Mapping[str, Container[Any]] = dataclasses.field(default_factory=dict)
+    fits: Callable[[Any], bool] = lambda section: True
     is_exported: bool = True
 
     def can_express(self, model: Any, tokenizer: HuggingFaceTokenizer | None) -> bool:
@@ -221,7 +228,7 @@ class Layout:
             value = getattr(model, field.name)
             if value not in allowed.get(field.name, [field.default]):
                 return False
-        return True
+        return self.fits(model)
 
     def network_of(self, model: Any) -> str:
         if isinstance(self.network, str):
@@ -230,15 +237,12 @@ class Layout:
 
     def check_architectures(self, fields: JsonFields) -> None:
         """Refuses a file of a class whose head we lack; its tensors may have names of ours."""
-        found = fields.values.get("architectures")
-        names = found if isinstance(found, list) else [found]
-        for name in names:
-            task = re.search("For[A-Z].*", str(name))
-            if task and task[0] not in self.tasks:
+        for head, name in fields.architecture_heads().items():
+            if head not in self.tasks:
                 known = ", ".join(self.tasks) or "a language model"
                 raise UserError(
                     f"{fields.place}: expected architectures of a head that jaxformer has, "
-                    f"{known}: got {name!s:.80}"
+                    f"{known}: got {name:.80}"
                 )
 
     def name_of(self, name: str) -> str:
@@ -295,10 +299,10 @@ class Layout:
         if fields.values.get(name, "") is None:
             return None  # Our dataclass refuses it, unless it has a default.
 
-        hint = typing.get_type_hints(self.section)[ours]
-        if hint is bool:
+        expected = expected_type(typing.get_type_hints(self.section)[ours])
+        if expected is bool:
             return fields.boolean(name)
-        if hint is float:
+        if expected is float:
             return fields.number(name)
         return fields.integer(name)
 
@@ -379,6 +383,8 @@ class Layout:
             for path, shape, part in zip(tensor.ours, own_shapes, parts, strict=True):
                 flat[path] = part.reshape(shape)
 
+        for name in self.unread(model):
+            arrays.skip(name)
         arrays.check_all_read()
         assert flat.keys() == templates.keys(), sorted(flat.keys() ^ templates.keys())
         return flax.traverse_util.unflatten_dict(flat, sep="/")
@@ -463,6 +469,7 @@ def sizes_of(model: Architecture, vocab_size: int) -> dict[str, int]:
         "1": 1,
         "C": queries + 2 * keys,
         "D": model.d_model,
+        "E": model.embedding_width,
         "F": model.d_ff,
         "H": model.num_heads,
         "K": keys,

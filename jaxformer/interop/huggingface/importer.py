@@ -10,36 +10,43 @@ from typing import Any
 import numpy as np
 
 from jaxformer.config import Config
-from jaxformer.data.huggingface_tokenizer import HuggingFaceTokenizer, open_tokenizer_json
+from jaxformer.data.huggingface_tokenizer import HuggingFaceTokenizer
 from jaxformer.data.tokenizer import BOS, EOS
 from jaxformer.errors import MALFORMED, UserError, prefix_errors
-from jaxformer.files import local_path, read_whole, run_path
+from jaxformer.files import local_path, run_path
 from jaxformer.inference.origins import IMPORT
 from jaxformer.inference.parameter_arrays import abstract_params
 from jaxformer.interop.hub import ModelFiles
 from jaxformer.interop.huggingface import layouts
 from jaxformer.interop.huggingface.foreign_layout import ImportedTokenizer, Layout
 from jaxformer.interop.huggingface.layouts import m2m100
-from jaxformer.interop.huggingface.tokenizer_config import apply_settings, class_name
+from jaxformer.interop.huggingface.tokenizer_config import class_name, read_tokenizer_file
 from jaxformer.interop.imported import write_import
 from jaxformer.interop.json_fields import JsonFields
-from jaxformer.interop.named_arrays import NamedArrays, read_weights
+from jaxformer.interop.named_arrays import NamedArrays
+from jaxformer.interop.weight_files import WEIGHTS, read_weights
 from jaxformer.registry import find_values
 from jaxformer.runs.workdir import Workdir
 
 FILES = ModelFiles(
     model="a model with a tokenizer.json",
-    needed=("config.json", "tokenizer.json|sentencepiece.bpe.model|preprocessor_config.json"),
-    optional=("tokenizer_config.json", "vocab.json", "generation_config.json"),
-    weights=(
-        ("model.safetensors",),
-        ("model.safetensors.index.json", "model-*.safetensors"),
-        ("pytorch_model.bin",),  # Only this one needs PyTorch.
+    needed=(
+        "config.json",
+        "tokenizer.json|sentencepiece.bpe.model|spiece.model|tokenizer.model|vocab.json|vocab.txt"
+        "|preprocessor_config.json",
     ),
+    optional=(
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "merges.txt",
+        "generation_config.json",
+    ),
+    weights=WEIGHTS,
 )
 _FILES = (
     "expected a folder of a model in the Hugging Face layout: config.json, tokenizer.json, and "
-    "model.safetensors or model.safetensors.index.json with its files, or pytorch_model.bin"
+    "model.safetensors, flax_model.msgpack or pytorch_model.bin, or one of them in several files "
+    "with their .index.json"
 )
 
 
@@ -158,7 +165,7 @@ def read_tokenizer_files(
         settings = JsonFields(path.with_name("tokenizer_config.json"), {})
         code_follows = layout.code_follows(class_name(settings, fields), settings)
         model = path.with_name("sentencepiece.bpe.model")
-        if not path.exists() and model.exists():
+        if layout is m2m100.M2M100 and not path.exists() and model.exists():
             return m2m100.read_tokenizer(model, languages, vocab_size)
 
     forced_start = None
@@ -168,16 +175,15 @@ def read_tokenizer_files(
     if has_decoder:  # It may begin with the code of the target.
         special["bos"] = None if code_follows else _decoder_start(fields)
 
-    text = _read_tokenizer_json(path)
-    text = apply_settings(text, path.with_name("tokenizer_config.json"), fields)
+    found = read_tokenizer_file(path.parent, fields, _FILES)
     with prefix_errors(str(path), *MALFORMED):
-        values = json.loads(text)
+        values = json.loads(found.json)
         special["unk"] = _unknown(values)
         for name, token in layout.special_tokens.items():
             special[name] = _id_of(values, token)
 
         tokenizer = HuggingFaceTokenizer.assemble(
-            text,
+            found.json,
             special,
             vocab_size,
             labels=labels,
@@ -185,6 +191,8 @@ def read_tokenizer_files(
             code_follows=code_follows,
             skips_blank=has_decoder,
             forced_start=forced_start,
+            mask=found.mask,
+            has_types=found.has_types,
         )
 
         blank = tokenizer.encode_prompt("")  # raises an error if no text has ids
@@ -214,17 +222,6 @@ def _forced_start(fields: JsonFields) -> int | None:
     if settings.values.get("forced_bos_token_id") is None:
         return None
     return settings.integer("forced_bos_token_id")
-
-
-def _read_tokenizer_json(path: pathlib.Path) -> str:
-    if not path.exists():
-        raise UserError(f"{path}: no such file; {_FILES}")
-
-    content = read_whole(path)
-    with prefix_errors(str(path), *MALFORMED):
-        text = content.decode()
-        open_tokenizer_json(text)  # refuses other JSON
-    return text
 
 
 def _unknown(tokenizer: Any) -> int | None:

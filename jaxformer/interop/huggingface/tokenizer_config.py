@@ -1,4 +1,4 @@
-"""Settings of tokenizer_config.json that override tokenizer.json in transformers.
+"""Reads tokenizers of transformers, with the settings of tokenizer_config.json.
 
 Classes of transformers 5 take the vocabulary of tokenizer.json and build the rest of the tokenizer
 from their own settings. A class without settings of its own takes the file as it is.
@@ -6,172 +6,384 @@ from their own settings. A class without settings of its own takes the file as i
 
 import json
 import pathlib
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from jaxformer.data.huggingface_tokenizer import open_tokenizer_json
-from jaxformer.errors import UserError
+from jaxformer.errors import MALFORMED, UserError, needs_package, prefix_errors
+from jaxformer.files import read_object, read_whole
+from jaxformer.interop.huggingface.tokenizer_classes import (
+    CLASSES,
+    SpecialToken,
+    Step,
+    TokenizerClass,
+    switch,
+    template,
+)
+from jaxformer.interop.huggingface.vocabulary_files import (
+    VocabularySource,
+    of_pipeline,
+    read_vocabulary,
+)
 from jaxformer.interop.json_fields import JsonFields
 
-Pipeline = dict[str, Any]  # of tokenizer.json
-
+# Classes that take tokenizer.json as it is. transformers 5 no longer has all of them.
+_AS_IT_IS = "PreTrainedTokenizer"
+_OTHERS_AS_IT_IS = ("BloomTokenizer", "M2M100Tokenizer", "MT5Tokenizer", "TokenizersBackend")
 # Classes of a type of model whose tokenizer_config.json names none.
 _REGISTERED = {
+    "albert": "AlbertTokenizer",
+    "bart": "RobertaTokenizer",
     "bert": "BertTokenizer",
+    "big_bird": "BigBirdTokenizer",
+    "blenderbot": "BlenderbotTokenizer",
+    "blenderbot-small": "BlenderbotSmallTokenizer",
+    "distilbert": "BertTokenizer",
+    "electra": "BertTokenizer",
+    "gemma": "GemmaTokenizer",
     "gpt2": "GPT2Tokenizer",
+    "gpt_neo": "GPT2Tokenizer",
+    "gptj": "GPT2Tokenizer",
+    "longformer": "RobertaTokenizer",
     "mbart": "MBartTokenizer",
+    "mt5": "T5Tokenizer",
+    "opt": "GPT2Tokenizer",
+    "pegasus": "PegasusTokenizer",
     "qwen2": "Qwen2Tokenizer",
     "qwen3": "Qwen2Tokenizer",
+    "roberta": "RobertaTokenizer",
+    "roberta-prelayernorm": "RobertaTokenizer",
+    "roformer": "RoFormerTokenizer",
+    "t5": "T5Tokenizer",
+    "xglm": "XGLMTokenizer",
+    "xlm-roberta": "XLMRobertaTokenizer",
 }
-# transformers ignores the class that these types of models name, and reads the second with a class
-# without settings.
-_OVERRULED = {"qwen2": "Qwen2Tokenizer", "mistral": "PreTrainedTokenizer"}
+# transformers ignores the class that these types of models name.
+_OVERRULED = {"qwen2": "Qwen2Tokenizer", "mistral": _AS_IT_IS, "umt5": _AS_IT_IS}
 _SPECIAL = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+# Names of the mask in files that do not tell which token it is.
+_MASKS = ("[MASK]", "<mask>")
+_FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")
 
 
-def apply_settings(text: str, place: pathlib.Path, config: JsonFields) -> str:
-    """Returns the tokenizer.json that AutoTokenizer of transformers encodes with.
+class TokenizerFile(NamedTuple):
+    """A tokenizer that encodes as AutoTokenizer of transformers does."""
+
+    json: str  # as of tokenizer.json
+    mask: int | None  # id of the token that stands for masked ones
+    has_types: bool  # tokens of a pair have the types of tokenizer.json; otherwise, all have type 0
+
+
+def read_tokenizer_file(directory: pathlib.Path, config: JsonFields, advice: str) -> TokenizerFile:
+    """Reads the tokenizer in the folder of a model.
 
     Args:
-      text: The content of the model's tokenizer.json.
-      place: The path of tokenizer_config.json, which need not exist.
+      directory: Folder with tokenizer.json, or with the vocabulary of an older tokenizer.
       config: The model's config.json.
+      advice: End of the message about a missing file.
 
     Raises:
-      UserError: A setting has no counterpart in tokenizer.json, or is not of its type.
+      UserError: A file is missing or damaged, jaxformer lacks the tokenizer's class, or a setting
+        has no counterpart in tokenizer.json or is not of its type.
     """
-    settings = JsonFields(place, {})
+    settings = _read_settings(directory)
+    path = directory / "tokenizer.json"
+    text = _read_json(path) if path.exists() else None
+
+    row = _class_of(settings, config, text)
+    named = _named_tokens(settings, row.tokens if row else {})
+    if row is None:
+        if text is None:
+            raise UserError(f"{path}: no such file; {advice}")
+        text = _with_missing_tokens(text, named, settings)
+    elif text is None:
+        _check_files(directory, row, advice)
+        source = read_vocabulary(directory, row, settings)
+        text = _build(row, source, settings, named=named)
+    else:
+        text = _rebuild(row, text, settings, named=named, path=path)
+
+    return TokenizerFile(
+        json=text,
+        mask=_mask_of(text, named.get("mask"), is_known=row is not None),
+        has_types=_has_types(settings, default=row is not None and row.has_types),
+    )
+
+
+def _read_settings(directory: pathlib.Path) -> JsonFields:
+    """Reads tokenizer_config.json, and the special tokens of older versions beside it."""
+    settings = JsonFields(directory / "tokenizer_config.json", {})
     settings.check("split_special_tokens", [None, False], "false", "tokens in a text are special")
 
-    pipeline = json.loads(text)
-    before = json.dumps(pipeline)
-    override = _OVERRIDES.get(class_name(settings, config))
-    if override is not None:
-        override(pipeline, settings)
+    older = directory / "special_tokens_map.json"
+    if "added_tokens_decoder" not in settings.values and older.exists():
+        settings.values |= read_object(older, advice="")
+    return settings
 
-    # An unchanged pipeline keeps its text.
-    if json.dumps(pipeline) != before:
-        text = json.dumps(pipeline, ensure_ascii=False)
-    return _with_special_tokens(text, pipeline, settings)
+
+def _read_json(path: pathlib.Path) -> str:
+    content = read_whole(path)
+    with prefix_errors(str(path), *MALFORMED):
+        text = content.decode()
+        open_tokenizer_json(text)  # refuses other JSON
+    return text
 
 
 def class_name(settings: JsonFields, config: JsonFields) -> str:
     """Returns the class that AutoTokenizer selects, without the older ending "Fast"."""
-    model_type = str(config.values.get("model_type"))
+    model_type = config.values.get("model_type")
+    if model_type == "encoder-decoder":
+        model_type = config.values["encoder.model_type"]
 
     name = (
-        _OVERRULED.get(model_type)
+        _OVERRULED.get(str(model_type))
         or settings.values.get("tokenizer_class")
         or config.values.get("tokenizer_class")
-        or _REGISTERED.get(model_type)
+        or _REGISTERED.get(str(model_type))
+        or _AS_IT_IS
     )
     return str(name).removesuffix("Fast")
 
 
-def _switch(settings: JsonFields, name: str, default: bool | None) -> bool | None:
-    """Returns a setting that is true, false, or its default when it is left out."""
-    if settings.values.get(name) is None:
-        return default
-    return settings.boolean(name)
+def _class_of(
+    settings: JsonFields,
+    config: JsonFields,
+    text: str | None,
+) -> TokenizerClass | None:
+    """Returns the class that AutoTokenizer selects; None for one without settings of its own."""
+    name = class_name(settings, config)
+    is_byte_level = text is not None and '"ByteLevel"' in text
+    if name == "LlamaTokenizer" and is_byte_level:  # of Llama 3
+        return None
+    if name == _AS_IT_IS or name in _OTHERS_AS_IT_IS:
+        return None
+
+    if name not in CLASSES:
+        known = ", ".join(CLASSES)
+        raise UserError(
+            f"{settings.place}: expected tokenizer_class to be PreTrainedTokenizerFast, which "
+            f"reads tokenizer.json as it is, or {known}: got {name!r:.80}"
+        )
+    return CLASSES[name]
 
 
-def _override_bert(pipeline: Pipeline, settings: JsonFields) -> None:
-    if pipeline["model"].get("type") != "WordPiece":
-        return
-    pipeline["normalizer"] = {
-        "type": "BertNormalizer",
-        "clean_text": True,
-        "handle_chinese_chars": _switch(settings, "tokenize_chinese_chars", True),
-        "strip_accents": _switch(settings, "strip_accents", None),
-        "lowercase": _switch(settings, "do_lower_case", True),
+def _check_files(directory: pathlib.Path, row: TokenizerClass, advice: str) -> None:
+    """Refuses a folder without tokenizer.json and without all files of the older tokenizer."""
+    missing = [name for name in row.files if not (directory / name).exists()]
+    if len(missing) == len(row.files):
+        missing = ["tokenizer.json"]
+    if missing:
+        raise UserError(f"{directory / missing[0]}: no such file; {advice}")
+
+
+def _has_types(settings: JsonFields, default: bool) -> bool:
+    """Returns whether AutoTokenizer gives the types of tokens."""
+    inputs = settings.values.get("model_input_names")
+    if isinstance(inputs, list):
+        return "token_type_ids" in inputs
+    return default
+
+
+def _rebuild(
+    row: TokenizerClass,
+    text: str,
+    settings: JsonFields,
+    *,
+    named: Mapping[str, Step],
+    path: pathlib.Path,
+) -> str:
+    """Returns what a class makes of a tokenizer.json."""
+    pipeline = json.loads(text)
+    found = pipeline["model"].get("type", row.model)
+    if found != row.model:
+        raise UserError(
+            f"{path}: expected a model of type {row.model}, as the tokenizer_class has it: got "
+            f"{found!r:.80}; to read it as it is, name PreTrainedTokenizerFast in "
+            f"{settings.place.name}"
+        )
+
+    # With a tokenizer.json, transformers ignores these settings.
+    for name in ("add_bos_token", "add_eos_token"):
+        settings.values.pop(name, None)
+    built = _build(row, of_pipeline(pipeline), settings, named=named)
+
+    # An unchanged pipeline keeps its text.
+    return text if json.loads(built) == pipeline else built
+
+
+def _build(
+    row: TokenizerClass,
+    source: VocabularySource,
+    settings: JsonFields,
+    *,
+    named: Mapping[str, Step],
+) -> str:
+    """Returns the text of the tokenizer.json that a class makes of a vocabulary."""
+    contents = {name: token["content"] for name, token in named.items()}
+    pipeline = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [],
+        "normalizer": row.normalizer(settings, source.charsmap),
+        "pre_tokenizer": row.pre_tokenizer(settings),
+        "post_processor": None,
+        "decoder": row.decoder(settings),
+        "model": _model(row, source, contents.get("unk")),
     }
 
+    more = _more_tokens(settings, row.more_tokens(settings))
+    for symbol in source.symbols:
+        is_named = symbol["content"] in contents.values()
+        more.append(symbol | {"special": symbol["special"] or is_named})
 
-def _override_byte_level(pipeline: Pipeline, settings: JsonFields) -> None:
+    text = json.dumps(pipeline, ensure_ascii=False)
+    text = _with_tokens(text, _added_tokens(source, settings), [*named.values(), *more])
+    pipeline = json.loads(text)
 
-    prefix = _switch(settings, "add_prefix_space", False)
-    for step in _steps(pipeline.get("pre_tokenizer"), "pretokenizers"):
-        if step.get("type") == "ByteLevel":
-            step["add_prefix_space"] = prefix
-
-
-def _override_llama(pipeline: Pipeline, settings: JsonFields) -> None:
-
-    steps = _steps(pipeline.get("pre_tokenizer"), "pretokenizers")
-    is_byte_level = any(step.get("type") == "ByteLevel" for step in steps)
-    if pipeline["model"].get("type") != "BPE" or is_byte_level:
-        return
-
-    scheme = "always" if _switch(settings, "legacy", False) else "first"
-    has_prefix_space = _switch(settings, "add_prefix_space", True)
-    if not has_prefix_space:
-        scheme = "never"
-    pipeline["normalizer"] = None
-    pipeline["pre_tokenizer"] = {
-        "type": "Metaspace",
-        "replacement": "▁",
-        "prepend_scheme": scheme,
-        "split": False,
-    }
-
-    decoders: list[Pipeline] = [
-        {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
-        {"type": "ByteFallback"},
-        {"type": "Fuse"},
-    ]
-    if has_prefix_space:
-        decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
-    pipeline["decoder"] = {"type": "Sequence", "decoders": decoders}
+    pipeline["post_processor"] = source.post_processor
+    if source.post_processor is None or (row.post_processor and row.prefers_own):
+        pipeline["post_processor"] = _post_processor(row, pipeline, settings, contents)
+    return json.dumps(pipeline, ensure_ascii=False)
 
 
-_OVERRIDES: Mapping[str, Callable[[Pipeline, JsonFields], None]] = {
-    "BertTokenizer": _override_bert,
-    "ConvBertTokenizer": _override_bert,
-    "DistilBertTokenizer": _override_bert,
-    "MobileBertTokenizer": _override_bert,
-    "SqueezeBertTokenizer": _override_bert,
-    "GPT2Tokenizer": _override_byte_level,
-    "Qwen2Tokenizer": _override_byte_level,
-    "LlamaTokenizer": _override_llama,
-}
+def _model(row: TokenizerClass, source: VocabularySource, unknown: str | None) -> Step:
+    """Returns the model of a tokenizer.json."""
+    model: Step = {"type": row.model, **row.options}
+    if row.model == "Unigram":
+        pieces = [piece for piece, _ in source.vocab]
+        model["unk_id"] = pieces.index(unknown) if unknown in pieces else None
+    else:
+        model["unk_token"] = unknown if row.has_unknown else None
+
+    model["vocab"] = source.vocab
+    if row.model == "BPE":
+        model["merges"] = source.merges
+    return model
 
 
-def _steps(step: Pipeline | None, name: str) -> Iterator[Pipeline]:
-    """Yields the steps of a part of the pipeline, which may be a sequence."""
-    if step is not None:
-        yield step
-        yield from step.get(name, ())
+def _post_processor(
+    row: TokenizerClass,
+    pipeline: Step,
+    settings: JsonFields,
+    contents: Mapping[str, str],
+) -> Step:
+    """Returns the post-processor of a class, or one with the ends that settings ask for."""
+    contents = {"source": settings.values.get("src_lang") or row.source_language, **contents}
+    ids = {token["content"]: token["id"] for token in pipeline["added_tokens"]}
+    tokens = {}
+    for name, content in contents.items():
+        if content in ids:
+            tokens[name] = SpecialToken(content, ids[content])
+
+    if row.post_processor is None:
+        first = ["bos"] if switch(settings, "add_bos_token", False) else []
+        last = ["eos"] if switch(settings, "add_eos_token", False) else []
+        single = " ".join([*first, "A", *last])
+        return template(tokens, single, f"{single} {single.replace('A', 'B')}")
+
+    try:
+        return row.post_processor(settings, tokens)
+    except KeyError as error:
+        raise UserError(f"{settings.place}: expected the special token {error}") from None
 
 
-def _with_special_tokens(text: str, pipeline: Pipeline, settings: JsonFields) -> str:
-    """Adds the special tokens that only tokenizer_config.json names."""
-    known = {token["content"] for token in pipeline.get("added_tokens", ())}
-    missing = [token for token in _named_tokens(settings) if token not in known]
-    if not missing:
-        return text
+def _added_tokens(source: VocabularySource, settings: JsonFields) -> Sequence[Step]:
+    """Returns the added tokens of the files, in the order of their ids."""
+    listed = settings.values.get("added_tokens_decoder")
+    if listed is None:
+        return source.added_tokens
+    return [listed[number] for number in sorted(listed, key=int)]
+
+
+def _with_missing_tokens(text: str, named: Mapping[str, Step], settings: JsonFields) -> str:
+    """Returns a tokenizer.json with the special tokens that only settings name."""
+    source = of_pipeline(json.loads(text))
+    known = {token["content"] for token in source.added_tokens}
+
+    listed = _added_tokens(source, settings)
+    missing = [token for token in listed if token["content"] not in known]
+    more = [*named.values(), *_more_tokens(settings, ())]
+    more = [token for token in more if token["content"] not in known]
+    return _with_tokens(text, missing, more) if missing or more else text
+
+
+def _with_tokens(text: str, listed: Sequence[Step], more: Iterable[Step]) -> str:
+    """Returns a tokenizer.json with more added tokens.
+
+    As in transformers, tokens that files list with their ids keep their flags. Otherwise, the last
+    of tokens with the same content counts.
+    """
+    with needs_package("tokenizers", "which reads tokenizer.json", extra="interop"):
+        import tokenizers
+
+    contents = {token["content"] for token in listed}
+    tokens = [*listed, *(token for token in more if token["content"] not in contents)]
+    added = []
+    for token in tokens:
+        flags = {name: value for name, value in token.items() if name in _FLAGS}
+        added.append(tokenizers.AddedToken(token["content"], **flags))
 
     tokenizer = open_tokenizer_json(text)
-    each_once = list(dict.fromkeys(missing))
-    tokenizer.add_special_tokens(each_once)
+    tokenizer.add_tokens(added)
     return tokenizer.to_str()
 
 
-def _named_tokens(settings: JsonFields) -> Iterator[str]:
-    """Yields the contents of the special tokens of tokenizer_config.json."""
-    found = [settings.values.get(f"{name}_token") for name in _SPECIAL]
+def _mask_of(text: str, named: Step | None, *, is_known: bool) -> int | None:
+    """Returns the id of the mask.
 
-    for name in ("additional_special_tokens", "extra_special_tokens"):
-        more = settings.values.get(name) or []
-        if isinstance(more, dict):
-            more = more.values()
-        found += more
+    Args:
+      text: The content of tokenizer.json.
+      named: The mask that the settings or the class name.
+      is_known: There is no other mask. Otherwise, it is the special token with the usual name.
+    """
+    if named is not None:
+        return open_tokenizer_json(text).token_to_id(named["content"])
+    if is_known:
+        return None
 
-    for token in found:
-        content = token
-        if isinstance(token, dict):
-            content = token.get("content")
+    for token in json.loads(text)["added_tokens"]:
+        if token["special"] and token["content"] in _MASKS:
+            return token["id"]
+    return None
 
-        if isinstance(content, str) and content:
-            yield content
-        elif token is not None:
-            raise UserError(f"{settings.place}: expected a special token, got {token!r:.80}")
+
+def _named_tokens(settings: JsonFields, defaults: Mapping[str, str | Step]) -> dict[str, Step]:
+    """Returns the special tokens with names, such as "cls", as added tokens.
+
+    An explicit null in the settings stands for none, and not for the default of a class.
+    """
+    values: dict[str, Any] = {}
+    for name in _SPECIAL:
+        value = settings.values.get(f"{name}_token", defaults.get(name))
+        default = defaults.get(name)
+        if isinstance(default, dict) and isinstance(value, str):
+            value = default | {"content": value}
+        values[name] = value
+
+    # Names that only this model has, such as image_token.
+    for key, value in settings.values.items():
+        name = key.removesuffix("_token")
+        if name != key and name not in values and isinstance(value, str | dict):
+            values[name] = value
+    return {name: _token(value, settings) for name, value in values.items() if value is not None}
+
+
+def _more_tokens(settings: JsonFields, default: Iterable[str]) -> list[Step]:
+    """Returns the special tokens without names."""
+    found = list(default)
+    for key in ("additional_special_tokens", "extra_special_tokens"):
+        more = settings.values.get(key) or []
+        found += more.values() if isinstance(more, dict) else more
+    return [_token(value, settings) for value in found]
+
+
+def _token(value: Any, settings: JsonFields) -> Step:
+    """Returns the fields of a special token, given its content or its fields."""
+    fields = {"content": value}
+    if isinstance(value, dict):
+        fields = value
+    content = fields.get("content")
+    if not isinstance(content, str) or not content:
+        raise UserError(f"{settings.place}: expected a special token, got {value!r:.80}")
+    return {**fields, "special": True}

@@ -29,14 +29,8 @@ from jaxformer.interop.hub import ModelFiles
 from jaxformer.interop.imported import write_import
 from jaxformer.interop.marian.marian_config import LAYOUT, MarianConfig
 from jaxformer.interop.marian.marian_names import LINEAR, NORMS, OUTPUT, SHARED, SOURCE, TARGET
-from jaxformer.interop.named_arrays import (
-    NOTHING,
-    NamedArrays,
-    Params,
-    read_weights,
-    split_heads,
-    stack,
-)
+from jaxformer.interop.named_arrays import NamedArrays, Params, split_heads, stack
+from jaxformer.interop.weight_files import NOTHING, WEIGHTS, read_weights
 from jaxformer.nn.positions import sinusoidal_positions
 from jaxformer.runs.workdir import Workdir
 
@@ -51,7 +45,7 @@ FILES = ModelFiles(
     model="a Marian model",
     needed=("config.json", "source.spm", "target.spm", "vocab.json"),
     optional=("generation_config.json", "tokenizer_config.json"),
-    weights=(("model.safetensors",), ("pytorch_model.bin",)),  # Only the second needs PyTorch.
+    weights=WEIGHTS,
 )
 
 

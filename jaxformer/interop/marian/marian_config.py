@@ -78,7 +78,7 @@ _OTHER_FIELDS = (
 # The end of a message about a missing file.
 LAYOUT = (
     "expected a folder of a Marian model in the Hugging Face layout: config.json, "
-    "model.safetensors or pytorch_model.bin, source.spm, target.spm, vocab.json"
+    "model.safetensors, flax_model.msgpack or pytorch_model.bin, source.spm, target.spm, vocab.json"
 )
 
 

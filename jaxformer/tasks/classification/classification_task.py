@@ -26,6 +26,7 @@ from jaxformer.data.labeled import (
 from jaxformer.data.tokenizer import BOS, PAD, UNK
 from jaxformer.errors import UserError
 from jaxformer.kinds.classification import CLASSIFICATION, MASKED_LANGUAGE_MODELING
+from jaxformer.models.bert import BertConfig
 from jaxformer.models.encoder import Encoder
 from jaxformer.runs.workdir import Workdir
 from jaxformer.tasks.corpus_task import CorpusTask
@@ -172,19 +173,28 @@ class EncoderTask(CorpusTask):
         dataset = open_dataset(config, folder, corpus, labels=labels, decodes=False)
         task = cls(config, dataset)
 
-        if config.model.architecture == "bert":
+        if isinstance(config.model, BertConfig):
             [blank] = dataset.tokenizer.encode_batch([""])
             if not blank:
                 raise UserError(
-                    "model.architecture=bert needs a tokenizer that begins texts with [CLS]: give "
-                    "the workdir of an imported BERT as training.init_from or data.tokenizer"
+                    f"model.architecture={config.model.architecture} needs a tokenizer that begins "
+                    "texts with [CLS]: give the workdir of an imported BERT as training.init_from "
+                    "or data.tokenizer"
                 )
+
+        masks = data_section(config, LabeledConfig).mask_rate > 0
+        if masks and dataset.tokenizer.mask_token is None:
+            raise UserError(
+                "data.mask_rate masks tokens, but this tokenizer has no mask: set data.mask_rate=0 "
+                "or import the model again with its mask_token in tokenizer_config.json"
+            )
         return task
 
     @property
     def loss(self) -> Loss:
         loss = cast(EncoderLoss, super().loss)
-        return dataclasses.replace(loss, mask_token=self._data.tokenizer.mask_token)
+        mask = self._data.tokenizer.mask_token
+        return loss if mask is None else dataclasses.replace(loss, mask_token=mask)
 
     def _efficiency(self) -> float:
         # The plan also counts the labels, which are not computed. A bucket has the same length for

@@ -62,8 +62,9 @@ class ImageClassifier:
     def _run(self, images: np.ndarray, with_weights: bool = False) -> tuple[np.ndarray, ...]:
         images = np.asarray(images)
         shape = self.model.image_shape
-        fits = images.dtype == np.uint8 and images.shape[1:] == shape
-        if not fits or not len(images):
+        has_dtype = images.dtype == np.uint8
+        has_shape = images.shape[1:] == shape
+        if not (has_dtype and has_shape and len(images)):
             raise UserError(
                 f"expected pictures, uint8 [N, {', '.join(map(str, shape))}], got {images.dtype} "
                 f"{list(images.shape)}"
@@ -74,7 +75,8 @@ class ImageClassifier:
         for start in range(0, len(images), _BATCH_SIZE):
             rows = images[start : start + _BATCH_SIZE]
             missing = _BATCH_SIZE - len(rows)
-            padded = np.pad(rows, ((0, missing), (0, 0), (0, 0), (0, 0)))
+            only_rows = ((0, missing), (0, 0), (0, 0), (0, 0))
+            padded = np.pad(rows, only_rows)
 
             results = _apply(self.model, with_weights, self.params, padded)
             results = jax.device_get(results)
@@ -93,7 +95,8 @@ def _apply(
 ) -> tuple[Float[Array, "B ..."], ...]:
     mutable = ["intermediates"] if with_weights else []
     variables: Any = {"params": params}
-    logits, seen = ViT(config).apply(variables, scale_pixels(images), mutable=mutable)
+    model = ViT(config)
+    logits, seen = model.apply(variables, scale_pixels(images), mutable=mutable)
 
     probabilities = class_probabilities(logits)
     if not with_weights:

@@ -93,12 +93,14 @@ def delinearize(
             f"{len(known)} tags"
         )
 
-    leaves = iter([Leaf(tag, word) for tag, word in zip(known, words, strict=True)])
+    tagged_words = zip(known, words, strict=True)
+    leaves = iter([Leaf(tag, word) for tag, word in tagged_words])
     events, open_constituents = _repair_brackets(tokens, leaves, tagged=tags is not None)
 
     if open_constituents:
         closed = [None] * open_constituents
-        return single_root(build_trees([*events, *leaves, *closed]))
+        trees = build_trees([*events, *leaves, *closed])
+        return single_root(trees)
 
     trees = build_trees(events)
     rest = tuple(leaves)

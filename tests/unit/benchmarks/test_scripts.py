@@ -1,8 +1,10 @@
 """Values of the scripts of benchmarks/ that the docs quote."""
 
 import inspect
+import json
 import pathlib
 import runpy
+import sys
 
 PROJECT = pathlib.Path(__file__).parents[3]
 
@@ -14,3 +16,40 @@ def test_docs_are_up_to_date():
 
     page = (PROJECT / "docs" / "notebooks.md").read_text(encoding="utf-8")
     assert f"| lines of code, without blank lines and comments | 327 | {count} |" in page
+
+
+def test_measurements_of_a_gpu_go_on_where_a_call_has_ended(tmp_path, monkeypatch):
+    """A broken one leaves no line, a finished one is not repeated, a long one is not started."""
+    script = runpy.run_path(str(PROJECT / "benchmarks" / "gpu.py"))
+    names = script["main"].__globals__
+    output = tmp_path / "gpu.jsonl"
+    broken = tmp_path / "broken"
+    broken.touch()
+
+    def command_of(measurement, peers):
+        program = f"""
+import json, pathlib, sys
+if pathlib.Path({str(broken)!r}).exists() and {measurement.name!r} == "second":
+    sys.exit("cut off")
+print(json.dumps({{"peers": {peers!r}}}))
+"""
+        return [sys.executable, "-c", program]
+
+    minutes = {"first": 1, "second": 1, "third": 100}
+    measurements = [
+        script["Measurement"](name, minutes=each, script="", arguments=())
+        for name, each in minutes.items()
+    ]
+    monkeypatch.setitem(names, "MEASUREMENTS", measurements)
+    monkeypatch.setitem(names, "command_of", command_of)
+    monkeypatch.setattr(sys, "argv", ["gpu.py", "--peers", "python", "--output", str(output)])
+
+    def written():
+        return [json.loads(line)["measurement"] for line in output.read_text().splitlines()]
+
+    script["main"]()
+    assert written() == ["first"]
+
+    broken.unlink()
+    script["main"]()
+    assert written() == ["first", "second"]

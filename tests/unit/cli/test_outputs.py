@@ -70,7 +70,8 @@ def test_streams_are_written_directly(tmp_path, capsys):
 
 def test_a_full_device_is_named():
     message = r"\[Errno 28\] No space left on device: '/dev/full'"
-    with pytest.raises(OSError, match=message), open_output(pathlib.Path("/dev/full")) as write:
+    full = pathlib.Path("/dev/full")
+    with pytest.raises(OSError, match=message), open_output(full) as write:
         write(["lost"])
 
 

@@ -10,6 +10,8 @@ from jaxformer.cli.commands.augment import augment
 from jaxformer.data.augmentation import RATES, parse_rates, variants
 from jaxformer.errors import UserError
 
+from ...runs import write_pairs
+
 PAIRS = [
     ("Tom has three cats.", "Tom hat drei Katzen."),
     ("I met Mary in 1999!", "Ich traf Mary 1999!"),
@@ -44,8 +46,7 @@ def test_command_counts_the_lines_that_each_kind_has_changed(tmp_path, capsys):
     source = tmp_path / "train.en"
     target = tmp_path / "train.de"
     output = tmp_path / "new"
-    source.write_text("".join(f"{english}\n" for english, _ in PAIRS))
-    target.write_text("".join(f"{german}\n" for _, german in PAIRS))
+    write_pairs(tmp_path / "train", PAIRS)
 
     augment(
         source=source,

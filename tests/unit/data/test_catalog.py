@@ -22,7 +22,8 @@ from jaxformer.errors import UserError
 from jaxformer.files import data_directory
 
 # Test sets in the order of the prepared file.
-DEV = ["newssyscomb2009", "news-test2008", *(f"newstest{year}" for year in range(2009, 2013))]
+YEARS = [f"newstest{year}" for year in range(2009, 2013)]
+DEV = ["newssyscomb2009", "news-test2008", *YEARS]
 TESTS = {
     "de": [
         ("wmt15", "en-de"),
@@ -104,7 +105,10 @@ def tree(word, space=" "):
 def craft():
     """Returns an archive with two articles for each split, and one for none."""
     folder = "CRAFT-5.0.2/structural-annotation/treebank/penn/"
-    files = {"CRAFT-5.0.2/LICENSE.txt": b"CC BY\n", f"{folder}99.tree": tree("hidden").encode()}
+    files = {
+        "CRAFT-5.0.2/LICENSE.txt": b"CC BY\n",
+        f"{folder}99.tree": tree("hidden").encode(),
+    }
     prepared = {"LICENSE.txt": b"CC BY\n"}
 
     for split, articles in {"train": (11, 12), "dev": (21, 22)}.items():
@@ -118,7 +122,10 @@ def craft():
 
 def wsj_sample():
     """Returns an archive with twenty trees a file, each on several lines."""
-    files = {"treebank/README": b"Hello", "treebank/tagged/wsj_0001.pos": b"[ the/DT ]"}
+    files = {
+        "treebank/README": b"Hello",
+        "treebank/tagged/wsj_0001.pos": b"[ the/DT ]",
+    }
     for number in range(196):
         trees = [tree(20 * number + i, "\n    ") for i in range(20)]
         content = "\n\n".join(trees)
@@ -232,8 +239,10 @@ def test_command_downloads_and_prepares(name, data, publish, server, capsys):
 
 def test_no_sentence_of_tatoeba_crosses_the_splits_nor_moves_in_a_new_edition(publish, data):
     def splits(pairs):
-        rows = [f"{en}\t{de}\tCC-BY 2.0 (France) Attribution: someone" for en, de in pairs]
-        corpus = publish("tatoeba", {"deu-eng.zip": zipped({"deu.txt": joined(rows)})})
+        origin = "CC-BY 2.0 (France) Attribution: someone"
+        rows = [f"{en}\t{de}\t{origin}" for en, de in pairs]
+        archive = zipped({"deu.txt": joined(rows)})
+        corpus = publish("tatoeba", {"deu-eng.zip": archive})
         files = read(download_corpus(corpus), corpus)
         shutil.rmtree(data)
 
@@ -245,7 +254,11 @@ def test_no_sentence_of_tatoeba_crosses_the_splits_nor_moves_in_a_new_edition(pu
         return pairs_of("train"), pairs_of("valid")
 
     # Many translations of one sentence, in both directions.
-    many = [(f"sentence {n % 700}", f"Satz {n // 3 % 650}") for n in range(2000)]
+    many = []
+    for n in range(2000):
+        sentence = n % 700
+        translation = n // 3 % 650
+        many.append((f"sentence {sentence}", f"Satz {translation}"))
     copies = many[:50]
     half_empty = [("", "leer"), ("empty", "")]
     train, valid = splits(many + copies + half_empty)
@@ -262,8 +275,10 @@ def test_no_sentence_of_tatoeba_crosses_the_splits_nor_moves_in_a_new_edition(pu
 
     more = [(f"new sentence {n}", f"neuer Satz {n}") for n in range(300)]
     later_train, later_valid = splits(more + many[::-1])
-    assert [pair for pair in later_train if pair in set(train)] == train
-    assert [pair for pair in later_valid if pair in set(valid)] == valid
+    known_train = set(train)
+    assert [pair for pair in later_train if pair in known_train] == train
+    known_valid = set(valid)
+    assert [pair for pair in later_valid if pair in known_valid] == valid
 
 
 def test_names_and_list(data, capsys):

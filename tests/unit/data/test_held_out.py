@@ -8,7 +8,8 @@ from jaxformer.data.corpus import DataConfig, VerifiedCorpus, open_corpus
 from jaxformer.data.held_out import hold_out, open_splits, parse_share
 from jaxformer.errors import UserError
 
-PAIRS = [(f"source {n % 150}", f"target {n}") for n in range(400)]  # Sources occur several times.
+# Sources occur several times.
+PAIRS = [(f"source {n % 150}", f"target {n}") for n in range(400)]
 
 
 def write_lines(path, pairs):

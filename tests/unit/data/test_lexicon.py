@@ -13,7 +13,8 @@ RNG = np.random.default_rng(0)
 
 
 def random_sentence():
-    return RNG.integers(4, 12, RNG.integers(0, 7)).tolist()
+    length = RNG.integers(0, 7)
+    return RNG.integers(4, 12, length).tolist()
 
 
 PAIRS = [(random_sentence(), random_sentence()) for _ in range(40)]
@@ -29,9 +30,10 @@ def model_1(pairs, iterations):
         for source, target in pairs:
             sources = [NONE, *source]
             for word in target:
-                total = sum(table[word, other] for other in sources)
-                for other in sources:
-                    share = table[word, other] / total
+                probabilities = [table[word, other] for other in sources]
+                total = sum(probabilities)
+                for other, probability in zip(sources, probabilities, strict=True):
+                    share = probability / total
                     counts[word, other] += share
                     totals[other] += share
 
@@ -60,8 +62,9 @@ def test_shortlists_have_the_best_and_the_most_frequent_targets():
     counts = collections.Counter()
     for _, target in PAIRS:
         counts.update(target)
-    largest = sorted(counts.values())[-3:]
-    assert sorted(counts[token] for token in learned.common) == largest
+    ascending = sorted(counts.values())
+    of_common = [counts[token] for token in learned.common]
+    assert sorted(of_common) == ascending[-3:]
 
     assert learned.offsets[4] == 0
     assert learned.offsets[-1] == 8 * 4
@@ -70,8 +73,9 @@ def test_shortlists_have_the_best_and_the_most_frequent_targets():
     for source in range(4, 12):
         begin = learned.offsets[source]
         end = learned.offsets[source + 1]
-        chosen = [table[target, source] for target in learned.targets[begin:end]]
+        targets = learned.targets[begin:end]
+        chosen = [table[target, source] for target in targets]
 
         probabilities = [table.get((target, source), 0) for target in range(12)]
-        best = sorted(probabilities, reverse=True)[:4]
-        assert chosen == pytest.approx(best)
+        descending = sorted(probabilities, reverse=True)
+        assert chosen == pytest.approx(descending[:4])

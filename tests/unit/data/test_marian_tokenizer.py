@@ -35,7 +35,8 @@ def tokenizer(vocabulary):
 def ours(tokenizer, vocabulary):
     """Returns our id for each of Marian's ids, found by piece."""
     ids = range(UNK + 1, tokenizer.vocab_size)
-    of_piece = {tokenizer.piece(i): i for i in ids} | SPECIAL
+    of_piece = {tokenizer.piece(i): i for i in ids}
+    of_piece |= SPECIAL
     return [of_piece.get(piece, -1) for piece in vocabulary]
 
 

@@ -28,7 +28,9 @@ ENGLISH |= {word: 10 * number for number, word in enumerate(TIES.split(), 2)}
 GERMAN_DIGITS = "ein zwei drei vier fünf sechs sieben acht neun"
 GERMAN_TEENS = "zehn elf zwölf dreizehn vierzehn fünfzehn sechzehn siebzehn achtzehn neunzehn"
 GERMAN_TENS = "zwanzig dreißig vierzig fünfzig sechzig siebzig achtzig neunzig"
-UNITS = {"eins": 1} | {word: number for number, word in enumerate(GERMAN_DIGITS.split(), 1)}
+DIGITS = GERMAN_DIGITS.split()
+UNITS = {"eins": 1}
+UNITS |= {word: number for number, word in enumerate(DIGITS, 1)}
 TEENS = {word: number for number, word in enumerate(GERMAN_TEENS.split(), 10)}
 TENS = {word: 10 * number for number, word in enumerate(GERMAN_TENS.split(), 2)}
 
@@ -93,7 +95,8 @@ def test_spelled_numbers_follow_the_rules_and_read_back():
         # "And" precedes tens and units of larger numbers.
         thousands = number // 1000
         rest = number % 1000
-        expected = sum(group > 100 and group % 100 > 0 for group in (thousands, rest))
+        groups = (thousands, rest)
+        expected = sum(group > 100 and group % 100 > 0 for group in groups)
         expected += thousands > 0 and 0 < rest < 100
         assert words.split().count("and") == expected
 

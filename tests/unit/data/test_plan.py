@@ -22,7 +22,13 @@ FEW = settings(max_examples=by_profile(40, nightly=100))
 def plan_for(pairs, kind, tokens, seed=0):
     src, tgt = np.array(pairs, np.int32).T
     if kind == "packing":
-        return packing_plan(src, tgt, tokens_per_batch=tokens, row_length=30, seed=seed)
+        return packing_plan(
+            src,
+            tgt,
+            tokens_per_batch=tokens,
+            row_length=30,
+            seed=seed,
+        )
     if kind == "buckets":
         return bucket_plan(src, tgt, tokens_per_batch=tokens, seed=seed)
     return sequential_plan(src, tgt, tokens_per_batch=tokens)
@@ -35,7 +41,8 @@ def ids(batch):
 def numbers_of(plan, epoch):
     """Returns the numbers of the batches of an epoch."""
     first = epoch * plan.batches_per_epoch
-    return range(first, first + plan.batches_per_epoch)
+    end = first + plan.batches_per_epoch
+    return range(first, end)
 
 
 def epoch_of(plan, epoch):
@@ -98,7 +105,11 @@ def test_batch_n_depends_only_on_n(pairs, kind, n, seed):
 def test_epochs_and_seeds_change_the_composition_of_batches(kind):
     plan = plan_for(MANY, kind, 120)
     other_seed = plan_for(MANY, kind, 120, seed=1)
-    epochs = [epoch_of(plan, 0), epoch_of(plan, 1), epoch_of(other_seed, 0)]
+    epochs = [
+        epoch_of(plan, 0),
+        epoch_of(plan, 1),
+        epoch_of(other_seed, 0),
+    ]
 
     for one, other in itertools.combinations(epochs, 2):
         mates = {frozenset(ids(batch)) for batch in one}
@@ -136,7 +147,8 @@ def test_examples_may_be_repeated(batching):
 
     walked = repeated()
     for epoch in range(2):
-        seen = ids(map(ids, epoch_of(walked, epoch)))
+        batches = epoch_of(walked, epoch)
+        seen = ids(map(ids, batches))
         np.testing.assert_array_equal(np.bincount(seen), times)
 
     for n in range(2 * walked.batches_per_epoch):
@@ -144,10 +156,11 @@ def test_examples_may_be_repeated(batching):
         if n % 10 == 0:
             assert repeated().rows(n) == (shape, rows)
 
+        _, src_length, tgt_length = shape
         for row in rows:
             src, tgt = size_of(row, MANY)
-            assert src <= shape[1]
-            assert tgt <= shape[2]
+            assert src <= src_length
+            assert tgt <= tgt_length
 
 
 def test_an_example_can_take_every_slot_of_its_class():
@@ -173,4 +186,5 @@ def test_pairs_that_do_not_fit():
     with pytest.raises(UserError, match="pairs of at most 30 tokens to pack: got 31"):
         plan_for([(3, 31)], "packing", 40)
 
-    assert plan_for([(30, 2)], "sequential", 20).shapes == ((1, 30, 30),)
+    plan = plan_for([(30, 2)], "sequential", 20)
+    assert plan.shapes == ((1, 30, 30),)

@@ -63,7 +63,9 @@ def test_holds_the_tokens_of_every_pair(tokenizer, tmp_path):
 def test_skips_and_counts_long_and_empty_pairs(tokenizer, tmp_path):
     lengths = []
     for english, german in PAIRS:
-        longest = max(len(tokenizer.encode(english)), len(tokenizer.encode(german)))
+        source = tokenizer.encode(english)
+        target = tokenizer.encode(german)
+        longest = max(len(source), len(target))
         lengths.append(longest + 1)
     limit = int(np.median(lengths))
     kept = [number for number, length in enumerate(lengths) if length <= limit]

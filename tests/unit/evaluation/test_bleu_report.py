@@ -31,7 +31,9 @@ def lines_of(path):
 
 def multi_bleu(hypotheses, references):
     """Computes BLEU of Papineni et al. (2002): one reference, no smoothing, split at spaces."""
-    pairs = [(h.split(), r.split()) for h, r in zip(hypotheses, references, strict=True)]
+    pairs = []
+    for hypothesis, reference in zip(hypotheses, references, strict=True):
+        pairs.append((hypothesis.split(), reference.split()))
     precisions = [ngram_precision(pairs, n) for n in range(1, 5)]
     if not all(precisions):
         return 0.0
@@ -54,7 +56,8 @@ def ngram_precision(pairs, n):
 
 
 def ngrams(words, n):
-    return collections.Counter(tuple(words[i : i + n]) for i in range(len(words) - n + 1))
+    starts = range(len(words) - n + 1)
+    return collections.Counter(tuple(words[i : i + n]) for i in starts)
 
 
 def scored(hypotheses=HYPOTHESES):
@@ -78,7 +81,10 @@ def test_tokenized_bleu_by_hand():
     hypotheses = [tokenized(line) for line in HYPOTHESES]
     references = [tokenized(line) for line in REFERENCES]
     cased = multi_bleu(hypotheses, references)
-    lowercased = multi_bleu([h.lower() for h in hypotheses], [r.lower() for r in references])
+    lowercased = multi_bleu(
+        list(map(str.lower, hypotheses)),
+        list(map(str.lower, references)),
+    )
     assert 0 < cased < lowercased < 100
 
     found = scored()

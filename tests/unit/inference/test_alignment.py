@@ -20,6 +20,7 @@ from jaxformer.inference.alignment import (
     word_weights,
     words_of_pieces,
 )
+from jaxformer.inference.forced_pass import PairBatch
 from jaxformer.inference.members import Ensemble, Member, recorded_weights
 from jaxformer.inference.parameter_arrays import abstract_params
 from jaxformer.models.transformer import Transformer
@@ -205,6 +206,7 @@ def test_cross_attention_is_the_mean_over_heads_of_the_layer_and_over_models():
     # Padding has no effect.
     padded_src = np.pad(src, ((0, 1), (0, 3)))
     padded_tgt_in = np.pad(tgt_in, ((0, 1), (0, 2)))
-    result = np.asarray(cross_attention(members, layers, padded_src, padded_tgt_in))
+    batch = PairBatch(padded_src, padded_tgt_in, tgt_out=padded_tgt_in)
+    result = np.asarray(cross_attention(members, layers, batch))
     np.testing.assert_allclose(result[0, :3, :4], expected, rtol=1e-5)
     assert not result[0, :3, 4:].any()

@@ -77,24 +77,37 @@ TOKENIZERS = {
 }
 
 
+class FixedDecoder:
+    """Gives given tokens, some at a time."""
+
+    def __init__(self, tokens, chunk):
+        self.tokens = tokens
+        self.chunk = chunk
+
+    def decode(self, prompts):
+        assert len(prompts) == 1
+        return {0: np.array([self.tokens])}
+
+    def stream(self, prompts):
+        for end in range(self.chunk, len(self.tokens), self.chunk):
+            yield 0, np.array([self.tokens[:end]])
+        yield from self.decode(prompts).items()
+
+
 class Fixed(Generator):
     """Generates given tokens, some at a time, after given prompts."""
 
     def __init__(self, tokenizer, prompt, tokens, chunk=1):
         self.tokenizer = tokenizer
-        self.config = types.SimpleNamespace(search=Sampling())
-        self.models = types.SimpleNamespace(max_length=1000)
+        self.config = types.SimpleNamespace(search=Sampling(num_samples=1))
         self.prompt = prompt
-        self.tokens = tokens
-        self.chunk = chunk
+        self.decoder = FixedDecoder(tokens, chunk)
 
     def prompt_ids(self, text):
         return self.prompt
 
-    def _generate(self, rows, max_tokens):
-        for end in range(self.chunk, len(self.tokens), self.chunk):
-            yield np.array([[self.tokens[:end]]])
-        yield np.array([[self.tokens]])
+    def _decoder(self, max_tokens):
+        return self.decoder
 
 
 def random_tokens(tokenizer, random):

@@ -8,9 +8,9 @@ import pytest
 
 from jaxformer.config import ModelConfig
 from jaxformer.data.tokenizer import BOS
-from jaxformer.inference import members
+from jaxformer.inference import members, pair_scores
+from jaxformer.inference.forced_pass import PairBatch, batch_pairs, pad_pairs
 from jaxformer.inference.members import Ensemble, Member
-from jaxformer.inference.pair_scores import log_probabilities, pair_batches
 from jaxformer.inference.parameter_arrays import abstract_params
 from jaxformer.models.transformer import Transformer
 
@@ -64,12 +64,16 @@ def probabilities(params, source, target, config=CONFIG):
     return softmax[range(len(target)), target]
 
 
+log_probabilities = jax.jit(pair_scores.log_probabilities)
+
+
 def scored(models, tokens_per_batch):
     result = np.full(len(PAIRS), np.nan)
-    for batch in pair_batches(PAIRS, CONFIG.max_length, tokens_per_batch):
-        rows = log_probabilities(models, batch.src, batch.tgt_in, batch.tgt_out)
-        real_rows = np.asarray(rows)[: len(batch.numbers)]
-        result[batch.numbers] = real_rows
+    for numbers, shape in batch_pairs(PAIRS, CONFIG.max_length, tokens_per_batch):
+        batch = pad_pairs([PAIRS[number] for number in numbers], shape)
+        rows = log_probabilities(models, batch)
+        real_rows = np.asarray(rows)[: len(numbers)]
+        result[numbers] = real_rows
     return result
 
 
@@ -116,7 +120,7 @@ def test_logits_of_a_batch_are_never_in_memory_at_once():
     models = Ensemble((member,))
     tokens = jax.ShapeDtypeStruct((64, 64), np.int32)
 
-    lowered = log_probabilities.lower(models, tokens, tokens, tokens)
+    lowered = log_probabilities.lower(models, PairBatch(tokens, tokens, tokens))
     compiled = lowered.compile()
     assert compiled.memory_analysis().temp_size_in_bytes < 150e6
 
@@ -138,17 +142,18 @@ def test_every_pair_with_two_sides_is_in_exactly_one_batch(lengths):
     pairs = [([3] * source, [4] * target) for source, target in lengths]
     seen = []
     shapes = set()
-    for batch in pair_batches(pairs, 1000, 4096):
+    for numbers, shape in batch_pairs(pairs, 1000, 4096):
+        batch = pad_pairs([pairs[number] for number in numbers], shape)
         if len(batch.src) > 1:
             assert batch.src.size <= 4096
 
-        for row, number in enumerate(batch.numbers):
+        for row, number in enumerate(numbers):
             source, target = pairs[number]
             assert without_padding(batch.src[row]) == source
             assert without_padding(batch.tgt_out[row]) == target
             assert without_padding(batch.tgt_in[row]) == [BOS, *target[:-1]]
 
-        seen += batch.numbers
+        seen += numbers
         shapes.add(batch.src.shape)
 
     with_two_sides = [n for n, pair in enumerate(lengths) if all(pair)]

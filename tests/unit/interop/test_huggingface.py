@@ -6,6 +6,7 @@ import json
 import pathlib
 import shutil
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -16,7 +17,6 @@ from jaxformer.data.huggingface_tokenizer import HuggingFaceTokenizer
 from jaxformer.data.tokenizer import Tokenizer
 from jaxformer.errors import UserError
 from jaxformer.inference.weights import TrainedModel
-from jaxformer.interop import named_arrays
 from jaxformer.interop.export import export_model
 from jaxformer.interop.huggingface.exporter import can_write, write
 from jaxformer.interop.huggingface.foreign_layout import ANY
@@ -42,10 +42,10 @@ def nested(section, **fields):
     return lambda values: values[section].update(fields)
 
 
-ROPE = "expected rope_parameters with rope_type 'default' and rope_theta only: got "
+ROPE = "expected rope_parameters of rope_type default, linear, llama3, with its own .*: got "
 GPT2_CONFIG = [
-    ({"model_type": "fsmt"}, "expected model_type to be .* or gpt2 or .* or vit: got 'fsmt'"),
-    ({"model_type": []}, r"expected model_type to be .* or gpt2 or .*: got \[\]"),
+    ({"model_type": "olmo"}, "expected model_type to be .* or vit: got 'olmo'"),
+    ({"model_type": []}, r"expected model_type to be albert or bart or .*: got \[\]"),
     ({"vocab_size": None}, "config.json: expected vocab_size to be a whole number .*: got None"),
     ({"model_type": "marian"}, "a Marian model; give jaxformer import marian"),
     ({"scale_attn_weights": False}, "expected scale_attn_weights to be True: got False"),
@@ -67,7 +67,15 @@ GPT2_CONFIG = [
     ({"vocab_size": 90}, "expected token ids below vocab_size=90, .*: got the id"),
 ]
 LLAMA_CONFIG = [
-    ({"rope_scaling": {"type": "linear"}}, "expected rope_scaling to be null: got"),
+    ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "expected rope_scaling of rope_type"),
+    ({"rope_scaling": {"type": "linear"}}, "expected rope_scaling.factor to be a number: got None"),
+    ({"rope_scaling": {"type": "linear", "factor": 0}}, "model.rotary_factor must be greater than"),
+    ({"rope_scaling": {"type": ["yarn"]}}, "expected rope_scaling of rope_type"),
+    ({"rope_scaling": "linear"}, "expected rope_scaling of rope_type"),
+    (
+        {"rope_parameters": {"rope_type": "llama3", "factor": 8.0}},
+        "rope_parameters.low_freq_factor",
+    ),
     ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, ROPE),
     ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, ROPE),
     ({"rope_parameters": {"rope_type": "default", "rope_theta": "x"}}, "rope_theta to be a number"),
@@ -113,7 +121,7 @@ BART_CONFIG = [
     ({"tie_word_embeddings": False}, "expected tie_word_embeddings to be True: got False"),
     ({"is_decoder": True}, "expected is_decoder to be False: got True"),
     ({"architectures": ["BartForQuestionAnswering"]}, "ForConditionalGeneration: got BartForQ"),
-    ({"activation_function": "tanh"}, "expected activation_function to be gelu or .*: got 'tanh'"),
+    ({"activation_function": "gelu_10"}, "activation_function to be gelu or .*: got 'gelu_10'"),
     ({"encoder_heads": 2}, "does not know encoder_heads=2"),
     ({"max_position_embeddings": 41}, r"embed_positions.weight to have shape \(43, 16\): got \(42"),
 ]
@@ -171,9 +179,11 @@ BERT_CONFIG = [
     ({"problem_type": "multi_label_classification"}, "remove problem_type to read the values as"),
     ({"id2label": None}, r"expected classifier.weight to have shape \(2, 16\): got \(3, 16\)"),
     ({"id2label": None, "num_labels": "3"}, "expected num_labels to be a whole number below"),
-    ({"architectures": ["BertForTokenClassification"]}, "ForMaskedLM, .*: got BertForTokenClassif"),
     ({"architectures": ["BertForMultipleChoice"]}, "architectures of a head that jaxformer has, F"),
-    ({"architectures": "BertForQuestionAnswering"}, "got BertForQuestionAnswering"),
+    (
+        {"architectures": "BertForQuestionAnswering"},
+        "expected qa_outputs.weight, the head For",
+    ),
     ({"classifier_dropout": 0.3}, "expected classifier_dropout to be 0.1: got 0.3"),
     ({"id2label": {"0": "a", "2": "b"}}, NAMES),
     ({"id2label": {"0": "a\n"}}, NAMES),
@@ -191,7 +201,7 @@ def without_pooler(arrays):
     del arrays["bert.pooler.dense.bias"]
 
 
-POOLER = "expected bert.pooler.dense.weight beside classifier.weight, .* as in a BertForTokenClassi"
+POOLER = "expected bert.pooler.dense.weight beside classifier.weight, .*; add architectures, such "
 BERT_ARRAYS = [
     (without_pooler, POOLER),
 ]
@@ -311,7 +321,6 @@ def test_fields_that_name_no_architecture_are_accepted(tmp_path):
         ("vit", "config.json", VIT_CONFIG),
         ("vit", "preprocessor_config.json", VIT_PIXELS),
         ("../bert/classifier", "config.json", BERT_CONFIG),
-        ("../bert/classifier", "tokenizer.json", BERT_TOKENIZER),
         ("../bert/classifier", "model.safetensors", BERT_ARRAYS),
         ("gpt2", "model.safetensors", GPT2_ARRAYS),
         ("llama_grouped", INDEX, INDEX_CASES),
@@ -361,6 +370,15 @@ def test_bart_without_a_head_is_read(tmp_path):
     assert dropout.endswith(", but not activation_dropout=0.1 within feed-forward networks")
     params = TrainedModel.load(tmp_path / "run").params
     assert not params["logits_bias"].any()
+
+
+def test_a_tokenizer_that_is_taken_as_it_is_needs_the_special_tokens(tmp_path):
+    """BertTokenizer would add them."""
+    directory = copy_model("../bert/classifier", tmp_path)
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
+
+    refused_changes(import_huggingface, directory / "tokenizer.json", BERT_TOKENIZER)
 
 
 def test_missing_and_damaged_files_are_named(tmp_path, monkeypatch):
@@ -546,12 +564,26 @@ def test_parameters_that_no_file_has_are_refused(tmp_path):
         assert not (tmp_path / "model.safetensors").exists()
 
 
+class Tensor:
+    """A tensor of PyTorch, which the tests need not have."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def float(self):
+        return self
+
+    def numpy(self):
+        return self.array
+
+
 def test_a_pytorch_model_is_read_where_there_is_no_safetensors(tmp_path, monkeypatch):
     directory = copy_model("gpt2", tmp_path)
     tensors = safetensors.numpy.load_file(directory / "model.safetensors")
     (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
-    content = {**tensors, "h.0.attn.bias": 1}
-    monkeypatch.setattr(named_arrays, "read_torch", lambda path: content)
+    state = {name: Tensor(array) for name, array in tensors.items()}
+    pytorch = types.SimpleNamespace(load=lambda *_, **__: {**state, "h.0.attn.bias": "a mask"})
+    monkeypatch.setitem(sys.modules, "torch", pytorch)
 
     assert "9,200 parameters" in import_huggingface(directory, tmp_path / "run")
 
@@ -606,7 +638,7 @@ def test_a_token_that_only_the_tokenizer_has_is_refused_in_a_text(tmp_path):
     assert tokenizer.their_ids[tokenizer.encode("a [unused2]")][-1] == 95
     with pytest.raises(UserError, match=r"text without \[PAD\], which the tokenizer has but"):
         tokenizer.encode("a [PAD]")
-    assert tokenizer.mask_token == 2
+    assert tokenizer.mask_token is None
 
 
 def test_a_pytorch_model_that_is_a_pointer_is_named(tmp_path):

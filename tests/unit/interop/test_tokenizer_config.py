@@ -5,7 +5,7 @@ import json
 import pytest
 
 from jaxformer.errors import UserError
-from jaxformer.interop.huggingface.tokenizer_config import apply_settings
+from jaxformer.interop.huggingface.tokenizer_config import read_tokenizer_file
 from jaxformer.interop.json_fields import JsonFields
 
 tokenizers = pytest.importorskip("tokenizers")
@@ -55,15 +55,16 @@ def applied(make, model_type, settings, folder, **fields):
     path.write_text(json.dumps({"model_type": model_type, **fields}))
     config = JsonFields(path, {})
 
-    place = folder / "tokenizer_config.json"
     if settings is not None:
-        place.write_text(json.dumps(settings))
-    return apply_settings(make().to_str(), place, config)
+        (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "tokenizer.json").write_text(make().to_str())
+    return read_tokenizer_file(folder, config, "").json
 
 
 def tokens_of(file, text):
-    """Returns the tokens of a text, by the tokenizer in a file."""
-    return tokenizers.Tokenizer.from_str(file).encode(text).tokens
+    """Returns the tokens of a text, by the tokenizer in a file, without special tokens."""
+    tokenizer = tokenizers.Tokenizer.from_str(file)
+    return tokenizer.encode(text, add_special_tokens=False).tokens
 
 
 @pytest.mark.parametrize(

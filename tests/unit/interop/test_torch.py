@@ -14,8 +14,8 @@ import pytest
 
 from jaxformer.config import ModelConfig
 from jaxformer.errors import UserError
-from jaxformer.interop.named_arrays import read_torch
 from jaxformer.interop.torch import from_torch_transformer
+from jaxformer.interop.weight_files import read_torch
 from jaxformer.models.assembly import make_stack
 from jaxformer.nn import Keys, LayerNorm, Memory
 

@@ -41,6 +41,17 @@ BLENDERBOT = BartConfig(  # the distilled one
     embedding_norm="none",
     max_length=128,
 )
+GEMMA_2B = LlamaConfig(
+    vocab_size=256_000,
+    d_model=2048,
+    d_ff=16_384,
+    num_heads=8,
+    num_kv_heads=1,
+    d_k=256,
+    num_layers=18,
+    embeddings="tied",
+    norm_unit_offset=True,
+)
 FLAN = {"embeddings": "separate", "scaled_output": False}
 
 
@@ -59,6 +70,7 @@ FLAN = {"embeddings": "separate", "scaled_output": False}
         (LlamaConfig(), 6_738_415_616),
         # LLaMA 3 with 8 billion parameters.
         (LlamaConfig(vocab_size=128_256, d_ff=14_336, num_kv_heads=8), 8_030_261_248),
+        (GEMMA_2B, 2_506_172_416),
         (T5Config(), 60_506_624),
         (T5Config(d_ff=1024, num_heads=6, num_layers=8, gated=True, **FLAN), 76_961_152),
         (ViTConfig(), 86_567_656),  # ViT-B/16
@@ -91,6 +103,8 @@ ERRORS = [
     (lambda: GPT2Config(vocab_size=2**21), "model.vocab_size must be at most 1048576"),
     (lambda: LlamaConfig(num_kv_heads=3), "model.num_kv_heads must divide model.num_heads=32"),
     (lambda: LlamaConfig(d_k=3), "the size of a head, model.d_k, must be even"),
+    (lambda: LlamaConfig(rotary_factor=2), "rotary_factor needs model.rotary_scaling=linear or ll"),
+    (lambda: LlamaConfig(rotary_low_turns=4), "rotary_low_turns must be less than .*: got 4 and 4"),
     (lambda: Config(model=GPT2Config()), "class ModelConfig or T5Config or .*: got GPT2Con"),
     (lambda: T5Config(num_buckets=3), "model.num_buckets must be at least 4, .*: got 3 and 128"),
     (lambda: T5Config(max_distance=16), "model.max_distance more than half of it: got 32 and 16"),

@@ -24,7 +24,8 @@ TINY = ModelConfig(
     num_layers=2,
     max_length=32,
 )
-TOKENS = np.random.default_rng(0).integers(3, 37, (6, 9)).astype(np.int32)
+RNG = np.random.default_rng(0)
+TOKENS = RNG.integers(3, 37, (6, 9)).astype(np.int32)
 DEFAULT = {
     "segments": np.ones((6, 9), np.int32),
     "positions": np.arange(9, dtype=np.int32)[None].repeat(6, axis=0),
@@ -85,7 +86,8 @@ def test_parameters_follow_a_closed_formula(positions, norm_position, biases):
         expected += 32 * d_model
     if biases:
         expected += 37
-    found = sum(leaf.size for leaf in jax.tree.leaves(shapes_of(config)))
+    leaves = jax.tree.leaves(shapes_of(config))
+    found = sum(leaf.size for leaf in leaves)
     assert found == expected
 
 
@@ -104,7 +106,8 @@ def test_packed_texts_equal_separate_texts():
     texts = [np.roll(TOKENS[0], -start) for start in (0, 2, 5)]
     separate = run(np.stack(texts * 2), **DEFAULT)
     expected = [row[:n] for row, n in zip(separate, lengths, strict=False)]
-    np.testing.assert_allclose(packed[0], np.concatenate(expected), rtol=1e-5, atol=1e-5)
+    whole = np.concatenate(expected)
+    np.testing.assert_allclose(packed[0], whole, rtol=1e-5, atol=1e-5)
 
 
 def test_attention_dropout_rate_is_used():

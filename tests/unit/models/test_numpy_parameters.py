@@ -89,7 +89,12 @@ def test_arrays_of_numpy_are_parameters(network, dtype):
     model, params, inputs = model_of(network, dtype)
 
     # As constants of a program, they are arrays of NumPy while it is traced.
-    found = jax.jit(lambda: model.apply({"params": params}, *inputs))()
+
+    @jax.jit
+    def run():
+        return model.apply({"params": params}, *inputs)
+
+    found = run()
 
     expected = jax.jit(model.apply)({"params": params}, *inputs)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)

@@ -43,6 +43,7 @@ CONFIGS = {
 }
 CAPACITY = 16  # Also of a cache for 9 tokens, since capacities are rounded up.
 
+SCALED = {"rotary_scaling": "llama3", "rotary_factor": 8.0, "rotary_original_length": 16}
 EVERY = {"norm_position": "pre", "positions": "learned", "biases": True}
 # Every option occurs in one of the first cases of each model.
 CASES = [
@@ -53,6 +54,7 @@ CASES = [
     (GPT2, {"absent_tokens": "pad bos unk"}),
     (Student, {"compute_dtype": "int8", "positions": "tensor2tensor", "qk_norm": True}),
     (Llama, {"compute_dtype": "int8", "attention_biases": True, "qk_norm": True}),
+    (Llama, {**SCALED, "norm_unit_offset": True, "scaled_embedding": True}),
     (T5, {"compute_dtype": "int8", "d_k": 3, "bias_per_layer": True, "gated": True}),
 ]
 MORE = [

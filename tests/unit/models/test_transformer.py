@@ -48,7 +48,8 @@ TARGET = 10
 
 
 def random_tokens(seed, *shape):
-    return np.random.default_rng(seed).integers(3, 37, shape).astype(np.int32)
+    rng = np.random.default_rng(seed)
+    return rng.integers(3, 37, shape).astype(np.int32)
 
 
 # One pair in every row.
@@ -58,13 +59,16 @@ TGT = random_tokens(1, 1, TARGET).repeat(ROWS, axis=0)
 
 @functools.cache
 def params_of(config):
+    model = TRANSLATION.build(config)
     tokens = jnp.asarray(np.ones((1, 1), np.int32))
-    return random_params(TRANSLATION.build(config), tokens, tokens)
+    return random_params(model, tokens, tokens)
 
 
 @functools.cache
 def compiled(config, **static):
-    return jax.jit(functools.partial(TRANSLATION.build(config).apply, **static))
+    model = TRANSLATION.build(config)
+    apply = functools.partial(model.apply, **static)
+    return jax.jit(apply)
 
 
 def logits_of(config, src, tgt, params=None, **segments):
@@ -72,12 +76,15 @@ def logits_of(config, src, tgt, params=None, **segments):
     for side, tokens in (("src", src), ("tgt", tgt)):
         one_segment = np.ones(tokens.shape, np.int32)
         positions = np.arange(tokens.shape[1], dtype=np.int32)
+        of_each_row = np.broadcast_to(positions, tokens.shape)
         segments.setdefault(f"{side}_segments", one_segment)
-        segments.setdefault(f"{side}_positions", np.broadcast_to(positions, tokens.shape))
+        segments.setdefault(f"{side}_positions", of_each_row)
 
     if params is None:
         params = params_of(config)
-    return np.asarray(compiled(config)({"params": params}, src, tgt, **segments))
+    apply = compiled(config)
+    logits = apply({"params": params}, src, tgt, **segments)
+    return np.asarray(logits)
 
 
 @pytest.mark.parametrize("norm_position", by_profile(["post"], nightly=["post", "pre"]))
@@ -102,22 +109,26 @@ def test_padding_leaks_nothing(norm_position):
 
 def test_target_sees_no_later_token():
     # From token n in row n - 1.
-    changed = np.arange(TARGET) >= np.arange(1, ROWS + 1)[:, None]
-    other = 3 + (TGT - 2) % 34
+    first_changed = np.arange(1, ROWS + 1)
+    changed = np.arange(TARGET) >= first_changed[:, None]
+    others = 3 + (TGT - 2) % 34
+    other_tgt = np.where(changed, others, TGT)
 
     before = logits_of(TINY, SRC, TGT)
-    after = logits_of(TINY, SRC, np.where(changed, other, TGT))
+    after = logits_of(TINY, SRC, other_tgt)
 
-    np.testing.assert_array_equal((before != after).any(axis=-1), changed)
+    differs = (before != after).any(axis=-1)
+    np.testing.assert_array_equal(differs, changed)
 
 
 def packed(side, lengths):
     """Returns segments and positions of three pairs of these lengths, the same in every row."""
-    segments = np.repeat([1, 2, 3], lengths)
+    segments = np.repeat([1, 2, 3], lengths).astype(np.int32)
     positions = np.concatenate([np.arange(length) for length in lengths])
+    positions = positions.astype(np.int32)
     return {
-        f"{side}_segments": np.tile(segments.astype(np.int32), (ROWS, 1)),
-        f"{side}_positions": np.tile(positions.astype(np.int32), (ROWS, 1)),
+        f"{side}_segments": np.tile(segments, (ROWS, 1)),
+        f"{side}_positions": np.tile(positions, (ROWS, 1)),
     }
 
 
@@ -125,9 +136,12 @@ def unpacked(tokens, lengths):
     """Returns tokens and segments with pair n in rows n, n + 3 and so on, and padding after it."""
     pairs = np.arange(ROWS) % 3
     starts = np.cumsum(lengths) - lengths
-    rows = np.stack([np.roll(tokens[0], -start) for start in starts[pairs]])
-    real = np.arange(tokens.shape[1]) < lengths[pairs][:, None]
-    return rows, real.astype(np.int32)
+    packed_row = tokens[0]
+    rows = [np.roll(packed_row, -start) for start in starts[pairs]]
+
+    ends = lengths[pairs][:, None]
+    real = np.arange(len(packed_row)) < ends
+    return np.stack(rows), real.astype(np.int32)
 
 
 @pytest.mark.parametrize("config", [TINY, T5_TINY])
@@ -139,10 +153,17 @@ def test_packed_segments_leak_nothing_and_equal_unpacked(config):
     tgt, tgt_segments = unpacked(TGT, tgt_lengths)
 
     found = logits_of(config, SRC, TGT, **together)
-    expected = logits_of(config, src, tgt, src_segments=src_segments, tgt_segments=tgt_segments)
+    expected = logits_of(
+        config,
+        src,
+        tgt,
+        src_segments=src_segments,
+        tgt_segments=tgt_segments,
+    )
 
+    pairs = together["tgt_segments"][0]
     for n, length in enumerate(tgt_lengths):
-        of_pair = found[0, together["tgt_segments"][0] == n + 1]
+        of_pair = found[0, pairs == n + 1]
         np.testing.assert_allclose(of_pair, expected[n, :length], rtol=1e-5, atol=1e-5)
 
     # Changes of the second pair change the logits of this pair only.
@@ -151,7 +172,8 @@ def test_packed_segments_leak_nothing_and_equal_unpacked(config):
     other_src = np.where(in_src, 5, SRC)
     other_tgt = np.where(in_tgt, 5, TGT)
     after = logits_of(config, other_src, other_tgt, **together)
-    np.testing.assert_array_equal((after != found).any(axis=-1), in_tgt)
+    differs = (after != found).any(axis=-1)
+    np.testing.assert_array_equal(differs, in_tgt)
 
 
 def test_embedding_is_shared_three_ways():
@@ -159,8 +181,11 @@ def test_embedding_is_shared_three_ways():
     params = params_of(TINY)
     tied = flatten_dict(params)
     separate = flatten_dict(params_of(SEPARATE))
-    assert [name for name in params if "embedding" in name] == ["embedding"]
-    assert {path[-1] for path in separate.keys() - tied.keys()} == {
+    tables = [name for name in params if "embedding" in name]
+    assert tables == ["embedding"]
+
+    only_separate = separate.keys() - tied.keys()
+    assert {path[-1] for path in only_separate} == {
         "query_bias",
         "value_bias",
         "key_bias",
@@ -177,7 +202,8 @@ def test_embedding_is_shared_three_ways():
         same[(f"{side}_embedding",)] = params["embedding"]
 
     found = logits_of(SEPARATE, SRC, TGT, params=unflatten_dict(same))
-    np.testing.assert_allclose(found, logits_of(TINY, SRC, TGT), rtol=1e-5, atol=1e-5)
+    expected = logits_of(TINY, SRC, TGT)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_biases_are_added_to_what_they_are_named_after():
@@ -193,15 +219,16 @@ def test_biases_are_added_to_what_they_are_named_after():
     # Softmax ignores what is added to all scores of a query, as biases of keys do.
     flat = flatten_dict(params)
     names = {path[-1] for path in flat}
-    for changed in names - {"key_bias"}:
-        if not changed.endswith("_bias"):
-            continue
+    biases = {name for name in names if name.endswith("_bias")}
+    for changed in biases - {"key_bias"}:
         other = dict(flat)
         for path, leaf in flat.items():
             if path[-1] == changed:
                 other[path] = leaf + 1
+
         after = logits_of(SEPARATE, SRC, TGT, params=unflatten_dict(other))
-        assert (after != before).any(axis=-1).all(), changed
+        differs = (after != before).any(axis=-1)
+        assert differs.all(), changed
 
 
 def test_separate_embeddings_have_one_use_each():
@@ -234,22 +261,26 @@ def test_target_may_have_fewer_ids_than_source():
         larger[name] = np.concatenate([params[name], others])
 
     found = logits_of(config, SRC, tgt)
-    expected = logits_of(SEPARATE, SRC, tgt, params=larger)[..., :9]
+    expected = logits_of(SEPARATE, SRC, tgt, params=larger)
 
     # Small logits are sums of larger terms, which a matmul of another width may round otherwise.
-    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(found, expected[..., :9], rtol=1e-6, atol=1e-6)
 
 
 def test_recording_attention_weights_does_not_change_the_output():
     variables = {"params": params_of(TINY)}
 
-    logits, recorded = compiled(TINY, mutable="intermediates")(variables, SRC, TGT)
+    record = compiled(TINY, mutable="intermediates")
+    logits, recorded = record(variables, SRC, TGT)
 
-    np.testing.assert_array_equal(logits, compiled(TINY)(variables, SRC, TGT))
+    apply = compiled(TINY)
+    np.testing.assert_array_equal(logits, apply(variables, SRC, TGT))
+
     shapes = {}
     for path, leaf in jax.tree.leaves_with_path(recorded["intermediates"]):
-        names = [str(getattr(key, "key", "")) for key in path]
-        shapes["/".join(names)] = leaf.shape
+        keys = [str(getattr(key, "key", "")) for key in path]
+        name = "/".join(keys)
+        shapes[name] = leaf.shape
     assert shapes == {
         "encoder/layers/self_attention/weights/": (1, ROWS, 4, SOURCE, SOURCE),
         "decoder/layers/self_attention/weights/": (1, ROWS, 4, TARGET, TARGET),
@@ -263,7 +294,8 @@ def test_bfloat16_is_close_to_float32_and_keeps_float32_parameters():
     tokens = jnp.asarray(np.ones((1, 1), np.int32))
 
     fresh = jax.eval_shape(lambda: model.init(jax.random.key(0), tokens, tokens))
-    assert {leaf.dtype for leaf in jax.tree.leaves(fresh)} == {np.dtype("float32")}
+    dtypes = {leaf.dtype for leaf in jax.tree.leaves(fresh)}
+    assert dtypes == {np.dtype("float32")}
 
     exact = logits_of(TINY, SRC, TGT)
     rough = logits_of(config, SRC, TGT, params=params_of(TINY))
@@ -278,16 +310,24 @@ def test_dropout_depends_on_the_row_id_only():
     variables = {"params": params_of(TINY)}
 
     def logits(row_ids):
-        rngs = {"dropout": jax.random.key(3)}
-        return np.asarray(run(variables, SRC, TGT, row_ids=row_ids, rngs=rngs))
+        found = run(
+            variables,
+            SRC,
+            TGT,
+            row_ids=row_ids,
+            rngs={"dropout": jax.random.key(3)},
+        )
+        return np.asarray(found)
 
     row_ids = np.arange(ROWS, dtype=np.int32)
     order = np.random.default_rng(0).permutation(row_ids)
     whole = logits(row_ids)
 
     np.testing.assert_allclose(logits(order), whole[order], rtol=1e-5, atol=1e-5)
-    assert (whole[1:] != whole[:1]).any(axis=(1, 2)).all()
-    assert (whole != logits_of(TINY, SRC, TGT)).any()
+    differs_from_first = (whole[1:] != whole[:1]).any(axis=(1, 2))
+    assert differs_from_first.all()
+    without = logits_of(TINY, SRC, TGT)
+    assert (whole != without).any()
 
 
 def test_too_long_sequences_are_refused():

@@ -47,14 +47,18 @@ def self_attention(x, p):
     for head in range(2):
         queries = projected("query", head)
         keys = projected("key", head)
-        odds = np.exp(queries @ keys.T / math.sqrt(4))
+        values = projected("value", head)
+        scores = queries @ keys.T / math.sqrt(4)
+        odds = np.exp(scores)
         weights = odds / odds.sum(-1, keepdims=True)
-        heads.append(weights @ projected("value", head))
-    return np.hstack(heads) @ p["output"] + p["output_bias"]
+        heads.append(weights @ values)
+    concatenated = np.hstack(heads)
+    return concatenated @ p["output"] + p["output_bias"]
 
 
 def feed_forward(x, p):
-    inner = np.maximum(x @ p["inner"] + p["inner_bias"], 0)
+    linear = x @ p["inner"] + p["inner_bias"]
+    inner = np.maximum(linear, 0)
     return inner @ p["outer"] + p["outer_bias"]
 
 
@@ -64,7 +68,8 @@ def expected_logits(p, image, pooling):
     for y in (0, 2):
         for x in (0, 2, 4):
             patch = image[y : y + 2, x : x + 2].reshape(-1)
-            tokens.append(patch @ p["patches"] + p["patches_bias"])
+            token = patch @ p["patches"] + p["patches_bias"]
+            tokens.append(token)
     z = np.stack(tokens) + p["positions"]
 
     for n in range(2):
@@ -94,7 +99,8 @@ def test_forward_pass_is_the_formula(pooling):
 def test_patches_are_a_convolution_with_its_size_as_stride():
     kernel = normal(2, 2, 2, 5, seed=1)
 
-    found = jax.jit(patches, static_argnums=1)(IMAGES, 2) @ kernel.reshape(8, 5)
+    cut = jax.jit(patches, static_argnums=1)
+    found = cut(IMAGES, 2) @ kernel.reshape(8, 5)
 
     convolved = jax.lax.conv_general_dilated(
         IMAGES,

@@ -21,10 +21,13 @@ def attention_by_formula(queries, keys, values, mask):
     result = np.zeros((batch, length, heads, values.shape[-1]))
 
     for b, t, h in np.ndindex(batch, length, heads):
+        query = queries[b, t, h]
         keys_of_head = keys[b, :, h].astype(np.float64)  # [S, d_k]
         values_of_head = values[b, :, h]  # [S, d_v]
-        scores = keys_of_head @ queries[b, t, h] / d_k**0.5
-        scores[~mask[b, t]] = -np.inf
+
+        scores = keys_of_head @ query / d_k**0.5
+        hidden = ~mask[b, t]
+        scores[hidden] = -np.inf
         odds = np.exp(scores - scores.max())
         weights = odds / odds.sum()
         result[b, t, h] = weights @ values_of_head
@@ -45,7 +48,9 @@ def random_heads():
 
 def attend(queries, keys, values, mask):
     compiled = jax.jit(nn.dot_product_attention)
-    return jax.device_get(compiled(queries, keys, values, mask=mask[:, None]))
+    mask_of_heads = mask[:, None]
+    results = compiled(queries, keys, values, mask=mask_of_heads)
+    return jax.device_get(results)
 
 
 def test_equation_1():
@@ -55,8 +60,11 @@ def test_equation_1():
 
     expected = attention_by_formula(queries, keys, values, mask)
     np.testing.assert_allclose(attended, expected, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(np.sum(weights, axis=-1), 1.0, rtol=1e-6)
-    hidden = np.broadcast_to(~mask[:, None], weights.shape)
+    sums = np.sum(weights, axis=-1)
+    np.testing.assert_allclose(sums, 1.0, rtol=1e-6)
+
+    hidden_keys = ~mask[:, None]
+    hidden = np.broadcast_to(hidden_keys, weights.shape)
     assert hidden.any()
     assert (weights[hidden] == 0.0).all()
 
@@ -72,36 +80,50 @@ def test_fully_masked_query_is_finite():
 
 def test_fused_kernel_needs_bfloat16_and_even_lengths():
     def heads(length, size, dtype=jnp.bfloat16):
-        return jnp.asarray(np.zeros((2, length, 3, size), dtype))
+        zeros = np.zeros((2, length, 3, size), dtype)
+        return jnp.asarray(zeros)
 
     def has_fused(queries, values):
-        return has_fused_kernel(queries, values, nn.Keys.of_sequence(6))
+        keys = nn.Keys.of_sequence(6)
+        return has_fused_kernel(queries, values, keys)
 
     queries = heads(6, 16)
+    values = heads(8, 16)
     # The tests run on a CPU.
-    assert not has_fused(queries, heads(6, 16))
+    assert not has_fused(queries, values)
 
-    with nn.use_backend(nn.backend_for("gpu", "9.0")):
-        assert has_fused(queries, heads(8, 16))
-        assert not has_fused(heads(6, 16, jnp.float32), heads(8, 16, jnp.float32))
-        assert not has_fused(heads(7, 16), heads(8, 16))
-        assert not has_fused(heads(6, 16), heads(7, 16))
+    gpu = nn.backend_for("gpu", "9.0")
+    with nn.use_backend(gpu):
+        assert has_fused(queries, values)
+
+        float32_queries = heads(6, 16, jnp.float32)
+        float32_values = heads(8, 16, jnp.float32)
+        assert not has_fused(float32_queries, float32_values)
+
+        assert not has_fused(heads(7, 16), values)
+        assert not has_fused(queries, heads(7, 16))
         assert not has_fused(heads(6, 12), heads(8, 12))
         assert not has_fused(queries, heads(8, 24))
 
     older_gpu = nn.backend_for("gpu", "7.5")
     with nn.use_backend(older_gpu):
-        assert not has_fused(queries, heads(8, 16))
+        assert not has_fused(queries, values)
 
 
 def test_fused_kernel_takes_no_field_of_keys_that_it_does_not_know():
-    new = dataclasses.make_dataclass("New", [("sinks", Any, None)], bases=(nn.Keys,), frozen=True)
+    new = dataclasses.make_dataclass(
+        "New",
+        [("sinks", Any, None)],
+        bases=(nn.Keys,),
+        frozen=True,
+    )
     heads = np.zeros((2, 6, 3, 16), jnp.bfloat16)
     segments = np.ones((2, 6), np.int32)
     known = nn.Keys.of_sequence(6, segments, causal=True, window=2)
     keys = new(**vars(known))
 
-    with nn.use_backend(nn.backend_for("gpu", "9.0")):
+    gpu = nn.backend_for("gpu", "9.0")
+    with nn.use_backend(gpu):
         assert has_fused_kernel(heads, heads, keys)
 
         with_sinks = dataclasses.replace(keys, sinks=np.zeros(3))
@@ -114,14 +136,16 @@ def test_fused_kernel_takes_no_field_of_keys_that_it_does_not_know():
 def test_fused_kernel_is_dot_product_attention():
     """Values and gradients on packed, causal rows, on GPUs that have the kernel."""
     rng = np.random.default_rng(0)
-    # Two arrays [B, T, D].
-    x, cotangent = jnp.asarray(rng.normal(size=(2, 2, 64, 128)), jnp.bfloat16)
+    drawn = rng.normal(size=(2, 2, 64, 128))
+    x, cotangent = jnp.asarray(drawn, jnp.bfloat16)  # each [B, T, D]
     heads = x.reshape(2, 64, 4, 32)
-    if not has_fused_kernel(heads, heads, nn.Keys.of_sequence(64)):
+    keys = nn.Keys.of_sequence(64)
+    if not has_fused_kernel(heads, heads, keys):
         pytest.skip("needs an NVIDIA GPU, Ampere or newer")
 
     quarters = [[1, 2, 3, 0], [1, 1, 2, 2]]
-    segments = jnp.asarray(np.repeat(quarters, 16, axis=1))
+    repeated = np.repeat(quarters, 16, axis=1)
+    segments = jnp.asarray(repeated)
     is_token = (segments != 0)[..., None]
     mask = nn.segment_mask(segments, segments) & nn.causal_mask(64)
     model = nn.MultiHeadAttention(num_heads=4, compute_dtype="bfloat16")
@@ -132,14 +156,23 @@ def test_fused_kernel_is_dot_product_attention():
 
     def plain(params, x):
         # Recording the weights disables the kernel.
-        attended, _ = model.apply(params, x, x, mask, mutable=["intermediates"])
+        attended, _ = model.apply(
+            params,
+            x,
+            x,
+            mask,
+            mutable=["intermediates"],
+        )
         return attended * is_token
 
     def values_and_gradients(function):
         attended, pull_back = jax.vjp(function, params, x)
-        return jax.tree.leaves((attended, pull_back(cotangent)))
+        gradients = pull_back(cotangent)
+        return jax.tree.leaves((attended, gradients))
 
-    assert "custom-call" in jax.jit(fused).lower(params, x).as_text(dialect="hlo")
+    lowered = jax.jit(fused).lower(params, x)
+    assert "custom-call" in lowered.as_text(dialect="hlo")
+
     pairs = zip(values_and_gradients(fused), values_and_gradients(plain), strict=True)
     for by_kernel, by_formula in pairs:
         found = np.asarray(by_kernel, np.float32)
@@ -153,21 +186,34 @@ def test_additive_attention_is_that_of_plain_loops():
     vector = normal(3, 4, seed=1)  # [H, d_k]
 
     compiled = jax.jit(nn.additive_attention)
-    attended, weights = jax.device_get(
-        compiled(queries, keys, values, mask=mask[:, None], vector=vector)
+    results = compiled(
+        queries,
+        keys,
+        values,
+        mask=mask[:, None],
+        vector=vector,
     )
+    attended, weights = jax.device_get(results)
 
     for b, t, h in np.ndindex(2, 5, 3):
-        hidden = np.tanh(queries[b, t, h] + keys[b, :, h])  # [S, d_k]
+        query = queries[b, t, h]
+        hidden = np.tanh(query + keys[b, :, h])  # [S, d_k]
         scores = hidden @ vector[h]
         odds = mask[b, t] * np.exp(scores)
         expected = odds / odds.sum()
         np.testing.assert_allclose(weights[b, h, t], expected, rtol=1e-5, atol=1e-7)
+
         mean = expected @ values[b, :, h]
         np.testing.assert_allclose(attended[b, t, h], mean, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("sizes", [{"num_heads": 2}, {"num_heads": 2, "d_k": 3, "d_v": 5}])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"num_heads": 2},
+        {"num_heads": 2, "d_k": 3, "d_v": 5},
+    ],
+)
 def test_multi_head_attention_concatenates_heads(sizes):
     layer = nn.MultiHeadAttention(**sizes)
     rng = np.random.default_rng(1)
@@ -176,14 +222,18 @@ def test_multi_head_attention_concatenates_heads(sizes):
     mask = np.ones((2, 1, 3, 4), bool)
     p = random_params(layer, x, memory, mask)
 
-    found = jax.jit(layer.apply)({"params": p}, x, memory, mask)
+    apply = jax.jit(layer.apply)
+    found = apply({"params": p}, x, memory, mask)
 
     queries = np.einsum("btd,dhk->bthk", x, p["query"])
     keys = np.einsum("bsd,dhk->bshk", memory, p["key"])
     values = np.einsum("bsd,dhv->bshv", memory, p["value"])
     heads = attention_by_formula(queries, keys, values, mask[:, 0])  # [B, T, H, d_v]
-    of_each = [heads[:, :, h] for h in range(heads.shape[2])]
-    expected = np.concatenate(of_each, -1) @ p["output"]
+
+    num_heads = heads.shape[2]
+    of_each = [heads[:, :, h] for h in range(num_heads)]
+    concatenated = np.concatenate(of_each, -1)
+    expected = concatenated @ p["output"]
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -191,21 +241,26 @@ def test_positions_are_encoded_into_queries_and_keys():
     """With rotary positions, scores depend only on differences of positions."""
     layer = nn.MultiHeadAttention(num_heads=2, encode_positions=rotary_positions)
     x = normal(1, 5, 8)
-    variables = {"params": random_params(layer, x)}
+    params = random_params(layer, x)
+    variables = {"params": params}
     positions = np.arange(5)[None]
 
     @jax.jit
     def run(variables, x, positions):
-        plain = nn.MultiHeadAttention(num_heads=2).apply(variables, x)
+        without = nn.MultiHeadAttention(num_heads=2)
+        plain = without.apply(variables, x)
         default = layer.apply(variables, x)
         given = layer.apply(variables, x, positions=positions)
         return plain, default, given
 
-    plain, default, shifted = jax.device_get(run(variables, x, positions + 100))
+    results = run(variables, x, positions + 100)
+    plain, default, shifted = jax.device_get(results)
     np.testing.assert_allclose(shifted, default, rtol=1e-4, atol=1e-5)
-    assert np.abs(default - plain).max() > 0.01
+    difference = np.abs(default - plain)
+    assert difference.max() > 0.01
 
     reversed_x = x[:, ::-1]
     reversed_positions = positions[:, ::-1]
-    _, _, backward = jax.device_get(run(variables, reversed_x, reversed_positions))
+    results = run(variables, reversed_x, reversed_positions)
+    _, _, backward = jax.device_get(results)
     np.testing.assert_allclose(backward[:, ::-1], default, rtol=1e-4, atol=1e-5)

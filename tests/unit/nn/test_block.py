@@ -13,24 +13,27 @@ from jaxformer.errors import UserError
 from jaxformer.nn import Block, FeedForward, LayerNorm, MultiHeadAttention, Residual, Stack
 from jaxformer.nn.stack import unstack_layers
 
-from .weights import random_params
+from .weights import normal, random_params
 
-X = np.random.default_rng(0).normal(2.0, 3.0, size=(2, 5, 8)).astype(np.float32)  # [B, T, D]
+# Values of any mean and deviation, [B, T, D].
+X = 2.0 + 3.0 * normal(2, 5, 8)
 
 
 def normalized(x):
     """(x - mean) / sqrt(variance + 1e-6), in float64."""
     x = np.asarray(x, np.float64)
-    centered = x - x.mean(-1, keepdims=True)
+    mean = x.mean(-1, keepdims=True)
     variance = x.var(-1, keepdims=True)
-    return centered / np.sqrt(variance + 1e-6)
+    return (x - mean) / np.sqrt(variance + 1e-6)
 
 
 def test_layer_norm():
     scale = np.arange(1.0, 9.0, dtype=np.float32)
     bias = np.full(8, 0.5, np.float32)
+    params = {"scale": scale, "bias": bias}
 
-    found = jax.jit(LayerNorm().apply)({"params": {"scale": scale, "bias": bias}}, X)
+    apply = jax.jit(LayerNorm().apply)
+    found = apply({"params": params}, X)
 
     expected = normalized(X) * scale + bias
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
@@ -38,14 +41,20 @@ def test_layer_norm():
 
 def test_layer_norm_statistics_are_float32_for_bfloat16():
     # Near 256, consecutive bfloat16 numbers differ by 2, so statistics in bfloat16 would fail.
-    x = np.array([[256.0, 258.0, 260.0, 262.0] * 2], jnp.bfloat16)
-    params = {"scale": np.ones(8, np.float32), "bias": np.zeros(8, np.float32)}
+    values = [256.0, 258.0, 260.0, 262.0] * 2
+    x = np.array([values], jnp.bfloat16)
+    params = {
+        "scale": np.ones(8, np.float32),
+        "bias": np.zeros(8, np.float32),
+    }
 
-    found = jax.jit(LayerNorm().apply)({"params": params}, x)
+    apply = jax.jit(LayerNorm().apply)
+    found = apply({"params": params}, x)
 
     assert found.dtype == jnp.bfloat16
+    wide = np.asarray(found).astype(np.float32)
     expected = normalized(x.astype(np.float32))
-    np.testing.assert_allclose(np.asarray(found).astype(np.float32), expected, atol=0.01)
+    np.testing.assert_allclose(wide, expected, atol=0.01)
 
 
 def test_feed_forward_is_equation_2():
@@ -54,7 +63,8 @@ def test_feed_forward_is_equation_2():
 
     found = jax.jit(layer.apply)({"params": p}, X)
 
-    inner = np.maximum(0, X @ p["inner"] + p["inner_bias"])  # [B, T, F]
+    linear = X @ p["inner"] + p["inner_bias"]  # [B, T, F]
+    inner = np.maximum(0, linear)
     expected = inner @ p["outer"] + p["outer_bias"]
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
@@ -66,7 +76,8 @@ def test_other_dropout_rates_are_refused():
 
 
 def test_layers_of_a_stack_differ_at_initialization():
-    stack = Stack(Block(MultiHeadAttention(2), FeedForward(16)), num_layers=3)
+    block = Block(MultiHeadAttention(2), FeedForward(16))
+    stack = Stack(block, num_layers=3)
 
     variables = jax.jit(stack.init)(jax.random.key(0), X)
 
@@ -90,7 +101,11 @@ def test_pre_norm_without_a_final_norm_is_named():
     assert set(variables["params"]) == {"layers", "norm"}
 
 
-NORM = {"params": {"norm": {"scale": np.ones(8), "bias": np.zeros(8)}}}
+NORM = {
+    "params": {
+        "norm": {"scale": np.ones(8), "bias": np.zeros(8)},
+    }
+}
 
 
 class Partitioned(nn.Module):
@@ -98,8 +113,10 @@ class Partitioned(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        initializer = self.wrap(nn.initializers.lecun_normal(), (None, "d_ff"))
-        return x @ self.param("kernel", initializer, (8, 8))
+        plain = nn.initializers.lecun_normal()
+        initializer = self.wrap(plain, (None, "d_ff"))
+        kernel = self.param("kernel", initializer, (8, 8))
+        return x @ kernel
 
 
 @pytest.mark.parametrize(
@@ -135,13 +152,21 @@ def test_all_layers_of_a_decoding_step_share_one_trace():
             traced.append(x)
             return x
 
-    stack = Stack(Block(MultiHeadAttention(2), Traced()), num_layers=3)
+    block = Block(MultiHeadAttention(2), Traced())
+    stack = Stack(block, num_layers=3)
     token = X[:, :1]
     variables = jax.eval_shape(stack.init, jax.random.key(0), token)
 
     def init_cache(variables):
-        init = functools.partial(stack.apply, variables, method="init_cache")
-        return init(jnp.arange(2), 8, "float32", num_beams=1, capacity=4)
+        return stack.apply(
+            variables,
+            jnp.arange(2),
+            8,
+            "float32",
+            num_beams=1,
+            capacity=4,
+            method="init_cache",
+        )
 
     cache = jax.eval_shape(init_cache, variables)
     traced.clear()
@@ -174,9 +199,15 @@ def test_dropout_acts_on_the_sublayer_and_not_on_the_residual():
 
     @jax.jit
     def run(x):
-        rngs = {"dropout": jax.random.key(0)}
-        return layer.apply(NORM, x, jnp.ones_like, np.arange(2), rngs=rngs)
+        return layer.apply(
+            NORM,
+            x,
+            jnp.ones_like,
+            np.arange(2),
+            rngs={"dropout": jax.random.key(0)},
+        )
 
     # The sublayer returns ones: dropped, or doubled.
-    of_sublayer = np.round(run(X) - X, 4)
-    np.testing.assert_allclose(np.unique(of_sublayer), [0.0, 2.0], atol=1e-3)
+    of_sublayer = run(X) - X
+    different = np.unique(np.round(of_sublayer, 4))
+    np.testing.assert_allclose(different, [0.0, 2.0], atol=1e-3)

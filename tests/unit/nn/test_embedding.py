@@ -39,7 +39,8 @@ def test_tables_embed_and_project_in_their_precision(dtype, tolerance):
         exact = x.astype(np.float64) @ table.T
         of_rows = np.linalg.norm(x, axis=-1)
         of_table = np.linalg.norm(table, axis=1)
-        errors = np.abs(found - exact) / (of_rows[..., None] * of_table)
+        norms = of_rows[..., None] * of_table
+        errors = np.abs(found - exact) / norms
         assert errors.max() < tolerance
 
     first, *out_of_range, last = np.asarray(rows[0], np.float32)

@@ -25,11 +25,24 @@ def softmax(scores):
 def test_rms_norm():
     scale = np.arange(1.0, 9.0, dtype=np.float32)
 
-    found = jax.jit(RMSNorm(1e-3).apply)({"params": {"scale": scale}}, X)
+    norm = RMSNorm(1e-3)
+    found = jax.jit(norm.apply)({"params": {"scale": scale}}, X)
 
     squares = X.astype(np.float64) ** 2
-    root = np.sqrt(squares.mean(-1, keepdims=True) + 1e-3)
+    mean_square = squares.mean(-1, keepdims=True)
+    root = np.sqrt(mean_square + 1e-3)
     np.testing.assert_allclose(found, X / root * scale, rtol=1e-5, atol=1e-6)
+
+
+def test_rms_norm_may_scale_by_one_plus_the_parameter():
+    scale = np.arange(-3.0, 5.0, dtype=np.float32)
+
+    found = jax.jit(RMSNorm(1e-3, unit_offset=True).apply)({"params": {"scale": scale}}, X)
+
+    plain = jax.jit(RMSNorm(1e-3).apply)({"params": {"scale": 1 + scale}}, X)
+    np.testing.assert_allclose(found, plain, rtol=1e-6)
+    fresh = RMSNorm(unit_offset=True).init(jax.random.key(0), X)["params"]["scale"]
+    assert not np.any(fresh)
 
 
 @pytest.mark.parametrize("use_bias", [False, True])
@@ -50,7 +63,13 @@ def test_gated_feed_forward_is_swiglu(use_bias):
 @pytest.mark.parametrize("num_kv_heads", [1, 2, 4])
 @pytest.mark.parametrize("rules", [{}, {"scale": 1.0, "soft_cap": 1.5}])
 def test_heads_that_share_keys(num_kv_heads, rules):
-    layer = MultiHeadAttention(4, d_k=4, d_v=3, num_kv_heads=num_kv_heads, **rules)
+    layer = MultiHeadAttention(
+        4,
+        d_k=4,
+        d_v=3,
+        num_kv_heads=num_kv_heads,
+        **rules,
+    )
     p = random_params(layer, X, scale=0.8)
     assert p["key"].shape == (8, num_kv_heads, 4)
 
@@ -60,15 +79,18 @@ def test_heads_that_share_keys(num_kv_heads, rules):
         kernel = p[name].astype(np.float64)
         return np.einsum("btd,dhk->bthk", X, kernel)
 
+    shared = 4 // num_kv_heads
     queries = heads_of("query")  # [B, T, 4, K]
-    keys = np.repeat(heads_of("key"), 4 // num_kv_heads, axis=2)
-    values = np.repeat(heads_of("value"), 4 // num_kv_heads, axis=2)
+    keys = np.repeat(heads_of("key"), shared, axis=2)
+    values = np.repeat(heads_of("value"), shared, axis=2)
 
     # Without rules, the scale is 1 / sqrt(4).
-    scores = np.einsum("bthk,bshk->bhts", queries, keys) * rules.get("scale", 0.5)
+    scale = rules.get("scale", 0.5)
+    scores = scale * np.einsum("bthk,bshk->bhts", queries, keys)
     if rules:
         scores = 1.5 * np.tanh(scores / 1.5)
-    heads = np.einsum("bhts,bshv->bthv", softmax(scores), values)
+    weights = softmax(scores)
+    heads = np.einsum("bhts,bshv->bthv", weights, values)
     expected = heads.reshape(2, 6, 12) @ p["output"]
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
@@ -88,7 +110,14 @@ def llama_stack(window=None):
     return Stack(block, 2, final_norm=RMSNorm, window=window)
 
 
-@pytest.mark.parametrize(("window", "chunked"), [(None, False), (None, True), (1, False)])
+@pytest.mark.parametrize(
+    ("window", "chunked"),
+    [
+        (None, False),
+        (None, True),
+        (1, False),
+    ],
+)
 def test_cached_equals_whole_for_beams(window, chunked, monkeypatch):
     """Also windows that the cache forgets, and queries in chunks."""
     if chunked:
@@ -105,23 +134,35 @@ def test_cached_equals_whole_for_beams(window, chunked, monkeypatch):
     @jax.jit
     def whole(variables, beams):
         prompts = X.repeat(3, axis=0)
-        rows = jax.numpy.concatenate([prompts, beams.reshape(6, 3, 8)], axis=1)
-        found = stack.apply(variables, rows, Keys.of_sequence(9, causal=True))
+        continuations = beams.reshape(6, 3, 8)
+        rows = jax.numpy.concatenate([prompts, continuations], axis=1)
+        causal = Keys.of_sequence(9, causal=True)
+        found = stack.apply(variables, rows, causal)
         return found[:, 6:].reshape(2, 3, 3, 8)
 
     def init_cache(variables):
-        init = functools.partial(stack.apply, variables, method="init_cache")
-        return init(np.zeros(2, np.int32), 8, "float32", num_beams=3, capacity=9)
+        row_ids = np.zeros(2, np.int32)
+        return stack.apply(
+            variables,
+            row_ids,
+            8,
+            "float32",
+            num_beams=3,
+            capacity=9,
+            method="init_cache",
+        )
 
     @jax.jit
     def cached(variables, beams):
         cache = init_cache(variables)
-        assert cache.layers[0]["self_attention"].keys.shape[2] == 2
+        self_attention = cache.layers[0]["self_attention"]
+        assert self_attention.keys.shape[2] == 2
 
         _, cache = stack.apply(variables, X, cache, 6, method="prefill")
         outputs = []
         for t in range(3):
-            y, cache = stack.apply(variables, beams[:, :, t], cache, method="step")
+            newest = beams[:, :, t]
+            y, cache = stack.apply(variables, newest, cache, method="step")
             outputs.append(y)
         return jax.numpy.stack(outputs, axis=2)
 

@@ -123,8 +123,10 @@ def by_loops(keys):
     seen = np.zeros((2, 1, LENGTH, LENGTH), bool)
 
     for b, i, j in np.ndindex(2, LENGTH, LENGTH):
-        far = keys.window is not None and abs(i - j) > keys.window
-        near = not far or min(i, j) < keys.global_tokens
+        distance = abs(i - j)
+        far = keys.window is not None and distance > keys.window
+        is_global = min(i, j) < keys.global_tokens
+        near = is_global or not far
         same = SEGMENTS[b, i] == SEGMENTS[b, j] != 0
         alike = keys.queries.segments is None or same
         earlier = not keys.causal or j <= i
@@ -198,7 +200,8 @@ class Reach(Keys):
 
 def test_a_window_does_not_split_fields_of_heads():
     """As many heads as blocks, so that a split would go unnoticed."""
-    reach = np.array([0, 1, 3, 6, 2], np.int32)[None, :, None, None]
+    reach = np.int32([0, 1, 3, 6, 2])
+    reach = reach[None, :, None, None]
     x = normal(1, 30, 5, 4, seed=RNG)  # [B, T, H, K]
     window = Keys.of_sequence(30, window=6)
     keys = Reach(**vars(window), reach=reach)
@@ -234,7 +237,8 @@ SMALL = ModelConfig(
 def test_a_cache_smaller_than_the_window_forgets_nothing():
     model = LanguageModel(dataclasses.replace(SMALL, window=40))
     tokens = np.full((1, 30), 5, np.int32)
-    variables = {"params": jax.device_put(random_params(model, tokens[:, :1]))}
+    params = random_params(model, tokens[:, :1])
+    variables = {"params": jax.device_put(params)}
 
     def start():
         return model.apply(variables, tokens, num_beams=1, capacity=16, method="start")
@@ -333,7 +337,8 @@ def test_a_cache_is_that_of_the_full_pass_of_each_row(positions, window, starts)
 
     @jax.jit
     def step(tokens, cache, parents):
-        ancestry = jnp.take_along_axis(cache.slots.beam_slots, parents[..., None], axis=1)
+        beam_slots = cache.slots.beam_slots
+        ancestry = jnp.take_along_axis(beam_slots, parents[..., None], axis=1)
         slots = dataclasses.replace(cache.slots, beam_slots=ancestry)
         return apply(tokens, cache._replace(slots=slots), method="step")
 

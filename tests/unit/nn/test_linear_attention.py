@@ -27,7 +27,9 @@ def quadratic(params, feature_map, causal):
 
     @jax.jit
     def features(q, k):
-        return feature_map(q, True), feature_map(k, False)
+        of_queries = feature_map(q, True)
+        of_keys = feature_map(k, False)
+        return of_queries, of_keys
 
     q, k = features(heads_of("query"), heads_of("key"))  # [B, H, T, R]
     q = np.asarray(q, np.float64)
@@ -39,7 +41,9 @@ def quadratic(params, feature_map, causal):
     weights = weights / weights.sum(-1, keepdims=True)
 
     heads = weights @ heads_of("value")  # [B, H, T, V]
-    concatenated = np.moveaxis(heads, 1, 2).reshape(*X.shape[:2], -1)
+    by_position = np.moveaxis(heads, 1, 2)
+    batch, length, _ = X.shape
+    concatenated = by_position.reshape(batch, length, -1)
     return concatenated @ params["output"]
 
 
@@ -50,8 +54,8 @@ def test_it_equals_the_quadratic_formula(feature_map, causal):
     params = random_params(layer, X)
     keys = Keys.of_sequence(150, causal=causal)
 
-    attend = jax.jit(functools.partial(layer.apply, method="attend"))
-    found, _ = attend({"params": params}, X, keys)
+    attend = functools.partial(layer.apply, method="attend")
+    found, _ = jax.jit(attend)({"params": params}, X, keys)
 
     expected = quadratic(params, feature_map, causal)
     np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
@@ -62,22 +66,32 @@ def test_random_features_estimate_the_weights_of_softmax_attention():
     compiled = jax.jit(random_features, static_argnums=(1, 2))
 
     def features(x, is_query, num_features):
-        return np.asarray(compiled(x, is_query, num_features))
+        found = compiled(x, is_query, num_features)
+        return np.asarray(found)
 
-    found = features(q, False, 200_000) @ features(k, False, 200_000).T
+    of_queries = features(q, False, 200_000)
+    of_keys = features(k, False, 200_000)
     scores = q @ k.T / math.sqrt(4)
-    np.testing.assert_allclose(found, np.exp(scores), rtol=0.1)
+    np.testing.assert_allclose(of_queries @ of_keys.T, np.exp(scores), rtol=0.1)
 
     # Queries and keys have the same features, except for a factor for each query.
     factors = features(q, True, 64) / features(q, False, 64)
-    np.testing.assert_allclose(factors, factors[:, :1].repeat(64, 1), rtol=1e-4)
+    of_each_query = factors[:, :1]
+    np.testing.assert_allclose(factors, of_each_query.repeat(64, 1), rtol=1e-4)
 
 
 def make_stack(attention):
-    return Stack(Block(attention, FeedForward(16)), num_layers=2)
+    block = Block(attention, FeedForward(16))
+    return Stack(block, num_layers=2)
 
 
-STACK = make_stack(LinearAttention(2, feature_map=FEW, encode_positions=rotary_positions))
+STACK = make_stack(
+    LinearAttention(
+        2,
+        feature_map=FEW,
+        encode_positions=rotary_positions,
+    )
+)
 
 
 def empty_cache(variables, rows, **sizes):
@@ -85,7 +99,8 @@ def empty_cache(variables, rows, **sizes):
 
     @jax.jit
     def compiled():
-        return init(variables, jnp.arange(rows), 8, "float32")
+        row_ids = jnp.arange(rows)
+        return init(variables, row_ids, 8, "float32")
 
     return compiled()
 
@@ -93,7 +108,8 @@ def empty_cache(variables, rows, **sizes):
 def test_cached_decoding_equals_the_whole_pass():
     x = X[:, :70]
     variables = {"params": random_params(STACK, x)}
-    whole = jax.jit(STACK.apply)(variables, x, Keys.of_sequence(70, causal=True))
+    causal = Keys.of_sequence(70, causal=True)
+    whole = jax.jit(STACK.apply)(variables, x, causal)
 
     prefill = jax.jit(functools.partial(STACK.apply, method="prefill"))
     step = jax.jit(functools.partial(STACK.apply, method="step"))
@@ -105,9 +121,10 @@ def test_cached_decoding_equals_the_whole_pass():
 
     cache = cache.grow(80)
     for t in range(66, 70):
-        beams = x[:, t : t + 1].repeat(3, 1)
+        newest = slice(t, t + 1)
+        beams = x[:, newest].repeat(3, 1)
         y, cache = step(variables, beams, cache)
-        expected = whole[:, t : t + 1].repeat(3, 1)
+        expected = whole[:, newest].repeat(3, 1)
         np.testing.assert_allclose(y, expected, atol=1e-5)
 
 
@@ -122,9 +139,16 @@ def test_beam_search_carries_the_state_of_each_hypothesis():
 
     @jax.jit
     def search(cache):
-        return beam_search(step, cache, max_lengths=[8], capacity=8, beam_size=4)
+        return beam_search(
+            step,
+            cache,
+            max_lengths=[8],
+            capacity=8,
+            beam_size=4,
+        )
 
-    found = search(empty_cache(variables, 1, num_beams=4, capacity=16))
+    cache = empty_cache(variables, 1, num_beams=4, capacity=16)
+    found = search(cache)
 
     # The log probability of each hypothesis, by a pass over all of it, with BOS (2) first.
     tokens = np.asarray(found.tokens[0])  # [N, T]
@@ -134,8 +158,10 @@ def test_beam_search_carries_the_state_of_each_hypothesis():
     causal = Keys.of_sequence(8, causal=True)
     whole = jax.jit(STACK.apply)(variables, table[inputs], causal)
     logits = np.asarray(whole) @ table.T  # [N, T, V]
-    log_probs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    totals = np.exp(logits).sum(-1, keepdims=True)
+    log_probs = logits - np.log(totals)
     chosen = np.take_along_axis(log_probs, tokens[..., None], 2)[..., 0]
+
     is_token = np.arange(8) < lengths[:, None]
     expected = (chosen * is_token).sum(1)
     np.testing.assert_allclose(found.log_probs[0], expected, rtol=1e-4)
@@ -153,13 +179,16 @@ def test_beam_search_carries_the_state_of_each_hypothesis():
 def test_rules_of_a_softmax_are_refused(attention, keys, name):
     stack = make_stack(attention)
     rules = Keys.of_sequence(150, **keys)
-    with pytest.raises(UserError, match=f"LinearAttention: expected no {name}, which only"):
-        jax.eval_shape(stack.init, jax.random.key(0), X, rules)
+    key = jax.random.key(0)
+    message = f"LinearAttention: expected no {name}, which only"
+    with pytest.raises(UserError, match=message):
+        jax.eval_shape(stack.init, key, X, rules)
 
 
 def test_it_has_the_parameters_of_softmax_attention():
     def shapes(layer):
-        return jax.tree.map(np.shape, random_params(layer, X))
+        params = random_params(layer, X)
+        return jax.tree.map(np.shape, params)
 
     linear = LinearAttention(num_heads=2, use_bias=True)
     softmax = MultiHeadAttention(num_heads=2, use_bias=True)

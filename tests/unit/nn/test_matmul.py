@@ -28,7 +28,8 @@ SHAPES = {
 
 
 def rounded(a):
-    return np.asarray(a).astype(ml_dtypes.bfloat16).astype(np.float64)
+    short = np.asarray(a).astype(ml_dtypes.bfloat16)
+    return short.astype(np.float64)
 
 
 @pytest.mark.parametrize(
@@ -51,12 +52,19 @@ def test_operands_and_gradients_are_rounded_once(spec, dtype):
         exact = einsum(spec, x, y)
         return product, pull(g), exact
 
-    product, (of_first, of_second), unrounded = jax.device_get(compute(x, y, g))
+    results = jax.device_get(compute(x, y, g))
+    product, (of_first, of_second), unrounded = results
 
     def check(found, of_spec, left, right):
         assert found.dtype == np.float32
         expected = np.einsum(of_spec, rounded(left), rounded(right))
-        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5, err_msg=of_spec)
+        np.testing.assert_allclose(
+            found,
+            expected,
+            rtol=1e-5,
+            atol=1e-5,
+            err_msg=of_spec,
+        )
 
     operands, result = spec.split("->")
     first, second = operands.split(",")
@@ -65,7 +73,8 @@ def test_operands_and_gradients_are_rounded_once(spec, dtype):
     check(of_second, f"{result},{first}->{second}", left=g, right=x)
 
     exact = np.einsum(spec, x, y)
-    assert np.abs(product - exact).max() > 1e-3
+    rounding = np.abs(product - exact)
+    assert rounding.max() > 1e-3
     np.testing.assert_allclose(unrounded, exact, rtol=1e-5, atol=1e-5)
 
 
@@ -92,11 +101,14 @@ def test_matmul_error_matches_the_precision(dtype):
 
     found = np.asarray(run(x, kernel, bias))
 
-    exact = np.einsum("brd,dhk->brhk", x.astype(np.float64), kernel) + 3.0
+    product = np.einsum("brd,dhk->brhk", x.astype(np.float64), kernel)
+    exact = product + 3.0
     assert found.shape == exact.shape
-    of_rows = np.linalg.norm(x, axis=-1)
+
+    of_rows = np.linalg.norm(x, axis=-1)[..., None, None]
     of_columns = np.linalg.norm(kernel, axis=0)
-    errors = np.abs(found - exact) / (of_rows[..., None, None] * of_columns)
+    norms = of_rows * of_columns
+    errors = np.abs(found - exact) / norms
     assert errors.max() < TOLERANCE[dtype]
 
     if dtype != "float32":
@@ -113,10 +125,10 @@ def test_matmul_error_matches_the_precision(dtype):
 def test_primitives_run_without_jit():
     x = np.arange(6).reshape(2, 3)
     matrix = np.arange(12).reshape(3, 4) - 6
-    floats = jnp.asarray(x.astype(ml_dtypes.bfloat16))
-    float_matrix = jnp.asarray(matrix.astype(ml_dtypes.bfloat16))
-    unsigned = jnp.asarray(x.astype(np.uint8))
-    signed_matrix = jnp.asarray(matrix.astype(np.int8))
+    floats = jnp.asarray(x, ml_dtypes.bfloat16)
+    float_matrix = jnp.asarray(matrix, ml_dtypes.bfloat16)
+    unsigned = jnp.asarray(x, np.uint8)
+    signed_matrix = jnp.asarray(matrix, np.int8)
 
     with jax.disable_jit():
         product = _bfloat16_matmul.bind(floats, float_matrix)
@@ -138,29 +150,42 @@ def test_unsigned_inputs_change_no_bit():
 
     @jax.jit
     def quantize(x, kernel, table):
-        return quantize_along(x, 2), quantize_along(kernel, 0), quantize_along(table, 1)
+        return (
+            quantize_along(x, 2),
+            quantize_along(kernel, 0),
+            quantize_along(table, 1),
+        )
 
     inputs, *signed = jax.device_get(quantize(x, kernel, table))
     with use_backend(Backend(unsigned_int8=True)):
         unsigned = with_offsets(signed)
 
+    signed_kernel, signed_table = signed
     q = inputs.values.astype(int)
-    w = signed[0].values.astype(int)
-    t = signed[1].values.astype(int)
-    np.testing.assert_array_equal(unsigned[0].offset, 128 * w.sum(0)[None])
+    w = signed_kernel.values.astype(int)
+    t = signed_table.values.astype(int)
+    column_sums = w.sum(0)[None]
+    np.testing.assert_array_equal(unsigned[0].offset, 128 * column_sums)
 
     def run(matrices, x):
-        return project(x, matrices[0], None, compute_dtype="int8"), output_logits(x, matrices[1])
+        kernel, table = matrices
+        projection = project(x, kernel, None, compute_dtype="int8")
+        return projection, output_logits(x, table)
 
     @jax.jit
     def each_way(signed, unsigned, x):
         ensemble = jax.tree.map(lambda leaf: jnp.stack([leaf] * 3), unsigned)
-        by_row = jax.vmap(run, (None, 1), 1)(unsigned, x)
-        by_member = jax.vmap(run)(ensemble, x)
-        return run(unsigned, x), run(signed, x), by_row, by_member
+        run_by_row = jax.vmap(run, (None, 1), 1)
+        run_by_member = jax.vmap(run)
+        return (
+            run(unsigned, x),
+            run(signed, x),
+            run_by_row(unsigned, x),
+            run_by_member(ensemble, x),
+        )
 
-    kernel_scale = inputs.scale * signed[0].scale
-    table_scale = inputs.scale * signed[1].scale.T
+    kernel_scale = inputs.scale * signed_kernel.scale
+    table_scale = inputs.scale * signed_table.scale.T
     projection = (q @ w).astype(np.float32) * kernel_scale
     logits = (q @ t.T).astype(np.float32) * table_scale
     for found_projection, found_logits in each_way(signed, unsigned, x):
@@ -174,10 +199,13 @@ def test_the_unsigned_instruction_gets_operands_of_8_bits():
     with use_backend(Backend(unsigned_int8=True)):
         kernel = with_offsets(kernel)
 
-    compiled = jax.jit(lambda x: project(x, kernel, None, compute_dtype="int8"))
-    lowered = compiled.lower(np.ones((4, 64), np.float32))
+    @jax.jit
+    def compiled(x):
+        return project(x, kernel, None, compute_dtype="int8")
 
-    assert "(tensor<4x64xui8>, tensor<64x8xi8>) -> tensor<4x8xi32>" in lowered.as_text()
+    x = np.ones((4, 64), np.float32)
+    text = compiled.lower(x).as_text()
+    assert "(tensor<4x64xui8>, tensor<64x8xi8>) -> tensor<4x8xi32>" in text
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -41,7 +41,8 @@ SEGMENTS = np.array(
     np.int32,
 )
 POSITIONS = np.arange(LENGTH, dtype=np.int32)[None] * 3
-MASK = np.random.default_rng(2).random((2, HEADS, LENGTH, LENGTH)) < 0.7
+RNG = np.random.default_rng(2)
+MASK = RNG.random((2, HEADS, LENGTH, LENGTH)) < 0.7
 MASK |= np.eye(LENGTH, dtype=bool)
 
 
@@ -97,9 +98,11 @@ def visible(rules):
     seen = np.array(rules.get("mask", everything))
     segments = rules.get("segments", np.ones((2, LENGTH)))
 
+    window = rules.get("window", LENGTH)
+    global_tokens = rules.get("global_tokens", 0)
     for b, i, j in np.ndindex(2, LENGTH, LENGTH):
-        near = abs(i - j) <= rules.get("window", LENGTH)
-        near |= min(i, j) < rules.get("global_tokens", 0)
+        near = abs(i - j) <= window
+        near |= min(i, j) < global_tokens
         earlier = j <= i or not rules.get("causal")
         same = segments[b, i] == segments[b, j] != 0
         seen[b, :, i, j] &= near and earlier and same
@@ -118,13 +121,15 @@ def softmax_attention(p, x, rules, fields):
         k = shifted(k, positions)
 
     options = rules | fields
-    scale = options.get("scale", q.shape[-1] ** -0.5)
+    usual_scale = q.shape[-1] ** -0.5
+    scale = options.get("scale", usual_scale)
     scores = np.einsum("bthk,bshk->bhts", q, k) * scale
     cap = options.get("soft_cap")
     if cap:
         scores = cap * np.tanh(scores / cap)
 
-    distances = abs(positions[0][:, None] - positions[0])  # [T, S]
+    places = positions[0]
+    distances = abs(places[:, None] - places)  # [T, S]
     if "bias" in rules:
         scores = scores - 0.3 * distances
     if "make_bias" in fields:
@@ -150,7 +155,8 @@ def linear_attention(p, x, rules, fields):
     def features(a):
         return np.where(a > 0, a + 1, np.exp(a))
 
-    odds = np.einsum("bthk,bshk->bhts", features(q), features(k)) * visible(rules)
+    products = np.einsum("bthk,bshk->bhts", features(q), features(k))
+    odds = products * visible(rules)
     weights = odds / odds.sum(-1, keepdims=True)
     return output_of(p, weights, v)
 
@@ -175,7 +181,8 @@ def recurrence(p, x, rules, fields):
         previous = segments[:, max(0, t - 1)]
         begins = segments[:, t] != previous
         state = np.where(begins[:, None], 0, state)
-        state = kept * state + (1 - kept) * (new @ p["input"])
+        candidate = new @ p["input"]
+        state = kept * state + (1 - kept) * candidate
         outputs.append(np.maximum(state, 0))
 
     return np.stack(outputs, axis=1)
@@ -196,15 +203,16 @@ def found_by(layer, rules, *, chunked=False):
 
     with use_backend(settings):
         p = random_params(layer, X, keys, method="attend", scale=0.5)
-        attend = jax.jit(functools.partial(layer.apply, method="attend"))
-        attended, _ = attend({"params": p}, X, keys)
+        attend = functools.partial(layer.apply, method="attend")
+        attended, _ = jax.jit(attend)({"params": p}, X, keys)
 
     return p, np.asarray(attended)
 
 
 def compare(found, expected, rules):
     # Padding may have any value.
-    real = rules.get("segments", np.ones((2, LENGTH))) != 0
+    segments = rules.get("segments", np.ones((2, LENGTH)))
+    real = segments != 0
     np.testing.assert_allclose(found[real], expected[real], rtol=1e-3, atol=1e-4)
 
 
@@ -340,7 +348,8 @@ def test_arguments_that_a_layer_would_ignore_are_refused(layer, arguments, optio
 )
 @pytest.mark.skipif(CHECKED, reason="the checks of annotations come first")
 def test_a_stack_refuses_what_it_would_ignore(stack, keys, memory, words):
-    layers = Stack(Block(MultiHeadAttention(HEADS), FeedForward(8)), 1, **stack)
+    block = Block(MultiHeadAttention(HEADS), FeedForward(8))
+    layers = Stack(block, 1, **stack)
     rules = Keys.of_sequence(LENGTH, **keys)
     with pytest.raises(UserError, match=words):
         random_params(layers, X, rules, memory)
@@ -350,12 +359,21 @@ def test_a_cache_without_a_mask_sees_the_whole_memory():
     stack = Stack(CROSS, 1)
     rows = np.zeros(2, np.int32)
     ones = np.ones((2, LENGTH), np.int32)
-    memory = Memory(jax.numpy.asarray(MEMORY), Keys.of_memory(ones, ones))
+    keys = Keys.of_memory(ones, ones)
+    memory = Memory(jax.numpy.asarray(MEMORY), keys)
     variables = {"params": random_params(stack, X, None, memory)}
 
     def init_cache(variables, **memory):
-        init = functools.partial(stack.apply, variables, method="init_cache")
-        return init(rows, 8, "float32", num_beams=1, capacity=2, **memory)
+        return stack.apply(
+            variables,
+            rows,
+            8,
+            "float32",
+            num_beams=1,
+            capacity=2,
+            **memory,
+            method="init_cache",
+        )
 
     @jax.jit
     def outputs(variables, mask):

@@ -33,7 +33,11 @@ TABLES = {"src_embedding", "tgt_embedding", "output_embedding"}
 def by_name(tree, leaf_type):
     """Returns the leaves by path, a tuple of names."""
     found = {}
-    for path, leaf in jax.tree.leaves_with_path(tree, is_leaf=lambda x: isinstance(x, leaf_type)):
+
+    def is_leaf(node):
+        return isinstance(node, leaf_type)
+
+    for path, leaf in jax.tree.leaves_with_path(tree, is_leaf=is_leaf):
         names = tuple(key.key for key in path)
         found[names] = leaf
     return found

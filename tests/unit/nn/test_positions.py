@@ -10,7 +10,12 @@ import pytest
 from jaxformer.config import ModelConfig
 from jaxformer.errors import UserError
 from jaxformer.nn import positions
-from jaxformer.nn.positions import rotary_positions, sinusoidal_positions
+from jaxformer.nn.positions import (
+    LinearScaling,
+    Llama3Scaling,
+    rotary_positions,
+    sinusoidal_positions,
+)
 
 from .weights import normal
 
@@ -41,6 +46,35 @@ def test_rotary_positions_multiply_by_unit_complex_numbers(base):
     turns = np.exp(1j * positions[..., None] * frequencies)  # [B, T, K / 2]
     expected = as_complex(heads) * turns[:, :, None]
     np.testing.assert_allclose(as_complex(found), expected, atol=3e-4)
+
+
+def test_llama3_divides_frequencies_that_turn_rarely():
+    """By its three cases, as the reference implementation of LLaMA 3.1 has them."""
+    frequencies = 500.0 ** (-np.arange(0, 64, 2) / 64)
+    expected = []
+    for frequency in frequencies:
+        turns = 100 * frequency / (2 * np.pi)
+        if turns > 4:
+            expected.append(frequency)
+        elif turns < 1:
+            expected.append(frequency / 8)
+        else:
+            weight = (turns - 1) / (4 - 1)
+            expected.append((1 - weight) * frequency / 8 + weight * frequency)
+
+    scaling = Llama3Scaling(8.0, low_turns=1.0, high_turns=4.0, original_length=100)
+    np.testing.assert_allclose(scaling(frequencies), expected, rtol=1e-12)
+
+
+def test_scaled_positions_are_rotary_positions_that_are_closer():
+    heads = normal(2, 5, 3, 8)
+    positions = np.arange(0, 20, 4)[None]
+
+    scaled = functools.partial(rotary_positions, scaling=LinearScaling(4.0))
+    found = jax.jit(scaled)(heads, positions)
+
+    closer = jax.jit(rotary_positions)(heads, positions // 4)
+    np.testing.assert_allclose(found, closer, atol=1e-5)
 
 
 def test_rotary_positions_need_an_even_size():

@@ -18,11 +18,12 @@ from jaxformer.nn import (
 )
 from jaxformer.nn.positions import rotary_positions
 
-from .weights import random_params
+from .weights import normal, random_params
 
-LENGTH, SIZE = 6, 4
-X = np.random.default_rng(0).normal(size=(2, LENGTH, 8)).astype(np.float32)
-MEMORY = np.random.default_rng(1).normal(size=(2, LENGTH, 8)).astype(np.float32)
+LENGTH = 6
+SIZE = 4
+X = normal(2, LENGTH, 8, seed=0)  # [B, T, D]
+MEMORY = normal(2, LENGTH, 8, seed=1)  # [B, S, D]
 EPSILON = 0.5  # so large that its place in the formula shows
 NORM = functools.partial(RMSNorm, EPSILON)
 
@@ -35,16 +36,25 @@ def normalized(heads, scale):
 
 def rotated(heads):
     """Returns heads whose pairs of entries (i, i + K/2) are turned by position / 10000^(2i/K)."""
-    angles = np.arange(LENGTH)[:, None] / 10_000 ** (np.arange(SIZE // 2) * 2 / SIZE)
-    cos, sin = np.cos(angles)[:, None], np.sin(angles)[:, None]
+    positions = np.arange(LENGTH)[:, None]
+    exponents = np.arange(SIZE // 2) * 2 / SIZE
+    angles = positions / 10_000**exponents
+    cos = np.cos(angles)[:, None]
+    sin = np.sin(angles)[:, None]
+
     first, second = np.split(heads, 2, axis=-1)
-    return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    turned_first = first * cos - second * sin
+    turned_second = second * cos + first * sin
+    return np.concatenate([turned_first, turned_second], axis=-1)
 
 
 def heads_of(p, memory):
     """Returns normalized queries and keys, and values, in float64."""
-    queries = np.einsum("btd,dhk->bthk", X.astype(np.float64), p["query"])
-    keys, values = (np.einsum("bsd,dhk->bshk", memory, p[name]) for name in ("key", "value"))
+    x = X.astype(np.float64)
+    queries = np.einsum("btd,dhk->bthk", x, p["query"])
+    keys = np.einsum("bsd,dhk->bshk", memory, p["key"])
+    values = np.einsum("bsd,dhk->bshk", memory, p["value"])
+
     queries = normalized(queries, p["query_norm"]["scale"])
     keys = normalized(keys, p["key_norm"]["scale"])
     return queries, keys, values
@@ -53,15 +63,20 @@ def heads_of(p, memory):
 def attended(p, queries, keys, values, *, features=None):
     """Returns equation 1, or its causal form with features in place of exp(q . k / sqrt(K))."""
     shared = queries.shape[2] // keys.shape[2]
-    keys, values = keys.repeat(shared, axis=2), values.repeat(shared, axis=2)
+    keys = keys.repeat(shared, axis=2)
+    values = values.repeat(shared, axis=2)
+
     if features is None:
-        weights = np.exp(np.einsum("bthk,bshk->bhts", queries, keys) / np.sqrt(SIZE))
+        scores = np.einsum("bthk,bshk->bhts", queries, keys)
+        weights = np.exp(scores / np.sqrt(SIZE))
     else:
-        weights = np.einsum("bthk,bshk->bhts", features(queries), features(keys))
-        weights = weights * np.tril(np.ones((LENGTH, LENGTH)))
+        products = np.einsum("bthk,bshk->bhts", features(queries), features(keys))
+        weights = np.tril(products)
     weights = weights / weights.sum(-1, keepdims=True)
+
     heads = np.einsum("bhts,bshv->bthv", weights, values)
-    return heads.reshape(2, LENGTH, -1) @ p["output"]
+    concatenated = heads.reshape(2, LENGTH, -1)
+    return concatenated @ p["output"]
 
 
 @pytest.mark.parametrize("memory", [None, MEMORY], ids=["self", "memory"])
@@ -77,13 +92,19 @@ def test_equation_1_of_normalized_heads(memory, num_kv_heads):
         encode_positions=rotary_positions,
     )
     p = random_params(layer, X, scale=0.8)
-    assert p["query_norm"]["scale"].shape == p["key_norm"]["scale"].shape == (SIZE,)
+    for norm in ("query_norm", "key_norm"):
+        assert p[norm]["scale"].shape == (SIZE,)
 
-    queries, keys, values = heads_of(p, X if memory is None else memory)
     if memory is None:
-        queries, keys = rotated(queries), rotated(keys)
-    found = jax.jit(layer.apply)({"params": p}, X, memory)
+        queries, keys, values = heads_of(p, X)
+        queries = rotated(queries)
+        keys = rotated(keys)
+    else:
+        queries, keys, values = heads_of(p, memory)
     expected = attended(p, queries, keys, values)
+
+    apply = jax.jit(layer.apply)
+    found = apply({"params": p}, X, memory)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -92,25 +113,30 @@ def test_linear_attention_of_normalized_heads():
     causal = Keys.of_sequence(LENGTH, causal=True)
     p = random_params(layer, X, causal, method="attend", scale=0.8)
 
-    found, _ = jax.jit(functools.partial(layer.apply, method="attend"))({"params": p}, X, causal)
-    expected = attended(
-        p,
-        *heads_of(p, X),
-        features=lambda heads: np.where(heads > 0, heads + 1, np.exp(heads)),
-    )
+    attend = functools.partial(layer.apply, method="attend")
+    found, _ = jax.jit(attend)({"params": p}, X, causal)
+
+    queries, keys, values = heads_of(p, X)
+    expected = attended(p, queries, keys, values, features=elu_plus_1)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def elu_plus_1(heads):
+    return np.where(heads > 0, heads + 1, np.exp(heads))
 
 
 @pytest.mark.parametrize("layer", [MultiHeadAttention, LinearAttention])
 def test_cached_equals_whole(layer):
     """Also the keys of a memory, which are normalized once for all steps."""
-    make = functools.partial(layer, 2, make_qk_norm=NORM, encode_positions=rotary_positions)
+    attention = layer(2, make_qk_norm=NORM, encode_positions=rotary_positions)
     cross = MultiHeadAttention(2, make_qk_norm=NORM)
-    stack = Stack(Block(make(), FeedForward(8), cross), 2)
+    block = Block(attention, FeedForward(8), cross)
+    stack = Stack(block, 2)
     ones = np.ones((2, LENGTH), np.int32)
 
     def of_memory(memory):
-        return Memory(memory, Keys.of_memory(ones, ones))
+        keys = Keys.of_memory(ones, ones)
+        return Memory(memory, keys)
 
     causal = Keys.of_sequence(LENGTH, causal=True)
     given = jax.numpy.asarray(MEMORY)
@@ -119,11 +145,24 @@ def test_cached_equals_whole(layer):
     @jax.jit
     def both(variables, x, memory):
         whole = stack.apply(variables, x, causal, of_memory(memory))
-        sizes = {"num_beams": 1, "capacity": LENGTH, "memory": memory}
-        rows = np.zeros(2, np.int32)
-        cache = stack.apply(variables, rows, 8, "float32", **sizes, method="init_cache")
+        cache = stack.apply(
+            variables,
+            np.zeros(2, np.int32),
+            8,
+            "float32",
+            num_beams=1,
+            capacity=LENGTH,
+            memory=memory,
+            method="init_cache",
+        )
 
-        prompt, cache = stack.apply(variables, x[:, :3], cache, 3, method="prefill")
+        prompt, cache = stack.apply(
+            variables,
+            x[:, :3],
+            cache,
+            3,
+            method="prefill",
+        )
         outputs = [prompt]
         for token in range(3, LENGTH):
             newest = x[:, token : token + 1]

@@ -10,8 +10,10 @@ from jaxformer.nn import SSRU, Block, FeedForward, Keys, Stack
 from .weights import normal, random_params
 
 X = normal(2, 6, 8)  # [B, T, D]
-STACK = Stack(Block(SSRU(), FeedForward(16)), 2)
-VARIABLES = {"params": random_params(STACK, X, Keys.of_sequence(6, causal=True))}
+BLOCK = Block(SSRU(), FeedForward(16))
+STACK = Stack(BLOCK, 2)
+CAUSAL = Keys.of_sequence(6, causal=True)
+VARIABLES = {"params": random_params(STACK, X, CAUSAL)}
 
 
 def test_the_scan_equals_a_loop():
@@ -31,9 +33,11 @@ def test_the_scan_equals_a_loop():
     for x in X.swapaxes(0, 1).astype(np.float64):
         gate = x @ p["forget"] + p["forget_bias"]
         kept = 1 / (1 + np.exp(-gate))
-        state = kept * state + (1 - kept) * (x @ p["input"])
+        candidate = x @ p["input"]
+        state = kept * state + (1 - kept) * candidate
         expected.append(np.maximum(state, 0))
-    np.testing.assert_allclose(found, np.stack(expected, axis=1), rtol=1e-5, atol=1e-6)
+    of_steps = np.stack(expected, axis=1)
+    np.testing.assert_allclose(found, of_steps, rtol=1e-5, atol=1e-6)
 
 
 @jax.jit

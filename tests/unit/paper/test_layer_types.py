@@ -30,22 +30,29 @@ def attention_by_loops(x, num_heads, reach):
         columns = slice(h * size, (h + 1) * size)
         head = x[b, :, columns]  # [T, K]; queries, keys and values are equal
         near = [j for j in range(length) if abs(i - j) <= reach]
-        scores = head[near] @ head[i] / math.sqrt(size)
+        near_keys = head[near]
+
+        scores = near_keys @ head[i] / math.sqrt(size)
         odds = np.exp(scores)
         weights = odds / odds.sum()
-        out[b, i, columns] = weights @ head[near]
+        out[b, i, columns] = weights @ near_keys
 
     return out
 
 
 @pytest.mark.parametrize(
     ("length", "neighborhood"),
-    by_profile([(13, 3), (13, 41)], nightly=itertools.product([1, 13], [1, 3, 7, 41])),
+    by_profile(
+        [(13, 3), (13, 41)],
+        nightly=itertools.product([1, 13], [1, 3, 7, 41]),
+    ),
 )
 def test_restricted_attention_is_masked_full_attention(length, neighborhood):
     x = random(2, length, 6)
     layer = functools.partial(
-        layer_types.restricted_self_attention, num_heads=2, neighborhood=neighborhood
+        layer_types.restricted_self_attention,
+        num_heads=2,
+        neighborhood=neighborhood,
     )
 
     restricted = jax.jit(layer)(x)
@@ -69,11 +76,14 @@ def test_recurrent_layer_is_a_loop():
     inputs = random(3, 3, seed=1)
     state = random(3, 3, seed=2)
 
-    out = np.asarray(jax.jit(layer_types.recurrent)(x, inputs, state))
+    layer = jax.jit(layer_types.recurrent)
+    out = np.asarray(layer(x, inputs, state))
 
     h = np.zeros((2, 3))
     for t in range(5):
-        h = np.tanh(x[:, t] @ inputs + h @ state)
+        from_input = x[:, t] @ inputs
+        from_state = h @ state
+        h = np.tanh(from_input + from_state)
         np.testing.assert_allclose(out[:, t], h, rtol=1e-4, atol=1e-5)
 
 
@@ -81,17 +91,23 @@ def test_convolution_is_a_sum_of_shifted_products():
     x = random(2, 6, 3)
     kernel = random(3, 3, 3, seed=1)
 
-    out = jax.jit(layer_types.convolutional)(x, kernel)
+    layer = jax.jit(layer_types.convolutional)
+    out = layer(x, kernel)
 
     padded = np.pad(x, [(0, 0), (1, 1), (0, 0)])
-    expected = sum(padded[:, i : i + 6] @ kernel[i] for i in range(3))
+    expected = 0
+    for i in range(3):
+        shifted = padded[:, i : i + 6]
+        expected = expected + shifted @ kernel[i]
     np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-5)
 
 
 def cost(layer, n, d, *weights, **settings):
     """Returns the multiplications of a layer of n positions of width d."""
-    arrays = [jax.ShapeDtypeStruct(shape, np.float32) for shape in [(1, n, d), *weights]]
-    program = jax.make_jaxpr(functools.partial(layer, **settings))(*arrays)
+    shapes = [(1, n, d), *weights]
+    arrays = [jax.ShapeDtypeStruct(shape, np.float32) for shape in shapes]
+    with_settings = functools.partial(layer, **settings)
+    program = jax.make_jaxpr(with_settings)(*arrays)
     return multiplications(program.jaxpr)
 
 
@@ -109,6 +125,12 @@ def test_costs_equal_the_formulas(n, d):
 
     # Blocks of (r - 1) / 2 queries attend to 3 / 2 (r - 1) keys.
     for r in (9, 17):
-        restricted = cost(layer_types.restricted_self_attention, n, d, num_heads=2, neighborhood=r)
-        expected = operations(n, d, k=1, r=r - 1)["restricted self-attention"]
-        assert restricted == 2 * 1.5 * expected
+        restricted = cost(
+            layer_types.restricted_self_attention,
+            n,
+            d,
+            num_heads=2,
+            neighborhood=r,
+        )
+        expected = operations(n, d, k=1, r=r - 1)
+        assert restricted == 2 * 1.5 * expected["restricted self-attention"]

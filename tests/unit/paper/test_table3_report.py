@@ -104,6 +104,7 @@ def test_plot_shows_differences_to_base(tmp_path, pages):
     left, right = pages[-1].axes
     assert [label.get_text() for label in left.get_yticklabels()] == ["A1: h 1, d_k 128, d_v 128"]
     # The mean of 18 and 19 is 1.5 below 20.
-    ours, paper = (line for line in right.lines[1:] if len(line.get_xdata()) == 1)
+    points = [line for line in right.lines[1:] if len(line.get_xdata()) == 1]
+    ours, paper = points
     assert ours.get_xdata()[0] == pytest.approx(-1.5)
     assert paper.get_xdata()[0] == pytest.approx(24.9 - 25.8)

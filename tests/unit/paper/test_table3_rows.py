@@ -59,13 +59,16 @@ def closed_formula(row, vocabulary, positions=0):
     d = printed.d_model
     d_ff = printed.d_ff
 
-    attention = 2 * d * printed.num_heads * (printed.d_k + printed.d_v)
+    head = 2 * d * (printed.d_k + printed.d_v)
+    attention = printed.num_heads * head
     feed_forward = 2 * d * d_ff + d_ff + d
     norm = 2 * d
     encoder_layer = attention + feed_forward + 2 * norm
     decoder_layer = 2 * attention + feed_forward + 3 * norm
     layers = printed.num_layers * (encoder_layer + decoder_layer)
-    return vocabulary * d + layers + 2 * positions * d
+    embedding = vocabulary * d
+    learned_positions = 2 * positions * d
+    return embedding + layers + learned_positions
 
 
 @pytest.mark.parametrize("row", by_profile(["base", "A1", "B1", "C1", "E", "big"], nightly=ROWS))
@@ -75,7 +78,8 @@ def test_counts_equal_the_formula(row):
 
     params = jax.tree.leaves(abstract_params(model))
 
-    assert sum(leaf.size for leaf in params) == closed_formula(row, 37_000, positions)
+    size = sum(leaf.size for leaf in params)
+    assert size == closed_formula(row, 37_000, positions)
 
 
 @pytest.mark.parametrize("row", ["B1", "B2", "C1", "C2", "C3", "C6", "C7"])
@@ -106,13 +110,17 @@ def test_a_row_changes_what_the_paper_says_and_nothing_else(scale):
             dropout_rate=printed.dropout_rate,
             positions="learned" if row == "E" else "sinusoidal",
         )
+        times = 3 if row == "big" else 1
         training = dataclasses.replace(
             base.training,
             label_smoothing=printed.label_smoothing,
-            steps=base.training.steps * (3 if row == "big" else 1),
+            steps=base.training.steps * times,
         )
 
-        explicit = {"d_k": config.model.key_size, "d_v": config.model.value_size}
+        explicit = {
+            "d_k": config.model.key_size,
+            "d_v": config.model.value_size,
+        }
         assert dataclasses.replace(config.model, **explicit) == model, row
         assert config.training == training, row
         assert ROWS[row].parameters == printed.parameters

@@ -17,7 +17,9 @@ HEADS = 4
 
 
 def softmax(*shape):
-    odds = np.exp(3 * np.random.default_rng(0).normal(size=shape)).astype(np.float32)
+    rng = np.random.default_rng(0)
+    scores = 3 * rng.normal(size=shape)
+    odds = np.exp(scores).astype(np.float32)
     return odds / odds.sum(axis=-1, keepdims=True)
 
 
@@ -109,11 +111,13 @@ def test_pointing_at_a_token_shows_its_attention(page):
     assert f"“Hund”, token 3, predicting {quoted(TARGET[3])}, attends to: " in words
     mean = CROSS[-1, :, 2].mean(axis=0)
     best = int(mean.argmax())
-    assert f"attends to: {quoted(SOURCE[best])} {percent(mean[best])}" in words
+    piece = quoted(SOURCE[best])
+    assert f"attends to: {piece} {percent(mean[best])}" in words
     for head in range(HEADS):
         weights = CROSS[-1, head, 2]
         key = int(weights.argmax())
-        assert f"{head + 1} {quoted(SOURCE[key])} {percent(weights[key])}" in words
+        piece = quoted(SOURCE[key])
+        assert f"{head + 1} {piece} {percent(weights[key])}" in words
 
 
 def test_a_click_selects_a_token_until_escape(page):
@@ -126,7 +130,8 @@ def test_a_click_selects_a_token_until_escape(page):
     assert token(page, "queries", 1).get_attribute("aria-pressed") == "true"
     row = page.locator("#table tbody tr").nth(2)
     weights = [percent(CROSS[-1, head, 1, 2]) for head in range(HEADS)]
-    assert row.locator("th, td").all_inner_texts() == [SOURCE[2], *weights]
+    cells = row.locator("th, td").all_inner_texts()
+    assert cells == [SOURCE[2], *weights]
 
     page.keyboard.press("Escape")
     assert "Choose a token" in said(page)
@@ -143,8 +148,10 @@ def test_everything_works_from_the_keyboard(page):
     page.keyboard.press("Enter")
     # Along the strongest line.
     page.keyboard.press("ArrowDown")
-    best = int(CROSS[-1, :, 0].mean(axis=0).argmax())
-    assert f"{quoted(SOURCE[best])}, token {best + 1} is attended to by" in said(page)
+    mean = CROSS[-1, :, 0].mean(axis=0)
+    best = int(mean.argmax())
+    piece = quoted(SOURCE[best])
+    assert f"{piece}, token {best + 1} is attended to by" in said(page)
 
 
 def test_layers_kinds_heads_and_presets(page):
@@ -187,7 +194,8 @@ def test_kinds_may_have_other_layers_and_heads(visit):
     token(page, "queries", 1).hover()
     mean = cross[-1, :, 1].mean(axis=0)
     best = int(mean.argmax())
-    assert f"{quoted(SOURCE[best])} {100 * mean[best]:.0f}%" in said(page)
+    piece = quoted(SOURCE[best])
+    assert f"{piece} {100 * mean[best]:.0f}%" in said(page)
 
     for kind, layer, heads in [
         ("Decoder", "1 of 1", "head 1"),

@@ -2,6 +2,7 @@ import xml.etree.ElementTree
 
 import numpy as np
 import pytest
+from matplotlib.collections import LineCollection
 
 from jaxformer.plots.attention_lines import attention_lines
 from jaxformer.plots.paper_figures import PaperFigure
@@ -20,20 +21,36 @@ def drawn(axes):
     """Returns query, key and opacity of the lines of each head."""
     heads = []
     for collection in axes.collections:
-        segments = collection.get_segments() if hasattr(collection, "get_segments") else []
+        if not isinstance(collection, LineCollection):
+            continue
+        segments = collection.get_segments()
         if len(segments) == 0:
             continue
+
         lines = []
-        for (start, end), color in zip(segments, collection.get_edgecolors(), strict=True):
-            lines.append((round(start[0]), round(end[0]), color[3]))
+        colors = collection.get_edgecolors()
+        for (start, end), color in zip(segments, colors, strict=True):
+            query = round(start[0])
+            key = round(end[0])
+            opacity = color[3]
+            lines.append((query, key, opacity))
         heads.append(lines)
     return heads
 
 
 def test_lines_of_all_queries_and_of_one(tmp_path, pages):
-    panels = [PaperFigure(0, [0], None), PaperFigure(0, [0, 1], 0)]
+    panels = [
+        PaperFigure(0, [0], None),
+        PaperFigure(0, [0, 1], 0),
+    ]
 
-    attention_lines(WEIGHTS, TOKENS, panels, path=tmp_path / "a.png", title="title")
+    attention_lines(
+        WEIGHTS,
+        TOKENS,
+        panels,
+        path=tmp_path / "a.png",
+        title="title",
+    )
 
     above, below = pages[-1].axes
     expected = []
@@ -45,7 +62,10 @@ def test_lines_of_all_queries_and_of_one(tmp_path, pages):
 
     # The lines of one query are darker: the root of the weight.
     one, two = drawn(below)
-    assert one == [(0, 1, pytest.approx(0.745**0.5)), (0, 2, pytest.approx(0.5))]
+    assert one == [
+        (0, 1, pytest.approx(0.745**0.5)),
+        (0, 2, pytest.approx(0.5)),
+    ]
     assert two == [(0, 2, pytest.approx(1.0))]
     legend = below.get_legend().get_texts()
     assert [text.get_text() for text in legend] == ["head 1", "head 2"]
@@ -54,7 +74,13 @@ def test_lines_of_all_queries_and_of_one(tmp_path, pages):
 def test_an_svg_needs_no_font_and_is_the_same_each_time(tmp_path):
     panels = [PaperFigure(0, [0], None)]
     for name in ("a.svg", "b.SVG"):
-        attention_lines(WEIGHTS, TOKENS, panels, path=tmp_path / name, title="title")
+        attention_lines(
+            WEIGHTS,
+            TOKENS,
+            panels,
+            path=tmp_path / name,
+            title="title",
+        )
 
     content = (tmp_path / "a.svg").read_bytes()
     assert content == (tmp_path / "b.SVG").read_bytes()

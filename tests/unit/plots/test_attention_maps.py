@@ -6,15 +6,24 @@ from jaxformer.plots.attention_maps import attention_map
 
 
 def softmax(*shape):
-    odds = np.exp(np.random.default_rng(0).normal(size=shape)).astype(np.float32)
+    rng = np.random.default_rng(0)
+    scores = rng.normal(size=shape)
+    odds = np.exp(scores).astype(np.float32)
     return odds / odds.sum(axis=-1, keepdims=True)
 
 
 def draw(weights, queries, keys, folder, pages, title="title", **settings):
     """Draws a map, and returns the axes of the heads, without the color bar."""
-    path = folder / "map.png"
-    attention_map(weights, queries, keys, path=path, title=title, **settings)
-    return pages[-1].axes[:-1]
+    attention_map(
+        weights,
+        queries,
+        keys,
+        path=folder / "map.png",
+        title=title,
+        **settings,
+    )
+    newest = pages[-1]
+    return newest.axes[:-1]
 
 
 def labels(axis):
@@ -24,7 +33,13 @@ def labels(axis):
 def test_each_head_shows_its_weights_on_one_scale(tmp_path, pages):
     weights = softmax(3, 4, 5)
 
-    panels = draw(weights, list("abcd"), list("vwxyz"), folder=tmp_path, pages=pages)
+    panels = draw(
+        weights,
+        list("abcd"),
+        list("vwxyz"),
+        folder=tmp_path,
+        pages=pages,
+    )
 
     titles = [axes.get_title(loc="left") for axes in panels]
     assert titles == ["head 1", "head 2", "head 3"]
@@ -38,18 +53,31 @@ def test_each_head_shows_its_weights_on_one_scale(tmp_path, pages):
 SCRIPTS = ["▁你好", "مرحبا", "שלום", "🙂", "👩\u200d👧", "❤\ufe0f", "e\u0301", "\u202eabc"]
 MARKUP = ["$5$", "\\frac{", "_^%#&", "<0x0A>", "▁"]
 DAMAGE = ["\ud800", "\0", "\t", "\n", "", "x" * 5000]
+TITLES = ["".join(SCRIPTS), "".join(MARKUP), "".join(DAMAGE)]
 
 
 def test_every_piece_can_be_a_label_and_a_title(tmp_path, pages):
     """Warnings are errors here, including warnings about missing glyphs."""
     pieces = SCRIPTS + MARKUP + DAMAGE
-    weights = softmax(1, len(pieces), len(pieces))
-    (panel,) = draw(weights, pieces, pieces, folder=tmp_path, pages=pages)
-    assert len(labels(panel.yaxis)) == len(pieces)
-    assert all(len(label) <= 16 for label in labels(panel.yaxis))
+    size = len(pieces)
+    weights = softmax(1, size, size)
 
-    for title in (SCRIPTS, MARKUP, DAMAGE):
-        draw(softmax(1, 1, 1), ["a"], ["b"], folder=tmp_path, pages=pages, title="".join(title))
+    (panel,) = draw(weights, pieces, pieces, folder=tmp_path, pages=pages)
+    shown = labels(panel.yaxis)
+    assert len(shown) == size
+    longest = max(shown, key=len)
+    assert len(longest) <= 16
+
+    weights = softmax(1, 1, 1)
+    for title in TITLES:
+        draw(
+            weights,
+            ["a"],
+            ["b"],
+            folder=tmp_path,
+            pages=pages,
+            title=title,
+        )
 
 
 def test_a_long_sentence_has_fewer_labels_than_cells(tmp_path, pages):
@@ -57,12 +85,21 @@ def test_a_long_sentence_has_fewer_labels_than_cells(tmp_path, pages):
     title = "word " * 500
 
     weights = softmax(1, len(names), 3)
-    (panel,) = draw(weights, names, list("abc"), folder=tmp_path, pages=pages, title=title)
+    (panel,) = draw(
+        weights,
+        names,
+        list("abc"),
+        folder=tmp_path,
+        pages=pages,
+        title=title,
+    )
 
     places = panel.yaxis.get_ticklocs()
-    assert labels(panel.yaxis) == [names[int(place)] for place in places]
+    expected = [names[int(place)] for place in places]
+    assert labels(panel.yaxis) == expected
     assert 0 < len(places) <= 100
-    assert max(pages[-1].get_size_inches()) < 20
+    inches = pages[-1].get_size_inches()
+    assert max(inches) < 20
 
 
 def test_odd_weights_are_drawn_without_pyplot(tmp_path):
@@ -73,10 +110,12 @@ def test_odd_weights_are_drawn_without_pyplot(tmp_path):
     weights[0, 1] = np.nan, np.inf, 0
     only_nan = weights[:1, 1:2, :1]
     abc = list("abc")
+    png = tmp_path / "map.png"
+    svg = tmp_path / "map.svg"
 
-    attention_map(weights, abc, abc, path=tmp_path / "map.png", title="")
-    attention_map(only_nan, ["a"], ["b"], path=tmp_path / "map.svg", title="")
+    attention_map(weights, abc, abc, path=png, title="")
+    attention_map(only_nan, ["a"], ["b"], path=svg, title="")
 
-    assert imread(tmp_path / "map.png").ndim == 3
-    assert b"<svg " in (tmp_path / "map.svg").read_bytes()
+    assert imread(png).ndim == 3
+    assert b"<svg " in svg.read_bytes()
     assert plt.get_fignums() == []

@@ -24,7 +24,9 @@ HOSTILE = [
 
 
 def softmax(*shape):
-    odds = np.exp(3 * np.random.default_rng(0).normal(size=shape)).astype(np.float32)
+    rng = np.random.default_rng(0)
+    scores = 3 * rng.normal(size=shape)
+    odds = np.exp(scores).astype(np.float32)
     return odds / odds.sum(axis=-1, keepdims=True)
 
 
@@ -89,7 +91,8 @@ class Reader(html.parser.HTMLParser):
         (meta,) = (a for name, a, _ in self.elements if name == "meta" and "http-equiv" in a)
         assert meta["http-equiv"] == "Content-Security-Policy"
 
-        directives = [part.split() for part in str(meta["content"]).split(";")]
+        policy = str(meta["content"])
+        directives = [part.split() for part in policy.split(";")]
         return {name: sources for name, *sources in directives}
 
 

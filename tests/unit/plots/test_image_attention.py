@@ -6,19 +6,26 @@ import numpy as np
 
 from jaxformer.plots.image_attention import attention_rollout, draw_maps, patch_weights
 
-WEIGHTS = np.random.default_rng(0).dirichlet(np.ones(4), (3, 2, 4))  # layers, heads, queries
+RNG = np.random.default_rng(0)
+WEIGHTS = RNG.dirichlet(np.ones(4), (3, 2, 4))  # layers, heads, queries
 
 
 def test_rollout_sums_over_all_paths():
     # The mean of the heads, and as much of the residual connection.
-    layers = [(layer.mean(0) + np.eye(4)) / 2 for layer in WEIGHTS]
+    layers = []
+    for layer in WEIGHTS:
+        with_residual = layer.mean(0) + np.eye(4)
+        layers.append(with_residual / 2)
 
     expected = np.zeros((4, 4))
     for path in itertools.product(range(4), repeat=4):  # from outputs to inputs
         probability = 1.0
-        for layer, step in zip(reversed(layers), itertools.pairwise(path), strict=True):
+        steps = itertools.pairwise(path)
+        for layer, step in zip(reversed(layers), steps, strict=True):
             probability *= layer[step]
-        expected[path[0], path[-1]] += probability
+        start = path[0]
+        end = path[-1]
+        expected[start, end] += probability
 
     np.testing.assert_allclose(attention_rollout(WEIGHTS), expected)
 
@@ -39,8 +46,18 @@ def test_each_map_has_a_panel_with_its_name(tmp_path, pages):
 
     draw_maps(images, maps, names, path=path, titles=["first", "second"])
 
-    panels = [(axes.get_title("left"), len(axes.images)) for axes in pages[0].axes]
-    assert panels == [("first", 1), ("a", 2), ("", 0), ("second", 1), ("b", 2), ("c$", 2)]
+    panels = []
+    for axes in pages[0].axes:
+        title = axes.get_title("left")
+        panels.append((title, len(axes.images)))
+    assert panels == [
+        ("first", 1),
+        ("a", 2),
+        ("", 0),
+        ("second", 1),
+        ("b", 2),
+        ("c$", 2),
+    ]
 
 
 def test_maps_without_weight_are_drawn(tmp_path):

@@ -41,7 +41,8 @@ def valid(step, loss=2.0, **values):
 def draw(tmp_path, pages):
     def draw(*records):
         learning_curve(records, tmp_path / "curve.png")
-        return {axes.get_title(loc="left"): axes for axes in pages[-1].axes}
+        newest = pages[-1]
+        return {axes.get_title(loc="left"): axes for axes in newest.axes}
 
     return draw
 
@@ -50,7 +51,8 @@ def points(axes):
     """Returns the points of each line, by label."""
     found = {}
     for line in axes.lines:
-        found[str(line.get_label())] = [tuple(point) for point in line.get_xydata()]
+        name = str(line.get_label())
+        found[name] = list(map(tuple, line.get_xydata()))
     return found
 
 
@@ -119,7 +121,8 @@ def test_user_settings_have_no_effect(tmp_path):
 def test_metrics_are_read_back_without_an_incomplete_last_line(tmp_path):
     records = [train(1), valid(1, math.inf), train(2)]
     path = tmp_path / "metrics.jsonl"
-    whole = "".join(json.dumps(record) + "\n" for record in records).encode()
+    lines = [f"{json.dumps(record)}\n" for record in records]
+    whole = "".join(lines).encode()
 
     last = json.dumps(train(3)).encode()
     incomplete = [last[:length] for length in range(len(last))]

@@ -13,7 +13,9 @@ WORDS = [0, 1, 2, 4, 5]  # Attention to a comma or the end is ignored.
 
 
 def random_layers(layers, heads, seed):
-    odds = np.exp(2 * np.random.default_rng(seed).normal(size=(layers, heads, S, S)))
+    rng = np.random.default_rng(seed)
+    scores = 2 * rng.normal(size=(layers, heads, S, S))
+    odds = np.exp(scores)
     weights = odds / odds.sum(axis=-1, keepdims=True)
     return weights.astype(np.float32)
 
@@ -26,12 +28,18 @@ def test_choices_equal_plain_loops(seed):
 
     def reach(query):
         """Mean distance to attended words, relative to the distance under uniform attention."""
-        seen = sum(layer[h, query, key] * abs(query - key) for h in heads for key in WORDS)
-        uniform = sum(abs(query - key) for key in WORDS) / S
+        seen = 0.0
+        uniform = 0.0
+        for key in WORDS:
+            distance = abs(query - key)
+            uniform += distance / S
+            for head in heads:
+                seen += layer[head, query, key] * distance
         return seen / uniform
 
     def sharp(head, query):
-        return max(layer[head, query, key] for key in WORDS if abs(query - key) >= 2)
+        far = [key for key in WORDS if abs(query - key) >= 2]
+        return max(layer[head, query, key] for key in far)
 
     def sharpest_two(query):
         by_head = sorted(sharp(head, query) for head in heads)
@@ -43,19 +51,31 @@ def test_choices_equal_plain_loops(seed):
 
     choices = paper_figures(weights, TOKENS)
 
-    assert choices[3].token == max(WORDS, key=reach)
+    farthest = max(WORDS, key=reach)
+    assert choices[3].token == farthest
+
     word = max(WORDS, key=sharpest_two)
+    by_sharpness = sorted(heads, key=lambda head: -sharp(head, word))
     assert choices[4].token == word
-    assert choices[4].heads == sorted(heads, key=lambda head: -sharp(head, word))[:2]
-    pair = max(itertools.combinations(heads, 2), key=differ)
-    assert choices[5] == PaperFigure(layer=0, heads=list(pair), token=None)
+    assert choices[4].heads == by_sharpness[:2]
+
+    pairs = itertools.combinations(heads, 2)
+    most_different = max(pairs, key=differ)
+    assert choices[5] == PaperFigure(
+        layer=0,
+        heads=list(most_different),
+        token=None,
+    )
 
 
 def test_given_layer_heads_and_token_are_kept():
-    choices = paper_figures(random_layers(6, 4, 0), TOKENS)
-    assert {choice.layer for choice in choices.values()} == {4}  # the second-to-last
+    weights = random_layers(6, 4, 0)
+    choices = paper_figures(weights, TOKENS)
+    layers = {choice.layer for choice in choices.values()}
+    assert layers == {4}  # the second-to-last
 
-    choices = paper_figures(random_layers(3, 4, 0), TOKENS, layer=2, heads=[1, 3], token=6)
+    weights = random_layers(3, 4, 0)
+    choices = paper_figures(weights, TOKENS, layer=2, heads=[1, 3], token=6)
     for number in (3, 4):
         assert choices[number].layer == 2
         assert choices[number].token == 6
@@ -66,9 +86,11 @@ def test_given_layer_heads_and_token_are_kept():
 @pytest.mark.parametrize("tokens", [["</s>"], [".", "</s>"], ["a", "</s>"]])
 def test_the_smallest_sentences_and_models_work(tokens):
     size = len(tokens)
-    weights = np.full((1, 1, size, size), 1 / size, np.float32)
+    shape = (1, 1, size, size)
+    weights = np.full(shape, 1 / size, np.float32)
 
-    for choice in paper_figures(weights, tokens).values():
+    choices = paper_figures(weights, tokens)
+    for choice in choices.values():
         assert choice.layer == 0
         assert choice.heads == [0]
         assert choice.token in (None, 0)

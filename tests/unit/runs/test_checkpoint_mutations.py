@@ -31,7 +31,8 @@ JSON = ["null", "3", "[]", "{}", "[" * 10_000, "NaN"]
 
 
 def state_of(step):
-    values = np.random.default_rng(step).normal(size=(16, 8)).astype(np.float32)
+    normal = np.random.default_rng(step).normal(size=(16, 8))
+    values = normal.astype(np.float32)
     return {
         "params": {"w": values, "b": values[0].astype(jnp.bfloat16)},
         "n": np.int32(step),

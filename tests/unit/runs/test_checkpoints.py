@@ -7,6 +7,7 @@ import json
 import logging
 import math
 import os
+import pathlib
 import shutil
 import time
 
@@ -29,7 +30,8 @@ SMALL = {"params": {"w": np.arange(3, dtype=np.float32)}}
 @functools.cache
 def make_state(seed):
     """Returns a state with every dtype of a run, unusual floats, and an empty optax state."""
-    values = np.random.default_rng(seed).normal(size=(16, 8)).astype(np.float32)
+    rng = np.random.default_rng(seed)
+    values = rng.normal(size=(16, 8)).astype(np.float32)
     params = {
         "embedding": values,
         "layer": {"kernel": values[:8].astype(jnp.bfloat16)},
@@ -86,7 +88,8 @@ def names_in(folder):
 def payload(folder):
     """Returns all files that the state consists of."""
     others = {"_CHECKPOINT_METADATA", "commit_success.txt", "score.json"}
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    paths = sorted(folder.rglob("*"))
+    files = list(filter(pathlib.Path.is_file, paths))
     return [path for path in files if path.name not in others]
 
 
@@ -338,7 +341,8 @@ class TestKept:
                 # The newest of the best, and the two newest.
                 best = max(scored, key=lambda step: (scored[step], step), default=None)
                 newest = [step - 1, step] if step else [step]
-                assert checkpoints.steps() == sorted({*newest, best} - {None})
+                kept = {*newest, best} - {None}
+                assert checkpoints.steps() == sorted(kept)
                 assert checkpoints.best_step() == best
                 assert checkpoints.newest_steps() == newest
 
@@ -496,7 +500,8 @@ def test_other_formats_are_not_read(directory, change):
 
     manifest = directory / "2" / "manifest.json"
     content = json.loads(manifest.read_bytes())["content"]
-    content["files"]["_METADATA"] = hashlib.sha256(path.read_bytes()).hexdigest()
+    digest = hashlib.sha256(path.read_bytes())
+    content["files"]["_METADATA"] = digest.hexdigest()
     text = json.dumps(content, sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()
     manifest.write_text(json.dumps({"sha256": digest, "content": content}))

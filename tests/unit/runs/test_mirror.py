@@ -73,7 +73,8 @@ def trained(run, copy, keep=2):
 
 
 def state_of(step):
-    return {"params": {"w": np.random.default_rng(step).random(1000, np.float32)}}
+    rng = np.random.default_rng(step)
+    return {"params": {"w": rng.random(1000, np.float32)}}
 
 
 def restored(folder):

@@ -31,7 +31,8 @@ def records(folder):
 
 
 def steps(folder):
-    return [(record["kind"], record["step"]) for record in records(folder)]
+    found = records(folder)
+    return [(record["kind"], record["step"]) for record in found]
 
 
 @pytest.fixture
@@ -185,7 +186,10 @@ def test_tensorboard_that_cannot_be_opened_is_dropped(folder, capsys):
 
 def test_metrics_on_a_full_disk_close_all_writers_and_name_the_file(folder, full):
     closed = []
-    user = types.SimpleNamespace(write=lambda *_: None, close=lambda: closed.append(True))
+    user = types.SimpleNamespace(
+        write=lambda *_: None,
+        close=lambda: closed.append(True),
+    )
     reporter = Reporter(folder, start=0, steps=10, writers=[user])
     reporter._metrics.close()
     reporter._metrics._file = full

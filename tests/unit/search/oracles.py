@@ -80,13 +80,14 @@ def tree_logits(seed: int, sentences: int, vocabulary: int, depth: int) -> np.nd
 def tree_step(tokens: jax.Array, cache: dict) -> tuple[jax.Array, dict]:
     """Returns logits of the prefix of each hypothesis; the beams share the logits."""
     vocabulary = cache["logits"].shape[-1]
+    position = cache["position"]
     longer = cache["prefix"] * vocabulary + tokens + 1
-    prefix = jnp.where(cache["position"] == 0, 0, longer)  # [B, N]
-    shared = cache["logits"][:, 0]
-    logits = jnp.take_along_axis(shared, prefix[:, :, None], axis=1, mode="clip")
+    prefix = jnp.where(position == 0, 0, longer)  # [B, N]
 
-    position = cache["position"] + 1
-    return logits, {**cache, "prefix": prefix, "position": position}
+    shared = cache["logits"][:, 0]
+    rows = prefix[:, :, None]
+    logits = jnp.take_along_axis(shared, rows, axis=1, mode="clip")
+    return logits, {**cache, "prefix": prefix, "position": position + 1}
 
 
 def tree_cache(logits, beams: int) -> dict:
@@ -102,7 +103,14 @@ def start_tree(
     settings: Algorithm, logits, limits, prefix=None, keys=None, n_best=0
 ) -> SearchState:
     cache = tree_cache(logits, settings.num_hypotheses)
-    return settings.start(cache, limits, CAPACITY, prefix, keys=keys, n_best=n_best)
+    return settings.start(
+        cache,
+        limits,
+        CAPACITY,
+        prefix,
+        keys=keys,
+        n_best=n_best,
+    )
 
 
 @functools.partial(jax.jit, static_argnames="settings")
@@ -114,7 +122,14 @@ def advance_tree(settings: Algorithm, state: SearchState, until) -> tuple[Search
 def search_tree(
     settings: Algorithm, logits, limits, prefix=None, keys=None, n_best=0
 ) -> BeamResult:
-    state = start_tree(settings, logits, limits, prefix=prefix, keys=keys, n_best=n_best)
+    state = start_tree(
+        settings,
+        logits,
+        limits,
+        prefix=prefix,
+        keys=keys,
+        n_best=n_best,
+    )
     _, result = advance_tree(settings, state, CAPACITY)
     return jax.device_get(result)
 
@@ -162,9 +177,14 @@ class Tree:
 
 def score(settings: BeamSearch, log_prob: float, length: int) -> float:
     """Computes scores in float32 like the search, so that the same hypotheses tie."""
-    bases = {"gnmt": (5 + length) / 6, "power": max(length, 1), "none": 1.0}
-    penalty = bases[settings.penalty] ** settings.length_penalty
-    return float(np.float32(log_prob) / np.float32(penalty))
+    bases = {
+        "gnmt": (5 + length) / 6,
+        "power": max(length, 1),
+        "none": 1.0,
+    }
+    base = bases[settings.penalty]
+    penalty = np.float32(base**settings.length_penalty)
+    return float(np.float32(log_prob) / penalty)
 
 
 def permitted(settings: BeamSearch, forced: Tokens, tokens: Tokens) -> bool:
@@ -204,7 +224,8 @@ def exhaustive(
     They end in EOS, or have full length if none does; both if unfinished hypotheses compete.
     ``also`` is a further condition.
     """
-    others = [token for token in range(tree.logits.shape[1]) if token != EOS]
+    vocabulary = tree.logits.shape[1]
+    others = [token for token in range(vocabulary) if token != EOS]
 
     def found(candidates: Iterator[Tokens]) -> list[Hypothesis]:
         possible = []
@@ -225,7 +246,8 @@ def exhaustive(
     ended = found(all_ended())
     unfinished = []
     if settings.unfinished == "compete" or not ended:
-        unfinished = found(itertools.product(others, repeat=limit))
+        of_full_length = itertools.product(others, repeat=limit)
+        unfinished = found(of_full_length)
     return sorted(ended + unfinished, reverse=True)
 
 
@@ -243,14 +265,18 @@ class Group:
         found = []
         for log_prob, prefix in self.alive:
             added = tree.next_log_probs(prefix)
-            logits = tree.logits[tree.row(prefix)].tolist()
+            row = tree.row(prefix)
+            logits = tree.logits[row].tolist()
             # Among equal totals, the greatest logit comes first.
             costs = [cost[token] - logit for token, logit in enumerate(logits)]
-            for token in sorted(range(len(costs)), key=costs.__getitem__):
+            by_cost = sorted(range(len(costs)), key=costs.__getitem__)
+            for token in by_cost:
                 tokens = (*prefix, token)
-                if added[token] > -INFINITY and permitted(settings, forced, tokens):
+                is_possible = added[token] > -INFINITY
+                if is_possible and permitted(settings, forced, tokens):
                     total = log_prob + added[token]
-                    found.append((total - cost[token], total, tokens))
+                    value = total - cost[token]
+                    found.append((value, total, tokens))
 
         found.sort(key=lambda candidate: -candidate[0])
         return [(total, tokens) for _, total, tokens in found]
@@ -265,7 +291,8 @@ class Group:
             return True
 
         worst = self.finished[-1][0] if full else -INFINITY
-        best = max((log_prob for log_prob, _ in self.alive), default=-INFINITY)
+        log_probs = [log_prob for log_prob, _ in self.alive]
+        best = max(log_probs, default=-INFINITY)
         return score(settings, best, length) <= worst
 
     def advance(
@@ -285,7 +312,8 @@ class Group:
             if tokens[-1] != EOS and not cut:
                 alive.append((log_prob, tokens))
             elif place < eligible:
-                ended.append((score(settings, log_prob, length), log_prob, tokens))
+                value = score(settings, log_prob, length)
+                ended.append((value, log_prob, tokens))
 
         self.alive = alive[:size]
         finished = self.finished + ended[:size]
@@ -304,13 +332,22 @@ def plain_beam(tree: Tree, settings: BeamSearch, limit: int, forced: Tokens) -> 
     considered = 2 * size if size > 1 else 1
 
     length = 0
-    while length < limit and not all(group.over(settings, size, length) for group in groups):
+    while length < limit:
+        if all(group.over(settings, size, length) for group in groups):
+            break
+
         length += 1
         cut = settings.unfinished == "compete" and length == limit
         cost = collections.defaultdict(float)
         for group in groups:
             candidates = group.candidates(tree, settings, forced, cost=cost)
-            group.advance(candidates[:considered], settings, size, length=length, cut=cut)
+            group.advance(
+                candidates[:considered],
+                settings,
+                size,
+                length=length,
+                cut=cut,
+            )
             for _, tokens in group.alive:
                 cost[tokens[-1]] += settings.diversity_penalty
 
@@ -319,7 +356,8 @@ def plain_beam(tree: Tree, settings: BeamSearch, limit: int, forced: Tokens) -> 
     for group in groups:
         finished += group.finished
         for log_prob, tokens in group.alive:
-            alive.append((score(settings, log_prob, length), log_prob, tokens))
+            value = score(settings, log_prob, length)
+            alive.append((value, log_prob, tokens))
     return best_first(finished or alive)
 
 

@@ -156,7 +156,10 @@ def test_the_plain_beam_finds_what_is_computed_by_hand(changes, rows):
         assert_found(found, row.expected)
 
 
-@pytest.mark.parametrize(("changes", "rows"), by_profile(BY_HAND[:3], nightly=BY_HAND))
+@pytest.mark.parametrize(
+    ("changes", "rows"),
+    by_profile(BY_HAND[:3], nightly=BY_HAND),
+)
 def test_beam_search_finds_what_is_computed_by_hand(changes, rows):
     prefix = np.full((len(rows), 4), PAD)
     for sentence, row in enumerate(rows):
@@ -173,12 +176,18 @@ def test_no_step_is_unnecessary():
     # After three tokens, A B C of 0.012 is alive. Its score is log 0.012 / (8/6)^4 = -1.4 now,
     # but -0.39 at the limit, where it would displace B EOS of log 0.36 / (7/6)^4 = -0.55.
     prefix = np.full((1, 4), PAD)
+    settings = beam(length_penalty=4.0)
     for limit, steps in ((CAPACITY, 4), (2, 2), (0, 0)):
-        found, _ = search_lattice(beam(length_penalty=4.0), np.array([limit]), prefix)
+        found, _ = search_lattice(settings, np.array([limit]), prefix)
         assert found == steps
 
 
-DIVERSE = beam(beam_size=4, length_penalty=0.6, diversity_groups=2, diversity_penalty=0.5)
+DIVERSE = beam(
+    beam_size=4,
+    length_penalty=0.6,
+    diversity_groups=2,
+    diversity_penalty=0.5,
+)
 LOGITS = tree_logits(seed=7, sentences=7, vocabulary=4, depth=5)
 LIMITS = np.array([5, 1, 4, 5, 2, 3, 5], np.int32)
 
@@ -190,7 +199,8 @@ def test_advance_in_several_calls_equals_one_call():
     start = start_tree(DIVERSE, LOGITS, LIMITS)
     state, result = advance_tree(DIVERSE, start, 2)
     assert state.step == 2
-    assert np.asarray(state.done)[LIMITS <= 2].all()
+    done = np.asarray(state.done)
+    assert done[LIMITS <= 2].all()
 
     # After each step, there is a result, as from a search with this limit.
     limited = search_tree(DIVERSE, LOGITS, np.minimum(LIMITS, 2))
@@ -207,10 +217,17 @@ def test_advance_in_several_calls_equals_one_call():
 
 
 def test_advance_leaves_a_few_unfinished_sentences():
-    advance = functools.partial(DIVERSE.advance, tree_step, until=CAPACITY, unfinished=3)
+    advance = functools.partial(
+        DIVERSE.advance,
+        tree_step,
+        until=CAPACITY,
+        unfinished=3,
+    )
 
-    state = jax.jit(advance)(start_tree(DIVERSE, LOGITS, LIMITS))
-    assert 1 <= (~state.done).sum() <= 3
+    start = start_tree(DIVERSE, LOGITS, LIMITS)
+    state = jax.jit(advance)(start)
+    unfinished = ~state.done
+    assert 1 <= unfinished.sum() <= 3
     assert state.step < 5
 
     _, result = advance_tree(DIVERSE, state, CAPACITY)
@@ -264,7 +281,8 @@ def compiled_expand(logits, log_probs):
 def logits_with_ties(random, beams, size):
     """Returns logits of three sentences, [3, beams, size], with ties and impossible values."""
     logits = random.integers(-3, 4, (3, beams, size)).astype(np.float32)
-    logits[random.random(logits.shape) < 0.3] = -np.inf
+    impossible = random.random(logits.shape) < 0.3
+    logits[impossible] = -np.inf
 
     logits[0] = -np.inf
     logits[0, -1, [size // 4, size - 2]] = 0  # The second in a block of a greater value.
@@ -275,7 +293,16 @@ def logits_with_ties(random, beams, size):
 
 
 @pytest.mark.parametrize(
-    ("beams", "size"), [(1, 5), (1, 8001), (2, 2), (3, 67), (3, 1000), (4, 1024), (4, 8009)]
+    ("beams", "size"),
+    [
+        (1, 5),
+        (1, 8001),
+        (2, 2),
+        (3, 67),
+        (3, 1000),
+        (4, 1024),
+        (4, 8009),
+    ],
 )
 def test_the_best_candidates_equal_a_stable_sort_with_ties_and_impossible_values(beams, size):
     random = np.random.default_rng(size + beams)
@@ -286,23 +313,34 @@ def test_the_best_candidates_equal_a_stable_sort_with_ties_and_impossible_values
 
     found = jax.device_get(compiled_expand(logits, log_probs))
 
+    sums = np.exp(logits, dtype=np.float64).sum(axis=2, keepdims=True)
     with np.errstate(divide="ignore"):
-        totals = np.log(np.exp(logits, dtype=np.float64).sum(axis=2, keepdims=True))
-    new = logits - np.where(totals == -np.inf, 0, totals)
-    candidates = (log_probs[:, :, None] + new).reshape(3, -1)  # [3, beams * size]
-    ranked = np.argsort(-np.round(candidates, 4), axis=1, kind="stable")
-    places = ranked[:, : 2 * beams if beams > 1 else 1]
+        totals = np.log(sums)
+    new = logits - np.where(sums == 0, 0, totals)
+    by_beam = log_probs[:, :, None] + new
+    candidates = by_beam.reshape(3, -1)  # [3, beams * size]
+
+    rounded = np.round(candidates, 4)
+    ranked = np.argsort(-rounded, axis=1, kind="stable")
+    count = 2 * beams if beams > 1 else 1
+    places = ranked[:, :count]
     expected = np.take_along_axis(candidates, places, axis=1)
 
     np.testing.assert_allclose(found.log_probs, expected, rtol=1e-6)
     exist = expected > -np.inf
     assert exist.sum() >= 3
-    np.testing.assert_array_equal(found.parents[exist], (places // size)[exist])
-    np.testing.assert_array_equal(found.tokens[exist], (places % size)[exist])
+    parents, tokens = np.divmod(places, size)
+    np.testing.assert_array_equal(found.parents[exist], parents[exist])
+    np.testing.assert_array_equal(found.tokens[exist], tokens[exist])
     assert (found.tokens < size).all()
 
 
-OPTIONS = {"min_length": 2, "no_repeat_ngram": 2, "diversity_groups": 2, "diversity_penalty": 0.5}
+OPTIONS = {
+    "min_length": 2,
+    "no_repeat_ngram": 2,
+    "diversity_groups": 2,
+    "diversity_penalty": 0.5,
+}
 
 
 @pytest.mark.parametrize("changes", [{}, OPTIONS])
@@ -310,7 +348,8 @@ def test_candidates_are_not_sorted(changes):
     """XLA keeps its top-k and does not fall back to sorting all N * V candidates of every step."""
     settings = beam(beam_size=4, **changes)
     table = np.zeros((1, 1, 997, 997), np.float32)
-    state = jax.jit(lambda table: settings.start(table, [6], 6))(table)
+    start = jax.jit(lambda table: settings.start(table, [6], 6))
+    state = start(table)
 
     # A search of one step, as a function of arrays.
     arrays, structure = jax.tree.flatten(state)
@@ -321,9 +360,11 @@ def test_candidates_are_not_sorted(changes):
     @jax.jit
     def one(*arrays):
         state = jax.tree.unflatten(structure, arrays)
-        return jax.tree.leaves(settings.advance(step, state, 1))
+        advanced = settings.advance(step, state, 1)
+        return jax.tree.leaves(advanced)
 
-    program = one.lower(*arrays).compile().as_text()
+    compiled = one.lower(*arrays).compile()
+    program = compiled.as_text()
 
     assert " sort(" not in program
     assert "TopK" in program

@@ -39,9 +39,26 @@ NARROW_SEEDS = by_profile([254, 140, 43, 49, 37], nightly=range(100))
 
 # Vocabulary, maximum limit, and a number of beams that keeps all hypotheses:
 # 2 * beams >= vocabulary * (vocabulary - 1)^(limit - 1).
-WIDE = [(2, 5, 4), (3, 4, 12), (4, 3, 18), (5, 4, 160), (5, 5, 640)]
+WIDE = [
+    (2, 5, 4),
+    (3, 4, 12),
+    (4, 3, 18),
+    (5, 4, 160),
+    (5, 5, 640),
+]
 # Numbers of hypotheses and groups.
-NARROW = [(1, 1), (2, 1), (2, 1), (3, 1), (4, 1), (2, 2), (3, 3), (4, 2), (6, 2), (6, 3)]
+NARROW = [
+    (1, 1),
+    (2, 1),
+    (2, 1),
+    (3, 1),
+    (4, 1),
+    (2, 2),
+    (3, 3),
+    (4, 2),
+    (6, 2),
+    (6, 3),
+]
 
 
 class Cases(NamedTuple):
@@ -59,7 +76,8 @@ def any_cases(seed: int, vocabulary: int, depth: int) -> Cases:
     # In half of the cases, no sentence has a prefix.
     lengths = random.integers(0, 4, SENTENCES) * random.integers(0, 2)
     prefix = random.integers(1, vocabulary, (SENTENCES, 3)).astype(np.int32)
-    prefix[np.arange(3) >= lengths[:, None]] = PAD
+    is_padding = np.arange(3) >= lengths[:, None]
+    prefix[is_padding] = PAD
     forced = []
     for row, length in zip(prefix.tolist(), lengths, strict=True):
         forced.append(tuple(row[:length]))
@@ -89,6 +107,7 @@ def any_beam(seed: int, sizes: list[tuple[int, int]]) -> BeamSearch:
     if narrow["early_stop"] == "full":
         narrow["ends_within"] = "N"
 
+    options = narrow if sizes is NARROW else {}
     return beam(
         beam_size=beam_size,
         penalty=one_of("gnmt", "gnmt", "power", "none"),
@@ -96,7 +115,7 @@ def any_beam(seed: int, sizes: list[tuple[int, int]]) -> BeamSearch:
         min_length=one_of(0, 0, 0, 1, 3),
         no_repeat_ngram=one_of(0, 0, 0, 1, 2, 3),
         unfinished=one_of("fallback", "compete"),
-        **(narrow if sizes is NARROW else {}),
+        **options,
     )
 
 
@@ -117,14 +136,18 @@ def test_a_beam_wide_enough_is_exhaustive(seed):
     for sentence, limit in enumerate(cases.limits.tolist()):
         tree = Tree(cases.logits[sentence])
         found = hypotheses(result, sentence)
-        expected = exhaustive(tree, wide, limit, forced=cases.forced[sentence])[:beams]
+        forced = cases.forced[sentence]
+        expected = exhaustive(tree, wide, limit, forced=forced)[:beams]
         # Equal scores may come in any order: compare the scores, then the score of each hypothesis.
+        found_scores = [value for value, _, _ in found]
         scores = [value for value, _, _ in expected]
-        np.testing.assert_allclose([h[0] for h in found], scores, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(found_scores, scores, rtol=1e-5, atol=1e-5)
         assert len(set(tokens_of(found))) == len(found)
         for value, log_prob, tokens in found:
-            assert log_prob == pytest.approx(tree.log_prob(tokens), rel=1e-5, abs=1e-5)
-            assert value == pytest.approx(score(wide, log_prob, len(tokens)), rel=1e-5)
+            of_tree = tree.log_prob(tokens)
+            assert log_prob == pytest.approx(of_tree, rel=1e-5, abs=1e-5)
+            expected_score = score(wide, log_prob, len(tokens))
+            assert value == pytest.approx(expected_score, rel=1e-5)
 
 
 @pytest.mark.parametrize("seed", NARROW_SEEDS)

@@ -28,7 +28,8 @@ def together(*logits):
 @pytest.mark.parametrize(("number", "dtype"), [(2, "float32"), (3, jnp.bfloat16)])
 def test_probabilities_are_averaged(number, dtype):
     """In float32, whatever the type of the logits."""
-    normal = np.random.default_rng(0).normal(size=(number, 2, 3, 7))
+    rng = np.random.default_rng(0)
+    normal = rng.normal(size=(number, 2, 3, 7))
     logits = (5 * normal).astype(dtype)
     logits[:, 0, 0, 1] = -INFINITY  # Impossible for all models.
     logits[0, 1, 1, 2] = -INFINITY  # Impossible for one model.
@@ -40,9 +41,11 @@ def test_probabilities_are_averaged(number, dtype):
     with np.errstate(invalid="ignore"):
         probabilities = np.nan_to_num(odds / odds.sum(axis=-1, keepdims=True))
     expected = probabilities.mean(axis=0)
-    np.testing.assert_allclose(np.exp(np.float64(found)), expected, rtol=1e-5, atol=1e-12)
+    found_probabilities = np.exp(np.float64(found))
+    np.testing.assert_allclose(found_probabilities, expected, rtol=1e-5, atol=1e-12)
     assert found.dtype == np.float32
-    assert [int(cache["calls"]) for cache in after] == [1] * number
+    calls = [int(cache["calls"]) for cache in after]
+    assert calls == [1] * number
 
 
 def test_mismatches_are_refused():

@@ -10,7 +10,8 @@ import pytest
 from jaxformer.search import BeamSearch, Sampling
 
 CAPACITY = 6
-LOGITS = np.random.default_rng(0).normal(0, 1, (7, 7)).astype(np.float32)
+RNG = np.random.default_rng(0)
+LOGITS = RNG.normal(0, 1, (7, 7)).astype(np.float32)
 
 
 def find(search):

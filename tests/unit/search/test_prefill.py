@@ -1,5 +1,7 @@
 """Reading forced tokens in one pass gives the same result as one by one."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -35,11 +37,15 @@ def prefill(inputs, targets, length, hidden):
         return hidden, (log_probs, hidden)
 
     start = hidden[:, :1]
-    _, (log_probs, states) = jax.lax.scan(one, start, inputs.T)  # [T, B, V] and [T, B, 1, D]
+    _, by_step = jax.lax.scan(one, start, inputs.T)
+    log_probs, states = by_step  # [T, B, V] and [T, B, 1, D]
+
+    places = targets.T[:, :, None]
+    chosen = jnp.take_along_axis(log_probs, places, axis=2)[:, :, 0]
 
     states = jnp.concatenate([start[None], states])
-    chosen = jnp.take_along_axis(log_probs, targets.T[:, :, None], axis=2)[:, :, 0]
-    return chosen.T, jnp.broadcast_to(states[length], hidden.shape)
+    state = jnp.broadcast_to(states[length], hidden.shape)
+    return chosen.T, state
 
 
 PREFIXES = {
@@ -50,7 +56,11 @@ PREFIXES = {
     "a free position within": [[3, 0, 5], [4, 0, 5], [5, 0, 7], [3, 0, 4]],
     "as long as the capacity": [[3] * CAPACITY] * BATCH,
 }
-LIMITS = {"high": [10, 10, 9, 10], "low": [2, 10, 3, 1], "none": [0, 10, 10, 0]}
+LIMITS = {
+    "high": [10, 10, 9, 10],
+    "low": [2, 10, 3, 1],
+    "none": [0, 10, 10, 0],
+}
 SEARCHES = {
     "sampling": Sampling(num_samples=3, seed=3, top_k=4),
     "every option": BeamSearch(
@@ -70,7 +80,8 @@ SEARCHES = {
 def padded(prefix: str):
     """Returns a prefix padded to the capacity, so that all have one shape."""
     rows = np.int32(PREFIXES[prefix])
-    return np.pad(rows, [(0, 0), (0, CAPACITY - rows.shape[1])])
+    missing = CAPACITY - rows.shape[1]
+    return np.pad(rows, [(0, 0), (0, missing)])
 
 
 @pytest.mark.parametrize("name", by_profile(list(SEARCHES)[:3], nightly=list(SEARCHES)))
@@ -80,21 +91,32 @@ def test_result_equals_reading_one_by_one(name):
 
     @jax.jit
     def run(prefix, limits, key):
-        arguments = {"max_lengths": limits, "capacity": CAPACITY, "prefix": prefix}
+        arguments = {
+            "max_lengths": limits,
+            "capacity": CAPACITY,
+            "prefix": prefix,
+        }
         if isinstance(search, Sampling):
             arguments["keys"] = jax.random.split(key, BATCH)
         one_by_one = search(step, cache, **arguments)
         at_once = search(step, cache, prefill_fn=prefill, **arguments)
         return one_by_one, at_once
 
-    for prefix in map(padded, PREFIXES):
-        for limits in LIMITS.values():
-            results = run(prefix, np.array(limits), jax.random.key(1))
-            one_by_one, at_once = jax.device_get(results)
-            np.testing.assert_array_equal(at_once.tokens, one_by_one.tokens)
-            np.testing.assert_array_equal(at_once.lengths, one_by_one.lengths)
-            np.testing.assert_allclose(at_once.scores, one_by_one.scores, rtol=1e-5)
-            np.testing.assert_allclose(at_once.log_probs, one_by_one.log_probs, rtol=1e-5)
+    key = jax.random.key(1)
+    for prefix, limits in itertools.product(PREFIXES, LIMITS):
+        results = run(padded(prefix), np.array(LIMITS[limits]), key)
+        one_by_one, at_once = jax.device_get(results)
+        for field in ("tokens", "lengths"):
+            np.testing.assert_array_equal(
+                getattr(at_once, field),
+                getattr(one_by_one, field),
+            )
+        for field in ("scores", "log_probs"):
+            np.testing.assert_allclose(
+                getattr(at_once, field),
+                getattr(one_by_one, field),
+                rtol=1e-5,
+            )
 
 
 def test_prefill_reads_tokens_forced_for_all_sentences():
@@ -104,7 +126,8 @@ def test_prefill_reads_tokens_forced_for_all_sentences():
     @jax.jit
     def steps(prefix, limits):
         start = search.start(cache, limits, CAPACITY, prefix)
-        return search.prefill(prefill, start).step
+        state = search.prefill(prefill, start)
+        return state.step
 
     for prefix, limits, expected in [
         ("of one length", "high", 3),

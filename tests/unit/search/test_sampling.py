@@ -27,7 +27,8 @@ from .oracles import (
 
 
 def keys(sentences: int, seed: int = 0) -> jax.Array:
-    return jax.random.split(jax.random.key(seed), sentences)
+    key = jax.random.key(seed)
+    return jax.random.split(key, sentences)
 
 
 def keep(p, tokens):
@@ -46,22 +47,30 @@ def keep_mass(p, order, mass):
 
 # The filters one by one, each with its definition, in NumPy, float64.
 def expected_distribution(
-    p, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, typical_p=1.0
+    p,
+    temperature=1.0,
+    top_k=0,
+    top_p=1.0,
+    min_p=0.0,
+    typical_p=1.0,
 ) -> np.ndarray:
     p = np.asarray(p, np.float64) ** (1 / temperature)
 
     # The most probable tokens, by number, by mass, and by a part of the greatest probability.
     most_probable = np.argsort(-p, kind="stable")
     p = keep(p, most_probable[: top_k or len(p)])
-    p = keep_mass(p, np.argsort(-p, kind="stable"), top_p)
-    p = keep(p, np.flatnonzero(p >= min_p * max(p)))
+    most_probable = np.argsort(-p, kind="stable")
+    p = keep_mass(p, most_probable, top_p)
+    probable_enough = np.flatnonzero(p >= min_p * max(p))
+    p = keep(p, probable_enough)
 
     # The tokens whose information is closest to the entropy.
     with np.errstate(divide="ignore"):
         information = -np.log(p)
     possible = p > 0
     entropy = (p[possible] * information[possible]).sum()
-    most_typical = np.argsort(abs(information - entropy), kind="stable")
+    distances = abs(information - entropy)
+    most_typical = np.argsort(distances, kind="stable")
     return keep_mass(p, most_typical, typical_p)
 
 
@@ -79,33 +88,55 @@ FILTERS = [
     # The entropy is 1.69; -log 0.2 = 1.61, -log 0.25 = 1.39, -log 0.3 = 1.20.
     {"typical_p": 0.4},  # 0.2 and 0.25, not the most probable token.
     {"typical_p": 0.01},
-    {"temperature": 2.0, "top_k": 6, "top_p": 0.95, "min_p": 0.6, "typical_p": 0.5},
+    {
+        "temperature": 2.0,
+        "top_k": 6,
+        "top_p": 0.95,
+        "min_p": 0.6,
+        "typical_p": 0.5,
+    },
 ]
 
 
 def test_truncation_keeps_the_right_tokens():
-    shuffled = np.random.default_rng(0).permuted([[PROBABILITIES] * 3] * 2, axis=2)  # [2, 3, 8]
+    equal_rows = np.tile(PROBABILITIES, (2, 3, 1))
+    rng = np.random.default_rng(0)
+    shuffled = rng.permuted(equal_rows, axis=2)  # [2, 3, 8]
 
     @jax.jit
     def truncated(logits):
         results = []
         for cut in FILTERS:
-            scaled = logits / cut.get("temperature", 1.0) + 3.0
+            temperature = cut.get("temperature", 1.0)
+            scaled = logits / temperature + 3.0
             results.append(sampling(**cut).truncate(scaled))
         return results
 
     found_by_filter = jax.device_get(truncated(log(shuffled)))
     for cut, (kept, tokens) in zip(FILTERS, found_by_filter, strict=True):
         # Tokens are None where all are there, in order.
-        places = np.broadcast_to(np.arange(8), shuffled.shape) if tokens is None else tokens
+        if tokens is None:
+            tokens = np.broadcast_to(np.arange(8), shuffled.shape)
+        probabilities = scipy.special.softmax(kept, axis=2)
         found = np.zeros(shuffled.shape)
-        np.put_along_axis(found, places, scipy.special.softmax(kept, axis=2), axis=2)
+        np.put_along_axis(found, tokens, probabilities, axis=2)
+
         expected = np.apply_along_axis(expected_distribution, 2, shuffled, **cut)
-        np.testing.assert_allclose(found, expected, rtol=1e-5, err_msg=str(cut))
+        np.testing.assert_allclose(
+            found,
+            expected,
+            rtol=1e-5,
+            err_msg=str(cut),
+        )
 
 
 def test_ties_and_impossible_tokens():
-    ties = [{"top_k": 2}, {"top_p": 0.5}, {"min_p": 1.0}, {"typical_p": 0.5}]
+    ties = [
+        {"top_k": 2},
+        {"top_p": 0.5},
+        {"min_p": 1.0},
+        {"typical_p": 0.5},
+    ]
 
     @jax.jit
     def truncated(equal, impossible):
@@ -132,19 +163,21 @@ def p_value(counts, expected):
 
 def test_draws_have_the_exact_distribution_and_are_independent():
     draws = 20_000
+    sentences = draws // 10
     cuts = [FILTERS[0], FILTERS[4]]
+    samplers = [sampling(num_samples=10, **cut) for cut in cuts]
     # Every 20th token of 160 is possible.
     sparse = np.zeros(8 * 20)
     sparse[::20] = PROBABILITIES
-    logits = np.broadcast_to(log(sparse) + 3.0, (draws // 10, 10, 160))
+    logits = np.broadcast_to(log(sparse) + 3.0, (sentences, 10, 160))
 
     @jax.jit
     def drawn(logits, keys):
         step = jnp.array(4)
-        return [sampling(num_samples=10, **cut).draw(logits, keys, step) for cut in cuts]
+        return [sampler.draw(logits, keys, step) for sampler in samplers]
 
     # The seeds are fixed, so the test is deterministic.
-    found = jax.device_get(drawn(logits, keys(draws // 10)))
+    found = jax.device_get(drawn(logits, keys(sentences)))
     for cut, ids in zip(cuts, found, strict=True):
         assert (ids % 20 == 0).all()
         tokens = ids // 20
@@ -158,7 +191,8 @@ def test_draws_have_the_exact_distribution_and_are_independent():
         pairs = 8 * tokens[:, ::2] + tokens[:, 1::2]
         cells = np.bincount(pairs.ravel(), minlength=64)
         expected = draws / 2 * np.outer(p, p).ravel()
-        assert p_value(cells[expected > 0], expected[expected > 0]) > 0.01
+        possible = expected > 0
+        assert p_value(cells[possible], expected[possible]) > 0.01
 
 
 HUNDRED = sampling(num_samples=100)
@@ -167,7 +201,8 @@ SENTENCES = 200
 
 def test_whole_hypotheses_have_the_exact_distribution():
     """Covers all sequences of a small tree, so draws of different steps are independent."""
-    logits = 1.5 * np.random.default_rng(3).normal(size=(1, 13, 3)).astype(np.float32)
+    rng = np.random.default_rng(3)
+    logits = 1.5 * rng.normal(size=(1, 13, 3)).astype(np.float32)
     tree = Tree(logits[0])
     many = logits.repeat(SENTENCES, axis=0)
     limits = np.full(SENTENCES, 3)
@@ -181,11 +216,15 @@ def test_whole_hypotheses_have_the_exact_distribution():
     # Tokens other than EOS are 0 and 2.
     possible = list(itertools.product((0, 2), repeat=3))
     for length in range(3):
-        possible += [(*before, EOS) for before in itertools.product((0, 2), repeat=length)]
-    expected = [20_000 * np.exp(tree.log_prob(tokens)) for tokens in possible]
+        for before in itertools.product((0, 2), repeat=length):
+            possible.append((*before, EOS))
+
+    log_probs = [tree.log_prob(tokens) for tokens in possible]
+    expected = 20_000 * np.exp(log_probs)
     assert sum(expected) == pytest.approx(20_000)
     counts = [found[tokens] for tokens in possible]
-    assert scipy.stats.chisquare(counts, expected, sum_check=False).pvalue > 0.01
+    result = scipy.stats.chisquare(counts, expected, sum_check=False)
+    assert result.pvalue > 0.01
 
 
 def test_samples_at_a_dead_end_do_not_exist():
@@ -220,19 +259,23 @@ def test_scores_are_the_models_whatever_is_forbidden():
     limits = random.integers(0, 6, 30).astype(np.int32)
     lengths = random.integers(0, 3, 30)
     prefix = random.integers(2, 4, (30, 2)).astype(np.int32)
-    prefix[np.arange(2) >= lengths[:, None]] = PAD
+    is_padding = np.arange(2) >= lengths[:, None]
+    prefix[is_padding] = PAD
 
     result = search_tree(settings, logits, limits, prefix=prefix, keys=keys(30))
 
     for sentence in range(30):
         tree = Tree(logits[sentence])
-        forced = tuple(prefix[sentence, : lengths[sentence]].tolist())
+        length = lengths[sentence]
+        forced = tuple(prefix[sentence, :length].tolist())
         for value, log_prob, tokens in hypotheses(result, sentence):
             assert permitted(settings, forced, tokens)
             assert tokens[-1:] == (EOS,) or len(tokens) == limits[sentence]
             assert EOS not in tokens[:-1]
-            assert log_prob == pytest.approx(tree.log_prob(tokens), rel=1e-5, abs=1e-5)
-            assert value == pytest.approx(log_prob / max(len(tokens), 1), rel=1e-5)
+            expected = tree.log_prob(tokens)
+            assert log_prob == pytest.approx(expected, rel=1e-5, abs=1e-5)
+            penalty = max(len(tokens), 1)
+            assert value == pytest.approx(log_prob / penalty, rel=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["rbg", "unsafe_rbg"])

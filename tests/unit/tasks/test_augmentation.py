@@ -6,14 +6,24 @@ import numpy as np
 from jaxformer.data.images import Augmentation
 from jaxformer.tasks.images.image_augmentation import augment
 
-IMAGES = np.random.default_rng(0).normal(size=(64, 6, 9, 2)).astype(np.float32)
-ALL = Augmentation(shift=2.0, rotation=20.0, zoom=0.2, shear=0.3, warp=0.5, flip=True)
+RNG = np.random.default_rng(0)
+IMAGES = RNG.normal(size=(64, 6, 9, 2)).astype(np.float32)
+ALL = Augmentation(
+    shift=2.0,
+    rotation=20.0,
+    zoom=0.2,
+    shear=0.3,
+    warp=0.5,
+    flip=True,
+)
 IDS = np.arange(64)
 run = jax.jit(augment, static_argnums=3)
 
 
 def augmented(images, ids, settings, seed=3):
-    return np.asarray(run(images, jax.random.key(seed), ids, settings))
+    key = jax.random.key(seed)
+    changed = run(images, key, ids, settings)
+    return np.asarray(changed)
 
 
 def test_a_row_depends_only_on_itself_and_its_number():
@@ -23,7 +33,8 @@ def test_a_row_depends_only_on_itself_and_its_number():
     again = augmented(IMAGES[chosen], chosen, ALL)
 
     np.testing.assert_array_equal(again, whole[chosen])
-    assert np.abs(whole - IMAGES).mean() > 0.1
+    changes = np.abs(whole - IMAGES)
+    assert changes.mean() > 0.1
 
 
 def maps_of(settings):
@@ -32,8 +43,8 @@ def maps_of(settings):
     A linear picture stays linear, so its values at three pixels give the map.
     """
     y, x = np.indices((9, 9), float)
-    picture = np.stack([y, x], axis=-1)
-    pictures = np.repeat(picture[None], 64, axis=0).astype(np.float32)  # [64, 9, 9, 2]
+    picture = np.stack([y, x], axis=-1).astype(np.float32)
+    pictures = np.repeat(picture[None], 64, axis=0)  # [64, 9, 9, 2]
 
     found = augmented(pictures, IDS, settings, seed=0)
 
@@ -51,7 +62,8 @@ def test_pictures_are_shifted_within_the_range():
     center, linear = maps_of(Augmentation(shift=2.0))
 
     assert np.abs(center).max() <= 2
-    assert center.std(axis=0).min() > 0.8
+    spread = center.std(axis=0)
+    assert spread.min() > 0.8
     np.testing.assert_allclose(linear, IDENTITY, atol=1e-5)
 
 
@@ -61,8 +73,9 @@ def test_pictures_are_rotated_within_the_range():
     np.testing.assert_allclose(center, 0, atol=1e-5)
     sine = linear[:, 1, 0]
     cosine = linear[:, 0, 0]
-    angles = np.rad2deg(np.arctan2(sine, cosine))
-    assert 20 < np.abs(angles).max() <= 30
+    angles = np.arctan2(sine, cosine)
+    degrees = np.rad2deg(angles)
+    assert 20 < np.abs(degrees).max() <= 30
 
     # Lengths and right angles stay the same.
     gram = linear @ linear.swapaxes(1, 2)
@@ -73,8 +86,10 @@ def test_pictures_are_zoomed_within_the_range():
     center, linear = maps_of(Augmentation(zoom=0.2))
 
     np.testing.assert_allclose(center, 0, atol=1e-5)
-    assert 0.6 < linear[:, 0, 0].min() < 0.9
-    assert 1.1 < linear[:, 1, 1].max() < 1.6
+    heights = linear[:, 0, 0]
+    widths = linear[:, 1, 1]
+    assert 0.6 < heights.min() < 0.9
+    assert 1.1 < widths.max() < 1.6
 
 
 def test_without_settings_nothing_changes():

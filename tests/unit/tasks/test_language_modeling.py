@@ -81,7 +81,8 @@ def nll(params, rows):
     inputs = rows[:, :-1]
     targets = rows[:, 1:]
     found = np.asarray(log_probabilities(params, inputs))  # [B, T, V]
-    of_targets = np.take_along_axis(found, targets[:, :, None], axis=-1)
+    places = targets[:, :, None]
+    of_targets = np.take_along_axis(found, places, axis=-1)
     return -of_targets[:, :, 0]
 
 
@@ -122,14 +123,17 @@ def test_evaluation_counts_every_character_of_the_last_tenth(opened):
     values = task.evaluate(params, make_mesh(), lambda: None)
 
     # The nine windows that begin before the last tenth; the last one has four of its characters.
-    ids = np.array([4 + ord(character) - ord("a") for character in TEXT])
+    codes = np.array(list(map(ord, TEXT)))
+    ids = 4 + codes - ord("a")
     windows = np.zeros((12, 13), int)
     for number, start in enumerate(range(899, 999, 12)):
         window = ids[start : start + 13]
         windows[number, : len(window)] = window
 
     first, second = np.split(windows, 2)
-    found = np.concatenate([nll(params, first), nll(params, second)])
+    of_first = nll(params, first)
+    of_second = nll(params, second)
+    found = np.concatenate([of_first, of_second])
     real = windows[:, 1:] != 0
     mean = found[real].sum() / 100
     bits = mean / math.log(2)

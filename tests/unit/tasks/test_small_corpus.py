@@ -15,19 +15,19 @@ from jaxformer.errors import UserError
 from jaxformer.experiment import check_experiment, make_task
 from jaxformer.runs.workdir import Workdir
 
+from ...runs import write_lines, write_pairs
+
 
 def write(pairs):
     """Writes the same text in three formats."""
-    english = [f"{en}\n" for en, _ in pairs]
-    german = [f"{de}\n" for _, de in pairs]
-    pathlib.Path("text.en").write_text("".join(english))
-    pathlib.Path("text.de").write_text("".join(german))
+    write_pairs(pathlib.Path("text"), pairs)
+    write_lines(pathlib.Path("tsv"), map("\t".join, pairs))
 
-    columns = [f"{en}\t{de}\n" for en, de in pairs]
-    pathlib.Path("tsv").write_text("".join(columns))
-
-    rows = [json.dumps({"translation": {"en": en, "de": de}}) for en, de in pairs]
-    pathlib.Path("jsonl").write_text("".join(f"{row}\n" for row in rows))
+    rows = []
+    for english, german in pairs:
+        row = {"translation": {"en": english, "de": german}}
+        rows.append(json.dumps(row))
+    write_lines(pathlib.Path("jsonl"), rows)
 
 
 def small(*words, corpus="text"):
@@ -41,7 +41,8 @@ def small(*words, corpus="text"):
 @pytest.mark.parametrize("count", [3, 60, 4000])
 def test_chosen_sizes_fit_the_text(count, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    numbers = np.random.default_rng(0).permutation(100_000)[:count].tolist()
+    rng = np.random.default_rng(0)
+    numbers = rng.permutation(100_000)[:count].tolist()
     write([(spell_english(n), spell_german(n)) for n in numbers])
 
     config = small("data.valid=50%")

@@ -24,7 +24,8 @@ TRANSLATIONS = ["我喜欢吃苹果和香蕉。", "今天天气真好。我们�
 
 def make_task(task_class, valid=2, **data):
     config = Config()
-    config = dataclasses.replace(config, data=dataclasses.replace(config.data, **data))
+    section = dataclasses.replace(config.data, **data)
+    config = dataclasses.replace(config, data=section)
 
     dataset = mock.create_autospec(Dataset, instance=True)
     dataset.tokenizer = None

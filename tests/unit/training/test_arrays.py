@@ -44,36 +44,49 @@ def test_shards_get_the_same_rows_and_repeated_ones():
     padded = take(3, shards=BatchShards(6, range(6), 6))
     second = take(3, shards=BatchShards(6, [1], 2))
 
+    is_real = [True, True, True, True, False, False]
     for one, all_shards, half in zip(whole, padded, second, strict=True):
         a, b, c, d = one["x"].tolist()
         assert all_shards["x"].tolist() == [a, b, c, d, a, b]
-        assert all_shards["real"].tolist() == [True, True, True, True, False, False]
+        assert all_shards["real"].tolist() == is_real
         assert half["x"].tolist() == [d, a, b]
 
 
 @pytest.mark.parametrize("devices", [1, 8])
 def test_means_over_all_rows(devices):
-    x = np.random.default_rng(0).normal(size=13).astype(np.float32)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=13).astype(np.float32)
 
     def loss(params, batch, randomness):
         assert randomness is None
+        x = batch["x"]
         real = batch["real"]
-        squares = jnp.where(real, (batch["x"] - params) ** 2, 0)
+        squares = jnp.where(real, (x - params) ** 2, 0)
 
         # A metric with a count of its own: the share of positive numbers that are above 1.
-        positive = real & (batch["x"] > 0)
-        large = positive & (batch["x"] > 1)
-        share = (large.sum(), positive.sum())
-        return {"loss": squares.sum(), "count": real.sum(), "share": share}
+        positive = real & (x > 0)
+        large = positive & (x > 1)
+        return {
+            "loss": squares.sum(),
+            "count": real.sum(),
+            "share": (large.sum(), positive.sum()),
+        }
 
     expected = {
         "loss": ((x - 0.5) ** 2).mean(),
         "share": (x > 1).sum() / (x > 0).sum(),
     }
 
+    params = jnp.float32(0.5)
     mesh = make_mesh(MeshConfig(), jax.devices()[:devices])
     for options in ({"mesh": mesh}, {}):
-        values = evaluate_arrays(loss, jnp.float32(0.5), {"x": x}, 5, **options)
+        values = evaluate_arrays(
+            loss,
+            params,
+            {"x": x},
+            5,
+            **options,
+        )
         assert values == pytest.approx(expected, rel=1e-6)
 
 

@@ -29,7 +29,9 @@ def by_definition(features, embedding, targets, weights, smoothing):
 
     losses = -(smoothed * log_p).sum(-1)
     nlls = -(one_hot * log_p).sum(-1)
-    return (weights * losses).sum(), (weights * nlls).sum()
+    loss = (weights * losses).sum()
+    nll = (weights * nlls).sum()
+    return loss, nll
 
 
 @functools.partial(jax.jit, static_argnums=(0, 5))
@@ -47,12 +49,26 @@ def _compute(function, features, embedding, targets, weights, smoothing):
 
 def small_chunks():
     """Splits 300 rows into chunks of 130; the last chunk is padded."""
-    return use_backend(dataclasses.replace(backend(), logits_per_chunk=23 * 130))
+    small = dataclasses.replace(backend(), logits_per_chunk=23 * 130)
+    return use_backend(small)
 
 
-def compute(function=cross_entropy, features=FEATURES, targets=TARGETS, weights=WEIGHTS, eps=0.1):
+def compute(
+    function=cross_entropy,
+    features=FEATURES,
+    targets=TARGETS,
+    weights=WEIGHTS,
+    eps=0.1,
+):
     with small_chunks():
-        results = _compute(function, features, EMBEDDING, targets, weights, eps)
+        results = _compute(
+            function,
+            features,
+            EMBEDDING,
+            targets,
+            weights,
+            eps,
+        )
     return jax.device_get(results)
 
 
@@ -86,16 +102,19 @@ def test_consistency_adds_the_symmetric_divergence_of_two_passes():
 
     def expected(features, embedding):
         log_probs = jax.nn.log_softmax(features @ embedding.T)  # [2 N, V]
-        p, q = jnp.moveaxis(log_probs.reshape(150, 2, 23), 1, 0)  # each [N, V]
+        pairs = log_probs.reshape(150, 2, 23)
+        p, q = jnp.moveaxis(pairs, 1, 0)  # each [N, V]
         p_to_q = (jnp.exp(p) * (p - q)).sum(-1)
         q_to_p = (jnp.exp(q) * (q - p)).sum(-1)
-        divergence = (weights[::2] * (p_to_q + q_to_p)).sum()
+        both = p_to_q + q_to_p
+        divergence = (weights[::2] * both).sum()
 
         loss, _ = by_definition(features, embedding, targets, weights, smoothing=0.1)
         return loss + 5.0 / 2 * divergence
 
     def with_gradients(function):
-        return jax.jit(jax.value_and_grad(function, (0, 1)))(FEATURES, EMBEDDING)
+        compiled = jax.jit(jax.value_and_grad(function, (0, 1)))
+        return compiled(FEATURES, EMBEDDING)
 
     with small_chunks():
         loss, gradients = with_gradients(ours)
@@ -108,13 +127,20 @@ def test_consistency_adds_the_symmetric_divergence_of_two_passes():
 
 def test_hand_computed_value():
     # Two classes with logits (log 3, 0), so p = (3/4, 1/4); smoothing 0.2, q' = (0.9, 0.1).
+    logit = np.log(3.0)
     features = np.array([[1.0]], np.float32)
-    embedding = np.array([[np.log(3.0)], [0.0]], np.float32)
+    embedding = np.array([[logit], [0.0]], np.float32)
     targets = np.array([0])
     weights = np.array([1.0], np.float32)
 
     function = jax.jit(cross_entropy, static_argnums=4)
-    loss, nll = function(features, embedding, targets, weights, 0.2)
+    loss, nll = function(
+        features,
+        embedding,
+        targets,
+        weights,
+        0.2,
+    )
 
     first = -np.log(0.75)
     second = -np.log(0.25)
@@ -130,13 +156,15 @@ def test_a_target_outside_the_vocabulary_gives_nan_unless_its_weight_is_0(target
 
     weights[5] = 1
     (loss, _), gradients = compute(targets=targets, weights=weights)
+    of_features = gradients[0]
     assert np.isnan(loss)
-    assert np.isnan(gradients[0][5]).all()
+    assert np.isnan(of_features[5]).all()
 
     weights[5] = 0
     (loss, _), gradients = compute(targets=targets, weights=weights)
+    of_features = gradients[0]
     assert np.isfinite(loss)
-    assert (gradients[0][5] == 0).all()
+    assert (of_features[5] == 0).all()
 
 
 def test_loss_is_float32_and_close_for_bfloat16_features():
@@ -153,9 +181,13 @@ def test_no_array_of_all_logits_exists():
     vocab_size = 8000
 
     def loss(features, embedding):
-        targets = jnp.zeros(rows, jnp.int32)
-        weights = jnp.ones(rows)
-        loss, _ = cross_entropy(features, embedding, targets, weights, label_smoothing=0.1)
+        loss, _ = cross_entropy(
+            features,
+            embedding,
+            targets=jnp.zeros(rows, jnp.int32),
+            weights=jnp.ones(rows),
+            label_smoothing=0.1,
+        )
         return loss
 
     features = jax.ShapeDtypeStruct((rows, 4), jnp.float32)
@@ -163,8 +195,9 @@ def test_no_array_of_all_logits_exists():
     gradients = jax.jit(jax.grad(loss, (0, 1)))
     compiled = gradients.lower(features, embedding).compile()
 
+    memory = compiled.memory_analysis()
     bytes_of_logits = rows * vocab_size * 4
-    assert compiled.memory_analysis().temp_size_in_bytes < bytes_of_logits / 8
+    assert memory.temp_size_in_bytes < bytes_of_logits / 8
 
 
 def test_contrastive_loss_over_devices_is_the_formula_of_the_whole_batch():
@@ -177,37 +210,50 @@ def test_contrastive_loss_over_devices_is_the_formula_of_the_whole_batch():
     batch = (draw(8, 5), draw(8, 5))
     params = {"scale": np.float32(3), "weights": draw(5, 6)}
 
-    # Embeddings of length one. Each row is to find its partner among all of the other side.
-    x, y = (side @ params["weights"] for side in batch)
-    x = x / np.linalg.norm(x, axis=1, keepdims=True)
-    y = y / np.linalg.norm(y, axis=1, keepdims=True)
+    def embedding(side):
+        embedded = side @ params["weights"]
+        return embedded / np.linalg.norm(embedded, axis=1, keepdims=True)
+
+    # Each row is to find its partner among all of the other side.
+    x, y = map(embedding, batch)
+    scores = 3 * x @ y.T  # [8, 8]
     expected = 0.0
     hits = 0.0
-    scores = 3 * x @ y.T  # [8, 8]
     for logits in (scores, scores.T):
         exponentials = np.exp(logits)
         probabilities = exponentials / exponentials.sum(axis=1, keepdims=True)
-        expected -= np.log(probabilities.diagonal()).sum() / 2
+        of_partners = np.log(probabilities.diagonal())
+        expected -= of_partners.sum() / 2
+
         found = logits.argmax(axis=1)
-        hits += (found == np.arange(8)).sum() / 2
+        correct = found == np.arange(8)
+        hits += correct.sum() / 2
 
     def loss(axis, params, batch, randomness):
         first, second = (side @ params["weights"] for side in batch)
-        return contrastive_sums(first, second, params["scale"], axis=axis)
+        return contrastive_sums(
+            first,
+            second,
+            params["scale"],
+            axis=axis,
+        )
 
-    mesh = make_mesh(MeshConfig(data=4), jax.devices()[:4])
-    step = global_sums(functools.partial(loss, "data"), mesh, 1, gradients=True)
+    devices = jax.devices()[:4]
+    mesh = make_mesh(MeshConfig(data=4), devices)
+    loss_over_devices = functools.partial(loss, "data")
+    step = global_sums(loss_over_devices, mesh, 1, gradients=True)
     gradients, sums = jax.jit(step)(params, batch, jax.random.key(0))
     assert float(sums["loss"]) == pytest.approx(expected, rel=1e-5)
     assert float(sums["accuracy"]) == hits
     assert int(sums["count"]) == 8
 
     def loss_on_one_device(params):
-        return loss(None, params, batch, randomness=None)["loss"]
+        sums = loss(None, params, batch, randomness=None)
+        return sums["loss"]
 
     expected_gradients = jax.jit(jax.grad(loss_on_one_device))(params)
-    for name in params:
-        np.testing.assert_allclose(gradients[name], expected_gradients[name], atol=1e-5)
+    for name, gradient in gradients.items():
+        np.testing.assert_allclose(gradient, expected_gradients[name], atol=1e-5)
 
 
 def test_class_sums():
@@ -232,4 +278,5 @@ def test_class_sums():
     assert sums["loss"] == pytest.approx(expected, rel=1e-6)
 
     # A class that does not exist, in an example that counts.
-    assert jnp.isnan(class_sums(logits, classes, ~real)["loss"])
+    sums = class_sums(logits, classes, ~real)
+    assert jnp.isnan(sums["loss"])

@@ -45,7 +45,8 @@ def tpu_slice(rows, columns, slice_index=0, first_id=0, first_process=0):
             coords=(x, y, 0),
         )
 
-    return [chip(y, x) for y in range(rows) for x in range(columns)]
+    places = np.ndindex(rows, columns)
+    return [chip(y, x) for y, x in places]
 
 
 def gpu_nodes(nodes, gpus):

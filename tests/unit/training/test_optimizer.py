@@ -44,12 +44,14 @@ def adam_by_formula(gradients, rates, keep=float):
     x = 1.0
     m = 0.0
     v = 0.0
-    for t, (g, rate) in enumerate(zip(gradients, rates, strict=True), start=1):
+    pairs = zip(gradients, rates, strict=True)
+    for t, (g, rate) in enumerate(pairs, start=1):
         m = 0.9 * m + 0.1 * g
         v = 0.98 * v + 0.02 * g * g
         m_hat = m / (1 - 0.9**t)
         v_hat = v / (1 - 0.98**t)
-        x -= rate * m_hat / (np.sqrt(v_hat) + 1e-9)
+        size = np.sqrt(v_hat) + 1e-9
+        x -= rate * m_hat / size
 
         m = keep(m)
         v = keep(v)
@@ -248,7 +250,8 @@ def test_muons_updates_are_as_large_as_adams():
     momentum = 0.9 * 0.1 / (1 - 0.9**2)
     newest = 0.1 / (1 - 0.9)
     sizes = np.abs(updates["embedding"])
-    np.testing.assert_allclose(sizes, (momentum + newest) * rate, rtol=1e-3)
+    expected = (momentum + newest) * rate
+    np.testing.assert_allclose(sizes, expected, rtol=1e-3)
 
 
 def by_rank(params):
@@ -320,7 +323,8 @@ def unstack(tree):
 def loss(params):
     total = 0.0
     for leaf in jax.tree.leaves(params):
-        total += (leaf**2 + jax.numpy.cos(leaf)).sum()
+        terms = leaf**2 + jax.numpy.cos(leaf)
+        total += terms.sum()
     return total
 
 

@@ -1,14 +1,17 @@
 """BERT in transformers' layout, with the heads that a file has."""
 
+import typing
 from collections.abc import Iterator
 from typing import Any
 
 from jaxformer.config import LabeledConfig
+from jaxformer.data.annotated import AnnotatedConfig
+from jaxformer.data.corpus import DataSection
 from jaxformer.errors import UserError
 from jaxformer.interop.huggingface.foreign_layout import ANY, Layout, Tensor, affine, layer_norm
 from jaxformer.interop.huggingface.layouts.text_models import LOADED
 from jaxformer.interop.json_fields import JsonFields
-from jaxformer.models.bert import BertConfig
+from jaxformer.models.bert import BertConfig, Heads
 
 ENCODER_FIELDS = {
     "hidden_size": "d_model",
@@ -26,15 +29,27 @@ _HEADS = {
     "pooler": "pooler.dense",
     "masked": "cls.predictions.transform.dense",
     "next": "cls.seq_relationship",
+    "spans": "qa_outputs",
 }
 
 
-def read_labels(fields: JsonFields) -> list[str]:
-    """Returns the labels of a classifier; none for a file without one.
+def classifier_head(fields: JsonFields, classifier: str = "classifier") -> str:
+    """Returns our name of the head ``classifier`` of a file; "" for a file without one."""
+    if f"{classifier}.weight" not in fields.tensors:
+        return ""
+
+    names = fields.architecture_heads()
+    if "ForTokenClassification" in names:
+        return "tags"
+    return "classes"
+
+
+def read_labels(fields: JsonFields, classifier: str = "classifier") -> list[str]:
+    """Returns the labels of a classifier, a layer of this name; none for a file without one.
 
     Several classes may share a label. ImageNet has two cranes, a bird and a machine.
     """
-    if "classifier.weight" not in fields.tensors:
+    if not classifier_head(fields, classifier):
         return []
     one = "single_label_classification"
     advice = (
@@ -63,22 +78,43 @@ def _read(fields: JsonFields) -> dict[str, Any]:
     fields.check("classifier_dropout", [None, rate], f"{rate!r}", "BertConfig has one rate")
 
     heads = [head for head, layer in _HEADS.items() if f"{layer}.weight" in fields.tensors]
+    _check_heads(fields)
+
     labels = read_labels(fields)
-    if labels and "pooler" not in heads:
+    is_tagger = classifier_head(fields) == "tags"
+    if labels and not is_tagger and "pooler" not in heads:
         raise UserError(
             f"{fields.place}: expected bert.pooler.dense.weight beside classifier.weight, as in a "
-            "BertForSequenceClassification: got none, as in a BertForTokenClassification, which "
-            "jaxformer does not have"
+            "BertForSequenceClassification: got none; add architectures, such as "
+            "BertForTokenClassification, if the file is of another class"
         )
-    return {"heads": " ".join(heads), "num_classes": len(labels)}
+    return {
+        "heads": " ".join(heads),
+        "num_classes": 0 if is_tagger else len(labels),
+        "num_tags": len(labels) if is_tagger else 0,
+    }
+
+
+def _check_heads(fields: JsonFields) -> None:
+    """Refuses a file without the head that its class has."""
+    for name, layer in (
+        ("ForQuestionAnswering", "qa_outputs"),
+        ("ForTokenClassification", "classifier"),
+    ):
+        if name in fields.architecture_heads() and f"{layer}.weight" not in fields.tensors:
+            raise UserError(f"{fields.place}: expected {layer}.weight, the head {name}, got none")
 
 
 def _network(model: BertConfig) -> str:
     if model.num_classes:
         return "BertForSequenceClassification"
+    if model.num_tags:
+        return "BertForTokenClassification"
 
     networks = {
         "masked": "BertForMaskedLM",
+        "spans": "BertForQuestionAnswering",
+        "pooler spans": "BertForQuestionAnswering",
         "pooler next": "BertForNextSentencePrediction",
         "pooler masked next": "BertForPreTraining",
         "pooler masked": "BertForPreTraining",
@@ -110,10 +146,12 @@ def _tensors(model: BertConfig) -> Iterator[Tensor]:
     yield from encoder_tensors("attention.self", ("attention.output.LayerNorm", "output.LayerNorm"))
 
     for head in model.heads.split():
-        axes = "PD" if head == "next" else "DD"
+        axes = "PD" if head in ("next", "spans") else "DD"
         yield from affine(_HEADS[head], axes, head)
     if model.num_classes:
         yield from affine("classifier", "ND", "classes")
+    if model.num_tags:
+        yield from affine("classifier", "ND", "tags")
 
     if "masked" in model.heads:
         yield from layer_norm("cls.predictions.transform.LayerNorm", "masked_norm")
@@ -123,8 +161,13 @@ def _tensors(model: BertConfig) -> Iterator[Tensor]:
         yield Tensor("cls.predictions.decoder.weight", "VD", ("embedding",), is_copy=True)
 
 
-def _data(model: BertConfig) -> LabeledConfig:
+def _data(model: BertConfig) -> DataSection:
     """Returns a section of data for a model whose training text is unknown."""
+    if "spans" in model.heads:
+        return _describe_data(model, "squad")
+    if model.num_tags:
+        return _describe_data(model, "tagged")
+
     has_classes = model.num_classes > 0
     return LabeledConfig(
         corpus="labeled" if has_classes else "masked",
@@ -132,6 +175,15 @@ def _data(model: BertConfig) -> LabeledConfig:
         valid="unknown",
         mask_rate=0.0 if has_classes else 0.15,
         max_length=min(LabeledConfig.max_length, model.max_length),
+    )
+
+
+def _describe_data(model: BertConfig, corpus: Any) -> AnnotatedConfig:
+    return AnnotatedConfig(
+        corpus=corpus,
+        train="unknown",
+        valid="unknown",
+        max_length=min(AnnotatedConfig.max_length, model.max_length),
     )
 
 
@@ -143,11 +195,11 @@ BERT = Layout(
     | {"max_position_embeddings": "max_length", "type_vocab_size": "num_token_types"},
     defaults={"type_vocab_size": 2, "layer_norm_eps": 1e-12},
     only=_ONLY | {"position_embedding_type": "absolute"},
-    # Of the code that saved old files, and a field that is checked.
-    ignored="pooler_.*|directionality|classifier_dropout",
+    ignored="pooler_.*",  # of the code that saved old files
     read=_read,
     labels=read_labels,
     tensors=_tensors,
+    sizes=lambda model: {"N": model.num_classes or model.num_tags},
     data=_data,
     example=f'{LOADED}print(model(torch.tensor([tokenizer.encode("a house").ids])))\n',
     special_tokens={"pad": "[PAD]", "eos": "[SEP]", "bos": "[CLS]", "unk": "[UNK]"},
@@ -163,10 +215,18 @@ BERT = Layout(
         "ForMaskedLM",
         "ForPreTraining",
         "ForNextSentencePrediction",
+        "ForQuestionAnswering",
         "ForSequenceClassification",
+        "ForTokenClassification",
     ),
-    heads=("cls.", "classifier."),
+    heads=("cls.", "classifier.", "qa_outputs."),
     old_names={"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"},
-    expressed={"heads": ANY, "num_classes": ANY},
+    expressed={
+        "architecture": ["bert"],
+        "heads": [head for head in typing.get_args(Heads) if head != "replaced"],
+        "num_classes": ANY,
+        "num_tags": ANY,
+    },
+    fits=lambda model: model.num_token_types > 0,
     buffers=r"embeddings\.(position|token_type)_ids",
 )

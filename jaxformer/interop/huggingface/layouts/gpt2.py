@@ -76,8 +76,7 @@ GPT2 = Layout(
     fields=_FIELDS,
     defaults=_DEFAULTS,
     only=_ONLY,
-    # Of another head, the old name of n_positions, and fields that transformers does not read.
-    ignored="summary_.*|n_ctx|predict_special_tokens|is_decoder",
+    ignored="is_decoder",  # transformers does not read it
     read=_read,
     write=lambda model: {"n_inner": model.d_ff, "embd_pdrop": model.dropout_rate},
     tensors=_tensors,

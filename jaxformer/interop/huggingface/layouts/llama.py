@@ -1,4 +1,4 @@
-"""LLaMA, Mistral, Qwen2 and Qwen3 in transformers' layout."""
+"""LLaMA, Mistral, Qwen2, Qwen3 and Gemma in transformers' layout."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -40,43 +40,90 @@ _DEFAULTS = {
     "rope_scaling": None,
     "tie_word_embeddings": False,
 }
-_EXPRESSED = {"embeddings": ANY, "rotary_base": ANY}
+# Types of rotary positions, and the fields that each has besides its type and rope_theta.
+_ROPE_FIELDS = {
+    "default": {},
+    "linear": {"factor": "rotary_factor"},
+    "llama3": {
+        "factor": "rotary_factor",
+        "low_freq_factor": "rotary_low_turns",
+        "high_freq_factor": "rotary_high_turns",
+        "original_max_position_embeddings": "rotary_original_length",
+    },
+}
+_EXPRESSED = {
+    "embeddings": ANY,
+    "rotary_base": ANY,
+    "rotary_scaling": ANY,
+    "rotary_factor": ANY,
+    "rotary_low_turns": ANY,
+    "rotary_high_turns": ANY,
+    "rotary_original_length": ANY,
+}
 
 
 def _read(fields: JsonFields) -> dict[str, Any]:
-    plain = "LlamaConfig has plain rotary positions"
-    fields.check("rope_scaling", [None], "null", plain)
-
-    rope = fields.values["rope_parameters"]
-    if rope is not None:
-        if not _is_plain(rope):
-            raise UserError(
-                f"{fields.place}: expected rope_parameters with rope_type 'default' and rope_theta "
-                f"only: got {rope!r:.200}; jaxformer's {plain}"
-            )
-        fields.values["rope_theta"] = rope.get("rope_theta", fields.values["rope_theta"])
-
     embeddings = "tied" if fields.boolean("tie_word_embeddings") else "separate"
-    return {"rotary_base": fields.number("rope_theta"), "embeddings": embeddings}
+    return {"embeddings": embeddings, **_read_rotary(fields)}
 
 
-def _is_plain(rope: Any) -> bool:
-    """Returns whether rotary positions have no parameter but their base."""
+def _read_rotary(fields: JsonFields) -> dict[str, Any]:
+    """Returns our fields of rotary positions; transformers 5 reads them in the same order."""
+    section = "rope_scaling" if fields.values["rope_scaling"] else "rope_parameters"
+    given = fields.values[section] or {}
+    kind = _rope_type(given)
+    if kind is None:
+        raise UserError(
+            f"{fields.place}: expected {section} of rope_type {', '.join(_ROPE_FIELDS)}, with its "
+            f"own fields only: got {given!r:.200}; jaxformer's LlamaConfig has no other"
+        )
+
+    defaults = {
+        "rope_theta": fields.values["rope_theta"],
+        "original_max_position_embeddings": fields.values["max_position_embeddings"],
+    }
+    for name, value in {**defaults, **given}.items():
+        fields.values[f"{section}.{name}"] = value  # so that errors name the section
+
+    values: dict[str, Any] = {
+        "rotary_base": fields.number(f"{section}.rope_theta"),
+        "rotary_scaling": "none" if kind == "default" else kind,
+    }
+    for name, ours in _ROPE_FIELDS[kind].items():
+        read = fields.integer if ours == "rotary_original_length" else fields.number
+        values[ours] = read(f"{section}.{name}")
+    return values
+
+
+def _rope_type(rope: Any) -> str | None:
+    """Returns the type of rotary positions; None if we lack the type, or one of its fields."""
     if not isinstance(rope, dict):
-        return False
+        return None
 
-    others = {name: value for name, value in rope.items() if name != "rope_theta"}
-    return others == {"rope_type": "default"}
+    given = rope.get("rope_type", rope.get("type", "default"))
+    for kind, own in _ROPE_FIELDS.items():
+        known = {"rope_type", "type", "rope_theta", *own}
+        if given == kind and known.issuperset(rope):
+            return kind
+    return None
 
 
 def _write(model: LlamaConfig) -> dict[str, Any]:
-    return {
+    kind = "default" if model.rotary_scaling == "none" else model.rotary_scaling
+    rope: dict[str, Any] = {"rope_type": kind}
+    for name, ours in _ROPE_FIELDS[kind].items():
+        rope[name] = getattr(model, ours)
+
+    values = {
         "head_dim": model.key_size,
         "num_key_value_heads": model.kv_heads,
-        "rope_parameters": {"rope_type": "default", "rope_theta": model.rotary_base},
+        "rope_parameters": {**rope, "rope_theta": model.rotary_base},
         "rope_theta": model.rotary_base,
         "tie_word_embeddings": model.embeddings == "tied",
     }
+    if kind != "default":
+        values["rope_scaling"] = rope  # of transformers 4
+    return values
 
 
 def _tensors(model: LlamaConfig) -> Iterator[Tensor]:
@@ -209,4 +256,39 @@ QWEN3 = dataclasses.replace(
     read=_read_qwen3,
     tensors=_tensors_qwen3,
     expressed=_EXPRESSED | {"qk_norm": [True]},
+)
+
+
+def _read_gemma(fields: JsonFields) -> dict[str, Any]:
+    reason = "Gemma has the approximation with tanh"
+    fields.check("hidden_act", ["gelu", _TANH_GELU], f"gelu or {_TANH_GELU}", reason)
+    fields.check("hidden_activation", [None, _TANH_GELU], _TANH_GELU, reason)
+    return _read(fields) | {
+        "activation": "gelu",
+        "norm_unit_offset": True,
+        "scaled_embedding": True,
+    }
+
+
+# Old files have hidden_act "gelu", which transformers 4 and 5 take as this, too.
+_TANH_GELU = "gelu_pytorch_tanh"
+GEMMA = dataclasses.replace(
+    LLAMA,
+    model_type="gemma",
+    network="GemmaForCausalLM",
+    fields={name: ours for name, ours in _FIELDS.items() if name not in ("hidden_act", "mlp_bias")},
+    defaults={
+        **_DEFAULTS,
+        "num_key_value_heads": 16,
+        "head_dim": 256,
+        "max_position_embeddings": 8192,
+        "hidden_act": _TANH_GELU,
+        "hidden_activation": None,
+        "tie_word_embeddings": True,
+    },
+    only={"mlp_bias": False},
+    read=_read_gemma,
+    write=lambda model: _write(model) | {"hidden_act": _TANH_GELU, "hidden_activation": _TANH_GELU},
+    expressed=_EXPRESSED
+    | {"activation": ["gelu"], "norm_unit_offset": [True], "scaled_embedding": [True]},
 )

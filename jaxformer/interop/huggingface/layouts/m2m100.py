@@ -127,8 +127,8 @@ M2M100 = Layout(
     defaults={"decoder_start_token_id": 2},
     only=_ONLY,
     lacks={"encoder_layerdrop": "", "decoder_layerdrop": ""},
-    # Of training, checked ones, and another name of encoder_layers.
-    ignored="(en|de)coder_layerdrop|decoder_(layers|ffn_dim|attention_heads)|num_hidden_layers",
+    # Checked ones, and another name of encoder_layers.
+    ignored="decoder_(layers|ffn_dim|attention_heads)|num_hidden_layers",
     read=_read,
     write=_write,
     tensors=_tensors,

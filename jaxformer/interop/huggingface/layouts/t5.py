@@ -169,8 +169,8 @@ T5 = Layout(
     defaults=_DEFAULTS,
     only={"is_encoder_decoder": True, "is_decoder": False},
     lacks={"dropout_rate": " within feed-forward networks and after the last norms"},
-    # Of another head, of another program, and the length of the training texts.
-    ignored="classifier_dropout|scalable_attention|n_positions",
+    # Of another program, and the length of the training texts.
+    ignored="scalable_attention|n_positions",
     read=_read,
     write=_write,
     tensors=_tensors,

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from jaxformer.inference.batched_search import all_shapes, plan_batches
+from jaxformer.inference.stages import all_shapes, plan_batches
 from jaxformer.search import BeamSearch
 
 from ...profiles import by_profile
@@ -14,14 +14,23 @@ SETTINGS = BeamSearch()
 
 
 @pytest.mark.parametrize(
-    "lengths", [[], [0, 0], [1], [5, 0, 900, 17, 16, 64, 65], list(range(1, 1000)), [3] * 200]
+    "lengths",
+    [
+        [],
+        [0, 0],
+        [1],
+        [5, 0, 900, 17, 16, 64, 65],
+        list(range(1, 1000)),
+        [3] * 200,
+    ],
 )
 def test_every_sentence_is_in_one_batch_that_it_fits(lengths):
     seen = []
     used = set()
     for numbers, shape in plan_batches(lengths, 1024, SETTINGS):
         assert 1 <= len(numbers) <= shape.rows
-        assert max(lengths[n] for n in numbers) <= shape.source <= 1024
+        longest = max(lengths[n] for n in numbers)
+        assert longest <= shape.source <= 1024
         if shape.rows > 1:
             assert shape.rows * shape.source <= 4096
         seen += numbers
@@ -34,7 +43,8 @@ def test_every_sentence_is_in_one_batch_that_it_fits(lengths):
 
 def up_to(limit, numbers):
     """Returns the limit and the numbers below it."""
-    return {number for number in numbers if number < limit} | {limit}
+    below = {number for number in numbers if number < limit}
+    return below | {limit}
 
 
 @pytest.mark.parametrize("beam_size", by_profile([4], nightly=[1, 4, 30]))

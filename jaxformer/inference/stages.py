@@ -1,4 +1,4 @@
-"""Batched decoding of many sentences with few compiled programs and bounded memory.
+"""The plan of translations: two stages, with few compiled programs and bounded memory.
 
 Sentences are sorted by length and decoded in batches. In the first stage, the caches of a batch
 have capacity for about as many tokens as the sources. Unfinished sentences continue in a
@@ -6,8 +6,9 @@ second stage, in smaller batches with capacity up to the maximum length; on CPUs
 are an eighth of a batch. Every batch has one of a few shapes, with two programs each.
 """
 
+import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -17,12 +18,10 @@ from jaxtyping import Array, Bool, Int
 
 from jaxformer.data.tokenizer import PAD
 from jaxformer.errors import UserError
-from jaxformer.inference.bound_models import program_of
+from jaxformer.inference.decoder import Batch, Decoder, Plan
 from jaxformer.inference.kept_programs import KeptProgram
-from jaxformer.inference.members import Contrast, Models
+from jaxformer.inference.members import Models
 from jaxformer.inference.shortlist import Shortlist
-from jaxformer.inference.threads import decode_batches
-from jaxformer.layout import global_mesh
 from jaxformer.nn.backend import backend
 from jaxformer.search import Algorithm, BeamResult, take_sentences
 from jaxformer.search.algorithm import Numbers
@@ -76,70 +75,102 @@ class Decoded(NamedTuple):
     log_probs: list[float]
 
 
-@global_mesh(None)
-def search_batches(
-    models: Models,
-    search: Algorithm,
-    sources: Sequence[Sequence[int]],
-    prefixes: Sequence[Sequence[int]] | None = None,
-    *,
-    shortlist: Shortlist | None = None,
-    n_best: int = 0,
-    free: int = 0,
-    first: int = 0,
-    report: Callable[[int], object] = lambda finished: None,
-) -> list[Decoded]:
-    """Decodes every source; see :meth:`~jaxformer.Translator.translate_ids`, which checks them."""
-    # Blank sentences are finished: they have no hypotheses.
-    decoded = [Decoded([], [], [])] * len(sources)
-    report(sum(not source for source in sources))
+class Source(NamedTuple):
+    """A sentence to translate."""
 
-    longest = models.max_length
-    if search.min_length >= longest:
-        raise UserError(
-            f"min_length must be less than model.max_length={longest}: got {search.min_length}"
+    tokens: Sequence[int]
+    sentence_id: int = 0  # for constraints and random numbers
+    prefix: Sequence[int] | None = None  # forced tokens; None in all sources, or in none
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Stages(Plan[Source, BatchShape, Decoded]):
+    """Decodes sources of similar lengths together; see the top of this module.
+
+    Attributes:
+      shortlist: Likely target tokens, to which the search is restricted; None for all.
+      n_best: Number of hypotheses that are needed; 0 for all of the search.
+      free: Number of forced tokens, the first, whose probability does not count.
+    """
+
+    shortlist: Shortlist | None = None
+    n_best: int = 0
+    free: int = 0
+
+    def batches(self, decoder: Decoder, items: Sequence[Source]) -> Iterator[Batch[BatchShape]]:
+        """Yields the batches of :func:`plan_batches`; blank sources are in none."""
+        search = decoder.search
+        longest = decoder.models.max_length
+        if search.min_length >= longest:
+            raise UserError(
+                f"min_length must be less than model.max_length={longest}: got {search.min_length}"
+            )
+
+        forced = None
+        if any(source.prefix is not None for source in items):
+            forced = [len(source.prefix or ()) for source in items]
+        plan = plan_batches(
+            [len(source.tokens) for source in items],
+            longest,
+            search,
+            forced=forced,
         )
+        for numbers, shape in plan:
+            yield Batch(numbers, shape._replace(free=self.free))
 
-    def decode(batch_plan: tuple[list[int], BatchShape]) -> int:
-        """Decodes a batch and stores its hypotheses; returns the number of its sentences."""
-        indices, shape = batch_plan
-        shape = shape._replace(free=free)
-        batch_sources = [sources[i] for i in indices]
-        batch_prefixes = []
-        if prefixes is not None:
-            batch_prefixes = [prefixes[i] for i in indices]
-
-        batch = _source_batch(
-            shape,
-            batch_sources,
-            batch_prefixes,
-            sentence_ids=[first + i for i in indices],
-        )
-        batch = batch._replace(n_best=np.int32(n_best))
-
-        if shortlist is not None:
-            vocabulary = models.output_size
-            candidates = shortlist.candidates(batch_sources, vocabulary)
+    def decode(
+        self,
+        decoder: Decoder,
+        items: Sequence[Source],
+        shape: BatchShape,
+    ) -> Iterator[tuple[int, Decoded]]:
+        """Yields the hypotheses of the sentences of a batch as they finish."""
+        batch = _source_batch(shape, items)
+        batch = batch._replace(n_best=np.int32(self.n_best))
+        if self.shortlist is not None:
+            sources = [source.tokens for source in items]
+            candidates = self.shortlist.candidates(sources, decoder.models.output_size)
             batch = batch._replace(candidates=candidates)
 
-        for row, hypotheses in _search(models, search, shape, batch):
-            is_padding = row >= len(indices)
-            if not is_padding:
-                decoded[indices[row]] = hypotheses
-        return len(indices)
+        # Most translations end before this length; the others continue in smaller batches. If the
+        # first stage already has the full capacity, a second stage would only cost a compilation.
+        until = shape.first_capacity
+        if until < shape.capacity:
+            longest = int((batch.src != PAD).sum(axis=1).max())
+            most = longest + longest // 4 + 4
+            until = min(until, most)
 
-    source_lengths = [len(source) for source in sources]
-    prefix_lengths = None
-    if prefixes is not None:
-        prefix_lengths = [len(prefix) for prefix in prefixes]
-    plan = plan_batches(
-        source_lengths,
-        longest,
-        search,
-        forced=prefix_lengths,
-    )
-    decode_batches(decode, list(plan), models, report)
-    return decoded
+        first_stage = _run_first_stage(decoder, shape, batch, until)
+        done, result = jax.device_get((first_stage.done, first_stage.result))
+        for row in np.flatnonzero(done).tolist():
+            yield row, _read_row(result, row, batch)
+
+        unfinished = np.flatnonzero(~done)
+        second_stage = decoder.program(_second_stage, shape, shape.second_stage_rows)
+        for start in range(0, len(unfinished), shape.second_stage_rows):
+            rows = unfinished[start : start + shape.second_stage_rows]
+            # Unfinished sentences are repeated to fill the batch.
+            padded_rows = np.resize(rows, shape.second_stage_rows).astype(np.int32)
+            leaves = second_stage(first_stage.state_leaves, padded_rows, batch.candidates)
+            result = BeamResult(*jax.device_get(leaves))
+            for i, row in enumerate(rows.tolist()):
+                yield row, _read_row(result, i, batch)
+
+    def compile(self, decoder: Decoder, shape: BatchShape, *, prefixes: bool) -> None:
+        """Compiles the programs of a shape by running them on an empty batch."""
+        shape = shape._replace(free=self.free)
+        widths = _prefix_capacities(shape.capacity) if prefixes else [0]
+        for width in widths:
+            shape = shape._replace(prefix=width)
+            batch = _source_batch(shape, [])
+            first_stage = _run_first_stage(decoder, shape, batch, until=0)
+            result = first_stage.result
+
+            if shape.first_capacity < shape.capacity:
+                rows = np.zeros(shape.second_stage_rows, np.int32)
+                second_stage = decoder.program(_second_stage, shape, shape.second_stage_rows)
+                result = second_stage(first_stage.state_leaves, rows, None)
+            jax.block_until_ready(result)
 
 
 def plan_batches(
@@ -268,43 +299,6 @@ def all_shapes(sentences: int, tokens: int, longest: int, search: Algorithm) -> 
     return sorted(shapes)
 
 
-@global_mesh(None)
-def compile_programs(
-    models: Models,
-    search: Algorithm,
-    shape: BatchShape,
-    *,
-    prefixes: bool,
-) -> None:
-    """Compiles the programs of a shape by running them on an empty batch."""
-    search, numbers = search.split_numbers(shape.capacity)
-    widths = _prefix_capacities(shape.capacity) if prefixes else [0]
-    for width in widths:
-        shape = shape._replace(prefix=width)
-        batch = _source_batch(shape, [], [], [])
-        first_stage = _run_first_stage(
-            models=models,
-            search=search,
-            shape=shape,
-            numbers=numbers,
-            batch=batch,
-            until=np.int32(0),
-        )
-        result = first_stage.result
-
-        if shape.first_capacity < shape.capacity:
-            rows = np.zeros(shape.second_stage_rows, np.int32)
-            result = _second_stage_of(models, search, shape)(
-                search,
-                shape,
-                numbers,
-                first_stage.state_leaves,
-                rows,
-                None,  # candidates
-            )
-        jax.block_until_ready(result)
-
-
 class _SourceBatch(NamedTuple):
     """Padded inputs of a search, int32, and the index of each sentence in the whole input."""
 
@@ -315,78 +309,26 @@ class _SourceBatch(NamedTuple):
     n_best: Int[np.ndarray, ""] | np.int32 = np.int32(0)
 
 
-def _source_batch(
-    shape: BatchShape,
-    sources: Sequence[Sequence[int]],
-    prefixes: Sequence[Sequence[int]],
-    sentence_ids: Sequence[int],
-) -> _SourceBatch:
+def _source_batch(shape: BatchShape, sources: Sequence[Source]) -> _SourceBatch:
     """Pads the sources and prefixes of a batch; rows without a sentence are padding."""
     src = np.full((shape.rows, shape.source), PAD, np.int32)
     for row, source in zip(src, sources, strict=False):
-        row[: len(source)] = source
+        row[: len(source.tokens)] = source.tokens
 
     prefix = None
     if shape.prefix:
         prefix = np.full((shape.rows, shape.prefix), PAD, np.int32)
-        for row, forced in zip(prefix, prefixes, strict=False):
+        for row, source in zip(prefix, sources, strict=False):
             # Prefixes are cut at the maximum length of a translation.
+            forced = source.prefix or []
             row[: len(forced)] = forced[: len(row)]
 
-    ids = np.asarray(sentence_ids, np.int32)
+    ids = np.asarray([source.sentence_id for source in sources], np.int32)
     return _SourceBatch(
         src=src,
         prefix=prefix,
         sentence_ids=np.resize(ids, shape.rows),
     )
-
-
-def _search(
-    models: Models,
-    search: Algorithm,
-    shape: BatchShape,
-    batch: _SourceBatch,
-) -> Iterator[tuple[int, Decoded]]:
-    """Yields row and hypotheses of the sentences of a batch as they finish."""
-    search, numbers = search.split_numbers(shape.capacity)
-
-    # Most translations end before this length; the others continue in smaller batches. If the
-    # first stage already has the full capacity, a second stage would only cost a compilation.
-    until = shape.first_capacity
-    if until < shape.capacity:
-        longest = int((batch.src != PAD).sum(axis=1).max())
-        most = longest + longest // 4 + 4
-        until = min(until, most)
-
-    first_stage = _run_first_stage(
-        models=models,
-        search=search,
-        shape=shape,
-        numbers=numbers,
-        batch=batch,
-        until=np.int32(until),
-    )
-    done, result = jax.device_get((first_stage.done, first_stage.result))
-    for row in np.flatnonzero(done).tolist():
-        yield row, _read_row(result, row, batch)
-
-    unfinished = np.flatnonzero(~done)
-    second_stage = _second_stage_of(models, search, shape)
-    for start in range(0, len(unfinished), shape.second_stage_rows):
-        rows = unfinished[start : start + shape.second_stage_rows]
-        # Unfinished sentences are repeated to fill the batch.
-        padded_rows = np.resize(rows, shape.second_stage_rows).astype(np.int32)
-        leaves = second_stage(
-            search,
-            shape,
-            numbers,
-            first_stage.state_leaves,
-            padded_rows,
-            batch.candidates,
-        )
-        result = BeamResult(*jax.device_get(leaves))
-        for i, row in enumerate(rows.tolist()):
-            yield row, _read_row(result, i, batch)
 
 
 class _FirstStage(NamedTuple):
@@ -398,24 +340,14 @@ class _FirstStage(NamedTuple):
 
 
 def _run_first_stage(
-    *,
-    models: Models,
-    search: Algorithm,
+    decoder: Decoder,
     shape: BatchShape,
-    numbers: Numbers,
     batch: _SourceBatch,
-    until: np.int32,
+    until: int,
 ) -> _FirstStage:
     """Runs the first stage, and names the leaves that its program returns."""
-    num_hypotheses = shape.rows * search.num_hypotheses
-    first_stage = program_of(_first_stage, models, num_hypotheses)
-    leaves = first_stage(
-        search,
-        shape,
-        numbers,
-        batch,
-        until,
-    )
+    first_stage = decoder.program(_first_stage, shape, shape.rows)
+    leaves = first_stage(batch, np.int32(until))
 
     # The structure of the state is unknown without a trace, which a kept program spares.
     num_results = len(BeamResult._fields)
@@ -463,7 +395,7 @@ def _first_stage(
         prefix=batch.prefix,
         sentence_ids=jnp.asarray(batch.sentence_ids),
         n_best=jnp.asarray(batch.n_best),
-        contrast=isinstance(models, Contrast),
+        contrast=models.is_contrast,
     )
     if shape.prefix:
         state = search.prefill(models.prefill_fn(shape.free), state)
@@ -499,7 +431,7 @@ def _second_stage(
 ) -> BeamResult:
     """Decodes the selected sentences of a batch to the end, from the leaves of their state."""
     # The state is the first of the three results of the first stage.
-    batch = _source_batch(shape, [], [], [])
+    batch = _source_batch(shape, [])
     structure = _first_stage.structure(
         models,
         search,
@@ -517,16 +449,6 @@ def _second_stage(
         state = _grow(models, state, capacity)
         state = search.advance(step_fn, state, capacity)
     return search.finalize(state)
-
-
-def _second_stage_of(
-    models: Models,
-    search: Algorithm,
-    shape: BatchShape,
-) -> Callable[..., list[Array]]:
-    """Returns the second stage of batches, with the models given."""
-    num_hypotheses = shape.second_stage_rows * search.num_hypotheses
-    return program_of(_second_stage, models, num_hypotheses)
 
 
 def _num_unfinished(shape: BatchShape) -> int:

@@ -1,0 +1,506 @@
+"""The encoders that followed BERT, in transformers' layouts: a table of what differs from BERT.
+
+Each field of :class:`~jaxformer.models.bert.BertConfig` that BERT does not need is used by a row.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Int
+
+from jaxformer.errors import UserError
+from jaxformer.interop.huggingface.foreign_layout import (
+    ACTIVATIONS,
+    ANY,
+    Layout,
+    Tensor,
+    affine,
+    layer_norm,
+)
+from jaxformer.interop.huggingface.layouts.bert import BERT, ENCODER_FIELDS, read_labels
+from jaxformer.interop.json_fields import JsonFields
+from jaxformer.models.bert import BertConfig
+
+_FIELDS = {
+    **ENCODER_FIELDS,
+    "max_position_embeddings": "max_length",
+    "type_vocab_size": "num_token_types",
+}
+_DEFAULTS = {"type_vocab_size": 2, "layer_norm_eps": 1e-12, "pad_token_id": 0}
+# The number of the padding is in config.json.
+_SPECIAL_TOKENS = {"eos": "[SEP]", "bos": "[CLS]", "unk": "[UNK]"}
+_HEAD_AXES = {"pooler": "DD", "masked": "ED", "next": "PD", "replaced": "DD"}
+_ATTENTION = "encoder/layers/self_attention"
+_NETWORK = "encoder/layers/feed_forward"
+
+
+class LayerNames(NamedTuple):
+    """Names of a layer and of its parts; the defaults are BERT's."""
+
+    layer: str = "encoder.layer.{n}"
+    query: str = "attention.self.query"
+    key: str = "attention.self.key"
+    value: str = "attention.self.value"
+    output: str = "attention.output.dense"
+    attention_norm: str = "attention.output.LayerNorm"
+    inner: str = "intermediate.dense"
+    outer: str = "output.dense"
+    network_norm: str = "output.LayerNorm"
+
+
+class ClassifierNames(NamedTuple):
+    """Names of the two layers of a classifier, and the activation between them.
+
+    The activation is None if the feed-forward networks have the same one.
+    """
+
+    pooler: str = "classifier.dense"
+    activation: str | None = "tanh"
+    output: str = "classifier.out_proj"
+
+
+class MaskedNames(NamedTuple):
+    """Names of the head for masked tokens."""
+
+    dense: str
+    norm: str
+    bias: str  # of the logits
+    decoder: str  # a layer with copies of the embeddings and maybe of the bias
+
+
+_BERT_LAYERS = LayerNames()
+_ROBERTA_CLASSIFIER = ClassifierNames()
+_BERT_MASKED = MaskedNames(
+    dense="cls.predictions.transform.dense",
+    norm="cls.predictions.transform.LayerNorm",
+    bias="cls.predictions.bias",
+    decoder="cls.predictions.decoder",
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Family:
+    """A family of encoders, by what differs from BERT.
+
+    Attributes:
+      model_type, fields, defaults, ignored, prefix, buffers, special_tokens: As in
+        :class:`~jaxformer.interop.huggingface.foreign_layout.Layout`.
+      only: The same, in addition to BERT's.
+      classes: Beginning of the names of its classes in transformers.
+      layers: Names within a layer.
+      final_norm: Name of the norm after the last layer; None for a family without.
+      projection: Name of the matrix after the embeddings; None for a family without.
+      first_position: Row of the first token in the table of positions.
+      pooler: Name of the pooler of a model without classes; None for a family without.
+      classifier: Names of the classifier.
+      masked: Names of the head for masked tokens.
+      heads: Names of the layers of the other heads, by our names of these heads.
+      pretraining: The head of the class whose name ends with "ForPreTraining"; None for a family
+        without such a class.
+      model: Values of our fields that all of its models have.
+      expressed: Our fields that :meth:`read` and :meth:`write` convert.
+      required: Our fields that must not be None.
+    """
+
+    model_type: str
+    classes: str
+    prefix: str
+    fields: Mapping[str, str] = dataclasses.field(default_factory=lambda: _FIELDS)
+    defaults: Mapping[str, Any] = dataclasses.field(default_factory=lambda: _DEFAULTS)
+    only: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    ignored: str = "(?!)"
+    buffers: str = BERT.buffers
+    special_tokens: Mapping[str, str] = dataclasses.field(default_factory=lambda: _SPECIAL_TOKENS)
+    layers: LayerNames = _BERT_LAYERS
+    final_norm: str | None = None
+    projection: str | None = None
+    first_position: int = 0
+    pooler: str | None = None
+    classifier: ClassifierNames = _ROBERTA_CLASSIFIER
+    masked: MaskedNames = _BERT_MASKED
+    heads: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    pretraining: str | None = None
+    model: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    expressed: tuple[str, ...] = ()
+    required: tuple[str, ...] = ()
+
+    def layout(self) -> Layout:
+        """Returns the layout of the family."""
+        tasks = ["ForMaskedLM", "ForSequenceClassification"]
+        if self.pretraining is not None:
+            tasks.append("ForPreTraining")
+
+        own = {name: [value] for name, value in self.model.items()}
+        checked = dict.fromkeys(("heads", "num_classes", "pooled_activation", *self.expressed), ANY)
+        return dataclasses.replace(
+            BERT,
+            model_type=self.model_type,
+            network=self.network_of,
+            fields=self.fields,
+            defaults=self.defaults,
+            only={**BERT.only, **self.only},
+            ignored=self.ignored,
+            read=self.read,
+            labels=functools.partial(read_labels, classifier=self.classifier.output),
+            write=self.write,
+            tensors=self.tensors,
+            unread=self.unread,
+            sizes=self.sizes,
+            orders=self.orders,
+            special_tokens=self.special_tokens,
+            prefix=self.prefix,
+            tasks=tuple(tasks),
+            heads=self._names_without_prefix(),
+            expressed={"architecture": [self.model_type], **own, **checked},
+            fits=self.fits,
+            buffers=self.buffers,
+        )
+
+    def read(self, fields: JsonFields) -> dict[str, Any]:
+        """Returns our fields that no table has."""
+        labels = read_labels(fields, self.classifier.output)
+        pooler = self.classifier.pooler
+        if labels and f"{pooler}.weight" not in fields.tensors:
+            raise UserError(
+                f"{fields.place}: expected {pooler}.weight beside {self.classifier.output}.weight, "
+                f"as in a {self.classes}ForSequenceClassification: got none"
+            )
+
+        heads = []
+        for head, layer in self._layers_of_heads(has_classes=bool(labels)).items():
+            if f"{layer}.weight" in fields.tensors:
+                heads.append(head)
+
+        activation = ACTIVATIONS.get(fields.values.get("hidden_act", ""), "")
+        values = {
+            **self.model,
+            "architecture": self.model_type,
+            "heads": " ".join(heads),
+            "num_classes": len(labels),
+            "max_length": fields.integer("max_position_embeddings") - self.first_position,
+            "pooled_activation": self._pooled_activation(heads, bool(labels), activation),
+        }
+        if self.projection is not None:
+            values["embedding_size"] = self._embedding_size(fields)
+        return values
+
+    def write(self, model: BertConfig) -> dict[str, Any]:
+        """Returns the fields of config.json that no table has."""
+        values = {"max_position_embeddings": model.max_length + self.first_position}
+        if self.projection is not None:
+            values["embedding_size"] = model.embedding_width
+        return values
+
+    def fits(self, model: BertConfig) -> bool:
+        """Returns whether a file can have the heads and the embeddings of a model."""
+        heads = model.heads.split()
+        has_classes = model.num_classes > 0
+        expected = self._pooled_activation(heads, has_classes, model.activation)
+        has_projection = model.embedding_size is not None
+
+        return (
+            set(heads) <= self._layers_of_heads(has_classes).keys()
+            and model.pooled_activation == expected
+            and (model.num_token_types > 0 or "num_token_types" in self.model)
+            and has_projection == self._needs_projection(model.embedding_width, model.d_model)
+            and all(getattr(model, name) is not None for name in self.required)
+        )
+
+    def network_of(self, model: BertConfig) -> str:
+        """Returns the name of the class in transformers."""
+        heads = model.heads.split()
+        if model.num_classes:
+            return f"{self.classes}ForSequenceClassification"
+        if self.pretraining in heads:
+            return f"{self.classes}ForPreTraining"
+        if "masked" in heads:
+            return f"{self.classes}ForMaskedLM"
+        return f"{self.classes}Model"
+
+    def tensors(self, model: BertConfig) -> Iterator[Tensor]:
+        yield from self._embeddings(model)
+        yield from self._layer(model)
+        if self.final_norm is not None:
+            yield from layer_norm(self.final_norm, "encoder/norm")
+
+        heads = self._layers_of_heads(has_classes=model.num_classes > 0)
+        for head in model.heads.split():
+            axes = _HEAD_AXES[head]
+            yield from affine(heads[head], axes, head)
+        if model.num_classes:
+            yield from affine(self.classifier.output, "ND", "classes")
+        if "replaced" in model.heads:
+            yield from affine(f"{self.heads['replaced']}_prediction", "1D", "replaced_output")
+
+        if "masked" in model.heads:
+            masked = self.masked
+            yield from layer_norm(masked.norm, "masked_norm", "E")
+            yield Tensor(masked.bias, "V", ("logits_bias",))
+            yield Tensor(f"{masked.decoder}.weight", "VE", ("embedding",), is_copy=True)
+            if masked.bias != f"{masked.decoder}.bias":
+                yield Tensor(f"{masked.decoder}.bias", "V", ("logits_bias",), is_copy=True)
+
+    def unread(self, model: BertConfig) -> Iterator[str]:
+        """Yields the names of a pooler that a classifier with another one does not use."""
+        if model.num_classes and self.pooler not in (None, self.classifier.pooler):
+            yield f"{self.pooler}.weight"
+            yield f"{self.pooler}.bias"
+
+    def sizes(self, model: BertConfig) -> dict[str, int]:
+        return {
+            "M": model.max_length + self.first_position,
+            "q": model.num_heads * model.key_size,
+        }
+
+    def orders(self, model: BertConfig) -> dict[str, Int[np.ndarray, " indices"]]:
+        positions = self.first_position + np.arange(model.max_length)
+        return {"M": positions, "q": _rotary_order(model)}
+
+    def _embeddings(self, model: BertConfig) -> Iterator[Tensor]:
+        yield Tensor("embeddings.word_embeddings.weight", "VE", ("embedding",))
+        if model.positions == "learned":
+            yield Tensor("embeddings.position_embeddings.weight", "ME", ("positions",))
+        if model.num_token_types:
+            yield Tensor("embeddings.token_type_embeddings.weight", "TE", ("token_types",))
+        yield from layer_norm("embeddings.LayerNorm", "norm", "E")
+
+        if model.embedding_size is not None and self.projection is not None:
+            yield from affine(self.projection, "DE", "projection")
+
+    def _layer(self, model: BertConfig) -> Iterator[Tensor]:
+        names = self.layers
+        numbers = range(model.layer_groups or model.num_layers)
+
+        def part(name: str) -> str:
+            return f"{names.layer}.{name}"
+
+        found = [
+            *affine(part(names.query), "qD", f"{_ATTENTION}/query"),
+            *affine(part(names.key), "qD", f"{_ATTENTION}/key"),
+            *affine(part(names.value), "QD", f"{_ATTENTION}/value"),
+            *affine(part(names.output), "DQ", f"{_ATTENTION}/output"),
+            *layer_norm(part(names.attention_norm), f"{_ATTENTION}_residual/norm"),
+            *affine(part(names.inner), "FD", f"{_NETWORK}/inner"),
+            *affine(part(names.outer), "DF", f"{_NETWORK}/outer"),
+            *layer_norm(part(names.network_norm), f"{_NETWORK}_residual/norm"),
+        ]
+        for tensor in found:
+            yield tensor._replace(numbers=numbers)
+
+    def _layers_of_heads(self, has_classes: bool) -> dict[str, str]:
+        """Returns the name of the first layer of each head, in the order of ``model.heads``."""
+        pooler = self.classifier.pooler if has_classes else self.pooler
+        poolers = {} if pooler is None else {"pooler": pooler}
+        return {**poolers, "masked": self.masked.dense, **self.heads}
+
+    def _pooled_activation(
+        self,
+        heads: Collection[str],
+        has_classes: bool,
+        activation: str,
+    ) -> str:
+        """Returns the activation of the pooler; without one, of a classifier that is added."""
+        if "pooler" in heads and not has_classes:
+            return "tanh"
+        return self.classifier.activation or activation
+
+    def _needs_projection(self, width: int, d_model: int) -> bool:
+        return width != d_model or "embedding_size" in self.required
+
+    def _embedding_size(self, fields: JsonFields) -> int | None:
+        d_model = fields.integer("hidden_size")
+        if fields.values.get("embedding_size") is None:
+            return None
+        width = fields.integer("embedding_size")
+        return width if self._needs_projection(width, d_model) else None
+
+    def _names_without_prefix(self) -> tuple[str, ...]:
+        """Returns the beginnings of the names of heads that are beside the encoder."""
+        found = [self.classifier.output, *self.masked, *self.heads.values()]
+        if self.classifier.pooler != self.pooler:
+            found.append(self.classifier.pooler)
+        return tuple(f"{name.partition('.')[0]}." for name in found)
+
+
+def _rotary_order(model: BertConfig) -> Int[np.ndarray, " Q"]:
+    """Returns the index in a file of each entry of all heads.
+
+    Our rotary positions turn entries i and i + K/2 of a head; RoFormer's turn neighbors.
+    """
+    size = model.key_size
+    order = np.arange(size)
+    if model.positions == "rotary":
+        order = np.concatenate([order[::2], order[1::2]])
+
+    starts = size * np.arange(model.num_heads)
+    return (starts[:, None] + order).ravel()
+
+
+# A head for masked tokens that has this activation, whatever the layers have.
+_GELU = {"hidden_act": "gelu"}
+_GELU_FIELDS = {name: ours for name, ours in _FIELDS.items() if name != "hidden_act"}
+_ROBERTA = Family(
+    model_type="roberta",
+    classes="Roberta",
+    prefix="roberta.",
+    fields={**_GELU_FIELDS, "classifier_dropout": "pooled_dropout_rate"},
+    defaults={
+        **_DEFAULTS,
+        "classifier_dropout": None,
+        "pad_token_id": 1,
+        "bos_token_id": 0,
+        "eos_token_id": 2,
+    },
+    only={**_GELU, "pad_token_id": 1},  # positions begin after the id of the padding
+    special_tokens={},
+    first_position=2,
+    pooler="pooler.dense",
+    masked=MaskedNames(
+        dense="lm_head.dense",
+        norm="lm_head.layer_norm",
+        bias="lm_head.bias",
+        decoder="lm_head.decoder",
+    ),
+)
+ROBERTA = _ROBERTA.layout()
+XLM_ROBERTA = dataclasses.replace(
+    _ROBERTA,
+    model_type="xlm-roberta",
+    classes="XLMRoberta",
+).layout()
+ROBERTA_PRELAYERNORM = dataclasses.replace(
+    _ROBERTA,
+    model_type="roberta-prelayernorm",
+    classes="RobertaPreLayerNorm",
+    prefix="roberta_prelayernorm.",
+    layers=LayerNames(
+        attention_norm="attention.LayerNorm",
+        network_norm="intermediate.LayerNorm",
+    ),
+    final_norm="LayerNorm",
+    model={"norm_position": "pre"},
+).layout()
+
+DISTILBERT = Family(
+    model_type="distilbert",
+    classes="DistilBert",
+    prefix="distilbert.",
+    fields={
+        "dim": "d_model",
+        "hidden_dim": "d_ff",
+        "n_heads": "num_heads",
+        "n_layers": "num_layers",
+        "activation": "activation",
+        "dropout": "dropout_rate",
+        "attention_dropout": "attention_dropout_rate",
+        "seq_classif_dropout": "pooled_dropout_rate",
+        "max_position_embeddings": "max_length",
+    },
+    defaults={"seq_classif_dropout": 0.2, "pad_token_id": 0},
+    # Of another head, and of how the positions were initialized.
+    ignored="qa_dropout|sinusoidal_pos_embds|tie_weights_",
+    layers=LayerNames(
+        layer="transformer.layer.{n}",
+        query="attention.q_lin",
+        key="attention.k_lin",
+        value="attention.v_lin",
+        output="attention.out_lin",
+        attention_norm="sa_layer_norm",
+        inner="ffn.lin1",
+        outer="ffn.lin2",
+        network_norm="output_layer_norm",
+    ),
+    classifier=ClassifierNames("pre_classifier", "relu", "classifier"),
+    masked=MaskedNames(
+        dense="vocab_transform",
+        norm="vocab_layer_norm",
+        bias="vocab_projector.bias",
+        decoder="vocab_projector",
+    ),
+    model={"num_token_types": 0, "norm_epsilon": 1e-12},
+    required=("pooled_dropout_rate",),
+).layout()
+
+ELECTRA = Family(
+    model_type="electra",
+    classes="Electra",
+    prefix="electra.",
+    fields={**_GELU_FIELDS, "classifier_dropout": "pooled_dropout_rate"},
+    defaults={**_DEFAULTS, "classifier_dropout": None, "embedding_size": 128},
+    only=_GELU,
+    ignored="summary_.*",  # of multiple choice
+    projection="embeddings_project",
+    classifier=ClassifierNames(activation="gelu_exact"),
+    masked=MaskedNames(
+        dense="generator_predictions.dense",
+        norm="generator_predictions.LayerNorm",
+        bias="generator_lm_head.bias",
+        decoder="generator_lm_head",
+    ),
+    heads={"replaced": "discriminator_predictions.dense"},
+    pretraining="replaced",
+    expressed=("embedding_size",),
+).layout()
+
+ALBERT = Family(
+    model_type="albert",
+    classes="Albert",
+    prefix="albert.",
+    fields={
+        **_FIELDS,
+        "num_hidden_groups": "layer_groups",
+        "classifier_dropout_prob": "pooled_dropout_rate",
+    },
+    defaults={
+        **_DEFAULTS,
+        "embedding_size": 128,
+        "num_hidden_groups": 1,
+        "classifier_dropout_prob": 0.1,
+        "bos_token_id": 2,
+        "eos_token_id": 3,
+    },
+    only={"inner_group_num": 1},
+    # Of the code that saved old files.
+    ignored="down_scale_factor|gap_size|net_structure_type|num_memory_blocks",
+    special_tokens={},
+    layers=LayerNames(
+        layer="encoder.albert_layer_groups.{n}.albert_layers.0",
+        query="attention.query",
+        key="attention.key",
+        value="attention.value",
+        output="attention.dense",
+        attention_norm="attention.LayerNorm",
+        inner="ffn",
+        outer="ffn_output",
+        network_norm="full_layer_layer_norm",
+    ),
+    projection="encoder.embedding_hidden_mapping_in",
+    pooler="pooler",
+    classifier=ClassifierNames("pooler", "tanh", "classifier"),
+    masked=MaskedNames(
+        dense="predictions.dense",
+        norm="predictions.LayerNorm",
+        bias="predictions.bias",
+        decoder="predictions.decoder",
+    ),
+    heads={"next": "sop_classifier.classifier"},
+    pretraining="next",
+    expressed=("embedding_size",),
+    required=("embedding_size", "layer_groups", "pooled_dropout_rate"),
+).layout()
+
+ROFORMER = Family(
+    model_type="roformer",
+    classes="RoFormer",
+    prefix="roformer.",
+    defaults={**_DEFAULTS, "embedding_size": None},
+    only={"rotary_value": False},
+    buffers=rf"({BERT.buffers}|encoder\.embed_positions\.weight)",
+    projection="embeddings_project",
+    classifier=ClassifierNames(activation=None),
+    model={"positions": "rotary"},
+    expressed=("embedding_size",),
+).layout()

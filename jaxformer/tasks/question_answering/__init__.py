@@ -1,0 +1,1 @@
+"""Answers to questions, which are spans of a text."""

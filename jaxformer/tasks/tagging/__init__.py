@@ -1,0 +1,1 @@
+"""Tags of words, such as names of people and places."""

@@ -1,5 +1,6 @@
 """The blocks of keys that each block of queries sees in BigBird (Zaheer et al. 2020)."""
 
+import dataclasses
 from typing import NamedTuple
 
 import flax.struct
@@ -44,7 +45,8 @@ class BlockPattern:
     def draw(self, key: Array, length: int) -> "BlockPattern":
         """Returns the pattern of one step of training."""
         blocks = -(-length // self.size)
-        return self.replace(draws=jax.random.uniform(key, (blocks, self.num_random)))
+        draws = jax.random.uniform(key, (blocks, self.num_random))
+        return dataclasses.replace(self, draws=draws)
 
     def lengths(self, length: int, segments: Int[Array, "B T"] | None) -> Int[Array, " B"]:
         """Returns the number of tokens of each row."""

@@ -195,7 +195,7 @@ def _translate_part(teacher: Translator, part: Sources, first: int) -> Iterator[
     for tokens in encoded:
         is_translated = 0 < len(tokens) < teacher.max_length
         if is_translated:
-            source_ids.append([*tokens, EOS])
+            source_ids.append([*tokens, teacher.tokenizer.source_end])
         else:
             source_ids.append([])
 

@@ -40,10 +40,12 @@ class Batch(NamedTuple):
 def make_batch(
     rows: Sequence[Sequence[TokenPair]],
     shape: tuple[int, int, int],
+    source_end: int = EOS,
 ) -> Batch:
     """Arranges pairs, ids without BOS and EOS, in padded rows.
 
     ``shape`` has rows, source length and target length. Rows that do not fit raise ``ValueError``.
+    Some tokenizers have another last token of sources, ``source_end``.
 
     >>> batch = make_batch([[([7, 8], [9])]], (1, 4, 3))
     >>> batch.src.tolist(), batch.tgt_in.tolist(), batch.tgt_out.tolist()
@@ -53,8 +55,8 @@ def make_batch(
     if len(rows) > count:
         raise ValueError(f"expected at most {count} rows in a batch of shape {shape}: {len(rows)}")
 
-    src = _lay_out(rows, 0, (count, src_length))
-    tgt = _lay_out(rows, 1, (count, tgt_length))
+    src = _lay_out(rows, 0, (count, src_length), end_id=source_end)
+    tgt = _lay_out(rows, 1, (count, tgt_length), end_id=EOS)
 
     # Each sentence begins with BOS instead of the EOS of the sentence before it.
     tgt_in = np.roll(tgt.tokens, 1, axis=1)
@@ -98,7 +100,7 @@ def isolate_pair(batch: Batch, row: int, segment: int) -> Batch:
 class _Side(NamedTuple):
     """Fields of a batch for one side."""
 
-    tokens: np.ndarray  # with EOS
+    tokens: np.ndarray  # with the end of each sentence
     segments: np.ndarray
     positions: np.ndarray
 
@@ -107,6 +109,7 @@ def _lay_out(
     rows: Sequence[Sequence[TokenPair]],
     side: int,
     shape: tuple[int, int],
+    end_id: int,
 ) -> _Side:
     """Lays out one side of the pairs: 0 source, 1 target."""
     tokens = np.full(shape, PAD, np.int32)
@@ -127,7 +130,7 @@ def _lay_out(
 
             length = end - start
             tokens[number, start:last] = ids
-            tokens[number, last] = EOS
+            tokens[number, last] = end_id
             segments[number, start:end] = segment
             positions[number, start:end] = counting[:length]
             start = end

@@ -73,8 +73,12 @@ class HuggingFaceTokenizer(Vocabulary):
     * ``mask``: the id of the token that stands for masked ones, if it is not [MASK],
     * ``token_types``: false if all tokens of a pair have type 0,
     * ``labels``, of an encoder: the labels of its classes,
+    * ``skips_blank``, of an encoder-decoder: a blank source has no ids, not even special tokens,
+    * ``forced_start``, of an encoder-decoder: the id of the token in it that begins every output,
     * ``languages``, of a model of many languages: the languages of source and target. Their codes
-      are the first tokens of the two sides.
+      are the first tokens of the two sides,
+    * ``code_follows``, of such a model: the code of the source follows its end, and the decoder
+      begins with the code of the target, as in mBART-cc25.
     """
 
     json: str  # the text of ``tokenizer.json``
@@ -83,6 +87,7 @@ class HuggingFaceTokenizer(Vocabulary):
     absent: str  # names of the special tokens without an id of their own, separated by spaces
     their_ids: np.ndarray  # for each of our ids; -1 for a token that they lack
     our_ids: np.ndarray  # for each of their ids
+    forced_start: int | None  # their id of the token that begins every output
 
     form = "huggingface"
     their_class: str | None = None  # in transformers, if a layout's class does not read it
@@ -109,6 +114,13 @@ class HuggingFaceTokenizer(Vocabulary):
         self._tokenizer = open_tokenizer_json(self.json)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        languages = values.get("languages") or ()
+        self.languages = tuple(map(str, languages))
+        their_codes = self._language_ids(size)
+        self.code_follows = bool(values.get("code_follows"))
+        if self.code_follows:
+            [_, self.special["bos"]] = their_codes
+
         decoders = _decoders(self._tokenizer.decoder)
         self._has_bytes = "ByteLevel" in decoders
         self._appends = _only_append(decoders)
@@ -128,10 +140,12 @@ class HuggingFaceTokenizer(Vocabulary):
         if labels:
             self.target_vocab_size = UNK + 1 + len(self._labels)
 
-        languages = values.get("languages") or ()
-        self.languages = tuple(map(str, languages))
-        self._codes = self._language_ids()
-        self.target_start = tuple(self._codes[1:])  # the code of the target's language
+        self._codes = self.our_ids[their_codes].tolist() if their_codes else []
+        if self.code_follows:
+            self.source_end = self._codes[0]
+        self._skips_blank = bool(values.get("skips_blank"))
+        self.forced_start = _optional_id(values.get("forced_start"))
+        self.target_start = self._target_start()
 
         if mask is None:  # as in files of version 0.3
             mask = self._tokenizer.token_to_id("[MASK]")
@@ -169,8 +183,8 @@ class HuggingFaceTokenizer(Vocabulary):
                 f"expected token ids below vocab_size={size}, the model's: got the id {highest}"
             )
 
-    def _language_ids(self) -> list[int]:
-        """Returns our ids of the codes of the languages, which are special tokens."""
+    def _language_ids(self, size: int) -> list[int]:
+        """Returns their ids of the codes of the languages, which are special tokens."""
         if not self.languages:
             return []
 
@@ -178,11 +192,22 @@ class HuggingFaceTokenizer(Vocabulary):
         added = self._tokenizer.get_added_tokens_decoder()
         for number, token in added.items():
             is_code = token.special and not token.content.startswith("<")
-            if is_code and number < len(self.our_ids):
+            if is_code and number < size:
                 codes[token.content] = number
+        return [find_language(name, codes) for name in self.languages]
 
-        their_ids = [find_language(name, codes) for name in self.languages]
-        return self.our_ids[their_ids].tolist()
+    def _target_start(self) -> tuple[int, ...]:
+        """Returns the code of the target's language, or the token that is forced."""
+        if self.code_follows:  # BOS is this code.
+            return ()
+        if self.forced_start is None:
+            return tuple(self._codes[1:])
+        if not 0 <= self.forced_start < len(self.our_ids):
+            raise UserError(
+                f"expected forced_bos_token_id below vocab_size={len(self.our_ids)}: got "
+                f"{self.forced_start}"
+            )
+        return (int(self.our_ids[self.forced_start]),)
 
     @classmethod
     def assemble(
@@ -193,6 +218,9 @@ class HuggingFaceTokenizer(Vocabulary):
         labels: Sequence[str] | None = None,
         languages: Sequence[str] = (),
         *,
+        code_follows: bool = False,
+        skips_blank: bool = False,
+        forced_start: int | None = None,
         mask: int | None = None,
         has_types: bool = True,
     ) -> "HuggingFaceTokenizer":
@@ -212,6 +240,12 @@ class HuggingFaceTokenizer(Vocabulary):
             values["labels"] = list(labels)
         if languages:
             values["languages"] = list(languages)
+        if code_follows:
+            values["code_follows"] = True
+        if skips_blank:
+            values["skips_blank"] = True
+        if forced_start is not None:
+            values["forced_start"] = forced_start
         return cls(json.dumps(values).encode())
 
     @property
@@ -238,6 +272,13 @@ class HuggingFaceTokenizer(Vocabulary):
         ids = self._convert_ids(encoding)
         return self._add_language(ids)
 
+    def _add_language(self, ids: list[int], *, target: bool = False) -> list[int]:
+        if not self.code_follows:
+            return super()._add_language(ids, target=target)
+        # The end that all texts have is the code of a source, after its own end.
+        has_code = bool(ids) and not target
+        return [*ids, EOS] if has_code else ids
+
     def encode_prompt(self, text: str) -> list[int]:
         """Returns the ids of a prompt, with the special tokens that transformers adds."""
         encoding = self._tokenize(text, add_special_tokens=True)
@@ -255,13 +296,24 @@ class HuggingFaceTokenizer(Vocabulary):
         for text in texts:
             encoding = self._tokenize(text, add_special_tokens=not self._codes)
             ids = self._convert_ids(encoding)
+            is_blank = all(encoding.special_tokens_mask)
+            if is_blank and self._skips_blank and not target:
+                ids = []
 
             # An end that is typed in the text does not come from the post-processor, and stays.
             has_end = ids[-1:] == [EOS]
             if has_end and encoding.special_tokens_mask[-1]:
                 ids = ids[:-1]
-            rows.append(self._add_language(ids, target=target))
+            ids = self._add_language(ids, target=target)
+            rows.append(self._add_forced_start(ids) if target else ids)
         return rows
+
+    def _add_forced_start(self, ids: list[int]) -> list[int]:
+        """Returns the ids of a target after the token that is forced, which they may begin with."""
+        begins_so = tuple(ids[:1]) == self.target_start
+        if self.forced_start is None or begins_so:
+            return ids
+        return [*self.target_start, *ids]
 
     def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
         """Returns the ids of a pair of texts, with special tokens, and the type of each token.

@@ -27,6 +27,7 @@ class M2M100Tokenizer(MarianTokenizer):
     absent = "bos"  # Their decoder begins with the end of sentence.
     special = {"pad": 1, "eos": 2, "bos": 2, "unk": 3}  # noqa: RUF012 - as in HuggingFaceTokenizer
     their_class = "M2M100Tokenizer"
+    forced_start = None  # other than the code of the target language
     has_types = False
     _code = re.compile("(?!)")  # Texts have none.
 

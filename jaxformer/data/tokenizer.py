@@ -59,6 +59,7 @@ class Vocabulary(abc.ABC):
     language_codes: tuple[str, ...] = ()
     # Begin each target of such a model; the search neither chooses them nor counts their log_prob.
     target_start: tuple[int, ...] = ()
+    source_end = EOS  # the last token of each source; targets end with EOS
     ends_texts = False  # EOS ends the texts that a language model was trained on.
     keeps_lines = True  # No token holds a line break and the text after it.
     _appends = True  # Later tokens leave the decoded text of earlier ones unchanged.
@@ -83,7 +84,7 @@ class Vocabulary(abc.ABC):
         return list(self._symbols)
 
     def encode(self, text: str) -> list[int]:
-        """Returns the token ids of a text, without BOS and EOS; empty for a blank sentence.
+        """Returns the token ids of a text, without BOS and the end; empty for a blank sentence.
 
         Raises:
           UserError: The argument is not a string, or UTF-8 cannot encode it.

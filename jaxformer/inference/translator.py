@@ -349,20 +349,21 @@ class Translator(AutoregressivePredictor):
         return items
 
     def source_ids(self, text: str, place: str = "sentence") -> list[int]:
-        """Returns token ids with end-of-sentence, or [] if there are no visible characters.
+        """Returns token ids with the end of the source, or [] if there are no visible characters.
 
         Error messages begin with ``place``.
 
         Raises:
           UserError: The sentence is too long, not valid Unicode, or has an unknown language code.
         """
-        ids = self._encode(text, self.tokenizer.encode, place)
+        end = self.tokenizer.source_end
+        ids = self._encode(text, self.tokenizer.encode_batch, place, end)
         self.tokenizer.check_language(text, place)
         return ids
 
     def target_ids(self, text: str, place: str = "translation") -> list[int]:
         """Works as :meth:`source_ids` does, for a translation."""
-        return self._encode(text, self.tokenizer.encode_target, place)
+        return self._encode(text, self.tokenizer.encode_target_batch, place, EOS)
 
     def prefix_ids(self, text: str, place: str = "prefix") -> list[int]:
         """Works as :meth:`target_ids` does, without end-of-sentence, for a forced prefix."""
@@ -378,15 +379,21 @@ class Translator(AutoregressivePredictor):
         """
         return replace_controls(self.tokenizer.decode(ids))
 
-    def _encode(self, text: str, encode: Callable[[str], list[int]], place: str) -> list[int]:
+    def _encode(
+        self,
+        text: str,
+        encode: Callable[[Sequence[str]], list[list[int]]],
+        place: str,
+        end: int,
+    ) -> list[int]:
         check_unicode(text, place)
 
         with prefix_errors(place):
-            ids = encode(text)
+            [ids] = encode([text])
         most = self.max_length - 1  # end-of-sentence follows
         if len(ids) > most:
             raise UserError(
                 f"{place}: expected at most {most} tokens (model.max_length), got "
                 f"{len(ids)}; split it into sentences"
             )
-        return [*ids, EOS] if ids else []
+        return [*ids, end] if ids else []

@@ -2,6 +2,9 @@
 
 from jaxformer.data.corpus import DataConfig, known_sources
 from jaxformer.kinds.kind import TOKENS, Kind
+from jaxformer.models.bart import Bart
+from jaxformer.models.encoder_decoder import EncoderDecoder
+from jaxformer.models.longt5 import LongT5
 from jaxformer.models.student import Student
 from jaxformer.models.t5 import T5
 from jaxformer.models.transformer import Transformer
@@ -15,6 +18,6 @@ TRANSLATION = Kind(
     use="translate with jaxformer translate --workdir {workdir}",
     corpora=_CORPORA,
     data=DataConfig,
-    networks=(Transformer, T5, Student),
+    networks=(Transformer, T5, LongT5, Bart, EncoderDecoder, Student),
     inputs=lambda model: (TOKENS, TOKENS),  # of the source and of the target
 )

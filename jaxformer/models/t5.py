@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Literal
 
 from flax import linen as nn
@@ -121,18 +122,25 @@ class T5(Transformer):
         layers: int,
         norm: type[RMSNorm],
         is_decoder: bool = False,
+        self_attention: Callable[..., MultiHeadAttention] = MultiHeadAttention,
     ) -> Stack:
         c = self.config
         make_norm = functools.partial(RMSNorm, c.norm_epsilon)
-        make_attention = functools.partial(
-            MultiHeadAttention,
-            c.num_heads,
-            d_k=c.d_k,
-            d_v=c.d_k,
-            dropout_rate=c.dropout_rate,
-            scale=1.0,
-            compute_dtype=c.compute_dtype,
-        )
+
+        def make_attention(
+            make: Callable[..., MultiHeadAttention],
+            own_bias: Callable[[], nn.Module] | None = None,
+        ) -> MultiHeadAttention:
+            return make(
+                num_heads=c.num_heads,
+                d_k=c.d_k,
+                d_v=c.d_k,
+                dropout_rate=c.dropout_rate,
+                scale=1.0,
+                make_bias=own_bias,
+                compute_dtype=c.compute_dtype,
+            )
+
         make_bias = functools.partial(
             BucketedBias,
             c.num_heads,
@@ -153,9 +161,9 @@ class T5(Transformer):
             gated=c.gated,
         )
         block = Block(
-            self_attention=make_attention(make_bias=own_bias),
+            self_attention=make_attention(self_attention, own_bias),
             feed_forward=feed_forward,
-            cross_attention=make_attention() if is_decoder else None,
+            cross_attention=make_attention(MultiHeadAttention) if is_decoder else None,
             make_residual=functools.partial(Residual, "pre", c.dropout_rate, make_norm),
         )
 

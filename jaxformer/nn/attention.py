@@ -189,7 +189,7 @@ class MultiHeadAttention(nn.Module):
 
         heads, recorded = self._attend(queries, key_values, keys, dropout)
         if recorded is not None:
-            self.sow("intermediates", "weights", recorded)
+            self.sow("intermediates", "weights", self._select_weights(recorded, keys))
         return self._project_output(heads, weights), cache
 
     def init_cache(
@@ -249,6 +249,13 @@ class MultiHeadAttention(nn.Module):
         batch, length, num_heads, d_v = heads.shape
         concatenated = heads.reshape(batch, length, num_heads * d_v)
         return project(concatenated, *weights.output, self.compute_dtype)
+
+    @nn.nowrap
+    def _select_weights(
+        self, weights: Float[Array, "B H T S"], keys: Keys
+    ) -> Float[Array, "B H T S"]:
+        """Returns the weights to sow; a subclass may have keys that are no tokens."""
+        return weights
 
     def _with_rules(self, keys: Keys) -> Keys:
         """Returns the keys with the rules of this layer."""

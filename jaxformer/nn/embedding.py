@@ -74,6 +74,7 @@ class Embedding:
     is_scaled: bool = True  # multiplies by sqrt(d_model)
     zero_id: int | None = None  # a token whose embedding is the zero vector
     projection: Any = None  # a matrix [E, D], of a table that is narrower than the layers
+    word_norm: Callable[[Array], Array] | None = None  # normalizes before positions are added
     norm: Callable[[Array], Array] | None = None  # normalizes the sum
 
     def __call__(
@@ -84,10 +85,11 @@ class Embedding:
     ) -> Float[Array, "B T D"]:
         """Returns embeddings times sqrt(d_model) (section 3.4) plus positions (section 3.5).
 
-        Later models leave out the factor, or encode positions in their attention only. Positions
-        are 0, 1, ... when None, and less than ``longest``, to encode no more than needed. In an
-        export for any length, tokens at positions without an encoding give NaN. Raises a
-        ``UserError`` if a sequence is longer than ``max_length``, or an id is not in the table.
+        Later models leave out the factor, encode positions in their attention only, or normalize
+        embeddings before or after they add positions. Positions are 0, 1, ... when None, and less
+        than ``longest``, to encode no more than needed. In an export for any length, tokens at
+        positions without an encoding give NaN. Raises a ``UserError`` if a sequence is longer than
+        ``max_length``, or an id is not in the table.
         """
         numbers = self.table.values if isinstance(self.table, Int8Matrix) else self.table
         vocab_size = numbers.shape[0]
@@ -107,6 +109,8 @@ class Embedding:
             x = project(x, self.projection, compute_dtype=self.compute_dtype)
         if self.is_scaled:
             x = x * math.sqrt(x.shape[-1])
+        if self.word_norm is not None:
+            x = self.word_norm(x)
 
         if self.encodings is not None:
             if is_whole:

@@ -1,6 +1,7 @@
 """Translation: sentence pairs, the label-smoothed loss of section 5.4, and BLEU."""
 
 import dataclasses
+import functools
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, cast
@@ -12,7 +13,8 @@ from jaxtyping import PyTree
 from sacrebleu.metrics.bleu import BLEU
 
 from jaxformer.config import Config
-from jaxformer.data.batch import Batch, isolate_pair, make_batch
+from jaxformer.data.batch import Batch, isolate_pair
+from jaxformer.data.batch import make_batch as make_pair_batch
 from jaxformer.data.corpus import Corpus
 from jaxformer.evaluation.bleu_report import corpus_bleu, sacrebleu
 from jaxformer.inference.translator import Translator
@@ -21,7 +23,7 @@ from jaxformer.models.transformer import Transformer
 from jaxformer.runs import processes
 from jaxformer.runs.workdir import Workdir
 from jaxformer.tasks.corpus_task import CorpusTask
-from jaxformer.tasks.dataset import open_dataset
+from jaxformer.tasks.dataset import Dataset, open_dataset
 from jaxformer.tasks.token_task import Output, TokenLoss
 from jaxformer.training.flops import training_flops
 from jaxformer.training.task import CheckStop, Randomness, Sums
@@ -99,8 +101,13 @@ class Translation(CorpusTask):
 
     kind = TRANSLATION
     loss_class = TranslationLoss
-    make_batch = staticmethod(make_batch)
+    make_batch = staticmethod(make_pair_batch)
     isolate = staticmethod(isolate_pair)
+
+    def __init__(self, config: Config, data: Dataset) -> None:
+        super().__init__(config, data)
+        source_end = self.tokenizer.source_end
+        self.make_batch = functools.partial(make_pair_batch, source_end=source_end)
 
     @classmethod
     def open(

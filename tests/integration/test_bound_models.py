@@ -20,6 +20,7 @@ from jaxformer.inference.kept_programs import KeptProgram
 from jaxformer.inference.members import Ensemble, Member
 from jaxformer.inference.parameter_arrays import prepare_params
 from jaxformer.kinds.translation import TRANSLATION
+from jaxformer.models.bart import Bart, BartConfig
 from jaxformer.models.language_model import LanguageModel
 from jaxformer.models.student import Student, StudentConfig
 from jaxformer.models.t5 import T5, T5Config
@@ -82,8 +83,9 @@ def translate_plainly(models, sources=SOURCES):
         ),
         (Student, StudentConfig(num_layers=2, compute_dtype="int8", **SIZES)),
         (T5, T5Config(num_layers=2, compute_dtype="int8", gated=True, **SIZES)),
+        (Bart, BartConfig(num_layers=2, compute_dtype="int8", **SIZES)),
     ],
-    ids=["bfloat16", "separate", "student", "t5"],
+    ids=["bfloat16", "separate", "student", "t5", "bart"],
 )
 def test_translations_equal_those_of_other_programs(kind, section):
     models = models_of(kind, section)

@@ -1,191 +1,290 @@
-"""Classes and numbers of pairs of texts: of imported models, and of models that learn."""
+"""Encoder-decoders of Hugging Face against transformers: logits, searches, training, the way back.
+
+The fixtures are made by ``tests/fixtures/make_pairs.py``.
+"""
 
 import dataclasses
-import pathlib
-import tempfile
-from typing import Any
+import json
 
+import jax
 import numpy as np
 import pytest
+import safetensors.numpy
 
-from jaxformer import AnnotatedConfig, Classifier, Config, Regressor, TrainingConfig, train
+import jaxformer as jx
+from jaxformer import Translator, load_model, quantize, record_attention, score_pairs
 from jaxformer.cli import main
-from jaxformer.errors import UserError
-from jaxformer.evaluation.correlations import correlations
+from jaxformer.experiment import make_task, train
 from jaxformer.inference.weights import TrainedModel
+from jaxformer.interop.export import export_model
 from jaxformer.interop.huggingface.importer import import_huggingface
+from jaxformer.runs.workdir import Workdir
+from jaxformer.training.placement import BatchShards
 
-from ..runs import reports
-from .families import imported
+from ..fixtures.random_weights import read_arrays
+from ..profiles import by_profile
+from .families import imported, relative_difference
 
 pytest.importorskip("tokenizers")
 
-CLASSIFIER = pathlib.Path(__file__).parents[1] / "fixtures" / "bert" / "classifier"
-# The rows of the fixtures.
-TEXTS = ["the old house", "a dog runs!", "two books"]
-PAIRS = [("the man sees", "a cat"), ("", "dog"), ("he has it", "the house is red.")]
-LABELS = ["good", "not bad", "bad"]
-WORDS = ["house", "dog", "man", "cat"]
-
-
-@pytest.fixture(scope="module")
-def classifier():
-    workdir = pathlib.Path(tempfile.mkdtemp()) / "run"
-    import_huggingface(CLASSIFIER, workdir)
-    return workdir
-
-
-def test_the_classes_of_pairs_are_those_of_transformers(classifier, capsys, tmp_path):
-    logits = np.load(CLASSIFIER / "outputs.npz")["classes"]
-    odds = np.exp(logits)
-    expected = odds / odds.sum(axis=1, keepdims=True)
-    model = Classifier.load(classifier)
-    mixed = model.probabilities([*TEXTS, *PAIRS])
-    np.testing.assert_allclose(mixed, expected, rtol=1e-4)
-    np.testing.assert_allclose(model.probabilities(PAIRS[2:]), expected[5:], rtol=1e-4)
-
-    source = tmp_path / "pairs"
-    source.write_text("".join(f"{first}\t{second}\n" for first, second in PAIRS) + "a dog\n")
-    command = ["classify", "--workdir", str(classifier), "--pairs", "--input", str(source)]
-    assert main([*command, "--probabilities"]) == 3
-    out = capsys.readouterr()
-    lines = [f"{row.max():.4f}\t{LABELS[row.argmax()]}\n" for row in expected[3:]]
-    assert out.out == "".join([*lines, "\n"])
-    assert "pairs:4: expected two texts with a tab between, got 0 tabs" in out.err
-
-
-def test_the_numbers_of_texts_and_pairs_are_those_of_transformers(capsys, tmp_path):
-    family = imported("bert_score")
-    expected = family.outputs["score"]
-    found = Regressor.load(family.workdir).predict([*TEXTS, *PAIRS])
-    np.testing.assert_allclose(found, expected, rtol=1e-4)
-    alone = Regressor.load(family.workdir).predict(PAIRS[2:])
-    np.testing.assert_allclose(alone, expected[5:], rtol=1e-5)
-
-    source = tmp_path / "texts"
-    source.write_text("".join(f"{text}\n" for text in TEXTS) + "dog " * 40 + "\n")
-    command = ["predict", "--workdir", str(family.workdir), "--input", str(source)]
-    assert main(command) == 3
-    assert capsys.readouterr().out == "".join([*(f"{x:.4f}\n" for x in expected[:3]), "\n"])
-
-    labeled = tmp_path / "labeled"
-    numbers = [0.5, 1, -2]
-    rows = zip(numbers, PAIRS, strict=True)
-    labeled.write_text("".join(f"{number}\t{one}\t{two}\n" for number, (one, two) in rows))
-    assert main([*command[:3], "--labeled", str(labeled)]) == 0
-    scores = correlations(expected[3:].tolist(), numbers)
-    values = f"Pearson {scores.pearson:.4f}  Spearman {scores.spearman:.4f}  3 texts\n"
-    assert capsys.readouterr().out == values
-
-
-def pairs(seed, count):
-    """Yields pairs, and whether the second text has the first one's word."""
-    rng = np.random.default_rng(seed)
-    for number in range(count):
-        one, other = map(str, rng.permutation(WORDS)[:2])
-        is_same = number % 2 == 0
-        yield (f"the {one}", f"a {one if is_same else other} runs"), is_same
-
-
-def write(path, seed, count, labels):
-    lines = [
-        f"{labels[is_same]}\t{first}\t{second}\n" for (first, second), is_same in pairs(seed, count)
-    ]
-    path.write_text("".join(lines))
-    return str(path)
-
-
-def learn(workdir, folder, corpus, labels, **model):
-    """Trains on pairs, and returns the run."""
-    section = dataclasses.replace(
-        TrainedModel.load(workdir).config.model,
-        dropout_rate=0.0,
-        attention_dropout_rate=0.0,
-        **model,
-    )
-    config = Config(
-        model=section,
-        data=AnnotatedConfig(
-            corpus=corpus,
-            train=write(folder / "train.tsv", 0, 400, labels),
-            valid=write(folder / "valid.tsv", 1, 40, labels),
-            tokens_per_batch=512,
-            max_length=24,
-        ),
-        training=TrainingConfig(
-            init_from=str(workdir),
-            steps=200,
-            warmup_steps=20,
-            learning_rate=1e-2,
-            schedule="linear",
-            label_smoothing=0.0,
-            eval_every=200,
-            checkpoint_every=200,
-            log_every=200,
-        ),
-    )
-    train(config, folder / "run")
-    return folder / "run"
-
-
-def test_it_learns_classes_of_pairs(classifier, tmp_path, capsys):
-    labels = {True: "same", False: "other"}
-    run = learn(classifier, tmp_path, "labeled_pairs", labels, num_classes=2)
-    assert reports(run, "valid")[-1]["accuracy"] > 0.9
-
-    # The run knows that its lines are pairs.
-    command = ["classify", "--workdir", str(run), "--labeled", str(tmp_path / "valid.tsv")]
-    capsys.readouterr()
-    assert main(command) == 0
-    accuracy = 100 * reports(run, "valid")[-1]["accuracy"]
-    assert f"  accuracy {accuracy:.2f} (" in capsys.readouterr().out
-    assert main([*command, "--baselines"]) == 2
-    message = "error: --baselines are of single texts: leave it out with pairs\n"
-    assert capsys.readouterr().err == message
-
-
-def test_it_learns_numbers_of_pairs(tmp_path):
-    run = learn(imported("bert_score").workdir, tmp_path, "scored", {True: 1.5, False: -0.5})
-    last = reports(run, "valid")[-1]
-    assert last["pearson"] > 0.8
-    assert last["spearman"] > 0.7
-    assert last["loss"] < 0.5
-
-
-@pytest.mark.parametrize(
-    ("corpus", "line", "model", "message"),
-    [
-        ("labeled_pairs", "a\tb\n", {}, ":1: expected a label, a text and another text, with ta"),
-        ("labeled_pairs", "\tb\tc\n", {}, ":1: expected a label before the first tab, got none"),
-        ("labeled_pairs", "a\tb\tc\nb\tb\tc\n", {}, "num_classes must be 2, for the labels a, b"),
-        ("labeled_pairs", "a\tb\tc\n", {"num_classes": 0}, "needs model.num_classes above 0"),
-        ("scored", "x\tb\tc\n", {}, ":1: expected a number before the first tab, got 'x'"),
-        ("scored", "1\tb\n1\tb\tc\n", {}, ":2: expected a number and a text, with tabs betw"),
-        ("scored", "nan\tb\n", {}, ":1: expected a number before the first tab, got 'nan'"),
-        ("scored", "1\tb\n", {"heads": "pooler"}, "needs score among model.heads: got 'pooler'"),
-    ],
+PAIRS = [
+    "bart",
+    "bart_wide",
+    "mbart",
+    "mbart_50",
+    "pegasus",
+    "pegasus_wide",
+    "blenderbot",
+    "blenderbot_wide",
+    "blenderbot_small",
+    "blenderbot_small_wide",
+    "bert2bert",
+    "bert2bert_wide",
+    "flan_t5",
+    "madlad",
+    "longt5",
+    "longt5_blocks",
+]
+# Together, they have every rule for the beginning of an output.
+SEARCHED = by_profile(
+    ["bart", "mbart", "mbart_50", "pegasus", "blenderbot_small", "bert2bert", "longt5_blocks"],
+    nightly=PAIRS,
 )
-def test_other_data_and_models_are_refused(corpus, line, model, message, classifier, tmp_path):
-    (tmp_path / "data").write_text(line)
-    workdir = classifier if corpus == "labeled_pairs" else imported("bert_score").workdir
-    data = AnnotatedConfig(
-        corpus=corpus,
-        tokenizer=str(workdir),
-        train=str(tmp_path / "data"),
-        valid=str(tmp_path / "data"),
+LANGUAGES = {"mbart": ("en_XX", "de_DE"), "mbart_50": ("en_XX", "de_DE")}
+SUPPRESSED = np.array([5, 8, 13, 21, 34, 55, 89])  # their ids
+PROMPT = "the old house"
+LIMIT = 16
+
+
+def family(name):
+    return imported(name, LANGUAGES.get(name, ()))
+
+
+def our_sources(name):
+    """Returns the sources of the searches, in our numbers, padded with 0."""
+    _, _, trained, outputs = family(name)
+    prompts = outputs["prompts"]
+    pad = trained.tokenizer.special["pad"]
+    return np.where(prompts == pad, 0, trained.tokenizer.our_ids[prompts])
+
+
+def logits_of(name, workdir=None):
+    _, own_workdir, trained, outputs = family(name)
+    tokens = trained.tokenizer.our_ids[outputs["tokens"]]
+    tokens[:, 0] = 2  # Our beginning of sentence may be a token with another role there.
+    model, params = load_model(workdir or own_workdir)
+    sources = our_sources(name)[: len(tokens)]
+    return np.asarray(jax.jit(model.apply)({"params": params}, sources, tokens))
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_logits_equal_transformers(name):
+    _, _, trained, outputs = family(name)
+    ours = trained.tokenizer.our_ids
+    found = logits_of(name)  # [B, T, V]
+    assert relative_difference(found[..., ours], outputs["logits"]) < 1e-5
+
+    # Ids that only we have are impossible.
+    absent = sorted(set(range(found.shape[-1])) - set(ours.tolist()))
+    assert len(absent) == len(trained.tokenizer.absent.split())
+    assert (found[..., absent] < -9000).all()
+
+
+def translator_of(name, beam_size):
+    _, workdir, trained, _ = family(name)
+    search = dataclasses.replace(trained.config.search, beam_size=beam_size, max_length=LIMIT)
+    return Translator.load(workdir, search=search)
+
+
+def searched(name, beam_size, **options):
+    """Returns the best hypotheses of all sources."""
+    sources = [row[row > 0].tolist() for row in our_sources(name)]
+    translator = translator_of(name, beam_size)
+    return sources, translator, translator.translate_ids(sources, **options)
+
+
+def best_ids(found):
+    return [decoded.tokens[0] for decoded in found]
+
+
+def expected_ids(name, output):
+    _, _, trained, outputs = family(name)
+    return [trained.tokenizer.our_ids[row[row >= 0]].tolist() for row in outputs[output]]
+
+
+@pytest.mark.parametrize("name", SEARCHED)
+def test_greedy_search_equals_transformers(name):
+    _, _, found = searched(name, beam_size=1)
+    assert best_ids(found) == expected_ids(name, "greedy")
+
+
+@pytest.mark.parametrize("name", SEARCHED)
+def test_beam_search_equals_transformers(name):
+    """And its log probabilities, of decoding with a cache, equal the whole output's."""
+    sources, translator, found = searched(name, beam_size=4)
+    assert best_ids(found) == expected_ids(name, "beam")
+
+    pairs = list(zip(sources, best_ids(found), strict=True))
+    whole = [score.log_prob for score in score_pairs(translator, pairs)]
+    cached = [decoded.log_probs[0] for decoded in found]
+    is_forced = bool(translator.tokenizer.target_start)
+    if is_forced:  # Its probability counts in a score.
+        assert all(np.array(whole) <= np.array(cached) + 1e-4)
+    else:
+        np.testing.assert_allclose(cached, whole, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", by_profile(["bart", "mbart"], nightly=PAIRS))
+def test_suppressed_tokens_equal_transformers(name):
+    tokenizer = family(name).trained.tokenizer
+    suppressed = tokenizer.our_ids[SUPPRESSED]
+
+    def suppress(tokens, logits, context):
+        return logits.at[:, :, tokens].set(-np.inf)
+
+    constraint = jax.tree_util.Partial(suppress, suppressed)
+    _, _, found = searched(name, beam_size=4, constraints=[constraint])
+    assert best_ids(found) == expected_ids(name, "suppressed")
+
+
+@pytest.mark.parametrize("name", by_profile(["mbart_50", "pegasus"], nightly=PAIRS))
+def test_forced_prefixes_equal_transformers(name):
+    tokenizer = family(name).trained.tokenizer
+    outputs = family(name).outputs
+    prefix = tokenizer.our_ids[outputs["prefix"]].tolist()
+    sources = our_sources(name)
+
+    _, _, found = searched(name, beam_size=1, prefixes=[prefix] * len(sources))
+    for decoded, continued in zip(best_ids(found), expected_ids(name, "continued"), strict=True):
+        assert decoded == continued  # which begins with the prefix
+
+
+@pytest.mark.parametrize("name", by_profile(["bart", "mbart_50", "bert2bert"], nightly=PAIRS))
+def test_commands_translate_text(name, tmp_path, capsys):
+    _, workdir, trained, outputs = family(name)
+    tokenizer = trained.tokenizer
+    ids = [*tokenizer.encode_batch([PROMPT])[0], tokenizer.source_end]
+    assert ids == tokenizer.our_ids[outputs["text_ids"]].tolist()
+
+    text = tmp_path / "in.txt"
+    text.write_text(f"{PROMPT}\n\n")
+    options = ["--workdir", str(workdir), "--beam-size", "1", "--max-length", str(LIMIT)]
+    assert main(["translate", *options, "--input", str(text)]) in (0, None)
+    assert capsys.readouterr().out == f"{str(outputs['text']).strip()}\n\n"
+
+
+def test_attention_is_of_sources_with_codes():
+    """The source has the code of its language after its end."""
+    view = record_attention(translator_of("mbart", beam_size=1), PROMPT)
+    assert view.source[-2:] == ["</s>", "en_XX"]
+    assert np.shape(view.cross)[-1] == len(view.source)
+    assert view.target[0] == "<s>"  # which is the code of the target
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_an_export_is_the_imported_model_bit_for_bit(name, tmp_path):
+    folder, workdir, trained, _ = family(name)
+    out = tmp_path / "out"
+    export_model("safetensors", workdir, out)
+
+    found = safetensors.numpy.load_file(out / "model.safetensors")
+    expected = {
+        tensor: array
+        for tensor, array in read_arrays(folder).items()
+        if not tensor.startswith("encoder.pooler.")  # whose output is not used
+    }
+    assert found.keys() == expected.keys()
+    for tensor, array in expected.items():
+        begin = 0
+        if "embed_positions" in tensor and "bart" in name:
+            begin = 2  # No token reads the rows before it.
+            assert not found[tensor][:begin].any()
+        np.testing.assert_array_equal(found[tensor][begin:], array[begin:], strict=True)
+
+    # Its config.json describes the same model.
+    theirs = json.loads((folder / "config.json").read_text())
+    fields = json.loads((out / "config.json").read_text())
+    for field in ("model_type", "architectures", "pad_token_id"):
+        assert fields[field] == theirs[field]
+
+    import_huggingface(out, tmp_path / "again", LANGUAGES.get(name, ()))
+    again = TrainedModel.load(tmp_path / "again")
+    assert again.config.model == trained.config.model
+    assert again.tokenizer.sha256 == trained.tokenizer.sha256
+    jax.tree.map(np.testing.assert_array_equal, again.params, trained.params)
+
+
+@pytest.mark.parametrize("name", by_profile(["bart", "longt5_blocks"], nightly=PAIRS))
+def test_int8_is_close(name, tmp_path):
+    _, workdir, trained, outputs = family(name)
+    int8 = tmp_path / "int8"
+    before, after = quantize(workdir, int8)
+    assert after < before
+
+    found = logits_of(name, int8)[..., trained.tokenizer.our_ids]
+    correlation = np.corrcoef(found.ravel(), outputs["logits"].ravel())[0, 1]
+    assert correlation > 0.99
+
+
+def pairs_data(folder):
+    (folder / "text.en").write_text("the cat\n" * 20)
+    (folder / "text.de").write_text("a dog sleep\n" * 20)
+    return jx.DataConfig(
+        corpus="text",
+        train=str(folder / "text"),
+        valid=str(folder / "text"),
+        batching="packing",
+        tokens_per_batch=96,
         max_length=24,
     )
-    section = dataclasses.replace(TrainedModel.load(workdir).config.model, **model)
-    training = TrainingConfig(label_smoothing=0.0)
-    with pytest.raises(UserError, match=message):
-        train(Config(model=section, data=data, training=training), tmp_path / "run")
 
 
-def test_other_inputs_are_refused(classifier):
-    model: Any = Classifier.load(classifier)
-    with pytest.raises(UserError, match="texts:1: expected a text or a pair of texts, got 3 texts"):
-        model.classify([("a", "b", "c")])
-    with pytest.raises(UserError, match="texts: expected a list of texts, got one string"):
-        model.classify("a dog")
-    with pytest.raises(UserError, match="texts:1: expected text, got bytes"):
-        model.classify([b"a dog"])
+@pytest.mark.ci
+@pytest.mark.parametrize("name", by_profile(["bart", "mbart"], nightly=PAIRS))
+def test_fine_tuning_begins_with_the_model_on_every_mesh(name, tmp_path):
+    """With gradients of all layers, and packed pairs."""
+    _, workdir, trained, _ = family(name)
+    training = jx.TrainingConfig(init_from=str(workdir), steps=1, label_smoothing=0.0)
+    config = dataclasses.replace(trained.config, data=pairs_data(tmp_path), training=training)
+
+    def train_on(mesh):
+        """Returns the loss of the first step, and the parameters after it."""
+        sums = []
+
+        def keep_sums(step, state, each):
+            sums.append(each)
+
+        own = dataclasses.replace(config, mesh=mesh)
+        state = train(own, tmp_path / str(mesh.data), hooks=[keep_sums])
+        loss = float(sums[0]["loss"] / sums[0]["count"])
+        return loss, jax.device_get(state.params)
+
+    loss, params = train_on(jx.MeshConfig(data=1, fsdp=1, tensor=8))
+    same_loss, same_params = train_on(jx.MeshConfig(data=2, fsdp=2, tensor=2))
+    assert loss == pytest.approx(same_loss, rel=1e-5)
+    for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(same_params), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
+
+    def largest_change(before, after):
+        return np.abs(after - before).max()
+
+    changes = jax.tree.map(largest_change, trained.params, params)
+    assert min(jax.tree.leaves(changes)) > 0
+
+
+def test_sources_of_a_batch_end_with_the_code_of_their_language(tmp_path):
+    """As MBartTokenizer of transformers encodes them, also where rows have several pairs."""
+    _, workdir, trained, _ = family("mbart")
+    training = jx.TrainingConfig(init_from=str(workdir), steps=1)
+    config = dataclasses.replace(trained.config, data=pairs_data(tmp_path), training=training)
+    task = make_task(config, Workdir(tmp_path / "run"))
+    batch = next(iter(task.batches(0, BatchShards(1, (0,), 1))))
+
+    pieces = trained.tokenizer.piece
+    row = [pieces(token) for token in batch.src[0][batch.src_segments[0] == 2]]
+    assert row[-2:] == ["</s>", "en_XX"]
+    assert "".join(row[:-2]) == "▁the▁cat"
+    assert batch.tgt_in[0, 0] == 2  # the code of the target
+    target = batch.tgt_out[0][batch.tgt_segments[0] == 2]
+    assert pieces(target[-1]) == "</s>"
+    assert list(target).count(1) == 1

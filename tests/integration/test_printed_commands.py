@@ -378,8 +378,11 @@ def _(reader: Reader) -> None:
         "FacebookAI/roberta-base": "roberta_masked",
         "distilbert/distilbert-base-uncased-finetuned-sst-2-english": "distilbert_classes",
         "facebook/opt-125m": "opt",
+        "facebook/bart-large-cnn": "bart",
+        "facebook/mbart-large-50-many-to-many-mmt": "mbart_50",
     }.items():
         write_model(fixture, reader.folder / hub)
+    reader.text("article.txt", "The old house")
     for file in ("texts.txt", "questions.txt", "answers.txt"):
         reader.text(file, "The old house", "A dog")
 

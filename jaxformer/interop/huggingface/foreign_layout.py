@@ -83,6 +83,7 @@ class Tensor(NamedTuple):
     ours: tuple[str, ...]  # paths of parameters, which are joined along the last axis
     is_linear: bool = False  # nn.Linear, whose axes are [out, in], or Conv2d: [out, in, y, x]
     is_copy: bool = False  # may be left out, since ``ours`` has been read already
+    is_optional: bool = False  # may be left out, for zeros
     # The numbers in the file of the layers of our stack; None for 0, 1, 2, ...
     numbers: Sequence[int] | None = None
 
@@ -142,6 +143,7 @@ class Layout:
       write: Returns further fields of config.json, given our section.
       sections: Names of the nested sections of config.json. Their fields have names with a dot:
         ``"encoder.hidden_size"``.
+      vocab_fields: Fields with the size of the vocabulary.
       tensors: Returns the tensors, given our section.
       unread: Returns names of further tensors that a file may have, which its own model ignores,
         given our section.
@@ -155,17 +157,20 @@ class Layout:
       special: Fields of config.json with the ids of special tokens, by our names; "bos" begins the
         input of the decoder.
       token_names: Names in tokenizer_config.json of special tokens, by our names.
-      tokenizer_class: Class in transformers that reads an exported tokenizer.json. The default
-        takes the file as it is.
+      tokenizer_class: Class in transformers that reads an exported tokenizer.json, which may depend
+        on our tokenizer. The default takes the file as it is.
       preprocessor: Returns the fields of preprocessor_config.json, given our section, of pictures.
-      example: Python code that uses an export; NETWORK stands for the class.
+      example: Python code that uses an export, which may depend on our tokenizer; NETWORK stands
+        for the class.
       special_tokens: Special tokens of tokenizer.json that config.json has no ids of.
       prefix: Beginning of the names of tensors, which a file may lack.
       tasks: Ends of the names of its classes in transformers with a head, such as "ForMaskedLM".
       heads: Beginnings of names that have no prefix; all others have one, if there are such names.
       old_names: Ends of the names of tensors in old files, and the ends of their names now.
       buffers: Pattern of the names of tensors that are no parameters.
-      has_languages: Source and target begin with the code of a language.
+      has_languages: Source and target have the code of a language.
+      code_follows: Returns whether the code of the source follows its end, and the decoder begins
+        with the code of the target, given the class of the tokenizer and tokenizer_config.json.
       has_tokenizer: False for a model of pictures.
       expressed: Values of our other fields that config.json or the tensors express, by the names of
         the fields. A field that is neither here nor among ``fields`` must have its default.
@@ -186,6 +191,7 @@ class Layout:
     labels: Callable[[JsonFields], list[str] | None] = lambda fields: None
     write: Callable[[Any], dict[str, Any]] = lambda section: {}
     sections: tuple[str, ...] = ()
+    vocab_fields: tuple[str, ...] = ("vocab_size",)
     tensors: Callable[[Any], Iterable[Tensor]]
     unread: Callable[[Any], Iterable[str]] = lambda section: ()
     sizes: Callable[[Any], dict[str, int]] = lambda section: {}
@@ -195,7 +201,7 @@ class Layout:
     search: BeamSearch = SEARCH
     special: Mapping[str, str] = dataclasses.field(default_factory=lambda: _SPECIAL)
     token_names: dict[str, str] = dataclasses.field(default_factory=lambda: _TOKEN_NAMES)
-    tokenizer_class: str = "PreTrainedTokenizerFast"
+    tokenizer_class: str | Callable[[Any], str] = "PreTrainedTokenizerFast"
     preprocessor: Callable[[Any], dict[str, Any]] | None = None
     example: str
     special_tokens: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -205,6 +211,7 @@ class Layout:
     old_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
     buffers: str = "(?!)"
     has_languages: bool = False
+    code_follows: Callable[[str, JsonFields], bool] = lambda name, settings: False
     has_tokenizer: bool = True
     expressed: Mapping[str, Container[Any]] = dataclasses.field(default_factory=dict)
     fits: Callable[[Any], bool] = lambda section: True
@@ -310,9 +317,11 @@ class Layout:
 
         special: dict[str, Any] = {}
         if tokenizer is not None:
-            special["vocab_size"] = len(tokenizer.our_ids)
+            special |= dict.fromkeys(self.vocab_fields, len(tokenizer.our_ids))
             for name in self.special.keys() - self.special_tokens.keys():
                 special[self.special[name]] = tokenizer.special[name]
+            if tokenizer.forced_start is not None:
+                special["forced_bos_token_id"] = tokenizer.forced_start
 
             if tokenizer.symbols:
                 special |= label_fields(tokenizer.symbols)
@@ -321,8 +330,7 @@ class Layout:
             "architectures": [self.network_of(model)],
             "model_type": self.model_type,
             "dtype": "float32",
-            **special,
-            **nest_sections({**self.only, **values, **self.write(model)}, self.sections),
+            **nest_sections({**special, **self.only, **values, **self.write(model)}, self.sections),
         }
 
     def tokenizer_config_json(self, model: Any, tokenizer: ImportedTokenizer) -> dict[str, Any]:
@@ -332,7 +340,7 @@ class Layout:
             inputs.insert(1, "token_type_ids")
 
         fields: dict[str, Any] = {
-            "tokenizer_class": tokenizer.their_class or self.tokenizer_class,
+            "tokenizer_class": tokenizer.their_class or self._tokenizer_class_of(tokenizer),
             "model_input_names": inputs,
             "clean_up_tokenization_spaces": False,
         }
@@ -346,6 +354,11 @@ class Layout:
             fields["tgt_lang"] = target
         return fields | tokenizer.special_pieces(self.token_names | {"mask": "mask_token"})
 
+    def _tokenizer_class_of(self, tokenizer: ImportedTokenizer) -> str:
+        if isinstance(self.tokenizer_class, str):
+            return self.tokenizer_class
+        return self.tokenizer_class(tokenizer)
+
     def params(self, arrays: NamedArrays, model: Any, shapes: PyTree, absent: str) -> PyTree:
         """Returns our parameters, in these shapes, from the tensors of a file."""
         flat = {}
@@ -356,6 +369,10 @@ class Layout:
         for tensor in self.tensors(model):
             if tensor.is_copy:
                 _check_copy(arrays, tensor, flat)
+                continue
+            if tensor.is_optional and tensor.name not in arrays:
+                [path] = tensor.ours
+                flat[path] = np.zeros(templates[path].shape, np.float32)
                 continue
 
             layers = []
@@ -402,7 +419,7 @@ class Layout:
                 continue
 
             joined = _join([flat[path] for path in tensor.ours], tensor)
-            if tensor.axes[0] == "V":
+            if "V" in tensor.axes:  # It is the first axis of our parameter.
                 joined = joined[our_ids]
 
             names = _names(tensor, model)

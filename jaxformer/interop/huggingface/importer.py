@@ -21,7 +21,7 @@ from jaxformer.interop.huggingface import layouts
 from jaxformer.interop.huggingface.foreign_layout import ImportedTokenizer, Layout
 from jaxformer.interop.huggingface.layouts import m2m100
 from jaxformer.interop.huggingface.sentence_transformers import MODULES, POOLING
-from jaxformer.interop.huggingface.tokenizer_config import read_tokenizer_file
+from jaxformer.interop.huggingface.tokenizer_config import class_name, read_tokenizer_file
 from jaxformer.interop.imported import write_import
 from jaxformer.interop.json_fields import JsonFields
 from jaxformer.interop.named_arrays import NamedArrays
@@ -36,7 +36,14 @@ FILES = ModelFiles(
         "tokenizer.json|sentencepiece.bpe.model|spiece.model|tokenizer.model|vocab.json|vocab.txt"
         "|preprocessor_config.json",
     ),
-    optional=("tokenizer_config.json", "special_tokens_map.json", "merges.txt", MODULES, POOLING),
+    optional=(
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "generation_config.json",
+        "merges.txt",
+        MODULES,
+        POOLING,
+    ),
     weights=WEIGHTS,
 )
 _FILES = (
@@ -154,14 +161,23 @@ def read_tokenizer_files(
         is_set = fields.values.get(field) is not None
         special[name] = fields.integer(field) if is_set else None
 
-    vocab_size = fields.integer("vocab_size")
+    vocab_size = fields.integer(layout.vocab_fields[0])
     labels = layout.labels(fields)
 
+    code_follows = False
     if layout.has_languages:
-        m2m100.check_settings(path.with_name("tokenizer_config.json"))
+        settings = JsonFields(path.with_name("tokenizer_config.json"), {})
+        code_follows = layout.code_follows(class_name(settings, fields), settings)
         model = path.with_name("sentencepiece.bpe.model")
         if layout is m2m100.M2M100 and not path.exists() and model.exists():
             return m2m100.read_tokenizer(model, languages, vocab_size)
+
+    forced_start = None
+    has_decoder = "decoder_start_token_id" in layout.special.values()
+    if has_decoder and not layout.has_languages:  # A language takes its place.
+        forced_start = _forced_start(fields)
+    if has_decoder:  # It may begin with the code of the target.
+        special["bos"] = None if code_follows else _decoder_start(fields)
 
     found = read_tokenizer_file(path.parent, fields, _FILES)
     with prefix_errors(str(path), *MALFORMED):
@@ -176,6 +192,9 @@ def read_tokenizer_files(
             vocab_size,
             labels=labels,
             languages=languages,
+            code_follows=code_follows,
+            skips_blank=has_decoder,
+            forced_start=forced_start,
             mask=found.mask,
             has_types=found.has_types,
         )
@@ -184,6 +203,29 @@ def read_tokenizer_files(
         if labels is not None and blank != [BOS, EOS]:
             raise UserError("expected a post_processor that adds the first and the last token")
         return tokenizer
+
+
+def _settings_of_generate(fields: JsonFields) -> JsonFields:
+    """Returns generation_config.json; if there is none, config.json has its fields."""
+    place = fields.place.with_name("generation_config.json")
+    return JsonFields(place, {}) if place.exists() else fields
+
+
+def _decoder_start(fields: JsonFields) -> int:
+    """Returns the id of the token that the decoder begins with, found as ``generate`` does."""
+    name = "decoder_start_token_id"
+    for place in (_settings_of_generate(fields), fields):
+        if place.values.get(name) is not None:
+            return place.integer(name)
+    return fields.integer("bos_token_id")
+
+
+def _forced_start(fields: JsonFields) -> int | None:
+    """Returns the id of the token that ``generate`` forces at the beginning of every output."""
+    settings = _settings_of_generate(fields)
+    if settings.values.get("forced_bos_token_id") is None:
+        return None
+    return settings.integer("forced_bos_token_id")
 
 
 def _unknown(tokenizer: Any) -> int | None:

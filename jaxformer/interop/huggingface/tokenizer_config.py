@@ -130,26 +130,29 @@ def _read_json(path: pathlib.Path) -> str:
     return text
 
 
+def class_name(settings: JsonFields, config: JsonFields) -> str:
+    """Returns the class that AutoTokenizer selects, without the older ending "Fast"."""
+    model_type = config.values.get("model_type")
+    if model_type == "encoder-decoder":
+        model_type = config.values["encoder.model_type"]
+
+    name = (
+        _OVERRULED.get(str(model_type))
+        or settings.values.get("tokenizer_class")
+        or config.values.get("tokenizer_class")
+        or _REGISTERED.get(str(model_type))
+        or _AS_IT_IS
+    )
+    return str(name).removesuffix("Fast")
+
+
 def _class_of(
     settings: JsonFields,
     config: JsonFields,
     text: str | None,
 ) -> TokenizerClass | None:
     """Returns the class that AutoTokenizer selects; None for one without settings of its own."""
-    values = config.values
-    if values.get("model_type") == "encoder-decoder":
-        values = values["encoder"]
-    model_type = str(values.get("model_type"))
-
-    name = (
-        _OVERRULED.get(model_type)
-        or settings.values.get("tokenizer_class")
-        or config.values.get("tokenizer_class")
-        or _REGISTERED.get(model_type)
-        or _AS_IT_IS
-    )
-    name = str(name).removesuffix("Fast")  # of older versions
-
+    name = class_name(settings, config)
     if name == _AS_IT_IS or name in _OTHERS_AS_IT_IS:
         return None
 

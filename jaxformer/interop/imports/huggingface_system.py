@@ -11,8 +11,8 @@ def _importer() -> Importer:
 
 SYSTEM = ImportSystem(
     name="hf",
-    help="BERT and its relatives, GPT-2, LLaMA, M2M-100, Mistral, mT5, NLLB, Qwen2, Qwen3, T5, "
-    "umT5 or ViT, as transformers saves them",
+    help="BART, BERT, BLOOM, Gemma, GPT-2, LLaMA, Longformer, mBART, NLLB, OPT, PEGASUS, RoBERTa, "
+    "T5, ViT and their relatives, as transformers saves them",
     place=10,
     has_languages=True,
     importer=_importer,

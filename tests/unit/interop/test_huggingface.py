@@ -28,12 +28,19 @@ from jaxformer.interop.huggingface.importer import (
 from jaxformer.interop.json_fields import JsonFields
 from jaxformer.runs.workdir import Workdir
 
+from ...integration.families import write_model
 from .refusals import change, refused, refused_changes, refused_files
 
 tokenizers = pytest.importorskip("tokenizers")
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 548105171\n"
 FIXTURES = pathlib.Path(__file__).parents[2] / "fixtures" / "huggingface"
 INDEX = "model.safetensors.index.json"
+
+
+def nested(section, **fields):
+    """Returns a change of the fields of a nested section of config.json."""
+    return lambda values: values[section].update(fields)
+
 
 ROPE = "expected rope_parameters of rope_type default, linear, llama3, with its own .*: got "
 GPT2_CONFIG = [
@@ -101,6 +108,44 @@ M2M100_CONFIG = [
     ({"decoder_layers": 3}, "expected decoder_layers to be encoder_layers=2: got 3; jaxformer's M"),
     ({"activation_dropout": 0.1}, "expected activation_dropout to be 0.0: got 0.1"),
     ({"vocab_size": 140}, "vocab.json: .* fewer than vocab_size=140 with 100 languages"),
+]
+BART_CONFIG = [
+    (
+        {"decoder_ffn_dim": 7},
+        "expected decoder_ffn_dim to be encoder_ffn_dim=24: got 7; jaxformer's",
+    ),
+    (
+        {"decoder_attention_heads": 2},
+        "decoder_attention_heads to be encoder_attention_heads=4: got",
+    ),
+    ({"tie_word_embeddings": False}, "expected tie_word_embeddings to be True: got False"),
+    ({"is_decoder": True}, "expected is_decoder to be False: got True"),
+    ({"architectures": ["BartForQuestionAnswering"]}, "ForConditionalGeneration: got BartForQ"),
+    ({"activation_function": "gelu_10"}, "activation_function to be gelu or .*: got 'gelu_10'"),
+    ({"encoder_heads": 2}, "does not know encoder_heads=2"),
+    ({"max_position_embeddings": 41}, r"embed_positions.weight to have shape \(43, 16\): got \(42"),
+]
+BERT2BERT_CONFIG = [
+    ({"decoder": None}, "expected decoder to be an object with fields of its own: got None"),
+    (nested("encoder", model_type="roberta"), "encoder.model_type to be 'bert': got 'roberta'"),
+    (nested("decoder", hidden_size=8), "decoder.hidden_size to be encoder.hidden_size=16: got 8"),
+    (nested("decoder", vocab_size=9), "decoder.vocab_size to be encoder.vocab_size=96: got 9"),
+    (nested("decoder", add_cross_attention=False), "decoder.add_cross_attention to be True: got"),
+    (nested("encoder", new_field=1), "jaxformer does not know encoder.new_field=1"),
+    ({"tie_encoder_decoder": True}, "jaxformer does not know tie_encoder_decoder=True"),
+]
+LONGT5_CONFIG = [
+    ({"encoder_attention_type": "full"}, "encoder_attention_type to be local or transient-global:"),
+    ({"local_radius": 0}, "model.local_radius must be greater than 0: got 0"),
+    ({"global_block_size": None}, "expected global_block_size to be a whole number"),
+]
+BART_GENERATION = [
+    ({"forced_bos_token_id": 96}, "forced_bos_token_id below vocab_size=96: got 96"),
+    (
+        {"forced_bos_token_id": [0]},
+        "generation_config.json: expected forced_bos_token_id to be a wh",
+    ),
+    ({"decoder_start_token_id": "a"}, "generation_config.json: expected decoder_start_token_id to"),
 ]
 M2M100_VOCABULARY = [
     ({"<pad>": 7}, "vocab.json: expected ids from 0, of <s>, <pad>, </s>, <unk> and pieces"),
@@ -288,6 +333,44 @@ def test_other_values_are_refused_by_name(model, file, cases, tmp_path):
 
     import_model = functools.partial(import_huggingface, languages=languages)
     refused_changes(import_model, directory / file, cases)
+
+
+@pytest.mark.parametrize(
+    ("model", "file", "cases"),
+    [
+        ("bart", "config.json", BART_CONFIG),
+        ("bart", "generation_config.json", BART_GENERATION),
+        ("bert2bert", "config.json", BERT2BERT_CONFIG),
+        ("longt5_blocks", "config.json", LONGT5_CONFIG),
+    ],
+)
+def test_other_values_of_families_are_refused_by_name(model, file, cases, tmp_path):
+    directory = write_model(model, tmp_path / "model")
+    refused_changes(import_huggingface, directory / file, cases)
+
+
+def test_bart_without_a_head_is_read(tmp_path):
+    """Files of a BartModel have no prefix and no bias; of 2020, other fields."""
+    directory = write_model("bart", tmp_path / "model")
+    arrays = safetensors.numpy.load_file(directory / "model.safetensors")
+    del arrays["final_logits_bias"]
+    arrays = {name.removeprefix("model."): array for name, array in arrays.items()}
+    arrays["encoder.embed_tokens.weight"] = arrays["shared.weight"]
+    safetensors.numpy.save_file(arrays, directory / "model.safetensors")
+
+    old = {
+        "normalize_before": False,
+        "extra_pos_embeddings": 2,
+        "static_position_embeddings": False,
+    }
+    old |= {"classif_dropout": 0.1, "activation_dropout": 0.1, "architectures": ["BartModel"]}
+    change(directory / "config.json", old)
+
+    summary, dropout = import_huggingface(directory, tmp_path / "run").splitlines()
+    assert summary.startswith("BartForConditionalGeneration, ")
+    assert dropout.endswith(", but not activation_dropout=0.1 within feed-forward networks")
+    params = TrainedModel.load(tmp_path / "run").params
+    assert not params["logits_bias"].any()
 
 
 def test_a_tokenizer_that_is_taken_as_it_is_needs_the_special_tokens(tmp_path):

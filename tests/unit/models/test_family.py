@@ -5,7 +5,15 @@ import math
 import jax
 import pytest
 
-from jaxformer import BertConfig, GPT2Config, ImagesConfig, LlamaConfig, T5Config, ViTConfig
+from jaxformer import (
+    BartConfig,
+    BertConfig,
+    GPT2Config,
+    ImagesConfig,
+    LlamaConfig,
+    T5Config,
+    ViTConfig,
+)
 from jaxformer.config import Config, StreamConfig
 from jaxformer.errors import UserError
 from jaxformer.inference.parameter_arrays import abstract_params
@@ -33,6 +41,24 @@ GPT_J = GPT2Config(
     embeddings="separate",
     output_bias=True,
 )
+PEGASUS = BartConfig(
+    vocab_size=96_103,
+    num_layers=16,
+    norm_position="pre",
+    positions="sinusoidal",
+    embedding_norm="none",
+)
+BLENDERBOT = BartConfig(  # the distilled one
+    vocab_size=8008,
+    d_model=1280,
+    d_ff=5120,
+    num_heads=32,
+    num_layers=2,
+    num_decoder_layers=12,
+    norm_position="pre",
+    embedding_norm="none",
+    max_length=128,
+)
 GEMMA_2B = LlamaConfig(
     vocab_size=256_000,
     d_model=2048,
@@ -50,6 +76,12 @@ FLAN = {"embeddings": "separate", "scaled_output": False}
 @pytest.mark.parametrize(
     ("config", "size"),
     [
+        # Of learned positions, two rows that BART and mBART do not read are left out. The bias of
+        # the logits counts, which transformers has no gradient of.
+        (BartConfig(), 406_291_456 - 4 * 1024 + 50_265),
+        (BartConfig(vocab_size=250_027, norm_position="pre"), 610_851_840 - 4 * 1024 + 250_027),
+        (PEGASUS, 570_797_056 - 2 * 1024 * 1024 + 96_103),
+        (BLENDERBOT, 364_802_560 + 8_008),
         (BertConfig(num_classes=0), 109_482_240),
         (GPT2Config(), 124_439_808),
         (GPT2Config(d_model=1600, d_ff=6400, num_heads=25, num_layers=48), 1_557_611_200),
@@ -70,7 +102,12 @@ FLAN = {"embeddings": "separate", "scaled_output": False}
     ],
 )
 def test_parameters_are_as_many_as_published(config, size):
-    kinds = {"bert": CLASSIFICATION, "t5": TRANSLATION, "vit": IMAGE_CLASSIFICATION}
+    kinds = {
+        "bart": TRANSLATION,
+        "bert": CLASSIFICATION,
+        "t5": TRANSLATION,
+        "vit": IMAGE_CLASSIFICATION,
+    }
     kind = kinds.get(config.architecture, LANGUAGE_MODELING)
 
     leaves = jax.tree.leaves(abstract_params(config, kind))

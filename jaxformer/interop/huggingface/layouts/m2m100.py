@@ -12,7 +12,8 @@ from jaxformer.config import ModelConfig
 from jaxformer.data.m2m100_tokenizer import M2M100Tokenizer
 from jaxformer.errors import UserError
 from jaxformer.files import read_object, read_whole
-from jaxformer.interop.huggingface.foreign_layout import Layout, Tensor, affine, layer_norm
+from jaxformer.interop.huggingface.foreign_layout import Layout, Tensor
+from jaxformer.interop.huggingface.layouts import pairs
 from jaxformer.interop.huggingface.layouts.text_models import (
     EXAMPLE,
     SPECIAL,
@@ -20,7 +21,6 @@ from jaxformer.interop.huggingface.layouts.text_models import (
     pair_data,
 )
 from jaxformer.interop.json_fields import JsonFields
-from jaxformer.interop.marian.marian_names import LINEAR, NORMS, OUTPUT, SHARED, SOURCE, TARGET
 from jaxformer.models.architecture import absent_bias
 
 # Fields of both stacks, after "encoder_" or "decoder_".
@@ -57,11 +57,6 @@ _FIXED = {
     "biases": True,
     "norm_epsilon": 1e-5,
 }
-_AXES = {
-    "output": "DQ",
-    "inner": "FD",
-    "outer": "DF",
-}
 _SPECIAL_PIECES = ["<s>", "<pad>", "</s>", "<unk>"]
 _UNKNOWN_PIECE = "\ud800"  # of an id that vocab.json lacks; no text has it
 
@@ -94,17 +89,14 @@ def read_tokenizer(path: pathlib.Path, languages: Sequence[str], size: int) -> M
     return M2M100Tokenizer.assemble(model, model, names, languages=" to ".join(languages))
 
 
-def check_settings(path: pathlib.Path) -> None:
-    fields = JsonFields(path, {})
-    fields.check("legacy_behaviour", [False], "false", "sources begin with their language")
-    fields.check("language_codes", ["m2m100"], "m2m100", "list of languages is this")
+def _code_follows(name: str, settings: JsonFields) -> bool:
+    settings.check("legacy_behaviour", [False], "false", "sources begin with their language")
+    settings.check("language_codes", ["m2m100"], "m2m100", "list of languages is this")
+    return False
 
 
 def _read(fields: JsonFields) -> dict[str, Any]:
-    for name, ours in _SIZES.items():
-        size = fields.integer(f"encoder_{name}")
-        reason = f"ModelConfig has one {ours}"
-        fields.check(f"decoder_{name}", [size], f"encoder_{name}={size}", reason)
+    pairs.check_same_sizes(fields, _SIZES, ModelConfig)
     return dict(_FIXED)
 
 
@@ -113,25 +105,9 @@ def _write(model: ModelConfig) -> dict[str, Any]:
 
 
 def _tensors(model: ModelConfig) -> Iterator[Tensor]:
-    yield Tensor(SHARED, "VD", ("embedding",))
-    for name in (SOURCE, TARGET, OUTPUT):
-        yield Tensor(name, "VD", ("embedding",), is_copy=True)
-
+    yield from pairs.embedding_tensors()
     for stack in ("encoder", "decoder"):
-        yield from layer_norm(f"model.{stack}.layer_norm", f"{stack}/norm")
-
-        theirs = f"model.{stack}.layers.{{n}}"
-        layer = f"{stack}/layers"
-
-        skipped = "cross_attention" if stack == "encoder" else ""
-        for module, name in NORMS.items():
-            if module != skipped:
-                yield from layer_norm(f"{theirs}.{name}", f"{layer}/{module}_residual/norm")
-
-        for name, (module, matrix) in LINEAR.items():
-            if module != skipped:
-                axes = _AXES.get(matrix, "QD")
-                yield from affine(f"{theirs}.{name}", axes, f"{layer}/{module}/{matrix}")
+        yield from pairs.stack_tensors(stack, model.norm_position)
 
 
 def _constants(model: ModelConfig, absent: str) -> dict[str, Float[np.ndarray, "..."]]:
@@ -162,8 +138,10 @@ M2M100 = Layout(
     token_names=TOKEN_NAMES,
     tokenizer_class="NllbTokenizer",
     example=EXAMPLE,
+    prefix=pairs.PREFIX,
     tasks=("ForConditionalGeneration",),
     has_languages=True,
-    buffers=r"model\.(en|de)coder\.embed_positions\.weights",
+    code_follows=_code_follows,
+    buffers=r"(en|de)coder\.embed_positions\.weights",
     expressed={name: [value] for name, value in _FIXED.items()},
 )

@@ -381,7 +381,18 @@ REFUSED = [
     (
         "electra_classes",
         {"architectures": ["ElectraForMultipleChoice"]},
-        "a head that jaxformer has, ForMaskedLM, ForSequenceClassification, ForPreTraining: got ",
+        "a head that jaxformer has, ForMaskedLM, .*, ForPreTraining: got ElectraForMultipleChoice",
+    ),
+    # Their global tokens are the question, or none.
+    (
+        "longformer_plain",
+        {"architectures": ["LongformerForQuestionAnswering"]},
+        "has, ForMaskedLM, ForSequenceClassification: got LongformerForQuestionAnswering",
+    ),
+    (
+        "longformer_plain",
+        {"architectures": ["LongformerForTokenClassification"]},
+        "has, ForMaskedLM, ForSequenceClassification: got LongformerForTokenClassification",
     ),
 ]
 

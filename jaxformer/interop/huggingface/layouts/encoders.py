@@ -110,6 +110,7 @@ class Family:
       heads: Names of the layers of the other heads, by our names of these heads.
       pretraining: The head of the class whose name ends with "ForPreTraining"; None for a family
         without such a class.
+      is_annotating: Whether spans and tags are read. Those of Longformer have other global tokens.
       model: Values of our fields that all of its models have.
       expressed: Our fields that :meth:`read` and :meth:`write` convert.
       required: Our fields that must not be None.
@@ -133,18 +134,16 @@ class Family:
     masked: MaskedNames = _BERT_MASKED
     heads: Mapping[str, str] = dataclasses.field(default_factory=dict)
     pretraining: str | None = None
+    is_annotating: bool = True
     model: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     expressed: tuple[str, ...] = ()
     required: tuple[str, ...] = ()
 
     def layout(self) -> Layout:
         """Returns the layout of the family."""
-        tasks = [
-            "ForMaskedLM",
-            "ForQuestionAnswering",
-            "ForSequenceClassification",
-            "ForTokenClassification",
-        ]
+        tasks = ["ForMaskedLM", "ForSequenceClassification"]
+        if self.is_annotating:
+            tasks += ["ForQuestionAnswering", "ForTokenClassification"]
         if self.pretraining is not None:
             tasks.append("ForPreTraining")
 
@@ -243,6 +242,7 @@ class Family:
 
         return (
             set(heads) <= self._layers_of_heads(has_classes).keys()
+            and (self.is_annotating or not model.num_tags)
             and model.pooled_activation == expected
             and (model.num_token_types > 0 or "num_token_types" in self.model)
             and has_projection == self._needs_projection(model.embedding_width, model.d_model)
@@ -346,7 +346,8 @@ class Family:
         """Returns the name of the first layer of each head, in the order of ``model.heads``."""
         pooler = self.classifier.pooler if has_classes else self.pooler
         poolers = {} if pooler is None else {"pooler": pooler}
-        return {**poolers, "masked": self.masked.dense, **self.heads, "spans": _SPANS}
+        spans = {"spans": _SPANS} if self.is_annotating else {}
+        return {**poolers, "masked": self.masked.dense, **self.heads, **spans}
 
     def _pooled_activation(
         self,
@@ -588,6 +589,7 @@ LONGFORMER = dataclasses.replace(
     fields=_GELU_FIELDS,
     defaults={**_ROBERTA.defaults, "attention_window": 512},
     ignored="attention_mode|onnx_export",  # transformers reads neither
+    is_annotating=False,
     model={"global_tokens": 1},
     expressed=("window",),
     required=("window",),

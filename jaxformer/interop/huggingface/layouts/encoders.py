@@ -110,7 +110,7 @@ class Family:
       heads: Names of the layers of the other heads, by our names of these heads.
       pretraining: The head of the class whose name ends with "ForPreTraining"; None for a family
         without such a class.
-      is_annotating: Whether spans and tags are read. Those of Longformer have other global tokens.
+      is_annotating: Whether spans and tags are read; in Longformer, they have other global tokens.
       model: Values of our fields that all of its models have.
       expressed: Our fields that :meth:`read` and :meth:`write` convert.
       required: Our fields that must not be None.

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import grain
 
@@ -15,6 +15,7 @@ T = TypeVar("T")
 _READ = grain.ReadOptions(num_threads=2, prefetch_buffer_size=8)
 
 
+@runtime_checkable  # for the checks of types in tests
 class Store(Protocol):
     """The examples of a split, by their ids."""
 

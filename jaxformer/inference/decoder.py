@@ -14,7 +14,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 import jax
 from jaxtyping import Array
@@ -32,7 +32,8 @@ Result = TypeVar("Result")
 Found = TypeVar("Found")
 
 
-class Batch(NamedTuple, Generic[Shape]):
+@dataclasses.dataclass(frozen=True)
+class Batch(Generic[Shape]):
     """Items that are decoded together."""
 
     numbers: list[int]  # the indices of the items

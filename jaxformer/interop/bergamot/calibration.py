@@ -34,10 +34,10 @@ def find_alphas(
 ) -> dict[str, Float[np.ndarray, "1 1"]]:
     """Returns the scale of each matrix's input, from sources and translations in token ids."""
     maxima = collections.defaultdict(list)
-    for numbers, shape in batch_pairs(pairs, student.config.max_length, _TOKENS_PER_BATCH):
-        batch = pad_pairs([pairs[number] for number in numbers], shape)
-        found = jax.device_get(_largest_inputs(student, batch.src, batch.tgt_in))
-        num_sentences = len(numbers)  # The last rows of a batch can be padding.
+    for batch in batch_pairs(pairs, student.config.max_length, _TOKENS_PER_BATCH):
+        padded = pad_pairs([pairs[number] for number in batch.numbers], batch.shape)
+        found = jax.device_get(_largest_inputs(student, padded.src, padded.tgt_in))
+        num_sentences = len(batch.numbers)  # The last rows of a batch can be padding.
         for name, largest in found.items():
             maxima[name] += largest[:num_sentences].tolist()
 

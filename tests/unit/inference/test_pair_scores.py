@@ -69,11 +69,11 @@ log_probabilities = jax.jit(pair_scores.log_probabilities)
 
 def scored(models, tokens_per_batch):
     result = np.full(len(PAIRS), np.nan)
-    for numbers, shape in batch_pairs(PAIRS, CONFIG.max_length, tokens_per_batch):
-        batch = pad_pairs([PAIRS[number] for number in numbers], shape)
-        rows = log_probabilities(models, batch)
-        real_rows = np.asarray(rows)[: len(numbers)]
-        result[numbers] = real_rows
+    for batch in batch_pairs(PAIRS, CONFIG.max_length, tokens_per_batch):
+        padded = pad_pairs([PAIRS[number] for number in batch.numbers], batch.shape)
+        rows = log_probabilities(models, padded)
+        real_rows = np.asarray(rows)[: len(batch.numbers)]
+        result[batch.numbers] = real_rows
     return result
 
 
@@ -142,7 +142,9 @@ def test_every_pair_with_two_sides_is_in_exactly_one_batch(lengths):
     pairs = [([3] * source, [4] * target) for source, target in lengths]
     seen = []
     shapes = set()
-    for numbers, shape in batch_pairs(pairs, 1000, 4096):
+    for each in batch_pairs(pairs, 1000, 4096):
+        numbers = each.numbers
+        shape = each.shape
         batch = pad_pairs([pairs[number] for number in numbers], shape)
         if len(batch.src) > 1:
             assert batch.src.size <= 4096

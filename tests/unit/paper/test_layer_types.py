@@ -44,7 +44,7 @@ def attention_by_loops(x, num_heads, reach):
     ("length", "neighborhood"),
     by_profile(
         [(13, 3), (13, 41)],
-        nightly=itertools.product([1, 13], [1, 3, 7, 41]),
+        nightly=[*itertools.product([1, 13], [1, 3, 7, 41])],
     ),
 )
 def test_restricted_attention_is_masked_full_attention(length, neighborhood):

@@ -118,7 +118,7 @@ class Encoder(TokenModel):
 
     def _encode(
         self,
-        x: Float[Array, "B T D"],
+        x: Float[Array, "B T E"],
         tokens: Int[Array, "B T"],
         deterministic: bool,
         row_ids: RowIds,

@@ -497,7 +497,7 @@ def _join(x: Array, length: int) -> Array:
 
 def _dropout_of_block(
     dropout: RowDropout | None,
-    number: Array,
+    number: Array | int,
     blocks: int,
 ) -> RowDropout | None:
     """Returns the dropout of a block of queries, which has masks of its own."""

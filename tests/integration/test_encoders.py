@@ -72,7 +72,11 @@ NAMES = [
 ]
 SOME = ["roberta_classes", "albert_classes", "longformer_classes", "big_bird_classes"]
 # Heads without a part in the loss below.
-UNUSED = dict.fromkeys(("albert_pretraining", "big_bird_pretraining"), ("pooler", "next"))
+UNUSED = {
+    "albert_pretraining": ("pooler", "next"),
+    "big_bird_pretraining": ("pooler", "next"),
+    "big_bird_masked": ("pooler",),
+}
 MASKED = [name for name in NAMES if name.endswith("masked")]
 
 

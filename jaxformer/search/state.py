@@ -44,10 +44,10 @@ class ContrastiveScores(NamedTuple):
 
 
 # The output of a step function: logits, or scores that are summed as they are.
-TokenScores: TypeAlias = Float[Array, "B N V"] | ContrastiveScores
+TokenScores: TypeAlias = Float[Array, "B *N V"] | ContrastiveScores
 
 
-def scores_of(output: TokenScores) -> Float[Array, "B N V"]:
+def scores_of(output: TokenScores) -> Float[Array, "B *N V"]:
     """Returns the logits, or the scores of a contrast."""
     if isinstance(output, ContrastiveScores):
         return output.scores

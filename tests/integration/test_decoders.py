@@ -97,8 +97,8 @@ def computed(name):
         row = jax.numpy.concatenate([first, second], axis=1)
         is_second = np.arange(14) >= 9
         segments = np.broadcast_to(1 + is_second, row.shape)
-        positions = np.arange(14) - 9 * is_second
-        packing = {"segments": segments, "positions": positions[None]}
+        positions = np.broadcast_to(np.arange(14) - 9 * is_second, row.shape)
+        packing = {"segments": segments, "positions": positions}
         return model.apply(variables, row, **packing)
 
     @jax.jit

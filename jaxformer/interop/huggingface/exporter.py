@@ -61,11 +61,10 @@ def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
         content = json.dumps(fields, indent=2, ensure_ascii=False) + "\n"
         write_file(folder / name, content.encode())
 
-    network = layout.network_of(section)
     return Usage(
-        format=f"{network} of transformers",
+        format=f"{layout.network_of(section)} of transformers",
         requires="torch transformers",
-        code=layout.example.replace("NETWORK", network),
+        code=layout.example_of(section),
         notes=_NOTES if generation is None else (*_NOTES, *_search_notes(model, layout)),
     )
 

@@ -160,8 +160,8 @@ class Layout:
       tokenizer_class: Class in transformers that reads an exported tokenizer.json, which may depend
         on our tokenizer. The default takes the file as it is.
       preprocessor: Returns the fields of preprocessor_config.json, given our section, of pictures.
-      example: Python code that uses an export, which may depend on our tokenizer; NETWORK stands
-        for the class.
+      example: Python code that uses an export, which may depend on our section; NETWORK stands for
+        the class.
       special_tokens: Special tokens of tokenizer.json that config.json has no ids of.
       prefix: Beginning of the names of tensors, which a file may lack.
       tasks: Ends of the names of its classes in transformers with a head, such as "ForMaskedLM".
@@ -203,7 +203,7 @@ class Layout:
     token_names: dict[str, str] = dataclasses.field(default_factory=lambda: _TOKEN_NAMES)
     tokenizer_class: str | Callable[[Any], str] = "PreTrainedTokenizerFast"
     preprocessor: Callable[[Any], dict[str, Any]] | None = None
-    example: str
+    example: str | Callable[[Any], str]
     special_tokens: Mapping[str, str] = dataclasses.field(default_factory=dict)
     prefix: str = ""
     tasks: tuple[str, ...]
@@ -236,6 +236,10 @@ class Layout:
         if isinstance(self.network, str):
             return self.network
         return self.network(model)
+
+    def example_of(self, model: Any) -> str:
+        example = self.example if isinstance(self.example, str) else self.example(model)
+        return example.replace("NETWORK", self.network_of(model))
 
     def check_architectures(self, fields: JsonFields) -> None:
         """Refuses a file of a class whose head we lack; its tensors may have names of ours."""

@@ -31,6 +31,17 @@ ENCODER_FIELDS = {
     "attention_probs_dropout_prob": "attention_dropout_rate",
     "layer_norm_eps": "norm_epsilon",
 }
+# Ends of the code that uses an export.
+_ONE_TEXT = """print(model(**tokenizer("a house", return_tensors="pt")))
+"""
+_GLOBAL_TOKEN = """inputs = tokenizer("a house", return_tensors="pt")
+is_first = inputs["input_ids"] == tokenizer.cls_token_id
+print(model(**inputs, global_attention_mask=is_first.long()))
+"""
+_TWO_CHOICES = """beginnings, ends = ["a house", "a house"], ["is red", "is old"]
+inputs = tokenizer(beginnings, ends, padding=True, return_tensors="pt")
+print(model(**{name: rows[None] for name, rows in inputs.items()}))
+"""
 _ONLY = {"is_decoder": False, "add_cross_attention": False, "tie_word_embeddings": True}
 # Our heads, in the order of BertConfig, and the layer of each.
 _HEADS = {
@@ -222,6 +233,16 @@ def _describe_data(model: BertConfig, corpus: Any) -> AnnotatedConfig:
     )
 
 
+def _example(model: BertConfig) -> str:
+    """Returns code that uses an export: for one text, or for two ends of a text."""
+    if "choice" in model.heads:
+        return f"{LOADED}{_TWO_CHOICES}"
+
+    # The classifier in transformers has its global token by itself.
+    needs_global_token = model.global_tokens > 0 and model.num_classes == 0
+    return f"{LOADED}{_GLOBAL_TOKEN if needs_global_token else _ONE_TEXT}"
+
+
 BERT = Layout(
     model_type="bert",
     network=_network,
@@ -241,7 +262,7 @@ BERT = Layout(
     tensors=_tensors,
     sizes=lambda model: {"N": model.num_classes or model.num_tags},
     data=_data,
-    example=f'{LOADED}print(model(**tokenizer("a house", return_tensors="pt")))\n',
+    example=_example,
     special_tokens={"pad": "[PAD]", "eos": "[SEP]", "bos": "[CLS]", "unk": "[UNK]"},
     token_names={
         "pad": "pad_token",

@@ -10,6 +10,7 @@ from sacrebleu.metrics.bleu import BLEU
 
 from jaxformer.config import Config, ModelConfig
 from jaxformer.data.batch import make_batch
+from jaxformer.data.tokenizer import EOS
 from jaxformer.kinds.model_parameters import make_init
 from jaxformer.kinds.translation import TRANSLATION
 from jaxformer.runs.writers import Terminal
@@ -28,7 +29,7 @@ def make_task(task_class, valid=2, **data):
     config = dataclasses.replace(config, data=section)
 
     dataset = mock.create_autospec(Dataset, instance=True)
-    dataset.tokenizer = None
+    dataset.tokenizer = mock.Mock(source_end=EOS)
     dataset.valid_text = [("source", reference) for reference in REFERENCES]
     dataset.valid = range(valid)
     return task_class(config, dataset)

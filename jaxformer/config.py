@@ -184,7 +184,8 @@ class Config:
 
 def check_kind(config: Config, *kinds: Kind) -> None:
     if config.kind not in kinds:
-        expected = " or ".join(kind.description for kind in kinds)
+        *others, last = [kind.description for kind in kinds]
+        expected = f"{', '.join(others)} or {last}" if others else last
         raise UserError(
             f"expected {expected}, got "
             f"{config.kind.description}, of data.corpus={config.data.corpus}; "

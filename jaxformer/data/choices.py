@@ -46,7 +46,8 @@ def _choices(fields: Any, place: str) -> Choices:
         texts += choices
     if len(texts) < 2 or not all(isinstance(text, str) and is_unicode(text) for text in texts):
         raise UserError(
-            f"{place}: expected a text context and a list of texts choices, got {fields!r:.80}"
+            f"{place}: expected context to be a text and choices to be a list of texts, got "
+            f"{fields!r:.80}"
         )
 
     is_number = isinstance(label, int) and not isinstance(label, bool)

@@ -151,7 +151,8 @@ def _read_squad(path: pathlib.Path) -> Iterator[Question]:
         content = file.read(_MAX_BYTES + 1)
     if len(content) > _MAX_BYTES:
         raise UserError(f"{path}: expected at most {_MAX_BYTES:,} bytes; write JSON Lines (.jsonl)")
-    with prefix_errors(f"{path}: expected JSON", ValueError, RecursionError):
+    expected = f"{path}: expected SQuAD's JSON, or JSON Lines in a file whose name ends with .jsonl"
+    with prefix_errors(expected, ValueError, RecursionError):
         values = json.loads(content.decode("utf-8-sig"))
 
     for article in _list(values, "data", str(path)):
@@ -188,8 +189,14 @@ def _answers(values: Any, place: str) -> Sequence[Any]:
 
 
 def _span(answer: Any, text: str, place: str) -> Span:
+    if not isinstance(answer, dict):
+        raise UserError(
+            f"{place}: expected each answer to be an object with text and answer_start, got "
+            f"{answer!r:.80}"
+        )
+
     found = _text(answer, "text", place)
-    start = answer.get("answer_start")
+    start: Any = answer.get("answer_start")
     is_index = isinstance(start, int) and not isinstance(start, bool) and start >= 0
     if not is_index or text[start : start + len(found)] != found:
         raise UserError(
@@ -203,8 +210,8 @@ def _list(values: Any, name: str, place: str) -> list[Any]:
     found = values.get(name) if isinstance(values, dict) else None
     if not isinstance(found, list):
         raise UserError(
-            f"{place}: expected a list {name}, as in SQuAD's JSON, got {found!r:.80}; a file of "
-            "JSON Lines has a name that ends with .jsonl"
+            f"{place}: expected {name} to be a list, as in SQuAD's JSON, got {found!r:.80}; a file "
+            "of JSON Lines has a name that ends with .jsonl"
         )
     return found
 
@@ -212,5 +219,5 @@ def _list(values: Any, name: str, place: str) -> list[Any]:
 def _text(values: Any, name: str, place: str) -> str:
     found = values.get(name) if isinstance(values, dict) else None
     if not isinstance(found, str) or not is_unicode(found):
-        raise UserError(f"{place}: expected a text {name}, got {found!r:.80}")
+        raise UserError(f"{place}: expected {name} to be a text, got {found!r:.80}")
     return found

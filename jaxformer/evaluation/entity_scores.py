@@ -50,6 +50,16 @@ EntitySpan(type='LOC', start=4, end=5)]
     return found
 
 
+def type_of_tag(tag: str) -> str:
+    """Returns the type of a tag's entity, or a tag without a prefix.
+
+    >>> type_of_tag("B-PER"), type_of_tag("NNP"), type_of_tag("O")
+    ('PER', 'NNP', 'O')
+    """
+    prefix, _, name = tag.partition("-")
+    return name or prefix
+
+
 def names_entities(tags: Iterable[str]) -> bool:
     """Returns whether tags are of entities, and not parts of speech, for example."""
     return all(tag == OUTSIDE or tag[:2] in ("B-", "I-", "E-", "S-") for tag in tags)

@@ -81,8 +81,8 @@ def model_folder(name: pathlib.Path, files: ModelFiles) -> pathlib.Path:
     if name.exists() or parsed is None:
         return name
 
-    names = [*files.needed, _weight_names(files)]
-    folder = f"{', '.join(names)}, and if there are any {' and '.join(files.optional)}"
+    needed = [file.replace("|", " or ") for file in files.needed]
+    folder = ", ".join([*needed, _weight_names(files)])
     return download(
         parsed,
         files,

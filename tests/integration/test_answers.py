@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import os
 
 import jax
 import numpy as np
@@ -220,6 +221,9 @@ def test_the_command_scores_many_questions(learned, capsys, tmp_path):
         (["--question", "who?", "--input", "a.json"], "give either --question TEXT, or --input"),
         (["--input", "a.json", "--context-file", "b"], "leave --context-file out"),
         (["--input", "a.json"], "a.json: cannot be read"),
+        (["--question", " "], "--question: expected a question, got a blank one"),
+        (["--question", "who?", "--answers", "0"], "--answers: expected at least 1, got 0"),
+        (["--question", "who?", "--context-file", os.devnull], "expected a text with the answer"),
     ],
 )
 def test_mistakes_of_the_command(options, message, capsys):

@@ -118,8 +118,8 @@ def test_it_learns_to_choose(tmp_path):
     ("line", "model", "message"),
     [
         ("{", {}, ":1: expected a JSON object"),
-        ('{"context": "a"}', {}, ":1: expected a text context and a list of texts choices"),
-        ('{"context": 1, "choices": ["a"]}', {}, "expected a text context and a list of texts"),
+        ('{"context": "a"}', {}, ":1: expected context to be a text and choices"),
+        ('{"context": 1, "choices": ["a"]}', {}, "expected context to be a text and choices"),
         ('{"context": "a", "choices": ["a", "b"]}', {}, ":1: expected a label, got none"),
         ('{"context": "a", "choices": ["a", "b"], "label": 2}', {}, "label to be the number of a"),
         ('{"context": "a", "choices": ["a"], "label": 0}', {}, r"num_choices=2 choices, got 1"),

@@ -162,6 +162,18 @@ def test_the_command_prints_words_or_entities(learned, capsys, tmp_path):
     assert (found.text, found.type) == ("the man", "PER")
 
 
+def test_tags_of_other_models_are_refused(tmp_path, capsys):
+    path = tmp_path / "tagged"
+    command = ["tag", "--workdir", str(imported("bert_tags").workdir), "--labeled", str(path)]
+    path.write_text("a E-PER\ndog O\n")
+    assert main(command) == 0
+
+    path.write_text("a O\n\nthe O\ndog B-LOC\n")
+    assert main(command) == 2
+    message = f"{path}:3: expected tags of the model, O, B-PER, I-PER, got 'B-LOC' in this sentence"
+    assert message in capsys.readouterr().err
+
+
 def test_files_of_tags(tmp_path):
     path = tmp_path / "tagged"
     path.write_text("-DOCSTART-\n\nEU NNP I-ORG\nrejects\tVBZ\tO\n\n\nGerman B-MISC\n")

@@ -66,6 +66,11 @@ def answer(
     if input is not None and context_file is not None:
         raise UserError("--input has the texts of its questions: leave --context-file out")
 
+    if answers < 1:
+        raise UserError(f"--answers: expected at least 1, got {answers}")
+    if question is not None and not question.strip():
+        raise UserError("--question: expected a question, got a blank one")
+
     source = input or context_file or STDIN
     check_outputs([source], {"--output": output or STDOUT})
     questions = _read(question, context_file, input)
@@ -117,6 +122,8 @@ def _read(
         if line.error is not None:
             raise UserError(line.error)
         lines.append(line.text)
+    if not any(text.strip() for text in lines):
+        raise UserError(f"{context_file or STDIN}: expected a text with the answer, got none")
     assert question is not None, "one of both is given"
     return [Question("", question, "\n".join(lines))]
 

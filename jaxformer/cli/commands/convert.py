@@ -123,7 +123,8 @@ def import_model(
     Options:
       directory: folder of the model, or its name on the Hugging Face Hub, such as gpt2 or
         Helsinki-NLP/opus-mt-en-de
-      source_language: the language of sources, for M2M-100 (such as en) and NLLB (eng_Latn)
+      source_language: the language of sources, for M2M-100 (such as en), NLLB (eng_Latn)
+        and mBART (en_XX)
       target_language: likewise, the language to translate to
 
     Example:
@@ -138,7 +139,10 @@ def import_model(
     known = known_systems()
     languages = [name for name in (source_language, target_language) if name is not None]
     if languages and not known[system].has_languages:
-        raise UserError("--source-language and --target-language are for M2M-100 and NLLB only")
+        raise UserError(
+            "--source-language and --target-language are for M2M-100, NLLB and mBART only, which "
+            "jaxformer import hf converts"
+        )
 
     Workdir(workdir).check_writable(IMPORT)  # before a download
     importer = known[system].importer()

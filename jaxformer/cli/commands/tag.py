@@ -1,6 +1,6 @@
 """The command ``tag``: tags the words of lines, or scores a model on tagged ones."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from jaxformer.cli.command import Command
@@ -12,6 +12,7 @@ from jaxformer.errors import UserError
 from jaxformer.files import STDIN, STDOUT
 
 if TYPE_CHECKING:
+    from jaxformer.data.tagged import TaggedSentence
     from jaxformer.tasks.tagging.tagger import TaggedWord, Tagger
 
 
@@ -92,6 +93,7 @@ def _score(tagger: "Tagger", path: File) -> None:
     sentences = list(read_tagged(path))
     if not sentences:
         raise UserError(f"{path}: expected sentences, got none")
+    _check_tags(sentences, tagger.labels)
     with progress_bar(len(sentences)) as bar:
         found = tagger.tag_words([sentence.words for sentence in sentences], report=bar.update)
 
@@ -103,3 +105,17 @@ def _score(tagger: "Tagger", path: File) -> None:
         f"precision {scores.precision:.2f}  recall {scores.recall:.2f}  F1 {scores.f1:.2f}  "
         f"accuracy {scores.accuracy:.2f}"
     )
+
+
+def _check_tags(sentences: "Iterable[TaggedSentence]", known: Sequence[str]) -> None:
+    """Refuses entities of types that the model does not have, which no prediction could match."""
+    from jaxformer.evaluation.entity_scores import OUTSIDE, type_of_tag
+
+    types = {type_of_tag(tag) for tag in [*known, OUTSIDE]}
+    for sentence in sentences:
+        for tag in sentence.tags:
+            if type_of_tag(tag) not in types:
+                raise UserError(
+                    f"{sentence.place}: expected tags of the model, {', '.join(known[:9])}, got "
+                    f"{tag!r:.50} in this sentence; give a file with these tags"
+                )

@@ -130,15 +130,16 @@ def answered(**changes):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.json", "[]", "expected a list data, as in SQuAD's JSON, got None; a file of JSON Lin"),
-        ("a.json", answered(), "expected a list data, .* a name that ends with .jsonl"),
+        ("a.json", "[]", "expected data to be a list, as in SQuAD's JSON, got None; a file of JSO"),
+        ("a.json", answered(), "expected data to be a list, .* a name that ends with .jsonl"),
         ("a.json", '{"data": []}', "a.json: expected questions, got none"),
-        ("a.json", '{"data": [{}]}', "a.json: an article: expected a list paragraphs"),
-        ("a.json", "{", "a.json: expected JSON"),
+        ("a.json", '{"data": [{}]}', "a.json: an article: expected paragraphs to be a list"),
+        ("a.json", "{", r"a.json: expected SQuAD's JSON, or JSON Lines in a file .* \.jsonl: "),
         ("a.jsonl", "{", "a.jsonl:1: expected a JSON object"),
-        ("a.jsonl", answered(context=1), "a.jsonl:1: expected a text context, got 1"),
-        ("a.jsonl", answered(question=None), "a.jsonl:1: expected a text question, got None"),
+        ("a.jsonl", answered(context=1), "a.jsonl:1: expected context to be a text, got 1"),
+        ("a.jsonl", answered(question=None), "a.jsonl:1: expected question to be a text, got None"),
         ("a.jsonl", answered(answers=1), "a.jsonl:1: question 1: expected a list of answers, got"),
+        ("a.jsonl", answered(answers=["dog"]), "expected each answer to be an object .* got 'dog'"),
         (
             "a.jsonl",
             answered(answers=[{"text": "dog", "answer_start": 1}]),

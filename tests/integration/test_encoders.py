@@ -381,7 +381,17 @@ REFUSED = [
     (
         "electra_classes",
         {"architectures": ["ElectraForMultipleChoice"]},
-        "a head that jaxformer has, ForMaskedLM, ForSequenceClassification, ForPreTraining: got ",
+        "a head that jaxformer has, ForMaskedLM, .*, ForPreTraining: got ElectraForMultipleChoice",
+    ),
+    (
+        "longformer_plain",
+        {"architectures": ["LongformerForQuestionAnswering"]},
+        "a head that jaxformer has, .*: got LongformerForQuestionAnswering",
+    ),
+    (
+        "big_bird_masked",
+        {"architectures": ["BigBirdForQuestionAnswering"]},
+        "a head that jaxformer has, .*: got BigBirdForQuestionAnswering",
     ),
 ]
 
@@ -412,6 +422,8 @@ def test_a_classifier_needs_both_of_its_layers(tmp_path):
         ("albert_masked", {"layer_groups": None}),
         ("distilbert_classes", {"heads": "pooler masked", "num_classes": 0}),
         ("distilbert_classes", {"architecture": "bert"}),
+        ("longformer_plain", {"heads": "spans"}),
+        ("big_bird_masked", {"heads": "spans"}),
     ],
 )
 def test_a_family_lacks_what_its_files_cannot_hold(name, fields):

@@ -110,6 +110,7 @@ class Family:
       heads: Names of the layers of the other heads, by our names of these heads.
       pretraining: The head of the class whose name ends with "ForPreTraining"; None for a family
         without such a class.
+      has_spans: Whether its class for question answering is a model of ours.
       model: Values of our fields that all of its models have.
       expressed: Our fields that :meth:`read` and :meth:`write` convert.
       required: Our fields that must not be None.
@@ -133,6 +134,7 @@ class Family:
     masked: MaskedNames = _BERT_MASKED
     heads: Mapping[str, str] = dataclasses.field(default_factory=dict)
     pretraining: str | None = None
+    has_spans: bool = True
     model: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     expressed: tuple[str, ...] = ()
     required: tuple[str, ...] = ()
@@ -141,10 +143,11 @@ class Family:
         """Returns the layout of the family."""
         tasks = [
             "ForMaskedLM",
-            "ForQuestionAnswering",
             "ForSequenceClassification",
             "ForTokenClassification",
         ]
+        if self.has_spans:
+            tasks.append("ForQuestionAnswering")
         if self.pretraining is not None:
             tasks.append("ForPreTraining")
 
@@ -346,7 +349,8 @@ class Family:
         """Returns the name of the first layer of each head, in the order of ``model.heads``."""
         pooler = self.classifier.pooler if has_classes else self.pooler
         poolers = {} if pooler is None else {"pooler": pooler}
-        return {**poolers, "masked": self.masked.dense, **self.heads, "spans": _SPANS}
+        spans = {"spans": _SPANS} if self.has_spans else {}
+        return {**poolers, "masked": self.masked.dense, **self.heads, **spans}
 
     def _pooled_activation(
         self,
@@ -588,6 +592,7 @@ LONGFORMER = dataclasses.replace(
     fields=_GELU_FIELDS,
     defaults={**_ROBERTA.defaults, "attention_window": 512},
     ignored="attention_mode|onnx_export",  # transformers reads neither
+    has_spans=False,  # All tokens of a question would be global.
     model={"global_tokens": 1},
     expressed=("window",),
     required=("window",),
@@ -611,5 +616,6 @@ BIG_BIRD = Family(
     classifier=ClassifierNames(activation=None),
     heads={"next": "cls.seq_relationship"},
     pretraining="next",
+    has_spans=False,  # Its head has two more layers.
     expressed=("block_size", "random_blocks"),
 ).layout()

@@ -387,6 +387,11 @@ REFUSED = [
         {"architectures": ["ElectraForMultipleChoice"]},
         "a head that jaxformer has, ForMaskedLM, .*, ForPreTraining: got ElectraForMultipleChoice",
     ),
+    (
+        "big_bird_masked",
+        {"architectures": ["BigBirdForQuestionAnswering"]},
+        "a head that jaxformer has, .*: got BigBirdForQuestionAnswering",
+    ),
     # Their global tokens are the question, or none.
     (
         "longformer_plain",
@@ -427,6 +432,8 @@ def test_a_classifier_needs_both_of_its_layers(tmp_path):
         ("albert_masked", {"layer_groups": None}),
         ("distilbert_classes", {"heads": "pooler masked", "num_classes": 0}),
         ("distilbert_classes", {"architecture": "bert"}),
+        ("longformer_plain", {"heads": "spans"}),
+        ("big_bird_masked", {"heads": "spans"}),
     ],
 )
 def test_a_family_lacks_what_its_files_cannot_hold(name, fields):

@@ -110,7 +110,8 @@ class Family:
       heads: Names of the layers of the other heads, by our names of these heads.
       pretraining: The head of the class whose name ends with "ForPreTraining"; None for a family
         without such a class.
-      is_annotating: Whether spans and tags are read; in Longformer, they have other global tokens.
+      has_spans: Whether its class for question answering is a model of ours.
+      has_tags: The same of its class for tags of tokens.
       model: Values of our fields that all of its models have.
       expressed: Our fields that :meth:`read` and :meth:`write` convert.
       required: Our fields that must not be None.
@@ -134,7 +135,8 @@ class Family:
     masked: MaskedNames = _BERT_MASKED
     heads: Mapping[str, str] = dataclasses.field(default_factory=dict)
     pretraining: str | None = None
-    is_annotating: bool = True
+    has_spans: bool = True
+    has_tags: bool = True
     model: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     expressed: tuple[str, ...] = ()
     required: tuple[str, ...] = ()
@@ -142,8 +144,10 @@ class Family:
     def layout(self) -> Layout:
         """Returns the layout of the family."""
         tasks = ["ForMaskedLM", "ForSequenceClassification"]
-        if self.is_annotating:
-            tasks += ["ForQuestionAnswering", "ForTokenClassification"]
+        if self.has_spans:
+            tasks.append("ForQuestionAnswering")
+        if self.has_tags:
+            tasks.append("ForTokenClassification")
         if self.pretraining is not None:
             tasks.append("ForPreTraining")
 
@@ -242,7 +246,7 @@ class Family:
 
         return (
             set(heads) <= self._layers_of_heads(has_classes).keys()
-            and (self.is_annotating or not model.num_tags)
+            and (self.has_tags or not model.num_tags)
             and model.pooled_activation == expected
             and (model.num_token_types > 0 or "num_token_types" in self.model)
             and has_projection == self._needs_projection(model.embedding_width, model.d_model)
@@ -346,7 +350,7 @@ class Family:
         """Returns the name of the first layer of each head, in the order of ``model.heads``."""
         pooler = self.classifier.pooler if has_classes else self.pooler
         poolers = {} if pooler is None else {"pooler": pooler}
-        spans = {"spans": _SPANS} if self.is_annotating else {}
+        spans = {"spans": _SPANS} if self.has_spans else {}
         return {**poolers, "masked": self.masked.dense, **self.heads, **spans}
 
     def _pooled_activation(
@@ -589,7 +593,8 @@ LONGFORMER = dataclasses.replace(
     fields=_GELU_FIELDS,
     defaults={**_ROBERTA.defaults, "attention_window": 512},
     ignored="attention_mode|onnx_export",  # transformers reads neither
-    is_annotating=False,
+    has_spans=False,  # All tokens of a question would be global.
+    has_tags=False,  # No token would be global.
     model={"global_tokens": 1},
     expressed=("window",),
     required=("window",),
@@ -613,5 +618,6 @@ BIG_BIRD = Family(
     classifier=ClassifierNames(activation=None),
     heads={"next": "cls.seq_relationship"},
     pretraining="next",
+    has_spans=False,  # Its head has two more layers.
     expressed=("block_size", "random_blocks"),
 ).layout()

@@ -390,6 +390,11 @@ def _(reader: Reader) -> None:
     np.savez(reader.folder / "pictures.npz", images=images)
 
 
+@prepares("docs/from_flax.md")
+def _(reader: Reader) -> None:
+    reader.foreign("google-bert/bert-base-uncased", "bert/plain")
+
+
 @prepares("docs/language_model.md")
 def _(reader: Reader) -> None:
     characters = "".join(map(chr, range(32, 127)))

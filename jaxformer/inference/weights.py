@@ -181,6 +181,29 @@ class Predictor:
         )
 
 
+EncoderPredictorT = TypeVar("EncoderPredictorT", bound="EncoderPredictor")
+
+
+class EncoderPredictor(Predictor):
+    """A trained encoder of texts with its tokenizer, which computes in floats."""
+
+    @classmethod
+    def load(
+        cls: type[EncoderPredictorT],
+        workdir: str | pathlib.Path,
+        *,
+        weights: str | int = "auto",
+    ) -> EncoderPredictorT:
+        """Reads a model from a workdir; arguments and errors as for ``Translator.load``."""
+        trained = TrainedModel.load(workdir, weights=weights, dequantized=True, kinds=cls.kinds)
+        return cls(
+            trained.config,
+            trained.params,
+            trained.tokenizer,
+            trained.weights,
+        )
+
+
 @global_mesh(None)
 def read_params(
     folder: Workdir,

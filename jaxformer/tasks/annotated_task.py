@@ -3,13 +3,14 @@
 import abc
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+import pathlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import PyTree
+from jaxtyping import Array, Float, PyTree
 
 from jaxformer.config import Config, data_section
 from jaxformer.data.annotated import AnnotatedConfig
@@ -24,16 +25,19 @@ from jaxformer.data.huggingface_tokenizer import HuggingFaceTokenizer
 from jaxformer.data.loader import load_batches, round_up
 from jaxformer.data.plan import BatchPlan, bucket_plan, sequential_plan
 from jaxformer.data.text_files import fingerprint_files
-from jaxformer.data.tokenizer import Vocabulary
+from jaxformer.data.tokenizer import PAD, Vocabulary
 from jaxformer.errors import UserError
 from jaxformer.runs import processes
 from jaxformer.runs.workdir import Workdir
 from jaxformer.tasks.initialization import tokenizer_of_run
 from jaxformer.tasks.token_task import NetworkLoss, TokenTask
 from jaxformer.training.flops import layers_flops
+from jaxformer.training.losses import class_sums
 from jaxformer.training.placement import BatchShards
-from jaxformer.training.task import CheckStop, Example
+from jaxformer.training.task import CheckStop, Example, Randomness, Sums
 from jaxformer.training.validation import evaluate_loss
+
+NO_CLASS = -1  # the target of what has none, such as padding
 
 
 class Split(NamedTuple):
@@ -59,6 +63,33 @@ class Split(NamedTuple):
         """Returns the first examples, at most ``most``, without those that are skipped."""
         numbers = dict.fromkeys(text.number for text in self.texts)
         return [self.examples[number] for number in list(numbers)[:most]]
+
+
+class AnnotatedClassLoss(NetworkLoss):
+    """Sums the label-smoothed loss over all targets that are a class, and counts correct ones."""
+
+    method: ClassVar[str]  # the method of the model that returns the logits
+
+    def __call__(
+        self,
+        params: PyTree,
+        batch: AnnotatedBatch,
+        randomness: Randomness | None,
+    ) -> Sums:
+        def forward(module: Any, dropout: dict[str, Any]) -> Float[Array, "B *T C"]:
+            head = getattr(module, self.method)
+            return head(batch.tokens, token_types=batch.types, **dropout)
+
+        logits = self.apply(params, randomness, forward)
+        targets = batch.targets.reshape(-1)
+        sums = class_sums(
+            logits.reshape(len(targets), -1),
+            targets,
+            targets != NO_CLASS,
+            smoothing=self.label_smoothing,
+        )
+        is_token = batch.tokens != PAD
+        return sums | {"tokens": is_token.sum(dtype="int32")}
 
 
 class AnnotatedTask(TokenTask):
@@ -104,8 +135,16 @@ class AnnotatedTask(TokenTask):
 
     @staticmethod
     @abc.abstractmethod
-    def read(name: str) -> Sequence[Any]:
+    def read_file(path: pathlib.Path) -> Iterable[Any]:
+        """Returns the examples of a file."""
+
+    @classmethod
+    def read(cls, name: str) -> list[Any]:
         """Returns the examples of a split; ``name`` is a value of ``data.train``."""
+        examples: list[Any] = []
+        for path in find_files(name):
+            examples += cls.read_file(path)
+        return examples
 
     @staticmethod
     def check_examples(data: AnnotatedConfig, examples: Sequence[Any]) -> None:

@@ -1,46 +1,27 @@
 """Trains BERT on labels of pairs of texts, as on MNLI or QQP."""
 
-from collections.abc import Callable, Sequence
+import pathlib
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import PyTree
 
 from jaxformer.config import Config
 from jaxformer.data.classes import check_variety, describe_classes
-from jaxformer.data.encoded_text import AnnotatedBatch, AnnotatedText
-from jaxformer.data.file_corpora import find_files
+from jaxformer.data.encoded_text import AnnotatedText
 from jaxformer.data.huggingface_tokenizer import HuggingFaceTokenizer
 from jaxformer.data.text_pairs import AnnotatedLine, read_labeled_pairs
-from jaxformer.data.tokenizer import PAD
 from jaxformer.errors import UserError
 from jaxformer.inference.text_inputs import encode_text
 from jaxformer.kinds.annotated_texts import PAIR_CLASSIFICATION
-from jaxformer.tasks.annotated_task import AnnotatedTask
-from jaxformer.tasks.token_task import NetworkLoss
-from jaxformer.training.losses import class_sums
-from jaxformer.training.task import Randomness, Sums
-
-_NO_CLASS = -1
+from jaxformer.tasks.annotated_task import NO_CLASS, AnnotatedClassLoss, AnnotatedTask
 
 
-class PairLoss(NetworkLoss):
-    """Sums the label-smoothed loss over pairs, and counts correct classes."""
+class PairLoss(AnnotatedClassLoss):
+    """The loss over pairs."""
 
-    def __call__(
-        self,
-        params: PyTree,
-        batch: AnnotatedBatch,
-        randomness: Randomness | None,
-    ) -> Sums:
-        def forward(module: Any, dropout: dict[str, Any]) -> Float[Array, "B C"]:
-            return module(batch.tokens, token_types=batch.types, **dropout)
-
-        logits = self.apply(params, randomness, forward)
-        is_real = batch.targets != _NO_CLASS
-        sums = class_sums(logits, batch.targets, is_real, smoothing=self.label_smoothing)
-        is_token = batch.tokens != PAD
-        return sums | {"tokens": is_token.sum(dtype="int32")}
+    method = "__call__"
 
 
 class PairClassification(AnnotatedTask):
@@ -56,11 +37,8 @@ class PairClassification(AnnotatedTask):
             raise UserError("data.corpus=labeled_pairs needs model.num_classes above 0")
 
     @staticmethod
-    def read(name: str) -> list[AnnotatedLine]:
-        lines: list[AnnotatedLine] = []
-        for path in find_files(name):
-            lines += read_labeled_pairs(path)
-        return lines
+    def read_file(path: pathlib.Path) -> Iterable[AnnotatedLine]:
+        return read_labeled_pairs(path)
 
     @staticmethod
     def labels(examples: Sequence[AnnotatedLine]) -> set[str]:
@@ -82,7 +60,7 @@ class PairClassification(AnnotatedTask):
 
     @staticmethod
     def empty_targets(num_rows: int, length: int) -> np.ndarray:
-        return np.full(num_rows, _NO_CLASS, np.int32)
+        return np.full(num_rows, NO_CLASS, np.int32)
 
     @staticmethod
     def sides(example: AnnotatedLine) -> list[tuple[str, str]]:

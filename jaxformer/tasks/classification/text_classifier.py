@@ -1,7 +1,6 @@
 """Classification of texts with a trained model."""
 
 import functools
-import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -12,7 +11,7 @@ from jaxtyping import Array, Float, Int, PyTree
 from jaxformer.data.text_pairs import TextOrPair
 from jaxformer.inference.encoder_outputs import encoder_outputs
 from jaxformer.inference.text_inputs import encode_text, encode_texts
-from jaxformer.inference.weights import Predictor, TrainedModel
+from jaxformer.inference.weights import EncoderPredictor
 from jaxformer.kinds.annotated_texts import PAIR_CLASSIFICATION
 from jaxformer.kinds.classification import CLASSIFICATION
 from jaxformer.models.architecture import Architecture
@@ -26,7 +25,7 @@ class Label(NamedTuple):
     probability: float
 
 
-class Classifier(Predictor):
+class Classifier(EncoderPredictor):
     """Labels texts with the model of a workdir.
 
     >>> classifier = Classifier.load("runs/sst2")  # doctest: +SKIP
@@ -52,17 +51,6 @@ class Classifier(Predictor):
 
     def _describe_outputs(self) -> str:
         return f"labels {' '.join(self.labels[:5])}"
-
-    @classmethod
-    def load(cls, workdir: str | pathlib.Path, *, weights: str | int = "auto") -> "Classifier":
-        """Reads a model from a workdir; arguments and errors as for ``Translator.load``."""
-        trained = TrainedModel.load(workdir, weights=weights, dequantized=True, kinds=cls.kinds)
-        return cls(
-            trained.config,
-            trained.params,
-            trained.tokenizer,
-            trained.weights,
-        )
 
     def classify(
         self,

@@ -1,7 +1,6 @@
 """The best of several texts with a trained model."""
 
 import functools
-import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,12 +11,12 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from jaxformer.inference.encoder_outputs import encoder_outputs
 from jaxformer.inference.text_inputs import encode_text
-from jaxformer.inference.weights import Predictor, TrainedModel
+from jaxformer.inference.weights import EncoderPredictor
 from jaxformer.kinds.annotated_texts import MULTIPLE_CHOICE
 from jaxformer.models.architecture import Architecture
 
 
-class Chooser(Predictor):
+class Chooser(EncoderPredictor):
     """Chooses among texts that may continue a context, with the model of a workdir.
 
     >>> chooser = Chooser.load("runs/swag")  # doctest: +SKIP
@@ -36,17 +35,6 @@ class Chooser(Predictor):
 
     def _describe_outputs(self) -> str:
         return "choices"
-
-    @classmethod
-    def load(cls, workdir: str | pathlib.Path, *, weights: str | int = "auto") -> "Chooser":
-        """Reads a model from a workdir; arguments and errors as for ``Translator.load``."""
-        trained = TrainedModel.load(workdir, weights=weights, dequantized=True, kinds=cls.kinds)
-        return cls(
-            trained.config,
-            trained.params,
-            trained.tokenizer,
-            trained.weights,
-        )
 
     def probabilities(
         self,

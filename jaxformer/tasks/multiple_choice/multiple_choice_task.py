@@ -1,46 +1,27 @@
 """Trains BERT on multiple choice, as on SWAG."""
 
-from collections.abc import Callable, Sequence
+import pathlib
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import PyTree
 
 from jaxformer.config import Config
 from jaxformer.data.annotated import AnnotatedConfig
 from jaxformer.data.choices import Choices, read_choices
-from jaxformer.data.encoded_text import AnnotatedBatch, AnnotatedText, pad_rows
-from jaxformer.data.file_corpora import find_files
+from jaxformer.data.encoded_text import AnnotatedText, pad_rows
 from jaxformer.data.huggingface_tokenizer import HuggingFaceTokenizer
-from jaxformer.data.tokenizer import PAD
 from jaxformer.errors import UserError
 from jaxformer.inference.text_inputs import encode_text
 from jaxformer.kinds.annotated_texts import MULTIPLE_CHOICE
-from jaxformer.tasks.annotated_task import AnnotatedTask
-from jaxformer.tasks.token_task import NetworkLoss
-from jaxformer.training.losses import class_sums
-from jaxformer.training.task import Randomness, Sums
-
-_NO_CHOICE = -1
+from jaxformer.tasks.annotated_task import NO_CLASS, AnnotatedClassLoss, AnnotatedTask
 
 
-class ChoiceLoss(NetworkLoss):
-    """Sums the label-smoothed loss over examples, and counts right choices."""
+class ChoiceLoss(AnnotatedClassLoss):
+    """The loss over examples."""
 
-    def __call__(
-        self,
-        params: PyTree,
-        batch: AnnotatedBatch,
-        randomness: Randomness | None,
-    ) -> Sums:
-        def forward(module: Any, dropout: dict[str, Any]) -> Float[Array, "B C"]:
-            return module.choice_logits(batch.tokens, token_types=batch.types, **dropout)
-
-        logits = self.apply(params, randomness, forward)
-        is_real = batch.targets != _NO_CHOICE
-        sums = class_sums(logits, batch.targets, is_real, smoothing=self.label_smoothing)
-        is_token = batch.tokens != PAD
-        return sums | {"tokens": is_token.sum(dtype="int32")}
+    method = "choice_logits"
 
 
 class MultipleChoice(AnnotatedTask):
@@ -62,11 +43,8 @@ class MultipleChoice(AnnotatedTask):
             )
 
     @staticmethod
-    def read(name: str) -> list[Choices]:
-        examples: list[Choices] = []
-        for path in find_files(name):
-            examples += read_choices(path)
-        return examples
+    def read_file(path: pathlib.Path) -> Iterable[Choices]:
+        return read_choices(path)
 
     @staticmethod
     def check_examples(data: AnnotatedConfig, examples: Sequence[Choices]) -> None:
@@ -99,7 +77,7 @@ class MultipleChoice(AnnotatedTask):
 
     @staticmethod
     def empty_targets(num_rows: int, length: int) -> np.ndarray:
-        return np.full(num_rows, _NO_CHOICE, np.int32)
+        return np.full(num_rows, NO_CLASS, np.int32)
 
     @staticmethod
     def sides(example: Choices) -> list[tuple[str, str]]:

@@ -1,5 +1,6 @@
 """Trains BERT to find the answers to questions, as on SQuAD."""
 
+import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,7 +12,6 @@ from jaxtyping import Array, Float, PyTree
 from jaxformer.config import Config, data_section
 from jaxformer.data.annotated import AnnotatedConfig
 from jaxformer.data.encoded_text import AnnotatedBatch, AnnotatedText, EncodedText
-from jaxformer.data.file_corpora import find_files
 from jaxformer.data.huggingface_tokenizer import HuggingFaceTokenizer
 from jaxformer.data.questions import Question, make_windows, read_questions
 from jaxformer.data.tokenizer import PAD
@@ -80,13 +80,11 @@ class QuestionAnswering(AnnotatedTask):
             )
 
     @staticmethod
-    def read(name: str) -> list[Question]:
-        questions = []
-        for path in find_files(name):
-            for question in read_questions(path):
-                if question.answers is None:
-                    raise UserError(f"{path}: question {question.id}: expected answers, got none")
-                questions.append(question)
+    def read_file(path: pathlib.Path) -> list[Question]:
+        questions = read_questions(path)
+        for question in questions:
+            if question.answers is None:
+                raise UserError(f"{path}: question {question.id}: expected answers, got none")
         return questions
 
     @staticmethod

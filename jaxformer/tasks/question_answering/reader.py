@@ -1,7 +1,6 @@
 """Answers to questions with a trained model."""
 
 import functools
-import pathlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -18,7 +17,7 @@ from jaxformer.data.huggingface_tokenizer import HuggingFaceTokenizer
 from jaxformer.data.questions import Span, Window, make_windows
 from jaxformer.errors import UserError, prefix_errors
 from jaxformer.inference.encoder_outputs import encoder_outputs
-from jaxformer.inference.weights import Predictor, TrainedModel
+from jaxformer.inference.weights import EncoderPredictor
 from jaxformer.kinds.annotated_texts import QUESTION_ANSWERING
 from jaxformer.models.architecture import Architecture
 
@@ -46,7 +45,7 @@ class Answer(NamedTuple):
     probability: float
 
 
-class Reader(Predictor):
+class Reader(EncoderPredictor):
     """Answers questions about texts with the model of a workdir.
 
     >>> reader = Reader.load("runs/squad")  # doctest: +SKIP
@@ -67,17 +66,6 @@ class Reader(Predictor):
     def _describe_outputs(self) -> str:
         data = data_section(self.config, AnnotatedConfig)
         return f"windows of {data.max_length} tokens"
-
-    @classmethod
-    def load(cls, workdir: str | pathlib.Path, *, weights: str | int = "auto") -> "Reader":
-        """Reads a model from a workdir; arguments and errors as for ``Translator.load``."""
-        trained = TrainedModel.load(workdir, weights=weights, dequantized=True, kinds=cls.kinds)
-        return cls(
-            trained.config,
-            trained.params,
-            trained.tokenizer,
-            trained.weights,
-        )
 
     def answer(
         self,

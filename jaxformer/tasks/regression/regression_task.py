@@ -1,6 +1,7 @@
 """Trains BERT to predict numbers, as on STS-B."""
 
-from collections.abc import Callable, Sequence
+import pathlib
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -9,7 +10,6 @@ from jaxtyping import Array, Float, PyTree
 
 from jaxformer.config import Config
 from jaxformer.data.encoded_text import AnnotatedBatch, AnnotatedText
-from jaxformer.data.file_corpora import find_files
 from jaxformer.data.huggingface_tokenizer import HuggingFaceTokenizer
 from jaxformer.data.text_pairs import AnnotatedLine, parse_number, read_scored
 from jaxformer.data.tokenizer import PAD
@@ -74,11 +74,8 @@ class Regression(AnnotatedTask):
             )
 
     @staticmethod
-    def read(name: str) -> list[AnnotatedLine]:
-        lines: list[AnnotatedLine] = []
-        for path in find_files(name):
-            lines += read_scored(path)
-        return lines
+    def read_file(path: pathlib.Path) -> Iterable[AnnotatedLine]:
+        return read_scored(path)
 
     @staticmethod
     def encode(

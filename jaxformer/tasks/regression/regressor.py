@@ -1,7 +1,6 @@
 """Numbers for texts with a trained model."""
 
 import functools
-import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,12 +12,12 @@ from jaxtyping import Array, Float, Int, PyTree
 from jaxformer.data.text_pairs import TextOrPair
 from jaxformer.inference.encoder_outputs import encoder_outputs
 from jaxformer.inference.text_inputs import encode_text, encode_texts
-from jaxformer.inference.weights import Predictor, TrainedModel
+from jaxformer.inference.weights import EncoderPredictor
 from jaxformer.kinds.annotated_texts import REGRESSION
 from jaxformer.models.architecture import Architecture
 
 
-class Regressor(Predictor):
+class Regressor(EncoderPredictor):
     """Predicts numbers for texts, or for pairs of texts, with the model of a workdir.
 
     >>> regressor = Regressor.load("runs/stsb")  # doctest: +SKIP
@@ -36,17 +35,6 @@ class Regressor(Predictor):
 
     def _describe_outputs(self) -> str:
         return "numbers"
-
-    @classmethod
-    def load(cls, workdir: str | pathlib.Path, *, weights: str | int = "auto") -> "Regressor":
-        """Reads a model from a workdir; arguments and errors as for ``Translator.load``."""
-        trained = TrainedModel.load(workdir, weights=weights, dequantized=True, kinds=cls.kinds)
-        return cls(
-            trained.config,
-            trained.params,
-            trained.tokenizer,
-            trained.weights,
-        )
 
     def predict(
         self,

@@ -1,7 +1,6 @@
 """Tags of words with a trained model."""
 
 import functools
-import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -15,7 +14,7 @@ from jaxformer.data.huggingface_tokenizer import AlignedTokens, HuggingFaceToken
 from jaxformer.errors import prefix_errors
 from jaxformer.evaluation.entity_scores import OUTSIDE, find_entities
 from jaxformer.inference.encoder_outputs import encoder_outputs
-from jaxformer.inference.weights import Predictor, TrainedModel
+from jaxformer.inference.weights import EncoderPredictor
 from jaxformer.kinds.annotated_texts import TAGGING
 from jaxformer.models.architecture import Architecture
 
@@ -63,7 +62,7 @@ class _Words(NamedTuple):
     first_tokens: list[int | None]
 
 
-class Tagger(Predictor):
+class Tagger(EncoderPredictor):
     """Tags words with the model of a workdir.
 
     >>> tagger = Tagger.load("runs/conll")  # doctest: +SKIP
@@ -87,17 +86,6 @@ class Tagger(Predictor):
 
     def _describe_outputs(self) -> str:
         return f"tags {' '.join(self.labels[:5])}"
-
-    @classmethod
-    def load(cls, workdir: str | pathlib.Path, *, weights: str | int = "auto") -> "Tagger":
-        """Reads a model from a workdir; arguments and errors as for ``Translator.load``."""
-        trained = TrainedModel.load(workdir, weights=weights, dequantized=True, kinds=cls.kinds)
-        return cls(
-            trained.config,
-            trained.params,
-            trained.tokenizer,
-            trained.weights,
-        )
 
     def tag(
         self,

@@ -1,51 +1,27 @@
 """Trains BERT to tag words, as on CoNLL 2003."""
 
-from collections.abc import Callable, Sequence
+import pathlib
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import PyTree
 
 from jaxformer.config import Config
-from jaxformer.data.encoded_text import AnnotatedBatch, AnnotatedText, EncodedText
-from jaxformer.data.file_corpora import find_files
+from jaxformer.data.encoded_text import AnnotatedText, EncodedText
 from jaxformer.data.huggingface_tokenizer import HuggingFaceTokenizer
 from jaxformer.data.tagged import TaggedSentence, read_tagged
-from jaxformer.data.tokenizer import PAD
 from jaxformer.errors import UserError, prefix_errors
 from jaxformer.evaluation.entity_scores import entity_scores, names_entities
 from jaxformer.kinds.annotated_texts import TAGGING
-from jaxformer.tasks.annotated_task import AnnotatedTask
+from jaxformer.tasks.annotated_task import NO_CLASS, AnnotatedClassLoss, AnnotatedTask
 from jaxformer.tasks.tagging.tagger import Tagger, first_tokens
-from jaxformer.tasks.token_task import NetworkLoss
-from jaxformer.training.losses import class_sums
-from jaxformer.training.task import Randomness, Sums
-
-_NO_TAG = -1  # of special tokens, padding, and tokens that continue a word
 
 
-class TagLoss(NetworkLoss):
-    """Sums the label-smoothed loss over the first tokens of all words."""
+class TagLoss(AnnotatedClassLoss):
+    """The loss over the first tokens of all words."""
 
-    def __call__(
-        self,
-        params: PyTree,
-        batch: AnnotatedBatch,
-        randomness: Randomness | None,
-    ) -> Sums:
-        def forward(module: Any, dropout: dict[str, Any]) -> Float[Array, "B T N"]:
-            return module.tag_logits(batch.tokens, token_types=batch.types, **dropout)
-
-        logits = self.apply(params, randomness, forward)
-        tags = batch.targets.reshape(-1)
-        sums = class_sums(
-            logits.reshape(len(tags), -1),
-            tags,
-            tags != _NO_TAG,
-            smoothing=self.label_smoothing,
-        )
-        is_token = batch.tokens != PAD
-        return sums | {"tokens": is_token.sum(dtype="int32")}
+    method = "tag_logits"
 
 
 class Tagging(AnnotatedTask):
@@ -61,11 +37,8 @@ class Tagging(AnnotatedTask):
             raise UserError("data.corpus=tagged needs model.num_tags above 0, the number of tags")
 
     @staticmethod
-    def read(name: str) -> list[TaggedSentence]:
-        sentences: list[TaggedSentence] = []
-        for path in find_files(name):
-            sentences += read_tagged(path)
-        return sentences
+    def read_file(path: pathlib.Path) -> Iterable[TaggedSentence]:
+        return read_tagged(path)
 
     @staticmethod
     def labels(examples: Sequence[TaggedSentence]) -> set[str]:
@@ -86,7 +59,7 @@ class Tagging(AnnotatedTask):
         with prefix_errors(example.place):
             aligned = tokenizer.align_words(example.words)
 
-        target = np.full(len(aligned.ids), _NO_TAG, np.int32)
+        target = np.full(len(aligned.ids), NO_CLASS, np.int32)
         for word, token in first_tokens(aligned).items():
             target[token] = tokenizer.symbols.index(example.tags[word])
         text = EncodedText.of(aligned.ids, aligned.types, model.num_token_types)
@@ -98,7 +71,7 @@ class Tagging(AnnotatedTask):
 
     @staticmethod
     def empty_targets(num_rows: int, length: int) -> np.ndarray:
-        return np.full((num_rows, length), _NO_TAG, np.int32)
+        return np.full((num_rows, length), NO_CLASS, np.int32)
 
     @staticmethod
     def _log_formats(scored: int) -> dict[str, str]:

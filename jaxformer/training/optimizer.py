@@ -232,7 +232,7 @@ def _freeze_layers(
         return jax.tree.map_with_path(take_layers, tree)
 
     def put(trained: PyTree, tree: PyTree) -> PyTree:
-        """Returns updates of all layers; those of the frozen layers are zero."""
+        """Returns updates of all layers, which are zero in frozen ones."""
 
         def put_layers(path: jax.tree_util.KeyPath, array: Array, whole: Array) -> Array:
             name = path_of(path)

@@ -237,7 +237,7 @@ FOUR_LAYERS = {
     ],
 )
 def test_some_layers_are_frozen_as_if_they_were_not_there(names, trained):
-    """The norm that gradients are clipped by is that of the others, too."""
+    """Gradients are clipped by the norm of the other layers, too."""
 
     def optimizer():
         return optax.chain(

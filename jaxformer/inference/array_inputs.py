@@ -211,26 +211,28 @@ def _decode(
     n_best: Int[Array, ""],
 ) -> BeamResult:
     """Encodes a batch, reads the prompts in one pass, and decodes the outputs to the end."""
-    batch = jax.tree.map(jnp.asarray, batch)
+    leaves = jax.tree.map(jnp.asarray, tuple(batch))
+    arrays, prompts, length, starts, max_lengths, item_numbers = leaves
+
     # The decoder reads neither the last token of an output nor more than the model's length.
     needed = shape.prompt + shape.capacity - 1
     caches = models.start(
-        *batch.arrays,
+        *arrays,
         num_beams=search.num_hypotheses,
         capacity=min(needed, models.max_length),
     )
 
     # The last token of a prompt is not prefilled, since the first step feeds it.
     if shape.prompt > 1:
-        _, caches = models.prefill(batch.prompts, caches, batch.length - 1, batch.starts)
-    last_tokens = jnp.take(batch.prompts, batch.length - 1, axis=1)
+        _, caches = models.prefill(prompts, caches, length - 1, starts)
+    last_tokens = jnp.take(prompts, length - 1, axis=1)
 
     search = search.join_numbers(numbers)
     state = search.start(
         caches,
-        batch.max_lengths,
+        max_lengths,
         shape.capacity,
-        sentence_ids=batch.numbers,
+        sentence_ids=item_numbers,
         first_tokens=last_tokens,
         n_best=n_best,
         contrast=models.is_contrast,

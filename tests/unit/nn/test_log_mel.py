@@ -4,6 +4,7 @@ import functools
 import pathlib
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -45,5 +46,5 @@ def test_filters_have_equal_areas():
 
 
 def test_refuses_waves_shorter_than_half_a_window():
-    with pytest.raises(UserError, match="^log_mel: expected more than 200 samples, got 200$"):
-        log_mel(np.zeros((1, 200), np.float32), 80)
+    with pytest.raises(UserError, match=r"^log_mel: .* more than 200 samples, got 200$"):
+        log_mel(jnp.zeros((1, 200)), 80)

@@ -84,7 +84,6 @@ print(spell(407), word_ids([spell(407)]))
 
 # %%
 from jaxformer import ModelConfig, Transformer, ViT, ViTConfig
-from jaxformer.tasks.images.image_task import scale_pixels
 
 SIZES = {"d_model": 64, "d_ff": 128, "num_heads": 4, "num_layers": 2, "dropout_rate": 0.0}
 PICTURES = ViTConfig(
@@ -103,7 +102,7 @@ class Reader(Transformer):
         self.eyes = ViT(self.pictures)
 
     def encode(self, src, segments=None, positions=None, **dropout):
-        return self.eyes.features(scale_pixels(src), **dropout)
+        return self.eyes.features(PICTURES.scale_pixels(src), **dropout)
 
     def __call__(self, images, words_in):
         encoded = self.encode(images)
@@ -257,7 +256,7 @@ class Matching(Reading):
         return params | {"scale": jnp.log(10.0)}
 
     def loss(self, params, batch, randomness):
-        images = scale_pixels(deform(batch["images"], randomness))
+        images = PICTURES.scale_pixels(deform(batch["images"], randomness))
         pictures = sees.apply({"params": params["sees"]}, images)
         texts = reads.apply({"params": params["reads"]}, batch["words"])
         return jaxformer.contrastive_sums(pictures, texts, jnp.exp(params["scale"]))
@@ -268,7 +267,7 @@ class Matching(Reading):
 
 @jax.jit
 def similarity(params, images, words):
-    pictures = sees.apply({"params": params["sees"]}, scale_pixels(images))
+    pictures = sees.apply({"params": params["sees"]}, PICTURES.scale_pixels(images))
     texts = reads.apply({"params": params["reads"]}, words)
     sides = (x / jnp.linalg.norm(x, axis=1, keepdims=True) for x in (pictures, texts))
     return jnp.matmul(*(x if n == 0 else x.T for n, x in enumerate(sides)))

@@ -1,44 +1,36 @@
 """The Vision Transformer (Dosovitskiy et al. 2021): the encoder of the paper on patches."""
 
 import dataclasses
-from typing import Literal, TypeAlias
+from typing import Literal
 
 import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float
 
-from jaxformer.errors import UserError
 from jaxformer.fields import setting
 from jaxformer.layout import expand_like
 from jaxformer.models.architecture import PaperArchitecture, check_divides
 from jaxformer.models.assembly import Model, make_stack
 from jaxformer.models.encoder import linear
+from jaxformer.models.pictures import PictureArchitecture, Pictures, StackSizes
 from jaxformer.nn.dropout import Dropout, RowIds, dropout_rows
 from jaxformer.nn.feed_forward import Activation
 from jaxformer.nn.matmul import project
 from jaxformer.nn.parameters import parameter
 from jaxformer.nn.precision import ComputeDtype, activation_dtype
 
-Pictures: TypeAlias = Float[Array, "B Y X C"]
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ViTConfig(PaperArchitecture):
+class ViTConfig(PictureArchitecture, PaperArchitecture):
     """The architecture of a :class:`ViT`; by default ViT-B/16. Other fields are as in GPT2Config.
 
     Attributes:
-      height: Height of the pictures in pixels; also ``width``, and ``channels`` of each pixel.
       patch_size: Side of a patch in pixels.
-      num_classes: Number of classes, or size of an embedding; 0 returns pooled features.
       pooling: Features that are classified: "token", of a learned class token, or "mean".
     """
 
     architecture: Literal["vit"] = "vit"
-    height: int = setting(224, "positive")
-    width: int = setting(224, "positive")
-    channels: int = setting(3, "positive")
     patch_size: int = setting(16, "positive")
-    num_classes: int = setting(1000, "any", may_differ=True)
     pooling: Literal["token", "mean"] = "token"
     d_model: int = setting(768, "size")
     d_ff: int = setting(3072, "size")
@@ -56,10 +48,6 @@ class ViTConfig(PaperArchitecture):
             check_divides(self, "patch_size", side)
 
     @property
-    def image_shape(self) -> tuple[int, int, int]:
-        return self.height, self.width, self.channels
-
-    @property
     def grid(self) -> tuple[int, int]:
         """Number of patches along the height and along the width."""
         return self.height // self.patch_size, self.width // self.patch_size
@@ -69,6 +57,14 @@ class ViTConfig(PaperArchitecture):
         rows, columns = self.grid
         num_patches = rows * columns
         return num_patches + 1 if self.pooling == "token" else num_patches
+
+    @property
+    def attention_grid(self) -> tuple[int, int]:
+        return self.grid
+
+    @property
+    def stacks(self) -> tuple[StackSizes, ...]:
+        return (StackSizes(self, sequences=1, length=self.num_tokens),)
 
 
 def patches(images: Pictures, size: int) -> Float[Array, "B T P"]:
@@ -113,7 +109,10 @@ class ViT(Model):
         *,
         row_ids: RowIds = None,
     ) -> Float[Array, "B K"]:
-        """Returns logits of the classes. Pixels are from -1 to 1; the rest is as in Encoder."""
+        """Returns logits of the classes.
+
+        Pixels are as :meth:`ViTConfig.scale_pixels` returns them; the rest is as in Encoder.
+        """
         features = self.features(images, deterministic, row_ids=row_ids)
         takes_token = self.config.pooling == "token"
         pooled = features[:, 0] if takes_token else features.mean(axis=1)  # [B, D]
@@ -131,10 +130,7 @@ class ViT(Model):
     ) -> Float[Array, "B T D"]:
         """Returns the output of the encoder: of the class token, if any, and of each patch."""
         c = self.config
-        expected = c.image_shape
-        if images.shape[1:] != expected:
-            sizes = ", ".join(map(str, expected))
-            raise UserError(f"ViT: expected pictures [batch, {sizes}], got {images.shape}")
+        c.check_pictures("ViT", images)
 
         x = project(patches(images, c.patch_size), *self.patches, c.compute_dtype)  # [B, T, D]
         if c.pooling == "token":

@@ -69,8 +69,8 @@ class Algorithm(abc.ABC):
       bos_id: Token that starts every hypothesis; not part of the result. The defaults of the three
         ids are the ids in jaxformer's vocabularies.
       eos_id: Token that ends a hypothesis.
-      other_ends: More tokens that end a hypothesis. Their probabilities count as those of
-        ``eos_id``, which takes their place in results.
+      other_ends: More tokens that end a hypothesis. Results have ``eos_id`` in their place, with
+        the sum of the probabilities.
       pad_id: Padding of results after EOS; also the step function's input for finished sentences.
 
     Raises:

@@ -3,7 +3,7 @@
 import pathlib
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jaxformer.cli.command import Command
 from jaxformer.cli.commands.plot import check_suffix
@@ -175,6 +175,13 @@ def _classify_images(
 
     classifier = ImageClassifier.load(workdir, weights=weights)
     pixels, labels = read_npz(str(images), needs_labels=False)
+
+    # A model without such attention is refused before all pictures are classified.
+    maps: Any = None
+    grid: Any = classifier.model.attention_grid
+    if attention is not None:
+        maps = classifier.attention(pixels[:_DRAWN])
+
     distributions = classifier.probabilities(pixels)  # [N, number of classes]
     found = distributions.argmax(axis=1).tolist()
 
@@ -184,11 +191,10 @@ def _classify_images(
         print(_image_accuracy(images, found, labels, num_classes), file=sys.stderr)
 
     if attention is not None:
-        first = pixels[:_DRAWN]
         draw_heads(
-            first,
-            classifier.attention(first),
-            classifier.model.grid,
+            pixels[:_DRAWN],
+            maps,
+            grid,
             path=attention,
             titles=[str(label) for label in found[:_DRAWN]],
         )

@@ -8,16 +8,16 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float, PyTree, UInt8
 
-from jaxformer.config import Config, check_kind, model_section
+from jaxformer.config import Config, check_kind
 from jaxformer.errors import UserError
 from jaxformer.inference.parameter_arrays import prepare_params
 from jaxformer.inference.weights import TrainedModel
 from jaxformer.kinds.image_classification import IMAGE_CLASSIFICATION
 from jaxformer.layout import global_mesh
 from jaxformer.models.encoder import class_probabilities
-from jaxformer.models.vit import ViT, ViTConfig
+from jaxformer.models.pictures import PictureArchitecture
 from jaxformer.runs.workdir import use_compilation_cache
-from jaxformer.tasks.images.image_task import scale_pixels
+from jaxformer.tasks.images.image_task import picture_section
 
 _BATCH_SIZE = 64
 
@@ -35,7 +35,7 @@ class ImageClassifier:
         use_compilation_cache()
 
         self.config = config
-        self.model = model_section(config, ViTConfig)
+        self.model = picture_section(config)
         self.params = prepare_params(config.model, params, IMAGE_CLASSIFICATION)
 
     @classmethod
@@ -48,13 +48,28 @@ class ImageClassifier:
         """Returns the probability of each class for each picture.
 
         Raises:
-          UserError: Pictures are not uint8, or of another size than in training.
+          UserError: Pictures are not uint8, or of another size than in training, or the model has
+            no classes.
         """
+        if not self.model.num_classes:
+            raise UserError(
+                "expected a model with classes, got model.num_classes=0; train a classifier that "
+                "begins with it: --config.training.init_from"
+            )
         probabilities, *_ = self._run(images)
         return probabilities
 
     def attention(self, images: UInt8[np.ndarray, "N Y X C"]) -> Float[np.ndarray, "N L H T T"]:
-        """Returns the attention weights of each layer and head; the class token, if any, first."""
+        """Returns the attention weights of each layer and head; the class token, if any, first.
+
+        Raises:
+          UserError: As for :meth:`probabilities`, or attention is not between all patches.
+        """
+        if self.model.attention_grid is None:
+            raise UserError(
+                "expected a model with attention between all patches in all layers, such as vit: "
+                f"got model.architecture={self.model.architecture}"
+            )
         _, weights = self._run(images, with_weights=True)
         return weights
 
@@ -88,15 +103,16 @@ class ImageClassifier:
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _apply(
-    config: ViTConfig,
+    config: PictureArchitecture,
     with_weights: bool,
     params: PyTree,
     images: Array,
 ) -> tuple[Float[Array, "B ..."], ...]:
     mutable = ["intermediates"] if with_weights else []
     variables: Any = {"params": params}
-    model = ViT(config)
-    logits, seen = model.apply(variables, scale_pixels(images), mutable=mutable)
+    model = IMAGE_CLASSIFICATION.build(config)
+    pixels = config.scale_pixels(images)
+    logits, seen = model.apply(variables, pixels, mutable=mutable)
 
     probabilities = class_probabilities(logits)
     if not with_weights:

@@ -8,10 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from jax.typing import ArrayLike
-from jaxtyping import Array, Float, Num, PyTree
+from jaxtyping import PyTree
 
-from jaxformer.config import Config, ImagesConfig, data_section, model_section
+from jaxformer.config import Config, ImagesConfig, data_section
 from jaxformer.data.classes import check_variety, describe_classes
 from jaxformer.data.corpus import Corpus
 from jaxformer.data.examples import describe_example
@@ -19,7 +18,7 @@ from jaxformer.data.images import Augmentation, Images, read_images
 from jaxformer.data.loader import round_up
 from jaxformer.errors import UserError
 from jaxformer.kinds.image_classification import IMAGE_CLASSIFICATION
-from jaxformer.models.vit import ViTConfig
+from jaxformer.models.pictures import PictureArchitecture
 from jaxformer.runs.workdir import Workdir
 from jaxformer.tasks.images.image_augmentation import augment
 from jaxformer.tasks.token_task import NetworkLoss, NetworkTask
@@ -30,15 +29,18 @@ from jaxformer.training.placement import BatchShards
 from jaxformer.training.task import CheckStop, Randomness, Sums
 
 
-def scale_pixels(images: Num[ArrayLike, "B Y X C"]) -> Float[Array, "B Y X C"]:
-    """Returns pixels from 0 to 255 as a model takes them, from -1 to 1."""
-    return jnp.asarray(images, jnp.float32) / 127.5 - 1
+def picture_section(config: Config) -> PictureArchitecture:
+    """Returns ``config.model`` of a classifier of pictures."""
+    model = config.model
+    assert isinstance(model, PictureArchitecture), "each model of the kind has such a section"
+    return model
 
 
 @dataclasses.dataclass(frozen=True)
 class ImageLoss(NetworkLoss):
     """Sums the label-smoothed loss over pictures, which training changes at random."""
 
+    model: PictureArchitecture
     augmentation: Augmentation = dataclasses.field(default_factory=Augmentation)
 
     @classmethod
@@ -52,7 +54,7 @@ class ImageLoss(NetworkLoss):
         batch: PyTree,
         randomness: Randomness | None,
     ) -> Sums:
-        images = scale_pixels(batch["images"])
+        images = self.model.scale_pixels(batch["images"])
         if randomness is not None:
             # From the same seed as dropout, but another stream.
             key = jax.random.fold_in(randomness.key, 1)
@@ -73,7 +75,7 @@ class ImageLoss(NetworkLoss):
 
 
 class ImageClassification(NetworkTask):
-    """Trains a :class:`~jaxformer.ViT`; validates with loss and accuracy."""
+    """Trains a classifier, such as a :class:`~jaxformer.ViT`; validates with loss and accuracy."""
 
     kind = IMAGE_CLASSIFICATION
     loss_class = ImageLoss
@@ -101,7 +103,7 @@ class ImageClassification(NetworkTask):
             raise UserError("corpus: expected none with pictures; name files in data.train")
 
         data = data_section(config, ImagesConfig)
-        model = model_section(config, ViTConfig)
+        model = picture_section(config)
 
         train = read_images(data, data.train)
         valid = read_images(data, data.valid)
@@ -116,7 +118,7 @@ class ImageClassification(NetworkTask):
     @classmethod
     def longest_batch(cls, config: Config, shards: BatchShards) -> PyTree:
         data = data_section(config, ImagesConfig)
-        model = model_section(config, ViTConfig)
+        model = picture_section(config)
 
         rows = round_up(data.rows, shards.row_multiple)
         return {
@@ -146,8 +148,11 @@ class ImageClassification(NetworkTask):
         return numbers.tolist()
 
     def flops(self, batch: PyTree) -> int:
-        model = model_section(self.config, ViTConfig)
-        return layers_flops(model, len(batch["labels"]), model.num_tokens)
+        rows = len(batch["labels"])
+        flops = 0
+        for stack in picture_section(self.config).stacks:
+            flops += layers_flops(stack.sizes, rows * stack.sequences, stack.length)
+        return flops
 
     def identity(self) -> dict[str, str]:
         return {"train": _sha256(self._train), "valid": _sha256(self._valid)}
@@ -158,7 +163,7 @@ class ImageClassification(NetworkTask):
         epochs = self.config.training.steps * self._data.rows / train
         counts = f"{train:,} training pictures, {valid:,} for validation; {epochs:.1f} epochs"
 
-        classes = model_section(self.config, ViTConfig).num_classes
+        classes = picture_section(self.config).num_classes
         names = list(map(str, range(classes)))
         notes = describe_classes(names, self._train.labels, self._valid.labels)
 
@@ -190,7 +195,7 @@ class ImageClassification(NetworkTask):
         )
 
 
-def _check_split(name: str, split: Images, model: ViTConfig) -> None:
+def _check_split(name: str, split: Images, model: PictureArchitecture) -> None:
     """Checks that the pictures and the labels of a split suit the model."""
     shape = split.images.shape[1:]
     if shape != model.image_shape:

@@ -61,7 +61,8 @@ GPT2_CONFIG = [
     ({"n_special": 3}, "does not know n_special=3"),
     ({"tie_encoder_decoder": True}, "does not know tie_encoder_decoder=True"),
     ({"per_layer_config": {"0": {"n_head": 1}}}, "does not know per_layer_config="),
-    ({"eos_token_id": [1, 2]}, r"expected eos_token_id to be a whole number.*: got \[1, 2\]"),
+    ({"eos_token_id": [1, "2"]}, r"expected eos_token_id to be a whole number.*: got \[1, '2'\]"),
+    ({"eos_token_id": [1, 96]}, "expected eos_token_id below vocab_size=96: got 96"),
     ({"eos_token_id": None}, "tokenizer.json: expected eos_token_id to be an id"),
     ({"bos_token_id": 96}, "tokenizer.json: expected bos_token_id below vocab_size=96: got 96"),
     ({"vocab_size": 90}, "expected token ids below vocab_size=90, .*: got the id"),
@@ -163,14 +164,24 @@ VIT_CONFIG = [
     ({"id2label": {"0": "a"}}, r"expected classifier.weight to have shape \(1, 16\): got \(4, 16"),
 ]
 VIT_PIXELS = [
-    ({"image_mean": [0.4, 0.5, 0.5]}, r"expected image_mean to be \[0.5, 0.5, 0.5\]: got \[0.4"),
-    ({"do_normalize": False}, "expected do_normalize to be True: got False; .* pixels are from -1"),
-    ({"resample": 3}, "expected resample to be 2, bilinear: got 3; jaxformer's exports have this"),
-    ({"do_center_crop": True, "crop_size": 224}, "does not know do_center_crop=True"),
+    ({"image_mean": [0.4, 0.5]}, r"expected image_mean to be 3 numbers, one .*: got \[0.4, 0.5\]"),
+    ({"image_std": [0.5, 0.5, "1"]}, r"expected image_std to be 3 numbers, .*: got \[0.5, 0.5, '1"),
+    ({"image_std": [0.5, 0.5, 0]}, "model.pixel_std must be greater than 0: got 0.5 0.5 0.0"),
+    ({"do_normalize": False}, "expected do_normalize to be True: got False; .* normalized pixels"),
+    ({"resample": 1}, "expected resample to be 2, bilinear or 3, bicubic: got 1; jaxformer's exp"),
+    ({"do_center_crop": True, "crop_size": 224}, "crop_size to be the size .*, 8 and 12: got {'h"),
+    (
+        {"do_center_crop": True, "crop_size": {"height": 8, "width": 12}},
+        "expected do_center_crop with a size of shortest_edge, in a BitImageProcessor",
+    ),
+    ({"do_reduce_labels": True}, "expected do_reduce_labels to be False: got True"),
     ({"do_pad": True}, "does not know do_pad=True"),
     ({"rescale_offset": True}, "does not know rescale_offset=True"),
-    ({"image_processor_type": "CLIPImageProcessor"}, "image_processor_type to be ViTImage.*: got"),
-    ({"feature_extractor_type": "X"}, "feature_extractor_type to be ViTFeatureExtractor: got 'X'"),
+    ({"image_processor_type": "ConvNextImageProcessor"}, "image_processor_type to be ViT.*: "),
+    (
+        {"feature_extractor_type": "X"},
+        "feature_extractor_type to be ViTFeatureExtractor .*: got 'X'",
+    ),
 ]
 NAMES = "expected id2label to name each class: got "
 BERT_CONFIG = [

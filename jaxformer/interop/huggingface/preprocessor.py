@@ -1,0 +1,191 @@
+"""preprocessor_config.json: how pictures become the pixels that a model takes."""
+
+from typing import Any, NamedTuple
+
+from jaxformer.errors import UserError
+from jaxformer.interop.json_fields import JsonFields
+from jaxformer.models.pictures import PictureArchitecture
+
+FILE = "preprocessor_config.json"
+# Interpolations by PIL's numbers.
+_RESAMPLING = {2: "bilinear", 3: "bicubic"}
+_STEPS = {"do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True}
+# Fields that change no pixel of a picture as our models take it: of pictures in grayscale, of steps
+# that are off, the layout and the device of arrays, and names.
+_IGNORED = (
+    "do_resize|default_to_square|do_convert_rgb|pad_size"
+    "|(input_)?data_format|device|disable_grouping|return_tensors|processor_class"
+)
+_HALF = (0.5, 0.5, 0.5)
+_OF_CLIP = {
+    "image_mean": (0.48145466, 0.4578275, 0.40821073),
+    "image_std": (0.26862954, 0.26130258, 0.27577711),
+}
+
+
+class Processor(NamedTuple):
+    """A class of transformers, and what it does if a file leaves a field out.
+
+    Attributes:
+      resample: PIL's number of the interpolation.
+      crops: It resizes the shorter side, and cuts the center out.
+      normalization: The mean and the standard deviation.
+    """
+
+    resample: int
+    crops: bool = False
+    normalization: dict[str, tuple[float, ...]] = {"image_mean": _HALF, "image_std": _HALF}  # noqa: RUF012
+
+
+_PROCESSORS = {
+    "ViT": Processor(resample=2),
+    "Beit": Processor(resample=3),
+    "Bit": Processor(resample=3, crops=True, normalization=_OF_CLIP),
+    "CLIP": Processor(resample=3, crops=True, normalization=_OF_CLIP),
+}
+_NAMES = {
+    "image_processor_type": ("ImageProcessor", "ImageProcessorFast", "ImageProcessorPil"),
+    "feature_extractor_type": ("FeatureExtractor",),
+}
+
+
+def read_preprocessor(config: JsonFields, channels: int, height: int, width: int) -> dict[str, Any]:
+    """Returns our fields of the pixels that a model takes, given its config.json and its pictures.
+
+    Raises:
+      UserError: The processor does something that our models do not.
+    """
+    fields = JsonFields(config.place.with_name(FILE), {})
+    processor = _processor(fields)
+
+    for name, value in _STEPS.items():
+        fields.check(name, [value], repr(value), "models take normalized pixels")
+    for name in ("reduce_labels", "do_reduce_labels"):
+        fields.check(name, [False, None], "False", "models have no segments of pictures")
+    known = " or ".join(f"{number}, {name}" for number, name in _RESAMPLING.items())
+    fields.check("resample", [*_RESAMPLING], known, "exports have one of these")
+
+    values = {
+        "pixel_mean": _numbers(fields, "image_mean", processor, channels),
+        "pixel_std": _numbers(fields, "image_std", processor, channels),
+        "resampling": _RESAMPLING[fields.values.get("resample", processor.resample)],
+        "shortest_side": _shortest_side(fields, processor, height=height, width=width),
+    }
+    fields.check_known(
+        {
+            *_STEPS,
+            *_NAMES,
+            "reduce_labels",
+            "do_reduce_labels",
+            "resample",
+            "image_mean",
+            "image_std",
+            "size",
+            "crop_size",
+            "do_center_crop",
+        },
+        _IGNORED,
+    )
+    return values
+
+
+def write_preprocessor(model: PictureArchitecture) -> dict[str, Any]:
+    """Returns the fields of a processor with which pixels are as our model takes them."""
+    numbers = {number for number, name in _RESAMPLING.items() if name == model.resampling}
+    sides = {"height": model.height, "width": model.width}
+    fields: dict[str, Any] = {
+        "image_processor_type": "ViTImageProcessor",
+        "do_resize": True,
+        "size": sides,
+        **_STEPS,
+        "image_mean": _per_channel(model.pixel_mean, model.channels),
+        "image_std": _per_channel(model.pixel_std, model.channels),
+    }
+
+    # Without the field, the processor's interpolation is bilinear.
+    if model.resampling != "bilinear":
+        [fields["resample"]] = numbers
+    if model.shortest_side is not None:
+        fields["image_processor_type"] = "BitImageProcessor"
+        fields["size"] = {"shortest_edge": model.shortest_side}
+        fields["do_center_crop"] = True
+        fields["crop_size"] = sides
+        [fields["resample"]] = numbers
+    return fields
+
+
+def _processor(fields: JsonFields) -> Processor:
+    """Returns the class that a file names, ViT's if it names none."""
+    found = _PROCESSORS["ViT"]
+    for field, ends in _NAMES.items():
+        classes = {}
+        for beginning, processor in _PROCESSORS.items():
+            classes |= {f"{beginning}{end}": processor for end in ends}
+
+        expected = " or ".join(classes)
+        fields.check(field, [*classes], expected, "pictures have no other processor")
+        name = fields.values.get(field)
+        if name is not None:
+            found = classes[name]
+    return found
+
+
+def _numbers(fields: JsonFields, name: str, processor: Processor, channels: int) -> str:
+    """Returns a number for each channel, or one if they are equal, as our fields have them."""
+    found = fields.values.get(name)
+    if found is None:
+        found = list(processor.normalization[name])
+
+    # Another number would be refused by our section.
+    is_list = isinstance(found, list)
+    numbers = found if is_list else [found]
+    are_numbers = all(type(number) in (int, float) for number in numbers)
+    if not are_numbers or (is_list and len(numbers) != channels):
+        raise UserError(
+            f"{fields.place}: expected {name} to be {channels} numbers, one for each channel: got "
+            f"{found!r:.80}"
+        )
+
+    words = [repr(float(number)) for number in numbers]
+    if len(set(words)) == 1:
+        return words[0]
+    return " ".join(words)
+
+
+def _per_channel(numbers: str, channels: int) -> list[float]:
+    found = [float(word) for word in numbers.split()]
+    return found if len(found) == channels else found * channels
+
+
+def _shortest_side(
+    fields: JsonFields,
+    processor: Processor,
+    height: int,
+    width: int,
+) -> int | None:
+    """Returns the pixels of the shorter side, if the center is then cut out."""
+    crops = fields.values.get("do_center_crop")
+    if crops is None:
+        crops = processor.crops
+    if not crops:
+        return None
+
+    # A number is the size of a square, or the shorter side.
+    crop = fields.values.get("crop_size", 224)
+    if not isinstance(crop, dict):
+        crop = {"height": crop, "width": crop}
+    if crop != {"height": height, "width": width}:
+        raise UserError(
+            f"{fields.place}: expected crop_size to be the size of the model's pictures, {height} "
+            f"and {width}: got {crop!r:.80}"
+        )
+
+    size = fields.values.get("size", 224)
+    shortest = size.get("shortest_edge") if isinstance(size, dict) else size
+    needs_both_sides = isinstance(size, dict) and shortest is None
+    if needs_both_sides or not isinstance(shortest, int) or not processor.crops:
+        raise UserError(
+            f"{fields.place}: expected do_center_crop with a size of shortest_edge, in a "
+            f"BitImageProcessor or a CLIPImageProcessor: got size={size!r:.80}"
+        )
+    return shortest

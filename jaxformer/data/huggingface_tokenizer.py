@@ -74,6 +74,7 @@ class HuggingFaceTokenizer(Vocabulary):
     * ``token_types``: false if all tokens of a pair have type 0,
     * ``labels``, of an encoder: the labels of its classes,
     * ``skips_blank``, of an encoder-decoder: a blank source has no ids, not even special tokens,
+    * ``other_ends``, of a language model: the ids in it of more tokens that end a text,
     * ``forced_start``, of an encoder-decoder: the id of the token in it that begins every output,
     * ``languages``, of a model of many languages: the languages of source and target. Their codes
       are the first tokens of the two sides,
@@ -146,6 +147,7 @@ class HuggingFaceTokenizer(Vocabulary):
         self._skips_blank = bool(values.get("skips_blank"))
         self.forced_start = _optional_id(values.get("forced_start"))
         self.target_start = self._target_start()
+        self.other_ends = self._other_ends(values.get("other_ends") or ())
 
         if mask is None:  # as in files of version 0.3
             mask = self._tokenizer.token_to_id("[MASK]")
@@ -209,6 +211,14 @@ class HuggingFaceTokenizer(Vocabulary):
             )
         return (int(self.our_ids[self.forced_start]),)
 
+    def _other_ends(self, their_ids: Sequence[int]) -> tuple[int, ...]:
+        """Returns our ids of the tokens that end a text as EOS does."""
+        size = len(self.our_ids)
+        for number in their_ids:
+            if not 0 <= number < size:
+                raise UserError(f"expected eos_token_id below vocab_size={size}: got {number}")
+        return tuple(self.our_ids[list(map(operator.index, their_ids))].tolist())
+
     @classmethod
     def assemble(
         cls,
@@ -221,6 +231,7 @@ class HuggingFaceTokenizer(Vocabulary):
         code_follows: bool = False,
         skips_blank: bool = False,
         forced_start: int | None = None,
+        other_ends: Sequence[int] = (),
         mask: int | None = None,
         has_types: bool = True,
     ) -> "HuggingFaceTokenizer":
@@ -246,6 +257,8 @@ class HuggingFaceTokenizer(Vocabulary):
             values["skips_blank"] = True
         if forced_start is not None:
             values["forced_start"] = forced_start
+        if other_ends:
+            values["other_ends"] = list(other_ends)
         return cls(json.dumps(values).encode())
 
     @property

@@ -60,6 +60,7 @@ class Vocabulary(abc.ABC):
     # Begin each target of such a model; the search neither chooses them nor counts their log_prob.
     target_start: tuple[int, ...] = ()
     source_end = EOS  # the last token of each source; targets end with EOS
+    other_ends: tuple[int, ...] = ()  # more tokens that end a generated text
     ends_texts = False  # EOS ends the texts that a language model was trained on.
     keeps_lines = True  # No token holds a line break and the text after it.
     _appends = True  # Later tokens leave the decoded text of earlier ones unchanged.

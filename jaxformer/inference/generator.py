@@ -150,18 +150,15 @@ class Generator(AutoregressivePredictor):
         search = self.config.search
         constraints = (*search.constraints, _OnlyText(may_end=self._ends_texts))
 
-        if isinstance(search, Sampling):
-            return dataclasses.replace(
-                search,
-                constraints=constraints,
-                num_samples=1,
-            )
-        # Texts may end at their maximum length, without EOS.
-        return dataclasses.replace(
+        search = dataclasses.replace(
             search,
             constraints=constraints,
-            unfinished="compete",
+            other_ends=self.tokenizer.other_ends,
         )
+        if isinstance(search, Sampling):
+            return dataclasses.replace(search, num_samples=1)
+        # Texts may end at their maximum length, without EOS.
+        return dataclasses.replace(search, unfinished="compete")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -80,6 +80,17 @@ class JsonFields:
             raise self._error(name, f"a whole number below {_INTEGERS_BELOW}")
         return value
 
+    def integers(self, name: str) -> list[int]:
+        """Returns the numbers of a field that is one whole number or a list of some."""
+        value: Any = self.values.get(name)
+        is_list = isinstance(value, list) and bool(value)
+        numbers: list[Any] = value if is_list else [value]
+        for number in numbers:
+            is_integer = isinstance(number, int) and not isinstance(number, bool)
+            if not is_integer or not 0 <= number < _INTEGERS_BELOW:
+                raise self._error(name, f"a whole number below {_INTEGERS_BELOW}, or several")
+        return numbers
+
     def boolean(self, name: str) -> bool:
         value = self.values.get(name)
         if not isinstance(value, bool):

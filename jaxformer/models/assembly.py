@@ -59,7 +59,7 @@ class ModelConfig(PaperArchitecture):
         square of 1 times a learned scale, which all heads of a layer share: "QK-norm" (Henry et al.
         2020; Dehghani et al. 2023), which bounds the scores. The paper has none.
       activation: Activation of the feed-forward networks: "relu" as in equation 2, "gelu" (the
-        approximation with tanh), "gelu_exact", "swish" or "tanh".
+        approximation with tanh), "gelu_exact", "quick_gelu" (with a sigmoid), "swish" or "tanh".
       biases: Add biases to attention projections and output logits. The paper has none; some other
         systems do.
       embeddings: "tied" as in section 3.4, one matrix for source, target and output, or "separate".

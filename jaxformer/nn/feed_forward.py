@@ -14,14 +14,19 @@ from jaxformer.nn.matmul import project
 from jaxformer.nn.parameters import parameter
 from jaxformer.nn.precision import ComputeDtype
 
-Activation = Literal["relu", "gelu", "gelu_exact", "swish", "tanh"]
+Activation = Literal["relu", "gelu", "gelu_exact", "quick_gelu", "swish", "tanh"]
 
 
 def activate(activation: Activation, x: Float[Array, "*X"]) -> Float[Array, "*X"]:
-    """Applies an activation; "gelu" is the approximation with tanh, "gelu_exact" has erf."""
+    """Applies an activation; "gelu" is the approximation with tanh, "gelu_exact" has erf.
+
+    "quick_gelu" is the approximation with a sigmoid (Hendrycks and Gimpel 2016).
+    """
     if activation == "gelu_exact":
         # x Phi(x), with the distribution function of the normal distribution
         return x * (1 + _erf(x * math.sqrt(0.5))) / 2
+    if activation == "quick_gelu":
+        return x * nn.sigmoid(1.702 * x)
     return getattr(nn, activation)(x)
 
 

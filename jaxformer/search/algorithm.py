@@ -69,6 +69,8 @@ class Algorithm(abc.ABC):
       bos_id: Token that starts every hypothesis; not part of the result. The defaults of the three
         ids are the ids in jaxformer's vocabularies.
       eos_id: Token that ends a hypothesis.
+      other_ends: More tokens that end a hypothesis. Results have ``eos_id`` in their place, with
+        the sum of the probabilities.
       pad_id: Padding of results after EOS; also the step function's input for finished sentences.
 
     Raises:
@@ -84,6 +86,7 @@ class Algorithm(abc.ABC):
     constraints: tuple[Constraint, ...] = setting((), in_files=False)  # which are no plain values
     bos_id: int = setting(2, in_files=False)
     eos_id: int = setting(1, in_files=False)
+    other_ends: tuple[int, ...] = setting((), in_files=False)
     pad_id: int = setting(0, in_files=False)
 
     _size: ClassVar[str]  # the field with the number of hypotheses
@@ -289,6 +292,7 @@ class Algorithm(abc.ABC):
                 state.newest,
                 state.cache,
                 eos_id=self.eos_id,
+                other_ends=self.other_ends,
             )
 
             # Each device extends its own rows. ``extend`` does not need the cache.

@@ -11,7 +11,7 @@ from jax.core import Tracer
 from jaxtyping import Array, Float, Int
 
 from jaxformer.errors import UserError
-from jaxformer.search.state import State, TokenScores, scores_of
+from jaxformer.search.state import ContrastiveScores, State, TokenScores, scores_of
 
 StepFn: TypeAlias = Callable[[Int[Array, "B N"], Any], tuple[Float[Array, "B N V"], Any]]
 # (inputs [B, P], targets [B, P], length [], cache) -> (log probabilities of the targets [B, P],
@@ -57,6 +57,7 @@ def call_step_fn(
     tokens: Int[Array, "B N"],
     cache: Any,
     eos_id: int,
+    other_ends: tuple[int, ...] = (),
 ) -> tuple[TokenScores, Any]:
     """Calls the step function; returns its float32 logits, which it checks, and the new cache."""
     returned = step_fn(tokens, cache)
@@ -74,14 +75,37 @@ def call_step_fn(
         )
 
     vocabulary = logits.shape[2]
-    if not 0 <= eos_id < vocabulary:
-        raise UserError(
-            f"eos_id must be a token of the vocabulary, 0 to {vocabulary - 1}: got {eos_id}"
-        )
+    for name, ends in (("eos_id", (eos_id,)), ("other_ends", other_ends)):
+        for end in ends:
+            if not 0 <= end < vocabulary:
+                raise UserError(
+                    f"{name} must be a token of the vocabulary, 0 to {vocabulary - 1}: got {end}"
+                )
+
+    output = jax.tree.map(lambda values: values.astype(jnp.float32), output)
+    if other_ends:
+        output = _merge_ends(output, eos_id, other_ends)
 
     # Without the barrier, XLA would compute them once for every shape that a search gives them.
-    output = jax.tree.map(lambda values: values.astype(jnp.float32), output)
     return lax.optimization_barrier(output), cache
+
+
+def _merge_ends(
+    output: TokenScores,
+    eos_id: int,
+    other_ends: tuple[int, ...],
+) -> Float[Array, "B N V"]:
+    """Returns logits with which EOS is as probable as all ends together, and the others never."""
+    if isinstance(output, ContrastiveScores):
+        raise UserError(
+            f"a contrast has one end: expected no other_ends, got {list(other_ends)}, whose "
+            "probabilities are not in the scores of a contrast"
+        )
+
+    ends = output[:, :, jnp.array([eos_id, *other_ends])]
+    end = jax.nn.logsumexp(ends, axis=2)
+    without_others = output.at[:, :, jnp.array(other_ends)].set(-jnp.inf)
+    return without_others.at[:, :, eos_id].set(end)
 
 
 def check_prefix(

@@ -7,6 +7,7 @@ every option that its layout accepts.
 import dataclasses
 import functools
 import itertools
+import json
 from typing import Any, NamedTuple
 
 import jax
@@ -17,6 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxformer import Generator, MeshConfig, StreamConfig, TrainingConfig, load_model, train
 from jaxformer.inference.weights import TrainedModel
+from jaxformer.inference.windows import Prompt
 from jaxformer.interop.export import export_model
 from jaxformer.interop.huggingface.importer import import_huggingface
 from jaxformer.models.stepwise import step_fn
@@ -26,7 +28,7 @@ from jaxformer.training.mesh import make_mesh
 
 from ..fixtures.random_weights import read_arrays
 from ..profiles import by_profile
-from .families import imported, relative_difference
+from .families import imported, relative_difference, write_model
 
 pytest.importorskip("tokenizers")
 
@@ -143,6 +145,39 @@ def test_searches_equal_transformers(name, search):
     expected = np.where(theirs < 0, 0, family.trained.tokenizer.our_ids[theirs])
 
     np.testing.assert_array_equal(getattr(computed(name), search), expected)
+
+
+def test_generation_stops_at_each_of_several_ends(tmp_path):
+    """As ``generate`` does, which takes the ends from generation_config.json first."""
+    family = imported("llama3")
+    search = dataclasses.replace(family.trained.config.search, beam_size=1)
+    generator = Generator.load(family.workdir, search=search)
+    rows = [Prompt(generator.prompt_ids(text), number) for number, text in enumerate(TEXTS)]
+    whole = generator._decoder(LIMIT).decode(rows)
+    ids = whole[0][0].tolist()
+    other = ids[3]
+    their_other = int(generator.tokenizer.their_ids[other])
+
+    folder = write_model("llama3", tmp_path / "several")
+    end = family.trained.tokenizer.special["eos"]
+    ends = {"eos_token_id": [their_other, end]}
+    (folder / "generation_config.json").write_text(json.dumps(ends))
+    import_huggingface(folder, tmp_path / "run")
+    several = Generator.load(tmp_path / "run", search=search)
+    assert several.tokenizer.special["eos"] == end
+    assert several.tokenizer.other_ends == (other,)
+
+    found = several._decoder(LIMIT).decode(rows)
+    for row, hypotheses in whole.items():
+        ids = hypotheses[0].tolist()
+        if other in ids:
+            ids = [*ids[: ids.index(other)], 1]
+        assert [token for token in found[row][0].tolist() if token] == ids
+    assert found[0][0].tolist().index(1) == 3
+
+    export_model("safetensors", tmp_path / "run", tmp_path / "out")
+    written = json.loads((tmp_path / "out" / "generation_config.json").read_text())
+    assert written["eos_token_id"] == [end, their_other]
 
 
 @pytest.mark.parametrize("name", MODELS)

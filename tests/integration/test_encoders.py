@@ -46,27 +46,34 @@ LONG_TEXTS = [
     ("he has it " * 5, "the house is red."),
 ]
 NAMES = [
+    "albert_choices",
     "albert_classes",
     "albert_masked",
     "albert_pretraining",
+    "big_bird_choices",
     "big_bird_classes",
     "big_bird_masked",
     "big_bird_pretraining",
+    "distilbert_choices",
     "distilbert_classes",
     "distilbert_masked",
+    "electra_choices",
     "electra_classes",
     "electra_masked",
     "electra_replaced",
     "longformer_classes",
     "longformer_masked",
     "longformer_plain",
+    "roberta_choices",
     "roberta_classes",
     "roberta_masked",
     "roberta_plain",
     "roberta_prelayernorm_classes",
     "roberta_prelayernorm_masked",
+    "roberta_score",
     "roformer_classes",
     "roformer_masked",
+    "roformer_score",
     "xlm_roberta_classes",
     "xlm_roberta_masked",
 ]
@@ -113,7 +120,13 @@ def outputs_of(model, params, tokens, types):
                 found["next"] = module.next_logits(tokens, token_types=types)
             if "replaced" in own.heads:
                 found["replaced"] = module.replaced_logits(tokens, token_types=types)
-            if own.num_classes:
+            if "score" in own.heads:
+                found["scores"] = module.scores(tokens, token_types=types)
+            elif "choice" in own.heads:
+                pairs = (3, 2, tokens.shape[1])
+                choices = tokens.reshape(pairs)
+                found["choices"] = module.choice_logits(choices, token_types=types.reshape(pairs))
+            elif own.num_classes:
                 found["classes"] = module(tokens, token_types=types)
             elif "pooler" in own.heads:
                 found["pooled"] = module.pool(features, tokens)
@@ -207,6 +220,12 @@ def test_all_parameters_learn(name):
             rates = {"deterministic": False, "token_types": types}
             if own.num_classes:
                 outputs = module(tokens, **rates)
+            elif "score" in own.heads:
+                outputs = module.scores(tokens, **rates)
+            elif "choice" in own.heads:
+                pairs = (3, 2, tokens.shape[1])
+                rates["token_types"] = types.reshape(pairs)
+                outputs = module.choice_logits(tokens.reshape(pairs), **rates)
             elif "masked" in own.heads:
                 x = module.transform(module.features(tokens, **rates))
                 outputs = output_logits(x, *module.output_projection())
@@ -384,8 +403,20 @@ REFUSED = [
     ("longformer_masked", {"attention_window": 5}, "one even number for all layers: got 5"),
     (
         "electra_classes",
-        {"architectures": ["ElectraForMultipleChoice"]},
-        "a head that jaxformer has, ForMaskedLM, .*, ForPreTraining: got ElectraForMultipleChoice",
+        {"architectures": ["ElectraForCausalLM"]},
+        "a head that jaxformer has, ForMaskedLM, .*, ForPreTraining: got ElectraForCausalLM",
+    ),
+    ("electra_choices", {"summary_type": "mean"}, "summary_type to be 'first': got 'mean'"),
+    # Its first layer has no names of its own in config.json.
+    (
+        "roformer_classes",
+        {"architectures": ["RoFormerForMultipleChoice"]},
+        "a head that jaxformer has, .*: got RoFormerForMultipleChoice",
+    ),
+    (
+        "longformer_plain",
+        {"architectures": ["LongformerForMultipleChoice"]},
+        "has, ForMaskedLM, ForSequenceClassification: got LongformerForMultipleChoice",
     ),
     (
         "big_bird_masked",

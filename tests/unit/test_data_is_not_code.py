@@ -62,6 +62,8 @@ ALLOWED = {
     ("jaxformer/interop/flax_arrays.py", "unpackb"): "of msgpack, which builds plain values only",
     ("jaxformer/cli/config_file.py", "runpy"): "runs the file of --config, which is code",
     ("jaxformer/registry.py", "import_module"): "the names are of the modules of a package",
+    ("jaxformer/data/array_files.py", "load"): "of numpy, which refuses pickles by default",
+    ("jaxformer/data/array_files.py", "zipfile"): "names the error of a damaged file",
     ("jaxformer/data/images.py", "load"): "of numpy, which refuses pickles by default",
     ("jaxformer/data/images.py", "zipfile"): "names the error of a damaged file",
     ("jaxformer/inference/shortlist.py", "load"): "of numpy, which refuses pickles by default",

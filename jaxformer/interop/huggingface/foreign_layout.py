@@ -35,6 +35,7 @@ ACTIVATIONS = {
     "gelu": "gelu_exact",
     "gelu_new": "gelu",  # the approximation with tanh
     "gelu_pytorch_tanh": "gelu",
+    "quick_gelu": "quick_gelu",
     "relu": "relu",
     "silu": "swish",
     "swish": "swish",

@@ -32,6 +32,9 @@ def generation_config(model: TrainedModel, layout: Layout) -> dict[str, Any] | N
 
     if config.kind is LANGUAGE_MODELING:
         end = tokenizer.special["eos"]
+        other_ends = [int(tokenizer.their_ids[number]) for number in tokenizer.other_ends]
+        if other_ends:
+            fields["eos_token_id"] = [end, *other_ends]
         ids = {tokenizer.special[name] for name in _NEVER_GENERATED}
         fields["suppress_tokens"] = sorted(ids - {end, None}) or None
     elif config.search.max_length is None:

@@ -156,13 +156,21 @@ def read_tokenizer_files(
     languages: Sequence[str],
 ) -> ImportedTokenizer:
     """Reads tokenizer.json; the ids of special tokens are in config.json or there."""
+    labels = layout.labels(fields)
+    has_decoder = "decoder_start_token_id" in layout.special.values()
+    is_language_model = labels is None and not has_decoder
+
     special: dict[str, int | None] = {}
+    other_ends: list[int] = []
     for name, field in layout.special.items():
-        is_set = fields.values.get(field) is not None
-        special[name] = fields.integer(field) if is_set else None
+        if fields.values.get(field) is None:
+            special[name] = None
+        elif name == "eos" and is_language_model:
+            special[name], *other_ends = _ends(fields, field)
+        else:
+            special[name] = fields.integer(field)
 
     vocab_size = fields.integer(layout.vocab_fields[0])
-    labels = layout.labels(fields)
 
     code_follows = False
     if layout.has_languages:
@@ -173,7 +181,6 @@ def read_tokenizer_files(
             return m2m100.read_tokenizer(model, languages, vocab_size)
 
     forced_start = None
-    has_decoder = "decoder_start_token_id" in layout.special.values()
     if has_decoder and not layout.has_languages:  # A language takes its place.
         forced_start = _forced_start(fields)
     if has_decoder:  # It may begin with the code of the target.
@@ -195,6 +202,7 @@ def read_tokenizer_files(
             code_follows=code_follows,
             skips_blank=has_decoder,
             forced_start=forced_start,
+            other_ends=other_ends,
             mask=found.mask,
             has_types=found.has_types,
         )
@@ -209,6 +217,19 @@ def _settings_of_generate(fields: JsonFields) -> JsonFields:
     """Returns generation_config.json; if there is none, config.json has its fields."""
     place = fields.place.with_name("generation_config.json")
     return JsonFields(place, {}) if place.exists() else fields
+
+
+def _ends(fields: JsonFields, name: str) -> list[int]:
+    """Returns the ids of the tokens that end a text in ``generate``; the first is our EOS."""
+    settings = _settings_of_generate(fields)
+    is_set = settings.values.get(name) is not None
+    ends = settings.integers(name) if is_set else fields.integers(name)
+
+    main = fields.integers(name)[0]
+    if main not in ends:
+        return ends
+    others = [number for number in ends if number != main]
+    return [main, *others]
 
 
 def _decoder_start(fields: JsonFields) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxformer.errors import UserError
-from jaxformer.search import take_sentences
+from jaxformer.search import contrast, take_sentences
 from jaxformer.search.beam import expand
 
 from ...profiles import by_profile
@@ -251,6 +251,30 @@ def test_result_does_not_depend_on_the_other_sentences():
         alone = search_tree(DIVERSE, without_others, LIMITS)
         assert hypotheses(alone, row) == expected
         assert np.isnan(alone.scores[others, 0]).all()
+
+
+def test_several_ends_count_as_one():
+    """If C also ends, A ends with 0.3 + 0.5 and B with 0.9 + 0.1: 0.48 and 0.40 in all."""
+    settings = beam(other_ends=(C,))
+    _, result = search_lattice(settings, np.array([CAPACITY]), np.zeros((1, 0), np.int32))
+
+    assert result.tokens[0, :, :3].tolist() == [[A, EOS, PAD], [B, EOS, PAD]]
+    np.testing.assert_allclose(np.exp(result.log_probs[0]), [0.48, 0.40], rtol=1e-6)
+
+
+def test_other_ends_must_be_tokens_and_no_contrast():
+    def step(tokens, cache):
+        return jnp.ones((1, 2, 5)), cache
+
+    def search(step, ends):
+        return beam(other_ends=ends)(step, (), max_lengths=[3], capacity=6)
+
+    with pytest.raises(UserError, match=r"other_ends must be a token of .*, 0 to 4: got 7"):
+        jax.eval_shape(lambda: search(step, (2, 7)))
+
+    both = contrast(step, step, 0.1)
+    with pytest.raises(UserError, match="a contrast has one end"):
+        jax.eval_shape(lambda: search(both, (2,)))
 
 
 @pytest.mark.parametrize(

@@ -43,30 +43,38 @@ inputs = tokenizer(beginnings, ends, padding=True, return_tensors="pt")
 print(model(**{name: rows[None] for name, rows in inputs.items()}))
 """
 _ONLY = {"is_decoder": False, "add_cross_attention": False, "tie_word_embeddings": True}
+# The layer of the tags of tokens and of choices, in all families of encoders.
+LAST_LAYER = "classifier"
 # Our heads, in the order of BertConfig, and the layer of each.
 _HEADS = {
     "pooler": "pooler.dense",
     "masked": "cls.predictions.transform.dense",
     "next": "cls.seq_relationship",
     "spans": "qa_outputs",
-    "score": "classifier",
-    "choice": "classifier",
+    "score": LAST_LAYER,
+    "choice": LAST_LAYER,
 }
 # The last layer is of several heads; see classifier_head.
-_OWN_LAYERS = {head: layer for head, layer in _HEADS.items() if layer != "classifier"}
+_OWN_LAYERS = {head: layer for head, layer in _HEADS.items() if layer != LAST_LAYER}
 _SIZES = {"next": "PD", "spans": "PD", "score": "1D", "choice": "1D"}
 
 
-def classifier_head(fields: JsonFields) -> str:
-    """Returns our name of the head ``classifier`` of a file; "" for a file without one."""
-    if "classifier.weight" not in fields.tensors:
-        return ""
+def classifier_head(fields: JsonFields, classifier: str = "classifier") -> str:
+    """Returns our name of the last head of a file; "" for a file without one.
 
+    Args:
+      fields: The fields of config.json.
+      classifier: Name of the last layer for classes of texts.
+    """
     names = fields.architecture_heads()
-    if "ForTokenClassification" in names:
-        return "tags"
-    if "ForMultipleChoice" in names:
-        return "choice"
+    if f"{LAST_LAYER}.weight" in fields.tensors:
+        if "ForTokenClassification" in names:
+            return "tags"
+        if "ForMultipleChoice" in names:
+            return "choice"
+
+    if f"{classifier}.weight" not in fields.tensors:
+        return ""
     if fields.values.get("problem_type") == "regression":
         return "score"
     return "classes"
@@ -196,7 +204,8 @@ def _tensors(model: BertConfig) -> Iterator[Tensor]:
         yield Tensor("cls.predictions.decoder.weight", "VD", ("embedding",), is_copy=True)
 
 
-def _write(model: BertConfig) -> dict[str, Any]:
+def regression_fields(model: BertConfig) -> dict[str, Any]:
+    """Returns the fields of config.json of a model that gives a number; none for another."""
     if "score" not in model.heads:
         return {}
     return {"problem_type": "regression", **label_fields(["LABEL_0"])}
@@ -257,7 +266,7 @@ BERT = Layout(
     ignored="pooler_.*",  # of the code that saved old files
     read=_read,
     labels=_labels,
-    write=_write,
+    write=regression_fields,
     tensors=_tensors,
     sizes=lambda model: {"N": model.num_classes or model.num_tags},
     data=_data,

@@ -22,8 +22,11 @@ from jaxformer.interop.huggingface.foreign_layout import (
 from jaxformer.interop.huggingface.layouts.bert import (
     BERT,
     ENCODER_FIELDS,
+    LAST_LAYER,
     check_heads,
+    classifier_head,
     read_labels,
+    regression_fields,
 )
 from jaxformer.interop.huggingface.sentence_transformers import read_pooling
 from jaxformer.interop.json_fields import JsonFields
@@ -40,7 +43,8 @@ _SPECIAL_TOKENS = {"eos": "[SEP]", "bos": "[CLS]", "unk": "[UNK]"}
 _HEAD_AXES = {"pooler": "DD", "masked": "ED", "next": "PD", "replaced": "DD", "spans": "PD"}
 # Layers that have the same names in all families.
 _SPANS = "qa_outputs"
-_TAGS = "classifier"
+# Heads whose last layer gives one number.
+_NUMBERS = ("score", "choice")
 # Fields of ours that tensors express, or that change none.
 _CHECKED = ("heads", "num_classes", "num_tags", "pooled_activation", "pooling", "normalized")
 _ATTENTION = "encoder/layers/self_attention"
@@ -62,7 +66,7 @@ class LayerNames(NamedTuple):
 
 
 class ClassifierNames(NamedTuple):
-    """Names of the two layers of a classifier, and the activation between them.
+    """Names of the two layers after an encoder, and the activation between them.
 
     The activation is None if the feed-forward networks have the same one.
     """
@@ -105,7 +109,8 @@ class Family:
       projection: Name of the matrix after the embeddings; None for a family without.
       first_position: Row of the first token in the table of positions.
       pooler: Name of the pooler of a model without classes; None for a family without.
-      classifier: Names of the classifier.
+      classifier: Names of the classifier of texts.
+      chooser: Names of the layers for multiple choice; None if we lack its class for that.
       masked: Names of the head for masked tokens.
       heads: Names of the layers of the other heads, by our names of these heads.
       pretraining: The head of the class whose name ends with "ForPreTraining"; None for a family
@@ -132,6 +137,7 @@ class Family:
     first_position: int = 0
     pooler: str | None = None
     classifier: ClassifierNames = _ROBERTA_CLASSIFIER
+    chooser: ClassifierNames | None = None
     masked: MaskedNames = _BERT_MASKED
     heads: Mapping[str, str] = dataclasses.field(default_factory=dict)
     pretraining: str | None = None
@@ -148,6 +154,8 @@ class Family:
             tasks.append("ForQuestionAnswering")
         if self.has_tags:
             tasks.append("ForTokenClassification")
+        if self.chooser is not None:
+            tasks.append("ForMultipleChoice")
         if self.pretraining is not None:
             tasks.append("ForPreTraining")
 
@@ -179,28 +187,32 @@ class Family:
 
     def read_labels(self, fields: JsonFields) -> list[str]:
         """Returns the labels of classes or of tags; none for a model without either."""
-        is_tagger = "ForTokenClassification" in fields.architecture_heads()
-        return read_labels(fields, _TAGS if is_tagger else self.classifier.output)
+        layers = {"classes": self.classifier.output, "tags": LAST_LAYER}
+        layer = layers.get(classifier_head(fields, self.classifier.output))
+        return [] if layer is None else read_labels(fields, layer)
 
     def read(self, fields: JsonFields) -> dict[str, Any]:
         """Returns our fields that no table has."""
         check_heads(fields)
+        last = classifier_head(fields, self.classifier.output)
         labels = self.read_labels(fields)
-        is_tagger = "ForTokenClassification" in fields.architecture_heads()
-        num_tags = len(labels) if is_tagger else 0
+        num_tags = len(labels) if last == "tags" else 0
         num_classes = len(labels) - num_tags
 
-        pooler = self.classifier.pooler
-        if num_classes and f"{pooler}.weight" not in fields.tensors:
+        top = self._layers_on_top([last])
+        if top is not None and f"{top.pooler}.weight" not in fields.tensors:
             raise UserError(
-                f"{fields.place}: expected {pooler}.weight beside {self.classifier.output}.weight, "
-                f"as in a {self.classes}ForSequenceClassification: got none"
+                f"{fields.place}: expected {top.pooler}.weight beside {top.output}.weight, as in a "
+                f"{self.classes}ForSequenceClassification or a {self.classes}ForMultipleChoice: "
+                "got none"
             )
 
         heads = []
-        for head, layer in self._layers_of_heads(has_classes=num_classes > 0).items():
+        for head, layer in self._layers_of_heads(top).items():
             if f"{layer}.weight" in fields.tensors:
                 heads.append(head)
+        if last in _NUMBERS:
+            heads.append(last)
 
         activation = ACTIVATIONS.get(fields.values.get("hidden_act", ""), "")
         values = {
@@ -210,7 +222,7 @@ class Family:
             "num_classes": num_classes,
             "num_tags": num_tags,
             "max_length": fields.integer("max_position_embeddings") - self.first_position,
-            "pooled_activation": self._pooled_activation(heads, num_classes > 0, activation),
+            "pooled_activation": self._pooled_activation(heads, top, activation),
             **read_pooling(fields.place.parent),
         }
         if self.projection is not None:
@@ -223,7 +235,8 @@ class Family:
 
     def write(self, model: BertConfig) -> dict[str, Any]:
         """Returns the fields of config.json that no table has."""
-        values: dict[str, Any] = {"max_position_embeddings": model.max_length + self.first_position}
+        values = regression_fields(model)
+        values["max_position_embeddings"] = model.max_length + self.first_position
         if self.projection is not None:
             values["embedding_size"] = model.embedding_width
         if model.window is not None:
@@ -240,12 +253,13 @@ class Family:
     def fits(self, model: BertConfig) -> bool:
         """Returns whether a file can have the heads and the embeddings of a model."""
         heads = model.heads.split()
-        has_classes = model.num_classes > 0
-        expected = self._pooled_activation(heads, has_classes, model.activation)
+        top = self._top_of(model)
+        expected = self._pooled_activation(heads, top, model.activation)
         has_projection = model.embedding_size is not None
 
         return (
-            set(heads) <= self._layers_of_heads(has_classes).keys()
+            set(heads) <= {*self._layers_of_heads(top), *_NUMBERS}
+            and (self.chooser is not None or "choice" not in heads)
             and (self.has_tags or not model.num_tags)
             and model.pooled_activation == expected
             and (model.num_token_types > 0 or "num_token_types" in self.model)
@@ -256,8 +270,10 @@ class Family:
     def network_of(self, model: BertConfig) -> str:
         """Returns the name of the class in transformers."""
         heads = model.heads.split()
-        if model.num_classes:
+        if model.num_classes or "score" in heads:
             return f"{self.classes}ForSequenceClassification"
+        if "choice" in heads:
+            return f"{self.classes}ForMultipleChoice"
         if model.num_tags:
             return f"{self.classes}ForTokenClassification"
         if "spans" in heads:
@@ -274,14 +290,18 @@ class Family:
         if self.final_norm is not None:
             yield from layer_norm(self.final_norm, "encoder/norm")
 
-        heads = self._layers_of_heads(has_classes=model.num_classes > 0)
+        top = self._top_of(model)
+        layers = self._layers_of_heads(top)
         for head in model.heads.split():
-            axes = _HEAD_AXES[head]
-            yield from affine(heads[head], axes, head)
+            if head in _NUMBERS:
+                assert top is not None, "these heads are on top"
+                yield from affine(top.output, "1D", head)
+            else:
+                yield from affine(layers[head], _HEAD_AXES[head], head)
         if model.num_classes:
             yield from affine(self.classifier.output, "ND", "classes")
         if model.num_tags:
-            yield from affine(_TAGS, "ND", "tags")
+            yield from affine(LAST_LAYER, "ND", "tags")
         if "replaced" in model.heads:
             yield from affine(f"{self.heads['replaced']}_prediction", "1D", "replaced_output")
 
@@ -295,7 +315,8 @@ class Family:
 
     def unread(self, model: BertConfig) -> Iterator[str]:
         """Yields the names of a pooler that a classifier with another one does not use."""
-        if model.num_classes and self.pooler not in (None, self.classifier.pooler):
+        top = self._top_of(model)
+        if top is not None and self.pooler not in (None, top.pooler):
             yield f"{self.pooler}.weight"
             yield f"{self.pooler}.bias"
 
@@ -346,9 +367,25 @@ class Family:
         for tensor in found:
             yield tensor._replace(numbers=numbers)
 
-    def _layers_of_heads(self, has_classes: bool) -> dict[str, str]:
-        """Returns the name of the first layer of each head, in the order of ``model.heads``."""
-        pooler = self.classifier.pooler if has_classes else self.pooler
+    def _top_of(self, model: BertConfig) -> ClassifierNames | None:
+        """Returns the layers on top of a model."""
+        classes = ["classes"] if model.num_classes else []
+        return self._layers_on_top([*model.heads.split(), *classes])
+
+    def _layers_on_top(self, heads: Collection[str]) -> ClassifierNames | None:
+        """Returns the two layers for classes, a number or choices; None without these heads."""
+        if "choice" in heads:
+            return self.chooser
+        if "classes" in heads or "score" in heads:
+            return self.classifier
+        return None
+
+    def _layers_of_heads(self, top: ClassifierNames | None) -> dict[str, str]:
+        """Returns the first layer of each head by its name, in the order of ``model.heads``.
+
+        With layers on top, the pooler is the first of these.
+        """
+        pooler = self.pooler if top is None else top.pooler
         poolers = {} if pooler is None else {"pooler": pooler}
         spans = {"spans": _SPANS} if self.has_spans else {}
         return {**poolers, "masked": self.masked.dense, **self.heads, **spans}
@@ -356,13 +393,13 @@ class Family:
     def _pooled_activation(
         self,
         heads: Collection[str],
-        has_classes: bool,
+        top: ClassifierNames | None,
         activation: str,
     ) -> str:
         """Returns the activation of the pooler; without one, of a classifier that is added."""
-        if "pooler" in heads and not has_classes:
+        if "pooler" in heads and top is None:
             return "tanh"
-        return self.classifier.activation or activation
+        return (top or self.classifier).activation or activation
 
     def _needs_projection(self, width: int, d_model: int) -> bool:
         return width != d_model or "embedding_size" in self.required
@@ -376,9 +413,10 @@ class Family:
 
     def _names_without_prefix(self) -> tuple[str, ...]:
         """Returns the beginnings of the names of heads that are beside the encoder."""
-        found = [_TAGS, _SPANS, self.classifier.output, *self.masked, *self.heads.values()]
-        if self.classifier.pooler != self.pooler:
-            found.append(self.classifier.pooler)
+        found = [LAST_LAYER, _SPANS, self.classifier.output, *self.masked, *self.heads.values()]
+        for top in (self.classifier, self.chooser):
+            if top is not None and top.pooler != self.pooler:
+                found.append(top.pooler)
         return tuple(f"{name.partition('.')[0]}." for name in found)
 
 
@@ -442,6 +480,7 @@ _ROBERTA = Family(
     special_tokens={},
     first_position=2,
     pooler="pooler.dense",
+    chooser=ClassifierNames("pooler.dense", "tanh", "classifier"),
     masked=MaskedNames(
         dense="lm_head.dense",
         norm="lm_head.layer_norm",
@@ -497,6 +536,7 @@ DISTILBERT = Family(
         network_norm="output_layer_norm",
     ),
     classifier=ClassifierNames("pre_classifier", "relu", "classifier"),
+    chooser=ClassifierNames("pre_classifier", "relu", "classifier"),
     masked=MaskedNames(
         dense="vocab_transform",
         norm="vocab_layer_norm",
@@ -513,9 +553,16 @@ ELECTRA = Family(
     prefix="electra.",
     fields={**_GELU_FIELDS, "classifier_dropout": "pooled_dropout_rate"},
     defaults={**_DEFAULTS, "classifier_dropout": None, "embedding_size": 128},
-    only=_GELU,
+    only={
+        **_GELU,
+        # Of the layers before the choices.
+        "summary_type": "first",
+        "summary_use_proj": True,
+        "summary_activation": "gelu",
+    },
     projection="embeddings_project",
     classifier=ClassifierNames(activation="gelu_exact"),
+    chooser=ClassifierNames("sequence_summary.summary", "gelu_exact", "classifier"),
     masked=MaskedNames(
         dense="generator_predictions.dense",
         norm="generator_predictions.LayerNorm",
@@ -560,6 +607,7 @@ ALBERT = Family(
     projection="encoder.embedding_hidden_mapping_in",
     pooler="pooler",
     classifier=ClassifierNames("pooler", "tanh", "classifier"),
+    chooser=ClassifierNames("pooler", "tanh", "classifier"),
     masked=MaskedNames(
         dense="predictions.dense",
         norm="predictions.LayerNorm",
@@ -595,6 +643,7 @@ LONGFORMER = dataclasses.replace(
     ignored="attention_mode|onnx_export",  # transformers reads neither
     has_spans=False,  # All tokens of a question would be global.
     has_tags=False,  # No token would be global.
+    chooser=None,  # All tokens of a question would be global.
     model={"global_tokens": 1},
     expressed=("window",),
     required=("window",),
@@ -616,6 +665,7 @@ BIG_BIRD = Family(
     special_tokens={**_SPECIAL_TOKENS, "unk": "<unk>"},
     pooler="pooler",
     classifier=ClassifierNames(activation=None),
+    chooser=ClassifierNames("pooler", "tanh", "classifier"),
     heads={"next": "cls.seq_relationship"},
     pretraining="next",
     has_spans=False,  # Its head has two more layers.

@@ -50,7 +50,7 @@ class StackSettings:
     attention_scale: float | None = None
     is_parallel: bool = False
     activation: Activation
-    biases: bool | Literal["output"] = True
+    biases: bool | Literal["output", "except_key"] = True
     compute_dtype: ComputeDtype
 
 

@@ -55,7 +55,8 @@ class MultiHeadAttention(nn.Module):
       d_k: Size of the queries and keys of a head; ``d_model / num_heads`` when None.
       d_v: Size of the values of a head; ``d_model / num_heads`` when None.
       use_bias: Adds biases to all four projections, or to the last one only if "output", as in
-        GPT-Neo.
+        GPT-Neo, or to all but the keys' if "except_key", as in Whisper: a bias of keys adds the
+        same number to all scores of a query.
       dropout_rate: Dropout rate of the attention weights.
       encode_positions: Function of queries or keys, [B, T, H, K], and their positions, [B or 1, T],
         applied before the dot products; for instance
@@ -77,7 +78,7 @@ class MultiHeadAttention(nn.Module):
     num_heads: int
     d_k: int | None = None
     d_v: int | None = None
-    use_bias: bool | Literal["output"] = False
+    use_bias: bool | Literal["output", "except_key"] = False
     dropout_rate: float = 0.0
     encode_positions: Callable[[Array, Array], Array] | None = None
     num_kv_heads: int | None = None
@@ -358,7 +359,8 @@ class MultiHeadAttention(nn.Module):
         return parameter(self, name, glorot, shape, axes=axes, role="matrix")
 
     def _bias(self, name: str, shape: tuple[int, ...]) -> Any:
-        has_bias = self.use_bias in (True, name)
+        is_among_all = self.use_bias == "except_key" and name != "key"
+        has_bias = is_among_all or self.use_bias in (True, name)
         if not has_bias:
             return None
         return parameter(self, f"{name}_bias", nn.initializers.zeros, shape)

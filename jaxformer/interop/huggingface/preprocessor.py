@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 from jaxformer.errors import UserError
 from jaxformer.interop.json_fields import JsonFields
-from jaxformer.models.pictures import PictureArchitecture
+from jaxformer.models.pictures import PixelArchitecture
 
 FILE = "preprocessor_config.json"
 # Interpolations by PIL's numbers.
@@ -89,7 +89,7 @@ def read_preprocessor(config: JsonFields, channels: int, height: int, width: int
     return values
 
 
-def write_preprocessor(model: PictureArchitecture) -> dict[str, Any]:
+def write_preprocessor(model: PixelArchitecture) -> dict[str, Any]:
     """Returns the fields of a processor with which pixels are as our model takes them."""
     numbers = {number for number, name in _RESAMPLING.items() if name == model.resampling}
     sides = {"height": model.height, "width": model.width}

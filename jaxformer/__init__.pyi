@@ -26,10 +26,10 @@ from jaxformer.inference.attention_view import record_text as record_text
 from jaxformer.inference.conversions import quantize as quantize
 from jaxformer.inference.embedder import Embedder as Embedder
 from jaxformer.inference.generator import Generator as Generator
+from jaxformer.inference.hypotheses import Decoded as Decoded
+from jaxformer.inference.hypotheses import Hypothesis as Hypothesis
 from jaxformer.inference.pair_scores import Score as Score
 from jaxformer.inference.pair_scores import score_pairs as score_pairs
-from jaxformer.inference.stages import Decoded as Decoded
-from jaxformer.inference.translator import Hypothesis as Hypothesis
 from jaxformer.inference.translator import Translator as Translator
 from jaxformer.inference.weights import load_model as load_model
 from jaxformer.inference.weights import load_params as load_params

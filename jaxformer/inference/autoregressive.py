@@ -1,7 +1,9 @@
 """The base of predictors that decode token by token, with one model or several."""
 
 import copy
+import dataclasses
 import pathlib
+from collections.abc import Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -13,7 +15,7 @@ from jaxformer.data.tokenizer import Vocabulary
 from jaxformer.errors import UserError
 from jaxformer.inference.members import Contrast, Ensemble, Member, Models
 from jaxformer.inference.weights import Predictor
-from jaxformer.search import BeamSearch, Sampling
+from jaxformer.search import Algorithm, BeamSearch, Constraint, Sampling
 
 PredictorT = TypeVar("PredictorT", bound="AutoregressivePredictor")
 
@@ -115,6 +117,19 @@ class AutoregressivePredictor(Predictor):
         contrast.models = Contrast(self.models, amateur.models, np.float32(alpha))
         contrast.weights = f"{self.weights}; amateur: {amateur.weights}"
         return contrast
+
+    def _check_n_best(self, n_best: int) -> None:
+        num_hypotheses = self.config.search.num_hypotheses
+        if not 0 <= n_best <= num_hypotheses:
+            raise UserError(
+                f"n_best must be from 0 to {num_hypotheses}, the search's hypotheses: got {n_best}"
+            )
+
+    def _constrained_search(self, constraints: Sequence[Constraint]) -> Algorithm:
+        """Returns the search with further constraints, which apply after its own."""
+        search = self.config.search
+        all_constraints = (*search.constraints, *constraints)
+        return dataclasses.replace(search, constraints=all_constraints)
 
     def _check_tokenizer(self, other: "AutoregressivePredictor", roles: str) -> None:
         """Checks that another predictor has this one's tokenizer; ``roles`` names the two."""

@@ -12,7 +12,7 @@ from jaxformer.layout import take_rows
 from jaxformer.models.assembly import TokenModel
 from jaxformer.nn.constants import without_constants
 from jaxformer.nn.embedding import output_logits
-from jaxformer.nn.stack import StackCache, unstack_layers
+from jaxformer.nn.stack import StackCache, unstack_blocks
 from jaxformer.search import StepFn
 
 
@@ -114,10 +114,8 @@ def step_fn(
 
     >>> search(step_fn(model, params), cache, max_lengths=[64], capacity=64)  # doctest: +SKIP
     """
-    decoder = params["decoder"]
-    layers = unstack_layers(decoder["layers"], model.config.decoder_layers)
-    unstacked = {**decoder, "layers": layers}
-    variables = {"params": {**params, "decoder": unstacked}}
+    decoder = unstack_blocks(params["decoder"])
+    variables = {"params": {**params, "decoder": decoder}}
 
     output = None
     if candidates is not None:

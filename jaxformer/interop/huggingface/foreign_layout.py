@@ -169,6 +169,9 @@ class Layout:
       example: Python code that uses an export, which may depend on our section; NETWORK stands for
         the class.
       special_tokens: Special tokens of tokenizer.json that config.json has no ids of.
+      written_ids: Fields with ids of special tokens, by our names, that an export has and that an
+        import does not read.
+      check_tokenizer: Refuses a tokenizer that does not suit config.json.
       prefix: Beginning of the names of tensors, which a file may lack.
       tasks: Ends of the names of its classes in transformers with a head, such as "ForMaskedLM".
       heads: Beginnings of names that have no prefix; all others have one, if there are such names.
@@ -214,6 +217,8 @@ class Layout:
     preprocessor: Callable[[Any], dict[str, Any]] | None = None
     example: str | Callable[[Any], str]
     special_tokens: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    written_ids: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    check_tokenizer: Callable[[JsonFields, ImportedTokenizer], None] = lambda fields, own: None
     prefix: str = ""
     tasks: tuple[str, ...]
     heads: tuple[str, ...] = ("lm_head.",)
@@ -279,6 +284,7 @@ class Layout:
             values[ours] = self._value(fields, name, ours)
         values |= self.read(fields)
         if tokenizer is not None:
+            self.check_tokenizer(fields, tokenizer)
             values["vocab_size"] = tokenizer.vocab_size
             if tokenizer.absent and hasattr(self.section, "absent_tokens"):
                 values["absent_tokens"] = tokenizer.absent
@@ -337,6 +343,8 @@ class Layout:
             special |= dict.fromkeys(self.vocab_fields, vocab_size)
             for name in self.special.keys() - self.special_tokens.keys():
                 special[self.special[name]] = tokenizer.special[name]
+            for name, field in self.written_ids.items():
+                special[field] = tokenizer.special[name]
             if tokenizer.forced_start is not None:
                 special["forced_bos_token_id"] = tokenizer.forced_start
 
@@ -397,6 +405,11 @@ class Layout:
                 layer = arrays.array(name, tensor.axes)
                 layers.append(layer.transpose(_order(tensor)))
             joined = np.stack(layers) if tensor.is_per_layer else layers[0]
+
+            if len(tensor.ours) == 1:
+                [path] = tensor.ours
+                flat[path] = joined.reshape(templates[path].shape)
+                continue
 
             # A file may join several of our parameters along the last axis.
             own_shapes = [templates[path].shape for path in tensor.ours]

@@ -83,9 +83,10 @@ class FlamingoConfig(PixelArchitecture, LlamaConfig):
             check_divides(self, "patch_size", side)
         for name in ("picture_token", "additional_tokens"):
             value = getattr(self, name)
-            if value >= self.vocab_size:
+            size = self.vocab_size
+            if value >= size:
                 raise UserError(
-                    f"model.{name} must be less than model.vocab_size={self.vocab_size}: got {value}"
+                    f"model.{name} must be less than model.vocab_size={size}: got {value}"
                 )
         if self.window is not None:
             raise UserError("model.window must be None for Flamingo: got a number")
@@ -270,7 +271,7 @@ class Flamingo(Llama):
 
         Args:
           images: As for ``__call__``.
-          num_seen: Number of pictures in the prompt, of which all tokens after it see the last.
+          num_seen: Number of pictures in the prompt. All tokens after it see the last one.
           num_beams: Number of hypotheses of each text.
           capacity: Most tokens, of the prompt and after it.
         """

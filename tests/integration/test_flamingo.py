@@ -153,7 +153,7 @@ def test_exports_are_the_files_of_the_import(name, tmp_path):
         (
             "additional_vocab_size",
             1,
-            "expected a tokenizer with the token <image>, got one without",
+            "a tokenizer with the token <image>, got one without",
         ),
         ("architectures", ["IdeficsForClasses"], "expected architectures of a head"),
     ],

@@ -11,6 +11,7 @@ from jaxformer.interop.huggingface.foreign_layout import (
     affine,
     layer_norm,
 )
+from jaxformer.interop.huggingface.layouts.clip import vision_tower_tensors
 from jaxformer.interop.huggingface.layouts.llama import (
     LLAMA,
     language_model_tensors,
@@ -142,43 +143,6 @@ def _preprocessor(model: FlamingoConfig) -> dict[str, Any]:
         "image_size": model.height,
         **write_normalization(model),
     }
-
-
-def _layer_tensors(place: str, ours: str, axes: str) -> Iterator[Tensor]:
-    """Yields the tensors of the layers of an encoder, given its axes for D and F."""
-    width, inner = axes
-    theirs = f"{place}.encoder.layers.{{n}}"
-    attention = f"{ours}/layers/self_attention"
-    square = f"{width}{width}"
-    for name, own in (("q_proj", "query"), ("k_proj", "key"), ("v_proj", "value")):
-        yield from affine(f"{theirs}.self_attn.{name}", square, f"{attention}/{own}")
-    yield from affine(f"{theirs}.self_attn.out_proj", square, f"{attention}/output")
-    yield from layer_norm(f"{theirs}.layer_norm1", f"{attention}_residual/norm", width)
-
-    network = f"{ours}/layers/feed_forward"
-    yield from affine(f"{theirs}.mlp.fc1", f"{inner}{width}", f"{network}/inner")
-    yield from affine(f"{theirs}.mlp.fc2", f"{width}{inner}", f"{network}/outer")
-    yield from layer_norm(f"{theirs}.layer_norm2", f"{network}_residual/norm", width)
-
-
-def vision_tower_tensors(place: str, num_layers: int, ours: str = "vision") -> Iterator[Tensor]:
-    """Yields the tensors of a :class:`~jaxformer.models.clip.VisionTower`.
-
-    Its axes are "d" and "f" for the width and the inner width of its layers.
-
-    Args:
-      place: Beginning of the names, such as "vision_model".
-      num_layers: Number of its layers.
-      ours: Path of the tower among our parameters.
-    """
-    embeddings = f"{place}.embeddings"
-    yield Tensor(f"{embeddings}.class_embedding", "d", (f"{ours}/class_token",))
-    yield from affine(f"{embeddings}.patch_embedding", "dZYX", f"{ours}/patches", bias=False)
-    yield Tensor(f"{embeddings}.position_embedding.weight", "Sd", (f"{ours}/positions",))
-    yield from layer_norm(f"{place}.pre_layrnorm", f"{ours}/norm", "d")
-
-    for tensor in _layer_tensors(place, f"{ours}/encoder", "df"):
-        yield tensor._replace(numbers=range(num_layers))
 
 
 def _resampler_tensors(model: FlamingoConfig) -> Iterator[Tensor]:

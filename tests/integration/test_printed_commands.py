@@ -92,6 +92,7 @@ SIZES = {
     "bert": _BERT,
     "bert:choice": f"{_BERT} data.tokens_per_batch=512",
     "digits": "model.d_model=16 model.d_ff=16 model.num_layers=1 data.rows=8",
+    "digits:swin": "model.d_model=8 model.d_ff=8 data.rows=8",
     "parsing:small": f"{_PAIRS} model.vocab_size=300",
     "student:firefox": f"{_STUDENT} {_PACKED}",
     "student": f"{_STUDENT} {_PACKED} model.vocab_size=300",

@@ -40,6 +40,7 @@ FILES = ModelFiles(
         "tokenizer_config.json",
         "special_tokens_map.json",
         "generation_config.json",
+        "preprocessor_config.json",
         "merges.txt",
         MODULES,
         POOLING,
@@ -76,7 +77,9 @@ def import_huggingface(
     fields.tensors = tensors
 
     tokenizer = None
-    if layout.has_tokenizer:
+    if layout.read_tokenizer is not None:
+        tokenizer = layout.read_tokenizer(fields)
+    elif layout.has_tokenizer:
         path = directory / "tokenizer.json"
         tokenizer = read_tokenizer_files(path, fields, layout, languages=languages)
 

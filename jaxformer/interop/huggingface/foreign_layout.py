@@ -155,6 +155,7 @@ class Layout:
         tokens; an export must not lose other values.
       data: Returns the section of data that selects the kind of the model, given our section.
       search: Search with the rules of ``generate`` in transformers.
+      tokenizer: Returns the tokenizer with the fields of generation_config.json that it keeps.
       special: Fields of config.json with the ids of special tokens, by our names; "bos" begins the
         input of the decoder.
       token_names: Names in tokenizer_config.json of special tokens, by our names.
@@ -200,6 +201,9 @@ class Layout:
     constants: Callable[[Any, str], dict[str, np.ndarray]] = lambda section, absent: {}
     data: Callable[[Any], DataSection]
     search: BeamSearch = SEARCH
+    tokenizer: Callable[[HuggingFaceTokenizer, JsonFields], HuggingFaceTokenizer] = (
+        lambda tokenizer, generation: tokenizer
+    )
     special: Mapping[str, str] = dataclasses.field(default_factory=lambda: _SPECIAL)
     token_names: dict[str, str] = dataclasses.field(default_factory=lambda: _TOKEN_NAMES)
     tokenizer_class: str | Callable[[Any], str] = "PreTrainedTokenizerFast"

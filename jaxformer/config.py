@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from jaxformer.data.annotated import AnnotatedConfig
 from jaxformer.data.corpus import DataConfig, DataSection
+from jaxformer.data.image_texts import ImageTextConfig
 from jaxformer.data.images import ImagesConfig
 from jaxformer.data.labeled import LabeledConfig
 from jaxformer.data.stream import StreamConfig
@@ -49,6 +50,7 @@ __all__ = [  # Users import the sections of a config from here, too.
     "DataConfig",
     "EncoderConfig",
     "FitConfig",
+    "ImageTextConfig",
     "ImagesConfig",
     "LabeledConfig",
     "MeshConfig",

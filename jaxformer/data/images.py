@@ -3,17 +3,18 @@
 import dataclasses
 import pathlib
 import re
-import zipfile
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Int, UInt8
 
+from jaxformer.data.array_files import read_arrays
 from jaxformer.data.corpus import DataSection
 from jaxformer.data.held_out import is_share
-from jaxformer.errors import UserError, needs_package, prefix_errors
+from jaxformer.errors import UserError, needs_package
 from jaxformer.fields import check_values, setting
-from jaxformer.files import explain_read_errors, local_path, open_file
+from jaxformer.files import local_path
 
 _SLICE = re.compile(r"(.*?)(?:\[(?:(\d+)%)?:(?:(\d+)%)?\])?")
 
@@ -111,26 +112,11 @@ def read_images(data: ImagesConfig, split: str) -> Images:
 def read_npz(name: str, needs_labels: bool = True) -> Images:
     """Reads the arrays ``images`` and ``labels`` of a file; without labels, they are -1."""
     path = local_path(name)
-    arrays, names = _load_arrays(path)
-
-    needed = {"images": "uint8 [N, height, width, channels]"}
-    if needs_labels:
-        needed["labels"] = "integers [N]"
-    if not needed.keys() <= arrays.keys():
-        named = [f"{name}, {form}" for name, form in needed.items()]
-        wanted = " and ".join(named)
-        given = ", ".join(names)[:80] or "none"
-        raise UserError(f"{path}: expected the arrays {wanted}; got {given}")
-
-    images = arrays["images"]
-    if images.ndim == 3:
-        images = images[..., None]
-    if images.ndim != 4 or images.dtype != np.uint8:
-        expected = "images, uint8 [N, height, width, channels]"
-        raise _form_error(path, expected, images)
+    needed = {"labels": "integers [N]"}
+    images, others = read_pictures(path, needed if needs_labels else {}, optional=("labels",))
 
     unlabeled = np.full(len(images), -1)
-    labels = arrays.get("labels", unlabeled)
+    labels = others.get("labels", unlabeled)
     are_integers = labels.dtype.kind in "iu"
     if labels.shape != unlabeled.shape or not are_integers:
         expected = f"labels, integers [{len(images)}]"
@@ -139,20 +125,36 @@ def read_npz(name: str, needs_labels: bool = True) -> Images:
     return Images(images, labels.astype(np.int32))
 
 
-def _load_arrays(path: pathlib.Path) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Returns the arrays of pictures that a file has, and the names of all its arrays."""
-    place = f"{path}: expected an .npz file of arrays"
-    # Of any exception, from zipfile, zlib or numpy.
-    with explain_read_errors(path), open_file(path) as stream, prefix_errors(place, Exception):
-        if not zipfile.is_zipfile(stream):
-            raise ValueError("it is not a zip archive")
-        stream.seek(0)
+def read_pictures(
+    path: pathlib.Path,
+    needed: Mapping[str, str],
+    optional: Sequence[str] = (),
+) -> tuple[UInt8[np.ndarray, "N Y X C"], dict[str, np.ndarray]]:
+    """Reads the array ``images`` of an ``.npz`` file, and others.
 
-        # numpy reads pickles only on request.
-        with np.load(stream) as file:
-            wanted = [name for name in ("images", "labels") if name in file.files]
-            found = {name: file[name] for name in wanted}
-            return found, file.files
+    Args:
+      path: The file.
+      needed: Other arrays that it must have, by name, and the form of each in messages.
+      optional: Arrays that it may have.
+
+    Returns:
+      The pictures, and the other arrays by name.
+    """
+    form = "uint8 [N, height, width, channels]"
+    needed = {"images": form, **needed}
+    arrays, names = read_arrays(path, {*needed, *optional})
+    if not needed.keys() <= arrays.keys():
+        named = [f"{name}, {form}" for name, form in needed.items()]
+        wanted = " and ".join(named)
+        given = ", ".join(names)[:80] or "none"
+        raise UserError(f"{path}: expected the arrays {wanted}; got {given}")
+
+    images = arrays.pop("images")
+    if images.ndim == 3:
+        images = images[..., None]
+    if images.ndim != 4 or images.dtype != np.uint8:
+        raise _form_error(path, f"images, {form}", images)
+    return images, arrays
 
 
 def _form_error(

@@ -35,6 +35,8 @@ def classify(
     labeled: InputFile | None = None,
     baselines: bool = False,
     images: File | None = None,
+    texts: InputFile | None = None,
+    template: str | None = None,
     attention: File | None = None,
     weights: Checkpoint = "auto",
 ) -> None:
@@ -56,11 +58,18 @@ def classify(
     Pictures:
       images: .npz file with an array images, uint8 [N, height, width, channels]; if it also has
         labels, the accuracy is printed to standard error
+      texts: file with a label on each line, any words: print the most similar one of each picture,
+        with a model of pictures and texts, such as CLIP ("zero-shot"); labels of --images are
+        numbers of these lines, from 0
+      template: with --texts, the text of a label, in which {} stands for it, such as "a photo of a
+        {}" (default: the label itself)
       attention: image to write, .png or .svg: the attention of the last layer to the first eight
         pictures
 
     Example:
       jaxformer classify --workdir runs/digits --images digits.npz --attention attention.png
+
+      jaxformer classify --workdir runs/clip --images photos.npz --texts labels.txt
 
       jaxformer classify --workdir runs/sst2 --labeled dev.txt --baselines
 
@@ -74,6 +83,21 @@ def classify(
             raise UserError("--images has pictures: give neither --input nor --labeled")
         if pairs:
             raise UserError("--images has pictures: leave --pairs out")
+        if template is not None and texts is None:
+            raise UserError("--template needs --texts FILE, the labels to put into it")
+        if texts is not None and attention is not None:
+            raise UserError("--attention is for a classifier of pictures: leave --texts out")
+        if texts is not None:
+            _match_images(
+                workdir,
+                weights,
+                images,
+                labels=texts,
+                template="{}" if template is None else template,
+                output=output or STDOUT,
+                probabilities=probabilities,
+            )
+            return
         _classify_images(
             workdir,
             weights,
@@ -86,6 +110,8 @@ def classify(
 
     if attention is not None:
         raise UserError("--attention needs --images FILE, the pictures to draw it over")
+    if texts is not None or template is not None:
+        raise UserError("--texts and --template need --images FILE, the pictures to compare with")
     if labeled is not None and input is not None:
         raise UserError("--labeled has the texts to score: leave --input out")
     if labeled is not None:
@@ -203,6 +229,49 @@ def _classify_images(
     pairs = zip(found, most_probable, strict=True)
     with open_output(output) as write:
         write(_row(str(label), probability) for label, probability in pairs)
+
+
+def _match_images(
+    workdir: ModelDir,
+    weights: str,
+    images: File,
+    *,
+    labels: InputFile,
+    template: str,
+    output: OutputFile,
+    probabilities: bool,
+) -> None:
+    """Writes the most similar label of each picture; prints the accuracy."""
+    from jaxformer.data.images import read_npz
+    from jaxformer.tasks.image_text.image_text_matcher import ImageTextMatcher
+
+    check_outputs([images, labels], {"--output": output})
+    names = _read_names(labels)
+    matcher = ImageTextMatcher.load(workdir, weights=weights)
+    pixels, numbers = read_npz(str(images), needs_labels=False)
+
+    distributions = matcher.probabilities(pixels, names, template)  # [N, number of labels]
+    found = distributions.argmax(axis=1).tolist()
+    if (numbers >= 0).any():
+        print(_image_accuracy(images, found, numbers, len(names)), file=sys.stderr)
+
+    with open_output(output) as write:
+        for number, row in zip(found, distributions, strict=True):
+            write([_row(names[number], row[number] if probabilities else None)])
+
+
+def _read_names(path: pathlib.Path) -> list[str]:
+    """Returns the labels in a file, one on each line."""
+    from jaxformer.data.text_files import read_file
+
+    names = [line.strip() for line in read_file(path)]
+    if not names:
+        raise UserError(f"{path}: expected a label on each line, got none")
+
+    for number, name in enumerate(names, start=1):
+        if not name:
+            raise UserError(f"{path}:{number}: expected a label on each line, got a blank line")
+    return names
 
 
 def _image_accuracy(

@@ -38,6 +38,7 @@ _REGISTERED = {
     "big_bird": "BigBirdTokenizer",
     "blenderbot": "BlenderbotTokenizer",
     "blenderbot-small": "BlenderbotSmallTokenizer",
+    "clip": "CLIPTokenizer",
     "distilbert": "BertTokenizer",
     "electra": "BertTokenizer",
     "gemma": "GemmaTokenizer",

@@ -163,6 +163,7 @@ class Layout:
       search: Search with the rules of ``generate`` in transformers.
       read_tokenizer: Reads the tokenizer of a model that has no tokenizer.json, given config.json;
         None if it has one.
+      tokenizer: Returns the tokenizer with the fields of generation_config.json that it keeps.
       special: Fields of config.json with the ids of special tokens, by our names; "bos" begins the
         input of the decoder.
       token_names: Names in tokenizer_config.json of special tokens, by our names.
@@ -215,6 +216,9 @@ class Layout:
     data: Callable[[Any], DataSection]
     search: BeamSearch = SEARCH
     read_tokenizer: Callable[[JsonFields], ImportedTokenizer] | None = None
+    tokenizer: Callable[[HuggingFaceTokenizer, JsonFields], HuggingFaceTokenizer] = (
+        lambda tokenizer, generation: tokenizer
+    )
     special: Mapping[str, str] = dataclasses.field(default_factory=lambda: _SPECIAL)
     token_names: dict[str, str] = dataclasses.field(default_factory=lambda: _TOKEN_NAMES)
     tokenizer_class: str | Callable[[Any], str] = "PreTrainedTokenizerFast"

@@ -131,6 +131,8 @@ class Layout:
 
     Attributes:
       model_type: Its name in config.json.
+      parts: Types of its parts by section of config.json, for a model that consists of others and
+        has a layout for each choice of them.
       network: Its class in transformers, which may depend on our section.
       section: The dataclass of our model.
       fields: Fields of config.json, and our fields with the same meaning.
@@ -183,6 +185,7 @@ class Layout:
     """
 
     model_type: str
+    parts: Mapping[str, str] = dataclasses.field(default_factory=dict)
     network: str | Callable[[Any], str]
     section: type[Architecture]
     fields: Mapping[str, str]
@@ -305,7 +308,7 @@ class Layout:
 
     def _value(self, fields: JsonFields, name: str, ours: str) -> Any:
         """Returns the value of a field of config.json, of the type of our field."""
-        if ours == "activation":
+        if _is_activation(ours):
             fields.check(name, list(ACTIVATIONS), " or ".join(ACTIVATIONS), "has no other")
             return ACTIVATIONS[fields.values[name]]
 
@@ -324,7 +327,7 @@ class Layout:
         values = {}
         for name, ours in self.fields.items():
             value = getattr(model, ours)
-            values[name] = activation_name(value) if ours == "activation" else value
+            values[name] = activation_name(value) if _is_activation(ours) else value
 
         special: dict[str, Any] = {}
         if tokenizer is not None:
@@ -510,6 +513,11 @@ def sizes_of(model: Architecture, vocab_size: int) -> dict[str, int]:
         "Y": getattr(model, "patch_size", 0),
         "Z": getattr(model, "channels", 0),
     }
+
+
+def _is_activation(field: str) -> bool:
+    """Returns whether a field of ours names an activation; a model may have several."""
+    return field.endswith("activation")
 
 
 def activation_name(activation: str) -> str:

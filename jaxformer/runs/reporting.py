@@ -39,7 +39,7 @@ _SPIKE = 10
 
 
 class TimeUse:
-    """What the time of a process that trains goes into; the share of its steps is its goodput."""
+    """Shares of works in the time of a process that trains; the share of steps is its goodput."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
@@ -47,7 +47,7 @@ class TimeUse:
 
     @contextlib.contextmanager
     def measure(self, work: str) -> Iterator[None]:
-        """Counts the time of a block as that of work other than steps."""
+        """Counts the time of a block for a work that is not steps."""
         began = time.monotonic()
         try:
             yield

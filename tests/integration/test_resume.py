@@ -196,7 +196,7 @@ class ManySizes(Bigrams):
 
 
 def test_the_first_step_after_a_resume_needs_no_second_state(tmp_path):
-    """Its results take the memory of the restored arrays, all of which it may reuse."""
+    """Its results take the memory of all restored arrays."""
     task = ManySizes()
     fit(task, optax.sgd(0.0), tmp_path, FitConfig(steps=1), mesh=MESH)
     with Checkpoints(tmp_path / "checkpoints") as checkpoints:

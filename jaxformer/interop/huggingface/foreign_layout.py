@@ -148,6 +148,11 @@ class Layout:
         ``"encoder.hidden_size"``.
       vocab_fields: Fields with the size of the vocabulary.
       tensors: Returns the tensors, given our section.
+      continued: Tensors with the last rows of others, by the names of the others, which
+        :attr:`tensors` have as a whole.
+      additional_vocab: The field, among ``fields``, with the number of these rows. The size of the
+        vocabulary does not count them.
+      token_fields: Fields of ours with the id of a token, and the token.
       unread: Returns names of further tensors that a file may have, which its own model ignores,
         given our section.
       sizes: Returns the sizes in a file of axes that our section has no size of, or another one.
@@ -200,6 +205,9 @@ class Layout:
     sections: tuple[str, ...] = ()
     vocab_fields: tuple[str, ...] = ("vocab_size",)
     tensors: Callable[[Any], Iterable[Tensor]]
+    continued: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    additional_vocab: str = ""
+    token_fields: Mapping[str, str] = dataclasses.field(default_factory=dict)
     unread: Callable[[Any], Iterable[str]] = lambda section: ()
     sizes: Callable[[Any], dict[str, int]] = lambda section: {}
     orders: Callable[[Any], dict[str, Int[np.ndarray, " indices"]]] = lambda section: {}
@@ -283,6 +291,8 @@ class Layout:
             values["vocab_size"] = tokenizer.vocab_size
             if tokenizer.absent and hasattr(self.section, "absent_tokens"):
                 values["absent_tokens"] = tokenizer.absent
+            for name, token in self.token_fields.items():
+                values[name] = _id_of(token, tokenizer, fields)
 
         with prefix_errors(str(fields.place)):
             return self.section(**values)
@@ -308,7 +318,7 @@ class Layout:
 
     def _value(self, fields: JsonFields, name: str, ours: str) -> Any:
         """Returns the value of a field of config.json, of the type of our field."""
-        if _is_activation(ours):
+        if ours.endswith("activation"):
             fields.check(name, list(ACTIVATIONS), " or ".join(ACTIVATIONS), "has no other")
             return ACTIVATIONS[fields.values[name]]
 
@@ -327,11 +337,13 @@ class Layout:
         values = {}
         for name, ours in self.fields.items():
             value = getattr(model, ours)
-            values[name] = activation_name(value) if _is_activation(ours) else value
+            is_activation = ours.endswith("activation")
+            values[name] = activation_name(value) if is_activation else value
 
         special: dict[str, Any] = {}
         if tokenizer is not None:
-            special |= dict.fromkeys(self.vocab_fields, len(tokenizer.our_ids))
+            vocab_size = len(tokenizer.our_ids) - self._num_additional(model)
+            special |= dict.fromkeys(self.vocab_fields, vocab_size)
             for name in self.special.keys() - self.special_tokens.keys():
                 special[self.special[name]] = tokenizer.special[name]
             for name, field in self.written_ids.items():
@@ -455,7 +467,33 @@ class Layout:
             for name, layer in zip(names, layers, strict=True):
                 is_of_head = name.startswith(self.heads)
                 found[name if is_of_head else prefix + name] = layer
-        return found
+        return self._split_continued(found, self._num_additional(model))
+
+    def join_continued(self, tensors: dict[str, np.ndarray]) -> None:
+        """Joins the last rows of tensors of a file to the others."""
+        for name, continuation in self.continued.items():
+            if name in tensors and continuation in tensors:
+                parts = [tensors[name], tensors.pop(continuation)]
+                widths = {part.shape[1:] for part in parts}
+                if len(widths) == 1:  # Otherwise, the shape of the first is refused.
+                    tensors[name] = np.concatenate(parts)
+
+    def _split_continued(
+        self, tensors: dict[str, np.ndarray], num_rows: int
+    ) -> dict[str, np.ndarray]:
+        """Returns the tensors of a file; the inverse of :meth:`join_continued`."""
+        split = dict(tensors)
+        for name, continuation in self.continued.items():
+            if name in tensors and num_rows:
+                split[name] = tensors[name][:-num_rows]
+                split[continuation] = tensors[name][-num_rows:]
+        return split
+
+    def _num_additional(self, model: Any) -> int:
+        """Returns the number of tokens that the size of the vocabulary in a file does not count."""
+        if not self.additional_vocab:
+            return 0
+        return getattr(model, self.fields[self.additional_vocab])
 
     def file_sizes(self, model: Any, vocab_size: int) -> dict[str, int]:
         """Returns the size of each axis in a file."""
@@ -515,9 +553,12 @@ def sizes_of(model: Architecture, vocab_size: int) -> dict[str, int]:
     }
 
 
-def _is_activation(field: str) -> bool:
-    """Returns whether a field of ours names an activation; a model may have several."""
-    return field.endswith("activation")
+def _id_of(token: str, tokenizer: ImportedTokenizer, fields: JsonFields) -> int:
+    """Returns our id of a token, which a model needs."""
+    for number in range(tokenizer.vocab_size):
+        if tokenizer.piece(number) == token:
+            return number
+    raise UserError(f"{fields.place}: expected a tokenizer with the token {token}, got one without")
 
 
 def activation_name(activation: str) -> str:

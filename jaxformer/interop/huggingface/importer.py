@@ -131,6 +131,7 @@ def _read_tensors(
     tensors = {layout.name_of(name): array for name, array in found.items()}
     if len(tensors) < len(found):
         raise UserError(f"{place}: expected each tensor once, got some with and without a prefix")
+    layout.join_continued(tensors)
     return place, tensors
 
 
@@ -197,6 +198,8 @@ def read_tokenizer_files(
             special[name] = fields.integer(field)
 
     vocab_size = fields.integer(layout.vocab_fields[0])
+    if layout.additional_vocab:
+        vocab_size += fields.integer(layout.additional_vocab)
 
     code_follows = False
     if layout.has_languages:

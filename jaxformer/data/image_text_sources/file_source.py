@@ -1,4 +1,4 @@
-"""Files of pictures with texts: ``data.corpus=image_text``."""
+"""Files of pictures with texts: ``data.corpus=image_text`` and ``captions``."""
 
 from jaxformer.data.image_texts import ImageTexts, ImageTextSource
 from jaxformer.data.images import read_pictures
@@ -21,3 +21,4 @@ def _read(name: str) -> ImageTexts:
 
 
 FILES = ImageTextSource("image_text", 10, _read)
+CAPTIONS = ImageTextSource("captions", 30, _read)

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 
 from jaxformer.data.images import ImagesConfig
 from jaxformer.kinds.kind import Kind
+from jaxformer.models.swin import Swin
 from jaxformer.models.vit import ViT
 
 IMAGE_CLASSIFICATION = Kind(
@@ -13,7 +14,7 @@ IMAGE_CLASSIFICATION = Kind(
     use="classify with jaxformer classify --images FILE.npz --workdir {workdir}",
     corpora=("images", "digits", "tfds_images"),
     data=ImagesConfig,
-    networks=(ViT,),
+    networks=(ViT, Swin),
     inputs=lambda model: (jax.ShapeDtypeStruct((1, *model.image_shape), jnp.float32),),
     load_tokenizer=None,
 )

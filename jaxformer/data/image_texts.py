@@ -74,14 +74,14 @@ class ImageTextSource(NamedTuple):
     read: Callable[[str], ImageTexts]
 
 
-def read_image_texts(data: ImageTextConfig, split: str) -> ImageTexts:
-    """Reads a split.
+def read_image_texts(source: str, split: str) -> ImageTexts:
+    """Reads a split of a source, given its name.
 
     Raises:
       UserError: There is no such split, it has no pairs, or a text is blank.
     """
     sources = find_entries(image_text_sources, ImageTextSource)
-    found = sources[data.corpus].read(split)
+    found = sources[source].read(split)
     if not found.texts:
         raise UserError(f"{split}: expected pictures with texts, got none")
 

@@ -107,9 +107,17 @@ def import_huggingface(
         config=config,
         tokenizer=tokenizer,
         params=params,
+        class_names=() if layout.has_tokenizer else _class_names(layout, fields),
     )
     summary = f"{layout.network_of(model)}, {size}"
     return f"{summary}\n  {layout.dropout(fields, model)}"
+
+
+def _class_names(layout: Layout, fields: JsonFields) -> list[str]:
+    """Returns the names of classes of pictures; none if a file has only numbers."""
+    names = layout.labels(fields) or []
+    numbers = [f"LABEL_{number}" for number in range(len(names))]
+    return [] if names == numbers else names
 
 
 def known_layouts() -> dict[str, Layout]:

@@ -14,6 +14,7 @@ takes 100 seconds of one core of an Intel Xeon, beside other work.
 import dataclasses
 
 from jaxformer.config import Config, ImagesConfig, TrainingConfig, select
+from jaxformer.models.cnn import CNNConfig
 from jaxformer.models.convit import ConViTConfig
 from jaxformer.models.swin import SwinConfig
 from jaxformer.models.vit import ViTConfig
@@ -95,6 +96,12 @@ CONVIT = dataclasses.replace(
     ),
 )
 
+# A convolutional network with about as many parameters.
+CNN = dataclasses.replace(
+    DIGITS,
+    model=CNNConfig(height=8, width=8, channels=1, widths="24 72", num_classes=10),
+)
+
 SMOKE = dataclasses.replace(
     DIGITS,
     model=dataclasses.replace(DIGITS.model, d_model=16, d_ff=16, num_layers=1),
@@ -111,6 +118,7 @@ def get_config(variant: str = ""):
         "writers": WRITERS,
         "swin": SWIN,
         "convit": CONVIT,
+        "cnn": CNN,
         "smoke": SMOKE,
     }
     return select(variants, variant)

@@ -6,6 +6,7 @@ The fixtures are made by ``tests/fixtures/make_pictures.py``.
 import dataclasses
 import json
 import re
+import shutil
 
 import flax.traverse_util
 import jax
@@ -22,6 +23,7 @@ from jaxformer.interop.export import export_model
 from jaxformer.interop.huggingface.importer import import_huggingface, known_layouts
 
 from ..profiles import by_profile
+from . import pages
 from .families import imported, relative_difference, write_model
 
 CLASSIFIERS = [
@@ -184,6 +186,19 @@ def test_a_classifier_is_fine_tuned_on_every_mesh(name, tmp_path):
     export_model("safetensors", tmp_path / "run", tmp_path / "out")
     exported = json.loads((tmp_path / "out" / "config.json").read_text())
     assert exported["architectures"][0].endswith("ForImageClassification")
+
+
+def test_the_features_of_the_page(tmp_path, monkeypatch):
+    family = imported("dinov2_smaller")
+    shutil.copytree(family.workdir, tmp_path / "runs" / "dinov2")
+    monkeypatch.chdir(tmp_path)
+
+    found = pages.execute("vision.md", "BEiT and DINOv2", images=family.outputs["images"])
+
+    assert relative_difference(found["tokens"], family.outputs["features"]) < 1e-5
+    patches = family.outputs["features"][:, 1:].mean(axis=1)
+    expected = np.concatenate([family.outputs["pooled"], patches], axis=1)
+    assert relative_difference(found["pooled"], expected) < 1e-5
 
 
 def changed_model(name, folder, without=(), **fields):

@@ -162,6 +162,7 @@ OPTIONS = {
     r"jaxformer evaluate ": "--beam-size 1 --max-extra-length 4",
     r"jaxformer average ": "--last 2",
     r"jaxformer replay ": "--step 1",
+    r"python benchmarks/picture_sides\.py ": "--sides 224 448",
     r"jaxformer parse ": "--beam-size 2 --max-extra-length 8",
 }
 
@@ -451,6 +452,7 @@ def _(reader: Reader) -> None:
     images = rng.integers(0, 256, (20, 32, 32, 3), np.uint8)
     for name in ("pictures", "more"):
         np.savez(reader.folder / f"{name}.npz", images=images, labels=np.arange(20) % 10)
+    write_model("dinov2_smaller", reader.folder / "facebook/dinov2-base")
 
     for name in ("animals", "photos"):
         for number, image in enumerate(images):

@@ -113,7 +113,7 @@ def read_npz(name: str, needs_labels: bool = True) -> Images:
     """Reads the arrays ``images`` and ``labels`` of a file; without labels, they are -1."""
     path = local_path(name)
     needed = {"labels": "integers [N]"}
-    images, others = read_pictures(path, needed if needs_labels else {}, optional=("labels",))
+    images, others = read_image_file(path, needed if needs_labels else {}, optional=("labels",))
 
     unlabeled = np.full(len(images), -1)
     labels = others.get("labels", unlabeled)
@@ -125,7 +125,7 @@ def read_npz(name: str, needs_labels: bool = True) -> Images:
     return Images(images, labels.astype(np.int32))
 
 
-def read_pictures(
+def read_image_file(
     path: pathlib.Path,
     needed: Mapping[str, str],
     optional: Sequence[str] = (),

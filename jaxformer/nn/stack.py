@@ -351,7 +351,8 @@ class Stack(nn.Module):
           x: Activations of the prompt, which all beams share.
           cache: From :meth:`init_cache`, with capacity for the whole prompt.
           length: Number of tokens to keep; the next token takes this position.
-          memory_mask: True where a prompt token sees the memory; as for new tokens when None.
+          memory_mask: True where a token of the prompt sees the memory; where new tokens do when
+            None.
 
         Raises:
           UserError: The prompt is longer than the capacity of the cache.

@@ -72,8 +72,7 @@ def read_preprocessor(config: JsonFields, channels: int, height: int, width: int
     fields.check("resample", [*_RESAMPLING], known, "exports have one of these")
 
     values = {
-        "pixel_mean": _numbers(fields, "image_mean", processor, channels),
-        "pixel_std": _numbers(fields, "image_std", processor, channels),
+        **_read_normalization(fields, processor, channels),
         "resampling": _RESAMPLING[fields.values.get("resample", processor.resample)],
         "shortest_side": _shortest_side(fields, processor),
     }
@@ -122,8 +121,7 @@ def write_preprocessor(model: PixelArchitecture) -> dict[str, Any]:
         "do_resize": True,
         "size": sides,
         **_STEPS,
-        "image_mean": _per_channel(model.pixel_mean, model.channels),
-        "image_std": _per_channel(model.pixel_std, model.channels),
+        **write_normalization(model),
     }
 
     # Without the field, the processor's interpolation is bilinear.
@@ -137,6 +135,30 @@ def write_preprocessor(model: PixelArchitecture) -> dict[str, Any]:
         fields["do_convert_rgb"] = model.channels == 3
         [fields["resample"]] = numbers
     return fields
+
+
+def read_normalization(fields: JsonFields, channels: int) -> dict[str, str]:
+    """Returns our fields of the mean and the standard deviation, CLIP's by default."""
+    return _read_normalization(fields, _PROCESSORS["CLIP"], channels)
+
+
+def _read_normalization(
+    fields: JsonFields,
+    processor: Processor,
+    channels: int,
+) -> dict[str, str]:
+    return {
+        "pixel_mean": _numbers(fields, "image_mean", processor, channels),
+        "pixel_std": _numbers(fields, "image_std", processor, channels),
+    }
+
+
+def write_normalization(model: PixelArchitecture) -> dict[str, list[float]]:
+    """Returns the fields of the mean and the standard deviation."""
+    return {
+        "image_mean": _per_channel(model.pixel_mean, model.channels),
+        "image_std": _per_channel(model.pixel_std, model.channels),
+    }
 
 
 def _processor(fields: JsonFields) -> Processor:

@@ -272,6 +272,10 @@ def merge(
             return leaf
 
         values = old.pop(name)
+        if not has_rows:
+            notes["taken"].append(_Note(name, leaf.shape))
+            return values.astype(leaf.dtype)
+
         if name == "logits_bias":
             # Training skips steps whose parameters are infinite.
             is_forbidden = np.isneginf(values)

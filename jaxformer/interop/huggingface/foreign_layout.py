@@ -157,7 +157,7 @@ class Layout:
       data: Returns the section of data that selects the kind of the model, given our section.
       search: Search with the rules of ``generate`` in transformers.
       read_tokenizer: Reads the tokenizer of a model that has no tokenizer.json, given config.json;
-        None if it has one.
+        its result is None for a file without any.
       special: Fields of config.json with the ids of special tokens, by our names; "bos" begins the
         input of the decoder.
       token_names: Names in tokenizer_config.json of special tokens, by our names.
@@ -203,7 +203,7 @@ class Layout:
     constants: Callable[[Any, str], dict[str, np.ndarray]] = lambda section, absent: {}
     data: Callable[[Any], DataSection]
     search: BeamSearch = SEARCH
-    read_tokenizer: Callable[[JsonFields], ImportedTokenizer] | None = None
+    read_tokenizer: Callable[[JsonFields], ImportedTokenizer | None] | None = None
     special: Mapping[str, str] = dataclasses.field(default_factory=lambda: _SPECIAL)
     token_names: dict[str, str] = dataclasses.field(default_factory=lambda: _TOKEN_NAMES)
     tokenizer_class: str | Callable[[Any], str] = "PreTrainedTokenizerFast"

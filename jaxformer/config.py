@@ -17,7 +17,9 @@ import typing
 from typing import Any, TypeVar
 
 from jaxformer.data.annotated import AnnotatedConfig
+from jaxformer.data.captions import CaptionsConfig
 from jaxformer.data.corpus import DataConfig, DataSection
+from jaxformer.data.image_texts import ImageTextConfig
 from jaxformer.data.images import ImagesConfig
 from jaxformer.data.labeled import LabeledConfig
 from jaxformer.data.stream import StreamConfig
@@ -45,10 +47,12 @@ from jaxformer.training.settings import FitConfig, TrainingConfig
 
 __all__ = [  # Users import the sections of a config from here, too.
     "AnnotatedConfig",
+    "CaptionsConfig",
     "Config",
     "DataConfig",
     "EncoderConfig",
     "FitConfig",
+    "ImageTextConfig",
     "ImagesConfig",
     "LabeledConfig",
     "MeshConfig",

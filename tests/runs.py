@@ -22,9 +22,11 @@ def changed(config: Config, **sections: dict) -> Config:
 
 
 def reports(workdir: pathlib.Path, kind: str = "") -> list[dict]:
-    """Returns the reports of a run, of all kinds or of one."""
+    """Returns the reports of a run, of one kind, or of all but the use of its time."""
     lines = (workdir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    found = map(json.loads, lines)
+    found = list(map(json.loads, lines))
+    if not kind:
+        return [report for report in found if report["kind"] != "time"]
     return [report for report in found if report["kind"].startswith(kind)]
 
 

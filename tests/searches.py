@@ -1,7 +1,8 @@
 """Searches with models that no workdir has."""
 
 from jaxformer.inference.decoder import Decoder
-from jaxformer.inference.stages import Decoded, Source, Stages
+from jaxformer.inference.hypotheses import Decoded
+from jaxformer.inference.stages import Source, Stages
 
 
 def search_batches(models, search, sources, prefixes=None, *, first=0, report=lambda _: None):

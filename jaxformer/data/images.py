@@ -1,19 +1,23 @@
-"""Pictures with labels: ``.npz`` files, scikit-learn's digits, or TensorFlow Datasets."""
+"""Pictures with labels, and their sources."""
 
 import dataclasses
 import pathlib
 import re
-import zipfile
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int, UInt8
 
+from jaxformer.data import image_sources
+from jaxformer.data.array_files import read_arrays
 from jaxformer.data.corpus import DataSection
 from jaxformer.data.held_out import is_share
-from jaxformer.errors import UserError, needs_package, prefix_errors
-from jaxformer.fields import check_values, setting
-from jaxformer.files import explain_read_errors, local_path, open_file
+from jaxformer.data.picture_files import PictureForm
+from jaxformer.errors import UserError
+from jaxformer.fields import check_one_of, check_values, setting
+from jaxformer.files import local_path
+from jaxformer.registry import find_entries
 
 _SLICE = re.compile(r"(.*?)(?:\[(?:(\d+)%)?:(?:(\d+)%)?\])?")
 
@@ -47,17 +51,18 @@ class ImagesConfig(Augmentation, DataSection):
     Attributes:
       corpus: "images" reads ``.npz`` files with the arrays ``images``, uint8, [N, height, width,
         channels] or [N, height, width], and ``labels``, integers from 0; "digits" has the 1,797
-        digits of scikit-learn; "tfds_images" reads a builder of TensorFlow Datasets.
+        digits of scikit-learn; "tfds_images" reads a builder of TensorFlow Datasets; "folder" reads
+        PNG and JPEG files, in one folder for each class, and resizes them.
       builder: For "tfds_images": the builder, for example "cifar10".
       directory: For "tfds_images": the data directory; the default of TFDS when empty.
-      train: Training split: a file, or the name of a split. "digits" has "train" and "test", by
-        ``train_test_split(random_state=0)``, and "all" in the original order, one writer after
-        another. ``[20%:80%]`` after the name selects a range, as in "all[:50%]".
+      train: Training split: a file, a folder, or the name of a split. "digits" has "train" and
+        "test", by ``train_test_split(random_state=0)``, and "all" in the original order, one writer
+        after another. ``[20%:80%]`` after the name selects a range, as in "all[:50%]".
       valid: Validation split, in the same form.
       rows: Pictures of a global batch.
     """
 
-    corpus: Literal["images", "digits", "tfds_images"] = "images"
+    corpus: str = "images"
     builder: str = ""
     directory: str = setting("", may_change=True)
     train: str = setting("train", may_change=True)
@@ -67,8 +72,9 @@ class ImagesConfig(Augmentation, DataSection):
 
     def __post_init__(self) -> None:
         check_values(self, "data")
+        check_one_of("data.corpus", self.corpus, known_images())
         self.check_paths("directory", "train", "valid")
-        if self.corpus != "tfds_images" and is_share(self.valid):
+        if is_share(self.valid):
             raise UserError(
                 "data.valid: expected a split or a range of pictures, such as data.train="
                 f'"{self.train}[:80%]" with data.valid="{self.train}[80%:]": got {self.valid}'
@@ -82,55 +88,78 @@ class ImagesConfig(Augmentation, DataSection):
 
 
 class Images(NamedTuple):
+    """Pictures and their classes, from 0; -1 for a picture without a label."""
+
     images: UInt8[np.ndarray, "N Y X C"]
     labels: Int[np.ndarray, " N"]
 
 
-def read_images(data: ImagesConfig, split: str) -> Images:
-    """Reads a split, or the range of it that a suffix such as ``[:80%]`` selects."""
-    match = _SLICE.fullmatch(split)
-    assert match is not None, "the pattern matches any name"
-    name, start_percent, stop_percent = match.groups()
+class ImageSource(NamedTuple):
+    """A source of pictures with labels.
 
-    if data.corpus == "digits":
-        images, labels = _read_digits(name)
-    elif data.corpus == "images":
-        images, labels = read_npz(name)
-    else:
-        images, labels = _read_tfds(data, name)
+    Attributes:
+      name: The value of ``data.corpus`` that selects it.
+      place: Number that sorts the sources in messages.
+      read: Returns the pictures of a split, given its name without a range, and the form in which a
+        model takes them, which a source of files gives them.
+      classes: Returns the names of the classes in the order of their labels, or none if the source
+        has only numbers.
+    """
 
-    count = len(images)
-    start = count * int(start_percent or 0) // 100
-    stop = count * int(stop_percent or 100) // 100
+    name: str
+    place: int
+    read: Callable[[ImagesConfig, str, PictureForm | None], Images]
+    classes: Callable[[ImagesConfig], tuple[str, ...]] = lambda data: ()
+
+
+def known_images() -> dict[str, ImageSource]:
+    """Returns all sources of pictures with labels by name."""
+    return find_entries(image_sources, ImageSource)
+
+
+def read_images(data: ImagesConfig, split: str, form: PictureForm | None = None) -> Images:
+    """Reads a split, or the range of it that a suffix such as ``[:80%]`` selects.
+
+    Args:
+      data: The section of a config.
+      split: A value of ``data.train`` or ``data.valid``.
+      form: What the model takes, such as ``config.model.form``; only "folder" needs it.
+    """
+    name, start_percent, stop_percent = split_range(split)
+    images, labels = known_images()[data.corpus].read(data, name, form)
+
+    start = len(labels) * start_percent // 100
+    stop = len(labels) * stop_percent // 100
     if stop <= start:
         raise UserError(f"{split}: expected pictures, got none")
-
     return Images(images[start:stop], labels[start:stop])
+
+
+def class_names(data: ImagesConfig) -> tuple[str, ...]:
+    """Returns the names of the classes, or none if the source has only numbers."""
+    return known_images()[data.corpus].classes(data)
+
+
+def split_range(split: str) -> tuple[str, int, int]:
+    """Returns the name of a split, and the percents where its range starts and stops.
+
+    >>> split_range("train[20%:]"), split_range("train")
+    (('train', 20, 100), ('train', 0, 100))
+    """
+    match = _SLICE.fullmatch(split)
+    assert match is not None, "the pattern matches any name"
+    name, start, stop = match.groups()
+    return name, int(start or 0), int(stop or 100)
 
 
 def read_npz(name: str, needs_labels: bool = True) -> Images:
     """Reads the arrays ``images`` and ``labels`` of a file; without labels, they are -1."""
     path = local_path(name)
-    arrays, names = _load_arrays(path)
-
-    needed = {"images": "uint8 [N, height, width, channels]"}
-    if needs_labels:
-        needed["labels"] = "integers [N]"
-    if not needed.keys() <= arrays.keys():
-        named = [f"{name}, {form}" for name, form in needed.items()]
-        wanted = " and ".join(named)
-        given = ", ".join(names)[:80] or "none"
-        raise UserError(f"{path}: expected the arrays {wanted}; got {given}")
-
-    images = arrays["images"]
-    if images.ndim == 3:
-        images = images[..., None]
-    if images.ndim != 4 or images.dtype != np.uint8:
-        expected = "images, uint8 [N, height, width, channels]"
-        raise _form_error(path, expected, images)
+    needed = {"labels": "integers [N]"}
+    images, others = read_picture_arrays(path, needed if needs_labels else {}, optional=("labels",))
 
     unlabeled = np.full(len(images), -1)
-    labels = arrays.get("labels", unlabeled)
+    labels = others.get("labels", unlabeled)
     are_integers = labels.dtype.kind in "iu"
     if labels.shape != unlabeled.shape or not are_integers:
         expected = f"labels, integers [{len(images)}]"
@@ -139,20 +168,36 @@ def read_npz(name: str, needs_labels: bool = True) -> Images:
     return Images(images, labels.astype(np.int32))
 
 
-def _load_arrays(path: pathlib.Path) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Returns the arrays of pictures that a file has, and the names of all its arrays."""
-    place = f"{path}: expected an .npz file of arrays"
-    # Of any exception, from zipfile, zlib or numpy.
-    with explain_read_errors(path), open_file(path) as stream, prefix_errors(place, Exception):
-        if not zipfile.is_zipfile(stream):
-            raise ValueError("it is not a zip archive")
-        stream.seek(0)
+def read_picture_arrays(
+    path: pathlib.Path,
+    needed: Mapping[str, str],
+    optional: Sequence[str] = (),
+) -> tuple[UInt8[np.ndarray, "N Y X C"], dict[str, np.ndarray]]:
+    """Reads the array ``images`` of an ``.npz`` file, and others.
 
-        # numpy reads pickles only on request.
-        with np.load(stream) as file:
-            wanted = [name for name in ("images", "labels") if name in file.files]
-            found = {name: file[name] for name in wanted}
-            return found, file.files
+    Args:
+      path: The file.
+      needed: Other arrays that it must have, by name, and the form of each in messages.
+      optional: Arrays that it may have.
+
+    Returns:
+      The pictures, and the other arrays by name.
+    """
+    form = "uint8 [N, height, width, channels]"
+    needed = {"images": form, **needed}
+    arrays, names = read_arrays(path, {*needed, *optional})
+    if not needed.keys() <= arrays.keys():
+        named = [f"{name}, {form}" for name, form in needed.items()]
+        wanted = " and ".join(named)
+        given = ", ".join(names)[:80] or "none"
+        raise UserError(f"{path}: expected the arrays {wanted}; got {given}")
+
+    images = arrays.pop("images")
+    if images.ndim == 3:
+        images = images[..., None]
+    if images.ndim != 4 or images.dtype != np.uint8:
+        raise _form_error(path, f"images, {form}", images)
+    return images, arrays
 
 
 def _form_error(
@@ -161,49 +206,3 @@ def _form_error(
     given: np.ndarray,
 ) -> UserError:
     return UserError(f"{path}: expected {expected}, got {given.dtype} {list(given.shape)}")
-
-
-def _read_digits(name: str) -> Images:
-    with needs_package("scikit-learn", "which has the digits", extra="vision"):
-        from sklearn.datasets import load_digits
-        from sklearn.model_selection import train_test_split
-
-    found: Any = load_digits()
-    pixels = found.images[..., None] * (255 / 16)  # the digits are from 0 to 16
-    images = np.rint(pixels).astype(np.uint8)
-    labels = found.target.astype(np.int32)
-
-    everything = np.arange(len(labels))
-    train, test = train_test_split(everything, random_state=0)
-    splits = {
-        "train": train,
-        "test": test,
-        "all": everything,
-    }
-    if name not in splits:
-        raise UserError(f"the digits have the splits {', '.join(splits)}: got {name!r}")
-
-    chosen = splits[name]
-    return Images(images[chosen], labels[chosen])
-
-
-def _read_tfds(data: ImagesConfig, name: str) -> Images:
-    with needs_package("tensorflow-datasets", "which reads the pictures", extra="tfds"):
-        import tensorflow_datasets as tfds
-
-    try:
-        builder: Any = tfds.builder(data.builder, data_dir=data.directory or None)
-        images = []
-        labels = []
-        for example in builder.as_data_source(name):
-            images.append(np.asarray(example["image"]))
-            labels.append(int(example["label"]))
-
-        return Images(np.stack(images), np.array(labels, np.int32))
-    except Exception as error:  # of any type, depending on what is missing
-        first_line = str(error).partition("\n")[0]
-        raise UserError(
-            f"data.builder={data.builder}, split {name!r}: expected pictures of one size with "
-            "labels, prepared by tfds.builder(NAME, file_format='array_record')"
-            f".download_and_prepare(): {first_line}"
-        ) from None

@@ -50,7 +50,7 @@ def align(
       translator: The model or ensemble.
       sources: Source sentences.
       targets: Text and token ids of each translation, as in
-        :class:`~jaxformer.inference.translator.Hypothesis`.
+        :class:`~jaxformer.inference.hypotheses.Hypothesis`.
       layer: Decoder layer, from 1; None: the second-to-last (or the only one).
       source_ids: Token ids of the sources, if they are known.
     """

@@ -1,7 +1,9 @@
 """The base of predictors that decode token by token, with one model or several."""
 
 import copy
+import dataclasses
 import pathlib
+from collections.abc import Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -13,7 +15,7 @@ from jaxformer.data.tokenizer import Vocabulary
 from jaxformer.errors import UserError
 from jaxformer.inference.members import Contrast, Ensemble, Member, Models
 from jaxformer.inference.weights import Predictor
-from jaxformer.search import BeamSearch, Sampling
+from jaxformer.search import Algorithm, BeamSearch, Constraint, Sampling
 
 PredictorT = TypeVar("PredictorT", bound="AutoregressivePredictor")
 
@@ -76,7 +78,7 @@ class AutoregressivePredictor(Predictor):
         predictors = [self, *others]
         members = []
         for each in predictors:
-            self._check_tokenizer(each, "models of an ensemble")
+            self._check_compatible(each, "models of an ensemble")
             if not isinstance(each.models, Ensemble) and others:
                 raise UserError(
                     "an ensemble is made of models: got the contrast of some; form the ensemble "
@@ -104,7 +106,7 @@ class AutoregressivePredictor(Predictor):
         Raises:
           UserError: The tokenizers differ, ``alpha`` is out of range, or one is a contrast already.
         """
-        self._check_tokenizer(amateur, "expert and amateur")
+        self._check_compatible(amateur, "expert and amateur")
         check_fraction(alpha, "alpha")
         if not (isinstance(self.models, Ensemble) and isinstance(amateur.models, Ensemble)):
             raise UserError(
@@ -116,8 +118,24 @@ class AutoregressivePredictor(Predictor):
         contrast.weights = f"{self.weights}; amateur: {amateur.weights}"
         return contrast
 
-    def _check_tokenizer(self, other: "AutoregressivePredictor", roles: str) -> None:
-        """Checks that another predictor has this one's tokenizer; ``roles`` names the two."""
+    def _check_n_best(self, n_best: int) -> None:
+        num_hypotheses = self.config.search.num_hypotheses
+        if not 0 <= n_best <= num_hypotheses:
+            raise UserError(
+                f"n_best must be from 0 to {num_hypotheses}, the search's hypotheses: got {n_best}"
+            )
+
+    def _constrained_search(self, constraints: Sequence[Constraint]) -> Algorithm:
+        """Returns the search with further constraints, which apply after its own."""
+        search = self.config.search
+        all_constraints = (*search.constraints, *constraints)
+        return dataclasses.replace(search, constraints=all_constraints)
+
+    def _check_compatible(self, other: "AutoregressivePredictor", roles: str) -> None:
+        """Checks that another predictor has this one's tokenizer; ``roles`` names the two.
+
+        A subclass may check more that the models of both must share.
+        """
         if other.tokenizer.sha256 == self.tokenizer.sha256:
             return
         raise UserError(

@@ -27,7 +27,7 @@ from jaxformer.inference.members import Models, is_member
 from jaxformer.nn.backend import backend
 from jaxformer.nn.constants import ConstantMatrix
 from jaxformer.nn.precision import Int8Matrix
-from jaxformer.nn.stack import unstack_layers
+from jaxformer.nn.stack import unstack_blocks
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -105,7 +105,7 @@ def _with_constants(models: Models) -> Models:
 
 def _constant_params(params: PyTree) -> PyTree:
     if isinstance(params, dict):
-        return {name: _constant_params(value) for name, value in _without_stacks(params).items()}
+        return {name: _constant_params(value) for name, value in unstack_blocks(params).items()}
     if isinstance(params, Int8Matrix):
         values: Any = params.values
         return params._replace(values=ConstantMatrix.of(values))
@@ -115,12 +115,3 @@ def _constant_params(params: PyTree) -> PyTree:
     if params.dtype == jnp.bfloat16:
         return ConstantMatrix.of(params)
     return params
-
-
-def _without_stacks(params: dict[str, Any]) -> dict[str, Any]:
-    """Returns the parameters of a module; a stack has a tuple with the parameters of each layer."""
-    layers = params.get("layers")
-    if not isinstance(layers, dict):
-        return params
-    num_layers = jax.tree.leaves(layers)[0].shape[0]
-    return {**params, "layers": unstack_layers(layers, num_layers)}

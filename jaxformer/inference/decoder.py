@@ -1,9 +1,10 @@
 """The decoder of all uses of trained models: translation, generation, alignment and scores.
 
 A :class:`Plan` makes batches of items and decodes each with the programs of its own, and the
-:class:`Decoder` runs it. There are three:
+:class:`Decoder` runs it. There are four:
 
 - :class:`~jaxformer.inference.stages.Stages` translates sources, by length, in two stages.
+- :class:`~jaxformer.inference.array_inputs.ArrayInputs` reads arrays of a fixed shape, as pictures.
 - :class:`~jaxformer.inference.windows.Windows` continues prompts, window after window.
 - :class:`~jaxformer.inference.forced_pass.ForcedPass` reads given pairs in one pass.
 """

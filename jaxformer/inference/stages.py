@@ -19,6 +19,7 @@ from jaxtyping import Array, Bool, Int
 from jaxformer.data.tokenizer import PAD
 from jaxformer.errors import UserError
 from jaxformer.inference.decoder import Batch, Decoder, Plan
+from jaxformer.inference.hypotheses import Decoded, read_row
 from jaxformer.inference.kept_programs import KeptProgram
 from jaxformer.inference.members import Models
 from jaxformer.inference.shortlist import Shortlist
@@ -65,14 +66,6 @@ class BatchShape(NamedTuple):
             capacity *= 2
             capacities.append(capacity)
         return [*capacities, self.capacity]
-
-
-class Decoded(NamedTuple):
-    """Hypotheses of one sentence, best first; there may be fewer than the beam size."""
-
-    tokens: list[list[int]]
-    scores: list[float]
-    log_probs: list[float]
 
 
 class Source(NamedTuple):
@@ -465,18 +458,9 @@ def _grow(models: Models, state: Any, capacity: int) -> Any:
 
 
 def _read_row(result: BeamResult, row: int, batch: _SourceBatch) -> Decoded:
-    """Returns the needed hypotheses; their ids are indices of the candidates if there are any."""
-    existing = np.flatnonzero(result.scores[row] != -np.inf)
-    if batch.n_best:
-        existing = existing[: int(batch.n_best)]
-
-    tokens = result.tokens[row]  # [N, T]
-    if batch.candidates is not None:
-        tokens = batch.candidates[tokens]
-
-    lengths = result.lengths[row]
-    return Decoded(
-        tokens=[tokens[i, : lengths[i]].tolist() for i in existing],
-        scores=result.scores[row, existing].tolist(),
-        log_probs=result.log_probs[row, existing].tolist(),
+    return read_row(
+        result,
+        row,
+        n_best=int(batch.n_best),
+        candidates=batch.candidates,
     )

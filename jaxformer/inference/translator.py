@@ -1,9 +1,8 @@
 """Translation of text with a trained model (section 6.1)."""
 
-import dataclasses
 import pathlib
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, SupportsIndex
+from typing import SupportsIndex
 
 from jaxtyping import PyTree
 
@@ -16,29 +15,13 @@ from jaxformer.errors import UserError, prefix_errors
 from jaxformer.files import model_path
 from jaxformer.inference.autoregressive import AutoregressivePredictor
 from jaxformer.inference.decoder import Decoder
+from jaxformer.inference.hypotheses import Decoded, Hypothesis, with_texts
 from jaxformer.inference.shortlist import Shortlist
-from jaxformer.inference.stages import Decoded, Source, Stages, all_shapes
+from jaxformer.inference.stages import Source, Stages, all_shapes
 from jaxformer.kinds.parsing import PARSING
 from jaxformer.kinds.translation import TRANSLATION
 from jaxformer.runs.workdir import Workdir
 from jaxformer.search import BeamSearch, Constraint, Sampling
-
-
-class Hypothesis(NamedTuple):
-    """One translation of a sentence.
-
-    Attributes:
-      text: The translation.
-      tokens: Its token ids; the last is end-of-sentence, unless it was cut at the maximum length.
-      score: ``log_prob`` divided by the length penalty; hypotheses are ranked by it. Of a contrast,
-        the sum of the tokens' scores takes the place of ``log_prob``.
-      log_prob: Natural log of the probability that the model assigns to the tokens.
-    """
-
-    text: str
-    tokens: list[int]
-    score: float
-    log_prob: float
 
 
 class Translator(AutoregressivePredictor):
@@ -208,15 +191,7 @@ class Translator(AutoregressivePredictor):
 
     def hypotheses_of(self, decoded: Decoded) -> list[Hypothesis]:
         """Returns the hypotheses of one sentence with their texts."""
-        return [
-            Hypothesis(
-                text=self.detokenize(tokens),
-                tokens=tokens,
-                score=score,
-                log_prob=log_prob,
-            )
-            for tokens, score, log_prob in zip(*decoded, strict=True)
-        ]
+        return with_texts(decoded, self.detokenize)
 
     @property
     def vocab_sizes(self) -> tuple[int, int]:
@@ -286,15 +261,8 @@ class Translator(AutoregressivePredictor):
           For each source, the lists ``tokens``, ``scores`` and ``log_probs``, best first.
         """
         items = self._items(sources, prefixes, first)
-        search = self.config.search
-        num_hypotheses = search.num_hypotheses
-        if not 0 <= n_best <= num_hypotheses:
-            raise UserError(
-                f"n_best must be from 0 to {num_hypotheses}, the search's hypotheses: got {n_best}"
-            )
-
-        all_constraints = (*search.constraints, *constraints)
-        search = dataclasses.replace(search, constraints=all_constraints)
+        self._check_n_best(n_best)
+        search = self._constrained_search(constraints)
         has_prefixes = any(item.prefix is not None for item in items)
         is_forced = bool(search.constraints) or has_prefixes
         if self.shortlist is not None and is_forced:

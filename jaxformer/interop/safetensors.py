@@ -55,5 +55,6 @@ def save_arrays(arrays: Mapping[str, np.ndarray], path: pathlib.Path) -> None:
     with needs_package("safetensors", "which writes this format"):
         from safetensors.numpy import save as serialize
 
-    contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    # Unlike ascontiguousarray, this keeps the shape of a single number.
+    contiguous = {name: np.asarray(array, order="C") for name, array in arrays.items()}
     write_file(path, serialize(contiguous, metadata={"format": "pt"}))

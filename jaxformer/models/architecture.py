@@ -28,6 +28,7 @@ class StackSettings:
 
     The fields are as in :class:`~jaxformer.ModelConfig` and
     :class:`~jaxformer.models.gpt2.GPT2Config`; later models, such as ViT, have the defaults.
+    Without ``has_final_norm``, the model itself normalizes the output of pre-norm layers.
     """
 
     num_layers: int
@@ -40,6 +41,8 @@ class StackSettings:
     attention_dropout_rate: float
     norm_position: Literal["post", "pre"] = "pre"
     norm_epsilon: float
+    has_final_norm: bool = True
+    layer_scale: float | None = None
     positions: Positions = "learned"
     rotary_size: int | None = None
     window: int | tuple[int | None, ...] | None = None
@@ -48,9 +51,11 @@ class StackSettings:
     random_blocks: int = 0
     qk_norm: bool = False
     attention_scale: float | None = None
+    memory_width: int | None = None
     is_parallel: bool = False
     activation: Activation
-    biases: bool | Literal["output"] = True
+    gated: bool = False
+    biases: bool | Literal["output", "except_key"] = True
     compute_dtype: ComputeDtype
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import inspect
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 import jax.numpy as jnp
@@ -26,7 +27,7 @@ from jaxformer.nn.block_pattern import BlockPattern
 from jaxformer.nn.embedding import Embedding
 from jaxformer.nn.feed_forward import Activation, FeedForward
 from jaxformer.nn.global_attention import GlobalAttention
-from jaxformer.nn.norm import LayerNorm, RMSNorm
+from jaxformer.nn.norm import Identity, LayerNorm, RMSNorm
 from jaxformer.nn.parameters import Role, parameter
 from jaxformer.nn.positions import ENCODINGS, PositionalEncoding, Positions
 from jaxformer.nn.precision import ComputeDtype, Int8Matrix
@@ -169,13 +170,16 @@ def make_stack(
     causal: bool = False,
     cross_attention: bool = False,
     self_attention: nn.Module | None = None,
+    make_bias: Callable[[], nn.Module] | None = None,
+    has_own_biases: bool = False,
     remat: Remat = "none",
 ) -> Stack:
     """Returns the stack of an encoder, a decoder or a language model.
 
     A section ``model`` returns the settings, as in ``make_stack(ModelConfig().stack_settings())``.
     With ``causal``, tokens see only earlier tokens; with ``cross_attention``, also a memory.
-    ``self_attention`` replaces the paper's.
+    ``self_attention`` replaces the paper's. ``make_bias`` creates the module of the bias of scores,
+    in place of the positions' own: for all layers, or with ``has_own_biases`` for each layer.
     """
     c = settings
     encoding = ENCODINGS[c.positions]
@@ -193,43 +197,62 @@ def make_stack(
         compute_dtype=c.compute_dtype,
     )
 
+    make_cross_attention = functools.partial(make_attention, memory_width=c.memory_width)
+
     # Positions are encoded in self-attention only: a memory has positions of its own.
     if self_attention is None:
         rotate = encoding.rotate
         if rotate is not None and c.rotary_size is not None:
             rotate = functools.partial(rotate, size=c.rotary_size)
-        self_attention = make_attention(encode_positions=rotate)
+        self_attention = make_attention(
+            encode_positions=rotate,
+            make_bias=make_bias if has_own_biases else None,
+        )
     block = Block(
         self_attention=self_attention,
-        cross_attention=make_attention() if cross_attention else None,
-        feed_forward=FeedForward(c.d_ff, c.activation, c.compute_dtype),
-        make_residual=functools.partial(Residual, c.norm_position, c.dropout_rate, make_norm),
+        cross_attention=make_cross_attention() if cross_attention else None,
+        feed_forward=FeedForward(c.d_ff, c.activation, c.compute_dtype, gated=c.gated),
+        make_residual=functools.partial(
+            Residual,
+            c.norm_position,
+            c.dropout_rate,
+            make_norm,
+            scale=c.layer_scale,
+        ),
         is_parallel=c.is_parallel,
     )
 
-    make_bias = None
-    if encoding.make_bias is not None:
-        make_bias = functools.partial(encoding.make_bias, c.num_heads, causal)
+    make_common_bias = None if has_own_biases else make_bias
+    if make_bias is None and encoding.make_bias is not None:
+        make_common_bias = functools.partial(encoding.make_bias, c.num_heads, causal)
+
+    final_norm = None
+    if c.norm_position == "pre":
+        final_norm = make_norm if c.has_final_norm else Identity
     return Stack(
         layers=block,
         num_layers=c.layer_groups or c.num_layers,
         repeats=c.num_layers // c.layer_groups if c.layer_groups else 1,
-        final_norm=make_norm if c.norm_position == "pre" else None,
+        final_norm=final_norm,
         window=c.window,
         global_tokens=c.global_tokens,
         blocks=BlockPattern(c.block_size, c.random_blocks) if c.block_size else None,
-        make_bias=make_bias,
+        make_bias=make_common_bias,
         remat=remat,
     )
 
 
 class Model(nn.Module):
-    """The base of all models, which have a config; its annotation is the class ``section``."""
+    """The base of all models, which have a config; its annotation is the class ``section``.
+
+    A model that ``extends`` another has all of its parameters, which it may begin with.
+    """
 
     config: Any
     remat: Remat = "none"
 
     section: ClassVar[type[Architecture]] = ModelConfig
+    extends: "ClassVar[type[Model] | None]" = None
 
     def __init_subclass__(cls, **options: Any) -> None:
         cls.section = inspect.get_annotations(cls).get("config", cls.section)

@@ -19,7 +19,8 @@ from jaxformer.models.architecture import (
     check_divides,
 )
 from jaxformer.models.assembly import TokenModel, make_stack
-from jaxformer.models.vit import Pictures, patches
+from jaxformer.models.pictures import Pictures, PixelArchitecture
+from jaxformer.models.vit import patches
 from jaxformer.nn.dropout import Dropout, RowIds, dropout_rows
 from jaxformer.nn.feed_forward import Activation
 from jaxformer.nn.keys import Keys
@@ -33,7 +34,7 @@ _FIRST_SCALE = 1 / 0.07  # of the cosines, before training
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CLIPConfig(PaperArchitecture):
+class CLIPConfig(PixelArchitecture, PaperArchitecture):
     """The architecture of :class:`CLIP`; by default CLIP with ViT-B/32.
 
     Fields that are not listed are of both encoders, and as in GPT2Config.
@@ -41,7 +42,6 @@ class CLIPConfig(PaperArchitecture):
     Attributes:
       d_model: Width of the encoder of texts; also ``d_ff``, ``num_heads``, ``num_layers`` and
         ``max_length``.
-      height: Height of the pictures in pixels; also ``width``, and ``channels`` of each pixel.
       patch_size: Side of a patch in pixels.
       vision_d_model: Width of the encoder of pictures; also ``vision_d_ff``, ``vision_num_heads``
         and ``vision_num_layers``.
@@ -55,9 +55,8 @@ class CLIPConfig(PaperArchitecture):
     num_heads: int = setting(8, "size")
     num_layers: int = setting(12, "size")
     max_length: int = setting(77, "size", may_differ=True)
-    height: int = setting(224, "positive")
-    width: int = setting(224, "positive")
-    channels: int = setting(3, "positive")
+    pixel_mean: str = "0.48145466 0.4578275 0.40821073"
+    pixel_std: str = "0.26862954 0.26130258 0.27577711"
     patch_size: int = setting(32, "positive")
     vision_d_model: int = setting(768, "size")
     vision_d_ff: int = setting(3072, "size")
@@ -76,21 +75,18 @@ class CLIPConfig(PaperArchitecture):
         for side in ("height", "width"):
             check_divides(self, "patch_size", side)
 
-    def vision_settings(self) -> StackSettings:
-        """Returns the settings of the layers of the encoder of pictures."""
+    def vision_sizes(self) -> "CLIPConfig":
+        """Returns a section whose text encoder has the sizes of the encoder of pictures."""
         return dataclasses.replace(
-            self.stack_settings(),
-            num_layers=self.vision_num_layers,
+            self,
+            d_model=self.vision_d_model,
             d_ff=self.vision_d_ff,
             num_heads=self.vision_num_heads,
+            num_layers=self.vision_num_layers,
         )
 
     def embedding_settings(self) -> EmbeddingSettings:
         return EmbeddingSettings(positions="learned", dropout_rate=self.dropout_rate)
-
-    @property
-    def image_shape(self) -> tuple[int, int, int]:
-        return self.height, self.width, self.channels
 
     @property
     def num_tokens(self) -> int:
@@ -202,7 +198,7 @@ class CLIP(TokenModel):
         super().setup()
         c = self.config
         self.vision = VisionTower(
-            c.vision_settings(),
+            c.vision_sizes().stack_settings(),
             c.vision_d_model,
             c.image_shape,
             c.patch_size,
@@ -237,7 +233,7 @@ class CLIP(TokenModel):
         """Returns logits of the texts for each picture: their cosines, times :meth:`scale`.
 
         Args:
-          images: Pixels, normalized by the mean and the standard deviation of the config.
+          images: Pixels as :meth:`CLIPConfig.scale_pixels` returns them.
           tokens: Token ids of the texts.
           deterministic: False enables dropout, and needs ``rngs={"dropout": key}``. Static.
           row_ids: As in :class:`~jaxformer.Transformer`, which also raises the same errors.

@@ -101,11 +101,11 @@ class EncoderDecoder(Bart):
     @nn.nowrap
     def _make_decoder(self) -> Stack:
         c = self.config
-        head = functools.partial(_Head, c.activation, c.norm_epsilon, c.compute_dtype)
+        head = functools.partial(OutputLayer, c.activation, c.norm_epsilon, c.compute_dtype)
         return super()._make_decoder().clone(final_norm=head)
 
 
-class _Head(nn.Module):
+class OutputLayer(nn.Module):
     """The layer before the logits: a linear one, an activation, and a norm."""
 
     activation: Activation

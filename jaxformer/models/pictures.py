@@ -8,6 +8,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Num
 
+from jaxformer.data.picture_files import PictureForm
 from jaxformer.errors import UserError
 from jaxformer.fields import setting
 from jaxformer.models.architecture import Architecture
@@ -26,12 +27,11 @@ class StackSizes(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PictureArchitecture(Architecture):
-    """The base of the sections of models of pictures.
+class PixelArchitecture(Architecture):
+    """The base of the sections of models that read pictures.
 
     Attributes:
       height: Height of the pictures in pixels; also ``width``, and ``channels`` of each pixel.
-      num_classes: Number of classes, or size of an embedding; 0 returns pooled features.
       pixel_mean: Mean of the pixels, from 0 to 1, that is subtracted from them: one number, or one
         for each channel, separated by spaces. With the default, and the default of ``pixel_std``, a
         model takes values from -1 to 1.
@@ -44,7 +44,6 @@ class PictureArchitecture(Architecture):
     height: int = setting(224, "positive")
     width: int = setting(224, "positive")
     channels: int = setting(3, "positive")
-    num_classes: int = setting(1000, "any", may_differ=True)
     pixel_mean: str = "0.5"
     pixel_std: str = "0.5"
     resampling: Literal["bilinear", "bicubic"] = setting("bilinear", may_differ=True)
@@ -68,14 +67,9 @@ class PictureArchitecture(Architecture):
         return self.height, self.width, self.channels
 
     @property
-    def attention_grid(self) -> tuple[int, int] | None:
-        """Rows and columns of the patches that attend to each other in all layers, if they do."""
-        return None
-
-    @property
-    def stacks(self) -> tuple[StackSizes, ...]:
-        """The stacks of Transformer layers, to count operations."""
-        return ()
+    def form(self) -> PictureForm:
+        """The form that files of pictures are converted to."""
+        return PictureForm(*self.image_shape, self.resampling, self.shortest_side)
 
     def scale_pixels(self, images: Num[ArrayLike, "B Y X C"]) -> Pictures:
         """Returns pixels from 0 to 255 as the model takes them."""
@@ -107,3 +101,24 @@ class PictureArchitecture(Architecture):
         if len(numbers) == 1:
             return numbers[0]
         return np.array(numbers, np.float32)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PictureArchitecture(PixelArchitecture):
+    """The base of the sections of models of pictures.
+
+    Attributes:
+      num_classes: Number of classes, or size of an embedding; 0 returns pooled features.
+    """
+
+    num_classes: int = setting(1000, "any", may_differ=True)
+
+    @property
+    def attention_grid(self) -> tuple[int, int] | None:
+        """Rows and columns of the patches that attend to each other in all layers, if they do."""
+        return None
+
+    @property
+    def stacks(self) -> tuple[StackSizes, ...]:
+        """The stacks of Transformer layers, to count operations."""
+        return ()

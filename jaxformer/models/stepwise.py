@@ -5,14 +5,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from jaxformer.data.tokenizer import PAD
 from jaxformer.layout import take_rows
 from jaxformer.models.assembly import TokenModel
 from jaxformer.nn.constants import without_constants
 from jaxformer.nn.embedding import output_logits
-from jaxformer.nn.stack import StackCache, unstack_layers
+from jaxformer.nn.stack import StackCache, unstack_blocks
 from jaxformer.search import StepFn
 
 
@@ -56,8 +56,17 @@ class StepwiseModel(TokenModel):
             positions = jnp.maximum(index - starts[:, None], 0)  # [B, T]; 0 on padding
             x = self.embed(tokens, positions, longest=prompt_length)
 
-        x, cache = self.decoder.prefill(x, cache, length)
+        memory_mask = self._memory_mask(tokens, cache)
+        x, cache = self.decoder.prefill(x, cache, length, memory_mask)
         return self.output_features(x), cache
+
+    def _memory_mask(
+        self,
+        tokens: Int[Array, "B T"],
+        cache: StackCache,
+    ) -> Bool[Array, "B T S"] | None:
+        """Returns what each token of a prompt sees of the memory; None if all see the same."""
+        return None
 
     def candidate_output(self, candidates: Int[Array, " C"]) -> tuple[Any, Float[Array, " C"]]:
         """Returns the rows of the output matrix and the biases of some tokens, for :meth:`step`.
@@ -102,6 +111,12 @@ class StepwiseModel(TokenModel):
         return output_logits(x, *output), cache
 
 
+def unstacked_variables(params: PyTree) -> dict[str, PyTree]:
+    """Returns the variables of a model with a parameter for each layer of its decoder."""
+    decoder = unstack_blocks(params["decoder"])
+    return {"params": {**params, "decoder": decoder}}
+
+
 def step_fn(
     model: StepwiseModel,
     params: PyTree,
@@ -114,11 +129,7 @@ def step_fn(
 
     >>> search(step_fn(model, params), cache, max_lengths=[64], capacity=64)  # doctest: +SKIP
     """
-    decoder = params["decoder"]
-    layers = unstack_layers(decoder["layers"], model.config.decoder_layers)
-    unstacked = {**decoder, "layers": layers}
-    variables = {"params": {**params, "decoder": unstacked}}
-
+    variables = unstacked_variables(params)
     output = None
     if candidates is not None:
         output = model.apply(variables, candidates, method="candidate_output")

@@ -41,7 +41,7 @@ class Transformer(StepwiseModel):
 
     def setup(self) -> None:
         super().setup()
-        self.embed_source = self._make_embedding(self.src_table, "src_positions")
+        self._setup_source()
         self.embed = self._make_embedding(self.tgt_table, "tgt_positions")
         self.logits_bias = self._make_logits_bias()
 
@@ -51,6 +51,11 @@ class Transformer(StepwiseModel):
 
         self.encoder = self._make_encoder()
         self.decoder = self._make_decoder()
+
+    @nn.nowrap
+    def _setup_source(self) -> None:
+        """Creates what the encoder's input is made with."""
+        self.embed_source = self._make_embedding(self.src_table, "src_positions")
 
     @nn.nowrap
     def _make_encoder(self) -> Stack:

@@ -15,7 +15,7 @@ def check_sizes(layer: Any, *names: str) -> None:
     owner = type(layer).__name__
     for name in names:
         size = getattr(layer, name)
-        if size is None and name in ("d_k", "d_v", "num_kv_heads"):
+        if size is None and name in ("d_k", "d_v", "num_kv_heads", "memory_width"):
             continue
 
         is_bool = isinstance(size, bool)

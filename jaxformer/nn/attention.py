@@ -42,7 +42,7 @@ class MultiHeadAttention(nn.Module):
     ``mutable=["intermediates"]`` to get them.
 
     Departs from the paper: ``use_bias``, ``dropout_rate``, ``encode_positions``, ``num_kv_heads``,
-    ``make_qk_norm``, ``scale``, ``soft_cap`` and ``make_bias``, all optional.
+    ``make_qk_norm``, ``scale``, ``soft_cap``, ``make_bias`` and ``memory_width``, all optional.
 
     >>> import jax, jax.numpy as jnp
     >>> layer, x = MultiHeadAttention(num_heads=8), jnp.ones((1, 3, 512))
@@ -55,7 +55,8 @@ class MultiHeadAttention(nn.Module):
       d_k: Size of the queries and keys of a head; ``d_model / num_heads`` when None.
       d_v: Size of the values of a head; ``d_model / num_heads`` when None.
       use_bias: Adds biases to all four projections, or to the last one only if "output", as in
-        GPT-Neo.
+        GPT-Neo, or to all but the keys' if "except_key", as in Whisper: a bias of keys adds the
+        same number to all scores of a query.
       dropout_rate: Dropout rate of the attention weights.
       encode_positions: Function of queries or keys, [B, T, H, K], and their positions, [B or 1, T],
         applied before the dot products; for instance
@@ -70,13 +71,14 @@ class MultiHeadAttention(nn.Module):
       soft_cap: Bounds the scores smoothly, as Gemma 2 does; see :class:`~jaxformer.nn.keys.Keys`.
       make_bias: Creates the module that returns the :data:`~jaxformer.nn.keys.Bias` of the scores
         of this layer, in place of the bias of the stack.
+      memory_width: Width of the memory that it attends to; ``d_model`` when None.
       compute_dtype: Dtype of the inputs of matrix multiplications.
     """
 
     num_heads: int
     d_k: int | None = None
     d_v: int | None = None
-    use_bias: bool | Literal["output"] = False
+    use_bias: bool | Literal["output", "except_key"] = False
     dropout_rate: float = 0.0
     encode_positions: Callable[[Array, Array], Array] | None = None
     num_kv_heads: int | None = None
@@ -84,10 +86,11 @@ class MultiHeadAttention(nn.Module):
     scale: float | None = None
     soft_cap: float | None = None
     make_bias: Callable[[], nn.Module] | None = None
+    memory_width: int | None = None
     compute_dtype: ComputeDtype = "float32"
 
     def setup(self) -> None:
-        check_sizes(self, "num_heads", "d_k", "d_v", "num_kv_heads")
+        check_sizes(self, "num_heads", "d_k", "d_v", "num_kv_heads", "memory_width")
         if self.num_heads % self._kv_heads:
             raise UserError(
                 f"MultiHeadAttention: num_kv_heads={self.num_kv_heads} must divide num_heads="
@@ -102,7 +105,7 @@ class MultiHeadAttention(nn.Module):
     def __call__(
         self,
         x: Float[Array, "B T D"],
-        memory: Float[Array, "B S D"] | None = None,
+        memory: Float[Array, "B S M"] | None = None,
         mask: Bool[Array, "#B #H #T #S"] | None = None,
         deterministic: bool = True,
         *,
@@ -137,7 +140,7 @@ class MultiHeadAttention(nn.Module):
         self,
         x: Float[Array, "B T D"],
         keys: Keys,
-        memory: Float[Array, "B S D"] | None = None,
+        memory: Float[Array, "B S M"] | None = None,
         *,
         cache: KVCache | MemoryCache | None = None,
         dropout: Int[Array, " B"] | None = None,
@@ -157,7 +160,8 @@ class MultiHeadAttention(nn.Module):
         """
         check_activations("MultiHeadAttention", "x", x, axes=3)
         if memory is not None:
-            check_activations("MultiHeadAttention", "memory", memory, x.shape[-1], axes=3)
+            width = self._memory_width(x.shape[-1])
+            check_activations("MultiHeadAttention", "memory", memory, width, axes=3)
 
         keys = self._with_rules(keys)
         weights = self._projections(x.shape[-1])
@@ -175,6 +179,8 @@ class MultiHeadAttention(nn.Module):
         elif memory is not None:
             key_values = self._key_values(memory, weights)
         else:
+            width = self._memory_width(x.shape[-1])
+            check_activations("MultiHeadAttention", "x", x, width)
             new = self._key_values(x, weights)  # [B, T, H, K] and [B, T, H, V]
             if self.encode_positions is not None:
                 positions = keys.queries.positions
@@ -208,9 +214,16 @@ class MultiHeadAttention(nn.Module):
             dtype=dtype,
         )
 
-    def cache_memory(self, memory: Float[Array, "B S D"]) -> MemoryCache:
-        """Returns the cached keys and values of a memory, for all decoding steps."""
-        weights = self._projections(memory.shape[-1])
+    def cache_memory(
+        self,
+        memory: Float[Array, "B S M"],
+        d_model: int | None = None,
+    ) -> MemoryCache:
+        """Returns the cached keys and values of a memory, for all decoding steps.
+
+        ``d_model`` is the width of the queries; the memory's when None.
+        """
+        weights = self._projections(d_model or memory.shape[-1])
         return MemoryCache.of(self._key_values(memory, weights))
 
     @nn.nowrap
@@ -303,6 +316,11 @@ class MultiHeadAttention(nn.Module):
         default = d_model // self.num_heads
         return self.d_k or default, self.d_v or default
 
+    @nn.nowrap
+    def _memory_width(self, d_model: int) -> int:
+        """Returns the width of what is attended to, with the default applied."""
+        return d_model if self.memory_width is None else self.memory_width
+
     @nn.compact
     def _projections(self, d_model: int) -> Projections:
         heads = self.num_heads
@@ -312,8 +330,9 @@ class MultiHeadAttention(nn.Module):
         # The order of declarations decides which random numbers a parameter gets.
         inputs = ("d_model", "heads", None)
         query = self._matrix("query", (d_model, heads, d_k), inputs)
-        key = self._matrix("key", (d_model, kv_heads, d_k), inputs)
-        value = self._matrix("value", (d_model, kv_heads, d_v), inputs)
+        width = self._memory_width(d_model)
+        key = self._matrix("key", (width, kv_heads, d_k), inputs)
+        value = self._matrix("value", (width, kv_heads, d_v), inputs)
         output = self._matrix("output", (heads * d_v, d_model), ("heads", "d_model"))
 
         return Projections(
@@ -340,7 +359,8 @@ class MultiHeadAttention(nn.Module):
         return parameter(self, name, glorot, shape, axes=axes, role="matrix")
 
     def _bias(self, name: str, shape: tuple[int, ...]) -> Any:
-        has_bias = self.use_bias in (True, name)
+        is_among_all = self.use_bias == "except_key" and name != "key"
+        has_bias = is_among_all or self.use_bias in (True, name)
         if not has_bias:
             return None
         return parameter(self, f"{name}_bias", nn.initializers.zeros, shape)

@@ -7,11 +7,13 @@ from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
 from jaxformer.errors import UserError
+from jaxformer.layout import expand_like
 from jaxformer.nn.argument_checks import check_activations, check_choice
 from jaxformer.nn.cache import LayerState, Slots
 from jaxformer.nn.dropout import Dropout
 from jaxformer.nn.keys import Keys, Memory
 from jaxformer.nn.norm import LayerNorm
+from jaxformer.nn.parameters import parameter
 
 LayerCache = dict[str, LayerState]
 
@@ -21,17 +23,20 @@ class Residual(nn.Module):
 
     "post" (sections 3.1 and 5.4): LayerNorm(x + Dropout(Sublayer(x))).
     "pre": x + Dropout(Sublayer(LayerNorm(x))).
-    Departs from the paper: ``norm_position="pre"``, which is optional.
+    Departs from the paper: ``norm_position="pre"`` and ``scale``, both optional.
 
     Attributes:
       norm_position: "post" or "pre".
       dropout_rate: Dropout rate of the output of the sub-layer.
       make_norm: Creates the norm; takes its ``name``.
+      scale: Initial value of the learned factors, one for each feature, that multiply the output of
+        the sub-layer: layer scale (Touvron et al. 2021). None for no factors.
     """
 
     norm_position: str = "post"
     dropout_rate: float = 0.0
     make_norm: Callable[..., nn.Module] = LayerNorm
+    scale: float | None = None
 
     @nn.compact
     def __call__(
@@ -46,8 +51,16 @@ class Residual(nn.Module):
         drop = Dropout(self.dropout_rate)
 
         if self.norm_position == "pre":
-            return x + drop(sublayer(norm(x)), dropout)
-        return norm(x + drop(sublayer(x), dropout))
+            return x + drop(self._scale_output(sublayer(norm(x))), dropout)
+        return norm(x + drop(self._scale_output(sublayer(x)), dropout))
+
+    def _scale_output(self, y: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        """Returns the output of the sub-layer times the factors, if there are any."""
+        if self.scale is None:
+            return y
+        initializer = nn.initializers.constant(self.scale)
+        factors = parameter(self, "scale", initializer, (y.shape[-1],))
+        return y * expand_like(factors.astype(y.dtype), y)
 
 
 class Block(nn.Module):
@@ -169,7 +182,7 @@ class Block(nn.Module):
 
         if self.cross_attention is not None:
             cross: Any = self.cross_attention
-            cache["cross_attention"] = cross.cache_memory(memory)
+            cache["cross_attention"] = cross.cache_memory(memory, d_model)
         return cache
 
     @nn.nowrap

@@ -1,4 +1,4 @@
-"""Layer normalization, and root mean square normalization."""
+"""Layer normalization, root mean square normalization, and none."""
 
 import jax
 import jax.numpy as jnp
@@ -63,3 +63,11 @@ class RMSNorm(nn.Module):
         if self.unit_offset:
             scale = 1 + scale
         return (normalized * scale).astype(x.dtype)
+
+
+class Identity(nn.Module):
+    """Takes the place of a norm, in a model that normalizes elsewhere."""
+
+    def __call__(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
+        """Returns x."""
+        return x

@@ -15,7 +15,7 @@ class Quantized(NamedTuple):
     """Frames as entries of codebooks.
 
     Attributes:
-      vectors: The entries, those of all codebooks side by side.
+      vectors: The entries of all codebooks, side by side.
       codes: Number of the entry of each codebook.
       distribution: Probabilities of the entries without noise; without noise in the choice, 1 for
         the entry that is chosen.
@@ -27,7 +27,7 @@ class Quantized(NamedTuple):
 
 
 class GumbelQuantizer(nn.Module):
-    """Chooses an entry of each codebook; gradients are those of a softmax (Baevski et al. 2020).
+    """Chooses an entry of each codebook; gradients are a softmax's (Baevski et al. 2020).
 
     Attributes:
       groups: Number of codebooks.

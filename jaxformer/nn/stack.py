@@ -19,7 +19,8 @@ from jaxformer.nn.argument_checks import check_choice
 from jaxformer.nn.backend import backend
 from jaxformer.nn.block import Block, LayerCache, Residual
 from jaxformer.nn.block_pattern import BlockPattern
-from jaxformer.nn.cache import Slots
+from jaxformer.nn.cache import MemoryCache, Slots
+from jaxformer.nn.gated_block import GatedBlock
 from jaxformer.nn.keys import Keys, Memory, Tokens
 from jaxformer.nn.matmul import MATMUL
 from jaxformer.nn.sharding import constrain_batch
@@ -37,12 +38,15 @@ class StackCache(NamedTuple):
     Attributes:
       layers: For each block, its caches by the name of the sub-layer.
       slots: The slots that hold each beam's tokens; one table for all blocks.
-      memory_mask: True where the memory is not padding; None for a stack without a memory.
+      memory_mask: True where new tokens see the memory, which is not padding; None for a stack
+        without a memory.
+      gated: For each gated block, the keys and values of the memory.
     """
 
     layers: tuple[LayerCache, ...]
     slots: Slots
     memory_mask: Bool[Array, "B 1 S"] | None
+    gated: tuple[MemoryCache, ...] = ()
 
     def grow(self, length: int) -> "StackCache":
         """Returns the cache with capacity for at least ``length`` positions."""
@@ -69,6 +73,10 @@ class Stack(nn.Module):
       blocks: BigBird's pattern of self-attention; None for a stack without.
       make_bias: Creates the module that returns the :data:`~jaxformer.nn.keys.Bias` of all
         self-attention; None adds nothing to its scores.
+      gated: The block that precedes every ``gated_every``-th layer, from the first on, and attends
+        to the memory, which the layers then do not. Its parameters, stacked, are named "gated".
+        None for none.
+      gated_every: Number of layers after each gated block; divides ``num_layers``.
       remat: Rematerialization policy of the backward pass.
     """
 
@@ -80,6 +88,8 @@ class Stack(nn.Module):
     global_tokens: int = 0
     blocks: BlockPattern | None = None
     make_bias: Callable[[], nn.Module] | None = None
+    gated: GatedBlock | None = None
+    gated_every: int = 1
     remat: Remat = "none"
 
     def setup(self) -> None:
@@ -87,6 +97,8 @@ class Stack(nn.Module):
         self.bias = None if self.make_bias is None else self.make_bias()
         if self.repeats > 1 and isinstance(self.window, tuple):
             raise UserError(f"Stack: expected one window with repeats, got window={self.window}")
+        if self.gated is not None:
+            self._check_gated()
 
         make_residual: Any = getattr(self.layers, "make_residual", Residual)
         is_pre_norm = getattr(make_residual(), "norm_position", None) == "pre"
@@ -112,6 +124,11 @@ class Stack(nn.Module):
 
         if self._has_separate_layers:
             return self._normalize(self._run_separate(x, keys, memory, dropout=dropout))
+        if self.gated is not None and not self.is_initializing():
+            return self._normalize(self._run_groups(x, keys, memory, dropout=dropout))
+        if self.gated is not None:
+            x = self._create_gated(x, memory)
+            memory = None
 
         def layer(
             block: Block,
@@ -125,6 +142,56 @@ class Stack(nn.Module):
         run_layers = _scan_layers(layer, self.num_layers, self.repeats, remat=self.remat)
         x, _ = run_layers(self.layers, x, self._distances())
         return constrain_batch(self._normalize(x))
+
+    def _check_gated(self) -> None:
+        if self.gated_every < 1 or self.num_layers % self.gated_every:
+            raise UserError(
+                f"Stack: gated_every={self.gated_every} must divide num_layers={self.num_layers}"
+            )
+        if self.repeats > 1 or isinstance(self.window, tuple):
+            raise UserError("Stack: expected neither repeats nor windows that differ, with gated")
+
+    @property
+    def _num_groups(self) -> int:
+        """Number of gated blocks, each with the layers that follow it."""
+        return self.num_layers // self.gated_every
+
+    def _create_gated(self, x: Array, memory: Memory | None) -> Array:
+        """Creates the parameters of the gated blocks."""
+
+        def run(gated: GatedBlock, x: Array, _: None) -> tuple[Array, None]:
+            return gated(x, _check_memory(memory)), None
+
+        create = _scan_layers(run, self._num_groups, 1, remat="none")
+        return create(self.gated, x, None)[0]
+
+    def _run_groups(
+        self,
+        x: Float[Array, "B T D"],
+        keys: Keys,
+        memory: Memory | None,
+        *,
+        dropout: Int[Array, " B"] | None,
+    ) -> Float[Array, "B T D"]:
+        """Runs each gated block and the layers after it; all groups share one trace."""
+        group = _Group(
+            gated=self._unbound(self.gated),
+            layers=self._unbound(self.layers),
+            num_layers=self.gated_every,
+            remat=self.remat,
+            parent=None,
+        )
+        groups: Any = _Groups(group, self._num_groups, parent=None)
+
+        def by_group(array: Array) -> Array:
+            return array.reshape(self._num_groups, self.gated_every, *array.shape[1:])
+
+        params = nn.unbox(self.variables["params"])
+        layers = jax.tree.map(by_group, params["layers"])
+        variables = {"params": {"group": {"gated": params["gated"], "layers": layers}}}
+        rngs = None if dropout is None else {"dropout": self.make_rng("dropout")}
+        memory = _check_memory(memory)
+        return groups.apply(variables, x, keys, memory, dropout=dropout, rngs=rngs)
 
     @property
     def _windows(self) -> tuple[int | None, ...]:
@@ -165,16 +232,25 @@ class Stack(nn.Module):
     ) -> Float[Array, "B T D"]:
         """Runs the layers one after another, each with parameters of its own."""
         block, stack = self._unstack_layers()
+        gated, stack_of_gated = self._unstack_gated()
+
+        @jax.jit
+        def run_gated(params: PyTree, x: Array) -> Array:
+            return gated.apply({"params": params}, x, _check_memory(memory), dropout=dropout)
+
+        own_memory = None if stack_of_gated else memory
 
         def make_run(keys: Keys) -> Callable[[PyTree, Array], Array]:
             @jax.jit  # one trace for all layers with the same window
             def run(params: PyTree, x: Array) -> Array:
-                return block.apply({"params": params}, x, keys, memory, dropout=dropout)
+                return block.apply({"params": params}, x, keys, own_memory, dropout=dropout)
 
             return run
 
         runs = self._by_window(keys, make_run)
-        for window, params in zip(self._windows, stack, strict=True):
+        for number, (window, params) in enumerate(zip(self._windows, stack, strict=True)):
+            if self._follows_gated(number):
+                x = run_gated(stack_of_gated[number // self.gated_every], x)
             x = runs[window](params, x)
         return x
 
@@ -230,14 +306,21 @@ class Stack(nn.Module):
         slots = Slots.empty(rows, num_beams, capacity, window=self._common_window)
 
         block, stack = self._unstack_layers()
+        own_memory = None if self.gated is not None else memory
         layers = []
         for params in stack:
             bound = block.bind({"params": params})
-            layers.append(bound.init_cache(slots, memory, d_model=d_model, dtype=dtype))
+            layers.append(bound.init_cache(slots, own_memory, d_model=d_model, dtype=dtype))
+
+        gated, stack_of_gated = self._unstack_gated()
+        caches = []
+        for params in stack_of_gated:
+            bound = gated.bind({"params": params})
+            caches.append(bound.cache_memory(memory, d_model))
 
         if memory_mask is not None:
             memory_mask = memory_mask[:, None]  # [B, 1, S]
-        return StackCache(tuple(layers), slots, memory_mask)
+        return StackCache(tuple(layers), slots, memory_mask, gated=tuple(caches))
 
     def step(
         self, x: Float[Array, "B N D"], cache: StackCache
@@ -260,6 +343,7 @@ class Stack(nn.Module):
         x: Float[Array, "B T D"],
         cache: StackCache,
         length: Int[Array, ""] | int,
+        memory_mask: Bool[Array, "B T S"] | None = None,
     ) -> tuple[Float[Array, "B T D"], StackCache]:
         """Runs the stack on the first tokens of a sequence in one pass, and fills an empty cache.
 
@@ -267,6 +351,8 @@ class Stack(nn.Module):
           x: Activations of the prompt, which all beams share.
           cache: From :meth:`init_cache`, with capacity for the whole prompt.
           length: Number of tokens to keep; the next token takes this position.
+          memory_mask: True where a token of the prompt sees the memory; where new tokens do when
+            None.
 
         Raises:
           UserError: The prompt is longer than the capacity of the cache.
@@ -280,7 +366,7 @@ class Stack(nn.Module):
 
         slots = dataclasses.replace(cache.slots, length=jnp.asarray(length, jnp.int32))
         prompt = dataclasses.replace(slots, is_prompt=True)
-        x, layers = self._run_cached(x, cache, prompt)
+        x, layers = self._run_cached(x, cache, prompt, memory_mask)
         return x, cache._replace(layers=layers, slots=slots)
 
     def _run_cached(
@@ -288,12 +374,15 @@ class Stack(nn.Module):
         x: Array,
         cache: StackCache,
         slots: Slots,
+        memory_mask: Bool[Array, "B T S"] | None = None,
     ) -> tuple[Array, tuple[LayerCache, ...]]:
         """Runs the stack on new tokens; returns the output, and the updated cache of each block."""
         bias = None if self.bias is None else self.bias()
         keys = slots.keys(x.shape[1], bias)
-        memory = self._cached_memory(x, cache, slots)
+        memory = self._cached_memory(x, cache, slots, memory_mask)
         block, stack = self._unstack_layers()
+        gated, stack_of_gated = self._unstack_gated()
+        own_memory = None if stack_of_gated else memory
 
         # One trace for all layers. Outside of jit, each call would compile the function again.
         is_traced = any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(stack))
@@ -305,13 +394,21 @@ class Stack(nn.Module):
                 own: LayerCache,
             ) -> tuple[Array, LayerCache]:
                 bound = block.bind({"params": params})
-                return bound.run(x, keys, memory, cache=own)
+                return bound.run(x, keys, own_memory, cache=own)
 
             return jax.jit(run) if is_traced else run
 
+        def run_gated(params: PyTree, x: Array, own: MemoryCache) -> Array:
+            return gated.apply({"params": params}, x, memory, cache=own)
+
+        run_gated = jax.jit(run_gated) if is_traced else run_gated
         runs = self._by_window(keys, make_run)
         layers = []
-        for window, params, own in zip(self._windows, stack, cache.layers, strict=True):
+        of_layers = zip(self._windows, stack, cache.layers, strict=True)
+        for number, (window, params, own) in enumerate(of_layers):
+            if self._follows_gated(number):
+                group = number // self.gated_every
+                x = run_gated(stack_of_gated[group], x, cache.gated[group])
             x, new = runs[window](params, x, own)
             layers.append(new)
         return self._normalize(x), tuple(layers)
@@ -322,11 +419,14 @@ class Stack(nn.Module):
         x: Array,
         cache: StackCache,
         slots: Slots,
+        memory_mask: Bool[Array, "B T S"] | None,
     ) -> Memory | None:
         """Returns the memory whose keys and values are in the caches of the blocks."""
         if cache.memory_mask is None:
             return None
         mask = cache.memory_mask[:, :, None]  # [B, 1, 1, S]
+        if memory_mask is not None:
+            mask = memory_mask[:, None]  # [B, 1, T, S]
         queries = Tokens.of(x.shape[1])
         keys = Tokens.of(mask.shape[-1])
         return Memory(None, Keys(queries, keys, mask, slots=slots))
@@ -335,7 +435,23 @@ class Stack(nn.Module):
         # A scan over layers would copy the whole cache for every token. A loop updates it in place.
         layers = unstack_layers(self.variables["params"]["layers"], self.num_layers)
         layers = tuple(layer for layer in layers for _ in range(self.repeats))
-        return self.layers.clone(parent=None, name=None), layers
+        return self._unbound(self.layers), layers
+
+    def _unstack_gated(self) -> tuple[Any, tuple[PyTree, ...]]:
+        """Returns the gated block and the parameters of each; of none without one."""
+        if self.gated is None:
+            return None, ()
+        params = unstack_layers(self.variables["params"]["gated"], self._num_groups)
+        return self._unbound(self.gated), params
+
+    def _follows_gated(self, number: int) -> bool:
+        """True for a layer that a gated block precedes."""
+        return self.gated is not None and number % self.gated_every == 0
+
+    @nn.nowrap
+    def _unbound(self, module: Any) -> Any:
+        """Returns a module for parameters that are given."""
+        return module.clone(parent=None, name=None)
 
 
 def unstack_layers(params: PyTree, num_layers: int) -> tuple[PyTree, ...]:
@@ -354,6 +470,88 @@ def unstack_layers(params: PyTree, num_layers: int) -> tuple[PyTree, ...]:
     return tuple(layer(i) for i in range(num_layers))
 
 
+def unstack_blocks(params: PyTree) -> PyTree:
+    """Returns the parameters of a stack, with a tuple for its layers, and for its gated blocks.
+
+    Parameters of another module, which has no layers, are returned as they are.
+    """
+    layers = params.get("layers")
+    if not isinstance(layers, dict):
+        return params
+
+    unstacked = dict(params)
+    for name in ("layers", "gated"):
+        if name in params:
+            blocks = params[name]
+            num_blocks = jax.tree.leaves(blocks)[0].shape[0]
+            unstacked[name] = unstack_layers(blocks, num_blocks)
+    return unstacked
+
+
+class _Group(nn.Module):
+    """A gated block, and the layers after it, which do not see the memory."""
+
+    gated: GatedBlock
+    layers: Block
+    num_layers: int
+    remat: Remat
+
+    def __call__(
+        self,
+        x: Float[Array, "B T D"],
+        keys: Keys,
+        memory: Memory,
+        *,
+        dropout: Int[Array, " B"] | None,
+    ) -> Float[Array, "B T D"]:
+        def run_gated(gated: GatedBlock, x: Array) -> Array:
+            return gated(x, memory, dropout=dropout)
+
+        def layer(block: Block, x: Array, _: None) -> tuple[Array, None]:
+            return block(constrain_batch(x), keys, dropout=dropout), None
+
+        run_gated = _rematerialize(run_gated, self.remat, prevent_cse=True)
+        x = run_gated(self.gated, constrain_batch(x))
+        run_layers = _scan_layers(layer, self.num_layers, 1, remat=self.remat)
+        return run_layers(self.layers, x, None)[0]
+
+
+class _Groups(nn.Module):
+    """All groups of a stack with gated blocks, in sequence."""
+
+    group: _Group
+    num_groups: int
+
+    def __call__(
+        self,
+        x: Float[Array, "B T D"],
+        keys: Keys,
+        memory: Memory,
+        *,
+        dropout: Int[Array, " B"] | None,
+    ) -> Float[Array, "B T D"]:
+        def run(group: _Group, x: Array, _: None) -> tuple[Array, None]:
+            return group(x, keys, memory, dropout=dropout), None
+
+        run_groups = _scan_layers(run, self.num_groups, 1, remat="none")
+        return run_groups(self.group, x, None)[0]
+
+
+def _check_memory(memory: Memory | None) -> Memory:
+    if memory is None:
+        raise UserError("Stack: gated blocks need a memory, got None")
+    return memory
+
+
+def _rematerialize(layer: Callable, remat: Remat, *, prevent_cse: bool) -> Callable:
+    if remat == "dots":
+        policy = jax.checkpoint_policies.save_only_these_names(MATMUL)
+        return nn.remat(layer, prevent_cse=prevent_cse, policy=policy)
+    if remat == "layer":
+        return nn.remat(layer, prevent_cse=prevent_cse)
+    return layer
+
+
 def _scan_layers(
     layer: Callable,
     num_layers: int,
@@ -363,11 +561,7 @@ def _scan_layers(
 ) -> Callable:
     # In unrolled code XLA would eliminate the recomputation as a common subexpression.
     is_repeated = repeats > 1
-    if remat == "dots":
-        policy = jax.checkpoint_policies.save_only_these_names(MATMUL)
-        layer = nn.remat(layer, prevent_cse=is_repeated, policy=policy)
-    elif remat == "layer":
-        layer = nn.remat(layer, prevent_cse=is_repeated)
+    layer = _rematerialize(layer, remat, prevent_cse=is_repeated)
 
     def repeat(block: Block, x: Array, distance: None) -> tuple[Array, None]:
         for _ in range(repeats):

@@ -427,7 +427,12 @@ class Checkpoints:
     def _report_damaged(self, damaged: dict[int, DamagedError], good: int) -> None:
         """Reports damaged steps newer than a good one; a writer also renames them."""
         for step, error in damaged.items():
-            _logger.warning("damaged checkpoint not used: %s; going back to step %d", error, good)
+            _logger.warning(
+                "damaged checkpoint not used: %s; going back to step %d, %d steps earlier",
+                error,
+                good,
+                step - good,
+            )
             if self._keep is not None and is_primary():
                 manifest.mark_damaged(self._folder(step))  # so that this step can be saved again
 

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import optax
 from jaxtyping import PyTree
+from tqdm import tqdm
 
 from jaxformer.errors import UserError
 from jaxformer.runs.processes import is_primary
@@ -21,11 +22,46 @@ from jaxformer.runs.writers import MetricsFile, TensorBoard, Terminal, Writer
 # Steps dispatched ahead of the device, to keep it busy. They are few, since a run waits for them
 # before it stops, and a preempted machine leaves it only seconds.
 _IN_FLIGHT = 4
+# Work of a run besides its steps, as a report names it and as the log does.
+_WORK = {
+    "start": "to start",
+    "waiting": "to wait for batches",
+    "compilation": "to compile",
+    "checkpoints": "to save",
+    "validation": "to validate",
+}
+_SMALLEST_SHARE = 0.005  # that the log names
 # Sums that are not reported as means per count.
 _NOT_MEANS = ("count", "tokens", "skipped", "grad_norm")
 # A gradient norm this many times the mean of the others in the window, and of the steps of the
 # window before, is a spike. Norms of the first window are not: they begin large.
 _SPIKE = 10
+
+
+class TimeUse:
+    """Shares of works in the time of a process that trains; the share of steps is its goodput."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._seconds = dict.fromkeys(_WORK, 0.0)
+
+    @contextlib.contextmanager
+    def measure(self, work: str) -> Iterator[None]:
+        """Counts the time of a block for a work that is not steps."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.add(work, time.monotonic() - began)
+
+    def add(self, work: str, seconds: float) -> None:
+        self._seconds[work] += seconds
+
+    def shares(self) -> dict[str, float]:
+        """Returns the seconds so far, and the share of steps and of each other work in them."""
+        total = time.monotonic() - self._began
+        others = {work: seconds / total for work, seconds in self._seconds.items()}
+        return {"seconds": total, "steps": 1 - sum(others.values()), **others}
 
 
 class Reporter:
@@ -112,6 +148,18 @@ class Reporter:
             line += "; metrics.jsonl has the numbers of all"
         self.log(line)
 
+    def report_time(self, step: int, use: TimeUse) -> None:
+        """Reports what the time of this process went into, at its last step."""
+        shares = use.shares()
+        self._record(step, "time", shares)
+
+        length = tqdm.format_interval(int(shares["seconds"]))
+        parts = [f"{shares['steps']:.0%} for steps"]
+        for work, text in _WORK.items():
+            if shares[work] >= _SMALLEST_SHARE:
+                parts.append(f"{shares[work]:.0%} {text}")
+        self.log(f"time {length}: {', '.join(parts)}")
+
     def _record(self, step: int, kind: str, values: Mapping[str, Any]) -> bool:
         """Adds a report to the metrics; returns False if an earlier run has already added it."""
         if self._metrics is None:
@@ -158,8 +206,13 @@ class ReportWindow:
         learning_rate: optax.Schedule | None = None,
         saved: Mapping[str, Any] | None = None,
         peak_flops: float | None = None,
+        time_use: TimeUse | None = None,
     ) -> None:
-        """Begins a window, or continues saved totals; ``peak_flops`` is the sum over devices."""
+        """Begins a window, or continues saved totals; ``peak_flops`` is the sum over devices.
+
+        ``time_use`` is told of the time that is not for steps.
+        """
+        self._time_use = time_use or TimeUse()
         self._schedule = learning_rate
         self._peak_flops = peak_flops
 
@@ -173,7 +226,9 @@ class ReportWindow:
         """Yields the batches, and measures the time that the loop waits for them."""
         began = time.monotonic()
         for batch in batches:
-            self._totals.waited += time.monotonic() - began
+            waited = time.monotonic() - began
+            self._totals.waited += waited
+            self._time_use.add("waiting", waited)
             yield batch
             began = time.monotonic()
 
@@ -190,13 +245,14 @@ class ReportWindow:
             jax.block_until_ready(self._pending[-1 - _IN_FLIGHT])
 
     @contextlib.contextmanager
-    def pause_clock(self) -> Iterator[None]:
-        """Stops the clock during work that is not training."""
+    def pause_clock(self, work: str) -> Iterator[None]:
+        """Stops the clock during work that is not training, such as "validation"."""
         # Steps in progress are training.
         jax.block_until_ready(self._pending)
 
         began = time.monotonic()
-        yield
+        with self._time_use.measure(work):
+            yield
         self._began += time.monotonic() - began
 
     def describe_spike(self) -> str:

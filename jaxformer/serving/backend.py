@@ -9,7 +9,8 @@ from jaxformer.data.corpus import UNKNOWN_LANGUAGE
 from jaxformer.data.tokenizer import EOS, split_spaces
 from jaxformer.errors import UserError
 from jaxformer.inference.alignment import word_attention
-from jaxformer.inference.translator import Hypothesis, Translator
+from jaxformer.inference.hypotheses import Hypothesis
+from jaxformer.inference.translator import Translator
 from jaxformer.serving.languages import Languages, client_codes, language_name, short_code
 from jaxformer.serving.protocol import Sentence, Translation
 

@@ -19,7 +19,7 @@ from jaxformer.layout import global_mesh
 from jaxformer.runs import processes, run_directory, watchdog
 from jaxformer.runs.checkpoints import Checkpoints
 from jaxformer.runs.mirror import start_mirror
-from jaxformer.runs.reporting import Reporter, ReportWindow
+from jaxformer.runs.reporting import Reporter, ReportWindow, TimeUse
 from jaxformer.runs.run_directory import Settings
 from jaxformer.runs.signals import StopSignals
 from jaxformer.runs.workdir import Workdir
@@ -151,6 +151,7 @@ class Run:
 
     def train(self) -> TrainState:
         """Opens the folder, begins or resumes its run, and returns the final state."""
+        time_use = TimeUse()
         task = self.task
         folder = self.folder
         settings = self.settings
@@ -171,7 +172,8 @@ class Run:
 
             # The newest state, or a fresh one.
             metadata = self._describe_model(identity)
-            state, saved = self._restore(checkpoints, stop, evaluated)
+            with time_use.measure("start"):
+                state, saved = self._restore(checkpoints, stop, evaluated)
             start = int(state.step)
             if start:
                 run_directory.check_metadata(folder.checkpoints, metadata, saved)
@@ -196,6 +198,7 @@ class Run:
                     checkpoints=checkpoints,
                     reporter=reporter,
                     stop=stop,
+                    time_use=time_use,
                 )
                 self._log_start(state, start, reporter)
                 if start:
@@ -260,6 +263,7 @@ class Run:
         checkpoints: Checkpoints,
         reporter: Reporter,
         stop: StopSignals,
+        time_use: TimeUse,
     ) -> "_Loop":
         """Returns the loop from step ``start`` on, whose checkpoint has the ``saved`` metadata."""
         settings = self.settings
@@ -279,6 +283,7 @@ class Run:
             self.learning_rate,
             saved=saved.get(_WINDOW),
             peak_flops=peak and self.mesh.size * peak,
+            time_use=time_use,
         )
         validation = Validation(
             task=self.task,
@@ -308,6 +313,7 @@ class Run:
                 reporter=reporter,
             ),
             saved=start,
+            time_use=time_use,
         )
 
     def _log_start(self, state: TrainState, start: int, reporter: Reporter) -> None:
@@ -397,7 +403,7 @@ class _Programs:
         watchdog.record_progress("the start of the compilation", limited=False)
 
         began = time.monotonic()
-        with self.window.pause_clock():
+        with self.window.pause_clock("compilation"):
             program = self.step.compile(state, batch)
         seconds = time.monotonic() - began
         self.reporter.exclude_compilation(seconds)
@@ -422,6 +428,7 @@ class _Loop:
     shards: BatchShards
     programs: _Programs
     saved: int  # step of the newest checkpoint, 0 without one
+    time_use: TimeUse
 
     def resume_validation(self, state: TrainState, start: int) -> None:
         """Counts the validation of the restored step, or repeats it if it was interrupted."""
@@ -492,7 +499,7 @@ class _Loop:
 
         watchdog.record_progress("the check of the loss before the first step", limited=False)
         work = "checking that the rows of a batch are independent"
-        with self.window.pause_clock(), announce(work):
+        with self.window.pause_clock("start"), announce(work):
             found = describe_dependence(
                 task.loss,
                 state.params,
@@ -535,7 +542,7 @@ class _Loop:
 
     def _save(self, step: int, state: TrainState, *, interim: bool) -> None:
         """Saves a finite state in the background, together with the unfinished report."""
-        with self.window.pause_clock(), announce(f"saving step {step}"):
+        with self.window.pause_clock("checkpoints"), announce(f"saving step {step}"):
             if not is_finite(state.params, state.opt_state):
                 raise FloatingPointError(
                     f"the parameters or the optimizer's state are NaN or Inf at step {step}, which "
@@ -555,7 +562,7 @@ class _Loop:
 
     def _validate(self, step: int, state: TrainState) -> bool:
         """Validates the state; returns False if the run is to stop."""
-        with self.window.pause_clock():
+        with self.window.pause_clock("validation"):
             params = evaluate_at(state, self.evaluated).params
             return self.validation.run(step, params)
 
@@ -563,8 +570,10 @@ class _Loop:
         """Completes the last save; logs or raises the reason for an early end."""
         if self.saved < step:
             self._save(step, state, interim=True)
-        with announce(f"completing the save of step {self.saved}"):
+        saving = announce(f"completing the save of step {self.saved}")
+        with self.time_use.measure("checkpoints"), saving:
             self.checkpoints.wait()
+        self.reporter.report_time(step, self.time_use)
 
         reason = self.validation.out_of_patience()
         if reason:

@@ -14,6 +14,9 @@ from jaxformer.nn.matmul import matmul, matmul_nt, matmul_tn
 from jaxformer.nn.precision import at_least_float32
 from jaxformer.nn.sharding import num_shards, per_batch_shard
 
+# Logit of rows that are not candidates: finite, since 0 times an infinite loss would be NaN.
+_NO_CANDIDATE = -1e9
+
 
 def cross_entropy(
     features: Float[Array, "R D"],
@@ -137,6 +140,7 @@ def contrastive_sums(
     second: Float[Array, "B D"],
     scale: Float[Array, ""],
     axis: str | None = "data",
+    real: Bool[Array, " B"] | None = None,
 ) -> dict[str, Array]:
     """Sums the loss of pairs of embeddings against all pairs of the batch (Radford et al. 2021).
 
@@ -148,6 +152,8 @@ def contrastive_sums(
       second: Embeddings of the same pairs, such as of texts.
       scale: Factor of the cosines, the inverse temperature.
       axis: Mesh axis over which ``fit`` splits the batch; None outside of ``fit``.
+      real: False for pairs that count nothing and are no negatives, such as those that pad a batch;
+        all are real when None.
 
     Returns:
       The sums "loss", "accuracy" and "count" over the rows of this device.
@@ -156,22 +162,26 @@ def contrastive_sums(
     second = second / jnp.linalg.norm(second, axis=-1, keepdims=True)
 
     # The candidates are the rows of all devices. This device has the rows from ``start`` on.
-    if axis is None:
-        start = 0
-        all_first = first
-        all_second = second
-    else:
-        start = jax.lax.axis_index(axis) * len(first)
-        all_first = jax.lax.all_gather(first, axis, tiled=True)
-        all_second = jax.lax.all_gather(second, axis, tiled=True)
+    def gather(rows: Array) -> Array:
+        return rows if axis is None else jax.lax.all_gather(rows, axis, tiled=True)
+
+    start = 0 if axis is None else jax.lax.axis_index(axis) * len(first)
+    all_first = gather(first)
+    all_second = gather(second)
 
     # Row i of one side belongs to row start + i of the other side.
     classes = start + jnp.arange(len(first))
-    real = jnp.ones(len(first), bool)
-    logits = scale * matmul_nt(first, all_second)
-    first_to_second = class_sums(logits, classes, real)
-    logits = scale * matmul_nt(second, all_first)
-    second_to_first = class_sums(logits, classes, real)
+    counts = jnp.ones(len(first), bool) if real is None else real
+    is_candidate = None if real is None else gather(real)[None]  # [1, rows of all devices]
+
+    def sums_of(own: Array, others: Array) -> dict[str, Array]:
+        logits = scale * matmul_nt(own, others)
+        if is_candidate is not None:
+            logits = jnp.where(is_candidate, logits, _NO_CANDIDATE)
+        return class_sums(logits, classes, counts)
+
+    first_to_second = sums_of(first, all_second)
+    second_to_first = sums_of(second, all_first)
     return jax.tree.map(_mean_of_two, first_to_second, second_to_first)
 
 

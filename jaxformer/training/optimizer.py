@@ -2,6 +2,7 @@
 
 import functools
 import operator
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, PyTree
+from jaxtyping import Array, Int, PyTree
 
 from jaxformer.errors import UserError
 from jaxformer.nn.parameters import ParameterInfo
@@ -138,7 +139,8 @@ def freeze(
 ) -> Optimizer:
     """Returns an optimizer that leaves the parameters of ``names`` unchanged: ``training.freeze``.
 
-    It keeps no state for them. ``describe`` returns the parameters or a description of them.
+    It keeps no state for them, nor for frozen layers of a stack. ``describe`` returns the
+    parameters or a description of them.
     """
     if names is None:
         return optimizer
@@ -148,9 +150,21 @@ def freeze(
         is_leaf=lambda x: isinstance(x, ParameterInfo),
     )
     paths = [path_of(path) for path, _ in leaves]
-    frozen = _named_paths(paths, names)
+    frozen: set[str] = set()
+    layers: dict[str, list[slice]] = {}  # that are frozen, of each path
+    for each in names.split(","):
+        name, chosen = _parse_frozen(each.strip(" /"))
+        found = _paths_with(name, paths)
+        if chosen is None:
+            frozen |= found
+        else:
+            for path in found:
+                layers.setdefault(path, []).append(chosen)
+
     if len(frozen) == len(paths):
         raise UserError(f"training.freeze={names} freezes all parameters; leave some to train")
+    if layers:
+        optimizer = _freeze_layers(optimizer, layers)
 
     def label(path: jax.tree_util.KeyPath, _: Any) -> str:
         return "frozen" if path_of(path) in frozen else "trained"
@@ -162,23 +176,105 @@ def freeze(
     )
 
 
-def _named_paths(paths: list[str], names: str) -> set[str]:
-    """Returns the paths that contain one of the names, separated by commas."""
-    chosen: set[str] = set()
-    for each in names.split(","):
-        name = each.strip(" /")
-        found = {path for path in paths if f"/{name}/" in f"/{path}/"}
-        if not found:
-            # A dictionary keeps the order of the parameters.
-            known = {}
-            for path in paths:
-                known |= dict.fromkeys(path.split("/"))
+def _parse_frozen(text: str) -> tuple[str, slice | None]:
+    """Returns a name and the slice of layers that it ends with.
+
+    >>> _parse_frozen("encoder/layers[:6]"), _parse_frozen("layers[2]"), _parse_frozen("encoder")
+    (('encoder/layers', slice(None, 6, None)), ('layers', slice(2, 3, None)), ('encoder', None))
+    """
+    match = re.fullmatch(r"([^\[\]]*)(?:\[(\d*)(:?)(\d*)\])?", text)
+    if match is None or match[0].endswith(("[]", "[:]")):
+        raise UserError(
+            "training.freeze: expected layers to be named as in encoder/layers[:6], layers[4:] or "
+            f"layers[0]: got {text!r}"
+        )
+
+    name, first, colon, last = match.groups()
+    if colon is None:
+        return name, None
+    if not colon:
+        return name, slice(int(first), int(first) + 1)
+    return name, slice(int(first) if first else None, int(last) if last else None)
+
+
+def _paths_with(name: str, paths: list[str]) -> set[str]:
+    """Returns the paths that contain a name."""
+    found = {path for path in paths if f"/{name}/" in f"/{path}/"}
+    if found:
+        return found
+
+    # A dictionary keeps the order of the parameters.
+    known = {}
+    for path in paths:
+        known |= dict.fromkeys(path.split("/"))
+    raise UserError(
+        f"training.freeze: no parameter is called {name!r}; give names separated by "
+        f"commas out of {', '.join(known)}, or several in a row such as {paths[0]}"
+    )
+
+
+def _freeze_layers(
+    optimizer: Optimizer,
+    frozen: dict[str, list[slice]],
+) -> optax.GradientTransformationExtraArgs:
+    """Returns an optimizer that sees only the other layers of stacks, along their first axes."""
+    inner = optax.with_extra_args_support(optimizer)
+
+    def take(tree: PyTree) -> PyTree:
+        """Returns the layers that are trained."""
+
+        def take_layers(path: jax.tree_util.KeyPath, array: Array) -> Array:
+            name = path_of(path)
+            if name not in frozen:
+                return array
+            return array[_other_layers(name, frozen[name], len(array))]
+
+        return jax.tree.map_with_path(take_layers, tree)
+
+    def put(trained: PyTree, tree: PyTree) -> PyTree:
+        """Returns updates of all layers, which are zero in frozen ones."""
+
+        def put_layers(path: jax.tree_util.KeyPath, array: Array, whole: Array) -> Array:
+            name = path_of(path)
+            if name not in frozen:
+                return array
+            layers = _other_layers(name, frozen[name], len(whole))
+            return jnp.zeros_like(whole, array.dtype).at[layers].set(array)
+
+        return jax.tree.map_with_path(put_layers, trained, tree)
+
+    def init(params: PyTree) -> PyTree:
+        return inner.init(take(params))
+
+    def update(
+        updates: PyTree,
+        state: PyTree,
+        params: PyTree = None,
+        **extra: Any,
+    ) -> tuple[PyTree, PyTree]:
+        trained, state = inner.update(take(updates), state, take(params), **extra)
+        return put(trained, updates), state
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _other_layers(name: str, frozen: list[slice], count: int) -> Int[np.ndarray, " layers"]:
+    """Returns the numbers of the layers that are not frozen."""
+    is_frozen = np.zeros(count, bool)
+    for layers in frozen:
+        if not is_frozen[layers].size or (layers.stop or 0) > count:
             raise UserError(
-                f"training.freeze: no parameter is called {name!r}; give names separated by "
-                f"commas out of {', '.join(known)}, or several in a row such as {paths[0]}"
+                f"training.freeze: expected layers from 0 to {count - 1}, as {name} has: got "
+                f"{layers.start or 0} to {(layers.stop or count) - 1}"
             )
-        chosen |= found
-    return chosen
+        is_frozen[layers] = True
+
+    if is_frozen.all():
+        raise UserError(
+            f"training.freeze: expected some layers of {name} to train, got all; freeze it whole, "
+            "without numbers of layers"
+        )
+    return np.flatnonzero(~is_frozen)
 
 
 def path_of(path: jax.tree_util.KeyPath) -> str:

@@ -120,8 +120,9 @@ def opt_state_shardings(
 
     An array whose path ends with a parameter's path, and which has the parameter's shape, is
     sharded like the parameter: Adam's moments, for instance. So is an array of one layer of a
-    stack, whose path has the layer's index instead of a layer axis. All others are replicated, such
-    as counts and the row and column statistics of Adafactor.
+    stack, whose path has the layer's index instead of a layer axis, and an array of some layers,
+    with a shorter layer axis. All others are replicated, such as counts and the row and column
+    statistics of Adafactor.
     """
     # Shape and sharding of each parameter, by its path.
     known = {}
@@ -139,12 +140,20 @@ def opt_state_shardings(
                     continue
                 shape, found = known[name]
                 layer_axes = len(end) - len(name)
-                if shape[layer_axes:] == leaf.shape:
-                    spec = found.spec[layer_axes:]
+                spec = found.spec[layer_axes:]
+                has_shape = shape[layer_axes:] == leaf.shape
+                if has_shape or _has_fewer_layers(leaf.shape, shape[layer_axes:], spec):
                     return NamedSharding(mesh, PartitionSpec(*spec))
         return replicated(mesh)
 
     return jax.tree.map_with_path(sharding_at, opt_state)
+
+
+def _has_fewer_layers(shape: Sequence[int], whole: Sequence[int], spec: Sequence[Any]) -> bool:
+    """Returns whether an array differs from another only by a shorter first axis, not sharded."""
+    if not shape or len(shape) != len(whole) or tuple(spec[:1]) != (None,):
+        return False
+    return shape[0] < whole[0] and shape[1:] == whole[1:]
 
 
 def _without_indices(path: jax.tree_util.KeyPath) -> jax.tree_util.KeyPath:

@@ -130,7 +130,8 @@ class TrainingConfig(FitConfig):
         jaxformer; see docs/fine_tuning.md. By default, parameters are random. A resumed run does
         not read it.
       freeze: Parameters that are not trained, comma-separated: components of their paths, such as
-        "encoder,embedding", or several in a row, such as "decoder/layers/self_attention". They have
+        "encoder,embedding", or several in a row, such as "decoder/layers/self_attention". Some
+        layers of a stack are frozen by "encoder/layers[:6]", the first six. Frozen parameters have
         no optimizer state, and no weight decay.
       warmup_steps: Steps of linear warm-up in equation 3, and of all schedules.
       learning_rate: Learning rate at the end of warm-up; by default, equation 3 gives

@@ -226,7 +226,7 @@ def restore_or_initialize(
     restored = checkpoints.restore(saved_template, step=chosen)
     assert restored is not None
 
-    state = restored.state
+    state = jax.tree.map(_own_buffers, restored.state)
     if isinstance(state, EvaluatedState):
         state = TrainState(
             step=state.step,
@@ -236,6 +236,22 @@ def restore_or_initialize(
             skipped_in_row=state.skipped_in_row,
         )
     return state, restored.metadata
+
+
+def _own_buffers(array: jax.Array) -> jax.Array:
+    """Returns a restored array in memory of JAX's own, and frees the old one.
+
+    On CPUs, an array may share the memory of a NumPy array, depending on its alignment. The first
+    step could not reuse such memory for its results, and would need more than later ones.
+    """
+    platforms = {device.platform for device in array.sharding.device_set}
+    if platforms != {"cpu"}:
+        return array
+
+    own = jax.device_put(array, array.sharding, may_alias=False)
+    own.block_until_ready()
+    array.delete()
+    return own
 
 
 def _check_initial_values(state: TrainState) -> None:

@@ -14,8 +14,8 @@ from jaxformer.experiment import train
 from jaxformer.inference import decoder, kept_programs, stages
 from jaxformer.inference.conversions import average, quantize
 from jaxformer.inference.decoder import can_thread
+from jaxformer.inference.hypotheses import Decoded
 from jaxformer.inference.members import Ensemble, Member
-from jaxformer.inference.stages import Decoded
 from jaxformer.inference.translator import Translator
 from jaxformer.models.stepwise import step_fn
 from jaxformer.models.transformer import Transformer

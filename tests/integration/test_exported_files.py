@@ -20,9 +20,11 @@ from .families import imported
 
 FIXTURES = pathlib.Path(__file__).parents[1] / "fixtures"
 CONFIRMED = json.loads((FIXTURES / "exports.json").read_text())
+# Models without a tokenizer.
+PICTURES = {*TASKS["image-classification"], *TASKS["image-feature-extraction"]}
 VOCABULARIES = {
     "huggingface/m2m100": {"sentencepiece.bpe.model", "vocab.json"},
-    "huggingface/vit": set(),
+    **{name: set() for name in PICTURES},
 }
 
 

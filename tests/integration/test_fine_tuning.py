@@ -210,6 +210,34 @@ def test_frozen_parameters_keep_their_bits_on_a_mesh(tiny_config, tiny_workdir, 
         assert same_bits == frozen, path_of(path)
 
 
+@pytest.mark.ci
+def test_some_layers_are_frozen_on_a_mesh(tiny_config, tmp_path):
+    """The moments of the others are split over the devices as their parameters are."""
+    config = tiny_config(freeze="encoder/layers[:1]", eval_sentences=0, steps=2)
+    config = changed(config, model={"num_layers": 2}, mesh={"data": 2, "fsdp": 2, "tensor": 2})
+
+    before = {}
+
+    def keep(step, state, sums):
+        layers = jax.device_get(state.params["encoder"]["layers"])
+        before.setdefault(step, layers)
+
+    state = train(config, tmp_path, hooks=[keep])
+    layers = jax.device_get(state.params["encoder"]["layers"])
+    for old, new in zip(jax.tree.leaves(before[1]), jax.tree.leaves(layers), strict=True):
+        np.testing.assert_array_equal(old[0], new[0])
+        assert (old[1] != new[1]).any()
+
+    query = state.params["encoder"]["layers"]["self_attention"]["query"]
+    moments = [
+        leaf
+        for path, leaf in jax.tree.leaves_with_path(state.opt_state)
+        if path_of(path).endswith("encoder/layers/self_attention/query")
+    ]
+    assert [moment.shape for moment in moments] == 2 * [(1, *query.shape[1:])]
+    assert all(moment.sharding.spec == query.sharding.spec for moment in moments)
+
+
 def test_rows_of_another_vocabulary_are_matched_by_piece():
     """Every saved row holds its own number, so that rows are identified."""
     size = 275

@@ -16,7 +16,8 @@ from jaxformer.config import Config, DataConfig, ModelConfig, TrainingConfig
 from jaxformer.errors import UserError
 from jaxformer.experiment import make_optimizer
 from jaxformer.inference.conversions import write_model
-from jaxformer.inference.translator import Hypothesis, Translator
+from jaxformer.inference.hypotheses import Hypothesis
+from jaxformer.inference.translator import Translator
 from jaxformer.kinds.model_parameters import make_init
 from jaxformer.runs.workdir import Workdir
 from jaxformer.search import BeamSearch

@@ -14,9 +14,11 @@ from collections.abc import Callable, Iterator
 
 import jax
 import numpy as np
+import PIL.Image
 import pytest
 
 from jaxformer import pretrained
+from jaxformer.data.glyphs import known_glyphs
 from jaxformer.data.numerals import spell_english, spell_german
 from jaxformer.interop.huggingface.importer import import_huggingface
 
@@ -92,6 +94,9 @@ SIZES = {
     "bert": _BERT,
     "bert:choice": f"{_BERT} data.tokens_per_batch=512",
     "digits": "model.d_model=16 model.d_ff=16 model.num_layers=1 data.rows=8",
+    "glyphs": "model.d_model=16 model.d_ff=16 model.num_layers=1 model.vision_d_model=16 "
+    "model.vision_d_ff=16 model.vision_num_layers=1 data.rows=8",
+    "digits:swin": "model.d_model=8 model.d_ff=8 data.rows=8",
     "parsing:small": f"{_PAIRS} model.vocab_size=300",
     "student:firefox": f"{_STUDENT} {_PACKED}",
     "student": f"{_STUDENT} {_PACKED} model.vocab_size=300",
@@ -425,12 +430,33 @@ def _(reader: Reader) -> None:
     reader.run("jaxformer train multi30k --workdir runs/multi30k")
 
 
+@prepares("docs/pictures_and_text.md")
+def _(reader: Reader) -> None:
+    write_model("clip", reader.folder / "openai" / "clip-vit-base-patch32")
+    reader.text("labels.txt", "cat", "dog")
+
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (20, 32, 32, 3), np.uint8)
+    np.savez(reader.folder / "photos.npz", images=images[:, :8, :8])
+    np.savez(reader.folder / "pictures.npz", images=images)
+    texts = [glyph.name for glyph in known_glyphs()]
+    for name in ("pairs", "more_pairs"):
+        path = reader.folder / f"{name}.npz"
+        np.savez(path, images=np.tile(images, (10, 1, 1, 1)), texts=texts[:200])
+
+
 @prepares("docs/vision.md")
 def _(reader: Reader) -> None:
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (20, 32, 32, 3), np.uint8)
     for name in ("pictures", "more"):
         np.savez(reader.folder / f"{name}.npz", images=images, labels=np.arange(20) % 10)
+
+    for name in ("animals", "photos"):
+        for number, image in enumerate(images):
+            path = reader.folder / name / "abc"[number % 3] / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            PIL.Image.fromarray(image).save(path)
 
 
 @prepares("jaxformer/pretrained/README.md")

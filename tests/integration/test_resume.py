@@ -11,6 +11,8 @@ import re
 import signal
 import time
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -19,6 +21,7 @@ from jaxformer import Checkpoints, FitConfig, UserError, experiment, fit
 from jaxformer.cli import main
 from jaxformer.errors import StoppedError
 from jaxformer.training.replay import replay_step
+from jaxformer.training.train_state import restore_or_initialize
 
 from ..profiles import by_profile
 from ..runs import Killed, reports
@@ -173,6 +176,41 @@ def test_a_state_that_is_not_finite_is_never_saved(tmp_path):
     with pytest.raises(FloatingPointError, match="NaN or Inf at step 3, which is not saved"):
         fit(Bigrams(), poisoned, tmp_path, settings, mesh=MESH)
     assert Checkpoints(tmp_path / "checkpoints").steps() == []
+
+
+class ManySizes(Bigrams):
+    """Parameters of many sizes, whose copies in NumPy are aligned by chance."""
+
+    @staticmethod
+    def init(key):
+        return {f"w{number}": jnp.zeros(300_000 + 1000 * number) for number in range(60)}
+
+    @staticmethod
+    def loss(params, batch, randomness):
+        total = sum(array.sum() for array in params.values())
+        weights = batch["weights"]
+        return {"loss": total * weights.sum(), "count": weights.sum()}
+
+    def describe(self):
+        return {f"w{number}": None for number in range(60)}
+
+
+def test_the_first_step_after_a_resume_needs_no_second_state(tmp_path):
+    """Its results take the memory of all restored arrays."""
+    task = ManySizes()
+    fit(task, optax.sgd(0.0), tmp_path, FitConfig(steps=1), mesh=MESH)
+    with Checkpoints(tmp_path / "checkpoints") as checkpoints:
+        state, _ = restore_or_initialize(
+            task, optax.sgd(0.0), MESH, seed=0, checkpoints=checkpoints, start_from=None
+        )
+
+    def places(params):
+        return {name: array.unsafe_buffer_pointer() for name, array in params.items()}
+
+    before = places(state.params)
+    step = jax.jit(lambda params: jax.tree.map(lambda x: x + 1, params), donate_argnums=0)
+    after = places(step(state.params))
+    assert set(after.values()) == set(before.values())
 
 
 def replay_command(workdir, step):

@@ -29,6 +29,7 @@ EXECUTED = {
     "docs/hugging_face.md": "integration/test_huggingface.py",
     "docs/language_model.md": "integration/test_language_model.py",
     "docs/parsing.md": "integration/test_parsing.py",
+    "docs/pictures_and_text.md": "integration/test_clip.py",
     "docs/research.md": "integration/test_research_page.py",
     "docs/serving.md": "integration/test_cli_serve.py",
     "docs/small_vit.md": "integration/test_array_pages.py",

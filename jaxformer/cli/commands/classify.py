@@ -3,7 +3,7 @@
 import pathlib
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxformer.cli.command import Command
 from jaxformer.cli.commands.plot import check_suffix
@@ -18,6 +18,7 @@ from jaxformer.files import STDIN, STDOUT, is_stream
 if TYPE_CHECKING:
     import numpy as np
 
+    from jaxformer.data.picture_files import PictureForm
     from jaxformer.data.text_pairs import TextOrPair
     from jaxformer.tasks.classification.text_classifier import Classifier
 
@@ -35,6 +36,8 @@ def classify(
     labeled: InputFile | None = None,
     baselines: bool = False,
     images: File | None = None,
+    texts: InputFile | None = None,
+    template: str | None = None,
     attention: File | None = None,
     weights: Checkpoint = "auto",
 ) -> None:
@@ -54,13 +57,24 @@ def classify(
         regression on its ratios, trained on the run's training text
 
     Pictures:
-      images: .npz file with an array images, uint8 [N, height, width, channels]; if it also has
-        labels, the accuracy is printed to standard error
+      images: folder of PNG and JPEG files, one such file, or .npz file with an array images, uint8
+        [N, height, width, channels]; files are resized, and named after each label. If folders in
+        the folder have the names of classes, or the .npz file has an array labels, the accuracy is
+        printed to standard error
+      texts: file with a label on each line, any words: print the most similar one of each picture,
+        with a model of pictures and texts, such as CLIP ("zero-shot"); labels of --images are
+        numbers of these lines, from 0
+      template: with --texts, the text of a label, in which {} stands for it, such as "a photo of a
+        {}" (default: the label itself)
       attention: image to write, .png or .svg: the attention of the last layer to the first eight
         pictures
 
     Example:
       jaxformer classify --workdir runs/digits --images digits.npz --attention attention.png
+
+      jaxformer classify --workdir runs/vit --images photos --probabilities
+
+      jaxformer classify --workdir runs/clip --images photos.npz --texts labels.txt
 
       jaxformer classify --workdir runs/sst2 --labeled dev.txt --baselines
 
@@ -74,6 +88,21 @@ def classify(
             raise UserError("--images has pictures: give neither --input nor --labeled")
         if pairs:
             raise UserError("--images has pictures: leave --pairs out")
+        if template is not None and texts is None:
+            raise UserError("--template needs --texts FILE, the labels to put into it")
+        if texts is not None and attention is not None:
+            raise UserError("--attention is for a classifier of pictures: leave --texts out")
+        if texts is not None:
+            _match_images(
+                workdir,
+                weights,
+                images,
+                labels=texts,
+                template="{}" if template is None else template,
+                output=output or STDOUT,
+                probabilities=probabilities,
+            )
+            return
         _classify_images(
             workdir,
             weights,
@@ -86,6 +115,8 @@ def classify(
 
     if attention is not None:
         raise UserError("--attention needs --images FILE, the pictures to draw it over")
+    if texts is not None or template is not None:
+        raise UserError("--texts and --template need --images FILE, the pictures to compare with")
     if labeled is not None and input is not None:
         raise UserError("--labeled has the texts to score: leave --input out")
     if labeled is not None:
@@ -165,7 +196,6 @@ def _classify_images(
     probabilities: bool,
 ) -> None:
     """Writes a line for each picture; prints the accuracy, and draws the attention."""
-    from jaxformer.data.images import read_npz
     from jaxformer.plots.image_attention import draw_heads
     from jaxformer.tasks.images.image_classifier import ImageClassifier
 
@@ -174,7 +204,8 @@ def _classify_images(
         check_suffix(attention, ".png or .svg")
 
     classifier = ImageClassifier.load(workdir, weights=weights)
-    pixels, labels = read_npz(str(images), needs_labels=False)
+    pictures = _read_pictures(images, classifier.model.form, classifier.labels)
+    pixels = pictures.images
 
     # A model without such attention is refused before all pictures are classified.
     maps: Any = None
@@ -185,24 +216,110 @@ def _classify_images(
     distributions = classifier.probabilities(pixels)  # [N, number of classes]
     found = distributions.argmax(axis=1).tolist()
 
-    has_labels = (labels >= 0).any()
-    if has_labels:
+    if pictures.has_labels:
         num_classes = distributions.shape[1]
-        print(_image_accuracy(images, found, labels, num_classes), file=sys.stderr)
+        print(_image_accuracy(images, found, pictures.labels, num_classes), file=sys.stderr)
 
+    names = [classifier.labels[label] for label in found]
     if attention is not None:
         draw_heads(
             pixels[:_DRAWN],
             maps,
             grid,
             path=attention,
-            titles=[str(label) for label in found[:_DRAWN]],
+            titles=names[:_DRAWN],
         )
 
-    most_probable = distributions.max(axis=1) if probabilities else [None] * len(found)
-    pairs = zip(found, most_probable, strict=True)
+    _write_labels(output, names, distributions.max(axis=1) if probabilities else None, pictures)
+
+
+def _match_images(
+    workdir: ModelDir,
+    weights: str,
+    images: File,
+    *,
+    labels: InputFile,
+    template: str,
+    output: OutputFile,
+    probabilities: bool,
+) -> None:
+    """Writes the most similar label of each picture; prints the accuracy."""
+    from jaxformer.tasks.image_text.image_text_matcher import ImageTextMatcher
+
+    check_outputs([images, labels], {"--output": output})
+    names = _read_names(labels)
+    matcher = ImageTextMatcher.load(workdir, weights=weights)
+    pictures = _read_pictures(images, matcher.model.form, names)
+
+    distributions = matcher.probabilities(pictures.images, names, template)  # [N, labels]
+    found = distributions.argmax(axis=1).tolist()
+    if pictures.has_labels:
+        print(_image_accuracy(images, found, pictures.labels, len(names)), file=sys.stderr)
+
+    best = distributions.max(axis=1) if probabilities else None
+    _write_labels(output, [names[number] for number in found], best, pictures)
+
+
+class _Pictures(NamedTuple):
+    """Pictures to classify; -1 is the label of one without, and only files have names."""
+
+    images: "np.ndarray"
+    labels: "np.ndarray"
+    files: list[str]
+
+    @property
+    def has_labels(self) -> bool:
+        return bool((self.labels >= 0).all())
+
+
+def _read_pictures(path: pathlib.Path, form: "PictureForm", names: Sequence[str]) -> _Pictures:
+    """Reads pictures; a folder with the name of a class has pictures of this class."""
+    import numpy as np
+
+    from jaxformer.data.images import read_npz
+    from jaxformer.data.picture_files import SUFFIXES, find_pictures, read_picture_files
+
+    if not path.is_dir() and path.suffix.lower() not in SUFFIXES:
+        images, labels = read_npz(str(path), needs_labels=False)
+        return _Pictures(images, labels, [])
+
+    folder = path if path.is_dir() else path.parent
+    paths = find_pictures(path) if path.is_dir() else [path]
+    images = read_picture_files(paths, form)
+
+    # A file beside the folders of classes has no label, whatever its name.
+    numbers = {name: number for number, name in enumerate(names)}
+    places = [each.relative_to(folder).parts[:-1] for each in paths]
+    labels = [numbers.get(place[0], -1) if place else -1 for place in places]
+    return _Pictures(images, np.array(labels), [str(each) for each in paths])
+
+
+def _write_labels(
+    output: OutputFile,
+    names: Sequence[str],
+    probabilities: "np.ndarray | None",
+    pictures: _Pictures,
+) -> None:
+    """Writes a line for each picture: its label, after a probability and before its file."""
     with open_output(output) as write:
-        write(_row(str(label), probability) for label, probability in pairs)
+        for number, name in enumerate(names):
+            row = _row(name, None if probabilities is None else probabilities[number])
+            place = pictures.files[number : number + 1]
+            write(["\t".join([row, *map(replace_controls, place)])])
+
+
+def _read_names(path: pathlib.Path) -> list[str]:
+    """Returns the labels in a file, one on each line."""
+    from jaxformer.data.text_files import read_file
+
+    names = [line.strip() for line in read_file(path)]
+    if not names:
+        raise UserError(f"{path}: expected a label on each line, got none")
+
+    for number, name in enumerate(names, start=1):
+        if not name:
+            raise UserError(f"{path}:{number}: expected a label on each line, got a blank line")
+    return names
 
 
 def _image_accuracy(

@@ -27,7 +27,8 @@ from jaxformer.errors import UserError
 from jaxformer.files import STDIN, STDOUT
 
 if TYPE_CHECKING:
-    from jaxformer.inference.translator import Hypothesis, Translator
+    from jaxformer.inference.hypotheses import Hypothesis
+    from jaxformer.inference.translator import Translator
 
 
 # Moses' escape of |||, which separates the columns of its n-best lists.

@@ -132,6 +132,8 @@ class Layout:
 
     Attributes:
       model_type: Its name in config.json.
+      parts: Types of its parts by section of config.json, for a model that consists of others and
+        has a layout for each choice of them.
       network: Its class in transformers, which may depend on our section.
       section: The dataclass of our model.
       fields: Fields of config.json, and our fields with the same meaning.
@@ -147,6 +149,11 @@ class Layout:
         ``"encoder.hidden_size"``.
       vocab_fields: Fields with the size of the vocabulary.
       tensors: Returns the tensors, given our section.
+      continued: Tensors with the last rows of others, by the names of the others, which
+        :attr:`tensors` have as a whole.
+      additional_vocab: The field, among ``fields``, with the number of these rows. The size of the
+        vocabulary does not count them.
+      token_fields: Fields of ours with the id of a token, and the token.
       unread: Returns names of further tensors that a file may have, which its own model ignores,
         given our section.
       sizes: Returns the sizes in a file of axes that our section has no size of, or another one.
@@ -158,6 +165,7 @@ class Layout:
       search: Search with the rules of ``generate`` in transformers.
       read_tokenizer: Reads the tokenizer of a model that has no tokenizer.json, given config.json;
         its result is None for a file without any.
+      tokenizer: Returns the tokenizer with the fields of generation_config.json that it keeps.
       special: Fields of config.json with the ids of special tokens, by our names; "bos" begins the
         input of the decoder.
       token_names: Names in tokenizer_config.json of special tokens, by our names.
@@ -167,6 +175,9 @@ class Layout:
       example: Python code that uses an export, which may depend on our section; NETWORK stands for
         the class.
       special_tokens: Special tokens of tokenizer.json that config.json has no ids of.
+      written_ids: Fields with ids of special tokens, by our names, that an export has and that an
+        import does not read.
+      check_tokenizer: Refuses a tokenizer that does not suit config.json.
       prefix: Beginning of the names of tensors, which a file may lack.
       tasks: Ends of the names of its classes in transformers with a head, such as "ForMaskedLM".
       heads: Beginnings of names that have no prefix; all others have one, if there are such names.
@@ -183,6 +194,7 @@ class Layout:
     """
 
     model_type: str
+    parts: Mapping[str, str] = dataclasses.field(default_factory=dict)
     network: str | Callable[[Any], str]
     section: type[Architecture]
     fields: Mapping[str, str]
@@ -197,6 +209,9 @@ class Layout:
     sections: tuple[str, ...] = ()
     vocab_fields: tuple[str, ...] = ("vocab_size",)
     tensors: Callable[[Any], Iterable[Tensor]]
+    continued: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    additional_vocab: str = ""
+    token_fields: Mapping[str, str] = dataclasses.field(default_factory=dict)
     unread: Callable[[Any], Iterable[str]] = lambda section: ()
     sizes: Callable[[Any], dict[str, int]] = lambda section: {}
     orders: Callable[[Any], dict[str, Int[np.ndarray, " indices"]]] = lambda section: {}
@@ -204,12 +219,17 @@ class Layout:
     data: Callable[[Any], DataSection]
     search: BeamSearch = SEARCH
     read_tokenizer: Callable[[JsonFields], ImportedTokenizer | None] | None = None
+    tokenizer: Callable[[HuggingFaceTokenizer, JsonFields], HuggingFaceTokenizer] = (
+        lambda tokenizer, generation: tokenizer
+    )
     special: Mapping[str, str] = dataclasses.field(default_factory=lambda: _SPECIAL)
     token_names: dict[str, str] = dataclasses.field(default_factory=lambda: _TOKEN_NAMES)
     tokenizer_class: str | Callable[[Any], str] = "PreTrainedTokenizerFast"
     preprocessor: Callable[[Any], dict[str, Any]] | None = None
     example: str | Callable[[Any], str]
     special_tokens: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    written_ids: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    check_tokenizer: Callable[[JsonFields, ImportedTokenizer], None] = lambda fields, own: None
     prefix: str = ""
     tasks: tuple[str, ...]
     heads: tuple[str, ...] = ("lm_head.",)
@@ -275,9 +295,12 @@ class Layout:
             values[ours] = self._value(fields, name, ours)
         values |= self.read(fields)
         if tokenizer is not None:
+            self.check_tokenizer(fields, tokenizer)
             values["vocab_size"] = tokenizer.vocab_size
             if tokenizer.absent and hasattr(self.section, "absent_tokens"):
                 values["absent_tokens"] = tokenizer.absent
+            for name, token in self.token_fields.items():
+                values[name] = _id_of(token, tokenizer, fields)
 
         with prefix_errors(str(fields.place)):
             return self.section(**values)
@@ -303,7 +326,7 @@ class Layout:
 
     def _value(self, fields: JsonFields, name: str, ours: str) -> Any:
         """Returns the value of a field of config.json, of the type of our field."""
-        if ours == "activation":
+        if ours.endswith("activation"):
             fields.check(name, list(ACTIVATIONS), " or ".join(ACTIVATIONS), "has no other")
             return ACTIVATIONS[fields.values[name]]
 
@@ -322,13 +345,17 @@ class Layout:
         values = {}
         for name, ours in self.fields.items():
             value = getattr(model, ours)
-            values[name] = activation_name(value) if ours == "activation" else value
+            is_activation = ours.endswith("activation")
+            values[name] = activation_name(value) if is_activation else value
 
         special: dict[str, Any] = {}
         if tokenizer is not None:
-            special |= dict.fromkeys(self.vocab_fields, len(tokenizer.our_ids))
+            vocab_size = len(tokenizer.our_ids) - self._num_additional(model)
+            special |= dict.fromkeys(self.vocab_fields, vocab_size)
             for name in self.special.keys() - self.special_tokens.keys():
                 special[self.special[name]] = tokenizer.special[name]
+            for name, field in self.written_ids.items():
+                special[field] = tokenizer.special[name]
             if tokenizer.forced_start is not None:
                 special["forced_bos_token_id"] = tokenizer.forced_start
 
@@ -390,6 +417,11 @@ class Layout:
                 layers.append(layer.transpose(_order(tensor)))
             joined = np.stack(layers) if tensor.is_per_layer else layers[0]
 
+            if len(tensor.ours) == 1:
+                [path] = tensor.ours
+                flat[path] = joined.reshape(templates[path].shape)
+                continue
+
             # A file may join several of our parameters along the last axis.
             own_shapes = [templates[path].shape for path in tensor.ours]
             widths = [_width(shape, tensor) for shape in own_shapes]
@@ -442,7 +474,33 @@ class Layout:
             for name, layer in zip(names, layers, strict=True):
                 is_of_head = name.startswith(self.heads)
                 found[name if is_of_head else prefix + name] = layer
-        return found
+        return self._split_continued(found, self._num_additional(model))
+
+    def join_continued(self, tensors: dict[str, np.ndarray]) -> None:
+        """Joins the last rows of tensors of a file to the others."""
+        for name, continuation in self.continued.items():
+            if name in tensors and continuation in tensors:
+                parts = [tensors[name], tensors.pop(continuation)]
+                widths = {part.shape[1:] for part in parts}
+                if len(widths) == 1:  # Otherwise, the shape of the first is refused.
+                    tensors[name] = np.concatenate(parts)
+
+    def _split_continued(
+        self, tensors: dict[str, np.ndarray], num_rows: int
+    ) -> dict[str, np.ndarray]:
+        """Returns the tensors of a file; the inverse of :meth:`join_continued`."""
+        split = dict(tensors)
+        for name, continuation in self.continued.items():
+            if name in tensors and num_rows:
+                split[name] = tensors[name][:-num_rows]
+                split[continuation] = tensors[name][-num_rows:]
+        return split
+
+    def _num_additional(self, model: Any) -> int:
+        """Returns the number of tokens that the size of the vocabulary in a file does not count."""
+        if not self.additional_vocab:
+            return 0
+        return getattr(model, self.fields[self.additional_vocab])
 
     def file_sizes(self, model: Any, vocab_size: int) -> dict[str, int]:
         """Returns the size of each axis in a file."""
@@ -500,6 +558,14 @@ def sizes_of(model: Architecture, vocab_size: int) -> dict[str, int]:
         "Y": getattr(model, "patch_size", 0),
         "Z": getattr(model, "channels", 0),
     }
+
+
+def _id_of(token: str, tokenizer: ImportedTokenizer, fields: JsonFields) -> int:
+    """Returns our id of a token, which a model needs."""
+    for number in range(tokenizer.vocab_size):
+        if tokenizer.piece(number) == token:
+            return number
+    raise UserError(f"{fields.place}: expected a tokenizer with the token {token}, got one without")
 
 
 def activation_name(activation: str) -> str:

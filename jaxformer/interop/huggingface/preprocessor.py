@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 from jaxformer.errors import UserError
 from jaxformer.interop.json_fields import JsonFields
-from jaxformer.models.pictures import PictureArchitecture
+from jaxformer.models.pictures import PixelArchitecture
 
 FILE = "preprocessor_config.json"
 # Interpolations by PIL's numbers.
@@ -57,6 +57,12 @@ def read_preprocessor(config: JsonFields, channels: int, height: int, width: int
     """
     fields = JsonFields(config.place.with_name(FILE), {})
     processor = _processor(fields)
+    crop = crop_size(config)
+    if crop not in (None, (height, width)):
+        raise UserError(
+            f"{fields.place}: expected crop_size to be the size of the model's pictures, {height} "
+            f"and {width}: got {crop}"
+        )
 
     for name, value in _STEPS.items():
         fields.check(name, [value], repr(value), "models take normalized pixels")
@@ -66,10 +72,9 @@ def read_preprocessor(config: JsonFields, channels: int, height: int, width: int
     fields.check("resample", [*_RESAMPLING], known, "exports have one of these")
 
     values = {
-        "pixel_mean": _numbers(fields, "image_mean", processor, channels),
-        "pixel_std": _numbers(fields, "image_std", processor, channels),
+        **_read_normalization(fields, processor, channels),
         "resampling": _RESAMPLING[fields.values.get("resample", processor.resample)],
-        "shortest_side": _shortest_side(fields, processor, height=height, width=width),
+        "shortest_side": _shortest_side(fields, processor),
     }
     fields.check_known(
         {
@@ -89,7 +94,25 @@ def read_preprocessor(config: JsonFields, channels: int, height: int, width: int
     return values
 
 
-def write_preprocessor(model: PictureArchitecture) -> dict[str, Any]:
+def crop_size(config: JsonFields) -> tuple[int, int] | None:
+    """Returns height and width of what a processor cuts out; None for one that does not crop."""
+    fields = JsonFields(config.place.with_name(FILE), {})
+    processor = _processor(fields)
+    if not _crops(fields, processor):
+        return None
+
+    # A number is the size of a square.
+    crop = fields.values.get("crop_size", 224)
+    height, width = crop, crop
+    if isinstance(crop, dict):
+        height = crop.get("height")
+        width = crop.get("width")
+    if not (isinstance(height, int) and isinstance(width, int)):
+        raise UserError(f"{fields.place}: expected crop_size to be whole numbers: got {crop!r:.80}")
+    return height, width
+
+
+def write_preprocessor(model: PixelArchitecture) -> dict[str, Any]:
     """Returns the fields of a processor with which pixels are as our model takes them."""
     numbers = {number for number, name in _RESAMPLING.items() if name == model.resampling}
     sides = {"height": model.height, "width": model.width}
@@ -98,8 +121,7 @@ def write_preprocessor(model: PictureArchitecture) -> dict[str, Any]:
         "do_resize": True,
         "size": sides,
         **_STEPS,
-        "image_mean": _per_channel(model.pixel_mean, model.channels),
-        "image_std": _per_channel(model.pixel_std, model.channels),
+        **write_normalization(model),
     }
 
     # Without the field, the processor's interpolation is bilinear.
@@ -110,8 +132,33 @@ def write_preprocessor(model: PictureArchitecture) -> dict[str, Any]:
         fields["size"] = {"shortest_edge": model.shortest_side}
         fields["do_center_crop"] = True
         fields["crop_size"] = sides
+        fields["do_convert_rgb"] = model.channels == 3
         [fields["resample"]] = numbers
     return fields
+
+
+def read_normalization(fields: JsonFields, channels: int) -> dict[str, str]:
+    """Returns our fields of the mean and the standard deviation, CLIP's by default."""
+    return _read_normalization(fields, _PROCESSORS["CLIP"], channels)
+
+
+def _read_normalization(
+    fields: JsonFields,
+    processor: Processor,
+    channels: int,
+) -> dict[str, str]:
+    return {
+        "pixel_mean": _numbers(fields, "image_mean", processor, channels),
+        "pixel_std": _numbers(fields, "image_std", processor, channels),
+    }
+
+
+def write_normalization(model: PixelArchitecture) -> dict[str, list[float]]:
+    """Returns the fields of the mean and the standard deviation."""
+    return {
+        "image_mean": _per_channel(model.pixel_mean, model.channels),
+        "image_std": _per_channel(model.pixel_std, model.channels),
+    }
 
 
 def _processor(fields: JsonFields) -> Processor:
@@ -160,25 +207,10 @@ def _per_channel(numbers: str, channels: int) -> list[float]:
 def _shortest_side(
     fields: JsonFields,
     processor: Processor,
-    height: int,
-    width: int,
 ) -> int | None:
     """Returns the pixels of the shorter side, if the center is then cut out."""
-    crops = fields.values.get("do_center_crop")
-    if crops is None:
-        crops = processor.crops
-    if not crops:
+    if not _crops(fields, processor):
         return None
-
-    # A number is the size of a square, or the shorter side.
-    crop = fields.values.get("crop_size", 224)
-    if not isinstance(crop, dict):
-        crop = {"height": crop, "width": crop}
-    if crop != {"height": height, "width": width}:
-        raise UserError(
-            f"{fields.place}: expected crop_size to be the size of the model's pictures, {height} "
-            f"and {width}: got {crop!r:.80}"
-        )
 
     size = fields.values.get("size", 224)
     shortest = size.get("shortest_edge") if isinstance(size, dict) else size
@@ -189,3 +221,8 @@ def _shortest_side(
             f"BitImageProcessor or a CLIPImageProcessor: got size={size!r:.80}"
         )
     return shortest
+
+
+def _crops(fields: JsonFields, processor: Processor) -> bool:
+    crops = fields.values.get("do_center_crop")
+    return processor.crops if crops is None else bool(crops)

@@ -220,6 +220,45 @@ _GPT2 = TokenizerClass(
     decoder=lambda settings: _BYTES_AS_TEXT,
 )
 
+# As of CLIP: special tokens, contractions, letters, single digits, and other signs.
+_CLIP_WORDS = (
+    r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]"
+    r"|[^\s\p{L}\p{N}]+"
+)
+
+
+def _clip_words(settings: JsonFields) -> Step:
+    words = {
+        "type": "Split",
+        "pattern": {"Regex": _CLIP_WORDS},
+        "behavior": "Removed",
+        "invert": True,
+    }
+    return {"type": "Sequence", "pretokenizers": [words, _byte_level(False)(settings)]}
+
+
+def _clip_post_processor(settings: JsonFields, tokens: SpecialTokens) -> Step:
+    return {
+        "type": "RobertaProcessing",
+        "sep": list(tokens["eos"]),
+        "cls": list(tokens["bos"]),
+        "trim_offsets": False,
+        "add_prefix_space": False,
+    }
+
+
+_CLIP = dataclasses.replace(
+    _GPT2,
+    options=_BYTE_PAIRS | {"end_of_word_suffix": "</w>"},
+    has_unknown=True,
+    tokens={"bos": "<|startoftext|>"} | dict.fromkeys(("eos", "unk", "pad"), "<|endoftext|>"),
+    normalizer=lambda settings, charsmap: _sequence(
+        {"type": "NFC"}, _replace({"Regex": r"\s+"}, " "), {"type": "Lowercase"}
+    ),
+    pre_tokenizer=_clip_words,
+    post_processor=_clip_post_processor,
+)
+
 # As of Qwen2: contractions, letters, single digits, punctuation, line breaks and spaces.
 _QWEN2_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -280,6 +319,23 @@ _BLENDERBOT = dataclasses.replace(
     post_processor=lambda settings, tokens: template(tokens, "A eos", "A B eos"),
     prefers_own=False,
 )
+
+
+def _whisper_post_processor(settings: JsonFields, tokens: SpecialTokens) -> Step:
+    """Returns what begins a text with the prompt of the decoder, and ends it."""
+    prompt = ["<|startoftranscript|>"]
+    for name in ("language", "task"):
+        value = settings.values.get(name)
+        if value is not None:
+            prompt.append(f"<|{value}|>")
+    if not switch(settings, "predict_timestamps", False):
+        prompt.append("<|notimestamps|>")
+
+    single = " ".join([*prompt, "A", "eos"])
+    return template(tokens, single, single.replace("A eos", "A B:1 eos:1"))
+
+
+_WHISPER = dataclasses.replace(_GPT2, post_processor=_whisper_post_processor)
 
 
 def _fairseq(more: str) -> Callable[[Pieces, JsonFields], Pieces]:
@@ -539,6 +595,7 @@ CLASSES: Mapping[str, TokenizerClass] = {
     "BertTokenizer": _BERT,
     "BigBirdTokenizer": _BIG_BIRD,
     "BlenderbotTokenizer": _BLENDERBOT,
+    "CLIPTokenizer": _CLIP,
     "ConvBertTokenizer": _BERT,
     "DistilBertTokenizer": dataclasses.replace(_BERT, has_types=False),
     "ElectraTokenizer": _BERT,
@@ -555,6 +612,7 @@ CLASSES: Mapping[str, TokenizerClass] = {
     "RobertaTokenizer": _ROBERTA,
     "SqueezeBertTokenizer": _BERT,
     "T5Tokenizer": _T5,
+    "WhisperTokenizer": _WHISPER,
     "XGLMTokenizer": _XGLM,
     "XLMRobertaTokenizer": _XLM_ROBERTA,
 }

@@ -13,7 +13,8 @@ from jaxformer.config import check_kind
 from jaxformer.data.tokenizer import split_spaces
 from jaxformer.errors import UserError
 from jaxformer.inference.alignment import GAP_PROBABILITY, align_in_order, word_attention
-from jaxformer.inference.translator import Hypothesis, Translator
+from jaxformer.inference.hypotheses import Hypothesis
+from jaxformer.inference.translator import Translator
 from jaxformer.kinds.parsing import PARSING
 from jaxformer.search import BeamSearch, Sampling
 from jaxformer.tasks.parsing.linearization import XX, delinearize, is_preterminal

@@ -1,7 +1,7 @@
 """Pretrains a model of speech without transcripts, by contrast (Baevski et al. 2020, section 3.2).
 
-Masked frames are predicted: of their quantized values, and of those of other masked frames of the
-same recording, the right ones must be found.
+Masked frames are predicted: the quantized frame must be found among other masked frames of the same
+recording.
 """
 
 import dataclasses
@@ -106,7 +106,7 @@ def contrast_sums(
     """
     predictions = _unit(found.predictions)
     targets = _unit(found.targets)
-    # Cosines of all pairs of frames of a row, of which the right one and the negatives are used.
+    # Cosines of all pairs of frames of a row; the right ones and the negatives are used.
     cosines = jnp.einsum("BTP,BSP->BTS", predictions, targets) / _TEMPERATURE
     right = jnp.diagonal(cosines, axis1=1, axis2=2)[..., None]  # [B, T, 1]
     others = jnp.take_along_axis(cosines, negatives, axis=2)  # [B, T, K]

@@ -7,7 +7,7 @@ import pytest
 
 from jaxformer.cli.commands.translate import FormatOptions
 from jaxformer.cli.text import Line, json_line
-from jaxformer.inference.translator import Hypothesis
+from jaxformer.inference.hypotheses import Hypothesis
 
 FOUND = [
     Hypothesis("a ||| b", [4, 5], -0.5, -1.0),

@@ -24,6 +24,8 @@ SMALL = CLIPConfig(
     height=4,
     width=6,
     channels=2,
+    pixel_mean="0.5",
+    pixel_std="0.5",
     patch_size=2,
     vision_d_model=12,
     vision_d_ff=16,
@@ -89,7 +91,7 @@ def test_a_token_before_the_end_changes_a_text():
 def test_the_vision_tower_has_no_last_norm():
     _, params = small()
     tower = VisionTower(
-        settings=SMALL.vision_settings(),
+        settings=SMALL.vision_sizes().stack_settings(),
         d_model=12,
         image_shape=SMALL.image_shape,
         patch_size=2,

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from typing import Any
 
 import flax.serialization
 import jax
@@ -25,8 +26,13 @@ SIZES = {
     "num_decoder_layers": 1,
     "max_length": 32,
     "num_classes": 3,
-    "image_size": 8,
+    "height": 8,
+    "width": 8,
     "patch_size": 4,
+    "vision_d_model": 8,
+    "vision_d_ff": 16,
+    "vision_num_heads": 2,
+    "vision_num_layers": 1,
 }
 # Parsers and masked language models are models of other kinds, too.
 NETWORKS = {network: kind for kind in reversed(known_kinds()) for network in kind.networks}
@@ -64,9 +70,10 @@ def model_of(network, dtype):
         cast = jax.jit(lambda params: cast_params(params, info, dtype))
         params = jax.device_get(cast(params))
 
-    inputs = [np.ones((2, *each.shape[1:]), np.float32) for each in kind.inputs(config)]
-    if kind.load_tokenizer is not None:
-        inputs = [TOKENS] * len(inputs)
+    inputs: list[Any] = []
+    for each in kind.inputs(config):
+        takes_tokens = each.dtype == np.int32
+        inputs.append(TOKENS if takes_tokens else np.ones((2, *each.shape[1:]), np.float32))
 
     model = kind.build(dataclasses.replace(config, compute_dtype=dtype))
     return model, params, inputs

@@ -17,6 +17,7 @@ from .weights import normal, random_params
 
 # Values of any mean and deviation, [B, T, D].
 X = 2.0 + 3.0 * normal(2, 5, 8)
+FACTORS = normal(8, seed=3)
 
 
 def normalized(x):
@@ -192,6 +193,27 @@ def test_residual_order(norm_position, formula):
         return layer.apply(NORM, x, lambda h: 3 * h)
 
     np.testing.assert_allclose(run(X), formula(X), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("norm_position", "formula"),
+    [
+        ("post", lambda x: normalized(x + FACTORS * 3 * x)),
+        ("pre", lambda x: x + FACTORS * 3 * normalized(x)),
+    ],
+)
+def test_factors_scale_the_sublayer_and_not_the_residual(norm_position, formula):
+    layer = Residual(norm_position, scale=0.1)
+    params = {**NORM["params"], "scale": FACTORS}
+
+    @jax.jit
+    def run(x):
+        return layer.apply({"params": params}, x, lambda h: 3 * h)
+
+    np.testing.assert_allclose(run(X), formula(X), rtol=1e-4, atol=1e-4)
+
+    begun = jax.jit(layer.init, static_argnums=2)(jax.random.key(0), X, jnp.ones_like)
+    np.testing.assert_allclose(begun["params"]["scale"], 0.1)
 
 
 def test_dropout_acts_on_the_sublayer_and_not_on_the_residual():

@@ -166,6 +166,43 @@ def test_the_loop_is_only_a_few_steps_ahead_of_the_device():
     assert 1 <= max(behind) <= 4
 
 
+def test_the_time_of_a_run_is_told_by_its_work(folder, monkeypatch, capsys):
+    """100 seconds: 10 to start, 20 in a validation that fails, 5 for batches, 0.4 for a save."""
+    clock = types.SimpleNamespace(now=1000.0)
+    monkeypatch.setattr(reporting.time, "monotonic", lambda: clock.now)
+    use = reporting.TimeUse()
+
+    def spend(work, seconds):
+        with use.measure(work):
+            clock.now += seconds
+            if work == "validation":
+                raise OSError
+
+    spend("start", 10)
+    window = reporting.ReportWindow(time_use=use)
+    batches = window.time_batches(iter([1, 2]))
+    next(batches)
+    clock.now += 64.6
+    with pytest.raises(OSError, match=r"^$"):
+        spend("validation", 20)
+    with window.pause_clock("checkpoints"):
+        clock.now += 0.4
+    use.add("waiting", 5)
+    clock.now += 5
+    assert window.totals().seconds == pytest.approx(89.6)  # all but the start and the save
+
+    with Reporter(folder, start=0, steps=7) as reporter:
+        reporter.report_time(7, use)
+    said = "time 01:40: 65% for steps, 10% to start, 5% to wait for batches, 20% to validate\n"
+    assert capsys.readouterr().err == said
+
+    [record] = records(folder)
+    assert (record.pop("kind"), record.pop("step")) == ("time", 7)
+    assert record.pop("seconds") == pytest.approx(100)
+    assert sum(record.values()) == pytest.approx(1)
+    assert record["checkpoints"] == pytest.approx(0.004)
+
+
 @pytest.fixture
 def full():
     """A file on a full disk."""

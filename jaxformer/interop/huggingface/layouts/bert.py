@@ -167,20 +167,19 @@ def _network(model: BertConfig) -> str:
     return networks.get(model.heads, "BertModel")
 
 
-def encoder_tensors(attention: str, norms: tuple[str, str]) -> Iterator[Tensor]:
-    """Yields the tensors of all layers, given names that differ among models."""
+def _layer_tensors() -> Iterator[Tensor]:
+    """Yields the tensors of all layers."""
     theirs = "encoder.layer.{n}"
     ours = "encoder/layers/self_attention"
     for name in ("query", "key", "value"):
-        yield from affine(f"{theirs}.{attention}.{name}", "QD", f"{ours}/{name}")
+        yield from affine(f"{theirs}.attention.self.{name}", "QD", f"{ours}/{name}")
     yield from affine(f"{theirs}.attention.output.dense", "DQ", f"{ours}/output")
+    yield from layer_norm(f"{theirs}.attention.output.LayerNorm", f"{ours}_residual/norm")
 
     network = "encoder/layers/feed_forward"
     yield from affine(f"{theirs}.intermediate.dense", "FD", f"{network}/inner")
     yield from affine(f"{theirs}.output.dense", "DF", f"{network}/outer")
-
-    for name, sublayer in zip(norms, (ours, network), strict=True):
-        yield from layer_norm(f"{theirs}.{name}", f"{sublayer}_residual/norm")
+    yield from layer_norm(f"{theirs}.output.LayerNorm", f"{network}_residual/norm")
 
 
 def _tensors(model: BertConfig) -> Iterator[Tensor]:
@@ -188,7 +187,7 @@ def _tensors(model: BertConfig) -> Iterator[Tensor]:
     yield Tensor("embeddings.position_embeddings.weight", "MD", ("positions",))
     yield Tensor("embeddings.token_type_embeddings.weight", "TD", ("token_types",))
     yield from layer_norm("embeddings.LayerNorm", "norm")
-    yield from encoder_tensors("attention.self", ("attention.output.LayerNorm", "output.LayerNorm"))
+    yield from _layer_tensors()
 
     for head in model.heads.split():
         yield from affine(_HEADS[head], _SIZES.get(head, "DD"), head)

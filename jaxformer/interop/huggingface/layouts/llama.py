@@ -64,10 +64,10 @@ _EXPRESSED = {
 
 def _read(fields: JsonFields) -> dict[str, Any]:
     embeddings = "tied" if fields.boolean("tie_word_embeddings") else "separate"
-    return {"embeddings": embeddings, **_read_rotary(fields)}
+    return {"embeddings": embeddings, **read_rotary(fields)}
 
 
-def _read_rotary(fields: JsonFields) -> dict[str, Any]:
+def read_rotary(fields: JsonFields) -> dict[str, Any]:
     """Returns our fields of rotary positions; transformers 5 reads them in the same order."""
     section = "rope_scaling" if fields.values["rope_scaling"] else "rope_parameters"
     given = fields.values[section] or {}
@@ -109,24 +109,32 @@ def _rope_type(rope: Any) -> str | None:
 
 
 def _write(model: LlamaConfig) -> dict[str, Any]:
+    return {
+        "head_dim": model.key_size,
+        "num_key_value_heads": model.kv_heads,
+        "tie_word_embeddings": model.embeddings == "tied",
+        **write_rotary(model),
+    }
+
+
+def write_rotary(model: LlamaConfig) -> dict[str, Any]:
+    """Returns the fields of rotary positions, of transformers 5 and 4."""
     kind = "default" if model.rotary_scaling == "none" else model.rotary_scaling
     rope: dict[str, Any] = {"rope_type": kind}
     for name, ours in _ROPE_FIELDS[kind].items():
         rope[name] = getattr(model, ours)
 
     values = {
-        "head_dim": model.key_size,
-        "num_key_value_heads": model.kv_heads,
         "rope_parameters": {**rope, "rope_theta": model.rotary_base},
         "rope_theta": model.rotary_base,
-        "tie_word_embeddings": model.embeddings == "tied",
     }
     if kind != "default":
         values["rope_scaling"] = rope  # of transformers 4
     return values
 
 
-def _tensors(model: LlamaConfig) -> Iterator[Tensor]:
+def language_model_tensors(model: LlamaConfig) -> Iterator[Tensor]:
+    """Yields the tensors of the language model."""
     tied = model.embeddings == "tied"
     yield Tensor("model.embed_tokens.weight", "VD", ("embedding",))
     yield Tensor("lm_head.weight", "VD", model.embedding_names[2:], is_copy=tied)
@@ -161,7 +169,7 @@ LLAMA = Layout(
     ignored="is_llama_config|is_decoder|max_sequence_length",
     read=_read,
     write=_write,
-    tensors=_tensors,
+    tensors=language_model_tensors,
     data=stream_data,
     example=EXAMPLE,
     tasks=("ForCausalLM",),
@@ -209,7 +217,7 @@ def _check_full_attention(fields: JsonFields) -> None:
 
 
 def _tensors_qwen2(model: LlamaConfig) -> Iterator[Tensor]:
-    for tensor in _tensors(model):
+    for tensor in language_model_tensors(model):
         if not tensor.name.endswith("o_proj.bias"):
             yield tensor
 
@@ -239,7 +247,7 @@ def _read_qwen3(fields: JsonFields) -> dict[str, Any]:
 
 
 def _tensors_qwen3(model: LlamaConfig) -> Iterator[Tensor]:
-    yield from _tensors(model)
+    yield from language_model_tensors(model)
     for theirs, ours in (("q_norm", "query_norm"), ("k_norm", "key_norm")):
         path = f"decoder/layers/self_attention/{ours}/scale"
         yield Tensor(f"model.layers.{{n}}.self_attn.{theirs}.weight", "U", (path,))

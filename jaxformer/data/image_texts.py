@@ -1,0 +1,96 @@
+"""Pictures with texts that describe them, and their sources."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import UInt8
+
+from jaxformer.data import image_text_sources
+from jaxformer.data.corpus import DataSection
+from jaxformer.data.images import Augmentation
+from jaxformer.errors import UserError
+from jaxformer.fields import check_one_of, check_values, setting
+from jaxformer.registry import find_entries
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ImageTextConfig(Augmentation, DataSection):
+    """Pictures with texts, to train the encoders of both.
+
+    Attributes:
+      corpus: "image_text" reads ``.npz`` files with the arrays ``images``, uint8, [N, height,
+        width, channels] or [N, height, width], and ``texts``, of strings; "glyphs" draws Latin
+        letters in the fonts of matplotlib, whose texts are their names in Unicode.
+      train: Training split: a file, or the name of a split. "glyphs" has "train", "test", with
+        pairs of a letter and an accent that "train" lacks, and "all".
+      valid: Validation split, in the same form.
+      tokenizer: As in :class:`~jaxformer.data.corpus.DataConfig`.
+      rows: Pairs of a global batch. Each picture is compared with all texts of its batch.
+    """
+
+    corpus: str = "image_text"
+    train: str = setting("", may_change=True)
+    valid: str = setting("", may_change=True)
+    rows: int = setting(128, "positive")
+    length_field = None
+
+    def __post_init__(self) -> None:
+        check_values(self, "data")
+        check_one_of("data.corpus", self.corpus, known_image_texts())
+        self.check_paths("train", "valid", "tokenizer")
+
+    @property
+    def batch(self) -> tuple[str, str]:
+        return f"{self.rows:,} pairs", "data.rows"
+
+    def check_named(self) -> None:
+        for name in ("train", "valid"):
+            if not getattr(self, name):
+                raise UserError(
+                    f"data.{name}: expected pictures with texts, got none; give "
+                    f"--config.data.{name}=FILE.npz, with the arrays images and texts"
+                )
+
+
+class ImageTexts(NamedTuple):
+    """Pictures, all of one size, and a text for each."""
+
+    images: UInt8[np.ndarray, "N Y X C"]
+    texts: list[str]
+
+
+class ImageTextSource(NamedTuple):
+    """A source of pictures with texts.
+
+    Attributes:
+      name: The value of ``data.corpus`` that selects it.
+      place: Number that sorts the sources in messages.
+      read: Returns the pairs of a split, given its name.
+    """
+
+    name: str
+    place: int
+    read: Callable[[str], ImageTexts]
+
+
+def known_image_texts() -> dict[str, ImageTextSource]:
+    """Returns all sources of pictures with texts by name."""
+    return find_entries(image_text_sources, ImageTextSource)
+
+
+def read_image_texts(source: str, split: str) -> ImageTexts:
+    """Reads a split of a source, given its name.
+
+    Raises:
+      UserError: There is no such split, it has no pairs, or a text is blank.
+    """
+    found = known_image_texts()[source].read(split)
+    if not found.texts:
+        raise UserError(f"{split}: expected pictures with texts, got none")
+
+    for number, text in enumerate(found.texts):
+        if not text.strip():
+            raise UserError(f"{split}: expected a text for each picture, got none for {number}")
+    return found

@@ -1,0 +1,100 @@
+"""Log-mel spectrograms of sound, the inputs of Whisper (Radford et al. 2022)."""
+
+import functools
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float
+
+from jaxformer.errors import UserError
+
+SAMPLE_RATE = 16_000  # samples per second
+HOP = 160  # samples from a frame to the next: 100 frames per second
+WINDOW = 400  # samples of a frame, 25 milliseconds
+_LEAST_POWER = 1e-10
+_RANGE = 8.0  # of the logarithms to base 10, 80 decibels
+
+# Slaney's scale is linear up to this frequency, and logarithmic above.
+_LINEAR_BELOW = 1000.0
+_HERTZ_PER_MEL = 200 / 3
+_MELS_PER_LOG = 27 / np.log(6.4)
+
+
+def log_mel(waves: Float[Array, "B S"], num_bins: int) -> Float[Array, "B T M"]:
+    """Returns the log-mel spectrograms of waves, as Whisper's feature extractor does.
+
+    Powers of frequencies in windows of 25 milliseconds, every 10 milliseconds, are summed by mel
+    filters. Their logarithms are limited to the 80 decibels below the loudest of the whole row, and
+    scaled to about -1 to 1. So features depend on all samples of a row: a recording that is shorter
+    than the model's input is padded with zeros before it comes here.
+
+    Args:
+      waves: Samples from -1 to 1, 16,000 a second.
+      num_bins: Number of mel filters, M; 80 or 128 in Whisper.
+
+    Returns:
+      Features of one frame per 160 samples, float32.
+
+    Raises:
+      UserError: The waves are shorter than half a window.
+    """
+    half = WINDOW // 2
+    num_samples = waves.shape[1]
+    if num_samples <= half:
+        raise UserError(f"log_mel: expected more than {half} samples, got {num_samples}")
+
+    # The frame of a time is centered at it; beyond the ends, the wave is reflected.
+    waves = waves.astype(jnp.float32)
+    padded = jnp.pad(waves, ((0, 0), (half, half)), mode="reflect")
+    starts = np.arange(num_samples // HOP) * HOP
+    index = starts[:, None] + np.arange(WINDOW)  # [T, W]
+    frames = padded[:, index]  # [B, T, W]
+
+    spectra = jnp.fft.rfft(frames * jnp.asarray(_hann_window()))
+    powers = jnp.square(spectra.real) + jnp.square(spectra.imag)  # [B, T, W/2 + 1]
+    filters = jnp.asarray(mel_filters(num_bins))
+    mels = jnp.matmul(powers, filters, precision=lax.Precision.HIGHEST)  # [B, T, M]
+
+    logs = jnp.log10(jnp.maximum(mels, _LEAST_POWER))
+    loudest = logs.max(axis=(1, 2), keepdims=True)
+    limited = jnp.maximum(logs, loudest - _RANGE)
+    return (limited + 4) / 4
+
+
+@functools.cache
+def mel_filters(num_bins: int) -> Float[np.ndarray, "F M"]:
+    """Returns triangular filters of equal area, at equal distances in mel from 0 to 8,000 hertz.
+
+    Slaney's scale and areas (1998), as in the library librosa.
+    """
+    highest = SAMPLE_RATE / 2
+    edges = _hertz_of(np.linspace(0, _mel_of(highest), num_bins + 2))
+    lower = edges[:-2]
+    center = edges[1:-1]
+    upper = edges[2:]
+
+    frequencies = np.linspace(0, highest, 1 + WINDOW // 2)[:, None]
+    rising = (frequencies - lower) / (center - lower)
+    falling = (upper - frequencies) / (upper - center)
+    triangles = np.maximum(0, np.minimum(rising, falling))  # [F, M]
+
+    areas = (upper - lower) / 2
+    return (triangles / areas).astype(np.float32)
+
+
+def _mel_of(hertz: float) -> float:
+    """Returns the mel of a frequency in the logarithmic part of the scale."""
+    return _LINEAR_BELOW / _HERTZ_PER_MEL + _MELS_PER_LOG * np.log(hertz / _LINEAR_BELOW)
+
+
+def _hertz_of(mels: Float[np.ndarray, " N"]) -> Float[np.ndarray, " N"]:
+    linear = mels * _HERTZ_PER_MEL
+    above = mels - _LINEAR_BELOW / _HERTZ_PER_MEL
+    logarithmic = _LINEAR_BELOW * np.exp(above / _MELS_PER_LOG)
+    return np.where(linear < _LINEAR_BELOW, linear, logarithmic)
+
+
+def _hann_window() -> Float[np.ndarray, " W"]:
+    phase = 2 * np.pi * np.arange(WINDOW) / WINDOW
+    return (0.5 - 0.5 * np.cos(phase)).astype(np.float32)

@@ -5,8 +5,11 @@ Its language has three letters, which are tones.
 
 import functools
 import itertools
+import pathlib
 import re
 import shutil
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -30,8 +33,10 @@ from jaxformer.tasks.speech.speech_recognizer import SpeechRecognizer, collapse
 from jaxformer.training.ctc import ctc_losses
 
 from ..runs import changed, reports
+from . import pages
 from .families import imported
 
+PROJECT = pathlib.Path(__file__).parents[2]
 RATE = 1000
 DURATION = 720  # samples of a recording with up to four letters and a space
 TONES = {"a": 60, "b": 150, "c": 330, " ": 0}
@@ -112,6 +117,16 @@ def run(config, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("tones") / "run"
     train(config, workdir)
     return workdir
+
+
+def test_the_page_runs_as_printed(run, tmp_path, monkeypatch):
+    shutil.copytree(run, tmp_path / "runs" / "own")
+    (tmp_path / "my").mkdir()
+    wavfile.write(tmp_path / "my" / "a.wav", RATE, speak("ab", np.random.default_rng(0)))
+    monkeypatch.chdir(tmp_path)
+    names = pages.execute("sound.md")
+    assert set(names["text"]) <= set("abc ")
+    assert names["log_probs"].shape == (35, 8)
 
 
 def test_it_learns_letters_and_the_command_transcribes(run, config, capsys, tmp_path):
@@ -366,3 +381,15 @@ def test_commands_refuse_what_they_cannot_use(run, config, capsys, tmp_path):
     ):
         assert main(words) == 2
         assert message in capsys.readouterr().err
+
+
+@pytest.mark.nightly
+def test_the_demonstration(tmp_path, monkeypatch):
+    """Synthetic numerals, in voices that training has not."""
+    pytest.importorskip("espeakng_loader")
+    monkeypatch.chdir(tmp_path)
+    script = PROJECT / "benchmarks" / "speak_numerals.py"
+    subprocess.run([sys.executable, str(script), "spoken_numerals"], check=True)
+
+    assert main(["train", "spoken_numerals", "--workdir", "runs/spoken"]) == 0
+    assert reports(tmp_path / "runs" / "spoken", "valid")[-1]["word_error_rate"] <= 5

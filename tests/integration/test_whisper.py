@@ -12,8 +12,10 @@ import jax
 import numpy as np
 import pytest
 import safetensors.numpy
+from scipy.io import wavfile
 
 from jaxformer import Config, TrainingConfig, load_model, quantize, train
+from jaxformer.cli import main
 from jaxformer.data.sound import Sound
 from jaxformer.data.transcripts import TranscriptsConfig
 from jaxformer.errors import UserError
@@ -163,6 +165,20 @@ def test_texts_of_sound_equal_transformers(name):
     sound = random_sound(0.8, seed=3)
     [found] = transcriber(name).transcribe([sound], language=language_of(name))
     assert found == str(imported(name).outputs["spoken"]).strip()
+
+
+def test_the_command_transcribes_files(tmp_path, capsys):
+    _, workdir, _, outputs = imported("whisper")
+    samples = random_wave(0.8, seed=3)
+    wavfile.write(tmp_path / "a.wav", RATE, samples)
+    options = ["--workdir", str(workdir), str(tmp_path / "a.wav"), "--language"]
+    assert main(["transcribe", *options, "de"]) == 0
+    out, _ = capsys.readouterr()
+    # The limit of the fixture is lower.
+    assert out.strip().startswith(str(outputs["spoken"]).strip()[:LIMIT])
+
+    assert main(["transcribe", *options, "de", "--task", "guess"]) == 2
+    assert "expected the task transcribe or translate: got 'guess'" in capsys.readouterr().err
 
 
 def test_long_recordings_are_read_in_windows():

@@ -77,7 +77,9 @@ def import_huggingface(
     fields.tensors = tensors
 
     tokenizer = None
-    if layout.has_tokenizer:
+    if layout.read_tokenizer is not None:
+        tokenizer = layout.read_tokenizer(fields)
+    elif layout.has_tokenizer:
         path = directory / "tokenizer.json"
         tokenizer = read_tokenizer_files(path, fields, layout, languages=languages)
 
@@ -214,7 +216,7 @@ def read_tokenizer_files(
         blank = tokenizer.encode_prompt("")  # raises an error if no text has ids
         if labels is not None and blank != [BOS, EOS]:
             raise UserError("expected a post_processor that adds the first and the last token")
-        return layout.tokenizer(tokenizer, _settings_of_generate(fields))
+        return layout.finish_tokenizer(tokenizer, _settings_of_generate(fields))
 
 
 def _settings_of_generate(fields: JsonFields) -> JsonFields:

@@ -2,6 +2,7 @@
 # file does, when it is first used.
 from jaxformer.cli.config_file import load_config as load_config
 from jaxformer.config import AnnotatedConfig as AnnotatedConfig
+from jaxformer.config import CaptionsConfig as CaptionsConfig
 from jaxformer.config import Config as Config
 from jaxformer.config import DataConfig as DataConfig
 from jaxformer.config import EncoderConfig as EncoderConfig
@@ -37,6 +38,8 @@ from jaxformer.models.bart import Bart as Bart
 from jaxformer.models.bart import BartConfig as BartConfig
 from jaxformer.models.bert import Bert as Bert
 from jaxformer.models.bert import BertConfig as BertConfig
+from jaxformer.models.captioning import VisionEncoderDecoder as VisionEncoderDecoder
+from jaxformer.models.captioning import VisionEncoderDecoderConfig as VisionEncoderDecoderConfig
 from jaxformer.models.clip import CLIP as CLIP
 from jaxformer.models.clip import CLIPConfig as CLIPConfig
 from jaxformer.models.encoder import Encoder as Encoder
@@ -51,6 +54,8 @@ from jaxformer.models.longt5 import LongT5 as LongT5
 from jaxformer.models.longt5 import LongT5Config as LongT5Config
 from jaxformer.models.student import Student as Student
 from jaxformer.models.student import StudentConfig as StudentConfig
+from jaxformer.models.swin import Swin as Swin
+from jaxformer.models.swin import SwinConfig as SwinConfig
 from jaxformer.models.t5 import T5 as T5
 from jaxformer.models.t5 import T5Config as T5Config
 from jaxformer.models.transformer import Transformer as Transformer
@@ -83,6 +88,7 @@ from jaxformer.search import beam_search as beam_search
 from jaxformer.search import ensemble as ensemble
 from jaxformer.search import gnmt_penalty as gnmt_penalty
 from jaxformer.search import sample as sample
+from jaxformer.tasks.captions.captioner import Captioner as Captioner
 from jaxformer.tasks.classification.text_classifier import Classifier as Classifier
 from jaxformer.tasks.image_text.image_text_matcher import ImageTextMatcher as ImageTextMatcher
 from jaxformer.tasks.images.image_classifier import ImageClassifier as ImageClassifier

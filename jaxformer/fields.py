@@ -9,7 +9,7 @@ import re
 import reprlib
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 from jaxformer.errors import UserError, did_you_mean
@@ -222,17 +222,21 @@ def check_values(config: Any, section: str = "") -> None:
                 raise UserError(f"{prefix}{name} must be {allowed.text}: got {value}")
 
 
+def check_one_of(name: str, value: Any, choices: Collection[Any]) -> None:
+    """Checks that a field has one of several values."""
+    if value not in choices:
+        known = ", ".join(map(repr, choices))
+        shown = reprlib.repr(value)
+        raise UserError(f"{name} must be one of {known}: got {shown}")
+
+
 def _check_types(config: Any, prefix: str) -> None:
     for name, hint in _types_of(type(config)).items():
         value = getattr(config, name)
         origin = typing.get_origin(hint)
 
         if origin is Literal:
-            choices = typing.get_args(hint)
-            if value not in choices:
-                known = ", ".join(map(repr, choices))
-                shown = reprlib.repr(value)
-                raise UserError(f"{prefix}{name} must be one of {known}: got {shown}")
+            check_one_of(f"{prefix}{name}", value, typing.get_args(hint))
             continue
 
         is_numpy = type(value).__module__ == "numpy"

@@ -197,6 +197,8 @@ def make_stack(
         compute_dtype=c.compute_dtype,
     )
 
+    make_cross_attention = functools.partial(make_attention, memory_width=c.memory_width)
+
     # Positions are encoded in self-attention only: a memory has positions of its own.
     if self_attention is None:
         rotate = encoding.rotate
@@ -208,7 +210,7 @@ def make_stack(
         )
     block = Block(
         self_attention=self_attention,
-        cross_attention=make_attention() if cross_attention else None,
+        cross_attention=make_cross_attention() if cross_attention else None,
         feed_forward=FeedForward(c.d_ff, c.activation, c.compute_dtype, gated=c.gated),
         make_residual=functools.partial(
             Residual,
@@ -241,12 +243,16 @@ def make_stack(
 
 
 class Model(nn.Module):
-    """The base of all models, which have a config; its annotation is the class ``section``."""
+    """The base of all models, which have a config; its annotation is the class ``section``.
+
+    A model that ``extends`` another has all of its parameters, which it may begin with.
+    """
 
     config: Any
     remat: Remat = "none"
 
     section: ClassVar[type[Architecture]] = ModelConfig
+    extends: "ClassVar[type[Model] | None]" = None
 
     def __init_subclass__(cls, **options: Any) -> None:
         cls.section = inspect.get_annotations(cls).get("config", cls.section)

@@ -132,6 +132,8 @@ class Layout:
 
     Attributes:
       model_type: Its name in config.json.
+      parts: Types of its parts by section of config.json, for a model that consists of others and
+        has a layout for each choice of them.
       network: Its class in transformers, which may depend on our section.
       section: The dataclass of our model.
       fields: Fields of config.json, and our fields with the same meaning.
@@ -192,6 +194,7 @@ class Layout:
     """
 
     model_type: str
+    parts: Mapping[str, str] = dataclasses.field(default_factory=dict)
     network: str | Callable[[Any], str]
     section: type[Architecture]
     fields: Mapping[str, str]

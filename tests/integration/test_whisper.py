@@ -6,6 +6,7 @@ The fixtures are made by ``tests/fixtures/make_whisper.py``.
 import dataclasses
 import functools
 import json
+import shutil
 from typing import Any
 
 import jax
@@ -34,6 +35,7 @@ from jaxformer.training.placement import BatchShards
 
 from ..fixtures.random_weights import random_arrays, read_arrays
 from ..fixtures.waves import RATE, random_wave
+from . import pages
 from .families import imported, relative_difference, write_model
 
 pytest.importorskip("tokenizers")
@@ -393,3 +395,11 @@ def test_fine_tuning_begins_with_the_model_and_prompts(recordings, tmp_path):
 def test_training_needs_the_language_of_the_recordings(recordings, tmp_path):
     with pytest.raises(UserError, match=r"data.language: expected the code of the language of"):
         make_task(fine_tuning(recordings), Workdir(tmp_path / "run"))
+
+
+def test_the_page_runs_as_printed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(imported("whisper").workdir, "runs/whisper")
+    wavfile.write("a.wav", RATE, random_wave(0.5, seed=1))
+    names = pages.execute("sound.md")
+    assert len(names["texts"]) == 1

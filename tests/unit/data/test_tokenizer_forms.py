@@ -86,7 +86,7 @@ def test_forms_of_another_use_or_version_are_refused(tmp_path):
     path = tmp_path / "tokenizer.model"
     for content, use, message in (
         (TOKENIZERS[0].serialized, "pairs", "a tokenizer of pairs, got one of the form character"),
-        (TOKENIZERS[3].serialized, "stream", "of a language model, got one of the form marian"),
+        (TOKENIZERS[4].serialized, "stream", "of a language model, got one of the form marian"),
         (b'{"tokenizer": "syllable"}', "pairs", "knows: got the form syllable"),
         (b'{"tokenizer": "os"}', "stream", "knows: got the form os"),
         (b'{"tokenizer": "character", "characters"', "stream", "tokenizer of a language model: "),

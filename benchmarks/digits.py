@@ -2,6 +2,7 @@
 
     python benchmarks/digits.py --seeds 5
     python benchmarks/digits.py --variant writers --seeds 5
+    python benchmarks/digits.py --variant swin --seeds 5
 
 All train on the same pictures and are tested on the same others. Prints a table, and one JSON line.
 """
@@ -40,17 +41,18 @@ def main() -> None:
     fitted = read_images(config.data, config.data.train)
     test = read_images(config.data, config.data.valid)
     rows = peer_scores(fitted, test)
+    name = config.kind.network_of(config.model).__name__
     ours = {}
     for seed in range(options.seeds):
         run = folder / f"{options.variant or 'digits'}{seed}"
-        ours[f"ViT, seed {seed}"] = our_score(config, seed, run, test)
+        ours[f"{name}, seed {seed}"] = our_score(config, seed, run, test)
     rows |= ours
 
     print("| classifier | test accuracy, % | errors | CPU seconds |\n|---|--:|--:|--:|")
     for name, row in rows.items():
         print(f"| {name} | {row['accuracy']:.2f} | {row['errors']} | {row['seconds']:.0f} |")
     accuracies = [row["accuracy"] for row in ours.values()]
-    print(f"| ViT, median | {statistics.median(accuracies):.2f} | | |")
+    print(f"| {name}, median | {statistics.median(accuracies):.2f} | | |")
     print(json.dumps({"variant": options.variant, "rows": rows, "machine": machine()}))
 
 

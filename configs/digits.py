@@ -14,6 +14,7 @@ takes 100 seconds of one core of an Intel Xeon, beside other work.
 import dataclasses
 
 from jaxformer.config import Config, ImagesConfig, TrainingConfig, select
+from jaxformer.models.swin import SwinConfig
 from jaxformer.models.vit import ViTConfig
 
 DIGITS = Config(
@@ -59,6 +60,23 @@ WRITERS = dataclasses.replace(
     DIGITS, data=dataclasses.replace(DIGITS.data, train="all[:50%]", valid="all[50%:]")
 )
 
+# Windows of 4 by 4 pixels, which every second block shifts, and then one window of all patches.
+SWIN = dataclasses.replace(
+    DIGITS,
+    model=SwinConfig(
+        height=8,
+        width=8,
+        channels=1,
+        patch_size=1,
+        window_size=4,
+        depths="2 4",
+        num_classes=10,
+        d_model=32,
+        d_ff=64,
+        num_heads=2,
+    ),
+)
+
 SMOKE = dataclasses.replace(
     DIGITS,
     model=dataclasses.replace(DIGITS.model, d_model=16, d_ff=16, num_layers=1),
@@ -70,4 +88,4 @@ SMOKE = dataclasses.replace(
 
 def get_config(variant: str = ""):
     """Returns the config, for ``--config=configs/digits.py`` and its variants."""
-    return select({"": DIGITS, "writers": WRITERS, "smoke": SMOKE}, variant)
+    return select({"": DIGITS, "writers": WRITERS, "swin": SWIN, "smoke": SMOKE}, variant)

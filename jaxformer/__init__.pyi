@@ -54,6 +54,8 @@ from jaxformer.models.longt5 import LongT5 as LongT5
 from jaxformer.models.longt5 import LongT5Config as LongT5Config
 from jaxformer.models.student import Student as Student
 from jaxformer.models.student import StudentConfig as StudentConfig
+from jaxformer.models.swin import Swin as Swin
+from jaxformer.models.swin import SwinConfig as SwinConfig
 from jaxformer.models.t5 import T5 as T5
 from jaxformer.models.t5 import T5Config as T5Config
 from jaxformer.models.transformer import Transformer as Transformer

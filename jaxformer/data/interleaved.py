@@ -16,14 +16,13 @@ class InterleavedConfig(Augmentation, DataSection):
     Attributes:
       corpus: "interleaved"; distinguishes this config from
         :class:`~jaxformer.data.corpus.DataConfig`.
-      source: "files" of pairs, or "numbers": strips of handwritten digits from scikit-learn, and
-        the numbers in words.
-      train: Training split: a ``.npz`` file with the arrays ``images``, uint8, [N, height, width,
-        channels] or [N, height, width], and ``texts``, of strings; or for "numbers" the name of a
-        split: "train", "test", with numbers and digits that "train" lacks.
+      source: Source of the pairs: "image_text" and "glyphs" as in
+        :class:`~jaxformer.data.image_texts.ImageTextConfig`, or "number_strips": strips of
+        handwritten digits from scikit-learn, and the numbers in words.
+      train: Training split: a file, or the name of a split. "number_strips" has "train", and
+        "test", with other numbers and other digits.
       valid: Validation split, in the same form.
-      mark: Text that stands for a picture, one token, before the picture's own text.
-      end: Text after the text of each picture, one token.
+      end: Text after the text of a pair, before the end-of-text token.
       tokenizer: As in :class:`~jaxformer.data.corpus.DataConfig`.
       pictures: Number of pairs in a row; all but the last are examples for the last.
       length: Tokens of a row.
@@ -31,10 +30,9 @@ class InterleavedConfig(Augmentation, DataSection):
     """
 
     corpus: Literal["interleaved"] = "interleaved"
-    source: Literal["files", "numbers"] = "files"
+    source: Literal["image_text", "glyphs", "number_strips"] = "image_text"
     train: str = setting("", may_change=True)
     valid: str = setting("", may_change=True)
-    mark: str = "#"
     end: str = "\n"
     pictures: int = setting(3, "positive")
     length: int = setting(128, "positive")

@@ -10,8 +10,8 @@ from jaxformer.models.flamingo import Flamingo
 
 INTERLEAVED = Kind(
     description="a language model that reads pictures",
-    commands="jaxformer caption",
-    use="describe pictures with jaxformer caption --images FILE.npz --workdir {workdir}",
+    commands="jaxformer describe",
+    use="describe pictures with jaxformer describe --images FILE.npz --workdir {workdir}",
     corpora=("interleaved",),
     data=InterleavedConfig,
     networks=(Flamingo,),

@@ -243,12 +243,16 @@ def make_stack(
 
 
 class Model(nn.Module):
-    """The base of all models, which have a config; its annotation is the class ``section``."""
+    """The base of all models, which have a config; its annotation is the class ``section``.
+
+    A model that ``extends`` another has all of its parameters, which it may begin with.
+    """
 
     config: Any
     remat: Remat = "none"
 
     section: ClassVar[type[Architecture]] = ModelConfig
+    extends: "ClassVar[type[Model] | None]" = None
 
     def __init_subclass__(cls, **options: Any) -> None:
         cls.section = inspect.get_annotations(cls).get("config", cls.section)

@@ -136,6 +136,8 @@ class Flamingo(Llama):
 
     config: FlamingoConfig
 
+    extends = Llama
+
     def setup(self) -> None:
         super().setup()
         c = self.config

@@ -189,19 +189,22 @@ def check_initialization(config: Config) -> None:
 
     source = read_config(folder)
     with prefix_errors(f"training.init_from={folder.path}"):
-        if source.kind.network_of(source.model) not in config.kind.networks:
+        network = config.kind.network_of(config.model)
+        other_network = source.kind.network_of(source.model)
+        extends = network.extends is other_network
+        if other_network not in config.kind.networks and not extends:
             raise UserError(f"expected {config.kind.description}, got {source.kind.description}")
 
         own = type(config.model)
         other = type(source.model)
-        if own is not other:
+        if own is not other and not extends:
             raise UserError(f"expected a model of class {own.__name__}, got {other.__name__}")
 
         ours = _layers_of(config.model)
         theirs = _layers_of(source.model)
         flags = []
         for field, value in theirs.items():
-            if value != ours[field]:
+            if value != ours[field] and field != "architecture":
                 flags.append(f"--config.model.{field}={value}")
         if flags:
             raise UserError(f"its model has other layers than the config; give {' '.join(flags)}")

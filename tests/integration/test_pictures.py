@@ -31,11 +31,13 @@ CLASSIFIERS = [
     "dinov2",
     "dinov2_gated",
     "dinov2_larger",
+    "swin",
+    "swin_wide",
     "vit_without_biases",
 ]
-PLAIN = ["beit_plain", "beit_plain_token", "dinov2_smaller"]
+PLAIN = ["beit_plain", "beit_plain_token", "dinov2_smaller", "swin_plain"]
 NAMES = CLASSIFIERS + PLAIN
-SOME = ["beit", "dinov2_gated", "dinov2_smaller"]
+SOME = ["beit", "dinov2_gated", "dinov2_smaller", "swin"]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -126,6 +128,18 @@ def test_the_command_classifies_pictures_and_draws_their_attention(tmp_path, cap
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_model_of_windows_has_no_maps_of_attention(tmp_path, capsys):
+    family = imported("swin")
+    np.savez(tmp_path / "in.npz", images=family.outputs["images"])
+    words = ["classify", "--workdir", str(family.workdir), "--images", str(tmp_path / "in.npz")]
+    assert main([*words, "--attention", str(tmp_path / "a.png")]) == 2
+    assert "in all layers, such as vit: got model.architecture=swin" in capsys.readouterr().err
+
+    assert main(words) == 0
+    printed = [int(line) for line in capsys.readouterr().out.split()]
+    assert printed == family.outputs["logits"].argmax(axis=1).tolist()
+
+
 def test_a_model_without_classes_does_not_classify():
     family = imported("dinov2_smaller")
     classifier = ImageClassifier.load(family.workdir)
@@ -134,7 +148,7 @@ def test_a_model_without_classes_does_not_classify():
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("name", by_profile(["dinov2_smaller"], nightly=NAMES))
+@pytest.mark.parametrize("name", by_profile(["dinov2_smaller", "swin_wide"], nightly=NAMES))
 def test_a_classifier_is_fine_tuned_on_every_mesh(name, tmp_path):
     family = imported(name)
     section = family.trained.config.model
@@ -200,6 +214,17 @@ REFUSED = [
     ("dinov2", {"mlp_ratio": 2.5}, "expected mlp_ratio to be a whole number.*: got 2.5"),
     ("dinov2", {"num_register_tokens": 4}, "does not know num_register_tokens=4"),
     ("dinov2", {"qkv_bias": False}, "no place for .*attention.key.bias and"),
+    ("swin", {"num_heads": [1, 2, 2]}, r"num_heads to double .*, \[1, 2, 4\]: got \[1, 2, 2\]"),
+    ("swin", {"num_heads": [1, 2]}, r"to double from stage to stage, \[1, 2, 4\]: got \[1, 2\]"),
+    ("swin", {"depths": [2, 3, 2]}, "model.depths must be even numbers of blocks, .*: got '2 3 2'"),
+    ("swin", {"depths": "2 2"}, "expected depths to be whole numbers, .*: got '2 2'"),
+    ("swin", {"window_size": 5}, "window_size=5 must divide .*: got 16 x 16 in stage 1"),
+    ("swin", {"image_size": 24}, "window_size=4 must divide .*: got 6 x 6 in stage 3"),
+    ("swin", {"image_size": [16, 20]}, "window_size=4 must divide .*: got 8 x 10 in stage 2"),
+    ("swin", {"mlp_ratio": 2.3}, "mlp_ratio times embed_dim=4 to be a whole number: got 9.2"),
+    ("swin", {"qkv_bias": False}, "expected qkv_bias to be True: got False"),
+    ("swin", {"use_absolute_embeddings": True}, "use_absolute_embeddings to be False: got True"),
+    ("swin", {"model_type": "swinv2"}, "expected model_type to be .* or .*: got 'swinv2'"),
     ("vit_without_biases", {"qkv_bias": 1}, "expected qkv_bias to be true or false: got 1"),
 ]
 

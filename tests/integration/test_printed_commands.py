@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 
 import jax
 import numpy as np
+import PIL.Image
 import pytest
 
 from jaxformer import pretrained
@@ -95,6 +96,7 @@ SIZES = {
     "digits": "model.d_model=16 model.d_ff=16 model.num_layers=1 data.rows=8",
     "glyphs": "model.d_model=16 model.d_ff=16 model.num_layers=1 model.vision_d_model=16 "
     "model.vision_d_ff=16 model.vision_num_layers=1 data.rows=8",
+    "digits:swin": "model.d_model=8 model.d_ff=8 data.rows=8",
     "parsing:small": f"{_PAIRS} model.vocab_size=300",
     "student:firefox": f"{_STUDENT} {_PACKED}",
     "student": f"{_STUDENT} {_PACKED} model.vocab_size=300",
@@ -449,6 +451,12 @@ def _(reader: Reader) -> None:
     images = rng.integers(0, 256, (20, 32, 32, 3), np.uint8)
     for name in ("pictures", "more"):
         np.savez(reader.folder / f"{name}.npz", images=images, labels=np.arange(20) % 10)
+
+    for name in ("animals", "photos"):
+        for number, image in enumerate(images):
+            path = reader.folder / name / "abc"[number % 3] / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            PIL.Image.fromarray(image).save(path)
 
 
 @prepares("jaxformer/pretrained/README.md")

@@ -7,7 +7,11 @@ from typing import Any
 from jaxformer.files import write_file
 from jaxformer.inference.weights import TrainedModel
 from jaxformer.interop.formats import Usage
-from jaxformer.interop.huggingface.foreign_layout import ImportedTokenizer, Layout
+from jaxformer.interop.huggingface.foreign_layout import (
+    ImportedTokenizer,
+    Layout,
+    label_fields,
+)
 from jaxformer.interop.huggingface.generation_config import generation_config
 from jaxformer.interop.huggingface.importer import all_layouts
 from jaxformer.interop.huggingface.sentence_transformers import pooling_files
@@ -43,6 +47,9 @@ def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
     save_arrays(arrays, folder / "model.safetensors")
 
     files: dict[str, Any] = {"config.json": layout.config_json(section, tokenizer)}
+    class_names = model.folder.read_class_names()
+    if class_names:
+        files["config.json"] |= label_fields(class_names)
     if tokenizer is not None:
         for name, content in tokenizer.files().items():
             write_file(folder / name, content)

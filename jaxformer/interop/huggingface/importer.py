@@ -40,6 +40,7 @@ FILES = ModelFiles(
         "tokenizer_config.json",
         "special_tokens_map.json",
         "generation_config.json",
+        "preprocessor_config.json",
         "merges.txt",
         MODULES,
         POOLING,
@@ -76,7 +77,9 @@ def import_huggingface(
     fields.tensors = tensors
 
     tokenizer = None
-    if layout.has_tokenizer:
+    if layout.read_tokenizer is not None:
+        tokenizer = layout.read_tokenizer(fields)
+    elif layout.has_tokenizer:
         path = directory / "tokenizer.json"
         tokenizer = read_tokenizer_files(path, fields, layout, languages=languages)
 
@@ -104,9 +107,17 @@ def import_huggingface(
         config=config,
         tokenizer=tokenizer,
         params=params,
+        class_names=() if layout.has_tokenizer else _class_names(layout, fields),
     )
     summary = f"{layout.network_of(model)}, {size}"
     return f"{summary}\n  {layout.dropout(fields, model)}"
+
+
+def _class_names(layout: Layout, fields: JsonFields) -> list[str]:
+    """Returns the names of classes of pictures; none if a file has only numbers."""
+    names = layout.labels(fields) or []
+    numbers = [f"LABEL_{number}" for number in range(len(names))]
+    return [] if names == numbers else names
 
 
 def known_layouts() -> dict[str, Layout]:
@@ -239,7 +250,7 @@ def read_tokenizer_files(
         blank = tokenizer.encode_prompt("")  # raises an error if no text has ids
         if labels is not None and blank != [BOS, EOS]:
             raise UserError("expected a post_processor that adds the first and the last token")
-        return tokenizer
+        return layout.tokenizer(tokenizer, _settings_of_generate(fields))
 
 
 def _settings_of_generate(fields: JsonFields) -> JsonFields:

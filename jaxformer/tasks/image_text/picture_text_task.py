@@ -70,8 +70,8 @@ class PictureTextTask(TokenTask):
                 f"corpus: expected none with data.corpus={data.corpus}; name files in data.train"
             )
 
-        train = read_image_texts(data, data.train)
-        valid = read_image_texts(data, data.valid)
+        train = read_image_texts(data.corpus, data.train)
+        valid = read_image_texts(data.corpus, data.valid)
         learn = functools.partial(train_tokenizer, train.texts, config.model.vocab_size)
         tokenizer = tokenizer_of_run(config, folder, learn)
         return cls(

@@ -70,6 +70,25 @@ GEMMA_2B = LlamaConfig(
     embeddings="tied",
     norm_unit_offset=True,
 )
+BEIT_BASE = ViTConfig(
+    architecture="beit",
+    pooling="patches",
+    positions="relative",
+    layer_scale=0.1,
+    biases="except_key",
+)
+DINOV2 = {"architecture": "dinov2", "pooling": "token_and_patches", "layer_scale": 1.0}
+DINOV2 |= {"num_classes": 0, "patch_size": 14, "position_size": 518}
+DINOV2_BASE = ViTConfig(**DINOV2)
+DINOV2_GIANT = ViTConfig(
+    **DINOV2,
+    d_model=1536,
+    d_ff=4096,
+    num_heads=24,
+    num_layers=40,
+    gated=True,
+    activation="swish",
+)
 FLAN = {"embeddings": "separate", "scaled_output": False}
 
 
@@ -99,6 +118,10 @@ FLAN = {"embeddings": "separate", "scaled_output": False}
         (ViTConfig(), 86_567_656),  # ViT-B/16
         (ViTConfig(patch_size=32), 88_224_232),
         (ViTConfig(d_model=1024, d_ff=4096, num_heads=16, num_layers=24), 304_326_632),
+        (BEIT_BASE, 86_530_984),
+        # DINOv2 without the token of its pretraining.
+        (DINOV2_BASE, 86_580_480 - 768),
+        (DINOV2_GIANT, 1_136_480_768 - 1536),
     ],
 )
 def test_parameters_are_as_many_as_published(config, size):
@@ -106,7 +129,7 @@ def test_parameters_are_as_many_as_published(config, size):
         "bart": TRANSLATION,
         "bert": CLASSIFICATION,
         "t5": TRANSLATION,
-        "vit": IMAGE_CLASSIFICATION,
+        **dict.fromkeys(("vit", "beit", "dinov2"), IMAGE_CLASSIFICATION),
     }
     kind = kinds.get(config.architecture, LANGUAGE_MODELING)
 
@@ -147,9 +170,14 @@ ERRORS = [
     (lambda: T5Config(d_k=2**21), "model.d_k must be at most 1048576"),
     (lambda: Config(model=T5Config(), data=STREAM), "model must be of class ModelConfig or GPT2C"),
     (lambda: ViTConfig(width=30), "model.patch_size must divide model.width=30: got 16"),
+    (lambda: ViTConfig(position_size=100), "model.patch_size must divide model.position_size=100"),
+    (
+        lambda: ViTConfig(position_size=224, positions="relative"),
+        "model.position_size needs model.positions=learned, which are .*: got relative",
+    ),
     (lambda: ViTConfig(num_heads=5), "model.num_heads must divide model.d_model=768"),
     (lambda: ViTConfig(channels=0), "model.channels must be greater than 0: got 0"),
-    (lambda: Config(data=ImagesConfig()), "model must be of class ViTConfig with data.corpus=ima"),
+    (lambda: Config(data=ImagesConfig()), "model must be of class ViTConfig or .* with data.corp"),
     (lambda: ImagesConfig(tokenizer="a"), "data.tokenizer: pictures have none, got a"),
     (lambda: Config.from_dict(NO_BERT), "must be one of transformer, gpt2, llama for a language "),
 ]

@@ -208,7 +208,7 @@ def _tensors(model: FlamingoConfig) -> Iterator[Tensor]:
 
 def _data(model: FlamingoConfig) -> InterleavedConfig:
     length = min(model.max_length, InterleavedConfig.length)
-    return InterleavedConfig(train="unknown", valid="unknown", mark=_PICTURE, length=length)
+    return InterleavedConfig(train="unknown", valid="unknown", length=length)
 
 
 def _fits(model: FlamingoConfig) -> bool:

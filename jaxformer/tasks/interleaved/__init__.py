@@ -1,0 +1,1 @@
+"""Training on texts with pictures in them, and use of the models."""

@@ -36,8 +36,7 @@ def read_strips(split: str) -> ImageTexts:
 
     _, strips_per_number = _SPLITS[split]
     numbers = np.repeat(_numbers(split), strips_per_number)
-    digits = read_images(ImagesConfig(corpus="digits"), split)
-    images = _compose(numbers, digits.images, digits.labels)
+    images = compose_strips(numbers, split)
     return ImageTexts(images, [spell_english(int(number)) for number in numbers])
 
 
@@ -52,12 +51,12 @@ def _numbers(split: str) -> list[int]:
     return [number for number in numbers_in(name) if number < _LARGEST]
 
 
-def _compose(
+def compose_strips(
     numbers: Int[np.ndarray, " N"],
-    images: UInt8[np.ndarray, "D Y X C"],
-    labels: Int[np.ndarray, " D"],
+    split: str,
 ) -> UInt8[np.ndarray, "N Y W C"]:
-    """Returns a strip for each number, with a random picture of each of its three digits."""
+    """Returns a strip for each number, with a random one of the digits of a split in each place."""
+    images, labels = read_images(ImagesConfig(corpus="digits"), split)
     rng = np.random.PCG64(_LARGEST)  # whose raw bits are the same in all versions of NumPy
     places = []
     for divisor in (100, 10, 1):

@@ -147,7 +147,7 @@ def test_pictures_are_described_with_examples_and_without(run, tmp_path):
     examples = ImageTexts(shown["images"], shown["texts"].tolist())
     after = reader.describe(data["images"], examples, max_tokens=15)
     assert exact_matches(after, texts) == 1
-    # The log probabilities are those of the whole pass.
+    # The whole pass gives the same log probabilities.
     model, params = load_model(run)
     prompt = []
     for text in examples.texts:

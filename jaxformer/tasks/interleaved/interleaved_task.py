@@ -191,7 +191,7 @@ class InterleavedTraining(TokenTask):
         return self._numbers(number).reshape(-1).tolist()
 
     def flops(self, batch: PyTree) -> int:
-        """Returns the operations of the language model, without those of the pictures."""
+        """Returns the operations of the language model alone."""
         rows, tokens = batch["tokens"].shape
         return language_model_flops(self._model, rows, tokens - 1)
 

@@ -5,11 +5,11 @@ text, checkpoints and plots.
 
 Config       Config, load_config, ModelConfig, EncoderConfig, BartConfig, BertConfig, CLIPConfig,
              EncoderDecoderConfig, FlamingoConfig, GPT2Config, LlamaConfig, LongT5Config,
-             StudentConfig, SwinConfig, T5Config, ViTConfig,
+             StudentConfig, SwinConfig, T5Config, ViTConfig, VisionEncoderDecoderConfig,
              DataConfig, StreamConfig, LabeledConfig, AnnotatedConfig, ImagesConfig,
-             ImageTextConfig, InterleavedConfig, TrainingConfig, MeshConfig
+             ImageTextConfig, CaptionsConfig, InterleavedConfig, TrainingConfig, MeshConfig
 Models       Transformer, LanguageModel, Encoder, Bart, Bert, CLIP, EncoderDecoder, Flamingo,
-             GPT2, Llama, LongT5, T5, Student, Swin, ViT
+             GPT2, Llama, LongT5, T5, Student, Swin, ViT, VisionEncoderDecoder
 Layers       MultiHeadAttention, FeedForward, Block, Stack, Residual, LayerNorm, RMSNorm, Dropout,
              Keys, Memory, StackCache, dot_product_attention, sinusoidal_positions,
              rotary_positions, segment_mask, causal_mask, padding_mask
@@ -21,9 +21,9 @@ Tasks        Task, fit, FitConfig, every, Writer, BatchShards, Randomness, dropo
              make_train_step, TrainState
 Data         Tokenizer, train_tokenizer, Batch, Corpus
 Inference    Translator, Hypothesis, Decoded, Parser, Generator, Classifier, ImageClassifier,
-             ImageTextMatcher, PictureReader, Reader, Answer, Tagger, TaggedWord, Entity,
-             Regressor, Chooser, Embedder, score_pairs, Score, record_attention, record_text,
-             AttentionView
+             ImageTextMatcher, Captioner, PictureReader, Reader, Answer, Tagger, TaggedWord,
+             Entity, Regressor, Chooser, Embedder, score_pairs, Score, record_attention,
+             record_text, AttentionView
 Runs         load_model, load_params, quantize, Checkpoints
 Errors       UserError
 """

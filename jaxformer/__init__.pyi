@@ -2,6 +2,7 @@
 # file does, when it is first used.
 from jaxformer.cli.config_file import load_config as load_config
 from jaxformer.config import AnnotatedConfig as AnnotatedConfig
+from jaxformer.config import CaptionsConfig as CaptionsConfig
 from jaxformer.config import Config as Config
 from jaxformer.config import DataConfig as DataConfig
 from jaxformer.config import EncoderConfig as EncoderConfig
@@ -38,6 +39,8 @@ from jaxformer.models.bart import Bart as Bart
 from jaxformer.models.bart import BartConfig as BartConfig
 from jaxformer.models.bert import Bert as Bert
 from jaxformer.models.bert import BertConfig as BertConfig
+from jaxformer.models.captioning import VisionEncoderDecoder as VisionEncoderDecoder
+from jaxformer.models.captioning import VisionEncoderDecoderConfig as VisionEncoderDecoderConfig
 from jaxformer.models.clip import CLIP as CLIP
 from jaxformer.models.clip import CLIPConfig as CLIPConfig
 from jaxformer.models.encoder import Encoder as Encoder
@@ -88,6 +91,7 @@ from jaxformer.search import beam_search as beam_search
 from jaxformer.search import ensemble as ensemble
 from jaxformer.search import gnmt_penalty as gnmt_penalty
 from jaxformer.search import sample as sample
+from jaxformer.tasks.captions.captioner import Captioner as Captioner
 from jaxformer.tasks.classification.text_classifier import Classifier as Classifier
 from jaxformer.tasks.image_text.image_text_matcher import ImageTextMatcher as ImageTextMatcher
 from jaxformer.tasks.images.image_classifier import ImageClassifier as ImageClassifier

@@ -17,6 +17,7 @@ import typing
 from typing import Any, TypeVar
 
 from jaxformer.data.annotated import AnnotatedConfig
+from jaxformer.data.captions import CaptionsConfig
 from jaxformer.data.corpus import DataConfig, DataSection
 from jaxformer.data.image_texts import ImageTextConfig
 from jaxformer.data.images import ImagesConfig
@@ -47,6 +48,7 @@ from jaxformer.training.settings import FitConfig, TrainingConfig
 
 __all__ = [  # Users import the sections of a config from here, too.
     "AnnotatedConfig",
+    "CaptionsConfig",
     "Config",
     "DataConfig",
     "EncoderConfig",

@@ -13,7 +13,7 @@ PURPOSES = {
     "interop": "models in the formats of other systems",
     "ctranslate2": "jaxformer export ctranslate2",
     "serve": "jaxformer serve",
-    "vision": "digits of scikit-learn, and jaxformer classify --baselines",
+    "vision": "PNG and JPEG files, digits of scikit-learn, jaxformer classify --baselines",
     "tensorboard": "TensorBoard files",
     "tfds": "TensorFlow Datasets",
     "wmt": "preparing WMT with TensorFlow Datasets, once",

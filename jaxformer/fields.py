@@ -9,7 +9,7 @@ import re
 import reprlib
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 from jaxformer.errors import UserError, did_you_mean
@@ -198,6 +198,8 @@ def expected_type(hint: Any) -> type:
     """Returns the plain type behind ``int``, ``int | None`` or ``Literal["a", "b"]``."""
     origin = typing.get_origin(hint)
     arguments = typing.get_args(hint)
+    if origin is tuple:
+        return tuple
     if origin is Literal:
         return type(arguments[0])
     if origin is types.UnionType:
@@ -214,9 +216,18 @@ def check_values(config: Any, section: str = "") -> None:
         value = getattr(config, name)
         if value is None:
             continue
+        each = value if isinstance(value, tuple) else (value,)
         for allowed in _RANGES.get(facts.check, ()):
-            if not allowed.contains(value):
+            if not all(map(allowed.contains, each)):
                 raise UserError(f"{prefix}{name} must be {allowed.text}: got {value}")
+
+
+def check_one_of(name: str, value: Any, choices: Collection[Any]) -> None:
+    """Checks that a field has one of several values."""
+    if value not in choices:
+        known = ", ".join(map(repr, choices))
+        shown = reprlib.repr(value)
+        raise UserError(f"{name} must be one of {known}: got {shown}")
 
 
 def _check_types(config: Any, prefix: str) -> None:
@@ -225,11 +236,7 @@ def _check_types(config: Any, prefix: str) -> None:
         origin = typing.get_origin(hint)
 
         if origin is Literal:
-            choices = typing.get_args(hint)
-            if value not in choices:
-                known = ", ".join(map(repr, choices))
-                shown = reprlib.repr(value)
-                raise UserError(f"{prefix}{name} must be one of {known}: got {shown}")
+            check_one_of(f"{prefix}{name}", value, typing.get_args(hint))
             continue
 
         is_numpy = type(value).__module__ == "numpy"
@@ -237,9 +244,23 @@ def _check_types(config: Any, prefix: str) -> None:
         if is_numpy and is_scalar:
             value = value.item()
 
-        if origin is not tuple:
-            converted = _convert(value, hint, f"{prefix}{name}")
+        element, *rest = typing.get_args(hint) if origin is tuple else (None,)
+        if rest == [...] and element in (int, float):
+            converted = _convert_all(value, element, f"{prefix}{name}")
             object.__setattr__(config, name, converted)  # The dataclass is frozen.
+        elif origin is not tuple:
+            converted = _convert(value, hint, f"{prefix}{name}")
+            object.__setattr__(config, name, converted)
+
+
+def _convert_all(values: Any, hint: type, name: str) -> tuple[Any, ...]:
+    """Returns numbers as a tuple; a file of JSON has a list."""
+    if not isinstance(values, list | tuple):
+        raise UserError(
+            f"{name} must be numbers with commas between, as in ({hint(3)}, {hint(2)}): got "
+            f"{reprlib.repr(values)}"
+        )
+    return tuple(_convert(value, hint, name) for value in values)
 
 
 def fields_given(instance: Any) -> Iterator[str]:

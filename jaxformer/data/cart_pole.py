@@ -80,23 +80,38 @@ def first_states(seed: int, count: int) -> Float[np.ndarray, "N 4"]:
     return np.stack(states)
 
 
-def play(state: Float[np.ndarray, "4"], noise: float, generator: Any, longest: int) -> Episode:
-    """Returns an episode of the controller, until it fails.
+def play(
+    states: Float[np.ndarray, "N 4"],
+    noise: float,
+    generator: np.random.Generator,
+    longest: int = LONGEST,
+) -> list[Episode]:
+    """Returns an episode of the controller from each state, until the pole or the cart fails.
 
     Args:
-      state: The first state.
-      noise: Share of timesteps whose push is random. The action of the episode is the controller's.
+      states: The first states.
+      noise: Share of timesteps whose push is random; the action in an episode is the controller's.
       generator: Random numbers.
       longest: Most timesteps.
     """
-    states = []
-    actions = []
-    while len(states) < longest and not has_failed(state):
-        action = control(state)
-        states.append(state)
-        actions.append(action)
+    all_states = []
+    all_actions = []
+    lengths = np.zeros(len(states), int)
+    is_running = np.ones(len(states), bool)
+    for _ in range(longest):
+        actions = control(states)
+        all_states.append(states)
+        all_actions.append(actions)
+        lengths += is_running
 
-        is_random = generator.random() < noise
-        pushed = generator.integers(NUM_ACTIONS) if is_random else action
-        state = step(state, pushed)
-    return Episode(np.stack(states), np.array(actions, np.int32))
+        is_random = generator.random(len(states)) < noise
+        random_actions = generator.integers(NUM_ACTIONS, size=len(states))
+        states = step(states, np.where(is_random, random_actions, actions))
+        is_running &= ~has_failed(states)
+
+    episodes = []
+    for number, length in enumerate(lengths):
+        own_states = np.stack([each[number] for each in all_states[:length]])
+        own_actions = np.stack([each[number] for each in all_actions[:length]])
+        episodes.append(Episode(own_states, own_actions))
+    return episodes

@@ -5,7 +5,6 @@ import contextlib
 import dataclasses
 import hashlib
 import re
-import reprlib
 from collections.abc import Callable, Iterator
 from typing import ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
@@ -13,7 +12,7 @@ import numpy as np
 
 from jaxformer.data import corpora
 from jaxformer.errors import UserError, prefix_errors
-from jaxformer.fields import check_values, setting
+from jaxformer.fields import check_one_of, check_values, setting
 from jaxformer.files import local_path
 from jaxformer.registry import find_entries
 
@@ -150,11 +149,7 @@ class DataConfig(DataSection):
 
     def check_corpus(self) -> None:
         """Checks that there is such a source of sentence pairs."""
-        known = known_sources()
-        if self.corpus not in known:
-            names = ", ".join(map(repr, known))
-            shown = reprlib.repr(self.corpus)
-            raise UserError(f"data.corpus must be one of {names}: got {shown}")
+        check_one_of("data.corpus", self.corpus, known_sources())
 
     def check_named(self) -> None:
         if not self.train:

@@ -6,12 +6,13 @@ tensors by key, then a separator, then the actions. :func:`make_rows` arranges s
 """
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float, Int, Num, Shaped, UInt8
+from jaxtyping import Bool, Int, Num, Shaped, UInt8
 
 from jaxformer.data.mu_law import NUM_BINS, mu_law, to_bins
+from jaxformer.data.tokenizer import BOS
 from jaxformer.errors import UserError
 
 ACTION = -1  # the local position that separators and all actions share
@@ -43,13 +44,17 @@ class TokenIds(NamedTuple):
         values = np.asarray(values).reshape(-1)
         if values.dtype.kind in "iub":
             return _check_discrete(values)
-        return self.first_bin + to_bins(mu_law(values))
+        return self.first_bin + to_bins(mu_law(values.astype(float)))
 
     def of_actions(self, values: Num[np.ndarray, "..."]) -> Int[np.ndarray, " n"]:
         """Returns the tokens of actions; floats are from -1 to 1 and not compressed."""
         values = np.asarray(values).reshape(-1)
         if values.dtype.kind in "iub":
             return _check_discrete(values)
+
+        is_inside = np.abs(values) <= 1
+        if not is_inside.all():
+            raise UserError(f"expected actions from -1 to 1, got {values[~is_inside][0]}")
         return self.first_bin + to_bins(values)
 
 
@@ -78,6 +83,20 @@ class Items(NamedTuple):
     is_patch: Bool[np.ndarray, " n"]
     is_predicted: Bool[np.ndarray, " n"]
     pictures: Sequence[UInt8[np.ndarray, "Y X C"]] = ()
+
+    def part(self, start: int, end: int) -> "Items":
+        """Returns a part of a sequence without pictures."""
+        assert not self.pictures, "patches are numbered from the first picture on"
+        return Items(
+            self.tokens[start:end],
+            self.positions[start:end],
+            self.is_patch[start:end],
+            self.is_predicted[start:end],
+        )
+
+    def split(self, size: int) -> list["Items"]:
+        """Returns parts of ``size`` items of a sequence without pictures; the last may be short."""
+        return [self.part(start, start + size) for start in range(0, len(self.tokens), size)]
 
 
 def tokens_of(ids: Sequence[int] | Shaped[np.ndarray, " n"], *, is_predicted: bool) -> Items:
@@ -138,12 +157,13 @@ def caption(
     ids: Sequence[int],
     patch_size: int,
 ) -> Items:
-    """Returns a picture and then its caption, which is one timestep.
+    """Returns a picture, the beginning of sentence and a caption, which are one timestep.
 
     Departs from the paper's order of a timestep: the text is predicted from the picture, so that it
     comes last.
     """
-    parts = [patches_of(picture, patch_size), tokens_of(ids, is_predicted=True)]
+    begin = tokens_of([BOS], is_predicted=False)
+    parts = [patches_of(picture, patch_size), begin, tokens_of(ids, is_predicted=True)]
     return join(parts, in_one_timestep=True)
 
 
@@ -167,6 +187,33 @@ def timestep(
     at_actions = at_actions._replace(positions=np.full(len(acted), ACTION, np.int32))
     at_actions.is_predicted[0] = False  # the separator
     return join([join(observed, in_one_timestep=True), at_actions])
+
+
+def episode(
+    ids: TokenIds,
+    tensors: Mapping[str, Num[np.ndarray, "T ..."]],
+    actions: Num[np.ndarray, "T ..."],
+) -> Items:
+    """Returns timesteps without texts and pictures, one after another; see :func:`timestep`."""
+    steps = len(actions)
+    observed = [
+        ids.of_observation(values).reshape(steps, -1) for _, values in sorted(tensors.items())
+    ]
+    separators = np.full((steps, 1), ids.separator)
+    acted = ids.of_actions(actions).reshape(steps, -1)
+    tokens = np.concatenate([*observed, separators, acted], axis=1)
+
+    size = tokens.shape[1]
+    num_actions = acted.shape[1]
+    positions = np.arange(size)
+    positions[-num_actions - 1 :] = ACTION
+    is_action = np.arange(size) >= size - num_actions
+    return Items(
+        tokens=tokens.reshape(-1).astype(np.int32),
+        positions=np.tile(positions, steps).astype(np.int32),
+        is_patch=np.zeros(tokens.size, bool),
+        is_predicted=np.tile(is_action, steps),
+    )
 
 
 class Rows(NamedTuple):
@@ -228,8 +275,10 @@ def make_rows(
     return made
 
 
-def scale_patches(pixels: Num[np.ndarray, "..."], patch_size: int) -> Float[np.ndarray, "..."]:
+def scale_patches(pixels: Any, patch_size: int) -> Any:
     """Returns pixels from 0 to 255 as a model takes them: from -1 to 1, over sqrt(patch_size).
+
+    The pixels are an array of NumPy or JAX.
 
     >>> scale_patches(np.array([0, 255]), 16).tolist()
     [-0.25, 0.25]
@@ -280,6 +329,4 @@ def _window(
     """Returns consecutive timesteps of an episode; the last ones without a generator."""
     last = max(0, len(episode.tokens) // size - steps)
     start = last if generator is None else int(generator.integers(last + 1))
-    chosen = slice(start * size, (start + steps) * size)
-    tokens, positions, is_patch, is_predicted = (array[chosen] for array in episode[:4])
-    return Items(tokens, positions, is_patch, is_predicted)
+    return episode.part(start * size, (start + steps) * size)

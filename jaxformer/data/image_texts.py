@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import UInt8
@@ -11,7 +11,7 @@ from jaxformer.data import image_text_sources
 from jaxformer.data.corpus import DataSection
 from jaxformer.data.images import Augmentation
 from jaxformer.errors import UserError
-from jaxformer.fields import check_values, setting
+from jaxformer.fields import check_one_of, check_values, setting
 from jaxformer.registry import find_entries
 
 
@@ -30,7 +30,7 @@ class ImageTextConfig(Augmentation, DataSection):
       rows: Pairs of a global batch. Each picture is compared with all texts of its batch.
     """
 
-    corpus: Literal["image_text", "glyphs"] = "image_text"
+    corpus: str = "image_text"
     train: str = setting("", may_change=True)
     valid: str = setting("", may_change=True)
     rows: int = setting(128, "positive")
@@ -38,6 +38,7 @@ class ImageTextConfig(Augmentation, DataSection):
 
     def __post_init__(self) -> None:
         check_values(self, "data")
+        check_one_of("data.corpus", self.corpus, known_image_texts())
         self.check_paths("train", "valid", "tokenizer")
 
     @property
@@ -74,14 +75,18 @@ class ImageTextSource(NamedTuple):
     read: Callable[[str], ImageTexts]
 
 
+def known_image_texts() -> dict[str, ImageTextSource]:
+    """Returns all sources of pictures with texts by name."""
+    return find_entries(image_text_sources, ImageTextSource)
+
+
 def read_image_texts(source: str, split: str) -> ImageTexts:
     """Reads a split of a source, given its name.
 
     Raises:
       UserError: There is no such split, it has no pairs, or a text is blank.
     """
-    sources = find_entries(image_text_sources, ImageTextSource)
-    found = sources[source].read(split)
+    found = known_image_texts()[source].read(split)
     if not found.texts:
         raise UserError(f"{split}: expected pictures with texts, got none")
 

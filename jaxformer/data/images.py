@@ -1,20 +1,23 @@
-"""Pictures with labels: ``.npz`` files, scikit-learn's digits, or TensorFlow Datasets."""
+"""Pictures with labels, and their sources."""
 
 import dataclasses
 import pathlib
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int, UInt8
 
+from jaxformer.data import image_sources
 from jaxformer.data.array_files import read_arrays
 from jaxformer.data.corpus import DataSection
 from jaxformer.data.held_out import is_share
-from jaxformer.errors import UserError, needs_package
-from jaxformer.fields import check_values, setting
+from jaxformer.data.picture_files import PictureForm
+from jaxformer.errors import UserError
+from jaxformer.fields import check_one_of, check_values, setting
 from jaxformer.files import local_path
+from jaxformer.registry import find_entries
 
 _SLICE = re.compile(r"(.*?)(?:\[(?:(\d+)%)?:(?:(\d+)%)?\])?")
 
@@ -48,17 +51,18 @@ class ImagesConfig(Augmentation, DataSection):
     Attributes:
       corpus: "images" reads ``.npz`` files with the arrays ``images``, uint8, [N, height, width,
         channels] or [N, height, width], and ``labels``, integers from 0; "digits" has the 1,797
-        digits of scikit-learn; "tfds_images" reads a builder of TensorFlow Datasets.
+        digits of scikit-learn; "tfds_images" reads a builder of TensorFlow Datasets; "folder" reads
+        PNG and JPEG files, in one folder for each class, and resizes them.
       builder: For "tfds_images": the builder, for example "cifar10".
       directory: For "tfds_images": the data directory; the default of TFDS when empty.
-      train: Training split: a file, or the name of a split. "digits" has "train" and "test", by
-        ``train_test_split(random_state=0)``, and "all" in the original order, one writer after
-        another. ``[20%:80%]`` after the name selects a range, as in "all[:50%]".
+      train: Training split: a file, a folder, or the name of a split. "digits" has "train" and
+        "test", by ``train_test_split(random_state=0)``, and "all" in the original order, one writer
+        after another. ``[20%:80%]`` after the name selects a range, as in "all[:50%]".
       valid: Validation split, in the same form.
       rows: Pictures of a global batch.
     """
 
-    corpus: Literal["images", "digits", "tfds_images"] = "images"
+    corpus: str = "images"
     builder: str = ""
     directory: str = setting("", may_change=True)
     train: str = setting("train", may_change=True)
@@ -68,8 +72,9 @@ class ImagesConfig(Augmentation, DataSection):
 
     def __post_init__(self) -> None:
         check_values(self, "data")
+        check_one_of("data.corpus", self.corpus, known_images())
         self.check_paths("directory", "train", "valid")
-        if self.corpus != "tfds_images" and is_share(self.valid):
+        if is_share(self.valid):
             raise UserError(
                 "data.valid: expected a split or a range of pictures, such as data.train="
                 f'"{self.train}[:80%]" with data.valid="{self.train}[80%:]": got {self.valid}'
@@ -83,37 +88,75 @@ class ImagesConfig(Augmentation, DataSection):
 
 
 class Images(NamedTuple):
+    """Pictures and their classes, from 0; -1 for a picture without a label."""
+
     images: UInt8[np.ndarray, "N Y X C"]
     labels: Int[np.ndarray, " N"]
 
 
-def read_images(data: ImagesConfig, split: str) -> Images:
-    """Reads a split, or the range of it that a suffix such as ``[:80%]`` selects."""
-    match = _SLICE.fullmatch(split)
-    assert match is not None, "the pattern matches any name"
-    name, start_percent, stop_percent = match.groups()
+class ImageSource(NamedTuple):
+    """A source of pictures with labels.
 
-    if data.corpus == "digits":
-        images, labels = _read_digits(name)
-    elif data.corpus == "images":
-        images, labels = read_npz(name)
-    else:
-        images, labels = _read_tfds(data, name)
+    Attributes:
+      name: The value of ``data.corpus`` that selects it.
+      place: Number that sorts the sources in messages.
+      read: Returns the pictures of a split, given its name without a range, and the form in which a
+        model takes them, which a source of files gives them.
+      classes: Returns the names of the classes in the order of their labels, or none if the source
+        has only numbers.
+    """
 
-    count = len(images)
-    start = count * int(start_percent or 0) // 100
-    stop = count * int(stop_percent or 100) // 100
+    name: str
+    place: int
+    read: Callable[[ImagesConfig, str, PictureForm | None], Images]
+    classes: Callable[[ImagesConfig], tuple[str, ...]] = lambda data: ()
+
+
+def known_images() -> dict[str, ImageSource]:
+    """Returns all sources of pictures with labels by name."""
+    return find_entries(image_sources, ImageSource)
+
+
+def read_images(data: ImagesConfig, split: str, form: PictureForm | None = None) -> Images:
+    """Reads a split, or the range of it that a suffix such as ``[:80%]`` selects.
+
+    Args:
+      data: The section of a config.
+      split: A value of ``data.train`` or ``data.valid``.
+      form: What the model takes, such as ``config.model.form``; only "folder" needs it.
+    """
+    name, start_percent, stop_percent = split_range(split)
+    images, labels = known_images()[data.corpus].read(data, name, form)
+
+    start = len(labels) * start_percent // 100
+    stop = len(labels) * stop_percent // 100
     if stop <= start:
         raise UserError(f"{split}: expected pictures, got none")
-
     return Images(images[start:stop], labels[start:stop])
+
+
+def class_names(data: ImagesConfig) -> tuple[str, ...]:
+    """Returns the names of the classes, or none if the source has only numbers."""
+    return known_images()[data.corpus].classes(data)
+
+
+def split_range(split: str) -> tuple[str, int, int]:
+    """Returns the name of a split, and the percents where its range starts and stops.
+
+    >>> split_range("train[20%:]"), split_range("train")
+    (('train', 20, 100), ('train', 0, 100))
+    """
+    match = _SLICE.fullmatch(split)
+    assert match is not None, "the pattern matches any name"
+    name, start, stop = match.groups()
+    return name, int(start or 0), int(stop or 100)
 
 
 def read_npz(name: str, needs_labels: bool = True) -> Images:
     """Reads the arrays ``images`` and ``labels`` of a file; without labels, they are -1."""
     path = local_path(name)
     needed = {"labels": "integers [N]"}
-    images, others = read_pictures(path, needed if needs_labels else {}, optional=("labels",))
+    images, others = read_picture_arrays(path, needed if needs_labels else {}, optional=("labels",))
 
     unlabeled = np.full(len(images), -1)
     labels = others.get("labels", unlabeled)
@@ -125,7 +168,7 @@ def read_npz(name: str, needs_labels: bool = True) -> Images:
     return Images(images, labels.astype(np.int32))
 
 
-def read_pictures(
+def read_picture_arrays(
     path: pathlib.Path,
     needed: Mapping[str, str],
     optional: Sequence[str] = (),
@@ -163,49 +206,3 @@ def _form_error(
     given: np.ndarray,
 ) -> UserError:
     return UserError(f"{path}: expected {expected}, got {given.dtype} {list(given.shape)}")
-
-
-def _read_digits(name: str) -> Images:
-    with needs_package("scikit-learn", "which has the digits", extra="vision"):
-        from sklearn.datasets import load_digits
-        from sklearn.model_selection import train_test_split
-
-    found: Any = load_digits()
-    pixels = found.images[..., None] * (255 / 16)  # the digits are from 0 to 16
-    images = np.rint(pixels).astype(np.uint8)
-    labels = found.target.astype(np.int32)
-
-    everything = np.arange(len(labels))
-    train, test = train_test_split(everything, random_state=0)
-    splits = {
-        "train": train,
-        "test": test,
-        "all": everything,
-    }
-    if name not in splits:
-        raise UserError(f"the digits have the splits {', '.join(splits)}: got {name!r}")
-
-    chosen = splits[name]
-    return Images(images[chosen], labels[chosen])
-
-
-def _read_tfds(data: ImagesConfig, name: str) -> Images:
-    with needs_package("tensorflow-datasets", "which reads the pictures", extra="tfds"):
-        import tensorflow_datasets as tfds
-
-    try:
-        builder: Any = tfds.builder(data.builder, data_dir=data.directory or None)
-        images = []
-        labels = []
-        for example in builder.as_data_source(name):
-            images.append(np.asarray(example["image"]))
-            labels.append(int(example["label"]))
-
-        return Images(np.stack(images), np.array(labels, np.int32))
-    except Exception as error:  # of any type, depending on what is missing
-        first_line = str(error).partition("\n")[0]
-        raise UserError(
-            f"data.builder={data.builder}, split {name!r}: expected pictures of one size with "
-            "labels, prepared by tfds.builder(NAME, file_format='array_record')"
-            f".download_and_prepare(): {first_line}"
-        ) from None

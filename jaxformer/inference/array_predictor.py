@@ -1,6 +1,7 @@
 """The base of predictors that read arrays, such as pictures or sound, and write texts."""
 
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 from jaxformer.data.characters import replace_controls
 from jaxformer.inference.array_inputs import ArrayInput, ArrayInputs
@@ -12,6 +13,9 @@ from jaxformer.search import Constraint
 
 class ArrayPredictor(AutoregressivePredictor):
     """Models whose encoders read arrays of a fixed shape, with their tokenizer and search."""
+
+    # Most inputs of a batch, which bounds the memory of their encoding.
+    most_rows: ClassVar[int] = ArrayInputs.most_rows
 
     def decode_arrays(
         self,
@@ -37,7 +41,7 @@ class ArrayPredictor(AutoregressivePredictor):
         self._check_n_best(n_best)
         search = self._constrained_search(constraints)
 
-        plan = ArrayInputs(max_tokens, n_best)
+        plan = ArrayInputs(max_tokens, n_best, self.most_rows)
         found = Decoder(self.models, search, plan).decode(inputs, report=report)
         return [with_texts(found[number], self.detokenize) for number in range(len(inputs))]
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -157,6 +157,7 @@ def quantize(
         tokenizer=tokenizer,
         config=dataclasses.replace(config, model=model),
         params=quantized,
+        class_names=trained.folder.read_class_names(),
         **metadata,
     )
     return _num_bytes(trained.params), _num_bytes(quantized)
@@ -173,6 +174,7 @@ def write_model(
     tokenizer: bytes | None,
     config: Config,
     params: PyTree,
+    class_names: Sequence[str] = (),
     **metadata: Any,
 ) -> None:
     """Writes the workdir of a converted model, with additional metadata.
@@ -183,6 +185,7 @@ def write_model(
 
     if tokenizer is not None:
         write_file(target.tokenizer, tokenizer)
+    target.write_class_names(class_names)
 
     metadata = {
         "tokenizer": identity.get("tokenizer"),

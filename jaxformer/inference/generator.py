@@ -13,6 +13,7 @@ from jaxformer.errors import prefix_errors
 from jaxformer.inference.autoregressive import AutoregressivePredictor
 from jaxformer.inference.decoder import Decoder
 from jaxformer.inference.windows import Prompt, Windows, check_context
+from jaxformer.kinds.gato import GATO
 from jaxformer.kinds.language_modeling import LANGUAGE_MODELING
 from jaxformer.search import Algorithm, Sampling, SearchContext
 
@@ -34,7 +35,7 @@ class Generator(AutoregressivePredictor):
       weights: Description of the checkpoints, such as "step 2000".
     """
 
-    kinds = (LANGUAGE_MODELING,)
+    kinds = (LANGUAGE_MODELING, GATO)
 
     def generate(self, prompts: Sequence[str], *, max_tokens: int = 500) -> list[str]:
         """Returns one continuation per prompt, without the prompt: the best, or the first sample.
@@ -148,7 +149,8 @@ class Generator(AutoregressivePredictor):
     def _search(self) -> Algorithm:
         """Returns the search of one row, whose tokens are text."""
         search = self.config.search
-        constraints = (*search.constraints, _OnlyText(may_end=self._ends_texts))
+        only_text = _OnlyText(may_end=self._ends_texts, num_tokens=self.tokenizer.vocab_size)
+        constraints = (*search.constraints, only_text)
 
         search = dataclasses.replace(
             search,
@@ -163,15 +165,18 @@ class Generator(AutoregressivePredictor):
 
 @dataclasses.dataclass(frozen=True)
 class _OnlyText:
-    """Forbids special tokens, such as padding.
+    """Forbids special tokens, such as padding, and tokens that are not text, such as actions.
 
     EOS may end a text, or does so only where all other tokens are forbidden.
     """
 
     may_end: bool
+    num_tokens: int  # of texts
 
     def __call__(self, logits: Float[Array, "B N V"], context: SearchContext) -> Array:
         text = logits.at[:, :, : UNK + 1].set(-jnp.inf)
+        if logits.shape[2] > self.num_tokens:
+            text = text.at[:, :, self.num_tokens :].set(-jnp.inf)
         if self.may_end:
             end = logits[:, :, context.eos_id]
             return text.at[:, :, context.eos_id].set(end)

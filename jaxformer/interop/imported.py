@@ -1,6 +1,7 @@
 """The last step of every import: the workdir of the converted model."""
 
 import pathlib
+from collections.abc import Sequence
 
 import jax
 from jaxtyping import PyTree
@@ -21,6 +22,7 @@ def write_import(
     config: Config,
     tokenizer: Vocabulary | None,
     params: PyTree,
+    class_names: Sequence[str] = (),
 ) -> str:
     """Writes the workdir of a converted model.
 
@@ -31,6 +33,7 @@ def write_import(
       config: Config of the model.
       tokenizer: Tokenizer of the model, if it has one.
       params: Parameters of the model.
+      class_names: Names of its classes of pictures.
 
     Returns:
       The size of the model, such as "9,200 parameters, 99 tokens".
@@ -48,6 +51,7 @@ def write_import(
         tokenizer=serialized,
         config=config,
         params=params,
+        class_names=class_names,
         origin=describe_source(system, directory),
     )
 

@@ -124,6 +124,7 @@ def _write_run(model: TrainedModel, folder: pathlib.Path) -> Usage:
         tokenizer=model.tokenizer_file,
         config=model.config,
         params=model.params,
+        class_names=source.read_class_names(),
         origin=f"{name_folder(source.path)}, {model.weights}",
     )
     for path in (source.metrics, source.path / SHORTLIST):

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from jaxformer.data.images import ImagesConfig
+from jaxformer.data.images import ImagesConfig, known_images
 from jaxformer.kinds.kind import Kind
 from jaxformer.models.swin import Swin
 from jaxformer.models.vit import ViT
@@ -12,7 +12,7 @@ IMAGE_CLASSIFICATION = Kind(
     description="a classifier of pictures",
     commands="jaxformer classify --images",
     use="classify with jaxformer classify --images FILE.npz --workdir {workdir}",
-    corpora=("images", "digits", "tfds_images"),
+    corpora=tuple(known_images()),
     data=ImagesConfig,
     networks=(ViT, Swin),
     inputs=lambda model: (jax.ShapeDtypeStruct((1, *model.image_shape), jnp.float32),),

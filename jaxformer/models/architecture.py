@@ -51,6 +51,7 @@ class StackSettings:
     random_blocks: int = 0
     qk_norm: bool = False
     attention_scale: float | None = None
+    memory_width: int | None = None
     is_parallel: bool = False
     activation: Activation
     gated: bool = False

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
-from jaxformer.errors import prefix_errors
 from jaxformer.fields import setting
 from jaxformer.models.architecture import (
     EmbeddingSettings,
@@ -26,7 +25,6 @@ from jaxformer.nn.embedding import Embedding
 from jaxformer.nn.feed_forward import Activation
 from jaxformer.nn.keys import Keys, Memory, Tokens
 from jaxformer.nn.matmul import project
-from jaxformer.nn.positions import ENCODINGS
 from jaxformer.nn.precision import ComputeDtype
 from jaxformer.nn.stack import Stack, StackCache
 
@@ -40,13 +38,14 @@ class ArrayDecoderArchitecture(PaperArchitecture):
 
     Attributes:
       norm_position: "pre" as in GPT-2, or "post" as in BERT and TrOCR.
-      positions: "learned", or "sinusoidal" as in the paper.
       embedding_norm: Normalize the sum of embeddings and positions, as in BERT and TrOCR.
       scaled_embedding: Multiply embeddings by ``sqrt(d_model)``.
       num_token_types: Number of vectors for types of tokens, as in BERT; all have the first.
       output_layer: A linear layer with an activation and a norm before the logits, as in BERT.
       output_bias: Add a bias to the logits.
-      encoder_d_model: Width of the encoder. If it is not ``d_model``, its output is projected.
+      encoder_d_model: Width of the encoder.
+      projects_encoder: Project the output of the encoder to ``d_model``, if its width differs. In
+        TrOCR, the keys and values of cross-attention are projections of the output itself.
     """
 
     vocab_size: int = setting(50_257, "size", may_differ=True)
@@ -57,7 +56,6 @@ class ArrayDecoderArchitecture(PaperArchitecture):
     dropout_rate: float = setting(0.1, "fraction", may_differ=True)
     attention_dropout_rate: float = setting(0.1, "fraction", may_differ=True)
     norm_position: Literal["post", "pre"] = "pre"
-    positions: Literal["learned", "sinusoidal"] = "learned"
     embedding_norm: bool = False
     scaled_embedding: bool = False
     num_token_types: int = setting(0, "any")
@@ -69,24 +67,27 @@ class ArrayDecoderArchitecture(PaperArchitecture):
     max_length: int = setting(1024, "size", may_differ=True)
     compute_dtype: ComputeDtype = setting("float32", may_differ=True, per_use=True)
     encoder_d_model: int = setting(768, "size")
+    projects_encoder: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_absent_tokens(self.absent_tokens)
-        with prefix_errors("model"):
-            # The table refuses sizes that it cannot encode.
-            ENCODINGS[self.positions].table(0, self.d_model)
+
+    @property
+    def has_projection(self) -> bool:
+        """Whether the output of the encoder is projected to the width of the decoder."""
+        return self.projects_encoder and self.encoder_d_model != self.d_model
 
     def stack_settings(self) -> StackSettings:
         return dataclasses.replace(
             super().stack_settings(),
             norm_position=self.norm_position,
-            positions=self.positions,
+            memory_width=None if self.has_projection else self.encoder_d_model,
         )
 
     def embedding_settings(self) -> EmbeddingSettings:
         return EmbeddingSettings(
-            positions=self.positions,
+            positions="learned",
             is_scaled=self.scaled_embedding,
             has_norm=self.embedding_norm,
             dropout_rate=self.dropout_rate,
@@ -108,7 +109,7 @@ class ArrayEncoderDecoder(StepwiseModel):
         c = self.config
         self.encoder = self._make_encoder()
         self.encoder_projection = None
-        if c.encoder_d_model != c.d_model:
+        if c.has_projection:
             self.encoder_projection = self._make_linear(
                 "encoder_projection",
                 c.d_model,

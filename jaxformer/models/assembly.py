@@ -197,6 +197,8 @@ def make_stack(
         compute_dtype=c.compute_dtype,
     )
 
+    make_cross_attention = functools.partial(make_attention, memory_width=c.memory_width)
+
     # Positions are encoded in self-attention only: a memory has positions of its own.
     if self_attention is None:
         rotate = encoding.rotate
@@ -208,7 +210,7 @@ def make_stack(
         )
     block = Block(
         self_attention=self_attention,
-        cross_attention=make_attention() if cross_attention else None,
+        cross_attention=make_cross_attention() if cross_attention else None,
         feed_forward=FeedForward(c.d_ff, c.activation, c.compute_dtype, gated=c.gated),
         make_residual=functools.partial(
             Residual,

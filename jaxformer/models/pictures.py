@@ -8,6 +8,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Num
 
+from jaxformer.data.picture_files import PictureForm
 from jaxformer.errors import UserError
 from jaxformer.fields import setting
 from jaxformer.models.architecture import Architecture
@@ -64,6 +65,11 @@ class PixelArchitecture(Architecture):
     @property
     def image_shape(self) -> tuple[int, int, int]:
         return self.height, self.width, self.channels
+
+    @property
+    def form(self) -> PictureForm:
+        """The form that files of pictures are converted to."""
+        return PictureForm(*self.image_shape, self.resampling, self.shortest_side)
 
     def scale_pixels(self, images: Num[ArrayLike, "B Y X C"]) -> Pictures:
         """Returns pixels from 0 to 255 as the model takes them."""

@@ -111,6 +111,12 @@ class StepwiseModel(TokenModel):
         return output_logits(x, *output), cache
 
 
+def unstacked_variables(params: PyTree) -> dict[str, PyTree]:
+    """Returns the variables of a model with a parameter for each layer of its decoder."""
+    decoder = unstack_blocks(params["decoder"])
+    return {"params": {**params, "decoder": decoder}}
+
+
 def step_fn(
     model: StepwiseModel,
     params: PyTree,
@@ -123,9 +129,7 @@ def step_fn(
 
     >>> search(step_fn(model, params), cache, max_lengths=[64], capacity=64)  # doctest: +SKIP
     """
-    decoder = unstack_blocks(params["decoder"])
-    variables = {"params": {**params, "decoder": decoder}}
-
+    variables = unstacked_variables(params)
     output = None
     if candidates is not None:
         output = model.apply(variables, candidates, method="candidate_output")

@@ -143,8 +143,27 @@ class Whisper(Transformer):
           UserError: The features have another shape, or as in :class:`~jaxformer.Transformer`.
         """
         check_ids("tgt_in", tgt_in, self.config.output_size)
+        decoded = self.target_features(
+            features,
+            tgt_in,
+            tgt_segments=tgt_segments,
+            row_ids=row_ids,
+            deterministic=deterministic,
+        )
+        return self.logits(decoded)
+
+    def target_features(
+        self,
+        features: Float[Array, "B F M"],
+        tgt_in: Int[Array, "B T"],
+        *,
+        tgt_segments: Int[Array, "B T"] | None = None,
+        row_ids: RowIds = None,
+        deterministic: bool = True,
+    ) -> Float[Array, "B T D"]:
+        """Returns the decoder's output, the input of :meth:`logits`; see ``__call__``."""
         encoded = self.encode(features, row_ids=row_ids, deterministic=deterministic)
-        decoded = self.decode(
+        return self.decode(
             tgt_in,
             encoded,
             _all_visible(encoded),
@@ -152,7 +171,6 @@ class Whisper(Transformer):
             row_ids=row_ids,
             deterministic=deterministic,
         )
-        return self.logits(decoded)
 
     def encode(
         self,

@@ -182,7 +182,7 @@ class Block(nn.Module):
 
         if self.cross_attention is not None:
             cross: Any = self.cross_attention
-            cache["cross_attention"] = cross.cache_memory(memory)
+            cache["cross_attention"] = cross.cache_memory(memory, d_model)
         return cache
 
     @nn.nowrap

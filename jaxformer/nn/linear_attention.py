@@ -213,7 +213,7 @@ class LinearAttention(MultiHeadAttention):
         wide = jnp.promote_types(dtype, jnp.float32)
         return LinearCache(zeros_for_rows(rows, shape, wide))
 
-    def cache_memory(self, memory: Array) -> Any:
+    def cache_memory(self, memory: Array, d_model: int | None = None) -> Any:
         """Refuses a memory."""
         raise UserError(f"LinearAttention: expected no memory, {_REASON}")
 

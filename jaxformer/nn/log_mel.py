@@ -11,7 +11,7 @@ from jaxformer.errors import UserError
 
 SAMPLE_RATE = 16_000  # samples per second
 HOP = 160  # samples from a frame to the next: 100 frames per second
-_WINDOW = 400  # samples of a frame, 25 milliseconds
+WINDOW = 400  # samples of a frame, 25 milliseconds
 _LEAST_POWER = 1e-10
 _RANGE = 8.0  # of the logarithms to base 10, 80 decibels
 
@@ -39,7 +39,7 @@ def log_mel(waves: Float[Array, "B S"], num_bins: int) -> Float[Array, "B T M"]:
     Raises:
       UserError: The waves are shorter than half a window.
     """
-    half = _WINDOW // 2
+    half = WINDOW // 2
     num_samples = waves.shape[1]
     if num_samples <= half:
         raise UserError(f"log_mel: expected more than {half} samples, got {num_samples}")
@@ -48,7 +48,7 @@ def log_mel(waves: Float[Array, "B S"], num_bins: int) -> Float[Array, "B T M"]:
     waves = waves.astype(jnp.float32)
     padded = jnp.pad(waves, ((0, 0), (half, half)), mode="reflect")
     starts = np.arange(num_samples // HOP) * HOP
-    index = starts[:, None] + np.arange(_WINDOW)  # [T, W]
+    index = starts[:, None] + np.arange(WINDOW)  # [T, W]
     frames = padded[:, index]  # [B, T, W]
 
     spectra = jnp.fft.rfft(frames * jnp.asarray(_hann_window()))
@@ -74,7 +74,7 @@ def mel_filters(num_bins: int) -> Float[np.ndarray, "F M"]:
     center = edges[1:-1]
     upper = edges[2:]
 
-    frequencies = np.linspace(0, highest, 1 + _WINDOW // 2)[:, None]
+    frequencies = np.linspace(0, highest, 1 + WINDOW // 2)[:, None]
     rising = (frequencies - lower) / (center - lower)
     falling = (upper - frequencies) / (upper - center)
     triangles = np.maximum(0, np.minimum(rising, falling))  # [F, M]
@@ -96,5 +96,5 @@ def _hertz_of(mels: Float[np.ndarray, " N"]) -> Float[np.ndarray, " N"]:
 
 
 def _hann_window() -> Float[np.ndarray, " W"]:
-    phase = 2 * np.pi * np.arange(_WINDOW) / _WINDOW
+    phase = 2 * np.pi * np.arange(WINDOW) / WINDOW
     return (0.5 - 0.5 * np.cos(phase)).astype(np.float32)

@@ -28,6 +28,8 @@ class Workdir:
         self.config = path / "config.json"
         # A SentencePiece model, or a JSON object of another tokenizer.
         self.tokenizer = path / "tokenizer.model"
+        # The names of the classes of pictures, one on each line; the kind has no tokenizer.
+        self.class_names = path / "class_names.txt"
         # SHA-256 of the tokenizer and of the data; of a converted model also "made_by", a command.
         self.identity = path / "identity.json"
         # SHA-256 of the parameters of training.init_from that the run began with.
@@ -50,6 +52,19 @@ class Workdir:
             return
         text = "".join(f"{line}\n" for line in lines)
         files.write_file(self.data_notes, text.encode())
+
+    def write_class_names(self, names: Sequence[str]) -> None:
+        """Writes the names of the classes of pictures, unless there are none."""
+        if names:
+            text = "".join(f"{name}\n" for name in names)
+            files.write_file(self.class_names, text.encode())
+
+    def read_class_names(self) -> list[str]:
+        """Returns the names of the classes of pictures; none if the file is missing."""
+        if not self.class_names.exists():
+            return []
+        content = files.read_whole(self.class_names, self.path)
+        return content.decode("utf-8", "replace").splitlines()
 
     def record_commit(self, step: int) -> None:
         text = json.dumps({"step": step})

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
@@ -68,6 +69,29 @@ class MinLength:
         is_short = context.step < self.n
         end = jnp.where(is_short, -jnp.inf, logits[:, :, eos])
         return logits.at[:, :, eos].set(end)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Suppress:
+    """Forbids tokens."""
+
+    tokens: Int[Array, " K"] | Int[np.ndarray, " K"]
+
+    def __call__(self, logits: Float[Array, "B N V"], context: SearchContext) -> Array:
+        return logits.at[:, :, self.tokens].set(-jnp.inf)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class SuppressFirst:
+    """Forbids tokens as the first of a hypothesis."""
+
+    tokens: Int[Array, " K"] | Int[np.ndarray, " K"]
+
+    def __call__(self, logits: Float[Array, "B N V"], context: SearchContext) -> Array:
+        suppressed = logits.at[:, :, self.tokens].set(-jnp.inf)
+        return jnp.where(context.step == 0, suppressed, logits)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -60,6 +60,18 @@ def layers_flops(
     return _TRAINING * rows * config.num_layers * layer
 
 
+def writer_flops(config: Architecture, rows: int, length: int, memory: int) -> int:
+    """Returns the operations of a decoder that attends to ``memory`` vectors of its own width.
+
+    As in :func:`training_flops`, with the logits, and without the encoder.
+    """
+    layer = _attention(config, length, length, sides=1)
+    layer += _attention(config, length, memory)
+    layer += _feed_forward(config, length)
+    logits = length * config.d_model * config.output_size
+    return _TRAINING * rows * (config.decoder_layers * layer + logits)
+
+
 def _attention(config: Architecture, queries: int, keys: int, sides: int = 0) -> int:
     """Counts the multiplications; a window has 1 or 2 sides, and 0 for attention to a memory."""
     visible = keys

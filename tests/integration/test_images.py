@@ -4,6 +4,7 @@ import shutil
 
 import jax
 import numpy as np
+import PIL.Image
 import pytest
 
 from jaxformer import Config, ImageClassifier, ImagesConfig, TrainingConfig, ViTConfig, every, train
@@ -12,6 +13,8 @@ from jaxformer.data.images import read_images, read_npz
 from jaxformer.errors import UserError
 from jaxformer.inference.conversions import quantize
 from jaxformer.inference.weights import load_model
+from jaxformer.interop.export import export_model
+from jaxformer.interop.huggingface.importer import import_huggingface
 from jaxformer.memory import step_memory
 
 from ..runs import changed, reports
@@ -90,6 +93,49 @@ def test_it_learns_directions_and_the_command_classifies(run, config, capsys, tm
     assert [int(line) for line in out.split()] == labels.tolist()
     assert "accuracy 100.00%, 27 of 27" in err
     assert attention.read_bytes().startswith(b"\x89PNG")
+
+
+def save_files(folder, arrays, names):
+    """Writes pictures as files of twice their size, in a folder for each class."""
+    for number, (image, label) in enumerate(zip(*arrays.values(), strict=True)):
+        path = folder / names[label] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        PIL.Image.fromarray(image).resize((16, 12)).save(path)
+
+
+def test_folders_of_files_give_names_to_classes(config, capsys, tmp_path):
+    """Files are resized; the names stay with the run, its int8 copy, exports and imports."""
+    names = ["down the page", "to the right"]
+    save_files(tmp_path / "train", pictures(0, 90), names)
+    save_files(tmp_path / "valid", pictures(1, 30), names)
+    folders = {"train": f"{tmp_path}/train", "valid": f"{tmp_path}/valid"}
+    files = changed(config, data={"corpus": "folder", **folders})
+    run = tmp_path / "run"
+    train(files, run)
+    assert reports(run)[-1]["accuracy"] == 1.0
+    capsys.readouterr()
+
+    quantize(run, tmp_path / "int8")
+    export_model("safetensors", run, tmp_path / "out")
+    import_huggingface(tmp_path / "out", tmp_path / "again")
+    for workdir in (run, tmp_path / "int8", tmp_path / "again"):
+        assert ImageClassifier.load(workdir).labels == names
+
+        words = ["--workdir", str(workdir), "--images", folders["valid"], "--probabilities"]
+        assert main(["classify", *words]) == 0
+        out, err = capsys.readouterr()
+        assert "accuracy 100.00%, 30 of 30" in err
+        for line in out.splitlines():
+            probability, name, path = line.split("\t")
+            assert float(probability) > 0.5
+            assert path.startswith(f"{tmp_path}/valid/{name}/")
+
+    [one] = (tmp_path / "valid" / names[0]).glob("0.png")
+    assert main(["classify", "--workdir", str(run), "--images", str(one)]) == 0
+    assert capsys.readouterr().out == f"{names[0]}\t{one}\n"
+
+    with pytest.raises(UserError, match=r"num_classes must be 2, .* down the page, to the"):
+        train(changed(files, model={"num_classes": 3}), tmp_path / "other")
 
 
 def test_it_has_an_int8_copy_and_attention(run, config, tmp_path):

@@ -1,5 +1,7 @@
 """A language model that learns to read pictures: frozen, resumed, on meshes, and described."""
 
+import shutil
+
 import jax
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from jaxformer.search import BeamSearch
 from jaxformer.tasks.interleaved.picture_reader import PictureReader, exact_matches
 
 from ..runs import changed, reports
+from . import pages
 
 WORDS = ["a dark one", "a light one"]
 SIZES = {"vocab_size": 19, "d_model": 16, "d_ff": 16, "num_heads": 2, "num_layers": 2}
@@ -178,6 +181,17 @@ def test_the_command_prints_texts_and_draws_gates(run, folder, tmp_path, capsys)
     assert printed.out.splitlines() == pictures(1, 10)["texts"].tolist()
     assert "exact matches 100.00% of 10" in printed.err
     assert (tmp_path / "gates.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_page_runs_as_printed(run, folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(run, "runs/flamingo")
+    shutil.copy(folder / "valid.npz", "runs/test.npz")
+
+    pages.execute("pictures_and_text.md", "Flamingo")
+
+    texts = [line.rpartition(" ")[0] for line in capsys.readouterr().out.splitlines()]
+    assert texts == pictures(1, 10)["texts"][:3].tolist()
 
 
 def test_mistakes_are_named(run, folder, config, tmp_path):

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 
 import jax
 import numpy as np
+import PIL.Image
 import pytest
 
 from jaxformer import pretrained
@@ -454,6 +455,12 @@ def _(reader: Reader) -> None:
     images = rng.integers(0, 256, (20, 32, 32, 3), np.uint8)
     for name in ("pictures", "more"):
         np.savez(reader.folder / f"{name}.npz", images=images, labels=np.arange(20) % 10)
+
+    for name in ("animals", "photos"):
+        for number, image in enumerate(images):
+            path = reader.folder / name / "abc"[number % 3] / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            PIL.Image.fromarray(image).save(path)
 
 
 @prepares("jaxformer/pretrained/README.md")

@@ -50,7 +50,7 @@ def test_sections_of_all_kinds_are_found():
 def test_every_number_of_a_section_says_which_values_it_may_have(section):
     hints = typing.get_type_hints(section)
     for name, facts in facts_of(section).items():
-        is_number = expected_type(hints[name]) in (int, float)
+        is_number = expected_type(hints[name]) in (int, float, tuple)
         assert is_number == bool(facts.check), name
 
 

@@ -3,7 +3,7 @@
 import pathlib
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxformer.cli.command import Command
 from jaxformer.cli.commands.plot import check_suffix
@@ -18,6 +18,7 @@ from jaxformer.files import STDIN, STDOUT, is_stream
 if TYPE_CHECKING:
     import numpy as np
 
+    from jaxformer.data.picture_files import PictureForm
     from jaxformer.data.text_pairs import TextOrPair
     from jaxformer.tasks.classification.text_classifier import Classifier
 
@@ -56,8 +57,10 @@ def classify(
         regression on its ratios, trained on the run's training text
 
     Pictures:
-      images: .npz file with an array images, uint8 [N, height, width, channels]; if it also has
-        labels, the accuracy is printed to standard error
+      images: folder of PNG and JPEG files, one such file, or .npz file with an array images, uint8
+        [N, height, width, channels]; files are resized, and named after each label. If folders in
+        the folder have the names of classes, or the .npz file has an array labels, the accuracy is
+        printed to standard error
       texts: file with a label on each line, any words: print the most similar one of each picture,
         with a model of pictures and texts, such as CLIP ("zero-shot"); labels of --images are
         numbers of these lines, from 0
@@ -68,6 +71,8 @@ def classify(
 
     Example:
       jaxformer classify --workdir runs/digits --images digits.npz --attention attention.png
+
+      jaxformer classify --workdir runs/vit --images photos --probabilities
 
       jaxformer classify --workdir runs/clip --images photos.npz --texts labels.txt
 
@@ -191,7 +196,6 @@ def _classify_images(
     probabilities: bool,
 ) -> None:
     """Writes a line for each picture; prints the accuracy, and draws the attention."""
-    from jaxformer.data.images import read_npz
     from jaxformer.plots.image_attention import draw_heads
     from jaxformer.tasks.images.image_classifier import ImageClassifier
 
@@ -200,7 +204,8 @@ def _classify_images(
         check_suffix(attention, ".png or .svg")
 
     classifier = ImageClassifier.load(workdir, weights=weights)
-    pixels, labels = read_npz(str(images), needs_labels=False)
+    pictures = _read_pictures(images, classifier.model.form, classifier.labels)
+    pixels = pictures.images
 
     # A model without such attention is refused before all pictures are classified.
     maps: Any = None
@@ -211,24 +216,21 @@ def _classify_images(
     distributions = classifier.probabilities(pixels)  # [N, number of classes]
     found = distributions.argmax(axis=1).tolist()
 
-    has_labels = (labels >= 0).any()
-    if has_labels:
+    if pictures.has_labels:
         num_classes = distributions.shape[1]
-        print(_image_accuracy(images, found, labels, num_classes), file=sys.stderr)
+        print(_image_accuracy(images, found, pictures.labels, num_classes), file=sys.stderr)
 
+    names = [classifier.labels[label] for label in found]
     if attention is not None:
         draw_heads(
             pixels[:_DRAWN],
             maps,
             grid,
             path=attention,
-            titles=[str(label) for label in found[:_DRAWN]],
+            titles=names[:_DRAWN],
         )
 
-    most_probable = distributions.max(axis=1) if probabilities else [None] * len(found)
-    pairs = zip(found, most_probable, strict=True)
-    with open_output(output) as write:
-        write(_row(str(label), probability) for label, probability in pairs)
+    _write_labels(output, names, distributions.max(axis=1) if probabilities else None, pictures)
 
 
 def _match_images(
@@ -242,22 +244,68 @@ def _match_images(
     probabilities: bool,
 ) -> None:
     """Writes the most similar label of each picture; prints the accuracy."""
-    from jaxformer.data.images import read_npz
     from jaxformer.tasks.image_text.image_text_matcher import ImageTextMatcher
 
     check_outputs([images, labels], {"--output": output})
     names = _read_names(labels)
     matcher = ImageTextMatcher.load(workdir, weights=weights)
-    pixels, numbers = read_npz(str(images), needs_labels=False)
+    pictures = _read_pictures(images, matcher.model.form, names)
 
-    distributions = matcher.probabilities(pixels, names, template)  # [N, number of labels]
+    distributions = matcher.probabilities(pictures.images, names, template)  # [N, labels]
     found = distributions.argmax(axis=1).tolist()
-    if (numbers >= 0).any():
-        print(_image_accuracy(images, found, numbers, len(names)), file=sys.stderr)
+    if pictures.has_labels:
+        print(_image_accuracy(images, found, pictures.labels, len(names)), file=sys.stderr)
 
+    best = distributions.max(axis=1) if probabilities else None
+    _write_labels(output, [names[number] for number in found], best, pictures)
+
+
+class _Pictures(NamedTuple):
+    """Pictures to classify; -1 is the label of one without, and only files have names."""
+
+    images: "np.ndarray"
+    labels: "np.ndarray"
+    files: list[str]
+
+    @property
+    def has_labels(self) -> bool:
+        return bool((self.labels >= 0).all())
+
+
+def _read_pictures(path: pathlib.Path, form: "PictureForm", names: Sequence[str]) -> _Pictures:
+    """Reads pictures; a folder with the name of a class has pictures of this class."""
+    import numpy as np
+
+    from jaxformer.data.images import read_npz
+    from jaxformer.data.picture_files import SUFFIXES, find_pictures, read_picture_files
+
+    if not path.is_dir() and path.suffix.lower() not in SUFFIXES:
+        images, labels = read_npz(str(path), needs_labels=False)
+        return _Pictures(images, labels, [])
+
+    folder = path if path.is_dir() else path.parent
+    paths = find_pictures(path) if path.is_dir() else [path]
+    images = read_picture_files(paths, form)
+
+    # A file beside the folders of classes has no label, whatever its name.
+    numbers = {name: number for number, name in enumerate(names)}
+    places = [each.relative_to(folder).parts[:-1] for each in paths]
+    labels = [numbers.get(place[0], -1) if place else -1 for place in places]
+    return _Pictures(images, np.array(labels), [str(each) for each in paths])
+
+
+def _write_labels(
+    output: OutputFile,
+    names: Sequence[str],
+    probabilities: "np.ndarray | None",
+    pictures: _Pictures,
+) -> None:
+    """Writes a line for each picture: its label, after a probability and before its file."""
     with open_output(output) as write:
-        for number, row in zip(found, distributions, strict=True):
-            write([_row(names[number], row[number] if probabilities else None)])
+        for number, name in enumerate(names):
+            row = _row(name, None if probabilities is None else probabilities[number])
+            place = pictures.files[number : number + 1]
+            write(["\t".join([row, *map(replace_controls, place)])])
 
 
 def _read_names(path: pathlib.Path) -> list[str]:

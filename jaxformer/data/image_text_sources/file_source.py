@@ -1,7 +1,7 @@
-"""Files of pictures with texts: ``data.corpus=image_text``."""
+"""Files of pictures with texts: ``data.corpus=image_text`` and ``captions``."""
 
 from jaxformer.data.image_texts import ImageTexts, ImageTextSource
-from jaxformer.data.images import read_pictures
+from jaxformer.data.images import read_picture_arrays
 from jaxformer.errors import UserError
 from jaxformer.files import local_path
 
@@ -9,7 +9,7 @@ from jaxformer.files import local_path
 def _read(name: str) -> ImageTexts:
     """Reads the arrays ``images`` and ``texts`` of a file."""
     path = local_path(name)
-    images, others = read_pictures(path, {"texts": "strings [N]"})
+    images, others = read_picture_arrays(path, {"texts": "strings [N]"})
 
     texts = others["texts"]
     if texts.dtype.kind != "U" or texts.shape != (len(images),):
@@ -21,3 +21,4 @@ def _read(name: str) -> ImageTexts:
 
 
 FILES = ImageTextSource("image_text", 10, _read)
+CAPTIONS = ImageTextSource("captions", 30, _read)

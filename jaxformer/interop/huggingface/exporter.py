@@ -7,9 +7,13 @@ from typing import Any
 from jaxformer.files import write_file
 from jaxformer.inference.weights import TrainedModel
 from jaxformer.interop.formats import Usage
-from jaxformer.interop.huggingface.foreign_layout import ImportedTokenizer, Layout
+from jaxformer.interop.huggingface.foreign_layout import (
+    ImportedTokenizer,
+    Layout,
+    label_fields,
+)
 from jaxformer.interop.huggingface.generation_config import generation_config
-from jaxformer.interop.huggingface.importer import known_layouts
+from jaxformer.interop.huggingface.importer import all_layouts
 from jaxformer.interop.huggingface.sentence_transformers import pooling_files
 from jaxformer.interop.safetensors import save_arrays
 from jaxformer.search import BeamSearch
@@ -31,8 +35,7 @@ def can_write(model: TrainedModel) -> bool:
 
 def _layouts(model: TrainedModel) -> list[Layout]:
     section = model.config.model
-    known = known_layouts().values()
-    return [each for each in known if each.can_express(section, model.tokenizer)]
+    return [each for each in all_layouts() if each.can_express(section, model.tokenizer)]
 
 
 def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
@@ -44,6 +47,9 @@ def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
     save_arrays(arrays, folder / "model.safetensors")
 
     files: dict[str, Any] = {"config.json": layout.config_json(section, tokenizer)}
+    class_names = model.folder.read_class_names()
+    if class_names:
+        files["config.json"] |= label_fields(class_names)
     if tokenizer is not None:
         for name, content in tokenizer.files().items():
             write_file(folder / name, content)

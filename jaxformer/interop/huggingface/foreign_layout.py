@@ -22,6 +22,7 @@ from jaxtyping import Float, Int, PyTree
 
 from jaxformer.data.corpus import DataSection
 from jaxformer.data.huggingface_tokenizer import HuggingFaceTokenizer
+from jaxformer.data.letters_tokenizer import LettersTokenizer
 from jaxformer.data.m2m100_tokenizer import M2M100Tokenizer
 from jaxformer.errors import UserError, prefix_errors
 from jaxformer.fields import expected_type
@@ -30,7 +31,7 @@ from jaxformer.interop.named_arrays import NamedArrays
 from jaxformer.models.architecture import Architecture
 from jaxformer.search import BeamSearch
 
-ImportedTokenizer: TypeAlias = HuggingFaceTokenizer | M2M100Tokenizer
+ImportedTokenizer: TypeAlias = HuggingFaceTokenizer | LettersTokenizer | M2M100Tokenizer
 ACTIVATIONS = {
     "gelu": "gelu_exact",
     "gelu_new": "gelu",  # the approximation with tanh
@@ -131,6 +132,8 @@ class Layout:
 
     Attributes:
       model_type: Its name in config.json.
+      parts: Types of its parts by section of config.json, for a model that consists of others and
+        has a layout for each choice of them.
       network: Its class in transformers, which may depend on our section.
       section: The dataclass of our model.
       fields: Fields of config.json, and our fields with the same meaning.
@@ -160,6 +163,9 @@ class Layout:
         tokens; an export must not lose other values.
       data: Returns the section of data that selects the kind of the model, given our section.
       search: Search with the rules of ``generate`` in transformers.
+      read_tokenizer: Reads the tokenizer of a model that has no tokenizer.json, given config.json;
+        None if it has one.
+      tokenizer: Returns the tokenizer with the fields of generation_config.json that it keeps.
       special: Fields of config.json with the ids of special tokens, by our names; "bos" begins the
         input of the decoder.
       token_names: Names in tokenizer_config.json of special tokens, by our names.
@@ -188,6 +194,7 @@ class Layout:
     """
 
     model_type: str
+    parts: Mapping[str, str] = dataclasses.field(default_factory=dict)
     network: str | Callable[[Any], str]
     section: type[Architecture]
     fields: Mapping[str, str]
@@ -211,6 +218,10 @@ class Layout:
     constants: Callable[[Any, str], dict[str, np.ndarray]] = lambda section, absent: {}
     data: Callable[[Any], DataSection]
     search: BeamSearch = SEARCH
+    read_tokenizer: Callable[[JsonFields], ImportedTokenizer] | None = None
+    tokenizer: Callable[[HuggingFaceTokenizer, JsonFields], HuggingFaceTokenizer] = (
+        lambda tokenizer, generation: tokenizer
+    )
     special: Mapping[str, str] = dataclasses.field(default_factory=lambda: _SPECIAL)
     token_names: dict[str, str] = dataclasses.field(default_factory=lambda: _TOKEN_NAMES)
     tokenizer_class: str | Callable[[Any], str] = "PreTrainedTokenizerFast"
@@ -449,11 +460,10 @@ class Layout:
                 continue
 
             joined = _join([flat[path] for path in tensor.ours], tensor)
-            if "V" in tensor.axes:  # It is the first axis of our parameter.
-                joined = joined[our_ids]
-
             names = _names(tensor, model)
             order = _order(tensor)
+            if "V" in tensor.axes:
+                joined = joined.take(our_ids, axis=order.index(tensor.axes.index("V")))
             shape = [own_sizes[tensor.axes[axis]] for axis in order]
             layers = joined.reshape(len(names), *shape)
             layers = layers.transpose(0, *(1 + np.argsort(order)))  # in the order of the file

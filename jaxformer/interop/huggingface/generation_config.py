@@ -3,10 +3,12 @@
 from typing import Any
 
 from jaxformer.config import DataConfig, data_section
+from jaxformer.data.whisper_tokenizer import WhisperTokenizer
 from jaxformer.inference.weights import TrainedModel
 from jaxformer.interop.formats import EARLY_STOPPING
 from jaxformer.interop.huggingface.foreign_layout import Layout
 from jaxformer.kinds.language_modeling import LANGUAGE_MODELING
+from jaxformer.kinds.transcription import TRANSCRIPTION
 from jaxformer.kinds.translation import TRANSLATION
 from jaxformer.search import BeamSearch, Sampling
 
@@ -22,7 +24,7 @@ def generation_config(model: TrainedModel, layout: Layout) -> dict[str, Any] | N
     """
     config = model.config
     tokenizer = model.tokenizer
-    if config.kind not in (LANGUAGE_MODELING, TRANSLATION):
+    if config.kind not in (LANGUAGE_MODELING, TRANSCRIPTION, TRANSLATION):
         return None
 
     fields: dict[str, Any] = {}
@@ -37,6 +39,10 @@ def generation_config(model: TrainedModel, layout: Layout) -> dict[str, Any] | N
             fields["eos_token_id"] = [end, *other_ends]
         ids = {tokenizer.special[name] for name in _NEVER_GENERATED}
         fields["suppress_tokens"] = sorted(ids - {end, None}) or None
+    elif isinstance(tokenizer, WhisperTokenizer):
+        # Its limit counts the beginning and the prompt, too.
+        fields |= {**tokenizer.generation, "max_length": config.model.max_length}
+        fields["bos_token_id"] = tokenizer.special["eos"]
     elif config.search.max_length is None:
         longest = data_section(config, DataConfig).max_length + config.search.max_extra_length
         fields["max_length"] = min(config.model.max_length, longest)

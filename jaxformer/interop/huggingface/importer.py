@@ -40,6 +40,7 @@ FILES = ModelFiles(
         "tokenizer_config.json",
         "special_tokens_map.json",
         "generation_config.json",
+        "preprocessor_config.json",
         "merges.txt",
         MODULES,
         POOLING,
@@ -76,7 +77,9 @@ def import_huggingface(
     fields.tensors = tensors
 
     tokenizer = None
-    if layout.has_tokenizer:
+    if layout.read_tokenizer is not None:
+        tokenizer = layout.read_tokenizer(fields)
+    elif layout.has_tokenizer:
         path = directory / "tokenizer.json"
         tokenizer = read_tokenizer_files(path, fields, layout, languages=languages)
 
@@ -104,15 +107,28 @@ def import_huggingface(
         config=config,
         tokenizer=tokenizer,
         params=params,
+        class_names=() if layout.has_tokenizer else _class_names(layout, fields),
     )
     summary = f"{layout.network_of(model)}, {size}"
     return f"{summary}\n  {layout.dropout(fields, model)}"
 
 
+def _class_names(layout: Layout, fields: JsonFields) -> list[str]:
+    """Returns the names of classes of pictures; none if a file has only numbers."""
+    names = layout.labels(fields) or []
+    numbers = [f"LABEL_{number}" for number in range(len(names))]
+    return [] if names == numbers else names
+
+
 def known_layouts() -> dict[str, Layout]:
-    """Returns all foreign models by their ``model_type``, sorted."""
-    found = {layout.model_type: layout for layout in find_values(layouts, Layout)}
+    """Returns a layout of each foreign model by its ``model_type``, sorted."""
+    found = {layout.model_type: layout for layout in all_layouts()}
     return dict(sorted(found.items()))
+
+
+def all_layouts() -> tuple[Layout, ...]:
+    """Returns all layouts; models that consist of others have several."""
+    return find_values(layouts, Layout)
 
 
 def _read_tensors(
@@ -140,7 +156,7 @@ def _layout(fields: JsonFields, languages: Sequence[str]) -> Layout:
             f"{fields.place}: expected model_type to be {' or '.join(known)}: got {name!r:.80}"
         )
 
-    layout = known[name]
+    layout = _layout_of_parts(fields, name)
     if len(languages) != 2 * layout.has_languages:
         options = "--source-language and --target-language"
         expected = options if layout.has_languages else f"no {options}"
@@ -148,6 +164,27 @@ def _layout(fields: JsonFields, languages: Sequence[str]) -> Layout:
 
     layout.check_architectures(fields)
     return layout
+
+
+def _layout_of_parts(fields: JsonFields, model_type: str) -> Layout:
+    """Returns the layout of a model, chosen by the types of its parts if it has any."""
+    choices = [layout for layout in all_layouts() if layout.model_type == model_type]
+    if len(choices) == 1:
+        return choices[0]
+
+    given = {}
+    for section in choices[0].parts:
+        values = fields.values.get(section)
+        given[section] = values.get("model_type") if isinstance(values, dict) else None
+    for layout in choices:
+        if layout.parts == given:
+            return layout
+
+    known = [" and ".join(layout.parts.values()) for layout in choices]
+    raise UserError(
+        f"{fields.place}: expected {' and '.join(given)} of the types {', or '.join(known)}: got "
+        f"{' and '.join(map(str, given.values())):.80}"
+    )
 
 
 def read_tokenizer_files(
@@ -213,7 +250,7 @@ def read_tokenizer_files(
         blank = tokenizer.encode_prompt("")  # raises an error if no text has ids
         if labels is not None and blank != [BOS, EOS]:
             raise UserError("expected a post_processor that adds the first and the last token")
-        return tokenizer
+        return layout.tokenizer(tokenizer, _settings_of_generate(fields))
 
 
 def _settings_of_generate(fields: JsonFields) -> JsonFields:

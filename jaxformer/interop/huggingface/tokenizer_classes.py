@@ -321,6 +321,23 @@ _BLENDERBOT = dataclasses.replace(
 )
 
 
+def _whisper_post_processor(settings: JsonFields, tokens: SpecialTokens) -> Step:
+    """Returns what begins a text with the prompt of the decoder, and ends it."""
+    prompt = ["<|startoftranscript|>"]
+    for name in ("language", "task"):
+        value = settings.values.get(name)
+        if value is not None:
+            prompt.append(f"<|{value}|>")
+    if not switch(settings, "predict_timestamps", False):
+        prompt.append("<|notimestamps|>")
+
+    single = " ".join([*prompt, "A", "eos"])
+    return template(tokens, single, single.replace("A eos", "A B:1 eos:1"))
+
+
+_WHISPER = dataclasses.replace(_GPT2, post_processor=_whisper_post_processor)
+
+
 def _fairseq(more: str) -> Callable[[Pieces, JsonFields], Pieces]:
     """Returns a function that arranges pieces as fairseq does, with more pieces at the end."""
 
@@ -595,6 +612,7 @@ CLASSES: Mapping[str, TokenizerClass] = {
     "RobertaTokenizer": _ROBERTA,
     "SqueezeBertTokenizer": _BERT,
     "T5Tokenizer": _T5,
+    "WhisperTokenizer": _WHISPER,
     "XGLMTokenizer": _XGLM,
     "XLMRobertaTokenizer": _XLM_ROBERTA,
 }

@@ -57,6 +57,7 @@ _REGISTERED = {
     "roberta-prelayernorm": "RobertaTokenizer",
     "roformer": "RoFormerTokenizer",
     "t5": "T5Tokenizer",
+    "whisper": "WhisperTokenizer",
     "xglm": "XGLMTokenizer",
     "xlm-roberta": "XLMRobertaTokenizer",
 }
@@ -282,7 +283,7 @@ def _post_processor(
     """Returns the post-processor of a class, or one with the ends that settings ask for."""
     contents = {"source": settings.values.get("src_lang") or row.source_language, **contents}
     ids = {token["content"]: token["id"] for token in pipeline["added_tokens"]}
-    tokens = {}
+    tokens = {content: SpecialToken(content, number) for content, number in ids.items()}
     for name, content in contents.items():
         if content in ids:
             tokens[name] = SpecialToken(content, ids[content])

@@ -2,6 +2,7 @@
 
 import functools
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -29,20 +30,25 @@ class ImageClassifier:
     >>> classifier.probabilities(images).argmax(axis=1)  # doctest: +SKIP
     """
 
-    def __init__(self, config: Config, params: PyTree) -> None:
-        """Initializes a classifier; :meth:`load` reads both arguments from a workdir."""
+    def __init__(self, config: Config, params: PyTree, labels: Sequence[str] = ()) -> None:
+        """Initializes a classifier; :meth:`load` reads all arguments from a workdir.
+
+        Labels are names of the classes; by default, their numbers.
+        """
         check_kind(config, IMAGE_CLASSIFICATION)
         use_compilation_cache()
 
         self.config = config
         self.model = picture_section(config)
+        numbers = map(str, range(self.model.num_classes))
+        self.labels = list(labels or numbers)
         self.params = prepare_params(config.model, params, IMAGE_CLASSIFICATION)
 
     @classmethod
     def load(cls, workdir: str | pathlib.Path, *, weights: str | int = "auto") -> "ImageClassifier":
         """Reads a model from a workdir; arguments and errors as for ``Translator.load``."""
         trained = TrainedModel.load(workdir, weights=weights, kinds=(IMAGE_CLASSIFICATION,))
-        return cls(trained.config, trained.params)
+        return cls(trained.config, trained.params, trained.folder.read_class_names())
 
     def probabilities(self, images: UInt8[np.ndarray, "N Y X C"]) -> Float[np.ndarray, "N K"]:
         """Returns the probability of each class for each picture.

@@ -14,7 +14,7 @@ from jaxformer.config import Config, ImagesConfig, data_section
 from jaxformer.data.classes import check_variety, describe_classes
 from jaxformer.data.corpus import Corpus
 from jaxformer.data.examples import describe_example
-from jaxformer.data.images import Augmentation, Images, read_images
+from jaxformer.data.images import Augmentation, Images, class_names, read_images
 from jaxformer.data.loader import round_up
 from jaxformer.errors import UserError
 from jaxformer.kinds.image_classification import IMAGE_CLASSIFICATION
@@ -86,8 +86,11 @@ class ImageClassification(NetworkTask):
         config: Config,
         train: Images,
         valid: Images,
+        names: Sequence[str] = (),
     ) -> None:
+        """Takes the pictures of both splits, and the names of the classes if they have any."""
         self.config = config
+        self._names = names
         self._train = train
         self._valid = valid
         self._data = data_section(config, ImagesConfig)
@@ -105,15 +108,22 @@ class ImageClassification(NetworkTask):
         data = data_section(config, ImagesConfig)
         model = picture_section(config)
 
-        train = read_images(data, data.train)
-        valid = read_images(data, data.valid)
+        names = class_names(data)
+        if names and len(names) != model.num_classes:
+            raise UserError(
+                f"model.num_classes must be {len(names)}, the number of classes of {data.train}, "
+                f"{', '.join(names):.80}: got {model.num_classes}"
+            )
+
+        train = read_images(data, data.train, model.form)
+        valid = read_images(data, data.valid, model.form)
         _check_split(data.train, train, model)
         _check_split(data.valid, valid, model)
 
         classes = np.unique(train.labels)
         check_variety(data.train, len(classes), len(train.labels))
 
-        return cls(config, train, valid)
+        return cls(config, train, valid, names)
 
     @classmethod
     def longest_batch(cls, config: Config, shards: BatchShards) -> PyTree:
@@ -155,7 +165,13 @@ class ImageClassification(NetworkTask):
         return flops
 
     def identity(self) -> dict[str, str]:
-        return {"train": _sha256(self._train), "valid": _sha256(self._valid)}
+        found = {"train": _sha256(self._train), "valid": _sha256(self._valid)}
+        if self._names:
+            found["classes"] = hashlib.sha256(repr(self._names).encode()).hexdigest()
+        return found
+
+    def save(self, workdir: Workdir) -> None:
+        workdir.write_class_names(self._names)
 
     def summary(self) -> str:
         train = len(self._train.labels)
@@ -163,19 +179,23 @@ class ImageClassification(NetworkTask):
         epochs = self.config.training.steps * self._data.rows / train
         counts = f"{train:,} training pictures, {valid:,} for validation; {epochs:.1f} epochs"
 
-        classes = picture_section(self.config).num_classes
-        names = list(map(str, range(classes)))
+        names = self._class_names()
         notes = describe_classes(names, self._train.labels, self._valid.labels)
 
         examples = self._first_examples()
         return "\n".join((counts, *examples, *notes))
+
+    def _class_names(self) -> list[str]:
+        """Returns the names of the classes, or their numbers."""
+        numbers = map(str, range(picture_section(self.config).num_classes))
+        return list(self._names or numbers)
 
     def _first_examples(self) -> list[str]:
         """Returns a line with the size and the label of the first picture of each split."""
         lines = []
         for name, split in ((self._data.train, self._train), (self._data.valid, self._valid)):
             size = " x ".join(map(str, split.images.shape[1:]))
-            label = str(split.labels[0])
+            label = self._class_names()[split.labels[0]]
             lines.append(describe_example(name, [("picture", size), ("label", label)]))
         return lines
 

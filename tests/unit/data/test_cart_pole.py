@@ -51,16 +51,16 @@ def test_the_limits_are_degrees_and_meters():
 
 def test_the_controller_balances_and_chance_does_not():
     generator = np.random.default_rng(0)
-    for state in cart_pole.first_states(3, 5):
-        assert len(cart_pole.play(state, 0.0, generator, longest=500).actions) == 500
+    for episode in cart_pole.play(cart_pole.first_states(3, 5), 0.0, generator):
+        assert len(episode.actions) == 500
 
-    lengths = []
-    for state in cart_pole.first_states(4, 20):
-        episode = cart_pole.play(state, 1.0, generator, longest=500)
-        lengths.append(len(episode.actions))
-        expected = cart_pole.control(episode.states)
-        np.testing.assert_array_equal(episode.actions, expected)
-    assert np.mean(lengths) < 60
+    starts = cart_pole.first_states(4, 20)
+    played = cart_pole.play(starts, 1.0, generator)
+    assert np.mean([len(episode.actions) for episode in played]) < 60
+    for start, episode in zip(starts, played, strict=True):
+        np.testing.assert_array_equal(episode.states[0], start)
+        np.testing.assert_array_equal(episode.actions, cart_pole.control(episode.states))
+        assert not cart_pole.has_failed(episode.states).any()
 
 
 def test_first_states_depend_on_their_number_only():

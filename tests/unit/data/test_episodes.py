@@ -63,8 +63,8 @@ def test_ids_are_the_paper_s():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: IDS.of_actions(np.array([0.0, -1.5])), "numbers from -1 to 1, got -1.5"),
-        (lambda: IDS.of_actions(np.array([np.nan])), "numbers from -1 to 1, got nan"),
+        (lambda: IDS.of_actions(np.array([0.0, -1.5])), "actions from -1 to 1, got -1.5"),
+        (lambda: IDS.of_actions(np.array([np.nan])), "actions from -1 to 1, got nan"),
         (lambda: IDS.of_actions(np.array([1024])), "numbers from 0 to 1023, got 1024"),
         (lambda: IDS.of_observation(np.array([-1])), "numbers from 0 to 1023, got -1"),
     ],
@@ -91,11 +91,26 @@ def test_a_timestep_is_text_pictures_tensors_by_key_separator_and_actions():
     assert len(found.pictures) == 2
 
 
+def test_an_episode_is_its_timesteps():
+    rng = np.random.default_rng(0)
+    tensors = {"b": rng.normal(size=(5, 2, 2)), "a": rng.integers(0, 9, (5, 3))}
+    actions = rng.uniform(-1, 1, (5, 2))
+    found = episodes.episode(IDS, tensors, actions)
+
+    steps = []
+    for number, action in enumerate(actions):
+        own = {name: values[number] for name, values in tensors.items()}
+        steps.append(episodes.timestep(IDS, tensors=own, actions=action))
+    expected = episodes.join(steps)
+    for name in ("tokens", "positions", "is_patch", "is_predicted"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
+
+
 def test_a_caption_follows_its_picture():
     found = episodes.caption(picture(0), [5, 1], 2)
-    assert found.tokens.tolist() == [0, 1, 2, 3, 5, 1]
-    assert found.positions.tolist() == [0, 1, 2, 3, 4, 5]
-    assert found.is_predicted.tolist() == [False] * 4 + [True] * 2
+    assert found.tokens.tolist() == [0, 1, 2, 3, 2, 5, 1]
+    assert found.positions.tolist() == [0, 1, 2, 3, 4, 5, 6]
+    assert found.is_predicted.tolist() == [False] * 5 + [True] * 2
 
 
 def test_rows_hold_sequences_one_after_another():
@@ -104,22 +119,22 @@ def test_rows_hold_sequences_one_after_another():
     second = episodes.caption(picture(1), [8, 1], 2)
     rows = episodes.make_rows(
         [[first, text, second], []],
-        18,
+        20,
         max_pictures=3,
         image_shape=SHAPE,
     )
 
-    tokens = [0, 1, 2, 3, 7, 1, 5, 6, 1, 4, 5, 6, 7, 8, 1, 0, 0, 0]
-    assert rows.tokens.tolist() == [tokens, [0] * 18]
-    assert rows.segments[0].tolist() == [1] * 6 + [2] * 3 + [3] * 6 + [0] * 3
+    tokens = [0, 1, 2, 3, 2, 7, 1, 5, 6, 1, 4, 5, 6, 7, 2, 8, 1, 0, 0, 0]
+    assert rows.tokens.tolist() == [tokens, [0] * 20]
+    assert rows.segments[0].tolist() == [1] * 7 + [2] * 3 + [3] * 7 + [0] * 3
     targets = np.flatnonzero(rows.is_target[0])
-    assert targets.tolist() == [4, 5, 7, 8, 13, 14]  # nothing precedes the first token of the text
+    assert targets.tolist() == [5, 6, 8, 9, 15, 16]  # nothing precedes the first token of the text
     np.testing.assert_array_equal(rows.pictures[0, 1], picture(1))
     assert not rows.pictures[0, 2].any()
     assert not rows.segments[1].any()
 
 
-def episode(number, steps):
+def numbered_episode(number, steps):
     """An episode whose timesteps have two items: its number, and the timestep."""
     tokens = np.stack([np.full(steps, number), np.arange(steps)], axis=1).reshape(-1)
     filled = np.ones(2 * steps, bool)
@@ -128,7 +143,7 @@ def episode(number, steps):
 
 def test_prompts_are_of_earlier_episodes_and_half_of_them_are_ends():
     steps = 6
-    all_episodes = [episode(number, 20 + number) for number in range(5)]
+    all_episodes = [numbered_episode(number, 20 + number) for number in range(5)]
     prompted = 0
     at_end = 0
     for seed in range(2000):
@@ -155,7 +170,7 @@ def test_prompts_are_of_earlier_episodes_and_half_of_them_are_ends():
 
 def test_a_short_episode_is_taken_as_a_whole():
     generator = np.random.default_rng(0)
-    row = episodes.draw_row([episode(0, 3)], 2, generator, steps=8, prompt_share=1.0)
+    row = episodes.draw_row([numbered_episode(0, 3)], 2, generator, steps=8, prompt_share=1.0)
     assert row.tokens.tolist() == [0, 0, 0, 1, 0, 2]
 
 

@@ -69,7 +69,7 @@ def _embedding_tensors(place: str, side: str) -> Iterator[Tensor]:
     yield from layer_norm(f"{place}.LayerNorm", f"{side}_norm")
 
 
-def _layer_tensors(place: str, stack: str) -> Iterator[Tensor]:
+def layer_tensors(place: str, stack: str) -> Iterator[Tensor]:
     theirs = f"{place}.layer.{{n}}"
     ours = f"{stack}/layers"
 
@@ -90,9 +90,9 @@ def _layer_tensors(place: str, stack: str) -> Iterator[Tensor]:
 
 def _tensors(model: EncoderDecoderConfig) -> Iterator[Tensor]:
     yield from _embedding_tensors("encoder.embeddings", "src")
-    yield from _layer_tensors("encoder.encoder", "encoder")
+    yield from layer_tensors("encoder.encoder", "encoder")
     yield from _embedding_tensors("decoder.bert.embeddings", "tgt")
-    yield from _layer_tensors("decoder.bert.encoder", "decoder")
+    yield from layer_tensors("decoder.bert.encoder", "decoder")
 
     head = "decoder.cls.predictions"
     yield from affine(f"{head}.transform.dense", "DD", "decoder/norm/dense")

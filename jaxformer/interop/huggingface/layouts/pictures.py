@@ -158,6 +158,7 @@ class PictureFamily:
             ignored=self.ignored,
             lacks=self.lacks,
             read=lambda fields: {"architecture": self.model_type, **self.read(fields)},
+            labels=read_labels,
             write=lambda model: {**self.write(model), **write_labels(model)},
             tensors=self.tensors,
             unread=lambda model: self.unread,

@@ -31,6 +31,7 @@ class VisionEncoderDecoderConfig(PixelArchitecture, ArrayDecoderArchitecture):
     encoder_num_heads: int = setting(12, "size")
     encoder_num_layers: int = setting(12, "size")
     encoder_activation: Activation = "gelu_exact"
+    encoder_biases: Literal["all", "output"] = "all"
     encoder_norm_epsilon: float = setting(1e-12, "positive")
     encoder_dropout_rate: float = setting(0.0, "fraction", may_differ=True)
     encoder_attention_dropout_rate: float = setting(0.0, "fraction", may_differ=True)
@@ -53,6 +54,7 @@ class VisionEncoderDecoderConfig(PixelArchitecture, ArrayDecoderArchitecture):
             num_heads=self.encoder_num_heads,
             num_layers=self.encoder_num_layers,
             activation=self.encoder_activation,
+            biases=self.encoder_biases,
             norm_epsilon=self.encoder_norm_epsilon,
             dropout_rate=self.encoder_dropout_rate,
             attention_dropout_rate=self.encoder_attention_dropout_rate,

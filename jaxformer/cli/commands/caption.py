@@ -1,0 +1,125 @@
+"""The command ``caption``: writes a text about each picture."""
+
+import pathlib
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+from jaxformer.cli.command import Command
+from jaxformer.cli.commands.plot import check_suffix
+from jaxformer.cli.options import DecoderOptions, File, ModelDir, OutputFile, SearchOptions
+from jaxformer.cli.outputs import check_outputs, open_output
+from jaxformer.cli.signatures import Fields
+from jaxformer.cli.source_fields import searches
+from jaxformer.cli.text import progress_bar
+from jaxformer.errors import UserError
+from jaxformer.files import STDOUT
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from jaxformer.inference.hypotheses import Hypothesis
+    from jaxformer.tasks.captions.captioner import Captioner
+
+_DRAWN = 8  # pictures with their attention
+
+
+def caption(
+    *,
+    workdir: ModelDir,
+    images: File,
+    output: OutputFile | None = None,
+    attention: File | None = None,
+    model: DecoderOptions,
+    changes: Annotated[dict[str, Any], Fields(searches, "search", without=("max_extra_length",))],
+    sampling: bool = False,
+) -> None:
+    """Write a text about each picture, such as the words of a number in it.
+
+    Pictures:
+      images: .npz file with an array images, uint8 [N, height, width, channels]; if it also has
+        texts, the percentage of exact matches is printed to standard error
+      output: file for the texts, one per line (default: standard output)
+      attention: image to write, .png or .svg: the first eight pictures, and where the last layer
+        looks as it writes each token
+
+    Search: Defaults come from the run's config.
+
+    Beam search: The default, unless the run's config samples.
+
+    Sampling: Instead of beam search.
+      sampling: sample instead of searching; --samples implies it
+
+    Example:
+      jaxformer caption --workdir runs/read_numbers --images numbers.npz --attention reading.png
+    """
+    from jaxformer.tasks.captions.captioner import Captioner
+
+    check_outputs([images], {"--output": output or STDOUT, "--attention": attention})
+    if attention is not None:
+        check_suffix(attention, ".png or .svg")
+
+    options = SearchOptions(changes=changes, sampling=sampling)
+    captioner = model.load_as(Captioner, workdir, options.settings(workdir))
+    pixels, references = _read(images)
+    with progress_bar(len(pixels)) as bar:
+        found = captioner.hypotheses(pixels, n_best=1, report=bar.update)
+
+    # Constraints may leave no hypothesis.
+    texts = [n_best[0].text if n_best else "" for n_best in found]
+    if references is not None:
+        print(_count_matches(texts, references), file=sys.stderr)
+    if attention is not None:
+        _draw(captioner, pixels, found, path=attention)
+    with open_output(output or STDOUT) as write:
+        write(texts)
+
+
+COMMAND = Command("caption", caption, place=109)
+
+
+def _read(path: pathlib.Path) -> "tuple[np.ndarray, list[str] | None]":
+    """Returns the pictures of a file, and their texts if it has any."""
+    from jaxformer.data.images import read_picture_arrays
+
+    pixels, others = read_picture_arrays(path, {}, optional=("texts",))
+    if "texts" not in others:
+        return pixels, None
+
+    texts = others["texts"]
+    if texts.dtype.kind != "U" or texts.shape != (len(pixels),):
+        raise UserError(
+            f"{path}: expected texts, strings [{len(pixels)}], got {texts.dtype} "
+            f"{list(texts.shape)}"
+        )
+    return pixels, texts.tolist()
+
+
+def _count_matches(texts: Sequence[str], references: Sequence[str]) -> str:
+    matches = sum(text == reference for text, reference in zip(texts, references, strict=True))
+    return f"exact {matches / len(texts):.2%}, {matches:,} of {len(texts):,}"
+
+
+def _draw(
+    captioner: "Captioner",
+    pixels: "np.ndarray",
+    found: "Sequence[list[Hypothesis]]",
+    path: pathlib.Path,
+) -> None:
+    """Draws the first pictures, with the attention of each token to their patches."""
+    from jaxformer.data.tokenizer import EOS
+    from jaxformer.plots.image_attention import draw_maps
+
+    numbers = [number for number, n_best in enumerate(found[:_DRAWN]) if n_best]
+    shown = [found[number][0] for number in numbers]
+    # The end has no text to draw above its map.
+    tokens = [[token for token in each.tokens if token != EOS] for each in shown]
+    weights = captioner.attention(pixels[numbers], tokens)
+
+    draw_maps(
+        pixels[numbers],
+        [layers[-1].mean(axis=0) for layers in weights],
+        names=[[captioner.detokenize([token]) for token in own] for own in tokens],
+        path=path,
+        titles=[each.text for each in shown],
+    )

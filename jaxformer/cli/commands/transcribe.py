@@ -1,0 +1,74 @@
+"""The command ``transcribe``: writes down what recordings say, and counts errors."""
+
+import pathlib
+import sys
+from collections.abc import Sequence
+
+from jaxformer.cli.command import Command
+from jaxformer.cli.options import Checkpoint, File, InputFile, ModelDir, OutputFile
+from jaxformer.cli.outputs import check_outputs, open_output
+from jaxformer.cli.text import progress_bar
+from jaxformer.data.characters import replace_controls
+from jaxformer.data.text_files import read_file
+from jaxformer.errors import UserError
+from jaxformer.files import STDOUT
+
+
+def transcribe(
+    sounds: Sequence[File],
+    *,
+    workdir: ModelDir,
+    output: OutputFile | None = None,
+    reference: InputFile | None = None,
+    weights: Checkpoint = "auto",
+) -> None:
+    """Print the text of each recording, one per line.
+
+    Recordings:
+      sounds (SOUND): recordings: WAV files, folders of them, .npz files, or text files whose lines
+        are the path of a WAV file, a tab and perhaps its transcript
+      output: file for the texts (default: standard output)
+
+    Scores:
+      reference: texts of the recordings, one per line (default: transcripts beside the recordings,
+        if all have one); the error rates of words and characters are printed to standard error
+
+    Example:
+      jaxformer transcribe --workdir runs/speech a.wav b.wav
+
+      jaxformer transcribe --workdir runs/speech recordings/ --reference texts.txt
+    """
+    from jaxformer.data.speech import list_recordings
+    from jaxformer.evaluation.word_error_rate import error_rates
+    from jaxformer.tasks.speech.transcriber import load_transcriber
+
+    check_outputs([*sounds, reference], {"--output": output or STDOUT})
+    recordings = [each for path in sounds for each in list_recordings(str(path))]
+    references = [each.transcript for each in recordings]
+    if reference is not None:
+        references = _read_references(reference, len(recordings))
+
+    transcriber = load_transcriber(workdir, weights=weights)
+    with progress_bar(len(recordings)) as bar:
+        texts = transcriber.transcribe([each.read() for each in recordings], report=bar.update)
+    with open_output(output or STDOUT) as write:
+        write(replace_controls(text) for text in texts)
+
+    known = [text for text in references if text is not None]
+    if len(known) == len(texts):
+        rates = error_rates(texts, known)
+        print(
+            f"word error rate {rates.words:.2f} %, of characters {rates.characters:.2f} %, "
+            f"{len(texts):,} recordings",
+            file=sys.stderr,
+        )
+
+
+COMMAND = Command("transcribe", transcribe, place=109)
+
+
+def _read_references(path: pathlib.Path, count: int) -> list[str | None]:
+    lines: list[str | None] = list(read_file(path))
+    if len(lines) != count:
+        raise UserError(f"{path}: expected a line for each of {count} recordings, got {len(lines)}")
+    return lines

@@ -1,0 +1,5 @@
+"""Pictures in ``.npz`` files: ``data.corpus=images``."""
+
+from jaxformer.data.images import ImageSource, read_npz
+
+NPZ = ImageSource("images", 10, read=lambda data, name, form: read_npz(name))

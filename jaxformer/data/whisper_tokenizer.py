@@ -1,0 +1,157 @@
+"""The tokenizer of Whisper, with the prompts of its decoder and the tokens it may not write."""
+
+import functools
+import json
+import operator
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, SupportsIndex
+
+from jaxformer.data.huggingface_tokenizer import HuggingFaceTokenizer
+from jaxformer.data.tokenizer import BOS, find_language
+from jaxformer.errors import MALFORMED, UserError, prefix_errors
+
+# Fields of generation_config.json that the tokenizer keeps, with ids in tokenizer.json.
+GENERATION_FIELDS = (
+    "alignment_heads",
+    "begin_suppress_tokens",
+    "forced_decoder_ids",
+    "is_multilingual",
+    "lang_to_id",
+    "language",
+    "max_initial_timestamp_index",
+    "no_timestamps_token_id",
+    "prev_sot_token_id",
+    "suppress_tokens",
+    "task",
+    "task_to_id",
+)
+TASKS = ("transcribe", "translate")
+_TIME = re.compile(r"<\|(\d+\.\d\d)\|>")
+
+
+class WhisperTokenizer(HuggingFaceTokenizer):
+    """Converts text to token ids and back, like the class of the same name in transformers.
+
+    The serialized form is a HuggingFaceTokenizer's with ``generation``, the fields of
+    generation_config.json that choose the tokens of a prompt and forbid others.
+
+    A prompt is the beginning of a transcript, the token of a language, the token of a task, and the
+    token for no timestamps; models of English have neither languages nor tasks.
+
+    Attributes:
+      spoken: Our id of the token of each language, by its code, such as "de"; empty in models of
+        English.
+      suppressed: Our ids of tokens that no output has.
+      suppressed_first: Our ids of tokens that no output begins with.
+    """
+
+    form = "whisper"
+    their_class = "WhisperTokenizer"
+
+    def __init__(self, serialized: bytes) -> None:
+        super().__init__(serialized)
+        with prefix_errors("expected generation_config.json of a Whisper", *MALFORMED):
+            self.generation: dict[str, Any] = dict(json.loads(serialized)["generation"])
+
+            self.suppressed = self._our_ids_of("suppress_tokens")
+            self.suppressed_first = self._our_ids_of("begin_suppress_tokens")
+            self.spoken: dict[str, int] = {}
+            self._tasks: dict[str, int] = {}
+            if self.generation.get("is_multilingual"):
+                for token, number in dict(self.generation["lang_to_id"]).items():
+                    self.spoken[token.strip("<|>")] = self._our_id(number)
+                for task in TASKS:
+                    self._tasks[task] = self._our_id(self.generation["task_to_id"][task])
+            self._no_times = self._our_id(self.generation["no_timestamps_token_id"])
+
+    @classmethod
+    def of(
+        cls, tokenizer: HuggingFaceTokenizer, generation: Mapping[str, Any]
+    ) -> "WhisperTokenizer":
+        """Returns a tokenizer with the fields of generation_config.json that a Whisper has."""
+        known = {name: generation[name] for name in GENERATION_FIELDS if name in generation}
+        values = json.loads(tokenizer.serialized)
+        values |= {"tokenizer": cls.form, "generation": known}
+        return cls(json.dumps(values).encode())
+
+    def prompt(self, language: str | None, task: str) -> list[int]:
+        """Returns the first tokens that a decoder reads, without timestamps.
+
+        Args:
+          language: Code of the spoken language, such as "de"; None for a model of English.
+          task: "transcribe", or "translate" to English.
+
+        Raises:
+          UserError: The model has no such language or task.
+        """
+        if not self.spoken:
+            if language not in (None, "en") or task != "transcribe":
+                raise UserError(
+                    "expected no language but en and no task but transcribe, since the model is of "
+                    f"English: got {language or 'en'} and {task}"
+                )
+            return [BOS, self._no_times]
+
+        if task not in self._tasks:
+            raise UserError(f"expected the task {' or '.join(TASKS)}: got {task!r:.80}")
+        code = find_language(language or "", self.spoken)
+        return [BOS, code, self._tasks[task], self._no_times]
+
+    @property
+    def default_language(self) -> str | None:
+        """Code of the language that the model is set to; None for one that detects languages.
+
+        Raises:
+          UserError: It has a language by another name than its code.
+        """
+        named = self.generation.get("language")
+        if named is not None:
+            code = str(named).strip("<|>").lower()
+            if code not in self.spoken:
+                raise UserError(
+                    f"expected a language, since generation_config.json names {named!r:.80}: give "
+                    "--language with its code"
+                )
+            return code
+
+        forced = self.generation.get("forced_decoder_ids") or []
+        codes = {number: code for code, number in self.spoken.items()}
+        for place, number in forced:
+            if place == 1 and number is not None:
+                return codes.get(self._our_id(number))
+        return None
+
+    def encode(self, text: str) -> list[int]:
+        return self._convert_ids(self._tokenize(text, add_special_tokens=False))
+
+    def _encode(self, texts: list[str], *, target: bool = False) -> list[list[int]]:
+        return [self.encode(text) for text in texts]
+
+    def decode(self, ids: Iterable[SupportsIndex]) -> str:
+        """Returns the text of token ids, without special tokens and times."""
+        numbers = map(operator.index, ids)
+        return super().decode(number for number in numbers if number not in self._times)
+
+    @functools.cached_property
+    def _times(self) -> dict[int, float]:
+        """The time of each token that stands for one, in seconds."""
+        added = self._tokenizer.get_added_tokens_decoder()
+        times = {}
+        for number, token in added.items():
+            match = _TIME.fullmatch(token.content)
+            if match and number < len(self.our_ids):
+                times[self._our_id(number)] = float(match[1])
+        return times
+
+    def _our_ids_of(self, field: str) -> list[int]:
+        return [self._our_id(number) for number in self.generation.get(field) or []]
+
+    def _our_id(self, number: int) -> int:
+        number = operator.index(number)
+        if not 0 <= number < len(self.our_ids):
+            raise ValueError(f"the id {number} is not below vocab_size={len(self.our_ids)}")
+        return int(self.our_ids[number])
+
+
+TOKENIZER = WhisperTokenizer

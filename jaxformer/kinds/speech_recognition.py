@@ -1,0 +1,27 @@
+"""Recognition of speech: a letter, or nothing, in each frame of a recording."""
+
+import jax
+import jax.numpy as jnp
+
+from jaxformer.data.speech import SpeechConfig
+from jaxformer.kinds.kind import Kind
+from jaxformer.models.wav2vec2 import Wav2Vec2, Wav2Vec2Config
+
+
+def _inputs(model: Wav2Vec2Config) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """Returns the shapes of a short recording and of its length."""
+    return (
+        jax.ShapeDtypeStruct((1, model.shortest), jnp.float32),
+        jax.ShapeDtypeStruct((1,), jnp.int32),
+    )
+
+
+SPEECH_RECOGNITION = Kind(
+    description="a speech recognizer",
+    commands="jaxformer transcribe",
+    use="transcribe with jaxformer transcribe --workdir {workdir} FILE.wav",
+    corpora=("speech",),
+    data=SpeechConfig,
+    networks=(Wav2Vec2,),
+    inputs=_inputs,
+)

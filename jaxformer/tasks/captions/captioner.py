@@ -1,0 +1,155 @@
+"""Writes texts about pictures with a trained model, and shows where it looks."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Array, Float, Int, PyTree, UInt8
+
+from jaxformer.data.tokenizer import BOS, PAD
+from jaxformer.errors import UserError
+from jaxformer.inference.array_inputs import ArrayInput
+from jaxformer.inference.array_predictor import ArrayPredictor
+from jaxformer.inference.autoregressive import AutoregressivePredictor
+from jaxformer.inference.hypotheses import Hypothesis
+from jaxformer.inference.members import recorded_weights
+from jaxformer.kinds.captioning import CAPTIONING
+from jaxformer.layout import global_mesh
+from jaxformer.models.captioning import (
+    PIXEL_FIELDS,
+    VisionEncoderDecoder,
+    VisionEncoderDecoderConfig,
+)
+from jaxformer.nn.precision import dequantize
+
+
+class Captioner(ArrayPredictor):
+    """Writes a text about each picture with a trained model.
+
+    >>> captioner = Captioner.load("runs/read_numbers")  # doctest: +SKIP
+    >>> captioner.caption(images)  # doctest: +SKIP
+    ['four hundred and seven', ...]
+
+    Attributes:
+      config: The config of the first model; ``config.search`` is the search of the ensemble.
+      models: The model, or each member of an ensemble, with its parameters.
+      tokenizer: The tokenizer that the models were trained with.
+      weights: Description of the checkpoints, such as "step 2000".
+    """
+
+    kinds = (CAPTIONING,)
+
+    def caption(
+        self,
+        images: UInt8[np.ndarray, "N Y X C"],
+        *,
+        report: Callable[[int], object] = lambda finished: None,
+    ) -> list[str]:
+        """Returns the best text for each picture; arguments as for :meth:`hypotheses`."""
+        found = self.hypotheses(images, n_best=1, report=report)
+
+        # Constraints may leave no hypothesis.
+        return [n_best[0].text if n_best else "" for n_best in found]
+
+    def hypotheses(
+        self,
+        images: UInt8[np.ndarray, "N Y X C"],
+        *,
+        n_best: int = 0,
+        report: Callable[[int], object] = lambda finished: None,
+    ) -> list[list[Hypothesis]]:
+        """Returns the hypotheses of every picture, best first, in the order given.
+
+        Args:
+          images: Pictures of the size in training.
+          n_best: Number of hypotheses; 0 for all of the search.
+          report: Called with the number of pictures in each finished batch.
+
+        Raises:
+          UserError: Pictures are not uint8, or of another size than in training.
+        """
+        pixels = self._pixels(images)
+
+        # A tokenizer may force the beginning of every text.
+        prompt = (BOS, *self.tokenizer.target_start)
+        inputs = []
+        for number, picture in enumerate(pixels):
+            inputs.append(ArrayInput((picture,), prompt, number))
+        return self.decode_arrays(inputs, n_best=n_best, report=report)
+
+    @global_mesh(None)
+    def attention(
+        self,
+        images: UInt8[np.ndarray, "N Y X C"],
+        texts: Sequence[Sequence[int]],
+    ) -> list[Float[np.ndarray, "L H T Y X"]]:
+        """Returns where the first model looks as it writes the tokens of each text.
+
+        Args:
+          images: Pictures.
+          texts: The tokens of a text for each picture, such as those of a hypothesis.
+
+        Returns:
+          The weights of cross-attention of each layer, head and token, to each patch. What is
+          missing to a sum of 1 is the weight of the class token.
+        """
+        pixels = self._pixels(images)
+        longest = max(map(len, texts))
+        tokens = np.full((len(texts), longest), PAD, np.int32)
+        for row, text in zip(tokens, texts, strict=True):
+            row[0] = BOS
+            row[1 : len(text)] = text[:-1]
+
+        member = self.models.experts[0]
+        config = _section(member.config)
+        rows, columns = config.encoder_section().grid
+        weights = np.asarray(_attention(config, dequantize(member.params), pixels, tokens))
+
+        found = []
+        for number, text in enumerate(texts):
+            to_patches = weights[:, number, :, : len(text), 1:]  # [L, H, T, patches]
+            found.append(to_patches.reshape(*to_patches.shape[:3], rows, columns))
+        return found
+
+    def _check_compatible(self, other: AutoregressivePredictor, roles: str) -> None:
+        super()._check_compatible(other, roles)
+        for field in PIXEL_FIELDS:
+            own = getattr(self.config.model, field.name)
+            given = getattr(other.config.model, field.name)
+            if own != given:
+                raise UserError(
+                    f"{roles} must take the same pictures: got model.{field.name}={own} and {given}"
+                )
+
+    def _pixels(self, images: np.ndarray) -> Float[np.ndarray, "N Y X C"]:
+        """Returns pictures as the models take them."""
+        images = np.asarray(images)
+        config = _section(self.config.model)
+        shape = config.image_shape
+        has_dtype = images.dtype == np.uint8
+        has_shape = images.shape[1:] == shape
+        if not (has_dtype and has_shape and len(images)):
+            raise UserError(
+                f"expected pictures, uint8 [N, {', '.join(map(str, shape))}], got {images.dtype} "
+                f"{list(images.shape)}"
+            )
+        return np.asarray(config.scale_pixels(images))
+
+
+def _section(config: Any) -> VisionEncoderDecoderConfig:
+    assert isinstance(config, VisionEncoderDecoderConfig), "the kind has no other model"
+    return config
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _attention(
+    config: VisionEncoderDecoderConfig,
+    params: PyTree,
+    pixels: Float[Array, "B Y X C"],
+    tokens: Int[Array, "B T"],
+) -> Float[Array, "L B H T S"]:
+    model = VisionEncoderDecoder(config)
+    _, recorded = model.apply({"params": params}, pixels, tokens, mutable="intermediates")
+    return recorded_weights(model, recorded, "decoder", "cross_attention")

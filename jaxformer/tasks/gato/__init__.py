@@ -1,0 +1,1 @@
+"""A multi-task agent: texts, captions of pictures, and control."""

@@ -1,0 +1,193 @@
+"""The base of tasks whose examples are pictures with texts."""
+
+import abc
+import functools
+import hashlib
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import Int32, PyTree
+
+from jaxformer.config import Config, data_section
+from jaxformer.data.bpe import train_tokenizer
+from jaxformer.data.corpus import Corpus
+from jaxformer.data.examples import describe_example
+from jaxformer.data.image_texts import ImageTextConfig, ImageTexts, read_image_texts
+from jaxformer.data.loader import round_up
+from jaxformer.data.tokenizer import Vocabulary
+from jaxformer.errors import UserError, prefix_errors
+from jaxformer.models.architecture import Architecture
+from jaxformer.runs.workdir import Workdir
+from jaxformer.tasks.initialization import tokenizer_of_run
+from jaxformer.tasks.token_task import TokenTask
+from jaxformer.training.arrays import REAL, epochs, evaluate_arrays, row_numbers
+from jaxformer.training.placement import BatchShards
+from jaxformer.training.task import CheckStop
+
+
+class Split(NamedTuple):
+    """The pairs of a split, and the tokens of their texts."""
+
+    name: str
+    pairs: ImageTexts
+    tokens: Int32[np.ndarray, "N T"]
+
+    @property
+    def arrays(self) -> dict[str, np.ndarray]:
+        return {"images": self.pairs.images, "tokens": self.tokens}
+
+
+class PictureTextTask(TokenTask):
+    """Trains a model on pictures with texts, which it reads as arrays of one size."""
+
+    def __init__(
+        self,
+        config: Config,
+        tokenizer: Vocabulary,
+        train: Split,
+        valid: Split,
+    ) -> None:
+        self.config = config
+        self.tokenizer = tokenizer
+        self.train = train
+        self.valid = valid
+        self._data = data_section(config, ImageTextConfig)
+
+    @classmethod
+    def open(
+        cls,
+        config: Config,
+        folder: Workdir,
+        corpus: Corpus | None = None,
+    ) -> "PictureTextTask":
+        data = data_section(config, ImageTextConfig)
+        if corpus is not None:
+            raise UserError(
+                f"corpus: expected none with data.corpus={data.corpus}; name files in data.train"
+            )
+
+        train = read_image_texts(data.corpus, data.train)
+        valid = read_image_texts(data.corpus, data.valid)
+        learn = functools.partial(train_tokenizer, train.texts, config.model.vocab_size)
+        tokenizer = tokenizer_of_run(config, folder, learn)
+        return cls(
+            config,
+            tokenizer,
+            train=cls._split(config, tokenizer, data.train, train),
+            valid=cls._split(config, tokenizer, data.valid, valid),
+        )
+
+    @classmethod
+    def _split(
+        cls,
+        config: Config,
+        tokenizer: Vocabulary,
+        name: str,
+        pairs: ImageTexts,
+    ) -> Split:
+        """Returns the pairs with the tokens of their texts; refuses pictures of another size."""
+        model: Any = config.model
+        shape = pairs.images.shape[1:]
+        if shape != model.image_shape:
+            raise UserError(
+                f"model.height, model.width and model.channels must be {shape}, as in the "
+                f"pictures of {name}: got {model.image_shape}"
+            )
+
+        with prefix_errors(name):
+            return Split(name, pairs, cls.encode(pairs.texts, tokenizer, model))
+
+    @classmethod
+    @abc.abstractmethod
+    def encode(
+        cls,
+        texts: Sequence[str],
+        tokenizer: Vocabulary,
+        model: Architecture,
+    ) -> Int32[np.ndarray, "N T"]:
+        """Returns the tokens of texts, padded on the right to one length."""
+
+    @classmethod
+    def longest_batch(cls, config: Config, shards: BatchShards) -> PyTree:
+        return _abstract_batch(config, shards, config.model.max_length)
+
+    def shapes(self, shards: BatchShards) -> Sequence[PyTree]:
+        return [_abstract_batch(self.config, shards, self.train.tokens.shape[1])]
+
+    def batches(self, start: int, shards: BatchShards) -> Iterator[PyTree]:
+        """Yields pairs in the order of :meth:`example_ids`, prepared in threads."""
+        return epochs(
+            self.train.arrays,
+            self._data.rows,
+            self.config.training.seed,
+            start=start,
+            shards=shards,
+        )
+
+    def example_ids(self, number: int) -> Sequence[int]:
+        """Returns the numbers of the pairs of a batch, each once in every epoch."""
+        numbers = row_numbers(
+            number,
+            len(self.train.tokens),
+            self._data.rows,
+            seed=self.config.training.seed,
+        )
+        return numbers.tolist()
+
+    def identity(self) -> dict[str, str]:
+        return {
+            "tokenizer": self.tokenizer.sha256,
+            "train": pairs_sha256(self.train.pairs),
+            "valid": pairs_sha256(self.valid.pairs),
+        }
+
+    def summary(self) -> str:
+        train = len(self.train.tokens)
+        valid = len(self.valid.tokens)
+        epochs = self.config.training.steps * self._data.rows / train
+        lines = [f"{train:,} training pairs, {valid:,} for validation; {epochs:.1f} epochs"]
+
+        for split in (self.train, self.valid):
+            size = " x ".join(map(str, split.pairs.images.shape[1:]))
+            sides = [("picture", size), ("text", split.pairs.texts[0])]
+            lines.append(describe_example(split.name, sides))
+        return "\n".join(lines)
+
+    def evaluate(
+        self,
+        params: PyTree,
+        mesh: Mesh,
+        check_stop: CheckStop,
+    ) -> dict[str, float]:
+        return evaluate_arrays(
+            self.loss,
+            params,
+            self.valid.arrays,
+            rows=self._data.rows,
+            mesh=mesh,
+            check_stop=check_stop,
+        )
+
+
+def _abstract_batch(config: Config, shards: BatchShards, length: int) -> PyTree:
+    """Returns the shapes and dtypes of a batch with texts of this length."""
+    model: Any = config.model
+    data = data_section(config, ImageTextConfig)
+    rows = round_up(data.rows, shards.row_multiple)
+    return {
+        "images": jax.ShapeDtypeStruct((rows, *model.image_shape), jnp.uint8),
+        "tokens": jax.ShapeDtypeStruct((rows, length), jnp.int32),
+        REAL: jax.ShapeDtypeStruct((rows,), bool),
+    }
+
+
+def pairs_sha256(pairs: ImageTexts) -> str:
+    """Returns the SHA-256 of all pictures and texts, hexadecimal."""
+    digest = hashlib.sha256(bytes(pairs.images))
+    digest.update(repr(pairs.images.shape).encode())
+    digest.update("\n".join(pairs.texts).encode())
+    return digest.hexdigest()

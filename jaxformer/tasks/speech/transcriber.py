@@ -1,0 +1,48 @@
+"""The interface of models that transcribe recordings, for one command."""
+
+import abc
+import pathlib
+from collections.abc import Callable, Sequence
+
+from jaxformer import tasks
+from jaxformer.config import check_kind, read_config
+from jaxformer.data.sound import Sound
+from jaxformer.files import model_path
+from jaxformer.inference.weights import EncoderPredictor
+from jaxformer.registry import find_classes
+from jaxformer.runs.workdir import Workdir
+
+
+class Transcriber(EncoderPredictor, abc.ABC):
+    """A trained model that writes down what is said in a recording.
+
+    A subclass in a module of :mod:`jaxformer.tasks` names its ``kinds``.
+    """
+
+    @abc.abstractmethod
+    def transcribe(
+        self,
+        sounds: Sequence[Sound],
+        *,
+        report: Callable[[int], object] = lambda _: None,
+    ) -> list[str]:
+        """Returns the text of each recording.
+
+        Args:
+          sounds: Recordings, at any rate.
+          report: Called with the number of recordings after each batch.
+
+        Raises:
+          UserError: A recording is too short or too long for the model.
+        """
+
+
+def load_transcriber(workdir: str | pathlib.Path, *, weights: str | int = "auto") -> Transcriber:
+    """Reads the model of a workdir, of any kind that transcribes; errors as of its ``load``."""
+    known = find_classes(tasks, Transcriber)
+    config = read_config(Workdir(model_path(workdir)))
+    kinds = [kind for cls in known for kind in cls.kinds]
+    check_kind(config, *kinds)
+
+    chosen = next(cls for cls in known if config.kind in cls.kinds)
+    return chosen.load(workdir, weights=weights)

@@ -1,0 +1,1 @@
+"""Transcription: texts that a decoder writes for recordings."""

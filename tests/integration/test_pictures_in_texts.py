@@ -49,7 +49,7 @@ def folder(tmp_path_factory):
         model=LlamaConfig(**SIZES, max_length=80),
         data=StreamConfig(file=str(folder / "text.txt"), separator="%%", length=60, rows=8),
         training=TrainingConfig(
-            steps=150, learning_rate=1e-2, label_smoothing=0.0, eval_every=150, **STEPS
+            steps=160, learning_rate=1e-2, label_smoothing=0.0, eval_every=160, **STEPS
         ),
         search=BeamSearch(beam_size=2),
     )
@@ -131,7 +131,8 @@ def test_it_resumes_exactly_and_is_the_same_on_one_device(run, config, tmp_path)
     jax.tree.map(np.testing.assert_array_equal, resumed.params, whole)
 
     mesh = {"data": 2, "fsdp": 2, "tensor": 2}  # instead of data=8
-    train(changed(config, mesh=mesh), tmp_path / "mesh")
+    short = {"steps": 20, "eval_every": 20}
+    train(changed(config, mesh=mesh, training=short), tmp_path / "mesh")
     expected, *_ = reports(run)
     found, *_ = reports(tmp_path / "mesh")
     assert expected["step"] == found["step"] == 20

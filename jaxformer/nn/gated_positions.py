@@ -76,10 +76,12 @@ class GatedPositionalAttention(MultiHeadAttention):
         """Returns sigma of the gate of each head, and its weights by offsets."""
         heads = self.num_heads
         matrix = parameter(self, "position", self._init_positions, (_FEATURES, heads))
-        # The bias adds the same number to all scores of a head; published weights have it.
+        # The bias adds the same number to all scores of a head, and is not trained: its gradient is
+        # zero but for rounding. Published weights have it.
         bias = parameter(self, "position_bias", nn.initializers.zeros, (heads,))
         gate = parameter(self, "gate", nn.initializers.ones, (heads,))
 
+        bias = jax.lax.stop_gradient(bias)
         scores = offsets(self.grid) @ matrix + bias  # [T, T, H]
         weights = jax.nn.softmax(jnp.moveaxis(scores, -1, 0), axis=-1)
         return jax.nn.sigmoid(gate), weights

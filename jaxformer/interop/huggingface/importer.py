@@ -147,7 +147,7 @@ def _read_tensors(
 
 
 def _layout(fields: JsonFields, languages: Sequence[str]) -> Layout:
-    name = fields.values.get("model_type")
+    name = fields.values.get("model_type", _family_in_timm(fields))
     if name == "marian":
         raise UserError(f"{fields.place}: a Marian model; give jaxformer import marian")
     known = known_layouts()
@@ -164,6 +164,12 @@ def _layout(fields: JsonFields, languages: Sequence[str]) -> Layout:
 
     layout.check_architectures(fields)
     return layout
+
+
+def _family_in_timm(fields: JsonFields) -> str | None:
+    """Returns the beginning of the name of a model of timm, such as convit of convit_tiny."""
+    architecture = fields.values.get("architecture")
+    return architecture.partition("_")[0] if isinstance(architecture, str) else None
 
 
 def _layout_of_parts(fields: JsonFields, model_type: str) -> Layout:

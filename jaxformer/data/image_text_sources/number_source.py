@@ -51,4 +51,4 @@ def _compose(
     return np.concatenate(columns, axis=2)
 
 
-NUMBERS = ImageTextSource("handwritten_numbers", 40, _read)
+NUMBERS = ImageTextSource("handwritten_numbers", 40, lambda split, form: _read(split))

@@ -9,4 +9,4 @@ def _read(split: str) -> ImageTexts:
     return read_strips(split)
 
 
-STRIPS = ImageTextSource("number_strips", 30, _read)
+STRIPS = ImageTextSource("number_strips", 30, lambda split, form: _read(split))

@@ -108,6 +108,10 @@ SIZES = {
     "digits": "model.d_model=16 model.d_ff=16 model.num_layers=1 data.rows=8",
     "glyphs": "model.d_model=16 model.d_ff=16 model.num_layers=1 model.vision_d_model=16 "
     "model.vision_d_ff=16 model.vision_num_layers=1 data.rows=8",
+    "flamingo:text": "model.d_model=16 model.d_ff=16 model.num_layers=1 data.rows=2",
+    "flamingo": "model.d_model=16 model.d_ff=16 model.num_layers=1 data.rows=2 "
+    "model.vision_d_model=16 model.vision_d_ff=16 model.vision_num_layers=1 "
+    "model.resampler_d_ff=16 model.resampler_num_layers=1",
     "digits:swin": "model.d_model=8 model.d_ff=8 data.rows=8",
     "spoken_numerals": _SPOKEN,
     "spoken_numerals:few": _SPOKEN,

@@ -52,4 +52,4 @@ def _read_folder(folder: pathlib.Path, form: PictureForm | None) -> ImageTexts:
 
 
 FILES = ImageTextSource("image_text", 10, _read)
-CAPTIONS = ImageTextSource("captions", 30, _read)
+CAPTIONS = ImageTextSource("captions", 50, _read)

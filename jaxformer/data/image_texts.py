@@ -10,6 +10,7 @@ from jaxtyping import UInt8
 from jaxformer.data import image_text_sources
 from jaxformer.data.corpus import DataSection
 from jaxformer.data.images import Augmentation
+from jaxformer.data.picture_files import PictureForm
 from jaxformer.errors import UserError
 from jaxformer.fields import check_one_of, check_values, setting
 from jaxformer.registry import find_entries
@@ -21,10 +22,11 @@ class ImageTextConfig(Augmentation, DataSection):
 
     Attributes:
       corpus: "image_text" reads ``.npz`` files with the arrays ``images``, uint8, [N, height,
-        width, channels] or [N, height, width], and ``texts``, of strings; "glyphs" draws Latin
-        letters in the fonts of matplotlib, whose texts are their names in Unicode.
-      train: Training split: a file, or the name of a split. "glyphs" has "train", "test", with
-        pairs of a letter and an accent that "train" lacks, and "all".
+        width, channels] or [N, height, width], and ``texts``, of strings, or folders of PNG and
+        JPEG files with a ``captions.txt``, whose lines are a file, a tab and a text; "glyphs" draws
+        Latin letters in the fonts of matplotlib, whose texts are their names in Unicode.
+      train: Training split: a file, a folder, or the name of a split. "glyphs" has "train", "test",
+        with pairs of a letter and an accent that "train" lacks, and "all".
       valid: Validation split, in the same form.
       tokenizer: As in :class:`~jaxformer.data.corpus.DataConfig`.
       rows: Pairs of a global batch. Each picture is compared with all texts of its batch.
@@ -67,12 +69,13 @@ class ImageTextSource(NamedTuple):
     Attributes:
       name: The value of ``data.corpus`` that selects it.
       place: Number that sorts the sources in messages.
-      read: Returns the pairs of a split, given its name.
+      read: Returns the pairs of a split, given its name, and the form of the pictures that a model
+        takes, or None; a folder of files needs it, all else ignores it.
     """
 
     name: str
     place: int
-    read: Callable[[str], ImageTexts]
+    read: Callable[[str, PictureForm | None], ImageTexts]
 
 
 def known_image_texts() -> dict[str, ImageTextSource]:
@@ -80,13 +83,13 @@ def known_image_texts() -> dict[str, ImageTextSource]:
     return find_entries(image_text_sources, ImageTextSource)
 
 
-def read_image_texts(source: str, split: str) -> ImageTexts:
-    """Reads a split of a source, given its name.
+def read_image_texts(source: str, split: str, form: PictureForm | None = None) -> ImageTexts:
+    """Reads a split of a source, given its name; pictures of a folder are converted to ``form``.
 
     Raises:
       UserError: There is no such split, it has no pairs, or a text is blank.
     """
-    found = known_image_texts()[source].read(split)
+    found = known_image_texts()[source].read(split, form)
     if not found.texts:
         raise UserError(f"{split}: expected pictures with texts, got none")
 

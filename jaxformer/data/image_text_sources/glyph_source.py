@@ -24,4 +24,4 @@ def _read(split: str) -> ImageTexts:
     return ImageTexts(np.stack(images), texts)
 
 
-GLYPHS = ImageTextSource("glyphs", 20, _read)
+GLYPHS = ImageTextSource("glyphs", 20, lambda split, form: _read(split))

@@ -47,4 +47,4 @@ def _compose(numbers: Int[np.ndarray, " N"], split: str) -> UInt8[np.ndarray, "N
     return np.concatenate(places, axis=2)
 
 
-NUMBERS = ImageTextSource("handwritten_numbers", 60, _read)
+NUMBERS = ImageTextSource("handwritten_numbers", 60, lambda split, form: _read(split))

@@ -127,8 +127,12 @@ def known_layouts() -> dict[str, Layout]:
 
 
 def all_layouts() -> tuple[Layout, ...]:
-    """Returns all layouts; models that consist of others have several."""
-    return find_values(layouts, Layout)
+    """Returns all layouts by their ``model_type``; models that consist of others have several.
+
+    An export takes the first that can express a model.
+    """
+    found = find_values(layouts, Layout)
+    return tuple(sorted(found, key=lambda layout: layout.model_type))
 
 
 def _read_tensors(

@@ -70,8 +70,9 @@ class PictureTextTask(TokenTask):
                 f"corpus: expected none with data.corpus={data.corpus}; name files in data.train"
             )
 
-        train = read_image_texts(data.corpus, data.train)
-        valid = read_image_texts(data.corpus, data.valid)
+        model: Any = config.model
+        train = read_image_texts(data.corpus, data.train, model.form)
+        valid = read_image_texts(data.corpus, data.valid, model.form)
         learn = functools.partial(train_tokenizer, train.texts, config.model.vocab_size)
         tokenizer = tokenizer_of_run(config, folder, learn)
         return cls(

@@ -9,6 +9,7 @@ from jaxformer.config import EncoderConfig as EncoderConfig
 from jaxformer.config import FitConfig as FitConfig
 from jaxformer.config import ImagesConfig as ImagesConfig
 from jaxformer.config import ImageTextConfig as ImageTextConfig
+from jaxformer.config import InterleavedConfig as InterleavedConfig
 from jaxformer.config import LabeledConfig as LabeledConfig
 from jaxformer.config import MeshConfig as MeshConfig
 from jaxformer.config import ModelConfig as ModelConfig
@@ -43,9 +44,15 @@ from jaxformer.models.captioning import VisionEncoderDecoder as VisionEncoderDec
 from jaxformer.models.captioning import VisionEncoderDecoderConfig as VisionEncoderDecoderConfig
 from jaxformer.models.clip import CLIP as CLIP
 from jaxformer.models.clip import CLIPConfig as CLIPConfig
+from jaxformer.models.cnn import CNN as CNN
+from jaxformer.models.cnn import CNNConfig as CNNConfig
+from jaxformer.models.convit import ConViT as ConViT
+from jaxformer.models.convit import ConViTConfig as ConViTConfig
 from jaxformer.models.encoder import Encoder as Encoder
 from jaxformer.models.encoder_decoder import EncoderDecoder as EncoderDecoder
 from jaxformer.models.encoder_decoder import EncoderDecoderConfig as EncoderDecoderConfig
+from jaxformer.models.flamingo import Flamingo as Flamingo
+from jaxformer.models.flamingo import FlamingoConfig as FlamingoConfig
 from jaxformer.models.gpt2 import GPT2 as GPT2
 from jaxformer.models.gpt2 import GPT2Config as GPT2Config
 from jaxformer.models.language_model import LanguageModel as LanguageModel
@@ -95,6 +102,7 @@ from jaxformer.tasks.captions.captioner import Captioner as Captioner
 from jaxformer.tasks.classification.text_classifier import Classifier as Classifier
 from jaxformer.tasks.image_text.image_text_matcher import ImageTextMatcher as ImageTextMatcher
 from jaxformer.tasks.images.image_classifier import ImageClassifier as ImageClassifier
+from jaxformer.tasks.interleaved.picture_reader import PictureReader as PictureReader
 from jaxformer.tasks.multiple_choice.chooser import Chooser as Chooser
 from jaxformer.tasks.parsing.parser import Parser as Parser
 from jaxformer.tasks.question_answering.reader import Answer as Answer

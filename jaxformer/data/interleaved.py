@@ -17,10 +17,9 @@ class InterleavedConfig(Augmentation, DataSection):
       corpus: "interleaved"; distinguishes this config from
         :class:`~jaxformer.data.corpus.DataConfig`.
       source: Source of the pairs: "image_text" and "glyphs" as in
-        :class:`~jaxformer.data.image_texts.ImageTextConfig`, or "number_strips": strips of
-        handwritten digits from scikit-learn, and the numbers in words.
-      train: Training split: a file, or the name of a split. "number_strips" has "train", and
-        "test", with other numbers and other digits.
+        :class:`~jaxformer.data.image_texts.ImageTextConfig`, and
+        "handwritten_numbers" as in :class:`~jaxformer.data.captions.CaptionsConfig`.
+      train: Training split: a file, or the name of a split.
       valid: Validation split, in the same form.
       end: Text after the text of a pair, before the end-of-text token.
       tokenizer: As in :class:`~jaxformer.data.corpus.DataConfig`.
@@ -30,7 +29,7 @@ class InterleavedConfig(Augmentation, DataSection):
     """
 
     corpus: Literal["interleaved"] = "interleaved"
-    source: Literal["image_text", "glyphs", "number_strips"] = "image_text"
+    source: Literal["image_text", "glyphs", "handwritten_numbers"] = "image_text"
     train: str = setting("", may_change=True)
     valid: str = setting("", may_change=True)
     end: str = "\n"

@@ -401,5 +401,5 @@ def test_the_page_runs_as_printed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(imported("whisper").workdir, "runs/whisper")
     wavfile.write("a.wav", RATE, random_wave(0.5, seed=1))
-    names = pages.execute("sound.md")
+    names = pages.execute("whisper.md")
     assert len(names["texts"]) == 1

@@ -80,9 +80,9 @@ COMMAND = Command("caption", caption, place=109)
 
 def _read(path: pathlib.Path) -> "tuple[np.ndarray, list[str] | None]":
     """Returns the pictures of a file, and their texts if it has any."""
-    from jaxformer.data.images import read_pictures
+    from jaxformer.data.images import read_picture_arrays
 
-    pixels, others = read_pictures(path, {}, optional=("texts",))
+    pixels, others = read_picture_arrays(path, {}, optional=("texts",))
     if "texts" not in others:
         return pixels, None
 

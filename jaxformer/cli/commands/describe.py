@@ -68,9 +68,9 @@ COMMAND = Command("describe", describe, place=111)
 
 def _read(path: pathlib.Path) -> "tuple[np.ndarray, list[str] | None]":
     """Returns the pictures of a file, and their texts if it has some."""
-    from jaxformer.data.images import read_pictures
+    from jaxformer.data.images import read_picture_arrays
 
-    pictures, others = read_pictures(path, {}, optional=("texts",))
+    pictures, others = read_picture_arrays(path, {}, optional=("texts",))
     texts = others.get("texts")
     if texts is None:
         return pictures, None

@@ -141,8 +141,8 @@ class PictureTextTask(TokenTask):
     def identity(self) -> dict[str, str]:
         return {
             "tokenizer": self.tokenizer.sha256,
-            "train": _sha256(self.train.pairs),
-            "valid": _sha256(self.valid.pairs),
+            "train": pairs_sha256(self.train.pairs),
+            "valid": pairs_sha256(self.valid.pairs),
         }
 
     def summary(self) -> str:
@@ -185,7 +185,8 @@ def _abstract_batch(config: Config, shards: BatchShards, length: int) -> PyTree:
     }
 
 
-def _sha256(pairs: ImageTexts) -> str:
+def pairs_sha256(pairs: ImageTexts) -> str:
+    """Returns the SHA-256 of all pictures and texts, hexadecimal."""
     digest = hashlib.sha256(bytes(pairs.images))
     digest.update(repr(pairs.images.shape).encode())
     digest.update("\n".join(pairs.texts).encode())

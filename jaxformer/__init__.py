@@ -4,12 +4,13 @@ Names are imported on first use: ``import jaxformer`` is instant and loads none 
 text, checkpoints and plots.
 
 Config       Config, load_config, ModelConfig, EncoderConfig, BartConfig, BertConfig, CLIPConfig,
-             EncoderDecoderConfig, GPT2Config, LlamaConfig, LongT5Config, StudentConfig, SwinConfig,
-             T5Config, ViTConfig, VisionEncoderDecoderConfig,
+             CNNConfig, ConViTConfig, EncoderDecoderConfig, GPT2Config, LlamaConfig,
+             LongT5Config, StudentConfig, SwinConfig, T5Config, ViTConfig,
+             VisionEncoderDecoderConfig,
              DataConfig, StreamConfig, LabeledConfig, AnnotatedConfig, ImagesConfig,
              ImageTextConfig, CaptionsConfig, TrainingConfig, MeshConfig
-Models       Transformer, LanguageModel, Encoder, Bart, Bert, CLIP, EncoderDecoder, GPT2, Llama,
-             LongT5, T5, Student, Swin, ViT, VisionEncoderDecoder
+Models       Transformer, LanguageModel, Encoder, Bart, Bert, CLIP, CNN, ConViT, EncoderDecoder,
+             GPT2, Llama, LongT5, T5, Student, Swin, ViT, VisionEncoderDecoder
 Layers       MultiHeadAttention, FeedForward, Block, Stack, Residual, LayerNorm, RMSNorm, Dropout,
              Keys, Memory, StackCache, dot_product_attention, sinusoidal_positions,
              rotary_positions, segment_mask, causal_mask, padding_mask

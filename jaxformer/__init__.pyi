@@ -42,6 +42,10 @@ from jaxformer.models.captioning import VisionEncoderDecoder as VisionEncoderDec
 from jaxformer.models.captioning import VisionEncoderDecoderConfig as VisionEncoderDecoderConfig
 from jaxformer.models.clip import CLIP as CLIP
 from jaxformer.models.clip import CLIPConfig as CLIPConfig
+from jaxformer.models.cnn import CNN as CNN
+from jaxformer.models.cnn import CNNConfig as CNNConfig
+from jaxformer.models.convit import ConViT as ConViT
+from jaxformer.models.convit import ConViTConfig as ConViTConfig
 from jaxformer.models.encoder import Encoder as Encoder
 from jaxformer.models.encoder_decoder import EncoderDecoder as EncoderDecoder
 from jaxformer.models.encoder_decoder import EncoderDecoderConfig as EncoderDecoderConfig

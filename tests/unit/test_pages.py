@@ -33,6 +33,7 @@ EXECUTED = {
     "docs/research.md": "integration/test_research_page.py",
     "docs/serving.md": "integration/test_cli_serve.py",
     "docs/small_vit.md": "integration/test_array_pages.py",
+    "docs/sound.md": "integration/test_speech.py",
     "docs/text_classifier.md": "integration/test_array_pages.py",
     "docs/training.md": "integration/test_training_page.py",
     "docs/tutorial.md": "system/test_readme.py",

@@ -164,7 +164,7 @@ class Layout:
       data: Returns the section of data that selects the kind of the model, given our section.
       search: Search with the rules of ``generate`` in transformers.
       read_tokenizer: Reads the tokenizer of a model that has no tokenizer.json, given config.json;
-        None if it has one.
+        its result is None for a file without any.
       tokenizer: Returns the tokenizer with the fields of generation_config.json that it keeps.
       special: Fields of config.json with the ids of special tokens, by our names; "bos" begins the
         input of the decoder.
@@ -218,7 +218,7 @@ class Layout:
     constants: Callable[[Any, str], dict[str, np.ndarray]] = lambda section, absent: {}
     data: Callable[[Any], DataSection]
     search: BeamSearch = SEARCH
-    read_tokenizer: Callable[[JsonFields], ImportedTokenizer] | None = None
+    read_tokenizer: Callable[[JsonFields], ImportedTokenizer | None] | None = None
     tokenizer: Callable[[HuggingFaceTokenizer, JsonFields], HuggingFaceTokenizer] = (
         lambda tokenizer, generation: tokenizer
     )

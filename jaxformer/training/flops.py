@@ -19,16 +19,8 @@ def training_flops(config: Architecture, rows: int, src_length: int, tgt_length:
     >>> training_flops(ModelConfig(), rows=1, src_length=32, tgt_length=32)
     12206211072
     """
-    encoder_layer = _attention(config, src_length, src_length, sides=2)
-    encoder_layer += _feed_forward(config, src_length)
-
-    decoder_layer = _attention(config, tgt_length, tgt_length, sides=1)
-    decoder_layer += _attention(config, tgt_length, src_length)
-    decoder_layer += _feed_forward(config, tgt_length)
-
-    layers = config.num_layers * encoder_layer + config.decoder_layers * decoder_layer
-    logits = tgt_length * config.d_model * config.output_size
-    return _TRAINING * rows * (layers + logits)
+    encoder = layers_flops(config, rows, src_length)
+    return encoder + decoder_flops(config, rows, tgt_length, memory=src_length)
 
 
 def language_model_flops(
@@ -60,7 +52,7 @@ def layers_flops(
     return _TRAINING * rows * config.num_layers * layer
 
 
-def writer_flops(config: Architecture, rows: int, length: int, memory: int) -> int:
+def decoder_flops(config: Architecture, rows: int, length: int, memory: int) -> int:
     """Returns the operations of a decoder that attends to ``memory`` vectors of its own width.
 
     As in :func:`training_flops`, with the logits, and without the encoder.

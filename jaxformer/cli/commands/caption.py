@@ -18,6 +18,7 @@ from jaxformer.files import STDOUT
 if TYPE_CHECKING:
     import numpy as np
 
+    from jaxformer.data.picture_files import PictureForm
     from jaxformer.inference.hypotheses import Hypothesis
     from jaxformer.tasks.captions.captioner import Captioner
 
@@ -37,8 +38,9 @@ def caption(
     """Write a text about each picture, such as the words of a number in it.
 
     Pictures:
-      images: .npz file with an array images, uint8 [N, height, width, channels]; if it also has
-        texts, the percentage of exact matches is printed to standard error
+      images: folder of PNG and JPEG files, one such file, or .npz file with an array images, uint8
+        [N, height, width, channels]; if it also has texts, the percentage of exact matches is
+        printed to standard error
       output: file for the texts, one per line (default: standard output)
       attention: image to write, .png or .svg: the first eight pictures, and where the last layer
         looks as it writes each token
@@ -61,7 +63,8 @@ def caption(
 
     options = SearchOptions(changes=changes, sampling=sampling)
     captioner = model.load_as(Captioner, workdir, options.settings(workdir))
-    pixels, references = _read(images)
+    section: Any = captioner.config.model
+    pixels, references = _read(images, section.form)
     with progress_bar(len(pixels)) as bar:
         found = captioner.hypotheses(pixels, n_best=1, report=bar.update)
 
@@ -78,9 +81,15 @@ def caption(
 COMMAND = Command("caption", caption, place=109)
 
 
-def _read(path: pathlib.Path) -> "tuple[np.ndarray, list[str] | None]":
-    """Returns the pictures of a file, and their texts if it has any."""
+def _read(path: pathlib.Path, form: "PictureForm") -> "tuple[np.ndarray, list[str] | None]":
+    """Returns the pictures of a file or a folder, and their texts if it has any."""
     from jaxformer.data.images import read_picture_arrays
+    from jaxformer.data.picture_files import SUFFIXES, find_pictures, read_picture_files
+
+    if path.is_dir():
+        return read_picture_files(find_pictures(path), form), None
+    if path.suffix.lower() in SUFFIXES:
+        return read_picture_files([path], form), None
 
     pixels, others = read_picture_arrays(path, {}, optional=("texts",))
     if "texts" not in others:

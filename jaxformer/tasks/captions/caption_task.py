@@ -29,7 +29,7 @@ from jaxformer.tasks.images.image_augmentation import augment
 from jaxformer.tasks.token_task import Output, TokenLoss
 from jaxformer.tasks.translation import percentage_equal
 from jaxformer.training.arrays import REAL
-from jaxformer.training.flops import layers_flops, writer_flops
+from jaxformer.training.flops import decoder_flops, layers_flops
 from jaxformer.training.task import CheckStop, Randomness, Sums
 
 _BLEU_WORDS = 4  # BLEU counts sequences of so many
@@ -111,7 +111,7 @@ class CaptionTraining(PictureTextTask):
         model = model_section(self.config, VisionEncoderDecoderConfig)
         encoder = model.encoder_section()
         pictures = layers_flops(encoder, rows, encoder.num_tokens)
-        return pictures + writer_flops(model, rows, length, memory=encoder.num_tokens)
+        return pictures + decoder_flops(model, rows, length, memory=encoder.num_tokens)
 
     def evaluate(
         self,

@@ -14,6 +14,8 @@ takes 100 seconds of one core of an Intel Xeon, beside other work.
 import dataclasses
 
 from jaxformer.config import Config, ImagesConfig, TrainingConfig, select
+from jaxformer.models.cnn import CNNConfig
+from jaxformer.models.convit import ConViTConfig
 from jaxformer.models.swin import SwinConfig
 from jaxformer.models.vit import ViTConfig
 
@@ -77,6 +79,29 @@ SWIN = dataclasses.replace(
     ),
 )
 
+# The ViT of the digits, whose first layers begin as convolutions of 2 by 2 patches.
+CONVIT = dataclasses.replace(
+    DIGITS,
+    model=ConViTConfig(
+        height=8,
+        width=8,
+        channels=1,
+        patch_size=2,
+        num_classes=10,
+        d_model=64,
+        d_ff=128,
+        num_heads=4,
+        num_layers=4,
+        num_local_layers=3,
+    ),
+)
+
+# A convolutional network with about as many parameters.
+CNN = dataclasses.replace(
+    DIGITS,
+    model=CNNConfig(height=8, width=8, channels=1, widths="24 72", num_classes=10),
+)
+
 SMOKE = dataclasses.replace(
     DIGITS,
     model=dataclasses.replace(DIGITS.model, d_model=16, d_ff=16, num_layers=1),
@@ -88,4 +113,12 @@ SMOKE = dataclasses.replace(
 
 def get_config(variant: str = ""):
     """Returns the config, for ``--config=configs/digits.py`` and its variants."""
-    return select({"": DIGITS, "writers": WRITERS, "swin": SWIN, "smoke": SMOKE}, variant)
+    variants = {
+        "": DIGITS,
+        "writers": WRITERS,
+        "swin": SWIN,
+        "convit": CONVIT,
+        "cnn": CNN,
+        "smoke": SMOKE,
+    }
+    return select(variants, variant)

@@ -20,6 +20,7 @@ from jaxformer.data.bpe import train_tokenizer as train_tokenizer
 from jaxformer.data.corpus import Corpus as Corpus
 from jaxformer.data.loader import prefetch as prefetch
 from jaxformer.data.tokenizer import Tokenizer as Tokenizer
+from jaxformer.data.transcripts import TranscriptsConfig as TranscriptsConfig
 from jaxformer.errors import UserError as UserError
 from jaxformer.experiment import make_optimizer as make_optimizer
 from jaxformer.experiment import train as train
@@ -43,6 +44,10 @@ from jaxformer.models.captioning import VisionEncoderDecoder as VisionEncoderDec
 from jaxformer.models.captioning import VisionEncoderDecoderConfig as VisionEncoderDecoderConfig
 from jaxformer.models.clip import CLIP as CLIP
 from jaxformer.models.clip import CLIPConfig as CLIPConfig
+from jaxformer.models.cnn import CNN as CNN
+from jaxformer.models.cnn import CNNConfig as CNNConfig
+from jaxformer.models.convit import ConViT as ConViT
+from jaxformer.models.convit import ConViTConfig as ConViTConfig
 from jaxformer.models.encoder import Encoder as Encoder
 from jaxformer.models.encoder_decoder import EncoderDecoder as EncoderDecoder
 from jaxformer.models.encoder_decoder import EncoderDecoderConfig as EncoderDecoderConfig
@@ -64,6 +69,8 @@ from jaxformer.models.t5 import T5Config as T5Config
 from jaxformer.models.transformer import Transformer as Transformer
 from jaxformer.models.vit import ViT as ViT
 from jaxformer.models.vit import ViTConfig as ViTConfig
+from jaxformer.models.whisper import Whisper as Whisper
+from jaxformer.models.whisper import WhisperConfig as WhisperConfig
 from jaxformer.nn.attention import MultiHeadAttention as MultiHeadAttention
 from jaxformer.nn.block import Block as Block
 from jaxformer.nn.block import Residual as Residual
@@ -104,6 +111,7 @@ from jaxformer.tasks.regression.regressor import Regressor as Regressor
 from jaxformer.tasks.tagging.tagger import Entity as Entity
 from jaxformer.tasks.tagging.tagger import TaggedWord as TaggedWord
 from jaxformer.tasks.tagging.tagger import Tagger as Tagger
+from jaxformer.tasks.transcription.speech_transcriber import SpeechTranscriber as SpeechTranscriber
 from jaxformer.training.arrays import epochs as epochs
 from jaxformer.training.arrays import evaluate_arrays as evaluate_arrays
 from jaxformer.training.averaging import ema_params as ema_params

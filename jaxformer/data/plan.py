@@ -150,19 +150,20 @@ def bucket_plan(
     *,
     tokens_per_batch: int,
     seed: int | None,
+    max_buckets: int = 12,
 ) -> BatchPlan:
     """Plans batches of pairs of similar length, one pair per row (section 5.1).
 
-    Both sides of a batch are padded to the edge of its bucket. There are at most 12 buckets, from
-    :func:`~jaxformer.data.buckets.bucket_edges`. The examples of a bucket are spread evenly over
-    its batches, so that there is no small last batch.
+    Both sides of a batch are padded to the edge of its bucket. There are at most ``max_buckets``,
+    from :func:`~jaxformer.data.buckets.bucket_edges`. The examples of a bucket are spread evenly
+    over its batches, so that there is no small last batch.
 
     Departs from the paper: its "approximately 25000" tokens are an upper limit, padding included.
 
     Lengths include EOS. Without a seed, examples and batches stay in order.
     """
     lengths = np.maximum(src_lengths, tgt_lengths)
-    edges = bucket_edges(lengths, tokens_per_batch)
+    edges = bucket_edges(lengths, tokens_per_batch, max_buckets)
     buckets = np.searchsorted(edges, lengths)
 
     sizes = []  # of the batches of each bucket
@@ -193,6 +194,7 @@ def sequential_plan(
     tgt_lengths: np.ndarray,
     *,
     tokens_per_batch: int,
+    max_buckets: int = 12,
 ) -> BatchPlan:
     """Plans batches for validation as :func:`bucket_plan` does, in the same order every epoch.
 
@@ -204,6 +206,7 @@ def sequential_plan(
         tgt_lengths,
         tokens_per_batch=max(tokens_per_batch, longest),
         seed=None,
+        max_buckets=max_buckets,
     )
 
 

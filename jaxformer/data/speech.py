@@ -21,6 +21,8 @@ from jaxformer.files import explain_read_errors, local_path
 
 # Batches are padded to multiples of a unit, 20 ms: most models have a frame for each.
 UNITS_PER_SECOND = 50
+# Each shape of a batch is a program, and a model of waves takes long to compile.
+_MOST_SHAPES = 4
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,7 +30,8 @@ class SpeechConfig(DataSection):
     """Recordings of speech.
 
     Attributes:
-      corpus: "speech": recordings with transcripts.
+      corpus: "speech": recordings with transcripts. "unlabeled_speech": recordings, whose
+        transcripts, if there are any, are not read, to pretrain a model of speech.
       train: Training recordings, comma-separated: text files whose lines are the path of a WAV file
         from their folder, a tab and the transcript; folders with WAV files and their transcripts,
         ``a.wav`` and ``a.txt``; or ``.npz`` files, see :func:`~jaxformer.data.sound.read_sounds`.
@@ -37,7 +40,7 @@ class SpeechConfig(DataSection):
       max_seconds: Longest training recording, in seconds. Longer ones are skipped and counted.
     """
 
-    corpus: Literal["speech"] = "speech"
+    corpus: Literal["speech", "unlabeled_speech"] = "speech"
     train: str = setting("", may_change=True, is_usual=True)
     valid: str = setting("", may_change=True, is_usual=True)
     seconds_per_batch: float = setting(160.0, "positive", is_usual=True)
@@ -247,8 +250,19 @@ def duration_plan(units: np.ndarray, *, units_per_batch: int, seed: int | None) 
     stay in order, and one that is longer than a batch has a batch of its own.
     """
     if seed is None:
-        return sequential_plan(units, units, tokens_per_batch=units_per_batch)
-    return bucket_plan(units, units, tokens_per_batch=units_per_batch, seed=seed)
+        return sequential_plan(
+            units,
+            units,
+            tokens_per_batch=units_per_batch,
+            max_buckets=_MOST_SHAPES,
+        )
+    return bucket_plan(
+        units,
+        units,
+        tokens_per_batch=units_per_batch,
+        seed=seed,
+        max_buckets=_MOST_SHAPES,
+    )
 
 
 def pad_sounds(

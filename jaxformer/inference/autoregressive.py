@@ -78,7 +78,7 @@ class AutoregressivePredictor(Predictor):
         predictors = [self, *others]
         members = []
         for each in predictors:
-            self._check_compatible(each, "models of an ensemble")
+            self._check_tokenizer(each, "models of an ensemble")
             if not isinstance(each.models, Ensemble) and others:
                 raise UserError(
                     "an ensemble is made of models: got the contrast of some; form the ensemble "
@@ -106,7 +106,7 @@ class AutoregressivePredictor(Predictor):
         Raises:
           UserError: The tokenizers differ, ``alpha`` is out of range, or one is a contrast already.
         """
-        self._check_compatible(amateur, "expert and amateur")
+        self._check_tokenizer(amateur, "expert and amateur")
         check_fraction(alpha, "alpha")
         if not (isinstance(self.models, Ensemble) and isinstance(amateur.models, Ensemble)):
             raise UserError(
@@ -131,11 +131,8 @@ class AutoregressivePredictor(Predictor):
         all_constraints = (*search.constraints, *constraints)
         return dataclasses.replace(search, constraints=all_constraints)
 
-    def _check_compatible(self, other: "AutoregressivePredictor", roles: str) -> None:
-        """Checks that another predictor has this one's tokenizer; ``roles`` names the two.
-
-        A subclass may check more that the models of both must share.
-        """
+    def _check_tokenizer(self, other: "AutoregressivePredictor", roles: str) -> None:
+        """Checks that another predictor has this one's tokenizer; ``roles`` names the two."""
         if other.tokenizer.sha256 == self.tokenizer.sha256:
             return
         raise UserError(

@@ -5,6 +5,8 @@ import jax.numpy as jnp
 
 from jaxformer.data.images import ImagesConfig, known_images
 from jaxformer.kinds.kind import Kind
+from jaxformer.models.cnn import CNN
+from jaxformer.models.convit import ConViT
 from jaxformer.models.swin import Swin
 from jaxformer.models.vit import ViT
 
@@ -14,7 +16,7 @@ IMAGE_CLASSIFICATION = Kind(
     use="classify with jaxformer classify --images FILE.npz --workdir {workdir}",
     corpora=tuple(known_images()),
     data=ImagesConfig,
-    networks=(ViT, Swin),
+    networks=(ViT, Swin, ConViT, CNN),
     inputs=lambda model: (jax.ShapeDtypeStruct((1, *model.image_shape), jnp.float32),),
     load_tokenizer=None,
 )

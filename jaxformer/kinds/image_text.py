@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from jaxformer.data.image_texts import ImageTextConfig, known_image_texts
+from jaxformer.data.image_texts import ImageTextConfig
 from jaxformer.kinds.kind import TOKENS, Kind
 from jaxformer.models.clip import CLIP
 
@@ -11,7 +11,7 @@ IMAGE_TEXT = Kind(
     description="a model of pictures and texts",
     commands="jaxformer classify --images --texts",
     use="compare with jaxformer classify --images FILE.npz --texts FILE --workdir {workdir}",
-    corpora=tuple(known_image_texts()),
+    corpora=("image_text", "glyphs"),
     data=ImageTextConfig,
     networks=(CLIP,),
     inputs=lambda model: (jax.ShapeDtypeStruct((1, *model.image_shape), jnp.float32), TOKENS),

@@ -1,4 +1,6 @@
-"""Recognition of speech: a letter, or nothing, in each frame of a recording."""
+"""Recognition of speech: a letter, or nothing, in each frame; and pretraining without texts."""
+
+import dataclasses
 
 import jax
 import jax.numpy as jnp
@@ -24,4 +26,12 @@ SPEECH_RECOGNITION = Kind(
     data=SpeechConfig,
     networks=(Wav2Vec2,),
     inputs=_inputs,
+)
+SPEECH_PRETRAINING = dataclasses.replace(
+    SPEECH_RECOGNITION,
+    description="a model of speech without letters",
+    commands="training.init_from of a speech recognizer",
+    use="train a recognizer with --config.training.init_from={workdir}",
+    corpora=("unlabeled_speech",),
+    load_tokenizer=None,
 )

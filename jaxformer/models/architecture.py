@@ -108,7 +108,8 @@ class Architecture:
     def __post_init__(self) -> None:
         check_values(self, "model")
 
-        if "d_k" not in self.__dataclass_fields__:  # A head has no size of its own.
+        fields = self.__dataclass_fields__
+        if "num_heads" in fields and "d_k" not in fields:  # A head has no size of its own.
             check_divides(self, "num_heads", "d_model")
 
     def embedding_settings(self) -> EmbeddingSettings:

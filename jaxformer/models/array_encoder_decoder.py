@@ -75,7 +75,7 @@ class ArrayDecoderArchitecture(PaperArchitecture):
 
     @property
     def has_projection(self) -> bool:
-        """Whether the output of the encoder is projected to the width of the decoder."""
+        """True if the output of the encoder is projected to the width of the decoder."""
         return self.projects_encoder and self.encoder_d_model != self.d_model
 
     def stack_settings(self) -> StackSettings:

@@ -4,15 +4,15 @@ import dataclasses
 from typing import Literal
 
 from flax import linen as nn
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, UInt8
 
-from jaxformer.errors import prefix_errors
 from jaxformer.fields import setting
 from jaxformer.models.array_encoder_decoder import ArrayDecoderArchitecture, ArrayEncoderDecoder
 from jaxformer.models.pictures import Pictures, PixelArchitecture
 from jaxformer.models.vit import ViT, ViTConfig
 from jaxformer.nn.dropout import RowIds
 from jaxformer.nn.feed_forward import Activation
+from jaxformer.nn.stack import StackCache
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,12 +38,11 @@ class VisionEncoderDecoderConfig(PixelArchitecture, ArrayDecoderArchitecture):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        with prefix_errors("the encoder of pictures"):
-            self.encoder_section()
+        self.encoder_section()
 
     def encoder_section(self) -> ViTConfig:
         """Returns the architecture of the encoder."""
-        pixels = {field.name: getattr(self, field.name) for field in PIXEL_FIELDS}
+        pixels = {field.name: getattr(self, field.name) for field in _PIXEL_FIELDS}
         return ViTConfig(
             **pixels,
             num_classes=0,
@@ -62,7 +61,7 @@ class VisionEncoderDecoderConfig(PixelArchitecture, ArrayDecoderArchitecture):
         )
 
 
-PIXEL_FIELDS = dataclasses.fields(PixelArchitecture)
+_PIXEL_FIELDS = dataclasses.fields(PixelArchitecture)
 
 
 class VisionEncoderDecoder(ArrayEncoderDecoder):
@@ -87,3 +86,14 @@ class VisionEncoderDecoder(ArrayEncoderDecoder):
         """Returns the features of the class token and of each patch."""
         features = self.encoder.features(images, deterministic, row_ids=row_ids)
         return self._project(features)
+
+    def start(
+        self,
+        images: UInt8[Array, "B Y X C"],
+        *,
+        num_beams: int = 1,
+        capacity: int,
+    ) -> StackCache:
+        """Encodes pictures as they are, from 0 to 255, and returns an empty cache."""
+        pixels = self.config.scale_pixels(images)
+        return super().start(pixels, num_beams=num_beams, capacity=capacity)

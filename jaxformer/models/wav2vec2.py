@@ -27,6 +27,7 @@ from jaxformer.nn.matmul import project
 from jaxformer.nn.norm import LayerNorm
 from jaxformer.nn.parameters import parameter
 from jaxformer.nn.precision import ComputeDtype, activation_dtype, at_least_float32
+from jaxformer.nn.quantizer import GumbelQuantizer
 
 _CONV_EPSILON = 1e-5  # of the norms between convolutions, in all published models
 
@@ -50,6 +51,12 @@ class Wav2Vec2Config(PaperArchitecture):
       position_kernel: Frames that the convolution sees that encodes positions.
       position_groups: Groups of its channels.
       norm_position: "post" as in the base model, "pre" as in the large one.
+      head: "letters" for CTC, or "contrast" for pretraining without transcripts.
+      codebooks: Codebooks that quantize the frames in pretraining.
+      codebook_entries: Entries of each.
+      code_size: Size of quantized frames.
+      contrast_size: Size of the vectors that are compared.
+      num_negatives: Other frames that a quantized frame is told apart from.
       mask_rate: Fraction of the frames that are masked in training, in spans that may overlap.
       mask_length: Frames of a span.
       absent_tokens: Special tokens that the vocabulary lacks.
@@ -74,6 +81,12 @@ class Wav2Vec2Config(PaperArchitecture):
     activation: Activation = "gelu_exact"
     dropout_rate: float = setting(0.1, "fraction", may_differ=True)
     attention_dropout_rate: float = setting(0.1, "fraction", may_differ=True)
+    head: Literal["letters", "contrast"] = setting("letters", may_differ=True)
+    codebooks: int = setting(2, "positive", may_differ=True)
+    codebook_entries: int = setting(320, "size", may_differ=True)
+    code_size: int = setting(256, "size", may_differ=True)
+    contrast_size: int = setting(256, "size", may_differ=True)
+    num_negatives: int = setting(100, "positive", may_differ=True)
     mask_rate: float = setting(0.0, "fraction", may_differ=True)
     mask_length: int = setting(10, "positive", may_differ=True)
     norm_epsilon: float = setting(1e-5, "positive")
@@ -89,6 +102,12 @@ class Wav2Vec2Config(PaperArchitecture):
                 f"{self.absent_tokens!r:.80}"
             )
         check_divides(self, "position_groups", "d_model")
+        check_divides(self, "codebooks", "code_size")
+        if self.head == "contrast" and not self.mask_rate:
+            raise UserError(
+                "model.mask_rate must be above 0 with model.head=contrast, such as 0.5: masked "
+                "frames are predicted"
+            )
 
         lengths = {len(self.conv_widths), len(self.conv_kernels), len(self.conv_strides)}
         if len(lengths) > 1 or 0 in lengths:
@@ -131,6 +150,24 @@ class Frames(NamedTuple):
     """
 
     x: Float[Array, "B T D"]
+    real: Bool[Array, "B T"]
+
+
+class Contrast(NamedTuple):
+    """Predictions of quantized frames, to be told apart from other frames.
+
+    Attributes:
+      predictions: Outputs of the encoder, projected.
+      targets: Quantized frames, projected.
+      codes: Entries that a frame is quantized to, one of each codebook.
+      distribution: Probabilities of all entries.
+      real: True for frames of a recording.
+    """
+
+    predictions: Float[Array, "B T P"]
+    targets: Float[Array, "B T P"]
+    codes: Int[Array, "B T G"]
+    distribution: Float[Array, "B T G E"]
     real: Bool[Array, "B T"]
 
 
@@ -234,7 +271,12 @@ class Wav2Vec2(Model):
         self.dropout = Dropout(c.dropout_rate)
         self.encoder = make_stack(c.stack_settings(), remat=self.remat)
 
-        self.letters = self._make_linear("letters", c.vocab_size)
+        if c.head == "letters":
+            self.letters = self._make_linear("letters", c.vocab_size)
+        else:
+            self.quantizer = GumbelQuantizer(c.codebooks, c.codebook_entries, c.code_size)
+            self.prediction = self._make_linear("prediction", c.contrast_size)
+            self.target = self._make_linear("target", c.contrast_size, inputs=c.code_size)
 
     def __call__(
         self,
@@ -247,6 +289,8 @@ class Wav2Vec2(Model):
     ) -> Float[Array, "B T V"]:
         """Returns logits of the letters of each frame, float32 or float64.
 
+        With the other head, returns the predictions of :meth:`contrast`.
+
         Args:
           samples: Waves, padded with 0; of mean 0 and variance 1 if the model is ``standardized``.
           lengths: Number of samples of each row without padding; all when None.
@@ -254,6 +298,10 @@ class Wav2Vec2(Model):
           masked: Frames that a learned vector replaces; none when None.
           row_ids: As in :class:`~jaxformer.Transformer`.
         """
+        if self.config.head == "contrast":
+            found = self.contrast(samples, lengths, deterministic, masked=masked, row_ids=row_ids)
+            return found.predictions
+
         frames = self.features(
             samples,
             lengths,
@@ -265,6 +313,37 @@ class Wav2Vec2(Model):
         logits = linear(self.dropout(frames.x, dropout), *self.letters)
         absent = absent_bias(self.config.absent_tokens, self.config.vocab_size)
         return logits if absent is None else logits + absent
+
+    def contrast(
+        self,
+        samples: Float[Array, "B N"],
+        lengths: Int[Array, " B"] | None = None,
+        deterministic: bool = True,
+        *,
+        masked: Bool[Array, "B T"] | None = None,
+        noise: Float[Array, "B T G E"] | None = None,
+        row_ids: RowIds = None,
+    ) -> Contrast:
+        """Returns predictions of quantized frames, and the quantized frames; see ``__call__``.
+
+        Args:
+          samples: As in ``__call__``; also ``lengths``, ``deterministic`` and ``row_ids``.
+          lengths: See there.
+          deterministic: See there.
+          masked: Frames that are hidden from the encoder, but not from the quantizer.
+          noise: Gumbel noise of the quantizer; None chooses the most probable entries.
+          row_ids: See there.
+        """
+        frames = self.wave_features(samples, lengths)
+        encoded = self.encode(frames, deterministic, masked=masked, row_ids=row_ids)
+        quantized = self.quantizer(frames.x, noise)
+        return Contrast(
+            predictions=linear(encoded.x, *self.prediction),
+            targets=linear(quantized.vectors, *self.target),
+            codes=quantized.codes,
+            distribution=quantized.distribution,
+            real=frames.real,
+        )
 
     def features(
         self,

@@ -102,7 +102,13 @@ def _named_tokenizer(config: Config) -> str | None:
     """Returns the file or workdir whose tokenizer a new run takes; None if it learns one."""
     if config.data.tokenizer == NEW:
         return None
-    return config.data.tokenizer or config.training.init_from
+    if config.data.tokenizer or config.training.init_from is None:
+        return config.data.tokenizer
+
+    # A model of speech that was pretrained without transcripts has no letters.
+    folder = Workdir(model_path(config.training.init_from))
+    has_none = folder.config.exists() and read_config(folder).kind.load_tokenizer is None
+    return None if has_none else config.training.init_from
 
 
 def _vocab_size(config: Config, path: pathlib.Path) -> int | None:
@@ -135,8 +141,11 @@ def make_start_from(
         saved = jax.device_get(source.params)
         ids = np.zeros((2, 0), np.int64)
         note = ""
-        if tokenizer is not None:
-            theirs = source.tokenizer
+        theirs = source.tokenizer
+        if tokenizer is not None and theirs is not None:
+            if tokenizer.sha256 != theirs.sha256:  # The letters of speech are others.
+                heads = ("letters", "letters_bias")
+                saved = {name: array for name, array in saved.items() if name not in heads}
             if tokenizer.symbols != theirs.symbols:  # The classes are others.
                 heads = ("classes", "classes_bias", "tags", "tags_bias")
                 saved = {name: array for name, array in saved.items() if name not in heads}
@@ -272,6 +281,10 @@ def merge(
             return leaf
 
         values = old.pop(name)
+        if not has_rows:
+            notes["taken"].append(_Note(name, leaf.shape))
+            return values.astype(leaf.dtype)
+
         if name == "logits_bias":
             # Training skips steps whose parameters are infinite.
             is_forbidden = np.isneginf(values)

@@ -22,6 +22,7 @@ from unittest import mock
 
 from jaxformer.cli import main
 
+PROJECT = pathlib.Path(__file__).parents[2]
 _CLIENT = """
 import json, os, socket, sys
 with socket.socket(socket.AF_UNIX) as server:
@@ -144,7 +145,7 @@ def _process(environment: dict[str, str], streams: Sequence[int]) -> Iterator[No
 
 
 def _call(program: str, arguments: list[str]) -> int:
-    """Runs ``jaxformer ...``, ``python train.py ...`` or ``python -m MODULE ...``."""
+    """Runs ``jaxformer ...``, ``python train.py ...``, a benchmark or ``python -m MODULE ...``."""
     match [program, *arguments]:
         case ["jaxformer", *words]:
             return main(words)
@@ -156,5 +157,9 @@ def _call(program: str, arguments: list[str]) -> int:
                     runpy.run_module(module, run_name="__main__")
                 except SystemExit as stop:
                     return int(stop.code or 0)
+            return 0
+        case ["python", script, *words] if script.startswith("benchmarks/"):
+            with mock.patch.object(sys, "argv", [script, *words]):
+                runpy.run_path(str(PROJECT / script), run_name="__main__")
             return 0
     raise AssertionError(f"not a program of ours: {shlex.join([program, *arguments])}")

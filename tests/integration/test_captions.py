@@ -1,74 +1,157 @@
-"""Models that write texts about pictures, against transformers; training, exports, the command.
-
-The fixtures are made by ``tests/fixtures/make_captions.py``.
-"""
-
-import dataclasses
-from typing import Any
+"""Writers of captions: training, resumed and on meshes, the command, int8, attention."""
 
 import jax
 import numpy as np
 import pytest
-import safetensors.numpy
 
-from jaxformer import load_model
-from jaxformer.interop.export import export_model
-from jaxformer.tasks.captions.captioner import Captioner
+from jaxformer import (
+    BeamSearch,
+    Captioner,
+    CaptionsConfig,
+    Config,
+    TrainingConfig,
+    VisionEncoderDecoderConfig,
+    every,
+    load_model,
+    quantize,
+    train,
+)
+from jaxformer.cli import main
+from jaxformer.errors import UserError
 
-from ..fixtures.random_weights import read_arrays
-from .families import imported, relative_difference
+from ..runs import changed, reports
 
-pytest.importorskip("tokenizers")
-
-WRITERS = ["vit_gpt2", "vit_gpt2_wide", "vit_bert", "vit_bert_wide", "trocr", "trocr_wide"]
-LIMIT = 16
-
-
-def logits_of(name, workdir=None):
-    _, own_workdir, trained, outputs = imported(name)
-    tokens = trained.tokenizer.our_ids[outputs["tokens"]]
-    tokens[:, 0] = 2  # Our beginning of sentence may be a token with another role there.
-    model, params = load_model(workdir or own_workdir)
-    section: Any = trained.config.model
-    pixels = np.asarray(section.scale_pixels(outputs["images"]))
-    return np.asarray(jax.jit(model.apply)({"params": params}, pixels, tokens))
+PLACES = ["first", "second", "third", "fourth"]
 
 
-@pytest.mark.parametrize("name", WRITERS)
-def test_logits_equal_transformers(name):
-    _, _, trained, outputs = imported(name)
-    ours = trained.tokenizer.our_ids
-    found = logits_of(name)  # [B, T, V]
-    assert relative_difference(found[..., ours], outputs["logits"]) < 1e-5
+def bars(seed, count):
+    """Bars on noise, and texts with their directions and places."""
+    rng = np.random.default_rng(seed)
+    images = rng.integers(0, 90, (count, 6, 8))
+    texts = []
+    for image in images:
+        is_row = rng.random() < 0.5
+        place = rng.integers(4)
+        lines = image if is_row else image.T
+        lines[1 + place] += 150
+        texts.append(f"the {PLACES[place]} {'row' if is_row else 'column'}")
+    return {"images": images.astype(np.uint8), "texts": texts}
 
 
-def captioner_of(name, beam_size):
-    _, workdir, trained, _ = imported(name)
-    search = dataclasses.replace(trained.config.search, beam_size=beam_size, max_length=LIMIT)
-    return Captioner.load(workdir, search=search)
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bars")
+    np.savez(folder / "train.npz", **bars(0, 200))
+    np.savez(folder / "valid.npz", **bars(1, 30))
+    return Config(
+        model=VisionEncoderDecoderConfig(
+            height=6,
+            width=8,
+            channels=1,
+            patch_size=2,
+            encoder_d_model=24,
+            encoder_d_ff=32,
+            encoder_num_heads=2,
+            encoder_num_layers=1,
+            vocab_size=290,
+            d_model=16,
+            d_ff=32,
+            num_heads=2,
+            num_layers=1,
+            max_length=12,
+        ),
+        data=CaptionsConfig(
+            train=f"{folder}/train.npz",
+            valid=f"{folder}/valid.npz",
+            rows=24,
+            shift=0.2,
+        ),
+        training=TrainingConfig(
+            steps=240,
+            warmup_steps=10,
+            learning_rate=1e-2,
+            schedule="constant",
+            label_smoothing=0.0,
+            log_every=20,
+            eval_every=240,
+            checkpoint_every=120,
+        ),
+        search=BeamSearch(beam_size=2),
+    )
 
 
-@pytest.mark.parametrize(("beam_size", "output"), [(1, "greedy"), (4, "beam")])
-@pytest.mark.parametrize("name", WRITERS)
-def test_searches_equal_transformers(name, beam_size, output):
-    _, _, trained, outputs = imported(name)
-    found = captioner_of(name, beam_size).hypotheses(outputs["images"])
-    expected = [trained.tokenizer.our_ids[row[row >= 0]].tolist() for row in outputs[output]]
-    assert [n_best[0].tokens for n_best in found] == expected
+@pytest.fixture(scope="module")
+def run(config, tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("writer") / "run"
+    train(config, workdir)
+    return workdir
 
 
-@pytest.mark.parametrize("name", WRITERS)
-def test_an_export_has_the_tensors_of_the_import(name, tmp_path):
-    folder, workdir, _, _ = imported(name)
-    exported = tmp_path / "exported"
-    export_model("safetensors", workdir, exported)
+def test_the_command_writes_what_it_has_learned(run, config, tmp_path, capsys):
+    validated = reports(run)[-1]
+    assert validated["exact_match"] > 90
+    assert "bleu" not in validated  # No text has four words.
 
-    found = safetensors.numpy.load_file(exported / "model.safetensors")
-    for tensor, array in read_arrays(folder).items():
-        # The output of the pooler is not used.
-        if "pooler" not in tensor:
-            written = found.pop(tensor)
-            is_positions = tensor.endswith("embed_positions.weight")
-            rows = slice(2, None) if is_positions else slice(None)
-            np.testing.assert_array_equal(written[rows], array[rows], err_msg=tensor)
-    assert not found
+    attention = tmp_path / "a.png"
+    words = ["caption", "--workdir", str(run), "--images", config.data.valid]
+    assert main([*words, "--attention", str(attention), "--beam-size", "2"]) == 0
+
+    out, err = capsys.readouterr()
+    texts = bars(1, 30)["texts"]
+    matches = sum(map(str.__eq__, out.splitlines(), texts))
+    assert matches == round(0.3 * validated["exact_match"])
+    assert f"exact {matches / 30:.2%}, {matches} of 30" in err
+    assert attention.read_bytes().startswith(b"\x89PNG")
+
+
+def test_int8_ensembles_and_batches_give_the_same_texts(run, tmp_path):
+    images = bars(1, 30)["images"][..., None]
+    writer = Captioner.load(run)
+    expected = writer.caption(images)
+    assert expected == [writer.caption(image[None])[0] for image in images[:3]] + expected[3:]
+    assert writer.ensemble_with(writer).caption(images) == expected
+
+    quantize(run, tmp_path / "int8")
+    texts = Captioner.load(tmp_path / "int8").caption(images)
+    assert sum(map(str.__eq__, texts, expected)) >= 28
+
+
+def test_attention_is_the_weights_of_each_token(run):
+    images = bars(1, 3)["images"][..., None]
+    writer = Captioner.load(run)
+    tokens = [n_best[0].tokens for n_best in writer.hypotheses(images, n_best=1)]
+    for own, weights in zip(tokens, writer.attention(images, tokens), strict=True):
+        assert weights.shape == (1, 2, len(own), 3, 4)  # L, H, T, and the grid
+        assert (weights.sum(axis=(-1, -2)) < 1).all()  # The rest is the class token's.
+        assert (weights > 0).all()
+
+
+def fail(step, state, sums):
+    """A hook that ends the run."""
+    raise ZeroDivisionError
+
+
+def test_it_resumes_exactly_and_is_the_same_on_other_meshes(run, config, tmp_path):
+    with pytest.raises(ZeroDivisionError):
+        train(config, tmp_path / "cut", hooks=[every(140, fail)])
+    resumed = train(config, tmp_path / "cut")
+    _, whole = load_model(run)
+    jax.tree.map(np.testing.assert_array_equal, resumed.params, whole)
+
+    mesh = {"data": 2, "fsdp": 2, "tensor": 2}  # instead of data=8
+    training = {"steps": 20, "eval_every": 20, "checkpoint_every": 20, "eval_sentences": 0}
+    train(changed(config, mesh=mesh, training=training), tmp_path / "mesh")
+    expected, *_ = reports(run)
+    found, *_ = reports(tmp_path / "mesh")
+    assert found["step"] == expected["step"] == 20
+    assert found["loss"] == pytest.approx(expected["loss"], rel=1e-3)
+
+
+def test_mistakes_are_explained(run, config, tmp_path):
+    writer = Captioner.load(run)
+    with pytest.raises(UserError, match=r"expected pictures, uint8 \[N, 6, 8, 1\], got float64"):
+        writer.caption(np.zeros((1, 6, 8, 1)))
+
+    short = changed(config, model={"max_length": 3})
+    with pytest.raises(UserError, match=r"train\.npz: expected texts of at most 2 tokens"):
+        train(short, tmp_path / "short")

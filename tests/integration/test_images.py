@@ -210,7 +210,7 @@ def test_the_page_runs_as_printed(run, config, capsys, tmp_path, monkeypatch):
     shutil.copytree(run, tmp_path / "runs" / "pictures")
     np.savez(tmp_path / "pictures.npz", **pictures(2, 20))
     monkeypatch.chdir(tmp_path)
-    names = pages.execute("vision.md")
+    names = pages.execute("vision.md", "Pictures of your own")
     assert capsys.readouterr().out == "1.0\n"
     assert names["weights"].shape == (8, 2, 2, 13, 13)
 

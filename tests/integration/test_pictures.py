@@ -6,6 +6,7 @@ The fixtures are made by ``tests/fixtures/make_pictures.py``.
 import dataclasses
 import json
 import re
+import shutil
 
 import flax.traverse_util
 import jax
@@ -17,11 +18,13 @@ import safetensors.numpy
 from jaxformer import Config, ImageClassifier, ImagesConfig, MeshConfig, TrainingConfig, train
 from jaxformer.cli import main
 from jaxformer.errors import UserError
+from jaxformer.inference.conversions import quantize
 from jaxformer.inference.weights import TrainedModel, load_model
 from jaxformer.interop.export import export_model
 from jaxformer.interop.huggingface.importer import import_huggingface, known_layouts
 
 from ..profiles import by_profile
+from . import pages
 from .families import imported, relative_difference, write_model
 
 CLASSIFIERS = [
@@ -93,6 +96,21 @@ def test_an_export_is_the_import_bit_for_bit(name, tmp_path):
     assert again.config.model == family.trained.config.model
 
 
+@pytest.mark.parametrize("name", by_profile(["beit", "swin"], nightly=CLASSIFIERS))
+def test_int8_and_bfloat16_are_close(name, tmp_path):
+    family = imported(name)
+    quantize(family.workdir, tmp_path / "int8")
+
+    for workdir, dtype in ((tmp_path / "int8", None), (family.workdir, "bfloat16")):
+        trained = TrainedModel.load(workdir, compute_dtype=dtype)
+        section = trained.config.model
+        pixels = section.scale_pixels(family.outputs["images"])
+        model = trained.config.kind.build(section)
+        found = jax.jit(model.apply)({"params": trained.params}, pixels)
+        expected = family.outputs["logits"]
+        assert relative_difference(np.asarray(found, np.float32), expected) < 0.3
+
+
 @pytest.mark.parametrize("name", by_profile(SOME, nightly=NAMES))
 def test_all_parameters_learn(name):
     """Gradients are finite, and zero only where they are in truth: of the biases of keys."""
@@ -126,6 +144,27 @@ def test_the_command_classifies_pictures_and_draws_their_attention(tmp_path, cap
     printed = [int(line) for line in capsys.readouterr().out.split()]
     assert printed == family.outputs["logits"].argmax(axis=1).tolist()
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_command_resizes_files_as_the_processor_does(tmp_path, capsys):
+    """The processor of this model enlarges 6 pixels to 9, and cuts out 8, all by Pillow."""
+    image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
+    family = imported("dinov2")
+    (tmp_path / "photos").mkdir()
+    resized = []
+    for number, pixels in enumerate(family.outputs["images"]):
+        small = image.fromarray(pixels[:6, :6])
+        small.save(tmp_path / "photos" / f"{number}.png")
+        enlarged = np.asarray(small.resize((9, 9), image.Resampling.BICUBIC))
+        resized.append(enlarged[:8, :8])
+
+    words = ["classify", "--workdir", str(family.workdir), "--images", str(tmp_path / "photos")]
+    assert main([*words, "--probabilities"]) == 0
+
+    printed = [float(line.split()[0]) for line in capsys.readouterr().out.splitlines()]
+    classifier = ImageClassifier.load(family.workdir)
+    expected = classifier.probabilities(np.stack(resized)).max(axis=1)
+    np.testing.assert_allclose(printed, expected, atol=1e-4)
 
 
 def test_a_model_of_windows_has_no_maps_of_attention(tmp_path, capsys):
@@ -186,15 +225,28 @@ def test_a_classifier_is_fine_tuned_on_every_mesh(name, tmp_path):
     assert exported["architectures"][0].endswith("ForImageClassification")
 
 
-def changed_model(name, folder, without=(), **fields):
-    """Writes a model of the fixtures with other fields, or without some tensors."""
+def test_the_features_of_the_page(tmp_path, monkeypatch):
+    family = imported("dinov2_smaller")
+    shutil.copytree(family.workdir, tmp_path / "runs" / "dinov2")
+    monkeypatch.chdir(tmp_path)
+
+    found = pages.execute("vision.md", "BEiT and DINOv2", images=family.outputs["images"])
+
+    assert relative_difference(found["tokens"], family.outputs["features"]) < 1e-5
+    patches = family.outputs["features"][:, 1:].mean(axis=1)
+    expected = np.concatenate([family.outputs["pooled"], patches], axis=1)
+    assert relative_difference(found["pooled"], expected) < 1e-5
+
+
+def changed_model(name, folder, tensors=None, without=(), **fields):
+    """Writes a model of the fixtures with other fields, further tensors, or fewer."""
     write_model(name, folder)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | fields))
 
     arrays = safetensors.numpy.load_file(folder / "model.safetensors")
     kept = {tensor: array for tensor, array in arrays.items() if tensor not in without}
-    safetensors.numpy.save_file(kept, folder / "model.safetensors")
+    safetensors.numpy.save_file({**kept, **(tensors or {})}, folder / "model.safetensors")
     return folder
 
 
@@ -234,6 +286,36 @@ def test_other_models_are_refused_by_name(name, fields, message, tmp_path):
     folder = changed_model(name, tmp_path / "model", **fields)
     with pytest.raises(UserError, match=message):
         import_huggingface(folder, tmp_path / "run")
+
+
+def test_a_vit_has_features_without_a_classifier_and_no_pooler(tmp_path):
+    heads = {"without": ("classifier.weight", "classifier.bias"), "architectures": ["ViTModel"]}
+    folder = changed_model("vit_without_biases", tmp_path / "model", **heads)
+    import_huggingface(folder, tmp_path / "run")
+    section = TrainedModel.load(tmp_path / "run").config.model
+    assert section.num_classes == 0
+
+    pooler = {"pooler.dense.weight": np.ones((16, 16)), "pooler.dense.bias": np.ones(16)}
+    folder = changed_model("vit_without_biases", tmp_path / "pooled", tensors=pooler, **heads)
+    with pytest.raises(UserError, match=r"has no place for pooler\.dense\.bias and 1 more"):
+        import_huggingface(folder, tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor"),
+    [
+        ("beit", "beit.encoder.layer.0.attention.attention.{}"),
+        ("swin", "swin.encoder.layers.0.blocks.0.attention.self.{}"),
+    ],
+)
+def test_indices_of_old_files_are_ignored(name, tensor, tmp_path):
+    owner = "relative_position_bias." if name == "beit" else ""
+    index = {tensor.format(f"{owner}relative_position_index"): np.ones((16, 16), np.int64)}
+    folder = changed_model(name, tmp_path / "old", tensors=index)
+    import_huggingface(folder, tmp_path / "run")
+
+    found = TrainedModel.load(tmp_path / "run").params
+    jax.tree.map(np.testing.assert_array_equal, found, imported(name).trained.params)
 
 
 def test_a_classifier_without_its_head_is_refused(tmp_path):

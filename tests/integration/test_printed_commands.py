@@ -16,6 +16,7 @@ import jax
 import numpy as np
 import PIL.Image
 import pytest
+from scipy.io import wavfile
 
 from jaxformer import pretrained
 from jaxformer.data.glyphs import known_glyphs
@@ -23,6 +24,7 @@ from jaxformer.data.numerals import spell_english, spell_german
 from jaxformer.interop.huggingface.importer import import_huggingface
 
 from .. import printed
+from ..fixtures.waves import RATE, random_wave
 from ..printed import PROJECT
 from ..runs import write_pairs
 from . import pages
@@ -48,6 +50,7 @@ NETWORK = "needs a network"
 ACCELERATOR = "needs an accelerator, or several machines"
 HOURS = "takes hours"
 PEER = "compares with a program that has an environment of its own, for hours"
+SYNTHESIZER = "needs a synthesizer, which is under the GPL"
 LEARNED = "the next command needs a model that has learned, for which another stands in"
 SERVER = "runs until it is stopped, or asks such a server; test_cli_serve.py runs both"
 # Commands that do not run here, by a pattern that begins there. test_pages.py parses them.
@@ -65,6 +68,7 @@ NOT_RUN = {
     r"python benchmarks/tpu\.py ": ACCELERATOR,
     r"python benchmarks/long_input\.py ": HOURS,
     r"python benchmarks/.* --peers? ": PEER,
+    r"python benchmarks/speak_numerals\.py ": SYNTHESIZER,
     r"(jaxformer serve|curl)\b": SERVER,
     r"jaxformer .*\bhf://": NETWORK,
     r"jaxformer push ": NETWORK,
@@ -80,6 +84,10 @@ _BERT = (
     "model.d_model=16 model.d_ff=24 model.num_heads=2 model.num_layers=2 model.max_length=24 "
     "data.max_length=24 data.tokens_per_batch=128 training.best_metric=loss"
 )
+_SPOKEN = (
+    "model.d_model=16 model.d_ff=16 model.num_layers=1 data.max_seconds=1.0 "
+    "data.seconds_per_batch=4.0"
+)
 # Smaller models by config: these fields come before the fields of a page, which prevail.
 SIZES = {
     "base:small": f"{_PAIRS} model.compute_dtype=float32",
@@ -93,6 +101,10 @@ SIZES = {
     "model.max_length=24 data.max_length=24",
     "bert": _BERT,
     "bert:choice": f"{_BERT} data.tokens_per_batch=512",
+    "whisper": "model.d_model=16 model.d_ff=24 model.num_heads=4 model.num_layers=2 "
+    "model.num_decoder_layers=2 "
+    "model.max_source_length=50 model.max_length=40 data.max_length=40 data.max_seconds=1.0 "
+    "data.seconds_per_batch=8.0",
     "digits": "model.d_model=16 model.d_ff=16 model.num_layers=1 data.rows=8",
     "glyphs": "model.d_model=16 model.d_ff=16 model.num_layers=1 model.vision_d_model=16 "
     "model.vision_d_ff=16 model.vision_num_layers=1 data.rows=8",
@@ -101,6 +113,9 @@ SIZES = {
     "model.vision_d_model=16 model.vision_d_ff=16 model.vision_num_layers=1 "
     "model.resampler_d_ff=16 model.resampler_num_layers=1",
     "digits:swin": "model.d_model=8 model.d_ff=8 data.rows=8",
+    "spoken_numerals": _SPOKEN,
+    "spoken_numerals:few": _SPOKEN,
+    "spoken_numerals:pretrain": _SPOKEN,
     "parsing:small": f"{_PAIRS} model.vocab_size=300",
     "student:firefox": f"{_STUDENT} {_PACKED}",
     "student": f"{_STUDENT} {_PACKED} model.vocab_size=300",
@@ -166,6 +181,7 @@ OPTIONS = {
     r"jaxformer evaluate ": "--beam-size 1 --max-extra-length 4",
     r"jaxformer average ": "--last 2",
     r"jaxformer replay ": "--step 1",
+    r"python benchmarks/picture_sides\.py ": "--sides 224 448",
     r"jaxformer parse ": "--beam-size 2 --max-extra-length 8",
 }
 
@@ -449,18 +465,54 @@ def _(reader: Reader) -> None:
         np.savez(path, images=np.tile(images, (10, 1, 1, 1)), texts=texts[:200])
 
 
+@prepares("docs/whisper.md")
+def _(reader: Reader) -> None:
+    write_model("whisper", reader.folder / "openai" / "whisper-tiny")
+    for name in "ab":
+        wavfile.write(reader.folder / f"{name}.wav", RATE, random_wave(0.5, seed=1))
+    for split in ("train", "valid"):
+        reader.text(f"{split}.tsv", *["a.wav\tthe cat", "b.wav\ta dog"] * 4)
+
+
 @prepares("docs/vision.md")
 def _(reader: Reader) -> None:
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (20, 32, 32, 3), np.uint8)
     for name in ("pictures", "more"):
         np.savez(reader.folder / f"{name}.npz", images=images, labels=np.arange(20) % 10)
+    write_model("dinov2_smaller", reader.folder / "facebook/dinov2-base")
 
     for name in ("animals", "photos"):
         for number, image in enumerate(images):
             path = reader.folder / name / "abc"[number % 3] / f"{number}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             PIL.Image.fromarray(image).save(path)
+
+
+@prepares("docs/sound.md")
+def _(reader: Reader) -> None:
+    for folder in ("spoken_numerals", "my"):
+        (reader.folder / folder).mkdir()
+    rng = np.random.default_rng(0)
+    texts = [spell_english(number) for number in (0, 2, 3, 4, 5, 6, 7, 8, 11, 20, 100, 1000)]
+    waves = rng.integers(-999, 999, (len(texts), 7000)).astype(np.int16)
+    for name in ("train", "few", "valid"):
+        np.savez(
+            reader.folder / "spoken_numerals" / f"{name}.npz",
+            samples=waves.ravel(),
+            lengths=np.full(len(texts), 7000),
+            rate=8000,
+            transcripts=np.array(texts),
+        )
+
+    lines = []
+    for number, (text, wave) in enumerate(zip(texts, waves, strict=True)):
+        name = "ab"[number] if number < 2 else str(number)
+        wavfile.write(reader.folder / "my" / f"{name}.wav", 8000, wave)
+        lines.append(f"{name}.wav\t{text}\n")
+    for name in ("train", "valid"):
+        (reader.folder / "my" / f"{name}.tsv").write_text("".join(lines))
+    reader.run("jaxformer train spoken_numerals --workdir runs/wav2vec2")
 
 
 @prepares("jaxformer/pretrained/README.md")

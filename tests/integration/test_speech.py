@@ -5,8 +5,11 @@ Its language has three letters, which are tones.
 
 import functools
 import itertools
+import pathlib
 import re
 import shutil
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -24,13 +27,16 @@ from jaxformer.inference.weights import load_model
 from jaxformer.memory import step_memory
 from jaxformer.models.wav2vec2 import Wav2Vec2Config
 from jaxformer.tasks.speech.masked_spans import masked_spans
+from jaxformer.tasks.speech.pretraining_task import draw_negatives
+from jaxformer.tasks.speech.recognition_task import fewest_frames
 from jaxformer.tasks.speech.speech_recognizer import SpeechRecognizer, collapse
-from jaxformer.tasks.speech.speech_task import fewest_frames
 from jaxformer.training.ctc import ctc_losses
 
 from ..runs import changed, reports
+from . import pages
 from .families import imported
 
+PROJECT = pathlib.Path(__file__).parents[2]
 RATE = 1000
 DURATION = 720  # samples of a recording with up to four letters and a space
 TONES = {"a": 60, "b": 150, "c": 330, " ": 0}
@@ -113,6 +119,16 @@ def run(config, tmp_path_factory):
     return workdir
 
 
+def test_the_page_runs_as_printed(run, tmp_path, monkeypatch):
+    shutil.copytree(run, tmp_path / "runs" / "own")
+    (tmp_path / "my").mkdir()
+    wavfile.write(tmp_path / "my" / "a.wav", RATE, speak("ab", np.random.default_rng(0)))
+    monkeypatch.chdir(tmp_path)
+    names = pages.execute("sound.md")
+    assert set(names["text"]) <= set("abc ")
+    assert names["log_probs"].shape == (35, 8)
+
+
 def test_it_learns_letters_and_the_command_transcribes(run, config, capsys, tmp_path):
     validation = reports(run, "valid")[-1]
     assert validation["word_error_rate"] < 25
@@ -156,6 +172,11 @@ def test_a_recording_does_not_depend_on_its_batch(run):
         np.testing.assert_allclose(np.exp(found).sum(axis=-1), 1, rtol=1e-5)
 
 
+def test_a_model_of_letters_has_no_language_and_no_task(run):
+    with pytest.raises(UserError, match="expected no language and no task"):
+        SpeechRecognizer.load(run).transcribe([], language="de")
+
+
 def test_int8_transcribes_nearly_as_well(run, config, capsys, tmp_path):
     quantize(run, tmp_path / "int8")
     assert main(["transcribe", "--workdir", str(tmp_path / "int8"), config.data.valid]) == 0
@@ -193,6 +214,61 @@ def test_memory_and_fine_tuning(run, config, tmp_path):
     _, before = load_model(run)
     moved = np.asarray(tuned.params["letters"]) - before["letters"]
     assert 0 < np.abs(moved).max() < 0.1
+
+
+def test_pretraining_without_transcripts(config, tmp_path):
+    """On a part of the devices, too; a recognizer that begins with it learns letters of its own."""
+    pretraining = changed(
+        config,
+        model={
+            "head": "contrast",
+            "codebooks": 2,
+            "codebook_entries": 6,
+            "code_size": 8,
+            "contrast_size": 8,
+            "num_negatives": 5,
+            "mask_rate": 0.4,
+        },
+        data={"corpus": "unlabeled_speech"},
+        training={"steps": 30, "log_every": 10, "eval_every": 30, "checkpoint_every": 30},
+    )
+    train(pretraining, tmp_path / "run")
+    validation = reports(tmp_path / "run", "valid")[-1]
+    assert 0 < validation["accuracy"] < 1
+    assert 2 <= validation["codes"] <= 12
+    assert not (tmp_path / "run" / "tokenizer.model").exists()
+
+    mesh = {"data": 2, "fsdp": 2, "tensor": 2}  # instead of data=8
+    train(changed(pretraining, mesh=mesh), tmp_path / "mesh")
+    for kind in ("train", "valid"):
+        expected = reports(tmp_path / "run", kind)[0]
+        found = reports(tmp_path / "mesh", kind)[0]
+        for name in ("loss", "contrast", "codes"):
+            assert found[name] == pytest.approx(expected[name], rel=1e-3)
+
+    few = {"steps": 1, "schedule": "constant", "warmup_steps": 1, "learning_rate": 1e-9}
+    few["init_from"] = str(tmp_path / "run")
+    tuned = train(changed(config, training=few), tmp_path / "tuned")
+    _, before = load_model(tmp_path / "run")
+    np.testing.assert_allclose(tuned.params["masked"], before["masked"], atol=1e-6)
+    assert tuned.params["letters"].shape == (32, 8)
+
+
+def test_negatives_are_other_masked_frames_of_the_row():
+    rng = np.random.default_rng(0)
+    masked = rng.random((6, 20)) < 0.4
+    masked[0] = False
+    masked[0, [3, 9]] = True
+    draw = jax.jit(draw_negatives, static_argnums=3)
+    rows = np.arange(6)
+    found = np.asarray(draw(jax.random.key(1), rows, masked, 300))
+
+    for row in range(6):
+        numbers = set(np.flatnonzero(masked[row]).tolist())
+        for number in numbers:
+            assert set(found[row, number].tolist()) == numbers - {number}
+    swapped = draw(jax.random.key(1), rows[::-1], masked[::-1], 300)
+    np.testing.assert_array_equal(swapped, found[::-1])
 
 
 @functools.partial(jax.jit, static_argnames=("with_gradient",))
@@ -282,6 +358,8 @@ MISTAKES = [
     ),
     ({"model": {"conv_widths": (8,)}}, "must have a number for each convolution: got"),
     ({"model": {"absent_tokens": "pad"}}, "model.absent_tokens must be some of eos, bos, unk"),
+    ({"model": {"head": "contrast"}, "data": {}}, "model.head must be letters with data.corpus=s"),
+    ({"data": {"corpus": "unlabeled_speech"}}, "model.head must be contrast with data.corpus=u"),
     ({"training": {"consistency": 1.0}}, "training.consistency is for translation"),
 ]
 
@@ -308,3 +386,15 @@ def test_commands_refuse_what_they_cannot_use(run, config, capsys, tmp_path):
     ):
         assert main(words) == 2
         assert message in capsys.readouterr().err
+
+
+@pytest.mark.nightly
+def test_the_demonstration(tmp_path, monkeypatch):
+    """Synthetic numerals, in voices that training has not."""
+    pytest.importorskip("espeakng_loader")
+    monkeypatch.chdir(tmp_path)
+    script = PROJECT / "benchmarks" / "speak_numerals.py"
+    subprocess.run([sys.executable, str(script), "spoken_numerals"], check=True)
+
+    assert main(["train", "spoken_numerals", "--workdir", "runs/spoken"]) == 0
+    assert reports(tmp_path / "runs" / "spoken", "valid")[-1]["word_error_rate"] <= 5

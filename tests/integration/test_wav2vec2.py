@@ -17,10 +17,13 @@ from jaxformer.errors import UserError
 from jaxformer.interop.export import export_model
 from jaxformer.interop.huggingface.importer import import_huggingface
 from jaxformer.models.wav2vec2 import Wav2Vec2
+from jaxformer.tasks.speech.pretraining_task import contrast_sums
 
+from ..runs import contents
 from .families import imported, relative_difference, write_model
 
 NAMES = ("wav2vec2", "wav2vec2_wide", "wav2vec2_stable", "wav2vec2_stable_small")
+PRETRAINING = "wav2vec2_pretraining"
 TRANSCRIPTS = ["AB A", "BCC", "D"]
 
 
@@ -93,7 +96,37 @@ def test_letters(name):
         tokenizer.encode("a house")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@functools.partial(jax.jit, static_argnums=0)
+def contrast(config, params, rows, masked, negatives):
+    def forward(module):
+        return module.contrast(rows.samples, rows.lengths, masked=masked)
+
+    found = Wav2Vec2(config).apply({"params": params}, method=forward)
+    return found, contrast_sums(found, masked, negatives, axis=None)
+
+
+def test_the_contrast_of_pretraining():
+    family = imported(PRETRAINING)
+    outputs = family.outputs
+    rows = inputs_of(PRETRAINING)
+    found, sums = contrast(
+        family.trained.config.model,
+        family.trained.params,
+        rows,
+        outputs["masked"],
+        outputs["negatives"],
+    )
+    real = np.asarray(found.real)
+    for name in ("predictions", "targets"):
+        own = np.asarray(getattr(found, name))[real]
+        assert relative_difference(own, outputs[name][real]) < 1e-5
+
+    assert float(sums.contrast) == pytest.approx(outputs["contrast"], rel=1e-5)
+    assert float(sums.diversity) == pytest.approx(outputs["diversity"], rel=1e-5)
+    assert float(sums.codes) / outputs["masked"].sum() == pytest.approx(outputs["codes"], rel=1e-5)
+
+
+@pytest.mark.parametrize("name", [*NAMES, PRETRAINING])
 def test_exports_are_the_same_model(name, tmp_path):
     family = imported(name)
     export_model("safetensors", family.workdir, tmp_path / "export")
@@ -105,7 +138,8 @@ def test_exports_are_the_same_model(name, tmp_path):
         np.testing.assert_array_equal(exported[tensor], array, strict=True)
 
     import_huggingface(tmp_path / "export", tmp_path / "run")
-    for file in ("config.json", "tokenizer.model"):
+    assert ("tokenizer.model" in contents(family.workdir)) == (name != PRETRAINING)
+    for file in {"config.json", "tokenizer.model"} & contents(family.workdir).keys():
         again = (tmp_path / "run" / file).read_bytes()
         assert again == (family.workdir / file).read_bytes()
 
@@ -138,7 +172,12 @@ CHANGES = [
         "batch",
         "expected feat_extract_norm to be group or layer",
     ),
-    ("config.json", "architectures", ["Wav2Vec2ForXVector"], "ForCTC: got Wav2Vec2ForXVector"),
+    (
+        "config.json",
+        "architectures",
+        ["Wav2Vec2ForXVector"],
+        "ForPreTraining: got Wav2Vec2ForXVector",
+    ),
     ("config.json", "pad_token_id", 3, "expected pad_token_id=3 to be padding, got 0"),
     ("config.json", "conv_kernel", [10, 3], "conv_kernels and model.conv_strides must have a"),
     ("config.json", "conv_kernel", "10", "model.conv_kernels must be numbers with commas between"),

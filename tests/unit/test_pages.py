@@ -33,10 +33,12 @@ EXECUTED = {
     "docs/research.md": "integration/test_research_page.py",
     "docs/serving.md": "integration/test_cli_serve.py",
     "docs/small_vit.md": "integration/test_array_pages.py",
+    "docs/sound.md": "integration/test_speech.py",
     "docs/text_classifier.md": "integration/test_array_pages.py",
     "docs/training.md": "integration/test_training_page.py",
     "docs/tutorial.md": "system/test_readme.py",
     "docs/vision.md": "integration/test_images.py",
+    "docs/whisper.md": "integration/test_whisper.py",
 }
 
 OURS = re.compile(

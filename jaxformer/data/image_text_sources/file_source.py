@@ -21,4 +21,4 @@ def _read(name: str) -> ImageTexts:
 
 
 FILES = ImageTextSource("image_text", 10, _read)
-CAPTIONS = ImageTextSource("captions", 30, _read)
+CAPTIONS = ImageTextSource("captions", 50, _read)

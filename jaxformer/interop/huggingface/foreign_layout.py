@@ -164,8 +164,8 @@ class Layout:
       data: Returns the section of data that selects the kind of the model, given our section.
       search: Search with the rules of ``generate`` in transformers.
       read_tokenizer: Reads the tokenizer of a model that has no tokenizer.json, given config.json;
-        None if it has one.
-      tokenizer: Returns the tokenizer with the fields of generation_config.json that it keeps.
+        its result is None for a file without any.
+      finish_tokenizer: Returns the tokenizer with what it keeps of generation_config.json.
       special: Fields of config.json with the ids of special tokens, by our names; "bos" begins the
         input of the decoder.
       token_names: Names in tokenizer_config.json of special tokens, by our names.
@@ -218,8 +218,8 @@ class Layout:
     constants: Callable[[Any, str], dict[str, np.ndarray]] = lambda section, absent: {}
     data: Callable[[Any], DataSection]
     search: BeamSearch = SEARCH
-    read_tokenizer: Callable[[JsonFields], ImportedTokenizer] | None = None
-    tokenizer: Callable[[HuggingFaceTokenizer, JsonFields], HuggingFaceTokenizer] = (
+    read_tokenizer: Callable[[JsonFields], ImportedTokenizer | None] | None = None
+    finish_tokenizer: Callable[[HuggingFaceTokenizer, JsonFields], HuggingFaceTokenizer] = (
         lambda tokenizer, generation: tokenizer
     )
     special: Mapping[str, str] = dataclasses.field(default_factory=lambda: _SPECIAL)

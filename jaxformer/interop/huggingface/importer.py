@@ -250,7 +250,7 @@ def read_tokenizer_files(
         blank = tokenizer.encode_prompt("")  # raises an error if no text has ids
         if labels is not None and blank != [BOS, EOS]:
             raise UserError("expected a post_processor that adds the first and the last token")
-        return layout.tokenizer(tokenizer, _settings_of_generate(fields))
+        return layout.finish_tokenizer(tokenizer, _settings_of_generate(fields))
 
 
 def _settings_of_generate(fields: JsonFields) -> JsonFields:

@@ -12,13 +12,11 @@ from jaxformer.data.tokenizer import BOS, PAD
 from jaxformer.errors import UserError
 from jaxformer.inference.array_inputs import ArrayInput
 from jaxformer.inference.array_predictor import ArrayPredictor
-from jaxformer.inference.autoregressive import AutoregressivePredictor
 from jaxformer.inference.hypotheses import Hypothesis
 from jaxformer.inference.members import recorded_weights
 from jaxformer.kinds.captioning import CAPTIONING
 from jaxformer.layout import global_mesh
 from jaxformer.models.captioning import (
-    PIXEL_FIELDS,
     VisionEncoderDecoder,
     VisionEncoderDecoderConfig,
 )
@@ -70,12 +68,12 @@ class Captioner(ArrayPredictor):
         Raises:
           UserError: Pictures are not uint8, or of another size than in training.
         """
-        pixels = self._pixels(images)
+        images = self._check_pictures(images)
 
         # A tokenizer may force the beginning of every text.
         prompt = (BOS, *self.tokenizer.target_start)
         inputs = []
-        for number, picture in enumerate(pixels):
+        for number, picture in enumerate(images):
             inputs.append(ArrayInput((picture,), prompt, number))
         return self.decode_arrays(inputs, n_best=n_best, report=report)
 
@@ -89,13 +87,13 @@ class Captioner(ArrayPredictor):
 
         Args:
           images: Pictures.
-          texts: The tokens of a text for each picture, such as those of a hypothesis.
+          texts: The tokens of a text for each picture, such as the tokens of a hypothesis.
 
         Returns:
           The weights of cross-attention of each layer, head and token, to each patch. What is
           missing to a sum of 1 is the weight of the class token.
         """
-        pixels = self._pixels(images)
+        images = self._check_pictures(images)
         longest = max(map(len, texts))
         tokens = np.full((len(texts), longest), PAD, np.int32)
         for row, text in zip(tokens, texts, strict=True):
@@ -105,7 +103,7 @@ class Captioner(ArrayPredictor):
         member = self.models.experts[0]
         config = _section(member.config)
         rows, columns = config.encoder_section().grid
-        weights = np.asarray(_attention(config, dequantize(member.params), pixels, tokens))
+        weights = np.asarray(_attention(config, dequantize(member.params), images, tokens))
 
         found = []
         for number, text in enumerate(texts):
@@ -113,21 +111,10 @@ class Captioner(ArrayPredictor):
             found.append(to_patches.reshape(*to_patches.shape[:3], rows, columns))
         return found
 
-    def _check_compatible(self, other: AutoregressivePredictor, roles: str) -> None:
-        super()._check_compatible(other, roles)
-        for field in PIXEL_FIELDS:
-            own = getattr(self.config.model, field.name)
-            given = getattr(other.config.model, field.name)
-            if own != given:
-                raise UserError(
-                    f"{roles} must take the same pictures: got model.{field.name}={own} and {given}"
-                )
-
-    def _pixels(self, images: np.ndarray) -> Float[np.ndarray, "N Y X C"]:
-        """Returns pictures as the models take them."""
+    def _check_pictures(self, images: np.ndarray) -> UInt8[np.ndarray, "N Y X C"]:
+        """Returns pictures as an array; refuses another dtype or size."""
         images = np.asarray(images)
-        config = _section(self.config.model)
-        shape = config.image_shape
+        shape = _section(self.config.model).image_shape
         has_dtype = images.dtype == np.uint8
         has_shape = images.shape[1:] == shape
         if not (has_dtype and has_shape and len(images)):
@@ -135,7 +122,7 @@ class Captioner(ArrayPredictor):
                 f"expected pictures, uint8 [N, {', '.join(map(str, shape))}], got {images.dtype} "
                 f"{list(images.shape)}"
             )
-        return np.asarray(config.scale_pixels(images))
+        return images
 
 
 def _section(config: Any) -> VisionEncoderDecoderConfig:
@@ -147,9 +134,10 @@ def _section(config: Any) -> VisionEncoderDecoderConfig:
 def _attention(
     config: VisionEncoderDecoderConfig,
     params: PyTree,
-    pixels: Float[Array, "B Y X C"],
+    images: UInt8[Array, "B Y X C"],
     tokens: Int[Array, "B T"],
 ) -> Float[Array, "L B H T S"]:
     model = VisionEncoderDecoder(config)
+    pixels = config.scale_pixels(images)
     _, recorded = model.apply({"params": params}, pixels, tokens, mutable="intermediates")
     return recorded_weights(model, recorded, "decoder", "cross_attention")

@@ -49,3 +49,19 @@ def test_its_probability_is_zero_beside_the_logits_of_gpt2_and_its_gradient_is_f
 
     infinite, _, _ = jax.device_get(smoothed_loss(np.where(ABSENT, -np.inf, 0).astype(np.float32)))
     assert np.isinf(infinite)
+
+
+def test_a_single_number_is_taken():
+    """Such as the temperature of CLIP."""
+    fresh = {"log_scale": np.float32(2.7), "other": np.zeros(2, np.float32)}
+    saved = {"log_scale": np.float32(4.6), "other": np.ones(3, np.float32)}
+
+    merged, lines = merge(fresh, saved, np.zeros((2, 0), int))
+
+    assert merged["log_scale"] == np.float32(4.6)
+    np.testing.assert_array_equal(merged["other"], [0, 0])
+    assert lines == [
+        "  taken     log_scale []",
+        "  new       other [2]",
+        "  left out  other [3]",
+    ]

@@ -280,3 +280,36 @@ def test_class_sums():
     # A class that does not exist, in an example that counts.
     sums = class_sums(logits, classes, ~real)
     assert jnp.isnan(sums["loss"])
+
+
+def test_contrastive_loss_leaves_out_pairs_that_are_not_real():
+    """Over four devices, it is the formula of the real pairs alone; the others have no gradient."""
+    rng = np.random.default_rng(1)
+    first = rng.normal(size=(8, 5)).astype(np.float32)
+    second = rng.normal(size=(8, 5)).astype(np.float32)
+    real = np.array([True, True, False, True, True, False, False, True])
+
+    x, y = (
+        side[real] / np.linalg.norm(side[real], axis=1, keepdims=True) for side in (first, second)
+    )
+    scores = 4 * x @ y.T  # [5, 5]
+    expected = 0.0
+    for logits in (scores, scores.T):
+        probabilities = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+        expected -= np.log(probabilities.diagonal()).sum() / 2
+
+    def loss(params, batch, randomness):
+        del randomness
+        texts, is_real, number = batch
+        own = params[number]
+        return contrastive_sums(own, texts, jnp.float32(4), real=is_real)
+
+    mesh = make_mesh(MeshConfig(data=4), jax.devices()[:4])
+    step = global_sums(loss, mesh, 1, gradients=True)
+    batch = (second, real, np.arange(8))
+    gradients, sums = jax.jit(step)(first, batch, jax.random.key(0))
+
+    assert float(sums["loss"]) == pytest.approx(expected, rel=1e-5)
+    assert int(sums["count"]) == 5
+    assert np.all(np.asarray(gradients)[~real] == 0)
+    assert np.all(np.abs(np.asarray(gradients)[real]).max(axis=1) > 1e-3)

@@ -1,4 +1,4 @@
-"""Wav2Vec 2.0 in transformers' layout, with letters for CTC."""
+"""Wav2Vec 2.0 in transformers' layout, with letters for CTC or the heads of pretraining."""
 
 import string
 from collections.abc import Iterator
@@ -32,6 +32,11 @@ _FIELDS = {
     "num_conv_pos_embedding_groups": "position_groups",
     "mask_time_prob": "mask_rate",
     "mask_time_length": "mask_length",
+    "num_codevector_groups": "codebooks",
+    "num_codevectors_per_group": "codebook_entries",
+    "codevector_dim": "code_size",
+    "proj_codevector_dim": "contrast_size",
+    "num_negatives": "num_negatives",
 }
 # Lists of numbers, one for each convolution.
 _CONVOLUTIONS = {
@@ -55,7 +60,14 @@ _DEFAULTS = {
     "num_conv_pos_embedding_groups": 16,
     "hidden_act": "gelu",
     "pad_token_id": 0,
+    "num_codevector_groups": 2,
+    "num_codevectors_per_group": 320,
+    "codevector_dim": 256,
+    "proj_codevector_dim": 256,
+    "num_negatives": 100,
 }
+# Of the loss of pretraining.
+_CONTRAST = {"contrastive_logits_temperature": 0.1, "diversity_loss_weight": 0.1}
 _ONLY = {
     "feat_extract_activation": "gelu",
     "add_adapter": False,
@@ -73,8 +85,8 @@ _LACKS = {
 _IGNORED = (
     r"activation_dropout|feat_proj_dropout|final_dropout|layerdrop|mask_feature_prob"
     r"|num_feat_extract_layers|mask_time_min_masks|mask_feature_(length|min_masks)|apply_spec_augment"
-    r"|num_codevector.*|codevector_dim|proj_codevector_dim|contrastive_logits_temperature"
-    r"|num_negatives|diversity_loss_weight|feat_quantizer_dropout|ctc_.*|classifier_proj_size"
+    r"|contrastive_logits_temperature|diversity_loss_weight|feat_quantizer_dropout|ctc_.*"
+    r"|classifier_proj_size"
     r"|tdnn_.*|xvector_output_dim|adapter_(kernel_size|stride)|num_adapter_layers"
     r"|output_hidden_size|feat_extract_dropout|gradient_checkpointing|num_ctc_classes"
     r"|vocab_size|mask_channel_.*"
@@ -92,13 +104,27 @@ wave = np.zeros(rate)  # a second of silence
 inputs = processor(wave, sampling_rate=rate, return_tensors="pt")
 print(processor.batch_decode(model(**inputs).logits.argmax(axis=-1)))
 """
+_EXAMPLE_OF_FEATURES = """
+from transformers import AutoFeatureExtractor, NETWORK
+import numpy as np
+
+extractor, model = AutoFeatureExtractor.from_pretrained("."), NETWORK.from_pretrained(".")
+wave = np.zeros(extractor.sampling_rate)  # a second of silence
+inputs = extractor(wave, sampling_rate=extractor.sampling_rate, return_tensors="pt")
+print(model(**inputs).projected_states)
+"""
 
 
 def _read(fields: JsonFields) -> dict[str, Any]:
     """Returns the fields that no table has, also from preprocessor_config.json."""
     fields.check("feat_extract_norm", ["group", "layer"], "group or layer", "models have no other")
-    if fields.values.get("apply_spec_augment") is False:
-        fields.values["mask_time_prob"] = 0.0
+    head = "contrast" if _is_pretraining(fields) else "letters"
+    mask_rate = fields.number("mask_time_prob")
+    if head == "letters" and fields.values.get("apply_spec_augment") is False:
+        mask_rate = 0.0
+    if head == "contrast":
+        for name, only in _CONTRAST.items():
+            fields.check(name, [only], repr(only), "contrast has no other")
 
     sound = JsonFields(
         fields.place.with_name("preprocessor_config.json"),
@@ -112,6 +138,8 @@ def _read(fields: JsonFields) -> dict[str, Any]:
     sound.check_known({*used, "feature_extractor_type"}, _SOUND_IGNORED)
 
     found: dict[str, Any] = {
+        "head": head,
+        "mask_rate": mask_rate,
         "conv_norm": fields.values["feat_extract_norm"],
         "norm_position": "pre" if fields.boolean("do_stable_layer_norm") else "post",
         "sample_rate": sound.integer("sampling_rate"),
@@ -122,8 +150,15 @@ def _read(fields: JsonFields) -> dict[str, Any]:
     return found
 
 
-def _read_tokenizer(fields: JsonFields) -> LettersTokenizer:
+def _is_pretraining(fields: JsonFields) -> bool:
+    return "quantizer.codevectors" in fields.tensors
+
+
+def _read_tokenizer(fields: JsonFields) -> LettersTokenizer | None:
     """Reads vocab.json, and the names of special tokens in the files beside it."""
+    if _is_pretraining(fields):
+        return None
+
     folder = fields.place.parent
     named = {
         **JsonFields(folder / "special_tokens_map.json", {}).values,
@@ -173,6 +208,7 @@ def _write(model: Wav2Vec2Config) -> dict[str, Any]:
         # transformers has the vector of masked frames only with one of these.
         "apply_spec_augment": model.mask_rate > 0,
         "mask_time_prob": model.mask_rate or 0.05,
+        **_CONTRAST,
     }
     for name, ours in _CONVOLUTIONS.items():
         found[name] = list(getattr(model, ours))
@@ -197,7 +233,14 @@ def _axes(number: int) -> tuple[str, str]:
 
 
 def _sizes(model: Wav2Vec2Config) -> dict[str, int]:
-    sizes = {"2": model.position_kernel, "3": model.d_model // model.position_groups}
+    sizes = {
+        "2": model.position_kernel,
+        "3": model.d_model // model.position_groups,
+        "4": model.codebooks * model.codebook_entries,
+        "5": model.code_size // model.codebooks,
+        "6": model.contrast_size,
+        "7": model.code_size,
+    }
     layers = zip(model.conv_widths, model.conv_kernels, strict=True)
     for number, (width, kernel) in enumerate(layers):
         channels, size = _axes(number)
@@ -232,7 +275,13 @@ def _tensors(model: Wav2Vec2Config) -> Iterator[Tensor]:
     norm = "norm" if model.norm_position == "post" else "encoder/norm"
     yield from layer_norm("encoder.layer_norm", norm)
     yield from _layers()
-    yield from affine("lm_head", "VD", "letters")
+    if model.head == "letters":
+        yield from affine("lm_head", "VD", "letters")
+    else:
+        yield Tensor("quantizer.codevectors", "145", ("quantizer/codebook",))
+        yield from affine("quantizer.weight_proj", f"4{inputs}", "quantizer/scores")
+        yield from affine("project_hid", "6D", "prediction")
+        yield from affine("project_q", "67", "target")
 
 
 def _layers() -> Iterator[Tensor]:
@@ -249,9 +298,20 @@ def _layers() -> Iterator[Tensor]:
     yield from layer_norm(f"{theirs}.final_layer_norm", f"{network}_residual/norm")
 
 
+def _network(model: Wav2Vec2Config) -> str:
+    return "Wav2Vec2ForCTC" if model.head == "letters" else "Wav2Vec2ForPreTraining"
+
+
+def _data(model: Wav2Vec2Config) -> SpeechConfig:
+    """Returns a section of data for a model whose recordings are unknown."""
+    if model.head == "letters":
+        return SpeechConfig(train="unknown", valid="unknown")
+    return SpeechConfig(corpus="unlabeled_speech", train="unknown", valid="unknown")
+
+
 WAV2VEC2 = Layout(
     model_type="wav2vec2",
-    network="Wav2Vec2ForCTC",
+    network=_network,
     section=Wav2Vec2Config,
     fields=_FIELDS,
     defaults=_DEFAULTS,
@@ -262,17 +322,19 @@ WAV2VEC2 = Layout(
     write=_write,
     tensors=_tensors,
     sizes=_sizes,
-    data=lambda model: SpeechConfig(train="unknown", valid="unknown"),
+    data=_data,
     read_tokenizer=_read_tokenizer,
     preprocessor=_preprocessor,
-    example=_EXAMPLE,
+    example=lambda model: _EXAMPLE if model.head == "letters" else _EXAMPLE_OF_FEATURES,
     prefix="wav2vec2.",
-    tasks=("ForCTC",),
+    tasks=("ForCTC", "ForPreTraining"),
+    heads=("lm_head.", "quantizer.", "project_"),
     old_names={
         "conv.weight_g": "conv.parametrizations.weight.original0",
         "conv.weight_v": "conv.parametrizations.weight.original1",
     },
     expressed={
+        "head": ANY,
         "sample_rate": ANY,
         "standardized": ANY,
         "conv_widths": ANY,

@@ -1,0 +1,89 @@
+"""Numerals of a synthesizer in several voices: a small Wav2Vec 2.0 that learns letters with CTC.
+
+    pip install espeakng-loader==0.2.4
+    python benchmarks/speak_numerals.py spoken_numerals
+    python train.py --config=configs/spoken_numerals.py --workdir=runs/spoken_numerals
+    jaxformer transcribe --workdir runs/spoken_numerals spoken_numerals/valid.npz
+
+The speech is synthetic: eSpeak NG says numbers below 1,000, and validation is on voices and numbers
+that training has not. No person speaks like this, and the model is of no use for people.
+Measured: nothing yet.
+"""
+
+import dataclasses
+
+from jaxformer.config import Config, TrainingConfig, select
+from jaxformer.data.speech import SpeechConfig
+from jaxformer.models.wav2vec2 import Wav2Vec2Config
+
+SPOKEN = Config(
+    model=Wav2Vec2Config(
+        vocab_size=24,
+        sample_rate=8000,
+        conv_widths=(64, 64, 128),
+        conv_kernels=(20, 8, 4),
+        conv_strides=(10, 4, 4),
+        conv_norm="layer",
+        position_kernel=16,
+        position_groups=16,
+        norm_position="pre",
+        d_model=128,
+        d_ff=256,
+        num_heads=4,
+        num_layers=2,
+        dropout_rate=0.1,
+        attention_dropout_rate=0.0,
+        mask_rate=0.05,
+        mask_length=5,
+    ),
+    data=SpeechConfig(
+        train="spoken_numerals/train.npz",
+        valid="spoken_numerals/valid.npz",
+        seconds_per_batch=40.0,
+        max_seconds=6.0,
+    ),
+    training=TrainingConfig(
+        steps=1600,
+        warmup_steps=100,
+        learning_rate=2e-3,
+        schedule="linear",
+        weight_decay=0.01,
+        log_every=100,
+        eval_every=800,
+        checkpoint_every=400,
+        keep_checkpoints=2,
+    ),
+)
+
+# A tenth of the recordings, for which pretraining helps or does not.
+FEW = dataclasses.replace(
+    SPOKEN, data=dataclasses.replace(SPOKEN.data, train="spoken_numerals/few.npz")
+)
+
+# All recordings, without their transcripts.
+PRETRAIN = dataclasses.replace(
+    SPOKEN,
+    model=dataclasses.replace(
+        SPOKEN.model,
+        head="contrast",
+        codebook_entries=40,
+        code_size=64,
+        contrast_size=64,
+        num_negatives=20,
+        mask_rate=0.4,
+    ),
+    data=dataclasses.replace(SPOKEN.data, corpus="unlabeled_speech"),
+)
+
+SMOKE = dataclasses.replace(
+    SPOKEN,
+    model=dataclasses.replace(SPOKEN.model, d_model=16, d_ff=16, num_layers=1),
+    training=dataclasses.replace(
+        SPOKEN.training, steps=4, warmup_steps=2, log_every=2, checkpoint_every=2, eval_every=4
+    ),
+)
+
+
+def get_config(variant: str = ""):
+    """Returns the config, for ``--config=configs/spoken_numerals.py`` and its variants."""
+    return select({"": SPOKEN, "few": FEW, "pretrain": PRETRAIN, "smoke": SMOKE}, variant)

@@ -1,0 +1,105 @@
+"""Models that write texts about pictures, against transformers, and the way back.
+
+The fixtures are made by ``tests/fixtures/make_captions.py``.
+"""
+
+import dataclasses
+import json
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from jaxformer import (
+    Captioner,
+    load_model,
+)
+from jaxformer.errors import UserError
+from jaxformer.interop.export import export_model
+from jaxformer.interop.huggingface.importer import import_huggingface
+
+from ..fixtures.random_weights import read_arrays
+from .families import imported, relative_difference, write_model
+
+pytest.importorskip("tokenizers")
+
+WRITERS = ["vit_gpt2", "vit_gpt2_wide", "vit_bert", "vit_bert_wide", "trocr", "trocr_wide"]
+LIMIT = 16
+
+
+def logits_of(name, workdir=None):
+    _, own_workdir, trained, outputs = imported(name)
+    tokens = trained.tokenizer.our_ids[outputs["tokens"]]
+    tokens[:, 0] = 2  # Our beginning of sentence may be a token with another role there.
+    model, params = load_model(workdir or own_workdir)
+    section: Any = trained.config.model
+    pixels = np.asarray(section.scale_pixels(outputs["images"]))
+    return np.asarray(jax.jit(model.apply)({"params": params}, pixels, tokens))
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_logits_equal_transformers(name):
+    _, _, trained, outputs = imported(name)
+    ours = trained.tokenizer.our_ids
+    found = logits_of(name)  # [B, T, V]
+    assert relative_difference(found[..., ours], outputs["logits"]) < 1e-5
+
+
+def captioner_of(name, beam_size):
+    _, workdir, trained, _ = imported(name)
+    search = dataclasses.replace(trained.config.search, beam_size=beam_size, max_length=LIMIT)
+    return Captioner.load(workdir, search=search)
+
+
+@pytest.mark.parametrize(("beam_size", "output"), [(1, "greedy"), (4, "beam")])
+@pytest.mark.parametrize("name", WRITERS)
+def test_searches_equal_transformers(name, beam_size, output):
+    _, _, trained, outputs = imported(name)
+    found = captioner_of(name, beam_size).hypotheses(outputs["images"])
+    expected = [trained.tokenizer.our_ids[row[row >= 0]].tolist() for row in outputs[output]]
+    assert [n_best[0].tokens for n_best in found] == expected
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_an_export_has_the_tensors_of_the_import(name, tmp_path):
+    folder, workdir, _, _ = imported(name)
+    exported = tmp_path / "exported"
+    export_model("safetensors", workdir, exported)
+
+    found = safetensors.numpy.load_file(exported / "model.safetensors")
+    for tensor, array in read_arrays(folder).items():
+        # The output of the pooler is not used.
+        if "pooler" not in tensor:
+            written = found.pop(tensor)
+            is_positions = tensor.endswith("embed_positions.weight")
+            rows = slice(2, None) if is_positions else slice(None)
+            np.testing.assert_array_equal(written[rows], array[rows], err_msg=tensor)
+    assert not found
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"encoder.model_type": "deit"}, "encoder and decoder of the types vit and gpt2, or vit"),
+        ({"decoder.model_type": "roberta"}, "got vit and roberta"),
+        ({"decoder.tie_word_embeddings": False}, "expected decoder.tie_word_embeddings to be True"),
+        ({"decoder.embd_pdrop": 0.5}, "expected decoder.embd_pdrop to be decoder.resid_pdrop=0.1"),
+        ({"encoder.registers": 4}, "jaxformer does not know encoder.registers=4"),
+        ({"decoder": None}, "got vit and None"),
+    ],
+)
+def test_other_files_are_refused_by_name(change, message, tmp_path):
+    folder = write_model("vit_gpt2", tmp_path / "model")
+    path = folder / "config.json"
+    values = json.loads(path.read_text())
+    for name, value in change.items():
+        section, dot, field = name.partition(".")
+        place = values[section] if dot else values
+        place[field or section] = value
+    path.write_text(json.dumps(values))
+
+    with pytest.raises(UserError) as caught:
+        import_huggingface(folder, tmp_path / "run")
+    assert message in str(caught.value)

@@ -4,12 +4,12 @@ Names are imported on first use: ``import jaxformer`` is instant and loads none 
 text, checkpoints and plots.
 
 Config       Config, load_config, ModelConfig, EncoderConfig, BartConfig, BertConfig, CLIPConfig,
-             CNNConfig, ConViTConfig, EncoderDecoderConfig, FlamingoConfig, GPT2Config,
-             LlamaConfig, LongT5Config, StudentConfig, SwinConfig, T5Config, ViTConfig,
+             CNNConfig, ConViTConfig, EncoderDecoderConfig, FlamingoConfig, GPT2Config, LlamaConfig,
+             LongT5Config, StudentConfig, SwinConfig, T5Config, ViTConfig,
              VisionEncoderDecoderConfig, WhisperConfig,
              DataConfig, StreamConfig, LabeledConfig, AnnotatedConfig, ImagesConfig,
-             ImageTextConfig, CaptionsConfig, InterleavedConfig, TranscriptsConfig, TrainingConfig,
-             MeshConfig
+             ImageTextConfig, CaptionsConfig, InterleavedConfig, TranscriptsConfig,
+             TrainingConfig, MeshConfig
 Models       Transformer, LanguageModel, Encoder, Bart, Bert, CLIP, CNN, ConViT, EncoderDecoder,
              Flamingo, GPT2, Llama, LongT5, T5, Student, Swin, ViT, VisionEncoderDecoder, Whisper
 Layers       MultiHeadAttention, FeedForward, Block, Stack, Residual, LayerNorm, RMSNorm, Dropout,
@@ -25,7 +25,8 @@ Data         Tokenizer, train_tokenizer, Batch, Corpus
 Inference    Translator, Hypothesis, Decoded, Parser, Generator, Classifier, ImageClassifier,
              ImageTextMatcher, Captioner, PictureReader, Reader, Answer, Tagger, TaggedWord,
              Entity, Regressor, Chooser, Embedder, SpeechTranscriber, score_pairs, Score,
-             record_attention, record_text, AttentionView
+             record_attention,
+             record_text, AttentionView
 Runs         load_model, load_params, quantize, Checkpoints
 Errors       UserError
 """

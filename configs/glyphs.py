@@ -37,7 +37,7 @@ GLYPHS = Config(
         activation="gelu",
     ),
     data=ImageTextConfig(
-        corpus="glyphs",
+        source="glyphs",
         train="train",
         valid="test",
         rows=128,

@@ -4,9 +4,10 @@ import dataclasses
 from typing import Literal
 
 from jaxformer.data.corpus import DataSection
+from jaxformer.data.image_texts import known_image_texts
 from jaxformer.data.images import Augmentation
 from jaxformer.errors import UserError
-from jaxformer.fields import check_values, setting
+from jaxformer.fields import check_one_of, check_values, setting
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -14,11 +15,8 @@ class InterleavedConfig(Augmentation, DataSection):
     """Texts with several pictures in each, made of pairs of a picture and its text.
 
     Attributes:
-      corpus: "interleaved"; distinguishes this config from
-        :class:`~jaxformer.data.corpus.DataConfig`.
-      source: Source of the pairs: "image_text" and "glyphs" as in
-        :class:`~jaxformer.data.image_texts.ImageTextConfig`, and
-        "handwritten_numbers" as in :class:`~jaxformer.data.captions.CaptionsConfig`.
+      corpus: "interleaved"; selects the kind of the experiment.
+      source: Source of the pairs, as in :class:`~jaxformer.data.image_texts.ImageTextConfig`.
       train: Training split: a file, or the name of a split.
       valid: Validation split, in the same form.
       end: Text after the text of a pair, before the end-of-text token.
@@ -29,7 +27,7 @@ class InterleavedConfig(Augmentation, DataSection):
     """
 
     corpus: Literal["interleaved"] = "interleaved"
-    source: Literal["image_text", "glyphs", "handwritten_numbers"] = "image_text"
+    source: str = "files"
     train: str = setting("", may_change=True)
     valid: str = setting("", may_change=True)
     end: str = "\n"
@@ -40,6 +38,7 @@ class InterleavedConfig(Augmentation, DataSection):
 
     def __post_init__(self) -> None:
         check_values(self, "data")
+        check_one_of("data.source", self.source, known_image_texts())
         self.check_paths("train", "valid", "tokenizer")
 
     @property

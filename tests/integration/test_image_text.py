@@ -105,7 +105,7 @@ def test_it_learns_to_match_and_reports_retrieval(run, config):
     assert last["text_to_image"] > 0.8
 
     matcher = ImageTextMatcher.load(run)
-    images, texts = read_image_texts("image_text", config.data.valid)
+    images, texts = read_image_texts("files", config.data.valid)
     found = retrieval(matcher, images, texts)
     assert found["image_to_text"] == pytest.approx(last["image_to_text"])
     assert found["text_to_image"] == pytest.approx(last["text_to_image"])
@@ -162,7 +162,7 @@ def test_files_that_are_not_pairs_are_refused(arrays, message, tmp_path):
     path = tmp_path / "pairs.npz"
     np.savez(path, **{"images": np.zeros((2, 6, 6, 3), np.uint8), **arrays})
     with pytest.raises(UserError, match=message):
-        read_image_texts("image_text", str(path))
+        read_image_texts("files", str(path))
 
 
 def test_the_scale_stays_below_100_and_can_fall_again():
@@ -232,7 +232,7 @@ def folder(tmp_path):
 
 
 def test_a_folder_has_a_text_for_each_line_of_its_captions(folder):
-    images, texts = read_image_texts("image_text", str(folder), FORM)
+    images, texts = read_image_texts("files", str(folder), FORM)
 
     assert texts == ["a cat", "a dog", "an animal"]
     assert images.shape == (3, 6, 8, 3)
@@ -247,9 +247,9 @@ def test_a_line_without_a_picture_of_the_folder_is_refused(line, folder):
     (folder / "captions.txt").write_text(f"a.png\ta cat\n{line}\n")
 
     with pytest.raises(UserError, match=r"captions\.txt:2: expected a file in this folder, a tab"):
-        read_image_texts("image_text", str(folder), FORM)
+        read_image_texts("files", str(folder), FORM)
 
 
 def test_a_folder_needs_the_size_of_a_model(folder):
     with pytest.raises(UserError, match=r"expected an \.npz file here, got a folder"):
-        read_image_texts("image_text", str(folder))
+        read_image_texts("files", str(folder))

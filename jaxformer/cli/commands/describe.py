@@ -51,7 +51,7 @@ def describe(
 
     reader = model.load_as(PictureReader, workdir, SearchOptions(changes={}).settings(workdir))
     pixels, references = _read(images)
-    shown = None if examples is None else read_image_texts("image_text", str(examples))
+    shown = None if examples is None else read_image_texts("files", str(examples))
     found = reader.describe(pixels, shown, max_tokens=max_tokens)
 
     if references is not None:

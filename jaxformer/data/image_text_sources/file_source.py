@@ -1,4 +1,4 @@
-"""Files of pictures with texts: ``data.corpus=image_text`` and ``captions``."""
+"""Files of pictures with texts: ``data.source=files``."""
 
 import pathlib
 
@@ -51,5 +51,4 @@ def _read_folder(folder: pathlib.Path, form: PictureForm | None) -> ImageTexts:
     return ImageTexts(read_picture_files(paths, form), texts)
 
 
-FILES = ImageTextSource("image_text", 10, _read)
-CAPTIONS = ImageTextSource("captions", 50, _read)
+FILES = ImageTextSource("files", 10, _read)

@@ -1,4 +1,4 @@
-"""Glyphs and their names: ``data.corpus=glyphs``."""
+"""Glyphs and their names: ``data.source=glyphs``."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Numbers of handwritten digits, and their English words: ``data.corpus=handwritten_numbers``."""
+"""Numbers of handwritten digits, and their English words: ``data.source=handwritten_numbers``."""
 
 import numpy as np
 from jaxtyping import Int, UInt8
@@ -47,4 +47,4 @@ def _compose(numbers: Int[np.ndarray, " N"], split: str) -> UInt8[np.ndarray, "N
     return np.concatenate(places, axis=2)
 
 
-NUMBERS = ImageTextSource("handwritten_numbers", 60, lambda split, form: _read(split))
+NUMBERS = ImageTextSource("handwritten_numbers", 30, lambda split, form: _read(split))

@@ -71,8 +71,8 @@ class PictureTextTask(TokenTask):
             )
 
         model: Any = config.model
-        train = read_image_texts(data.corpus, data.train, model.form)
-        valid = read_image_texts(data.corpus, data.valid, model.form)
+        train = read_image_texts(data.source, data.train, model.form)
+        valid = read_image_texts(data.source, data.valid, model.form)
         learn = functools.partial(train_tokenizer, train.texts, config.model.vocab_size)
         tokenizer = tokenizer_of_run(config, folder, learn)
         return cls(

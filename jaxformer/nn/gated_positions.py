@@ -47,10 +47,12 @@ class GatedPositionalAttention(MultiHeadAttention):
     ) -> tuple[Float[Array, "B T D"], None]:
         """Attends from each patch to all; arguments as for ``MultiHeadAttention.attend``."""
         rows, columns = self.grid
-        if memory is not None or cache is not None or x.shape[1] != rows * columns:
+        rules = [*keys.rules()]
+        if memory is not None or cache is not None or rules or x.shape[1] != rows * columns:
+            given = ", ".join(rules) or f"{x.shape[1]} patches"
             raise UserError(
-                f"GatedPositionalAttention: expected {rows * columns} patches, without a memory or "
-                f"a cache: got {x.shape[1]}"
+                f"GatedPositionalAttention: expected {rows * columns} patches without rules, a "
+                f"memory or a cache: got {given}"
             )
 
         weights = self._projections(x.shape[-1])

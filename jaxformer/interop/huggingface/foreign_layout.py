@@ -463,7 +463,9 @@ class Layout:
             names = _names(tensor, model)
             order = _order(tensor)
             if "V" in tensor.axes:
-                joined = joined.take(our_ids, axis=order.index(tensor.axes.index("V")))
+                # Our parameters lack the axes of size 1.
+                own_axes = [tensor.axes[axis] for axis in order if tensor.axes[axis] != "1"]
+                joined = joined.take(our_ids, axis=own_axes.index("V"))
             shape = [own_sizes[tensor.axes[axis]] for axis in order]
             layers = joined.reshape(len(names), *shape)
             layers = layers.transpose(0, *(1 + np.argsort(order)))  # in the order of the file

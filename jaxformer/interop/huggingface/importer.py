@@ -122,13 +122,12 @@ def _class_names(layout: Layout, fields: JsonFields) -> list[str]:
 
 def known_layouts() -> dict[str, Layout]:
     """Returns a layout of each foreign model by its ``model_type``, sorted."""
-    found = {layout.model_type: layout for layout in all_layouts()}
-    return dict(sorted(found.items()))
+    return {layout.model_type: layout for layout in all_layouts()}
 
 
-def all_layouts() -> tuple[Layout, ...]:
-    """Returns all layouts; models that consist of others have several."""
-    return find_values(layouts, Layout)
+def all_layouts() -> list[Layout]:
+    """Returns all layouts, sorted by ``model_type``; models that consist of others have several."""
+    return sorted(find_values(layouts, Layout), key=lambda layout: layout.model_type)
 
 
 def _read_tensors(

@@ -58,8 +58,8 @@ def test_the_search_of_the_workdir_is_the_search_of_the_export():
         if "generation_config.json" in files:
             searches[name] = files["generation_config.json"]
 
-    tasks = ("text-generation", "text-to-text", "automatic-speech-recognition")
-    assert searches.keys() == {name for task in tasks for name in TASKS[task]}
+    decoders = ("text-generation", "text-to-text", "automatic-speech-recognition", "image-to-text")
+    assert searches.keys() == {name for task in decoders for name in TASKS[task]}
     for fields in searches.values():
         assert fields["num_beams"] == 4
         assert fields["length_penalty"] == 1.0

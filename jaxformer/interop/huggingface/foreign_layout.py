@@ -463,7 +463,7 @@ class Layout:
             names = _names(tensor, model)
             order = _order(tensor)
             if "V" in tensor.axes:
-                # Axes of size 1 are not of our parameter.
+                # Our parameters lack the axes of size 1.
                 own_axes = [tensor.axes[axis] for axis in order if tensor.axes[axis] != "1"]
                 joined = joined.take(our_ids, axis=own_axes.index("V"))
             shape = [own_sizes[tensor.axes[axis]] for axis in order]

@@ -7,6 +7,7 @@ from jaxformer.data.whisper_tokenizer import WhisperTokenizer
 from jaxformer.inference.weights import TrainedModel
 from jaxformer.interop.formats import EARLY_STOPPING
 from jaxformer.interop.huggingface.foreign_layout import Layout
+from jaxformer.kinds.captioning import CAPTIONING
 from jaxformer.kinds.language_modeling import LANGUAGE_MODELING
 from jaxformer.kinds.transcription import TRANSCRIPTION
 from jaxformer.kinds.translation import TRANSLATION
@@ -24,7 +25,7 @@ def generation_config(model: TrainedModel, layout: Layout) -> dict[str, Any] | N
     """
     config = model.config
     tokenizer = model.tokenizer
-    if config.kind not in (LANGUAGE_MODELING, TRANSCRIPTION, TRANSLATION):
+    if config.kind not in (CAPTIONING, LANGUAGE_MODELING, TRANSCRIPTION, TRANSLATION):
         return None
 
     fields: dict[str, Any] = {}
@@ -43,6 +44,8 @@ def generation_config(model: TrainedModel, layout: Layout) -> dict[str, Any] | N
         # Its limit counts the beginning and the prompt, too.
         fields |= {**tokenizer.generation, "max_length": config.model.max_length}
         fields["bos_token_id"] = tokenizer.special["eos"]
+    elif config.kind is CAPTIONING:
+        fields["max_new_tokens"] = config.search.max_length or config.model.max_length
     elif config.search.max_length is None:
         longest = data_section(config, DataConfig).max_length + config.search.max_extra_length
         fields["max_length"] = min(config.model.max_length, longest)

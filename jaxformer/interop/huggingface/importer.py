@@ -122,17 +122,15 @@ def _class_names(layout: Layout, fields: JsonFields) -> list[str]:
 
 def known_layouts() -> dict[str, Layout]:
     """Returns a layout of each foreign model by its ``model_type``, sorted."""
-    found = {layout.model_type: layout for layout in all_layouts()}
-    return dict(sorted(found.items()))
+    return {layout.model_type: layout for layout in all_layouts()}
 
 
-def all_layouts() -> tuple[Layout, ...]:
-    """Returns all layouts by their ``model_type``; models that consist of others have several.
+def all_layouts() -> list[Layout]:
+    """Returns all layouts, sorted by ``model_type``; models that consist of others have several.
 
     An export takes the first that can express a model.
     """
-    found = find_values(layouts, Layout)
-    return tuple(sorted(found, key=lambda layout: layout.model_type))
+    return sorted(find_values(layouts, Layout), key=lambda layout: layout.model_type)
 
 
 def _read_tensors(

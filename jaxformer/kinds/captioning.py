@@ -10,7 +10,7 @@ from jaxformer.models.captioning import VisionEncoderDecoder
 CAPTIONING = Kind(
     description="a writer of captions",
     commands="jaxformer caption",
-    use="write with jaxformer caption --images FILE.npz --workdir {workdir}",
+    use="write with jaxformer caption --images PICTURES --workdir {workdir}",
     corpora=("captions",),
     data=CaptionsConfig,
     networks=(VisionEncoderDecoder,),

@@ -76,7 +76,7 @@ def caption(
     write_rows(output or STDOUT, texts, pictures)
 
 
-COMMAND = Command("caption", caption, place=109)
+COMMAND = Command("caption", caption, place=110)
 
 
 def _count_matches(texts: Sequence[str], references: Sequence[str]) -> str:

@@ -143,7 +143,7 @@ def test_the_page_runs_as_printed(tmp_path, monkeypatch, capsys):
     shutil.copytree(imported("clip").workdir, "runs/clip")
     np.savez("photos.npz", images=imported("clip").outputs["images"])
 
-    names = pages.execute("pictures_and_text.md")
+    names = pages.execute("pictures_and_text.md", "CLIP")
 
     assert names["seen"].shape == (3, 10)
     assert names["read"].shape == (1, 10)

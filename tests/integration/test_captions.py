@@ -12,11 +12,13 @@ from jaxformer import (
     TrainingConfig,
     VisionEncoderDecoderConfig,
     every,
+    load_config,
     load_model,
     quantize,
     train,
 )
 from jaxformer.cli import main
+from jaxformer.data.image_texts import read_image_texts
 from jaxformer.errors import UserError
 
 from ..runs import changed, reports
@@ -155,3 +157,26 @@ def test_mistakes_are_explained(run, config, tmp_path):
     short = changed(config, model={"max_length": 3})
     with pytest.raises(UserError, match=r"train\.npz: expected texts of at most 2 tokens"):
         train(short, tmp_path / "short")
+
+
+@pytest.mark.nightly
+def test_numbers_that_training_never_saw_are_read(tmp_path):
+    """The figures of ``configs/read_numbers.py``."""
+    train(load_config("read_numbers"), tmp_path / "run")
+    assert reports(tmp_path / "run")[-1]["exact_match"] >= 90
+
+
+def test_held_out_numbers_are_in_no_training_picture():
+    held_out = read_image_texts("handwritten_numbers", "test")
+    training = read_image_texts("handwritten_numbers", "train")
+    assert len(set(held_out.texts)) == 100
+    assert len(set(training.texts)) == 900
+    assert not set(held_out.texts) & set(training.texts)
+    assert held_out.images.shape == (100, 8, 24, 1)
+
+    # Pictures of digits differ, too.
+    digits_of = [images.reshape(-1, 8, 3, 8).swapaxes(1, 2) for images, _ in (held_out, training)]
+    seen, trained = [{digit.tobytes() for digit in each.reshape(-1, 64)} for each in digits_of]
+    assert len(seen & trained) <= 1
+    with pytest.raises(UserError, match="handwritten_numbers has the splits train and test: got"):
+        read_image_texts("handwritten_numbers", "valid")

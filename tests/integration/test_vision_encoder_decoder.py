@@ -5,6 +5,7 @@ The fixtures are made by ``tests/fixtures/make_captions.py``.
 
 import dataclasses
 import json
+import shutil
 from typing import Any
 
 import jax
@@ -21,6 +22,7 @@ from jaxformer.interop.export import export_model
 from jaxformer.interop.huggingface.importer import import_huggingface
 
 from ..fixtures.random_weights import read_arrays
+from . import pages
 from .families import imported, relative_difference, write_model
 
 pytest.importorskip("tokenizers")
@@ -103,3 +105,15 @@ def test_other_files_are_refused_by_name(change, message, tmp_path):
     with pytest.raises(UserError) as caught:
         import_huggingface(folder, tmp_path / "run")
     assert message in str(caught.value)
+
+
+def test_the_page_runs_as_printed(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(imported("trocr").workdir, "runs/trocr")
+    images = imported("trocr").outputs["images"]
+
+    names = pages.execute("pictures_and_text.md", "Reading pictures", images=images)
+
+    assert len(names["best"]) == 2
+    assert names["weights"].shape == (2, 4, len(names["best"][0].tokens), 2, 2)
+    assert capsys.readouterr().out.startswith("['")

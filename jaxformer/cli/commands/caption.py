@@ -42,7 +42,7 @@ def caption(
         also has texts, the percentage of exact matches is printed to standard error
       output: file for the texts, one per line (default: standard output)
       attention: image to write, .png or .svg: the first eight pictures, and where the last layer
-        looks as it writes each token
+        looks as it writes each word
 
     Search: Defaults come from the run's config.
 
@@ -90,20 +90,46 @@ def _draw(
     found: "Sequence[list[Hypothesis]]",
     path: pathlib.Path,
 ) -> None:
-    """Draws the first pictures, with the attention of each token to their patches."""
-    from jaxformer.data.tokenizer import EOS
+    """Draws the first pictures, with the attention of each word to their patches."""
     from jaxformer.plots.image_attention import draw_maps
 
     numbers = [number for number, n_best in enumerate(found[:_DRAWN]) if n_best]
     shown = [found[number][0] for number in numbers]
-    # The end has no text to draw above its map.
-    tokens = [[token for token in each.tokens if token != EOS] for each in shown]
-    weights = captioner.attention(pixels[numbers], tokens)
+    weights = captioner.attention(pixels[numbers], [each.tokens for each in shown])
 
+    maps = []
+    for hypothesis, layers in zip(shown, weights, strict=True):
+        of_tokens = layers[-1].mean(axis=0)  # [T, rows, columns], of all heads
+        maps.append(_average_words(captioner, hypothesis, of_tokens))
     draw_maps(
         pixels[numbers],
-        [layers[-1].mean(axis=0) for layers in weights],
-        names=[[captioner.detokenize([token]) for token in own] for own in tokens],
+        maps,
+        names=[each.text.split() for each in shown],
         path=path,
         titles=[each.text for each in shown],
     )
+
+
+def _average_words(
+    captioner: "Captioner",
+    hypothesis: "Hypothesis",
+    maps: "np.ndarray",
+) -> "list[np.ndarray]":
+    """Returns the mean of the maps of the tokens of each word, which spaces separate."""
+    import numpy as np
+
+    from jaxformer.data.tokenizer import EOS
+
+    maps_of_words: list[list[np.ndarray]] = [[] for _ in hypothesis.text.split()]
+    num_before = 0
+    for place, of_token in enumerate(maps, start=1):
+        if hypothesis.tokens[place - 1] == EOS:
+            continue
+
+        # A token continues the newest word, or begins one or more.
+        num_words = len(captioner.detokenize(hypothesis.tokens[:place]).split())
+        first = max(0, min(num_before, num_words - 1))
+        for own_maps in maps_of_words[first:num_words]:
+            own_maps.append(of_token)
+        num_before = num_words
+    return [np.mean(own_maps, axis=0) for own_maps in maps_of_words]

@@ -1,19 +1,18 @@
-r"""A language model of number words that learns to read handwritten numbers (Flamingo).
+"""A language model of number words that learns to read handwritten numbers (Flamingo).
 
     python -m jaxformer.data.number_files --directory=runs
-    python train.py --config=configs/flamingo.py:text --workdir=runs/flamingo_text \
-        --config.data.file=runs/numbers.txt
-    python train.py --config=configs/flamingo.py --workdir=runs/flamingo \
-        --config.training.init_from=runs/flamingo_text
+    python train.py --config=configs/flamingo.py:text --workdir=runs/flamingo_text --config.data.file=runs/numbers.txt
+    python train.py --config=configs/flamingo.py --workdir=runs/flamingo --config.training.init_from=runs/flamingo_text
     jaxformer describe --workdir runs/flamingo --images runs/test.npz --examples runs/examples.npz
 
 The variant "text" trains a language model of characters on the words of 900 numbers. The other one
 freezes it, and trains an encoder of pictures, a resampler and gated blocks on pictures of
 three digits of scikit-learn (``pip install '.[vision]'``).
 Measured: nothing; it has not been run.
-"""
+"""  # noqa: E501
 
 import dataclasses
+from typing import Any
 
 from jaxformer.config import Config, StreamConfig, TrainingConfig, select
 from jaxformer.data.interleaved import InterleavedConfig
@@ -23,7 +22,7 @@ from jaxformer.models.llama import LlamaConfig
 from jaxformer.search import BeamSearch
 
 # Of the language model, which both variants have.
-SIZES = {
+SIZES: dict[str, Any] = {
     "vocab_size": 27,
     "d_model": 96,
     "d_ff": 192,

@@ -24,9 +24,15 @@ from machine import machine
 from jaxformer import Config, ImageClassifier, ImagesConfig, train
 from jaxformer.config import data_section
 from jaxformer.data.images import read_images
+from jaxformer.plots import figure
 
 CONFIG = pathlib.Path(__file__).parents[1] / "configs" / "digits.py"
 MODELS = {"ViT": "", "ConViT": "convit", "CNN": "cnn"}
+STYLES = {
+    "ViT": (figure.BLUE, "o"),
+    "ConViT": (figure.ORANGE, "s"),
+    "CNN": (figure.GREEN, "D"),
+}
 
 
 def main() -> None:
@@ -106,25 +112,29 @@ def print_table(accuracies: dict[str, dict[str, list[float]]]) -> None:
 
 
 def draw(accuracies: dict[str, dict[str, list[float]]], path: pathlib.Path) -> None:
-    """Draws the errors of each model, from the lowest to the highest seed."""
-    import matplotlib.pyplot as plt
+    """Draws the errors of each model: the median, and from the lowest to the highest seed."""
+    with figure.open_figure(path, 4.6, 3.2) as page:
+        axes = page.subplots()
+        for name, rows in accuracies.items():
+            color, marker = STYLES[name]
+            percents = [int(percent) for percent in rows]
+            errors = [[100 - score for score in scores] for scores in rows.values()]
+            medians = [statistics.median(each) for each in errors]
+            axes.plot(percents, medians, marker + "-", color=color, label=name, ms=4)
+            lowest = [min(each) for each in errors]
+            highest = [max(each) for each in errors]
+            axes.vlines(percents, lowest, highest, color=color, alpha=0.5)
 
-    figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
-    for name, rows in accuracies.items():
-        percents = [int(percent) for percent in rows]
-        errors = [[100 - score for score in scores] for scores in rows.values()]
-        medians = [statistics.median(each) for each in errors]
-        below = [median - min(each) for median, each in zip(medians, errors, strict=True)]
-        above = [max(each) - median for median, each in zip(medians, errors, strict=True)]
-        axes.errorbar(percents, medians, yerr=[below, above], marker="o", capsize=3, label=name)
-
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_xticks(percents, [f"{percent} %" for percent in percents])
-    axes.set_xlabel("training digits")
-    axes.set_ylabel("errors on the test digits, %")
-    axes.legend()
-    figure.savefig(path)
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.set_xticks(percents, [f"{percent} %" for percent in percents])
+        axes.set_yticks([1, 2, 4, 8], ["1", "2", "4", "8"])
+        axes.minorticks_off()
+        axes.set_xlabel("training digits")
+        axes.set_title("Errors on the test digits, %")
+        axes.grid(visible=True)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(loc="upper right")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,12 @@
-"""One model that spells numbers, names digits in pictures and balances a pole: a small Gato."""
+"""One model that spells numbers, names digits in pictures and balances a pole: a small Gato.
+
+    python train.py --config=configs/gato.py --workdir=runs/gato
+    jaxformer play --workdir runs/gato --episodes 100
+
+The digits come with scikit-learn (``pip install '.[vision]'``), all else is generated. The variant
+``configs/gato.py:smoke`` takes only a few steps.
+Measured: nothing yet.
+"""
 
 import dataclasses
 

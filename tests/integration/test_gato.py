@@ -1,6 +1,7 @@
 """A multi-task agent, from its run to its commands; resumed, on meshes, in int8 and fine-tuned."""
 
 import dataclasses
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +23,7 @@ from jaxformer.models.gato import Gato, GatoConfig
 from jaxformer.tasks.gato.agent import Agent, play_episodes
 
 from ..runs import changed, reports
+from . import pages
 
 CONFIG = Config(
     model=GatoConfig(
@@ -154,6 +156,13 @@ def test_an_episode_equals_whole_passes(run):
         failed = cart_pole.has_failed(own)
         lengths.append(int(failed.argmax()) if failed.any() else 10)
     assert played.returns.tolist() == lengths
+
+
+def test_the_page_runs_as_printed(run, capsys, tmp_path, monkeypatch):
+    shutil.copytree(run, tmp_path / "runs" / "gato")
+    monkeypatch.chdir(tmp_path)
+    pages.execute("gato.md")
+    assert capsys.readouterr().out == "(3,) (3, 500, 4)\n"
 
 
 def test_texts_are_only_characters(run):

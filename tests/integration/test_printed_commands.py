@@ -480,6 +480,12 @@ def _(reader: Reader) -> None:
         reader.text(f"{split}.tsv", *["a.wav\tthe cat", "b.wav\ta dog"] * 4)
 
 
+@prepares("docs/gato.md")
+def _(reader: Reader) -> None:
+    images = np.zeros((2, 8, 8), np.uint8)
+    np.savez(reader.folder / "digits.npz", images=images, labels=[3, 4])
+
+
 @prepares("docs/vision.md")
 def _(reader: Reader) -> None:
     rng = np.random.default_rng(0)

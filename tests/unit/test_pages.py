@@ -26,6 +26,7 @@ EXECUTED = {
     "docs/configs.md": "unit/cli/test_config_file.py",
     "docs/decoding.md": "integration/test_research_page.py",
     "docs/fine_tuning.md": "integration/test_fine_tuning_page.py",
+    "docs/gato.md": "integration/test_gato.py",
     "docs/hugging_face.md": "integration/test_huggingface.py",
     "docs/language_model.md": "integration/test_language_model.py",
     "docs/parsing.md": "integration/test_parsing.py",

@@ -128,7 +128,7 @@ def draw(accuracies: dict[str, dict[str, list[float]]], path: pathlib.Path) -> N
         axes.set_xscale("log")
         axes.set_yscale("log")
         axes.set_xticks(percents, [f"{percent} %" for percent in percents])
-        axes.set_yticks([1, 2, 4, 8], ["1", "2", "4", "8"])
+        axes.set_yticks([0.5, 1, 2, 4, 8], ["0.5", "1", "2", "4", "8"])
         axes.minorticks_off()
         axes.set_xlabel("training digits")
         axes.set_title("Errors on the test digits, %")

@@ -8,9 +8,28 @@ from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
 from jaxformer.errors import UserError
+from jaxformer.fields import fields_given
+from jaxformer.nn.argument_checks import check_supported
 from jaxformer.nn.attention import MultiHeadAttention
 from jaxformer.nn.block import Block
 from jaxformer.nn.keys import Keys
+
+# The fields of MultiHeadAttention that the layer has, too, its own, and two that Flax adds.
+_FIELDS = {
+    "num_heads",
+    "d_k",
+    "d_v",
+    "use_bias",
+    "dropout_rate",
+    "make_bias",
+    "scale",
+    "compute_dtype",
+    "grid",
+    "window",
+    "shift",
+    "parent",
+    "name",
+}
 
 
 class WindowAttention(MultiHeadAttention):
@@ -31,6 +50,11 @@ class WindowAttention(MultiHeadAttention):
     grid: tuple[int, int] = (1, 1)
     window: int = 1
     shift: int = 0
+
+    def setup(self) -> None:
+        super().setup()
+        reason = "which it would ignore"
+        check_supported("WindowAttention", fields_given(self), _FIELDS, reason=reason)
 
     def attend(
         self,

@@ -251,7 +251,9 @@ def test_mistakes_in_labels_and_kinds_are_refused_in_one_line(run, config, tmp_p
         Translator.load(run)
     command = ["score", "--workdir", str(run), "--target", config.data.train]
     assert main(command) == 2
-    expected = "expected a model of sentence pairs, a parser or a language model, got a class"
+    expected = (
+        "expected a model of sentence pairs, a parser, a language model or a multi-task agent, got"
+    )
     assert f"{run}: {expected}" in capsys.readouterr().err
 
     with pytest.raises(UserError, match=r"class EncoderConfig or BertConfig with data\.corpus=l"):

@@ -314,7 +314,7 @@ def test_a_mistake_gives_one_line(generate, options, words):
 
 
 def test_models_of_another_kind_are_refused(run, generate, learned_workdir, capsys):
-    with pytest.raises(UserError, match="expected a language model, got a model of sentence pairs"):
+    with pytest.raises(UserError, match="a language model or a multi-task agent, got a model of"):
         Generator.load(learned_workdir)
     with pytest.raises(UserError, match="a model of sentence pairs or a parser, got a language"):
         Translator.load(run.workdir)

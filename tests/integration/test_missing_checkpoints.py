@@ -37,7 +37,7 @@ def state_of(folder):
 def test_resuming_is_refused_and_changes_nothing(folder, tmp_path):
     """A link out of the workdir is refused, too: an untrusted workdir could have it."""
     before = state_of(folder)
-    assert len(before["metrics.jsonl"].splitlines()) == 6
+    assert len(before["metrics.jsonl"].splitlines()) == 7
 
     def refused(expected):
         with pytest.raises(UserError, match=f"checkpoints: expected .* {expected}"):
@@ -82,4 +82,4 @@ def test_run_without_a_checkpoint_starts_over(folder):
     assert Checkpoints(folder.checkpoints).steps() == [2]
     assert json.loads(folder.committed.read_bytes()) == {"step": 2}
     assert (folder.path / "metrics.after-0.jsonl").read_bytes() == before
-    assert len(folder.metrics.read_bytes().splitlines()) == 2
+    assert len(folder.metrics.read_bytes().splitlines()) == 3

@@ -64,8 +64,6 @@ ALLOWED = {
     ("jaxformer/registry.py", "import_module"): "the names are of the modules of a package",
     ("jaxformer/data/array_files.py", "load"): "of numpy, which refuses pickles by default",
     ("jaxformer/data/array_files.py", "zipfile"): "names the error of a damaged file",
-    ("jaxformer/data/images.py", "load"): "of numpy, which refuses pickles by default",
-    ("jaxformer/data/images.py", "zipfile"): "names the error of a damaged file",
     ("jaxformer/inference/shortlist.py", "load"): "of numpy, which refuses pickles by default",
     ("jaxformer/inference/shortlist.py", "zipfile"): "names the error of a damaged file",
     ("jaxformer/data/preparation.py", "tarfile"): "reads files, and extracts nothing to disk",

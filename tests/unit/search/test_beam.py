@@ -273,8 +273,14 @@ def test_other_ends_must_be_tokens_and_no_contrast():
         jax.eval_shape(lambda: search(step, (2, 7)))
 
     both = contrast(step, step, 0.1)
+
+    def search_both():
+        settings = beam(other_ends=(2,))
+        state = settings.start(((), ()), np.array([3]), 6, contrast=True)
+        return settings.advance(both, state, 6)
+
     with pytest.raises(UserError, match="a contrast has one end"):
-        jax.eval_shape(lambda: search(both, (2,)))
+        jax.eval_shape(search_both)
 
 
 @pytest.mark.parametrize(

@@ -112,6 +112,8 @@ SIZES = {
     "flamingo": "model.d_model=16 model.d_ff=16 model.num_layers=1 data.rows=2 "
     "model.vision_d_model=16 model.vision_d_ff=16 model.vision_num_layers=1 "
     "model.resampler_d_ff=16 model.resampler_num_layers=1",
+    "digits:convit": "model.d_model=16 model.d_ff=16 data.rows=8",
+    "gato": "model.d_model=16 model.d_ff=16 model.num_layers=1",
     "digits:swin": "model.d_model=8 model.d_ff=8 data.rows=8",
     "read_numbers": "model.d_model=16 model.d_ff=16 model.num_layers=1 model.encoder_d_model=16 "
     "model.encoder_d_ff=16 model.encoder_num_layers=1 data.rows=8",

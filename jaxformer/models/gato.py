@@ -116,7 +116,7 @@ class PatchEmbedding(nn.Module):
     The block is of version 2 (He et al. 2016): x + conv(gelu(norm(conv(gelu(norm(x)))))), with
     group normalization. A convolution before it widens the pixels to its channels.
 
-    Departs from the paper, which does not publish the sizes: all kernels are 3 by 3.
+    The sizes are not published. Here all kernels are 3 by 3.
     """
 
     config: GatoConfig
@@ -236,8 +236,12 @@ def grid_bins(
 class Gato(StepwiseModel):
     """Predicts the next token of a text, or the next action, from all items before it.
 
-    Departs from the paper: feed-forward networks have GELU, and not GEGLU, and layers are not
-    dropped at random. :meth:`start`, :meth:`prefill` and :meth:`step` decode texts as
+    Departs from the paper: there is no encoder.
+
+    Departs from Reed et al., too: feed-forward networks have GELU, and not GEGLU, and layers are
+    not dropped at random.
+
+    :meth:`start`, :meth:`prefill` and :meth:`step` decode texts as
     :class:`~jaxformer.LanguageModel` does.
     """
 

@@ -120,6 +120,8 @@ SIZES = {
     "spoken_numerals": _SPOKEN,
     "spoken_numerals:few": _SPOKEN,
     "spoken_numerals:pretrain": _SPOKEN,
+    "gato": "model.d_model=16 model.d_ff=16 model.num_layers=1 data.text_rows=2 "
+    "data.caption_rows=2 data.control_rows=2 data.episodes=4",
     "parsing:small": f"{_PAIRS} model.vocab_size=300",
     "student:firefox": f"{_STUDENT} {_PACKED}",
     "student": f"{_STUDENT} {_PACKED} model.vocab_size=300",

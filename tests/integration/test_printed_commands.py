@@ -66,7 +66,7 @@ NOT_RUN = {
     r"jaxformer train base --workdir /shared/": ACCELERATOR,
     r"jaxformer train big .*--config\.mesh\.fsdp=4": ACCELERATOR,
     r"python benchmarks/tpu\.py ": ACCELERATOR,
-    r"python benchmarks/long_input\.py ": HOURS,
+    r"python benchmarks/(long_input|sample_efficiency)\.py ": HOURS,
     r"python benchmarks/.* --peers? ": PEER,
     r"python benchmarks/speak_numerals\.py ": SYNTHESIZER,
     r"(jaxformer serve|curl)\b": SERVER,
@@ -113,7 +113,6 @@ SIZES = {
     "model.vision_d_model=16 model.vision_d_ff=16 model.vision_num_layers=1 "
     "model.resampler_d_ff=16 model.resampler_num_layers=1",
     "digits:convit": "model.d_model=16 model.d_ff=16 data.rows=8",
-    "gato": "model.d_model=16 model.d_ff=16 model.num_layers=1",
     "digits:swin": "model.d_model=8 model.d_ff=8 data.rows=8",
     "read_numbers": "model.d_model=16 model.d_ff=16 model.num_layers=1 model.encoder_d_model=16 "
     "model.encoder_d_ff=16 model.encoder_num_layers=1 data.rows=8",

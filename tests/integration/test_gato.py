@@ -7,8 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from configs.gato import GATO, SMOKE
-from jaxformer import BeamSearch, every, train
+from jaxformer import BeamSearch, every, load_config, train
 from jaxformer.cli import main
 from jaxformer.config import Config, TrainingConfig
 from jaxformer.data import cart_pole
@@ -277,7 +276,7 @@ def test_what_cannot_be_played_is_refused(run, capsys):
 
 @pytest.mark.nightly
 def test_the_demonstration(tmp_path):
-    train(GATO, tmp_path / "run")
+    train(load_config("gato"), tmp_path / "run")
     *_, last = reports(tmp_path / "run", "valid")
     assert last["caption_accuracy"] > 0.97
 
@@ -295,6 +294,6 @@ def test_the_demonstration(tmp_path):
 
 def test_the_smoke_variant_takes_its_steps(tmp_path):
     pytest.importorskip("sklearn.datasets", reason="jaxformer[vision] is not installed")
-    train(SMOKE, tmp_path / "run")
+    train(load_config("gato:smoke"), tmp_path / "run")
     *_, last = reports(tmp_path / "run", "valid")
     assert last["step"] == 4

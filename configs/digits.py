@@ -9,6 +9,8 @@ Measured: 99.56 % of the 450 test digits, the median of five seeds, from 98.67 t
 vector machine (gamma=0.001) reaches 99.56 %, a nearest neighbor 99.11 %. The variant "writers" is
 tested on other writers: 98.11 %, from 97.33 to 98.44; the others reach 96.89 and 96.11 %. A run
 takes 100 seconds of one core of an Intel Xeon, beside other work.
+The variant "swin" has 161,310 parameters. Two seeds reach 98.67 and 99.11 % of the test digits,
+less than the ViT; a run takes five minutes of one core.
 """
 
 import dataclasses

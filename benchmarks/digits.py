@@ -41,18 +41,18 @@ def main() -> None:
     fitted = read_images(config.data, config.data.train)
     test = read_images(config.data, config.data.valid)
     rows = peer_scores(fitted, test)
-    name = config.kind.network_of(config.model).__name__
+    network = config.kind.network_of(config.model).__name__
     ours = {}
     for seed in range(options.seeds):
         run = folder / f"{options.variant or 'digits'}{seed}"
-        ours[f"{name}, seed {seed}"] = our_score(config, seed, run, test)
+        ours[f"{network}, seed {seed}"] = our_score(config, seed, run, test)
     rows |= ours
 
     print("| classifier | test accuracy, % | errors | CPU seconds |\n|---|--:|--:|--:|")
     for name, row in rows.items():
         print(f"| {name} | {row['accuracy']:.2f} | {row['errors']} | {row['seconds']:.0f} |")
     accuracies = [row["accuracy"] for row in ours.values()]
-    print(f"| {name}, median | {statistics.median(accuracies):.2f} | | |")
+    print(f"| {network}, median | {statistics.median(accuracies):.2f} | | |")
     print(json.dumps({"variant": options.variant, "rows": rows, "machine": machine()}))
 
 

@@ -5,8 +5,9 @@
 
 The letters are drawn in twelve fonts of matplotlib (``pip install '.[plots]'``), and named as in
 Unicode. For 46 pairs of a letter and an accent, such as A and ACUTE, training has both with others.
-Measured: after half of the steps, 63.1 % of 1,020 pictures of these pairs are nearest to their name
-among the 85 held-out names (chance: 1.2 %), and 26.7 % among all 612 names (chance: 0.2 %).
+Measured: 82.5 % of the 1,020 pictures of these pairs are nearest to their name among the 85
+held-out names (chance: 1.2 %), and 49.8 % among all 612 names (chance: 0.2 %). The model has
+210,113 parameters; the run took 457 CPU seconds, beside other work.
 """
 
 import dataclasses
@@ -36,7 +37,7 @@ GLYPHS = Config(
         activation="gelu",
     ),
     data=ImageTextConfig(
-        corpus="glyphs",
+        source="glyphs",
         train="train",
         valid="test",
         rows=128,

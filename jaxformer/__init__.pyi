@@ -9,6 +9,7 @@ from jaxformer.config import EncoderConfig as EncoderConfig
 from jaxformer.config import FitConfig as FitConfig
 from jaxformer.config import ImagesConfig as ImagesConfig
 from jaxformer.config import ImageTextConfig as ImageTextConfig
+from jaxformer.config import InterleavedConfig as InterleavedConfig
 from jaxformer.config import LabeledConfig as LabeledConfig
 from jaxformer.config import MeshConfig as MeshConfig
 from jaxformer.config import ModelConfig as ModelConfig
@@ -19,6 +20,7 @@ from jaxformer.data.bpe import train_tokenizer as train_tokenizer
 from jaxformer.data.corpus import Corpus as Corpus
 from jaxformer.data.loader import prefetch as prefetch
 from jaxformer.data.tokenizer import Tokenizer as Tokenizer
+from jaxformer.data.transcripts import TranscriptsConfig as TranscriptsConfig
 from jaxformer.errors import UserError as UserError
 from jaxformer.experiment import make_optimizer as make_optimizer
 from jaxformer.experiment import train as train
@@ -49,6 +51,8 @@ from jaxformer.models.convit import ConViTConfig as ConViTConfig
 from jaxformer.models.encoder import Encoder as Encoder
 from jaxformer.models.encoder_decoder import EncoderDecoder as EncoderDecoder
 from jaxformer.models.encoder_decoder import EncoderDecoderConfig as EncoderDecoderConfig
+from jaxformer.models.flamingo import Flamingo as Flamingo
+from jaxformer.models.flamingo import FlamingoConfig as FlamingoConfig
 from jaxformer.models.gpt2 import GPT2 as GPT2
 from jaxformer.models.gpt2 import GPT2Config as GPT2Config
 from jaxformer.models.language_model import LanguageModel as LanguageModel
@@ -65,6 +69,8 @@ from jaxformer.models.t5 import T5Config as T5Config
 from jaxformer.models.transformer import Transformer as Transformer
 from jaxformer.models.vit import ViT as ViT
 from jaxformer.models.vit import ViTConfig as ViTConfig
+from jaxformer.models.whisper import Whisper as Whisper
+from jaxformer.models.whisper import WhisperConfig as WhisperConfig
 from jaxformer.nn.attention import MultiHeadAttention as MultiHeadAttention
 from jaxformer.nn.block import Block as Block
 from jaxformer.nn.block import Residual as Residual
@@ -96,6 +102,7 @@ from jaxformer.tasks.captions.captioner import Captioner as Captioner
 from jaxformer.tasks.classification.text_classifier import Classifier as Classifier
 from jaxformer.tasks.image_text.image_text_matcher import ImageTextMatcher as ImageTextMatcher
 from jaxformer.tasks.images.image_classifier import ImageClassifier as ImageClassifier
+from jaxformer.tasks.interleaved.picture_reader import PictureReader as PictureReader
 from jaxformer.tasks.multiple_choice.chooser import Chooser as Chooser
 from jaxformer.tasks.parsing.parser import Parser as Parser
 from jaxformer.tasks.question_answering.reader import Answer as Answer
@@ -104,6 +111,7 @@ from jaxformer.tasks.regression.regressor import Regressor as Regressor
 from jaxformer.tasks.tagging.tagger import Entity as Entity
 from jaxformer.tasks.tagging.tagger import TaggedWord as TaggedWord
 from jaxformer.tasks.tagging.tagger import Tagger as Tagger
+from jaxformer.tasks.transcription.speech_transcriber import SpeechTranscriber as SpeechTranscriber
 from jaxformer.training.arrays import epochs as epochs
 from jaxformer.training.arrays import evaluate_arrays as evaluate_arrays
 from jaxformer.training.averaging import ema_params as ema_params

@@ -21,6 +21,7 @@ from jaxformer.data.captions import CaptionsConfig
 from jaxformer.data.corpus import DataConfig, DataSection
 from jaxformer.data.image_texts import ImageTextConfig
 from jaxformer.data.images import ImagesConfig
+from jaxformer.data.interleaved import InterleavedConfig
 from jaxformer.data.labeled import LabeledConfig
 from jaxformer.data.stream import StreamConfig
 from jaxformer.errors import UserError, prefix_errors, typed_command
@@ -54,6 +55,7 @@ __all__ = [  # Users import the sections of a config from here, too.
     "FitConfig",
     "ImageTextConfig",
     "ImagesConfig",
+    "InterleavedConfig",
     "LabeledConfig",
     "MeshConfig",
     "ModelConfig",

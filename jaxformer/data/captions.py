@@ -12,15 +12,11 @@ class CaptionsConfig(ImageTextConfig):
     """Pictures with texts, to train a model that writes the texts.
 
     Attributes:
-      corpus: "captions" reads files as "image_text" does; "handwritten_numbers" has the numbers
-        from 0 to 999 in English, and their pictures: digits of scikit-learn, three side by side.
-      train: Training split: a file, or the name of a split. "handwritten_numbers" has "train" and
-        "test", with other digits and other numbers.
-      valid: Validation split, in the same form.
+      corpus: "captions"; selects the kind of the experiment.
       rows: Pictures of a global batch.
     """
 
-    corpus: Literal["captions", "handwritten_numbers"] = "captions"
+    corpus: Literal["captions"] = "captions"  # pyright: ignore[reportIncompatibleVariableOverride]
     rows: int = setting(64, "positive")
 
     @property

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import UInt8
@@ -10,6 +10,7 @@ from jaxtyping import UInt8
 from jaxformer.data import image_text_sources
 from jaxformer.data.corpus import DataSection
 from jaxformer.data.images import Augmentation
+from jaxformer.data.picture_files import PictureForm
 from jaxformer.errors import UserError
 from jaxformer.fields import check_one_of, check_values, setting
 from jaxformer.registry import find_entries
@@ -20,17 +21,23 @@ class ImageTextConfig(Augmentation, DataSection):
     """Pictures with texts, to train the encoders of both.
 
     Attributes:
-      corpus: "image_text" reads ``.npz`` files with the arrays ``images``, uint8, [N, height,
-        width, channels] or [N, height, width], and ``texts``, of strings; "glyphs" draws Latin
-        letters in the fonts of matplotlib, whose texts are their names in Unicode.
-      train: Training split: a file, or the name of a split. "glyphs" has "train", "test", with
-        pairs of a letter and an accent that "train" lacks, and "all".
+      corpus: "image_text"; selects the kind of the experiment.
+      source: "files" reads ``.npz`` files with the arrays ``images``, uint8, [N, height, width,
+        channels] or [N, height, width], and ``texts``, of strings, or folders of PNG and JPEG files
+        with a ``captions.txt``, whose lines are a file, a tab and a text; "glyphs" draws Latin
+        letters in the fonts of matplotlib, whose texts are their names in Unicode;
+        "handwritten_numbers" has the numbers from 0 to 999 in English, and their pictures: digits
+        of scikit-learn, three side by side.
+      train: Training split: a file, a folder, or the name of a split. "glyphs" has "train", "test",
+        with pairs of a letter and an accent that "train" lacks, and "all"; "handwritten_numbers"
+        has "train" and "test", with other digits and other numbers.
       valid: Validation split, in the same form.
       tokenizer: As in :class:`~jaxformer.data.corpus.DataConfig`.
       rows: Pairs of a global batch. Each picture is compared with all texts of its batch.
     """
 
-    corpus: str = "image_text"
+    corpus: Literal["image_text"] = "image_text"
+    source: str = "files"
     train: str = setting("", may_change=True)
     valid: str = setting("", may_change=True)
     rows: int = setting(128, "positive")
@@ -38,7 +45,7 @@ class ImageTextConfig(Augmentation, DataSection):
 
     def __post_init__(self) -> None:
         check_values(self, "data")
-        check_one_of("data.corpus", self.corpus, known_image_texts())
+        check_one_of("data.source", self.source, known_image_texts())
         self.check_paths("train", "valid", "tokenizer")
 
     @property
@@ -65,14 +72,15 @@ class ImageTextSource(NamedTuple):
     """A source of pictures with texts.
 
     Attributes:
-      name: The value of ``data.corpus`` that selects it.
+      name: The value of ``data.source`` that selects it.
       place: Number that sorts the sources in messages.
-      read: Returns the pairs of a split, given its name.
+      read: Returns the pairs of a split, given its name, and the form of the pictures that a model
+        takes, or None; a folder of files needs it, all else ignores it.
     """
 
     name: str
     place: int
-    read: Callable[[str], ImageTexts]
+    read: Callable[[str, PictureForm | None], ImageTexts]
 
 
 def known_image_texts() -> dict[str, ImageTextSource]:
@@ -80,13 +88,13 @@ def known_image_texts() -> dict[str, ImageTextSource]:
     return find_entries(image_text_sources, ImageTextSource)
 
 
-def read_image_texts(source: str, split: str) -> ImageTexts:
-    """Reads a split of a source, given its name.
+def read_image_texts(source: str, split: str, form: PictureForm | None = None) -> ImageTexts:
+    """Reads a split of a source, given its name; pictures of a folder are converted to ``form``.
 
     Raises:
       UserError: There is no such split, it has no pairs, or a text is blank.
     """
-    found = known_image_texts()[source].read(split)
+    found = known_image_texts()[source].read(split, form)
     if not found.texts:
         raise UserError(f"{split}: expected pictures with texts, got none")
 

@@ -4,9 +4,10 @@ import dataclasses
 from typing import Literal
 
 from jaxformer.data.corpus import DataSection
+from jaxformer.data.image_texts import known_image_texts
 from jaxformer.data.images import Augmentation
 from jaxformer.errors import UserError
-from jaxformer.fields import check_values, setting
+from jaxformer.fields import check_one_of, check_values, setting
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -14,13 +15,9 @@ class InterleavedConfig(Augmentation, DataSection):
     """Texts with several pictures in each, made of pairs of a picture and its text.
 
     Attributes:
-      corpus: "interleaved"; distinguishes this config from
-        :class:`~jaxformer.data.corpus.DataConfig`.
-      source: Source of the pairs: "image_text" and "glyphs" as in
-        :class:`~jaxformer.data.image_texts.ImageTextConfig`, or "number_strips": strips of
-        handwritten digits from scikit-learn, and the numbers in words.
-      train: Training split: a file, or the name of a split. "number_strips" has "train", and
-        "test", with other numbers and other digits.
+      corpus: "interleaved"; selects the kind of the experiment.
+      source: Source of the pairs, as in :class:`~jaxformer.data.image_texts.ImageTextConfig`.
+      train: Training split: a file, or the name of a split.
       valid: Validation split, in the same form.
       end: Text after the text of a pair, before the end-of-text token.
       tokenizer: As in :class:`~jaxformer.data.corpus.DataConfig`.
@@ -30,7 +27,7 @@ class InterleavedConfig(Augmentation, DataSection):
     """
 
     corpus: Literal["interleaved"] = "interleaved"
-    source: Literal["image_text", "glyphs", "number_strips"] = "image_text"
+    source: str = "files"
     train: str = setting("", may_change=True)
     valid: str = setting("", may_change=True)
     end: str = "\n"
@@ -41,6 +38,7 @@ class InterleavedConfig(Augmentation, DataSection):
 
     def __post_init__(self) -> None:
         check_values(self, "data")
+        check_one_of("data.source", self.source, known_image_texts())
         self.check_paths("train", "valid", "tokenizer")
 
     @property

@@ -10,8 +10,8 @@ from jaxformer.models.captioning import VisionEncoderDecoder
 CAPTIONING = Kind(
     description="a writer of captions",
     commands="jaxformer caption",
-    use="write with jaxformer caption --images FILE.npz --workdir {workdir}",
-    corpora=("captions", "handwritten_numbers"),
+    use="write with jaxformer caption --images PICTURES --workdir {workdir}",
+    corpora=("captions",),
     data=CaptionsConfig,
     networks=(VisionEncoderDecoder,),
     inputs=lambda model: (jax.ShapeDtypeStruct((1, *model.image_shape), jnp.float32), TOKENS),

@@ -13,7 +13,7 @@ from jaxformer.models.vit import ViT
 IMAGE_CLASSIFICATION = Kind(
     description="a classifier of pictures",
     commands="jaxformer classify --images",
-    use="classify with jaxformer classify --images FILE.npz --workdir {workdir}",
+    use="classify with jaxformer classify --images PICTURES --workdir {workdir}",
     corpora=tuple(known_images()),
     data=ImagesConfig,
     networks=(ViT, Swin, ConViT, CNN),

@@ -10,8 +10,8 @@ from jaxformer.models.clip import CLIP
 IMAGE_TEXT = Kind(
     description="a model of pictures and texts",
     commands="jaxformer classify --images --texts",
-    use="compare with jaxformer classify --images FILE.npz --texts FILE --workdir {workdir}",
-    corpora=("image_text", "glyphs"),
+    use="compare with jaxformer classify --images PICTURES --texts FILE --workdir {workdir}",
+    corpora=("image_text",),
     data=ImageTextConfig,
     networks=(CLIP,),
     inputs=lambda model: (jax.ShapeDtypeStruct((1, *model.image_shape), jnp.float32), TOKENS),

@@ -11,7 +11,7 @@ from jaxformer.models.flamingo import Flamingo
 INTERLEAVED = Kind(
     description="a language model that reads pictures",
     commands="jaxformer describe",
-    use="describe pictures with jaxformer describe --images FILE.npz --workdir {workdir}",
+    use="describe pictures with jaxformer describe --images PICTURES --workdir {workdir}",
     corpora=("interleaved",),
     data=InterleavedConfig,
     networks=(Flamingo,),

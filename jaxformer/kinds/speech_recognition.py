@@ -21,7 +21,7 @@ def _inputs(model: Wav2Vec2Config) -> tuple[jax.ShapeDtypeStruct, ...]:
 SPEECH_RECOGNITION = Kind(
     description="a speech recognizer",
     commands="jaxformer transcribe",
-    use="transcribe with jaxformer transcribe --workdir {workdir} FILE.wav",
+    use="transcribe with jaxformer transcribe FILE.wav --workdir {workdir}",
     corpora=("speech",),
     data=SpeechConfig,
     networks=(Wav2Vec2,),

@@ -16,7 +16,7 @@ def _inputs(model: WhisperConfig) -> tuple[jax.ShapeDtypeStruct, ...]:
 TRANSCRIPTION = Kind(
     description="a model that transcribes speech",
     commands="jaxformer transcribe",
-    use="transcribe with jaxformer transcribe {workdir} FILE.wav",
+    use="transcribe with jaxformer transcribe FILE.wav --workdir {workdir}",
     corpora=("transcripts",),
     data=TranscriptsConfig,
     networks=(Whisper,),

@@ -15,7 +15,7 @@ from jaxformer.models.architecture import PaperArchitecture, StackSettings, chec
 from jaxformer.models.assembly import Model, make_stack
 from jaxformer.models.encoder import linear
 from jaxformer.models.pictures import PictureArchitecture, Pictures, StackSizes
-from jaxformer.models.vit import patches
+from jaxformer.models.vit import ViTConfig, patches
 from jaxformer.nn.dropout import Dropout, RowIds, dropout_rows
 from jaxformer.nn.feed_forward import Activation
 from jaxformer.nn.gated_positions import GatedPositionalAttention, neighbors
@@ -75,8 +75,20 @@ class ConViTConfig(PictureArchitecture, PaperArchitecture):
 
     @property
     def stacks(self) -> tuple[StackSizes, ...]:
-        local = dataclasses.replace(self, num_layers=self.num_local_layers + 1)
-        return (StackSizes(local, sequences=1, length=self.num_patches),)
+        sizes = [
+            (self.num_local_layers, self.num_patches),
+            (self.num_layers - self.num_local_layers, self.num_patches + 1),
+        ]
+        found = []
+        for num_layers, length in sizes:
+            layers = ViTConfig(
+                d_model=self.d_model,
+                d_ff=self.d_ff,
+                num_heads=self.num_heads,
+                num_layers=num_layers,
+            )
+            found.append(StackSizes(layers, sequences=1, length=length))
+        return tuple(found)
 
     def stack_settings(self) -> StackSettings:
         """Returns the settings of the last layers."""

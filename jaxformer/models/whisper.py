@@ -19,6 +19,7 @@ from jaxformer.models.architecture import (
 )
 from jaxformer.models.transformer import Transformer
 from jaxformer.nn.argument_checks import check_ids, check_length
+from jaxformer.nn.convolution import windows
 from jaxformer.nn.dropout import RowIds, dropout_rows
 from jaxformer.nn.feed_forward import Activation, activate
 from jaxformer.nn.matmul import project
@@ -188,9 +189,9 @@ class Whisper(Transformer):
                 f"Whisper: expected features [batch, {frames}, {bins}], got {features.shape}"
             )
 
-        x = project(_windows(features, stride=1), *self.conv1, c.compute_dtype)
+        x = project(_padded_windows(features, stride=1), *self.conv1, c.compute_dtype)
         x = activate("gelu_exact", x)
-        x = project(_windows(x, stride=_STRIDE), *self.conv2, c.compute_dtype)
+        x = project(_padded_windows(x, stride=_STRIDE), *self.conv2, c.compute_dtype)
         x = activate("gelu_exact", x)  # [B, S, D]
 
         positions = lax.stop_gradient(self.src_positions)
@@ -227,14 +228,10 @@ class Whisper(Transformer):
         )
 
 
-def _windows(x: Float[Array, "B F C"], stride: int) -> Float[Array, "B S W"]:
+def _padded_windows(x: Float[Array, "B F C"], stride: int) -> Float[Array, "B S W"]:
     """Returns each frame with the one before and the one after, and zeros beyond the ends."""
-    last = x.shape[1] - 1
     padded = jnp.pad(x, ((0, 0), (1, 1), (0, 0)))
-    shifted = []
-    for offset in range(_KERNEL):
-        shifted.append(padded[:, offset : offset + last + 1 : stride])
-    return jnp.concatenate(shifted, axis=-1)
+    return windows(padded, _KERNEL, stride)
 
 
 def _all_visible(encoded: Float[Array, "B S D"]) -> Int[Array, "B S"]:

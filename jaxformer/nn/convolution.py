@@ -28,12 +28,16 @@ def convolve(
     [3.0, 9.0]
     """
     size, channels, outputs = kernel.shape
-    frames = (x.shape[1] - size) // stride + 1
-    end = stride * (frames - 1) + 1
-    taps = [x[:, tap : tap + end : stride] for tap in range(size)]
-    windows = jnp.concatenate(taps, axis=-1)  # [B, N, K * C]
     matrix = kernel.reshape(size * channels, outputs)
-    return project(windows, matrix, bias, compute_dtype)
+    return project(windows(x, size, stride), matrix, bias, compute_dtype)
+
+
+def windows(x: Float[Array, "B T C"], size: int, stride: int = 1) -> Float[Array, "B N K_C"]:
+    """Returns the frames of each window of ``size`` frames, one after another."""
+    num_windows = (x.shape[1] - size) // stride + 1
+    end = stride * (num_windows - 1) + 1
+    taps = [x[:, tap : tap + end : stride] for tap in range(size)]
+    return jnp.concatenate(taps, axis=-1)
 
 
 class PositionalConvolution(nn.Module):

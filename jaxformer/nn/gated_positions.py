@@ -47,10 +47,12 @@ class GatedPositionalAttention(MultiHeadAttention):
     ) -> tuple[Float[Array, "B T D"], None]:
         """Attends from each patch to all; arguments as for ``MultiHeadAttention.attend``."""
         rows, columns = self.grid
-        if memory is not None or cache is not None or x.shape[1] != rows * columns:
+        rules = [*keys.rules()]
+        if memory is not None or cache is not None or rules or x.shape[1] != rows * columns:
+            given = ", ".join(rules) or f"{x.shape[1]} patches"
             raise UserError(
-                f"GatedPositionalAttention: expected {rows * columns} patches, without a memory or "
-                f"a cache: got {x.shape[1]}"
+                f"GatedPositionalAttention: expected {rows * columns} patches without rules, a "
+                f"memory or a cache: got {given}"
             )
 
         weights = self._projections(x.shape[-1])
@@ -76,10 +78,12 @@ class GatedPositionalAttention(MultiHeadAttention):
         """Returns sigma of the gate of each head, and its weights by offsets."""
         heads = self.num_heads
         matrix = parameter(self, "position", self._init_positions, (_FEATURES, heads))
-        # The bias adds the same number to all scores of a head; published weights have it.
+        # The bias adds the same number to all scores of a head, and is not trained: its gradient is
+        # zero but for rounding. Published weights have it.
         bias = parameter(self, "position_bias", nn.initializers.zeros, (heads,))
         gate = parameter(self, "gate", nn.initializers.ones, (heads,))
 
+        bias = jax.lax.stop_gradient(bias)
         scores = offsets(self.grid) @ matrix + bias  # [T, T, H]
         weights = jax.nn.softmax(jnp.moveaxis(scores, -1, 0), axis=-1)
         return jax.nn.sigmoid(gate), weights

@@ -150,7 +150,12 @@ def make_start_from(
                 heads = ("classes", "classes_bias", "tags", "tags_bias")
                 saved = {name: array for name, array in saved.items() if name not in heads}
             ids = matching_ids(tokenizer, theirs)
-            which = "its" if tokenizer.sha256 == theirs.sha256 else "another"
+            which = "another"
+            if tokenizer.sha256 == theirs.sha256:
+                which = "its"
+                # Rows after the vocabulary, such as bins of numbers, are the same, too.
+                others = np.arange(tokenizer.vocab_size, config.model.output_size)
+                ids = np.hstack([ids, np.tile(others, (2, 1))])
             note = f", with {which} tokenizer"
 
         merged, lines = merge(processes.on_this_host(fresh), saved, ids)

@@ -58,7 +58,7 @@ def test_the_search_of_the_workdir_is_the_search_of_the_export():
         if "generation_config.json" in files:
             searches[name] = files["generation_config.json"]
 
-    decoders = ("text-generation", "text-to-text", "image-to-text")
+    decoders = ("text-generation", "text-to-text", "automatic-speech-recognition", "image-to-text")
     assert searches.keys() == {name for task in decoders for name in TASKS[task]}
     for fields in searches.values():
         assert fields["num_beams"] == 4

@@ -166,6 +166,34 @@ def test_other_models_are_refused_by_name(field, value, message, tmp_path):
         import_huggingface(folder, tmp_path / "run")
 
 
+def test_tokens_depend_on_the_pictures_before_them_only():
+    family = imported("idefics")
+    model: Any
+    model, params = load_model(family.workdir)
+    images, tokens, _ = inputs_of("idefics")
+    apply = jax.jit(model.apply)
+    before = np.asarray(apply({"params": params}, images, tokens))
+    np.testing.assert_allclose(before, computed("idefics").logits, rtol=1e-5, atol=1e-5)
+
+    # The first text has pictures at 0, 4 and 9; the second one at 3 and 8, and a picture more.
+    places = [[0, 4, 9], [3, 8, tokens.shape[1]]]
+    for number in range(3):
+        others = images.copy()
+        others[:, number] += 1
+        after = np.asarray(apply({"params": params}, others, tokens))
+        for row in range(2):
+            changes = np.abs(after[row] - before[row]).max(axis=1)
+            first = places[row][number]
+            assert not changes[:first].any()
+            assert (changes[first:] > 1e-4).all()
+
+    # A mask may show other pictures: here each token sees none.
+    blind = np.zeros((*tokens.shape, 3), bool)
+    unseen = jax.jit(model.apply)({"params": params}, images, tokens, seen=blind)
+    closed = jax.jit(model.apply)({"params": params}, images + 1, tokens, seen=blind)
+    np.testing.assert_array_equal(unseen, closed)
+
+
 def test_closed_gates_leave_the_language_model_as_it_was():
     """Compares with a Llama of the same parameters, bit for bit."""
     family = imported("idefics")

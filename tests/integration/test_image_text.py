@@ -6,6 +6,7 @@ import unicodedata
 import jax
 import jax.numpy as jnp
 import numpy as np
+import PIL.Image
 import pytest
 
 from jaxformer import (
@@ -21,6 +22,7 @@ from jaxformer import (
 )
 from jaxformer.data.glyphs import SIDE, held_out_pairs, is_held_out, known_glyphs
 from jaxformer.data.image_texts import read_image_texts
+from jaxformer.data.picture_files import PictureForm
 from jaxformer.errors import UserError
 from jaxformer.tasks.image_text.image_text_task import limit_log_scale, retrieval
 
@@ -103,7 +105,7 @@ def test_it_learns_to_match_and_reports_retrieval(run, config):
     assert last["text_to_image"] > 0.8
 
     matcher = ImageTextMatcher.load(run)
-    images, texts = read_image_texts("image_text", config.data.valid)
+    images, texts = read_image_texts("files", config.data.valid)
     found = retrieval(matcher, images, texts)
     assert found["image_to_text"] == pytest.approx(last["image_to_text"])
     assert found["text_to_image"] == pytest.approx(last["text_to_image"])
@@ -160,7 +162,7 @@ def test_files_that_are_not_pairs_are_refused(arrays, message, tmp_path):
     path = tmp_path / "pairs.npz"
     np.savez(path, **{"images": np.zeros((2, 6, 6, 3), np.uint8), **arrays})
     with pytest.raises(UserError, match=message):
-        read_image_texts("image_text", str(path))
+        read_image_texts("files", str(path))
 
 
 def test_the_scale_stays_below_100_and_can_fall_again():
@@ -213,3 +215,41 @@ def test_letters_and_accents_that_training_never_saw_together_are_named(tmp_path
     last = reports(tmp_path / "run")[-1]
     assert last["image_to_text"] > 40 * chance
     assert last["text_to_image"] > 40 * chance
+
+
+FORM = PictureForm(height=6, width=8, channels=3)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Two pictures of other sizes, one of them with two texts."""
+    (tmp_path / "more").mkdir()
+    for name, size in (("a.png", (12, 16)), ("more/b.png", (6, 8))):
+        pixels = np.full((*size, 3), 7 * len(name), np.uint8)
+        PIL.Image.fromarray(pixels).save(tmp_path / name)
+    (tmp_path / "captions.txt").write_text("a.png\ta cat\nmore/b.png\ta dog\na.png\tan animal\n")
+    return tmp_path
+
+
+def test_a_folder_has_a_text_for_each_line_of_its_captions(folder):
+    images, texts = read_image_texts("files", str(folder), FORM)
+
+    assert texts == ["a cat", "a dog", "an animal"]
+    assert images.shape == (3, 6, 8, 3)
+    assert images[:, 0, 0, 0].tolist() == [35, 70, 35]
+
+
+@pytest.mark.parametrize(
+    "line", ["a.png a cat", "no.png\ta cat", "../outside.png\ta cat", "\ta cat"]
+)
+def test_a_line_without_a_picture_of_the_folder_is_refused(line, folder):
+    (folder.parent / "outside.png").write_bytes((folder / "a.png").read_bytes())
+    (folder / "captions.txt").write_text(f"a.png\ta cat\n{line}\n")
+
+    with pytest.raises(UserError, match=r"captions\.txt:2: expected a file in this folder, a tab"):
+        read_image_texts("files", str(folder), FORM)
+
+
+def test_a_folder_needs_the_size_of_a_model(folder):
+    with pytest.raises(UserError, match=r"expected an \.npz file here, got a folder"):
+        read_image_texts("files", str(folder))

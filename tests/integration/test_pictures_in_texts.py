@@ -1,5 +1,7 @@
 """A language model that learns to read pictures: frozen, resumed, on meshes, and described."""
 
+import shutil
+
 import jax
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from jaxformer.search import BeamSearch
 from jaxformer.tasks.interleaved.picture_reader import PictureReader, exact_matches
 
 from ..runs import changed, reports
+from . import pages
 
 WORDS = ["a dark one", "a light one"]
 SIZES = {"vocab_size": 19, "d_model": 16, "d_ff": 16, "num_heads": 2, "num_layers": 2}
@@ -46,7 +49,7 @@ def folder(tmp_path_factory):
         model=LlamaConfig(**SIZES, max_length=80),
         data=StreamConfig(file=str(folder / "text.txt"), separator="%%", length=60, rows=8),
         training=TrainingConfig(
-            steps=150, learning_rate=1e-2, label_smoothing=0.0, eval_every=150, **STEPS
+            steps=160, learning_rate=1e-2, label_smoothing=0.0, eval_every=160, **STEPS
         ),
         search=BeamSearch(beam_size=2),
     )
@@ -128,7 +131,8 @@ def test_it_resumes_exactly_and_is_the_same_on_one_device(run, config, tmp_path)
     jax.tree.map(np.testing.assert_array_equal, resumed.params, whole)
 
     mesh = {"data": 2, "fsdp": 2, "tensor": 2}  # instead of data=8
-    train(changed(config, mesh=mesh), tmp_path / "mesh")
+    short = {"steps": 20, "eval_every": 20}
+    train(changed(config, mesh=mesh, training=short), tmp_path / "mesh")
     expected, *_ = reports(run)
     found, *_ = reports(tmp_path / "mesh")
     assert expected["step"] == found["step"] == 20
@@ -147,7 +151,7 @@ def test_pictures_are_described_with_examples_and_without(run, tmp_path):
     examples = ImageTexts(shown["images"], shown["texts"].tolist())
     after = reader.describe(data["images"], examples, max_tokens=15)
     assert exact_matches(after, texts) == 1
-    # The log probabilities are those of the whole pass.
+    # The whole pass gives the same log probabilities.
     model, params = load_model(run)
     prompt = []
     for text in examples.texts:
@@ -178,6 +182,17 @@ def test_the_command_prints_texts_and_draws_gates(run, folder, tmp_path, capsys)
     assert printed.out.splitlines() == pictures(1, 10)["texts"].tolist()
     assert "exact matches 100.00% of 10" in printed.err
     assert (tmp_path / "gates.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_page_runs_as_printed(run, folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(run, "runs/flamingo")
+    shutil.copy(folder / "valid.npz", "runs/test.npz")
+
+    pages.execute("pictures_and_text.md", "Flamingo")
+
+    texts = [line.rpartition(" ")[0] for line in capsys.readouterr().out.splitlines()]
+    assert texts == pictures(1, 10)["texts"][:3].tolist()
 
 
 def test_mistakes_are_named(run, folder, config, tmp_path):

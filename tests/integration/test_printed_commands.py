@@ -24,6 +24,7 @@ from jaxformer.data.numerals import spell_english, spell_german
 from jaxformer.interop.huggingface.importer import import_huggingface
 
 from .. import printed
+from ..fixtures.waves import RATE, random_wave
 from ..printed import PROJECT
 from ..runs import write_pairs
 from . import pages
@@ -100,9 +101,17 @@ SIZES = {
     "model.max_length=24 data.max_length=24",
     "bert": _BERT,
     "bert:choice": f"{_BERT} data.tokens_per_batch=512",
+    "whisper": "model.d_model=16 model.d_ff=24 model.num_heads=4 model.num_layers=2 "
+    "model.num_decoder_layers=2 "
+    "model.max_source_length=50 model.max_length=40 data.max_length=40 data.max_seconds=1.0 "
+    "data.seconds_per_batch=8.0",
     "digits": "model.d_model=16 model.d_ff=16 model.num_layers=1 data.rows=8",
     "glyphs": "model.d_model=16 model.d_ff=16 model.num_layers=1 model.vision_d_model=16 "
     "model.vision_d_ff=16 model.vision_num_layers=1 data.rows=8",
+    "flamingo:text": "model.d_model=16 model.d_ff=16 model.num_layers=1 data.rows=2",
+    "flamingo": "model.d_model=16 model.d_ff=16 model.num_layers=1 data.rows=2 "
+    "model.vision_d_model=16 model.vision_d_ff=16 model.vision_num_layers=1 "
+    "model.resampler_d_ff=16 model.resampler_num_layers=1",
     "digits:swin": "model.d_model=8 model.d_ff=8 data.rows=8",
     "read_numbers": "model.d_model=16 model.d_ff=16 model.num_layers=1 model.encoder_d_model=16 "
     "model.encoder_d_ff=16 model.encoder_num_layers=1 data.rows=8",
@@ -460,6 +469,15 @@ def _(reader: Reader) -> None:
     for name in ("pairs", "more_pairs"):
         path = reader.folder / f"{name}.npz"
         np.savez(path, images=np.tile(images, (10, 1, 1, 1)), texts=texts[:200])
+
+
+@prepares("docs/whisper.md")
+def _(reader: Reader) -> None:
+    write_model("whisper", reader.folder / "openai" / "whisper-tiny")
+    for name in "ab":
+        wavfile.write(reader.folder / f"{name}.wav", RATE, random_wave(0.5, seed=1))
+    for split in ("train", "valid"):
+        reader.text(f"{split}.tsv", *["a.wav\tthe cat", "b.wav\ta dog"] * 4)
 
 
 @prepares("docs/vision.md")

@@ -172,6 +172,11 @@ def test_a_recording_does_not_depend_on_its_batch(run):
         np.testing.assert_allclose(np.exp(found).sum(axis=-1), 1, rtol=1e-5)
 
 
+def test_a_model_of_letters_has_no_language_and_no_task(run):
+    with pytest.raises(UserError, match="expected no language and no task"):
+        SpeechRecognizer.load(run).transcribe([], language="de")
+
+
 def test_int8_transcribes_nearly_as_well(run, config, capsys, tmp_path):
     quantize(run, tmp_path / "int8")
     assert main(["transcribe", "--workdir", str(tmp_path / "int8"), config.data.valid]) == 0

@@ -6,14 +6,17 @@ The fixtures are made by ``tests/fixtures/make_whisper.py``.
 import dataclasses
 import functools
 import json
+import shutil
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
 import safetensors.numpy
+from scipy.io import wavfile
 
 from jaxformer import Config, TrainingConfig, load_model, quantize, train
+from jaxformer.cli import main
 from jaxformer.data.sound import Sound
 from jaxformer.data.transcripts import TranscriptsConfig
 from jaxformer.errors import UserError
@@ -32,6 +35,7 @@ from jaxformer.training.placement import BatchShards
 
 from ..fixtures.random_weights import random_arrays, read_arrays
 from ..fixtures.waves import RATE, random_wave
+from . import pages
 from .families import imported, relative_difference, write_model
 
 pytest.importorskip("tokenizers")
@@ -163,6 +167,20 @@ def test_texts_of_sound_equal_transformers(name):
     sound = random_sound(0.8, seed=3)
     [found] = transcriber(name).transcribe([sound], language=language_of(name))
     assert found == str(imported(name).outputs["spoken"]).strip()
+
+
+def test_the_command_transcribes_files(tmp_path, capsys):
+    _, workdir, _, outputs = imported("whisper")
+    samples = random_wave(0.8, seed=3)
+    wavfile.write(tmp_path / "a.wav", RATE, samples)
+    options = ["--workdir", str(workdir), str(tmp_path / "a.wav"), "--language"]
+    assert main(["transcribe", *options, "de"]) == 0
+    out, _ = capsys.readouterr()
+    # The limit of the fixture is lower.
+    assert out.strip().startswith(str(outputs["spoken"]).strip()[:LIMIT])
+
+    assert main(["transcribe", *options, "de", "--task", "guess"]) == 2
+    assert "expected the task transcribe or translate: got 'guess'" in capsys.readouterr().err
 
 
 def test_long_recordings_are_read_in_windows():
@@ -377,3 +395,11 @@ def test_fine_tuning_begins_with_the_model_and_prompts(recordings, tmp_path):
 def test_training_needs_the_language_of_the_recordings(recordings, tmp_path):
     with pytest.raises(UserError, match=r"data.language: expected the code of the language of"):
         make_task(fine_tuning(recordings), Workdir(tmp_path / "run"))
+
+
+def test_the_page_runs_as_printed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(imported("whisper").workdir, "runs/whisper")
+    wavfile.write("a.wav", RATE, random_wave(0.5, seed=1))
+    names = pages.execute("whisper.md")
+    assert len(names["texts"]) == 1

@@ -28,7 +28,7 @@ SECTIONS = {
     "mesh": MeshConfig,
 }
 # Ids belong to the vocabulary, and constraints are not plain values.
-NOT_IN_FILES = {"bos_id", "eos_id", "pad_id", "constraints"}
+NOT_IN_FILES = {"bos_id", "eos_id", "other_ends", "pad_id", "constraints"}
 
 # An experiment in which no field has its default value.
 UNUSUAL = Config.from_dict(

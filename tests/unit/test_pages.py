@@ -38,6 +38,7 @@ EXECUTED = {
     "docs/training.md": "integration/test_training_page.py",
     "docs/tutorial.md": "system/test_readme.py",
     "docs/vision.md": "integration/test_images.py",
+    "docs/whisper.md": "integration/test_whisper.py",
 }
 
 OURS = re.compile(

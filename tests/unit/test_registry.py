@@ -11,6 +11,7 @@ from jaxformer.cli import commands, main
 from jaxformer.config import Config, DataConfig
 from jaxformer.data import corpora
 from jaxformer.data.corpus import known_sources, open_corpus
+from jaxformer.data.images import ImagesConfig, known_images
 from jaxformer.data.tokenizer import open_tokenizer
 from jaxformer.errors import UserError
 from jaxformer.interop import exports, imports
@@ -76,7 +77,8 @@ def test_corpora_select_one_kind_and_its_data_accepts_them():
     assert len(corpora) == len({*corpora})
 
     for section in {kind.data for kind in known_kinds()}:
-        accepted = typing.get_args(typing.get_type_hints(section)["corpus"]) or known_sources()
+        named = typing.get_args(typing.get_type_hints(section)["corpus"])
+        accepted = named or (known_images() if section is ImagesConfig else known_sources())
         of_kinds = [kind.corpora for kind in known_kinds() if kind.data is section]
         assert sorted(accepted) == sorted(sum(of_kinds, ()))
 

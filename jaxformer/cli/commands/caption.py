@@ -8,17 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 from jaxformer.cli.command import Command
 from jaxformer.cli.commands.plot import check_suffix
 from jaxformer.cli.options import DecoderOptions, File, ModelDir, OutputFile, SearchOptions
-from jaxformer.cli.outputs import check_outputs, open_output
+from jaxformer.cli.outputs import check_outputs
+from jaxformer.cli.pictures import read_pictures, write_rows
 from jaxformer.cli.signatures import Fields
 from jaxformer.cli.source_fields import searches
 from jaxformer.cli.text import progress_bar
-from jaxformer.errors import UserError
 from jaxformer.files import STDOUT
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from jaxformer.data.picture_files import PictureForm
     from jaxformer.inference.hypotheses import Hypothesis
     from jaxformer.tasks.captions.captioner import Captioner
 
@@ -39,8 +38,8 @@ def caption(
 
     Pictures:
       images: folder of PNG and JPEG files, one such file, or .npz file with an array images, uint8
-        [N, height, width, channels]; if it also has texts, the percentage of exact matches is
-        printed to standard error
+        [N, height, width, channels]; files are resized, and named after each text. If an .npz file
+        also has texts, the percentage of exact matches is printed to standard error
       output: file for the texts, one per line (default: standard output)
       attention: image to write, .png or .svg: the first eight pictures, and where the last layer
         looks as it writes each word
@@ -64,44 +63,20 @@ def caption(
     options = SearchOptions(changes=changes, sampling=sampling)
     captioner = model.load_as(Captioner, workdir, options.settings(workdir))
     section: Any = captioner.config.model
-    pixels, references = _read(images, section.form)
-    with progress_bar(len(pixels)) as bar:
-        found = captioner.hypotheses(pixels, n_best=1, report=bar.update)
+    pictures = read_pictures(images, section.form)
+    with progress_bar(len(pictures.images)) as bar:
+        found = captioner.hypotheses(pictures.images, n_best=1, report=bar.update)
 
     # Constraints may leave no hypothesis.
     texts = [n_best[0].text if n_best else "" for n_best in found]
-    if references is not None:
-        print(_count_matches(texts, references), file=sys.stderr)
+    if pictures.texts is not None:
+        print(_count_matches(texts, pictures.texts), file=sys.stderr)
     if attention is not None:
-        _draw(captioner, pixels, found, path=attention)
-    with open_output(output or STDOUT) as write:
-        write(texts)
+        _draw(captioner, pictures.images, found, path=attention)
+    write_rows(output or STDOUT, texts, pictures)
 
 
-COMMAND = Command("caption", caption, place=109)
-
-
-def _read(path: pathlib.Path, form: "PictureForm") -> "tuple[np.ndarray, list[str] | None]":
-    """Returns the pictures of a file or a folder, and their texts if it has any."""
-    from jaxformer.data.images import read_picture_arrays
-    from jaxformer.data.picture_files import SUFFIXES, find_pictures, read_picture_files
-
-    if path.is_dir():
-        return read_picture_files(find_pictures(path), form), None
-    if path.suffix.lower() in SUFFIXES:
-        return read_picture_files([path], form), None
-
-    pixels, others = read_picture_arrays(path, {}, optional=("texts",))
-    if "texts" not in others:
-        return pixels, None
-
-    texts = others["texts"]
-    if texts.dtype.kind != "U" or texts.shape != (len(pixels),):
-        raise UserError(
-            f"{path}: expected texts, strings [{len(pixels)}], got {texts.dtype} "
-            f"{list(texts.shape)}"
-        )
-    return pixels, texts.tolist()
+COMMAND = Command("caption", caption, place=110)
 
 
 def _count_matches(texts: Sequence[str], references: Sequence[str]) -> str:

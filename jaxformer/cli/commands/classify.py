@@ -3,12 +3,13 @@
 import pathlib
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from jaxformer.cli.command import Command
 from jaxformer.cli.commands.plot import check_suffix
 from jaxformer.cli.options import Checkpoint, File, InputFile, ModelDir, OutputFile, Strict
-from jaxformer.cli.outputs import check_outputs, open_output
+from jaxformer.cli.outputs import check_outputs
+from jaxformer.cli.pictures import Pictures, read_pictures, write_rows
 from jaxformer.cli.text import Line, Text, blocks_of, progress_bar, read_text
 from jaxformer.data.characters import replace_controls
 from jaxformer.data.text_pairs import split_pair
@@ -18,7 +19,6 @@ from jaxformer.files import STDIN, STDOUT, is_stream
 if TYPE_CHECKING:
     import numpy as np
 
-    from jaxformer.data.picture_files import PictureForm
     from jaxformer.data.text_pairs import TextOrPair
     from jaxformer.tasks.classification.text_classifier import Classifier
 
@@ -204,7 +204,7 @@ def _classify_images(
         check_suffix(attention, ".png or .svg")
 
     classifier = ImageClassifier.load(workdir, weights=weights)
-    pictures = _read_pictures(images, classifier.model.form, classifier.labels)
+    pictures = read_pictures(images, classifier.model.form, classifier.labels)
     pixels = pictures.images
 
     # A model without such attention is refused before all pictures are classified.
@@ -249,7 +249,7 @@ def _match_images(
     check_outputs([images, labels], {"--output": output})
     names = _read_names(labels)
     matcher = ImageTextMatcher.load(workdir, weights=weights)
-    pictures = _read_pictures(images, matcher.model.form, names)
+    pictures = read_pictures(images, matcher.model.form, names)
 
     distributions = matcher.probabilities(pictures.images, names, template)  # [N, labels]
     found = distributions.argmax(axis=1).tolist()
@@ -260,52 +260,17 @@ def _match_images(
     _write_labels(output, [names[number] for number in found], best, pictures)
 
 
-class _Pictures(NamedTuple):
-    """Pictures to classify; -1 is the label of one without, and only files have names."""
-
-    images: "np.ndarray"
-    labels: "np.ndarray"
-    files: list[str]
-
-    @property
-    def has_labels(self) -> bool:
-        return bool((self.labels >= 0).all())
-
-
-def _read_pictures(path: pathlib.Path, form: "PictureForm", names: Sequence[str]) -> _Pictures:
-    """Reads pictures; a folder with the name of a class has pictures of this class."""
-    import numpy as np
-
-    from jaxformer.data.images import read_npz
-    from jaxformer.data.picture_files import SUFFIXES, find_pictures, read_picture_files
-
-    if not path.is_dir() and path.suffix.lower() not in SUFFIXES:
-        images, labels = read_npz(str(path), needs_labels=False)
-        return _Pictures(images, labels, [])
-
-    folder = path if path.is_dir() else path.parent
-    paths = find_pictures(path) if path.is_dir() else [path]
-    images = read_picture_files(paths, form)
-
-    # A file beside the folders of classes has no label, whatever its name.
-    numbers = {name: number for number, name in enumerate(names)}
-    places = [each.relative_to(folder).parts[:-1] for each in paths]
-    labels = [numbers.get(place[0], -1) if place else -1 for place in places]
-    return _Pictures(images, np.array(labels), [str(each) for each in paths])
-
-
 def _write_labels(
     output: OutputFile,
     names: Sequence[str],
     probabilities: "np.ndarray | None",
-    pictures: _Pictures,
+    pictures: Pictures,
 ) -> None:
     """Writes a line for each picture: its label, after a probability and before its file."""
-    with open_output(output) as write:
-        for number, name in enumerate(names):
-            row = _row(name, None if probabilities is None else probabilities[number])
-            place = pictures.files[number : number + 1]
-            write(["\t".join([row, *map(replace_controls, place)])])
+    rows = []
+    for number, name in enumerate(names):
+        rows.append(_row(name, None if probabilities is None else probabilities[number]))
+    write_rows(output, rows, pictures)
 
 
 def _read_names(path: pathlib.Path) -> list[str]:

@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING
 from jaxformer.cli.command import Command
 from jaxformer.cli.commands.plot import check_suffix
 from jaxformer.cli.options import DecoderOptions, File, ModelDir, OutputFile, SearchOptions
-from jaxformer.cli.outputs import check_outputs, open_output
-from jaxformer.errors import UserError
+from jaxformer.cli.outputs import check_outputs
+from jaxformer.cli.pictures import read_pictures, write_rows
 from jaxformer.files import STDOUT
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from jaxformer.tasks.interleaved.picture_reader import PictureReader
 
 
@@ -30,10 +28,11 @@ def describe(
     """Print a text about each picture with a language model that reads pictures.
 
     Options:
-      images: .npz file with an array images, uint8 [N, height, width, channels]; if it also has
-        texts, the fraction of texts that are the same is printed to standard error
-      examples: .npz file with arrays images and texts, which the model reads before each picture: a
-        few-shot prompt
+      images: folder of PNG and JPEG files, one such file, or .npz file with an array images, uint8
+        [N, height, width, channels]; files are resized, and named after each text. If an .npz file
+        also has texts, the fraction of texts that are the same is printed to standard error
+      examples: .npz file with arrays images and texts, or folder with a captions.txt, which the
+        model reads before each picture: a few-shot prompt
       output: file for the texts, one per line (default: standard output)
       max_tokens: most tokens of a text
       gates: image to write, .png or .svg: how far the gate before each layer is open
@@ -50,36 +49,21 @@ def describe(
         check_suffix(gates, ".png or .svg")
 
     reader = model.load_as(PictureReader, workdir, SearchOptions(changes={}).settings(workdir))
-    pixels, references = _read(images)
-    shown = None if examples is None else read_image_texts("image_text", str(examples))
-    found = reader.describe(pixels, shown, max_tokens=max_tokens)
+    pictures = read_pictures(images, reader.model.form)
+    shown = None
+    if examples is not None:
+        shown = read_image_texts("files", str(examples), reader.model.form)
+    found = reader.describe(pictures.images, shown, max_tokens=max_tokens)
 
-    if references is not None:
-        share = exact_matches(found, references)
+    if pictures.texts is not None:
+        share = exact_matches(found, pictures.texts)
         print(f"exact matches {share:.2%} of {len(found):,}", file=sys.stderr)
     if gates is not None:
         _draw_gates(reader, gates)
-    with open_output(output or STDOUT) as write:
-        write([hypothesis.text for hypothesis in found])
+    write_rows(output or STDOUT, [hypothesis.text for hypothesis in found], pictures)
 
 
 COMMAND = Command("describe", describe, place=111)
-
-
-def _read(path: pathlib.Path) -> "tuple[np.ndarray, list[str] | None]":
-    """Returns the pictures of a file, and their texts if it has some."""
-    from jaxformer.data.images import read_picture_arrays
-
-    pictures, others = read_picture_arrays(path, {}, optional=("texts",))
-    texts = others.get("texts")
-    if texts is None:
-        return pictures, None
-    if texts.dtype.kind != "U" or texts.shape != (len(pictures),):
-        raise UserError(
-            f"{path}: expected texts, strings [{len(pictures)}], got {texts.dtype} "
-            f"{list(texts.shape)}"
-        )
-    return pictures, texts.tolist()
 
 
 def _draw_gates(reader: "PictureReader", path: pathlib.Path) -> None:

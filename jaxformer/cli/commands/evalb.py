@@ -40,4 +40,4 @@ def evalb(
     print(report.to_json() if json else report.table())
 
 
-COMMAND = Command("evalb", evalb, place=110)
+COMMAND = Command("evalb", evalb, place=113)

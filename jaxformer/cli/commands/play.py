@@ -57,7 +57,7 @@ def play(
     _play(Agent.load(workdir, weights=weights), episodes, seed, plot=plot)
 
 
-COMMAND = Command("play", play, place=108)
+COMMAND = Command("play", play, place=112)
 
 
 def _caption(agent: "Agent", images: File) -> None:

@@ -19,6 +19,8 @@ def transcribe(
     *,
     workdir: ModelDir,
     output: OutputFile | None = None,
+    language: str | None = None,
+    task: str | None = None,
     reference: InputFile | None = None,
     weights: Checkpoint = "auto",
 ) -> None:
@@ -29,6 +31,11 @@ def transcribe(
         are the path of a WAV file, a tab and perhaps its transcript
       output: file for the texts (default: standard output)
 
+    Models of many languages:
+      language (CODE): code of the spoken language, such as de (default: the run's, or the model
+        detects it)
+      task (NAME): transcribe, or translate to English (default: the run's)
+
     Scores:
       reference: texts of the recordings, one per line (default: transcripts beside the recordings,
         if all have one); the error rates of words and characters are printed to standard error
@@ -37,6 +44,8 @@ def transcribe(
       jaxformer transcribe --workdir runs/speech a.wav b.wav
 
       jaxformer transcribe --workdir runs/speech recordings/ --reference texts.txt
+
+      jaxformer transcribe --workdir runs/whisper a.wav --language de --task translate
     """
     from jaxformer.data.speech import list_recordings
     from jaxformer.evaluation.word_error_rate import error_rates
@@ -50,7 +59,12 @@ def transcribe(
 
     transcriber = load_transcriber(workdir, weights=weights)
     with progress_bar(len(recordings)) as bar:
-        texts = transcriber.transcribe([each.read() for each in recordings], report=bar.update)
+        texts = transcriber.transcribe(
+            [each.read() for each in recordings],
+            language=language,
+            task=task,
+            report=bar.update,
+        )
     with open_output(output or STDOUT) as write:
         write(replace_controls(text) for text in texts)
 

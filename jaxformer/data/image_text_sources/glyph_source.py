@@ -1,4 +1,4 @@
-"""Glyphs and their names: ``data.corpus=glyphs``."""
+"""Glyphs and their names: ``data.source=glyphs``."""
 
 import numpy as np
 
@@ -24,4 +24,4 @@ def _read(split: str) -> ImageTexts:
     return ImageTexts(np.stack(images), texts)
 
 
-GLYPHS = ImageTextSource("glyphs", 20, _read)
+GLYPHS = ImageTextSource("glyphs", 20, lambda split, form: _read(split))

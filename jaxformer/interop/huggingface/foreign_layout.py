@@ -165,7 +165,7 @@ class Layout:
       search: Search with the rules of ``generate`` in transformers.
       read_tokenizer: Reads the tokenizer of a model that has no tokenizer.json, given config.json;
         its result is None for a file without any.
-      tokenizer: Returns the tokenizer with the fields of generation_config.json that it keeps.
+      finish_tokenizer: Returns the tokenizer with what it keeps of generation_config.json.
       special: Fields of config.json with the ids of special tokens, by our names; "bos" begins the
         input of the decoder.
       token_names: Names in tokenizer_config.json of special tokens, by our names.
@@ -219,7 +219,7 @@ class Layout:
     data: Callable[[Any], DataSection]
     search: BeamSearch = SEARCH
     read_tokenizer: Callable[[JsonFields], ImportedTokenizer | None] | None = None
-    tokenizer: Callable[[HuggingFaceTokenizer, JsonFields], HuggingFaceTokenizer] = (
+    finish_tokenizer: Callable[[HuggingFaceTokenizer, JsonFields], HuggingFaceTokenizer] = (
         lambda tokenizer, generation: tokenizer
     )
     special: Mapping[str, str] = dataclasses.field(default_factory=lambda: _SPECIAL)

@@ -126,7 +126,10 @@ def known_layouts() -> dict[str, Layout]:
 
 
 def all_layouts() -> list[Layout]:
-    """Returns all layouts, sorted by ``model_type``; models that consist of others have several."""
+    """Returns all layouts, sorted by ``model_type``; models that consist of others have several.
+
+    An export takes the first that can express a model.
+    """
     return sorted(find_values(layouts, Layout), key=lambda layout: layout.model_type)
 
 
@@ -146,7 +149,7 @@ def _read_tensors(
 
 
 def _layout(fields: JsonFields, languages: Sequence[str]) -> Layout:
-    name = fields.values.get("model_type")
+    name = fields.values.get("model_type", _family_in_timm(fields))
     if name == "marian":
         raise UserError(f"{fields.place}: a Marian model; give jaxformer import marian")
     known = known_layouts()
@@ -163,6 +166,12 @@ def _layout(fields: JsonFields, languages: Sequence[str]) -> Layout:
 
     layout.check_architectures(fields)
     return layout
+
+
+def _family_in_timm(fields: JsonFields) -> str | None:
+    """Returns the beginning of the name of a model of timm, such as convit of convit_tiny."""
+    architecture = fields.values.get("architecture")
+    return architecture.partition("_")[0] if isinstance(architecture, str) else None
 
 
 def _layout_of_parts(fields: JsonFields, model_type: str) -> Layout:
@@ -249,7 +258,7 @@ def read_tokenizer_files(
         blank = tokenizer.encode_prompt("")  # raises an error if no text has ids
         if labels is not None and blank != [BOS, EOS]:
             raise UserError("expected a post_processor that adds the first and the last token")
-        return layout.tokenizer(tokenizer, _settings_of_generate(fields))
+        return layout.finish_tokenizer(tokenizer, _settings_of_generate(fields))
 
 
 def _settings_of_generate(fields: JsonFields) -> JsonFields:

@@ -127,7 +127,7 @@ def _play(
         item: tuple[Int[Array, " N"], Int[Array, ""]],
     ) -> tuple[StackCache, Float[Array, "N A"]]:
         tokens, position = item
-        logits, new_cache = model.apply(
+        applied: Any = model.apply(
             variables,
             tokens[:, None],
             position,
@@ -135,6 +135,7 @@ def _play(
             output,
             method="step_at",
         )
+        logits, new_cache = applied
         return new_cache, logits[:, 0]
 
     def timestep(now: _Timestep, _: Any) -> tuple[_Timestep, tuple[Array, Array]]:

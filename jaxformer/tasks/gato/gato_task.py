@@ -84,8 +84,11 @@ class GatoTask(TokenTask):
         self._model = model_section(config, GatoConfig)
         self._train = self._read(training=True)
         self._valid = self._read(training=False)
-        self._text_count = agent_tasks.examples_per_row(self._data, self._train.text)
-        self._caption_count = agent_tasks.examples_per_row(self._data, self._train.caption)
+
+        texts = [*self._train.text, *self._valid.text]
+        captions = [*self._train.caption, *self._valid.caption]
+        self._text_count = agent_tasks.examples_per_row(self._data, texts)
+        self._caption_count = agent_tasks.examples_per_row(self._data, captions)
 
     def _read(self, *, training: bool) -> Examples:
         return agent_tasks.read_examples(

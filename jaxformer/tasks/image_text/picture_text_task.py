@@ -70,8 +70,9 @@ class PictureTextTask(TokenTask):
                 f"corpus: expected none with data.corpus={data.corpus}; name files in data.train"
             )
 
-        train = read_image_texts(data.corpus, data.train)
-        valid = read_image_texts(data.corpus, data.valid)
+        model: Any = config.model
+        train = read_image_texts(data.source, data.train, model.form)
+        valid = read_image_texts(data.source, data.valid, model.form)
         learn = functools.partial(train_tokenizer, train.texts, config.model.vocab_size)
         tokenizer = tokenizer_of_run(config, folder, learn)
         return cls(
@@ -141,8 +142,8 @@ class PictureTextTask(TokenTask):
     def identity(self) -> dict[str, str]:
         return {
             "tokenizer": self.tokenizer.sha256,
-            "train": _sha256(self.train.pairs),
-            "valid": _sha256(self.valid.pairs),
+            "train": pairs_sha256(self.train.pairs),
+            "valid": pairs_sha256(self.valid.pairs),
         }
 
     def summary(self) -> str:
@@ -185,7 +186,8 @@ def _abstract_batch(config: Config, shards: BatchShards, length: int) -> PyTree:
     }
 
 
-def _sha256(pairs: ImageTexts) -> str:
+def pairs_sha256(pairs: ImageTexts) -> str:
+    """Returns the SHA-256 of all pictures and texts, hexadecimal."""
     digest = hashlib.sha256(bytes(pairs.images))
     digest.update(repr(pairs.images.shape).encode())
     digest.update("\n".join(pairs.texts).encode())

@@ -1,7 +1,6 @@
 """Trains a language model to read pictures within its texts."""
 
 import dataclasses
-import hashlib
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -24,6 +23,7 @@ from jaxformer.errors import UserError, prefix_errors
 from jaxformer.kinds.interleaved import INTERLEAVED
 from jaxformer.models.flamingo import Flamingo, FlamingoConfig
 from jaxformer.runs.workdir import Workdir
+from jaxformer.tasks.image_text.picture_text_task import pairs_sha256
 from jaxformer.tasks.images.image_augmentation import augment
 from jaxformer.tasks.initialization import tokenizer_of_run
 from jaxformer.tasks.interleaved.picture_reader import pair_tokens
@@ -191,15 +191,15 @@ class InterleavedTraining(TokenTask):
         return self._numbers(number).reshape(-1).tolist()
 
     def flops(self, batch: PyTree) -> int:
-        """Returns the operations of the language model, without those of the pictures."""
+        """Returns the operations of the language model alone."""
         rows, tokens = batch["tokens"].shape
         return language_model_flops(self._model, rows, tokens - 1)
 
     def identity(self) -> dict[str, str]:
         return {
             "tokenizer": self.tokenizer.sha256,
-            "train": _sha256(self._train.pairs),
-            "valid": _sha256(self._valid.pairs),
+            "train": pairs_sha256(self._train.pairs),
+            "valid": pairs_sha256(self._valid.pairs),
         }
 
     def summary(self) -> str:
@@ -267,10 +267,3 @@ def _encode(
             f"the longest text of {name}: got {data.length}"
         )
     return _Split(name, pairs, tokens)
-
-
-def _sha256(pairs: ImageTexts) -> str:
-    digest = hashlib.sha256(bytes(pairs.images))
-    digest.update(repr(pairs.images.shape).encode())
-    digest.update("\n".join(pairs.texts).encode())
-    return digest.hexdigest()

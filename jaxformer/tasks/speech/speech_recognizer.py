@@ -14,6 +14,7 @@ from jaxformer.data.sound import Sound, standardize
 from jaxformer.data.speech import UNITS_PER_SECOND, pad_sounds
 from jaxformer.data.tokenizer import PAD
 from jaxformer.errors import UserError
+from jaxformer.inference.weights import EncoderPredictor
 from jaxformer.kinds.speech_recognition import SPEECH_RECOGNITION
 from jaxformer.layout import global_mesh
 from jaxformer.models.wav2vec2 import Wav2Vec2, Wav2Vec2Config
@@ -26,7 +27,7 @@ _UNITS = UNITS_PER_SECOND // 2
 _MOST_SECONDS = 120
 
 
-class SpeechRecognizer(Transcriber):
+class SpeechRecognizer(EncoderPredictor, Transcriber):
     """Transcribes recordings with the model of a workdir.
 
     >>> recognizer = SpeechRecognizer.load("runs/spoken_numerals")  # doctest: +SKIP
@@ -50,8 +51,16 @@ class SpeechRecognizer(Transcriber):
         self,
         sounds: Sequence[Sound],
         *,
+        language: str | None = None,
+        task: str | None = None,
         report: Callable[[int], object] = lambda _: None,
     ) -> list[str]:
+        if language is not None or task is not None:
+            raise UserError(
+                "expected no language and no task, since the model writes the letters that it "
+                f"hears: got {language or task}"
+            )
+
         texts = []
         for log_probs in self.letter_log_probs(sounds, report=report):
             ids = collapse(log_probs.argmax(axis=-1))

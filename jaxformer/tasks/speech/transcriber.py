@@ -3,37 +3,46 @@
 import abc
 import pathlib
 from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 from jaxformer import tasks
 from jaxformer.config import check_kind, read_config
 from jaxformer.data.sound import Sound
 from jaxformer.files import model_path
-from jaxformer.inference.weights import EncoderPredictor
+from jaxformer.kinds.kind import Kind
 from jaxformer.registry import find_classes
 from jaxformer.runs.workdir import Workdir
 
 
-class Transcriber(EncoderPredictor, abc.ABC):
+class Transcriber(abc.ABC):
     """A trained model that writes down what is said in a recording.
 
-    A subclass in a module of :mod:`jaxformer.tasks` names its ``kinds``.
+    A subclass in a module of :mod:`jaxformer.tasks` is also a predictor, which names its ``kinds``.
     """
+
+    kinds: ClassVar[tuple[Kind, ...]]
 
     @abc.abstractmethod
     def transcribe(
         self,
         sounds: Sequence[Sound],
         *,
+        language: str | None = None,
+        task: str | None = None,
         report: Callable[[int], object] = lambda _: None,
     ) -> list[str]:
         """Returns the text of each recording.
 
         Args:
           sounds: Recordings, at any rate.
+          language: Code of the spoken language, such as "de", for a model of many; None leaves it
+            to the model.
+          task: For such a model, "transcribe", or "translate" to English.
           report: Called with the number of recordings after each batch.
 
         Raises:
-          UserError: A recording is too short or too long for the model.
+          UserError: A recording is too short or too long for the model, or the model has no such
+            language or task.
         """
 
 
@@ -44,5 +53,5 @@ def load_transcriber(workdir: str | pathlib.Path, *, weights: str | int = "auto"
     kinds = [kind for cls in known for kind in cls.kinds]
     check_kind(config, *kinds)
 
-    chosen = next(cls for cls in known if config.kind in cls.kinds)
+    chosen: Any = next(cls for cls in known if config.kind in cls.kinds)
     return chosen.load(workdir, weights=weights)

@@ -24,6 +24,7 @@ from jaxformer.models.whisper import WhisperConfig
 from jaxformer.nn.log_mel import HOP, SAMPLE_RATE, log_mel
 from jaxformer.search import BeamSearch, Constraint
 from jaxformer.search.constraints import Suppress, SuppressFirst
+from jaxformer.tasks.speech.transcriber import Transcriber
 
 # Windows that are encoded together: in Whisper, each has 1,500 positions that see all others.
 _WINDOWS = 8
@@ -32,7 +33,7 @@ _LAST_PART = 5
 _QUIET_SECONDS = 0.1
 
 
-class SpeechTranscriber(ArrayPredictor):
+class SpeechTranscriber(ArrayPredictor, Transcriber):
     """Writes the texts of recordings with the model of a workdir.
 
     >>> transcriber = SpeechTranscriber.load("runs/whisper")  # doctest: +SKIP

@@ -106,7 +106,9 @@ def test_every_recording_is_in_one_batch_of_similar_durations():
         seen += own
 
     assert sorted(seen) == list(range(200))
-    assert plan.efficiency > 0.85
+    # Each shape is a program, so that there are few. One shape alone would leave 45 % padding.
+    assert len(plan.shapes) <= 4
+    assert plan.efficiency > 0.8
 
     # Without a seed, no recording is too long.
     assert duration_plan(units, units_per_batch=50, seed=None).batches_per_epoch >= 100

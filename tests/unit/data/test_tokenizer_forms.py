@@ -10,6 +10,7 @@ from jaxformer import data
 from jaxformer.data.bpe import train_tokenizer
 from jaxformer.data.character_tokenizer import CharacterTokenizer
 from jaxformer.data.huggingface_tokenizer import HuggingFaceTokenizer
+from jaxformer.data.letters_tokenizer import LettersTokenizer
 from jaxformer.data.m2m100_tokenizer import M2M100Tokenizer
 from jaxformer.data.marian_tokenizer import MarianTokenizer
 from jaxformer.data.moses_tokenizer import MosesTokenizer, Preprocessing
@@ -28,6 +29,7 @@ TOKENIZERS = (
     HuggingFaceTokenizer.assemble(
         (FIXTURES / "huggingface" / "gpt2" / "tokenizer.json").read_text(), SPECIAL, 300
     ),
+    LettersTokenizer.learn(["abc"]),
     M2M100Tokenizer.assemble(LEARNED, LEARNED, ["▁the", "__en__", "__de__"], languages="en to de"),
     MarianTokenizer.assemble(LEARNED, LEARNED, ["▁the", "cats"]),
     MosesTokenizer.assemble(Preprocessing(source_language="en", target_language="de"), LEARNED),
@@ -40,7 +42,7 @@ TOKENIZERS = (
 )
 ROUND_TRIPS = pytest.mark.parametrize("tokenizer", TOKENIZERS, ids=lambda each: each.form)
 # Forms of version 0.2, whose files did not name them.
-OLD = [each for each in TOKENIZERS if each.form != "whisper"]
+OLD = [each for each in TOKENIZERS if each.form not in ("letters", "whisper")]
 
 
 def load(path, content, use):
@@ -84,7 +86,7 @@ def test_forms_of_another_use_or_version_are_refused(tmp_path):
     path = tmp_path / "tokenizer.model"
     for content, use, message in (
         (TOKENIZERS[0].serialized, "pairs", "a tokenizer of pairs, got one of the form character"),
-        (TOKENIZERS[3].serialized, "stream", "of a language model, got one of the form marian"),
+        (TOKENIZERS[4].serialized, "stream", "of a language model, got one of the form marian"),
         (b'{"tokenizer": "syllable"}', "pairs", "knows: got the form syllable"),
         (b'{"tokenizer": "os"}', "stream", "knows: got the form os"),
         (b'{"tokenizer": "character", "characters"', "stream", "tokenizer of a language model: "),

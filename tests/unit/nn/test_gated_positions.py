@@ -95,5 +95,9 @@ def test_weights_are_the_formula_and_sum_to_one():
 def test_other_grids_and_caches_are_refused():
     layer = GatedPositionalAttention(num_heads=4, grid=(2, 2))
     keys = Keys.of_sequence(30)
-    with pytest.raises(UserError, match="expected 4 patches, without a memory or a cache: got 30"):
+    with pytest.raises(UserError, match=r"expected 4 patches without rules, .*: got 30 patches"):
         layer.init(jax.random.key(0), X[:, :, :8], keys, method="attend")
+
+    windows = Keys.of_sequence(4, window=1)
+    with pytest.raises(UserError, match="a memory or a cache: got window"):
+        layer.init(jax.random.key(0), X[:, :4, :8], windows, method="attend")

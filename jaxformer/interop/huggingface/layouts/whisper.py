@@ -130,7 +130,9 @@ def _sizes(model: WhisperConfig) -> dict[str, int]:
     return {"B": model.num_mel_bins, "W": 3, "S": model.max_source_length}
 
 
-def _tokenizer(tokenizer: HuggingFaceTokenizer, generation: JsonFields) -> HuggingFaceTokenizer:
+def _finish_tokenizer(
+    tokenizer: HuggingFaceTokenizer, generation: JsonFields
+) -> HuggingFaceTokenizer:
     return WhisperTokenizer.of(tokenizer, generation.values)
 
 
@@ -164,7 +166,7 @@ WHISPER = Layout(
         max_seconds=_seconds(model.max_source_length),
         max_length=model.max_length,
     ),
-    tokenizer=_tokenizer,
+    finish_tokenizer=_finish_tokenizer,
     special=SPECIAL,
     token_names=TOKEN_NAMES,
     preprocessor=_preprocessor,

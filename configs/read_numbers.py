@@ -36,7 +36,7 @@ READ_NUMBERS = Config(
         max_length=24,
     ),
     data=CaptionsConfig(
-        corpus="handwritten_numbers",
+        source="handwritten_numbers",
         train="train",
         valid="test",
         rows=64,

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from jaxformer.cli.outputs import open_output
 from jaxformer.data.characters import replace_controls
-from jaxformer.errors import UserError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -66,20 +65,14 @@ def read_pictures(
 
 
 def _read_arrays(path: pathlib.Path) -> Pictures:
-    from jaxformer.data.array_files import read_arrays
-    from jaxformer.data.images import read_npz
+    from jaxformer.data.images import labels_in, read_picture_arrays, texts_in
 
-    images, labels = read_npz(str(path), needs_labels=False)
-    arrays, _ = read_arrays(path, {"texts"})
-    texts = arrays.get("texts")
+    images, others = read_picture_arrays(path, {}, optional=("labels", "texts"))
+    labels = labels_in(path, len(images), others)
+    texts = others.get("texts")
     if texts is None:
         return Pictures(images, labels, None, [])
-    if texts.dtype.kind != "U" or texts.shape != (len(images),):
-        raise UserError(
-            f"{path}: expected texts, strings [{len(images)}], got {texts.dtype} "
-            f"{list(texts.shape)}"
-        )
-    return Pictures(images, labels, texts.tolist(), [])
+    return Pictures(images, labels, texts_in(path, len(images), texts), [])
 
 
 def write_rows(output: "OutputFile", rows: Sequence[str], pictures: Pictures) -> None:

@@ -104,6 +104,8 @@ class ImageSource(NamedTuple):
         model takes them, which a source of files gives them.
       classes: Returns the names of the classes in the order of their labels, or none if the source
         has only numbers.
+
+    The pictures that ``read`` returns may be any object whose slices are arrays.
     """
 
     name: str
@@ -132,7 +134,8 @@ def read_images(data: ImagesConfig, split: str, form: PictureForm | None = None)
     stop = len(labels) * stop_percent // 100
     if stop <= start:
         raise UserError(f"{split}: expected pictures, got none")
-    return Images(images[start:stop], labels[start:stop])
+    chosen = slice(start, stop)
+    return Images(np.asarray(images[chosen]), labels[chosen])
 
 
 def class_names(data: ImagesConfig) -> tuple[str, ...]:
@@ -156,16 +159,29 @@ def read_npz(name: str, needs_labels: bool = True) -> Images:
     """Reads the arrays ``images`` and ``labels`` of a file; without labels, they are -1."""
     path = local_path(name)
     needed = {"labels": "integers [N]"}
-    images, others = read_picture_arrays(path, needed if needs_labels else {}, optional=("labels",))
+    images, others = read_picture_arrays(path, needed if needs_labels else {}, ("labels",))
+    return Images(images, labels_in(path, len(images), others))
 
-    unlabeled = np.full(len(images), -1)
-    labels = others.get("labels", unlabeled)
+
+def labels_in(
+    path: pathlib.Path,
+    count: int,
+    arrays: Mapping[str, np.ndarray],
+) -> Int[np.ndarray, " N"]:
+    """Returns the array ``labels`` of a file with so many pictures; -1 if there is none."""
+    unlabeled = np.full(count, -1)
+    labels = arrays.get("labels", unlabeled)
     are_integers = labels.dtype.kind in "iu"
     if labels.shape != unlabeled.shape or not are_integers:
-        expected = f"labels, integers [{len(images)}]"
-        raise _form_error(path, expected, labels)
+        raise _form_error(path, f"labels, integers [{count}]", labels)
+    return labels.astype(np.int32)
 
-    return Images(images, labels.astype(np.int32))
+
+def texts_in(path: pathlib.Path, count: int, texts: np.ndarray) -> list[str]:
+    """Returns the texts of an array ``texts`` of a file with so many pictures."""
+    if texts.dtype.kind != "U" or texts.shape != (count,):
+        raise _form_error(path, f"texts, strings [{count}]", texts)
+    return texts.tolist()
 
 
 def read_picture_arrays(

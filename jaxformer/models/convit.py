@@ -11,10 +11,10 @@ from jaxtyping import Array, Float, PyTree
 from jaxformer.errors import UserError
 from jaxformer.fields import setting
 from jaxformer.layout import expand_like
-from jaxformer.models.architecture import PaperArchitecture, StackSettings, check_divides
+from jaxformer.models.architecture import PaperArchitecture, StackSettings
 from jaxformer.models.assembly import Model, make_stack
 from jaxformer.models.encoder import linear
-from jaxformer.models.pictures import PictureArchitecture, Pictures, StackSizes
+from jaxformer.models.pictures import PatchArchitecture, Pictures, StackSizes
 from jaxformer.models.vit import ViTConfig, patches
 from jaxformer.nn.dropout import Dropout, RowIds, dropout_rows
 from jaxformer.nn.feed_forward import Activation
@@ -25,20 +25,18 @@ from jaxformer.nn.precision import ComputeDtype, activation_dtype
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ConViTConfig(PictureArchitecture, PaperArchitecture):
+class ConViTConfig(PatchArchitecture, PaperArchitecture):
     """The architecture of a :class:`ConViT`; by default ConViT-Ti.
 
     Fields that are not listed are as in :class:`~jaxformer.ViTConfig`.
 
     Attributes:
-      patch_size: Side of a patch in pixels.
       num_heads: Number of heads, a square: each begins at one place of a kernel.
       num_local_layers: Number of the first layers, whose attention is gated.
       locality: Initial sharpness of the attention to the places of the kernel.
     """
 
     architecture: Literal["convit"] = "convit"
-    patch_size: int = setting(16, "positive")
     d_model: int = setting(192, "size")
     d_ff: int = setting(768, "size")
     num_heads: int = setting(4, "size")
@@ -53,8 +51,6 @@ class ConViTConfig(PictureArchitecture, PaperArchitecture):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for side in ("height", "width"):
-            check_divides(self, "patch_size", side)
 
         neighbors(self.num_heads)
         if self.num_local_layers >= self.num_layers:
@@ -62,11 +58,6 @@ class ConViTConfig(PictureArchitecture, PaperArchitecture):
                 "model.num_local_layers must be less than model.num_layers, since the class token "
                 f"joins after them: got {self.num_local_layers} of {self.num_layers}"
             )
-
-    @property
-    def grid(self) -> tuple[int, int]:
-        """Number of patches along the height and along the width."""
-        return self.height // self.patch_size, self.width // self.patch_size
 
     @property
     def num_patches(self) -> int:

@@ -6,12 +6,12 @@ from typing import Literal, NamedTuple, TypeAlias
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
-from jaxtyping import Array, Float, Num
+from jaxtyping import Array, Float, Num, UInt8
 
 from jaxformer.data.picture_files import PictureForm
 from jaxformer.errors import UserError
 from jaxformer.fields import setting
-from jaxformer.models.architecture import Architecture
+from jaxformer.models.architecture import Architecture, check_divides
 
 Pictures: TypeAlias = Float[Array, "B Y X C"]
 # A number for all channels, or one for each.
@@ -83,6 +83,15 @@ class PixelArchitecture(Architecture):
             sizes = ", ".join(map(str, self.image_shape))
             raise UserError(f"{owner}: expected pictures [batch, {sizes}], got {images.shape}")
 
+    def check_split(self, name: str, images: UInt8[np.ndarray, "N Y X C"]) -> None:
+        """Refuses pictures of data that have another size, given the name of their split."""
+        shape = images.shape[1:]
+        if shape != self.image_shape:
+            raise UserError(
+                f"model.height, model.width and model.channels must be {shape}, as in the "
+                f"pictures of {name}: got {self.image_shape}"
+            )
+
     def _per_channel(self, name: str) -> PerChannel:
         """Returns the numbers of a field."""
         text = getattr(self, name)
@@ -122,3 +131,24 @@ class PictureArchitecture(PixelArchitecture):
     def stacks(self) -> tuple[StackSizes, ...]:
         """The stacks of Transformer layers, to count operations."""
         return ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PatchArchitecture(PictureArchitecture):
+    """The base of the sections of models whose tokens are patches.
+
+    Attributes:
+      patch_size: Side of a patch in pixels.
+    """
+
+    patch_size: int = setting(16, "positive")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for side in ("height", "width"):
+            check_divides(self, "patch_size", side)
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Number of patches along the height and along the width."""
+        return self.height // self.patch_size, self.width // self.patch_size

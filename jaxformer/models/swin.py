@@ -12,10 +12,10 @@ from jaxtyping import Array, Float
 
 from jaxformer.errors import UserError
 from jaxformer.fields import setting
-from jaxformer.models.architecture import Architecture, check_divides
+from jaxformer.models.architecture import Architecture
 from jaxformer.models.assembly import Model
 from jaxformer.models.encoder import linear
-from jaxformer.models.pictures import PictureArchitecture, Pictures, StackSizes
+from jaxformer.models.pictures import PatchArchitecture, Pictures, StackSizes
 from jaxformer.models.vit import patches
 from jaxformer.nn.block import Block, Residual
 from jaxformer.nn.dropout import Dropout, RowIds, dropout_rows
@@ -49,14 +49,13 @@ class SwinStage(Architecture):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SwinConfig(PictureArchitecture):
+class SwinConfig(PatchArchitecture):
     """The architecture of a :class:`Swin`; by default Swin-T.
 
     ``d_model``, ``d_ff`` and ``num_heads`` are for the first stage, and double from stage to stage.
     Fields that are not listed are as in :class:`~jaxformer.ViTConfig`.
 
     Attributes:
-      patch_size: Side of a patch in pixels.
       window_size: Side of a window in patches, which divides the grid of patches of each stage.
       depths: Number of blocks of each stage, separated by spaces. They are even: every second block
         has shifted windows.
@@ -77,9 +76,6 @@ class SwinConfig(PictureArchitecture):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for side in ("height", "width"):
-            check_divides(self, "patch_size", side)
-
         depths = self.depths.split()
         are_even = all(depth.isdecimal() and int(depth) > 0 == int(depth) % 2 for depth in depths)
         if not depths or not are_even:

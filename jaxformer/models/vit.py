@@ -16,7 +16,7 @@ from jaxformer.layout import expand_like
 from jaxformer.models.architecture import PaperArchitecture, StackSettings, check_divides
 from jaxformer.models.assembly import Model, make_stack
 from jaxformer.models.encoder import linear
-from jaxformer.models.pictures import PictureArchitecture, Pictures, StackSizes
+from jaxformer.models.pictures import PatchArchitecture, Pictures, StackSizes
 from jaxformer.nn.dropout import Dropout, RowIds, dropout_rows
 from jaxformer.nn.feed_forward import Activation
 from jaxformer.nn.grid_positions import GridBias, resize_grid
@@ -29,12 +29,11 @@ Pooling: TypeAlias = Literal["token", "mean", "patches", "token_and_patches"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ViTConfig(PictureArchitecture, PaperArchitecture):
+class ViTConfig(PatchArchitecture, PaperArchitecture):
     """The architecture of a :class:`ViT`; by default ViT-B/16. Other fields are as in GPT2Config.
 
     Attributes:
       architecture: Name of the published model, which selects the format of an export.
-      patch_size: Side of a patch in pixels.
       pooling: Features that are classified: "token", of a learned class token; "mean", over all
         patches, without such a token; "patches", the mean over the patches beside a class token,
         normalized after the mean, as in BEiT; or "token_and_patches", the class token beside the
@@ -50,7 +49,6 @@ class ViTConfig(PictureArchitecture, PaperArchitecture):
     """
 
     architecture: Literal["vit", "beit", "dinov2"] = "vit"
-    patch_size: int = setting(16, "positive")
     pooling: Pooling = "token"
     d_model: int = setting(768, "size")
     d_ff: int = setting(3072, "size")
@@ -69,8 +67,6 @@ class ViTConfig(PictureArchitecture, PaperArchitecture):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for side in ("height", "width"):
-            check_divides(self, "patch_size", side)
         if self.position_size is None:
             return
 
@@ -80,11 +76,6 @@ class ViTConfig(PictureArchitecture, PaperArchitecture):
                 "model.position_size needs model.positions=learned, which are interpolated: got "
                 f"{self.positions}"
             )
-
-    @property
-    def grid(self) -> tuple[int, int]:
-        """Number of patches along the height and along the width."""
-        return self.height // self.patch_size, self.width // self.patch_size
 
     @property
     def num_tokens(self) -> int:

@@ -1,9 +1,12 @@
 """A folder with a folder of PNG and JPEG files for each class: ``data.corpus=folder``."""
 
+import dataclasses
 import hashlib
 import pathlib
+from typing import Any
 
 import numpy as np
+from jaxtyping import UInt8
 
 from jaxformer.data.images import Images, ImagesConfig, ImageSource, split_range
 from jaxformer.data.picture_files import PictureForm, find_pictures, read_picture_files
@@ -41,8 +44,19 @@ def _read(data: ImagesConfig, name: str, form: PictureForm | None) -> Images:
         return hashlib.sha256(path.relative_to(folder).as_posix().encode()).digest()
 
     paths = sorted(labels, key=digest)
-    images = read_picture_files(paths, form)
+    images: Any = _Files(paths, form)  # decoded when a range of them is taken
     return Images(images, np.array([labels[path] for path in paths], np.int32))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Files:
+    """Pictures whose slices are decoded."""
+
+    paths: list[pathlib.Path]
+    form: PictureForm
+
+    def __getitem__(self, chosen: Any) -> UInt8[np.ndarray, "N Y X C"]:
+        return read_picture_files(self.paths[chosen], self.form)
 
 
 def _class_names(data: ImagesConfig) -> tuple[str, ...]:

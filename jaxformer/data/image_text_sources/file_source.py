@@ -3,7 +3,7 @@
 import pathlib
 
 from jaxformer.data.image_texts import ImageTexts, ImageTextSource
-from jaxformer.data.images import read_picture_arrays
+from jaxformer.data.images import read_picture_arrays, texts_in
 from jaxformer.data.picture_files import PictureForm, read_picture_files
 from jaxformer.data.text_files import read_file
 from jaxformer.errors import UserError
@@ -19,14 +19,7 @@ def _read(name: str, form: PictureForm | None) -> ImageTexts:
         return _read_folder(path, form)
 
     images, others = read_picture_arrays(path, {"texts": "strings [N]"})
-
-    texts = others["texts"]
-    if texts.dtype.kind != "U" or texts.shape != (len(images),):
-        raise UserError(
-            f"{path}: expected texts, strings [{len(images)}], got {texts.dtype} "
-            f"{list(texts.shape)}"
-        )
-    return ImageTexts(images, texts.tolist())
+    return ImageTexts(images, texts_in(path, len(images), others["texts"]))
 
 
 def _read_folder(folder: pathlib.Path, form: PictureForm | None) -> ImageTexts:

@@ -4,7 +4,7 @@ import abc
 import functools
 import hashlib
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -92,13 +92,7 @@ class PictureTextTask(TokenTask):
     ) -> Split:
         """Returns the pairs with the tokens of their texts; refuses pictures of another size."""
         model: Any = config.model
-        shape = pairs.images.shape[1:]
-        if shape != model.image_shape:
-            raise UserError(
-                f"model.height, model.width and model.channels must be {shape}, as in the "
-                f"pictures of {name}: got {model.image_shape}"
-            )
-
+        model.check_split(name, pairs.images)
         with prefix_errors(name):
             return Split(name, pairs, cls.encode(pairs.texts, tokenizer, model))
 
@@ -147,16 +141,8 @@ class PictureTextTask(TokenTask):
         }
 
     def summary(self) -> str:
-        train = len(self.train.tokens)
-        valid = len(self.valid.tokens)
-        epochs = self.config.training.steps * self._data.rows / train
-        lines = [f"{train:,} training pairs, {valid:,} for validation; {epochs:.1f} epochs"]
-
-        for split in (self.train, self.valid):
-            size = " x ".join(map(str, split.pairs.images.shape[1:]))
-            sides = [("picture", size), ("text", split.pairs.texts[0])]
-            lines.append(describe_example(split.name, sides))
-        return "\n".join(lines)
+        read = self.config.training.steps * self._data.rows
+        return describe_pairs(self.train, self.valid, read)
 
     def evaluate(
         self,
@@ -184,6 +170,30 @@ def _abstract_batch(config: Config, shards: BatchShards, length: int) -> PyTree:
         "tokens": jax.ShapeDtypeStruct((rows, length), jnp.int32),
         REAL: jax.ShapeDtypeStruct((rows,), bool),
     }
+
+
+class NamedPairs(Protocol):
+    """The pairs of a split, and its name."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def pairs(self) -> ImageTexts: ...
+
+
+def describe_pairs(train: NamedPairs, valid: NamedPairs, read: int) -> str:
+    """Returns lines for the log: sizes, epochs of a run that reads so many pairs, and examples."""
+    count = len(train.pairs.texts)
+    epochs = read / count
+    held_out = len(valid.pairs.texts)
+    lines = [f"{count:,} training pairs, {held_out:,} for validation; {epochs:.1f} epochs"]
+
+    for split in (train, valid):
+        size = " x ".join(map(str, split.pairs.images.shape[1:]))
+        sides = [("picture", size), ("text", split.pairs.texts[0])]
+        lines.append(describe_example(split.name, sides))
+    return "\n".join(lines)
 
 
 def pairs_sha256(pairs: ImageTexts) -> str:

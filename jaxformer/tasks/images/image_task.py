@@ -217,12 +217,7 @@ class ImageClassification(NetworkTask):
 
 def _check_split(name: str, split: Images, model: PictureArchitecture) -> None:
     """Checks that the pictures and the labels of a split suit the model."""
-    shape = split.images.shape[1:]
-    if shape != model.image_shape:
-        raise UserError(
-            f"model.height, model.width and model.channels must be {shape}, as in the "
-            f"pictures of {name}: got {model.image_shape}"
-        )
+    model.check_split(name, split.images)
 
     low = split.labels.min()
     high = split.labels.max()

@@ -13,7 +13,6 @@ from jaxtyping import Array, Int, PyTree
 from jaxformer.config import Config, data_section, model_section
 from jaxformer.data.character_tokenizer import CharacterTokenizer
 from jaxformer.data.corpus import Corpus
-from jaxformer.data.examples import describe_example
 from jaxformer.data.image_texts import ImageTexts, read_image_texts
 from jaxformer.data.images import Augmentation
 from jaxformer.data.interleaved import InterleavedConfig
@@ -23,7 +22,7 @@ from jaxformer.errors import UserError, prefix_errors
 from jaxformer.kinds.interleaved import INTERLEAVED
 from jaxformer.models.flamingo import Flamingo, FlamingoConfig
 from jaxformer.runs.workdir import Workdir
-from jaxformer.tasks.image_text.picture_text_task import pairs_sha256
+from jaxformer.tasks.image_text.picture_text_task import describe_pairs, pairs_sha256
 from jaxformer.tasks.images.image_augmentation import augment
 from jaxformer.tasks.initialization import tokenizer_of_run
 from jaxformer.tasks.interleaved.picture_reader import pair_tokens
@@ -135,8 +134,9 @@ class InterleavedTraining(TokenTask):
             raise UserError("corpus: expected none with pictures in texts; name data.train")
 
         data = data_section(config, InterleavedConfig)
-        train = read_image_texts(data.source, data.train)
-        valid = read_image_texts(data.source, data.valid)
+        form = model_section(config, FlamingoConfig).form
+        train = read_image_texts(data.source, data.train, form)
+        valid = read_image_texts(data.source, data.valid, form)
 
         def learn() -> Vocabulary:
             characters = set("".join([*train.texts, *valid.texts, data.end]))
@@ -203,17 +203,8 @@ class InterleavedTraining(TokenTask):
         }
 
     def summary(self) -> str:
-        train = len(self._train.tokens)
-        valid = len(self._valid.tokens)
-        pairs_per_step = self._data.rows * self._data.pictures
-        epochs = self.config.training.steps * pairs_per_step / train
-        lines = [f"{train:,} training pairs, {valid:,} for validation; {epochs:.1f} epochs"]
-
-        for split in (self._train, self._valid):
-            size = " x ".join(map(str, split.pairs.images.shape[1:]))
-            sides = [("picture", size), ("text", split.pairs.texts[0])]
-            lines.append(describe_example(split.name, sides))
-        return "\n".join(lines)
+        read = self.config.training.steps * self._data.rows * self._data.pictures
+        return describe_pairs(self._train, self._valid, read)
 
     def evaluate(
         self,
@@ -244,12 +235,7 @@ def _encode(
     """Returns the pairs with their tokens; refuses pictures and texts that do not fit."""
     data = data_section(config, InterleavedConfig)
     model = model_section(config, FlamingoConfig)
-    shape = pairs.images.shape[1:]
-    if shape != model.image_shape:
-        raise UserError(
-            f"model.height, model.width and model.channels must be {shape}, as in the "
-            f"pictures of {name}: got {model.image_shape}"
-        )
+    model.check_split(name, pairs.images)
     if model.picture_token <= UNK:
         raise UserError(
             "model.picture_token must be the id of a token of texts, greater than "

@@ -4,10 +4,8 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Float
 
 from jaxformer.checks import check_text
 from jaxformer.config import data_section
@@ -16,10 +14,9 @@ from jaxformer.data.encoded_text import EncodedText
 from jaxformer.data.huggingface_tokenizer import HuggingFaceTokenizer
 from jaxformer.data.questions import Span, Window, make_windows
 from jaxformer.errors import UserError, prefix_errors
-from jaxformer.inference.encoder_outputs import encoder_outputs
+from jaxformer.inference.encoder_outputs import encoder_outputs, method_outputs
 from jaxformer.inference.weights import EncoderPredictor
 from jaxformer.kinds.annotated_texts import QUESTION_ANSWERING
-from jaxformer.models.architecture import Architecture
 
 # Windows are longer than the sentences of other batches.
 _BATCH_SIZE = 16
@@ -158,7 +155,7 @@ class Reader(EncoderPredictor):
             EncodedText.of(window.tokens, window.types, model.num_token_types) for window in windows
         ]
         yield from encoder_outputs(
-            _span_logits,
+            functools.partial(method_outputs, QUESTION_ANSWERING, "span_logits"),
             model,
             self.params,
             texts,
@@ -237,20 +234,3 @@ def _rank(
         Answer(text[span.start : span.end], span.start, span.end, score, float(probability))
         for (span, score), probability in zip(ordered, probabilities, strict=True)
     ]
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _span_logits(
-    config: Architecture,
-    params: PyTree,
-    tokens: Int[Array, "B T"],
-    types: Int[Array, "B T"],
-) -> Float[Array, "B T 2"]:
-    model = QUESTION_ANSWERING.build(config)
-    logits: Any = model.apply(
-        {"params": params},
-        tokens,
-        token_types=types,
-        method="span_logits",
-    )
-    return logits.astype(jnp.float32)

@@ -76,7 +76,7 @@ def abstract_rows(
     shards: BatchShards,
     example: Mapping[str, jax.ShapeDtypeStruct],
 ) -> PyTree:
-    """Returns the shapes and dtypes of a batch of so many rows, given those of one example."""
+    """Returns the shapes and dtypes of a batch of so many rows, given an example."""
     size = round_up(rows, shards.row_multiple)
     batch = {}
     for name, array in example.items():

@@ -64,7 +64,17 @@ __all__ = [  # Users import the sections of a config from here, too.
     "TrainingConfig",
 ]
 
-for _section in (TrainingConfig, DataConfig, LabeledConfig, StreamConfig, BeamSearch, Sampling):
+for _section in (
+    TrainingConfig,
+    DataConfig,
+    LabeledConfig,
+    StreamConfig,
+    ImageTextConfig,
+    CaptionsConfig,
+    InterleavedConfig,
+    BeamSearch,
+    Sampling,
+):
     inherit_attributes(_section)
 
 Section = TypeVar("Section", bound=DataSection)

@@ -3,12 +3,12 @@
 import dataclasses
 from typing import Literal
 
-from jaxformer.data.image_texts import ImageTextConfig
+from jaxformer.data.image_texts import ImageTextPairs
 from jaxformer.fields import setting
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CaptionsConfig(ImageTextConfig):
+class CaptionsConfig(ImageTextPairs):
     """Pictures with texts, to train a model that writes the texts.
 
     Attributes:
@@ -16,8 +16,9 @@ class CaptionsConfig(ImageTextConfig):
       rows: Pictures of a global batch.
     """
 
-    corpus: Literal["captions"] = "captions"  # pyright: ignore[reportIncompatibleVariableOverride]
+    corpus: Literal["captions"] = "captions"
     rows: int = setting(64, "positive")
+    length_field = None
 
     @property
     def batch(self) -> tuple[str, str]:

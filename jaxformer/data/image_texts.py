@@ -17,11 +17,10 @@ from jaxformer.registry import find_entries
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ImageTextConfig(Augmentation, DataSection):
-    """Pictures with texts, to train the encoders of both.
+class ImageTextPairs(Augmentation, DataSection):
+    """Pairs of a picture and its text: the base of sections that name a source of them.
 
     Attributes:
-      corpus: "image_text"; selects the kind of the experiment.
       source: "files" reads ``.npz`` files with the arrays ``images``, uint8, [N, height, width,
         channels] or [N, height, width], and ``texts``, of strings, or folders of PNG and JPEG files
         with a ``captions.txt``, whose lines are a file, a tab and a text; "glyphs" draws Latin
@@ -33,24 +32,18 @@ class ImageTextConfig(Augmentation, DataSection):
         has "train" and "test", with other digits and other numbers.
       valid: Validation split, in the same form.
       tokenizer: As in :class:`~jaxformer.data.corpus.DataConfig`.
-      rows: Pairs of a global batch. Each picture is compared with all texts of its batch.
+      rows: Rows of a global batch.
     """
 
-    corpus: Literal["image_text"] = "image_text"
     source: str = "files"
     train: str = setting("", may_change=True)
     valid: str = setting("", may_change=True)
     rows: int = setting(128, "positive")
-    length_field = None
 
     def __post_init__(self) -> None:
         check_values(self, "data")
         check_one_of("data.source", self.source, known_image_texts())
         self.check_paths("train", "valid", "tokenizer")
-
-    @property
-    def batch(self) -> tuple[str, str]:
-        return f"{self.rows:,} pairs", "data.rows"
 
     def check_named(self) -> None:
         for name in ("train", "valid"):
@@ -59,6 +52,23 @@ class ImageTextConfig(Augmentation, DataSection):
                     f"data.{name}: expected pictures with texts, got none; give "
                     f"--config.data.{name}=FILE.npz, with the arrays images and texts"
                 )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ImageTextConfig(ImageTextPairs):
+    """Pictures with texts, to train the encoders of both.
+
+    Attributes:
+      corpus: "image_text"; selects the kind of the experiment.
+      rows: Pairs of a global batch. Each picture is compared with all texts of its batch.
+    """
+
+    corpus: Literal["image_text"] = "image_text"
+    length_field = None
+
+    @property
+    def batch(self) -> tuple[str, str]:
+        return f"{self.rows:,} pairs", "data.rows"
 
 
 class ImageTexts(NamedTuple):

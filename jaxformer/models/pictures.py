@@ -77,6 +77,19 @@ class PixelArchitecture(Architecture):
         std = self._per_channel("pixel_std")
         return jnp.asarray(images, jnp.float32) / (255 * std) - mean / std
 
+    def as_pictures(self, images: ArrayLike) -> UInt8[np.ndarray, "N Y X C"]:
+        """Returns pictures as an array; refuses another dtype or size, or none."""
+        pictures = np.asarray(images)
+        has_dtype = pictures.dtype == np.uint8
+        has_shape = pictures.shape[1:] == self.image_shape
+        if not (has_dtype and has_shape and len(pictures)):
+            sizes = ", ".join(map(str, self.image_shape))
+            raise UserError(
+                f"expected pictures, uint8 [N, {sizes}], got {pictures.dtype} "
+                f"{list(pictures.shape)}"
+            )
+        return pictures
+
     def check_pictures(self, owner: str, images: Pictures) -> None:
         """Refuses pictures of another size, given the name of the model's class."""
         if images.shape[1:] != self.image_shape:

@@ -2,13 +2,19 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.errors import UserError
-from jaxformer.nn.argument_checks import check_activations, check_mask, check_sizes
+from jaxformer.fields import fields_given
+from jaxformer.nn.argument_checks import (
+    check_activations,
+    check_mask,
+    check_sizes,
+    check_supported,
+)
 from jaxformer.nn.cache import KVCache, MemoryCache, Slots
 from jaxformer.nn.dropout import Dropout, dropout_rows
 from jaxformer.nn.kernels import KeyValues, KeyValueSource, attend, attention
@@ -16,6 +22,8 @@ from jaxformer.nn.keys import Keys, Tokens
 from jaxformer.nn.matmul import project
 from jaxformer.nn.parameters import parameter
 from jaxformer.nn.precision import ComputeDtype, Int8Matrix, matmul_dtype
+
+_FIELDS_OF_FLAX = {"parent", "name"}
 
 
 class Projection(NamedTuple):
@@ -73,7 +81,13 @@ class MultiHeadAttention(nn.Module):
         of this layer, in place of the bias of the stack.
       memory_width: Width of the memory that it attends to; ``d_model`` when None.
       compute_dtype: Dtype of the inputs of matrix multiplications.
+      fields_read: Names of the fields that a subclass reads, so that all others are refused; None
+        for all fields. Not itself a field.
+      reason_to_refuse: What messages say about the others.
     """
+
+    fields_read: ClassVar[frozenset[str] | None] = None
+    reason_to_refuse: ClassVar[str] = "which it would ignore"
 
     num_heads: int
     d_k: int | None = None
@@ -90,6 +104,14 @@ class MultiHeadAttention(nn.Module):
     compute_dtype: ComputeDtype = "float32"
 
     def setup(self) -> None:
+        if self.fields_read is not None:
+            check_supported(
+                type(self).__name__,
+                fields_given(self),
+                self.fields_read | _FIELDS_OF_FLAX,
+                reason=self.reason_to_refuse,
+            )
+
         check_sizes(self, "num_heads", "d_k", "d_v", "num_kv_heads", "memory_width")
         if self.num_heads % self._kv_heads:
             raise UserError(

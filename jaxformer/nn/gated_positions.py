@@ -10,26 +10,11 @@ from flax import linen as nn
 from jaxtyping import Array, Float
 
 from jaxformer.errors import UserError
-from jaxformer.fields import fields_given
-from jaxformer.nn.argument_checks import check_supported
 from jaxformer.nn.attention import MultiHeadAttention
 from jaxformer.nn.keys import Keys
 from jaxformer.nn.matmul import project
 from jaxformer.nn.parameters import parameter
 
-# The fields of MultiHeadAttention that the layer has, too, its own, and two that Flax adds.
-_FIELDS = {
-    "num_heads",
-    "d_k",
-    "d_v",
-    "use_bias",
-    "dropout_rate",
-    "compute_dtype",
-    "grid",
-    "locality",
-    "parent",
-    "name",
-}
 _FEATURES = 3  # of an offset: to the right, down, and the square of the distance
 
 
@@ -48,14 +33,21 @@ class GatedPositionalAttention(MultiHeadAttention):
       locality: Initial sharpness of the attention to the neighbor, alpha.
     """
 
+    fields_read = frozenset(
+        {
+            "num_heads",
+            "d_k",
+            "d_v",
+            "use_bias",
+            "dropout_rate",
+            "compute_dtype",
+            "grid",
+            "locality",
+        }
+    )
+
     grid: tuple[int, int] = (1, 1)
     locality: float = 1.0
-
-    def setup(self) -> None:
-        super().setup()
-        reason = "which it would ignore"
-        owner = "GatedPositionalAttention"
-        check_supported(owner, fields_given(self), _FIELDS, reason=reason)
 
     def attend(
         self,

@@ -9,25 +9,9 @@ from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
 from jaxformer.errors import UserError
-from jaxformer.fields import fields_given
-from jaxformer.nn.argument_checks import check_activations, check_supported
+from jaxformer.nn.argument_checks import check_activations
 from jaxformer.nn.attention import MultiHeadAttention, Projection, Projections
 from jaxformer.nn.keys import Keys
-
-# The fields of MultiHeadAttention that the layer has, too, and two that Flax adds.
-_FIELDS = {
-    "num_heads",
-    "d_k",
-    "d_v",
-    "use_bias",
-    "dropout_rate",
-    "num_kv_heads",
-    "scale",
-    "soft_cap",
-    "compute_dtype",
-    "parent",
-    "name",
-}
 
 
 class GlobalAttention(MultiHeadAttention):
@@ -44,10 +28,19 @@ class GlobalAttention(MultiHeadAttention):
     (1, 5, 8)
     """
 
-    def setup(self) -> None:
-        super().setup()
-        reason = "which it would ignore"
-        check_supported("GlobalAttention", fields_given(self), _FIELDS, reason=reason)
+    fields_read = frozenset(
+        {
+            "num_heads",
+            "d_k",
+            "d_v",
+            "use_bias",
+            "dropout_rate",
+            "num_kv_heads",
+            "scale",
+            "soft_cap",
+            "compute_dtype",
+        }
+    )
 
     def attend(
         self,

@@ -11,12 +11,10 @@ from flax import linen as nn
 from jaxtyping import Array, Float
 
 from jaxformer.errors import UserError
-from jaxformer.fields import fields_given
 from jaxformer.layout import zeros_for_rows
 from jaxformer.nn.argument_checks import (
     check_activations,
     check_recurrence,
-    check_supported,
 )
 from jaxformer.nn.attention import MultiHeadAttention, Projections
 from jaxformer.nn.cache import LayerState, Slots
@@ -105,19 +103,6 @@ class LinearCache(LayerState):
 
 
 _REASON = "which only a softmax has"
-_FIELDS = {
-    "num_heads",
-    "d_k",
-    "d_v",
-    "use_bias",
-    "encode_positions",
-    "make_qk_norm",
-    "compute_dtype",
-    "feature_map",
-    # Flax's own.
-    "parent",
-    "name",
-}
 
 
 class LinearAttention(MultiHeadAttention):
@@ -130,6 +115,20 @@ class LinearAttention(MultiHeadAttention):
       feature_map: Function of queries or keys, [..., K], and whether they are queries, that returns
         nonnegative features, such as :func:`elu_features` and :func:`random_features`.
     """
+
+    reason_to_refuse = _REASON
+    fields_read = frozenset(
+        {
+            "num_heads",
+            "d_k",
+            "d_v",
+            "use_bias",
+            "encode_positions",
+            "make_qk_norm",
+            "compute_dtype",
+            "feature_map",
+        }
+    )
 
     feature_map: Callable[[Array, bool], Array] = elu_features
 
@@ -219,9 +218,8 @@ class LinearAttention(MultiHeadAttention):
 
     @nn.nowrap
     def _check_rules(self, keys: Keys, memory: Any, cache: Any) -> None:
-        """Checks that there are no fields, rules or arguments that the layer would ignore."""
+        """Checks that there are no rules or arguments that the layer would ignore."""
         owner = "LinearAttention"
-        check_supported(owner, fields_given(self), _FIELDS, reason=_REASON)
         check_recurrence(
             owner,
             keys,

@@ -8,28 +8,9 @@ from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
 from jaxformer.errors import UserError
-from jaxformer.fields import fields_given
-from jaxformer.nn.argument_checks import check_supported
 from jaxformer.nn.attention import MultiHeadAttention
 from jaxformer.nn.block import Block
 from jaxformer.nn.keys import Keys
-
-# The fields of MultiHeadAttention that the layer has, too, its own, and two that Flax adds.
-_FIELDS = {
-    "num_heads",
-    "d_k",
-    "d_v",
-    "use_bias",
-    "dropout_rate",
-    "make_bias",
-    "scale",
-    "compute_dtype",
-    "grid",
-    "window",
-    "shift",
-    "parent",
-    "name",
-}
 
 
 class WindowAttention(MultiHeadAttention):
@@ -47,14 +28,25 @@ class WindowAttention(MultiHeadAttention):
       shift: Rows and columns by which windows are shifted.
     """
 
+    fields_read = frozenset(
+        {
+            "num_heads",
+            "d_k",
+            "d_v",
+            "use_bias",
+            "dropout_rate",
+            "make_bias",
+            "scale",
+            "compute_dtype",
+            "grid",
+            "window",
+            "shift",
+        }
+    )
+
     grid: tuple[int, int] = (1, 1)
     window: int = 1
     shift: int = 0
-
-    def setup(self) -> None:
-        super().setup()
-        reason = "which it would ignore"
-        check_supported("WindowAttention", fields_given(self), _FIELDS, reason=reason)
 
     def attend(
         self,

@@ -98,7 +98,6 @@ class AnnotatedTask(TokenTask):
     A subclass reads examples, encodes them, and scores the answers of a trained model.
     """
 
-    loss_class: type[NetworkLoss]  # pyright: ignore[reportIncompatibleVariableOverride]
     tokenizer: HuggingFaceTokenizer
     noun: ClassVar[str]  # names examples in the log
 

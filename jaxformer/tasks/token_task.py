@@ -185,7 +185,6 @@ class NetworkTask(Task):
 class TokenTask(NetworkTask):
     """Base of the tasks of models of tokens, which have a tokenizer."""
 
-    loss_class: type[TokenLoss]
     tokenizer: Vocabulary
 
     def save(self, workdir: Workdir) -> None:

@@ -1,6 +1,5 @@
 """Writers of captions: training, resumed and on meshes, the command, int8, attention."""
 
-import jax
 import numpy as np
 import pytest
 
@@ -11,9 +10,7 @@ from jaxformer import (
     Config,
     TrainingConfig,
     VisionEncoderDecoderConfig,
-    every,
     load_config,
-    load_model,
     quantize,
     train,
 )
@@ -22,6 +19,7 @@ from jaxformer.data.image_texts import read_image_texts
 from jaxformer.errors import UserError
 
 from ..runs import changed, reports
+from .equal_runs import check_other_mesh, check_resumed
 
 PLACES = ["first", "second", "third", "fourth"]
 
@@ -128,25 +126,11 @@ def test_attention_is_the_weights_of_each_token(run):
         assert (weights > 0).all()
 
 
-def fail(step, state, sums):
-    """A hook that ends the run."""
-    raise ZeroDivisionError
-
-
 def test_it_resumes_exactly_and_is_the_same_on_other_meshes(run, config, tmp_path):
-    with pytest.raises(ZeroDivisionError):
-        train(config, tmp_path / "cut", hooks=[every(140, fail)])
-    resumed = train(config, tmp_path / "cut")
-    _, whole = load_model(run)
-    jax.tree.map(np.testing.assert_array_equal, resumed.params, whole)
+    check_resumed(config, run, tmp_path, cut=140)
 
-    mesh = {"data": 2, "fsdp": 2, "tensor": 2}  # instead of data=8
     training = {"steps": 20, "eval_every": 20, "checkpoint_every": 20, "eval_sentences": 0}
-    train(changed(config, mesh=mesh, training=training), tmp_path / "mesh")
-    expected, *_ = reports(run)
-    found, *_ = reports(tmp_path / "mesh")
-    assert found["step"] == expected["step"] == 20
-    assert found["loss"] == pytest.approx(expected["loss"], rel=1e-3)
+    check_other_mesh(changed(config, training=training), run, tmp_path)
 
 
 def test_mistakes_are_explained(run, config, tmp_path):

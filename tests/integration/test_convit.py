@@ -28,7 +28,7 @@ from jaxformer.interop.huggingface.importer import import_huggingface
 from jaxformer.models.convit import gates_of
 
 from ..fixtures.random_weights import read_arrays
-from ..runs import Killed, changed
+from .equal_runs import check_other_mesh, check_resumed
 from .families import imported, relative_difference, write_model
 from .test_images import pictures
 
@@ -145,18 +145,10 @@ def config(tmp_path_factory):
 @pytest.mark.ci
 def test_a_run_resumes_exactly_and_is_the_same_on_a_mesh(config, tmp_path):
     whole = jax.device_get(train(config, tmp_path / "whole").params)
+    check_resumed(config, tmp_path / "whole", tmp_path, cut=4)
 
-    def stop(step, state, sums):
-        if step == 4:
-            raise Killed
-
-    with pytest.raises(Killed):
-        train(config, tmp_path / "stopped", hooks=[stop])
-    resumed = train(config, tmp_path / "stopped").params
-    jax.tree.map(np.testing.assert_array_equal, jax.device_get(resumed), whole)
-
-    other = changed(config, mesh={"data": 2, "fsdp": 2, "tensor": 2})
-    found = jax.device_get(train(other, tmp_path / "mesh").params)
+    check_other_mesh(config, tmp_path / "whole", tmp_path)
+    _, found = load_model(tmp_path / "mesh")
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(whole), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
 

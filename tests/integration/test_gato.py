@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxformer import BeamSearch, every, load_config, train
+from jaxformer import BeamSearch, load_config, train
 from jaxformer.cli import main
 from jaxformer.config import Config, TrainingConfig
 from jaxformer.data import cart_pole
@@ -22,6 +22,7 @@ from jaxformer.tasks.gato.agent import Agent, play_episodes
 
 from ..runs import changed, reports
 from . import pages
+from .equal_runs import check_other_mesh, check_resumed
 
 CONFIG = Config(
     model=GatoConfig(
@@ -79,23 +80,9 @@ def test_the_loss_of_each_task_is_logged(run):
     assert 0 <= last["caption_accuracy"] <= 1
 
 
-def fail(step, state, sums):
-    """A hook that ends the run."""
-    raise ZeroDivisionError
-
-
 def test_it_resumes_exactly_and_is_the_same_on_one_device(run, tmp_path):
-    with pytest.raises(ZeroDivisionError):
-        train(CONFIG, tmp_path / "cut", hooks=[every(8, fail)])
-    resumed = train(CONFIG, tmp_path / "cut")
-    _, whole = load_model(run)
-    jax.tree.map(np.testing.assert_array_equal, resumed.params, whole)
-
-    mesh = {"data": 2, "fsdp": 2, "tensor": 2}  # instead of data=8
-    train(changed(CONFIG, mesh=mesh), tmp_path / "mesh")
-    expected, *_ = reports(run)
-    found, *_ = reports(tmp_path / "mesh")
-    assert found["loss"] == pytest.approx(expected["loss"], rel=1e-3)
+    check_resumed(CONFIG, run, tmp_path, cut=8)
+    check_other_mesh(CONFIG, run, tmp_path)
 
 
 def test_the_commands_play_caption_and_generate(run, capsys, tmp_path):

@@ -15,9 +15,7 @@ from jaxformer import (
     ImageTextConfig,
     ImageTextMatcher,
     TrainingConfig,
-    every,
     load_config,
-    load_model,
     train,
 )
 from jaxformer.data.glyphs import SIDE, held_out_pairs, is_held_out, known_glyphs
@@ -27,6 +25,7 @@ from jaxformer.errors import UserError
 from jaxformer.tasks.image_text.image_text_task import limit_log_scale, retrieval
 
 from ..runs import changed, reports
+from .equal_runs import check_other_mesh, check_resumed
 
 # The channels of a color.
 COLORS = {
@@ -111,25 +110,11 @@ def test_it_learns_to_match_and_reports_retrieval(run, config):
     assert found["text_to_image"] == pytest.approx(last["text_to_image"])
 
 
-def fail(step, state, sums):
-    """A hook that ends the run."""
-    raise ZeroDivisionError
-
-
 def test_it_resumes_exactly_and_is_the_same_on_every_mesh(run, config, tmp_path):
     """Eight devices pad batches of 20 rows with 4 that must not count; four have none."""
-    with pytest.raises(ZeroDivisionError):
-        train(config, tmp_path / "cut", hooks=[every(50, fail)])
-    resumed = train(config, tmp_path / "cut")
-    _, whole = load_model(run)
-    jax.tree.map(np.testing.assert_array_equal, resumed.params, whole)
+    check_resumed(config, run, tmp_path, cut=50)
 
-    mesh = {"data": 2, "fsdp": 2, "tensor": 2}  # instead of data=8
-    train(changed(config, mesh=mesh), tmp_path / "mesh")
-    expected, *_ = reports(run)
-    found, *_ = reports(tmp_path / "mesh")
-    assert (expected["step"], found["step"]) == (40, 40)
-    assert found["loss"] == pytest.approx(expected["loss"], rel=1e-3)
+    found, expected = check_other_mesh(config, run, tmp_path)
     assert found["accuracy"] == pytest.approx(expected["accuracy"], rel=1e-2)
 
 

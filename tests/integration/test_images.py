@@ -7,7 +7,7 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from jaxformer import Config, ImageClassifier, ImagesConfig, TrainingConfig, ViTConfig, every, train
+from jaxformer import Config, ImageClassifier, ImagesConfig, TrainingConfig, ViTConfig, train
 from jaxformer.cli import main
 from jaxformer.data.images import read_images, read_npz
 from jaxformer.errors import UserError
@@ -19,6 +19,7 @@ from jaxformer.memory import step_memory
 
 from ..runs import changed, reports
 from . import pages
+from .equal_runs import check_other_mesh, check_resumed
 
 
 def pictures(seed, count):
@@ -165,25 +166,9 @@ def test_it_is_averaged_and_exported_except_to_formats_of_text(run, config, caps
     assert "expected a model that translates text, got a classifier of p" in capsys.readouterr().err
 
 
-def fail(step, state, sums):
-    """A hook that ends the run."""
-    raise ZeroDivisionError
-
-
 def test_it_resumes_exactly_and_is_the_same_on_one_device(run, config, tmp_path):
-    with pytest.raises(ZeroDivisionError):
-        train(config, tmp_path / "cut", hooks=[every(50, fail)])
-    resumed = train(config, tmp_path / "cut")
-    _, whole = load_model(run)
-    jax.tree.map(np.testing.assert_array_equal, resumed.params, whole)
-
-    mesh = {"data": 2, "fsdp": 2, "tensor": 2}  # instead of data=8
-    train(changed(config, mesh=mesh), tmp_path / "mesh")
-    expected, *_ = reports(run)
-    found, *_ = reports(tmp_path / "mesh")
-    assert expected["step"] == 40
-    assert found["step"] == 40
-    assert found["loss"] == pytest.approx(expected["loss"], rel=1e-3)
+    check_resumed(config, run, tmp_path, cut=50)
+    check_other_mesh(config, run, tmp_path)
 
 
 def test_memory_and_fine_tuning(run, config, tmp_path):

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxformer import Config, StreamConfig, TrainingConfig, every, load_model, train
+from jaxformer import Config, StreamConfig, TrainingConfig, load_model, train
 from jaxformer.cli import main
 from jaxformer.data.image_texts import ImageTexts
 from jaxformer.data.interleaved import InterleavedConfig
@@ -17,8 +17,9 @@ from jaxformer.models.llama import LlamaConfig
 from jaxformer.search import BeamSearch
 from jaxformer.tasks.interleaved.picture_reader import PictureReader, exact_matches
 
-from ..runs import changed, reports
+from ..runs import changed
 from . import pages
+from .equal_runs import check_other_mesh, check_resumed
 
 WORDS = ["a dark one", "a light one"]
 SIZES = {"vocab_size": 19, "d_model": 16, "d_ff": 16, "num_heads": 2, "num_layers": 2}
@@ -119,24 +120,11 @@ def test_only_what_reads_pictures_is_trained(folder, run):
         assert np.abs(after["decoder"]["gated"][gate]).min() > 0
 
 
-def fail(step, state, sums):
-    raise ZeroDivisionError
-
-
 def test_it_resumes_exactly_and_is_the_same_on_one_device(run, config, tmp_path):
-    with pytest.raises(ZeroDivisionError):
-        train(config, tmp_path / "cut", hooks=[every(30, fail)])
-    resumed = train(config, tmp_path / "cut")
-    _, whole = load_model(run)
-    jax.tree.map(np.testing.assert_array_equal, resumed.params, whole)
+    check_resumed(config, run, tmp_path, cut=30)
 
-    mesh = {"data": 2, "fsdp": 2, "tensor": 2}  # instead of data=8
     short = {"steps": 20, "eval_every": 20}
-    train(changed(config, mesh=mesh, training=short), tmp_path / "mesh")
-    expected, *_ = reports(run)
-    found, *_ = reports(tmp_path / "mesh")
-    assert expected["step"] == found["step"] == 20
-    assert found["loss"] == pytest.approx(expected["loss"], rel=1e-3)
+    check_other_mesh(changed(config, training=short), run, tmp_path)
 
 
 def test_pictures_are_described_with_examples_and_without(run, tmp_path):

@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
@@ -25,7 +24,7 @@ from jaxformer.models.captioning import (
 from jaxformer.runs import processes
 from jaxformer.tasks.captions.captioner import Captioner
 from jaxformer.tasks.image_text.picture_text_task import PictureTextTask
-from jaxformer.tasks.images.image_augmentation import augment
+from jaxformer.tasks.images.image_augmentation import change_pictures
 from jaxformer.tasks.token_task import Output, TokenLoss
 from jaxformer.tasks.translation import percentage_equal
 from jaxformer.training.arrays import REAL
@@ -55,9 +54,7 @@ class CaptionLoss(TokenLoss):
         model: Any = self.model
         images = model.scale_pixels(batch["images"])
         if randomness is not None:
-            # From the same seed as dropout, but another stream.
-            key = jax.random.fold_in(randomness.key, 1)
-            images = augment(images, key, randomness.row_ids, settings=self.augmentation)
+            images = change_pictures(images, randomness, self.augmentation)
 
         targets = batch["tokens"]
         inputs = jnp.pad(targets[:, :-1], ((0, 0), (1, 0)), constant_values=BOS)

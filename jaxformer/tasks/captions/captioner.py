@@ -9,7 +9,6 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PyTree, UInt8
 
 from jaxformer.data.tokenizer import BOS, PAD
-from jaxformer.errors import UserError
 from jaxformer.inference.array_inputs import ArrayInput
 from jaxformer.inference.array_predictor import ArrayPredictor
 from jaxformer.inference.hypotheses import Hypothesis
@@ -68,12 +67,12 @@ class Captioner(ArrayPredictor):
         Raises:
           UserError: Pictures are not uint8, or of another size than in training.
         """
-        images = self._check_pictures(images)
+        pictures = _section(self.config.model).as_pictures(images)
 
         # A tokenizer may force the beginning of every text.
         prompt = (BOS, *self.tokenizer.target_start)
         inputs = []
-        for number, picture in enumerate(images):
+        for number, picture in enumerate(pictures):
             inputs.append(ArrayInput((picture,), prompt, number))
         return self.decode_arrays(inputs, n_best=n_best, report=report)
 
@@ -93,7 +92,7 @@ class Captioner(ArrayPredictor):
           The weights of cross-attention of each layer, head and token, to each patch. What is
           missing to a sum of 1 is the weight of the class token.
         """
-        images = self._check_pictures(images)
+        pictures = _section(self.config.model).as_pictures(images)
         longest = max(map(len, texts))
         tokens = np.full((len(texts), longest), PAD, np.int32)
         for row, text in zip(tokens, texts, strict=True):
@@ -103,26 +102,13 @@ class Captioner(ArrayPredictor):
         member = self.models.experts[0]
         config = _section(member.config)
         rows, columns = config.encoder_section().grid
-        weights = np.asarray(_attention(config, dequantize(member.params), images, tokens))
+        weights = np.asarray(_attention(config, dequantize(member.params), pictures, tokens))
 
         found = []
         for number, text in enumerate(texts):
             to_patches = weights[:, number, :, : len(text), 1:]  # [L, H, T, patches]
             found.append(to_patches.reshape(*to_patches.shape[:3], rows, columns))
         return found
-
-    def _check_pictures(self, images: np.ndarray) -> UInt8[np.ndarray, "N Y X C"]:
-        """Returns pictures as an array; refuses another dtype or size."""
-        images = np.asarray(images)
-        shape = _section(self.config.model).image_shape
-        has_dtype = images.dtype == np.uint8
-        has_shape = images.shape[1:] == shape
-        if not (has_dtype and has_shape and len(images)):
-            raise UserError(
-                f"expected pictures, uint8 [N, {', '.join(map(str, shape))}], got {images.dtype} "
-                f"{list(images.shape)}"
-            )
-        return images
 
 
 def _section(config: Any) -> VisionEncoderDecoderConfig:

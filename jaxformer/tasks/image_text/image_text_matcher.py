@@ -51,16 +51,7 @@ class ImageTextMatcher(EncoderPredictor):
         Raises:
           UserError: Pictures are not uint8, or of another size than in training.
         """
-        images = np.asarray(images)
-        shape = self.model.image_shape
-        has_dtype = images.dtype == np.uint8
-        has_shape = images.shape[1:] == shape
-        if not (has_dtype and has_shape and len(images)):
-            raise UserError(
-                f"expected pictures, uint8 [N, {', '.join(map(str, shape))}], got {images.dtype} "
-                f"{list(images.shape)}"
-            )
-        return self._embed_images(images)
+        return self._embed_images(self.model.as_pictures(images))
 
     @global_mesh(None)
     def _embed_images(self, images: np.ndarray) -> np.ndarray:

@@ -24,7 +24,7 @@ from jaxformer.models.clip import CLIP, CLIPConfig, Embeddings
 from jaxformer.runs import processes
 from jaxformer.tasks.image_text.image_text_matcher import ImageTextMatcher
 from jaxformer.tasks.image_text.picture_text_task import PictureTextTask
-from jaxformer.tasks.images.image_augmentation import augment
+from jaxformer.tasks.images.image_augmentation import change_pictures
 from jaxformer.tasks.token_task import NetworkLoss
 from jaxformer.training.arrays import REAL
 from jaxformer.training.flops import layers_flops
@@ -69,9 +69,7 @@ class ImageTextLoss(NetworkLoss):
     ) -> Sums:
         images = self.model.scale_pixels(batch["images"])
         if randomness is not None:
-            # From the same seed as dropout, but another stream.
-            key = jax.random.fold_in(randomness.key, 1)
-            images = augment(images, key, randomness.row_ids, settings=self.augmentation)
+            images = change_pictures(images, randomness, self.augmentation)
 
         def forward(module: CLIP, dropout: dict[str, Any]) -> tuple[Embeddings, Array]:
             return module.embeddings(images, batch["tokens"], **dropout), module.log_scale
@@ -114,7 +112,7 @@ class ImageTextTraining(PictureTextTask):
     """
 
     kind = IMAGE_TEXT
-    loss_class: type[NetworkLoss] = ImageTextLoss  # pyright: ignore[reportIncompatibleVariableOverride]
+    loss_class = ImageTextLoss
     log_formats = {  # noqa: RUF012
         "accuracy": "",  # in its batch
         "image_to_text": "image to text R@1 {:.4f}",

@@ -3,30 +3,27 @@
 import abc
 import functools
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 from jaxtyping import Int32, PyTree
 
 from jaxformer.config import Config, data_section
 from jaxformer.data.bpe import train_tokenizer
 from jaxformer.data.corpus import Corpus
 from jaxformer.data.examples import describe_example
-from jaxformer.data.image_texts import ImageTextConfig, ImageTexts, read_image_texts
-from jaxformer.data.loader import round_up
+from jaxformer.data.image_texts import ImageTextPairs, ImageTexts, read_image_texts
 from jaxformer.data.tokenizer import Vocabulary
 from jaxformer.errors import UserError, prefix_errors
 from jaxformer.models.architecture import Architecture
 from jaxformer.runs.workdir import Workdir
+from jaxformer.tasks.array_task import ArrayTask, abstract_rows
 from jaxformer.tasks.initialization import tokenizer_of_run
 from jaxformer.tasks.token_task import TokenTask
-from jaxformer.training.arrays import REAL, epochs, evaluate_arrays, row_numbers
 from jaxformer.training.placement import BatchShards
-from jaxformer.training.task import CheckStop
 
 
 class Split(NamedTuple):
@@ -41,7 +38,7 @@ class Split(NamedTuple):
         return {"images": self.pairs.images, "tokens": self.tokens}
 
 
-class PictureTextTask(TokenTask):
+class PictureTextTask(ArrayTask, TokenTask):
     """Trains a model on pictures with texts, which it reads as arrays of one size."""
 
     def __init__(
@@ -51,11 +48,11 @@ class PictureTextTask(TokenTask):
         train: Split,
         valid: Split,
     ) -> None:
-        self.config = config
+        self._data = data_section(config, ImageTextPairs)
+        super().__init__(config, train.arrays, valid.arrays, rows=self._data.rows)
         self.tokenizer = tokenizer
         self.train = train
         self.valid = valid
-        self._data = data_section(config, ImageTextConfig)
 
     @classmethod
     def open(
@@ -64,7 +61,7 @@ class PictureTextTask(TokenTask):
         folder: Workdir,
         corpus: Corpus | None = None,
     ) -> "PictureTextTask":
-        data = data_section(config, ImageTextConfig)
+        data = data_section(config, ImageTextPairs)
         if corpus is not None:
             raise UserError(
                 f"corpus: expected none with data.corpus={data.corpus}; name files in data.train"
@@ -113,26 +110,6 @@ class PictureTextTask(TokenTask):
     def shapes(self, shards: BatchShards) -> Sequence[PyTree]:
         return [_abstract_batch(self.config, shards, self.train.tokens.shape[1])]
 
-    def batches(self, start: int, shards: BatchShards) -> Iterator[PyTree]:
-        """Yields pairs in the order of :meth:`example_ids`, prepared in threads."""
-        return epochs(
-            self.train.arrays,
-            self._data.rows,
-            self.config.training.seed,
-            start=start,
-            shards=shards,
-        )
-
-    def example_ids(self, number: int) -> Sequence[int]:
-        """Returns the numbers of the pairs of a batch, each once in every epoch."""
-        numbers = row_numbers(
-            number,
-            len(self.train.tokens),
-            self._data.rows,
-            seed=self.config.training.seed,
-        )
-        return numbers.tolist()
-
     def identity(self) -> dict[str, str]:
         return {
             "tokenizer": self.tokenizer.sha256,
@@ -144,32 +121,16 @@ class PictureTextTask(TokenTask):
         read = self.config.training.steps * self._data.rows
         return describe_pairs(self.train, self.valid, read)
 
-    def evaluate(
-        self,
-        params: PyTree,
-        mesh: Mesh,
-        check_stop: CheckStop,
-    ) -> dict[str, float]:
-        return evaluate_arrays(
-            self.loss,
-            params,
-            self.valid.arrays,
-            rows=self._data.rows,
-            mesh=mesh,
-            check_stop=check_stop,
-        )
-
 
 def _abstract_batch(config: Config, shards: BatchShards, length: int) -> PyTree:
     """Returns the shapes and dtypes of a batch with texts of this length."""
     model: Any = config.model
-    data = data_section(config, ImageTextConfig)
-    rows = round_up(data.rows, shards.row_multiple)
-    return {
-        "images": jax.ShapeDtypeStruct((rows, *model.image_shape), jnp.uint8),
-        "tokens": jax.ShapeDtypeStruct((rows, length), jnp.int32),
-        REAL: jax.ShapeDtypeStruct((rows,), bool),
+    data = data_section(config, ImageTextPairs)
+    example = {
+        "images": jax.ShapeDtypeStruct(model.image_shape, jnp.uint8),
+        "tokens": jax.ShapeDtypeStruct((length,), jnp.int32),
     }
+    return abstract_rows(data.rows, shards, example)
 
 
 class NamedPairs(Protocol):

@@ -8,12 +8,24 @@ from jaxtyping import Array, Float, Int
 
 from jaxformer.data.images import Augmentation
 from jaxformer.nn.dropout import random_bits
+from jaxformer.training.task import Randomness
 
 # Random numbers of a picture: seven for its affine map, and the warp's displacements down and to
 # the right of a square of knots.
 _AFFINE_DRAWS = 7
 _KNOTS = 3  # along each axis
 _WARP_DRAWS = 2 * _KNOTS**2
+
+
+def change_pictures(
+    images: Float[Array, "B Y X C"],
+    randomness: Randomness,
+    settings: Augmentation,
+) -> Float[Array, "B Y X C"]:
+    """Returns the pictures of a training step, changed at random."""
+    # From the same seed as dropout, but another stream.
+    key = jax.random.fold_in(randomness.key, 1)
+    return augment(images, key, randomness.row_ids, settings=settings)
 
 
 def augment(

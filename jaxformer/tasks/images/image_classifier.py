@@ -81,15 +81,7 @@ class ImageClassifier:
 
     @global_mesh(None)
     def _run(self, images: np.ndarray, with_weights: bool = False) -> tuple[np.ndarray, ...]:
-        images = np.asarray(images)
-        shape = self.model.image_shape
-        has_dtype = images.dtype == np.uint8
-        has_shape = images.shape[1:] == shape
-        if not (has_dtype and has_shape and len(images)):
-            raise UserError(
-                f"expected pictures, uint8 [N, {', '.join(map(str, shape))}], got {images.dtype} "
-                f"{list(images.shape)}"
-            )
+        images = self.model.as_pictures(images)
 
         # All batches have one shape, so that there is one program.
         found = []

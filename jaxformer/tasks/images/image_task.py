@@ -2,12 +2,11 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 from jaxtyping import PyTree
 
 from jaxformer.config import Config, ImagesConfig, data_section
@@ -15,18 +14,17 @@ from jaxformer.data.classes import check_variety, describe_classes
 from jaxformer.data.corpus import Corpus
 from jaxformer.data.examples import describe_example
 from jaxformer.data.images import Augmentation, Images, class_names, read_images
-from jaxformer.data.loader import round_up
 from jaxformer.errors import UserError
 from jaxformer.kinds.image_classification import IMAGE_CLASSIFICATION
 from jaxformer.models.pictures import PictureArchitecture
 from jaxformer.runs.workdir import Workdir
-from jaxformer.tasks.images.image_augmentation import augment
+from jaxformer.tasks.array_task import ArrayTask, abstract_rows
+from jaxformer.tasks.images.image_augmentation import change_pictures
 from jaxformer.tasks.token_task import NetworkLoss, NetworkTask
-from jaxformer.training.arrays import REAL, epochs, evaluate_arrays, row_numbers
 from jaxformer.training.flops import layers_flops
 from jaxformer.training.losses import class_sums
 from jaxformer.training.placement import BatchShards
-from jaxformer.training.task import CheckStop, Randomness, Sums
+from jaxformer.training.task import Randomness, Sums
 
 
 def picture_section(config: Config) -> PictureArchitecture:
@@ -56,14 +54,7 @@ class ImageLoss(NetworkLoss):
     ) -> Sums:
         images = self.model.scale_pixels(batch["images"])
         if randomness is not None:
-            # From the same seed as dropout, but another stream.
-            key = jax.random.fold_in(randomness.key, 1)
-            images = augment(
-                images,
-                key,
-                randomness.row_ids,
-                settings=self.augmentation,
-            )
+            images = change_pictures(images, randomness, self.augmentation)
 
         logits = self.apply(params, randomness, lambda module, dropout: module(images, **dropout))
         return class_sums(
@@ -74,7 +65,7 @@ class ImageLoss(NetworkLoss):
         )
 
 
-class ImageClassification(NetworkTask):
+class ImageClassification(ArrayTask):
     """Trains a classifier, such as a :class:`~jaxformer.ViT`; validates with loss and accuracy."""
 
     kind = IMAGE_CLASSIFICATION
@@ -89,11 +80,11 @@ class ImageClassification(NetworkTask):
         names: Sequence[str] = (),
     ) -> None:
         """Takes the pictures of both splits, and the names of the classes if they have any."""
-        self.config = config
+        self._data = data_section(config, ImagesConfig)
+        super().__init__(config, train._asdict(), valid._asdict(), rows=self._data.rows)
         self._names = names
         self._train = train
         self._valid = valid
-        self._data = data_section(config, ImagesConfig)
 
     @classmethod
     def open(
@@ -130,32 +121,11 @@ class ImageClassification(NetworkTask):
         data = data_section(config, ImagesConfig)
         model = picture_section(config)
 
-        rows = round_up(data.rows, shards.row_multiple)
-        return {
-            "images": jax.ShapeDtypeStruct((rows, *model.image_shape), jnp.uint8),
-            "labels": jax.ShapeDtypeStruct((rows,), jnp.int32),
-            REAL: jax.ShapeDtypeStruct((rows,), bool),
+        example = {
+            "images": jax.ShapeDtypeStruct(model.image_shape, jnp.uint8),
+            "labels": jax.ShapeDtypeStruct((), jnp.int32),
         }
-
-    def batches(self, start: int, shards: BatchShards) -> Iterator[PyTree]:
-        """Yields pictures in the order of :meth:`example_ids`, prepared in threads."""
-        return epochs(
-            self._train._asdict(),
-            self._data.rows,
-            self.config.training.seed,
-            start=start,
-            shards=shards,
-        )
-
-    def example_ids(self, number: int) -> Sequence[int]:
-        """Returns the numbers of the pictures of a batch, each once in every epoch."""
-        numbers = row_numbers(
-            number,
-            len(self._train.labels),
-            self._data.rows,
-            seed=self.config.training.seed,
-        )
-        return numbers.tolist()
+        return abstract_rows(data.rows, shards, example)
 
     def flops(self, batch: PyTree) -> int:
         rows = len(batch["labels"])
@@ -198,21 +168,6 @@ class ImageClassification(NetworkTask):
             label = self._class_names()[split.labels[0]]
             lines.append(describe_example(name, [("picture", size), ("label", label)]))
         return lines
-
-    def evaluate(
-        self,
-        params: PyTree,
-        mesh: Mesh,
-        check_stop: CheckStop,
-    ) -> dict[str, float]:
-        return evaluate_arrays(
-            self.loss,
-            params,
-            self._valid._asdict(),
-            rows=self._data.rows,
-            mesh=mesh,
-            check_stop=check_stop,
-        )
 
 
 def _check_split(name: str, split: Images, model: PictureArchitecture) -> None:

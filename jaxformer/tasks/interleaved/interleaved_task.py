@@ -22,8 +22,9 @@ from jaxformer.errors import UserError, prefix_errors
 from jaxformer.kinds.interleaved import INTERLEAVED
 from jaxformer.models.flamingo import Flamingo, FlamingoConfig
 from jaxformer.runs.workdir import Workdir
+from jaxformer.tasks.array_task import abstract_rows
 from jaxformer.tasks.image_text.picture_text_task import describe_pairs, pairs_sha256
-from jaxformer.tasks.images.image_augmentation import augment
+from jaxformer.tasks.images.image_augmentation import change_pictures
 from jaxformer.tasks.initialization import tokenizer_of_run
 from jaxformer.tasks.interleaved.picture_reader import pair_tokens
 from jaxformer.tasks.token_task import Output, TokenLoss, TokenTask
@@ -76,10 +77,9 @@ class InterleavedLoss(TokenLoss):
         """Changes each picture at random, by the number of its row and its place there."""
         batch, count, *shape = images.shape
         row_ids = randomness.row_ids[:, None] * count + jnp.arange(count)  # [B, N]
-        # From the same seed as dropout, but another stream.
-        key = jax.random.fold_in(randomness.key, 1)
         pictures = images.reshape(batch * count, *shape)
-        changed = augment(pictures, key, row_ids.reshape(-1), settings=self.augmentation)
+        of_pictures = randomness._replace(row_ids=row_ids.reshape(-1))
+        changed = change_pictures(pictures, of_pictures, self.augmentation)
         return changed.reshape(images.shape)
 
 
@@ -159,13 +159,11 @@ class InterleavedTraining(TokenTask):
     def longest_batch(cls, config: Config, shards: BatchShards) -> PyTree:
         data = data_section(config, InterleavedConfig)
         model = model_section(config, FlamingoConfig)
-        rows = round_up(data.rows, shards.row_multiple)
-        pictures = (rows, data.pictures, *model.image_shape)
-        return {
-            "images": jax.ShapeDtypeStruct(pictures, jnp.uint8),
-            "tokens": jax.ShapeDtypeStruct((rows, data.length + 1), jnp.int32),
-            REAL: jax.ShapeDtypeStruct((rows,), bool),
+        example = {
+            "images": jax.ShapeDtypeStruct((data.pictures, *model.image_shape), jnp.uint8),
+            "tokens": jax.ShapeDtypeStruct((data.length + 1,), jnp.int32),
         }
+        return abstract_rows(data.rows, shards, example)
 
     def batches(self, start: int, shards: BatchShards) -> Iterator[PyTree]:
         """Yields rows of random pairs, prepared in threads."""

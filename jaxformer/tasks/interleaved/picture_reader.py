@@ -99,14 +99,7 @@ class PictureReader(ArrayPredictor):
 
     def _pixels(self, images: Any) -> Float[np.ndarray, "N Y X C"]:
         """Returns pictures as the model takes them."""
-        images = np.asarray(images)
-        shape = self.model.image_shape
-        if images.dtype != np.uint8 or images.shape[1:] != shape or not len(images):
-            raise UserError(
-                f"expected pictures, uint8 [N, {', '.join(map(str, shape))}], got {images.dtype} "
-                f"{list(images.shape)}"
-            )
-        return np.asarray(self.model.scale_pixels(images))
+        return np.asarray(self.model.scale_pixels(self.model.as_pictures(images)))
 
 
 @dataclasses.dataclass(frozen=True)

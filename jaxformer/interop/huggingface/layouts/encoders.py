@@ -28,6 +28,7 @@ from jaxformer.interop.huggingface.layouts.bert import (
     read_labels,
     regression_fields,
 )
+from jaxformer.interop.huggingface.layouts.layer_names import BERT_LAYERS, LayerNames
 from jaxformer.interop.huggingface.sentence_transformers import read_pooling
 from jaxformer.interop.json_fields import JsonFields
 from jaxformer.models.bert import BertConfig
@@ -51,20 +52,6 @@ _ATTENTION = "encoder/layers/self_attention"
 _NETWORK = "encoder/layers/feed_forward"
 
 
-class LayerNames(NamedTuple):
-    """Names of a layer and of its parts; the defaults are BERT's."""
-
-    layer: str = "encoder.layer.{n}"
-    query: str = "attention.self.query"
-    key: str = "attention.self.key"
-    value: str = "attention.self.value"
-    output: str = "attention.output.dense"
-    attention_norm: str = "attention.output.LayerNorm"
-    inner: str = "intermediate.dense"
-    outer: str = "output.dense"
-    network_norm: str = "output.LayerNorm"
-
-
 class ClassifierNames(NamedTuple):
     """Names of the two layers after an encoder, and the activation between them.
 
@@ -85,7 +72,6 @@ class MaskedNames(NamedTuple):
     decoder: str  # a layer with copies of the embeddings and maybe of the bias
 
 
-_BERT_LAYERS = LayerNames()
 _ROBERTA_CLASSIFIER = ClassifierNames()
 _BERT_MASKED = MaskedNames(
     dense="cls.predictions.transform.dense",
@@ -131,7 +117,7 @@ class Family:
     ignored: str = "(?!)"
     buffers: str = BERT.buffers
     special_tokens: Mapping[str, str] = dataclasses.field(default_factory=lambda: _SPECIAL_TOKENS)
-    layers: LayerNames = _BERT_LAYERS
+    layers: LayerNames = BERT_LAYERS
     final_norm: str | None = None
     projection: str | None = None
     first_position: int = 0

@@ -5,7 +5,7 @@ Each field of :class:`~jaxformer.models.vit.ViTConfig` that ViT does not need is
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from jaxformer.config import ImagesConfig
 from jaxformer.errors import UserError
@@ -18,6 +18,7 @@ from jaxformer.interop.huggingface.foreign_layout import (
     layer_norm,
 )
 from jaxformer.interop.huggingface.layouts.bert import ENCODER_FIELDS, read_labels
+from jaxformer.interop.huggingface.layouts.layer_names import VIT_LAYERS, LayerNames
 from jaxformer.interop.huggingface.preprocessor import (
     crop_size,
     read_preprocessor,
@@ -37,7 +38,6 @@ EXPRESSED = {
     "resampling": ANY,
     "shortest_side": ANY,
 }
-_LAYER = "encoder.layer.{n}"
 _ATTENTION = "encoder/layers/self_attention"
 _NETWORK = "encoder/layers/feed_forward"
 _TABLE = "relative_position_bias.relative_position_bias_table"
@@ -94,24 +94,6 @@ def picture_data(model: PictureArchitecture) -> ImagesConfig:
     return ImagesConfig(train="unknown", valid="unknown")
 
 
-class LayerNames(NamedTuple):
-    """Names within a layer; the defaults are ViT's."""
-
-    attention_norm: str = "layernorm_before"
-    network_norm: str = "layernorm_after"
-    inner: str = "intermediate.dense"
-    outer: str = "output.dense"
-    # Of a gated network: the layer that joins both projections of its input, and the other one.
-    gated_inner: str = ""
-    gated_outer: str = ""
-    # The factors of layer scale, of attention and of the network.
-    attention_scale: str = ""
-    network_scale: str = ""
-
-
-_VIT_LAYERS = LayerNames()
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PictureFamily:
     """A family of Vision Transformers, by what differs from ViT.
@@ -138,7 +120,7 @@ class PictureFamily:
     only: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     ignored: str
     lacks: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    layers: LayerNames = _VIT_LAYERS
+    layers: LayerNames = VIT_LAYERS
     unread: tuple[str, ...] = ()
     least_classes: int = 0
     read: Callable[[JsonFields], dict[str, Any]]
@@ -203,32 +185,35 @@ class PictureFamily:
 
     def _layer(self, model: ViTConfig) -> Iterator[Tensor]:
         names = self.layers
-        attention = f"{_LAYER}.attention.attention"
-        for name in ("query", "key", "value"):
+
+        def part(name: str) -> str:
+            return f"{names.layer}.{name}"
+
+        projections = {"query": names.query, "key": names.key, "value": names.value}
+        for name, theirs in projections.items():
             has_bias = model.biases == "all" or (model.biases == "except_key" and name != "key")
-            yield from affine(f"{attention}.{name}", "QD", f"{_ATTENTION}/{name}", has_bias)
-        yield from affine(f"{_LAYER}.attention.output.dense", "DQ", f"{_ATTENTION}/output")
+            yield from affine(part(theirs), "QD", f"{_ATTENTION}/{name}", has_bias)
+        yield from affine(part(names.output), "DQ", f"{_ATTENTION}/output")
         if model.positions == "relative":
-            yield Tensor(f"{attention}.{_TABLE}", "BH", (f"{_ATTENTION}/bias/table",))
+            table = part(f"attention.attention.{_TABLE}")
+            yield Tensor(table, "BH", (f"{_ATTENTION}/bias/table",))
 
         if model.gated:
-            both = f"{_LAYER}.{names.gated_inner}"
+            both = part(names.gated_inner)
             weights = (f"{_NETWORK}/inner", f"{_NETWORK}/linear")
             biases = (f"{_NETWORK}/inner_bias", f"{_NETWORK}/linear_bias")
             yield Tensor(f"{both}.weight", "GD", weights, is_linear=True)
             yield Tensor(f"{both}.bias", "G", biases)
-            yield from affine(f"{_LAYER}.{names.gated_outer}", "DF", f"{_NETWORK}/outer")
+            yield from affine(part(names.gated_outer), "DF", f"{_NETWORK}/outer")
         else:
-            yield from affine(f"{_LAYER}.{names.inner}", "FD", f"{_NETWORK}/inner")
-            yield from affine(f"{_LAYER}.{names.outer}", "DF", f"{_NETWORK}/outer")
+            yield from affine(part(names.inner), "FD", f"{_NETWORK}/inner")
+            yield from affine(part(names.outer), "DF", f"{_NETWORK}/outer")
 
-        yield from layer_norm(f"{_LAYER}.{names.attention_norm}", f"{_ATTENTION}_residual/norm")
-        yield from layer_norm(f"{_LAYER}.{names.network_norm}", f"{_NETWORK}_residual/norm")
+        yield from layer_norm(part(names.attention_norm), f"{_ATTENTION}_residual/norm")
+        yield from layer_norm(part(names.network_norm), f"{_NETWORK}_residual/norm")
         if model.layer_scale is not None:
-            attention_scale = f"{_LAYER}.{names.attention_scale}"
-            network_scale = f"{_LAYER}.{names.network_scale}"
-            yield Tensor(attention_scale, "D", (f"{_ATTENTION}_residual/scale",))
-            yield Tensor(network_scale, "D", (f"{_NETWORK}_residual/scale",))
+            yield Tensor(part(names.attention_scale), "D", (f"{_ATTENTION}_residual/scale",))
+            yield Tensor(part(names.network_scale), "D", (f"{_NETWORK}_residual/scale",))
 
 
 def _sizes(model: ViTConfig) -> dict[str, int]:
@@ -402,7 +387,7 @@ BEIT = PictureFamily(
     ignored=f"{_OF_OTHER_CLASSES}|pool_scales|add_fpn|auxiliary_.*|use_auxiliary_head"
     "|semantic_loss_ignore_index",
     lacks={"drop_path_rate": ""},
-    layers=LayerNames(attention_scale="lambda_1", network_scale="lambda_2"),
+    layers=VIT_LAYERS._replace(attention_scale="lambda_1", network_scale="lambda_2"),
     unread=(_MASK_TOKEN,),
     read=_read_beit,
     write=_write_beit,
@@ -431,7 +416,7 @@ DINOV2 = PictureFamily(
     },
     ignored=f"{_OF_OTHER_CLASSES}|apply_layernorm",
     lacks={"drop_path_rate": ""},
-    layers=LayerNames(
+    layers=VIT_LAYERS._replace(
         attention_norm="norm1",
         network_norm="norm2",
         inner="mlp.fc1",

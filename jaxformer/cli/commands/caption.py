@@ -67,8 +67,12 @@ def caption(
     with progress_bar(len(pictures.images)) as bar:
         found = captioner.hypotheses(pictures.images, n_best=1, report=bar.update)
 
-    # Constraints may leave no hypothesis.
-    texts = [n_best[0].text if n_best else "" for n_best in found]
+    texts = []
+    for n_best in found:
+        # Constraints may leave no hypothesis.
+        text = n_best[0].text if n_best else ""
+        texts.append(text)
+
     if pictures.texts is not None:
         print(_count_matches(texts, pictures.texts), file=sys.stderr)
     if attention is not None:

@@ -47,8 +47,12 @@ class Captioner(ArrayPredictor):
         """Returns the best text for each picture; arguments as for :meth:`hypotheses`."""
         found = self.hypotheses(images, n_best=1, report=report)
 
-        # Constraints may leave no hypothesis.
-        return [n_best[0].text if n_best else "" for n_best in found]
+        texts = []
+        for n_best in found:
+            # Constraints may leave no hypothesis.
+            text = n_best[0].text if n_best else ""
+            texts.append(text)
+        return texts
 
     def hypotheses(
         self,

@@ -219,18 +219,30 @@ def _rank(
     """Returns answers, the best first, with their probabilities."""
     ordered = sorted(candidates.items(), key=lambda item: -item[1])[:most]
     if no_answer is not None or not ordered:
-        best = ordered[0][1] if ordered else -np.inf
+        best = -np.inf
+        if ordered:
+            _, best = ordered[0]
         is_best = null - best > (no_answer or 0.0)
 
         # By its score, except for the first place.
-        others = [score for _, score in ordered[1:]]
-        place = 0 if is_best else 1 + sum(score > null for score in others)
+        place = 0
+        if not is_best:
+            others = [score for _, score in ordered[1:]]
+            place = 1 + sum(score > null for score in others)
         ordered.insert(place, (Span(0, 0), null))
 
     scores = np.array([score for _, score in ordered])
     odds = np.exp(scores - scores.max())
     probabilities = odds / odds.sum()
-    return [
-        Answer(text[span.start : span.end], span.start, span.end, score, float(probability))
-        for (span, score), probability in zip(ordered, probabilities, strict=True)
-    ]
+
+    answers = []
+    for (span, score), probability in zip(ordered, probabilities, strict=True):
+        answer = Answer(
+            text[span.start : span.end],
+            start=span.start,
+            end=span.end,
+            score=score,
+            probability=float(probability),
+        )
+        answers.append(answer)
+    return answers

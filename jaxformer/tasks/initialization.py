@@ -186,11 +186,14 @@ def _check_same(folder: Workdir, run: Workdir, digest: str) -> None:
         )
 
 
-def check_initialization(config: Config) -> None:
-    """Checks that the model of ``training.init_from``, if any, has the config's layers."""
+def read_initial_config(config: Config) -> Config:
+    """Returns the config of the model that ``training.init_from`` names."""
     name = config.training.init_from
     if name is None:
-        return
+        raise UserError(
+            "training.init_from: expected the model to begin with, got none; give "
+            f"--config.training.init_from={pretrained.NAME}, or the folder of a run"
+        )
 
     folder = Workdir(model_path(name))
     if not folder.config.exists():
@@ -200,9 +203,17 @@ def check_initialization(config: Config) -> None:
             f"training.init_from={name}: expected a workdir, or {known!r} for the model that "
             f"comes with jaxformer, but there is no {folder.config}; {hint}"
         )
+    return read_config(folder)
 
-    source = read_config(folder)
-    with prefix_errors(f"training.init_from={folder.path}"):
+
+def check_initialization(config: Config) -> None:
+    """Checks that the model of ``training.init_from``, if any, has the config's layers."""
+    name = config.training.init_from
+    if name is None:
+        return
+
+    source = read_initial_config(config)
+    with prefix_errors(f"training.init_from={model_path(name)}"):
         network = config.kind.network_of(config.model)
         other_network = source.kind.network_of(source.model)
         extends = network.extends is other_network

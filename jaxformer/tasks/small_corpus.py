@@ -37,7 +37,7 @@ def fit_to_corpus(config: Config, given: Collection[str] = ()) -> Config:
     choices = Choices(config, given)
     tokens = _choose_vocabulary(choices, config, texts, characters)
     batches = _choose_batch(choices, data, tokens)
-    _choose_steps(choices, batches)
+    choose_steps(choices, batches, epochs=_EPOCHS)
 
     size = f"{len(texts) // 2:,} training pairs, {characters:,} characters"
     return choices.apply(f"{data.train}: {size}; hence")
@@ -85,9 +85,9 @@ def _choose_batch(
     return max(1.0, tokens / size)
 
 
-def _choose_steps(choices: Choices, batches: float) -> None:
+def choose_steps(choices: Choices, batches: float, epochs: float) -> None:
     """Chooses the steps for a number of batches in an epoch, the warm-up and the reports."""
-    steps = math.ceil(_EPOCHS * batches)
+    steps = math.ceil(epochs * batches)
     steps = max(_FEWEST_STEPS, min(steps, _MOST_STEPS))
     steps = choices.choose_value("training.steps", steps, f"{steps / batches:.0f} epochs")
 

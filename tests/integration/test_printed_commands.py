@@ -91,6 +91,7 @@ _SPOKEN = (
 # Smaller models by config: these fields come before the fields of a page, which prevail.
 SIZES = {
     "base:small": f"{_PAIRS} model.compute_dtype=float32",
+    "fine_tune": "training.init_from=runs/numerals data.tokens_per_batch=256 data.max_length=64",
     "student:numerals": f"{_STUDENT} {_PACKED} {_WORDS} data.train=data/tatoeba-en-de/valid",
     "numerals": f"{_PAIRS} {_WORDS} model.vocab_size=300",
     "small": f"{_PAIRS} {_WORDS} model.vocab_size=300",  # the tutorial's
@@ -338,6 +339,8 @@ def _(reader: Reader) -> None:
 def _(reader: Reader) -> None:
     reader.model("numerals")
     pages.execute("fine_tuning.md", "A trained model on your own sentences")
+    for name in ("my/train", "old/train", "my/test", "old/test"):
+        reader.pairs(name, "en", "de")
 
 
 @prepares("docs/decoding.md")

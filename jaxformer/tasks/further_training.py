@@ -1,0 +1,96 @@
+"""Further training of a model on more pairs: layers from the model, steps from the text."""
+
+import dataclasses
+from collections.abc import Collection
+
+from jaxformer.config import Config, DataConfig, check_kind, data_section
+from jaxformer.data.bpe import estimate_tokens
+from jaxformer.data.corpus import UNKNOWN_LANGUAGE, parse_mixture
+from jaxformer.data.held_out import open_splits
+from jaxformer.errors import UserError
+from jaxformer.kinds.translation import TRANSLATION
+from jaxformer.tasks.choices import Choices
+from jaxformer.tasks.initialization import read_initial_config
+from jaxformer.tasks.small_corpus import choose_steps
+
+_EPOCHS = 10
+
+
+def fit_to_model(config: Config, given: Collection[str] = ()) -> Config:
+    """Returns a config that trains the model of ``training.init_from`` further, and logs it.
+
+    The model section and the languages are the model's. The steps follow from the training text:
+    ten epochs of it, or of the first corpus of a mixture, which the others accompany. The fields
+    that are ``given``, such as "training.steps", keep their values.
+
+    Raises:
+      UserError: There is no such model, it does not translate, or there is no text.
+    """
+    check_kind(config, TRANSLATION)
+    source = read_initial_config(config)
+    if source.kind is not config.kind:
+        raise UserError(
+            f"training.init_from={config.training.init_from}: expected {config.kind.description}, "
+            f"got {source.kind.description}"
+        )
+    config = _take_model(config, source, given)
+    config = _take_languages(config, source, given)
+    return _fit_to_text(config, given)
+
+
+def _take_model(config: Config, source: Config, given: Collection[str]) -> Config:
+    """Returns the config with the layers of a model."""
+    changes = {"compute_dtype": config.model.compute_dtype}  # It may be quantized.
+    for name in given:
+        section, _, field = name.partition(".")
+        if section == "model":
+            changes[field] = getattr(config.model, field)
+
+    known = {field.name for field in dataclasses.fields(source.model)}
+    unknown = changes.keys() - known
+    if unknown:
+        raise UserError(
+            f"training.init_from={config.training.init_from}: its model has no field "
+            f"{min(unknown)}; leave out --config.model.{min(unknown)}"
+        )
+    model = dataclasses.replace(source.model, **changes)
+
+    data = config.data
+    if data.length_field and f"data.{data.length_field}" not in given:
+        longest = min(getattr(data, data.length_field), model.max_length)
+        data = dataclasses.replace(data, **{data.length_field: longest})
+    return dataclasses.replace(config, model=model, data=data)
+
+
+def _take_languages(config: Config, source: Config, given: Collection[str]) -> Config:
+    """Returns the config with the languages of a model, if it names them."""
+    if not isinstance(source.data, DataConfig) or UNKNOWN_LANGUAGE in source.data.languages:
+        return config
+
+    languages = {}
+    for name in ("source_language", "target_language"):
+        if f"data.{name}" not in given:
+            languages[name] = getattr(source.data, name)
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, **languages))
+
+
+def _fit_to_text(config: Config, given: Collection[str]) -> Config:
+    """Returns the config with steps, a warm-up and reports that suit its text."""
+    data = data_section(config, DataConfig)
+    corpus = open_splits(data)
+    weights = parse_mixture(data.train) or {data.train: 1}
+
+    tokens = 0.0  # of each side, in an epoch of the mixture
+    own_pairs = 0
+    for name, weight in weights.items():
+        texts = [text for pair in corpus.pairs(name) for text in pair]
+        if not texts:
+            raise UserError(f"{name}: expected sentence pairs, got none")
+        own_pairs = own_pairs or len(texts) // 2
+        tokens += weight * estimate_tokens(texts, config.model.vocab_size) / 2
+
+    own, *_ = weights
+    choices = Choices(config, given)
+    batches = tokens / data.tokens_per_batch
+    choose_steps(choices, batches, epochs=_EPOCHS / weights[own])
+    return choices.apply(f"{own}: {own_pairs:,} training pairs; hence")

@@ -1,0 +1,113 @@
+"""Further training: layers and languages of a model, and steps that follow from the text."""
+
+import dataclasses
+
+import pytest
+
+from jaxformer import pretrained
+from jaxformer.cli.config_file import load_config
+from jaxformer.config import (
+    Config,
+    DataConfig,
+    ModelConfig,
+    StreamConfig,
+    read_config,
+    save_config,
+)
+from jaxformer.data.numerals import spell_english, spell_german
+from jaxformer.errors import UserError
+from jaxformer.experiment import check_experiment
+from jaxformer.models.gpt2 import GPT2Config
+from jaxformer.models.t5 import T5Config
+from jaxformer.runs.workdir import Workdir
+
+from ...runs import write_pairs
+
+PRETRAINED = read_config(Workdir(pretrained.WORKDIR))
+
+
+@pytest.fixture(autouse=True)
+def _texts(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pairs = [(spell_english(n), spell_german(n)) for n in range(2000)]
+    write_pairs(tmp_path / "mine", pairs)
+    write_pairs(tmp_path / "old", pairs[:1000])
+    write_pairs(tmp_path / "valid", pairs[:10])
+
+
+def configured(*words):
+    fields = [f"--config.{word}" for word in ("data.train=mine", "data.valid=valid", *words)]
+    return load_config("fine_tune", fields)
+
+
+def test_layers_are_the_models_and_steps_are_ten_epochs(tmp_path, capsys):
+    config = configured("model.dropout_rate=0.3")
+    expected = {"dropout_rate": 0.3, "compute_dtype": "bfloat16"}
+    assert config.model == dataclasses.replace(PRETRAINED.model, **expected)
+    check_experiment(config, Workdir(tmp_path / "run"))
+
+    log = capsys.readouterr().err
+    assert "mine: 2,000 training pairs; hence" in log
+    assert f"training.steps={config.training.steps}: 10 epochs" in log
+
+    # The tokens of an epoch hardly depend on the batch.
+    smaller = configured("data.tokens_per_batch=1024")
+    assert smaller.training.steps == pytest.approx(2 * config.training.steps, rel=0.02)
+    assert configured("training.steps=77").training.steps == 77
+
+
+def test_the_first_corpus_of_a_mixture_comes_ten_times():
+    alone = configured("data.tokens_per_batch=512").training.steps
+    mixed = configured("data.train=mine:5,old:10", "data.tokens_per_batch=512").training.steps
+    # Two epochs of a mixture, each with five times the first and about as much of the second.
+    assert mixed == pytest.approx(2 * alone, rel=0.1)
+
+
+def test_languages_and_lengths_are_the_models(tmp_path):
+    workdir = Workdir(tmp_path / "model")
+    workdir.path.mkdir()
+    data = DataConfig(source_language="de", target_language="en", max_length=20)
+    model = ModelConfig(vocab_size=300, d_model=8, d_ff=16, num_heads=2, max_length=20)
+    save_config(Config(model=model, data=data), workdir.config)
+
+    config = configured("training.init_from=model", "model.vocab_size=300")
+    assert config.data.languages == ("de", "en")
+    assert config.data.max_length == 20
+    assert config.model == dataclasses.replace(model, compute_dtype="bfloat16")
+
+
+def test_a_model_of_another_class_is_taken_and_its_fields_are_known(tmp_path):
+    workdir = Workdir(tmp_path / "model")
+    workdir.path.mkdir()
+    model = T5Config(vocab_size=300, d_model=8, d_ff=16, num_heads=2, d_k=4)
+    save_config(Config(model=model), workdir.config)
+
+    words = ("training.init_from=model", "model.vocab_size=300")
+    assert configured(*words).model == dataclasses.replace(model, compute_dtype="bfloat16")
+    with pytest.raises(UserError, match=r"its model has no field norm_position; leave out --con"):
+        configured(*words, "model.norm_position=pre")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), r"data\.train: expected your own training text, got none"),
+        (("data.train=none",), r"none\.en: no such file"),
+        (("training.init_from=gone",), r"training\.init_from=gone: expected a workdir, or 'pret"),
+        (("data.train=empty",), "empty: expected sentence pairs, got none"),
+    ],
+)
+def test_what_is_missing_is_said(words, message, tmp_path):
+    write_pairs(tmp_path / "empty", [])
+    given = words or ("data.train=",)
+    with pytest.raises(UserError, match=message):
+        configured(*given)
+
+
+def test_a_model_that_does_not_translate_is_refused(tmp_path):
+    workdir = Workdir(tmp_path / "model")
+    workdir.path.mkdir()
+    data = StreamConfig(corpus="stream", file="text")
+    save_config(Config(model=GPT2Config(), data=data), workdir.config)
+    with pytest.raises(UserError, match="expected a model of sentence pairs, got a language model"):
+        configured("training.init_from=model", "model.vocab_size=300")

@@ -6,10 +6,11 @@ import jax
 import numpy as np
 import pytest
 
-from jaxformer import Config, StreamConfig, TrainingConfig, load_model, train
+from jaxformer import Config, StreamConfig, TrainingConfig, load_config, load_model, train
 from jaxformer.cli import main
-from jaxformer.data.image_texts import ImageTexts
+from jaxformer.data.image_texts import ImageTexts, read_image_texts
 from jaxformer.data.interleaved import InterleavedConfig
+from jaxformer.data.number_files import number_text
 from jaxformer.errors import UserError
 from jaxformer.inference.conversions import quantize
 from jaxformer.models.flamingo import FlamingoConfig
@@ -208,3 +209,20 @@ def test_mistakes_are_named(run, folder, config, tmp_path):
     examples = ImageTexts(np.repeat(images[:1], 6, axis=0), WORDS * 3)
     with pytest.raises(UserError, match="examples of 82 tokens: the model reads 80"):
         reader.caption(images, examples=examples)
+
+
+@pytest.mark.nightly
+def test_a_frozen_language_model_learns_to_read_numbers(tmp_path):
+    """The figures of ``configs/flamingo.py``, with a margin of five of the 100 numbers."""
+    training = read_image_texts("handwritten_numbers", "train")
+    numbers = tmp_path / "numbers.txt"
+    numbers.write_text(number_text(training.texts))
+
+    text = changed(load_config("flamingo:text"), data={"file": str(numbers)})
+    train(text, tmp_path / "text")
+    begins = {"init_from": str(tmp_path / "text")}
+    train(changed(load_config("flamingo"), training=begins), tmp_path / "run")
+
+    images, texts = read_image_texts("handwritten_numbers", "test")
+    found = PictureReader.load(tmp_path / "run").caption(images)
+    assert np.mean(np.array(found) == texts) >= 0.88

@@ -53,6 +53,8 @@ from jaxformer.models.encoder_decoder import EncoderDecoder as EncoderDecoder
 from jaxformer.models.encoder_decoder import EncoderDecoderConfig as EncoderDecoderConfig
 from jaxformer.models.flamingo import Flamingo as Flamingo
 from jaxformer.models.flamingo import FlamingoConfig as FlamingoConfig
+from jaxformer.models.gato import Gato as Gato
+from jaxformer.models.gato import GatoConfig as GatoConfig
 from jaxformer.models.gpt2 import GPT2 as GPT2
 from jaxformer.models.gpt2 import GPT2Config as GPT2Config
 from jaxformer.models.language_model import LanguageModel as LanguageModel
@@ -100,6 +102,7 @@ from jaxformer.search import gnmt_penalty as gnmt_penalty
 from jaxformer.search import sample as sample
 from jaxformer.tasks.captions.captioner import Captioner as Captioner
 from jaxformer.tasks.classification.text_classifier import Classifier as Classifier
+from jaxformer.tasks.gato.agent import Agent as Agent
 from jaxformer.tasks.image_text.image_text_matcher import ImageTextMatcher as ImageTextMatcher
 from jaxformer.tasks.images.image_classifier import ImageClassifier as ImageClassifier
 from jaxformer.tasks.interleaved.picture_reader import PictureReader as PictureReader

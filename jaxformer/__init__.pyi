@@ -69,6 +69,8 @@ from jaxformer.models.swin import SwinConfig as SwinConfig
 from jaxformer.models.t5 import T5 as T5
 from jaxformer.models.t5 import T5Config as T5Config
 from jaxformer.models.transformer import Transformer as Transformer
+from jaxformer.models.vision_text import VisionTextDualEncoder as VisionTextDualEncoder
+from jaxformer.models.vision_text import VisionTextDualEncoderConfig as VisionTextDualEncoderConfig
 from jaxformer.models.vit import ViT as ViT
 from jaxformer.models.vit import ViTConfig as ViTConfig
 from jaxformer.models.whisper import Whisper as Whisper

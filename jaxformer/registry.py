@@ -26,7 +26,10 @@ def find_entries(package: ModuleType, cls: type[T]) -> dict[str, T]:
     """
     values: tuple[Any, ...] = find_values(package, cls)
     in_order = sorted(values, key=operator.attrgetter("place"))
-    entries = {entry.name: entry for entry in in_order}
+
+    entries = {}
+    for entry in in_order:
+        entries[entry.name] = entry
     assert len(entries) == len(values), f"{package.__name__} has two entries of one name"
     return entries
 
@@ -49,10 +52,13 @@ def find_classes(package: ModuleType, cls: type[T]) -> tuple[type[T], ...]:
 
 def find_module(package: ModuleType, name: str) -> ModuleType | None:
     """Imports a module of a package; returns None if it has none of this name."""
-    names = {module.name for module in pkgutil.iter_modules(package.__path__)}
+    modules = pkgutil.iter_modules(package.__path__)
+    names = {module.name for module in modules}
     if name not in names:
         return None
-    return importlib.import_module(f"{package.__name__}.{name}")
+
+    full_name = f"{package.__name__}.{name}"
+    return importlib.import_module(full_name)
 
 
 @functools.cache
@@ -63,25 +69,30 @@ def _find(
     belongs_to: Callable[[Any, type], bool],
 ) -> tuple[Any, ...]:
     """Returns the public values that belong to a class; cached until the package's path changes."""
+    # A value is in each module that imports it, too; its identity finds it once.
     found: dict[int, Any] = {}
     for value in _public_values(package):
         if belongs_to(value, cls):
-            # A value is in each module that imports it, too.
             found.setdefault(id(value), value)
     return tuple(found.values())
 
 
 def _is_concrete_subclass(value: Any, cls: type) -> bool:
-    is_subclass = inspect.isclass(value) and issubclass(value, cls)
-    return is_subclass and not inspect.isabstract(value)
+    if not inspect.isclass(value):
+        return False
+    is_concrete = not inspect.isabstract(value)
+    return is_concrete and issubclass(value, cls)
 
 
 def _public_values(package: ModuleType) -> Iterator[Any]:
     """Yields the values of all modules of a package and of the packages in it."""
-    modules = pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
-    names = [module.name for module in modules]
-    for module_name in sorted(names):
+    prefix = f"{package.__name__}."
+    modules = pkgutil.walk_packages(package.__path__, prefix)
+    module_names = [module.name for module in modules]
+
+    for module_name in sorted(module_names):
         module = importlib.import_module(module_name)
         for name, value in vars(module).items():
-            if not name.startswith("_"):
+            is_private = name.startswith("_")
+            if not is_private:
                 yield value

@@ -16,7 +16,9 @@ def shipped_configs() -> dict[str, pathlib.Path]:
     folder = package / "configs"
     if not folder.is_dir():
         folder = package.parent / "configs"
-    return {path.stem: path for path in sorted(folder.glob("*.py"))}
+
+    paths = sorted(folder.glob("*.py"))
+    return {path.stem: path for path in paths}
 
 
 def list_configs() -> str:
@@ -32,15 +34,19 @@ def list_configs() -> str:
         docstring = ast.get_docstring(module) or name
         summary = docstring.splitlines()[0]
         row = f"  {name:{width}}  {summary}"
-        rows.append(textwrap.fill(row, columns, subsequent_indent=" " * (width + 4)))
+        indent = " " * (width + 4)  # under the summary
+        wrapped = textwrap.fill(row, columns, subsequent_indent=indent)
+        rows.append(wrapped)
     return "\n".join(rows)
 
 
 def find_config(name: str) -> str:
     """Returns the file of a config that comes with jaxformer, with its variant; paths unchanged."""
     stem, colon, variant = name.partition(":")
-    if pathlib.PurePath(stem).name != stem or stem.endswith(".py"):
+    is_in_folder = pathlib.PurePath(stem).name != stem
+    if is_in_folder or stem.endswith(".py"):
         return name
+
     configs = shipped_configs()
     if stem not in configs:
         print(f"Configs that come with jaxformer:\n{list_configs()}", file=sys.stderr)

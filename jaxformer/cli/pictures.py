@@ -50,18 +50,32 @@ def read_pictures(
 
     from jaxformer.data.picture_files import SUFFIXES, find_pictures, read_picture_files
 
-    if not path.is_dir() and path.suffix.lower() not in SUFFIXES:
+    is_folder = path.is_dir()
+    if not is_folder and path.suffix.lower() not in SUFFIXES:
         return _read_arrays(path)
 
-    folder = path if path.is_dir() else path.parent
-    paths = find_pictures(path) if path.is_dir() else [path]
+    if is_folder:
+        folder = path
+        paths = find_pictures(path)
+    else:
+        folder = path.parent
+        paths = [path]
     images = read_picture_files(paths, form)
 
-    # A file beside the folders of classes has no label, whatever its name.
     numbers = {name: number for number, name in enumerate(names)}
-    places = [each.relative_to(folder).parts[:-1] for each in paths]
-    labels = [numbers.get(place[0], -1) if place else -1 for place in places]
-    return Pictures(images, np.array(labels), None, [str(each) for each in paths])
+    labels = []
+    for each in paths:
+        *folders, _ = each.relative_to(folder).parts
+        # A file beside the folders of classes has no label, whatever its name.
+        label = numbers.get(folders[0], -1) if folders else -1
+        labels.append(label)
+
+    return Pictures(
+        images,
+        labels=np.array(labels),
+        texts=None,
+        files=[str(each) for each in paths],
+    )
 
 
 def _read_arrays(path: pathlib.Path) -> Pictures:
@@ -69,15 +83,18 @@ def _read_arrays(path: pathlib.Path) -> Pictures:
 
     images, others = read_picture_arrays(path, {}, optional=("labels", "texts"))
     labels = labels_in(path, len(images), others)
-    texts = others.get("texts")
-    if texts is None:
-        return Pictures(images, labels, None, [])
-    return Pictures(images, labels, texts_in(path, len(images), texts), [])
+
+    texts = None
+    if "texts" in others:
+        texts = texts_in(path, len(images), others["texts"])
+    return Pictures(images, labels, texts=texts, files=[])
 
 
 def write_rows(output: "OutputFile", rows: Sequence[str], pictures: Pictures) -> None:
     """Writes a line for each picture, and its file after a tab if it has one."""
     with open_output(output) as write:
         for number, row in enumerate(rows):
-            place = pictures.files[number : number + 1]
-            write(["\t".join([row, *map(replace_controls, place)])])
+            if pictures.files:
+                file = replace_controls(pictures.files[number])
+                row = f"{row}\t{file}"
+            write([row])

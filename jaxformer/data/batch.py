@@ -60,8 +60,10 @@ def make_batch(
 
     # Each sentence begins with BOS instead of the EOS of the sentence before it.
     tgt_in = np.roll(tgt.tokens, 1, axis=1)
-    tgt_in[tgt.positions == 0] = BOS
-    tgt_in[tgt.segments == 0] = PAD
+    is_first = tgt.positions == 0
+    is_padding = tgt.segments == 0
+    tgt_in[is_first] = BOS
+    tgt_in[is_padding] = PAD
 
     return Batch(
         src=src.tokens,
@@ -121,7 +123,7 @@ def _lay_out(
 
     for number, row in enumerate(rows):
         start = 0
-        for segment, pair in enumerate(row, 1):
+        for segment, pair in enumerate(row, start=1):
             ids = pair[side]
             last = start + len(ids)
             end = last + 1

@@ -38,37 +38,53 @@ class Episode(NamedTuple):
 def step(state: Any, action: Any) -> Any:
     """Returns the state 0.02 seconds later, by Euler's method; action 1 pushes to the right."""
     xp = state.__array_namespace__()
-    position, velocity, angle, turn = (state[..., i] for i in range(4))
+    position = state[..., 0]
+    velocity = state[..., 1]
+    angle = state[..., 2]
+    turn = state[..., 3]  # the velocity of the angle
+
     sine = xp.sin(angle)
     cosine = xp.cos(angle)
-    force = _FORCE * (2 * action - 1)
+    direction = 2 * action - 1
+    force = _FORCE * direction
 
+    # Accelerations of the angle and of the cart.
     mass = _CART_MASS + _POLE_MASS
     pole_moment = _POLE_MASS * _HALF_LENGTH
-    push = (force + pole_moment * turn**2 * sine) / mass
+    centrifugal = pole_moment * turn**2 * sine
+    push = (force + centrifugal) / mass
     inertia = _HALF_LENGTH * (4 / 3 - _POLE_MASS * cosine**2 / mass)
     turn_change = (_GRAVITY * sine - cosine * push) / inertia
     velocity_change = push - pole_moment * turn_change * cosine / mass
 
-    new = (
-        position + _SECONDS * velocity,
-        velocity + _SECONDS * velocity_change,
-        angle + _SECONDS * turn,
-        turn + _SECONDS * turn_change,
+    # Euler's method: all four change by their derivatives before the timestep.
+    new_position = position + _SECONDS * velocity
+    new_velocity = velocity + _SECONDS * velocity_change
+    new_angle = angle + _SECONDS * turn
+    new_turn = turn + _SECONDS * turn_change
+    new_state = (
+        new_position,
+        new_velocity,
+        new_angle,
+        new_turn,
     )
-    return xp.stack(new, axis=-1)
+    return xp.stack(new_state, axis=-1)
 
 
 def has_failed(state: Any) -> Bool[Any, "..."]:
     """Returns whether the pole leans by more than 12 degrees, or the cart is 2.4 m away."""
-    return (abs(state[..., 0]) > _FARTHEST) | (abs(state[..., 2]) > _STEEPEST)
+    distance = abs(state[..., 0])
+    lean = abs(state[..., 2])
+    return (distance > _FARTHEST) | (lean > _STEEPEST)
 
 
 def control(state: Any) -> Int[Any, "..."]:
     """Returns the action of a linear controller, which balances the pole."""
     xp = state.__array_namespace__()
-    lean = (state * xp.asarray(_CONTROLLER, state.dtype)).sum(axis=-1)
-    return (lean > 0).astype("int32")
+    weights = xp.asarray(_CONTROLLER, state.dtype)
+    lean = (state * weights).sum(axis=-1)
+    is_to_right = lean > 0
+    return is_to_right.astype("int32")
 
 
 def first_states(seed: int, count: int) -> Float[np.ndarray, "N 4"]:
@@ -76,7 +92,8 @@ def first_states(seed: int, count: int) -> Float[np.ndarray, "N 4"]:
     states = []
     for number in range(count):
         generator = np.random.default_rng((seed, number))
-        states.append(generator.uniform(-_START, _START, 4))
+        state = generator.uniform(-_START, _START, 4)
+        states.append(state)
     return np.stack(states)
 
 
@@ -94,24 +111,29 @@ def play(
       generator: Random numbers.
       longest: Most timesteps.
     """
+    count = len(states)
     all_states = []
     all_actions = []
-    lengths = np.zeros(len(states), int)
-    is_running = np.ones(len(states), bool)
+    lengths = np.zeros(count, int)
+    is_running = np.ones(count, bool)
+
+    # Episodes that have failed are simulated further; their lengths cut the rest off.
     for _ in range(longest):
         actions = control(states)
         all_states.append(states)
         all_actions.append(actions)
         lengths += is_running
 
-        is_random = generator.random(len(states)) < noise
-        random_actions = generator.integers(NUM_ACTIONS, size=len(states))
-        states = step(states, np.where(is_random, random_actions, actions))
+        is_random = generator.random(count) < noise
+        random_actions = generator.integers(NUM_ACTIONS, size=count)
+        pushes = np.where(is_random, random_actions, actions)
+        states = step(states, pushes)
         is_running &= ~has_failed(states)
 
     episodes = []
     for number, length in enumerate(lengths):
-        own_states = np.stack([each[number] for each in all_states[:length]])
-        own_actions = np.stack([each[number] for each in all_actions[:length]])
-        episodes.append(Episode(own_states, own_actions))
+        own_states = [each[number] for each in all_states[:length]]
+        own_actions = [each[number] for each in all_actions[:length]]
+        episode = Episode(np.stack(own_states), np.stack(own_actions))
+        episodes.append(episode)
     return episodes

@@ -21,31 +21,44 @@ class CharacterTokenizer(Vocabulary):
 
     def __init__(self, serialized: bytes) -> None:
         with prefix_errors("expected the tokenizer of a language model", *MALFORMED):
-            self._characters = str(json.loads(serialized)["characters"])
+            values = json.loads(serialized)
+            self._characters = str(values["characters"])
 
         super().__init__(serialized)
         self._pieces = [*SPECIAL_PIECES, *self._characters]
-        self._ids = {piece: i for i, piece in enumerate(self._pieces) if i > UNK}
         self.vocab_size = len(self._pieces)
+
+        self._ids = {}
+        for number, character in enumerate(self._characters, start=UNK + 1):
+            self._ids[character] = number
 
     @classmethod
     def assemble(cls, characters: Iterable[str]) -> "CharacterTokenizer":
         """Creates a tokenizer from its characters, in the order of their ids."""
-        values = {"tokenizer": cls.form, "characters": "".join(characters)}
-        return cls(json.dumps(values).encode())
+        values = {
+            "tokenizer": cls.form,
+            "characters": "".join(characters),
+        }
+        serialized = json.dumps(values)
+        return cls(serialized.encode())
 
     def _encode(self, texts: list[str], *, target: bool = False) -> list[list[int]]:
+        rows = []
         try:
-            return [[self._ids[character] for character in text] for text in texts]
+            for text in texts:
+                row = [self._ids[character] for character in text]
+                rows.append(row)
         except KeyError as error:
             raise UserError(
                 f"the model has never seen the character {error.args[0]!r}; it knows "
                 f"{self._characters!r}"
             ) from None
+        return rows
 
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
         tokens = check_tokens(ids, self.vocab_size, "token ids")
-        return "".join(self._pieces[i] for i in tokens if i > UNK)
+        characters = [self._pieces[token] for token in tokens if token > UNK]
+        return "".join(characters)
 
 
 TOKENIZER = CharacterTokenizer

@@ -63,9 +63,10 @@ class DataConfig(DataSection):
 
     Attributes:
       corpus: "text" reads line-aligned files, "parquet" and "jsonl" files of rows with a column
-        "translation", "tsv" files with source, tab and target on each line, "tfds" a TensorFlow
-        Datasets translation builder, "numerals" generates English and German number words, "trees"
-        reads treebanks: the source is the words, the target is the tree (section 6.3).
+        "translation", "tsv" files with source, tab and target on each line, "csv" files with named
+        columns, "tmx" and "xliff" translation memories, "tfds" a TensorFlow Datasets translation
+        builder, "numerals" generates English and German number words, "trees" reads treebanks: the
+        source is the words, the target is the tree (section 6.3).
       builder: For "tfds": the builder, for example "wmt14_translate/de-en".
       directory: For "tfds": the data directory; the default of TFDS when empty.
       source_language: Language code of the source; also the file extension for "text".
@@ -73,11 +74,13 @@ class DataConfig(DataSection):
         sacreBLEU's tokenizer for BLEU.
       train: Training split; for "text", a path prefix: "data/train" means data/train.en and
         data/train.de, or the same with .gz, .bz2, .xz or .zst. Comma-separated files for "trees",
-        "parquet", "jsonl" and "tsv"; the last three accept patterns such as
-        ``data/train-*.parquet``. Otherwise a split name. Several splits need weights:
+        "parquet", "jsonl", "tsv", "csv", "tmx" and "xliff"; all but the first accept patterns such
+        as ``data/train-*.parquet``. Otherwise a split name. Several splits need weights:
         "news:1,captions:3" uses each pair of the second one three times per epoch.
       valid: Validation split, in the same form, or a share of the training text, such as "5%",
         above 0% and below 100%; see :mod:`jaxformer.data.held_out`.
+      columns: For "csv", "jsonl" and "parquet": names of the columns of source and target, such as
+        "English,German"; the language codes when empty.
       tokenizer: Tokenizer of a new run: a file, a workdir, or "pretrained" for the tokenizer of
         the model that comes with jaxformer. None takes the tokenizer of ``training.init_from``;
         without it, a tokenizer is learned from the training text, as with "new".
@@ -104,6 +107,7 @@ class DataConfig(DataSection):
     target_language: str = "de"
     train: str = setting("train", may_change=True, is_usual=True)
     valid: str = setting("validation", may_change=True, is_usual=True)
+    columns: str = ""
     user_defined_symbols: str = ""
     pretokenizer: Literal["none", "moses"] = "none"
     lowercase: bool = False
@@ -148,8 +152,26 @@ class DataConfig(DataSection):
         return self.source_language, self.target_language
 
     def check_corpus(self) -> None:
-        """Checks that there is such a source of sentence pairs."""
-        check_one_of("data.corpus", self.corpus, known_sources())
+        """Checks that there is such a source of sentence pairs, and that it has its fields."""
+        sources = known_sources()
+        check_one_of("data.corpus", self.corpus, sources)
+        if not self.columns:
+            return
+
+        if not sources[self.corpus].has_columns:
+            able = [name for name, source in sources.items() if source.has_columns]
+            raise UserError(
+                f"data.columns needs data.corpus={' or '.join(able)}: got {self.corpus}"
+            )
+        if len(self.names_of_columns()) != 2:
+            raise UserError(
+                "data.columns: expected the names of the columns of source and target, with a "
+                f"comma between: got {self.columns!r}"
+            )
+
+    def names_of_columns(self) -> list[str]:
+        """Returns the names of the columns of source and target in files with named columns."""
+        return self.columns.split(",") if self.columns else list(self.languages)
 
     def check_named(self) -> None:
         if not self.train:
@@ -187,11 +209,13 @@ class PairSource(NamedTuple):
       name: The value of ``data.corpus`` that selects it.
       place: Number that sorts the sources in messages.
       open: Returns the corpus of a config; None if only a task can read it.
+      has_columns: Whether its files have columns that ``data.columns`` can name.
     """
 
     name: str
     place: int
     open: Callable[[DataConfig], "Corpus"] | None
+    has_columns: bool = False
 
 
 def known_sources() -> dict[str, PairSource]:

@@ -42,28 +42,32 @@ class TokenIds(NamedTuple):
     def of_observation(self, values: Num[np.ndarray, "..."]) -> Int[np.ndarray, " n"]:
         """Returns the tokens of a tensor, in row-major order; floats are compressed by mu-law."""
         values = np.asarray(values).reshape(-1)
-        if values.dtype.kind in "iub":
+        is_discrete = values.dtype.kind in "iub"
+        if is_discrete:
             return _check_discrete(values)
-        return self.first_bin + to_bins(mu_law(values.astype(float)))
+
+        compressed = mu_law(values.astype(float))
+        return self.first_bin + to_bins(compressed)
 
     def of_actions(self, values: Num[np.ndarray, "..."]) -> Int[np.ndarray, " n"]:
         """Returns the tokens of actions; floats are from -1 to 1 and not compressed."""
         values = np.asarray(values).reshape(-1)
-        if values.dtype.kind in "iub":
+        is_discrete = values.dtype.kind in "iub"
+        if is_discrete:
             return _check_discrete(values)
 
         is_inside = np.abs(values) <= 1
         if not is_inside.all():
-            raise UserError(f"expected actions from -1 to 1, got {values[~is_inside][0]}")
+            outside = values[~is_inside]
+            raise UserError(f"expected actions from -1 to 1, got {outside[0]}")
         return self.first_bin + to_bins(values)
 
 
 def _check_discrete(values: Num[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
     is_known = (values >= 0) & (values < NUM_BINS)
     if not is_known.all():
-        raise UserError(
-            f"expected discrete numbers from 0 to {NUM_BINS - 1}, got {values[~is_known][0]}"
-        )
+        unknown = values[~is_known]
+        raise UserError(f"expected discrete numbers from 0 to {NUM_BINS - 1}, got {unknown[0]}")
     return values.astype(np.int32)
 
 
@@ -88,15 +92,16 @@ class Items(NamedTuple):
         """Returns a part of a sequence without pictures."""
         assert not self.pictures, "patches are numbered from the first picture on"
         return Items(
-            self.tokens[start:end],
-            self.positions[start:end],
-            self.is_patch[start:end],
-            self.is_predicted[start:end],
+            tokens=self.tokens[start:end],
+            positions=self.positions[start:end],
+            is_patch=self.is_patch[start:end],
+            is_predicted=self.is_predicted[start:end],
         )
 
     def split(self, size: int) -> list["Items"]:
         """Returns parts of ``size`` items of a sequence without pictures; the last may be short."""
-        return [self.part(start, start + size) for start in range(0, len(self.tokens), size)]
+        starts = range(0, len(self.tokens), size)
+        return [self.part(start, start + size) for start in starts]
 
 
 def tokens_of(ids: Sequence[int] | Shaped[np.ndarray, " n"], *, is_predicted: bool) -> Items:
@@ -114,7 +119,10 @@ def tokens_of(ids: Sequence[int] | Shaped[np.ndarray, " n"], *, is_predicted: bo
 def patches_of(picture: UInt8[np.ndarray, "Y X C"], patch_size: int) -> Items:
     """Returns the patches of a picture, row by row."""
     height, width, _ = picture.shape
-    count = (height // patch_size) * (width // patch_size)
+    rows = height // patch_size
+    columns = width // patch_size
+    count = rows * columns
+
     index = np.arange(count, dtype=np.int32)
     return Items(
         tokens=index,
@@ -134,14 +142,17 @@ def join(parts: Sequence[Items], *, in_one_timestep: bool = False) -> Items:
     positions = []
     pictures = []
     patch_count = np.int32(0)
-    length = 0
+    first_position = 0
     for part in parts:
-        # Patches are numbered through.
+        # Patches are numbered through; the numbers of tokens stay.
         tokens.append(part.tokens + patch_count * part.is_patch)
-        positions.append(part.positions + (length if in_one_timestep else 0))
-        pictures += part.pictures
         patch_count += part.is_patch.sum(dtype=np.int32)
-        length += len(part.tokens)
+
+        positions.append(part.positions + first_position)
+        if in_one_timestep:
+            first_position += len(part.tokens)
+
+        pictures += part.pictures
 
     return Items(
         tokens=np.concatenate(tokens),
@@ -162,9 +173,10 @@ def caption(
     Departs from the paper's order of a timestep: the text is predicted from the picture, so that it
     comes last.
     """
+    patches = patches_of(picture, patch_size)
     begin = tokens_of([BOS], is_predicted=False)
-    parts = [patches_of(picture, patch_size), begin, tokens_of(ids, is_predicted=True)]
-    return join(parts, in_one_timestep=True)
+    text = tokens_of(ids, is_predicted=True)
+    return join([patches, begin, text], in_one_timestep=True)
 
 
 def timestep(
@@ -177,16 +189,21 @@ def timestep(
     patch_size: int = 1,
 ) -> Items:
     """Returns a timestep of an episode: its observation, a separator and its actions."""
-    observed = [tokens_of(text, is_predicted=True) for text in texts]
-    observed += [patches_of(picture, patch_size) for picture in pictures]
+    parts = []
+    for text in texts:
+        parts.append(tokens_of(text, is_predicted=True))
+    for picture in pictures:
+        parts.append(patches_of(picture, patch_size))
     for _, values in sorted(tensors.items()):
-        observed.append(tokens_of(ids.of_observation(values), is_predicted=False))
+        tokens = ids.of_observation(values)
+        parts.append(tokens_of(tokens, is_predicted=False))
+    observation = join(parts, in_one_timestep=True)
 
     acted = [ids.separator, *ids.of_actions(actions)]
-    at_actions = tokens_of(acted, is_predicted=True)
-    at_actions = at_actions._replace(positions=np.full(len(acted), ACTION, np.int32))
-    at_actions.is_predicted[0] = False  # the separator
-    return join([join(observed, in_one_timestep=True), at_actions])
+    positions = np.full(len(acted), ACTION, np.int32)
+    separator_and_actions = tokens_of(acted, is_predicted=True)._replace(positions=positions)
+    separator_and_actions.is_predicted[0] = False  # the separator
+    return join([observation, separator_and_actions])
 
 
 def episode(
@@ -196,18 +213,22 @@ def episode(
 ) -> Items:
     """Returns timesteps without texts and pictures, one after another; see :func:`timestep`."""
     steps = len(actions)
-    observed = [
-        ids.of_observation(values).reshape(steps, -1) for _, values in sorted(tensors.items())
-    ]
+    observed = []
+    for _, values in sorted(tensors.items()):
+        observation = ids.of_observation(values)
+        observed.append(observation.reshape(steps, -1))
     separators = np.full((steps, 1), ids.separator)
     acted = ids.of_actions(actions).reshape(steps, -1)
-    tokens = np.concatenate([*observed, separators, acted], axis=1)
+    tokens = np.concatenate([*observed, separators, acted], axis=1)  # [T, size of a timestep]
 
-    size = tokens.shape[1]
-    num_actions = acted.shape[1]
-    positions = np.arange(size)
-    positions[-num_actions - 1 :] = ACTION
-    is_action = np.arange(size) >= size - num_actions
+    # All timesteps have the same positions, and predict the same items.
+    _, size = tokens.shape
+    _, num_actions = acted.shape
+    first_action = size - num_actions
+    separator = first_action - 1
+    index = np.arange(size)
+    positions = np.where(index >= separator, ACTION, index)
+    is_action = index >= first_action
     return Items(
         tokens=tokens.reshape(-1).astype(np.int32),
         positions=np.tile(positions, steps).astype(np.int32),
@@ -256,23 +277,30 @@ def make_rows(
     )
 
     for number, parts in enumerate(rows):
-        if not parts:
-            continue
-
-        whole = join(parts)
-        sizes = [len(part.tokens) for part in parts]
-        end = sum(sizes)
-        made.tokens[number, :end] = whole.tokens
-        made.positions[number, :end] = whole.positions
-        made.is_patch[number, :end] = whole.is_patch
-        made.segments[number, :end] = np.repeat(np.arange(len(parts)) + 1, sizes)
-        made.is_target[number, :end] = whole.is_predicted
-
-        starts = np.cumsum(sizes) - sizes
-        made.is_target[number, starts] = False
-        if whole.pictures:
-            made.pictures[number, : len(whole.pictures)] = np.stack(whole.pictures)
+        if parts:
+            _fill_row(made, number, parts)
     return made
+
+
+def _fill_row(made: Rows, number: int, parts: Sequence[Items]) -> None:
+    """Writes the sequences of a row into the arrays of a batch."""
+    whole = join(parts)
+    sizes = [len(part.tokens) for part in parts]
+    end = sum(sizes)
+    segments = np.arange(len(parts)) + 1
+
+    made.tokens[number, :end] = whole.tokens
+    made.positions[number, :end] = whole.positions
+    made.is_patch[number, :end] = whole.is_patch
+    made.segments[number, :end] = np.repeat(segments, sizes)
+    made.is_target[number, :end] = whole.is_predicted
+
+    starts = np.cumsum(sizes) - sizes
+    made.is_target[number, starts] = False
+
+    num_pictures = len(whole.pictures)
+    if num_pictures:
+        made.pictures[number, :num_pictures] = np.stack(whole.pictures)
 
 
 def scale_patches(pixels: Any, patch_size: int) -> Any:
@@ -307,15 +335,20 @@ def draw_row(
       prompt_share: Share of results with a prompt.
     """
     number = int(generator.integers(len(episodes)))
+    chosen = episodes[number]
     has_prompt = number > 0 and generator.random() < prompt_share
     if not has_prompt:
-        return _window(episodes[number], size, steps, generator=generator)
+        return _window(chosen, size, steps, generator=generator)
 
     prompt_steps = steps // 2
     earlier = episodes[int(generator.integers(number))]
-    at_end = generator.random() < 0.5
-    prompt = _window(earlier, size, prompt_steps, generator=None if at_end else generator)
-    rest = _window(episodes[number], size, steps - prompt_steps, generator=generator)
+    is_end = generator.random() < 0.5
+    if is_end:
+        prompt = _window(earlier, size, prompt_steps, generator=None)
+    else:
+        prompt = _window(earlier, size, prompt_steps, generator=generator)
+
+    rest = _window(chosen, size, steps - prompt_steps, generator=generator)
     return join([prompt, rest])
 
 
@@ -327,6 +360,12 @@ def _window(
     generator: np.random.Generator | None,
 ) -> Items:
     """Returns consecutive timesteps of an episode; the last ones without a generator."""
-    last = max(0, len(episode.tokens) // size - steps)
-    start = last if generator is None else int(generator.integers(last + 1))
-    return episode.part(start * size, (start + steps) * size)
+    episode_steps = len(episode.tokens) // size
+    last = max(0, episode_steps - steps)
+    if generator is None:
+        start = last
+    else:
+        start = int(generator.integers(last + 1))
+
+    stop = start + steps
+    return episode.part(start * size, stop * size)

@@ -3,6 +3,7 @@
 import abc
 import collections
 import contextlib
+import csv
 import glob
 import hashlib
 import json
@@ -100,22 +101,25 @@ class FileCorpus(abc.ABC):
 
 
 class RecordCorpus(FileCorpus):
-    """Files whose rows have a text for each language.
+    """Files whose rows have a text for the source and one for the target.
 
     A row of Parquet or JSONL has columns named by the languages, ``{"en": "Yes.", "de": "Ja."}``,
     or the same in a column ``translation``.
+
+    Attributes:
+      columns: Names of the two columns.
     """
 
-    def __init__(self, source_language: str, target_language: str) -> None:
+    def __init__(self, source_column: str, target_column: str) -> None:
         super().__init__()
-        self.languages = (source_language, target_language)
+        self.columns = (source_column, target_column)
 
     def open(self, path: pathlib.Path) -> contextlib.AbstractContextManager[Any]:
         """Opens a file and checks its format."""
         return text_files.open_bytes(path)
 
     def fingerprint(self, split: str) -> str:
-        """Returns a hash of the languages and of the bytes of all files."""
+        """Returns a hash of the columns and of the bytes of all files."""
         content = hashlib.sha256()
         for path in find_files(split):
             # Opening a file checks its format. The pairs may never be read: the cache may have the
@@ -124,7 +128,7 @@ class RecordCorpus(FileCorpus):
                 content.update(bytes.fromhex(file_sha256(path)))
 
         # As in 0.2.0, Parquet and JSONL have the same fingerprints: no file can be both.
-        identity = (*self.languages, content.hexdigest())
+        identity = (*self.columns, content.hexdigest())
         if self.kind:
             identity += (self.kind,)
         return hashlib.sha256(repr(identity).encode()).hexdigest()
@@ -136,19 +140,19 @@ class RecordCorpus(FileCorpus):
             texts = row[_COLUMN]
 
         pair = []
-        for language in self.languages:
-            text = texts.get(language) if isinstance(texts, dict) else None
+        for column in self.columns:
+            text = texts.get(column) if isinstance(texts, dict) else None
             if not isinstance(text, str):
-                example = {_COLUMN: dict.fromkeys(self.languages, "...")}
+                example = {_COLUMN: dict.fromkeys(self.columns, "...")}
                 raise UserError(
-                    f"{place}: expected a text for {language!r}, as in {json.dumps(example)}: "
+                    f"{place}: expected a text for {column!r}, as in {json.dumps(example)}: "
                     f"got {row!r:.100}"
                 )
 
             if "\0" in text or not is_unicode(text):
                 raise UserError(
                     f"{place}: expected text, got a NUL or half of a surrogate pair in "
-                    f"{language!r}; remove it"
+                    f"{column!r}; remove it"
                 )
 
             pair.append(text)
@@ -189,6 +193,58 @@ class TsvCorpus(RecordCorpus):
             yield source, target
 
 
+class CsvCorpus(RecordCorpus):
+    """Files of comma-separated values, with the names of the columns in the first row.
+
+    Commas, semicolons or tabs separate values. A value within quotation marks may have line breaks.
+    """
+
+    kind = "csv"
+
+    def lines(self, path: pathlib.Path) -> Sequence[object]:
+        return [number for number, _ in self._rows(path)]
+
+    def rows(self, path: pathlib.Path) -> Iterator[tuple[str, str]]:
+        for number, row in self._rows(path):
+            yield self.pair(row, f"{path}:{number}")
+
+    def _rows(self, path: pathlib.Path) -> Iterator[tuple[int, dict[str, str]]]:
+        """Yields the number of the last line of each row, and its values by column."""
+        lines = text_files.read_file(path)
+        header = next(lines, "")
+        separator = self._separator(path, header)
+        names = next(csv.reader([header], delimiter=separator))
+
+        reader = csv.reader((f"{line}\n" for line in lines), delimiter=separator, strict=True)
+        try:
+            for values in reader:
+                number = 1 + reader.line_num
+                if len(values) != len(names):
+                    raise UserError(
+                        f"{path}:{number}: expected {len(names)} values, as in the first row: got "
+                        f"{len(values)}; put a value with {separator!r} in it between quotation "
+                        "marks"
+                    )
+                yield number, dict(zip(names, values, strict=True))
+        except csv.Error as error:
+            raise UserError(
+                f"{path}:{1 + reader.line_num}: expected comma-separated values: {error}; put a "
+                'value with a quotation mark in it between others, as in "a ""b"" c"'
+            ) from None
+
+    def _separator(self, path: pathlib.Path, header: str) -> str:
+        """Returns the character that separates the names of the columns, which are in a file."""
+        for separator in ",;\t":
+            names = next(csv.reader([header], delimiter=separator), [])
+            if all(names.count(column) == 1 for column in self.columns):
+                return separator
+
+        raise UserError(
+            f"{path}:1: expected a row of names, with {' and '.join(self.columns)} among them: got "
+            f"{header!r:.200}; give --config.data.columns=SOURCE,TARGET, with the names in the file"
+        )
+
+
 class ParquetCorpus(RecordCorpus):
     @contextlib.contextmanager
     def open(self, path: pathlib.Path) -> Iterator[Any]:
@@ -221,14 +277,14 @@ class ParquetCorpus(RecordCorpus):
 
     def _columns(self, path: pathlib.Path, names: list[str]) -> list[str]:
         """Returns the columns to read from a file with columns of these names."""
-        if set(self.languages) <= set(names):
-            return list(self.languages)
+        if set(self.columns) <= set(names):
+            return list(self.columns)
         if _COLUMN in names:
             return [_COLUMN]
 
         raise UserError(
             f"{path}: expected a column {_COLUMN!r}, or columns "
-            f"{' and '.join(map(repr, self.languages))}: got {', '.join(map(repr, names))}"
+            f"{' and '.join(map(repr, self.columns))}: got {', '.join(map(repr, names))}"
         )
 
 

@@ -100,6 +100,7 @@ class HuggingFaceTokenizer(Vocabulary):
         with prefix_errors("expected a tokenizer of Hugging Face", *MALFORMED):
             values = json.loads(serialized)
             self.json = str(values["huggingface"])
+
             size = operator.index(values["vocab_size"])
             special = {name: values["special"][name] for name in _NAMES}
             if not 0 < size <= _MAX_VOCAB_SIZE:
@@ -108,6 +109,7 @@ class HuggingFaceTokenizer(Vocabulary):
 
             mask = _optional_id(values.get("mask"))
             self.has_types = bool(values.get("token_types", True))
+
             labels = values.get("labels")
             self._labels = [str(label) for label in labels or ()]
         super().__init__(serialized)
@@ -131,6 +133,7 @@ class HuggingFaceTokenizer(Vocabulary):
         others = [token for token in range(size) if token not in owned]
         absent = [name for name in _NAMES if name not in owned.values()]
         self.absent = " ".join(absent)
+
         self.their_ids = _their_id_of_each(self.special, others)
         self.our_ids = _our_id_of_each(owned, others)
         self.vocab_size = len(self.their_ids)
@@ -141,7 +144,9 @@ class HuggingFaceTokenizer(Vocabulary):
         if labels:
             self.target_vocab_size = UNK + 1 + len(self._labels)
 
-        self._codes = self.our_ids[their_codes].tolist() if their_codes else []
+        self._codes = []
+        if their_codes:
+            self._codes = self.our_ids[their_codes].tolist()
         if self.code_follows:
             self.source_end = self._codes[0]
         self._skips_blank = bool(values.get("skips_blank"))
@@ -149,11 +154,13 @@ class HuggingFaceTokenizer(Vocabulary):
         self.target_start = self._target_start()
         self.other_ends = self._other_ends(values.get("other_ends") or ())
 
+        self.their_mask = None
+        self.mask_token = None
         if mask is None:  # as in files of version 0.3
             mask = self._tokenizer.token_to_id("[MASK]")
-        has_mask = mask is not None and mask in range(size)
-        self.their_mask = mask if has_mask else None
-        self.mask_token = int(self.our_ids[mask]) if has_mask else None
+        if mask is not None and mask in range(size):
+            self.their_mask = mask
+            self.mask_token = int(self.our_ids[mask])
 
     def files(self) -> dict[str, bytes]:
         """Returns the files that a class in transformers reads, by their names."""
@@ -178,8 +185,9 @@ class HuggingFaceTokenizer(Vocabulary):
         added = self._tokenizer.get_added_tokens_decoder()
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
         ids = set(vocabulary.values())
+        not_added = ids - added.keys()
 
-        highest = max(ids - added.keys(), default=0)
+        highest = max(not_added, default=0)
         if highest >= size:
             raise UserError(
                 f"expected token ids below vocab_size={size}, the model's: got the id {highest}"
@@ -204,12 +212,14 @@ class HuggingFaceTokenizer(Vocabulary):
             return ()
         if self.forced_start is None:
             return tuple(self._codes[1:])
-        if not 0 <= self.forced_start < len(self.our_ids):
+
+        size = len(self.our_ids)
+        if not 0 <= self.forced_start < size:
             raise UserError(
-                f"expected forced_bos_token_id below vocab_size={len(self.our_ids)}: got "
-                f"{self.forced_start}"
+                f"expected forced_bos_token_id below vocab_size={size}: got {self.forced_start}"
             )
-        return (int(self.our_ids[self.forced_start]),)
+        forced = self.our_ids[self.forced_start]
+        return (int(forced),)
 
     def _other_ends(self, their_ids: Sequence[int]) -> tuple[int, ...]:
         """Returns our ids of the tokens that end a text as EOS does."""
@@ -217,7 +227,10 @@ class HuggingFaceTokenizer(Vocabulary):
         for number in their_ids:
             if not 0 <= number < size:
                 raise UserError(f"expected eos_token_id below vocab_size={size}: got {number}")
-        return tuple(self.our_ids[list(map(operator.index, their_ids))].tolist())
+
+        numbers = [operator.index(number) for number in their_ids]
+        own_ids = self.our_ids[numbers]
+        return tuple(own_ids.tolist())
 
     @classmethod
     def assemble(
@@ -259,7 +272,9 @@ class HuggingFaceTokenizer(Vocabulary):
             values["forced_start"] = forced_start
         if other_ends:
             values["other_ends"] = list(other_ends)
-        return cls(json.dumps(values).encode())
+
+        serialized = json.dumps(values)
+        return cls(serialized.encode())
 
     @property
     def symbols(self) -> list[str]:
@@ -269,12 +284,14 @@ class HuggingFaceTokenizer(Vocabulary):
     def with_symbols(self, targets: Iterable[str]) -> "HuggingFaceTokenizer":
         """Returns the tokenizer with the labels of a text, unless it has all of them."""
         labels = sorted(set(targets))
-        if self._symbols.keys() >= set(labels):
+        has_all = self._symbols.keys() >= set(labels)
+        if has_all:
             return self
+
         return HuggingFaceTokenizer.assemble(
-            self.json,
-            self.special,
-            len(self.our_ids),
+            json_text=self.json,
+            special=self.special,
+            vocab_size=len(self.our_ids),
             labels=labels,
             mask=self.their_mask,
             has_types=self.has_types,
@@ -288,14 +305,18 @@ class HuggingFaceTokenizer(Vocabulary):
     def _add_language(self, ids: list[int], *, target: bool = False) -> list[int]:
         if not self.code_follows:
             return super()._add_language(ids, target=target)
+
         # The end that all texts have is the code of a source, after its own end.
         has_code = bool(ids) and not target
-        return [*ids, EOS] if has_code else ids
+        if has_code:
+            return [*ids, EOS]
+        return ids
 
     def encode_prompt(self, text: str) -> list[int]:
         """Returns the ids of a prompt, with the special tokens that transformers adds."""
         encoding = self._tokenize(text, add_special_tokens=True)
-        return self._convert_ids(encoding) or [BOS]
+        ids = self._convert_ids(encoding)
+        return ids or [BOS]
 
     def _encode(self, texts: list[str], *, target: bool = False) -> list[list[int]]:
         """Returns the ids of texts, with the special tokens of the post-processor.
@@ -317,8 +338,11 @@ class HuggingFaceTokenizer(Vocabulary):
             has_end = ids[-1:] == [EOS]
             if has_end and encoding.special_tokens_mask[-1]:
                 ids = ids[:-1]
+
             ids = self._add_language(ids, target=target)
-            rows.append(self._add_forced_start(ids) if target else ids)
+            if target:
+                ids = self._add_forced_start(ids)
+            rows.append(ids)
         return rows
 
     def _add_forced_start(self, ids: list[int]) -> list[int]:
@@ -336,11 +360,14 @@ class HuggingFaceTokenizer(Vocabulary):
         [SEP]. RoBERTa has <s> first </s></s> second </s>, all of type 0.
         """
         encoding = self._tokenize(first, second, add_special_tokens=True)
-        return self._convert_ids(encoding), self._types_of(encoding)
+        ids = self._convert_ids(encoding)
+        types = self._types_of(encoding)
+        return ids, types
 
     def align(self, text: str, pair: str | None = None) -> AlignedTokens:
         """Returns the tokens of a text, or of a pair of texts, with the characters of each."""
-        return self._align_encoding(self._tokenize(text, pair, add_special_tokens=True))
+        encoding = self._tokenize(text, pair, add_special_tokens=True)
+        return self._align_encoding(encoding)
 
     def align_words(self, words: Sequence[str]) -> AlignedTokens:
         """Returns the tokens of words, with the word of each.
@@ -363,7 +390,9 @@ class HuggingFaceTokenizer(Vocabulary):
         )
 
     def _types_of(self, encoding: Any) -> list[int]:
-        return encoding.type_ids if self.has_types else [0] * len(encoding.ids)
+        if not self.has_types:
+            return [0] * len(encoding.ids)
+        return encoding.type_ids
 
     def _convert_ids(self, encoding: Any) -> list[int]:
         """Returns our ids of an encoding of the library."""
@@ -384,7 +413,9 @@ class HuggingFaceTokenizer(Vocabulary):
           UserError: UTF-8 cannot encode a text, or one has the padding token, which models ignore,
             or a token that the model lacks.
         """
-        texts = [text] if pair is None else [text, pair]
+        texts = [text]
+        if pair is not None:
+            texts.append(pair)
         for each in texts:
             check_unicode(each, "text")
 
@@ -395,8 +426,10 @@ class HuggingFaceTokenizer(Vocabulary):
     def _check_tokens(self, encoding: Any, texts: Sequence[str]) -> None:
         """Refuses texts with tokens that the model lacks, or ignores."""
         self._check_embedded(encoding, texts)
+
         if PAD in self.our_ids[encoding.ids]:
-            padding = self._tokenizer.id_to_token(int(self.their_ids[PAD]))
+            their_padding = int(self.their_ids[PAD])
+            padding = self._tokenizer.id_to_token(their_padding)
             raise UserError(
                 f"expected a text without {padding}, the padding token, which the model would "
                 f"ignore: got {' '.join(texts)!r:.80}; remove it"
@@ -404,8 +437,9 @@ class HuggingFaceTokenizer(Vocabulary):
 
     def _check_embedded(self, encoding: Any, texts: Sequence[str]) -> None:
         """Refuses texts with tokens that were added to the tokenizer, but not to the model."""
+        size = len(self.our_ids)
         for token, number in zip(encoding.tokens, encoding.ids, strict=True):
-            if number >= len(self.our_ids):
+            if number >= size:
                 raise UserError(
                     f"expected a text without {token}, which the tokenizer has but the model does "
                     f"not: got {' '.join(texts)!r:.80}; remove it"
@@ -426,10 +460,14 @@ class HuggingFaceTokenizer(Vocabulary):
 
     @functools.cached_property
     def _byte_ids(self) -> set[int]:
-        names = [f"<0x{byte:02X}>" for byte in range(256)]
-        found = [self._tokenizer.token_to_id(name) for name in names]
-        their_ids = [number for number in found if number is not None]
-        return set(self.our_ids[their_ids].tolist())
+        their_ids = []
+        for byte in range(256):
+            number = self._tokenizer.token_to_id(f"<0x{byte:02X}>")
+            if number is not None:
+                their_ids.append(number)
+
+        own = self.our_ids[their_ids].tolist()
+        return set(own)
 
     def piece(self, token: SupportsIndex) -> str:
         [number] = check_tokens([token], self.vocab_size, "token id")
@@ -445,7 +483,9 @@ class HuggingFaceTokenizer(Vocabulary):
 
 
 def _optional_id(value: Any) -> int | None:
-    return None if value is None else operator.index(value)
+    if value is None:
+        return None
+    return operator.index(value)
 
 
 def _id_of_each_label(labels: Sequence[str]) -> dict[str, int]:
@@ -480,7 +520,9 @@ def _their_id_of_each(special: Mapping[str, int | None], others: Sequence[int]) 
     first = []
     for name in _NAMES:
         token = special[name]
-        first.append(-1 if token is None else token)
+        if token is None:
+            token = -1
+        first.append(token)
     return np.array([*first, *others])
 
 
@@ -500,8 +542,9 @@ def _decoders(decoder: Any) -> list[str]:
         return []
 
     state = json.loads(decoder.__getstate__())
-    is_sequence = state["type"] == "Sequence"
-    parts = state["decoders"] if is_sequence else [state]
+    parts = [state]
+    if state["type"] == "Sequence":
+        parts = state["decoders"]
     return [part["type"] for part in parts]
 
 

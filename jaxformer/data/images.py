@@ -74,6 +74,7 @@ class ImagesConfig(Augmentation, DataSection):
         check_values(self, "data")
         check_one_of("data.corpus", self.corpus, known_images())
         self.check_paths("directory", "train", "valid")
+
         if is_share(self.valid):
             raise UserError(
                 "data.valid: expected a split or a range of pictures, such as data.train="
@@ -128,19 +129,24 @@ def read_images(data: ImagesConfig, split: str, form: PictureForm | None = None)
       form: What the model takes, such as ``config.model.form``; only "folder" needs it.
     """
     name, start_percent, stop_percent = split_range(split)
-    images, labels = known_images()[data.corpus].read(data, name, form)
+    source = known_images()[data.corpus]
+    images, labels = source.read(data, name, form)
 
-    start = len(labels) * start_percent // 100
-    stop = len(labels) * stop_percent // 100
+    count = len(labels)
+    start = count * start_percent // 100
+    stop = count * stop_percent // 100
     if stop <= start:
         raise UserError(f"{split}: expected pictures, got none")
-    chosen = slice(start, stop)
-    return Images(np.asarray(images[chosen]), labels[chosen])
+
+    # A source need not have an array of all its pictures; its slices are arrays.
+    chosen_images = np.asarray(images[start:stop])
+    return Images(chosen_images, labels[start:stop])
 
 
 def class_names(data: ImagesConfig) -> tuple[str, ...]:
     """Returns the names of the classes, or none if the source has only numbers."""
-    return known_images()[data.corpus].classes(data)
+    source = known_images()[data.corpus]
+    return source.classes(data)
 
 
 def split_range(split: str) -> tuple[str, int, int]:
@@ -151,16 +157,23 @@ def split_range(split: str) -> tuple[str, int, int]:
     """
     match = _SLICE.fullmatch(split)
     assert match is not None, "the pattern matches any name"
+
     name, start, stop = match.groups()
-    return name, int(start or 0), int(stop or 100)
+    start_percent = int(start or 0)
+    stop_percent = int(stop or 100)
+    return name, start_percent, stop_percent
 
 
 def read_npz(name: str, needs_labels: bool = True) -> Images:
     """Reads the arrays ``images`` and ``labels`` of a file; without labels, they are -1."""
     path = local_path(name)
-    needed = {"labels": "integers [N]"}
-    images, others = read_picture_arrays(path, needed if needs_labels else {}, ("labels",))
-    return Images(images, labels_in(path, len(images), others))
+    needed = {}
+    if needs_labels:
+        needed["labels"] = "integers [N]"
+
+    images, others = read_picture_arrays(path, needed, optional=["labels"])
+    labels = labels_in(path, len(images), others)
+    return Images(images, labels)
 
 
 def labels_in(
@@ -172,14 +185,17 @@ def labels_in(
     unlabeled = np.full(count, -1)
     labels = arrays.get("labels", unlabeled)
     are_integers = labels.dtype.kind in "iu"
-    if labels.shape != unlabeled.shape or not are_integers:
+    has_shape = labels.shape == unlabeled.shape
+    if not has_shape or not are_integers:
         raise _form_error(path, f"labels, integers [{count}]", labels)
     return labels.astype(np.int32)
 
 
 def texts_in(path: pathlib.Path, count: int, texts: np.ndarray) -> list[str]:
     """Returns the texts of an array ``texts`` of a file with so many pictures."""
-    if texts.dtype.kind != "U" or texts.shape != (count,):
+    are_strings = texts.dtype.kind == "U"
+    has_shape = texts.shape == (count,)
+    if not are_strings or not has_shape:
         raise _form_error(path, f"texts, strings [{count}]", texts)
     return texts.tolist()
 
@@ -202,7 +218,9 @@ def read_picture_arrays(
     form = "uint8 [N, height, width, channels]"
     needed = {"images": form, **needed}
     arrays, names = read_arrays(path, {*needed, *optional})
-    if not needed.keys() <= arrays.keys():
+
+    has_all = needed.keys() <= arrays.keys()
+    if not has_all:
         named = [f"{name}, {form}" for name, form in needed.items()]
         wanted = " and ".join(named)
         given = ", ".join(names)[:80] or "none"
@@ -221,4 +239,5 @@ def _form_error(
     expected: str,
     given: np.ndarray,
 ) -> UserError:
-    return UserError(f"{path}: expected {expected}, got {given.dtype} {list(given.shape)}")
+    shape = list(given.shape)
+    return UserError(f"{path}: expected {expected}, got {given.dtype} {shape}")

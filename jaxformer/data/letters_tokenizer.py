@@ -37,34 +37,56 @@ class LettersTokenizer(Vocabulary):
     their_class = "Wav2Vec2CTCTokenizer"
 
     def __init__(self, serialized: bytes) -> None:
+        self.special: dict[str, int | None] = {}
         with prefix_errors("expected the letters of transcripts", *MALFORMED):
             values = json.loads(serialized)
             self._theirs = [str(token) for token in values["letters"]]
             special = {name: values["special"][name] for name in _NAMES}
             self.delimiter = str(values["delimiter"])
-            self.special = {name: _optional_id(each) for name, each in special.items()}
+            for name, value in special.items():
+                self.special[name] = _optional_id(value)
             self._check()
         super().__init__(serialized)
 
-        owned = {number: name for name, number in self.special.items() if number is not None}
-        others = [number for number in range(len(self._theirs)) if number not in owned]
-        absent = [name for name in _NAMES if self.special[name] is None]
+        own_ids = []
+        absent = []
+        for name in _NAMES:
+            number = self.special[name]
+            if number is None:
+                absent.append(name)
+                number = -1
+            own_ids.append(number)
         self.absent = " ".join(absent)
 
-        own = [-1 if self.special[name] is None else self.special[name] for name in _NAMES]
-        self.their_ids = np.array([*own, *others])
-        self.our_ids = np.zeros(len(self._theirs), np.int64)
-        for number, theirs in enumerate(self.their_ids):
-            if theirs >= 0:
-                self.our_ids[theirs] = number
+        # Our ids begin with the special tokens; the others follow in their order.
+        other_ids = []
+        for number in range(len(self._theirs)):
+            if number not in own_ids:
+                other_ids.append(number)
 
-        self.vocab_size = len(self.their_ids)
+        self.their_ids = np.array([*own_ids, *other_ids])
+        self.our_ids = np.zeros(len(self._theirs), np.int64)
+        for ours, theirs in enumerate(self.their_ids):
+            if theirs >= 0:
+                self.our_ids[theirs] = ours
+
+        other_pieces = [self._theirs[number] for number in other_ids]
+        self._pieces = [*SPECIAL_PIECES, *other_pieces]
+        self.vocab_size = len(self._pieces)
         self.target_vocab_size = self.vocab_size
-        self._pieces = [*SPECIAL_PIECES, *(self._theirs[number] for number in others)]
+
         self._ids = {}
         for number, piece in enumerate(self._pieces):
-            if number > UNK and piece:
-                self._ids[" " if piece == self.delimiter else piece] = number
+            is_letter = number > UNK and piece != ""
+            if is_letter:
+                letter = self._letter(piece)
+                self._ids[letter] = number
+
+    def _letter(self, piece: str) -> str:
+        """Returns the character of a transcript that a piece stands for."""
+        if piece == self.delimiter:
+            return " "
+        return piece
 
     def _check(self) -> None:
         """Refuses tokens that are not letters, and special tokens that do not fit."""
@@ -75,10 +97,14 @@ class LettersTokenizer(Vocabulary):
             raise UserError("expected padding, the blank of CTC, and a delimiter of words")
 
         numbers = [number for number in self.special.values() if number is not None]
-        if not set(numbers) <= set(range(len(self._theirs))) or len(set(numbers)) < len(numbers):
+        distinct = set(numbers)
+        all_exist = distinct <= set(range(len(self._theirs)))
+        if not all_exist or len(distinct) < len(numbers):
             raise UserError(f"expected special tokens with ids of their own, got {self.special}")
+
         for number, token in enumerate(self._theirs):
-            if len(token) > 1 and number not in numbers:
+            is_letter = len(token) <= 1
+            if not is_letter and number not in distinct:
                 raise UserError(f"expected letters, got the token {token!r:.40}")
 
     @classmethod
@@ -104,29 +130,42 @@ class LettersTokenizer(Vocabulary):
         >>> LettersTokenizer.learn(["a b"]).encode("b a")
         [6, 4, 5]
         """
-        letters = sorted(set().union(*transcripts) - set(" \t"))
+        characters = set().union(*transcripts)
+        letters = sorted(characters - set(" \t"))
         if DELIMITER in letters:
             raise UserError(f"expected transcripts without {DELIMITER}, which stands for a space")
+
+        tokens = [*SPECIAL_PIECES, DELIMITER, *letters]
         special = {name: number for number, name in enumerate(_NAMES)}
-        return cls.assemble([*SPECIAL_PIECES, DELIMITER, *letters], special)
+        return cls.assemble(tokens, special)
 
     def files(self) -> dict[str, bytes]:
         """Returns the files that the class in transformers reads, by their names."""
-        vocabulary = {token: number for number, token in enumerate(self._theirs) if token}
-        return {"vocab.json": json.dumps(vocabulary, ensure_ascii=False).encode()}
+        vocabulary = {}
+        for number, token in enumerate(self._theirs):
+            if token:
+                vocabulary[token] = number
+
+        text = json.dumps(vocabulary, ensure_ascii=False)
+        return {"vocab.json": text.encode()}
 
     def special_pieces(self, names: Mapping[str, str]) -> dict[str, str | None]:
         """Returns the special tokens under other names, None for one that they lack."""
         pieces: dict[str, str | None] = {"word_delimiter_token": self.delimiter}
         for ours, theirs in names.items():
             number = self.special.get(ours)
-            pieces[theirs] = None if number is None else self._theirs[number]
+            if number is None:
+                pieces[theirs] = None
+            else:
+                pieces[theirs] = self._theirs[number]
         return pieces
 
     def _encode(self, texts: list[str], *, target: bool = False) -> list[list[int]]:
         rows = []
         for text in texts:
-            spaced = " ".join(text.split())
+            words = text.split()
+            spaced = " ".join(words)
+
             unknown = sorted(set(spaced) - self._ids.keys())
             if unknown:
                 known = "".join(self._ids)
@@ -134,18 +173,25 @@ class LettersTokenizer(Vocabulary):
                     f"expected a transcript of the letters {known!r:.80}, got {unknown[0]!r} in "
                     f"{spaced!r:.80}; change the transcript, or its case"
                 )
-            rows.append([self._ids[letter] for letter in spaced])
+
+            row = [self._ids[letter] for letter in spaced]
+            rows.append(row)
         return rows
 
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
         tokens = check_tokens(ids, self.vocab_size, "token ids")
-        letters = [self._pieces[token] for token in tokens if token > UNK]
-        spaced = [" " if letter == self.delimiter else letter for letter in letters]
-        return "".join(spaced).strip()
+        letters = []
+        for token in tokens:
+            if token > UNK:
+                letter = self._letter(self._pieces[token])
+                letters.append(letter)
+        return "".join(letters).strip()
 
 
 TOKENIZER = LettersTokenizer
 
 
 def _optional_id(value: object) -> int | None:
-    return None if value is None else operator.index(value)  # pyright: ignore[reportArgumentType]
+    if value is None:
+        return None
+    return operator.index(value)  # pyright: ignore[reportArgumentType]

@@ -40,28 +40,37 @@ class M2M100Tokenizer(MarianTokenizer):
             if piece.startswith("__"):
                 ids_by_language[piece.strip("_")] = number
 
-        self.languages = tuple(str(json.loads(serialized)["languages"]).split(" to "))
+        languages = json.loads(serialized)["languages"]
+        self.languages = tuple(str(languages).split(" to "))
         self._codes = [find_language(name, ids_by_language) for name in self.languages]
 
         self.language_codes = ()
         self.target_start = tuple(self._codes[1:])
 
-        self.their_ids = np.array([1, 2, 2, 3, 0, *range(4, self.vocab_size - 1)])
-        self.our_ids = np.array([4, 0, 1, 3, *range(5, self.vocab_size)])
+        # Ours begin with pad, eos, bos and unk. Their "<s>", which begins no text, follows.
+        other_theirs = range(4, self.vocab_size - 1)
+        other_ours = range(5, self.vocab_size)
+        self.their_ids = np.array([1, 2, 2, 3, 0, *other_theirs])
+        self.our_ids = np.array([4, 0, 1, 3, *other_ours])
 
     def files(self) -> dict[str, bytes]:
         """Returns the files that the class in transformers reads, by their names."""
-        vocabulary: dict[str, int] = {piece: i for i, piece in enumerate(_THEIR_SPECIAL)}
-        for number, piece in enumerate(self._pieces[UNK + 2 :], start=len(vocabulary)):
+        vocabulary: dict[str, int] = {}
+        for number, piece in enumerate(_THEIR_SPECIAL):
+            vocabulary[piece] = number
+
+        others = self._pieces[UNK + 2 :]
+        for number, piece in enumerate(others, start=len(_THEIR_SPECIAL)):
             if piece.startswith("__"):
                 break  # Languages and unused ids follow.
             if is_unicode(piece):  # Others stand for ids without a piece.
                 vocabulary[piece] = number
 
         model = json.loads(self.serialized)["source"]
+        text = json.dumps(vocabulary, ensure_ascii=False)
         return {
             "sentencepiece.bpe.model": base64.b64decode(model),
-            "vocab.json": json.dumps(vocabulary, ensure_ascii=False).encode(),
+            "vocab.json": text.encode(),
         }
 
     def special_pieces(self, names: Mapping[str, str]) -> dict[str, str]:
@@ -69,11 +78,13 @@ class M2M100Tokenizer(MarianTokenizer):
         pieces = {}
         for ours, theirs in names.items():
             if ours in self.special:
-                pieces[theirs] = _THEIR_SPECIAL[self.special[ours]]
+                number = self.special[ours]
+                pieces[theirs] = _THEIR_SPECIAL[number]
         return pieces
 
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
-        return super().decode(i for i in ids if i not in self.target_start)
+        text_ids = (i for i in ids if i not in self.target_start)
+        return super().decode(text_ids)
 
     def _encode(self, texts: list[str], *, target: bool = False) -> list[list[int]]:
         rows = super()._encode(texts, target=target)

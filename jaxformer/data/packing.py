@@ -50,7 +50,8 @@ def length_class(
 ) -> np.ndarray:
     """Returns one number for the two lengths of a pair."""
     side = row_length + 1
-    return np.asarray(src_lengths) * side + tgt_lengths
+    first_of_source = np.asarray(src_lengths) * side
+    return first_of_source + tgt_lengths
 
 
 def _fill_row(left: np.ndarray) -> list[int]:
@@ -63,12 +64,14 @@ def _fill_row(left: np.ndarray) -> list[int]:
 
     row = []
     while True:
-        # The inner product of the free tokens with the lengths of each pair that fits, [S, T].
         src_that_fit = slice(0, src_free + 1)
         tgt_that_fit = slice(0, tgt_free + 1)
+
+        # The inner product of the free tokens with the lengths of each pair that fits, [S, T].
         src_product = src_free * lengths[src_that_fit]
         tgt_product = tgt_free * lengths[tgt_that_fit]
         fit = src_product[:, None] + tgt_product
+
         is_left = left[src_that_fit, tgt_that_fit]
         fit = np.where(is_left, fit, -1)
 

@@ -39,7 +39,8 @@ class Question(NamedTuple):
 
     def answer_texts(self) -> list[str]:
         """Returns the answers; no text if they are not known."""
-        return [self.text[span.start : span.end] for span in self.answers or ()]
+        spans = self.answers or ()
+        return [self.text[span.start : span.end] for span in spans]
 
 
 class Window(NamedTuple):
@@ -69,13 +70,16 @@ class Window(NamedTuple):
             return 0, 0
 
         starts, ends = zip(*self.spans, strict=True)
-        if answer.start < starts[0] or answer.end > ends[-1]:
+        begins_before = answer.start < starts[0]
+        ends_behind = answer.end > ends[-1]
+        if begins_before or ends_behind:
             return 0, 0
 
         # Tokens may begin before the answer, and end behind it.
         first = max(number for number, start in enumerate(starts) if start <= answer.start)
         last = min(number for number, end in enumerate(ends) if end >= answer.end)
-        return self.first + first, self.first + max(first, last)
+        last = max(first, last)
+        return self.first + first, self.first + last
 
 
 def make_windows(
@@ -95,11 +99,19 @@ def make_windows(
       UserError: The question leaves no space for a text.
     """
     aligned = tokenizer.align(question, text)
-    of_text = [number for number, owner in enumerate(aligned.texts) if owner == 1]
-    first = of_text[0] if of_text else len(aligned.ids)
-    end = of_text[-1] + 1 if of_text else first
+    ids = aligned.ids
+    types = aligned.types
 
-    num_others = len(aligned.ids) - (end - first)
+    # The text is tokens[first:end]; the question and special tokens are around it.
+    of_text = [number for number, owner in enumerate(aligned.texts) if owner == 1]
+    if of_text:
+        first = of_text[0]
+        end = of_text[-1] + 1
+    else:
+        first = len(ids)
+        end = first
+
+    num_others = len(ids) - (end - first)
     size = max_length - num_others
     if size < 1:
         raise UserError(
@@ -107,18 +119,18 @@ def make_windows(
             f"of {num_others} tokens; shorten it"
         )
 
-    step = size - min(stride, size // 2)
+    shared = min(stride, size // 2)
+    step = size - shared
     windows = []
     for start in range(first, max(end, first + 1), step):
         stop = min(start + size, end)
-        windows.append(
-            Window(
-                tokens=[*aligned.ids[:first], *aligned.ids[start:stop], *aligned.ids[end:]],
-                types=[*aligned.types[:first], *aligned.types[start:stop], *aligned.types[end:]],
-                first=first,
-                spans=aligned.spans[start:stop],
-            )
+        window = Window(
+            tokens=[*ids[:first], *ids[start:stop], *ids[end:]],
+            types=[*types[:first], *types[start:stop], *types[end:]],
+            first=first,
+            spans=aligned.spans[start:stop],
         )
+        windows.append(window)
         if stop == end:
             break
     return windows
@@ -130,8 +142,10 @@ def read_questions(path: pathlib.Path) -> list[Question]:
     A file whose name ends with ``.jsonl`` has JSON Lines. Answers have the fields text and
     answer_start, in a list of objects or, as in Hugging Face's datasets, in an object of lists.
     """
-    is_lines = ".jsonl" in path.suffixes
-    found = list(_read_lines(path) if is_lines else _read_squad(path))
+    if ".jsonl" in path.suffixes:
+        found = list(_read_lines(path))
+    else:
+        found = list(_read_squad(path))
     if not found:
         raise UserError(f"{path}: expected questions, got none")
     return found
@@ -151,9 +165,11 @@ def _read_squad(path: pathlib.Path) -> Iterator[Question]:
         content = file.read(_MAX_BYTES + 1)
     if len(content) > _MAX_BYTES:
         raise UserError(f"{path}: expected at most {_MAX_BYTES:,} bytes; write JSON Lines (.jsonl)")
+
     expected = f"{path}: expected SQuAD's JSON, or JSON Lines in a file whose name ends with .jsonl"
     with prefix_errors(expected, ValueError, RecursionError):
-        values = json.loads(content.decode("utf-8-sig"))
+        decoded = content.decode("utf-8-sig")
+        values = json.loads(decoded)
 
     for article in _list(values, "data", str(path)):
         for paragraph in _list(article, "paragraphs", f"{path}: an article"):
@@ -169,9 +185,15 @@ def _question(fields: Any, text: str, place: str, default_id: str = "") -> Quest
 
     answers = None
     if "answers" in fields:
-        spans = [_span(answer, text, place) for answer in _answers(fields["answers"], place)]
+        given = _answers(fields["answers"], place)
+        spans = [_span(answer, text, place) for answer in given]
         answers = tuple(spans)
-    return Question(name, question, text, answers)
+    return Question(
+        id=name,
+        question=question,
+        text=text,
+        answers=answers,
+    )
 
 
 def _answers(values: Any, place: str) -> Sequence[Any]:
@@ -179,10 +201,12 @@ def _answers(values: Any, place: str) -> Sequence[Any]:
     if isinstance(values, dict):
         texts = _list(values, "text", place)
         starts = _list(values, "answer_start", place)
-        return [
-            {"text": text, "answer_start": start}
-            for text, start in zip(texts, starts, strict=False)
-        ]
+        answers = []
+        for text, start in zip(texts, starts, strict=False):
+            answer = {"text": text, "answer_start": start}
+            answers.append(answer)
+        return answers
+
     if not isinstance(values, list):
         raise UserError(f"{place}: expected a list of answers, got {values!r:.80}")
     return values
@@ -197,17 +221,23 @@ def _span(answer: Any, text: str, place: str) -> Span:
 
     found = _text(answer, "text", place)
     start: Any = answer.get("answer_start")
-    is_index = isinstance(start, int) and not isinstance(start, bool) and start >= 0
-    if not is_index or text[start : start + len(found)] != found:
+    is_integer = isinstance(start, int) and not isinstance(start, bool)
+    is_index = is_integer and start >= 0
+    is_found = is_index and text[start : start + len(found)] == found
+    if not is_found:
         raise UserError(
             f"{place}: expected answer_start to be the index in context of the first character of "
             f"{found!r:.80}, got {start!r:.80}"
         )
-    return Span(start, start + len(found))
+
+    end = start + len(found)
+    return Span(start, end)
 
 
 def _list(values: Any, name: str, place: str) -> list[Any]:
-    found = values.get(name) if isinstance(values, dict) else None
+    found = None
+    if isinstance(values, dict):
+        found = values.get(name)
     if not isinstance(found, list):
         raise UserError(
             f"{place}: expected {name} to be a list, as in SQuAD's JSON, got {found!r:.80}; a file "
@@ -217,7 +247,9 @@ def _list(values: Any, name: str, place: str) -> list[Any]:
 
 
 def _text(values: Any, name: str, place: str) -> str:
-    found = values.get(name) if isinstance(values, dict) else None
+    found = None
+    if isinstance(values, dict):
+        found = values.get(name)
     if not isinstance(found, str) or not is_unicode(found):
         raise UserError(f"{place}: expected {name} to be a text, got {found!r:.80}")
     return found

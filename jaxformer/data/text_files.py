@@ -12,7 +12,7 @@ import pathlib
 import re
 import zlib
 from codecs import BOM_UTF8
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from jaxformer.data.catalog import download_hint
@@ -185,12 +185,22 @@ def read_bytes(path: pathlib.Path) -> Iterator[bytes]:
 
 
 @contextlib.contextmanager
-def open_bytes(path: pathlib.Path) -> Iterator[io.BufferedIOBase]:
-    """Opens a text file to read bytes, decompressed if its suffix is in ``COMPRESSED``."""
+def open_bytes(
+    path: pathlib.Path,
+    check: Callable[[bytes, str], None] | None = None,
+) -> Iterator[io.BufferedIOBase]:
+    """Opens a text file to read bytes, decompressed if its suffix is in ``COMPRESSED``.
+
+    Args:
+      path: The file.
+      check: Refuses what is not text, given the first bytes and the name of the file; None refuses
+        all but UTF-8.
+    """
+    check = check or check_format
     with explain_read_errors(path):
         try:
             with _open(path) as stream:
-                check_format(stream.peek(1), str(path))
+                check(stream.peek(1), str(path))
                 yield stream
 
         except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import Int
 
 from jaxformer.errors import UserError
 
@@ -17,12 +18,16 @@ class Edits(NamedTuple):
     @property
     def rate(self) -> float:
         """Edits in percent of the length; insertions can raise it above 100."""
+        if not self.edits:
+            return 0.0
         if not self.length:
-            return 100.0 if self.edits else 0.0
+            return 100.0
         return 100 * self.edits / self.length
 
     def __add__(self, other: "Edits") -> "Edits":  # pyright: ignore[reportIncompatibleMethodOverride]
-        return Edits(self.edits + other.edits, self.length + other.length)
+        edits = self.edits + other.edits
+        length = self.length + other.length
+        return Edits(edits, length)
 
 
 class ErrorRates(NamedTuple):
@@ -40,20 +45,31 @@ def edit_distance(given: Sequence[object], reference: Sequence[object]) -> int:
     """
     # Equal numbers for equal elements, which NumPy compares all at once.
     numbers: dict[object, int] = {}
-    rows = np.array([numbers.setdefault(each, len(numbers)) for each in given], np.int64)
-    columns = np.array([numbers.setdefault(each, len(numbers)) for each in reference], np.int64)
+    rows = _number(given, numbers)
+    columns = _number(reference, numbers)
 
+    # Distances between the elements so far and each beginning of ``reference``, [R + 1].
     places = np.arange(len(columns) + 1)
     distances = places
-    for count, element in enumerate(rows, 1):
-        # Substitutes or deletes the element of ``given``.
+    for count, element in enumerate(rows, start=1):
+        # Deletes or substitutes the element of ``given``.
         best = distances + 1
         substituted = distances[:-1] + (columns != element)
         best[1:] = np.minimum(best[1:], substituted)
         best[0] = count
+
         # Inserts elements of ``reference``: the least over all earlier places, and the way there.
         distances = np.minimum.accumulate(best - places) + places
     return int(distances[-1])
+
+
+def _number(elements: Sequence[object], numbers: dict[object, int]) -> Int[np.ndarray, " n"]:
+    """Returns the number of each element, and adds the numbers of new ones."""
+    found = []
+    for element in elements:
+        number = numbers.setdefault(element, len(numbers))
+        found.append(number)
+    return np.array(found, np.int64)
 
 
 def word_edits(given: str, reference: str) -> Edits:
@@ -62,15 +78,18 @@ def word_edits(given: str, reference: str) -> Edits:
     >>> word_edits("the cat sat", "the hat sat down")
     Edits(edits=2, length=4)
     """
-    words = reference.split()
-    return Edits(edit_distance(given.split(), words), len(words))
+    given_words = given.split()
+    expected = reference.split()
+    edits = edit_distance(given_words, expected)
+    return Edits(edits, len(expected))
 
 
 def character_edits(given: str, reference: str) -> Edits:
     """Returns the edits of characters; each sequence of blanks is one space."""
     normalized = " ".join(given.split())
     expected = " ".join(reference.split())
-    return Edits(edit_distance(normalized, expected), len(expected))
+    edits = edit_distance(normalized, expected)
+    return Edits(edits, len(expected))
 
 
 def error_rates(given: Sequence[str], references: Sequence[str]) -> ErrorRates:

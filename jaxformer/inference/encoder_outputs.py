@@ -1,13 +1,17 @@
 """Outputs of an encoder for texts, in batches of similar length."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, PyTree
+from jaxtyping import Array, Float, Int, PyTree
 
 from jaxformer.data.encoded_text import EncodedText, pad_rows
 from jaxformer.data.loader import round_up
+from jaxformer.kinds.kind import Kind
 from jaxformer.layout import global_mesh
 from jaxformer.models.architecture import Architecture
 
@@ -52,3 +56,21 @@ def encoder_outputs(
         report(len(chosen))
 
     return [results[number] for number in range(len(texts))]
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def method_outputs(
+    kind: Kind,
+    method: str,
+    config: Architecture,
+    params: PyTree,
+    tokens: Int[Array, "B T"],
+    types: Int[Array, "B T"],
+) -> Float[Array, "B ..."]:
+    """Returns what a method of a model computes of tokens and their types, in float32.
+
+    With its first two arguments given, it is a program of :func:`encoder_outputs`.
+    """
+    model = kind.build(config)
+    outputs: Any = model.apply({"params": params}, tokens, token_types=types, method=method)
+    return outputs.astype(jnp.float32)

@@ -22,7 +22,10 @@ def nest_sections(values: Mapping[str, Any], sections: Collection[str]) -> dict[
     >>> nest_sections({"encoder.d_model": 8, "pad_token_id": 0}, ["encoder"])
     {'encoder': {'d_model': 8}, 'pad_token_id': 0}
     """
-    result: dict[str, Any] = {section: {} for section in sections}
+    result: dict[str, Any] = {}
+    for section in sections:
+        result[section] = {}
+
     for name, value in values.items():
         section, dot, field = name.partition(".")
         if dot:
@@ -75,19 +78,19 @@ class JsonFields:
 
     def integer(self, name: str) -> int:
         value: Any = self.values.get(name)
-        is_integer = isinstance(value, int) and not isinstance(value, bool)
-        if not is_integer or not 0 <= value < _INTEGERS_BELOW:
+        if not _is_plausible_integer(value):
             raise self._error(name, f"a whole number below {_INTEGERS_BELOW}")
         return value
 
     def integers(self, name: str) -> list[int]:
         """Returns the numbers of a field that is one whole number or a list of some."""
         value: Any = self.values.get(name)
-        is_list = isinstance(value, list) and bool(value)
-        numbers: list[Any] = value if is_list else [value]
+        numbers = [value]
+        if isinstance(value, list) and value:
+            numbers = value
+
         for number in numbers:
-            is_integer = isinstance(number, int) and not isinstance(number, bool)
-            if not is_integer or not 0 <= number < _INTEGERS_BELOW:
+            if not _is_plausible_integer(number):
                 raise self._error(name, f"a whole number below {_INTEGERS_BELOW}, or several")
         return numbers
 
@@ -104,20 +107,23 @@ class JsonFields:
             value = default
 
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not abs(value) < _NUMBERS_BELOW:
+        is_plausible = is_number and abs(value) < _NUMBERS_BELOW
+        if not is_plausible:
             raise self._error(name, "a number")
         return float(value)
 
     def architecture_heads(self) -> dict[str, str]:
         """Returns the names of classes with a head, by their ends, such as "ForMaskedLM"."""
-        found = self.values.get("architectures")
-        names = found if isinstance(found, list) else [found]
+        names: Any = self.values.get("architectures")
+        if not isinstance(names, list):
+            names = [names]
 
         heads = {}
         for name in map(str, names):
             match = re.search("For[A-Z].*", name)
             if match:
-                heads[match[0]] = name
+                head = match[0]
+                heads[head] = name
         return heads
 
     def check(self, name: str, known: Sequence[Any], expected: str, reason: str) -> None:
@@ -130,7 +136,11 @@ class JsonFields:
           reason: Why no other value is, to follow "jaxformer's" in the message.
         """
         is_left_out = name not in self.values
-        if not is_left_out and self.values[name] not in known:
+        if is_left_out:
+            return
+
+        value = self.values[name]
+        if value not in known:
             raise self._error(name, expected, f"; jaxformer's {reason}")
 
     def check_known(self, known: Collection[str], ignored: str) -> None:
@@ -142,10 +152,18 @@ class JsonFields:
         """
         for name, value in self.values.items():
             is_known = name in known or re.fullmatch(ignored, name)
-            own_name = name.rpartition(".")[2]  # without the section
-            if not is_known and not names_no_architecture(own_name, value):
+            if is_known:
+                continue
+
+            _, _, own_name = name.rpartition(".")  # without the section
+            if not names_no_architecture(own_name, value):
                 raise UserError(f"{self.place}: jaxformer does not know {name}={value!r:.80}")
 
     def _error(self, name: str, expected: str, reason: str = "") -> UserError:
         value = self.values.get(name)
         return UserError(f"{self.place}: expected {name} to be {expected}: got {value!r}{reason}")
+
+
+def _is_plausible_integer(value: Any) -> bool:
+    is_integer = isinstance(value, int) and not isinstance(value, bool)
+    return is_integer and 0 <= value < _INTEGERS_BELOW

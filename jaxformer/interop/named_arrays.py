@@ -39,6 +39,7 @@ class NamedArrays:
         expected = tuple(self.sizes[axis] for axis in axes)
         if name not in self.arrays:
             raise UserError(f"{self.place}: expected an array {name} of shape {expected}: none")
+
         array = self.arrays[name]
         if array.shape != expected:
             raise UserError(
@@ -62,14 +63,21 @@ class NamedArrays:
 
     def linear(self, name: str, axes: str, ours: str) -> Params:
         """Returns PyTorch's ``nn.Linear``, whose weight has the axes [out, in], under our name."""
-        kernel = self.array(f"{name}.weight", axes).T
-        bias = self.array(f"{name}.bias", axes[0])
-        return {ours: kernel, f"{ours}_bias": bias}
+        outputs = axes[0]
+        weight = self.array(f"{name}.weight", axes)
+        bias = self.array(f"{name}.bias", outputs)
+        return {
+            ours: weight.T,
+            f"{ours}_bias": bias,
+        }
 
     def norm(self, name: str) -> Params:
         scale = self.array(f"{name}.weight", "D")
         bias = self.array(f"{name}.bias", "D")
-        return {"scale": scale, "bias": bias}
+        return {
+            "scale": scale,
+            "bias": bias,
+        }
 
     def skip(self, name: str) -> None:
         """Exempts an array, which need not exist, from :meth:`check_all_read`."""
@@ -80,10 +88,11 @@ class NamedArrays:
         if not self._unread:
             return
 
-        name = min(self._unread)
+        unread = min(self._unread)
         others = len(self._unread) - 1
-        more = f" and {others} more" if others else ""
-        raise UserError(f"{self.place}: jaxformer's model has no place for {name}{more}")
+        if others:
+            unread += f" and {others} more"
+        raise UserError(f"{self.place}: jaxformer's model has no place for {unread}")
 
 
 def split_heads(linear: Params, num_heads: int) -> Params:

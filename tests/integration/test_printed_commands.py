@@ -324,6 +324,14 @@ def _(reader: Reader) -> None:
     pairs = [(spell_english(n), spell_german(n)) for n in range(300)]
     reader.text("deu.txt", *[f"{en}\t{de}\tCC-BY" for en, de in pairs])
     reader.text("my/train.jsonl", *[json.dumps({"en": en, "de": de}) for en, de in pairs])
+    reader.text("my/train.csv", "English,German", *[f"{en},{de}" for en, de in pairs])
+
+    units = []
+    for pair in pairs:
+        sides = zip(("en", "de"), pair, strict=True)
+        variants = [f'<tuv xml:lang="{name}"><seg>{text}</seg></tuv>' for name, text in sides]
+        units.append(f"<tu>{''.join(variants)}</tu>")
+    reader.text("my/memory.tmx", "<tmx><body>", *units, "</body></tmx>")
 
 
 @prepares("docs/fine_tuning.md")

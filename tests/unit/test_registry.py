@@ -179,7 +179,7 @@ MEMORY = PairSource("memory", 25, open=lambda data: Memory())
 
 
 def test_a_corpus(add_file):
-    names = "text tfds numerals trees parquet jsonl tsv"
+    names = "text tfds numerals trees parquet jsonl tsv csv tmx xliff"
     assert " ".join(known_sources()) == names
 
     add_file(corpora, "added_corpus", NEW_CORPUS)

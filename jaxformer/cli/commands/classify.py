@@ -160,13 +160,21 @@ def _classify_lines(
     def row(line: Line, label: str, probability: float) -> str:
         if line.error:
             return ""
-        return _row(replace_controls(label), probability if probabilities else None)
+
+        shown_label = replace_controls(label)
+        if not probabilities:
+            return _row(shown_label, None)
+        return _row(shown_label, probability)
 
     with blocks_of(text, encode, output, strict=strict) as (blocks, write, report):
         for block in blocks:
             # A bad line has no text; any will do.
             blank = ("", "") if pairs else ""
-            texts = [blank if line.error else line.encoded for line in block]
+            texts = []
+            for line in block:
+                own = blank if line.error else line.encoded
+                texts.append(own)
+
             found = classifier.classify(texts, report=report)
             rows = zip(block, found, strict=True)
             write(row(line, best.label, best.probability) for line, best in rows)

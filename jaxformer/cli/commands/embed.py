@@ -87,8 +87,14 @@ def embed(
             if pairs:
                 found = _cosines(embedder, good, report)
             else:
-                found = _vectors(embedder, [one for (one,) in good], report)
-            write("" if line.error else next(found) for line in block)
+                texts = [one for (one,) in good]
+                found = _vectors(embedder, texts, report)
+
+            rows = []
+            for line in block:
+                row = "" if line.error else next(found)
+                rows.append(row)
+            write(rows)
 
 
 COMMAND = Command("embed", embed, place=108)
@@ -96,7 +102,8 @@ COMMAND = Command("embed", embed, place=108)
 
 def _vectors(embedder: "Embedder", texts: list[str], report: Callable) -> Iterator[str]:
     for vector in embedder.embed(texts, report=report):
-        yield json_line([round(number, _DIGITS) for number in vector.tolist()])
+        rounded = [round(number, _DIGITS) for number in vector.tolist()]
+        yield json_line(rounded)
 
 
 def _cosines(embedder: "Embedder", pairs: list, report: Callable) -> Iterator[str]:

@@ -61,8 +61,12 @@ def parse(
         raise UserError("--gold needs --trees FILE, whose trees it writes")
     check_outputs([trees or input or STDIN], {"--output": output or STDOUT, "--gold": gold})
 
-    text = read_text(input, "words with spaces between") if trees is None else _treebank(trees)
-    parser = Parser(model.load(workdir, search.settings(workdir)))
+    if trees is None:
+        text = read_text(input, "words with spaces between")
+    else:
+        text = _treebank(trees)
+    translator = model.load(workdir, search.settings(workdir))
+    parser = Parser(translator)
 
     def check(line: Line) -> None:
         words = " ".join(split_words(line.text))
@@ -76,7 +80,12 @@ def parse(
             words = [split_words(line.text) for line in block]
             tags = [split_words(line.other) or None for line in block]
             found = parser.parse(words, tags=tags, first=block[0].number, report=report)
-            write("" if tree is None else str(tree) for tree in found)
+
+            rows = []
+            for tree in found:
+                row = "" if tree is None else str(tree)
+                rows.append(row)
+            write(rows)
             write_gold(line.gold for line in block)
 
 

@@ -44,7 +44,12 @@ def predict(
     from jaxformer.tasks.regression.regressor import Regressor
 
     if labeled is not None:
-        given = {"--input": input, "--output": output, "--pairs": pairs, "--strict": strict}
+        given = {
+            "--input": input,
+            "--output": output,
+            "--pairs": pairs,
+            "--strict": strict,
+        }
         for name, value in given.items():
             if value:
                 raise UserError(f"--labeled prints scores of all texts: leave {name} out")
@@ -65,10 +70,17 @@ def predict(
         for block in blocks:
             # A bad line has no text; any will do.
             blank = ("", "") if pairs else ""
-            texts = [blank if line.error else line.encoded for line in block]
+            texts = []
+            for line in block:
+                own = blank if line.error else line.encoded
+                texts.append(own)
             found = regressor.predict(texts, report=report).tolist()
-            rows = zip(block, found, strict=True)
-            write("" if line.error else f"{number:.4f}" for line, number in rows)
+
+            rows = []
+            for line, number in zip(block, found, strict=True):
+                row = "" if line.error else f"{number:.4f}"
+                rows.append(row)
+            write(rows)
 
 
 COMMAND = Command("predict", predict, place=106)
@@ -81,8 +93,10 @@ def _score(regressor: "Regressor", path: File) -> None:
     lines = list(read_scored(path))
     if not lines:
         raise UserError(f"{path}: expected lines of a number and a text, got none")
+
+    texts = [line.text for line in lines]
     with progress_bar(len(lines)) as bar:
-        found = regressor.predict([line.text for line in lines], report=bar.update)
+        found = regressor.predict(texts, report=bar.update)
 
     expected = [parse_number(line) for line in lines]
     scores = correlations(found.tolist(), expected)

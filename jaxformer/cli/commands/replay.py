@@ -28,9 +28,14 @@ def replay(*, workdir: ModelDir, step: int) -> None:
 
     sums = replayed.sums
     count = sums["count"]
-    loss = sums["loss"] / count if count else float("nan")
     norm = sums["grad_norm"]
-    note = "; skipped, since its update was NaN or Inf" if sums["skipped"] else ""
+    loss = float("nan")
+    if count:
+        loss = sums["loss"] / count
+
+    note = ""
+    if sums["skipped"]:
+        note = "; skipped, since its update was NaN or Inf"
     print(f"loss {loss:.6g}, gradient norm {norm:.6g}, {count:g} tokens{note}")
 
     print(f"{'norm':>12} {'loss':>12} {'tokens':>6}  example")

@@ -71,8 +71,12 @@ def score(
     row = _json_row if json else _row
     with blocks_of(text, scorer.encode, output, strict=strict) as (blocks, write, report):
         for block in blocks:
-            # A line with an error is blank.
-            encoded = [scorer.encode(line) if line.error else line.encoded for line in block]
+            encoded = []
+            for line in block:
+                # A line with an error is blank.
+                own = scorer.encode(line) if line.error else line.encoded
+                encoded.append(own)
+
             scores = scorer.score(encoded, report=report)
             write(map(row, block, scores))
 

@@ -82,7 +82,9 @@ def _entities(text: str, words: "list[TaggedWord]") -> str:
 
     rows = []
     for entity in join_entities(text, words):
-        rows.append(entity._asdict() | {"probability": round(entity.probability, 4)})
+        probability = round(entity.probability, 4)
+        rounded = entity._replace(probability=probability)
+        rows.append(rounded._asdict())
     return json_line(rows)
 
 
@@ -94,13 +96,17 @@ def _score(tagger: "Tagger", path: File) -> None:
     if not sentences:
         raise UserError(f"{path}: expected sentences, got none")
     _check_tags(sentences, tagger.labels)
-    with progress_bar(len(sentences)) as bar:
-        found = tagger.tag_words([sentence.words for sentence in sentences], report=bar.update)
 
-    scores = entity_scores(
-        [[word.tag for word in words] for words in found],
-        [sentence.tags for sentence in sentences],
-    )
+    words_of_sentences = [sentence.words for sentence in sentences]
+    with progress_bar(len(sentences)) as bar:
+        found = tagger.tag_words(words_of_sentences, report=bar.update)
+
+    found_tags = []
+    for words in found:
+        tags = [word.tag for word in words]
+        found_tags.append(tags)
+    expected_tags = [sentence.tags for sentence in sentences]
+    scores = entity_scores(found_tags, expected_tags)
     print(
         f"precision {scores.precision:.2f}  recall {scores.recall:.2f}  F1 {scores.f1:.2f}  "
         f"accuracy {scores.accuracy:.2f}"

@@ -114,7 +114,8 @@ def affine(theirs: str, axes: str, ours: str, bias: bool = True) -> Iterator[Ten
     """Yields the weight and the bias of nn.Linear or nn.Conv2d."""
     yield Tensor(f"{theirs}.weight", axes, (ours,), is_linear=True)
     if bias:
-        yield Tensor(f"{theirs}.bias", axes[0], (f"{ours}_bias",))
+        outputs = axes[0]
+        yield Tensor(f"{theirs}.bias", outputs, (f"{ours}_bias",))
 
 
 def layer_norm(theirs: str, ours: str, axis: str = "D") -> Iterator[Tensor]:
@@ -244,16 +245,19 @@ class Layout:
 
     def can_express(self, model: Any, tokenizer: ImportedTokenizer | None) -> bool:
         """Returns whether a file can describe a section, with all of its fields."""
-        if type(model) is not self.section or not self.is_exported:
+        is_of_section = type(model) is self.section
+        if not is_of_section or not self.is_exported:
             return False
 
-        absent = "" if tokenizer is None else tokenizer.absent
-        any_value = dict.fromkeys((*_ALWAYS_EXPRESSED, *self.fields.values()), ANY)
-        allowed = {"absent_tokens": [absent], **any_value, **self.expressed}
+        allowed: dict[str, Container[Any]] = {"absent_tokens": [_absent_tokens(tokenizer)]}
+        allowed |= dict.fromkeys(_ALWAYS_EXPRESSED, ANY)
+        allowed |= dict.fromkeys(self.fields.values(), ANY)
+        allowed |= self.expressed
 
         for field in dataclasses.fields(model):
             value = getattr(model, field.name)
-            if value not in allowed.get(field.name, [field.default]):
+            allowed_values = allowed.get(field.name, [field.default])
+            if value not in allowed_values:
                 return False
         return self.fits(model)
 
@@ -263,8 +267,13 @@ class Layout:
         return self.network(model)
 
     def example_of(self, model: Any) -> str:
-        example = self.example if isinstance(self.example, str) else self.example(model)
-        return example.replace("NETWORK", self.network_of(model))
+        if isinstance(self.example, str):
+            example = self.example
+        else:
+            example = self.example(model)
+
+        network = self.network_of(model)
+        return example.replace("NETWORK", network)
 
     def check_architectures(self, fields: JsonFields) -> None:
         """Refuses a file of a class whose head we lack; its tensors may have names of ours."""
@@ -285,8 +294,9 @@ class Layout:
 
     def config(self, fields: JsonFields, tokenizer: ImportedTokenizer | None) -> Any:
         """Returns the section that a config.json describes; refuses other fields by name."""
+        reason = f"{self.section.__name__} has no other"
         for name, only in self.only.items():
-            fields.check(name, [only], repr(only), f"{self.section.__name__} has no other")
+            fields.check(name, known=[only], expected=repr(only), reason=reason)
         known = {*self.fields, *self.only, *self.defaults}
         fields.check_known(known, self.ignored)
 
@@ -295,15 +305,27 @@ class Layout:
             values[ours] = self._value(fields, name, ours)
         values |= self.read(fields)
         if tokenizer is not None:
-            self.check_tokenizer(fields, tokenizer)
-            values["vocab_size"] = tokenizer.vocab_size
-            if tokenizer.absent and hasattr(self.section, "absent_tokens"):
-                values["absent_tokens"] = tokenizer.absent
-            for name, token in self.token_fields.items():
-                values[name] = _id_of(token, tokenizer, fields)
+            values |= self._values_of_tokenizer(fields, tokenizer)
 
         with prefix_errors(str(fields.place)):
             return self.section(**values)
+
+    def _values_of_tokenizer(
+        self,
+        fields: JsonFields,
+        tokenizer: ImportedTokenizer,
+    ) -> dict[str, Any]:
+        """Returns the fields of ours that depend on the tokenizer, which it checks."""
+        self.check_tokenizer(fields, tokenizer)
+        values: dict[str, Any] = {"vocab_size": tokenizer.vocab_size}
+
+        has_field = hasattr(self.section, "absent_tokens")
+        if has_field and tokenizer.absent:
+            values["absent_tokens"] = tokenizer.absent
+
+        for name, token in self.token_fields.items():
+            values[name] = _id_of(token, tokenizer, fields)
+        return values
 
     def dropout(self, fields: JsonFields, model: Any) -> str:
         """Describes the dropout of a run that begins with the model."""
@@ -311,7 +333,8 @@ class Layout:
         for name in ("dropout", "attention_dropout"):
             rate = getattr(model, f"{name}_rate", 0)
             if rate:
-                found.append(f"{name.replace('_', ' ')} {rate:g}")
+                words = name.replace("_", " ")
+                found.append(f"{words} {rate:g}")
 
         lacking = []
         for name, part in self.lacks.items():
@@ -319,7 +342,8 @@ class Layout:
             if rate:
                 lacking.append(f"{name}={rate}{part}")
 
-        text = f"{' and '.join(found) or 'no dropout'} in fine-tuning, as in config.json"
+        rates = " and ".join(found) or "no dropout"
+        text = f"{rates} in fine-tuning, as in config.json"
         if lacking:
             text += f", but not {' or '.join(lacking)}"
         return text
@@ -327,13 +351,20 @@ class Layout:
     def _value(self, fields: JsonFields, name: str, ours: str) -> Any:
         """Returns the value of a field of config.json, of the type of our field."""
         if ours.endswith("activation"):
-            fields.check(name, list(ACTIVATIONS), " or ".join(ACTIVATIONS), "has no other")
-            return ACTIVATIONS[fields.values[name]]
+            fields.check(
+                name,
+                known=list(ACTIVATIONS),
+                expected=" or ".join(ACTIVATIONS),
+                reason="has no other",
+            )
+            value = fields.values[name]
+            return ACTIVATIONS[value]
 
         if fields.values.get(name, "") is None:
             return None  # Our dataclass refuses it, unless it has a default.
 
-        expected = expected_type(typing.get_type_hints(self.section)[ours])
+        hints = typing.get_type_hints(self.section)
+        expected = expected_type(hints[ours])
         if expected is bool:
             return fields.boolean(name)
         if expected is float:
@@ -346,33 +377,49 @@ class Layout:
         for name, ours in self.fields.items():
             value = getattr(model, ours)
             is_activation = ours.endswith("activation")
-            values[name] = activation_name(value) if is_activation else value
+            if is_activation:
+                value = activation_name(value)
+            values[name] = value
 
         special: dict[str, Any] = {}
         if tokenizer is not None:
-            vocab_size = len(tokenizer.our_ids) - self._num_additional(model)
-            special |= dict.fromkeys(self.vocab_fields, vocab_size)
-            for name in self.special.keys() - self.special_tokens.keys():
-                special[self.special[name]] = tokenizer.special[name]
-            for name, field in self.written_ids.items():
-                special[field] = tokenizer.special[name]
-            if tokenizer.forced_start is not None:
-                special["forced_bos_token_id"] = tokenizer.forced_start
+            special = self._tokenizer_fields(model, tokenizer)
 
-            if tokenizer.symbols:
-                special |= label_fields(tokenizer.symbols)
-
+        flat = {
+            **special,
+            **self.only,
+            **values,
+            **self.write(model),
+        }
         return {
             "architectures": [self.network_of(model)],
             "model_type": self.model_type,
             "dtype": "float32",
-            **nest_sections({**special, **self.only, **values, **self.write(model)}, self.sections),
+            **nest_sections(flat, self.sections),
         }
+
+    def _tokenizer_fields(self, model: Any, tokenizer: ImportedTokenizer) -> dict[str, Any]:
+        """Returns the fields of config.json with the vocabulary, special tokens and labels."""
+        vocab_size = len(tokenizer.our_ids) - self._num_additional(model)
+        fields: dict[str, Any] = dict.fromkeys(self.vocab_fields, vocab_size)
+
+        for name in self.special.keys() - self.special_tokens.keys():
+            field = self.special[name]
+            fields[field] = tokenizer.special[name]
+        for name, field in self.written_ids.items():
+            fields[field] = tokenizer.special[name]
+        if tokenizer.forced_start is not None:
+            fields["forced_bos_token_id"] = tokenizer.forced_start
+
+        if tokenizer.symbols:
+            fields |= label_fields(tokenizer.symbols)
+        return fields
 
     def tokenizer_config_json(self, model: Any, tokenizer: ImportedTokenizer) -> dict[str, Any]:
         """Returns the fields of tokenizer_config.json; AutoTokenizer then encodes as we do."""
+        our_fields = self.fields.values()
         inputs = ["input_ids", "attention_mask"]
-        if tokenizer.has_types and "num_token_types" in self.fields.values():
+        if tokenizer.has_types and "num_token_types" in our_fields:
             inputs.insert(1, "token_type_ids")
 
         fields: dict[str, Any] = {
@@ -381,14 +428,16 @@ class Layout:
             "clean_up_tokenization_spaces": False,
         }
 
-        if "max_length" in self.fields.values():
+        if "max_length" in our_fields:
             fields["model_max_length"] = model.max_length
 
         if tokenizer.languages:
             source, target = tokenizer.languages
             fields["src_lang"] = source
             fields["tgt_lang"] = target
-        return fields | tokenizer.special_pieces(self.token_names | {"mask": "mask_token"})
+
+        token_names = self.token_names | {"mask": "mask_token"}
+        return fields | tokenizer.special_pieces(token_names)
 
     def _tokenizer_class_of(self, tokenizer: ImportedTokenizer) -> str:
         if isinstance(self.tokenizer_class, str):
@@ -408,27 +457,14 @@ class Layout:
                 continue
             if tensor.is_optional and tensor.name not in arrays:
                 [path] = tensor.ours
-                flat[path] = np.zeros(templates[path].shape, np.float32)
+                shape = templates[path].shape
+                flat[path] = np.zeros(shape, np.float32)
                 continue
 
-            layers = []
-            for name in _names(tensor, model):
-                layer = arrays.array(name, tensor.axes)
-                layers.append(layer.transpose(_order(tensor)))
-            joined = np.stack(layers) if tensor.is_per_layer else layers[0]
-
-            if len(tensor.ours) == 1:
-                [path] = tensor.ours
-                flat[path] = joined.reshape(templates[path].shape)
-                continue
-
-            # A file may join several of our parameters along the last axis.
+            joined = _read(arrays, tensor, model)
             own_shapes = [templates[path].shape for path in tensor.ours]
-            widths = [_width(shape, tensor) for shape in own_shapes]
-            ends = np.cumsum(widths)
-            parts = np.split(joined, ends[:-1], axis=-1)
-            for path, shape, part in zip(tensor.ours, own_shapes, parts, strict=True):
-                flat[path] = part.reshape(shape)
+            parts = _split(joined, tensor, own_shapes)
+            flat.update(zip(tensor.ours, parts, strict=True))
 
         for name in self.unread(model):
             arrays.skip(name)
@@ -441,51 +477,51 @@ class Layout:
     ) -> dict[str, Float[np.ndarray, "..."]]:
         """Returns the tensors of a file; the inverse of :meth:`params`."""
         flat = _flatten(params)
-        absent = "" if tokenizer is None else tokenizer.absent
-        constants = self.constants(model, absent)
+        constants = self.constants(model, _absent_tokens(tokenizer))
         self._check_all_written(flat, model, constants)
         self._check_unchanged(flat, constants)
+
+        our_ids = np.arange(0)
+        if tokenizer is not None:
+            our_ids = tokenizer.our_ids
+        axes = _FileAxes(
+            sizes=self.file_sizes(model, len(our_ids)),
+            orders=self.orders(model),
+            our_ids=our_ids,
+        )
 
         tensors = list(self.tensors(model))
         has_head = any(tensor.name.startswith(self.heads) for tensor in tensors)
         prefix = self.prefix if has_head else ""
-        our_ids = np.arange(0) if tokenizer is None else tokenizer.our_ids
-        orders = self.orders(model)
-        sizes = self.file_sizes(model, len(our_ids))
-        own_sizes = sizes | {axis: len(order) for axis, order in orders.items()}
 
         found = {}
         for tensor in tensors:
             if tensor.is_copy:
                 continue
 
-            joined = _join([flat[path] for path in tensor.ours], tensor)
+            parts = [flat[path] for path in tensor.ours]
+            joined = _join(parts, tensor)
             names = _names(tensor, model)
-            order = _order(tensor)
-            if "V" in tensor.axes:
-                # Our parameters lack the axes of size 1.
-                own_axes = [tensor.axes[axis] for axis in order if tensor.axes[axis] != "1"]
-                joined = joined.take(our_ids, axis=own_axes.index("V"))
-            shape = [own_sizes[tensor.axes[axis]] for axis in order]
-            layers = joined.reshape(len(names), *shape)
-            layers = layers.transpose(0, *(1 + np.argsort(order)))  # in the order of the file
-            for number, axis in enumerate(tensor.axes, start=1):
-                if axis in orders:
-                    layers = _scatter(layers, number, orders[axis], sizes[axis])
-
+            layers = axes.layers(joined, tensor, len(names))
             for name, layer in zip(names, layers, strict=True):
                 is_of_head = name.startswith(self.heads)
-                found[name if is_of_head else prefix + name] = layer
-        return self._split_continued(found, self._num_additional(model))
+                full_name = name if is_of_head else prefix + name
+                found[full_name] = layer
+
+        num_rows = self._num_additional(model)
+        return self._split_continued(found, num_rows)
 
     def join_continued(self, tensors: dict[str, np.ndarray]) -> None:
         """Joins the last rows of tensors of a file to the others."""
         for name, continuation in self.continued.items():
-            if name in tensors and continuation in tensors:
-                parts = [tensors[name], tensors.pop(continuation)]
-                widths = {part.shape[1:] for part in parts}
-                if len(widths) == 1:  # Otherwise, the shape of the first is refused.
-                    tensors[name] = np.concatenate(parts)
+            if name not in tensors or continuation not in tensors:
+                continue
+
+            rows = tensors[name]
+            last_rows = tensors.pop(continuation)
+            have_one_width = rows.shape[1:] == last_rows.shape[1:]
+            if have_one_width:  # Otherwise, the shape of the first is refused.
+                tensors[name] = np.concatenate([rows, last_rows])
 
     def _split_continued(
         self, tensors: dict[str, np.ndarray], num_rows: int
@@ -494,15 +530,17 @@ class Layout:
         split = dict(tensors)
         for name, continuation in self.continued.items():
             if name in tensors and num_rows:
-                split[name] = tensors[name][:-num_rows]
-                split[continuation] = tensors[name][-num_rows:]
+                rows = tensors[name]
+                split[name] = rows[:-num_rows]
+                split[continuation] = rows[-num_rows:]
         return split
 
     def _num_additional(self, model: Any) -> int:
         """Returns the number of tokens that the size of the vocabulary in a file does not count."""
         if not self.additional_vocab:
             return 0
-        return getattr(model, self.fields[self.additional_vocab])
+        ours = self.fields[self.additional_vocab]
+        return getattr(model, ours)
 
     def file_sizes(self, model: Any, vocab_size: int) -> dict[str, int]:
         """Returns the size of each axis in a file."""
@@ -516,7 +554,8 @@ class Layout:
         for tensor in self.tensors(model):
             written.update(tensor.ours)
 
-        unwritten = sorted(set(params) - written - set(constants))
+        written.update(constants)
+        unwritten = sorted(set(params) - written)
         if unwritten:
             raise UserError(
                 f"{self.model_type}: expected the parameters of a {type(model).__name__}, got also "
@@ -562,6 +601,56 @@ def sizes_of(model: Architecture, vocab_size: int) -> dict[str, int]:
     }
 
 
+class _FileAxes(NamedTuple):
+    """The axes of the tensors of a file, for an export.
+
+    Attributes:
+      sizes: Size of each axis in a file.
+      orders: As in :attr:`Layout.orders`.
+      our_ids: Our id of each of theirs.
+    """
+
+    sizes: Mapping[str, int]
+    orders: Mapping[str, Int[np.ndarray, " indices"]]
+    our_ids: Int[np.ndarray, " V"]
+
+    def layers(
+        self,
+        joined: Float[np.ndarray, "..."],
+        tensor: Tensor,
+        num_layers: int,
+    ) -> Float[np.ndarray, "L ..."]:
+        """Returns a tensor of each layer, with the axes of a file, from our joined parameters."""
+        order = _order(tensor)
+        own_axes = [tensor.axes[axis] for axis in order]
+        if "V" in own_axes:
+            # Our parameters lack the axes of size 1.
+            present = [axis for axis in own_axes if axis != "1"]
+            joined = joined.take(self.our_ids, axis=present.index("V"))
+
+        shape = [self._own_size(axis) for axis in own_axes]
+        layers = joined.reshape(num_layers, *shape)
+        in_order_of_file = 1 + np.argsort(order)
+        layers = layers.transpose(0, *in_order_of_file)
+
+        for number, axis in enumerate(tensor.axes, start=1):
+            if axis in self.orders:
+                layers = _scatter(layers, number, self.orders[axis], size=self.sizes[axis])
+        return layers
+
+    def _own_size(self, axis: str) -> int:
+        """Returns the size of an axis of our parameters; a file may have more."""
+        if axis in self.orders:
+            return len(self.orders[axis])
+        return self.sizes[axis]
+
+
+def _absent_tokens(tokenizer: ImportedTokenizer | None) -> str:
+    if tokenizer is None:
+        return ""
+    return tokenizer.absent
+
+
 def _id_of(token: str, tokenizer: ImportedTokenizer, fields: JsonFields) -> int:
     """Returns our id of a token, which a model needs."""
     for number in range(tokenizer.vocab_size):
@@ -588,6 +677,37 @@ def _check_copy(arrays: NamedArrays, tensor: Tensor, read: Mapping[str, np.ndarr
         )
 
 
+def _read(arrays: NamedArrays, tensor: Tensor, model: Architecture) -> Float[np.ndarray, "..."]:
+    """Returns a tensor of a file with the order of our axes, stacked over the layers."""
+    order = _order(tensor)
+    layers = []
+    for name in _names(tensor, model):
+        layer = arrays.array(name, tensor.axes)
+        layers.append(layer.transpose(order))
+
+    if not tensor.is_per_layer:
+        [layer] = layers
+        return layer
+    return np.stack(layers)
+
+
+def _split(
+    joined: Float[np.ndarray, "..."],
+    tensor: Tensor,
+    shapes: Sequence[tuple[int, ...]],
+) -> list[Float[np.ndarray, "..."]]:
+    """Returns the parameters that a tensor holds, in their shapes; the inverse of _join."""
+    if len(shapes) == 1:
+        [shape] = shapes
+        return [joined.reshape(shape)]
+
+    # A file may join several of our parameters along the last axis.
+    widths = [_width(shape, tensor) for shape in shapes]
+    ends = np.cumsum(widths)
+    parts = np.split(joined, ends[:-1], axis=-1)
+    return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
 def _flatten(tree: PyTree) -> dict[str, Any]:
     return flax.traverse_util.flatten_dict(tree, sep="/")
 
@@ -600,7 +720,8 @@ def _names(tensor: Tensor, model: Architecture) -> list[str]:
     numbers = tensor.numbers
     if numbers is None:
         is_of_encoder = tensor.ours[0].startswith("encoder/")
-        numbers = range(model.num_layers if is_of_encoder else model.decoder_layers)
+        num_layers = model.num_layers if is_of_encoder else model.decoder_layers
+        numbers = range(num_layers)
     return [tensor.name.format(n=number) for number in numbers]
 
 
@@ -625,12 +746,15 @@ def _order(tensor: Tensor) -> tuple[int, ...]:
     axes = tuple(range(len(tensor.axes)))
     if not tensor.is_linear:
         return axes
-    return (*axes[2:], *axes[1::-1])
+
+    outputs, inputs, *space = axes
+    return (*space, inputs, outputs)
 
 
 def _width(shape: tuple[int, ...], tensor: Tensor) -> int:
     """Returns the size of the axes of a parameter that a file joins, the last ones."""
-    return int(np.prod(shape[tensor.num_kept_axes :]))
+    joined = shape[tensor.num_kept_axes :]
+    return int(np.prod(joined))
 
 
 def _join(params: Sequence[np.ndarray], tensor: Tensor) -> Float[np.ndarray, "..."]:
@@ -641,5 +765,6 @@ def _join(params: Sequence[np.ndarray], tensor: Tensor) -> Float[np.ndarray, "..
     flat = []
     for array in params:
         kept = array.shape[: tensor.num_kept_axes]
-        flat.append(array.reshape(*kept, -1))
+        flattened = array.reshape(*kept, -1)
+        flat.append(flattened)
     return np.concatenate(flat, axis=-1)

@@ -69,8 +69,13 @@ class PictureWriter(ArrayPredictor, abc.ABC):
 
 
 def best_texts(found: list[list[Hypothesis]]) -> list[str]:
-    """Returns the text of the best hypothesis of each picture; constraints may leave none."""
-    return [n_best[0].text if n_best else "" for n_best in found]
+    """Returns the text of the best hypothesis of each picture."""
+    texts = []
+    for n_best in found:
+        # Constraints may leave no hypothesis.
+        text = n_best[0].text if n_best else ""
+        texts.append(text)
+    return texts
 
 
 def picture_writer_of(workdir: pathlib.Path) -> type[PictureWriter]:

@@ -4,10 +4,8 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Float
 
 from jaxformer.checks import check_text
 from jaxformer.config import data_section
@@ -16,10 +14,9 @@ from jaxformer.data.encoded_text import EncodedText
 from jaxformer.data.huggingface_tokenizer import HuggingFaceTokenizer
 from jaxformer.data.questions import Span, Window, make_windows
 from jaxformer.errors import UserError, prefix_errors
-from jaxformer.inference.encoder_outputs import encoder_outputs
+from jaxformer.inference.encoder_outputs import encoder_outputs, method_outputs
 from jaxformer.inference.weights import EncoderPredictor
 from jaxformer.kinds.annotated_texts import QUESTION_ANSWERING
-from jaxformer.models.architecture import Architecture
 
 # Windows are longer than the sentences of other batches.
 _BATCH_SIZE = 16
@@ -158,7 +155,7 @@ class Reader(EncoderPredictor):
             EncodedText.of(window.tokens, window.types, model.num_token_types) for window in windows
         ]
         yield from encoder_outputs(
-            _span_logits,
+            functools.partial(method_outputs, QUESTION_ANSWERING, "span_logits"),
             model,
             self.params,
             texts,
@@ -222,35 +219,30 @@ def _rank(
     """Returns answers, the best first, with their probabilities."""
     ordered = sorted(candidates.items(), key=lambda item: -item[1])[:most]
     if no_answer is not None or not ordered:
-        best = ordered[0][1] if ordered else -np.inf
+        best = -np.inf
+        if ordered:
+            _, best = ordered[0]
         is_best = null - best > (no_answer or 0.0)
 
         # By its score, except for the first place.
-        others = [score for _, score in ordered[1:]]
-        place = 0 if is_best else 1 + sum(score > null for score in others)
+        place = 0
+        if not is_best:
+            others = [score for _, score in ordered[1:]]
+            place = 1 + sum(score > null for score in others)
         ordered.insert(place, (Span(0, 0), null))
 
     scores = np.array([score for _, score in ordered])
     odds = np.exp(scores - scores.max())
     probabilities = odds / odds.sum()
-    return [
-        Answer(text[span.start : span.end], span.start, span.end, score, float(probability))
-        for (span, score), probability in zip(ordered, probabilities, strict=True)
-    ]
 
-
-@functools.partial(jax.jit, static_argnums=0)
-def _span_logits(
-    config: Architecture,
-    params: PyTree,
-    tokens: Int[Array, "B T"],
-    types: Int[Array, "B T"],
-) -> Float[Array, "B T 2"]:
-    model = QUESTION_ANSWERING.build(config)
-    logits: Any = model.apply(
-        {"params": params},
-        tokens,
-        token_types=types,
-        method="span_logits",
-    )
-    return logits.astype(jnp.float32)
+    answers = []
+    for (span, score), probability in zip(ordered, probabilities, strict=True):
+        answer = Answer(
+            text[span.start : span.end],
+            start=span.start,
+            end=span.end,
+            score=score,
+            probability=float(probability),
+        )
+        answers.append(answer)
+    return answers

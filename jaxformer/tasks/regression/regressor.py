@@ -2,19 +2,15 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Float
 
 from jaxformer.data.text_pairs import TextOrPair
-from jaxformer.inference.encoder_outputs import encoder_outputs
+from jaxformer.inference.encoder_outputs import encoder_outputs, method_outputs
 from jaxformer.inference.text_inputs import encode_text, encode_texts
 from jaxformer.inference.weights import EncoderPredictor
 from jaxformer.kinds.annotated_texts import REGRESSION
-from jaxformer.models.architecture import Architecture
 
 
 class Regressor(EncoderPredictor):
@@ -53,7 +49,7 @@ class Regressor(EncoderPredictor):
         """
         model = self.config.model
         outputs = encoder_outputs(
-            _scores,
+            functools.partial(method_outputs, REGRESSION, "scores"),
             model,
             self.params,
             encode_texts(texts, self.tokenizer, model),
@@ -64,15 +60,3 @@ class Regressor(EncoderPredictor):
     def check(self, text: TextOrPair, place: str) -> None:
         """Refuses a text that is too long."""
         encode_text(text, self.tokenizer, self.config.model, place)
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _scores(
-    config: Architecture,
-    params: PyTree,
-    tokens: Int[Array, "B T"],
-    types: Int[Array, "B T"],
-) -> Float[Array, " B"]:
-    model = REGRESSION.build(config)
-    scores: Any = model.apply({"params": params}, tokens, token_types=types, method="scores")
-    return scores.astype(jnp.float32)

@@ -88,9 +88,17 @@ class Tagging(AnnotatedTask):
             return {}
 
         tagger = Tagger(self.config, params, self.tokenizer)
-        found = tagger.tag_words([sentence.words for sentence in examples], report=report)
-        scores = entity_scores(
-            [[word.tag for word in words] for words in found],
-            [sentence.tags for sentence in examples],
-        )
-        return {"precision": scores.precision, "recall": scores.recall, "f1": scores.f1}
+        sentences = [sentence.words for sentence in examples]
+        found = tagger.tag_words(sentences, report=report)
+        found_tags = []
+        for words in found:
+            tags = [word.tag for word in words]
+            found_tags.append(tags)
+
+        expected_tags = [sentence.tags for sentence in examples]
+        scores = entity_scores(found_tags, expected_tags)
+        return {
+            "precision": scores.precision,
+            "recall": scores.recall,
+            "f1": scores.f1,
+        }

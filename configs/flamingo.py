@@ -3,7 +3,7 @@
     python -m jaxformer.data.number_files --directory=runs
     python train.py --config=configs/flamingo.py:text --workdir=runs/flamingo_text --config.data.file=runs/numbers.txt
     python train.py --config=configs/flamingo.py --workdir=runs/flamingo --config.training.init_from=runs/flamingo_text
-    jaxformer describe --workdir runs/flamingo --images runs/test.npz --examples runs/examples.npz
+    jaxformer caption --workdir runs/flamingo --images runs/test.npz --examples runs/examples.npz
 
 The variant "text" trains a language model of characters on the words of 900 numbers. The other one
 freezes it, and trains an encoder of pictures, a resampler and gated blocks on pictures of

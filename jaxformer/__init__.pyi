@@ -53,6 +53,8 @@ from jaxformer.models.encoder_decoder import EncoderDecoder as EncoderDecoder
 from jaxformer.models.encoder_decoder import EncoderDecoderConfig as EncoderDecoderConfig
 from jaxformer.models.flamingo import Flamingo as Flamingo
 from jaxformer.models.flamingo import FlamingoConfig as FlamingoConfig
+from jaxformer.models.gato import Gato as Gato
+from jaxformer.models.gato import GatoConfig as GatoConfig
 from jaxformer.models.gpt2 import GPT2 as GPT2
 from jaxformer.models.gpt2 import GPT2Config as GPT2Config
 from jaxformer.models.language_model import LanguageModel as LanguageModel
@@ -67,6 +69,8 @@ from jaxformer.models.swin import SwinConfig as SwinConfig
 from jaxformer.models.t5 import T5 as T5
 from jaxformer.models.t5 import T5Config as T5Config
 from jaxformer.models.transformer import Transformer as Transformer
+from jaxformer.models.vision_text import VisionTextDualEncoder as VisionTextDualEncoder
+from jaxformer.models.vision_text import VisionTextDualEncoderConfig as VisionTextDualEncoderConfig
 from jaxformer.models.vit import ViT as ViT
 from jaxformer.models.vit import ViTConfig as ViTConfig
 from jaxformer.models.whisper import Whisper as Whisper
@@ -100,6 +104,7 @@ from jaxformer.search import gnmt_penalty as gnmt_penalty
 from jaxformer.search import sample as sample
 from jaxformer.tasks.captions.captioner import Captioner as Captioner
 from jaxformer.tasks.classification.text_classifier import Classifier as Classifier
+from jaxformer.tasks.gato.agent import Agent as Agent
 from jaxformer.tasks.image_text.image_text_matcher import ImageTextMatcher as ImageTextMatcher
 from jaxformer.tasks.images.image_classifier import ImageClassifier as ImageClassifier
 from jaxformer.tasks.interleaved.picture_reader import PictureReader as PictureReader

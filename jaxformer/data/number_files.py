@@ -1,6 +1,6 @@
 """Files of handwritten numbers: their words as a text for a language model, and pictures.
 
-The text has the numbers of the training pictures. For ``jaxformer describe``, there are the test
+The text has the numbers of the training pictures. For ``jaxformer caption``, there are the test
 pictures, of other numbers, and two training pictures as examples:
 
     python -m jaxformer.data.number_files --directory=DIR

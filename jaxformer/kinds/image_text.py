@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jaxformer.data.image_texts import ImageTextConfig
 from jaxformer.kinds.kind import TOKENS, Kind
 from jaxformer.models.clip import CLIP
+from jaxformer.models.vision_text import VisionTextDualEncoder
 
 IMAGE_TEXT = Kind(
     description="a model of pictures and texts",
@@ -13,6 +14,6 @@ IMAGE_TEXT = Kind(
     use="compare with jaxformer classify --images PICTURES --texts FILE --workdir {workdir}",
     corpora=("image_text",),
     data=ImageTextConfig,
-    networks=(CLIP,),
+    networks=(CLIP, VisionTextDualEncoder),
     inputs=lambda model: (jax.ShapeDtypeStruct((1, *model.image_shape), jnp.float32), TOKENS),
 )

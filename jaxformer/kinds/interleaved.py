@@ -10,8 +10,8 @@ from jaxformer.models.flamingo import Flamingo
 
 INTERLEAVED = Kind(
     description="a language model that reads pictures",
-    commands="jaxformer describe",
-    use="describe pictures with jaxformer describe --images PICTURES --workdir {workdir}",
+    commands="jaxformer caption",
+    use="write with jaxformer caption --images PICTURES --workdir {workdir}",
     corpora=("interleaved",),
     data=InterleavedConfig,
     networks=(Flamingo,),

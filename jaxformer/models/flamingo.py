@@ -11,7 +11,8 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxformer.errors import UserError
 from jaxformer.fields import setting
 from jaxformer.models.architecture import StackSettings, check_divides
-from jaxformer.models.clip import VisionTower, num_vision_tokens
+from jaxformer.models.clip import VisionTower
+from jaxformer.models.dual_encoder import num_vision_tokens
 from jaxformer.models.llama import Llama, LlamaConfig
 from jaxformer.models.pictures import PixelArchitecture
 from jaxformer.nn.argument_checks import check_length

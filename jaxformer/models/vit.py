@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 import jax.numpy as jnp
 from flax import linen as nn
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Num
 
 from jaxformer.errors import UserError
 from jaxformer.fields import setting
@@ -128,7 +128,7 @@ class ViTConfig(PatchArchitecture, PaperArchitecture):
         )
 
 
-def patches(images: Pictures, size: int) -> Float[Array, "B T P"]:
+def patches(images: Num[Array, "B Y X C"], size: int) -> Num[Array, "B T P"]:
     """Cuts pictures into square patches, row by row, each with its values in the order Y, X, C."""
     batch, height, width, channels = images.shape
     rows = height // size

@@ -143,6 +143,19 @@ def test_mistakes_are_explained(run, config, tmp_path):
         train(short, tmp_path / "short")
 
 
+@pytest.mark.parametrize("option", ["examples", "gates"])
+def test_options_of_language_models_are_refused(option, run, config, tmp_path, capsys):
+    words = ["caption", "--workdir", str(run), "--images", config.data.valid]
+    assert main([*words, f"--{option}", str(tmp_path / "file.png")]) == 2
+
+    message = f"--{option}: a writer of captions has none; leave it out"
+    assert message in capsys.readouterr().err
+
+    images = read_image_texts("files", config.data.valid)
+    with pytest.raises(UserError, match="expected no examples, which only a language model reads"):
+        Captioner.load(run).caption(images.images, examples=images)
+
+
 @pytest.mark.nightly
 def test_numbers_that_training_never_saw_are_read(tmp_path):
     """The figures of ``configs/read_numbers.py``."""

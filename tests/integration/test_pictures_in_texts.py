@@ -6,16 +6,17 @@ import jax
 import numpy as np
 import pytest
 
-from jaxformer import Config, StreamConfig, TrainingConfig, load_model, train
+from jaxformer import Config, StreamConfig, TrainingConfig, load_config, load_model, train
 from jaxformer.cli import main
-from jaxformer.data.image_texts import ImageTexts
+from jaxformer.data.image_texts import ImageTexts, read_image_texts
 from jaxformer.data.interleaved import InterleavedConfig
+from jaxformer.data.number_files import number_text
 from jaxformer.errors import UserError
 from jaxformer.inference.conversions import quantize
 from jaxformer.models.flamingo import FlamingoConfig
 from jaxformer.models.llama import LlamaConfig
 from jaxformer.search import BeamSearch
-from jaxformer.tasks.interleaved.picture_reader import PictureReader, exact_matches
+from jaxformer.tasks.interleaved.picture_reader import PictureReader
 
 from ..runs import changed
 from . import pages
@@ -25,6 +26,7 @@ WORDS = ["a dark one", "a light one"]
 SIZES = {"vocab_size": 19, "d_model": 16, "d_ff": 16, "num_heads": 2, "num_layers": 2}
 FROZEN = ("embedding", "output_embedding")
 STEPS = {"warmup_steps": 2, "checkpoint_every": 20, "log_every": 20, "keep_checkpoints": 2}
+SHORT = BeamSearch(beam_size=2, max_length=15)
 MARK = 6  # "#", after four special tokens, a line break and a space
 
 
@@ -130,46 +132,51 @@ def test_it_resumes_exactly_and_is_the_same_on_one_device(run, config, tmp_path)
 def test_pictures_are_described_with_examples_and_without(run, tmp_path):
     data = pictures(3, 12)
     texts = data["texts"].tolist()
-    reader = PictureReader.load(run)
+    reader = PictureReader.load(run, search=SHORT)
 
-    alone = reader.describe(data["images"], max_tokens=15)
-    assert exact_matches(alone, texts) == 1
+    assert reader.caption(data["images"]) == texts
+    alone = reader.hypotheses(data["images"], n_best=1)
 
     shown = pictures(4, 1)
     examples = ImageTexts(shown["images"], shown["texts"].tolist())
-    after = reader.describe(data["images"], examples, max_tokens=15)
-    assert exact_matches(after, texts) == 1
+    after = reader.hypotheses(data["images"], examples=examples, n_best=1)
+    assert [best.text for [best] in after] == texts
     # The whole pass gives the same log probabilities.
     model, params = load_model(run)
     prompt = []
     for text in examples.texts:
         prompt += [MARK, *reader.tokenizer.encode(text + "\n"), 1]
-    tokens = np.array([[*prompt, MARK, *after[0].tokens]])
+    tokens = np.array([[*prompt, MARK, *after[0][0].tokens]])
     images = np.concatenate([shown["images"], data["images"][:1]])[None]
     pixels = np.asarray(model.config.scale_pixels(images))
     logits = jax.jit(model.apply)({"params": params}, pixels, tokens[:, :-1])
     log_probs = np.asarray(jax.nn.log_softmax(logits))[0]
     own = np.arange(len(prompt), tokens.shape[1] - 1)
-    assert after[0].log_prob == pytest.approx(log_probs[own, tokens[0, own + 1]].sum(), abs=1e-3)
+    assert after[0][0].log_prob == pytest.approx(log_probs[own, tokens[0, own + 1]].sum(), abs=1e-3)
 
     # A wrong text in the examples has no effect on the parameters, but on the probabilities.
-    assert after[0].log_prob != alone[0].log_prob
+    assert after[0][0].log_prob != alone[0][0].log_prob
 
     quantize(run, tmp_path / "int8")
-    rounded = PictureReader.load(tmp_path / "int8").describe(data["images"], max_tokens=15)
-    assert exact_matches(rounded, texts) == 1
+    rounded = PictureReader.load(tmp_path / "int8", search=SHORT)
+    assert rounded.caption(data["images"]) == texts
 
 
 def test_the_command_prints_texts_and_draws_gates(run, folder, tmp_path, capsys):
     np.savez(tmp_path / "examples.npz", **pictures(4, 1))
     arguments = ["--images", folder / "valid.npz", "--examples", tmp_path / "examples.npz"]
-    options = ["--gates", tmp_path / "gates.png", "--max-tokens", 15]
-    main(["describe", "--workdir", str(run), *map(str, [*arguments, *options])])
+    options = ["--gates", tmp_path / "gates.png", "--max-length", 15]
+    main(["caption", "--workdir", str(run), *map(str, [*arguments, *options])])
 
     printed = capsys.readouterr()
     assert printed.out.splitlines() == pictures(1, 10)["texts"].tolist()
-    assert "exact matches 100.00% of 10" in printed.err
+    assert "exact 100.00%, 10 of 10" in printed.err
     assert (tmp_path / "gates.png").read_bytes().startswith(b"\x89PNG")
+
+    words = ["caption", "--workdir", str(run), "--images", str(folder / "valid.npz")]
+    assert main([*words, "--attention", str(tmp_path / "a.png")]) == 2
+    refused = "--attention: a language model that reads pictures has none; leave it out"
+    assert refused in capsys.readouterr().err
 
 
 def test_the_page_runs_as_printed(run, folder, tmp_path, monkeypatch, capsys):
@@ -198,7 +205,24 @@ def test_mistakes_are_named(run, folder, config, tmp_path):
     reader = PictureReader.load(run)
     images = pictures(3, 2)["images"]
     with pytest.raises(UserError, match=r"expected pictures, uint8 \[N, 4, 4, 1\], got float32"):
-        reader.describe(images.astype(np.float32))
+        reader.caption(images.astype(np.float32))
     examples = ImageTexts(np.repeat(images[:1], 6, axis=0), WORDS * 3)
     with pytest.raises(UserError, match="examples of 82 tokens: the model reads 80"):
-        reader.describe(images, examples)
+        reader.caption(images, examples=examples)
+
+
+@pytest.mark.nightly
+def test_a_frozen_language_model_learns_to_read_numbers(tmp_path):
+    """The figures of ``configs/flamingo.py``, with a margin of five of the 100 numbers."""
+    training = read_image_texts("handwritten_numbers", "train")
+    numbers = tmp_path / "numbers.txt"
+    numbers.write_text(number_text(training.texts))
+
+    text = changed(load_config("flamingo:text"), data={"file": str(numbers)})
+    train(text, tmp_path / "text")
+    begins = {"init_from": str(tmp_path / "text")}
+    train(changed(load_config("flamingo"), training=begins), tmp_path / "run")
+
+    images, texts = read_image_texts("handwritten_numbers", "test")
+    found = PictureReader.load(tmp_path / "run").caption(images)
+    assert np.mean(np.array(found) == texts) >= 0.88

@@ -114,7 +114,7 @@ SIZES = {
     "model.vision_d_model=16 model.vision_d_ff=16 model.vision_num_layers=1 "
     "model.resampler_d_ff=16 model.resampler_num_layers=1",
     "digits:convit": "model.d_model=16 model.d_ff=16 data.rows=8",
-    "digits:swin": "model.d_model=8 model.d_ff=8 data.rows=8",
+    "digits:swin": "model.d_model=12 model.d_ff=8 data.rows=8",
     "read_numbers": "model.d_model=16 model.d_ff=16 model.num_layers=1 model.encoder_d_model=16 "
     "model.encoder_d_ff=16 model.encoder_num_layers=1 data.rows=8",
     "spoken_numerals": _SPOKEN,
@@ -470,6 +470,7 @@ def _(reader: Reader) -> None:
 def _(reader: Reader) -> None:
     write_model("clip", reader.folder / "openai" / "clip-vit-base-patch32")
     reader.text("labels.txt", "cat", "dog")
+    write_model("vit_and_bert", reader.folder / "vit-bert")
     write_model("trocr", reader.folder / "microsoft" / "trocr-base-handwritten")
     (reader.folder / "lines").mkdir()
     line = np.zeros((12, 30, 3), np.uint8)

@@ -20,9 +20,21 @@ from ..profiles import by_profile
 
 PROJECT = pathlib.Path(__file__).parents[2]
 FOLDER = PROJECT / "notebooks"
-NAMES = ["annotated_paper", "colab_tpu", "quickstart", "reading_pictures", "your_own_model"]
+NAMES = [
+    "annotated_paper",
+    "colab_tpu",
+    "models_that_see",
+    "quickstart",
+    "reading_pictures",
+    "your_own_model",
+]
 # Pictures and interactive pages that a notebook shows.
-PICTURES = {"annotated_paper": (8, 1), "quickstart": (2, 1), "reading_pictures": (1, 0)}
+PICTURES = {
+    "annotated_paper": (8, 1),
+    "models_that_see": (2, 0),
+    "quickstart": (2, 1),
+    "reading_pictures": (1, 0),
+}
 # Fewer steps, sentences and rows, without the checks of results that need more.
 SHORTER = {
     "annotated_paper": {
@@ -42,6 +54,12 @@ SHORTER = {
         "checkpoint_every=20": "checkpoint_every=5",
         "eval_every=60": "eval_every=15",
         "eval_sentences=50": "eval_sentences=4",
+    },
+    "models_that_see": {
+        "STEPS = 400": "STEPS = 2",
+        "STEPS = 300": "STEPS = 2",
+        'assert scores["convit"] > 0.85': "",
+        "assert score > 0.1": "",
     },
     "quickstart": {
         "steps=300, warmup_steps=200, checkpoint_every=100, eval_every=100, eval_sentences=100": (

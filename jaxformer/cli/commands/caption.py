@@ -10,9 +10,10 @@ from jaxformer.cli.commands.plot import check_suffix
 from jaxformer.cli.options import DecoderOptions, File, ModelDir, OutputFile, SearchOptions
 from jaxformer.cli.outputs import check_outputs
 from jaxformer.cli.pictures import read_pictures, write_rows
-from jaxformer.cli.signatures import Fields
+from jaxformer.cli.signatures import Fields, flag
 from jaxformer.cli.source_fields import searches
 from jaxformer.cli.text import progress_bar
+from jaxformer.errors import UserError
 from jaxformer.files import STDOUT
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
     from jaxformer.inference.hypotheses import Hypothesis
     from jaxformer.tasks.captions.captioner import Captioner
+    from jaxformer.tasks.captions.picture_writer import PictureWriter
+    from jaxformer.tasks.interleaved.picture_reader import PictureReader
 
 _DRAWN = 8  # pictures with their attention
 
@@ -28,8 +31,10 @@ def caption(
     *,
     workdir: ModelDir,
     images: File,
+    examples: File | None = None,
     output: OutputFile | None = None,
     attention: File | None = None,
+    gates: File | None = None,
     model: DecoderOptions,
     changes: Annotated[dict[str, Any], Fields(searches, "search", without=("max_extra_length",))],
     sampling: bool = False,
@@ -41,8 +46,15 @@ def caption(
         [N, height, width, channels]; files are resized, and named after each text. If an .npz file
         also has texts, the percentage of exact matches is printed to standard error
       output: file for the texts, one per line (default: standard output)
+
+    Encoder-decoders:
       attention: image to write, .png or .svg: the first eight pictures, and where the last layer
         looks as it writes each word
+
+    Language models:
+      examples: .npz file with arrays images and texts, or folder with a captions.txt, which the
+        model reads before each picture: a few-shot prompt
+      gates: image to write, .png or .svg: how far the gate before each layer is open
 
     Search: Defaults come from the run's config.
 
@@ -53,34 +65,56 @@ def caption(
 
     Example:
       jaxformer caption --workdir runs/read_numbers --images numbers.npz --attention reading.png
-    """
-    from jaxformer.tasks.captions.captioner import Captioner
 
-    check_outputs([images], {"--output": output or STDOUT, "--attention": attention})
-    if attention is not None:
-        check_suffix(attention, ".png or .svg")
+      jaxformer caption --workdir runs/flamingo --images test.npz --examples examples.npz
+    """
+    from jaxformer.data.image_texts import read_image_texts
+    from jaxformer.tasks.captions.picture_writer import best_texts, picture_writer_of
+
+    inputs = [images] if examples is None else [images, examples]
+    plots = {"--attention": attention, "--gates": gates}
+    check_outputs(inputs, {"--output": output or STDOUT, **plots})
+    for path in filter(None, plots.values()):
+        check_suffix(path, ".png or .svg")
+
+    own = {"examples": examples, "attention": attention, "gates": gates}
+    kind = picture_writer_of(workdir)
+    _check_abilities(kind, [name for name, path in own.items() if path is not None])
 
     options = SearchOptions(changes=changes, sampling=sampling)
-    captioner = model.load_as(Captioner, workdir, options.settings(workdir))
-    section: Any = captioner.config.model
-    pictures = read_pictures(images, section.form)
+    writer: Any = model.load_as(kind, workdir, options.settings(workdir))
+    form = writer.config.model.form
+    pictures = read_pictures(images, form)
+    shown = None
+    if examples is not None:
+        shown = read_image_texts("files", str(examples), form)
     with progress_bar(len(pictures.images)) as bar:
-        found = captioner.hypotheses(pictures.images, n_best=1, report=bar.update)
+        found = writer.hypotheses(
+            pictures.images,
+            examples=shown,
+            n_best=1,
+            report=bar.update,
+        )
 
-    texts = []
-    for n_best in found:
-        # Constraints may leave no hypothesis.
-        text = n_best[0].text if n_best else ""
-        texts.append(text)
-
+    texts = best_texts(found)
     if pictures.texts is not None:
         print(_count_matches(texts, pictures.texts), file=sys.stderr)
     if attention is not None:
-        _draw(captioner, pictures.images, found, path=attention)
+        _draw_attention(writer, pictures.images, found, path=attention)
+    if gates is not None:
+        _draw_gates(writer, gates)
     write_rows(output or STDOUT, texts, pictures)
 
 
 COMMAND = Command("caption", caption, place=110)
+
+
+def _check_abilities(kind: "type[PictureWriter]", given: Sequence[str]) -> None:
+    """Refuses options that models of this kind do not have."""
+    for name in given:
+        if name not in kind.abilities:
+            [own] = kind.kinds
+            raise UserError(f"{flag(name)}: {own.description} has none; leave it out")
 
 
 def _count_matches(texts: Sequence[str], references: Sequence[str]) -> str:
@@ -88,7 +122,7 @@ def _count_matches(texts: Sequence[str], references: Sequence[str]) -> str:
     return f"exact {matches / len(texts):.2%}, {matches:,} of {len(texts):,}"
 
 
-def _draw(
+def _draw_attention(
     captioner: "Captioner",
     pixels: "np.ndarray",
     found: "Sequence[list[Hypothesis]]",
@@ -137,3 +171,10 @@ def _average_words(
             own_maps.append(of_token)
         num_before = num_words
     return [np.mean(own_maps, axis=0) for own_maps in maps_of_words]
+
+
+def _draw_gates(reader: "PictureReader", path: pathlib.Path) -> None:
+    from jaxformer.plots.gates import draw_gates
+
+    gates = reader.gates()
+    draw_gates(gates.attention, gates.feed_forward, gates.layers, path)

@@ -8,9 +8,10 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float, Int, PyTree, UInt8
 
+from jaxformer.data.image_texts import ImageTexts
 from jaxformer.data.tokenizer import BOS, PAD
+from jaxformer.errors import UserError
 from jaxformer.inference.array_inputs import ArrayInput
-from jaxformer.inference.array_predictor import ArrayPredictor
 from jaxformer.inference.hypotheses import Hypothesis
 from jaxformer.inference.members import recorded_weights
 from jaxformer.kinds.captioning import CAPTIONING
@@ -20,9 +21,10 @@ from jaxformer.models.captioning import (
     VisionEncoderDecoderConfig,
 )
 from jaxformer.nn.precision import dequantize
+from jaxformer.tasks.captions.picture_writer import PictureWriter
 
 
-class Captioner(ArrayPredictor):
+class Captioner(PictureWriter):
     """Writes a text about each picture with a trained model.
 
     >>> captioner = Captioner.load("runs/read_numbers")  # doctest: +SKIP
@@ -37,40 +39,19 @@ class Captioner(ArrayPredictor):
     """
 
     kinds = (CAPTIONING,)
-
-    def caption(
-        self,
-        images: UInt8[np.ndarray, "N Y X C"],
-        *,
-        report: Callable[[int], object] = lambda finished: None,
-    ) -> list[str]:
-        """Returns the best text for each picture; arguments as for :meth:`hypotheses`."""
-        found = self.hypotheses(images, n_best=1, report=report)
-
-        texts = []
-        for n_best in found:
-            # Constraints may leave no hypothesis.
-            text = n_best[0].text if n_best else ""
-            texts.append(text)
-        return texts
+    abilities = frozenset({"attention"})
 
     def hypotheses(
         self,
         images: UInt8[np.ndarray, "N Y X C"],
         *,
+        examples: ImageTexts | None = None,
         n_best: int = 0,
         report: Callable[[int], object] = lambda finished: None,
     ) -> list[list[Hypothesis]]:
-        """Returns the hypotheses of every picture, best first, in the order given.
-
-        Args:
-          images: Pictures of the size in training.
-          n_best: Number of hypotheses; 0 for all of the search.
-          report: Called with the number of pictures in each finished batch.
-
-        Raises:
-          UserError: Pictures are not uint8, or of another size than in training.
-        """
+        """Returns hypotheses; see :meth:`PictureWriter.hypotheses`. There can be no examples."""
+        if examples is not None:
+            raise UserError("Captioner: expected no examples, which only a language model reads")
         pictures = _section(self.config.model).as_pictures(images)
 
         # A tokenizer may force the beginning of every text.

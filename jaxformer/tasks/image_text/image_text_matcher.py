@@ -14,7 +14,7 @@ from jaxformer.inference.text_inputs import encode_texts
 from jaxformer.inference.weights import EncoderPredictor
 from jaxformer.kinds.image_text import IMAGE_TEXT
 from jaxformer.layout import global_mesh
-from jaxformer.models.clip import CLIPConfig, unit_vectors
+from jaxformer.models.dual_encoder import DualEncoderArchitecture, unit_vectors
 
 _BATCH_SIZE = 64
 LABEL = "{}"  # stands for a label in a template
@@ -38,7 +38,7 @@ class ImageTextMatcher(EncoderPredictor):
     kinds = (IMAGE_TEXT,)
 
     @property
-    def model(self) -> CLIPConfig:
+    def model(self) -> DualEncoderArchitecture:
         model: Any = self.config.model
         return model
 
@@ -120,7 +120,7 @@ class ImageTextMatcher(EncoderPredictor):
 
 @functools.partial(jax.jit, static_argnums=0)
 def _image_vectors(
-    config: CLIPConfig,
+    config: DualEncoderArchitecture,
     params: PyTree,
     images: UInt8[Array, "B Y X C"],
 ) -> Float[Array, "B E"]:
@@ -132,7 +132,7 @@ def _image_vectors(
 
 @functools.partial(jax.jit, static_argnums=0)
 def _text_vectors(
-    config: CLIPConfig,
+    config: DualEncoderArchitecture,
     params: PyTree,
     tokens: Int[Array, "B T"],
     types: Int[Array, "B T"],

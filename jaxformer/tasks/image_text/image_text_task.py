@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int32, PyTree
 
-from jaxformer.config import Config, data_section, model_section
+from jaxformer.config import Config, data_section
 from jaxformer.data.encoded_text import pad_rows
 from jaxformer.data.image_texts import ImageTextConfig
 from jaxformer.data.images import Augmentation
@@ -20,7 +20,7 @@ from jaxformer.errors import UserError
 from jaxformer.inference.text_inputs import encode_texts
 from jaxformer.kinds.image_text import IMAGE_TEXT
 from jaxformer.models.architecture import Architecture
-from jaxformer.models.clip import CLIP, CLIPConfig, Embeddings
+from jaxformer.models.dual_encoder import DualEncoder, DualEncoderArchitecture, Embeddings
 from jaxformer.runs import processes
 from jaxformer.tasks.image_text.image_text_matcher import ImageTextMatcher
 from jaxformer.tasks.image_text.picture_text_task import PictureTextTask
@@ -41,7 +41,7 @@ class ImageTextLoss(NetworkLoss):
     Each picture is compared with all texts of the global batch, and each text with all pictures.
     """
 
-    model: CLIPConfig
+    model: DualEncoderArchitecture
     augmentation: Augmentation = dataclasses.field(default_factory=Augmentation)
 
     @classmethod
@@ -71,7 +71,7 @@ class ImageTextLoss(NetworkLoss):
         if randomness is not None:
             images = change_pictures(images, randomness, self.augmentation)
 
-        def forward(module: CLIP, dropout: dict[str, Any]) -> tuple[Embeddings, Array]:
+        def forward(module: DualEncoder, dropout: dict[str, Any]) -> tuple[Embeddings, Array]:
             return module.embeddings(images, batch["tokens"], **dropout), module.log_scale
 
         embeddings, log_scale = self.apply(params, randomness, forward)
@@ -132,9 +132,10 @@ class ImageTextTraining(PictureTextTask):
 
     def flops(self, batch: PyTree) -> int:
         rows, length = batch["tokens"].shape
-        model = model_section(self.config, CLIPConfig)
+        model = self.config.model
+        assert isinstance(model, DualEncoderArchitecture), "the kind has no other"
         pictures = layers_flops(model.vision_sizes(), rows, model.num_tokens)
-        return pictures + layers_flops(model, rows, length, causal=True)
+        return pictures + layers_flops(model, rows, length, causal=model.reads_causally)
 
     def evaluate(
         self,

@@ -4,7 +4,7 @@ import abc
 import functools
 import hashlib
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -133,6 +133,7 @@ def _abstract_batch(config: Config, shards: BatchShards, length: int) -> PyTree:
     return abstract_rows(data.rows, shards, example)
 
 
+@runtime_checkable
 class NamedPairs(Protocol):
     """The pairs of a split, and its name."""
 

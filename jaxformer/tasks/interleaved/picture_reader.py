@@ -1,8 +1,8 @@
 """Texts about pictures, written by a language model that reads them."""
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,11 +14,13 @@ from jaxformer.data.interleaved import InterleavedConfig
 from jaxformer.data.tokenizer import EOS, UNK, Vocabulary
 from jaxformer.errors import UserError
 from jaxformer.inference.array_inputs import ArrayInput
-from jaxformer.inference.array_predictor import ArrayPredictor
 from jaxformer.inference.hypotheses import Hypothesis
 from jaxformer.kinds.interleaved import INTERLEAVED
 from jaxformer.models.flamingo import FlamingoConfig
 from jaxformer.search import SearchContext
+from jaxformer.tasks.captions.picture_writer import PictureWriter
+
+_MOST_TOKENS = 64  # of a text, unless the search says how many
 
 
 def pair_tokens(text: str, tokenizer: Vocabulary, picture_token: int, end: str) -> list[int]:
@@ -26,11 +28,25 @@ def pair_tokens(text: str, tokenizer: Vocabulary, picture_token: int, end: str) 
     return [picture_token, *tokenizer.encode(text + end), EOS]
 
 
-class PictureReader(ArrayPredictor):
+class Gates(NamedTuple):
+    """Parameters of the gates before layers of the language model.
+
+    Attributes:
+      layers: Number of the layer after each gated block, from 1.
+      attention: Gates of cross-attention.
+      feed_forward: Gates of feed-forward networks.
+    """
+
+    layers: list[int]
+    attention: Float[np.ndarray, "L ..."]
+    feed_forward: Float[np.ndarray, "L ..."]
+
+
+class PictureReader(PictureWriter):
     """Writes texts about pictures, maybe after examples of other pictures and their texts.
 
     >>> reader = PictureReader.load("runs/flamingo")  # doctest: +SKIP
-    >>> [best] = reader.describe(images)  # doctest: +SKIP
+    >>> [text] = reader.caption(images)  # doctest: +SKIP
 
     Attributes:
       config: The config of the run.
@@ -41,43 +57,31 @@ class PictureReader(ArrayPredictor):
     """
 
     kinds = (INTERLEAVED,)
+    abilities = frozenset({"examples", "gates"})
 
     @property
     def model(self) -> FlamingoConfig:
         return model_section(self.config, FlamingoConfig)
 
-    def describe(
+    def hypotheses(
         self,
         images: UInt8[np.ndarray, "N Y X C"],
-        examples: ImageTexts | None = None,
         *,
-        max_tokens: int = 64,
-    ) -> list[Hypothesis]:
-        """Returns the best text for each picture.
+        examples: ImageTexts | None = None,
+        n_best: int = 0,
+        report: Callable[[int], object] = lambda finished: None,
+    ) -> list[list[Hypothesis]]:
+        """Returns hypotheses; arguments and errors as for :meth:`PictureWriter.hypotheses`.
 
-        Args:
-          images: Pictures of the size of the model's.
-          examples: Pictures and their texts that every picture follows: a few-shot prompt.
-          max_tokens: Most tokens of a text.
-
-        Raises:
-          UserError: Pictures are not uint8, or of another size; or the examples and a text have
-            more tokens than the model reads.
+        They have at most ``config.search.max_length`` tokens, by default 64.
         """
-        data = data_section(self.config, InterleavedConfig)
-        model = self.model
         prompt: list[int] = []
         shown = []
         if examples is not None:
             shown = [*self._pixels(examples.images)]
             for text in examples.texts:
-                prompt += pair_tokens(text, self.tokenizer, model.picture_token, data.end)
-        prompt.append(model.picture_token)
-        if len(prompt) + max_tokens > model.max_length + 1:
-            raise UserError(
-                f"examples of {len(prompt)} tokens: the model reads {model.max_length} "
-                f"(model.max_length), with {max_tokens} of the text; give fewer examples"
-            )
+                prompt += self._pair_tokens(text)
+        prompt.append(self.model.picture_token)
 
         num_seen = np.int32(len(shown) + 1)
         inputs = []
@@ -85,17 +89,41 @@ class PictureReader(ArrayPredictor):
             arrays = (np.stack([*shown, pixels]), np.asarray(num_seen))
             inputs.append(ArrayInput(arrays, prompt, number))
 
-        only_text = _OnlyText(model.picture_token)
         found = self.decode_arrays(
             inputs,
-            n_best=1,
-            max_tokens=max_tokens,
-            constraints=(only_text,),
+            n_best=n_best,
+            max_tokens=self._most_tokens(len(prompt)),
+            constraints=(_OnlyText(self.model.picture_token),),
+            report=report,
         )
-        best = []
-        for [hypothesis] in found:
-            best.append(hypothesis._replace(text=hypothesis.text.strip()))
-        return best
+        return [list(map(_strip, of_picture)) for of_picture in found]
+
+    def gates(self) -> Gates:
+        """Returns the gates of each gated block."""
+        gated = self.params["decoder"]["gated"]
+        attention = np.asarray(gated["attention_gate"], np.float32)
+        every = self.model.gated_every
+        return Gates(
+            layers=[1 + every * number for number in range(len(attention))],
+            attention=attention,
+            feed_forward=np.asarray(gated["feed_forward_gate"], np.float32),
+        )
+
+    def _pair_tokens(self, text: str) -> list[int]:
+        data = data_section(self.config, InterleavedConfig)
+        return pair_tokens(text, self.tokenizer, self.model.picture_token, data.end)
+
+    def _most_tokens(self, prompt_length: int) -> int:
+        """Returns the most tokens of a text after a prompt."""
+        most = self.config.search.max_length or _MOST_TOKENS
+        longest = self.model.max_length
+        if prompt_length + most > longest + 1:
+            raise UserError(
+                f"examples of {prompt_length} tokens: the model reads {longest} "
+                f"(model.max_length), with {most} of the text; give fewer examples, or a smaller "
+                "search.max_length"
+            )
+        return most
 
     def _pixels(self, images: Any) -> Float[np.ndarray, "N Y X C"]:
         """Returns pictures as the model takes them."""
@@ -115,7 +143,5 @@ class _OnlyText:
         return jnp.where(is_special | (ids == self.picture_token), -jnp.inf, logits)
 
 
-def exact_matches(hypotheses: Sequence[Hypothesis], texts: Sequence[str]) -> float:
-    """Returns the fraction of hypotheses that are the texts."""
-    pairs = zip(hypotheses, texts, strict=True)
-    return float(np.mean([hypothesis.text == text for hypothesis, text in pairs]))
+def _strip(hypothesis: Hypothesis) -> Hypothesis:
+    return hypothesis._replace(text=hypothesis.text.strip())

@@ -2,7 +2,7 @@
 
 import abc
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,7 @@ from jaxformer.training.task import CheckStop, Randomness
 from jaxformer.training.validation import evaluate_loss
 
 
+@runtime_checkable  # for the checks of types in tests
 class SpeechExamples(Protocol):
     """The examples of a split, by their numbers."""
 

@@ -5,6 +5,7 @@ a class of transformers whose names begin with ``decoder.``.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -15,11 +16,16 @@ from jaxformer.interop.huggingface.foreign_layout import ANY, Tensor, affine, la
 from jaxformer.interop.huggingface.layouts import gpt2
 from jaxformer.interop.huggingface.layouts.bert import ENCODER_FIELDS
 from jaxformer.interop.huggingface.layouts.encoder_decoder import layer_tensors
+from jaxformer.interop.huggingface.layouts.encoders import (
+    BERT_MASKED,
+    ROBERTA_MASKED,
+    MaskedNames,
+)
 from jaxformer.interop.huggingface.layouts.pairs import stack_tensors
 from jaxformer.interop.json_fields import JsonFields
 from jaxformer.models.array_encoder_decoder import ArrayDecoderArchitecture
 
-# The first rows of TrOCR's positions, which no token has: fairseq counts from its padding.
+# The first rows of positions, which no token has: fairseq counts from its padding.
 _FIRST_POSITION = 2
 _CROSS = "decoder/layers/cross_attention"
 
@@ -37,7 +43,7 @@ class ArrayDecoder:
       sizes: As in the layout; G is the keys and values of cross-attention.
       orders: As in the layout.
       settings: Our fields that all models with this decoder have, and their values.
-      expressed: As in the layout.
+      expressed, is_exported: As in the layout.
     """
 
     model_type: str
@@ -53,6 +59,7 @@ class ArrayDecoder:
     orders: Callable[[Any], dict[str, Int[np.ndarray, " indices"]]] = lambda model: {}
     settings: Mapping[str, Any]
     expressed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    is_exported: bool = True
 
 
 def _read_gpt2(fields: JsonFields) -> dict[str, Any]:
@@ -100,20 +107,28 @@ GPT2 = ArrayDecoder(
 )
 
 
-def _bert_tensors(model: ArrayDecoderArchitecture) -> Iterator[Tensor]:
-    embeddings = "bert.embeddings"
+def _encoder_tensors(
+    prefix: str, head: MaskedNames, model: ArrayDecoderArchitecture
+) -> Iterator[Tensor]:
+    """Yields the tensors of an encoder that is used as a decoder, such as BERT.
+
+    Args:
+      prefix: Beginning of the names of all but the head, such as "bert".
+      head: Names of the layers before the logits.
+      model: Our section.
+    """
+    embeddings = f"{prefix}.embeddings"
     yield Tensor(f"{embeddings}.word_embeddings.weight", "VD", ("embedding",))
     yield Tensor(f"{embeddings}.position_embeddings.weight", "MD", ("positions",))
     yield Tensor(f"{embeddings}.token_type_embeddings.weight", "TD", ("types",))
     yield from layer_norm(f"{embeddings}.LayerNorm", "embedding_norm")
-    yield from layer_tensors("bert.encoder", "decoder")
+    yield from layer_tensors(f"{prefix}.encoder", "decoder")
 
-    head = "cls.predictions"
-    yield from affine(f"{head}.transform.dense", "DD", "decoder/norm/dense")
-    yield from layer_norm(f"{head}.transform.LayerNorm", "decoder/norm/norm")
-    yield Tensor(f"{head}.bias", "V", ("logits_bias",))
-    yield Tensor(f"{head}.decoder.bias", "V", ("logits_bias",), is_copy=True)
-    yield Tensor(f"{head}.decoder.weight", "VD", ("embedding",), is_copy=True)
+    yield from affine(head.dense, "DD", "decoder/norm/dense")
+    yield from layer_norm(head.norm, "decoder/norm/norm")
+    yield Tensor(head.bias, "V", ("logits_bias",))
+    yield Tensor(f"{head.decoder}.bias", "V", ("logits_bias",), is_copy=True)
+    yield Tensor(f"{head.decoder}.weight", "VD", ("embedding",), is_copy=True)
 
 
 BERT = ArrayDecoder(
@@ -131,7 +146,7 @@ BERT = ArrayDecoder(
         "tie_word_embeddings": True,
     },
     ignored="pooler_.*|directionality|classifier_dropout",  # of encoders
-    tensors=_bert_tensors,
+    tensors=functools.partial(_encoder_tensors, "bert", BERT_MASKED),
     settings={
         "norm_position": "post",
         "embedding_norm": True,
@@ -139,6 +154,22 @@ BERT = ArrayDecoder(
         "output_bias": True,
     },
     expressed={"num_token_types": range(1, 2**20)},
+)
+
+# BERT with other names, whose positions are in rows after the id of the padding. An export is a
+# BERT, which computes the same.
+ROBERTA = dataclasses.replace(
+    BERT,
+    model_type="roberta",
+    fields={name: ours for name, ours in BERT.fields.items() if ours != "max_length"},
+    only={**BERT.only, "pad_token_id": 1},
+    read=lambda fields: {
+        "max_length": fields.integer("decoder.max_position_embeddings") - _FIRST_POSITION
+    },
+    tensors=functools.partial(_encoder_tensors, "roberta", ROBERTA_MASKED),
+    sizes=lambda model: {"M": model.max_length + _FIRST_POSITION},
+    orders=lambda model: {"M": np.arange(model.max_length) + _FIRST_POSITION},
+    is_exported=False,
 )
 
 

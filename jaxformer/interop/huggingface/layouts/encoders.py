@@ -73,11 +73,17 @@ class MaskedNames(NamedTuple):
 
 
 _ROBERTA_CLASSIFIER = ClassifierNames()
-_BERT_MASKED = MaskedNames(
+BERT_MASKED = MaskedNames(
     dense="cls.predictions.transform.dense",
     norm="cls.predictions.transform.LayerNorm",
     bias="cls.predictions.bias",
     decoder="cls.predictions.decoder",
+)
+ROBERTA_MASKED = MaskedNames(
+    dense="lm_head.dense",
+    norm="lm_head.layer_norm",
+    bias="lm_head.bias",
+    decoder="lm_head.decoder",
 )
 
 
@@ -124,7 +130,7 @@ class Family:
     pooler: str | None = None
     classifier: ClassifierNames = _ROBERTA_CLASSIFIER
     chooser: ClassifierNames | None = None
-    masked: MaskedNames = _BERT_MASKED
+    masked: MaskedNames = BERT_MASKED
     heads: Mapping[str, str] = dataclasses.field(default_factory=dict)
     pretraining: str | None = None
     has_spans: bool = True
@@ -467,12 +473,7 @@ _ROBERTA = Family(
     first_position=2,
     pooler="pooler.dense",
     chooser=ClassifierNames("pooler.dense", "tanh", "classifier"),
-    masked=MaskedNames(
-        dense="lm_head.dense",
-        norm="lm_head.layer_norm",
-        bias="lm_head.bias",
-        decoder="lm_head.decoder",
-    ),
+    masked=ROBERTA_MASKED,
 )
 ROBERTA = _ROBERTA.layout()
 XLM_ROBERTA = dataclasses.replace(

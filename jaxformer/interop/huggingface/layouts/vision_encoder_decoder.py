@@ -9,6 +9,7 @@ from jaxformer.interop.huggingface.foreign_layout import Layout, Tensor, affine,
 from jaxformer.interop.huggingface.layouts.array_decoders import (
     BERT,
     GPT2,
+    ROBERTA,
     TROCR,
     ArrayDecoder,
 )
@@ -143,7 +144,7 @@ def _layout(decoder: ArrayDecoder) -> Layout:
             r"encoder\.pooler\.dense\.(weight|bias)"
             r"|decoder\.transformer\.h\.\d+\.(cross)?attn\.(masked_)?bias"
             r"|decoder\.transformer\.h\.\d+\.crossattention\.(masked_)?bias"
-            r"|decoder\.bert\.embeddings\.(position|token_type)_ids"
+            r"|decoder\.(bert|roberta)\.embeddings\.(position|token_type)_ids"
         ),
         expressed={
             **EXPRESSED,
@@ -151,9 +152,11 @@ def _layout(decoder: ArrayDecoder) -> Layout:
             **decoder.expressed,
             "encoder_biases": ["all", "output"],
         },
+        is_exported=decoder.is_exported,
     )
 
 
 VIT_GPT2 = _layout(GPT2)
 VIT_BERT = _layout(BERT)
+VIT_ROBERTA = _layout(ROBERTA)
 VIT_TROCR = _layout(TROCR)

@@ -206,6 +206,7 @@ def expected_type(hint: Any) -> type:
     """Returns the plain type behind ``int``, ``int | None`` or ``Literal["a", "b"]``."""
     origin = typing.get_origin(hint)
     arguments = typing.get_args(hint)
+
     if origin is tuple:
         return tuple
     if origin is Literal:

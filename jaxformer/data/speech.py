@@ -155,12 +155,13 @@ class Recordings:
 
     def select(self, keep: Sequence[int]) -> "Recordings":
         """Returns the recordings of these numbers, with the hash of all."""
-        chosen = object.__new__(Recordings)
+        chosen = object.__new__(Recordings)  # Its recordings have been read already.
+        chosen.rate = self.rate
+        chosen.sha256 = self.sha256
+
         chosen.names = [self.names[number] for number in keep]
         chosen.transcripts = [self.transcripts[number] for number in keep]
         chosen.lengths = self.lengths[np.asarray(keep, np.int64)]
-        chosen.rate = self.rate
-        chosen.sha256 = self.sha256
         chosen._recordings = [self._recordings[number] for number in keep]
         return chosen
 

@@ -127,6 +127,7 @@ class ByteFallbackTokenizer(Tokenizer):
                 "expected a SentencePiece model that keeps all of a text; this one changes spaces "
                 "or line breaks"
             )
+
         crosses_lines = any("\n" in piece[:-1] for piece in self._pieces)
         self.keeps_lines = not crosses_lines
 

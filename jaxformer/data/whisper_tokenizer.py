@@ -154,12 +154,14 @@ class WhisperTokenizer(HuggingFaceTokenizer):
     def _times(self) -> dict[int, float]:
         """The time of each token that stands for one, in seconds."""
         added = self._tokenizer.get_added_tokens_decoder()
+        size = len(self.our_ids)
+
         times = {}
         for number, token in added.items():
             match = _TIME.fullmatch(token.content)
-            if match and number < len(self.our_ids):
-                token = self._our_id(number)
-                times[token] = float(match[1])
+            if match and number < size:
+                own = self._our_id(number)
+                times[own] = float(match[1])
         return times
 
     def _our_ids_of(self, field: str) -> list[int]:

@@ -27,6 +27,7 @@ def correlations(predicted: Sequence[float], expected: Sequence[float]) -> Corre
     gold = np.asarray(expected, np.float64)
     own_ranks = _ranks(own)
     gold_ranks = _ranks(gold)
+
     return Correlations(
         pearson=_pearson(own, gold),
         spearman=_pearson(own_ranks, gold_ranks),
@@ -38,6 +39,7 @@ def _pearson(x: Float[np.ndarray, " N"], y: Float[np.ndarray, " N"]) -> float:
     y = y - y.mean()
     covariance = x @ y
     scale = np.sqrt((x @ x) * (y @ y))
+
     if not scale:
         return float("nan")
     return float(covariance / scale)

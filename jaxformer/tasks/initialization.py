@@ -244,6 +244,7 @@ def _layers_of(model: Architecture) -> dict[str, object]:
     values = dataclasses.asdict(model)
     values["d_k"] = model.key_size
     values["d_v"] = model.value_size
+
     facts = facts_of(model)
     layers = {}
     for name, value in values.items():

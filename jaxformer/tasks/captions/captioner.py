@@ -121,10 +121,10 @@ class Captioner(ArrayPredictor):
         shape = _section(self.config.model).image_shape
         has_dtype = images.dtype == np.uint8
         has_shape = images.shape[1:] == shape
-        if not (has_dtype and has_shape and len(images)):
+        if not has_dtype or not has_shape or not len(images):
+            sizes = ", ".join(map(str, shape))
             raise UserError(
-                f"expected pictures, uint8 [N, {', '.join(map(str, shape))}], got {images.dtype} "
-                f"{list(images.shape)}"
+                f"expected pictures, uint8 [N, {sizes}], got {images.dtype} {list(images.shape)}"
             )
         return images
 

@@ -143,7 +143,8 @@ def _play(
             output,
             method="step_at",
         )
-        logits, new_cache = applied
+
+        logits, new_cache = applied  # [N, 1, A]
         return new_cache, logits[:, 0]
 
     def timestep(now: _Timestep, _: Any) -> tuple[_Timestep, tuple[Array, Array]]:

@@ -160,10 +160,12 @@ class InterleavedTraining(TokenTask):
         data = data_section(config, InterleavedConfig)
         model = model_section(config, FlamingoConfig)
         rows = round_up(data.rows, shards.row_multiple)
+
         pictures = (rows, data.pictures, *model.image_shape)
+        tokens = (rows, data.length + 1)
         return {
             "images": jax.ShapeDtypeStruct(pictures, jnp.uint8),
-            "tokens": jax.ShapeDtypeStruct((rows, data.length + 1), jnp.int32),
+            "tokens": jax.ShapeDtypeStruct(tokens, jnp.int32),
             REAL: jax.ShapeDtypeStruct((rows,), bool),
         }
 

@@ -101,12 +101,16 @@ class PictureReader(ArrayPredictor):
         """Returns pictures as the model takes them."""
         images = np.asarray(images)
         shape = self.model.image_shape
-        if images.dtype != np.uint8 or images.shape[1:] != shape or not len(images):
+        has_dtype = images.dtype == np.uint8
+        has_shape = images.shape[1:] == shape
+        if not has_dtype or not has_shape or not len(images):
+            sizes = ", ".join(map(str, shape))
             raise UserError(
-                f"expected pictures, uint8 [N, {', '.join(map(str, shape))}], got {images.dtype} "
-                f"{list(images.shape)}"
+                f"expected pictures, uint8 [N, {sizes}], got {images.dtype} {list(images.shape)}"
             )
-        return np.asarray(self.model.scale_pixels(images))
+
+        pixels = self.model.scale_pixels(images)
+        return np.asarray(pixels)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,7 @@ import pathlib
 import re
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 from sacrebleu.metrics.chrf import CHRF
@@ -64,7 +64,12 @@ def distill(
 
     train_path = str(folder.path / "distilled")
     valid_path = str(folder.path / "valid")
-    student_data = dataclasses.replace(data, corpus="text", train=train_path, valid=valid_path)
+    student_data = dataclasses.replace(
+        data,
+        corpus="text",
+        train=train_path,
+        valid=valid_path,
+    )
     student = dataclasses.replace(config, data=student_data)
 
     # Refuses a run that could not begin, before hours of translation.
@@ -105,15 +110,18 @@ def _quantize_once(folder: Workdir) -> None:
         quantize(folder.path, quantized.path)
         return
 
-    weights = _without_note(TrainedModel.load(folder.path).weights)
-    metadata = Manifest.read(quantized.checkpoints / "0").metadata
-    if _without_note(metadata.get("rounded_from")) != weights:
+    model = TrainedModel.load(folder.path)
+    weights = _without_note(model.weights)
+    manifest = Manifest.read(quantized.checkpoints / "0")
+    quantized_weights = _without_note(manifest.metadata.get("rounded_from"))
+    if quantized_weights != weights:
         raise UserError(f"{quantized.path}: is not of {weights}; delete it and run again")
 
 
 def _without_note(weights: object) -> str:
     """Returns the description of a checkpoint without what it adds about an average."""
-    return str(weights).partition(";")[0]
+    description, _, _ = str(weights).partition(";")
+    return description
 
 
 def _write_sides(prefix: str, languages: tuple[str, str], pairs: Iterable[tuple[str, str]]) -> None:
@@ -126,7 +134,8 @@ def _write_sides(prefix: str, languages: tuple[str, str], pairs: Iterable[tuple[
             lines.append(f"{text}\n")
 
         path = pathlib.Path(f"{prefix}.{language}")
-        write_file(path, "".join(lines).encode())
+        content = "".join(lines)
+        write_file(path, content.encode())
 
 
 def _translate(teacher: Translator, sources: Sources, folder: pathlib.Path) -> Iterator[Row]:
@@ -145,16 +154,17 @@ def _translate(teacher: Translator, sources: Sources, folder: pathlib.Path) -> I
     began = time.monotonic()
     num_translated = 0  # in this call
     for start in range(0, len(sources), _SOURCES_PER_PART):
-        path = folder / f"{start // _SOURCES_PER_PART:05}.jsonl"
+        number = start // _SOURCES_PER_PART
+        path = folder / f"{number:05}.jsonl"
         if not path.exists():
             part = sources[start : start + _SOURCES_PER_PART]
             rows = _translate_part(teacher, part, start)
-            lines = [f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows]
-            write_file(path, "".join(lines).encode())
+            _write_rows(path, rows)
 
             end = start + len(part)
             num_translated += len(part)
-            rate = num_translated / (time.monotonic() - began)
+            seconds = time.monotonic() - began
+            rate = num_translated / seconds
             seconds_left = (len(sources) - end) / rate
             left = tqdm.format_interval(int(seconds_left))
             message = f"translated {end:,} of {len(sources):,} sources, {rate:.1f} sentences/s"
@@ -162,6 +172,17 @@ def _translate(teacher: Translator, sources: Sources, folder: pathlib.Path) -> I
 
         for line in read_file(path):
             yield json.loads(line)
+
+
+def _write_rows(path: pathlib.Path, rows: Iterable[Row]) -> None:
+    """Writes JSON Lines."""
+    lines = []
+    for row in rows:
+        text = json.dumps(row, ensure_ascii=False)
+        lines.append(f"{text}\n")
+
+    content = "".join(lines)
+    write_file(path, content.encode())
 
 
 def _check_identity(path: pathlib.Path, teacher: Translator, sources: Sources) -> None:
@@ -184,7 +205,9 @@ def _check_identity(path: pathlib.Path, teacher: Translator, sources: Sources) -
             f"{path.parent}: holds translations with a different {' and '.join(changed)}; give the "
             "same, and the same --dtype, or another --workdir to translate again"
         )
-    write_file(path, json.dumps(identity, indent=2).encode())
+
+    content = json.dumps(identity, indent=2)
+    write_file(path, content.encode())
 
 
 def _translate_part(teacher: Translator, part: Sources, first: int) -> Iterator[Row]:
@@ -207,18 +230,25 @@ def _translate_part(teacher: Translator, part: Sources, first: int) -> Iterator[
             is_complete = tokens[-1] == EOS
             if is_complete:
                 text = teacher.detokenize(tokens)
-                hypotheses.append((source, text, len(ids), len(tokens), log_prob))
+                hypothesis = (source, text, len(ids), len(tokens), log_prob)
+                hypotheses.append(hypothesis)
         if not hypotheses:
             hypotheses.append((source, "", 0, 0, 0.0))
 
         # Without a reference, all scores are 0, and the best hypothesis is the first.
         for reference in references or [""]:
-            scores = []
-            for _, text, *_ in hypotheses:
-                similarity = chrf.sentence_score(text, [reference])
-                scores.append(similarity.score)
-            best = scores.index(max(scores))
-            yield hypotheses[best]
+            yield _most_similar(hypotheses, reference, chrf)
+
+
+def _most_similar(hypotheses: Sequence[Row], reference: str, chrf: CHRF) -> Row:
+    """Returns the hypothesis that is most similar to a reference; of equals, the first."""
+    scores = []
+    for _, text, *_ in hypotheses:
+        similarity = chrf.sentence_score(text, [reference])
+        scores.append(similarity.score)
+
+    best = scores.index(max(scores))
+    return hypotheses[best]
 
 
 def filter_rows(

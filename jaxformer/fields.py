@@ -63,7 +63,11 @@ def setting(
     then hold for the whole section.
     """
     metadata = {_FACTS: Facts(check, **facts)}
-    return dataclasses.field(default=default, default_factory=factory, metadata=metadata)
+    return dataclasses.field(
+        default=default,
+        default_factory=factory,
+        metadata=metadata,
+    )
 
 
 def facts_of(section: Any) -> dict[str, Facts]:
@@ -111,7 +115,7 @@ def inherit_attributes(cls: type) -> None:
     if title:
         inherited_entries = re.split(r"\n(?=  \w)", inherited)
     for entry in inherited_entries:
-        name = entry.partition(":")[0]
+        name, _, _ = entry.partition(":")
         is_own = f"\n{name}:" in f"\n{entries}"
         if entry and not is_own:
             entries += f"\n{entry}"
@@ -121,7 +125,8 @@ def inherit_attributes(cls: type) -> None:
 
 def build_section(cls: type[T], values: Any, section: str) -> T:
     """Builds a dataclass that checks its fields, by :func:`check_values`, from a dictionary."""
-    check_known(values, _types_of(cls), f"{section}.")
+    known = _types_of(cls)
+    check_known(values, known, prefix=f"{section}.")
     return cls(**values)
 
 
@@ -140,15 +145,17 @@ def check_known(values: Any, known: Iterable[str], prefix: str) -> None:
         raise UserError(f"{section}: expected fields, got {reprlib.repr(values)}")
 
     for name in values:
-        if name not in known:
-            name = str(name)[:100]
-            hint = did_you_mean(
-                name,
-                known,
-                otherwise=f"known: {', '.join(known)}",
-                meaning=f"{prefix}{{}}".format,
-            )
-            raise UserError(f"unknown config field {prefix}{name}; {hint}")
+        if name in known:
+            continue
+
+        name = str(name)[:100]
+        hint = did_you_mean(
+            name,
+            known,
+            otherwise=f"known: {', '.join(known)}",
+            meaning=f"{prefix}{{}}".format,
+        )
+        raise UserError(f"unknown config field {prefix}{name}; {hint}")
 
 
 def check_unchanged(given: dict[str, Any], saved: Any, section: str, place: str) -> None:
@@ -167,10 +174,11 @@ def check_unchanged(given: dict[str, Any], saved: Any, section: str, place: str)
 
     given = json.loads(json.dumps(given))  # Tuples become lists, as when they were saved.
     for name, was in saved.items():
-        if given.get(name, was) != was:
+        value = given.get(name, was)
+        if value != was:
             raise UserError(
                 f"{place}: was trained with {section}.{name}={reprlib.repr(was)}, but the config "
-                f"has {reprlib.repr(given[name])}; restore the config that it was trained with"
+                f"has {reprlib.repr(value)}; restore the config that it was trained with"
             )
 
 
@@ -198,12 +206,14 @@ def expected_type(hint: Any) -> type:
     """Returns the plain type behind ``int``, ``int | None`` or ``Literal["a", "b"]``."""
     origin = typing.get_origin(hint)
     arguments = typing.get_args(hint)
+
     if origin is tuple:
         return tuple
     if origin is Literal:
         return type(arguments[0])
     if origin is types.UnionType:
-        return next(each for each in arguments if each is not type(None))
+        others = [each for each in arguments if each is not type(None)]
+        return others[0]
     return hint
 
 
@@ -216,27 +226,31 @@ def check_values(config: Any, section: str = "") -> None:
         value = getattr(config, name)
         if value is None:
             continue
-        each = value if isinstance(value, tuple) else (value,)
+
+        numbers = value if isinstance(value, tuple) else (value,)
         for allowed in _RANGES.get(facts.check, ()):
-            if not all(map(allowed.contains, each)):
+            is_allowed = all(map(allowed.contains, numbers))
+            if not is_allowed:
                 raise UserError(f"{prefix}{name} must be {allowed.text}: got {value}")
 
 
 def check_one_of(name: str, value: Any, choices: Collection[Any]) -> None:
     """Checks that a field has one of several values."""
     if value not in choices:
-        known = ", ".join(map(repr, choices))
+        known = ", ".join(repr(choice) for choice in choices)
         shown = reprlib.repr(value)
         raise UserError(f"{name} must be one of {known}: got {shown}")
 
 
 def _check_types(config: Any, prefix: str) -> None:
     for name, hint in _types_of(type(config)).items():
+        full_name = f"{prefix}{name}"
         value = getattr(config, name)
         origin = typing.get_origin(hint)
+        arguments = typing.get_args(hint)
 
         if origin is Literal:
-            check_one_of(f"{prefix}{name}", value, typing.get_args(hint))
+            check_one_of(full_name, value, arguments)
             continue
 
         is_numpy = type(value).__module__ == "numpy"
@@ -244,13 +258,16 @@ def _check_types(config: Any, prefix: str) -> None:
         if is_numpy and is_scalar:
             value = value.item()
 
-        element, *rest = typing.get_args(hint) if origin is tuple else (None,)
-        if rest == [...] and element in (int, float):
-            converted = _convert_all(value, element, f"{prefix}{name}")
-            object.__setattr__(config, name, converted)  # The dataclass is frozen.
-        elif origin is not tuple:
-            converted = _convert(value, hint, f"{prefix}{name}")
-            object.__setattr__(config, name, converted)
+        is_tuple = origin is tuple
+        is_tuple_of_numbers = is_tuple and arguments in ((int, ...), (float, ...))
+        if is_tuple_of_numbers:
+            element, _ = arguments
+            converted = _convert_all(value, element, full_name)
+        elif is_tuple:
+            continue
+        else:
+            converted = _convert(value, hint, full_name)
+        object.__setattr__(config, name, converted)  # The dataclass is frozen.
 
 
 def _convert_all(values: Any, hint: type, name: str) -> tuple[Any, ...]:
@@ -270,7 +287,8 @@ def fields_given(instance: Any) -> Iterator[str]:
 
         # Arrays, whose comparison has no truth value, are never the default.
         is_default = value is field.default
-        if not is_default and isinstance(value, int | float | str):
+        is_plain = isinstance(value, int | float | str)
+        if is_plain and not is_default:
             is_default = value == field.default
 
         if not is_default:

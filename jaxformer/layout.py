@@ -18,20 +18,25 @@ from jaxtyping import Array, PyTree
 @contextlib.contextmanager
 def global_mesh(mesh: Mesh | None) -> Iterator[None]:
     """Replaces the global mesh of ``jax.set_mesh``, if there is one, by another or none."""
-    if jax.sharding.get_abstract_mesh().empty:
+    now = jax.sharding.get_abstract_mesh()
+    if now.empty:
         yield
         return
 
     if mesh is None:
-        mesh = Mesh(np.empty((), object), ())
+        no_devices = np.empty((), object)
+        mesh = Mesh(no_devices, ())
     with jax.set_mesh(mesh):
         yield
 
 
 def has_explicit_axes(*arrays: Array) -> bool:
     """Returns whether one of the arrays is on a mesh with axes of ``AxisType.Explicit``."""
-    shardings = [jax.typeof(array).sharding for array in arrays]
-    return any(AxisType.Explicit in sharding.mesh.axis_types for sharding in shardings)
+    for array in arrays:
+        sharding = jax.typeof(array).sharding
+        if AxisType.Explicit in sharding.mesh.axis_types:
+            return True
+    return False
 
 
 def as_jax_array(leaf: Any) -> Any:
@@ -67,15 +72,22 @@ def map_rows(
     ``total``.
     """
     leaves, structure = jax.tree.flatten(rows)
-    shardings = (jax.typeof(leaf).sharding for leaf in leaves if leaf.ndim)
-    sharding = next(shardings, None)
-    if sharding is None or AxisType.Explicit not in sharding.mesh.axis_types:
+    arrays = [leaf for leaf in leaves if leaf.ndim]
+    if not arrays or not has_explicit_axes(arrays[0]):
         return function(replicated, *rows)
 
-    replicated_specs = jax.tree.map(lambda _: PartitionSpec(), replicated)
-    row_specs = [PartitionSpec(*sharding.spec[: leaf.ndim]) for leaf in leaves]
+    sharding = jax.typeof(arrays[0]).sharding
     axes = _axes_of(sharding.spec)
+    replicated_specs = jax.tree.map(lambda _: PartitionSpec(), replicated)
+    row_specs = []
+    for leaf in leaves:
+        row_axes = sharding.spec[: leaf.ndim]
+        row_specs.append(PartitionSpec(*row_axes))
+
     result_structure = jax.tree.structure(rows[0])
+    result_specs = row_specs[: result_structure.num_leaves]
+    if total:
+        result_specs = PartitionSpec()
 
     def on_own_rows(replicated: PyTree, leaves: list[Array]) -> list[Array]:
         own_rows = jax.tree.unflatten(structure, leaves)
@@ -83,6 +95,7 @@ def map_rows(
         results = jax.tree.leaves(result)
         if not total or not axes:
             return results
+
         # One psum per leaf: jax 0.7 cannot transpose several if only some have a gradient.
         return [jax.lax.psum(result, axes) for result in results]
 
@@ -90,7 +103,7 @@ def map_rows(
         on_own_rows,
         mesh=sharding.mesh,
         in_specs=(replicated_specs, row_specs),
-        out_specs=PartitionSpec() if total else row_specs[: result_structure.num_leaves],
+        out_specs=result_specs,
     )
     replicated, leaves = jax.sharding.reshard(
         (replicated, leaves),
@@ -122,9 +135,10 @@ def expand_like(array: ArrayLike, like: Array) -> Array:
 def shard_rows_like(array: Array, *others: Array) -> Array:
     """Returns the array with rows sharded like the first of ``others`` with explicit sharding."""
     for other in others:
-        first_axis = jax.typeof(other).sharding.spec[:1]
-        if first_axis and first_axis[0] is not None:
-            return jax.sharding.reshard(array, PartitionSpec(first_axis[0]))
+        spec = jax.typeof(other).sharding.spec
+        first_axis = spec[0] if spec else None
+        if first_axis is not None:
+            return jax.sharding.reshard(array, PartitionSpec(first_axis))
     return array
 
 
@@ -132,6 +146,7 @@ def zeros_for_rows(rows: Array, shape: tuple, dtype: DTypeLike) -> Array:
     """Returns zeros, [B, *shape], with the layout of the integers ``rows``, [B]."""
     num_rows = rows.shape[0]
     ones = [1] * len(shape)
+
     # Computed from the rows, since zeros alone have no layout.
     zero = (rows * 0).astype(dtype)
     zero = zero.reshape(-1, *ones)
@@ -145,8 +160,9 @@ def match_varying_axes(*arrays: Array) -> list[Array]:
 
     matched = []
     for array, axes in zip(arrays, axes_of_arrays, strict=True):
-        missing = tuple(sorted(all_axes - axes))
-        matched.append(pvary(array, missing))
+        missing = sorted(all_axes - axes)
+        varying = pvary(array, tuple(missing))
+        matched.append(varying)
     return matched
 
 
@@ -162,4 +178,5 @@ def pvary(x: Array, axes: str | tuple[str, ...]) -> Array:
     """Casts an array within a ``shard_map`` to vary over mesh axes."""
     if hasattr(jax.lax, "pcast"):
         return jax.lax.pcast(x, axes, to="varying")
-    return vars(jax.lax)["pvary"](x, axes)  # Before jax 0.8.
+    cast = vars(jax.lax)["pvary"]  # before jax 0.8
+    return cast(x, axes)

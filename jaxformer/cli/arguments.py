@@ -33,27 +33,32 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> functools.partial
     if not words or words[0] not in known:
         _end_without_command(words, known)
 
-    command = known[words[0]]
+    name, *words_of_command = words
+    command = known[name]
     function = command.run
     parser = command_parser(typed_command(command.name), function, command.lists)
-    options, unknown = parser.parse_known_args(words[1:])
+    options, unknown = parser.parse_known_args(words_of_command)
     values = vars(options)
 
     has_overrides = "overrides" in inspect.signature(function).parameters
     if has_overrides:
-        values["overrides"] = [word for word in unknown if word.startswith("--config.")]
-        unknown = [word for word in unknown if word not in values["overrides"]]
+        overrides = [word for word in unknown if word.startswith("--config.")]
+        unknown = [word for word in unknown if word not in overrides]
+        values["overrides"] = overrides
 
     if command.name == "train" and values["config"] is None:
         # Not left to argparse: Python 3.11 finds no optional positional after --workdir.
-        names = [word for word in unknown if not word.startswith("-")]
-        if names:
-            values["config"] = names[0]
-            unknown = [word for word in unknown if word != names[0]]
+        configs = [word for word in unknown if not word.startswith("-")]
+        if configs:
+            config = configs[0]
+            values["config"] = config
+            unknown = [word for word in unknown if word != config]
 
     if unknown:
         raise UserError(_unknown(unknown[0], parser, has_overrides))
-    return functools.partial(function, **keyword_arguments(function, values))
+
+    arguments_of_function = keyword_arguments(function, values)
+    return functools.partial(function, **arguments_of_function)
 
 
 def _end_without_command(words: Sequence[str], known: Mapping[str, Command]) -> NoReturn:
@@ -83,12 +88,18 @@ def _unknown(word: str, parser: CommandParser, has_overrides: bool) -> str:
     flag, _, _ = word.partition("=")
     _, _, field = flag.rpartition(".")  # of --config.SECTION.FIELD
     name = _plain_name(field).lower()
-    hint = did_you_mean(name, known, f"see {parser.prog} --help", meaning=known.__getitem__)
+    hint = did_you_mean(
+        name,
+        known,
+        otherwise=f"see {parser.prog} --help",
+        meaning=known.__getitem__,
+    )
     return f"unknown argument {word}; {hint}"
 
 
 def _plain_name(flag: str) -> str:
-    return flag.strip("-").replace("-", "_")
+    name = flag.strip("-")
+    return name.replace("-", "_")
 
 
 def _join_overrides(words: Sequence[str]) -> list[str]:

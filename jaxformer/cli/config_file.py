@@ -177,6 +177,7 @@ def _fields_of(config: Config) -> dict[str, Any]:
 def _changed_fields(before: Config, after: Config) -> set[str]:
     old = _fields_of(before)
     new = _fields_of(after)
+
     changed = set()
     for name, value in new.items():
         is_new = name not in old
@@ -264,11 +265,13 @@ def _import_hint(error: Exception, path: pathlib.Path) -> str:
     """Returns how to import a module beside the config, whose folder is not searched."""
     if not isinstance(error, ModuleNotFoundError):
         return ""
-    module = str(error.name).partition(".")[0]
+
+    module, _, _ = str(error.name).partition(".")
     is_file = (path.parent / f"{module}.py").exists()
     is_package = (path.parent / module).exists()
     if not (is_file or is_package):
         return ""
+
     return (
         f"; {module} is beside the config: add its folder first, "
         "sys.path.append(os.path.dirname(__file__))"

@@ -63,8 +63,10 @@ def read_docstring(documented: Any) -> Docstring:
     entries: dict[str, Entry] = {}
 
     # The object comes last: its summary and example remain, and its entries replace its bases'.
-    for each in reversed(getattr(documented, "__mro__", (documented,))):
-        text, _, example = inspect.cleandoc(each.__doc__ or "").partition(_EXAMPLE)
+    with_bases = getattr(documented, "__mro__", (documented,))
+    for each in reversed(with_bases):
+        docstring = inspect.cleandoc(each.__doc__ or "")
+        text, _, example = docstring.partition(_EXAMPLE)
         summary, *sections = text.split("\n\n")
         for section in sections:
             heading, *section_entries = _NEXT_ENTRY.split(section)

@@ -161,12 +161,14 @@ class CommandParser(argparse.ArgumentParser):
 
 def flag(name: str) -> str:
     """Returns the option for a parameter: ``--n-best`` for ``n_best``."""
-    return _FLAGS.get(name, f"--{name.replace('_', '-')}")
+    with_hyphens = name.replace("_", "-")
+    return _FLAGS.get(name, f"--{with_hyphens}")
 
 
 def summary(function: Callable[..., None]) -> str:
     """Returns the summary of a function's docstring, for a list."""
-    return as_help(read_docstring(function).summary)
+    docstring = read_docstring(function)
+    return as_help(docstring.summary)
 
 
 def command_parser(
@@ -182,7 +184,8 @@ def command_parser(
         placeholder = f"  {{{name}}}"
         # A list is made only where it is shown, since it may read many files.
         if placeholder in example:
-            example = example.replace(placeholder, textwrap.indent(make_list(), "  "))
+            listed = textwrap.indent(make_list(), "  ")
+            example = example.replace(placeholder, listed)
 
     parser = CommandParser(
         prog=prog,
@@ -198,11 +201,15 @@ def command_parser(
     for parameter, option in _options(function):
         title = option.group
         if title not in groups:
-            groups[title] = parser.add_argument_group(title, descriptions.get(title) or None)
+            description = descriptions.get(title) or None
+            groups[title] = parser.add_argument_group(title, description)
         _add_argument(groups[title], parameter, option)
 
     usage = docstring.descriptions.get("usage")
-    parser.usage = f"{prog} {usage}" if usage else _usage(parser)
+    if usage:
+        parser.usage = f"{prog} {usage}"
+    else:
+        parser.usage = _usage(parser)
     return parser
 
 
@@ -211,8 +218,11 @@ def _group_descriptions(function: Callable[..., None]) -> dict[str, str]:
     found = {}
     for each in _parameters(function):
         if each.is_dataclass:
-            found |= read_docstring(each.hint).descriptions
-    return found | read_docstring(function).descriptions
+            shared = read_docstring(each.hint)
+            found |= shared.descriptions
+
+    own = read_docstring(function)
+    return found | own.descriptions
 
 
 def _usage(parser: CommandParser) -> str:
@@ -220,12 +230,14 @@ def _usage(parser: CommandParser) -> str:
     words = [parser.prog]
     for action in parser._actions:
         is_positional = not action.option_strings
-        if not (action.required or is_positional):
+        is_shown = is_positional or action.required
+        if not is_shown:
             continue
 
         argument = str(action.metavar or action.dest).upper()
         if not is_positional:
             argument = f"{action.option_strings[0]} {argument}"
+
         if action.nargs == "*":
             argument = f"[{argument} ...]"
         elif action.nargs == "+":
@@ -237,8 +249,12 @@ def _usage(parser: CommandParser) -> str:
 def field_help(kind: Any) -> dict[str, str]:
     """Returns the help of the documented fields of a dataclass, in the order of the fields."""
     entries = read_docstring(kind).entries
-    names = [field.name for field in dataclasses.fields(kind)]
-    return {name: entries[name].help for name in names if name in entries}
+    found = {}
+    for field in dataclasses.fields(kind):
+        if field.name in entries:
+            entry = entries[field.name]
+            found[field.name] = entry.help
+    return found
 
 
 def keyword_arguments(kind: Any, values: dict[str, Any]) -> dict[str, Any]:
@@ -247,16 +263,23 @@ def keyword_arguments(kind: Any, values: dict[str, Any]) -> dict[str, Any]:
     for each in _parameters(kind):
         name = each.name
         if each.is_dataclass:
-            arguments[name] = each.hint(**keyword_arguments(each.hint, values))
+            of_dataclass = keyword_arguments(each.hint, values)
+            arguments[name] = each.hint(**of_dataclass)
         elif isinstance(each.metadata, Fields):
-            # Fields that are not given keep the values of the run's config.
-            arguments[name] = given = {}
-            for field, _ in _field_options(each.metadata):
-                if values[field.name] is not None:
-                    given[field.name] = values[field.name]
+            arguments[name] = _given_fields(each.metadata, values)
         else:
             arguments[name] = values[name]
     return arguments
+
+
+def _given_fields(fields: Fields, values: dict[str, Any]) -> dict[str, Any]:
+    """Returns the values of fields that are given; others keep the values of the run's config."""
+    given = {}
+    for field, _ in _field_options(fields):
+        value = values[field.name]
+        if value is not None:
+            given[field.name] = value
+    return given
 
 
 def _options(kind: Any) -> Iterator[tuple[_Parameter, Option]]:
@@ -267,16 +290,21 @@ def _options(kind: Any) -> Iterator[tuple[_Parameter, Option]]:
         elif isinstance(each.metadata, Fields):
             yield from _field_options(each.metadata)
         elif isinstance(each.metadata, Choices):
-            yield _choice_option(each, each.metadata.known())
+            known = each.metadata.known()
+            yield _choice_option(each, known)
         elif each.name != "overrides":  # --config.FIELD, which is not an option of argparse
-            yield each, _document(kind, each.name, each.metadata or Option())
+            option = each.metadata or Option()
+            yield each, _document(kind, each.name, option)
 
 
 def _choice_option(parameter: _Parameter, known: Mapping[str, Choice]) -> tuple[_Parameter, Option]:
     """Returns the option of a name, with the descriptions of all names as its help."""
     names: Any = tuple(known)
+    one_of_them = parameter._replace(hint=Literal[names])
+
     descriptions = [f"{name}: {choice.help}" for name, choice in known.items()]
-    return parameter._replace(hint=Literal[names]), Option("; ".join(descriptions))
+    option = Option(help="; ".join(descriptions))
+    return one_of_them, option
 
 
 def _document(kind: Any, name: str, option: Option) -> Option:
@@ -297,9 +325,10 @@ def _add_argument(
     option: Option,
 ) -> None:
     # argparse formats the help with the operator %.
-    settings: dict[str, Any] = {"help": option.help.replace("%", "%%")}
+    help_text = option.help.replace("%", "%%")
     if type(parameter.default) is int:
-        settings["help"] += f" (default: {parameter.default})"
+        help_text += f" (default: {parameter.default})"
+    settings: dict[str, Any] = {"help": help_text}
 
     hint = parameter.hint
     if get_origin(hint) is Sequence:
@@ -323,6 +352,7 @@ def _add_argument(
     if parameter.positional:
         group.add_argument(parameter.name, **settings)
         return
+
     settings["dest"] = parameter.name
     settings["required"] = parameter.is_required
     settings["default"] = parameter.default
@@ -332,7 +362,8 @@ def _add_argument(
 def _parameters(kind: Any) -> Iterator[_Parameter]:
     """Yields the parameters of a function, or the fields of a dataclass."""
     hints = get_type_hints(kind, include_extras=True)
-    for name, parameter in inspect.signature(kind).parameters.items():
+    signature = inspect.signature(kind)
+    for name, parameter in signature.parameters.items():
         hint = _without_none(hints[name])
         is_sequence = get_origin(hint) is Sequence
         if is_sequence:
@@ -358,7 +389,8 @@ def _without_none(hint: Any) -> Any:
         return hint
     members = [member for member in get_args(hint) if member is not type(None)]
     simple = [member for member in members if member in _METAVARS]
-    return (simple or members)[0]
+    first, *_ = simple or members
+    return first
 
 
 def _field_options(fields: Fields) -> Iterator[tuple[_Parameter, Option]]:
@@ -369,18 +401,19 @@ def _field_options(fields: Fields) -> Iterator[tuple[_Parameter, Option]]:
         own_group = _WORD_BOUNDARY.sub(" ", kind.__name__).lower()
 
         for each in _parameters(kind):
-            if not facts[each.name].in_files or not _is_chosen(each, fields):
+            facts_of_field = facts[each.name]
+            if not facts_of_field.in_files or not _is_chosen(each, fields):
                 continue
+
             owners = [owner for owner in kinds if _has_parameter(owner, each.name)]
             if kind is not owners[0]:
                 continue  # A field of several dataclasses is one option, of the first.
 
             is_common = len(owners) == len(kinds)
+            group = fields.group if is_common else own_group
+            parameter = each._replace(default=None, positional=False)
             option = _document(kind, each.name, Option())
-            yield (
-                each._replace(default=None, positional=False),
-                option._replace(group=fields.group if is_common else own_group),
-            )
+            yield parameter, option._replace(group=group)
 
 
 def _has_parameter(kind: type, name: str) -> bool:

@@ -51,10 +51,11 @@ def list_fields(*, usual: bool = False) -> str:
                 text, _, _ = text.partition(". ")  # the first sentence
 
             default = getattr(kind, name)
+            option = f"  --config.{section}.{name}={default}"
             lines = textwrap.fill(text, width)
-            descriptions[f"  --config.{section}.{name}={default}"] = textwrap.indent(lines, " " * 6)
+            descriptions[option] = textwrap.indent(lines, " " * 6)
 
-    return "\n".join(f"{field}\n{text}" for field, text in descriptions.items())
+    return "\n".join(f"{option}\n{text}" for option, text in descriptions.items())
 
 
 @functools.cache
@@ -77,10 +78,13 @@ def _read(full_name: str) -> Any:
 @functools.cache
 def _statements(module: str) -> list[ast.stmt]:
     """Returns the statements of a module; none of a package or of another library's module."""
-    path = _PACKAGE.joinpath(*module.split(".")).with_suffix(".py")
+    parts = module.split(".")
+    path = _PACKAGE.joinpath(*parts).with_suffix(".py")
     if not path.is_file():
         return []
-    return ast.parse(path.read_text(encoding="utf-8")).body
+
+    source = path.read_text(encoding="utf-8")
+    return ast.parse(source).body
 
 
 def _dataclass(node: ast.ClassDef, module: str) -> type:
@@ -94,13 +98,15 @@ def _dataclass(node: ast.ClassDef, module: str) -> type:
 
         name = ast.unparse(statement.target)
         hint = _type(statement.annotation, module)
-        fields.append((name, hint, _field(statement.value)))
+        default = _field(statement.value)
+        fields.append((name, hint, default))
 
-    bases = [_type(base, module) for base in node.bases]
+    all_bases = [_type(base, module) for base in node.bases]
+    bases = [base for base in all_bases if base is not object]
     return dataclasses.make_dataclass(
         node.name,
         fields,
-        bases=tuple(base for base in bases if base is not object),
+        bases=tuple(bases),
         namespace={"__doc__": ast.get_docstring(node)},
         kw_only=True,
     )
@@ -122,8 +128,9 @@ def _field(node: ast.expr | None) -> Any:
     """Returns the default of a field, or the field that a call of ``setting`` returns."""
     match node:
         case ast.Call(func=ast.Name("setting"), args=args, keywords=keywords):
+            values = [_value(each) for each in args]
             facts = {str(keyword.arg): _value(keyword.value) for keyword in keywords}
-            return setting(*map(_value, args), **facts)
+            return setting(*values, **facts)
     return _value(node)
 
 

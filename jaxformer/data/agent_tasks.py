@@ -56,10 +56,12 @@ class AgentConfig(DataSection):
     def __post_init__(self) -> None:
         check_values(self, "data")
         self.check_paths("tokenizer")
+
         if not self.rows:
             raise UserError(
                 "data.text_rows, data.caption_rows or data.control_rows must be above 0: got 0 each"
             )
+
         shortest = 2 * TIMESTEP
         if self.max_length < shortest:
             raise UserError(
@@ -90,7 +92,11 @@ class Examples(NamedTuple):
 
 def texts_of(split: str, below: int) -> list[str]:
     """Returns numbers in digits and in words, such as "247 two hundred and forty-seven"."""
-    return [f"{number} {spell_english(number)}" for number in numbers_in(split) if number < below]
+    texts = []
+    for number in numbers_in(split):
+        if number < below:
+            texts.append(f"{number} {spell_english(number)}")
+    return texts
 
 
 def read_examples(
@@ -101,25 +107,54 @@ def read_examples(
     training: bool,
 ) -> Examples:
     """Returns the examples to train on, or the ones for validation, which are others."""
-    texts = texts_of("train" if training else "held_out", data.numbers_below)
-    texts = [[*ids, EOS] for ids in tokenizer.encode_batch(texts)]
-
-    digits = read_images(ImagesConfig(corpus="digits"), "train" if training else "test")
-    captions = []
-    for picture, label in zip(*digits, strict=True):
-        ids = tokenizer.encode(spell_english(int(label)))
-        captions.append(caption(picture, [*ids, EOS], patch_size))
-
-    ids = TokenIds(tokenizer.vocab_size)
-    seed = _EPISODE_SEED if training else _EPISODE_SEED + 1
-    count = data.episodes if training else max(1, data.episodes // 10)
-    states = cart_pole.first_states(seed, count)
-    played = cart_pole.play(states, data.noise, np.random.default_rng(seed))
     return Examples(
-        text=[tokens_of(each, is_predicted=True) for each in texts],
-        caption=captions,
-        control=[episode(ids, {"state": each.states}, each.actions) for each in played],
+        text=_read_texts(data, tokenizer, training=training),
+        caption=_read_captions(tokenizer, patch_size, training=training),
+        control=_play_episodes(data, tokenizer.vocab_size, training=training),
     )
+
+
+def _read_texts(data: AgentConfig, tokenizer: Vocabulary, *, training: bool) -> list[Items]:
+    split = "train" if training else "held_out"
+    texts = texts_of(split, data.numbers_below)
+
+    items = []
+    for ids in tokenizer.encode_batch(texts):
+        tokens = [*ids, EOS]
+        items.append(tokens_of(tokens, is_predicted=True))
+    return items
+
+
+def _read_captions(tokenizer: Vocabulary, patch_size: int, *, training: bool) -> list[Items]:
+    """Returns scikit-learn's digits with their words."""
+    split = "train" if training else "test"
+    pictures, labels = read_images(ImagesConfig(corpus="digits"), split)
+
+    captions = []
+    for picture, label in zip(pictures, labels, strict=True):
+        word = spell_english(int(label))
+        tokens = [*tokenizer.encode(word), EOS]
+        captions.append(caption(picture, tokens, patch_size))
+    return captions
+
+
+def _play_episodes(data: AgentConfig, vocab_size: int, *, training: bool) -> list[Items]:
+    """Returns episodes of the controller that balances the pole."""
+    seed = _EPISODE_SEED
+    count = data.episodes
+    if not training:
+        seed = _EPISODE_SEED + 1
+        count = max(1, data.episodes // 10)
+    states = cart_pole.first_states(seed, count)
+    generator = np.random.default_rng(seed)
+    played = cart_pole.play(states, data.noise, generator)
+
+    ids = TokenIds(vocab_size)
+    episodes = []
+    for each in played:
+        tensors = {"state": each.states}
+        episodes.append(episode(ids, tensors, each.actions))
+    return episodes
 
 
 def examples_per_row(data: AgentConfig, examples: list[Items]) -> int:
@@ -135,4 +170,7 @@ def examples_per_row(data: AgentConfig, examples: list[Items]) -> int:
 
 def pictures_per_row(data: AgentConfig, num_patches: int) -> int:
     """Returns the most pictures of a row; 0 without captions."""
-    return data.max_length // (num_patches + _LONGEST_CAPTION) if data.caption_rows else 0
+    if not data.caption_rows:
+        return 0
+    longest = num_patches + _LONGEST_CAPTION
+    return data.max_length // longest

@@ -109,17 +109,18 @@ def variants(
     editor = _Editor(seed, languages)
     stream = iter(pairs)
 
+    kinds_of_one_pair = [kind for kind in RATES if kind != "join"]
+
     for pair in stream:
-        if editor.chance(rates.get("join", 0)):
+        is_joined = editor.chance(rates.get("join", 0))
+        if is_joined:
             count = editor.draw.randint(1, 4)
             rest = list(itertools.islice(stream, count))
             sources, targets = zip(pair, *rest, strict=True)
             pair = " ".join(sources), " ".join(targets)
             changed["join"] += bool(rest)
 
-        for kind in RATES:
-            if kind == "join":
-                continue
+        for kind in kinds_of_one_pair:
             rate = rates.get(kind, 0)
             if not editor.chance(rate):
                 continue
@@ -145,7 +146,9 @@ class _Editor:
     def of_languages(self, table: Mapping[str, T], default: T) -> tuple[T, T]:
         """Returns the entries of a table for the languages of source and target."""
         source, target = self.languages
-        return table.get(source, default), table.get(target, default)
+        source_entry = table.get(source, default)
+        target_entry = table.get(target, default)
+        return source_entry, target_entry
 
     def number(self, source: str, target: str) -> Pair:
         """Replaces a number that both sides have, in words or in digits."""
@@ -171,17 +174,21 @@ class _Editor:
         """Returns a number of one to nine digits, as each language writes it."""
         digits = self.draw.randint(1, 9)
         whole = self.draw.randrange(2, 10**digits)
-        first = second = str(whole)
+        first = str(whole)
+        second = str(whole)
 
+        # The separator of thousands, and the decimal sign.
         source_signs, target_signs = self.of_languages(_SIGNS, ",.")
+        source_separator, source_point = source_signs
+        target_separator, target_point = target_signs
         if whole >= 1000 and self.chance(0.4):
             grouped = f"{whole:,}"
-            first = grouped.replace(",", source_signs[0])
-            second = grouped.replace(",", target_signs[0])
+            first = grouped.replace(",", source_separator)
+            second = grouped.replace(",", target_separator)
         elif self.chance(0.15):
             fraction = self.draw.randrange(100)
-            first = f"{whole}{source_signs[1]}{fraction}"
-            second = f"{whole}{target_signs[1]}{fraction}"
+            first = f"{whole}{source_point}{fraction}"
+            second = f"{whole}{target_point}{fraction}"
 
         minus = "-" if self.chance(0.05) else ""
         return minus + first, minus + second
@@ -230,7 +237,8 @@ class _Editor:
             (4, template.format(*fillers)),
         ]
         weights, words = zip(*weighted, strict=True)
-        return draw.choices(words, weights)[0]
+        [word] = draw.choices(words, weights)
+        return word
 
     def make_syllable(self) -> str:
         consonant = self.draw.choice("bdfghjklmnprstvwz")
@@ -241,12 +249,19 @@ class _Editor:
     def quotes(self, source: str, target: str) -> Pair:
         source_marks, target_marks = self.of_languages(_QUOTES, "“”")
         if self.chance(0.7):
-            source_marks = target_marks = self.draw.choice(['""', '""', "''"])
+            marks = self.draw.choice(['""', '""', "''"])
+            source_marks = marks
+            target_marks = marks
 
-        return _enclose(source, source_marks), _enclose(target, target_marks)
+        quoted_source = _enclose(source, source_marks)
+        quoted_target = _enclose(target, target_marks)
+        return quoted_source, quoted_target
 
     def no_mark(self, *pair: str) -> Pair:
-        return _both(lambda text: re.sub(r"[.!?…。]+$", "", text), pair)
+        def remove_marks(text: str) -> str:
+            return re.sub(r"[.!?…。]+$", "", text)
+
+        return _both(remove_marks, pair)
 
     def title(self, *pair: str) -> Pair:
         def capitalize_words(text: str) -> str:
@@ -259,10 +274,12 @@ class _Editor:
 
     def typos(self, source: str, target: str) -> Pair:
         words = source.split(" ")
-        for _ in range(self.draw.randint(1, 2)):
+        count = self.draw.randint(1, 2)
+        for _ in range(count):
             place = self.draw.randrange(len(words))
-            if len(words[place]) > 3:
-                words[place] = self.misspell(words[place])
+            word = words[place]
+            if len(word) > 3:
+                words[place] = self.misspell(word)
 
         return " ".join(words), target
 
@@ -304,7 +321,8 @@ class _Editor:
 
 
 def _both(change: Callable[[str], str], pair: Sequence[str]) -> Pair:
-    return change(pair[0]), change(pair[1])
+    source, target = pair
+    return change(source), change(target)
 
 
 def _replace(pair: Pair, words: Pair, others: Pair) -> Pair:
@@ -328,4 +346,5 @@ def _digits(number: str) -> str:
 
 def _enclose(text: str, marks: str) -> str:
     """Returns a text between an opening and a closing mark."""
-    return f"{marks[0]}{text}{marks[1]}"
+    opening, closing = marks
+    return f"{opening}{text}{closing}"

@@ -78,6 +78,7 @@ def _newstest(
     years = dict.fromkeys(name.split()[0] for name in sets)
     tests = [f"wmt{year}-test.tgz" for year in years]
     names = ["dev.tgz", *tests]
+
     return PublicCorpus(
         folder=f"newstest-en-{target}",
         files=digests,

@@ -48,11 +48,14 @@ class CharacterTokenizer(Vocabulary):
             for text in texts:
                 row = [self._ids[character] for character in text]
                 rows.append(row)
+
         except KeyError as error:
+            [character] = error.args
             raise UserError(
-                f"the model has never seen the character {error.args[0]!r}; it knows "
+                f"the model has never seen the character {character!r}; it knows "
                 f"{self._characters!r}"
             ) from None
+
         return rows
 
     def decode(self, ids: Iterable[SupportsIndex]) -> str:

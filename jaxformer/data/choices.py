@@ -39,21 +39,30 @@ def _choices(fields: Any, place: str) -> Choices:
     values = fields if isinstance(fields, dict) else {}
     context: Any = values.get("context")
     choices: Any = values.get("choices")
-    label = values.get("label")
+    label: Any = values.get("label")
 
-    texts: list[Any] = [context]
-    if isinstance(choices, list):
-        texts += choices
-    if len(texts) < 2 or not all(isinstance(text, str) and is_unicode(text) for text in texts):
+    has_choices = isinstance(choices, list) and len(choices) > 0
+    if not has_choices or not all(map(_is_text, [context, *choices])):
         raise UserError(
             f"{place}: expected context to be a text and choices to be a list of texts, got "
             f"{fields!r:.80}"
         )
 
-    is_number = isinstance(label, int) and not isinstance(label, bool)
-    if label is not None and not (is_number and 0 <= label < len(texts) - 1):
+    is_integer = isinstance(label, int) and not isinstance(label, bool)
+    is_number = is_integer and 0 <= label < len(choices)
+    if label is not None and not is_number:
         raise UserError(
-            f"{place}: expected label to be the number of a choice, from 0 to {len(texts) - 2}, "
+            f"{place}: expected label to be the number of a choice, from 0 to {len(choices) - 1}, "
             f"got {label!r:.80}"
         )
-    return Choices(texts[0], tuple(texts[1:]), label, place)
+
+    return Choices(
+        context=context,
+        choices=tuple(choices),
+        label=label,
+        place=place,
+    )
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and is_unicode(value)

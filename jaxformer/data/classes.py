@@ -40,15 +40,17 @@ def describe_classes(
       train: Classes of the training examples, as indices of names.
       valid: Classes of the validation examples.
     """
-    train_counts = np.bincount(train, minlength=len(names))
-    valid_counts = np.bincount(valid, minlength=len(names))
+    num_classes = len(names)
+    train_counts = np.bincount(train, minlength=num_classes)
+    valid_counts = np.bincount(valid, minlength=num_classes)
     in_train = train_counts > 0
     in_valid = valid_counts > 0
     notes = []
 
     unseen = in_valid & ~in_train
     if unseen.any():
-        share = valid_counts[unseen].sum() / len(valid)
+        num_unseen = valid_counts[unseen].sum()
+        share = num_unseen / len(valid)
         notes.append(
             f"note: classes without training examples: {_list_names(names, unseen)}; they are "
             f"{share:.1%} of the validation examples, which no model can learn to recognize"
@@ -63,4 +65,5 @@ def describe_classes(
 
 def _list_names(names: Sequence[str], chosen: np.ndarray) -> str:
     found = [name for name, wanted in zip(names, chosen, strict=True) if wanted]
-    return list_first(found[:_MOST_NAMES], len(found))
+    first = found[:_MOST_NAMES]
+    return list_first(first, len(found))

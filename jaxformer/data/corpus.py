@@ -127,7 +127,8 @@ class DataConfig(DataSection):
                 "data.lowercase and data.detokenize=False need data.pretokenizer=moses: got none"
             )
 
-        if not all(map(_SYMBOL.fullmatch, self.symbols())):
+        are_symbols = all(map(_SYMBOL.fullmatch, self.symbols()))
+        if not are_symbols:
             raise UserError(
                 "data.user_defined_symbols must be words with commas between, as in <name>,<url>, "
                 f"and no special tokens: got {self.user_defined_symbols!r}"
@@ -257,7 +258,8 @@ def parse_mixture(split: str) -> dict[str, int]:
     ({'news': 1, 'captions': 3}, {})
     """
     names = split.split(",")
-    found = list(filter(None, map(_WEIGHTED.fullmatch, names)))
+    matches = [_WEIGHTED.fullmatch(name) for name in names]
+    found = [match for match in matches if match]
     if len(names) == 1 or not found:
         return {}
 
@@ -338,11 +340,11 @@ class VerifiedCorpus:
 
     def notes(self, split: str) -> list[str]:
         """Returns log messages about a split."""
+        notes = []
         mixture = parse_mixture(split)
-        notes = [
-            f"{each}: {self._size(each):,} pairs, each {weight} times an epoch"
-            for each, weight in mixture.items()
-        ]
+        for each, weight in mixture.items():
+            size = self._size(each)
+            notes.append(f"{each}: {size:,} pairs, each {weight} times an epoch")
 
         notes_of = getattr(self._corpus, "notes", None)
         if notes_of is not None:

@@ -22,9 +22,10 @@ class EncodedText(NamedTuple):
     def of(cls, tokens: Sequence[int], types: Sequence[int], num_types: int) -> "EncodedText":
         """Returns arrays; a model with one type of tokens, such as RoBERTa, has 0 for all."""
         last_type = max(num_types - 1, 0)
+        all_types = np.array(types, np.int32)
         return cls(
-            np.array(tokens, np.int32),
-            np.minimum(np.array(types, np.int32), last_type),
+            tokens=np.array(tokens, np.int32),
+            types=np.minimum(all_types, last_type),
         )
 
 
@@ -64,6 +65,7 @@ def pad_rows(rows: Sequence[EncodedText], shape: Sequence[int]) -> EncodedText:
     """Returns the tokens and types of texts in rows of this shape, [B, ..., T], padded with 0."""
     tokens = np.full(shape, PAD, np.int32)
     types = np.zeros(shape, np.int32)
+
     for number, row in enumerate(rows):
         end = row.tokens.shape[-1]
         tokens[number, ..., :end] = row.tokens
@@ -83,11 +85,19 @@ def make_annotated_batch(
       shape: Shape of the tokens of the batch.
       targets: Targets of rows without a text, [B, ...], which is overwritten.
     """
-    padded = pad_rows([row.text for [row] in rows], shape)
+    texts = [row.text for [row] in rows]
+    padded = pad_rows(texts, shape)
+
     for number, [row] in enumerate(rows):
         target = np.asarray(row.target)
         if target.ndim:
-            targets[number, : len(target)] = target
+            end = len(target)
+            targets[number, :end] = target
         else:
             targets[number] = target
-    return AnnotatedBatch(padded.tokens, padded.types, targets)
+
+    return AnnotatedBatch(
+        tokens=padded.tokens,
+        types=padded.types,
+        targets=targets,
+    )

@@ -88,7 +88,8 @@ class FileCorpus(abc.ABC):
             lines = self._lines[path]
 
             if number < len(lines):
-                return f"{path}:{lines[number]}"
+                line = lines[number]
+                return f"{path}:{line}"
             number -= len(lines)
 
         raise LookupError(number)
@@ -125,23 +126,31 @@ class RecordCorpus(FileCorpus):
             # Opening a file checks its format. The pairs may never be read: the cache may have the
             # tokens of a run with the right format, whose fingerprint is the same.
             with self.open(path), explain_read_errors(path):
-                content.update(bytes.fromhex(file_sha256(path)))
+                digest = file_sha256(path)
+                content.update(bytes.fromhex(digest))
 
         # As in 0.2.0, Parquet and JSONL have the same fingerprints: no file can be both.
         identity = (*self.columns, content.hexdigest())
         if self.kind:
             identity += (self.kind,)
-        return hashlib.sha256(repr(identity).encode()).hexdigest()
+
+        text = repr(identity)
+        return hashlib.sha256(text.encode()).hexdigest()
 
     def pair(self, row: Any, place: str) -> tuple[str, str]:
         """Returns the texts of a row; ``place`` names the row in error messages."""
         texts = row
-        if isinstance(row, dict) and not isinstance(row.get(_COLUMN, ""), str):
-            texts = row[_COLUMN]
+        if isinstance(row, dict):
+            # A text in this column is of a language that is called so.
+            column = row.get(_COLUMN, "")
+            if not isinstance(column, str):
+                texts = column
 
         pair = []
         for column in self.columns:
-            text = texts.get(column) if isinstance(texts, dict) else None
+            text = None
+            if isinstance(texts, dict):
+                text = texts.get(column)
             if not isinstance(text, str):
                 example = {_COLUMN: dict.fromkeys(self.columns, "...")}
                 raise UserError(
@@ -165,7 +174,7 @@ class JsonlCorpus(RecordCorpus):
     """Files of JSON objects, one per line."""
 
     def rows(self, path: pathlib.Path) -> Iterator[tuple[str, str]]:
-        for number, line in enumerate(text_files.read_bytes(path), 1):
+        for number, line in enumerate(text_files.read_bytes(path), start=1):
             try:  # A context manager would be slow for millions of lines.
                 row = json.loads(line)
             except (ValueError, RecursionError) as error:
@@ -181,7 +190,7 @@ class TsvCorpus(RecordCorpus):
     kind = "tsv"
 
     def rows(self, path: pathlib.Path) -> Iterator[tuple[str, str]]:
-        for number, line in enumerate(text_files.read_file(path), 1):
+        for number, line in enumerate(text_files.read_file(path), start=1):
             source, *others = line.split("\t")
             if len(others) != 1:
                 raise UserError(
@@ -282,10 +291,9 @@ class ParquetCorpus(RecordCorpus):
         if _COLUMN in names:
             return [_COLUMN]
 
-        raise UserError(
-            f"{path}: expected a column {_COLUMN!r}, or columns "
-            f"{' and '.join(map(repr, self.columns))}: got {', '.join(map(repr, names))}"
-        )
+        wanted = " and ".join(map(repr, self.columns))
+        given = ", ".join(map(repr, names))
+        raise UserError(f"{path}: expected a column {_COLUMN!r}, or columns {wanted}: got {given}")
 
 
 def find_files(split: str) -> list[pathlib.Path]:
@@ -324,11 +332,13 @@ def _check_series(pattern: pathlib.Path, names: list[str]) -> None:
             series[start, size].append(int(number))
 
     for (start, size), numbers in series.items():
+        count = int(size)
         first = min(1, *numbers)  # some count from 0, some from 1
-        complete = list(range(first, first + int(size)))
+        complete = list(range(first, first + count))
         if sorted(numbers) != complete:
+            num_found = len(set(numbers))
             raise UserError(
-                f"{pattern}: expected all {int(size)} files of the series {start}-*-of-{size}, "
-                f"each once: found {len(set(numbers))} of them in {len(numbers)} files; get the "
+                f"{pattern}: expected all {count} files of the series {start}-*-of-{size}, "
+                f"each once: found {num_found} of them in {len(numbers)} files; get the "
                 "others, and move copies away"
             )

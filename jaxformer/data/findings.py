@@ -28,7 +28,7 @@ def list_first(first: Sequence[object], count: int) -> str:
     >>> list_first(["a:1", "b:7"], 9), list_first([3], 1)
     ('a:1, b:7 and 7 more', '3')
     """
-    listed = ", ".join(map(str, first))
+    listed = ", ".join(str(item) for item in first)
     more = count - len(first)
     if more:
         listed += f" and {more:,} more"
@@ -93,7 +93,8 @@ class Findings(dict[str, Finding]):
             first = place(number, side)
             found.append(f"{finding.count:,} {_describe(kind)} (first {first})")
 
-        return [f"unusual {what}: {', '.join(found)}; see {file} in the workdir"]
+        kinds = ", ".join(found)
+        return [f"unusual {what}: {kinds}; see {file} in the workdir"]
 
     def list_places(self, what: str, place: Place) -> list[str]:
         """Returns a line for each kind, with its first ten places."""

@@ -27,7 +27,10 @@ def parse_share(valid: str) -> float | None:
         return None
 
     number = valid.strip().removesuffix("%")
-    share = float(number) / 100 if _NUMBER.fullmatch(number) else 0.0
+    if not _NUMBER.fullmatch(number):
+        raise _share_error(valid)
+
+    share = float(number) / 100
     if not 0 < share < 1:
         raise _share_error(valid)
     return share
@@ -85,12 +88,15 @@ def open_splits(data: DataConfig, corpus: Corpus | None = None) -> VerifiedCorpu
     data.check_named()
     if corpus is None:
         corpus = open_corpus(data)
-    return VerifiedCorpus(hold_out(corpus, data.train, data.valid))
+
+    with_valid = hold_out(corpus, data.train, data.valid)
+    return VerifiedCorpus(with_valid)
 
 
 def training_pairs(data: DataConfig) -> Iterator[tuple[str, str]]:
     """Yields the sentence pairs of the training split, each once, except of treebanks."""
-    return open_splits(data).pairs(data.train)
+    corpus = open_splits(data)
+    return corpus.pairs(data.train)
 
 
 class HeldOutCorpus:
@@ -143,8 +149,8 @@ class HeldOutCorpus:
         """Returns a hash of the whole training text, the share, and which split this is."""
         whole = [self._corpus.fingerprint(name) for name in self._names(split)]
         is_valid = split == self._valid
-        identity = (*whole, self._share, is_valid)
-        return hashlib.sha256(repr(identity).encode()).hexdigest()
+        identity = repr((*whole, self._share, is_valid))
+        return hashlib.sha256(identity.encode()).hexdigest()
 
     def place(self, split: str, number: int, side: int) -> str:
         numbered = self._number_pairs(split)
@@ -173,6 +179,7 @@ class HeldOutCorpus:
                     yield name, number, pair
 
     def _is_held_out(self, source: str) -> bool:
-        digest = hashlib.sha256(source.encode("utf-8", "surrogatepass")).digest()
+        content = source.encode("utf-8", "surrogatepass")
+        digest = hashlib.sha256(content).digest()
         number = int.from_bytes(digest[:8])  # uniform below 2**64
         return number < self._share * 2**64

@@ -49,7 +49,8 @@ class LabeledConfig(DataConfig):
         if self.corpus == "masked" and not self.mask_rate:
             raise UserError("data.mask_rate must be above 0 with data.corpus=masked, such as 0.15")
 
-        for name, expected in (("batching", "buckets"), ("pretokenizer", "none")):
+        needed = {"batching": "buckets", "pretokenizer": "none"}
+        for name, expected in needed.items():
             found = getattr(self, name)
             if found != expected:
                 raise UserError(f"data.{name} must be {expected} for single texts: got {found}")
@@ -132,10 +133,13 @@ class LabeledCorpus(FileCorpus):
 
         # Older versions knew only spaces, and read other pairs from files with tabs.
         has_tabs = self.has_labels and any(map(_has_tabs, paths))
-        form = f"{self.has_labels} tabs" if has_tabs else f"{self.has_labels}"
+        form = f"{self.has_labels}"
+        if has_tabs:
+            form += " tabs"
 
-        content = f"labeled {form} {fingerprint_files(paths)}"
-        return hashlib.sha256(content.encode()).hexdigest()
+        content = fingerprint_files(paths)
+        identity = f"labeled {form} {content}"
+        return hashlib.sha256(identity.encode()).hexdigest()
 
 
 def _has_tabs(path: pathlib.Path) -> bool:
@@ -153,7 +157,8 @@ def _split_at_tab(line: str, place: str) -> tuple[str, str]:
             "two columns, for example with cut -f 1,2"
         )
 
-    if not label or " " in label or unusual_kinds(label):
+    has_blanks = " " in label or unusual_kinds(label)
+    if not label or has_blanks:
         raise UserError(
             f"{place}: expected a label without blanks before the tab, got {label[:50]!r}; write "
             "the label first and the text last, and a label of several words like_this"

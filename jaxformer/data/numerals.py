@@ -64,7 +64,8 @@ def spell_english(number: int) -> str:
 
     if number < 100:
         ones = number % 10
-        return f"{spell_english(number - ones)}-{spell_english(ones)}"
+        tens = number - ones
+        return f"{spell_english(tens)}-{spell_english(ones)}"
 
     if number >= 1000:
         count, rest = divmod(number, 1000)
@@ -88,7 +89,9 @@ def spell_german(number: int) -> str:
     """
     stem = _german_stem(number)
     # "ein" inside the word, "eins" at its end.
-    return f"{stem}s" if number % 100 == 1 else stem
+    if number % 100 == 1:
+        return f"{stem}s"
+    return stem
 
 
 def _german_stem(number: int) -> str:
@@ -97,7 +100,8 @@ def _german_stem(number: int) -> str:
 
     if number < 100:
         ones = number % 10
-        return f"{_german_stem(ones)}und{_german_stem(number - ones)}"
+        tens = number - ones
+        return f"{_german_stem(ones)}und{_german_stem(tens)}"
 
     if number >= 1000:
         count, rest = divmod(number, 1000)
@@ -106,7 +110,9 @@ def _german_stem(number: int) -> str:
         count, rest = divmod(number, 100)
         spelled = f"{_german_stem(count)}hundert"
 
-    return spelled + _german_stem(rest) if rest else spelled
+    if rest == 0:
+        return spelled
+    return spelled + _german_stem(rest)
 
 
 _SPELLERS = {"en": spell_english, "de": spell_german}
@@ -146,11 +152,14 @@ def numbers_in(split: str) -> list[int]:
 
     chosen = []
     for each in _MAGNITUDES:
-        mixed = each.start + _permutation(each.stop - each.start)
+        size = each.stop - each.start
+        mixed = each.start + _permutation(size)
+        held_out = mixed[: each.held_out]
+        others = mixed[each.held_out :]
         if split == "held_out":
-            chosen.append(mixed[: each.held_out])
+            chosen.append(held_out)
         else:
-            chosen.append(mixed[each.held_out : each.held_out + each.train])
+            chosen.append(others[: each.train])
 
     numbers = np.concatenate(chosen)
     order = _permutation(len(numbers))
@@ -175,7 +184,8 @@ def main() -> None:
     for language, spell in _SPELLERS.items():
         path = options.directory / f"{options.split}.{language}"
         lines = [f"{spell(number)}\n" for number in numbers_in(options.split)]
-        write_file(path, "".join(lines).encode())
+        content = "".join(lines)
+        write_file(path, content.encode())
         print(path)
 
 

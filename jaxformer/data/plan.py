@@ -77,8 +77,9 @@ class BatchPlan:
             batch_examples = self.ids[batch_examples]
         ids = batch_examples.tolist()
         rows = [ids[start:stop] for start, stop in itertools.pairwise(cuts)]
-        shape = self.shapes[self.batch_shape[batch]]
-        return shape, rows
+
+        shape_index = self.batch_shape[batch]
+        return self.shapes[shape_index], rows
 
     @functools.cached_property
     def _epoch(self) -> Callable[[int], tuple[np.ndarray, np.ndarray]]:
@@ -162,6 +163,7 @@ def bucket_plan(
 
     Lengths include EOS. Without a seed, examples and batches stay in order.
     """
+    num_pairs = len(src_lengths)
     lengths = np.maximum(src_lengths, tgt_lengths)
     edges = bucket_edges(lengths, tokens_per_batch, max_buckets)
     buckets = np.searchsorted(edges, lengths)
@@ -177,13 +179,15 @@ def bucket_plan(
         shapes.append((largest, edge, edge))
 
     batches_per_bucket = [len(bucket_sizes) for bucket_sizes in sizes]
+    all_sizes = np.concatenate(sizes)
+    all_shapes = np.arange(len(edges))
     return BatchPlan(
         shapes=tuple(shapes),
         example_class=buckets,
         slot_class=np.sort(buckets),
-        row_starts=np.arange(len(lengths) + 1),
-        batch_starts=_starts(np.concatenate(sizes)),
-        batch_shape=np.repeat(np.arange(len(edges)), batches_per_bucket),
+        row_starts=np.arange(num_pairs + 1),
+        batch_starts=_starts(all_sizes),
+        batch_shape=np.repeat(all_shapes, batches_per_bucket),
         tokens=int(src_lengths.sum() + tgt_lengths.sum()),
         seed=seed,
     )
@@ -233,8 +237,9 @@ def packing_plan(
 
     row_count = len(row_starts) - 1
     sizes = _even_sizes(row_count, tokens_per_batch // row_length)
+    largest = int(sizes.max())
     return BatchPlan(
-        shapes=((int(sizes.max()), row_length, row_length),),
+        shapes=((largest, row_length, row_length),),
         example_class=length_class(src_lengths, tgt_lengths, row_length),
         slot_class=slots,
         row_starts=row_starts,

@@ -94,7 +94,10 @@ def _tatoeba_pairs(text: str) -> set[tuple[str, str]]:
 
 
 def _sort_by_hash(pairs: set[tuple[str, str]]) -> Pairs:
-    return sorted(pairs, key=lambda pair: _hash("\t".join(pair)))
+    def hash_of_both(pair: tuple[str, str]) -> int:
+        return _hash("\t".join(pair))
+
+    return sorted(pairs, key=hash_of_both)
 
 
 def newstest(
@@ -108,7 +111,8 @@ def newstest(
     """
     years = [f"newstest{year}" for year in range(2009, 2014)]
     years = ["newssyscomb2009", "news-test2008", *years]
-    pattern = rf"dev/({'|'.join(years)})\.(en|{target})"
+    any_year = "|".join(years)
+    pattern = rf"dev/({any_year})\.(en|{target})"
     archive = _Archive(downloads / "dev.tgz", pattern)
 
     parts = []
@@ -116,13 +120,17 @@ def newstest(
         sides = []
         for language in ("en", target):
             text = _join_blanks(archive.text(f"dev/{year}.{language}"))
-            sides.append(text.removesuffix("\n").split("\n"))
-        parts.append(archive.read_aligned(*sides))
+            lines = text.removesuffix("\n").split("\n")
+            sides.append(lines)
+
+        source_lines, target_lines = sides
+        parts.append(archive.read_aligned(source_lines, target_lines))
 
     # The last one is newstest2013.
     valid = parts.pop()
-    for name in sets:
-        parts.append(_sgml_set(downloads, target, *name.split()))
+    for each in sets:
+        year, name = each.split()
+        parts.append(_sgml_set(downloads, target, year=year, name=name))
 
     train = list(itertools.chain.from_iterable(parts))
     return _line_aligned(train, valid, target)
@@ -137,10 +145,11 @@ def craft(downloads: pathlib.Path) -> Prepared:
 
     prepared = {"LICENSE.txt": archive.content("LICENSE.txt")}
     for split in ("train", "dev"):
+        lines = []
         articles = archive.text(f"{ids}{split}.txt").split()
-        texts = [archive.text(f"{trees}{article}.tree") for article in articles]
-
-        lines = itertools.chain.from_iterable(map(_trees, texts))
+        for article in articles:
+            text = archive.text(f"{trees}{article}.tree")
+            lines += _trees(text)
         prepared[f"{split}.trees"] = _lines(lines)
 
     return prepared
@@ -152,7 +161,8 @@ def wsj_sample(downloads: pathlib.Path) -> Prepared:
 
     trees = []
     for name in sorted(archive.files):
-        trees += _trees(archive.text(name))
+        text = archive.text(name)
+        trees += _trees(text)
 
     needed = max(part.stop for part in _WSJ_SPLITS.values())
     if len(trees) < needed:
@@ -183,7 +193,8 @@ def _sgml_set(
         text = archive.text(f"{folder}/{name}-{kind}.{language}.sgm")
         sides.append(_segments(text))
 
-    return archive.read_aligned(*sides)
+    source_lines, target_lines = sides
+    return archive.read_aligned(source_lines, target_lines)
 
 
 def _segments(text: str) -> list[str]:
@@ -192,7 +203,11 @@ def _segments(text: str) -> list[str]:
     for entity, character in _ENTITIES.items():
         segments = [segment.replace(entity, character) for segment in segments]
 
-    return [" ".join(segment.split()) for segment in segments]
+    joined = []
+    for segment in segments:
+        words = segment.split()
+        joined.append(" ".join(words))
+    return joined
 
 
 def _trees(text: str) -> Iterator[str]:
@@ -209,7 +224,8 @@ def _trees(text: str) -> Iterator[str]:
         depth -= 1
         if depth == 0:
             tree = text[start : bracket.end()]
-            yield _join_blanks(tree.replace("\n", " "))
+            on_one_line = tree.replace("\n", " ")
+            yield _join_blanks(on_one_line)
 
 
 class _Archive:
@@ -236,21 +252,23 @@ class _Archive:
     def _read_zip(self) -> None:
         with zipfile.ZipFile(self.path) as archive:
             for member in archive.infolist():
-                name = self._wanted.fullmatch(member.filename)
-                if name and member.file_size <= _MAX_BYTES:
-                    self.files[name[1]] = archive.read(member)
+                match = self._wanted.fullmatch(member.filename)
+                if match and member.file_size <= _MAX_BYTES:
+                    name = match[1]
+                    self.files[name] = archive.read(member)
 
     def _read_tar(self) -> None:
         with tarfile.open(self.path, "r:gz") as archive:
             for member in archive:
-                name = self._wanted.fullmatch(member.name)
-                if not name or member.size > _MAX_BYTES:
+                match = self._wanted.fullmatch(member.name)
+                if not match or member.size > _MAX_BYTES:
                     continue
 
                 if member.isreg():
                     file = archive.extractfile(member)
                     assert file is not None, "a regular file has content"
-                    self.files[name[1]] = file.read()
+                    name = match[1]
+                    self.files[name] = file.read()
 
     def content(self, name: str) -> bytes:
         if name not in self.files:
@@ -263,7 +281,8 @@ class _Archive:
 
     def text(self, name: str) -> str:
         with prefix_errors(f"{self.path}: expected UTF-8 text in the archive", UnicodeDecodeError):
-            return self.content(name).decode("utf-8-sig")
+            content = self.content(name)
+            return content.decode("utf-8-sig")
 
     def read_aligned(self, source: list[str], target: list[str]) -> Pairs:
         """Returns the pairs of a test set, whose sides must have equally many lines."""
@@ -283,7 +302,8 @@ def _line_aligned(
 ) -> Prepared:
     """Returns the files of both splits: the English side and the other one."""
     prepared = {}
-    for split, pairs in (("train", train), ("valid", valid)):
+    splits = {"train": train, "valid": valid}
+    for split, pairs in splits.items():
         sources = (source for source, _ in pairs)
         targets = (target for _, target in pairs)
         prepared[f"{split}.en"] = _lines(sources)
@@ -294,11 +314,13 @@ def _line_aligned(
 def _join_blanks(text: str) -> str:
     """Returns text with one space between words of a line. Non-ASCII blanks are unchanged."""
     single = re.sub(r"[ \t\r]+", " ", text)
-    return re.sub(r" *\n", "\n", single).strip(" ")
+    stripped_lines = re.sub(r" *\n", "\n", single)
+    return stripped_lines.strip(" ")
 
 
 def _lines(lines: Iterable[str]) -> bytes:
-    return "".join(f"{line}\n" for line in lines).encode()
+    text = "".join(f"{line}\n" for line in lines)
+    return text.encode()
 
 
 def _hash(text: str) -> int:

@@ -238,6 +238,7 @@ def _list(values: Any, name: str, place: str) -> list[Any]:
     found = None
     if isinstance(values, dict):
         found = values.get(name)
+
     if not isinstance(found, list):
         raise UserError(
             f"{place}: expected {name} to be a list, as in SQuAD's JSON, got {found!r:.80}; a file "
@@ -250,6 +251,7 @@ def _text(values: Any, name: str, place: str) -> str:
     found = None
     if isinstance(values, dict):
         found = values.get(name)
+
     if not isinstance(found, str) or not is_unicode(found):
         raise UserError(f"{place}: expected {name} to be a text, got {found!r:.80}")
     return found

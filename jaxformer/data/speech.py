@@ -135,9 +135,13 @@ class Recordings:
         lengths = []
         for recording in recordings:
             sound = recording.read()
-            lengths.append(resampled_length(len(sound.samples), sound.rate, rate))
-            digest.update(repr((sound.rate, recording.transcript)).encode())
+            length = resampled_length(len(sound.samples), sound.rate, rate)
+            lengths.append(length)
+
+            identity = repr((sound.rate, recording.transcript))
+            digest.update(identity.encode())
             digest.update(sound.samples.tobytes())
+
         self.lengths = np.array(lengths, np.int64)
         self.sha256 = digest.hexdigest()
 
@@ -146,16 +150,18 @@ class Recordings:
 
     def __getitem__(self, number: int) -> Float32[np.ndarray, " N"]:
         """Returns the samples of a recording."""
-        return self._recordings[number].read().at(self.rate)
+        sound = self._recordings[number].read()
+        return sound.at(self.rate)
 
     def select(self, keep: Sequence[int]) -> "Recordings":
         """Returns the recordings of these numbers, with the hash of all."""
-        chosen = object.__new__(Recordings)
+        chosen = object.__new__(Recordings)  # Its recordings have been read already.
+        chosen.rate = self.rate
+        chosen.sha256 = self.sha256
+
         chosen.names = [self.names[number] for number in keep]
         chosen.transcripts = [self.transcripts[number] for number in keep]
         chosen.lengths = self.lengths[np.asarray(keep, np.int64)]
-        chosen.rate = self.rate
-        chosen.sha256 = self.sha256
         chosen._recordings = [self._recordings[number] for number in keep]
         return chosen
 
@@ -182,8 +188,11 @@ def list_recordings(split: str, *, needs_transcripts: bool = False) -> list[Reco
 
     if not found:
         raise UserError(f"{split}: expected recordings, found none")
+
     for recording in found:
-        if needs_transcripts and not (recording.transcript or "").strip():
+        transcript = recording.transcript or ""
+        is_blank = not transcript.strip()
+        if needs_transcripts and is_blank:
             raise UserError(
                 f"{recording.name}: expected a transcript, found none; docs/sound.md shows its form"
             )
@@ -197,17 +206,29 @@ def _list_source(path: pathlib.Path) -> Iterator[Recording]:
     if is_folder:
         yield from _list_folder(path)
     elif path.suffix == ".npz":
-        arrays = read_sounds(path)
-        for number in range(len(arrays)):
-            yield Recording(
-                name=f"{path}: recording {number + 1}",
-                transcript=arrays.transcripts[number] if arrays.transcripts else None,
-                read=functools.partial(arrays.sound, number),
-            )
+        yield from _list_arrays(path)
     elif path.suffix.lower() == ".wav":
-        yield Recording(str(path), None, functools.partial(read_sound, path))
+        yield Recording(
+            name=str(path),
+            transcript=None,
+            read=functools.partial(read_sound, path),
+        )
     else:
         yield from _list_lines(find_file(path))
+
+
+def _list_arrays(path: pathlib.Path) -> Iterator[Recording]:
+    """Yields the recordings of an ``.npz`` file."""
+    arrays = read_sounds(path)
+    for number in range(len(arrays)):
+        transcript = None
+        if arrays.transcripts:
+            transcript = arrays.transcripts[number]
+        yield Recording(
+            name=f"{path}: recording {number + 1}",
+            transcript=transcript,
+            read=functools.partial(arrays.sound, number),
+        )
 
 
 def _list_folder(folder: pathlib.Path) -> Iterator[Recording]:
@@ -223,7 +244,12 @@ def _list_folder(folder: pathlib.Path) -> Iterator[Recording]:
         if text.exists():
             lines = [line.strip() for line in read_file(text)]
             transcript = " ".join(lines).strip()
-        yield Recording(str(path), transcript, functools.partial(read_sound, path))
+
+        yield Recording(
+            name=str(path),
+            transcript=transcript,
+            read=functools.partial(read_sound, path),
+        )
 
 
 def _list_lines(path: pathlib.Path) -> Iterator[Recording]:
@@ -235,6 +261,7 @@ def _list_lines(path: pathlib.Path) -> Iterator[Recording]:
                 f"{path}:{number}: expected the path of a WAV file, a tab and its transcript, got "
                 f"{line[:50]!r}"
             )
+
         sound = path.parent / local_path(name)
         yield Recording(
             name=f"{path}:{number}: {name}",
@@ -278,6 +305,7 @@ def pad_sounds(
     samples = np.zeros((num_rows, length), np.float32)
     lengths = np.zeros(num_rows, np.int32)
     for row, sound in enumerate(sounds):
-        samples[row, : len(sound)] = sound
-        lengths[row] = len(sound)
+        end = len(sound)
+        samples[row, :end] = sound
+        lengths[row] = end
     return SoundRows(samples, lengths)

@@ -127,6 +127,7 @@ class ByteFallbackTokenizer(Tokenizer):
                 "expected a SentencePiece model that keeps all of a text; this one changes spaces "
                 "or line breaks"
             )
+
         crosses_lines = any("\n" in piece[:-1] for piece in self._pieces)
         self.keeps_lines = not crosses_lines
 
@@ -237,18 +238,26 @@ class TokenStream:
     ) -> "TokenStream":
         """Encodes a text, each split separately; by default, its end is the validation split."""
         # The validation split is a text of its own, or the end of this one.
-        train_end = len(text) if valid else training_length(text, share)
-        valid_text = valid or text
-        valid_span = range(0 if valid else train_end, len(valid_text))
+        if valid:
+            train_span = range(len(text))
+            valid_text = valid
+            valid_span = range(len(valid))
+            valid_sha256 = text_sha256(valid)
+        else:
+            train_end = training_length(text, share)
+            train_span = range(train_end)
+            valid_text = text
+            valid_span = range(train_end, len(text))
+            valid_sha256 = ""
 
         return cls(
             tokenizer=tokenizer,
-            train=encode_documents(text, tokenizer, separator, span=range(train_end)),
+            train=encode_documents(text, tokenizer, separator, span=train_span),
             valid=encode_documents(valid_text, tokenizer, separator, span=valid_span),
             valid_characters=len(valid_span),
             text_sha256=text_sha256(text),
             findings=_find_unusual_lines(text),
-            valid_sha256=text_sha256(valid) if valid else "",
+            valid_sha256=valid_sha256,
         )
 
     @classmethod
@@ -268,8 +277,10 @@ class TokenStream:
             train_end = training_length(train_tokens, share)
             valid_tokens = train_tokens[train_end:]
             train_tokens = train_tokens[:train_end]
+            valid_sha256 = ""
         else:
             valid_tokens = map_token_ids(valid, dtype, ids)
+            valid_sha256 = file_sha256(valid)
 
         return cls(
             tokenizer=tokenizer,
@@ -278,7 +289,7 @@ class TokenStream:
             valid_characters=0,
             text_sha256=file_sha256(file),
             findings=Findings(),
-            valid_sha256="" if valid is None else file_sha256(valid),
+            valid_sha256=valid_sha256,
             our_ids=ids,
         )
 
@@ -289,7 +300,8 @@ class TokenStream:
 
     def first_tokens(self, split: Literal["train", "valid"], count: int) -> Int[np.ndarray, " _"]:
         """Returns the first tokens of a split."""
-        return self._ids(getattr(self, split)[:count])
+        tokens = getattr(self, split)
+        return self._ids(tokens[:count])
 
     def row_starts(
         self,

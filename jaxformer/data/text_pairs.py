@@ -25,7 +25,9 @@ class AnnotatedLine(NamedTuple):
     place: str
 
     def texts(self) -> tuple[str, ...]:
-        return (self.text,) if isinstance(self.text, str) else self.text
+        if isinstance(self.text, str):
+            return (self.text,)
+        return self.text
 
 
 def read_labeled_pairs(path: pathlib.Path) -> Iterator[AnnotatedLine]:
@@ -57,6 +59,7 @@ def parse_number(line: AnnotatedLine) -> float:
         number = float(line.label)
     except ValueError:
         number = math.nan
+
     if not math.isfinite(number):
         raise UserError(
             f"{line.place}: expected a number before the first tab, got {line.label!r:.50}"
@@ -69,18 +72,25 @@ def split_pair(line: str, place: str) -> tuple[str, str]:
     first, *others = line.split("\t")
     if len(others) != 1:
         raise UserError(f"{place}: expected two texts with a tab between, got {len(others)} tabs")
-    return first, others[0]
+
+    [second] = others
+    return first, second
 
 
 def _read_columns(path: pathlib.Path, names: list[str]) -> Iterator[AnnotatedLine]:
     for number, line in enumerate(read_file(path), start=1):
         place = f"{path}:{number}"
-        label, *texts = line.split("\t")
-        if len(texts) != len(names) - 1:
+        columns = line.split("\t")
+        if len(columns) != len(names):
             *first, last = names
             raise UserError(
                 f"{place}: expected {', '.join(first)} and {last}, with tabs between, got "
-                f"{len(texts)} tabs; select these columns, for example with cut"
+                f"{len(columns) - 1} tabs; select these columns, for example with cut"
             )
-        text = texts[0] if len(texts) == 1 else (texts[0], texts[1])
+
+        if len(columns) == 2:
+            label, text = columns
+        else:
+            label, first_text, second_text = columns
+            text = (first_text, second_text)
         yield AnnotatedLine(label, text, place)

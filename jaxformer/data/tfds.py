@@ -52,7 +52,8 @@ class TfdsCorpus:
         version = self._builder().info.full_name
         size = len(self._open(split))
         identity = (version, split, size, self._source_language, self._target_language)
-        return hashlib.sha256(repr(identity).encode()).hexdigest()
+        text = repr(identity)
+        return hashlib.sha256(text.encode()).hexdigest()
 
     def _builder(self) -> Any:
         try:
@@ -107,7 +108,9 @@ class TfdsCorpus:
             )
 
         text = example[language]
-        return text.decode("utf-8") if isinstance(text, bytes) else text
+        if isinstance(text, bytes):
+            return text.decode("utf-8")
+        return text
 
     def _damage_error(self, split: str, what: str) -> UserError:
         return UserError(

@@ -91,7 +91,8 @@ class Vocabulary(abc.ABC):
           UserError: The argument is not a string, or UTF-8 cannot encode it.
         """
         check_unicode(text, "text")
-        return self._encode([text])[0]
+        [ids] = self._encode([text])
+        return ids
 
     def encode_prompt(self, text: str) -> list[int]:
         """Returns the token ids of a text to continue; of a line break if it is empty."""
@@ -99,7 +100,8 @@ class Vocabulary(abc.ABC):
 
     def encode_target(self, text: str) -> list[int]:
         """Works as :meth:`encode` does, for a target; the sides share pieces, but not symbols."""
-        return self.encode_target_batch([text])[0]
+        [ids] = self.encode_target_batch([text])
+        return ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Works as :meth:`encode` does, for many sentences, using all cores if it can."""
@@ -175,16 +177,22 @@ class Vocabulary(abc.ABC):
 
         ``ids`` are its token ids, if they are known.
         """
-        tokens = self.encode(text) if ids is None else ids
-        if self._unknown_ids.isdisjoint(tokens):
+        if ids is None:
+            ids = self.encode(text)
+        if self._unknown_ids.isdisjoint(ids):
             return ""
 
-        code = next(filter(text.startswith, self.language_codes), "")
-        characters = dict.fromkeys(text.removeprefix(code))
-        return "".join(filter(self._has_unknown, characters))
+        for code in self.language_codes:
+            if text.startswith(code):
+                text = text.removeprefix(code)
+                break
+        characters = dict.fromkeys(text)
+        unknown = [character for character in characters if self._has_unknown(character)]
+        return "".join(unknown)
 
     def _has_unknown(self, text: str) -> bool:
-        return not self._unknown_ids.isdisjoint(self.encode(text))
+        ids = self.encode(text)
+        return not self._unknown_ids.isdisjoint(ids)
 
     @functools.cached_property
     def _unknown_ids(self) -> set[int]:
@@ -201,7 +209,11 @@ class Vocabulary(abc.ABC):
 
     @functools.cached_property
     def _byte_ids(self) -> set[int]:
-        return {i for i in range(self.vocab_size) if _BYTE.fullmatch(self.piece(i))}
+        found = set()
+        for token in range(self.vocab_size):
+            if _BYTE.fullmatch(self.piece(token)):
+                found.add(token)
+        return found
 
 
 class Tokenizer(Vocabulary):
@@ -237,13 +249,15 @@ class Tokenizer(Vocabulary):
 
         super().__init__(model)
         self._processor = processor
-        self._pieces = processor.id_to_piece(list(range(processor.vocab_size())))
+        all_ids = list(range(processor.vocab_size()))
+        self._pieces = processor.id_to_piece(all_ids)
         self.vocab_size = len(self._pieces)
 
         self._symbols = {}
         for number in range(UNK + 1, self.vocab_size):
             if processor.is_control(number):
-                self._symbols[self._pieces[number]] = number
+                symbol = self._pieces[number]
+                self._symbols[symbol] = number
         self.target_symbols = bool(self._symbols)
 
         largest_target = max(self._symbols.values(), default=self.vocab_size - 1)
@@ -275,7 +289,8 @@ class Tokenizer(Vocabulary):
         return rows
 
     def _symbol_ids(self, text: str) -> list[int]:
-        return [self._symbols.get(word, UNK) for word in split_spaces(text)]
+        words = split_spaces(text)
+        return [self._symbols.get(word, UNK) for word in words]
 
     def _encode_space_symbol(self, text: str) -> list[int]:
         """Returns the token ids of a text with U+2581, which is encoded as its bytes."""
@@ -288,7 +303,9 @@ class Tokenizer(Vocabulary):
                 break
         else:
             raise AssertionError("a text has not all characters of Unicode")
-        pieces = self._processor.encode(text.replace(SPACE_SYMBOL, other), out_type=str)
+
+        replaced = text.replace(SPACE_SYMBOL, other)
+        pieces = self._processor.encode(replaced, out_type=str)
 
         # Pieces contain no spaces, so they can be separated by spaces.
         written = " ".join(pieces)
@@ -305,7 +322,8 @@ class Tokenizer(Vocabulary):
         tokens = [token for token in ids if token > UNK]
 
         if self._symbols:
-            return " ".join(map(self.piece, tokens))
+            symbols = [self.piece(token) for token in tokens]
+            return " ".join(symbols)
         return self._processor.decode(tokens)
 
 
@@ -343,8 +361,10 @@ def open_tokenizer(content: bytes, use: Use) -> Vocabulary:
 
     tokenizer = module.TOKENIZER
     if use not in tokenizer.uses:
-        owner = "the tokenizer of a language model" if use == "stream" else "a tokenizer of pairs"
-        raise UserError(f"expected {owner}, got one of the form {form}")
+        expected = "a tokenizer of pairs"
+        if use == "stream":
+            expected = "the tokenizer of a language model"
+        raise UserError(f"expected {expected}, got one of the form {form}")
     return tokenizer(content)
 
 
@@ -375,7 +395,8 @@ def open_processor(model: bytes) -> Any:
     try:
         # SentencePiece accepts empty bytes, for a model that is loaded later.
         processor = sentencepiece.SentencePieceProcessor(model_proto=model or b"none")
-        processor.id_to_piece(list(range(processor.vocab_size())))
+        all_ids = list(range(processor.vocab_size()))
+        processor.id_to_piece(all_ids)
     except (RuntimeError, UnicodeDecodeError):
         raise UserError("expected a SentencePiece model; these bytes are none") from None
 
@@ -383,7 +404,8 @@ def open_processor(model: bytes) -> Any:
 
 
 def _byte_pieces(character: str) -> str:
-    return " ".join(f"<0x{byte:02X}>" for byte in character.encode())
+    pieces = [f"<0x{byte:02X}>" for byte in character.encode()]
+    return " ".join(pieces)
 
 
 def split_spaces(text: str) -> list[str]:

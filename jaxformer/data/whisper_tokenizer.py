@@ -51,18 +51,25 @@ class WhisperTokenizer(HuggingFaceTokenizer):
 
     def __init__(self, serialized: bytes) -> None:
         super().__init__(serialized)
-        with prefix_errors("expected generation_config.json of a Whisper", *MALFORMED):
-            self.generation: dict[str, Any] = dict(json.loads(serialized)["generation"])
+        self.spoken: dict[str, int] = {}
+        self._tasks: dict[str, int] = {}
 
+        with prefix_errors("expected generation_config.json of a Whisper", *MALFORMED):
+            values = json.loads(serialized)
+            self.generation: dict[str, Any] = dict(values["generation"])
             self.suppressed = self._our_ids_of("suppress_tokens")
             self.suppressed_first = self._our_ids_of("begin_suppress_tokens")
-            self.spoken: dict[str, int] = {}
-            self._tasks: dict[str, int] = {}
+
             if self.generation.get("is_multilingual"):
-                for token, number in dict(self.generation["lang_to_id"]).items():
-                    self.spoken[token.strip("<|>")] = self._our_id(number)
+                languages = dict(self.generation["lang_to_id"])
+                for token, number in languages.items():
+                    code = token.strip("<|>")
+                    self.spoken[code] = self._our_id(number)
+
+                tasks = self.generation["task_to_id"]
                 for task in TASKS:
-                    self._tasks[task] = self._our_id(self.generation["task_to_id"][task])
+                    self._tasks[task] = self._our_id(tasks[task])
+
             self._no_times = self._our_id(self.generation["no_timestamps_token_id"])
 
     @classmethod
@@ -72,8 +79,11 @@ class WhisperTokenizer(HuggingFaceTokenizer):
         """Returns a tokenizer with the fields of generation_config.json that a Whisper has."""
         known = {name: generation[name] for name in GENERATION_FIELDS if name in generation}
         values = json.loads(tokenizer.serialized)
-        values |= {"tokenizer": cls.form, "generation": known}
-        return cls(json.dumps(values).encode())
+        values["tokenizer"] = cls.form
+        values["generation"] = known
+
+        serialized = json.dumps(values)
+        return cls(serialized.encode())
 
     def prompt(self, language: str | None, task: str) -> list[int]:
         """Returns the first tokens that a decoder reads, without timestamps.
@@ -86,7 +96,8 @@ class WhisperTokenizer(HuggingFaceTokenizer):
           UserError: The model has no such language or task.
         """
         if not self.spoken:
-            if language not in (None, "en") or task != "transcribe":
+            is_english = language in (None, "en")
+            if not is_english or task != "transcribe":
                 raise UserError(
                     "expected no language but en and no task but transcribe, since the model is of "
                     f"English: got {language or 'en'} and {task}"
@@ -95,8 +106,10 @@ class WhisperTokenizer(HuggingFaceTokenizer):
 
         if task not in self._tasks:
             raise UserError(f"expected the task {' or '.join(TASKS)}: got {task!r:.80}")
-        code = find_language(language or "", self.spoken)
-        return [BOS, code, self._tasks[task], self._no_times]
+
+        language_token = find_language(language or "", self.spoken)
+        task_token = self._tasks[task]
+        return [BOS, language_token, task_token, self._no_times]
 
     @property
     def default_language(self) -> str | None:
@@ -115,15 +128,18 @@ class WhisperTokenizer(HuggingFaceTokenizer):
                 )
             return code
 
-        forced = self.generation.get("forced_decoder_ids") or []
         codes = {number: code for code, number in self.spoken.items()}
+        forced = self.generation.get("forced_decoder_ids") or []
         for place, number in forced:
-            if place == 1 and number is not None:
-                return codes.get(self._our_id(number))
+            is_language = place == 1  # after the beginning of a transcript
+            if is_language and number is not None:
+                token = self._our_id(number)
+                return codes.get(token)
         return None
 
     def encode(self, text: str) -> list[int]:
-        return self._convert_ids(self._tokenize(text, add_special_tokens=False))
+        encoding = self._tokenize(text, add_special_tokens=False)
+        return self._convert_ids(encoding)
 
     def _encode(self, texts: list[str], *, target: bool = False) -> list[list[int]]:
         return [self.encode(text) for text in texts]
@@ -131,26 +147,32 @@ class WhisperTokenizer(HuggingFaceTokenizer):
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
         """Returns the text of token ids, without special tokens and times."""
         numbers = map(operator.index, ids)
-        return super().decode(number for number in numbers if number not in self._times)
+        text_ids = (number for number in numbers if number not in self._times)
+        return super().decode(text_ids)
 
     @functools.cached_property
     def _times(self) -> dict[int, float]:
         """The time of each token that stands for one, in seconds."""
         added = self._tokenizer.get_added_tokens_decoder()
+        size = len(self.our_ids)
+
         times = {}
         for number, token in added.items():
             match = _TIME.fullmatch(token.content)
-            if match and number < len(self.our_ids):
-                times[self._our_id(number)] = float(match[1])
+            if match and number < size:
+                own = self._our_id(number)
+                times[own] = float(match[1])
         return times
 
     def _our_ids_of(self, field: str) -> list[int]:
-        return [self._our_id(number) for number in self.generation.get(field) or []]
+        numbers = self.generation.get(field) or []
+        return [self._our_id(number) for number in numbers]
 
     def _our_id(self, number: int) -> int:
+        size = len(self.our_ids)
         number = operator.index(number)
-        if not 0 <= number < len(self.our_ids):
-            raise ValueError(f"the id {number} is not below vocab_size={len(self.our_ids)}")
+        if not 0 <= number < size:
+            raise ValueError(f"the id {number} is not below vocab_size={size}")
         return int(self.our_ids[number])
 
 

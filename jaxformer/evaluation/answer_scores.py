@@ -23,8 +23,11 @@ def normalize_answer(text: str) -> str:
     >>> normalize_answer(" The U.S., an  example")
     'us example'
     """
-    text = text.lower().translate(_PUNCTUATION)
-    return " ".join(_ARTICLES.sub(" ", text).split())
+    lower = text.lower()
+    unpunctuated = lower.translate(_PUNCTUATION)
+    without_articles = _ARTICLES.sub(" ", unpunctuated)
+    words = without_articles.split()
+    return " ".join(words)
 
 
 def answer_f1(predicted: str, expected: str) -> float:
@@ -38,9 +41,11 @@ def answer_f1(predicted: str, expected: str) -> float:
     if not predicted_words or not expected_words:
         return float(predicted_words == expected_words)
 
-    common = collections.Counter(predicted_words) & collections.Counter(expected_words)
-    same = common.total()
-    return 2 * same / (len(predicted_words) + len(expected_words))
+    predicted_counts = collections.Counter(predicted_words)
+    expected_counts = collections.Counter(expected_words)
+    common = predicted_counts & expected_counts
+    num_words = len(predicted_words) + len(expected_words)
+    return 2 * common.total() / num_words
 
 
 def answer_scores(
@@ -51,13 +56,18 @@ def answer_scores(
 
     A question without an expected answer expects "".
     """
-    exact = []
-    f1 = []
+    num_exact = 0
+    f1_scores = []
     for answer, golds in zip(predicted, expected, strict=True):
-        golds = list(filter(normalize_answer, golds)) or [""]
-        normalized = normalize_answer(answer)
-        exact.append(any(normalized == normalize_answer(gold) for gold in golds))
-        f1.append(max(answer_f1(answer, gold) for gold in golds))
+        golds = [gold for gold in golds if normalize_answer(gold)] or [""]
+
+        normalized_golds = [normalize_answer(gold) for gold in golds]
+        num_exact += normalize_answer(answer) in normalized_golds
+
+        f1_scores.append(max(answer_f1(answer, gold) for gold in golds))
 
     count = len(predicted)
-    return AnswerScores(100 * sum(exact) / count, 100 * sum(f1) / count)
+    return AnswerScores(
+        exact_match=100 * num_exact / count,
+        f1=100 * sum(f1_scores) / count,
+    )

@@ -25,14 +25,24 @@ def correlations(predicted: Sequence[float], expected: Sequence[float]) -> Corre
     """
     own = np.asarray(predicted, np.float64)
     gold = np.asarray(expected, np.float64)
-    return Correlations(_pearson(own, gold), _pearson(_ranks(own), _ranks(gold)))
+    own_ranks = _ranks(own)
+    gold_ranks = _ranks(gold)
+
+    return Correlations(
+        pearson=_pearson(own, gold),
+        spearman=_pearson(own_ranks, gold_ranks),
+    )
 
 
 def _pearson(x: Float[np.ndarray, " N"], y: Float[np.ndarray, " N"]) -> float:
     x = x - x.mean()
     y = y - y.mean()
+    covariance = x @ y
     scale = np.sqrt((x @ x) * (y @ y))
-    return float(x @ y / scale) if scale else float("nan")
+
+    if not scale:
+        return float("nan")
+    return float(covariance / scale)
 
 
 def _ranks(x: Float[np.ndarray, " N"]) -> Float[np.ndarray, " N"]:

@@ -37,15 +37,16 @@ EntitySpan(type='LOC', start=4, end=5)]
     found: list[EntitySpan] = []
     previous = OUTSIDE
     for number, tag in enumerate(tags):
+        end = number + 1
         prefix, _, name = tag.partition("-")
         previous_prefix, _, previous_name = previous.partition("-")
-        is_continued = (
-            previous_prefix in _STARTED and prefix in _CONTINUING and name == previous_name
-        )
+
+        may_continue = previous_prefix in _STARTED and prefix in _CONTINUING
+        is_continued = may_continue and name == previous_name
         if is_continued:
-            found[-1] = found[-1]._replace(end=number + 1)
+            found[-1] = found[-1]._replace(end=end)
         elif tag != OUTSIDE:
-            found.append(EntitySpan(name, number, number + 1))
+            found.append(EntitySpan(name, number, end))
         previous = tag
     return found
 
@@ -78,9 +79,11 @@ def entity_scores(
     for own, gold in zip(predicted, expected, strict=True):
         own_entities = set(find_entities(own))
         gold_entities = set(find_entities(gold))
-        num_correct += len(own_entities & gold_entities)
+        correct = own_entities & gold_entities
+        num_correct += len(correct)
         num_predicted += len(own_entities)
         num_expected += len(gold_entities)
+
         num_equal += sum(tag == other for tag, other in zip(own, gold, strict=True))
         num_words += len(gold)
 
@@ -93,4 +96,6 @@ def entity_scores(
 
 
 def _percentage(part: int, whole: int) -> float:
-    return 100 * part / whole if whole else 0.0
+    if not whole:
+        return 0.0
+    return 100 * part / whole

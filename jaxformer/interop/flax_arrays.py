@@ -68,7 +68,8 @@ def pytorch_name(name: str) -> str:
     'transformer.h.0.attn.c_attn.weight'
     """
     *path, last = re.split("[/.]", name)
-    return ".".join([*path, _PYTORCH_NAMES.get(last, last)])
+    last_in_pytorch = _PYTORCH_NAMES.get(last, last)
+    return ".".join([*path, last_in_pytorch])
 
 
 def to_pytorch(arrays: Mapping[str, np.ndarray]) -> Arrays:
@@ -78,8 +79,11 @@ def to_pytorch(arrays: Mapping[str, np.ndarray]) -> Arrays:
         renamed = pytorch_name(name)
         if renamed in found:
             raise UserError(f"expected each tensor once, got {renamed} twice")
-        is_kernel = re.split("[/.]", name)[-1] == "kernel"
-        found[renamed] = _reorder_kernel(array) if is_kernel else array
+
+        *_, last = re.split("[/.]", name)
+        if last == "kernel":
+            array = _reorder_kernel(array)
+        found[renamed] = array
     return found
 
 
@@ -151,12 +155,14 @@ def _read_leaf(leaf: Any) -> np.ndarray:
 
     chunks = [_read_array(chunk) for chunk in _in_order(leaf["chunks"])]
     joined = np.concatenate(chunks)
-    return _reshape(joined, _in_order(leaf["shape"]))
+    shape = _in_order(leaf["shape"])
+    return _reshape(joined, shape)
 
 
 def _in_order(values: dict[str, Any]) -> list[Any]:
     """Returns the values of a dictionary with the keys "0", "1" and so on."""
-    return [values[str(number)] for number in range(len(values))]
+    keys = [str(number) for number in range(len(values))]
+    return [values[key] for key in keys]
 
 
 def _read_array(leaf: Any) -> np.ndarray:
@@ -167,11 +173,14 @@ def _read_array(leaf: Any) -> np.ndarray:
     shape, dtype, content = msgpack.unpackb(leaf.data, raw=True, max_array_len=_MAX_AXES)
     if dtype not in _DTYPES:
         raise UserError(f"got {dtype!r:.40}")
-    return _reshape(np.frombuffer(content, _DTYPES[dtype]), shape)
+
+    flat = np.frombuffer(content, _DTYPES[dtype])
+    return _reshape(flat, shape)
 
 
 def _reshape(array: np.ndarray, shape: list[int]) -> np.ndarray:
     """Returns the array in a shape, in which NumPy would also take -1."""
-    if min(shape, default=0) < 0 or math.prod(shape) != array.size:
+    has_negative_size = min(shape, default=0) < 0
+    if has_negative_size or math.prod(shape) != array.size:
         raise UserError(f"got {array.size} numbers for the shape {shape!r:.80}")
     return array.reshape(shape)

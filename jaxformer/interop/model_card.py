@@ -79,14 +79,17 @@ def languages_of(model: TrainedModel) -> tuple[str, ...]:
 
 def facts_of_model(model: TrainedModel) -> dict[str, str]:
     """Returns what is known about a model; the author has to fill in the rest."""
+    arrays = jax.tree.leaves(model.params)
+    num_parameters = sum(array.size for array in arrays)
     facts = {
         "languages": " to ".join(languages_of(model)) or UNKNOWN,
         "license": UNKNOWN,
         "training data": UNKNOWN,
-        "parameters": f"{sum(array.size for array in jax.tree.leaves(model.params)):,}",
+        "parameters": f"{num_parameters:,}",
         "checkpoint": model.weights,
         "SHA-256 of the parameters": params_sha256(model.params),
     }
+
     tokenizer = model.tokenizer_file
     if tokenizer is not None:
         facts["SHA-256 of the tokenizer"] = hashlib.sha256(tokenizer).hexdigest()

@@ -39,7 +39,8 @@ def from_torch_transformer(state: Mapping[str, np.ndarray], *, num_heads: int) -
     """
     state = {name: np.asarray(array) for name, array in state.items()}
     d_ff, d_model = _inner_shape(state)
-    if not isinstance(num_heads, int) or num_heads < 1 or d_model % num_heads:
+    is_positive = isinstance(num_heads, int) and num_heads > 0
+    if not is_positive or d_model % num_heads:
         raise UserError(f"num_heads must divide the width of the model, {d_model}: got {num_heads}")
 
     arrays = NamedArrays(
@@ -57,8 +58,9 @@ def from_torch_transformer(state: Mapping[str, np.ndarray], *, num_heads: int) -
     params = {}
     for side in ("encoder", "decoder"):
         layer = functools.partial(_layer, arrays, side, num_heads)
+        num_layers = _num_layers(state, side)
         params[side] = {
-            "layers": stack(layer, _num_layers(state, side)),
+            "layers": stack(layer, num_layers),
             "norm": arrays.norm(f"{side}.norm"),
         }
 
@@ -69,10 +71,13 @@ def from_torch_transformer(state: Mapping[str, np.ndarray], *, num_heads: int) -
 def _inner_shape(state: Mapping[str, np.ndarray]) -> tuple[int, ...]:
     """Returns the shape of a matrix whose sizes are the inner size and the model's width."""
     name = "encoder.layers.0.linear1.weight"
-    if name not in state or state[name].ndim != 2:
+    has_matrix = name in state and state[name].ndim == 2
+    if not has_matrix:
+        first_names = sorted(state)[:3]
+        given = ", ".join(first_names) or "nothing"
         raise UserError(
             f"expected the state dictionary of a torch.nn.Transformer, with a matrix {name}: got "
-            f"{', '.join(sorted(state)[:3]) or 'nothing'}, ..."
+            f"{given}, ..."
         )
     return state[name].shape
 
@@ -82,7 +87,8 @@ def _num_layers(state: Mapping[str, np.ndarray], which: str) -> int:
     for name in state:
         found = re.match(rf"{which}\.layers\.(\d+)\.", name)
         if found:
-            last = max(last, int(found[1]))
+            number = int(found[1])
+            last = max(last, number)
     return 1 + last
 
 
@@ -91,6 +97,7 @@ def _layer(arrays: NamedArrays, side: str, num_heads: int, number: int) -> Param
     params = {"self_attention": _attention(arrays, f"{name}.self_attn", num_heads)}
     if side == "decoder":
         params["cross_attention"] = _attention(arrays, f"{name}.multihead_attn", num_heads)
+
     inner = arrays.linear(f"{name}.linear1", "FD", "inner")
     outer = arrays.linear(f"{name}.linear2", "DF", "outer")
     params["feed_forward"] = inner | outer

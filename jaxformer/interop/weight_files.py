@@ -75,7 +75,10 @@ def _read_sharded(
     advice: str,
 ) -> Arrays:
     """Reads the tensors of several files, each in the file that the index names."""
-    files = {format.name_of(name): file for name, file in _read_index(index, advice).items()}
+    files = {}
+    for name, file in _read_index(index, advice).items():
+        own_name = format.name_of(name)
+        files[own_name] = file
 
     arrays = {}
     for file in sorted(set(files.values())):
@@ -93,13 +96,15 @@ def _read_sharded(
 
 def _read_index(index: pathlib.Path, advice: str) -> dict[str, str]:
     """Returns the name of the file of each tensor; refuses names with a folder."""
-    files = read_object(index, advice=advice).get("weight_map")
+    fields = read_object(index, advice=advice)
+    files = fields.get("weight_map")
     error = UserError(f"{index}: expected weight_map, with the name of a file for each tensor")
     if not isinstance(files, dict):
         raise error
 
     for name in files.values():
-        if pathlib.PurePath(str(name)).name != name:
+        path = pathlib.PurePath(str(name))
+        if path.name != name:
             raise error
     return files
 
@@ -147,11 +152,11 @@ def read_torch(path: pathlib.Path, skip: re.Pattern[str] = NOTHING) -> Arrays:
             # weights_only refuses everything in a pickle except tensors and plain containers.
             # pyright mistakes interop/torch.py for the package torch.
             state = torch.load(file, map_location="cpu", weights_only=True)  # pyright: ignore
-            return {
-                name: tensor.float().numpy()
-                for name, tensor in state.items()
-                if not skip.fullmatch(name)
-            }
+            arrays = {}
+            for name, tensor in state.items():
+                if not skip.fullmatch(name):
+                    arrays[name] = tensor.float().numpy()
+            return arrays
 
         except Exception as error:  # torch.load has no base class of its own for damaged files.
             reason = str(error).partition("\n")[0]
@@ -172,5 +177,16 @@ FORMATS = (
     WeightFormat("flax_model.msgpack", "flax_model-*.msgpack", read_flax, pytorch_name),
     WeightFormat("pytorch_model.bin", "pytorch_model-*.bin", read_torch),
 )
+
+
+def _download_groups() -> tuple[tuple[str, ...], ...]:
+    """Returns one file, or an index and its files, for each format in turn."""
+    groups: list[tuple[str, ...]] = []
+    for each in FORMATS:
+        groups.append((each.file,))
+        groups.append((each.index, each.parts))
+    return tuple(groups)
+
+
 # The groups of files that a download tries; see hub.ModelFiles.
-WEIGHTS = tuple(group for each in FORMATS for group in ((each.file,), (each.index, each.parts)))
+WEIGHTS = _download_groups()

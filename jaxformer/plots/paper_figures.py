@@ -47,6 +47,7 @@ def paper_figures(
         layer = max(0, len(attention) - 2)
     if heads is None:
         heads = range(attention.shape[1])
+
     among = list(heads)
     weights = attention[layer, among]  # [heads, queries, keys]
     is_word = _words(tokens)
@@ -94,12 +95,18 @@ def _reach(
 ) -> Float[np.ndarray, " S"]:
     """Returns the total distance of each query's attention, relative to uniform attention."""
     # In a language model, a word sees only itself and the words before it.
-    is_causal = not np.triu(weights, 1).any()
-    seen = np.tri(len(distance)) if is_causal else np.ones_like(distance)
+    after_the_word = np.triu(weights, 1)
+    is_causal = not after_the_word.any()
+    if is_causal:
+        seen = np.tri(len(distance))
+    else:
+        seen = np.ones_like(distance)
+
+    # The mean distance of the words that are seen.
     seen_distance = distance * seen
-    uniform = seen_distance.sum(axis=1)
-    uniform = uniform / seen.sum(axis=1)
-    uniform = np.maximum(uniform, 1e-9)
+    total = seen_distance.sum(axis=1)
+    num_seen = seen.sum(axis=1)
+    uniform = np.maximum(total / num_seen, 1e-9)
 
     weighted = weights * distance
     attended = weighted.sum(axis=(0, 2))
@@ -121,7 +128,8 @@ def _words(tokens: Sequence[str]) -> Bool[np.ndarray, " S"]:
     words = []
     for token in tokens[:-1]:
         has_letter_or_digit = any(map(str.isalnum, token))
-        words.append(has_letter_or_digit and token not in first)
+        is_word = has_letter_or_digit and token not in first
+        words.append(is_word)
     words.append(False)  # end-of-sentence
 
     found = np.array(words)
@@ -136,7 +144,8 @@ def _most_different(weights: Float[np.ndarray, "H S S"]) -> tuple[int, ...]:
     def distance(pair: tuple[int, int]) -> float:
         one, other = weights[list(pair)]
         difference = np.abs(one - other).sum(axis=1)
-        return float(difference.mean() / 2)
+        total_variation = difference.mean() / 2
+        return float(total_variation)
 
     heads = range(len(weights))
     pairs = itertools.combinations(heads, 2)

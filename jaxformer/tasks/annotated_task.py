@@ -112,9 +112,12 @@ class AnnotatedTask(TokenTask):
         self.config = config
         self.tokenizer = tokenizer
         self._section = data
-        self.log_formats = self._log_formats(min(config.training.eval_sentences, len(valid.texts)))
         self._train = train
         self._valid = valid
+
+        num_scored = min(config.training.eval_sentences, len(valid.texts))
+        self.log_formats = self._log_formats(num_scored)
+
         self._plan = bucket_plan(
             train.lengths,
             train.lengths,

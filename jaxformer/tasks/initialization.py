@@ -108,15 +108,20 @@ def _named_tokenizer(config: Config) -> str | None:
     # A model of speech that was pretrained without transcripts has no letters.
     folder = Workdir(model_path(config.training.init_from))
     has_none = folder.config.exists() and read_config(folder).kind.load_tokenizer is None
-    return None if has_none else config.training.init_from
+    if has_none:
+        return None
+    return config.training.init_from
 
 
 def _vocab_size(config: Config, path: pathlib.Path) -> int | None:
     """Returns the size of the tokenizer of a file or workdir; None if there is none."""
     if path.is_dir():
         folder = Workdir(path)
-        model = read_config(folder).model if folder.config.exists() else None
-        return getattr(model, "vocab_size", None)
+        if not folder.config.exists():
+            return None
+        saved = read_config(folder)
+        return getattr(saved.model, "vocab_size", None)
+
     load = config.kind.load_tokenizer
     if load is None or not path.is_file():
         return None
@@ -143,12 +148,9 @@ def make_start_from(
         note = ""
         theirs = source.tokenizer
         if tokenizer is not None and theirs is not None:
-            if tokenizer.sha256 != theirs.sha256:  # The letters of speech are others.
-                heads = ("letters", "letters_bias")
-                saved = {name: array for name, array in saved.items() if name not in heads}
-            if tokenizer.symbols != theirs.symbols:  # The classes are others.
-                heads = ("classes", "classes_bias", "tags", "tags_bias")
-                saved = {name: array for name, array in saved.items() if name not in heads}
+            other_heads = _heads_of_other_targets(tokenizer, theirs)
+            saved = {name: array for name, array in saved.items() if name not in other_heads}
+
             ids = matching_ids(tokenizer, theirs)
             which = "another"
             if tokenizer.sha256 == theirs.sha256:
@@ -167,6 +169,16 @@ def make_start_from(
     return start_from
 
 
+def _heads_of_other_targets(ours: Vocabulary, theirs: Vocabulary) -> list[str]:
+    """Returns the names of the parameters whose outputs mean something else in the new run."""
+    heads = []
+    if ours.sha256 != theirs.sha256:  # The letters of speech are others.
+        heads += ["letters", "letters_bias"]
+    if ours.symbols != theirs.symbols:  # The classes are others.
+        heads += ["classes", "classes_bias", "tags", "tags_bias"]
+    return heads
+
+
 def _check_same(folder: Workdir, run: Workdir, digest: str) -> None:
     """Records the hash of a new run's initial parameters, or compares it with the recorded hash.
 
@@ -179,7 +191,10 @@ def _check_same(folder: Workdir, run: Workdir, digest: str) -> None:
             write_file(record, content.encode())
         return
 
-    if record.exists() and read_workdir_object(record).get("sha256") != digest:
+    recorded = digest
+    if record.exists():
+        recorded = read_workdir_object(record).get("sha256")
+    if recorded != digest:
         raise UserError(
             f"training.init_from={folder.path}: expected the parameters that the run began with, "
             "but it has others now; bring them back, or begin again in another --workdir"
@@ -240,6 +255,7 @@ def _layers_of(model: Architecture) -> dict[str, object]:
     values = dataclasses.asdict(model)
     values["d_k"] = model.key_size
     values["d_v"] = model.value_size
+
     facts = facts_of(model)
     layers = {}
     for name, value in values.items():
@@ -320,6 +336,7 @@ def merge(
 
         for kind, note in _note_rows(name, leaf, values=values, taken=len(rows), what=what):
             notes[kind].append(note)
+
         result = leaf.copy()
         result[rows] = values[their_rows]
         return result
@@ -362,7 +379,12 @@ def _note_rows(
 
 def _by_group(notes: list[_Note]) -> Iterator[str]:
     """Yields a line for the arrays of each part of a model."""
-    for group, found in itertools.groupby(notes, lambda note: note.name.partition("/")[0]):
+
+    def group_of(note: _Note) -> str:
+        group, _, _ = note.name.partition("/")
+        return group
+
+    for group, found in itertools.groupby(notes, group_of):
         arrays = list(found)
         first = arrays[0]
         line = f"{first.name} {list(first.shape)}{first.text}"

@@ -316,11 +316,19 @@ def _check_labels(path: pathlib.Path, expected: Sequence[str], known: Sequence[s
     unknown = [label for label in dict.fromkeys(expected) if label not in known]
     if not unknown:
         return
-    meant = {label: _meant_label(label, known) for label in unknown}
-    named = [f"{own} for {label}" for label, own in meant.items() if own is not None]
-    advice = f"write {', '.join(named[:9])}" if named else "give a file with these labels"
+
+    named = []
+    for label in unknown:
+        own = _meant_label(label, known)
+        if own is not None:
+            named.append(f"{own} for {label}")
+    advice = "give a file with these labels"
+    if named:
+        advice = f"write {', '.join(named[:9])}"
+
+    line = expected.index(unknown[0]) + 1
     raise UserError(
-        f"{path}:{expected.index(unknown[0]) + 1}: expected labels of the model, "
+        f"{path}:{line}: expected labels of the model, "
         f"{', '.join(known[:9])}: got {', '.join(unknown[:9])}; {advice}"
     )
 

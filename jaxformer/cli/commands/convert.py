@@ -71,6 +71,7 @@ def _describe_average(newest: int, losses: "AverageLosses | None", reason: str) 
             f"  the validation data cannot be read, so the average was not compared with step "
             f"{newest}: {reason}\n  other commands use the average; {undo}"
         )
+
     comparison = (
         f"  validation loss: {losses.latest:.4f} of step {newest}, "
         f"{losses.averaged:.4f} of the average"

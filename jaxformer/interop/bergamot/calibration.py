@@ -35,8 +35,11 @@ def find_alphas(
     """Returns the scale of each matrix's input, from sources and translations in token ids."""
     maxima = collections.defaultdict(list)
     for batch in batch_pairs(pairs, student.config.max_length, _TOKENS_PER_BATCH):
-        padded = pad_pairs([pairs[number] for number in batch.numbers], batch.shape)
-        found = jax.device_get(_largest_inputs(student, padded.src, padded.tgt_in))
+        batch_of_pairs = [pairs[number] for number in batch.numbers]
+        padded = pad_pairs(batch_of_pairs, batch.shape)
+        on_device = _largest_inputs(student, padded.src, padded.tgt_in)
+        found = jax.device_get(on_device)
+
         num_sentences = len(batch.numbers)  # The last rows of a batch can be padding.
         for name, largest in found.items():
             maxima[name] += largest[:num_sentences].tolist()
@@ -46,7 +49,8 @@ def find_alphas(
         mean = np.mean(of_sentences)
         deviation = np.std(of_sentences)
         limit = max(mean + _DEVIATIONS * deviation, _SMALLEST_LIMIT)
-        alphas[f"{name}{ALPHA_SUFFIX}"] = np.array([[127 / limit]], np.float32)
+        alpha = 127 / limit
+        alphas[f"{name}{ALPHA_SUFFIX}"] = np.array([[alpha]], np.float32)
 
     # The input of the logits has two names.
     alphas[f"none{ALPHA_SUFFIX}"] = alphas[f"Wemb{ALPHA_SUFFIX}"]
@@ -123,8 +127,10 @@ def _record(call: Callable, args: tuple, kwargs: dict[str, Any], context: Any) -
             sow(x, "input", "forget")
             return result
 
+        attended = x if memory is None else memory
         sow(x, "query")
-        sow(x if memory is None else memory, "key", "value")
+        sow(attended, "key", "value")
+
         output, state = result
         width = x.shape[-1]
         output, heads = jnp.split(output, [width], axis=-1)

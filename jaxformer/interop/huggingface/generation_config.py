@@ -38,17 +38,24 @@ def generation_config(model: TrainedModel, layout: Layout) -> dict[str, Any] | N
         other_ends = [int(tokenizer.their_ids[number]) for number in tokenizer.other_ends]
         if other_ends:
             fields["eos_token_id"] = [end, *other_ends]
-        ids = {tokenizer.special[name] for name in _NEVER_GENERATED}
-        fields["suppress_tokens"] = sorted(ids - {end, None}) or None
+
+        never_generated = {tokenizer.special[name] for name in _NEVER_GENERATED}
+        suppressed = sorted(never_generated - {end, None})
+        fields["suppress_tokens"] = suppressed or None
+
     elif isinstance(tokenizer, WhisperTokenizer):
+        fields |= tokenizer.generation
         # Its limit counts the beginning and the prompt, too.
-        fields |= {**tokenizer.generation, "max_length": config.model.max_length}
+        fields["max_length"] = config.model.max_length
         fields["bos_token_id"] = tokenizer.special["eos"]
+
     elif config.kind is CAPTIONING:
         fields["max_new_tokens"] = config.search.max_length or config.model.max_length
+
     elif config.search.max_length is None:
-        longest = data_section(config, DataConfig).max_length + config.search.max_extra_length
-        fields["max_length"] = min(config.model.max_length, longest)
+        longest_source = data_section(config, DataConfig).max_length
+        longest_target = longest_source + config.search.max_extra_length
+        fields["max_length"] = min(config.model.max_length, longest_target)
 
     for code in tokenizer.target_start:
         fields["forced_bos_token_id"] = int(tokenizer.their_ids[code])
@@ -72,8 +79,11 @@ def _search_fields(search: BeamSearch | Sampling) -> dict[str, Any]:
             "typical_p": search.typical_p if search.typical_p < 1 else None,
         }
 
-    fields |= {"do_sample": False, "num_beams": search.beam_size}
+    fields["do_sample"] = False
+    fields["num_beams"] = search.beam_size
     if search.beam_size > 1:
         fields["early_stopping"] = EARLY_STOPPING[search.early_stop]
-        fields["length_penalty"] = 0.0 if search.penalty == "none" else search.length_penalty
+        fields["length_penalty"] = search.length_penalty
+        if search.penalty == "none":
+            fields["length_penalty"] = 0.0
     return fields

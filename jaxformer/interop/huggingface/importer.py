@@ -171,7 +171,10 @@ def _layout(fields: JsonFields, languages: Sequence[str]) -> Layout:
 def _family_in_timm(fields: JsonFields) -> str | None:
     """Returns the beginning of the name of a model of timm, such as convit of convit_tiny."""
     architecture = fields.values.get("architecture")
-    return architecture.partition("_")[0] if isinstance(architecture, str) else None
+    if not isinstance(architecture, str):
+        return None
+    family, _, _ = architecture.partition("_")
+    return family
 
 
 def _layout_of_parts(fields: JsonFields, model_type: str) -> Layout:
@@ -180,19 +183,20 @@ def _layout_of_parts(fields: JsonFields, model_type: str) -> Layout:
     if len(choices) == 1:
         return choices[0]
 
-    given = {}
+    types_of_sections = {}
     for section in choices[0].parts:
         values = fields.values.get(section)
-        given[section] = values.get("model_type") if isinstance(values, dict) else None
+        types_of_sections[section] = None
+        if isinstance(values, dict):
+            types_of_sections[section] = values.get("model_type")
     for layout in choices:
-        if layout.parts == given:
+        if layout.parts == types_of_sections:
             return layout
 
-    known = [" and ".join(layout.parts.values()) for layout in choices]
-    raise UserError(
-        f"{fields.place}: expected {' and '.join(given)} of the types {', or '.join(known)}: got "
-        f"{' and '.join(map(str, given.values())):.80}"
-    )
+    sections = " and ".join(types_of_sections)
+    known = ", or ".join(" and ".join(layout.parts.values()) for layout in choices)
+    given = " and ".join(map(str, types_of_sections.values()))
+    raise UserError(f"{fields.place}: expected {sections} of the types {known}: got {given:.80}")
 
 
 def read_tokenizer_files(
@@ -264,16 +268,19 @@ def read_tokenizer_files(
 def _settings_of_generate(fields: JsonFields) -> JsonFields:
     """Returns generation_config.json; if there is none, config.json has its fields."""
     place = fields.place.with_name("generation_config.json")
-    return JsonFields(place, {}) if place.exists() else fields
+    if not place.exists():
+        return fields
+    return JsonFields(place, {})
 
 
 def _ends(fields: JsonFields, name: str) -> list[int]:
     """Returns the ids of the tokens that end a text in ``generate``; the first is our EOS."""
     settings = _settings_of_generate(fields)
-    is_set = settings.values.get(name) is not None
-    ends = settings.integers(name) if is_set else fields.integers(name)
+    if settings.values.get(name) is None:
+        settings = fields
+    ends = settings.integers(name)
 
-    main = fields.integers(name)[0]
+    main, *_ = fields.integers(name)
     if main not in ends:
         return ends
     others = [number for number in ends if number != main]

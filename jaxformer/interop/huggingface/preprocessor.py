@@ -103,11 +103,13 @@ def crop_size(config: JsonFields) -> tuple[int, int] | None:
 
     # A number is the size of a square.
     crop = fields.values.get("crop_size", 224)
-    height, width = crop, crop
+    sides = {"height": crop, "width": crop}
     if isinstance(crop, dict):
-        height = crop.get("height")
-        width = crop.get("width")
-    if not (isinstance(height, int) and isinstance(width, int)):
+        sides = crop
+
+    height = sides.get("height")
+    width = sides.get("width")
+    if not isinstance(height, int) or not isinstance(width, int):
         raise UserError(f"{fields.place}: expected crop_size to be whole numbers: got {crop!r:.80}")
     return height, width
 
@@ -201,7 +203,9 @@ def _numbers(fields: JsonFields, name: str, processor: Processor, channels: int)
 
 def _per_channel(numbers: str, channels: int) -> list[float]:
     found = [float(word) for word in numbers.split()]
-    return found if len(found) == channels else found * channels
+    if len(found) == channels:
+        return found
+    return found * channels
 
 
 def _shortest_side(
@@ -213,9 +217,10 @@ def _shortest_side(
         return None
 
     size = fields.values.get("size", 224)
-    shortest = size.get("shortest_edge") if isinstance(size, dict) else size
-    needs_both_sides = isinstance(size, dict) and shortest is None
-    if needs_both_sides or not isinstance(shortest, int) or not processor.crops:
+    shortest = size
+    if isinstance(size, dict):
+        shortest = size.get("shortest_edge")
+    if not isinstance(shortest, int) or not processor.crops:
         raise UserError(
             f"{fields.place}: expected do_center_crop with a size of shortest_edge, in a "
             f"BitImageProcessor or a CLIPImageProcessor: got size={size!r:.80}"
@@ -225,4 +230,6 @@ def _shortest_side(
 
 def _crops(fields: JsonFields, processor: Processor) -> bool:
     crops = fields.values.get("do_center_crop")
-    return processor.crops if crops is None else bool(crops)
+    if crops is None:
+        return processor.crops
+    return bool(crops)

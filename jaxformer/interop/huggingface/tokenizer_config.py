@@ -94,7 +94,8 @@ def read_tokenizer_file(directory: pathlib.Path, config: JsonFields, advice: str
     text = _read_json(path) if path.exists() else None
 
     row = _class_of(settings, config, text)
-    named = _named_tokens(settings, row.tokens if row else {})
+    defaults = row.tokens if row else {}
+    named = _named_tokens(settings, defaults)
     if row is None:
         if text is None:
             raise UserError(f"{path}: no such file; {advice}")
@@ -116,7 +117,12 @@ def read_tokenizer_file(directory: pathlib.Path, config: JsonFields, advice: str
 def _read_settings(directory: pathlib.Path) -> JsonFields:
     """Reads tokenizer_config.json, and the special tokens of older versions beside it."""
     settings = JsonFields(directory / "tokenizer_config.json", {})
-    settings.check("split_special_tokens", [None, False], "false", "tokens in a text are special")
+    settings.check(
+        "split_special_tokens",
+        known=[None, False],
+        expected="false",
+        reason="tokens in a text are special",
+    )
 
     older = directory / "special_tokens_map.json"
     if "added_tokens_decoder" not in settings.values and older.exists():
@@ -167,9 +173,11 @@ def _class_of(
 
     # A class would lose the other kind of BPE, as LlamaTokenizer does the tokenizer of Llama 3.
     row = CLASSES[name]
-    is_byte_level = text is not None and '"ByteLevel"' in text
-    is_other_kind = text is not None and is_byte_level != row.is_byte_level
-    return None if row.model == "BPE" and is_other_kind else row
+    if row.model == "BPE" and text is not None:
+        is_byte_level = '"ByteLevel"' in text
+        if is_byte_level != row.is_byte_level:
+            return None
+    return row
 
 
 def _check_files(directory: pathlib.Path, row: TokenizerClass, advice: str) -> None:
@@ -213,12 +221,18 @@ def _rebuild(
     built = _build(row, of_pipeline(pipeline), settings, named=named)
 
     # An unchanged pipeline keeps its text. Empty affixes are none.
-    return text if _without_affixes(json.loads(built)) == _without_affixes(pipeline) else built
+    built_pipeline = _without_affixes(json.loads(built))
+    if built_pipeline == _without_affixes(pipeline):
+        return text
+    return built
 
 
 def _without_affixes(pipeline: Step) -> Step:
     """Returns a tokenizer.json without empty prefixes and suffixes of its model."""
-    model = {name: value for name, value in pipeline["model"].items() if value not in ("", None)}
+    model = {}
+    for name, value in pipeline["model"].items():
+        if value not in ("", None):
+            model[name] = value
     return pipeline | {"model": model}
 
 
@@ -246,16 +260,19 @@ def _build(
     more = _more_tokens(settings, row.more_tokens(settings))
     for symbol in source.symbols:
         is_named = symbol["content"] in contents.values()
-        more.append(symbol | {"special": symbol["special"] or is_named})
+        is_special = symbol["special"] or is_named
+        more.append(symbol | {"special": is_special})
 
     text = json.dumps(pipeline, ensure_ascii=False)
-    text = _with_tokens(text, _added_tokens(source, settings), [*named.values(), *more])
+    listed = _added_tokens(source, settings)
+    text = _with_tokens(text, listed, [*named.values(), *more])
     pipeline = json.loads(text)
 
-    has_own = row.post_processor is not None
-    pipeline["post_processor"] = source.post_processor
-    if source.post_processor is None or (has_own and row.prefers_own):
-        pipeline["post_processor"] = _post_processor(row, pipeline, settings, contents)
+    post_processor = source.post_processor
+    takes_own = row.post_processor is not None and row.prefers_own
+    if post_processor is None or takes_own:
+        post_processor = _post_processor(row, pipeline, settings, contents)
+    pipeline["post_processor"] = post_processor
     return json.dumps(pipeline, ensure_ascii=False)
 
 
@@ -264,7 +281,9 @@ def _model(row: TokenizerClass, source: VocabularySource, unknown: str | None) -
     model: Step = {"type": row.model, **row.options}
     if row.model == "Unigram":
         pieces = [piece for piece, _ in source.vocab]
-        model["unk_id"] = pieces.index(unknown) if unknown in pieces else None
+        model["unk_id"] = None
+        if unknown in pieces:
+            model["unk_id"] = pieces.index(unknown)
     else:
         model["unk_token"] = unknown if row.has_unknown else None
 
@@ -281,7 +300,8 @@ def _post_processor(
     contents: Mapping[str, str],
 ) -> Step | None:
     """Returns the post-processor of a class, or one with the ends that settings ask for."""
-    contents = {"source": settings.values.get("src_lang") or row.source_language, **contents}
+    source_language = settings.values.get("src_lang") or row.source_language
+    contents = {"source": source_language, **contents}
     ids = {token["content"]: token["id"] for token in pipeline["added_tokens"]}
     tokens = {content: SpecialToken(content, number) for content, number in ids.items()}
     for name, content in contents.items():
@@ -294,7 +314,9 @@ def _post_processor(
         single = " ".join([*first, "A", *last])
         if single == "A":
             return None
-        return template(tokens, single, f"{single} {single.replace('A', 'B')}")
+
+        second = single.replace("A", "B")
+        return template(tokens, single, f"{single} {second}")
 
     try:
         return row.post_processor(settings, tokens)
@@ -319,7 +341,9 @@ def _with_missing_tokens(text: str, named: Mapping[str, Step], settings: JsonFie
     missing = [token for token in listed if token["content"] not in known]
     more = [*named.values(), *_more_tokens(settings, ())]
     more = [token for token in more if token["content"] not in known]
-    return _with_tokens(text, missing, more) if missing or more else text
+    if not missing and not more:
+        return text
+    return _with_tokens(text, missing, more)
 
 
 def _with_tokens(text: str, listed: Sequence[Step], more: Iterable[Step]) -> str:
@@ -332,9 +356,9 @@ def _with_tokens(text: str, listed: Sequence[Step], more: Iterable[Step]) -> str
         import tokenizers
 
     contents = {token["content"] for token in listed}
-    tokens = [*listed, *(token for token in more if token["content"] not in contents)]
+    others = [token for token in more if token["content"] not in contents]
     added = []
-    for token in tokens:
+    for token in [*listed, *others]:
         flags = {name: value for name, value in token.items() if name in _FLAGS}
         added.append(tokenizers.AddedToken(token["content"], **flags))
 
@@ -369,8 +393,8 @@ def _named_tokens(settings: JsonFields, defaults: Mapping[str, str | Step]) -> d
     """
     values: dict[str, Any] = {}
     for name in _SPECIAL:
-        value = settings.values.get(f"{name}_token", defaults.get(name))
         default = defaults.get(name)
+        value = settings.values.get(f"{name}_token", default)
         if isinstance(default, dict) and isinstance(value, str):
             value = default | {"content": value}
         values[name] = value

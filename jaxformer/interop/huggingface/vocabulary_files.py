@@ -50,14 +50,15 @@ def read_vocabulary(
     settings: JsonFields,
 ) -> VocabularySource:
     """Reads the files of a class, which all exist."""
-    paths = [directory / name for name in tokenizer_class.files]
+    main, *others = [directory / name for name in tokenizer_class.files]
     if tokenizer_class.model == "WordPiece":
-        return VocabularySource(_read_words(paths[0]), merges=[])
+        return VocabularySource(_read_words(main), merges=[])
 
-    if paths[0].suffix == ".json":
-        vocab = read_object(paths[0], advice="byte-level BPE has one beside merges.txt")
-        return VocabularySource(vocab, _read_merges(paths[1]))
-    return _read_sentence_pieces(paths[0], tokenizer_class, settings)
+    if main.suffix == ".json":
+        merges = others[0]
+        vocab = read_object(main, advice="byte-level BPE has one beside merges.txt")
+        return VocabularySource(vocab, _read_merges(merges))
+    return _read_sentence_pieces(main, tokenizer_class, settings)
 
 
 def _lines(path: pathlib.Path) -> list[str]:
@@ -79,6 +80,7 @@ def _read_merges(path: pathlib.Path) -> list[list[str]]:
     for number, line in enumerate(_lines(path), start=1):
         if line.startswith("#version"):
             continue
+
         merge = line.rstrip("\r").split(" ")
         if len(merge) != 2:
             raise UserError(f"{path}:{number}: expected two tokens to merge: got {line!r:.80}")
@@ -102,14 +104,15 @@ def _read_sentence_pieces(
 
     symbols = []
     for piece in model.pieces:
-        if piece.type in (_CONTROL, _USER_DEFINED):
-            symbols.append(
-                {
-                    "content": piece.piece,
-                    "normalized": False,
-                    "special": piece.type == _CONTROL,
-                }
-            )
+        if piece.type not in (_CONTROL, _USER_DEFINED):
+            continue
+
+        symbol = {
+            "content": piece.piece,
+            "normalized": False,
+            "special": piece.type == _CONTROL,
+        }
+        symbols.append(symbol)
 
     pieces = [(piece.piece, piece.score) for piece in model.pieces]
     vocab: Mapping[str, int] | Pieces = tokenizer_class.arrange(pieces, settings)
@@ -118,8 +121,14 @@ def _read_sentence_pieces(
         vocab = {piece: number for number, (piece, _) in enumerate(vocab)}
         merges = _merges_of(vocab)
 
-    charsmap = base64.b64encode(model.normalizer_spec.precompiled_charsmap).decode()
-    return VocabularySource(vocab, merges, charsmap=charsmap or None, symbols=symbols)
+    content = model.normalizer_spec.precompiled_charsmap
+    charsmap = base64.b64encode(content).decode()
+    return VocabularySource(
+        vocab,
+        merges,
+        charsmap=charsmap or None,
+        symbols=symbols,
+    )
 
 
 def _merges_of(vocab: Mapping[str, int]) -> list[list[str]]:

@@ -90,14 +90,17 @@ class Classifier(EncoderPredictor):
         """
         model = self.config.model
         has_pairs = any(isinstance(text, tuple) for text in texts)
+        probabilities_of = _pair_probabilities if has_pairs else _text_probabilities
         outputs = encoder_outputs(
-            _pair_probabilities if has_pairs else _text_probabilities,
+            probabilities_of,
             model,
             self.params,
             encode_texts(texts, self.tokenizer, model),
             report=report,
         )
-        return np.array(outputs, np.float32).reshape(len(texts), len(self.labels))
+
+        probabilities = np.array(outputs, np.float32)
+        return probabilities.reshape(len(texts), len(self.labels))
 
 
 def _text_probabilities(

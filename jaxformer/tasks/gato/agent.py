@@ -41,9 +41,11 @@ class Agent(Predictor):
         pictures = np.asarray(pictures)
         model: Any = self.config.model
         has_dtype = pictures.dtype == np.uint8
-        if not (has_dtype and pictures.shape[1:] == model.image_shape and len(pictures)):
+        has_shape = pictures.shape[1:] == model.image_shape
+        if not has_dtype or not has_shape or not len(pictures):
+            sizes = ", ".join(str(size) for size in model.image_shape)
             raise UserError(
-                f"expected pictures, uint8 [N, {', '.join(map(str, model.image_shape))}], got "
+                f"expected pictures, uint8 [N, {sizes}], got "
                 f"{pictures.dtype} {list(pictures.shape)}"
             )
 
@@ -65,7 +67,9 @@ class Agent(Predictor):
                 f"expected at most {most} timesteps, of model.max_length={model.max_length} items, "
                 f"got {longest}; train with model.window, which allows any number"
             )
-        return play_episodes(model, self.params, np.asarray(states, np.float32), longest)
+
+        first_states = np.asarray(states, np.float32)
+        return play_episodes(model, self.params, first_states, longest=longest)
 
 
 class Played(NamedTuple):
@@ -95,7 +99,10 @@ def play_episodes(
 ) -> Played:
     """Returns episodes from first states, all in one program."""
     all_states, returns = _play(config, longest, params, states)
-    return Played(np.asarray(all_states), np.asarray(returns))
+    return Played(
+        states=np.asarray(all_states),
+        returns=np.asarray(returns),
+    )
 
 
 class _Timestep(NamedTuple):
@@ -116,7 +123,8 @@ def _play(
     """Runs the model and the simulator in one scan, an iteration for each timestep."""
     model = Gato(config)
     variables = unstacked_variables(params)
-    cache: Any = model.apply(variables, states, capacity=longest * _TIMESTEP, method="start")
+    capacity = longest * _TIMESTEP
+    cache: Any = model.apply(variables, states, capacity=capacity, method="start")
 
     # Only the actions are candidates of the next token.
     actions = jnp.arange(cart_pole.NUM_ACTIONS)
@@ -135,16 +143,21 @@ def _play(
             output,
             method="step_at",
         )
-        logits, new_cache = applied
+
+        logits, new_cache = applied  # [N, 1, A]
         return new_cache, logits[:, 0]
 
     def timestep(now: _Timestep, _: Any) -> tuple[_Timestep, tuple[Array, Array]]:
-        bins = config.ids.first_bin + to_bins(mu_law(now.states))  # [N, 4]
+        compressed = mu_law(now.states)
+        bins = config.ids.first_bin + to_bins(compressed)  # [N, 4]
         separators = jnp.full_like(bins[:, :1], config.ids.separator)
         observed = jnp.concatenate([bins, separators], axis=1).T  # [5, N]
-        cache, logits = jax.lax.scan(feed, now.cache, (observed, jnp.asarray(_POSITIONS)))
+        positions = jnp.asarray(_POSITIONS)
+        cache, logits = jax.lax.scan(feed, now.cache, (observed, positions))  # [5, N, A]
 
-        chosen = logits[-1].argmax(axis=-1).astype(jnp.int32)
+        # The item after the separator is the action, which the model then sees.
+        at_separator = logits[-1]
+        chosen = at_separator.argmax(axis=-1).astype(jnp.int32)
         cache, _ = feed(cache, (chosen, jnp.int32(ACTION)))
 
         states = cart_pole.step(now.states, chosen)
@@ -161,7 +174,9 @@ def _play(
 def describe_returns(returns: Sequence[int] | Int[np.ndarray, " N"]) -> str:
     """Formats the mean of returns, with its 95 % interval over resampled episodes."""
     values = np.asarray(returns)
+    count = len(values)
     generator = np.random.default_rng(0)
-    draws = generator.integers(0, len(values), size=(1000, len(values)))
-    low, high = np.percentile(values[draws].mean(axis=1), [2.5, 97.5])
+    draws = generator.integers(0, count, size=(1000, count))
+    means = values[draws].mean(axis=1)
+    low, high = np.percentile(means, [2.5, 97.5])
     return f"{values.mean():.1f} ({low:.1f} to {high:.1f})"

@@ -137,13 +137,18 @@ class GatoTask(TokenTask):
     def longest_batch(cls, config: Config, shards: BatchShards) -> Rows:
         data = data_section(config, AgentConfig)
         model = model_section(config, GatoConfig)
+        num_rows = round_up(data.rows, shards.row_multiple)
         empty = make_rows(
-            [[]] * round_up(data.rows, shards.row_multiple),
+            [[]] * num_rows,
             data.max_length,
             max_pictures=agent_tasks.pictures_per_row(data, model.num_patches),
             image_shape=model.image_shape,
         )
-        return jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), empty)
+
+        def as_shape(array: np.ndarray) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(array.shape, array.dtype)
+
+        return jax.tree.map(as_shape, empty)
 
     def batches(self, start: int, shards: BatchShards) -> Iterator[Rows]:
         def batch_of(number: int) -> Rows:
@@ -154,9 +159,11 @@ class GatoTask(TokenTask):
     def _batch(self, rows: Sequence[Sequence[Items]], shards: BatchShards) -> Rows:
         """Returns the rows of this process, of a global batch with empty rows at its end."""
         size = round_up(self._data.rows, shards.row_multiple)
-        padded = [*rows, *[[]] * (size - len(rows))]
+        num_empty = size - len(rows)
+        empty = [[]] * num_empty
+
         batch = make_rows(
-            padded,
+            [*rows, *empty],
             self._data.max_length,
             max_pictures=agent_tasks.pictures_per_row(self._data, self._model.num_patches),
             image_shape=self._model.image_shape,
@@ -167,15 +174,19 @@ class GatoTask(TokenTask):
         """Returns the examples of each row of a batch."""
         data = self._data
         seed = self.config.training.seed
-        rows = []
-        for examples, num_rows, per_row in (
+        with_several = (
             (self._train.text, data.text_rows, self._text_count),
             (self._train.caption, data.caption_rows, self._caption_count),
-        ):
-            if num_rows:
-                chosen = row_numbers(number, len(examples), num_rows * per_row, seed=seed)
-                for row in chosen.reshape(num_rows, per_row):
-                    rows.append([examples[each] for each in row])
+        )
+
+        rows = []
+        for examples, num_rows, per_row in with_several:
+            if not num_rows:
+                continue
+
+            chosen = row_numbers(number, len(examples), num_rows * per_row, seed=seed)
+            for numbers in chosen.reshape(num_rows, per_row):
+                rows.append([examples[each] for each in numbers])
 
         generator = np.random.default_rng((seed, number, _CONTROL))
         for _ in range(data.control_rows):
@@ -203,16 +214,18 @@ class GatoTask(TokenTask):
 
     def summary(self) -> str:
         lines = []
-        for title, split in (("training", self._train), ("validation", self._valid)):
+        splits = {"training": self._train, "validation": self._valid}
+        for title, split in splits.items():
             lines.append(
                 f"{title}: {len(split.text):,} texts, {len(split.caption):,} pictures with "
                 f"captions, {len(split.control):,} episodes"
             )
 
-        for name, split in (("train", self._train), ("valid", self._valid)):
-            lines.append(
-                describe_example(name, [("", self.tokenizer.decode(split.text[0].tokens))])
-            )
+        splits = {"train": self._train, "valid": self._valid}
+        for name, split in splits.items():
+            first = split.text[0]
+            text = self.tokenizer.decode(first.tokens)
+            lines.append(describe_example(name, [("", text)]))
         return "\n".join(lines)
 
     def evaluate(
@@ -226,7 +239,8 @@ class GatoTask(TokenTask):
         total = 0.0
         count = 0
         for name in agent_tasks.TASKS:
-            if not getattr(self._data, f"{name}_rows"):
+            is_left_out = getattr(self._data, f"{name}_rows") == 0
+            if is_left_out:
                 continue
 
             rows = self._valid_rows(name)
@@ -248,28 +262,36 @@ class GatoTask(TokenTask):
         examples = getattr(self._valid, name)
         if name == "control":
             # Each part of an episode is a row of its own.
-            size = self._data.max_length // agent_tasks.TIMESTEP * agent_tasks.TIMESTEP
+            steps = self._data.max_length // agent_tasks.TIMESTEP
+            size = steps * agent_tasks.TIMESTEP
             return [[part] for episode in examples for part in episode.split(size)]
 
         per_row = self._text_count if name == "text" else self._caption_count
-        return [list(examples[i : i + per_row]) for i in range(0, len(examples), per_row)]
+        rows = []
+        for start in range(0, len(examples), per_row):
+            row = examples[start : start + per_row]
+            rows.append(list(row))
+        return rows
 
     def _batches_of(self, rows: Sequence[Sequence[Items]], shards: BatchShards) -> Iterator[Rows]:
-        for start in range(0, len(rows), self._data.rows):
-            yield self._batch(rows[start : start + self._data.rows], shards)
+        size = self._data.rows
+        for start in range(0, len(rows), size):
+            yield self._batch(rows[start : start + size], shards)
 
     def _caption_accuracy(self, params: PyTree, mesh: Mesh) -> float:
         """Returns the share of right captions of the first validation pictures."""
         if mesh.size > 1:
             params = processes.on_this_host(params)
+
         shown = self._valid.caption[: self.config.training.eval_sentences]
         pictures = np.stack([items.pictures[0] for items in shown])
         found = write_captions(self._model, params, pictures, search=self.config.search)
 
         right = 0
         for items, tokens in zip(shown, found, strict=True):
-            expected = items.tokens[items.is_predicted]
-            right += self.tokenizer.decode(expected) == self.tokenizer.decode(tokens)
+            caption_tokens = items.tokens[items.is_predicted]
+            expected = self.tokenizer.decode(caption_tokens)
+            right += self.tokenizer.decode(tokens) == expected
         return right / len(shown)
 
 

@@ -106,24 +106,25 @@ class Reader(EncoderPredictor):
         Raises:
           UserError: A question leaves no space for a text, or an argument is out of range.
         """
-        for name, value in (
-            ("num_answers", num_answers),
-            ("max_answer_length", max_answer_length),
-        ):
+        numbers = {"num_answers": num_answers, "max_answer_length": max_answer_length}
+        for name, value in numbers.items():
             if value < 1:
                 raise UserError(f"{name} must be at least 1: got {value}")
 
         windows = []
         for number, (question, text) in enumerate(questions, start=1):
-            windows.append(self._windows(question, text, f"questions:{number}"))
+            own = self._windows(question, text, place=f"questions:{number}")
+            windows.append(own)
 
-        logits = self._logits([window for each in windows for window in each], report)
+        all_windows = [window for own in windows for window in own]
+        logits = self._logits(all_windows, report)
+        most = max(num_answers, _NUM_CANDIDATES)
         results = []
         for (_, text), own in zip(questions, windows, strict=True):
             scored = [(window, next(logits)) for window in own]
             candidates = _candidates(scored, max_answer_length)
             null = min(_null_score(own_logits) for _, own_logits in scored)
-            best = _rank(text, candidates, null, no_answer, most=max(num_answers, _NUM_CANDIDATES))
+            best = _rank(text, candidates, null=null, no_answer=no_answer, most=most)
             results.append(best[:num_answers])
         return results
 
@@ -134,6 +135,7 @@ class Reader(EncoderPredictor):
     def _windows(self, question: str, text: str, place: str) -> list[Window]:
         check_text(question, place)
         check_text(text, place)
+
         data = data_section(self.config, AnnotatedConfig)
         with prefix_errors(place):
             return make_windows(
@@ -151,9 +153,11 @@ class Reader(EncoderPredictor):
     ) -> Iterator[Float[np.ndarray, "T 2"]]:
         """Yields the logits of each window."""
         model: Any = self.config.model
-        texts = [
-            EncodedText.of(window.tokens, window.types, model.num_token_types) for window in windows
-        ]
+        texts = []
+        for window in windows:
+            text = EncodedText.of(window.tokens, window.types, model.num_token_types)
+            texts.append(text)
+
         yield from encoder_outputs(
             functools.partial(method_outputs, QUESTION_ANSWERING, "span_logits"),
             model,
@@ -179,7 +183,9 @@ def _candidates(
         size = len(window.spans)
         own = logits[window.first : window.first + size]
         for score, first, last in best_spans(own, max_length, _NUM_CANDIDATES):
-            span = Span(window.spans[first][0], window.spans[last][1])
+            start, _ = window.spans[first]
+            _, end = window.spans[last]
+            span = Span(start, end)
             found[span] = max(score, found.get(span, -np.inf))
     return found
 

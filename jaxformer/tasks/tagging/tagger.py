@@ -125,8 +125,10 @@ class Tagger(EncoderPredictor):
             with prefix_errors(place):
                 own = self.tokenizer.align_words(sentence)
             self._check_length(own, place)
+
             aligned.append(own)
             words.append(_given_words(sentence, own))
+
         return self._tag(aligned, words, report)
 
     def entities(self, text: str) -> list[Entity]:
@@ -167,26 +169,43 @@ class Tagger(EncoderPredictor):
 
         results = []
         for probabilities, own in zip(outputs, words, strict=True):
-            tagged = []
-            for word, token in zip(own.words, own.first_tokens, strict=True):
-                if token is not None:
-                    best = int(probabilities[token].argmax())
-                    probability = float(probabilities[token, best])
-                    word = word._replace(tag=self.labels[best], probability=probability)
-                tagged.append(word)
-            results.append(tagged)
+            results.append(self._choose_tags(own, probabilities))
         return results
+
+    def _choose_tags(
+        self,
+        words: _Words,
+        probabilities: Float[np.ndarray, "T N"],
+    ) -> list[TaggedWord]:
+        """Returns words with the most probable tags of their first tokens."""
+        tagged = []
+        for word, token in zip(words.words, words.first_tokens, strict=True):
+            if token is not None:
+                best = int(probabilities[token].argmax())
+                probability = float(probabilities[token, best])
+                word = word._replace(tag=self.labels[best], probability=probability)
+            tagged.append(word)
+        return tagged
 
 
 def join_entities(text: str, words: Sequence[TaggedWord]) -> list[Entity]:
     """Returns the entities of the tagged words of a text."""
     found = []
-    for span in find_entities([word.tag for word in words]):
+    tags = [word.tag for word in words]
+    for span in find_entities(tags):
         own = words[span.start : span.end]
         start = own[0].start
         end = own[-1].end
-        probability = float(np.mean([word.probability for word in own]))
-        found.append(Entity(text[start:end], span.type, probability, start, end))
+        probabilities = [word.probability for word in own]
+
+        entity = Entity(
+            text=text[start:end],
+            type=span.type,
+            probability=float(np.mean(probabilities)),
+            start=start,
+            end=end,
+        )
+        found.append(entity)
     return found
 
 
@@ -216,11 +235,15 @@ def _words_of(text: str, aligned: AlignedTokens) -> _Words:
 
 
 def _given_words(sentence: Sequence[str], aligned: AlignedTokens) -> _Words:
+    """Returns the words of a list, which have their numbers for places."""
+    tokens_of_words = first_tokens(aligned)
     words = []
-    for number, word in enumerate(sentence):
-        words.append(TaggedWord(word, OUTSIDE, probability=0.0, start=number, end=number + 1))
-    firsts = first_tokens(aligned)
-    return _Words(words, [firsts.get(number) for number in range(len(sentence))])
+    firsts = []
+    for number, text in enumerate(sentence):
+        word = TaggedWord(text, OUTSIDE, probability=0.0, start=number, end=number + 1)
+        words.append(word)
+        firsts.append(tokens_of_words.get(number))
+    return _Words(words, firsts)
 
 
 @functools.partial(jax.jit, static_argnums=0)

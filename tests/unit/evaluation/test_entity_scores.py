@@ -11,7 +11,8 @@ def conlleval(tags):
     """The entities by the rules that conlleval.pl spells out, one condition after another."""
     found = []
     start = None
-    previous = previous_type = ""
+    previous = ""
+    previous_type = ""
     for number, tag in enumerate([*tags, "O"]):
         prefix, _, kind = tag.partition("-")
         ends = (
@@ -31,7 +32,9 @@ def conlleval(tags):
         )
         if begins:
             start = number
-        previous, previous_type = prefix, kind
+
+        previous = prefix
+        previous_type = kind
     return found
 
 

@@ -17,10 +17,12 @@ from jaxformer.models.assembly import ModelConfig
 from jaxformer.models.transformer import Transformer
 from jaxformer.search import BeamSearch, Sampling
 
-EOS, BOS = 1, 2
+EOS = 1
+BOS = 2
 ALLOWED = (EOS, 3, 4, 5)
 MAX_TOKENS = 3
-FRAMES, WIDTH = 5, 8
+FRAMES = 5
+WIDTH = 8
 LONGEST = 6
 # All outputs, finished or cut: 1 + 3 + 9 and 27.
 EXHAUSTIVE = BeamSearch(beam_size=40, penalty="none", unfinished="compete")

@@ -61,6 +61,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     """Answers requests, whose paths are in ``ROUTES``."""
 
     server: LocalHub
+    content: bytes  # of the request
 
     def answer(self):
         path = urllib.parse.urlparse(self.path).path

@@ -29,8 +29,12 @@ HEADS = {
 def rows():
     """Returns the cells of each row of the table of architectures."""
     table = PAGE.read_text(encoding="utf-8").partition("## The architectures")[2]
-    lines = [line for line in table.splitlines() if line.startswith("| `Flax")]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    found = []
+    for line in table.splitlines():
+        if line.startswith("| `Flax"):
+            cells = line.strip("|").split("|")
+            found.append([cell.strip() for cell in cells])
+    return found
 
 
 def types_in(text):

@@ -77,17 +77,25 @@ def test_weights_are_the_formula_and_sum_to_one():
         exponents = np.exp(scores - scores.max(-1, keepdims=True))
         return exponents / exponents.sum(-1, keepdims=True)
 
-    row, column = 7, 22  # a query and a key
+    x = X[0]
     outputs = []
     for head in range(4):
-        queries = X[0] @ params["query"][:, head]
-        scores = queries @ (X[0] @ params["key"][:, head]).T / np.sqrt(3)
-        places = offsets(GRID) @ params["position"][:, head] + params["position_bias"][head]
+        queries = x @ params["query"][:, head]
+        keys_of_head = x @ params["key"][:, head]
+        values = x @ params["value"][:, head]
+        scores = queries @ keys_of_head.T / np.sqrt(3)
+
+        of_offsets = offsets(GRID) @ params["position"][:, head]
+        places = of_offsets + params["position_bias"][head]
         gate = 1 / (1 + np.exp(-params["gate"][head]))
+
         expected = (1 - gate) * softmax(scores) + gate * softmax(places)
         np.testing.assert_allclose(weights[0, head], expected, rtol=1e-3, atol=1e-6)
-        outputs.append(expected @ (X[0] @ params["value"][:, head]))
-    assert weights[0, 0, row, column] != weights[0, 0, column, row]
+        outputs.append(expected @ values)
+
+    query = 7
+    key = 22
+    assert weights[0, 0, query, key] != weights[0, 0, key, query]
     expected = np.concatenate(outputs, axis=-1) @ params["output"]
     np.testing.assert_allclose(found[0], expected, rtol=1e-3, atol=1e-4)
 

@@ -14,13 +14,20 @@ PLACES = [(y, x) for y in range(2) for x in range(3)]
 def brute_force_rows(has_class_token):
     """Returns the row of the table of each pair, by a list of all offsets in reading order."""
     offsets = [(y, x) for y in range(-1, 2) for x in range(-2, 3)]
-    of_places = [[offsets.index((q[0] - k[0], q[1] - k[1])) for k in PLACES] for q in PLACES]
+    of_places = []
+    for query_y, query_x in PLACES:
+        row = [offsets.index((query_y - key_y, query_x - key_x)) for key_y, key_x in PLACES]
+        of_places.append(row)
     if not has_class_token:
         return np.array(of_places)
 
-    to_others, to_class_token, to_itself = 15, 16, 17
+    # The table has three more rows after the 15 offsets.
+    to_others = 15
+    to_class_token = 16
+    to_itself = 17
     rows = [[to_itself] + [to_others] * 6]
-    rows += [[to_class_token, *row] for row in of_places]
+    for row in of_places:
+        rows.append([to_class_token, *row])
     return np.array(rows)
 
 

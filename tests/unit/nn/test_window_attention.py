@@ -29,7 +29,12 @@ def visible(shift):
             found.append(coordinate < shift)
         return found
 
-    return np.array([[window(query) == window(key) for key in places] for query in places])
+    windows = [window(place) for place in places]
+    rows = []
+    for of_query in windows:
+        row = [of_query == of_key for of_key in windows]
+        rows.append(row)
+    return np.array(rows)
 
 
 @pytest.mark.parametrize("shift", [0, 1])

@@ -23,7 +23,8 @@ def random_logits(seed):
     """Returns logits of every prefix, without tokens that are impossible."""
     num_prefixes = sum(VOCABULARY**level for level in range(LENGTH))
     shape = (SENTENCES, num_prefixes, VOCABULARY)
-    return (2 * np.random.default_rng(seed).normal(size=shape)).astype(np.float32)
+    normal = np.random.default_rng(seed).normal(size=shape)
+    return (2 * normal).astype(np.float32)
 
 
 EXPERT = random_logits(0)
@@ -49,26 +50,38 @@ def found(settings, prefix=None, alpha=ALPHA, n_best=0, expert=EXPERT, amateur=A
 
 def expected(sentence, prefix=(), alpha=ALPHA):
     """Returns (score, log probability, tokens) of all hypotheses with EOS, best first."""
-    expert, amateur = Tree(EXPERT[sentence]), Tree(AMATEUR[sentence])
+    expert = Tree(EXPERT[sentence])
+    amateur = Tree(AMATEUR[sentence])
     penalties = length_penalties("power", 0.7, LENGTH)
+
     finished = []
     for length in range(1, LENGTH + 1):
         for before in itertools.product([0, 2, 3], repeat=length - 1):
             tokens = (*before, EOS)
-            score = log_prob = 0.0
-            for n, token in enumerate(tokens):
-                own = expert.log_probs[expert.row(tokens[:n])]
-                other = amateur.log_probs[amateur.row(tokens[:n])]
-                is_forced = n < len(prefix)
-                if is_forced and token != prefix[n]:
-                    score = -INFINITY
-                if not is_forced and own[token] < own.max() + np.log(alpha):
-                    score = -INFINITY
-                score += own[token] - other[token]
-                log_prob += own[token]
+            score, log_prob = contrast_scores(expert, amateur, tokens, prefix, alpha)
             if score > -INFINITY:
                 finished.append((score / penalties[length], log_prob, tokens))
     return sorted(finished, reverse=True)
+
+
+def contrast_scores(expert, amateur, tokens, prefix, alpha):
+    """Returns the score, without penalty, and the log probability of a hypothesis."""
+    score = 0.0
+    log_prob = 0.0
+    for n, token in enumerate(tokens):
+        own = expert.log_probs[expert.row(tokens[:n])]
+        other = amateur.log_probs[amateur.row(tokens[:n])]
+
+        if n < len(prefix):
+            is_possible = token == prefix[n]
+        else:
+            is_possible = own[token] >= own.max() + np.log(alpha)
+        if not is_possible:
+            score = -INFINITY
+
+        score += own[token] - other[token]
+        log_prob += own[token]
+    return score, log_prob
 
 
 def check(result, sentence, hypotheses):
@@ -90,7 +103,9 @@ def test_a_wide_beam_finds_all_plausible_hypotheses():
         if not hypotheses:
             continue  # the unfinished ones are returned
         check(result, sentence, hypotheses)
-        num_positive += hypotheses[0][0] > 0
+        best_score, _, _ = hypotheses[0]
+        num_positive += best_score > 0
+
         # No hypothesis is proven to be the best one before the limit.
         np.testing.assert_array_equal(best.tokens[sentence, 0], result.tokens[sentence, 0])
     assert num_positive > SENTENCES / 2
@@ -116,16 +131,20 @@ def test_greedy_search_and_the_most_probable_sample_take_the_best_token():
     for settings in (beam(beam_size=1), sampling(num_samples=1, top_k=1)):
         result = found(settings)
         for sentence in range(SENTENCES):
-            expert, amateur = Tree(EXPERT[sentence]), Tree(AMATEUR[sentence])
+            expert = Tree(EXPERT[sentence])
+            amateur = Tree(AMATEUR[sentence])
+
             tokens = ()
             log_prob = 0.0
             while len(tokens) < LENGTH and EOS not in tokens:
                 own = expert.log_probs[expert.row(tokens)]
                 other = amateur.log_probs[amateur.row(tokens)]
                 plausible = own >= own.max() + np.log(ALPHA)
-                token = int(np.where(plausible, own - other, -INFINITY).argmax())
+                scores = np.where(plausible, own - other, -INFINITY)
+                token = int(scores.argmax())
                 log_prob += own[token]
                 tokens += (token,)
+
             length = result.lengths[sentence, 0]
             assert tuple(result.tokens[sentence, 0, :length]) == tokens
             np.testing.assert_allclose(result.log_probs[sentence, 0], log_prob, atol=1e-5)

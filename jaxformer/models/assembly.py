@@ -69,9 +69,11 @@ class ModelConfig(PaperArchitecture):
       max_length: Maximum sequence length in tokens. Bounds the memory that translation takes and
         sets the size of learned positions.
       compute_dtype: Dtype of the inputs of matrix multiplications. Sums, softmax, layer norm
-        statistics and the loss are always float32. "int8" quantizes the parameters and inputs of
-        matmuls, for decoding only. Accelerators multiply float32 in reduced precision by default;
-        set ``JAX_DEFAULT_MATMUL_PRECISION=highest`` for full precision.
+        statistics and the loss are always float32. "float16" has more digits than "bfloat16" and a
+        smaller range: training scales the loss, see docs/training.md. "int8" quantizes the
+        parameters and inputs of matmuls, for decoding only. Accelerators multiply float32 in
+        reduced precision by default; set ``JAX_DEFAULT_MATMUL_PRECISION=highest`` for full
+        precision.
     """
 
     vocab_size: int = setting(37_000, "size", may_differ=True, is_usual=True)

@@ -8,9 +8,9 @@ activations.
 Autodiff of a bfloat16 matmul with float32 results multiplies the float32 gradient with inputs
 converted to float32. On CPUs that does not use the bfloat16 units. Such matmuls therefore have
 primitives of their own, whose two transposes round the gradient to bfloat16 first: one with
-parameters, one for attention. A float16 matmul with parameters has another one, which keeps their
-gradients in float32: sums over many tokens would overflow. All other matmuls are a plain
-``dot_general``.
+parameters, one for attention. Matmuls with parameters in float16 or float8 have a third one, which
+keeps the gradients of parameters in float32: sums over many tokens would overflow in float16. All
+other matmuls are a plain ``dot_general``.
 """
 
 import functools
@@ -33,6 +33,7 @@ from jaxtyping import Array, Float, Int8, Integer, Num
 from jaxformer.layout import expand_like, has_explicit_axes, map_rows, match_varying_axes
 from jaxformer.nn.constants import ConstantMatrix
 from jaxformer.nn.precision import Int8Matrix, at_least_float32, matmul_dtype, quantize_along
+from jaxformer.nn.rounding import FORMATS, round_gradient, round_operand
 
 # Checkpoint name of the results of :func:`project`, which rematerialization may keep.
 MATMUL = "matmul"
@@ -53,8 +54,9 @@ def project(
         product = map_rows(int8_matmul, kernel, x)
     elif isinstance(kernel, ConstantMatrix):
         product = matmul(x.astype(kernel.flat.dtype), kernel, x.dtype)
-    elif compute_dtype == "float16":
-        product = map_rows(rounded_matmul, kernel, x)
+    elif compute_dtype in FORMATS:
+        multiply = functools.partial(rounded_matmul, compute_dtype=compute_dtype)
+        product = map_rows(multiply, kernel, x)
     else:
         dtype = matmul_dtype(compute_dtype, x, kernel)
         product = matmul(x.astype(dtype), kernel.astype(dtype), x.dtype)
@@ -131,11 +133,15 @@ def matmul(
     return product.reshape(*leading, *outputs)
 
 
-def rounded_matmul(kernel: Float[Array, "D ..."], x: Float[Array, "*rows D"]) -> Array:
+def rounded_matmul(
+    kernel: Float[Array, "D ..."],
+    x: Float[Array, "*rows D"],
+    compute_dtype: str,
+) -> Array:
     """Returns the product over the last axis of ``x`` and the first of ``kernel``, in x's dtype.
 
-    Both operands are rounded to float16, and so are the gradients of the result. The gradients of
-    the operands have the dtypes of the operands.
+    Both operands are rounded to "float16" or "float8", and so are the gradients of the result. The
+    gradients of the operands have the dtypes of the operands.
     """
     *leading, size = x.shape
     _, *outputs = kernel.shape
@@ -143,7 +149,7 @@ def rounded_matmul(kernel: Float[Array, "D ..."], x: Float[Array, "*rows D"]) ->
     matrix = kernel.reshape(size, math.prod(outputs))
 
     operands = match_varying_axes(rows, matrix)
-    product: Array = _rounded_matmul.bind(*operands)
+    product: Array = _rounded_matmul.bind(*operands, compute_dtype=compute_dtype)
     return product.reshape(*leading, *outputs)
 
 
@@ -322,22 +328,40 @@ def _gradient_by_matrix(gradient: Array, x: Array, matrix: Any) -> Array:
     return matmul_tn(x, rounded).astype(x.dtype)
 
 
-def _rounded_product(x: Array, matrix: Array) -> Array:
+def _rounded_product(
+    x: Float[Array, "R D"],
+    matrix: Float[Array, "D F"],
+    *,
+    compute_dtype: str,
+) -> Float[Array, "R F"]:
     return jnp.matmul(
-        x.astype(jnp.float16),
-        matrix.astype(jnp.float16),
+        round_operand(x, compute_dtype),
+        round_operand(matrix, compute_dtype),
         preferred_element_type=x.dtype,
     )
 
 
-# In these functions, the operand of type Any is an ``UndefinedPrimal``, without a value.
-def _rounded_gradient_by_rows(gradient: Array, x: Any, matrix: Array) -> Array:
-    product = matmul_nt(gradient.astype(jnp.float16), matrix.astype(jnp.float16))
+def _rounded_gradient_by_rows(
+    gradient: Array,
+    x: Any,
+    matrix: Array,
+    *,
+    compute_dtype: str,
+) -> Array:
+    rounded = round_gradient(gradient, compute_dtype)
+    product = matmul_nt(rounded, round_operand(matrix, compute_dtype))
     return product.astype(x.aval.dtype)
 
 
-def _rounded_gradient_by_matrix(gradient: Array, x: Array, matrix: Any) -> Array:
-    product = matmul_tn(x.astype(jnp.float16), gradient.astype(jnp.float16))
+def _rounded_gradient_by_matrix(
+    gradient: Array,
+    x: Array,
+    matrix: Any,
+    *,
+    compute_dtype: str,
+) -> Array:
+    rounded = round_gradient(gradient, compute_dtype)
+    product = matmul_tn(round_operand(x, compute_dtype), rounded)
     return product.astype(matrix.aval.dtype)
 
 
@@ -410,7 +434,7 @@ def _matmul_primitive(
     [F, D] if its option ``axis``, the axis of the matrix that is summed over, is 1.
     """
 
-    def abstract(x: Any, matrix: Any, axis: int = 0) -> Any:
+    def abstract(x: Any, matrix: Any, axis: int = 0, **_: Any) -> Any:
         num_rows = x.shape[0]
         outputs = matrix.shape[1 - axis]
         shape = (num_rows, outputs)
@@ -432,7 +456,7 @@ def _matmul_primitive(
         return product.reshape(batch_size, num_rows, -1), 0
 
     primitive = Primitive(name)
-    _define_impl(primitive, "axis")
+    _define_impl(primitive, "axis", "compute_dtype")
     primitive.def_abstract_eval(abstract)
     mlir.register_lowering(primitive, mlir.lower_fun(function, multiple_results=False))
     batching.primitive_batchers[primitive] = batch

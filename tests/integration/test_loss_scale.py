@@ -1,7 +1,6 @@
 """Dynamic loss scaling for float16, compared with loops in NumPy by PyTorch's rule."""
 
 import itertools
-import json
 
 import jax
 import numpy as np
@@ -9,7 +8,7 @@ import optax
 import pytest
 
 import jaxformer
-from jaxformer import FitConfig, MeshConfig, Task, fit, load_config
+from jaxformer import FitConfig, MeshConfig, Task, fit
 from jaxformer.nn.matmul import project
 from jaxformer.training import loss_scale
 from jaxformer.training.loss_scale import LossScale
@@ -207,28 +206,3 @@ def test_overflows_that_no_scale_cures_end_the_run(tmp_path):
     with pytest.raises(FloatingPointError, match="NaN or Inf for the last 10 steps"):
         train(tmp_path, Endless(), steps=40)
     assert reports(tmp_path, "train")[-1]["step"] == 25
-
-
-def test_a_config_in_float16_resumes_and_decodes(tmp_path):
-    settings = ["--config.model.compute_dtype=float16", "--config.training.log_every=1"]
-    config = load_config("numerals:smoke", settings)
-
-    def kill(step, state, sums):
-        if step == 3:
-            raise Killed
-
-    whole = jaxformer.train(config, tmp_path / "whole")
-    assert scale_of(whole) == (2.0**15, 4)
-
-    with pytest.raises(Killed):
-        jaxformer.train(config, tmp_path / "cut", hooks=[kill])
-    assert_same(jaxformer.train(config, tmp_path / "cut"), whole)
-
-    manifest = tmp_path / "whole" / "checkpoints" / "4" / "manifest.json"
-    step = json.loads(manifest.read_text())["content"]["step"]
-    assert step["metadata"]["loss_scale"]["value"] == 2.0**15
-    assert not any("loss_scale" in name for name in step["leaves"])
-
-    translator = jaxformer.Translator.load(tmp_path / "whole")
-    assert translator.config.model.compute_dtype == "float16"
-    assert len(translator.translate(["two hundred and seven"])) == 1

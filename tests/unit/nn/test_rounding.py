@@ -70,7 +70,7 @@ def test_matmuls_and_their_gradients_round_both_operands(compute_dtype):
     [(448.0, 1), (449.0, 0.5), (56.0, 8), (0.0, 512), (3e38, 2.0**-120), (1e-36, 2.0**126)],
 )
 def test_the_scale_of_float8_is_the_largest_power_of_two_that_fits(largest, scale):
-    array = np.float32([largest, -largest / 3, largest / 10])
+    array = np.asarray([largest, -largest / 3, largest / 10], np.float32)
     found = jax.jit(lambda array: round_operand(array, "float8"))(array)
     expected = rounded(array * np.float32(scale), ml_dtypes.float8_e4m3fn) / scale
     np.testing.assert_array_equal(np.asarray(found, np.float64), expected)

@@ -18,7 +18,7 @@ from jaxformer.files import model_path, run_path
 from jaxformer.kinds.kind import Kind
 from jaxformer.kinds.model_parameters import describe_model
 from jaxformer.models.architecture import Architecture
-from jaxformer.nn.backend import emulates_bfloat16
+from jaxformer.nn.backend import emulates
 from jaxformer.runs import processes, watchdog
 from jaxformer.runs.checkpoints import Checkpoints
 from jaxformer.runs.run_directory import check_identity, prepare_run
@@ -152,9 +152,10 @@ def check_experiment(config: Config, folder: Workdir) -> None:
     else:
         advice = _advise_resumed_run(config.training, folder)
 
-    if config.model.compute_dtype == "bfloat16" and emulates_bfloat16():
+    compute_dtype = config.model.compute_dtype
+    if emulates(compute_dtype):
         advice.append(
-            "this CPU has no instructions for bfloat16: a new run is faster with "
+            f"this CPU has no instructions for {compute_dtype}: a new run is faster with "
             "--config.model.compute_dtype=float32"
         )
     if processes.is_primary():

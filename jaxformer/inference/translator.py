@@ -76,8 +76,8 @@ class Translator(AutoregressivePredictor):
           weights: Checkpoint; see :func:`~jaxformer.load_model`. Several, separated by commas, form
             an ensemble.
           search: Replaces the run's search.
-          compute_dtype: Replaces the run's compute dtype: "float32", "bfloat16", or "int8", which
-            quantizes the parameters.
+          compute_dtype: Replaces the run's compute dtype: "float32", "bfloat16", "float16", or
+            "int8", which quantizes the parameters.
           shortlist: Generate only tokens of the workdir's shortlist, which is faster. Translations
             then depend on their batch, and constraints and prefixes are refused.
 

@@ -57,8 +57,13 @@ class TrainedModel:
 
         ``dequantized`` undoes int8.
         """
-        use_compilation_cache()
+        if compute_dtype == "float8":
+            raise UserError(
+                "compute_dtype=float8 is for training only: expected float32, bfloat16, float16 or "
+                "int8"
+            )
 
+        use_compilation_cache()
         folder = Workdir(model_path(workdir))
         config = read_config(folder)
         if kinds is not None:
@@ -77,9 +82,10 @@ class TrainedModel:
             )
 
         dtype = compute_dtype or config.model.compute_dtype
+        chosen = dataclasses.replace(config.model, compute_dtype=dtype)
         config = dataclasses.replace(
             config,
-            model=dataclasses.replace(config.model, compute_dtype=dtype),
+            model=_for_inference(chosen),
             search=search or config.search,
         )
         return cls(folder, config, params, weights=origin)
@@ -100,6 +106,13 @@ class TrainedModel:
             return None
         self.folder.check_tokenizer()
         return read_whole(self.folder.tokenizer, self.folder.path)
+
+
+def _for_inference(model: Architecture) -> Architecture:
+    """Returns a model that does not compute in float8, whose scales depend on the whole batch."""
+    if model.compute_dtype != "float8":
+        return model
+    return dataclasses.replace(model, compute_dtype="bfloat16")
 
 
 PredictorT = TypeVar("PredictorT", bound="Predictor")
@@ -133,10 +146,10 @@ class Predictor:
             )
 
         use_compilation_cache()
-        self.config = config
+        self.config = dataclasses.replace(config, model=_for_inference(config.model))
         self.tokenizer = tokenizer
         self.weights = weights
-        prepared = prepare_params(config.model, params, config.kind)
+        prepared = prepare_params(self.config.model, params, config.kind)
         self.params = with_offsets(prepared)
 
     def __repr__(self) -> str:

@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 from jaxformer.data.tokenizer import BOS, EOS, PAD, UNK
 from jaxformer.errors import UserError
 from jaxformer.fields import check_values
+from jaxformer.nn.depth_scaling import UNSCALED, DepthScaling
 from jaxformer.nn.feed_forward import Activation
 from jaxformer.nn.positions import Positions
 from jaxformer.nn.precision import ComputeDtype
@@ -43,6 +44,7 @@ class StackSettings:
     norm_epsilon: float
     has_final_norm: bool = True
     layer_scale: float | None = None
+    depth_scaling: DepthScaling = UNSCALED
     positions: Positions = "learned"
     rotary_size: int | None = None
     window: int | tuple[int | None, ...] | None = None
@@ -182,6 +184,10 @@ class PaperArchitecture(Architecture):
             activation=self.activation,
             compute_dtype=self.compute_dtype,
         )
+
+    def encoder_settings(self) -> StackSettings:
+        """Returns the settings of the layers of an encoder that has a decoder."""
+        return self.stack_settings()
 
     def decoder_settings(self) -> StackSettings:
         """Returns the settings of the layers of a decoder that has an encoder."""

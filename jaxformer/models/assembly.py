@@ -24,6 +24,12 @@ from jaxformer.models.architecture import (
 from jaxformer.nn.attention import MultiHeadAttention
 from jaxformer.nn.block import Block, Residual
 from jaxformer.nn.block_pattern import BlockPattern
+from jaxformer.nn.depth_scaling import (
+    DepthScalings,
+    scaling_of_decoder,
+    scaling_of_encoder,
+    scaling_of_stack,
+)
 from jaxformer.nn.embedding import Embedding
 from jaxformer.nn.feed_forward import Activation, FeedForward
 from jaxformer.nn.global_attention import GlobalAttention
@@ -49,6 +55,9 @@ class ModelConfig(PaperArchitecture):
       dropout_rate: Dropout rate of sub-layer outputs and of embedding sums, ``P_drop``.
       attention_dropout_rate: Dropout rate of attention weights; the paper has none.
       norm_position: "post" as in the paper, LayerNorm(x + Sublayer(x)), or "pre".
+      depth_scaling: Factors for deep stacks. "deepnorm", for norm_position "post": multiplies x by
+        a constant above 1, and initial values by one below (Wang et al. 2022). "gpt2" divides the
+        initial matrices before each addition by the square root of their number in the stack.
       positions: "sinusoidal" as in section 3.5, "tensor2tensor" as in the authors' own code,
         "fairseq" the same from position 2 on, "learned" (Table 3, row E), or one of three that add
         nothing to embeddings, and act on self-attention: "rotary" rotates queries and keys, "alibi"
@@ -69,9 +78,12 @@ class ModelConfig(PaperArchitecture):
       max_length: Maximum sequence length in tokens. Bounds the memory that translation takes and
         sets the size of learned positions.
       compute_dtype: Dtype of the inputs of matrix multiplications. Sums, softmax, layer norm
-        statistics and the loss are always float32. "int8" quantizes the parameters and inputs of
-        matmuls, for decoding only. Accelerators multiply float32 in reduced precision by default;
-        set ``JAX_DEFAULT_MATMUL_PRECISION=highest`` for full precision.
+        statistics and the loss are always float32. "float16" has more digits than "bfloat16" and a
+        smaller range: training scales the loss, see docs/training.md. "float8", for training
+        only, rounds inputs and parameters to e4m3 and gradients to e5m2. "int8" quantizes the
+        parameters and inputs of matmuls, for decoding only. Accelerators multiply float32 in
+        reduced precision by default; set ``JAX_DEFAULT_MATMUL_PRECISION=highest`` for full
+        precision.
     """
 
     vocab_size: int = setting(37_000, "size", may_differ=True, is_usual=True)
@@ -84,6 +96,7 @@ class ModelConfig(PaperArchitecture):
     dropout_rate: float = setting(0.1, "fraction", may_differ=True, is_usual=True)
     attention_dropout_rate: float = setting(0.0, "fraction", may_differ=True)
     norm_position: Literal["post", "pre"] = "post"
+    depth_scaling: DepthScalings = "none"
     positions: Positions = "sinusoidal"
     window: int | None = setting(None, "positive", may_differ=True)
     qk_norm: bool = False
@@ -100,6 +113,11 @@ class ModelConfig(PaperArchitecture):
         if None in (self.d_k, self.d_v):
             check_divides(self, "num_heads", "d_model", ", or set model.d_k and model.d_v")
         self._check_target_vocab_size()
+        if self.depth_scaling == "deepnorm" and self.norm_position != "post":
+            raise UserError(
+                "model.depth_scaling=deepnorm needs model.norm_position=post: got "
+                f"{self.norm_position}; gpt2 is for both"
+            )
 
         if self.positions == "rotary":
             check_even_heads(self)
@@ -130,11 +148,20 @@ class ModelConfig(PaperArchitecture):
             d_k=self.d_k,
             d_v=self.d_v,
             norm_position=self.norm_position,
+            depth_scaling=scaling_of_stack(self.depth_scaling, self.num_layers),
             positions=self.positions,
             window=self.window,
             qk_norm=self.qk_norm,
             biases=self.biases,
         )
+
+    def encoder_settings(self) -> StackSettings:
+        scaling = scaling_of_encoder(self.depth_scaling, self.num_layers, self.decoder_layers)
+        return dataclasses.replace(super().encoder_settings(), depth_scaling=scaling)
+
+    def decoder_settings(self) -> StackSettings:
+        scaling = scaling_of_decoder(self.depth_scaling, self.decoder_layers)
+        return dataclasses.replace(super().decoder_settings(), depth_scaling=scaling)
 
     def embedding_settings(self) -> EmbeddingSettings:
         return EmbeddingSettings(
@@ -194,6 +221,8 @@ def make_stack(
         dropout_rate=c.attention_dropout_rate,
         make_qk_norm=make_qk_norm if c.qk_norm else None,
         scale=c.attention_scale,
+        value_gain=c.depth_scaling.inner_gain,
+        output_gain=c.depth_scaling.output_gain,
         compute_dtype=c.compute_dtype,
     )
 
@@ -211,13 +240,21 @@ def make_stack(
     block = Block(
         self_attention=self_attention,
         cross_attention=make_cross_attention() if cross_attention else None,
-        feed_forward=FeedForward(c.d_ff, c.activation, c.compute_dtype, gated=c.gated),
+        feed_forward=FeedForward(
+            c.d_ff,
+            c.activation,
+            c.compute_dtype,
+            gated=c.gated,
+            inner_gain=c.depth_scaling.inner_gain,
+            outer_gain=c.depth_scaling.output_gain,
+        ),
         make_residual=functools.partial(
             Residual,
             c.norm_position,
             c.dropout_rate,
             make_norm,
             scale=c.layer_scale,
+            input_scale=c.depth_scaling.residual,
         ),
         is_parallel=c.is_parallel,
     )

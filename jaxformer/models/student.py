@@ -37,6 +37,11 @@ class StudentConfig(ModelConfig):
                 "model.window, and model.positions that are added to embeddings; got "
                 f"{self.window} and {self.positions}"
             )
+        if self.depth_scaling != "none":
+            raise UserError(
+                "a student's recurrence has no initial values for deep stacks: expected "
+                f"model.depth_scaling=none, got {self.depth_scaling}"
+            )
 
     @property
     def decoder_layers(self) -> int:

@@ -59,7 +59,7 @@ class Transformer(StepwiseModel):
 
     @nn.nowrap
     def _make_encoder(self) -> Stack:
-        return make_stack(self.config.stack_settings(), remat=self.remat)
+        return make_stack(self.config.encoder_settings(), remat=self.remat)
 
     @nn.nowrap
     def _make_decoder(self) -> Stack:

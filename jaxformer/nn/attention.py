@@ -50,7 +50,8 @@ class MultiHeadAttention(nn.Module):
     ``mutable=["intermediates"]`` to get them.
 
     Departs from the paper: ``use_bias``, ``dropout_rate``, ``encode_positions``, ``num_kv_heads``,
-    ``make_qk_norm``, ``scale``, ``soft_cap``, ``make_bias`` and ``memory_width``, all optional.
+    ``make_qk_norm``, ``scale``, ``soft_cap``, ``make_bias``, ``memory_width``, ``value_gain`` and
+    ``output_gain``, all optional.
 
     >>> import jax, jax.numpy as jnp
     >>> layer, x = MultiHeadAttention(num_heads=8), jnp.ones((1, 3, 512))
@@ -80,6 +81,8 @@ class MultiHeadAttention(nn.Module):
       make_bias: Creates the module that returns the :data:`~jaxformer.nn.keys.Bias` of the scores
         of this layer, in place of the bias of the stack.
       memory_width: Width of the memory that it attends to; ``d_model`` when None.
+      value_gain: Factor on the initial values of the matrix of the values.
+      output_gain: The same for the output matrix.
       compute_dtype: Dtype of the inputs of matrix multiplications.
       fields_read: Names of the fields that a subclass reads, so that all others are refused; None
         for all fields. Not itself a field.
@@ -101,6 +104,8 @@ class MultiHeadAttention(nn.Module):
     soft_cap: float | None = None
     make_bias: Callable[[], nn.Module] | None = None
     memory_width: int | None = None
+    value_gain: float = 1.0
+    output_gain: float = 1.0
     compute_dtype: ComputeDtype = "float32"
 
     def setup(self) -> None:
@@ -354,8 +359,9 @@ class MultiHeadAttention(nn.Module):
         query = self._matrix("query", (d_model, heads, d_k), inputs)
         width = self._memory_width(d_model)
         key = self._matrix("key", (width, kv_heads, d_k), inputs)
-        value = self._matrix("value", (width, kv_heads, d_v), inputs)
-        output = self._matrix("output", (heads * d_v, d_model), ("heads", "d_model"))
+        value = self._matrix("value", (width, kv_heads, d_v), inputs, self.value_gain)
+        outputs = ("heads", "d_model")
+        output = self._matrix("output", (heads * d_v, d_model), outputs, self.output_gain)
 
         return Projections(
             query=Projection(query, self._bias("query", (heads, d_k))),
@@ -369,10 +375,11 @@ class MultiHeadAttention(nn.Module):
         name: str,
         shape: tuple[int, ...],
         axes: tuple[str | None, ...],
+        gain: float = 1.0,
     ) -> Any:
         outputs = tuple(range(1, len(shape)))
         glorot = nn.initializers.variance_scaling(
-            scale=1.0,
+            scale=gain**2,
             mode="fan_avg",
             distribution="uniform",
             in_axis=0,

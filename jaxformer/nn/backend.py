@@ -106,7 +106,11 @@ def backend_for(platform: str, compute_capability: str = "") -> Backend:
     return Backend()
 
 
-_BFLOAT16_INSTRUCTIONS = {"avx512_bf16", "amx_bf16", "bf16"}  # AVX-512 and AMX on x86, and Arm
+# Instruction sets with matmuls in a compute dtype: AVX-512 and AMX on x86, others on Arm.
+_INSTRUCTIONS = {
+    "bfloat16": {"avx512_bf16", "amx_bf16", "bf16"},
+    "float16": {"avx512_fp16", "amx_fp16", "fphp", "asimdhp"},
+}
 
 
 @functools.cache
@@ -119,17 +123,17 @@ def cpu_features(cpu_info: pathlib.Path = pathlib.Path("/proc/cpuinfo")) -> froz
     return frozenset(features[1].split() if features else ())
 
 
-def emulates_bfloat16() -> bool:
-    """Returns whether JAX runs on a CPU that is known to lack instructions for bfloat16.
+def emulates(compute_dtype: str) -> bool:
+    """Returns whether JAX runs on a CPU that is known to lack instructions for a compute dtype.
 
-    XLA then widens the inputs of bfloat16 matmuls, so that float32 is faster.
+    XLA then widens the inputs of matmuls, so that float32 is faster.
     """
-    if jax.default_backend() != "cpu":
+    if jax.default_backend() != "cpu" or compute_dtype not in _INSTRUCTIONS:
         return False
 
     features = cpu_features()
     is_known = bool(features)
-    return is_known and not _BFLOAT16_INSTRUCTIONS & features
+    return is_known and not _INSTRUCTIONS[compute_dtype] & features
 
 
 _override: contextvars.ContextVar[Backend | None] = contextvars.ContextVar("backend", default=None)

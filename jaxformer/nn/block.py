@@ -23,7 +23,7 @@ class Residual(nn.Module):
 
     "post" (sections 3.1 and 5.4): LayerNorm(x + Dropout(Sublayer(x))).
     "pre": x + Dropout(Sublayer(LayerNorm(x))).
-    Departs from the paper: ``norm_position="pre"`` and ``scale``, both optional.
+    Departs from the paper: ``norm_position="pre"``, ``scale`` and ``input_scale``, all optional.
 
     Attributes:
       norm_position: "post" or "pre".
@@ -31,12 +31,14 @@ class Residual(nn.Module):
       make_norm: Creates the norm; takes its ``name``.
       scale: Initial value of the learned factors, one for each feature, that multiply the output of
         the sub-layer: layer scale (Touvron et al. 2021). None for no factors.
+      input_scale: Factor on x in post-norm order, alpha of DeepNorm (Wang et al. 2022).
     """
 
     norm_position: str = "post"
     dropout_rate: float = 0.0
     make_norm: Callable[..., nn.Module] = LayerNorm
     scale: float | None = None
+    input_scale: float = 1.0
 
     @nn.compact
     def __call__(
@@ -51,8 +53,16 @@ class Residual(nn.Module):
         drop = Dropout(self.dropout_rate)
 
         if self.norm_position == "pre":
+            if self.input_scale != 1:
+                raise UserError(
+                    f"Residual: input_scale={self.input_scale} needs norm_position=post"
+                )
             return x + drop(self._scale_output(sublayer(norm(x))), dropout)
-        return norm(x + drop(self._scale_output(sublayer(x)), dropout))
+
+        added = drop(self._scale_output(sublayer(x)), dropout)
+        if self.input_scale != 1:
+            x = self.input_scale * x
+        return norm(x + added)
 
     def _scale_output(self, y: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         """Returns the output of the sub-layer times the factors, if there are any."""

@@ -51,7 +51,8 @@ class FeedForward(nn.Module):
 
     Departs from the paper: another ``activation``, such as "gelu" or "swish", instead of max(0, .).
     With ``gated``, activation(x W1 + b1) is multiplied by one more projection, x W3 + b3 (Shazeer
-    2020): ``FeedForward(d_ff, "swish", use_bias=False, gated=True)`` is SwiGLU.
+    2020): ``FeedForward(d_ff, "swish", use_bias=False, gated=True)`` is SwiGLU. ``inner_gain`` and
+    ``outer_gain`` are for deep stacks.
 
     >>> import jax
     >>> import jax.numpy as jnp
@@ -66,6 +67,8 @@ class FeedForward(nn.Module):
       compute_dtype: Dtype of the inputs of matrix multiplications.
       use_bias: Adds biases to all projections.
       gated: Multiplies the activation by a linear projection, "linear".
+      inner_gain: Factor on the initial values of all matrices but the last one.
+      outer_gain: The same for the last one.
     """
 
     d_ff: int
@@ -73,6 +76,8 @@ class FeedForward(nn.Module):
     compute_dtype: ComputeDtype = "float32"
     use_bias: bool = True
     gated: bool = False
+    inner_gain: float = 1.0
+    outer_gain: float = 1.0
 
     @nn.compact
     def __call__(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
@@ -94,7 +99,8 @@ class FeedForward(nn.Module):
         size: int,
     ) -> Float[Array, "*rows F"]:
         """Returns x W + b, given the name of W and the size of the result."""
-        glorot = nn.initializers.variance_scaling(1.0, "fan_avg", "uniform")
+        gain = self.outer_gain if name == "outer" else self.inner_gain
+        glorot = nn.initializers.variance_scaling(gain**2, "fan_avg", "uniform")
         axes = ("d_ff", "d_model") if name == "outer" else ("d_model", "d_ff")
         shape = (x.shape[-1], size)
         matrix = parameter(self, name, glorot, shape, axes=axes, role="matrix")

@@ -8,7 +8,9 @@ activations.
 Autodiff of a bfloat16 matmul with float32 results multiplies the float32 gradient with inputs
 converted to float32. On CPUs that does not use the bfloat16 units. Such matmuls therefore have
 primitives of their own, whose two transposes round the gradient to bfloat16 first: one with
-parameters, one for attention. All other matmuls are a plain ``dot_general``.
+parameters, one for attention. Matmuls with parameters in float16 or float8 have a third one, which
+keeps the gradients of parameters in float32: sums over many tokens would overflow in float16. All
+other matmuls are a plain ``dot_general``.
 """
 
 import functools
@@ -31,6 +33,7 @@ from jaxtyping import Array, Float, Int8, Integer, Num
 from jaxformer.layout import expand_like, has_explicit_axes, map_rows, match_varying_axes
 from jaxformer.nn.constants import ConstantMatrix
 from jaxformer.nn.precision import Int8Matrix, at_least_float32, matmul_dtype, quantize_along
+from jaxformer.nn.rounding import FORMATS, round_gradient, round_operand
 
 # Checkpoint name of the results of :func:`project`, which rematerialization may keep.
 MATMUL = "matmul"
@@ -51,6 +54,9 @@ def project(
         product = map_rows(int8_matmul, kernel, x)
     elif isinstance(kernel, ConstantMatrix):
         product = matmul(x.astype(kernel.flat.dtype), kernel, x.dtype)
+    elif compute_dtype in FORMATS:
+        multiply = functools.partial(rounded_matmul, compute_dtype=compute_dtype)
+        product = map_rows(multiply, kernel, x)
     else:
         dtype = matmul_dtype(compute_dtype, x, kernel)
         product = matmul(x.astype(dtype), kernel.astype(dtype), x.dtype)
@@ -127,6 +133,26 @@ def matmul(
     return product.reshape(*leading, *outputs)
 
 
+def rounded_matmul(
+    kernel: Float[Array, "D ..."],
+    x: Float[Array, "*rows D"],
+    compute_dtype: str,
+) -> Array:
+    """Returns the product over the last axis of ``x`` and the first of ``kernel``, in x's dtype.
+
+    Both operands are rounded to "float16" or "float8", and so are the gradients of the result. The
+    gradients of the operands have the dtypes of the operands.
+    """
+    *leading, size = x.shape
+    _, *outputs = kernel.shape
+    rows = x.reshape(math.prod(leading), size)
+    matrix = kernel.reshape(size, math.prod(outputs))
+
+    operands = match_varying_axes(rows, matrix)
+    product: Array = _rounded_matmul.bind(*operands, compute_dtype=compute_dtype)
+    return product.reshape(*leading, *outputs)
+
+
 def matmul_nt(
     x: Num[Array, "*rows D"],
     table: Num[Array, "V D"],
@@ -167,10 +193,10 @@ def einsum(
     Multiplies in ``dtype``, or in the dtype of the operands when None.
     """
     dtype = jnp.dtype(dtype or x.dtype)
-    is_rounded = dtype == jnp.bfloat16 and x.dtype == jnp.float32
+    is_rounded = dtype.itemsize == 2 and x.dtype == jnp.float32
     if is_rounded and not has_explicit_axes(x, y):
         operands = match_varying_axes(x, y)
-        return _bfloat16_einsum.bind(*operands, spec=spec)
+        return _rounding_einsum.bind(*operands, spec=spec, dtype=dtype.name)
     return _einsum(x, y, spec=spec)
 
 
@@ -192,12 +218,12 @@ def _einsum(x: Array, y: Array, *, spec: str) -> Array:
 
 # Operands are float32 and rounded inside: on CPUs XLA stacks bfloat16 residuals of all layers in
 # memory, in float32, and then slices them again (jax 0.10.2).
-def _rounded_einsum(x: Array, y: Array, *, spec: str) -> Array:
+def _rounded_einsum(x: Array, y: Array, *, spec: str, dtype: str) -> Array:
     if jax.__version_info__ < (0, 8):  # jaxlib 0.7.2 lacks the kernels for CPUs.
-        return _rounded_einsum_in_float32(x, y, spec=spec)
+        return _rounded_einsum_in_float32(x, y, spec=spec, dtype=dtype)
 
-    x = x.astype(jnp.bfloat16)
-    y = y.astype(jnp.bfloat16)
+    x = x.astype(dtype)
+    y = y.astype(dtype)
     return _einsum(x, y, spec=spec)
 
 
@@ -206,10 +232,12 @@ def _rounded_einsum_in_float32(
     y: Array,
     *,
     spec: str,
+    dtype: str,
 ) -> Array:
-    # bfloat16 has 8 bits of exponent and 7 of mantissa.
-    x = jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
-    y = jax.lax.reduce_precision(y, exponent_bits=8, mantissa_bits=7)
+    # bfloat16 has 8 bits of exponent and 7 of mantissa, float16 5 and 10.
+    bits = jnp.finfo(dtype)
+    x = jax.lax.reduce_precision(x, exponent_bits=bits.nexp, mantissa_bits=bits.nmant)
+    y = jax.lax.reduce_precision(y, exponent_bits=bits.nexp, mantissa_bits=bits.nmant)
     return _einsum(x, y, spec=spec)
 
 
@@ -220,9 +248,10 @@ def _gradient_by_first(
     y: Array,
     *,
     spec: str,
+    dtype: str,
 ) -> Array:
     gradient_spec, _ = _GRADIENTS[spec]
-    return _rounded_einsum(gradient, y, spec=gradient_spec)
+    return _rounded_einsum(gradient, y, spec=gradient_spec, dtype=dtype)
 
 
 def _gradient_by_second(
@@ -231,11 +260,12 @@ def _gradient_by_second(
     y: Any,
     *,
     spec: str,
+    dtype: str,
 ) -> Array:
     _, gradient_spec = _GRADIENTS[spec]
     if spec == WEIGHTED_SUM:  # Its second gradient has the operands in the other order.
-        return _rounded_einsum(x, gradient, spec=gradient_spec)
-    return _rounded_einsum(gradient, x, spec=gradient_spec)
+        return _rounded_einsum(x, gradient, spec=gradient_spec, dtype=dtype)
+    return _rounded_einsum(gradient, x, spec=gradient_spec, dtype=dtype)
 
 
 def _batched_einsum(
@@ -243,14 +273,15 @@ def _batched_einsum(
     axes: tuple,
     *,
     spec: str,
+    dtype: str,
 ) -> tuple[Array, int]:
     """Batches by an einsum in float32, because XLA lacks bfloat16 kernels for some orders."""
-    multiply = functools.partial(_rounded_einsum_in_float32, spec=spec)
+    multiply = functools.partial(_rounded_einsum_in_float32, spec=spec, dtype=dtype)
     batched = jax.vmap(multiply, axes)
     return batched(*operands), 0
 
 
-def _abstract_einsum(x: Any, y: Any, *, spec: str) -> Any:
+def _abstract_einsum(x: Any, y: Any, *, spec: str, dtype: str) -> Any:
     operands, result = spec.split("->")
     letters = operands.replace(",", "")
     lengths = (*x.shape, *y.shape)
@@ -272,12 +303,12 @@ def _define_impl(primitive: Primitive, *static: str) -> None:
 
 
 # benchmarks/train.py measures the speed of both bfloat16 primitives (docs/log/2026.md, 2026-11-23).
-_bfloat16_einsum = Primitive("bfloat16_einsum")
-_define_impl(_bfloat16_einsum, "spec")
-_bfloat16_einsum.def_abstract_eval(_abstract_einsum)
-mlir.register_lowering(_bfloat16_einsum, mlir.lower_fun(_rounded_einsum, multiple_results=False))
-ad.defbilinear(_bfloat16_einsum, _gradient_by_first, _gradient_by_second)
-batching.primitive_batchers[_bfloat16_einsum] = _batched_einsum
+_rounding_einsum = Primitive("rounding_einsum")
+_define_impl(_rounding_einsum, "spec", "dtype")
+_rounding_einsum.def_abstract_eval(_abstract_einsum)
+mlir.register_lowering(_rounding_einsum, mlir.lower_fun(_rounded_einsum, multiple_results=False))
+ad.defbilinear(_rounding_einsum, _gradient_by_first, _gradient_by_second)
+batching.primitive_batchers[_rounding_einsum] = _batched_einsum
 
 
 def _multiply(
@@ -295,6 +326,43 @@ def _gradient_by_rows(gradient: Array, x: Any, matrix: Array) -> Array:
 def _gradient_by_matrix(gradient: Array, x: Array, matrix: Any) -> Array:
     rounded = gradient.astype(x.dtype)
     return matmul_tn(x, rounded).astype(x.dtype)
+
+
+def _rounded_product(
+    x: Float[Array, "R D"],
+    matrix: Float[Array, "D F"],
+    *,
+    compute_dtype: str,
+) -> Float[Array, "R F"]:
+    return jnp.matmul(
+        round_operand(x, compute_dtype),
+        round_operand(matrix, compute_dtype),
+        preferred_element_type=x.dtype,
+    )
+
+
+def _rounded_gradient_by_rows(
+    gradient: Array,
+    x: Any,
+    matrix: Array,
+    *,
+    compute_dtype: str,
+) -> Array:
+    rounded = round_gradient(gradient, compute_dtype)
+    product = matmul_nt(rounded, round_operand(matrix, compute_dtype))
+    return product.astype(x.aval.dtype)
+
+
+def _rounded_gradient_by_matrix(
+    gradient: Array,
+    x: Array,
+    matrix: Any,
+    *,
+    compute_dtype: str,
+) -> Array:
+    rounded = round_gradient(gradient, compute_dtype)
+    product = matmul_tn(round_operand(x, compute_dtype), rounded)
+    return product.astype(matrix.aval.dtype)
 
 
 def _lower_transpose(context: mlir.LoweringRuleContext, x: Any) -> Sequence:
@@ -357,20 +425,20 @@ def _lower_unsigned(
 
 def _matmul_primitive(
     name: str,
-    dtype: str,
+    dtype: str | None,
     function: Callable[..., Array],
 ) -> Primitive:
     """Returns a primitive whose lowering is ``function``, and whose results have ``dtype``.
 
-    The function multiplies rows, [R, D], with a matrix, [D, F], or [F, D] if its option ``axis``,
-    the axis of the matrix that is summed over, is 1.
+    None is the dtype of the rows. The function multiplies rows, [R, D], with a matrix, [D, F], or
+    [F, D] if its option ``axis``, the axis of the matrix that is summed over, is 1.
     """
 
-    def abstract(x: Any, matrix: Any, axis: int = 0) -> Any:
+    def abstract(x: Any, matrix: Any, axis: int = 0, **_: Any) -> Any:
         num_rows = x.shape[0]
         outputs = matrix.shape[1 - axis]
         shape = (num_rows, outputs)
-        return x.update(shape=shape, dtype=jnp.dtype(dtype), weak_type=False)
+        return x.update(shape=shape, dtype=jnp.dtype(dtype or x.dtype), weak_type=False)
 
     def batch(operands: tuple[Array, Array], axes: tuple, **options: Any) -> tuple[Array, int]:
         """Batches over rows by flattening them, and over matrices by a plain batched matmul."""
@@ -388,7 +456,7 @@ def _matmul_primitive(
         return product.reshape(batch_size, num_rows, -1), 0
 
     primitive = Primitive(name)
-    _define_impl(primitive, "axis")
+    _define_impl(primitive, "axis", "compute_dtype")
     primitive.def_abstract_eval(abstract)
     mlir.register_lowering(primitive, mlir.lower_fun(function, multiple_results=False))
     batching.primitive_batchers[primitive] = batch
@@ -397,5 +465,7 @@ def _matmul_primitive(
 
 _bfloat16_matmul = _matmul_primitive("bfloat16_matmul", "float32", _multiply)
 ad.defbilinear(_bfloat16_matmul, _gradient_by_rows, _gradient_by_matrix)
+_rounded_matmul = _matmul_primitive("rounded_matmul", None, _rounded_product)
+ad.defbilinear(_rounded_matmul, _rounded_gradient_by_rows, _rounded_gradient_by_matrix)
 _unsigned_matmul = _matmul_primitive("unsigned_matmul", "int32", _int8_sums)
 mlir.register_lowering(_unsigned_matmul, _lower_unsigned, platform="cpu")

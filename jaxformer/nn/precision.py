@@ -4,7 +4,8 @@ Inputs of a matmul are converted to the compute dtype, sums are float32, and res
 of the activations. The precision of float32 matmuls on accelerators is JAX's default: bfloat16 on
 TPUs, TF32 on NVIDIA GPUs. ``JAX_DEFAULT_MATMUL_PRECISION=highest`` selects full float32.
 
-Departs from the paper: "bfloat16" and, for decoding, "int8", both optional.
+Departs from the paper: "bfloat16", for training "float16" and "float8", and for decoding "int8",
+all optional.
 """
 
 import typing
@@ -20,7 +21,7 @@ from jaxformer.nn.backend import backend
 from jaxformer.nn.constants import ConstantMatrix, without_constants
 from jaxformer.nn.parameters import ParameterInfo
 
-ComputeDtype = Literal["float32", "bfloat16", "int8"]
+ComputeDtype = Literal["float32", "bfloat16", "float16", "float8", "int8"]
 
 
 class Int8Matrix(NamedTuple):
@@ -44,21 +45,24 @@ def at_least_float32(*arrays: PyTree) -> str:
 def matmul_dtype(compute_dtype: str, *arrays: PyTree) -> str:
     """Returns the dtype of inputs and parameters of a matmul that is not quantized.
 
-    If one of the arrays is float64, "float32" means float64.
+    If one of the arrays is float64, "float32" means float64. With "float8", only matmuls with
+    parameters are in float8, and all others in bfloat16.
     """
     if compute_dtype not in typing.get_args(ComputeDtype):
         choices = ", ".join(map(repr, typing.get_args(ComputeDtype)))
         raise UserError(f"expected compute_dtype to be {choices}, got {compute_dtype!r:.80}")
 
-    if compute_dtype == "bfloat16":
+    if compute_dtype == "float8":
         return "bfloat16"
+    if compute_dtype in ("bfloat16", "float16"):
+        return compute_dtype
     return at_least_float32(*arrays)
 
 
 def activation_dtype(compute_dtype: str, table: PyTree) -> str:
     """Returns the dtype of activations between layers, and of cached keys and values."""
     dtype = matmul_dtype(compute_dtype, table)
-    if dtype == "bfloat16" and backend().float32_activations:
+    if dtype in ("bfloat16", "float16") and backend().float32_activations:
         return "float32"
     return dtype
 
@@ -115,9 +119,9 @@ def cast_params(
 ) -> PyTree:
     """Converts parameters to the format that decoding computes in; vectors stay float32.
 
-    With "int8", matrices and tables become :class:`Int8Matrix`. With "bfloat16", tables stay
-    float32, because logits are computed in float32. Parameters that are already quantized are
-    unchanged. ``info`` is from :func:`~jaxformer.nn.parameters.describe`.
+    With "int8", matrices and tables become :class:`Int8Matrix`. With "bfloat16" and "float16",
+    tables stay float32, because logits are computed in float32. Parameters that are already
+    quantized are unchanged. ``info`` is from :func:`~jaxformer.nn.parameters.describe`.
     """
     leaves = jax.tree.leaves_with_path(info, is_leaf=lambda x: isinstance(x, ParameterInfo))
     infos = dict(leaves)

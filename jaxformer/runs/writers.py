@@ -27,6 +27,7 @@ _FORMATS = {
     "tokens_per_second": "{:,.0f} tokens/s",
     "teraflops_per_second": "{:.3g} TFLOP/s",
     "mfu": "MFU {:.1%}",
+    "loss_scale": "scale {:,.0f}",
     "seconds_per_step": "",
     "waiting": "",
     "skipped": "",

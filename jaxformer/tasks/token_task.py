@@ -181,6 +181,10 @@ class NetworkTask(Task):
     def loss(self) -> Loss:
         return self.loss_class.of(self.config)
 
+    @property
+    def scales_loss(self) -> bool:
+        return self.config.model.compute_dtype == "float16"
+
 
 class TokenTask(NetworkTask):
     """Base of the tasks of models of tokens, which have a tokenizer."""

@@ -34,6 +34,7 @@ from jaxformer.training.settings import FitConfig, facts_by_name
 from jaxformer.training.step import CompiledStep, TrainStep, make_train_step
 from jaxformer.training.task import Task, check_task
 from jaxformer.training.train_state import (
+    LOSS_SCALE,
     StartFrom,
     TrainState,
     changed_hyperparameters,
@@ -516,6 +517,8 @@ class _Loop:
         spike = self.window.describe_spike()
         skipped = self.window.totals().skipped
         means = self.window.means(updates=updates_of_schedule(state))  # begins a new window
+        if state.loss_scale is not None:
+            means["loss_scale"] = float(state.loss_scale.value)
 
         self.reporter.write(step, "train", means)
         if spike:
@@ -554,6 +557,8 @@ class _Loop:
                 _WINDOW: dataclasses.asdict(self.window.totals()),
                 _VALIDATIONS: self.validation.history,
             }
+            if state.loss_scale is not None:
+                metadata[LOSS_SCALE] = state.loss_scale.to_json()
 
             watchdog.record_progress(f"step {step} and the start of its save")
             kept = evaluate_at(state, self.evaluated)

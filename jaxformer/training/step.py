@@ -150,7 +150,8 @@ def _make_step_function(
         seed: Integer[Array, ""],
     ) -> tuple[TrainState, Sums]:
         key = step_key(seed, state.step)
-        gradients, sums = gradients_and_sums(state.params, batch, key)
+        scale = None if state.loss_scale is None else state.loss_scale.value
+        gradients, sums = gradients_and_sums(state.params, batch, key, scale)
         # A batch without a count has sums of zero.
         count = jnp.where(sums["count"] == 0, 1, sums["count"])
 
@@ -159,12 +160,16 @@ def _make_step_function(
                 return total / count.astype(total.dtype)
             return total / count
 
+        def unscaled_mean(total: Array) -> Array:
+            mean = per_count(total)
+            return mean if scale is None else mean / scale
+
         # Before the division, whose result XLA would otherwise write to memory for its two uses.
-        norm = per_count(global_norm(gradients))
+        norm = unscaled_mean(global_norm(gradients))
 
         # An optimizer whose gradients are wider than its parameters would widen its state, too.
         gradients = jax.tree.map(
-            lambda total, p: per_count(total).astype(p.dtype),
+            lambda total, p: unscaled_mean(total).astype(p.dtype),
             gradients,
             state.params,
         )
@@ -244,14 +249,22 @@ def _update(
     params, opt_state = jax.tree.map(choose, new, old)
     _check_arrays(opt_state, state.opt_state)
 
+    # A loss scale that falls may cure the next steps: they are not yet a row of failures.
+    loss_scale = state.loss_scale
+    is_cured = finite
+    if loss_scale is not None:
+        is_cured |= loss_scale.can_fall()
+        loss_scale = loss_scale.after(finite)
+
     skipped = (~finite).astype(jnp.int32)
-    skipped_in_row = jnp.where(finite, 0, state.skipped_in_row + 1)
+    skipped_in_row = jnp.where(is_cured, 0, state.skipped_in_row + 1)
     next_state = TrainState(
         step=state.step + 1,
         params=params,
         opt_state=opt_state,
         skipped=state.skipped + skipped,
         skipped_in_row=skipped_in_row,
+        loss_scale=loss_scale,
     )
     return next_state, skipped
 
@@ -286,8 +299,9 @@ def gradients_of(
     params: PyTree,
     batch: PyTree,
     randomness: Randomness,
+    scale: Float[Array, ""] | None = None,
 ) -> tuple[PyTree, Sums]:
-    """Returns the gradient of the sum "loss" of some rows, and all sums.
+    """Returns the gradient of the sum "loss" of some rows, times a scale, and all sums.
 
     Gradients are in float32 or wider, since they are yet to be summed over micro-batches and
     devices.
@@ -295,7 +309,8 @@ def gradients_of(
 
     def sums(params: PyTree) -> tuple[Array, Sums]:
         sums = checked_sums(loss(params, batch, randomness))
-        return sums["loss"], sums
+        scaled = sums["loss"] if scale is None else sums["loss"] * scale
+        return scaled, sums
 
     gradients, found = jax.grad(sums, has_aux=True)(params)
     return jax.tree.map(_widen, gradients), found
@@ -307,15 +322,23 @@ def global_sums(
     gradient_accumulation: int,
     *,
     gradients: bool = False,
-) -> Callable[[PyTree, PyTree, Array], tuple[PyTree, Sums]]:
-    """Returns a function that sums a loss, and optionally gradients, over all micro-batches."""
+) -> Callable[..., tuple[PyTree, Sums]]:
+    """Returns a function that sums a loss, and optionally gradients, over all micro-batches.
 
-    def on_shard(params: PyTree, batch: PyTree, key: Array) -> tuple[PyTree, Sums]:
+    It takes parameters, a batch and a key, and for gradients perhaps a scale of the loss.
+    """
+
+    def on_shard(
+        params: PyTree,
+        batch: PyTree,
+        key: Array,
+        scale: Array | None,
+    ) -> tuple[PyTree, Sums]:
         def on_rows(rows: Rows) -> tuple[PyTree, Sums]:
             arrays, row_ids = rows
             randomness = Randomness(key, row_ids)
             if gradients:
-                return gradients_of(loss, params, arrays, randomness)
+                return gradients_of(loss, params, arrays, randomness, scale)
             sums = checked_sums(loss(params, arrays, randomness))
             return (), sums
 
@@ -343,8 +366,18 @@ def global_sums(
         sums = jax.tree.map(lambda a: a.sum(0), stacked_sums)
         return total, sums
 
-    in_specs = (PartitionSpec(DATA_AXIS), PartitionSpec())
-    return sum_over_data(mesh, on_shard, in_specs)
+    in_specs = (PartitionSpec(DATA_AXIS), PartitionSpec(), PartitionSpec())
+    sum_over_shards = sum_over_data(mesh, on_shard, in_specs)
+
+    def compute(
+        params: PyTree,
+        batch: PyTree,
+        key: Array,
+        scale: Array | None = None,
+    ) -> tuple[PyTree, Sums]:
+        return sum_over_shards(params, batch, key, scale)
+
+    return compute
 
 
 def checked_sums(sums: object) -> Sums:

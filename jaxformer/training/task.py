@@ -112,10 +112,13 @@ class Task(Protocol):
         "max" for its direction.
       log_formats: Formats of values of :meth:`evaluate` in the log, by name, such as
         ``{"f1": "F1 {:.2f}"}``. An empty format hides a value; the default has four digits.
+      scales_loss: Multiply the loss by a dynamic scale before its gradients are computed, for
+        layers that compute in float16. Their gradients are divided by it.
     """
 
     best: tuple[str, Literal["min", "max"]] = ("loss", "min")
     log_formats: Mapping[str, str] = types.MappingProxyType({})
+    scales_loss: bool = False
 
     @abc.abstractmethod
     def init(self, key: Array) -> PyTree:

@@ -18,6 +18,7 @@ from jaxformer.nn.precision import at_least_float32
 from jaxformer.runs import manifest, processes
 from jaxformer.runs.checkpoints import Checkpoints
 from jaxformer.training.averaging import EvaluatedParams, Optimizer
+from jaxformer.training.loss_scale import LossScale
 from jaxformer.training.optimizer import path_of
 from jaxformer.training.placement import opt_state_shardings, param_shardings, replicated
 from jaxformer.training.task import Init, Task, cached_by_function, describe_init
@@ -31,7 +32,10 @@ class TrainState(NamedTuple):
       params: Model parameters, in the dtypes of ``Task.init``; float32 in models of this package.
       opt_state: State of the optimizer.
       skipped: Number of steps skipped because their updates were not finite, int32.
-      skipped_in_row: Number of consecutive skipped steps, int32.
+      skipped_in_row: Number of consecutive skipped steps, int32, without those that lowered the
+        loss scale.
+      loss_scale: Scale of the loss of layers in float16; None without one. A checkpoint has it in
+        its metadata.
     """
 
     step: Int[Array, ""]
@@ -39,7 +43,12 @@ class TrainState(NamedTuple):
     opt_state: PyTree
     skipped: Int[Array, ""]
     skipped_in_row: Int[Array, ""]
+    loss_scale: LossScale | None = None
 
+
+# Key of the loss scale in the metadata of a checkpoint. Not every checkpoint of a run needs to have
+# one: ``training.may_change`` allows another compute dtype.
+LOSS_SCALE = "loss_scale"
 
 # A TrainState in a checkpoint whose ``params`` are evaluated; training continues with ``trained``.
 EvaluatedState = collections.namedtuple("EvaluatedState", (*TrainState._fields, "trained"))
@@ -48,7 +57,8 @@ EvaluatedState = collections.namedtuple("EvaluatedState", (*TrainState._fields, 
 def evaluate_at(
     state: TrainState, evaluated: EvaluatedParams | None
 ) -> TrainState | EvaluatedState:
-    """Returns the state to save, whose ``params`` are evaluated and loaded by all commands."""
+    """Returns the arrays to save, whose ``params`` are evaluated and loaded by all commands."""
+    state = state._replace(loss_scale=None)
     if evaluated is None:
         return state
 
@@ -77,6 +87,8 @@ def init_state(
     seed: int = 0,
     describe: Callable[[], PyTree] | None = None,
     start_from: StartFrom | None = None,
+    *,
+    scales_loss: bool = False,
 ) -> TrainState:
     """Returns fresh parameters and optimizer state, sharded over the mesh.
 
@@ -90,14 +102,21 @@ def init_state(
       describe: See :meth:`~jaxformer.Task.describe`. By default, the description of the parameters
         that :func:`~jaxformer.nn.parameter` created.
       start_from: Returns other parameters of the same shapes, given the ones from ``init``.
+      scales_loss: See :class:`~jaxformer.Task`.
 
     Raises:
       UserError: ``start_from`` returns parameters with other names or shapes.
     """
     with global_mesh(mesh):
-        abstract = abstract_state(init, optimizer, mesh, describe=describe)
+        abstract = abstract_state(
+            init,
+            optimizer,
+            mesh,
+            describe=describe,
+            scales_loss=scales_loss,
+        )
         layout = jax.tree.map(lambda leaf: leaf.sharding, abstract)
-        create_state = _make_create_state(init, optimizer)
+        create_state = _make_create_state(init, optimizer, scales_loss)
         jitted = jax.jit(create_state, out_shardings=layout)
         state = jitted(jax.random.key(seed))
         if start_from is None:
@@ -145,10 +164,12 @@ def abstract_state(
     optimizer: Optimizer,
     mesh: Mesh,
     describe: Callable[[], PyTree] | None = None,
+    *,
+    scales_loss: bool = False,
 ) -> TrainState:
     """Returns shapes, dtypes and shardings of :func:`init_state` without computing it."""
     info = describe_init(init) if describe is None else describe()
-    create_state = _make_create_state(init, optimizer)
+    create_state = _make_create_state(init, optimizer, scales_loss)
     shapes = jax.eval_shape(create_state, jax.random.key(0))
 
     # All counters are replicated.
@@ -169,7 +190,11 @@ def abstract_state(
 
 
 @cached_by_function
-def _make_create_state(init: Init, optimizer: Optimizer) -> Callable[[Array], TrainState]:
+def _make_create_state(
+    init: Init,
+    optimizer: Optimizer,
+    scales_loss: bool,
+) -> Callable[[Array], TrainState]:
     def create_state(key: Array) -> TrainState:
         params = init(key)
         zero = jnp.zeros((), jnp.int32)
@@ -179,6 +204,7 @@ def _make_create_state(init: Init, optimizer: Optimizer) -> Callable[[Array], Tr
             opt_state=optimizer.init(params),
             skipped=zero,
             skipped_in_row=zero,
+            loss_scale=LossScale.initial() if scales_loss else None,
         )
 
     return create_state
@@ -214,6 +240,7 @@ def restore_or_initialize(
             seed=seed,
             describe=task.describe,
             start_from=start_from,
+            scales_loss=task.scales_loss,
         )
         _check_initial_values(state)
         return state, {}
@@ -235,6 +262,9 @@ def restore_or_initialize(
             skipped=state.skipped,
             skipped_in_row=state.skipped_in_row,
         )
+    if task.scales_loss:
+        saved_scale = restored.metadata.get(LOSS_SCALE)
+        state = state._replace(loss_scale=LossScale.from_json(saved_scale, mesh))
     return state, restored.metadata
 
 

@@ -44,6 +44,7 @@ UNUSUAL = Config.from_dict(
             "dropout_rate": 0.25,
             "attention_dropout_rate": 0.125,
             "norm_position": "pre",
+            "depth_scaling": "gpt2",
             "positions": "learned",
             "activation": "swish",
             "qk_norm": True,

@@ -11,7 +11,7 @@ import pytest
 from jaxformer.config import ModelConfig
 from jaxformer.models.transformer import Transformer
 from jaxformer.nn import backend, backend_for, use_backend
-from jaxformer.nn.backend import cpu_features, emulates_bfloat16
+from jaxformer.nn.backend import cpu_features, emulates
 
 from ...profiles import by_profile
 from .weights import random_params
@@ -45,7 +45,9 @@ def test_cpu_settings_depend_on_its_instructions(flags, emulated, unsigned, tmp_
     module = importlib.import_module(backend.__module__)
     monkeypatch.setattr(module, "cpu_features", lambda: features)
 
-    assert emulates_bfloat16() == emulated
+    assert emulates("bfloat16") == emulated
+    assert emulates("float16") == bool(flags)
+    assert not emulates("float32")
     assert backend_for("cpu").unsigned_int8 == unsigned
 
 

@@ -1,5 +1,7 @@
 """The Transformer: encoder, decoder, shared embedding, and decoding with a cache (section 3)."""
 
+from typing import Any
+
 import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float, Int
@@ -41,7 +43,7 @@ class Transformer(StepwiseModel):
 
     def setup(self) -> None:
         super().setup()
-        self._setup_source()
+        self.embed_source = self._make_source_embedding()
         self.embed = self._make_embedding(self.tgt_table, "tgt_positions")
         self.logits_bias = self._make_logits_bias()
 
@@ -53,9 +55,9 @@ class Transformer(StepwiseModel):
         self.decoder = self._make_decoder()
 
     @nn.nowrap
-    def _setup_source(self) -> None:
+    def _make_source_embedding(self) -> Any:
         """Creates what the encoder's input is made with."""
-        self.embed_source = self._make_embedding(self.src_table, "src_positions")
+        return self._make_embedding(self.src_table, "src_positions")
 
     @nn.nowrap
     def _make_encoder(self) -> Stack:

@@ -1,7 +1,7 @@
 """Whisper (Radford et al. 2022): the Transformer on log-mel spectrograms of sound."""
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import jax.numpy as jnp
 from flax import linen as nn
@@ -90,6 +90,14 @@ class WhisperConfig(PaperArchitecture):
         return _STRIDE * self.max_source_length, self.num_mel_bins
 
 
+class _SoundEmbedding(NamedTuple):
+    """Two convolutions, each a matrix and its bias, and the positions that are added to them."""
+
+    conv1: tuple[Any, Any]
+    conv2: tuple[Any, Any]
+    positions: Float[Array, "S D"]
+
+
 class Whisper(Transformer):
     """Whisper, which decodes as :class:`~jaxformer.Transformer` does, given log-mel spectrograms.
 
@@ -112,15 +120,16 @@ class Whisper(Transformer):
     config: WhisperConfig
 
     @nn.nowrap
-    def _setup_source(self) -> None:
+    def _make_source_embedding(self) -> _SoundEmbedding:
         c = self.config
         axes = ("d_model", None)
         first_inputs = _KERNEL * c.num_mel_bins
-        self.conv1 = self._make_linear("conv1", c.d_model, axes, inputs=first_inputs)
-        self.conv2 = self._make_linear("conv2", c.d_model, axes, inputs=_KERNEL * c.d_model)
+        conv1 = self._make_linear("conv1", c.d_model, axes, inputs=first_inputs)
+        conv2 = self._make_linear("conv2", c.d_model, axes, inputs=_KERNEL * c.d_model)
 
         shape = (c.max_source_length, c.d_model)
-        self.src_positions = parameter(self, "src_positions", _sinusoids, shape)
+        positions = parameter(self, "src_positions", _sinusoids, shape)
+        return _SoundEmbedding(conv1, conv2, positions)
 
     def __call__(
         self,
@@ -189,12 +198,13 @@ class Whisper(Transformer):
                 f"Whisper: expected features [batch, {frames}, {bins}], got {features.shape}"
             )
 
-        x = project(_padded_windows(features, stride=1), *self.conv1, c.compute_dtype)
+        embedding: _SoundEmbedding = self.embed_source
+        x = project(_padded_windows(features, stride=1), *embedding.conv1, c.compute_dtype)
         x = activate("gelu_exact", x)
-        x = project(_padded_windows(x, stride=_STRIDE), *self.conv2, c.compute_dtype)
+        x = project(_padded_windows(x, stride=_STRIDE), *embedding.conv2, c.compute_dtype)
         x = activate("gelu_exact", x)  # [B, S, D]
 
-        positions = lax.stop_gradient(self.src_positions)
+        positions = lax.stop_gradient(embedding.positions)
         x = x + expand_like(positions, x)
         x = x.astype(activation_dtype(c.compute_dtype, x))
 

@@ -45,34 +45,51 @@ class BlockPattern:
     def draw(self, key: Array, length: int) -> "BlockPattern":
         """Returns the pattern of one step of training."""
         blocks = -(-length // self.size)
-        draws = jax.random.uniform(key, (blocks, self.num_random))
+        shape = (blocks, self.num_random)
+        draws = jax.random.uniform(key, shape)
         return dataclasses.replace(self, draws=draws)
 
     def lengths(self, length: int, segments: Int[Array, "B T"] | None) -> Int[Array, " B"]:
         """Returns the number of tokens of each row."""
         if segments is None:
             return jnp.full((1,), length)
-        return jnp.maximum((segments != 0).sum(axis=1), 1)
+
+        is_token = segments != 0  # [B, T]
+        num_tokens = is_token.sum(axis=1)
+        return jnp.maximum(num_tokens, 1)
 
     def seen(self, blocks: int, lengths: Int[Array, " B"]) -> SeenBlocks:
         """Returns what each block sees, if it is neither the first nor the last of a long row."""
         number = jnp.arange(blocks)[:, None]  # [N, 1]
-        near = number + jnp.arange(-1, 2)  # [N, 3]
-        last = ((lengths - 1) // self.size)[:, None, None]  # [B, 1, 1]
+        beside = jnp.arange(-1, 2)
+        near = number + beside  # [N, 3]
+        last = self._last_block(lengths)  # [B, 1, 1]
 
         # The first and the last block count once, even if they are near.
         first = jnp.zeros_like(last)
-        is_between = (near > 0) & (near < last)  # [B, N, 3]
+        is_after_first = near > 0
+        is_before_last = near < last
+        is_between = is_after_first & is_before_last  # [B, N, 3]
+
+        # Without draws, all random blocks are the first one.
+        draws = self.draws
+        if draws is None:
+            draws = jnp.zeros((blocks, self.num_random))
+        drawn = jnp.floor(draws * (last + 1))
+        random = drawn.astype(jnp.int32)  # [B, N, R]
 
         rows = len(lengths)
-        draws = jnp.zeros((blocks, self.num_random)) if self.draws is None else self.draws
-        random = jnp.floor(draws * (last + 1)).astype(jnp.int32)  # [B, N, R]
 
         def whole(x: Array, width: int) -> Array:
             return jnp.broadcast_to(x, (rows, blocks, width))
 
         near = jnp.clip(near, 0, blocks - 1)
-        index = [whole(first, 1), whole(last, 1), whole(near, 3), whole(random, self.num_random)]
+        index = [
+            whole(first, 1),
+            whole(last, 1),
+            whole(near, 3),
+            whole(random, self.num_random),
+        ]
         is_always = jnp.ones((1, 1, 1), bool)
         is_seen = [
             whole(is_always, 1),
@@ -80,7 +97,10 @@ class BlockPattern:
             whole(is_between, 3),
             whole(is_always, self.num_random),
         ]
-        return SeenBlocks(jnp.concatenate(index, axis=2), jnp.concatenate(is_seen, axis=2))
+        return SeenBlocks(
+            index=jnp.concatenate(index, axis=2),
+            is_seen=jnp.concatenate(is_seen, axis=2),
+        )
 
     def counts(self, length: int, segments: Int[Array, "B T"] | None) -> Int[Array, "B 1 T T"]:
         """Returns how often each token sees each other one."""
@@ -88,13 +108,21 @@ class BlockPattern:
         lengths = self.lengths(length, segments)
         seen = self.seen(blocks, lengths)
         is_block = seen.index[..., None] == jnp.arange(blocks)  # [B, N, S, N]
-        counts = (is_block & seen.is_seen[..., None]).sum(axis=2)  # [B, N, N]
+        is_counted = is_block & seen.is_seen[..., None]
+        counts = is_counted.sum(axis=2)  # [B, N, N]
 
+        # The first block, the last block and all blocks of a short sequence see the whole.
         number = jnp.arange(blocks)[:, None]
-        last = ((lengths - 1) // self.size)[:, None, None]
+        last = self._last_block(lengths)
         is_short = (lengths <= self.full_length)[:, None, None]
         sees_all = (number == 0) | (number == last) | is_short
         counts = jnp.where(sees_all, 1, counts)
 
-        by_token = counts.repeat(self.size, axis=1).repeat(self.size, axis=2)
+        by_query = counts.repeat(self.size, axis=1)  # [B, T, N]
+        by_token = by_query.repeat(self.size, axis=2)  # [B, T, T]
         return by_token[:, None, :length, :length]
+
+    def _last_block(self, lengths: Int[Array, " B"]) -> Int[Array, "B 1 1"]:
+        """Returns the number of the last block of each row."""
+        last = (lengths - 1) // self.size
+        return last[:, None, None]

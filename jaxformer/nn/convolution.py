@@ -29,12 +29,16 @@ def convolve(
     """
     size, channels, outputs = kernel.shape
     matrix = kernel.reshape(size * channels, outputs)
-    return project(windows(x, size, stride), matrix, bias, compute_dtype)
+    frames = windows(x, size, stride)  # [B, N, K C]
+    return project(frames, matrix, bias, compute_dtype)
 
 
 def windows(x: Float[Array, "B T C"], size: int, stride: int = 1) -> Float[Array, "B N K_C"]:
     """Returns the frames of each window of ``size`` frames, one after another."""
-    num_windows = (x.shape[1] - size) // stride + 1
+    length = x.shape[1]
+    num_windows = (length - size) // stride + 1
+
+    # A tap sees the same place of all windows: every ``stride``-th frame.
     end = stride * (num_windows - 1) + 1
     taps = [x[:, tap : tap + end : stride] for tap in range(size)]
     return jnp.concatenate(taps, axis=-1)
@@ -61,16 +65,20 @@ class PositionalConvolution(nn.Module):
     def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         d_model = x.shape[-1]
         width = d_model // self.groups
+
         deviation = 2 / (self.size * d_model) ** 0.5
         normal = nn.initializers.normal(deviation)
-        kernel = parameter(self, "kernel", normal, (self.size, width, d_model))
+        shape = (self.size, width, d_model)
+        kernel = parameter(self, "kernel", normal, shape)
 
         # The norm that the weights of a tap are expected to have at the beginning.
         norm = deviation * (width * d_model) ** 0.5
-        scale = parameter(self, "scale", nn.initializers.constant(norm), (self.size,))
+        constant = nn.initializers.constant(norm)
+        scale = parameter(self, "scale", constant, (self.size,))
         bias = parameter(self, "bias", nn.initializers.zeros, (d_model,))
 
-        norms = jnp.sqrt(jnp.square(kernel).sum(axis=(1, 2), keepdims=True))  # [K, 1, 1]
+        squares = jnp.square(kernel)
+        norms = jnp.sqrt(squares.sum(axis=(1, 2), keepdims=True))  # [K, 1, 1]
         weights = scale[:, None, None] * kernel / norms
 
         before = self.size // 2

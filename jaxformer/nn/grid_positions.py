@@ -30,9 +30,12 @@ class GridBias(nn.Module):
 
     @nn.compact
     def __call__(self) -> Bias:
-        size = self._num_offsets + (3 if self.has_class_token else 0)
+        num_rows = self._num_offsets
+        if self.has_class_token:
+            num_rows += 3
         normal = nn.initializers.normal(0.02)
-        table = parameter(self, "table", normal, (size, self.num_heads))
+        shape = (num_rows, self.num_heads)
+        table = parameter(self, "table", normal, shape)
 
         def bias(
             queries: Int[Array, "#B T"],
@@ -47,7 +50,9 @@ class GridBias(nn.Module):
     @property
     def _num_offsets(self) -> int:
         rows, columns = self.grid
-        return (2 * rows - 1) * (2 * columns - 1)
+        num_down = 2 * rows - 1
+        num_right = 2 * columns - 1
+        return num_down * num_right
 
     @nn.nowrap
     def table_rows(
@@ -61,6 +66,7 @@ class GridBias(nn.Module):
         query = queries - first
         key = keys - first
 
+        # Offsets are from 1 - rows and 1 - columns on; the numbers of rows, from 0 on.
         down = query // columns - key // columns + rows - 1
         right = query % columns - key % columns + columns - 1
         numbers = down * (2 * columns - 1) + right
@@ -82,11 +88,20 @@ def resize_grid(
 
     Neither ``jax.image.resize`` nor Pillow has its coefficient, -0.75.
     """
-    vectors = table.reshape(*old, -1)
-    down = jnp.asarray(_cubic_weights(old[0], new[0]), table.dtype)
-    right = jnp.asarray(_cubic_weights(old[1], new[1]), table.dtype)
-    resized = jnp.einsum("yi,xj,ijd->yxd", down, right, vectors)
-    return resized.reshape(new[0] * new[1], -1)
+    old_rows, old_columns = old
+    new_rows, new_columns = new
+    vectors = table.reshape(old_rows, old_columns, -1)
+
+    # The weights of rows and of columns are separable.
+    down = _cubic_weights(old_rows, new_rows)
+    right = _cubic_weights(old_columns, new_columns)
+    resized = jnp.einsum(
+        "yi,xj,ijd->yxd",
+        jnp.asarray(down, table.dtype),
+        jnp.asarray(right, table.dtype),
+        vectors,
+    )
+    return resized.reshape(new_rows * new_columns, -1)
 
 
 def _cubic_weights(old: int, new: int) -> Float[np.ndarray, "N O"]:
@@ -95,12 +110,13 @@ def _cubic_weights(old: int, new: int) -> Float[np.ndarray, "N O"]:
     lowest = np.floor(centers).astype(int)
 
     weights = np.zeros((new, old))
+    rows = np.arange(new)
     for step in range(-1, 3):
         places = lowest + step
         distances = abs(centers - places)
         # Beyond the border, its vectors are repeated.
         seen = np.clip(places, 0, old - 1)
-        np.add.at(weights, (np.arange(new), seen), _cubic(distances))
+        np.add.at(weights, (rows, seen), _cubic(distances))
     return weights
 
 

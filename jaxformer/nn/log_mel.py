@@ -47,16 +47,21 @@ def log_mel(waves: Float[Array, "B S"], num_bins: int) -> Float[Array, "B T M"]:
     # The frame of a time is centered at it; beyond the ends, the wave is reflected.
     waves = waves.astype(jnp.float32)
     padded = jnp.pad(waves, ((0, 0), (half, half)), mode="reflect")
-    starts = np.arange(num_samples // HOP) * HOP
+    num_frames = num_samples // HOP
+    starts = np.arange(num_frames) * HOP
     index = starts[:, None] + np.arange(WINDOW)  # [T, W]
     frames = padded[:, index]  # [B, T, W]
 
-    spectra = jnp.fft.rfft(frames * jnp.asarray(_hann_window()))
+    hann = jnp.asarray(_hann_window())
+    spectra = jnp.fft.rfft(frames * hann)
     powers = jnp.square(spectra.real) + jnp.square(spectra.imag)  # [B, T, W/2 + 1]
-    filters = jnp.asarray(mel_filters(num_bins))
+
+    filters = jnp.asarray(mel_filters(num_bins))  # [W/2 + 1, M]
     mels = jnp.matmul(powers, filters, precision=lax.Precision.HIGHEST)  # [B, T, M]
 
-    logs = jnp.log10(jnp.maximum(mels, _LEAST_POWER))
+    # Digital silence has no logarithm.
+    audible = jnp.maximum(mels, _LEAST_POWER)
+    logs = jnp.log10(audible)
     loudest = logs.max(axis=(1, 2), keepdims=True)
     limited = jnp.maximum(logs, loudest - _RANGE)
     return (limited + 4) / 4
@@ -69,32 +74,41 @@ def mel_filters(num_bins: int) -> Float[np.ndarray, "F M"]:
     Slaney's scale and areas (1998), as in the library librosa.
     """
     highest = SAMPLE_RATE / 2
-    edges = _hertz_of(np.linspace(0, _mel_of(highest), num_bins + 2))
+    # Each filter rises from the center of the one before, and falls to the center of the next.
+    edges_in_mel = np.linspace(0, _mel_of(highest), num_bins + 2)
+    edges = _hertz_of(edges_in_mel)
     lower = edges[:-2]
     center = edges[1:-1]
     upper = edges[2:]
 
-    frequencies = np.linspace(0, highest, 1 + WINDOW // 2)[:, None]
+    num_frequencies = 1 + WINDOW // 2
+    frequencies = np.linspace(0, highest, num_frequencies)[:, None]
     rising = (frequencies - lower) / (center - lower)
     falling = (upper - frequencies) / (upper - center)
-    triangles = np.maximum(0, np.minimum(rising, falling))  # [F, M]
+    lesser = np.minimum(rising, falling)
+    triangles = np.maximum(0, lesser)  # [F, M]
 
     areas = (upper - lower) / 2
-    return (triangles / areas).astype(np.float32)
+    filters = triangles / areas
+    return filters.astype(np.float32)
 
 
 def _mel_of(hertz: float) -> float:
     """Returns the mel of a frequency in the logarithmic part of the scale."""
-    return _LINEAR_BELOW / _HERTZ_PER_MEL + _MELS_PER_LOG * np.log(hertz / _LINEAR_BELOW)
+    linear_mels = _LINEAR_BELOW / _HERTZ_PER_MEL
+    return linear_mels + _MELS_PER_LOG * np.log(hertz / _LINEAR_BELOW)
 
 
 def _hertz_of(mels: Float[np.ndarray, " N"]) -> Float[np.ndarray, " N"]:
     linear = mels * _HERTZ_PER_MEL
-    above = mels - _LINEAR_BELOW / _HERTZ_PER_MEL
+
+    linear_mels = _LINEAR_BELOW / _HERTZ_PER_MEL
+    above = mels - linear_mels
     logarithmic = _LINEAR_BELOW * np.exp(above / _MELS_PER_LOG)
     return np.where(linear < _LINEAR_BELOW, linear, logarithmic)
 
 
 def _hann_window() -> Float[np.ndarray, " W"]:
     phase = 2 * np.pi * np.arange(WINDOW) / WINDOW
-    return (0.5 - 0.5 * np.cos(phase)).astype(np.float32)
+    window = 0.5 - 0.5 * np.cos(phase)
+    return window.astype(np.float32)

@@ -51,19 +51,25 @@ class GumbelQuantizer(nn.Module):
         inputs = x.shape[-1]
         width = self.size // self.groups
         uniform = nn.initializers.uniform(1.0)
-        codebook = parameter(self, "codebook", uniform, (self.groups, self.entries, width))
+        shape = (self.groups, self.entries, width)
+        codebook = parameter(self, "codebook", uniform, shape)
+
+        num_scores = self.groups * self.entries
         normal = nn.initializers.normal(1.0)
-        matrix = parameter(self, "scores", normal, (inputs, self.groups * self.entries))
+        matrix = parameter(self, "scores", normal, (inputs, num_scores))
         zeros = nn.initializers.zeros
-        bias = parameter(self, "scores_bias", zeros, (self.groups * self.entries,))
+        bias = parameter(self, "scores_bias", zeros, (num_scores,))
 
         scores = x.astype(matrix.dtype) @ matrix
         scores = scores + expand_like(bias, scores)
-        scores = scores.reshape(*x.shape[:2], self.groups, self.entries)
+        batch, frames, _ = x.shape
+        scores = scores.reshape(batch, frames, self.groups, self.entries)
+
         noisy = scores if noise is None else scores + noise
         codes = noisy.argmax(axis=-1)
         chosen = jax.nn.one_hot(codes, self.entries, dtype=scores.dtype)
 
+        # With noise, the choice of the forward pass has the gradient of the softmax.
         distribution = chosen
         if noise is not None:
             soft = jax.nn.softmax(noisy / self.temperature)
@@ -71,4 +77,5 @@ class GumbelQuantizer(nn.Module):
             distribution = jax.nn.softmax(scores)
 
         vectors = jnp.einsum("BTGE,GEV->BTGV", chosen, codebook)
-        return Quantized(vectors.reshape(*x.shape[:2], self.size), codes, distribution)
+        vectors = vectors.reshape(batch, frames, self.size)
+        return Quantized(vectors, codes, distribution)

@@ -26,15 +26,21 @@ def ctc_losses(
       letters: Letters of each row, padded with 0.
     """
     # Optax 0.2.8 has this loss, too, but it cannot be lowered within a shard_map (2026-11-28).
-    log_probs = jax.nn.log_softmax(logits.astype(jnp.promote_types(logits.dtype, jnp.float32)))
+    dtype = jnp.promote_types(logits.dtype, jnp.float32)
+    log_probs = jax.nn.log_softmax(logits.astype(dtype))
     batch, frames, _ = logits.shape
+
     states = 2 * letters.shape[1] + 1
     state = jnp.arange(states)
+    blanks = jnp.zeros((batch, states), jnp.int32)
+    symbols = blanks.at[:, 1::2].set(letters)  # [B, S]
 
-    symbols = jnp.zeros((batch, states), jnp.int32).at[:, 1::2].set(letters)
     # A blank may be left out between different letters.
-    two_before = jnp.pad(symbols, ((0, 0), (2, 0)))[:, :-2]
-    may_skip = (symbols != BLANK) & (symbols != two_before)  # [B, S]
+    padded = jnp.pad(symbols, ((0, 0), (2, 0)))
+    two_before = padded[:, :-2]
+    is_letter = symbols != BLANK
+    may_skip = is_letter & (symbols != two_before)  # [B, S]
+
     emitted = jnp.take_along_axis(log_probs, symbols[:, None], axis=2)  # [B, T, S]
 
     def shift(scores: Array, count: int) -> Array:
@@ -43,8 +49,13 @@ def ctc_losses(
 
     def advance(scores: Array, frame: tuple[Array, Array]) -> tuple[Array, None]:
         number, own = frame
+        # A state is reached from itself, from the one before, and maybe from the one before that.
         skipped = jnp.where(may_skip, shift(scores, 2), _IMPOSSIBLE)
-        sums = jnp.logaddexp(jnp.logaddexp(scores, shift(scores, 1)), skipped)
+        moved = shift(scores, 1)
+        sums = jnp.logaddexp(scores, moved)
+        sums = jnp.logaddexp(sums, skipped)
+
+        # Frames of padding change nothing.
         is_real = number < num_frames[:, None]
         return jnp.where(is_real, sums + own, scores), None
 
@@ -52,12 +63,19 @@ def ctc_losses(
     is_first = jnp.where(state <= 1, emitted[:, 0], _IMPOSSIBLE)
     nothing = jnp.where(state == 0, 0.0, _IMPOSSIBLE)
     start = jnp.where(num_frames[:, None] > 0, is_first, nothing)
-    later = (jnp.arange(1, frames), emitted[:, 1:].swapaxes(0, 1))
+
+    numbers = jnp.arange(1, frames)
+    by_frame = emitted[:, 1:].swapaxes(0, 1)  # [T - 1, B, S]
+    later = (numbers, by_frame)
     scores, _ = jax.lax.scan(advance, start, later)
 
     # An alignment ends with the last letter, or with the blank after it.
-    last_blank = 2 * (letters != BLANK).sum(axis=1, keepdims=True)
+    num_letters = (letters != BLANK).sum(axis=1, keepdims=True)
+    last_blank = 2 * num_letters
     after = jnp.take_along_axis(scores, last_blank, axis=1)
-    at_letter = jnp.take_along_axis(scores, jnp.maximum(last_blank - 1, 0), axis=1)
+
+    last_letter = jnp.maximum(last_blank - 1, 0)
+    at_letter = jnp.take_along_axis(scores, last_letter, axis=1)
     at_letter = jnp.where(last_blank > 0, at_letter, _IMPOSSIBLE)
-    return -jnp.logaddexp(after, at_letter)[:, 0]
+    log_likelihood = jnp.logaddexp(after, at_letter)
+    return -log_likelihood[:, 0]

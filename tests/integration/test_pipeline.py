@@ -1,0 +1,179 @@
+"""Layers that are split over devices compute what one device does."""
+
+import dataclasses
+import functools
+import math
+import re
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from jaxformer.config import Config, MeshConfig, ModelConfig, TrainingConfig
+from jaxformer.data.batch import Batch
+from jaxformer.errors import UserError
+from jaxformer.kinds.model_parameters import make_init
+from jaxformer.nn.pipeline import idle_fraction
+from jaxformer.tasks.translation import TranslationLoss
+from jaxformer.training.mesh import make_mesh
+from jaxformer.training.placement import BatchShards, batch_sharding, param_shardings
+from jaxformer.training.step import make_train_step
+from jaxformer.training.train_state import init_state
+
+from ..profiles import by_profile
+
+CONFIG = Config(
+    model=ModelConfig(
+        vocab_size=40,
+        d_model=16,
+        d_ff=24,
+        num_heads=4,
+        num_layers=2,
+        positions="relative",  # a bias of all layers, and none of their arguments
+        dropout_rate=0.3,
+    ),
+    training=TrainingConfig(warmup_steps=2),
+)
+ROWS = 8
+# With a momentum of zero, the state holds the gradients themselves.
+OPTIMIZER = optax.sgd(1.0, momentum=0.0)
+ONE = MeshConfig(data=1)
+
+
+def packed_batch():
+    """Rows of one or two sentence pairs and some padding; the last one is empty."""
+    rng = np.random.default_rng(0)
+    first = np.array([6, 1, 3, 2, 5, 2, 4, 0])
+    both = np.array([6, 4, 5, 2, 6, 5, 4, 0])
+    index = np.tile(np.arange(6), (ROWS, 1))
+    is_second = index >= first[:, None]
+    segments = np.where(index < both[:, None], 1 + is_second, 0).astype(np.int32)
+    positions = np.where(is_second, index - first[:, None], index).astype(np.int32)
+
+    def tokens():
+        return np.where(segments > 0, rng.integers(3, 40, (ROWS, 6)), 0).astype(np.int32)
+
+    return Batch(
+        src=tokens(),
+        src_segments=segments,
+        src_positions=positions,
+        tgt_in=tokens(),
+        tgt_out=tokens(),
+        tgt_segments=segments,
+        tgt_positions=positions,
+    )
+
+
+def mesh_of(sizes):
+    shape = dataclasses.asdict(sizes).values()
+    return make_mesh(sizes, jax.devices()[: math.prod(shape)])
+
+
+class OneStep(NamedTuple):
+    """Metrics and gradients of a step, its parameters, and the text of its program."""
+
+    metrics: dict[str, np.ndarray]
+    gradients: Any
+    params: Any
+    program: str
+
+
+@functools.cache
+def one_step(sizes=ONE, micro_batches=1, remat="none", window=None):
+    training = dataclasses.replace(CONFIG.training, remat=remat)
+    config = dataclasses.replace(CONFIG, training=training)
+    mesh = mesh_of(sizes)
+    state = init_state(make_init(config.model), OPTIMIZER, mesh)
+    step = make_train_step(
+        TranslationLoss.of(config),
+        OPTIMIZER,
+        mesh,
+        gradient_accumulation=micro_batches,
+    )
+    batch = jax.device_put(packed_batch(), batch_sharding(mesh))
+    compiled = step.lower(state, batch).compile()
+    state, metrics = compiled(state, batch, np.uint32(0))
+    gradients = optax.tree.get(state.opt_state, "trace")
+    return OneStep(
+        metrics=jax.device_get(metrics),
+        gradients=jax.device_get(gradients),
+        params=state.params,
+        program=compiled.as_text(),
+    )
+
+
+def assert_same_step(found, expected):
+    """Checks the loss, and that no gradient differs by more than a millionth of its norm."""
+    np.testing.assert_allclose(found.metrics["loss"], expected.metrics["loss"], rtol=1e-6)
+    assert found.metrics["count"] == expected.metrics["count"] > 0
+
+    def distance(actual, expected):
+        return np.linalg.norm(actual - expected) / np.linalg.norm(expected)
+
+    distances = jax.tree.map(distance, found.gradients, expected.gradients)
+    assert max(jax.tree.leaves(distances)) < 1e-6, distances
+
+
+MESHES = [
+    (MeshConfig(data=2, pipe=2, tensor=2), 4, "none"),
+    (MeshConfig(data=1, pipe=2), 1, "none"),
+    (MeshConfig(data=1, pipe=2), 8, "dots"),
+    (MeshConfig(data=1, pipe=2, fsdp=4), 2, "layer"),
+    (MeshConfig(data=2, pipe=2, fsdp=2), 2, "none"),
+    (MeshConfig(data=1, pipe=2, fsdp=2, tensor=2), 4, "none"),
+]
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    ("sizes", "micro_batches", "remat"),
+    by_profile(MESHES[:1], nightly=MESHES),
+    ids=str,
+)
+def test_stages_change_neither_loss_nor_gradients(sizes, micro_batches, remat):
+    """With dropout, packed rows and a bias of attention."""
+    found = one_step(sizes, micro_batches, remat)
+    assert_same_step(found, one_step())
+
+    inner = found.params["decoder"]["layers"]["feed_forward"]["inner"]
+    shard = inner.addressable_shards[0].data.shape
+    assert shard == (1, 16 // sizes.fsdp, 24 // sizes.tensor)
+
+
+def test_stages_send_activations_to_their_neighbors_only():
+    """Nothing is gathered: no device ever has the layers of another stage."""
+    found = one_step(MeshConfig(data=1, pipe=2), 2)
+    assert_same_step(found, one_step())
+
+    kinds = "all-gather|all-to-all|reduce-scatter|collective-permute|all-reduce"
+    collectives = re.findall(rf" ({kinds})(?:-start)?\(", found.program)
+    assert set(collectives) == {"collective-permute", "all-reduce"}
+
+
+def test_stages_that_do_not_divide_the_layers_are_refused():
+    stages = MeshConfig(data=1, pipe=2)
+    odd = dataclasses.replace(CONFIG.model, num_layers=3)
+    with pytest.raises(UserError, match=r"mesh.pipe=2 must divide .* every stack .* got 3; mesh"):
+        init_state(make_init(odd), OPTIMIZER, mesh_of(stages))
+
+    # A task of a user, without a stack.
+    params = {"w": jax.ShapeDtypeStruct((4, 4), np.float32)}
+    with pytest.raises(UserError, match=r"mesh.pipe=2 must divide .* got none; mesh.fsdp splits"):
+        param_shardings(mesh_of(stages), params, {"w": None})
+
+
+def test_devices_of_all_stages_read_the_same_rows():
+    shards = BatchShards.of(mesh_of(MeshConfig(data=2, pipe=2, fsdp=2)), 3)
+    assert shards == BatchShards(row_multiple=12, local_shards=[0, 1, 2, 3], shard_count=4)
+
+
+def test_the_bubble_is_the_share_of_ticks_without_a_micro_batch():
+    for stages, count in [(2, 1), (2, 4), (4, 4), (4, 8), (8, 3)]:
+        busy = 0
+        ticks = 0
+        while busy < stages * count:
+            busy += sum(0 <= ticks - stage < count for stage in range(stages))
+            ticks += 1
+        assert idle_fraction(stages, count) == pytest.approx(1 - busy / (stages * ticks))

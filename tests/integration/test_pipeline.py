@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 import math
 import re
 from typing import Any, NamedTuple
@@ -11,16 +12,19 @@ import numpy as np
 import optax
 import pytest
 
+from jaxformer import StreamConfig, load_model, train
 from jaxformer.config import Config, MeshConfig, ModelConfig, TrainingConfig
 from jaxformer.data.batch import Batch
 from jaxformer.errors import UserError
+from jaxformer.experiment import make_optimizer
 from jaxformer.kinds.model_parameters import make_init
+from jaxformer.memory import memory_savings
 from jaxformer.nn.pipeline import idle_fraction
 from jaxformer.tasks.translation import TranslationLoss
 from jaxformer.training.mesh import make_mesh
 from jaxformer.training.placement import BatchShards, batch_sharding, param_shardings
 from jaxformer.training.step import make_train_step
-from jaxformer.training.train_state import init_state
+from jaxformer.training.train_state import abstract_state, init_state
 
 from ..profiles import by_profile
 
@@ -31,7 +35,6 @@ CONFIG = Config(
         d_ff=24,
         num_heads=4,
         num_layers=2,
-        positions="relative",  # a bias of all layers, and none of their arguments
         dropout_rate=0.3,
     ),
     training=TrainingConfig(warmup_steps=2),
@@ -81,9 +84,10 @@ class OneStep(NamedTuple):
 
 
 @functools.cache
-def one_step(sizes=ONE, micro_batches=1, remat="none", window=None):
+def one_step(sizes=ONE, micro_batches=1, remat="none", positions="sinusoidal"):
+    model = dataclasses.replace(CONFIG.model, positions=positions)
     training = dataclasses.replace(CONFIG.training, remat=remat)
-    config = dataclasses.replace(CONFIG, training=training)
+    config = dataclasses.replace(CONFIG, model=model, training=training)
     mesh = mesh_of(sizes)
     state = init_state(make_init(config.model), OPTIMIZER, mesh)
     step = make_train_step(
@@ -133,13 +137,20 @@ MESHES = [
     ids=str,
 )
 def test_stages_change_neither_loss_nor_gradients(sizes, micro_batches, remat):
-    """With dropout, packed rows and a bias of attention."""
+    """With dropout and packed rows."""
     found = one_step(sizes, micro_batches, remat)
     assert_same_step(found, one_step())
 
     inner = found.params["decoder"]["layers"]["feed_forward"]["inner"]
     shard = inner.addressable_shards[0].data.shape
     assert shard == (1, 16 // sizes.fsdp, 24 // sizes.tensor)
+
+
+@pytest.mark.nightly
+def test_a_bias_that_all_layers_share_has_the_same_gradient():
+    """It is computed outside of the layers, and no argument of them."""
+    found = one_step(MeshConfig(data=2, pipe=2), 2, positions="relative")
+    assert_same_step(found, one_step(positions="relative"))
 
 
 def test_stages_send_activations_to_their_neighbors_only():
@@ -177,3 +188,89 @@ def test_the_bubble_is_the_share_of_ticks_without_a_micro_batch():
             busy += sum(0 <= ticks - stage < count for stage in range(stages))
             ticks += 1
         assert idle_fraction(stages, count) == pytest.approx(1 - busy / (stages * ticks))
+
+
+ALPHABET = "".join(map(chr, range(97, 123))) + " "
+
+
+@pytest.mark.ci
+def test_a_run_goes_on_without_stages_and_with_them(tmp_path, capsys):
+    """A language model, whose run takes two steps on each of two meshes."""
+    text = tmp_path / "text.txt"
+    text.write_text(ALPHABET * 40)
+    model = dataclasses.replace(CONFIG.model, vocab_size=31, max_length=16, norm_position="pre")
+    training = TrainingConfig(
+        steps=4,
+        warmup_steps=2,
+        label_smoothing=0.0,
+        optimizer="muon",
+        gradient_accumulation=2,
+        log_every=1,
+        eval_every=2,
+        checkpoint_every=2,
+    )
+    whole = Config(
+        model=model,
+        data=StreamConfig(file=str(text), length=16, rows=8),
+        training=training,
+        mesh=MeshConfig(data=4, fsdp=2),
+    )
+    split = dataclasses.replace(whole, mesh=MeshConfig(data=2, pipe=2, fsdp=2))
+    half = dataclasses.replace(training, steps=2)
+
+    train(whole, tmp_path / "whole")
+    train(dataclasses.replace(split, training=half), tmp_path / "moved")
+    assert "2 stages of layers, 2 micro-batches: 33% idle" in capsys.readouterr().out
+    train(whole, tmp_path / "moved")
+    train(dataclasses.replace(whole, training=half), tmp_path / "split")
+    train(split, tmp_path / "split")
+
+    expected = losses_and_weights(tmp_path / "whole")
+    for name in ("moved", "split"):
+        found = losses_and_weights(tmp_path / name)
+        np.testing.assert_allclose(found.losses, expected.losses, rtol=1e-5)
+        jax.tree.map(
+            functools.partial(np.testing.assert_allclose, rtol=0, atol=1e-4),
+            found.params,
+            expected.params,
+        )
+
+
+class Results(NamedTuple):
+    """Losses of a run, of training and validation, and its last parameters."""
+
+    losses: list[float]
+    params: Any
+
+
+def losses_and_weights(workdir):
+    losses = []
+    for line in (workdir / "metrics.jsonl").read_text().splitlines():
+        entry = json.loads(line)
+        if "loss" in entry:
+            losses.append(entry["loss"])
+    assert len(losses) == 6  # of four steps and two validations
+    return Results(losses, load_model(workdir).params)
+
+
+def test_each_device_has_the_memory_of_its_layers():
+    """Parameters and Adam's moments of a deep model are those of its stages, and no embedding."""
+    model = dataclasses.replace(CONFIG.model, num_layers=8)
+    config = dataclasses.replace(CONFIG, model=model)
+    held = {}
+    for pipe in (1, 4):
+        mesh = mesh_of(MeshConfig(data=1, pipe=pipe))
+        state = abstract_state(make_init(model), make_optimizer(config), mesh)
+        shards = [leaf.sharding.shard_shape(leaf.shape) for leaf in jax.tree.leaves(state)]
+        held[pipe] = sum(map(math.prod, shards))
+
+    params = jax.eval_shape(make_init(model), jax.random.key(0))
+    layers = [params["encoder"]["layers"], params["decoder"]["layers"]]
+    in_layers = 3 * sum(leaf.size for leaf in jax.tree.leaves(layers))
+    assert held[1] - held[4] == in_layers * 3 // 4
+
+
+def test_memory_is_saved_beside_the_stages():
+    config = dataclasses.replace(CONFIG, mesh=MeshConfig(data=4, pipe=2))
+    settings = list(memory_savings(config, 8))
+    assert settings[1] == {"mesh.data": -1, "mesh.fsdp": 4}

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
+from jaxformer.errors import UserError
 from jaxformer.nn.parameters import LAYERS
 from jaxformer.nn.sharding import num_shards, shard
 
@@ -54,10 +55,12 @@ def run_stages(
 
     Returns:
       The output of the last layer for all rows.
+
+    Raises:
+      UserError: The number of micro-batches does not divide the rows.
     """
     stages = num_shards(LAYERS)
-    count = _micro_batches.get()
-    assert x.shape[0] % count == 0, (x.shape, count)
+    count = _micro_batches_of(x)
     rows, shared = _partition(context, x)
 
     def run(own_layers: PyTree, x: Array, rows: PyTree) -> Array:
@@ -77,6 +80,17 @@ def run_stages(
     start = jax.tree.map(lambda array: array[0], entering)
     _, outputs = jax.lax.scan(tick, _on_stages(start), entering)
     return _leave_last(outputs)
+
+
+def _micro_batches_of(x: Array) -> int:
+    """Returns the number of micro-batches, which divides the rows."""
+    count = _micro_batches.get()
+    if x.shape[0] % count:
+        raise UserError(
+            f"mesh.pipe: expected a number of rows that the {count} micro-batches of "
+            f"gradient_accumulation divide, got {x.shape[0]}"
+        )
+    return count
 
 
 def _partition(context: PyTree, x: Array) -> tuple[PyTree, PyTree]:

@@ -65,6 +65,7 @@ NOT_RUN = {
     r"jaxformer train base --workdir /content/": NETWORK,  # a drive
     r"jaxformer train base --workdir /shared/": ACCELERATOR,
     r"jaxformer train big .*--config\.mesh\.fsdp=4": ACCELERATOR,
+    r"jaxformer train base .*--config\.mesh\.pipe=2": ACCELERATOR,
     r"python benchmarks/tpu\.py ": ACCELERATOR,
     r"python benchmarks/(long_input|sample_efficiency)\.py ": HOURS,
     r"python benchmarks/.* --peers? ": PEER,
@@ -181,6 +182,8 @@ OPTIONS = {
     r"jaxformer doctor --config configs/big.py": "--config.model.d_model=32 --config.model.d_ff=64 "
     "--config.model.num_layers=1 --config.data.tokens_per_batch=512",
     # A smaller model than the one that comes with jaxformer, which other pages use.
+    r"jaxformer doctor --config configs/base.py": "--config.model.d_model=32 "
+    "--config.model.d_ff=64 --config.model.num_layers=2 --config.data.tokens_per_batch=512",
     r"jaxformer (translate|score) (?!.*--workdir)": "--workdir runs/numerals",
     r"jaxformer generate ": "--tokens 8",
     r"jaxformer evaluate ": "--beam-size 1 --max-extra-length 4",

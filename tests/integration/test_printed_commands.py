@@ -51,6 +51,7 @@ ACCELERATOR = "needs an accelerator, or several machines"
 HOURS = "takes hours"
 PEER = "compares with a program that has an environment of its own, for hours"
 SYNTHESIZER = "needs a synthesizer, which is under the GPL"
+DEVICES = "simulates devices, in a process of its own; test_cli_doctor.py runs another"
 LEARNED = "the next command needs a model that has learned, for which another stands in"
 SERVER = "runs until it is stopped, or asks such a server; test_cli_serve.py runs both"
 # Commands that do not run here, by a pattern that begins there. test_pages.py parses them.
@@ -66,6 +67,7 @@ NOT_RUN = {
     r"jaxformer train base --workdir /shared/": ACCELERATOR,
     r"jaxformer train big .*--config\.mesh\.fsdp=4": ACCELERATOR,
     r"jaxformer train base .*--config\.mesh\.pipe=2": ACCELERATOR,
+    r"jaxformer doctor .*--devices 8": DEVICES,
     r"python benchmarks/tpu\.py ": ACCELERATOR,
     r"python benchmarks/(long_input|sample_efficiency)\.py ": HOURS,
     r"python benchmarks/.* --peers? ": PEER,
@@ -182,8 +184,6 @@ OPTIONS = {
     r"jaxformer doctor --config configs/big.py": "--config.model.d_model=32 --config.model.d_ff=64 "
     "--config.model.num_layers=1 --config.data.tokens_per_batch=512",
     # A smaller model than the one that comes with jaxformer, which other pages use.
-    r"jaxformer doctor --config configs/base.py": "--config.model.d_model=32 "
-    "--config.model.d_ff=64 --config.model.num_layers=2 --config.data.tokens_per_batch=512",
     r"jaxformer (translate|score) (?!.*--workdir)": "--workdir runs/numerals",
     r"jaxformer generate ": "--tokens 8",
     r"jaxformer evaluate ": "--beam-size 1 --max-extra-length 4",

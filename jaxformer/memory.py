@@ -71,12 +71,11 @@ def memory_savings(config: Config, devices: int) -> Iterator[dict[str, Any]]:
     training = config.training
     settings: dict[str, Any] = {}
 
-    tensor = config.mesh.tensor
-    if tensor == -1:  # all devices
-        tensor = devices
-    if devices > tensor and config.mesh.fsdp == 1:
+    mesh = config.mesh
+    used = devices if -1 in (mesh.tensor, mesh.pipe) else mesh.tensor * mesh.pipe
+    if devices > used and mesh.fsdp == 1:
         settings["mesh.data"] = -1
-        settings["mesh.fsdp"] = devices // tensor
+        settings["mesh.fsdp"] = devices // used
         yield dict(settings)
 
     for factor in (2, 4, 8):

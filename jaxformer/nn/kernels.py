@@ -23,6 +23,7 @@ from jaxformer.nn.backend import backend
 from jaxformer.nn.dropout import RowDropout
 from jaxformer.nn.keys import Keys, Tokens
 from jaxformer.nn.matmul import SCORES, WEIGHTED_SUM, einsum
+from jaxformer.nn.parameters import LAYERS
 from jaxformer.nn.precision import at_least_float32
 from jaxformer.nn.sharding import num_shards
 
@@ -537,7 +538,7 @@ def has_fused_kernel(
 
     It requires an NVIDIA GPU (Ampere or later), bfloat16, d_k = d_v, a multiple of 8 up to 128,
     even lengths, and keys without a bias or any other field that is not part of their mask. Neither
-    heads nor the batch may be sharded, which is untested.
+    heads, the batch nor layers may be sharded, which is untested.
     """
     if not backend().fused_attention:
         return False
@@ -553,7 +554,7 @@ def has_fused_kernel(
         and length % 2 == 0
         and seen % 2 == 0
     )
-    return fits and num_shards("heads") == num_shards("batch") == 1
+    return fits and num_shards("heads") == num_shards("batch") == num_shards(LAYERS) == 1
 
 
 def dot_product_attention(

@@ -21,6 +21,8 @@ from jaxformer.nn.constants import holds_constants
 # A "matrix" is multiplied with activations over its first axis, in the compute dtype. A "table" is
 # an embedding, multiplied over its last axis in float32. Everything else is a "vector".
 Role = Literal["matrix", "table", "vector"]
+# Logical name of the axis of a stack's layers.
+LAYERS = "layers"
 
 
 class ParameterInfo(NamedTuple):
@@ -28,7 +30,7 @@ class ParameterInfo(NamedTuple):
 
     Attributes:
       axes: Logical name of each axis: "vocab", "d_model", "heads", "d_ff", or None for an axis that
-        is never sharded. A parameter of a stack has a leading layer axis.
+        is never sharded. A parameter of a stack has a leading axis :data:`LAYERS`.
       role: Use of the parameter: "matrix", "table" or "vector".
       shape: Size of each axis, which :func:`describe` fills in.
     """
@@ -43,7 +45,7 @@ class ParameterInfo(NamedTuple):
         if self.role == "vector":
             return None
 
-        named = [i for i, name in enumerate(self.axes) if name]
+        named = [i for i, name in enumerate(self.axes) if name and name != LAYERS]
         return named[0] if self.role == "matrix" else named[-1]
 
 
@@ -84,7 +86,8 @@ def parameter(
 
     recorded = _recorded.get()
     if recorded is not None:
-        recorded[(*module.path, name)] = ParameterInfo(axes, role)
+        own_axes = axes or (None,) * len(shape)
+        recorded[(*module.path, name)] = ParameterInfo(own_axes, role)
 
     constant = module.get_variable("params", name)
     if holds_constants(constant):
@@ -154,9 +157,9 @@ def describe_variables(init: Callable[..., PyTree], *args: Any, **kwargs: Any) -
         if names[:1] == ("params",):
             names = names[1:]
 
-        found = recorded.get(names, ParameterInfo((), "vector"))
-        num_leading = leaf.ndim - len(found.axes)  # a stack has a layer axis
-        axes = (None,) * num_leading + found.axes
-        return found._replace(axes=axes, shape=leaf.shape)
+        found = recorded.get(names, ParameterInfo((None,) * leaf.ndim, "vector"))
+        num_leading = leaf.ndim - len(found.axes)
+        leading = (LAYERS, *(None,) * (num_leading - 1)) if num_leading else ()
+        return found._replace(axes=leading + found.axes, shape=leaf.shape)
 
     return jax.tree_util.tree_map_with_path(info, shapes)

@@ -18,7 +18,7 @@ def constrain_batch(x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
 
     Where parameters are sharded too, XLA must gather parameters and not activations.
     """
-    return _shard(x, "batch", None, None)
+    return shard(x, "batch", None, None)
 
 
 def per_batch_shard(
@@ -39,17 +39,17 @@ def per_batch_shard(
     vocab = unconstrained if split_table else None
     shards = num_shards("batch")
     if shards == 1:
-        result = function(_shard(table, vocab, None), *rows)
+        result = function(shard(table, vocab, None), *rows)
         return jax.tree.map(lambda a: a[None], result)
 
     tables = jnp.broadcast_to(table, (shards, *table.shape))
     # Two constraints, so that a whole gradient is sharded before it is summed over the shards.
-    tables = _shard(tables, "batch", unconstrained, None)
-    tables = _shard(tables, "batch", vocab, None)
+    tables = shard(tables, "batch", unconstrained, None)
+    tables = shard(tables, "batch", vocab, None)
 
     def constrain(a: Array) -> Array:
         others = [None] * (a.ndim - 1)
-        return _shard(a, "batch", *others)
+        return shard(a, "batch", *others)
 
     # A shard of the rows for each copy of the table.
     split = [a.reshape(shards, -1, *a.shape[1:]) for a in rows]
@@ -65,7 +65,11 @@ def num_shards(name: str) -> int:
     return mesh.shape.get(axis, 1)
 
 
-def _shard(x: Array, *names: Any) -> Array:
+def shard(x: Array, *names: Any) -> Array:
+    """Constrains an array to be sharded by the names of its axes, if there are rules for them.
+
+    None is an axis that is whole on every device. UNCONSTRAINED leaves an axis to the compiler.
+    """
     rules = dict(get_logical_axis_rules())
     if not rules:
         return x

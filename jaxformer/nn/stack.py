@@ -23,7 +23,9 @@ from jaxformer.nn.cache import MemoryCache, Slots
 from jaxformer.nn.gated_block import GatedBlock
 from jaxformer.nn.keys import Keys, Memory, Tokens
 from jaxformer.nn.matmul import MATMUL
-from jaxformer.nn.sharding import constrain_batch
+from jaxformer.nn.parameters import LAYERS
+from jaxformer.nn.pipeline import run_stages
+from jaxformer.nn.sharding import constrain_batch, num_shards
 
 # Rematerialization policy: the backward pass recomputes nothing, everything except matmuls with
 # parameters, or everything except the inputs of the blocks.
@@ -124,21 +126,15 @@ class Stack(nn.Module):
 
         if self._has_separate_layers:
             return self._normalize(self._run_separate(x, keys, memory, dropout=dropout))
+        if num_shards(LAYERS) > 1:
+            return self._normalize(self._run_stages(x, keys, memory, dropout=dropout))
         if self.gated is not None and not self.is_initializing():
             return self._normalize(self._run_groups(x, keys, memory, dropout=dropout))
         if self.gated is not None:
             x = self._create_gated(x, memory)
             memory = None
 
-        def layer(
-            block: Block,
-            x: Float[Array, "B T D"],
-            distance: Int[Array, ""] | None,
-        ) -> tuple[Array, None]:
-            x = constrain_batch(x)
-            own_keys = keys if distance is None else keys.within(distance)
-            return block(x, own_keys, memory, dropout=dropout), None
-
+        layer = _make_layer(keys, memory, dropout)
         run_layers = _scan_layers(layer, self.num_layers, self.repeats, remat=self.remat)
         x, _ = run_layers(self.layers, x, self._distances())
         return constrain_batch(self._normalize(x))
@@ -192,6 +188,47 @@ class Stack(nn.Module):
         rngs = None if dropout is None else {"dropout": self.make_rng("dropout")}
         memory = _check_memory(memory)
         return groups.apply(variables, x, keys, memory, dropout=dropout, rngs=rngs)
+
+    def _run_stages(
+        self,
+        x: Float[Array, "B T D"],
+        keys: Keys,
+        memory: Memory | None,
+        *,
+        dropout: Int[Array, " B"] | None,
+    ) -> Float[Array, "B T D"]:
+        """Runs the layers where the mesh splits them into stages."""
+        if self.gated is not None or self.repeats > 1:
+            raise UserError("Stack: mesh.pipe splits neither layers with repeats nor gated blocks")
+        block = self._unbound(self.layers)
+
+        def stage(layers: PyTree, x: Array, context: PyTree) -> Array:
+            def run(block: Block, x: Array, distance: Array | None) -> Array:
+                layer = _make_layer(*context)
+                # In a loop, as in a whole stack, Flax derives other random numbers than outside.
+                run_layer = _scan_layers(layer, 1, 1, remat=self.remat, split_rngs=False)
+                return run_layer(block, x, distance)[0]
+
+            def step(x: Array, layer: PyTree) -> tuple[Array, None]:
+                params, rngs, distance = layer
+                params, distance = jax.tree.map(lambda array: array[None], (params, distance))
+                return nn.apply(run, block)({"params": params}, x, distance, rngs=rngs), None
+
+            return jax.lax.scan(step, x, layers, unroll=_unrolls(self.remat))[0]
+
+        params = nn.unbox(self.variables["params"]["layers"])
+        layers = (params, self._layer_rngs(), self._distances())
+        return run_stages(stage, layers, x, (keys, memory, dropout))
+
+    def _layer_rngs(self) -> dict[str, Any]:
+        """Returns the keys of all layers, the same as without stages."""
+
+        def rngs_of(block: Block, _: None, __: None) -> tuple[None, dict[str, Any]]:
+            assert block.scope is not None
+            return None, dict(block.scope.rngs)
+
+        scan = _scan_layers(rngs_of, self.num_layers, 1, remat="none")
+        return scan(self.layers, None, None)[1]
 
     @property
     def _windows(self) -> tuple[int | None, ...]:
@@ -552,14 +589,39 @@ def _rematerialize(layer: Callable, remat: Remat, *, prevent_cse: bool) -> Calla
     return layer
 
 
+def _unrolls(remat: Remat) -> bool:
+    """Returns whether layers are unrolled, and not a loop."""
+    # In unrolled code XLA would eliminate the recomputation as a common subexpression.
+    return backend().unroll_layers and remat == "none"
+
+
+def _make_layer(
+    keys: Keys,
+    memory: Memory | None,
+    dropout: Int[Array, " B"] | None,
+) -> Callable[[Block, Array, Array | None], tuple[Array, None]]:
+    """Returns the body of a loop over the layers, given the window of each if they differ."""
+
+    def layer(
+        block: Block,
+        x: Float[Array, "B T D"],
+        distance: Int[Array, ""] | None,
+    ) -> tuple[Array, None]:
+        x = constrain_batch(x)
+        own_keys = keys if distance is None else keys.within(distance)
+        return block(x, own_keys, memory, dropout=dropout), None
+
+    return layer
+
+
 def _scan_layers(
     layer: Callable,
     num_layers: int,
     repeats: int,
     *,
     remat: Remat,
+    split_rngs: bool = True,
 ) -> Callable:
-    # In unrolled code XLA would eliminate the recomputation as a common subexpression.
     is_repeated = repeats > 1
     layer = _rematerialize(layer, remat, prevent_cse=is_repeated)
 
@@ -568,13 +630,12 @@ def _scan_layers(
             x, _ = layer(block, x, distance)
         return x, None
 
-    unroll = backend().unroll_layers and remat == "none"
     return nn.scan(
         repeat if is_repeated else layer,
         # All collections and streams, since user-defined layers may have others.
         variable_axes={True: 0},
-        split_rngs={True: True},
-        metadata_params={nn.PARTITION_NAME: None},  # Layers are not sharded over devices.
+        split_rngs={True: split_rngs},
+        metadata_params={nn.PARTITION_NAME: None},  # Parameters of this package have no boxes.
         length=num_layers,
-        unroll=num_layers if unroll else 1,
+        unroll=num_layers if _unrolls(remat) else 1,
     )

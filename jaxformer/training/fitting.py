@@ -16,6 +16,7 @@ from jaxtyping import PyTree
 from jaxformer.errors import UserError
 from jaxformer.files import run_path
 from jaxformer.layout import global_mesh
+from jaxformer.nn.pipeline import idle_fraction
 from jaxformer.runs import processes, run_directory, watchdog
 from jaxformer.runs.checkpoints import Checkpoints
 from jaxformer.runs.mirror import start_mirror
@@ -28,7 +29,7 @@ from jaxformer.training.averaging import EvaluatedParams
 from jaxformer.training.flops import peak_flops
 from jaxformer.training.hooks import Hook, profile_hook
 from jaxformer.training.independence import describe_dependence
-from jaxformer.training.mesh import check_mesh, make_mesh
+from jaxformer.training.mesh import check_mesh, make_mesh, num_stages
 from jaxformer.training.placement import BatchShards, to_devices
 from jaxformer.training.settings import FitConfig, facts_by_name
 from jaxformer.training.step import CompiledStep, TrainStep, make_train_step
@@ -330,6 +331,13 @@ class Run:
         if summary:
             line += f"; {summary}"
         reporter.log(line)
+
+        stages = num_stages(self.mesh)
+        if stages > 1:
+            count = self.settings.gradient_accumulation
+            idle = idle_fraction(stages, count)
+            micro_batches = "micro-batch" if count == 1 else "micro-batches"
+            reporter.log(f"{stages} stages of layers, {count} {micro_batches}: {idle:.0%} idle")
 
         reporter.log(f"resumed from step {start}" if start else "starting at step 0")
         if start:

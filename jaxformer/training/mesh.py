@@ -1,7 +1,8 @@
-"""The device mesh with its three axes.
+"""The device mesh and its axes.
 
 "data" splits the batch; sums over it are explicit. "fsdp" splits the batch, the parameters and
-Adam's moments. "tensor" splits the heads, the inner layer and the vocabulary.
+Adam's moments. "tensor" splits the heads, the inner layer and the vocabulary. A mesh has an axis
+"pipe" only if it splits the layers.
 """
 
 import dataclasses
@@ -18,12 +19,15 @@ from jaxformer.errors import UserError
 from jaxformer.fields import check_values, setting
 
 DATA_AXIS = "data"
+PIPE_AXIS = "pipe"
 AXES = (DATA_AXIS, "fsdp", "tensor")
+# Stages send little, so that they may be further apart than the devices of the axes after them.
+AXES_WITH_STAGES = (DATA_AXIS, PIPE_AXIS, "fsdp", "tensor")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MeshConfig:
-    """Sizes of the three axes of the mesh; their product is the number of devices.
+    """Sizes of the axes of the mesh; their product is the number of devices.
 
     They change the result of a run only by floating-point rounding. ``docs/scaling.md`` shows which
     sizes are fast.
@@ -33,11 +37,14 @@ class MeshConfig:
         devices.
       fsdp: Number of batch shards that also split the parameters and Adam's moments among them.
       tensor: Number of shards of the heads, the inner layer and the vocabulary.
+      pipe: Number of stages, each with an equal part of the layers of every stack. Micro-batches
+        go through them one after another: training.gradient_accumulation is their number.
     """
 
     data: int = setting(-1, "own")
     fsdp: int = setting(1, "own")
     tensor: int = setting(1, "own")
+    pipe: int = setting(1, "own")
 
     def __post_init__(self) -> None:
         check_values(self, "mesh")
@@ -55,7 +62,7 @@ def make_mesh(
     config: MeshConfig | None = None,
     devices: Sequence[Any] | None = None,
 ) -> Mesh:
-    """Arranges devices in a mesh with the axes "data", "fsdp" and "tensor".
+    """Arranges devices in a mesh with the axes "data", "fsdp" and "tensor", and perhaps "pipe".
 
     TPU slices and GPU nodes lie along the first axes, so that sums over "tensor" stay within a
     slice or node if possible.
@@ -77,7 +84,7 @@ def make_mesh(
     if devices is None:
         devices = jax.devices()
 
-    sizes = [config.data, config.fsdp, config.tensor]
+    sizes = [config.data, config.pipe, config.fsdp, config.tensor]
     given_sizes = [size for size in sizes if size != -1]
     known = math.prod(given_sizes)
     if -1 in sizes and len(devices) % known == 0:
@@ -85,13 +92,22 @@ def make_mesh(
         sizes[rest] = len(devices) // known
     if math.prod(sizes) != len(devices):
         raise UserError(
-            f"mesh.data={config.data}, mesh.fsdp={config.fsdp}, mesh.tensor={config.tensor} do not "
-            f"fit {len(devices)} device(s): expected sizes with that product; -1 stands for the "
-            "rest"
+            f"mesh.data={config.data}, mesh.pipe={config.pipe}, mesh.fsdp={config.fsdp}, "
+            f"mesh.tensor={config.tensor} do not fit {len(devices)} device(s): expected sizes with "
+            "that product; -1 stands for the rest"
         )
 
-    axis_types = (AxisType.Auto,) * len(AXES)
-    return Mesh(_arrange(sizes, devices), AXES, axis_types=axis_types)
+    axes = AXES_WITH_STAGES
+    if sizes[1] == 1:
+        del sizes[1]
+        axes = AXES
+    axis_types = (AxisType.Auto,) * len(axes)
+    return Mesh(_arrange(sizes, devices), axes, axis_types=axis_types)
+
+
+def num_stages(mesh: Mesh) -> int:
+    """Returns the number of stages that a mesh splits layers into; 1 if it does not."""
+    return mesh.shape.get(PIPE_AXIS, 1)
 
 
 def _arrange(sizes: Sequence[int], devices: Sequence[Any]) -> np.ndarray:
@@ -121,7 +137,7 @@ def _arrange(sizes: Sequence[int], devices: Sequence[Any]) -> np.ndarray:
 def check_mesh(mesh: object) -> None:
     """Checks that a mesh has the axes of :func:`make_mesh`; raises a ``UserError``."""
     names = getattr(mesh, "axis_names", None)
-    if names == AXES:
+    if names in (AXES, AXES_WITH_STAGES):
         return
 
     found = type(mesh).__name__ if names is None else ", ".join(names)

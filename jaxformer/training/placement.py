@@ -1,10 +1,10 @@
 """The sharding of arrays over the device mesh, and sums over its shards.
 
-The compiler inserts the communication along "fsdp" and "tensor", from the rules of this module.
+The compiler inserts the communication along all axes but "data", from the rules of this module.
 """
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -16,11 +16,12 @@ from jaxtyping import PyTree
 
 from jaxformer.errors import UserError
 from jaxformer.layout import pvary
-from jaxformer.nn.parameters import ParameterInfo
-from jaxformer.training.mesh import DATA_AXIS
+from jaxformer.nn.parameters import LAYERS, ParameterInfo
+from jaxformer.training.mesh import DATA_AXIS, PIPE_AXIS, num_stages
 
 # Maps axes of the model to axes of the mesh. "batch" is the batch within one shard of "data".
 RULES = {
+    LAYERS: PIPE_AXIS,
     "batch": "fsdp",
     "d_model": "fsdp",
     "vocab": "tensor",
@@ -59,14 +60,15 @@ class BatchShards(NamedTuple):
         """Returns the shards of a mesh, for a number of micro-batches per step.
 
         Local shards are not always contiguous: TPUs are ordered by their interconnect. Processes
-        whose devices differ only along "tensor" read the same rows.
+        whose devices differ only along the axes that do not split the batch read the same rows.
         """
         process = jax.process_index()
         shard_count = mesh.shape[DATA_AXIS] * mesh.shape["fsdp"]
 
         local_shards = []
-        # Devices of one shard differ only along "tensor".
-        devices_of_shards = mesh.devices.reshape(shard_count, -1)
+        # Devices of one shard differ only along the other axes.
+        batch_axes = [mesh.axis_names.index(name) for name in (DATA_AXIS, "fsdp")]
+        devices_of_shards = np.moveaxis(mesh.devices, batch_axes, (0, 1)).reshape(shard_count, -1)
         for number, devices in enumerate(devices_of_shards):
             if any(device.process_index == process for device in devices):
                 local_shards.append(number)
@@ -91,7 +93,12 @@ class BatchShards(NamedTuple):
 
 
 def param_shardings(mesh: Mesh, params: PyTree, info: PyTree) -> PyTree:
-    """Returns each parameter's sharding from its ``info`` or None; uneven axes are not split."""
+    """Returns each parameter's sharding from its ``info`` or None; uneven axes are not split.
+
+    Raises:
+      UserError: The mesh has stages, and the model no layers that they split evenly.
+    """
+    layers = set()
 
     def sharding(leaf: Leaf, parameter: ParameterInfo | None) -> NamedSharding:
         if parameter is None or len(parameter.axes) != leaf.ndim:
@@ -99,15 +106,32 @@ def param_shardings(mesh: Mesh, params: PyTree, info: PyTree) -> PyTree:
 
         mesh_axes: list[str | None] = []
         for name, size in zip(parameter.axes, leaf.shape, strict=True):
+            if name == LAYERS:
+                layers.add(size)
             axis = RULES.get(name or "")
-            is_split = axis is not None and size % mesh.shape[axis] == 0
+            is_split = axis in mesh.shape and size % mesh.shape[axis] == 0
             if is_split:
                 mesh_axes.append(axis)
             else:
                 mesh_axes.append(None)
         return NamedSharding(mesh, PartitionSpec(*mesh_axes))
 
-    return jax.tree.map(sharding, params, info)
+    shardings = jax.tree.map(sharding, params, info)
+    _check_stages(num_stages(mesh), layers)
+    return shardings
+
+
+def _check_stages(stages: int, layers: Set[int]) -> None:
+    """Checks that stages split every stack evenly, given the numbers of their layers."""
+    is_even = all(number % stages == 0 for number in layers)
+    if stages == 1 or (layers and is_even):
+        return
+
+    found = ", ".join(map(str, sorted(layers))) or "none"
+    raise UserError(
+        f"mesh.pipe={stages} must divide the number of layers of every stack of the model, got "
+        f"{found}; mesh.fsdp splits any parameters"
+    )
 
 
 def opt_state_shardings(
@@ -141,17 +165,18 @@ def opt_state_shardings(
                 shape, found = known[name]
                 layer_axes = len(end) - len(name)
                 spec = found.spec[layer_axes:]
-                has_shape = shape[layer_axes:] == leaf.shape
-                if has_shape or _has_fewer_layers(leaf.shape, shape[layer_axes:], spec):
+                if shape[layer_axes:] == leaf.shape:
                     return NamedSharding(mesh, PartitionSpec(*spec))
+                if _has_fewer_layers(leaf.shape, shape[layer_axes:], spec):
+                    return NamedSharding(mesh, PartitionSpec(None, *spec[1:]))
         return replicated(mesh)
 
     return jax.tree.map_with_path(sharding_at, opt_state)
 
 
 def _has_fewer_layers(shape: Sequence[int], whole: Sequence[int], spec: Sequence[Any]) -> bool:
-    """Returns whether an array differs from another only by a shorter first axis, not sharded."""
-    if not shape or len(shape) != len(whole) or tuple(spec[:1]) != (None,):
+    """Returns whether an array differs from another only by a shorter axis of layers."""
+    if not shape or len(shape) != len(whole) or tuple(spec[:1]) not in ((None,), (PIPE_AXIS,)):
         return False
     return shape[0] < whole[0] and shape[1:] == whole[1:]
 

@@ -19,8 +19,9 @@ from jaxtyping import Array, Float, Int, Integer, PyTree
 from jaxformer.errors import UserError
 from jaxformer.layout import global_mesh
 from jaxformer.nn.backend import backend
+from jaxformer.nn.pipeline import in_micro_batches
 from jaxformer.training.averaging import Optimizer
-from jaxformer.training.mesh import DATA_AXIS
+from jaxformer.training.mesh import DATA_AXIS, num_stages
 from jaxformer.training.optimizer import path_of
 from jaxformer.training.placement import batch_sharding, replicated, sum_over_data
 from jaxformer.training.task import Loss, Randomness, Sums, cached_by_function
@@ -345,8 +346,10 @@ def global_sums(
         shard_rows = jax.tree.leaves(batch)[0].shape[0]
         first_row = jax.lax.axis_index(DATA_AXIS) * shard_rows
         row_ids = first_row + jnp.arange(shard_rows, dtype=jnp.int32)
-        if gradient_accumulation == 1:
-            return on_rows((batch, row_ids))
+        if gradient_accumulation == 1 or num_stages(mesh) > 1:
+            # Each stage of the layers works on another micro-batch.
+            with in_micro_batches(gradient_accumulation):
+                return on_rows((batch, row_ids))
 
         def split(array: Array) -> Array:
             # Strided, so that each micro-batch has rows of every device.

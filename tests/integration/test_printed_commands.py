@@ -51,6 +51,7 @@ ACCELERATOR = "needs an accelerator, or several machines"
 HOURS = "takes hours"
 PEER = "compares with a program that has an environment of its own, for hours"
 SYNTHESIZER = "needs a synthesizer, which is under the GPL"
+DEVICES = "simulates devices, in a process of its own; test_cli_doctor.py runs another"
 LEARNED = "the next command needs a model that has learned, for which another stands in"
 SERVER = "runs until it is stopped, or asks such a server; test_cli_serve.py runs both"
 # Commands that do not run here, by a pattern that begins there. test_pages.py parses them.
@@ -65,6 +66,8 @@ NOT_RUN = {
     r"jaxformer train base --workdir /content/": NETWORK,  # a drive
     r"jaxformer train base --workdir /shared/": ACCELERATOR,
     r"jaxformer train big .*--config\.mesh\.fsdp=4": ACCELERATOR,
+    r"jaxformer train base .*--config\.mesh\.pipe=2": ACCELERATOR,
+    r"jaxformer doctor .*--devices 8": DEVICES,
     r"python benchmarks/tpu\.py ": ACCELERATOR,
     r"python benchmarks/(long_input|sample_efficiency)\.py ": HOURS,
     r"python benchmarks/.* --peers? ": PEER,

@@ -100,7 +100,7 @@ UNUSUAL = Config.from_dict(
             "patience": 3,
             "best_metric": "loss",
         },
-        "mesh": {"data": 2, "fsdp": -1, "tensor": 4},
+        "mesh": {"data": 2, "fsdp": -1, "tensor": 4, "pipe": 2},
         "search": {
             "method": "sampling",
             "num_samples": 1,
@@ -346,7 +346,7 @@ def test_the_optimizer_of_old_configs_is_adam():
         ("search.top_k=10", r"search\.top_k needs search\.method=sampling: got 10 with .*=beam"),
         ("model.num_layer=3", "did you mean model.num_layers"),
         ("training.max-steps=8", r"field training\.max-steps; did you mean training\.steps\?"),
-        ("mesh.zzz=3", "unknown config field mesh.zzz; known: data, fsdp, tensor"),
+        ("mesh.zzz=3", "unknown config field mesh.zzz; known: data, fsdp, pipe, tensor"),
         ("model.num_layers=3.5", r"model.num_layers: expected an integer, got '3\.5'"),
         ("training.clip_norm=tight", "training.clip_norm: expected a number, got 'tight'"),
     ],

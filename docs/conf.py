@@ -26,7 +26,7 @@ PUBLIC = (
     *("jaxformer", "jaxformer.nn", "jaxformer.search", "jaxformer.models", "jaxformer.config"),
 )
 # Pages or folders whose text the search leaves out: they mention everything, or are translated.
-NOT_SEARCHED = ("CHANGELOG", "docs/LOG", "docs/log/", "docs/README.zh-CN")
+NOT_SEARCHED = ("CHANGELOG", "docs/LOG", "docs/log/", "docs/README.zh-CN", "docs/claims.zh-CN")
 
 os.environ["COLUMNS"] = "88"  # width of --help
 

@@ -35,6 +35,7 @@ author = "the jaxformer authors"
 version = release = __version__
 root_doc = "docs/index"
 exclude_patterns = [path.name for path in PROJECT.iterdir() if path.name not in PAGES]
+exclude_patterns.append("docs/claims")  # The outputs of commands, which pages include.
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 
 nitpicky = True

@@ -70,7 +70,7 @@ NOT_RUN = {
     r"python benchmarks/(long_input|sample_efficiency)\.py ": HOURS,
     r"python benchmarks/.* --peers? ": PEER,
     r"python benchmarks/speak_numerals\.py ": SYNTHESIZER,
-    r"python -m jaxformer\.paper\.claims (?!--|bpe)\w": CLAIM,
+    r"python -m jaxformer\.paper\.claims (?!bpe)\w": CLAIM,
     r"(jaxformer serve|curl)\b": SERVER,
     r"jaxformer .*\bhf://": NETWORK,
     r"jaxformer push ": NETWORK,

@@ -20,9 +20,21 @@ from ..profiles import by_profile
 
 PROJECT = pathlib.Path(__file__).parents[2]
 FOLDER = PROJECT / "notebooks"
-NAMES = ["annotated_paper", "colab_tpu", "quickstart", "reading_pictures", "your_own_model"]
+NAMES = [
+    "annotated_paper",
+    "claims",
+    "colab_tpu",
+    "quickstart",
+    "reading_pictures",
+    "your_own_model",
+]
 # Pictures and interactive pages that a notebook shows.
-PICTURES = {"annotated_paper": (8, 1), "quickstart": (2, 1), "reading_pictures": (1, 0)}
+PICTURES = {
+    "annotated_paper": (8, 1),
+    "claims": (7, 0),
+    "quickstart": (2, 1),
+    "reading_pictures": (1, 0),
+}
 # Fewer steps, sentences and rows, without the checks of results that need more.
 SHORTER = {
     "annotated_paper": {
@@ -35,6 +47,7 @@ SHORTER = {
         "assert correct > 0.8 * len(references)": "",
         "ROWS.items()": "list(ROWS.items())[:3]",
     },
+    "claims": {},  # without training
     "colab_tpu": {
         "steps=120": "steps=30",
         "warmup_steps=100": "warmup_steps=5",

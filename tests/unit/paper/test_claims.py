@@ -1,6 +1,7 @@
 """The measurements of claims against closed formulas, brute force and plain loops."""
 
 import math
+import re
 
 import jax
 import numpy as np
@@ -178,6 +179,28 @@ def test_every_claim_has_a_section_a_table_and_a_picture():
             assert text.count(f"(claims/{name}.png)") == 1
             assert text.count(f"<!-- generated: claim_{name} -->") == 1
     assert {path.stem for path in (DOCS / "claims").glob("*.png")} == set(known)
+
+
+def numbers(text):
+    found = re.findall(r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[-+]\d+)?", text)
+    return list(map(float, found))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", sorted(find_entries(claims, Claim)))
+def test_commands_print_the_figures_of_the_page(name, pages, tmp_path):
+    """Up to the rounding of another machine, and the times of additive attention."""
+    claim = find_entries(claims, Claim)[name]
+    figures = claim.measure()
+    claim.draw(figures, tmp_path / "picture.png")
+    assert pages[-1].axes
+
+    printed = claim.report(figures).replace(",", "")
+    page = (DOCS / "claims" / f"{name}.md").read_text(encoding="utf-8").replace(",", "")
+    if name == "additive":
+        assert len(printed.splitlines()) == len(page.splitlines())
+    else:
+        assert numbers(printed) == pytest.approx(numbers(page), rel=0.2, abs=1e-7)
 
 
 @pytest.mark.parametrize(

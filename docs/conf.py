@@ -26,7 +26,7 @@ PUBLIC = (
     *("jaxformer", "jaxformer.nn", "jaxformer.search", "jaxformer.models", "jaxformer.config"),
 )
 # Pages or folders whose text the search leaves out: they mention everything, or are translated.
-NOT_SEARCHED = ("CHANGELOG", "docs/LOG", "docs/log/", "docs/README.zh-CN")
+NOT_SEARCHED = ("CHANGELOG", "docs/LOG", "docs/log/", "docs/README.zh-CN", "docs/claims.zh-CN")
 
 os.environ["COLUMNS"] = "88"  # width of --help
 
@@ -35,6 +35,7 @@ author = "the jaxformer authors"
 version = release = __version__
 root_doc = "docs/index"
 exclude_patterns = [path.name for path in PROJECT.iterdir() if path.name not in PAGES]
+exclude_patterns.append("docs/claims")  # The outputs of commands, which pages include.
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 
 nitpicky = True

@@ -6,6 +6,7 @@ checks that they are up to date.
 
 import ast
 import collections
+import functools
 import pathlib
 import re
 import runpy
@@ -19,7 +20,15 @@ from jaxformer.paper.table_commands import markdown_table
 from jaxformer.training.flops import peak_flops, training_flops
 
 PROJECT = pathlib.Path(__file__).parents[1]
-PAGES = ("LOG.md", "data.md", "paper.md", "paper_map.md", "reproduce.md")
+PAGES = (
+    "LOG.md",
+    "claims.md",
+    "claims.zh-CN.md",
+    "data.md",
+    "paper.md",
+    "paper_map.md",
+    "reproduce.md",
+)
 
 # Peak of one chip for dense bfloat16 matmuls, in FLOP/s, from its maker's data sheet.
 PEAKS = {
@@ -217,6 +226,11 @@ def table2() -> str:
     return table
 
 
+def claim(name: str) -> str:
+    """Returns the output of ``python -m jaxformer.paper.claims NAME``, as it was written."""
+    return (PROJECT / "docs" / "claims" / f"{name}.md").read_text(encoding="utf-8")
+
+
 class LogEntry(NamedTuple):
     """An entry of the log, and the packages that it is about."""
 
@@ -270,6 +284,8 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "departures": departures,
     "table2": table2,
 }
+for path in PROJECT.glob("docs/claims/*.md"):
+    SECTIONS[f"claim_{path.stem}"] = functools.partial(claim, path.stem)
 
 
 def generated(page: str) -> str:

@@ -38,8 +38,8 @@ pytestmark = [
 ]
 
 FIXTURES = PROJECT / "tests" / "fixtures"
-# For contributors, and README's commands in another language (test_readme.py compares them).
-OTHERS = {"CONTRIBUTING.md", "docs/README.zh-CN.md"}
+# For contributors, and commands of other pages in another language.
+OTHERS = {"CONTRIBUTING.md", "docs/README.zh-CN.md", "docs/claims.zh-CN.md"}
 WITH_COMMANDS = [
     page
     for page in printed.PAGES
@@ -49,6 +49,7 @@ WITH_COMMANDS = [
 NETWORK = "needs a network"
 ACCELERATOR = "needs an accelerator, or several machines"
 HOURS = "takes hours"
+CLAIM = "takes up to two minutes; tests/unit/paper/test_claims.py tests its parts"
 PEER = "compares with a program that has an environment of its own, for hours"
 SYNTHESIZER = "needs a synthesizer, which is under the GPL"
 DEVICES = "simulates devices, in a process of its own; test_cli_doctor.py runs another"
@@ -72,6 +73,7 @@ NOT_RUN = {
     r"python benchmarks/(long_input|sample_efficiency)\.py ": HOURS,
     r"python benchmarks/.* --peers? ": PEER,
     r"python benchmarks/speak_numerals\.py ": SYNTHESIZER,
+    r"python -m jaxformer\.paper\.claims (?!bpe)\w": CLAIM,
     r"(jaxformer serve|curl)\b": SERVER,
     r"jaxformer .*\bhf://": NETWORK,
     r"jaxformer push ": NETWORK,

@@ -22,6 +22,7 @@ PROJECT = pathlib.Path(__file__).parents[2]
 FOLDER = PROJECT / "notebooks"
 NAMES = [
     "annotated_paper",
+    "claims",
     "colab_tpu",
     "models_that_see",
     "quickstart",
@@ -31,6 +32,7 @@ NAMES = [
 # Pictures and interactive pages that a notebook shows.
 PICTURES = {
     "annotated_paper": (8, 1),
+    "claims": (7, 0),
     "models_that_see": (2, 0),
     "quickstart": (2, 1),
     "reading_pictures": (1, 0),
@@ -47,6 +49,7 @@ SHORTER = {
         "assert correct > 0.8 * len(references)": "",
         "ROWS.items()": "list(ROWS.items())[:3]",
     },
+    "claims": {},  # without training
     "colab_tpu": {
         "steps=120": "steps=30",
         "warmup_steps=100": "warmup_steps=5",

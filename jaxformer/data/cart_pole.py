@@ -73,9 +73,9 @@ def step(state: Any, action: Any) -> Any:
 
 def has_failed(state: Any) -> Bool[Any, "..."]:
     """Returns whether the pole leans by more than 12 degrees, or the cart is 2.4 m away."""
-    distance = abs(state[..., 0])
-    lean = abs(state[..., 2])
-    return (distance > _FARTHEST) | (lean > _STEEPEST)
+    is_away = abs(state[..., 0]) > _FARTHEST
+    leans = abs(state[..., 2]) > _STEEPEST
+    return is_away | leans
 
 
 def control(state: Any) -> Int[Any, "..."]:

@@ -203,6 +203,7 @@ def draw(found: dict[str, Any], path: pathlib.Path) -> None:
             histogram.step(exponents + scale, 100 * counts / counts.sum(), color=color, label=label)
         histogram.axvspan(LOWEST, SMALLEST, color=figure.GRAY, alpha=0.15, lw=0)
         histogram.set_xlim(LOWEST, 16)
+        histogram.set_ylim(0, 20)  # The legend is above.
         histogram.set_xlabel("exponent of a gradient; 0 in float16 where gray")
         histogram.set_title("Gradients of the results of matmuls, %")
         histogram.legend(loc="upper left")

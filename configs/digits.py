@@ -9,8 +9,10 @@ Measured: 99.56 % of the 450 test digits, the median of five seeds, from 98.67 t
 vector machine (gamma=0.001) reaches 99.56 %, a nearest neighbor 99.11 %. The variant "writers" is
 tested on other writers: 98.11 %, from 97.33 to 98.44; the others reach 96.89 and 96.11 %. A run
 takes 100 seconds of one core of an Intel Xeon, beside other work.
-The variant "swin" has 161,310 parameters. Two seeds reach 98.67 and 99.11 % of the test digits,
-less than the ViT; a run takes five minutes of one core.
+The variant "swin" has 245,938 parameters and reaches 99.78 % of the 450 test digits, from 99.11 to
+99.78; "convit" has 135,366 and reaches 99.33 %, from 99.11 to 99.56: medians of five seeds. A run
+takes 100 and 115 seconds of one core of an AMD EPYC, beside other work. Both train as the ViT
+does. The sizes of Swin were chosen on a fourth of the training digits, never on the test digits.
 """
 
 import dataclasses
@@ -64,20 +66,21 @@ WRITERS = dataclasses.replace(
     DIGITS, data=dataclasses.replace(DIGITS.data, train="all[:50%]", valid="all[50%:]")
 )
 
-# Windows of 4 by 4 pixels, which every second block shifts, and then one window of all patches.
+# Windows of 2 by 2 patches, which every second block shifts, and then one window of all patches.
+# Patches of one pixel would lose how dark it is to the norm after the embedding.
 SWIN = dataclasses.replace(
     DIGITS,
     model=SwinConfig(
         height=8,
         width=8,
         channels=1,
-        patch_size=1,
-        window_size=4,
-        depths="2 4",
+        patch_size=2,
+        window_size=2,
+        depths="4 2",
         num_classes=10,
-        d_model=32,
-        d_ff=64,
-        num_heads=2,
+        d_model=48,
+        d_ff=96,
+        num_heads=3,
     ),
 )
 

@@ -92,4 +92,4 @@ def test_it_has_an_int8_copy_and_an_export(run, config, tmp_path):
 def test_the_digits_are_learned(tmp_path):
     pytest.importorskip("sklearn.datasets", reason="jaxformer[vision] is not installed")
     train(load_config("digits:swin"), tmp_path / "run")
-    assert reports(tmp_path / "run")[-1]["accuracy"] > 0.98
+    assert reports(tmp_path / "run")[-1]["accuracy"] > 0.985

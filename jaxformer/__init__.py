@@ -6,13 +6,13 @@ text, checkpoints and plots.
 Config       Config, load_config, ModelConfig, EncoderConfig, BartConfig, BertConfig, CLIPConfig,
              CNNConfig, ConViTConfig, EncoderDecoderConfig, FlamingoConfig, GatoConfig, GPT2Config,
              LlamaConfig, LongT5Config, StudentConfig, SwinConfig, T5Config, ViTConfig,
-             VisionEncoderDecoderConfig, VisionTextDualEncoderConfig, WhisperConfig,
+             VisionEncoderDecoderConfig, VisionTextDualEncoderConfig, Wav2Vec2Config, WhisperConfig,
              DataConfig, StreamConfig, LabeledConfig, AnnotatedConfig, ImagesConfig,
-             ImageTextConfig, CaptionsConfig, InterleavedConfig, TranscriptsConfig,
-             TrainingConfig, MeshConfig
+             ImageTextConfig, CaptionsConfig, InterleavedConfig, SpeechConfig,
+             TranscriptsConfig, TrainingConfig, MeshConfig
 Models       Transformer, LanguageModel, Encoder, Bart, Bert, CLIP, CNN, ConViT, EncoderDecoder,
              Flamingo, Gato, GPT2, Llama, LongT5, T5, Student, Swin, ViT, VisionEncoderDecoder,
-             VisionTextDualEncoder, Whisper
+             VisionTextDualEncoder, Wav2Vec2, Whisper
 Layers       MultiHeadAttention, FeedForward, Block, Stack, Residual, LayerNorm, RMSNorm, Dropout,
              Keys, Memory, StackCache, dot_product_attention, sinusoidal_positions,
              rotary_positions, segment_mask, causal_mask, padding_mask
@@ -25,8 +25,8 @@ Tasks        Task, fit, FitConfig, every, Writer, BatchShards, Randomness, dropo
 Data         Tokenizer, train_tokenizer, Batch, Corpus
 Inference    Translator, Hypothesis, Decoded, Parser, Generator, Classifier, ImageClassifier,
              ImageTextMatcher, Captioner, PictureReader, Reader, Answer, Tagger, TaggedWord,
-             Entity, Regressor, Chooser, Embedder, SpeechTranscriber, Agent, score_pairs, Score,
-             record_attention, record_text, AttentionView
+             Entity, Regressor, Chooser, Embedder, SpeechRecognizer, SpeechTranscriber, Agent,
+             score_pairs, Score, record_attention, record_text, AttentionView
 Runs         load_model, load_params, quantize, Checkpoints
 Errors       UserError
 """

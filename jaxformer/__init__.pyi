@@ -19,6 +19,7 @@ from jaxformer.data.batch import Batch as Batch
 from jaxformer.data.bpe import train_tokenizer as train_tokenizer
 from jaxformer.data.corpus import Corpus as Corpus
 from jaxformer.data.loader import prefetch as prefetch
+from jaxformer.data.speech import SpeechConfig as SpeechConfig
 from jaxformer.data.tokenizer import Tokenizer as Tokenizer
 from jaxformer.data.transcripts import TranscriptsConfig as TranscriptsConfig
 from jaxformer.errors import UserError as UserError
@@ -73,6 +74,8 @@ from jaxformer.models.vision_text import VisionTextDualEncoder as VisionTextDual
 from jaxformer.models.vision_text import VisionTextDualEncoderConfig as VisionTextDualEncoderConfig
 from jaxformer.models.vit import ViT as ViT
 from jaxformer.models.vit import ViTConfig as ViTConfig
+from jaxformer.models.wav2vec2 import Wav2Vec2 as Wav2Vec2
+from jaxformer.models.wav2vec2 import Wav2Vec2Config as Wav2Vec2Config
 from jaxformer.models.whisper import Whisper as Whisper
 from jaxformer.models.whisper import WhisperConfig as WhisperConfig
 from jaxformer.nn.attention import MultiHeadAttention as MultiHeadAttention
@@ -113,6 +116,7 @@ from jaxformer.tasks.parsing.parser import Parser as Parser
 from jaxformer.tasks.question_answering.reader import Answer as Answer
 from jaxformer.tasks.question_answering.reader import Reader as Reader
 from jaxformer.tasks.regression.regressor import Regressor as Regressor
+from jaxformer.tasks.speech.speech_recognizer import SpeechRecognizer as SpeechRecognizer
 from jaxformer.tasks.tagging.tagger import Entity as Entity
 from jaxformer.tasks.tagging.tagger import TaggedWord as TaggedWord
 from jaxformer.tasks.tagging.tagger import Tagger as Tagger

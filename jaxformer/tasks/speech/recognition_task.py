@@ -1,6 +1,5 @@
 """Trains a recognizer of speech with CTC (Graves et al. 2006)."""
 
-import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Sequence
@@ -16,16 +15,14 @@ from jaxformer.config import Config, data_section, model_section
 from jaxformer.data.batch import Shape
 from jaxformer.data.corpus import Corpus
 from jaxformer.data.letters_tokenizer import LettersTokenizer
-from jaxformer.data.sound import Sound, standardize
 from jaxformer.data.speech import Recordings, SpeechConfig, list_recordings, pad_sounds
 from jaxformer.data.tokenizer import PAD
 from jaxformer.errors import UserError, prefix_errors
-from jaxformer.evaluation.word_error_rate import error_rates
 from jaxformer.kinds.speech_recognition import SPEECH_RECOGNITION
 from jaxformer.models.wav2vec2 import Wav2Vec2Config
-from jaxformer.runs import processes
 from jaxformer.runs.workdir import Workdir
 from jaxformer.tasks.initialization import tokenizer_of_run
+from jaxformer.tasks.recordings_task import Utterance, Utterances
 from jaxformer.tasks.speech.speech_recognizer import SpeechRecognizer
 from jaxformer.tasks.speech.speech_task import (
     SpeechTask,
@@ -51,32 +48,6 @@ class SpeechBatch(NamedTuple):
     samples: Float32[Any, "B N"]
     lengths: Int32[Any, " B"]
     letters: Int32[Any, "B U"]
-
-
-class Utterance(NamedTuple):
-    """A recording as a model takes it, and its letters."""
-
-    samples: Float32[np.ndarray, " N"]
-    letters: Sequence[int]
-
-
-@dataclasses.dataclass(frozen=True)
-class Utterances:
-    """The utterances of a split, by their numbers."""
-
-    recordings: Recordings
-    letters: Sequence[Sequence[int]]
-    is_standardized: bool
-
-    def __getitem__(self, number: int) -> Utterance:
-        samples = self.recordings[number]
-        if self.is_standardized:
-            samples = standardize(samples)
-        return Utterance(samples, self.letters[number])
-
-    @property
-    def most_letters(self) -> int:
-        return max(map(len, self.letters))
 
 
 def fewest_frames(letters: Sequence[int]) -> int:
@@ -168,7 +139,7 @@ class SpeechRecognition(SpeechTask[Utterances], TokenTask):
     ) -> SpeechBatch:
         rows, units, _ = shape
         # No more letters than units can be aligned.
-        most_letters = units if examples is None else examples.most_letters
+        most_letters = units if examples is None else examples.longest
         return SpeechBatch(
             *abstract_waves(*wave_shape(shape, model)),
             letters=jax.ShapeDtypeStruct((rows, most_letters), jnp.int32),
@@ -181,7 +152,7 @@ class SpeechRecognition(SpeechTask[Utterances], TokenTask):
         return functools.partial(
             make_speech_batch,
             model=self._model,
-            most_letters=examples.most_letters,
+            most_letters=examples.longest,
         )
 
     def identity(self) -> dict[str, str]:
@@ -195,19 +166,14 @@ class SpeechRecognition(SpeechTask[Utterances], TokenTask):
     ) -> dict[str, float]:
         """Computes the mean loss of a letter, and error rates of the first recordings."""
         values = super().evaluate(params, mesh, check_stop)
-        recordings = self._valid.recordings
-        count = min(len(recordings), self.config.training.eval_sentences)
-        if not count:
+        rates = self.rate_texts(
+            params,
+            mesh,
+            check_stop,
+            transcriber=lambda held: SpeechRecognizer(self.config, held, self.tokenizer),
+        )
+        if rates is None:
             return values
-
-        # Each process transcribes all of them, on one of its devices.
-        if mesh.size > 1:
-            params = processes.on_this_host(params)
-        recognizer = SpeechRecognizer(self.config, params, self.tokenizer)
-        sounds = [Sound(recordings[number], recordings.rate) for number in range(count)]
-        texts = recognizer.transcribe(sounds, report=lambda _: check_stop())
-        references = [transcript or "" for transcript in recordings.transcripts[:count]]
-        rates = error_rates(texts, references)
         return values | {
             "word_error_rate": rates.words,
             "letter_error_rate": rates.characters,
@@ -225,7 +191,7 @@ def make_speech_batch(
     num_rows, num_samples = wave_shape(shape, model)
     letters = np.full((num_rows, most_letters), PAD, np.int32)
     for row, [utterance] in enumerate(rows):
-        letters[row, : len(utterance.letters)] = utterance.letters
+        letters[row, : len(utterance.tokens)] = utterance.tokens
 
     waves = [utterance.samples for [utterance] in rows]
     samples, lengths = pad_sounds(waves, num_rows, num_samples)

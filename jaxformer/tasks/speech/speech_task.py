@@ -1,42 +1,24 @@
-"""Base of the tasks on recordings: their batches and their log."""
+"""Base of the tasks of models of waves: batches of similar durations."""
 
 import abc
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
 from jaxtyping import Array, Bool, PyTree
 
 from jaxformer.config import Config, data_section, model_section
 from jaxformer.data.batch import Shape
-from jaxformer.data.examples import describe_example
-from jaxformer.data.findings import list_first
-from jaxformer.data.loader import load_batches, round_up
-from jaxformer.data.plan import BatchPlan
+from jaxformer.data.loader import round_up
 from jaxformer.data.speech import UNITS_PER_SECOND, Recordings, SpeechConfig, duration_plan
 from jaxformer.errors import UserError
 from jaxformer.models.wav2vec2 import Wav2Vec2Config
+from jaxformer.tasks.recordings_task import ExamplesT, RecordingsTask
 from jaxformer.tasks.speech.masked_spans import masked_spans
-from jaxformer.tasks.token_task import NetworkTask
 from jaxformer.training.flops import layers_flops
 from jaxformer.training.placement import BatchShards
-from jaxformer.training.task import CheckStop, Randomness
-from jaxformer.training.validation import evaluate_loss
-
-
-@runtime_checkable  # for the checks of types in tests
-class SpeechExamples(Protocol):
-    """The examples of a split, by their numbers."""
-
-    @property
-    def recordings(self) -> Recordings: ...
-
-    def __getitem__(self, number: int, /) -> Any: ...
-
-
-ExamplesT = TypeVar("ExamplesT", bound=SpeechExamples)
+from jaxformer.training.task import Randomness
 
 
 def wave_shape(shape: Shape, model: Wav2Vec2Config) -> tuple[int, int]:
@@ -60,11 +42,10 @@ def spans_of(
     )
 
 
-class SpeechTask(NetworkTask, Generic[ExamplesT]):
-    """Trains on recordings, and validates with the loss.
+class SpeechTask(RecordingsTask[ExamplesT]):
+    """Trains a model of waves, in batches of similar durations."""
 
-    A subclass reads the examples of both splits, and arranges them in batches.
-    """
+    skipped_because = "too long, or too short for their text"
 
     def __init__(
         self,
@@ -74,31 +55,29 @@ class SpeechTask(NetworkTask, Generic[ExamplesT]):
         skipped: int,
     ) -> None:
         """Takes the examples, and the number of recordings of the training split without them."""
-        self.config = config
-        self._section = data_section(config, SpeechConfig)
         self._model = model_section(config, Wav2Vec2Config)
-        self._train = train
-        self._valid = valid
-        self._skipped = skipped
-        self._plan = duration_plan(
-            train.recordings.units,
-            units_per_batch=self._section.units_per_batch,
-            seed=config.training.seed,
-        )
-        self._valid_plan = duration_plan(
-            valid.recordings.units,
-            units_per_batch=self._section.units_per_batch,
-            seed=None,
+        units_per_batch = data_section(config, SpeechConfig).units_per_batch
+        super().__init__(
+            config,
+            train,
+            valid,
+            plan=duration_plan(
+                train.recordings.units,
+                units_per_batch=units_per_batch,
+                seed=config.training.seed,
+            ),
+            valid_plan=duration_plan(
+                valid.recordings.units,
+                units_per_batch=units_per_batch,
+                seed=None,
+            ),
+            skipped=skipped,
         )
 
     @staticmethod
     @abc.abstractmethod
     def empty_batch(model: Wav2Vec2Config, shape: Shape, examples: ExamplesT | None) -> PyTree:
         """Returns the shapes and dtypes of a batch of examples; of the longest ones if None."""
-
-    @abc.abstractmethod
-    def make_batch(self, examples: ExamplesT) -> Callable[[Sequence[Sequence[Any]], Shape], PyTree]:
-        """Returns the function that arranges examples, one in each row."""
 
     @classmethod
     def longest_batch(cls, config: Config, shards: BatchShards) -> PyTree:
@@ -115,83 +94,16 @@ class SpeechTask(NetworkTask, Generic[ExamplesT]):
             batches.append(self.empty_batch(self._model, shape, self._train))
         return batches
 
-    def batches(self, start: int, shards: BatchShards) -> Iterator[PyTree]:
-        stop = self.config.training.steps
-        return self._load(self._train, self._plan, shards, start=start, stop=stop)
-
-    def _load(
-        self,
-        examples: ExamplesT,
-        plan: BatchPlan,
-        shards: BatchShards,
-        *,
-        start: int,
-        stop: int,
-    ) -> Iterator[PyTree]:
-        return load_batches(
-            examples,
-            plan,
-            make=self.make_batch(examples),
-            start=start,
-            stop=stop,
-            row_multiple=shards.row_multiple,
-            local_shards=shards.local_shards,
-            shard_count=shards.shard_count,
-        )
-
-    def identity(self) -> dict[str, str]:
-        return {
-            "train": self._train.recordings.sha256,
-            "valid": self._valid.recordings.sha256,
-        }
-
-    def summary(self) -> str:
-        train = self._train.recordings
-        valid = self._valid.recordings
-        first = f"{len(train):,} training recordings, {train.seconds / 60:.1f} minutes"
-        if self._skipped:
-            first += f", {self._skipped:,} skipped, which are too long, or too short for their text"
-        second = f"{len(valid):,} validation recordings, {valid.seconds / 60:.1f} minutes"
-
+    def describe_plan(self) -> list[str]:
         plan = self._plan
-        third = (
+        return [
             f"{plan.batches_per_epoch:,} batches an epoch in {len(plan.shapes)} shapes: "
             f"{plan.efficiency:.1%} sound, {1 - plan.efficiency:.1%} padding"
-        )
-        lines = [first, second, third]
-        for recordings in (train, valid):
-            transcript = recordings.transcripts[0] or ""
-            lines.append(describe_example(recordings.names[0], [("transcript", transcript)]))
-        return "\n".join(lines)
+        ]
 
     def flops(self, batch: Any) -> int:
         rows, length = batch.samples.shape
         return recognition_flops(self._model, rows, length)
-
-    def example_ids(self, number: int) -> list[int]:
-        """Returns the numbers of the recordings of a batch, without those that are skipped."""
-        _, rows = self._plan.rows(number)
-        return [example for [example] in rows]
-
-    def describe_batch(self, number: int) -> str:
-        names = self._train.recordings.names
-        own = [names[example] for example in self.example_ids(number)]
-        return f"it had {len(own)} recordings: {list_first(own[:10], len(own))}"
-
-    def evaluate(
-        self,
-        params: PyTree,
-        mesh: Mesh,
-        check_stop: CheckStop,
-    ) -> dict[str, float]:
-        batches = self._load(
-            self._valid,
-            self._valid_plan,
-            BatchShards.of(mesh),
-            start=0,
-            stop=self._valid_plan.batches_per_epoch,
-        )
-        return evaluate_loss(self.loss, params, batches, mesh=mesh, check_stop=check_stop)
 
 
 def keep_recordings(

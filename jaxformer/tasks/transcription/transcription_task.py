@@ -1,8 +1,7 @@
 """Trains an encoder-decoder such as Whisper on recordings and their transcripts."""
 
-import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -15,29 +14,24 @@ from jaxformer.config import Config, data_section, model_section
 from jaxformer.data.batch import Shape
 from jaxformer.data.bpe import train_tokenizer
 from jaxformer.data.corpus import Corpus
-from jaxformer.data.examples import describe_example
-from jaxformer.data.findings import list_first
-from jaxformer.data.loader import load_batches, round_up
+from jaxformer.data.loader import round_up
 from jaxformer.data.plan import BatchPlan, bucket_plan
-from jaxformer.data.sound import Sound
 from jaxformer.data.speech import Recordings, list_recordings, pad_sounds
 from jaxformer.data.tokenizer import BOS, EOS, PAD, Vocabulary
 from jaxformer.data.transcripts import TranscriptsConfig
 from jaxformer.data.whisper_tokenizer import WhisperTokenizer
 from jaxformer.errors import UserError, prefix_errors
-from jaxformer.evaluation.word_error_rate import error_rates
 from jaxformer.kinds.transcription import TRANSCRIPTION
 from jaxformer.models.whisper import Whisper, WhisperConfig
 from jaxformer.nn.log_mel import HOP, SAMPLE_RATE, log_mel
-from jaxformer.runs import processes
 from jaxformer.runs.workdir import Workdir
 from jaxformer.tasks.initialization import tokenizer_of_run
+from jaxformer.tasks.recordings_task import RecordingsTask, Utterance, Utterances
 from jaxformer.tasks.token_task import Output, TokenLoss, TokenTask
 from jaxformer.tasks.transcription.speech_transcriber import SpeechTranscriber
 from jaxformer.training.flops import training_flops
 from jaxformer.training.placement import BatchShards
 from jaxformer.training.task import CheckStop, Randomness, Sums
-from jaxformer.training.validation import evaluate_loss
 
 # Targets are padded to a multiple of this, so that few lengths need a program.
 _LENGTHS = 8
@@ -57,29 +51,6 @@ class TranscriptBatch(NamedTuple):
     tgt_in: Int32[Any, "B T"]
     tgt_out: Int32[Any, "B T"]
     counted: Bool[Any, "B T"]
-
-
-class Utterance(NamedTuple):
-    """A recording, and the tokens of its transcript without prompt and end."""
-
-    samples: Float32[np.ndarray, " N"]
-    tokens: Sequence[int]
-
-
-@dataclasses.dataclass(frozen=True)
-class Utterances:
-    """The utterances of a split, by their numbers."""
-
-    recordings: Recordings
-    tokens: Sequence[Sequence[int]]
-
-    def __getitem__(self, number: int) -> Utterance:
-        return Utterance(self.recordings[number], self.tokens[number])
-
-    @property
-    def longest(self) -> int:
-        """Largest number of tokens of a transcript."""
-        return max(map(len, self.tokens))
 
 
 def make_transcript_batch(
@@ -141,7 +112,7 @@ class TranscriptionLoss(TokenLoss):
         return self.sums(output, batch.tgt_out, batch.counted)
 
 
-class Transcription(TokenTask):
+class Transcription(RecordingsTask[Utterances], TokenTask):
     """Trains a :class:`~jaxformer.Whisper` on recordings with transcripts.
 
     Validates with loss and perplexity, and with the error rates of words and characters.
@@ -149,6 +120,7 @@ class Transcription(TokenTask):
 
     kind = TRANSCRIPTION
     loss_class = TranscriptionLoss
+    skipped_because = "too long"
     log_formats = {  # noqa: RUF012
         "word_error_rate": "word error rate {:.1f} %",
         "character_error_rate": "of characters {:.1f} %",
@@ -161,15 +133,20 @@ class Transcription(TokenTask):
         train: Recordings,
         valid: Recordings,
     ) -> None:
-        self.config = config
         self.tokenizer = tokenizer
         self._section = data_section(config, TranscriptsConfig)
         self._model = model_section(config, WhisperConfig)
         self._prompt = _training_prompt(tokenizer, self._section)
-        self._train, self._skipped = self._prepare("train", train, self._section.max_seconds)
-        self._valid, _ = self._prepare("valid", valid, _window_seconds(self._model))
-        self._plan = self._make_plan(self._train, config.training.seed)
-        self._valid_plan = self._make_plan(self._valid, None)
+        utterances, skipped = self._prepare("train", train, self._section.max_seconds)
+        valid_utterances, _ = self._prepare("valid", valid, _window_seconds(self._model))
+        super().__init__(
+            config,
+            utterances,
+            valid_utterances,
+            plan=self._make_plan(utterances, config.training.seed),
+            valid_plan=self._make_plan(valid_utterances, None),
+            skipped=skipped,
+        )
 
     @classmethod
     def open(
@@ -224,7 +201,7 @@ class Transcription(TokenTask):
                 f"data.{split}: no recording is left: {skipped:,} are longer than {max_seconds:g} "
                 f"seconds, or their transcripts have more than {most_tokens} tokens"
             )
-        return Utterances(recordings.select(keep), tokens), skipped
+        return Utterances(recordings.select(keep), tokens, is_standardized=False), skipped
 
     def _make_plan(self, split: Utterances, seed: int | None) -> BatchPlan:
         """Plans batches of rows that all have the length that the model reads."""
@@ -257,70 +234,23 @@ class Transcription(TokenTask):
         length = round_up(len(self._prompt) + split.longest, _LENGTHS)
         return min(length, self._model.max_length)
 
-    def batches(self, start: int, shards: BatchShards) -> Iterator[TranscriptBatch]:
-        stop = self.config.training.steps
-        return self._load(self._train, self._plan, shards, start=start, stop=stop)
-
-    def _load(
+    def make_batch(
         self,
-        split: Utterances,
-        plan: BatchPlan,
-        shards: BatchShards,
-        *,
-        start: int,
-        stop: int,
-    ) -> Iterator[TranscriptBatch]:
-        make = functools.partial(
+        examples: Utterances,
+    ) -> Callable[[Sequence[Sequence[Utterance]], Shape], TranscriptBatch]:
+        return functools.partial(
             make_transcript_batch,
             num_samples=_num_samples(self._model),
-            length=self._target_length(split),
+            length=self._target_length(examples),
             prompt=self._prompt,
-        )
-        return load_batches(
-            split,
-            plan,
-            make=make,
-            start=start,
-            stop=stop,
-            row_multiple=shards.row_multiple,
-            local_shards=shards.local_shards,
-            shard_count=shards.shard_count,
         )
 
     def identity(self) -> dict[str, str]:
-        return {
-            "tokenizer": self.tokenizer.sha256,
-            "train": self._train.recordings.sha256,
-            "valid": self._valid.recordings.sha256,
-        }
-
-    def summary(self) -> str:
-        lines = []
-        splits = (("training", self._train.recordings), ("validation", self._valid.recordings))
-        for title, recordings in splits:
-            line = f"{len(recordings):,} {title} recordings, {recordings.seconds / 60:.1f} minutes"
-            if title == "training" and self._skipped:
-                line += f", {self._skipped:,} skipped, which are too long"
-            lines.append(line)
-
-        for _, recordings in splits:
-            transcript = recordings.transcripts[0] or ""
-            lines.append(describe_example(recordings.names[0], [("transcript", transcript)]))
-        return "\n".join(lines)
+        return {"tokenizer": self.tokenizer.sha256, **super().identity()}
 
     def flops(self, batch: TranscriptBatch) -> int:
         rows, length = batch.tgt_in.shape
         return training_flops(self._model, rows, self._model.max_source_length, tgt_length=length)
-
-    def example_ids(self, number: int) -> list[int]:
-        """Returns the numbers of the recordings of a batch, without those that are skipped."""
-        _, rows = self._plan.rows(number)
-        return [example for [example] in rows]
-
-    def describe_batch(self, number: int) -> str:
-        names = self._train.recordings.names
-        own = [names[example] for example in self.example_ids(number)]
-        return f"it had {len(own)} recordings: {list_first(own[:10], len(own))}"
 
     def evaluate(
         self,
@@ -329,28 +259,15 @@ class Transcription(TokenTask):
         check_stop: CheckStop,
     ) -> dict[str, float]:
         """Computes loss and perplexity, and error rates of the first recordings."""
-        batches = self._load(
-            self._valid,
-            self._valid_plan,
-            BatchShards.of(mesh),
-            start=0,
-            stop=self._valid_plan.batches_per_epoch,
+        values = super().evaluate(params, mesh, check_stop)
+        rates = self.rate_texts(
+            params,
+            mesh,
+            check_stop,
+            transcriber=lambda held: SpeechTranscriber(self.config, held, self.tokenizer),
         )
-        values = evaluate_loss(self.loss, params, batches, mesh=mesh, check_stop=check_stop)
-
-        recordings = self._valid.recordings
-        count = min(len(recordings), self.config.training.eval_sentences)
-        if not count:
+        if rates is None:
             return values
-
-        # Each process transcribes all of them, on one of its devices.
-        if mesh.size > 1:
-            params = processes.on_this_host(params)
-        transcriber = SpeechTranscriber(self.config, params, self.tokenizer)
-        sounds = [Sound(recordings[number], recordings.rate) for number in range(count)]
-        texts = transcriber.transcribe(sounds, report=lambda _: check_stop())
-        references = [transcript or "" for transcript in recordings.transcripts[:count]]
-        rates = error_rates(texts, references)
         return values | {
             "word_error_rate": rates.words,
             "character_error_rate": rates.characters,

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
-from jaxtyping import Array, Bool, Float, Int, UInt8
+from jaxtyping import Array, Bool, Float, Int, Num, UInt8
 
 from jaxformer.data.episodes import TokenIds, scale_patches
 from jaxformer.errors import UserError
@@ -364,7 +364,7 @@ class Gato(StepwiseModel):
 
     def start(
         self,
-        rows: Int[Array, "B ..."],
+        rows: Num[Array, "B ..."],
         *,
         num_beams: int = 1,
         capacity: int,

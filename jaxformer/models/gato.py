@@ -375,7 +375,7 @@ class Gato(StepwiseModel):
             check_length("sequence", capacity, c.max_length)
 
         # Only the number and the sharding of the rows matter: one value of each is enough.
-        values = rows.reshape(rows.shape[0], -1)[:, 0]  # [B]
+        values = rows.reshape(rows.shape[0], -1)[:, 0].astype(jnp.int32)  # [B]
         return self.decoder.init_cache(
             values,
             c.d_model,

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
-from jaxtyping import Array, Bool, Float, Int, UInt8
+from jaxtyping import Array, Bool, Float, Int, Num, UInt8
 
 from jaxformer.data.episodes import TokenIds, scale_patches
 from jaxformer.errors import UserError
@@ -364,7 +364,7 @@ class Gato(StepwiseModel):
 
     def start(
         self,
-        rows: Int[Array, "B ..."],
+        rows: Num[Array, "B ..."],
         *,
         num_beams: int = 1,
         capacity: int,
@@ -375,7 +375,7 @@ class Gato(StepwiseModel):
             check_length("sequence", capacity, c.max_length)
 
         # Only the number and the sharding of the rows matter: one value of each is enough.
-        values = rows.reshape(rows.shape[0], -1)[:, 0]  # [B]
+        values = rows.reshape(rows.shape[0], -1)[:, 0].astype(jnp.int32)  # [B]
         return self.decoder.init_cache(
             values,
             c.d_model,

@@ -4,6 +4,7 @@ The queue knows neither HTTP nor models. The function runs in threads, and the e
 """
 
 import asyncio
+import contextlib
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -25,8 +26,8 @@ class OverloadedError(Exception):
 class BatchQueue(Generic[Item, Result]):
     """Collects items into batches, in the order of arrival.
 
-    An item waits only while all threads compute batches; those that wait together form the next
-    one.
+    A batch starts when it is full, or when its oldest item has waited for ``max_wait`` seconds.
+    Items that arrive while a batch is computed form the next one.
     """
 
     def __init__(
@@ -36,19 +37,21 @@ class BatchQueue(Generic[Item, Result]):
         max_batch: int,
         capacity: int,
         threads: int = 1,
+        max_wait: float = 0.005,
     ) -> None:
         """Takes a function that returns a result or an exception for each item of a batch.
 
-        A batch has at most ``max_batch`` items, at most ``capacity`` items wait, and ``threads``
+        ``max_batch`` items are a full batch, at most ``capacity`` items wait, and ``threads``
         batches are computed at the same time.
         """
         self._compute = compute
         self._max_batch = max_batch
         self._capacity = capacity
         self._threads = threads
+        self._max_wait = max_wait
 
-        # A dictionary keeps the order of arrival, and removes any item at once.
-        self._waiting: dict[asyncio.Future[Result], Item] = {}
+        # Items and times of arrival; a dictionary keeps the order, and removes any item at once.
+        self._waiting: dict[asyncio.Future[Result], tuple[Item, float]] = {}
         self._changed = asyncio.Event()
         self._closed = False
         self._seconds_per_item = 0.0  # in the newest batch
@@ -72,7 +75,7 @@ class BatchQueue(Generic[Item, Result]):
         loop = asyncio.get_running_loop()
         futures = [loop.create_future() for _ in items]
         for future, item in zip(futures, items, strict=True):
-            self._waiting[future] = item
+            self._waiting[future] = (item, loop.time())
         self._changed.set()
 
         try:
@@ -96,9 +99,12 @@ class BatchQueue(Generic[Item, Result]):
     async def _run_batches(self, pool: ThreadPoolExecutor) -> None:
         loop = asyncio.get_running_loop()
 
-        while await self._has_items():
+        while await self._is_ready():
             futures = list(itertools.islice(self._waiting, self._max_batch))
-            items = [self._waiting.pop(future) for future in futures]
+            items = []
+            for future in futures:
+                item, _ = self._waiting.pop(future)
+                items.append(item)
 
             began = loop.time()
             try:
@@ -118,9 +124,23 @@ class BatchQueue(Generic[Item, Result]):
             seconds = loop.time() - began
             self._seconds_per_item = seconds / len(items) / self._threads
 
-    async def _has_items(self) -> bool:
-        """Waits for items; returns False if the queue is closed and empty."""
-        while not self._waiting and not self._closed:
+    async def _is_ready(self) -> bool:
+        """Waits until a batch starts; returns False if the queue is closed and empty."""
+        loop = asyncio.get_running_loop()
+
+        while self._waiting or not self._closed:
+            if self._waiting:
+                _, oldest_arrival = next(iter(self._waiting.values()))
+                deadline = oldest_arrival + self._max_wait
+                is_full = len(self) >= self._max_batch
+                if self._closed or is_full or loop.time() >= deadline:
+                    return True
+            else:
+                deadline = None
+
             self._changed.clear()
-            await self._changed.wait()
-        return bool(self._waiting)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(deadline):
+                    await self._changed.wait()
+
+        return False

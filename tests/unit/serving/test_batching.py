@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import threading
+import time
 
 import pytest
 
@@ -58,34 +59,24 @@ async def busy(queue, doubler):
     return task
 
 
-def test_an_item_waits_for_no_other_if_a_thread_is_free():
+def test_a_batch_waits_for_others_but_not_long():
     async def main(queue, doubler):
-        first = await busy(queue, doubler)
-        second = asyncio.create_task(queue.submit([1]))
-        for _ in range(10):  # rounds of the event loop, far less than a millisecond
-            await asyncio.sleep(0)
-        num_waiting = len(queue)
+        began = time.perf_counter()
+        tasks = [asyncio.create_task(queue.submit([n])) for n in (1, 2)]
+        await asyncio.gather(*tasks)
+        return time.perf_counter() - began
 
-        doubler.go.set()
-        return num_waiting, await first, await second
-
-    num_waiting, *results = run(main, threads=2)[0]
-    assert num_waiting == 0
-    assert results == [[200], [2]]
+    seconds, batches = run(main, max_wait=0.05)
+    assert batches == [[1, 2]]
+    assert 0.05 <= seconds < 5
 
 
-def test_items_that_arrive_during_a_batch_form_the_next_ones():
+def test_a_full_batch_does_not_wait():
     async def main(queue, doubler):
-        first = await busy(queue, doubler)
-        others = [asyncio.create_task(queue.submit([n])) for n in range(1, 7)]
-        while len(queue) < 6:
-            await asyncio.sleep(0)
+        return await queue.submit([1, 2, 3, 4])
 
-        doubler.go.set()
-        await asyncio.gather(first, *others)
-
-    _, batches = run(main)
-    assert batches == [[100], [1, 2, 3, 4], [5, 6]]
+    doubled, _ = run(main, max_wait=60)
+    assert doubled == [2, 4, 6, 8]
 
 
 def test_an_error_fails_its_own_request_alone():
@@ -124,7 +115,8 @@ def test_closing_finishes_what_waits_and_refuses_the_rest():
         doubler.go.set()
         return await running, await waiting
 
-    results, _ = run(main, max_batch=1)
+    # A batch that waits for others would wait for a minute.
+    results, _ = run(main, max_wait=60, max_batch=1)
     assert results == ([200], [2])
 
 

@@ -27,7 +27,8 @@ class BatchQueue(Generic[Item, Result]):
     """Collects items into batches, in the order of arrival.
 
     A batch starts when it is full, or when its oldest item has waited for ``max_wait`` seconds.
-    Items that arrive while a batch is computed form the next one.
+    Items that arrive while a batch is computed form the next one. After a batch of one item, the
+    next batch does not wait: callers are so few that another item would hardly come in time.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class BatchQueue(Generic[Item, Result]):
         self._waiting: dict[asyncio.Future[Result], tuple[Item, float]] = {}
         self._changed = asyncio.Event()
         self._closed = False
+        self._newest_size = 0  # items of the batch that started last
         self._seconds_per_item = 0.0  # in the newest batch
 
     def __len__(self) -> int:
@@ -105,6 +107,7 @@ class BatchQueue(Generic[Item, Result]):
             for future in futures:
                 item, _ = self._waiting.pop(future)
                 items.append(item)
+            self._newest_size = len(items)
 
             began = loop.time()
             try:
@@ -131,7 +134,9 @@ class BatchQueue(Generic[Item, Result]):
         while self._waiting or not self._closed:
             if self._waiting:
                 _, oldest_arrival = next(iter(self._waiting.values()))
-                deadline = oldest_arrival + self._max_wait
+                deadline = oldest_arrival
+                if self._newest_size > 1:
+                    deadline += self._max_wait
                 is_full = len(self) >= self._max_batch
                 if self._closed or is_full or loop.time() >= deadline:
                     return True

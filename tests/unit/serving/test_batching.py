@@ -61,14 +61,30 @@ async def busy(queue, doubler):
 
 def test_a_batch_waits_for_others_but_not_long():
     async def main(queue, doubler):
+        await queue.submit([7, 8])
         began = time.perf_counter()
         tasks = [asyncio.create_task(queue.submit([n])) for n in (1, 2)]
         await asyncio.gather(*tasks)
         return time.perf_counter() - began
 
     seconds, batches = run(main, max_wait=0.05)
-    assert batches == [[1, 2]]
+    assert batches == [[7, 8], [1, 2]]
     assert 0.05 <= seconds < 5
+
+
+def test_single_items_do_not_wait():
+    async def main(queue, doubler):
+        doubled = [await queue.submit([n]) for n in (1, 2, 3)]
+        together = await queue.submit([4, 5])  # The newest batch had one item.
+        return doubled, together
+
+    async def within_seconds(queue, doubler):
+        return await asyncio.wait_for(main(queue, doubler), 10)
+
+    (doubled, together), batches = run(within_seconds, max_wait=60)
+    assert doubled == [[2], [4], [6]]
+    assert together == [8, 10]
+    assert batches == [[1], [2], [3], [4, 5]]
 
 
 def test_a_full_batch_does_not_wait():

@@ -7,8 +7,8 @@
 
 The speech is synthetic: eSpeak NG says numbers below 1,000, and validation is on voices and numbers
 that training has not. No person speaks like this, and the model is of no use for people.
-Measured: a word error rate of 35.3 %, and 11.2 % of letters, on voices and numbers that training
-has not. The loss of a letter is 0.02 in training and 0.59 there: the voices are too few.
+Measured: a word error rate of 35.3 % on voices and numbers that training has not, after 344 seconds
+of CPU time. The loss of a letter is 0.59 there and 0.02 in training: the model overfits.
 """
 
 import dataclasses

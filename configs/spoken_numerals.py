@@ -7,7 +7,7 @@
 
 The speech is synthetic: eSpeak NG says numbers below 1,000, and validation is on voices and numbers
 that training has not. No person speaks like this, and the model is of no use for people.
-Measured: a word error rate of 35.3 % on voices and numbers that training has not, after 344 seconds
+Measured: a word error rate of 35.3 % on voices and numbers that training has not, after 343 seconds
 of CPU time. The loss of a letter is 0.59 there and 0.02 in training: the model overfits.
 """
 

@@ -251,8 +251,11 @@ class Stack(nn.Module):
             return None
 
         no_limit = np.iinfo(np.int32).max
-        distances = [no_limit if window is None else window for window in windows]
-        return np.array(distances, np.int32)
+        distances = np.full(len(windows), no_limit, np.int32)
+        for layer, window in enumerate(windows):
+            if window is not None:
+                distances[layer] = window
+        return distances
 
     @property
     def _has_separate_layers(self) -> bool:

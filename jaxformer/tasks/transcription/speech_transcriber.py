@@ -95,7 +95,9 @@ class SpeechTranscriber(ArrayPredictor, Transcriber):
         )
 
         # Whisper's texts begin with a space where they should have one.
-        texts = [hypotheses[0].text if hypotheses else "" for hypotheses in found]
+        texts = []
+        for hypotheses in found:
+            texts.append(hypotheses[0].text if hypotheses else "")
         separator = "" if isinstance(self.tokenizer, WhisperTokenizer) else " "
         joined = []
         for first, end in ranges:

@@ -107,9 +107,15 @@ class GatedPositionalAttention(MultiHeadAttention):
         columns = [(2 * right, 2 * down, -1.0) for right, down in neighbors(self.num_heads)]
         return self.locality * jnp.array(columns, dtype).T
 
-    def _matrix(self, name: str, shape: tuple[int, ...], axes: tuple[str | None, ...]) -> Any:
+    def _matrix(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        axes: tuple[str | None, ...],
+        gain: float = 1.0,
+    ) -> Any:
         if name != "value":
-            return super()._matrix(name, shape, axes)
+            return super()._matrix(name, shape, axes, gain)
 
         def identity(key: Any, shape: tuple[int, ...], dtype: Any) -> Array:
             width, heads, size = shape

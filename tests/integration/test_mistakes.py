@@ -93,7 +93,7 @@ MISTAKES = {
     "GPT2: expected a GPT2Config, got": lambda: shapes_of(jx.GPT2(jx.LlamaConfig()), None),
     # Layers.
     "[batch, length, d_model=8], got (2, 3, 6)": lambda: shapes_of(ATTENTION, X, X[..., :6]),
-    "to be 'float32', 'bfloat16', 'int8', got <class": lambda: shapes_of(
+    "to be 'float32', 'bfloat16', 'float16', 'float8', 'int8', got <class": lambda: shapes_of(
         jx.FeedForward(16, compute_dtype=jnp.bfloat16), X
     ),
     "expected features [rows, d_model], embedding": lambda: jx.cross_entropy(

@@ -57,7 +57,8 @@ UNUSUAL = Config.from_dict(
             "compute_dtype": "bfloat16",
         },
         "data": {
-            "corpus": "text",
+            "corpus": "csv",
+            "columns": "English,German",
             "builder": "",
             "directory": "elsewhere",
             "source_language": "fr",
@@ -210,7 +211,7 @@ def test_round_trips(config, tmp_path):
         ("model", {"d_model": 512, "num_heads": 7}, r"got 7; use 8, or set model\.d_k"),
         ("model", {"d_model": 9, "num_heads": 3}, r"d_model must be even, .*: got 9; use 10"),
         ("model", {"norm_position": "mid"}, r"one of 'post', 'pre': got 'mid'"),
-        ("data", {"corpus": "csv"}, r"data\.corpus must be one of 'text', 'tfds', 'numerals'"),
+        ("data", {"corpus": "pdf"}, r"data\.corpus must be one of 'text', 'tfds', 'numerals'"),
         (
             "data",
             {"tokens_per_batch": 100, "max_length": 101},

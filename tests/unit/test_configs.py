@@ -35,7 +35,7 @@ def test_config_is_valid_and_documented(path):
         load(path.stem, "nosuch")
 
 
-@pytest.mark.parametrize("name", ["base:small", "fine_tune", "student:firefox"])
+@pytest.mark.parametrize("name", ["base:small", "student:firefox"])
 def test_configs_for_own_data_ask_for_it(name, tmp_path, monkeypatch, capsys):
     """Even if there are files with the names of the documentation."""
     monkeypatch.chdir(tmp_path)

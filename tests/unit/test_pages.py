@@ -111,7 +111,12 @@ def check_arguments(words, command):
 def test_commands_are_understood(page, monkeypatch):
     monkeypatch.chdir(PROJECT)
     # The reader's texts do not exist.
-    chosen = ("small_corpus.fit_to_corpus", "small_text.fit_to_text", "small_text.fit_vocabulary")
+    chosen = (
+        "small_corpus.fit_to_corpus",
+        "further_training.fit_to_model",
+        "small_text.fit_to_text",
+        "small_text.fit_vocabulary",
+    )
     for function in chosen:
         monkeypatch.setattr(f"jaxformer.tasks.{function}", lambda config, _: config)
 

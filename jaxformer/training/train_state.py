@@ -50,17 +50,24 @@ class TrainState(NamedTuple):
 # one: ``training.may_change`` allows another compute dtype.
 LOSS_SCALE = "loss_scale"
 
-# A TrainState in a checkpoint whose ``params`` are evaluated; training continues with ``trained``.
-EvaluatedState = collections.namedtuple("EvaluatedState", (*TrainState._fields, "trained"))
+_SAVED_FIELDS = tuple(name for name in TrainState._fields if name != LOSS_SCALE)
+# The arrays of a TrainState in a checkpoint.
+SavedState = collections.namedtuple("SavedState", _SAVED_FIELDS)
+# The same, where ``params`` are evaluated, and training continues with ``trained``.
+EvaluatedState = collections.namedtuple("EvaluatedState", (*_SAVED_FIELDS, "trained"))
+
+
+def _to_saved(state: TrainState) -> SavedState:
+    return SavedState(*(getattr(state, name) for name in _SAVED_FIELDS))
 
 
 def evaluate_at(
     state: TrainState, evaluated: EvaluatedParams | None
-) -> TrainState | EvaluatedState:
+) -> SavedState | EvaluatedState:
     """Returns the arrays to save, whose ``params`` are evaluated and loaded by all commands."""
-    state = state._replace(loss_scale=None)
+    saved = _to_saved(state)
     if evaluated is None:
-        return state
+        return saved
 
     params = evaluated(state.opt_state, state.params)
     found = manifest.describe_leaves(params)
@@ -72,8 +79,7 @@ def evaluate_at(
                 f"of {found.get(name, 'none')}, expected {expected.get(name, 'none')}"
             )
 
-    saved = state._replace(params=params)
-    return EvaluatedState(*saved, trained=state.params)
+    return EvaluatedState(*saved._replace(params=params), trained=state.params)
 
 
 # Returns the initial parameters of a new run, given the parameters that the task has created.
@@ -245,26 +251,26 @@ def restore_or_initialize(
         _check_initial_values(state)
         return state, {}
 
-    saved_template = template
+    saved_template = _to_saved(template)
     if evaluated is not None:
-        saved_template = EvaluatedState(*template, trained=template.params)
+        saved_template = EvaluatedState(*saved_template, trained=template.params)
     # None allows an older step than the newest, if that is damaged.
     chosen = None if before is None else steps[-1]
     restored = checkpoints.restore(saved_template, step=chosen)
     assert restored is not None
 
-    state = jax.tree.map(_own_buffers, restored.state)
-    if isinstance(state, EvaluatedState):
-        state = TrainState(
-            step=state.step,
-            params=state.trained,
-            opt_state=state.opt_state,
-            skipped=state.skipped,
-            skipped_in_row=state.skipped_in_row,
-        )
+    saved = jax.tree.map(_own_buffers, restored.state)
+    loss_scale = None
     if task.scales_loss:
-        saved_scale = restored.metadata.get(LOSS_SCALE)
-        state = state._replace(loss_scale=LossScale.from_json(saved_scale, mesh))
+        loss_scale = LossScale.from_json(restored.metadata.get(LOSS_SCALE), mesh)
+    state = TrainState(
+        step=saved.step,
+        params=saved.trained if isinstance(saved, EvaluatedState) else saved.params,
+        opt_state=saved.opt_state,
+        skipped=saved.skipped,
+        skipped_in_row=saved.skipped_in_row,
+        loss_scale=loss_scale,
+    )
     return state, restored.metadata
 
 

@@ -25,6 +25,7 @@ from jaxformer.inference.translator import Translator
 from jaxformer.runs.checkpoints import Checkpoints
 from jaxformer.training import fitting
 from jaxformer.training.flops import training_flops
+from jaxformer.training.train_state import evaluate_at
 
 from ..runs import changed, flip_a_bit, reports, write_pairs
 from .test_user_task import assert_equal
@@ -76,7 +77,7 @@ def test_checkpoints_of_another_vocabulary_are_refused(tiny_config, tmp_path, un
     run = shutil.copytree(folder, tmp_path / "run")
     later = state._replace(step=state.step + 1)
     with Checkpoints(run / "checkpoints", keep=3) as checkpoints:
-        checkpoints.save(7, later, metadata={"tokenizer": "another"})
+        checkpoints.save(7, evaluate_at(later, None), metadata={"tokenizer": "another"})
 
     with pytest.raises(UserError, match="but they are of another; use another --workdir"):
         train(tiny_config(steps=8), run)

@@ -10,9 +10,7 @@ from jaxtyping import Array, Float, Int
 from jaxformer.data.tokenizer import EOS
 from jaxformer.errors import UserError
 from jaxformer.layout import expand_like
-from jaxformer.models.architecture import (
-    StackSettings,
-)
+from jaxformer.models.architecture import StackSettings
 from jaxformer.models.assembly import TokenModel, make_stack
 from jaxformer.models.dual_encoder import (
     DualEncoder,

@@ -8,7 +8,7 @@ Trains the same model, with half the width and half the layers of the config, on
 with each compute dtype. Then takes the gradients of the results of all matmuls with parameters, in
 float32, for one batch and the model in float16, and counts how many are 0 in float16 with and
 without a scale of the loss. Prints two tables and one JSON line. CPUs emulate float16 and float8:
-the times are not those of a GPU.
+a GPU takes other times.
 """
 
 import argparse

@@ -57,7 +57,8 @@ SavedState = collections.namedtuple("SavedState", _SAVED_FIELDS)
 EvaluatedState = collections.namedtuple("EvaluatedState", (*_SAVED_FIELDS, "trained"))
 
 
-def _to_saved(state: TrainState) -> SavedState:
+def to_saved(state: TrainState) -> SavedState:
+    """Returns the arrays of a state that a checkpoint has."""
     return SavedState(*(getattr(state, name) for name in _SAVED_FIELDS))
 
 
@@ -65,7 +66,7 @@ def evaluate_at(
     state: TrainState, evaluated: EvaluatedParams | None
 ) -> SavedState | EvaluatedState:
     """Returns the arrays to save, whose ``params`` are evaluated and loaded by all commands."""
-    saved = _to_saved(state)
+    saved = to_saved(state)
     if evaluated is None:
         return saved
 
@@ -251,7 +252,7 @@ def restore_or_initialize(
         _check_initial_values(state)
         return state, {}
 
-    saved_template = _to_saved(template)
+    saved_template = to_saved(template)
     if evaluated is not None:
         saved_template = EvaluatedState(*saved_template, trained=template.params)
     # None allows an older step than the newest, if that is damaged.

@@ -20,7 +20,7 @@ from jaxformer.kinds.model_parameters import make_init
 from jaxformer.runs.checkpoints import Checkpoints
 from jaxformer.runs.workdir import Workdir
 from jaxformer.training.mesh import make_mesh
-from jaxformer.training.train_state import abstract_state
+from jaxformer.training.train_state import abstract_state, to_saved
 
 from ..profiles import by_profile
 from ..runs import reports
@@ -146,7 +146,7 @@ def result(folder):
 
     checkpoints = Checkpoints(folder / "checkpoints")
     return Result(
-        state=jax.device_get(checkpoints.restore(template).state),
+        state=jax.device_get(checkpoints.restore(to_saved(template)).state),
         metrics=[without_times(report) for report in reports(folder)],
         steps=checkpoints.steps(),
         best_step=checkpoints.best_step(),

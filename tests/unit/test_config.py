@@ -123,7 +123,13 @@ UNUSUAL = Config.from_dict(
 # Fields that only Muon or a text stream uses.
 STREAM = Config(
     data=StreamConfig(file="my/text.txt", tokens="bpe", tokenizer="new", length=100, rows=3),
-    training=TrainingConfig(optimizer="muon", schedule="linear", weight_decay=0.5),
+    training=TrainingConfig(
+        optimizer="muon",
+        schedule="linear",
+        weight_decay=0.5,
+        teacher="my/teacher",
+        attention_weight=0.5,
+    ),
 )
 # Fields that only beam search uses.
 DIVERSE = Config(

@@ -64,7 +64,7 @@ _MARKERS = {
 
 
 class _Line(NamedTuple):
-    """What a line shows, in all panels."""
+    """The run and the kind of reports of a line, in all panels."""
 
     run: str
     kind: str  # a key of _KINDS

@@ -15,7 +15,20 @@ import dataclasses
 
 from jaxformer.config import Config, TrainingConfig, select
 from jaxformer.data.speech import SpeechConfig
+from jaxformer.data.transcripts import TranscriptsConfig
+from jaxformer.models.speech_encoder_decoder import SpeechEncoderDecoderConfig
 from jaxformer.models.wav2vec2 import Wav2Vec2Config
+
+# Fields of waves that both models have.
+_SHARED = (
+    "sample_rate",
+    "conv_widths",
+    "conv_kernels",
+    "conv_strides",
+    "conv_norm",
+    "position_kernel",
+    "position_groups",
+)
 
 SPOKEN = Config(
     model=Wav2Vec2Config(
@@ -34,7 +47,7 @@ SPOKEN = Config(
         num_layers=2,
         dropout_rate=0.1,
         attention_dropout_rate=0.0,
-        mask_rate=0.05,
+        mask_rate=0.12,
         mask_length=5,
     ),
     data=SpeechConfig(
@@ -44,14 +57,14 @@ SPOKEN = Config(
         max_seconds=6.0,
     ),
     training=TrainingConfig(
-        steps=1600,
+        steps=2800,
         warmup_steps=100,
         learning_rate=2e-3,
         schedule="linear",
         weight_decay=0.01,
         log_every=100,
-        eval_every=800,
-        checkpoint_every=400,
+        eval_every=700,
+        checkpoint_every=350,
         keep_checkpoints=2,
     ),
 )
@@ -76,6 +89,34 @@ PRETRAIN = dataclasses.replace(
     data=dataclasses.replace(SPOKEN.data, corpus="unlabeled_speech"),
 )
 
+# The same encoder with a decoder of tokens. It has not been measured.
+DECODER = dataclasses.replace(
+    SPOKEN,
+    model=SpeechEncoderDecoderConfig(
+        **{field: getattr(SPOKEN.model, field) for field in _SHARED},
+        encoder_norm_position="pre",
+        encoder_d_model=128,
+        encoder_d_ff=256,
+        encoder_num_heads=4,
+        encoder_num_layers=2,
+        encoder_attention_dropout_rate=0.0,
+        vocab_size=290,
+        d_model=128,
+        d_ff=256,
+        num_heads=4,
+        num_layers=2,
+        attention_dropout_rate=0.0,
+        max_length=32,
+    ),
+    data=TranscriptsConfig(
+        train=SPOKEN.data.train,
+        valid=SPOKEN.data.valid,
+        seconds_per_batch=40.0,
+        max_seconds=6.0,
+        max_length=32,
+    ),
+)
+
 SMOKE = dataclasses.replace(
     SPOKEN,
     model=dataclasses.replace(SPOKEN.model, d_model=16, d_ff=16, num_layers=1),
@@ -87,4 +128,13 @@ SMOKE = dataclasses.replace(
 
 def get_config(variant: str = ""):
     """Returns the config, for ``--config=configs/spoken_numerals.py`` and its variants."""
-    return select({"": SPOKEN, "few": FEW, "pretrain": PRETRAIN, "smoke": SMOKE}, variant)
+    return select(
+        {
+            "": SPOKEN,
+            "few": FEW,
+            "pretrain": PRETRAIN,
+            "decoder": DECODER,
+            "smoke": SMOKE,
+        },
+        variant,
+    )

@@ -125,6 +125,8 @@ SIZES = {
     "spoken_numerals": _SPOKEN,
     "spoken_numerals:few": _SPOKEN,
     "spoken_numerals:pretrain": _SPOKEN,
+    "spoken_numerals:decoder": "model.d_model=16 model.d_ff=16 model.num_layers=1 "
+    "model.encoder_d_model=16 model.encoder_d_ff=16 model.encoder_num_layers=1",
     "gato": "model.d_model=16 model.d_ff=16 model.num_layers=1 data.text_rows=2 "
     "data.caption_rows=2 data.control_rows=2 data.episodes=4",
     "parsing:small": f"{_PAIRS} model.vocab_size=300",
@@ -545,6 +547,7 @@ def _(reader: Reader) -> None:
     for name in ("train", "valid"):
         (reader.folder / "my" / f"{name}.tsv").write_text("".join(lines))
     reader.run("jaxformer train spoken_numerals --workdir runs/wav2vec2")
+    write_model("wav2vec2_gpt2", reader.folder / "my" / "speech-pair")
 
 
 @prepares("jaxformer/pretrained/README.md")

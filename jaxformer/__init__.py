@@ -18,7 +18,7 @@ Layers       MultiHeadAttention, FeedForward, Block, Stack, Residual, LayerNorm,
              Keys, Memory, StackCache, dot_product_attention, sinusoidal_positions,
              rotary_positions, segment_mask, causal_mask, padding_mask
 Search       BeamSearch, Sampling, beam_search, sample, ensemble, BeamResult, gnmt_penalty
-Training     train, make_optimizer, inverse_sqrt_schedule, muon, per_layer, with_ema,
+Training     train, make_optimizer, inverse_sqrt_schedule, muon, per_layer, with_lora, with_ema,
              ema_params, cross_entropy, contrastive_sums
 Tasks        Task, fit, FitConfig, every, Writer, BatchShards, Randomness, dropout_of, class_sums,
              epochs, evaluate_arrays, prefetch, evaluate_loss, make_mesh, init_state,

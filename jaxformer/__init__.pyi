@@ -134,6 +134,7 @@ from jaxformer.training.hooks import every as every
 from jaxformer.training.losses import class_sums as class_sums
 from jaxformer.training.losses import contrastive_sums as contrastive_sums
 from jaxformer.training.losses import cross_entropy as cross_entropy
+from jaxformer.training.low_rank import with_lora as with_lora
 from jaxformer.training.mesh import make_mesh as make_mesh
 from jaxformer.training.optimizer import inverse_sqrt_schedule as inverse_sqrt_schedule
 from jaxformer.training.optimizer import muon as muon

@@ -315,18 +315,25 @@ class Model(nn.Module):
         axes: tuple = (),
         inputs: int | None = None,
     ) -> tuple[Any, Any]:
-        """Creates a matrix and its bias; a matrix with named axes may be quantized."""
+        """Creates a matrix and its bias; a matrix without named axes is a head."""
         shape = (inputs or self.config.d_model, outputs)
+        is_head = not axes
         matrix = parameter(
             self,
             name,
             nn.initializers.xavier_uniform(),
             shape,
             axes=axes,
-            role="matrix" if axes else "vector",
+            role="head" if is_head else "matrix",
         )
 
-        bias = parameter(self, f"{name}_bias", nn.initializers.zeros, (outputs,))
+        bias = parameter(
+            self,
+            f"{name}_bias",
+            nn.initializers.zeros,
+            (outputs,),
+            role="head" if is_head else "vector",
+        )
         return matrix, bias
 
 

@@ -154,7 +154,7 @@ def freeze(
     layers: dict[str, list[slice]] = {}  # that are frozen, of each path
     for each in names.split(","):
         name, chosen = _parse_frozen(each.strip(" /"))
-        found = _paths_with(name, paths)
+        found = paths_with(name, paths, "training.freeze")
         if chosen is None:
             frozen |= found
         else:
@@ -197,8 +197,8 @@ def _parse_frozen(text: str) -> tuple[str, slice | None]:
     return name, slice(int(first) if first else None, int(last) if last else None)
 
 
-def _paths_with(name: str, paths: list[str]) -> set[str]:
-    """Returns the paths that contain a name."""
+def paths_with(name: str, paths: list[str], field: str, what: str = "parameter") -> set[str]:
+    """Returns the paths that contain a name, which a ``field`` of a config gives."""
     found = {path for path in paths if f"/{name}/" in f"/{path}/"}
     if found:
         return found
@@ -208,8 +208,8 @@ def _paths_with(name: str, paths: list[str]) -> set[str]:
     for path in paths:
         known |= dict.fromkeys(path.split("/"))
     raise UserError(
-        f"training.freeze: no parameter is called {name!r}; give names separated by "
-        f"commas out of {', '.join(known)}, or several in a row such as {paths[0]}"
+        f"{field}: no {what} is called {name!r}; give names separated by commas out of "
+        f"{', '.join(known)}, or several in a row such as {paths[0]}"
     )
 
 

@@ -68,7 +68,8 @@ from IPython.display import Image
 from jaxformer.plots.learning_curve import learning_curve, read_metrics
 
 picture = pathlib.Path("runs/quickstart/learning_curve.png")
-learning_curve(read_metrics(pathlib.Path("runs/quickstart/metrics.jsonl")), picture)
+reports = read_metrics(pathlib.Path("runs/quickstart/metrics.jsonl"))
+learning_curve({"quickstart": reports}, picture)
 Image(str(picture), width=800)
 
 # %% [markdown]

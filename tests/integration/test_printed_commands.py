@@ -465,7 +465,7 @@ def _(reader: Reader) -> None:
     reader.pairs("newstest2014", "fr", count=4)
 
 
-@prepares("docs/training.md")
+@prepares("docs/runs.md")
 def _(reader: Reader) -> None:
     reader.run("jaxformer train base --workdir runs/base")
     reader.run("jaxformer train multi30k --workdir runs/multi30k")

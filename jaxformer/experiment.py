@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import pathlib
-import sys
 from collections.abc import Callable, Sequence
 
 import jax
@@ -36,7 +35,7 @@ from jaxformer.training.optimizer import configured_optimizer, configured_schedu
 from jaxformer.training.replay import ReplayedStep, replay_step
 from jaxformer.training.settings import DECAYING, FitConfig
 from jaxformer.training.train_state import TrainState
-from jaxformer.waits import announce
+from jaxformer.waits import announce, log_stream
 
 
 def train(
@@ -161,7 +160,7 @@ def check_experiment(config: Config, folder: Workdir) -> None:
         )
     if processes.is_primary():
         for line in advice:
-            print(line, file=sys.stderr)
+            print(line, file=log_stream())
 
 
 def _advise_new_run(training: TrainingConfig) -> list[str]:

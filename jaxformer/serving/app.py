@@ -102,6 +102,12 @@ def make_app(backend: Backend, limits: Limits) -> Starlette:
         finally:
             metrics.requests.labels(str(status)).inc()
 
+    async def detect(request: Request) -> Response:
+        fields = await _read_fields(request, limits.body_limit)
+        return _json_response(protocol.detect(fields, languages))
+
+    settings = protocol.list_settings(languages, limits, backend.name)
+
     def show_metrics(request: Request) -> Response:
         content = prometheus.generate_latest(metrics.registry)
         return Response(content, media_type=prometheus.CONTENT_TYPE_LATEST)
@@ -110,7 +116,9 @@ def make_app(backend: Backend, limits: Limits) -> Starlette:
         routes=[
             Route("/", _show_page),
             Route("/translate", translate, methods=["POST"]),
+            Route("/detect", detect, methods=["POST"]),
             Route("/languages", lambda _: _json_response(protocol.list_languages(languages))),
+            Route("/frontend/settings", lambda _: _json_response(settings)),
             Route("/health", lambda _: _json_response({"status": "ok"})),
             Route("/metrics", show_metrics),
         ],

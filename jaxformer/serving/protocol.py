@@ -2,12 +2,14 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 from jaxformer.errors import UserError, did_you_mean
 from jaxformer.serving.body import Fields
 from jaxformer.serving.languages import NAMES, UNDETERMINED, Languages, find_code, language_name
+
+_FRONTEND_TIMEOUT = 150  # milliseconds without a key before a page sends a request
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -112,6 +114,40 @@ def source_language(languages: Languages) -> str:
     return next(iter(languages), UNDETERMINED)
 
 
+def list_settings(languages: Languages, limits: Limits, model: str) -> dict[str, Any]:
+    """Returns the answer to ``/frontend/settings``, for pages such as ours."""
+    source, *_ = list_languages(languages)
+    target = source["targets"][0]
+    return {
+        "apiKeys": False,
+        "charLimit": limits.char_limit,
+        "filesTranslation": False,
+        "frontendTimeout": _FRONTEND_TIMEOUT,
+        "keyRequired": False,
+        "language": {
+            "source": {"code": source["code"], "name": source["name"]},
+            "target": {"code": target, "name": language_name(target)},
+        },
+        "suggestions": False,
+        "supportedFilesFormat": [],
+        # Not in LibreTranslate.
+        "lineLimit": limits.batch_limit,
+        "model": model,
+    }
+
+
+def detect(given: Fields, languages: Languages) -> list[dict[str, Any]]:
+    """Returns the answer to ``/detect``: the source language of the model, whatever the text."""
+    fields = _check_fields(given, _DETECT_FIELDS)
+    _check_present(fields, "q")
+    return [_source_as_detected(languages)]
+
+
+def _source_as_detected(languages: Languages) -> dict[str, Any]:
+    """Returns LibreTranslate's row of a detected language; nothing is detected, hence the 0."""
+    return {"confidence": 0.0, "language": source_language(languages)}
+
+
 def _text(name: str, value: Any) -> str:
     if not isinstance(value, str):
         raise UserError(f"Invalid request: {name} must be a string")
@@ -155,12 +191,18 @@ def _flag(name: str, value: Any) -> bool:
 
 def _plain(name: str, value: Any) -> str:
     if _text(name, value) != "text":
-        raise UserError(f"{value:.20} format is not supported")
+        raise UserError(
+            f"{value:.20} format is not supported: the model has only seen plain text, and would "
+            "translate tags as words; send the texts between them"
+        )
     return value
 
 
-# Fields of a request, with functions that check their values.
-_FIELDS: dict[str, Callable[[str, Any], Any]] = {
+# Checks the value of a field of this name, and returns it as we use it.
+_Check: TypeAlias = Callable[[str, Any], Any]
+
+# Fields of a request to translate.
+_FIELDS: dict[str, _Check] = {
     "q": _texts,
     "source": _text,
     "target": _text,
@@ -172,9 +214,10 @@ _FIELDS: dict[str, Callable[[str, Any], Any]] = {
     "apiKey": _text,  # in the npm package libretranslate
     "secret": _text,
 }
+_DETECT_FIELDS = {name: _FIELDS[name] for name in ("q", "api_key", "apiKey", "secret")}
 
 
-def _check_fields(fields: Fields) -> dict[str, Any]:
+def _check_fields(fields: Fields, known: Mapping[str, _Check]) -> dict[str, Any]:
     """Returns the value of each field; raises a ``UserError`` about the first that is wrong.
 
     Blank values are left out, as in LibreTranslate. A field that is given twice, such as in the URL
@@ -182,13 +225,13 @@ def _check_fields(fields: Fields) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     for name, value in fields:
-        if name not in _FIELDS:
-            hint = did_you_mean(name, _FIELDS, f"known: {', '.join(_FIELDS)}")
+        if name not in known:
+            hint = did_you_mean(name, known, f"known: {', '.join(known)}")
             raise UserError(f"Invalid request: unknown parameter {name:.20}; {hint}")
         if value is None or value == "":
             continue
 
-        checked = _FIELDS[name](name, value)
+        checked = known[name](name, value)
         if found.setdefault(name, checked) != checked:
             raise UserError(f"Invalid request: {name} is given twice, with different values")
     return found
@@ -196,10 +239,8 @@ def _check_fields(fields: Fields) -> dict[str, Any]:
 
 def parse_query(given: Fields, languages: Languages, limits: Limits) -> Query:
     """Checks the fields of a request; raises a ``UserError`` about the first that is wrong."""
-    fields = _check_fields(given)
-    for name in ("q", "source", "target"):
-        if not fields.get(name):
-            raise UserError(f"Invalid request: missing {name} parameter")
+    fields = _check_fields(given, _FIELDS)
+    _check_present(fields, "q", "source", "target")
 
     is_list = isinstance(fields["q"], list)
     texts = fields["q"] if is_list else [fields["q"]]
@@ -219,6 +260,12 @@ def parse_query(given: Fields, languages: Languages, limits: Limits) -> Query:
         alternatives=fields.get("alternatives", 0),
         details=fields.get("details", False),
     )
+
+
+def _check_present(fields: Mapping[str, Any], *names: str) -> None:
+    for name in names:
+        if not fields.get(name):
+            raise UserError(f"Invalid request: missing {name} parameter")
 
 
 def _check_size(size: int, limit: int) -> None:
@@ -264,9 +311,8 @@ def make_answer(query: Query, found: Sequence[Translation], languages: Languages
         different = [list(dict.fromkeys(texts)) for texts in ranked]
         answer["alternatives"] = [texts[1 : 1 + query.alternatives] for texts in different]
 
-    if query.is_auto:  # Nothing is detected, since a server has one source language.
-        detected = {"confidence": 0.0, "language": source_language(languages)}
-        answer["detectedLanguage"] = [detected] * len(ranked)
+    if query.is_auto:
+        answer["detectedLanguage"] = [_source_as_detected(languages)] * len(ranked)
 
     if not query.is_list:
         answer = {name: values[0] for name, values in answer.items()}

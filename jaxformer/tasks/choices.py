@@ -2,12 +2,12 @@
 
 import dataclasses
 import math
-import sys
 from collections.abc import Collection
 from typing import Any
 
 from jaxformer.config import Config
 from jaxformer.runs import processes
+from jaxformer.waits import log_stream
 
 
 class Choices:
@@ -52,7 +52,7 @@ class Choices:
     def apply(self, title: str) -> Config:
         """Returns the config with the chosen values, and prints them below a title."""
         if self._lines and processes.is_primary():
-            print(title, *self._lines, sep="\n", file=sys.stderr)
+            print(title, *self._lines, sep="\n", file=log_stream())
 
         sections = {}
         for name, fields in self._changes.items():

@@ -1,6 +1,7 @@
 """The command ``serve``: a translation server."""
 
 import dataclasses
+import pathlib
 import signal
 import socket
 import sys
@@ -85,9 +86,16 @@ def serve(
     # Reserved first: loading and compiling would be in vain if another program has the port.
     with address.reserve() as reserved:
         translator = model.load(workdir, search.settings(workdir))
-        backend = TranslatorBackend(translator, pairs, task_prefix)
+        backend = TranslatorBackend(translator, pairs, task_prefix, _model_name(workdir))
         backend.warm_up(limits.max_batch, report)
         run_server(backend, limits, reserved)
+
+
+def _model_name(workdir: pathlib.Path) -> str:
+    """Returns a model's name for the page, which shows no folders of this machine."""
+    if workdir == pretrained.WORKDIR:
+        return pretrained.DESCRIPTION
+    return workdir.absolute().name
 
 
 COMMAND = Command("serve", serve, place=40)

@@ -17,6 +17,7 @@ class Echo:
     """Answers with the target language."""
 
     def __init__(self, languages):
+        self.name = "echo"
         self.languages = languages
 
     def translate(self, sentences):

@@ -115,7 +115,8 @@ def _load(
 
     kind: Any = predictor_class(workdir, Transcriber)
     if issubclass(kind, AutoregressivePredictor):
-        return model.load_as(kind, workdir, options.settings(workdir))
+        predictor: Any = model.load_as(kind, workdir, options.settings(workdir))
+        return predictor
 
     [own] = kind.kinds
     reason = f"{own.description} has no decoder"

@@ -58,7 +58,8 @@ SERVER = "runs until it is stopped, or asks such a server; test_cli_serve.py run
 # Commands that do not run here, by a pattern that begins there. test_pages.py parses them.
 NOT_RUN = {
     r"make (demo|test)\b": NETWORK,
-    r"pip install ": NETWORK,
+    r"(uv )?pip install ": NETWORK,
+    r"uv (tool install|venv) ": NETWORK,
     r"python3 -m venv ": NETWORK,
     r"jaxformer data \w": NETWORK,
     r"jaxformer train numerals --workdir runs/teacher": LEARNED,

@@ -78,8 +78,8 @@ def report(figures: Figures) -> str:
 
     table = markdown_table(["feminine form, %", *figures], [*rows, ["mean", *means]])
     return (
-        "The model that comes with jaxformer. Probability of the feminine German form, if it is "
-        "one of the two: Die Ärztin, and not Der Arzt, in “The doctor is tired.”, and in “The "
+        "The model that comes with jaxformer, int8. Probability of the feminine German form, if it "
+        "is one of the two: Die Ärztin, and not Der Arzt, in “The doctor is tired.”, and in “The "
         f"doctor says that he (she) is tired.”\n\n{table}"
     )
 

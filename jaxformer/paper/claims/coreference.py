@@ -101,9 +101,9 @@ def report(figures: Figures) -> str:
         markdown_table(["mean probability, %", *header[1:]], means),
     ]
     return (
-        f"The model that comes with jaxformer, int8. {number} nouns: the most probable of er, sie and "
-        f"es in a given translation, as in “The lamp is good because it is new.”, “Die Lampe ist gut, "
-        f"weil sie neu ist.” Guessing gives 33.\n\n" + "\n".join(tables)
+        f"The model that comes with jaxformer, int8. {number} nouns: the most probable of er, sie "
+        "and es in a given translation, as in “The lamp is good because it is new.”, “Die Lampe "
+        "ist gut, weil sie neu ist.” Guessing gives 33.\n\n" + "\n".join(tables)
     )
 
 

@@ -13,7 +13,9 @@ from jaxformer.paper.claims import __main__ as command
 from jaxformer.paper.claims import (
     additive,
     batch_norm,
+    bias,
     bpe,
+    coreference,
     extrapolation,
     gradients_in_time,
     heads,
@@ -170,6 +172,42 @@ def test_bpe_reaches_one_text_by_either_choice():
     assert [dict(result.merges)["Y"] for result in found] == ["Za", "ab"]
     assert bpe.encode("aaabdaaabac", found[0].merges) == "XdXac"
     assert [bpe.encode("cab", result.merges) for result in found] == ["cab", "cY"]
+
+
+def test_pronouns_are_counted_where_they_are_right_and_where_not():
+    """The second of three pronouns always has a probability of 1/2, and the others 1/4."""
+    log_probs = np.log([[0.01, 0.02, 0.01]] * 8)
+    probabilities = coreference.shares(log_probs)
+    np.testing.assert_allclose(probabilities, [[0.25, 0.5, 0.25]] * 8)
+
+    figures = {}
+    for distance in coreference.MIDDLES:
+        for pronoun in coreference.NOUNS:
+            figures[distance, pronoun] = probabilities
+    assert coreference.rights(figures)["sie"] == dict.fromkeys(coreference.MIDDLES, 100)
+    assert coreference.rights(figures)["er"] == dict.fromkeys(coreference.MIDDLES, 0)
+    means = coreference.mean_probabilities(figures)
+    assert means["sie, where it is wrong"] == pytest.approx(dict.fromkeys(coreference.MIDDLES, 50))
+
+
+def test_sentences_differ_in_the_pronoun_or_the_form_only():
+    pairs = coreference.sentences(3, "Die", "lamp", "Lampe")
+    assert pairs[1] == (
+        "The lamp is good because it is new.",
+        "Die Lampe ist gut, weil sie neu ist.",
+    )
+    assert len({source for source, _ in pairs}) == 1
+    for distance in coreference.MIDDLES:
+        [(_, translation), *_] = coreference.sentences(distance, "Die", "lamp", "Lampe")
+        words = translation.split()
+        assert words.index("er") - words.index("Lampe") - 1 == distance
+
+    doctor = bias.Occupation("doctor", "Arzt", "Ärztin")
+    source = "The doctor says that she is tired."
+    assert bias.both_forms("she", doctor) == [
+        (source, "Der Arzt sagt, dass sie müde ist."),
+        (source, "Die Ärztin sagt, dass sie müde ist."),
+    ]
 
 
 def test_additive_and_dot_product_attention_are_compared_on_the_same_inputs(monkeypatch):

@@ -305,6 +305,20 @@ def test_what_needs_a_sentence_in_each_line_is_refused_with_split(refused, tmp_p
         assert "leave one of them out" in error
 
 
+@pytest.mark.ci
+def test_a_glossary_forces_its_terms(run, refused, tmp_path):
+    terms = tmp_path / "terms.tsv"
+    terms.write_text("seven hundred\tHundertfach\n")
+    [free, other] = run(lines=["seven hundred", "nine"])
+    [forced, same] = run("--glossary", terms, lines=["seven hundred", "nine"])
+    assert "hundertfach" in forced.lower()
+    assert forced != free
+    assert same == other
+
+    error = refused("--glossary", terms, "--prefix", "ein")
+    assert error.startswith("error: --prefix excludes --glossary, which forces the beginnings of ")
+
+
 @pytest.fixture
 def tokenized(monkeypatch):
     """Returns a list of all texts that are tokenized."""

@@ -180,6 +180,7 @@ def translate(
     input: InputFile | None = None,
     output: OutputFile | None = None,
     split: bool = False,
+    glossary: InputFile | None = None,
     strict: Strict = False,
     style: FormatOptions,
     model: ModelOptions,
@@ -195,6 +196,7 @@ def translate(
       input: source text, one sentence per line (default: standard input)
       split: lines are paragraphs: translate each sentence of a line by itself; with --json: objects
         have "sentences", each with its source and hypotheses
+      glossary: terms to be translated so: a term, a tab and its translation in each line
       output: file for the translations (default: standard output)
 
     Example:
@@ -210,13 +212,19 @@ def translate(
       jaxformer translate     # type a line, press Enter; Ctrl-D ends
     """
     check_outputs(
-        [input or STDIN, forced.prefixes],
+        [input or STDIN, forced.prefixes, glossary],
         {"--output": output or STDOUT, "--alignments": style.alignments},
     )
     text = forced.text(input)
+    terms = None
+    if glossary is not None:
+        from jaxformer.inference.glossary import Glossary
+
+        forced.check_none("--glossary", "forces the beginnings of translations")
+        terms = Glossary.load(glossary)
     if split:
         style.check_split()
-        forced.check_split()
+        forced.check_none("--split", "makes several sentences of a line")
 
     translator = model.load(workdir, search.settings(workdir))
     style.check(translator)
@@ -256,13 +264,22 @@ def translate(
             )
             first += len(sources)
             found = [translator.hypotheses_of(each) for each in decoded]
+            if terms is not None:
+                sentences = [sentence for line in encoded for sentence in line.sentences]
+                found = terms.apply(
+                    translator,
+                    sentences,
+                    sources,
+                    found,
+                    n_best=style.n_best or 1,
+                )
 
             rows = []
             remaining = iter(found)
-            for line, (sentences, *_) in zip(block, encoded, strict=True):
-                own = list(itertools.islice(remaining, len(sentences)))
+            for line, (own_sentences, *_) in zip(block, encoded, strict=True):
+                own = list(itertools.islice(remaining, len(own_sentences)))
                 if split:
-                    rows.append(style.paragraph_row(translator, line, sentences, own))
+                    rows.append(style.paragraph_row(translator, line, own_sentences, own))
                     report(1)
                 else:
                     rows += style.rows(translator, line, own[0])

@@ -16,7 +16,7 @@ import dataclasses
 from jaxformer.config import Config, TrainingConfig, select
 from jaxformer.data.speech import SpeechConfig
 from jaxformer.data.transcripts import TranscriptsConfig
-from jaxformer.models.speech_encoder_decoder import SpeechEncoderDecoderConfig
+from jaxformer.models.speech_text import SpeechEncoderDecoderConfig
 from jaxformer.models.wav2vec2 import Wav2Vec2Config
 
 # Fields of waves that both models have.

@@ -63,10 +63,8 @@ from jaxformer.models.llama import Llama as Llama
 from jaxformer.models.llama import LlamaConfig as LlamaConfig
 from jaxformer.models.longt5 import LongT5 as LongT5
 from jaxformer.models.longt5 import LongT5Config as LongT5Config
-from jaxformer.models.speech_encoder_decoder import SpeechEncoderDecoder as SpeechEncoderDecoder
-from jaxformer.models.speech_encoder_decoder import (
-    SpeechEncoderDecoderConfig as SpeechEncoderDecoderConfig,
-)
+from jaxformer.models.speech_text import SpeechEncoderDecoder as SpeechEncoderDecoder
+from jaxformer.models.speech_text import SpeechEncoderDecoderConfig as SpeechEncoderDecoderConfig
 from jaxformer.models.student import Student as Student
 from jaxformer.models.student import StudentConfig as StudentConfig
 from jaxformer.models.swin import Swin as Swin

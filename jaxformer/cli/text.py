@@ -168,6 +168,15 @@ class PrefixOptions:
         if self.prefix is not None and self.prefixes is not None:
             raise UserError("--prefix and --prefixes exclude each other; leave one of them out")
 
+    def check_split(self) -> None:
+        """Refuses prefixes of lines that are split into sentences."""
+        if self.prefix is not None or self.prefixes is not None:
+            flag = "--prefix" if self.prefix is not None else "--prefixes"
+            raise UserError(
+                f"{flag} begins a sentence, and --split has several in a line; leave "
+                "one of them out"
+            )
+
     def text(self, path: pathlib.Path | None) -> Text:
         """Returns the text of a file or of standard input, with the prefix of each line."""
         text = read_text(path)

@@ -9,61 +9,13 @@ import pathlib
 import tempfile
 import zipfile
 
+from jaxformer.data.languages import language_name
 from jaxformer.errors import UserError
 from jaxformer.inference.weights import TrainedModel
 from jaxformer.interop import ctranslate2, formats
 from jaxformer.interop.formats import Usage
 from jaxformer.interop.model_card import languages_of
 
-# English names of languages, by the codes that Argos Translate gives them. Another language is
-# shown by its code.
-LANGUAGE_NAMES = {
-    "ar": "Arabic",
-    "bg": "Bulgarian",
-    "bn": "Bengali",
-    "ca": "Catalan",
-    "cs": "Czech",
-    "da": "Danish",
-    "de": "German",
-    "el": "Greek",
-    "en": "English",
-    "eo": "Esperanto",
-    "es": "Spanish",
-    "et": "Estonian",
-    "eu": "Basque",
-    "fa": "Persian",
-    "fi": "Finnish",
-    "fr": "French",
-    "ga": "Irish",
-    "gl": "Galician",
-    "he": "Hebrew",
-    "hi": "Hindi",
-    "hu": "Hungarian",
-    "id": "Indonesian",
-    "it": "Italian",
-    "ja": "Japanese",
-    "ko": "Korean",
-    "lt": "Lithuanian",
-    "lv": "Latvian",
-    "ms": "Malay",
-    "nb": "Norwegian",
-    "nl": "Dutch",
-    "pl": "Polish",
-    "pt": "Portuguese",
-    "ro": "Romanian",
-    "ru": "Russian",
-    "sk": "Slovak",
-    "sl": "Slovenian",
-    "sq": "Albanian",
-    "sv": "Swedish",
-    "th": "Thai",
-    "tl": "Tagalog",
-    "tr": "Turkish",
-    "uk": "Ukrainian",
-    "ur": "Urdu",
-    "vi": "Vietnamese",
-    "zh": "Chinese",
-}
 # A date for all files, so that equal models give equal archives; zip has none before 1980.
 _DATE = (1980, 1, 1, 0, 0, 0)
 _CODE = """
@@ -107,9 +59,9 @@ def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
         "argos_version": "1.9.0",
         "type": "translate",
         "from_code": source,
-        "from_name": LANGUAGE_NAMES.get(source, source),
+        "from_name": language_name(source),
         "to_code": target,
-        "to_name": LANGUAGE_NAMES.get(target, target),
+        "to_name": language_name(target),
     }
 
     with (

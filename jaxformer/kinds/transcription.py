@@ -8,7 +8,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxformer.data.transcripts import TranscriptsConfig
 from jaxformer.kinds.kind import TOKENS, Kind
-from jaxformer.models.speech_encoder_decoder import SpeechEncoderDecoder
+from jaxformer.models.speech_text import SpeechEncoderDecoder
 from jaxformer.models.whisper import Whisper
 
 

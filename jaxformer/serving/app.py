@@ -58,8 +58,11 @@ class _Metrics:
         )
 
 
-def make_app(backend: Backend, limits: Limits) -> Starlette:
-    """Returns an ASGI application that translates with a model, for one event loop."""
+def make_app(backend: Backend, limits: Limits, *, split: bool = False) -> Starlette:
+    """Returns an ASGI application that translates with a model, for one event loop.
+
+    If ``split``, the lines of a text are paragraphs, which it splits into sentences.
+    """
     languages = backend.languages
     metrics = _Metrics()
 
@@ -88,7 +91,7 @@ def make_app(backend: Backend, limits: Limits) -> Starlette:
         try:
             with metrics.seconds.time():
                 fields = await _read_fields(request, limits.body_limit)
-                query = protocol.parse_query(fields, languages, limits)
+                query = protocol.parse_query(fields, languages, limits, split=split)
 
                 work = queue.submit(query.sentences)
                 translations = await _unless_client_leaves(request, work)

@@ -6,12 +6,12 @@ from typing import Any, Protocol, runtime_checkable
 
 from jaxformer.config import DataConfig, data_section
 from jaxformer.data.corpus import UNKNOWN_LANGUAGE
+from jaxformer.data.languages import Languages, client_codes, language_name, short_code
 from jaxformer.data.tokenizer import EOS, split_spaces
 from jaxformer.errors import UserError
 from jaxformer.inference.alignment import word_attention
 from jaxformer.inference.hypotheses import Hypothesis
 from jaxformer.inference.translator import Translator
-from jaxformer.serving.languages import Languages, client_codes, language_name, short_code
 from jaxformer.serving.protocol import Sentence, Translation
 
 # Sources and translations of this many tokens have word attention, with one program for each size.

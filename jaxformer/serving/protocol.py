@@ -2,12 +2,15 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
+from jaxformer.data.languages import NAMES, UNDETERMINED, Languages, find_code, language_name
+from jaxformer.data.sentences import join_sentences, split_sentences
 from jaxformer.errors import UserError, did_you_mean
 from jaxformer.serving.body import Fields
-from jaxformer.serving.languages import NAMES, UNDETERMINED, Languages, find_code, language_name
+
+T = TypeVar("T")
 
 _FRONTEND_TIMEOUT = 150  # milliseconds without a key before a page sends a request
 
@@ -51,7 +54,7 @@ class Sentence(NamedTuple):
 
 
 class Translation(NamedTuple):
-    """The n-best list of a line, best first; empty for a blank line."""
+    """The n-best list of a sentence, best first; empty for a blank one."""
 
     texts: list[str]
     scores: list[float]
@@ -59,7 +62,7 @@ class Translation(NamedTuple):
 
 
 class Query(NamedTuple):
-    texts: list[list[str]]  # lines of each text
+    texts: list[list[list[str]]]  # sentences of each line of each text
     is_list: bool  # the request had a list of texts
     is_auto: bool  # the request left the source language to the server
     source: str
@@ -72,14 +75,15 @@ class Query(NamedTuple):
         needs_all = self.details or self.alternatives
         return [
             Sentence(
-                line,
+                sentence,
                 self.target,
                 attention=self.details,
                 only_best=not needs_all,
                 source=self.source,
             )
             for lines in self.texts
-            for line in lines
+            for sentences in lines
+            for sentence in sentences
         ]
 
 
@@ -237,8 +241,17 @@ def _check_fields(fields: Fields, known: Mapping[str, _Check]) -> dict[str, Any]
     return found
 
 
-def parse_query(given: Fields, languages: Languages, limits: Limits) -> Query:
-    """Checks the fields of a request; raises a ``UserError`` about the first that is wrong."""
+def parse_query(
+    given: Fields,
+    languages: Languages,
+    limits: Limits,
+    *,
+    split: bool = False,
+) -> Query:
+    """Checks the fields of a request; raises a ``UserError`` about the first that is wrong.
+
+    If ``split``, lines are split into sentences.
+    """
     fields = _check_fields(given, _FIELDS)
     _check_present(fields, "q", "source", "target")
 
@@ -251,8 +264,14 @@ def parse_query(given: Fields, languages: Languages, limits: Limits) -> Query:
 
     is_auto = fields["source"] == "auto"
     source = source_language(languages) if is_auto else fields["source"]
+
+    def sentences_of(line: str) -> list[str]:
+        return (split and split_sentences(line, source, "sentence")) or [line]
+
+    sentences = [[sentences_of(line) for line in lines] for lines in lines_of_texts]
+    _check_size(sum(len(line) for lines in sentences for line in lines), limits.batch_limit)
     return Query(
-        texts=lines_of_texts,
+        texts=sentences,
         is_list=is_list,
         is_auto=is_auto,
         source=source,
@@ -300,10 +319,15 @@ def make_answer(query: Query, found: Sequence[Translation], languages: Languages
     """Returns the answer to a request, from the translations of its sentences."""
     remaining = iter(found)
     ranked = []  # n-best list of each text
+    details = []  # of each line
     for lines in query.texts:
-        # A blank line has no translations, and stays as it is.
-        n_best_lists = [next(remaining).texts or [line] for line in lines]
-        ranked.append(_join_lines(n_best_lists))
+        n_best_lists = []
+        for sentences in lines:
+            translations = [next(remaining) for _ in sentences]
+            line = _join_sentences(sentences, translations, query.target)
+            n_best_lists.append(line["texts"] or sentences)
+            details.append(line)
+        ranked.append(_join_ranks(n_best_lists, "\n".join))
 
     answer: dict[str, Any] = {"translatedText": [texts[0] for texts in ranked]}
 
@@ -318,15 +342,32 @@ def make_answer(query: Query, found: Sequence[Translation], languages: Languages
         answer = {name: values[0] for name, values in answer.items()}
 
     if query.details:
-        answer["details"] = [translation._asdict() for translation in found]
+        answer["details"] = details
     return answer
 
 
-def _join_lines(n_best_lists: Sequence[Sequence[str]]) -> list[str]:
-    """Returns the n-best list of a text; lines with fewer translations repeat their last."""
-    longest = max(map(len, n_best_lists))
-    texts = []
-    for rank in range(longest):
-        lines = [n_best[min(rank, len(n_best) - 1)] for n_best in n_best_lists]
-        texts.append("\n".join(lines))
-    return texts
+def _join_sentences(
+    sentences: Sequence[str],
+    found: Sequence[Translation],
+    target: str,
+) -> dict[str, Any]:
+    """Returns the details of a line; a line of several sentences has the details of each."""
+    if len(found) == 1:
+        return found[0]._asdict()
+
+    def join(texts: Iterable[str]) -> str:
+        return join_sentences(texts, target)
+
+    n_best_lists = [each.texts or [text] for text, each in zip(sentences, found, strict=True)]
+    return {
+        "texts": _join_ranks(n_best_lists, join),
+        "scores": _join_ranks([each.scores or [0.0] for each in found], sum),
+        "attention": None,
+        "sentences": [each._asdict() for each in found],
+    }
+
+
+def _join_ranks(lists: Sequence[Sequence[T]], join: Callable[[Iterable[T]], T]) -> list[T]:
+    """Joins the first items of all lists, the second ones, ...; the last of a list is repeated."""
+    longest = max(map(len, lists))
+    return [join(each[min(rank, len(each) - 1)] for each in lists) for rank in range(longest)]

@@ -191,6 +191,7 @@ OPTIONS = {
     # A smaller model than the one that comes with jaxformer, which other pages use.
     r"jaxformer (translate|score) (?!.*--workdir)": "--workdir runs/numerals",
     r"jaxformer generate ": "--tokens 8",
+    r"jaxformer heads ": "--workdir runs/numerals --beam-size 1 --max-extra-length 4",
     r"jaxformer evaluate ": "--beam-size 1 --max-extra-length 4",
     r"jaxformer average ": "--last 2",
     r"jaxformer replay ": "--step 1",
@@ -376,6 +377,8 @@ def _(reader: Reader) -> None:
 
 @prepares("docs/attention.md")
 def _(reader: Reader) -> None:
+    reader.model("numerals")
+    reader.pairs("valid", "en", "de", count=2)
     import_huggingface(FIXTURES / "huggingface" / "gpt2", reader.folder / "runs" / "gpt2")
 
 

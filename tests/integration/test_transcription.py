@@ -16,7 +16,7 @@ from jaxformer.data.transcripts import TranscriptsConfig
 from jaxformer.errors import UserError
 from jaxformer.experiment import make_task
 from jaxformer.memory import step_memory
-from jaxformer.models.speech_encoder_decoder import SpeechEncoderDecoderConfig
+from jaxformer.models.speech_text import SpeechEncoderDecoderConfig
 from jaxformer.models.whisper import WhisperConfig
 from jaxformer.runs.workdir import Workdir
 from jaxformer.tasks.transcription.speech_transcriber import SpeechTranscriber

@@ -1,6 +1,7 @@
 """The command ``translate``: translates lines as they arrive."""
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
@@ -114,6 +115,46 @@ class FormatOptions:
             return [f"{score:.6f}\t{text}"]
         return [text]
 
+    def check_split(self) -> None:
+        """Refuses what only a sentence has, unless JSON shows it for each sentence."""
+        for flag, is_given in (
+            ("--scores", self.scores),
+            ("--n-best", self.n_best is not None and not self.json),
+            ("--alignments", self.alignments is not None),
+        ):
+            if is_given:
+                raise UserError(
+                    f"{flag} is for lines with one sentence, and --split for several: leave one of "
+                    "them out, or give --json, which has the hypotheses of each sentence"
+                )
+
+    def paragraph_row(
+        self,
+        translator: "Translator",
+        line: Line,
+        sentences: list[str],
+        found: list[list["Hypothesis"]],
+    ) -> str:
+        """Returns the output for a line of several sentences, with the hypotheses of each."""
+        if not self.json:
+            best = [hypotheses[0].text for hypotheses in found if hypotheses]
+            return translator.join_sentences(best)
+
+        rows = []
+        for sentence, hypotheses in zip(sentences, found, strict=True):
+            best = hypotheses[: self.n_best or 1]
+            rows.append(
+                {
+                    "source": sentence,
+                    "hypotheses": [_hypothesis(translator, each) for each in best],
+                }
+            )
+
+        values: dict[str, object] = {"source": line.text, "sentences": rows}
+        if line.error is not None:
+            values["error"] = line.error
+        return json_line(values)
+
 
 def _hypothesis(translator: "Translator", hypothesis: "Hypothesis") -> dict[str, object]:
     """Returns a hypothesis as an object for JSON, with its tokens as text."""
@@ -126,9 +167,10 @@ def _hypothesis(translator: "Translator", hypothesis: "Hypothesis") -> dict[str,
 
 
 class _Encoded(NamedTuple):
-    """Token ids of a line and of its forced prefix."""
+    """The sentences of a line, their token ids, and the token ids of the forced prefix."""
 
-    source: list[int]
+    sentences: list[str]
+    sources: list[list[int]]
     prefix: list[int]
 
 
@@ -137,6 +179,7 @@ def translate(
     workdir: TranslatorDir = pretrained.WORKDIR,
     input: InputFile | None = None,
     output: OutputFile | None = None,
+    split: bool = False,
     strict: Strict = False,
     style: FormatOptions,
     model: ModelOptions,
@@ -150,6 +193,8 @@ def translate(
     written as OUTPUT.<process id>.partial and renamed at the end; an interrupted run leaves its
     finished lines there.
       input: source text, one sentence per line (default: standard input)
+      split: lines are paragraphs: translate each sentence of a line by itself; with --json: objects
+        have "sentences", each with its source and hypotheses
       output: file for the translations (default: standard output)
 
     Example:
@@ -169,26 +214,35 @@ def translate(
         {"--output": output or STDOUT, "--alignments": style.alignments},
     )
     text = forced.text(input)
+    if split:
+        style.check_split()
+        forced.check_split()
 
     translator = model.load(workdir, search.settings(workdir))
     style.check(translator)
     prefix = translator.prefix_ids(forced.prefix or "", "--prefix")
-    blank = _Encoded(source=[], prefix=prefix)
+    blank = _Encoded(sentences=[""], sources=[[]], prefix=prefix)
+    if split:
+        translator.split_sentences("")  # refuses models that it cannot split for
 
     def encode(line: Line) -> _Encoded:
-        source = translator.source_ids(line.text, f"{text.name}:{line.number}")
+        place = f"{text.name}:{line.number}"
+        sentences = translator.split_sentences(line.text, place) if split else [line.text]
+        sources = [translator.source_ids(sentence, place) for sentence in sentences]
         own_prefix = translator.prefix_ids(line.other, f"{forced.prefixes}:{line.number}")
-        return _Encoded(source, prefix or own_prefix)
+        return _Encoded(sentences, sources, prefix or own_prefix)
 
+    first = 1
     with (
         blocks_of(text, encode, output, strict=strict) as (blocks, write, report),
         open_output(style.alignments) as write_alignments,
     ):
         for block in blocks:
             encoded = [line.encoded or blank for line in block]
-            sources = [line.source for line in encoded]
-            report_unknown(translator.tokenizer, block, text.name, sources)
+            ids = [list(itertools.chain(*line.sources)) for line in encoded]
+            report_unknown(translator.tokenizer, block, text.name, ids)
 
+            sources = [source for line in encoded for source in line.sources]
             prefixes = None
             if forced.prefixes_of(block) is not None:
                 prefixes = [line.prefix for line in encoded]
@@ -196,14 +250,22 @@ def translate(
                 sources,
                 prefixes,
                 n_best=style.n_best or 1,
-                first=block[0].number,
-                report=report,
+                first=first,
+                # The progress bar counts lines.
+                report=report if not split else lambda finished: None,
             )
+            first += len(sources)
             found = [translator.hypotheses_of(each) for each in decoded]
 
             rows = []
-            for line, hypotheses in zip(block, found, strict=True):
-                rows += style.rows(translator, line, hypotheses)
+            remaining = iter(found)
+            for line, (sentences, *_) in zip(block, encoded, strict=True):
+                own = list(itertools.islice(remaining, len(sentences)))
+                if split:
+                    rows.append(style.paragraph_row(translator, line, sentences, own))
+                    report(1)
+                else:
+                    rows += style.rows(translator, line, own[0])
             write(rows)
 
             if style.alignments is not None:

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 
+from jaxformer.inference.head_masking import Head, MaskedHeads, Quality
 from jaxformer.paper import claims
 from jaxformer.paper.claims import __main__ as command
 from jaxformer.paper.claims import (
@@ -16,6 +17,7 @@ from jaxformer.paper.claims import (
     extrapolation,
     gradients_in_time,
     heads,
+    masked_heads,
     order,
     paths,
     residual,
@@ -72,6 +74,16 @@ def test_cost_of_heads_is_the_sum_of_the_matmuls():
         assert cost.matmul_operations == matmuls
         assert matmuls <= cost.operations < 1.3 * matmuls
         assert cost.score_bytes == number * positions**2 * 4
+
+
+def test_masked_heads_are_compared_with_the_whole_model():
+    head = Head("cross", layer=1, number=2, path=(), index=None)
+    whole = Quality(loss=0.5, bleu=40.0)
+    figures = MaskedHeads(whole, {head: Quality(loss=0.75, bleu=30.0)})
+    found = masked_heads.report(figures)
+    assert "| cross, layer 1 | +0.250 |" in found
+    assert "| cross, layer 1 | -10.0 |" in found
+    np.testing.assert_array_equal(figures.losses_gained()["cross"], [[np.nan, 0.25]])
 
 
 def test_batch_norm_depends_on_other_sentences_and_layer_norm_does_not():
@@ -207,7 +219,7 @@ def test_commands_print_the_figures_of_the_page(name, pages, tmp_path):
 
     printed = claim.report(figures).replace(",", "")
     page = (DOCS / "claims" / f"{name}.md").read_text(encoding="utf-8").replace(",", "")
-    if name in ("additive", "extrapolation"):
+    if name in ("additive", "extrapolation", "masked_heads"):
         assert len(printed.splitlines()) == len(page.splitlines())
     else:
         assert numbers(printed) == pytest.approx(numbers(page), rel=0.2, abs=1e-7)

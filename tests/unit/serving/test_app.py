@@ -92,6 +92,26 @@ def test_texts_and_lists(client):
     assert answer(client, ["ab", "c"], source="auto")["detectedLanguage"] == [detected] * 2
 
 
+def test_paragraphs_are_split_into_sentences():
+    pytest.importorskip("sentencex", reason="sentencex is not installed")
+    app = make_app(Backwards(), LIMITS, split=True)
+    with TestClient(app, raise_server_exceptions=False) as client:
+        found = answer(client, "Ab. Cd.\nEf.", alternatives=1, details=True)
+        assert found["translatedText"] == ".bA .dC\n.fE"
+        assert found["alternatives"] == [".BA .DC\n.FE"]
+
+        first, second = found["details"]
+        assert first["texts"] == [".bA .dC", ".BA .DC"]
+        assert first["scores"] == [-2.0, -4.0]
+        assert [each["texts"][0] for each in first["sentences"]] == [".bA", ".dC"]
+        assert second["texts"] == [".fE", ".FE"]
+        assert second["attention"] == WEIGHTS
+
+        assert answer(client, " \nAb.") == {"translatedText": " \n.bA"}
+        four = client.post("/translate", json={"q": "Ab. Cd. Ef. Gh.", **PAIR})
+        assert four.json() == {"error": "Invalid request: request (4) exceeds text limit (3)"}
+
+
 @pytest.mark.parametrize("kind", ["data", "files", "params"])
 def test_forms(client, kind):
     """URL-encoded, as libretranslatepy sends it, multipart, as browsers do, and in the URL."""

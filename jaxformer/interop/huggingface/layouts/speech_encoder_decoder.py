@@ -24,7 +24,7 @@ from jaxformer.interop.huggingface.layouts.wav2vec2 import (
     write_encoder,
 )
 from jaxformer.interop.json_fields import JsonFields
-from jaxformer.models.speech_encoder_decoder import SpeechEncoderDecoderConfig
+from jaxformer.models.speech_text import SpeechEncoderDecoderConfig
 
 _EXAMPLE = """
 from transformers import AutoFeatureExtractor, AutoTokenizer, NETWORK

@@ -9,7 +9,7 @@ from jaxformer.data.findings import list_first
 from jaxformer.errors import UserError
 
 _MOST_NAMES = 10
-# Fewer examples may well have a class each.
+# In a smaller split, nearly every example may rightly have a class of its own.
 _FEW_EXAMPLES = 20
 
 

@@ -104,6 +104,7 @@ class Bart(Transformer):
         if c.embedding_norm == "both":
             self.embed = dataclasses.replace(self.embed, norm=self.tgt_norm)
         else:
+            # The decoder normalizes embeddings of words, before it adds positions.
             self.embed = dataclasses.replace(
                 self.embed,
                 word_norm=self.tgt_norm,

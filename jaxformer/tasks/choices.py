@@ -38,14 +38,14 @@ class Choices:
 
     def choose_reports(self, steps: int, per_validation: int) -> None:
         """Chooses when to validate, save and log, unless the user says when to validate or save."""
-        if not {"training.eval_every", "training.checkpoint_every"}.isdisjoint(self._given):
+        if "training.eval_every" in self._given or "training.checkpoint_every" in self._given:
             return
 
-        every = math.ceil(steps / 5)
-        every = self.choose_value("training.eval_every", every, "five validations")
-        self.choose_value("training.checkpoint_every", every, "a checkpoint for each")
+        fifth = math.ceil(steps / 5)
+        eval_every = self.choose_value("training.eval_every", fifth, "five validations")
+        self.choose_value("training.checkpoint_every", eval_every, "a checkpoint for each")
 
-        log_every = math.ceil(every / per_validation)
+        log_every = math.ceil(eval_every / per_validation)
         reports = f"{per_validation} reports for each"
         self.choose_value("training.log_every", log_every, reports)
 

@@ -23,7 +23,7 @@ def change_pictures(
     settings: Augmentation,
 ) -> Float[Array, "B Y X C"]:
     """Returns the pictures of a training step, changed at random."""
-    # From the same seed as dropout, but another stream.
+    # The seed is dropout's, but the stream of random numbers is another.
     key = jax.random.fold_in(randomness.key, 1)
     return augment(images, key, randomness.row_ids, settings=settings)
 

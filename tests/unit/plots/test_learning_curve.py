@@ -1,3 +1,5 @@
+"""Learning curves: panels, points and labels, and the file of metrics that they are read from."""
+
 import json
 import math
 
@@ -39,12 +41,14 @@ def valid(step, loss=2.0, **values):
 
 @pytest.fixture
 def draw(tmp_path, pages):
-    def draw(*records):
+    """Returns a function that draws records, and returns the panels by title."""
+
+    def draw_records(*records):
         learning_curve({"run": records}, tmp_path / "curve.png")
         newest = pages[-1]
         return {axes.get_title(loc="left"): axes for axes in newest.axes}
 
-    return draw
+    return draw_records
 
 
 def points(axes):

@@ -11,7 +11,7 @@ from jaxformer.data.text_files import open_bytes, read_bytes
 from jaxformer.errors import UserError, prefix_errors
 
 # The largest file of SQuAD 2 has 42 MB.
-_MAX_BYTES = 1 << 28
+_MAX_BYTES = 256 * 2**20
 
 
 class Span(NamedTuple):
@@ -28,8 +28,8 @@ class Question(NamedTuple):
       id: Name of the question in its file.
       question: The question.
       text: The text that may have the answer.
-      answers: Spans of the text, several if people gave several answers; none if it has no answer.
-        None if they are not known.
+      answers: Spans of the text, several if people gave several answers; () if the text has no
+        answer, and None if the answers are not known.
     """
 
     id: str
@@ -62,7 +62,8 @@ class Window(NamedTuple):
         """Returns the first and the last token of an answer; twice 0, of [CLS], if it has none.
 
         >>> spans = [(0, 1), (2, 5), (6, 9)]
-        >>> window = Window([2, 9, 1, 5, 6, 7, 1], [0, 0, 0, 1, 1, 1, 1], 3, spans)
+        >>> tokens = [2, 9, 1, 5, 6, 7, 1]
+        >>> window = Window(tokens, types=[0, 0, 0, 1, 1, 1, 1], first=3, spans=spans)
         >>> window.places(Span(2, 9)), window.places(Span(2, 4)), window.places(Span(8, 12))
         ((4, 5), (4, 4), (0, 0))
         """
@@ -75,7 +76,8 @@ class Window(NamedTuple):
         if begins_before or ends_behind:
             return 0, 0
 
-        # Tokens may begin before the answer, and end behind it.
+        # The last token that begins before the answer or with it, and the first one that ends
+        # with it or behind it.
         first = max(number for number, start in enumerate(starts) if start <= answer.start)
         last = min(number for number, end in enumerate(ends) if end >= answer.end)
         last = max(first, last)
@@ -102,7 +104,8 @@ def make_windows(
     ids = aligned.ids
     types = aligned.types
 
-    # The text is tokens[first:end]; the question and special tokens are around it.
+    # The text, the second of the two, is ids[first:end]; the question and special tokens are
+    # around it.
     of_text = [number for number, owner in enumerate(aligned.texts) if owner == 1]
     if of_text:
         first = of_text[0]
@@ -122,6 +125,7 @@ def make_windows(
     shared = min(stride, size // 2)
     step = size - shared
     windows = []
+    # An empty text has one window, too.
     for start in range(first, max(end, first + 1), step):
         stop = min(start + size, end)
         window = Window(

@@ -34,13 +34,13 @@ def convolve(
 
 
 def windows(x: Float[Array, "B T C"], size: int, stride: int = 1) -> Float[Array, "B N K_C"]:
-    """Returns the frames of each window of ``size`` frames, one after another."""
+    """Returns windows of ``size`` frames, whose channels are concatenated: K_C is size * C."""
     length = x.shape[1]
     num_windows = (length - size) // stride + 1
 
-    # A tap sees the same place of all windows: every ``stride``-th frame.
-    end = stride * (num_windows - 1) + 1
-    taps = [x[:, tap : tap + end : stride] for tap in range(size)]
+    # The n-th frames of all windows are every ``stride``-th frame of x, from frame n.
+    span = stride * (num_windows - 1) + 1
+    taps = [x[:, tap : tap + span : stride] for tap in range(size)]  # [B, N, C] each
     return jnp.concatenate(taps, axis=-1)
 
 

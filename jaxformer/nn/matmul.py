@@ -100,7 +100,7 @@ def int8_matmul(
     sums = sums.astype(jnp.float32)
     scale = inputs.scale * kernel.scale.reshape(1, -1)
     product = sums * scale
-    outputs = np.delete(kernel.values.shape, axis)
+    outputs = np.delete(kernel.values.shape, axis)  # the other axes of the kernel
     return product.reshape(*x.shape[:-1], *outputs)
 
 
@@ -115,7 +115,8 @@ def matmul(
     gradient with respect to the kernel is much slower with three. On a mesh with explicit axes
     nothing is flattened, because JAX cannot merge a sharded axis with another.
     """
-    is_constant = isinstance(kernel, ConstantMatrix)  # of a program for a single device
+    # Constant matrices are in programs for a single device, without a mesh.
+    is_constant = isinstance(kernel, ConstantMatrix)
     if not is_constant and has_explicit_axes(x, kernel):
         return jnp.tensordot(x, kernel, 1, preferred_element_type=dtype)
 
@@ -417,6 +418,7 @@ def _lower_unsigned(
     axis: int,
 ) -> list:
     # jax.lax.dot_general widens both operands to int32, and then XLA misses its kernel.
+    # No axes of a batch; sums over axis 1 of x and over ``axis`` of the matrix.
     dimensions = stablehlo.DotDimensionNumbers.get([], [], [1], [axis])
     [sums] = context.avals_out
     result = ir.RankedTensorType.get(sums.shape, ir.IntegerType.get_signless(32))
@@ -436,9 +438,9 @@ def _matmul_primitive(
 
     def abstract(x: Any, matrix: Any, axis: int = 0, **_: Any) -> Any:
         num_rows = x.shape[0]
-        outputs = matrix.shape[1 - axis]
-        shape = (num_rows, outputs)
-        return x.update(shape=shape, dtype=jnp.dtype(dtype or x.dtype), weak_type=False)
+        outputs = matrix.shape[1 - axis]  # the axis that is not summed over
+        result_dtype = jnp.dtype(dtype or x.dtype)
+        return x.update(shape=(num_rows, outputs), dtype=result_dtype, weak_type=False)
 
     def batch(operands: tuple[Array, Array], axes: tuple, **options: Any) -> tuple[Array, int]:
         """Batches over rows by flattening them, and over matrices by a plain batched matmul."""

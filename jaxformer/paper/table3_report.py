@@ -89,7 +89,11 @@ def load_results(folder: pathlib.Path) -> list[Result]:
                 )
 
     order = list(ROWS)
-    return sorted(results, key=lambda result: (order.index(result.row), result.seed))
+
+    def place(result: Result) -> tuple[int, int]:
+        return order.index(result.row), result.seed
+
+    return sorted(results, key=place)
 
 
 def report(results: Sequence[Result]) -> str:
@@ -102,8 +106,9 @@ def report(results: Sequence[Result]) -> str:
     schedule = inverse_sqrt_schedule(base.model.d_model, warmup)
     peak = schedule(warmup - 1)
 
-    # Rows may come from several machines.
-    signatures = ", ".join(sorted({f"`{result.bleu_signature}`" for result in results}))
+    # Rows may come from several machines, versions of sacreBLEU, and corpora.
+    signatures = {f"`{result.bleu_signature}`" for result in results}
+    versions = ", ".join(sorted(signatures))
     machines = "; ".join(sorted({result.machine for result in results}))
     corpora = "; ".join(sorted({result.corpus for result in results}))
 
@@ -115,7 +120,7 @@ def report(results: Sequence[Result]) -> str:
         f"steps, to a learning rate of {peak:.1e}; checkpoints not averaged; beam "
         f"{base.search.num_hypotheses}, length penalty {base.search.length_penalty}.\n\n"
         "Each row differs from base only by the named change. PPL: perplexity per BPE "
-        f"token; BLEU: cased detokenized sacreBLEU, {signatures}; split: tokenized BLEU with "
+        f"token; BLEU: cased detokenized sacreBLEU, {versions}; split: tokenized BLEU with "
         f"compounds split, as in the paper. All figures are of the validation split of {corpora}; "
         "the paper's are of newstest2013, with word pieces: compare differences between rows, not "
         "levels. ±: sample standard deviation over seeds. Minutes: the training steps of one "
@@ -213,9 +218,12 @@ def draw(results: Sequence[Result], path: pathlib.Path) -> None:
         "BLEU": attrgetter("bleu"),
     }
 
-    with figure.open_figure(path, 6.4, 1.3 + 0.18 * len(others)) as page:
+    # A line of text for each row, between the title and the legend.
+    height = 1.3 + 0.18 * len(others)
+    with figure.open_figure(path, 6.4, height) as page:
         left, right = page.subplots(1, 2, sharey=True)
-        for axes, (title, measure) in zip((left, right), panels.items(), strict=True):
+        for axes, title in zip((left, right), panels, strict=True):
+            measure = panels[title]
             axes.set_title(title)
             axes.grid(visible=True, axis="x")
             axes.axvline(0, color=figure.GRAY, linewidth=0.8)
@@ -244,7 +252,7 @@ def draw(results: Sequence[Result], path: pathlib.Path) -> None:
         # The rows are named once, from top to bottom.
         scale = results[0].scale
         left.set_yticks(places, [f"{row}: {describe(row, scale)}" for row in others])
-        left.set_ylim(len(others) - 0.5, -0.5)
+        left.set_ylim(len(others) - 0.5, -0.5)  # downward, with half a row around
 
         page.suptitle("Difference to the row base", x=0.01, ha="left")
         handles, labels = right.get_legend_handles_labels()

@@ -113,6 +113,7 @@ def walk(tree: Tree) -> Iterator[Event]:
             yield node
             continue
 
+        # A stack: the children come off it from left to right, and then the end of the constituent.
         yield node.label
         todo.append(None)
         todo.extend(reversed(node.children))
@@ -120,6 +121,7 @@ def walk(tree: Tree) -> Iterator[Event]:
 
 def build_trees(events: Iterable[Event]) -> list[Tree | Leaf]:
     """Builds trees from events, without constituents that have no words."""
+    # Of the constituents that are open; below them, the list of the finished trees.
     labels: list[str] = []
     children: list[list[Tree | Leaf]] = [[]]
     for event in events:
@@ -179,7 +181,8 @@ def locate_trees(lines: Iterable[str], name: str) -> Iterator[tuple[str, Tree]]:
 
         for token in _BRACKET_OR_TEXT.findall(line):
             if stack:
-                stack[-1].check(token, place, outermost=len(stack) == 1)
+                is_outermost = len(stack) == 1
+                stack[-1].check(token, place, is_outermost)
             elif token != "(":
                 found = "a surplus )" if token == ")" else repr(token)
                 raise UserError(f"{place}: expected ( at the beginning of a tree, got {found}")
@@ -214,14 +217,15 @@ class _Bracket:
     texts: list[str] = dataclasses.field(default_factory=list)  # a label, and maybe a word
     children: list[Tree | Leaf] = dataclasses.field(default_factory=list)
 
-    def check(self, token: str, place: str, outermost: bool) -> None:
+    def check(self, token: str, place: str, is_outermost: bool) -> None:
         """Raises an error if the token cannot follow the content of the bracket so far."""
-        label, word, *_ = [*self.texts, "", ""]
+        label = self.texts[0] if self.texts else ""
+        word = self.texts[1] if len(self.texts) > 1 else ""
 
         if token == "(" and word:
             raise UserError(f"{place}: expected ) after ({label} {word}, got (")
 
-        if token == "(" and not label and not outermost:
+        if token == "(" and not label and not is_outermost:
             raise UserError(
                 f"{place}: expected a label after (, got another (; only the outermost pair "
                 "of brackets may lack a label"
@@ -230,16 +234,19 @@ class _Bracket:
         if token == ")" and not word and not self.children:
             raise UserError(f"{place}: expected a word or a constituent after ({label}, got )")
 
-        if token not in "()" and (word or self.children):
+        is_text = token not in ("(", ")")
+        if is_text and (word or self.children):
             raise UserError(
                 f"{place}: expected ( or ), got {token!r}; a word has a pair of brackets of its "
                 "own, such as (NN gene)"
             )
 
     def node(self) -> Tree | Leaf:
-        label, *word = self.texts or [""]
-        if word:
-            return Leaf(label, *word)
+        if len(self.texts) == 2:
+            tag, word = self.texts
+            return Leaf(tag, word)
+
+        label = self.texts[0] if self.texts else ""
         return Tree(label, tuple(self.children))
 
 
@@ -262,9 +269,9 @@ def normalize(tree: Tree) -> Tree | None:
     events: list[Event] = []
     for event in walk(tree):
         if isinstance(event, str):
-            # Without function tags and indices.
-            label = re.match("[^-=|]+", event)
-            events.append(label[0] if label else event)
+            # A label that begins with a hyphen has no part before function tags and indices.
+            before_tags = re.match("[^-=|]+", event)
+            events.append(before_tags[0] if before_tags else event)
         elif event is None or event.tag != _EMPTY:
             events.append(event)
 

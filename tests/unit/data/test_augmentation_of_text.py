@@ -12,11 +12,14 @@ from jaxformer.errors import UserError
 
 from ...runs import write_pairs
 
-PAIRS = [
+SENTENCES = [
     ("Tom has three cats.", "Tom hat drei Katzen."),
     ("I met Mary in 1999!", "Ich traf Mary 1999!"),
     ("Is it far?", "Ist es weit?"),
-] * 100
+]
+PAIRS = SENTENCES * 100
+# Every third pair is the first sentence.
+FIRST_SENTENCE = slice(None, None, len(SENTENCES))
 
 
 def pairs_of(rates, pairs=PAIRS, seed=0, **options):
@@ -27,7 +30,7 @@ def test_rates():
     changed = pairs_of("capitals=0.3")
     capitals = [source.isupper() for source, _ in changed]
     assert capitals == [target.isupper() for _, target in changed]
-    assert 65 < sum(capitals) < 115
+    assert 65 < sum(capitals) < 115  # 90 of 300 are expected, with a deviation of 8
 
     assert pairs_of("capitals=0.3") == changed
     assert pairs_of("capitals=0.3", seed=1) != changed
@@ -56,6 +59,7 @@ def test_command_counts_the_lines_that_each_kind_has_changed(tmp_path, capsys):
         rates="number=1,no_mark=1,typos=0,capitals=0",
     )
 
+    # Two copies of 300 pairs; one sentence of three has no number.
     counts = "600 lines; changed by number 400, no_mark 600, typos 0, capitals 0\n"
     assert capsys.readouterr().out == f"{output}.en, {output}.de: {counts}"
     assert len((tmp_path / "new.de").read_text().splitlines()) == 600
@@ -81,29 +85,30 @@ def test_joined_lines_have_all_pairs_in_their_order():
         assert joined == " ".join(pair[side] for pair in PAIRS)
 
     # The last line has what is left.
-    counts = set()
+    sentence_counts = set()
     for source, _ in changed[:-1]:
         marks = re.findall("[.!?]", source)
-        counts.add(len(marks))
-    assert counts == {2, 3, 4, 5}
+        sentence_counts.add(len(marks))
+    assert sentence_counts == {2, 3, 4, 5}
 
 
 def test_numbers_are_equal_on_both_sides_as_each_language_writes_them():
     german_marks = str.maketrans(",.", ".,")
-    for source, target in pairs_of("number=1")[::3]:
-        number = re.fullmatch(r"Tom has (\S+) cats\.", source)[1]
-        other = re.fullmatch(r"Tom hat (\S+) Katzen\.", target)[1]
-        assert number.translate(german_marks) == other
+    for source, target in pairs_of("number=1")[FIRST_SENTENCE]:
+        [english_number] = re.fullmatch(r"Tom has (\S+) cats\.", source).groups()
+        [german_number] = re.fullmatch(r"Tom hat (\S+) Katzen\.", target).groups()
+        assert english_number.translate(german_marks) == german_number
 
-    without_number = PAIRS[2:3]
+    without_number = SENTENCES[2:]
     assert pairs_of("number=1", without_number) == without_number
 
     french = pairs_of("number=1", [("7", "7")] * 99, languages=("en", "fr"))
+    # French separates thousands by a narrow no-break space.
     assert any("\u202f" in target and "," in source for source, target in french)
 
 
 def test_copied_words_are_equal_on_both_sides():
-    for source, target in pairs_of("copy=1")[::3]:
+    for source, target in pairs_of("copy=1")[FIRST_SENTENCE]:
         word = source.removesuffix(" has three cats.")
         assert word == target.removesuffix(" hat drei Katzen.")
         assert not source.startswith("Tom ")
@@ -112,26 +117,31 @@ def test_copied_words_are_equal_on_both_sides():
 def test_symbols_are_added_to_both_sides():
     symbols = pairs_of("symbol=1")
 
-    for pair, before in zip(symbols, PAIRS, strict=True):
-        added = []
-        for text, original in zip(pair, before, strict=True):
-            assert Counter(original) <= Counter(text)
-            added.append(Counter(text) - Counter(original) - Counter(" "))
-        assert added[0] == added[1]
-        assert added[0] != Counter()
+    def added_characters(text, original):
+        before = Counter(original)
+        after = Counter(text)
+        assert before <= after
+        return after - before - Counter(" ")
+
+    for pair, original_pair in zip(symbols, PAIRS, strict=True):
+        in_source = added_characters(pair[0], original_pair[0])
+        in_target = added_characters(pair[1], original_pair[1])
+        assert in_source == in_target
+        assert in_source != Counter()
 
     # At either end of a sentence.
-    first = [source for source, _ in symbols[::3]]
+    first = [source for source, _ in symbols[FIRST_SENTENCE]]
     assert {source.index("Tom") > 0 for source in first} == {True, False}
     assert {source.endswith("cats.") for source in first} == {True, False}
 
 
 def test_typing_errors_are_only_in_the_source():
     changed = pairs_of("typos=1")
-    for (source, target), (first, second) in zip(changed, PAIRS, strict=True):
-        assert target == second
-        assert abs(len(source) - len(first)) <= 2
-        assert len(source.split()) == len(first.split())
+    for (source, target), original in zip(changed, PAIRS, strict=True):
+        original_source, original_target = original
+        assert target == original_target
+        assert abs(len(source) - len(original_source)) <= 2
+        assert len(source.split()) == len(original_source.split())
 
 
 def test_help_and_page_have_the_rates():

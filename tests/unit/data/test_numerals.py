@@ -21,18 +21,19 @@ SMALL = (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen "
     "fifteen sixteen seventeen eighteen nineteen"
 )
-TIES = "twenty thirty forty fifty sixty seventy eighty ninety"
+TENS_WORDS = "twenty thirty forty fifty sixty seventy eighty ninety"
 ENGLISH = {word: number for number, word in enumerate(SMALL.split())}
-ENGLISH |= {word: 10 * number for number, word in enumerate(TIES.split(), 2)}
+ENGLISH |= {word: 10 * tens for tens, word in enumerate(TENS_WORDS.split(), start=2)}
 
-GERMAN_DIGITS = "ein zwei drei vier fünf sechs sieben acht neun"
+GERMAN_UNITS = "ein zwei drei vier fünf sechs sieben acht neun"
 GERMAN_TEENS = "zehn elf zwölf dreizehn vierzehn fünfzehn sechzehn siebzehn achtzehn neunzehn"
 GERMAN_TENS = "zwanzig dreißig vierzig fünfzig sechzig siebzig achtzig neunzig"
-DIGITS = GERMAN_DIGITS.split()
+# One is "eins" at the end of a word, and "ein" before another part.
 UNITS = {"eins": 1}
-UNITS |= {word: number for number, word in enumerate(DIGITS, 1)}
-TEENS = {word: number for number, word in enumerate(GERMAN_TEENS.split(), 10)}
-TENS = {word: 10 * number for number, word in enumerate(GERMAN_TENS.split(), 2)}
+UNITS |= {word: number for number, word in enumerate(GERMAN_UNITS.split(), start=1)}
+TEENS = {word: number for number, word in enumerate(GERMAN_TEENS.split(), start=10)}
+TENS = {word: 10 * tens for tens, word in enumerate(GERMAN_TENS.split(), start=2)}
+BELOW_20 = {"": 0, **UNITS, **TEENS}
 
 
 def read_english(words):
@@ -55,6 +56,7 @@ def read_german(word):
     if word == "null":
         return 0
 
+    # Without "tausend" or "hundert", the first of the three parts is empty.
     thousands, _, rest = word.rpartition("tausend")
     hundreds, _, below = rest.rpartition("hundert")
     value = 0
@@ -65,12 +67,12 @@ def read_german(word):
 
     units = "|".join(UNITS)
     tens = "|".join(TENS)
-    match = re.fullmatch(f"(?:({units})und)?({tens})", below)
+    match = re.fullmatch(f"(?:(?P<unit>{units})und)?(?P<tens>{tens})", below)
     if not match:
-        return value + {"": 0, **UNITS, **TEENS}[below]
-    if match[1]:
-        value += UNITS[match[1]]
-    return value + TENS[match[2]]
+        return value + BELOW_20[below]
+    if match["unit"]:
+        value += UNITS[match["unit"]]
+    return value + TENS[match["tens"]]
 
 
 def test_known_numbers():
@@ -92,12 +94,15 @@ def test_spelled_numbers_follow_the_rules_and_read_back():
         assert "eins" not in word[:-4]
         assert word.endswith("eins") == (number % 100 == 1)
 
-        # "And" precedes tens and units of larger numbers.
+        # "And" is between hundreds and what follows, and between thousands and less than a hundred.
         thousands = number // 1000
         rest = number % 1000
-        groups = (thousands, rest)
-        expected = sum(group > 100 and group % 100 > 0 for group in groups)
-        expected += thousands > 0 and 0 < rest < 100
+        expected = 0
+        for group in (thousands, rest):
+            if group > 100 and group % 100 > 0:
+                expected += 1
+        if thousands > 0 and 0 < rest < 100:
+            expected += 1
         assert words.split().count("and") == expected
 
 
@@ -110,9 +115,10 @@ def test_splits_share_no_number_and_span_all_magnitudes():
     assert not set(train) & set(held_out)
     assert set(range(100)) <= set(train)
 
-    # So do the first hundred, which validation translates.
-    for some in (held_out, held_out[:100]):
-        assert {len(str(n)) for n in some} == {3, 4, 5, 6}
+    # All magnitudes are among the first hundred, too, which validation translates.
+    for numbers in (held_out, held_out[:100]):
+        digit_counts = {len(str(number)) for number in numbers}
+        assert digit_counts == {3, 4, 5, 6}
 
 
 def test_corpus_is_deterministic_and_symmetric():

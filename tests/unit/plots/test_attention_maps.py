@@ -106,9 +106,9 @@ def test_odd_weights_are_drawn_without_pyplot(tmp_path):
     """The figures of pyplot's global state would accumulate in a notebook."""
     import matplotlib.pyplot as plt
 
-    weights = softmax(2, 3, 3)
-    weights[0, 1] = np.nan, np.inf, 0
-    only_nan = weights[:1, 1:2, :1]
+    weights = softmax(2, 3, 3)  # [heads, queries, keys]
+    weights[0, 1] = [np.nan, np.inf, 0]
+    only_nan = weights[:1, 1:2, :1]  # the first of these three
     abc = list("abc")
     png = tmp_path / "map.png"
     svg = tmp_path / "map.svg"

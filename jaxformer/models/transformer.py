@@ -56,7 +56,7 @@ class Transformer(StepwiseModel):
 
     @nn.nowrap
     def _make_source_embedding(self) -> Any:
-        """Creates what the encoder's input is made with."""
+        """Creates the embedding that turns sources into the input of the encoder."""
         return self._make_embedding(self.src_table, "src_positions")
 
     @nn.nowrap

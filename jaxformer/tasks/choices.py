@@ -14,11 +14,11 @@ class Choices:
     """Values of the fields that the user has not given, with their reasons."""
 
     def __init__(self, config: Config, given: Collection[str]) -> None:
-        """Chooses nothing yet; ``given`` are names such as "training.steps"."""
+        """Has no values yet; ``given`` are names of fields, such as "training.steps"."""
         self._config = config
         self._given = given
         self._lines: list[str] = []
-        # Values by section and field.
+        # Chosen values by section and field.
         self._changes: dict[str, dict[str, Any]] = {
             "model": {},
             "data": {},
@@ -38,14 +38,14 @@ class Choices:
 
     def choose_reports(self, steps: int, per_validation: int) -> None:
         """Chooses when to validate, save and log, unless the user says when to validate or save."""
-        if not {"training.eval_every", "training.checkpoint_every"}.isdisjoint(self._given):
+        if "training.eval_every" in self._given or "training.checkpoint_every" in self._given:
             return
 
-        every = math.ceil(steps / 5)
-        every = self.choose_value("training.eval_every", every, "five validations")
-        self.choose_value("training.checkpoint_every", every, "a checkpoint for each")
+        eval_every = math.ceil(steps / 5)
+        self.choose_value("training.eval_every", eval_every, "five validations")
+        self.choose_value("training.checkpoint_every", eval_every, "a checkpoint for each")
 
-        log_every = math.ceil(every / per_validation)
+        log_every = math.ceil(eval_every / per_validation)
         reports = f"{per_validation} reports for each"
         self.choose_value("training.log_every", log_every, reports)
 

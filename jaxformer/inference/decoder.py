@@ -1,7 +1,7 @@
 """The decoder of all uses of trained models: translation, generation, alignment and scores.
 
-A :class:`Plan` makes batches of items and decodes each with the programs of its own, and the
-:class:`Decoder` runs it. There are four:
+A :class:`Plan` makes batches of items and decodes each with programs of its own. The
+:class:`Decoder` runs a plan. There are four plans:
 
 - :class:`~jaxformer.inference.stages.Stages` translates sources, by length, in two stages.
 - :class:`~jaxformer.inference.array_inputs.ArrayInputs` reads arrays of a fixed shape, as pictures.
@@ -114,16 +114,17 @@ class Decoder(Generic[Item, Shape, Result]):
                 yield batch.numbers[row], result
 
     def program(self, program: KeptProgram, shape: Any, rows: int) -> Callable[..., list[Array]]:
-        """Returns a program of a search with its first arguments given.
+        """Returns a program of a search as a function of its arrays; other arguments are given.
 
         Args:
-          program: A function of models, a search and a shape, which are static, the search's
-            numbers, and arrays.
+          program: A function of models, search and shape, all static, then of the search's numbers
+            and of arrays.
           shape: A shape of the plan, with a ``capacity``: most tokens of a hypothesis.
           rows: Number of items of the program's batch, which may be fewer than the shape's.
         """
         search, numbers = self.search.split_numbers(shape.capacity)
-        bound = program_of(program, self.models, rows * search.num_hypotheses)
+        num_hypotheses = rows * search.num_hypotheses
+        bound = program_of(program, self.models, num_hypotheses)
         without_mesh = global_mesh(None)(bound)
         return functools.partial(without_mesh, search, shape, numbers)
 
@@ -162,7 +163,8 @@ def can_thread(models: Models) -> bool:
     if is_distributed(jax.tree.leaves(models)):
         return False
 
-    # A context of JAX, such as jax.default_matmul_precision, holds in its own thread only.
+    # Settings in a context of JAX, such as jax.default_matmul_precision, hold in their own thread
+    # only. With such settings, other threads would give other results.
     with ThreadPoolExecutor(1) as pool:
         settings_of_thread = pool.submit(lambda: jax.config.values).result()
     return settings_of_thread == jax.config.values

@@ -20,7 +20,8 @@ PrefillFn: TypeAlias = Callable[
     [Int[Array, "B P"], Int[Array, "B P"], Int[Array, ""], Any], tuple[Float[Array, "B P"], Any]
 ]
 
-_STEPS_PER_CHUNK = 8  # in one scan, the body of the outer loop
+# Number of steps in the scan that is the body of the outer loop.
+_STEPS_PER_CHUNK = 8
 
 
 def run_until_done(
@@ -75,7 +76,8 @@ def call_step_fn(
         )
 
     vocabulary = logits.shape[2]
-    for name, ends in (("eos_id", (eos_id,)), ("other_ends", other_ends)):
+    ends_by_name = {"eos_id": (eos_id,), "other_ends": other_ends}
+    for name, ends in ends_by_name.items():
         for end in ends:
             if not 0 <= end < vocabulary:
                 raise UserError(
@@ -86,7 +88,8 @@ def call_step_fn(
     if other_ends:
         output = _merge_ends(output, eos_id, other_ends)
 
-    # Without the barrier, XLA would compute them once for every shape that a search gives them.
+    # Without the barrier, XLA would compute the logits again for each shape in which a search
+    # uses them.
     return lax.optimization_barrier(output), cache
 
 
@@ -95,7 +98,7 @@ def _merge_ends(
     eos_id: int,
     other_ends: tuple[int, ...],
 ) -> Float[Array, "B N V"]:
-    """Returns logits with which EOS is as probable as all ends together, and the others never."""
+    """Returns logits in which EOS is as probable as all ends together, and others impossible."""
     if isinstance(output, ContrastiveScores):
         raise UserError(
             f"a contrast has one end: expected no other_ends, got {list(other_ends)}, whose "
@@ -139,7 +142,8 @@ def log_probs_of(
     totals: Float[Array, "B M"],
 ) -> Float[Array, "B M"]:
     """Returns log probabilities of tokens, given their logits and the logsumexp of all logits."""
-    # Rounding must not give a probability above one, or NaN for impossible tokens (-inf + inf).
     is_impossible = chosen == -jnp.inf
+    # Rounding must not give a probability above one.
     log_probs = jnp.minimum(chosen - totals, 0.0)
+    # Where no token is possible, -inf + inf would give NaN.
     return jnp.where(is_impossible, -jnp.inf, log_probs)

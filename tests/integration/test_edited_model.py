@@ -14,7 +14,7 @@ from jaxformer.runs.workdir import Workdir
 
 from ..runs import changed
 
-# Options that no parameter shows, with another value.
+# Another value for each of these options. No array shows most of them.
 EDITS = {
     "activation": "gelu",
     "norm_epsilon": 1e-3,
@@ -25,7 +25,7 @@ EDITS = {
     "dropout_rate": 0.2,
     "attention_dropout_rate": 0.1,
 }
-# An array shows these, too, and may be what is refused.
+# Arrays show these, and an error about arrays may come first.
 SHOWN = ("norm_position", "num_heads")
 
 

@@ -42,7 +42,8 @@ class Agent(Predictor):
         model: Any = self.config.model
         has_dtype = pictures.dtype == np.uint8
         has_shape = pictures.shape[1:] == model.image_shape
-        if not has_dtype or not has_shape or not len(pictures):
+        is_empty = len(pictures) == 0
+        if is_empty or not has_dtype or not has_shape:
             sizes = ", ".join(str(size) for size in model.image_shape)
             raise UserError(
                 f"expected pictures, uint8 [N, {sizes}], got "
@@ -55,11 +56,15 @@ class Agent(Predictor):
     def play(self, states: Float[np.ndarray, "N 4"], longest: int = cart_pole.LONGEST) -> "Played":
         """Balances the pole from each first state, by the most probable actions.
 
+        Args:
+          states: The first state of each episode.
+          longest: Number of timesteps after which an episode ends.
+
         Raises:
           UserError: The timesteps take more than ``model.max_length`` items, without a window.
         """
         model: Any = self.config.model
-        most = model.max_length // _TIMESTEP
+        most = model.max_length // _TIMESTEP_ITEMS
         if longest < 1:
             raise UserError(f"expected at least 1 timestep, got {longest}")
         if model.window is None and longest > most:
@@ -84,10 +89,10 @@ class Played(NamedTuple):
     returns: Int[np.ndarray, " N"]
 
 
-_OBSERVED = 4  # tokens of a state
-_TIMESTEP = _OBSERVED + 2  # with the separator and the action
-# Local positions of a state and the separator.
-_POSITIONS = np.array([*range(_OBSERVED), ACTION], np.int32)
+_STATE_ITEMS = 4
+_TIMESTEP_ITEMS = _STATE_ITEMS + 2  # with the separator and the action
+# Local positions of the items of a state, and of the separator, which has the position of actions.
+_POSITIONS = np.array([*range(_STATE_ITEMS), ACTION], np.int32)
 
 
 @global_mesh(None)
@@ -120,10 +125,13 @@ def _play(
     params: PyTree,
     states: Float[Array, "N 4"],
 ) -> tuple[Float[Array, "N T 4"], Int[Array, " N"]]:
-    """Runs the model and the simulator in one scan, an iteration for each timestep."""
+    """Runs the model and the simulator in one scan, an iteration for each timestep.
+
+    Returns the states before each timestep, and the returns, as :class:`Played` has them.
+    """
     model = Gato(config)
     variables = unstacked_variables(params)
-    capacity = longest * _TIMESTEP
+    capacity = longest * _TIMESTEP_ITEMS
     cache: Any = model.apply(variables, states, capacity=capacity, method="start")
 
     # Only the actions are candidates of the next token.
@@ -167,16 +175,20 @@ def _play(
 
     is_running = jnp.ones(len(states), bool)
     first = _Timestep(states, cache, is_running)
-    _, (seen, was_running) = jax.lax.scan(timestep, first, length=longest)
-    return seen.swapaxes(0, 1), was_running.sum(axis=0)
+    _, (seen, was_running) = jax.lax.scan(timestep, first, length=longest)  # [T, N, 4], [T, N]
+
+    all_states = seen.swapaxes(0, 1)
+    # Each timestep that begins before the failure has the reward 1.
+    returns = was_running.sum(axis=0)
+    return all_states, returns
 
 
 def describe_returns(returns: Sequence[int] | Int[np.ndarray, " N"]) -> str:
-    """Formats the mean of returns, with its 95 % interval over resampled episodes."""
+    """Formats the mean of returns, with its 95 % interval by the bootstrap, of 1,000 samples."""
     values = np.asarray(returns)
     count = len(values)
     generator = np.random.default_rng(0)
-    draws = generator.integers(0, count, size=(1000, count))
-    means = values[draws].mean(axis=1)
+    episodes = generator.integers(0, count, size=(1000, count))  # drawn with replacement
+    means = values[episodes].mean(axis=1)
     low, high = np.percentile(means, [2.5, 97.5])
     return f"{values.mean():.1f} ({low:.1f} to {high:.1f})"

@@ -59,7 +59,7 @@ class BartConfig(PaperArchitecture):
         super().__post_init__()
         check_absent_tokens(self.absent_tokens)
         with prefix_errors("model"):
-            # The table refuses sizes that it cannot encode.
+            # A table, here without positions, refuses sizes that it cannot encode.
             ENCODINGS[self.positions].table(0, self.d_model)
 
     def stack_settings(self) -> StackSettings:

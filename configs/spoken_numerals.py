@@ -32,6 +32,9 @@ _SHARED = (
     "position_groups",
 )
 
+TRAIN = "spoken_numerals/train.npz"
+VALID = "spoken_numerals/valid.npz"
+
 SPOKEN = Config(
     model=Wav2Vec2Config(
         vocab_size=24,
@@ -53,8 +56,8 @@ SPOKEN = Config(
         mask_length=5,
     ),
     data=SpeechConfig(
-        train="spoken_numerals/train.npz",
-        valid="spoken_numerals/valid.npz",
+        train=TRAIN,
+        valid=VALID,
         seconds_per_batch=40.0,
         max_seconds=6.0,
     ),
@@ -111,8 +114,8 @@ DECODER = dataclasses.replace(
         max_length=32,
     ),
     data=TranscriptsConfig(
-        train=SPOKEN.data.train,
-        valid=SPOKEN.data.valid,
+        train=TRAIN,
+        valid=VALID,
         seconds_per_batch=40.0,
         max_seconds=6.0,
         max_length=32,

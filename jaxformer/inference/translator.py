@@ -1,6 +1,7 @@
 """Translation of text with a trained model (section 6.1)."""
 
 import pathlib
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import SupportsIndex
 
@@ -144,7 +145,12 @@ class Translator(AutoregressivePredictor):
         texts = check_texts(paragraphs, "paragraphs")
         split = [self.split_sentences(text, f"paragraphs:{n}") for n, text in enumerate(texts, 1)]
         translations = iter(self.translate([each for sentences in split for each in sentences]))
-        return [self.join_sentences(next(translations) for _ in sentences) for sentences in split]
+
+        joined = []
+        for sentences in split:
+            own = itertools.islice(translations, len(sentences))
+            joined.append(self.join_sentences(own))
+        return joined
 
     def split_sentences(self, paragraph: str, place: str = "paragraph") -> list[str]:
         """Returns the sentences of a paragraph, by the rules of the source language.

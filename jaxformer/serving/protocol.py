@@ -257,18 +257,22 @@ def parse_query(
 
     is_list = isinstance(fields["q"], list)
     texts = fields["q"] if is_list else [fields["q"]]
-    lines_of_texts = [text.split("\n") for text in texts]
-    _check_size(sum(map(len, lines_of_texts)), limits.batch_limit)
+    num_lines = sum(text.count("\n") + 1 for text in texts)
+    _check_size(num_lines, limits.batch_limit)
     for text in texts:
         _check_size(len(text), limits.char_limit)
 
     is_auto = fields["source"] == "auto"
     source = source_language(languages) if is_auto else fields["source"]
 
-    def sentences_of(line: str) -> list[str]:
-        return (split and split_sentences(line, source, "sentence")) or [line]
+    def sentences_of(text: str) -> list[list[str]]:
+        lines = text.split("\n")
+        if not split:
+            return [[line] for line in lines]
+        # A blank line is a sentence, too.
+        return [split_sentences(line, source, "sentence") or [line] for line in lines]
 
-    sentences = [[sentences_of(line) for line in lines] for lines in lines_of_texts]
+    sentences = [sentences_of(text) for text in texts]
     _check_size(sum(len(line) for lines in sentences for line in lines), limits.batch_limit)
     return Query(
         texts=sentences,
@@ -369,5 +373,8 @@ def _join_sentences(
 
 def _join_ranks(lists: Sequence[Sequence[T]], join: Callable[[Iterable[T]], T]) -> list[T]:
     """Joins the first items of all lists, the second ones, ...; the last of a list is repeated."""
-    longest = max(map(len, lists))
-    return [join(each[min(rank, len(each) - 1)] for each in lists) for rank in range(longest)]
+    joined = []
+    for rank in range(max(map(len, lists))):
+        of_rank = [each[min(rank, len(each) - 1)] for each in lists]
+        joined.append(join(of_rank))
+    return joined

@@ -48,7 +48,8 @@ def test_residual_signals_of_one_layer_without_sublayers_are_those_of_the_input(
     cosines = []
     for i, j in np.ndindex(residual.POSITIONS, residual.POSITIONS):
         if i != j:
-            a, b = x[0, i], x[0, j]
+            a = x[0, i]
+            b = x[0, j]
             cosines.append(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
     assert found.similarity == pytest.approx(np.mean(cosines), abs=1e-5)
 
@@ -67,7 +68,8 @@ def test_variances_of_scores_are_those_of_the_theory(d_k):
 
 
 def test_cost_of_heads_is_the_sum_of_the_matmuls():
-    width, positions = 64, 32
+    width = 64
+    positions = 32
     for number in (1, 8):
         cost = heads.cost(number, width, positions)
         assert cost.parameters == 4 * width**2

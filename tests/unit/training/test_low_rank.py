@@ -60,7 +60,8 @@ def loss(params):
 def merge(trained):
     """Returns the parameters by Hu et al. 2021, equation 3, with transposed matrices."""
     scale = ALPHA / RANK
-    (a, b), (c, d) = trained["inner"], trained["query"]
+    a, b = trained["inner"]
+    c, d = trained["query"]
     query = PARAMS["query"] + scale * (c @ d).reshape(6, 2, 3)
     inner = PARAMS["layers"]["inner"] + scale * (a @ b)
     layers = PARAMS["layers"] | {"inner": inner}

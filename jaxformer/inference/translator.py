@@ -1,7 +1,7 @@
 """Translation of text with a trained model (section 6.1)."""
 
-import pathlib
 import itertools
+import pathlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import SupportsIndex
 

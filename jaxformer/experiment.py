@@ -24,6 +24,7 @@ from jaxformer.runs.run_directory import check_identity, prepare_run
 from jaxformer.runs.signals import StopSignals
 from jaxformer.runs.workdir import Workdir, use_compilation_cache
 from jaxformer.runs.writers import Writer
+from jaxformer.tasks.attention_distillation import check_teacher
 from jaxformer.tasks.initialization import check_initialization, make_start_from
 from jaxformer.tasks.token_task import NetworkTask, task_class
 from jaxformer.training.averaging import EvaluatedParams, ema_params, with_ema
@@ -145,6 +146,7 @@ def check_experiment(config: Config, folder: Workdir) -> None:
 
     prepare_run(folder, config, config.facts(), config.training.mirror)
 
+    check_teacher(config)
     is_new = not folder.config.exists()
     if is_new:
         check_initialization(config)

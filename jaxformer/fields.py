@@ -31,7 +31,8 @@ class Facts(NamedTuple):
         than 1, a "positive fraction", or a "size", which is positive and not huge. "own" stands for
         a check of the class, "any" for all values.
       may_change: A run may resume with another value.
-      may_move: A run may resume with another path, since only a new run reads it.
+      may_move: A run may resume with another path, since only a new run reads it, or since the
+        content is compared.
       may_differ: A run may begin with a model that has another value; no layer depends on it.
       per_use: Each use of a trained model may choose a value.
       in_files: Files and the command line may give a value.

@@ -9,6 +9,7 @@ from jax.stages import Compiled
 from jaxformer.config import Config
 from jaxformer.experiment import make_optimizer
 from jaxformer.kinds.model_parameters import make_init
+from jaxformer.tasks.attention_distillation import Teacher, learn_attention
 from jaxformer.tasks.token_task import task_class
 from jaxformer.training.mesh import make_mesh
 from jaxformer.training.placement import BatchShards
@@ -56,8 +57,9 @@ def compile_step(config: Config, devices: Sequence[Any] | None = None) -> Compil
     shards = BatchShards.of(mesh, gradient_accumulation)
     batch = task.longest_batch(config, shards)
 
+    loss = learn_attention(task.loss_class.of(config), config, Teacher.describe(config))
     step = make_train_step(
-        task.loss_class.of(config),
+        loss,
         optimizer,
         mesh,
         gradient_accumulation=gradient_accumulation,

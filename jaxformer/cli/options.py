@@ -81,10 +81,10 @@ Checkpoints: TypeAlias = Annotated[
     Option(_CHECKPOINTS + _AUTO, group="model", metavar="CHECKPOINT"),
 ]
 Dtype: TypeAlias = Annotated[
-    Literal["float32", "bfloat16", "int8"],
+    Literal["float32", "bfloat16", "float16", "int8"],
     Option(
-        "dtype of the inputs of matrix multiplications: bfloat16 and int8 are faster and less "
-        "exact (default: the run's)",
+        "dtype of the inputs of matrix multiplications: bfloat16, float16 and int8 are faster and "
+        "less exact (default: the run's)",
         group="model",
     ),
 ]

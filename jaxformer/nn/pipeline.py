@@ -7,11 +7,11 @@ that into a transfer from each device to the next.
 
 import contextlib
 import contextvars
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float, PyTree, Shaped
 
 from jaxformer.errors import UserError
 from jaxformer.nn.parameters import LAYERS
@@ -21,6 +21,7 @@ _micro_batches: contextvars.ContextVar[int] = contextvars.ContextVar("micro_batc
 
 # (layers of the stage, activations of a micro-batch, its part of the context) -> activations
 Stage = Callable[[PyTree, Array, PyTree], Array]
+_Arrays = list[Array | None]
 
 
 @contextlib.contextmanager
@@ -61,11 +62,12 @@ def run_stages(
     """
     stages = num_shards(LAYERS)
     count = _micro_batches_of(x)
-    rows, shared = _partition(context, x)
+    arrays, structure = jax.tree.flatten(context)
+    rows, shared = _partition(arrays, x)
 
-    def run(own_layers: PyTree, x: Array, rows: PyTree) -> Array:
-        own_context = jax.tree.map(_first_given, rows, shared, is_leaf=_is_none)
-        return stage(own_layers, x, own_context)
+    def run(own_layers: PyTree, x: Array, rows: _Arrays) -> Array:
+        own_arrays = map(_first_given, rows, shared)
+        return stage(own_layers, x, structure.unflatten(own_arrays))
 
     def tick(state: PyTree, entering: PyTree) -> tuple[PyTree, Array]:
         x, rows = _on_stages(_enter_first(entering, state))
@@ -93,26 +95,22 @@ def _micro_batches_of(x: Array) -> int:
     return count
 
 
-def _partition(context: PyTree, x: Array) -> tuple[PyTree, PyTree]:
+def _partition(arrays: Sequence[Array], x: Array) -> tuple[_Arrays, _Arrays]:
     """Returns the arrays with the rows of x, and all others, with None for the rest in each."""
-
-    def has_rows(array: Array) -> bool:
-        return array.shape[:1] == x.shape[:1]
-
-    rows = jax.tree.map(lambda array: array if has_rows(array) else None, context)
-    shared = jax.tree.map(lambda array: None if has_rows(array) else array, context)
+    rows: _Arrays = []
+    shared: _Arrays = []
+    for array in arrays:
+        has_rows = array.shape[:1] == x.shape[:1]
+        rows.append(array if has_rows else None)
+        shared.append(None if has_rows else array)
     return rows, shared
-
-
-def _is_none(node: object) -> bool:
-    return node is None
 
 
 def _first_given(first: Array | None, second: Array | None) -> Array | None:
     return second if first is None else first
 
 
-def _by_tick(array: Float[Array, "B ..."], stages: int, count: int) -> Float[Array, "N S ..."]:
+def _by_tick(array: Shaped[Array, "B ..."], stages: int, count: int) -> Shaped[Array, "N S ..."]:
     """Returns the micro-batch of each tick, a copy for each stage.
 
     While the last micro-batches leave, copies of one enter that never arrive.

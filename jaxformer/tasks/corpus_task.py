@@ -21,10 +21,11 @@ from jaxformer.data.loader import load_batches, round_up
 from jaxformer.data.store import TokenStore
 from jaxformer.errors import UserError
 from jaxformer.runs.workdir import DATA_NOTES, Workdir
+from jaxformer.tasks.attention_distillation import learn_attention
 from jaxformer.tasks.dataset import Dataset
 from jaxformer.tasks.token_task import TokenTask
 from jaxformer.training.placement import BatchShards
-from jaxformer.training.task import CheckStop, Example
+from jaxformer.training.task import CheckStop, Example, Loss
 from jaxformer.training.validation import evaluate_loss
 
 
@@ -118,6 +119,10 @@ class CorpusTask(TokenTask):
 
     def identity(self) -> dict[str, str]:
         return self._data.identity
+
+    @property
+    def training_loss(self) -> Loss:
+        return learn_attention(self.loss, self.config, self._data.teacher)
 
     def summary(self) -> str:
         """Returns the numbers of pairs and batches, the first pairs, and unusual pairs."""

@@ -17,6 +17,7 @@ from jaxformer.files import cache_directory
 from jaxformer.runs import processes
 from jaxformer.runs.run_directory import check_identity
 from jaxformer.runs.workdir import Workdir
+from jaxformer.tasks.attention_distillation import Teacher
 from jaxformer.tasks.initialization import tokenizer_of_run
 from jaxformer.waits import log_stream
 
@@ -27,12 +28,14 @@ class Dataset:
 
     corpus: VerifiedCorpus
     tokenizer: Vocabulary
-    identity: dict[str, str]  # SHA-256 of the tokenizer and of both splits; weights of a mixture
+    # SHA-256 of the tokenizer, of both splits, and of a teacher; weights of a mixture
+    identity: dict[str, str]
     train: TokenStore
     plan: BatchPlan
     valid: TokenStore
     valid_plan: BatchPlan  # with each pair once
     valid_text: list[tuple[str, str]]  # the first validation pairs, for BLEU
+    teacher: Teacher | None  # the model of training.teacher
 
 
 def open_dataset(
@@ -59,7 +62,10 @@ def open_dataset(
     _check_no_weights(data.valid)
 
     tokenizer = _open_tokenizer(config, folder, corpus, labels)
+    teacher = Teacher.load(config, tokenizer)
     identity = _identify(data, tokenizer, corpus)
+    if teacher is not None:
+        identity["teacher"] = teacher.sha256
     check_identity(folder, identity)
 
     cache = cache_directory()
@@ -96,6 +102,7 @@ def open_dataset(
         valid=valid,
         valid_plan=valid_plan,
         valid_text=_pairs_to_decode(config, corpus, tokenizer) if decodes else [],
+        teacher=teacher,
     )
 
 

@@ -6,7 +6,7 @@
 
 import abc
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import jax.numpy as jnp
@@ -35,6 +35,8 @@ LossT = TypeVar("LossT", bound="NetworkLoss")
 Output: TypeAlias = tuple[
     Float[Array, "B T D"], tuple[Float[Array, "V D"], Float[Array, " V"] | None]
 ]
+# Weights of the queries of attention, 0 for padding, by stack and sub-layer.
+Queries: TypeAlias = dict[tuple[str, str], Float[Array, "B T"]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +47,8 @@ class NetworkLoss(abc.ABC):
     label_smoothing: float  # probability mass spread over the vocabulary, or over the classes
     remat: Remat = "none"
     kind: Kind = TRANSLATION
+    # Is called with what the layers record, such as their attention weights; None records nothing.
+    observe: Callable[[Mapping[str, Any]], object] | None = None
 
     @classmethod
     def of(cls: type[LossT], config: Config) -> LossT:
@@ -56,6 +60,13 @@ class NetworkLoss(abc.ABC):
         if training.consistency and not hasattr(cls, "consistency"):
             raise UserError(
                 f"training.consistency is for translation: got {training.consistency}; leave it out"
+            )
+
+        # A loss of a model with attention maps to learn says which ones.
+        if training.teacher and not hasattr(cls, "attention_queries"):
+            raise UserError(
+                "training.teacher is for translation and classification: got "
+                f"{training.teacher}; leave it out"
             )
 
         return cls(
@@ -83,7 +94,19 @@ class NetworkLoss(abc.ABC):
         remat = "none" if randomness is None else self.remat
         module: Any = self.kind.build(self.model, remat)
         dropout, rngs = dropout_of(randomness)
-        return module.apply({"params": params}, dropout, rngs=rngs, method=forward)
+        variables = {"params": params}
+        if self.observe is None:
+            return module.apply(variables, dropout, rngs=rngs, method=forward)
+
+        result, recorded = module.apply(
+            variables,
+            dropout,
+            rngs=rngs,
+            method=forward,
+            mutable="intermediates",
+        )
+        self.observe(recorded)
+        return result
 
 
 class TokenLoss(NetworkLoss):

@@ -24,7 +24,7 @@ from jaxformer.runs import processes
 from jaxformer.runs.workdir import Workdir
 from jaxformer.tasks.corpus_task import CorpusTask
 from jaxformer.tasks.dataset import Dataset, open_dataset
-from jaxformer.tasks.token_task import Output, TokenLoss
+from jaxformer.tasks.token_task import Output, Queries, TokenLoss
 from jaxformer.training.flops import training_flops
 from jaxformer.training.task import CheckStop, Randomness, Sums
 
@@ -94,6 +94,16 @@ class TranslationLoss(TokenLoss):
         is_token = batch.src_segments != 0
         source_tokens = is_token.sum(dtype=jnp.int32) // passes
         return sums | {"tokens": source_tokens + sums["count"]}
+
+    def attention_queries(self, batch: Batch) -> Queries:
+        """Returns a weight of 1 for each token, in the sub-layers where it is a query."""
+        is_source = batch.src_segments != 0
+        is_target = batch.tgt_segments != 0
+        return {
+            ("encoder", "self_attention"): is_source.astype(jnp.float32),
+            ("decoder", "self_attention"): is_target.astype(jnp.float32),
+            ("decoder", "cross_attention"): is_target.astype(jnp.float32),
+        }
 
 
 class Translation(CorpusTask):

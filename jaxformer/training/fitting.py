@@ -272,7 +272,7 @@ class Run:
         shards = BatchShards.of(self.mesh, settings.gradient_accumulation)
         shapes = {_shape_of(batch) for batch in self.task.shapes(shards)}
         train_step = make_train_step(
-            self.task.loss,
+            self.task.training_loss,
             self.optimizer,
             self.mesh,
             seed=settings.seed,

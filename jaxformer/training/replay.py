@@ -61,7 +61,7 @@ def replay_step(
     start = int(state.step)
     accumulation = settings.gradient_accumulation
     train_step = make_train_step(
-        task.loss,
+        task.training_loss,
         optimizer,
         mesh,
         seed=settings.seed,
@@ -88,7 +88,7 @@ def replay_step(
 
     key = step_key(settings.seed, jnp.asarray(number))
     examples = task.examples(number, batch)
-    contributions = _contributions(task.loss, params, key, examples=examples)
+    contributions = _contributions(task.training_loss, params, key, examples=examples)
     contributions.sort(key=_order)
     return ReplayedStep(start, sums, contributions)
 

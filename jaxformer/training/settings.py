@@ -144,6 +144,10 @@ class TrainingConfig(FitConfig):
         (d_model * warmup_steps)^-0.5.
       learning_rate_scale: Factor on the learning rate; 1 is the paper's.
       label_smoothing: Probability mass spread over the vocabulary, epsilon_ls.
+      teacher: Workdir of a trained model whose attention maps are learned, for translation and
+        classification; see docs/distillation.md. It has the tokenizer of the run, as many heads,
+        and as many layers or more.
+      attention_weight: Weight of the distance from the teacher's attention maps.
       consistency: Weight alpha of R-Drop (Liang et al. 2021), for translation: each batch passes
         twice with other dropout, and the distributions of both should be similar.
       clip_norm: Largest global gradient norm; None, as in the paper, turns clipping off.
@@ -173,6 +177,8 @@ class TrainingConfig(FitConfig):
     learning_rate: float | None = setting(None, "positive")
     learning_rate_scale: float = setting(1.0, "positive", is_usual=True)
     label_smoothing: float = setting(0.1, "fraction")
+    teacher: str | None = setting(None, may_move=True)
+    attention_weight: float = setting(1.0, "positive")
     consistency: float = setting(0.0, "not negative")
     clip_norm: float | None = setting(None, "positive")
     remat: Remat = setting("none", may_change=True)
@@ -191,10 +197,16 @@ class TrainingConfig(FitConfig):
             object.__setattr__(self, "optimizer", "adam")
 
         super().__post_init__()
-        if self.init_from is not None and not fetcher_of(self.init_from):
-            local_path(self.init_from)  # refuses other URLs
+        for model in (self.init_from, self.teacher):
+            if model is not None and not fetcher_of(model):
+                local_path(model)  # refuses other URLs
 
         # Combinations of fields.
+        if self.teacher is not None and self.consistency:
+            raise UserError(
+                "training.consistency has two passes over a batch, and training.teacher one: got "
+                f"{self.consistency} and {self.teacher}; leave one of them out"
+            )
         if self.schedule in DECAYING and self.warmup_steps >= self.steps:
             raise UserError(
                 "training.warmup_steps must be less than training.steps with "

@@ -6,7 +6,7 @@ devices or micro-batches, even if the rows of a batch have different lengths.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -31,20 +31,24 @@ _NEEDED = {"loss", "count"}  # names of sums that every loss returns
 _ADDED = {"grad_norm", "skipped"}  # names that the step adds to the sums of a loss
 # Some rows of a batch, and their numbers in the global batch.
 Rows = tuple[PyTree, Int[Array, " B"]]
-# (state, batch, seed) -> (next state, sums of the batch), and the same for one seed
-StepFunction = Callable[
-    [TrainState, PyTree, Integer[Array, ""]],
-    tuple[TrainState, Sums],
-]
+# (state, batch, seed, *constants of the loss) -> (next state, sums of the batch)
+StepFunction = Callable[..., tuple[TrainState, Sums]]
+# The same for one seed and some constants.
 CompiledStep = Callable[[TrainState, PyTree], tuple[TrainState, Sums]]
 
 
 class TrainStep:
     """A jitted step from :func:`make_train_step`: call it, or first :meth:`compile` it."""
 
-    def __init__(self, function: StepFunction, mesh: Mesh, seed: int) -> None:
-        # The seed is an argument of the program, so that other seeds need no compilation.
-        self._seed = np.uint32(seed)
+    def __init__(
+        self,
+        function: StepFunction,
+        mesh: Mesh,
+        seed: int,
+        constants: Sequence[PyTree] = (),
+    ) -> None:
+        # These are arguments of the program, so that others need no compilation.
+        self._inputs = (np.uint32(seed), *constants)
         self._function = function
         self._mesh = mesh
         self._jitted: jax.stages.Wrapped | None = None
@@ -53,30 +57,34 @@ class TrainStep:
         """Takes one step. The state is donated."""
         with global_mesh(self._mesh):
             step = self._jit(state)
-            return step(state, batch, self._seed_on_devices)
+            return step(state, batch, *self._inputs_on_devices)
 
     def lower(self, state: TrainState, batch: PyTree) -> jax.stages.Lowered:
-        """Lowers the step for these shapes, like ``jax.jit(...).lower``; the seed is an input."""
+        """Lowers the step for these shapes, like ``jax.jit(...).lower``.
+
+        The seed and the constants of the loss are inputs.
+        """
         with global_mesh(self._mesh):
             step = self._jit(state)
-            return step.lower(state, batch, self._seed)
+            return step.lower(state, batch, *self._inputs)
 
     def compile(self, state: TrainState, batch: PyTree) -> CompiledStep:
         """Returns the step compiled for these shapes; under ``jax.disable_jit()``, the step."""
         if jax.config.jax_disable_jit:
             return self
         program = self.lower(state, batch).compile()
-        seed = self._seed_on_devices
-        return lambda state, batch: program(state, batch, seed)
+        inputs = self._inputs_on_devices
+        return lambda state, batch: program(state, batch, *inputs)
 
     @functools.cached_property
-    def _seed_on_devices(self) -> Array:
+    def _inputs_on_devices(self) -> PyTree:
+        whole = replicated(self._mesh)
+
+        def place(array: np.ndarray) -> Array:
+            return jax.make_array_from_callback(array.shape, whole, lambda _: array)
+
         with jax.transfer_guard_host_to_device("allow"):
-            return jax.make_array_from_callback(
-                (),
-                replicated(self._mesh),
-                lambda _: self._seed,
-            )
+            return jax.tree.map(place, self._inputs)
 
     def _jit(self, state: TrainState) -> jax.stages.Wrapped:
         """Returns the step, jitted for the layout of the first state."""
@@ -95,7 +103,7 @@ class TrainStep:
         self._jitted = jax.jit(
             self._function,
             donate_argnums=0,
-            in_shardings=(layout, batch_sharding(self._mesh), whole),
+            in_shardings=(layout, batch_sharding(self._mesh), *[whole for _ in self._inputs]),
             out_shardings=(layout, whole),
             compiler_options=dict(backend().compiler_options),
         )
@@ -119,7 +127,8 @@ def make_train_step(
     neither, on any device. A step whose loss or gradient norm is not finite is skipped, too.
 
     Args:
-      loss: Sums by name; "loss" over "count" is minimized. See :meth:`~jaxformer.Task.loss`.
+      loss: Sums by name; "loss" over "count" is minimized. See :meth:`~jaxformer.Task.loss` and
+        :attr:`~jaxformer.Task.training_loss`.
       optimizer: Any gradient transformation.
       mesh: Mesh from :func:`~jaxformer.make_mesh`.
       seed: Seed of the key of :class:`~jaxformer.Randomness`, together with the step.
@@ -131,8 +140,13 @@ def make_train_step(
       and include "grad_norm", the global norm of the gradient before clipping, and "skipped": 1 if
       the update was not finite, else 0.
     """
-    step_function = _make_step_function(loss, optimizer, mesh, gradient_accumulation)
-    return TrainStep(step_function, mesh, seed)
+    function = loss
+    constants: Sequence[PyTree] = ()
+    if isinstance(loss, jax.tree_util.Partial):
+        function = loss.func
+        constants = loss.args
+    step_function = _make_step_function(function, optimizer, mesh, gradient_accumulation)
+    return TrainStep(step_function, mesh, seed, constants)
 
 
 @cached_by_function
@@ -149,10 +163,11 @@ def _make_step_function(
         state: TrainState,
         batch: PyTree,
         seed: Integer[Array, ""],
+        *constants: PyTree,
     ) -> tuple[TrainState, Sums]:
         key = step_key(seed, state.step)
         scale = None if state.loss_scale is None else state.loss_scale.value
-        gradients, sums = gradients_and_sums(state.params, batch, key, scale)
+        gradients, sums = gradients_and_sums(state.params, batch, key, scale, constants)
         # A batch without a count has sums of zero.
         count = jnp.where(sums["count"] == 0, 1, sums["count"])
 
@@ -176,7 +191,7 @@ def _make_step_function(
         )
 
         def value_fn(params: PyTree) -> Array:
-            _, sums = only_sums(params, batch, key)
+            _, sums = only_sums(params, batch, key, constants=constants)
             return per_count(sums["loss"])
 
         loss_arguments = {
@@ -326,21 +341,25 @@ def global_sums(
 ) -> Callable[..., tuple[PyTree, Sums]]:
     """Returns a function that sums a loss, and optionally gradients, over all micro-batches.
 
-    It takes parameters, a batch and a key, and for gradients perhaps a scale of the loss.
+    It takes parameters, a batch and a key, for gradients perhaps a scale of the loss, and perhaps
+    constants, which the loss takes before the parameters.
     """
 
     def on_shard(
-        params: PyTree,
+        params_and_constants: tuple[PyTree, Sequence[PyTree]],
         batch: PyTree,
         key: Array,
         scale: Array | None,
     ) -> tuple[PyTree, Sums]:
+        params, constants = params_and_constants
+        loss_of_params = functools.partial(loss, *constants)
+
         def on_rows(rows: Rows) -> tuple[PyTree, Sums]:
             arrays, row_ids = rows
             randomness = Randomness(key, row_ids)
             if gradients:
-                return gradients_of(loss, params, arrays, randomness, scale)
-            sums = checked_sums(loss(params, arrays, randomness))
+                return gradients_of(loss_of_params, params, arrays, randomness, scale)
+            sums = checked_sums(loss_of_params(params, arrays, randomness))
             return (), sums
 
         shard_rows = jax.tree.leaves(batch)[0].shape[0]
@@ -377,8 +396,9 @@ def global_sums(
         batch: PyTree,
         key: Array,
         scale: Array | None = None,
+        constants: Sequence[PyTree] = (),
     ) -> tuple[PyTree, Sums]:
-        return sum_over_shards(params, batch, key, scale)
+        return sum_over_shards((params, constants), batch, key, scale)
 
     return compute
 

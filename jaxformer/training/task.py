@@ -143,6 +143,15 @@ class Task(Protocol):
           may be pairs: a sum, and the count that it is divided by in reports.
         """
 
+    @property
+    def training_loss(self) -> Loss:
+        """The loss that steps minimize, by default :meth:`loss`, which validations compute.
+
+        It may be a ``jax.tree_util.Partial`` with arguments before the parameters. Their arrays are
+        inputs of the step, without gradients, that no checkpoint holds.
+        """
+        return self.loss
+
     @abc.abstractmethod
     def batches(self, start: int, shards: BatchShards) -> Iterator[PyTree]:
         """Yields batches ``start``, ``start + 1`` and so on, each a pure function of its number.

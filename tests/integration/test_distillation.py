@@ -227,6 +227,13 @@ def check_changed_commands(command, learned_workdir, folder):
         assert words in refused.messages
 
 
+def test_attention_of_other_heads_is_refused_before_translation(command):
+    refused = command("--attention")
+    assert refused.code == 2
+    assert refused.parts == []
+    assert "expected a model of as many heads, 2, got 4; give --config.mod" in refused.messages
+
+
 def test_a_corpus_without_pairs_is_refused():
     limits = {"max_ratio": 3, "min_log_prob": -1}
     # Each row has a source, a target, their lengths in tokens, and a log probability.

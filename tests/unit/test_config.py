@@ -130,6 +130,8 @@ STREAM = Config(
         lora=8,
         lora_alpha=4.0,
         lora_matrices="query,value",
+        teacher="my/teacher",
+        attention_weight=0.5,
     ),
 )
 # Fields that only beam search uses.

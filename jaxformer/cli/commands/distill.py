@@ -1,5 +1,6 @@
 """The command ``distill``: trains a student on translations of its teacher."""
 
+import dataclasses
 from collections.abc import Sequence
 
 from jaxformer.cli.command import Command
@@ -12,6 +13,7 @@ def distill(
     student: str,
     workdir: RunDir,
     monolingual: InputFile | None = None,
+    attention: bool = False,
     max_ratio: float = 3.0,
     min_log_prob: float = -1.0,
     model: ModelOptions,
@@ -26,6 +28,8 @@ def distill(
         --config.FIELD=VALUE overrides its fields
       workdir: run directory of the student, with its text; DIR/quantized is the student in int8
       monolingual: more source text, without references, one sentence per line
+      attention: also learn the attention maps of --teacher, which must have the student's number of
+        heads, and as many layers or more; the weight is --config.training.attention_weight
       max_ratio: most tokens of one side of a pair for each token of the other (default: 3)
       min_log_prob: least log probability of a translation per token (default: -1)
 
@@ -44,6 +48,9 @@ def distill(
     from jaxformer.runs.workdir import Workdir
 
     config = load_config(student, overrides, workdir, tokenizer=str(teacher))
+    if attention:
+        training = dataclasses.replace(config.training, teacher=str(teacher))
+        config = dataclasses.replace(config, training=training)
     run = Workdir(workdir)
     translator = model.load(teacher, search.settings(teacher))
 

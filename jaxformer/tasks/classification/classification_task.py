@@ -31,7 +31,7 @@ from jaxformer.models.encoder import Encoder
 from jaxformer.runs.workdir import Workdir
 from jaxformer.tasks.corpus_task import CorpusTask
 from jaxformer.tasks.dataset import open_dataset
-from jaxformer.tasks.token_task import Output, TokenLoss
+from jaxformer.tasks.token_task import Output, Queries, TokenLoss
 from jaxformer.training.flops import language_model_flops, layers_flops
 from jaxformer.training.losses import class_sums
 from jaxformer.training.task import Loss, Randomness, Sums
@@ -103,6 +103,12 @@ class ClassificationLoss(EncoderLoss):
 
         is_token = batch.tokens != PAD
         return sums | {"tokens": is_token.sum(dtype=jnp.int32)}
+
+    def attention_queries(self, batch: LabeledBatch) -> Queries:
+        """Returns weights of the tokens with a sum of 1 for each text, which counts as much."""
+        is_token = (batch.tokens != PAD).astype(jnp.float32)
+        lengths = is_token.sum(axis=1, keepdims=True)
+        return {("encoder", "self_attention"): is_token / jnp.maximum(lengths, 1)}
 
 
 class MaskedLoss(EncoderLoss):

@@ -50,6 +50,7 @@ PAUSE = 0.3
 class CTranslate2:
     """The peer behind our server."""
 
+    name = "CTranslate2"
     languages = {"en": ["de"]}  # noqa: RUF012
 
     def __init__(self, folder: str, beam: int, threads: int) -> None:

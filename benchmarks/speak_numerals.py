@@ -6,12 +6,14 @@
 writes ``train.npz``, ``valid.npz`` and ``few.npz`` in the folder. The package has eSpeak NG and its
 voices, which are under the GPL; jaxformer itself never needs it. A voice is an accent of English
 with a variant, such as ``en-us+f1``. The voices of ``valid.npz`` are in no other file, and its
-numbers are not in ``train.npz``. ``few.npz`` is a tenth of ``train.npz``.
+numbers are not in ``train.npz``. In training, speed, pitch and melody change with each recording.
+``few.npz`` is a tenth of ``train.npz``.
 """
 
 import ctypes
 import pathlib
 import sys
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,7 +23,15 @@ from jaxformer.data.sound import resample
 RATE = 8000
 NUMBERS = 1000
 ACCENTS = ("en-us", "en", "en-gb-x-rp", "en-029", "en-gb-x-gbclan")
-VARIANTS = ("m1", "m2", "m3", "m4", "m5", "m6", "m7", "f1", "f2", "f3", "f4")
+VARIANTS = (
+    *("m1", "m2", "m3", "m4", "m5", "m6", "m7", "f1", "f2", "f3", "f4"),
+    *("Alex", "Alicia", "Andrea", "Andy", "Denis", "Diogo", "Gene", "Gene2", "Hugo", "Jacky"),
+    *("Lee", "Marco", "Mario", "Mike", "Reed", "Storm", "adam", "anika", "antonio", "aunty"),
+    *("belinda", "benjamin", "boris", "caleb", "david", "ed", "edward", "edward2", "grandma"),
+    *("grandpa", "gustave", "ian", "iven", "iven2", "iven3", "john", "linda", "marcelo", "max"),
+    *("michel", "miguel", "mike2", "norbert", "pablo", "paul", "pedro", "quincy", "rob", "robert"),
+    *("sandro", "shelby", "steph", "steph2", "steph3", "travis", "victor", "zac"),
+)
 HELD_OUT_VOICES = (
     "en-us+m8",
     "en+f5",
@@ -31,10 +41,29 @@ HELD_OUT_VOICES = (
     "en-us-nyc+Michael",
 )
 HELD_OUT_NUMBERS = 100
-TRAINING_VOICES_OF_A_NUMBER = 2
+TRAINING_VOICES_OF_A_NUMBER = 8
 # Of speak_lib.h.
 _SYNCHRONOUS = 2
 _UTF8 = 1
+_SPEED = 1
+_PITCH = 3
+_PITCH_RANGE = 4
+
+
+class Voice(NamedTuple):
+    """A voice, and how it speaks; by default as the synthesizer does.
+
+    Attributes:
+      name: Accent and variant.
+      speed: Words per minute.
+      pitch: 0 to 100.
+      pitch_range: 0 for a monotonous voice, to 100.
+    """
+
+    name: str
+    speed: int = 175
+    pitch: int = 50
+    pitch_range: int = 50
 
 
 class Synthesizer:
@@ -61,10 +90,14 @@ class Synthesizer:
             self._chunks.append(np.ctypeslib.as_array(samples, (count,)).copy())
         return 0
 
-    def speak(self, text: str, voice: str) -> np.ndarray:
+    def speak(self, text: str, voice: Voice) -> np.ndarray:
         """Returns int16 samples at RATE."""
-        if self._library.espeak_SetVoiceByName(voice.encode()):
-            raise RuntimeError(f"eSpeak NG has no voice {voice}")
+        if self._library.espeak_SetVoiceByName(voice.name.encode()):
+            raise RuntimeError(f"eSpeak NG has no voice {voice.name}")
+
+        settings = ((_SPEED, voice.speed), (_PITCH, voice.pitch), (_PITCH_RANGE, voice.pitch_range))
+        for parameter, value in settings:
+            self._library.espeak_SetParameter(parameter, value, 0)
 
         self._chunks.clear()
         content = text.encode() + b"\0"
@@ -74,7 +107,17 @@ class Synthesizer:
         return (resample(samples, self.rate, RATE) * 2**15).clip(-(2**15), 2**15 - 1)
 
 
-def write(path: pathlib.Path, synthesizer: Synthesizer, pairs: list[tuple[int, str]]) -> None:
+def draw_voice(rng: np.random.Generator, name: str) -> Voice:
+    """Returns a voice with a speed, a pitch and a melody that are drawn."""
+    return Voice(
+        name,
+        speed=int(rng.integers(130, 221)),
+        pitch=int(rng.integers(25, 76)),
+        pitch_range=int(rng.integers(20, 81)),
+    )
+
+
+def write(path: pathlib.Path, synthesizer: Synthesizer, pairs: list[tuple[int, Voice]]) -> None:
     """Speaks numbers in voices, with hyphens as spaces in the transcripts."""
     texts = [spell_english(number).replace("-", " ") for number, _ in pairs]
     waves = [
@@ -89,7 +132,7 @@ def write(path: pathlib.Path, synthesizer: Synthesizer, pairs: list[tuple[int, s
         transcripts=np.array(texts),
     )
     seconds = sum(map(len, waves)) / RATE
-    voices = {voice for _, voice in pairs}
+    voices = {voice.name for _, voice in pairs}
     print(f"{path}: {len(waves):,} recordings, {seconds / 60:.1f} minutes, {len(voices)} voices")
 
 
@@ -105,13 +148,13 @@ def main() -> None:
 
     train = []
     for number in numbers[HELD_OUT_NUMBERS:]:
-        for voice in rng.choice(voices, TRAINING_VOICES_OF_A_NUMBER, replace=False):
-            train.append((number, str(voice)))
+        for name in rng.choice(voices, TRAINING_VOICES_OF_A_NUMBER, replace=False):
+            train.append((number, draw_voice(rng, str(name))))
     few = train[::10]
     valid = []
     for number in held_out:
-        for voice in rng.choice(HELD_OUT_VOICES, 2, replace=False):
-            valid.append((number, str(voice)))
+        for name in rng.choice(HELD_OUT_VOICES, 2, replace=False):
+            valid.append((number, Voice(str(name))))
 
     write(folder / "train.npz", synthesizer, train)
     write(folder / "few.npz", synthesizer, few)

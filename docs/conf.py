@@ -12,6 +12,7 @@ import io
 import os
 import pathlib
 import re
+import tomllib
 
 from docutils import nodes
 from docutils.parsers.rst import Directive
@@ -43,6 +44,14 @@ highlight_language = "none"
 html_theme = "furo"
 html_title = f"jaxformer {release}"
 html_copy_source = False
+# Links to the source of each page, if pyproject.toml has an address of the repository.
+metadata = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+if "urls" in metadata:
+    html_theme_options = {
+        "source_repository": metadata["urls"]["Repository"],
+        "source_branch": "main",
+        "source_directory": "",
+    }
 html_show_copyright = False
 myst_heading_anchors = 4
 napoleon_custom_sections = [("Attributes", "params_style")]

@@ -24,6 +24,7 @@ PAGES = (
     "LOG.md",
     "claims.md",
     "claims.zh-CN.md",
+    "corpora.md",
     "data.md",
     "paper.md",
     "paper_map.md",
@@ -37,7 +38,7 @@ PEAKS = {
     "H100 SXM": peak_flops("NVIDIA H100"),
     "H200 SXM": peak_flops("NVIDIA H200"),
 }
-# Seconds per step of 24,576 tokens on either side, from benchmarks/train.py (docs/scaling.md).
+# Seconds per step of 24,576 tokens on either side: docs/training_speed.md, benchmarks/train.py.
 MEASURED = {"H100 SXM": {"base": 0.0373, "big": 0.0850}}
 # Assumptions of the estimates: rows of this length, full batches, and two fractions of the peak.
 SENTENCE = 32

@@ -5,19 +5,20 @@ text, checkpoints and plots.
 
 Config       Config, load_config, ModelConfig, EncoderConfig, BartConfig, BertConfig, CLIPConfig,
              CNNConfig, ConViTConfig, EncoderDecoderConfig, FlamingoConfig, GatoConfig, GPT2Config,
-             LlamaConfig, LongT5Config, StudentConfig, SwinConfig, T5Config, ViTConfig,
-             VisionEncoderDecoderConfig, VisionTextDualEncoderConfig, Wav2Vec2Config, WhisperConfig,
+             LlamaConfig, LongT5Config, SpeechEncoderDecoderConfig, StudentConfig, SwinConfig,
+             T5Config, ViTConfig, VisionEncoderDecoderConfig, VisionTextDualEncoderConfig,
+             Wav2Vec2Config, WhisperConfig,
              DataConfig, StreamConfig, LabeledConfig, AnnotatedConfig, ImagesConfig,
              ImageTextConfig, CaptionsConfig, InterleavedConfig, SpeechConfig,
              TranscriptsConfig, TrainingConfig, MeshConfig
 Models       Transformer, LanguageModel, Encoder, Bart, Bert, CLIP, CNN, ConViT, EncoderDecoder,
-             Flamingo, Gato, GPT2, Llama, LongT5, T5, Student, Swin, ViT, VisionEncoderDecoder,
-             VisionTextDualEncoder, Wav2Vec2, Whisper
+             Flamingo, Gato, GPT2, Llama, LongT5, T5, SpeechEncoderDecoder, Student, Swin, ViT,
+             VisionEncoderDecoder, VisionTextDualEncoder, Wav2Vec2, Whisper
 Layers       MultiHeadAttention, FeedForward, Block, Stack, Residual, LayerNorm, RMSNorm, Dropout,
              Keys, Memory, StackCache, dot_product_attention, sinusoidal_positions,
              rotary_positions, segment_mask, causal_mask, padding_mask
 Search       BeamSearch, Sampling, beam_search, sample, ensemble, BeamResult, gnmt_penalty
-Training     train, make_optimizer, inverse_sqrt_schedule, muon, per_layer, with_ema,
+Training     train, make_optimizer, inverse_sqrt_schedule, muon, per_layer, with_lora, with_ema,
              ema_params, cross_entropy, contrastive_sums
 Tasks        Task, fit, FitConfig, every, Writer, BatchShards, Randomness, dropout_of, class_sums,
              epochs, evaluate_arrays, prefetch, evaluate_loss, make_mesh, init_state,

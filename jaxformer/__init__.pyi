@@ -63,6 +63,8 @@ from jaxformer.models.llama import Llama as Llama
 from jaxformer.models.llama import LlamaConfig as LlamaConfig
 from jaxformer.models.longt5 import LongT5 as LongT5
 from jaxformer.models.longt5 import LongT5Config as LongT5Config
+from jaxformer.models.speech_text import SpeechEncoderDecoder as SpeechEncoderDecoder
+from jaxformer.models.speech_text import SpeechEncoderDecoderConfig as SpeechEncoderDecoderConfig
 from jaxformer.models.student import Student as Student
 from jaxformer.models.student import StudentConfig as StudentConfig
 from jaxformer.models.swin import Swin as Swin
@@ -130,6 +132,7 @@ from jaxformer.training.hooks import every as every
 from jaxformer.training.losses import class_sums as class_sums
 from jaxformer.training.losses import contrastive_sums as contrastive_sums
 from jaxformer.training.losses import cross_entropy as cross_entropy
+from jaxformer.training.low_rank import with_lora as with_lora
 from jaxformer.training.mesh import make_mesh as make_mesh
 from jaxformer.training.optimizer import inverse_sqrt_schedule as inverse_sqrt_schedule
 from jaxformer.training.optimizer import muon as muon

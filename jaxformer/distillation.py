@@ -10,7 +10,6 @@ import hashlib
 import json
 import pathlib
 import re
-import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeAlias
@@ -34,6 +33,7 @@ from jaxformer.runs.manifest import Manifest
 from jaxformer.runs.workdir import Workdir, read_workdir_object
 from jaxformer.search import serialization
 from jaxformer.tasks.initialization import tokenizer_of_run
+from jaxformer.waits import log_stream
 
 Sources: TypeAlias = list[tuple[str, list[str]]]  # with their references
 # Source, translation ("" if there is none), their numbers of tokens, and log probability.
@@ -149,7 +149,7 @@ def _translate(teacher: Translator, sources: Sources, folder: pathlib.Path) -> I
     num_earlier = len(list(folder.glob("*.jsonl")))
     if num_earlier:
         message += f"; {num_earlier:,} of these are from an earlier call"
-    print(message, file=sys.stderr)
+    print(message, file=log_stream())
 
     began = time.monotonic()
     num_translated = 0  # in this call
@@ -168,7 +168,7 @@ def _translate(teacher: Translator, sources: Sources, folder: pathlib.Path) -> I
             seconds_left = (len(sources) - end) / rate
             left = tqdm.format_interval(int(seconds_left))
             message = f"translated {end:,} of {len(sources):,} sources, {rate:.1f} sentences/s"
-            print(f"{message}, {left} left", file=sys.stderr)
+            print(f"{message}, {left} left", file=log_stream())
 
         for line in read_file(path):
             yield json.loads(line)
@@ -279,5 +279,5 @@ def filter_rows(
     line = f"{len(kept):,} of {num_pairs:,} pairs kept; removed: {reasons}"
     if not kept:
         raise UserError(f"expected sentences to train on: {line}")
-    print(line, file=sys.stderr)
+    print(line, file=log_stream())
     return kept

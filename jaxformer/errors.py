@@ -99,7 +99,7 @@ class SomeLinesError(Exception):
 def exit_code(command: Callable[[], None]) -> int:
     """Runs a command, reports errors as one line on standard error, and returns the exit code.
 
-    The exit codes of all commands are in docs/training.md. If the reader of standard error has
+    The exit codes of all commands are in docs/runs.md. If the reader of standard error has
     exited, the command keeps running, without messages and progress bars. Its standard output is
     UTF-8, whatever the locale, as are all files it writes.
     """

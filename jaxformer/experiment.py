@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import pathlib
-import sys
 from collections.abc import Callable, Sequence
 
 import jax
@@ -31,12 +30,13 @@ from jaxformer.tasks.token_task import NetworkTask, task_class
 from jaxformer.training.averaging import EvaluatedParams, ema_params, with_ema
 from jaxformer.training.fitting import Run
 from jaxformer.training.hooks import Hook
+from jaxformer.training.low_rank import describe_trained, with_lora
 from jaxformer.training.mesh import make_mesh
 from jaxformer.training.optimizer import configured_optimizer, configured_schedule, freeze
 from jaxformer.training.replay import ReplayedStep, replay_step
 from jaxformer.training.settings import DECAYING, FitConfig
 from jaxformer.training.train_state import TrainState
-from jaxformer.waits import announce
+from jaxformer.waits import announce, log_stream
 
 
 def train(
@@ -57,8 +57,8 @@ def train(
       corpus: Your own sentence pairs, instead of the config's; ``data.train`` and ``data.valid``
         name its splits. A resumed run must be given the same corpus.
       optimizer: Any optax transformation, instead of the config's; some need
-        :func:`~jaxformer.per_layer`. ``training.freeze`` and ``training.ema_decay`` apply to it,
-        too. A resumed run must be given the same one.
+        :func:`~jaxformer.per_layer`. ``training.freeze``, ``training.lora`` and
+        ``training.ema_decay`` apply to it, too. A resumed run must be given the same one.
       hooks: As for :func:`~jaxformer.fit`.
       writers: As for :func:`~jaxformer.fit`.
       evaluated: As for :func:`~jaxformer.fit`, for your own ``optimizer``.
@@ -113,10 +113,10 @@ def _evaluated_params(
     if given is None:
         return ema_params if training.ema_decay else None
 
-    if training.freeze or training.ema_decay:
+    if training.freeze or training.lora or training.ema_decay:
         raise UserError(
-            "evaluated: expected training.freeze and training.ema_decay to be left out, since "
-            "they wrap the state of the optimizer; build both into the optimizer"
+            "evaluated: expected training.freeze, training.lora and training.ema_decay to be left "
+            "out, since they wrap the state of the optimizer; build them into the optimizer"
         )
     return given
 
@@ -162,7 +162,7 @@ def check_experiment(config: Config, folder: Workdir) -> None:
         )
     if processes.is_primary():
         for line in advice:
-            print(line, file=sys.stderr)
+            print(line, file=log_stream())
 
 
 def _advise_new_run(training: TrainingConfig) -> list[str]:
@@ -267,6 +267,8 @@ def make_optimizer(config: Config) -> optax.GradientTransformation:
     loop_settings = {field.name: field.default for field in dataclasses.fields(FitConfig)}
     if training.schedule in DECAYING:
         loop_settings["steps"] = training.steps
+    if training.lora:
+        loop_settings["seed"] = training.seed
     training = dataclasses.replace(training, **loop_settings)
     return _make_optimizer(training, config.model, config.kind)
 
@@ -278,7 +280,10 @@ def _make_optimizer(
     kind: Kind,
 ) -> optax.GradientTransformation:
     describe = functools.partial(describe_model, model, kind)
-    optimizer = configured_optimizer(training, model.d_model, describe)
+    describe_own = describe
+    if training.lora:
+        describe_own = functools.partial(describe_trained, describe(), training.lora_matrices)
+    optimizer = configured_optimizer(training, model.d_model, describe_own)
     return _complete(optimizer, training, describe)
 
 
@@ -287,8 +292,17 @@ def _complete(
     training: TrainingConfig,
     describe: Callable[[], PyTree],
 ) -> optax.GradientTransformation:
-    """Returns the optimizer with the settings that apply to any: ``freeze`` and ``ema_decay``."""
+    """Returns the optimizer with the settings that apply to any: freezing, adapters, an average."""
     optimizer = freeze(optimizer, training.freeze, describe)
+    if training.lora:
+        optimizer = with_lora(
+            optimizer,
+            describe(),
+            training.lora,
+            alpha=training.lora_alpha,
+            matrices=training.lora_matrices,
+            seed=training.seed,
+        )
     if training.ema_decay is None:
         return optimizer
     return with_ema(optimizer, training.ema_decay)

@@ -12,6 +12,7 @@ PURPOSES = {
     "parquet": "WMT14, and data in Parquet files",
     "interop": "models in the formats of other systems",
     "ctranslate2": "jaxformer export ctranslate2",
+    "sentences": "--split of jaxformer translate and serve",
     "serve": "jaxformer serve",
     "vision": "PNG and JPEG files, digits of scikit-learn, jaxformer classify --baselines",
     "tensorboard": "TensorBoard files",

@@ -84,7 +84,7 @@ def memory_savings(config: Config, devices: int) -> Iterator[dict[str, Any]]:
         settings["training.gradient_accumulation"] = training.gradient_accumulation * factor
         yield dict(settings)
 
-    # Only the policies that keep less than the config's.
+    # Other policies help only if they keep less than the config's.
     policies = ("none", "dots", "layer")
     for remat in policies[policies.index(training.remat) + 1 :]:
         settings["training.remat"] = remat

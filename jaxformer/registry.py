@@ -45,7 +45,7 @@ def find_values(package: ModuleType, cls: type[T]) -> tuple[T, ...]:
 
 
 def find_classes(package: ModuleType, cls: type[T]) -> tuple[type[T], ...]:
-    """Returns the subclasses of a class that can be instantiated; otherwise as find_values."""
+    """Returns the subclasses that can be instantiated, in the order of :func:`find_values`."""
     path = tuple(package.__path__)
     return _find(package, path, cls, _is_concrete_subclass)
 
@@ -69,7 +69,7 @@ def _find(
     belongs_to: Callable[[Any, type], bool],
 ) -> tuple[Any, ...]:
     """Returns the public values that belong to a class; cached until the package's path changes."""
-    # A value is in each module that imports it, too; its identity finds it once.
+    # A value is in the modules that import it, too, but counts once.
     found: dict[int, Any] = {}
     for value in _public_values(package):
         if belongs_to(value, cls):

@@ -1,16 +1,26 @@
-"""Lines about work that takes longer than a few seconds without any other output."""
+"""Lines about work: where they go, and those about work that takes long without other output."""
 
 import contextlib
 import sys
 import threading
 from collections.abc import Iterator
+from typing import TextIO
 
 SECONDS = 5.0  # work that is faster needs no line
 
 
+def log_stream() -> TextIO:
+    """Returns the stream of lines about work: standard error, but standard output in notebooks.
+
+    Notebooks show standard error in red, as if a run that trains had failed.
+    """
+    is_notebook = type(sys.stderr).__module__ == "ipykernel.iostream"
+    return sys.stdout if is_notebook else sys.stderr
+
+
 @contextlib.contextmanager
 def announce(work: str) -> Iterator[None]:
-    """Prints a description of the block to standard error if it takes longer than a few seconds.
+    """Logs a description of the block if it takes longer than a few seconds.
 
     >>> with announce("reading the data"):
     ...     pass  # too fast for a line
@@ -21,7 +31,7 @@ def announce(work: str) -> Iterator[None]:
         from tqdm import tqdm
 
         with contextlib.suppress(OSError, ValueError):  # Standard error may be closed.
-            tqdm.write(f"{work} ...", file=sys.stderr)
+            tqdm.write(f"{work} ...", file=log_stream())
 
     timer = threading.Timer(SECONDS, write)
     timer.daemon = True

@@ -11,16 +11,8 @@
 import ast
 import inspect
 import pathlib
-import subprocess
-import sys
 import textwrap
 
-# Where jaxformer is not installed, name a clone, a wheel, or git+https://... of a repository.
-SOURCE = ""
-if SOURCE:
-    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", SOURCE], check=True)
-
-# %%
 import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt

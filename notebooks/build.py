@@ -1,12 +1,17 @@
 """Builds the notebooks from the scripts beside this file, and runs them: ``make notebooks``.
 
-Cells begin with ``# %%``, as in jupytext's percent format. A notebook that has the cells of its
-script already keeps its outputs. The one for Colab is not run, since it belongs on a TPU.
+Cells begin with ``# %%``, as in jupytext's percent format. The second cell of each notebook is
+``install.py``. A notebook that has the cells of its script already keeps its outputs. The one for
+Colab is not run, since it belongs on a TPU.
+
+If pyproject.toml has an address of the repository, the notebooks install from it, and link to
+themselves in Colab.
 """
 
 import pathlib
 import sys
 import tempfile
+import tomllib
 from typing import Any
 
 import jupytext
@@ -16,6 +21,10 @@ import nbformat
 FOLDER = pathlib.Path(__file__).parent
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 NOT_RUN = {"colab_tpu"}
+PROJECT = tomllib.loads((FOLDER.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+REPOSITORY = PROJECT.get("urls", {}).get("Repository", "")  # "" until there is an address
+GITHUB = "https://github.com/"
+COLAB = "https://colab.research.google.com/github/"
 
 
 def scripts() -> list[pathlib.Path]:
@@ -25,15 +34,31 @@ def scripts() -> list[pathlib.Path]:
     )
 
 
-def build(script: pathlib.Path) -> Any:
+def build(script: pathlib.Path, repository: str = REPOSITORY) -> Any:
     """Returns the notebook of a script, without outputs."""
     notebook = jupytext.read(script, fmt="py:percent")
     del notebook.metadata["jupytext"]
     notebook.metadata["kernelspec"] = KERNEL
+
+    title = notebook.cells[0]
+    if repository.startswith(GITHUB):
+        place = repository.removeprefix(GITHUB).rstrip("/")
+        address = f"{COLAB}{place}/blob/main/notebooks/{script.stem}.ipynb"
+        title.source += f"\n\n[Open in Colab]({address})"
+    notebook.cells.insert(1, nbformat.v4.new_code_cell(install_cell(repository)))
+
     for number, cell in enumerate(notebook.cells):
         cell["id"] = f"cell-{number}"
     nbformat.validate(notebook)
     return notebook
+
+
+def install_cell(repository: str = REPOSITORY) -> str:
+    """Returns the source of the cell that installs jaxformer."""
+    source = (FOLDER / "install.py").read_text(encoding="utf-8").rstrip()
+    if not repository:
+        return source
+    return source.replace('SOURCE = ""', f'SOURCE = "git+{repository}"')
 
 
 def without_outputs(notebook: Any) -> Any:

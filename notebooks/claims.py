@@ -6,15 +6,6 @@
 # claims. No cell needs data or a trained model.
 
 # %%
-import subprocess
-import sys
-
-# Where jaxformer is not installed, name a clone, or a repository: "git+https://...".
-SOURCE = ""
-if SOURCE:
-    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", SOURCE], check=True)
-
-# %%
 import pathlib
 
 from IPython.display import Image, Markdown, display

@@ -18,16 +18,6 @@
 # delete its disk and run it again; and they check that the installation below leaves every package
 # of Colab's CPU, GPU and TPU machines as it is. It has not been run on a TPU.
 
-# %%
-import pathlib
-import subprocess
-import sys
-
-# Where jaxformer is not installed, name a clone, a wheel, or git+https://... of a repository.
-SOURCE = ""
-if SOURCE:
-    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", SOURCE], check=True)
-
 # %% [markdown]
 # ## The chips
 
@@ -43,6 +33,8 @@ print(f"{jax.device_count()} x {jax.devices()[0].device_kind}")
 # copy may be on any mounted folder.
 
 # %%
+import pathlib
+
 WORKDIR = pathlib.Path("runs/colab")
 try:
     from google.colab import drive

@@ -8,16 +8,6 @@
 # [Pictures and text](../docs/pictures_and_text.md).
 
 # %%
-import subprocess
-import sys
-
-# Where jaxformer is not installed, name a clone, such as "/path/to/jaxformer[plots,vision]", or a
-# repository: "jaxformer[plots,vision] @ git+https://...".
-SOURCE = ""
-if SOURCE:
-    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", SOURCE], check=True)
-
-# %%
 import dataclasses
 
 import jax

@@ -6,17 +6,6 @@
 # never saw, and looks at its attention. It takes two minutes on two CPU cores and needs no
 # download.
 
-# %%
-import pathlib
-import subprocess
-import sys
-
-# Where jaxformer is not installed, name a clone, such as "/path/to/jaxformer[plots]", or a
-# repository: "jaxformer[plots] @ git+https://...".
-SOURCE = ""
-if SOURCE:
-    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", SOURCE], check=True)
-
 # %% [markdown]
 # ## Translate at once
 #
@@ -63,12 +52,15 @@ state = train(config, "runs/quickstart")
 # The run directory holds everything: the config, the tokenizer, checkpoints and metrics.
 
 # %%
+import pathlib
+
 from IPython.display import Image
 
 from jaxformer.plots.learning_curve import learning_curve, read_metrics
 
 picture = pathlib.Path("runs/quickstart/learning_curve.png")
-learning_curve(read_metrics(pathlib.Path("runs/quickstart/metrics.jsonl")), picture)
+reports = read_metrics(pathlib.Path("runs/quickstart/metrics.jsonl"))
+learning_curve({"quickstart": reports}, picture)
 Image(str(picture), width=800)
 
 # %% [markdown]

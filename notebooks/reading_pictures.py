@@ -6,16 +6,6 @@
 # match pictures with texts, recognize numbers that they never saw. It takes a few minutes on two
 # CPU cores and needs no download.
 
-# %%
-import subprocess
-import sys
-
-# Where jaxformer is not installed, name a clone, such as "/path/to/jaxformer[plots,vision]", or a
-# repository: "jaxformer[plots,vision] @ git+https://...".
-SOURCE = ""
-if SOURCE:
-    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", SOURCE], check=True)
-
 # %% [markdown]
 # ## The data
 #

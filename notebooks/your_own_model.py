@@ -5,15 +5,6 @@
 # model that converts numbers to Roman numerals, train it with `fit`, decode it with `beam_search`,
 # and fine-tune it to another notation. It takes a minute on two CPU cores.
 
-# %%
-import subprocess
-import sys
-
-# Where jaxformer is not installed, name a clone, or a repository: "git+https://...".
-SOURCE = ""
-if SOURCE:
-    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", SOURCE], check=True)
-
 # %% [markdown]
 # ## The model
 #

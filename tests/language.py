@@ -7,7 +7,6 @@ prints a line for each place to change, and fails if there is one. ``make lint``
 
 import ast
 import collections
-import itertools
 import pathlib
 import re
 import subprocess
@@ -23,7 +22,7 @@ PHRASES = re.compile(
     r"|some(?:body|one) else|in peace|strangers?|files of others|may not expect|needs not)\b",
     re.IGNORECASE,
 )
-# Translated phrases, and what to write instead.
+# Translated phrases, and what to write instead, such as "an epoch per row" for "one epoch a row".
 PLAIN = {
     r"last (?:layer )?but one": "second-to-last",
     r"one (?!is|has|of|with|in|for|at)\w+ an? (?:row|line|word|sentence|batch|epoch)": "per",
@@ -61,14 +60,17 @@ ALLOWED = re.compile(r"tests/language\.py|^docs/table3/|^LICENSE|requirements")
 
 def main() -> int:
     """Prints what is found, and returns the exit code."""
-    of_files = map(complaints, files())
-    found = [*itertools.chain.from_iterable(of_files), *shared_names()]
+    found = []
+    for path in files():
+        found += complaints(path)
+    found += shared_names()
+
     print("\n".join(found) or "language: nothing to change")
-    return bool(found)
+    return 1 if found else 0
 
 
 def files() -> Iterator[pathlib.Path]:
-    """All text files of the project but data of tests and of the model that comes with it."""
+    """Yields the text files of the project, without data of tests and the pretrained model."""
     others = (":!tests/fixtures", ":!jaxformer/pretrained/tatoeba_en_de")
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", *others]
     listed = subprocess.run(command, capture_output=True, text=True, check=True, cwd=PROJECT)
@@ -79,7 +81,7 @@ def files() -> Iterator[pathlib.Path]:
 
 
 def complaints(path: pathlib.Path) -> Iterator[str]:
-    """What to change in a file, a line each."""
+    """Yields a line for each place to change in a file."""
     text = path.read_text(encoding="utf-8")
     name = path.relative_to(PROJECT)
     for number, line in enumerate(text.splitlines(), 1):
@@ -118,11 +120,16 @@ def openings(tree: ast.Module, name: pathlib.Path) -> Iterator[str]:
 
 def bare_names(tree: ast.Module, name: pathlib.Path) -> Iterator[str]:
     """Yields a line for each function or method whose name is a bare participle or verb."""
-    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
-    for node in itertools.chain(tree.body, *(node.body for node in classes)):
-        function = node.name if isinstance(node, ast.FunctionDef) else ""
-        if BARE.fullmatch(function) and function not in NOUNS:
-            yield f"{name}:{node.lineno}: name {function!r} after what it does, with an object"
+    nodes = list(tree.body)
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef):
+            nodes += node.body
+
+    for node in nodes:
+        if not isinstance(node, ast.FunctionDef):
+            continue
+        if BARE.fullmatch(node.name) and node.name not in NOUNS:
+            yield f"{name}:{node.lineno}: name {node.name!r} after what it does, with an object"
 
 
 def shared_names() -> Iterator[str]:

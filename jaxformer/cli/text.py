@@ -168,6 +168,12 @@ class PrefixOptions:
         if self.prefix is not None and self.prefixes is not None:
             raise UserError("--prefix and --prefixes exclude each other; leave one of them out")
 
+    def check_none(self, option: str, reason: str) -> None:
+        """Refuses prefixes beside an option, for a reason."""
+        if self.prefix is not None or self.prefixes is not None:
+            flag = "--prefix" if self.prefix is not None else "--prefixes"
+            raise UserError(f"{flag} excludes {option}, which {reason}; leave one of them out")
+
     def text(self, path: pathlib.Path | None) -> Text:
         """Returns the text of a file or of standard input, with the prefix of each line."""
         text = read_text(path)

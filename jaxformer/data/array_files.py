@@ -28,7 +28,7 @@ def read_arrays(path: pathlib.Path, names: Collection[str]) -> ArrayFile:
       UserError: There is no such file, or it is damaged, or has objects that are not arrays.
     """
     place = f"{path}: expected an .npz file of arrays"
-    # Of any exception, from zipfile, zlib or numpy.
+    # Damage raises exceptions of any type, from zipfile, zlib or numpy.
     with explain_read_errors(path), open_file(path) as stream, prefix_errors(place, Exception):
         if not zipfile.is_zipfile(stream):
             raise ValueError("it is not a zip archive")

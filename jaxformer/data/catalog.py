@@ -175,7 +175,7 @@ CATALOG = {
         size="1.5 MB",
         license="LDC fragment, non-commercial",
         urls={"treebank.zip": f"{_RAW}/nltk/nltk_data/gh-pages/packages/corpora/treebank.zip"},
-        # From the index of NLTK's data.
+        # The hash is in the index of NLTK's data.
         hashes={"treebank.zip": "md5:78c24a97940c2504d0ad35dd3f8a560b"},
         downloads="downloads/wsj-sample",
         prepare=preparation.wsj_sample,

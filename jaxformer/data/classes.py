@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 
 from jaxformer.data.findings import list_first
 from jaxformer.errors import UserError
 
 _MOST_NAMES = 10
-# Fewer examples may well have a class each.
+# In a smaller split, nearly every example may rightly have a class of its own.
 _FEW_EXAMPLES = 20
 
 
@@ -21,7 +21,7 @@ def check_variety(train: str, classes: int, examples: int) -> None:
             "one class; mix examples that are sorted by class before they are split"
         )
 
-    if examples >= _FEW_EXAMPLES and 2 * classes > examples:
+    if examples >= _FEW_EXAMPLES and examples / classes < 2:
         raise UserError(
             f"{train}: expected several examples of each class, but nearly every one has a label "
             f"of its own: {classes:,} labels of {examples:,} examples; check where the labels are"
@@ -63,7 +63,7 @@ def describe_classes(
     return notes
 
 
-def _list_names(names: Sequence[str], chosen: np.ndarray) -> str:
-    found = [name for name, wanted in zip(names, chosen, strict=True) if wanted]
+def _list_names(names: Sequence[str], is_listed: Bool[np.ndarray, " C"]) -> str:
+    found = [name for name, listed in zip(names, is_listed, strict=True) if listed]
     first = found[:_MOST_NAMES]
     return list_first(first, len(found))

@@ -21,7 +21,7 @@ def pack(
     side = row_length + 1
     classes = length_class(src_lengths, tgt_lengths, row_length)
     counts_of_classes = np.bincount(classes, minlength=side * side)
-    left = counts_of_classes.reshape(side, side)
+    left = counts_of_classes.reshape(side, side)  # by source and target length
 
     slots = []
     sizes = []
@@ -29,10 +29,10 @@ def pack(
         row = _fill_row(left)
 
         # The same row is used until the pairs of one of its classes run out.
-        pairs, counts = np.unique(row, return_counts=True)
-        most_times = left.flat[pairs] // counts
+        row_classes, counts = np.unique(row, return_counts=True)
+        most_times = left.flat[row_classes] // counts
         times = int(most_times.min())
-        left.flat[pairs] -= times * counts
+        left.flat[row_classes] -= times * counts
 
         slots.append(np.tile(row, times))
         sizes.append(np.full(times, len(row)))
@@ -48,10 +48,9 @@ def length_class(
     tgt_lengths: np.ndarray,
     row_length: int,
 ) -> np.ndarray:
-    """Returns one number for the two lengths of a pair."""
+    """Returns one number for the two lengths of a pair: its index in a flattened square of them."""
     side = row_length + 1
-    first_of_source = np.asarray(src_lengths) * side
-    return first_of_source + tgt_lengths
+    return np.asarray(src_lengths) * side + tgt_lengths
 
 
 def _fill_row(left: np.ndarray) -> list[int]:
@@ -72,11 +71,11 @@ def _fill_row(left: np.ndarray) -> list[int]:
         tgt_product = tgt_free * lengths[tgt_that_fit]
         fit = src_product[:, None] + tgt_product
 
-        is_left = left[src_that_fit, tgt_that_fit]
+        is_left = left[src_that_fit, tgt_that_fit] > 0
         fit = np.where(is_left, fit, -1)
 
         best = int(fit.argmax())
-        src, tgt = divmod(best, fit.shape[1])
+        src, tgt = divmod(best, tgt_free + 1)
         if fit[src, tgt] < 0:
             return row
 

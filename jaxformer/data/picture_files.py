@@ -100,7 +100,7 @@ def read_picture(path: pathlib.Path, form: PictureForm) -> UInt8[np.ndarray, "Y 
     import PIL.ImageOps
 
     place = f"{path}: expected a PNG or JPEG file"
-    # Of any type, depending on what is damaged; a warning of a very large picture is one, too.
+    # Damage raises exceptions of any type; a warning of a very large picture is one, too.
     with (
         explain_read_errors(path),
         open_file(path) as stream,

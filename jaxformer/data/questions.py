@@ -59,10 +59,12 @@ class Window(NamedTuple):
     spans: list[tuple[int, int]]
 
     def places(self, answer: Span | None) -> tuple[int, int]:
-        """Returns the first and the last token of an answer; twice 0, of [CLS], if it has none.
+        """Returns the first and the last token of an answer: (0, 0), [CLS], if it is not here.
 
+        >>> tokens = [2, 9, 1, 5, 6, 7, 1]
+        >>> types = [0, 0, 0, 1, 1, 1, 1]
         >>> spans = [(0, 1), (2, 5), (6, 9)]
-        >>> window = Window([2, 9, 1, 5, 6, 7, 1], [0, 0, 0, 1, 1, 1, 1], 3, spans)
+        >>> window = Window(tokens, types, first=3, spans=spans)
         >>> window.places(Span(2, 9)), window.places(Span(2, 4)), window.places(Span(8, 12))
         ((4, 5), (4, 4), (0, 0))
         """
@@ -78,7 +80,7 @@ class Window(NamedTuple):
         # Tokens may begin before the answer, and end behind it.
         first = max(number for number, start in enumerate(starts) if start <= answer.start)
         last = min(number for number, end in enumerate(ends) if end >= answer.end)
-        last = max(first, last)
+        last = max(first, last)  # for an answer between two tokens
         return self.first + first, self.first + last
 
 
@@ -102,7 +104,7 @@ def make_windows(
     ids = aligned.ids
     types = aligned.types
 
-    # The text is tokens[first:end]; the question and special tokens are around it.
+    # The text is ids[first:end]; the question, which is text 0, and special tokens are around it.
     of_text = [number for number, owner in enumerate(aligned.texts) if owner == 1]
     if of_text:
         first = of_text[0]
@@ -121,8 +123,9 @@ def make_windows(
 
     shared = min(stride, size // 2)
     step = size - shared
+    last_start = max(first, end - 1)  # An empty text has one window, too.
     windows = []
-    for start in range(first, max(end, first + 1), step):
+    for start in range(first, last_start + 1, step):
         stop = min(start + size, end)
         window = Window(
             tokens=[*ids[:first], *ids[start:stop], *ids[end:]],

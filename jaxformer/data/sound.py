@@ -88,7 +88,7 @@ def read_sound(path: pathlib.Path) -> Sound:
     _check_size(path, content)
 
     place = f"{path}: expected a WAV file"
-    # Of any exception, from struct or numpy.
+    # Damage raises exceptions of any type, from struct or numpy.
     with prefix_errors(place, Exception):
         rate, channels = _decode(content)
 

@@ -55,7 +55,7 @@ class Vocabulary(abc.ABC):
     target_symbols = False  # Targets are symbols, such as labels, with ``_symbols`` as ids.
     # Stands for masked tokens; no text contains BOS. None for a foreign model without a mask.
     mask_token: int | None = BOS
-    # Such as ">>deu<<", for imported models with several target languages.
+    # Codes such as ">>deu<<", for imported models with several target languages.
     language_codes: tuple[str, ...] = ()
     # Begin each target of such a model; the search neither chooses them nor counts their log_prob.
     target_start: tuple[int, ...] = ()

@@ -248,7 +248,7 @@ def _moses_metrics(language: str) -> dict[str, MetricDefinition]:
         return " ".join(tokens)
 
     def split_words(line: str) -> str:
-        # As the paper's script does, which keeps the second hyphen of "a-b-c".
+        # The paper's script also keeps the second hyphen of "a-b-c".
         words = tokenized(punctuation.replace_unicode_punct(line))
         return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", words)
 

@@ -1,7 +1,7 @@
 """The decoder of all uses of trained models: translation, generation, alignment and scores.
 
 A :class:`Plan` makes batches of items and decodes each with the programs of its own, and the
-:class:`Decoder` runs it. There are four:
+:class:`Decoder` runs it. There are four plans:
 
 - :class:`~jaxformer.inference.stages.Stages` translates sources, by length, in two stages.
 - :class:`~jaxformer.inference.array_inputs.ArrayInputs` reads arrays of a fixed shape, as pictures.
@@ -117,8 +117,8 @@ class Decoder(Generic[Item, Shape, Result]):
         """Returns a program of a search with its first arguments given.
 
         Args:
-          program: A function of models, a search and a shape, which are static, the search's
-            numbers, and arrays.
+          program: A function of models, a search, a shape, the search's numbers, and arrays. The
+            search and the shape are static.
           shape: A shape of the plan, with a ``capacity``: most tokens of a hypothesis.
           rows: Number of items of the program's batch, which may be fewer than the shape's.
         """

@@ -91,9 +91,9 @@ class KeptProgram:
         programs: dict[Hashable, Callable[..., list[Array]]],
         args: tuple[Any, ...],
     ) -> list[Array]:
-        function, leaves, key = self._describe(args)
+        function, leaves, arguments_key = self._describe(args)
         devices = _devices(leaves)
-        key = (self._name, (key, devices))
+        key = (self._name, (arguments_key, devices))
         with self._lock:  # so that one of several threads traces and compiles it
             if key not in programs:
                 path = None
@@ -109,7 +109,7 @@ class KeptProgram:
         """Returns the structure of the function's result, without computing it."""
         function, leaves, key = self._describe(args)
         if key not in self._structures:
-            # A trace of the function notes the structure.
+            # When the function of ``_describe`` is traced, it notes the structure.
             jax.eval_shape(function, *leaves)
         return self._structures[key]
 
@@ -186,7 +186,8 @@ def _open(
     lowered = jitted.lower(*leaves)
     with _without_jax_cache():
         program = lowered.compile()
-    if "callback" in lowered.as_text():  # a pointer into this process
+    # A callback is a pointer into this process.
+    if "callback" in lowered.as_text():
         return program
 
     content, _, results = serialize_executable.serialize(program)
@@ -226,11 +227,12 @@ def _read(path: pathlib.Path, leaves: list[Any]) -> Callable[..., list[Array]] |
         return None
 
     num_results = int.from_bytes(content[:4], "little")
-    # Of the positional arguments and the keywords, and of the list of results.
-    arguments = jax.tree.structure((tuple(leaves), {}))
+    program = content[4:]
+    no_keywords = {}
+    arguments = jax.tree.structure((tuple(leaves), no_keywords))
     results = jax.tree.structure([0] * num_results)
     return serialize_executable.deserialize_and_load(
-        content[4:],
+        program,
         arguments,
         results,
         execution_devices=[*_devices(leaves)],
@@ -279,7 +281,9 @@ def _digest(content: bytes) -> bytes:
         flax.__version__,
         code_digest(),
     )
-    processor = sorted(cpu_features()) or platform.uname()
+    processor = sorted(cpu_features())
+    if not processor:
+        processor = platform.uname()
     made_with = (versions, os.environ.get("XLA_FLAGS"), processor)
 
     digest = hashlib.sha256(repr(made_with).encode())

@@ -1,5 +1,6 @@
 """Translation of text with a trained model (section 6.1)."""
 
+import itertools
 import pathlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import SupportsIndex
@@ -8,8 +9,9 @@ from jaxtyping import PyTree
 
 from jaxformer import pretrained
 from jaxformer.checks import check_same_length, check_texts, check_tokens, check_unicode
-from jaxformer.config import Config
+from jaxformer.config import Config, DataConfig
 from jaxformer.data.characters import replace_controls
+from jaxformer.data.sentences import join_sentences, split_sentences
 from jaxformer.data.tokenizer import EOS, Vocabulary
 from jaxformer.errors import UserError, prefix_errors
 from jaxformer.files import model_path
@@ -130,6 +132,57 @@ class Translator(AutoregressivePredictor):
             return n_best[0].text if n_best else ""
 
         return [text_of(n_best) for n_best in hypotheses]
+
+    def translate_paragraphs(self, paragraphs: Sequence[str]) -> list[str]:
+        """Returns the best translation of every paragraph, sentence by sentence.
+
+        >>> Translator.load().translate_paragraphs(["Where is the station? I am tired."])
+        ['Wo ist der Bahnhof? Ich bin müde.']
+
+        Raises:
+          UserError: As :meth:`split_sentences` and :meth:`hypotheses` do.
+        """
+        texts = check_texts(paragraphs, "paragraphs")
+        split = [self.split_sentences(text, f"paragraphs:{n}") for n, text in enumerate(texts, 1)]
+        translations = iter(self.translate([each for sentences in split for each in sentences]))
+
+        joined = []
+        for sentences in split:
+            own = itertools.islice(translations, len(sentences))
+            joined.append(self.join_sentences(own))
+        return joined
+
+    def split_sentences(self, paragraph: str, place: str = "paragraph") -> list[str]:
+        """Returns the sentences of a paragraph, by the rules of the source language.
+
+        Error messages begin with ``place``.
+
+        Raises:
+          UserError: The package sentencex is missing, the model is not a translator from one
+            language to another, or the text is not valid Unicode.
+        """
+        source, _ = self._language_pair()
+        return split_sentences(paragraph, source, place)
+
+    def join_sentences(self, translations: Iterable[str]) -> str:
+        """Returns the paragraph of some translations; Chinese and Japanese have no spaces."""
+        _, target = self._language_pair()
+        return join_sentences(translations, target)
+
+    def _language_pair(self) -> tuple[str, str]:
+        """Returns the codes of the source and the target language."""
+        data = self.config.data
+        if self.config.kind is not TRANSLATION or not isinstance(data, DataConfig):
+            raise UserError(
+                f"expected a translator to split text for, got {self.config.kind.description}"
+            )
+        if self.tokenizer.language_codes:
+            raise UserError(
+                "expected a model with one target language to split text for, got one whose "
+                "sentences begin with a code such as "
+                f"{next(iter(self.tokenizer.language_codes))}; write a sentence on each line"
+            )
+        return data.source_language, data.target_language
 
     def hypotheses(
         self,
@@ -362,6 +415,6 @@ class Translator(AutoregressivePredictor):
         if len(ids) > most:
             raise UserError(
                 f"{place}: expected at most {most} tokens (model.max_length), got "
-                f"{len(ids)}; split it into sentences"
+                f"{len(ids)}; with --split, jaxformer translate and serve split it into sentences"
             )
         return [*ids, end] if ids else []

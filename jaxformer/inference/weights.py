@@ -155,7 +155,7 @@ class Predictor:
     def __repr__(self) -> str:
         name = type(self).__name__
         kind = self.config.kind.description
-        # Without the scales of int8.
+        # The scales of int8 do not count as parameters.
         params = jax.eval_shape(dequantize, self.params)
         size = sum(leaf.size for leaf in jax.tree.leaves(params))
         outputs = self._describe_outputs()

@@ -46,8 +46,27 @@ def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
     Raises:
       UserError: CTranslate2 cannot represent the model or its search.
     """
+    search = formats.check_search(model.config, "CTranslate2")
+    config = save_model(model, folder)
+    formats.write_tokenizer(model, folder)
+
+    code = _CODE.format(_search_options(search, config))
+    return Usage(
+        format="CTranslate2",
+        requires="ctranslate2 sentencepiece",
+        code=code,
+        notes=_NOTES,
+    )
+
+
+def save_model(model: TrainedModel, folder: pathlib.Path) -> ModelConfig:
+    """Writes the files that CTranslate2 loads, without a tokenizer, and returns the model's sizes.
+
+    Raises:
+      UserError: CTranslate2 cannot represent the model.
+    """
     config = formats.paper_model(model.config, "CTranslate2")
-    pieces = formats.write_tokenizer(model, folder)
+    formats.sentencepiece_models(model)  # refuses models that do not translate text
     formats.check_fields(
         config,
         "CTranslate2",
@@ -56,7 +75,6 @@ def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
         activation=_ACTIVATIONS,
     )
     formats.check_params(model, "CTranslate2")
-    search = formats.check_search(model.config, "CTranslate2")
 
     with needs_package("ctranslate2", "which writes this format"):
         import ctranslate2
@@ -70,17 +88,10 @@ def write(model: TrainedModel, folder: pathlib.Path) -> Usage:
         activation=specs.Activation[_ACTIVATIONS[config.activation]],
     )
     _set_weights(spec, config, model.params)
-    _set_constants(spec, config, pieces)
+    _set_constants(spec, config, formats.pieces_of(model))
     spec.validate()
     spec.save(str(folder))
-
-    code = _CODE.format(_search_options(search, config))
-    return Usage(
-        format="CTranslate2",
-        requires="ctranslate2 sentencepiece",
-        code=code,
-        notes=_NOTES,
-    )
+    return config
 
 
 def _set_constants(spec: Any, config: ModelConfig, pieces: list[str]) -> None:

@@ -129,18 +129,40 @@ def check_search(config: Config, system: str) -> BeamSearch:
     return search
 
 
+class SentencePieceModels(NamedTuple):
+    """The serialized SentencePiece models of both sides of a translation model."""
+
+    source: bytes
+    target: bytes
+
+
+def sentencepiece_models(model: TrainedModel) -> SentencePieceModels:
+    """Returns the SentencePiece models, which are the same where both sides share a vocabulary.
+
+    Raises:
+      UserError: The model does not translate text with SentencePiece.
+    """
+    _check_translates(model)
+    serialized = model.tokenizer.serialized
+    if not isinstance(model.tokenizer, MarianTokenizer):
+        return SentencePieceModels(serialized, serialized)
+
+    models = json.loads(serialized)
+    source = base64.b64decode(models["source"])
+    target = base64.b64decode(models["target"])
+    return SentencePieceModels(source, target)
+
+
+def pieces_of(model: TrainedModel) -> list[str]:
+    """Returns the piece of every id."""
+    return [model.tokenizer.piece(token) for token in range(model.tokenizer.vocab_size)]
+
+
 def write_tokenizer(model: TrainedModel, folder: pathlib.Path) -> list[str]:
     """Writes source.spm and target.spm, and returns the piece of every id."""
-    _check_translates(model)
-    tokenizer = model.tokenizer
-    for side in ("source", "target"):
-        content = tokenizer.serialized
-        if isinstance(tokenizer, MarianTokenizer):
-            models = json.loads(content)
-            content = base64.b64decode(models[side])
-
+    for side, content in sentencepiece_models(model)._asdict().items():
         write_file(folder / f"{side}.spm", content)
-    return [tokenizer.piece(token) for token in range(tokenizer.vocab_size)]
+    return pieces_of(model)
 
 
 def _check_translates(model: TrainedModel) -> None:

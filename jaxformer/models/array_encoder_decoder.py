@@ -3,11 +3,11 @@
 import abc
 import dataclasses
 import functools
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax.numpy as jnp
 from flax import linen as nn
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.fields import setting
 from jaxformer.models.architecture import (
@@ -96,6 +96,18 @@ class ArrayDecoderArchitecture(PaperArchitecture):
         )
 
 
+class Encoded(NamedTuple):
+    """Output of an encoder, which the decoder attends to.
+
+    Attributes:
+      features: Output of the encoder.
+      visible: False for padding; None if there is none.
+    """
+
+    features: Float[Array, "B S D"]
+    visible: Bool[Array, "B S"] | None = None
+
+
 class ArrayEncoderDecoder(StepwiseModel):
     """An encoder of arrays, and a decoder of tokens that attends to its output.
 
@@ -133,7 +145,7 @@ class ArrayEncoderDecoder(StepwiseModel):
         *arrays: Array,
         deterministic: bool = True,
         row_ids: RowIds = None,
-    ) -> Float[Array, "B S D"]:
+    ) -> Encoded:
         """Returns what the decoder attends to."""
 
     @nn.nowrap
@@ -179,24 +191,47 @@ class ArrayEncoderDecoder(StepwiseModel):
           deterministic: False enables dropout, and needs ``rngs={"dropout": key}``. Static.
           row_ids: Index of each row in the global batch, for dropout; 0, 1, ... when None.
         """
-        check_ids("tgt_in", tgt_in, self.config.vocab_size)
-        dropout: dict[str, Any] = {"deterministic": deterministic, "row_ids": row_ids}
-        encoded = self.encode(arrays, **dropout)
-        return self.logits(self.decode(tgt_in, encoded, **dropout))
+        return self._logits((arrays,), tgt_in, deterministic=deterministic, row_ids=row_ids)
 
-    def decode(
+    def _logits(
         self,
+        arrays: tuple[Array, ...],
         tgt_in: Int[Array, "B T"],
-        encoded: Float[Array, "B S D"],
-        *,
+        **dropout: Any,
+    ) -> Float[Array, "B T V"]:
+        check_ids("tgt_in", tgt_in, self.config.vocab_size)
+        return self.logits(self.target_features(*arrays, tgt_in=tgt_in, **dropout))
+
+    def target_features(
+        self,
+        *arrays: Array,
+        tgt_in: Int[Array, "B T"],
         deterministic: bool = True,
         row_ids: RowIds = None,
     ) -> Float[Array, "B T D"]:
         """Returns the decoder's output for whole texts, the input of :meth:`logits`."""
+        dropout: dict[str, Any] = {"deterministic": deterministic, "row_ids": row_ids}
+        encoded = self.encode(*arrays, **dropout)
+        return self.decode(tgt_in, encoded, **dropout)
+
+    def decode(
+        self,
+        tgt_in: Int[Array, "B T"],
+        encoded: Encoded,
+        *,
+        deterministic: bool = True,
+        row_ids: RowIds = None,
+    ) -> Float[Array, "B T D"]:
+        """Works as :meth:`target_features` does, given the output of the encoder."""
         batch, length = tgt_in.shape
         keys = Keys.of_sequence(length, causal=True)
-        seen = Tokens.of(encoded.shape[1])
-        memory = Memory(encoded, Keys(Tokens.of(length), seen))
+
+        features, visible = encoded
+        mask = None
+        if visible is not None:
+            mask = visible[:, None, None]  # [B, 1, 1, S]
+        seen = Tokens.of(features.shape[1])
+        memory = Memory(features, Keys(Tokens.of(length), seen, mask))
 
         dropout = dropout_rows(batch, deterministic, row_ids)
         x = self.dropout(self.embed(tgt_in), dropout)
@@ -205,14 +240,15 @@ class ArrayEncoderDecoder(StepwiseModel):
     def start(self, *arrays: Array, num_beams: int = 1, capacity: int) -> StackCache:
         """Encodes arrays, and returns an empty cache with a capacity in tokens."""
         check_length("target", capacity, self.config.max_length)
-        encoded = self.encode(*arrays)
+        features, visible = self.encode(*arrays)
         return self.decoder.init_cache(
-            jnp.zeros_like(encoded[:, 0, 0], jnp.int32),
+            jnp.zeros_like(features[:, 0, 0], jnp.int32),
             self.config.d_model,
-            encoded.dtype.name,
+            features.dtype.name,
             num_beams=num_beams,
             capacity=capacity,
-            memory=encoded,
+            memory=features,
+            memory_mask=visible,
         )
 
     def _project(self, features: Float[Array, "B S E"]) -> Float[Array, "B S D"]:

@@ -79,7 +79,7 @@ class ModelConfig(PaperArchitecture):
         sets the size of learned positions.
       compute_dtype: Dtype of the inputs of matrix multiplications. Sums, softmax, layer norm
         statistics and the loss are always float32. "float16" has more digits than "bfloat16" and a
-        smaller range: training scales the loss, see docs/training.md. "float8", for training
+        smaller range: training scales the loss, see docs/precision.md. "float8", for training
         only, rounds inputs and parameters to e4m3 and gradients to e5m2. "int8" quantizes the
         parameters and inputs of matmuls, for decoding only. Accelerators multiply float32 in
         reduced precision by default; set ``JAX_DEFAULT_MATMUL_PRECISION=highest`` for full
@@ -315,18 +315,25 @@ class Model(nn.Module):
         axes: tuple = (),
         inputs: int | None = None,
     ) -> tuple[Any, Any]:
-        """Creates a matrix and its bias; a matrix with named axes may be quantized."""
+        """Creates a matrix and its bias; a matrix without named axes is a head."""
         shape = (inputs or self.config.d_model, outputs)
+        is_head = not axes
         matrix = parameter(
             self,
             name,
             nn.initializers.xavier_uniform(),
             shape,
             axes=axes,
-            role="matrix" if axes else "vector",
+            role="head" if is_head else "matrix",
         )
 
-        bias = parameter(self, f"{name}_bias", nn.initializers.zeros, (outputs,))
+        bias = parameter(
+            self,
+            f"{name}_bias",
+            nn.initializers.zeros,
+            (outputs,),
+            role="head" if is_head else "vector",
+        )
         return matrix, bias
 
 

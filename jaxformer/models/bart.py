@@ -59,7 +59,7 @@ class BartConfig(PaperArchitecture):
         super().__post_init__()
         check_absent_tokens(self.absent_tokens)
         with prefix_errors("model"):
-            # The table refuses sizes that it cannot encode.
+            # A table, here without positions, refuses sizes that it cannot encode.
             ENCODINGS[self.positions].table(0, self.d_model)
 
     def stack_settings(self) -> StackSettings:
@@ -104,6 +104,7 @@ class Bart(Transformer):
         if c.embedding_norm == "both":
             self.embed = dataclasses.replace(self.embed, norm=self.tgt_norm)
         else:
+            # The decoder normalizes embeddings of words, before it adds positions.
             self.embed = dataclasses.replace(
                 self.embed,
                 word_norm=self.tgt_norm,

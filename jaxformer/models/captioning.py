@@ -4,10 +4,14 @@ import dataclasses
 from typing import Literal
 
 from flax import linen as nn
-from jaxtyping import Array, Float, UInt8
+from jaxtyping import Array, UInt8
 
 from jaxformer.fields import setting
-from jaxformer.models.array_encoder_decoder import ArrayDecoderArchitecture, ArrayEncoderDecoder
+from jaxformer.models.array_encoder_decoder import (
+    ArrayDecoderArchitecture,
+    ArrayEncoderDecoder,
+    Encoded,
+)
 from jaxformer.models.pictures import Pictures, PixelArchitecture
 from jaxformer.models.vit import ViT, ViTConfig
 from jaxformer.nn.dropout import RowIds
@@ -82,10 +86,10 @@ class VisionEncoderDecoder(ArrayEncoderDecoder):
         *,
         deterministic: bool = True,
         row_ids: RowIds = None,
-    ) -> Float[Array, "B S D"]:
+    ) -> Encoded:
         """Returns the features of the class token and of each patch."""
         features = self.encoder.features(images, deterministic, row_ids=row_ids)
-        return self._project(features)
+        return Encoded(self._project(features))
 
     def start(
         self,

@@ -76,11 +76,13 @@ class LongT5(T5):
 class Blocks(NamedTuple):
     """The blocks of a batch of rows, G for each row; some are empty.
 
+    Tokens after the last whole block of their segment, orphans, belong to this block.
+
     Attributes:
-      of_token: The block of each token; -1 for a token without a block.
-      segments: The segment of each block; 0 of an empty one.
+      of_token: The index of each token's block; -1 for a token without a block.
+      segments: The segment of each block; 0 for an empty block.
       numbers: The number of each block in its segment, from 0.
-      is_orphan: True for tokens after the last whole block of their segment. They belong to it.
+      is_orphan: 1 for orphans, 0 for other tokens.
     """
 
     of_token: Int[Array, "B T"]
@@ -92,8 +94,8 @@ class Blocks(NamedTuple):
 def blocks_of(tokens: Tokens, block_size: int) -> Blocks:
     """Returns the whole blocks of all segments, which may be packed into rows.
 
-    The place of a block among a row's is the index of its last token, divided by the size. Ends of
-    blocks are at least one size apart, so that no two blocks have the same place.
+    The index of a block in its row is the index of its last token, divided by the size of a block.
+    Blocks end at least one size apart, so that no two of them have the same index.
     """
     segments = tokens.segments
     assert segments is not None, "an encoder has segments"
@@ -102,25 +104,26 @@ def blocks_of(tokens: Tokens, block_size: int) -> Blocks:
     index = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), (batch, length))
     positions = jnp.broadcast_to(tokens.positions, (batch, length))
 
-    # The last token of a block is of the same segment, or the block is not whole.
-    end = index + (block_size - 1 - positions % block_size)
-    is_inside = end < length
-    segment_of_end = jnp.take_along_axis(segments, jnp.minimum(end, length - 1), axis=1)
+    # Index of the last token of each token's block. A block is whole if it is of the same segment.
+    own_end = index + (block_size - 1 - positions % block_size)
+    is_inside = own_end < length
+    segment_of_end = jnp.take_along_axis(segments, jnp.minimum(own_end, length - 1), axis=1)
     is_whole = is_inside & (segment_of_end == segments) & (segments != 0)
 
-    end = jnp.where(is_whole, end, end - block_size)
+    # Orphans belong to the block before.
+    end = jnp.where(is_whole, own_end, own_end - block_size)
     has_block = (segments != 0) & (is_whole | (positions >= block_size))
     of_token = jnp.where(has_block, end // block_size, -1)
 
     # Each block takes its segment and its number from its last token.
     is_end = is_whole & (end == index)
-    place = jnp.where(is_end, of_token, count)  # The others write out of range.
+    block = jnp.where(is_end, of_token, count)  # Other tokens write out of range: nothing.
     row = jnp.arange(batch)[:, None]
     empty = jnp.zeros((batch, count), jnp.int32)
     return Blocks(
         of_token=of_token,
-        segments=empty.at[row, place].set(segments, mode="drop"),
-        numbers=empty.at[row, place].set(positions // block_size, mode="drop"),
+        segments=empty.at[row, block].set(segments, mode="drop"),
+        numbers=empty.at[row, block].set(positions // block_size, mode="drop"),
         is_orphan=(~is_whole).astype(jnp.int32),
     )
 
@@ -152,7 +155,7 @@ class BlockSumAttention(MultiHeadAttention):
         cache: Any = None,
         dropout: Int[Array, " B"] | None = None,
     ) -> tuple[Float[Array, "B T D"], None]:
-        """Attends from x to itself and to its blocks; other arguments as of the base."""
+        """Attends from x to itself and to its blocks, without a memory or a cache."""
         assert memory is None, "only encoders have it"
         assert cache is None, "only encoders have it"
         blocks = blocks_of(keys.keys, self.block_size)
@@ -180,23 +183,25 @@ class BlockSumAttention(MultiHeadAttention):
 
 
 def _tokens_with_blocks(tokens: Tokens, blocks: Blocks) -> Tokens:
-    """Returns blocks and tokens, with positions as :class:`BlockSumBias` reads them."""
-    positions = 2 * tokens.positions + blocks.is_orphan
-    numbers = -1 - blocks.numbers
-    length = blocks.segments.shape[1] + positions.shape[1]
+    """Returns blocks and tokens, G + T, with coded positions for :class:`BlockSumBias`.
+
+    Block n has position -1 - n. A token at p has position 2 p, and 2 p + 1 if it is an orphan.
+    """
+    token_codes = 2 * tokens.positions + blocks.is_orphan
+    block_codes = -1 - blocks.numbers
+    length = blocks.segments.shape[1] + token_codes.shape[1]
     segments = jnp.asarray(tokens.segments)
     return Tokens.of(
         length,
         segments=jnp.concatenate([blocks.segments, segments], axis=1),
-        positions=jnp.concatenate([numbers, positions], axis=1),
+        positions=jnp.concatenate([block_codes, token_codes], axis=1),
     )
 
 
 class BlockSumBias(nn.Module):
-    """T5's relative positions, between tokens, and between blocks for the sum of a block.
+    """T5's relative positions: of tokens to tokens, and of the tokens' blocks to blocks.
 
-    Twice the position of a token is given, plus 1 for one that belongs to the block before it. The
-    number n of a block is given as -1 - n.
+    It reads the positions that :func:`_tokens_with_blocks` codes; negative ones are blocks.
     """
 
     num_heads: int

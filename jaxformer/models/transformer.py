@@ -56,7 +56,7 @@ class Transformer(StepwiseModel):
 
     @nn.nowrap
     def _make_source_embedding(self) -> Any:
-        """Creates what the encoder's input is made with."""
+        """Creates the embedding, or another module, that makes the encoder's input."""
         return self._make_embedding(self.src_table, "src_positions")
 
     @nn.nowrap
@@ -195,9 +195,9 @@ class Transformer(StepwiseModel):
         encoded = self.encode(src, segments)
 
         return self.decoder.init_cache(
-            segments[:, 0],
-            self.config.d_model,
-            encoded.dtype.name,
+            rows=segments[:, 0],
+            d_model=self.config.d_model,
+            dtype=encoded.dtype.name,
             num_beams=num_beams,
             capacity=capacity,
             memory=encoded,

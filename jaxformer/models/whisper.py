@@ -22,6 +22,7 @@ from jaxformer.nn.argument_checks import check_ids, check_length
 from jaxformer.nn.convolution import windows
 from jaxformer.nn.dropout import RowIds, dropout_rows
 from jaxformer.nn.feed_forward import Activation, activate
+from jaxformer.nn.log_mel import HOP, SAMPLE_RATE, log_mel
 from jaxformer.nn.matmul import project
 from jaxformer.nn.parameters import parameter
 from jaxformer.nn.positions import tensor2tensor_positions
@@ -88,6 +89,35 @@ class WhisperConfig(PaperArchitecture):
     def features_shape(self) -> tuple[int, int]:
         """Number of frames of an input, and of features of each."""
         return _STRIDE * self.max_source_length, self.num_mel_bins
+
+    @property
+    def sample_rate(self) -> int:
+        """Samples per second of an input."""
+        return SAMPLE_RATE
+
+    @property
+    def is_standardized(self) -> bool:
+        """False, since samples of a recording keep their mean and variance."""
+        return False
+
+    @property
+    def longest(self) -> int:
+        """Number of samples of an input."""
+        num_frames, _ = self.features_shape
+        return num_frames * HOP
+
+    @property
+    def shortest(self) -> int:
+        """Number of samples of an input: all have the same."""
+        return self.longest
+
+    def encoder_inputs(
+        self,
+        samples: Float[Array, "B N"],
+        lengths: Int[Array, " B"],
+    ) -> tuple[Float[Array, "B F M"]]:
+        """Returns what the encoder reads of waves, whose padding it hears as silence."""
+        return (log_mel(samples, self.num_mel_bins),)
 
 
 class _SoundEmbedding(NamedTuple):

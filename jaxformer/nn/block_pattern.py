@@ -24,8 +24,8 @@ class BlockPattern:
     random blocks. The first and the last block see the whole sequence. A sequence of at most
     :attr:`full_length` tokens is seen as a whole by all of its tokens.
 
-    A block that is seen twice counts twice. Outside of training, all random blocks are the first
-    one, as in transformers.
+    A block that is drawn at random counts twice if it is also seen for another reason. Outside of
+    training, all random blocks are the first one, as in transformers.
 
     Attributes:
       size: Number of tokens of a block.
@@ -50,7 +50,7 @@ class BlockPattern:
         return dataclasses.replace(self, draws=draws)
 
     def lengths(self, length: int, segments: Int[Array, "B T"] | None) -> Int[Array, " B"]:
-        """Returns the number of tokens of each row."""
+        """Returns the number of tokens of each row; one number for all rows without segments."""
         if segments is None:
             return jnp.full((1,), length)
 

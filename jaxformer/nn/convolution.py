@@ -38,14 +38,14 @@ def windows(x: Float[Array, "B T C"], size: int, stride: int = 1) -> Float[Array
     length = x.shape[1]
     num_windows = (length - size) // stride + 1
 
-    # A tap sees the same place of all windows: every ``stride``-th frame.
-    end = stride * (num_windows - 1) + 1
-    taps = [x[:, tap : tap + end : stride] for tap in range(size)]
+    # Tap k sees frame k of each window: every ``stride``-th frame of the input, from k.
+    last_start = stride * (num_windows - 1)
+    taps = [x[:, tap : tap + last_start + 1 : stride] for tap in range(size)]  # each [B, N, C]
     return jnp.concatenate(taps, axis=-1)
 
 
 class PositionalConvolution(nn.Module):
-    """A grouped convolution whose output, around a frame, tells its position (Mohamed et al. 2019).
+    """A grouped convolution in place of an encoding of positions (Mohamed et al. 2019).
 
     Weights are normalized (Salimans and Kingma 2016): all weights of a tap have the norm ``scale``.
     The result has as many frames as the input, which is padded with zeros on both sides; an even

@@ -29,6 +29,7 @@ class RowDropout:
 
     def __call__(self, x: Float[Array, "B ..."]) -> Float[Array, "B ..."]:
         """Zeroes elements of x and scales the rest."""
+        # Of the 2^32 values of the bits, a fraction ``rate`` is below this one.
         largest = 2**32 - 1
         least = jnp.uint32(min(round(self.rate * 2**32), largest))
         bits = random_bits(self.seed, self.row_ids, x.shape[1:])
@@ -96,10 +97,11 @@ def random_bits(
     second key must not be the hash of a near neighbor of the first key. Otherwise rows are biased,
     by seven standard deviations in one case, which the tests of this module detect.
     """
-    # The keys of each row, [B, 1, ...].
     ids = row_ids.astype(jnp.uint32)
     row_key = _mix(ids ^ seed[0])
     row_key = _mix(row_key ^ seed[1])
+
+    # The keys of each row, [B, 1, ...]. The constant is 2^32 divided by the golden ratio.
     ones = (1,) * len(shape)
     first = row_key.reshape(-1, *ones)
     second = _mix(first + jnp.uint32(0x9E3779B9))

@@ -64,7 +64,7 @@ def log_mel(waves: Float[Array, "B S"], num_bins: int) -> Float[Array, "B T M"]:
     logs = jnp.log10(audible)
     loudest = logs.max(axis=(1, 2), keepdims=True)
     limited = jnp.maximum(logs, loudest - _RANGE)
-    return (limited + 4) / 4
+    return (limited + 4) / 4  # as in Whisper: about -1 to 1
 
 
 @functools.cache
@@ -74,6 +74,7 @@ def mel_filters(num_bins: int) -> Float[np.ndarray, "F M"]:
     Slaney's scale and areas (1998), as in the library librosa.
     """
     highest = SAMPLE_RATE / 2
+
     # Each filter rises from the center of the one before, and falls to the center of the next.
     edges_in_mel = np.linspace(0, _mel_of(highest), num_bins + 2)
     edges = _hertz_of(edges_in_mel)
@@ -100,6 +101,7 @@ def _mel_of(hertz: float) -> float:
 
 
 def _hertz_of(mels: Float[np.ndarray, " N"]) -> Float[np.ndarray, " N"]:
+    """Returns frequencies by their mels, in both parts of the scale."""
     linear = mels * _HERTZ_PER_MEL
 
     linear_mels = _LINEAR_BELOW / _HERTZ_PER_MEL

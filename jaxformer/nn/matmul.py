@@ -100,7 +100,7 @@ def int8_matmul(
     sums = sums.astype(jnp.float32)
     scale = inputs.scale * kernel.scale.reshape(1, -1)
     product = sums * scale
-    outputs = np.delete(kernel.values.shape, axis)
+    outputs = [size for number, size in enumerate(kernel.values.shape) if number != axis]
     return product.reshape(*x.shape[:-1], *outputs)
 
 
@@ -282,6 +282,7 @@ def _batched_einsum(
 
 
 def _abstract_einsum(x: Any, y: Any, *, spec: str, dtype: str) -> Any:
+    """Returns the shape of the result: the size of each of its letters."""
     operands, result = spec.split("->")
     letters = operands.replace(",", "")
     lengths = (*x.shape, *y.shape)
@@ -385,7 +386,8 @@ def _abstract_transpose(x: Any) -> Any:
 def _batched_transpose(operands: tuple[Array], axes: tuple) -> tuple[Array, int]:
     [x] = operands
     [axis] = axes
-    return jnp.moveaxis(x, axis, 0).mT, 0
+    matrices = jnp.moveaxis(x, axis, 0)
+    return matrices.mT, 0
 
 
 _transpose = Primitive("transpose_in_memory")  # jax has a "transpose"
@@ -417,7 +419,12 @@ def _lower_unsigned(
     axis: int,
 ) -> list:
     # jax.lax.dot_general widens both operands to int32, and then XLA misses its kernel.
-    dimensions = stablehlo.DotDimensionNumbers.get([], [], [1], [axis])
+    dimensions = stablehlo.DotDimensionNumbers.get(
+        lhs_batching_dimensions=[],
+        rhs_batching_dimensions=[],
+        lhs_contracting_dimensions=[1],
+        rhs_contracting_dimensions=[axis],
+    )
     [sums] = context.avals_out
     result = ir.RankedTensorType.get(sums.shape, ir.IntegerType.get_signless(32))
     return [stablehlo.dot_general(result, x, matrix, dimensions)]
@@ -430,8 +437,9 @@ def _matmul_primitive(
 ) -> Primitive:
     """Returns a primitive whose lowering is ``function``, and whose results have ``dtype``.
 
-    None is the dtype of the rows. The function multiplies rows, [R, D], with a matrix, [D, F], or
-    [F, D] if its option ``axis``, the axis of the matrix that is summed over, is 1.
+    When ``dtype`` is None, results have the dtype of the rows. The function multiplies rows,
+    [R, D], with a matrix, [D, F], or [F, D] if its option ``axis``, the axis of the matrix that is
+    summed over, is 1.
     """
 
     def abstract(x: Any, matrix: Any, axis: int = 0, **_: Any) -> Any:

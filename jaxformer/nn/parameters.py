@@ -19,8 +19,9 @@ from jaxformer.layout import as_jax_array
 from jaxformer.nn.constants import holds_constants
 
 # A "matrix" is multiplied with activations over its first axis, in the compute dtype. A "table" is
-# an embedding, multiplied over its last axis in float32. Everything else is a "vector".
-Role = Literal["matrix", "table", "vector"]
+# an embedding, multiplied over its last axis in float32. A "head" makes the outputs of a task, such
+# as the logits of classes, also in float32. Everything else is a "vector".
+Role = Literal["matrix", "table", "head", "vector"]
 # Logical name of the axis of a stack's layers.
 LAYERS = "layers"
 
@@ -31,7 +32,7 @@ class ParameterInfo(NamedTuple):
     Attributes:
       axes: Logical name of each axis: "vocab", "d_model", "heads", "d_ff", or None for an axis that
         is never sharded. A parameter of a stack has a leading axis :data:`LAYERS`.
-      role: Use of the parameter: "matrix", "table" or "vector".
+      role: Use of the parameter: "matrix", "table", "head" or "vector".
       shape: Size of each axis, which :func:`describe` fills in.
     """
 
@@ -42,7 +43,7 @@ class ParameterInfo(NamedTuple):
     @property
     def summed_axis(self) -> int | None:
         """The axis that a matmul sums over, and along which quantization shares a scale."""
-        if self.role == "vector":
+        if self.role not in ("matrix", "table"):
             return None
 
         named = [i for i, name in enumerate(self.axes) if name and name != LAYERS]

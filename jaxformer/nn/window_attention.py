@@ -76,13 +76,15 @@ class WindowAttention(MultiHeadAttention):
         )
         windows = cut_windows(shifted, self.window)  # [B, W, T, D]
 
-        # Each window is a row of its own.
+        # Each window becomes a row of a batch of B * W, with a segment for each region, and its own
+        # row id for dropout.
         _, count, length, _ = windows.shape
         regions = None
         if self.shift:
-            regions = jnp.tile(self._regions(), (batch, 1))
+            regions = jnp.tile(self._regions(), (batch, 1))  # [B * W, T]
         if dropout is not None:
-            dropout = (dropout[:, None] * count + jnp.arange(count)).ravel()
+            window_ids = dropout[:, None] * count + jnp.arange(count)  # [B, W]
+            dropout = window_ids.ravel()
         attended, _ = super().attend(
             windows.reshape(batch * count, length, width),
             Keys.of_sequence(length, regions),
@@ -95,11 +97,19 @@ class WindowAttention(MultiHeadAttention):
 
     @nn.nowrap
     def _regions(self) -> Int[np.ndarray, "W T"]:
-        """Returns the number of the region of each token, from 1, by the ends of the grid."""
-        sides = [np.arange(side) >= side - self.shift for side in self.grid]
-        down, right = np.meshgrid(*sides, indexing="ij")
-        regions = 1 + 2 * down + right
-        return cut_windows(regions[None, ..., None], self.window)[0, ..., 0]
+        """Returns the number of the region of each token, in windows of the shifted grid.
+
+        The last ``shift`` rows have come around from the top of the grid, and the last ``shift``
+        columns from its left: four regions, from 1 to 4.
+        """
+        rows, columns = self.grid
+        from_top = np.arange(rows) >= rows - self.shift
+        from_left = np.arange(columns) >= columns - self.shift
+        regions = 1 + 2 * from_top[:, None] + from_left  # [rows, columns]
+
+        as_batch = regions[None, :, :, None]  # [B, rows, columns, D] of one row and one number
+        windows = cut_windows(as_batch, self.window)
+        return windows[0, :, :, 0]
 
 
 class ShiftedPair(nn.Module):
@@ -127,7 +137,8 @@ def cut_windows(x: Any, window: int) -> Any:
     down = rows // window
     right = columns // window
     split = x.reshape(batch, down, window, right, window, width)
-    return split.swapaxes(2, 3).reshape(batch, down * right, window * window, width)
+    by_window = split.swapaxes(2, 3)  # [B, down, right, window, window, D]
+    return by_window.reshape(batch, down * right, window * window, width)
 
 
 def join_windows(windows: Any, grid: tuple[int, int]) -> Any:
@@ -135,5 +146,8 @@ def join_windows(windows: Any, grid: tuple[int, int]) -> Any:
     rows, columns = grid
     batch, _, length, width = windows.shape
     window = round(length**0.5)
-    split = windows.reshape(batch, rows // window, columns // window, window, window, width)
-    return split.swapaxes(2, 3).reshape(batch, rows, columns, width)
+    down = rows // window
+    right = columns // window
+    by_window = windows.reshape(batch, down, right, window, window, width)
+    by_row = by_window.swapaxes(2, 3)  # [B, down, window, right, window, D]
+    return by_row.reshape(batch, rows, columns, width)

@@ -74,7 +74,7 @@ def _run_rows(options: argparse.Namespace, folder: pathlib.Path) -> list[str]:
         for row in options.rows:
             configs[row, seed] = _job_config(options, row, seed)
 
-    # Of the rows, the next is checked before hours of training, or any if all are finished.
+    # The next row to train is checked before hours of training, or any row if all are finished.
     results = load_results(folder)
     finished = {(result.row, result.seed) for result in results}
     unfinished = [job for job in configs if job not in finished]

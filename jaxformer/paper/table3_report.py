@@ -144,15 +144,15 @@ def _table(results: Sequence[Result]) -> str:
         paper = ROWS[row]
         first = seeds[0]
 
-        # Seconds of one seed.
-        training = _mean(seeds, attrgetter("training_seconds"))
-        decoding = _mean(seeds, attrgetter("decoding_seconds"))
+        steps = paper.longer * first.steps
+        training_minutes = _mean(seeds, attrgetter("training_seconds")) / 60
+        decoding_minutes = _mean(seeds, attrgetter("decoding_seconds")) / 60
 
         lines.append(
             [
                 row,
                 describe(row, first.scale),
-                f"{paper.longer * first.steps:,}",
+                f"{steps:,}",
                 _cell(seeds, attrgetter("perplexity")),
                 f"{paper.perplexity:.2f}",
                 _cell(seeds, attrgetter("bleu")),
@@ -161,7 +161,7 @@ def _table(results: Sequence[Result]) -> str:
                 f"{first.parameters:,}",
                 f"{paper.parameters or ''}",
                 str(len(seeds)),
-                f"{training / 60:.1f} + {decoding / 60:.1f}",
+                f"{training_minutes:.1f} + {decoding_minutes:.1f}",
             ]
         )
     return markdown_table(header, lines)
@@ -213,7 +213,8 @@ def draw(results: Sequence[Result], path: pathlib.Path) -> None:
         "BLEU": attrgetter("bleu"),
     }
 
-    with figure.open_figure(path, 6.4, 1.3 + 0.18 * len(others)) as page:
+    height = 1.3 + 0.18 * len(others)
+    with figure.open_figure(path, width=6.4, height=height) as page:
         left, right = page.subplots(1, 2, sharey=True)
         for axes, (title, measure) in zip((left, right), panels.items(), strict=True):
             axes.set_title(title)

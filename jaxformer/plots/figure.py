@@ -18,6 +18,7 @@ BLUE = "#0072B2"
 ORANGE = "#D55E00"
 GREEN = "#009E73"
 PURPLE = "#CC79A7"
+YELLOW = "#E69F00"
 GRAY = "#595959"
 
 # DejaVu Sans comes with matplotlib. For other scripts, the fonts below are tried if installed.

@@ -1,11 +1,11 @@
-"""Learning curves: loss, scores, learning rate and speed by optimizer step."""
+"""Learning curves of one or several runs: loss, scores, learning rate and speed by step."""
 
 import io
 import json
 import math
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
@@ -43,20 +43,35 @@ _MAX_PANELS = 99
 # Larger values, inf and NaN are omitted, since they would flatten the curve.
 _DIVERGED = 1e9  # of the metrics in _TITLES
 _LARGEST = 1e30  # of other metrics
-_STYLES: dict[str, dict[str, Any]] = {
-    "train": {
-        "color": figure.BLUE,
-        "label": "training",
-    },
-    "valid": {
-        "color": figure.ORANGE,
-        "label": "validation",
-        "marker": "o",
-        "markersize": 4,
-        "markeredgecolor": "white",
-        "markeredgewidth": 0.6,
-    },
+_KINDS = {"train": "training", "valid": "validation"}
+_COLORS = {"train": figure.BLUE, "valid": figure.ORANGE}  # of one run
+# Of several runs, which have a color each.
+_RUN_COLORS = (
+    figure.BLUE,
+    figure.ORANGE,
+    figure.GREEN,
+    figure.PURPLE,
+    figure.GRAY,
+    figure.YELLOW,
+)
+MAX_RUNS = len(_RUN_COLORS)
+_MARKERS = {
+    "marker": "o",
+    "markersize": 4,
+    "markeredgecolor": "white",
+    "markeredgewidth": 0.6,
 }
+
+
+class _Line(NamedTuple):
+    """The run and the kind of reports of a line, in all panels."""
+
+    run: str
+    kind: str  # a key of _KINDS
+
+
+# Values by step.
+_Curve: TypeAlias = dict[int, float]
 
 
 def read_metrics(path: pathlib.Path) -> list[dict[str, Any]]:
@@ -81,18 +96,30 @@ def read_metrics(path: pathlib.Path) -> list[dict[str, Any]]:
     return records
 
 
-def learning_curve(records: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
-    """Plots the records of a run as a PNG or SVG, with one panel for each metric.
+def learning_curve(
+    runs: Mapping[str, Sequence[Mapping[str, Any]]],
+    path: pathlib.Path,
+) -> None:
+    """Plots the records of runs as a PNG or SVG, with one panel for each metric.
 
     In a record, "kind" is "train" or "valid", "step" counts optimizer steps, and all other numbers
     are metrics. Validation values come first, in their order, starting with the value that selects
-    the best checkpoint. Raises a UserError if there is nothing to draw.
+    the best checkpoint.
+
+    Args:
+      runs: Records by the name of the run: at most ``MAX_RUNS``. Several runs have a color each,
+        and their lines of training are thin.
+      path: Image to write.
+
+    Raises:
+      UserError: There is nothing to draw.
     """
-    curves = _all_curves(records)
+    curves = _all_curves(runs)
     shown = list(curves)
     if not shown:
         raise UserError("expected a run with reports to draw: got none; let it train for longer")
 
+    styles = _line_styles(list(runs))
     rows = math.ceil(len(shown) / 3)
     columns = math.ceil(len(shown) / rows)
     width = 3.5 * columns
@@ -105,38 +132,66 @@ def learning_curve(records: Sequence[Mapping[str, Any]], path: pathlib.Path) -> 
                 continue
 
             name = shown[place]
-            _draw(axes, name, curves[name])
+            _draw(axes, name, curves[name], styles)
+            if len(runs) == 1:
+                _name_best(axes, name, curves[name])
 
             is_lowest = place + columns >= len(shown)  # of its column
             if is_lowest:
                 axes.tick_params(labelbottom=True)
                 axes.set_xlabel("step")
 
-        # One entry for each kind, although all panels have lines of both.
-        lines = {}
+        # One entry for each line, although all panels have them.
+        drawn = {}
         for axes in page.axes:
             for line in axes.lines:
-                lines[str(line.get_label())] = line
-        handles = [lines[label] for label in sorted(lines)]
+                drawn[str(line.get_label())] = line
+        labels = [str(style["label"]) for style in styles.values()]
+        handles = [drawn[label] for label in labels if label in drawn]
         page.legend(handles=handles, loc="outside upper right", ncols=2)
         page.align_ylabels()
 
 
+def _line_styles(runs: Sequence[str]) -> dict[_Line, dict[str, Any]]:
+    """Returns matplotlib's settings of each line, in the order of the legend."""
+    styles = {}
+    for run, color in zip(runs, _RUN_COLORS, strict=False):
+        for kind, kind_name in _KINDS.items():
+            style: dict[str, Any]
+            if len(runs) == 1:
+                style = {"color": _COLORS[kind], "label": kind_name}
+            else:
+                name = figure.replace_missing_glyphs(run)
+                style = {"color": color, "label": f"{name}, {kind_name}"}
+                if kind == "train":
+                    style["linewidth"] = 0.7
+            if kind == "valid":
+                style |= _MARKERS
+            styles[_Line(run, kind)] = style
+    return styles
+
+
 def _all_curves(
-    records: Sequence[Mapping[str, Any]],
-) -> dict[str, dict[str, dict[int, float]]]:
-    """Returns the curves to draw, by metric and kind."""
+    runs: Mapping[str, Sequence[Mapping[str, Any]]],
+) -> dict[str, dict[_Line, _Curve]]:
+    """Returns the curves to draw, by metric."""
     names = {}
     for kind in ("valid", "train"):
-        for record in records:
-            if record.get("kind") == kind:
-                names.update(dict.fromkeys(record))
+        for records in runs.values():
+            for record in records:
+                if record.get("kind") == kind:
+                    names.update(dict.fromkeys(record))
     drawn = [name for name in names if name not in _NOT_DRAWN]
 
     all_curves = {}
     for name in drawn[:_MAX_PANELS]:
-        curves = {kind: _curve(records, kind, name) for kind in _STYLES}
-        if any(curves.values()):
+        curves = {}
+        for run, records in runs.items():
+            for kind in _KINDS:
+                curve = _curve(records, kind, name)
+                if curve:
+                    curves[_Line(run, kind)] = curve
+        if curves:
             all_curves[name] = curves
     return all_curves
 
@@ -145,7 +200,7 @@ def _curve(
     records: Sequence[Mapping[str, Any]],
     kind: str,
     name: str,
-) -> dict[int, float]:
+) -> _Curve:
     """Returns values by step; if a resumed run logged a step again, its last value."""
     values = {}
     for record in records:
@@ -169,7 +224,8 @@ def _curve(
 def _draw(
     axes: Axes,
     name: str,
-    curves: Mapping[str, Mapping[int, float]],
+    curves: Mapping[_Line, _Curve],
+    styles: Mapping[_Line, dict[str, Any]],
 ) -> None:
     # Names of metrics that we do not know may be anything.
     own_title = figure.replace_missing_glyphs(name)[:40]
@@ -179,29 +235,33 @@ def _draw(
     axes.spines[["top", "right"]].set_visible(False)
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
 
-    for kind, curve in curves.items():
-        if not curve:
-            continue
+    for which, curve in curves.items():
         steps = list(curve)
         values = list(curve.values())
-        (line,) = axes.plot(steps, values, **_STYLES[kind])
+        (line,) = axes.plot(steps, values, **styles[which])
         if len(curve) == 1:
             # A line through one point is invisible.
             line.set_marker("o")
 
     axes.set_xlim(left=0)
-    _format_values(axes, name, curves)
+    _format_values(axes, name, list(curves.values()))
 
-    if curves["valid"] and name in (*_LOSSES, *_SCORES):
-        values = curves["valid"].values()
-        best = min(values) if name in _LOSSES else max(values)
-        axes.set_title(f"best {best:.4g}", loc="right", color=figure.ORANGE)
+
+def _name_best(axes: Axes, name: str, curves: Mapping[_Line, _Curve]) -> None:
+    """Writes the best value of the validations of a run beside the title."""
+    if name not in (*_LOSSES, *_SCORES):
+        return
+    for line, curve in curves.items():
+        if line.kind == "valid":
+            values = curve.values()
+            best = min(values) if name in _LOSSES else max(values)
+            axes.set_title(f"best {best:.4g}", loc="right", color=_COLORS["valid"])
 
 
 def _format_values(
     axes: Axes,
     name: str,
-    curves: Mapping[str, Mapping[int, float]],
+    curves: Sequence[_Curve],
 ) -> None:
     """Sets limits, scale and labels of the vertical axis."""
     if name in (*_SCORES, "learning_rate", "tokens_per_second"):
@@ -213,7 +273,7 @@ def _format_values(
 
     if name == "perplexity":
         positive = []
-        for curve in curves.values():
+        for curve in curves:
             positive += [value for value in curve.values() if value > 0]
 
         # A perplexity that falls from thousands would hide all later differences.

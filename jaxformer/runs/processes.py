@@ -4,7 +4,6 @@ With a single process, nothing is communicated.
 """
 
 import json
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from jaxtyping import PyTree
 
 from jaxformer.errors import UserError
 from jaxformer.runs.watchdog import HEARTBEAT_TIMEOUT
+from jaxformer.waits import log_stream
 
 _JOIN_SECONDS = 300.0  # time in which all processes must join
 # Reports of a process that waits for the others.
@@ -81,7 +81,7 @@ def _wait_for_others(thread: threading.Thread, others: str) -> None:
                 f"waited {seconds:.0f} s for {others}; run the same command on every host, each "
                 "with its own --process_id, and check that all hosts can reach the first one"
             )
-        print(f"waiting for {others}", file=sys.stderr, flush=True)
+        print(f"waiting for {others}", file=log_stream(), flush=True)
         thread.join(min(_REPORT_SECONDS, _JOIN_SECONDS - seconds))
 
 

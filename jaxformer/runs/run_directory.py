@@ -53,7 +53,7 @@ def prepare_run(
         with announce(f"comparing the checkpoints in {folder.path} with the copy in {copy.path}"):
             processes.on_primary(lambda: fetch_copy(copy, folder))
 
-    # After the restored files.
+    # The workdir now has the files that were restored from the mirror.
     check_workdir(folder, settings, facts)
 
 
@@ -81,7 +81,8 @@ def _check_mirror(
 
     if copy.config.exists():
         _check_fields(copy, settings, facts)
-        if folder.identity.exists() and copy.identity.exists():  # an interrupted copy lacks it
+        # A copy that was interrupted lacks the identity.
+        if folder.identity.exists() and copy.identity.exists():
             check_identity(copy, read_workdir_object(folder.identity))
         return
 
@@ -116,7 +117,8 @@ def check_workdir(folder: Workdir, settings: Settings, facts: FactsByName) -> No
 def _check_fields(folder: Workdir, settings: Settings, facts: FactsByName) -> None:
     """Checks that the saved settings describe the same experiment."""
     values = read_workdir_object(folder.config)
-    if values.keys() - settings.to_dict().keys():
+    unknown_sections = values.keys() - settings.to_dict().keys()
+    if unknown_sections:
         raise UserError(
             f"{folder.path}: expected a workdir of this task, but it holds a run of another one; "
             "give another workdir"
@@ -139,21 +141,21 @@ def _check_fields(folder: Workdir, settings: Settings, facts: FactsByName) -> No
 
         # The parameters serve a new run unless the field changes the layers.
         same_layers = not name.startswith("model.") or own.may_differ
-        way_on = ""
+        init_advice = ""
         if same_layers and "training.init_from" in given:
-            way_on = (
+            init_advice = (
                 f", or --config.training.init_from={folder.path} --workdir NEW to begin with "
                 "its parameters"
             )
 
         raise UserError(
             f"{folder.path}: holds a run with {name}={was!r}, but {now!r} was given; give the "
-            f"same config, or another folder{way_on}"
+            f"same config, or another folder{init_advice}"
         )
 
 
 def _allowed_changes(settings: Settings, given: dict[str, Any]) -> set[str]:
-    """Returns the fields that ``may_change`` names."""
+    """Returns the fields that ``may_change`` names, in "training", or in "fit" of a custom task."""
     for section in ("fit", "training"):
         values = settings.to_dict().get(section, {})
         text = str(values.get("may_change", ""))
@@ -166,9 +168,10 @@ def _allowed_changes(settings: Settings, given: dict[str, Any]) -> set[str]:
             elif name:
                 changes.add(f"{section}.{name}")
 
-        fixed = {name for name in given if name.startswith("model.")}
-        fixed.add(f"{section}.best_metric")
-        unknown = changes - (given.keys() - fixed)
+        never_allowed = {name for name in given if name.startswith("model.")}
+        never_allowed.add(f"{section}.best_metric")
+        possible = given.keys() - never_allowed
+        unknown = changes - possible
         if unknown:
             raise UserError(
                 f"{section}.may_change: expected fields of training or data whose change would be "
@@ -232,11 +235,14 @@ def check_identity(folder: Workdir, identity: dict[str, str]) -> None:
         return
 
     began_with = read_workdir_object(folder.identity)
-    for name in dict.fromkeys([*identity, *began_with]):
-        if began_with.get(name) != identity.get(name):
+    names = dict.fromkeys([*identity, *began_with])  # each once, in this order
+    for name in names:
+        was = began_with.get(name)
+        now = identity.get(name)
+        if was != now:
             raise UserError(
-                f"{folder.path}: the run began with other data: {name} was {began_with.get(name)}, "
-                f"now {identity.get(name)}; give it the old data, or another --workdir"
+                f"{folder.path}: the run began with other data: {name} was {was}, now {now}; give "
+                "it the old data, or another --workdir"
             )
 
 

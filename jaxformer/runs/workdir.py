@@ -4,7 +4,6 @@ import functools
 import hashlib
 import json
 import pathlib
-import sys
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -13,6 +12,7 @@ import jax
 
 from jaxformer import files
 from jaxformer.errors import UserError
+from jaxformer.waits import log_stream
 
 # Name of the file with the places of skipped and of unusual examples.
 DATA_NOTES = "data_notes.txt"
@@ -185,7 +185,7 @@ def _can_write_programs(folder: pathlib.Path) -> bool:
     try:
         files.make_folder(folder, "JAXFORMER_CACHE")
     except UserError as error:
-        print(f"note: compiled programs are not kept: {error}", file=sys.stderr)
+        print(f"note: compiled programs are not kept: {error}", file=log_stream())
         # JAX would repeat it for every program.
         message = "Error writing persistent compilation cache entry"
         warnings.filterwarnings("ignore", message=message)

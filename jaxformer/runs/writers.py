@@ -15,6 +15,7 @@ from jaxformer.files import open_file, write_file
 from jaxformer.progress import ProgressBar
 from jaxformer.runs.processes import is_primary
 from jaxformer.runs.workdir import Workdir
+from jaxformer.waits import log_stream
 
 Values = Mapping[str, Any]
 
@@ -86,7 +87,7 @@ class Terminal:
     def log(self, message: str) -> None:
         """Prints a message, above the bar if there is one."""
         if is_primary():
-            tqdm.write(message, file=sys.stderr)
+            tqdm.write(message, file=log_stream())
 
     def advance(self, step: int) -> None:
         self._bar.update(step - self._bar.n)

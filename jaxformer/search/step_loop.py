@@ -14,8 +14,9 @@ from jaxformer.errors import UserError
 from jaxformer.search.state import ContrastiveScores, State, TokenScores, scores_of
 
 StepFn: TypeAlias = Callable[[Int[Array, "B N"], Any], tuple[Float[Array, "B N V"], Any]]
-# (inputs [B, P], targets [B, P], length [], cache) -> (log probabilities of the targets [B, P],
-# cache including the first ``length`` inputs): equivalent to many calls of the step function.
+# Equivalent to many calls of the step function: from inputs [B, P], targets [B, P], a length [] and
+# the cache to the log probabilities of the targets [B, P], and the cache with the first ``length``
+# inputs.
 PrefillFn: TypeAlias = Callable[
     [Int[Array, "B P"], Int[Array, "B P"], Int[Array, ""], Any], tuple[Float[Array, "B P"], Any]
 ]
@@ -68,14 +69,16 @@ def call_step_fn(
 
     output, cache = returned
     logits = scores_of(output)
-    if logits.ndim != 3 or logits.shape[:2] != tokens.shape or logits.shape[2] < 2:
+    is_table = logits.ndim == 3 and logits.shape[:2] == tokens.shape
+    if not is_table or logits.shape[2] < 2:
         raise UserError(
             f"step_fn must return logits [batch, beams, vocabulary] = [{tokens.shape[0]}, "
             f"{tokens.shape[1]}, 2 or more]: got shape {logits.shape}"
         )
 
     vocabulary = logits.shape[2]
-    for name, ends in (("eos_id", (eos_id,)), ("other_ends", other_ends)):
+    fields = {"eos_id": [eos_id], "other_ends": other_ends}
+    for name, ends in fields.items():
         for end in ends:
             if not 0 <= end < vocabulary:
                 raise UserError(
@@ -86,7 +89,8 @@ def call_step_fn(
     if other_ends:
         output = _merge_ends(output, eos_id, other_ends)
 
-    # Without the barrier, XLA would compute them once for every shape that a search gives them.
+    # Without the barrier, XLA would compute the logits once for every shape that a search gives
+    # them.
     return lax.optimization_barrier(output), cache
 
 
@@ -95,7 +99,7 @@ def _merge_ends(
     eos_id: int,
     other_ends: tuple[int, ...],
 ) -> Float[Array, "B N V"]:
-    """Returns logits with which EOS is as probable as all ends together, and the others never."""
+    """Returns logits that give EOS the probability of all ends together, and the others none."""
     if isinstance(output, ContrastiveScores):
         raise UserError(
             f"a contrast has one end: expected no other_ends, got {list(other_ends)}, whose "

@@ -58,8 +58,11 @@ class _Metrics:
         )
 
 
-def make_app(backend: Backend, limits: Limits) -> Starlette:
-    """Returns an ASGI application that translates with a model, for one event loop."""
+def make_app(backend: Backend, limits: Limits, *, split: bool = False) -> Starlette:
+    """Returns an ASGI application that translates with a model, for one event loop.
+
+    If ``split``, the lines of a text are paragraphs, which it splits into sentences.
+    """
     languages = backend.languages
     metrics = _Metrics()
 
@@ -88,7 +91,7 @@ def make_app(backend: Backend, limits: Limits) -> Starlette:
         try:
             with metrics.seconds.time():
                 fields = await _read_fields(request, limits.body_limit)
-                query = protocol.parse_query(fields, languages, limits)
+                query = protocol.parse_query(fields, languages, limits, split=split)
 
                 work = queue.submit(query.sentences)
                 translations = await _unless_client_leaves(request, work)
@@ -102,6 +105,12 @@ def make_app(backend: Backend, limits: Limits) -> Starlette:
         finally:
             metrics.requests.labels(str(status)).inc()
 
+    async def detect(request: Request) -> Response:
+        fields = await _read_fields(request, limits.body_limit)
+        return _json_response(protocol.detect(fields, languages))
+
+    settings = protocol.list_settings(languages, limits, backend.name)
+
     def show_metrics(request: Request) -> Response:
         content = prometheus.generate_latest(metrics.registry)
         return Response(content, media_type=prometheus.CONTENT_TYPE_LATEST)
@@ -110,7 +119,9 @@ def make_app(backend: Backend, limits: Limits) -> Starlette:
         routes=[
             Route("/", _show_page),
             Route("/translate", translate, methods=["POST"]),
+            Route("/detect", detect, methods=["POST"]),
             Route("/languages", lambda _: _json_response(protocol.list_languages(languages))),
+            Route("/frontend/settings", lambda _: _json_response(settings)),
             Route("/health", lambda _: _json_response({"status": "ok"})),
             Route("/metrics", show_metrics),
         ],

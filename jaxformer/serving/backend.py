@@ -6,12 +6,12 @@ from typing import Any, Protocol, runtime_checkable
 
 from jaxformer.config import DataConfig, data_section
 from jaxformer.data.corpus import UNKNOWN_LANGUAGE
+from jaxformer.data.languages import Languages, client_codes, language_name, short_code
 from jaxformer.data.tokenizer import EOS, split_spaces
 from jaxformer.errors import UserError
 from jaxformer.inference.alignment import word_attention
 from jaxformer.inference.hypotheses import Hypothesis
 from jaxformer.inference.translator import Translator
-from jaxformer.serving.languages import Languages, client_codes, language_name, short_code
 from jaxformer.serving.protocol import Sentence, Translation
 
 # Sources and translations of this many tokens have word attention, with one program for each size.
@@ -20,8 +20,9 @@ _ATTENTION_TOKENS = (16, 32, 64)
 
 @runtime_checkable
 class Backend(Protocol):
-    """A model, and the codes of the target languages of each of its source languages."""
+    """A model, its name, and the codes of the target languages of each of its source languages."""
 
+    name: str
     languages: Languages
 
     def translate(self, sentences: list[Sentence]) -> Sequence[Translation | Exception]:
@@ -35,6 +36,7 @@ class TranslatorBackend:
         translator: Translator,
         languages: Languages | None = None,
         task_prefix: str = "",
+        name: str = "",
     ) -> None:
         """Takes the languages from the config, or from a tokenizer with language codes.
 
@@ -43,7 +45,9 @@ class TranslatorBackend:
           languages: Languages of a model that does not know its own, such as an imported T5.
           task_prefix: Text that each source begins with, such as T5's names of tasks; "{source}"
             and "{target}" stand for the names of the languages.
+          name: The name of the model that the page shows.
         """
+        self.name = name
         data = data_section(translator.config, DataConfig)
         self._translator = translator
 

@@ -2,12 +2,17 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
+from jaxformer.data.languages import NAMES, UNDETERMINED, Languages, find_code, language_name
+from jaxformer.data.sentences import join_sentences, split_sentences
 from jaxformer.errors import UserError, did_you_mean
 from jaxformer.serving.body import Fields
-from jaxformer.serving.languages import NAMES, UNDETERMINED, Languages, find_code, language_name
+
+T = TypeVar("T")
+
+_FRONTEND_TIMEOUT = 150  # milliseconds without a key before a page sends a request
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,7 +54,7 @@ class Sentence(NamedTuple):
 
 
 class Translation(NamedTuple):
-    """The n-best list of a line, best first; empty for a blank line."""
+    """The n-best list of a sentence, best first; empty for a blank one."""
 
     texts: list[str]
     scores: list[float]
@@ -57,7 +62,7 @@ class Translation(NamedTuple):
 
 
 class Query(NamedTuple):
-    texts: list[list[str]]  # lines of each text
+    texts: list[list[list[str]]]  # sentences of each line of each text
     is_list: bool  # the request had a list of texts
     is_auto: bool  # the request left the source language to the server
     source: str
@@ -70,14 +75,15 @@ class Query(NamedTuple):
         needs_all = self.details or self.alternatives
         return [
             Sentence(
-                line,
+                sentence,
                 self.target,
                 attention=self.details,
                 only_best=not needs_all,
                 source=self.source,
             )
             for lines in self.texts
-            for line in lines
+            for sentences in lines
+            for sentence in sentences
         ]
 
 
@@ -110,6 +116,40 @@ def _any_languages() -> dict[str, Sequence[str]]:
 def source_language(languages: Languages) -> str:
     """Returns the source language of a model, for clients that leave it to the server."""
     return next(iter(languages), UNDETERMINED)
+
+
+def list_settings(languages: Languages, limits: Limits, model: str) -> dict[str, Any]:
+    """Returns the answer to ``/frontend/settings``, for pages such as ours."""
+    source, *_ = list_languages(languages)
+    target = source["targets"][0]
+    return {
+        "apiKeys": False,
+        "charLimit": limits.char_limit,
+        "filesTranslation": False,
+        "frontendTimeout": _FRONTEND_TIMEOUT,
+        "keyRequired": False,
+        "language": {
+            "source": {"code": source["code"], "name": source["name"]},
+            "target": {"code": target, "name": language_name(target)},
+        },
+        "suggestions": False,
+        "supportedFilesFormat": [],
+        # Not in LibreTranslate.
+        "lineLimit": limits.batch_limit,
+        "model": model,
+    }
+
+
+def detect(given: Fields, languages: Languages) -> list[dict[str, Any]]:
+    """Returns the answer to ``/detect``: the source language of the model, whatever the text."""
+    fields = _check_fields(given, _DETECT_FIELDS)
+    _check_present(fields, "q")
+    return [_source_as_detected(languages)]
+
+
+def _source_as_detected(languages: Languages) -> dict[str, Any]:
+    """Returns LibreTranslate's row of a detected language; nothing is detected, hence the 0."""
+    return {"confidence": 0.0, "language": source_language(languages)}
 
 
 def _text(name: str, value: Any) -> str:
@@ -155,12 +195,18 @@ def _flag(name: str, value: Any) -> bool:
 
 def _plain(name: str, value: Any) -> str:
     if _text(name, value) != "text":
-        raise UserError(f"{value:.20} format is not supported")
+        raise UserError(
+            f"{value:.20} format is not supported: the model has only seen plain text, and would "
+            "translate tags as words; send the texts between them"
+        )
     return value
 
 
-# Fields of a request, with functions that check their values.
-_FIELDS: dict[str, Callable[[str, Any], Any]] = {
+# Checks the value of a field of this name, and returns it as we use it.
+_Check: TypeAlias = Callable[[str, Any], Any]
+
+# Fields of a request to translate.
+_FIELDS: dict[str, _Check] = {
     "q": _texts,
     "source": _text,
     "target": _text,
@@ -172,9 +218,10 @@ _FIELDS: dict[str, Callable[[str, Any], Any]] = {
     "apiKey": _text,  # in the npm package libretranslate
     "secret": _text,
 }
+_DETECT_FIELDS = {name: _FIELDS[name] for name in ("q", "api_key", "apiKey", "secret")}
 
 
-def _check_fields(fields: Fields) -> dict[str, Any]:
+def _check_fields(fields: Fields, known: Mapping[str, _Check]) -> dict[str, Any]:
     """Returns the value of each field; raises a ``UserError`` about the first that is wrong.
 
     Blank values are left out, as in LibreTranslate. A field that is given twice, such as in the URL
@@ -182,36 +229,53 @@ def _check_fields(fields: Fields) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     for name, value in fields:
-        if name not in _FIELDS:
-            hint = did_you_mean(name, _FIELDS, f"known: {', '.join(_FIELDS)}")
+        if name not in known:
+            hint = did_you_mean(name, known, f"known: {', '.join(known)}")
             raise UserError(f"Invalid request: unknown parameter {name:.20}; {hint}")
         if value is None or value == "":
             continue
 
-        checked = _FIELDS[name](name, value)
+        checked = known[name](name, value)
         if found.setdefault(name, checked) != checked:
             raise UserError(f"Invalid request: {name} is given twice, with different values")
     return found
 
 
-def parse_query(given: Fields, languages: Languages, limits: Limits) -> Query:
-    """Checks the fields of a request; raises a ``UserError`` about the first that is wrong."""
-    fields = _check_fields(given)
-    for name in ("q", "source", "target"):
-        if not fields.get(name):
-            raise UserError(f"Invalid request: missing {name} parameter")
+def parse_query(
+    given: Fields,
+    languages: Languages,
+    limits: Limits,
+    *,
+    split: bool = False,
+) -> Query:
+    """Checks the fields of a request; raises a ``UserError`` about the first that is wrong.
+
+    If ``split``, lines are split into sentences.
+    """
+    fields = _check_fields(given, _FIELDS)
+    _check_present(fields, "q", "source", "target")
 
     is_list = isinstance(fields["q"], list)
     texts = fields["q"] if is_list else [fields["q"]]
-    lines_of_texts = [text.split("\n") for text in texts]
-    _check_size(sum(map(len, lines_of_texts)), limits.batch_limit)
+    num_lines = sum(text.count("\n") + 1 for text in texts)
+    _check_size(num_lines, limits.batch_limit)
     for text in texts:
         _check_size(len(text), limits.char_limit)
 
     is_auto = fields["source"] == "auto"
     source = source_language(languages) if is_auto else fields["source"]
+
+    def sentences_of(text: str) -> list[list[str]]:
+        lines = text.split("\n")
+        if not split:
+            return [[line] for line in lines]
+        # A blank line is a sentence, too.
+        return [split_sentences(line, source, "sentence") or [line] for line in lines]
+
+    sentences = [sentences_of(text) for text in texts]
+    _check_size(sum(len(line) for lines in sentences for line in lines), limits.batch_limit)
     return Query(
-        texts=lines_of_texts,
+        texts=sentences,
         is_list=is_list,
         is_auto=is_auto,
         source=source,
@@ -219,6 +283,12 @@ def parse_query(given: Fields, languages: Languages, limits: Limits) -> Query:
         alternatives=fields.get("alternatives", 0),
         details=fields.get("details", False),
     )
+
+
+def _check_present(fields: Mapping[str, Any], *names: str) -> None:
+    for name in names:
+        if not fields.get(name):
+            raise UserError(f"Invalid request: missing {name} parameter")
 
 
 def _check_size(size: int, limit: int) -> None:
@@ -253,10 +323,15 @@ def make_answer(query: Query, found: Sequence[Translation], languages: Languages
     """Returns the answer to a request, from the translations of its sentences."""
     remaining = iter(found)
     ranked = []  # n-best list of each text
+    details = []  # of each line
     for lines in query.texts:
-        # A blank line has no translations, and stays as it is.
-        n_best_lists = [next(remaining).texts or [line] for line in lines]
-        ranked.append(_join_lines(n_best_lists))
+        n_best_lists = []
+        for sentences in lines:
+            translations = [next(remaining) for _ in sentences]
+            line = _join_sentences(sentences, translations, query.target)
+            n_best_lists.append(line["texts"] or sentences)
+            details.append(line)
+        ranked.append(_join_ranks(n_best_lists, "\n".join))
 
     answer: dict[str, Any] = {"translatedText": [texts[0] for texts in ranked]}
 
@@ -264,23 +339,42 @@ def make_answer(query: Query, found: Sequence[Translation], languages: Languages
         different = [list(dict.fromkeys(texts)) for texts in ranked]
         answer["alternatives"] = [texts[1 : 1 + query.alternatives] for texts in different]
 
-    if query.is_auto:  # Nothing is detected, since a server has one source language.
-        detected = {"confidence": 0.0, "language": source_language(languages)}
-        answer["detectedLanguage"] = [detected] * len(ranked)
+    if query.is_auto:
+        answer["detectedLanguage"] = [_source_as_detected(languages)] * len(ranked)
 
     if not query.is_list:
         answer = {name: values[0] for name, values in answer.items()}
 
     if query.details:
-        answer["details"] = [translation._asdict() for translation in found]
+        answer["details"] = details
     return answer
 
 
-def _join_lines(n_best_lists: Sequence[Sequence[str]]) -> list[str]:
-    """Returns the n-best list of a text; lines with fewer translations repeat their last."""
-    longest = max(map(len, n_best_lists))
-    texts = []
-    for rank in range(longest):
-        lines = [n_best[min(rank, len(n_best) - 1)] for n_best in n_best_lists]
-        texts.append("\n".join(lines))
-    return texts
+def _join_sentences(
+    sentences: Sequence[str],
+    found: Sequence[Translation],
+    target: str,
+) -> dict[str, Any]:
+    """Returns the details of a line; a line of several sentences has the details of each."""
+    if len(found) == 1:
+        return found[0]._asdict()
+
+    def join(texts: Iterable[str]) -> str:
+        return join_sentences(texts, target)
+
+    n_best_lists = [each.texts or [text] for text, each in zip(sentences, found, strict=True)]
+    return {
+        "texts": _join_ranks(n_best_lists, join),
+        "scores": _join_ranks([each.scores or [0.0] for each in found], sum),
+        "attention": None,
+        "sentences": [each._asdict() for each in found],
+    }
+
+
+def _join_ranks(lists: Sequence[Sequence[T]], join: Callable[[Iterable[T]], T]) -> list[T]:
+    """Joins the first items of all lists, the second ones, ...; the last of a list is repeated."""
+    joined = []
+    for rank in range(max(map(len, lists))):
+        of_rank = [each[min(rank, len(each) - 1)] for each in lists]
+        joined.append(join(of_rank))
+    return joined

@@ -2,12 +2,12 @@
 
 import dataclasses
 import math
-import sys
 from collections.abc import Collection
 from typing import Any
 
 from jaxformer.config import Config
 from jaxformer.runs import processes
+from jaxformer.waits import log_stream
 
 
 class Choices:
@@ -38,21 +38,21 @@ class Choices:
 
     def choose_reports(self, steps: int, per_validation: int) -> None:
         """Chooses when to validate, save and log, unless the user says when to validate or save."""
-        if not {"training.eval_every", "training.checkpoint_every"}.isdisjoint(self._given):
+        if "training.eval_every" in self._given or "training.checkpoint_every" in self._given:
             return
 
-        every = math.ceil(steps / 5)
-        every = self.choose_value("training.eval_every", every, "five validations")
-        self.choose_value("training.checkpoint_every", every, "a checkpoint for each")
+        fifth = math.ceil(steps / 5)
+        eval_every = self.choose_value("training.eval_every", fifth, "five validations")
+        self.choose_value("training.checkpoint_every", eval_every, "a checkpoint for each")
 
-        log_every = math.ceil(every / per_validation)
+        log_every = math.ceil(eval_every / per_validation)
         reports = f"{per_validation} reports for each"
         self.choose_value("training.log_every", log_every, reports)
 
     def apply(self, title: str) -> Config:
         """Returns the config with the chosen values, and prints them below a title."""
         if self._lines and processes.is_primary():
-            print(title, *self._lines, sep="\n", file=sys.stderr)
+            print(title, *self._lines, sep="\n", file=log_stream())
 
         sections = {}
         for name, fields in self._changes.items():

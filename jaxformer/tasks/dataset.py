@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import hashlib
-import sys
 from collections.abc import Collection
 
 from jaxformer.config import Config, DataConfig, data_section
@@ -20,6 +19,7 @@ from jaxformer.runs.run_directory import check_identity
 from jaxformer.runs.workdir import Workdir
 from jaxformer.tasks.attention_distillation import Teacher
 from jaxformer.tasks.initialization import tokenizer_of_run
+from jaxformer.waits import log_stream
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,7 +162,7 @@ def _note_large_vocabulary(config: Config, train: TokenStore) -> None:
     size = config.model.vocab_size
     if size > 2 * suitable:
         text = f"note: model.vocab_size={size} is large for this text; {suitable} or so is usual"
-        print(text, file=sys.stderr)
+        print(text, file=log_stream())
 
 
 def _learn_tokenizer(

@@ -5,7 +5,6 @@ import itertools
 import json
 import math
 import pathlib
-import sys
 from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple
 
@@ -26,6 +25,7 @@ from jaxformer.runs import processes
 from jaxformer.runs.workdir import Workdir, read_workdir_object
 from jaxformer.training.optimizer import path_of
 from jaxformer.training.train_state import StartFrom
+from jaxformer.waits import log_stream
 
 # Value of data.tokenizer: learn one from the training text, even with training.init_from.
 NEW = "new"
@@ -93,7 +93,7 @@ def take_vocab_size(config: Config, given: Collection[str], saved: Config | None
     if None in (size, own) or size == own:
         return config
 
-    print(f"model.vocab_size={size}: the size of the tokenizer of {name}", file=sys.stderr)
+    print(f"model.vocab_size={size}: the size of the tokenizer of {name}", file=log_stream())
     model = dataclasses.replace(config.model, vocab_size=size)
     return dataclasses.replace(config, model=model)
 
@@ -163,7 +163,7 @@ def make_start_from(
         merged, lines = merge(processes.on_this_host(fresh), saved, ids)
         if processes.is_primary():
             first = f"starts from {folder.path}, {source.weights}{note}:"
-            print(first, *lines, sep="\n", file=sys.stderr)
+            print(first, *lines, sep="\n", file=log_stream())
         return merged
 
     return start_from

@@ -19,8 +19,8 @@ from jaxformer.data.sound import Sound, standardize
 from jaxformer.data.speech import Recordings
 from jaxformer.evaluation.word_error_rate import ErrorRates, error_rates
 from jaxformer.runs import processes
-from jaxformer.tasks.speech.transcriber import Transcriber
 from jaxformer.tasks.token_task import NetworkTask
+from jaxformer.tasks.transcriber import Transcriber
 from jaxformer.training.placement import BatchShards
 from jaxformer.training.task import CheckStop
 from jaxformer.training.validation import evaluate_loss

@@ -402,7 +402,7 @@ class _Programs:
         if self.shapes and shape not in self.shapes:
             raise UserError(f"expected a batch of one of Task.shapes, got {shape}")
 
-        # Such as "2 of 5: 512, 64x8" for the second of five shapes.
+        # The message has "2 of 5: 512, 64x8" for the second of five shapes.
         number = str(len(self.compiled) + 1)
         if self.shapes:
             number += f" of {len(self.shapes)}"

@@ -56,7 +56,7 @@ def describe_dependence(
 @cached_by_function
 def _make_mean_losses(loss: Loss, mesh: Mesh, gradient_accumulation: int) -> jax.stages.Wrapped:
     """Returns a jitted function: mean loss of split rows, mean loss of one batch, magnitude."""
-    # The same devices, with all of the batch in one shard of "data".
+    # The same devices, with all of the batch in one shard: axes "data" of size 1, "fsdp", "tensor".
     devices = mesh.devices.reshape(1, -1, mesh.shape["tensor"])
     one_shard = Mesh(devices, AXES, axis_types=mesh.axis_types)
 
@@ -77,7 +77,7 @@ def _make_mean_losses(loss: Loss, mesh: Mesh, gradient_accumulation: int) -> jax
         """Returns one row of each micro-batch of each shard."""
         row_shape = array.shape[1:]
         shard_count = BatchShards.of(mesh).shard_count
-        shards = array.reshape(shard_count, -1, *row_shape)
+        shards = array.reshape(shard_count, -1, *row_shape)  # [shards, rows of a shard, ...]
         first = shards[:, :gradient_accumulation]
         return first.reshape(-1, *row_shape)
 

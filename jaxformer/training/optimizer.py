@@ -54,7 +54,8 @@ def inverse_sqrt_schedule(d_model: int, warmup_steps: int, scale: float = 1.0) -
 def configured_schedule(settings: TrainingConfig, d_model: int) -> optax.Schedule:
     """Returns the schedule of the settings; by default all have the peak of equation 3.
 
-    The rate rises linearly to step ``warmup_steps``. "linear" and "cosine" would be 0 at steps + 1.
+    The rate rises linearly to step ``warmup_steps``. "linear" and "cosine" then fall, and reach 0
+    one step after the last.
     """
     warmup = settings.warmup_steps
     rate = settings.learning_rate
@@ -62,7 +63,7 @@ def configured_schedule(settings: TrainingConfig, d_model: int) -> optax.Schedul
 
     if settings.schedule == "inverse_sqrt":
         if rate is not None:
-            # Divided by the peak of equation 3.
+            # The peak is (d_model * warmup)^-0.5 without a scale, and ``rate`` with this one.
             scale *= rate * (d_model * warmup) ** 0.5
         return inverse_sqrt_schedule(d_model, warmup, scale)
 
@@ -154,7 +155,7 @@ def freeze(
     layers: dict[str, list[slice]] = {}  # that are frozen, of each path
     for each in names.split(","):
         name, chosen = _parse_frozen(each.strip(" /"))
-        found = _paths_with(name, paths)
+        found = paths_with(name, paths, "training.freeze")
         if chosen is None:
             frozen |= found
         else:
@@ -182,6 +183,7 @@ def _parse_frozen(text: str) -> tuple[str, slice | None]:
     >>> _parse_frozen("encoder/layers[:6]"), _parse_frozen("layers[2]"), _parse_frozen("encoder")
     (('encoder/layers', slice(None, 6, None)), ('layers', slice(2, 3, None)), ('encoder', None))
     """
+    # NAME, NAME[LAYER] or NAME[FIRST:END]
     match = re.fullmatch(r"([^\[\]]*)(?:\[(\d*)(:?)(\d*)\])?", text)
     if match is None or match[0].endswith(("[]", "[:]")):
         raise UserError(
@@ -189,16 +191,21 @@ def _parse_frozen(text: str) -> tuple[str, slice | None]:
             f"layers[0]: got {text!r}"
         )
 
-    name, first, colon, last = match.groups()
-    if colon is None:
+    name, first, colon, end = match.groups()
+    has_layers = colon is not None
+    if not has_layers:
         return name, None
+
+    start = int(first) if first else None
     if not colon:
-        return name, slice(int(first), int(first) + 1)
-    return name, slice(int(first) if first else None, int(last) if last else None)
+        layer = int(first)
+        return name, slice(layer, layer + 1)
+    stop = int(end) if end else None
+    return name, slice(start, stop)
 
 
-def _paths_with(name: str, paths: list[str]) -> set[str]:
-    """Returns the paths that contain a name."""
+def paths_with(name: str, paths: list[str], field: str, what: str = "parameter") -> set[str]:
+    """Returns the paths that contain a name, which a ``field`` of a config gives."""
     found = {path for path in paths if f"/{name}/" in f"/{path}/"}
     if found:
         return found
@@ -208,8 +215,8 @@ def _paths_with(name: str, paths: list[str]) -> set[str]:
     for path in paths:
         known |= dict.fromkeys(path.split("/"))
     raise UserError(
-        f"training.freeze: no parameter is called {name!r}; give names separated by "
-        f"commas out of {', '.join(known)}, or several in a row such as {paths[0]}"
+        f"{field}: no {what} is called {name!r}; give names separated by commas out of "
+        f"{', '.join(known)}, or several in a row such as {paths[0]}"
     )
 
 
@@ -262,10 +269,13 @@ def _other_layers(name: str, frozen: list[slice], count: int) -> Int[np.ndarray,
     """Returns the numbers of the layers that are not frozen."""
     is_frozen = np.zeros(count, bool)
     for layers in frozen:
-        if not is_frozen[layers].size or (layers.stop or 0) > count:
+        start = layers.start or 0
+        stop = layers.stop or count
+        has_no_layer = is_frozen[layers].size == 0
+        if has_no_layer or stop > count:
             raise UserError(
                 f"training.freeze: expected layers from 0 to {count - 1}, as {name} has: got "
-                f"{layers.start or 0} to {(layers.stop or count) - 1}"
+                f"{start} to {stop - 1}"
             )
         is_frozen[layers] = True
 
@@ -412,11 +422,11 @@ def per_layer(optimizer: Optimizer, *stacks: str) -> optax.GradientTransformatio
         params: PyTree = None,
         **extra: Any,
     ) -> tuple[PyTree, PyTree]:
-        # Such as the gradient and the function of a line search.
+        # A line search gets the gradient and the loss, a function of the parameters.
         unstacked_extra = {}
         for name, value in extra.items():
             if callable(value):
-                unstacked_extra[name] = _after(restack, value)
+                unstacked_extra[name] = _compose(value, restack)
             else:
                 unstacked_extra[name] = unstack(value)
 
@@ -429,7 +439,7 @@ def per_layer(optimizer: Optimizer, *stacks: str) -> optax.GradientTransformatio
 
 
 def _check_has_stacks(names: tuple[str, ...], params: PyTree, layers: PyTree) -> None:
-    """Refuses parameters, unless they are none, that stay the same when they are unstacked."""
+    """Refuses parameters without any stack, which unstacking leaves as they are."""
     has_stacks = jax.tree.structure(layers) != jax.tree.structure(params)
     leaves = jax.tree.leaves_with_path(params)
     if has_stacks or not leaves:
@@ -442,20 +452,20 @@ def _check_has_stacks(names: tuple[str, ...], params: PyTree, layers: PyTree) ->
     )
 
 
-def _after(first: Callable, function: Callable) -> Callable:
-    """Returns a function that applies ``first`` to its first argument, and then ``function``."""
-    return lambda tree, **options: function(first(tree), **options)
+def _compose(function: Callable, convert: Callable) -> Callable:
+    """Returns ``function`` of a converted first argument."""
+    return lambda tree, **options: function(convert(tree), **options)
 
 
 def _map_stacks(names: tuple[str, ...], function: Callable, tree: PyTree) -> PyTree:
     """Applies a function to each node of a tree that has one of the names."""
     ends = tuple(f"/{name}" for name in names)
 
-    def is_stack(path: jax.tree_util.KeyPath, _: Any = None) -> bool:
+    def is_stack(path: jax.tree_util.KeyPath, node: PyTree) -> bool:
         return f"/{path_of(path)}".endswith(ends)
 
     def apply(path: jax.tree_util.KeyPath, node: PyTree) -> PyTree:
-        if not is_stack(path):
+        if not is_stack(path, node):
             return node
         return function(node)
 
@@ -476,14 +486,15 @@ def _layers(stack: PyTree) -> list[PyTree]:
         # A stack whose arrays are all masked passes as one layer.
         return [stack]
 
-    sizes = {shape[:1] for shape in shapes.values()}
-    has_layer_axis = len(sizes) == 1 and () not in sizes
-    # Paths in a list of layers begin with a number. It is not one stack.
+    has_scalars = () in shapes.values()
+    layer_counts = {shape[0] for shape in shapes.values() if shape}
+    has_layer_axis = len(layer_counts) == 1 and not has_scalars
+    # Paths in a list of layers begin with a number. A list is not a stack.
     has_numbered_paths = any(path[:1].isdigit() for path in shapes)
     if not has_layer_axis or has_numbered_paths:
         raise UserError(f"per_layer: expected arrays with one layer axis in a stack, got {shapes}")
 
-    ((layer_count,),) = sizes
+    [layer_count] = layer_counts
     layers = []
     for layer in range(layer_count):
         take = operator.itemgetter(layer)

@@ -133,6 +133,12 @@ class TrainingConfig(FitConfig):
         "encoder,embedding", or several in a row, such as "decoder/layers/self_attention". Some
         layers of a stack are frozen by "encoder/layers[:6]", the first six. Frozen parameters have
         no optimizer state, and no weight decay.
+      lora: Rank of low-rank adapters (LoRA, Hu et al. 2021): each matrix W changes by a product of
+        two thin ones, (lora_alpha / lora) A B. Only these factors and heads, such as a matrix of
+        classes, are trained. By default, there are no adapters.
+      lora_alpha: Factor of these products, divided by their rank.
+      lora_matrices: Matrices with adapters, comma-separated, named as in freeze, such as
+        "query,value". By default, all matrices have one.
       warmup_steps: Steps of linear warm-up in equation 3, and of all schedules.
       learning_rate: Learning rate at the end of warm-up; by default, equation 3 gives
         (d_model * warmup_steps)^-0.5.
@@ -164,6 +170,9 @@ class TrainingConfig(FitConfig):
 
     init_from: str | None = setting(None, may_move=True)
     freeze: str | None = None
+    lora: int | None = setting(None, "positive")
+    lora_alpha: float = setting(16.0, "positive")
+    lora_matrices: str | None = None
     warmup_steps: int = setting(4000, "positive", is_usual=True)
     learning_rate: float | None = setting(None, "positive")
     learning_rate_scale: float = setting(1.0, "positive", is_usual=True)
@@ -206,6 +215,19 @@ class TrainingConfig(FitConfig):
         if self.optimizer != "adam" and self.adam_dtype != "float32":
             raise UserError(
                 f"training.adam_dtype=bfloat16 needs training.optimizer=adam: got {self.optimizer}"
+            )
+        self._check_lora()
+
+    def _check_lora(self) -> None:
+        if self.lora is None and self.lora_matrices is not None:
+            raise UserError(
+                "training.lora_matrices needs low-rank adapters: give their rank, such as "
+                "--config.training.lora=8"
+            )
+        if self.lora is not None and self.freeze is not None:
+            raise UserError(
+                f"training.freeze={self.freeze} needs training.lora to be left out, with which all "
+                "but adapters and heads are frozen; choose adapters with training.lora_matrices"
             )
 
 

@@ -98,7 +98,7 @@ def best_metric(task: Task, settings: FitConfig) -> tuple[str, str]:
     if mode in ("min", "max"):
         return name, mode
 
-    # Without a direction, which must be known then.
+    # The setting gives no direction: the metric must have a known one.
     name = settings.best_metric
     task_name, task_mode = task.best
     known = _DIRECTIONS | {task_name: task_mode}

@@ -34,7 +34,7 @@ def use_workdir(root):
     load_model(run, weights="best")
     average(Workdir(run), 1)
     Translator.load(run, weights="averaged")
-    learning_curve(read_metrics(run / "metrics.jsonl"), root / "curve.png")
+    learning_curve({"run": read_metrics(run / "metrics.jsonl")}, root / "curve.png")
 
 
 def import_model(root):

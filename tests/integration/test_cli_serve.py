@@ -64,6 +64,9 @@ def test_every_client_gets_its_own_answer_until_the_server_is_stopped(learned_wo
     names = {}
     pages.run("serving.md", block.replace("http://127.0.0.1:5000", server.address), names)
     translate = names["translate"]
+    settings = json.load(urllib.request.urlopen(f"{server.address}/frontend/settings"))
+    assert settings["model"] == learned_workdir.name
+
     pairs = itertools.islice(NumeralsCorpus().pairs("held_out"), 40)
     sources = [english for english, _ in pairs]
     expected = Translator.load(learned_workdir, search=SEARCH).translate(sources)
@@ -137,6 +140,7 @@ def test_a_server_that_is_stopped_before_it_runs_exits():
 import signal
 import jaxformer.cli.commands.serve as command
 class Backend:
+    name = ""
     languages = {"en": ["de"]}
 command.print = lambda *args, **options: signal.raise_signal(signal.SIGTERM)
 command.run_server(Backend(), command.Limits(), command.Address(port=0).reserve())

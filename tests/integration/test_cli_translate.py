@@ -272,8 +272,51 @@ def test_a_stream_is_translated_line_by_line(learned_workdir):
     assert one != two
 
     assert "error: standard input:4: not UTF-8" in error
-    assert "error: standard input:5: expected at most 63 tokens" in error
+    too_long = "error: standard input:5: expected at most 63 tokens (model.max_length), got "
+    assert too_long in error
+    assert "; with --split, jaxformer translate and serve split it into sentences\n" in error
     assert error.endswith("error: 2 of 6 lines failed; see above\n")
+
+
+PARAGRAPHS = ["Two hundred. Nine.", "", "Seven."]
+
+
+def test_paragraphs_are_translated_by_sentence(run, learned_workdir):
+    pytest.importorskip("sentencex", reason="sentencex is not installed")
+    first, second, third = run(lines=["Two hundred.", "Nine.", "Seven."])
+    assert run("--split", lines=PARAGRAPHS) == [f"{first} {second}", "", third]
+
+    found = [json.loads(line) for line in run("--split", "--json", lines=PARAGRAPHS)]
+    assert [row["source"] for row in found] == PARAGRAPHS
+    sources = [[each["source"] for each in row["sentences"]] for row in found]
+    assert sources == [["Two hundred.", "Nine."], [], ["Seven."]]
+    assert found[0]["sentences"][1]["hypotheses"][0]["text"] == second
+
+    translator = Translator.load(learned_workdir, search=SHORT)
+    assert translator.translate_paragraphs(PARAGRAPHS) == [f"{first} {second}", "", third]
+
+
+def test_what_needs_a_sentence_in_each_line_is_refused_with_split(refused, tmp_path):
+    align = ["--alignments", tmp_path / "out"]
+    for options in (["--scores"], ["--n-best", "2"], align, ["--prefix", "ein"]):
+        error = refused("--split", *options)
+        assert error.startswith(f"error: {options[0]} ")
+        assert "--split" in error
+        assert "leave one of them out" in error
+
+
+@pytest.mark.ci
+def test_a_glossary_forces_its_terms(run, refused, tmp_path):
+    terms = tmp_path / "terms.tsv"
+    terms.write_text("seven hundred\tHundertfach\n")
+    [free, other] = run(lines=["seven hundred", "nine"])
+    [forced, same] = run("--glossary", terms, lines=["seven hundred", "nine"])
+    assert "hundertfach" in forced.lower()
+    assert forced != free
+    assert same == other
+
+    error = refused("--glossary", terms, "--prefix", "ein")
+    assert error.startswith("error: --prefix excludes --glossary, which forces the beginnings of ")
 
 
 @pytest.fixture

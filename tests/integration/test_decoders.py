@@ -95,7 +95,8 @@ def computed(name):
         return jax.numpy.concatenate(logits, axis=1)
 
     def packed(variables, tokens):
-        first, second = tokens[:, :9], tokens[:, :5]
+        first = tokens[:, :9]
+        second = tokens[:, :5]
         row = jax.numpy.concatenate([first, second], axis=1)
         is_second = np.arange(14) >= 9
         segments = np.broadcast_to(1 + is_second, row.shape)

@@ -1,4 +1,4 @@
-"""A model option that was edited in ``config.json`` is noticed: arrays do not show all of them."""
+"""An edited option of a model in ``config.json`` is noticed, though no array depends on it."""
 
 import json
 import shutil
@@ -25,7 +25,7 @@ EDITS = {
     "dropout_rate": 0.2,
     "attention_dropout_rate": 0.1,
 }
-# An array shows these, too, and may be what is refused.
+# Arrays depend on these, so that the error may name an array instead.
 SHOWN = ("norm_position", "num_heads")
 
 

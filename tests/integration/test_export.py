@@ -9,14 +9,17 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
+import zipfile
 
 import flax.traverse_util
 import jax
 import numpy as np
 import pytest
 import safetensors.numpy
+import sentencepiece
 
 from jaxformer.cli import main
 from jaxformer.config import Config, ModelConfig, read_config
@@ -292,6 +295,60 @@ def test_ctranslate2_finds_the_same_translations(limits, learned_workdir, tmp_pa
 
     for hypotheses, result in zip(ours.hypotheses(texts), theirs, strict=True):
         assert result.hypotheses == [pieces(each.tokens) for each in hypotheses]
+
+
+@pytest.mark.ci
+def test_a_package_of_argos_has_the_model_and_its_languages(learned_workdir, tmp_path):
+    """CTranslate2 loads the model in it, and SentencePiece the tokenizer."""
+    engine = pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed")
+    export_model("argos", learned_workdir, tmp_path / "out")
+    export_model("argos", learned_workdir, tmp_path / "again")
+
+    names = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert names == ["README.md", "translate-en_de.argosmodel"]
+    package = tmp_path / "out" / names[1]
+    assert package.read_bytes() == (tmp_path / "again" / names[1]).read_bytes()
+
+    with zipfile.ZipFile(package) as archive:
+        archive.extractall(tmp_path)
+    folder = tmp_path / "translate-en_de-jaxformer"
+    metadata = json.loads((folder / "metadata.json").read_bytes())
+    assert metadata["from_code"] == "en"
+    assert metadata["from_name"] == "English"
+    assert metadata["to_code"] == "de"
+    assert metadata["to_name"] == "German"
+
+    # As argostranslate 1.11 does.
+    spm = sentencepiece.SentencePieceProcessor(model_file=str(folder / "sentencepiece.model"))
+    translator = engine.Translator(str(folder / "model"), compute_type="float32")
+    sources = [spm.encode(text, out_type=str) for text in TEXTS[2:]]
+    results = translator.translate_batch(sources, beam_size=4, length_penalty=0.2)
+    found = ["".join(result.hypotheses[0]).replace("▁", " ").lstrip() for result in results]
+
+    search = BeamSearch(
+        penalty="power",
+        length_penalty=0.2,
+        ends_within="N",
+        early_stop="full",
+        unfinished="compete",
+        min_length=1,
+    )
+    assert found == Translator.load(learned_workdir, search=search).translate(TEXTS[2:])
+
+
+def test_what_a_package_of_argos_cannot_have(learned_workdir, tmp_path):
+    import_marian(MARIAN / "swish_tied", tmp_path / "marian")
+    with pytest.raises(UserError, match="one vocabulary for both languages, got one for each"):
+        export_model("argos", tmp_path / "marian", tmp_path / "out")
+
+    config = json.loads((learned_workdir / "config.json").read_bytes())
+    run = tmp_path / "run"
+    shutil.copytree(learned_workdir, run)
+    config["data"]["source_language"] = "../en"
+    (run / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=r"codes of languages such as en, got '\.\./en'"):
+        export_model("argos", run, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,15 @@ import numpy as np
 import optax
 import pytest
 
-from jaxformer import Translator, UserError, load_model, pretrained, score_pairs, train
+from jaxformer import (
+    Translator,
+    UserError,
+    ema_params,
+    load_model,
+    pretrained,
+    score_pairs,
+    train,
+)
 from jaxformer.config import read_config
 from jaxformer.data.bpe import train_tokenizer
 from jaxformer.data.numerals import NumeralsCorpus
@@ -236,6 +244,54 @@ def test_some_layers_are_frozen_on_a_mesh(tiny_config, tmp_path):
     ]
     assert [moment.shape for moment in moments] == 2 * [(1, *query.shape[1:])]
     assert all(moment.sharding.spec == query.sharding.spec for moment in moments)
+
+
+@pytest.mark.ci
+def test_runs_with_adapters_resume_exactly_on_a_mesh_and_save_merged_matrices(
+    tiny_config, tiny_workdir, tmp_path
+):
+    config = tiny_config(
+        init_from=str(tiny_workdir),
+        lora=2,
+        learning_rate=0.01,
+        warmup_steps=1,
+        eval_sentences=0,
+        ema_decay=0.5,
+    )
+    elsewhere = jax.device_get(train(config, tmp_path / "elsewhere"))
+    config = changed(config, mesh={"data": 2, "fsdp": 2, "tensor": 2})
+    whole = jax.device_get(train(config, tmp_path / "whole"))
+    with pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path / "stopped", hooks=[interrupt(3)])
+    resumed = jax.device_get(train(config, tmp_path / "stopped"))
+
+    jax.tree.map(np.testing.assert_array_equal, resumed, whole)
+    jax.tree.map(
+        lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-4),
+        resumed.params,
+        elsewhere.params,
+    )
+
+    # Commands read an average of merged matrices.
+    _, loaded = load_model(tmp_path / "stopped")
+    average = jax.device_get(ema_params(resumed.opt_state, resumed.params))
+    jax.tree.map(np.testing.assert_array_equal, loaded, average)
+
+    _, before = load_model(tiny_workdir)
+    changes = jax.tree.map(np.subtract, resumed.params, before)
+    names = set()
+    for path, change in jax.tree.leaves_with_path(changes):
+        if not change.any():
+            continue
+        names.add(path[-1].key)
+        layer = change[0].reshape(change.shape[1], -1)
+        sizes = np.linalg.svd(layer, compute_uv=False)
+        assert sizes[2] < 1e-3 * sizes[1], path_of(path)  # of rank 2
+    assert names == {"query", "key", "value", "output", "inner", "outer"}
+
+    other = changed(config, training={"lora": 3})
+    with pytest.raises(UserError, match=r"training.lora=2, but 3"):
+        train(other, tmp_path / "whole")
 
 
 def test_rows_of_another_vocabulary_are_matched_by_piece():

@@ -51,7 +51,9 @@ SEARCHED = by_profile(
     nightly=PAIRS,
 )
 LANGUAGES = {"mbart": ("en_XX", "de_DE"), "mbart_50": ("en_XX", "de_DE")}
-SUPPRESSED = np.array([5, 8, 13, 21, 34, 55, 89])  # their ids
+SUPPRESSED = np.array([5, 8, 13, 21, 34, 55, 89])  # in the numbers of transformers
+BOS = 2
+EOS = 1
 PROMPT = "the old house"
 LIMIT = 16
 
@@ -71,7 +73,7 @@ def our_sources(name):
 def logits_of(name, workdir=None):
     _, own_workdir, trained, outputs = family(name)
     tokens = trained.tokenizer.our_ids[outputs["tokens"]]
-    tokens[:, 0] = 2  # Our beginning of sentence may be a token with another role there.
+    tokens[:, 0] = BOS  # Our beginning of sentence may be a token with another role there.
     model, params = load_model(workdir or own_workdir)
     sources = our_sources(name)[: len(tokens)]
     return np.asarray(jax.jit(model.apply)({"params": params}, sources, tokens))
@@ -97,8 +99,12 @@ def translator_of(name, beam_size):
 
 
 def searched(name, beam_size, **options):
-    """Returns the best hypotheses of all sources."""
-    sources = [row[row > 0].tolist() for row in our_sources(name)]
+    """Returns all sources without padding, the translator, and its hypotheses."""
+    sources = []
+    for row in our_sources(name):
+        is_token = row > 0
+        sources.append(row[is_token].tolist())
+
     translator = translator_of(name, beam_size)
     return sources, translator, translator.translate_ids(sources, **options)
 
@@ -108,8 +114,14 @@ def best_ids(found):
 
 
 def expected_ids(name, output):
+    """Returns the outputs of transformers, which are padded with -1, in our numbers."""
     _, _, trained, outputs = family(name)
-    return [trained.tokenizer.our_ids[row[row >= 0]].tolist() for row in outputs[output]]
+    expected = []
+    for row in outputs[output]:
+        theirs = row[row >= 0]
+        ours = trained.tokenizer.our_ids[theirs]
+        expected.append(ours.tolist())
+    return expected
 
 
 @pytest.mark.parametrize("name", SEARCHED)
@@ -120,16 +132,16 @@ def test_greedy_search_equals_transformers(name):
 
 @pytest.mark.parametrize("name", SEARCHED)
 def test_beam_search_equals_transformers(name):
-    """And its log probabilities, of decoding with a cache, equal the whole output's."""
+    """Log probabilities, too, are the same with a cache and in one pass over the whole output."""
     sources, translator, found = searched(name, beam_size=4)
     assert best_ids(found) == expected_ids(name, "beam")
 
     pairs = list(zip(sources, best_ids(found), strict=True))
-    whole = [score.log_prob for score in score_pairs(translator, pairs)]
-    cached = [decoded.log_probs[0] for decoded in found]
-    is_forced = bool(translator.tokenizer.target_start)
-    if is_forced:  # Its probability counts in a score.
-        assert all(np.array(whole) <= np.array(cached) + 1e-4)
+    whole = np.array([score.log_prob for score in score_pairs(translator, pairs)])
+    cached = np.array([decoded.log_probs[0] for decoded in found])
+    if translator.tokenizer.target_start:
+        # The probability of this first token, which a search is given, counts in a score.
+        assert (whole <= cached + 1e-4).all()
     else:
         np.testing.assert_allclose(cached, whole, atol=1e-4)
 
@@ -163,7 +175,8 @@ def test_forced_prefixes_equal_transformers(name):
 def test_commands_translate_text(name, tmp_path, capsys):
     _, workdir, trained, outputs = family(name)
     tokenizer = trained.tokenizer
-    ids = [*tokenizer.encode_batch([PROMPT])[0], tokenizer.source_end]
+    [words] = tokenizer.encode_batch([PROMPT])
+    ids = [*words, tokenizer.source_end]
     assert ids == tokenizer.our_ids[outputs["text_ids"]].tolist()
 
     text = tmp_path / "in.txt"
@@ -278,13 +291,19 @@ def test_sources_of_a_batch_end_with_the_code_of_their_language(tmp_path):
     training = jx.TrainingConfig(init_from=str(workdir), steps=1)
     config = dataclasses.replace(trained.config, data=pairs_data(tmp_path), training=training)
     task = make_task(config, Workdir(tmp_path / "run"))
-    batch = next(iter(task.batches(0, BatchShards(1, (0,), 1))))
+    one_shard = BatchShards(row_multiple=1, local_shards=(0,), shard_count=1)
+    batch = next(iter(task.batches(0, one_shard)))
 
-    pieces = trained.tokenizer.piece
-    row = [pieces(token) for token in batch.src[0][batch.src_segments[0] == 2]]
-    assert row[-2:] == ["</s>", "en_XX"]
-    assert "".join(row[:-2]) == "▁the▁cat"
-    assert batch.tgt_in[0, 0] == 2  # the code of the target
-    target = batch.tgt_out[0][batch.tgt_segments[0] == 2]
-    assert pieces(target[-1]) == "</s>"
-    assert list(target).count(1) == 1
+    # The second pair of the first row.
+    in_source = batch.src_segments[0] == 2
+    in_target = batch.tgt_segments[0] == 2
+    source = [trained.tokenizer.piece(token) for token in batch.src[0, in_source]]
+    target = batch.tgt_out[0, in_target]
+
+    *words, end, code = source
+    assert "".join(words) == "▁the▁cat"
+    assert end == "</s>"
+    assert code == "en_XX"
+    assert batch.tgt_in[0, 0] == BOS  # the code of the target
+    assert target[-1] == EOS
+    assert list(target).count(EOS) == 1

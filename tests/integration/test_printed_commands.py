@@ -58,7 +58,8 @@ SERVER = "runs until it is stopped, or asks such a server; test_cli_serve.py run
 # Commands that do not run here, by a pattern that begins there. test_pages.py parses them.
 NOT_RUN = {
     r"make (demo|test)\b": NETWORK,
-    r"pip install ": NETWORK,
+    r"(uv )?pip install ": NETWORK,
+    r"uv (tool install|venv) ": NETWORK,
     r"python3 -m venv ": NETWORK,
     r"jaxformer data \w": NETWORK,
     r"jaxformer train numerals --workdir runs/teacher": LEARNED,
@@ -125,6 +126,8 @@ SIZES = {
     "spoken_numerals": _SPOKEN,
     "spoken_numerals:few": _SPOKEN,
     "spoken_numerals:pretrain": _SPOKEN,
+    "spoken_numerals:decoder": "model.d_model=16 model.d_ff=16 model.num_layers=1 "
+    "model.encoder_d_model=16 model.encoder_d_ff=16 model.encoder_num_layers=1",
     "gato": "model.d_model=16 model.d_ff=16 model.num_layers=1 data.text_rows=2 "
     "data.caption_rows=2 data.control_rows=2 data.episodes=4",
     "parsing:small": f"{_PAIRS} model.vocab_size=300",
@@ -189,6 +192,7 @@ OPTIONS = {
     # A smaller model than the one that comes with jaxformer, which other pages use.
     r"jaxformer (translate|score) (?!.*--workdir)": "--workdir runs/numerals",
     r"jaxformer generate ": "--tokens 8",
+    r"jaxformer heads ": "--workdir runs/numerals --beam-size 1 --max-extra-length 4",
     r"jaxformer evaluate ": "--beam-size 1 --max-extra-length 4",
     r"jaxformer average ": "--last 2",
     r"jaxformer replay ": "--step 1",
@@ -374,6 +378,8 @@ def _(reader: Reader) -> None:
 
 @prepares("docs/attention.md")
 def _(reader: Reader) -> None:
+    reader.model("numerals")
+    reader.pairs("valid", "en", "de", count=2)
     import_huggingface(FIXTURES / "huggingface" / "gpt2", reader.folder / "runs" / "gpt2")
 
 
@@ -465,7 +471,7 @@ def _(reader: Reader) -> None:
     reader.pairs("newstest2014", "fr", count=4)
 
 
-@prepares("docs/training.md")
+@prepares("docs/runs.md")
 def _(reader: Reader) -> None:
     reader.run("jaxformer train base --workdir runs/base")
     reader.run("jaxformer train multi30k --workdir runs/multi30k")
@@ -545,6 +551,7 @@ def _(reader: Reader) -> None:
     for name in ("train", "valid"):
         (reader.folder / "my" / f"{name}.tsv").write_text("".join(lines))
     reader.run("jaxformer train spoken_numerals --workdir runs/wav2vec2")
+    write_model("wav2vec2_gpt2", reader.folder / "my" / "speech-pair")
 
 
 @prepares("jaxformer/pretrained/README.md")

@@ -380,6 +380,11 @@ def test_commands_refuse_what_they_cannot_use(run, config, capsys, tmp_path):
     for words, message in (
         ([*transcribe, config.data.valid, "--reference", str(texts)], "a line for each of 24 reco"),
         ([*transcribe, str(texts)], "a: cannot be read"),
+        (
+            [*transcribe, str(texts), "--beam-size", "2"],
+            "speech recognizer has no decoder: leave --",
+        ),
+        ([*transcribe, str(texts), "--dtype", "int8"], "has no decoder: leave --dtype out"),
         ([*transcribe, str(tmp_path / "short.wav")], "recording 1: expected 0.035 to 120 seconds"),
         (["translate", "--workdir", str(copy)], "got a speech recognizer"),
         (["export", "stablehlo", "--workdir", str(run), "--output", str(tmp_path / "x")], "speech"),

@@ -1,4 +1,4 @@
-"""The blocks of docs/training.md run, in order; loggers of others are stand-ins."""
+"""The blocks of docs/training.md and docs/optimizers.md run; loggers of others are stand-ins."""
 
 import itertools
 import pathlib
@@ -37,6 +37,7 @@ def page(tmp_path_factory):
         for name, module in loggers.items():
             patch.setitem(sys.modules, name, module)
         names = pages.execute("training.md")
+        names = pages.execute("optimizers.md", **names)
     return Page(names, loggers, folder / "runs" / "bigrams")
 
 

@@ -3,6 +3,8 @@
 Its language has three words, which are tones.
 """
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -14,11 +16,13 @@ from jaxformer.data.transcripts import TranscriptsConfig
 from jaxformer.errors import UserError
 from jaxformer.experiment import make_task
 from jaxformer.memory import step_memory
+from jaxformer.models.speech_text import SpeechEncoderDecoderConfig
 from jaxformer.models.whisper import WhisperConfig
 from jaxformer.runs.workdir import Workdir
 from jaxformer.tasks.transcription.speech_transcriber import SpeechTranscriber
 
 from ..runs import changed, reports
+from .equal_runs import check_other_mesh, check_resumed
 
 RATE = 8000
 TONES = {"low": 200, "mid": 700, "high": 1800}
@@ -162,3 +166,58 @@ def test_memory_is_estimated(config):
 def test_data_that_cannot_be_trained_on_are_refused(config, changes, message, tmp_path):
     with pytest.raises(UserError, match=message):
         make_task(changed(config, data=changes), Workdir(tmp_path / "run"))
+
+
+@pytest.fixture(scope="module")
+def wave_config(config):
+    """Returns a config of a model that reads waves, with a decoder of tokens."""
+    model = SpeechEncoderDecoderConfig(
+        sample_rate=RATE,
+        conv_widths=(16, 16),
+        conv_kernels=(20, 8),
+        conv_strides=(10, 8),
+        conv_norm="layer",
+        position_kernel=4,
+        position_groups=2,
+        encoder_d_model=24,
+        encoder_d_ff=32,
+        encoder_num_heads=2,
+        encoder_num_layers=1,
+        vocab_size=272,
+        d_model=16,
+        d_ff=32,
+        num_heads=2,
+        num_layers=1,
+        max_length=16,
+    )
+    brief = {"steps": 40, "eval_every": 40, "checkpoint_every": 20, "log_every": 20}
+    return changed(dataclasses.replace(config, model=model), training=brief)
+
+
+@pytest.fixture(scope="module")
+def wave_run(wave_config, tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("waves") / "run"
+    train(wave_config, workdir)
+    return workdir
+
+
+def test_a_model_of_waves_learns_and_transcribes(wave_run, wave_config, tmp_path):
+    first, *_, last = reports(wave_run, "train")
+    assert last["loss"] < 0.7 * first["loss"]
+    assert "word_error_rate" in reports(wave_run, "valid")[-1]
+
+    # A recording of any length, padded or cut, and shorter than one frame.
+    recordings = list_recordings(wave_config.data.valid)
+    sounds = [each.read() for each in recordings[:3]]
+    sounds += [Sound(np.zeros(5, np.float32), RATE)]
+    transcriber = SpeechTranscriber.load(wave_run)
+    together = transcriber.transcribe(sounds)
+    assert together == [transcriber.transcribe([sound])[0] for sound in sounds]
+
+
+@pytest.mark.nightly
+def test_a_model_of_waves_resumes_and_is_the_same_on_another_mesh(wave_run, wave_config, tmp_path):
+    check_resumed(wave_config, wave_run, tmp_path, cut=30)
+
+    brief = {"steps": 20, "eval_every": 20, "eval_sentences": 0}
+    check_other_mesh(changed(wave_config, training=brief), wave_run, tmp_path)

@@ -24,10 +24,11 @@ from jaxformer.nn import RMSNorm, rotary_positions
 
 from ..profiles import by_profile
 
-# Names of jax 0.7.
+# jax 0.7 has them under other names.
 enable_x64 = jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64
 set_mesh = jax.set_mesh if hasattr(jax, "set_mesh") else jax.sharding.use_mesh
 
+DEVICES = 4
 ROWS = 8
 LENGTH = 4
 WIDTH = 4
@@ -75,7 +76,7 @@ class Subject:
 
     @property
     def closed_over(self):
-        """Returns the batch as arrays of JAX, as constants of a function."""
+        """Returns the batch as arrays of JAX, for a function that has them as constants."""
         return jax.device_put(self.batch)
 
     @property
@@ -94,7 +95,8 @@ def random_params(module, *inputs):
     variables = jax.eval_shape(module.init, key, *inputs)
 
     def draw(leaf):
-        return normal(leaf.size, *leaf.shape, scale=0.5)
+        seed = leaf.size
+        return normal(seed, *leaf.shape, scale=0.5)
 
     return jax.tree.map(draw, variables["params"])
 
@@ -165,7 +167,9 @@ def of_search(algorithm=None, max_lengths=None, **inputs):
             capacity=5,
             method="start",
         )
-        lengths = jnp.full_like(sources[:, 0], 5) if max_lengths is None else max_lengths
+        lengths = max_lengths
+        if lengths is None:
+            lengths = jnp.full_like(sources[:, 0], 5)
         result = algorithm(step, cache, max_lengths=lengths, capacity=5, **inputs)
         return result.tokens, result.scores
 
@@ -174,13 +178,13 @@ def of_search(algorithm=None, max_lengths=None, **inputs):
 
 
 def attention(dtype):
-    return jx.MultiHeadAttention(2, dropout_rate=0.5, compute_dtype=dtype)
+    return jx.MultiHeadAttention(num_heads=2, dropout_rate=0.5, compute_dtype=dtype)
 
 
 def decoder_block(dtype):
     return jx.Block(
         attention(dtype),
-        jx.FeedForward(6, "swish", dtype),
+        jx.FeedForward(d_ff=6, activation="swish", compute_dtype=dtype),
         cross_attention=attention(dtype),
         make_residual=functools.partial(jx.Residual, dropout_rate=0.5),
     )
@@ -190,15 +194,20 @@ def later_block():
     """A block of the parts that came after the paper."""
     return jx.Block(
         jx.MultiHeadAttention(
-            2,
+            num_heads=2,
             dropout_rate=0.5,
             num_kv_heads=1,
             soft_cap=2.0,
             encode_positions=functools.partial(rotary_positions, base=100.0),
             make_qk_norm=RMSNorm,
         ),
-        jx.FeedForward(6, "swish", use_bias=False, gated=True),
-        make_residual=functools.partial(jx.Residual, "pre", 0.5, RMSNorm),
+        jx.FeedForward(d_ff=6, activation="swish", use_bias=False, gated=True),
+        make_residual=functools.partial(
+            jx.Residual,
+            norm_position="pre",
+            dropout_rate=0.5,
+            make_norm=RMSNorm,
+        ),
     )
 
 
@@ -310,7 +319,8 @@ def plain(subject):
     return jax.device_get(compiled(subject)(subject.params, subject.batch))
 
 
-def members(tree, n):
+def member(n, tree):
+    """Returns entry ``n`` of the first axis of each array."""
     return jax.tree.map(lambda a: np.asarray(a)[n], tree)
 
 
@@ -349,17 +359,18 @@ def forward_mode(subject):
         loss = functools.partial(subject.loss, batch=subject.closed_over)
         by_jvp = jax.jvp(loss, (params,), (tangent,))
         value_of_linearize, linear = jax.linearize(loss, params)
-        by_linearize = value_of_linearize, linear(tangent)
+        by_linearize = (value_of_linearize, linear(tangent))
         return by_jvp, by_linearize, jax.jacfwd(function)(value)
 
-    *pairs, jacobian = forward(subject.params)
+    by_jvp, by_linearize, jacobian = forward(subject.params)
     expected, gradient = plain(subject)
 
-    # The slope along a tangent is its product with the gradient.
+    # The slope along a tangent is its product with the gradient. Errors are relative to the
+    # greatest slope of tangents of this length.
     expected_slope = dot(gradient, tangent)
     squares = dot(gradient, gradient) * dot(tangent, tangent)
     scale = squares**0.5
-    for found, slope in pairs:
+    for found, slope in (by_jvp, by_linearize):
         close(found, expected, subject.tolerance)
         assert abs(slope - expected_slope) <= subject.tolerance * scale
 
@@ -400,13 +411,14 @@ def second_order(subject):
         return hessians, products
 
     hessians, products = jax.device_get(derivatives(value))
-    matrix = (value.size, value.size)
-    first, second = (hessian.reshape(matrix) for hessian in hessians)
+    matrix_shape = (value.size, value.size)
+    first, second = (hessian.reshape(matrix_shape) for hessian in hessians)
     close(first, first.T, subject.tolerance)
     close(second, first, subject.tolerance)
 
     product = products[0]
-    close(products, (product,) * 3, subject.tolerance)
+    for other in products:
+        close(other, product, subject.tolerance)
     by_matrix = first @ tangent.ravel()
     close(by_matrix, product.ravel(), subject.tolerance)
 
@@ -419,9 +431,9 @@ def vmap_over_parameters(subject):
     ensemble = jax.jit(of_members)
     found = ensemble(stacked, subject.batch)
 
-    close(members(found, 0), plain(subject), subject.tolerance)
+    close(member(0, found), plain(subject), subject.tolerance)
     of_other = compiled(subject)(other, subject.batch)
-    close(members(found, 1), of_other, subject.tolerance)
+    close(member(1, found), of_other, subject.tolerance)
 
 
 def per_example_gradients(subject):
@@ -436,7 +448,7 @@ def per_example_gradients(subject):
 
     first = jax.tree.map(lambda a: a[:1], subject.batch)
     of_first = compiled(subject)(subject.params, first)
-    close(members(found, 0), of_first, subject.tolerance)
+    close(member(0, found), of_first, subject.tolerance)
 
 
 def checkpoint(subject):
@@ -459,15 +471,17 @@ def remat(subject):
         if field.name not in ("parent", "name")
     }
 
-    # Arguments between the inputs and ``deterministic``, which is False, are None. Positions count
-    # the module as number 0.
+    # Positions of ``deterministic``, which is False; the module has position 0. All arguments
+    # between the inputs and ``deterministic`` are None.
     inputs = subject.inputs(subject.closed_over)
-    static_of_kinds = {jx.MultiHeadAttention: (4,), jx.Transformer: (3,)}
-    static = static_of_kinds.get(kind, ())
+    positions = {jx.MultiHeadAttention: 4, jx.Transformer: 3}
+    static = ()
     rest = ()
-    if static:
-        missing = static[0] - 1 - len(inputs)
-        rest = (None,) * missing + (False,)
+    if kind in positions:
+        position = positions[kind]
+        static = (position,)
+        num_between = position - 1 - len(inputs)
+        rest = (None,) * num_between + (False,)
     options = {}
     if kind is jx.Block:
         options["dropout"] = np.arange(len(inputs[0]))
@@ -490,24 +504,23 @@ def remat(subject):
 
 
 def pmap(subject):
-
     def split(array):
         row_shape = array.shape[1:]
-        return array.reshape(4, -1, *row_shape)
+        return array.reshape(DEVICES, -1, *row_shape)
 
     shards = jax.tree.map(split, subject.batch)
 
     def step(params, batch):
         return jax.lax.psum(subject.function(params, batch), "devices")
 
-    devices = jax.devices()[:4]
+    devices = jax.devices()[:DEVICES]
     step = jax.pmap(step, "devices", in_axes=(None, 0), devices=devices)
     found = step(subject.params, shards)
-    close(members(found, 0), plain(subject), subject.tolerance)
+    close(member(0, found), plain(subject), subject.tolerance)
 
 
 def mesh_of(kind):
-    return jax.make_mesh((4,), ("data",), axis_types=(kind,))
+    return jax.make_mesh((DEVICES,), ("data",), axis_types=(kind,))
 
 
 def shard_map(subject):
@@ -552,11 +565,11 @@ def explicit_mesh(subject):
 
 def export_for_any_shape_and_platform(subject):
     """Rows and, except for losses, lengths are symbolic."""
-    axes = 1 if isinstance(subject.batch, dict) else 2
-    sizes = export.symbolic_shape("rows, length")[:axes]
+    is_of_loss = isinstance(subject.batch, dict)
+    sizes = export.symbolic_shape("rows" if is_of_loss else "rows, length")
 
     def symbolic(array):
-        shape = (*sizes, *array.shape[axes:])
+        shape = (*sizes, *array.shape[len(sizes) :])
         return jax.ShapeDtypeStruct(shape, array.dtype)
 
     shapes = jax.tree.map(symbolic, subject.batch)
@@ -565,8 +578,10 @@ def export_for_any_shape_and_platform(subject):
     exported = make(subject.params, shapes)
     assert exported.platforms == platforms
 
-    one_short_row = (slice(1), slice(3))[:axes]
-    small = jax.tree.map(lambda a: a[one_short_row], subject.batch)
+    def one_short_row(array):
+        return array[:1] if is_of_loss else array[:1, :3]
+
+    small = jax.tree.map(one_short_row, subject.batch)
     for batch in (subject.batch, small):
         found = jax.jit(exported.call)(subject.params, batch)
         expected = compiled(subject)(subject.params, batch)

@@ -46,8 +46,9 @@ NAME = "nobody_knows"
 FORMATS = {name: format.write for name, format in known_formats().items()}
 LAYOUTS = {layout.model_type: layout for layout in find_values(layouts, Layout)}
 KINDS = known_kinds()
-# A program of the model and the search themselves, and our own files.
-CARRY_ANY_SEARCH = {"stablehlo", "safetensors"}
+# A program of the model and the search themselves, our own files, and a system whose search has
+# no settings.
+CARRY_ANY_SEARCH = {"stablehlo", "safetensors", "argos"}
 CARRY_ANY_MODEL = {"safetensors"}
 
 

@@ -186,7 +186,7 @@ def test_the_command_transcribes_files(tmp_path, capsys):
 def test_long_recordings_are_read_in_windows():
     own = transcriber("whisper")
     wave = random_wave(2.7, seed=4)
-    parts = list(split_at_quiet_places(wave, own.window))
+    parts = list(split_at_quiet_places(wave, own.window, RATE))
     assert len(parts) in (3, 4)
     assert all(len(part) <= own.window for part in parts)
     np.testing.assert_array_equal(np.concatenate(parts), wave)
@@ -206,7 +206,7 @@ def test_cuts_are_in_silence():
     wave = np.ones(50_000, np.float32)
     wave[3000:6000] = 0
     wave[14_000:16_000] = 0
-    first, *others = split_at_quiet_places(wave, 16_000)
+    first, *others = split_at_quiet_places(wave, 16_000, RATE)
     assert 14_000 < len(first) < 16_000
     assert sum(map(len, others)) == 50_000 - len(first)
 

@@ -53,12 +53,14 @@ def test_pip_changes_nothing_that_colab_has(kind, real_data, tmp_path):
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     present = pins(path)
     assert len(present) > 300
+    extras = project["optional-dependencies"]
+    needed = [*project["dependencies"], *extras["plots"], *extras["vision"]]
     pretend_to_install(present, tmp_path / "site")
     venv.create(tmp_path / "venv", with_pip=True)
 
     command = ["venv/bin/python", "-m", "pip", "install", "--dry-run", "--quiet", "--report", "-"]
     result = subprocess.run(
-        [*command, *project["dependencies"]],
+        [*command, *needed],
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": str(tmp_path / "site")},
         capture_output=True,

@@ -37,6 +37,28 @@ tfds = "--config.data.corpus=tfds"
 assert main(["train", "base", "--workdir", "runs/y", tfds]) == 2
 sys.exit(main(["plot", "--workdir", "runs/x"]))
 """
+# Colab's package, whose upload saves a file in the working folder, and returns its contents.
+COLAB = {
+    "__init__.py": "",
+    "files.py": """
+import os, shutil
+
+def upload():
+    name = os.environ.get("UPLOADED")
+    if not name:
+        return {}
+    shutil.copy(name, ".")
+    return {os.path.basename(name): b"its contents"}
+""",
+    "drive.py": """
+import pathlib
+
+def mount(folder):
+    pathlib.Path("empty").rename(folder)
+""",
+}
+# As in Colab's kernels, the package is imported before the first cell.
+COLAB_CELL = "import google.colab\n{}\nimport jaxformer; print(jaxformer.__file__)\n"
 MISSING = "error: expected the package {}; install it: pip install {}\n"
 
 pytestmark = pytest.mark.ci
@@ -65,6 +87,15 @@ def build(folder, kind):
     return folder / "dist" / output.splitlines()[-1]
 
 
+def copy_sources(folder):
+    for name in SOURCES:
+        if (PROJECT / name).is_dir():
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(PROJECT / name, folder / name, ignore=ignored)
+        else:
+            shutil.copy(PROJECT / name, folder)
+
+
 def modules_of_extras():
     """Returns the names of the modules that only the extras for users install."""
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -85,12 +116,7 @@ def modules_of_extras():
 def built(tmp_path_factory):
     """A wheel and an sdist, from a copy of the sources."""
     folder = tmp_path_factory.mktemp("sources")
-    for name in SOURCES:
-        if (PROJECT / name).is_dir():
-            ignored = shutil.ignore_patterns("__pycache__")
-            shutil.copytree(PROJECT / name, folder / name, ignore=ignored)
-        else:
-            shutil.copy(PROJECT / name, folder)
+    copy_sources(folder)
     return build(folder, "wheel"), build(folder, "sdist")
 
 
@@ -143,3 +169,73 @@ def test_everything_works_in_an_empty_folder(installed, tmp_path):
     assert len((tmp_path / "out.txt").read_text().splitlines()) == 1
     assert MISSING.format("tensorflow_datasets", "tensorflow-datasets") in errors
     assert errors.endswith(MISSING.format("matplotlib", "matplotlib"))
+
+
+@pytest.fixture
+def colab(tmp_path, monkeypatch):
+    """Returns a function that runs the first cell of the notebooks, on a machine like Colab's."""
+    environment = tmp_path / "environment"
+    run(tmp_path, sys.executable, "-m", "venv", "--without-pip", environment)
+    [packages] = environment.glob("lib/python*/site-packages")
+    (packages / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"])
+
+    package = packages / "google" / "colab"
+    package.mkdir(parents=True)
+    for name, code in COLAB.items():
+        (package / name).write_text(code)
+
+    # Nothing is fetched: the packages that jaxformer needs are there, as on Colab.
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_NO_BUILD_ISOLATION", "0")  # pip's way to switch it off
+    cell = (PROJECT / "notebooks" / "install.py").read_text(encoding="utf-8")
+    content = tmp_path / "content"
+    content.mkdir()
+
+    def run_cell(source="", code=0):
+        text = cell.replace("/content/drive", str(content / "drive"))
+        text = text.replace('SOURCE = ""', f"SOURCE = {str(source)!r}")
+        python = environment / "bin" / "python"
+        output, errors = run(content, python, "-c", COLAB_CELL.format(text), code=code)
+        if code == 0:
+            assert pathlib.Path(output.splitlines()[-1]).is_relative_to(packages)
+        return output, errors
+
+    return run_cell, content
+
+
+def test_notebooks_install_what_colab_uploads_and_only_once(built, colab, monkeypatch):
+    run_cell, content = colab
+    output, errors = run_cell(code=1)
+    assert output.startswith("Upload a wheel or a zip of jaxformer.")
+    message = "No jaxformer yet: set SOURCE above to its wheel, zip, clone or git address.\n"
+    assert errors == message
+    _, errors = run_cell("nowhere.whl", code=1)
+    assert errors == message
+
+    monkeypatch.setenv("UPLOADED", str(built[0]))
+    output, _ = run_cell()
+    assert output.startswith("Upload")
+
+    (content / built[0].name).unlink()
+    monkeypatch.delenv("UPLOADED")
+    output, _ = run_cell()
+    assert not output.startswith("Upload")
+
+
+def test_notebooks_install_from_google_drive(built, colab):
+    run_cell, content = colab
+    unmounted = content / "empty" / "MyDrive"
+    unmounted.mkdir(parents=True)
+    shutil.copy(built[0], unmounted)
+    run_cell(content / "drive" / "MyDrive" / built[0].name)
+
+
+def test_notebooks_install_from_a_zip_of_the_repository(colab):
+    """A zip as GitHub makes it, with one folder, which lies in Colab's files."""
+    run_cell, content = colab
+    clone = content.parent / "clone" / "jaxformer-main"
+    clone.mkdir(parents=True)
+    copy_sources(clone)
+    shutil.make_archive(content / "jaxformer-main", "zip", clone.parent)
+    output, _ = run_cell()
+    assert not output.startswith("Upload")

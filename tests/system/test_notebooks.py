@@ -1,6 +1,7 @@
 """The notebooks are in step with their scripts, run, and survive a kill."""
 
 import importlib.util
+import json
 import os
 import pathlib
 import re
@@ -147,13 +148,43 @@ def test_is_built_from_its_script(name):
         check_outputs(name, notebook.cells)
 
 
+def test_all_begin_with_the_cell_that_installs_jaxformer():
+    install = (FOLDER / "install.py").read_text(encoding="utf-8").rstrip()
+    for name in NAMES:
+        notebook = json.loads((FOLDER / f"{name}.ipynb").read_text(encoding="utf-8"))
+        title, first, *_ = notebook["cells"]
+        assert title["cell_type"] == "markdown"
+        assert "".join(first["source"]) == install
+
+
+def test_an_address_is_where_notebooks_install_from_and_open():
+    for package in ("jupytext", "nbclient"):
+        pytest.importorskip(package, reason=f"{package} is not installed: the extra dev has it")
+    builder = runpy.run_path(str(FOLDER / "build.py"))
+    script = FOLDER / "quickstart.py"
+
+    title, first, *_ = builder["build"](script, "https://github.com/owner/name").cells
+    colab = "https://colab.research.google.com/github/owner/name/blob/main/notebooks/"
+    assert title.source.endswith(f"[Open in Colab]({colab}quickstart.ipynb)")
+    assert '\nSOURCE = "git+https://github.com/owner/name"\n' in first.source
+
+    # Colab opens no other addresses, but pip does.
+    title, first, *_ = builder["build"](script, "https://example.org/name").cells
+    assert "Colab" not in title.source
+    assert '\nSOURCE = "git+https://example.org/name"\n' in first.source
+
+
 def check_outputs(name, cells):
-    """Checks that the cells of a notebook show its pictures and pages, and no errors."""
+    """Checks that the cells of a notebook show its pictures and pages, and no errors.
+
+    Nothing is on standard error, which notebooks show in red.
+    """
     outputs = []
     for cell in cells:
         outputs += cell.get("outputs", [])
     assert outputs
     assert not [output for output in outputs if output["output_type"] == "error"]
+    assert not [output for output in outputs if output.get("name") == "stderr"]
 
     shown = [output["data"] for output in outputs if "data" in output]
     pictures = [data for data in shown if "image/png" in data]

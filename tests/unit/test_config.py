@@ -120,13 +120,16 @@ UNUSUAL = Config.from_dict(
         },
     }
 )
-# Fields that only Muon or a text stream uses.
+# Fields that only Muon, low-rank adapters or a text stream use.
 STREAM = Config(
     data=StreamConfig(file="my/text.txt", tokens="bpe", tokenizer="new", length=100, rows=3),
     training=TrainingConfig(
         optimizer="muon",
         schedule="linear",
         weight_decay=0.5,
+        lora=8,
+        lora_alpha=4.0,
+        lora_matrices="query,value",
         teacher="my/teacher",
         attention_weight=0.5,
     ),

@@ -29,6 +29,7 @@ EXECUTED = {
     "docs/gato.md": "integration/test_gato.py",
     "docs/hugging_face.md": "integration/test_huggingface.py",
     "docs/language_model.md": "integration/test_language_model.py",
+    "docs/optimizers.md": "integration/test_training_page.py",
     "docs/parsing.md": "integration/test_parsing.py",
     "docs/pictures_and_text.md": "integration/test_clip.py",
     "docs/research.md": "integration/test_research_page.py",

@@ -124,18 +124,19 @@ def test_a_command(add_file, capsys):
 
 NEW_FORMAT = """
 from jaxformer.interop.systems import ExportFormat, Importer, ImportSystem
-FORMAT = ExportFormat("onnx", "a graph", place=25, stores="float32", write=print)
+FORMAT = ExportFormat("onnx", "a graph", place=26, stores="float32", write=print)
 SYSTEM = ImportSystem("onnx", "a graph", 25, False, importer=lambda: Importer(print, files=None))
 """
 
 
 def test_a_format_and_a_system(add_file, capsys):
-    assert [*known_formats()] == ["stablehlo", "ctranslate2", "marian", "bergamot", "safetensors"]
+    formats = ["stablehlo", "ctranslate2", "argos", "marian", "bergamot", "safetensors"]
+    assert [*known_formats()] == formats
     assert [*known_systems()] == ["hf", "marian", "bergamot"]
 
     add_file(exports, "added_format", NEW_FORMAT)
     add_file(imports, "added_format", NEW_FORMAT)
-    assert [*known_formats()][1:4] == ["ctranslate2", "onnx", "marian"]
+    assert [*known_formats()][1:5] == ["ctranslate2", "argos", "onnx", "marian"]
     assert [*known_systems()] == ["hf", "marian", "onnx", "bergamot"]
 
     for command in ("export", "import"):

@@ -1,5 +1,7 @@
 """Slow work is announced by one line; fast work is silent."""
 
+import io
+import sys
 import time
 
 import pytest
@@ -36,3 +38,13 @@ def test_work_goes_on_if_the_line_cannot_be_written(monkeypatch, tmp_path):
     # The file is closed.
     with waits.announce("reading the data"):
         time.sleep(0.2)
+
+
+def test_lines_go_to_standard_error_but_in_notebooks_to_standard_output(monkeypatch):
+    assert waits.log_stream() is sys.stderr
+
+    class OutStream(io.StringIO):
+        __module__ = "ipykernel.iostream"  # where ipykernel has the streams of a cell
+
+    monkeypatch.setattr("sys.stderr", OutStream())
+    assert waits.log_stream() is sys.stdout

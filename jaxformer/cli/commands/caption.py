@@ -69,7 +69,8 @@ def caption(
       jaxformer caption --workdir runs/flamingo --images test.npz --examples examples.npz
     """
     from jaxformer.data.image_texts import read_image_texts
-    from jaxformer.tasks.captions.picture_writer import best_texts, picture_writer_of
+    from jaxformer.tasks.captions.picture_writer import PictureWriter, best_texts
+    from jaxformer.tasks.predictor_classes import predictor_class
 
     inputs = [images] if examples is None else [images, examples]
     plots = {"--attention": attention, "--gates": gates}
@@ -78,7 +79,7 @@ def caption(
         check_suffix(path, ".png or .svg")
 
     own = {"examples": examples, "attention": attention, "gates": gates}
-    kind = picture_writer_of(workdir)
+    kind = predictor_class(workdir, PictureWriter)
     _check_abilities(kind, [name for name, path in own.items() if path is not None])
 
     options = SearchOptions(changes=changes, sampling=sampling)

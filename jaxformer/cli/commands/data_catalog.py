@@ -53,9 +53,9 @@ def data(names: Sequence[str] = ()) -> None:
             digest = file_sha256(path)
             note = ""  # Some files have no recorded digest.
             if recorded == digest:
-                note = ", as in docs/data.md"
+                note = ", as in docs/corpora.md"
             elif recorded:
-                note = ", not as in docs/data.md: scores may differ from ours"
+                note = ", not as in docs/corpora.md: scores may differ from ours"
             print(f"  {file}: {path.stat().st_size:,} bytes, SHA-256 {digest}{note}")
 
 

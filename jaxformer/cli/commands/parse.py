@@ -59,7 +59,8 @@ def parse(
         raise UserError("--trees has the words to parse already: leave --input out")
     if gold is not None and trees is None:
         raise UserError("--gold needs --trees FILE, whose trees it writes")
-    check_outputs([trees or input or STDIN], {"--output": output or STDOUT, "--gold": gold})
+    words_from = trees or input or STDIN
+    check_outputs([words_from], {"--output": output or STDOUT, "--gold": gold})
 
     if trees is None:
         text = read_text(input, "words with spaces between")
@@ -78,6 +79,7 @@ def parse(
     ):
         for block in blocks:
             words = [split_words(line.text) for line in block]
+            # Only lines of a treebank have tags.
             tags = [split_words(line.other) or None for line in block]
             found = parser.parse(words, tags=tags, first=block[0].number, report=report)
 

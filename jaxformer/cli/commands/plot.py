@@ -3,6 +3,7 @@
 import dataclasses
 import pathlib
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 from jaxformer import pretrained
@@ -192,26 +193,46 @@ def _draw(shown: AttentionOptions, view: "AttentionView", output: pathlib.Path) 
     )
 
 
-def plot(*, workdir: ModelDir, output: File | None = None) -> None:
-    """Plot the learning curves of a run, as an image.
+def plot(
+    *,
+    workdir: ModelDir,
+    beside: Sequence[ModelDir] = (),
+    output: File | None = None,
+) -> None:
+    """Plot the learning curves of a run, or of several, as an image.
 
     Options:
+      beside: runs to draw in the same panels
       output: image to write, .png or .svg (default: learning_curve.png in the workdir)
 
     Example:
       jaxformer plot --workdir runs/numerals
+
+      jaxformer plot --workdir runs/mine --beside runs/other --output both.png
     """
-    from jaxformer.plots.learning_curve import learning_curve, read_metrics
+    from jaxformer.plots.learning_curve import MAX_RUNS, learning_curve, read_metrics
     from jaxformer.runs.workdir import Workdir
 
     output = output or _output_folder(workdir) / "learning_curve.png"
     check_suffix(output, ".png or .svg")
 
-    metrics = Workdir(workdir).metrics
-    if not metrics.is_file():
-        raise UserError(f"{metrics}: no such file; it is made by {typed_command('train')}")
+    folders = [workdir, *beside]
+    if len(folders) > MAX_RUNS:
+        raise UserError(
+            f"--beside: expected at most {MAX_RUNS - 1} runs, which have a color each: got "
+            f"{len(beside)}"
+        )
 
-    learning_curve(read_metrics(metrics), output)
+    runs = {}
+    for folder in folders:
+        metrics = Workdir(folder).metrics
+        if not metrics.is_file():
+            raise UserError(f"{metrics}: no such file; it is made by {typed_command('train')}")
+        if str(folder) in runs:
+            raise UserError(f"--beside: expected each run once: got {folder} twice")
+        runs[str(folder)] = read_metrics(metrics)
+
+    learning_curve(runs, output)
     print(output)
 
 

@@ -1,6 +1,7 @@
 """The command ``serve``: a translation server."""
 
 import dataclasses
+import pathlib
 import signal
 import socket
 import sys
@@ -11,8 +12,9 @@ from jaxformer import pretrained
 from jaxformer.cli.command import Command
 from jaxformer.cli.options import ModelOptions, SearchOptions, TranslatorDir
 from jaxformer.cli.signatures import Option
+from jaxformer.data.languages import parse_pairs
+from jaxformer.data.sentences import split_sentences
 from jaxformer.errors import UserError, needs_package
-from jaxformer.serving.languages import parse_pairs
 from jaxformer.serving.protocol import Limits
 
 if TYPE_CHECKING:
@@ -52,6 +54,7 @@ def serve(
     workdir: TranslatorDir = pretrained.WORKDIR,
     languages: Annotated[Sequence[str], Option(metavar="PAIR")] = (),
     task_prefix: str = "",
+    split: bool = False,
     address: Address,
     limits: Limits,
     model: ModelOptions,
@@ -67,6 +70,7 @@ def serve(
         an imported T5; several pairs are separated by spaces (default: the model's)
       task_prefix: text before each sentence, which tells an imported T5 what to do, such as
         "translate {source} to {target}: "; the braces stand for the names of the languages
+      split: lines are paragraphs: translate each sentence of a line by itself
 
     Example:
       jaxformer serve     # then open http://127.0.0.1:5000
@@ -81,26 +85,41 @@ def serve(
     def report(step: str) -> None:
         print(f"compiling {step}", file=sys.stderr)
 
+    if split:
+        split_sentences("", "en")  # refuses to start without its package
     pairs = parse_pairs(languages) if languages else None
     # Reserved first: loading and compiling would be in vain if another program has the port.
     with address.reserve() as reserved:
         translator = model.load(workdir, search.settings(workdir))
-        backend = TranslatorBackend(translator, pairs, task_prefix)
+        backend = TranslatorBackend(translator, pairs, task_prefix, _model_name(workdir))
         backend.warm_up(limits.max_batch, report)
-        run_server(backend, limits, reserved)
+        run_server(backend, limits, reserved, split=split)
+
+
+def _model_name(workdir: pathlib.Path) -> str:
+    """Returns a model's name for the page, which shows no folders of this machine."""
+    if workdir == pretrained.WORKDIR:
+        return pretrained.DESCRIPTION
+    return workdir.absolute().name
 
 
 COMMAND = Command("serve", serve, place=40)
 
 
-def run_server(backend: "Backend", limits: Limits, reserved: socket.socket) -> None:
+def run_server(
+    backend: "Backend",
+    limits: Limits,
+    reserved: socket.socket,
+    *,
+    split: bool = False,
+) -> None:
     """Serves until SIGTERM or SIGINT."""
     import uvicorn
 
     from jaxformer.serving.app import make_app
 
     config = uvicorn.Config(
-        make_app(backend, limits),
+        make_app(backend, limits, split=split),
         access_log=False,
         log_level="warning",
         limit_concurrency=_MAX_CONNECTIONS,

@@ -3,15 +3,28 @@
 import pathlib
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 from jaxformer.cli.command import Command
-from jaxformer.cli.options import Checkpoint, File, InputFile, ModelDir, OutputFile
+from jaxformer.cli.options import (
+    DecoderOptions,
+    File,
+    InputFile,
+    ModelDir,
+    OutputFile,
+    SearchOptions,
+)
 from jaxformer.cli.outputs import check_outputs, open_output
+from jaxformer.cli.signatures import Fields
+from jaxformer.cli.source_fields import searches
 from jaxformer.cli.text import progress_bar
 from jaxformer.data.characters import replace_controls
 from jaxformer.data.text_files import read_file
 from jaxformer.errors import UserError
 from jaxformer.files import STDOUT
+
+if TYPE_CHECKING:
+    from jaxformer.tasks.transcriber import Transcriber
 
 
 def transcribe(
@@ -22,7 +35,9 @@ def transcribe(
     language: str | None = None,
     task: str | None = None,
     reference: InputFile | None = None,
-    weights: Checkpoint = "auto",
+    model: DecoderOptions,
+    changes: Annotated[dict[str, Any], Fields(searches, "search", without=("max_extra_length",))],
+    sampling: bool = False,
 ) -> None:
     """Print the text of each recording, one per line.
 
@@ -40,16 +55,22 @@ def transcribe(
       reference: texts of the recordings, one per line (default: transcripts beside the recordings,
         if all have one); the error rates of words and characters are printed to standard error
 
+    Search: Defaults come from the run's config. A model that writes letters has none.
+
+    Beam search: The default, unless the run's config samples.
+
+    Sampling: Instead of beam search.
+      sampling: sample instead of searching; --samples implies it
+
     Example:
       jaxformer transcribe --workdir runs/speech a.wav b.wav
 
       jaxformer transcribe --workdir runs/speech recordings/ --reference texts.txt
 
-      jaxformer transcribe --workdir runs/whisper a.wav --language de --task translate
+      jaxformer transcribe --workdir runs/whisper a.wav --language de --task translate --beam-size 1
     """
     from jaxformer.data.speech import list_recordings
     from jaxformer.evaluation.word_error_rate import error_rates
-    from jaxformer.tasks.speech.transcriber import load_transcriber
 
     check_outputs([*sounds, reference], {"--output": output or STDOUT})
     recordings = [each for path in sounds for each in list_recordings(str(path))]
@@ -57,7 +78,8 @@ def transcribe(
     if reference is not None:
         references = _read_references(reference, len(recordings))
 
-    transcriber = load_transcriber(workdir, weights=weights)
+    options = SearchOptions(changes=changes, sampling=sampling)
+    transcriber = _load(workdir, model, options)
     with progress_bar(len(recordings)) as bar:
         texts = transcriber.transcribe(
             [each.read() for each in recordings],
@@ -79,6 +101,28 @@ def transcribe(
 
 
 COMMAND = Command("transcribe", transcribe, place=109)
+
+
+def _load(
+    workdir: pathlib.Path,
+    model: DecoderOptions,
+    options: SearchOptions,
+) -> "Transcriber":
+    """Loads the model, and refuses the options of a decoder if it has none."""
+    from jaxformer.inference.autoregressive import AutoregressivePredictor
+    from jaxformer.tasks.predictor_classes import predictor_class
+    from jaxformer.tasks.transcriber import Transcriber
+
+    kind: Any = predictor_class(workdir, Transcriber)
+    if issubclass(kind, AutoregressivePredictor):
+        predictor: Any = model.load_as(kind, workdir, options.settings(workdir))
+        return predictor
+
+    [own] = kind.kinds
+    reason = f"{own.description} has no decoder"
+    model.check_only("weights", reason=reason)
+    options.check_none(reason=reason)
+    return kind.load(workdir, weights=model.weights)
 
 
 def _read_references(path: pathlib.Path, count: int) -> list[str | None]:

@@ -1,6 +1,7 @@
 """The command ``translate``: translates lines as they arrive."""
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
@@ -114,6 +115,46 @@ class FormatOptions:
             return [f"{score:.6f}\t{text}"]
         return [text]
 
+    def check_split(self) -> None:
+        """Refuses what only a sentence has, unless JSON shows it for each sentence."""
+        for flag, is_given in (
+            ("--scores", self.scores),
+            ("--n-best", self.n_best is not None and not self.json),
+            ("--alignments", self.alignments is not None),
+        ):
+            if is_given:
+                raise UserError(
+                    f"{flag} is for lines with one sentence, and --split for several: leave one of "
+                    "them out, or give --json, which has the hypotheses of each sentence"
+                )
+
+    def paragraph_row(
+        self,
+        translator: "Translator",
+        line: Line,
+        sentences: list[str],
+        found: list[list["Hypothesis"]],
+    ) -> str:
+        """Returns the output for a line of several sentences, with the hypotheses of each."""
+        if not self.json:
+            best = [hypotheses[0].text for hypotheses in found if hypotheses]
+            return translator.join_sentences(best)
+
+        rows = []
+        for sentence, hypotheses in zip(sentences, found, strict=True):
+            best = hypotheses[: self.n_best or 1]
+            rows.append(
+                {
+                    "source": sentence,
+                    "hypotheses": [_hypothesis(translator, each) for each in best],
+                }
+            )
+
+        values: dict[str, object] = {"source": line.text, "sentences": rows}
+        if line.error is not None:
+            values["error"] = line.error
+        return json_line(values)
+
 
 def _hypothesis(translator: "Translator", hypothesis: "Hypothesis") -> dict[str, object]:
     """Returns a hypothesis as an object for JSON, with its tokens as text."""
@@ -126,9 +167,10 @@ def _hypothesis(translator: "Translator", hypothesis: "Hypothesis") -> dict[str,
 
 
 class _Encoded(NamedTuple):
-    """Token ids of a line and of its forced prefix."""
+    """The sentences of a line, their token ids, and the token ids of the forced prefix."""
 
-    source: list[int]
+    sentences: list[str]
+    sources: list[list[int]]
     prefix: list[int]
 
 
@@ -137,6 +179,8 @@ def translate(
     workdir: TranslatorDir = pretrained.WORKDIR,
     input: InputFile | None = None,
     output: OutputFile | None = None,
+    split: bool = False,
+    glossary: InputFile | None = None,
     strict: Strict = False,
     style: FormatOptions,
     model: ModelOptions,
@@ -150,6 +194,9 @@ def translate(
     written as OUTPUT.<process id>.partial and renamed at the end; an interrupted run leaves its
     finished lines there.
       input: source text, one sentence per line (default: standard input)
+      split: lines are paragraphs: translate each sentence of a line by itself; with --json: objects
+        have "sentences", each with its source and hypotheses
+      glossary: terms to be translated so: a term, a tab and its translation in each line
       output: file for the translations (default: standard output)
 
     Example:
@@ -165,30 +212,45 @@ def translate(
       jaxformer translate     # type a line, press Enter; Ctrl-D ends
     """
     check_outputs(
-        [input or STDIN, forced.prefixes],
+        [input or STDIN, forced.prefixes, glossary],
         {"--output": output or STDOUT, "--alignments": style.alignments},
     )
     text = forced.text(input)
+    terms = None
+    if glossary is not None:
+        from jaxformer.inference.glossary import Glossary
+
+        forced.check_none("--glossary", "forces the beginnings of translations")
+        terms = Glossary.load(glossary)
+    if split:
+        style.check_split()
+        forced.check_none("--split", "makes several sentences of a line")
 
     translator = model.load(workdir, search.settings(workdir))
     style.check(translator)
     prefix = translator.prefix_ids(forced.prefix or "", "--prefix")
-    blank = _Encoded(source=[], prefix=prefix)
+    blank = _Encoded(sentences=[""], sources=[[]], prefix=prefix)
+    if split:
+        translator.split_sentences("")  # refuses models that it cannot split for
 
     def encode(line: Line) -> _Encoded:
-        source = translator.source_ids(line.text, f"{text.name}:{line.number}")
+        place = f"{text.name}:{line.number}"
+        sentences = translator.split_sentences(line.text, place) if split else [line.text]
+        sources = [translator.source_ids(sentence, place) for sentence in sentences]
         own_prefix = translator.prefix_ids(line.other, f"{forced.prefixes}:{line.number}")
-        return _Encoded(source, prefix or own_prefix)
+        return _Encoded(sentences, sources, prefix or own_prefix)
 
+    first = 1
     with (
         blocks_of(text, encode, output, strict=strict) as (blocks, write, report),
         open_output(style.alignments) as write_alignments,
     ):
         for block in blocks:
             encoded = [line.encoded or blank for line in block]
-            sources = [line.source for line in encoded]
-            report_unknown(translator.tokenizer, block, text.name, sources)
+            ids = [list(itertools.chain(*line.sources)) for line in encoded]
+            report_unknown(translator.tokenizer, block, text.name, ids)
 
+            sources = [source for line in encoded for source in line.sources]
             prefixes = None
             if forced.prefixes_of(block) is not None:
                 prefixes = [line.prefix for line in encoded]
@@ -196,14 +258,31 @@ def translate(
                 sources,
                 prefixes,
                 n_best=style.n_best or 1,
-                first=block[0].number,
-                report=report,
+                first=first,
+                # The progress bar counts lines.
+                report=report if not split else lambda finished: None,
             )
+            first += len(sources)
             found = [translator.hypotheses_of(each) for each in decoded]
+            if terms is not None:
+                sentences = [sentence for line in encoded for sentence in line.sentences]
+                found = terms.apply(
+                    translator,
+                    sentences,
+                    sources,
+                    found,
+                    n_best=style.n_best or 1,
+                )
 
             rows = []
-            for line, hypotheses in zip(block, found, strict=True):
-                rows += style.rows(translator, line, hypotheses)
+            remaining = iter(found)
+            for line, (own_sentences, *_) in zip(block, encoded, strict=True):
+                own = list(itertools.islice(remaining, len(own_sentences)))
+                if split:
+                    rows.append(style.paragraph_row(translator, line, own_sentences, own))
+                    report(1)
+                else:
+                    rows += style.rows(translator, line, own[0])
             write(rows)
 
             if style.alignments is not None:

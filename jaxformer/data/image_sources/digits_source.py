@@ -33,4 +33,4 @@ def _read(data: ImagesConfig, name: str, form: PictureForm | None) -> Images:
     return Images(images[chosen], labels[chosen])
 
 
-DIGITS = ImageSource("digits", 20, read=_read)
+DIGITS = ImageSource("digits", place=20, read=_read)

@@ -1,4 +1,4 @@
-"""A folder with a folder of PNG and JPEG files for each class: ``data.corpus=folder``."""
+"""PNG and JPEG files in subfolders, one for each class: ``data.corpus=folder``."""
 
 import dataclasses
 import hashlib
@@ -37,11 +37,14 @@ def _read(data: ImagesConfig, name: str, form: PictureForm | None) -> Images:
     labels = {}
     for label, class_name in enumerate(classes):
         subfolder = folder / class_name
-        if subfolder.is_dir():
-            labels |= dict.fromkeys(find_pictures(subfolder), label)
+        if not subfolder.is_dir():
+            continue
+        for path in find_pictures(subfolder):
+            labels[path] = label
 
     def digest(path: pathlib.Path) -> bytes:
-        return hashlib.sha256(path.relative_to(folder).as_posix().encode()).digest()
+        name = path.relative_to(folder).as_posix()
+        return hashlib.sha256(name.encode()).digest()
 
     paths = sorted(labels, key=digest)
     images: Any = _Files(paths, form)  # decoded when a range of them is taken
@@ -80,4 +83,4 @@ def _subfolders(folder: pathlib.Path) -> list[str]:
     )
 
 
-FOLDER = ImageSource("folder", 15, read=_read, classes=_class_names)
+FOLDER = ImageSource("folder", place=15, read=_read, classes=_class_names)

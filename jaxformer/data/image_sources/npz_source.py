@@ -2,4 +2,4 @@
 
 from jaxformer.data.images import ImageSource, read_npz
 
-NPZ = ImageSource("images", 10, read=lambda data, name, form: read_npz(name))
+NPZ = ImageSource("images", place=10, read=lambda data, name, form: read_npz(name))

@@ -31,4 +31,4 @@ def _read(data: ImagesConfig, name: str, form: PictureForm | None) -> Images:
         ) from None
 
 
-TFDS_IMAGES = ImageSource("tfds_images", 30, read=_read)
+TFDS_IMAGES = ImageSource("tfds_images", place=30, read=_read)

@@ -41,6 +41,7 @@ def score(
         rows.append(row)
 
         errors += len(row.errors)
+        # EVALB tolerates one error more than it is told.
         if errors > parameters.max_error + 1:
             raise UserError(
                 f"expected at most {parameters.max_error} errors, got {errors} up to sentence "
@@ -78,7 +79,13 @@ class _Bracket:
 
 @dataclasses.dataclass(slots=True)
 class _Word:
-    """A word; for a quotation mark, which may be deleted, also its position and brackets."""
+    """A word; the last three of its places are for quotation marks that are put back.
+
+    Attributes:
+      index: Number of the words before it.
+      brackets_before: Number of the brackets that open before it.
+      around: Brackets that are open at it.
+    """
 
     tag: str
     text: str
@@ -133,7 +140,7 @@ class _Sentence:
         open_brackets: Sequence[_Bracket],
         parameters: ParameterFile,
     ) -> None:
-        """Adds a word and counts it, as far as its tag is not deleted."""
+        """Adds a word, and counts it, unless its tag is deleted from the words or the count."""
         word = _Word(
             tag,
             text,
@@ -150,6 +157,7 @@ class _Sentence:
             self.words.append(word)
 
     def put_back(self, number: int) -> None:
+        """Inserts a quotation mark that was deleted among the words."""
         quote = self.quotes[number]
         self.words.insert(quote.index, quote)
 
@@ -160,8 +168,9 @@ class _Sentence:
         for bracket in quote.around:
             bracket.end += 1
 
-        for later in self.quotes[number:]:
-            later.index += 1
+        # EVALB moves the quotation mark itself, too.
+        for moved in self.quotes[number:]:
+            moved.index += 1
 
 
 # An opening bracket with its label; for a word, also the word and the closing bracket.
@@ -175,7 +184,8 @@ def _row(number: int, gold_line: str, test_line: str, parameters: ParameterFile)
     errors = gold.errors + test.errors
     counts = Counts()
 
-    if test.words:
+    has_parse = bool(test.words)
+    if has_parse:
         if len(gold.words) != len(test.words):
             _put_back_quotes(gold, test, parameters)
 
@@ -186,7 +196,7 @@ def _row(number: int, gold_line: str, test_line: str, parameters: ParameterFile)
             counts = _compare(gold, test, parameters)
 
     # A sentence without a parse is skipped, even if its gold line has errors.
-    if not test.words:
+    if not has_parse:
         status = Status.SKIPPED
     elif errors:
         status = Status.ERROR
@@ -216,19 +226,19 @@ def _mismatch(gold: _Sentence, test: _Sentence, parameters: ParameterFile) -> st
 
 def _put_back_quotes(gold: _Sentence, test: _Sentence, parameters: ParameterFile) -> None:
     """Restores quotation marks that only one sentence deleted, in EVALB's order."""
-    for number, in_test in enumerate(test.quotes):
+    for test_number, in_test in enumerate(test.quotes):
         # EVALB compares with this index even after ``put_back`` has moved the quotation mark.
         index = in_test.index
-        for other, in_gold in enumerate(gold.quotes):
+        for gold_number, in_gold in enumerate(gold.quotes):
             if in_gold.index != index:
                 continue
 
             gold_deletes = in_gold.tag in parameters.delete_labels
             test_deletes = in_test.tag in parameters.delete_labels
             if gold_deletes and not test_deletes:
-                gold.put_back(other)
+                gold.put_back(gold_number)
             elif test_deletes and not gold_deletes:
-                test.put_back(number)
+                test.put_back(test_number)
 
 
 def _compare(gold: _Sentence, test: _Sentence, parameters: ParameterFile) -> Counts:
@@ -238,8 +248,9 @@ def _compare(gold: _Sentence, test: _Sentence, parameters: ParameterFile) -> Cou
 
     for one, other in zip(gold.words, test.words, strict=True):
         is_same = parameters.same_label(one.tag, other.tag)
-        one.result = int(is_same)
-        other.result = int(is_same)
+        result = _RIGHT if is_same else _WRONG
+        one.result = result
+        other.result = result
 
     spans = {(bracket.start, bracket.end) for bracket in of_gold}
     return Counts(
@@ -248,7 +259,7 @@ def _compare(gold: _Sentence, test: _Sentence, parameters: ParameterFile) -> Cou
         test_brackets=len(of_test),
         crossing=sum(_crosses(bracket, spans) for bracket in of_test),
         words=len(gold.words),
-        correct_tags=sum(word.result for word in gold.words),
+        correct_tags=sum(word.result == _RIGHT for word in gold.words),
     )
 
 

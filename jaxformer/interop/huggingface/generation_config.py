@@ -49,7 +49,7 @@ def generation_config(model: TrainedModel, layout: Layout) -> dict[str, Any] | N
         fields["max_length"] = config.model.max_length
         fields["bos_token_id"] = tokenizer.special["eos"]
 
-    elif config.kind is CAPTIONING:
+    elif config.kind in (CAPTIONING, TRANSCRIPTION):
         fields["max_new_tokens"] = config.search.max_length or config.model.max_length
 
     elif config.search.max_length is None:

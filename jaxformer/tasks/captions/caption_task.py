@@ -61,8 +61,7 @@ class CaptionLoss(TokenLoss):
         real = (targets != PAD) & batch[REAL][:, None]
 
         def forward(module: VisionEncoderDecoder, dropout: dict[str, Any]) -> Output:
-            encoded = module.encode(images, **dropout)
-            features = module.decode(inputs, encoded, **dropout)
+            features = module.target_features(images, tgt_in=inputs, **dropout)
             return features, module.output_projection()
 
         output = self.apply(params, randomness, forward)

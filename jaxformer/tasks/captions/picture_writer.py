@@ -1,20 +1,15 @@
 """The interface of models that write a text about each picture, for one command."""
 
 import abc
-import pathlib
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from jaxtyping import UInt8
 
-from jaxformer import tasks
-from jaxformer.config import check_kind, read_config
 from jaxformer.data.image_texts import ImageTexts
 from jaxformer.inference.array_predictor import ArrayPredictor
 from jaxformer.inference.hypotheses import Hypothesis
-from jaxformer.registry import find_classes
-from jaxformer.runs.workdir import Workdir
 
 
 class PictureWriter(ArrayPredictor, abc.ABC):
@@ -76,12 +71,3 @@ def best_texts(found: list[list[Hypothesis]]) -> list[str]:
         text = n_best[0].text if n_best else ""
         texts.append(text)
     return texts
-
-
-def picture_writer_of(workdir: pathlib.Path) -> type[PictureWriter]:
-    """Returns the class for the model of a workdir, of any kind that writes about pictures."""
-    known: Any = find_classes(tasks, PictureWriter)
-    config = read_config(Workdir(workdir))
-    kinds = [kind for cls in known for kind in cls.kinds]
-    check_kind(config, *kinds)
-    return next(cls for cls in known if config.kind in cls.kinds)

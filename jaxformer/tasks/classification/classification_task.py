@@ -89,7 +89,7 @@ class ClassificationLoss(EncoderLoss):
     ) -> Sums:
         tokens = batch.tokens
         if randomness is not None:
-            # From the same seed as dropout, but another stream.
+            # The seed is dropout's, but the stream of random numbers is another.
             key = jax.random.fold_in(randomness.key, 1)
             chosen, _, _ = self.draw_mask(tokens, key, randomness.row_ids)
             tokens = jnp.where(chosen, self.mask_token, tokens)

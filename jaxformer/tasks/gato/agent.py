@@ -59,13 +59,14 @@ class Agent(Predictor):
           UserError: The timesteps take more than ``model.max_length`` items, without a window.
         """
         model: Any = self.config.model
-        most = model.max_length // _TIMESTEP
+        most_timesteps = model.max_length // _ITEMS_PER_TIMESTEP
         if longest < 1:
             raise UserError(f"expected at least 1 timestep, got {longest}")
-        if model.window is None and longest > most:
+        if model.window is None and longest > most_timesteps:
             raise UserError(
-                f"expected at most {most} timesteps, of model.max_length={model.max_length} items, "
-                f"got {longest}; train with model.window, which allows any number"
+                f"expected at most {most_timesteps} timesteps, of "
+                f"model.max_length={model.max_length} items, got {longest}; train with "
+                "model.window, which allows any number"
             )
 
         first_states = np.asarray(states, np.float32)
@@ -85,7 +86,7 @@ class Played(NamedTuple):
 
 
 _OBSERVED = 4  # tokens of a state
-_TIMESTEP = _OBSERVED + 2  # with the separator and the action
+_ITEMS_PER_TIMESTEP = _OBSERVED + 2  # with the separator and the action
 # Local positions of a state and the separator.
 _POSITIONS = np.array([*range(_OBSERVED), ACTION], np.int32)
 
@@ -123,7 +124,7 @@ def _play(
     """Runs the model and the simulator in one scan, an iteration for each timestep."""
     model = Gato(config)
     variables = unstacked_variables(params)
-    capacity = longest * _TIMESTEP
+    capacity = longest * _ITEMS_PER_TIMESTEP
     cache: Any = model.apply(variables, states, capacity=capacity, method="start")
 
     # Only the actions are candidates of the next token.
@@ -148,6 +149,7 @@ def _play(
         return new_cache, logits[:, 0]
 
     def timestep(now: _Timestep, _: Any) -> tuple[_Timestep, tuple[Array, Array]]:
+        # The model reads the four numbers of a state and the separator, one after another.
         compressed = mu_law(now.states)
         bins = config.ids.first_bin + to_bins(compressed)  # [N, 4]
         separators = jnp.full_like(bins[:, :1], config.ids.separator)

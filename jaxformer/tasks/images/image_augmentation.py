@@ -23,7 +23,7 @@ def change_pictures(
     settings: Augmentation,
 ) -> Float[Array, "B Y X C"]:
     """Returns the pictures of a training step, changed at random."""
-    # From the same seed as dropout, but another stream.
+    # The seed is dropout's, but the stream of random numbers is another.
     key = jax.random.fold_in(randomness.key, 1)
     return augment(images, key, randomness.row_ids, settings=settings)
 
@@ -56,6 +56,7 @@ def _transform(
     The sources are the pixels' own places, stretched and rotated around the center of the picture,
     shifted and warped.
     """
+    # Each is from -1 to 1; the settings have the greatest changes.
     down, right, turn, zoom, stretch, shear, flip = draws[:_AFFINE_DRAWS]
 
     angle = jnp.deg2rad(settings.rotation) * turn
@@ -77,8 +78,10 @@ def _transform(
     )
 
     height_and_width = image.shape[:2]
-    pixels = jnp.indices(height_and_width).reshape(2, -1)  # [2, Y * X]
-    center = (jnp.array(height_and_width) - 1)[:, None] / 2
+    # [2, Y * X]: row and column of each pixel.
+    pixels = jnp.indices(height_and_width).reshape(2, -1)
+    last_pixel = (jnp.array(height_and_width) - 1)[:, None]
+    center = last_pixel / 2
     sources = rotation @ scaling @ (pixels - center) + center
     sources += settings.shift * jnp.stack([down, right])[:, None]
 

@@ -216,7 +216,8 @@ class _Bracket:
 
     def check(self, token: str, place: str, outermost: bool) -> None:
         """Raises an error if the token cannot follow the content of the bracket so far."""
-        label, word, *_ = [*self.texts, "", ""]
+        label = self.texts[0] if self.texts else ""
+        word = self.texts[1] if len(self.texts) > 1 else ""
 
         if token == "(" and word:
             raise UserError(f"{place}: expected ) after ({label} {word}, got (")
@@ -230,16 +231,18 @@ class _Bracket:
         if token == ")" and not word and not self.children:
             raise UserError(f"{place}: expected a word or a constituent after ({label}, got )")
 
-        if token not in "()" and (word or self.children):
+        is_text = token not in ("(", ")")
+        if is_text and (word or self.children):
             raise UserError(
                 f"{place}: expected ( or ), got {token!r}; a word has a pair of brackets of its "
                 "own, such as (NN gene)"
             )
 
     def node(self) -> Tree | Leaf:
-        label, *word = self.texts or [""]
-        if word:
-            return Leaf(label, *word)
+        if len(self.texts) == 2:
+            tag, word = self.texts
+            return Leaf(tag, word)
+        label = self.texts[0] if self.texts else ""
         return Tree(label, tuple(self.children))
 
 
@@ -262,7 +265,7 @@ def normalize(tree: Tree) -> Tree | None:
     events: list[Event] = []
     for event in walk(tree):
         if isinstance(event, str):
-            # Without function tags and indices.
+            # The label without function tags and indices.
             label = re.match("[^-=|]+", event)
             events.append(label[0] if label else event)
         elif event is None or event.tag != _EMPTY:

@@ -18,7 +18,7 @@ from jaxformer.inference.weights import EncoderPredictor
 from jaxformer.kinds.speech_recognition import SPEECH_RECOGNITION
 from jaxformer.layout import global_mesh
 from jaxformer.models.wav2vec2 import Wav2Vec2, Wav2Vec2Config
-from jaxformer.tasks.speech.transcriber import Transcriber
+from jaxformer.tasks.transcriber import Transcriber
 
 _BATCH_SIZE = 16
 # Recordings are padded to multiples of half a second.

@@ -9,22 +9,23 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Float32
+from jaxtyping import Array, Float, Float32, Int
 
-from jaxformer.config import data_section, model_section
-from jaxformer.data.sound import Sound
+from jaxformer.config import data_section
+from jaxformer.data.loader import round_up
+from jaxformer.data.sound import Sound, standardize
+from jaxformer.data.speech import pad_sounds
+from jaxformer.data.tokenizer import BOS
 from jaxformer.data.transcripts import TranscriptsConfig
 from jaxformer.data.whisper_tokenizer import WhisperTokenizer
 from jaxformer.errors import UserError
 from jaxformer.inference.array_inputs import ArrayInput, ArrayInputs
 from jaxformer.inference.array_predictor import ArrayPredictor
 from jaxformer.inference.decoder import Decoder
-from jaxformer.kinds.transcription import TRANSCRIPTION
-from jaxformer.models.whisper import WhisperConfig
-from jaxformer.nn.log_mel import HOP, SAMPLE_RATE, log_mel
+from jaxformer.kinds.transcription import TRANSCRIPTION, RecordingReader
 from jaxformer.search import BeamSearch, Constraint
 from jaxformer.search.constraints import Suppress, SuppressFirst
-from jaxformer.tasks.speech.transcriber import Transcriber
+from jaxformer.tasks.transcriber import Transcriber
 
 # Windows that are encoded together: in Whisper, each has 1,500 positions that see all others.
 _WINDOWS = 8
@@ -40,9 +41,9 @@ class SpeechTranscriber(ArrayPredictor, Transcriber):
     >>> transcriber.transcribe([read_sound(pathlib.Path("a.wav"))], language="de")  # doctest: +SKIP
     ['Das Haus ist alt.']
 
-    A model reads windows of a fixed length, 30 seconds in Whisper. A longer recording is cut at
-    quiet places into windows that the model reads one by one, without timestamps: what is said
-    across a cut may be lost or written twice.
+    Whisper reads windows of 30 seconds. A longer recording is cut at quiet places into windows that
+    the model reads one by one, without timestamps: what is said across a cut may be lost or written
+    twice. A model that reads any number of seconds has windows of ``data.max_seconds``.
     """
 
     kinds = (TRANSCRIPTION,)
@@ -72,18 +73,18 @@ class SpeechTranscriber(ArrayPredictor, Transcriber):
         windows: list[Float32[np.ndarray, " N"]] = []
         ends = []
         for sound in sounds:
-            windows += split_at_quiet_places(sound.at(SAMPLE_RATE), self.window)
+            windows += self._split(sound)
             ends.append(len(windows))
         ranges = list(itertools.pairwise([0, *ends]))
 
-        features = self._features(windows)
-        first_features = [features[first] for first, _ in ranges]
-        prompts = self._prompts(first_features, language, task)
+        arrays = self._encoder_inputs(windows)
+        first_arrays = [arrays[first] for first, _ in ranges]
+        prompts = self._prompts(first_arrays, language, task)
 
         inputs = []
         for prompt, (first, end) in zip(prompts, ranges, strict=True):
             for number in range(first, end):
-                inputs.append(ArrayInput((features[number],), prompt, number))
+                inputs.append(ArrayInput(arrays[number], prompt, number))
 
         longest_prompt = max((len(prompt) for prompt in prompts), default=0)
         found = self.decode_arrays(
@@ -106,34 +107,64 @@ class SpeechTranscriber(ArrayPredictor, Transcriber):
 
     def detect_languages(self, sounds: Sequence[Sound]) -> list[str]:
         """Returns the code of the language of each recording, from its first window."""
-        starts = [next(split_at_quiet_places(each.at(SAMPLE_RATE), self.window)) for each in sounds]
-        return self.detect_languages_of(self._features(starts))
+        starts = [next(self._split(sound)) for sound in sounds]
+        return self._detect_languages(self._encoder_inputs(starts))
+
+    @property
+    def _reader(self) -> RecordingReader:
+        model: Any = self.config.model
+        return model
 
     @property
     def window(self) -> int:
-        """Number of samples that the model reads at once."""
-        num_frames, _ = model_section(self.config, WhisperConfig).features_shape
-        return num_frames * HOP
+        """Number of samples that the model reads at once, at most."""
+        longest = self._reader.longest
+        if longest is None:
+            data = data_section(self.config, TranscriptsConfig)
+            return int(data.max_seconds * self._reader.sample_rate)
+        return longest
 
-    def _features(
-        self, windows: Sequence[Float32[np.ndarray, " N"]]
-    ) -> list[Float32[np.ndarray, "F M"]]:
-        """Returns the features of windows, which are padded with silence."""
-        num_bins = model_section(self.config, WhisperConfig).num_mel_bins
-        found: list[Float32[np.ndarray, "F M"]] = []
+    def _split(self, sound: Sound) -> Iterator[Float32[np.ndarray, " N"]]:
+        """Yields the windows of a recording."""
+        rate = self._reader.sample_rate
+        return split_at_quiet_places(sound.at(rate), self.window, rate)
+
+    def _encoder_inputs(
+        self,
+        windows: Sequence[Float32[np.ndarray, " N"]],
+    ) -> list[tuple[np.ndarray, ...]]:
+        """Returns what the encoder reads of each window.
+
+        Windows are padded with silence to the same length, a whole number of seconds.
+        """
+        model = self._reader
+        if model.is_standardized:
+            windows = [standardize(window) for window in windows]
+
+        longest = max(map(len, windows), default=0)
+        num_samples = min(round_up(longest, model.sample_rate), self.window)
+        num_samples = max(num_samples, model.shortest)
+
+        found: list[tuple[np.ndarray, ...]] = []
         for start in range(0, len(windows), _WINDOWS):
-            rows = pad_windows(windows[start : start + _WINDOWS], _WINDOWS, self.window)
-            features = np.asarray(_log_mel(rows, num_bins))
-            found += list(features)
+            rows = pad_sounds(windows[start : start + _WINDOWS], _WINDOWS, num_samples)
+            arrays = jax.device_get(_encoder_inputs(model, rows.samples, rows.lengths))
+            found += zip(*arrays, strict=True)
         return found[: len(windows)]
 
     def _prompts(
         self,
-        features: Sequence[Float32[np.ndarray, "F M"]],
+        arrays: Sequence[tuple[np.ndarray, ...]],
         language: str | None,
         task: str | None,
     ) -> list[list[int]]:
-        """Returns the first tokens of the decoder for each recording, given its first window."""
+        """Returns the first tokens of the decoder for each recording.
+
+        Args:
+          arrays: What the encoder reads of the first window of each.
+          language: As in :meth:`transcribe`; also ``task``.
+          task: See there.
+        """
         data = data_section(self.config, TranscriptsConfig)
         tokenizer = self.tokenizer
         if not isinstance(tokenizer, WhisperTokenizer):
@@ -142,19 +173,24 @@ class SpeechTranscriber(ArrayPredictor, Transcriber):
                     "expected no language and no task, since the model's tokenizer has no tokens "
                     f"for them: got {language or task}"
                 )
-            return [[] for _ in features]
+            # A tokenizer may force the beginning of every text.
+            return [[BOS, *tokenizer.target_start] for _ in arrays]
 
         language = language or data.language
         task = task or data.task
         if language is None and tokenizer.spoken:
             language = tokenizer.default_language
         if language is None and tokenizer.spoken:
-            detected = self.detect_languages_of(features)
+            detected = self._detect_languages(arrays)
             return [tokenizer.prompt(code, task) for code in detected]
-        return [tokenizer.prompt(language, task) for _ in features]
+        return [tokenizer.prompt(language, task) for _ in arrays]
 
     def detect_languages_of(self, features: Sequence[Float32[np.ndarray, "F M"]]) -> list[str]:
-        """Works as :meth:`detect_languages` does, given the features of the first windows.
+        """Works as :meth:`detect_languages` does, given the features of the first windows."""
+        return self._detect_languages([(row,) for row in features])
+
+    def _detect_languages(self, arrays: Sequence[tuple[np.ndarray, ...]]) -> list[str]:
+        """Works as :meth:`detect_languages` does, given what the encoder reads of first windows.
 
         A language is the one whose token is the likeliest after the beginning of a transcript.
         """
@@ -168,7 +204,7 @@ class SpeechTranscriber(ArrayPredictor, Transcriber):
         plan = ArrayInputs(max_tokens=1, most_rows=self.most_rows)
         decoder = Decoder(self.models, greedy, plan)
 
-        items = [ArrayInput((row,), number=number) for number, row in enumerate(features)]
+        items = [ArrayInput(own, number=number) for number, own in enumerate(arrays)]
         found = decoder.decode(items)
         return [codes[found[number].tokens[0][0]] for number in range(len(items))]
 
@@ -200,26 +236,22 @@ def _report_recordings(
     return report_windows
 
 
-@functools.partial(jax.jit, static_argnums=1)
-def _log_mel(waves: Float[Array, "B S"], num_bins: int) -> Float[Array, "B F M"]:
-    return log_mel(jnp.asarray(waves), num_bins)
-
-
-def pad_windows(
-    windows: Sequence[Float32[np.ndarray, " N"]], num_rows: int, window: int
-) -> Float32[Any, "B S"]:
-    """Arranges windows, one in each row, and pads them with zeros."""
-    rows = np.zeros((num_rows, window), np.float32)
-    for row, wave in zip(rows, windows, strict=False):
-        row[: len(wave)] = wave
-    return rows
+@functools.partial(jax.jit, static_argnums=0)
+def _encoder_inputs(
+    model: RecordingReader,
+    samples: Float[Array, "B N"],
+    lengths: Int[Array, " B"],
+) -> tuple[Array, ...]:
+    return model.encoder_inputs(jnp.asarray(samples), lengths)
 
 
 def split_at_quiet_places(
-    wave: Float32[np.ndarray, " N"], window: int
+    wave: Float32[np.ndarray, " N"],
+    window: int,
+    rate: int,
 ) -> Iterator[Float32[np.ndarray, " S"]]:
     """Yields a recording in parts of at most a window, cut where its last fifth is quietest."""
-    quiet = min(int(_QUIET_SECONDS * SAMPLE_RATE), window // _LAST_PART)
+    quiet = min(int(_QUIET_SECONDS * rate), window // _LAST_PART)
     while len(wave) > window:
         first = window - window // _LAST_PART
         energy = np.square(wave[first:window], dtype=np.float64)

@@ -1,4 +1,4 @@
-"""Trains an encoder-decoder such as Whisper on recordings and their transcripts."""
+"""Trains encoder-decoders such as Whisper on recordings and their transcripts."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -10,26 +10,32 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Bool, Float32, Int32, PyTree
 
-from jaxformer.config import Config, data_section, model_section
+from jaxformer.config import Config, data_section
 from jaxformer.data.batch import Shape
 from jaxformer.data.bpe import train_tokenizer
 from jaxformer.data.corpus import Corpus
 from jaxformer.data.loader import round_up
-from jaxformer.data.plan import BatchPlan, bucket_plan
-from jaxformer.data.speech import Recordings, list_recordings, pad_sounds
+from jaxformer.data.plan import BatchPlan
+from jaxformer.data.speech import (
+    UNITS_PER_SECOND,
+    Recordings,
+    duration_plan,
+    list_recordings,
+    pad_sounds,
+)
 from jaxformer.data.tokenizer import BOS, EOS, PAD, Vocabulary
 from jaxformer.data.transcripts import TranscriptsConfig
 from jaxformer.data.whisper_tokenizer import WhisperTokenizer
 from jaxformer.errors import UserError, prefix_errors
-from jaxformer.kinds.transcription import TRANSCRIPTION
-from jaxformer.models.whisper import Whisper, WhisperConfig
-from jaxformer.nn.log_mel import HOP, SAMPLE_RATE, log_mel
+from jaxformer.kinds.transcription import TRANSCRIPTION, RecordingReader
+from jaxformer.models.whisper import WhisperConfig
 from jaxformer.runs.workdir import Workdir
 from jaxformer.tasks.initialization import tokenizer_of_run
 from jaxformer.tasks.recordings_task import RecordingsTask, Utterance, Utterances
+from jaxformer.tasks.speech.speech_task import abstract_waves, recognition_flops
 from jaxformer.tasks.token_task import Output, TokenLoss, TokenTask
 from jaxformer.tasks.transcription.speech_transcriber import SpeechTranscriber
-from jaxformer.training.flops import training_flops
+from jaxformer.training.flops import decoder_flops, training_flops
 from jaxformer.training.placement import BatchShards
 from jaxformer.training.task import CheckStop, Randomness, Sums
 
@@ -41,13 +47,15 @@ class TranscriptBatch(NamedTuple):
     """Recordings and their transcripts, one in each row.
 
     Attributes:
-      samples: Waves, padded with silence to the length that the model reads.
+      samples: Waves, padded with silence.
+      lengths: Number of samples of each row without padding.
       tgt_in: Input of the decoder: beginning, prompt and text.
       tgt_out: The next tokens, which end with EOS.
       counted: True for the tokens of the text and its end, which have a loss.
     """
 
     samples: Float32[Any, "B N"]
+    lengths: Int32[Any, " B"]
     tgt_in: Int32[Any, "B T"]
     tgt_out: Int32[Any, "B T"]
     counted: Bool[Any, "B T"]
@@ -57,7 +65,7 @@ def make_transcript_batch(
     rows: Sequence[Sequence[Utterance]],
     shape: Shape,
     *,
-    num_samples: int,
+    model: RecordingReader,
     length: int,
     prompt: Sequence[int],
 ) -> TranscriptBatch:
@@ -65,12 +73,13 @@ def make_transcript_batch(
 
     Args:
       rows: The utterances; each row has one.
-      shape: Its first number is the number of rows, which may be more.
-      num_samples: Samples that the model reads.
+      shape: Its first number is the number of rows, which may be more; the second is the units of
+        time in each.
+      model: The section of the model.
       length: Length of the targets, with their prompt and their end.
       prompt: First tokens of the decoder's input.
     """
-    num_rows, _, _ = shape
+    num_rows, units, _ = shape
     tgt_in = np.full((num_rows, length), PAD, np.int32)
     tgt_out = np.full((num_rows, length), PAD, np.int32)
     counted = np.zeros((num_rows, length), bool)
@@ -83,12 +92,12 @@ def make_transcript_batch(
         counted[row, len(prompt) - 1 : size] = True
 
     sounds = [utterance.samples for [utterance] in rows]
-    samples, _ = pad_sounds(sounds, num_rows, num_samples)
-    return TranscriptBatch(samples, tgt_in, tgt_out, counted)
+    samples, lengths = pad_sounds(sounds, num_rows, _num_samples(model, units))
+    return TranscriptBatch(samples, lengths, tgt_in, tgt_out, counted)
 
 
 class TranscriptionLoss(TokenLoss):
-    """Sums the loss of the tokens of transcripts, given log-mel spectrograms and prompts."""
+    """Sums the loss of the tokens of transcripts, given recordings and prompts."""
 
     def __call__(
         self,
@@ -96,16 +105,11 @@ class TranscriptionLoss(TokenLoss):
         batch: TranscriptBatch,
         randomness: Randomness | None,
     ) -> Sums:
-        model: WhisperConfig = self.model  # pyright: ignore[reportAssignmentType]
-        features = log_mel(batch.samples, model.num_mel_bins)
+        model: RecordingReader = self.model  # pyright: ignore[reportAssignmentType]
+        arrays = model.encoder_inputs(batch.samples, batch.lengths)
 
-        def forward(module: Whisper, dropout: dict[str, Any]) -> Output:
-            decoded = module.target_features(
-                features,
-                batch.tgt_in,
-                tgt_segments=(batch.tgt_in != PAD).astype(jnp.int32),
-                **dropout,
-            )
+        def forward(module: Any, dropout: dict[str, Any]) -> Output:
+            decoded = module.target_features(*arrays, tgt_in=batch.tgt_in, **dropout)
             return decoded, module.output_projection()
 
         output = self.apply(params, randomness, forward)
@@ -113,7 +117,7 @@ class TranscriptionLoss(TokenLoss):
 
 
 class Transcription(RecordingsTask[Utterances], TokenTask):
-    """Trains a :class:`~jaxformer.Whisper` on recordings with transcripts.
+    """Trains a model such as :class:`~jaxformer.Whisper` on recordings with transcripts.
 
     Validates with loss and perplexity, and with the error rates of words and characters.
     """
@@ -135,10 +139,11 @@ class Transcription(RecordingsTask[Utterances], TokenTask):
     ) -> None:
         self.tokenizer = tokenizer
         self._section = data_section(config, TranscriptsConfig)
-        self._model = model_section(config, WhisperConfig)
+        self._model: Any = config.model  # also a RecordingReader
         self._prompt = _training_prompt(tokenizer, self._section)
         utterances, skipped = self._prepare("train", train, self._section.max_seconds)
-        valid_utterances, _ = self._prepare("valid", valid, _window_seconds(self._model))
+        window = _window_seconds(self._model) or self._section.max_seconds
+        valid_utterances, _ = self._prepare("valid", valid, window)
         super().__init__(
             config,
             utterances,
@@ -159,20 +164,14 @@ class Transcription(RecordingsTask[Utterances], TokenTask):
             raise UserError("corpus: expected none with speech; name recordings in data.train")
 
         data = data_section(config, TranscriptsConfig)
-        window = _window_seconds(model_section(config, WhisperConfig))
-        if data.max_seconds > window:
-            raise UserError(
-                f"data.max_seconds must be at most {window:g}, the seconds that the model reads: "
-                f"got {data.max_seconds:g}"
-            )
-        if data.seconds_per_batch < window:
-            raise UserError(
-                f"data.seconds_per_batch must be at least {window:g}, the seconds that the model "
-                f"reads, which each recording is padded to: got {data.seconds_per_batch:g}"
-            )
+        model: Any = config.model
+        window = _window_seconds(model)
+        if window is not None:
+            _check_window(data, window)
 
-        train = Recordings(list_recordings(data.train, needs_transcripts=True), SAMPLE_RATE)
-        valid = Recordings(list_recordings(data.valid, needs_transcripts=True), SAMPLE_RATE)
+        rate = model.sample_rate
+        train = Recordings(list_recordings(data.train, needs_transcripts=True), rate)
+        valid = Recordings(list_recordings(data.valid, needs_transcripts=True), rate)
         tokenizer = _open_tokenizer(config, folder, train)
         return cls(config, tokenizer, train=train, valid=valid)
 
@@ -201,32 +200,30 @@ class Transcription(RecordingsTask[Utterances], TokenTask):
                 f"data.{split}: no recording is left: {skipped:,} are longer than {max_seconds:g} "
                 f"seconds, or their transcripts have more than {most_tokens} tokens"
             )
-        return Utterances(recordings.select(keep), tokens, is_standardized=False), skipped
+        utterances = Utterances(recordings.select(keep), tokens, self._model.is_standardized)
+        return utterances, skipped
 
     def _make_plan(self, split: Utterances, seed: int | None) -> BatchPlan:
-        """Plans batches of rows that all have the length that the model reads."""
-        positions = np.full(len(split.recordings), self._model.max_source_length)
-        return bucket_plan(
-            positions,
-            positions,
-            tokens_per_batch=self._section.units_per_batch,
-            seed=seed,
-        )
+        """Plans batches of rows of similar duration, or of the length that the model reads."""
+        units = np.maximum(split.recordings.units, _fewest_units(self._model))
+        return duration_plan(units, units_per_batch=self._section.units_per_batch, seed=seed)
 
     @classmethod
     def longest_batch(cls, config: Config, shards: BatchShards) -> PyTree:
         data = data_section(config, TranscriptsConfig)
-        model = model_section(config, WhisperConfig)
-        rows = data.units_per_batch // model.max_source_length
+        model: Any = config.model
+        units = max(data.max_units, _fewest_units(model))
+        rows = round_up(data.units_per_batch // units, shards.row_multiple)
         length = min(round_up(data.max_length, _LENGTHS), model.max_length)
-        return _abstract_batch(round_up(rows, shards.row_multiple), model, length)
+        return _abstract_batch(rows, _num_samples(model, units), length)
 
     def shapes(self, shards: BatchShards) -> Sequence[PyTree]:
         batches = []
-        for rows, _, _ in self._plan.shapes:
+        for rows, units, _ in self._plan.shapes:
             padded_rows = round_up(rows, shards.row_multiple)
+            num_samples = _num_samples(self._model, units)
             length = self._target_length(self._train)
-            batches.append(_abstract_batch(padded_rows, self._model, length))
+            batches.append(_abstract_batch(padded_rows, num_samples, length))
         return batches
 
     def _target_length(self, split: Utterances) -> int:
@@ -240,7 +237,7 @@ class Transcription(RecordingsTask[Utterances], TokenTask):
     ) -> Callable[[Sequence[Sequence[Utterance]], Shape], TranscriptBatch]:
         return functools.partial(
             make_transcript_batch,
-            num_samples=_num_samples(self._model),
+            model=self._model,
             length=self._target_length(examples),
             prompt=self._prompt,
         )
@@ -250,7 +247,14 @@ class Transcription(RecordingsTask[Utterances], TokenTask):
 
     def flops(self, batch: TranscriptBatch) -> int:
         rows, length = batch.tgt_in.shape
-        return training_flops(self._model, rows, self._model.max_source_length, tgt_length=length)
+        model = self._model
+        if isinstance(model, WhisperConfig):
+            return training_flops(model, rows, model.max_source_length, tgt_length=length)
+
+        _, num_samples = batch.samples.shape
+        encoder = model.encoder_section()
+        decoder = decoder_flops(model, rows, length, memory=model.num_frames(num_samples))
+        return recognition_flops(encoder, rows, num_samples) + decoder
 
     def evaluate(
         self,
@@ -304,19 +308,43 @@ def _open_tokenizer(config: Config, folder: Workdir, train: Recordings) -> Vocab
     return tokenizer_of_run(config, folder, learn)
 
 
-def _num_samples(model: WhisperConfig) -> int:
-    num_frames, _ = model.features_shape
-    return num_frames * HOP
+def _window_seconds(model: RecordingReader) -> float | None:
+    """Returns the seconds that a model reads at most; None for any number."""
+    if model.longest is None:
+        return None
+    return model.longest / model.sample_rate
 
 
-def _window_seconds(model: WhisperConfig) -> float:
-    return _num_samples(model) / SAMPLE_RATE
+def _check_window(data: TranscriptsConfig, window: float) -> None:
+    """Refuses durations that do not suit a model that reads so many seconds at once."""
+    if data.max_seconds > window:
+        raise UserError(
+            f"data.max_seconds must be at most {window:g}, the seconds that the model reads: "
+            f"got {data.max_seconds:g}"
+        )
+    if data.seconds_per_batch < window:
+        raise UserError(
+            f"data.seconds_per_batch must be at least {window:g}, the seconds that the model "
+            f"reads, which each recording is padded to: got {data.seconds_per_batch:g}"
+        )
 
 
-def _abstract_batch(rows: int, model: WhisperConfig, length: int) -> TranscriptBatch:
+def _fewest_units(model: RecordingReader) -> int:
+    """Returns the units of time of the shortest input, the last one begun."""
+    return -(-model.shortest * UNITS_PER_SECOND // model.sample_rate)
+
+
+def _num_samples(model: RecordingReader, units: int) -> int:
+    """Returns the samples of a row of so many units of time."""
+    return max(model.shortest, units * model.sample_rate // UNITS_PER_SECOND)
+
+
+def _abstract_batch(rows: int, num_samples: int, length: int) -> TranscriptBatch:
     tokens = jax.ShapeDtypeStruct((rows, length), jnp.int32)
+    samples, lengths = abstract_waves(rows, num_samples)
     return TranscriptBatch(
-        samples=jax.ShapeDtypeStruct((rows, _num_samples(model)), jnp.float32),
+        samples=samples,
+        lengths=lengths,
         tgt_in=tokens,
         tgt_out=tokens,
         counted=jax.ShapeDtypeStruct((rows, length), jnp.bool_),

@@ -91,10 +91,13 @@ def test_an_open_file_is_continued_and_not_emptied(tmp_path):
 def test_standard_input_is_read_from_where_it_is(tmp_path):
     path = tmp_path / "in"
     path.write_text("one\ntwo\n")
-    code = (
-        "import os, pathlib; from jaxformer.data.text_files import read_file; os.read(0, 4);"
-        "print(*read_file(pathlib.Path('/dev/stdin')))"
-    )
+    code = """
+import os, pathlib
+from jaxformer.data.text_files import read_file
+
+os.read(0, 4)  # "one" and its line break
+print(*read_file(pathlib.Path("/dev/stdin")))
+"""
     with path.open() as stdin:
         found = subprocess.check_output([sys.executable, "-c", code], stdin=stdin, text=True)
     assert found == "two\n"
@@ -140,25 +143,30 @@ def files(tmp_path, monkeypatch):
     ],
 )
 def test_uses_of_files(files, inputs, outputs, message):
-    options = {f"--{n}": pathlib.Path(path) for n, path in enumerate(outputs.split(), 1)}
-    given = list(map(pathlib.Path, inputs.split()))
+    input_paths = [pathlib.Path(name) for name in inputs.split()]
+    options = {}
+    for number, name in enumerate(outputs.split(), start=1):
+        options[f"--{number}"] = pathlib.Path(name)
 
     if message is None:
-        check_outputs(given, options)
+        check_outputs(input_paths, options)
         return
 
     with pytest.raises(UserError) as found:
-        check_outputs(given, options)
+        check_outputs(input_paths, options)
     assert message in str(found.value)
 
 
 def test_standard_streams_that_are_files(files):
     """The shell has opened them: ``< file > out``."""
-    code = (
-        "import pathlib, sys; from jaxformer.cli.outputs import check_outputs; from jaxformer.files"
-        " import STDIN, STDOUT;"
-        "check_outputs([STDIN], {'--output': STDOUT, '--gold': pathlib.Path(sys.argv[1])})"
-    )
+    code = """
+import pathlib, sys
+from jaxformer.cli.outputs import check_outputs
+from jaxformer.files import STDIN, STDOUT
+
+gold = pathlib.Path(sys.argv[1])
+check_outputs([STDIN], {"--output": STDOUT, "--gold": gold})
+"""
 
     for gold, out, message in (
         ("new", "out", ""),
@@ -177,5 +185,8 @@ def test_standard_streams_that_are_files(files):
                 text=True,
             )
 
-        expected = [f"jaxformer.errors.UserError: {message}"] if message else []
-        assert done.stderr.splitlines()[-1:] == expected
+        if message:
+            last_line = done.stderr.splitlines()[-1]
+            assert last_line == f"jaxformer.errors.UserError: {message}"
+        else:
+            assert not done.stderr

@@ -227,7 +227,7 @@ def test_command_downloads_and_prepares(name, data, publish, server, capsys):
         digest = hashlib.sha256(content).hexdigest()
         assert f"  {file}: {len(content):,} bytes, SHA-256 {digest}" in out
     has_known_digests = any(corpus.files.values())
-    assert ("not as in docs/data.md" in out) == has_known_digests
+    assert ("not as in docs/corpora.md" in out) == has_known_digests
 
     assert read(data / corpus.folder, corpus) == prepared
     assert not list(data.parent.rglob("evil"))

@@ -1,3 +1,5 @@
+"""Numerals against parsers of both languages, and the splits of the corpus."""
+
 import random
 import re
 
@@ -23,16 +25,16 @@ SMALL = (
 )
 TIES = "twenty thirty forty fifty sixty seventy eighty ninety"
 ENGLISH = {word: number for number, word in enumerate(SMALL.split())}
-ENGLISH |= {word: 10 * number for number, word in enumerate(TIES.split(), 2)}
+ENGLISH |= {word: 10 * number for number, word in enumerate(TIES.split(), start=2)}
 
 GERMAN_DIGITS = "ein zwei drei vier fünf sechs sieben acht neun"
 GERMAN_TEENS = "zehn elf zwölf dreizehn vierzehn fünfzehn sechzehn siebzehn achtzehn neunzehn"
 GERMAN_TENS = "zwanzig dreißig vierzig fünfzig sechzig siebzig achtzig neunzig"
 DIGITS = GERMAN_DIGITS.split()
 UNITS = {"eins": 1}
-UNITS |= {word: number for number, word in enumerate(DIGITS, 1)}
-TEENS = {word: number for number, word in enumerate(GERMAN_TEENS.split(), 10)}
-TENS = {word: 10 * number for number, word in enumerate(GERMAN_TENS.split(), 2)}
+UNITS |= {word: number for number, word in enumerate(DIGITS, start=1)}
+TEENS = {word: number for number, word in enumerate(GERMAN_TEENS.split(), start=10)}
+TENS = {word: 10 * number for number, word in enumerate(GERMAN_TENS.split(), start=2)}
 
 
 def read_english(words):
@@ -66,8 +68,11 @@ def read_german(word):
     units = "|".join(UNITS)
     tens = "|".join(TENS)
     match = re.fullmatch(f"(?:({units})und)?({tens})", below)
+    if not below:
+        return value
     if not match:
-        return value + {"": 0, **UNITS, **TEENS}[below]
+        small = UNITS | TEENS
+        return value + small[below]
     if match[1]:
         value += UNITS[match[1]]
     return value + TENS[match[2]]
@@ -95,9 +100,12 @@ def test_spelled_numbers_follow_the_rules_and_read_back():
         # "And" precedes tens and units of larger numbers.
         thousands = number // 1000
         rest = number % 1000
-        groups = (thousands, rest)
-        expected = sum(group > 100 and group % 100 > 0 for group in groups)
-        expected += thousands > 0 and 0 < rest < 100
+        expected = 0
+        for group in (thousands, rest):
+            if group > 100 and group % 100 > 0:  # one hundred and one
+                expected += 1
+        if thousands > 0 and 0 < rest < 100:  # one thousand and one
+            expected += 1
         assert words.split().count("and") == expected
 
 

@@ -99,7 +99,9 @@ def model_of(network, dtype):
 def decode(params, model, inputs):
     """Returns what each method of a model that decodes returns."""
     apply = functools.partial(model.apply, {"params": params})
-    empty = apply(inputs[0], num_beams=2, capacity=8, method="start")
+    # A language model has only the tokens of its texts; others read sources before them.
+    sources = inputs[:-1] or inputs
+    empty = apply(*sources, num_beams=2, capacity=8, method="start")
     _, cache = apply(TOKENS, empty, 2, method="prefill")
     output = apply(np.arange(6), method="candidate_output")
 

@@ -90,14 +90,21 @@ def test_windows_of_a_stack_are_those_of_its_layers(unstacked, remat):
     def one_by_one(params):
         x = X
         for number, own in enumerate(layers):
-            seen = dataclasses.replace(keys, window=WINDOWS[number % 3])
+            window = WINDOWS[number % len(WINDOWS)]
+            seen = dataclasses.replace(keys, window=window)
             x = make_block().apply({"params": own}, x, seen)
         return LayerNorm().apply({"params": params["norm"]}, x)
 
     np.testing.assert_allclose(found, one_by_one(params), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(("windows", "kept"), [((None, 2), 32), ((3, 1), 16)])
+@pytest.mark.parametrize(
+    ("windows", "kept"),
+    [
+        ((None, 2), 32),  # all 24 tokens, rounded up to a multiple of 16
+        ((3, 1), 16),
+    ],
+)
 def test_a_cache_keeps_what_the_widest_window_sees(windows, kept):
     stack = Stack(make_block(), 2, final_norm=LayerNorm, window=windows)
     variables = {"params": random_params(stack, X)}
@@ -105,14 +112,23 @@ def test_a_cache_keeps_what_the_widest_window_sees(windows, kept):
 
     @jax.jit
     def cached(variables):
-        init = functools.partial(stack.apply, variables, method="init_cache")
-        cache = init(np.zeros(2, np.int32), 8, "float32", num_beams=1, capacity=24)
+        cache = stack.apply(
+            variables,
+            np.zeros(2, np.int32),
+            d_model=8,
+            dtype="float32",
+            num_beams=1,
+            capacity=24,
+            method="init_cache",
+        )
         assert cache.slots.capacity == kept
 
-        prompt, cache = stack.apply(variables, rows[:, :5], cache, 5, method="prefill")
+        prefill = functools.partial(stack.apply, variables, method="prefill")
+        step = functools.partial(stack.apply, variables, method="step")
+        prompt, cache = prefill(rows[:, :5], cache, length=5)
         outputs = [prompt]
-        for place in range(5, 24):
-            y, cache = stack.apply(variables, rows[:, place : place + 1], cache, method="step")
+        for token in np.split(rows[:, 5:], 19, axis=1):  # [B, 1, D]
+            y, cache = step(token, cache)
             outputs.append(y)
         return jax.numpy.concatenate(outputs, axis=1)
 

@@ -110,7 +110,8 @@ def test_attention_rounds_to_float16(spec):
         return jax.grad(total, argnums=(0, 1), has_aux=True)(x, y)
 
     (of_x, of_y), product = jax.device_get(compute(x, y))
-    x16, y16 = rounded(x, np.float16), rounded(y, np.float16)
+    x16 = rounded(x, np.float16)
+    y16 = rounded(y, np.float16)
     np.testing.assert_allclose(product, np.einsum(spec, x16, y16), rtol=1e-5, atol=1e-5)
 
     ones = rounded(np.full(product.shape, 0.1), np.float16)

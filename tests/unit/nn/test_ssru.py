@@ -1,4 +1,4 @@
-"""The recurrence against a loop over its equations, whole and packed."""
+"""The simpler simple recurrent unit against a loop over its equations, also in packed rows."""
 
 import jax
 import numpy as np
@@ -10,34 +10,33 @@ from jaxformer.nn import SSRU, Block, FeedForward, Keys, Stack
 from .weights import normal, random_params
 
 X = normal(2, 6, 8)  # [B, T, D]
-BLOCK = Block(SSRU(), FeedForward(16))
-STACK = Stack(BLOCK, 2)
+BLOCK = Block(SSRU(), FeedForward(d_ff=16))
+STACK = Stack(BLOCK, num_layers=2)
 CAUSAL = Keys.of_sequence(6, causal=True)
 VARIABLES = {"params": random_params(STACK, X, CAUSAL)}
 
 
 def test_the_scan_equals_a_loop():
     layer = SSRU()
-    keys = Keys.of_sequence(6, causal=True)
-    p = random_params(layer, X, keys, method="attend")
+    params = random_params(layer, X, CAUSAL, method="attend")
 
     @jax.jit
-    def attend(p):
-        return layer.apply({"params": p}, X, keys, method="attend")
+    def attend(params):
+        return layer.apply({"params": params}, X, CAUSAL, method="attend")
 
-    found, cache = attend(p)
+    found, cache = attend(params)
 
     assert cache is None
-    state = np.zeros((2, 8))
-    expected = []
-    for x in X.swapaxes(0, 1).astype(np.float64):
-        gate = x @ p["forget"] + p["forget_bias"]
-        kept = 1 / (1 + np.exp(-gate))
-        candidate = x @ p["input"]
-        state = kept * state + (1 - kept) * candidate
-        expected.append(np.maximum(state, 0))
-    of_steps = np.stack(expected, axis=1)
-    np.testing.assert_allclose(found, of_steps, rtol=1e-5, atol=1e-6)
+    state = np.zeros((2, 8))  # [B, D]
+    outputs = []
+    for x in X.swapaxes(0, 1).astype(np.float64):  # [B, D] of each step
+        gate = x @ params["forget"] + params["forget_bias"]
+        forget = 1 / (1 + np.exp(-gate))
+        candidate = x @ params["input"]
+        state = forget * state + (1 - forget) * candidate
+        outputs.append(np.maximum(state, 0))
+    expected = np.stack(outputs, axis=1)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
 @jax.jit
@@ -51,8 +50,9 @@ def test_packed_sequences_do_not_see_each_other():
 
     packed = whole(VARIABLES, X, segments)
 
-    alone = whole(VARIABLES, X[:, 2:5])
-    np.testing.assert_allclose(packed[:, 2:5], alone, rtol=1e-4, atol=1e-5)
+    second = slice(2, 5)  # the tokens of segment 2
+    alone = whole(VARIABLES, X[:, second])
+    np.testing.assert_allclose(packed[:, second], alone, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(

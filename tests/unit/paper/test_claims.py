@@ -7,15 +7,19 @@ import jax
 import numpy as np
 import pytest
 
+from jaxformer.inference.head_masking import Head, MaskedHeads, Quality
 from jaxformer.paper import claims
 from jaxformer.paper.claims import __main__ as command
 from jaxformer.paper.claims import (
     additive,
     batch_norm,
+    bias,
     bpe,
+    coreference,
     extrapolation,
     gradients_in_time,
     heads,
+    masked_heads,
     order,
     paths,
     residual,
@@ -44,7 +48,8 @@ def test_residual_signals_of_one_layer_without_sublayers_are_those_of_the_input(
     cosines = []
     for i, j in np.ndindex(residual.POSITIONS, residual.POSITIONS):
         if i != j:
-            a, b = x[0, i], x[0, j]
+            a = x[0, i]
+            b = x[0, j]
             cosines.append(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
     assert found.similarity == pytest.approx(np.mean(cosines), abs=1e-5)
 
@@ -63,7 +68,8 @@ def test_variances_of_scores_are_those_of_the_theory(d_k):
 
 
 def test_cost_of_heads_is_the_sum_of_the_matmuls():
-    width, positions = 64, 32
+    width = 64
+    positions = 32
     for number in (1, 8):
         cost = heads.cost(number, width, positions)
         assert cost.parameters == 4 * width**2
@@ -72,6 +78,16 @@ def test_cost_of_heads_is_the_sum_of_the_matmuls():
         assert cost.matmul_operations == matmuls
         assert matmuls <= cost.operations < 1.3 * matmuls
         assert cost.score_bytes == number * positions**2 * 4
+
+
+def test_masked_heads_are_compared_with_the_whole_model():
+    head = Head("cross", layer=1, number=2, path=(), index=None)
+    whole = Quality(loss=0.5, bleu=40.0)
+    figures = MaskedHeads(whole, {head: Quality(loss=0.75, bleu=30.0)})
+    found = masked_heads.report(figures)
+    assert "| cross, layer 1 | +0.250 |" in found
+    assert "| cross, layer 1 | -10.0 |" in found
+    np.testing.assert_array_equal(figures.losses_gained()["cross"], [[np.nan, 0.25]])
 
 
 def test_batch_norm_depends_on_other_sentences_and_layer_norm_does_not():
@@ -160,6 +176,42 @@ def test_bpe_reaches_one_text_by_either_choice():
     assert [bpe.encode("cab", result.merges) for result in found] == ["cab", "cY"]
 
 
+def test_pronouns_are_counted_where_they_are_right_and_where_not():
+    """The second of three pronouns always has a probability of 1/2, and the others 1/4."""
+    log_probs = np.log([[0.01, 0.02, 0.01]] * 8)
+    probabilities = coreference.shares(log_probs)
+    np.testing.assert_allclose(probabilities, [[0.25, 0.5, 0.25]] * 8)
+
+    figures = {}
+    for distance in coreference.MIDDLES:
+        for pronoun in coreference.NOUNS:
+            figures[distance, pronoun] = probabilities
+    assert coreference.rights(figures)["sie"] == dict.fromkeys(coreference.MIDDLES, 100)
+    assert coreference.rights(figures)["er"] == dict.fromkeys(coreference.MIDDLES, 0)
+    means = coreference.mean_probabilities(figures)
+    assert means["sie, where it is wrong"] == pytest.approx(dict.fromkeys(coreference.MIDDLES, 50))
+
+
+def test_sentences_differ_in_the_pronoun_or_the_form_only():
+    pairs = coreference.sentences(3, "Die", "lamp", "Lampe")
+    assert pairs[1] == (
+        "The lamp is good because it is new.",
+        "Die Lampe ist gut, weil sie neu ist.",
+    )
+    assert len({source for source, _ in pairs}) == 1
+    for distance in coreference.MIDDLES:
+        [(_, translation), *_] = coreference.sentences(distance, "Die", "lamp", "Lampe")
+        words = translation.split()
+        assert words.index("er") - words.index("Lampe") - 1 == distance
+
+    doctor = bias.Occupation("doctor", "Arzt", "Ärztin")
+    source = "The doctor says that she is tired."
+    assert bias.both_forms("she", doctor) == [
+        (source, "Der Arzt sagt, dass sie müde ist."),
+        (source, "Die Ärztin sagt, dass sie müde ist."),
+    ]
+
+
 def test_additive_and_dot_product_attention_are_compared_on_the_same_inputs(monkeypatch):
     monkeypatch.setattr(additive, "LENGTHS", (2, 4))
     monkeypatch.setattr(additive, "ROUNDS", 1)
@@ -207,7 +259,7 @@ def test_commands_print_the_figures_of_the_page(name, pages, tmp_path):
 
     printed = claim.report(figures).replace(",", "")
     page = (DOCS / "claims" / f"{name}.md").read_text(encoding="utf-8").replace(",", "")
-    if name in ("additive", "extrapolation"):
+    if name in ("additive", "extrapolation", "masked_heads"):
         assert len(printed.splitlines()) == len(page.splitlines())
     else:
         assert numbers(printed) == pytest.approx(numbers(page), rel=0.2, abs=1e-7)

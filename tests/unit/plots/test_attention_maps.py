@@ -1,3 +1,5 @@
+"""Maps of attention: weights, labels of any text, long sentences, and odd weights."""
+
 import numpy as np
 import pytest
 from matplotlib.image import imread
@@ -107,8 +109,8 @@ def test_odd_weights_are_drawn_without_pyplot(tmp_path):
     import matplotlib.pyplot as plt
 
     weights = softmax(2, 3, 3)
-    weights[0, 1] = np.nan, np.inf, 0
-    only_nan = weights[:1, 1:2, :1]
+    weights[0, 1] = [np.nan, np.inf, 0]
+    only_nan = np.full((1, 1, 1), np.nan, np.float32)
     abc = list("abc")
     png = tmp_path / "map.png"
     svg = tmp_path / "map.svg"

@@ -7,11 +7,11 @@ import numpy as np
 from jaxformer.plots.image_attention import attention_rollout, draw_maps, patch_weights
 
 RNG = np.random.default_rng(0)
-WEIGHTS = RNG.dirichlet(np.ones(4), (3, 2, 4))  # layers, heads, queries
+WEIGHTS = RNG.dirichlet(np.ones(4), (3, 2, 4))  # [layers, heads, queries, keys]
 
 
 def test_rollout_sums_over_all_paths():
-    # The mean of the heads, and as much of the residual connection.
+    # The mean of the heads and the residual connection count half each.
     layers = []
     for layer in WEIGHTS:
         with_residual = layer.mean(0) + np.eye(4)
@@ -31,10 +31,11 @@ def test_rollout_sums_over_all_paths():
 
 
 def test_weights_of_patches_are_the_class_tokens_or_the_mean():
-    with_token = patch_weights(WEIGHTS, (1, 3))
+    # A grid of three patches leaves one token, the first, for the class.
+    with_token = patch_weights(WEIGHTS, grid=(1, 3))
     np.testing.assert_array_equal(with_token, WEIGHTS[:, :, :1, 1:])
 
-    without = patch_weights(WEIGHTS, (2, 2))
+    without = patch_weights(WEIGHTS, grid=(2, 2))
     np.testing.assert_allclose(without.reshape(3, 2, 4), WEIGHTS.mean(axis=2))
 
 

@@ -1,3 +1,5 @@
+"""Learning curves: panels, points and labels, and the file of metrics that they are read from."""
+
 import json
 import math
 
@@ -39,12 +41,14 @@ def valid(step, loss=2.0, **values):
 
 @pytest.fixture
 def draw(tmp_path, pages):
-    def draw(*records):
-        learning_curve(records, tmp_path / "curve.png")
+    """Returns a function that draws records, and returns the panels by title."""
+
+    def draw_records(*records):
+        learning_curve({"run": records}, tmp_path / "curve.png")
         newest = pages[-1]
         return {axes.get_title(loc="left"): axes for axes in newest.axes}
 
-    return draw
+    return draw_records
 
 
 def points(axes):
@@ -100,10 +104,32 @@ def test_every_value_of_a_task_is_drawn_in_the_order_of_its_validations(draw):
         assert not legend.get_window_extent().overlaps(axes.get_tightbbox())
 
 
+def test_several_runs_share_panels_and_have_a_color_each(tmp_path, pages):
+    runs = {
+        "runs/a": [train(1, 3.0), valid(1, 4.0, bleu=1.0)],
+        "runs/b": [train(2, 2.0), valid(2, 3.0)],
+    }
+    learning_curve(runs, tmp_path / "both.png")
+
+    panels = {axes.get_title(loc="left"): axes for axes in pages[-1].axes}
+    assert points(panels[LOSS]) == {
+        "runs/a, training": [(1, 3.0)],
+        "runs/a, validation": [(1, 4.0)],
+        "runs/b, training": [(2, 2.0)],
+        "runs/b, validation": [(2, 3.0)],
+    }
+    assert points(panels[BLEU]) == {"runs/a, validation": [(1, 1.0)]}
+    assert panels[LOSS].get_title(loc="right") == ""
+
+    colors = {line.get_label(): line.get_color() for line in panels[LOSS].lines}
+    assert colors["runs/a, training"] == colors["runs/a, validation"]
+    assert len(set(colors.values())) == 2
+
+
 def test_nothing_to_draw_is_refused(tmp_path):
     records = [{"kind": "train", "step": 1, "loss": math.nan}]
     with pytest.raises(UserError, match="expected a run with reports to draw: got none"):
-        learning_curve(records, tmp_path / "curve.png")
+        learning_curve({"run": records}, tmp_path / "curve.png")
 
 
 def test_user_settings_have_no_effect(tmp_path):
@@ -111,9 +137,9 @@ def test_user_settings_have_no_effect(tmp_path):
     plain = tmp_path / "plain.svg"
     fancy = tmp_path / "fancy.svg"
 
-    learning_curve(records, plain)
+    learning_curve({"run": records}, plain)
     with matplotlib.rc_context({"font.size": 30, "axes.facecolor": "red", "figure.dpi": 33}):
-        learning_curve(records, fancy)
+        learning_curve({"run": records}, fancy)
 
     assert plain.read_bytes() == fancy.read_bytes()
 

@@ -30,7 +30,8 @@ def test_a_second_signal_ends_the_process(first, second):
             signal.raise_signal(second)
 
     # Only Ctrl-C gives exit code 130, not a preemption.
-    assert (stopped.type is StoppedError) == (second == signal.SIGTERM)
+    is_preemption = second == signal.SIGTERM
+    assert (stopped.type is StoppedError) == is_preemption
 
 
 def test_a_signal_ends_a_block_that_has_nothing_to_save():

@@ -72,11 +72,11 @@ def search_lattice(settings, limits, prefix):
 
 
 class ByHand(NamedTuple):
-    """One sentence, and what is found for it, best first, with probabilities."""
+    """One sentence, and what is found for it."""
 
-    limit: int
-    forced: tuple[int, ...]
-    expected: dict[tuple[int, ...], float]
+    limit: int  # maximum length
+    forced: tuple[int, ...]  # the prefix
+    expected: dict[tuple[int, ...], float]  # hypotheses, best first, with their probabilities
 
 
 BY_HAND = [
@@ -107,12 +107,12 @@ BY_HAND = [
         {"beam_size": 2, "diversity_groups": 2, "diversity_penalty": 0.5},
         [ByHand(6, (), {(B, EOS): 0.36, (A, C, EOS): 0.30})],
     ),
-    # Found twice.
+    # With a smaller penalty than 0.41, both groups find A C EOS.
     (
         {"beam_size": 2, "diversity_groups": 2, "diversity_penalty": 0.4},
         [ByHand(6, (), {(A, C, EOS): 0.30})],
     ),
-    # log 0.36 / 1.361 = -0.751 against log 0.30 / 1.778 = -0.677.
+    # log 0.36 / (7/6)^2 = -0.751 is less than log 0.30 / (8/6)^2 = -0.677.
     ({"length_penalty": 2.0}, [ByHand(6, (), {(A, C, EOS): 0.30, (B, EOS): 0.36})]),
     (
         {"beam_size": 3, "unfinished": "compete"},
@@ -177,9 +177,9 @@ def test_no_step_is_unnecessary():
     # but -0.39 at the limit, where it would displace B EOS of log 0.36 / (7/6)^4 = -0.55.
     prefix = np.full((1, 4), PAD)
     settings = beam(length_penalty=4.0)
-    for limit, steps in ((CAPACITY, 4), (2, 2), (0, 0)):
-        found, _ = search_lattice(settings, np.array([limit]), prefix)
-        assert found == steps
+    for limit, expected_steps in ((CAPACITY, 4), (2, 2), (0, 0)):
+        steps, _ = search_lattice(settings, np.array([limit]), prefix)
+        assert steps == expected_steps
 
 
 DIVERSE = beam(
@@ -243,8 +243,8 @@ def test_result_does_not_depend_on_the_other_sentences():
 
     for row in range(7):
         expected = hypotheses(together, row)
-        place = order.tolist().index(row)
-        assert hypotheses(shuffled, place) == expected
+        shuffled_row = order.tolist().index(row)
+        assert hypotheses(shuffled, shuffled_row) == expected
 
         others = np.arange(7) != row
         without_others = np.where(others[:, None, None], np.float32(np.nan), LOGITS)
@@ -276,7 +276,12 @@ def test_other_ends_must_be_tokens_and_no_contrast():
 
     def search_both():
         settings = beam(other_ends=(2,))
-        state = settings.start(((), ()), np.array([3]), 6, contrast=True)
+        state = settings.start(
+            cache=((), ()),
+            max_lengths=np.array([3]),
+            capacity=6,
+            contrast=True,
+        )
         return settings.advance(both, state, 6)
 
     with pytest.raises(UserError, match="a contrast has one end"):
@@ -314,9 +319,14 @@ def logits_with_ties(random, beams, size):
     impossible = random.random(logits.shape) < 0.3
     logits[impossible] = -np.inf
 
+    # In the first sentence, two candidates tie; the second is in a block with a greater value.
     logits[0] = -np.inf
-    logits[0, -1, [size // 4, size - 2]] = 0  # The second in a block of a greater value.
-    logits[1] = logits[1, :1]  # Equal hypotheses, too.
+    logits[0, -1, [size // 4, size - 2]] = 0
+
+    # In the second, all hypotheses have equal candidates.
+    logits[1] = logits[1, :1]
+
+    # In all, the last token of the last hypothesis is possible; in the third, it is its only one.
     logits[2, -1, : size - 1] = -np.inf
     logits[:, -1, size - 1] = 1.0
     return logits
@@ -346,13 +356,15 @@ def test_the_best_candidates_equal_a_stable_sort_with_ties_and_impossible_values
     sums = np.exp(logits, dtype=np.float64).sum(axis=2, keepdims=True)
     with np.errstate(divide="ignore"):
         totals = np.log(sums)
-    new = logits - np.where(sums == 0, 0, totals)
+    is_impossible = sums == 0  # all logits are -inf, and stay so
+    new = logits - np.where(is_impossible, 0, totals)
     by_beam = log_probs[:, :, None] + new
     candidates = by_beam.reshape(3, -1)  # [3, beams * size]
 
     rounded = np.round(candidates, 4)
     ranked = np.argsort(-rounded, axis=1, kind="stable")
-    count = 2 * beams if beams > 1 else 1
+    # A beam of N expands 2N candidates, as N of them may end; greedy search needs one.
+    count = 1 if beams == 1 else 2 * beams
     places = ranked[:, :count]
     expected = np.take_along_axis(candidates, places, axis=1)
 
@@ -378,7 +390,11 @@ def test_candidates_are_not_sorted(changes):
     """XLA keeps its top-k and does not fall back to sorting all N * V candidates of every step."""
     settings = beam(beam_size=4, **changes)
     table = np.zeros((1, 1, 997, 997), np.float32)
-    start = jax.jit(lambda table: settings.start(table, [6], 6))
+
+    @jax.jit
+    def start(table):
+        return settings.start(table, max_lengths=[6], capacity=6)
+
     state = start(table)
 
     # A search of one step, as a function of arrays.

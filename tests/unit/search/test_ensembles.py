@@ -37,9 +37,11 @@ def test_probabilities_are_averaged(number, dtype):
 
     found, after = together(*logits)
 
+    # Softmax, and 0 instead of 0 / 0 where no token is possible.
     odds = np.exp(logits.astype(np.float64))
     with np.errstate(invalid="ignore"):
-        probabilities = np.nan_to_num(odds / odds.sum(axis=-1, keepdims=True))
+        softmax = odds / odds.sum(axis=-1, keepdims=True)
+    probabilities = np.nan_to_num(softmax)
     expected = probabilities.mean(axis=0)
     found_probabilities = np.exp(np.float64(found))
     np.testing.assert_allclose(found_probabilities, expected, rtol=1e-5, atol=1e-12)

@@ -18,6 +18,7 @@ class Backwards:
     """Spells each sentence backwards, and as a second best in capitals."""
 
     def __init__(self):
+        self.name = "backwards"
         self.languages = {"en": ["de", "xx"]}
         self.calls = []
         self.go = threading.Event()
@@ -89,6 +90,26 @@ def test_texts_and_lists(client):
     detected = {"confidence": 0.0, "language": "en"}
     assert answer(client, "ab", source="auto")["detectedLanguage"] == detected
     assert answer(client, ["ab", "c"], source="auto")["detectedLanguage"] == [detected] * 2
+
+
+def test_paragraphs_are_split_into_sentences():
+    pytest.importorskip("sentencex", reason="sentencex is not installed")
+    app = make_app(Backwards(), LIMITS, split=True)
+    with TestClient(app, raise_server_exceptions=False) as client:
+        found = answer(client, "Ab. Cd.\nEf.", alternatives=1, details=True)
+        assert found["translatedText"] == ".bA .dC\n.fE"
+        assert found["alternatives"] == [".BA .DC\n.FE"]
+
+        first, second = found["details"]
+        assert first["texts"] == [".bA .dC", ".BA .DC"]
+        assert first["scores"] == [-2.0, -4.0]
+        assert [each["texts"][0] for each in first["sentences"]] == [".bA", ".dC"]
+        assert second["texts"] == [".fE", ".FE"]
+        assert second["attention"] == WEIGHTS
+
+        assert answer(client, " \nAb.") == {"translatedText": " \n.bA"}
+        four = client.post("/translate", json={"q": "Ab. Cd. Ef. Gh.", **PAIR})
+        assert four.json() == {"error": "Invalid request: request (4) exceeds text limit (3)"}
 
 
 @pytest.mark.parametrize("kind", ["data", "files", "params"])
@@ -247,7 +268,11 @@ def test_details(client):
             400,
             "English (en) is not available as a target language from German (de)",
         ),
-        ({**PAIR, "q": "a", "format": "html"}, 400, "html format is not supported"),
+        (
+            {**PAIR, "q": "a", "format": "html"},
+            400,
+            "html format is not supported: the model has only seen plain text",
+        ),
         (
             {**PAIR, "q": "a", "alternatives": "abc"},
             400,
@@ -295,10 +320,45 @@ def test_other_addresses(client):
     ]
     assert client.get("/health").json() == {"status": "ok"}
 
-    for path, status in (("/translate", 405), ("/nowhere", 404)):
+    for path, status in (("/translate", 405), ("/detect", 405), ("/nowhere", 404)):
         response = client.get(path)
         assert response.status_code == status
         assert list(response.json()) == ["error"]
+
+
+def test_detect(client):
+    """As LibreTranslate: a list of languages, also for several texts (its test_api_detect)."""
+    detected = [{"confidence": 0.0, "language": "en"}]
+    for q in ("Hallo", ["Hallo", "Hello"]):
+        assert client.post("/detect", json={"q": q, "api_key": "x"}).json() == detected
+    assert client.post("/detect", data={"q": "Hallo", "secret": ""}).json() == detected
+
+    for fields, message in (
+        ({}, "Invalid request: missing q parameter"),
+        ({"q": "a", "source": "en"}, "unknown parameter source; known: q, api_key, apiKey, secret"),
+    ):
+        response = client.post("/detect", json=fields)
+        assert response.status_code == 400
+        assert message in response.json()["error"]
+
+
+def test_settings(client):
+    """LibreTranslate's, with the names and types of its API page, and two of our page."""
+    assert client.get("/frontend/settings").json() == {
+        "apiKeys": False,
+        "charLimit": 20,
+        "filesTranslation": False,
+        "frontendTimeout": 150,
+        "keyRequired": False,
+        "language": {
+            "source": {"code": "en", "name": "English"},
+            "target": {"code": "de", "name": "German"},
+        },
+        "suggestions": False,
+        "supportedFilesFormat": [],
+        "lineLimit": 3,
+        "model": "backwards",
+    }
 
 
 def test_metrics(client):

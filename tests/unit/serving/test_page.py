@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 import uvicorn
 
+from jaxformer.errors import UserError
 from jaxformer.serving.app import make_app
-from jaxformer.serving.protocol import Limits, Translation
+from jaxformer.serving.batching import OverloadedError
+from jaxformer.serving.protocol import Limits, Translation, list_languages
 
 pytestmark = pytest.mark.ci
 
@@ -18,6 +20,7 @@ SOURCE = ["der", "alte", "Hund"]
 class Reverser:
     """Reverses the words; the word at t attends 0.7 to its source and 0.3 to the first word."""
 
+    name = "reverser"
     languages = {"de": ["en"]}  # noqa: RUF012
 
     def __init__(self):
@@ -29,6 +32,12 @@ class Reverser:
     def answer(self, sentence):
         self.texts.append(sentence.text)
         words = sentence.text.split()
+        if words == ["long"]:
+            return UserError("sentence: expected at most 9 tokens; split it into sentences")
+        if words == ["full"]:
+            return OverloadedError(7)
+        if words == ["bug"]:
+            return ZeroDivisionError()
         if not words:
             return Translation([], [])
 
@@ -54,7 +63,7 @@ def model():
 @pytest.fixture
 def address(model):
     """The address of a server on this machine."""
-    app = make_app(model, Limits(char_limit=60))
+    app = make_app(model, Limits(char_limit=60, batch_limit=3))
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning"))
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -77,16 +86,21 @@ def page(browser, address):
         if not request.url.startswith(address):
             troubles.append(request.url)
 
+    def check_message(message):
+        # Browsers log each answer that is an error.
+        if message.location["url"] != f"{address}/translate":
+            troubles.append(message.text)
+
     page = browser.new_page(viewport={"width": 1000, "height": 800})
     page.on("pageerror", lambda error: troubles.append(str(error)))
-    page.on("console", lambda message: troubles.append(message.text))
+    page.on("console", check_message)
     page.on("request", check_address)
     page.goto(address)
-    page.wait_for_function("() => pair !== null")
+    page.wait_for_function("() => pair.target === 'en'")
     yield page
 
     page.close()
-    assert [trouble for trouble in troubles if "400 (Bad Request)" not in trouble] == []
+    assert troubles == []
 
 
 def shown(page, text):
@@ -100,7 +114,8 @@ def weight(word):
 
 def test_translates_what_is_typed_and_drops_what_is_not_finished(page, model):
     assert page.locator("#source-name").inner_text() == "German"
-    assert page.locator("#target-label").inner_text() == "English"
+    assert page.locator("#target-name").inner_text() == "English"
+    assert page.locator("#model").inner_text() == "Model: reverser"
 
     page.locator("#source").press_sequentially(" ".join(SOURCE), delay=5)
     shown(page, "Hund alte der")
@@ -132,7 +147,7 @@ def test_attention_of_words_by_pointer_and_keyboard(page):
     assert list(map(weight, targets.all())) == [0.3, 0.3, 1]
 
     page.mouse.move(0, 0)
-    page.locator("#source").focus()
+    page.locator("#copy").focus()
     page.keyboard.press("Tab")
     page.keyboard.press("ArrowRight")
     assert targets.nth(1).evaluate("word => word === document.activeElement")
@@ -148,15 +163,128 @@ def test_lines_and_errors(page):
     assert page.locator("#target-words .word").all_inner_texts() == ["vier", "drei"]
     source.press("Control+Home")
     page.wait_for_function("() => byId('target-words').textContent === 'zweieins'")
+    assert page.locator("#n-best-title").inner_text() == "Best translations of line 1"
     source.fill("1 2 3 4 5 6 7 8 9 10")
     shown(page, "10 9 8 7 6 5 4 3 2 1")
     assert page.locator("#target-words .word").count() == 0
-    assert "Only shorter lines" in page.locator("#description").inner_text()
-    source.fill("x" * 61)
-    page.wait_for_function("() => byId('message').textContent.includes('exceeds text limit (60)')")
+    assert "This line is too long" in page.locator("#description").inner_text()
+    assert page.locator("#n-best-title").inner_text() == "Best translations"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("x" * 61, "At most 60 characters at a time; this text has 61."),
+        ("\U0001f600" * 61, "At most 60 characters at a time; this text has 61."),
+        ("1\n2\n3\n4", "At most 3 lines at a time; this text has 4."),
+        ("long", "A line is too long for the model: put each sentence on a line."),
+        ("full", "The server is busy. Trying again in 7 s."),
+        ("bug", "The server could not translate this text; its log says why."),
+    ],
+)
+def test_errors_are_sentences_and_leave_nothing_old(page, text, message):
+    source = page.locator("#source")
+    source.fill("gut so")
+    shown(page, "so gut")
+
+    source.fill(text)
+    page.wait_for_function("text => byId('message').textContent === text", arg=message)
+    assert page.locator("#translation").inner_text() == ""
+    for element in ("#options", "#attention", "#copy"):
+        assert page.locator(element).is_hidden()
+
     source.fill("gut")
     shown(page, "gut")
     assert page.locator("#message").inner_text() == ""
+
+
+def test_translates_when_the_server_is_back(page, address):
+    source = page.locator("#source")
+    source.fill("gut so")
+    shown(page, "so gut")
+
+    page.evaluate("() => { realFetch = fetch; fetch = async () => { throw new TypeError() } }")
+    source.fill("alles gut")
+    page.wait_for_function("() => byId('message').textContent.includes('does not answer')")
+    assert page.locator("#translation").inner_text() == ""
+
+    page.evaluate("() => { fetch = realFetch }")
+    shown(page, "gut alles")
+    assert page.locator("#message").inner_text() == ""
+
+
+def test_example_copy_clear_and_sentences(page):
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    example = page.locator("#example button")
+    example.click()
+    shown(page, "Bahnhof? der ist Wo")
+    assert example.is_hidden()
+
+    page.locator("#copy").click()
+    page.wait_for_function("() => byId('copy').textContent === 'Copied'")
+    assert page.evaluate("() => navigator.clipboard.readText()") == "Bahnhof? der ist Wo"
+
+    # A page from another machine has no clipboard; then the translation is selected and copied.
+    page.locator("#source").fill("drei vier")
+    shown(page, "vier drei")
+    page.evaluate("() => { navigator.clipboard.writeText = undefined }")
+    page.locator("#copy").click()
+    page.wait_for_function("() => getSelection().toString() === 'vier drei'")
+    assert page.evaluate("() => navigator.clipboard.readText()") == "vier drei"
+
+    page.locator("#clear").click()
+    shown(page, "")
+    assert page.locator("#source").evaluate("box => box === document.activeElement")
+    page.keyboard.press("Control+z")
+    shown(page, "vier drei")
+
+    split = page.locator("#split")
+    assert split.is_hidden()
+    page.locator("#source").fill("Dr. Ott kam. Er ging!\nUnd? Ja.")
+    split.click()
+    assert page.locator("#source").input_value() == "Dr. Ott kam.\nEr ging!\nUnd?\nJa."
+    assert split.is_hidden()
+
+
+def test_the_box_grows_with_its_text(page):
+    source = page.locator("#source")
+
+    def height():
+        visible, whole = source.evaluate("box => [box.clientHeight, box.scrollHeight]")
+        assert whole == visible
+        return visible
+
+    smallest = height()
+    source.fill("a\n" * 20)
+    assert height() > 2 * smallest
+    source.fill("a " * 600)
+    assert height() > 2 * smallest
+    source.fill("")
+    assert height() == smallest
+
+
+def test_languages_to_choose(page, model, address):
+    model.languages = {"de": ["en", "fr"], "fr": ["de"]}
+    page.route("**/languages", lambda route: route.fulfill(json=list_languages(model.languages)))
+    page.reload()
+    page.wait_for_function("() => pair.target === 'en'")
+    source = page.get_by_label("source language")
+    target = page.get_by_label("target language")
+    assert source.locator("option").all_inner_texts() == ["French", "German"]
+
+    page.locator("#source").fill("un deux")
+    target.select_option("French")
+    assert page.locator("#translation").get_attribute("lang") == "fr"
+    source.select_option("fr")
+    assert page.locator("#target-name").inner_text() == "German"
+    assert page.evaluate("() => pair") == {"source": "fr", "target": "de"}
+
+    # Who chose French stays with it when the server is asked again.
+    source.select_option("de")
+    target.select_option("French")
+    page.evaluate("() => connect()")
+    page.wait_for_function("() => pair.target === 'fr'")
+    assert target.input_value() == "fr"
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -542,7 +542,7 @@ ELECTRA = Family(
     defaults={**_DEFAULTS, "classifier_dropout": None, "embedding_size": 128},
     only={
         **_GELU,
-        # Of the layers before the choices.
+        # Settings of the layers before the choices.
         "summary_type": "first",
         "summary_use_proj": True,
         "summary_activation": "gelu",

@@ -49,7 +49,7 @@ def _tensors(model: LongT5Config) -> Iterator[Tensor]:
         yield tensor._replace(name=name, ours=ours)
 
     if has_blocks:
-        # As the table of tokens, the table of blocks is in the first layer only.
+        # Only the first layer has the table of blocks, as it has the table of tokens.
         table = f"encoder.block.0.layer.0.{attention}.global_relative_attention_bias.weight"
         yield Tensor(table, "RH", ("encoder/bias/blocks/table",))
         norm = f"encoder.block.{{n}}.layer.0.{attention}.global_input_layer_norm.weight"

@@ -159,7 +159,8 @@ SWIN = Layout(
         "layer_norm_eps": 1e-5,
     },
     only={"qkv_bias": True, "use_absolute_embeddings": False},
-    # Of other fields, of other heads, of programs that read feature maps, and of old files.
+    # Fields that follow from others, of other heads, of programs that read feature maps, and of old
+    # files.
     ignored="hidden_size|num_layers|encoder_stride|drop_path_rate|path_norm|stage_names"
     "|out_(features|indices)",
     lacks={"drop_path_rate": ""},

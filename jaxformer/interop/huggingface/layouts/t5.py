@@ -169,7 +169,7 @@ T5 = Layout(
     defaults=_DEFAULTS,
     only={"is_encoder_decoder": True, "is_decoder": False},
     lacks={"dropout_rate": " within feed-forward networks and after the last norms"},
-    # Of another program, and the length of the training texts.
+    # The first is read by another program; the second is the length of the training texts.
     ignored="scalable_attention|n_positions",
     read=_read,
     write=_write,

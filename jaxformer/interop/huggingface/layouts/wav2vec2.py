@@ -1,6 +1,5 @@
 """Wav2Vec 2.0 in transformers' layout, with letters for CTC or the heads of pretraining."""
 
-import string
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +16,7 @@ from jaxformer.interop.huggingface.foreign_layout import (
 )
 from jaxformer.interop.json_fields import JsonFields
 from jaxformer.models.wav2vec2 import Wav2Vec2Config
+from jaxformer.models.waves import WaveArchitecture
 
 _FIELDS = {
     "hidden_size": "d_model",
@@ -117,7 +117,6 @@ print(model(**inputs).projected_states)
 
 def _read(fields: JsonFields) -> dict[str, Any]:
     """Returns the fields that no table has, also from preprocessor_config.json."""
-    fields.check("feat_extract_norm", ["group", "layer"], "group or layer", "models have no other")
     head = "contrast" if _is_pretraining(fields) else "letters"
     mask_rate = fields.number("mask_time_prob")
     if head == "letters" and fields.values.get("apply_spec_augment") is False:
@@ -126,6 +125,33 @@ def _read(fields: JsonFields) -> dict[str, Any]:
         for name, only in _CONTRAST.items():
             fields.check(name, [only], repr(only), "contrast has no other")
 
+    return {
+        "head": head,
+        "mask_rate": mask_rate,
+        "norm_position": read_norm_position(fields),
+        **read_convolutions(fields),
+        **read_extractor(fields),
+    }
+
+
+def read_norm_position(fields: JsonFields, section: str = "") -> str:
+    """Returns the position of norms, of a config.json or of its section, which ends with a dot."""
+    return "pre" if fields.boolean(f"{section}do_stable_layer_norm") else "post"
+
+
+def read_convolutions(fields: JsonFields, section: str = "") -> dict[str, Any]:
+    """Returns our fields of convolutions that no table has."""
+    norm = f"{section}feat_extract_norm"
+    fields.check(norm, ["group", "layer"], "group or layer", "models have no other")
+
+    found = {"conv_norm": fields.values[norm]}
+    for name, ours in _CONVOLUTIONS.items():
+        found[ours] = fields.values[f"{section}{name}"]
+    return found
+
+
+def read_extractor(fields: JsonFields) -> dict[str, Any]:
+    """Returns what preprocessor_config.json says about recordings."""
     sound = JsonFields(
         fields.place.with_name("preprocessor_config.json"),
         {"sampling_rate": 16_000, "do_normalize": True},
@@ -137,17 +163,10 @@ def _read(fields: JsonFields) -> dict[str, Any]:
     used = {"sampling_rate", "do_normalize", "feature_size", "padding_value"}
     sound.check_known({*used, "feature_extractor_type"}, _SOUND_IGNORED)
 
-    found: dict[str, Any] = {
-        "head": head,
-        "mask_rate": mask_rate,
-        "conv_norm": fields.values["feat_extract_norm"],
-        "norm_position": "pre" if fields.boolean("do_stable_layer_norm") else "post",
+    return {
         "sample_rate": sound.integer("sampling_rate"),
         "standardized": sound.boolean("do_normalize"),
     }
-    for name, ours in _CONVOLUTIONS.items():
-        found[ours] = fields.values[name]
-    return found
 
 
 def _is_pretraining(fields: JsonFields) -> bool:
@@ -201,21 +220,28 @@ def _content(token: Any) -> Any:
 
 
 def _write(model: Wav2Vec2Config) -> dict[str, Any]:
-    found = {
-        "feat_extract_norm": model.conv_norm,
-        "do_stable_layer_norm": model.norm_position == "pre",
-        "num_feat_extract_layers": len(model.conv_widths),
+    return {
+        **write_encoder(model),
         # transformers has the vector of masked frames only with one of these.
         "apply_spec_augment": model.mask_rate > 0,
         "mask_time_prob": model.mask_rate or 0.05,
         **_CONTRAST,
+    }
+
+
+def write_encoder(model: Wav2Vec2Config) -> dict[str, Any]:
+    """Returns the fields of convolutions and norms that no table has."""
+    found = {
+        "feat_extract_norm": model.conv_norm,
+        "do_stable_layer_norm": model.norm_position == "pre",
+        "num_feat_extract_layers": len(model.conv_widths),
     }
     for name, ours in _CONVOLUTIONS.items():
         found[name] = list(getattr(model, ours))
     return found
 
 
-def _preprocessor(model: Wav2Vec2Config) -> dict[str, Any]:
+def preprocessor(model: WaveArchitecture) -> dict[str, Any]:
     return {
         "feature_extractor_type": _EXTRACTORS[0],
         "feature_size": 1,
@@ -228,8 +254,11 @@ def _preprocessor(model: Wav2Vec2Config) -> dict[str, Any]:
 
 
 def _axes(number: int) -> tuple[str, str]:
-    """Returns the letters of the channels, Latin, and of the kernel of a convolution, Greek."""
-    return string.ascii_lowercase[number], chr(0x3B1 + number)
+    """Returns the letters of the channels, Cyrillic, and of the kernel of a convolution, Greek.
+
+    Latin letters are of other axes.
+    """
+    return chr(0x430 + number), chr(0x3B1 + number)
 
 
 def _sizes(model: Wav2Vec2Config) -> dict[str, int]:
@@ -249,6 +278,19 @@ def _sizes(model: Wav2Vec2Config) -> dict[str, int]:
 
 
 def _tensors(model: Wav2Vec2Config) -> Iterator[Tensor]:
+    yield from encoder_tensors(model)
+    if model.head == "letters":
+        yield from affine("lm_head", "VD", "letters")
+    else:
+        inputs, _ = _axes(len(model.conv_widths) - 1)
+        yield Tensor("quantizer.codevectors", "145", ("quantizer/codebook",))
+        yield from affine("quantizer.weight_proj", f"4{inputs}", "quantizer/scores")
+        yield from affine("project_hid", "6D", "prediction")
+        yield from affine("project_q", "67", "target")
+
+
+def encoder_tensors(model: Wav2Vec2Config) -> Iterator[Tensor]:
+    """Yields the tensors of all layers but a head."""
     inputs = "1"
     for number in range(len(model.conv_widths)):
         theirs = f"feature_extractor.conv_layers.{number}"
@@ -275,13 +317,6 @@ def _tensors(model: Wav2Vec2Config) -> Iterator[Tensor]:
     norm = "norm" if model.norm_position == "post" else "encoder/norm"
     yield from layer_norm("encoder.layer_norm", norm)
     yield from _layers()
-    if model.head == "letters":
-        yield from affine("lm_head", "VD", "letters")
-    else:
-        yield Tensor("quantizer.codevectors", "145", ("quantizer/codebook",))
-        yield from affine("quantizer.weight_proj", f"4{inputs}", "quantizer/scores")
-        yield from affine("project_hid", "6D", "prediction")
-        yield from affine("project_q", "67", "target")
 
 
 def _layers() -> Iterator[Tensor]:
@@ -324,7 +359,7 @@ WAV2VEC2 = Layout(
     sizes=_sizes,
     data=_data,
     read_tokenizer=_read_tokenizer,
-    preprocessor=_preprocessor,
+    preprocessor=preprocessor,
     example=lambda model: _EXAMPLE if model.head == "letters" else _EXAMPLE_OF_FEATURES,
     prefix="wav2vec2.",
     tasks=("ForCTC", "ForPreTraining"),

@@ -1,17 +1,11 @@
 """The interface of models that transcribe recordings, for one command."""
 
 import abc
-import pathlib
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from jaxformer import tasks
-from jaxformer.config import check_kind, read_config
 from jaxformer.data.sound import Sound
-from jaxformer.files import model_path
 from jaxformer.kinds.kind import Kind
-from jaxformer.registry import find_classes
-from jaxformer.runs.workdir import Workdir
 
 
 class Transcriber(abc.ABC):
@@ -44,14 +38,3 @@ class Transcriber(abc.ABC):
           UserError: A recording is too short or too long for the model, or the model has no such
             language or task.
         """
-
-
-def load_transcriber(workdir: str | pathlib.Path, *, weights: str | int = "auto") -> Transcriber:
-    """Reads the model of a workdir, of any kind that transcribes; errors as of its ``load``."""
-    known = find_classes(tasks, Transcriber)
-    config = read_config(Workdir(model_path(workdir)))
-    kinds = [kind for cls in known for kind in cls.kinds]
-    check_kind(config, *kinds)
-
-    chosen: Any = next(cls for cls in known if config.kind in cls.kinds)
-    return chosen.load(workdir, weights=weights)

@@ -6,10 +6,10 @@ import pytest
 from starlette.testclient import TestClient
 
 from jaxformer.config import Config, DataConfig
+from jaxformer.data.languages import client_codes, find_code, parse_pairs
 from jaxformer.errors import UserError
 from jaxformer.serving.app import make_app
 from jaxformer.serving.backend import TranslatorBackend
-from jaxformer.serving.languages import client_codes, find_code, parse_pairs
 from jaxformer.serving.protocol import Limits, Translation
 
 
@@ -17,6 +17,7 @@ class Echo:
     """Answers with the target language."""
 
     def __init__(self, languages):
+        self.name = "echo"
         self.languages = languages
 
     def translate(self, sentences):

@@ -1,0 +1,61 @@
+"""Pictures of one value for each attention head: a grid of layers and heads for each kind."""
+
+import pathlib
+from collections.abc import Mapping
+
+import numpy as np
+from jaxtyping import Float
+from matplotlib.axes import Axes
+
+from jaxformer.plots.figure import GRAY, open_figure
+
+_CELL = 0.42  # inches, enough for a number of six characters
+_HIGHEST = 12  # cells of more layers have no numbers
+
+
+def draw_head_grids(
+    lost: Mapping[str, Float[np.ndarray, "L H"]],
+    path: pathlib.Path,
+    *,
+    label: str,
+) -> None:
+    """Draws one value for each head, with a grid of layers and heads for each kind of attention.
+
+    All grids share one color scale, whose middle is zero.
+
+    Args:
+      lost: By kind of attention, the value of each head.
+      path: File to write, PNG or SVG.
+      label: Name of the values, with their unit.
+    """
+    largest = max(np.nanmax(np.abs(values)) for values in lost.values()) or 1.0
+    across = max(values.shape[1] for values in lost.values())
+    down = sum(values.shape[0] for values in lost.values())
+    width = max(across * _CELL + 1.6, 3.2)
+    height = down * _CELL + 0.6 * len(lost) + 0.4
+
+    with open_figure(path, width, height) as page:
+        ratios = [len(values) for values in lost.values()]
+        grid = page.subplots(len(lost), squeeze=False, height_ratios=ratios)[:, 0]
+        for axes, (kind, values) in zip(grid, lost.items(), strict=True):
+            image = axes.imshow(values, "PuOr_r", aspect="auto", vmin=-largest, vmax=largest)
+            axes.set_title(f"{kind} attention", color=GRAY)
+            axes.set_ylabel("layer")
+            layers, heads = values.shape
+            axes.set_yticks(range(layers), [str(layer + 1) for layer in range(layers)])
+            axes.set_xticks(range(heads), [str(head + 1) for head in range(heads)])
+            if max(layers, heads) <= _HIGHEST:
+                _write_values(axes, values, largest)
+        grid[-1].set_xlabel("head")
+
+        bar = page.colorbar(image, ax=page.axes, pad=0.02)
+        bar.set_label(label)
+
+
+def _write_values(axes: Axes, values: Float[np.ndarray, "L H"], largest: float) -> None:
+    for (layer, head), value in np.ndenumerate(values):
+        if np.isnan(value):
+            continue
+        is_dark = abs(value) > 0.6 * largest
+        color = "white" if is_dark else "black"
+        axes.text(head, layer, f"{value:.3f}", ha="center", va="center", color=color, fontsize=7)

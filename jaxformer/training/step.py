@@ -80,7 +80,7 @@ class TrainStep:
     def _inputs_on_devices(self) -> PyTree:
         whole = replicated(self._mesh)
 
-        def place(array: np.ndarray) -> Array:
+        def place(array: np.ndarray | np.generic) -> Array:
             return jax.make_array_from_callback(array.shape, whole, lambda _: array)
 
         with jax.transfer_guard_host_to_device("allow"):

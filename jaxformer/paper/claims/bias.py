@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxformer import Translator
 from jaxformer.inference.pair_scores import score_pairs
+from jaxformer.inference.translator import Translator
 from jaxformer.paper.claims.charts import Panel, draw_panels
 from jaxformer.paper.claims.claim import Claim
 from jaxformer.paper.claims.coreference import shares

@@ -6,8 +6,8 @@ import pathlib
 import numpy as np
 from jaxtyping import Float
 
-from jaxformer import Translator
 from jaxformer.inference.pair_scores import score_pairs
+from jaxformer.inference.translator import Translator
 from jaxformer.paper.claims.charts import Panel, draw_panels
 from jaxformer.paper.claims.claim import Claim
 from jaxformer.paper.table_commands import markdown_table

@@ -372,6 +372,7 @@ def _(reader: Reader) -> None:
 
 @prepares("docs/export.md")
 def _(reader: Reader) -> None:
+    reader.pairs("my/train", "en", "de")
     reader.model("tatoeba")
     reader.run("jaxformer train student --workdir runs/student")
 
